@@ -1,6 +1,6 @@
 # moe - inference for Mixture-of-Experts translation models.   `make help` lists the targets.
 #
-# Variables: CC, CXX, CFLAGS, LDFLAGS as usual; PREFIX, LIBDIR, DESTDIR for install; MODEL for demo;
+# Variables: CC, CXX, CFLAGS, LDFLAGS as usual; PREFIX, LIBDIR, UNITDIR, DESTDIR for install; MODEL for demo;
 # BUILD (objects) and BIN (programs) let variants such as `make asan` live beside the normal build;
 # JOBS (as many as there are cores) says how many compilers, suites or fuzz targets run at a time;
 # CUDA=1 builds programs that use a GPU where there is one, CUDA_HOME, NVCC, CUDA_ARCH for it.
@@ -149,14 +149,16 @@ $(BUILD)/spm.o: CXX_FLAGS += -DSPM_LIBRARY_VERSION='"$(firstword $(SPM_VERSION))
 # A page as lines of C strings, so that its program stays one file. \? because ?? begins a trigraph.
 $(BUILD)/routing-html.inc: tools/programs/routing.html
 $(BUILD)/server-html.inc: tools/server/server.html
-$(BUILD)/%-html.inc: | $(BUILD)/.deps-build
-	{ echo '/* made from $< by the Makefile */'; echo 'static const char *const $*_html[] = {'; \
+$(BUILD)/spec-json.inc: tools/server/spec.json
+$(BUILD)/routing-html.inc $(BUILD)/server-html.inc $(BUILD)/spec-json.inc: | $(BUILD)/.deps-build
+	{ echo '/* made from $< by the Makefile */'; \
+	  echo 'static const char *const $(subst -,_,$(basename $(@F)))[] = {'; \
 	  sed -e 's/[\\"?]/\\&/g' -e 's/^/    "/' -e 's/$$/\\n",/' $<; echo '};'; } > $@.new
 	@mv $@.new $@
 
-$(BUILD)/moe-routing.o $(BUILD)/moe-server.o: C_FLAGS += -I$(BUILD)
+$(BUILD)/moe-routing.o $(BUILD)/api.o: C_FLAGS += -I$(BUILD)
 $(BUILD)/moe-routing.o: $(BUILD)/routing-html.inc
-$(BUILD)/moe-server.o: $(BUILD)/server-html.inc
+$(BUILD)/api.o: $(BUILD)/server-html.inc $(BUILD)/spec-json.inc
 
 # Programs are linked again when the build with and the build without CUDA take turns.
 $(BUILD)/.objects: FORCE
@@ -167,7 +169,7 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
 TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o places.o settings.o memory.o align.o detect.o words.o stream.o text.o \
-	sentences.o lost.o spans.o glossary.o protect.o spm.o bytes.o)
+	sentences.o lost.o spans.o messages.o glossary.o protect.o spm.o bytes.o)
 
 # One object, whose own names a host program cannot see. Link with $(LD), not $(CC): EXTRA may name sanitizers.
 $(BUILD)/libmoetext.o: $(TEXT_OBJECTS)
@@ -198,20 +200,23 @@ $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
 # What a program with text in and out is made of beside its own object.
-$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o routing.o json.o) $(TEXT_OBJECTS)
+$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o options.o routing.o json.o) $(TEXT_OBJECTS)
 	rm -f $@
 	$(AR) rcs $@ $^
 
 $(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -o $@
 
-$(BIN)/moe-server: $(addprefix $(BUILD)/,moe-server.o html.o experts.o) $(BUILD)/libtext.a $(LIBRARY)
+# The rooms of moe-server, but for its main.
+SERVER_OBJECTS = $(addprefix $(BUILD)/,http.o address.o log.o requests.o reading.o api.o deepl.o files.o html.o \
+	experts.o)
+$(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
 
-$(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(LIBRARY)
+$(BIN)/moe-make-random: $(addprefix $(BUILD)/,moe-make-random.o options.o) $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
-$(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o json.o bytes.o)
+$(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o options.o json.o bytes.o)
 	$(LINK) -lm -o $@
 
 # ---- Use -----------------------------------------------------------------------------------------------------
@@ -238,6 +243,7 @@ help:
 	@echo 'make coverage         say which lines of moe.c its tests reach; fails below 96 %'
 	@echo 'make tidy             look for mistakes with clang-tidy, as .clang-tidy says'
 	@echo 'make install          install all of it, the model and completions under PREFIX ($(PREFIX)), with DESTDIR'
+	@echo '                      UNITDIR=/etc/systemd/system: a unit of moe-server for systemd too'
 	@echo 'make wheel            a wheel of the Python package in $(BUILD)/wheel, with all libraries in it (Linux)'
 	@echo 'make uninstall        remove what make install put there'
 	@echo 'make clean            remove what was built'
@@ -262,8 +268,8 @@ demo: all
 	@printf '\nYour turn:  ./moe-translate -m %s -t de      (one sentence per line, ^D ends)\n' $(MODEL)
 
 install: all
-	@PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' DESTDIR='$(DESTDIR)' BIN='$(BIN)' PROGRAMS='$(notdir $(PROGRAMS))' \
-	    CUDA_LIBS='$(CUDA_LIBS)' tools/install install
+	@PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' UNITDIR='$(UNITDIR)' DESTDIR='$(DESTDIR)' BIN='$(BIN)' \
+	    PROGRAMS='$(notdir $(PROGRAMS))' CUDA_LIBS='$(CUDA_LIBS)' tools/install install
 
 # A wheel for any Python 3 of any Linux that has the C library of this one or a newer one, with all libraries in it.
 wheel: $(BUILD)/.deps-wheel $(BIN)/$(call shared_name,libmoetext)
@@ -309,9 +315,20 @@ $(TEST_PROGRAMS): %: %.o $(BUILD)/libtext.a $(LIBRARY)
 $(BUILD)/moe-translate-emulated: $(addprefix $(BUILD)/,moe-translate.o moe-with-cuda.o cuda_emu.o libtext.a)
 	$(LINK) $(TEXT_LIBS) -o $@
 
+# The scanners of text with their steps counted.
+$(BUILD)/%-counted.o: %.c tests/text/counted.h $(BUILD)/.flags | $(BUILD)/.deps-test
+	$(CC) $(C_FLAGS) -U_FORTIFY_SOURCE -fsanitize-coverage=trace-pc -include tests/text/counted.h -c $< -o $@
+
+$(BUILD)/test_linear: $(patsubst %,$(BUILD)/%-counted.o,spans sentences messages lost words protect html bytes \
+    json)
+
 # Put before programs by tests/programs/test_io.py.
 $(BUILD)/short_io.so: tests/programs/short_io.c | $(BUILD)/.deps-test
 	$(CC) -std=c11 $(WARN) -O1 -fPIC -shared $< -ldl -o $@
+
+# Put before moe-server by tests/server/test_service.py.
+$(BUILD)/stuck.so: tests/server/stuck.c | $(BUILD)/.deps-test
+	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) -O1 -fPIC -shared $< -o $@
 
 # For tests/engine/parity.py, and for tests/cuda/gpu-check on a machine with a GPU.
 $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
@@ -320,16 +337,17 @@ $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 # What needs PyTorch or transformers, or takes minutes, waits for test-long; test_cuda_golden.sh is the emulated GPU's
 # short part. In both the longest begin first, so that no core is idle at the end.
 LONG_SUITES = tests/convert/test_transformers.py tests/train/test_gating.py $(BUILD)/test_cuda \
+	$(BUILD)/test_linear \
 	tests/train/test_curve.py tests/train/test_mixtures.py tests/train/test_speech.py tests/train/test_finetune.py \
 	tests/package/long_formats.py tests/package/long_documents.py tests/convert/test_hf_tokens.py \
-	tests/golden/test_fixtures.py tests/convert/test_keys.py tests/train/test_mutations.py \
+	tests/golden/test_fixtures.py tests/convert/test_keys.py tests/train/test_mutations.py tests/server/test_page.py \
 	tests/programs/test_robustness.py
 FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py server/test_server.py \
 	programs/test_cli_gating.py convert/test_damage.py convert/test_gnmt.py programs/test_allocations.py \
 	package/test_translator.py) \
-	$(addprefix $(BUILD)/,test_session test_session-emulated test_kernels-emulated test_kernels)
+	$(addprefix $(BUILD)/,test_memory test_session test_session-emulated test_kernels-emulated test_kernels)
 SUITES = $(filter-out $(LONG_SUITES),$(TEST_PROGRAMS) $(TEST_SCRIPTS))
-NEEDED_BY_TESTS = all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated $(BUILD)/short_io.so
+NEEDED_BY_TESTS = all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated $(BUILD)/short_io.so $(BUILD)/stuck.so
 RUN_SUITES = BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS)
 
 test: $(BUILD)/.deps-test $(NEEDED_BY_TESTS)
@@ -357,9 +375,10 @@ asan:
 	@$(MAKE) --no-print-directory BUILD=build/asan BIN=build/asan \
 	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' c-suites
 
-c-suites: $(BUILD)/.deps-test $(PROGRAMS) $(TEST_PROGRAMS)
+# test_linear counts, which sanitizers change nothing of.
+c-suites: $(BUILD)/.deps-test $(PROGRAMS) $(filter-out %/test_linear,$(TEST_PROGRAMS))
 	@BIN="$(BIN)" BUILD="$(BUILD)" MOE_TEST_TIMEOUT=1800 python3 tests/run -j $(JOBS) \
-	    $(filter-out $(LEAVE_OUT:%=$(BUILD)/%),$(TEST_PROGRAMS)) $(ASAN_SCRIPTS)
+	    $(filter-out %/test_linear $(LEAVE_OUT:%=$(BUILD)/%),$(TEST_PROGRAMS)) $(ASAN_SCRIPTS)
 
 # Threads that share a model, and sessions with threads of their own.
 tsan: $(BUILD)/.deps-test
@@ -375,7 +394,7 @@ coverage: $(BUILD)/.deps-test
 	@JOBS=$(JOBS) tests/coverage build/coverage $(COVERAGE)
 
 # valgrind knows no instruction set beyond AVX2, and nothing of the fibres in tests/cuda/cuda_emu.h.
-VALGRIND_SUITES ?= $(patsubst $(BUILD)/%,%,$(filter-out %/test_cuda,$(TEST_PROGRAMS)))
+VALGRIND_SUITES ?= $(patsubst $(BUILD)/%,%,$(filter-out %/test_cuda %/test_linear,$(TEST_PROGRAMS)))
 valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind $(VALGRIND_SUITES:%=$(BUILD)/%)
 	@BIN="$(BIN)" BUILD="$(BUILD)" VALGRIND=1 MOE_TEST_WRAP="valgrind -q --error-exitcode=99 \
 	    --child-silent-after-fork=yes --leak-check=full \
@@ -383,7 +402,7 @@ valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind $(VALGRIND_SUITES:%=$(BUIL
 
 # What a compiler does not see: .clang-tidy says what is looked for.
 TIDY ?= $(firstword $(shell command -v clang-tidy-14) clang-tidy)
-tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD)/server-html.inc
+tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD)/server-html.inc $(BUILD)/spec-json.inc
 	@$(TIDY) --quiet --checks='-clang-analyzer-core.*' moe.c -- -std=c11 -I. $(SYSTEM) 2>/dev/null
 	@printf '%s\n' $(filter-out %/moe-bench.c,$(wildcard tools/*/*.c)) | xargs -P $(JOBS) -I FILE \
 	    $(TIDY) --quiet FILE -- -std=c11 -I. -I$(BUILD) $(SYSTEM) 2>/dev/null
@@ -429,12 +448,11 @@ $(BUILD)/fuzz_model: $(BUILD)/fuzz_model.o
 $(BUILD)/fuzz_text $(BUILD)/fuzz_lines $(BUILD)/fuzz_routing $(BUILD)/fuzz_idx: %: %.o $(BUILD)/libtext.a $(LIBRARY)
 	$(FUZZ_LINK) $(TEXT_LIBS) -o $@
 
-$(BUILD)/fuzz_server: $(addprefix $(BUILD)/,fuzz_server.o html.o experts.o libtext.a) $(LIBRARY)
+$(BUILD)/fuzz_server: $(BUILD)/fuzz_server.o $(SERVER_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)
 	$(FUZZ_LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
 
-$(BUILD)/fuzz_routing.o $(BUILD)/fuzz_server.o: C_FLAGS += -I$(BUILD)
+$(BUILD)/fuzz_routing.o: C_FLAGS += -I$(BUILD)
 $(BUILD)/fuzz_routing.o: $(BUILD)/routing-html.inc
-$(BUILD)/fuzz_server.o: $(BUILD)/server-html.inc
 
 $(BUILD)/seeds: $(BUILD)/seeds.o $(LIBRARY)
 	$(LINK) -lm -o $@

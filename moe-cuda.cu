@@ -1259,7 +1259,6 @@ __global__ void moe_k_output(moe_outputs a) {
     }
     __syncthreads();
     moe_forbid(&a, a.n_suppressed, a.n_never, y, column, n);
-    if (held && !a.n_suppressed) y[a.eos - column] = -moe_infinity();
     __syncthreads();
     max = moe_block_max(y, n);
     for (int i = t; i < n; i += MOE_BLOCK) e[i] = moe_expf(moe_sub(y[i], max >= -FLT_MAX ? max : 0.0f));

@@ -11,29 +11,30 @@
  *    7. Expert cache           who stays in a memory that cannot hold all experts
  *    8. Number formats         F32, F16, BF16, Q8, Q4: what the bytes of a matrix mean
  *    9. Kernels: portable      the oracle: what every other kernel room must equal bit for bit
- *   10. Kernels: AVX2          plain, with VNNI
- *   11. Kernels: AVX-512       with VNNI
- *   12. Kernels: AMX           int8 tiles over the AVX-512 room
- *   13. Kernels: NEON          plain, with dot products, with matrix products
- *   14. Dispatch               choosing a kernel room at run time
- *   15. Threads                a pool that splits outputs, never sums
- *   16. Model file: reader     mapped bytes, bounded cursor, metadata, directory
- *   17. Model file: writer     files that appear whole or not at all; metadata and tensors into one
- *   18. Layers                 the layer list that the metadata describes, weights bound to it
- *   19. Models                 opening, saving, looking at a model
- *   20. Graph                  what ops have in common
- *   21. Ops: rows              a row from the same row of other nodes
- *   22. Ops: carried rows      rows that outlive a run
- *   23. Ops: recurrences       LSTM cells and layers
- *   24. Ops: attention         the context of a row
- *   25. Ops: gates             who gets a row
- *   26. Ops: experts           what they make of it, and where their bytes lie
- *   27. Ops: output            logits, the best tokens
- *   28. Plan and run           the table of ops, places in memory, the run of a graph
- *   29. Encoder and decoder    the graphs of a model
- *   30. Reranking              translations that wait for what the model says of their source
- *   31. Sessions: making       settle, measure, build
- *   32. Sessions: translating  the queue, continuous batching, the public calls
+ *   10. Kernels: floats        exp, dot products, LSTM cells: one text for all instruction sets below
+ *   11. Kernels: AVX2          plain, with VNNI
+ *   12. Kernels: AVX-512       with VNNI
+ *   13. Kernels: AMX           int8 tiles over the AVX-512 room
+ *   14. Kernels: NEON          plain, with dot products, with matrix products
+ *   15. Dispatch               choosing a kernel room at run time
+ *   16. Threads                a pool that splits outputs, never sums
+ *   17. Model file: reader     mapped bytes, bounded cursor, metadata, directory
+ *   18. Model file: writer     files that appear whole or not at all; metadata and tensors into one
+ *   19. Layers                 the layer list that the metadata describes, weights bound to it
+ *   20. Models                 opening, saving, looking at a model
+ *   21. Graph                  what ops have in common
+ *   22. Ops: rows              a row from the same row of other nodes
+ *   23. Ops: carried rows      rows that outlive a run
+ *   24. Ops: recurrences       LSTM cells and layers
+ *   25. Ops: attention         the context of a row
+ *   26. Ops: gates             who gets a row
+ *   27. Ops: experts           what they make of it, and where their bytes lie
+ *   28. Ops: output            logits, the best tokens
+ *   29. Plan and run           the table of ops, places in memory, the run of a graph
+ *   30. Encoder and decoder    the graphs of a model
+ *   31. Reranking              translations that wait for what the model says of their source
+ *   32. Sessions: making       settle, measure, build
+ *   33. Sessions: translating  the queue, continuous batching, the public calls
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output
  * (projection), E experts, K experts wanted per token, A attention size, V vocabulary.
@@ -50,7 +51,8 @@
  */
 
 /* moe-cuda.cu includes this file for rooms 4 to 7 alone: it has defined MOE_SHARED, which goes before every function
- * there, and includes moe.h and what they need. */
+ * there, and includes moe.h and what they need. The file includes itself for room 10 alone, with MOE_ISA. */
+#ifndef MOE_ISA
 #ifndef MOE_SHARED
 
 /* ==== 1. Platform =============================================================================================
@@ -762,13 +764,13 @@ typedef struct moe_live {
     float logprob;
     int32_t last; /* index of its last token, -1 at the beginning */
     size_t row;   /* its row in this step; SIZE_MAX before the first */
+    float rank;   /* orders the beam */
     /* moe_beam_step only */
-    float rank;    /* orders the beam; moe_demand_step too */
     float latest;  /* log-probability of its last token, the end counted */
     int32_t id;    /* that token */
     int ended;     /* it has its end token and no row any more */
     size_t tokens; /* without the end token */
-    /* moe_demand_step only */
+    /* with constraints only */
     uint64_t met;  /* bit c: it has constraint c */
     size_t inside; /* 1 + the constraint that it has begun to write; 0: none */
     size_t done;   /* tokens of that one */
@@ -1022,55 +1024,13 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_answe
     return slot->n_finished >= (size_t)s->nbest && slot->finished[0].score >= best / moe_length_penalty(s, slot->limit);
 }
 
-/* Take the decoder's answer for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done. */
-MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
-    const size_t beam = (size_t)s->beam;
-    uint8_t
-        taken[MOE_MAX_BEAM]; /* [live hypotheses] how many candidates of each are taken, at most `top` <= beam + 1 */
-    size_t n_next = 0;
-    float best_candidate = 0.0f;
-    const int last_step = s->rules == MOE_RULES_HF && slot->steps + 1 >= slot->limit;
-    slot->steps++;
-    if (last_step && s->force_end) return moe_force_end(s, slot);
-    for (size_t h = 0; h < slot->n_live; h++) taken[h] = 0;
-    for (size_t position = 0; n_next < beam && !(last_step && position == beam); position++) {
-        size_t best = slot->n_live, at;
-        float best_logprob = 0.0f, logprob;
-        const moe_live *from;
-        for (size_t h = 0; h < slot->n_live; h++) { /* every row's candidates are sorted: compare their heads */
-            if (taken[h] >= a->top) continue;
-            logprob = slot->live[h].logprob + a->top_logprobs[slot->live[h].row * a->top + taken[h]];
-            if (logprob != logprob) slot->broken = 1;
-            if (best == slot->n_live || logprob > best_logprob) best = h, best_logprob = logprob;
-        }
-        if (best == slot->n_live || slot->broken || !(best_logprob >= -FLT_MAX)) break;
-        from = &slot->live[best];
-        if (position == 0) best_candidate = best_logprob;
-        if (s->prune > 0.0f && best_logprob < best_candidate - s->prune) break;
-        at = from->row * a->top + taken[best]++;
-        if (last_step && a->top_ids[at] != s->eos) { /* a hypothesis cut here competes with finished ones */
-            const int32_t last = moe_add_token(s, slot, a, from->row, a->top_ids[at], from->last, a->top_logprobs[at]);
-            moe_add_finished(s, slot, best_logprob, 0.0f, last, 0, NULL);
-        } else if (a->top_ids[at] == s->eos) {
-            if (position < beam)
-                moe_add_finished(s, slot, best_logprob, a->top_logprobs[at], from->last, 1,
-                                 a->coverage ? a->coverage + from->row * a->stride : NULL);
-        } else {
-            const int32_t last = moe_add_token(s, slot, a, from->row, a->top_ids[at], from->last, a->top_logprobs[at]);
-            const moe_live live = { best_logprob, last, from->row, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
-            next[n_next++] = live;
-        }
-    }
-    return moe_end_step(s, slot, a, next, n_next);
-}
-
 /* ---- Constraints ----
- * A constrained sentence is searched by moe_demand_step. A row's attention says how probable it is that a constraint
- * comes next: the weights on what it translates. So the candidates of a hypothesis are a mixture, as in a pointer
- * network (See et al. 2017, arXiv 1704.04368): with that probability w the constraint's next token, else what the
- * decoder writes. This orders the beam. Scores are made of the decoder's own log-probabilities: all that finishes has
- * the same constraints. A hypothesis that begins a constraint goes on to its end. One that wants to end, or that has
- * just room enough, begins the constraints that it lacks. Tokens that the decoder wrote by itself count as well. */
+ * A row's attention says how probable it is that a constraint comes next: the weights on what it translates. So the
+ * candidates of a hypothesis are a mixture, as in a pointer network (See et al. 2017, arXiv 1704.04368): with that
+ * probability w the constraint's next token, else what the decoder writes. This orders the beam. Scores are made of the
+ * decoder's own log-probabilities: all that finishes has the same constraints. A hypothesis that begins a constraint
+ * goes on to its end. One that wants to end, or that has just room enough, begins the constraints that it lacks. Tokens
+ * that the decoder wrote by itself count as well. */
 
 /* Without attention: how improbable a first token may be, in nats, and yet begin its constraint at no cost. */
 #define MOE_PATIENCE 6.0f
@@ -1138,6 +1098,7 @@ typedef struct moe_next {
     float stay;    /* what every other token adds beside its own log-probability */
     int commits;   /* the hypothesis goes on to the end of the constraint */
     int only;      /* nothing else is allowed */
+    int repeats;   /* each of the best tokens would repeat a constraint: better that than nothing */
     int begun;     /* that candidate is taken */
     size_t taken;  /* of the best tokens of the row */
 } moe_next;
@@ -1147,7 +1108,7 @@ MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot,
                                       const moe_live *live, size_t c) {
     const moe_demand *b = &slot->demands[c];
     const size_t begun = moe_demand_begun(slot, b, live);
-    moe_next choice = { c, slot->demand_ids[b->first + begun], 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
+    moe_next choice = { c, slot->demand_ids[b->first + begun], 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, 0 };
     float weight = 0.0f, own;
     choice.logprob = a->start_logprobs[live->row * s->max_constraints + c];
     for (size_t i = 0; a->attention && i < b->length; i++)
@@ -1166,7 +1127,7 @@ MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot,
 }
 
 MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const moe_answer *a, const moe_live *live) {
-    moe_next best = { slot->n_demands, -1, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
+    moe_next best = { slot->n_demands, -1, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, 0 };
     size_t missing = 0;
     if (live->inside) {
         const moe_demand *b = &slot->demands[live->inside - 1];
@@ -1185,6 +1146,9 @@ MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const 
     }
     best.only = missing && (slot->steps + missing >= slot->limit || a->top_ids[live->row * a->top] == s->eos);
     best.commits |= best.only;
+    best.repeats = best.bound == slot->n_demands;
+    for (size_t k = 0; k < a->top && best.repeats; k++)
+        best.repeats = moe_demand_repeats(slot, live, a->top_ids[live->row * a->top + k]);
     return best;
 }
 
@@ -1194,7 +1158,7 @@ MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const mo
     for (; !c->only && c->taken < a->top; c->taken++) {
         const int32_t id = a->top_ids[live->row * a->top + c->taken];
         if (c->bound < slot->n_demands && (id == s->eos || id == c->id)) continue;
-        if (!moe_demand_repeats(slot, live, id)) return 1;
+        if (c->repeats || !moe_demand_repeats(slot, live, id)) return 1;
     }
     return 0;
 }
@@ -1220,8 +1184,9 @@ MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const
     return live;
 }
 
-/* moe_search_step for a sentence with constraints; `rank` takes the place of the log-probability. */
-MOE_SHARED int moe_demand_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
+/* Take the decoder's answer for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done.
+ * Ranks order the candidates: without constraints they are log-probabilities. */
+MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
     const size_t beam = (size_t)s->beam;
     moe_next choices[MOE_MAX_BEAM];
     size_t n_next = 0;
@@ -1363,9 +1328,7 @@ MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, con
         done =
             moe_score_step(s, slot, a, logprob,
                            a->coverage ? a->coverage + (s->rules == MOE_RULES_NVIDIA ? place : row) * a->stride : NULL);
-    } else if (slot->n_demands) {
-        done = moe_demand_step(s, slot, a, next);
-    } else if (s->rules == MOE_RULES_PAPER || s->rules == MOE_RULES_HF) {
+    } else if (slot->n_demands || s->rules == MOE_RULES_PAPER || s->rules == MOE_RULES_HF) {
         done = moe_search_step(s, slot, a, next);
     } else {
         done = moe_beam_step(s, slot, a, a->coverage ? a->coverage + place * a->stride : NULL, next);
@@ -2030,7 +1993,120 @@ static const moe_kernels moe_kernels_portable = {
     .exp_sum = moe_exp_sum_portable,
 };
 
-/* ==== 10. Kernels: AVX2 =======================================================================================
+#endif /* MOE_HOST */
+#endif /* MOE_ISA */
+
+/* ==== 10. Kernels: floats =====================================================================================
+ * Owns the float kernels that are the same text for every instruction set. Rooms 11, 12 and 14 include this file for
+ * this room alone: they have defined MOE_ISA, the end of every name here, with moe_lanes_ISA, 16 floats in registers,
+ * and what can be done with it. Invariant: the order of all sums and roundings is that of room 9.
+ *
+ *   of(x)              16 times x                       load(x, n)      the first n of 16 floats, then zeros
+ *   add sub mul div    lane by lane                     store(y, v, n)  the first n lanes
+ *   and or xor         of bits                          first(v, n)     zeros in place of the other lanes
+ *   exp(a), exp_below(a) where a <= 0                   join(v)         the sum by the fixed tree */
+
+#ifdef MOE_ISA
+#define MOE_PASTE(a, b) a##b
+#define MOE_NAME(name, isa) MOE_PASTE(name, isa)
+#define K(name) MOE_NAME(moe_##name##_, MOE_ISA)
+#define L(name) MOE_NAME(moe_lanes_##name##_, MOE_ISA)
+#define V MOE_NAME(moe_lanes_, MOE_ISA)
+
+MOE_ISA_INLINE V K(sigmoid)(V x) {
+    const V one = L(of)(1.0f);
+    return L(div)(one, L(add)(one, L(exp)(L(xor)(x, L(of)(-0.0f)))));
+}
+
+MOE_ISA_INLINE V K(tanh)(V x) {
+    const V one = L(of)(1.0f), sign = L(of)(-0.0f), negative = L(or)(sign, x);
+    const V t = L(exp_below)(L(add)(negative, negative));
+    return L(or)(L(div)(L(sub)(one, t), L(add)(one, t)), L(and)(sign, x));
+}
+
+MOE_ISA_INLINE void K(cell_of)(const float *z, const float *c_in, size_t hidden, size_t n, V forget, float *h,
+                               float *c_out) {
+    const V i = K(sigmoid)(L(load)(z, n)), f = K(sigmoid)(L(add)(L(load)(z + hidden, n), forget));
+    const V g = K(tanh)(L(load)(z + 2 * hidden, n)), o = K(sigmoid)(L(load)(z + 3 * hidden, n));
+    const V c = L(add)(L(mul)(f, L(load)(c_in, n)), L(mul)(i, g));
+    L(store)(c_out, c, n);
+    L(store)(h, L(mul)(o, K(tanh)(c)), n);
+}
+
+MOE_ISA_STATIC void K(lstm_cell)(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h,
+                                 float *c_out) {
+    const V forget = L(of)(forget_bias);
+    size_t j = 0;
+    for (; j + 16 <= hidden; j += 16) K(cell_of)(z + j, c_in + j, hidden, 16, forget, h + j, c_out + j);
+    if (j < hidden) K(cell_of)(z + j, c_in + j, hidden, hidden - j, forget, h + j, c_out + j);
+}
+
+MOE_ISA_INLINE V K(unary_of)(moe_unary what, V v) {
+    if (what == MOE_UNARY_TANH) return K(tanh)(v);
+    return what == MOE_UNARY_SWISH ? L(mul)(v, K(sigmoid)(v)) : K(sigmoid)(v);
+}
+
+MOE_ISA_STATIC void K(unary)(moe_unary what, const float *x, size_t n, float *y) {
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) L(store)(y + i, K(unary_of)(what, L(load)(x + i, 16)), 16);
+    if (i < n) L(store)(y + i, K(unary_of)(what, L(load)(x + i, n - i)), n - i);
+}
+
+MOE_ISA_INLINE V K(score_of)(const float *key, const float *query, const float *v, size_t n) {
+    return L(mul)(L(load)(v, n), K(tanh)(L(add)(L(load)(key, n), L(load)(query, n))));
+}
+
+MOE_ISA_STATIC float K(score_additive)(const float *key, const float *query, const float *v, size_t n) {
+    V sum = L(of)(0.0f);
+    size_t k = 0;
+    for (; k + 16 <= n; k += 16) sum = L(add)(sum, K(score_of)(key + k, query + k, v + k, 16));
+    if (k < n) sum = L(add)(sum, K(score_of)(key + k, query + k, v + k, n - k));
+    return L(join)(sum);
+}
+
+MOE_ISA_STATIC float K(dot)(const float *a, const float *b, size_t n) {
+    V sum = L(of)(0.0f);
+    size_t k = 0;
+    for (; k + 16 <= n; k += 16) sum = L(add)(sum, L(mul)(L(load)(a + k, 16), L(load)(b + k, 16)));
+    if (k < n) sum = L(add)(sum, L(mul)(L(load)(a + k, n - k), L(load)(b + k, n - k)));
+    return L(join)(sum);
+}
+
+MOE_ISA_STATIC void K(axpy)(float a, const float *x, size_t n, float *y) {
+    const V factor = L(of)(a);
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) L(store)(y + i, L(add)(L(load)(y + i, 16), L(mul)(factor, L(load)(x + i, 16))), 16);
+    if (i < n) L(store)(y + i, L(add)(L(load)(y + i, n - i), L(mul)(factor, L(load)(x + i, n - i))), n - i);
+}
+
+MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y) {
+    const V by = L(of)(shift);
+    V sum = L(of)(0.0f), e;
+    size_t k = 0;
+    for (; k + 16 <= n; k += 16) {
+        e = L(exp)(L(sub)(L(load)(x + k, 16), by));
+        if (y) L(store)(y + k, e, 16);
+        sum = L(add)(sum, e);
+    }
+    if (k < n) { /* lanes past the end hold exp(-shift): they must not count */
+        e = L(exp)(L(sub)(L(load)(x + k, n - k), by));
+        if (y) L(store)(y + k, e, n - k);
+        sum = L(add)(sum, L(first)(e, n - k));
+    }
+    return L(join)(sum);
+}
+
+#undef V
+#undef L
+#undef K
+#undef MOE_NAME
+#undef MOE_PASTE
+#undef MOE_ISA_INLINE
+#undef MOE_ISA_STATIC
+#undef MOE_ISA
+#elif MOE_HOST
+
+/* ==== 11. Kernels: AVX2 =======================================================================================
  * Owns 256-bit x86: two rooms, which differ in the quantised linears. Invariant: two registers hold the 16 lanes,
  * [0..7] and [8..15]; tails are done by loading into a zeroed buffer, since adding a product of zeros to a lane leaves
  * it as it was. */
@@ -2072,18 +2148,6 @@ MOE_AVX2_INLINE __m256 moe_exp_avx2(__m256 x) {
     y = _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(t), 23),
                                                               _mm256_set1_epi32(0x3f800000))));
     return _mm256_andnot_ps(_mm256_cmp_ps(x, low, _CMP_LT_OQ), y);
-}
-
-MOE_AVX2_INLINE __m256 moe_sigmoid_avx2(__m256 x) {
-    const __m256 one = _mm256_set1_ps(1.0f);
-    __m256 e = moe_exp_avx2(_mm256_xor_ps(x, _mm256_set1_ps(-0.0f)));
-    return _mm256_div_ps(one, _mm256_add_ps(one, e));
-}
-
-MOE_AVX2_INLINE __m256 moe_tanh_avx2(__m256 x) {
-    const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);
-    __m256 t = moe_exp_avx2(_mm256_mul_ps(_mm256_andnot_ps(sign, x), _mm256_set1_ps(-2.0f)));
-    return _mm256_or_ps(_mm256_div_ps(_mm256_sub_ps(one, t), _mm256_add_ps(one, t)), _mm256_and_ps(sign, x));
 }
 
 /* Up to 8 floats, the rest zero. */
@@ -2440,58 +2504,51 @@ MOE_AVX2 static float moe_quantise_avx2(const float *x, size_t cols, int8_t *q) 
     return amax / 127.0f;
 }
 
-MOE_AVX2 static void moe_lstm_cell_avx2(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h,
-                                        float *c_out) {
-    const __m256 forget = _mm256_set1_ps(forget_bias);
-    for (size_t j = 0; j < hidden; j += 8) {
-        size_t n = hidden - j;
-        __m256 i = moe_sigmoid_avx2(moe_load_avx2(z + j, n));
-        __m256 f = moe_sigmoid_avx2(_mm256_add_ps(moe_load_avx2(z + hidden + j, n), forget));
-        __m256 g = moe_tanh_avx2(moe_load_avx2(z + 2 * hidden + j, n));
-        __m256 o = moe_sigmoid_avx2(moe_load_avx2(z + 3 * hidden + j, n));
-        __m256 c = _mm256_add_ps(_mm256_mul_ps(f, moe_load_avx2(c_in + j, n)), _mm256_mul_ps(i, g));
-        moe_store_avx2(c_out + j, c, n);
-        moe_store_avx2(h + j, _mm256_mul_ps(o, moe_tanh_avx2(c)), n);
-    }
-}
+/* ---- The 16 lanes: two registers ---- */
 
-MOE_AVX2 static void moe_unary_avx2(moe_unary what, const float *x, size_t n, float *y) {
-    for (size_t i = 0; i < n; i += 8) {
-        const __m256 v = moe_load_avx2(x + i, n - i);
-        const __m256 f = what == MOE_UNARY_TANH ? moe_tanh_avx2(v) : moe_sigmoid_avx2(v);
-        moe_store_avx2(y + i, what == MOE_UNARY_SWISH ? _mm256_mul_ps(v, f) : f, n - i);
-    }
-}
+typedef struct moe_lanes_avx2 {
+    __m256 low, high;
+} moe_lanes_avx2;
 
-MOE_AVX2 static float moe_score_additive_avx2(const float *key, const float *query, const float *v, size_t n) {
-    __m256 low = _mm256_setzero_ps(), high = _mm256_setzero_ps();
-    for (size_t k = 0; k < n; k += 8) {
-        size_t left = n - k;
-        __m256 t = moe_tanh_avx2(_mm256_add_ps(moe_load_avx2(key + k, left), moe_load_avx2(query + k, left)));
-        __m256 product = _mm256_mul_ps(moe_load_avx2(v + k, left), t);
-        if (k & 8) high = _mm256_add_ps(high, product);
-        else low = _mm256_add_ps(low, product);
+#define MOE_PAIR_AVX2(name, op)                                                                  \
+    MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_##name##_avx2(moe_lanes_avx2 a, moe_lanes_avx2 b) { \
+        return (moe_lanes_avx2){ op(a.low, b.low), op(a.high, b.high) };                         \
     }
-    return moe_join_avx2(low, high);
+MOE_PAIR_AVX2(add, _mm256_add_ps)
+MOE_PAIR_AVX2(sub, _mm256_sub_ps)
+MOE_PAIR_AVX2(mul, _mm256_mul_ps)
+MOE_PAIR_AVX2(div, _mm256_div_ps)
+MOE_PAIR_AVX2(and, _mm256_and_ps)
+MOE_PAIR_AVX2(or, _mm256_or_ps)
+MOE_PAIR_AVX2(xor, _mm256_xor_ps)
+MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_of_avx2(float x) {
+    return (moe_lanes_avx2){ _mm256_set1_ps(x), _mm256_set1_ps(x) };
 }
+MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_exp_avx2(moe_lanes_avx2 a) {
+    return (moe_lanes_avx2){ moe_exp_avx2(a.low), moe_exp_avx2(a.high) };
+}
+#define moe_lanes_exp_below_avx2 moe_lanes_exp_avx2
+MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_load_avx2(const float *x, size_t n) {
+    float tail[MOE_LANES] = { 0 };
+    if (n < MOE_LANES) x = memcpy(tail, x, n * sizeof *x);
+    return (moe_lanes_avx2){ _mm256_loadu_ps(x), _mm256_loadu_ps(x + 8) };
+}
+MOE_AVX2_INLINE void moe_lanes_store_avx2(float *y, moe_lanes_avx2 v, size_t n) {
+    float tail[MOE_LANES], *to = n < MOE_LANES ? tail : y;
+    _mm256_storeu_ps(to, v.low), _mm256_storeu_ps(to + 8, v.high);
+    if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
+}
+MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_first_avx2(moe_lanes_avx2 v, size_t n) {
+    float tail[MOE_LANES];
+    moe_lanes_store_avx2(tail, v, MOE_LANES);
+    return moe_lanes_load_avx2(tail, n);
+}
+MOE_AVX2_INLINE float moe_lanes_join_avx2(moe_lanes_avx2 v) { return moe_join_avx2(v.low, v.high); }
 
-MOE_AVX2 static float moe_dot_avx2(const float *a, const float *b, size_t n) {
-    __m256 low = _mm256_setzero_ps(), high = _mm256_setzero_ps();
-    for (size_t k = 0; k < n; k += 8) {
-        __m256 product = _mm256_mul_ps(moe_load_avx2(a + k, n - k), moe_load_avx2(b + k, n - k));
-        if (k & 8) high = _mm256_add_ps(high, product);
-        else low = _mm256_add_ps(low, product);
-    }
-    return moe_join_avx2(low, high);
-}
-
-MOE_AVX2 static void moe_axpy_avx2(float a, const float *x, size_t n, float *y) {
-    const __m256 factor = _mm256_set1_ps(a);
-    for (size_t i = 0; i < n; i += 8) {
-        __m256 product = _mm256_mul_ps(factor, moe_load_avx2(x + i, n - i));
-        moe_store_avx2(y + i, _mm256_add_ps(moe_load_avx2(y + i, n - i), product), n - i);
-    }
-}
+#define MOE_ISA avx2
+#define MOE_ISA_STATIC MOE_AVX2 static
+#define MOE_ISA_INLINE MOE_AVX2_INLINE
+#include "moe.c"
 
 MOE_AVX2 static void moe_blend_avx2(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
                                     float *y) {
@@ -2519,23 +2576,6 @@ MOE_AVX2 static float moe_max_avx2(const float *x, size_t n) {
     result = moe_max_portable(lane, 8);
     for (; i < n; i++) result = x[i] > result ? x[i] : result;
     return result + 0.0f;
-}
-
-MOE_AVX2 static float moe_exp_sum_avx2(const float *x, size_t n, float shift, float *y) {
-    const __m256 by = _mm256_set1_ps(shift);
-    __m256 low = _mm256_setzero_ps(), high = _mm256_setzero_ps();
-    for (size_t k = 0; k < n; k += 8) {
-        __m256 e = moe_exp_avx2(_mm256_sub_ps(moe_load_avx2(x + k, n - k), by));
-        if (y) moe_store_avx2(y + k, e, n - k);
-        if (n - k < 8) { /* lanes past the end hold exp(-shift): they must not count */
-            float tail[8];
-            _mm256_storeu_ps(tail, e);
-            e = moe_load_avx2(tail, n - k);
-        }
-        if (k & 8) high = _mm256_add_ps(high, e);
-        else low = _mm256_add_ps(low, e);
-    }
-    return moe_join_avx2(low, high);
 }
 
 MOE_AVX2 MOE_HEADS_OF(avx2)
@@ -2676,7 +2716,7 @@ static void moe_linear_avxvnni(const moe_linear *l, size_t row0, size_t row1, si
 static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_AVX2(avxvnni) };
 #endif /* MOE_X86 */
 
-/* ==== 11. Kernels: AVX-512 ====================================================================================
+/* ==== 12. Kernels: AVX-512 ====================================================================================
  * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes; tails are loaded and stored under a mask,
  * which touches no memory outside it and fills with zeros: adding a product of zeros to a lane leaves it as it was.
  *
@@ -2714,17 +2754,6 @@ MOE_AVX512_INLINE __m512 moe_exp_below_avx512(__m512 x) {
 
 MOE_AVX512_INLINE __m512 moe_exp_avx512(__m512 x) {
     return moe_exp_below_avx512(_mm512_min_ps(_mm512_set1_ps(MOE_EXP_HIGH), x));
-}
-
-MOE_AVX512_INLINE __m512 moe_sigmoid_avx512(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f);
-    return _mm512_div_ps(one, _mm512_add_ps(one, moe_exp_avx512(_mm512_xor_ps(x, _mm512_set1_ps(-0.0f)))));
-}
-
-MOE_AVX512_INLINE __m512 moe_tanh_avx512(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f), negative = _mm512_or_ps(sign, x);
-    const __m512 t = moe_exp_below_avx512(_mm512_add_ps(negative, negative));
-    return _mm512_or_ps(_mm512_div_ps(_mm512_sub_ps(one, t), _mm512_add_ps(one, t)), _mm512_and_ps(sign, x));
 }
 
 /* Ask for lines that are wanted soon. Where there are none it does no harm. */
@@ -3180,62 +3209,36 @@ MOE_AVX512 static float moe_quantise_avx512(const float *x, size_t cols, int8_t 
     return amax / 127.0f;
 }
 
-MOE_AVX512 static void moe_lstm_cell_avx512(const float *z, const float *c_in, size_t hidden, float forget_bias,
-                                            float *h, float *c_out) {
-    const __m512 forget = _mm512_set1_ps(forget_bias);
-    for (size_t j = 0; j < hidden; j += 16) {
-        const __mmask16 mask = moe_mask_avx512(hidden - j);
-        const __m512 i = moe_sigmoid_avx512(_mm512_maskz_loadu_ps(mask, z + j));
-        const __m512 f = moe_sigmoid_avx512(_mm512_add_ps(_mm512_maskz_loadu_ps(mask, z + hidden + j), forget));
-        const __m512 g = moe_tanh_avx512(_mm512_maskz_loadu_ps(mask, z + 2 * hidden + j));
-        const __m512 o = moe_sigmoid_avx512(_mm512_maskz_loadu_ps(mask, z + 3 * hidden + j));
-        const __m512 c = _mm512_add_ps(_mm512_mul_ps(f, _mm512_maskz_loadu_ps(mask, c_in + j)), _mm512_mul_ps(i, g));
-        _mm512_mask_storeu_ps(c_out + j, mask, c);
-        _mm512_mask_storeu_ps(h + j, mask, _mm512_mul_ps(o, moe_tanh_avx512(c)));
-    }
-}
+/* ---- The 16 lanes: one register ---- */
 
-MOE_AVX512_INLINE __m512 moe_unary_of_avx512(moe_unary what, __m512 v) {
-    if (what == MOE_UNARY_TANH) return moe_tanh_avx512(v);
-    return what == MOE_UNARY_SWISH ? _mm512_mul_ps(v, moe_sigmoid_avx512(v)) : moe_sigmoid_avx512(v);
-}
+typedef __m512 moe_lanes_avx512;
 
-MOE_AVX512 static void moe_unary_avx512(moe_unary what, const float *x, size_t n, float *y) {
-    size_t i = 0;
-    for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, moe_unary_of_avx512(what, _mm512_loadu_ps(x + i)));
-    if (i < n) {
-        const __mmask16 mask = moe_mask_avx512(n - i);
-        _mm512_mask_storeu_ps(y + i, mask, moe_unary_of_avx512(what, _mm512_maskz_loadu_ps(mask, x + i)));
-    }
+#define moe_lanes_of_avx512 _mm512_set1_ps
+#define moe_lanes_add_avx512 _mm512_add_ps
+#define moe_lanes_sub_avx512 _mm512_sub_ps
+#define moe_lanes_mul_avx512 _mm512_mul_ps
+#define moe_lanes_div_avx512 _mm512_div_ps
+#define moe_lanes_and_avx512 _mm512_and_ps
+#define moe_lanes_or_avx512 _mm512_or_ps
+#define moe_lanes_xor_avx512 _mm512_xor_ps
+#define moe_lanes_exp_avx512 moe_exp_avx512
+#define moe_lanes_exp_below_avx512 moe_exp_below_avx512
+MOE_AVX512_INLINE __m512 moe_lanes_load_avx512(const float *x, size_t n) {
+    return n >= MOE_LANES ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(moe_mask_avx512(n), x);
 }
+MOE_AVX512_INLINE void moe_lanes_store_avx512(float *y, __m512 v, size_t n) {
+    if (n >= MOE_LANES) _mm512_storeu_ps(y, v);
+    else _mm512_mask_storeu_ps(y, moe_mask_avx512(n), v);
+}
+MOE_AVX512_INLINE __m512 moe_lanes_first_avx512(__m512 v, size_t n) {
+    return _mm512_maskz_mov_ps(moe_mask_avx512(n), v);
+}
+#define moe_lanes_join_avx512 moe_join_avx512
 
-MOE_AVX512 static float moe_score_additive_avx512(const float *key, const float *query, const float *v, size_t n) {
-    __m512 sum = _mm512_setzero_ps();
-    for (size_t k = 0; k < n; k += 16) {
-        const __mmask16 mask = moe_mask_avx512(n - k);
-        const __m512 t = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, key + k), _mm512_maskz_loadu_ps(mask, query + k));
-        sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, v + k), moe_tanh_avx512(t)));
-    }
-    return moe_join_avx512(sum);
-}
-
-MOE_AVX512 static float moe_dot_avx512(const float *a, const float *b, size_t n) {
-    __m512 sum = _mm512_setzero_ps();
-    for (size_t k = 0; k < n; k += 16) {
-        const __mmask16 mask = moe_mask_avx512(n - k);
-        sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, a + k), _mm512_maskz_loadu_ps(mask, b + k)));
-    }
-    return moe_join_avx512(sum);
-}
-
-MOE_AVX512 static void moe_axpy_avx512(float a, const float *x, size_t n, float *y) {
-    const __m512 factor = _mm512_set1_ps(a);
-    for (size_t i = 0; i < n; i += 16) {
-        const __mmask16 mask = moe_mask_avx512(n - i);
-        const __m512 product = _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(mask, x + i));
-        _mm512_mask_storeu_ps(y + i, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y + i), product));
-    }
-}
+#define MOE_ISA avx512
+#define MOE_ISA_STATIC MOE_AVX512 static
+#define MOE_ISA_INLINE MOE_AVX512_INLINE
+#include "moe.c"
 
 /* A largest number does not depend on the order, so four registers hide the latency. */
 MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
@@ -3250,31 +3253,8 @@ MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
     return _mm512_reduce_max_ps(best[0]) + 0.0f;
 }
 
-MOE_AVX512 static float moe_exp_sum_avx512(const float *x, size_t n, float shift, float *y) {
-    const __m512 by = _mm512_set1_ps(shift);
-    __m512 sum = _mm512_setzero_ps();
-    size_t k = 0;
-    for (; k + 16 <= n; k += 16) {
-        const __m512 e = moe_exp_avx512(_mm512_sub_ps(_mm512_loadu_ps(x + k), by));
-        if (y) _mm512_storeu_ps(y + k, e);
-        sum = _mm512_add_ps(sum, e);
-    }
-    if (k < n) {
-        const __mmask16 mask = moe_mask_avx512(n - k);
-        const __m512 e = moe_exp_avx512(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, x + k), by));
-        if (y) _mm512_mask_storeu_ps(y + k, mask, e);
-        sum = _mm512_mask_add_ps(sum, mask, sum, e);
-    }
-    return moe_join_avx512(sum);
-}
-
 MOE_AVX512 static void moe_norm_avx512(const moe_norm_op *norm, const float *x, size_t n, float *y) {
     moe_norm_row(norm, x, n, y);
-}
-
-/* Some columns of a row, zeros behind the last. */
-MOE_AVX512_INLINE __m512 moe_load_avx512(const float *x, size_t left) {
-    return left >= 16 ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(moe_mask_avx512(left), x);
 }
 
 /* Scores of four rows from row i on: so many are read in one go. */
@@ -3288,9 +3268,9 @@ MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const siz
     for (size_t head = 0; head < heads; head++, scores += stride) {
         __m512 lanes[4] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
         MOE_UNROLL_IF_KNOWN_FOR (size_t c = 0; c < width; c += 16) {
-            const __m512 q = moe_load_avx512(query + c, width - c);
+            const __m512 q = moe_lanes_load_avx512(query + c, width - c);
             MOE_UNROLL_FOR (size_t u = 0; u < 4; u++)
-                lanes[u] = _mm512_add_ps(lanes[u], _mm512_mul_ps(q, moe_load_avx512(row[u] + c, width - c)));
+                lanes[u] = _mm512_add_ps(lanes[u], _mm512_mul_ps(q, moe_lanes_load_avx512(row[u] + c, width - c)));
         }
         _mm_mask_storeu_ps(scores, mask,
                            _mm_mul_ps(moe_join_four_avx512(lanes[0], lanes[1], lanes[2], lanes[3]), scale));
@@ -3310,7 +3290,7 @@ MOE_AVX512_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end
         p[u] = h->scores + (at + 64 * u) / h->width * h->stride;
         MOE_UNROLL_FOR (size_t b = 0; b < 4; b++) {
             sum[u][b] = _mm512_setzero_ps();
-            if (i && 16 * b < left) sum[u][b] = moe_load_avx512(y + 64 * u + 16 * b, left - 16 * b);
+            if (i && 16 * b < left) sum[u][b] = moe_lanes_load_avx512(y + 64 * u + 16 * b, left - 16 * b);
         }
     }
     for (; i < end; i++) {
@@ -3321,8 +3301,8 @@ MOE_AVX512_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end
             MOE_UNROLL_FOR (size_t b = 0; b < 4; b++)
                 if (16 * b < left)
                     sum[u][b] =
-                        _mm512_add_ps(sum[u][b],
-                                      _mm512_mul_ps(weight, moe_load_avx512(value + 64 * u + 16 * b, left - 16 * b)));
+                        _mm512_add_ps(sum[u][b], _mm512_mul_ps(weight, moe_lanes_load_avx512(value + 64 * u + 16 * b,
+                                                                                             left - 16 * b)));
         }
     }
     MOE_UNROLL_FOR (size_t u = 0; u < pieces; u++)
@@ -3374,7 +3354,7 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_AVX512, .linear 
                                                     .small = &moe_kernels_small_avx512 };
 #endif /* MOE_X86 */
 
-/* ==== 12. Kernels: AMX ========================================================================================
+/* ==== 13. Kernels: AMX ========================================================================================
  * Owns the int8 tiles of x86; everything else is the AVX-512 room's. Invariant: tiles are configured while a linear
  * runs and at no other time.
  *
@@ -3621,7 +3601,7 @@ static const moe_kernels moe_kernels_amx = {
 #define MOE_AMX 0
 #endif
 
-/* ==== 13. Kernels: NEON =======================================================================================
+/* ==== 14. Kernels: NEON =======================================================================================
  * Owns AArch64. Invariant: four registers hold the 16 lanes; tails are done by loading into a zeroed buffer, since
  * adding a product of zeros to a lane leaves it as it was. Three rooms that differ in the quantised linears only:
  * "neon" is every AArch64 machine, "dotprod" has sdot (4 products into each 32-bit sum), "i8mm" has smmla (8 products
@@ -3667,13 +3647,8 @@ MOE_INLINE void moe_store_neon(float *y, float32x4_t v, size_t n) {
     memcpy(y, tail, n * sizeof *y);
 }
 
-MOE_INLINE float32x4x4_t moe_zero_lanes_neon(void) {
-    const float32x4_t zero = vdupq_n_f32(0.0f);
-    return (float32x4x4_t){ { zero, zero, zero, zero } };
-}
-
 /* Up to 16 floats, the rest zero. */
-MOE_INLINE float32x4x4_t moe_load_lanes_neon(const float *x, size_t n) {
+MOE_INLINE float32x4x4_t moe_lanes_load_neon(const float *x, size_t n) {
     float tail[MOE_LANES];
     if (n < MOE_LANES) {
         memset(tail, 0, sizeof tail);
@@ -3683,7 +3658,7 @@ MOE_INLINE float32x4x4_t moe_load_lanes_neon(const float *x, size_t n) {
     return (float32x4x4_t){ { vld1q_f32(x), vld1q_f32(x + 4), vld1q_f32(x + 8), vld1q_f32(x + 12) } };
 }
 
-MOE_INLINE void moe_store_lanes_neon(float *y, float32x4x4_t v, size_t n) {
+MOE_INLINE void moe_lanes_store_neon(float *y, float32x4x4_t v, size_t n) {
     float tail[MOE_LANES], *to = n < MOE_LANES ? tail : y;
     for (size_t i = 0; i < 4; i++) vst1q_f32(to + 4 * i, v.val[i]);
     if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
@@ -3694,7 +3669,7 @@ MOE_INLINE float32x4_t moe_add_product_neon(float32x4_t sum, float32x4_t a, floa
     return vaddq_f32(sum, vmulq_f32(a, b));
 }
 
-MOE_INLINE float moe_join_neon(float32x4x4_t lane) {
+MOE_INLINE float moe_lanes_join_neon(float32x4x4_t lane) {
     float32x4_t four = vaddq_f32(vaddq_f32(lane.val[0], lane.val[2]), vaddq_f32(lane.val[1], lane.val[3]));
     float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
     return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
@@ -3719,25 +3694,12 @@ MOE_INLINE float32x4_t moe_exp_neon(float32x4_t x) {
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, low)));
 }
 
-MOE_INLINE float32x4_t moe_sigmoid_neon(float32x4_t x) {
-    const float32x4_t one = vdupq_n_f32(1.0f);
-    return vdivq_f32(one, vaddq_f32(one, moe_exp_neon(vnegq_f32(x))));
-}
-
-MOE_INLINE float32x4_t moe_tanh_neon(float32x4_t x) {
-    const float32x4_t one = vdupq_n_f32(1.0f);
-    const uint32x4_t sign = vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x80000000u));
-    float32x4_t t = moe_exp_neon(vmulq_f32(vabsq_f32(x), vdupq_n_f32(-2.0f)));
-    t = vdivq_f32(vsubq_f32(one, t), vaddq_f32(one, t));
-    return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(t), sign));
-}
-
 /* Sixteen numbers of a float matrix as F32, the rest of a tail zero. */
 MOE_INLINE float32x4x4_t moe_load_weights_neon(moe_type type, const void *w, size_t n) {
     uint16_t tail[MOE_LANES];
     const uint16_t *halves = w;
     float32x4x4_t v;
-    if (type == MOE_TYPE_F32) return moe_load_lanes_neon(w, n);
+    if (type == MOE_TYPE_F32) return moe_lanes_load_neon(w, n);
     if (n < MOE_LANES) {
         memset(tail, 0, sizeof tail);
         memcpy(tail, halves, n * sizeof *halves);
@@ -3756,7 +3718,7 @@ MOE_INLINE void moe_float_step_neon(const moe_linear *l, size_t row, const char 
                                     const size_t rows, const moe_type type, float32x4_t sum[4][4]) {
     const float32x4x4_t weights = moe_load_weights_neon(type, w + k * (type == MOE_TYPE_F32 ? 4 : 2), n);
     for (size_t r = 0; r < rows; r++) {
-        const float32x4x4_t x = moe_load_lanes_neon(l->x + (row + r) * l->x_stride + k, n);
+        const float32x4x4_t x = moe_lanes_load_neon(l->x + (row + r) * l->x_stride + k, n);
         for (size_t i = 0; i < 4; i++) sum[r][i] = moe_add_product_neon(sum[r][i], x.val[i], weights.val[i]);
     }
 }
@@ -3772,7 +3734,7 @@ MOE_INLINE void moe_float_rows_neon(const moe_linear *l, size_t row, size_t j, c
     if (k < m->cols) moe_float_step_neon(l, row, w, k, m->cols - k, rows, type, sum);
     for (size_t r = 0; r < rows; r++) {
         const float32x4x4_t lanes = { { sum[r][0], sum[r][1], sum[r][2], sum[r][3] } };
-        const float y = moe_join_neon(lanes) + moe_linear_addend(l, row + r, j);
+        const float y = moe_lanes_join_neon(lanes) + moe_linear_addend(l, row + r, j);
         l->y[(row + r) * l->y_stride + j] = l->relu ? moe_reluf(y) : y;
     }
 }
@@ -4127,7 +4089,7 @@ static float moe_quantise_neon(const float *x, size_t cols, int8_t *q) {
     uint32x4_t max = vdupq_n_u32(0);
     float amax, inverse;
     for (size_t c = 0; c < cols; c += MOE_LANES) {
-        const float32x4x4_t v = moe_load_lanes_neon(x + c, cols - c);
+        const float32x4x4_t v = moe_lanes_load_neon(x + c, cols - c);
         for (size_t i = 0; i < 4; i++) max = vmaxq_u32(max, vreinterpretq_u32_f32(vabsq_f32(v.val[i])));
     }
     amax = moe_from_bits(vmaxvq_u32(max));
@@ -4135,7 +4097,7 @@ static float moe_quantise_neon(const float *x, size_t cols, int8_t *q) {
     inverse = 127.0f / amax;
     if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
     for (size_t c = 0; c < cols; c += MOE_LANES) {
-        const float32x4x4_t v = moe_load_lanes_neon(x + c, cols - c);
+        const float32x4x4_t v = moe_lanes_load_neon(x + c, cols - c);
         int32x4_t codes[4];
         int16x8_t low, high;
         for (size_t i = 0; i < 4; i++) codes[i] = vcvtnq_s32_f32(vmulq_n_f32(v.val[i], inverse));
@@ -4149,55 +4111,42 @@ static float moe_quantise_neon(const float *x, size_t cols, int8_t *q) {
     return amax / 127.0f;
 }
 
-static void moe_lstm_cell_neon(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h,
-                               float *c_out) {
-    const float32x4_t forget = vdupq_n_f32(forget_bias);
-    for (size_t j = 0; j < hidden; j += 4) {
-        const size_t n = hidden - j;
-        float32x4_t i = moe_sigmoid_neon(moe_load_neon(z + j, n));
-        float32x4_t f = moe_sigmoid_neon(vaddq_f32(moe_load_neon(z + hidden + j, n), forget));
-        float32x4_t g = moe_tanh_neon(moe_load_neon(z + 2 * hidden + j, n));
-        float32x4_t o = moe_sigmoid_neon(moe_load_neon(z + 3 * hidden + j, n));
-        float32x4_t c = moe_add_product_neon(vmulq_f32(f, moe_load_neon(c_in + j, n)), i, g);
-        moe_store_neon(c_out + j, c, n);
-        moe_store_neon(h + j, vmulq_f32(o, moe_tanh_neon(c)), n);
+/* ---- The 16 lanes: four registers ---- */
+
+typedef float32x4x4_t moe_lanes_neon;
+
+#define MOE_FOUR_NEON(name, value)                                                          \
+    MOE_INLINE moe_lanes_neon moe_lanes_##name##_neon(moe_lanes_neon a, moe_lanes_neon b) { \
+        for (size_t i = 0; i < 4; i++) a.val[i] = value;                                    \
+        return a;                                                                           \
     }
+#define MOE_BITS_NEON(op) vreinterpretq_f32_u32(op(vreinterpretq_u32_f32(a.val[i]), vreinterpretq_u32_f32(b.val[i])))
+MOE_FOUR_NEON(add, vaddq_f32(a.val[i], b.val[i]))
+MOE_FOUR_NEON(sub, vsubq_f32(a.val[i], b.val[i]))
+MOE_FOUR_NEON(mul, vmulq_f32(a.val[i], b.val[i]))
+MOE_FOUR_NEON(div, vdivq_f32(a.val[i], b.val[i]))
+MOE_FOUR_NEON(and, MOE_BITS_NEON(vandq_u32))
+MOE_FOUR_NEON(or, MOE_BITS_NEON(vorrq_u32))
+MOE_FOUR_NEON(xor, MOE_BITS_NEON(veorq_u32))
+MOE_INLINE moe_lanes_neon moe_lanes_of_neon(float x) {
+    const float32x4_t four = vdupq_n_f32(x);
+    return (moe_lanes_neon){ { four, four, four, four } };
+}
+MOE_INLINE moe_lanes_neon moe_lanes_exp_neon(moe_lanes_neon a) {
+    for (size_t i = 0; i < 4; i++) a.val[i] = moe_exp_neon(a.val[i]);
+    return a;
+}
+#define moe_lanes_exp_below_neon moe_lanes_exp_neon
+MOE_INLINE moe_lanes_neon moe_lanes_first_neon(moe_lanes_neon v, size_t n) {
+    float tail[MOE_LANES];
+    moe_lanes_store_neon(tail, v, MOE_LANES);
+    return moe_lanes_load_neon(tail, n);
 }
 
-static void moe_unary_neon(moe_unary what, const float *x, size_t n, float *y) {
-    for (size_t i = 0; i < n; i += 4) {
-        const float32x4_t v = moe_load_neon(x + i, n - i);
-        const float32x4_t f = what == MOE_UNARY_TANH ? moe_tanh_neon(v) : moe_sigmoid_neon(v);
-        moe_store_neon(y + i, what == MOE_UNARY_SWISH ? vmulq_f32(v, f) : f, n - i);
-    }
-}
-
-static float moe_score_additive_neon(const float *key, const float *query, const float *v, size_t n) {
-    float32x4x4_t sum = moe_zero_lanes_neon();
-    for (size_t k = 0; k < n; k += MOE_LANES) {
-        const float32x4x4_t a = moe_load_lanes_neon(key + k, n - k), b = moe_load_lanes_neon(query + k, n - k);
-        const float32x4x4_t by = moe_load_lanes_neon(v + k, n - k);
-        for (size_t i = 0; i < 4; i++)
-            sum.val[i] = moe_add_product_neon(sum.val[i], by.val[i], moe_tanh_neon(vaddq_f32(a.val[i], b.val[i])));
-    }
-    return moe_join_neon(sum);
-}
-
-static float moe_dot_neon(const float *a, const float *b, size_t n) {
-    float32x4x4_t sum = moe_zero_lanes_neon();
-    for (size_t k = 0; k < n; k += MOE_LANES) {
-        const float32x4x4_t x = moe_load_lanes_neon(a + k, n - k), y = moe_load_lanes_neon(b + k, n - k);
-        for (size_t i = 0; i < 4; i++) sum.val[i] = moe_add_product_neon(sum.val[i], x.val[i], y.val[i]);
-    }
-    return moe_join_neon(sum);
-}
-
-static void moe_axpy_neon(float a, const float *x, size_t n, float *y) {
-    const float32x4_t factor = vdupq_n_f32(a);
-    for (size_t i = 0; i < n; i += 4)
-        moe_store_neon(y + i, moe_add_product_neon(moe_load_neon(y + i, n - i), factor, moe_load_neon(x + i, n - i)),
-                       n - i);
-}
+#define MOE_ISA neon
+#define MOE_ISA_STATIC static
+#define MOE_ISA_INLINE MOE_INLINE
+#include "moe.c"
 
 /* A comparison, not fmax or fmaxnm: those let NaN win, or a signalling one. */
 static float moe_max_neon(const float *x, size_t n) {
@@ -4210,27 +4159,10 @@ static float moe_max_neon(const float *x, size_t n) {
             const float32x4_t v = vld1q_f32(x + k + 4 * i);
             best.val[i] = vbslq_f32(vcgtq_f32(v, best.val[i]), v, best.val[i]);
         }
-    moe_store_lanes_neon(lane, best, MOE_LANES);
+    moe_lanes_store_neon(lane, best, MOE_LANES);
     result = moe_max_portable(lane, MOE_LANES);
     for (; k < n; k++) result = x[k] > result ? x[k] : result;
     return result + 0.0f;
-}
-
-static float moe_exp_sum_neon(const float *x, size_t n, float shift, float *y) {
-    const float32x4_t by = vdupq_n_f32(shift);
-    float32x4x4_t sum = moe_zero_lanes_neon();
-    for (size_t k = 0; k < n; k += MOE_LANES) {
-        float32x4x4_t e = moe_load_lanes_neon(x + k, n - k);
-        for (size_t i = 0; i < 4; i++) e.val[i] = moe_exp_neon(vsubq_f32(e.val[i], by));
-        if (y) moe_store_lanes_neon(y + k, e, n - k);
-        if (n - k < MOE_LANES) { /* lanes past the end hold exp(-shift): they must not count */
-            float tail[MOE_LANES];
-            moe_store_lanes_neon(tail, e, MOE_LANES);
-            e = moe_load_lanes_neon(tail, n - k);
-        }
-        for (size_t i = 0; i < 4; i++) sum.val[i] = vaddq_f32(sum.val[i], e.val[i]);
-    }
-    return moe_join_neon(sum);
 }
 
 MOE_BLEND_OF(neon)
@@ -4273,7 +4205,7 @@ static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
 static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_NEON(i8mm) };
 #endif /* MOE_ARM */
 
-/* ==== 14. Dispatch ============================================================================================
+/* ==== 15. Dispatch ============================================================================================
  * Owns the choice of a kernel room. Invariant: the choice is made once per session and changes speed only. */
 
 static const moe_kernels *const moe_kernel_rooms[] = {
@@ -4332,7 +4264,7 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
                     moe_isa_names());
 }
 
-/* ==== 15. Threads =============================================================================================
+/* ==== 16. Threads =============================================================================================
  * Owns the worker threads of a session. Invariant: a job's tasks are claimed one by one from one atomic word
  * (generation, tasks left), so that a worker which wakes late finds nothing and the caller never waits for it. A
  * session that is cancelled ends with the task at hand. */
@@ -4454,7 +4386,7 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
     return MOE_OK;
 }
 
-/* ==== 16. Model file: reader ==================================================================================
+/* ==== 17. Model file: reader ==================================================================================
  * Owns the bytes of a model. Invariant: after moe_file_parse every pointer that this room hands out lies inside the
  * mapping or the copy of the header, is aligned for its type, and every count has been multiplied out without overflow.
  *
@@ -4784,12 +4716,22 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     if (t->offset - *data_end >= MOE_SLAB_ALIGN)
         return moe_fail(error, MOE_ERROR_FORMAT, where, "a gap of %llu bytes lies before it",
                         (unsigned long long)(t->offset - *data_end));
-    for (; *data_end < t->offset; ++*data_end)
-        if (f->data[*data_end])
-            return moe_fail(error, MOE_ERROR_FORMAT, where, "byte %llu of the gap before it is not zero: damaged",
-                            (unsigned long long)*data_end);
     *data_end = t->offset + t->bytes;
     return f->version > 1 && t->experts ? moe_parse_slabs(c, t, where, error) : MOE_OK;
+}
+
+/* Between tensors are zeros. */
+static moe_status moe_check_gaps(const moe_file *f, moe_error *error) {
+    uint64_t at = f->header_bytes;
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const moe_tensor_info *t = &f->tensors[i];
+        for (; at < t->offset; at++)
+            if (f->data[at])
+                return moe_fail(error, MOE_ERROR_FORMAT, "gap", "byte %llu before tensor %.*s is not zero: damaged",
+                                (unsigned long long)at, (int)moe_min(t->name.length, 80), t->name.data);
+        at += t->bytes;
+    }
+    return MOE_OK;
 }
 
 static void moe_file_free(moe_file *f, const moe_allocator *a) {
@@ -4914,7 +4856,7 @@ static moe_status moe_parse_header(moe_cursor *c, moe_file *f, const moe_allocat
     return MOE_OK;
 }
 
-/* Check everything but the tensors' contents. On failure nothing is left allocated. */
+/* Read the header and check it; what follows the header is not looked at. On failure nothing is left allocated. */
 static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
                                  moe_error *error) {
     moe_cursor c = { data, 0, 0, 0 };
@@ -5063,7 +5005,7 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
     return moe_find_name(f->names, f->n_tensors, name);
 }
 
-/* ==== 17. Model file: writer ==================================================================================
+/* ==== 18. Model file: writer ==================================================================================
  * Owns the way of bytes into a new file. Invariant: a file appears under its name whole or not at all, and what stood
  * there before is never damaged. */
 
@@ -5506,6 +5448,25 @@ static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest, size
     }
 }
 
+/* Whether the reader would take the file that is planned, said before a byte of it is written. Slabs have no checksums
+ * yet: those of zeros stand for them. */
+static moe_status moe_save_check(moe_save *s, const moe_allocator *a, moe_error *error) {
+    moe_error refused;
+    moe_file f;
+    moe_status status;
+    for (size_t i = 0; i < s->n_tensors; i++)
+        if (s->tensors[i].experts)
+            s->tensors[i].checksum = moe_crc32(0, s->sums, moe_pieces(&s->tensors[i]) * sizeof *s->sums);
+    moe_save_header(s, s->header);
+    status = moe_file_parse(&f, s->header, (size_t)s->file_bytes, a, &refused);
+    if (status == MOE_OK) moe_file_free(&f, a);
+    else
+        status = moe_fail(error, status == MOE_ERROR_MEMORY ? status : MOE_ERROR_ARGUMENT, refused.where, "%s",
+                          refused.message);
+    memset(s->header, 0, s->header_bytes);
+    return status;
+}
+
 /* s->tensors are ready to be placed. */
 static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocator *a, moe_error *error) {
     size_t piece_bytes = 0, widest = 0, slabs = 0, block_bytes = 0;
@@ -5526,7 +5487,8 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
                             block_bytes);
     }
     s->error = error;
-    status = moe_output_begin(path, a, 1, &s->out, error);
+    status = moe_save_check(s, a, error);
+    if (status == MOE_OK) status = moe_output_begin(path, a, 1, &s->out, error);
     if (status == MOE_OK) {
         status = moe_save_all(s);
         if (status == MOE_OK) status = moe_output_close(s->out, 1, error);
@@ -5621,7 +5583,7 @@ moe_status moe_model_write(const char *path, const moe_write_params *params, moe
     return status;
 }
 
-/* ==== 18. Layers ==============================================================================================
+/* ==== 19. Layers ==============================================================================================
  * Owns the layer list that a file's metadata describes and the weights bound to it. Invariant: a bound model's shapes
  * all agree, its ids are in range, and its small tensors hold finite numbers; nothing below looks a name up again.
  *
@@ -6380,7 +6342,7 @@ static int moe_is_never(const moe_model *m, int32_t id) {
     return 0;
 }
 
-/* ==== 19. Models ==============================================================================================
+/* ==== 20. Models ==============================================================================================
  * Owns everything a program may do with a model: open, close, save and look at it. Invariant: an open model never
  * changes. */
 
@@ -6417,6 +6379,7 @@ static moe_status moe_model_create(const void *data, size_t bytes, const moe_mod
     m->allocator = a;
     m->fd = -1;
     status = moe_file_parse(&m->file, data, bytes, &a, error);
+    if (status == MOE_OK) status = moe_check_gaps(&m->file, error);
     if (status == MOE_OK && verify >= 0) {
         m->file.checked = moe_allocate_zeroed(&a, m->file.n_pieces * sizeof *m->file.checked);
         if (!m->file.checked) status = moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory to verify the tensors");
@@ -6643,7 +6606,7 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
     return -1;
 }
 
-/* ==== 20. Graph ===============================================================================================
+/* ==== 21. Graph ===============================================================================================
  * Owns the common parts of ops: how a node is added to a graph, how its rows are computed on all threads. Every node of
  * a graph has the same number of rows; a graph is built and planned once for a capacity and run with the rows of the
  * moment.
@@ -6726,7 +6689,7 @@ MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, in
     ids[at] = id;
 }
 
-/* ==== 21. Ops: rows ===========================================================================================
+/* ==== 22. Ops: rows ===========================================================================================
  * Owns the ops that make a row from the same row of other nodes. Invariant: of these and of the ops in the rooms below,
  * a compute function writes its own node, its scratch and what the frame names, and splits only outputs over threads.
  */
@@ -6923,7 +6886,7 @@ static void moe_compute_norm(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, 4 * t->cols, moe_compute_norm_row);
 }
 
-/* ==== 22. Ops: carried rows ===================================================================================
+/* ==== 23. Ops: carried rows ===================================================================================
  * Owns the ops that read and write carried rows, which outlive a run (moe_carry lists the kinds). Invariant: in a graph
  * all gathers from some rows come before the stores to them, so that no second buffer is needed. */
 
@@ -6965,7 +6928,7 @@ static void moe_compute_store(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_store_row);
 }
 
-/* ==== 23. Ops: recurrences ====================================================================================
+/* ==== 24. Ops: recurrences ====================================================================================
  * Owns LSTM cells: a step of them for the rows of a beam, a whole layer of them for packed sentences. Invariant: z, the
  * sums of the four gates, stays in a thread's cache from the products to the cell. */
 
@@ -7211,7 +7174,7 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
     }
 }
 
-/* ==== 24. Ops: attention ======================================================================================
+/* ==== 25. Ops: attention ======================================================================================
  * Owns the context that a row of the decoder reads from its source sentence. */
 
 /* `keys` and `values` [tokens, size], [tokens, width] are carried by source. Rows of sentences that go on are those of
@@ -7364,7 +7327,7 @@ static void moe_compute_heads(const moe_run *run, const moe_node *t) {
     moe_pool_run(run->pool, tasks, moe_heads_task, &job);
 }
 
-/* ==== 25. Ops: gates ==========================================================================================
+/* ==== 26. Ops: gates ==========================================================================================
  * Owns the choice of experts. Invariant: a row's selections are ascending, and never more than the gate's capacity. No
  * row looks at another, except in batchwise gates, which are for analysis. */
 
@@ -7584,7 +7547,7 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
     trace(trace_user, name, work.probabilities, run->frame->rows, t->cols, t->cols);
 }
 
-/* ==== 26. Ops: experts ========================================================================================
+/* ==== 27. Ops: experts ========================================================================================
  * Owns the work of experts. This room alone knows where an expert's bytes lie: moe_experts_slab. Invariant: whatever
  * the order of work, the outputs of a row's experts are added in the order of their numbers. */
 
@@ -7617,13 +7580,13 @@ static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up
     *down = moe_matrix_moved(&e->down, expert * e->stride);
 }
 
-/* How many (expert, row) pairs run at once: those expected, with room to spare, and at least those that one row may
- * select. */
+/* How many (expert, row) pairs run at once: those expected, with room to spare, within 2^14, and at least those that
+ * one row may select. */
 static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
     size_t wanted = 2 * gate->gate.gating->k;
     if (gate->gate.grouped) wanted *= gate->src[1]->gate.gating->k;
     if (moe_gate_is_dense(gate->gate.kind) || !wanted) wanted = gate->gate.capacity;
-    return moe_max(g->rows * moe_min(gate->gate.capacity, wanted), gate->gate.capacity);
+    return moe_max(moe_min(g->rows * moe_min(gate->gate.capacity, wanted), 1 << 14), gate->gate.capacity);
 }
 
 typedef struct moe_expert_work {
@@ -7805,7 +7768,7 @@ static void moe_compute_mix(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, t->src[0]->cols, moe_compute_mix_row);
 }
 
-/* ==== 27. Ops: output =========================================================================================
+/* ==== 28. Ops: output =========================================================================================
  * Owns the output layer and its results for the search: the best tokens of a row and their log-probabilities. The
  * [rows, vocabulary] matrix of logits exists only if it is traced. */
 
@@ -7903,13 +7866,15 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
         float *y = logits + r * l.y_stride, largest;
         if (t->stride) memcpy(moe_row_of(t, row) + column, y, w.rows * sizeof *y);
         moe_forbid(&t->output, t->output.n_suppressed, t->output.n_never, y, column, w.rows);
-        if (t->output.n_suppressed) {
+        const int held =
+            f->hold && f->hold[row] && (size_t)t->output.eos >= column && (size_t)t->output.eos < column + w.rows;
+        const int summed = held || t->output.n_suppressed; /* before tokens leave that keep their probability */
+        if (summed) {
             work->max[at] = kernels->max(y, w.rows);
             work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
             moe_forbid(&t->output, 0, t->output.n_suppressed, y, column, w.rows);
+            if (held) y[(size_t)t->output.eos - column] = moe_from_bits(0xff800000u);
         }
-        if (f->hold && f->hold[row] && (size_t)t->output.eos >= column && (size_t)t->output.eos < column + w.rows)
-            y[(size_t)t->output.eos - column] = moe_from_bits(0xff800000u);
         if (f->want[row] >= 0 && (size_t)f->want[row] >= column && (size_t)f->want[row] < column + w.rows)
             f->want_logprob[row] = y[(size_t)f->want[row] - column];
         for (size_t i = row * f->n_starts; i < (row + 1) * f->n_starts; i++)
@@ -7917,7 +7882,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
                 f->start_logprobs[i] = y[(size_t)f->starts[i] - column];
         largest = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
                                 work->ids + at * top);
-        if (t->output.n_suppressed) continue;
+        if (summed) continue;
         work->max[at] = largest;
         work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
     }
@@ -7959,7 +7924,7 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, 512 * job.work.chunks, moe_output_join);
 }
 
-/* ==== 28. Plan and run ========================================================================================
+/* ==== 29. Plan and run ========================================================================================
  * Owns the table of ops, the places of nodes in memory, and the run of a graph. Invariant: after moe_graph_plan no
  * other node uses the place of a node's rows between the node itself and its last reader. */
 
@@ -8082,7 +8047,7 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
     }
 }
 
-/* ==== 29. Encoder and decoder =================================================================================
+/* ==== 30. Encoder and decoder =================================================================================
  * Owns the graphs of a model. Invariant: the layer list alone decides which nodes they have. */
 
 /* The name of a node: its layer's and its own. */
@@ -8382,13 +8347,14 @@ static void moe_build_classifier(moe_graph *g, const moe_model *m) {
     moe_op_output(g, &output, x);
 }
 
-/* ==== 30. Reranking ===========================================================================================
+/* ==== 31. Reranking ===========================================================================================
  * Owns the translations that wait to be reranked: each needs the log-probability of its source given each hypothesis. A
  * question asks the model for one of these. Invariant: the outcome depends on the sentence alone. Questions are asked
  * before new sentences begin, so that places for twice the sentences of a batch are always enough. */
 
 typedef struct moe_waiting {
-    void *user; /* the request's */
+    void *user;         /* the request's */
+    const int *dropped; /* the same */
     int used, broken;
     uint64_t arrival;   /* 0: the sentence is still being translated */
     int32_t source_tag; /* -1: to be found out */
@@ -8408,6 +8374,7 @@ typedef struct moe_ticket {
     moe_waiting *waiting; /* NULL: something that is not reranked */
     size_t question;      /* of `waiting`; SIZE_MAX: the translation itself */
     size_t first, n;      /* the request's tokens among those that the encoder reads */
+    const int *dropped;   /* the request's */
 } moe_ticket;
 
 typedef struct moe_reranker {
@@ -8450,6 +8417,7 @@ static moe_waiting *moe_rerank_begin(moe_reranker *r, const moe_request *q) {
     w->used = 1;
     w->broken = 0;
     w->arrival = 0;
+    w->dropped = q->dropped;
     w->source_tag = q->source_tag;
     w->n_source = q->n_source;
     memcpy(w->source, q->source, q->n_source * sizeof *w->source);
@@ -8561,7 +8529,7 @@ static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const m
     return 1;
 }
 
-/* ==== 31. Sessions: making ====================================================================================
+/* ==== 32. Sessions: making ====================================================================================
  * Owns a session's one block of memory. Three words: settle the choices that parameters make, measure the memory that
  * they need, build the session. Invariant: the same code measures and builds. */
 
@@ -9226,7 +9194,7 @@ moe_stats moe_session_stats(const moe_session *s) {
     return stats;
 }
 
-/* ==== 32. Sessions: translating ===============================================================================
+/* ==== 33. Sessions: translating ===============================================================================
  * Owns the queue of requests and the loop. Invariant: rows of a step are the live hypotheses of the active slots in
  * slot order; a finished sentence's slot and its rows that are carried by source are free for the next request at once.
  */
@@ -9306,6 +9274,14 @@ static void moe_refuse(const moe_request *request, moe_done_fn done, void *user,
     done(user, &result);
 }
 
+/* Whether nobody wants a request any more. Another thread may say so. */
+static int moe_is_dropped(const int *dropped) { return dropped && __atomic_load_n(dropped, __ATOMIC_RELAXED); }
+
+static void moe_refuse_dropped(void *request_user, moe_done_fn done, void *user) {
+    const moe_result result = { request_user, MOE_ERROR_CANCELLED, "dropped by the caller", 0, NULL };
+    done(user, &result);
+}
+
 /* 1 if a request's constraints can be kept; else why not. */
 static int moe_check_constraints(const moe_session *s, const moe_request *q, size_t n_target, char *why, size_t size) {
     const moe_model *m = s->model;
@@ -9345,6 +9321,7 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
     const size_t n_target = (q->target ? q->n_target : 0) + (size_t)(m->forced_tag || q->force >= 0);
     const int needs_target = m->forced_tag || m->source_tag == 1;
     char message[160];
+    if (moe_is_dropped(q->dropped)) return moe_refuse_dropped(q->user, done, user), 0;
     for (size_t i = 0; i < q->n_source; i++)
         if (q->source[i] < 0 || q->source[i] >= m->source_vocabulary) {
             snprintf(message, sizeof message, "source token %d is outside the vocabulary (0 to %d)", (int)q->source[i],
@@ -9417,7 +9394,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     size_t n = 0;
     if (m->source_tag && !q->raw) ids[n++] = m->source_tag == 2 ? q->source_tag : q->target_tag;
     if (m->source_bos && !q->raw) ids[n++] = m->bos;
-    s->tickets[at] = (moe_ticket){ ticket->waiting, ticket->question, n, q->n_source };
+    s->tickets[at] = (moe_ticket){ ticket->waiting, ticket->question, n, q->n_source, q->dropped };
     if (q->n_source) memcpy(ids + n, q->source, q->n_source * sizeof *ids);
     n += q->n_source;
     if (m->source_eos && !q->raw) ids[n++] = m->source_end;
@@ -9565,6 +9542,26 @@ static void moe_deliver(moe_session *s, size_t at, size_t n, moe_done_fn done, v
     }
     done(user, &result);
     if (w) w->used = 0;
+}
+
+/* What nobody wants any more leaves its places, with all that is asked about it. A GPU finishes what it has. */
+static void moe_drop_unwanted(moe_session *s, moe_done_fn done, void *user) {
+    const size_t batch = (size_t)s->params.batch;
+    for (size_t i = 0; i < s->reranker.n; i++) {
+        moe_waiting *w = &s->reranker.waiting[i];
+        if (!w->used || !w->arrival || !moe_is_dropped(w->dropped)) continue;
+        for (size_t at = batch; at < s->n_slots; at++)
+            if (s->slots[at].active && s->tickets[at].waiting == w) moe_deactivate(s, at);
+        w->used = 0;
+        moe_refuse_dropped(w->user, done, user);
+    }
+    for (size_t at = 0; at < batch; at++) {
+        moe_waiting *w = s->tickets[at].waiting;
+        if (!s->slots[at].active || !moe_is_dropped(s->tickets[at].dropped)) continue;
+        moe_deactivate(s, at);
+        if (w) w->used = 0;
+        moe_refuse_dropped(s->slots[at].user, done, user);
+    }
 }
 
 /* The hypotheses of a slot that is done. Returns how many. */
@@ -9757,6 +9754,7 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
     if (s->model->kind == MOE_MODEL_CLASSIFIER)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "translate", "this model is a classifier: it does not translate");
     while (status == MOE_OK) {
+        if (!s->api) moe_drop_unwanted(s, done, user);
         const size_t due = moe_rerank_due(&s->reranker), free = moe_free_slots(s, 0, batch);
         const int ask = due && moe_free_slots(s, batch, s->n_slots) >= moe_min(due, questions / 4);
         /* The encoder takes sentences in groups; a large batch begins with several, one after the other. */
@@ -9826,4 +9824,4 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
     return MOE_OK;
 }
 
-#endif /* MOE_HOST */
+#endif /* MOE_ISA, MOE_HOST */

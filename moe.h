@@ -550,6 +550,11 @@ typedef struct moe_request {
     int32_t target_tag; /* the language to translate into, by moe_model_language_tag */
     int32_t source_tag; /* the language of the source, for reranking and for models that read it (NLLB, M2M-100) */
     void *user;         /* handed back with the result */
+
+    /* Where something else than 0 stands as soon as nobody wants the result any more; NULL: that will not be. The
+     * request is dropped before the next step then (on a GPU, if it has not begun) and handed over with
+     * MOE_ERROR_CANCELLED. It must stay valid until then. Another thread may write it, as an atomic. */
+    const int *dropped;
 } moe_request;
 
 typedef struct moe_hypothesis {

@@ -14,9 +14,14 @@ Every test prints `ok NAME (seconds)`, `skip NAME: why` or `FAIL NAME: line N: w
 failed`. Where CI is set, tools/install-deps --test-long has been here: a test whose module is missing then fails.
 """
 import os
+import signal
 import sys
 import time
 import traceback
+
+for number in signal.SIGHUP, signal.SIGINT:  # what nohup and a shell's job in the background ignore, programs would too
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 
 class Skip(Exception):

@@ -375,7 +375,7 @@ def work(kind, first, count):
 def in_a_process(*how):
     """Lines of JSON that this script prints when it is called so, threads' memory not reserved ahead."""
     done = subprocess.run([sys.executable, os.path.abspath(__file__), *how], capture_output=True, encoding="utf-8",
-                          env={**os.environ, "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"})
+                          env={**os.environ, "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}, timeout=600)
     assert not done.returncode, f"status {done.returncode}: {done.stderr[-3000:]}"
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -430,14 +430,14 @@ PICKLES = {  # name -> instructions, and a word of the complaint
     "bytes of 2^63": (b"\x8e" + b"\xff" * 8, "cut off"),
     "an integer of 2 GB": (b"\x8b\xff\xff\xff\x7f", "an integer of 2147483647 bytes"),
     "an integer of 5,000 digits": (b"\x8b\x00\x10\0\0" + b"\x7f" * 4096, "an integer of 4096 bytes"),
-    "lists a million deep": (b"]" * 1000000 + b"a" * 999999, "no state_dict"),
-    "tuples a million deep": (b")" + b"\x85" * 1000000, "no state_dict"),
-    "tuples a million deep as a key": (b"})" + b"\x85" * 1000000 + b"Ns", "key is no text"),
+    "lists 300,000 deep": (b"]" * 300000 + b"a" * 299999, "no state_dict"),
+    "tuples 300,000 deep": (b")" + b"\x85" * 300000, "no state_dict"),
+    "tuples 300,000 deep as a key": (b"})" + b"\x85" * 300000 + b"Ns", "key is no text"),
     "a list in itself as a configuration": (b"}X\x06\0\0\0format]q\0h\0as", "state_dict"),
-    "a million marks": (b"(" * 1000000, "its stack is empty"),
-    "five million objects": (b"N" * 5000000, "more than 4194304 objects"),
+    "300,000 marks": (b"(" * 300000, "its stack is empty"),
+    "five million objects": (b"N" * 5000000, "far more memory"),
     "ever the same list copied": (b"(" + b"ctorch\nSize\nq\1" + b"](" + b"K\1" * 60000 + b"eq\0"
-                                  + b"h\1h\0\x85R" * 60000 + b"t", "more than 4194304 objects"),
+                                  + b"h\1h\0\x85R" * 60000 + b"t", "far more memory"),
     "a tensor of 4 GB of one number": (rebuilt(1, [1 << 30], [0]), "strides"),
     "a tensor of more than 2^64 bytes": (rebuilt(1, [1 << 40, 1 << 40], [0, 0]), "strides"),
     "a tensor of nothing, but wide": (rebuilt(1, [0, 1 << 61, 1 << 61], [1, 1, 1]), "no state_dict"),
@@ -471,6 +471,93 @@ def try_pickles():
                 complaint, trace = convert_here(command)
                 print(json.dumps({"name": name, "legacy": legacy, "complaint": complaint, "trace": trace,
                                   "left": os.listdir(folder)}), flush=True)
+
+
+def config_of(text):
+    """A checkpoint whose config.json repeats a text up to three megabytes."""
+    def make(folder):
+        command = hf("marian", "safetensors")(folder)
+        write_bytes(folder + "/config.json", b'{"a": [' + (3 << 20) // len(text) * text + b"0]}")
+        return command, 3 << 20
+    return make
+
+
+def header_of(text):
+    """A checkpoint whose safetensors header does."""
+    def make(folder):
+        command = hf("marian", "safetensors")(folder)
+        data = b'{"a": [' + (3 << 20) // len(text) * text + b"0]}"
+        write_bytes(folder + "/model.safetensors", struct.pack("<Q", len(data)) + data)
+        return command, 3 << 20
+    return make
+
+
+def pickle_of(code, legacy):
+    """A checkpoint whose pickle repeats instructions up to three megabytes."""
+    def make(folder):
+        pickled(folder + "/m.pt", (3 << 20) // len(code) * code + b"N", [("0", bytes(4))], legacy)
+        return [folder + "/m.pt", "--from", "nvidia-gnmt"], 3 << 20
+    return make
+
+
+SWELLING = {"lists in config.json": config_of(b"[],"), "objects in config.json": config_of(b"{},"),
+            "numbers in config.json": config_of(b"1e9,"), "lists in a header": header_of(b"[],"),
+            "pairs in a header": header_of(b'{"a":1},'),
+            **{f"{name} in a pickle{' of before 1.6' * legacy}": pickle_of(code, legacy)
+               for name, code in (("sets", b"\x8f"), ("dictionaries", b"}"), ("lists", b"]"), ("marks", b"("),
+                                  ("memory", b"N\x94"), ("large numbers", b"\x8a\x08aaaaaaaa"), ("tuples", b"N\x85"),
+                                  ("entries", b"}K\x01Ns"), ("objects", b"cargparse\nNamespace\n)R"))
+               for legacy in (False, True)}}
+MULTIPLE, FREE = 16, 80 << 20  # of a file's size that reading it may take, and what it may take whatever the size is
+
+
+@numpy_test
+def memory_is_a_small_multiple_of_the_file():
+    """A byte of a pickle makes an empty set of 216 bytes, three of JSON a list of 64."""
+    for end in in_a_process("--swelling"):
+        assert not end["trace"] and end["complaint"] and end["taken"] < FREE + MULTIPLE * end["size"], end
+        SWELLING.pop(end["name"])
+    assert not SWELLING, f"not reached: {list(SWELLING)}"
+
+
+def try_swelling():
+    """Each in a process of its own, as the most memory that a process ever took does not go down."""
+    for name, make in SWELLING.items():
+        with tempfile.TemporaryDirectory() as folder:
+            command, size = make(folder)
+            if os.fork() == 0:
+                before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                complaint, trace = convert_here([*command, "-o", folder + "/out.bin"])
+                taken = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+                print(json.dumps({"name": name, "complaint": complaint, "trace": trace, "taken": taken,
+                                  "size": size}), flush=True)
+                os._exit(0)
+            os.wait()
+
+
+ENDLESS = {"config.json": ("marian", "safetensors"), "vocab.json": ("marian", "safetensors"),
+           "source.spm": ("marian", "safetensors"), "model.safetensors": ("marian", "safetensors"),
+           "pytorch_model.bin": ("marian", "legacy"), "special_tokens_map.json": ("nllb", "safetensors")}
+
+
+@numpy_test
+def devices_and_pipes_are_refused_by_name():
+    """/dev/zero has no end, and a pipe is waited for; a link to a file is a file."""
+    ways = [lambda path: os.symlink("/dev/zero", path), os.mkfifo]
+    for name, kind in ENDLESS.items():
+        ways.reverse()
+        with tempfile.TemporaryDirectory() as folder:
+            command = hf(*kind)(folder)
+            path = os.path.join(folder, name)
+            os.rename(path, folder + "/else")
+            for make in ways[:1 + (name == "config.json")]:
+                make(path)
+                (end,) = in_a_process("--convert", *command, "-o", folder + "/m.bin")
+                assert name in end["complaint"] and "not a regular file" in end["complaint"], (name, end)
+                assert end["seconds"] < SECONDS and not os.path.exists(folder + "/m.bin"), end
+                os.unlink(path)
+            os.symlink("else", path)
+            assert convert_here([*command, "-o", folder + "/m.bin"]) == (None, None), name
 
 
 def refused(command, out="model.bin"):
@@ -576,11 +663,11 @@ def outputs_are_written_where_they_should_be_and_nowhere_else():
         assert complaint.startswith("convert.py: ") and os.path.islink(folder + "/out.partial"), complaint
 
 
-def convert_alone(command):
+def convert_alone(*command):
     """convert.py in this process, memory limited: prints how it ended."""
     limit_memory()
     began = time.process_time()
-    complaint, trace = convert_here(command)
+    complaint, trace = convert_here(list(command))
     print(json.dumps({"complaint": complaint, "trace": trace, "seconds": time.process_time() - began}))
 
 
@@ -593,8 +680,9 @@ def main():
     parser.add_argument("--only", default="", help="tests whose name contains this")
     parser.add_argument("--work", metavar="KIND", choices=list(KINDS) if np else [],
                         help="cases of this kind in this process")
-    if sys.argv[1:2] in (["--convert"], ["--pickles"]):  # by this script itself
-        return convert_alone(sys.argv[2:]) if sys.argv[1] == "--convert" else try_pickles()
+    alone = {"--convert": convert_alone, "--pickles": try_pickles, "--swelling": try_swelling}
+    if sys.argv[1:] and sys.argv[1] in alone:  # by this script itself
+        return alone[sys.argv[1]](*sys.argv[2:])
     arguments = parser.parse_args()
     if arguments.work:
         return work(arguments.work, arguments.seed, arguments.cases)

@@ -1679,6 +1679,19 @@ static void writing_impossible_tensors_is_refused_and_leaves_nothing(void **stat
         assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
         CHECK(strstr(e.message, "a.b") != NULL, "'%s' does not name the key", e.message);
     }
+    { /* what the reader refuses */
+        static const moe_tensor_spec twice[] = { { "a", MOE_TYPE_F32, 1, { 4 } }, { "a", MOE_TYPE_F32, 2, { 4, 4 } } };
+        static const moe_tensor_spec wide[] = { { "a", MOE_TYPE_Q8, 2, { 1, 131073 } },
+                                                { "a", MOE_TYPE_Q4, 3, { 1, 131073, 1 } } };
+        for (size_t i = 0; i < 3; i++) {
+            moe_write_params p = { .tensors = i ? &wide[i - 1] : twice,
+                                   .n_tensors = i ? 1 : 2,
+                                   .fill = no_rows,
+                                   .user = &rows };
+            assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
+            CHECK(strstr(e.message, i ? "131072" : "'a' stands twice") != NULL, "%s: %s", e.where, e.message);
+        }
+    }
     assert_int_equal(rows, 0);
     assert_false(exists(path));
 }

@@ -136,7 +136,8 @@ typedef struct candidate {
 /* See et al. 2017, eq 9, with the weights of attention on what a constraint translates as the chance of copying. */
 static size_t candidates_of(const task *t, const sentence *s, size_t parent, candidate *out) {
     const outlook o = look(t, s->tokens, s->n);
-    size_t n = 0, missing = 0, left = (size_t)t->beam + 1;
+    size_t n = 0, missing = 0;
+    const size_t left = (size_t)t->beam + 1;
     int32_t likeliest = 0;
     int next = -1; /* the constraint that comes next, if one does */
     double stay = 0;
@@ -171,13 +172,16 @@ static size_t candidates_of(const task *t, const sentence *s, size_t parent, can
         out[0].writes = next;
         return n;
     }
-    for (float below_this = 1; left--;) { /* the best tokens of the row, one by one */
-        int32_t id = -1;
-        for (int32_t i = 0; i < TOKENS; i++)
-            if (o.logprobs[i] < below_this && (id < 0 || o.logprobs[i] > o.logprobs[id])) id = i;
-        below_this = o.logprobs[id];
-        if ((next >= 0 && (id == EOS || id == out[0].id)) || repeats(t, s, id)) continue;
-        out[n++] = (candidate){ s->rank + o.logprobs[id] + stay, o.logprobs[id], parent, id, -1 };
+    for (int repeated = 0; !repeated || !n; repeated = 1) { /* better a constraint again than nothing */
+        float below_this = 1;
+        for (size_t k = 0; k < left; k++) { /* the best tokens of the row, one by one */
+            int32_t id = -1;
+            for (int32_t i = 0; i < TOKENS; i++)
+                if (o.logprobs[i] < below_this && (id < 0 || o.logprobs[i] > o.logprobs[id])) id = i;
+            below_this = o.logprobs[id];
+            if ((next >= 0 && (id == EOS || id == out[0].id)) || (!repeated && repeats(t, s, id))) continue;
+            out[n++] = (candidate){ s->rank + o.logprobs[id] + stay, o.logprobs[id], parent, id, -1 };
+        }
     }
     return n;
 }

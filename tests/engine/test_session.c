@@ -1587,6 +1587,39 @@ static void no_translation_is_shorter_than_the_least_length(void **state) {
     drop(f);
 }
 
+/* A token has the probability that scoring gives it, whether the end token was allowed beside it or not. */
+static void a_least_length_changes_no_probability(void **state) {
+    (void)state;
+    for (int suppressed = 0; suppressed < 2; suppressed++) {
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        const int64_t never[] = { 9, 11 };
+        fixture *f;
+        ask *asks = random_asks(6, 12), *again = mw_zeros(12 * sizeof *again);
+        heard *out, *scored;
+        moe_session_params p;
+        if (suppressed) mw_ints(m, "token.suppressed", never, 2);
+        f = open_model(m);
+        p = params_for(f->model);
+        p.max_len_factor = 0, p.max_len_offset = 9, p.max_target = 20;
+        p.min_target = 6;
+        out = translate(f, &p, asks, 12);
+        for (size_t k = 0; k < 12; k++) {
+            again[k] = asks[k];
+            again[k].scoring = 1;
+            again[k].n_target = out[k].hypotheses[0].n_ids;
+            memcpy(again[k].target, out[k].hypotheses[0].ids, sizeof again[k].target);
+        }
+        scored = translate(f, &p, again, 12);
+        for (size_t k = 0; k < 12; k++) {
+            const heard_hypothesis *y = &out[k].hypotheses[0];
+            assert_true(y->n_ids >= 6);
+            assert_memory_equal(y->logprobs, scored[k].hypotheses[0].logprobs, y->n_ids * sizeof *y->logprobs);
+        }
+        free(out), free(scored), free(asks), free(again);
+        drop(f);
+    }
+}
+
 static void sources_up_to_max_source_are_served_and_longer_ones_refused(void **state) {
     (void)state;
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
@@ -2275,6 +2308,34 @@ static void session_bytes_is_what_is_allocated(void **state) {
         }
 }
 
+/* A dense gate selects every expert for every row; what its rows need at once stays small, and the bytes are the same.
+ */
+static void a_dense_gate_takes_its_rows_in_chunks(void **state) {
+    mw_model *m = mw_small(MW_PRODUCT, MW_Q8, 3);
+    ask *asks = random_asks(7, 12);
+    heard *alone, *together;
+    fixture *f;
+    moe_session_params p;
+    size_t dense = 0, sparse = 0;
+    (void)state;
+    mw_int(m, "decoder.layers", 3);
+    mw_mixture(m, "decoder.2.", MW_WIDTH, 1000, 2, "topk", 0, 0, "", 0, 0, 4);
+    f = open_model(m);
+    p = params_for(f->model);
+    p.batch = 12, p.beam = p.nbest = 4, p.max_source = LONGEST;
+    assert_int_equal(moe_session_bytes(f->model, &p, &sparse, NULL), MOE_OK);
+    p.gating = "softmax";
+    assert_int_equal(moe_session_bytes(f->model, &p, &dense, NULL), MOE_OK);
+    CHECK(dense < sparse + (4 << 20), "%zu bytes, with top-k %zu", dense,
+          sparse); /* 48 * 1000 pairs are 6 MB and more */
+    together = translate(f, &p, asks, 12);
+    p.batch = 1;
+    alone = translate(f, &p, asks, 12);
+    for (size_t k = 0; k < 12; k++) assert_memory_equal(&together[k], &alone[k], sizeof alone[k]);
+    free(alone), free(together), free(asks);
+    drop(f);
+}
+
 static void session_bytes_does_not_allocate_what_it_counts(void **state) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
@@ -2662,6 +2723,7 @@ int main(void) {
         cmocka_unit_test(attention_on_a_raw_request_covers_all_of_its_tokens),
         cmocka_unit_test(target_is_cut_at_the_length_limit),
         cmocka_unit_test(no_translation_is_shorter_than_the_least_length),
+        cmocka_unit_test(a_least_length_changes_no_probability),
         cmocka_unit_test(sources_up_to_max_source_are_served_and_longer_ones_refused),
         cmocka_unit_test(targets_up_to_max_target_are_taken_and_longer_ones_refused),
         cmocka_unit_test(broken_requests_come_back_alone_and_the_others_go_on),
@@ -2685,6 +2747,7 @@ int main(void) {
         cmocka_unit_test(translating_allocates_nothing),
         cmocka_unit_test(session_bytes_is_what_is_allocated),
         cmocka_unit_test(session_bytes_does_not_allocate_what_it_counts),
+        cmocka_unit_test(a_dense_gate_takes_its_rows_in_chunks),
         cmocka_unit_test(session_new_survives_the_failure_of_every_allocation),
         cmocka_unit_test(absurd_sessions_are_refused_not_attempted),
         cmocka_unit_test(trace_sees_every_node_by_name),

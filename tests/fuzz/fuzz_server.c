@@ -9,7 +9,11 @@
 
 #include "tests/fuzz/fuzz.h"
 
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <netinet/in.h>
 #include <poll.h>
+#include <sys/socket.h>
 
 enum { QUIET = 20, PATIENCE = 15000, REPLIES = 8 << 20 }; /* ms without a byte; bytes of all replies to an input */
 
@@ -63,6 +67,8 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
                                           "\"\\u0000b\"",
                                           "\"\\ud800\"",
                                           "\"html\"",
+                                          "\"xml\"",
+                                          "{\"book\":\"Werk\",\"#\":\"\"}",
                                           "\"de\"",
                                           "\"auto\"",
                                           "[[\"a\"]]",
@@ -81,6 +87,14 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
                                          "/languages",
                                          "/health",
                                          "/metrics",
+                                         "/translate_file",
+                                         "/download_file/x",
+                                         "/suggest",
+                                         "/spec",
+                                         "/v2/translate",
+                                         "/v2/languages?type=target",
+                                         "/v2/usage",
+                                         "/imme",
                                          "/",
                                          "chunked",
                                          "application/json",
@@ -95,6 +109,15 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
                                          "details",
                                          "alternatives",
                                          "api_key",
+                                         "glossary",
+                                         "text",
+                                         "text_list",
+                                         "source_lang",
+                                         "target_lang",
+                                         "tag_handling",
+                                         "formality",
+                                         "file\"; filename=\"a.html",
+                                         "Authorization: DeepL-Auth-Key x\r\n",
                                          "Expect: 100-continue\r\n",
                                          "Connection: close\r\n",
                                          "Content-Length: 5\r\n",
@@ -134,6 +157,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 
 static server fuzzed = { .lock = PTHREAD_MUTEX_INITIALIZER,
                          .filled = PTHREAD_COND_INITIALIZER,
+                         .doors = PTHREAD_MUTEX_INITIALIZER,
                          .detecting = PTHREAD_MUTEX_INITIALIZER };
 static struct MHD_Daemon *fuzzed_daemon;
 static pthread_t fuzzed_decoder;
@@ -230,7 +254,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     if (program_begin("moe-server") >= 0 || read_options(&fuzzed.options, N, arguments) >= 0) abort();
     if (open_translator(&fuzzed) >= 0) abort();
     open_detector(&fuzzed);
-    if (!(fuzzed_daemon = listen_at(&fuzzed)) || pthread_create(&fuzzed_decoder, NULL, decode, &fuzzed)) abort();
+    if (!(fuzzed_daemon = http_listen(&fuzzed)) || pthread_create(&fuzzed_decoder, NULL, requests_decode, &fuzzed))
+        abort();
     atexit(end_fuzzed);
     return 0;
 }

@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from html.parser import HTMLParser
 
 import polib
@@ -26,6 +27,7 @@ from moe_translate.segments import Mark, Segment
 from suite import Suite
 
 test = Suite()
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 TAG = re.compile(r"(<[^<>]*>)")
 
 
@@ -174,6 +176,19 @@ def a_page_is_translated():
     )
     assert translate_document("<p>Click <b>Save</b> now.</p>", "html", careless) == "<p>CLICK <b>SAVE</b> NOW.</p>"
     assert translate_document("<p>One</p>", "html", lambda texts: ["a < b & c"]) == "<p>a &lt; b &amp; c</p>"
+
+
+@test
+def a_link_of_words_keeps_words():
+    page = "<p>It was <a href='u'>released</a> on 09 March.</p>"
+    for kind, text, link in (
+        ("html", page, "<a href='u'>RELEASED</a>"),
+        ("markdown", "It [came](u) in 1999.\n", "[CAME](u)"),
+    ):
+        got = translate_document(
+            text, kind, lambda texts: ["Am <x1>09</x1>. erschienen" if "<x1>" in t else t.upper() for t in texts]
+        )
+        assert link in got, got
 
 
 @test
@@ -543,6 +558,50 @@ def several_documents_go_to_a_directory():
         assert program(folder, other, "-o", there, data=b"One.\n")[0] == 0
         assert [open(os.path.join(there, name)).read() for name in ("a.txt", "b.txt")] == ["ONE.\n", "TWO.\n"]
         assert program(folder, other)[0] == 2
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from moe_translate import documents, engine
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
+
+def interrupt():
+    while not any(one.under_way for one in list(engine._engines)):
+        time.sleep(0.05)
+    time.sleep(0.3)
+    print(time.monotonic(), flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+sys.exit(documents.main())
+"""
+
+
+@test
+def ctrl_c_ends_a_long_document_within_a_second_and_leaves_nothing():
+    lines = [f"I have {i} dogs and a very big house near the sea." for i in range(3000)]
+    libraries = ROOT / os.environ.get("BIN", "."), ("libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so")
+    model = ["-m", str(ROOT / "models/en-de-fr-es.bin"), "-t", "de"]
+    for name, text in (
+        ("a.txt", "\n".join(lines)),
+        ("a.md", "\n\n".join(lines)),
+        ("a.html", "".join(f"<p>{line}</p>\n" for line in lines)),
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, name)
+            path.write_text(text, encoding="utf-8")
+            for where in ["-o", os.path.join(folder, "out")], ["--in-place"]:
+                done = subprocess.run(
+                    [sys.executable, "-c", INTERRUPTED, *model, str(path), *where],
+                    capture_output=True,
+                    text=True,
+                    timeout=120,
+                    env={**os.environ, "MOE_LIBRARY": os.path.join(*libraries)},
+                )
+                took = time.monotonic() - float(done.stdout)
+                assert done.returncode == 130 and took < 1, (name, done.returncode, took, done.stderr)
+                assert done.stderr == "moe-documents: interrupted; nothing was written\n", done.stderr
+                assert os.listdir(folder) == [name] and path.read_text(encoding="utf-8") == text
 
 
 if __name__ == "__main__":

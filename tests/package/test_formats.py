@@ -15,7 +15,7 @@ import docx
 import javaproperties
 import yaml
 from ebooklib import epub
-from moe_translate.documents import translate_document
+from moe_translate.documents import FORMATS, translate_document
 from odf import teletype
 from odf.opendocument import OpenDocumentText, load
 from odf.text import H, P, Span
@@ -185,6 +185,99 @@ def bombs_and_entities_are_refused():
     refused("[" * 200000 + "]" * 200000, "json", "deep")
 
 
+OFFICE = {  # member, and its bytes with BODY where text may stand
+    "docx": "word/document.xml",
+    "odt": "content.xml",
+    "epub": "c.xhtml",
+}
+CONTENT_TYPES = (
+    '<Types><Override PartName="/word/document.xml" ContentType="application/vnd.openxmlformats-officedocument.'
+    'wordprocessingml.document.main+xml"/></Types>'
+)
+BODIES = {
+    "docx": '<w:document xmlns:w="w"><w:body><w:p><w:r><w:t>%s</w:t></w:r></w:p></w:body></w:document>',
+    "odt": '<office:document-content xmlns:office="o" xmlns:text="t"><text:p>%s</text:p></office:document-content>',
+    "epub": "<html><body><p>%s</p></body></html>",
+}
+PLAIN = {
+    "xliff": "<xliff version='2.0'><segment><source>%s</source></segment></xliff>",
+    "android": "<resources><string name='a'>%s</string></resources>",
+    "qt": "<TS><context><message><source>%s</source></message></context></TS>",
+}
+
+
+def office_of(kind, body, more=None):
+    """A zip file of a kind whose text is `body`."""
+    files = {"[Content_Types].xml": CONTENT_TYPES} if kind == "docx" else {"mimetype": "application/epub+zip"}
+    if kind == "epub":
+        files |= {
+            "META-INF/container.xml": '<container><rootfile full-path="b.opf"/></container>',
+            "b.opf": '<package><item href="c.xhtml" media-type="application/xhtml+xml"/><spine></spine></package>',
+        }
+    return zipped(files | {OFFICE[kind]: body} | (more or {}))
+
+
+@test
+def every_zip_and_xml_is_read_with_care():
+    entity = '<!DOCTYPE r [<!ENTITY a "aaaaaaaa"><!ENTITY b "&a;&a;">]>'
+    outside = '<!DOCTYPE r [<!ENTITY b SYSTEM "file:///etc/passwd">]>'
+    for kind, body in BODIES.items():
+        assert translate_document(office_of(kind, body % "One"), kind, louder) != office_of(kind, body % "One"), kind
+        refused(office_of(kind, body % "One", {"x.bin": b" " * (32 << 20)}), kind, "bomb")
+        refused(office_of(kind, body % "One")[:-30], kind, "zip")
+        refused(b"", kind, "zip")
+        deep = "<b>" * 5000 + "One" + "</b>" * 5000
+        if kind != "epub":  # whose pages are cut without a tree
+            refused(office_of(kind, body % deep), kind, "deep")
+            refused(office_of(kind, entity + body % "&b;"), kind, "entity")
+            refused(office_of(kind, outside + body % "&b;"), kind, "entity")
+            refused(office_of(kind, (body % "One")[:-5]), kind, "well-formed")
+        else:
+            for doctype in (entity, outside):  # the page stays, which is said
+                said, page = [], doctype + body % "One &b; two"
+                got = translate_document(office_of(kind, page), kind, louder, lambda *what: said.append(what))
+                assert members(got)["c.xhtml"] == page.encode() and "entity" in said[0][1], (said, got)
+    for kind, body in PLAIN.items():
+        assert "ONE" in translate_document(body % "One", kind, louder), kind
+        refused(entity + body % "&b;", kind, "entity")
+        refused(outside + body % "&b;", kind, "entity")
+        refused(body % ("<b>" * 5000 + "</b>" * 5000), kind, "deep")
+        refused((body % "One")[:-5], kind, "well-formed")
+
+
+@test
+def right_to_left_is_said_where_a_format_can():
+    book = members(translate_document(office_of("epub", BODIES["epub"] % "One"), "epub", louder, target="ar"))
+    assert b'<spine page-progression-direction="rtl">' in book["b.opf"], book["b.opf"]
+    for kind, key in (("xliff", 'trgLang="ar"'), ("qt", 'language="ar"')):
+        assert key in translate_document(PLAIN[kind] % "One", kind, louder, target="arb_Arab"), kind
+    po = 'msgid ""\nmsgstr "Language: \\n"\n\nmsgid "One"\nmsgstr ""\n'
+    assert "Language: ar" in translate_document(po, "po", louder, target="arb_Arab")
+
+
+@test
+def each_format_says_what_stayed():
+    texts = {
+        "text": "%s\n",
+        "html": "<p>%s</p>",
+        "markdown": "%s\n",
+        "subtitles": "1\n00:00:01,000 --> 00:00:03,000\n%s\n",
+        "po": 'msgid "%s"\nmsgstr ""\n',
+        "json": '{"a": "%s"}',
+        "table": "%s,1\n",
+        "properties": "a=%s\n",
+        "yaml": "a: %s\n",
+    } | PLAIN
+    data = {kind: (text % "One two").encode() for kind, text in texts.items()}
+    data |= {kind: office_of(kind, body % "One two") for kind, body in BODIES.items()}
+    assert set(data) == set(FORMATS)
+    for kind, before in data.items():
+        for translate, count in ((louder, 0), (nothing, 1)):
+            said = []
+            translate_document(before, kind, translate, lambda *what: said.append(what))
+            assert len(said) == count and all("could not be translated" in why for _, why in said), (kind, said)
+
+
 # ---- Strings -----------------------------------------------------------
 
 
@@ -249,6 +342,82 @@ def values_of_json_are_translated_and_keys_are_not():
     }
     assert translate_document(data, "json", same) == data
     refused('{"a": ', "json", "JSON")
+
+
+@test
+def comments_in_json_stay():
+    data = '{\n// "old": "Not this",\n"a": "Go /* home */", /* b\n"c": "no" */ "d": "See // there"}'
+    got = translate_document(data, "json", louder)
+    assert got == data.replace("Go /* home */", "GO /* HOME */").replace("See // there", "SEE // THERE"), got
+    refused('{"a": /* "b"}', "json", "JSON")
+
+
+@test
+def what_stays_keeps_its_bytes():
+    for kind, data in (
+        ("properties", "a=Tama\\u00F1u del\\:\\  ensame\\nno\\!\nb=\\ one  two\\\n   three\\nfour\n"),
+        ("json", '{"a": "A \\u00C4 b\\/c\\nd  \\u0065 f"}'),
+        ("table", "a  b;c\n"),
+        ("html", "<p>One  two\nthree &#x27; &amp; <b>four  five</b>  six</p>"),
+        ("markdown", "One  two  *three*  &amp; four\n"),
+        (
+            "android",
+            "<resources><string name='a'>\n  One  two\n  \\nthree &#x27;\n</string><string name='b'>A  <b>b</b>  c"
+            "</string><string name='c'><![CDATA[<p>One\n  two</p>]]></string></resources>",
+        ),
+    ):
+        for translate in (same, nothing):
+            assert translate_document(data, kind, translate) == data, (kind, translate.__name__)
+
+
+@test
+def translations_without_words_are_not_taken():
+    said = []
+
+    def dashes(texts):
+        return [" -- " for _ in texts]
+
+    for kind, data in (
+        ("table", "Sheet 1 - page,a\n"),
+        ("json", '{"a": "Canceled {} - {}"}'),
+        ("html", "<p>Page <b>1</b> of it</p>"),
+        ("markdown", "# Chapter 1\n"),
+        ("text", "Chapter 1\n"),
+        ("yaml", "a: |\n  Chapter 1\n"),
+    ):
+        assert translate_document(data, kind, dashes, lambda *what: said.append(what)) == data, kind
+        said = said[:1]
+    assert said and "could not be translated" in said[0][1]
+
+
+@test
+def space_around_a_translation_is_no_indentation():
+    data = "a: |-\n  One text\n  and more\nb: |\n  c\n"
+    got = translate_document(data, "yaml", lambda texts: [f"  {text} " for text in texts])
+    assert yaml.safe_load(got) == {"a": "One text\nand more", "b": "c\n"}, got
+
+
+@test
+def tags_and_addresses_in_texts_are_not_lost():
+    said = []
+
+    def lose(texts):
+        return [re.sub(r"</?b>|https?:\S+|\$\w+\$|\\n", "", text) for text in texts]
+
+    for text in ("Go to <b>the house</b> now", "See https://example.org/a_b today", "$START$Go$END$ now", "One\\nTwo"):
+        data = json.dumps({"a": text})
+        assert translate_document(data, "json", lose, lambda *what: said.append(what)) == data, text
+    assert len(said) == 4, said
+    xliff = "<xliff version='2.0'><segment><source>Go &lt;b&gt;home&lt;/b&gt;</source></segment></xliff>"
+    assert translate_document(xliff, "xliff", lambda texts: ["Geh heim"]).count("&lt;b&gt;home") == 2
+
+
+@test
+def properties_without_utf8_are_latin_1():
+    data = "a=Gr\u00fc\u00dfe an alle\n".encode("latin-1")
+    assert translate_document(data, "properties", louder) == "a=GRÜSSE AN ALLE\n".encode("latin-1")
+    other = translate_document(data, "properties", lambda texts: ["Привет"])
+    assert javaproperties.loads(other.decode("latin-1")) == {"a": "Привет"}, other
 
 
 @test

@@ -4,15 +4,18 @@
 Usage: tests/python tests/package/test_po.py
 """
 
+import pathlib
 import re
 import shutil
 import subprocess
 import sys
 
 import polib
+from moe_translate import Translator
 from moe_translate.documents import translate_document
 from suite import Suite
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 test = Suite()
 HEAD = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
 
@@ -103,6 +106,16 @@ def a_header_without_plural_forms_gets_them():
     got = translated(data, target="fr")
     check(got)
     assert '\\n"\n"Plural-Forms: nplurals=2; plural=(n > 1);\\n"\n\n' in got, got
+
+
+@test
+def the_branches_of_an_icu_message_are_translated():
+    message = "You have {n, plural, one {one letter} other {# letters}} today."
+    with Translator(str(ROOT / "models" / "en-de-fr-es.bin"), beam=2, rerank=0, target="de") as model:
+        got = translated(
+            HEAD + f'msgid "{message}"\nmsgstr ""\n', lambda texts: [model.translate(text) for text in texts]
+        )
+    assert messages(got)[message] == "Du hast {n, plural, one {ein Brief} other {# Briefe}} heute.", got
 
 
 @test

@@ -6,10 +6,12 @@ Usage: tests/python tests/package/test_translator.py      (BIN: where programs a
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
 
+import asyncio
 import ctypes
 import os
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,10 +22,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = ROOT / os.environ.get("BIN", ".")
 os.environ["MOE_LIBRARY"] = str(BIN / ("libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"))
 
+import moe_translate  # noqa: E402
 import pyarrow  # noqa: E402
 from moe_translate import Model, MoeError, TextError, Translator, cached, options, version  # noqa: E402
 from moe_translate import library  # noqa: E402
 from suite import Suite  # noqa: E402
+
+sys.path.insert(0, str(ROOT / "tests/programs"))
+import small_models  # noqa: E402
 
 test = Suite()
 MODEL = ROOT / "models/en-de-fr-es.bin"
@@ -59,7 +65,6 @@ def structures_are_those_of_the_header():
         "moetext_link": library.Link,
         "moetext_hypothesis": library.Hypothesis,
         "moetext_result": library.Result,
-        "moetext_rows": library.Rows,
     }
     lines = [f'printf("{name} %zu\\n", sizeof({name}));' for name in mirrors]
     lines += [
@@ -117,6 +122,25 @@ def results_say_more():
 
 
 @test
+def icu_messages_may_go_over_lines():
+    message = "{n, plural,\n  one {one letter is here}\n  other {# letters are here. Good morning.}\n}"
+    text = f"Good morning!\n{message}\nGood night."
+    done = subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", "--beam", "2", "--rerank", "0"], input=text,
+                          capture_output=True, text=True, check=True)
+    with Translator(MODEL, target="de", **FAST) as translator:
+        assert translator.translate(text) + "\n" == done.stdout
+        got = translator.translate(text.replace("\n", "\r\n"))
+        assert got == done.stdout[:-1].replace("\n", "\r\n"), got
+        assert got.count("{") == 3 and "ein" in got and "is here" not in got, got
+        result, = translator.results(["{n, plural,\n one two {the house}\n}\nGood night."])
+        assert result.text == "{n, plural,\n one two {the house}\n}\nGute Nacht.", result
+    for more in {"split": 0}, {"alignment": True}, {"nbest": 2}:
+        with Translator(MODEL, target="de", **FAST, **more) as translator:
+            got = next(iter(translator.results([text]))).text
+            assert got == done.stdout[:-1] or got == f"Guten Morgen!\n{message}\nGute Nacht.", (more, got)
+
+
+@test
 def alignments_count_characters():
     text = "Où est le café ? Où est le café ?"
     with Translator(MODEL, source="fr", target="en", alignment=True, **FAST) as translator:
@@ -171,6 +195,29 @@ def glossaries_are_files_or_terms():
         assert "glossary" in str(fails("argument", Translator, MODEL, target="de", glossary=bad, **FAST)), bad
     fails("io", Translator, MODEL, target="de", glossary="/nowhere", **FAST)
     assert not {name for name in set(os.listdir(tempfile.gettempdir())) - before if name.endswith(".csv")}
+
+
+@test
+def a_call_may_bring_a_glossary():
+    line, terms = "The dog sleeps.", {"dog": "Gugelhupf"}
+
+    async def work(translator):
+        one = await translator.translate_async(line, glossary=terms)
+        return [one] + [result.text async for result in translator.stream_async([line], glossary=terms)]
+
+    with Translator(MODEL, target="de", glossary={"dog": "Werwolf"}, **FAST) as translator:
+        own, called = translator.translate(line), translator.translate(line, glossary=terms)
+        assert "Werwolf" in own and "Gugelhupf" in called and translator.translate(line, glossary={}) == own
+        (result,) = translator.results([line], glossary=terms)
+        assert [result.text, *asyncio.run(work(translator))] == [called] * 3 and translator.translate(line) == own
+        for bad in ({"a\tb": "c"}, {"a": "b\0c"}, {"a": ""}, {"a": 1}, {"a": "x" * 300}):
+            fails("argument", translator.translate, line, glossary=bad)
+        assert_raises(ValueError, translator.translate, line, glossary=terms, prefix="Der")
+        kept = translator.results([line] * 9, glossary=terms)
+        assert "Gugelhupf" in next(kept).text
+    fails("cancelled", next, kept)
+    with Translator(MODEL, target="de", protect=0, **FAST) as translator:
+        fails("unsupported", translator.translate, line, glossary=terms)
 
 
 @test
@@ -291,6 +338,388 @@ def arrow_arrays_come_and_go():
 
 
 @test
+def scores_are_those_of_moe_translate():
+    pairs = [("Where is my book?", text) for text in ("Wo ist mein Buch?", "Der Hund.")] + [("It rains.", "Es regnet.")]
+    command = [str(BIN / "moe-translate"), "-q", "-m", str(MODEL), "-t", "de", "--score"]
+    lines = "".join(f"{source}\t{target}\n" for source, target in pairs)
+    out = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True).stdout
+    with Translator(MODEL, target="de", threads=1) as translator:
+        found = translator.score([source for source, _ in pairs], [target for _, target in pairs])
+        assert [f"{one.logprob:.3f}" for one in found] == [f"{float(x.split()[0]):.3f}" for x in out.splitlines()], out
+        assert found[0] == translator.score(*pairs[0]) and found[0].logprob > found[1].logprob
+        assert found[0].tokens == ("▁Wo", "▁ist", "▁mein", "▁Buch", "?") and found[0].text == pairs[0][1]
+        assert len(found[0].token_logprobs) == 6 and abs(sum(found[0].token_logprobs) - found[0].logprob) < 1e-3
+        error = fails("argument", translator.score, ["fine", "a\0b"], ["gut", "gut"])
+        assert isinstance(error, TextError) and error.index == 1
+        for wrong in (("a", ["b"]), (["a"], "b"), ("a", b"b")):
+            assert_raises(TypeError, translator.score, *wrong)
+        assert_raises(ValueError, translator.score, ["a", "b"], ["c"])
+
+
+def assert_raises(kind, action, *arguments, **named):
+    try:
+        action(*arguments, **named)
+    except kind:
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+@test
+def translations_may_be_begun():
+    texts, begun = ["Where is my book?", "It rains."], ["Mein", "Heute"]
+    command = [str(BIN / "moe-translate"), "-qm", str(MODEL), "-t", "de", "--prefix", "--beam", "2", "--rerank", "0"]
+    lines = "".join(map("{}\t{}\n".format, texts, begun))
+    out = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    with Translator(MODEL, target="de", **FAST) as translator:
+        assert translator.translate(texts, prefix=begun) == out and all(map(str.startswith, out, begun))
+        assert translator.translate(texts[0], prefix="Mein") == out[0]
+        assert [result.text for result in translator.results(texts, prefix=iter(begun))] == out
+        assert all(text.startswith("Mein") for text in translator.translate(texts, prefix="Mein"))
+        assert_raises(ValueError, translator.translate, texts, prefix=["Mein"])
+        assert_raises(ValueError, list, translator.results(texts, prefix=["Mein"]))
+        assert_raises(TypeError, translator.translate, texts[0], prefix=b"Mein")
+
+
+@test
+def tokens_are_those_of_the_tokeniser():
+    with Translator(MODEL, target="de", **FAST) as translator:
+        (result,) = translator.results(["Where is my book?"])
+        best = result.hypotheses[0]
+        assert "".join(result.source_tokens).replace("▁", " ").strip() == "Where is my book?", result
+        assert "".join(best.tokens).replace("▁", " ").strip() == best.text == "Wo ist mein Buch?", best
+        assert translator.model.tokens(best.ids) == best.tokens and len(result.source_ids) == len(result.source_tokens)
+        assert translator.model.tokens([10**6, -1]) == ("", "")
+
+
+@test
+def languages_are_told():
+    with Translator(MODEL, target="de", **FAST) as translator:
+        for language, text in (
+            ("en", "Where is my book?"),
+            ("de", "Wo ist mein Buch?"),
+            ("fr", "Où est mon livre ?"),
+            ("es", "¿Dónde está mi libro?"),
+        ):
+            (first, probability), *others = translator.detect(text)
+            assert first == language and 0.9 < probability <= 1 and all(x < probability for _, x in others), text
+        several = translator.detect("no")
+        assert len(several) > 1 and several == sorted(several, key=lambda pair: -pair[1]), several
+        assert 0.9 < sum(probability for _, probability in several) <= 1.0001, several
+        assert translator.detect("123 :-)") == translator.detect("") == [] and translator.detect("a\0b\ud800")
+        assert_raises(TypeError, translator.detect, b"Good")
+
+
+@test
+def unknown_languages_are_refused_before_anything_is_translated():
+    with Translator(MODEL, **FAST) as translator:
+        for action in (translator.translate, lambda *a, **k: next(translator.results(*a, **k))):
+            assert "target" in str(fails("argument", action, ["It rains."]))
+            for wrong in ({"target": "xx"}, {"target": "de", "source": "xx"}, {"target": "auto"}):
+                assert "know" in str(fails("argument", action, ["It rains."], **wrong))
+        fails("argument", translator.translate, ["It rains."], errors="empty")
+        assert translator.translate("It rains.", target="DE", source="auto") == "Es regnet."
+
+
+# ---- many callers ----
+
+
+@test
+def loops_over_results_translate():
+    with Translator(MODEL, target="de", **FAST) as translator:
+        alone = translator.translate(LINES)
+        found = []
+        for number, result in enumerate(translator.results(LINES)):
+            found.append(result.text)
+            line = LINES[number]
+            assert translator.translate(line) == alone[number] == next(translator.results([line])).text
+            if number == 3:
+                assert translator.translate_arrow(pyarrow.array(LINES[:3]))[0].to_pylist() == alone[:3]
+        assert found == alone
+        texts = (translator.translate(text) for text in LINES)  # and so may the source of a loop
+        assert [bool(result.text) for result in translator.results(texts, source="de")] == list(map(bool, alone))
+
+
+@test
+def threads_share_a_translator():
+    with Translator(MODEL, target="de", **FAST) as translator:
+        alone, found = translator.translate(LINES), {}
+
+        def work(number):
+            found[number] = [r.text for r in translator.results(LINES)] if number % 2 else translator.translate(LINES)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(found[number] == alone for number in range(8))
+
+
+MANY = [f"I have {i} dogs and a very big house near the sea." for i in range(3000)]
+
+
+@test
+def a_text_does_not_wait_for_a_long_list():
+    with Translator(MODEL, target="de", threads=1) as translator:
+        ended = []
+
+        def long():
+            try:
+                translator.translate(MANY)
+            except MoeError as error:
+                ended.append(error.status)
+
+        thread = threading.Thread(target=long)
+        thread.start()
+        time.sleep(0.2)
+        assert translator.translate("It rains.") == "Es regnet." and not ended
+        translator.cancel()
+        thread.join()
+        assert ended == ["cancelled"] and translator.translate("It rains.") == "Es regnet."
+
+
+@test
+def closing_ends_the_calls_of_other_threads():
+    translator, ended = Translator(MODEL, target="de", threads=1), []
+
+    def long():
+        try:
+            translator.translate(MANY)
+        except MoeError as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=long)
+    thread.start()
+    time.sleep(0.2)
+    translator.close()
+    thread.join()
+    assert "closed" in ended[0] and "closed" in str(fails("argument", translator.translate, "It rains."))
+
+
+@test
+def a_hundred_tasks_share_a_translator():
+    lines = [f"I have {i} dogs." for i in range(100)]
+
+    async def work(translator):
+        found = await asyncio.gather(*map(translator.translate_async, lines))
+        assert [x async for x in translator.stream_async(lines)] == list(translator.results(lines))
+        assert await translator.translate_async(lines[:2], prefix="Ich") == found[:2]
+        assert await translator.translate_async([]) == []
+        return found
+
+    with Translator(MODEL, target="de", **FAST) as translator:
+        assert asyncio.run(work(translator)) == translator.translate(lines)
+
+
+@test
+def a_task_that_is_cancelled_leaves_the_others_alone():
+    async def work(translator):
+        long = [asyncio.create_task(translator.translate_async(MANY)) for _ in range(50)]
+        short = [asyncio.create_task(translator.translate_async(f"I have {i} dogs.")) for i in range(50)]
+        await asyncio.sleep(0.1)
+        for task in long:
+            task.cancel()
+        found = await asyncio.gather(*short)
+        assert all(isinstance(x, asyncio.CancelledError) for x in await asyncio.gather(*long, return_exceptions=True))
+        assert found == await asyncio.to_thread(translator.translate, [f"I have {i} dogs." for i in range(50)])
+        begin = time.monotonic()
+        try:
+            await asyncio.wait_for(translator.translate_async(MANY), 0.3)
+        except asyncio.TimeoutError:
+            assert time.monotonic() - begin < 2
+        else:
+            raise AssertionError("3,000 texts in .3 s")
+        return await translator.translate_async("It rains.")
+
+    with Translator(MODEL, target="de", **FAST) as translator:
+        assert asyncio.run(work(translator)) == "Es regnet."
+
+
+@test
+def streams_of_tasks_are_bounded_left_and_fail():
+    asked, given = [0], [0]
+
+    async def texts():
+        while True:
+            asked[0] += 1
+            assert asked[0] - given[0] <= 12, "read too far ahead"
+            yield f"It rains in {asked[0]}."
+            await asyncio.sleep(0)
+
+    async def broken():
+        yield "It rains."
+        raise KeyError("no more")
+
+    async def work(translator):
+        stream = translator.stream_async(texts(), ahead=10)
+        async for result in stream:
+            given[0] += 1
+            assert result.text.endswith(f" {given[0]}."), result.text
+            if given[0] == 100:
+                break
+        await stream.aclose()
+        seen = []
+        try:
+            async for result in translator.stream_async(broken()):
+                seen.append(result.text)
+        except KeyError:
+            return seen
+        raise AssertionError("no KeyError")
+
+    with Translator(MODEL, target="de", **FAST) as translator:
+        assert asyncio.run(work(translator)) == ["Es regnet."]
+        assert translator.translate("It rains.")
+
+
+# ---- Ctrl-C ----
+
+
+def child(program, **more):
+    """What a program prints; it ends within this time."""
+    begin = "from moe_translate import *\nimport asyncio, os, pyarrow, signal, sys, threading, time\n"
+    # a shell's job in the background ignores it
+    begin += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    begin += f"t = Translator({str(MODEL)!r}, target='de', threads=1)\n"
+    begin += "L = [f'I have {i} dogs and a very big house near the sea.' for i in range(3000)]\n"
+    command = [sys.executable, "-c", begin + program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, **more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+INTERRUPTED = """
+begin = []
+def interrupt():
+    begin.append(time.monotonic())
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Timer(0.7, interrupt).start()
+async def each(stream):
+    async for result in stream: pass
+def loop(results):
+    for result in results: pass
+try:
+    ACTION
+except KeyboardInterrupt:
+    print(time.monotonic() - begin[0])
+assert t.translate('Good morning.') == 'Guten Morgen.'
+"""
+
+
+@test
+def ctrl_c_stops_every_call_within_a_second():
+    for action in (
+        "t.translate(L)",
+        "t.score(L, L)",
+        "t.translate(L, prefix='Ich')",
+        "t.translate_arrow(pyarrow.array(L))",
+        "loop(t.results(L))",
+        "loop(t.results(sys.stdin))",
+        "loop((r, t.translate(L)) for r in t.results(L))",
+        "asyncio.run(t.translate_async(L))",
+        "asyncio.run(each(t.stream_async(L)))",
+    ):
+        reading, writing = os.pipe()  # the program's standard input, from which nothing comes
+        try:
+            said = child(INTERRUPTED.replace("ACTION", action), stdin=reading)
+        finally:
+            os.close(reading), os.close(writing)
+        assert said and float(said) < 1, (action, said)
+
+
+@test
+def a_program_may_end_while_something_is_under_way():
+    for action in (
+        "threading.Thread(target=t.translate, args=(L,), daemon=True).start(); time.sleep(.3)",
+        "x = t.results(L); next(x)",
+        "x = t.results(L); next(x); sys.exit()",
+    ):
+        assert child(action) == "", action  # which has its own limit of time
+
+
+@test
+def an_answer_does_not_wait_for_the_next_question():
+    program = "for r in t.results(sys.stdin): print(r.text.strip(), flush=True)"
+    begin = f"import sys\nfrom moe_translate import *\nt = Translator({str(MODEL)!r}, target='de', threads=1)\n"
+    command = [sys.executable, "-c", begin + program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asked:
+        for text, wanted in ("It rains.", "Es regnet."), ("Good morning.", "Guten Morgen."):
+            asked.stdin.write(text + "\n")
+            asked.stdin.flush()
+            assert asked.stdout.readline() == wanted + "\n"
+        asked.stdin.close()
+        assert asked.wait(20) == 0
+
+
+@test
+def bytes_are_no_text():
+    with Translator(MODEL, target="de") as translator:
+        for action in (
+            lambda: translator.translate(b"Good"),
+            lambda: translator.translate([b"Good"]),
+            lambda: list(translator.results([b"Good"])),
+        ):
+            try:
+                action()
+            except TypeError as error:
+                assert "str, not bytes" in str(error), error
+            else:
+                raise AssertionError("bytes were taken")
+
+
+@test
+def examples_of_the_page_run():
+    page = (ROOT / "tools/python/README.md").read_text(encoding="utf-8")
+    examples = [text for text in re.findall(r"```python\n(.*?)```", page, re.S) if "Translator" in text]
+    assert len(examples) == 2
+    with tempfile.TemporaryDirectory() as folder:
+        os.symlink(ROOT / "models", folder + "/models")
+        pathlib.Path(folder, "big.txt").write_text("It rains.\nGood morning.\n", encoding="utf-8")
+        command = [sys.executable, "-c", "".join(examples)]
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert not run.returncode and "Es regnet." in run.stdout and "Buenos días" in run.stdout, run.stdout + run.stderr
+
+
+def checked_by_mypy(program):
+    """The errors that mypy --strict finds in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", folder]
+        done = subprocess.run(
+            [*command, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "MYPYPATH": str(ROOT / "tools/python")},
+        )
+    assert "Success" in done.stdout or "error:" in done.stdout, done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if "error:" in line]
+
+
+def public(kind):
+    return [name for name in [*vars(kind), *getattr(kind, "__annotations__", ())] if not name.startswith("_")]
+
+
+@test
+def type_checkers_know_every_name():
+    program = (ROOT / "tests/package/every_call.py").read_text(encoding="utf-8")
+    every = {"__version__", *moe_translate.__all__}
+    for kind in Translator, Model, moe_translate.Result, moe_translate.Hypothesis, moe_translate.Link, TextError:
+        every |= {"." + name for name in public(kind)}
+    missing = [name for name in sorted(every) if not re.search(re.escape(name) + r"\b", program)]
+    assert not missing, missing
+    assert not checked_by_mypy(program), checked_by_mypy(program)
+    wrong = checked_by_mypy("from moe_translate import Translator\nx: int = Translator().translate('a')\n")
+    assert len(wrong) == 1 and "assignment" in wrong[0], wrong
+
+
+@test
+def every_call_is_made():
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "tests/package/every_call.py"), str(MODEL)], capture_output=True, text=True
+    )
+    assert run.returncode == 0 and run.stdout == "done\n", run.stdout + run.stderr
+
+
+@test
 def models_tell_of_themselves():
     model = Model(MODEL)
     assert (
@@ -301,6 +730,18 @@ def models_tell_of_themselves():
     )
     assert model.meta("general.name") == "en-de-fr-es" and model.meta("no.such.key") == "" and not model.needs_source
     assert {"beam", "target", "batch", "threads"} <= {name for name, _, help in options() if help} and version()
+
+
+@test
+def a_model_may_know_65000_languages():
+    meta, tensors = small_models.translation()
+    meta["languages.codes"] = [f"l{i}" for i in range(65000)]
+    meta["languages.tags"] = [5 + i % 20 for i in range(65000)]
+    with tempfile.TemporaryDirectory() as folder:
+        small_models.write(folder + "/model", meta, tensors)
+        begin = time.monotonic()
+        model = Model(folder + "/model", form="ids")
+        assert model.knows("l64999") and time.monotonic() - begin < 5  # 16 s when each was looked for
 
 
 if __name__ == "__main__":

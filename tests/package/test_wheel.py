@@ -10,9 +10,11 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 from suite import Skip, Suite
 
@@ -94,6 +96,38 @@ print(*sorted(set(re.findall(r"/\\S+/lib(?:moetext|sentencepiece|exttextcat|utf8
     assert len(libraries) == 4 and all(x.startswith(str(WORK)) for x in libraries), libraries
     code = "import moe_translate as m; print(m.Translator(target='de').translate('It rains.'))"
     assert in_venv(code, MOE_MODEL=str(MODEL)) == "Es regnet.\n"
+
+
+@test
+def it_brings_the_program_moe_translate():
+    in_venv("")
+    program = WORK / "venv/bin/moe-translate"
+    for command in (program,), (PYTHON, "-m", "moe_translate"):
+        assert run(*command, "-t", "de", "-m", MODEL, data="Where is my book?\nIt rains.\n") == (
+            "Wo ist mein Buch?\nEs regnet.\n"
+        )
+        assert run(*command, "-t", "de", "It rains.", MOE_MODEL=str(MODEL)) == "Es regnet.\n"
+        said = run(*command, "--no-such-option", status=2)
+        assert said.startswith("moe-translate: ") and "--no-such-option" in said, said
+    version = re.search(r'MOE_VERSION "(.*)"', (ROOT / "moe.h").read_text(encoding="utf-8"))[1]
+    assert version in run(program, "--version")
+    (file,) = WORK.glob("venv/lib/python*/site-packages/moe_translate/moe-translate")
+    needed = subprocess.run(["ldd", file], capture_output=True, text=True, env={}).stdout
+    for library in "libsentencepiece", "libexttextcat", "libutf8proc":
+        assert re.search(rf"{library}\S* => {re.escape(str(WORK))}", needed), needed
+    with subprocess.Popen([program, "-q", "-m", MODEL, "-t", "de"], stdin=subprocess.PIPE) as running:
+        time.sleep(1)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(10) == 128 + signal.SIGTERM
+    file.chmod(0o644)
+    try:
+        assert "cannot be run" in run(program, "It rains.", status=3)
+        file.rename(file.with_name("away"))
+        assert "is not here" in run(program, "It rains.", status=3)
+    finally:
+        if file.with_name("away").exists():
+            file.with_name("away").rename(file)
+        file.chmod(0o755)
 
 
 @numpy_test

@@ -1,4 +1,5 @@
-/* fail_allocation.c - for LD_PRELOAD, by test_allocations.py: memory that runs out when it is told to.
+/* fail_allocation.c - for LD_PRELOAD, by test_allocations.py: memory that runs out when it is told to. As a part of
+ * tests/text/test_memory.c, which sets `at`, `above` and `counting` itself and defines FAIL_WITHIN.
  *
  *   FAIL_AT=N         the Nth allocation after main began finds no memory, those after it do
  *   FAIL_ABOVE=BYTES  an allocation fails that would make more than BYTES live ones since main began
@@ -26,12 +27,15 @@ void *__libc_memalign(size_t alignment, size_t bytes);
 void __libc_free(void *memory);
 
 static atomic_int counting;
-static atomic_llong count, live, at = -1, above = -1;
+static atomic_llong count, failed, blocks, live, at = -1, above = -1;
 static int report = -1;
+
+#pragma GCC visibility push(default)
 
 static int fails(size_t bytes) {
     if (!counting) return 0;
     if (atomic_fetch_add(&count, 1) + 1 != at && (above < 0 || live + (long long)bytes <= above)) return 0;
+    atomic_fetch_add(&failed, 1);
     const int kept = errno;
     if (report >= 0 && write(report, "x", 1) < 0) _exit(99);
     errno = kept;
@@ -41,6 +45,7 @@ static int fails(size_t bytes) {
 static void *counted(void *memory) {
     if (memory && counting) atomic_fetch_add(&live, (long long)malloc_usable_size(memory));
     if (!memory) errno = ENOMEM;
+    else atomic_fetch_add(&blocks, 1);
     return memory;
 }
 
@@ -51,6 +56,7 @@ void *calloc(size_t n, size_t bytes) { return counted(fails(n * bytes) ? NULL : 
 void *realloc(void *old, size_t bytes) {
     if (fails(bytes)) return errno = ENOMEM, NULL;
     if (old && counting) atomic_fetch_sub(&live, (long long)malloc_usable_size(old));
+    if (old) atomic_fetch_sub(&blocks, 1);
     return counted(__libc_realloc(old, bytes));
 }
 
@@ -68,6 +74,7 @@ int posix_memalign(void **out, size_t alignment, size_t bytes) {
 
 void free(void *memory) {
     if (memory && counting) atomic_fetch_sub(&live, (long long)malloc_usable_size(memory));
+    if (memory) atomic_fetch_sub(&blocks, 1);
     __libc_free(memory);
 }
 
@@ -76,6 +83,9 @@ void *mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t
     return (void *)syscall(SYS_mmap, address, bytes, protection, flags, fd, offset);
 }
 
+#pragma GCC visibility pop
+
+#ifndef FAIL_WITHIN
 static int (*real_main)(int, char **, char **);
 
 static long long number(const char *name) {
@@ -101,3 +111,4 @@ int __libc_start_main(int (*begin)(int, char **, char **), int argc, char **argv
     real_main = begin;
     return start(counted_main, argc, argv, init, fini, rtld_fini, stack_end);
 }
+#endif

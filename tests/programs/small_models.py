@@ -9,7 +9,7 @@ import random
 import struct
 import zlib
 
-INT, REAL, TEXT, BYTES, TEXTS = 1, 2, 3, 4, 7
+INT, REAL, TEXT, BYTES, INTS, TEXTS = 1, 2, 3, 4, 5, 7
 WIDTH, VOCABULARY, BOS, EOS = 16, 40, 2, 3
 WORDS = ["<pad>", "<unk>", "<s>", "</s>"] + ["w%d" % i for i in range(4, VOCABULARY)]
 
@@ -27,6 +27,8 @@ def value(v):
         return BYTES, struct.pack("<Q", len(v)) + v
     if isinstance(v, str):
         return TEXT, struct.pack("<Q", len(v.encode())) + v.encode()
+    if v and isinstance(v[0], int):
+        return INTS, struct.pack("<Q%dq" % len(v), len(v), *v)
     return TEXTS, struct.pack("<Q", len(v)) + b"".join(pad(struct.pack("<Q", len(x.encode())) + x.encode(), 8)
                                                        for x in v)
 

@@ -8,18 +8,22 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 
 from suite import Suite
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 BIN = ROOT / os.environ.get("BIN", ".")
 MODEL = ROOT / "models" / "en-de-fr-es.bin"
 test = Suite()
 
 # Forms that programs use; those of the second row are from the message files of bash, Django, git, Sphinx and Qt.
-FORMS = """%s %d %-5.2f %1$s %2$d %*d %lld %zu %i %u %x %.1f %r %(name)s %(count)d %(num).2f {0} {} {name!r:>10} {user}
+FORMS = """%s %d %-5.2f %1$s %2$d %*d %lld %zu %Zd %i %u %x %.1f %r %(name)s %(count)d %(num).2f {0} {} {name!r:>10}
+{user}
 %<name>s %{name} %@ %1$@ {{x}} ${x} ${HOME} #{x} $name $HOME $(cmd) <%=x%> <<x>> [[x]] :attribute :user
 %(object_name)s %(verbose_name)s %(total)d %'d %<PRIu64> %c %02d %08lx %.*s %ld %1 %2 %L1 {0!s} {1:d} %n %(prog)s %S
 https://ex.org/{id}/edit https://ex.org/a?b=c&d=%20 mailto:me@ex.org me.you@ex.org /usr/lib/x.so C:\\Temp\\x.doc a_b.c
@@ -85,6 +89,33 @@ def two_thousand_lines_keep_all():
     for bad, line, got in shown[:12]:
         print(f"#   {bad}: {line!r} -> {got!r}")
     assert not shown, len(shown)
+
+
+def refused(messages):
+    """The lines of msgfmt -c about translations of C's format strings."""
+    quoted = lambda text: '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t") + '"'
+    entries = "".join(f"\n#, c-format\nmsgid {quoted(a)}\nmsgstr {quoted(b)}\n" for a, b in messages)
+    with tempfile.NamedTemporaryFile("w", suffix=".po") as file:
+        file.write('msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n' + entries)
+        file.flush()
+        done = subprocess.run(["msgfmt", "-c", "-o", "/dev/null", file.name], capture_output=True, text=True)
+    return done.stderr.strip().split("\n") if done.returncode else []
+
+
+@test.needs(shutil.which("msgfmt"), "msgfmt")
+def msgids_of_programs_pass_msgfmt():
+    lines = [line for line in (HERE / "msgids.txt").read_text().split("\n")[:-1] if not line.startswith("# ")]
+    assert len(lines) > 180 and not refused((line, line) for line in lines)
+    assert refused([(lines[0], "nothing")]) and refused([("in string %Zd here", "in %d hier")])
+    for target in "de", "fr", "es":
+        done = subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", target, "--beam", "2", "--rerank", "0", "-q"],
+                              input="".join(line + "\n" for line in lines), capture_output=True, text=True, check=True)
+        out = done.stdout.split("\n")[:-1]
+        assert len(out) == len(lines)
+        bad = refused(zip(lines, out))
+        stays = sum(line == got for line, got in zip(lines, out))
+        print(f"# {target}: {stays} of {len(lines)} are as they were")
+        assert not bad and stays < 0.15 * len(lines), (bad[:5], stays)
 
 
 @test

@@ -6,7 +6,8 @@
  *   4. Results      hypotheses, scores, prefixes, links
  *   5. Rows         many texts at once
  *   6. Stopping     from anywhere
- *   7. Processes    threads and forks
+ *   7. Turns        between texts of many parts; texts that nobody wants any more
+ *   8. Processes    threads and forks
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -446,6 +447,60 @@ static void a_translation_begins_as_it_was_told(void **state) {
     moetext_free(t);
 }
 
+/* Each text has its own glossary, whatever is translated beside it and however often it is tried. */
+static void a_text_brings_its_glossary(void **state) {
+    (void)state;
+    static const char *const sources[] = { "book", "#1" }, *const translations[] = { "Schinken", "Nummer eins" };
+    static const char text[] = "Where is my book?\nThe book is here. The book is old.", path[] = "build/terms.tsv";
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs("book\tSchinken\n", file);
+    fclose(file);
+    moetext *t = translator(FAST ";target=de"), *with_file = translator(FAST ";target=de;glossary=build/terms.tsv");
+    remove(path);
+    moetext_glossary *g;
+    assert_int_equal(moetext_glossary_new(t, sources, translations, 2, &g, NULL), MOE_OK);
+    const heard plain = say(t, text), wanted = say(with_file, text);
+    assert_string_not_equal(plain.texts[0], wanted.texts[0]);
+    assert_non_null(strstr(wanted.texts[0], "Schinken"));
+    moetext_request requests[6];
+    heard h[6];
+    for (size_t i = 0; i < 6; i++) requests[i] = text_of(text), requests[i].glossary = i % 2 ? g : NULL;
+    requests[5] = text_of("It is #1 of all."), requests[5].glossary = g;
+    assert_int_equal(run(t, requests, 6, h), MOE_OK);
+    for (size_t i = 0; i < 5; i++) assert_string_equal(h[i].texts[0], (i % 2 ? &wanted : &plain)->texts[0]);
+    assert_non_null(strstr(h[5].texts[0], "Nummer eins"));
+    moetext_glossary_free(g);
+    assert_int_equal(moetext_glossary_new(with_file, sources + 1, translations + 1, 1, &g, NULL), MOE_OK);
+    requests[0].glossary = g; /* instead of the translator's */
+    assert_int_equal(run(with_file, requests, 1, h), MOE_OK);
+    assert_string_equal(h[0].texts[0], plain.texts[0]);
+    moetext_glossary_free(g);
+    moetext_free(t);
+    moetext_free(with_file);
+}
+
+static void bad_terms_are_named(void **state) {
+    static const char *const bad[][2] = { { "", "x" },     { "x", " " },    { "a\nb", "x" },
+                                          { "x", "a\nb" }, { "\xff", "x" }, { "x", "\xff" } };
+    (void)state;
+    moetext *t = translator(FAST ";target=de");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const char *sources[] = { "dog", bad[i][0] }, *translations[] = { "Hund", bad[i][1] };
+        moetext_glossary *g = NULL;
+        moe_error e = { .code = MOE_OK };
+        assert_int_equal(moetext_glossary_new(t, sources, translations, 2, &g, &e), MOE_ERROR_ARGUMENT);
+        assert_string_equal(e.where, "glossary, term 2");
+        assert_true(*e.message && !g);
+    }
+    moetext_free(t);
+    t = translator(FAST ";target=de;protect=0");
+    moetext_glossary *g = NULL;
+    assert_int_equal(moetext_glossary_new(t, bad[0], bad[0], 0, &g, NULL), MOE_ERROR_UNSUPPORTED);
+    assert_null(g);
+    moetext_free(t);
+}
+
 /* The bytes that a link names are words of both texts. */
 static void check_links(const char *text, const heard *h) {
     assert_true(h->n_links > 0 && h->n_links <= 256);
@@ -494,8 +549,11 @@ static void what_is_not_language_is_kept(void **state) {
     unlink(path);
     moetext *messages = translator(FAST ";target=de");
     static const char message[] = "{n, plural, one {One letter. It is here.} other {# letters. They are here.}}";
-    assert_string_equal(say(messages, message).texts[0], message);
-    assert_non_null(strstr(say(messages, message).message, "ICU message"));
+    static const char german[] = "{n, plural, one {Ein Brief. Es ist hier.} other {# Briefe. Sie sind hier.}}";
+    const heard branches = say(messages, message);
+    assert_string_equal(branches.texts[0], german);
+    assert_string_equal(branches.message, "");
+    assert_non_null(strstr(say(messages, "The house {n, plural, one {a}").message, "ICU message"));
     moetext_free(messages);
 }
 
@@ -525,6 +583,25 @@ static void words_are_linked(void **state) {
     moetext_free(one);
     moetext_free(many);
     moetext_free(none);
+}
+
+/* Not even of another kind: what was kept of the one before is none of a prefix's business. */
+static void links_do_not_depend_on_the_text_before(void **state) {
+    moetext *used = translator(FAST ";target=de;alignment=1"), *fresh = translator(FAST ";target=de;alignment=1");
+    moetext_request request = text_of("The dog is big.");
+    heard a, b;
+    (void)state;
+    request.task = MOETEXT_PREFIX;
+    request.given = "Der";
+    request.given_length = 3;
+    say(used, "The <b>dog</b> is <i>big</i>.");
+    assert_int_equal(run(used, &request, 1, &a), MOE_OK);
+    assert_int_equal(run(fresh, &request, 1, &b), MOE_OK);
+    assert_true(b.n_links > 0);
+    assert_int_equal(a.n_links, b.n_links);
+    assert_memory_equal(a.links, b.links, a.n_links * sizeof *a.links);
+    moetext_free(used);
+    moetext_free(fresh);
 }
 
 /* ==== 5. Rows =========================================================================================== */
@@ -620,6 +697,13 @@ static void a_translator_can_be_cancelled_and_used_again(void **state) {
         }
         assert_true(left > 0);
     }
+    static char lines[1 << 22]; /* none of them is work for the decoder */
+    memset(lines, '\n', sizeof lines - 1);
+    texts[0] = lines;
+    assert_int_equal(pthread_create(&thread, NULL, cancel_soon, t), 0);
+    assert_int_equal(moetext_translate_strings(t, texts, 1, NULL, NULL, &rows, &e), MOE_ERROR_CANCELLED);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    texts[0] = sentences[0];
     moetext_cancel(t); /* none is running */
     assert_int_equal(moetext_translate_strings(t, texts, 1, NULL, NULL, &rows, &e), MOE_ERROR_CANCELLED);
     moetext_cancel(t);
@@ -653,7 +737,197 @@ static void callbacks_can_cancel(void **state) {
     moetext_free(t);
 }
 
-/* ==== 7. Processes ====================================================================================== */
+/* ==== 7. Turns ========================================================================================== */
+
+enum { TURNS = 5 };
+
+/* A text that takes turns with others, and all that came of it, as bytes. */
+typedef struct guest {
+    const char *text;
+    moetext_request request;
+    void *place;
+    int dropped, begun, times;
+    moe_status status;
+    size_t came, parts, length, hypotheses; /* came: the how manieth */
+    char bytes[1 << 16];
+} guest;
+
+typedef struct party {
+    guest *guests;
+    size_t n, turn, pulled, came;
+    size_t end_after;          /* this many turns; 0: when all have been taken */
+    guest *last_straw, *leave; /* with the result of the one the other is dropped */
+} party;
+
+static void put(guest *g, const void *bytes, size_t length) {
+    assert_true(length <= sizeof g->bytes - g->length);
+    if (length) memcpy(g->bytes + g->length, bytes, length);
+    g->length += length;
+}
+
+static int pull_in_turns(void *user, int wait, moetext_request *request) {
+    party *p = user;
+    (void)wait;
+    if (p->end_after && p->pulled == p->end_after) return MOE_PULL_END;
+    for (size_t i = 0; i < p->n; i++) {
+        guest *g = &p->guests[p->turn++ % p->n];
+        if (g->begun && !g->place) continue;
+        g->begun = 1;
+        *request = (moetext_request){ .text = g->text,
+                                      .length = strlen(g->text),
+                                      .user = g,
+                                      .place = &g->place,
+                                      .dropped = &g->dropped };
+        p->pulled++;
+        return MOE_PULL_REQUEST;
+    }
+    return MOE_PULL_END;
+}
+
+static void keep_all(void *user, const moetext_result *r) {
+    party *p = user;
+    guest *g = r->user;
+    assert_null(g->place);
+    g->times++;
+    g->status = r->status;
+    g->came = ++p->came;
+    g->parts = r->n_parts;
+    g->hypotheses = r->n_hypotheses;
+    put(g, &r->flags, sizeof r->flags);
+    put(g, r->message, strlen(r->message));
+    put(g, r->source_ids, r->n_source_ids * sizeof *r->source_ids);
+    put(g, r->part_ends, r->n_parts * sizeof *r->part_ends);
+    for (size_t k = 0; k < r->n_hypotheses; k++) {
+        const moetext_hypothesis *h = &r->hypotheses[k];
+        put(g, h->text, h->length + 1);
+        put(g, &h->score, sizeof h->score);
+        put(g, &h->reverse, sizeof h->reverse);
+        put(g, h->ids, h->n_ids * sizeof *h->ids);
+        put(g, h->token_logprobs, h->n_logprobs * sizeof *h->token_logprobs);
+        put(g, h->links, h->n_links * sizeof *h->links);
+        put(g, h->part_ends, r->n_parts * sizeof *h->part_ends);
+    }
+    if (p->last_straw == g) __atomic_store_n(&p->leave->dropped, 1, __ATOMIC_RELAXED);
+}
+
+static guest *invite(const char *const *texts, size_t n) {
+    guest *guests = calloc(n, sizeof *guests);
+    assert_non_null(guests);
+    for (size_t i = 0; i < n; i++) guests[i].text = texts[i];
+    return guests;
+}
+
+static const char many[] = "It rains. The cat sleeps in the garden. Where is my book? She has read it twice. We "
+                           "waited for an hour.\nNobody came, and so we went home. It was late.\n\n\n  Good night! "
+                           "The door was open. He closed it. Then he went to bed, and slept until the morning came. "
+                           "What a day! It was the last one of the year.\r\nThe snow was deep, and the horses were "
+                           "tired. They stood in the stable and ate. Nothing moved.\n";
+
+static const char *const turn_texts[TURNS] = {
+    many, "Where is my book?", "A name\tThe <b>old</b> dog\n{n, plural, one {a letter} other {# letters}}\n\nYes.",
+    "\n \n\n",
+    "The old dog and the young cat, who went to the house, saw the man and the woman and a horse in the "
+    "rain, and then they went home, because it was late and the night was cold and dark."
+};
+
+static void texts_in_turns_are_what_they_are_alone(void **state) {
+    static const char *const options[] = { FAST ";target=de;nbest=2;split=20;batch=4",
+                                           "beam=3;rerank=1;threads=1;target=fr;nbest=3;alignment=1;split=20;batch=2" };
+    (void)state;
+    for (size_t o = 0; o < 2; o++) {
+        moetext *t = translator(options[o]);
+        guest *alone = invite(turn_texts, TURNS), *together = invite(turn_texts, TURNS);
+        for (size_t i = 0; i < TURNS; i++) {
+            party p = { .guests = &alone[i], .n = 1 };
+            assert_int_equal(moetext_translate(t, pull_in_turns, keep_all, &p, NULL), MOE_OK);
+            assert_int_equal(alone[i].times, 1);
+        }
+        party p = { .guests = together, .n = TURNS };
+        assert_int_equal(moetext_translate(t, pull_in_turns, keep_all, &p, NULL), MOE_OK);
+        for (size_t i = 0; i < TURNS; i++) {
+            assert_int_equal(together[i].times, 1);
+            assert_int_equal(together[i].status, MOE_OK);
+            assert_int_equal(together[i].length, alone[i].length);
+            assert_memory_equal(together[i].bytes, alone[i].bytes, alone[i].length);
+        }
+        if (together[0].parts <= 15 || together[0].came != TURNS)
+            fail_msg("%zu parts, %zu", together[0].parts, together[0].came);
+        free(alone);
+        free(together);
+        moetext_free(t);
+    }
+}
+
+/* Steps of the decoder until all texts are done. */
+static uint64_t steps_of(moetext *t, party *p) {
+    const uint64_t before = moetext_stats(t).steps;
+    assert_int_equal(moetext_translate(t, pull_in_turns, keep_all, p, NULL), MOE_OK);
+    return moetext_stats(t).steps - before;
+}
+
+/* Text 0 is dropped when text 1 is there: one of many parts, and one that is in the batch as a whole. */
+static void a_dropped_text_stops_at_the_next_step(void **state) {
+    static const char *const pairs[][2] = { { many, "Where is my book?" }, { turn_texts[4], "Yes." } };
+    static const char *const options[] = { FAST ";target=de;split=20;batch=4",
+                                           "beam=4;rerank=1;threads=1;target=de;nbest=2;split=20;batch=4" };
+    (void)state;
+    for (size_t o = 0; o < 2; o++) {
+        moetext *t = translator(options[o]);
+        for (size_t i = 0; i < 2; i++) {
+            guest *g = invite(pairs[i], 2), *again = invite(pairs[i], 2), *first = invite(pairs[i], 2);
+            const uint64_t all = steps_of(t, &(party){ .guests = g, .n = 2 });
+            const uint64_t some =
+                steps_of(t, &(party){ .guests = again, .n = 2, .last_straw = &again[1], .leave = &again[0] });
+            if (some * 4 > all * 3) fail_msg("%zu, %zu: %d of %d steps", o, i, (int)some, (int)all);
+            assert_int_equal(again[0].times, 1);
+            assert_int_equal(again[0].status, MOE_ERROR_CANCELLED);
+            assert_int_equal(again[0].hypotheses, 0);
+            assert_int_equal(again[1].length, g[1].length);
+            assert_memory_equal(again[1].bytes, g[1].bytes, g[1].length);
+            first[0].dropped = 1; /* before it began */
+            assert_true(steps_of(t, &(party){ .guests = first, .n = 2 }) <= some);
+            assert_int_equal(first[0].status, MOE_ERROR_CANCELLED);
+            assert_memory_equal(first[1].bytes, g[1].bytes, g[1].length);
+            free(g);
+            free(again);
+            free(first);
+        }
+        moetext_free(t);
+    }
+}
+
+static void what_is_open_at_the_end_is_dropped(void **state) {
+    guest *g = invite(turn_texts, TURNS);
+    (void)state;
+    moetext *t = translator(FAST ";target=de;split=20;batch=4");
+    party p = { .guests = g, .n = TURNS, .end_after = TURNS + 2 };
+    assert_int_equal(moetext_translate(t, pull_in_turns, keep_all, &p, NULL), MOE_OK);
+    for (size_t i = 0; i < TURNS; i++) assert_int_equal(g[i].times, 1);
+    assert_int_equal(g[0].status, MOE_ERROR_CANCELLED);
+    assert_int_equal(g[1].status, MOE_OK);
+    free(g);
+    moetext_free(t);
+}
+
+/* Only so many parts of a text are taken before one in front of them is finished. */
+static void blank_lines_wait_for_the_sentence_before_them(void **state) {
+    enum { LINES = 20000 };
+    char *text = malloc(LINES + 64);
+    (void)state;
+    assert_non_null(text);
+    strcpy(text, "Where is my book?");
+    memset(text + strlen(text), '\n', LINES);
+    strcpy(text + 17 + LINES, "Yes.");
+    moetext *t = translator(FAST ";target=de;batch=4");
+    const char *const texts[] = { text, "Yes." };
+    moetext_rows rows;
+    assert_int_equal(moetext_translate_strings(t, texts, 2, NULL, NULL, &rows, NULL), MOE_OK);
+    assert_true(strlen(rows.strings[0]) > LINES && strspn(strchr(rows.strings[0], '\n'), "\n") == LINES);
+    free(text);
+    moetext_free(t);
+}
+
+/* ==== 8. Processes ====================================================================================== */
 
 static void *translate_in_thread(void *user) {
     moetext_rows rows;
@@ -719,12 +993,19 @@ int main(void) {
         cmocka_unit_test(a_language_must_be_said),
         cmocka_unit_test(hypotheses_have_scores_and_tokens),
         cmocka_unit_test(a_translation_begins_as_it_was_told),
+        cmocka_unit_test(a_text_brings_its_glossary),
+        cmocka_unit_test(bad_terms_are_named),
         cmocka_unit_test(what_is_not_language_is_kept),
         cmocka_unit_test(words_are_linked),
+        cmocka_unit_test(links_do_not_depend_on_the_text_before),
         cmocka_unit_test(rows_are_what_texts_are),
         cmocka_unit_test(rows_do_not_depend_on_batch_or_threads),
         cmocka_unit_test(a_translator_can_be_cancelled_and_used_again),
         cmocka_unit_test(callbacks_can_cancel),
+        cmocka_unit_test(texts_in_turns_are_what_they_are_alone),
+        cmocka_unit_test(a_dropped_text_stops_at_the_next_step),
+        cmocka_unit_test(what_is_open_at_the_end_is_dropped),
+        cmocka_unit_test(blank_lines_wait_for_the_sentence_before_them),
         cmocka_unit_test(threads_share_a_model),
         cmocka_unit_test(a_child_makes_its_own_translator),
     };

@@ -16,6 +16,8 @@
 #include "tools/text/detect.h"
 #include "tools/text/json.h"
 #include "tools/text/lost.h"
+#include "tools/text/messages.h"
+#include "tools/text/spans.h"
 #include "tools/text/protect.h"
 #include "tools/text/sentences.h"
 #include "tools/text/text.h"
@@ -28,6 +30,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -738,6 +741,38 @@ static void with_guard(void (*test)(guarded *)) {
     spm_free(g.tokeniser);
 }
 
+/* Processor seconds of preparing a text, under rules with `n` terms that begin as each of its words does. */
+static double seconds_with_terms(guarded *g, size_t n) {
+    static char terms[1000][12];
+    static const char *sources[1000];
+    char text[400];
+    moe_error e;
+    text_rules *rules;
+    for (size_t i = 0; i < n; i++) snprintf(terms[i], sizeof terms[i], "aa b%03zu", i), sources[i] = terms[i];
+    assert_int_equal(text_rules_with(g->rules, sources, sources, n, &rules, &e), MOE_OK);
+    for (size_t i = 0; i + 1 < sizeof text; i++) text[i] = "aa c "[i % 5];
+    text[sizeof text - 1] = 0;
+    g->options.rules = rules, g->options.max_source = 1000;
+    const clock_t begin = clock();
+    for (int i = 0; i < 20; i++) guarded_begin(g, text);
+    const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+    text_job_clear(&g->job);
+    text_rules_free(rules);
+    g->options.rules = g->rules;
+    return seconds;
+}
+
+/* A client of a server may send them: with a thousand it took a hundred times as long, and the other clients waited. */
+static void terms_begin_alike(guarded *g) {
+    const double one = seconds_with_terms(g, 1), many = seconds_with_terms(g, 1000);
+    if (many > 40 * one + 0.02) fail_msg("%f seconds with a term, %f with a thousand", one, many);
+}
+
+static void terms_that_begin_alike_take_no_time(void **state) {
+    (void)state;
+    with_guard(terms_begin_alike);
+}
+
 static void stand_ins_are_checked(guarded *g) {
     static const char source[] = "Say %s to {name} now.";
     static const char *const sound[][2] = {
@@ -909,6 +944,86 @@ static void halves_are_cut_where_clauses_are(void **state) {
     }
 }
 
+/* What a model could write for a text of a message, and what becomes of it; NULL: the source stays. */
+static void apostrophes_do_not_break_messages(void **state) {
+    static const struct {
+        const char *source, *written, *becomes;
+        text_message_text kind;
+    } cases[] = {
+        { "the {x}", "l'{x}", "l''{x}", TEXT_MESSAGE_PLAIN },
+        { "the # dogs", "l'# chiens", "l''# chiens", TEXT_MESSAGE_PLURAL },
+        { "the # dogs", "l'# chiens", "l'# chiens", TEXT_MESSAGE_PLAIN },
+        { "dogs", "los perros'", "los perros''", TEXT_MESSAGE_PLAIN },
+        { "don''t, {x}", "l'eau n'est, {x}", "l''eau n''est, {x}", TEXT_MESSAGE_PLAIN },
+        { "don't", "l'eau n'est", "l'eau n'est", TEXT_MESSAGE_PLAIN },
+        { "a '{' {x}", "{x} l'eau '{'", "{x} l'eau '{'", TEXT_MESSAGE_PLAIN },
+        { "a '{' {x}", "l'{x} '{'", NULL, TEXT_MESSAGE_PLAIN },
+        { "a {x}", "a {x} }", NULL, TEXT_MESSAGE_PLAIN },
+        { "a {x}", "a }x{", NULL, TEXT_MESSAGE_PLAIN },
+        { "a {x}", "a {x} {y}", NULL, TEXT_MESSAGE_PLAIN },
+        { "a #", "a", NULL, TEXT_MESSAGE_PLURAL },
+        { "a", "{a", NULL, TEXT_MESSAGE_PLAIN },
+        { "a '{b", "a '{b", NULL, TEXT_MESSAGE_PLAIN },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        text_bytes out = { 0 };
+        text_append_string(&out, "'before ");
+        text_append_string(&out, cases[i].written);
+        const int sound =
+            text_message_mend(cases[i].kind, cases[i].source, strlen(cases[i].source), strlen("'before "), &out);
+        assert_int_equal(sound, cases[i].becomes != NULL);
+        if (sound) assert_string_equal(out.data + strlen("'before "), cases[i].becomes);
+        text_bytes_free(&out);
+    }
+}
+
+static void messages_go_over_lines(void **state) {
+    static const struct {
+        const char *text, *lines;
+        int open;
+    } cases[] = {
+        { "", "", 0 },
+        { "a {b\nc}", "a {b", 0 },
+        { "{n, plural, other {a}}\nb", "{n, plural, other {a}}", 0 },
+        { "{n, plural,\nother {a}}\nb", "{n, plural,\nother {a}}", 0 },
+        { "{n, plural,\nother {a}} {m, plural,\n\nother {b}} c\nd",
+          "{n, plural,\nother {a}} {m, plural,\n\nother {b}} c", 0 },
+        { "{n, plural,\nother {'{' a}}\nb", "{n, plural,\nother {'{' a}}", 0 },
+        { "{n, plural,\nother {a '}'}}\nb}", "{n, plural,\nother {a '}'}}", 0 },
+        { "{n, plural,\nother {it''s '{''' a}}\nb", "{n, plural,\nother {it''s '{''' a}}", 0 },
+        { "{n, plural,\nother {a}\n \t\nb}", "{n, plural,\nother {a}\n \t\nb}", 0 },
+        { "{n, plural,\nother {a}\n \t\nb", "{n, plural,\nother {a}", 1 },
+        { "{n, plural,\nother {a}\r\n\r\nb", "{n, plural,\nother {a}\r", 1 },
+        { "{n, plural,\nother {'{ a}}\nb", "{n, plural,\nother {'{ a}}\nb", 1 },
+        { "{n, plural, {\n", "{n, plural, {", 1 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *text = cases[i].text;
+        int open;
+        const size_t bytes = text_message_lines(text, strlen(text), strcspn(text, "\n"), &open);
+        if (open != cases[i].open || bytes != strlen(cases[i].lines) || memcmp(text, cases[i].lines, bytes) != 0)
+            fail_msg("'%s': %zu bytes, open %d", text, bytes, open);
+    }
+}
+
+static void messages_are_looked_at_once(void **state) {
+    enum { LONG = 1 << 20 };
+    char *line = malloc(LONG);
+    (void)state;
+    assert_non_null(line);
+    static const char *const units[] = { "{", "'{", "{n, plural, a {b} ", "{n, plural, a {", "} {n, select, a {b}} ",
+                                         "x " };
+    for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
+        for (size_t i = 0; i < LONG; i++) line[i] = units[u][i % strlen(units[u])];
+        assert_int_equal(text_message_is(line, LONG), 0);
+    }
+    for (size_t i = 0; i < LONG; i++) line[i] = "{n, select, a {b}}"[i % 18];
+    assert_int_equal(text_message_is(line, LONG - LONG % 18), 1);
+    free(line);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_character_is_valid),
@@ -938,6 +1053,10 @@ int main(void) {
         cmocka_unit_test(other_languages_are_told_too),
         cmocka_unit_test(stand_ins_that_do_not_come_through),
         cmocka_unit_test(what_was_there_is_no_stand_in),
+        cmocka_unit_test(terms_that_begin_alike_take_no_time),
+        cmocka_unit_test(apostrophes_do_not_break_messages),
+        cmocka_unit_test(messages_go_over_lines),
+        cmocka_unit_test(messages_are_looked_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -53,7 +53,7 @@ import hf_tokens
 import moefile
 import torchfile
 from hf_json import short
-from moefile import FormatError
+from moefile import LARGEST_TEXT, FormatError, read_bounded
 
 QUERY = {"state": "state", "output": "output", "output of decoder.0 at the previous step, zero at first": "state"}
 GATE = {"softmax": "softmax", "sigmoid": "sigmoid", "topk": "topk", "noisy top-k": "topk", "threshold": "threshold",
@@ -362,7 +362,8 @@ def convert(args):
     name = args.name or os.path.splitext(gnmt.default_name(args.input))[0]
     texts = []
     for path in (args.licence, args.attribution):
-        texts.append(open(path, encoding="utf-8").read() if path else "")
+        data = read_bounded(path, LARGEST_TEXT, "a licence or attribution") if path else b""
+        texts.append(data.decode().replace("\r\n", "\n"))
     meta = {**general(name, args.description, *texts), **carried(args)}
     if args.layout in ("hf", "fairseq"):
         return convert_transformer(args, meta)

@@ -15,7 +15,7 @@ import numpy as np
 import moefile
 import tfbundle
 import torchfile
-from moefile import FormatError
+from moefile import LARGEST_TEXT, FormatError, read_bounded
 
 PRESETS = {  # moe_session_params_preset in moe.c has the same
     "paper": (8, 0.2, 0.2, 3.0, 2.0, 0), "nvidia": (5, 0.6, 0.1, 0.0, 0.0, 79),
@@ -105,8 +105,7 @@ def bpe_meta(merges, version, separator, languages):
 
 
 def read_lines(path):
-    with open(path, encoding="utf-8", newline="\n") as file:
-        return file.read().split("\n")
+    return read_bounded(path, LARGEST_TEXT, "a vocabulary or a list of merges").decode().split("\n")
 
 
 def bpe_file_meta(path, languages):

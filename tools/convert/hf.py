@@ -23,7 +23,7 @@ import hf_tokens
 import moefile
 import torchfile
 from hf_json import parse_json, read_json, short
-from moefile import FormatError
+from moefile import FormatError, open_regular
 
 BLOCK = 1 << 24  # numbers at a time, about
 LARGEST_HEADER, LARGEST_DIMENSION = 1 << 25, 1 << 40
@@ -86,23 +86,23 @@ class Stored:
 
 
 def open_at(path, offset):
-    file = open(path, "rb")
+    file = open_regular(path)
     file.seek(offset)
     return file
 
 
 def read_safetensors(path):
     """Stored tensors by name. Every length and offset of the header is looked at."""
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        start = file.read(8)
+    with open_regular(path) as file:
+        size, start = os.fstat(file.fileno()).st_size, file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= min(LARGEST_HEADER, size - 8):
             raise FormatError(f"{path}: not a safetensors file, or cut off")
         try:
             header = parse_json(file.read(length), lambda pairs: pairs)
         except ValueError:
-            raise FormatError(f"{path}: its header is not JSON") from None
+            raise FormatError(f"{path}: its header is not JSON, or of far more values than its size lets expect") \
+                from None
     if not isinstance(header, list) or not all(isinstance(x, tuple) for x in header) \
             or len({name for name, _ in header}) != len(header):
         raise FormatError(f"{path}: its header is no object, or names a tensor twice")

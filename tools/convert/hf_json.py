@@ -1,12 +1,14 @@
 """JSON of a checkpoint's folder, which is untrusted input."""
 import json
 import math
-import os
 import reprlib
 
-from moefile import FormatError
+from moefile import FormatError, read_bounded
 
 LARGEST_JSON = 1 << 26
+# Values, and objects and lists, that any JSON may hold, and one more of them for so many of its bytes: an empty list
+# of 3 bytes takes 64 of memory, a key with its value 250.
+FREE, VALUE_BYTES, CONTAINER_BYTES = 1 << 16, 6, 16
 LONGEST_NUMBER = 40
 
 
@@ -29,7 +31,12 @@ def number(kind):
 
 
 def parse_json(data, pairs_hook):
-    """Raises ValueError for what is not JSON."""
+    """Raises ValueError for what is not JSON, or far larger in memory than it is. Signs within texts count too: what
+    is written by programs stays far below."""
+    containers = data.count(b"[") + data.count(b"{")
+    if containers > FREE + len(data) // CONTAINER_BYTES \
+            or containers + data.count(b",") > FREE + len(data) // VALUE_BYTES:
+        raise ValueError
     try:
         return json.loads(data, object_pairs_hook=pairs_hook, parse_int=number(int), parse_float=number(float),
                           parse_constant=number(float))
@@ -44,16 +51,13 @@ def read_json(path):
         if len(out) != len(pairs):
             raise FormatError(f"{path}: a key stands twice")
         return out
-    if os.path.getsize(path) > LARGEST_JSON:
-        raise FormatError(f"{path}: {os.path.getsize(path)} bytes, at most {LARGEST_JSON} are read")
-    with open(path, "rb") as file:
-        data = file.read()
+    data = read_bounded(path, LARGEST_JSON, "a file of JSON")
     try:
         out = parse_json(data, unique)
     except FormatError:
         raise
     except ValueError:
-        raise FormatError(f"{path}: not JSON") from None
+        raise FormatError(f"{path}: not JSON, or of far more values than its size lets expect") from None
     if not isinstance(out, dict):
         raise FormatError(f"{path}: not an object of JSON")
     return out

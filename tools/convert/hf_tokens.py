@@ -80,11 +80,7 @@ def fields(data):
 
 def read_pieces(path):
     """(the bytes of a SentencePiece model, [(piece, type)])."""
-    if os.path.getsize(path) > LARGEST_MODEL:
-        raise FormatError(f"{path}: {os.path.getsize(path)} bytes, a SentencePiece model has at most "
-                          f"{LARGEST_MODEL}")
-    with open(path, "rb") as file:
-        data = file.read()
+    data = moefile.read_bounded(path, LARGEST_MODEL, "a SentencePiece model")
     pieces = []
     try:
         for number, value in fields(data):

@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 import struct
 import types
 import typing
@@ -26,6 +27,7 @@ F32, F16, BF16, Q8, Q4 = range(5)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4}
 MATRIX, EXPERTS = 0, 1
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
+LARGEST_TEXT = 1 << 26  # bytes of a vocabulary, a list of merges or a licence
 MAX_LAYERS, MAX_TEXTS = 256, 65536  # as in moe.c, like what follows
 MAX_VOCABULARY, MAX_BEAM, LONGEST = (2**31 - 1) // 2, 64, 1 << 16
 Q4_GROUP = 32
@@ -33,6 +35,25 @@ Q4_GROUP = 32
 
 class FormatError(ValueError):
     """The file, or what was to become one, breaks a rule of the format."""
+
+
+def open_regular(path):
+    """A regular file, or a link to one, opened for reading its bytes. A pipe would be waited for, and a device such as
+    /dev/zero has no end: both are refused."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FormatError(f"{path}: not a regular file, nothing else is read")
+    return open(descriptor, "rb")
+
+
+def read_bounded(path, most, what):
+    """The bytes of a regular file of at most `most`; what: its kind, for the message."""
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+        if len(data) > most:
+            raise FormatError(f"{path}: {os.fstat(file.fileno()).st_size} bytes, {what} has at most {most}")
+    return data
 
 
 def round_up(value, multiple):
@@ -605,13 +626,13 @@ def read_header(file):
 
 def read_meta(path):
     """The metadata of a file by key; its tensors are not looked at."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return read_header(file)[0]
 
 
 def read(path):
     """(metadata by key, Tensors by name) of a file, every rule of the container and every checksum checked."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         meta, cursor, n_tensors, file_bytes = read_header(file)
         file.seek(0)
         data = file.read()
@@ -697,7 +718,7 @@ class Entries:
 
 
 # ---- Layers ----------------------------------------------------------------------------------------------------------
-# moe_keys of moe.c, room 17, in Python: what the settings of a layer are called, what they may be, and what they are
+# moe_keys of moe.c, room 19, in Python: what the settings of a layer are called, what they may be, and what they are
 # where a file does not say. tests/convert/test_keys.py compares the two tables. Converters and trainers write, and
 # everything reads, by this one.
 

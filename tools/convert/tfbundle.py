@@ -19,7 +19,7 @@ import struct
 
 import numpy as np
 
-from moefile import FormatError
+from moefile import FormatError, open_regular
 
 TABLE_MAGIC = 0xDB4775248B80FB57
 TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 10: "?", 14: "bfloat16", 19: "<f2"}
@@ -168,8 +168,10 @@ def table(path):
     size = os.path.getsize(path)
     if not 48 <= size <= LARGEST_INDEX:
         raise FormatError(f"{path} is no index: {size} bytes")
-    with open(path, "rb") as file:
-        data = file.read()
+    with open_regular(path) as file:
+        data = file.read(size)
+    if len(data) < size:
+        raise FormatError(f"{path} became shorter while it was read")
     if struct.unpack_from("<Q", data, size - 8)[0] != TABLE_MAGIC:
         raise FormatError(f"{path} is no index, or is cut off: its magic number is missing")
     handles, records, end, names = data[size - 48:size - 8], {}, 0, 0
@@ -198,7 +200,7 @@ class Tensor:
     def array(self):
         dtype = np.dtype("<u2" if self.dtype == "bfloat16" else self.dtype)
         count = int(np.prod(self.shape, dtype=object))
-        with open(self.path, "rb") as file:
+        with open_regular(self.path) as file:
             file.seek(self.offset)
             data = file.read(count * dtype.itemsize)
         if len(data) < count * dtype.itemsize:

@@ -15,14 +15,16 @@ import contextlib
 import io
 import os
 import struct
+import sys
 import zipfile
 
 import numpy as np
 
-from moefile import FormatError
+from moefile import FormatError, open_regular
 
 LARGEST_PICKLE = 1 << 26  # bytes
-MOST_OBJECTS = 1 << 22    # that a pickle may make: about a gigabyte
+FREE_MEMORY, MULTIPLE = 1 << 25, 8  # bytes that a pickle's objects may take: these, and so many for each of its file's
+PAIR, ELEMENT, INSTANCE = 120, 64, 400  # bytes of a dictionary's entry, a set's, and of an object with attributes
 MOST_DIMENSIONS = 8
 LARGEST_INTEGER = 16      # bytes
 LONGEST_NAME = 1000
@@ -187,11 +189,12 @@ class Bytes:
 
 
 class Machine:
-    """Runs a pickle: `load` gives its object. storage: makes a Storage of what a persistent id says."""
+    """Runs a pickle: `load` gives its object. storage: makes a Storage of what a persistent id says. What an
+    instruction makes is paid from a budget of memory, which nothing refills: a byte makes an empty set of 216."""
 
-    def __init__(self, file, storage, more):
+    def __init__(self, file, size, storage, more):
         self.bytes, self.storage, self.more = Bytes(file, LARGEST_PICKLE), storage, more
-        self.stack, self.marks, self.memo, self.made = [], [], {}, 0
+        self.stack, self.marks, self.memo, self.budget = [], [], {}, FREE_MEMORY + MULTIPLE * size
 
     def load(self):
         try:
@@ -204,14 +207,19 @@ class Machine:
             raise FormatError(f"its pickle is broken, or not one of a checkpoint, at byte {self.bytes.at}: "
                               f"{error}") from None
 
-    def count(self, objects):
-        self.made += objects
-        if self.made > MOST_OBJECTS:
-            raise FormatError(f"it makes more than {MOST_OBJECTS} objects")
+    def pay(self, size):
+        self.budget -= size
+        if self.budget < 0:
+            raise FormatError("its objects take far more memory than the file has bytes")
 
-    def push(self, x):
-        self.count(1)
+    def push(self, x, known=False):
+        """known: the object is there already."""
+        self.pay(8 if known else 8 + sys.getsizeof(x))
         self.stack.append(x)
+
+    def mark(self):
+        self.pay(40)
+        self.marks.append(len(self.stack))
 
     def pop(self):
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
@@ -257,24 +265,32 @@ class Machine:
         self.push(tuple([self.pop() for _ in range(size)][::-1]))
 
     def put(self, key):
+        self.pay(PAIR)
         self.memo[key] = self.top(object)
 
     def get(self, key):
         if key not in self.memo:
             raise FormatError(f"place {key} of its memory is empty")
-        self.push(self.memo[key])
+        self.push(self.memo[key], known=True)
 
     def append(self, items):
         into = self.top(list, set)
+        self.pay((8 if isinstance(into, list) else ELEMENT) * len(items))
         if isinstance(into, list):
             into.extend(items)
         else:
             into.update(map(checked_key, items))
 
+    def frozen_set(self):
+        items = self.marked()
+        self.pay(ELEMENT * len(items))
+        self.push(set(map(checked_key, items)))
+
     def set_items(self, items):
         if len(items) % 2:
             raise FormatError("a key without a value")
         into = self.top(dict)
+        self.pay(PAIR * (len(items) // 2))
         for key, value in zip(items[::2], items[1::2]):
             into[checked_key(key)] = value
 
@@ -285,13 +301,14 @@ class Machine:
             raise FormatError("a name is not UTF-8") from None
         if not isinstance(module, str) or not isinstance(name, str):
             raise FormatError("a name is no text")
+        self.pay(INSTANCE)
         self.push(known(module, name, self.more))
 
     def reduce(self):
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, Maker) or not isinstance(arguments, tuple):
             raise FormatError("something is called that is no class")
-        self.count(sum(len(x) for x in arguments if isinstance(x, (dict, list, tuple))))
+        self.pay(INSTANCE + PAIR * sum(len(x) for x in arguments if isinstance(x, (dict, list, tuple))))
         try:
             self.push(function.make(*arguments))
         except TypeError:
@@ -300,7 +317,7 @@ class Machine:
     def build(self):
         state, target = self.pop(), self.top(dict, Object)
         if isinstance(target, Object) and isinstance(state, dict):
-            self.count(len(state))
+            self.pay(PAIR * len(state))
             target.attributes.update(state)
 
     def persistent(self):
@@ -312,6 +329,7 @@ class Machine:
             raise FormatError("it refers to an impossible storage")
         if len(about) > 5 and about[5] is not None:
             raise FormatError("it holds views of storages, as PyTorch before 0.4 wrote them")
+        self.pay(INSTANCE)
         self.push(self.storage(key, kind, count))
 
 
@@ -326,13 +344,13 @@ STEPS = {  # what an instruction does; "mark" and "stop" have no better names
     b"B": lambda m: m.push(m.bytes.take(m.bytes.number(4))), b"C": lambda m: m.push(m.bytes.take(m.bytes.number(1))),
     b"\x8e": lambda m: m.push(m.bytes.take(m.bytes.number(8))),
     b"\x96": lambda m: m.push(m.bytes.take(m.bytes.number(8))),
-    b"(": lambda m: m.marks.append(len(m.stack)), b"0": Machine.pop, b"1": Machine.marked,
-    b"2": lambda m: m.push(m.top(object)),
+    b"(": Machine.mark, b"0": Machine.pop, b"1": Machine.marked,
+    b"2": lambda m: m.push(m.top(object), known=True),
     b")": lambda m: m.push(()), b"\x85": lambda m: m.tuple(1), b"\x86": lambda m: m.tuple(2),
     b"\x87": lambda m: m.tuple(3), b"t": lambda m: m.push(tuple(m.marked())),
     b"]": lambda m: m.push([]), b"l": lambda m: m.push(m.marked()), b"a": lambda m: m.append([m.pop()]),
     b"e": lambda m: m.append(m.marked()), b"\x8f": lambda m: m.push(set()), b"\x90": lambda m: m.append(m.marked()),
-    b"\x91": lambda m: m.push(set(map(checked_key, m.marked()))),
+    b"\x91": Machine.frozen_set,
     b"}": lambda m: m.push({}), b"s": lambda m: m.set_items([m.pop(), m.pop()][::-1]),
     b"u": lambda m: m.set_items(m.marked()),
     b"q": lambda m: m.put(m.bytes.number(1)), b"r": lambda m: m.put(m.bytes.number(4)),
@@ -343,9 +361,9 @@ STEPS = {  # what an instruction does; "mark" and "stop" have no better names
     b"R": Machine.reduce, b"\x81": Machine.reduce, b"b": Machine.build, b"Q": Machine.persistent}
 
 
-def unpickle(file, storage=None, more=()):
-    """The next object of a file of pickles."""
-    return Machine(file, storage, more).load()
+def unpickle(file, size, storage=None, more=()):
+    """The next object of a file of pickles; size: bytes of the checkpoint."""
+    return Machine(file, size, storage, more).load()
 
 
 # ---- Containers ------------------------------------------------------------------------------------------------------
@@ -468,7 +486,7 @@ class ZipSource(Source):
             raise FormatError(f"its pickle has {about.file_size} bytes, at most {LARGEST_PICKLE} are read")
         with reading("data.pkl"):
             data = self.zip.read(about)
-        return unpickle(io.BytesIO(data), self.storage, self.more)
+        return unpickle(io.BytesIO(data), self.size, self.storage, self.more)
 
 
 class LegacySource(Source):
@@ -476,13 +494,14 @@ class LegacySource(Source):
     order of the keys, each storage's length as an int64 and its numbers."""
 
     def load(self):
-        with open(self.path, "rb") as file:
-            if unpickle(file) != LEGACY_MAGIC or unpickle(file) != LEGACY_PROTOCOL:
+        with open_regular(self.path) as file:
+            if unpickle(file, self.size) != LEGACY_MAGIC or unpickle(file, self.size) != LEGACY_PROTOCOL:
                 raise FormatError("not a file of torch.save")
-            machine = unpickle(file)
+            machine = unpickle(file, self.size)
             if not isinstance(machine, dict) or machine.get("little_endian") is not True:
                 raise FormatError("its numbers are big-endian")
-            checkpoint, keys = unpickle(file, self.storage, self.more), unpickle(file)
+            checkpoint = unpickle(file, self.size, self.storage, self.more)
+            keys = unpickle(file, self.size)
             if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) \
                     or sorted(keys) != sorted(self.storages):
                 raise FormatError("its list of storages is not that of its tensors")
@@ -501,7 +520,7 @@ class LegacySource(Source):
         return self.size
 
     def open(self, key):
-        file = open(self.path, "rb")
+        file = open_regular(self.path)
         file.seek(self.places[key][0])
         return file
 
@@ -513,7 +532,7 @@ class LegacySource(Source):
 def load(path, more=()):
     """The checkpoint in a file of torch.save; FormatError where there is none, or one that is not only data. more:
     modules whose classes may stand in it too, as objects without methods."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         start = file.read(4)
     if start != b"PK\3\4" and start[:1] != b"\x80":
         raise FormatError("not a file of torch.save")

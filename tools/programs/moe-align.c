@@ -90,7 +90,7 @@ static int parse_options(int argc, char **argv, options *o) {
     *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 }, .share = 0.7f };
     int c, status = -1;
     uint64_t given = 0;
-    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:s:t:", known, 0, &given)) != -1) {
+    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:s:t:", known, NULL, &given)) != -1) {
         switch (c) {
         case 's': o->source = optarg; break;
         case 't': o->target = optarg; break;

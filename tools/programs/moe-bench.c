@@ -18,10 +18,10 @@
 
 #include "moe.c"
 
+#include "tools/programs/options.h"
 #include "tools/text/json.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <math.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -1586,6 +1586,7 @@ static int parse_options(int argc, char **argv, options *o) {
                                            { NULL, 0, NULL, 0 } };
     const char *isa = getenv("MOE_ISA");
     int good = 1;
+    uint64_t repeated = 0;
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
     memset(o, 0, sizeof *o);
     o->experts = 32, o->k = 4, o->width = 512, o->hidden = 2048, o->vocabulary = 32000;
@@ -1596,7 +1597,7 @@ static int parse_options(int argc, char **argv, options *o) {
     parse_ints("batch", "1,8,32,128", 1, 1 << 16, &o->batch);
     parse_texts("type", "q8", &o->types);
     parse_texts("isa", isa && *isa ? isa : "auto", &o->isas);
-    for (int c; good && (c = getopt_long(argc, argv, "m:hV", known, NULL)) != -1;) {
+    for (int c; good && (c = program_next_option(argc, argv, "m:hV", known, NULL, &repeated)) != -1;) {
         switch (c) {
         case 'm':
             if (o->n_models == MAX_LIST) good = bad_usage("m", optarg, "16 files at most");

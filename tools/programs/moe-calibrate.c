@@ -96,7 +96,7 @@ static int parse_options(int argc, char **argv, options *o) {
     *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 }, .k = -1 };
     int c, status = -1;
     uint64_t given = 0;
-    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT, known, 0, &given)) != -1) {
+    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT, known, NULL, &given)) != -1) {
         switch (c) {
         case TEXT: o->text = optarg; break;
         case K: status = program_int("k", optarg, 1, 1 << 20, &o->k); break;

@@ -111,7 +111,7 @@ static int parse_options(int argc, char **argv, options *o) {
                     .y = -1 };
     int c, status = -1;
     uint64_t given = 0;
-    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT, known, 0, &given)) != -1) {
+    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT, known, NULL, &given)) != -1) {
         switch (c) {
         case TOP: status = program_int("top", optarg, 1, MOE_MAX_BEAM, &o->top); break;
         case LABELS: o->labels = optarg; break;

@@ -10,9 +10,9 @@
 #define _DARWIN_C_SOURCE
 
 #include "moe.h"
+#include "tools/programs/options.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,7 +75,7 @@ static void usage(FILE *to) {
         fprintf(to, "        %-16s  %s\n", shapes[i].name, shapes[i].words);
     for (size_t i = 0; i < sizeof transformers / sizeof *transformers; i++)
         fprintf(to, "        %-16s  %s\n", transformers[i].name, transformers[i].words);
-    fputs("  -o FILE              model file to write\n"
+    fputs("  -o, --output FILE    model file to write\n"
           "      --type TYPE      type of the matrices: f32, f16, bf16, q8 (default), q4\n"
           "      --experts TYPE   type of the experts, if another\n"
           "      --seed N         other weights (default: 1)\n"
@@ -427,17 +427,17 @@ static int printed(void) {
 
 int main(int argc, char **argv) {
     enum { PRESET = 256, TYPE, EXPERTS, SEED };
-    static const struct option known[] = { { "preset", required_argument, NULL, PRESET },
-                                           { "type", required_argument, NULL, TYPE },
-                                           { "experts", required_argument, NULL, EXPERTS },
-                                           { "seed", required_argument, NULL, SEED },
-                                           { "help", no_argument, NULL, 'h' },
-                                           { "version", no_argument, NULL, 'V' },
-                                           { NULL, 0, NULL, 0 } };
+    static const struct option known[] = {
+        { "preset", required_argument, NULL, PRESET }, { "output", required_argument, NULL, 'o' },
+        { "type", required_argument, NULL, TYPE },     { "experts", required_argument, NULL, EXPERTS },
+        { "seed", required_argument, NULL, SEED },     { "help", no_argument, NULL, 'h' },
+        { "version", no_argument, NULL, 'V' },         { NULL, 0, NULL, 0 }
+    };
     static maker m;
     const char *preset = NULL, *out = NULL, *type = "q8", *experts = NULL, *seed = "1";
     char *end;
-    for (int c; (c = getopt_long(argc, argv, "o:hV", known, NULL)) != -1;) {
+    uint64_t given = 0;
+    for (int c; (c = program_next_option(argc, argv, "o:hV", known, NULL, &given)) != -1;) {
         switch (c) {
         case PRESET: preset = optarg; break;
         case TYPE: type = optarg; break;

@@ -245,7 +245,7 @@ int main(int argc, char **argv) {
     int ids = 0, begun = program_begin("moe-quantize");
     if (begun >= 0) return begun;
     uint64_t given = 0;
-    for (int c; (c = program_next_option(argc, argv, "hV", known, 0, &given)) != -1;) {
+    for (int c; (c = program_next_option(argc, argv, "hV", known, NULL, &given)) != -1;) {
         switch (c) {
         case EXPERTS: experts = optarg; break;
         case MEASURE: sample_path = optarg; break;

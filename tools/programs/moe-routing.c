@@ -121,7 +121,7 @@ static int parse_options(int argc, char **argv, options *o) {
     *o = (options){ .top = 12, .min_count = 5, .experts = 1024, .sentences = 500 };
     int bad = -1;
     uint64_t given = 0;
-    for (int c; bad < 0 && (c = program_next_option(argc, argv, "o:hV", known, 0, &given)) != -1;) {
+    for (int c; bad < 0 && (c = program_next_option(argc, argv, "o:hV", known, NULL, &given)) != -1;) {
         switch (c) {
         case 'o': o->output = optarg; break;
         case TITLE: o->title = optarg; break;

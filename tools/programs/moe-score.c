@@ -74,7 +74,7 @@ static int parse_options(int argc, char **argv, program_common *o) {
     *o = (program_common){ .usage = usage, .threads = -1, .batch = -1, .max_len = -1 };
     int c, status = -1;
     uint64_t given = 0;
-    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:", known, 0, &given)) != -1)
+    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:", known, NULL, &given)) != -1)
         status = program_option(o, c);
     if (status >= 0) return status;
     if (optind < argc)

@@ -161,7 +161,9 @@ static void usage(FILE *to) {
           "                            of this build\n"
           "\n"
           "A line in capitals is translated as if it were in small letters; its translation\n"
-          "comes out in capitals. A line of white space stays as it is. A line that cannot\n"
+          "comes out in capitals. A few words without a sign at their end are read in\n"
+          "several manners, and the best translation is taken, but for --no-protect.\n"
+          "A line of white space stays as it is. A line that cannot\n"
           "be translated gives an empty line, and standard error says which line and why.\n"
           "Of a line that is split only the sentences that cannot be translated are left\n"
           "out. CRLF line ends are read, LF is written.\n"
@@ -243,7 +245,7 @@ static int parse_options(int argc, char **argv, options *o) {
                     .rerank = NAN };
     int c, status = -1;
     uint64_t given = 0;
-    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:t:s:", known, 0, &given)) != -1) {
+    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:t:s:", known, NULL, &given)) != -1) {
         switch (c) {
         case 't': o->target = optarg; break;
         case 's': o->source = optarg; break;
@@ -793,6 +795,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
                         .see = app_see,
                         .line = app_line,
                         .stats = c->stats ? app_stats : NULL } };
+    const int brief = o->rules && text_rules_spans(o->rules) && params->rules == MOE_RULES_PAPER;
     a.flow.stream.options = (text_options){ .ids = c->ids,
                                             .pretokenized = c->pretokenized,
                                             .truncate = c->truncate,
@@ -800,6 +803,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
                                             .pairs = o->score    ? "--score"
                                                      : o->prefix ? "--prefix"
                                                                  : NULL,
+                                            .brief = brief,
                                             .calm = !c->ids && !c->pretokenized && !o->score && !o->prefix,
                                             .max_source = (size_t)params->max_source,
                                             .max_target = (size_t)params->max_target + (size_t)(o->raw != 0) };
@@ -842,7 +846,11 @@ static int keeps(const options *o, const moe_session_params *params) {
 /* -1, or a complaint and the exit status. */
 static int open_rules(options *o, const text_front *front) {
     moe_error e;
-    if (!text_rules_new(front, !o->no_protect, o->glossary, &o->rules, &e)) return -1;
+    if (!text_rules_new(front, !o->no_protect, o->glossary, &o->rules, &e)) {
+        if (o->glossary && o->common.verbose)
+            program_complain("%s: %zu terms", o->glossary, text_rules_terms(o->rules));
+        return -1;
+    }
     if (e.code == MOE_ERROR_IO) return program_complain("%s", e.message), EXIT_INPUT_OUTPUT;
     if (e.code == MOE_ERROR_MEMORY) return program_complain("%s", e.message), EXIT_MODEL;
     return program_complain("%s: %s: %s", o->glossary, e.where, e.message), EXIT_USAGE;

@@ -5,6 +5,8 @@
 #include "tools/programs/program.h"
 #include "tools/text/memory.h"
 #include "tools/text/moetext.h"
+#include "tools/text/protect.h"
+#include "tools/text/spans.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -209,18 +211,6 @@ static int parse_gating(program_common *o, const char *name) {
         return program_usage_error("--gating is softmax, topk, threshold, sigmoid or batchwise, not '%s'", name);
     o->gating = name;
     return -1;
-}
-
-int program_next_option(int argc, char **argv, const char *letters, const struct option *known, int repeated,
-                        uint64_t *given) {
-    const int c = getopt_long(argc, argv, letters, known, NULL);
-    for (size_t i = 0; c != -1 && c != repeated && i < 64 && known[i].name; i++) {
-        const uint64_t bit = (uint64_t)1 << i;
-        if (known[i].val != c || known[i].has_arg == no_argument) continue;
-        if (*given & bit) return program_complain("--%s is given twice: it takes one value", known[i].name), '?';
-        *given |= bit;
-    }
-    return c;
 }
 
 int program_option(program_common *o, int c) {
@@ -578,6 +568,7 @@ static void drain(program_flow *f) {
         text_append(block, job->output.data, job->output.length);
         const text_bytes gap = f->before.gap;
         f->before.gap = job->gap, job->gap = gap;
+        f->before.joined = job->joined;
         f->line_failed |= job->failed;
         if (!job->more) {
             text_append(block, "\n", 1);
@@ -636,10 +627,82 @@ static text_read next_paragraph(program_flow *f, int wait, text_line *line) {
     return TEXT_READ_LINE;
 }
 
+enum { LINES_AHEAD = 64 };
+
+static void put_ahead(program_flow *f, const text_line *line) {
+    if (!f->lines_ahead++) {
+        text_clear(&f->ahead);
+        f->begin = 0;
+        f->number = line->number;
+    } else {
+        text_append(&f->ahead, "\n", 1);
+    }
+    text_append(&f->ahead, line->data, line->length);
+    f->too_long = f->closed = line->too_long;
+}
+
+/* Of the lines ahead the first, or as many as a message goes over. */
+static void take_ahead(program_flow *f, size_t bytes, text_line *line) {
+    const char *data = f->ahead.data + f->begin;
+    size_t lines = 1;
+    for (const char *at = data; (at = memchr(at, '\n', bytes - (size_t)(at - data))); at++) lines++;
+    f->lines_ahead -= lines;
+    *line = (text_line){ .data = data,
+                         .length = bytes,
+                         .number = f->number,
+                         .too_long = f->too_long && !f->lines_ahead,
+                         .kept = f->kept_ahead > 0 };
+    f->kept_ahead -= f->kept_ahead > 0;
+    f->number += lines;
+    f->begin += bytes + 1;
+}
+
+/* text_message_lines of the lines ahead; *first: the bytes of the first of them, which is kept where that is decided.
+ */
+static size_t lines_of_message(const program_flow *f, size_t *first, int *open) {
+    const char *data = f->ahead.data + f->begin;
+    const size_t length = f->ahead.failed ? 0 : f->ahead.length - f->begin;
+    const char *end = length ? memchr(data, '\n', length) : NULL;
+    *first = end ? (size_t)(end - data) : length;
+    *open = 0;
+    return f->kept_ahead || f->ahead.failed ? *first : text_message_lines(data, length, *first, open);
+}
+
+/* The next line, or all of an ICU message that goes over several; where lines are not cut, each of them by itself. */
+static text_read next_line(program_flow *f, int wait, text_line *line) {
+    const text_rules *rules = f->stream.options.rules;
+    text_read state = TEXT_READ_LINE;
+    size_t first, bytes;
+    int open;
+    if (!f->lines_ahead) {
+        state = text_reader_next(&f->reader, wait, line);
+        if (state != TEXT_READ_LINE || line->too_long || !rules || !text_rules_spans(rules)) return state;
+        text_message_lines(line->data, line->length, line->length, &open);
+        if (!open) return state;
+        put_ahead(f, line);
+    }
+    while ((bytes = lines_of_message(f, &first, &open), open) && f->lines_ahead < LINES_AHEAD && !f->closed) {
+        text_line more;
+        do {
+            state = text_reader_next(&f->reader, wait, &more);
+            if (state == TEXT_READ_LATER || state == TEXT_READ_STOP) return state;
+            if (state == TEXT_READ_LINE) put_ahead(f, &more);
+            else f->closed = 1;
+        } while (!f->closed && !memchr(more.data, '}', more.length) && f->lines_ahead < LINES_AHEAD);
+    }
+    if (f->ahead.failed) return f->stream.trouble = no_memory, TEXT_READ_STOP;
+    if (bytes > first && (open || !f->stream.split || !text_message_is(f->ahead.data + f->begin, bytes))) {
+        for (size_t at = 0; at < bytes; at++) f->kept_ahead += f->ahead.data[f->begin + at] == '\n';
+        f->kept_ahead++;
+    }
+    take_ahead(f, f->kept_ahead ? first : bytes, line);
+    return TEXT_READ_LINE;
+}
+
 static int flow_next(text_stream *stream, int wait, text_line *line) {
     program_flow *f = flow_of(stream);
     if (program_signal || f->out.error) return MOE_PULL_CANCEL;
-    switch (f->paragraphs ? next_paragraph(f, wait, line) : text_reader_next(&f->reader, wait, line)) {
+    switch (f->paragraphs ? next_paragraph(f, wait, line) : next_line(f, wait, line)) {
     case TEXT_READ_LINE: return MOE_PULL_REQUEST;
     case TEXT_READ_LATER: return MOE_PULL_LATER;
     case TEXT_READ_END: return MOE_PULL_END;
@@ -729,5 +792,6 @@ int program_flow_run(program_flow *f, moe_session *session) {
     text_bytes_free(&f->block);
     text_bytes_free(&f->before.gap);
     text_bytes_free(&f->paragraph);
+    text_bytes_free(&f->ahead);
     return status;
 }

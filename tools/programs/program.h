@@ -11,6 +11,7 @@
 #define PROGRAM_H
 
 #include "moe.h"
+#include "tools/programs/options.h"
 #include "tools/programs/routing.h"
 #include "tools/text/stream.h"
 
@@ -169,10 +170,6 @@ enum {
     "  -V, --version             version of moe and of SentencePiece, and the kernels\n"                     \
     "                            of this build\n"
 
-/* The next option, from getopt_long. One that takes a value may be given once, but for `repeated` (0: none): else '?',
- * after a complaint. *given, which begins with 0, knows those that were there, the first 64 of `known`. */
-int program_next_option(int argc, char **argv, const char *letters, const struct option *known, int repeated,
-                        uint64_t *given);
 /* Takes an option from getopt that the program does not handle itself; --help and --version end here. */
 int program_option(program_common *o, int c);
 /* Where no model was named, the default one (moetext_default_model): -1, or a complaint and EXIT_USAGE. */
@@ -259,9 +256,12 @@ struct program_flow {
 
     text_reader reader;
     text_bytes paragraph; /* the lines so far; those that were handed over, if `over` */
-    uint64_t number;      /* of its first line */
+    uint64_t number;      /* of its first line; with `ahead` of the next one */
     int too_long, over;
-    int blank; /* a blank line came behind it */
+    int blank;        /* a blank line came behind it */
+    text_bytes ahead; /* lines that were read in search of the end of a message; those from `begin` on are to come */
+    size_t begin, lines_ahead, kept_ahead; /* kept_ahead: of them those of a message that stays as it is */
+    int closed;                            /* no lines can be added: at the end, or the last is too long */
     text_queue queue;
     text_bytes block; /* lines on their way to one write; parts of a line wait in it for the others */
     int line_failed;  /* a part of the line that is leaving */

@@ -1,5 +1,5 @@
-"""`pip install tools/python`: builds libmoetext with the repository's Makefile and puts it into the package, with the
-data by which it tells languages. `make wheel` then puts the libraries beside it that it needs."""
+"""`pip install tools/python`: builds libmoetext and moe-translate with the repository's Makefile and puts them into the
+package, with the data by which they tell languages. `make wheel` then puts the libraries beside them that they need."""
 
 import pathlib
 import re
@@ -14,6 +14,7 @@ from setuptools.dist import Distribution
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAME = "libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"
+BUILT = (NAME, "moe-translate")
 DATA = {  # name beside the library (tools/text/places.h): where it may be installed
     "libexttextcat": [f"{prefix}/share/libexttextcat" for prefix in ("/usr", "/usr/local", "/opt/homebrew")],
 }
@@ -22,12 +23,12 @@ DATA = {  # name beside the library (tools/text/places.h): where it may be insta
 SYSTEM = ("libc6", "libgcc-s1", "libstdc++6")  # packages whose libraries are there wherever Python is
 
 
-def notices(library):
-    """The copyright files of the Debian packages whose libraries this one needs; {} elsewhere."""
+def notices(built):
+    """The copyright files of the Debian packages whose libraries this library or program needs; {} elsewhere."""
     if not shutil.which("dpkg-query") or not shutil.which("ldd"):
         return {}
     found = {}
-    for path in re.findall(r"=> (/\S+)", subprocess.run(["ldd", str(library)], capture_output=True, text=True).stdout):
+    for path in re.findall(r"=> (/\S+)", subprocess.run(["ldd", str(built)], capture_output=True, text=True).stdout):
         for name in {path, path.removeprefix("/usr"), str(pathlib.Path(path).resolve())}:
             said = subprocess.run(["dpkg-query", "-S", name], capture_output=True, text=True).stdout
             package = said.split(":")[0]
@@ -41,16 +42,18 @@ class Build(build_py):
     def run(self):
         super().run()
         package = pathlib.Path(self.build_lib) / "moe_translate"
-        subprocess.run(["make", "-C", str(ROOT), NAME], check=True)
-        shutil.copy((ROOT / NAME).resolve(), package / NAME)
+        subprocess.run(["make", "-C", str(ROOT), *BUILT], check=True)
+        for name in BUILT:
+            shutil.copy((ROOT / name).resolve(), package / name)
         for name, places in DATA.items():
             for place in filter(pathlib.Path.is_dir, map(pathlib.Path, places)):
                 shutil.copytree(place, package / name, dirs_exist_ok=True)
                 break
         (package / "notices").mkdir(exist_ok=True)
         shutil.copy(ROOT / "LICENSE", package / "notices" / "moe")
-        for name, path in notices(ROOT / NAME).items():
-            shutil.copy(path, package / "notices" / name)
+        for built in BUILT:
+            for name, path in notices(ROOT / built).items():
+                shutil.copy(path, package / "notices" / name)
 
 
 class Wheel(bdist_wheel):

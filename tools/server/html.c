@@ -49,10 +49,22 @@ static int is_one_of(const char *list, const char *data, size_t n) {
     return 0;
 }
 
+/* Attributes that are looked at; the first four are always what a reader sees. */
+enum { ALT, TITLE, PLACEHOLDER, LABEL, VALUE, CONTENT, TYPE, NAME, PROPERTY, LANG, N_SPOTS };
+static const char *const spot_names[N_SPOTS] = { "alt",     "title", "placeholder", "aria-label", "value",
+                                                 "content", "type",  "name",        "property",   "lang" };
+
+typedef struct spot { /* the value of an attribute; all zero: there is none */
+    size_t begin, end;
+    int quoted;
+} spot;
+
 typedef struct tag {
     size_t name, name_end, end; /* end: behind its >, or of the document */
     int kept;                   /* its author wants its content as it is */
     int empty;                  /* it ends with />, which counts for svg and math */
+    int slash;                  /* it ends with /> */
+    spot spots[N_SPOTS];
 } tag;
 
 /* 1 if a list of classes has "notranslate". */
@@ -86,13 +98,17 @@ static tag read_tag(const char *data, size_t length, size_t at) {
         const char quote = at < length && (data[at] == '"' || data[at] == '\'') ? data[at++] : 0;
         const size_t value = at;
         while (at < length && (quote ? data[at] != quote : !is_space(data[at]) && data[at] != '>')) at++;
+        for (size_t i = 0; i < N_SPOTS; i++)
+            if (!t.spots[i].end && is_one_of(spot_names[i], data + name, name_end - name))
+                t.spots[i] = (spot){ value, at, quote != 0 };
         if (is_one_of("translate", data + name, name_end - name) && is_one_of("no", data + value, at - value))
             t.kept = 1;
         if (is_one_of("class", data + name, name_end - name) && has_class(data + value, at - value)) t.kept = 1;
         at += quote && at < length;
     }
     t.end = at + (at < length);
-    t.empty = at < length && data[at - 1] == '/' && is_one_of("svg math", data + t.name, t.name_end - t.name);
+    t.slash = at < length && data[at - 1] == '/';
+    t.empty = t.slash && is_one_of("svg math", data + t.name, t.name_end - t.name);
     return t;
 }
 
@@ -124,6 +140,10 @@ static int begins_markup(const char *data, size_t length, size_t at) {
 
 /* The end of a comment, a declaration or the like, whose < is at `at`. */
 static size_t end_of_other(const char *data, size_t length, size_t at) {
+    static const char *const programs[] = { "<?php", "<?=" }; /* which have > of their own */
+    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++)
+        if (at + strlen(programs[i]) <= length && !memcmp(data + at, programs[i], strlen(programs[i])))
+            return behind(data, length, at, "?>");
     if (at + 4 > length || memcmp(data + at, "<!--", 4) != 0) return behind(data, length, at, ">");
     if (at + 4 < length && data[at + 4] == '>') return at + 5;
     const size_t usual = behind(data, length, at + 4 - (at + 5 < length && data[at + 4] == '-'), "-->");
@@ -253,6 +273,7 @@ static int is_blank(const char *c, size_t n) {
 enum { MOST_MARKS = 64 }; /* in one segment: placing them takes time with their square, and stack with their depth */
 
 typedef struct segment {
+    int attribute;         /* it is the value of one, without tokens */
     size_t begin, end;     /* bytes of the document that its translation replaces */
     size_t first, last;    /* tokens [first .. last) in it, TEXT, OPEN, CLOSE and SINGLE */
     size_t source, length; /* of html.sources */
@@ -266,11 +287,15 @@ typedef struct range {
 struct html {
     const char *data;
     size_t length;
-    int whole, failed;
+    html_wish wish;
+    int failed;
+    spot lang;     /* what becomes wish.target */
     token *tokens; /* of all segments, and behind them those that are collected */
     size_t n_tokens, token_capacity, collected;
     segment *segments;
     size_t n_segments, segment_capacity;
+    size_t *attributes; /* [n_attributes] numbers of the segments that are */
+    size_t n_attributes, attribute_capacity;
     text_bytes sources;
     range *ranges; /* what is to be cut into segments */
     size_t n_ranges, range_capacity;
@@ -373,6 +398,16 @@ static int write_source(html *h, segment *s) {
     return letters;
 }
 
+static void keep_segment(html *h, const segment *s) {
+    segment *more = text_grown(h->segments, &h->segment_capacity, h->n_segments + 1, sizeof *more);
+    if (!more) {
+        h->failed = 1;
+        return;
+    }
+    h->segments = more;
+    h->segments[h->n_segments++] = *s;
+}
+
 static void add_segment(html *h, size_t first, size_t last) {
     segment s = { .first = first, .last = last };
     if (first == last || h->failed) return;
@@ -380,19 +415,8 @@ static void add_segment(html *h, size_t first, size_t last) {
     if (begin->kind == TEXT) begin->begin += blank_begin(h, begin);
     if (end->kind == TEXT) end->end -= blank_end(h, end);
     s.begin = begin->begin, s.end = end->end;
-    if (!write_source(h, &s)) {
-        h->sources.length = s.source;
-        return;
-    }
-    if (h->n_segments == h->segment_capacity) {
-        segment *more = realloc(h->segments, (2 * h->n_segments + 16) * sizeof *more);
-        if (!more) {
-            h->failed = 1;
-            return;
-        }
-        h->segments = more, h->segment_capacity = 2 * h->n_segments + 16;
-    }
-    h->segments[h->n_segments++] = s;
+    if (write_source(h, &s)) keep_segment(h, &s);
+    else h->sources.length = s.source;
 }
 
 /* ---- Names and formulas: one word, markup and all ---- */
@@ -578,7 +602,7 @@ static void divide(html *h, range r, size_t all) {
 static void add_sentence(html *h, size_t first, size_t last) {
     size_t marks = 0;
     for (size_t i = first; i < last; i++) marks += h->tokens[i].kind != TEXT;
-    if (h->whole && marks <= MOST_MARKS) {
+    if (h->wish.whole && marks <= MOST_MARKS) {
         add_segment(h, first, last);
         return;
     }
@@ -589,7 +613,7 @@ static void add_sentence(html *h, size_t first, size_t last) {
 /* Make segments of what is collected. Markup and white space around all words stay outside. */
 static void flush(html *h) {
     pair_up(h->tokens, h->collected, h->n_tokens);
-    if (h->whole) collapse(h, h->collected);
+    if (h->wish.whole) collapse(h, h->collected);
     pair_up(h->tokens, h->collected, h->n_tokens);
     const size_t all = measure(h, h->collected);
     push(h, h->collected, h->n_tokens, 0);
@@ -615,6 +639,8 @@ static const char SENTENCE[] = "img wbr input code kbd samp var"; /* inline; the
 static const char VOID[] = "area base br col embed hr img input link meta source track wbr";
 static const char KEPT[] = "script style pre textarea template svg math noscript code kbd samp var xmp iframe noembed "
                            "noframes";
+static const char MUTE[] = "script style pre template svg math noscript xmp iframe noembed noframes";
+static const char METAS[] = "description keywords og:title og:description twitter:title twitter:description";
 static const char RAW[] = "script style textarea title xmp iframe noembed noframes noscript"; /* no tags inside */
 
 #define BLOCKS                                                                                                        \
@@ -637,11 +663,88 @@ static const struct {
     { "option", "option optgroup", "select optgroup datalist", "" },
 };
 
+/* ---- Attributes ---- */
+
+/* What programs make a value of is none of ours. */
+static int is_template(const char *data, size_t n) {
+    for (size_t i = 0; i + 1 < n; i++) {
+        if (data[i] == '{' && strchr("%{#", data[i + 1])) return 1;
+        if (data[i] == '<' && strchr("?%", data[i + 1])) return 1;
+    }
+    return 0;
+}
+
+/* The value of an attribute as a segment, if it has letters. */
+static void add_attribute(html *h, spot at) {
+    const token text = { .kind = TEXT, .begin = at.begin, .end = at.end };
+    segment s = { .attribute = 1, .begin = at.begin, .end = at.end, .source = h->sources.length };
+    int letters = 0;
+    if (!at.quoted || h->failed || is_template(h->data + at.begin, at.end - at.begin)) return;
+    s.begin += blank_begin(h, &text);
+    if (s.begin < s.end) s.end -= blank_end(h, &text);
+    for (size_t i = s.begin, n; i < s.end;) {
+        char c[4];
+        i += character(h->data + i, s.end - i, c, &n);
+        letters |= n > 1 ? !is_blank(c, n) : is_letter(c[0]);
+        text_append(&h->sources, c, n);
+    }
+    s.length = h->sources.length - s.source;
+    size_t *more =
+        letters ? text_grown(h->attributes, &h->attribute_capacity, h->n_attributes + 1, sizeof *more) : NULL;
+    if (!letters) h->sources.length = s.source;
+    else if (!more) h->failed = 1;
+    else {
+        h->attributes = more;
+        h->attributes[h->n_attributes++] = h->n_segments;
+        keep_segment(h, &s);
+    }
+}
+
+static int spot_is(const html *h, const tag *t, int which, const char *list) {
+    return is_one_of(list, h->data + t->spots[which].begin, t->spots[which].end - t->spots[which].begin);
+}
+
+/* 1 if the first part of a language's code is the same: en and en-GB. */
+static int same_language(const char *a, size_t n, const char *b) {
+    size_t i = 0;
+    while (i < n && a[i] != '-' && a[i] != '_' && b[i] && small(a[i]) == small(b[i])) i++;
+    return i && (i == n || a[i] == '-' || a[i] == '_') && (!b[i] || b[i] == '-' || b[i] == '_');
+}
+
+/* The attributes of a tag that a reader sees, in their order. */
+static void take_attributes(html *h, const tag *t) {
+    const char *name = h->data + t->name;
+    const size_t n = t->name_end - t->name;
+    const int input = is_one_of("input", name, n), html_tag = is_one_of("html", name, n);
+    int wanted[N_SPOTS] = { [ALT] = !input || spot_is(h, t, TYPE, "image"), 1, 1, 1 };
+    wanted[VALUE] = input && spot_is(h, t, TYPE, "submit button reset");
+    wanted[CONTENT] = is_one_of("meta", name, n) && (spot_is(h, t, NAME, METAS) || spot_is(h, t, PROPERTY, METAS));
+    for (size_t at = 0;;) {
+        int next = -1;
+        for (int i = 0; i <= CONTENT; i++)
+            if (wanted[i] && t->spots[i].end && t->spots[i].begin >= at &&
+                (next < 0 || t->spots[i].begin < t->spots[next].begin))
+                next = i;
+        if (next < 0) break;
+        add_attribute(h, t->spots[next]);
+        wanted[next] = 0, at = t->spots[next].begin;
+    }
+    const spot *lang = &t->spots[LANG];
+    if (html_tag && h->wish.target && !h->lang.end && lang->end > lang->begin &&
+        (!h->wish.source[0] || same_language(h->data + lang->begin, lang->end - lang->begin, h->wish.source)))
+        h->lang = *lang;
+}
+
+/* ---- Markup ---- */
+
 /* Behind the end tag of an element that is kept, whose content begins at `at`; before what ends it without one. */
-static size_t end_of_kept(const char *data, size_t length, size_t at, const char *name, size_t n) {
+static size_t end_of_kept(const html *h, size_t at, const char *name, size_t n) {
+    const char *data = h->data;
+    const size_t length = h->length;
     const char *starts = "", *ends = "", *inside = "";
     for (size_t i = 0; i < sizeof ended / sizeof *ended; i++)
-        if (is_one_of(ended[i].name, name, n)) starts = ended[i].starts, ends = ended[i].ends, inside = ended[i].inside;
+        if (!h->wish.xml && is_one_of(ended[i].name, name, n))
+            starts = ended[i].starts, ends = ended[i].ends, inside = ended[i].inside;
     for (size_t depth = 1, nested = 0; at < length;) {
         if (data[at] != '<' || !begins_markup(data, length, at)) {
             at++;
@@ -658,58 +761,87 @@ static size_t end_of_kept(const char *data, size_t length, size_t at, const char
         if (!nested && depth == 1 && is_one_of(closes ? ends : starts, data + t.name, t.name_end - t.name)) return at;
         if (is_one_of(inside, data + t.name, t.name_end - t.name)) nested += closes ? (size_t)-1 : 1;
         at = t.end;
-        if (same == n && t.name_end - t.name == n && !t.empty && !nested) depth += closes ? (size_t)-1 : 1;
+        if (same == n && t.name_end - t.name == n && !(h->wish.xml ? t.slash : t.empty) && !nested)
+            depth += closes ? (size_t)-1 : 1;
         if (!depth) return at;
-        if (!closes && is_one_of(RAW, data + t.name, t.name_end - t.name) && same < n)
+        if (!closes && !h->wish.xml && is_one_of(RAW, data + t.name, t.name_end - t.name) && same < n)
             at = end_tag(data, length, at, data + t.name, t.name_end - t.name);
     }
     return length;
+}
+
+/* A tag of XML: any element may stand in a sentence; what its neighbours are tells (divide). */
+static size_t take_element(html *h, size_t at, const tag *t, int closes) {
+    if (closes || t->slash || !t->kept) {
+        add(h, closes ? CLOSE : t->slash ? SINGLE : OPEN, at, t->end);
+        return t->end;
+    }
+    const size_t end = end_of_kept(h, t->end, h->data + t->name, t->name_end - t->name);
+    add(h, WORD, at, end);
+    return end;
+}
+
+/* What is no tag: a comment goes with its sentence, a declaration does not. */
+static size_t take_other(html *h, size_t at) {
+    static const char cdata[] = "<![CDATA[";
+    const char *data = h->data;
+    size_t end = end_of_other(data, h->length, at);
+    if (h->wish.xml && h->length - at >= sizeof cdata - 1 && !memcmp(data + at, cdata, sizeof cdata - 1))
+        end = behind(data, h->length, at, "]]>");
+    if (h->wish.xml && data[at + 1] == '?') end = behind(data, h->length, at, "?>");
+    if (data[at + 1] == '!' && end - at > 3 && data[at + 2] == '-') add(h, SINGLE, at, end);
+    else flush(h);
+    return end;
+}
+
+/* A tag that ends a sentence. */
+static size_t take_block(html *h, const tag *t, int closes) {
+    const char *name = h->data + t->name;
+    const size_t n = t->name_end - t->name;
+    flush(h);
+    if (!closes && is_one_of("title", name, n)) { /* text without tags */
+        const size_t end = end_tag(h->data, h->length, t->end, name, n);
+        add(h, TEXT, t->end, end);
+        flush(h);
+        return end;
+    }
+    return is_one_of("plaintext", name, n) ? h->length : t->end;
 }
 
 /* The tag or the like at `at`, a <; gives where the next token begins. */
 static size_t take_markup(html *h, size_t at) {
     const char *data = h->data;
     const int closes = data[at + 1] == '/';
-    if (!is_letter(data[at + 1 + (size_t)closes])) { /* a comment goes with its sentence, a declaration does not */
-        const size_t end = end_of_other(data, h->length, at);
-        if (data[at + 1] == '!' && end - at > 3 && data[at + 2] == '-') add(h, SINGLE, at, end);
-        else flush(h);
-        return end;
-    }
+    if (!is_letter(data[at + 1 + (size_t)closes])) return take_other(h, at);
     const tag t = read_tag(data, h->length, at + 1 + (size_t)closes);
     const char *name = data + t.name;
     const size_t n = t.name_end - t.name;
+    if (h->wish.xml) return take_element(h, at, &t, closes);
     const int in_sentence = is_one_of(INLINE, name, n) || is_one_of(SENTENCE, name, n);
     const int empty = t.empty || is_one_of(VOID, name, n);
     size_t end = t.end;
+    if (!closes && !t.kept && !is_one_of(MUTE, name, n) && !(in_sentence && is_one_of(KEPT, name, n)))
+        take_attributes(h, &t);
     if (!closes && !empty && (t.kept || is_one_of(KEPT, name, n))) {
         end = is_one_of(RAW, name, n) ? end_tag(data, h->length, end, name, n) : end;
-        end = end_of_kept(data, h->length, end, name, n);
+        end = end_of_kept(h, end, name, n);
         if (in_sentence) add(h, WORD, at, end);
         else flush(h);
-    } else if (in_sentence) {
-        add(h, empty ? SINGLE : closes ? CLOSE : OPEN, at, end);
-        if (!h->failed) {
-            h->tokens[h->n_tokens - 1].link = is_one_of("a label", name, n);
-            h->tokens[h->n_tokens - 1].raised = is_one_of("sup sub", name, n);
-        }
-    } else {
-        flush(h);
-        if (!closes && is_one_of("title", name, n)) { /* text without tags */
-            end = end_tag(data, h->length, t.end, name, n);
-            add(h, TEXT, t.end, end);
-            flush(h);
-        } else if (is_one_of("plaintext", name, n)) {
-            end = h->length;
-        }
+        return end;
+    }
+    if (!in_sentence) return take_block(h, &t, closes);
+    add(h, empty ? SINGLE : closes ? CLOSE : OPEN, at, end);
+    if (!h->failed) {
+        h->tokens[h->n_tokens - 1].link = is_one_of("a label", name, n);
+        h->tokens[h->n_tokens - 1].raised = is_one_of("sup sub", name, n);
     }
     return end;
 }
 
-html *html_read(const char *data, size_t length, int whole) {
+html *html_read(const char *data, size_t length, const html_wish *wish) {
     html *h = calloc(1, sizeof *h);
     if (!h) return NULL;
-    h->data = data, h->length = length, h->whole = whole;
+    h->data = data, h->length = length, h->wish = *wish;
     for (size_t at = 0; at < length;) {
         size_t end = at;
         while (end < length && (data[end] != '<' || !begins_markup(data, length, end))) end++;
@@ -724,7 +856,7 @@ html *html_read(const char *data, size_t length, int whole) {
 
 void html_free(html *h) {
     if (!h) return;
-    free(h->tokens), free(h->segments), free(h->ranges);
+    free(h->tokens), free(h->segments), free(h->attributes), free(h->ranges);
     text_bytes_free(&h->sources);
     free(h);
 }
@@ -736,16 +868,82 @@ const char *html_source(const html *h, size_t i, size_t *length) {
     return h->sources.data + h->segments[i].source;
 }
 
+/* ---- Writing ----
+ * A tag in a sentence goes where its words went, and its attributes with it: what html_place makes of the sentence has
+ * their numbers in their places, between two bytes that no text has. */
+
+enum { MARK = 0xff };
+
+/* Bytes of the document, the language in its place. */
+static void put_raw(const html *h, size_t from, size_t to, text_bytes *out) {
+    const spot *lang = &h->lang;
+    if (lang->end && lang->begin >= from && lang->end <= to) {
+        text_append(out, h->data + from, lang->begin - from);
+        for (const char *c = h->wish.target; *c; c++) text_append(out, *c == '_' ? "-" : c, 1);
+        from = lang->end;
+    }
+    text_append(out, h->data + from, to - from);
+}
+
+/* Bytes of a tag in a sentence, with the numbers of its attributes. */
+static void put_tag(const html *h, size_t from, size_t to, text_bytes *out) {
+    size_t low = 0, high = h->n_attributes;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (h->segments[h->attributes[middle]].begin < from) low = middle + 1;
+        else high = middle;
+    }
+    for (; low < h->n_attributes && h->segments[h->attributes[low]].begin < to; low++) {
+        const segment *s = &h->segments[h->attributes[low]];
+        text_append(out, h->data + from, s->begin - from);
+        text_printf(out, "%c%zu%c", MARK, h->attributes[low], MARK);
+        from = s->end;
+    }
+    text_append(out, h->data + from, to - from);
+}
+
+typedef struct writing {
+    const html *h;
+    const text_bytes *(*translation)(const void *user, size_t segment);
+    const void *user;
+    text_bytes *out;
+} writing;
+
+/* What became of a segment, with what became of its attributes. */
+static void put_translated(const writing *w, size_t i) {
+    const text_bytes *text = w->translation(w->user, i);
+    for (size_t at = 0; at < text->length;) {
+        const char *mark = memchr(text->data + at, MARK, text->length - at);
+        const size_t n = mark ? (size_t)(mark - text->data) - at : text->length - at;
+        char *end = NULL;
+        text_append(w->out, text->data + at, n);
+        if (!mark) break;
+        const unsigned long long number = strtoull(mark + 1, &end, 10);
+        if ((unsigned char)*end == MARK && number < w->h->n_segments && w->h->segments[number].attribute) {
+            const text_bytes *value = w->translation(w->user, (size_t)number);
+            if (value->length) text_append(w->out, value->data, value->length);
+        }
+        at = (size_t)(end - text->data) + ((unsigned char)*end == MARK);
+    }
+}
+
 void html_write(const html *h, const text_bytes *(*translation)(const void *user, size_t segment), const void *user,
                 text_bytes *out) {
+    const writing w = { h, translation, user, out };
     size_t at = 0;
-    for (size_t i = 0; i < h->n_segments; i++) {
-        const text_bytes *text = translation(user, i);
-        text_append(out, h->data + at, h->segments[i].begin - at);
-        if (text->length) text_append(out, text->data, text->length);
-        at = h->segments[i].end;
+    for (size_t i = 0, a = 0; i < h->n_segments || a < h->n_attributes;) { /* sentences and attributes in their order */
+        while (i < h->n_segments && h->segments[i].attribute) i++;
+        const int sentence =
+            i < h->n_segments && (a == h->n_attributes || h->segments[i].begin <= h->segments[h->attributes[a]].begin);
+        if (!sentence && a == h->n_attributes) break;
+        const size_t which = sentence ? i++ : h->attributes[a++];
+        const segment *s = &h->segments[which];
+        if (s->begin < at) continue; /* an attribute that went with its sentence */
+        put_raw(h, at, s->begin, out);
+        put_translated(&w, which);
+        at = s->end;
     }
-    text_append(out, h->data + at, h->length - at);
+    put_raw(h, at, h->length, out);
 }
 
 /* ==== 4. Placing ======================================================================================== */
@@ -852,10 +1050,11 @@ static place whole_place(const placing *p, size_t i) {
 
 /* A text as HTML. A reference that is not known was shown to the translator as it is written, and stays so. */
 static void escape(placing *p, const char *text, size_t length) {
-    const token *t = p->h->tokens;
-    const size_t begin = t[p->s->first].begin, all = t[p->s->last - 1].end - begin;
+    const size_t begin = p->s->begin, all = p->s->end - begin;
     for (size_t i = 0, n; i < length; i++) {
         const char *name = text[i] == '&' ? "&amp;" : text[i] == '<' ? "&lt;" : text[i] == '>' ? "&gt;" : NULL;
+        if (p->s->attribute && text[i] == '"') name = "&quot;";
+        if (p->s->attribute && text[i] == '\'') name = "&#x27;";
         n = text[i] == '&' && p->misses < 64 ? reference_length(text + i, length - i) : 0;
         if (n && memmem(p->h->data + begin, all, text + i, n)) {
             text_append(p->out, text + i, n);
@@ -870,7 +1069,7 @@ static void escape(placing *p, const char *text, size_t length) {
 
 static void put_token(const placing *p, size_t i) {
     const token *t = &p->h->tokens[i];
-    text_append(p->out, p->h->data + t->begin, t->end - t->begin);
+    put_tag(p->h, t->begin, t->end, p->out);
 }
 
 /* Whether there was a word between the tags of a pair, or a number. */
@@ -882,6 +1081,11 @@ static int held_words(const placing *p, size_t first, size_t last) {
             return 1;
     }
     return 0;
+}
+
+/* White space stood on both sides of a token. */
+static int is_spaced(const html *h, const token *t) {
+    return t->begin && t->end < h->length && is_space(h->data[t->begin - 1]) && is_space(h->data[t->end]);
 }
 
 /* The words [begin .. end) of the translation with the marks among tokens [first .. last). Marks that would cross stand
@@ -906,8 +1110,11 @@ static void put_range(placing *p, size_t first, size_t last, size_t begin, size_
         if (to > end) to = end;
         escape(p, p->text + at, from - at);
         at = to;
-        put_token(p, places[i].token);
         const token *mark = &t[places[i].token];
+        const int spaced = mark->kind == SINGLE && is_spaced(p->h, mark) && from && to < p->length;
+        if (spaced && p->text[from - 1] != ' ') text_append(p->out, " ", 1);
+        put_token(p, places[i].token);
+        if (spaced && p->text[to] != ' ') text_append(p->out, " ", 1);
         if (mark->kind == WORD) p->wrong |= from == to || from != places[i].begin || to != places[i].end;
         if (mark->kind != OPEN) continue;
         p->wrong |= held_words(p, places[i].token + 1, mark->partner) != has_wordlike(p->text + from, to - from);
@@ -922,6 +1129,12 @@ int html_place(const html *h, size_t i, const char *text, size_t length, const m
     placing p = { .h = h, .s = &h->segments[i], .text = text, .length = length };
     const size_t begin = out->length;
     p.links = links, p.n_links = n_links, p.out = out;
+    if (p.s->attribute) { /* one that is still the same keeps its bytes */
+        const int same = length == p.s->length && !memcmp(text, h->sources.data + p.s->source, length);
+        if (same) text_append(out, h->data + p.s->begin, p.s->end - p.s->begin);
+        else escape(&p, text, length);
+        return 1;
+    }
     put_range(&p, p.s->first, p.s->last, 0, length);
     if (p.wrong) out->length = begin;
     return !p.wrong;
@@ -960,7 +1173,7 @@ void html_place_pieces(const html *h, size_t i, const char *text, size_t length,
     for (size_t k = s->first; k < s->last; k++) {
         const token *t = &h->tokens[k];
         if (lines != pieces || !is_piece(h, s, k, &begin, &end)) {
-            text_append(out, h->data + t->begin, t->end - t->begin);
+            put_tag(h, t->begin, t->end, out);
             continue;
         }
         const char *newline = memchr(text, '\n', length);

@@ -62,15 +62,19 @@ static size_t unfit(const unsigned char *s) {
 }
 
 size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead) {
-    const size_t good = text_utf8_valid(data, length);
+    enum { WINDOW = 64 }; /* no further, as the caller comes again behind each that is not fit */
     *instead = "\xEF\xBF\xBD";
-    for (size_t run = 0; run < good; run++) {
-        if (!(*skip = unfit((const unsigned char *)data + run))) continue;
-        if (data[run] == '\n' || data[run] == '\t') *instead = " ";
-        return run;
+    for (size_t run = 0, good; run < length;) {
+        good = text_utf8_valid(data + run, length - run < WINDOW ? length - run : WINDOW);
+        if (!good) return *skip = 1, run;
+        for (const size_t end = run + good; run < end; run++) {
+            if (!(*skip = unfit((const unsigned char *)data + run))) continue;
+            if (data[run] == '\n' || data[run] == '\t') *instead = " ";
+            return run;
+        }
     }
-    *skip = good < length;
-    return good;
+    *skip = 0;
+    return length;
 }
 
 void text_append_clean(text_bytes *bytes, const char *data, size_t length) {
@@ -83,6 +87,8 @@ void text_append_clean(text_bytes *bytes, const char *data, size_t length) {
     }
     text_append(bytes, "", 0);
 }
+
+void text_clear(text_bytes *bytes) { bytes->length = 0, bytes->failed = 0; }
 
 void text_bytes_free(text_bytes *bytes) {
     free(bytes->data);

@@ -11,7 +11,7 @@
 /* ---- 1. Growable bytes --------------------------------------------------------------------------------- */
 
 /* All zero is empty. `data` is malloc'ed. After a failed allocation `failed` stays set and further writes do
- * nothing, so that a chain of them needs one check at its end. */
+ * nothing, so that a chain of them needs one check at its end; text_clear makes it empty again, and fit for use. */
 typedef struct text_bytes {
     char *data;
     size_t length, capacity;
@@ -33,6 +33,7 @@ void text_append_clean(text_bytes *bytes, const char *data, size_t length);
 /* The same without memory: how many bytes are fit, how many behind them are not (0: the end), and what stands for them.
  */
 size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead);
+void text_clear(text_bytes *bytes);
 void text_bytes_free(text_bytes *bytes);
 /* The block with room for `n` elements of `size` bytes, where it had room for *capacity. NULL: no memory, and the block
  * is as it was. */

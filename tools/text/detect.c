@@ -27,7 +27,8 @@ static const char *const short_codes[][2] = {
     { "slk", "sk" }, { "slv", "sl" }, { "lit", "lt" }, { "lvs", "lv" }, { "est", "et" },
 };
 
-struct text_detector {
+struct moetext_detector {
+    size_t n;          /* languages */
     text_words *words; /* where all languages have them: fingerprints say little of a few words */
     void *handle;      /* else, of fingerprints */
     candidate_t *candidates;
@@ -94,7 +95,7 @@ static moe_status open_words(const char *const *codes, size_t n, text_detector *
     }
     if (detector && names && languages) detector->words = text_words_open(languages, n);
     free(languages), free(names);
-    if (detector && detector->words) return *out = detector, MOE_OK;
+    if (detector && detector->words) return detector->n = n, *out = detector, MOE_OK;
     free(detector);
     return refuse(error, MOE_ERROR_MEMORY, "out of memory");
 }
@@ -124,12 +125,14 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
         text_detector_close(detector);
         return refuse(error, MOE_ERROR_MEMORY, "out of memory");
     }
+    detector->n = n;
     *out = detector;
     return MOE_OK;
 }
 
 moe_status text_detector_of_model(const moe_model *model, text_detector **out, moe_error *error) {
     const size_t n = moe_model_language_count(model);
+    const size_t at = (size_t)moe_model_meta_find(model, "languages.tags"); /* there, where there are languages */
     char (*texts)[32] = calloc(n + 1, sizeof *texts);
     const char **codes = calloc(n + 1, sizeof *codes);
     int32_t *tags = calloc(n + 1, sizeof *tags);
@@ -140,7 +143,7 @@ moe_status text_detector_of_model(const moe_model *model, text_detector **out, m
         const moe_span code = moe_model_language(model, i);
         snprintf(texts[i], sizeof texts[i], "%.*s", (int)(code.length < 31 ? code.length : 31), code.data);
         codes[i] = texts[i];
-        tags[i] = moe_model_language_tag(model, texts[i]);
+        tags[i] = (int32_t)moe_model_meta_int(model, at, i);
     }
     if (!status) status = text_detector_open(codes, n, &detector, error);
     free(texts), free(codes);
@@ -186,6 +189,16 @@ ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, 
     /* Of a word or two the fingerprints say little, however far apart they are. */
     if (length < SHORT) *confidence *= (float)length / SHORT;
     return (ptrdiff_t)strtol(best->name, NULL, 10);
+}
+
+ptrdiff_t text_detect_each(text_detector *detector, const char *text, size_t length, float *each) {
+    float confidence;
+    const ptrdiff_t best = text_detect(detector, text, length, &confidence);
+    for (size_t i = 0; i < detector->n; i++)
+        each[i] = (ptrdiff_t)i == best                ? confidence
+                  : best >= 0 && detector->words != 0 ? text_words_confidence(detector->words, i)
+                                                      : 0;
+    return best;
 }
 
 int32_t text_detect_tag(text_detector *detector, const char *text, size_t length) {

@@ -4,7 +4,7 @@
 
 #include "moe.h"
 
-typedef struct text_detector text_detector; /* one thread at a time may use it */
+typedef struct moetext_detector text_detector; /* one thread at a time may use it */
 
 /* Choose among the `n` languages whose codes begin with ISO 639-1 or 639-3 names ("de", "deu_Latn"): by
  * words where all of them have some, else by libexttextcat, and those that it has no fingerprint of are never found.
@@ -18,6 +18,9 @@ void text_detector_close(text_detector *detector); /* NULL is fine */
 /* The number of the language that `text` is in, -1 if it has no letters. *confidence: from 0 to 1; by words the
  * probability of the language, by fingerprints how far the next likely one is, low for a word or two. */
 ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, float *confidence);
+
+/* The same; each[n], of all languages: by words their probabilities, by fingerprints 0 but for the one found. */
+ptrdiff_t text_detect_each(text_detector *detector, const char *text, size_t length, float *each);
 
 /* With a detector of a model, the tag of the language that `text` seems to be in; of a text without letters that of the
  * model's first language. It depends on nothing but the text. */

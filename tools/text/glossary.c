@@ -118,6 +118,7 @@ static void trim(const char **text, size_t *length) {
 
 static moe_status add_term(text_glossary *g, const char *source, size_t n_source, const char *target, size_t n_target,
                            moe_error *error) {
+    utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
     trim(&source, &n_source);
     trim(&target, &n_target);
     if (!n_source || !n_target || n_source > MAX_TERM || n_target > MAX_TERM || memchr(target, '\t', n_target) ||
@@ -132,10 +133,11 @@ static moe_status add_term(text_glossary *g, const char *source, size_t n_source
     text_term *t = &g->terms[g->n_terms];
     *t = (text_term){ .stays = n_source == n_target && memcmp(source, target, n_source) == 0 };
     t->target = strndup(target, n_target);
-    t->characters = malloc(TEXT_TERM_CHARACTERS * sizeof *t->characters);
+    t->n_characters = characters(source, n_source, c);
+    t->characters = malloc((t->n_characters + 1) * sizeof *t->characters);
     g->n_terms++;
     if (!t->target || !t->characters) return out_of_memory(error);
-    t->n_characters = characters(source, n_source, t->characters);
+    memcpy(t->characters, c, t->n_characters * sizeof *c);
     if (!t->n_characters) return fail(error, MOE_ERROR_ARGUMENT, "", "the source of a term has too many characters");
     t->inflected = is_inflected(t);
     if (!text_index_add(&g->index, word_hash(source, n_source), g->n_terms - 1)) return out_of_memory(error);
@@ -271,6 +273,19 @@ moe_status text_glossary_read(const text_front *targets, const char *name, const
     return text_glossary_free(g), status;
 }
 
+moe_status text_glossary_of(const text_front *targets, const char *const *sources, const char *const *translations,
+                            size_t n, text_glossary **out, moe_error *error) {
+    text_glossary *g = calloc(1, sizeof *g);
+    moe_status status = g ? MOE_OK : out_of_memory(error);
+    if (g) g->targets = targets;
+    size_t i = 0;
+    for (; i < n && !status; i++)
+        status = add_term(g, sources[i], strlen(sources[i]), translations[i], strlen(translations[i]), error);
+    if (!status) return *out = g, MOE_OK;
+    if (g && error) snprintf(error->where, sizeof error->where, "glossary, term %zu", i);
+    return text_glossary_free(g), status;
+}
+
 moe_status text_glossary_open(const text_front *targets, const char *path, text_glossary **out, moe_error *error) {
     text_bytes data = { 0 };
     char why[200];
@@ -313,19 +328,42 @@ void text_glossary_free(text_glossary *g) {
 
 /* ==== 4. Finding ======================================================================================== */
 
-/* The bytes at the beginning of `text` that are this term; 0: none. *exact: not inflected. */
-static size_t match(const text_term *t, const char *text, size_t length, int *exact) {
+/* The beginning of a text, word by word, as far as a term needed it: many terms may begin like it. */
+typedef struct beginning {
+    const char *text;
+    size_t length, n, words, begins[MAX_TERM + 1], counts[MAX_TERM + 1];
+    utf8proc_int32_t c[TEXT_TERM_CHARACTERS]; /* [n] its characters, composed */
+} beginning;
+
+/* One more word or sign. 0: there is none, or what was there so far would be longer than a term can be. */
+static int take_one(beginning *b) {
     utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
-    size_t end = 0, n = 0;
-    while (end < length && n < t->n_characters && end < MAX_TERM) { /* word by word, since NFD has more characters */
-        end += text_word_length(text, length, end);
-        n = characters(text, end, c);
-        if (!n) return 0;
+    const size_t at = b->begins[b->words];
+    if (at == b->length) return 0;
+    const size_t bytes = text_word_length(b->text, b->length, at);
+    const size_t n = at + bytes > MAX_TERM ? 0 : characters(b->text + at, bytes, c);
+    if (!n || b->n + n > TEXT_TERM_CHARACTERS || (at && utf8proc_get_property(c[0])->combining_class)) return 0;
+    memcpy(b->c + b->n, c, n * sizeof *c);
+    b->begins[++b->words] = at + bytes, b->counts[b->words] = b->n += n;
+    return 1;
+}
+
+/* The bytes at the beginning that are this term; 0: none. *exact: not inflected. */
+static size_t match(const text_term *t, beginning *b, int *exact) {
+    size_t low = 1;
+    do { /* what is there must be what the term begins with, before more of it is looked at */
+        if (!is_written(b->c, t->characters, least(b->n, t->n_characters))) return 0;
+    } while (b->n < t->n_characters && take_one(b));
+    if (!b->words || b->n < t->n_characters) return 0;
+    for (size_t high = b->words; low < high;) { /* the first word by which all of the term is there */
+        const size_t middle = low + (high - low) / 2;
+        if (b->counts[middle] < t->n_characters) low = middle + 1;
+        else high = middle;
     }
-    if (n < t->n_characters || !is_written(c, t->characters, t->n_characters)) return 0;
+    const size_t n = b->counts[low];
     *exact = n == t->n_characters;
-    if (*exact) return end;
-    return t->inflected && is_ending(c + t->n_characters, n - t->n_characters, is_noun(t)) ? end : 0;
+    if (*exact) return b->begins[low];
+    return t->inflected && is_ending(b->c + t->n_characters, n - t->n_characters, is_noun(t)) ? b->begins[low] : 0;
 }
 
 int text_term_is_shouted(const text_term *t, const char *text, size_t length) {
@@ -349,20 +387,34 @@ void text_term_calm(const text_term *t, const char *text, size_t length, text_by
     }
 }
 
-const text_term *text_glossary_find(const text_glossary *g, const char *text, size_t length, size_t at, size_t *bytes) {
+int text_term_ends(const text_term *t, const char *ending, size_t length) {
+    utf8proc_int32_t c[TEXT_TERM_CHARACTERS], first;
+    const char *last = strrchr(t->target, ' ');
+    const char *word = last ? last + 1 : t->target;
+    const size_t n = characters(ending, length, c);
+    if (!n || utf8proc_iterate((const utf8proc_uint8_t *)word, -1, &first) < 1) return 0;
+    return is_ending(c, n, utf8proc_category(first) == UTF8PROC_CATEGORY_LU);
+}
+
+const text_term *text_glossary_find(const text_glossary *g, const char *text, size_t length, size_t at, size_t *bytes,
+                                    int *inflected) {
     const text_term *best = NULL;
+    beginning b;
     int best_exact = 0;
     if (!g) return NULL;
+    b.text = text + at, b.length = length - at;
+    b.n = b.words = b.begins[0] = b.counts[0] = 0;
     const uint32_t hash = word_hash(text + at, least(length - at, MAX_TERM));
     uint32_t entry;
     for (size_t i = 0; (entry = text_index_next(&g->index, hash, &i)) != TEXT_NONE;) {
         const text_term *t = &g->terms[entry];
         int exact;
-        const size_t n = match(t, text + at, length - at, &exact);
+        const size_t n = match(t, &b, &exact);
         if (!n || (best && (n < *bytes || (n == *bytes && best_exact > exact)))) continue;
         best = t;
         best_exact = exact;
         *bytes = n;
+        *inflected = !exact;
     }
     return best;
 }

@@ -26,15 +26,21 @@ typedef struct text_glossary text_glossary;
 moe_status text_glossary_open(const text_front *targets, const char *path, text_glossary **out, moe_error *error);
 moe_status text_glossary_read(const text_front *targets, const char *name, const char *data, size_t length,
                               text_glossary **out, moe_error *error);
+/* The same of `n` terms that are given: sources[i] must become targets[i]. `where` says which term it was. */
+moe_status text_glossary_of(const text_front *targets, const char *const *sources, const char *const *translations,
+                            size_t n, text_glossary **out, moe_error *error);
 size_t text_glossary_count(const text_glossary *glossary); /* of its terms */
 void text_glossary_free(text_glossary *glossary);          /* NULL is fine */
 
 /* The longest term at text[at], where a word or sign begins, and its bytes in the text; of several an exact one, then
  * the last. NULL: none. The text may have capital letters where the term has small ones; composed and decomposed
  * characters are equal; a last word of three letters or more may have a regular ending: -s, -es, -x, -'s, and where it
- * has a capital first letter, as German nouns have, -e, -n, -en, -er, -ern, -em. */
+ * has a capital first letter, as German nouns have, -e, -n, -en, -er, -ern, -em: then *inflected is 1. */
 const text_term *text_glossary_find(const text_glossary *glossary, const char *text, size_t length, size_t at,
-                                    size_t *bytes);
+                                    size_t *bytes, int *inflected);
+
+/* Whether some bytes are a regular ending that the target of a term may have. */
+int text_term_ends(const text_term *term, const char *ending, size_t length);
 
 /* Whether a text that is the term is in capitals where the term is not. */
 int text_term_is_shouted(const text_term *term, const char *text, size_t length);

@@ -15,6 +15,7 @@
 #include "tools/text/moetext.h"
 #include "tools/text/protect.h"
 #include "tools/text/settings.h"
+#include "tools/text/spans.h"
 #include "tools/text/stream.h"
 
 #include <stdatomic.h>
@@ -71,6 +72,7 @@ static char *copy_span(moe_span s) {
 static moe_status copy_texts(moetext_model *m, moe_error *error) {
     const moe_model *engine = m->front.model;
     const size_t entries = moe_model_meta_count(engine), n = moe_model_language_count(engine);
+    const size_t tags = (size_t)moe_model_meta_find(engine, "languages.tags"); /* there, where there are languages */
     m->languages = calloc(n + 1, sizeof *m->languages);
     m->tags = calloc(n + 1, sizeof *m->tags);
     m->texts = calloc(entries + 1, sizeof *m->texts);
@@ -79,7 +81,7 @@ static moe_status copy_texts(moetext_model *m, moe_error *error) {
         char *code = copy_span(moe_model_language(engine, m->n_languages));
         if (!code) return out_of_memory(error);
         m->languages[m->n_languages] = code;
-        m->tags[m->n_languages] = moe_model_language_tag(engine, code);
+        m->tags[m->n_languages] = (int32_t)moe_model_meta_int(engine, tags, m->n_languages);
     }
     for (size_t i = 0; i < entries; i++)
         if (moe_model_meta_kind(engine, i) == MOE_META_TEXT &&
@@ -169,6 +171,19 @@ const char *moetext_model_piece(const moetext_model *m, int32_t id, size_t *leng
     return piece.data ? piece.data : "";
 }
 
+moe_status moetext_detector_new(const moetext_model *m, moetext_detector **out, moe_error *error) {
+    return text_detector_of_model(m->front.model, out, error);
+}
+
+void moetext_detector_free(moetext_detector *detector) { text_detector_close(detector); }
+
+ptrdiff_t moetext_detect(moetext_detector *detector, const char *text, size_t length, float *confidences) {
+    float confidence;
+    length = text_utf8_valid(text, length); /* detection walks over characters */
+    return confidences ? text_detect_each(detector, text, length, confidences)
+                       : text_detect(detector, text, length, &confidence);
+}
+
 /* ==== 2. Parts ========================================================================================== */
 
 /* A hypothesis of a part; its text, ids and logarithms lie in the part, behind those of the one before. */
@@ -182,7 +197,8 @@ typedef struct found {
 typedef struct part {
     text_job job; /* first, because stream.h hands it back */
     struct unit *unit;
-    struct part *next;
+    struct part *next, *next_to_link;
+    int finished;
     const char *joint; /* what stands between the part before and this one */
     size_t begin;      /* of the part in the text */
     found *found;      /* [n] best first */
@@ -195,16 +211,46 @@ typedef struct part {
     size_t n_links, link_capacity;
 } part;
 
-/* A text on its way. */
+/* A hypothesis of a text, as far as its parts are finished. */
+typedef struct joined {
+    moetext_hypothesis sums; /* scores and lengths; what it points to is set when it is handed over */
+    text_bytes text;
+    size_t line; /* of `text`, where its last line begins */
+    text_ids ids;
+    float *logprobs;
+    moetext_link *links;
+    size_t *ends; /* of parts in `ids` */
+    size_t n_ends, logprob_capacity, link_capacity, end_capacity;
+} joined;
+
+/* A text on its way. Its parts are joined as soon as all before them are finished, and not kept. */
 typedef struct unit {
     struct unit *next;
-    part *first, *last;
-    size_t parts, pending; /* all so far; those that are not finished */
-    int closed;            /* no more parts follow */
-    struct unit *next_to_link;
-    moetext_task task;
+    moetext_request request;
     int32_t source_tag, target_tag;
-    void *user;
+
+    text_cursor cursor;             /* in the line at hand */
+    size_t at;                      /* of the text the next line */
+    size_t stays;                   /* lines that begin before are of a message that stays as it is */
+    int last_line;                  /* the one before it was the last */
+    const char *joint, *next_joint; /* before the next part; before the next line */
+    int closed;                     /* no more parts follow */
+
+    part *first, *last; /* that are not joined yet */
+    part *before;       /* the one that was joined last; NULL: none was */
+    size_t kept;        /* parts from `first` on */
+    int lost;           /* memory ran out for it */
+    int dropped;        /* nobody wants it any more */
+
+    moe_status status; /* of the parts that are joined, as of a result */
+    unsigned flags;
+    size_t noted; /* number of the part that `note` is of; 0: there is none */
+    char note[sizeof((text_job *)0)->note];
+    size_t parts, translated, blank, cut_tokens;
+    text_ids source_ids;
+    size_t *source_ends, n_source_ends, source_end_capacity;
+    joined *joined; /* [n_joined], and others that are blank: the first n_hypotheses differ */
+    size_t n_joined, joined_made, joined_capacity, n_hypotheses;
 } unit;
 
 /* A row of the output. */
@@ -253,6 +299,10 @@ typedef struct words {
     size_t edge_capacity, n;
 } words;
 
+struct moetext_glossary {
+    text_rules *rules;
+};
+
 struct moetext {
     text_stream stream; /* first, because its functions get a pointer to it */
     const moetext_model *model;
@@ -268,74 +318,63 @@ struct moetext {
     moetext_done_fn done;
     void *user;
 
-    moetext_request request;        /* the text at hand */
-    unit *unit;                     /* it; NULL: there is none */
-    size_t at;                      /* of it the next line */
-    int last_line;                  /* the one before it was the last */
-    const char *joint, *next_joint; /* before the next part; before the next line */
-    unit *units, *spare_units;      /* on their way; blank */
+    int brief;                  /* text_options.brief */
+    unit *unit;                 /* at hand; NULL: there is none */
+    unit *units, *spare_units;  /* on their way; blank */
+    size_t most_parts, n_spare; /* that a text may keep; spare ones */
     part *spare_parts;
 
     /* with the option alignment */
     moe_session *second;                         /* scores the hypotheses, and shows where it looks; NULL: without */
-    unit *first_to_link, *last_to_link;          /* texts that wait for it */
+    part *first_to_link, *last_to_link;          /* parts that wait for it */
     size_t waiting, second_batch;                /* their hypotheses; how many are enough */
     look *looks;                                 /* [waiting * 2] */
     size_t look_capacity, looks_made, next_look; /* looks_made: those that own a buffer */
     text_aligner aligner;
     words source_words, target_words;
-    text_bytes calm;
+    text_bytes read; /* as the model has it */
 
     /* the result that is handed over */
     moetext_hypothesis *hypotheses;
     size_t hypothesis_capacity;
-    text_bytes text, message;
-    text_ids source_ids, ids;
-    float *logprobs;
-    size_t n_logprobs, logprob_capacity;
-    moetext_link *links;
-    size_t n_links, link_capacity;
-    size_t *ends; /* of parts: in the source, then in each hypothesis */
-    size_t n_ends, end_capacity;
+    text_bytes message;
     rows rows;
 };
 
-static unit *unit_new(moetext *t) {
+enum { LARGE = 1 << 14 }; /* bytes of a text, beyond which its memory is not kept for others */
+
+static void joined_free(joined *j) {
+    text_bytes_free(&j->text);
+    text_ids_free(&j->ids);
+    free(j->logprobs);
+    free(j->links);
+    free(j->ends);
+}
+
+static void unit_free(unit *u) {
+    for (size_t k = 0; k < u->joined_made; k++) joined_free(&u->joined[k]);
+    free(u->joined);
+    text_ids_free(&u->source_ids);
+    free(u->source_ends);
+    free(u);
+}
+
+static unit *unit_new(moetext *t, const moetext_request *q) {
     unit *u = t->spare_units;
     if (u) t->spare_units = u->next;
-    else if (!(u = malloc(sizeof *u))) return NULL;
-    *u = (unit){ .next = t->units };
+    else if (!(u = calloc(1, sizeof *u))) return NULL;
+    const text_ids ids = { .data = u->source_ids.data, .capacity = u->source_ids.capacity };
+    *u = (unit){ .next = t->units,
+                 .request = *q,
+                 .joint = "",
+                 .source_ids = ids,
+                 .source_ends = u->source_ends,
+                 .source_end_capacity = u->source_end_capacity,
+                 .joined = u->joined,
+                 .joined_made = u->joined_made,
+                 .joined_capacity = u->joined_capacity };
+    if (q->place) *q->place = u;
     return t->units = u;
-}
-
-/* The parts and the unit wait for the next text. */
-static void unit_reuse(moetext *t, unit *u) {
-    unit **at = &t->units;
-    while (*at != u) at = &(*at)->next;
-    *at = u->next;
-    if (u->last) {
-        u->last->next = t->spare_parts;
-        t->spare_parts = u->first;
-    }
-    u->next = t->spare_units;
-    t->spare_units = u;
-}
-
-static part *part_new(moetext *t, unit *u, part *before) {
-    part *p = t->spare_parts;
-    if (p) t->spare_parts = p->next;
-    else if (!(p = calloc(1, sizeof *p))) return NULL;
-    text_job_clear(&p->job);
-    p->unit = u;
-    p->next = before ? before->next : NULL;
-    p->n = p->n_logprobs = p->n_links = p->ids.length = p->text.length = 0;
-    p->text.failed = 0;
-    if (before) before->next = p;
-    else u->first = p;
-    if (!p->next) u->last = p;
-    u->parts++;
-    u->pending++;
-    return p;
 }
 
 static void part_free(part *p) {
@@ -348,6 +387,59 @@ static void part_free(part *p) {
     free(p);
 }
 
+/* The part waits for another text; NULL is fine. */
+static void part_reuse(moetext *t, part *p) {
+    if (!p) return;
+    if (t->n_spare >= t->most_parts || p->job.source.capacity > LARGE) {
+        part_free(p);
+        return;
+    }
+    p->next = t->spare_parts;
+    t->spare_parts = p;
+    t->n_spare++;
+}
+
+/* No more parts of a text are taken. */
+static void unit_close(moetext *t, unit *u) {
+    u->closed = 1;
+    u->cursor.rest.length = 0;
+    if (u->request.place) *u->request.place = NULL;
+    if (t->unit == u) t->unit = NULL;
+}
+
+/* The parts and the unit wait for the next text. */
+static void unit_reuse(moetext *t, unit *u) {
+    unit **at = &t->units;
+    while (*at != u) at = &(*at)->next;
+    *at = u->next;
+    for (part *p = u->first, *next; p; p = next) next = p->next, part_reuse(t, p);
+    part_reuse(t, u->before);
+    if (u->request.length > LARGE) {
+        unit_free(u);
+        return;
+    }
+    u->next = t->spare_units;
+    t->spare_units = u;
+}
+
+static part *part_new(moetext *t, unit *u, part *before) {
+    part *p = t->spare_parts;
+    if (p) t->spare_parts = p->next, t->n_spare--;
+    else if (!(p = calloc(1, sizeof *p))) return NULL;
+    text_job_clear(&p->job);
+    p->unit = u;
+    p->finished = 0;
+    p->next_to_link = NULL;
+    p->next = before ? before->next : NULL;
+    p->n = p->n_logprobs = p->n_links = p->ids.length = p->text.length = 0;
+    p->text.failed = 0;
+    if (before) before->next = p;
+    else u->first = p;
+    if (!p->next) u->last = p;
+    u->kept++;
+    return p;
+}
+
 /* Keep the hypotheses of a result. */
 static moe_status part_keep(const moetext *t, part *p, const moe_result *result, moe_error *error) {
     found *larger = text_grown(p->found, &p->found_capacity, result->n_hypotheses, sizeof *larger);
@@ -357,7 +449,7 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
         const moe_hypothesis *h = &result->hypotheses[k];
         const size_t n = h->n_ids + (size_t)(h->finished != 0), before = p->text.length;
         text_options form = t->stream.options; /* those of the text at hand, which may be another one */
-        form.rules = p->unit->task ? NULL : t->rules;
+        form.rules = p->job.rules;
         status = text_job_write(t->stream.front, &form, &p->job, h, &p->text, error);
         if (!status) status = text_ids_append(&p->ids, h->ids, h->n_ids, error);
         if (!status)
@@ -408,8 +500,9 @@ static moe_status find_words(words *w, const char *text, size_t length, moe_erro
     return MOE_OK;
 }
 
-/* The tokens that `ids` are of a text. 0: it cannot be told which bytes they are. */
-static int find_begins(const moetext *t, words *w, const char *text, size_t length, const int32_t *ids, size_t n) {
+/* The tokens that `ids` are of a text. *known 0: it cannot be told which bytes they are. */
+static moe_status find_begins(const moetext *t, words *w, const char *text, size_t length, const int32_t *ids, size_t n,
+                              int *known, moe_error *error) {
     const text_front *f = t->stream.front;
     const spm *joiner = f->joiner ? f->joiner : f->tokeniser;
     char why[128];
@@ -417,9 +510,9 @@ static int find_begins(const moetext *t, words *w, const char *text, size_t leng
         ids ? spm_decode_begins(joiner, ids, n, &w->begins, &w->begin_capacity, &w->tokens, why, sizeof why)
             : spm_encode_begins(f->tokeniser, text, length, &w->begins, &w->begin_capacity, &w->tokens, why,
                                 sizeof why);
-    for (size_t i = 1; !failed && i < w->tokens; i++)
-        if (w->begins[i] < w->begins[i - 1]) return 0;
-    return !failed && w->tokens == n;
+    *known = !failed && w->tokens == n;
+    for (size_t i = 1; *known && i < n; i++) *known = w->begins[i] >= w->begins[i - 1];
+    return failed == SPM_NO_MEMORY ? out_of_memory(error) : MOE_OK;
 }
 
 typedef struct linking {
@@ -440,6 +533,28 @@ static moe_status keep_link(void *user, size_t source, size_t target, moe_error 
     return MOE_OK;
 }
 
+/* What the model read of a job's text, in the same bytes but for a sign at its end: *read becomes a copy. */
+static moe_status read_again(moetext *t, const text_job *job, moe_span *read, moe_error *error) {
+    if (!job->shouted && !job->manner) return MOE_OK;
+    while (job->manner && read->length && strchr(" \t", read->data[read->length - 1])) read->length--;
+    text_clear(&t->read);
+    text_append(&t->read, read->data, read->length);
+    if (job->shouted && !t->read.failed) text_calm(t->read.data, t->read.length);
+    text_put_manner(job->manner, &t->read);
+    if (t->read.failed) return out_of_memory(error);
+    *read = (moe_span){ t->read.data, t->read.length };
+    return MOE_OK;
+}
+
+/* Whether what is written with `ids` begins with a text. */
+static moe_status begins_with(moetext *t, const int32_t *ids, size_t n, const char *text, size_t length, int *does,
+                              moe_error *error) {
+    text_clear(&t->read);
+    const moe_status status = text_decode(t->stream.front, ids, n, &t->read, error);
+    *does = !status && !t->read.failed && t->read.length >= length && memcmp(t->read.data, text, length) == 0;
+    return status;
+}
+
 /* Link hypothesis k of a part. The weights of a side that could not be scored are left out. */
 static moe_status link_words(moetext *t, part *p, size_t k, const look *forward, const look *back, moe_error *error) {
     const text_job *job = &p->job;
@@ -450,19 +565,17 @@ static moe_status link_words(moetext *t, part *p, size_t k, const look *forward,
     const char *text = p->text.data + begin + before;
     const size_t length = p->found[k].length - before;
     words *source = &t->source_words, *target = &t->target_words;
-    const text_bytes *read = &job->source;
-    if (job->shouted) { /* its tokens are those of small letters, which lie in the same bytes */
-        t->calm.length = 0;
-        text_append(&t->calm, read->data, read->length);
-        if (t->calm.failed) return out_of_memory(error);
-        text_calm(t->calm.data, t->calm.length);
-        read = &t->calm;
-    }
-    if (forward->failed || !job->source_ids.length || !forward->n_ids ||
-        !find_begins(t, source, read->data + before, read->length - before, NULL, job->source_ids.length) ||
-        !find_begins(t, target, text, length, p->ids.data + forward->first, forward->n_ids))
-        return MOE_OK;
-    moe_status status = find_words(source, job->source.data + before, job->source.length - before, error);
+    moe_span read = { job->source.data + before, job->source.length - before };
+    moe_status status = read_again(t, job, &read, error);
+    int known = 0;
+    if (status || forward->failed || !job->source_ids.length || !forward->n_ids) return status;
+    status = find_begins(t, source, read.data, read.length, NULL, job->source_ids.length, &known, error);
+    if (!status && known && job->manner == TEXT_CLOSED) /* what was written may have lost its beginning */
+        status = begins_with(t, p->ids.data + forward->first, forward->n_ids, text, length, &known, error);
+    if (!status && known)
+        status = find_begins(t, target, text, length, p->ids.data + forward->first, forward->n_ids, &known, error);
+    if (status || !known) return status;
+    status = find_words(source, job->source.data + before, job->source.length - before, error);
     if (!status) status = find_words(target, text, length, error);
     if (status) return status;
     const text_side sides[2] = { { source->word, source->tokens, source->n },
@@ -518,195 +631,249 @@ static moe_status make_looks(moetext *t, moe_error *error) {
     t->looks = larger;
     for (; t->looks_made < t->look_capacity; t->looks_made++) larger[t->looks_made] = (look){ .failed = 1 };
     look *l = larger;
-    for (const unit *u = t->first_to_link; u; u = u->next_to_link)
-        for (part *p = u->first; p; p = p->next)
-            for (size_t k = 0, first = 0; k < p->n; first += p->found[k++].n_ids)
-                for (int back = 0; back < 2; back++, l++) {
-                    const size_t n = p->job.source_ids.length * p->found[k].n_ids;
-                    float *weights = text_grown(l->weights, &l->capacity, n, sizeof *weights);
-                    if (!weights) return out_of_memory(error);
-                    *l = (look){ p, first, p->found[k].n_ids, back, 0, weights, l->capacity };
-                    l->failed = !n || (back && u->source_tag < 0);
-                }
+    for (part *p = t->first_to_link; p; p = p->next_to_link)
+        for (size_t k = 0, first = 0; k < p->n; first += p->found[k++].n_ids)
+            for (int back = 0; back < 2; back++, l++) {
+                const size_t n = p->job.source_ids.length * p->found[k].n_ids;
+                float *weights = text_grown(l->weights, &l->capacity, n, sizeof *weights);
+                if (!weights) return out_of_memory(error);
+                *l = (look){ p, first, p->found[k].n_ids, back, 0, weights, l->capacity };
+                l->failed = !n || (back && p->unit->source_tag < 0);
+            }
     return MOE_OK;
 }
 
-static moe_status deliver(moetext *t, unit *u, moe_error *error);
+static void part_done(moetext *t, part *p);
 
-/* Link the words of the texts that wait, and hand them over. */
+/* Link the words of the parts that wait, which are done then. */
 static moe_status link_waiting(moetext *t, moe_error *error) {
     if (!t->first_to_link) return MOE_OK;
     t->next_look = 0;
-    moe_status status = make_looks(t, error);
-    if (!status) status = moe_translate(t->second, second_pull, second_done, t, error);
+    moe_error e;
+    moe_status status = make_looks(t, &e);
+    if (!status) status = moe_translate(t->second, second_pull, second_done, t, &e);
+    if (status && status != MOE_ERROR_MEMORY) return error ? *error = e, status : status;
     const look *l = t->looks;
-    while (!status && t->first_to_link) {
-        unit *u = t->first_to_link;
-        for (part *p = u->first; p && !status; p = p->next)
-            for (size_t k = 0; k < p->n && !status; k++, l += 2) status = link_words(t, p, k, l, l + 1, error);
-        t->first_to_link = u->next_to_link;
-        if (!status) status = deliver(t, u, error);
-    }
+    part *next = t->first_to_link;
+    t->first_to_link = NULL;
     t->waiting = 0;
-    return status;
+    for (part *p = next; p; p = next) {
+        moe_status linked = status;
+        next = p->next_to_link;
+        for (size_t k = 0; k < p->n && !status; k++, l += 2)
+            if (!linked) linked = link_words(t, p, k, l, l + 1, NULL);
+        if (linked) p->unit->lost = 1;
+        part_done(t, p);
+    }
+    return MOE_OK;
 }
 
-/* All parts of a text are finished: it is handed over, or waits for its links. */
-static moe_status unit_done(moetext *t, unit *u, moe_error *error) {
-    if (!t->second) return deliver(t, u, error);
-    if (t->first_to_link) t->last_to_link->next_to_link = u;
-    else t->first_to_link = u;
-    t->last_to_link = u;
-    for (const part *p = u->first; p; p = p->next) t->waiting += p->n;
+/* A part waits for its links, with as many others as one call of the second session is worth. */
+static moe_status wait_for_links(moetext *t, part *p, moe_error *error) {
+    if (t->first_to_link) t->last_to_link->next_to_link = p;
+    else t->first_to_link = p;
+    t->last_to_link = p;
+    t->waiting += p->n;
     return t->waiting < t->second_batch ? MOE_OK : link_waiting(t, error);
 }
 
 /* ==== 4. Results ======================================================================================== */
 
-/* The links of hypothesis k of a part, whose text begins at byte `begin` of the translation. */
-static moe_status join_links(moetext *t, const part *p, size_t k, size_t begin, moe_error *error) {
-    size_t first = 0;
-    for (size_t i = 0; i < k; i++) first += p->found[i].n_links;
-    moetext_link *larger = text_grown(t->links, &t->link_capacity, t->n_links + p->found[k].n_links, sizeof *larger);
+/* A part of a list of tokens ends behind `end` of them. */
+static moe_status add_end(size_t **ends, size_t *n, size_t *capacity, size_t end, moe_error *error) {
+    size_t *larger = text_grown(*ends, capacity, *n + 1, sizeof *larger);
     if (!larger) return out_of_memory(error);
-    t->links = larger;
-    for (size_t i = 0; i < p->found[k].n_links; i++) {
-        moetext_link link = p->links[first + i];
+    *ends = larger;
+    larger[(*n)++] = end;
+    return MOE_OK;
+}
+
+/* Append links whose words lie in a part of the translation that begins at byte `begin`. */
+static moe_status join_links(joined *j, const moetext_link *links, size_t n, size_t begin, moe_error *error) {
+    if (!n) return MOE_OK;
+    moetext_link *larger = text_grown(j->links, &j->link_capacity, j->sums.n_links + n, sizeof *larger);
+    if (!larger) return out_of_memory(error);
+    j->links = larger;
+    for (size_t i = 0; i < n; i++) {
+        moetext_link link = links[i];
         link.target_begin += begin;
         link.target_end += begin;
-        larger[t->n_links++] = link;
+        larger[j->sums.n_links++] = link;
     }
     return MOE_OK;
 }
 
-/* A part of a list of tokens ends behind `end` of them. */
-static moe_status add_end(moetext *t, size_t end, moe_error *error) {
-    size_t *larger = text_grown(t->ends, &t->end_capacity, t->n_ends + 1, sizeof *larger);
-    if (!larger) return out_of_memory(error);
-    t->ends = larger;
-    larger[t->n_ends++] = end;
-    return MOE_OK;
-}
-
-/* Hypothesis k of a part behind what the result has, from byte `begin` on: its last one where it has fewer. */
-static moe_status join_part(moetext *t, const part *p, size_t k, size_t begin, moetext_hypothesis *h,
-                            moe_error *error) {
-    size_t text = 0, ids = 0, logprobs = 0;
+/* Hypothesis k of a part behind what there is: its last one where it has fewer. */
+static moe_status join_found(joined *j, const part *p, size_t k, moe_error *error) {
+    size_t text = 0, ids = 0, logprobs = 0, links = 0;
     if (!p->n) return MOE_OK;
     if (k >= p->n) k = p->n - 1;
-    for (size_t i = 0; i < k; i++)
-        text += p->found[i].length, ids += p->found[i].n_ids, logprobs += p->found[i].n_logprobs;
+    for (size_t i = 0; i < k; i++) {
+        const found *f = &p->found[i];
+        text += f->length, ids += f->n_ids, logprobs += f->n_logprobs, links += f->n_links;
+    }
     const found *f = &p->found[k];
+    moetext_hypothesis *h = &j->sums;
     h->score += f->score;
     h->logprob += f->logprob;
     h->reverse += f->reverse;
     h->finished &= f->finished;
     h->n_ids += f->n_ids;
-    h->n_logprobs += f->n_logprobs;
-    moe_status status = join_links(t, p, k, t->text.length - begin, error);
-    h->n_links += f->n_links;
-    text_append(&t->text, p->text.data + text, f->length);
-    if (!status) status = text_ids_append(&t->ids, p->ids.data + ids, f->n_ids, error);
+    moe_status status = join_links(j, p->links + links, f->n_links, j->text.length, error);
+    text_append(&j->text, p->text.data + text, f->length);
+    if (!status) status = text_ids_append(&j->ids, p->ids.data + ids, f->n_ids, error);
     return status ? status
-                  : append_floats(&t->logprobs, &t->n_logprobs, &t->logprob_capacity, p->logprobs + logprobs,
+                  : append_floats(&j->logprobs, &h->n_logprobs, &j->logprob_capacity, p->logprobs + logprobs,
                                   f->n_logprobs, error);
 }
 
-/* Hypothesis k of a text, whose pointers are set later: what they point to still moves. */
-static moe_status join_parts(moetext *t, const unit *u, size_t k, moe_error *error) {
-    moetext_hypothesis *h = &t->hypotheses[k];
-    const size_t begin = t->text.length;
-    size_t line = begin; /* of the translation, where its last line begins */
-    moe_status status = MOE_OK;
-    *h = (moetext_hypothesis){ .finished = 1 };
-    for (const part *p = u->first, *before = p; p && !status; before = p, p = p->next) {
-        if (*p->joint == ' ') {
-            if (t->text.length > line && p->text.length) text_stream_join(&before->job, &t->text);
-        } else {
-            text_append_string(&t->text, p->joint);
-            line = t->text.length;
-        }
-        status = join_part(t, p, k, begin, h, error);
-        if (!status) status = add_end(t, h->n_ids, error);
+/* A part behind hypothesis k of a text, with what stands between it and the one before. */
+static moe_status join_behind(unit *u, const part *p, size_t k, moe_error *error) {
+    joined *j = &u->joined[k];
+    if (*p->joint == ' ') {
+        if (j->text.length > j->line && p->text.length) text_stream_join(&u->before->job, &j->text);
+    } else {
+        text_append_string(&j->text, p->joint);
+        j->line = j->text.length;
     }
-    h->length = t->text.length - begin;
-    text_append(&t->text, "", 1); /* the NUL behind it */
-    return t->text.failed ? out_of_memory(error) : status;
+    moe_status status = join_found(j, p, k, error);
+    if (!status) status = add_end(&j->ends, &j->n_ends, &j->end_capacity, j->sums.n_ids, error);
+    return status || !j->text.failed ? status : out_of_memory(error);
 }
 
-static void set_pointers(moetext *t, size_t n, size_t parts) {
-    size_t text = 0, ids = 0, logprobs = 0, links = 0;
-    for (size_t k = 0; k < n; k++) {
-        moetext_hypothesis *h = &t->hypotheses[k];
-        h->links = t->links + links;
-        links += h->n_links;
-        h->text = t->text.data + text;
-        h->ids = t->ids.data + ids;
-        h->part_ends = t->ends + parts * (k + 1);
-        h->token_logprobs = t->logprobs + logprobs;
-        text += h->length + 1;
-        ids += h->n_ids;
-        logprobs += h->n_logprobs;
+/* What `from` has, in a place that is blank. */
+static moe_status joined_copy(const joined *from, joined *to, moe_error *error) {
+    const moetext_hypothesis *h = &from->sums;
+    to->line = from->line;
+    text_append(&to->text, from->text.data, from->text.length);
+    moe_status status = to->text.failed ? out_of_memory(error) : MOE_OK;
+    if (!status) status = text_ids_append(&to->ids, from->ids.data, from->ids.length, error);
+    if (!status) status = join_links(to, from->links, h->n_links, 0, error);
+    if (!status)
+        status = append_floats(&to->logprobs, &to->sums.n_logprobs, &to->logprob_capacity, from->logprobs,
+                               h->n_logprobs, error);
+    for (size_t i = 0; i < from->n_ends && !status; i++)
+        status = add_end(&to->ends, &to->n_ends, &to->end_capacity, from->ends[i], error);
+    to->sums = *h;
+    return status;
+}
+
+/* Room for the hypotheses of a part that has more than those before it, which go on with their last one. */
+static moe_status widen(unit *u, size_t n, moe_error *error) {
+    for (; u->n_joined < n; u->n_joined++) {
+        joined *larger = text_grown(u->joined, &u->joined_capacity, u->n_joined + 1, sizeof *larger);
+        if (!larger) return out_of_memory(error);
+        u->joined = larger;
+        joined *j = &larger[u->n_joined];
+        if (u->n_joined == u->joined_made) *j = (joined){ .ends = NULL }, u->joined_made++;
+        text_clear(&j->text);
+        j->ids.length = j->n_ends = j->line = 0;
+        j->sums = (moetext_hypothesis){ .finished = 1 };
+        const moe_status status = u->n_joined ? joined_copy(j - 1, j, error) : MOE_OK;
+        if (status) return status;
     }
+    return MOE_OK;
+}
+
+/* What is to be said of a part. */
+static void describe_part(unit *u, const part *p) {
+    const text_job *job = &p->job;
+    const int failed = job->failed && !u->status;
+    if (failed) u->status = job->status;
+    if (failed || ((job->cut || job->divided) && !u->noted)) {
+        u->noted = u->parts;
+        memcpy(u->note, job->note, sizeof u->note);
+    }
+    if (job->cut && !job->stays) u->flags |= MOETEXT_TRUNCATED;
+    if (p->n && !p->found[0].finished && u->request.task != MOETEXT_SCORE)
+        u->flags |= MOETEXT_CUT, u->cut_tokens += p->found[0].n_ids;
+    u->translated += p->n > 0 && !job->blank;
+    u->blank += (size_t)(job->blank && (!p->n || job->verbatim));
+}
+
+/* A finished part behind those before it. */
+static moe_status join_part(unit *u, const part *p, moe_error *error) {
+    const text_ids *ids = &p->job.source_ids;
+    u->parts++;
+    describe_part(u, p);
+    if (p->n > u->n_hypotheses) u->n_hypotheses = p->n;
+    moe_status status = text_ids_append(&u->source_ids, ids->data, p->job.failed ? 0 : ids->length, error);
+    if (!status)
+        status = add_end(&u->source_ends, &u->n_source_ends, &u->source_end_capacity, u->source_ids.length, error);
+    if (!status) status = widen(u, p->n ? p->n : 1, error);
+    for (size_t k = 0; k < u->n_joined && !status; k++) status = join_behind(u, p, k, error);
+    return status;
 }
 
 /* The words and flags of a result, and its status. */
 static void describe(moetext *t, const unit *u, moetext_result *r) {
-    size_t number = 1, translated = 0, blank = 0, cut = 0;
-    const char *note = NULL;
-    char where[48] = "";
-    for (const part *p = u->first; p; p = p->next, number++) {
-        const int failed = p->job.failed && !r->status;
-        if (p->job.failed && failed) r->status = p->job.status;
-        if (failed || ((p->job.cut || p->job.divided) && !note)) {
-            note = p->job.note;
-            if (u->parts > 1) snprintf(where, sizeof where, "part %zu of %zu: ", number, u->parts);
-        }
-        if (p->job.cut) r->flags |= MOETEXT_TRUNCATED;
-        if (p->n && !p->found[0].finished && u->task != MOETEXT_SCORE)
-            r->flags |= MOETEXT_CUT, cut += p->found[0].n_ids;
-        translated += p->n > 0 && !p->job.blank;
-        blank += (size_t)(p->job.blank && (!p->n || p->job.verbatim));
-    }
+    r->status = u->status;
+    r->flags = u->flags;
     if (u->parts > 1) r->flags |= MOETEXT_SPLIT;
-    if (r->status && translated) r->flags |= MOETEXT_INCOMPLETE;
-    if (blank == u->parts) r->flags |= MOETEXT_BLANK;
-    t->message.length = 0;
-    if (note) text_append_string(&t->message, where), text_append_string(&t->message, note);
-    else if (r->flags & MOETEXT_CUT) text_printf(&t->message, "the translation was cut after %zu tokens", cut);
-    else text_append(&t->message, "", 0);
+    if (r->status && u->translated) r->flags |= MOETEXT_INCOMPLETE;
+    if (u->blank == u->parts) r->flags |= MOETEXT_BLANK;
+    text_clear(&t->message);
+    text_append(&t->message, "", 0);
+    if (u->noted && u->parts > 1) text_printf(&t->message, "part %zu of %zu: ", u->noted, u->parts);
+    if (u->noted) text_append_string(&t->message, u->note);
+    else if (r->flags & MOETEXT_CUT)
+        text_printf(&t->message, "the translation was cut after %zu tokens", u->cut_tokens);
 }
 
-/* Hand over the result of a text whose parts are all finished. */
-static moe_status deliver(moetext *t, unit *u, moe_error *error) {
-    moetext_result r = { .user = u->user, .n_parts = u->parts };
-    moe_status status = MOE_OK;
-    size_t n = 0;
+/* That is all there is of a text. */
+static void refuse_unit(moetext *t, unit *u, moe_status status, const char *message) {
+    const moetext_result r = { .user = u->request.user, .status = status, .message = message };
+    t->done(t->user, &r);
+    unit_reuse(t, u);
+}
+
+/* Hand over the result of a text whose parts are all joined. */
+static void deliver(moetext *t, unit *u) {
+    moetext_result r = { .user = u->request.user, .n_parts = u->parts };
     describe(t, u, &r);
-    for (const part *p = u->first; p; p = p->next)
-        if (p->n > n) n = p->n;
-    if (r.flags & MOETEXT_BLANK) n = 1;
+    const size_t n = r.flags & MOETEXT_BLANK && !u->n_hypotheses ? 1 : u->n_hypotheses;
     moetext_hypothesis *larger = text_grown(t->hypotheses, &t->hypothesis_capacity, n, sizeof *larger);
-    if (!larger || t->message.failed) return out_of_memory(error);
-    t->hypotheses = larger;
-    t->text.length = t->ids.length = t->source_ids.length = t->n_logprobs = t->n_links = t->n_ends = 0;
-    for (const part *p = u->first; p && !status; p = p->next) {
-        const text_ids *ids = &p->job.source_ids;
-        status = text_ids_append(&t->source_ids, ids->data, p->job.failed ? 0 : ids->length, error);
-        if (!status) status = add_end(t, t->source_ids.length, error);
+    if (larger) t->hypotheses = larger;
+    if (u->dropped) {
+        refuse_unit(t, u, MOE_ERROR_CANCELLED, "dropped by the caller");
+        return;
     }
-    for (size_t k = 0; k < n && !status; k++) status = join_parts(t, u, k, error);
-    if (status) return status;
-    set_pointers(t, n, u->parts);
+    if (u->lost || t->message.failed || !larger) {
+        refuse_unit(t, u, MOE_ERROR_MEMORY, "out of memory");
+        return;
+    }
+    for (size_t k = 0; k < n; k++) {
+        const joined *j = &u->joined[k];
+        larger[k] = j->sums;
+        larger[k].text = j->text.data;
+        larger[k].length = j->text.length;
+        larger[k].ids = j->ids.data;
+        larger[k].token_logprobs = j->logprobs;
+        larger[k].links = j->links;
+        larger[k].part_ends = j->ends;
+    }
     r.message = t->message.data;
-    r.source_ids = t->source_ids.data;
-    r.n_source_ids = t->source_ids.length;
-    r.part_ends = t->ends;
-    r.hypotheses = t->hypotheses;
+    r.source_ids = u->source_ids.data;
+    r.n_source_ids = u->source_ids.length;
+    r.part_ends = u->source_ends;
+    r.hypotheses = larger;
     r.n_hypotheses = n;
     t->done(t->user, &r);
     unit_reuse(t, u);
-    return MOE_OK;
+}
+
+/* A part is finished: it and those behind it are joined, as far as all before them are. */
+static void part_done(moetext *t, part *p) {
+    unit *u = p->unit;
+    p->finished = 1;
+    while ((p = u->first) && p->finished) {
+        if (!(u->first = p->next)) u->last = NULL;
+        u->kept--;
+        if (!u->lost && !u->dropped && join_part(u, p, NULL)) u->lost = 1;
+        part_reuse(t, u->before);
+        u->before = p;
+    }
+    if (!u->first && u->closed) deliver(t, u);
 }
 
 static void refuse(const moetext *t, const moetext_request *q, moe_status status, const char *message) {
@@ -715,6 +882,9 @@ static void refuse(const moetext *t, const moetext_request *q, moe_status status
 }
 
 /* ==== 5. Stream ========================================================================================= */
+
+/* Whether nobody wants a text any more. Another thread may say so. */
+static int is_dropped(const moetext_request *q) { return q->dropped && __atomic_load_n(q->dropped, __ATOMIC_RELAXED); }
 
 static moetext *translator_of(text_stream *stream) { return (moetext *)(void *)stream; }
 
@@ -748,63 +918,97 @@ static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_
     return MOE_OK;
 }
 
-/* Pull a text that can be begun. */
+/* Begin a text. NULL: it cannot be, and was handed over. */
+static unit *begin_text(moetext *t, const moetext_request *q) {
+    int32_t source_tag, target_tag;
+    moe_error e;
+    unit *u = NULL;
+    if (is_dropped(q)) refuse(t, q, MOE_ERROR_CANCELLED, "dropped by the caller");
+    else if (tags_of(t, q, &source_tag, &target_tag, &e)) refuse(t, q, e.code, e.message);
+    else if ((unsigned)q->task > MOETEXT_SCORE) refuse(t, q, MOE_ERROR_ARGUMENT, "this is no task");
+    else if (!(u = unit_new(t, q))) refuse(t, q, MOE_ERROR_MEMORY, "out of memory");
+    else u->source_tag = source_tag, u->target_tag = target_tag;
+    return u;
+}
+
+/* Nobody wants a text any more: what is under way of it comes back soon. */
+static void drop_text(moetext *t, unit *u) {
+    u->dropped = 1;
+    unit_close(t, u);
+    if (!u->first) deliver(t, u);
+}
+
+/* Pull a text that can be begun, or go on with one: `t->unit`. */
 static int next_text(moetext *t, int wait) {
     for (;;) {
-        moe_error e;
-        if (atomic_load(&t->cancelled)) return MOE_PULL_CANCEL;
+        if (atomic_load(&t->cancelled)) return MOE_PULL_CANCEL; /* in a text of millions of empty lines too */
+        if (t->unit) return MOE_PULL_REQUEST;
         if (wait && link_waiting(t, &t->stream.trouble)) return MOE_PULL_CANCEL;
-        t->request = (moetext_request){ 0 };
-        const int answer = t->pull(t->user, wait, &t->request);
-        const moetext_request *q = &t->request;
-        int32_t source_tag, target_tag;
+        moetext_request q = { 0 };
+        const int answer = t->pull(t->user, wait, &q);
         if (answer != MOE_PULL_REQUEST) return answer;
-        if (tags_of(t, q, &source_tag, &target_tag, &e)) {
-            refuse(t, q, e.code, e.message);
-            continue;
-        }
-        if ((unsigned)q->task > MOETEXT_SCORE) {
-            refuse(t, q, MOE_ERROR_ARGUMENT, "this is no task");
-            continue;
-        }
-        unit *u = unit_new(t);
-        if (!u) return out_of_memory(&t->stream.trouble), MOE_PULL_CANCEL;
-        u->task = q->task;
-        u->source_tag = source_tag;
-        u->target_tag = target_tag;
-        u->user = q->user;
-        t->unit = u;
-        t->at = 0;
-        t->joint = "";
-        t->stream.split = u->task ? 0 : t->split;
-        t->stream.options.pairs = u->task ? "given" : NULL;
-        t->stream.options.rules = u->task ? NULL : t->rules;
-        t->stream.options.calm = !u->task && t->model->form == TEXT_FORM_TEXT && t->settings.capitals != 0;
-        return MOE_PULL_REQUEST;
+        t->unit = q.place && *q.place ? *q.place : begin_text(t, &q);
+        if (t->unit && is_dropped(&t->unit->request)) drop_text(t, t->unit);
     }
 }
 
-/* The next line of the text at hand, or the first of another one. A text that is not only translated stays whole. */
-static int stream_next(text_stream *stream, int wait, text_line *line) {
+/* The text whose part is next: the one at hand up to its end, unless it takes turns with others. */
+static int stream_turn(text_stream *stream, int wait) {
     moetext *t = translator_of(stream);
-    const int answer = t->unit ? MOE_PULL_REQUEST : next_text(t, wait);
+    if (t->unit && is_dropped(&t->unit->request)) drop_text(t, t->unit);
+    else if (t->unit && t->unit->request.place) t->unit = NULL;
+    const int answer = next_text(t, wait);
     if (answer != MOE_PULL_REQUEST) return answer;
-    const moetext_request *q = &t->request;
-    const char *begin = q->text ? q->text + t->at : "";
-    size_t length = q->length - t->at;
-    const char *end = length && !t->unit->task ? memchr(begin, '\n', length) : NULL;
-    if (end) length = (size_t)(end - begin);
+    const unit *u = t->unit;
+    /* Those that wait for one before them are finished soon, or at once where nothing is under way. */
+    if (u->kept >= t->most_parts && wait && link_waiting(t, &stream->trouble)) return MOE_PULL_CANCEL;
+    if (u->kept >= t->most_parts) return MOE_PULL_LATER;
+    const int plain = !u->request.task;
+    stream->at = &t->unit->cursor;
+    stream->split = plain ? t->split : 0;
+    stream->options.pairs = plain ? NULL : "given";
+    stream->options.rules = !plain ? NULL : u->request.glossary ? u->request.glossary->rules : t->rules;
+    stream->options.brief = plain && t->brief;
+    stream->options.calm = plain && t->model->form == TEXT_FORM_TEXT && t->settings.capitals != 0;
+    return MOE_PULL_REQUEST;
+}
+
+/* The bytes of the next line, which has `line`, or of all lines of an ICU message (text_message_lines), if their texts
+ * can be translated; else *kept, as for the other lines of it. */
+static size_t next_lines(const text_stream *s, unit *u, const char *begin, size_t length, size_t line, int *kept) {
+    const text_rules *rules = s->options.rules;
+    if (*kept || !rules || !text_rules_spans(rules)) return line;
+    int open;
+    const size_t all = text_message_lines(begin, length, line, &open);
+    if (all <= line) return line;
+    if (s->split && !open && text_message_is(begin, all)) return all;
+    u->stays = u->at + all;
+    *kept = 1;
+    return line;
+}
+
+/* The next line of the text at hand. A text that is not only translated stays whole. */
+static int stream_next(text_stream *stream, int wait, text_line *line) {
+    unit *u = translator_of(stream)->unit;
+    const moetext_request *q = &u->request;
+    const char *begin = q->text ? q->text + u->at : "";
+    size_t length = q->length - u->at;
+    const char *end = length && !q->task ? memchr(begin, '\n', length) : NULL;
+    int kept = u->at < u->stays;
+    (void)wait;
+    if (end) length = next_lines(stream, u, begin, length, (size_t)(end - begin), &kept);
+    if (u->at + length == q->length) end = NULL;
     const int carriage = end && length && begin[length - 1] == '\r';
-    *line = (text_line){ .data = begin, .length = length - (size_t)carriage };
+    *line = (text_line){ .data = begin, .length = length - (size_t)carriage, .kept = kept };
     line->too_long = line->length > TEXT_MAX_LINE;
     if (line->too_long) line->length = TEXT_MAX_LINE;
-    if (t->unit->task) {
+    if (q->task) {
         line->given = q->given ? q->given : "";
         line->given_length = q->given ? q->given_length : 0;
     }
-    t->at += length + (size_t)(end != NULL);
-    t->last_line = !end;
-    t->next_joint = !end ? "" : carriage ? "\r\n" : "\n";
+    u->at += length + (size_t)(end != NULL);
+    u->last_line = !end;
+    u->next_joint = !end ? "" : carriage ? "\r\n" : "\n";
     return MOE_PULL_REQUEST;
 }
 
@@ -812,12 +1016,17 @@ static text_job *stream_add(text_stream *stream, const text_line *line, int more
     moetext *t = translator_of(stream);
     unit *u = t->unit;
     part *p = part_new(t, u, u->last);
-    if (!p) return NULL;
-    p->joint = t->joint;
-    p->begin = (size_t)(line->data - (t->request.text ? t->request.text : line->data));
+    if (!p) { /* the text goes no further; its parts may be under way */
+        u->lost = 1;
+        unit_close(t, u);
+        if (!u->first) deliver(t, u);
+        return NULL;
+    }
+    p->joint = u->joint;
+    p->begin = (size_t)(line->data - (u->request.text ? u->request.text : line->data));
     p->job.more = more;
-    t->joint = more ? " " : t->next_joint;
-    if (!more && t->last_line) u->closed = 1, t->unit = NULL;
+    u->joint = more ? " " : u->next_joint;
+    if (!more && u->last_line) unit_close(t, u);
     return &p->job;
 }
 
@@ -836,10 +1045,11 @@ static void stream_ask(text_stream *stream, text_job *job, moe_request *request)
     request->n_source = job->source_ids.length;
     request->source_tag = u->source_tag;
     request->target_tag = u->target_tag;
-    if (!u->task) return;
+    request->dropped = u->request.dropped;
+    if (!u->request.task) return;
     request->target = ids_or_nothing(&job->target_ids);
     request->n_target = job->target_ids.length;
-    request->prefix = u->task == MOETEXT_PREFIX;
+    request->prefix = u->request.task == MOETEXT_PREFIX;
 }
 
 static void stream_finish(text_stream *stream, text_job *job, const moe_result *result) {
@@ -847,8 +1057,16 @@ static void stream_finish(text_stream *stream, text_job *job, const moe_result *
     part *p = (part *)(void *)job;
     unit *u = p->unit;
     moe_error *trouble = &stream->trouble;
-    if (result ? part_keep(t, p, result, trouble) : job->verbatim ? part_keep_source(p, trouble) : MOE_OK) return;
-    if (--u->pending == 0 && u->closed) unit_done(t, u, trouble);
+    if (result ? part_keep(t, p, result, trouble) : job->verbatim ? part_keep_source(p, trouble) : MOE_OK) {
+        if (trouble->code != MOE_ERROR_MEMORY) return;
+        trouble->code = MOE_OK;
+        u->lost = 1;
+        p->n = 0;
+    }
+    if (job->failed && job->status == MOE_ERROR_MEMORY) u->lost = 1;
+    if (job->failed && job->status == MOE_ERROR_CANCELLED) u->dropped = 1;
+    if (t->second && result && p->n) wait_for_links(t, p, trouble);
+    else part_done(t, p);
 }
 
 moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn done, void *user, moe_error *error) {
@@ -861,7 +1079,12 @@ moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn d
     if (!status) status = link_waiting(t, error);
     t->first_to_link = NULL;
     t->waiting = 0;
-    while (t->units) unit_reuse(t, t->units); /* those that were under way */
+    while (t->units) { /* those that were under way, or wait for a turn that did not come */
+        unit *u = t->units;
+        unit_close(t, u);
+        if (status) unit_reuse(t, u);
+        else refuse_unit(t, u, MOE_ERROR_CANCELLED, "dropped by the caller");
+    }
     if (status == MOE_ERROR_CANCELLED) moetext_forgive(t);
     return status;
 }
@@ -919,7 +1142,7 @@ static int rows_reserve(rows *r, size_t n) {
 /* The rows in order. */
 static moe_status rows_collect(rows *r, moetext_rows *out, moe_error *error) {
     size_t strings = 0;
-    r->bytes_out.length = r->string_bytes.length = 0;
+    text_clear(&r->bytes_out), text_clear(&r->string_bytes);
     for (size_t i = 0; i < r->n; i++) {
         r->offsets_out[i] = (int64_t)r->bytes_out.length;
         text_append(&r->bytes_out, r->text.data + r->rows[i].begin, r->rows[i].length);
@@ -959,8 +1182,7 @@ static moe_status rows_translate(moetext *t, const rows *given, moetext_rows *ou
     r->bytes = given->bytes, r->offsets = given->offsets, r->valid = given->valid, r->texts = given->texts;
     r->source = given->source, r->target = given->target;
     r->n = given->n, r->next = 0;
-    r->text.length = r->messages.length = 0;
-    r->text.failed = r->messages.failed = r->bytes_out.failed = r->string_bytes.failed = 0;
+    text_clear(&r->text), text_clear(&r->messages);
     if (!rows_reserve(r, r->n)) return out_of_memory(error);
     text_append_string(&r->text, "");
     text_append(&r->messages, "\0cancelled", sizeof "\0cancelled"); /* message 0 is empty, message 1 that */
@@ -1050,7 +1272,25 @@ static moe_status open_rules(moetext *t, moe_session_params *params, moe_error *
         (params->rules != MOE_RULES_PAPER && params->rules != MOE_RULES_HF))
         return MOE_OK;
     params->max_constraints = MOE_MAX_CONSTRAINTS;
+    t->brief = protect && params->rules == MOE_RULES_PAPER;
     return text_rules_new(&t->model->front, protect, glossary ? s->glossary : NULL, &t->rules, error);
+}
+
+moe_status moetext_glossary_new(const moetext *t, const char *const *sources, const char *const *translations, size_t n,
+                                moetext_glossary **out, moe_error *error) {
+    if (!t->rules)
+        return fail(error, MOE_ERROR_UNSUPPORTED, "glossary", "a glossary needs text, and the option protect");
+    moetext_glossary *g = calloc(1, sizeof *g);
+    if (!g) return out_of_memory(error);
+    const moe_status status = text_rules_with(t->rules, sources, translations, n, &g->rules, error);
+    if (status) return free(g), status;
+    *out = g;
+    return MOE_OK;
+}
+
+void moetext_glossary_free(moetext_glossary *g) {
+    if (g) text_rules_free(g->rules);
+    free(g);
 }
 
 static void words_free(words *w) {
@@ -1061,17 +1301,20 @@ static void words_free(words *w) {
 
 static void set_stream(moetext *t, const moe_session_params *p) {
     t->stream = (text_stream){ .front = &t->model->front,
+                               .turn = stream_turn,
                                .next = stream_next,
                                .add = stream_add,
                                .insert = stream_insert,
                                .ask = stream_ask,
-                               .finish = stream_finish };
+                               .finish = stream_finish,
+                               .goes_on = 1 };
     t->stream.options = (text_options){ .option = "option ",
                                         .ids = t->model->form == TEXT_FORM_IDS,
                                         .pretokenized = t->model->form == TEXT_FORM_PIECES,
                                         .truncate = t->settings.truncate > 0,
                                         .max_source = (size_t)p->max_source,
                                         .max_target = (size_t)p->max_target };
+    t->most_parts = 16 * (size_t)p->batch + 256;
     t->split = t->model->form != TEXT_FORM_TEXT ? 0 : t->settings.split < 0 ? TEXT_SPLIT : (size_t)t->settings.split;
 }
 
@@ -1110,23 +1353,17 @@ moe_status moetext_new(const moetext_model *m, const char *options, moetext **ou
 void moetext_free(moetext *t) {
     if (!t) return;
     for (part *p = t->spare_parts, *next; p; p = next) next = p->next, part_free(p);
-    for (unit *u = t->spare_units, *next; u; u = next) next = u->next, free(u);
+    for (unit *u = t->spare_units, *next; u; u = next) next = u->next, unit_free(u);
     rows_free(&t->rows);
     for (size_t i = 0; i < t->looks_made; i++) free(t->looks[i].weights);
     words_free(&t->source_words);
     words_free(&t->target_words);
-    text_bytes_free(&t->calm);
+    text_bytes_free(&t->read);
     text_aligner_free(&t->aligner);
     free(t->looks);
-    free(t->links);
     text_detector_close(t->detector);
     free(t->hypotheses);
-    free(t->ends);
-    free(t->logprobs);
-    text_bytes_free(&t->text);
     text_bytes_free(&t->message);
-    text_ids_free(&t->source_ids);
-    text_ids_free(&t->ids);
     text_rules_free(t->rules);
     moe_session_free(t->session);
     moe_session_free(t->second);

@@ -99,6 +99,20 @@ int moetext_model_needs_source(const moetext_model *model);
  * is none. */
 const char *moetext_model_piece(const moetext_model *model, int32_t id, size_t *length);
 
+/* ---- Language of a text -------------------------------------------------------------------------------- */
+
+typedef struct moetext_detector moetext_detector; /* one thread at a time may use it */
+
+/* Tells the languages of a model apart. It needs the model no longer. Errors: MOE_ERROR_UNSUPPORTED (it knows none of
+ * them, or its data files are not installed), MOE_ERROR_IO, MOE_ERROR_MEMORY. */
+moe_status moetext_detector_new(const moetext_model *model, moetext_detector **out, moe_error *error);
+void moetext_detector_free(moetext_detector *detector); /* NULL is fine */
+
+/* The number of the language that `text` is in, -1 if it has no letters. `confidences`, NULL or as many as the model
+ * has languages: by words the probability of each; by fingerprints 0, but of the likeliest how far the next one is
+ * behind, from 0 to 1. Not more than the first 1000 bytes are looked at. */
+ptrdiff_t moetext_detect(moetext_detector *detector, const char *text, size_t length, float *confidences);
+
 /* ---- Translator ---------------------------------------------------------------------------------------- */
 
 typedef struct moetext moetext;
@@ -115,6 +129,19 @@ void moetext_forgive(moetext *translator); /* of its user's thread, between two 
 
 moe_stats moetext_stats(const moetext *translator); /* so far; without alignments */
 
+/* ---- Glossaries ---------------------------------------------------------------------------------------- */
+
+/* Terms for some of the texts of a translator; its option `glossary` is for all. Never changes. */
+typedef struct moetext_glossary moetext_glossary;
+
+/* `n` terms, each ended by a NUL: sources[i] must become translations[i], and stays as it is where both are the same.
+ * Any thread may make one, whatever the translator is doing, which must outlive it. Errors: MOE_ERROR_ARGUMENT (`where`
+ * says which term), MOE_ERROR_MEMORY; MOE_ERROR_UNSUPPORTED (the translator keeps nothing: option protect=0, ids or
+ * pieces). */
+moe_status moetext_glossary_new(const moetext *translator, const char *const *sources, const char *const *translations,
+                                size_t n, moetext_glossary **out, moe_error *error);
+void moetext_glossary_free(moetext_glossary *glossary); /* NULL is fine */
+
 /* ---- Streaming ----------------------------------------------------------------------------------------- */
 
 typedef enum moetext_task {
@@ -124,7 +151,8 @@ typedef enum moetext_task {
 } moetext_task;
 
 /* One text to translate. Before the pull function is called, the translator presets every field to 0. All that it
- * points to must stay valid until the pull function is called again, or the call returns. */
+ * points to must stay valid until the pull function is called again, or the call returns; with a `place`, until the
+ * result has come. */
 typedef struct moetext_request {
     const char *text; /* [length] it need not end in NUL */
     size_t length;
@@ -132,7 +160,20 @@ typedef struct moetext_request {
     moetext_task task;
     const char *given; /* [given_length] */
     size_t given_length;
-    void *user; /* handed back with the result */
+    const moetext_glossary *glossary; /* of MOETEXT_TRANSLATE, instead of the translator's, and valid until the result
+                                         has come; NULL: the translator's */
+    void *user;                       /* handed back with the result */
+
+    /* For turns between texts that have many parts (see below). NULL: all parts of this text are taken before the pull
+     * function is called again. Otherwise *place is NULL at first, and only the next part is taken: while *place is not
+     * NULL then, others are left, and whenever it is this text's turn, the pull function gives the same request once
+     * more. Where it answers MOE_PULL_END before, the text is dropped. */
+    void **place;
+
+    /* Where something else than 0 stands as soon as nobody wants the result any more; NULL: that will not be. What is
+     * under way of the text is dropped before the decoder's next step then, and the rest when it is given once more:
+     * its status is MOE_ERROR_CANCELLED. Another thread may write it, as an atomic. */
+    const int *dropped;
 } moetext_request;
 
 /* Bytes of the source that belong to bytes of the translation: a word of each, the space between them left out. A word
@@ -194,7 +235,8 @@ typedef void (*moetext_done_fn)(void *user, const moetext_result *result);
 
 /* Pull texts until MOE_PULL_END and hand over their results. Texts are decoded together, and a new one joins as soon as
  * there is room; what shares its batch changes no byte of a result. Both functions are called in the caller's thread.
- * Statuses as with moe_translate, and MOE_ERROR_MEMORY. */
+ * Where memory runs out for a text, MOE_ERROR_MEMORY is its status, and the others go on. Statuses as with
+ * moe_translate. */
 moe_status moetext_translate(moetext *translator, moetext_pull_fn pull, moetext_done_fn done, void *user,
                              moe_error *error);
 

@@ -18,9 +18,12 @@
 #include <utf8proc.h>
 
 enum {
-    MAX_WORD = 200,  /* bytes of a word that is looked up in the vocabulary */
-    MOST_ASKED = 4,  /* bytes of what has no language that the model is asked for: the answer does not matter */
-    MOST_KEPT = 4000 /* of one text; one with more is no language */
+    MAX_WORD = 200,   /* bytes of a word that is looked up in the vocabulary */
+    MOST_ASKED = 4,   /* bytes of what has no language that the model is asked for: the answer does not matter */
+    MOST_KEPT = 4000, /* of one text; one with more is no language */
+    MOST_ASIDE = 16,  /* pairs of tags of which the words are translated by themselves */
+    ASIDE_BYTES = 100,
+    ASIDE_WORDS = 12 /* of such a translation */
 };
 
 static moe_status fail(moe_error *error, moe_status code, const char *where, const char *message) {
@@ -45,6 +48,7 @@ struct text_rules {
     const text_front *front;
     text_front targets;
     int spans;
+    int derived;               /* `characters` are those of other rules */
     text_glossary *glossary;   /* NULL: none */
     unsigned char *characters; /* a bit for each that stands in a piece of the vocabulary; NULL: not known */
 };
@@ -85,10 +89,25 @@ moe_status text_rules_new(const text_front *front, int spans, const char *glossa
     return MOE_OK;
 }
 
+moe_status text_rules_with(const text_rules *base, const char *const *sources, const char *const *translations,
+                           size_t n, text_rules **out, moe_error *error) {
+    text_rules *r = malloc(sizeof *r);
+    if (!r) return out_of_memory(error);
+    *r = *base;
+    r->derived = 1, r->glossary = NULL;
+    const moe_status status = text_glossary_of(&base->targets, sources, translations, n, &r->glossary, error);
+    if (status) return text_rules_free(r), status;
+    *out = r;
+    return MOE_OK;
+}
+
+int text_rules_spans(const text_rules *r) { return r->spans; }
+size_t text_rules_terms(const text_rules *r) { return text_glossary_count(r->glossary); }
+
 void text_rules_free(text_rules *r) {
     if (!r) return;
     text_glossary_free(r->glossary);
-    free(r->characters);
+    if (!r->derived) free(r->characters);
     free(r);
 }
 
@@ -104,8 +123,15 @@ typedef struct kept {
     int before, after;     /* white space stood there, or an end of the text */
     size_t first, n;       /* its tokens, once they are bound */
     const text_term *term; /* of the glossary; NULL: none */
+    int inflected;         /* the text has it with an ending: so may a FREE translation */
     size_t from, to;       /* of markup: where it belongs in the translation */
 } kept;
+
+/* What stands between a pair of tags, translated by itself. */
+typedef struct aside {
+    size_t source;        /* of the pair's first tag */
+    size_t begin, length; /* in text_guard.asides */
+} aside;
 
 /* A change of the translation: its bytes [at, at + length) become kept `what`; SIZE_MAX: nothing. */
 typedef struct edit {
@@ -113,10 +139,15 @@ typedef struct edit {
 } edit;
 
 struct text_guard {
-    int shouted;              /* the translation is in capitals */
-    int used, verbatim;       /* verbatim: there is no language in the text */
-    int calm;                 /* terms in capitals are shown as the glossary has them */
-    int attempt;              /* 1: the second, with other stand-ins */
+    int shouted;        /* the translation is in capitals */
+    int used, verbatim; /* verbatim: there is no language in the text */
+    int calm;           /* terms in capitals are shown as the glossary has them */
+    int attempt;        /* 1: the second, with other stand-ins */
+    text_message_text message;
+    text_terms terms;         /* what becomes of its terms */
+    text_bytes free, old;     /* the FREE translation; its words where terms are missing, each ended by a NUL */
+    size_t enough;            /* words of a translation in which those terms were only added to it */
+    float cost;               /* of the BOUND one */
     text_bytes text, shown;   /* the text without white space at both ends */
     text_bytes before, after; /* that white space */
     kept *kept;
@@ -133,14 +164,25 @@ struct text_guard {
     size_t n_places, place_capacity;
     edit *edits;
     size_t n_edits, edit_capacity;
+    aside *aside;
+    size_t n_asides, aside_capacity;
+    text_bytes asides;
 };
+
+void text_guard_clear(text_guard *g) {
+    if (!g) return;
+    g->used = 0;
+    g->n_asides = 0;
+    text_clear(&g->asides);
+}
 
 int text_guard_used(const text_guard *g) { return g && g->used; }
 
 size_t text_guard_plain(const text_guard *g) {
     if (!text_guard_used(g)) return 0;
     for (size_t i = 0; i < g->n; i++)
-        if (g->kept[i].kind != TEXT_SPAN_NUMBER && !g->kept[i].term) return SIZE_MAX;
+        if (g->kept[i].kind == TEXT_SPAN_WORD || (g->kept[i].kind != TEXT_SPAN_NUMBER && !g->kept[i].term))
+            return SIZE_MAX;
     return g->shown.length == g->text.length && !g->verbatim && !g->calm ? g->before.length : SIZE_MAX;
 }
 
@@ -151,6 +193,10 @@ void text_guard_free(text_guard *g) {
     text_bytes_free(&g->before);
     text_bytes_free(&g->after);
     text_bytes_free(&g->translation);
+    text_bytes_free(&g->asides);
+    free(g->aside);
+    text_bytes_free(&g->free);
+    text_bytes_free(&g->old);
     text_ids_free(&g->ids);
     text_ids_free(&g->scratch);
     free(g->kept);
@@ -197,7 +243,8 @@ static void show_word(text_guard *g, kept *k, int *number) {
     k->number = ++*number;
     if (g->shown.length && !is_space(g->shown.data[g->shown.length - 1])) text_append(&g->shown, " ", 1);
     k->at = g->shown.length;
-    text_printf(&g->shown, g->attempt ? "[%d]" : "X%d", k->number);
+    const int counts = g->message == TEXT_MESSAGE_PLURAL && k->length == 1 && text[k->source] == '#';
+    text_printf(&g->shown, g->attempt ? "[%d]" : counts ? "2%d" : "X%d", k->number); /* it is read as a number */
     k->shown = g->shown.length - k->at;
     if (text_is_wordlike(text, g->text.length, end)) text_append(&g->shown, " ", 1);
 }
@@ -210,15 +257,15 @@ static size_t character_bytes(const char *text, size_t length, size_t at) {
 
 /* The term of the glossary at byte `at` of the text, where a word or sign begins, if it is longer than what stands
  * there otherwise; NULL: none. */
-static const text_term *term_at(const text_rules *r, const text_guard *g, size_t at, text_span_kind kind,
-                                size_t *bytes) {
+static const text_term *term_at(const text_rules *r, const text_guard *g, size_t at, text_span_kind kind, size_t *bytes,
+                                int *inflected) {
     const text_bytes *t = &g->text;
     size_t found;
     if (!r->glossary || (kind != TEXT_SPAN_NONE && kind != TEXT_SPAN_NUMBER && kind != TEXT_SPAN_WORD)) return NULL;
     if (at && text_is_wordlike(t->data, t->length, at) &&
         text_is_wordlike(t->data, t->length, text_utf8_cut(t->data, t->length, at - 1)))
         return NULL;
-    const text_term *term = text_glossary_find(r->glossary, t->data, t->length, at, &found);
+    const text_term *term = text_glossary_find(r->glossary, t->data, t->length, at, &found, inflected);
     if (!term || (kind != TEXT_SPAN_NONE && found < *bytes)) return NULL;
     *bytes = found;
     return term;
@@ -299,11 +346,13 @@ static int show(const text_rules *r, text_guard *g) {
     int number = largest_taken(g), language = 0, failed = 0;
     size_t bytes, word = 0;
     text_scan scan = text_scan_begin(text, g->text.length);
+    scan.message = (int)g->message;
     for (size_t at = 0; at < g->text.length; at += bytes) {
         text_span_kind kind = text_span_next(&scan, at, &bytes);
         if (!r->spans) kind = TEXT_SPAN_NONE, bytes = character_bytes(text, g->text.length, at);
-        const text_term *term = term_at(r, g, at, kind, &bytes);
-        if (term) kind = TEXT_SPAN_NONE;
+        int inflected = 0;
+        const text_term *term = term_at(r, g, at, kind, &bytes, &inflected);
+        if (term) kind = g->terms == TEXT_TERMS_NAMED ? TEXT_SPAN_WORD : TEXT_SPAN_NONE;
         if (kind == TEXT_SPAN_HYPHEN) {
             g->used = 1;
             continue;
@@ -323,6 +372,7 @@ static int show(const text_rules *r, text_guard *g) {
         kept *k = add_kept(g, kind, at, bytes);
         if (!k || failed) return -1;
         k->term = term;
+        k->inflected = inflected && g->terms == TEXT_TERMS_FREE;
         show_kept(g, k, &number);
         if (g->shown.failed) return -1;
     }
@@ -369,7 +419,8 @@ static void pair_tags(text_guard *g) {
 }
 
 moe_status text_guard_begin(const text_rules *r, const char *text, size_t length, int more, int attempt,
-                            text_guard **guard, moe_span *shown, moe_error *error) {
+                            text_message_text message, text_terms terms, text_guard **guard, moe_span *shown,
+                            moe_error *error) {
     text_guard *g = *guard;
     size_t begin = 0, end = length;
     *shown = (moe_span){ text, length };
@@ -377,9 +428,11 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
     if (!g) return out_of_memory(error);
     g->used = g->verbatim = g->calm = 0;
     g->attempt = attempt;
+    g->message = message;
+    g->terms = terms;
     g->n = g->n_constraints = g->ids.length = 0;
     text_bytes *const all[] = { &g->text, &g->shown, &g->before, &g->after };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) all[i]->length = 0, text_append(all[i], "", 0);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) text_clear(all[i]), text_append(all[i], "", 0);
     while (begin < length && is_space(text[begin])) begin++;
     while (end > begin && is_space(text[end - 1])) end--;
     if (begin == end) return MOE_OK;
@@ -404,7 +457,7 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
 
 void text_guard_recall(const text_guard *g, char *calm) {
     for (size_t i = 0; !g->verbatim && i < g->n; i++)
-        if (g->kept[i].shown && !g->kept[i].term)
+        if (g->kept[i].shown && (!g->kept[i].term || g->kept[i].kind == TEXT_SPAN_WORD))
             memcpy(calm + g->kept[i].at, g->shown.data + g->kept[i].at, g->kept[i].shown);
 }
 
@@ -446,18 +499,18 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
     moe_status status = MOE_OK;
     g->n_offsets = 0;
     if (g->verbatim || !f->tokeniser) return MOE_OK;
-    if (spm_encode_begins(f->tokeniser, encoded, length, &g->offsets, &g->offset_capacity, &g->n_offsets, why,
-                          sizeof why) ||
-        g->n_offsets != ids->length)
-        g->n_offsets = 0;
+    const int failed = spm_encode_begins(f->tokeniser, encoded, length, &g->offsets, &g->offset_capacity, &g->n_offsets,
+                                         why, sizeof why);
+    if (failed == SPM_NO_MEMORY) return out_of_memory(error);
+    if (g->n_offsets != ids->length) g->n_offsets = 0;
     g->room = room;
     for (size_t i = 0; i < g->n && !status; i++) {
         kept *k = &g->kept[i];
         if (!k->shown) continue;
         find_tokens(g, encoded, k);
         if (k->kind == TEXT_SPAN_NUMBER && !(k->at == 0 || is_space(encoded[k->at - 1]))) continue;
-        if (k->term) {
-            status = add_constraint(g, k, &k->term->ids, error);
+        if (k->term && g->terms != TEXT_TERMS_NAMED) {
+            if (g->terms != TEXT_TERMS_FREE) status = add_constraint(g, k, &k->term->ids, error);
             continue;
         }
         status = text_encode(&r->targets, g->shown.data + k->at, k->shown, &g->scratch, error);
@@ -472,6 +525,8 @@ void text_guard_ask(const text_guard *g, moe_request *request) {
     request->constraints = g->constraints;
     request->n_constraints = g->n_constraints;
 }
+
+int text_guard_binds(const text_guard *g) { return text_guard_used(g) && !g->verbatim && g->n_constraints; }
 
 /* ==== 4. Placing ======================================================================================== */
 
@@ -633,6 +688,118 @@ static void find_word(const text_guard *g, const moe_hypothesis *h, kept *k, siz
     }
 }
 
+/* What a pair of tags stands around, if it is to be translated by itself: a few words, nothing that is kept among them;
+ * length 0: it is not. */
+static moe_span words_between(const text_guard *g, size_t i) {
+    const kept *k = &g->kept[i];
+    const moe_span nothing = { "", 0 };
+    if (k->kind != TEXT_SPAN_OPEN || is_around_all(g, k)) return nothing;
+    size_t begin = k->at, end = g->kept[k->partner].at;
+    for (size_t j = i + 1; j < k->partner; j++)
+        if (g->kept[j].shown) return nothing;
+    while (begin < end && is_space(g->shown.data[begin])) begin++;
+    while (end > begin && is_space(g->shown.data[end - 1])) end--;
+    if (end - begin > ASIDE_BYTES || !has_word(&g->shown, begin, end)) return nothing;
+    return (moe_span){ g->shown.data + begin, end - begin };
+}
+
+moe_span text_guard_aside(const text_guard *g, size_t n, size_t *source, int *small) {
+    moe_span words = { "", 0 };
+    size_t pairs = 0;
+    *small = 0;
+    if (!text_guard_used(g) || g->verbatim || g->n > MOST_KEPT) return words;
+    for (size_t i = 0; i < g->n && pairs < MOST_ASIDE; i++) {
+        words = words_between(g, i);
+        if (!words.length) continue;
+        pairs++;
+        *source = g->kept[i].source;
+        if (n-- == 0) return words;
+        if (text_is_brief(words.data, words.length) < 2) continue;
+        *small = 1;
+        if (n-- == 0) return words;
+        *small = 0;
+    }
+    return (moe_span){ "", 0 };
+}
+
+int text_guard_know(text_guard *g, size_t source, const char *text, size_t length) {
+    aside *larger = text_grown(g->aside, &g->aside_capacity, g->n_asides + 1, sizeof *larger);
+    if (!larger) return 0;
+    g->aside = larger;
+    g->aside[g->n_asides++] = (aside){ source, g->asides.length, length };
+    text_append(&g->asides, text, length);
+    return !g->asides.failed;
+}
+
+/* How alike two words are: 3, the same but for the case of the first letter; 2, they begin alike and may be forms of
+ * one word; else 0. */
+static int likeness(moe_span a, moe_span b) {
+    char first[2][8] = { { 0 } };
+    size_t bytes = character_bytes(a.data, a.length, 0), same;
+    const size_t longer = most(a.length, b.length);
+    if (bytes != character_bytes(b.data, b.length, 0) || bytes >= sizeof first[0]) return 0;
+    memcpy(first[0], a.data, bytes), memcpy(first[1], b.data, bytes);
+    text_calm_first(first[0], bytes), text_calm_first(first[1], bytes);
+    if (memcmp(first[0], first[1], bytes) != 0) return 0;
+    for (same = bytes; same < least(a.length, b.length) && a.data[same] == b.data[same]; same++) {}
+    return same == longer ? 3 : same >= 4 && 3 * same >= 2 * longer ? 2 : 0;
+}
+
+/* The words of a text from *at on; how many, `room` at most. */
+static size_t read_words(const char *text, size_t length, size_t *at, moe_span *words, size_t room) {
+    size_t n = 0;
+    for (size_t bytes; *at < length && n < room; *at += bytes) {
+        bytes = text_word_length(text, length, *at);
+        if (text_is_wordlike(text, length, *at)) words[n++] = (moe_span){ text + *at, bytes };
+    }
+    return n;
+}
+
+/* How well the words there[n] are those of an aside; 0: too few of them are. */
+static int fit_of(const moe_span *there, size_t n, const moe_span *words, size_t n_words) {
+    int fit = 0;
+    size_t found = 0;
+    for (size_t i = 0; i < n_words; i++) {
+        int best = 0;
+        for (size_t j = 0; j < n; j++) {
+            const int l = likeness(words[i], there[j]);
+            best = l > best ? l : best;
+        }
+        fit += best;
+        found += best > 0;
+    }
+    for (size_t j = 0; j < n; j++) { /* others among them */
+        int best = 0;
+        for (size_t i = 0; i < n_words; i++) best |= likeness(words[i], there[j]);
+        if (!best) fit -= 2;
+    }
+    return 2 * found >= n_words ? fit : 0;
+}
+
+/* Where in the translation an aside stands as it is, or nearly so: the place that fits best, of several the one nearest
+ * to byte `near`. *fit: what was found before; it is replaced by a better one. */
+static void find_aside(const text_guard *g, const aside *a, size_t near, int *fit, size_t *from, size_t *to) {
+    const text_bytes *t = &g->translation;
+    moe_span words[ASIDE_WORDS + 1], there[ASIDE_WORDS + 2];
+    size_t at = 0, n_there = 0;
+    const size_t n = read_words(g->asides.data + a->begin, a->length, &at, words, ASIDE_WORDS + 1);
+    if (!n || n > ASIDE_WORDS) return;
+    for (at = 0;;) {
+        n_there += read_words(t->data, t->length, &at, there + n_there, n + 1 - n_there);
+        if (!n_there) return;
+        const size_t begin = (size_t)(there[0].data - t->data);
+        const size_t far = begin > near ? begin - near : near - begin,
+                     before = *from > near ? *from - near : near - *from;
+        for (size_t k = 1; k <= n_there; k++) {
+            const int f = fit_of(there, k, words, n);
+            if (f < *fit || !f || (f == *fit && far >= before)) continue;
+            *fit = f, *from = begin;
+            *to = (size_t)(there[k - 1].data - t->data) + there[k - 1].length;
+        }
+        memmove(there, there + 1, --n_there * sizeof *there);
+    }
+}
+
 /* Places for all markup. A pair stands around what was written with a look at what it stands around in the text, and
  * around the pairs inside; pairs side by side do not overlap. */
 static void place_markup(text_guard *g, const moe_hypothesis *h) {
@@ -646,6 +813,10 @@ static void place_markup(text_guard *g, const moe_hypothesis *h) {
             continue;
         }
         if (!find_written(g, h, token_at(g, k->at), token_at(g, end), &k->from, &k->to)) find_word(g, h, k, end);
+        const size_t near = k->from;
+        int fit = 0;
+        for (size_t a = 0; a < g->n_asides; a++)
+            if (g->aside[a].source == k->source) find_aside(g, &g->aside[a], near, &fit, &k->from, &k->to);
         trim(&g->translation, &k->from, &k->to);
         for (size_t j = i + 1; j < k->partner; j++)
             if (g->kept[j].kind == TEXT_SPAN_OPEN)
@@ -727,12 +898,76 @@ static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h,
     return status;
 }
 
-/* How many terms with the target of number i there are up to it. */
+/* How many terms with the target of number i there are up to it; in all for one with an ending, which may stand for
+ * others. */
 static size_t terms_alike(const text_guard *g, size_t i) {
+    const kept *k = &g->kept[i];
     size_t n = 0;
-    for (size_t j = 0; j <= i; j++)
-        n += g->kept[j].term && strcmp(g->kept[j].term->target, g->kept[i].term->target) == 0;
+    for (size_t j = 0; j < (k->inflected ? g->n : i + 1); j++)
+        n += g->kept[j].term && (k->inflected || !g->kept[j].inflected) &&
+             strcmp(g->kept[j].term->target, k->term->target) == 0;
     return n;
+}
+
+/* Whether a sentence of the translation begins at this byte. */
+static int begins_sentence(const text_bytes *t, size_t at) {
+    while (at && !text_is_wordlike(t->data, t->length, character_begin(t, at - 1))) {
+        at = character_begin(t, at - 1);
+        if (strchr(".!?", t->data[at])) return 1;
+    }
+    return !at;
+}
+
+/* Whether the rest of a word behind a term may stand there: none, or an ending. */
+static int may_end(const text_bytes *t, const kept *k, size_t at, size_t end) {
+    return at == end || (k->inflected && text_term_ends(k->term, t->data + at, end - at));
+}
+
+/* Whether the target of a term stands at this byte of the translation as a word of its own, which may have the capital
+ * first letter of a sentence. */
+static int stands_at(const text_bytes *t, size_t at, const kept *k) {
+    const char *target = k->term->target;
+    const size_t length = strlen(target);
+    char first[4];
+    const size_t bytes = character_bytes(target, length, 0), last = text_utf8_cut(target, length, length - 1);
+    memcpy(first, target, bytes);
+    text_shout(first, bytes);
+    if (at + length > t->length || memcmp(t->data + at + bytes, target + bytes, length - bytes) != 0 ||
+        (memcmp(t->data + at, target, bytes) != 0 &&
+         (memcmp(t->data + at, first, bytes) != 0 || !begins_sentence(t, at))))
+        return 0;
+    return !(text_is_wordlike(target, length, 0) && word_begin(t, at) < at) &&
+           !(text_is_wordlike(target, length, last) &&
+             !may_end(t, k, at + length, most(at + length, word_end(t, at + last))));
+}
+
+/* How often it stands in the translation. */
+static size_t count_standing(const text_bytes *t, const kept *k) {
+    const size_t length = strlen(k->term->target);
+    size_t n = 0;
+    for (size_t at = 0; at + length <= t->length; at++)
+        if (stands_at(t, at, k)) n++, at += length - 1;
+    return n;
+}
+
+/* Whether a term that begins a sentence gets a capital letter: none that stays, or has capitals of its own. */
+static int can_rise(const text_term *term) {
+    for (const char *c = term->target; *c; c++)
+        if (*c >= 'A' && *c <= 'Z') return 0;
+    return !term->stays;
+}
+
+/* The capital letter of a term that begins the translation, where the text begins with one. */
+static void raise_first(text_guard *g, const kept *k) {
+    text_bytes *t = &g->translation;
+    const size_t at = next_word(t, 0, t->length), from = next_word(&g->shown, 0, g->shown.length);
+    char small[4];
+    if (from == g->shown.length || !can_rise(k->term) || !stands_at(t, at, k)) return;
+    const size_t bytes = character_bytes(g->shown.data, g->shown.length, from);
+    memcpy(small, g->shown.data + from, bytes);
+    text_calm_first(small, bytes);
+    if (memcmp(small, g->shown.data + from, bytes) == 0) return;
+    text_shout(t->data + at, character_bytes(t->data, t->length, at));
 }
 
 /* The search wrote a term's tokens. Where they became a part of a longer word, the term takes its place. */
@@ -818,21 +1053,21 @@ static moe_status find_edits(text_guard *g, const moe_hypothesis *h, moe_error *
         if (g->kept[i].kind == TEXT_SPAN_WORD) status = restore_word(g, i, h, error);
     for (size_t i = 0; i < g->n && !status; i++) {
         const kept *k = &g->kept[i];
-        if (k->term) status = restore_term(g, i, error);
-        else if (k->kind == TEXT_SPAN_NUMBER) status = restore_number(g, i, h, error);
+        if (k->term && k->kind != TEXT_SPAN_WORD && g->terms != TEXT_TERMS_FREE) {
+            status = restore_term(g, i, error);
+            raise_first(g, k);
+        } else if (k->kind == TEXT_SPAN_NUMBER) status = restore_number(g, i, h, error);
         else if (k->kind == TEXT_SPAN_OPEN || k->kind == TEXT_SPAN_CLOSE || k->kind == TEXT_SPAN_LONE)
             status = add_edit(g, k->from, 0, i, i, error);
     }
     return status;
 }
 
-/* Append the target of a term; `begins`: the translation, where a term without capital letters gets one. */
+/* Append the target of a term; `begins`: a sentence, where a term without capital letters gets one. */
 static void put_term(const text_term *term, int begins, text_bytes *out) {
     const size_t begin = out->length;
     text_append_string(out, term->target);
-    if (out->failed || term->stays || !begins) return;
-    for (const char *c = term->target; *c; c++)
-        if (*c >= 'A' && *c <= 'Z') return;
+    if (out->failed || !begins || !can_rise(term)) return;
     text_shout(out->data + begin, character_bytes(out->data, out->length, begin));
 }
 
@@ -853,7 +1088,7 @@ static int put_kept(const text_guard *g, const edit *e, size_t begin, text_bytes
          (word && text_is_wordlike(out->data, out->length, character_begin(out, out->length - 1)) &&
           (k->before || !text_is_wordlike(g->text.data, g->text.length, character_begin(&g->text, k->source - 1))))))
         text_append(out, " ", 1);
-    if (k->term) put_term(k->term, !has_word(&g->translation, 0, e->at), out);
+    if (k->term) put_term(k->term, begins_sentence(t, e->at), out);
     else text_append(out, g->text.data + k->source, k->length);
     if (next >= t->length || is_space(t->data[next])) return joins;
     const int wordlike = text_is_wordlike(t->data, t->length, next);
@@ -890,7 +1125,7 @@ static size_t count_broken(const text_bytes *t) {
     return n;
 }
 
-/* How often a part of a stand-in stands in a text: X, X 1, x2, or a bracket of [1] and a number. */
+/* How often a part of a stand-in stands in a text: X, X 1, x2, XC, or a bracket of [1] and a number. */
 static size_t count_parts(const text_guard *g, const text_bytes *t) {
     size_t n = 0;
     for (size_t i = 0; i < t->length; i++) {
@@ -900,9 +1135,154 @@ static size_t count_parts(const text_guard *g, const text_bytes *t) {
         if ((c != 'X' && c != 'x') || (i && text_is_wordlike(t->data, t->length, character_begin(t, i - 1)))) continue;
         size_t end = i + 1;
         while (end < t->length && t->data[end] >= '0' && t->data[end] <= '9') end++;
-        n += (size_t)(end > i + 1 || end == t->length || !text_is_wordlike(t->data, t->length, end));
+        const int other = !g->attempt && end < t->length && t->data[end] >= 'A' && t->data[end] <= 'Z'; /* XC for X4 */
+        n += (size_t)(end > i + 1 || end == t->length || (c == 'X' && other) ||
+                      !text_is_wordlike(t->data, t->length, end));
     }
     return n;
+}
+
+static size_t count_words(const char *text, size_t length) {
+    size_t n = 0;
+    for (size_t at = 0; at < length; at += text_word_length(text, length, at))
+        n += (size_t)text_is_wordlike(text, length, at);
+    return n;
+}
+
+/* How often a word stands in a translation. */
+static size_t count_word(const text_bytes *t, const char *word, size_t length) {
+    size_t n = 0;
+    for (size_t at = 0, bytes; at < t->length; at += bytes) {
+        bytes = text_word_length(t->data, t->length, at);
+        n += (size_t)(bytes == length && memcmp(t->data + at, word, length) == 0);
+    }
+    return n;
+}
+
+/* Note the words of the FREE translation that the model wrote while it looked at a term that is missing. */
+static void note_old(text_guard *g, const kept *k, const moe_hypothesis *h) {
+    const text_bytes *t = &g->translation;
+    for (size_t j = 0; h->sources && j < g->n_places; j++) {
+        size_t at, end, bytes;
+        if (h->sources[j] < (int32_t)k->first || h->sources[j] >= (int32_t)(k->first + k->n)) continue;
+        if (!token_bytes(g, j, &at, &end)) continue;
+        for (at = next_word(t, at, end); at < end; at = next_word(t, at + bytes, end)) {
+            bytes = text_word_length(t->data, t->length, at);
+            text_append(&g->old, t->data + at, bytes);
+            text_append(&g->old, "", 1);
+        }
+    }
+}
+
+/* What part of those words a translation still has; `unknown`: there are none. */
+static float part_left(const text_guard *g, float unknown) {
+    size_t n = 0, left = 0;
+    for (size_t at = 0; at < g->old.length; n++) {
+        const char *word = g->old.data + at;
+        const size_t length = strlen(word);
+        left += count_word(&g->translation, word, length) >= count_word(&g->free, word, length);
+        at += length + 1;
+    }
+    return n ? (float)left / (float)n : unknown;
+}
+
+/* Whether bytes of the translation belong to a term, or to its stand-in. */
+static int is_of_term(const text_guard *g, size_t begin, size_t end) {
+    const text_bytes *t = &g->translation;
+    for (size_t i = 0; i < g->n; i++) {
+        const kept *k = &g->kept[i];
+        if (!k->term) continue;
+        const int named = k->kind == TEXT_SPAN_WORD;
+        const size_t length = named ? k->shown : strlen(k->term->target);
+        for (size_t at = begin > length ? begin - length + 1 : 0; at < end && at + length <= t->length; at++)
+            if (at + length > begin &&
+                (named ? memcmp(t->data + at, g->shown.data + k->at, length) == 0 : stands_at(t, at, k)))
+                return 1;
+    }
+    return 0;
+}
+
+/* How improbable the translation is to the model, by token, but for its terms, which it did not choose. */
+static float cost_of(const text_guard *g, const moe_hypothesis *h) {
+    const text_bytes *t = &g->translation;
+    float sum = 0.0f;
+    size_t n = 0;
+    for (size_t j = 0; j < h->n_ids + (size_t)(h->finished != 0); j++) {
+        size_t begin = j < g->n_places ? g->places[j] : t->length;
+        const size_t end = j + 1 < g->n_places ? g->places[j + 1] : t->length;
+        while (begin < end && is_space(t->data[begin])) begin++;
+        if (begin < end && is_of_term(g, begin, end)) continue;
+        sum -= h->token_logprobs[j];
+        n++;
+    }
+    return n ? sum / (float)n : 0.0f;
+}
+
+/* Whether a hyphen at this byte joins what is before it to a word. */
+static int joins(const text_bytes *t, size_t at) {
+    return at < t->length && t->data[at] == '-' && text_is_wordlike(t->data, t->length, at + 1);
+}
+
+/* Whether each stand-in of a term is a word of its own, and no part of one with a hyphen where the text has none. */
+static int names_stand(const text_guard *g) {
+    const text_bytes *t = &g->translation;
+    for (size_t i = 0; i < g->n; i++) {
+        const kept *k = &g->kept[i];
+        if (!k->term || k->kind != TEXT_SPAN_WORD) continue;
+        const size_t end = find_bytes(t, g->shown.data + k->at, k->shown, 0) + k->shown;
+        if (end > t->length || text_is_wordlike(t->data, t->length, end)) return 0;
+        if (joins(t, end) && !joins(&g->shown, k->at + k->shown)) return 0;
+    }
+    return 1;
+}
+
+/* Terms that do not stand in the translation, with their words in *words; `h` not NULL: note what stands for them. */
+static size_t missing_terms(text_guard *g, const moe_hypothesis *h, size_t *words) {
+    size_t missing = 0;
+    *words = 0;
+    for (size_t i = 0; i < g->n; i++) {
+        const kept *k = &g->kept[i];
+        if (!k->term || k->kind == TEXT_SPAN_WORD || count_standing(&g->translation, k) >= terms_alike(g, i)) continue;
+        missing++;
+        *words += count_words(k->term->target, strlen(k->term->target));
+        if (h) note_old(g, k, h);
+    }
+    return missing;
+}
+
+int text_guard_lacks_term(text_guard *g) {
+    size_t words;
+    return !g->verbatim && missing_terms(g, NULL, &words) > 0;
+}
+
+/* Whether a word of the FREE translation may have stayed beside a term of this BOUND one. What that costs was found
+ * with the 200 terms of tests/bench/glossary_terms.py. */
+static int is_doubtful(text_guard *g, const moe_hypothesis *h) {
+    const int grown = count_words(g->translation.data, g->translation.length) >= g->enough;
+    const float left = part_left(g, grown ? 0.5f : 0.0f);
+    size_t words;
+    g->cost = cost_of(g, h) + 0.5f * left + (grown ? 0.5f : 0.0f);
+    return grown || left >= 0.5f || missing_terms(g, NULL, &words);
+}
+
+moe_status text_guard_next_terms(text_guard *g, const moe_hypothesis *h, int sound, text_terms *next,
+                                 moe_error *error) {
+    const text_bytes *t = &g->translation;
+    size_t words;
+    *next = g->terms;
+    if (g->verbatim || (!sound && g->terms != TEXT_TERMS_NAMED)) return MOE_OK;
+    if (g->terms == TEXT_TERMS_FREE) {
+        text_clear(&g->old);
+        text_clear(&g->free);
+        text_append(&g->free, t->data, t->length);
+        if (missing_terms(g, h, &words)) *next = TEXT_TERMS_BOUND;
+        g->enough = count_words(t->data, t->length) + words;
+    } else if (g->terms == TEXT_TERMS_BOUND) {
+        if (is_doubtful(g, h)) *next = TEXT_TERMS_NAMED;
+    } else if (g->terms == TEXT_TERMS_NAMED) {
+        if (!sound || !names_stand(g) || cost_of(g, h) >= g->cost) *next = TEXT_TERMS_LAST;
+    }
+    return g->old.failed || g->free.failed ? out_of_memory(error) : MOE_OK;
 }
 
 int text_guard_sound(const text_guard *g) {
@@ -934,8 +1314,8 @@ static void put_verbatim(const text_guard *g, text_bytes *out) {
     text_append(out, g->text.data + at, g->text.length - at);
 }
 
-moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypothesis *h, int shout, text_bytes *out,
-                              moe_error *error) {
+moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypothesis *h, text_manner manner,
+                              int shout, text_bytes *out, moe_error *error) {
     const text_front *f = r->front;
     const spm *joiner = f->joiner ? f->joiner : f->tokeniser;
     char why[128];
@@ -945,17 +1325,20 @@ moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypo
         put_verbatim(g, out);
     } else {
         text_bytes *t = &g->translation;
-        t->length = 0;
+        int failed = 0;
+        text_clear(t);
         status = text_decode(f, h->ids, h->n_ids, t, error);
         if (status) return status;
         text_append(t, "", 0);
+        const size_t lost = text_take_manner(manner, t, 0);
         g->n_places = 0;
-        if (!f->vocabulary.count && !f->map.ids &&
-            (spm_decode_begins(joiner, h->ids, h->n_ids, &g->places, &g->place_capacity, &g->n_places, why,
-                               sizeof why) ||
-             g->n_places != h->n_ids))
-            g->n_places = 0;
-        for (size_t j = 0; j < g->n_places; j++) g->places[j] = (uint32_t)least(g->places[j], t->length);
+        if (!f->vocabulary.count && !f->map.ids)
+            failed = spm_decode_begins(joiner, h->ids, h->n_ids, &g->places, &g->place_capacity, &g->n_places, why,
+                                       sizeof why);
+        if (failed == SPM_NO_MEMORY) return out_of_memory(error);
+        if (g->n_places != h->n_ids) g->n_places = 0;
+        for (size_t j = 0; j < g->n_places; j++)
+            g->places[j] = (uint32_t)least(g->places[j] - least(g->places[j], lost), t->length);
         g->shouted = shout;
         if (shout) text_shout(t->data, t->length);
         status = find_edits(g, h, error);

@@ -14,12 +14,13 @@
  *   7. All
  */
 #include "tools/text/spans.h"
+#include "tools/text/messages.h"
 
 #include <stdint.h>
 #include <string.h>
 
 /* Bytes of a tag or placeholder, those that say whether something is a path, and brackets in each other. */
-enum { LONGEST = 1000, SHORT = 200, MOST_DIGITS = 80, DEEPEST = 16 };
+enum { LONGEST = 1000, MESSAGE = 1 << 14, SHORT = 200, MOST_DIGITS = 80, DEEPEST = 16 };
 
 /* ==== 1. Characters ===================================================================================== */
 
@@ -168,7 +169,7 @@ static int is_sign_entity(const char *s, size_t n) {
 /* `directive` of %s, %-5.2f, %1$s, %lld, behind the %; `named`: behind a name in brackets, where all is clear. Without
  * a name, a letter that no printf knows, and a space as a flag, must not be followed by a letter: "50 % der". */
 static size_t conversion(const char *s, size_t n, int named) {
-    static const char *const sizes[] = { "I64", "I32", "hh", "ll", "h", "l", "q", "j", "z", "t", "L" };
+    static const char *const sizes[] = { "I64", "I32", "hh", "ll", "h", "l", "q", "j", "z", "Z", "t", "L", "I" };
     size_t at = 0;
     const int spaced = n && s[0] == ' ';
     while (at < n && at < 32 && (is_digit(s[at]) || is_one_of(s[at], "$-+#.*' "))) {
@@ -233,12 +234,13 @@ static size_t formula(const char *s, size_t n) {
     return at + 1;
 }
 
-/* $name $HOME */
+/* $name $HOME, and $LINK_START$ of browsers' extensions, but not of $HOME$PATH, which are two names. */
 static size_t dollar_name(const char *s, size_t n) {
-    size_t at = 1;
+    size_t at = 1, small = 0;
     if (n < 2 || !(is_letter(s[1]) || s[1] == '_')) return 0;
-    while (at < n && (is_alnum(s[at]) || s[at] == '_')) at++;
-    return at;
+    for (; at < n && (is_alnum(s[at]) || s[at] == '_'); at++) small |= (size_t)is_small(s[at]);
+    if (small || at < 3 || at >= n || s[at] != '$') return at;
+    return at + 1 < n && (s[at + 1] == '_' || (is_letter(s[at + 1]) && !is_small(s[at + 1]))) ? at : at + 1;
 }
 
 /* :heart: :+1: */
@@ -321,6 +323,7 @@ static const form forms[] = {
     { "__", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_IN_WORD, underscores },
 };
 
+/* Up to where what opens at s[0] is closed; 0: nowhere. */
 static size_t balanced(const char *s, size_t n, char open, char close) {
     size_t depth = 0, deepest = 0;
     for (size_t at = 0; at < n && at < LONGEST && deepest <= DEEPEST; at++) {
@@ -672,7 +675,7 @@ static int opens(text_scan *t, size_t begin, size_t end) {
 
 /* ==== 7. All ============================================================================================ */
 
-text_scan text_scan_begin(const char *data, size_t length) { return (text_scan){ data, length, SIZE_MAX, 0 }; }
+text_scan text_scan_begin(const char *data, size_t length) { return (text_scan){ data, length, SIZE_MAX, 0, 0 }; }
 
 /* What the table has at `at`, with what is glued to it. */
 static text_span_kind form_at(text_scan *t, size_t at, size_t *bytes) {
@@ -700,12 +703,20 @@ static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
     if ((end = glued_ahead(t, at))) return *bytes = glued(t, end) - at, kind;
     if ((*bytes = mail(s, n)) || (*bytes = path(s, n)) || (*bytes = with_signs(s, n, 0))) return kind;
     if (!(*bytes = number(s, n, &kind))) return TEXT_SPAN_NONE;
-    if ((end = glued(t, at + *bytes)) > at + *bytes && kind == TEXT_SPAN_NUMBER) {
-        if (!word_placeholder(t, at + *bytes) && !raised(t, at + *bytes)) return kind;
-        kind = TEXT_SPAN_WORD;
-    }
-    if (kind == TEXT_SPAN_WORD) *bytes = end - at;
-    return kind;
+    end = at + *bytes; /* only what is taken is walked over */
+    if (kind == TEXT_SPAN_NUMBER && (end == t->length || !(word_placeholder(t, end) || raised(t, end)))) return kind;
+    if (kind == TEXT_SPAN_NUMBER && glued(t, end) == end) return kind;
+    *bytes = glued(t, end) - at;
+    return TEXT_SPAN_WORD;
+}
+
+/* What a text of an ICU message has beside its placeholders: # of a plural, and '{quotations}'. */
+static size_t of_message(const text_scan *t, size_t at) {
+    const char c = t->data[at];
+    if (c == '#' && t->message == TEXT_MESSAGE_PLURAL) return glued(t, at + 1) - at;
+    const size_t bytes =
+        c == '\'' ? text_message_quote(t->data + at, t->length - at, (text_message_text)t->message) : 0;
+    return bytes > 2 ? bytes : 0;
 }
 
 text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
@@ -714,6 +725,7 @@ text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
     const int within = is_wordlike_before(t->data, t->length, at);
     text_span_kind kind;
     if (c == '`' && at && t->data[at - 1] == '`') return *bytes = 1, TEXT_SPAN_NONE;
+    if (t->message && (*bytes = of_message(t, at))) return TEXT_SPAN_WORD;
     if ((kind = form_at(t, at, bytes))) return kind;
     if (c == '<' && (*bytes = tag(s, n, &kind))) {
         if (kind == TEXT_SPAN_WORD) *bytes = glued(t, at + *bytes) - at;
@@ -740,17 +752,67 @@ static size_t message_field(const char *s, size_t n, const char **word, size_t *
     return *letters && end < n && s[end] == ',' ? end + 1 : 0;
 }
 
-int text_has_message(const char *data, size_t length, int *open) {
-    static const char *const types[] = { "plural", "select", "selectordinal" };
-    const char *at = data, *const end = data + length, *word;
-    size_t letters, bytes;
-    int found = *open = 0;
-    for (; at < end && (at = memchr(at, '{', (size_t)(end - at))); at++) {
-        if (!(bytes = message_field(at + 1, (size_t)(end - at) - 1, &word, &letters))) continue;
-        if (!message_field(at + 1 + bytes, (size_t)(end - at) - 1 - bytes, &word, &letters)) continue;
-        for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-            if (strlen(types[i]) == letters && memcmp(word, types[i], letters) == 0)
-                found = 1, *open |= !balanced(at, (size_t)(end - at), '{', '}');
+size_t text_message_begin(const char *s, size_t n, int *plural) {
+    static const char *const types[] = { "select", "plural", "selectordinal" };
+    const char *word;
+    size_t letters, name, type;
+    if (!n || *s != '{' || !(name = message_field(s + 1, n - 1, &word, &letters))) return 0;
+    if (!(type = message_field(s + 1 + name, n - 1 - name, &word, &letters))) return 0;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strlen(types[i]) == letters && memcmp(word, types[i], letters) == 0)
+            return *plural = i > 0, 1 + name + type;
+    return 0;
+}
+
+/* The bytes of the message that begins at s[0]; 0: nothing closes it. A brace that an apostrophe quotes is none. */
+static size_t message_bytes(const char *s, size_t n) {
+    size_t depth = 0, deepest = 0, bytes;
+    if (n > MESSAGE) n = MESSAGE;
+    for (size_t at = 0; at < n && deepest <= DEEPEST; at += bytes) {
+        bytes = s[at] == '\'' ? text_message_quote(s + at, n - at, TEXT_MESSAGE_PLAIN) : 1;
+        if (!bytes) return 0;
+        if (s[at] == '{' && ++depth > deepest) deepest = depth;
+        if (s[at] == '}' && --depth == 0) return at + 1;
     }
+    return 0;
+}
+
+/* The bytes of what goes on at data[at], up to a blank line: MESSAGE more at most. */
+static size_t paragraph_bytes(const char *data, size_t length, size_t at) {
+    const size_t most = length - at > MESSAGE ? at + MESSAGE : length;
+    while (at < most) {
+        size_t next = at + 1; /* behind the line's end */
+        while (next < most && (data[next] == ' ' || data[next] == '\t' || data[next] == '\r')) next++;
+        if (next == most || data[next] == '\n') break;
+        const char *end = memchr(data + next, '\n', most - next);
+        at = end ? (size_t)(end - data) : most;
+    }
+    return at;
+}
+
+size_t text_message_lines(const char *data, size_t length, size_t line, int *open) {
+    size_t end = line, bytes;
+    int plural;
+    *open = 0;
+    for (size_t at = 0; at < end; at += bytes) {
+        const char *brace = memchr(data + at, '{', end - at);
+        if (!brace) break;
+        at = (size_t)(brace - data);
+        bytes = 1;
+        if (!text_message_begin(brace, length - at, &plural)) continue;
+        if (!(bytes = message_bytes(brace, length - at))) return *open = 1, paragraph_bytes(data, length, end);
+        if (at + bytes <= end) continue;
+        const char *next = memchr(data + at + bytes, '\n', length - at - bytes);
+        end = next ? (size_t)(next - data) : length;
+    }
+    return end;
+}
+
+int text_has_message(const char *data, size_t length, int *open) {
+    const char *at = data, *const end = data + length;
+    int found = *open = 0, plural;
+    for (; at < end && (at = memchr(at, '{', (size_t)(end - at))); at++)
+        if (text_message_begin(at, (size_t)(end - at), &plural))
+            found = 1, *open |= !balanced(at, (size_t)(end - at), '{', '}');
     return found;
 }

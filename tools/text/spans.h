@@ -20,6 +20,7 @@ typedef struct text_scan {
     size_t length;
     size_t closer; /* where a placeholder closes the one that was met as an opening; SIZE_MAX: nowhere */
     size_t quiet;  /* no path and no word with something glued to it begins before */
+    int message;   /* a text of an ICU message: text_message_text of messages.h */
 } text_scan;
 
 text_scan text_scan_begin(const char *data, size_t length);
@@ -31,9 +32,15 @@ text_span_kind text_span_next(text_scan *scan, size_t at, size_t *bytes);
 /* The name in a tag: "a" of <a href="x"> and of </a>; empty for what is no tag. */
 size_t text_tag_name(const char *tag, size_t length, const char **name);
 
+/* The bytes of {n, plural, or {g, select, or {n, selectordinal, if they begin a text; else 0. */
+size_t text_message_begin(const char *data, size_t length, int *plural);
 /* Whether a text has an ICU message in it: {n, plural, ..., {g, select, ... or {n, selectordinal, ... The walk above
  * has it as a whole; `*open`: not this one, which is too long or not closed. */
 int text_has_message(const char *data, size_t length, int *open);
+/* The bytes of the lines of a text up to the end of the messages that begin in its first `line` bytes, which are a
+ * line: `line` if none goes on behind it. *open: one does not close (or is too long), and these are the lines up to a
+ * blank one, which may be of it. */
+size_t text_message_lines(const char *data, size_t length, size_t line, int *open);
 
 /* Letters and digits of ASCII, and all that is not ASCII but for the signs that stand between words. */
 int text_is_wordlike(const char *data, size_t length, size_t at);

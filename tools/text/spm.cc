@@ -15,6 +15,7 @@ extern "C" {
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -303,6 +304,9 @@ size_t check_model(view model, spm *made) {
 // none, it asks the handler below, which gives that back, and tries again. The handler belongs to the process, as there
 // is no other; it is set once and passes on what is none of its business.
 
+#ifdef __GLIBC__ // else a thread's first look at it takes memory in a shared library, and ends the process without
+__attribute__((tls_model("initial-exec")))
+#endif
 thread_local void *aside; // of the call that this thread is in
 std::new_handler next_handler;
 
@@ -334,16 +338,17 @@ template <class T> void reserve(T **buffer, size_t *capacity, size_t n) {
     *capacity = wanted;
 }
 
-// Run `body`; whatever it throws becomes one line in `error` and the result `failed`.
-template <class Result, class Body> Result guarded(char *error, size_t error_size, Result failed, Body body) {
+// What `body` answers; whatever it throws becomes one line in `error`, and -1 or SPM_NO_MEMORY.
+template <class Body> int guarded(char *error, size_t error_size, Body body) {
     try {
         return body();
     } catch (const std::bad_alloc &) {
         say(error, error_size, "out of memory in the tokeniser");
+        return SPM_NO_MEMORY;
     } catch (const std::exception &e) { say(error, error_size, e.what()); } catch (...) {
         say(error, error_size, "the tokeniser failed for an unknown reason");
     }
-    return failed;
+    return -1;
 }
 
 void check_text(const char *text, size_t length) {
@@ -392,7 +397,7 @@ size_t pieces_bytes(const spm *t, const int32_t *ids, size_t count) {
 
 extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t error_size) {
     spm *made = nullptr;
-    spm *result = guarded<spm *>(error, error_size, nullptr, [&]() -> spm * {
+    const int failed = guarded(error, error_size, [&]() {
         if (!bytes || !size) throw bad_model("the tokeniser is empty");
         if (size > SPM_MAX_MODEL) throw bad_model("the tokeniser is larger than 32 MiB");
         view model(static_cast<const char *>(bytes), size);
@@ -403,10 +408,12 @@ extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t erro
             throw bad_model(std::string("SentencePiece refuses the tokeniser: ") + status.error_message());
         // The first call of this one allocates; spm_piece, which has no error to give, needs no memory behind it.
         static_cast<void>(made->processor.IdToPiece(0));
-        return made;
+        return 0;
     });
-    if (!result) delete made;
-    return result;
+    if (!failed) return made;
+    delete made;
+    errno = failed == SPM_NO_MEMORY ? ENOMEM : EINVAL;
+    return nullptr;
 }
 
 extern "C" void spm_free(spm *tokeniser) { delete tokeniser; }
@@ -416,7 +423,7 @@ extern "C" void spm_free(spm *tokeniser) { delete tokeniser; }
 extern "C" int spm_encode(const spm *t, const char *text, size_t length, int32_t **ids, size_t *capacity, size_t *count,
                           char *error, size_t error_size) {
     *count = 0;
-    return guarded<int>(error, error_size, -1, [&]() {
+    return guarded(error, error_size, [&]() {
         check_text(text, length);
         const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, view(text, length))));
         std::vector<int> out;
@@ -432,7 +439,7 @@ extern "C" int spm_encode(const spm *t, const char *text, size_t length, int32_t
 extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t count, char **text, size_t *capacity, size_t *length,
                           char *error, size_t error_size) {
     *length = 0;
-    return guarded<int>(error, error_size, -1, [&]() {
+    return guarded(error, error_size, [&]() {
         check_ids(t, ids, count);
         const put_aside memory(decode_bytes(t, count, pieces_bytes(t, ids, count)));
         std::vector<int> in;
@@ -448,7 +455,7 @@ extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t count, char *
 extern "C" int spm_encode_begins(const spm *t, const char *text, size_t length, uint32_t **begins, size_t *capacity,
                                  size_t *count, char *error, size_t error_size) {
     *count = 0;
-    return guarded<int>(error, error_size, -1, [&]() {
+    return guarded(error, error_size, [&]() {
         check_text(text, length);
         const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, view(text, length))));
         give_begins(t->processor.EncodeAsImmutableProto(view(text, length)), begins, capacity, count);
@@ -459,7 +466,7 @@ extern "C" int spm_encode_begins(const spm *t, const char *text, size_t length, 
 extern "C" int spm_decode_begins(const spm *t, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
                                  size_t *count, char *error, size_t error_size) {
     *count = 0;
-    return guarded<int>(error, error_size, -1, [&]() {
+    return guarded(error, error_size, [&]() {
         check_ids(t, ids, n);
         const put_aside memory(decode_bytes(t, n, pieces_bytes(t, ids, n)));
         give_begins(t->processor.DecodeIdsAsImmutableProto({ ids, ids + n }), begins, capacity, count);
@@ -470,7 +477,7 @@ extern "C" int spm_decode_begins(const spm *t, const int32_t *ids, size_t n, uin
 extern "C" int spm_encode_pieces(const spm *t, const char *text, size_t length, char **pieces, size_t *capacity,
                                  size_t *bytes, char *error, size_t error_size) {
     *bytes = 0;
-    return guarded<int>(error, error_size, -1, [&]() {
+    return guarded(error, error_size, [&]() {
         check_text(text, length);
         const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, view(text, length))));
         std::vector<std::string> out;
@@ -486,7 +493,7 @@ extern "C" int spm_encode_pieces(const spm *t, const char *text, size_t length, 
 extern "C" int spm_decode_pieces(const spm *t, const char *pieces, size_t bytes, char **text, size_t *capacity,
                                  size_t *length, char *error, size_t error_size) {
     *length = 0;
-    return guarded<int>(error, error_size, -1, [&]() {
+    return guarded(error, error_size, [&]() {
         if (bytes > SPM_MAX_TEXT) throw std::length_error("more than 16 MiB of pieces");
         const put_aside memory(decode_bytes(t, static_cast<size_t>(std::count(pieces, pieces + bytes, '\0')), bytes));
         std::vector<std::string> in;
@@ -508,7 +515,7 @@ extern "C" const char *spm_piece(const spm *t, int32_t id) {
 }
 
 extern "C" int32_t spm_id(const spm *t, const char *piece) {
-    return guarded<int32_t>(nullptr, 0, -1, [&]() -> int32_t {
+    return guarded(nullptr, 0, [&]() -> int {
         int id = t->processor.PieceToId(piece); // unknown pieces get the unknown id
         return in_range(t, id) && t->processor.IdToPiece(id) == piece ? id : -1;
     });

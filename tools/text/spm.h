@@ -25,11 +25,16 @@ enum {
     SPM_MAX_TEXT = 16 << 20   /* bytes of one text to encode, ids of one sequence to decode               */
 };
 
+/* What a call answers where memory ran out; other failures are -1. Nothing else has happened, and the same call can
+ * succeed later. */
+enum { SPM_NO_MEMORY = -2 };
+
 typedef struct spm spm;
 
 /* Make a tokeniser from the bytes of a .model file, which are copied. They are untrusted input: what the library
  * would follow without looking (its normalisation trie, byte pieces) is checked here first.
- * NULL on failure, with one line in error[error_size] (which may be NULL).
+ * NULL on failure, with one line in error[error_size] (which may be NULL); errno is ENOMEM where memory ran out, else
+ * EINVAL.
  *
  * Memory: SentencePiece ends in a segmentation fault where an allocation fails. So this call and those below take a
  * block as large as all that they can need before they begin; where there is no such block, they fail, and nothing has
@@ -42,7 +47,7 @@ int32_t spm_size(const spm *tokeniser); /* ids are 0 .. size-1 */
 /* Text to ids. The text need not end in NUL and holds none; invalid UTF-8 becomes U+FFFD, so check before.
  * *ids is a malloc'ed buffer of *capacity ids, or NULL with capacity 0; it grows by realloc and stays the caller's to
  * free, as with getline(3). *count ids are written. Never adds begin or end tokens.
- * 0, or -1 with one line in error; *count is 0 then. */
+ * 0, or -1 or SPM_NO_MEMORY with one line in error; *count is 0 then. */
 int spm_encode(const spm *tokeniser, const char *text, size_t length, int32_t **ids, size_t *capacity, size_t *count,
                char *error, size_t error_size);
 
@@ -68,7 +73,7 @@ int spm_decode_pieces(const spm *tokeniser, const char *pieces, size_t bytes, ch
 
 /* The piece of an id, valid while the tokeniser lives and NUL-terminated; "" if there is no such id. */
 const char *spm_piece(const spm *tokeniser, int32_t id);
-/* The id of a piece; -1 if there is no such piece. */
+/* The id of a piece; -1 if there is no such piece, or SPM_NO_MEMORY. */
 int32_t spm_id(const spm *tokeniser, const char *piece);
 
 /* 1 or 0; 0 for an id out of range. */

@@ -29,10 +29,21 @@ static size_t cell(const char *data, size_t length) {
 /* Whether a text goes in parts: the cells between TABs, where they are kept, and the sentences of what is long. */
 static int is_cut(const text_stream *s, const text_line *line) {
     char why[64];
+    if (line->kept) return 0;
     if (is_long(s, line)) return 1;
     if (!s->split || !s->options.rules || cell(line->data, line->length) == line->length) return 0;
     text_line_usable(line, why, sizeof why);
     return !*why;
+}
+
+/* Whether a text goes in the pieces of the ICU messages that it has. */
+static int is_framed(const text_stream *s, const text_line *line) {
+    char why[64];
+    int open;
+    if (!s->split || line->kept || !s->options.rules || !text_rules_spans(s->options.rules)) return 0;
+    if (!text_has_message(line->data, line->length, &open)) return 0;
+    text_line_usable(line, why, sizeof why);
+    return !*why && text_message_is(line->data, line->length);
 }
 
 /* Tokens of a part of a sentence that the model cannot read at once: as many as it has learned to read. Bytes of it
@@ -49,10 +60,7 @@ static moe_status reach(const text_stream *s, const char *data, size_t length, s
         spm_encode_begins(s->front->tokeniser, data, length, &begins, &capacity, &count, why, sizeof why);
     *bytes = failed || count <= tokens ? length : begins[tokens];
     free(begins);
-    if (!failed) return MOE_OK;
-    *error = (moe_error){ .code = MOE_ERROR_MEMORY };
-    snprintf(error->message, sizeof error->message, "%s", why);
-    return error->code;
+    return failed ? text_spm_failed(failed, "text", why, error) : MOE_OK;
 }
 
 /* Whether a sentence is more than the model reads at once. */
@@ -65,66 +73,103 @@ static int is_too_long(text_stream *s, const char *data, size_t length) {
 }
 
 /* The bytes of the next part of a sentence that is too long. */
-static size_t next_clause(text_stream *s, const char *data, size_t length) {
+static size_t next_clause(text_stream *s, text_cursor *c, const char *data, size_t length) {
     const size_t room = s->options.max_source - s->front->source_extra, tokens = room < PART ? room : PART;
     const size_t window = text_utf8_cut(data, length, WINDOW);
     size_t bytes = window;
     if (reach(s, data, window, tokens, &bytes, &s->trouble)) return length;
-    return text_clause(data, length, bytes, s->options.rules != NULL, &s->verbatim);
+    return text_clause(data, length, bytes, s->options.rules != NULL, &c->verbatim);
 }
 
 /* The sentence at hand, and whether it is cut. */
-static void begin_sentence(text_stream *s, const text_line *line) {
-    s->sentence = s->sentences ? text_sentence(line->data, s->cell) : s->cell;
-    s->divided = s->sentences && is_too_long(s, line->data, s->sentence);
-    s->told = 0;
+static void begin_sentence(text_stream *s, text_cursor *c, const text_line *line) {
+    c->sentence = c->sentences ? text_sentence(line->data, c->cell) : c->cell;
+    c->divided = c->sentences && is_too_long(s, line->data, c->sentence);
+    c->told = 0;
+}
+
+/* The next piece of a text with messages: 1, a part of the frame, which stays as it is; 0: the text to translate. */
+static int next_frame(text_cursor *c, text_line *line, int *more) {
+    size_t bytes;
+    if (text_message_next(&c->message, line->data, line->length, &bytes) == TEXT_MESSAGE_TEXT) {
+        c->piece = bytes;
+        return 0;
+    }
+    line->length = bytes;
+    c->rest.data += bytes;
+    c->rest.length -= bytes;
+    *more = c->rest.length > 0;
+    return c->verbatim = 1;
 }
 
 /* The next text, or the next part of one; *more: others follow behind *gap, white space that is no part of any. */
 static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_span *gap) {
+    const int turn = s->turn ? s->turn(s, wait) : MOE_PULL_REQUEST;
+    if (turn != MOE_PULL_REQUEST) return turn;
+    text_cursor *c = s->at;
     *more = 0;
-    s->verbatim = s->divided = 0;
+    c->verbatim = c->divided = 0;
     *gap = (moe_span){ "", 0 };
-    if (!s->rest.length) {
+    if (!c->rest.length) {
         const int answer = s->next(s, wait, line);
         if (answer == MOE_PULL_REQUEST && s->seen) s->seen(s, line);
-        if (answer != MOE_PULL_REQUEST || !is_cut(s, line)) return answer;
-        s->rest = *line;
-        s->cell = s->sentence = 0;
+        c->framed = answer == MOE_PULL_REQUEST && is_framed(s, line);
+        if (answer != MOE_PULL_REQUEST || !(c->framed || is_cut(s, line))) return answer;
+        c->rest = *line;
+        c->message = (text_message){ 0 };
+        c->piece = c->framed ? 0 : line->length;
+        c->cell = c->sentence = 0;
     }
-    *line = s->rest;
-    if (!s->cell) {
-        s->cell = line->length = s->options.rules ? cell(line->data, line->length) : line->length;
+    *line = c->rest;
+    if (!c->piece && next_frame(c, line, more)) return MOE_PULL_REQUEST;
+    if (!c->cell) {
+        c->cell = line->length = s->options.rules ? cell(line->data, c->piece) : c->piece;
         int open;
-        s->sentences = is_long(s, line) && !(s->options.rules && text_has_message(line->data, line->length, &open));
+        c->sentences = is_long(s, line) && !(s->options.rules && text_has_message(line->data, line->length, &open));
     }
-    if (!s->sentence) begin_sentence(s, line);
-    else s->divided = 1;
-    line->length = s->divided ? next_clause(s, line->data, s->sentence) : s->sentence;
-    s->sentence -= line->length;
-    s->cell -= line->length;
-    s->rest.data += line->length;
-    s->rest.length -= line->length;
-    *more = s->rest.length > 0;
+    if (!c->sentence) begin_sentence(s, c, line);
+    else c->divided = 1;
+    line->length = c->divided ? next_clause(s, c, line->data, c->sentence) : c->sentence;
+    c->sentence -= line->length;
+    c->cell -= line->length;
+    c->piece -= line->length;
+    c->rest.data += line->length;
+    c->rest.length -= line->length;
+    *more = c->rest.length > 0;
     const size_t whole = line->length;
-    if (*more || s->verbatim)
+    if (*more || c->verbatim)
         while (line->length && strchr(" \t", line->data[line->length - 1])) line->length--;
-    if (s->divided && *more && !s->verbatim) line->length = text_before_mark(line->data, line->length);
+    if (c->divided && *more && !c->verbatim) line->length = text_before_mark(line->data, line->length);
     *gap = (moe_span){ line->data + line->length, whole - line->length };
     return MOE_PULL_REQUEST;
+}
+
+static void no_memory(text_stream *s) {
+    s->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+}
+
+/* If memory ran out, that is what becomes of a job, and the others go on, where the user wants that. */
+static void lose(text_stream *s, text_job *job) {
+    if (s->trouble.code != MOE_ERROR_MEMORY || !s->goes_on) return;
+    job->failed = 1;
+    job->status = s->trouble.code;
+    snprintf(job->note, sizeof job->note, "%s", s->trouble.message);
+    s->trouble.code = MOE_OK;
+    s->finish(s, job, NULL);
 }
 
 static int ask(text_stream *s, text_job *job, moe_request *request) {
     s->asked++;
     request->user = job;
     s->ask(s, job, request);
-    if (s->options.rules) text_guard_ask(job->guard, request);
+    if (!job->aside_ids.length) text_guard_ask(job->guard, request);
+    else request->source = job->aside_ids.data, request->n_source = job->aside_ids.length;
     return s->trouble.code ? MOE_PULL_CANCEL : MOE_PULL_REQUEST;
 }
 
 /* What is said of a sentence that is cut, once. */
 static void tell_divided(text_stream *s, text_job *job) {
-    if (s->told++ || job->failed || job->cut || job->divided) return;
+    if (s->at->told++ || job->failed || job->cut || job->divided) return;
     job->divided = 1;
     snprintf(job->note, sizeof job->note,
              "a sentence is longer than the %zu tokens that the model reads at once: translated in parts",
@@ -133,8 +178,11 @@ static void tell_divided(text_stream *s, text_job *job) {
 
 /* Fill a job from its part of the line. 0: there is nothing to ask for, or trouble. */
 static int prepare_part(text_stream *s, const text_line *line, moe_span gap, text_job *job) {
+    const text_cursor *c = s->at;
     text_append(&job->gap, gap.data, gap.length);
-    if (s->verbatim) {
+    job->joined = c->framed && !c->piece;
+    if (c->framed) job->message = (int)text_message_of(&c->message);
+    if (c->verbatim) {
         job->line = line->number;
         job->verbatim = 1;
         text_append(&job->source, line->data, line->length);
@@ -145,11 +193,11 @@ static int prepare_part(text_stream *s, const text_line *line, moe_span gap, tex
     job->rules = s->options.rules, job->calm = s->options.calm;
     job->dividable =
         s->split && s->front->tokeniser && !s->options.ids && !s->options.pretokenized && !s->options.pairs;
-    job->names = s->divided;
-    if (job->gap.failed || job->source.failed)
-        s->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+    job->names = c->divided;
+    if (job->gap.failed || job->source.failed) no_memory(s);
     if (s->trouble.code) return 0;
-    if (s->divided) tell_divided(s, job);
+    if (text_job_aside(s->front, &s->options, job, NULL, &s->trouble)) return 0;
+    if (c->divided) tell_divided(s, job);
     return !job->failed && !job->verbatim && (!job->blank || s->blank_too);
 }
 
@@ -159,14 +207,20 @@ void text_stream_join(const text_job *before, text_bytes *out) {
         text_append(out, before->gap.data, before->gap.length);
         return;
     }
+    if (before->joined) return;
     for (size_t i = 0; out->length >= 3 && i + 3 < sizeof wide; i += 3)
         if (memcmp(out->data + out->length - 3, wide + i, 3) == 0) return;
     text_append(out, " ", 1);
 }
 
+enum {
+    MOST_IDLE = 1000
+}; /* parts with nothing to ask for, such as blank lines, that are passed over at once while
+    * other texts are under way */
+
 static int stream_pull(void *user, int wait, moe_request *request) {
     text_stream *s = user;
-    for (;;) {
+    for (size_t idle = 0;; idle++) {
         int more;
         text_line line;
         moe_span gap;
@@ -176,18 +230,19 @@ static int stream_pull(void *user, int wait, moe_request *request) {
             s->again = job->again;
             return ask(s, job, request);
         }
+        if (s->turn && !wait && idle == MOST_IDLE) return MOE_PULL_LATER;
         const int answer = s->ended ? MOE_PULL_END : next_part(s, wait, &line, &more, &gap);
         if (answer == MOE_PULL_END) s->ended = 1;
         if (answer == MOE_PULL_END && s->asked && !s->trouble.code) return MOE_PULL_LATER; /* one may come again */
-        if (answer != MOE_PULL_REQUEST || s->trouble.code) return s->trouble.code ? MOE_PULL_CANCEL : answer;
+        if (answer != MOE_PULL_REQUEST) return s->trouble.code ? MOE_PULL_CANCEL : answer;
+        if (s->trouble.code && !s->goes_on) return MOE_PULL_CANCEL;
         text_job *job = s->add(s, &line, more);
-        if (!job) {
-            s->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
-            return MOE_PULL_CANCEL;
-        }
-        if (!prepare_part(s, &line, gap, job)) {
-            if (s->trouble.code) return MOE_PULL_CANCEL;
-            s->finish(s, job, NULL);
+        if (!job && !s->goes_on) no_memory(s);
+        if (!job && s->trouble.code == MOE_ERROR_MEMORY && s->goes_on) s->trouble.code = MOE_OK; /* it is lost anyway */
+        if (!job) continue;
+        if (s->trouble.code || !prepare_part(s, &line, gap, job)) {
+            if (s->trouble.code) lose(s, job);
+            else s->finish(s, job, NULL);
             continue;
         }
         s->pieces += job->source_ids.length;
@@ -200,11 +255,11 @@ static int stream_pull(void *user, int wait, moe_request *request) {
 /* Whether a translation is not one of all of the source. */
 static int is_lost(text_stream *s, const text_options *options, text_job *job, const moe_hypothesis *h) {
     if (!job->dividable || job->stays || job->cut) return 0;
-    s->text.length = 0;
+    text_clear(&s->text);
     if (text_job_write(s->front, options, job, h, &s->text, &s->trouble)) return 0;
     const moe_span source = { job->source.data, job->source.length }, target = { s->text.data, s->text.length };
     const text_names names = text_names_kept(source, target);
-    if (names == TEXT_NAMES_MEMORY) s->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+    if (names == TEXT_NAMES_MEMORY) return no_memory(s), 0;
     if (job->names && (names == TEXT_NAMES_LOST || names == TEXT_NAMES_COUNT)) job->names = 2; /* so are its halves */
     return !h->finished || names == TEXT_NAMES_COUNT || (job->names == 2 && names != TEXT_NAMES) ||
            text_loops(source, target);
@@ -220,26 +275,61 @@ static int divide(text_stream *s, const text_options *options, text_job *job) {
     const size_t at = text_half(job->source.data, job->source.length, options->rules != NULL);
     if (!at) return text_job_keep(job), 0;
     text_job *second = s->insert(s, job, at);
-    if (!second) s->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
-    if (!second || text_job_divide(s->front, options, job, second, at, &s->trouble)) return 0;
+    if (!second) return no_memory(s), 0;
+    const moe_status status = text_job_divide(s->front, options, job, second, at, &s->trouble);
+    if (status) {
+        const moe_error trouble = s->trouble;
+        lose(s, second);
+        return s->trouble = trouble, 0;
+    }
     try_again(s, second);
     try_again(s, job);
     return 1;
+}
+
+/* What becomes of a translation. 1: the job is tried once more, or its halves are; 0: it is done, or there is trouble.
+ */
+static int is_tried_again(text_stream *s, const text_options *options, text_job *job, const moe_hypothesis *h) {
+    int again = 0;
+    if (job->manner == TEXT_AS_IT_IS) {
+        if (text_job_again(s->front, options, job, h, &again, &s->trouble)) return 0;
+        if (again) return try_again(s, job), 1;
+    }
+    const int lost = is_lost(s, options, job, h);
+    if (s->trouble.code) return 0;
+    if (lost && job->manner == TEXT_AS_IT_IS) return divide(s, options, job);
+    if (!job->brief || job->stays || job->cut) return 0;
+    if (text_job_vary(s->front, options, job, h, !lost, &again, &s->trouble) || !again) return 0;
+    return try_again(s, job), 1;
 }
 
 static void stream_done(void *user, const moe_result *result) {
     text_stream *s = user;
     text_job *job = result->user;
     text_options options = s->options; /* those of the text at hand, which may be another one */
-    options.rules = job->rules, options.calm = job->calm;
+    options.rules = job->rules, options.calm = job->calm, options.brief = 0;
     s->asked--;
     if (s->trouble.code) return;
+    if (job->aside_ids.length && !result->status) {
+        const moe_hypothesis nothing = { 0 };
+        if (text_job_aside(s->front, &options, job, result->n_hypotheses ? result->hypotheses : &nothing, &s->trouble))
+            lose(s, job);
+        else try_again(s, job);
+        return;
+    }
     if (!result->status && result->n_hypotheses) {
-        const moe_hypothesis *best = &result->hypotheses[0];
-        int again = 0;
-        if (text_job_again(s->front, &options, job, best, &again, &s->trouble)) return;
-        if (again) try_again(s, job);
-        if (again || (is_lost(s, &options, job, best) && divide(s, &options, job)) || s->trouble.code) return;
+        if (is_tried_again(s, &options, job, &result->hypotheses[0])) return;
+        if (s->trouble.code) {
+            lose(s, job);
+            return;
+        }
+    }
+    if (result->status == MOE_ERROR_NUMERIC && text_guard_binds(job->guard)) {
+        int again;
+        if (text_job_refused(s->front, &options, job, &again, &s->trouble)) lose(s, job);
+        else if (again) try_again(s, job);
+        else s->finish(s, job, NULL);
+        return;
     }
     if (result->status) {
         job->failed = 1;
@@ -250,8 +340,8 @@ static void stream_done(void *user, const moe_result *result) {
 }
 
 moe_status text_stream_run(text_stream *s, moe_session *session, moe_error *error) {
-    s->rest = (text_line){ 0 };
-    s->cell = s->sentence = 0;
+    s->at = &s->own;
+    s->own = (text_cursor){ 0 };
     s->again = NULL, s->asked = 0, s->ended = 0;
     const moe_status status = moe_translate(session, stream_pull, stream_done, s, error);
     text_bytes_free(&s->text);

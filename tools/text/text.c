@@ -1,6 +1,7 @@
 /* text.c - see text.h for what it is and for the contracts. The sections have the same numbers. */
 #define _POSIX_C_SOURCE 200809L
 
+#include "tools/text/messages.h"
 #include "tools/text/protect.h"
 #include "tools/text/sentences.h"
 #include "tools/text/spans.h"
@@ -8,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -64,11 +66,6 @@ moe_status text_ids_append(text_ids *ids, const int32_t *from, size_t count, moe
 moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error) {
     ids->length = 0;
     return text_ids_append(ids, from, count, error);
-}
-
-static void text_clear(text_bytes *bytes) {
-    bytes->length = 0;
-    bytes->failed = 0;
 }
 
 /* ---- 2. Capitals --------------------------------------------------------------------------------------- */
@@ -132,6 +129,60 @@ void text_shout(char *data, size_t length) {
         if (c == SHARP_S) data[at] = data[at + 1] = 'S';
         else swap_case(data + at, c, bytes, utf8proc_toupper, utf8proc_tolower);
     }
+}
+
+enum { BRIEF_WORDS = 5, BRIEF_BYTES = 100 };
+
+int text_is_brief(const char *data, size_t length) {
+    size_t words = 1, at = 0, bytes = 1, second;
+    int32_t c = 0;
+    if (!length || length > BRIEF_BYTES) return 0;
+    for (; at < length; at += bytes) {
+        c = character(data, length, at, &bytes);
+        if (strchr(".!?:;|/", data[at])) return 0;
+        words += c == ' ';
+    }
+    if (words > BRIEF_WORDS || utf8proc_category(c) < UTF8PROC_CATEGORY_LU ||
+        utf8proc_category(c) > UTF8PROC_CATEGORY_MC)
+        return 0;
+    c = character(data, length, 0, &bytes);
+    const int capital = make_small(NULL, c, bytes), one = bytes == length;
+    return 1 + (capital && (one || is_small(character(data, length, bytes, &second))));
+}
+
+void text_put_manner(text_manner manner, text_bytes *text) {
+    if (manner == TEXT_CLOSED) text_append(text, ".", 1);
+    if (manner == TEXT_SMALL && !text->failed) text_calm_first(text->data, text->length);
+}
+
+/* Whether s[length] ends with these bytes. */
+static int ends_with(const char *s, size_t length, const char *end) {
+    const size_t n = strlen(end);
+    return length >= n && memcmp(s + length - n, end, n) == 0;
+}
+
+size_t text_take_manner(text_manner manner, text_bytes *out, size_t begin) {
+    static const char *const signs[] = { ".", "!", "\xE3\x80\x82", "\xEF\xBC\x81" };
+    static const char opening[] = "\xC2\xA1";
+    size_t bytes, lost = 0;
+    if (out->failed || out->length == begin) return 0;
+    char *text = out->data + begin;
+    if (manner == TEXT_SMALL) {
+        character(text, out->length - begin, 0, &bytes);
+        text_shout(text, bytes);
+    }
+    for (size_t i = 0; manner == TEXT_CLOSED && i < sizeof signs / sizeof *signs; i++) {
+        if (!ends_with(text, out->length - begin, signs[i])) continue;
+        if (*signs[i] == '!' && strncmp(text, opening, 2) == 0) {
+            lost = 2;
+            memmove(text, text + lost, out->length - begin - lost);
+        }
+        out->length -= strlen(signs[i]) + lost;
+        while (out->length > begin && text[out->length - begin - 1] == ' ') out->length--;
+        out->data[out->length] = '\0';
+        break;
+    }
+    return lost;
 }
 
 /* ---- 3. Model and tokeniser ---------------------------------------------------------------------------- */
@@ -226,7 +277,7 @@ static moe_status open_spm(const text_front *front, const char *key, spm **out, 
     const moe_span bytes = at < 0 ? (moe_span){ NULL, 0 } : moe_model_meta_text(front->model, (size_t)at, 0);
     char why[200] = "";
     *out = spm_new(bytes.data, bytes.length, why, sizeof why);
-    return *out ? MOE_OK : fail(error, MOE_ERROR_FORMAT, key, "%s", why);
+    return *out ? MOE_OK : fail(error, errno == ENOMEM ? MOE_ERROR_MEMORY : MOE_ERROR_FORMAT, key, "%s", why);
 }
 
 moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error) {
@@ -447,6 +498,10 @@ moe_status text_language(const text_front *front, const char *code, int32_t *tag
 
 static moe_status append_id(text_ids *ids, int32_t id, moe_error *error);
 
+moe_status text_spm_failed(int answer, const char *where, const char *why, moe_error *error) {
+    return fail(error, answer == SPM_NO_MEMORY ? MOE_ERROR_MEMORY : MOE_ERROR_ARGUMENT, where, "%s", why);
+}
+
 /* Pieces as texts, looked up in the vocabulary. */
 static moe_status encode_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
                                 moe_error *error) {
@@ -455,8 +510,8 @@ static moe_status encode_pieces(const text_front *front, const char *text, size_
     size_t capacity = 0, bytes = 0, n;
     moe_status status = MOE_OK;
     ids->length = 0;
-    if (spm_encode_pieces(front->tokeniser, text, length, &pieces, &capacity, &bytes, why, sizeof why))
-        status = fail(error, MOE_ERROR_ARGUMENT, "text", "%s", why);
+    const int failed = spm_encode_pieces(front->tokeniser, text, length, &pieces, &capacity, &bytes, why, sizeof why);
+    if (failed) status = text_spm_failed(failed, "text", why, error);
     for (size_t at = 0; at < bytes && !status; at += n + 1) {
         n = strlen(pieces + at);
         const int32_t id = piece_find(v, pieces + at, n);
@@ -481,8 +536,9 @@ moe_status text_encode(const text_front *front, const char *text, size_t length,
         moe_status status = encode_pieces(front, text, length, ids, error);
         return status ? status : check_known(ids, error);
     }
-    if (spm_encode(front->tokeniser, text, length, &ids->data, &ids->capacity, &ids->length, why, sizeof why))
-        return fail(error, MOE_ERROR_ARGUMENT, "text", "%s", why);
+    const int failed =
+        spm_encode(front->tokeniser, text, length, &ids->data, &ids->capacity, &ids->length, why, sizeof why);
+    if (failed) return text_spm_failed(failed, "text", why, error);
     for (size_t i = 0; front->map.ids && i < ids->length; i++) {
         const int32_t id = front->map.ids[ids->data[i]];
         ids->data[i] = id < 0 ? front->unknown : id;
@@ -513,7 +569,7 @@ static size_t clear_marks(char *text, size_t length) {
     return n - begin;
 }
 
-/* The text of ids, malloc'ed; 0, or -1 with a line in `why`. */
+/* The text of ids, malloc'ed; 0, or what spm.h answers, with a line in `why`. */
 static int join(const text_front *front, const int32_t *ids, size_t count, char **text, size_t *length, char *why,
                 size_t size) {
     const spm *joiner = front->joiner ? front->joiner : front->tokeniser;
@@ -527,8 +583,9 @@ static int join(const text_front *front, const int32_t *ids, size_t count, char 
             text_append(&pieces, piece.data, piece.length);
             text_append(&pieces, "", 1);
         }
-        failed =
-            pieces.failed || spm_decode_pieces(joiner, pieces.data, pieces.length, text, &capacity, length, why, size);
+        failed = pieces.failed
+                     ? SPM_NO_MEMORY
+                     : spm_decode_pieces(joiner, pieces.data, pieces.length, text, &capacity, length, why, size);
         text_bytes_free(&pieces);
         if (!failed) *length = clear_marks(*text, *length);
     } else if (front->map.ids) {
@@ -537,20 +594,21 @@ static int join(const text_front *front, const int32_t *ids, size_t count, char 
         for (size_t i = 0; mapped && i < count; i++)
             if (ids[i] >= 0 && ids[i] < moe_model_vocabulary(front->model) && front->map.pieces[ids[i]] >= 0)
                 mapped[n++] = front->map.pieces[ids[i]];
-        failed = !mapped || spm_decode(joiner, mapped, n, text, &capacity, length, why, size);
+        failed = mapped ? spm_decode(joiner, mapped, n, text, &capacity, length, why, size) : SPM_NO_MEMORY;
         free(mapped);
     } else {
         failed = spm_decode(joiner, ids, count, text, &capacity, length, why, size);
     }
-    return failed ? -1 : 0;
+    return failed;
 }
 
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error) {
     char why[200] = "out of memory", *text = NULL;
     size_t length = 0;
-    if (join(front, ids, count, &text, &length, why, sizeof why)) {
+    const int failed = join(front, ids, count, &text, &length, why, sizeof why);
+    if (failed) {
         free(text);
-        return fail(error, MOE_ERROR_ARGUMENT, "ids", "%s", why);
+        return text_spm_failed(failed, "ids", why, error);
     }
     for (size_t i = 0; i < length; i++)
         if (text[i] == '\n' || text[i] == '\r' || text[i] == '\t' || text[i] == '\0') text[i] = ' ';
@@ -573,13 +631,13 @@ static moe_status append_id(text_ids *ids, int32_t id, moe_error *error) {
     return MOE_OK;
 }
 
-/* The id of a piece; -1 if there is no such piece, -2 if memory ran out. */
+/* The id of a piece; -1 if there is no such piece, or SPM_NO_MEMORY. */
 static int32_t piece_id(const text_front *front, const char *piece, size_t length) {
     const text_vocabulary *v = vocabulary_of(front);
     if (v->count) return piece_find(v, piece, length);
     text_bytes name = { 0 };
     text_append(&name, piece, length);
-    int32_t id = name.failed ? -2 : spm_id(front->tokeniser, name.data);
+    int32_t id = name.failed ? SPM_NO_MEMORY : spm_id(front->tokeniser, name.data);
     text_bytes_free(&name);
     return id >= 0 && front->map.ids ? front->map.ids[id] : id;
 }
@@ -593,7 +651,7 @@ moe_status text_parse_pieces(const text_front *front, const char *text, size_t l
         size_t begin = i;
         while (i < length && !is_blank(text[i])) i++;
         int32_t id = piece_id(front, text + begin, i - begin);
-        if (id == -2) return out_of_memory(error);
+        if (id == SPM_NO_MEMORY) return out_of_memory(error);
         if (id < 0) id = front->unknown;
         moe_status status = MOE_OK;
         if (id < 0) {
@@ -762,6 +820,7 @@ text_read text_reader_next(text_reader *r, int wait, text_line *line) {
             line->length = stop - r->begin;
             line->number = ++r->lines;
             line->given = NULL;
+            line->kept = 0;
             r->begin = r->searched = end ? stop + 1 : stop;
             r->skipping = !end && !r->at_end;
             if (end && line->length && line->data[line->length - 1] == '\r') line->length--;
@@ -859,17 +918,24 @@ static void limit_ids(const text_front *front, const text_options *options, cons
 /* The ids of a job's source, but for what is kept of it. */
 static moe_status prepare_source(const text_front *front, const text_options *options, text_job *job,
                                  moe_error *error) {
-    moe_span shown = { job->source.data, job->source.length };
-    text_bytes text = { 0 };
-    moe_status status = MOE_OK;
-    if (options->rules)
-        status = text_guard_begin(options->rules, job->source.data, job->source.length, job->more, job->attempt,
-                                  &job->guard, &shown, error);
+    text_bytes text = { 0 }, read = { 0 };
+    if (job->message) text_message_show((text_message_text)job->message, job->source.data, job->source.length, &read);
+    const moe_span source =
+        job->message ? (moe_span){ read.data, read.length } : (moe_span){ job->source.data, job->source.length };
+    moe_span shown = source;
+    moe_status status = read.failed ? out_of_memory(error) : MOE_OK;
+    if (options->rules && !status)
+        status = text_guard_begin(options->rules, source.data, source.length, job->more, job->attempt,
+                                  (text_message_text)job->message, (text_terms)job->terms, &job->guard, &shown, error);
+    if (!status) text_append(&text, shown.data, shown.length);
+    text_bytes_free(&read);
     if (status) return status;
-    text_append(&text, shown.data, shown.length);
     job->shouted = options->calm && !text.failed && (job->loud || text_is_shouted(text.data, text.length));
     if (job->shouted) text_calm(text.data, text.length);
-    if (job->shouted && text_guard_used(job->guard)) text_guard_recall(job->guard, text.data);
+    job->brief = options->brief && !job->shouted && !text.failed ? text_is_brief(text.data, text.length) : 0;
+    text_put_manner(job->manner, &text);
+    if ((job->shouted || job->manner) && !text.failed && text_guard_used(job->guard))
+        text_guard_recall(job->guard, text.data);
     status = text.failed ? out_of_memory(error) : to_ids(front, options, &text, &job->source_ids, job, error);
     if (!status && !job->failed && text_guard_used(job->guard))
         status = text_guard_bind(options->rules, job->guard, text.data, text.length, &job->source_ids,
@@ -906,11 +972,11 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
 
     int open = 0;
     text_append(&job->source, "", 0); /* data is never NULL */
-    if (options->rules && text_has_message(job->source.data, job->source.length, &open)) {
+    if (line->kept || (options->rules && text_rules_spans(options->rules) &&
+                       text_has_message(job->source.data, job->source.length, &open)))
         note(job, &job->divided, "an ICU message ({n, plural, ...}) stays as it is: its branches are not translated");
-        job->verbatim = open;
-        if (open) return MOE_OK;
-    }
+    job->verbatim = open |= line->kept;
+    if (open) return MOE_OK;
     const text_front targets = text_front_of_targets(front);
     moe_status status = prepare_source(front, options, job, error);
     if (!status && pair && !job->failed) status = to_ids(&targets, options, &job->target, &job->target_ids, job, error);
@@ -925,25 +991,139 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     return MOE_OK;
 }
 
-moe_status text_job_again(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                          int *again, moe_error *error) {
-    text_bytes unused = { 0 };
+/* What the model wrote for a job whose source does not stay, appended to *out; *sound: it has all that is kept. */
+static moe_status write_job(const text_front *front, const text_options *options, const text_job *job, int shout,
+                            const moe_hypothesis *h, text_bytes *out, int *sound, moe_error *error) {
+    const size_t begin = out->length;
+    const int guarded = options->rules && text_guard_used(job->guard);
+    moe_status status = MOE_OK;
+    if (guarded) status = text_guard_restore(options->rules, job->guard, h, job->manner, shout, out, error);
+    else if (options->pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
+    else if (options->ids) text_append_ids(out, h->ids, h->n_ids);
+    else status = text_decode(front, h->ids, h->n_ids, out, error);
+    if (!status && !guarded) text_take_manner(job->manner, out, begin);
+    if (!status && !out->failed && shout && !guarded) text_shout(out->data + begin, out->length - begin);
+    *sound = status || !guarded || text_guard_sound(job->guard);
+    if (!status && job->message)
+        *sound &= text_message_mend((text_message_text)job->message, job->source.data, job->source.length, begin, out);
+    return status || !out->failed ? status : out_of_memory(error);
+}
+
+/* With other stand-ins. If that has been, or cannot be, the text stays. */
+static moe_status second_try(const text_front *front, const text_options *options, text_job *job, int *again,
+                             moe_error *error) {
     *again = 0;
-    if (!options->rules || job->failed || job->stays || !text_guard_used(job->guard)) return MOE_OK;
-    moe_status status = text_guard_restore(options->rules, job->guard, h, 0, &unused, error);
-    text_bytes_free(&unused);
-    if (status || text_guard_sound(job->guard)) return status;
-    if (!job->attempt && !job->target_ids.length) {
+    if (options->rules && text_guard_used(job->guard) && !job->attempt && !job->target_ids.length) {
         job->attempt = 1;
-        status = prepare_source(front, options, job, error);
-        if (status) return status;
-        *again = !job->failed && job->source_ids.length <= room_of(front, options);
-        if (*again) return MOE_OK;
+        const moe_status status = prepare_source(front, options, job, error);
+        *again = !status && !job->failed && job->source_ids.length <= room_of(front, options);
+        if (status || *again) return status;
         job->failed = 0;
     }
     job->stays = 1;
     note(job, &job->cut, "what is to be kept did not come through the translation: the text stays as it is");
     return MOE_OK;
+}
+
+moe_status text_job_again(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
+                          int *again, moe_error *error) {
+    text_bytes unused = { 0 };
+    const int guarded = options->rules && text_guard_used(job->guard);
+    int sound;
+    *again = 0;
+    if (job->failed || job->stays || !(guarded || job->message)) return MOE_OK;
+    moe_status status = write_job(front, options, job, 0, h, &unused, &sound, error);
+    text_bytes_free(&unused);
+    text_terms terms = (text_terms)job->terms;
+    if (!status && guarded) status = text_guard_next_terms(job->guard, h, sound, &terms, error);
+    if (status) return status;
+    for (; terms != (text_terms)job->terms; terms = TEXT_TERMS_LAST) { /* LAST, where stand-ins cannot be */
+        job->terms = (int)terms;
+        status = prepare_source(front, options, job, error);
+        *again = !status && !job->failed && job->source_ids.length <= room_of(front, options);
+        if (status || *again) return status;
+        job->failed = 0;
+    }
+    if (sound) return MOE_OK;
+    return second_try(front, options, job, again, error);
+}
+
+moe_status text_job_refused(const text_front *front, const text_options *options, text_job *job, int *again,
+                            moe_error *error) {
+    const moe_hypothesis nothing = { .score = -FLT_MAX };
+    if (job->manner) return text_job_vary(front, options, job, &nothing, 0, again, error);
+    const moe_status status = second_try(front, options, job, again, error);
+    job->verbatim = !status && !*again;
+    return status;
+}
+
+moe_status text_job_aside(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
+                          moe_error *error) {
+    text_bytes text = { 0 };
+    size_t source;
+    int small;
+    moe_status status = MOE_OK;
+    job->aside_ids.length = 0;
+    if (!options->rules || !text_guard_used(job->guard)) return MOE_OK;
+    if (h) {
+        text_guard_aside(job->guard, job->asides++, &source, &small);
+        status = text_decode(front, h->ids, h->n_ids, &text, error);
+        if (!status && (text.failed || !text_guard_know(job->guard, source, text.data ? text.data : "", text.length)))
+            status = out_of_memory(error);
+    }
+    text_clear(&text);
+    const moe_span words = text_guard_aside(job->guard, job->asides, &source, &small);
+    if (!status && words.length) {
+        text_append(&text, words.data, words.length);
+        text_put_manner(small ? TEXT_SMALL : TEXT_AS_IT_IS, &text);
+        status =
+            text.failed ? out_of_memory(error) : text_encode(front, text.data, text.length, &job->aside_ids, error);
+        if (!status && job->aside_ids.length > room_of(front, options)) job->aside_ids.length = 0;
+    }
+    text_bytes_free(&text);
+    return status;
+}
+
+/* Prepare a job once more, in another manner; *fits 0: the model cannot read it so. */
+static moe_status prepare_manner(const text_front *front, const text_options *options, text_job *job,
+                                 text_manner manner, int *fits, moe_error *error) {
+    text_options form = *options;
+    form.brief = 0;
+    job->manner = manner;
+    const moe_status status = prepare_source(front, &form, job, error);
+    *fits = !job->failed && job->source_ids.length <= room_of(front, options);
+    return status;
+}
+
+/* Whether a translation ends with a sign, though its text does not. */
+static int is_closed(const text_bytes *t) {
+    static const char *const signs[] = { ".", "!", "?", ":", "\xE2\x80\xA6", "\xEF\xBC\x9F" };
+    int closed = !t->length;
+    for (size_t i = 0; i < sizeof signs / sizeof *signs; i++) closed |= ends_with(t->data, t->length, signs[i]);
+    return closed;
+}
+
+moe_status text_job_vary(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
+                         int fits, int *again, moe_error *error) {
+    const text_manner tried = job->manner;
+    const int brief = job->brief;
+    text_bytes written = { 0 };
+    int sound = 1;
+    moe_status status = MOE_OK;
+    *again = 0;
+    if (tried) {
+        status = write_job(front, options, job, 0, h, &written, &sound, error);
+        fits &= sound && !is_closed(&written) && !(text_guard_used(job->guard) && text_guard_lacks_term(job->guard));
+        text_bytes_free(&written);
+        if (status) return status;
+    }
+    if (!tried || (fits && h->score > job->best_score)) job->best = tried, job->best_score = h->score;
+    for (text_manner next = tried + 1; next < TEXT_MANNERS && !*again && !status; next++)
+        if (next != TEXT_SMALL || brief > 1) status = prepare_manner(front, options, job, next, again, error);
+    job->failed = 0;
+    if (*again || status) job->brief = brief;
+    else if (job->best != job->manner) return prepare_manner(front, options, job, job->best, again, error);
+    return status;
 }
 
 size_t text_before_mark(const char *data, size_t length) {
@@ -968,9 +1148,13 @@ moe_status text_job_divide(const text_front *front, const text_options *options,
     second->rules = job->rules, second->calm = job->calm;
     second->tag = job->tag, second->tagged = job->tagged;
     second->names = job->names;
+    second->message = job->message;
+    second->joined = job->joined, job->joined = 0;
     second->dividable = 1;
     second->loud = job->loud |= job->shouted;
-    job->attempt = 0;
+    job->manner = TEXT_AS_IT_IS;
+    job->attempt = job->terms = 0;
+    text_guard_clear(job->guard); /* of another text */
     moe_status status = job->gap.failed || second->source.failed ? out_of_memory(error) : MOE_OK;
     if (!status) status = prepare_source(front, options, job, error);
     return status ? status : prepare_source(front, options, second, error);
@@ -984,32 +1168,27 @@ void text_job_keep(text_job *job) {
 moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job,
                           const moe_hypothesis *h, text_bytes *out, moe_error *error) {
     const size_t begin = out->length;
-    moe_status status = MOE_OK;
-    if (job->stays) return text_append(out, job->source.data, job->source.length), MOE_OK;
-    if (options->rules && text_guard_used(job->guard)) {
-        status = text_guard_restore(options->rules, job->guard, h, job->shouted, out, error);
-        if (!status && !text_guard_sound(job->guard)) { /* one of several */
-            out->length = begin;
-            text_append(out, job->source.data, job->source.length);
-        }
-        return status || !out->failed ? status : out_of_memory(error);
+    int sound = 0;
+    if (!job->stays) {
+        const moe_status status = write_job(front, options, job, job->shouted, h, out, &sound, error);
+        if (status || sound) return status;
     }
-    if (options->pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
-    else if (options->ids) text_append_ids(out, h->ids, h->n_ids);
-    else status = text_decode(front, h->ids, h->n_ids, out, error);
-    if (!status && out->failed) return out_of_memory(error);
-    if (!status && job->shouted) text_shout(out->data + begin, out->length - begin);
-    return status;
+    out->length = begin; /* it stays, or is one of several */
+    text_append(out, job->source.data, job->source.length);
+    return out->failed ? out_of_memory(error) : MOE_OK;
 }
 
 void text_job_clear(text_job *job) {
     text_clear(&job->source);
     text_clear(&job->target);
     text_clear(&job->output);
+    text_guard_clear(job->guard); /* the next text may come without rules */
     job->source_ids.length = job->target_ids.length = 0;
     job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
-    job->attempt = job->stays = 0;
-    job->divided = job->verbatim = 0;
+    job->attempt = job->terms = job->stays = job->brief = 0;
+    job->manner = TEXT_AS_IT_IS;
+    job->aside_ids.length = job->asides = 0;
+    job->divided = job->verbatim = job->message = job->joined = 0;
     job->dividable = job->names = job->loud = job->tagged = 0;
     job->rules = NULL;
     text_clear(&job->gap);
@@ -1027,6 +1206,7 @@ void text_job_free(text_job *job) {
     text_bytes_free(&job->gap);
     text_ids_free(&job->source_ids);
     text_ids_free(&job->target_ids);
+    text_ids_free(&job->aside_ids);
     text_guard_free(job->guard);
 }
 

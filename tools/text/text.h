@@ -44,6 +44,20 @@ void text_calm(char *data, size_t length);
 void text_calm_first(char *data, size_t length); /* the first letter alone */
 void text_shout(char *data, size_t length);
 
+/* How a short text without a sign at its end is written for the model: few models have learned those. */
+typedef enum text_manner {
+    TEXT_AS_IT_IS,
+    TEXT_CLOSED, /* with a full stop, which the translation loses again */
+    TEXT_SMALL,  /* its first letter small; that of the translation is a capital then */
+    TEXT_MANNERS
+} text_manner;
+
+/* Whether a text is one: five words at most, a letter at its end. 2: it begins with the one capital of its word. */
+int text_is_brief(const char *data, size_t length);
+void text_put_manner(text_manner manner, text_bytes *text);
+/* The translation out[begin ..) as the text has it. Returns the bytes that it lost at its beginning. */
+size_t text_take_manner(text_manner manner, text_bytes *out, size_t begin);
+
 /* ---- 3. Model and tokeniser ---------------------------------------------------------------------------- */
 
 /* A vocabulary that the model file lists piece by piece, without SentencePiece. All zero: none. */
@@ -107,7 +121,8 @@ text_front text_front_of_targets(const text_front *front);
 moe_status text_language(const text_front *front, const char *code, int32_t *tag, moe_error *error);
 /* "de en es fr" */
 void text_languages(const text_front *front, text_bytes *out);
-
+/* The error that an answer of spm.h's other than 0 is: MOE_ERROR_MEMORY, or MOE_ERROR_ARGUMENT. */
+moe_status text_spm_failed(int answer, const char *where, const char *why, moe_error *error);
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 /* Appends to *out. The result holds no line break and no TAB, whatever the pieces say: they become spaces. */
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error);
@@ -141,6 +156,7 @@ typedef struct text_line {
     size_t length;
     uint64_t number;   /* 1 for the first                                */
     int too_long;      /* more than TEXT_MAX_LINE bytes: the rest is gone */
+    int kept;          /* it is of an ICU message that goes over several lines, and stays as it is */
     const char *given; /* [given_length] the target, NULL: there is none, or it is in `data` (text_options.pairs) */
     size_t given_length;
 } text_line;
@@ -175,6 +191,7 @@ typedef struct text_options {
     const char *pairs;              /* lines are source TAB target, as this option asks for; NULL: they are not */
     int truncate;                   /* cut what cannot be used whole, and say so, rather than refuse it    */
     const struct text_rules *rules; /* what is kept as it is (protect.h); NULL: nothing */
+    int brief;                      /* short texts without a sign at their end are tried in each text_manner */
     int calm;          /* what is written in capitals is encoded as in small letters: few models have learned those */
     size_t max_source; /* tokens, source_extra included: moe_session_params; of a language model its max_target */
     size_t max_target; /* tokens, end included                                                */
@@ -189,18 +206,26 @@ typedef struct text_job {
     int blank;                /* nothing to translate: the output is empty, or the white space where it is kept */
     int shouted;              /* it was in capitals, so should its translation be */
     struct text_guard *guard; /* what is kept of it (protect.h); NULL: nothing ever was */
+    text_ids aside_ids;       /* words that are asked for by themselves (text_guard_aside); length 0: none are */
+    size_t asides;            /* how many were */
     int cut;                  /* `note` says what was cut */
     int attempt;              /* 1: the second, as stand-ins of the first did not come through */
+    int terms;                /* what becomes of those of a glossary: text_terms (protect.h) */
     int stays;                /* nor did those of the second: what is written is the source */
-    int divided;              /* `note` says that a sentence goes in parts, or that a message stays */
-    int dividable;            /* a text that may go in parts, if it cannot be translated as a whole */
-    int names;                /* it is of a long list of names: 1, those that are lost are looked for; 2, all stay */
-    int loud;                 /* it is a part of what was in capitals */
+    int brief;                /* text_is_brief: it is tried in each manner; 0: it is not, or the best is known */
+    text_manner manner, best; /* the one at hand; that with the best translation so far, which has this score */
+    float best_score;
+    int divided;   /* `note` says that a sentence goes in parts, or that a message stays */
+    int dividable; /* a text that may go in parts, if it cannot be translated as a whole */
+    int names;     /* it is of a long list of names: 1, those that are lost are looked for; 2, all stay */
+    int loud;      /* it is a part of what was in capitals */
     const struct text_rules *rules; /* by which it was prepared */
     int calm;
     int32_t tag; /* the caller's: the language it is in; tagged 0: not known */
     int tagged;
     int verbatim;      /* the source is the output: it is no language */
+    int message;       /* text_message_text of messages.h: it is of a line with an ICU message */
+    int joined;        /* the next part of the line follows directly */
     text_bytes gap;    /* white space, and a comma, between it and the next part of the line */
     int failed;        /* `note` says why there is no output */
     moe_status status; /* why it failed */
@@ -216,11 +241,23 @@ typedef struct text_job {
 moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
                             moe_error *error);
 
-/* Whether all that is kept of a job comes through this translation of it. If not, text_job_again prepares a second try
+/* For the sake of the terms of a glossary a job may be tried four times (text_terms in protect.h). Then: whether all
+ * that is kept of a job comes through this translation of it. If not, text_job_again prepares a second try
  * of the job; after that one, or where it cannot be, it sets `stays`, with a note, and returns 0 in *again. Errors:
  * MOE_ERROR_MEMORY. */
 moe_status text_job_again(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
                           int *again, moe_error *error);
+/* The same where the search found nothing: no translation has all that a job with constraints must have. */
+moe_status text_job_refused(const text_front *front, const text_options *options, text_job *job, int *again,
+                            moe_error *error);
+/* aside_ids of the next words that are asked for by themselves, after what the model made of the last ones (NULL: there
+ * were none). Errors: MOE_ERROR_MEMORY. */
+moe_status text_job_aside(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
+                          moe_error *error);
+/* The same for a job that is `brief`, of a translation that is one of all of the source (`fits`): the next manner, or
+ * the best one again. `fits` in: what the caller found. */
+moe_status text_job_vary(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
+                         int fits, int *again, moe_error *error);
 /* Both parts of a job whose source is cut behind `at` bytes (text_half), ready to be asked for. Errors:
  * MOE_ERROR_MEMORY. */
 moe_status text_job_divide(const text_front *front, const text_options *options, text_job *job, text_job *second,

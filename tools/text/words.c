@@ -43,6 +43,8 @@ typedef struct {
 struct text_words {
     size_t n;     /* languages */
     double *rest; /* of each: how many of its words are not listed */
+    double *sums; /* [3 * n + 1] of the text at hand, and room for a word */
+    double sum;   /* the logarithm of what all of them add up to */
     text_index index;
     text_bytes keys;
     key *entries;
@@ -156,8 +158,12 @@ int text_words_know(const char *language) {
 
 text_words *text_words_open(const char *const *languages, size_t n) {
     text_words *words = calloc(1, sizeof *words);
-    if (words) words->n = n, words->rest = calloc(n + 1, sizeof *words->rest);
-    int fine = words && words->rest;
+    if (words) {
+        words->n = n;
+        words->rest = calloc(n + 1, sizeof *words->rest);
+        words->sums = calloc(3 * n + 1, sizeof *words->sums);
+    }
+    int fine = words && words->rest && words->sums;
     for (size_t l = 0; fine && l < n; l++) {
         words->rest[l] = 1;
         for (size_t i = 0; fine && i < N_LISTS; i++)
@@ -173,7 +179,7 @@ void text_words_close(text_words *words) {
     if (!words) return;
     text_index_free(&words->index);
     text_bytes_free(&words->keys);
-    free(words->entries), free(words->values), free(words->rest);
+    free(words->entries), free(words->values), free(words->rest), free(words->sums);
     free(words);
 }
 
@@ -213,19 +219,23 @@ static void add_word(const text_words *words, const spelling *word, double *sums
     sums[words->n] += (double)(word->n - 1) * log(foreign);
 }
 
-ptrdiff_t text_words_detect(const text_words *words, const char *text, size_t length, float *confidence) {
+ptrdiff_t text_words_detect(text_words *words, const char *text, size_t length, float *confidence) {
     const char *end = text + length;
     const size_t n = words->n;
-    double *sums = calloc(3 * n + 1, sizeof *sums);
+    double *sums = memset(words->sums, 0, (n + 1) * sizeof *sums);
     size_t best = 0, seen = 0;
     spelling word;
     *confidence = 0;
-    for (; sums && next_word(&text, end, &word); seen++) add_word(words, &word, sums, sums + n + 1, sums + 2 * n + 1);
+    for (; next_word(&text, end, &word); seen++) add_word(words, &word, sums, sums + n + 1, sums + 2 * n + 1);
     for (size_t l = 1; l < n && seen; l++)
         if (sums[l] > sums[best]) best = l;
     double all = 0;
     for (size_t l = 0; l <= n && seen; l++) all += exp(sums[l] - sums[best]);
     if (seen) *confidence = (float)(1 / all);
-    free(sums);
+    words->sum = sums[best] + log(all);
     return seen && n ? (ptrdiff_t)best : -1;
+}
+
+float text_words_confidence(const text_words *words, size_t language) {
+    return (float)exp(words->sums[language] - words->sum);
 }

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-typedef struct text_words text_words; /* what it learned of `n` languages; any number of threads may look */
+typedef struct text_words text_words; /* what it learned of `n` languages; one thread at a time may look */
 
 int text_words_know(const char *language); /* whether there are words of a language, "de" */
 
@@ -14,6 +14,9 @@ void text_words_close(text_words *words); /* NULL is fine */
 
 /* The number of the likeliest language, -1 where `text` has no letters. *confidence: the probability of it, beside the
  * others and a language that is none of them. */
-ptrdiff_t text_words_detect(const text_words *words, const char *text, size_t length, float *confidence);
+ptrdiff_t text_words_detect(text_words *words, const char *text, size_t length, float *confidence);
+
+/* The probability of each language, of the text that was last looked at and had letters. */
+float text_words_confidence(const text_words *words, size_t language);
 
 #endif

@@ -13,6 +13,20 @@ ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.S)
 SIGNS = {"n": "\n", "t": "\t"}
 
 
+class Marked(Segment):
+    """A string with markup, or CDATA, that keeps its bytes, `raw`, unless its words change."""
+
+    raw = None
+
+    def original(self):
+        return self.raw
+
+
+def keeping(part, raw):
+    part.raw = raw
+    return part
+
+
 def plain(text):
     """What a user sees of a text; line breaks of the file are blanks."""
     text = re.sub(r"\s+", " ", text)
@@ -37,19 +51,19 @@ def value(tree, node):
     check = same_conversions(raw)
     if raw.strip().startswith("<![CDATA[") and raw.strip().endswith("]]>") and raw.count("<![CDATA[") == 1:
         begin, end = raw.index("<![CDATA[") + 9, raw.rindex("]]>")
-        segment = Segment([plain(raw[begin:end])], lambda text: escaped(text).replace("]]>", "]] >"), check)
-        return [raw[:begin], segment, raw[end:]]
+        segment = Marked([plain(raw[begin:end])], lambda text: escaped(text).replace("]]>", "]] >"), check)
+        return [raw[:begin], keeping(segment, raw[begin:end]), raw[end:]]
     if any(text.cdata for text in texts):
         return None
     if len(texts) == len(node.children):
         quoted = len(whole.strip()) > 1 and whole.strip()[0] == whole.strip()[-1] == '"'
-        text = plain(whole.strip()[1:-1] if quoted else whole)
-        quote = '"' if quoted else ""
-        return [
-            quote,
-            *text_parts(text, newline="\\n", escape=in_markup, checked=True),
-            quote,
-        ]
+        begin, quote = len(raw) - len(raw.lstrip()), '"' if quoted else ""
+        end = len(raw.rstrip())
+        inner = raw[begin + len(quote) : end - len(quote)]
+        same = raw[begin : begin + len(quote)] == raw[end - len(quote) : end] == quote
+        text = plain(whole.strip()[1:-1] if quoted else whole.strip())
+        options = {"escape": in_markup, "checked": True} | ({"raw": inner} if same else {})
+        return [raw[:begin], quote, *text_parts(text, newline="\\n", **options), quote, raw[end:]]
     items, waiting = [], [(child, None) for child in reversed(node.children)]
     while waiting:
         child, close = waiting.pop()
@@ -64,7 +78,7 @@ def value(tree, node):
             waiting += [(inner, None) for inner in reversed(child.children)]
         else:
             items.append(Mark(tree.raw(child.begin, child.end)))
-    return [Segment(items, in_markup, check)]
+    return [keeping(Marked(items, in_markup, check), raw)]
 
 
 def parts(data):

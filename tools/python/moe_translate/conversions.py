@@ -1,4 +1,5 @@
-"""What a program puts its values into (%s, {name}), and the sign of a key (&File): a translation must have the same."""
+"""What a program puts its values into (%s, {name}), tags and addresses inside a text, and the sign of a key (&File): a
+translation must have the same."""
 
 import re
 from collections import Counter
@@ -37,13 +38,26 @@ FORMATS = {
     "boost-format": C + r"|%\d+%|%\|[^|]*\|",
     "javascript-format": C,
 }
-ANY = "|".join((NAMED, r"%(?:\d+\$)?[-.0-9]*l{0,2}[sdiufxc@](?![a-zA-Z])", r"%\d+\b", r"\{\w*\}", r"\$\{\w+\}"))
+ANY = "|".join(
+    (
+        r"\{\{[^{}]*\}\}",
+        NAMED,
+        r"%(?:\d+\$)?[-.0-9]*l{0,2}[sdiufxc@](?![a-zA-Z])",
+        r"%\d+\b",
+        r"\{\w*\}",
+        r"\$\{\w+\}",
+        r"\$[a-zA-Z_]\w*\$?",  # $COUNT$ of browsers' extensions
+        r"\\[nrt]",  # line breaks that a program makes of \n
+    )
+)
+# What no text of any format may lose: tags, also as XML has them, and addresses
+MARKUP = r"</?[a-zA-Z][^<>]*>|&lt;/?[a-zA-Z](?:(?!&[lg]t;).)*&gt;|https?://[^\s<>\"'&]*[\w/]"
 
 
 def conversions(text, flags):
     """The conversions of a text by number, and in order those that take the next argument."""
     named = [FORMATS[flag] for flag in flags if flag in FORMATS]
-    found = [match[0] for form in named or [ANY] for match in re.finditer(form, text)]
+    found = [match[0] for form in [*(named or [ANY]), MARKUP] for match in re.finditer(form, text)]
     counting = [form for form in found if re.match(r"%[^%\d(<]*[a-zA-Z]|%\d+[a-zA-Z]|\{\}", form)]
     return Counter(found), counting
 

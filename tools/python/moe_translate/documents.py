@@ -54,6 +54,8 @@ DECLARED = {
     "po": re.compile(rb"Content-Type:[^\"\\]*charset=([\w.:-]+)", re.I),
     "xml": re.compile(rb"\A\s*<\?xml[^>]{0,100}?encoding=[\"']([\w.:-]+)"),
 }
+# What files have that are no UTF-8, where a rule says so: Java's for .properties
+OTHERWISE = {"properties": "iso-8859-1"}
 XML = ("html", "android", "qt", "xliff")
 MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 # Where a module has another name than the package that brings it
@@ -95,7 +97,17 @@ def decoded(data, kind, encoding=None):
             b"".decode(encoding)
     except LookupError:
         encoding = ""  # such as CHARSET
+    if not encoding and kind in OTHERWISE and not is_utf8(data):
+        encoding = OTHERWISE[kind]
     return decode(data, encoding or "utf-8"), encoding or "utf-8", b""
+
+
+def is_utf8(data):
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def decode(data, encoding):
@@ -367,10 +379,16 @@ def failure(path, error, need):
 
 def main(arguments=None):
     try:
-        options = arguments_of(arguments)
+        return run(arguments_of(arguments))
     except ImportError as error:
         say(str(error))
         return 3
+    except KeyboardInterrupt:
+        say("interrupted; nothing was written")
+        return 130
+
+
+def run(options):
     from .translator import Translator
 
     status, watched = 0, None
@@ -381,7 +399,9 @@ def main(arguments=None):
                 watched = Watched(Translator(options.model, **wishes), sys.stderr.isatty())
             status = max(status, one_document(path, kind, output, watched, options))
         except KeyboardInterrupt:
-            say("interrupted; nothing was written" if len(options.jobs) == 1 else f"interrupted at {path}")
+            if len(options.jobs) == 1:
+                raise
+            say(f"interrupted at {path}; it was not written")
             return 130
         except Exception as error:  # noqa: BLE001 - whatever a document causes, it is one line
             code, text = failure(path, error, kind)

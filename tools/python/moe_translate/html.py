@@ -45,6 +45,7 @@ ATTRIBUTE = re.compile(
 )
 FILLING = re.compile(r"[\s/]*")
 MARKUP = re.compile(r"<(?=[a-zA-Z!?]|/.)", re.S)
+COMMENT_END = re.compile(r"--!?>")
 REFERENCE = re.compile(r"&(?:#[0-9]+;?|#[xX][0-9a-fA-F]+;?|[a-zA-Z][a-zA-Z0-9]*;?)|[^&]+|&", re.S)
 TEMPLATE = re.compile(r"\{[%{#]|<[?%]")
 
@@ -87,8 +88,8 @@ def end_of_other(data, at):
     if data.startswith("<!--", at):
         if data.startswith(("<!-->", "<!--->"), at):
             return data.index(">", at) + 1
-        ends = [end + size for end, size in ((data.find("-->", at + 4), 3), (data.find("--!>", at + 4), 4)) if end >= 0]
-        return min(ends, default=len(data))
+        found = COMMENT_END.search(data, at + 4)
+        return found.end() if found else len(data)
     end = data.find(">", at)
     if data.startswith(("<?php", "<?=", "<%"), at) and end >= 0:
         end = data.find("?>", at)

@@ -68,11 +68,13 @@ class Sentence(Segment):
         return names
 
     def accept(self, translation):
+        if translation == self.source():
+            return self.unchanged()
         names = {name: at for at, name in self._names().items()}
-        out, stack, end, words = [], [], 0, 0
-        held, opened, partner = [0], {}, {}
+        out, stack, end, words = [], [], 0, (0, 0)
+        held, opened, partner = [words], {}, {}
         for at, item in enumerate(self.items):  # words before each item; the pairs
-            held.append(held[-1] + has_word(item))
+            held.append(counted(held[-1], item))
             if isinstance(item, Mark) and item.kind == "open":
                 stack.append(at)
             elif isinstance(item, Mark) and item.kind == "close":
@@ -84,16 +86,16 @@ class Sentence(Segment):
                 return None
             at = names.pop(seen[0])
             mark, text = self.items[at], translation[end : seen.start()]
-            words += has_word(text)
+            words = counted(words, text)
             if mark.kind == "open":
                 stack.append(at)
                 opened[at] = words
             elif mark.kind == "close":
                 begin = partner[at]
-                if not stack or stack.pop() != begin or (held[at] > held[begin]) != (words > opened[begin]):
+                if not stack or stack.pop() != begin or more(held[begin], held[at]) != more(opened[begin], words):
                     return None
             out += [self.escape(text), mark.raw]
-            words += mark.kind == "word"
+            words = counted(words, mark)
             end = seen.end()
         if names or stack:
             return None
@@ -115,6 +117,15 @@ class Sentence(Segment):
 
 def has_word(item):
     return item.kind == "word" if isinstance(item, Mark) else any(map(str.isalnum, item))
+
+
+def counted(sums, item):
+    """(texts with letters, those with letters or digits), and an item more: "released" may not become "09" in a tag."""
+    return sums[0] + letters(item), sums[1] + has_word(item)
+
+
+def more(before, after):
+    return after[0] > before[0], after[1] > before[1]
 
 
 def raw_of(item, escape):

@@ -13,15 +13,14 @@ from ctypes import (
     c_float,
     c_int,
     c_int32,
-    c_int64,
     c_size_t,
     c_ssize_t,
     c_uint,
-    c_uint8,
     c_void_p,
 )
 
 OK, CANCELLED = 0, 8  # moe_status
+TRANSLATE, PREFIX, SCORE = 0, 1, 2  # moetext_task
 PULL_REQUEST, PULL_END, PULL_LATER, PULL_CANCEL = 1, 0, -1, -2
 NAME = "libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"
 
@@ -43,7 +42,10 @@ class Request(ctypes.Structure):
         ("task", c_int),
         ("given", c_char_p),
         ("given_length", c_size_t),
+        ("glossary", c_void_p),
         ("user", c_void_p),
+        ("place", c_void_p),
+        ("dropped", c_void_p),
     ]
 
 
@@ -89,18 +91,6 @@ class Result(ctypes.Structure):
     ]
 
 
-class Rows(ctypes.Structure):
-    _fields_ = [
-        ("n", c_size_t),
-        ("bytes", c_void_p),
-        ("offsets", POINTER(c_int64)),
-        ("statuses", POINTER(c_uint8)),
-        ("messages", POINTER(c_char_p)),
-        ("scores", POINTER(c_float)),
-        ("strings", POINTER(c_char_p)),
-    ]
-
-
 PULL = CFUNCTYPE(c_int, c_void_p, c_int, POINTER(Request))
 DONE = CFUNCTYPE(None, c_void_p, POINTER(Result))
 
@@ -116,15 +106,19 @@ FUNCTIONS = {  # name: (result, arguments)
     "moetext_model_language": (c_char_p, [c_void_p, c_size_t]),
     "moetext_model_language_find": (c_ssize_t, [c_void_p, c_char_p]),
     "moetext_model_needs_source": (c_int, [c_void_p]),
+    "moetext_model_piece": (c_void_p, [c_void_p, c_int32, POINTER(c_size_t)]),
+    "moetext_detector_new": (c_int, [c_void_p, POINTER(c_void_p), POINTER(Error)]),
+    "moetext_detector_free": (None, [c_void_p]),
+    "moetext_detect": (c_ssize_t, [c_void_p, c_char_p, c_size_t, POINTER(c_float)]),
     "moetext_new": (c_int, [c_void_p, c_char_p, POINTER(c_void_p), POINTER(Error)]),
     "moetext_free": (None, [c_void_p]),
-    "moetext_cancel": (None, [c_void_p]),
-    "moetext_forgive": (None, [c_void_p]),
-    "moetext_translate": (c_int, [c_void_p, PULL, DONE, c_void_p, POINTER(Error)]),
-    "moetext_translate_rows": (
+    "moetext_glossary_new": (
         c_int,
-        [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_char_p, c_char_p, POINTER(Rows), POINTER(Error)],
+        [c_void_p, POINTER(c_char_p), POINTER(c_char_p), c_size_t, POINTER(c_void_p), POINTER(Error)],
     ),
+    "moetext_glossary_free": (None, [c_void_p]),
+    "moetext_cancel": (None, [c_void_p]),
+    "moetext_translate": (c_int, [c_void_p, PULL, DONE, c_void_p, POINTER(Error)]),
 }
 
 

@@ -13,16 +13,20 @@ END = re.compile(r"[.!?:;。！？؟]['\"”’»)\]]*$")
 
 class Line(Segment):
     """A line, or several that are one sentence; `newline`: how the document writes a line break; keys: whether & or _
-    may be the sign of a key; checked: a translation with other conversions (%s, {name}) than the line is not taken."""
+    may be the sign of a key; checked: a translation with other conversions (%s, {name}) than the line is not taken;
+    raw: how the document writes it, where it stays."""
 
-    def __init__(self, lines, escape=str, newline="\n", keys=False, checked=False):
-        self.rows, self.newline, self.key = lines, newline, None
+    def __init__(self, lines, escape=str, newline="\n", keys=False, checked=False, raw=None):
+        self.rows, self.newline, self.key, self.raw = lines, newline, None, raw
         if keys and len(lines) == 1 and len(lines[0]) < 60 and lines[0].count("&") + lines[0].count("_") == 1:
             self.key = KEY.search(lines[0])
         if self.key:
             lines = [lines[0][: self.key.start(1)] + lines[0][self.key.end(1) :]]
         text = " ".join([lines[0].rstrip(), *map(str.strip, lines[1:])]) if len(lines) > 1 else lines[0]
         super().__init__([text], escape, same_conversions(escape(text)) if checked else None)
+
+    def original(self):
+        return super().original() if self.raw is None else self.raw
 
     def _whole(self, raw):
         text = super()._whole(raw)
@@ -67,14 +71,27 @@ def goes_on(line, following):
     )
 
 
-def text_parts(text, make=Line, newline="\n", **options):
-    """A text as its line breaks and Segments, which make(lines, newline=...) makes."""
+def raw_lines(raw, newline):
+    """What is written between line breaks that are written `newline`, such as \\n, which \\\\n has none of."""
+    lines = [[]]
+    for token in re.findall(r"\\.|[^\\]+|\\", raw, re.S) if newline == "\\n" else re.split("(\n)", raw):
+        if token == newline:
+            lines.append([])
+        else:
+            lines[-1].append(token)
+    return ["".join(line) for line in lines]
+
+
+def text_parts(text, make=Line, newline="\n", raw=None, **options):
+    """A text as its line breaks and Segments, which make(lines, newline=...) makes. raw: how the document writes it."""
     lines, found, at = text.split("\n"), [], 0
+    raws = raw_lines(raw, newline) if raw is not None else []
     while at < len(lines):
         end = at + 1
         while end < len(lines) and goes_on(lines[end - 1], lines[end]):
             end += 1
         found += [newline] if at else []
-        found.append(make(lines[at:end], newline=newline, **options))
+        kept = {"raw": newline.join(raws[at:end])} if len(raws) == len(lines) else {}
+        found.append(make(lines[at:end], newline=newline, **kept, **options))
         at = end
     return found

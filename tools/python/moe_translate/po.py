@@ -61,6 +61,9 @@ class Message(Line):
             return self.original()
         return super().accept_pieces(translations)
 
+    def unchanged(self):
+        return super().original()
+
     def original(self):
         return EMPTY if self.source() else super().original()
 

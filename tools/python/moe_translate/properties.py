@@ -30,11 +30,11 @@ def parts(data):
         if javaproperties.unescape(re.sub(JOIN, "", body[begin:])) != element.value:
             found.append(source)  # unlike what the library reads
             continue
-        found += [source[:begin], *value(element.value, ascii_only), source[len(body) :]]
+        found += [source[:begin], *value(element.value, ascii_only, body[begin:]), source[len(body) :]]
     return found
 
 
-def value(text, ascii_only):
+def value(text, ascii_only, raw):
     formatted = re.search(r"\{\d", text)
     text = text.replace("''", "'") if formatted else text
 
@@ -45,8 +45,10 @@ def value(text, ascii_only):
             plain = plain.encode("ascii", "javapropertiesreplace").decode("ascii")
         return plain
 
-    lead = text[: len(text) - len(text.lstrip())]
-    return [
-        escape(lead).replace(" ", "\\ "),
-        *text_parts(text[len(lead) :], escape=escape, newline="\\n", checked=True),
-    ]
+    size = len(text) - len(text.lstrip())
+    lead = re.match(r"(?:\\[ tnrf]){%d}|" % size, raw)[0]
+    if size and not lead:
+        lead, raw = escape(text[:size]).replace(" ", "\\ "), None
+    else:
+        raw = raw[len(lead) :]
+    return [lead, *text_parts(text[size:], escape=escape, newline="\\n", raw=raw, checked=True)]

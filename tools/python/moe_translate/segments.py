@@ -67,6 +67,8 @@ class Segment:
 
     def accept(self, translation):
         """The raw text of a translation; None if its tags are not those of the source, well nested."""
+        if translation == self.source():
+            return self.unchanged()
         names = {name: self.items[at] for at, name in self._names().items()}
         out, open_tags, end = [], [], 0
         for tag in TAG.finditer(translation):
@@ -103,6 +105,10 @@ class Segment:
                 left, right = item[: len(item) - len(item.lstrip())], item[len(item.rstrip()) :]
                 out.append(left + self.escape(translation) + right)
         return self._checked("".join(out), self.original())
+
+    def unchanged(self):
+        """Where the translation is the source."""
+        return self.original()
 
     def original(self):
         return self._whole("".join(item.raw if isinstance(item, Mark) else self.escape(item) for item in self.items))
@@ -172,10 +178,21 @@ def pair_up(items):
         item.kind = "single"
 
 
+def sensible(translate):
+    """`translate` with "" in the place of what says nothing, such as " - " for "page - 1"; no space around a text: it
+    could be a document's own, such as an indentation."""
+
+    def checked(texts):
+        answers = [answer.strip() for answer in translate(texts)]
+        return [answer if WORD.search(TAG.sub("", answer)) else "" for answer in answers]
+
+    return checked
+
+
 def translate_segments(segments, translate, kept=None):
     """The raw text of each segment, translated, by its id(). `translate` answers "" for a text that it cannot do:
     the source stays there. kept(segment, why): called for each segment that is, at least in part, as it was."""
-    segments = [segment for segment in segments if segment.source()]
+    segments, translate = [segment for segment in segments if segment.source()], sensible(translate)
     texts = translate([segment.source() for segment in segments]) if segments else []
     done = {id(segment): segment.accept(text) if text else None for segment, text in zip(segments, texts, strict=True)}
     broken = [segment for segment in segments if done[id(segment)] is None]
@@ -183,7 +200,7 @@ def translate_segments(segments, translate, kept=None):
     translated = iter(translate(pieces) if pieces else [])
     for segment in broken:
         answers = [next(translated) if piece else "" for piece in segment.pieces()]
-        done[id(segment)] = segment.accept_pieces(answers)
+        done[id(segment)] = segment.accept_pieces(answers) if any(answers) else segment.original()
         if kept and not all(answer for answer, piece in zip(answers, segment.pieces()) if piece):
             kept(segment, "could not be translated")
         elif kept and done[id(segment)] == segment.original() and answers != segment.pieces():

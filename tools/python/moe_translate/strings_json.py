@@ -1,5 +1,6 @@
 """JSON with texts for people, such as those of i18next, Vue, Flutter (.arb): values that read like text are translated,
-keys, numbers, names for programs and what belongs to keys with @ or $ stay. All other bytes stay."""
+keys, numbers, names for programs and what belongs to keys with @ or $ stay. All other bytes stay, comments too, which
+the messages of browsers' extensions may have."""
 
 import json
 import re
@@ -7,14 +8,15 @@ import re
 from .conversions import prose
 from .lines import text_parts
 
-TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
+STRING, COMMENT = r'"(?:[^"\\]|\\.)*(?:"|\Z)', r"//[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/|\Z)"
+TOKEN = re.compile(rf"{STRING}|{COMMENT}|[{{}}\[\],:]", re.S)
 
 
 def parts(data):
     check(data)
     ascii_only = data.isascii() and "\\u" in data
     found, end, stack, key = [], 0, [], None  # stack: (kind, whether what is in it stays)
-    tokens = list(TOKEN.finditer(data))
+    tokens = [match for match in TOKEN.finditer(data) if match[0][0] != "/"]
     for at, match in enumerate(tokens):
         sign = match[0]
         kept = bool(stack and stack[-1][1]) or bool(key and key[:1] in "@$")
@@ -32,22 +34,22 @@ def parts(data):
             text = json.loads(sign, strict=False)
             if prose(text):
                 found.append(data[end : match.start() + 1])
-                found += value(text, ascii_only)
+                found += value(text, ascii_only, sign[1:-1])
                 end = match.end() - 1
     return [*found, data[end:]]
 
 
-def value(text, ascii_only):
+def value(text, ascii_only, raw):
     def escape(plain):
         return json.dumps(plain, ensure_ascii=ascii_only)[1:-1]
 
-    return text_parts(text, escape=escape, newline="\\n", checked=True)
+    return text_parts(text, escape=escape, newline="\\n", raw=raw, checked=True)
 
 
 def check(data):
     """One value, or one a line."""
     try:
-        json.loads(data, strict=False)
+        json.loads(TOKEN.sub(lambda match: " " if match[0][0] == "/" else match[0], data), strict=False)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except ValueError as error:

@@ -15,6 +15,9 @@ PLAIN = re.compile(r"[^\W\d_][^:#\[\]{},&*!|>'\"%@`\n\\]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}(?:[-_][A-Z]{2})?")
 
 
+DEEPEST = 100  # the library looks at all levels at each sign
+
+
 def scalars(data):
     """(event, whether it is a key, depth) of each scalar."""
     stack = []  # for a mapping whether a key comes next, for a list None
@@ -31,6 +34,8 @@ def scalars(data):
             stack.append(None)
         elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
             stack.pop()
+        if len(stack) > DEEPEST:
+            raise ValueError(f"lists and mappings are nested more than {DEEPEST} deep")
 
 
 def parts(data, target=None):

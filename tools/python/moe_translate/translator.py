@@ -3,34 +3,16 @@
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
-import queue
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, overload
 
 from . import library as c
-
-_lib = None
-_load = threading.Lock()
-
-
-def lib():
-    """The library, loaded when it is first needed."""
-    global _lib
-    with _load:
-        if _lib is None:
-            _lib = c.load()
-    return _lib
-
-
-class MoeError(RuntimeError):
-    """What the library said. status: "argument", "format", "memory", ...; where: an option, a file offset."""
-
-    def __init__(self, message: str, status: str = "", where: str = ""):
-        super().__init__(f"{where}: {message}" if where else message)
-        self.status, self.where = status, where
+from .engine import NO_TEXT, Call, Engine, Glossary, Job, MoeError, checked, checked_terms, failure, lib
 
 
 class TextError(MoeError):
@@ -56,10 +38,11 @@ class Hypothesis:
     text: str
     score: float  # what hypotheses are ordered by
     logprob: float  # sum of token_logprobs
-    token_logprobs: tuple[float, ...]
+    token_logprobs: tuple[float, ...]  # natural logarithms; the end of every sentence counts as a token
     ids: tuple[int, ...]
     finished: bool  # False: cut at the length limit
     alignment: tuple[Link, ...]  # with the option alignment=1
+    tokens: tuple[str, ...] = ()  # that the ids stand for
 
 
 @dataclass(frozen=True)
@@ -73,14 +56,8 @@ class Result:
     cut: bool  # at the length limit
     truncated: bool  # only the beginning of the source was used
     incomplete: bool  # parts are missing
-
-
-def _raise(code, error):
-    raise MoeError(
-        error.message.decode("utf-8", "replace"),
-        lib().moe_status_name(code).decode(),
-        error.where.decode("utf-8", "replace"),
-    )
+    source_tokens: tuple[str, ...] = ()
+    source_ids: tuple[int, ...] = ()
 
 
 def options() -> list[tuple[str, str, str]]:
@@ -98,7 +75,7 @@ def default_model() -> str:
     path, error = ctypes.create_string_buffer(8192), c.Error()
     code = lib().moetext_default_model(path, len(path), ctypes.byref(error))
     if code != c.OK:
-        _raise(code, error)
+        raise failure(code, error)
     return os.fsdecode(path.value)
 
 
@@ -113,10 +90,7 @@ def _glossary(terms):
         yield None if terms is None else os.fspath(terms)
         return
     lines = ["source,target"]
-    for pair in terms.items():
-        if not all(isinstance(text, str) and not set(text) & set("\t\r\n") and text.strip() for text in pair):
-            raise MoeError(f"{pair!r} is no term: both are texts of one line, without TABs", "argument", "glossary")
-        lines.append(",".join('"' + text.replace('"', '""') + '"' for text in pair))
+    lines += [",".join('"' + text.replace('"', '""') + '"' for text in pair) for pair in checked_terms(terms)]
     if len(lines) == 1:
         yield None
         return
@@ -145,14 +119,15 @@ class Model:
     """A model file (default: default_model()). Translators of one model share its memory, in any number of threads. The
     options are those with of_model of moetext.h; others are left to the translators."""
 
-    def __init__(self, path: "str | os.PathLike | None" = None, **wishes):
+    def __init__(self, path: "str | os.PathLike[str] | None" = None, **wishes: "str | float | bool | None") -> None:
         self._handle, error = ctypes.c_void_p(), c.Error()
+        self._pieces, self._detector, self._detecting = {}, None, threading.Lock()
         self.path = os.fspath(default_model() if path is None else path)
         code = lib().moetext_model_open(
             os.fsencode(self.path), _settings(wishes), ctypes.byref(self._handle), ctypes.byref(error)
         )
         if code != c.OK:
-            _raise(code, error)
+            raise failure(code, error)
 
     @property
     def languages(self) -> list[str]:
@@ -171,10 +146,121 @@ class Model:
     def needs_source(self) -> bool:
         return bool(lib().moetext_model_needs_source(self._handle))
 
-    def __del__(self):
-        if getattr(self, "_handle", None) and _lib:
-            _lib.moetext_model_close(self._handle)
+    def tokens(self, ids: Iterable[int]) -> tuple[str, ...]:
+        """The pieces of text that token ids stand for, as the tokeniser writes them."""
+        return tuple(self._pieces.get(number) or self._piece(number) for number in ids)
+
+    def _piece(self, number):
+        length = ctypes.c_size_t()
+        data = lib().moetext_model_piece(self._handle, number, ctypes.byref(length))
+        piece = self._pieces[number] = ctypes.string_at(data, length.value).decode("utf-8", "replace")
+        return piece
+
+    def detect(self, text: str) -> list[tuple[str, float]]:
+        """The languages of the model that a text may be in, with the probability of each, likeliest first; those below
+        1 % are left out. [] for a text without letters. Where languages are told by fingerprints, as in models of many
+        languages, the likeliest alone, and how far it is ahead, from 0 to 1."""
+        data, error = checked(text).encode("utf-8", "replace"), c.Error()
+        found = (ctypes.c_float * (lib().moetext_model_language_count(self._handle) + 1))()
+        with self._detecting:
+            if self._detector is None:
+                detector = ctypes.c_void_p()
+                code = lib().moetext_detector_new(self._handle, ctypes.byref(detector), ctypes.byref(error))
+                if code != c.OK:
+                    raise failure(code, error)
+                self._detector = detector
+            best = lib().moetext_detect(self._detector, data, len(data), found)
+        numbers = [i for i in range(len(found) - 1) if found[i] >= 0.01 or i == best]
+        numbers.sort(key=lambda i: (i != best, -found[i]))
+        return [(lib().moetext_model_language(self._handle, i).decode(), found[i]) for i in numbers]
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            lib().moetext_detector_free(self._detector)
+            lib().moetext_model_close(self._handle)
             self._handle = None
+
+
+class _List(Call):
+    """A list of texts; `given`: what belongs to each, or None."""
+
+    def __init__(self, texts, given=None, convert=None, **more):
+        pairs = zip(texts, given if given is not None else [None] * len(texts), strict=True)
+        jobs = (Job(self, number, *pair) for number, pair in enumerate(pairs))
+        super().__init__(jobs, convert or _best, None, **more)
+        self.count = len(texts)
+
+    def done(self):
+        return self.error or len(self.found) == self.count
+
+    def put(self, job, result):
+        self.found[job.number] = self.convert(job, result)
+        if self.done():
+            self.notify()
+
+    def all(self):
+        if self.error:
+            raise self.error
+        return [self.found[number] for number in range(self.count)]
+
+
+class _Stream(Call):
+    """Texts that come one after the other, at most `ahead` of them under way; their results leave in order."""
+
+    def __init__(self, engine, ahead, convert, notify, **more):
+        super().__init__(iter(()), convert, notify, **more)
+        self.engine, self.ahead = engine, max(1, ahead)
+        self.sent, self.given, self.ended, self.broken = 0, 0, False, None
+        self.room = threading.Condition()
+
+    def add(self, text, given=None):
+        with self.engine.state:
+            self.again.append(Job(self, self.sent, checked(text), given))
+            self.sent += 1
+            self.engine.submit(self)
+
+    def full(self):
+        return self.live and self.sent - self.given >= self.ahead
+
+    def end(self, broken=None):
+        """No more texts come; what their source raised comes behind the results of those before."""
+        self.broken, self.ended = broken, True
+        self.notify()
+
+    def read(self, pairs):
+        """In a thread: the source may keep its reader waiting for longer than a result takes."""
+        try:
+            for pair in pairs:
+                self.add(*pair)
+                with self.room:
+                    while self.full():
+                        self.room.wait()
+                if not self.live:
+                    return
+            self.end()
+        except BaseException as error:
+            self.end(error)
+
+    def leave(self):
+        self.engine.end(self)
+        with self.room:
+            self.room.notify()
+
+    def over(self):
+        if self.error:
+            raise self.error
+        if self.ended and self.given == self.sent and self.broken:
+            raise self.broken
+        return self.ended and self.given == self.sent
+
+    def next_result(self):
+        """None: it is not there yet."""
+        result = self.found.pop(self.given, None)
+        if result:
+            with self.room:
+                self.given += 1
+                self.room.notify()
+        return result
 
 
 class Translator:
@@ -185,23 +271,41 @@ class Translator:
         with Translator("model.bin", target="de", beam=4) as translator:
             translator.translate(["Good morning!", "Where is my book?"])
 
-    One thread at a time translates; others wait. Translators of one Model run beside each other. The call itself
-    releases Python's lock."""
+    Any number of threads, tasks and loops may use it at once: their texts are decoded together, in turns, which changes
+    no translation. target and source of a call: languages, instead of those of the options."""
 
     def __init__(
         self,
-        model: "str | os.PathLike | Model | None" = None,
-        glossary: "str | os.PathLike | Mapping[str, str] | None" = None,
-        **wishes,
-    ):
+        model: "str | os.PathLike[str] | Model | None" = None,
+        glossary: "str | os.PathLike[str] | Mapping[str, str] | None" = None,
+        **wishes: "str | float | bool | None",
+    ) -> None:
         self.model = model if isinstance(model, Model) else Model(model, **wishes)
-        self._lock, self._pid = threading.Lock(), os.getpid()
-        self._handle, error = ctypes.c_void_p(), c.Error()
+        self._named = {name for name in ("target", "source") if wishes.get(name)}
         with _glossary(glossary) as path:
-            settings = _settings(wishes | {"glossary": path})
-            code = lib().moetext_new(self.model._handle, settings, ctypes.byref(self._handle), ctypes.byref(error))
-        if code != c.OK:
-            _raise(code, error)
+            self._engine = Engine(self.model, _settings(wishes | {"glossary": path}))
+
+    @overload
+    def translate(
+        self,
+        texts: str,
+        target: "str | None" = None,
+        source: "str | None" = None,
+        errors: str = "raise",
+        prefix: "str | None" = None,
+        glossary: "Mapping[str, str] | None" = None,
+    ) -> str: ...
+
+    @overload
+    def translate(
+        self,
+        texts: Sequence[str],
+        target: "str | None" = None,
+        source: "str | None" = None,
+        errors: str = "raise",
+        prefix: "str | Sequence[str] | None" = None,
+        glossary: "Mapping[str, str] | None" = None,
+    ) -> list[str]: ...
 
     def translate(
         self,
@@ -209,205 +313,320 @@ class Translator:
         target: "str | None" = None,
         source: "str | None" = None,
         errors: str = "raise",
+        prefix: "str | Sequence[str] | None" = None,
+        glossary: "Mapping[str, str] | None" = None,
     ) -> "str | list[str]":
         """The best translation of a text, or of each text of a list. A text may have several lines and any length.
-        errors: "raise" a TextError for the first text that cannot be translated, or let it "empty"."""
-        if errors not in ("raise", "empty"):
-            raise ValueError('errors is "raise" or "empty"')
-        alone = isinstance(texts, str)
-        encoded = [text.encode("utf-8", "surrogatepass") for text in ([texts] if alone else texts)]
-        offsets = (ctypes.c_int64 * (len(encoded) + 1))()
-        for at, text in enumerate(encoded):
-            offsets[at + 1] = offsets[at] + len(text)
-        joined = b"".join(encoded)
-        with self._ready():
-            rows = self._rows(ctypes.c_char_p(joined), offsets, len(encoded), None, source, target)
-            if errors == "raise":
-                for at in range(rows.n):
-                    if rows.statuses[at]:
-                        raise TextError(
-                            rows.messages[at].decode("utf-8", "replace"),
-                            lib().moe_status_name(rows.statuses[at]).decode(),
-                            at,
-                        )
-            base = rows.bytes or 0
-            found = [
-                (
-                    ctypes.string_at(base + rows.offsets[at], rows.offsets[at + 1] - rows.offsets[at]).decode("utf-8")
-                    if rows.offsets[at + 1] > rows.offsets[at]
-                    else ""
-                )
-                for at in range(rows.n)
-            ]
-        return found[0] if alone else found
+        errors: "raise" a TextError for the first text that cannot be translated, or let it "empty". prefix: how the
+        translation begins, or that of each text; such a text is one line, and nothing in it is protected. glossary:
+        terms of this call, instead of the translator's."""
+        call = self._texts(texts, errors, prefix, self._for(target, source, glossary, prefix))
+        return _strings(self._wait(call), errors, isinstance(texts, str))
 
-    def translate_arrow(self, array, target: "str | None" = None, source: "str | None" = None):
-        """A pyarrow array of strings -> (large_string array of translations, uint8 array of statuses, 0 is well). No
-        Python object is made for each text. Null stays null."""
+    @overload
+    async def translate_async(
+        self,
+        texts: str,
+        target: "str | None" = None,
+        source: "str | None" = None,
+        errors: str = "raise",
+        prefix: "str | None" = None,
+        glossary: "Mapping[str, str] | None" = None,
+    ) -> str: ...
+
+    @overload
+    async def translate_async(
+        self,
+        texts: Sequence[str],
+        target: "str | None" = None,
+        source: "str | None" = None,
+        errors: str = "raise",
+        prefix: "str | Sequence[str] | None" = None,
+        glossary: "Mapping[str, str] | None" = None,
+    ) -> list[str]: ...
+
+    async def translate_async(
+        self,
+        texts: "str | Sequence[str]",
+        target: "str | None" = None,
+        source: "str | None" = None,
+        errors: str = "raise",
+        prefix: "str | Sequence[str] | None" = None,
+        glossary: "Mapping[str, str] | None" = None,
+    ) -> "str | list[str]":
+        """translate() for asyncio. A task that is cancelled drops its texts."""
+        call = self._texts(texts, errors, prefix, self._for(target, source, glossary, prefix))
+        arrived, call.notify = _event()
+        try:
+            self._submit(call)
+            if not call.done():
+                await arrived.wait()
+        finally:
+            self._engine.end(call)
+        return _strings(call.all(), errors, isinstance(texts, str))
+
+    @overload
+    def score(
+        self, texts: str, translations: str, target: "str | None" = None, source: "str | None" = None
+    ) -> Hypothesis: ...
+
+    @overload
+    def score(
+        self,
+        texts: Sequence[str],
+        translations: Sequence[str],
+        target: "str | None" = None,
+        source: "str | None" = None,
+    ) -> list[Hypothesis]: ...
+
+    def score(
+        self,
+        texts: "str | Sequence[str]",
+        translations: "str | Sequence[str]",
+        target: "str | None" = None,
+        source: "str | None" = None,
+    ) -> "Hypothesis | list[Hypothesis]":
+        """How probable a given translation is, or that of each text: logprob of the whole, token_logprobs of `tokens`
+        and of the end. TextError: one cannot be scored."""
+        alone = isinstance(texts, str)
+        if alone is not isinstance(translations, str):
+            raise TypeError("score() wants a text and a translation, or a list of each")
+        texts, translations = _several(texts), _several(translations)
+        if len(texts) != len(translations):
+            raise ValueError(f"there are {len(texts)} texts and {len(translations)} translations")
+        call = _List(texts, translations, self._result, task=c.SCORE, **self._for(target, source))
+        found = self._wait(call)
+        for number, result in enumerate(found):
+            if result.error or not result.hypotheses:
+                raise TextError(result.error or "there is nothing to score", result.status, number)
+        hypotheses = [result.hypotheses[0] for result in found]
+        return hypotheses[0] if alone else hypotheses
+
+    def results(
+        self,
+        texts: Iterable[str],
+        target: "str | None" = None,
+        source: "str | None" = None,
+        ahead: int = 1000,
+        prefix: "Iterable[str] | None" = None,
+        glossary: "Mapping[str, str] | None" = None,
+    ) -> Iterator[Result]:
+        """A Result for each text, in order, while `texts` is still being read, in another thread: at most `ahead` texts
+        are under way, so memory does not grow with their number. prefix: how each translation begins.
+        glossary: terms of this call. Closing the iterator stops the work."""
+        arrived = threading.Event()
+        stream = self._stream(arrived.set, ahead, prefix, target, source, glossary)
+        reader = threading.Thread(target=stream.read, args=(_pairs(texts, prefix),), name="moe texts", daemon=True)
+        try:
+            reader.start()
+            while not stream.over():
+                arrived.clear()
+                result = stream.next_result()
+                if result:
+                    yield result
+                elif not stream.over():
+                    arrived.wait(_LOOK)
+        finally:
+            stream.leave()
+
+    async def stream_async(
+        self,
+        texts: "Iterable[str] | AsyncIterable[str]",
+        target: "str | None" = None,
+        source: "str | None" = None,
+        ahead: int = 1000,
+        glossary: "Mapping[str, str] | None" = None,
+    ) -> AsyncIterator[Result]:
+        """results() for asyncio: `async for result in translator.stream_async(texts)`."""
+        import asyncio
+
+        (arrived, notify), room = _event(), asyncio.Event()
+        stream = self._stream(notify, ahead, None, target, source, glossary)
+        if isinstance(texts, AsyncIterable):
+            reader = asyncio.ensure_future(_read_async(stream, texts, room))
+        else:
+            reader = None
+            thread = threading.Thread(target=stream.read, args=(_pairs(texts, None),), name="moe texts", daemon=True)
+            thread.start()
+        try:
+            while not stream.over():
+                arrived.clear()
+                result = stream.next_result()
+                if result:
+                    room.set()
+                    yield result
+                elif not stream.over():
+                    await arrived.wait()
+        finally:
+            stream.leave()
+            if reader:
+                reader.cancel()
+
+    def detect(self, text: str) -> list[tuple[str, float]]:
+        """Model.detect()."""
+        return self.model.detect(text)
+
+    def translate_arrow(self, array: Any, target: "str | None" = None, source: "str | None" = None) -> Any:
+        """A pyarrow array of strings -> (large_string array of translations, uint8 array of statuses, 0 is well). Null
+        stays null."""
         import pyarrow
 
         if isinstance(array, pyarrow.ChunkedArray):
             array = array.combine_chunks()
         array = array.cast(pyarrow.large_string())
-        if array.offset:
-            array = pyarrow.concat_arrays([array])  # a copy that begins at its buffers' beginning
-        if array.offset:
-            array = pyarrow.array(array.to_pylist(), pyarrow.large_string())
-        valid, offsets, data = array.buffers()
-        size = len(array)
-        with self._ready():
-            rows = self._rows(
-                ctypes.c_void_p(data.address if data else 0),
-                ctypes.c_void_p(offsets.address),
-                size,
-                ctypes.c_void_p(valid.address) if valid else None,
-                source,
-                target,
-            )
-            ends = ctypes.string_at(rows.offsets, 8 * (size + 1))
-            length = rows.offsets[size] if size else 0
-            text = ctypes.string_at(rows.bytes, length) if length else b""
-            statuses = ctypes.string_at(rows.statuses, size) if size else b""
-        found = pyarrow.LargeStringArray.from_buffers(
-            size, pyarrow.py_buffer(ends), pyarrow.py_buffer(text), valid, array.null_count
-        )
-        return found, pyarrow.UInt8Array.from_buffers(pyarrow.uint8(), size, [None, pyarrow.py_buffer(statuses)])
-
-    def results(
-        self, texts: Iterable[str], target: "str | None" = None, source: "str | None" = None, ahead: int = 1000
-    ) -> Iterator[Result]:
-        """A Result for each text, in order, while `texts` is still being read: at most `ahead` texts are under way, so
-        memory does not grow with their number. Closing the iterator stops the work."""
-        with self._ready():
-            yield from _Stream(self, texts, target, source, ahead).run()
+        there = array.is_valid().to_pylist()
+        spans = itertools.compress(_spans(array), there)
+        call = _List(list(spans), **self._for(target, source))
+        call.kept = array  # the library reads its memory
+        found = iter(self._wait(call))
+        rows = [next(found) if is_there else (None, 0, b"") for is_there in there]
+        texts = pyarrow.array([row[0] for row in rows], pyarrow.large_binary()).cast(pyarrow.large_string())
+        return texts, pyarrow.array([row[1] for row in rows], pyarrow.uint8())
 
     def cancel(self) -> None:
-        """Stop the call that another thread makes; it raises a MoeError with status "cancelled"."""
-        if self._handle:
-            lib().moetext_cancel(self._handle)
+        """Stop all calls that are under way: each raises a MoeError with status "cancelled"."""
+        self._engine.cancel()
 
     def close(self) -> None:
-        if getattr(self, "_handle", None) and self._pid == os.getpid():
-            with self._lock:
-                lib().moetext_free(self._handle)
-                self._handle = None
+        if hasattr(self, "_engine"):
+            self._engine.close()
 
-    def __enter__(self):
+    def __enter__(self) -> "Translator":
         return self
 
-    def __exit__(self, *what):
+    def __exit__(self, *what: object) -> None:
         self.close()
 
-    def __del__(self):
-        if _lib and getattr(self, "_handle", None):
-            self.close()
+    def __del__(self) -> None:
+        self.close()
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         raise TypeError(
             "a Translator has threads and memory of its process: open it where it works, with "
             "moe_translate.cached(path, ...)"
         )
 
-    def _ready(self):
-        if self._pid != os.getpid():
-            raise MoeError("this Translator was made before fork(): make one in the child", "argument")
-        if not self._handle:
-            raise MoeError("this Translator is closed", "argument")
-        return self._lock
+    def _for(self, target, source, glossary=None, prefix=None):
+        """Keywords for a call. MoeError: the model does not know a language, or wants one more; no terms."""
+        if glossary and prefix is not None:
+            raise ValueError("a translation that is begun has no glossary")
+        for name, code in ("target", target), ("source", source):
+            if code is None or (name, code) == ("source", "auto"):
+                wanted = name not in self._named and (name == "target" or self.model.needs_source)
+                if code is None and wanted and lib().moetext_model_language_count(self.model._handle):
+                    raise MoeError(f"no language: set the option {name}, or name it in the call", "argument", name)
+            elif not self.model.knows(code):
+                known = ", ".join(self.model.languages[:20])
+                raise MoeError(f"the model does not know {code!r}; it knows {known}", "argument", name)
+        terms = Glossary(self._engine, glossary) if glossary else None
+        return {"target": target, "source": source, "glossary": terms}
 
-    def _rows(self, data, offsets, count, valid, source, target):
-        rows, error = c.Rows(), c.Error()
-        code = lib().moetext_translate_rows(
-            self._handle,
-            data,
-            offsets,
-            count,
-            valid,
-            _code(source),
-            _code(target),
-            ctypes.byref(rows),
-            ctypes.byref(error),
-        )
-        if code != c.OK:
-            _raise(code, error)
-        return rows
+    def _texts(self, texts, errors, prefix, languages):
+        if errors not in ("raise", "empty"):
+            raise ValueError('errors is "raise" or "empty"')
+        texts = _several(texts)
+        if isinstance(prefix, str):
+            prefix = [prefix] * len(texts)
+        elif prefix is not None and len(_no_bytes(prefix)) != len(texts):
+            raise ValueError(f"there are {len(texts)} texts and {len(prefix)} beginnings")
+        task = c.TRANSLATE if prefix is None else c.PREFIX
+        return _List(texts, None if prefix is None else _several(prefix), task=task, **languages)
 
+    def _stream(self, notify, ahead, prefix, target, source, glossary):
+        self._engine.check()
+        more = self._for(target, source, glossary, prefix)
+        task = c.TRANSLATE if prefix is None else c.PREFIX
+        return _Stream(self._engine, ahead, self._result, notify, task=task, **more)
 
-class _Stream:
-    """moetext_translate in a thread of its own, its results in order."""
+    def _submit(self, call):
+        self._engine.check()
+        if not call.done():
+            self._engine.submit(call)
 
-    def __init__(self, translator, texts, target, source, ahead):
-        self.translator, self.texts = translator, iter(texts)
-        self.target, self.source = _code(target), _code(source)
-        self.room = threading.Semaphore(max(1, ahead))
-        self.results, self.sent, self.failure, self.closed = queue.SimpleQueue(), 0, None, False
-        self.alive = {}  # texts under way, whose bytes the library reads
-
-    def pull(self, _, wait, request):
-        if self.closed:
-            return c.PULL_CANCEL
-        if not self.room.acquire(blocking=bool(wait)):
-            return c.PULL_LATER
-        if self.closed:
-            return c.PULL_CANCEL
+    def _wait(self, call):
+        arrived = threading.Event()
+        call.notify = arrived.set
         try:
-            text = next(self.texts, None)
-        except BaseException as error:
-            self.failure = error
-            return c.PULL_CANCEL
-        if text is None:
-            return c.PULL_END
-        data = text.encode("utf-8", "surrogatepass")
-        self.alive[self.sent] = (text, data)
-        request[0].text, request[0].length = data, len(data)
-        request[0].source, request[0].target = self.source, self.target
-        request[0].user = self.sent
-        self.sent += 1
-        return c.PULL_REQUEST
-
-    def done(self, _, result):
-        number = result[0].user or 0
-        text, _ = self.alive.pop(number)
-        self.results.put((number, _result(text, result[0])))
-
-    def work(self):
-        error = c.Error()
-        pull, done = c.PULL(self.pull), c.DONE(self.done)
-        code = lib().moetext_translate(self.translator._handle, pull, done, None, ctypes.byref(error))
-        self.results.put((None, (code, error)))
-
-    def run(self):
-        thread = threading.Thread(target=self.work, name="moe", daemon=True)
-        thread.start()
-        waiting, number = {}, 0
-        try:
-            while True:
-                at, result = self.results.get()
-                if at is None:
-                    if self.failure:
-                        raise self.failure
-                    if result[0] != c.OK:
-                        _raise(*result)
-                    return
-                waiting[at] = result
-                while number in waiting:
-                    yield waiting.pop(number)
-                    self.room.release()
-                    number += 1
+            self._submit(call)
+            while not call.done():
+                arrived.wait(_LOOK)
         finally:
-            self.closed = True
-            if thread.is_alive():
-                lib().moetext_cancel(self.translator._handle)
-                self.room.release()
-                thread.join()
-                lib().moetext_forgive(self.translator._handle)
+            self._engine.end(call)
+        return call.all()
+
+    def _result(self, job, raw):
+        return _result(self.model, job.text, raw)
 
 
-def _code(language):
-    return None if language is None else language.encode("utf-8")
+_LOOK = 0.2  # seconds between two looks for a signal: it may have been given to another thread than the one that waits
 
 
-def _result(text, raw):
+def _event():
+    """An event of asyncio, and what sets it from another thread."""
+    import asyncio  # which takes longer to load than all the rest
+
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+    def notify():
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(event.set)
+
+    return event, notify
+
+
+def _pairs(texts, prefix):
+    if isinstance(texts, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"results() wants many texts, not one {type(texts).__name__}")
+    return ((text,) for text in texts) if prefix is None else zip(texts, prefix, strict=True)
+
+
+async def _read_async(stream, texts, room):
+    try:
+        async for text in texts:
+            stream.add(text)
+            while stream.full():
+                room.clear()
+                await room.wait()
+        stream.end()
+    except Exception as error:  # of the source of texts
+        stream.end(error)
+
+
+def _spans(array):
+    """(address, length) of each string of an Arrow array."""
+    if not len(array):
+        return []
+    _, offsets, data = array.buffers()
+    ends = (ctypes.c_int64 * (array.offset + len(array) + 1)).from_address(offsets.address)[array.offset :]
+    base = data.address if data else 0
+    return [(base + begin, end - begin) for begin, end in itertools.pairwise(ends)]
+
+
+def _several(texts):
+    return [checked(texts)] if isinstance(texts, str) else [checked(text) for text in _no_bytes(texts)]
+
+
+def _no_bytes(texts):
+    if isinstance(texts, (bytes, bytearray, memoryview)):
+        raise TypeError(NO_TEXT.format(type(texts).__name__))
+    return texts
+
+
+def _strings(found, errors, alone):
+    for number, (_, status, message) in enumerate(found):
+        if status and errors == "raise":
+            raise TextError(message.decode("utf-8", "replace"), lib().moe_status_name(status).decode(), number)
+    texts = [text.decode("utf-8") for text, _, _ in found]
+    return texts[0] if alone else texts
+
+
+def _best(job, raw):
+    """The bytes of the best translation, and what is to be said of it."""
+    best = raw.hypotheses[0] if raw.n_hypotheses else None
+    return ctypes.string_at(best.text, best.length) if best else b"", raw.status, raw.message or b""
+
+
+def _result(model, text, raw):
     hypotheses = []
     for i in range(raw.n_hypotheses):
         h = raw.hypotheses[i]
@@ -418,12 +637,14 @@ def _result(text, raw):
                 h.score,
                 h.logprob,
                 tuple(h.token_logprobs[: h.n_logprobs]),
-                tuple(h.ids[: h.n_ids]),
+                ids := tuple(h.ids[: h.n_ids]),
                 bool(h.finished),
                 _links(text, data, h),
+                model.tokens(ids),
             )
         )
     status = lib().moe_status_name(raw.status).decode()
+    source_ids = tuple(raw.source_ids[: raw.n_source_ids])
     return Result(
         hypotheses[0].text if hypotheses else "",
         tuple(hypotheses),
@@ -432,6 +653,8 @@ def _result(text, raw):
         bool(raw.flags & 2),
         bool(raw.flags & 4),
         bool(raw.flags & 8),
+        model.tokens(source_ids),
+        source_ids,
     )
 
 
@@ -460,6 +683,6 @@ def _cached(pid, path, wishes):
     return Translator(path, **dict(wishes))
 
 
-def cached(path: "str | os.PathLike", **wishes) -> Translator:
+def cached(path: "str | os.PathLike[str]", **wishes: "str | float | bool | None") -> Translator:
     """The translator of this process for these options, made at the first call: for workers of Spark and the like."""
     return _cached(os.getpid(), os.fspath(path), tuple(sorted(wishes.items())))

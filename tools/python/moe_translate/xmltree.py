@@ -9,7 +9,11 @@ DEEPEST = 250
 
 class Text:
     def __init__(self, begin, text, cdata):
-        self.begin, self.end, self.text, self.cdata = begin, begin, text, cdata
+        self.begin, self.end, self.pieces, self.cdata = begin, begin, [text], cdata
+
+    @property
+    def text(self):
+        return "".join(self.pieces)
 
 
 class Node:
@@ -85,7 +89,7 @@ class Tree:
         begin = self.parser.CurrentByteIndex
         children = self.at.children
         if children and isinstance(children[-1], Text) and (children[-1], "end") in self.starts:
-            children[-1].text += text
+            children[-1].pieces.append(text)
             return
         self.last(begin)
         children.append(Text(begin, text, self.cdata))

@@ -1,0 +1,76 @@
+"""A program that uses every public name of moe_translate, for mypy --strict and to be run:
+
+tests/python tests/package/every_call.py MODEL
+"""
+
+import asyncio
+import importlib.util
+import sys
+from collections.abc import AsyncIterator
+
+import moe_translate
+from moe_translate import Hypothesis, Link, Model, MoeError, Result, TextError, Translator
+
+path: str = sys.argv[1] if len(sys.argv) > 1 else moe_translate.default_model()
+version: str = moe_translate.__version__
+assert version == moe_translate.version()
+names: list[str] = [name for name, values, text in moe_translate.options() if values or text]
+assert "beam" in names
+
+model: Model = Model(path)
+languages: list[str] = model.languages
+licence: str = model.meta("general.licence")
+assert model.path == path and model.knows("de") and not model.needs_source and languages and licence
+likely: list[tuple[str, float]] = model.detect("Where is my book?")
+assert likely[0][0] == "en"
+
+
+def look(result: Result) -> str:
+    best: Hypothesis = result.hypotheses[0]
+    numbers: tuple[float, ...] = (best.score, best.logprob, *best.token_logprobs)
+    links: tuple[Link, ...] = best.alignment
+    for link in links:
+        assert link.source_begin < link.source_end and link.target_begin < link.target_end
+    assert not (result.error or result.cut or result.truncated or result.incomplete) and result.status == "ok"
+    tokens: tuple[str, ...] = model.tokens(best.ids)
+    assert tokens == best.tokens and result.source_tokens == model.tokens(result.source_ids)
+    assert numbers and best.finished and best.text == result.text
+    return result.text
+
+
+async def ask(translator: Translator) -> list[str]:
+    one: str = await translator.translate_async("It rains.")
+    two: list[str] = await translator.translate_async(["It rains."], target="fr", prefix=["Il"])
+
+    async def texts() -> AsyncIterator[str]:
+        yield "It rains."
+
+    stream: AsyncIterator[Result] = translator.stream_async(texts(), ahead=10)
+    return [one, *two, *[result.text async for result in stream]]
+
+
+with Translator(model, target="de", glossary={"Mary": "Mary"}, beam=2, rerank=0, threads=1, alignment=1) as translator:
+    text: str = translator.translate("It rains.")
+    several: list[str] = translator.translate(["It rains.", "x"], target="de", source="en", errors="empty")
+    begun: str = translator.translate("It rains.", prefix="Es")
+    termed: str = translator.translate("The dog sleeps.", glossary={"dog": "Gugelhupf"})
+    assert "Gugelhupf" in termed
+    assert [look(result) for result in translator.results(iter(["It rains."]))] == [text] == several[:1] == [begun]
+    scored: Hypothesis = translator.score("It rains.", text)
+    more: list[Hypothesis] = translator.score(["It rains."], [text])
+    assert scored == more[0] and translator.detect("It rains.")[0][0] == translator.model.languages[0]
+    assert asyncio.run(ask(translator))[0] == text
+    translator.cancel()
+    try:
+        translator.translate("a\0b")
+    except TextError as error:
+        number: int = error.index
+        assert number == 0 and error.status == "argument" and isinstance(error, MoeError) and not error.where
+    if importlib.util.find_spec("pyarrow"):
+        pyarrow = importlib.import_module("pyarrow")
+        assert translator.translate_arrow(pyarrow.array(["It rains."]))[0].to_pylist() == [text]
+again: Translator = moe_translate.cached(path, target="de", beam=2, rerank=0, threads=1)
+assert again is moe_translate.cached(path, target="de", beam=2, rerank=0, threads=1)
+assert again.translate("It rains.") == text
+again.close()
+print("done")

@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+"""moe-server and other clients: DeepL's own, pointed at it, and what immersive-translate sends.
+
+Usage: tests/python tests/server/test_deepl.py      (BIN: where the programs are)
+
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
+"""
+
+import contextlib
+import sys
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from suite import Suite
+from test_server import LINES, moe_translate, serving
+
+try:
+    import deepl
+
+    deepl.http_client.max_network_retries = 0  # else a 429 is asked again for half a minute
+except ImportError:
+    deepl = None
+
+test = Suite()
+test_client = test.needs(deepl, "deepl")
+FORM = "application/x-www-form-urlencoded"
+
+
+def client_of(server, key="a key"):
+    return deepl.Translator(key, server_url=f"http://127.0.0.1:{server.port}")
+
+
+@contextlib.contextmanager
+def refused(kind, *words):
+    try:
+        yield
+    except kind as error:
+        assert all(word in str(error) for word in words), error
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+@contextlib.contextmanager
+def keys_of(*lines):
+    with tempfile.NamedTemporaryFile("w") as keys:
+        keys.write("".join(line + "\n" for line in lines))
+        keys.flush()
+        yield keys.name
+
+
+@test_client
+def deepls_own_client_is_answered():
+    with serving() as server:
+        client, wanted = client_of(server), moe_translate(LINES, "de")
+        results = client.translate_text(LINES, source_lang="EN", target_lang="DE")
+        assert [x.text for x in results] == wanted
+        assert [x.detected_source_lang for x in results] == ["EN"] * len(LINES)
+        assert [x.billed_characters for x in results] == [len(line) for line in LINES]
+        one = client.translate_text(LINES[0], target_lang="de", formality="prefer_more", split_sentences="nonewlines",
+                                    preserve_formatting=True, context="a library")  # fmt: skip
+        assert one.text == wanted[0] and one.detected_source_lang == "EN"
+        french = client.translate_text("Où est mon livre ?", target_lang="EN-GB")
+        assert french.detected_source_lang == "FR" and french.text == "Where is my book?"
+        assert client.translate_text("Où est mon livre ?", target_lang="EN-US").text == french.text
+        assert client.translate_text([], source_lang="EN", target_lang="DE") == []
+
+
+@test_client
+def deepls_client_learns_languages_and_usage():
+    with serving() as server:
+        client = client_of(server)
+        assert [(x.code, x.name) for x in client.get_source_languages()] == [
+            ("EN", "English"), ("DE", "German"), ("FR", "French"), ("ES", "Spanish")]  # fmt: skip
+        targets = client.get_target_languages()
+        assert [x.code for x in targets] == ["EN-GB", "EN-US", "DE", "FR", "ES"]
+        assert not any(x.supports_formality for x in targets)
+        assert server.ask("/v2/languages?type=target")[1][0]["language"] == "EN-GB"
+        assert server.ask("/v2/languages?type=both")[0] == 400
+        before = client.get_usage().character
+        client.translate_text(["Où est mon livre ?", "Es regnet."], target_lang="EN-GB")
+        after = client.get_usage().character
+        assert (before.count, after.count) == (0, 28) and after.limit == 10**12
+
+
+@test_client
+def markup_is_handled():
+    with serving() as server:
+        client = client_of(server)
+        text = 'We have a <b>house</b> &amp; a <span translate="no">Good dog</span>.'
+        got = client.translate_text(text, source_lang="EN", target_lang="DE", tag_handling="html").text
+        page = {"q": text, "source": "en", "target": "de", "format": "html"}
+        assert got == server.ask("/translate", page)[1]["translatedText"]
+        assert got.count("<b>") == got.count("</b>") == 1 and '<span translate="no">Good dog</span>' in got, got
+
+
+@test_client
+def what_cannot_be_had_is_refused():
+    with serving() as server:
+        client = client_of(server)
+        for wrong, word in (
+            ({"target_lang": "XX"}, "XX is not supported"),
+            ({"source_lang": "XX"}, "XX is not supported"),
+            ({"formality": "more"}, "'formality' is not supported for given 'target_lang'"),
+            ({"formality": "less"}, "'formality' is not supported for given 'target_lang'"),
+            ({"glossary": "d6bf30b0-0000-0000-0000-000000000000"}, "'glossary_id' is not supported"),
+            ({"tag_handling": "docx"}, "'tag_handling' not supported"),
+            ({"split_sentences": "2"}, "'split_sentences' not supported"),
+            ({"tag_handling": "xml", "ignore_tags": ["x"]}, "'ignore_tags' is not supported"),
+            ({"style_rule": "x"}, "'style_id' is not supported"),
+            ({"custom_instructions": ["Be kind."]}, "'custom_instructions' is not supported"),
+        ):
+            wishes = {"source_lang": "EN", "target_lang": "DE", **wrong}
+            with refused(deepl.DeepLException, "Bad request", word):
+                client.translate_text("It rains.", **wishes)
+        assert server.ask("/v2/translate", {"target_lang": "DE"}) == (
+            400, {"message": "Invalid request: missing text parameter"})  # fmt: skip
+        assert "target_lang" in server.ask("/v2/translate", {"text": ["a"]})[1]["message"]
+
+
+@test
+def forms_repeat_their_texts():
+    """As DeepL's documentation has it: curl -d text=... -d text=... -d target_lang=DE."""
+    with serving() as server:
+        wanted = moe_translate(LINES[:2], "de")
+        form = [("text", LINES[0]), ("text", LINES[1]), ("source_lang", "EN"), ("target_lang", "DE")]
+        status, answer = server.ask("/v2/translate", urllib.parse.urlencode(form).encode(), FORM)
+        assert status == 200 and [x["text"] for x in answer["translations"]] == wanted, answer
+        assert answer["translations"][0] == {"detected_source_language": "EN", "text": wanted[0]}
+        status, answer = server.ask("/v2/translate", urllib.parse.urlencode(form[1:]).encode(), FORM)
+        assert [x["text"] for x in answer["translations"]] == wanted[1:]
+
+
+@test_client
+def keys_are_looked_at_and_have_their_quota():
+    with keys_of("right", "small\t20") as keys, serving("--api-keys", keys) as server:
+        for call in (
+            lambda client: client.translate_text("It rains.", source_lang="EN", target_lang="DE"),
+            lambda client: client.get_source_languages(),
+            lambda client: client.get_target_languages(),
+            lambda client: client.get_usage(),
+        ):
+            with refused(deepl.AuthorizationException):
+                call(client_of(server, "wrong"))
+            call(client_of(server, "right"))
+        small = client_of(server, "small")
+        assert small.get_usage().character.limit == 20
+        assert small.translate_text("It rains.", source_lang="EN", target_lang="DE").text == "Es regnet."
+        assert small.translate_text("It snows.", source_lang="EN", target_lang="DE").text
+        for wrong in ({"target_lang": "XX"}, {"formality": "more"}):  # what is refused is not counted
+            with refused(deepl.DeepLException, "Bad request"):
+                small.translate_text("ab", **{"source_lang": "EN", "target_lang": "DE", **wrong})
+        assert small.get_usage().character.count == 18
+        with refused(deepl.QuotaExceededException):
+            small.translate_text("abc", source_lang="EN", target_lang="DE")
+        small.translate_text("ab", source_lang="EN", target_lang="DE")
+        usage = small.get_usage()
+        assert usage.character.count == 20 and usage.any_limit_reached
+        assert client_of(server, "right").get_usage().character.count == 9
+        status, answer = server.ask("/translate", {"q": "a", "source": "en", "target": "de", "api_key": "small"})
+        assert status == 429 and "no characters left" in answer["error"], (status, answer)
+        form = urllib.parse.urlencode({"text": "It rains.", "target_lang": "DE", "auth_key": "right"}).encode()
+        assert server.ask("/v2/translate", form, FORM)[0] == 200
+
+
+@test_client
+def too_many_requests_are_429():
+    with serving("--rate", "1") as server:
+        client_of(server).get_usage()
+        with refused(deepl.TooManyRequestsException):
+            client_of(server).get_usage()
+
+
+@test
+def wrong_quotas_are_named():
+    for line in ("\t20", "a\t", "a\t0", "a\t-1", "a\t20 b", "a\tmany"):
+        with keys_of("right", line) as keys:
+            try:
+                with serving("--api-keys", keys):
+                    raise AssertionError(f"{line!r} was taken")
+            except AssertionError as error:
+                assert "did not start" in str(error), error
+
+
+@test
+def immersive_translate_is_answered():
+    with serving() as server:
+        wanted = moe_translate(LINES[:2], "de")
+        body = {"source_lang": "auto", "target_lang": "de", "text_list": LINES[:2]}
+        assert server.ask("/imme", body) == (
+            200, {"translations": [{"detected_source_lang": "en", "text": text} for text in wanted]})  # fmt: skip
+        assert server.ask("/imme", {**body, "source_lang": "en", "text_list": []}) == (200, {"translations": []})
+        kept = "<b0></b0> Good morning <b1></b1> my friend {0} and {1}"
+        (got,) = server.ask("/imme", {**body, "text_list": [kept]})[1]["translations"]
+        assert all(got["text"].count(x) == 1 for x in ("<b0></b0>", "<b1></b1>", "{0}", "{1}")), got
+        for wrong, word in (({"target_lang": "xx"}, "xx is not supported"), ({"text_list": [1]}, "text_list holds"),
+                            ({"text_list": None}, "missing text_list")):  # fmt: skip
+            status, answer = server.ask("/imme", {**body, **wrong})
+            assert status == 400 and word in answer["error"], answer
+    with keys_of("right") as keys, serving("--api-keys", keys) as server:
+        assert server.ask("/imme", body)[0] == 403
+        assert server.ask("/imme?token=right", body)[0] == 200
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""moe-server between clients: turns in the one batch, what one client may have waiting, what is dropped, and memory.
+
+Usage: tests/python tests/server/test_fair.py      (BIN: where the programs are)
+
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
+"""
+
+import contextlib
+import json
+import pathlib
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+
+from suite import Suite
+from test_server import LINES, ROOT, figure, moe_translate, post, read_all, resident, serving, wait_for
+
+sys.path.insert(0, str(ROOT / "tests/programs"))
+import small_models  # noqa: E402
+
+test = Suite()
+MB = 1 << 20
+LONG = [
+    "We have known each other for ten years. ",
+    "The book that I gave you yesterday belongs to my brother. ",
+    "Where is the next station? ",
+    "She has been reading since this morning, and she does not want to stop. ",
+]
+
+
+def megabyte(joint):
+    """A megabyte of text, as a client of an hour's patience sends it."""
+    text = "".join(LONG[i % len(LONG)].rstrip() + joint for i in range(MB // 40))
+    return text[: MB - 200]
+
+
+@contextlib.contextmanager
+def keys(*names):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "keys"
+        path.write_text("".join(name + "\n" for name in names))
+        yield ["--api-keys", str(path)]
+
+
+def asked(q, **more):
+    return {"q": q, "source": "en", "target": "de", **more}
+
+
+@test
+def a_megabyte_of_text_keeps_nobody_waiting():
+    wanted = moe_translate(LINES[:2], "de")
+    for joint in (" ", "\n"):
+        with serving("--max-body", "2048") as server:
+            assert server.translate(LINES[0])[0] == 200
+            big = post(server, asked(megabyte(joint)))
+            wait_for(lambda: figure(server, "decoder_steps_total") > 20)
+            times = []
+            for i in range(6):
+                begin = time.monotonic()
+                status, answer = server.translate(LINES[i % 2])
+                times.append(time.monotonic() - begin)
+                assert (status, answer) == (200, {"translatedText": wanted[i % 2]}), answer
+            assert min(times) < 2.5 and max(times) < 10, times  # 0.4 to 1.3 on half a core
+            big.close()
+
+
+@test
+def blank_lines_keep_nobody_waiting():
+    with serving() as server:
+        wanted = server.translate(LINES[0])
+        raws = [post(server, asked("\n" * (MB // 2 - 200))) for _ in range(4)]
+        for _ in range(5):
+            begin = time.monotonic()
+            assert server.translate(LINES[0]) == wanted
+            assert time.monotonic() - begin < 8
+        for raw in raws:
+            reply = read_all(raw)
+            assert reply.startswith(b"HTTP/1.1 200") and reply.count(rb"\n") == MB // 2 - 200
+
+
+@test
+def greedy_clients_share_alike():
+    """One has five requests and the other one: of both the same number of texts is translated."""
+    times = {"a": [], "b": []}
+
+    def count(raw, name):
+        with raw, raw.makefile("rb") as reply:
+            times[name] += [time.monotonic() for line in reply if b"translatedText" in line]
+
+    with keys("a", "b") as options, serving(*options) as server:
+        texts = [LONG[i % 4] for i in range(80)]
+        begun = [(post(server, asked(texts, stream=True, api_key=name)), name) for name in "aaaaab"]
+        threads = [threading.Thread(target=count, args=one) for one in begun]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    end = max(times["b"])
+    before = sum(moment <= end for moment in times["a"])
+    assert len(times["a"]) == 400 and len(times["b"]) == 80
+    assert 50 <= before <= 125, before
+
+
+@test
+def a_client_may_have_so_much_waiting():
+    with keys("a", "b") as options, serving(*options, "--max-client", "8", "--max-client-texts", "40") as server:
+        first = post(server, asked(LONG * 20, stream=True, api_key="a"))  # alone it may
+        wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
+        status, answer = server.translate([LINES[0]] * 5, api_key="a")
+        assert status == 429 and "80 of your texts are waiting, and 40 may: wait" in answer["error"], answer
+        assert server.translate(LINES[0], api_key="b")[0] == 200
+        assert read_all(first).count(b"translatedText") == 80
+        assert server.translate(LINES[0], api_key="a")[0] == 200
+        big = post(server, asked("".join(LONG) * 60, api_key="a"))
+        wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
+        status, answer = server.translate(LINES[0], api_key="a")
+        assert status == 429 and "KB of your texts are waiting, and 8 may: wait" in answer["error"], answer
+        assert server.translate(LINES[0], api_key="b")[0] == 200
+        big.close()
+        wait_for(lambda: server.translate(LINES[0], api_key="a")[0] == 200)
+
+
+def figure_of(server, key, name):
+    """A figure for one who has a key."""
+    url = f"http://127.0.0.1:{server.port}/metrics"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return int(reply.read().decode().split(f"\nmoe_{name} ")[1].split("\n")[0])
+
+
+@test
+def nobody_s_text_is_translated_any_further():
+    """One text of many sentences: nothing of it is left in the batch soon after its client left, or was told 504."""
+    for options in ([], ["--timeout", "4"]):
+        with serving(*options) as server:
+            raw = post(server, asked("".join(LONG) * 500))
+            wait_for(lambda: figure(server, "decoder_steps_total") > 5)
+            if options:
+                assert read_all(raw).startswith(b"HTTP/1.1 504")
+            else:
+                raw.close()
+            wait_for(lambda: figure(server, "requests_open") == 0)
+            time.sleep(1)
+            steps = figure(server, "decoder_steps_total")
+            time.sleep(1)
+            assert figure(server, "decoder_steps_total") == steps
+            assert figure(server, "texts_total") == figure(server, "texts_failed_total") == 0
+            assert server.translate(LINES[0])[0] == 200
+
+
+def highest(pid, stop, found):
+    while not stop.is_set():
+        found.append(resident(pid))
+        time.sleep(0.02)
+
+
+@test
+def memory_is_a_small_multiple_of_the_text():
+    short = "a. " * (MB // 3 - 100)
+    texts = ["\n" * 500_000, short, short.replace(" ", "\n"), "Where is my book?" + "\n" * (MB - 300), "A" * (MB - 200),
+             [""] * 900, "\t" * (MB - 200), "{a}" * (MB // 3 - 100)]
+    with serving("--timeout", "6", "--max-body", "4096", "--max-memory", "1G") as server:
+        for _ in range(3):  # until every place of the batch was once taken by a long sentence
+            server.translate("a. " * (MB // 3 - 100))
+        before = resident(server.process.pid)
+        for text in texts:
+            size, stop, found = len(json.dumps(text)), threading.Event(), []
+            watcher = threading.Thread(target=highest, args=(server.process.pid, stop, found))
+            watcher.start()
+            status = server.translate(text)[0]
+            stop.set()
+            watcher.join()
+            assert status in (200, 504), status
+            most = max(found) - before
+            assert most < 30 * MB + 30 * size, f"{text[:10]!r}: {most >> 20} MB for {size >> 10} KB"
+            wait_for(lambda: resident(server.process.pid) < 1.1 * before, 10)
+
+
+@test
+def experts_of_long_texts_are_not_looked_at():
+    """That takes a step a token, in the decoder's thread."""
+    with serving() as server:
+        for n, seen in ((20, True), (40, False)):
+            status, answer = server.translate("One dog.\n" * n, experts=True)
+            assert status == 200 and (answer["experts"] is not None) == seen
+
+
+@test
+def languages_are_listed_in_time():
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.bin"
+        meta, tensors = small_models.translation()
+        meta["languages.codes"] = [f"l{i}" for i in range(65000)]
+        meta["languages.tags"] = [5 + i % 20 for i in range(65000)]
+        small_models.write(path, meta, tensors)
+        with serving("--set", "form=pieces", model=path, fast=False) as server:
+            before, begin = resident(server.process.pid), time.monotonic()
+            status, answer = server.ask("/languages")
+            assert status == 200 and len(answer) == 65000 and answer[-1]["code"] == "l64999"
+            assert len(answer[0]["targets"]) == 65000 and all("targets" not in one for one in answer[1:])
+            assert time.monotonic() - begin < 10 and resident(server.process.pid) - before < 60 * MB
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""moe-server and HTTP: what can be understood in two ways, connections that are held, other addresses.
+
+Usage: tests/python tests/server/test_http.py      (BIN: where the programs are)
+
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
+"""
+
+import contextlib
+import resource
+import socket
+import sys
+import tempfile
+import time
+
+from suite import Suite
+from test_server import resident, serving
+
+test = Suite()
+BODY = b'{"q":"It rains.","source":"en","target":"de"}'
+HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+LENGTH = b"Content-Length: %d\r\n" % len(BODY)
+CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+
+
+def raw(server, data, address="127.0.0.1", limit=20):
+    """What comes back for these bytes until the server closes."""
+    with socket.create_connection((address, server.port), limit, (address, 0)) as connection:
+        connection.sendall(data)
+        return connection.makefile("rb").read()
+
+
+def status(reply):
+    return int(reply.split(b" ", 2)[1]) if reply else 0
+
+
+@test
+def requests_are_understood_in_one_way_only():
+    get = b"GET /health HTTP/1.1\r\n"
+    with serving() as server:
+        for good in (
+            HEAD + LENGTH + b"\r\n" + BODY,
+            HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKS,
+            HEAD + b"Transfer-Encoding: Chunked\r\n\r\n" + CHUNKS,
+            get + b"Host:x\r\n\r\n",
+            get + b"Host: x:5000 \r\nX-Empty:\r\n\r\n",
+            b"GET /health HTTP/1.0\r\n\r\n",
+        ):
+            line, rest = good.split(b"\r\n", 1)
+            assert status(raw(server, line + b"\r\nConnection: close\r\n" + rest)) == 200, good
+        for bad in (
+            HEAD + LENGTH + LENGTH + b"\r\n" + BODY,
+            HEAD + LENGTH + b"Content-Length: 5\r\n\r\n" + BODY,
+            HEAD + b"Content-Length: 5\r\n" + LENGTH + b"\r\n" + BODY,
+            HEAD + b"Content-Length: %d, %d\r\n\r\n" % (len(BODY), len(BODY)) + BODY,
+            HEAD + b"Content-Length: +%d\r\n\r\n" % len(BODY) + BODY,
+            HEAD + LENGTH + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKS,
+            HEAD + b"Transfer-Encoding: chunked\r\n" + LENGTH + b"\r\n" + CHUNKS,
+            HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKS,
+            HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKS,
+            HEAD + b"Transfer-Encoding: identity\r\n" + LENGTH + b"\r\n" + BODY,
+            HEAD + b"Content-Length : %d\r\n\r\n" % len(BODY) + BODY,
+            get + b"\r\n",
+            get + b"X: y\r\n\r\n",
+            get + b"Host: x\r\nHost: x\r\n\r\n",
+            get + b"Host: x\r\nhost: y\r\n\r\n",
+            get + b"Host : y\r\nHost: x\r\n\r\n",
+            get + b" Host: y\r\nHost: x\r\n\r\n",
+            b"GET /health HTTP/1.0\r\nHost: x\r\nHost: x\r\n\r\n",
+        ):
+            # What follows is not taken for a request.
+            reply = raw(server, bad + get + b"Host: x\r\n\r\n")
+            assert status(reply) == 400 and b" 200 " not in reply, (bad, reply)
+
+
+@test
+def other_methods_are_told_which():
+    with serving() as server:
+        for path, method, allow in (
+            ("translate", "GET", b"POST, OPTIONS"),
+            ("detect", "PUT", b"POST, OPTIONS"),
+            ("languages", "POST", b"GET, HEAD, OPTIONS"),
+            ("", "DELETE", b"GET, HEAD, OPTIONS"),
+            ("health", "OPTIONS", b"GET, HEAD, OPTIONS"),
+        ):
+            reply = raw(server, f"{method} /{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            assert status(reply) == (204 if method == "OPTIONS" else 405), reply
+            assert b"\r\nAllow: " + allow + b"\r\n" in reply, reply
+        assert b"Allow:" not in raw(server, b"PUT /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+
+
+@test
+def one_address_locks_nobody_out():
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    health = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with serving("--host", "0.0.0.0") as server, contextlib.ExitStack() as held:
+        for _ in range(1100):
+            held.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
+        begin = time.monotonic()
+        assert status(raw(server, health, "127.0.0.2")) == 200 and time.monotonic() - begin < 10
+
+
+@test
+def what_drips_is_ended():
+    slow = HEAD + b"Content-Length: 1000\r\n\r\n"
+    with serving("--read-timeout", "1") as server:
+        for begun in (b"GET /health HTTP/1.1\r\nHost: x\r\nX: ", slow):
+            with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+                connection.sendall(begun)
+                begin = time.monotonic()
+                with contextlib.suppress(OSError):
+                    while time.monotonic() - begin < 8:
+                        connection.sendall(b"x")
+                        time.sleep(0.1)
+                assert time.monotonic() - begin < 5, begun
+        assert server.translate("It rains.")[0] == 200
+
+
+@test
+def bodies_on_their_way_are_bounded_together():
+    padded = BODY + b" " * 170000
+    with serving("--max-bodies", "320") as server, contextlib.ExitStack() as held:
+        for _ in range(4):
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
+            connection.sendall(HEAD + b"Content-Length: 200000\r\n\r\n" + b" " * 170000)
+        time.sleep(0.5)
+        got = server.ask("/translate", padded)
+        assert got[0] == 503 and "try again" in got[1]["error"], got
+        held.close()
+        time.sleep(0.5)
+        assert server.ask("/translate", padded)[0] == 200
+
+
+@test
+def memory_of_bodies_is_given_back():
+    """They lay among small blocks, as the C library saw fit, and 60 of them stayed: 21 MB."""
+    with serving() as server:
+        server.translate(["It rains."] * 100)
+        before = resident(server.process.pid)
+        for _ in range(2):
+            with contextlib.ExitStack() as held:
+                for _ in range(60):
+                    connection = held.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
+                    connection.sendall(HEAD + b"Content-Length: 1000000\r\n\r\n" + b" " * 400000)
+                time.sleep(0.5)
+            time.sleep(0.5)
+        assert server.translate("It rains.")[0] == 200
+        assert resident(server.process.pid) - before < 6 << 20
+
+
+@test
+def figures_need_a_key_where_there_are_keys():
+    with tempfile.NamedTemporaryFile("w") as keys:
+        keys.write("right\n")
+        keys.flush()
+        with serving("--api-keys", keys.name) as server:
+            head = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            for more, wanted in ((b"", 403), (b"Authorization: Bearer wrong\r\n", 403),
+                                 (b"Authorization: Bearer right\r\n", 200)):
+                assert status(raw(server, head + more + b"\r\n")) == wanted, more
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

@@ -1,0 +1,302 @@
+#!/usr/bin/env python3
+"""The page of moe-server in a browser: what a visitor types, sees and copies.
+
+Usage: tests/python tests/server/test_page.py      (BIN: where the programs are)
+
+Chromium without a window, told what to do over a pipe (its DevTools protocol). Prints `ok NAME` or `FAIL NAME` per test
+and a closing line `N passed, N failed`.
+"""
+
+import contextlib
+import http.server
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from suite import Suite
+from test_server import serving
+
+test = Suite()
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+page_test = test.needs(CHROMIUM, "Chromium")
+FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+         "--remote-debugging-pipe", "--host-resolver-rules=MAP moe.test 127.0.0.1"]
+
+
+class Browser:
+    def __init__(self):
+        self.folder = tempfile.TemporaryDirectory()
+        to_read, self.out = os.pipe()
+        self.inside, to_write = os.pipe()
+        command = ["bash", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "bash", CHROMIUM, *FLAGS,
+                   f"--user-data-dir={self.folder.name}", "about:blank"]
+        self.process = subprocess.Popen(command, pass_fds=(to_read, to_write), stderr=subprocess.DEVNULL,
+                                        stdout=subprocess.DEVNULL)
+        os.close(to_read)
+        os.close(to_write)
+        self.read, self.number = b"", 0
+
+    def call(self, method, session=None, **parameters):
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        if session:
+            message["sessionId"] = session
+        os.write(self.out, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self.read:
+                more = os.read(self.inside, 65536)
+                assert more, "the browser is gone"
+                self.read += more
+            answer, self.read = self.read.split(b"\0", 1)
+            answer = json.loads(answer)
+            if answer.get("id") == self.number:
+                assert "error" not in answer, (method, answer["error"])
+                return answer["result"]
+
+    def close(self):
+        with contextlib.suppress(OSError, AssertionError):
+            self.call("Browser.close")
+        self.process.wait(20)
+        os.close(self.out)
+        os.close(self.inside)
+        with contextlib.suppress(OSError):
+            self.folder.cleanup()
+
+
+class Page:
+    def __init__(self, browser, url):
+        self.browser = browser
+        self.target = browser.call("Target.createTarget", url=url)["targetId"]
+        self.session = browser.call("Target.attachToTarget", targetId=self.target, flatten=True)["sessionId"]
+        browser.call("Emulation.setFocusEmulationEnabled", self.session, enabled=True)
+
+    def run(self, script):
+        """The value of an expression, which may be a promise."""
+        got = self.browser.call("Runtime.evaluate", self.session, expression=script, awaitPromise=True,
+                                returnByValue=True, userGesture=True)
+        assert "exceptionDetails" not in got, (script, got["exceptionDetails"])
+        return got["result"].get("value")
+
+    def wait(self, script, seconds=30):
+        end = time.monotonic() + seconds
+        while not (value := self.run(script)):
+            assert time.monotonic() < end, (script, self.run("document.body.innerText"))
+            time.sleep(0.05)
+        return value
+
+    def type(self, text):
+        self.run(f"say(''); input.value = {json.dumps(text)}; input.oninput()")
+
+    def translated(self, text):
+        """Types a text: what stands there as its translation."""
+        self.type(text)
+        self.wait("plain && $('state').textContent.endsWith(' ms')")
+        return self.run("out.textContent")
+
+    def close(self):
+        self.browser.call("Target.closeTarget", targetId=self.target)
+
+
+@contextlib.contextmanager
+def browsing():
+    browser = Browser()
+    try:
+        yield browser
+    finally:
+        browser.close()
+
+
+@contextlib.contextmanager
+def page_of(browser, server, host="127.0.0.1", behind=""):
+    page = Page(browser, f"http://{host}:{server.port}/{behind}")
+    try:
+        page.wait("typeof ready === 'boolean' && ready")
+        yield page
+    finally:
+        page.close()
+
+
+class Pretender(http.server.BaseHTTPRequestHandler):
+    """Serves the page of a moe-server and what a test wants instead of translations."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        status, text = self.server.real.ask(self.path)
+        self.send(status, text if isinstance(text, str) else json.dumps(text))
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.answer:
+            self.send(*self.server.answer)
+        else:
+            self.close_connection = True  # as a server that is gone
+
+    def send(self, status, text):
+        data = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html" if text.startswith("<") else "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextlib.contextmanager
+def pretending(real):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pretender)
+    server.real, server.port, server.daemon_threads = real, server.server_port, True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@page_test
+def a_text_is_translated_and_copied():
+    with serving() as server, browsing() as browser:
+        browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+        with page_of(browser, server) as page, page_of(browser, server, "moe.test") as plain:
+            assert page.run("isSecureContext") and not plain.run("isSecureContext || !!navigator.clipboard")
+            for at, text, wanted in ((page, "It rains.", "Es regnet."),
+                                     (plain, "Where is my book?\n\nIt rains.", "Wo ist mein Buch?\n\nEs regnet.")):
+                at.run("source.value = 'en'; target.value = 'de'")
+                assert at.translated(text) == wanted  # and nothing that is not seen behind it
+                at.run("$('copy').click()")
+                at.wait("state.textContent === 'Copied.' && !state.className")
+                assert page.run("navigator.clipboard.readText()") == wanted
+            assert plain.run("[input.value, `${getSelection()}`]") == ["Where is my book?\n\nIt rains.", ""]
+
+
+@page_test
+def swap_knows_what_was_detected():
+    with serving() as server, browsing() as browser, page_of(browser, server) as page:
+        page.run("source.value = 'auto'; target.value = 'en'")
+        german = "Wo ist mein Buch geblieben?"
+        english = page.translated(german)
+        page.run("$('swap').click()")
+        page.wait("state.textContent.endsWith(' ms') && plain && out.textContent !== " + json.dumps(english))
+        assert page.run("[source.value, target.value]") == ["en", "de"] and page.run("input.value") == english
+        page.run("$('swap').click()")
+        assert page.run("[source.value, target.value]") == ["de", "en"]
+        page.run("source.value = 'auto'; target.value = 'fr'; plain = detected = ''; $('swap').click()")
+        assert page.run("source.value") == "fr" and page.run("target.value") in ("en", "de", "es")
+        page.run("source.value = 'auto'; target.value = 'fr'; detected = 'fr'; $('swap').click()")
+        assert page.run("source.value !== target.value")
+
+
+@page_test
+def the_key_is_asked_for_and_kept():
+    with tempfile.NamedTemporaryFile("w") as keys, browsing() as browser:
+        keys.write("right\n")
+        keys.flush()
+        with serving() as server, page_of(browser, server) as page:
+            assert page.run("$('keys').hidden && getComputedStyle($('keys')).display === 'none'")
+        with serving("--api-keys", keys.name) as server, page_of(browser, server) as page:
+            page.run("source.value = 'en'; target.value = 'de'; input.focus()")
+            assert not page.run("$('keys').hidden")
+            page.type("It rains.")
+            assert page.wait("state.className && state.textContent").startswith("This server wants an API key")
+            assert page.run("document.activeElement.id") == "in"  # who still types goes on typing there
+            page.run("key.value = 'wrong'; key.onchange()")
+            page.wait("state.textContent.includes('does not know this API key')")
+            page.run("key.value = 'right'; key.onchange()")
+            page.wait("out.textContent === 'Es regnet.' && !state.className && $('again').hidden")
+            page.run("location.reload()")
+            time.sleep(0.3)
+            page.wait("typeof ready === 'boolean' && ready")
+            assert page.run("key.value") == "right" and page.run("sessionStorage.getItem('moe-key')") == "right"
+            assert page.run("Object.values(localStorage).join().includes('right')") is False
+
+
+@page_test
+def failures_are_told_where_one_looks():
+    with serving() as real, pretending(real) as server, browsing() as browser, page_of(browser, server) as page:
+        for answer, words in (
+            ((413, '{"error":"the request is too large"}'), ("too much at once", "1048,000 characters", "a part")),
+            ((429, '{"error":"too many texts are waiting; try again"}'), ("Too many requests", "wait a minute")),
+            ((456, '{"error":"quota"}'), ("Too many requests",)),
+            ((504, '{"error":"this took too long; send less at once"}'), ("too long", "shorter part")),
+            ((400, '{"error":"xx is not supported"}'), ("cannot translate this: xx is not supported.",)),
+            ((500, '{"error":"the translator failed"}'), ("has a problem", "still here")),
+            ((503, '{"error":"the server is ending"}'), ("being restarted", "still here")),
+            ((502, "<html>Bad Gateway</html>"), ("has a problem", "still here")),
+            ((200, "<html>Log in</html>"), ("has a problem",)),
+        ):
+            server.answer = answer
+            page.type("It rains." + answer[1])
+            said = page.wait("state.className && state.textContent")
+            assert all(word in said for word in words), (answer, said)
+            assert page.run("!$('again').hidden && input.value.startsWith('It rains.')")
+            above = "$('state').getBoundingClientRect().bottom <= out.getBoundingClientRect().top + 1"
+            assert page.run(above + " && $('state').getBoundingClientRect().top < innerHeight / 2")
+            server.answer = 200, '{"translatedText":"Es regnet.","alternatives":[]}'
+            page.run("$('again').click()")
+            page.wait("out.textContent === 'Es regnet.' && !state.className && $('again').hidden")
+        server.answer = None
+        page.type("It rains again.")
+        assert "cannot be reached" in page.wait("state.className && state.textContent")
+
+
+@page_test
+def other_translations_are_no_walls():
+    first = "Der Hund sah das große Haus am Fluss. " * 40
+    other = first[:760] + "Eine Katze sah es auch. " + first[760:]
+    third = "Etwas ganz anderes steht hier. " * 40
+    short = {"translatedText": "Es regnet.", "alternatives": ["Es regnet.", "Es regnete.", "", "Es regnete."]}
+    with serving() as real, pretending(real) as server, browsing() as browser, page_of(browser, server) as page:
+        server.answer = 200, json.dumps(short)
+        assert page.translated("It rains.") == "Es regnet."
+        assert page.run("[...$('others').children].map(x => x.innerText)") == ["Es regnete."]
+        page.run("$('others').querySelector('button').click()")
+        assert page.run("[out.textContent, plain, $('others').innerText]") == ["Es regnete."] * 2 + ["Es regnet."]
+        server.answer = 200, json.dumps({"translatedText": first, "alternatives": [other, third]})
+        page.type("x")
+        page.wait("plain.length > 1000 && state.textContent.endsWith(' ms')")
+        assert page.run("$('others').getBoundingClientRect().height < 150")
+        shown = page.run("[...document.querySelectorAll('#others summary')].map(x => x.textContent)")
+        assert len(shown) == 2 and "Eine Katze sah es auch." in shown[0] and len(shown[0]) < 200, shown
+        assert shown[1].startswith("Etwas ganz anderes") and len(shown[1]) < 200 and shown[1].endswith(" …")
+        page.run("document.querySelector('#others summary').click(); $('others').querySelector('button').click()")
+        assert page.run("[out.textContent, $('others').querySelector('button').textContent]") == [other, first]
+
+
+@page_test
+def what_is_written_from_the_right_stands_there():
+    with serving() as real, pretending(real) as server, browsing() as browser, page_of(browser, server) as page:
+        direction = "x => getComputedStyle(x).direction"
+        server.answer = 200, json.dumps({"translatedText": "أين كتابي؟", "alternatives": ["كتاب"]})
+        page.translated("Where is my book?")
+        assert page.run(f"[input, out, mirror, $('others').querySelector('button')].map({direction})") == [
+            "ltr", "rtl", "ltr", "rtl"]
+        server.answer = 200, json.dumps({"translatedText": "Where is my book?", "alternatives": []})
+        page.translated("أين كتابي؟")
+        assert page.run(f"[input, out, mirror].map({direction})") == ["rtl", "ltr", "rtl"]
+
+
+@page_test
+def words_that_belong_together_are_marked():
+    with serving() as server, browsing() as browser, page_of(browser, server) as page:
+        page.run("source.value = 'en'; target.value = 'de'")
+        assert page.translated("Where is my book?") == "Wo ist mein Buch?"
+        page.run("[...out.querySelectorAll('.word')].find(x => x.textContent === 'Buch?').onmouseenter()")
+        assert page.run("[...mirror.querySelectorAll('.on')].map(x => x.textContent)") == ["book?"]
+        assert page.run("mirror.textContent") == "Where is my book?"
+        page.run("$('experts').click()")
+        page.wait("!$('went').hidden && !!$('went').querySelector('.chip')")
+        page.type(" ")
+        page.wait("out.textContent === '' && $('went').hidden")
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

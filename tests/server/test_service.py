@@ -1,0 +1,475 @@
+#!/usr/bin/env python3
+"""moe-server as a service: its log, proxies before it, what it tells who started it, its end whatever is under way.
+
+Usage: tests/python tests/server/test_service.py      (BIN and BUILD: where the programs are)
+
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
+"""
+
+import contextlib
+import datetime
+import ipaddress
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from suite import Skip, Suite
+from test_server import BIN, FAST, MANY, MODEL, ROOT, SLOW, Server, figure, post, read_all, serving, wait_for
+
+test = Suite()
+BUILD = ROOT / os.environ.get("BUILD", "build")
+SECRET = "The secret letter is in the house."
+
+
+def lines_of(path):
+    """Of a log; the last of them may still be on its way."""
+    return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+
+
+def send(server, head=(), path="/health", address="127.0.0.1", body=None):
+    """The status that comes back, on a connection of its own."""
+    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", "Host: x", "Connection: close", *head]
+    if body is not None:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.closing(socket.socket(family)) as raw:
+        raw.settimeout(60)
+        raw.connect((address, server.port))
+        raw.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b""))
+        reply = raw.makefile("rb").read()
+    return int(reply.split(b" ", 2)[1]) if reply else 0
+
+
+# ---- The log ----
+
+
+@test
+def every_request_is_a_line():
+    with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile("w") as keys:
+        log = pathlib.Path(folder) / "requests.log"
+        keys.write("right-key\n")
+        keys.flush()
+        with serving("--log", str(log), "--api-keys", keys.name, "--max-body", "64") as server:
+            def ask(*words, **named):
+                n = len(lines_of(log))
+                reply = server.ask(*words, **named)[1]
+                wait_for(lambda: len(lines_of(log)) > n)  # it is written when the connection is done
+                return reply
+
+            body = {"q": [SECRET, "It rains."], "source": "en", "target": "de", "api_key": "right-key"}
+            answer = ask("/translate?alternatives=1&token=hidden", body)
+            ask("/translate", {**body, "stream": True})
+            ask("/translate", {**body, "q": "<p>Good</p><p>Bad</p>", "format": "html"})
+            ask("/translate", {**body, "api_key": "wrong-key"})
+            ask("/translate", b"{")
+            ask("/translate", b" " * 100000)
+            ask("/languages", method="DELETE")
+            ask("/a%0Ab%22%FF" + "c" * 500)
+            ask("/health", method="HEAD")
+            text, found = log.read_text(), lines_of(log)
+        short = [(x["method"], x["path"], x["status"], x["texts"]) for x in found]
+        assert short[:7] == [("POST", "/translate", 200, 2), ("POST", "/translate", 200, 2),
+                             ("POST", "/translate", 200, 1), ("POST", "/translate", 403, 2),
+                             ("POST", "/translate", 400, 0), ("POST", "/translate", 413, 0),
+                             ("DELETE", "/languages", 405, 0)], short
+        assert found[7]["path"].startswith("/a") and "\n" not in found[7]["path"] and len(found[7]["path"]) < 250
+        assert found[0]["in"] == len(json.dumps(body)) and found[0]["out"] == len(json.dumps(
+            answer, ensure_ascii=False, separators=(",", ":")).encode()) + 1, (found[0], answer)
+        assert found[1]["out"] > 60 and found[5]["in"] > 64 << 10 and found[8]["out"] == 0
+        for line in found:
+            assert set(line) == {"time", "client", "method", "path", "status", "in", "out", "ms", "texts"}, line
+            at = datetime.datetime.strptime(line["time"], "%Y-%m-%dT%H:%M:%S.%fZ")
+            now = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
+            assert abs((now - at).total_seconds()) < 60 and line["client"] == "127.0.0.1" and 0 <= line["ms"] < 60000
+        for private in ("secret", "hidden", "alternatives", "-key", answer["translatedText"][0]):
+            assert private not in text, private
+        assert log.stat().st_mode & 0o077 == log.stat().st_mode & 0o040  # others read nothing
+
+
+@test
+def no_line_is_lost_or_mixed():
+    with tempfile.TemporaryDirectory() as folder:
+        log = pathlib.Path(folder) / "log"
+        with serving("--log", str(log)) as server:
+            def client(number):
+                for i in range(200):
+                    send(server, path=f"/{number}/{i}/" + "x" * 150)
+
+            threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+            for thread in threads:
+                thread.start()
+            moved = []
+            while any(thread.is_alive() for thread in threads):  # and moved away meanwhile
+                with contextlib.suppress(FileNotFoundError):
+                    log.rename(f"{log}.{len(moved)}")
+                    moved.append(f"{log}.{len(moved)}")
+                server.process.send_signal(signal.SIGHUP)
+                time.sleep(0.02)
+            for thread in threads:
+                thread.join()
+        assert len(moved) > 2
+        paths = [line["path"] for name in (*moved, *([log] if log.exists() else [])) for line in lines_of(name)]
+        assert sorted(paths) == sorted(f"/{n}/{i}/" + "x" * 150 for n in range(8) for i in range(200)), len(paths)
+
+
+@test
+def what_was_not_answered_says_why():
+    """Status 408: it never came in; 499: nobody was left; and what of an answer that began with 200 is missing."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = pathlib.Path(folder) / "log"
+        with serving(*SLOW, "--timeout", "2", "--read-timeout", "1", "--log", str(log), fast=False) as server:
+            body = {"q": MANY, "source": "en", "target": "de"}
+            for wanted, more in (((200, 504), {"stream": True}), ((504, None), {})):
+                read_all(post(server, {**body, **more}))
+                wait_for(lambda: log.read_text().endswith("\n"))
+                line = lines_of(log)[-1]
+                assert (line["status"], line.get("cut")) == wanted and line["texts"] == len(MANY), line
+            for more in ({}, {"stream": True}):
+                before = len(lines_of(log))
+                raw = post(server, {**body, **more})
+                time.sleep(0.5)
+                raw.close()
+                wait_for(lambda: len(lines_of(log)) > before)
+                line = lines_of(log)[-1]
+                assert (line["status"], line.get("cut")) == ((200, 499) if more else (499, None)), line
+            slow = socket.create_connection(("127.0.0.1", server.port), 60)
+            slow.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+            with slow:
+                slow.recv(1)
+            wait_for(lambda: lines_of(log)[-1]["status"] == 408)
+            assert lines_of(log)[-1]["in"] == 1
+
+
+@test
+def a_log_that_cannot_be_written_stops_nobody():
+    with serving("--log", "/dev/full") as server:
+        assert server.translate("It rains.")[0] == server.ask("/health")[0] == 200
+        said = server.process.stderr.readline()
+        assert "--log /dev/full" in said and "No space" in said, said
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.stderr.read() == ""  # it is said once
+    for path in ("/nowhere/log", "/"):
+        done = subprocess.run([BIN / "moe-server", "-m", MODEL, "--port", "0", "--log", path], capture_output=True,
+                              text=True, timeout=30)
+        assert done.returncode == 4 and f"--log {path}: " in done.stderr, done
+    for options, lines in (((), 0), (("--log", "-"), 2)):
+        with serving(*options) as server:
+            assert server.ask("/health")[0] == send(server) == 200
+            time.sleep(0.2)
+            server.process.send_signal(signal.SIGHUP)  # there is no file: the end, as of any program
+            assert server.process.wait(10) == 0
+            assert [json.loads(x)["path"] for x in server.process.stderr.read().splitlines()] == ["/health"] * lines
+
+
+# ---- Proxies ----
+
+
+def parsed(word):
+    """An address of X-Forwarded-For as Python's library reads it; None: it is none."""
+    word = word.strip(" \t")
+    if found := re.fullmatch(r"\[([^\[\]]*:[^\[\]]*)\](?::\d{1,5})?", word):
+        word = found[1]
+    elif found := re.fullmatch(r"([^:]*):\d{1,5}", word):
+        word = found[1] if "." in found[1] else "none"
+    try:
+        address = ipaddress.ip_address(word)
+    except ValueError:
+        return None
+    if getattr(address, "scope_id", None):
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def forwarded(fields, trusted, peer="127.0.0.1"):
+    client = ipaddress.ip_address(peer)
+    for word in reversed(",".join(fields).split(",")):
+        if not any(client in network for network in trusted):
+            break
+        if word.strip(" \t"):
+            address = parsed(word)
+            if address is None:
+                break
+            client = address
+    return client
+
+
+@test
+def clients_of_trusted_proxies_are_seen():
+    pick = random.Random(3)
+    good = ["192.0.2.7", "10.1.2.3", "10.200.0.1", "127.0.0.1", "2001:db8::7", "2001:db8:ffff::1", "::1", "fd00::1:2",
+            "::ffff:192.0.2.9", "192.0.2.7:8080", "[2001:db8::9]:443", "[fd00::9]", "\t198.51.100.4 "]
+    bad = ["unknown", "_hidden", "1.2.3", "1.2.3.4.5", "256.1.1.1", "1.2.3.4:", "1.2.3.4:123456", "[1.2.3.4]", "[::1",
+           "::1]", "fe80::1%eth0", "1.2.3.4/8", "\"1.2.3.4\"", "x" * 3000, "\x80\xff", "1.2.3.4 5.6.7.8", "[]:1", "[:]",
+           ":"]
+    trusted = ["127.0.0.1", "10.0.0.0/9", "fd00::/16", "2001:db8:8000::/33"]
+    networks = [ipaddress.ip_network(x) for x in trusted]
+    cases = [[], [""], [","], [", , "], *([x] for x in good + bad), ["192.0.2.7", "203.0.113.9"],
+             ["203.0.113.9, 192.0.2.7", "10.1.2.3"], ["192.0.2.7", "unknown", "10.1.2.3"],
+             [",".join(["10.1.2.3"] * 3000)]]
+    for _ in range(300):
+        words = [pick.choice(good if pick.random() < 0.8 else [*bad, ""]) for _ in range(pick.randint(1, 6))]
+        cut = pick.randint(0, len(words))
+        cases.append([field for field in (",".join(words[:cut]), ", ".join(words[cut:])) if field])
+    with tempfile.TemporaryDirectory() as folder:
+        log = pathlib.Path(folder) / "log"
+        options = [word for network in trusted for word in ("--trust-proxy", network)]
+        with serving("--log", str(log), *options) as server:
+            for fields in cases:
+                name = lambda: pick.choice(["X-Forwarded-For", "x-forwarded-for"])  # noqa: E731
+                assert send(server, [f"{name()}: {field}" for field in fields]) == 200, fields
+            wait_for(lambda: len(lines_of(log)) == len(cases))
+            for fields, line in zip(cases, lines_of(log), strict=True):
+                assert line["client"] == str(forwarded(fields, networks)), (fields, line)
+        log.unlink()
+        with serving("--log", str(log), "--trust-proxy", "10.0.0.0/8", "--trust-proxy", "::1") as server:
+            send(server, ["X-Forwarded-For: 192.0.2.7"])  # anybody can say so
+            wait_for(lambda: log.exists() and lines_of(log))
+            assert lines_of(log)[0]["client"] == "127.0.0.1"
+
+
+@test
+def proxies_of_ipv6_are_seen():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        raise Skip("no IPv6 here") from None
+    with tempfile.TemporaryDirectory() as folder:
+        log = pathlib.Path(folder) / "log"
+        command = [BIN / "moe-server", "-m", MODEL, "--host", "::1", "--port", "0", *FAST, "--log", log]
+        with subprocess.Popen([*command, "--trust-proxy", "::/127"], stderr=subprocess.PIPE, text=True) as process:
+            class Six:
+                port = int(re.search(r"\]:(\d+)/", process.stderr.readline())[1])
+
+            assert send(Six, ["X-Forwarded-For: 2001:db8::5"], address="::1") == send(Six, address="::1") == 200
+            wait_for(lambda: len(lines_of(log)) == 2)
+            process.terminate()
+        assert [x["client"] for x in lines_of(log)] == ["2001:db8::5", "::1"]
+
+
+@test
+def networks_are_read_strictly():
+    for word in ("", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/-1", "10.0.0.0/8x", "10.0.0", "::/129", "[::1]", "1.2.3.4:5",
+                 "localhost", "10.0.0.0/8,::1", "10.0.0.0/ 8"):
+        done = subprocess.run([BIN / "moe-server", "-m", MODEL, "--trust-proxy", word], capture_output=True, text=True,
+                              timeout=30)
+        assert done.returncode == 2 and "--trust-proxy wants" in done.stderr and f"'{word}'" in done.stderr, done
+
+
+@test
+def limits_are_those_of_a_proxys_clients():
+    if (late := 60 - time.monotonic() % 60) < 10:
+        time.sleep(late)  # a limit is one of a minute of the clock
+    one, other = ["X-Forwarded-For: 192.0.2.1"], ["X-Forwarded-For: 192.0.2.2, 10.0.0.1"]
+    same = ["X-Forwarded-For: 2001:db8:0:1::1"], ["X-Forwarded-For: 2001:db8:0:1:ffff::2"]  # 64 bits are a customer
+    trusted = ["--trust-proxy", "127.0.0.1", "--trust-proxy", "10.0.0.1"]
+    with serving("--rate", "3", *trusted) as server:
+        assert [send(server, one) for _ in range(5)] == [200] * 3 + [429] * 2
+        assert [send(server, other) for _ in range(4)] == [200] * 3 + [429]
+        assert [send(server, ["X-Forwarded-For: 6.6.6.6, 192.0.2.1"]), send(server)] == [429, 200]
+        assert [send(server, same[i % 2]) for i in range(4)] == [200] * 3 + [429]
+    head = b"POST /translate HTTP/1.1\r\nHost: x\r\n%s\r\nContent-Length: 99\r\n\r\n{"
+    with serving("--max-address", "2", *trusted) as server, contextlib.ExitStack() as held:
+        def hold(data=b""):
+            raw = held.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
+            raw.sendall(data)
+
+        for _ in range(6):
+            hold()  # a proxy keeps connections
+        for _ in range(2):
+            hold(head % one[0].encode())
+        time.sleep(0.5)
+        assert send(server, one) == 429 and send(server, other) == send(server) == 200
+        held.close()
+        wait_for(lambda: send(server, one) == 200)
+    with serving("--max-address", "2", "--trust-proxy", "10.0.0.1") as server, contextlib.ExitStack() as held:
+        for _ in range(2):
+            hold()
+        time.sleep(0.5)
+        with contextlib.suppress(ConnectionError):
+            assert send(server, other) == 0  # who is not trusted says nothing
+
+
+# ---- Who started it ----
+
+
+class Supervisor:
+    """Starts moe-server again when it fails, as systemd does for Restart=on-failure, and hears what it says."""
+
+    def __init__(self, *options):
+        self.folder = tempfile.TemporaryDirectory()
+        self.heard, self.statuses, self.ready = [], [], 0
+        self.port, self.log = self.free_port(), pathlib.Path(self.folder.name) / "log"
+        self.ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.ear.bind(self.folder.name + "/notify")
+        self.command = [BIN / "moe-server", "--port", str(self.port), "--log", self.log, *options]
+        self.said = open(self.folder.name + "/said", "w+")
+        for run in (self.listen, self.run):
+            threading.Thread(target=run, daemon=True).start()
+        wait_for(lambda: self.ready == 1)
+
+    @staticmethod
+    def free_port():
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            return found.getsockname()[1]
+
+    def listen(self):
+        while True:
+            word = self.ear.recv(100).decode()
+            self.heard.append(word)
+            self.ready += word == "READY=1"
+
+    def run(self):
+        while not self.statuses or self.statuses[-1]:
+            env = {**os.environ, "NOTIFY_SOCKET": self.folder.name + "/notify"}
+            self.process = subprocess.Popen(self.command, env=env, stderr=self.said)
+            self.statuses.append(self.process.wait())
+
+    ask, translate = Server.ask, Server.translate
+
+
+@test
+def a_supervisor_starts_it_again_when_the_translator_failed():
+    with tempfile.TemporaryDirectory() as folder:
+        model = pathlib.Path(folder) / "m.bin"
+        model.write_bytes(MODEL.read_bytes())
+        it = Supervisor("-m", model, *FAST)
+        for round_ in (1, 2):
+            assert it.translate("It rains.") == (200, {"translatedText": "Es regnet."})
+            time.sleep(1.1)
+            model.touch()  # a mapped file that was written to is one that cannot be trusted any more
+            status, answer = it.translate(MANY)
+            assert status == 500 and "the translator failed" in answer["error"], answer
+            wait_for(lambda: it.ready == round_ + 1)
+            assert it.statuses == [3] * round_
+        it.translate("It rains.")
+        it.ask("/nowhere")
+        wait_for(lambda: len(lines_of(it.log)) == 6)
+        assert [x["status"] for x in lines_of(it.log)] == [200, 500, 200, 500, 200, 404]
+        figures = it.ask("/metrics")[1]  # of this run alone
+        for kind, n in (("2xx", 1), ("4xx", 1), ("5xx", 0)):
+            assert f'moe_requests_total{{status="{kind}"}} {n}\n' in figures, figures
+        it.process.terminate()
+        wait_for(lambda: len(it.statuses) == 3)
+        time.sleep(0.2)
+        assert it.statuses == [3, 3, 0] and it.process.poll() == 0  # it stays down
+        assert it.heard == ["READY=1", "STOPPING=1"] * 3, it.heard
+        it.said.seek(0)
+        assert it.said.read().count("the translator failed: ") == 2
+        it.said.close()
+        it.folder.cleanup()
+
+
+@test
+def who_listens_under_a_name_without_a_file_is_told():
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as ear:
+        name = f"moe-test-{os.getpid()}"
+        try:
+            ear.bind("\0" + name)
+        except OSError:
+            raise Skip("names without files are Linux's") from None
+        os.environ["NOTIFY_SOCKET"] = "@" + name
+        try:
+            with serving():
+                ear.settimeout(20)
+                assert ear.recv(100) == b"READY=1"
+            assert ear.recv(100) == b"STOPPING=1"
+        finally:
+            del os.environ["NOTIFY_SOCKET"]
+
+
+@test
+def the_unit_is_one_that_systemd_takes():
+    with tempfile.TemporaryDirectory() as folder:
+        make = ["make", "-s", "-o", "all", "install", f"PREFIX={folder}/usr", f"UNITDIR={folder}/units", f"BIN={BIN}",
+                f"BUILD={BUILD}", "STRIP="]
+        subprocess.run(make, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        unit = pathlib.Path(folder) / "units/moe-server.service"
+        text = unit.read_text()
+        assert f"ExecStart={folder}/usr/bin/moe-server " in text and "@PREFIX" not in text, text
+        for line in ("Type=notify", "Restart=on-failure", "DynamicUser=yes", "ProtectSystem=strict",
+                     "NoNewPrivileges=yes", "MemoryMax="):
+            assert re.search(rf"^{line}", text, re.M), line
+        grace = int(re.search(r"TimeoutStopSec=(\d+)", text)[1])
+        assert grace > 6  # longer than the server's own --grace and a second
+        subprocess.run(["make", "-s", "uninstall", f"PREFIX={folder}/usr"], cwd=ROOT, check=True)
+        assert not unit.exists()
+        subprocess.run([x for x in make if not x.startswith("UNITDIR")], cwd=ROOT, check=True,
+                       stdout=subprocess.DEVNULL)
+        assert not list(pathlib.Path(folder).rglob("*.service"))  # only where it was asked for
+        if not shutil.which("systemd-analyze"):
+            raise Skip("no systemd-analyze here")
+        unit.parent.mkdir(exist_ok=True)
+        unit.write_text(text)
+        done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True)
+        assert done.returncode == 0 and "moe-server" not in done.stderr, done.stderr
+        done = subprocess.run(["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", unit],
+                              capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- The end ----
+
+
+@test
+def whatever_is_stuck_the_end_comes():
+    """A detector that never comes back, with a request to it, and one to translate that waits for nothing else."""
+    if sys.platform != "linux":
+        raise Skip("LD_PRELOAD is Linux's")
+    for signals in (1, 2):
+        assert (BUILD / "stuck.so").exists(), "make test builds it"
+        os.environ["LD_PRELOAD"] = str(BUILD / "stuck.so")
+        try:
+            server = Server("--grace", "1")
+        finally:
+            del os.environ["LD_PRELOAD"]
+        try:
+            the_end_comes(server, signals)
+        finally:
+            server.process.kill()
+            server.process.wait()
+            server.process.stderr.close()
+
+
+def the_end_comes(server, signals):
+    with contextlib.closing(socket.create_connection(("127.0.0.1", server.port), 60)) as stuck:
+        body = json.dumps({"q": "STRA\u1e9eE"}, ensure_ascii=False).encode()
+        stuck.sendall(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                      b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        time.sleep(0.5)
+        stuck.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            raise AssertionError(f"it is not stuck: {stuck.recv(1000)}")
+        begin = time.monotonic()
+        for _ in range(signals):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        status = server.process.wait(30)
+        seconds = time.monotonic() - begin
+        assert (seconds < 1 and status == -signal.SIGTERM) if signals == 2 else (1 < seconds < 2.6 and status == 0), (
+            signals, seconds, status)
+
+
+@test
+def large_texts_do_not_delay_the_end():
+    for text in ("word " * 200000, "." * 1000000, "a" * 1000000, "Good morning. " * 70000, "1+" * 500000):
+        server = Server("--grace", "0", "--set", "beam=1", fast=False)
+        raws = [post(server, {"q": text, "source": "en", "target": "de"}) for _ in range(3)]
+        time.sleep(0.7)
+        seconds, status = server.stop()
+        assert seconds < 1.5 and status == 0, (text[:20], seconds, status)
+        for raw in raws:
+            raw.close()
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

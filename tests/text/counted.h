@@ -1,0 +1,40 @@
+/* counted.h - put before a source that test_linear.c counts the steps of: what these functions of the C library go over
+ * counts as well. Beginnings of blocks are counted by the compiler: -fsanitize-coverage=trace-pc. */
+#ifndef TESTS_COUNTED_H
+#define TESTS_COUNTED_H
+
+#define _GNU_SOURCE /* memmem */
+#include <stdlib.h>
+#include <string.h>
+
+extern unsigned long long counted_steps;
+
+static inline size_t counted(size_t bytes) {
+    counted_steps += bytes / 8;
+    return bytes;
+}
+
+static inline void *counted_memchr(const void *s, int c, size_t n) {
+    const char *found = memchr(s, c, n);
+    counted(found ? (size_t)(found - (const char *)s) : n);
+    return (void *)found;
+}
+
+static inline void *counted_memmem(const void *s, size_t n, const void *word, size_t length) {
+    const char *found = memmem(s, n, word, length);
+    counted(found ? (size_t)(found - (const char *)s) : n);
+    return (void *)found;
+}
+
+static inline size_t counted_strcspn(const char *s, const char *reject) { return counted(strcspn(s, reject)); }
+
+#define memchr(s, c, n) counted_memchr(s, c, n)
+#define memmem(s, n, word, length) counted_memmem(s, n, word, length)
+#define memcpy(to, from, n) memcpy(to, from, counted(n))
+#define memmove(to, from, n) memmove(to, from, counted(n))
+#define memset(to, c, n) memset(to, c, counted(n))
+#define strlen(s) counted(strlen(s))
+#define strcspn(s, reject) counted_strcspn(s, reject)
+#define realloc(block, n) realloc(block, counted(n))
+
+#endif

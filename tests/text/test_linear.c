@@ -1,0 +1,510 @@
+/* test_linear.c - no scanner of text takes more than its share of steps for a longer text.
+ *
+ * Each scanner runs over each trigger - a beginning, an end, a pair of them, repeated up to a size - in three
+ * surroundings, at three sizes of which each is twice the one before it. Steps are the blocks of code that the compiler
+ * made of the sources (Makefile: -counted.o) and what their calls of the C library go over; they do not depend on the
+ * machine or its load. Twice the text may take at most GROWTH times the steps.
+ *
+ * MOE_TEST_LINEAR=262144 build/test_linear begins at that size (16384).
+ *
+ *   1. Triggers
+ *   2. Scanners
+ *   3. Growth
+ */
+#include "tools/server/html.h"
+#include "tools/text/json.h"
+#include "tools/text/lost.h"
+#include "tools/text/protect.h"
+#include "tools/text/sentences.h"
+#include "tools/text/spans.h"
+#include "tools/text/words.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define GROWTH 2.3
+enum { SIZES = 3, FEW = 20000 }; /* steps that do not matter */
+
+unsigned long long counted_steps;
+void __sanitizer_cov_trace_pc(void);
+void __sanitizer_cov_trace_pc(void) { counted_steps++; }
+
+/* ==== 1. Triggers ======================================================================================= */
+
+static const char *const texts[] = { " ",
+                                     "a",
+                                     "a ",
+                                     "a. ",
+                                     ".",
+                                     "..",
+                                     ". ",
+                                     "?!",
+                                     ",",
+                                     "a, ",
+                                     ";",
+                                     "-",
+                                     "--",
+                                     "- ",
+                                     "_",
+                                     "/",
+                                     "//",
+                                     "a/",
+                                     "a/b ",
+                                     "\\",
+                                     "\\n",
+                                     "%",
+                                     "%%",
+                                     "%s",
+                                     "%s ",
+                                     "%(",
+                                     "%(a)",
+                                     "%(a)s ",
+                                     "%<",
+                                     "{",
+                                     "}",
+                                     "{}",
+                                     "{a}",
+                                     "{ ",
+                                     "{{",
+                                     "{{a",
+                                     "{{a}} ",
+                                     "${",
+                                     "${a}",
+                                     "$",
+                                     "$a",
+                                     "$a$ ",
+                                     "$$",
+                                     "$x_{",
+                                     "#",
+                                     "#a",
+                                     "#{",
+                                     "##",
+                                     "@",
+                                     "@a",
+                                     "a@",
+                                     "a@b",
+                                     "a@b.c ",
+                                     ":",
+                                     ":a",
+                                     ":a: ",
+                                     "::",
+                                     "http",
+                                     "http://",
+                                     "http://a ",
+                                     "https://a/",
+                                     "www.",
+                                     "www.a",
+                                     "mailto:",
+                                     "a:",
+                                     "~",
+                                     "~/",
+                                     "C:\\",
+                                     "`",
+                                     "`a`",
+                                     "``",
+                                     "```",
+                                     "\"",
+                                     "'",
+                                     "''",
+                                     "'{",
+                                     "(",
+                                     ")",
+                                     "()",
+                                     "(a) ",
+                                     "[",
+                                     "]",
+                                     "[]",
+                                     "[[",
+                                     "[a](",
+                                     "[a](b) ",
+                                     "<",
+                                     ">",
+                                     "<>",
+                                     "<a",
+                                     "<a>",
+                                     "</a>",
+                                     "<a>b</a> ",
+                                     "<a b=\"",
+                                     "<a b='c' ",
+                                     "<!--",
+                                     "<!-- -->",
+                                     "<code>",
+                                     "<code>a",
+                                     "<x/>",
+                                     "&",
+                                     "&a",
+                                     "&amp",
+                                     "&amp;",
+                                     "&#",
+                                     "&#1;",
+                                     "1",
+                                     "12",
+                                     "1 ",
+                                     "1.",
+                                     "1,",
+                                     "1.2",
+                                     "1/",
+                                     "1:",
+                                     "1:2 ",
+                                     "1-",
+                                     "+1",
+                                     "1e",
+                                     "1e6 ",
+                                     "\xC2\xB2",
+                                     "\xC2\xBD",
+                                     "a\xC2\xB2",
+                                     "\xC2\xA0",
+                                     "\xC2\xAD",
+                                     "a\xC2\xAD",
+                                     "\t",
+                                     "\n",
+                                     "\r\n",
+                                     "*",
+                                     "**",
+                                     "*a* ",
+                                     "**a",
+                                     "|",
+                                     "|a",
+                                     "=",
+                                     "==",
+                                     "A",
+                                     "AB ",
+                                     "A. ",
+                                     "A.B.",
+                                     "Mr. ",
+                                     "z. B. ",
+                                     "i.e. ",
+                                     "Ann, ",
+                                     "Ann Lee, ",
+                                     "\xF0\x9F\x98\x80",
+                                     "\xE2\x80\x94",
+                                     "\xE2\x80\x8B",
+                                     "\xE3\x80\x82",
+                                     "\xC2\xAB",
+                                     "\xC2\xBB",
+                                     "\xCC\x81",
+                                     "{n, plural, ",
+                                     "{n, plural, a {",
+                                     "{n, plural, other {a}} ",
+                                     "{n, select, a {{m, plural, other {",
+                                     "}}",
+                                     "%1$s",
+                                     "%-10.3f",
+                                     "%n$",
+                                     "<%",
+                                     "<%= x %>",
+                                     "<?",
+                                     "<?php",
+                                     "?>",
+                                     "X1",
+                                     "X1 ",
+                                     "{1}",
+                                     "{1",
+                                     "0x",
+                                     "a-",
+                                     "a-b ",
+                                     "ab'",
+                                     "l'a ",
+                                     "..\\",
+                                     "../" };
+
+static const char *const markup[] = { "<b>",
+                                      "<b>x",
+                                      "x<b>",
+                                      "<b>x</b>",
+                                      "<p>",
+                                      "<p>x",
+                                      "<p>x</p>",
+                                      "</p>",
+                                      "<div>",
+                                      "<div></div>",
+                                      "<!",
+                                      "<a href=",
+                                      "<a href=\"",
+                                      "<a b ",
+                                      "<sup>",
+                                      "<sup>2</sup>",
+                                      "x<sup>2</sup>",
+                                      "x<sub>2",
+                                      "<script>",
+                                      "<script>x</script>",
+                                      "<style>",
+                                      "<textarea>",
+                                      "<title>",
+                                      "<wbr>",
+                                      "x<wbr>",
+                                      " <wbr>",
+                                      "<br>",
+                                      "x<br>",
+                                      "<span>x",
+                                      "<span>@x</span>",
+                                      "<a>@x</a> ",
+                                      "<svg>",
+                                      "<math>",
+                                      "<pre>x</pre>",
+                                      "<li>x",
+                                      "<td>",
+                                      "<tr><td>",
+                                      "<option>x",
+                                      "<table>",
+                                      "</table>",
+                                      "<img alt=\"a dog\">",
+                                      "x <img alt='a &amp; dog' title=\"x\"> ",
+                                      "<a title='x'>x</a> ",
+                                      "<?php x > ",
+                                      "<?= x ?>",
+                                      "<![CDATA[",
+                                      "<x/>x",
+                                      "<html lang=\"en\">",
+                                      "<b><p>",
+                                      "<p><b>",
+                                      "<b><i></b></i>",
+                                      "<i></b>",
+                                      "<a><a>",
+                                      "<ruby>x<rt>y",
+                                      "<img>",
+                                      "<img alt=x>",
+                                      "x<img>",
+                                      "]]>",
+                                      "<![CDATA[",
+                                      "<b translate=no>x</b>",
+                                      "<b> </b>",
+                                      "<b>x</b> <i>y</i>",
+                                      "x <b></b>",
+                                      "<a> </a>",
+                                      "<u>x</u>y",
+                                      "<kbd>a</kbd>b ",
+                                      "<a>http://x</a>",
+                                      "1<sup>st</sup> ",
+                                      "<noscript>",
+                                      "<iframe>",
+                                      "<template>",
+                                      "<select><option>",
+                                      "<h1>x",
+                                      "<dt>x<dd>y" };
+
+static const char *const before[] = { "", "<p>x <b>y", " " }; /* the last one: up to half of the size */
+enum { AROUND = sizeof before / sizeof *before };
+
+/* A text of n bytes at most, ended by a NUL. Returns its length. */
+static size_t fill(char *out, size_t n, const char *unit, size_t around) {
+    size_t length = strlen(before[around]), step = strlen(unit);
+    memcpy(out, before[around], length);
+    if (around == AROUND - 1) {
+        memset(out, ' ', n / 2);
+        out[length = n / 2] = 'x', length++;
+    }
+    for (; length + step <= n; length += step) memcpy(out + length, unit, step);
+    out[length] = 0;
+    return length;
+}
+
+/* ==== 2. Scanners ======================================================================================= */
+
+static void walk(const char *data, size_t length) {
+    text_scan scan = text_scan_begin(data, length);
+    for (size_t at = 0, n = 0; at < length; at += n) {
+        text_span_next(&scan, at, &n);
+        assert_true(n > 0);
+    }
+}
+
+static void cut_sentences(const char *data, size_t length) {
+    for (size_t at = 0; at < length;) at += text_sentence(data + at, length - at);
+}
+
+static void cut_clauses(const char *data, size_t length) {
+    int verbatim;
+    for (size_t at = 0; at < length;) at += text_clause(data + at, length - at, 400, 1, &verbatim);
+}
+
+static void halve(const char *data, size_t length) { (void)text_half(data, length, 1); }
+
+static void look_for_messages(const char *data, size_t length) {
+    int open;
+    (void)text_has_message(data, length, &open);
+    (void)text_message_is(data, length);
+}
+
+static void show_messages(const char *data, size_t length) {
+    text_bytes out = { 0 };
+    text_message_show(TEXT_MESSAGE_PLURAL, data, length, &out);
+    (void)text_message_mend(TEXT_MESSAGE_PLURAL, data, length, 0, &out);
+    text_bytes_free(&out);
+}
+
+static void look_for_loops(const char *data, size_t length) {
+    const moe_span source = { data, length / 2 }, target = { data + length / 2, length - length / 2 };
+    (void)text_loops(source, target);
+}
+
+static text_words *words;
+
+static void detect(const char *data, size_t length) {
+    float confidence;
+    (void)text_words_detect(words, data, length, &confidence);
+}
+
+static void guard(const char *data, size_t length) {
+    const text_front front = { .special = { -1, -1, -1 } };
+    text_rules *rules;
+    text_guard *kept = NULL;
+    moe_span shown;
+    moe_error e;
+    assert_int_equal(text_rules_new(&front, 1, NULL, &rules, &e), MOE_OK);
+    const moe_status status =
+        text_guard_begin(rules, data, length, 0, 0, TEXT_MESSAGE_NONE, TEXT_TERMS_FREE, &kept, &shown, &e);
+    assert_true(status == MOE_OK || status == MOE_ERROR_ARGUMENT);
+    text_guard_free(kept);
+    text_rules_free(rules);
+}
+
+static void write_json(const char *data, size_t length) {
+    text_bytes out = { 0 };
+    json j = { .out = &out, .script = 1 };
+    json_open(&j, NULL, '{');
+    json_string(&j, "text", data, length);
+    json_clean(&j, "clean", data, length);
+    json_close(&j, '}');
+    assert_false(out.failed);
+    text_bytes_free(&out);
+}
+
+static const text_bytes *nothing(const void *user, size_t segment) {
+    (void)segment;
+    return user;
+}
+
+static void cut_markup(const char *data, size_t length, int xml) {
+    text_bytes out = { 0 }, word = { 0 };
+    const html_wish wish = { 1, xml, "", "de" };
+    html *document = html_read(data, length, &wish);
+    assert_non_null(document);
+    text_append_string(&word, "x");
+    for (size_t i = 0; i < html_count(document); i++) {
+        size_t n;
+        const char *source = html_source(document, i, &n);
+        text_bytes placed = { 0 }, pieces = { 0 };
+        html_place(document, i, source, n, NULL, 0, &placed);
+        html_pieces(document, i, &pieces);
+        html_place_pieces(document, i, pieces.data ? pieces.data : "", pieces.length, &placed);
+        text_bytes_free(&placed);
+        text_bytes_free(&pieces);
+    }
+    html_write(document, nothing, &word, &out);
+    text_bytes_free(&out);
+    text_bytes_free(&word);
+    html_free(document);
+}
+
+static void cut_html(const char *data, size_t length) { cut_markup(data, length, 0); }
+static void cut_xml(const char *data, size_t length) { cut_markup(data, length, 1); }
+
+/* ==== 3. Growth ========================================================================================= */
+
+static void grow(void (*scan)(const char *, size_t), const char *const *units, size_t n_units) {
+    const char *given = getenv("MOE_TEST_LINEAR");
+    const size_t first = given ? (size_t)strtoull(given, NULL, 10) : 16384;
+    char *text = malloc((first << (SIZES - 1)) + 64);
+    int steep = 0;
+    assert_non_null(text);
+    assert_true(first >= 1024);
+    for (size_t u = 0; u < n_units; u++)
+        for (size_t around = 0; around < AROUND; around++) {
+            unsigned long long steps[SIZES] = { 0 };
+            for (size_t i = 0; i < SIZES; i++) {
+                const size_t length = fill(text, first << i, units[u], around);
+                counted_steps = 0;
+                scan(text, length);
+                steps[i] = counted_steps;
+                assert_true(steps[i] > 0);
+                if (!i || steps[i] <= FEW || (double)steps[i] <= GROWTH * (double)steps[i - 1]) continue;
+                print_message("\"%s\" behind \"%s\": %llu steps, %llu for twice the text\n", units[u], before[around],
+                              steps[i - 1], steps[i]);
+                steep++;
+                break;
+            }
+        }
+    free(text);
+    assert_int_equal(steep, 0);
+}
+
+#define TEXTS(name, scan)                                \
+    static void name(void **state) {                     \
+        (void)state;                                     \
+        grow(scan, texts, sizeof texts / sizeof *texts); \
+    }
+TEXTS(spans, walk)
+TEXTS(sentences, cut_sentences)
+TEXTS(clauses, cut_clauses)
+TEXTS(halves, halve)
+TEXTS(messages, look_for_messages)
+TEXTS(messages_shown, show_messages)
+TEXTS(loops, look_for_loops)
+TEXTS(guards, guard)
+TEXTS(json_strings, write_json)
+TEXTS(html_of_texts, cut_html)
+
+static void html_of_markup(void **state) {
+    (void)state;
+    grow(cut_html, markup, sizeof markup / sizeof *markup);
+}
+
+static void xml_of_markup(void **state) {
+    (void)state;
+    grow(cut_xml, markup, sizeof markup / sizeof *markup);
+}
+
+static void languages(void **state) {
+    static const char *const names[] = { "de", "en", "es", "fr" };
+    (void)state;
+    words = text_words_open(names, 4);
+    assert_non_null(words);
+    grow(detect, texts, sizeof texts / sizeof *texts);
+    text_words_close(words);
+}
+
+/* The test would see what it is for. */
+static void squared(const char *data, size_t length) {
+    for (size_t i = 0; i < length; i += 64) counted_steps += length - i + (size_t)(data[i] == 0);
+}
+
+static void a_square_is_seen(void **state) {
+    (void)state;
+    char *longer = calloc(2, 65536);
+    assert_non_null(longer);
+    counted_steps = 0;
+    squared(longer, 65536);
+    const unsigned long long one = counted_steps;
+    counted_steps = 0;
+    squared(longer, 131072);
+    assert_true((double)counted_steps > GROWTH * (double)one);
+    free(longer);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(spans),
+        cmocka_unit_test(sentences),
+        cmocka_unit_test(clauses),
+        cmocka_unit_test(halves),
+        cmocka_unit_test(messages),
+        cmocka_unit_test(messages_shown),
+        cmocka_unit_test(loops),
+        cmocka_unit_test(languages),
+        cmocka_unit_test(guards),
+        cmocka_unit_test(html_of_texts),
+        cmocka_unit_test(html_of_markup),
+        cmocka_unit_test(xml_of_markup),
+        cmocka_unit_test(a_square_is_seen),
+        cmocka_unit_test(json_strings),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,310 @@
+/* test_memory.c - libmoetext where memory runs out, with the shipped model.
+ *
+ * One allocation of a request fails, each of them in turn, or all that would take more than so many bytes: a text has
+ * the status MOE_ERROR_MEMORY and a message, and nothing else, or it is translated as ever. Then the
+ * same translator translates everything as ever, and in the end nothing is left of it. C++'s operator new and the
+ * libraries underneath are among what fails.
+ */
+#define _GNU_SOURCE
+
+#include "tools/text/detect.h"
+#include "tools/text/moetext.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
+
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
+#define FAIL_WITHIN
+#include "tests/programs/fail_allocation.c"
+
+enum { TEXTS = 4, BYTES = 1 << 14, MOST = 2000, LEAST = 10000 };
+
+static const char glossary_file[] = "build/test-memory-glossary.tsv";
+
+typedef struct request_case {
+    const char *name, *form, *options;
+    moetext_task task;
+    const char *texts[TEXTS], *given;
+} request_case;
+
+#define FAST "target=de;threads=1;batch=2;"
+#define NAMES "<b>Tom</b> has 3 dogs. He saw https://example.org/a?b=1 and {name}, \xE2\x98\x83!"
+
+static const request_case cases[] = {
+    { "plain", "text", FAST "beam=1;rerank=0", 0, { "Good day.", "A dog." }, NULL },
+    { "nbest", "text", FAST "beam=3;rerank=0;nbest=3", 0, { "Good day." }, NULL },
+    { "rerank", "text", FAST "beam=2;rerank=0.5", 0, { "Good day.", "Two dogs." }, NULL },
+    { "protection", "text", FAST "beam=2;rerank=0", 0, { NAMES, "| a | <i>b</i> |" }, NULL },
+    { "unprotected", "text", FAST "beam=1;rerank=0;protect=0", 0, { "A  dog\there." }, NULL },
+    { "alignment",
+      "text",
+      FAST "beam=2;rerank=0;alignment=1;nbest=2",
+      0,
+      { "Good day, 3 dogs.", "GOOD OLD DOG DAY" },
+      NULL },
+    { "glossary",
+      "text",
+      FAST "beam=2;rerank=0;glossary=build/test-memory-glossary.tsv",
+      0,
+      { "The HOUND saw Acme." },
+      NULL },
+    { "lines",
+      "text",
+      FAST "beam=1;rerank=0",
+      0,
+      { "One dog. Two dogs.\r\n\n  A day.\tA \xE2\x98\x83 cat.", "Yes." },
+      NULL },
+    { "parts",
+      "text",
+      FAST "beam=1;rerank=0;max-len=12",
+      0,
+      { "The old dog and the young cat, who went to the house, saw the man and the woman and a horse in the rain." },
+      NULL },
+    { "score", "text", FAST "rerank=0", MOETEXT_SCORE, { "Good day." }, "Guten Tag." },
+    { "prefix", "text", FAST "beam=2;rerank=0;alignment=1", MOETEXT_PREFIX, { "Good day." }, "Guten" },
+    { "bad", "text", FAST "beam=1;rerank=0", 0, { "A \xff dog.", "{n, plural, one {a} other {b}}", " ", "dog" }, NULL },
+    { "pieces",
+      "pieces",
+      FAST "beam=1;rerank=0",
+      0,
+      { "\xE2\x96\x81"
+        "A \xE2\x96\x81"
+        "dog ." },
+      NULL },
+    { "ids", "ids", FAST "beam=1;rerank=0", 0, { "40 50 60" }, NULL },
+};
+
+/* What became of a text: everything in the result, as bytes. */
+typedef struct outcome {
+    size_t times, length, hypotheses;
+    moe_status status;
+    char message[256], bytes[BYTES];
+} outcome;
+
+typedef struct feed {
+    const request_case *of;
+    size_t next;
+    outcome *outcomes;
+} feed;
+
+static int pull(void *user, int wait, moetext_request *request) {
+    feed *f = user;
+    (void)wait;
+    if (f->next == TEXTS || !f->of->texts[f->next]) return MOE_PULL_END;
+    request->text = f->of->texts[f->next];
+    request->length = strlen(request->text);
+    request->task = f->of->task;
+    request->given = f->of->given;
+    request->given_length = f->of->given ? strlen(f->of->given) : 0;
+    request->user = &f->outcomes[f->next++];
+    return MOE_PULL_REQUEST;
+}
+
+static void put(outcome *o, const void *bytes, size_t length) {
+    if (length > BYTES - o->length) abort();
+    if (length) memcpy(o->bytes + o->length, bytes, length);
+    o->length += length;
+}
+
+static void done(void *user, const moetext_result *r) {
+    outcome *o = r->user;
+    (void)user;
+    o->times++;
+    o->status = r->status;
+    o->hypotheses = r->n_hypotheses;
+    snprintf(o->message, sizeof o->message, "%s", r->message);
+    put(o, &r->flags, sizeof r->flags);
+    put(o, &r->n_parts, sizeof r->n_parts);
+    put(o, r->source_ids, r->n_source_ids * sizeof *r->source_ids);
+    for (size_t k = 0; k < r->n_hypotheses; k++) {
+        const moetext_hypothesis *h = &r->hypotheses[k];
+        put(o, h->text, h->length + 1);
+        put(o, &h->score, sizeof h->score);
+        put(o, &h->reverse, sizeof h->reverse);
+        put(o, &h->finished, sizeof h->finished);
+        put(o, h->ids, h->n_ids * sizeof *h->ids);
+        put(o, h->token_logprobs, h->n_logprobs * sizeof *h->token_logprobs);
+        put(o, h->links, h->n_links * sizeof *h->links);
+    }
+}
+
+static outcome wanted[TEXTS], got[TEXTS];
+
+static moe_status run(moetext *t, const request_case *c, outcome *out, moe_error *error) {
+    feed f = { .of = c, .outcomes = out };
+    memset(out, 0, TEXTS * sizeof *out);
+    *error = (moe_error){ .code = MOE_OK };
+    return moetext_translate(t, pull, done, &f, error);
+}
+
+static int is_same(const outcome *a, const outcome *b) {
+    return a->times == b->times && a->status == b->status && a->length == b->length &&
+           strcmp(a->message, b->message) == 0 && memcmp(a->bytes, b->bytes, a->length) == 0;
+}
+
+static moetext *translator(const moetext_model *model, const char *options) {
+    moetext *t = NULL;
+    moe_error e = { .code = MOE_OK };
+    if (moetext_new(model, options, &t, &e)) fail_msg("%s: %s", options, e.message);
+    return t;
+}
+
+/* Run with memory that runs out, and compare. Returns how many texts got all, and *hits, how many allocations failed.
+ */
+static void run_short(moetext *t, const request_case *c, long long nth, long long limit, long long *hits) {
+    moe_error e;
+    count = failed = live = 0;
+    at = nth;
+    above = limit;
+    counting = 1;
+    const moe_status status = run(t, c, got, &e);
+    counting = 0;
+    *hits = failed;
+    at = above = -1;
+    if (status) fail_msg("%s, %lld, %lld: status %d, '%s'", c->name, nth, limit, (int)status, e.message);
+    size_t lost = 0;
+    for (size_t i = 0; i < TEXTS && c->texts[i]; i++) {
+        const outcome *o = &got[i];
+        if (is_same(o, &wanted[i])) continue;
+        if (!*hits || o->times != 1 || o->status != MOE_ERROR_MEMORY || o->hypotheses || !*o->message)
+            fail_msg("%s, %lld, %lld: text %zu: %zu times, status %d, '%s', %zu hypotheses, '%s'", c->name, nth, limit,
+                     i, o->times, (int)o->status, o->message, o->hypotheses, o->bytes);
+        lost++;
+    }
+    /* Links are made for several texts at once. */
+    if (nth > 0 && lost > 1 && !strstr(c->options, "alignment"))
+        fail_msg("%s, %lld: %zu texts lost", c->name, nth, lost);
+}
+
+static void run_well(moetext *t, const request_case *c, const char *after, long long n) {
+    moe_error e;
+    const moe_status status = run(t, c, got, &e);
+    if (status) fail_msg("%s, after %s %lld: %s", c->name, after, n, e.message);
+    for (size_t i = 0; i < TEXTS; i++)
+        if (!is_same(&got[i], &wanted[i]))
+            fail_msg("%s, after %s %lld: text %zu: %d '%s'", c->name, after, n, i, (int)got[i].status, got[i].message);
+}
+
+/* What one request of a new translator takes. */
+static void measure(const moetext_model *model, const request_case *c, long long *allocations, long long *most) {
+    moetext *t = translator(model, c->options);
+    long long hits, low = 0, high = 1 << 26;
+    moe_error e;
+    assert_int_equal(run(t, c, wanted, &e), MOE_OK);
+    moetext_free(t);
+    t = translator(model, c->options);
+    run_short(t, c, -1, -1, &hits);
+    *allocations = count;
+    moetext_free(t);
+    while (high - low > 1024) { /* the bytes with which it just succeeds */
+        const long long middle = (low + high) / 2;
+        t = translator(model, c->options);
+        run_short(t, c, -1, middle, &hits);
+        moetext_free(t);
+        if (hits) low = middle;
+        else high = middle;
+    }
+    *most = high;
+}
+
+static long long all_hits;
+
+static void run_case(const request_case *c) {
+    moetext_model *model;
+    moe_error e = { .code = MOE_OK };
+    char form[32];
+    long long allocations, most, hits, total = 0;
+    snprintf(form, sizeof form, "form=%s", c->form);
+    if (moetext_model_open("models/en-de-fr-es.bin", form, &model, &e)) fail_msg("%s", e.message);
+    measure(model, c, &allocations, &most);
+    const long long step = allocations / MOST + 1;
+    const long long before = blocks;
+    for (long long n = 1; n <= allocations; n += step) {
+        moetext *t = translator(model, c->options);
+        run_short(t, c, n, -1, &hits);
+        total += hits;
+        run_short(t, c, n, -1, &hits); /* fewer now: there is room in what it keeps */
+        total += hits;
+        run_well(t, c, "allocation", n);
+        moetext_free(t);
+        if (blocks != before) fail_msg("%s, %lld: %lld blocks leak", c->name, n, blocks - before);
+    }
+    for (long long limit = 0; limit < most; limit += most / 64 + 1) {
+        moetext *t = translator(model, c->options);
+        run_short(t, c, -1, limit, &hits);
+        total += hits;
+        run_well(t, c, "limit", limit);
+        moetext_free(t);
+        if (blocks != before) fail_msg("%s, limit %lld: %lld blocks leak", c->name, limit, blocks - before);
+    }
+    print_message("%s: %lld allocations, %lld bytes, %lld failures\n", c->name, allocations, most, total);
+    assert_true(total > 64);
+    all_hits += total;
+    moetext_model_close(model);
+}
+
+static void every_allocation_of_a_request_may_fail(void **state) {
+    FILE *file = fopen(glossary_file, "w");
+    (void)state;
+    assert_non_null(file);
+    fputs("hound\tJagdhund\nAcme\n", file);
+    assert_int_equal(fclose(file), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) run_case(&cases[i]);
+    print_message("%lld failures\n", all_hits);
+    assert_true(all_hits >= LEAST);
+    remove(glossary_file);
+}
+
+/* What finds out the language of a text. */
+static void every_allocation_of_a_detector_may_fail(void **state) {
+    static const char *const codes[] = { "de", "en", "es", "fr" };
+    static const char text[] = "Der Hund ist im Haus.";
+    const long long before = blocks;
+    long long hits = 1;
+    float confidence;
+    (void)state;
+    for (long long n = 1; hits; n++) {
+        text_detector *d = NULL;
+        moe_error e = { .code = MOE_OK };
+        count = failed = 0;
+        at = n;
+        counting = 1;
+        const moe_status status = text_detector_open(codes, 4, &d, &e);
+        const ptrdiff_t found = status ? -1 : text_detect(d, text, strlen(text), &confidence);
+        counting = 0;
+        at = -1;
+        hits = failed;
+        if (status) assert_true(status == MOE_ERROR_MEMORY && *e.message);
+        else assert_int_equal(found, 0);
+        text_detector_close(status ? NULL : d);
+        assert_true(blocks == before);
+    }
+}
+
+int main(void) {
+    if (getenv("VALGRIND")) return 0; /* it has a malloc of its own */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_allocation_of_a_detector_may_fail),
+        cmocka_unit_test(every_allocation_of_a_request_may_fail),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else /* there is no other malloc behind this one */
+
+int main(void) { return 0; }
+
+#endif

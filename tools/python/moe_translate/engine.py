@@ -1,0 +1,296 @@
+"""The thread of a translator: it decodes the texts of all callers together, and hands each caller its own results.
+
+A Call is what one caller wants. Callers take turns, a text each, so that a short text need not wait for a long list.
+The thread runs while there is something to do. A caller that leaves, by Ctrl-C or because its task is cancelled, does
+not wait for the library: what that reads, the engine keeps.
+"""
+
+import atexit
+import ctypes
+import itertools
+import os
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass
+
+from . import library as c
+
+
+class MoeError(RuntimeError):
+    """What the library said. status: "argument", "format", "memory", ...; where: an option, a file offset."""
+
+    def __init__(self, message: str, status: str = "", where: str = ""):
+        super().__init__(f"{where}: {message}" if where else message)
+        self.status, self.where = status, where
+
+
+_lib = None
+_load = threading.Lock()
+
+
+def lib():
+    """The library, loaded when it is first needed."""
+    global _lib
+    if _lib is None:
+        with _load:
+            _lib = _lib or c.load()
+    return _lib
+
+
+def failure(code, error):
+    """The exception of a moe_error."""
+    return MoeError(
+        error.message.decode("utf-8", "replace"),
+        lib().moe_status_name(code).decode(),
+        error.where.decode("utf-8", "replace"),
+    )
+
+
+NO_TEXT = "a text is a str, not {}: decode bytes first, as in data.decode('utf-8')"
+
+
+def checked(text):
+    if not isinstance(text, str):
+        raise TypeError(NO_TEXT.format(type(text).__name__))
+    return text
+
+
+@dataclass(slots=True)
+class Job:
+    """A text of a call; `text` and `given` are str, or of Arrow's arrays (address, length)."""
+
+    call: "Call"
+    number: int
+    text: object
+    given: object = None
+    kept: object = None  # what the library reads while the text is under way
+
+
+class Call:
+    """What one caller wants: jobs, lazily, and where their results go. `convert` makes something of a result while the
+    library still has it; `notify` is called in the engine's thread when there is news."""
+
+    def __init__(self, jobs, convert, notify, task=c.TRANSLATE, source=None, target=None, glossary=None):
+        self.jobs, self.again, self.convert, self.notify = jobs, deque(), convert, notify
+        self.dropped = ctypes.c_int(0)  # 1: the library stops what is under way of it
+        self.task, self.source, self.target = task, language(source), language(target)
+        self.glossary = glossary
+        self.found, self.error, self.live, self.queued = {}, None, True, False
+
+    def next(self):
+        return self.again.popleft() if self.again else next(self.jobs, None)
+
+    def put(self, job, result):
+        self.found[job.number] = self.convert(job, result)
+        self.notify()
+
+    def fail(self, error):
+        self.error = self.error or error
+        self.notify()
+
+
+def language(code):
+    return None if code is None else code.encode("utf-8")
+
+
+def checked_terms(terms):
+    """The pairs of {source: target}."""
+    for pair in terms.items():
+        if not all(isinstance(text, str) and not set(text) & set("\t\r\n\0") and text.strip() for text in pair):
+            raise MoeError(f"{pair!r} is no term: both are texts of one line, without TABs", "argument", "glossary")
+    return list(terms.items())
+
+
+class Glossary:
+    """Terms of a call."""
+
+    def __init__(self, engine, terms):
+        self.handle, error = ctypes.c_void_p(), c.Error()
+        pairs = checked_terms(terms)
+        sides = [[text.encode("utf-8", "surrogatepass") for text in side] for side in zip(*pairs, strict=True)]
+        sources, targets = ((ctypes.c_char_p * len(pairs))(*side) for side in sides)
+        with engine.state:
+            engine.check()
+            code = lib().moetext_glossary_new(
+                engine.handle, sources, targets, len(pairs), ctypes.byref(self.handle), ctypes.byref(error)
+            )
+            if code != c.OK:
+                raise failure(code, error)
+            engine.glossaries.add(self)
+
+    def free(self):
+        handle, self.handle = self.handle, None
+        if handle:
+            lib().moetext_glossary_free(handle)
+
+    def __del__(self):
+        self.free()
+
+
+class Engine:
+    """The library's translator. `model` is kept because the library's has to outlive it."""
+
+    def __init__(self, model, settings):
+        self.model, self.handle, self.pid = model, ctypes.c_void_p(), os.getpid()
+        self.state = threading.Condition()  # of all below; it may be entered again, since __del__ comes at any time
+        self.calls, self.waiting = set(), deque()  # all that live; those with jobs to begin
+        self.under_way, self.numbers = {}, itertools.count(1)
+        self.worker, self.closed, self.glossaries = None, False, weakref.WeakSet()
+        error = c.Error()
+        code = lib().moetext_new(model._handle, settings, ctypes.byref(self.handle), ctypes.byref(error))
+        if code != c.OK:
+            raise failure(code, error)
+        _engines.add(self)
+
+    # ---- of callers ----
+
+    def check(self):
+        if self.pid != os.getpid():
+            raise MoeError("this Translator was made before fork(): make one in the child", "argument")
+        if self.closed:
+            raise MoeError("this Translator is closed", "argument")
+
+    def submit(self, call):
+        """A call has jobs, the first ones or more of them."""
+        self.check()
+        with self.state:
+            self.check()
+            if not call.live:
+                return
+            self.calls.add(call)
+            if not call.queued:
+                call.queued = True
+                self.waiting.append(call)
+            if self.worker is None:  # a second one that is started meanwhile sees the first
+                threading.Thread(target=self.work, name="moe", daemon=True).start()
+
+    def end(self, call):
+        """Nobody wants a call any more."""
+        with self.state:
+            call.live = False
+            call.dropped.value = 1
+            self.calls.discard(call)
+            if self.under_way and not self.calls:
+                lib().moetext_cancel(self.handle)
+
+    def cancel(self):
+        with self.state:
+            for call in list(self.calls):
+                call.fail(MoeError("cancelled", "cancelled"))
+                self.end(call)
+
+    def close(self):
+        if self.pid != os.getpid():
+            return  # its threads are not in this process
+        with self.state:
+            self.closed = True
+            for call in list(self.calls):
+                call.fail(MoeError("this Translator was closed", "cancelled"))
+                self.end(call)
+            if self.worker is not threading.current_thread():
+                while self.worker is not None:
+                    self.state.wait(0.2)
+                self.free()
+
+    def free(self):
+        handle, self.handle = self.handle, None
+        if handle:
+            for glossary in list(self.glossaries):  # which it has to outlive
+                glossary.free()
+            lib().moetext_free(handle)
+
+    # ---- of the thread ----
+
+    def work(self):
+        with self.state:
+            if self.worker is not None or self.closed:
+                return
+            self.worker = threading.current_thread()
+        pull, done = c.PULL(self.pull), c.DONE(self.done)
+        try:
+            while self.goes_on():
+                error = c.Error()
+                code = lib().moetext_translate(self.handle, pull, done, None, ctypes.byref(error))
+                self.settle(code, error)
+        finally:
+            with self.state:
+                if self.worker is threading.current_thread():
+                    self.worker = None
+                    if self.closed:
+                        self.free()
+                    self.state.notify_all()
+
+    def goes_on(self):
+        with self.state:
+            if not self.waiting and not self.closed:
+                self.worker = None  # whoever comes now starts another one
+            return self.worker is not None and not self.closed
+
+    def pull(self, _, wait, request):
+        with self.state:
+            while self.waiting and not self.closed:
+                call = self.waiting[0]
+                try:
+                    job = call.next() if call.live else None
+                    if job:
+                        self.fill(job, request[0])
+                        self.waiting.rotate(-1)
+                        return c.PULL_REQUEST
+                except BaseException as error:  # such as no memory: an exception does not get through the library
+                    call.fail(error)
+                self.waiting.popleft()
+                call.queued = False
+        return c.PULL_END if wait else c.PULL_LATER
+
+    def fill(self, job, request):
+        call = job.call
+        text, given = kept = _bytes(job.text), _bytes(job.given)
+        request.text, request.length = text[0], text[1]
+        request.given, request.given_length = given[0], given[1]
+        request.task, request.source, request.target = call.task, call.source, call.target
+        request.dropped = ctypes.addressof(call.dropped)
+        request.glossary = call.glossary and call.glossary.handle
+        request.user = number = next(self.numbers)
+        job.kept = kept
+        self.under_way[number] = job
+
+    def done(self, _, result):
+        with self.state:
+            job = self.under_way.pop(result[0].user)
+        if job.call.live:
+            try:
+                job.call.put(job, result[0])
+            except BaseException as error:
+                job.call.fail(error)
+
+    def settle(self, code, error):
+        """After the library came back, with all done or not."""
+        with self.state:
+            left, self.under_way = list(self.under_way.values()), {}
+            if code not in (c.OK, c.CANCELLED):  # whoever had a part in it, or else all: there must be an end
+                for call in {job.call for job in left} or list(self.calls):
+                    call.fail(failure(code, error))
+                    self.end(call)
+            for job in left:  # a call that came when the others were stopped
+                if job.call.live:
+                    job.call.again.append(job)
+                    self.submit(job.call)
+
+
+def _bytes(text):
+    """(bytes or an address, length); the library reads it while the text is under way."""
+    if isinstance(text, str):
+        text = text.encode("utf-8", "surrogatepass")
+    return text if isinstance(text, tuple) else (text, len(text)) if text is not None else (None, 0)
+
+
+_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+
+
+@atexit.register
+def _stop():
+    """A thread in the library must not want Python back when that is gone."""
+    for engine in list(_engines):
+        if engine.worker is not None:
+            engine.close()

@@ -1,0 +1,80 @@
+/* log.c - a line of JSON for each request, when it ends: what programs that read logs take by its names. No text that
+ * is translated, no key and nothing behind the ? of an address is in it. */
+#define _GNU_SOURCE      /* strerror and O_CLOEXEC on Linux */
+#define _DARWIN_C_SOURCE /* and on macOS                    */
+
+#include "tools/server/server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+int log_open(server *s) {
+    if (!s->options.log) return -1;
+    if (strcmp(s->options.log, "-") == 0) {
+        s->log = STDERR_FILENO;
+        return -1;
+    }
+    const int file = open(s->options.log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
+    if (file < 0) {
+        program_complain("--log %s: %s", s->options.log, strerror(errno));
+        return EXIT_INPUT_OUTPUT;
+    }
+    if (!s->log) s->log = file;
+    else { /* the descriptor stays: threads write to it meanwhile */
+        if (dup2(file, s->log) < 0) program_complain("--log %s: %s", s->options.log, strerror(errno));
+        close(file);
+    }
+    s->log_torn = s->log_failed = 0;
+    return -1;
+}
+
+static void put_time(json *j) {
+    struct timespec now;
+    struct tm parts;
+    char text[40];
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &parts);
+    const size_t length = strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &parts);
+    snprintf(text + length, sizeof text - length, ".%03dZ", (int)(now.tv_nsec / 1000000));
+    json_text(j, "time", text);
+}
+
+static void put_line(const ask *a, unsigned cut, json *j) {
+    char client[ADDRESS_TEXT];
+    address_write(&a->client, client);
+    const unsigned status = a->status ? a->status : cut;
+    const char *path = a->path ? a->path : "";
+    json_open(j, NULL, '{');
+    put_time(j);
+    json_text(j, "client", client);
+    json_clean(j, "method", a->method, strlen(a->method));
+    json_clean(j, "path", path, strlen(path));
+    json_whole(j, "status", (int64_t)status);
+    if (cut && cut != status) json_whole(j, "cut", (int64_t)cut);
+    json_whole(j, "in", (int64_t)a->read);
+    json_whole(j, "out", strcmp(a->method, "HEAD") == 0 ? 0 : (int64_t)a->sent);
+    json_fixed(j, "ms", 1000 * (program_seconds() - a->begin), 1);
+    json_whole(j, "texts", (int64_t)(a->html ? a->n_pages : a->n_items));
+    json_close(j, '}');
+    text_append(j->out, "\n", 1);
+}
+
+void log_write(server *s, const ask *a, unsigned cut) {
+    if (!s->log) return;
+    text_bytes line = { 0 };
+    json j = { .out = &line };
+    if (atomic_exchange(&s->log_torn, 0)) text_append(&line, "\n", 1);
+    put_line(a, cut, &j);
+    /* One write: lines of several threads do not mix. Where it fails, requests are answered all the same. */
+    if (line.failed || write(s->log, line.data, line.length) != (ssize_t)line.length) {
+        s->log_torn = 1;
+        if (!atomic_exchange(&s->log_failed, 1))
+            program_complain("--log %s: %s; lines are missing", s->options.log,
+                             line.failed ? "out of memory" : strerror(errno));
+    }
+    text_bytes_free(&line);
+}

@@ -1,0 +1,324 @@
+/* server.h - the rooms of moe-server, and what they hand to each other.
+ *
+ *   moe-server.c   options, the model, main
+ *   http.c         connections: limits, keys, what is sent
+ *   address.c      addresses of clients, and which proxies may say for whom they ask
+ *   log.c          a line for each request
+ *   requests.c     the texts of all requests, and the thread that translates them
+ *   reading.c      what a request says: JSON, forms and multipart
+ *   api.c          what each address answers: the table of them is api_routes
+ *   deepl.c        the interfaces of DeepL and of immersive-translate
+ *   files.c        files that are translated, and kept until they are fetched
+ *
+ * Threads. libmicrohttpd has threads that read and write; the decoder's thread runs one moetext_translate for as long
+ * as the server lives. A request is parsed, its texts wait in its client's ring, and its connection is suspended. The
+ * decoder takes a sentence of each client in turn whenever it has room, so that texts of all clients share its batches.
+ * The last result of a request resumes its connection. `server.lock` guards the rings, all asks in state ASK_WAITING,
+ * and the figures.
+ */
+#ifndef SERVER_SERVER_H
+#define SERVER_SERVER_H
+
+#include "moe.h"
+#include "tools/programs/program.h"
+#include "tools/server/address.h"
+#include "tools/server/experts.h"
+#include "tools/server/html.h"
+#include "tools/text/bytes.h"
+#include "tools/text/detect.h"
+#include "tools/text/json.h"
+#include "tools/text/moetext.h"
+
+#include <microhttpd.h>
+#include <pthread.h>
+
+/* ---- Options ------------------------------------------------------------------------------------------- */
+
+typedef struct options {
+    const char *model, *host, *keys, *origin, *log;
+    text_bytes settings; /* of libmoetext */
+    network *proxies;    /* [n_proxies] whose X-Forwarded-For is believed */
+    size_t n_proxies;
+    int port, threads, max_body, max_texts, max_queue, max_client, max_client_texts, timeout, grace, rate, quiet;
+    int max_connections, max_address, max_bodies, read_timeout;
+} options;
+
+/* ---- Asks ----------------------------------------------------------------------------------------------
+ * An ask lives from its first header until its connection is done with it and none of its texts is with the decoder. */
+
+typedef enum ask_state {
+    ASK_READING, /* its body comes in                                                */
+    ASK_WAITING, /* its texts are with the decoder, its connection may be suspended */
+    ASK_DONE     /* its answer can be sent                                           */
+} ask_state;
+
+enum { CLIENT_GONE = 499 }; /* why an ask was cut: nobody is left to be answered */
+
+enum { FETCHED = 160, KEPT_FILES = 100 }; /* bytes of a translated file's name; how many are kept */
+
+enum { HTML_XML = 2 }; /* ask.html of XML */
+
+typedef struct ask ask;
+
+typedef struct guest { /* a client: an API key or an address. One lives while the decoder has texts to come from it */
+    struct guest *next, *before; /* in a ring */
+    size_t known;                /* number of the key, from 1; 0: it is told by its address */
+    uint64_t address;
+    ask *turn;           /* in the ring of its asks, whose turn is next */
+    size_t texts, bytes; /* of its asks in state ASK_WAITING */
+} guest;
+
+typedef struct text_item { /* one text of an ask */
+    ask *of;
+    struct text_item *next; /* of those that are tried again */
+    void *place;            /* the translator's: moetext_request */
+    char *text;             /* [length] */
+    size_t length;
+    int taken; /* the decoder has it */
+    moe_status status;
+    text_bytes answer;  /* its translation, or the message that says why there is none */
+    text_bytes *others; /* [n_others] other translations */
+    size_t n_others;
+    text_bytes details; /* a JSON object */
+    text_bytes experts; /* the same */
+    size_t page;        /* of an ask for HTML: the document that it is a segment of */
+    int pieces;         /* the same: its text is the segment's texts, a line each, since as a whole it lost something */
+    const char *source; /* the language that it was found to be in; NULL: none was looked for */
+} text_item;
+
+typedef struct page { /* a document of an ask for HTML */
+    html *document;
+    char *text; /* [length] that it lies in */
+    size_t length;
+    size_t first;      /* item of its first segment */
+    size_t unfinished; /* segments */
+} page;
+
+struct ask {
+    struct MHD_Connection *connection; /* NULL: it is gone */
+    struct MHD_PostProcessor *form;
+    ask *next, *before; /* all asks in state ASK_WAITING; or those that are left */
+    ask_state state;
+    int route, suspended;
+    address client;      /* who asks; a trusted proxy says for whom it does */
+    const char *allow;   /* methods of a path that was asked for with another */
+    const char *refused; /* why nothing but the headers is read, and the connection closed */
+    unsigned cut;        /* the HTTP status that says why its texts were never finished; 0: they were */
+    int is_counted;      /* in server.under_way */
+    int socket;          /* of the connection, while it waits */
+    text_bytes body;
+    int too_large, too_many; /* body: this one is; all are together */
+    size_t counted;          /* of server.body_bytes */
+    double begin;
+
+    /* For the log */
+    char *path, method[16];
+    unsigned status;   /* that was sent; 0: none yet */
+    size_t read, sent; /* bytes of the bodies */
+
+    /* What is asked for */
+    text_item *items;
+    size_t n_items, n_done, n_taken;
+    size_t n_begun, n_queued;      /* items that the decoder has got, in order; that it is still to get */
+    size_t bytes;                  /* of all texts */
+    guest *of;                     /* NULL: the decoder has nothing to get from it */
+    ask *turn_after, *turn_before; /* in the ring of the client */
+    text_item *again, *open;       /* that are tried again; of which the decoder may have to get more parts */
+    int dropped;                   /* nobody waits any more; atomic, since the decoder looks at it in between */
+    char source[36], target[36], key[132];
+    uint64_t characters; /* that were counted */
+    size_t known;        /* number of the key, from 1; 0: there are none */
+    text_bytes terms;    /* of a glossary: each, and its translation, ended by NULs */
+    size_t n_terms;
+    moetext_glossary *glossary; /* NULL: none of its own */
+    int is_list, alternatives, details, experts, stream, html;
+    page *pages; /* [n_pages] of an ask for HTML, whose items are segments of them */
+    size_t n_pages;
+    int billed;            /* how many characters each text has is asked for */
+    int targets;           /* languages as targets */
+    text_bytes file;       /* the name of a file that is to be translated */
+    char fetched[FETCHED]; /* what of the address names one that was */
+
+    text_bytes lines; /* of a stream: what is finished and not sent yet */
+};
+
+enum { RATES = 4096 }; /* addresses whose requests are counted; some share a place and a limit */
+
+typedef struct visitor { /* a connection */
+    struct visitor *next, *before;
+    uint64_t peer, client; /* keys of its address: a trusted proxy has none, but its clients have while they ask */
+    MHD_socket socket;
+    double since; /* when it began to send its request; 0: it is not sending */
+    int slow;     /* it was closed for that */
+} visitor;
+
+typedef struct api_key {
+    text_bytes text;
+    uint64_t characters, limit; /* that were asked for with it, and may be; 0: any number */
+} api_key;
+
+typedef struct kept_file { /* all zero: none */
+    char name[FETCHED];
+    text_bytes data;
+    double since;
+} kept_file;
+
+typedef struct server {
+    options options;
+    moetext_model *model;
+    moetext *translator;
+    experts *experts;        /* the decoder's; NULL: nobody has asked yet, or see no_experts */
+    int no_experts;          /* they cannot be seen */
+    int aligned;             /* its results have links between words */
+    text_detector *detector; /* NULL: languages cannot be told */
+    pthread_mutex_t detecting;
+    int64_t minute; /* that `rates` is of */
+    int rates[RATES];
+    api_key *keys; /* [n_keys] */
+    size_t n_keys;
+    uint64_t characters; /* that were asked for; guarded by `lock`, as are those of each key */
+
+    kept_file files[KEPT_FILES]; /* that were translated; guarded by `lock` */
+    size_t file_bytes;
+
+    pthread_mutex_t doors; /* of the visitors; nothing else is locked meanwhile */
+    visitor *visitors;
+    size_t body_bytes; /* of requests that are coming in */
+
+    int log;                          /* descriptor of the log; 0: there is none */
+    _Atomic int log_torn, log_failed; /* its last line has no end; lines are missing, which was said */
+
+    pthread_mutex_t lock;
+    pthread_cond_t filled; /* there is a text, or `ending` is set */
+    guest *guests;         /* in the ring, whose turn is next */
+    size_t n_queued;       /* texts that the decoder has not begun */
+    int decoded;           /* its thread has ended */
+    ask *waiting;
+    size_t under_way; /* requests to translate that are not yet answered to their last byte */
+    ask *left;        /* those whose clients are gone, while the decoder has texts of theirs */
+    int ending;       /* no new requests */
+    int ended;        /* and those under way are cut */
+    int broken;       /* the translator failed */
+
+    /* Figures, for /metrics */
+    uint64_t requests[6], texts, failed_texts, bytes_in, bytes_out; /* requests by hundreds of their status */
+    uint64_t seconds_below[8], seconds_count;
+    double seconds_sum;
+    moe_stats stats;
+} server;
+
+/* What is wrong with a request: its status, and the message; status 0: nothing. */
+typedef struct refusal {
+    unsigned status;
+    char message[160];
+} refusal;
+
+/* ---- http.c -------------------------------------------------------------------------------------------- */
+
+/* Opens the port. NULL: it was said why it cannot be had. */
+struct MHD_Daemon *http_listen(server *s);
+/* Connections whose request has been coming in for too long are closed. */
+void http_end_slow(server *s);
+/* How many characters were asked for with the ask's key, and how many may be. */
+void quota_of(server *s, const ask *a, uint64_t *characters, uint64_t *limit);
+/* Counts those of an ask. 0: there would be too many. */
+int quota_take(server *s, ask *a);
+void quota_give_back(server *s, ask *a); /* it was refused for another reason */
+/* A key a line, of --api-keys; -1, or a complaint and the exit status. */
+int http_read_keys(server *s);
+enum MHD_Result send_response(server *s, ask *a, unsigned status, const char *type, struct MHD_Response *r);
+/* Takes over what `bytes` holds. */
+enum MHD_Result send_bytes(server *s, ask *a, unsigned status, const char *type, text_bytes *bytes);
+enum MHD_Result send_error(server *s, ask *a, unsigned status, const char *message);
+
+/* ---- log.c --------------------------------------------------------------------------------------------- */
+
+/* Opens the file of --log, or opens it anew. -1, or a complaint and the exit status. */
+int log_open(server *s);
+/* A line for a request that has ended; `cut`: the status that says why its answer is not whole, 0 where it is. */
+void log_write(server *s, const ask *a, unsigned cut);
+
+/* ---- requests.c ---------------------------------------------------------------------------------------- */
+
+/* The decoder's thread; `closure` is the server. */
+void *requests_decode(void *closure);
+/* Whoever has waited too long is told so; what is asked for clients that are gone is dropped. */
+void requests_look(server *s);
+/* No new requests from here on. */
+void requests_end(server *s);
+/* Those under way are cut: the number of them. */
+size_t requests_cut(server *s);
+size_t requests_under_way(server *s);
+/* Why an ask was cut, in words. */
+const char *requests_why(const ask *a);
+/* Hand the texts of a request to the decoder and let its connection wait. */
+void requests_enqueue(server *s, ask *a, refusal *r);
+/* The connection is done with a request, or gone. */
+void requests_leave(server *s, ask *a);
+void items_free(text_item *items, size_t n);
+/* Document p of an ask, translated; k: with alternative k of each segment, 0 the translation. */
+void write_page(const ask *a, const page *p, size_t k, text_bytes *out);
+/* A finished document of a stream. */
+void write_page_line(ask *a, size_t index);
+
+/* ---- reading.c ----------------------------------------------------------------------------------------- */
+
+void refuse(refusal *r, unsigned status, const char *format, const char *what);
+/* A short parameter; one that is too long is cut, and then known to nobody. */
+void take_word(char *out, size_t size, const char *value, size_t length);
+/* Adds a text to what is asked for. 0: out of memory. */
+int add_text(ask *a, const char *text, size_t length);
+/* What the body of a request says becomes the ask's texts and parameters. */
+void read_body(ask *a, size_t max_texts, refusal *r); /* more texts: refused before they are kept */
+
+/* ---- api.c --------------------------------------------------------------------------------------------- */
+
+/* How the clients of one interface say things, and want to be told. */
+typedef struct dialect {
+    const char *texts, *source, *target; /* names of parameters; NULL: there is none */
+    const char *error;                   /* the member that says what is wrong */
+    unsigned beyond;                     /* the status where the quota of a key is spent */
+    void (*take)(ask *a, const char *name, const char *value, size_t length, refusal *r); /* other parameters */
+    void (*check)(const server *s, ask *a, refusal *r); /* all is read; NULL: there is nothing to be looked at */
+    enum MHD_Result (*send)(server *s, ask *a);         /* all that was asked for is translated */
+} dialect;
+
+enum { NEEDS_BODY = 1, NEEDS_KEY = 2 };
+
+typedef struct route {
+    const char *method, *path; /* a path that ends in / is a folder: what stands behind it is ask.fetched */
+    int flags;
+    enum MHD_Result (*answer)(server *s, ask *a); /* again when an ask that waited is done */
+    const dialect *speaks;                        /* where a body is read */
+} route;
+
+extern const route api_routes[];
+extern const size_t api_route_count;
+
+/* The name of the member that says what is wrong with an ask. */
+const char *api_error_name(const ask *a);
+/* Texts or documents of an ask, and what one has become: valid until *whole is freed. */
+size_t ask_count(const ask *a);
+const text_bytes *ask_translation(const ask *a, size_t i, text_bytes *whole);
+/* The language that one seems to be in, or -1; and how sure that is, 0 to 1. */
+ptrdiff_t ask_detect(server *s, const ask *a, size_t i, float *confidence);
+/* The languages that a request names are checked, its texts are translated, and then its dialect sends them. */
+enum MHD_Result answer_translate(server *s, ask *a);
+/* A language in words. */
+const char *language_name(const char *code);
+
+/* ---- deepl.c ------------------------------------------------------------------------------------------- */
+
+extern const dialect deepl_texts, deepl_parameters, immersive_texts;
+enum MHD_Result deepl_languages(server *s, ask *a);
+enum MHD_Result deepl_usage(server *s, ask *a);
+
+/* ---- files.c ------------------------------------------------------------------------------------------- */
+
+extern const dialect file_texts;
+extern const char *const file_endings[]; /* NULL behind the last */
+enum MHD_Result answer_file(server *s, ask *a);
+void files_drop_old(server *s);
+void files_free(server *s);
+
+#endif
