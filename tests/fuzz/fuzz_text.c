@@ -286,7 +286,11 @@ static void use_front(const text_front *front, const uint8_t *data, size_t size,
     text_ids ids = { 0 };
     text_bytes out = { 0 };
     for (int round = 0; round < 4; round++) {
-        const text_line line = { text, some_text(data, size, r, text, sizeof text), 1, fuzz_one_in(r, 16), NULL, 0 };
+        const text_line line = { .data = text,
+                                 .length = some_text(data, size, r, text, sizeof text),
+                                 .number = 1,
+                                 .too_long = fuzz_one_in(r, 16),
+                                 .kept = fuzz_one_in(r, 16) };
         const text_options options = { .ids = !pieces && !texts ? 1 : fuzz_one_in(r, 5),
                                        .pretokenized = !texts || fuzz_one_in(r, 5),
                                        .truncate = fuzz_one_in(r, 2),
