@@ -56,7 +56,10 @@ static int next_line(expected *e, text_line *line) {
     if (end && length && begin[length - 1] == '\r') length--;
     if (!e->number && length >= 3 && memcmp(begin, "\xEF\xBB\xBF", 3) == 0) begin += 3, length -= 3;
     const int too_long = length > TEXT_MAX_LINE;
-    *line = (text_line){ begin, too_long ? TEXT_MAX_LINE : length, ++e->number, too_long, NULL, 0 };
+    *line = (text_line){ .data = begin,
+                         .length = too_long ? TEXT_MAX_LINE : length,
+                         .number = ++e->number,
+                         .too_long = too_long };
     return 1;
 }
 
@@ -64,8 +67,9 @@ static void check_line(const text_line *got, expected *e) {
     text_line want;
     FUZZ_CHECK(next_line(e, &want), "line %llu of %llu", (unsigned long long)got->number,
                (unsigned long long)e->number);
-    FUZZ_CHECK(got->number == want.number && !got->too_long == !want.too_long, "line %llu: number %llu, too long %d",
-               (unsigned long long)want.number, (unsigned long long)got->number, got->too_long);
+    FUZZ_CHECK(got->number == want.number && !got->too_long == !want.too_long && !got->kept && !got->given,
+               "line %llu: number %llu, too long %d, kept %d", (unsigned long long)want.number,
+               (unsigned long long)got->number, got->too_long, got->kept);
     FUZZ_CHECK(got->length == want.length, "line %llu: %zu bytes, not %zu", (unsigned long long)want.number,
                got->length, want.length);
     FUZZ_CHECK(memcmp(got->data, want.data, got->length) == 0, "line %llu has other bytes",
