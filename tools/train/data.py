@@ -12,7 +12,7 @@ made of French.
 `Mixture` draws pairs from that cache by shares of target tokens, each source shuffled without replacement, and cuts
 them into batches of sentences of like length.
 """
-import needs  # first: it tells what is missing
+import common  # first: it finds modules, and tells what is missing
 import glob
 import json
 import lzma

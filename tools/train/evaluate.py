@@ -38,7 +38,7 @@ randomisation).
 --card FILE replaces what stands between the lines "<!-- PART -->" and
 "<!-- end of PART -->" of that file.
 """
-import needs  # first: it tells what is missing
+import common  # first: it finds modules, and tells what is missing
 import argparse
 import itertools
 import json

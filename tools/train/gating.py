@@ -20,7 +20,8 @@ import typing
 import torch
 import torch.nn.functional as F
 
-import moefile  # a link to tools/convert's
+import common  # first: it finds tools/convert's modules
+import moefile
 
 
 class Gate(typing.NamedTuple):

@@ -17,7 +17,7 @@ Files in --out: train-images-idx3-ubyte [N, 11, 40], train-labels-idx1-ubyte,
 and the same of test, in the IDX format of MNIST, which moe-classify reads;
 test-voices-idx1-ubyte; phonemes.txt, the names of the classes.
 """
-import needs  # first: it tells what is missing
+import common  # first: it finds modules, and tells what is missing
 import argparse
 import collections
 import ctypes

@@ -35,7 +35,7 @@ Files in --out: model.pt (layout "moe-checkpoint-1", which convert.py reads) and
 report.json. `table` writes table.json and, for every network, a checkpoint
 NETWORK-HIDDEN-HIDDEN-GATE-GATE-SEED.pt.
 """
-import needs  # first: it tells what is missing
+import common  # first: it finds modules, and tells what is missing
 import argparse
 import gzip
 import json

@@ -37,7 +37,7 @@ linear to zero at the end of --tokens. So two runs have seen the same at the
 same rate, whatever else the machine did. SIGTERM or SIGINT makes the trainer
 save and stop.
 """
-import needs  # first: it tells what is missing
+import common  # first: it finds modules, and tells what is missing
 import argparse
 import csv
 import functools

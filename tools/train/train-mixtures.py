@@ -18,7 +18,7 @@ Every network has a folder NETWORK-seed-N in --out with the files of train.py,
 what the trainer says (log) and its result (test.json). SIGTERM or SIGINT saves
 and stops; the same command goes on.
 """
-import needs  # first: it tells what is missing
+import common  # first: it finds modules, and tells what is missing
 import argparse
 import functools
 import os

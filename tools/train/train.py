@@ -59,7 +59,7 @@ operations. With glibc 6 % of the time went into malloc's lists:
 LD_PRELOAD=libtcmalloc_minimal.so.4 (Debian: libtcmalloc-minimal4) saves it, and
 half the memory.
 """
-import needs  # first: it tells what is missing
+import common  # first: it finds modules, and tells what is missing
 import argparse
 import copy
 import csv

@@ -1,1 +1,0 @@
-../convert/moefile.py
