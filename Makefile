@@ -321,6 +321,7 @@ $(BUILD)/%-counted.o: %.c tests/text/counted.h $(BUILD)/.flags | $(BUILD)/.deps-
 
 $(BUILD)/test_linear: $(patsubst %,$(BUILD)/%-counted.o,spans sentences messages lost words protect html bytes \
     json)
+$(BUILD)/test_glossary: $(patsubst %,$(BUILD)/%-counted.o,glossary spans bytes)
 
 # Put before programs by tests/programs/test_io.py.
 $(BUILD)/short_io.so: tests/programs/short_io.c | $(BUILD)/.deps-test

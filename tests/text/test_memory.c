@@ -294,10 +294,41 @@ static void every_allocation_of_a_detector_may_fail(void **state) {
     }
 }
 
+/* A request's own glossary. */
+static void every_allocation_of_a_glossary_may_fail(void **state) {
+    static const char *const sources[] = { "hound", "hound dog", "Acme", "acme", "h", "hound" };
+    static const char *const translations[] = { "Jagdhund", "Hund", "Acme", "Spitze", "H", "Bracke" };
+    moetext_model *model;
+    moe_error e = { .code = MOE_OK };
+    (void)state;
+    if (moetext_model_open("models/en-de-fr-es.bin", NULL, &model, &e)) fail_msg("%s", e.message);
+    moetext *t = translator(model, FAST "beam=1;rerank=0");
+    const long long before = blocks;
+    long long hits = 1, total = 0;
+    for (long long n = 1; hits; n++) {
+        moetext_glossary *g = NULL;
+        count = failed = 0;
+        at = n;
+        counting = 1;
+        const moe_status status = moetext_glossary_new(t, sources, translations, 6, &g, &e);
+        counting = 0;
+        at = -1;
+        hits = failed, total += hits;
+        if (status) assert_true(hits && status == MOE_ERROR_MEMORY && *e.message && !g);
+        else moetext_glossary_free(g);
+        if (blocks != before) fail_msg("%lld: %lld blocks leak", n, blocks - before);
+    }
+    print_message("glossary: %lld failures\n", total);
+    assert_true(total > 20);
+    moetext_free(t);
+    moetext_model_close(model);
+}
+
 int main(void) {
     if (getenv("VALGRIND")) return 0; /* it has a malloc of its own */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_allocation_of_a_detector_may_fail),
+        cmocka_unit_test(every_allocation_of_a_glossary_may_fail),
         cmocka_unit_test(every_allocation_of_a_request_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -35,6 +35,8 @@
 
 #include <cmocka.h>
 
+#include "tests/text/letters.h"
+
 /* ==== 1. UTF-8 ========================================================================================== */
 
 static size_t encode_utf8(uint32_t c, char out[4]) {
@@ -657,28 +659,6 @@ static void other_languages_are_told_too(void **state) {
 
 /* ==== 9. Stand-ins ====================================================================================== */
 
-static void add_piece(text_bytes *model, const char *text, size_t length, int type) {
-    const char piece[] = { 0x0A, (char)(length + 4), 0x0A, (char)length }, kind[] = { 0x18, (char)type };
-    text_append(model, piece, sizeof piece);
-    text_append(model, text, length);
-    text_append(model, kind, sizeof kind);
-}
-
-/* A tokeniser of single characters: those of ASCII, the mark of a space, and U+FFFD. */
-static spm *letters(void) {
-    enum { NORMAL = 1, UNKNOWN = 2 };
-    char why[200] = "";
-    text_bytes model = { 0 };
-    add_piece(&model, "<unk>", 5, UNKNOWN);
-    add_piece(&model, "\xE2\x96\x81", 3, NORMAL);
-    add_piece(&model, "\xEF\xBF\xBD", 3, NORMAL);
-    for (char c = '!'; c <= '~'; c++) add_piece(&model, &c, 1, NORMAL);
-    spm *made = spm_new(model.data, model.length, why, sizeof why);
-    if (!made) fail_msg("%s", why);
-    text_bytes_free(&model);
-    return made;
-}
-
 typedef struct guarded {
     spm *tokeniser;
     text_front front;
@@ -739,38 +719,6 @@ static void with_guard(void (*test)(guarded *)) {
     text_job_free(&g.job);
     text_rules_free(g.rules);
     spm_free(g.tokeniser);
-}
-
-/* Processor seconds of preparing a text, under rules with `n` terms that begin as each of its words does. */
-static double seconds_with_terms(guarded *g, size_t n) {
-    static char terms[1000][12];
-    static const char *sources[1000];
-    char text[400];
-    moe_error e;
-    text_rules *rules;
-    for (size_t i = 0; i < n; i++) snprintf(terms[i], sizeof terms[i], "aa b%03zu", i), sources[i] = terms[i];
-    assert_int_equal(text_rules_with(g->rules, sources, sources, n, &rules, &e), MOE_OK);
-    for (size_t i = 0; i + 1 < sizeof text; i++) text[i] = "aa c "[i % 5];
-    text[sizeof text - 1] = 0;
-    g->options.rules = rules, g->options.max_source = 1000;
-    const clock_t begin = clock();
-    for (int i = 0; i < 20; i++) guarded_begin(g, text);
-    const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
-    text_job_clear(&g->job);
-    text_rules_free(rules);
-    g->options.rules = g->rules;
-    return seconds;
-}
-
-/* A client of a server may send them: with a thousand it took a hundred times as long, and the other clients waited. */
-static void terms_begin_alike(guarded *g) {
-    const double one = seconds_with_terms(g, 1), many = seconds_with_terms(g, 1000);
-    if (many > 40 * one + 0.02) fail_msg("%f seconds with a term, %f with a thousand", one, many);
-}
-
-static void terms_that_begin_alike_take_no_time(void **state) {
-    (void)state;
-    with_guard(terms_begin_alike);
 }
 
 static void stand_ins_are_checked(guarded *g) {
@@ -1053,7 +1001,6 @@ int main(void) {
         cmocka_unit_test(other_languages_are_told_too),
         cmocka_unit_test(stand_ins_that_do_not_come_through),
         cmocka_unit_test(what_was_there_is_no_stand_in),
-        cmocka_unit_test(terms_that_begin_alike_take_no_time),
         cmocka_unit_test(apostrophes_do_not_break_messages),
         cmocka_unit_test(messages_go_over_lines),
         cmocka_unit_test(messages_are_looked_at_once),

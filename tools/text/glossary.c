@@ -3,8 +3,9 @@
  * Contents
  *   1. Words    how a term may be written in a text
  *   2. Terms    added one by one
- *   3. Reading  lines, CSV, files
- *   4. Finding  in a text
+ *   3. Tree     of all terms by their letters
+ *   4. Reading  lines, CSV, files
+ *   5. Finding  in a text
  */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/text/glossary.h"
@@ -18,11 +19,21 @@
 
 enum { MAX_TERM = 200, MAX_FILE = 64 << 20 }; /* bytes of either side; of a file */
 
+/* The terms that begin with the same characters in small letters: order[low .. high), of which those up to `ends` have
+ * no more characters. */
+typedef struct branch {
+    utf8proc_int32_t c;       /* the last of these characters */
+    uint32_t low, ends, high; /* where one term alone is left, it has no branches: its characters say how it goes on */
+    uint32_t first, n;        /* branches [first, first + n), by c */
+} branch;
+
 struct text_glossary {
     const text_front *targets;
     text_term *terms;
     size_t n_terms, capacity;
-    text_index index; /* terms by the hash of the beginning of their first word */
+    uint32_t *order;  /* [n_terms] the terms by their small letters, those with the same ones as they were added */
+    branch *branches; /* the first one is the root */
+    size_t n_branches, branch_capacity;
 };
 
 static moe_status fail(moe_error *error, moe_status code, const char *where, const char *message) {
@@ -34,8 +45,6 @@ static moe_status fail(moe_error *error, moe_status code, const char *where, con
 }
 
 static moe_status out_of_memory(moe_error *error) { return fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
-
-static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
 /* ==== 1. Words ========================================================================================== */
 
@@ -58,14 +67,6 @@ static size_t characters(const char *text, size_t length, utf8proc_int32_t *out)
     if (n <= 0 || n > TEXT_TERM_CHARACTERS) return 0;
     const utf8proc_ssize_t composed = utf8proc_normalize_utf32(out, n, UTF8PROC_COMPOSE);
     return composed > 0 ? (size_t)composed : 0;
-}
-
-/* The hash of the first two characters of a word in small letters: inflection leaves them. */
-static uint32_t word_hash(const char *word, size_t length) {
-    utf8proc_int32_t c[TEXT_TERM_CHARACTERS], small[2] = { 0 };
-    const size_t n = characters(word, text_utf8_cut(word, length, least(length, 32)), c);
-    for (size_t i = 0; i < n && i < 2; i++) small[i] = utf8proc_tolower(c[i]);
-    return text_hash((const char *)small, sizeof small);
 }
 
 /* Whether a text has a term's characters: a small letter may be written as a capital one, not the other way round. */
@@ -140,13 +141,79 @@ static moe_status add_term(text_glossary *g, const char *source, size_t n_source
     memcpy(t->characters, c, t->n_characters * sizeof *c);
     if (!t->n_characters) return fail(error, MOE_ERROR_ARGUMENT, "", "the source of a term has too many characters");
     t->inflected = is_inflected(t);
-    if (!text_index_add(&g->index, word_hash(source, n_source), g->n_terms - 1)) return out_of_memory(error);
     const moe_status status = text_encode(g->targets, t->target, n_target, &t->ids, error);
     if (!status && !t->ids.length) return fail(error, MOE_ERROR_ARGUMENT, "", "the target of a term is blank");
     return status;
 }
 
-/* ==== 3. Reading ======================================================================================== */
+/* ==== 3. Tree =========================================================================================== */
+
+/* A character of a term in small letters; -1 behind the last one. */
+static utf8proc_int32_t letter(const text_term *t, size_t depth) {
+    return depth < t->n_characters ? utf8proc_tolower(t->characters[depth]) : -1;
+}
+
+typedef struct key {
+    utf8proc_int32_t c;
+    uint32_t term;
+} key;
+
+static int compare_keys(const void *a, const void *b) {
+    const key *x = a, *y = b;
+    if (x->c != y->c) return x->c < y->c ? -1 : 1;
+    return x->term < y->term ? -1 : x->term > y->term;
+}
+
+/* Append the branches of one whose terms have `depth` characters in common. What is in order already is not sorted:
+ * many terms may have a long beginning in common. 0: no memory. */
+static int grow_branch(text_glossary *g, size_t at, size_t depth, key *keys) {
+    branch *b = &g->branches[at];
+    const uint32_t low = b->low, n = b->high - b->low;
+    int sorted = 1;
+    if (n < 2) return 1;
+    for (uint32_t i = 0; i < n; i++) {
+        keys[i] = (key){ letter(&g->terms[g->order[low + i]], depth), g->order[low + i] };
+        sorted &= !i || keys[i - 1].c <= keys[i].c;
+    }
+    if (!sorted) qsort(keys, n, sizeof *keys, compare_keys);
+    b->first = (uint32_t)g->n_branches;
+    for (uint32_t i = 0; i < n; i++) {
+        g->order[low + i] = keys[i].term;
+        if (keys[i].c < 0) {
+            b->ends++;
+        } else if (i && keys[i].c == keys[i - 1].c) {
+            g->branches[g->n_branches - 1].high++;
+        } else {
+            branch *larger = g->n_branches == UINT32_MAX
+                                 ? NULL
+                                 : text_grown(g->branches, &g->branch_capacity, g->n_branches + 1, sizeof *larger);
+            if (!larger) return 0;
+            g->branches = larger;
+            b = &larger[at], b->n++;
+            larger[g->n_branches++] = (branch){ keys[i].c, low + i, low + i, low + i + 1, 0, 0 };
+        }
+    }
+    return 1;
+}
+
+/* Level by level. Takes time in proportion to the characters of all terms. */
+static moe_status grow_tree(text_glossary *g, moe_error *error) {
+    const size_t n = g->n_terms;
+    key *keys = n < UINT32_MAX ? malloc((n + 1) * sizeof *keys) : NULL;
+    int good = keys != NULL && (g->order = malloc((n + 1) * sizeof *g->order)) != NULL &&
+               (g->branches = text_grown(NULL, &g->branch_capacity, 1, sizeof *g->branches)) != NULL;
+    if (good) {
+        for (size_t i = 0; i < n; i++) g->order[i] = (uint32_t)i;
+        g->branches[g->n_branches++] = (branch){ .high = (uint32_t)n };
+    }
+    for (size_t level = 0, depth = 0; good && level < g->n_branches; depth++)
+        for (const size_t next = g->n_branches; good && level < next; level++)
+            good = grow_branch(g, level, depth, keys);
+    free(keys);
+    return good ? MOE_OK : out_of_memory(error);
+}
+
+/* ==== 4. Reading ======================================================================================== */
 
 /* Where the line at `at` ends. */
 static size_t line_end(const char *data, size_t length, size_t at) {
@@ -268,6 +335,7 @@ moe_status text_glossary_read(const text_front *targets, const char *name, const
         status = sign ? read_csv(g, data, length, sign, &number, error) : read_lines(g, data, length, &number, error);
     }
     if (!status && !g->n_terms) number = 1, status = fail(error, MOE_ERROR_ARGUMENT, "", "there is no term in it");
+    if (!status) number = 1, status = grow_tree(g, error);
     if (!status) return *out = g, MOE_OK;
     if (error) snprintf(error->where, sizeof error->where, "glossary, line %zu", number);
     return text_glossary_free(g), status;
@@ -281,6 +349,7 @@ moe_status text_glossary_of(const text_front *targets, const char *const *source
     size_t i = 0;
     for (; i < n && !status; i++)
         status = add_term(g, sources[i], strlen(sources[i]), translations[i], strlen(translations[i]), error);
+    if (!status) status = grow_tree(g, error);
     if (!status) return *out = g, MOE_OK;
     if (g && error) snprintf(error->where, sizeof error->where, "glossary, term %zu", i);
     return text_glossary_free(g), status;
@@ -322,48 +391,72 @@ void text_glossary_free(text_glossary *g) {
         text_ids_free(&g->terms[i].ids);
     }
     free(g->terms);
-    text_index_free(&g->index);
+    free(g->order);
+    free(g->branches);
     free(g);
 }
 
-/* ==== 4. Finding ======================================================================================== */
+/* ==== 5. Finding ======================================================================================== */
 
-/* The beginning of a text, word by word, as far as a term needed it: many terms may begin like it. */
+/* The beginning of a text, as far as a term may go on there. */
 typedef struct beginning {
     const char *text;
-    size_t length, n, words, begins[MAX_TERM + 1], counts[MAX_TERM + 1];
-    utf8proc_int32_t c[TEXT_TERM_CHARACTERS]; /* [n] its characters, composed */
+    size_t length, bytes, n;
+    utf8proc_int32_t c[TEXT_TERM_CHARACTERS]; /* [n] the characters of its first `bytes`, composed */
 } beginning;
 
 /* One more word or sign. 0: there is none, or what was there so far would be longer than a term can be. */
 static int take_one(beginning *b) {
     utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
-    const size_t at = b->begins[b->words];
-    if (at == b->length) return 0;
-    const size_t bytes = text_word_length(b->text, b->length, at);
-    const size_t n = at + bytes > MAX_TERM ? 0 : characters(b->text + at, bytes, c);
-    if (!n || b->n + n > TEXT_TERM_CHARACTERS || (at && utf8proc_get_property(c[0])->combining_class)) return 0;
+    if (b->bytes == b->length) return 0;
+    const size_t bytes = text_word_length(b->text, b->length, b->bytes);
+    const size_t n = b->bytes + bytes > MAX_TERM ? 0 : characters(b->text + b->bytes, bytes, c);
+    if (!n || b->n + n > TEXT_TERM_CHARACTERS || (b->bytes && utf8proc_get_property(c[0])->combining_class)) return 0;
     memcpy(b->c + b->n, c, n * sizeof *c);
-    b->begins[++b->words] = at + bytes, b->counts[b->words] = b->n += n;
+    b->n += n, b->bytes += bytes;
     return 1;
 }
 
-/* The bytes at the beginning that are this term; 0: none. *exact: not inflected. */
-static size_t match(const text_term *t, beginning *b, int *exact) {
-    size_t low = 1;
-    do { /* what is there must be what the term begins with, before more of it is looked at */
-        if (!is_written(b->c, t->characters, least(b->n, t->n_characters))) return 0;
-    } while (b->n < t->n_characters && take_one(b));
-    if (!b->words || b->n < t->n_characters) return 0;
-    for (size_t high = b->words; low < high;) { /* the first word by which all of the term is there */
-        const size_t middle = low + (high - low) / 2;
-        if (b->counts[middle] < t->n_characters) low = middle + 1;
-        else high = middle;
+/* A way through the tree, by the characters of a text. */
+typedef struct way {
+    const text_glossary *g;
+    const branch *at; /* NULL: no term goes on like this */
+    size_t depth;
+} way;
+
+static void walk_on(way *w, utf8proc_int32_t c) {
+    const branch *b = w->at;
+    w->at = NULL;
+    if (b->high - b->low == 1) {
+        const text_term *t = &w->g->terms[w->g->order[b->low]];
+        if (w->depth < t->n_characters && letter(t, w->depth) == c) w->at = b;
+    } else {
+        uint32_t low = b->first, high = b->first + b->n;
+        while (low < high) {
+            const uint32_t middle = low + (high - low) / 2;
+            if (w->g->branches[middle].c < c) low = middle + 1;
+            else high = middle;
+        }
+        if (low < b->first + b->n && w->g->branches[low].c == c) w->at = &w->g->branches[low];
     }
-    const size_t n = b->counts[low];
-    *exact = n == t->n_characters;
-    if (*exact) return b->begins[low];
-    return t->inflected && is_ending(b->c + t->n_characters, n - t->n_characters, is_noun(t)) ? b->begins[low] : 0;
+    w->depth++;
+}
+
+/* Of the terms that end here, the last one with a number of at least `first` that the characters are: with an ending,
+ * if there are more of them than it has. Those that end here differ in capitals alone. Returns its number + 1; 0: there
+ * is none. */
+static size_t last_here(const way *w, const utf8proc_int32_t *c, size_t n, size_t first) {
+    const branch *b = w->at;
+    const text_glossary *g = w->g;
+    if (!b) return 0;
+    const uint32_t alone = b->high - b->low == 1 && g->terms[g->order[b->low]].n_characters == w->depth;
+    for (uint32_t i = alone ? b->high : b->ends; i-- > b->low && g->order[i] >= first;) {
+        const text_term *t = &g->terms[g->order[i]];
+        if (is_written(c, t->characters, w->depth) &&
+            (n == w->depth || (t->inflected && is_ending(c + w->depth, n - w->depth, is_noun(t)))))
+            return g->order[i] + 1;
+    }
+    return 0;
 }
 
 int text_term_is_shouted(const text_term *t, const char *text, size_t length) {
@@ -398,22 +491,24 @@ int text_term_ends(const text_term *t, const char *ending, size_t length) {
 
 const text_term *text_glossary_find(const text_glossary *g, const char *text, size_t length, size_t at, size_t *bytes,
                                     int *inflected) {
+    enum { ENDING = 3 }; /* characters of the longest one */
     const text_term *best = NULL;
     beginning b;
-    int best_exact = 0;
     if (!g) return NULL;
     b.text = text + at, b.length = length - at;
-    b.n = b.words = b.begins[0] = b.counts[0] = 0;
-    const uint32_t hash = word_hash(text + at, least(length - at, MAX_TERM));
-    uint32_t entry;
-    for (size_t i = 0; (entry = text_index_next(&g->index, hash, &i)) != TEXT_NONE;) {
-        const text_term *t = &g->terms[entry];
-        int exact;
-        const size_t n = match(t, &b, &exact);
-        if (!n || (best && (n < *bytes || (n == *bytes && best_exact > exact)))) continue;
-        best = t;
-        best_exact = exact;
-        *bytes = n;
+    b.n = b.bytes = 0;
+    for (way w = { g, g->branches, 0 }; w.at && take_one(&b);) {
+        size_t found = 0, exact;
+        for (const size_t end = b.n; w.at && w.depth < end;) { /* a word more */
+            walk_on(&w, utf8proc_tolower(b.c[w.depth]));
+            if (w.depth == end || end - w.depth > ENDING) continue;
+            const size_t other = last_here(&w, b.c, end, found);
+            if (other) found = other;
+        }
+        if ((exact = last_here(&w, b.c, b.n, 0))) found = exact;
+        if (!found) continue;
+        best = &g->terms[found - 1];
+        *bytes = b.bytes;
         *inflected = !exact;
     }
     return best;

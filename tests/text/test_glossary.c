@@ -1,0 +1,364 @@
+/* test_glossary.c - the terms of a glossary in a text.
+ *
+ *   1. One by one  every term is compared with every beginning of the text, as glossary.h says: the same are found
+ *   2. Growth      steps, counted as test_linear.c does, for 1 to 100,000 terms
+ */
+#include "tools/text/glossary.h"
+#include "tools/text/spans.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+#include <cmocka.h>
+
+#include "tests/text/letters.h"
+
+unsigned long long counted_steps;
+void __sanitizer_cov_trace_pc(void);
+void __sanitizer_cov_trace_pc(void) { counted_steps++; }
+
+static text_front front;
+
+static int open_front(void **state) {
+    (void)state;
+    front = (text_front){ .tokeniser = letters(), .special = { -1, -1, -1 } };
+    return 0;
+}
+
+static int close_front(void **state) {
+    (void)state;
+    spm_free(front.tokeniser);
+    return 0;
+}
+
+static text_glossary *glossary_of(const char *const *sources, size_t n) {
+    text_glossary *g = NULL;
+    moe_error e = { .code = MOE_OK };
+    char (*targets)[24] = malloc((n + 1) * sizeof *targets);
+    const char **pointers = malloc((n + 1) * sizeof *pointers);
+    assert_true(targets && pointers);
+    for (size_t i = 0; i < n; i++) {
+        snprintf(targets[i], sizeof targets[i], "%zu", i);
+        pointers[i] = targets[i];
+    }
+    if (text_glossary_of(&front, sources, pointers, n, &g, &e)) fail_msg("%s: %s", e.where, e.message);
+    free(pointers);
+    free(targets);
+    return g;
+}
+
+/* The number of the term that is found at text[at], -1: none. */
+static long found_at(const text_glossary *g, const char *text, size_t length, size_t at, size_t *bytes,
+                     int *inflected) {
+    const text_term *t = text_glossary_find(g, text, length, at, bytes, inflected);
+    return t ? strtol(t->target, NULL, 10) : -1;
+}
+
+/* ==== 1. One by one ===================================================================================== */
+
+enum { MOST = 800 };
+
+/* NFC. Returns how many characters. */
+static size_t composed(const char *text, size_t length, utf8proc_int32_t *out) {
+    const utf8proc_ssize_t n =
+        utf8proc_decompose((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)length, out, MOST, UTF8PROC_DECOMPOSE);
+    assert_true(n >= 0 && n <= MOST);
+    return n ? (size_t)utf8proc_normalize_utf32(out, n, UTF8PROC_COMPOSE) : 0;
+}
+
+static int is(utf8proc_int32_t c, utf8proc_category_t kind) { return utf8proc_category(c) == kind; }
+
+/* What the last word of a term may have behind it. */
+static int may_end(const utf8proc_int32_t *term, size_t n, const utf8proc_int32_t *rest, size_t n_rest) {
+    static const char *const endings[] = { "s", "es", "x", "'s", "e", "n", "en", "er", "ern", "em" };
+    size_t small = 0, word = n;
+    char ending[8] = "";
+    while (small < n && is(term[n - 1 - small], UTF8PROC_CATEGORY_LL)) small++;
+    if (small < n && is(term[n - 1 - small], UTF8PROC_CATEGORY_LU)) {
+        if (small + 1 < n && term[n - 2 - small] != ' ') return 0;
+        small += small > 0;
+    }
+    if (small < 3 || n_rest > 3) return 0;
+    while (word && term[word - 1] != ' ') word--;
+    for (size_t i = 0; i < n_rest; i++) {
+        const utf8proc_int32_t c = rest[i] == 0x2019 ? '\'' : utf8proc_tolower(rest[i]);
+        ending[i] = c < 0x80 ? (char)c : '?';
+    }
+    for (size_t i = 0; i < (is(term[word], UTF8PROC_CATEGORY_LU) ? 10 : 4); i++)
+        if (strcmp(ending, endings[i]) == 0) return 1;
+    return 0;
+}
+
+static long one_by_one(const char *const *sources, size_t n, const char *text, size_t length, size_t at, size_t *bytes,
+                       int *inflected) {
+    utf8proc_int32_t here[MOST], term[MOST];
+    size_t before = 0;
+    long best = -1;
+    for (size_t end = at; end < length;) { /* words and signs more and more */
+        if (end > at) {
+            utf8proc_int32_t c = 0;
+            utf8proc_iterate((const utf8proc_uint8_t *)text + end, (utf8proc_ssize_t)(length - end), &c);
+            if (utf8proc_get_property(c)->combining_class) break;
+        }
+        end += text_word_length(text, length, end);
+        if (end - at > 200) break;
+        const size_t count = composed(text + at, end - at, here);
+        int exact = 0;
+        for (size_t i = 0; i < n; i++) {
+            const size_t c = composed(sources[i], strlen(sources[i]), term);
+            size_t same = 0;
+            while (same < c && same < count && (here[same] == term[same] || utf8proc_tolower(here[same]) == term[same]))
+                same++;
+            if (same < c || c <= before) continue;
+            if (c < count && (exact || !may_end(term, c, here + c, count - c))) continue;
+            exact = c == count;
+            best = (long)i, *bytes = end - at, *inflected = !exact;
+        }
+        before = count;
+    }
+    return best;
+}
+
+static uint32_t seed;
+
+static size_t any(size_t n) {
+    seed = seed * 1664525u + 1013904223u;
+    return (size_t)((uint64_t)seed * n >> 32);
+}
+
+static void write_any(char *out, size_t parts) {
+    static const char *const some[] = { "a",         "a",
+                                        "b",         "b",
+                                        "A",         "B",
+                                        "s",         "es",
+                                        "en",        "n",
+                                        " ",         " ",
+                                        "'",         "\xE2\x80\x99",
+                                        "-",         "\xC3\xA9",
+                                        "e\xCC\x81", "\xC3\x89",
+                                        "E\xCC\x81", "\xC4\xB0",
+                                        "\xC7\x85",  "\xC7\x84",
+                                        "\xC3\x9F",  "\xCC\x81",
+                                        "1",         "ab",
+                                        "aab",       "Aab",
+                                        "aab aab",   "\xF0\x9F\x98\x80" };
+    *out = 0;
+    for (size_t i = 0; i < parts; i++) strcat(out, some[any(sizeof some / sizeof *some)]);
+}
+
+/* Terms begin and end with no space: those of a file lose it. */
+static void write_term(char *out) {
+    do { write_any(out, 1 + any(8)); } while (*out == ' ' || out[strlen(out) - 1] == ' ');
+}
+
+/* Terms, some in capitals, some with an ending, and what is between them. */
+static void write_text(char *out, const char *const *sources, size_t n) {
+    static const char *const behind[] = { " ", " ", "s ", "es ", "n ", "'s ", "\xE2\x80\x99s ", "ern, ", "ab", "" };
+    *out = 0;
+    for (size_t i = any(6); i--;) {
+        char *end = out + strlen(out);
+        if (any(4) == 0) write_any(end, any(6));
+        else strcpy(end, sources[any(n)]);
+        for (; any(3) == 0 && *end; end++) *end = (char)(*end >= 'a' && *end <= 'z' ? *end - 32 : *end);
+        strcat(out, behind[any(sizeof behind / sizeof *behind)]);
+    }
+}
+
+static void the_same_terms_are_found_as_one_by_one(void **state) {
+    enum { TERMS = 60 };
+    const int rounds = getenv("VALGRIND") ? 40 : 2000;
+    long all = 0, others = 0;
+    (void)state;
+    for (int round = 0; round < rounds; round++) {
+        char terms[TERMS][100], text[800];
+        const char *sources[TERMS];
+        seed = (uint32_t)round;
+        const size_t n = 1 + any(TERMS);
+        for (size_t i = 0; i < n; i++) {
+            if (i && any(4) == 0) strcpy(terms[i], terms[any(i)]);
+            else write_term(terms[i]);
+            sources[i] = terms[i];
+        }
+        text_glossary *g = glossary_of(sources, n);
+        write_text(text, sources, n);
+        const size_t length = strlen(text);
+        for (size_t at = 0; at < length; at += text_word_length(text, length, at)) {
+            size_t bytes[2] = { 0, 0 };
+            int inflected[2] = { 0, 0 };
+            const long got = found_at(g, text, length, at, &bytes[0], &inflected[0]);
+            const long wanted = one_by_one(sources, n, text, length, at, &bytes[1], &inflected[1]);
+            if (got != wanted || bytes[0] != bytes[1] || inflected[0] != inflected[1])
+                fail_msg("round %d: '%s' at %zu: %ld, %zu bytes, %d, not %ld, %zu bytes, %d", round, text, at, got,
+                         bytes[0], inflected[0], wanted, bytes[1], inflected[1]);
+            all += got >= 0, others += inflected[0];
+        }
+        text_glossary_free(g);
+    }
+    print_message("%ld terms, %ld of them inflected\n", all, others);
+    assert_true(all > rounds && others > rounds / 20);
+}
+
+/* The rules one by one. */
+static void terms_are_found_by_their_rules(void **state) {
+    static const struct {
+        const char *terms[4], *text;
+        long found;
+        size_t bytes;
+        int inflected;
+    } cases[] = {
+        { { "a" }, "a b", 0, 1, 0 }, /* one letter, in the middle of a text */
+        { { "C" }, "C, C.", 0, 1, 0 },
+        { { "+" }, "+ 1", 0, 1, 0 },
+        { { "dog", "dog house" }, "dog house.", 1, 9, 0 },
+        { { "dog", "dog house boat" }, "dog house.", 0, 3, 0 },
+        { { "dog", "dogs" }, "dogs", 1, 4, 0 },
+        { { "dogs", "dog" }, "dogs", 0, 4, 0 },
+        { { "dog", "dog" }, "dog", 1, 3, 0 },
+        { { "dog" }, "dogs run", 0, 4, 1 },
+        { { "dog" }, "DOGS", 0, 4, 1 },
+        { { "dog" }, "dogged", -1, 0, 0 },
+        { { "Hund" }, "Hunden", 0, 6, 1 },
+        { { "hund" }, "hunden", -1, 0, 0 },
+        { { "Hund" }, "hund", -1, 0, 0 },
+        { { "dog", "Dog", "DOG" }, "Dog", 1, 3, 0 },
+        { { "DOG", "Dog", "dog" }, "DOG", 2, 3, 0 },
+        { { "DOG", "dog", "Dog" }, "dOg", 1, 3, 0 },
+        { { "hous", "house" }, "houses", 1, 6, 1 }, /* both fit: the last */
+        { { "house", "hous" }, "houses", 1, 6, 1 },
+        { { "caf\xC3\xA9" }, "cafe\xCC\x81s", 0, 7, 1 },
+        { { "cafe\xCC\x81" }, "CAF\xC3\x89", 0, 5, 0 },
+        { { "dog's", "dog" }, "dog's", 0, 5, 0 },
+        { { "the dog" }, "the dog\xE2\x80\x99s", 0, 7, 0 }, /* ' is a sign, no letter of the word */
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        size_t n = 0, bytes = 0;
+        int inflected = 0;
+        while (n < 4 && cases[i].terms[n]) n++;
+        text_glossary *g = glossary_of(cases[i].terms, n);
+        const long found = found_at(g, cases[i].text, strlen(cases[i].text), 0, &bytes, &inflected);
+        if (found != cases[i].found || bytes != cases[i].bytes || inflected != cases[i].inflected)
+            fail_msg("%zu: '%s': %ld, %zu bytes, %d", i, cases[i].text, found, bytes, inflected);
+        text_glossary_free(g);
+    }
+}
+
+/* ==== 2. Growth ========================================================================================= */
+
+enum { SIZES = 3, TERM = 24 };
+static const size_t sizes[SIZES] = { 1, 1000, 100000 };
+
+typedef struct family {
+    const char *name, *text; /* that begins as its terms do */
+    void (*term)(char *out, size_t i, size_t n);
+} family;
+
+static void numbered(char *out, size_t i, size_t n) { (void)n, snprintf(out, TERM, "aa b%06zu", i); }
+
+/* Words of letters: each is another one. */
+static void spelt(char *out, size_t i, size_t n) {
+    (void)n;
+    for (size_t k = 0, rest = i * 7919; k < 8; k++, rest /= 20) out[k] = "aeioutrnslmdpbgkvfhc"[rest % 20];
+    out[8] = 0;
+}
+
+static void equal(char *out, size_t i, size_t n) { (void)i, (void)n, strcpy(out, "aa b"); }
+
+/* Each a beginning of others. */
+static void nested(char *out, size_t i, size_t n) {
+    (void)n;
+    const size_t words = i % 8;
+    strcpy(out, "aa");
+    for (size_t k = 0; k < words; k++) strcat(out, " c");
+}
+
+static const family families[] = {
+    { "one beginning", "aa b aa c aab ", numbered },
+    { "words", "tree aeiou lamp ab nose a rose ", spelt },
+    { "the same", "aa b aa c ", equal },
+    { "one in another", "aa c c c c c ", nested },
+};
+
+static unsigned long long steps_of(const text_glossary *g, const char *unit) {
+    char text[4000];
+    for (size_t i = 0; i < sizeof text; i++) text[i] = unit[i % strlen(unit)];
+    counted_steps = 0;
+    for (size_t at = 0; at < sizeof text; at += text_word_length(text, sizeof text, at)) {
+        size_t bytes;
+        int inflected;
+        (void)text_glossary_find(g, text, sizeof text, at, &bytes, &inflected);
+    }
+    return counted_steps;
+}
+
+static void many_terms_take_no_more_steps_than_one(void **state) {
+    char *terms = malloc(sizes[SIZES - 1] * TERM);
+    const char **sources = malloc(sizes[SIZES - 1] * sizeof *sources);
+    const size_t n_sizes = getenv("VALGRIND") ? 2 : SIZES;
+    (void)state;
+    assert_true(terms && sources);
+    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
+        unsigned long long steps[SIZES] = { 0 }, built[SIZES] = { 0 };
+        for (size_t s = 0; s < n_sizes; s++) {
+            for (size_t i = 0; i < sizes[s]; i++) {
+                families[f].term(terms + i * TERM, i, sizes[s]);
+                sources[i] = terms + i * TERM;
+            }
+            counted_steps = 0;
+            text_glossary *g = glossary_of(sources, sizes[s]);
+            built[s] = counted_steps;
+            steps[s] = steps_of(g, families[f].text);
+            text_glossary_free(g);
+        }
+        print_message("%s: %llu, %llu, %llu steps to look; %llu, %llu, %llu to build\n", families[f].name, steps[0],
+                      steps[1], steps[2], built[0], built[1], built[2]);
+        for (size_t s = 1; s < n_sizes; s++) {
+            if (steps[s] > 3 * steps[0])
+                fail_msg("%s: %llu steps with one term, %llu with %zu", families[f].name, steps[0], steps[s], sizes[s]);
+            if (s > 1 && built[s] > 150 * built[s - 1]) /* a hundred times as many terms, which are sorted */
+                fail_msg("%s: %llu steps to build %zu", families[f].name, built[s], sizes[s]);
+        }
+    }
+    free(sources);
+    free(terms);
+}
+
+/* Long terms that differ at their ends alone; those of a file may be all equal. */
+static void long_beginnings_are_looked_at_once(void **state) {
+    enum { N = 1000 };
+    char (*terms)[200] = malloc(sizeof *terms * 4 * N);
+    const char **sources = malloc(sizeof *sources * 4 * N);
+    unsigned long long built[3] = { 0 };
+    (void)state;
+    assert_true(terms && sources);
+    for (size_t i = 0; i < 4 * N; i++) {
+        memset(terms[i], 'a', sizeof terms[i]);
+        snprintf(terms[i] + 190, 10, "%05zu", i * 7919 % 10007);
+        sources[i] = terms[i];
+    }
+    for (size_t s = 0; s < 3; s++) {
+        counted_steps = 0;
+        text_glossary_free(glossary_of(sources, (size_t)N << s));
+        built[s] = counted_steps;
+        if (s && (double)built[s] > 2.3 * (double)built[s - 1])
+            fail_msg("%llu steps, %llu for twice as many terms", built[s - 1], built[s]);
+    }
+    free(sources);
+    free(terms);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_same_terms_are_found_as_one_by_one),
+        cmocka_unit_test(terms_are_found_by_their_rules),
+        cmocka_unit_test(many_terms_take_no_more_steps_than_one),
+        cmocka_unit_test(long_beginnings_are_looked_at_once),
+    };
+    return cmocka_run_group_tests(tests, open_front, close_front);
+}
