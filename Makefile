@@ -80,7 +80,8 @@ endif
 LIBRARY  = $(BIN)/libmoe.a
 TEXT_LIBRARY = $(BIN)/libmoetext.a
 VERSION := $(shell sed -n 's/^\#define MOE_VERSION "\(.*\)"/\1/p' moe.h)
-SONUMBER = $(firstword $(subst ., ,$(VERSION)))
+# Until 1.0 any minor version may change structs: 0.MINOR is the number of the shared libraries, from 1 on MAJOR alone.
+SONUMBER = $(patsubst 0,0.$(word 2,$(subst ., ,$(VERSION))),$(firstword $(subst ., ,$(VERSION))))
 ifeq ($(shell uname -s),Darwin)
 shared_name = $(1)$(2:%=.%).dylib
 SHARED = -dynamiclib -install_name @rpath/$(call shared_name,$(1),$(SONUMBER)) -current_version $(VERSION) \

@@ -175,6 +175,7 @@ MOE_INLINE size_t moe_divide_up(size_t n, size_t by) { return (n + by - 1) / by;
  * filled the error with a message that names the culprit, and the first failure wins. */
 
 const char *moe_version(void) { return MOE_VERSION; }
+int moe_version_number(void) { return MOE_VERSION_NUMBER; }
 
 const char *moe_status_name(moe_status status) {
     switch (status) {
@@ -5762,6 +5763,8 @@ static const moe_key moe_keys[] = {
 _Static_assert(sizeof(moe_gate) == sizeof(int), "a key's name is kept as an int");
 
 struct moe_model {
+    moe_model *self;       /* what a const model refers to */
+    atomic_size_t holders; /* sessions, and the caller until he closes it */
     moe_allocator allocator;
     moe_file file;
     int mapped;         /* the file is ours to unmap */
@@ -6376,6 +6379,8 @@ static moe_status moe_model_create(const void *data, size_t bytes, const moe_mod
     moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
     moe_status status;
     if (!m) return moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory for a model");
+    m->self = m;
+    m->holders = 1;
     m->allocator = a;
     m->fd = -1;
     status = moe_file_parse(&m->file, data, bytes, &a, error);
@@ -6463,7 +6468,7 @@ void moe_model_close(moe_model *m) {
         void *out;
     } data;
     size_t bytes;
-    if (!m) return;
+    if (!m || atomic_fetch_sub(&m->holders, 1) > 1) return;
     a = m->allocator;
     data.in = m->file.data;
     bytes = m->file.bytes;
@@ -6600,9 +6605,12 @@ size_t moe_model_language_count(const moe_model *m) { return m->languages ? m->l
 moe_span moe_model_language(const moe_model *m, size_t i) {
     return m->languages ? moe_meta_text(m->languages, i) : (moe_span){ "", 0 };
 }
+int32_t moe_model_language_tag_at(const moe_model *m, size_t i) {
+    return i < moe_model_language_count(m) ? (int32_t)moe_meta_int(m->tags, i) : -1;
+}
 int32_t moe_model_language_tag(const moe_model *m, const char *code) {
     for (size_t i = 0; i < moe_model_language_count(m); i++)
-        if (moe_span_is(moe_model_language(m, i), code)) return (int32_t)moe_meta_int(m->tags, i);
+        if (moe_span_is(moe_model_language(m, i), code)) return moe_model_language_tag_at(m, i);
     return -1;
 }
 
@@ -9119,6 +9127,7 @@ static moe_status moe_session_build(moe_session *settled, moe_session **out, moe
     s = moe_allocate_zeroed(&settled->allocator, sizeof *s);
     if (!s) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session");
     *s = *settled;
+    atomic_fetch_add(&s->model->self->holders, 1);
     status = moe_session_allocate(s, error);
     if (status == MOE_OK) status = moe_session_verify(s, error);
     if (status != MOE_OK) {
@@ -9177,6 +9186,7 @@ void moe_session_free(moe_session *s) {
     if (s->api) s->api->close(s->device);
     if (s->block && s->pool) moe_pool_free(s->pool, s->pool->count);
     moe_release(&a, s->block, s->block_bytes + 64);
+    moe_model_close(s->model->self);
     moe_release(&a, s, sizeof *s);
 }
 
@@ -9746,6 +9756,7 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
 }
 
 void moe_session_cancel(moe_session *s) { atomic_store(&s->pool->cancelled, 1); }
+void moe_session_uncancel(moe_session *s) { atomic_store(&s->pool->cancelled, 0); }
 
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, questions = s->n_slots - batch;
@@ -9775,6 +9786,50 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
     s->by_source.n = 0;
     if (s->api) s->api->forget(s->device);
     return status;
+}
+
+/* The sentence of moe_translate_ids. */
+typedef struct moe_sentence {
+    const int32_t *source;
+    size_t n;
+    int pulled;
+    int32_t *out;
+    size_t capacity, *n_out;
+    moe_status status;
+    moe_error *error;
+} moe_sentence;
+
+static int moe_pull_sentence(void *user, int wait, moe_request *q) {
+    moe_sentence *one = user;
+    (void)wait;
+    if (one->pulled++) return MOE_PULL_END;
+    q->source = one->source;
+    q->n_source = one->n;
+    return MOE_PULL_REQUEST;
+}
+
+static void moe_take_sentence(void *user, const moe_result *result) {
+    moe_sentence *one = user;
+    one->status = result->status;
+    if (result->status) {
+        moe_fail(one->error, result->status, "translate", "%s", result->message);
+        return;
+    }
+    const moe_hypothesis *best = result->hypotheses;
+    *one->n_out = best->n_ids;
+    if (best->n_ids > one->capacity)
+        one->status = moe_fail(one->error, MOE_ERROR_LIMIT, "capacity",
+                               "the translation has %zu tokens, room is for "
+                               "%zu",
+                               best->n_ids, one->capacity);
+    else if (best->n_ids) memcpy(one->out, best->ids, best->n_ids * sizeof *one->out);
+}
+
+moe_status moe_translate_ids(moe_session *s, const int32_t *source, size_t n, int32_t *out, size_t capacity,
+                             size_t *n_out, moe_error *error) {
+    moe_sentence one = { source, n, 0, out, capacity, n_out, MOE_OK, error };
+    MOE_TRY(moe_translate(s, moe_pull_sentence, moe_take_sentence, &one, error));
+    return one.status;
 }
 
 /* ---- Classifying ---- */

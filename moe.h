@@ -4,7 +4,7 @@
  *
  * Objects and lifetimes
  *   moe_model    what a model file holds. It never changes after it was opened. Any number of threads and sessions
- *                share it. Close it after its last session was freed.
+ *                share it. It may be closed while sessions use it: it stays until the last of them is freed.
  *   moe_session  one translator: its memory plan, its threads and its decoder states. One thread at a time may use it.
  *                It allocates all of its memory when it is made (moe_session_bytes tells how much) and none while it
  *                translates.
@@ -14,7 +14,13 @@
  * Errors
  *   Every function that can fail returns a moe_status and fills the caller's moe_error, which may be NULL. Outputs are
  *   untouched on failure unless stated otherwise. A request that cannot be served has a status of its own in its
- *   moe_result and does not disturb the others.
+ *   moe_result and does not disturb the others. All other pointers must not be NULL, unless this header allows it.
+ *
+ * Callbacks
+ *   pull, done, routing, attention and trace run in the thread that called moe_translate or moe_classify, log in the
+ *   one that makes or runs the session; never two at a time for one session. They may look at the model, cancel any
+ *   session, ask this one for its statistics and do what they like with others. They must not free, translate or
+ *   classify with the session that calls them, nor leave by longjmp or a C++ exception.
  *
  * Promises
  *   - The same bytes everywhere. A result does not depend on the batch, on the order of requests, on the number of
@@ -29,26 +35,17 @@
  *
  * The smallest program (README.md has it with the ids of a sentence):
  *
- *     static int next(void *user, int wait, moe_request *r) {
- *         static const int32_t pieces[] = { 312, 45, 9 };
- *         int *sent = user; (void)wait;
- *         if ((*sent)++) return MOE_PULL_END;
- *         r->source = pieces; r->n_source = 3;
- *         return MOE_PULL_REQUEST;
- *     }
- *     static void done(void *user, const moe_result *r) {
- *         (void)user;
- *         if (r->status) fprintf(stderr, "%s\n", r->message);
- *         for (size_t i = 0; r->n_hypotheses && i < r->hypotheses[0].n_ids; i++)
- *             printf("%d ", (int)r->hypotheses[0].ids[i]);
- *     }
  *     int main(void) {
- *         moe_error e; moe_model *m; moe_session *s; int sent = 0;
+ *         static const int32_t pieces[] = { 312, 45, 9 };
+ *         int32_t ids[512];
+ *         size_t n;
+ *         moe_error e; moe_model *m; moe_session *s;
  *         if (moe_model_open("model.bin", NULL, &m, &e)) return fprintf(stderr, "%s\n", e.message), 1;
  *         moe_session_params p = moe_session_params_default(m);
  *         p.target_tag = moe_model_language_tag(m, "de");
- *         if (moe_session_new(m, &p, &s, &e) || moe_translate(s, next, done, &sent, &e))
+ *         if (moe_session_new(m, &p, &s, &e) || moe_translate_ids(s, pieces, 3, ids, 512, &n, &e))
  *             return fprintf(stderr, "%s\n", e.message), 1;
+ *         for (size_t i = 0; i < n; i++) printf("%d ", (int)ids[i]);
  *         moe_session_free(s); moe_model_close(m);
  *     }
  *
@@ -71,6 +68,7 @@ extern "C" {
 /* ---- Version and limits -------------------------------------------------------------------------------- */
 
 #define MOE_VERSION "0.1.0"
+#define MOE_VERSION_NUMBER 1000 /* major * 1000000 + minor * 1000 + patch */
 #define MOE_FILE_VERSION 2 /* the version of model files that this library writes; it reads this one and all before */
 
 enum {
@@ -85,6 +83,7 @@ enum {
 };
 
 const char *moe_version(void);
+int moe_version_number(void); /* of the library that is loaded; MOE_VERSION_NUMBER is that of this header */
 
 /* ---- Status and errors --------------------------------------------------------------------------------- */
 
@@ -154,11 +153,11 @@ typedef struct moe_model_params {
 moe_status moe_model_open(const char *path, const moe_model_params *params, moe_model **out, moe_error *error);
 
 /* The same with the bytes of a file in memory. Tensors are not copied. The bytes must be aligned to 64 (else
- * MOE_ERROR_ARGUMENT) and must outlive the model. */
+ * MOE_ERROR_ARGUMENT) and must outlive the model and its sessions. */
 moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model_params *params, moe_model **out,
                                  moe_error *error);
 
-void moe_model_close(moe_model *model); /* NULL is fine */
+void moe_model_close(moe_model *model); /* NULL is fine. Sessions of the model go on, new ones cannot be made */
 
 /* Compare with its checksum whatever was not compared before. Where moe_model_params say "before their first use",
  * moe_session_new compares all tensors but experts, and moe_translate and moe_classify compare the slab of an expert
@@ -357,6 +356,7 @@ size_t moe_model_language_count(const moe_model *model);
 moe_span moe_model_language(const moe_model *model, size_t i); /* "en" */
 /* The id of the token that names a language to the model; -1 if the model does not know the language. */
 int32_t moe_model_language_tag(const moe_model *model, const char *code);
+int32_t moe_model_language_tag_at(const moe_model *model, size_t i); /* of language `i` */
 
 /* ---- Session ------------------------------------------------------------------------------------------- */
 
@@ -595,6 +595,7 @@ typedef void (*moe_done_fn)(void *user, const moe_result *result);
  * task, in the middle of encoding, of a decoder step and of scoring: a few milliseconds. On a GPU the call ends with
  * the step at hand. */
 void moe_session_cancel(moe_session *session);
+void moe_session_uncancel(moe_session *session); /* forget a cancel that came too late for the last call */
 
 /* Pull requests until MOE_PULL_END, decode them together and hand over each result as soon as it is final.
  * A request that cannot be served (too long, unknown id) is handed over with a status of its own. The return value is
@@ -602,6 +603,12 @@ void moe_session_cancel(moe_session *session);
  * the session can be used again. After a failure of the GPU the requests under way are lost, and every later call fails
  * in the same way. */
 moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error);
+
+/* Translate one sentence, the pieces of text source [n], with the session's defaults: the ids of the best translation
+ * go to out [capacity], and *n_out tells how many these are. Errors: those of moe_translate, and the status of the
+ * sentence. MOE_ERROR_LIMIT where `capacity` is too small; *n_out tells how many ids there are then. */
+moe_status moe_translate_ids(moe_session *session, const int32_t *source, size_t n, int32_t *out, size_t capacity,
+                             size_t *n_out, moe_error *error);
 
 /* Classify `rows` rows of inputs [rows, moe_model_width], in portions of the session's batch. For each row the
  * session's `nbest` most probable classes come out, best first: their numbers in classes [rows, nbest], their

@@ -133,13 +133,14 @@ def libraries_go_where_LIBDIR_says():
 @test
 def shared_libraries_have_a_number_and_export_nothing_foreign():
     version = re.search(r'MOE_VERSION "(.*)"', open(PREFIX + "/include/moe.h").read())[1]
+    number = re.match(r"0\.\d+|[1-9]\d*", version)[0]
     for name, wanted in ("libmoe", {"moe_translate"}), ("libmoetext", {"moe_translate", "moetext_translate"}):
-        links = [f"{name}.{SUFFIX}", f"{name}.0.{SUFFIX}" if MAC else f"{name}.{SUFFIX}.0"]
+        links = [f"{name}.{SUFFIX}", f"{name}.{number}.{SUFFIX}" if MAC else f"{name}.{SUFFIX}.{number}"]
         real = f"{name}.{version}.{SUFFIX}" if MAC else f"{name}.{SUFFIX}.{version}"
         for link in links:
             assert os.readlink(f"{PREFIX}/lib/{link}") == real, link
         if not MAC:
-            assert f"[{name}.so.0]" in run("readelf", "-d", f"{PREFIX}/lib/{real}")
+            assert f"[{name}.so.{number}]" in run("readelf", "-d", f"{PREFIX}/lib/{real}")
         found = exports(f"{PREFIX}/lib/{real}", *(["-gU"] if MAC else ["-D", "--defined-only"]))
         foreign = {x for x in found if not x.startswith(("moe_", "moetext_")) and "asan" not in x and "ubsan" not in x}
         assert wanted <= found and not foreign, foreign

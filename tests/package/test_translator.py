@@ -57,6 +57,23 @@ def fails(status, action, *arguments, **named):
 
 
 @test
+def a_library_of_another_version_is_refused():
+    wanted = library.VERSION
+    found = divmod(library.opened(os.environ["MOE_LIBRARY"]).moe_version_number() // 1000, 1000)
+    assert found == wanted
+    try:
+        library.VERSION = wanted[0], wanted[1] + 1
+        library.opened(os.environ["MOE_LIBRARY"])
+    except OSError as error:
+        assert "this is version {}.{} of libmoetext, the package wants {}.{}".format(*found, *library.VERSION) == \
+            str(error), error
+    else:
+        raise AssertionError("it was taken")
+    finally:
+        library.VERSION = wanted
+
+
+@test
 def structures_are_those_of_the_header():
     mirrors = {
         "moe_error": library.Error,

@@ -72,7 +72,6 @@ static char *copy_span(moe_span s) {
 static moe_status copy_texts(moetext_model *m, moe_error *error) {
     const moe_model *engine = m->front.model;
     const size_t entries = moe_model_meta_count(engine), n = moe_model_language_count(engine);
-    const size_t tags = (size_t)moe_model_meta_find(engine, "languages.tags"); /* there, where there are languages */
     m->languages = calloc(n + 1, sizeof *m->languages);
     m->tags = calloc(n + 1, sizeof *m->tags);
     m->texts = calloc(entries + 1, sizeof *m->texts);
@@ -81,7 +80,7 @@ static moe_status copy_texts(moetext_model *m, moe_error *error) {
         char *code = copy_span(moe_model_language(engine, m->n_languages));
         if (!code) return out_of_memory(error);
         m->languages[m->n_languages] = code;
-        m->tags[m->n_languages] = (int32_t)moe_model_meta_int(engine, tags, m->n_languages);
+        m->tags[m->n_languages] = moe_model_language_tag_at(engine, m->n_languages);
     }
     for (size_t i = 0; i < entries; i++)
         if (moe_model_meta_kind(engine, i) == MOE_META_TEXT &&
@@ -1376,16 +1375,10 @@ void moetext_cancel(moetext *t) {
     if (t->second) moe_session_cancel(t->second);
 }
 
-static int pull_nothing(void *user, int wait, moe_request *request) {
-    (void)user, (void)wait, (void)request;
-    return MOE_PULL_END;
-}
-
 void moetext_forgive(moetext *t) {
-    /* A session forgets a cancel once a call has heard of it. */
     atomic_store(&t->cancelled, 0);
-    moe_translate(t->session, pull_nothing, NULL, NULL, NULL);
-    if (t->second) moe_translate(t->second, pull_nothing, NULL, NULL, NULL);
+    moe_session_uncancel(t->session);
+    if (t->second) moe_session_uncancel(t->second);
 }
 
 moe_stats moetext_stats(const moetext *t) { return moe_session_stats(t->session); }

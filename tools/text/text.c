@@ -438,13 +438,10 @@ static void plain_code(const char *code, size_t length, char out[32]) {
 static int32_t tag_like(const text_front *front, const char *code, int part) {
     for (size_t i = 0; i < moe_model_language_count(front->model); i++) {
         const moe_span known = moe_model_language(front->model, i);
-        char plain[32], name[64];
+        char plain[32];
         plain_code(known.data, known.length, plain);
         if (part) plain[strcspn(plain, "-")] = '\0';
-        if (strcmp(plain, code) != 0 || known.length >= sizeof name) continue;
-        memcpy(name, known.data, known.length);
-        name[known.length] = '\0';
-        return moe_model_language_tag(front->model, name);
+        if (strcmp(plain, code) == 0) return moe_model_language_tag_at(front->model, i);
     }
     return -1;
 }

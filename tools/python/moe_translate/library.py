@@ -19,6 +19,7 @@ from ctypes import (
     c_void_p,
 )
 
+VERSION = 0, 1  # whose structs are below: they may change with the minor version
 OK, CANCELLED = 0, 8  # moe_status
 TRANSLATE, PREFIX, SCORE = 0, 1, 2  # moetext_task
 PULL_REQUEST, PULL_END, PULL_LATER, PULL_CANCEL = 1, 0, -1, -2
@@ -96,6 +97,7 @@ DONE = CFUNCTYPE(None, c_void_p, POINTER(Result))
 
 FUNCTIONS = {  # name: (result, arguments)
     "moe_status_name": (c_char_p, [c_int]),
+    "moe_version_number": (c_int, []),
     "moetext_version": (c_char_p, []),
     "moetext_default_model": (c_int, [c_char_p, c_size_t, POINTER(Error)]),
     "moetext_option": (OptionInfo, [c_size_t]),
@@ -141,6 +143,9 @@ def opened(path):
         except AttributeError as error:
             raise OSError(f"this is another version of libmoetext than the package wants ({error})") from None
         function.restype, function.argtypes = result, arguments
+    found = divmod(library.moe_version_number() // 1000, 1000)
+    if found != VERSION:
+        raise OSError("this is version {}.{} of libmoetext, the package wants {}.{}".format(*found, *VERSION))
     return library
 
 
