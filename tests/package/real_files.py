@@ -4,7 +4,8 @@
 Usage: tests/python tests/package/real_files.py [--kind KIND]     download and list them
 
 The packages go to build/real-files by the ordinary clients: pip for PyPI (wheels, and sources as "sdist"), apt-get for
-Debian. A Debian release that has moved on has another version of a package: the file at the same path is taken then.
+Debian. A Debian release that has moved on has another version of a package: the file at the same path is taken then,
+where * stands for a version.
 A file that cannot be had is reported, and is an error.
 """
 
@@ -75,8 +76,10 @@ def content(row):
     if not (where / "files").is_dir():
         os.makedirs(where, exist_ok=True)
         {"pypi": wheel, "sdist": sdist, "debian": deb}[row["source"]](row, where)
-    path = where / "files" / row["path"]
-    data = path.read_bytes()
+    found = sorted((where / "files").glob(row["path"]))
+    if len(found) != 1:
+        raise OSError(f"{len(found)} files are {row['path']} in {row['package']}")
+    data = found[0].read_bytes()
     return gzip.decompress(data) if row["path"].endswith(".gz") else data
 
 
