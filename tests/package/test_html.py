@@ -80,9 +80,9 @@ def deep_and_long_pages_take_no_time():
         "X<sup>" * 10000,
         "1" * 100000 + "<sup>2</sup>" * 1000,
     ):
-        begin = time.monotonic()
+        begin = time.process_time()
         assert translate(page) == page, page[:30]
-        assert time.monotonic() - begin < 10, (page[:30], time.monotonic() - begin)
+        assert time.process_time() - begin < 10, (page[:30], time.process_time() - begin)
 
 
 if __name__ == "__main__":

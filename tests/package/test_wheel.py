@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 from suite import Skip, Suite
 
@@ -115,8 +114,11 @@ def it_brings_the_program_moe_translate():
     needed = subprocess.run(["ldd", file], capture_output=True, text=True, env={}).stdout
     for library in "libsentencepiece", "libexttextcat", "libutf8proc":
         assert re.search(rf"{library}\S* => {re.escape(str(WORK))}", needed), needed
-    with subprocess.Popen([program, "-q", "-m", MODEL, "-t", "de"], stdin=subprocess.PIPE) as running:
-        time.sleep(1)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([program, "-q", "-m", MODEL, "-t", "de"], **pipes) as running:
+        running.stdin.write(b"It rains.\n")
+        running.stdin.flush()
+        assert running.stdout.readline() == b"Es regnet.\n"  # it is Python no more
         running.send_signal(signal.SIGTERM)
         assert running.wait(10) == 128 + signal.SIGTERM
     file.chmod(0o644)
