@@ -21,6 +21,10 @@ model: Model = Model(path)
 languages: list[str] = model.languages
 licence: str = model.meta("general.licence")
 assert model.path == path and model.knows("de") and not model.needs_source and languages and licence
+ids: tuple[int, ...] = model.encode("Where is my book?")
+assert model.tokens(ids, source=True)[-1] == "?" and model.encode("Wo?", translation=True)
+words: str = model.decode(iter(ids))
+assert words == "Where is my book?"
 likely: list[tuple[str, float]] = model.detect("Where is my book?")
 assert likely[0][0] == "en"
 

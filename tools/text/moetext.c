@@ -170,6 +170,49 @@ const char *moetext_model_piece(const moetext_model *m, int32_t id, size_t *leng
     return piece.data ? piece.data : "";
 }
 
+const char *moetext_model_source_piece(const moetext_model *m, int32_t id, size_t *length) {
+    const moe_span piece = text_source_piece(&m->front, id);
+    *length = piece.length;
+    return piece.data ? piece.data : "";
+}
+
+moe_status moetext_model_encode(const moetext_model *m, const char *text, size_t length, int as_target, int32_t *ids,
+                                size_t capacity, size_t *count, moe_error *error) {
+    if (text_utf8_valid(text, length) < length || memchr(text, '\0', length))
+        return fail(error, MOE_ERROR_ARGUMENT, "text", "it is no UTF-8 without NUL");
+    const text_front front = as_target ? text_front_of_targets(&m->front) : m->front;
+    text_ids found = { NULL, 0, 0 };
+    const moe_status status = m->form == TEXT_FORM_TEXT     ? text_encode(&front, text, length, &found, error)
+                              : m->form == TEXT_FORM_PIECES ? text_parse_pieces(&front, text, length, &found, error)
+                                                            : text_parse_ids(&front, text, length, &found, error);
+    if (!status) {
+        *count = found.length;
+        if (found.length && capacity)
+            memcpy(ids, found.data, (found.length < capacity ? found.length : capacity) * sizeof *ids);
+    }
+    text_ids_free(&found);
+    return status;
+}
+
+moe_status moetext_model_decode(const moetext_model *m, const int32_t *ids, size_t count, char *text, size_t capacity,
+                                size_t *length, moe_error *error) {
+    text_bytes found = { NULL, 0, 0, 0 };
+    moe_status status = MOE_OK;
+    for (size_t i = 0; !status && i < count; i++)
+        if (ids[i] < 0 || ids[i] >= moe_model_vocabulary(m->front.model))
+            status = fail(error, MOE_ERROR_ARGUMENT, "ids", "an id is not in the model's vocabulary");
+    if (!status && m->form == TEXT_FORM_IDS) text_append_ids(&found, ids, count);
+    else if (!status)
+        status = (m->form == TEXT_FORM_TEXT ? text_decode : text_join_pieces)(&m->front, ids, count, &found, error);
+    if (!status && found.failed) status = out_of_memory(error);
+    if (!status) {
+        *length = found.length;
+        if (found.length && capacity) memcpy(text, found.data, found.length < capacity ? found.length : capacity);
+    }
+    free(found.data);
+    return status;
+}
+
 moe_status moetext_detector_new(const moetext_model *m, moetext_detector **out, moe_error *error) {
     return text_detector_of_model(m->front.model, out, error);
 }

@@ -98,6 +98,19 @@ int moetext_model_needs_source(const moetext_model *model);
 /* The piece that a token id stands for, and its length: no NUL ends it. It lives as long as the model. "" where there
  * is none. */
 const char *moetext_model_piece(const moetext_model *model, int32_t id, size_t *length);
+/* The same of an id of a source, where those have pieces of their own (some models of OPUS-MT). */
+const char *moetext_model_source_piece(const moetext_model *model, int32_t id, size_t *length);
+
+/* The ids that the tokeniser cuts a text into, as that of a source, or with `as_target` of a translation; none that
+ * begins or ends it is added. With form=pieces or ids they are read. The first `capacity` are written to `ids`, and
+ * *count is how many there are. Errors: MOE_ERROR_ARGUMENT (no UTF-8, a NUL in it), MOE_ERROR_MEMORY. */
+moe_status moetext_model_encode(const moetext_model *model, const char *text, size_t length, int as_target,
+                                int32_t *ids, size_t capacity, size_t *count, moe_error *error);
+/* The other way: the text that ids of a translation stand for, as form asks for. The first `capacity` bytes are written
+ * to `text`, and *length is how many there are; no NUL ends them. Errors: MOE_ERROR_ARGUMENT (an id that the model does
+ * not have), MOE_ERROR_MEMORY. */
+moe_status moetext_model_decode(const moetext_model *model, const int32_t *ids, size_t count, char *text,
+                                size_t capacity, size_t *length, moe_error *error);
 
 /* ---- Language of a text -------------------------------------------------------------------------------- */
 

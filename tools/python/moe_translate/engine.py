@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from . import library as c
 
@@ -38,6 +39,25 @@ def lib():
     return _lib
 
 
+# What has locks: another thread may hold one when the process forks, and is not in the child to let it go.
+_locking: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def remembered(one):
+    """In the child of a fork its _forked() is called."""
+    _locking.add(one)
+
+
+def _forked():
+    global _load
+    _load = threading.Lock()
+    for one in list(_locking):
+        one._forked()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def failure(code, error):
     """The exception of a moe_error."""
     return MoeError(
@@ -47,6 +67,7 @@ def failure(code, error):
     )
 
 
+FORKED = "this Translator was made before fork(): make one in the child"
 NO_TEXT = "a text is a str, not {}: decode bytes first, as in data.decode('utf-8')"
 
 
@@ -89,9 +110,22 @@ class Call:
         self.error = self.error or error
         self.notify()
 
+    def forked(self):
+        """The thread that works for it is not in this process."""
+        self.live, self.notify = False, lambda: None
+        self.fail(MoeError(FORKED, "argument"))
+
 
 def language(code):
-    return None if code is None else code.encode("utf-8")
+    """Bytes that a lone surrogate is no obstacle to: the library does not know it."""
+    return None if code is None else code.encode("utf-8", "surrogatepass")
+
+
+def without_nul(data):
+    """Bytes that C takes for the end where it is."""
+    if b"\0" in data:
+        raise ValueError(f"there is a NUL in {data!r}")
+    return data
 
 
 def checked_terms(terms):
@@ -112,12 +146,18 @@ class Glossary:
         sources, targets = ((ctypes.c_char_p * len(pairs))(*side) for side in sides)
         with engine.state:
             engine.check()
+            engine.makers += 1  # who closes the translator waits; the others go on meanwhile
+        try:
             code = lib().moetext_glossary_new(
                 engine.handle, sources, targets, len(pairs), ctypes.byref(self.handle), ctypes.byref(error)
             )
             if code != c.OK:
                 raise failure(code, error)
-            engine.glossaries.add(self)
+        finally:
+            with engine.state:
+                engine.glossaries.add(self)
+                engine.makers -= 1
+                engine.state.notify_all()  # free()
 
     def free(self):
         handle, self.handle = self.handle, None
@@ -136,20 +176,26 @@ class Engine:
         self.state = threading.Condition()  # of all below; it may be entered again, since __del__ comes at any time
         self.calls, self.waiting = set(), deque()  # all that live; those with jobs to begin
         self.under_way, self.numbers = {}, itertools.count(1)
-        self.worker, self.closed, self.glossaries = None, False, weakref.WeakSet()
+        self.worker, self.closed, self.glossaries, self.makers = None, False, weakref.WeakSet(), 0
         error = c.Error()
         code = lib().moetext_new(model._handle, settings, ctypes.byref(self.handle), ctypes.byref(error))
         if code != c.OK:
             raise failure(code, error)
-        _engines.add(self)
+        remembered(self)
 
     # ---- of callers ----
 
     def check(self):
         if self.pid != os.getpid():
-            raise MoeError("this Translator was made before fork(): make one in the child", "argument")
+            raise MoeError(FORKED, "argument")
         if self.closed:
             raise MoeError("this Translator is closed", "argument")
+
+    def begin(self, call):
+        """A call lives that has no jobs yet: who closes the translator, or cancels, ends it too."""
+        with self.state:
+            self.check()
+            self.calls.add(call)
 
     def submit(self, call):
         """A call has jobs, the first ones or more of them."""
@@ -193,7 +239,16 @@ class Engine:
                     self.state.wait(0.2)
                 self.free()
 
+    def _forked(self):
+        """In the child: nothing is under way here, and nothing will be."""
+        self.state, calls, self.calls = threading.Condition(), self.calls, set()
+        self.worker, self.under_way, self.waiting = None, {}, deque()
+        for call in calls:
+            call.forked()
+
     def free(self):
+        while self.makers:
+            self.state.wait(0.2)
         handle, self.handle = self.handle, None
         if handle:
             for glossary in list(self.glossaries):  # which it has to outlive
@@ -285,12 +340,9 @@ def _bytes(text):
     return text if isinstance(text, tuple) else (text, len(text)) if text is not None else (None, 0)
 
 
-_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
-
-
 @atexit.register
 def _stop():
     """A thread in the library must not want Python back when that is gone."""
-    for engine in list(_engines):
-        if engine.worker is not None:
+    for engine in list(_locking):
+        if isinstance(engine, Engine) and engine.worker is not None:
             engine.close()

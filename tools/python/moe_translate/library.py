@@ -109,6 +109,15 @@ FUNCTIONS = {  # name: (result, arguments)
     "moetext_model_language_find": (c_ssize_t, [c_void_p, c_char_p]),
     "moetext_model_needs_source": (c_int, [c_void_p]),
     "moetext_model_piece": (c_void_p, [c_void_p, c_int32, POINTER(c_size_t)]),
+    "moetext_model_source_piece": (c_void_p, [c_void_p, c_int32, POINTER(c_size_t)]),
+    "moetext_model_encode": (
+        c_int,
+        [c_void_p, c_char_p, c_size_t, c_int, POINTER(c_int32), c_size_t, POINTER(c_size_t), POINTER(Error)],
+    ),
+    "moetext_model_decode": (
+        c_int,
+        [c_void_p, POINTER(c_int32), c_size_t, c_char_p, c_size_t, POINTER(c_size_t), POINTER(Error)],
+    ),
     "moetext_detector_new": (c_int, [c_void_p, POINTER(c_void_p), POINTER(Error)]),
     "moetext_detector_free": (None, [c_void_p]),
     "moetext_detect": (c_ssize_t, [c_void_p, c_char_p, c_size_t, POINTER(c_float)]),

@@ -12,13 +12,27 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from . import library as c
-from .engine import NO_TEXT, Call, Engine, Glossary, Job, MoeError, checked, checked_terms, failure, lib
+from .engine import (
+    NO_TEXT,
+    Call,
+    Engine,
+    Glossary,
+    Job,
+    MoeError,
+    checked,
+    checked_terms,
+    failure,
+    language,
+    lib,
+    remembered,
+    without_nul,
+)
 
 
 class TextError(MoeError):
     """A text that could not be translated; index: its number in the list."""
 
-    def __init__(self, message: str, status: str, index: int):
+    def __init__(self, message: str, status: str = "", index: int = 0):  # what is left out pickle brings
         super().__init__(message, status)
         self.index = index
 
@@ -90,7 +104,7 @@ def _glossary(terms):
         yield None if terms is None else os.fspath(terms)
         return
     lines = ["source,target"]
-    lines += [",".join('"' + text.replace('"', '""') + '"' for text in pair) for pair in checked_terms(terms)]
+    lines += [",".join('"' + text.replace('"', '""') + '"' for text in pair) for pair in checked_terms(_terms(terms))]
     if len(lines) == 1:
         yield None
         return
@@ -109,10 +123,10 @@ def _settings(wishes):
         if value is None:
             continue
         text = str(int(value)) if isinstance(value, bool) else str(value)
-        if ";" in text:
-            raise MoeError(f"{text!r} has a semicolon in it", "argument", name)
+        if ";" in text or "\0" in text:
+            raise MoeError(f"{text!r} has a semicolon or a NUL in it", "argument", name)
         parts.append(f"{name.replace('_', '-')}={text}")
-    return ";".join(parts).encode("utf-8")
+    return os.fsencode(";".join(parts))  # a file's name may be no UTF-8
 
 
 class Model:
@@ -124,10 +138,21 @@ class Model:
         self._pieces, self._detector, self._detecting = {}, None, threading.Lock()
         self.path = os.fspath(default_model() if path is None else path)
         code = lib().moetext_model_open(
-            os.fsencode(self.path), _settings(wishes), ctypes.byref(self._handle), ctypes.byref(error)
+            without_nul(os.fsencode(self.path)), _settings(wishes), ctypes.byref(self._handle), ctypes.byref(error)
         )
         if code != c.OK:
             raise failure(code, error)
+        remembered(self)
+
+    def _forked(self):
+        """In the child of a fork: the lock and the detector may have been in use."""
+        self._detector, self._detecting = None, threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<moe_translate.Model {os.fsdecode(self.path)!r}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Model is memory of its process: open it where it works, with moe_translate.Model(path)")
 
     @property
     def languages(self) -> list[str]:
@@ -136,24 +161,60 @@ class Model:
 
     def meta(self, key: str) -> str:
         """The text of a metadata key, such as "general.licence"; "" where there is none."""
-        return lib().moetext_model_meta(self._handle, key.encode()).decode("utf-8")
+        return lib().moetext_model_meta(self._handle, without_nul(checked(key).encode("utf-8"))).decode("utf-8")
 
     def knows(self, language: str) -> bool:
         """ "de", "DE", "de_DE" and "deu_Latn" are one language."""
-        return lib().moetext_model_language_find(self._handle, language.encode()) >= 0
+        return lib().moetext_model_language_find(self._handle, _code(language)) >= 0
 
     @property
     def needs_source(self) -> bool:
         return bool(lib().moetext_model_needs_source(self._handle))
 
-    def tokens(self, ids: Iterable[int]) -> tuple[str, ...]:
-        """The pieces of text that token ids stand for, as the tokeniser writes them."""
-        return tuple(self._pieces.get(number) or self._piece(number) for number in ids)
+    def encode(self, text: str, translation: bool = False) -> tuple[int, ...]:
+        """The token ids of a text, as the tokeniser cuts it, or of a translation: some models write them otherwise.
+        Tokens that begin and end a sentence are not among them. The model sees those of a sentence, whose markup and
+        the like the translator has taken out: Result.source_ids has them."""
+        data, room = checked(text).encode("utf-8", "surrogatepass"), len(text) + 16
+        while True:
+            ids, count, error = (ctypes.c_int32 * room)(), ctypes.c_size_t(), c.Error()
+            code = lib().moetext_model_encode(
+                self._handle, data, len(data), translation, ids, room, ctypes.byref(count), ctypes.byref(error)
+            )
+            if code != c.OK:
+                raise failure(code, error)
+            if count.value <= room:
+                return tuple(ids[: count.value])
+            room = count.value
 
-    def _piece(self, number):
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text that token ids of a translation stand for. MoeError: the model has no such id."""
+        numbers = _ids(ids)
+        room, several = 16 * len(numbers) + 16, (ctypes.c_int32 * len(numbers))(*numbers)
+        while True:
+            text, length, error = ctypes.create_string_buffer(room), ctypes.c_size_t(), c.Error()
+            code = lib().moetext_model_decode(
+                self._handle, several, len(numbers), text, room, ctypes.byref(length), ctypes.byref(error)
+            )
+            if code != c.OK:
+                raise failure(code, error)
+            if length.value <= room:
+                return text.raw[: length.value].decode("utf-8", "replace")  # half a character of bytes may end it
+            room = length.value
+
+    def tokens(self, ids: Iterable[int], source: bool = False) -> tuple[str, ...]:
+        """The pieces of text that token ids of a translation, or of a source, stand for, as the tokeniser writes them.
+        "": there is no such id."""
+        numbers = _ids(ids)
+        return tuple([self._pieces.get((number, source)) or self._piece(number, source) for number in numbers])
+
+    def _piece(self, number, source):
         length = ctypes.c_size_t()
-        data = lib().moetext_model_piece(self._handle, number, ctypes.byref(length))
-        piece = self._pieces[number] = ctypes.string_at(data, length.value).decode("utf-8", "replace")
+        of = lib().moetext_model_source_piece if source else lib().moetext_model_piece
+        data = of(self._handle, number, ctypes.byref(length))
+        piece = ctypes.string_at(data, length.value).decode("utf-8", "replace")
+        if piece:
+            self._pieces[number, source] = piece
         return piece
 
     def detect(self, text: str) -> list[tuple[str, float]]:
@@ -179,6 +240,23 @@ class Model:
             lib().moetext_detector_free(self._detector)
             lib().moetext_model_close(self._handle)
             self._handle = None
+
+
+def _code(code):
+    """The bytes of a language's code."""
+    if not isinstance(code, str):
+        raise TypeError(f"the code of a language is a str, not {type(code).__name__}")
+    return without_nul(language(code))
+
+
+def _ids(ids):
+    numbers = list(ids)
+    for number in numbers:
+        if not hasattr(number, "__index__"):  # as NumPy's have it, too
+            raise TypeError(f"a token id is an int, not {type(number).__name__}")
+        if not -(1 << 31) <= number < 1 << 31:
+            raise ValueError(f"{number} is no token id")
+    return numbers
 
 
 class _List(Call):
@@ -213,9 +291,13 @@ class _Stream(Call):
         self.sent, self.given, self.ended, self.broken = 0, 0, False, None
         self.room = threading.Condition()
 
+    def forked(self):
+        self.room = threading.Condition()
+        super().forked()
+
     def add(self, text, given=None):
         with self.engine.state:
-            self.again.append(Job(self, self.sent, checked(text), given))
+            self.again.append(Job(self, self.sent, checked(text), checked(given) if self.task == c.PREFIX else None))
             self.sent += 1
             self.engine.submit(self)
 
@@ -282,6 +364,7 @@ class Translator:
     ) -> None:
         self.model = model if isinstance(model, Model) else Model(model, **wishes)
         self._named = {name for name in ("target", "source") if wishes.get(name)}
+        self._wishes = {name: value for name, value in wishes.items() if value is not None}
         with _glossary(glossary) as path:
             self._engine = Engine(self.model, _settings(wishes | {"glossary": path}))
 
@@ -355,7 +438,8 @@ class Translator:
         glossary: "Mapping[str, str] | None" = None,
     ) -> "str | list[str]":
         """translate() for asyncio. A task that is cancelled drops its texts."""
-        call = self._texts(texts, errors, prefix, self._for(target, source, glossary, prefix))
+        named = await self._for_async(target, source, glossary, prefix)
+        call = self._texts(texts, errors, prefix, named)
         arrived, call.notify = _event()
         try:
             self._submit(call)
@@ -415,10 +499,10 @@ class Translator:
         are under way, so memory does not grow with their number. prefix: how each translation begins.
         glossary: terms of this call. Closing the iterator stops the work."""
         arrived = threading.Event()
-        stream = self._stream(arrived.set, ahead, prefix, target, source, glossary)
-        reader = threading.Thread(target=stream.read, args=(_pairs(texts, prefix),), name="moe texts", daemon=True)
+        stream = self._stream(arrived.set, ahead, prefix, self._for(target, source, glossary, prefix))
         try:
-            reader.start()
+            pairs = _pairs(texts, prefix)
+            threading.Thread(target=stream.read, args=(pairs,), name="moe texts", daemon=True).start()
             while not stream.over():
                 arrived.clear()
                 result = stream.next_result()
@@ -441,14 +525,13 @@ class Translator:
         import asyncio
 
         (arrived, notify), room = _event(), asyncio.Event()
-        stream = self._stream(notify, ahead, None, target, source, glossary)
-        if isinstance(texts, AsyncIterable):
-            reader = asyncio.ensure_future(_read_async(stream, texts, room))
-        else:
-            reader = None
-            thread = threading.Thread(target=stream.read, args=(_pairs(texts, None),), name="moe texts", daemon=True)
-            thread.start()
+        stream, reader = self._stream(notify, ahead, None, await self._for_async(target, source, glossary)), None
         try:
+            if isinstance(texts, AsyncIterable):
+                reader = asyncio.ensure_future(_read_async(stream, texts, room))
+            else:
+                pairs = _pairs(texts, None)
+                threading.Thread(target=stream.read, args=(pairs,), name="moe texts", daemon=True).start()
             while not stream.over():
                 arrived.clear()
                 result = stream.next_result()
@@ -464,6 +547,7 @@ class Translator:
 
     def detect(self, text: str) -> list[tuple[str, float]]:
         """Model.detect()."""
+        self._engine.check()
         return self.model.detect(text)
 
     def translate_arrow(self, array: Any, target: "str | None" = None, source: "str | None" = None) -> Any:
@@ -492,6 +576,7 @@ class Translator:
             self._engine.close()
 
     def __enter__(self) -> "Translator":
+        self._engine.check()
         return self
 
     def __exit__(self, *what: object) -> None:
@@ -499,6 +584,11 @@ class Translator:
 
     def __del__(self) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        wishes = "".join(f", {name}={value!r}" for name, value in self._wishes.items())
+        closed = ", closed" if self._engine.closed else ""
+        return f"<moe_translate.Translator {os.fsdecode(self.model.path)!r}{wishes}{closed}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -518,7 +608,7 @@ class Translator:
             elif not self.model.knows(code):
                 known = ", ".join(self.model.languages[:20])
                 raise MoeError(f"the model does not know {code!r}; it knows {known}", "argument", name)
-        terms = Glossary(self._engine, glossary) if glossary else None
+        terms = Glossary(self._engine, _terms(glossary)) if glossary else None
         return {"target": target, "source": source, "glossary": terms}
 
     def _texts(self, texts, errors, prefix, languages):
@@ -532,11 +622,19 @@ class Translator:
         task = c.TRANSLATE if prefix is None else c.PREFIX
         return _List(texts, None if prefix is None else _several(prefix), task=task, **languages)
 
-    def _stream(self, notify, ahead, prefix, target, source, glossary):
-        self._engine.check()
-        more = self._for(target, source, glossary, prefix)
+    async def _for_async(self, target, source, glossary, prefix=None):
+        """The same while the loop goes on: many terms take long to read."""
+        if not glossary:
+            return self._for(target, source, None, prefix)
+        import asyncio
+
+        return await asyncio.to_thread(self._for, target, source, dict(_terms(glossary)), prefix)
+
+    def _stream(self, notify, ahead, prefix, named):
         task = c.TRANSLATE if prefix is None else c.PREFIX
-        return _Stream(self._engine, ahead, self._result, notify, task=task, **more)
+        stream = _Stream(self._engine, ahead, self._result, notify, task=task, **named)
+        self._engine.begin(stream)
+        return stream
 
     def _submit(self, call):
         self._engine.check()
@@ -575,8 +673,9 @@ def _event():
 
 
 def _pairs(texts, prefix):
-    if isinstance(texts, (str, bytes, bytearray, memoryview)):
-        raise TypeError(f"results() wants many texts, not one {type(texts).__name__}")
+    for many in (texts,) if prefix is None else (texts, prefix):
+        if isinstance(many, (str, bytes, bytearray, memoryview)) or not isinstance(many, Iterable):
+            raise TypeError(f"results() wants many texts, not one {type(many).__name__}")
     return ((text,) for text in texts) if prefix is None else zip(texts, prefix, strict=True)
 
 
@@ -588,8 +687,16 @@ async def _read_async(stream, texts, room):
                 room.clear()
                 await room.wait()
         stream.end()
-    except Exception as error:  # of the source of texts
+    except BaseException as error:  # of the source of texts, whose own task may have been cancelled
         stream.end(error)
+        if not isinstance(error, Exception):
+            raise
+
+
+def _terms(glossary):
+    if not isinstance(glossary, Mapping):
+        raise TypeError(f"terms are {{source: target}}, not {type(glossary).__name__}")
+    return glossary
 
 
 def _spans(array):
@@ -607,7 +714,7 @@ def _several(texts):
 
 
 def _no_bytes(texts):
-    if isinstance(texts, (bytes, bytearray, memoryview)):
+    if isinstance(texts, (bytes, bytearray, memoryview)) or not isinstance(texts, Iterable):
         raise TypeError(NO_TEXT.format(type(texts).__name__))
     return texts
 
@@ -653,7 +760,7 @@ def _result(model, text, raw):
         bool(raw.flags & 2),
         bool(raw.flags & 4),
         bool(raw.flags & 8),
-        model.tokens(source_ids),
+        model.tokens(source_ids, source=True),
         source_ids,
     )
 
@@ -679,10 +786,15 @@ def _characters(data):
 
 
 @functools.lru_cache(maxsize=8)
-def _cached(pid, path, wishes):
+def _cached(pid, path, wishes, closed):
     return Translator(path, **dict(wishes))
 
 
 def cached(path: "str | os.PathLike[str]", **wishes: "str | float | bool | None") -> Translator:
     """The translator of this process for these options, made at the first call: for workers of Spark and the like."""
-    return _cached(os.getpid(), os.fspath(path), tuple(sorted(wishes.items())))
+    known = os.getpid(), os.fspath(path), tuple(sorted(wishes.items()))
+    for closed in itertools.count():  # those that somebody closed, as a with statement does
+        found = _cached(*known, closed)
+        if not found._engine.closed:
+            break
+    return found
