@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What `make` does on a machine that lacks something: the compiler comes late, nobody is root, flags change; and what
-tests/run shows.
+"""What `make` does on a machine that lacks something: the compiler comes late, nobody is root, flags change; what is
+said and what is installed; and what tests/run shows.
 
 Usage: tests/python tests/install/test_build.py
 Standard library only. Builds go to a folder of their own.
 """
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -26,10 +27,18 @@ def script(path, text):
     return path
 
 
-def made(work, *words, status=0):
+def text_of(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+        return file.read()
+
+
+OURS = "MAKE", "MFLAGS", "CFLAGS", "HARDEN", "EXTRA", "WERROR", "CI", "DEPS", "CUDA", "NVCC"
+
+
+def made(work, *words, status=0, **more):
     """What make prints of an object in a folder of its own."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "CFLAGS", "HARDEN", "EXTRA"))}
-    done = subprocess.run(["make", f"BUILD={work}/build", f"BIN={work}/build", *words], cwd=ROOT, env=clean,
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
+    done = subprocess.run(["make", f"BUILD={work}/build", f"BIN={work}/build", *words], cwd=ROOT, env={**clean, **more},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     assert done.returncode == status, (done.returncode, done.stdout[-1500:])
     return done.stdout
@@ -73,10 +82,11 @@ def what_is_missing_is_installed_one_after_the_other():
 
 @test
 def nothing_is_cut_without_hardening_or_at_another_level():
-    """Names that could be cut are warned of, and warnings are errors."""
+    """Names that could be cut are warned of, and warnings are errors here."""
     for flags in ["HARDEN="], ["CFLAGS=-O3"], ["HARDEN=", "CFLAGS=-O3"]:
         with tempfile.TemporaryDirectory() as work:
-            made(work, "DEPS=true", *flags, *(f"{work}/build/{x}.o" for x in ("moe-make-random", "program", "routing")))
+            objects = (f"{work}/build/{x}.o" for x in ("moe-make-random", "program", "routing"))
+            made(work, "DEPS=true", "WERROR=-Werror", *flags, *objects)
 
 
 @test
@@ -104,6 +114,78 @@ def whoever_is_not_root_and_has_no_sudo_is_told_the_command():
         assert done.returncode == 0 and len(ran) == 2, (done, ran)
         assert "apt-get update" in ran[0] and "apt-get install -y" in ran[1] and "g++" in ran[1], ran
         assert "Installing with apt-get: g++" in done.stdout, done.stdout
+
+
+def bare(work):
+    """The environment of a user with sudo on a machine that has no package yet; work/ran notes what is installed."""
+    tools = work + "/bin"
+    os.mkdir(tools)
+    script(tools + "/id", "echo 1000\n")
+    for name in "apt-get", "sudo":
+        script(f"{tools}/{name}", f'echo {name} "$@" >> {work}/ran\n')
+    return {"PATH": tools + ":" + os.environ["PATH"], "CC": "no-cc", "CXX": "no-cxx"}
+
+
+@test
+def make_installs_nothing_and_says_what_is_missing():
+    with tempfile.TemporaryDirectory() as work:
+        more = bare(work)
+        for goal, command in (("all", "make deps"), ("install", "make deps"),
+                              (work + "/build/.deps-valgrind", "tools/install-deps --valgrind")):
+            said = made(work, goal, status=2, **more)
+            for line in "a C++ compiler (Debian: g++)", "SentencePiece (Debian: libsentencepiece-dev)":
+                assert said.count("missing: " + line) == 1, said
+            assert f"run: CC='no-cc' CXX='no-cxx' {command}\n" in said, said
+            assert "apt-get install -y --no-install-recommends g++ libsentencepiece-dev" in said, said
+        assert not os.path.exists(work + "/ran") and not os.path.exists(work + "/build/.deps-build")
+        made(work, "all", "-n", "DEPS=true", **more)  # who knows better is believed
+
+
+@test
+def the_commands_that_set_up_a_machine_install_and_say_so():
+    for goal in "deps", "demo", "test":
+        with tempfile.TemporaryDirectory() as work:
+            said = made(work, goal, status=2 * (goal != "deps"), **bare(work))  # what was "installed" is not there
+            assert "Installing with apt-get:" in said and "missing:" not in said, said
+            assert "apt-get install -y -qq --no-install-recommends g++" in text_of(work + "/ran"), said
+
+
+@test
+def nothing_is_said_where_nothing_is_missing():
+    done = subprocess.run(["tools/install-deps", "--say"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
+
+
+@test
+def warnings_are_errors_in_ci_alone():
+    with tempfile.TemporaryDirectory() as work:
+        words = "-n", "DEPS=true", work + "/build/bytes.o"
+        assert "-Werror" not in made(work, *words) and "-Wconversion" in made(work, *words)
+        assert "-Werror" in made(work, *words, CI="1") and "-Werror" in made(work, *words, "WERROR=-Werror")
+
+
+@test
+def every_target_stands_in_the_help():
+    with tempfile.TemporaryDirectory() as work:
+        listed = re.findall(r"^make ([a-z-]+)", made(work, "help"), re.M)
+    rules = text_of("Makefile") + text_of("tests/rules.mk")
+    targets = " ".join(re.findall(r"^\.PHONY: ((?:.*\\\n)*.*)", rules, re.M))
+    named = set(targets.replace("\\\n", " ").split()) - {"all", "help", "c-suites", "FORCE"}
+    assert len(named) > 15 and sorted(listed) == sorted(named), named ^ set(listed)
+    assert text_of("Makefile").count("\n") < 220, "what builders do not need goes to tests/rules.mk"
+
+
+@test
+def a_gpu_that_is_not_listed_has_something_to_start_with():
+    """Machine code for all, PTX of the oldest and of the newest."""
+    with tempfile.TemporaryDirectory() as work:
+        nvcc = script(work + "/nvcc", "case $* in --list-gpu-arch) printf 'compute_%s\\n' 75 80 90 100;; esac\n")
+        words = "-n", "DEPS=true", "CUDA=1", "NVCC=" + nvcc, work + "/build/moe-cuda.o"
+        code = re.findall(r"arch=compute_(\d+),code=(\w+)", made(work, *words))
+        assert sorted(code) == sorted([*((x, "sm_" + x) for x in ("75", "80", "90", "100")), ("75", "compute_75"),
+                                       ("100", "compute_100")]), code
+        code = re.findall(r"code=(\w+)", made(work, *words, "CUDA_ARCH=90"))
+        assert code == ["sm_90", "compute_90"], code
 
 
 def ran(terminal, *suites):

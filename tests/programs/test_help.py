@@ -75,7 +75,7 @@ scripts = [x for folder in ("tools", "tests") for x in sources(folder + "/**/*.p
            and not x.startswith("tools/python/")]  # modules of a package: no scripts
 for one in programs:
     add(one, of_program(one))
-for one in [*scripts, "tools/install-deps"]:
+for one in [*scripts, "tools/install-deps", "tools/demo"]:
     add(one, of_script(one))
 
 

@@ -1,0 +1,32 @@
+# Where systems and compilers differ. The Makefile includes this.
+
+# What turns an error that slipped through into an end: checked copies (glibc's level 3 where it knows that), a guard
+# below every array on the stack, addresses that nobody can guess, tables of the linker read-only. HARDEN= leaves it
+# out, as the sanitizers do, which check more. The level is asked for once, in the first recipe that compiles: when this
+# file is read there may be no compiler yet, and it would stay out.
+ifeq ($(findstring sanitize,$(EXTRA)),)
+FORTIFY = $(eval FORTIFY := $(shell for level in 3 2; do \
+    [ "$$(printf '\043include <string.h>\n' | $(CC) $(CFLAGS) -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$$level -E - 2>&1 \
+          >/dev/null)" ] || { echo "-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$$level"; break; }; done))$(FORTIFY)
+HARDEN  ?= $(FORTIFY) -fstack-protector-strong
+ifeq ($(shell uname -s),Linux)
+HARDEN_LINK ?= $(if $(HARDEN),-pie -z relro -z now)
+endif
+endif
+
+# Homebrew keeps its headers and libraries where compilers do not look.
+ifeq ($(shell uname -s),Darwin)
+BREW := $(shell brew --prefix 2>/dev/null || echo /opt/homebrew)
+SYSTEM = -isystem $(BREW)/include
+SYSTEM_LIBS = -L$(BREW)/lib
+endif
+
+# $(call shared_name,NAME,NUMBER): the file of a shared library. $(call SHARED,NAME): how it is linked.
+ifeq ($(shell uname -s),Darwin)
+shared_name = $(1)$(2:%=.%).dylib
+SHARED = -dynamiclib -install_name @rpath/$(call shared_name,$(1),$(SONUMBER)) -current_version $(VERSION) \
+	-Wl,-exported_symbol,'_moe*'
+else
+shared_name = $(1).so$(2:%=.%)
+SHARED = -shared -Wl,-soname,$(call shared_name,$(1),$(SONUMBER)) -Wl,--version-script,$(BUILD)/exports
+endif
