@@ -6,8 +6,8 @@
 #define _GNU_SOURCE
 
 #include "moe.h"
+#include "tools/text/jobs.h"
 #include "tools/text/spm.h"
-#include "tools/text/text.h"
 
 #include "tests/engine/model_writer.h"
 #include "tests/fuzz/fuzz.h"

@@ -14,6 +14,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/detect.h"
+#include "tools/text/jobs.h"
 #include "tools/text/json.h"
 #include "tools/text/lost.h"
 #include "tools/text/messages.h"

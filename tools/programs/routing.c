@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/programs/routing.h"
+#include "tools/text/jobs.h"
 #include "tools/text/json.h"
 
 #include <stdlib.h>

@@ -148,6 +148,11 @@ size_t text_utf8_count(const char *data, size_t length) {
     return count;
 }
 
+int text_ends_with(const char *s, size_t length, const char *end) {
+    const size_t n = strlen(end);
+    return length >= n && memcmp(s + length - n, end, n) == 0;
+}
+
 /* ---- 3. Index ------------------------------------------------------------------------------------------ */
 
 uint32_t text_hash(const char *data, size_t length) { /* FNV-1a, its halves joined */

@@ -49,6 +49,8 @@ size_t text_utf8_cut(const char *data, size_t length, size_t limit);
 /* Characters of valid UTF-8. */
 size_t text_utf8_count(const char *data, size_t length);
 
+int text_ends_with(const char *data, size_t length, const char *end);
+
 /* ---- 3. Index ------------------------------------------------------------------------------------------ */
 
 /* Numbers of the caller's entries by the hash of their keys. The caller keeps the keys and compares them. All zero is

@@ -36,16 +36,6 @@ struct text_glossary {
     size_t n_branches, branch_capacity;
 };
 
-static moe_status fail(moe_error *error, moe_status code, const char *where, const char *message) {
-    if (!error) return code;
-    error->code = code;
-    snprintf(error->where, sizeof error->where, "%s", where);
-    snprintf(error->message, sizeof error->message, "%s", message);
-    return code;
-}
-
-static moe_status out_of_memory(moe_error *error) { return fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
-
 /* ==== 1. Words ========================================================================================== */
 
 size_t text_word_length(const char *text, size_t length, size_t at) {
@@ -126,10 +116,10 @@ static moe_status add_term(text_glossary *g, const char *source, size_t n_source
         memchr(target, '\n', n_target) || memchr(source, '\n', n_source) ||
         text_utf8_valid(source, n_source) < n_source || text_utf8_valid(target, n_target) < n_target ||
         memchr(source, '\0', n_source) || memchr(target, '\0', n_target))
-        return fail(error, MOE_ERROR_ARGUMENT, "",
-                    "a term is source TAB target, or a name that stays, in UTF-8, each of at most 200 bytes");
+        return text_fail(error, MOE_ERROR_ARGUMENT, "",
+                         "a term is source TAB target, or a name that stays, in UTF-8, each of at most 200 bytes");
     text_term *larger = text_grown(g->terms, &g->capacity, g->n_terms + 1, sizeof *larger);
-    if (!larger) return out_of_memory(error);
+    if (!larger) return text_out_of_memory(error);
     g->terms = larger;
     text_term *t = &g->terms[g->n_terms];
     *t = (text_term){ .stays = n_source == n_target && memcmp(source, target, n_source) == 0 };
@@ -137,12 +127,13 @@ static moe_status add_term(text_glossary *g, const char *source, size_t n_source
     t->n_characters = characters(source, n_source, c);
     t->characters = malloc((t->n_characters + 1) * sizeof *t->characters);
     g->n_terms++;
-    if (!t->target || !t->characters) return out_of_memory(error);
+    if (!t->target || !t->characters) return text_out_of_memory(error);
     memcpy(t->characters, c, t->n_characters * sizeof *c);
-    if (!t->n_characters) return fail(error, MOE_ERROR_ARGUMENT, "", "the source of a term has too many characters");
+    if (!t->n_characters)
+        return text_fail(error, MOE_ERROR_ARGUMENT, "", "the source of a term has too many characters");
     t->inflected = is_inflected(t);
     const moe_status status = text_encode(g->targets, t->target, n_target, &t->ids, error);
-    if (!status && !t->ids.length) return fail(error, MOE_ERROR_ARGUMENT, "", "the target of a term is blank");
+    if (!status && !t->ids.length) return text_fail(error, MOE_ERROR_ARGUMENT, "", "the target of a term is blank");
     return status;
 }
 
@@ -210,7 +201,7 @@ static moe_status grow_tree(text_glossary *g, moe_error *error) {
         for (const size_t next = g->n_branches; good && level < next; level++)
             good = grow_branch(g, level, depth, keys);
     free(keys);
-    return good ? MOE_OK : out_of_memory(error);
+    return good ? MOE_OK : text_out_of_memory(error);
 }
 
 /* ==== 4. Reading ======================================================================================== */
@@ -289,10 +280,10 @@ static moe_status read_csv(text_glossary *g, const char *data, size_t length, ch
         }
         int good = csv_field(data, length, &at, sign, &source) && at < length && data[at] == sign;
         if (good) at++, good = csv_field(data, length, &at, sign, &target) && (at == length || data[at] == '\n');
-        if (source.failed || target.failed) status = out_of_memory(error);
+        if (source.failed || target.failed) status = text_out_of_memory(error);
         else if (!good)
-            status = fail(error, MOE_ERROR_ARGUMENT, "",
-                          "a line of CSV is source,target: two columns, with quotes (\") in pairs");
+            status = text_fail(error, MOE_ERROR_ARGUMENT, "",
+                               "a line of CSV is source,target: two columns, with quotes (\") in pairs");
         else if (*number > 1 || !is_header(&source, &target))
             status = add_term(g, source.data, source.length, target.data, target.length, error);
         for (; begin < at && !status; begin++) *number += data[begin] == '\n';
@@ -319,7 +310,7 @@ moe_status text_glossary_read(const text_front *targets, const char *name, const
                               text_glossary **out, moe_error *error) {
     text_glossary *g = calloc(1, sizeof *g);
     size_t number = 0;
-    if (!g) return out_of_memory(error);
+    if (!g) return text_out_of_memory(error);
     g->targets = targets;
     if (length >= 3 && memcmp(data, "\xEF\xBB\xBF", 3) == 0) data += 3, length -= 3;
     const char sign = csv_sign(name, data, length);
@@ -329,12 +320,12 @@ moe_status text_glossary_read(const text_front *targets, const char *name, const
     if (length - first > 5 && (memcmp(data + first, "<?xml", 5) == 0 || memcmp(data + first, "<tbx", 4) == 0 ||
                                memcmp(data + first, "<mart", 5) == 0)) {
         number = 1;
-        status = fail(error, MOE_ERROR_ARGUMENT, "",
-                      "TBX and other XML is not read: save the terms as lines of source TAB target, or as CSV");
+        status = text_fail(error, MOE_ERROR_ARGUMENT, "",
+                           "TBX and other XML is not read: save the terms as lines of source TAB target, or as CSV");
     } else {
         status = sign ? read_csv(g, data, length, sign, &number, error) : read_lines(g, data, length, &number, error);
     }
-    if (!status && !g->n_terms) number = 1, status = fail(error, MOE_ERROR_ARGUMENT, "", "there is no term in it");
+    if (!status && !g->n_terms) number = 1, status = text_fail(error, MOE_ERROR_ARGUMENT, "", "there is no term in it");
     if (!status) number = 1, status = grow_tree(g, error);
     if (!status) return *out = g, MOE_OK;
     if (error) snprintf(error->where, sizeof error->where, "glossary, line %zu", number);
@@ -344,7 +335,7 @@ moe_status text_glossary_read(const text_front *targets, const char *name, const
 moe_status text_glossary_of(const text_front *targets, const char *const *sources, const char *const *translations,
                             size_t n, text_glossary **out, moe_error *error) {
     text_glossary *g = calloc(1, sizeof *g);
-    moe_status status = g ? MOE_OK : out_of_memory(error);
+    moe_status status = g ? MOE_OK : text_out_of_memory(error);
     if (g) g->targets = targets;
     size_t i = 0;
     for (; i < n && !status; i++)
@@ -357,7 +348,6 @@ moe_status text_glossary_of(const text_front *targets, const char *const *source
 
 moe_status text_glossary_open(const text_front *targets, const char *path, text_glossary **out, moe_error *error) {
     text_bytes data = { 0 };
-    char why[200];
     FILE *file = fopen(path, "r");
     moe_status status = MOE_OK;
     int reason = file ? 0 : errno;
@@ -369,11 +359,10 @@ moe_status text_glossary_open(const text_front *targets, const char *path, text_
     }
     if (file) fclose(file);
     if (reason || data.length > MAX_FILE) {
-        snprintf(why, sizeof why, "cannot read %.100s: %.60s", path,
-                 reason ? strerror(reason) : "it is larger than 64 MiB");
-        status = fail(error, MOE_ERROR_IO, "glossary", why);
+        status = text_fail(error, MOE_ERROR_IO, "glossary", "cannot read %.100s: %.60s", path,
+                           reason ? strerror(reason) : "it is larger than 64 MiB");
     } else if (data.failed) {
-        status = out_of_memory(error);
+        status = text_out_of_memory(error);
     } else {
         status = text_glossary_read(targets, path, data.data, data.length, out, error);
     }

@@ -23,21 +23,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static moe_status fail(moe_error *error, moe_status code, const char *where, const char *message) {
-    if (!error) return code;
-    error->code = code;
-    snprintf(error->where, sizeof error->where, "%s", where);
-    snprintf(error->message, sizeof error->message, "%s", message);
-    return code;
-}
-
-static moe_status out_of_memory(moe_error *error) { return fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
-
 /* Append floats to numbers [*n], with room for *capacity. */
 static moe_status append_floats(float **numbers, size_t *n, size_t *capacity, const float *from, size_t count,
                                 moe_error *error) {
     float *larger = text_grown(*numbers, capacity, *n + count, sizeof **numbers);
-    if (!larger) return out_of_memory(error);
+    if (!larger) return text_out_of_memory(error);
     *numbers = larger;
     if (count) memcpy(larger + *n, from, count * sizeof *larger);
     *n += count;
@@ -75,17 +65,17 @@ static moe_status copy_texts(moetext_model *m, moe_error *error) {
     m->languages = calloc(n + 1, sizeof *m->languages);
     m->tags = calloc(n + 1, sizeof *m->tags);
     m->texts = calloc(entries + 1, sizeof *m->texts);
-    if (!m->languages || !m->tags || !m->texts) return out_of_memory(error);
+    if (!m->languages || !m->tags || !m->texts) return text_out_of_memory(error);
     for (; m->n_languages < n; m->n_languages++) {
         char *code = copy_span(moe_model_language(engine, m->n_languages));
-        if (!code) return out_of_memory(error);
+        if (!code) return text_out_of_memory(error);
         m->languages[m->n_languages] = code;
         m->tags[m->n_languages] = moe_model_language_tag_at(engine, m->n_languages);
     }
     for (size_t i = 0; i < entries; i++)
         if (moe_model_meta_kind(engine, i) == MOE_META_TEXT &&
             !(m->texts[i] = copy_span(moe_model_meta_text(engine, i, 0))))
-            return out_of_memory(error);
+            return text_out_of_memory(error);
     return MOE_OK;
 }
 
@@ -106,16 +96,17 @@ moe_status moetext_model_open(const char *path, const char *options, moetext_mod
                                                                     : -1,
                                       .allocator = settings.max_memory ? text_memory_allocator() : none };
     moetext_model *m = calloc(1, sizeof *m);
-    if (!m) return out_of_memory(error);
+    if (!m) return text_out_of_memory(error);
     m->form = settings.form < 0 ? TEXT_FORM_TEXT : (text_form)settings.form;
     status = text_open(path, TEXT_IDS_ONLY, &params, &m->front, &e);
     if (!status && moe_model_get_kind(m->front.model) != MOE_MODEL_TRANSLATION)
-        status = fail(&e, MOE_ERROR_UNSUPPORTED, "model", "this is no translation model");
+        status = text_fail(&e, MOE_ERROR_UNSUPPORTED, "model", "this is no translation model");
     if (!status) status = text_open_tokeniser(&m->front, levels[m->form], &e);
     if (status == MOE_ERROR_UNSUPPORTED && strcmp(e.where, "tokenizer.kind") == 0)
-        fail(&e, status, "form",
-             m->front.vocabulary.count ? "this model has no tokeniser but a list of pieces: open it with form=pieces"
-                                       : "this model has no tokeniser: open it with form=ids");
+        text_fail(&e, status, "form",
+                  m->front.vocabulary.count
+                      ? "this model has no tokeniser but a list of pieces: open it with form=pieces"
+                      : "this model has no tokeniser: open it with form=ids");
     if (!status) status = copy_texts(m, &e);
     if (!status && params.copy) m->copied = (size_t)moe_model_file_bytes(m->front.model);
     if (!status) return *out = m, MOE_OK;
@@ -485,7 +476,7 @@ static part *part_new(moetext *t, unit *u, part *before) {
 /* Keep the hypotheses of a result. */
 static moe_status part_keep(const moetext *t, part *p, const moe_result *result, moe_error *error) {
     found *larger = text_grown(p->found, &p->found_capacity, result->n_hypotheses, sizeof *larger);
-    moe_status status = larger ? MOE_OK : out_of_memory(error);
+    moe_status status = larger ? MOE_OK : text_out_of_memory(error);
     if (larger) p->found = larger;
     for (size_t k = 0; !status && k < result->n_hypotheses; k++) {
         const moe_hypothesis *h = &result->hypotheses[k];
@@ -505,11 +496,11 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
 /* A part that is no language is its own translation. */
 static moe_status part_keep_source(part *p, moe_error *error) {
     found *larger = text_grown(p->found, &p->found_capacity, 1, sizeof *larger);
-    if (!larger) return out_of_memory(error);
+    if (!larger) return text_out_of_memory(error);
     p->found = larger;
     p->found[p->n++] = (found){ .finished = 1, .length = p->job.source.length };
     text_append(&p->text, p->job.source.data, p->job.source.length);
-    return p->text.failed ? out_of_memory(error) : MOE_OK;
+    return p->text.failed ? text_out_of_memory(error) : MOE_OK;
 }
 
 /* ==== 3. Words ========================================================================================== */
@@ -523,7 +514,7 @@ static int32_t *ids_or_nothing(const text_ids *ids) {
 static moe_status find_words(words *w, const char *text, size_t length, moe_error *error) {
     int32_t *word = text_grown(w->word, &w->word_capacity, w->tokens, sizeof *word);
     size_t token = 0;
-    if (!word) return out_of_memory(error);
+    if (!word) return text_out_of_memory(error);
     w->word = word;
     w->n = 0;
     for (size_t at = 0, end; at < length; at = end) {
@@ -531,7 +522,7 @@ static moe_status find_words(words *w, const char *text, size_t length, moe_erro
         for (end = at; end < length && text[end] != ' ' && text[end] != '\t'; end++) {}
         if (end == at) break;
         uint32_t *edges = text_grown(w->edges, &w->edge_capacity, 2 * w->n + 2, sizeof *edges);
-        if (!edges) return out_of_memory(error);
+        if (!edges) return text_out_of_memory(error);
         w->edges = edges;
         edges[2 * w->n] = (uint32_t)at;
         edges[2 * w->n + 1] = (uint32_t)end;
@@ -554,7 +545,7 @@ static moe_status find_begins(const moetext *t, words *w, const char *text, size
                                 sizeof why);
     *known = !failed && w->tokens == n;
     for (size_t i = 1; *known && i < n; i++) *known = w->begins[i] >= w->begins[i - 1];
-    return failed == SPM_NO_MEMORY ? out_of_memory(error) : MOE_OK;
+    return failed == SPM_NO_MEMORY ? text_out_of_memory(error) : MOE_OK;
 }
 
 typedef struct linking {
@@ -567,7 +558,7 @@ static moe_status keep_link(void *user, size_t source, size_t target, moe_error 
     const linking *l = user;
     part *p = l->part;
     moetext_link *larger = text_grown(p->links, &p->link_capacity, p->n_links + 1, sizeof *larger);
-    if (!larger) return out_of_memory(error);
+    if (!larger) return text_out_of_memory(error);
     p->links = larger;
     const uint32_t *from = l->t->source_words.edges + 2 * source, *to = l->t->target_words.edges + 2 * target;
     larger[p->n_links++] = (moetext_link){ p->begin + l->before + from[0], p->begin + l->before + from[1],
@@ -583,7 +574,7 @@ static moe_status read_again(moetext *t, const text_job *job, moe_span *read, mo
     text_append(&t->read, read->data, read->length);
     if (job->shouted && !t->read.failed) text_calm(t->read.data, t->read.length);
     text_put_manner(job->manner, &t->read);
-    if (t->read.failed) return out_of_memory(error);
+    if (t->read.failed) return text_out_of_memory(error);
     *read = (moe_span){ t->read.data, t->read.length };
     return MOE_OK;
 }
@@ -669,7 +660,7 @@ static void second_done(void *user, const moe_result *result) {
 /* A pair of looks for each hypothesis that waits. */
 static moe_status make_looks(moetext *t, moe_error *error) {
     look *larger = text_grown(t->looks, &t->look_capacity, 2 * t->waiting, sizeof *larger);
-    if (!larger) return out_of_memory(error);
+    if (!larger) return text_out_of_memory(error);
     t->looks = larger;
     for (; t->looks_made < t->look_capacity; t->looks_made++) larger[t->looks_made] = (look){ .failed = 1 };
     look *l = larger;
@@ -678,7 +669,7 @@ static moe_status make_looks(moetext *t, moe_error *error) {
             for (int back = 0; back < 2; back++, l++) {
                 const size_t n = p->job.source_ids.length * p->found[k].n_ids;
                 float *weights = text_grown(l->weights, &l->capacity, n, sizeof *weights);
-                if (!weights) return out_of_memory(error);
+                if (!weights) return text_out_of_memory(error);
                 *l = (look){ p, first, p->found[k].n_ids, back, 0, weights, l->capacity };
                 l->failed = !n || (back && p->unit->source_tag < 0);
             }
@@ -724,7 +715,7 @@ static moe_status wait_for_links(moetext *t, part *p, moe_error *error) {
 /* A part of a list of tokens ends behind `end` of them. */
 static moe_status add_end(size_t **ends, size_t *n, size_t *capacity, size_t end, moe_error *error) {
     size_t *larger = text_grown(*ends, capacity, *n + 1, sizeof *larger);
-    if (!larger) return out_of_memory(error);
+    if (!larger) return text_out_of_memory(error);
     *ends = larger;
     larger[(*n)++] = end;
     return MOE_OK;
@@ -734,7 +725,7 @@ static moe_status add_end(size_t **ends, size_t *n, size_t *capacity, size_t end
 static moe_status join_links(joined *j, const moetext_link *links, size_t n, size_t begin, moe_error *error) {
     if (!n) return MOE_OK;
     moetext_link *larger = text_grown(j->links, &j->link_capacity, j->sums.n_links + n, sizeof *larger);
-    if (!larger) return out_of_memory(error);
+    if (!larger) return text_out_of_memory(error);
     j->links = larger;
     for (size_t i = 0; i < n; i++) {
         moetext_link link = links[i];
@@ -780,7 +771,7 @@ static moe_status join_behind(unit *u, const part *p, size_t k, moe_error *error
     }
     moe_status status = join_found(j, p, k, error);
     if (!status) status = add_end(&j->ends, &j->n_ends, &j->end_capacity, j->sums.n_ids, error);
-    return status || !j->text.failed ? status : out_of_memory(error);
+    return status || !j->text.failed ? status : text_out_of_memory(error);
 }
 
 /* What `from` has, in a place that is blank. */
@@ -788,7 +779,7 @@ static moe_status joined_copy(const joined *from, joined *to, moe_error *error) 
     const moetext_hypothesis *h = &from->sums;
     to->line = from->line;
     text_append(&to->text, from->text.data, from->text.length);
-    moe_status status = to->text.failed ? out_of_memory(error) : MOE_OK;
+    moe_status status = to->text.failed ? text_out_of_memory(error) : MOE_OK;
     if (!status) status = text_ids_append(&to->ids, from->ids.data, from->ids.length, error);
     if (!status) status = join_links(to, from->links, h->n_links, 0, error);
     if (!status)
@@ -804,7 +795,7 @@ static moe_status joined_copy(const joined *from, joined *to, moe_error *error) 
 static moe_status widen(unit *u, size_t n, moe_error *error) {
     for (; u->n_joined < n; u->n_joined++) {
         joined *larger = text_grown(u->joined, &u->joined_capacity, u->n_joined + 1, sizeof *larger);
-        if (!larger) return out_of_memory(error);
+        if (!larger) return text_out_of_memory(error);
         u->joined = larger;
         joined *j = &larger[u->n_joined];
         if (u->n_joined == u->joined_made) *j = (joined){ .ends = NULL }, u->joined_made++;
@@ -952,11 +943,12 @@ static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_
     if (!status && q->target) status = text_language(t->stream.front, q->target, target_tag, error);
     if (status || !t->model->n_languages) return status;
     if (*target_tag < 0)
-        return fail(error, MOE_ERROR_ARGUMENT, "target",
-                    "no language to translate into: set the option target, or name it with the text");
+        return text_fail(error, MOE_ERROR_ARGUMENT, "target",
+                         "no language to translate into: set the option target, or name it with the text");
     if (*source_tag < 0 && moetext_model_needs_source(t->model))
-        return fail(error, MOE_ERROR_ARGUMENT, "source",
-                    "this model wants to know the language of a text: set the option source, or name it with the text");
+        return text_fail(
+            error, MOE_ERROR_ARGUMENT, "source",
+            "this model wants to know the language of a text: set the option source, or name it with the text");
     return MOE_OK;
 }
 
@@ -1193,7 +1185,7 @@ static moe_status rows_collect(rows *r, moetext_rows *out, moe_error *error) {
     }
     text_append(&r->bytes_out, "", 0);
     if (r->bytes_out.failed || r->string_bytes.failed || r->text.failed || r->messages.failed)
-        return out_of_memory(error);
+        return text_out_of_memory(error);
     r->offsets_out[r->n] = (int64_t)r->bytes_out.length;
     for (size_t i = 0; i < r->n; i++) {
         const row *at = &r->rows[i];
@@ -1225,7 +1217,7 @@ static moe_status rows_translate(moetext *t, const rows *given, moetext_rows *ou
     r->source = given->source, r->target = given->target;
     r->n = given->n, r->next = 0;
     text_clear(&r->text), text_clear(&r->messages);
-    if (!rows_reserve(r, r->n)) return out_of_memory(error);
+    if (!rows_reserve(r, r->n)) return text_out_of_memory(error);
     text_append_string(&r->text, "");
     text_append(&r->messages, "\0cancelled", sizeof "\0cancelled"); /* message 0 is empty, message 1 that */
     for (size_t i = 0; i < r->n; i++) {
@@ -1245,7 +1237,7 @@ moe_status moetext_translate_rows(moetext *t, const char *bytes, const int64_t *
                                   const char *source, const char *target, moetext_rows *out, moe_error *error) {
     for (size_t i = 0; i < n; i++)
         if (offsets[i] < 0 || offsets[i + 1] < offsets[i])
-            return fail(error, MOE_ERROR_ARGUMENT, "offsets", "the offsets of the texts fall or are negative");
+            return text_fail(error, MOE_ERROR_ARGUMENT, "offsets", "the offsets of the texts fall or are negative");
     const rows given = { .bytes = bytes,
                          .offsets = offsets,
                          .valid = valid,
@@ -1277,9 +1269,9 @@ static moe_status describe_second(const moetext *t, const moe_session_params *pa
                                   moe_error *error) {
     moe_session_params p = *params;
     if (t->model->form != TEXT_FORM_TEXT)
-        return fail(error, MOE_ERROR_ARGUMENT, "alignment", "option alignment needs text: it goes with form=text");
+        return text_fail(error, MOE_ERROR_ARGUMENT, "alignment", "option alignment needs text: it goes with form=text");
     if (t->model->front.vocabulary.count || t->model->front.map.ids)
-        return fail(error, MOE_ERROR_UNSUPPORTED, "alignment", "this model has no attention that links words");
+        return text_fail(error, MOE_ERROR_UNSUPPORTED, "alignment", "this model has no attention that links words");
     p.beam = p.nbest = 1;
     p.prune = p.coverage_penalty = p.rerank = 0;
     p.rules = MOE_RULES_PAPER;
@@ -1321,9 +1313,9 @@ static moe_status open_rules(moetext *t, moe_session_params *params, moe_error *
 moe_status moetext_glossary_new(const moetext *t, const char *const *sources, const char *const *translations, size_t n,
                                 moetext_glossary **out, moe_error *error) {
     if (!t->rules)
-        return fail(error, MOE_ERROR_UNSUPPORTED, "glossary", "a glossary needs text, and the option protect");
+        return text_fail(error, MOE_ERROR_UNSUPPORTED, "glossary", "a glossary needs text, and the option protect");
     moetext_glossary *g = calloc(1, sizeof *g);
-    if (!g) return out_of_memory(error);
+    if (!g) return text_out_of_memory(error);
     const moe_status status = text_rules_with(t->rules, sources, translations, n, &g->rules, error);
     if (status) return free(g), status;
     *out = g;
@@ -1371,13 +1363,13 @@ static moe_status option_tag(const moetext_model *m, const char *name, const cha
 
 moe_status moetext_new(const moetext_model *m, const char *options, moetext **out, moe_error *error) {
     moetext *t = calloc(1, sizeof *t);
-    if (!t) return out_of_memory(error);
+    if (!t) return text_out_of_memory(error);
     t->model = m;
     t->settings = text_settings_none();
     atomic_init(&t->cancelled, 0);
     moe_status status = text_settings_parse(&t->settings, options, error);
     if (!status && t->settings.form >= 0 && (text_form)t->settings.form != m->form)
-        status = fail(error, MOE_ERROR_ARGUMENT, "form", "option form: the model was opened with another one");
+        status = text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: the model was opened with another one");
     t->auto_source = strcmp(t->settings.source, AUTO) == 0;
     t->source_tag = -1;
     if (!status && !t->auto_source) status = option_tag(m, "source", t->settings.source, &t->source_tag, error);

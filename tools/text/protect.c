@@ -26,16 +26,6 @@ enum {
     ASIDE_WORDS = 12 /* of such a translation */
 };
 
-static moe_status fail(moe_error *error, moe_status code, const char *where, const char *message) {
-    if (!error) return code;
-    error->code = code;
-    snprintf(error->where, sizeof error->where, "%s", where);
-    snprintf(error->message, sizeof error->message, "%s", message);
-    return code;
-}
-
-static moe_status out_of_memory(moe_error *error) { return fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
-
 static int is_space(char c) { return c == ' ' || c == '\t'; }
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
@@ -78,11 +68,11 @@ static int find_characters(text_rules *r) {
 moe_status text_rules_new(const text_front *front, int spans, const char *glossary, text_rules **out,
                           moe_error *error) {
     text_rules *r = calloc(1, sizeof *r);
-    if (!r) return out_of_memory(error);
+    if (!r) return text_out_of_memory(error);
     r->front = front;
     r->targets = text_front_of_targets(front);
     r->spans = spans;
-    if (spans && !find_characters(r)) return text_rules_free(r), out_of_memory(error);
+    if (spans && !find_characters(r)) return text_rules_free(r), text_out_of_memory(error);
     const moe_status status = glossary ? text_glossary_open(&r->targets, glossary, &r->glossary, error) : MOE_OK;
     if (status) return text_rules_free(r), status;
     *out = r;
@@ -92,7 +82,7 @@ moe_status text_rules_new(const text_front *front, int spans, const char *glossa
 moe_status text_rules_with(const text_rules *base, const char *const *sources, const char *const *translations,
                            size_t n, text_rules **out, moe_error *error) {
     text_rules *r = malloc(sizeof *r);
-    if (!r) return out_of_memory(error);
+    if (!r) return text_out_of_memory(error);
     *r = *base;
     r->derived = 1, r->glossary = NULL;
     const moe_status status = text_glossary_of(&base->targets, sources, translations, n, &r->glossary, error);
@@ -425,7 +415,7 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
     size_t begin = 0, end = length;
     *shown = (moe_span){ text, length };
     if (!g) *guard = g = calloc(1, sizeof *g);
-    if (!g) return out_of_memory(error);
+    if (!g) return text_out_of_memory(error);
     g->used = g->verbatim = g->calm = 0;
     g->attempt = attempt;
     g->message = message;
@@ -442,10 +432,10 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
     }
     text_append(&g->text, text + begin, end - begin);
     int language = 1;
-    if (g->text.failed || g->before.failed || g->after.failed) return out_of_memory(error);
+    if (g->text.failed || g->before.failed || g->after.failed) return text_out_of_memory(error);
     if (r->spans || r->glossary) language = show_calm(r, g);
     else text_append(&g->shown, g->text.data, g->text.length);
-    if (language < 0 || g->shown.failed) return out_of_memory(error);
+    if (language < 0 || g->shown.failed) return text_out_of_memory(error);
     if (g->n || g->before.length || g->after.length || !language) g->used = 1;
     if (!g->used) return MOE_OK;
     g->verbatim = !language;
@@ -483,7 +473,7 @@ static moe_status add_constraint(text_guard *g, const kept *k, const text_ids *i
     if (larger) g->constraints = larger;
     size_t *begins = text_grown(g->begins, &g->begin_capacity, g->n_constraints + 1, sizeof *begins);
     if (begins) g->begins = begins;
-    if (!larger || !begins) return out_of_memory(error);
+    if (!larger || !begins) return text_out_of_memory(error);
     begins[g->n_constraints] = g->ids.length;
     larger[g->n_constraints++] = (moe_constraint){ .n_ids = ids->length,
                                                    .first = k->first,
@@ -501,7 +491,7 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
     if (g->verbatim || !f->tokeniser) return MOE_OK;
     const int failed = spm_encode_begins(f->tokeniser, encoded, length, &g->offsets, &g->offset_capacity, &g->n_offsets,
                                          why, sizeof why);
-    if (failed == SPM_NO_MEMORY) return out_of_memory(error);
+    if (failed == SPM_NO_MEMORY) return text_out_of_memory(error);
     if (g->n_offsets != ids->length) g->n_offsets = 0;
     g->room = room;
     for (size_t i = 0; i < g->n && !status; i++) {
@@ -844,7 +834,7 @@ static void place_markup(text_guard *g, const moe_hypothesis *h) {
 
 static moe_status add_edit(text_guard *g, size_t at, size_t length, size_t what, size_t order, moe_error *error) {
     edit *larger = text_grown(g->edits, &g->edit_capacity, g->n_edits + 1, sizeof *larger);
-    if (!larger) return out_of_memory(error);
+    if (!larger) return text_out_of_memory(error);
     g->edits = larger;
     size_t i = g->n_edits++;
     const edit e = { at, length, what, order };
@@ -1282,7 +1272,7 @@ moe_status text_guard_next_terms(text_guard *g, const moe_hypothesis *h, int sou
     } else if (g->terms == TEXT_TERMS_NAMED) {
         if (!sound || !names_stand(g) || cost_of(g, h) >= g->cost) *next = TEXT_TERMS_LAST;
     }
-    return g->old.failed || g->free.failed ? out_of_memory(error) : MOE_OK;
+    return g->old.failed || g->free.failed ? text_out_of_memory(error) : MOE_OK;
 }
 
 int text_guard_sound(const text_guard *g) {
@@ -1335,7 +1325,7 @@ moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypo
         if (!f->vocabulary.count && !f->map.ids)
             failed = spm_decode_begins(joiner, h->ids, h->n_ids, &g->places, &g->place_capacity, &g->n_places, why,
                                        sizeof why);
-        if (failed == SPM_NO_MEMORY) return out_of_memory(error);
+        if (failed == SPM_NO_MEMORY) return text_out_of_memory(error);
         if (g->n_places != h->n_ids) g->n_places = 0;
         for (size_t j = 0; j < g->n_places; j++)
             g->places[j] = (uint32_t)least(g->places[j] - least(g->places[j], lost), t->length);
@@ -1345,5 +1335,5 @@ moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypo
         if (!status) apply_edits(g, out);
     }
     text_append(out, g->after.data, g->after.length);
-    return status || !out->failed ? status : out_of_memory(error);
+    return status || !out->failed ? status : text_out_of_memory(error);
 }

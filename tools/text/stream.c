@@ -1,7 +1,6 @@
 /* stream.c - stream.h says what this is and has the contracts. */
 #include "tools/text/stream.h"
 #include "tools/text/lost.h"
-#include "tools/text/protect.h"
 #include "tools/text/sentences.h"
 #include "tools/text/spans.h"
 
@@ -145,7 +144,8 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
 }
 
 static void no_memory(text_stream *s) {
-    s->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+    s->trouble = (moe_error){ .code = MOE_OK };
+    text_out_of_memory(&s->trouble);
 }
 
 /* If memory ran out, that is what becomes of a job, and the others go on, where the user wants that. */

@@ -10,8 +10,8 @@
 #ifndef TEXT_STREAM_H
 #define TEXT_STREAM_H
 
+#include "tools/text/jobs.h"
 #include "tools/text/messages.h"
-#include "tools/text/text.h"
 
 /* How far a text is that goes in parts. All zero: at its beginning, or at none. */
 typedef struct text_cursor {

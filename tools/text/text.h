@@ -1,15 +1,10 @@
-/* text.h - the front end that programs with text in and text out share: lines in, token ids to the library, lines out.
+/* text.h - the front end that programs with text in and text out share: lines in, token ids to the library and back.
  *
  *   text_front   a model with its tokeniser. Immutable after opening, shared by any number of threads.
  *   text_reader  cuts a file descriptor into lines. One per input, used by one thread.
- *   text_job     one line on its way: what was read, its ids, the finished output.
- *   text_queue   jobs in the order of their lines, whatever the order in which they finish.
- *   text_sample  a text that is read whole, to measure with.
  *
- * A program's loop is: text_reader_next -> text_queue_add -> text_job_prepare -> moe_translate's pull and done ->
- * text_job.output -> text_queue_first. stream.c is that loop.
- *
- * Nothing here prints or exits. Functions that return moe_status fill the caller's moe_error.
+ * jobs.h has what becomes of the lines. Nothing here prints or exits. Functions that return moe_status fill the
+ * caller's moe_error.
  */
 #ifndef TEXT_H
 #define TEXT_H
@@ -21,6 +16,14 @@
 #include <signal.h> /* sig_atomic_t */
 #include <stddef.h>
 #include <stdint.h>
+
+/* Fill an error (NULL: there is none to fill), and return its code. */
+moe_status text_fail(moe_error *error, moe_status code, const char *where, const char *format, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 4, 5)))
+#endif
+    ;
+moe_status text_out_of_memory(moe_error *error);
 
 /* ---- 1. Ids -------------------------------------------------------------------------------------------- */
 
@@ -181,128 +184,5 @@ text_read text_reader_next(text_reader *reader, int wait, text_line *line);
  * [size] says which, and is empty where there is none. */
 size_t text_line_usable(const text_line *line, char *why, size_t size);
 void text_reader_free(text_reader *reader);
-
-/* ---- 5. Jobs ------------------------------------------------------------------------------------------- */
-
-typedef struct text_options {
-    const char *option;             /* what messages write before an option's name; NULL: "--" */
-    int ids;                        /* lines are token ids                                                */
-    int pretokenized;               /* lines are pieces of the model's vocabulary                         */
-    const char *pairs;              /* lines are source TAB target, as this option asks for; NULL: they are not */
-    int truncate;                   /* cut what cannot be used whole, and say so, rather than refuse it    */
-    const struct text_rules *rules; /* what is kept as it is (protect.h); NULL: nothing */
-    int brief;                      /* short texts without a sign at their end are tried in each text_manner */
-    int calm;          /* what is written in capitals is encoded as in small letters: few models have learned those */
-    size_t max_source; /* tokens, source_extra included: moe_session_params; of a language model its max_target */
-    size_t max_target; /* tokens, end included                                                */
-} text_options;
-
-typedef struct text_job {
-    struct text_job *next;  /* the queue's */
-    struct text_job *again; /* the stream's */
-    uint64_t line;
-    text_bytes source, target; /* as read, cut if so */
-    text_ids source_ids, target_ids;
-    int blank;                /* nothing to translate: the output is empty, or the white space where it is kept */
-    int shouted;              /* it was in capitals, so should its translation be */
-    struct text_guard *guard; /* what is kept of it (protect.h); NULL: nothing ever was */
-    text_ids aside_ids;       /* words that are asked for by themselves (text_guard_aside); length 0: none are */
-    size_t asides;            /* how many were */
-    int cut;                  /* `note` says what was cut */
-    int attempt;              /* 1: the second, as stand-ins of the first did not come through */
-    int terms;                /* what becomes of those of a glossary: text_terms (protect.h) */
-    int stays;                /* nor did those of the second: what is written is the source */
-    int brief;                /* text_is_brief: it is tried in each manner; 0: it is not, or the best is known */
-    text_manner manner, best; /* the one at hand; that with the best translation so far, which has this score */
-    float best_score;
-    int divided;   /* `note` says that a sentence goes in parts, or that a message stays */
-    int dividable; /* a text that may go in parts, if it cannot be translated as a whole */
-    int names;     /* it is of a long list of names: 1, those that are lost are looked for; 2, all stay */
-    int loud;      /* it is a part of what was in capitals */
-    const struct text_rules *rules; /* by which it was prepared */
-    int calm;
-    int32_t tag; /* the caller's: the language it is in; tagged 0: not known */
-    int tagged;
-    int verbatim;      /* the source is the output: it is no language */
-    int message;       /* text_message_text of messages.h: it is of a line with an ICU message */
-    int joined;        /* the next part of the line follows directly */
-    text_bytes gap;    /* white space, and a comma, between it and the next part of the line */
-    int failed;        /* `note` says why there is no output */
-    moe_status status; /* why it failed */
-    char note[256];
-    text_bytes output; /* the caller's, without line break */
-    int finished;      /* the caller sets it when `output` is final */
-    int more;          /* the caller's: its line goes on with the next job */
-    void *extra;       /* the caller's; NULL in a new job           */
-} text_job;
-
-/* Fill source, target and ids from a line; sets blank, cut and note. A line that cannot be used is `failed`, never a
- * status: what is returned is MOE_OK or MOE_ERROR_MEMORY. */
-moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
-                            moe_error *error);
-
-/* For the sake of the terms of a glossary a job may be tried four times (text_terms in protect.h). Then: whether all
- * that is kept of a job comes through this translation of it. If not, text_job_again prepares a second try
- * of the job; after that one, or where it cannot be, it sets `stays`, with a note, and returns 0 in *again. Errors:
- * MOE_ERROR_MEMORY. */
-moe_status text_job_again(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                          int *again, moe_error *error);
-/* The same where the search found nothing: no translation has all that a job with constraints must have. */
-moe_status text_job_refused(const text_front *front, const text_options *options, text_job *job, int *again,
-                            moe_error *error);
-/* aside_ids of the next words that are asked for by themselves, after what the model made of the last ones (NULL: there
- * were none). Errors: MOE_ERROR_MEMORY. */
-moe_status text_job_aside(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                          moe_error *error);
-/* The same for a job that is `brief`, of a translation that is one of all of the source (`fits`): the next manner, or
- * the best one again. `fits` in: what the caller found. */
-moe_status text_job_vary(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                         int fits, int *again, moe_error *error);
-/* Both parts of a job whose source is cut behind `at` bytes (text_half), ready to be asked for. Errors:
- * MOE_ERROR_MEMORY. */
-moe_status text_job_divide(const text_front *front, const text_options *options, text_job *job, text_job *second,
-                           size_t at, moe_error *error);
-/* The bytes of a part without the comma or semicolon at its end, which stays between the parts: models lose it. */
-size_t text_before_mark(const char *data, size_t length);
-void text_job_keep(text_job *job); /* its translation is the source, with a note */
-/* What the model wrote for a job, appended to *out in the form of its line: text in the capitals of the line and with
- * what is kept of it, pieces or ids. */
-moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job,
-                          const moe_hypothesis *h, text_bytes *out, moe_error *error);
-void text_job_clear(text_job *job); /* blank again, with the memory that it has */
-void text_job_free(text_job *job);  /* what it holds, not the job */
-
-/* Lines out, in order. All zero is empty. Jobs are used again: a long run allocates for its widest moment only. */
-typedef struct text_queue {
-    text_job *first, *last, *spare;
-} text_queue;
-
-text_job *text_queue_add(text_queue *queue);                      /* at the end, blank; NULL if memory ran out */
-text_job *text_queue_insert(text_queue *queue, text_job *before); /* the same, behind one that is there */
-text_job *text_queue_first(text_queue *queue);                    /* the first if it is finished, else NULL    */
-void text_queue_remove(text_queue *queue);                        /* the first                                 */
-void text_queue_free(text_queue *queue);
-
-/* ---- 6. Samples ---------------------------------------------------------------------------------------- */
-
-typedef struct text_pair {
-    uint64_t line;
-    int32_t tag;             /* of the target language; -1 where the model knows no languages */
-    text_ids source, target; /* a language model's text is a target */
-    int has_target;
-} text_pair;
-
-typedef struct text_sample { /* all zero is empty */
-    text_pair *pairs;
-    size_t count, capacity;
-} text_sample;
-
-/* Read all of a file. Lines are source language TAB target language TAB source TAB target for a translation model (what
- * language the source has is not looked at), text for a language model, whose blank lines are passed over.
- * `targets_wanted` 0: the last field may be missing or empty. Of the options ids and pretokenized count. An error's
- * `where` says which line it was. */
-moe_status text_sample_read(const text_front *front, const text_options *options, const char *path, int targets_wanted,
-                            text_sample *sample, moe_error *error);
-void text_sample_free(text_sample *sample);
 
 #endif /* TEXT_H */
