@@ -5,7 +5,7 @@
  * made of the sources (Makefile: -counted.o) and what their calls of the C library go over; they do not depend on the
  * machine or its load. Twice the text may take at most GROWTH times the steps.
  *
- * MOE_TEST_LINEAR=262144 build/test_linear begins at that size (16384).
+ * MOE_TEST_LINEAR=262144 build/test_linear begins at that size (16384); "html*" behind it runs those alone.
  *
  *   1. Triggers
  *   2. Scanners
@@ -288,9 +288,51 @@ static const char *const markup[] = { "<b>",
                                       "<template>",
                                       "<select><option>",
                                       "<h1>x",
-                                      "<dt>x<dd>y" };
+                                      "<dt>x<dd>y",
+                                      "<!--x--!>",
+                                      "<!----!>",
+                                      "<!-->",
+                                      "<!--->",
+                                      "<!--x-- >",
+                                      "<!DOCTYPE ",
+                                      "<!DOCTYPE x>",
+                                      "<![CDATA[x]]>",
+                                      "<![CDATA[x>",
+                                      "<?x",
+                                      "<?x?>",
+                                      "</script",
+                                      "<script></",
+                                      "<title></t",
+                                      "<textarea></textarea",
+                                      "<p translate=no>",
+                                      "<p translate=no>x</p>",
+                                      "<b translate=no>",
+                                      "<li translate=no><ul>",
+                                      "<b class='",
+                                      "<b class='a a' ",
+                                      "<b a='a' a='b' ",
+                                      "<a/",
+                                      "<a =",
+                                      "<a\n",
+                                      "</",
+                                      "</ ",
+                                      "<xmp>",
+                                      "<plaintext>",
+                                      "<iframe></",
+                                      "&#1",
+                                      "&#x1",
+                                      "&nosuch; ",
+                                      "<input type=submit value='a &amp; b'>",
+                                      "<meta name=keywords content='x'>",
+                                      "x<sub>2</sub>",
+                                      "<b><b><b>x" };
 
-static const char *const before[] = { "", "<p>x <b>y", " " }; /* the last one: up to half of the size */
+/* \1 is the number of the unit. */
+static const char *const numbers[] = { "{\1}",         "{\1} ",           "{\1} x ",
+                                       "&a\1; ",       "&a\1; {\1} ",     "<b>{\1}</b>",
+                                       "<p>&a\1;</p>", "<a x\1='y'>{\1}", "<img alt='&a\1;'> " };
+
+static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* the last one: up to half of the size */
 enum { AROUND = sizeof before / sizeof *before };
 
 /* A text of n bytes at most, ended by a NUL. Returns its length. */
@@ -301,7 +343,14 @@ static size_t fill(char *out, size_t n, const char *unit, size_t around) {
         memset(out, ' ', n / 2);
         out[length = n / 2] = 'x', length++;
     }
-    for (; length + step <= n; length += step) memcpy(out + length, unit, step);
+    if (!strchr(unit, 1))
+        for (; length + step <= n; length += step) memcpy(out + length, unit, step);
+    else
+        for (size_t number = 1; length + step + 16 <= n; number++)
+            for (size_t i = 0; i < step; i++) {
+                if (unit[i] == 1) length += (size_t)snprintf(out + length, 8, "%zu", number);
+                else out[length++] = unit[i];
+            }
     out[length] = 0;
     return length;
 }
@@ -457,6 +506,11 @@ static void html_of_markup(void **state) {
     grow(cut_html, markup, sizeof markup / sizeof *markup);
 }
 
+static void html_of_numbers(void **state) {
+    (void)state;
+    grow(cut_html, numbers, sizeof numbers / sizeof *numbers);
+}
+
 static void xml_of_markup(void **state) {
     (void)state;
     grow(cut_xml, markup, sizeof markup / sizeof *markup);
@@ -489,22 +543,14 @@ static void a_square_is_seen(void **state) {
     free(longer);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1) cmocka_set_test_filter(argv[1]); /* such as "html*" */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(spans),
-        cmocka_unit_test(sentences),
-        cmocka_unit_test(clauses),
-        cmocka_unit_test(halves),
-        cmocka_unit_test(messages),
-        cmocka_unit_test(messages_shown),
-        cmocka_unit_test(loops),
-        cmocka_unit_test(languages),
-        cmocka_unit_test(guards),
-        cmocka_unit_test(html_of_texts),
-        cmocka_unit_test(html_of_markup),
-        cmocka_unit_test(xml_of_markup),
-        cmocka_unit_test(a_square_is_seen),
-        cmocka_unit_test(json_strings),
+        cmocka_unit_test(spans),         cmocka_unit_test(sentences),        cmocka_unit_test(clauses),
+        cmocka_unit_test(halves),        cmocka_unit_test(messages),         cmocka_unit_test(messages_shown),
+        cmocka_unit_test(loops),         cmocka_unit_test(languages),        cmocka_unit_test(guards),
+        cmocka_unit_test(html_of_texts), cmocka_unit_test(html_of_markup),   cmocka_unit_test(html_of_numbers),
+        cmocka_unit_test(xml_of_markup), cmocka_unit_test(a_square_is_seen), cmocka_unit_test(json_strings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -146,9 +146,14 @@ static size_t end_of_other(const char *data, size_t length, size_t at) {
             return behind(data, length, at, "?>");
     if (at + 4 > length || memcmp(data + at, "<!--", 4) != 0) return behind(data, length, at, ">");
     if (at + 4 < length && data[at + 4] == '>') return at + 5;
-    const size_t usual = behind(data, length, at + 4 - (at + 5 < length && data[at + 4] == '-'), "-->");
-    const size_t other = behind(data, usual, at + 4, "--!>");
-    return other < usual ? other : usual;
+    /* Both ends in one search: one for each, and many comments with the rarer end would be looked through to the end of
+     * the document. */
+    for (size_t end = at + 4 - (at + 5 < length && data[at + 4] == '-'); end + 3 <= length; end++) {
+        if (data[end] != '-' || data[end + 1] != '-') continue;
+        if (data[end + 2] == '>') return end + 3;
+        if (end >= at + 4 && end + 4 <= length && memcmp(data + end + 2, "!>", 2) == 0) return end + 4;
+    }
+    return length;
 }
 
 /* ==== 2. Characters =====================================================================================
@@ -362,28 +367,47 @@ static int is_blank_text(const html *h, const token *t) {
     return t->kind == TEXT && blank_begin(h, t) == t->end - t->begin;
 }
 
-/* The first number from one on whose stand-in the segment does not have itself. */
-static int next_number(const html *h, const segment *s, int number) {
-    char name[16];
-    const size_t begin = h->tokens[s->first].begin, length = h->tokens[s->last - 1].end - begin;
-    for (;; number++) {
-        const size_t n = (size_t)snprintf(name, sizeof name, "{%d}", number);
-        if (!memmem(h->data + begin, length, name, n)) return number;
+/* Which numbers a segment has a stand-in of itself: taken[number]. Of those up to `most` that it can have, all in one
+ * pass. NULL: no memory. */
+static unsigned char *taken_numbers(const html *h, const segment *s, size_t most) {
+    const size_t end = h->tokens[s->last - 1].end;
+    unsigned char *taken = calloc(most + 1, 1);
+    for (size_t at = h->tokens[s->first].begin; taken && at < end; at++) {
+        size_t number = 0, behind = at + 1;
+        if (h->data[at] != '{' || behind == end || h->data[behind] == '0') continue;
+        for (; behind < end && is_digit(h->data[behind], 0) && number <= most; behind++)
+            number = 10 * number + (size_t)(h->data[behind] - '0');
+        if (behind < end && h->data[behind] == '}' && number <= most) taken[number] = 1;
     }
+    return taken;
+}
+
+/* The words that stay get the first numbers from one on whose stand-ins the segment does not have itself. */
+static void number_words(html *h, const segment *s) {
+    size_t words = 0, number = 0;
+    for (size_t i = s->first; i < s->last; i++) words += h->tokens[i].kind == WORD;
+    if (!words) return;
+    /* As many stand-ins, of three bytes or more, as there is room for leave a number free below this. */
+    unsigned char *taken = taken_numbers(h, s, words + (h->tokens[s->last - 1].end - h->tokens[s->first].begin) / 3);
+    h->failed |= !taken;
+    for (size_t i = s->first; taken && i < s->last; i++) {
+        if (h->tokens[i].kind != WORD) continue;
+        for (number++; taken[number];) number++;
+        h->tokens[i].number = (int)number;
+    }
+    free(taken);
 }
 
 /* The words of the tokens, in which white space is one space; a stand-in for each word that stays. 1 if there is a
  * letter. */
 static int write_source(html *h, segment *s) {
-    int letters = 0, number = 0;
+    int letters = 0;
     s->source = h->sources.length;
+    number_words(h, s);
     for (size_t i = s->first; i < s->last; i++) {
         token *t = &h->tokens[i];
         t->at = h->sources.length - s->source;
-        if (t->kind == WORD) {
-            t->number = number = next_number(h, s, number + 1);
-            text_printf(&h->sources, "{%d}", number);
-        }
+        if (t->kind == WORD) text_printf(&h->sources, "{%d}", t->number);
         for (size_t at = t->begin, n; t->kind == TEXT && at < t->end;) {
             char c[4];
             at += character(h->data + at, t->end - at, c, &n);
@@ -956,8 +980,10 @@ typedef struct placing {
     const moetext_link *links;
     size_t n_links;
     text_bytes *out;
-    int wrong;     /* a pair of tags lost its words, or a word that stays was lost */
-    size_t misses; /* what looks like a reference and is none */
+    int wrong;       /* a pair of tags lost its words, or a word that stays was lost */
+    size_t seen;     /* byte of the document behind the reference that was found last */
+    size_t misses;   /* what looks like a reference and is none, */
+    size_t searched; /* and the bytes that those which came out of their order were looked for in */
 } placing;
 
 /* Where a byte of the source is in the translation, as far as its place in the sentence tells; between words. */
@@ -1048,20 +1074,34 @@ static place whole_place(const placing *p, size_t i) {
     return found;
 }
 
+/* Whether a segment has a reference that is not known: looked for from where the one before it was, since they come in
+ * their order, mostly; and for a few that do not, from the beginning. */
+static int had_reference(placing *p, const char *name, size_t n) {
+    const char *data = p->h->data;
+    const size_t begin = p->s->begin, end = p->s->end, from = p->seen > begin ? p->seen : begin;
+    if (p->misses >= 64 || p->searched >= 64 * (end - begin)) return 0;
+    const char *found = memmem(data + from, end - from, name, n);
+    if (!found && from > begin) {
+        found = memmem(data + begin, end - begin, name, n);
+        p->searched += end - begin;
+    }
+    p->misses += !found;
+    if (found) p->seen = (size_t)(found - data) + n;
+    return found != NULL;
+}
+
 /* A text as HTML. A reference that is not known was shown to the translator as it is written, and stays so. */
 static void escape(placing *p, const char *text, size_t length) {
-    const size_t begin = p->s->begin, all = p->s->end - begin;
     for (size_t i = 0, n; i < length; i++) {
         const char *name = text[i] == '&' ? "&amp;" : text[i] == '<' ? "&lt;" : text[i] == '>' ? "&gt;" : NULL;
         if (p->s->attribute && text[i] == '"') name = "&quot;";
         if (p->s->attribute && text[i] == '\'') name = "&#x27;";
-        n = text[i] == '&' && p->misses < 64 ? reference_length(text + i, length - i) : 0;
-        if (n && memmem(p->h->data + begin, all, text + i, n)) {
+        n = text[i] == '&' ? reference_length(text + i, length - i) : 0;
+        if (n && had_reference(p, text + i, n)) {
             text_append(p->out, text + i, n);
             i += n - 1;
             continue;
         }
-        p->misses += n != 0;
         if (name) text_append_string(p->out, name);
         else text_append(p->out, text + i, 1);
     }
