@@ -7,6 +7,12 @@ Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`
 """
 
 import contextlib
+import http.client
+import json
+import os
+import pathlib
+import random
+import re
 import resource
 import socket
 import sys
@@ -25,7 +31,7 @@ CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
 
 def raw(server, data, address="127.0.0.1", limit=20):
     """What comes back for these bytes until the server closes."""
-    with socket.create_connection((address, server.port), limit, (address, 0)) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), limit, (address, 0)) as connection:
         connection.sendall(data)
         return connection.makefile("rb").read()
 
@@ -119,17 +125,106 @@ def what_drips_is_ended():
 
 @test
 def bodies_on_their_way_are_bounded_together():
+    """And no address has more than is left for others."""
     padded = BODY + b" " * 170000
-    with serving("--max-bodies", "320") as server, contextlib.ExitStack() as held:
-        for _ in range(4):
-            connection = held.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
-            connection.sendall(HEAD + b"Content-Length: 200000\r\n\r\n" + b" " * 170000)
-        time.sleep(0.5)
-        got = server.ask("/translate", padded)
-        assert got[0] == 503 and "try again" in got[1]["error"], got
+    request = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(padded) + padded
+    with serving("--max-bodies", "1024") as server, contextlib.ExitStack() as held:
+        for address in ("127.0.0.1", "127.0.0.3"):
+            for _ in range(6):
+                connection = held.enter_context(socket.create_connection(("127.0.0.1", server.port), 20, (address, 0)))
+                connection.sendall(HEAD + b"Content-Length: 200000\r\n\r\n" + b" " * 170000)
+            time.sleep(0.5)
+            got = raw(server, request, address)
+            assert status(got) == 503 and b"try again" in got, got
+            if address == "127.0.0.1":
+                assert status(raw(server, request, "127.0.0.2")) == 200
+        small = HEAD + b"Connection: close\r\n" + LENGTH + b"\r\n" + BODY
+        assert status(raw(server, small, "127.0.0.2")) == 200
         held.close()
         time.sleep(0.5)
-        assert server.ask("/translate", padded)[0] == 200
+        assert status(raw(server, request)) == 200
+    with serving("--max-bodies", "300") as server:  # what will never do is not told to try again
+        assert status(raw(server, request)) == 413
+
+
+@test
+def who_reads_slowly_gets_every_byte():
+    """Of a stream, in parts of any size, in chunks and without; and it is not moved about for each of them."""
+    texts = [f"<p><!-- {i} {'x' * (i % 4000)} --></p>" for i in range(900)]
+    body = json.dumps({"q": texts, "source": "en", "target": "de", "format": "html", "stream": True}).encode()
+    with serving("--max-body", "4096") as server:
+        for version in (b"1.1", b"1.0"):
+            head = HEAD.replace(b"1.1", version) + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+            with socket.socket() as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.settimeout(20)
+                connection.connect(("127.0.0.1", server.port))
+                connection.sendall(head + body)
+                reply = http.client.HTTPResponse(connection)
+                reply.begin()
+                data, pick = b"", random.Random(1)
+                while part := reply.read(pick.choice((1, 100, 3000, 50000))):
+                    data += part
+                    if pick.random() < 0.01:
+                        time.sleep(0.02)
+            lines = [json.loads(line) for line in data.splitlines()]
+            assert [line["index"] for line in lines] == list(range(900))
+            assert [line["translatedText"] for line in lines] == texts
+    page = "<p><!-- " + "x" * 40_000_000 + " --></p>"
+    if sys.platform != "linux":
+        return
+    with serving("--max-body", "50000", "--max-bodies", "200000") as server:
+        def seconds(stream):
+            before = consumed(server.process.pid)
+            got, answer = server.translate(page, format="html", stream=stream)
+            assert got == 200 and answer["translatedText"] == page
+            return consumed(server.process.pid) - before
+
+        whole = min(seconds(False) for _ in range(2))
+        assert min(seconds(True) for _ in range(2)) < 1.7 * whole + 0.05, whole
+
+
+def consumed(pid):
+    """Seconds of processors."""
+    words = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@test
+def files_that_are_fetched_slowly_take_their_memory_once():
+    page = b"<pre>" + b"a" * 8000000 + b"</pre>"
+    head = (b"POST /translate_file HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"Content-Type: multipart/form-data; boundary=xx\r\n")
+
+    def keep(server, address="127.0.0.1", data=page):
+        parts = b""
+        for name, value in ((b'file"; filename="a.html', data), (b"source", b"en"), (b"target", b"de")):
+            parts += b'--xx\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (name, value)
+        parts += b"--xx--\r\n"
+        reply = raw(server, head + b"Content-Length: %d\r\n\r\n" % len(parts) + parts, address)
+        return status(reply), re.search(rb'/download_file/[^"]+', reply)[0] if status(reply) == 200 else reply
+
+    def get(path):
+        return b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path
+
+    with serving("--max-body", "8192") as server, contextlib.ExitStack() as held:
+        names = [keep(server)[1] for _ in range(2)]
+        before = resident(server.process.pid)
+        for i in range(40):
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
+            connection.sendall(get(names[i % 2]))
+            assert connection.recv(9) == b"HTTP/1.1 "
+        assert resident(server.process.pid) - before < 30 << 20
+        other = keep(server, "127.0.0.2", b"<p>1</p>")[1]
+        seen = [keep(server)[0] for _ in range(10)]  # its own make room for them, not the other's
+        assert seen == [200] * 10, seen
+        assert status(raw(server, get(other))) == 200, other
+        assert status(raw(server, get(names[0]))) == 404
+        held.close()
+        time.sleep(1)
+        assert resident(server.process.pid) - before < (72 << 20)
+        got = raw(server, get(keep(server)[1]))
+        assert got.endswith(page)
 
 
 @test

@@ -396,10 +396,19 @@ def mistakes_are_named():
             ({"q": "One.\0Two.", "target": "de"}, 400, "U+0000"),
             ({"q": ["a"] * 4, "target": "de"}, 413, "texts"),
             ({"q": "a" * 20000, "target": "de"}, 413, "too large"),
+            *((f'{{"q":"a","target":"de","alternatives":{x}}}'.encode(), 400, "from 0 to 64")
+              for x in ("1.5", "1e-9", "1e999", "-1e999", "1e17", "-1", "65", "4294967297", '"-1"', '"nan"')),
+            *((f'{{"q":"a","target":"de","alternatives":{x}}}'.encode(), 400, "is not a number")
+              for x in ('"3x"', '""', "true", "[3]", "{}", f'"{"0" * 40}3"')),
+            *(({"q": "a", "target": "de", name: x}, 400, f"{name} parameter is neither")
+              for name in ("stream", "details", "experts") for x in (2, 0.5, "yes", -1, {})),
         ):
             got = server.ask("/translate", body)
             assert got[0] == status and word in got[1]["error"], (body, got)
         assert server.ask("/nowhere")[0] == 404 and server.ask("/translate")[0] == 405
+        for x in (0, 64, 3.0, "3", "64", None, False):
+            got = server.translate("a", alternatives=x, details=False)
+            assert got[0] == 200, (x, got)
         assert server.ask("/translate", b"q=a", "text/plain")[0] in (400, 415)
         assert server.translate("It rains.")[0] == server.translate("a\\u0000")[0] == 200
         assert server.ask("/translate", b' {"q":"It rains.","target":"de"}\r\n\t ')[0] == 200
@@ -480,8 +489,55 @@ def keys_rates_and_queues():
     with serving("--rate", "3") as server:
         statuses = [server.ask("/languages")[0] for _ in range(8)]
         assert 429 in statuses and statuses[:2] == [200, 200]
+        assert [server.ask("/health")[0] for _ in range(5)] == [200] * 5  # whoever watches it is never refused
     with serving("--max-queue", "10") as server:
-        assert server.translate(["It rains."] * 11)[0] == 429 and server.translate(["It rains."] * 5)[0] == 200
+        status, answer = server.translate(["It rains."] * 11)  # which will never do, however often it is tried
+        assert status == 413 and "11 texts are more than 10" in answer["error"], answer
+        status, answer = server.translate("<p>It rains.</p>" * 11, format="html")
+        assert status == 413 and server.translate(["It rains."] * 5)[0] == 200
+        raw = post(server, {"q": MANY[:9], "source": "en", "target": "de"})
+        wait_for(lambda: figure(server, "requests_open") == 1)
+        status = server.translate(["It rains."] * 10)[0]
+        assert status == 429 or figure(server, "requests_open") == 0
+        raw.close()
+
+
+@test
+def a_file_of_keys_is_read_as_a_whole_or_not_at_all():
+    """Of a key that there was no memory for an empty one was left, which is what who has none gives."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "keys"
+        for data, word in (
+            (b"one\ntwo\0three\n", "line 2: there is a NUL"),
+            (b"\0", "line 1: there is a NUL"),
+            (b"one\n" + b"a" * 132, "line 2: a key longer than 131 bytes"),
+            (b"a\t" + b"0" * 300 + b"1x\n", "line 1: behind the TAB"),
+            (b"\n\n", "no key in it"),
+        ):
+            path.write_bytes(data)
+            done = refused_start("--api-keys", path)
+            assert done.returncode == 2 and word in done.stderr, (data, done)
+        done = refused_start("--api-keys", folder)
+        assert done.returncode == 4 and "directory" in done.stderr, done
+        path.write_text("first\nsecond\t100\n" + "k" * 131 + "\n")
+        if sys.platform != "linux" or "asan" in str(BIN) or "tsan" in str(BIN):
+            return
+        library = pathlib.Path(folder) / "fail.so"
+        source = ROOT / "tests/programs/fail_allocation.c"
+        cc = os.environ.get("CC", "cc").split()[-1]
+        subprocess.run([cc, "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+        failed = 0
+        for n in range(1, 16):
+            environment = dict(os.environ, LD_PRELOAD=str(library), FAIL_AT=str(n))
+            done = refused_start("--api-keys", path, model="/nowhere", env=environment)
+            failed += ": out of memory" in done.stderr or "Cannot allocate" in done.stderr
+            assert "/nowhere" in done.stderr or "memory" in done.stderr or "allocate" in done.stderr, (n, done)
+        assert failed >= 8, failed  # the file, its buffer, the line, and two for each key
+
+
+def refused_start(*options, model=MODEL, **named):
+    return subprocess.run([BIN / "moe-server", "-m", model, "--port", "0", *options], capture_output=True, text=True,
+                          timeout=60, **named)
 
 
 @test

@@ -36,14 +36,16 @@ def lines_of(path):
     return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
 
 
-def send(server, head=(), path="/health", address="127.0.0.1", body=None):
-    """The status that comes back, on a connection of its own."""
+def send(server, head=(), path="/health", address="127.0.0.1", body=None, source=None):
+    """The status that comes back, on a connection of its own from an address."""
     lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", "Host: x", "Connection: close", *head]
     if body is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.closing(socket.socket(family)) as raw:
         raw.settimeout(60)
+        if source:
+            raw.bind((source, 0))
         raw.connect((address, server.port))
         raw.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b""))
         reply = raw.makefile("rb").read()
@@ -265,6 +267,11 @@ def networks_are_read_strictly():
         assert done.returncode == 2 and "--trust-proxy wants" in done.stderr and f"'{word}'" in done.stderr, done
 
 
+def get(server, head=(), source=None):
+    """The status of an address that limits hold for, as they do not for /health."""
+    return send(server, head, "/languages", source=source)
+
+
 @test
 def limits_are_those_of_a_proxys_clients():
     if (late := 60 - time.monotonic() % 60) < 10:
@@ -273,10 +280,16 @@ def limits_are_those_of_a_proxys_clients():
     same = ["X-Forwarded-For: 2001:db8:0:1::1"], ["X-Forwarded-For: 2001:db8:0:1:ffff::2"]  # 64 bits are a customer
     trusted = ["--trust-proxy", "127.0.0.1", "--trust-proxy", "10.0.0.1"]
     with serving("--rate", "3", *trusted) as server:
-        assert [send(server, one) for _ in range(5)] == [200] * 3 + [429] * 2
-        assert [send(server, other) for _ in range(4)] == [200] * 3 + [429]
-        assert [send(server, ["X-Forwarded-For: 6.6.6.6, 192.0.2.1"]), send(server)] == [429, 200]
-        assert [send(server, same[i % 2]) for i in range(4)] == [200] * 3 + [429]
+        assert [get(server, one) for _ in range(5)] == [200] * 3 + [429] * 2
+        assert [get(server, other) for _ in range(4)] == [200] * 3 + [429]
+        assert [get(server, ["X-Forwarded-For: 6.6.6.6, 192.0.2.1"]), get(server)] == [429, 200]
+        assert [get(server, same[i % 2]) for i in range(4)] == [200] * 3 + [429]
+        assert send(server, one) == 200  # /health
+        # Who comes from elsewhere is counted by where he comes from, whatever he writes.
+        told = [get(server, [f"X-Forwarded-For: 192.0.2.{10 + i}"], "127.0.0.9") for i in range(5)]
+        assert told == [200] * 3 + [429] * 2, told
+    with serving("--rate", "1") as server:  # addresses do not share a count, and nobody can make others too often
+        assert [get(server, source=f"127.0.{1 + i // 250}.{1 + i % 250}") for i in range(400)] == [200] * 400
     head = b"POST /translate HTTP/1.1\r\nHost: x\r\n%s\r\nContent-Length: 99\r\n\r\n{"
     with serving("--max-address", "2", *trusted) as server, contextlib.ExitStack() as held:
         def hold(data=b""):
@@ -288,9 +301,9 @@ def limits_are_those_of_a_proxys_clients():
         for _ in range(2):
             hold(head % one[0].encode())
         time.sleep(0.5)
-        assert send(server, one) == 429 and send(server, other) == send(server) == 200
+        assert get(server, one) == 429 and get(server, other) == get(server) == send(server, one) == 200
         held.close()
-        wait_for(lambda: send(server, one) == 200)
+        wait_for(lambda: get(server, one) == 200)
     with serving("--max-address", "2", "--trust-proxy", "10.0.0.1") as server, contextlib.ExitStack() as held:
         for _ in range(2):
             hold()

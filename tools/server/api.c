@@ -126,22 +126,31 @@ static enum MHD_Result send_translations(server *s, ask *a) {
     return send_bytes(s, a, MHD_HTTP_OK, "application/json", &out);
 }
 
+static void take_truth(int *out, const char *name, const char *word, refusal *r) {
+    *out = strcmp(word, "true") == 0 || strcmp(word, "1") == 0;
+    if (!*out && *word && strcmp(word, "false") != 0 && strcmp(word, "0") != 0)
+        refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s parameter is neither true nor false", name);
+}
+
 /* The parameters of LibreTranslate beside texts and languages, and three of our own. */
 static void take_libre(ask *a, const char *name, const char *value, size_t length, refusal *r) {
-    char word[40], *end;
+    char word[40];
     take_word(word, sizeof word, value, length);
-    const int truth = strcmp(word, "true") == 0 || strcmp(word, "1") == 0;
-    if (strcmp(name, "details") == 0) a->details = truth;
-    else if (strcmp(name, "experts") == 0) a->experts = truth;
-    else if (strcmp(name, "stream") == 0) a->stream = truth;
+    if (strcmp(name, "details") == 0) take_truth(&a->details, name, word, r);
+    else if (strcmp(name, "experts") == 0) take_truth(&a->experts, name, word, r);
+    else if (strcmp(name, "stream") == 0) take_truth(&a->stream, name, word, r);
     else if (strcmp(name, "format") == 0) {
         a->html = strcmp(word, "html") == 0;
         if (!a->html && *word && strcmp(word, "text") != 0)
             refuse(r, MHD_HTTP_BAD_REQUEST, "%.40s format is not supported", word);
     } else if (strcmp(name, "alternatives") == 0) {
-        const long n = strtol(word, &end, 10);
-        a->alternatives = n < 0 ? 0 : n > MOST_OTHERS ? MOST_OTHERS : (int)n;
-        if (*end) refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s parameter is not a number", name);
+        char *end;
+        const double n = strtod(word, &end);
+        if (end == word || *end || length >= sizeof word)
+            refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s parameter is not a number", name);
+        else if (!(n >= 0 && n <= MOST_OTHERS) || (double)(int)n < n)
+            refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s parameter must be a whole number from 0 to 64", name);
+        else a->alternatives = (int)n;
     }
 }
 
@@ -224,19 +233,23 @@ static void find_sources(server *s, ask *a) {
         for (size_t k = first; a->items && k < first + n; k++) a->items[k].source = code;
     }
 }
-/* The next bytes of a stream; suspends the connection until there are some. */
+/* The bytes of a stream from `position` on; suspends the connection until there are some. Those before it are dropped
+ * when they are the larger part: moved for each block, a long answer would take time with its square, and the lock with
+ * it. */
 static ssize_t stream_lines(void *closure, uint64_t position, char *out, size_t room) {
     ask *a = ((void **)closure)[0];
     server *s = ((void **)closure)[1];
-    (void)position;
     pthread_mutex_lock(&s->lock);
-    size_t n = a->lines.length < room ? a->lines.length : room;
+    size_t from = (size_t)position - a->lines_from;
+    if (from > a->lines.length - from) {
+        memmove(a->lines.data, a->lines.data + from, a->lines.length -= from);
+        a->lines_from += from, from = 0;
+    }
+    const size_t n = a->lines.length - from < room ? a->lines.length - from : room;
     ssize_t result = (ssize_t)n;
     if (n) {
-        memcpy(out, a->lines.data, n);
-        memmove(a->lines.data, a->lines.data + n, a->lines.length - n);
-        a->lines.length -= n;
-        a->sent += n;
+        memcpy(out, a->lines.data + from, n);
+        a->sent = (size_t)position + n;
     } else if (a->state == ASK_DONE) { /* what is cut does not end like what is whole */
         result = a->cut || a->lines.failed ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
     } else {
@@ -277,13 +290,18 @@ static enum MHD_Result send_failure(server *s, ask *a, const text_item *item) {
 
 static enum MHD_Result send_finished(server *s, ask *a) {
     const text_item *failed = failed_item(a);
+    if (failed) quota_give_back(s, a);
     return failed ? send_failure(s, a, failed) : api_routes[a->route].speaks->send(s, a);
 }
 
 enum MHD_Result answer_translate(server *s, ask *a) {
     refusal r = { 0 };
     if (a->state == ASK_DONE && a->cut == CLIENT_GONE) return MHD_NO;
-    if (a->state == ASK_DONE) return a->cut ? send_error(s, a, a->cut, requests_why(a)) : send_finished(s, a);
+    if (a->state == ASK_DONE && !a->cut) return send_finished(s, a);
+    if (a->state == ASK_DONE) { /* what took too long was translated in part, and counts */
+        if (a->cut != MHD_HTTP_GATEWAY_TIMEOUT) quota_give_back(s, a);
+        return send_error(s, a, a->cut, requests_why(a));
+    }
     check_translation(s, a, &r);
     if (!r.status) open_glossary(s, a, &r);
     if (!r.status && !quota_take(s, a))
@@ -485,7 +503,7 @@ const route api_routes[] = {
     { "GET", "/v2/usage", NEEDS_BODY | NEEDS_KEY, deepl_usage, &deepl_parameters },
     { "POST", "/v2/usage", NEEDS_BODY | NEEDS_KEY, deepl_usage, &deepl_parameters },
     { "POST", "/imme", NEEDS_BODY | NEEDS_KEY, answer_translate, &immersive_texts },
-    { "GET", "/health", 0, answer_health, NULL },
+    { "GET", "/health", ALWAYS, answer_health, NULL },
     { "GET", "/metrics", NEEDS_KEY, answer_metrics, NULL },
     { "GET", "/", 0, answer_page, NULL },
 };

@@ -31,9 +31,16 @@ const char *const file_endings[] = { ".txt", ".htm", ".html", NULL };
 /* ==== 1. Keeping ======================================================================================== */
 
 /* With the lock held. */
-static void drop(server *s, kept_file *f) {
-    s->file_bytes -= f->data.length;
-    text_bytes_free(&f->data);
+static void let_go(shared_data *d) {
+    if (!d || --d->holders) return;
+    d->of->file_bytes -= d->bytes.length;
+    text_bytes_free(&d->bytes);
+    free(d);
+}
+
+/* With the lock held. */
+static void drop(kept_file *f) {
+    let_go(f->data);
     *f = (kept_file){ 0 };
 }
 
@@ -41,33 +48,57 @@ void files_drop_old(server *s) {
     const double now = program_seconds();
     pthread_mutex_lock(&s->lock);
     for (size_t i = 0; i < KEPT_FILES; i++)
-        if (s->files[i].name[0] && now - s->files[i].since > KEPT_SECONDS) drop(s, &s->files[i]);
+        if (s->files[i].name[0] && now - s->files[i].since > KEPT_SECONDS) drop(&s->files[i]);
     pthread_mutex_unlock(&s->lock);
 }
 
 void files_free(server *s) {
-    for (size_t i = 0; i < KEPT_FILES; i++) drop(s, &s->files[i]);
+    for (size_t i = 0; i < KEPT_FILES; i++) drop(&s->files[i]);
 }
 
-/* Takes over what `data` holds, in the place of the oldest where there is no room. */
-static void keep(server *s, const char *name, text_bytes *data) {
+/* What one more file takes of the room there is: its bytes and its place. */
+static size_t weight_of(const shared_data *d) { return d->bytes.length + KEPT_BYTES / KEPT_FILES; }
+
+/* With the lock held: the file that makes room for `data` of `owner`: the oldest of the owner who has most. */
+static kept_file *file_to_drop(server *s, const shared_data *data, uint64_t owner) {
+    kept_file *found = NULL;
+    size_t most = 0;
+    for (kept_file *f = s->files; f < s->files + KEPT_FILES; f++) {
+        if (!f->data) continue;
+        size_t weight = f->owner == owner ? weight_of(data) : 0;
+        for (const kept_file *other = s->files; other < s->files + KEPT_FILES; other++)
+            if (other->data && other->owner == f->owner) weight += weight_of(other->data);
+        if (!found || weight > most || (weight == most && f->since < found->since)) found = f, most = weight;
+    }
+    return found;
+}
+
+/* Takes over what `bytes` holds. 0: there is no memory, or what others are still fetching leaves no room. */
+static int keep(server *s, const ask *a, const char *name, text_bytes *bytes) {
+    shared_data *data = malloc(sizeof *data);
+    const uint64_t owner = a->known ? a->known : address_key(&a->client);
+    if (!data) return 0;
+    *data = (shared_data){ s, 1, *bytes };
     pthread_mutex_lock(&s->lock);
-    for (;;) {
-        kept_file *oldest = NULL, *free_one = NULL;
-        for (kept_file *f = s->files; f < s->files + KEPT_FILES; f++) {
-            if (!f->name[0]) free_one = f;
-            else if (!oldest || f->since < oldest->since) oldest = f;
-        }
-        if (free_one && (!oldest || s->file_bytes + data->length <= KEPT_BYTES)) {
-            take_word(free_one->name, sizeof free_one->name, name, strlen(name));
-            free_one->data = *data, free_one->since = program_seconds();
-            s->file_bytes += data->length;
+    size_t droppable = 0;
+    for (const kept_file *f = s->files; f < s->files + KEPT_FILES; f++)
+        if (f->data && f->data->holders == 1) droppable += f->data->bytes.length;
+    const int goes = s->file_bytes - droppable + bytes->length <= KEPT_BYTES;
+    while (goes) {
+        kept_file *place = s->files;
+        while (place < s->files + KEPT_FILES && place->data) place++;
+        if (place < s->files + KEPT_FILES && s->file_bytes + bytes->length <= KEPT_BYTES) {
+            take_word(place->name, sizeof place->name, name, strlen(name));
+            place->data = data, place->owner = owner, place->since = program_seconds();
+            s->file_bytes += bytes->length;
             break;
         }
-        drop(s, oldest);
+        drop(file_to_drop(s, data, owner));
     }
     pthread_mutex_unlock(&s->lock);
-    *data = (text_bytes){ 0 };
+    if (goes) *bytes = (text_bytes){ 0 };
+    else free(data);
+    return goes;
 }
 
 /* ==== 2. Names ========================================================================================== */
@@ -146,9 +177,8 @@ static enum MHD_Result send_address(server *s, ask *a) {
     text_append(&copy, text->data ? text->data : "", text->length);
     copy.failed |= whole.failed;
     text_bytes_free(&whole);
-    const int good = !copy.failed && make_name(a, &name);
+    const int named = !copy.failed && make_name(a, &name), good = named && keep(s, a, name.data, &copy);
     if (good) {
-        keep(s, name.data, &copy);
         put_address(a, name.data, &url);
         json j = { .out = &out };
         json_open(&j, NULL, '{');
@@ -160,21 +190,39 @@ static enum MHD_Result send_address(server *s, ask *a) {
     text_bytes_free(&name);
     text_bytes_free(&copy);
     text_bytes_free(&url);
-    return good ? send_bytes(s, a, MHD_HTTP_OK, "application/json", &out)
-                : send_error(s, a, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory, or of random bytes");
+    if (good) return send_bytes(s, a, MHD_HTTP_OK, "application/json", &out);
+    return named ? send_error(s, a, MHD_HTTP_SERVICE_UNAVAILABLE, "there is no room for a file; try again")
+                 : send_error(s, a, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory, or of random bytes");
 }
 
 const dialect file_texts = { "file",       "source",   "target",    "error", MHD_HTTP_TOO_MANY_REQUESTS,
                              take_nothing, check_file, send_address };
 
-/* A translated file by its name, as one to be saved, whatever is in it. */
-enum MHD_Result answer_file(server *s, ask *a) {
-    struct MHD_Response *response = NULL;
+static void file_was_sent(void *closure) {
+    shared_data *data = closure;
+    server *s = data->of;
     pthread_mutex_lock(&s->lock);
-    for (kept_file *f = s->files; a->fetched[0] && !response && f < s->files + KEPT_FILES; f++)
-        if (strcmp(f->name, a->fetched) == 0)
-            response = MHD_create_response_from_buffer(f->data.length, f->data.data, MHD_RESPMEM_MUST_COPY);
+    let_go(data);
     pthread_mutex_unlock(&s->lock);
+}
+
+/* A translated file by its name, as one to be saved, whatever is in it. It is not copied: however many fetch it as
+ * slowly as they like, it takes its memory once. */
+enum MHD_Result answer_file(server *s, ask *a) {
+    shared_data *data = NULL;
+    pthread_mutex_lock(&s->lock);
+    for (kept_file *f = s->files; a->fetched[0] && !data && f < s->files + KEPT_FILES; f++)
+        if (strcmp(f->name, a->fetched) == 0) data = f->data, data->holders++;
+    pthread_mutex_unlock(&s->lock);
+    struct MHD_Response *response =
+        data ? MHD_create_response_from_buffer_with_free_callback_cls(data->bytes.length, data->bytes.data,
+                                                                      file_was_sent, data)
+             : NULL;
+    if (data && !response) {
+        file_was_sent(data);
+        return MHD_NO;
+    }
+    if (data) a->sent = data->bytes.length;
     if (!response)
         return send_error(s, a, MHD_HTTP_NOT_FOUND, "there is no such file; they are kept for ten minutes at most");
     const char *name = strchr(a->fetched, '.') + 1;

@@ -16,7 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#ifdef __APPLE__
+#include <sys/random.h> /* getentropy */
+#endif
 #include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
 
 static server *the_server(void *closure) { return closure; }
 
@@ -53,15 +58,36 @@ static address client_of(const server *s, struct MHD_Connection *connection) {
     return client;
 }
 
-/* 1 if this client has asked often enough in this minute. */
+/* Where those are that the count of an address may be among: nobody can choose addresses that share it with another. */
+static rate *rates_of(server *s, uint64_t key) {
+    uint64_t h = key ^ s->salt; /* splitmix64's end, twice */
+    for (int i = 0; i < 2; i++) {
+        h = (h ^ h >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+        h = (h ^ h >> 27) * UINT64_C(0x94d049bb133111eb);
+        h ^= h >> 31 ^ s->salt;
+    }
+    return s->rates[h % RATES];
+}
+
+/* 1 if this client has asked often enough in this minute. An address whose place is needed by another starts anew: what
+ * others do never makes it too often. */
 static int too_often(server *s, const ask *a) {
     if (!s->options.rate) return 0;
     const uint64_t key = address_key(&a->client);
-    uint32_t place = text_hash((const char *)&key, sizeof key) % RATES;
-    int64_t minute = (int64_t)(program_seconds() / 60);
+    const int64_t minute = (int64_t)(program_seconds() / 60);
     pthread_mutex_lock(&s->lock);
     if (s->minute != minute) memset(s->rates, 0, sizeof s->rates), s->minute = minute;
-    int over = ++s->rates[place] > s->options.rate;
+    rate *all = rates_of(s, key), *mine = all;
+    for (rate *r = all; r < all + RATE_WAYS; r++) {
+        if (r->n && r->key == key) {
+            mine = r;
+            break;
+        }
+        if (r->n < mine->n) mine = r;
+    }
+    if (mine->key != key) *mine = (rate){ .key = key };
+    const int over = mine->n >= s->options.rate;
+    mine->n += !over;
     pthread_mutex_unlock(&s->lock);
     return over;
 }
@@ -130,6 +156,35 @@ static int read_limit(const char *line, size_t length, api_key *key) {
     return tab > line && tab[1] >= '0' && tab[1] <= '9' && end == line + length && key->limit;
 }
 
+/* A line of the file of keys, its `number`th: -1, or a complaint and the exit status. A key that is not there as a
+ * whole would be another one, and an empty one would let everybody in. */
+static int take_key(server *s, const char *line, size_t size, size_t number) {
+    const size_t length = strcspn(line, "\r\n");
+    if (memchr(line, 0, size)) {
+        program_complain("%s: line %zu: there is a NUL in it", s->options.keys, number);
+        return EXIT_USAGE;
+    }
+    if (!length) return -1;
+    if (strcspn(line, "\t\r\n") >= sizeof((ask *)0)->key) {
+        program_complain("%s: line %zu: a key longer than 131 bytes", s->options.keys, number);
+        return EXIT_USAGE;
+    }
+    api_key key = { 0 }, *more = realloc(s->keys, (s->n_keys + 1) * sizeof *more);
+    if (more) s->keys = more;
+    text_append(&key.text, line, length);
+    if (!more || key.text.failed) {
+        text_bytes_free(&key.text);
+        program_complain("%s: out of memory", s->options.keys);
+        return EXIT_MODEL;
+    }
+    const int good = read_limit(line, length, &key);
+    s->keys[s->n_keys++] = key;
+    if (good) return -1;
+    program_complain("%s: line %zu: behind the TAB is how many characters it may have translated", s->options.keys,
+                     number);
+    return EXIT_USAGE;
+}
+
 int http_read_keys(server *s) {
     if (!s->options.keys) return -1;
     FILE *file = fopen(s->options.keys, "r");
@@ -137,28 +192,17 @@ int http_read_keys(server *s) {
         program_complain("%s: %s", s->options.keys, strerror(errno));
         return EXIT_INPUT_OUTPUT;
     }
-    char line[256];
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t length;
     int status = -1;
-    while (status < 0 && fgets(line, sizeof line, file)) {
-        size_t length = strcspn(line, "\r\n");
-        if (!length) continue;
-        api_key *more =
-            strcspn(line, "\t\r\n") < sizeof((ask *)0)->key ? realloc(s->keys, (s->n_keys + 1) * sizeof *more) : NULL;
-        if (!more) {
-            program_complain("%s: a key longer than 131 bytes, or out of memory", s->options.keys);
-            status = EXIT_USAGE;
-            break;
-        }
-        s->keys = more;
-        api_key *key = &s->keys[s->n_keys++];
-        *key = (api_key){ 0 };
-        text_append(&key->text, line, length);
-        if (read_limit(line, length, key)) continue;
-        program_complain("%s: key %zu: behind the TAB is how many characters it may have translated", s->options.keys,
-                         s->n_keys);
-        status = EXIT_USAGE;
-        break;
+    for (size_t number = 1; status < 0 && (length = getline(&line, &room, file)) >= 0; number++)
+        status = take_key(s, line, (size_t)length, number);
+    if (status < 0 && !feof(file)) { /* or out of memory */
+        program_complain("%s: %s", s->options.keys, strerror(errno));
+        status = EXIT_INPUT_OUTPUT;
     }
+    free(line);
     fclose(file);
     if (status < 0 && !s->n_keys) {
         program_complain("%s: there is no key in it", s->options.keys);
@@ -295,29 +339,61 @@ static int visitor_waits(server *s, struct MHD_Connection *connection, int done)
     return slow;
 }
 
-/* The body of a request is no longer, or not yet, in memory. */
-static void body_count(server *s, ask *a, size_t bytes) {
+/* Counts the memory that the body of a request is going to take. 0: there would be too much of all, or more of this
+ * client than is left over for others: so k clients that take all they get have a part in k + 1 each, and one part is
+ * free for whoever comes. */
+static int body_count(server *s, ask *a, size_t bytes) {
+    const size_t most = 1024 * (size_t)s->options.max_bodies;
+    const uint64_t key = address_key(&a->client);
+    visitor *mine = visitor_of(a->connection);
     pthread_mutex_lock(&s->doors);
-    s->body_bytes += bytes - a->counted;
-    a->too_many |= s->options.max_bodies && bytes && s->body_bytes > 1024 * (size_t)s->options.max_bodies;
+    size_t own = bytes;
+    const size_t all = s->body_bytes - a->counted + bytes;
+    for (const visitor *v = bytes > a->counted ? s->visitors : NULL; v; v = v->next)
+        if (v->client == key && v != mine) own += v->body;
+    const int goes = bytes <= a->counted || (all <= most && own <= most - all);
+    if (goes) {
+        s->body_bytes = all, a->counted = bytes;
+        if (mine) mine->body = bytes;
+    }
     pthread_mutex_unlock(&s->doors);
-    a->counted = bytes;
+    return goes;
 }
 
+/* The body is in memory no longer. */
 static void body_drop(server *s, ask *a) {
     text_bytes_free(&a->body);
     a->body = (text_bytes){ 0 };
     body_count(s, a, 0);
 }
 
+/* The largest body that is ever taken. */
+static size_t largest_body(const options *o) {
+    const size_t one = 1024 * (size_t)o->max_body, share = 512 * (size_t)o->max_bodies - 1;
+    return one < share ? one : share;
+}
+
+/* Memory for a body of so many bytes, which is counted before there is any. */
+static void body_grow(server *s, ask *a, size_t bytes) {
+    const size_t wanted = a->body.capacity + a->body.capacity / 2, most = largest_body(&s->options) + 1;
+    const size_t room = wanted > most ? most : wanted > bytes ? wanted : bytes + 1;
+    if (room <= a->body.capacity || a->body.failed) return;
+    if (!body_count(s, a, room)) {
+        a->too_many = 1;
+        return;
+    }
+    char *data = realloc(a->body.data, room);
+    a->body.failed = !data;
+    if (data) a->body.data = data, a->body.capacity = room;
+}
+
 static void take_body(server *s, ask *a, const char *data, size_t size) {
     a->read += size;
-    if (a->body.length + size > 1024 * (size_t)s->options.max_body) a->too_large = 1;
-    if (!a->too_large && !a->too_many && a->route >= 0) {
-        text_append(&a->body, data, size);
-        body_count(s, a, a->body.capacity);
-    }
+    if (a->route < 0 || a->too_large || a->too_many || a->body.failed) return;
+    a->too_large = a->body.length + size > largest_body(&s->options);
+    if (!a->too_large && a->body.length + size >= a->body.capacity) body_grow(s, a, a->body.length + size);
     if (a->too_large || a->too_many) body_drop(s, a);
+    else text_append(&a->body, data, size);
 }
 
 /* Where the body names no key: "Authorization: Bearer KEY", as Prometheus sends it, or DeepL-Auth-Key KEY. */
@@ -334,7 +410,8 @@ static void find_key(ask *a) {
 static enum MHD_Result answer_whole(server *s, ask *a) {
     const route *to = &api_routes[a->route];
     refusal r = { 0 };
-    if (too_often(s, a)) return send_error(s, a, MHD_HTTP_TOO_MANY_REQUESTS, "too many requests; wait a minute");
+    if (!(to->flags & ALWAYS) && too_often(s, a))
+        return send_error(s, a, MHD_HTTP_TOO_MANY_REQUESTS, "too many requests; wait a minute");
     if (to->flags & NEEDS_BODY) read_body(a, (size_t)s->options.max_texts, &r);
     body_count(s, a, 0);
     find_key(a);
@@ -360,7 +437,7 @@ static enum MHD_Result begin_request(server *s, ask *a, const char *url, const c
     const int welcome = visitor_asks(s, a);
     a->refused = ambiguous(a->connection, version);
     if (a->refused) return send_error(s, a, MHD_HTTP_BAD_REQUEST, a->refused);
-    if (welcome) return MHD_YES;
+    if (welcome || (a->route >= 0 && api_routes[a->route].flags & ALWAYS)) return MHD_YES;
     a->refused = "too many connections of this address";
     return send_error(s, a, MHD_HTTP_TOO_MANY_REQUESTS, a->refused);
 }
@@ -481,9 +558,19 @@ void http_end_slow(server *s) {
     pthread_mutex_unlock(&s->doors);
 }
 
+/* Where there are no random bytes, what nobody outside can know well. */
+static uint64_t new_salt(void) {
+    uint64_t salt = 0;
+    struct timespec now = { 0 };
+    if (!getentropy(&salt, sizeof salt)) return salt;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_nsec << 32 ^ (uint64_t)now.tv_sec ^ (uint64_t)getpid() << 48 ^ (uintptr_t)&salt;
+}
+
 struct MHD_Daemon *http_listen(server *s) {
     struct addrinfo wanted = { .ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM }, *found = NULL;
     char port[8];
+    s->salt = new_salt();
     snprintf(port, sizeof port, "%d", s->options.port);
     int failed = getaddrinfo(s->options.host, port, &wanted, &found);
     if (failed) {

@@ -162,8 +162,9 @@ enum {
 static void take_member(reader *read, const cJSON *member) {
     text_bytes words = { 0 };
     const cJSON *word;
-    char number[24];
-    snprintf(number, sizeof number, "%.0f", cJSON_IsNumber(member) ? member->valuedouble : 0);
+    char number[32];
+    /* As it is: what is no whole number, or none of a size that can be meant, must not look like one. */
+    snprintf(number, sizeof number, "%.17g", cJSON_IsNumber(member) ? member->valuedouble : 0);
     text_append(&words, "", 0);
     if (cJSON_IsArray(member)) cJSON_ArrayForEach(word, member) {
             if (!cJSON_IsString(word)) continue;
@@ -171,9 +172,10 @@ static void take_member(reader *read, const cJSON *member) {
             text_append_string(&words, word->valuestring);
         }
     else
-        text_append_string(&words, cJSON_IsString(member) ? member->valuestring
-                                   : cJSON_IsTrue(member) ? "true"
-                                                          : number);
+        text_append_string(&words, cJSON_IsString(member)   ? member->valuestring
+                                   : cJSON_IsTrue(member)   ? "true"
+                                   : cJSON_IsObject(member) ? "{}"
+                                                            : number);
     if (words.failed) refuse(read->r, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory%s", "");
     else take_parameter(read, member->string, words.data, words.length);
     text_bytes_free(&words);

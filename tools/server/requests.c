@@ -141,7 +141,10 @@ static guest *guest_new(server *s, const ask *a) {
 static void check_limits(const server *s, const guest *c, const ask *a, refusal *r) {
     const options *o = &s->options;
     char what[112] = "";
-    if (s->n_queued + a->n_items > (size_t)o->max_queue)
+    if (a->n_items > (size_t)o->max_queue) {
+        snprintf(what, sizeof what, "%zu texts are more than %d, which may wait", a->n_items, o->max_queue);
+        refuse(r, MHD_HTTP_CONTENT_TOO_LARGE, "%s at all: send less at once", what);
+    } else if (s->n_queued + a->n_items > (size_t)o->max_queue)
         refuse(r, MHD_HTTP_TOO_MANY_REQUESTS, "too many texts are waiting; try again%s", "");
     else if (c && c->texts && c->texts + a->n_items > (size_t)o->max_client_texts)
         snprintf(what, sizeof what, "%zu of your texts are waiting, and %d may", c->texts, o->max_client_texts);

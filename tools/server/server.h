@@ -139,16 +139,23 @@ struct ask {
     text_bytes file;       /* the name of a file that is to be translated */
     char fetched[FETCHED]; /* what of the address names one that was */
 
-    text_bytes lines; /* of a stream: what is finished and not sent yet */
+    text_bytes lines;  /* of a stream: what is finished and may not be sent yet, */
+    size_t lines_from; /* from this byte of all on */
 };
 
-enum { RATES = 4096 }; /* addresses whose requests are counted; some share a place and a limit */
+enum { RATES = 512, RATE_WAYS = 8 }; /* places for addresses whose requests are counted, and addresses in each */
+
+typedef struct rate {
+    uint64_t key;
+    int n; /* requests in this minute; 0: free */
+} rate;
 
 typedef struct visitor { /* a connection */
     struct visitor *next, *before;
     uint64_t peer, client; /* keys of its address: a trusted proxy has none, but its clients have while they ask */
     MHD_socket socket;
     double since; /* when it began to send its request; 0: it is not sending */
+    size_t body;  /* memory that its body takes */
     int slow;     /* it was closed for that */
 } visitor;
 
@@ -157,9 +164,16 @@ typedef struct api_key {
     uint64_t characters, limit; /* that were asked for with it, and may be; 0: any number */
 } api_key;
 
+typedef struct shared_data { /* of a file: it goes when nobody holds it any more */
+    struct server *of;
+    size_t holders; /* its place among the files, and answers that are being sent */
+    text_bytes bytes;
+} shared_data;
+
 typedef struct kept_file { /* all zero: none */
     char name[FETCHED];
-    text_bytes data;
+    shared_data *data;
+    uint64_t owner; /* number of a key, or an address */
     double since;
 } kept_file;
 
@@ -173,13 +187,14 @@ typedef struct server {
     text_detector *detector; /* NULL: languages cannot be told */
     pthread_mutex_t detecting;
     int64_t minute; /* that `rates` is of */
-    int rates[RATES];
+    rate rates[RATES][RATE_WAYS];
+    uint64_t salt; /* of this process */
     api_key *keys; /* [n_keys] */
     size_t n_keys;
     uint64_t characters; /* that were asked for; guarded by `lock`, as are those of each key */
 
     kept_file files[KEPT_FILES]; /* that were translated; guarded by `lock` */
-    size_t file_bytes;
+    size_t file_bytes;           /* of all data that is held, whether it is still one of the files or not */
 
     pthread_mutex_t doors; /* of the visitors; nothing else is locked meanwhile */
     visitor *visitors;
@@ -283,7 +298,7 @@ typedef struct dialect {
     enum MHD_Result (*send)(server *s, ask *a);         /* all that was asked for is translated */
 } dialect;
 
-enum { NEEDS_BODY = 1, NEEDS_KEY = 2 };
+enum { NEEDS_BODY = 1, NEEDS_KEY = 2, ALWAYS = 4 }; /* ALWAYS: limits of its client do not count */
 
 typedef struct route {
     const char *method, *path; /* a path that ends in / is a folder: what stands behind it is ask.fetched */
