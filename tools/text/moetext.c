@@ -170,7 +170,7 @@ const char *moetext_model_source_piece(const moetext_model *m, int32_t id, size_
 moe_status moetext_model_encode(const moetext_model *m, const char *text, size_t length, int as_target, int32_t *ids,
                                 size_t capacity, size_t *count, moe_error *error) {
     if (text_utf8_valid(text, length) < length || memchr(text, '\0', length))
-        return fail(error, MOE_ERROR_ARGUMENT, "text", "it is no UTF-8 without NUL");
+        return text_fail(error, MOE_ERROR_ARGUMENT, "text", "it is no UTF-8 without NUL");
     const text_front front = as_target ? text_front_of_targets(&m->front) : m->front;
     text_ids found = { NULL, 0, 0 };
     const moe_status status = m->form == TEXT_FORM_TEXT     ? text_encode(&front, text, length, &found, error)
@@ -191,11 +191,11 @@ moe_status moetext_model_decode(const moetext_model *m, const int32_t *ids, size
     moe_status status = MOE_OK;
     for (size_t i = 0; !status && i < count; i++)
         if (ids[i] < 0 || ids[i] >= moe_model_vocabulary(m->front.model))
-            status = fail(error, MOE_ERROR_ARGUMENT, "ids", "an id is not in the model's vocabulary");
+            status = text_fail(error, MOE_ERROR_ARGUMENT, "ids", "an id is not in the model's vocabulary");
     if (!status && m->form == TEXT_FORM_IDS) text_append_ids(&found, ids, count);
     else if (!status)
         status = (m->form == TEXT_FORM_TEXT ? text_decode : text_join_pieces)(&m->front, ids, count, &found, error);
-    if (!status && found.failed) status = out_of_memory(error);
+    if (!status && found.failed) status = text_out_of_memory(error);
     if (!status) {
         *length = found.length;
         if (found.length && capacity) memcpy(text, found.data, found.length < capacity ? found.length : capacity);
