@@ -22,6 +22,7 @@
 #include "tools/text/protect.h"
 #include "tools/text/sentences.h"
 #include "tools/text/text.h"
+#include "tools/text/words.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -638,6 +639,37 @@ static void probabilities_are_those_of_another_program(void **state) {
 }
 
 /* Codes of checkpoints; and languages some of which only fingerprints are known of. */
+/* However they are written; not their parts, not names, not what is too long for any list. */
+static void frequent_words_are_no_names(void **state) {
+    (void)state;
+    static const char *const words[] = { "ça",
+                                         "Ça",
+                                         "ÇA",
+                                         "C\xCC\xA7"
+                                         "a",
+                                         "Êtes",
+                                         "E\xCC\x82tes",
+                                         "Österreich",
+                                         "ÖFFNEN",
+                                         "África",
+                                         "últimamente",
+                                         "Noël",
+                                         "œuvre",
+                                         "Île",
+                                         "água",
+                                         "één",
+                                         "così" };
+    static const char *const others[] = { "",        "a",    "the",    "Öster", "Österreichx", "Łódź",  "Özil",
+                                          "Álvarez", "Éric", "Müller", "\xC3",  "\xFF\xFE",    "Škoda", "ä" };
+    char longest[4000];
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (!text_word_is_common(words[i], strlen(words[i]))) fail_msg("%s is frequent", words[i]);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (text_word_is_common(others[i], strlen(others[i]))) fail_msg("%s is not listed", others[i]);
+    for (size_t i = 0; i + 1 < sizeof longest; i += 2) memcpy(longest + i, "ä", 2);
+    for (size_t n = 0; n <= sizeof longest; n += 38) assert_false(text_word_is_common(longest, n));
+}
+
 static void other_languages_are_told_too(void **state) {
     (void)state;
     static const char *const codes[] = { "fra_Latn", "deu_Latn", "ita", "por_Latn", "nl" };
@@ -999,6 +1031,7 @@ int main(void) {
         cmocka_unit_test(a_few_words_tell_their_language),
         cmocka_unit_test(what_is_in_no_language_has_no_confidence),
         cmocka_unit_test(probabilities_are_those_of_another_program),
+        cmocka_unit_test(frequent_words_are_no_names),
         cmocka_unit_test(other_languages_are_told_too),
         cmocka_unit_test(stand_ins_that_do_not_come_through),
         cmocka_unit_test(what_was_there_is_no_stand_in),

@@ -11,6 +11,7 @@
 #include "tools/text/protect.h"
 #include "tools/text/glossary.h"
 #include "tools/text/spans.h"
+#include "tools/text/words.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -293,7 +294,8 @@ static int is_byte(const text_front *front, int32_t id) {
     return piece.length == 6 && memcmp(piece.data, "<0x", 3) == 0 && piece.data[5] == '>';
 }
 
-/* The bytes of the word or sign at text[at] if the vocabulary cannot spell it; else 0. */
+/* The bytes of the word or sign at text[at] if the vocabulary cannot spell it; else 0. Frequent words are no names: a
+ * model has learned to read them without the letters that its vocabulary lacks. */
 static size_t unspelt(const text_rules *r, text_guard *g, size_t at, int *failed) {
     const char *text = g->text.data;
     const size_t length = g->text.length;
@@ -302,7 +304,7 @@ static size_t unspelt(const text_rules *r, text_guard *g, size_t at, int *failed
     if (is_unspaced(text, length, at)) {
         for (bytes = 1; at + bytes < length && ((unsigned char)text[at + bytes] & 0xC0) == 0x80; bytes++) {}
     }
-    if (bytes > MAX_WORD || is_listed(r, text + at, bytes)) return 0;
+    if (bytes > MAX_WORD || is_listed(r, text + at, bytes) || text_word_is_common(text + at, bytes)) return 0;
     const moe_status status = text_encode(r->front, text + at, bytes, &g->scratch, &ignored);
     if (status == MOE_ERROR_MEMORY) return *failed = 1, 0;
     for (size_t i = 0; !status && i < g->scratch.length; i++)

@@ -25,7 +25,11 @@ static const struct {
 #include "tools/text/words.inc"
 };
 
-enum { N_LISTS = sizeof lists / sizeof *lists };
+static const char *const common[] = {
+#include "tools/text/common.inc"
+};
+
+enum { N_LISTS = sizeof lists / sizeof *lists, N_COMMON = sizeof common / sizeof *common };
 
 /* What is known of a word or of some characters, in a language. */
 typedef union {
@@ -238,4 +242,27 @@ ptrdiff_t text_words_detect(text_words *words, const char *text, size_t length, 
 
 float text_words_confidence(const text_words *words, size_t language) {
     return (float)exp(words->sums[language] - words->sum);
+}
+
+/* ---- Words that are language ---- */
+
+int text_word_is_common(const char *word, size_t length) {
+    utf8proc_int32_t letters[LONGEST];
+    char small[4 * LONGEST + 1];
+    size_t n = 0, low = 0, high = N_COMMON;
+    utf8proc_ssize_t count = utf8proc_decompose((const utf8proc_uint8_t *)word, (utf8proc_ssize_t)length, letters,
+                                                LONGEST, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    if (count < 1 || count > LONGEST) return 0;
+    count = utf8proc_normalize_utf32(letters, count, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    for (utf8proc_ssize_t i = 0; i < count; i++)
+        n += (size_t)utf8proc_encode_char(utf8proc_tolower(letters[i]), (utf8proc_uint8_t *)small + n);
+    small[n] = 0;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const int order = strcmp(common[middle], small);
+        if (order == 0) return 1;
+        if (order < 0) low = middle + 1;
+        else high = middle;
+    }
+    return 0;
 }

@@ -19,4 +19,8 @@ ptrdiff_t text_words_detect(text_words *words, const char *text, size_t length, 
 /* The probability of each language, of the text that was last looked at and had letters. */
 float text_words_confidence(const text_words *words, size_t language);
 
+/* Whether a word with letters that are not ASCII is a frequent one of these languages, and no name. Capitals count as
+ * small letters. */
+int text_word_is_common(const char *word, size_t length);
+
 #endif

@@ -1,25 +1,41 @@
 #!/usr/bin/env python3
-"""Write words.inc, the frequent words by which the languages of short texts are told.
+"""Write words.inc, the frequent words by which the languages of short texts are told, and common.inc, words that are
+language although a vocabulary may not have all of their letters.
 
     pip install wordfreq==3.1.1
     tools/text/words.py > tools/text/words.inc
+    tools/text/words.py common > tools/text/common.inc
 """
 
 import collections
 import math
 import re
+import sys
 
 import wordfreq
 
 LANGUAGES = ["en", "de", "fr", "es", "it", "nl", "pt"]
 WORDS = 2000  # of each language
 COLUMNS = 116
+BEGINNING = 40000  # the same of words whose first letter is not ASCII: it is often a capital one
+# Names and their like stay as they are where the vocabulary cannot spell them.
+NAMES = """álava álex álvares álvarez álvaro andré ángela ângela ângelo ávila édith édouard élie élisabeth élise élodie
+émile émilie éric érica érico étienne éva évora évreux françois garcía gonzález íñigo ísis ítalo joão josé león lópez
+maría müller ñuñoa óscar öbb ödp öfb öpnv övp özdemir özil rodríguez sánchez škoda úrsula ºc μg на""".split()
+
+SOURCE = """\
+wordfreq 3.1.1 (Robyn Speer, https://github.com/rspeer/wordfreq), whose data are under CC BY-SA 4.0
+ * (https://creativecommons.org/licenses/by-sa/4.0/), and so is this file. wordfreq credits Wikipedia, SUBTLEX (Marc
+ * Brysbaert et al.), OpenSubtitles (http://www.opensubtitles.org/), Google Books Ngrams, OSCAR, and others. */"""
 
 HEAD = """\
 /* The {words} most frequent words of some languages: language, -10 log10 of the frequency, words. words.py made it of
- * wordfreq 3.1.1 (Robyn Speer, https://github.com/rspeer/wordfreq), whose data are under CC BY-SA 4.0
- * (https://creativecommons.org/licenses/by-sa/4.0/), and so is this file. wordfreq credits Wikipedia, SUBTLEX (Marc
- * Brysbaert et al.), OpenSubtitles (http://www.opensubtitles.org/), Google Books Ngrams, OSCAR, and others. */"""
+ * """ + SOURCE
+
+COMMON_HEAD = """\
+/* Words with letters that are not ASCII, by their bytes: of the {words} most frequent ones of the languages in
+ * words.inc, and of the {beginning} most frequent ones those that begin with such a letter; without names. words.py
+ * made it of """ + SOURCE
 
 
 def frequencies(language):
@@ -29,6 +45,21 @@ def frequencies(language):
         for word in re.findall(r"[^\W\d_]+", text.lower()):
             found[word] += frequency
     return found
+
+
+def common():
+    words = set()
+    for language in LANGUAGES:
+        frequent = [word for word, _ in frequencies(language).most_common(BEGINNING)]
+        words.update(word for word in frequent[:WORDS] if not word.isascii())
+        words.update(word for word in frequent if not word[0].isascii() and len(word) > 1)
+    print(COMMON_HEAD.format(words=f"{WORDS:,}", beginning=f"{BEGINNING:,}"))
+    line = ""
+    for word in [*sorted(words - set(NAMES), key=str.encode), None]:
+        if line and (word is None or len(f'{line}"{word}",') > COLUMNS):
+            print(line.rstrip())
+            line = ""
+        line += f'"{word}", '
 
 
 def main():
@@ -48,4 +79,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    common() if "common" in sys.argv else main()
