@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.request
 
-from suite import Suite
+from suite import Skip, Suite
 from test_server import LINES, ROOT, figure, moe_translate, post, read_all, resident, serving, wait_for
 
 sys.path.insert(0, str(ROOT / "tests/programs"))
@@ -177,6 +177,30 @@ def memory_is_a_small_multiple_of_the_text():
             most = max(found) - before
             assert most < 30 * MB + 30 * size, f"{text[:10]!r}: {most >> 20} MB for {size >> 10} KB"
             wait_for(lambda: resident(server.process.pid) < 1.1 * before, 10)
+
+
+@test
+def gaps_between_what_stays_are_given_back():
+    """Texts of requests that are gone, with a file behind them that is kept for minutes."""
+    if sys.platform != "linux":
+        raise Skip("malloc_trim is glibc's")
+    with serving("--timeout", "600", "--set", "batch=1") as server:
+        server.translate([LONG[0]] * 100)
+        before = resident(server.process.pid)
+        with contextlib.ExitStack() as held:
+            for i in range(9):
+                held.enter_context(post(server, asked([LONG[1] * 15] * 1000), f"127.0.0.{i + 3}"))
+            wait_for(lambda: figure(server, "requests_open") == 9)
+            most = resident(server.process.pid)
+            for _ in range(8):  # in the memory of either thread
+                parts = "".join(f'--xx\r\nContent-Disposition: form-data; name="{name}\r\n\r\n{value}\r\n'
+                                for name, value in (('file"; filename="a.html"', "<p>1</p>" * 99), ('source"', "en"),
+                                                    ('target"', "de")))
+                kind = "multipart/form-data; boundary=xx"
+                assert server.ask("/translate_file", (parts + "--xx--\r\n").encode(), kind)[0] == 200
+        wait_for(lambda: figure(server, "requests_open") == 0)
+        assert most - before > 8 * MB
+        wait_for(lambda: resident(server.process.pid) < before + 3 * MB, 15)
 
 
 @test

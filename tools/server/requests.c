@@ -14,9 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 
 static server *the_server(void *closure) { return closure; }
 
@@ -193,7 +190,7 @@ void requests_leave(server *s, ask *a) {
     a->suspended = 0;
     if (a->state == ASK_WAITING) ask_finish(s, a);
     a->connection = NULL;
-    s->under_way -= (size_t)a->is_counted;
+    s->under_way -= (size_t)a->is_counted, s->n_left++;
     const int idle = !a->n_taken || s->decoded;
     if (idle) turns_leave(s, a);
     else ask_link(&s->left, a);
@@ -520,18 +517,8 @@ static void fail_all(server *s) {
         ask_cut(s, s->waiting, s->broken ? MHD_HTTP_INTERNAL_SERVER_ERROR : MHD_HTTP_SERVICE_UNAVAILABLE);
 }
 
-/* What large requests took goes back to the system: glibc would keep more and more, the larger the blocks that it has
- * seen freed. */
-static void keep_little_memory(void) {
-#ifdef M_MMAP_THRESHOLD
-    mallopt(M_MMAP_THRESHOLD, 128 << 10);
-    mallopt(M_TRIM_THRESHOLD, 128 << 10);
-#endif
-}
-
 void *requests_decode(void *closure) {
     server *s = the_server(closure);
-    keep_little_memory();
     moe_error error = { 0 };
     const moe_status status = moetext_translate(s->translator, pull_text, text_done, s, &error);
     pthread_mutex_lock(&s->lock);

@@ -215,6 +215,10 @@ typedef struct server {
     int ended;        /* and those under way are cut */
     int broken;       /* the translator failed */
 
+    uint64_t n_left, trimmed_at; /* requests that have ended; when memory was given back last, */
+    double trimmed;              /* at that time; */
+    int trims;                   /* how often that is still to be done */
+
     /* Figures, for /metrics */
     uint64_t requests[6], texts, failed_texts, bytes_in, bytes_out; /* requests by hundreds of their status */
     uint64_t seconds_below[8], seconds_count;
