@@ -93,7 +93,7 @@ static void read_lines(const text *t, uint64_t *r) {
     size_t written = 0, chunk = 1 + fuzz_below(r, fuzz_one_in(r, 2) ? 8 : 70000);
     if (pipe2(ends, O_NONBLOCK | O_CLOEXEC) != 0) abort();
     if (t->length > JUDGED && chunk < 1000) chunk = 1000 + chunk * 1000;
-    text_reader_init(&reader, ends[0], NULL);
+    text_reader_init(&reader, ends[0], NULL, -1);
     for (text_read got = TEXT_READ_LATER; got != TEXT_READ_END;) {
         if (ends[1] >= 0 && written < t->length) {
             size_t n = 1 + fuzz_below(r, chunk);

@@ -118,6 +118,30 @@ def scoring_aligning_and_routing_are_left_too():
 
 
 @test
+def waiting_for_input_takes_no_turns():
+    """A program that nobody writes to sleeps until somebody does, or a signal comes."""
+    switches = "/proc/%d/task/%d/status"
+    if not os.path.exists(switches % (os.getpid(), os.getpid())):
+        return
+    process = subprocess.Popen([TRANSLATE, "-m", MODEL, "-t", "de"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, bufsize=0)
+
+    def turns():
+        with open(switches % (process.pid, process.pid), encoding="ascii") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("voluntary"))
+
+    process.stdin.write(b"Good morning.\n")
+    assert process.stdout.readline() == b"Guten Morgen.\n"
+    settle(process, 0.5)
+    before = turns()
+    settle(process, 2)
+    assert turns() <= before + 1, turns() - before
+    process.stdin.write(b"Good morning.\n")
+    assert process.stdout.readline() == b"Guten Morgen.\n"
+    assert stopped(process, signal.SIGTERM)[0] == 128 + signal.SIGTERM
+
+
+@test
 def classifying_is_left():
     r = random.Random(3)
     rows = [" ".join(str(r.random()) for _ in range(1296)) for _ in range(50)] * 60

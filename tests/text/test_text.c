@@ -241,7 +241,7 @@ static void read_back(const char *data, size_t length, size_t step, text_bytes *
     int ends[2];
     assert_int_equal(pipe(ends), 0);
     text_reader reader;
-    text_reader_init(&reader, ends[0], NULL);
+    text_reader_init(&reader, ends[0], NULL, -1);
     uint64_t number = 0;
     for (size_t at = 0;;) {
         text_line line;

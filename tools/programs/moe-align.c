@@ -322,7 +322,7 @@ static int align(app *a, int in) {
     moe_error e;
     int problem = 0; /* errno of reading */
     moe_status status = MOE_OK;
-    text_reader_init(&reader, in, &program_signal);
+    text_reader_init(&reader, in, &program_signal, program_wake);
     a->progress.on = !o->quiet && isatty(STDERR_FILENO) && !isatty(a->out.fd) && !isatty(in);
     a->progress.begin = program_seconds();
     while (!status && !a->trouble.code && !a->out.error && (state == TEXT_READ_LINE || state == TEXT_READ_LATER)) {

@@ -490,7 +490,7 @@ static void parse_row(app *a, row *r, const text_line *line) {
 static void read_numbers(app *a, int fd, const unsigned char *begun, size_t n_begun) {
     text_reader reader;
     text_line line;
-    text_reader_init(&reader, fd, &program_signal);
+    text_reader_init(&reader, fd, &program_signal, program_wake);
     text_append(&reader.buffer, (const char *)begun, n_begun);
     while (a->status < 0) {
         text_read got = text_reader_next(&reader, a->n_rows == 0, &line);

@@ -26,6 +26,8 @@
 /* ---- 1. Begin and end ---------------------------------------------------------------------------------- */
 
 volatile sig_atomic_t program_signal; /* global: a signal handler can reach nothing else */
+int program_wake = -1;
+static int waker = -1; /* what is written there can be read from program_wake */
 static const char *program_name = "moe";
 static int closed[3]; /* standard streams that were closed when the program began */
 
@@ -41,6 +43,10 @@ static void on_signal(int number) {
         raise(number);
     }
     program_signal = number;
+    const int before = errno;
+    if (waker >= 0 && write(waker, "", 1) < 0) { /* there is a byte already */
+    }
+    errno = before;
     for (size_t i = 0; i < sizeof stoppable / sizeof *stoppable; i++)
         if (stoppable[i]) moe_session_cancel(stoppable[i]);
 }
@@ -57,6 +63,11 @@ int program_begin(const char *name) {
 
 void program_handle_signals(void) {
     struct sigaction stop = { 0 }, hangup;
+    int ends[2];
+    if (!pipe(ends)) {
+        for (int i = 0; i < 2; i++) fcntl(ends[i], F_SETFD, FD_CLOEXEC), fcntl(ends[i], F_SETFL, O_NONBLOCK);
+        program_wake = ends[0], waker = ends[1];
+    }
     stop.sa_handler = on_signal;
     stop.sa_flags = SA_RESTART;
     sigaction(SIGINT, &stop, NULL);
@@ -776,7 +787,7 @@ static int flow_through(program_flow *f, moe_session *session) {
 
 int program_flow_run(program_flow *f, moe_session *session) {
     int in, status = program_open_streams(f->options, &in, &f->out);
-    text_reader_init(&f->reader, in, &program_signal);
+    text_reader_init(&f->reader, in, &program_signal, program_wake);
     if (status < 0 && f->options->text && !text_reader_take(&f->reader, f->options->text)) {
         program_complain("%s", no_memory.message);
         status = EXIT_MODEL;

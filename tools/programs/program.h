@@ -36,6 +36,7 @@ enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_
     "2 usage, 3 model or memory, 4 input or output, 128 + N stopped by signal N.\n"
 
 extern volatile sig_atomic_t program_signal; /* the number of a signal that asked to stop, or 0 */
+extern int program_wake;                     /* a descriptor that can be read from once there is one; -1: none */
 
 /* The first call of main. A standard stream that is closed would lend its number to the next file opened, and a model
  * at descriptor 1 would be written to. So this opens /dev/null in its place, for input so that it cannot be read and

@@ -505,7 +505,7 @@ moe_status text_sample_read(const text_front *front, const text_options *options
     moe_status status = MOE_OK;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return text_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
-    text_reader_init(&reader, fd, NULL);
+    text_reader_init(&reader, fd, NULL, -1);
     while (!status && (got = text_reader_next(&reader, 1, &line)) == TEXT_READ_LINE)
         if (!language || !only_blanks(&line)) status = add_pair(front, options, &line, targets_wanted, sample, error);
     if (!status && got != TEXT_READ_END)

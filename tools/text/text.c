@@ -715,8 +715,8 @@ moe_status text_parse_ids(const text_front *front, const char *text, size_t leng
 
 /* ---- 4. Lines in --------------------------------------------------------------------------------------- */
 
-void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *stop) {
-    *reader = (text_reader){ .fd = fd, .stop = stop };
+void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *stop, int wake) {
+    *reader = (text_reader){ .fd = fd, .stop = stop, .wake = wake };
 }
 
 int text_reader_take(text_reader *reader, const char *text) {
@@ -761,11 +761,11 @@ static text_read fill(text_reader *r, int wait) {
     enum { CHUNK = 1 << 16 };
     for (;;) {
         if (r->stop && *r->stop) return TEXT_READ_STOP;
-        /* While waiting, wake now and then: a signal that came just before poll() would go unnoticed otherwise. */
-        struct pollfd ready = { .fd = r->fd, .events = POLLIN };
-        int n = poll(&ready, 1, wait ? 200 : 0);
+        /* A signal that came just before poll() is noticed by what its handler wrote there. */
+        struct pollfd ready[] = { { .fd = r->fd, .events = POLLIN }, { .fd = r->wake, .events = POLLIN } };
+        int n = poll(ready, 2, wait ? -1 : 0);
         if (n < 0 && errno != EINTR) return TEXT_READ_ERROR;
-        if (n <= 0) {
+        if (n <= 0 || !ready[0].revents) {
             if (!wait) return r->stop && *r->stop ? TEXT_READ_STOP : TEXT_READ_LATER;
             continue;
         }

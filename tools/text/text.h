@@ -167,6 +167,7 @@ typedef struct text_line {
 typedef struct text_reader {
     int fd;
     const volatile sig_atomic_t *stop; /* may be NULL */
+    int wake;                          /* can be read from once *stop is not zero; -1: there is no such descriptor */
     text_bytes buffer;                 /* bytes read and not handed out: buffer.data[begin .. length) */
     size_t begin, searched;            /* no line break before `searched` */
     uint64_t lines;
@@ -174,7 +175,7 @@ typedef struct text_reader {
 } text_reader;
 
 /* The descriptor stays the caller's. */
-void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *stop);
+void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *stop, int wake);
 /* Lines of a text, which is copied, in place of those of a descriptor; 0: no memory. */
 int text_reader_take(text_reader *reader, const char *text);
 /* The next line. `wait` 0 never blocks. A last line without a line break counts; a byte order mark at the very
