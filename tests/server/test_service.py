@@ -312,6 +312,70 @@ def limits_are_those_of_a_proxys_clients():
             assert send(server, other) == 0  # who is not trusted says nothing
 
 
+# ---- A socket with a file ----
+
+
+class Local(Server):
+    """At a Unix domain socket."""
+
+    def __init__(self, path, *options):
+        command = [BIN / "moe-server", "-m", MODEL, *FAST, "--listen", f"unix:{path}", *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.said, self.path = self.process.stderr.readline(), str(path)
+
+    def fetch(self, path, *head, body=None):
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.settimeout(60)
+            raw.connect(self.path)
+            lines = [f"{'POST' if body else 'GET'} {path} HTTP/1.1", "Host: x", "Connection: close", *head]
+            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"] if body else []
+            raw.sendall("\r\n".join([*lines, "", ""]).encode() + (body or b""))
+            head, answer = raw.makefile("rb").read().split(b"\r\n\r\n", 1)
+        return int(head.split(b" ", 2)[1]), answer
+
+
+@test
+def it_listens_at_a_path():
+    with tempfile.TemporaryDirectory() as folder:
+        path, log = pathlib.Path(folder) / "socket", pathlib.Path(folder) / "log"
+        body = json.dumps({"q": "It rains.", "source": "en", "target": "de"}).encode()
+        server = Local(path, "--log", log, "--rate", "3")
+        assert server.said.rstrip().endswith(f" at unix:{path}"), server.said
+        assert path.is_socket() and path.stat().st_mode & 0o777 == 0o660
+        assert server.fetch("/translate", body=body) == (200, b'{"translatedText":"Es regnet."}\n')
+        forged = [server.fetch("/languages", f"X-Forwarded-For: 192.0.2.{i}")[0] for i in range(3)]
+        assert forged == [200, 200, 429] and server.fetch("/health")[0] == 200
+        wait_for(lambda: len(lines_of(log)) == 5)
+        assert {line["client"] for line in lines_of(log)} == {"unix"}
+        second = Local(path)  # one that is in use stays
+        assert second.process.wait(10) == 4 and "in use" in second.said, second.said
+        second.process.stderr.close()
+        assert server.fetch("/health")[0] == 200
+        server.process.kill()
+        server.process.wait(10)
+        server.process.stderr.close()
+        assert path.is_socket()  # it is left over
+        server = Local(path, "--rate", "1", "--trust-proxy", "unix")
+        assert [server.fetch("/languages", f"X-Forwarded-For: 192.0.2.{i}")[0] for i in (1, 2, 1)] == [200, 200, 429]
+        held = socket.socket(socket.AF_UNIX)
+        held.connect(server.path)
+        seconds, status = server.stop()
+        held.close()
+        assert status == 0 and seconds < 5 and not path.exists()
+        server = Local(path)
+        path.rename(f"{path}.old")
+        path.write_text("another's")
+        assert server.stop()[1] == 0 and path.read_text() == "another's"
+        third = Local(path)  # what is no socket is not taken away
+        assert third.process.wait(10) == 4 and path.read_text() == "another's", third.said
+        third.process.stderr.close()
+    for options, word in ((["--listen", "/tmp/x"], "--listen wants"), (["--listen", "unix:"], "--listen wants"),
+                          (["--listen", "unix:" + "x" * 200], "--listen wants"),
+                          (["--listen", "unix:x", "--port", "1"], "in the place of")):
+        done = subprocess.run([BIN / "moe-server", "-m", MODEL, *options], capture_output=True, text=True, timeout=30)
+        assert done.returncode == 2 and word in done.stderr, done
+
+
 # ---- Who started it ----
 
 

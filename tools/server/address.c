@@ -71,12 +71,16 @@ int address_read(const char *text, size_t length, address *out) {
 }
 
 void address_write(const address *a, char out[ADDRESS_TEXT]) {
+    static const address nowhere;
     const int is4 = is_four(a);
-    if (!inet_ntop(is4 ? AF_INET : AF_INET6, is4 ? a->bytes + sizeof four : a->bytes, out, ADDRESS_TEXT)) out[0] = 0;
+    if (memcmp(a, &nowhere, sizeof *a) == 0) strcpy(out, "unix");
+    else if (!inet_ntop(is4 ? AF_INET : AF_INET6, is4 ? a->bytes + sizeof four : a->bytes, out, ADDRESS_TEXT))
+        out[0] = 0;
 }
 
 int network_read(const char *text, network *out) {
     const size_t length = strcspn(text, "/");
+    if (strcmp(text, "unix") == 0) return *out = (network){ .bits = 128 }, 1;
     if (!read_plain(text, length, &out->first)) return 0;
     const int is4 = !memchr(text, ':', length);
     const unsigned long most = is4 ? 32 : 128;

@@ -22,13 +22,14 @@ enum { ADDRESS_TEXT = 46 }; /* bytes that any address takes, with its NUL */
 #define ADDRESS_NOBODY UINT64_MAX
 uint64_t address_key(const address *a);
 
-/* Of a socket; what is neither IPv4 nor IPv6 has the address "::". */
+/* Of a socket; what is neither IPv4 nor IPv6 has the address "::", which none of them has, and which is written "unix".
+ */
 address address_of(const struct sockaddr *from);
 /* "192.0.2.1", "2001:db8::1"; with a port "192.0.2.1:80", "[2001:db8::1]:80"; in brackets alone. 0: it is none. */
 int address_read(const char *text, size_t length, address *out);
 void address_write(const address *a, char out[ADDRESS_TEXT]);
 
-/* ADDRESS or ADDRESS/BITS. 0: it is none. */
+/* ADDRESS or ADDRESS/BITS, or "unix". 0: it is none. */
 int network_read(const char *text, network *out);
 int network_has(const network *networks, size_t n, const address *a);
 

@@ -20,6 +20,8 @@
 #include <sys/random.h> /* getentropy */
 #endif
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -567,26 +569,83 @@ static uint64_t new_salt(void) {
     return (uint64_t)now.tv_nsec << 32 ^ (uint64_t)now.tv_sec ^ (uint64_t)getpid() << 48 ^ (uintptr_t)&salt;
 }
 
+/* Whether a socket's file is one that no program listens at any more. */
+static int is_left_over(const struct sockaddr_un *at) {
+    struct stat found;
+    if (lstat(at->sun_path, &found) || !S_ISSOCK(found.st_mode)) return 0;
+    const int probe = socket(AF_UNIX, SOCK_STREAM, 0);
+    const int refused =
+        probe >= 0 && connect(probe, (const struct sockaddr *)(const void *)at, sizeof *at) && errno == ECONNREFUSED;
+    if (probe >= 0) close(probe);
+    return refused;
+}
+
+/* The socket of --listen; -1: it was said why it cannot be had. */
+static int listen_at_path(server *s) {
+    struct sockaddr_un at = { .sun_family = AF_UNIX };
+    struct stat made;
+    memcpy(at.sun_path, s->options.path, strlen(s->options.path)); /* it fits (take_path) */
+    if (is_left_over(&at)) unlink(at.sun_path);
+    const int listening = socket(AF_UNIX, SOCK_STREAM, 0);
+    const mode_t before = umask(0117); /* never for others, not even for a moment */
+    const int failed = listening < 0 || bind(listening, (const struct sockaddr *)(const void *)&at, sizeof at) ||
+                       listen(listening, 1024);
+    const int why = errno;
+    umask(before);
+    if (failed) {
+        program_complain("--listen unix:%s: %s", s->options.path, strerror(why));
+        if (listening >= 0) close(listening);
+        return -1;
+    }
+    if (!stat(at.sun_path, &made)) s->device = made.st_dev, s->inode = made.st_ino;
+    return listening;
+}
+
+void http_unlink(const server *s) {
+    struct stat found;
+    if (s->options.path && !lstat(s->options.path, &found) && found.st_dev == s->device && found.st_ino == s->inode)
+        unlink(s->options.path);
+}
+
+/* At a socket that listens, or -1: at an address. */
+static struct MHD_Daemon *start(server *s, unsigned flags, int listening, const struct sockaddr *at) {
+    flags |= MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_ALLOW_SUSPEND_RESUME;
+    const struct MHD_OptionItem where[] = { { listening < 0 ? MHD_OPTION_SOCK_ADDR : MHD_OPTION_LISTEN_SOCKET,
+                                              listening, (void *)(uintptr_t)at },
+                                            { MHD_OPTION_END, 0, NULL } };
+    return MHD_start_daemon(flags, (uint16_t)s->options.port, on_accept, s, on_request, s, MHD_OPTION_ARRAY, where,
+                            MHD_OPTION_NOTIFY_COMPLETED, on_end, s, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)30,
+                            MHD_OPTION_THREAD_POOL_SIZE, (unsigned)2, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                            (size_t)(64 << 10), STRICT, MHD_OPTION_CONNECTION_LIMIT,
+                            (unsigned)(s->options.max_connections ? s->options.max_connections : 1000),
+                            MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_END);
+}
+
+static struct MHD_Daemon *start_at_path(server *s) {
+    const int listening = listen_at_path(s);
+    if (listening < 0) return NULL;
+    errno = 0;
+    struct MHD_Daemon *daemon = start(s, 0, listening, NULL);
+    if (daemon) return daemon;
+    program_complain("--listen unix:%s: %s", s->options.path, errno ? strerror(errno) : "no thread, or no memory");
+    close(listening);
+    http_unlink(s);
+    return NULL;
+}
+
 struct MHD_Daemon *http_listen(server *s) {
     struct addrinfo wanted = { .ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM }, *found = NULL;
     char port[8];
     s->salt = new_salt();
+    if (s->options.path) return start_at_path(s);
     snprintf(port, sizeof port, "%d", s->options.port);
     int failed = getaddrinfo(s->options.host, port, &wanted, &found);
     if (failed) {
         program_complain("--host %s: %s", s->options.host, gai_strerror(failed));
         return NULL;
     }
-    unsigned flags = MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_ALLOW_SUSPEND_RESUME;
-    if (found->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
     errno = 0;
-    struct MHD_Daemon *daemon =
-        MHD_start_daemon(flags, (uint16_t)s->options.port, on_accept, s, on_request, s, MHD_OPTION_SOCK_ADDR,
-                         found->ai_addr, MHD_OPTION_NOTIFY_COMPLETED, on_end, s, MHD_OPTION_CONNECTION_TIMEOUT,
-                         (unsigned)30, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)2, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                         (size_t)(64 << 10), STRICT, MHD_OPTION_CONNECTION_LIMIT,
-                         (unsigned)(s->options.max_connections ? s->options.max_connections : 1000),
-                         MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_END);
+    struct MHD_Daemon *daemon = start(s, found->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0, -1, found->ai_addr);
     freeaddrinfo(found);
     if (!daemon)
         program_complain("port %d of %s cannot be had: %s", s->options.port, s->options.host,

@@ -36,6 +36,8 @@ static void usage(FILE *to) {
           "\n" PROGRAM_HELP_MODEL "      --host ADDRESS        address to listen at (default: 127.0.0.1, this\n"
           "                            machine only)\n"
           "      --port N              port; 0: any that is free (default: 5000)\n"
+          "      --listen unix:PATH    a Unix domain socket in their place, for the owner\n"
+          "                            and the group; one that is left over is replaced\n"
           "      --set NAME=VALUE      a setting of the translator, as moe-translate has\n"
           "                            it: beam=4, rerank=0, batch=64. May be repeated\n"
           "      --threads N           threads that translate (default: one per processor)\n"
@@ -71,7 +73,8 @@ static void usage(FILE *to) {
           "      --trust-proxy ADDRESS[/BITS]\n"
           "                            requests from there are those of the last address\n"
           "                            in X-Forwarded-For that is not trusted; it must\n"
-          "                            write that header itself. May be repeated\n"
+          "                            write that header itself. May be repeated; unix:\n"
+          "                            all that --listen lets in\n"
           "      --log FILE            a line of JSON for each request; -: to standard\n"
           "                            error. SIGHUP opens FILE anew\n"
           "\n"
@@ -90,6 +93,7 @@ static void usage(FILE *to) {
 enum {
     OPTION_HOST = 1000,
     OPTION_PORT,
+    OPTION_LISTEN,
     OPTION_SET,
     OPTION_THREADS,
     OPTION_MEMORY,
@@ -115,6 +119,7 @@ static const struct option long_options[] = {
     { "model", required_argument, NULL, 'm' },
     { "host", required_argument, NULL, OPTION_HOST },
     { "port", required_argument, NULL, OPTION_PORT },
+    { "listen", required_argument, NULL, OPTION_LISTEN },
     { "set", required_argument, NULL, OPTION_SET },
     { "threads", required_argument, NULL, OPTION_THREADS },
     { "max-memory", required_argument, NULL, OPTION_MEMORY },
@@ -155,6 +160,13 @@ static int add_proxy(options *o, const char *text) {
     return program_usage_error("--trust-proxy wants ADDRESS or ADDRESS/BITS, such as 10.0.0.0/8, not '%s'", text);
 }
 
+static int take_path(options *o, const char *text) {
+    const size_t most = sizeof((struct sockaddr_un *)0)->sun_path - 1, length = strlen(text);
+    if (strncmp(text, "unix:", 5) != 0 || length == 5 || length - 5 > most)
+        return program_usage_error("--listen wants unix:PATH, of a path that a socket can have, not '%s'", text);
+    return o->path = text + 5, -1;
+}
+
 /* Takes one option: -1, or the exit status. */
 static int take_option(options *o, int c) {
     switch (c) {
@@ -169,6 +181,7 @@ static int take_option(options *o, int c) {
     case OPTION_ORIGIN: o->origin = optarg; return -1;
     case OPTION_LOG: o->log = optarg; return -1;
     case OPTION_PROXY: return add_proxy(o, optarg);
+    case OPTION_LISTEN: return take_path(o, optarg);
     case OPTION_PORT: return program_int("port", optarg, 0, 65535, &o->port);
     case OPTION_THREADS: return program_int("threads", optarg, 1, MOE_MAX_THREADS, &o->threads);
     case OPTION_BODY: return program_int("max-body", optarg, 1, 1 << 20, &o->max_body);
@@ -190,7 +203,8 @@ static int take_option(options *o, int c) {
 }
 
 static int read_options(options *o, int argc, char **argv) {
-    *o = (options){ .host = "127.0.0.1",
+    static const char here[] = "127.0.0.1";
+    *o = (options){ .host = here,
                     .port = 5000,
                     .max_body = 1024,
                     .max_texts = 1000,
@@ -210,6 +224,8 @@ static int read_options(options *o, int argc, char **argv) {
         if (status >= 0) return status;
     }
     if (optind < argc) return program_usage_error("'%s': moe-server takes no arguments", argv[optind]);
+    if (o->path && (o->host != here || o->port != 5000))
+        return program_usage_error("--listen is in the place of %s", "--host and --port");
     const int status = program_default_model(&o->model);
     if (status >= 0) return status;
     if (o->threads) {
@@ -350,7 +366,9 @@ static void look(server *s) {
 static void say_where(const server *s, struct MHD_Daemon *daemon) {
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_BIND_PORT);
     const int six = strchr(s->options.host, ':') != NULL; /* an address of IPv6 */
-    if (!s->options.quiet)
+    if (!s->options.quiet && s->options.path)
+        fprintf(stderr, "moe-server: %s at unix:%s\n", s->options.model, s->options.path);
+    else if (!s->options.quiet)
         fprintf(stderr, "moe-server: %s at http://%s%s%s:%d/\n", s->options.model, six ? "[" : "", s->options.host,
                 six ? "]" : "", info ? info->port : 0);
     notify("READY=1");
@@ -363,6 +381,7 @@ static int serve(server *s) {
     if (!daemon) return EXIT_INPUT_OUTPUT;
     if (pthread_create(&decoder, NULL, requests_decode, s)) {
         MHD_stop_daemon(daemon);
+        http_unlink(s);
         program_complain("no thread could be started");
         return EXIT_MODEL;
     }
@@ -374,6 +393,7 @@ static int serve(server *s) {
     alarm((unsigned)grace + 1);
     MHD_socket listening = MHD_quiesce_daemon(daemon);
     if (listening != MHD_INVALID_SOCKET) close(listening);
+    http_unlink(s);
     notify("STOPPING=1");
     requests_end(s);
     const double end = program_seconds() + grace;

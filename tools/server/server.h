@@ -31,11 +31,13 @@
 
 #include <microhttpd.h>
 #include <pthread.h>
+#include <sys/types.h>
 
 /* ---- Options ------------------------------------------------------------------------------------------- */
 
 typedef struct options {
     const char *model, *host, *keys, *origin, *log;
+    const char *path;    /* of a Unix domain socket, in the place of host and port; NULL: none */
     text_bytes settings; /* of libmoetext */
     network *proxies;    /* [n_proxies] whose X-Forwarded-For is believed */
     size_t n_proxies;
@@ -189,6 +191,8 @@ typedef struct server {
     int64_t minute; /* that `rates` is of */
     rate rates[RATES][RATE_WAYS];
     uint64_t salt; /* of this process */
+    dev_t device;  /* of the file of options.path */
+    ino_t inode;
     api_key *keys; /* [n_keys] */
     size_t n_keys;
     uint64_t characters; /* that were asked for; guarded by `lock`, as are those of each key */
@@ -234,8 +238,10 @@ typedef struct refusal {
 
 /* ---- http.c -------------------------------------------------------------------------------------------- */
 
-/* Opens the port. NULL: it was said why it cannot be had. */
+/* Opens the port, or the socket. NULL: it was said why it cannot be had. */
 struct MHD_Daemon *http_listen(server *s);
+/* The socket's file goes, unless another server has put its own there. */
+void http_unlink(const server *s);
 /* Connections whose request has been coming in for too long are closed. */
 void http_end_slow(server *s);
 /* How many characters were asked for with the ask's key, and how many may be. */
