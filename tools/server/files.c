@@ -48,7 +48,7 @@ void files_drop_old(server *s) {
     const double now = program_seconds();
     pthread_mutex_lock(&s->lock);
     for (size_t i = 0; i < KEPT_FILES; i++)
-        if (s->files[i].name[0] && now - s->files[i].since > KEPT_SECONDS) drop(&s->files[i]);
+        if (s->files[i].name[0] && now - s->files[i].since > (double)KEPT_SECONDS) drop(&s->files[i]);
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -187,7 +187,7 @@ ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, 
         second ? ((float)second->score - (float)best->score) / (float)(second->score > 0 ? second->score : 1) : 1;
     *confidence = gap > 0.1f ? 1 : gap * 10;
     /* Of a word or two the fingerprints say little, however far apart they are. */
-    if (length < SHORT) *confidence *= (float)length / SHORT;
+    if (length < SHORT) *confidence *= (float)length / (float)SHORT;
     return (ptrdiff_t)strtol(best->name, NULL, 10);
 }
 
