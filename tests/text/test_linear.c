@@ -5,7 +5,11 @@
  * made of the sources (Makefile: -counted.o) and what their calls of the C library go over; they do not depend on the
  * machine or its load. Twice the text may take at most GROWTH times the steps.
  *
- * MOE_TEST_LINEAR=262144 build/test_linear begins at that size (16384); "html*" behind it runs those alone.
+ * MOE_TEST_LINEAR=262144 build/test_linear begins at that many bytes (16384); "html*" behind it runs those alone.
+ * Fewer bytes would say nothing: what looks 1,000 bytes ahead at each byte takes three times the steps for 2,000 bytes
+ * that it takes for 1,000. With
+ * MOE_TEST_TRIGGER="7 1" only the seventh trigger behind the first beginning is looked at, once, at that size: for
+ * tests/bench/growth.py.
  *
  *   1. Triggers
  *   2. Scanners
@@ -30,7 +34,7 @@
 #include <cmocka.h>
 
 #define GROWTH 2.3
-enum { SIZES = 3, FEW = 20000 }; /* steps that do not matter */
+enum { SIZES = 3, LEAST = 16384, FEW = 20000 }; /* bytes to begin with; steps that do not matter */
 
 unsigned long long counted_steps;
 void __sanitizer_cov_trace_pc(void);
@@ -459,12 +463,22 @@ static void cut_xml(const char *data, size_t length) { cut_markup(data, length, 
 /* ==== 3. Growth ========================================================================================= */
 
 static void grow(void (*scan)(const char *, size_t), const char *const *units, size_t n_units) {
-    const char *given = getenv("MOE_TEST_LINEAR");
-    const size_t first = given ? (size_t)strtoull(given, NULL, 10) : 16384;
+    const char *given = getenv("MOE_TEST_LINEAR"), *one = getenv("MOE_TEST_TRIGGER");
+    const size_t first = given ? (size_t)strtoull(given, NULL, 10) : LEAST;
     char *text = malloc((first << (SIZES - 1)) + 64);
+    unsigned long long most = 0;
+    size_t most_unit = 0, most_around = 0;
     int steep = 0;
     assert_non_null(text);
-    assert_true(first >= 1024);
+    if (first < LEAST) fail_msg("MOE_TEST_LINEAR is a number of bytes, %d or more", LEAST);
+    if (one) {
+        char *end;
+        const size_t unit = (size_t)strtoul(one, &end, 10), around = (size_t)strtoul(end, NULL, 10);
+        assert_true(unit && unit <= n_units && around && around <= AROUND);
+        scan(text, fill(text, first, units[unit - 1], around - 1));
+        free(text);
+        return;
+    }
     for (size_t u = 0; u < n_units; u++)
         for (size_t around = 0; around < AROUND; around++) {
             unsigned long long steps[SIZES] = { 0 };
@@ -474,6 +488,7 @@ static void grow(void (*scan)(const char *, size_t), const char *const *units, s
                 scan(text, length);
                 steps[i] = counted_steps;
                 assert_true(steps[i] > 0);
+                if (i + 1 == SIZES && steps[i] > most) most = steps[i], most_unit = u + 1, most_around = around + 1;
                 if (!i || steps[i] <= FEW || (double)steps[i] <= GROWTH * (double)steps[i - 1]) continue;
                 print_message("\"%s\" behind \"%s\": %llu steps, %llu for twice the text\n", units[u], before[around],
                               steps[i - 1], steps[i]);
@@ -482,6 +497,8 @@ static void grow(void (*scan)(const char *, size_t), const char *const *units, s
             }
         }
     free(text);
+    print_message("most steps for %zu bytes: %llu, by trigger %zu %zu\n", first << (SIZES - 1), most, most_unit,
+                  most_around);
     assert_int_equal(steep, 0);
 }
 
