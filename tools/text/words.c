@@ -254,8 +254,10 @@ int text_word_is_common(const char *word, size_t length) {
                                                 LONGEST, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     if (count < 1 || count > LONGEST) return 0;
     count = utf8proc_normalize_utf32(letters, count, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    for (utf8proc_ssize_t i = 0; i < count; i++)
-        n += (size_t)utf8proc_encode_char(utf8proc_tolower(letters[i]), (utf8proc_uint8_t *)small + n);
+    for (utf8proc_ssize_t i = 0; i < count; i++) {
+        if (letters[i] == 0xDF) small[n++] = 's', small[n++] = 's'; /* as the list has it */
+        else n += (size_t)utf8proc_encode_char(utf8proc_tolower(letters[i]), (utf8proc_uint8_t *)small + n);
+    }
     small[n] = 0;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;

@@ -17,11 +17,16 @@ import wordfreq
 LANGUAGES = ["en", "de", "fr", "es", "it", "nl", "pt"]
 WORDS = 2000  # of each language
 COLUMNS = 116
-BEGINNING = 40000  # the same of words whose first letter is not ASCII: it is often a capital one
+# Of those whose first letter is not ASCII: it is often a capital one. The shipped model reads German ones best.
+BEGINNING = collections.defaultdict(lambda: 10000, de=100000)
 # Names and their like stay as they are where the vocabulary cannot spell them.
-NAMES = """álava álex álvares álvarez álvaro andré ángela ângela ângelo ávila édith édouard élie élisabeth élise élodie
-émile émilie éric érica érico étienne éva évora évreux françois garcía gonzález íñigo ísis ítalo joão josé león lópez
-maría müller ñuñoa óscar öbb ödp öfb öpnv övp özdemir özil rodríguez sánchez škoda úrsula ºc μg на""".split()
+NAMES = """adélaïde alexeï anaïs andreï andré aïcha aïn béjaïa citroën daniël daniëlle delanoë dostoïevski françois
+gabriël garcía gaël gaëlle gaëtan gonzález henriëtte héloïse isaïe ismaël josé joão joël joëlle leïla león loïc
+lópez maría michaël mickaël mikhaïl moïse müller noëlle qaïda raphaël rodríguez saïd sergueï staël sánchez tolstoï
+zoë ºc álava álex álvares álvarez álvaro ángela ávila ângela ângelo édith édouard élie élisabeth élise élodie émile
+émilie éric érica érico étienne éva évora évreux ísis ítalo íñigo ñuñoa óscar öaab öamtc öbb öcalan ödp öfb ögb
+öhringen ömer öpnv öpp örr ösv ötv ötzi ötztal ötztaler öv övp özcan özdemir özgür özil özils özkan özoguz öztürk
+úrsula übach überlingen škoda μg на""".split()
 
 SOURCE = """\
 wordfreq 3.1.1 (Robyn Speer, https://github.com/rspeer/wordfreq), whose data are under CC BY-SA 4.0
@@ -34,8 +39,9 @@ HEAD = """\
 
 COMMON_HEAD = """\
 /* Words with letters that are not ASCII, by their bytes: of the {words} most frequent ones of the languages in
- * words.inc, and of the {beginning} most frequent ones those that begin with such a letter; without names. words.py
- * made it of """ + SOURCE
+ * words.inc, and of the {beginning} most frequent ones ({german} German ones) those that begin with such a letter;
+ * without names; ss stands for \u00df. words.py made it of
+ * """ + SOURCE
 
 
 def frequencies(language):
@@ -50,10 +56,11 @@ def frequencies(language):
 def common():
     words = set()
     for language in LANGUAGES:
-        frequent = [word for word, _ in frequencies(language).most_common(BEGINNING)]
+        frequent = [word for word, _ in frequencies(language).most_common(BEGINNING[language])]
         words.update(word for word in frequent[:WORDS] if not word.isascii())
         words.update(word for word in frequent if not word[0].isascii() and len(word) > 1)
-    print(COMMON_HEAD.format(words=f"{WORDS:,}", beginning=f"{BEGINNING:,}"))
+    print(COMMON_HEAD.format(words=f"{WORDS:,}", beginning=f"{BEGINNING['en']:,}",
+                             german=f"{BEGINNING['de']:,}"))
     line = ""
     for word in [*sorted(words - set(NAMES), key=str.encode), None]:
         if line and (word is None or len(f'{line}"{word}",') > COLUMNS):
