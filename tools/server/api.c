@@ -148,7 +148,7 @@ static void take_libre(ask *a, const char *name, const char *value, size_t lengt
         const double n = strtod(word, &end);
         if (end == word || *end || length >= sizeof word)
             refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s parameter is not a number", name);
-        else if (!(n >= 0 && n <= MOST_OTHERS) || (double)(int)n < n)
+        else if (!(n >= 0 && n <= (double)MOST_OTHERS) || (double)(int)n < n)
             refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s parameter must be a whole number from 0 to 64", name);
         else a->alternatives = (int)n;
     }
