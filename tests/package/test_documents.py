@@ -432,6 +432,76 @@ def tags_that_are_not_the_sources_are_refused():
         assert segment.accept(bad) is None, bad
 
 
+PLACES = {  # texts with more or fewer lines than what is made of them, and one that cannot be translated
+    "text": "one\n\ntwo\nZebra here\n",
+    "html": "<p>one\ntwo\n\nfive\n<p>six <b>seven\neight</b> nine\n<p title='a\nb'>Zebra here\n",
+    "markdown": "+++\na = 1\n+++\none\ntwo\nfive\n\n- six\n  seven\n\n> a b\n> c d\n\n| a |\n|---|\n| c |\n\na  \n"
+    "b\nc\n\nZebra here\n",
+    "po": 'msgid ""\nmsgstr ""\n"Language: \\n"\n\n#: a\nmsgid ""\n"one two\\n"\n"three"\nmsgstr ""\n\n'
+    'msgid "x y"\nmsgstr ""\n\nmsgid "a cat"\nmsgid_plural "cats"\nmsgstr[0] ""\n\n'
+    'msgid "Zebra here"\nmsgstr ""\n',
+    "subtitles": "1\n00:00:01,000 --> 00:00:02,000\none two\nthree\n\n2\n00:00:03,000 --> 00:00:04,000\n(Door)\n"
+    "- four\n\n3\n00:00:05,000 --> 00:00:06,000\nZebra here\n",
+    "json": '{\n"a": "one two\\nthree",\n"b": "Zebra here"}\n',
+    "yaml": "a: >\n  one two\n  three\n\n  four\nb: |\n  five\n  six\nc: one\n  two\nd: 'x\n\n  y'\ne: Zebra here\n",
+    "properties": "a=one\\\n  two\\\n three\nb=x y\nc=Zebra here\n",
+    "table": 'a b,"c\nd",e\n"x\ny",z\nZebra here\n',
+    "xliff": "<xliff version='1.2'>\n<file>\n<trans-unit>\n<source>one\ntwo</source>\n</trans-unit>\n"
+    "<trans-unit><source>Zebra here</source>\n</trans-unit></file></xliff>",
+    "qt": "<TS>\n<context>\n<message>\n<source>one\ntwo</source>\n</message>\n<message numerus='yes'>"
+    "<source>x y</source>\n"
+    "<translation type='unfinished'></translation></message>\n<message><source>Zebra here</source>"
+    "</message></context></TS>",
+    "android": "<resources>\n<string name='a'>one\ntwo</string>\n<string name='b'>x <b>y\nz</b> a</string>\n"
+    "<string name='c'>Zebra here</string>\n</resources>",
+}
+
+
+@test
+def what_stays_is_said_with_its_line_in_the_source():
+    assert set(PLACES) == {name for name, form in FORMATS.items() if not form.binary}
+    for kind, text in PLACES.items():
+        said = []
+        translate_document(
+            text,
+            kind,
+            lambda texts: ["" if "ZEBRA" in text else text for text in louder(texts)],
+            lambda place, why, said=said: said.append((place, why)),
+            target="de",
+        )
+        line = text[: text.index("Zebra")].count("\n") + 1
+        assert said[0][0] == f"line {line}" and "Zebra here" in said[0][1] and len(said) == 1, (kind, line, said)
+
+
+@test
+def what_comes_again_is_translated_once():
+    asked = []
+
+    def counting(texts):
+        asked.extend(texts)
+        return louder(texts)
+
+    assert translate_document("<p>Good day<p>Yes<p>Good day", "html", counting) == "<p>GOOD DAY<p>YES<p>GOOD DAY"
+    assert asked == ["Good day", "Yes"]
+
+
+@test
+def tags_may_stand_in_each_other_as_deep_as_they_like():
+    film = "1\n00:00:01,000 --> 00:00:02,000\n" + "<i>" * 2000 + "Good day" + "</i>" * 2000 + "\n"
+    assert translate_document(film, "subtitles", louder) == film.replace("Good day", "GOOD DAY")
+
+
+@test
+def signs_that_stand_for_something_here_are_refused():
+    for kind, text in ("po", 'msgid "a b\x01"\nmsgstr ""\n'), ("table", "a b,\x01\n"):
+        try:
+            translate_document(text, kind, louder)
+        except ValueError as error:
+            assert "control character" in str(error), error
+        else:
+            raise AssertionError(kind)
+
+
 @test
 def formats_are_known_by_ending():
     assert [format_of("a/b" + form.endings[0].upper()) for form in FORMATS.values()] == list(FORMATS)

@@ -10,8 +10,11 @@ KEY = re.compile(
 )
 
 # Conversions by the flag of the message; without one, those that any program may mean.
-C = r"%(?:\d+\$)?[-+ #0'I]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?(?:hh|h|ll|l|L|q|j|z|t)?(?:[diouxXeEfFgGaAcCsSpnm@%]|<PRI\w+>)"
-PYTHON = r"%(?:\([^()]*\))?[-+ #0]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?[hlL]?[diouxXeEfFgGcrsa%]"
+C = (
+    r"%(?:\d+\$)?[-+ #0'I]*(?:\*|[1-9]\d*)?(?:\.(?:\*|\d+)?)?(?:hh|h|ll|l|L|q|j|z|t)?"
+    r"(?:[diouxXeEfFgGaAcCsSpnm@%]|<PRI\w+>)"
+)
+PYTHON = r"%(?:\([^()]*\))?[-+ #0]*(?:\*|[1-9]\d*)?(?:\.(?:\*|\d+)?)?[hlL]?[diouxXeEfFgGcrsa%]"
 BRACES = r"\{[^{}\s]*\}"
 NAMED = r"%\([^()]*\)[-+ #0-9.]*[a-zA-Z]|%<[^<>]*>[-+ #0-9.]*[a-zA-Z]"
 FORMATS = {

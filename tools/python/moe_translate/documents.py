@@ -17,7 +17,7 @@ import stat
 import sys
 from dataclasses import dataclass
 
-from .segments import Segment, translate_parts
+from .segments import Place, Segment, translate_parts
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,9 @@ def report(parts, notes, kept):
     """Say where the segments stand."""
     where, line = {}, 1
     for part in parts:
-        if isinstance(part, str):
+        if isinstance(part, Place):
+            line = part.line
+        elif isinstance(part, str):
             line += part.count("\n")
         else:
             place = getattr(part, "place", None) or f"line {line}"

@@ -157,21 +157,22 @@ class Part:
                     atoms[at] = ("text", atom[1], atoms[at - 1][2])  # blanks have no look of their own
                 sizes[atoms[at][2]] += len(atom[1])
         formats = [raw for raw, _ in sizes.most_common()] or [""]
+        numbers = {raw: number for number, raw in enumerate(formats)}
         items, at = [], 0
         while at < len(atoms):
             kind, value = atoms[at][:2]
             if kind != "text":
-                mark = Mark(value, "single" if kind == "object" else kind)
-                if kind == "object" and items and isinstance(items[-1], Mark) and items[-1].kind == "single":
-                    items[-1].raw += value
-                else:
-                    items.append(mark)
-                at += 1
+                end = at + 1
+                while kind == "object" and end < len(atoms) and atoms[end][0] == "object":
+                    end += 1
+                items.append(Mark("".join(atom[1] for atom in atoms[at:end]), "single" if kind == "object" else kind))
+                at = end
                 continue
-            number, text = formats.index(atoms[at][2]), ""
-            while at < len(atoms) and atoms[at][0] == "text" and atoms[at][2] == formats[number]:
-                text += atoms[at][1]
-                at += 1
+            number, end = numbers[atoms[at][2]], at
+            while end < len(atoms) and atoms[end][0] == "text" and atoms[end][2] == formats[number]:
+                end += 1
+            text = "".join(atom[1] for atom in atoms[at:end])
+            at = end
             items += [Mark(f"\x03{number}\x04", "open"), text, Mark("\x03/\x04", "close")] if number else [text]
         if self.right:
             formats = [right_run(raw) for raw in formats]
@@ -186,9 +187,11 @@ def right_run(raw):
 def unpack(data, target=None):
     archive = Archive(data)
     flow = Flow(archive)
+    kinds = {}
     for override in Tree(archive.text("[Content_Types].xml")).root.nodes():
-        kind = override.attributes.get("ContentType", "")
         name = override.attributes.get("PartName", "").lstrip("/")
+        kinds.setdefault(name, override.attributes.get("ContentType", ""))
+    for name, kind in kinds.items():
         if kind.endswith(tuple(f".{known}+xml" for known in KINDS)) and name in archive.names:
             text = archive.text(name)
             refuse_entities(text, name)

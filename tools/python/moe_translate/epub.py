@@ -16,8 +16,8 @@ def unpack(data, source=None, target=None):
         raise ValueError("protected by digital rights management")
     flow = Flow(archive)
     container = Tree(archive.text("META-INF/container.xml")).root
-    for rootfile in container.nodes("rootfile"):
-        book = unquote(rootfile.attributes.get("full-path", ""))
+    books = [unquote(rootfile.attributes.get("full-path", "")) for rootfile in container.nodes("rootfile")]
+    for book in dict.fromkeys(books):
         if book in archive.names:
             package(archive, flow, book, source, target)
     if not flow.members:
@@ -31,7 +31,7 @@ def local(node):
 
 def package(archive, flow, book, source, target):
     tree = Tree(archive.text(book))
-    changes = []
+    changes, done = [], {name for name, _ in flow.members}
     for node in tree.root.nodes():
         if local(node) == "language" and target:
             changes.append((node.inside, node.inside_end, [two_letters(target).replace("_", "-")]))
@@ -42,8 +42,9 @@ def package(archive, flow, book, source, target):
             continue
         name = posixpath.normpath(posixpath.join(posixpath.dirname(book), unquote(node.attributes.get("href", ""))))
         kind = node.attributes.get("media-type")
-        if name not in archive.names or any(name == done for done, _ in flow.members):
+        if name not in archive.names or name in done:
             continue
+        done.add(name)
         if kind == "application/xhtml+xml":
             flow.member(name, html.parts(archive.text(name), source, target))
         elif kind == "application/x-dtbncx+xml":

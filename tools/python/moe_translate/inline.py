@@ -9,7 +9,7 @@ between the tags are translated one by one.
 import re
 from dataclasses import dataclass
 
-from .segments import SPACE, WORD, Mark, Segment
+from .segments import SPACE, WORD, Mark, Segment, loose, partners
 
 MOST_MARKS = 64  # in one segment
 NEAR = 16  # items that a name or a formula has at most
@@ -155,23 +155,6 @@ def joined_texts(items):
     return found
 
 
-def partners(items):
-    """Item number -> that of its partner. Marks without one become single."""
-    stack, found = [], {}
-    for at, item in enumerate(items):
-        if isinstance(item, Mark) and item.kind == "open":
-            stack.append(at)
-        elif isinstance(item, Mark) and item.kind == "close":
-            if stack:
-                begin = stack.pop()
-                found[begin], found[at] = at, begin
-            else:
-                item.kind = "single"
-    for at in stack:
-        items[at].kind = "single"
-    return found
-
-
 def slice_of(text, begin, end):
     return text.part(begin, end) if isinstance(text, Text) else text[begin:end]
 
@@ -261,11 +244,6 @@ def cut(items, escape=str, check=None):
         else:
             stack += divided(items, first, last, other, words)[::-1]
     return parts
-
-
-def loose(item):
-    """Stands outside a segment that it is at an end of."""
-    return item.kind == "single" if isinstance(item, Mark) else not item.strip()
 
 
 def divided(items, first, last, other, words):

@@ -9,6 +9,7 @@ from markdown_it import MarkdownIt
 from markdown_it.common.utils import normalizeReference
 
 from .inline import Sentence, Tag, cut
+from .segments import Place
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 FRONT_MATTER = re.compile(r"\A(?:---\r?\n.*?\n(?:---|\.\.\.)|\+\+\+\r?\n.*?\n\+\+\+)[ \t]*(?:\r?\n|\Z)", re.S)
@@ -125,14 +126,16 @@ def segments(text, cell, references):
     return found
 
 
-def block_parts(data, spots, references):
+def block_parts(data, spots, references, number):
     """A block whose lines of text lie at `spots`: joined, but for hard breaks, behind which signs of lists and quotes
-    come again."""
+    come again. number(): of the line of a place."""
     found, text = [], ""
     cell = len(spots) == 1 and bool(CELL.match(data, spots[0][1]))
     for at, (begin, end) in enumerate(spots):
         last = at + 1 == len(spots)
         line, between = data[begin:end], "" if last else data[end : spots[at + 1][0]]
+        if not text:
+            found.append(Place(number(begin)))
         if at and not text and (sign := DEFINITION.match(line)):
             found.append(sign[0])
             line = line[sign.end() :]
@@ -153,7 +156,11 @@ def parts(data):
     front = FRONT_MATTER.match(data)
     begin = front.end() if front else 0
     starts = [begin] + [begin + match.end() for match in re.finditer("\n", data[begin:])] + [len(data)]
-    found, position, known = [], 0, {}
+    found, position, known, before = [], 0, {}, data.count("\n", 0, begin)
+
+    def number(at):
+        return before + bisect_right(starts, at)
+
     tokens = PARSER.parse(data[begin:], known)
     code = {line for token in tokens if token.type in ("fence", "code_block") for line in range(*token.map)}
     formulas = [match.span() for match in FORMULA.finditer(data)]
@@ -173,6 +180,6 @@ def parts(data):
             near = bisect_right(formulas, (spots[0][0], len(data))) - 1
             if near >= 0 and spots[0][0] < formulas[near][1]:
                 continue
-            found += [data[position : spots[0][0]], *block_parts(data, spots, known.get("references", {}))]
+            found += [data[position : spots[0][0]], *block_parts(data, spots, known.get("references", {}), number)]
             position = spots[-1][1]
     return [*found, data[position:]]

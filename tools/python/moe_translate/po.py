@@ -15,7 +15,7 @@ LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 ENTRY = re.compile(r'^\s*(?:msgctxt|msgid)\s*"')
 MSGSTR = re.compile(r'^(\s*msgstr(?:\[(\d+)\])?)\s*"')
 EMPTY = "\x00"  # in a msgstr: a text that is not translated
-OURS = "\x01"  # at the beginning of each msgstr that is written here
+OURS = re.compile("\x01(\\d+)\x02")  # at the beginning of each msgstr that is written here: the message's line
 # polib takes these for ends of lines, gettext does not
 SEPARATORS = {ord(sign): 0xF700 + at for at, sign in enumerate("\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")}
 BACK = {there: here for here, there in SEPARATORS.items()}
@@ -68,9 +68,9 @@ class Message(Line):
         return EMPTY if self.source() else super().original()
 
 
-def message(keyword, text, newline):
-    """The parts of one msgstr."""
-    return [keyword + ' "' + OURS, *text_parts(text, Message, "\\n", keys=True), '"' + newline]
+def message(keyword, text, newline, line):
+    """The parts of one msgstr; line: of its message."""
+    return [f'{keyword} "\x01{line}\x02', *text_parts(text, Message, "\\n", keys=True), '"' + newline]
 
 
 def plurals_of(target):
@@ -96,6 +96,8 @@ def header(lines, target, plural):
 
 def parts(data, overwrite=False, target=None):
     """Lines of the file, and the parts of each msgstr that is wanted."""
+    if re.search("[\x00-\x02]", data):
+        raise ValueError("there is a control character in it")
     lines = LINE.findall(data)
     wanted, forms = {}, plurals_of(target)
     for entry in read(data):
@@ -168,7 +170,7 @@ def one_entry(entry, lines, at, found, forms):
         return last
     end, indent = line_end(lines[first]), re.match(r"\s*", lines[first])[0]
     if not entry.msgid_plural:
-        found += message(indent + "msgstr", entry.msgid, end)
+        found += message(indent + "msgstr", entry.msgid, end, entry.linenum)
         return last
     match = re.match(r"nplurals *= *(\d)", forms or "")
     count = int(match[1]) if match else max(2, len(entry.msgstr_plural))
@@ -177,7 +179,7 @@ def one_entry(entry, lines, at, found, forms):
     same = once or conversions(entry.msgid, entry.flags) == conversions(entry.msgid_plural, entry.flags)
     for number in range(count):
         text = entry.msgid if number == 0 and count > 1 and same else entry.msgid_plural
-        found += message(f"{indent}msgstr[{number}]", text, end)
+        found += message(f"{indent}msgstr[{number}]", text, end, entry.linenum)
     return last
 
 
@@ -189,24 +191,24 @@ def line_end(line):
 
 
 def finish(text, report):
-    """The file without translations that must not be in it; report(line number, why) for each."""
+    """The file without translations that must not be in it; report(line number of the source, why) for each."""
     lines = LINE.findall(text)
-    ours = {at for at, line in enumerate(lines) if OURS in line}
+    ours = {at: match[1] for at, line in enumerate(lines) if (match := OURS.search(line))}
     empty = {at for at in ours if EMPTY in lines[at]}
-    plain = text.replace(OURS, "").replace(EMPTY, "")
+    plain = OURS.sub("", text).replace(EMPTY, "")
     lines = LINE.findall(plain)
     for entry in read(plain):
         first, last = strings_of(lines, entry.linenum - 1)
-        mine = ours.intersection(range(first, last))
+        mine = [at for at in range(first, last) if at in ours]
         if entry.obsolete or not mine:
             continue
-        if empty & mine:
+        if not empty.isdisjoint(mine):
             why = "could not be translated"
         elif not fits(entry):
             why = "its translation has other conversions (%s, {name}) than it"
         else:
             continue
-        report(entry.linenum, f"{why}: it stays without a translation: {entry.msgid[:60]!r}")
+        report(int(ours[mine[0]]), f"{why}: it stays without a translation: {entry.msgid[:60]!r}")
         for at in mine:
             lines[at] = MSGSTR.match(lines[at])[1] + ' ""' + line_end(lines[at])
     return "".join(lines)

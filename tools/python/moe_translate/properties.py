@@ -1,7 +1,6 @@
 """Java's .properties: values are translated; keys, comments and what is between them stay. javaproperties knows the
 escapes. Where a value is a MessageFormat ({0}) its '' are apostrophes."""
 
-import io
 import re
 
 import javaproperties
@@ -11,17 +10,42 @@ from .lines import text_parts
 
 JOIN = r"\\(?:\r\n|\r|\n)[ \t\f]*"
 BLANK = rf"(?:[ \t\f]|{JOIN})*"
+LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+APART = re.compile(r"[ \t\f]*(?:[#!]|[\r\n]|\Z)")  # a comment or a blank line, which no other one belongs to
 KEY = re.compile(rf"{BLANK}(?:\\(?:\r\n|\r|\n|.)|[^\\:= \t\f\r\n])*{BLANK}(?:[:=]{BLANK})?", re.S)
+
+
+def logical_lines(data):
+    """The lines of each logical one."""
+    lines, rows = [match[0] for match in LINE.finditer(data)], []
+    for line in lines:
+        rows.append(line)
+        row = line.rstrip("\r\n")
+        kept = len(rows) == 1 and APART.match(line)
+        if kept or (len(row) - len(row.rstrip("\\"))) % 2 == 0:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+
+
+def read(lines):
+    """(source, what the library makes of it) of a logical line. It would read what it has once more for each line."""
+    source = "".join(lines)
+    if len(lines) == 1:
+        return [(source, element) for element in javaproperties.parse(source)]
+    rows = [line.lstrip(" \t\f").rstrip("\r\n") for line in lines]
+    rows = [row[:-1] for row in rows[:-1]] + rows[-1:]
+    return [(source, element) for element in javaproperties.parse("\\\n" + "".join(rows))]
 
 
 def parts(data):
     found, ascii_only = [], data.isascii()
     try:
-        elements = list(javaproperties.parse(io.StringIO(data, newline="")))
+        elements = [pair for lines in logical_lines(data) for pair in read(lines)]
     except javaproperties.InvalidUEscapeError as error:
         raise ValueError(str(error)) from None
-    for element in elements:
-        source = element.source
+    for source, element in elements:
         if not isinstance(element, javaproperties.KeyValue) or not prose(element.value):
             found.append(source)
             continue

@@ -6,7 +6,7 @@ import re
 from .languages import two_letters
 from .lines import text_parts
 from .po import plurals_of
-from .xmltree import Node, Tree, escape, with_attribute
+from .xmltree import Node, Tree, escape, opening, with_attribute
 
 
 def parts(data, overwrite=False, target=None):
@@ -49,5 +49,5 @@ def change(tree, node, translation, text, target):
     if translation is None:
         source = node.child("source")
         return source.end, source.end, ['\n        <translation type="unfinished">', *found, "</translation>"]
-    tag = with_attribute(re.sub(r"\s*/>$", ">", tree.tag(translation)), "type", "unfinished")
+    tag = with_attribute(opening(tree.tag(translation)), "type", "unfinished")
     return translation.begin, translation.end, [tag, *found, "</translation>"]

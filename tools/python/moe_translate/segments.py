@@ -6,6 +6,7 @@ they belong. Where it loses one, or nests them wrongly, the texts between the ma
 the document keeps its structure in any case.
 """
 
+import itertools
 import re
 from dataclasses import dataclass, field
 
@@ -36,24 +37,24 @@ class Segment:
 
     def __post_init__(self):
         items = merge(self.items)
-        pair_up(items)
+        other, first, last = partners(items), 0, len(items)
         # Markup and space around all text stay outside.
-        while items and (isinstance(items[0], Mark) and items[0].kind == "single" or blank(items[0])):
-            self._before.append(items.pop(0))
-        while items and (isinstance(items[-1], Mark) and items[-1].kind == "single" or blank(items[-1])):
-            self._after.insert(0, items.pop())
-        if len(items) > 1 and isinstance(items[0], Mark) and closing(items, 0) == len(items) - 1:
-            inner = Segment(items[1:-1], self.escape)
-            self._before += [items[0], *inner._before]
-            self._after = [*inner._after, items[-1], *self._after]
-            items = inner.items
-        elif items:
-            if isinstance(items[0], str) and items[0] != items[0].lstrip():
-                self._before.append(items[0][: len(items[0]) - len(items[0].lstrip())])
-                items[0] = items[0].lstrip()
-            if isinstance(items[-1], str) and items[-1] != items[-1].rstrip():
-                self._after.insert(0, items[-1][len(items[-1].rstrip()) :])
-                items[-1] = items[-1].rstrip()
+        while first < last:
+            if loose(items[first]):
+                first += 1
+            elif loose(items[last - 1]):
+                last -= 1
+            elif other.get(first) == last - 1:
+                first, last = first + 1, last - 1
+            else:
+                break
+        self._before, self._after, items = items[:first], items[last:], items[first:last]
+        if items and isinstance(items[0], str) and items[0] != items[0].lstrip():
+            self._before.append(items[0][: len(items[0]) - len(items[0].lstrip())])
+            items[0] = items[0].lstrip()
+        if items and isinstance(items[-1], str) and items[-1] != items[-1].rstrip():
+            self._after.insert(0, items[-1][len(items[-1].rstrip()) :])
+            items[-1] = items[-1].rstrip()
         self.items = items
 
     def source(self):
@@ -135,56 +136,57 @@ class Segment:
         return names
 
 
-def blank(item):
-    return isinstance(item, str) and not item.strip()
+class Place(str):
+    """An empty string among the parts of a document: what comes behind it stands in this line of the source, though the
+    parts so far may have more or fewer lines."""
+
+    def __new__(cls, line):
+        place = super().__new__(cls)
+        place.line = line
+        return place
+
+
+def loose(item):
+    """Stands outside a segment that it is at an end of."""
+    return item.kind == "single" if isinstance(item, Mark) else not item.strip()
 
 
 def merge(items):
     """Neighbouring texts as one; empty ones go."""
     merged = []
-    for item in items:
-        if isinstance(item, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += item
-        elif item != "":
-            merged.append(item)
+    for texts, group in itertools.groupby((x for x in items if x != ""), lambda item: isinstance(item, str)):
+        group = list(group)
+        merged += ["".join(group)] if texts and len(group) > 1 else group
     return merged
 
 
-def closing(items, at):
-    """Where the mark that opens at `at` is closed; None if it does not open."""
-    depth = 0
-    if items[at].kind != "open":
-        return None
-    for i in range(at, len(items)):
-        if isinstance(items[i], Mark):
-            depth += {"open": 1, "close": -1}.get(items[i].kind, 0)
-            if not depth:
-                return i
-    return None
-
-
-def pair_up(items):
-    """Marks without a partner become single."""
-    stack = []
-    for item in items:
+def partners(items):
+    """Item number -> that of its partner. Marks without one become single."""
+    stack, found = [], {}
+    for at, item in enumerate(items):
         if isinstance(item, Mark) and item.kind == "open":
-            stack.append(item)
+            stack.append(at)
         elif isinstance(item, Mark) and item.kind == "close":
             if stack:
-                stack.pop()
+                begin = stack.pop()
+                found[begin], found[at] = at, begin
             else:
                 item.kind = "single"
-    for item in stack:
-        item.kind = "single"
+    for at in stack:
+        items[at].kind = "single"
+    return found
 
 
 def sensible(translate):
     """`translate` with "" in the place of what says nothing, such as " - " for "page - 1"; no space around a text: it
-    could be a document's own, such as an indentation."""
+    could be a document's own, such as an indentation. A text that comes again is translated once."""
 
     def checked(texts):
-        answers = [answer.strip() for answer in translate(texts)]
-        return [answer if WORD.search(TAG.sub("", answer)) else "" for answer in answers]
+        once = list(dict.fromkeys(texts))
+        answers = [answer.strip() for answer in translate(once)]
+        answers = [answer if WORD.search(TAG.sub("", answer)) else "" for answer in answers]
+        found = dict(zip(once, answers, strict=True))
+        return [found[text] for text in texts]
 
     return checked
 

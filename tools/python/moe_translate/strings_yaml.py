@@ -10,6 +10,7 @@ import yaml
 from .conversions import prose
 from .languages import two_letters
 from .lines import Line, text_parts
+from .segments import Place
 
 PLAIN = re.compile(r"[^\W\d_][^:#\[\]{},&*!|>'\"%@`\n\\]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}(?:[-_][A-Z]{2})?")
@@ -57,7 +58,7 @@ def parts(data, target=None):
             continue
         if event.tag and event.tag != "tag:yaml.org,2002:str" and event.tag != "!" or not prose(event.value):
             continue
-        found += [data[end:low], *value(event, data[low:high])]
+        found += [data[end:low], Place(event.start_mark.line + 1), *value(event, data[low:high])]
         end = high
     return [*found, data[end:]]
 

@@ -22,7 +22,8 @@ DASH = re.compile(r"(?:[-–—‐―]+|>>+)(?!\d)\s*")
 NAME = re.compile(r"(?:\[[^\[\]]{1,40}\]|\([^()]{1,40}\)|[A-ZÀ-Þ][A-ZÀ-Þ0-9 .'’&#-]{0,30}[A-ZÀ-Þ0-9.]):(?!\S)\s*")
 PROPER = re.compile(r"[A-ZÀ-Þ]\w{1,20}(?: [A-ZÀ-Þ]\w{1,20})?: ")
 SONG = re.compile(r"[♪♫♬#*]+(?=\s|[♪♫♬])\s*")
-SONG_END = re.compile(rf"\s*[♪♫♬#*]+(?:{TAG}|\s)*$")
+SONG_END = re.compile(rf"(?:(?<!\s)\s+|(?<![\s♪♫♬#*]))[♪♫♬#*]+(?:{TAG}|\s)*$")
+SPACE = re.compile(r"\s*")
 SOUND = re.compile(rf"(?:\([^()]*\)|\[[^\[\]]*\])(?:{TAG})*(?=\s|$)")
 END = re.compile(r"[.!?…:;。！？؟]['\"”’»)\]]*$")
 SHORT = re.compile(  # an article or so: the sentence goes on, though a capital follows
@@ -149,17 +150,17 @@ def turns(lines, ends, before, times):
             found[-1].lines.append(line)
             found[-1].ends.append(stood)
             continue
-        prefix, text = line[:size], line[size:]
-        tags = LEAD.match(text).end()
-        while sound := SOUND.match(text, tags):
+        prefix, begin = line[:size], size
+        tags = LEAD.match(line, begin).end()
+        while sound := SOUND.match(line, tags):
             close = re.search(r"[)\]][^)\]]*$", sound[0])[0]
             found.append(
-                Unit(stood + prefix + text[: tags + 1], [sound[0][1 : len(sound[0]) - len(close)]], suffix=close)
+                Unit(stood + prefix + line[begin : tags + 1], [sound[0][1 : len(sound[0]) - len(close)]], suffix=close)
             )
-            rest = text[sound.end() :]
-            space = len(rest) - len(rest.lstrip())
-            stood, prefix, text = rest[:space], "", rest[space:]
-            tags = LEAD.match(text).end()
+            space = SPACE.match(line, sound.end())
+            stood, prefix, begin = space[0], "", space.end()
+            tags = LEAD.match(line, begin).end()
+        text = line[begin:]
         if text or not found or prefix:
             end = SONG_END.search(text) if SONG.search(prefix) else None
             suffix, text = (end[0], text[: end.start()]) if end else ("", text)

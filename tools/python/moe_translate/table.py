@@ -47,6 +47,8 @@ def chosen(columns, names):
 
 
 def parts(data, columns=None):
+    if BARE in data:
+        raise ValueError("there is a control character in it")
     delimiter = delimiter_of(data)
     where = list(cells(data, delimiter))
     names = [unquoted(data[begin:end]).strip("\ufeff ") for row, _, begin, end in where if row == 0]

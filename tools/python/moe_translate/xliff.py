@@ -7,7 +7,7 @@ import re
 from .conversions import same_conversions
 from .languages import two_letters
 from .segments import Mark, Segment
-from .xmltree import Node, Text, Tree, escape, with_attribute
+from .xmltree import Node, Text, Tree, escape, opening, with_attribute
 
 PAIRS = {"g", "pc", "mrk"}
 
@@ -50,14 +50,15 @@ def unit(tree, node, overwrite, old):
     segment = Segment(items(tree, source), escape, same_conversions(text[0]))
     prefix = source.name[: -len("source")]
     tag = tree.tag(target) if target else f"<{prefix}target>"
-    tag = re.sub(r"\s*/>$", ">", tag)
+    tag = opening(tag)
     if old:
         tag = with_attribute(tag, "state", "needs-review-translation")
     parts = [tag, segment, f"</{prefix}target>"]
     if target:
         return target.begin, target.end, parts
     behind = next((n for n in node.children if isinstance(n, Node) and local(n) == "seg-source"), source)
-    before = re.search(r"\s*\Z", tree.raw(node.inside, source.begin))[0]
+    before = tree.raw(node.inside, source.begin)
+    before = before[len(before.rstrip()) :]
     return behind.end, behind.end, [before, *parts]
 
 

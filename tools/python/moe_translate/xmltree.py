@@ -2,7 +2,10 @@
 itself) reads; it resolves nothing outside the document, and entities are not expanded."""
 
 import re
+from bisect import bisect_left
 from xml.parsers import expat
+
+from .segments import Place, Segment
 
 DEEPEST = 250
 
@@ -46,7 +49,7 @@ class Tree:
         """data: str, or UTF-8 as bytes."""
         self.data = data.encode("utf-8") if isinstance(data, str) else data
         self.root, self.starts = Node("", {}, 0, None), []  # starts: where something begins
-        self.at, self.depth, self.cdata = self.root, 0, False
+        self.at, self.depth, self.cdata, self.lines = self.root, 0, False, []
         self.parser = parser = expat.ParserCreate("utf-8" if isinstance(data, str) else None)
         parser.StartElementHandler, parser.EndElementHandler = self.start, self.end
         parser.CharacterDataHandler, parser.DefaultHandler = self.characters, self.other
@@ -120,9 +123,18 @@ class Tree:
         """The parts of [begin, end) with (begin, end, parts) of `changes` in their places."""
         found = []
         for low, high, parts in sorted(changes, key=lambda change: change[0]):
-            found += [self.raw(begin, low), *parts]
+            line = self.line(low)
+            for part in parts:
+                if isinstance(part, Segment):
+                    part.place = f"line {line}"
+            found += [self.raw(begin, low), *parts, Place(self.line(high))]
             begin = high
         return [*found, self.raw(begin, end)]
+
+    def line(self, at):
+        if not self.lines:
+            self.lines = [match.start() for match in re.finditer(b"\n", self.data)] or [len(self.data)]
+        return bisect_left(self.lines, at) + 1
 
 
 def escape(text):
@@ -134,4 +146,10 @@ def with_attribute(tag, name, value):
     pattern = rf"(\s{re.escape(name)}\s*=\s*)(\"[^\"]*\"|'[^']*')"
     if re.search(pattern, tag):
         return re.sub(pattern, lambda match: f'{match[1]}"{value}"', tag, count=1)
-    return re.sub(r"(\s*/?>)$", lambda match: f' {name}="{value}"{match[1]}', tag)
+    inside = tag.removesuffix(">").removesuffix("/").rstrip()
+    return f'{inside} {name}="{value}"{tag[len(inside) :]}'
+
+
+def opening(tag):
+    """The start tag of an element that has a content from now on."""
+    return tag[:-2].rstrip() + ">" if tag.endswith("/>") else tag
