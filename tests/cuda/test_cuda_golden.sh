@@ -16,10 +16,14 @@ test $? = 3 && case $said in *" MB are needed at least"*"1 MB are allowed"*"--de
 verdict "--gpu-memory that is too small is an error with advice" $?
 enough=$("$program" -m "$model" --self-test --device cuda --batch 16 --gpu-memory 1 2>&1 |
     sed -n 's/.* \([0-9]*\) MB are needed at least.*/\1/p')
-"$program" -m "$model" --self-test --device cuda --batch 16 --gpu-memory "${enough:-1}" >/dev/null 2>&1
-verdict "golden sentences with the least --gpu-memory, which fetches experts" $?
-said=$(echo 'Good morning.' |
-    "$program" -m "$model" -t de --no-protect --batch 16 --device cuda --gpu-memory "${enough:-1}" --stats 2>&1)
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+printf '%s\n' 'Good morning.' 'Where is my book?' 'She has been reading since this morning.' >"$work/in"
+"${BIN:-.}/moe-translate" -m "$model" -t de --no-protect --device cpu -i "$work/in" -o "$work/cpu"
+said=$("$program" -m "$model" -t de --no-protect --batch 16 --device cuda --gpu-memory "${enough:-1}" --stats \
+    -i "$work/in" -o "$work/cuda" 2>&1)
+[ "$(wc -l <"$work/cpu")" = 3 ] && cmp -s "$work/cpu" "$work/cuda"
+verdict "the same bytes with the least --gpu-memory, which fetches experts" $?
 case $said in
 *"tokens per visit"*"experts held     "*" of 64"*"experts fetched  "*" times"*) status=0 ;;
 *) status=1 ;;
