@@ -251,6 +251,31 @@ static void moe_release(const moe_allocator *a, void *memory, size_t bytes) {
     if (memory) a->release(a->user, memory, bytes ? bytes : 1);
 }
 
+/* A struct of the caller's, `size` bytes as his header has it, as this version knows it. What he does not have is 0. 0:
+ * he sets what this version does not know. */
+enum { MOE_LARGEST_STRUCT = 4096 };
+static int moe_take_struct(void *own, size_t own_size, const void *given, size_t size) {
+    memset(own, 0, own_size);
+    if (!given) return 1;
+    if (size > MOE_LARGEST_STRUCT) return 0;
+    memcpy(own, given, moe_min(size, own_size));
+    for (size_t i = own_size; i < size; i++)
+        if (((const char *)given)[i]) return 0;
+    return 1;
+}
+
+static void moe_give_struct(void *out, size_t size, const void *own, size_t own_size) {
+    if (size > own_size) memset((char *)out + own_size, 0, size - own_size);
+    memcpy(out, own, moe_min(size, own_size));
+}
+
+static moe_status moe_refuse_struct(const char *name, size_t size, moe_error *error) {
+    return moe_fail(error, MOE_ERROR_ARGUMENT, name,
+                    "%s has %zu bytes, of which this version of the library, " MOE_VERSION
+                    ", does not know all: the program was made with another moe.h",
+                    name, size);
+}
+
 /* A layout hands out consecutive 64-byte aligned pieces of one block. With base NULL it only measures, so the
  * same code first sizes a block and then carves it. */
 typedef struct moe_layout {
@@ -5550,7 +5575,10 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
     return status;
 }
 
-moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error) {
+moe_status moe_model_write_sized(const char *path, const moe_write_params *given, size_t size, moe_error *error) {
+    moe_write_params own;
+    const moe_write_params *params = &own;
+    if (!moe_take_struct(&own, sizeof own, given, size)) return moe_refuse_struct("moe_write_params", size, error);
     const moe_allocator a = moe_allocator_or_default(&params->allocator);
     const size_t bytes = params->n_tensors * sizeof(moe_tensor_info);
     moe_save s = { .fill = params->fill,
@@ -6374,8 +6402,8 @@ moe_status moe_model_verify(const moe_model *m, moe_error *error) {
 
 static moe_status moe_model_create(const void *data, size_t bytes, const moe_model_params *params, moe_model **out,
                                    moe_error *error) {
-    moe_allocator a = moe_allocator_or_default(params ? &params->allocator : NULL);
-    const int verify = params ? params->verify : 0;
+    moe_allocator a = moe_allocator_or_default(&params->allocator);
+    const int verify = params->verify;
     moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
     moe_status status;
     if (!m) return moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory for a model");
@@ -6400,11 +6428,14 @@ static moe_status moe_model_create(const void *data, size_t bytes, const moe_mod
     return MOE_OK;
 }
 
-moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model_params *params, moe_model **out,
-                                 moe_error *error) {
+moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe_model_params *given, size_t size,
+                                       moe_model **out, moe_error *error) {
+    moe_model_params params;
+    if (!moe_take_struct(&params, sizeof params, given, size))
+        return moe_refuse_struct("moe_model_params", size, error);
     if (!data || (uintptr_t)data % MOE_ALIGN)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "data", "the model's bytes must be aligned to %d", MOE_ALIGN);
-    return moe_model_create(data, bytes, params, out, error);
+    return moe_model_create(data, bytes, &params, out, error);
 }
 
 /* Memory with the contents of a file, as mmap gives it, or MAP_FAILED. */
@@ -6429,12 +6460,17 @@ static void *moe_read_file(int fd, size_t bytes) {
     return data;
 }
 
-moe_status moe_model_open(const char *path, const moe_model_params *params, moe_model **out, moe_error *error) {
+moe_status moe_model_open_sized(const char *path, const moe_model_params *given, size_t size, moe_model **out,
+                                moe_error *error) {
+    moe_model_params params;
     struct stat info;
     moe_model *m = NULL;
     void *data;
     moe_status status;
-    int code, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer is not waited for */
+    int code, fd;
+    if (!moe_take_struct(&params, sizeof params, given, size))
+        return moe_refuse_struct("moe_model_params", size, error);
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer is not waited for */
     if (fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         close(fd);
@@ -6444,19 +6480,19 @@ moe_status moe_model_open(const char *path, const moe_model_params *params, moe_
         close(fd);
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "%s is empty or too large to map", path);
     }
-    data = params && params->copy ? moe_read_file(fd, (size_t)info.st_size)
-                                  : mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    data = params.copy ? moe_read_file(fd, (size_t)info.st_size)
+                       : mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     code = errno;
     status = data == MAP_FAILED
                  ? moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(code))
-                 : moe_model_create(data, (size_t)info.st_size, params, &m, error);
-    if (!m || (params && params->copy)) close(fd);
+                 : moe_model_create(data, (size_t)info.st_size, &params, &m, error);
+    if (!m || params.copy) close(fd);
     if (!m) {
         if (data != MAP_FAILED) munmap(data, (size_t)info.st_size);
         return status;
     }
     m->mapped = 1;
-    if (!params || !params->copy) m->fd = fd, m->opened = info;
+    if (!params.copy) m->fd = fd, m->opened = info;
     *out = m;
     return MOE_OK;
 }
@@ -6480,9 +6516,12 @@ void moe_model_close(moe_model *m) {
     moe_release(&a, m, sizeof *m);
 }
 
-moe_status moe_model_save(const moe_model *m, const char *path, const moe_save_params *params, moe_error *error) {
+moe_status moe_model_save_sized(const moe_model *m, const char *path, const moe_save_params *given, size_t size,
+                                moe_error *error) {
+    moe_save_params params;
+    if (!moe_take_struct(&params, sizeof params, given, size)) return moe_refuse_struct("moe_save_params", size, error);
     MOE_TRY(moe_check_unchanged(m, error));
-    return moe_file_save(&m->file, &m->allocator, path, params, error);
+    return moe_file_save(&m->file, &m->allocator, path, &params, error);
 }
 
 /* ---- Looking at a model ---- */
@@ -6503,16 +6542,12 @@ int moe_gate_parse(const char *name, moe_gate *out) {
 
 size_t moe_model_layer_count(const moe_model *m) { return m->n_layers; }
 
-moe_layer_info moe_model_layer(const moe_model *m, size_t index) {
-    moe_layer_info info;
+void moe_model_layer_sized(const moe_model *m, size_t index, moe_layer_info *out, size_t size) {
+    moe_layer_info info = { NULL, NULL, 0, 0 };
     const moe_layer *layer = &m->layers[index];
-    memset(&info, 0, sizeof info);
-    if (index >= m->n_layers) return info;
-    info.name = layer->name;
-    info.kind = moe_layer_kinds[layer->kind];
-    info.in = layer->in;
-    info.out = layer->out;
-    return info;
+    if (index < m->n_layers)
+        info = (moe_layer_info){ layer->name, moe_layer_kinds[layer->kind], layer->in, layer->out };
+    moe_give_struct(out, size, &info, sizeof info);
 }
 
 moe_setting moe_model_layer_setting(const moe_model *m, size_t index, size_t i) {
@@ -6550,23 +6585,22 @@ size_t moe_model_mixture_count(const moe_model *m) {
     return n;
 }
 
-moe_mixture moe_model_mixture(const moe_model *model, size_t index) {
+void moe_model_mixture_sized(const moe_model *model, size_t index, moe_mixture *out, size_t size) {
     const moe_layer *layer = moe_find_mixture(model, index);
-    const moe_mixture_layer *m;
+    const moe_mixture_layer *m = layer ? &layer->mixture : NULL;
     moe_mixture x;
     memset(&x, 0, sizeof x);
-    if (!layer) return x;
-    m = &layer->mixture;
-    x.layer = layer->name;
-    x.experts = m->count;
-    x.groups = m->groups;
-    x.gate = m->gate.kind;
-    x.parent_gate = m->parent.kind;
-    x.k = m->gate.k;
-    x.parent_k = m->groups ? m->parent.k : 0;
-    x.hidden = layer->hidden;
-    x.noise = m->gate.noise.rows && (!m->groups || m->parent.noise.rows);
-    return x;
+    if (m)
+        x = (moe_mixture){ .layer = layer->name,
+                           .experts = m->count,
+                           .groups = m->groups,
+                           .gate = m->gate.kind,
+                           .parent_gate = m->parent.kind,
+                           .k = m->gate.k,
+                           .parent_k = m->groups ? m->parent.k : 0,
+                           .hidden = layer->hidden,
+                           .noise = m->gate.noise.rows && (!m->groups || m->parent.noise.rows) };
+    moe_give_struct(out, size, &x, sizeof x);
 }
 
 size_t moe_model_meta_count(const moe_model *m) { return m->file.n_meta; }
@@ -6594,8 +6628,9 @@ size_t moe_model_meta_texts(const moe_model *m, size_t index, moe_span *out, siz
     return index < m->file.n_meta ? moe_meta_texts(&m->file.meta[index], out, n) : 0;
 }
 size_t moe_model_tensor_count(const moe_model *m) { return m->file.n_tensors; }
-moe_tensor_info moe_model_tensor(const moe_model *m, size_t i) {
-    return i < m->file.n_tensors ? m->file.tensors[i] : (moe_tensor_info){ .name = { "", 0 } };
+void moe_model_tensor_sized(const moe_model *m, size_t i, moe_tensor_info *out, size_t size) {
+    const moe_tensor_info none = { .name = { "", 0 } };
+    moe_give_struct(out, size, i < m->file.n_tensors ? &m->file.tensors[i] : &none, sizeof none);
 }
 uint64_t moe_model_file_bytes(const moe_model *m) { return m->file.bytes; }
 uint32_t moe_model_file_version(const moe_model *m) { return m->file.version; }
@@ -8638,7 +8673,7 @@ struct moe_session {
 
 const char *moe_rules_name(moe_rules rules) { return (unsigned)rules <= MOE_RULES_HF ? moe_rules_names[rules] : "?"; }
 
-int moe_session_params_preset(moe_session_params *p, const char *name) {
+int moe_session_params_preset(moe_session_params *given, const char *name) {
     static const struct {
         int beam;
         float alpha, beta, prune, factor;
@@ -8651,7 +8686,9 @@ int moe_session_params_preset(moe_session_params *p, const char *name) {
         [MOE_RULES_HF] = { 4, 1, 0, 0, 0, 200 },
     };
     for (size_t i = 0; name && i < MOE_COUNT(presets); i++) {
+        moe_session_params own, *p = &own;
         if (strcmp(name, moe_rules_names[i]) != 0) continue;
+        moe_take_struct(p, sizeof own, given, given->size);
         p->rules = (moe_rules)i;
         p->beam = presets[i].beam;
         p->length_penalty = presets[i].alpha;
@@ -8661,6 +8698,7 @@ int moe_session_params_preset(moe_session_params *p, const char *name) {
         p->rerank = 0;
         p->max_len_factor = presets[i].factor;
         p->max_len_offset = presets[i].offset;
+        if (given->size <= MOE_LARGEST_STRUCT) memcpy(given, p, moe_min(given->size, sizeof own));
         return 1;
     }
     return 0;
@@ -8677,7 +8715,8 @@ static int moe_can_rerank(const moe_model *m) {
     return m->attention && m->source_tag && !m->separate && moe_model_language_count(m) > 1;
 }
 
-moe_session_params moe_session_params_default(const moe_model *m) {
+/* The defaults for a model, all but the size. */
+static moe_session_params moe_default_params(const moe_model *m) {
     moe_session_params p;
     int longest;
     memset(&p, 0, sizeof p);
@@ -8703,6 +8742,24 @@ moe_session_params moe_session_params_default(const moe_model *m) {
     p.max_len_factor = 0;
     p.max_len_offset = longest;
     return p;
+}
+
+void moe_session_params_init(moe_session_params *out, size_t size, const moe_model *m) {
+    moe_session_params p = moe_default_params(m);
+    p.size = size;
+    if (size <= MOE_LARGEST_STRUCT) moe_give_struct(out, size, &p, sizeof p);
+}
+
+/* The parameters of a caller, whose struct may end before ours does. */
+static moe_status moe_take_params(const moe_model *m, const moe_session_params *given, moe_session_params *out,
+                                  moe_error *error) {
+    moe_session_params known;
+    *out = moe_default_params(m);
+    if (!given) return MOE_OK;
+    if (given->size < sizeof given->size || !moe_take_struct(&known, sizeof known, given, given->size))
+        return moe_refuse_struct("moe_session_params", given->size, error);
+    memcpy(out, &known, moe_min(given->size, sizeof known));
+    return MOE_OK;
 }
 
 static moe_status moe_check_int(const char *name, int value, int low, int high, moe_error *error) {
@@ -8972,7 +9029,7 @@ static moe_status moe_session_settle(moe_session *s, const moe_model *m, const m
     memset(s, 0, sizeof *s);
     s->model = m;
     s->allocator = m->allocator;
-    s->params = params ? *params : moe_session_params_default(m);
+    MOE_TRY(moe_take_params(m, params, &s->params, error));
     MOE_TRY(moe_check_params(m, &s->params, error));
     batch = (size_t)s->params.batch;
     beam = (size_t)s->params.beam;
@@ -9174,6 +9231,7 @@ moe_status moe_session_new(const moe_model *model, const moe_session_params *par
     if (status == MOE_OK) return MOE_OK;
     moe_log(&settled, "the processor takes over from %s: %s", settled.api->name, why.message);
     on_cpu = settled.params;
+    on_cpu.size = sizeof on_cpu;
     on_cpu.device = "cpu";
     MOE_TRY(moe_session_settle(&settled, model, &on_cpu, error));
     return moe_session_build(&settled, out, error);
@@ -9198,10 +9256,10 @@ moe_status moe_session_bytes(const moe_model *model, const moe_session_params *p
     return MOE_OK;
 }
 
-moe_stats moe_session_stats(const moe_session *s) {
+void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) {
     moe_stats stats = s->stats;
     if (s->api) s->api->stats(s->device, &stats);
-    return stats;
+    moe_give_struct(out, size, &stats, sizeof stats);
 }
 
 /* ==== 33. Sessions: translating ===============================================================================

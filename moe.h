@@ -16,6 +16,14 @@
  *   untouched on failure unless stated otherwise. A request that cannot be served has a status of its own in its
  *   moe_result and does not disturb the others. All other pointers must not be NULL, unless this header allows it.
  *
+ * Sizes
+ *   A program and a library of other versions of this header never write behind each other's structs.
+ * moe_session_params says how large it is. The other structs of the caller come with their size: functions whose names
+ * end in _sized take it, and those of the same names without, which are inline, pass what the compiler knows. Members
+ * may be added at the end of such structs. A newer program with an older library is refused where it sets a member that
+ * the library does not know; an older program gets the defaults of new members. All other structs, those in arrays
+ * above all, change only with the number in the name of the shared library, which is 0.MINOR until 1.0.
+ *
  * Callbacks
  *   pull, done, routing, attention and trace run in the thread that called moe_translate or moe_classify, log in the
  *   one that makes or runs the session; never two at a time for one session. They may look at the model, cancel any
@@ -67,8 +75,8 @@ extern "C" {
 
 /* ---- Version and limits -------------------------------------------------------------------------------- */
 
-#define MOE_VERSION "0.1.0"
-#define MOE_VERSION_NUMBER 1000 /* major * 1000000 + minor * 1000 + patch */
+#define MOE_VERSION "0.2.0"
+#define MOE_VERSION_NUMBER 2000 /* major * 1000000 + minor * 1000 + patch */
 #define MOE_FILE_VERSION 2 /* the version of model files that this library writes; it reads this one and all before */
 
 enum {
@@ -150,12 +158,21 @@ typedef struct moe_model_params {
 
 /* Open and check a model file. It is mapped, or copied if `params` say so. `params` NULL: defaults.
  * Errors: MOE_ERROR_IO, MOE_ERROR_FORMAT, MOE_ERROR_UNSUPPORTED, MOE_ERROR_MEMORY. */
-moe_status moe_model_open(const char *path, const moe_model_params *params, moe_model **out, moe_error *error);
+moe_status moe_model_open_sized(const char *path, const moe_model_params *params, size_t size, moe_model **out,
+                                moe_error *error);
+static inline moe_status moe_model_open(const char *path, const moe_model_params *params, moe_model **out,
+                                        moe_error *error) {
+    return moe_model_open_sized(path, params, sizeof *params, out, error);
+}
 
 /* The same with the bytes of a file in memory. Tensors are not copied. The bytes must be aligned to 64 (else
  * MOE_ERROR_ARGUMENT) and must outlive the model and its sessions. */
-moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model_params *params, moe_model **out,
-                                 moe_error *error);
+moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe_model_params *params, size_t size,
+                                       moe_model **out, moe_error *error);
+static inline moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model_params *params,
+                                               moe_model **out, moe_error *error) {
+    return moe_model_open_memory_sized(data, bytes, params, sizeof *params, out, error);
+}
 
 void moe_model_close(moe_model *model); /* NULL is fine. Sessions of the model go on, new ones cannot be made */
 
@@ -208,7 +225,12 @@ typedef struct moe_setting {
 } moe_setting;
 
 size_t moe_model_layer_count(const moe_model *model);
-moe_layer_info moe_model_layer(const moe_model *model, size_t index); /* all zero if out of range */
+void moe_model_layer_sized(const moe_model *model, size_t index, moe_layer_info *out, size_t size);
+static inline moe_layer_info moe_model_layer(const moe_model *model, size_t index) { /* all zero if out of range */
+    moe_layer_info layer;
+    moe_model_layer_sized(model, index, &layer, sizeof layer);
+    return layer;
+}
 /* Setting number `i` of a layer. The loop over all of them ends where `key` is NULL. */
 moe_setting moe_model_layer_setting(const moe_model *model, size_t index, size_t i);
 
@@ -235,7 +257,12 @@ typedef struct moe_mixture {
 } moe_mixture;
 
 size_t moe_model_mixture_count(const moe_model *model);
-moe_mixture moe_model_mixture(const moe_model *model, size_t index); /* encoder first; all zero if out of range */
+void moe_model_mixture_sized(const moe_model *model, size_t index, moe_mixture *out, size_t size);
+static inline moe_mixture moe_model_mixture(const moe_model *model, size_t index) { /* encoder first; or all zero */
+    moe_mixture mixture;
+    moe_model_mixture_sized(model, index, &mixture, sizeof mixture);
+    return mixture;
+}
 
 size_t moe_model_meta_count(const moe_model *model);
 moe_span moe_model_meta_key(const moe_model *model, size_t index);
@@ -280,7 +307,12 @@ typedef struct moe_save_params {
  * that golden.* and quality.* are dropped when a type or a vector changes, because they describe the old numbers. A
  * finer type than the model has is allowed, but brings no lost precision back. Errors: MOE_ERROR_ARGUMENT (also for a
  * number that the type cannot hold), MOE_ERROR_MEMORY, MOE_ERROR_IO, MOE_ERROR_CANCELLED (by a signal). */
-moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params, moe_error *error);
+moe_status moe_model_save_sized(const moe_model *model, const char *path, const moe_save_params *params, size_t size,
+                                moe_error *error);
+static inline moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params,
+                                        moe_error *error) {
+    return moe_model_save_sized(model, path, params, sizeof *params, error);
+}
 
 /* The next functions write a model file from nothing, for converters and benchmarks. They need memory for the largest
  * matrix or expert only. They check names, types and shapes; whether the result is a model, moe_model_open says. */
@@ -307,7 +339,10 @@ typedef struct moe_write_params {
 } moe_write_params;
 
 /* Errors: those of moe_model_save. */
-moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error);
+moe_status moe_model_write_sized(const char *path, const moe_write_params *params, size_t size, moe_error *error);
+static inline moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error) {
+    return moe_model_write_sized(path, params, sizeof *params, error);
+}
 
 /* A file of any kind, written as safely as the models are.
  *   - A new or a regular file grows under a temporary name in the same folder, ".moe-...". At the end it is flushed to
@@ -345,7 +380,12 @@ typedef struct moe_tensor_info {
 } moe_tensor_info;
 
 size_t moe_model_tensor_count(const moe_model *model);
-moe_tensor_info moe_model_tensor(const moe_model *model, size_t index); /* all zero if out of range */
+void moe_model_tensor_sized(const moe_model *model, size_t index, moe_tensor_info *out, size_t size);
+static inline moe_tensor_info moe_model_tensor(const moe_model *model, size_t index) { /* all zero if out of range */
+    moe_tensor_info tensor;
+    moe_model_tensor_sized(model, index, &tensor, sizeof tensor);
+    return tensor;
+}
 
 uint64_t moe_model_file_bytes(const moe_model *model);
 uint32_t moe_model_file_version(const moe_model *model);
@@ -419,6 +459,7 @@ typedef enum moe_rules {
 } moe_rules;
 
 typedef struct moe_session_params {
+    size_t size;            /* of the struct; moe_session_params_init sets it                               */
     int threads;            /* threads that compute, the caller's included; 0: one per processor           */
     int batch;              /* sentences decoded at once                                                    */
     int batch_tokens;       /* source tokens of the sentences decoded at once, about; 0: 64 a sentence      */
@@ -473,8 +514,14 @@ typedef struct moe_session_params {
     void *trace_user;
 } moe_session_params;
 
-/* The decoding defaults that the model's file states, and the library's where it states none. */
-moe_session_params moe_session_params_default(const moe_model *model);
+/* The decoding defaults that the model's file states, and the library's where it states none. `size` is that of the
+ * struct that the caller was compiled with. */
+void moe_session_params_init(moe_session_params *params, size_t size, const moe_model *model);
+static inline moe_session_params moe_session_params_default(const moe_model *model) {
+    moe_session_params params;
+    moe_session_params_init(&params, sizeof params, model);
+    return params;
+}
 
 /* Set rules, beam, penalties, pruning and length limit to those of "paper", "nvidia", "tf", "mlperf" or "hf", and
  * rerank to 0. Returns 1; or 0 for another name, which changes nothing. */
@@ -513,7 +560,12 @@ typedef struct moe_stats {
 } moe_stats;
 
 /* With a GPU this waits until it is idle. */
-moe_stats moe_session_stats(const moe_session *session);
+void moe_session_stats_sized(const moe_session *session, moe_stats *out, size_t size);
+static inline moe_stats moe_session_stats(const moe_session *session) {
+    moe_stats stats;
+    moe_session_stats_sized(session, &stats, sizeof stats);
+    return stats;
+}
 
 /* ---- Translating and scoring --------------------------------------------------------------------------- */
 

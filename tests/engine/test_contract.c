@@ -164,6 +164,173 @@ static void a_model_stays_until_its_last_session_is_freed(void **state) {
     drop(f);
 }
 
+/* ---- Programs that were compiled with another moe.h ---- */
+
+/* What a program of version 0.2.0 with fewer parameters has, and behind it what is not the library's. */
+typedef struct older_params {
+    size_t size;
+    int threads, batch, batch_tokens, max_source, max_target, min_target;
+    int32_t target_tag;
+    int beam;
+} older_params;
+
+typedef struct newer_params {
+    moe_session_params known;
+    int more[3];
+} newer_params;
+
+/* The parameters of version 0.1.0, which did not say their size. */
+typedef struct first_params {
+    int threads, batch, batch_tokens, max_source, max_target, min_target;
+    int32_t target_tag;
+    int beam, nbest, rest[60];
+} first_params;
+
+enum { GUARD = 64 };
+
+static void assert_untouched(const unsigned char *guard) {
+    for (size_t i = 0; i < GUARD; i++) assert_int_equal(guard[i], 0x55);
+}
+
+static void an_older_program_works_and_is_not_overwritten(void **state) {
+    fixture *f = open_model();
+    union {
+        older_params p;
+        unsigned char bytes[sizeof(older_params) + GUARD];
+    } old;
+    const moe_session_params now = moe_session_params_default(f->model);
+    moe_session *s = NULL;
+    int32_t ids[20], same[20];
+    size_t n, m, bytes = 0;
+    (void)state;
+    assert_int_equal(now.size, sizeof now);
+    assert_int_equal(offsetof(older_params, beam), offsetof(moe_session_params, beam));
+    memset(&old, 0x55, sizeof old);
+    moe_session_params_init((moe_session_params *)(void *)&old, sizeof old.p, f->model);
+    assert_int_equal(old.p.size, sizeof old.p);
+    assert_int_equal(old.p.beam, now.beam);
+    assert_untouched(old.bytes + sizeof old.p);
+    assert_int_equal(moe_session_params_preset((moe_session_params *)(void *)&old, "tf"), 1);
+    assert_int_equal(old.p.beam, 10);
+    assert_untouched(old.bytes + sizeof old.p);
+    old.p.threads = 1, old.p.batch = 2, old.p.beam = now.beam, old.p.target_tag = MW_TAG_DE, old.p.min_target = 5;
+    old.p.max_source = old.p.max_target = 20;
+    assert_int_equal(moe_session_bytes(f->model, (moe_session_params *)(void *)&old, &bytes, NULL), MOE_OK);
+    assert_int_equal(moe_session_new(f->model, (moe_session_params *)(void *)&old, &s, NULL), MOE_OK);
+    assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, 20, &n, NULL), MOE_OK);
+    moe_session_free(s);
+    s = session_of(f); /* the members that it does not know have their defaults */
+    assert_int_equal(moe_translate_ids(s, source, COUNT(source), same, 20, &m, NULL), MOE_OK);
+    assert_int_equal(m, n);
+    assert_memory_equal(ids, same, n * sizeof *ids);
+    moe_session_free(s);
+    moe_model_close(f->model);
+    drop(f);
+}
+
+static void a_newer_program_is_refused_where_it_sets_what_is_not_known(void **state) {
+    fixture *f = open_model();
+    newer_params p;
+    moe_session *s = NULL;
+    moe_error e = { MOE_OK, "", "" };
+    (void)state;
+    memset(&p, 0x55, sizeof p);
+    moe_session_params_init(&p.known, sizeof p, f->model);
+    for (size_t i = 0; i < COUNT(p.more); i++) assert_int_equal(p.more[i], 0);
+    p.known.target_tag = MW_TAG_DE, p.known.threads = 1;
+    assert_int_equal(moe_session_new(f->model, &p.known, &s, &e), MOE_OK);
+    moe_session_free(s);
+    p.more[2] = 1;
+    s = NULL;
+    assert_int_equal(moe_session_new(f->model, &p.known, &s, &e), MOE_ERROR_ARGUMENT);
+    assert_string_equal(e.where, "moe_session_params");
+    assert_non_null(strstr(e.message, "another moe.h"));
+    assert_null(s);
+    moe_model_close(f->model);
+    drop(f);
+}
+
+static void a_program_of_version_0_1_is_refused(void **state) {
+    fixture *f = open_model();
+    first_params p = { .threads = 1, .batch = 1, .max_source = 20, .max_target = 20, .beam = 4, .nbest = 1 },
+                 before = p;
+    moe_session_params empty = { 0 };
+    moe_session *s = NULL;
+    moe_error e = { MOE_OK, "", "" };
+    (void)state;
+    assert_int_equal(moe_session_new(f->model, (moe_session_params *)(void *)&p, &s, &e), MOE_ERROR_ARGUMENT);
+    assert_string_equal(e.where, "moe_session_params");
+    moe_session_params_preset((moe_session_params *)(void *)&p, "tf");
+    assert_memory_equal(&p, &before, sizeof p);
+    assert_int_equal(moe_session_new(f->model, &empty, &s, &e), MOE_ERROR_ARGUMENT); /* nobody has set it */
+    moe_model_close(f->model);
+    drop(f);
+}
+
+/* What fills a struct of the caller's writes as far as that goes, with zeros where the library knows less. */
+static void answers_are_as_long_as_the_caller_says(void **state) {
+    fixture *f = open_model();
+    moe_session *s = session_of(f);
+    const moe_stats stats = moe_session_stats(s);
+    const moe_tensor_info tensor = moe_model_tensor(f->model, 0);
+    const moe_mixture mixture = moe_model_mixture(f->model, 0);
+    const moe_layer_info layer = moe_model_layer(f->model, 0);
+    const struct {
+        const void *whole;
+        size_t size;
+    } cases[] = { { &stats, sizeof stats },
+                  { &tensor, sizeof tensor },
+                  { &mixture, sizeof mixture },
+                  { &layer, sizeof layer } };
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++)
+        for (size_t size = 8; size <= cases[i].size + 16; size += 8) {
+            unsigned char out[512];
+            const size_t known = size < cases[i].size ? size : cases[i].size;
+            memset(out, 0x55, sizeof out);
+            if (i == 0) moe_session_stats_sized(s, (moe_stats *)(void *)out, size);
+            if (i == 1) moe_model_tensor_sized(f->model, 0, (moe_tensor_info *)(void *)out, size);
+            if (i == 2) moe_model_mixture_sized(f->model, 0, (moe_mixture *)(void *)out, size);
+            if (i == 3) moe_model_layer_sized(f->model, 0, (moe_layer_info *)(void *)out, size);
+            assert_memory_equal(out, cases[i].whole, known);
+            for (size_t k = known; k < size; k++) assert_int_equal(out[k], 0);
+            assert_untouched(out + size);
+        }
+    moe_session_free(s);
+    moe_model_close(f->model);
+    drop(f);
+}
+
+static void parameters_of_models_are_read_as_far_as_they_go(void **state) {
+    fixture *f = open_model();
+    struct {
+        moe_model_params known;
+        int more;
+    } newer = { .known.verify = 1, .more = 0 };
+    moe_save_params save = { .type = MOE_TYPE_F32 };
+    struct {
+        moe_write_params known;
+        size_t more;
+    } write = { .more = 1 };
+    moe_model *m = NULL;
+    moe_error e = { MOE_OK, "", "" };
+    (void)state;
+    assert_int_equal(moe_model_open_memory_sized(f->image.data, f->image.bytes, &newer.known, sizeof newer, &m, &e),
+                     MOE_OK);
+    moe_model_close(m);
+    newer.more = 1;
+    assert_int_equal(moe_model_open_memory_sized(f->image.data, f->image.bytes, &newer.known, sizeof newer, &m, &e),
+                     MOE_ERROR_ARGUMENT);
+    assert_string_equal(e.where, "moe_model_params");
+    assert_int_equal(moe_model_open_sized("/none", &newer.known, sizeof newer, &m, &e), MOE_ERROR_ARGUMENT);
+    assert_int_equal(moe_model_save_sized(f->model, "/none/x", &save, 1 << 20, &e), MOE_ERROR_ARGUMENT);
+    assert_string_equal(e.where, "moe_save_params");
+    assert_int_equal(moe_model_write_sized("/none/x", &write.known, sizeof write, &e), MOE_ERROR_ARGUMENT);
+    assert_string_equal(e.where, "moe_write_params");
+    moe_model_close(f->model);
+    drop(f);
+}
+
 int main(void) {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_number_of_the_version_is_that_of_its_name),
@@ -171,6 +338,11 @@ int main(void) {
         cmocka_unit_test(the_simple_call_says_why_it_fails),
         cmocka_unit_test(a_late_cancel_can_be_taken_back),
         cmocka_unit_test(a_model_stays_until_its_last_session_is_freed),
+        cmocka_unit_test(an_older_program_works_and_is_not_overwritten),
+        cmocka_unit_test(a_newer_program_is_refused_where_it_sets_what_is_not_known),
+        cmocka_unit_test(a_program_of_version_0_1_is_refused),
+        cmocka_unit_test(answers_are_as_long_as_the_caller_says),
+        cmocka_unit_test(parameters_of_models_are_read_as_far_as_they_go),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -280,7 +280,7 @@ static int parse_options(int argc, char **argv, options *o) {
     if ((status = program_default_model(&common->model)) >= 0) return status;
     if (o->beam > 0 && o->nbest > o->beam)
         return program_usage_error("--nbest %d is more than --beam %d keeps", o->nbest, o->beam);
-    moe_session_params preset = { 0 };
+    moe_session_params preset = { .size = sizeof preset };
     if (o->preset && !moe_session_params_preset(&preset, o->preset))
         return program_usage_error("--preset is paper, nvidia, tf, mlperf or hf, not '%s'", o->preset);
     if (o->force >= 0 && o->score)

@@ -1416,4 +1416,6 @@ void moetext_forgive(moetext *t) {
     if (t->second) moe_session_uncancel(t->second);
 }
 
-moe_stats moetext_stats(const moetext *t) { return moe_session_stats(t->session); }
+void moetext_stats_sized(const moetext *t, moe_stats *out, size_t size) {
+    moe_session_stats_sized(t->session, out, size);
+}

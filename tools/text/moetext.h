@@ -140,7 +140,13 @@ void moetext_free(moetext *translator); /* NULL is fine */
 void moetext_cancel(moetext *translator);
 void moetext_forgive(moetext *translator); /* of its user's thread, between two calls */
 
-moe_stats moetext_stats(const moetext *translator); /* so far; without alignments */
+/* So far; without alignments. */
+void moetext_stats_sized(const moetext *translator, moe_stats *out, size_t size);
+static inline moe_stats moetext_stats(const moetext *translator) {
+    moe_stats stats;
+    moetext_stats_sized(translator, &stats, sizeof stats);
+    return stats;
+}
 
 /* ---- Glossaries ---------------------------------------------------------------------------------------- */
 

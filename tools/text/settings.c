@@ -167,7 +167,7 @@ static int take(text_settings *s, const option *o, const char *value) {
 moe_status text_settings_set(text_settings *s, const char *name, const char *value, const char *before,
                              moe_error *error) {
     const option *o = find(name);
-    moe_session_params preset = { 0 };
+    moe_session_params preset = { .size = sizeof preset };
     moe_gate gate;
     if (!o) return refuse(error, name, "there is no option '%.60s'", name);
     if (!take(s, o, value) || (strcmp(o->name, "preset") == 0 && !moe_session_params_preset(&preset, value)) ||

@@ -19,7 +19,7 @@ from ctypes import (
     c_void_p,
 )
 
-VERSION = 0, 1  # whose structs are below: they may change with the minor version
+VERSION = 0, 2  # whose structs are below: they may change with the minor version
 OK, CANCELLED = 0, 8  # moe_status
 TRANSLATE, PREFIX, SCORE = 0, 1, 2  # moetext_task
 PULL_REQUEST, PULL_END, PULL_LATER, PULL_CANCEL = 1, 0, -1, -2
