@@ -99,11 +99,10 @@ typedef struct moe_known {
 
 /* A sentence on its way up. */
 typedef struct moe_begun {
-    size_t slot, segment, length, limit, place;
-    size_t first, n_target; /* where its target is among those that go up */
-    int scoring, forced;
-    size_t lead, n_source, n_demands,
-        demand_tokens; /* constraints lie behind the target, and their tokens behind them */
+    size_t slot;
+    moe_task task;
+    size_t first,
+        demand_tokens; /* of what goes up: where its target is, which its constraints and their tokens follow */
 } moe_begun;
 
 /* The search on the device. A step's rows are in the arrays that a frame has. */
@@ -1349,21 +1348,12 @@ __global__ void moe_k_slots(moe_searching a) {
 __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32_t *targets) {
     const moe_begun b = begun[blockIdx.x];
     moe_slot *slot = &a.slot[b.slot];
-    const int32_t *demands = targets + b.first + b.n_target, *ids = demands + 4 * b.n_demands;
-    for (size_t i = threadIdx.x; i < b.n_target; i += MOE_BLOCK) slot->target[i] = targets[b.first + i];
+    const int32_t *demands = targets + b.first + b.task.n_target, *ids = demands + 4 * b.task.n_demands;
+    for (size_t i = threadIdx.x; i < b.task.n_target; i += MOE_BLOCK) slot->target[i] = targets[b.first + i];
     for (size_t i = threadIdx.x; i < b.demand_tokens; i += MOE_BLOCK) slot->demand_ids[i] = ids[i];
     if (threadIdx.x != 0) return;
-    slot->segment = b.segment;
-    slot->length = b.length;
-    slot->limit = b.limit;
-    slot->place = b.place;
-    slot->n_target = b.n_target;
-    slot->scoring = b.scoring;
-    slot->forced = b.forced;
-    slot->lead = b.lead;
-    slot->n_source = b.n_source;
-    slot->n_demands = b.n_demands;
-    for (size_t c = 0, first = 0; c < b.n_demands; c++, demands += 4) {
+    slot->task = b.task;
+    for (size_t c = 0, first = 0; c < b.task.n_demands; c++, demands += 4) {
         moe_demand *to = &slot->demands[c];
         to->first = first;
         to->n = (size_t)demands[0];
@@ -1381,8 +1371,8 @@ MOE_DEVICE void moe_fill_row(const moe_searching *a, int at, const moe_live *liv
     const moe_row r = moe_live_row(&a->search, slot, live, position, a->search.from_encoder ? a->rows + at : -1);
     a->ids[row] = r.id;
     a->parents[row] = r.parent;
-    a->segment[row] = (int32_t)slot->segment;
-    a->length[row] = (int32_t)slot->length;
+    a->segment[row] = (int32_t)slot->task.segment;
+    a->length[row] = (int32_t)slot->task.length;
     a->want[row] = r.want;
     a->hold[row] = r.hold;
     moe_fill_starts(&a->search, slot, live, a->starts + (size_t)row * a->search.max_constraints);
@@ -1455,7 +1445,7 @@ __global__ void moe_k_place_coverage(moe_searching a) {
     const moe_live *live = &slot->live[one ? 0 : h];
     float *sum = a.coverage[0] + blockIdx.x * stride;
     if (!slot->active || (!one && h >= slot->n_live) || live->ended) return;
-    for (size_t i = threadIdx.x; i < slot->length; i += MOE_BLOCK)
+    for (size_t i = threadIdx.x; i < slot->task.length; i += MOE_BLOCK)
         sum[i] = moe_add(slot->steps ? sum[i] : 0.0f, a.attention[live->row * stride + i]);
 }
 
@@ -2259,19 +2249,19 @@ static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t 
 static void moe_lift_sentences(moe_device *d) {
     const size_t n = d->sentences.n, begun_bytes = n * sizeof(moe_begun),
                  bytes = d->sentences.n_targets * sizeof(int32_t);
+    const moe_begun *up = d->sentences.begun_host;
     moe_begun *begun = d->sentences.begun;
     int32_t *targets = d->sentences.targets;
     if (d->sentences.fresh)
         MOE_LAUNCH(d, moe_k_slots, moe_blocks((size_t)d->searching.slots, MOE_BLOCK), MOE_BLOCK, d->searching);
     d->sentences.fresh = 0;
     if (!n) return;
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(begun, d->sentences.begun_host, begun_bytes, cudaMemcpyHostToDevice, d->stream));
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(begun, up, begun_bytes, cudaMemcpyHostToDevice, d->stream));
     if (bytes)
         MOE_CUDA_TRY(d, cudaMemcpyAsync(targets, d->sentences.targets_host, bytes, cudaMemcpyHostToDevice, d->stream));
     MOE_LAUNCH(d, moe_k_begin, n, MOE_BLOCK, d->searching, begun, targets);
     d->sentences.live += n;
-    for (size_t i = 0; i < n; i++)
-        d->sentences.ahead += d->sentences.begun_host[i].n_demands ? 0 : d->sentences.begun_host[i].n_target;
+    for (size_t i = 0; i < n; i++) d->sentences.ahead += up[i].task.n_demands ? 0 : up[i].task.n_target;
     d->sentences.n = d->sentences.n_targets = 0;
 }
 
@@ -2460,27 +2450,15 @@ static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, m
 }
 
 static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot, int32_t force, const int32_t *target) {
-    const size_t first = d->sentences.n_targets, forced = slot->forced != 0, given = slot->n_target - forced;
-    const moe_begun begun = { at,
-                              slot->segment,
-                              slot->length,
-                              slot->limit,
-                              slot->place,
-                              first,
-                              slot->n_target,
-                              slot->scoring,
-                              slot->forced,
-                              slot->lead,
-                              slot->n_source,
-                              slot->n_demands,
-                              slot->n_demands
-                                  ? slot->demands[slot->n_demands - 1].first + slot->demands[slot->n_demands - 1].n
-                                  : 0 };
-    int32_t *to = d->sentences.targets_host + first + slot->n_target;
+    const moe_task *task = &slot->task;
+    const size_t first = d->sentences.n_targets, forced = task->forced != 0, given = task->n_target - forced;
+    const moe_demand *last = slot->demands + task->n_demands; /* behind the last */
+    const moe_begun begun = { at, *task, first, task->n_demands ? last[-1].first + last[-1].n : 0 };
+    int32_t *to = d->sentences.targets_host + first + task->n_target;
     d->sentences.begun_host[d->sentences.n++] = begun;
     if (forced) d->sentences.targets_host[first] = force;
     if (given) memcpy(d->sentences.targets_host + first + forced, target, given * sizeof *target);
-    for (size_t c = 0; c < slot->n_demands; c++) {
+    for (size_t c = 0; c < task->n_demands; c++) {
         const moe_demand *from = &slot->demands[c];
         *to++ = (int32_t)from->n;
         *to++ = (int32_t)from->begin;
@@ -2488,7 +2466,7 @@ static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot, int
         *to++ = from->once;
     }
     if (begun.demand_tokens) memcpy(to, slot->demand_ids, begun.demand_tokens * sizeof *to);
-    d->sentences.n_targets += slot->n_target + 4 * slot->n_demands + begun.demand_tokens;
+    d->sentences.n_targets += task->n_target + 4 * task->n_demands + begun.demand_tokens;
 }
 
 static void moe_device_forget(moe_device *d) {

@@ -530,30 +530,30 @@ enum { MOE_ENCODER, MOE_DECODER, MOE_GRAPHS }; /* the graph of a classifier coun
 
 /* The rows of the encoder: sentences sorted by falling length, packed by time step. */
 typedef struct moe_packed {
-    size_t steps;              /* longest sentence */
-    const size_t *live;        /* [steps] sentences that reach step t */
-    const size_t *first;       /* [steps] row of the first of them */
-    const size_t *destination; /* [rows] place among the rows carried by source */
-    const size_t *sentence;    /* [live[0]] slot of each */
+    size_t steps;        /* longest sentence */
+    size_t *live;        /* [steps] sentences that reach step t */
+    size_t *first;       /* [steps] row of the first of them */
+    size_t *destination; /* [rows] place among the rows carried by source */
+    size_t *sentence;    /* [live[0]] slot of each */
 } moe_packed;
 
 /* The rows of the decoder: hypotheses. Classifiers use want, top_ids and top_logprobs only. */
 typedef struct moe_hypothesis_rows {
-    const int32_t *parents;         /* row of the step before; -1, or a row past the graph's: sentence begins */
-    const size_t *segment, *length; /* source sentence among the rows carried by source */
+    int32_t *parents;         /* row of the step before; -1, or a row past the graph's: sentence begins */
+    size_t *segment, *length; /* source sentence among the rows carried by source */
 
     /* [rows, chain_stride] places of a row's tokens so far, among the rows carried by token; NULL where no rows are
      * carried so. A row at position t has t + 1 of them; the last one is its own. */
-    const int32_t *chain;
+    int32_t *chain;
     size_t chain_stride;
 
     float *attention; /* [rows, attention_stride] weights, or NULL if nobody needs them; a device's stay there */
     size_t attention_stride;
-    const int32_t *want; /* token to score, -1: give the best ones */
+    int32_t *want; /* token to score, -1: give the best ones */
     float *want_logprob;
-    const char *hold; /* 1: the translation is too short to end here; NULL: none is */
+    char *hold; /* 1: the translation is too short to end here; NULL: none is */
     size_t n_starts;
-    const int32_t *starts; /* [rows, n_starts] more tokens to score, -1: none; NULL where n_starts is 0 */
+    int32_t *starts; /* [rows, n_starts] more tokens to score, -1: none; NULL where n_starts is 0 */
     float *start_logprobs;
     int32_t *top_ids;    /* [rows, top], best first, ties by lower id */
     float *top_logprobs; /* [rows, top]; NaN in a broken row */
@@ -562,10 +562,10 @@ typedef struct moe_hypothesis_rows {
 /* The arguments of one run. All of them are in host memory. */
 typedef struct moe_frame {
     size_t rows;
-    const int32_t *ids;       /* [rows] */
-    const int32_t *positions; /* [rows] of the tokens in their sentences */
+    int32_t *ids;             /* [rows] */
+    int32_t *positions;       /* [rows] of the tokens in their sentences */
     const float *inputs;      /* [rows, columns of the input] */
-    const uint64_t *keys;     /* [rows] keys from which the noise of a row is drawn */
+    uint64_t *keys;           /* [rows] keys from which the noise of a row is drawn; NULL without noise */
     moe_packed packed;        /* of the encoder's graph */
     moe_hypothesis_rows beam; /* of the decoder's, all [rows] */
 } moe_frame;
@@ -824,32 +824,36 @@ struct moe_search {
     int from_encoder; /* a sentence begins with the states that the encoder left for its slot */
 };
 
+/* A sentence as the session hands it to the search, or to a device that searches. */
+typedef struct moe_task {
+    size_t segment, length; /* its tokens among the rows carried by source */
+    size_t limit;           /* longest target, end included */
+    size_t place;           /* of its first row among those carried by token */
+    size_t n_target;        /* tokens to be scored; without scoring, the given beginning */
+    int scoring, forced;    /* forced: the first of these tokens costs nothing */
+    size_t lead, n_source;  /* tokens that the session puts before those of the request, and these */
+    size_t n_demands;
+} moe_task;
+
 /* One sentence under translation. Where a device searches, the session has one as well, without hypotheses. */
 struct moe_slot {
     int active;
     void *user;
-    uint64_t key;           /* of its source, for noise */
-    size_t segment, length; /* its tokens in the attention memory */
-    size_t limit;           /* longest target, end included */
-    size_t steps;           /* decoder steps made */
-    size_t ahead;           /* and those that this run makes beside the next one */
-    moe_token *tokens;      /* [max_target * beam] */
+    uint64_t key; /* of its source, for noise */
+    moe_task task;
+    size_t steps;      /* decoder steps made */
+    size_t ahead;      /* and those that this run makes beside the next one */
+    moe_token *tokens; /* [max_target * beam] */
     size_t n_tokens;
     moe_live *live; /* [beam] best first */
     size_t n_live;
     moe_finished *finished; /* [2 * beam] */
     size_t n_finished, n_ended;
-    int32_t *target; /* [max_target] tokens to be scored; without scoring, the given beginning */
-    size_t n_target;
-    int scoring;
-    int forced;          /* the first token of `target` costs nothing */
-    moe_demand *demands; /* [max_constraints], of which the sentence has n_demands */
+    int32_t *target;     /* [max_target], of which the task has n_target */
+    moe_demand *demands; /* [max_constraints], of which the task has n_demands */
     int32_t *demand_ids; /* [max_target] their tokens */
-    size_t n_demands;
-    size_t lead, n_source; /* tokens that the session puts before those of the request, and these */
-    size_t shown;          /* index of the first token that the caller sees */
-    size_t place;          /* of its first row among those carried by token */
-    int broken;            /* not-a-number turned up */
+    size_t shown;        /* index of the first token that the caller sees */
+    int broken;          /* not-a-number turned up */
 };
 
 /* The question that a live hypothesis asks the decoder. */
@@ -864,7 +868,7 @@ typedef struct moe_answer {
     size_t top;
     const int32_t *top_ids;                   /* [rows, top], best first */
     const float *top_logprobs, *want_logprob; /* [rows, top], [rows] */
-    const float *coverage; /* [rows, stride], NVIDIA's by place: [slots, beam, stride]; NULL: no penalty */
+    float *coverage; /* [rows, stride], NVIDIA's by place: [slots, beam, stride]; NULL: no penalty */
     size_t stride;
     const float *attention;      /* [rows, stride] NULL: nobody knows */
     const float *start_logprobs; /* [rows, max_constraints] */
@@ -893,14 +897,14 @@ MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
     moe_row row;
     row.id = live->last < 0 ? s->bos : slot->tokens[live->last].id;
     row.parent = live->row != SIZE_MAX ? (int32_t)live->row : first;
-    row.want = position < slot->n_target ? slot->target[position] : slot->scoring ? s->eos : -1;
+    row.want = position < slot->task.n_target ? slot->target[position] : slot->task.scoring ? s->eos : -1;
     if (live->inside) row.want = slot->demand_ids[slot->demands[live->inside - 1].first + live->done];
-    row.hold = !slot->scoring && position < s->min_target;
+    row.hold = !slot->task.scoring && position < s->min_target;
     return row;
 }
 
 /* Where what is carried by token of token `last` lies; the begin token's, -1, comes first. */
-MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) { return (int32_t)slot->place + last + 1; }
+MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) { return (int32_t)slot->task.place + last + 1; }
 
 /* These places of the `n` tokens of a hypothesis that ends with token `last`, the begin token's first. */
 MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, size_t n, int32_t *chain) {
@@ -908,11 +912,11 @@ MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, size_t n, int
 }
 
 /* Whether all places of the beam are still one hypothesis: at the beginning, and while it follows a given target. */
-MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->n_target; }
+MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->task.n_target; }
 
 /* Steps behind a slot's next one that it can make in the same run, because it is known what they ask. */
 MOE_SHARED size_t moe_slot_given(const moe_slot *slot) {
-    return slot->active && moe_slot_is_one(slot) && !slot->n_demands ? slot->n_target - slot->steps : 0;
+    return slot->active && moe_slot_is_one(slot) && !slot->task.n_demands ? slot->task.n_target - slot->steps : 0;
 }
 
 /* A slot's hypothesis gets the next of its given tokens, which is not yet scored; `live` is a copy of it. */
@@ -966,7 +970,7 @@ MOE_SHARED float moe_score(const moe_search *s, float logprob, size_t tokens, in
 MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, float logprob, float end_logprob, int32_t last,
                                  int finished, const float *coverage) {
     const size_t tokens = slot->steps - (size_t)finished;
-    const float score = moe_score(s, logprob, tokens, finished, coverage, slot->length);
+    const float score = moe_score(s, logprob, tokens, finished, coverage, slot->task.length);
     const moe_finished f = { logprob, score, end_logprob, last, tokens, slot->n_ended++, finished };
     slot->finished[slot->n_finished++] = f;
 }
@@ -991,11 +995,12 @@ MOE_SHARED void moe_sort_finished(const moe_search *s, moe_slot *slot) {
 MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, const moe_answer *a, size_t row) {
     const float *weights;
     size_t best = 0;
-    if (!s->looks || !slot->length) return -1;
+    if (!s->looks || !slot->task.length) return -1;
     weights = a->attention + row * a->stride;
-    for (size_t i = 1; i < slot->length; i++)
+    for (size_t i = 1; i < slot->task.length; i++)
         if (weights[i] > weights[best]) best = i;
-    return best >= slot->lead && best < slot->lead + slot->n_source ? (int32_t)(best - slot->lead) : -1;
+    return best >= slot->task.lead && best < slot->task.lead + slot->task.n_source ? (int32_t)(best - slot->task.lead)
+                                                                                   : -1;
 }
 
 /* The token that row `row` is followed by. Returns its index. */
@@ -1011,7 +1016,7 @@ MOE_SHARED int32_t moe_add_token(const moe_search *s, moe_slot *slot, const moe_
 MOE_SHARED int moe_hf_done(const moe_search *s, moe_slot *slot) {
     moe_sort_finished(s, slot);
     if (slot->n_finished > (size_t)s->beam) slot->n_finished = (size_t)s->beam;
-    if (slot->n_live == 0 || slot->steps >= slot->limit) return 1;
+    if (slot->n_live == 0 || slot->steps >= slot->task.limit) return 1;
     return slot->n_finished == (size_t)s->beam &&
            (s->early_stopping ||
             slot->live[0].logprob / moe_length_penalty(s, slot->steps) <= slot->finished[slot->n_finished - 1].score);
@@ -1038,7 +1043,7 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_answe
            slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
         slot->n_finished--;
     if (slot->n_finished >= (size_t)s->beam || slot->n_live == 0) return 1;
-    if (slot->steps >= slot->limit) {
+    if (slot->steps >= slot->task.limit) {
         for (size_t h = 0; h < slot->n_live; h++)
             moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 0,
                              a->coverage ? a->coverage + slot->live[h].row * a->stride : NULL);
@@ -1047,7 +1052,8 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_answe
     }
     for (size_t h = 0; h < slot->n_live; h++)
         if (slot->live[h].logprob > best) best = slot->live[h].logprob;
-    return slot->n_finished >= (size_t)s->nbest && slot->finished[0].score >= best / moe_length_penalty(s, slot->limit);
+    return slot->n_finished >= (size_t)s->nbest &&
+           slot->finished[0].score >= best / moe_length_penalty(s, slot->task.limit);
 }
 
 /* ---- Constraints ----
@@ -1077,28 +1083,28 @@ MOE_SHARED size_t moe_demand_begun(const moe_slot *slot, const moe_demand *b, co
 
 /* The tokens that could begin or go on with each constraint of a row: starts [max_constraints], -1: none. */
 MOE_SHARED void moe_fill_starts(const moe_search *s, const moe_slot *slot, const moe_live *live, int32_t *starts) {
-    const int free = !slot->scoring && slot->steps >= slot->n_target && !live->inside;
+    const int free = !slot->task.scoring && slot->steps >= slot->task.n_target && !live->inside;
     for (size_t c = 0; c < s->max_constraints; c++) {
         starts[c] = -1;
-        if (!free || c >= slot->n_demands || (live->met >> c & 1)) continue;
+        if (!free || c >= slot->task.n_demands || (live->met >> c & 1)) continue;
         starts[c] = slot->demand_ids[slot->demands[c].first + moe_demand_begun(slot, &slot->demands[c], live)];
     }
 }
 
 /* A hypothesis has got its last token: has it met a constraint? The longest counts, of several as long the first. */
 MOE_SHARED void moe_demand_advance(const moe_slot *slot, moe_live *live) {
-    size_t best = slot->n_demands;
+    size_t best = slot->task.n_demands;
     live->since++;
     if (live->inside) {
         if (++live->done < slot->demands[live->inside - 1].n) return;
         best = live->inside - 1;
     }
-    for (size_t c = 0; c < slot->n_demands && !live->inside; c++) {
+    for (size_t c = 0; c < slot->task.n_demands && !live->inside; c++) {
         const moe_demand *b = &slot->demands[c];
         if ((live->met >> c & 1) || b->n > live->since || !moe_ends_in_demand(slot, b, b->n, live->last)) continue;
-        if (best == slot->n_demands || b->n > slot->demands[best].n) best = c;
+        if (best == slot->task.n_demands || b->n > slot->demands[best].n) best = c;
     }
-    if (best == slot->n_demands) return;
+    if (best == slot->task.n_demands) return;
     live->met |= (uint64_t)1 << best;
     live->inside = live->done = live->since = 0;
 }
@@ -1106,7 +1112,7 @@ MOE_SHARED void moe_demand_advance(const moe_slot *slot, moe_live *live) {
 /* Whether token `id` behind a hypothesis would repeat a constraint that must stand there once. */
 MOE_SHARED int moe_demand_repeats(const moe_slot *slot, const moe_live *live, int32_t id) {
     int repeats = 0;
-    for (size_t c = 0; c < slot->n_demands; c++) {
+    for (size_t c = 0; c < slot->task.n_demands; c++) {
         const moe_demand *b = &slot->demands[c];
         if (id != slot->demand_ids[b->first + b->n - 1] || !moe_ends_in_demand(slot, b, b->n - 1, live->last)) continue;
         if (!(live->met >> c & 1)) return 0; /* another one like it */
@@ -1153,7 +1159,7 @@ MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot,
 }
 
 MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const moe_answer *a, const moe_live *live) {
-    moe_next best = { slot->n_demands, -1, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, 0 };
+    moe_next best = { slot->task.n_demands, -1, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, 0 };
     size_t missing = 0;
     if (live->inside) {
         const moe_demand *b = &slot->demands[live->inside - 1];
@@ -1163,16 +1169,17 @@ MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const 
         best.commits = best.only = 1;
         return best;
     }
-    for (size_t c = 0; c < slot->n_demands; c++) {
+    for (size_t c = 0; c < slot->task.n_demands; c++) {
         moe_next choice;
         if (live->met >> c & 1) continue;
         missing += slot->demands[c].n;
         choice = moe_choose_demand(s, slot, a, live, c);
-        if (choice.logprob != choice.logprob || best.bound == slot->n_demands || choice.rank > best.rank) best = choice;
+        if (choice.logprob != choice.logprob || best.bound == slot->task.n_demands || choice.rank > best.rank)
+            best = choice;
     }
-    best.only = missing && (slot->steps + missing >= slot->limit || a->top_ids[live->row * a->top] == s->eos);
+    best.only = missing && (slot->steps + missing >= slot->task.limit || a->top_ids[live->row * a->top] == s->eos);
     best.commits |= best.only;
-    best.repeats = best.bound == slot->n_demands;
+    best.repeats = best.bound == slot->task.n_demands;
     for (size_t k = 0; k < a->top && best.repeats; k++)
         best.repeats = moe_demand_repeats(slot, live, a->top_ids[live->row * a->top + k]);
     return best;
@@ -1183,7 +1190,7 @@ MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const mo
                              moe_next *c) {
     for (; !c->only && c->taken < a->top; c->taken++) {
         const int32_t id = a->top_ids[live->row * a->top + c->taken];
-        if (c->bound < slot->n_demands && (id == s->eos || id == c->id)) continue;
+        if (c->bound < slot->task.n_demands && (id == s->eos || id == c->id)) continue;
         if (c->repeats || !moe_demand_repeats(slot, live, id)) return 1;
     }
     return 0;
@@ -1217,7 +1224,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
     moe_next choices[MOE_MAX_BEAM];
     size_t n_next = 0;
     float best_candidate = 0.0f;
-    const int last_step = s->rules == MOE_RULES_HF && slot->steps + 1 >= slot->limit;
+    const int last_step = s->rules == MOE_RULES_HF && slot->steps + 1 >= slot->task.limit;
     slot->steps++;
     if (last_step && s->force_end) return moe_force_end(s, slot);
     for (size_t h = 0; h < slot->n_live; h++) choices[h] = moe_choose(s, slot, a, &slot->live[h]);
@@ -1229,7 +1236,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
         for (size_t h = 0; h < slot->n_live; h++) {
             moe_next *c = &choices[h];
             const moe_live *l = &slot->live[h];
-            if (c->bound < slot->n_demands && !c->begun) {
+            if (c->bound < slot->task.n_demands && !c->begun) {
                 const float rank = l->rank + c->rank;
                 if (c->logprob != c->logprob) slot->broken = 1;
                 if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = 1;
@@ -1307,14 +1314,14 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answ
         slot->live[h] = next[h];
     }
     slot->n_live = n;
-    cut = slot->steps >= slot->limit;
+    cut = slot->steps >= slot->task.limit;
     if (ended < n && !cut) return 0;
     for (size_t h = 0; h < n; h++) {
         const moe_live *l = &slot->live[h];
         const float *seen = coverage ? coverage + h * a->stride : NULL;
         const float score = s->rules != MOE_RULES_NVIDIA || cut
                                 ? l->rank /* NVIDIA's does not normalise a beam that is cut */
-                                : moe_score(s, l->logprob, l->tokens, 1, seen, slot->length);
+                                : moe_score(s, l->logprob, l->tokens, 1, seen, slot->task.length);
         const float end = l->ended ? l->latest : 0.0f;
         const moe_finished f = { l->logprob, score, end, l->last, l->tokens, slot->n_ended++, l->ended };
         slot->finished[slot->n_finished++] = f;
@@ -1333,7 +1340,7 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, const moe_ans
         slot->broken = 1;
         return 1;
     }
-    if (position == slot->n_target) {
+    if (position == slot->task.n_target) {
         moe_add_finished(s, slot, live->logprob, logprob, live->last, 1, coverage);
         return 1;
     }
@@ -1348,13 +1355,13 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, const moe_ans
 MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
     const size_t place = at * (size_t)s->beam;
     int done;
-    if (slot->scoring || slot->steps < slot->n_target) {
+    if (slot->task.scoring || slot->steps < slot->task.n_target) {
         const size_t row = slot->live[0].row;
-        const float logprob = slot->forced && slot->steps == 0 ? 0.0f : a->want_logprob[row];
+        const float logprob = slot->task.forced && slot->steps == 0 ? 0.0f : a->want_logprob[row];
         done =
             moe_score_step(s, slot, a, logprob,
                            a->coverage ? a->coverage + (s->rules == MOE_RULES_NVIDIA ? place : row) * a->stride : NULL);
-    } else if (slot->n_demands || s->rules == MOE_RULES_PAPER || s->rules == MOE_RULES_HF) {
+    } else if (slot->task.n_demands || s->rules == MOE_RULES_PAPER || s->rules == MOE_RULES_HF) {
         done = moe_search_step(s, slot, a, next);
     } else {
         done = moe_beam_step(s, slot, a, a->coverage ? a->coverage + place * a->stride : NULL, next);
@@ -5076,8 +5083,11 @@ static int moe_follow_links(const char *path, char *out) {
 
 static const int moe_ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
 
+/* How many open outputs of this thread hold each of them back. */
+static _Thread_local int moe_holders[MOE_COUNT(moe_ending_signals)];
+
 /* Signals that would end the process, and so leave the temporary file behind, wait in this thread until the output is
- * closed. Signals that the program handles, ignores or blocks already are left alone. */
+ * closed, and all others that it has opened. Signals that the program handles, ignores or blocks are left alone. */
 static void moe_hold_signals(sigset_t *held) {
     sigset_t blocked;
     sigemptyset(held);
@@ -5085,10 +5095,20 @@ static void moe_hold_signals(sigset_t *held) {
     for (size_t i = 0; i < MOE_COUNT(moe_ending_signals); i++) {
         const int number = moe_ending_signals[i];
         struct sigaction action;
-        if (!sigismember(&blocked, number) && sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_DFL)
-            sigaddset(held, number);
+        if (!moe_holders[i] &&
+            (sigismember(&blocked, number) || sigaction(number, NULL, &action) != 0 || action.sa_handler != SIG_DFL))
+            continue;
+        moe_holders[i]++;
+        sigaddset(held, number);
     }
     pthread_sigmask(SIG_BLOCK, held, NULL);
+}
+
+static void moe_release_signals(sigset_t *held) {
+    for (size_t i = 0; i < MOE_COUNT(moe_ending_signals); i++)
+        if (sigismember(held, moe_ending_signals[i]) && moe_holders[i] && --moe_holders[i])
+            sigdelset(held, moe_ending_signals[i]);
+    pthread_sigmask(SIG_UNBLOCK, held, NULL);
 }
 
 /* Whether one of the signals that wait has come. */
@@ -5237,7 +5257,7 @@ moe_status moe_output_close(moe_output *o, int keep, moe_error *error) {
     if (keep && o->failed) status = moe_output_fail(o, error, o->failed);
     if (o->temporary[0] && (!keep || o->failed)) unlink(o->temporary);
     else if (o->temporary[0]) moe_sync_folder(o->temporary);
-    pthread_sigmask(SIG_UNBLOCK, &o->held, NULL);
+    moe_release_signals(&o->held);
     a = o->allocator;
     moe_release(&a, o, sizeof *o);
     return status;
@@ -8647,21 +8667,11 @@ struct moe_session {
     moe_extents by_source; /* the rows of active slots that are carried so */
     size_t token_rows;     /* carried by token, of a slot: for its longest translations; 0: none are */
     /* the group of sentences that is being encoded */
-    int32_t *staged;                                              /* [encode_tokens] their ids, one behind the other */
-    size_t *staged_slot, *staged_first, *staged_order, *sentence; /* [n_slots] */
-    int32_t *packed;                                              /* [encode_tokens] */
-    size_t *destination;                                          /* [encode_tokens] */
-    size_t *live, *first;                                         /* [max_source] */
-    /* the frame of a decoder step; on a device, only the part that a classifier needs */
-    int32_t *ids, *parents, *want, *top_ids;
-    size_t *segment, *length;
-    int32_t *positions; /* [most rows of either graph] */
-    int32_t *chain;     /* [rows, max_target], NULL where nothing is carried by token */
-    uint64_t *keys;     /* [most rows of either graph], NULL without noise */
-    char *hold;         /* NULL unless translations have a least length */
-    int32_t *starts;    /* [rows, max_constraints] NULL without */
-    float *start_logprobs;
-    float *want_logprob, *top_logprobs, *attention, *coverage, *coverage_next;
+    int32_t *staged;                                   /* [encode_tokens] their ids, one behind the other */
+    size_t *staged_slot, *staged_first, *staged_order; /* [n_slots] */
+    moe_frame frames[MOE_GRAPHS];                      /* on a device, of the decoder's only what a classifier needs */
+    moe_answer answer;                                 /* what a step of the decoder's frame gave */
+    float *coverage_next;                              /* what the next step's becomes */
     moe_live *next;
     /* results */
     moe_hypothesis *hypotheses; /* [nbest of the search] */
@@ -8891,32 +8901,47 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
 static void moe_frame_layout(moe_session *s, moe_layout *at) {
     const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
     const size_t beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest;
+    const size_t rows = s->rows, most = moe_max(rows, s->encode_tokens), top = s->graphs[MOE_DECODER].top;
     const int here = !s->api; /* this is where hypotheses are searched */
-    if (here || s->model->kind == MOE_MODEL_CLASSIFIER) {
-        s->want = moe_carve(at, s->rows, sizeof *s->want);
-        s->want_logprob = moe_carve(at, s->rows, sizeof *s->want_logprob);
-        s->top_ids = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_ids);
-        s->top_logprobs = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_logprobs);
+    const int classifies = s->model->kind == MOE_MODEL_CLASSIFIER;
+    moe_frame *e = &s->frames[MOE_ENCODER], *d = &s->frames[MOE_DECODER];
+    moe_hypothesis_rows *b = &d->beam;
+    e->packed.sentence = moe_carve(at, s->n_slots, sizeof(size_t));
+    e->ids = moe_carve(at, s->encode_tokens, sizeof *e->ids);
+    e->packed.destination = moe_carve(at, s->encode_tokens, sizeof(size_t));
+    e->packed.live = moe_carve(at, max_source, sizeof(size_t));
+    e->packed.first = moe_carve(at, max_source, sizeof(size_t));
+    if (!classifies)
+        e->positions = d->positions = moe_carve(at, most, sizeof *d->positions); /* the graphs take turns */
+    if (here && s->params.noise) e->keys = d->keys = moe_carve(at, most, sizeof *d->keys);
+    if (here || classifies) {
+        b->want = moe_carve(at, rows, sizeof *b->want);
+        b->want_logprob = moe_carve(at, rows, sizeof(float));
+        b->top_ids = moe_carve(at, rows * top, sizeof *b->top_ids);
+        b->top_logprobs = moe_carve(at, rows * top, sizeof(float));
     }
-    s->positions = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->positions);
-    if (!here) return;
-    s->ids = moe_carve(at, s->rows, sizeof *s->ids);
-    s->parents = moe_carve(at, s->rows, sizeof *s->parents);
-    if (s->token_rows) s->chain = moe_carve(at, s->rows * max_target, sizeof *s->chain);
-    if (s->params.noise) s->keys = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->keys);
-    if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
+    if (!here || classifies) return;
+    d->ids = moe_carve(at, rows, sizeof *d->ids);
+    b->parents = moe_carve(at, rows, sizeof *b->parents);
+    if (s->token_rows) b->chain = moe_carve(at, rows * max_target, sizeof *b->chain);
+    b->chain_stride = max_target;
+    if (s->params.min_target) b->hold = moe_carve(at, rows, sizeof *b->hold);
     if (s->search.max_constraints) {
-        s->starts = moe_carve(at, s->rows * s->search.max_constraints, sizeof *s->starts);
-        s->start_logprobs = moe_carve(at, s->rows * s->search.max_constraints, sizeof(float));
+        b->n_starts = s->search.max_constraints;
+        b->starts = moe_carve(at, rows * b->n_starts, sizeof *b->starts);
+        b->start_logprobs = moe_carve(at, rows * b->n_starts, sizeof(float));
         if (s->search.looks) s->result_sources = moe_carve(at, nbest * max_target, sizeof *s->result_sources);
     }
-    s->segment = moe_carve(at, s->rows, sizeof *s->segment);
-    s->length = moe_carve(at, s->rows, sizeof *s->length);
+    b->segment = moe_carve(at, rows, sizeof(size_t));
+    b->length = moe_carve(at, rows, sizeof(size_t));
     if (s->search.beta != 0.0f || s->params.attention || s->search.looks)
-        s->attention = moe_carve(at, s->rows * max_source, sizeof(float));
+        b->attention = moe_carve(at, rows * max_source, sizeof(float));
+    b->attention_stride = max_source;
+    s->answer = (moe_answer){ top,  b->top_ids, b->top_logprobs, b->want_logprob,
+                              NULL, max_source, b->attention,    b->start_logprobs };
     if (s->search.beta != 0.0f) {
-        s->coverage = moe_carve(at, s->rows * max_source, sizeof(float));
-        s->coverage_next = moe_carve(at, s->rows * max_source, sizeof(float));
+        s->answer.coverage = moe_carve(at, rows * max_source, sizeof(float));
+        s->coverage_next = moe_carve(at, rows * max_source, sizeof(float));
     }
     s->next = moe_carve(at, beam, sizeof *s->next);
     s->result_ids = moe_carve(at, nbest * max_target, sizeof *s->result_ids);
@@ -8928,8 +8953,7 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
     const moe_model *m = s->model;
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest,
                  slots = s->n_slots;
-    const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
-    const size_t nodes = moe_session_nodes(m);
+    const size_t nodes = moe_session_nodes(m), max_target = (size_t)s->params.max_target;
     const int here = !s->api; /* this is where hypotheses are searched */
     s->pool = moe_carve(at, 1, sizeof *s->pool);
     for (int g = 0; g < MOE_GRAPHS; g++) {
@@ -8963,11 +8987,6 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
     s->staged_slot = moe_carve(at, slots, sizeof *s->staged_slot);
     s->staged_first = moe_carve(at, slots, sizeof *s->staged_first);
     s->staged_order = moe_carve(at, slots, sizeof *s->staged_order);
-    s->sentence = moe_carve(at, slots, sizeof *s->sentence);
-    s->packed = moe_carve(at, s->encode_tokens, sizeof *s->packed);
-    s->destination = moe_carve(at, s->encode_tokens, sizeof *s->destination);
-    s->live = moe_carve(at, max_source, sizeof *s->live);
-    s->first = moe_carve(at, max_source, sizeof *s->first);
     s->hypotheses = moe_carve(at, nbest, sizeof *s->hypotheses);
     moe_frame_layout(s, at);
 }
@@ -9004,7 +9023,7 @@ static void moe_place_graphs(moe_session *s, char *arena) {
 }
 
 /* How many rows of each kind there are, and what is kept of them. */
-static void moe_settle_rows(moe_session *s) {
+static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam;
     s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
     /* A request is pulled before its length is known, so there is always room for a longest one. */
@@ -9014,11 +9033,17 @@ static void moe_settle_rows(moe_session *s) {
     /* Every hypothesis and token of a step may last to the end. Memory that no sentence comes to is never touched. */
     for (size_t i = 0; i < s->model->n_decoder; i++)
         if (s->model->decoder[i].kind == MOE_LAYER_SELF) s->token_rows = beam * (size_t)s->params.max_target + 1;
+    if (s->token_rows > INT32_MAX / s->n_slots)
+        return moe_fail(
+            error, MOE_ERROR_ARGUMENT, "batch",
+            "a batch of %d, a beam of %d and max_target %d are too many: their product must stay below 2^31",
+            s->params.batch, s->params.beam, s->params.max_target);
     if (s->model->transformer) s->search.ahead = moe_min(1024, 32 * batch);
     s->rows += s->search.ahead;
     s->memory.width = s->model->memory_width;
     s->search.max_constraints = (size_t)s->params.max_constraints;
     s->reranker.looks = s->search.looks = s->params.max_constraints && s->model->attention;
+    return MOE_OK;
 }
 
 /* Fill in the fields that parameters decide, before any memory is laid out. */
@@ -9078,8 +9103,7 @@ static moe_status moe_session_settle(moe_session *s, const moe_model *m, const m
     s->graphs[MOE_DECODER].top =
         moe_min((size_t)(m->kind == MOE_MODEL_CLASSIFIER ? s->params.nbest : s->params.beam + 1),
                 (size_t)m->vocabulary);
-    moe_settle_rows(s);
-    return MOE_OK;
+    return moe_settle_rows(s, error);
 }
 
 static moe_status moe_no_memory(size_t bytes, moe_error *error) {
@@ -9267,9 +9291,10 @@ void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) 
  * slot order; a finished sentence's slot and its rows that are carried by source are free for the next request at once.
  */
 
-/* Tell the caller which experts row `row` went to, in every mixture of the graph. */
-static void moe_report_row(const moe_session *s, const moe_graph *g, size_t row, void *user, size_t position,
-                           int32_t token) {
+/* Tell the caller which experts row `row` went to, in every mixture of graph `which`. */
+static void moe_report_row(const moe_session *s, int which, size_t row, void *user, size_t position) {
+    const moe_graph *g = &s->graphs[which];
+    const int32_t token = s->frames[which].ids ? s->frames[which].ids[row] : -1;
     for (size_t i = 0; i < g->count; i++) {
         const moe_node *t = &g->nodes[i];
         moe_selection chosen;
@@ -9289,13 +9314,11 @@ static moe_status moe_heed(moe_session *s, moe_error *error) {
     return moe_fail(error, MOE_ERROR_CANCELLED, "session", "cancelled");
 }
 
-/* Run one of the two graphs where the session lives. */
-static moe_status moe_session_run(moe_session *s, const moe_graph *g, const moe_frame *frame, moe_error *error) {
-    const moe_run run = { s->kernels, s->pool, g, frame };
+/* Run one of the two graphs on its frame, where the session lives. */
+static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
+    const moe_run run = { s->kernels, s->pool, &s->graphs[which], &s->frames[which] };
     MOE_TRY(moe_check_unchanged(s->model, error));
-    if (s->api)
-        return s->api->run(s->device, g == &s->graphs[MOE_DECODER], frame, s->params.trace, s->params.trace_user,
-                           error);
+    if (s->api) return s->api->run(s->device, which, run.frame, s->params.trace, s->params.trace_user, error);
     moe_graph_run(&run, s->params.trace, s->params.trace_user);
     const moe_status damaged = moe_report_damage(&s->model->file, &s->damage, error);
     return damaged ? damaged : moe_heed(s, error);
@@ -9442,13 +9465,13 @@ static int moe_is_question(const moe_session *s, size_t at) {
 /* Copy the constraints of a sentence, and leave them room. */
 static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
     size_t tokens = 0;
-    for (size_t c = 0; c < slot->n_demands; c++) {
+    for (size_t c = 0; c < slot->task.n_demands; c++) {
         const moe_constraint *k = &q->constraints[c];
-        slot->demands[c] = (moe_demand){ tokens, k->n_ids, slot->lead + k->first, k->n_source, k->once };
+        slot->demands[c] = (moe_demand){ tokens, k->n_ids, slot->task.lead + k->first, k->n_source, k->once };
         memcpy(slot->demand_ids + tokens, k->ids, k->n_ids * sizeof *k->ids);
         tokens += k->n_ids;
     }
-    slot->limit = moe_max(slot->limit, slot->n_target + tokens + 1);
+    slot->task.limit = moe_max(slot->task.limit, slot->task.n_target + tokens + 1);
 }
 
 /* Put a checked request into slot `at`; its ids go behind the `staged` ones. Returns the tokens staged. */
@@ -9466,28 +9489,28 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     if (q->n_source) memcpy(ids + n, q->source, q->n_source * sizeof *ids);
     n += q->n_source;
     if (m->source_eos && !q->raw) ids[n++] = m->source_end;
-    slot->segment = moe_extents_take(&s->by_source, at, n);
-    slot->length = n;
+    slot->task.segment = moe_extents_take(&s->by_source, at, n);
+    slot->task.length = n;
     slot->user = q->user;
     slot->key = 0;
-    for (size_t i = 0; s->keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
-    slot->limit = moe_min(max_target, (limit < (double)max_target ? (size_t)limit : max_target) + offset);
-    slot->scoring = q->target && !q->prefix;
-    slot->forced = force >= 0;
-    slot->shown = slot->forced && !q->raw && q->force < 0 ? 1 : 0;
-    slot->n_target = (size_t)slot->forced + (q->target ? q->n_target : 0);
-    slot->limit = moe_max(moe_max(slot->limit, 1), slot->n_target + 1);
-    slot->lead = s->tickets[at].first;
-    slot->n_source = q->n_source;
-    slot->n_demands = slot->scoring ? 0 : q->n_constraints;
+    for (size_t i = 0; s->frames[MOE_ENCODER].keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
+    slot->task.limit = moe_min(max_target, (limit < (double)max_target ? (size_t)limit : max_target) + offset);
+    slot->task.scoring = q->target && !q->prefix;
+    slot->task.forced = force >= 0;
+    slot->shown = slot->task.forced && !q->raw && q->force < 0 ? 1 : 0;
+    slot->task.n_target = (size_t)slot->task.forced + (q->target ? q->n_target : 0);
+    slot->task.limit = moe_max(moe_max(slot->task.limit, 1), slot->task.n_target + 1);
+    slot->task.lead = s->tickets[at].first;
+    slot->task.n_source = q->n_source;
+    slot->task.n_demands = slot->task.scoring ? 0 : q->n_constraints;
     moe_admit_constraints(slot, q);
-    slot->place = at * s->token_rows;
+    slot->task.place = at * s->token_rows;
     if (s->api) {
         s->api->begin(s->device, at, slot, force, q->target);
     } else {
-        if (slot->forced) slot->target[0] = force;
+        if (slot->task.forced) slot->target[0] = force;
         if (q->target && q->n_target)
-            memcpy(slot->target + slot->forced, q->target, q->n_target * sizeof *slot->target);
+            memcpy(slot->target + slot->task.forced, q->target, q->n_target * sizeof *slot->target);
         moe_slot_begin(slot);
     }
     s->slots[at].active = 1;
@@ -9499,43 +9522,38 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
 
 /* Encode the staged sentences: sorted by falling length, packed by time step. */
 static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
-    moe_frame frame = { .ids = s->packed,
-                        .packed.live = s->live,
-                        .packed.first = s->first,
-                        .packed.destination = s->destination,
-                        .packed.sentence = s->sentence,
-                        .keys = s->keys,
-                        .positions = s->positions };
+    moe_frame *f = &s->frames[MOE_ENCODER];
+    moe_packed *p = &f->packed;
     if (!s->graphs[MOE_ENCODER].count) return MOE_OK; /* a language model */
     for (size_t i = 0; i < group; i++) {
-        const size_t length = s->slots[s->staged_slot[i]].length;
+        const size_t length = s->slots[s->staged_slot[i]].task.length;
         size_t at = i;
-        for (; at > 0 && s->slots[s->staged_slot[s->staged_order[at - 1]]].length < length; at--)
+        for (; at > 0 && s->slots[s->staged_slot[s->staged_order[at - 1]]].task.length < length; at--)
             s->staged_order[at] = s->staged_order[at - 1];
         s->staged_order[at] = i;
     }
-    for (size_t i = 0; i < group; i++) s->sentence[i] = s->staged_slot[s->staged_order[i]];
-    frame.packed.steps = s->slots[s->staged_slot[s->staged_order[0]]].length;
-    for (size_t step = 0; step < frame.packed.steps; step++) {
+    for (size_t i = 0; i < group; i++) p->sentence[i] = s->staged_slot[s->staged_order[i]];
+    f->rows = 0;
+    p->steps = s->slots[p->sentence[0]].task.length;
+    for (size_t step = 0; step < p->steps; step++) {
         size_t live = 0;
-        s->first[step] = frame.rows;
+        p->first[step] = f->rows;
         for (; live < group; live++) {
             const size_t staged = s->staged_order[live];
             const moe_slot *slot = &s->slots[s->staged_slot[staged]];
-            if (slot->length <= step) break;
-            s->packed[frame.rows] = s->staged[s->staged_first[staged] + step];
-            if (s->keys) s->keys[frame.rows] = moe_hash(slot->key ^ step);
-            s->positions[frame.rows] = (int32_t)step;
-            s->destination[frame.rows++] = slot->segment + step;
+            if (slot->task.length <= step) break;
+            f->ids[f->rows] = s->staged[s->staged_first[staged] + step];
+            if (f->keys) f->keys[f->rows] = moe_hash(slot->key ^ step);
+            f->positions[f->rows] = (int32_t)step;
+            p->destination[f->rows++] = slot->task.segment + step;
         }
-        s->live[step] = live;
+        p->live[step] = live;
     }
-    MOE_TRY(moe_session_run(s, &s->graphs[MOE_ENCODER], &frame, error));
-    for (size_t step = 0; s->params.routing && step < frame.packed.steps; step++)
-        for (size_t i = 0; i < s->live[step]; i++)
-            if (!moe_is_question(s, s->sentence[i]))
-                moe_report_row(s, &s->graphs[MOE_ENCODER], s->first[step] + i, s->slots[s->sentence[i]].user, step,
-                               s->packed[s->first[step] + i]);
+    MOE_TRY(moe_session_run(s, MOE_ENCODER, error));
+    for (size_t step = 0; s->params.routing && step < p->steps; step++)
+        for (size_t i = 0; i < p->live[step]; i++)
+            if (!moe_is_question(s, p->sentence[i]))
+                moe_report_row(s, MOE_ENCODER, p->first[step] + i, s->slots[p->sentence[i]].user, step);
     return MOE_OK;
 }
 
@@ -9657,25 +9675,27 @@ static void moe_fill_row(moe_session *s, size_t at, const moe_live *live, size_t
     const moe_slot *slot = &s->slots[at];
     const moe_row asked =
         moe_live_row(&s->search, slot, live, position, s->search.from_encoder ? (int32_t)(s->rows + at) : -1);
-    s->ids[row] = asked.id;
-    s->parents[row] = asked.parent;
-    s->segment[row] = slot->segment;
-    s->length[row] = slot->length;
-    s->want[row] = asked.want;
-    s->positions[row] = (int32_t)position;
-    if (s->chain) moe_fill_chain(slot, live->last, position + 1, s->chain + row * (size_t)s->params.max_target);
-    if (s->keys) {
-        s->keys[row] = ~slot->key;
+    moe_frame *f = &s->frames[MOE_DECODER];
+    moe_hypothesis_rows *b = &f->beam;
+    f->ids[row] = asked.id;
+    f->positions[row] = (int32_t)position;
+    b->parents[row] = asked.parent;
+    b->segment[row] = slot->task.segment;
+    b->length[row] = slot->task.length;
+    b->want[row] = asked.want;
+    if (b->chain) moe_fill_chain(slot, live->last, position + 1, b->chain + row * b->chain_stride);
+    if (f->keys) {
+        f->keys[row] = ~slot->key;
         for (int32_t token = live->last; token >= 0; token = slot->tokens[token].parent)
-            s->keys[row] = moe_hash(s->keys[row] ^ (uint64_t)slot->tokens[token].id);
+            f->keys[row] = moe_hash(f->keys[row] ^ (uint64_t)slot->tokens[token].id);
     }
-    if (s->hold) s->hold[row] = (char)asked.hold;
-    if (s->starts) moe_fill_starts(&s->search, slot, live, s->starts + row * s->search.max_constraints);
+    if (b->hold) b->hold[row] = (char)asked.hold;
+    if (b->starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
 }
 
 /* One row for every live hypothesis, and behind it those of given tokens as far as there is room. Keys and values of
- * all rows are stored before any row looks at them. Returns the rows. */
-static size_t moe_fill_frame(moe_session *s) {
+ * all rows are stored before any row looks at them. */
+static void moe_fill_frame(moe_session *s) {
     size_t rows = 0, room = s->search.ahead;
     for (size_t i = 0; i < s->n_slots; i++) {
         moe_slot *slot = &s->slots[i];
@@ -9692,19 +9712,20 @@ static size_t moe_fill_frame(moe_session *s) {
             moe_fill_row(s, i, &live, slot->steps + ++slot->ahead, rows++);
         }
     }
-    return rows;
+    s->frames[MOE_DECODER].rows = rows;
 }
 
 /* coverage of a row = that of its parent + this step's attention. */
-static void moe_add_coverage(moe_session *s, size_t rows) {
-    const size_t stride = (size_t)s->params.max_source;
-    float *swap = s->coverage;
-    for (size_t r = 0; r < rows; r++) {
-        const float *old = moe_row_begins(s->parents, r, s->rows) ? NULL : s->coverage + (size_t)s->parents[r] * stride;
-        for (size_t i = 0; i < s->length[r]; i++)
-            s->coverage_next[r * stride + i] = (old ? old[i] : 0.0f) + s->attention[r * stride + i];
+static void moe_add_coverage(moe_session *s) {
+    const moe_hypothesis_rows *b = &s->frames[MOE_DECODER].beam;
+    const size_t stride = s->answer.stride;
+    float *swap = s->answer.coverage;
+    for (size_t r = 0; r < s->frames[MOE_DECODER].rows; r++) {
+        const float *old = moe_row_begins(b->parents, r, s->rows) ? NULL : swap + (size_t)b->parents[r] * stride;
+        for (size_t i = 0; i < b->length[r]; i++)
+            s->coverage_next[r * stride + i] = (old ? old[i] : 0.0f) + b->attention[r * stride + i];
     }
-    s->coverage = s->coverage_next;
+    s->answer.coverage = s->coverage_next;
     s->coverage_next = swap;
 }
 
@@ -9717,9 +9738,9 @@ static void moe_add_place_coverage(moe_session *s) {
         const int one = moe_slot_is_one(slot);
         for (size_t h = 0; slot->active && h < (one ? beam : slot->n_live); h++) {
             const moe_live *live = &slot->live[one ? 0 : h];
-            float *sum = s->coverage + (i * beam + h) * stride;
-            for (size_t k = 0; !live->ended && k < slot->length; k++)
-                sum[k] = (slot->steps ? sum[k] : 0.0f) + s->attention[live->row * stride + k];
+            float *sum = s->answer.coverage + (i * beam + h) * stride;
+            for (size_t k = 0; !live->ended && k < slot->task.length; k++)
+                sum[k] = (slot->steps ? sum[k] : 0.0f) + s->answer.attention[live->row * stride + k];
         }
     }
 }
@@ -9764,51 +9785,26 @@ static moe_status moe_step_on_device(moe_session *s, moe_done_fn done, void *use
 static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     const moe_slot *slot = &s->slots[at];
     const moe_ticket *ticket = &s->tickets[at];
-    const float *weights =
-        s->params.attention ? s->attention + row * (size_t)s->params.max_source + ticket->first : NULL;
-    const size_t position = (size_t)s->positions[row];
+    const float *weights = s->params.attention ? s->answer.attention + row * s->answer.stride + ticket->first : NULL;
+    const size_t position = (size_t)s->frames[MOE_DECODER].positions[row];
     const moe_attention attention = { slot->user, position, ticket->n, weights };
-    if (s->params.routing) moe_report_row(s, &s->graphs[MOE_DECODER], row, slot->user, position, s->ids[row]);
+    if (s->params.routing) moe_report_row(s, MOE_DECODER, row, slot->user, position);
     if (s->params.attention) s->params.attention(s->params.attention_user, &attention);
 }
 
 static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_error *error) {
-    const size_t stride = (size_t)s->params.max_source;
-    moe_answer answer = {
-        s->graphs[MOE_DECODER].top, s->top_ids, s->top_logprobs, s->want_logprob, NULL, stride, s->attention,
-        s->start_logprobs
-    };
-    moe_frame frame = { .rows = moe_fill_frame(s),
-                        .ids = s->ids,
-                        .positions = s->positions,
-                        .beam.chain = s->chain,
-                        .beam.chain_stride = (size_t)s->params.max_target,
-                        .beam.parents = s->parents,
-                        .beam.segment = s->segment,
-                        .beam.length = s->length,
-                        .beam.attention = s->attention,
-                        .beam.attention_stride = stride,
-                        .beam.want = s->want,
-                        .beam.want_logprob = s->want_logprob,
-                        .beam.hold = s->hold,
-                        .beam.n_starts = s->starts ? s->search.max_constraints : 0,
-                        .beam.starts = s->starts,
-                        .beam.start_logprobs = s->start_logprobs,
-                        .keys = s->keys,
-                        .beam.top_ids = s->top_ids,
-                        .beam.top_logprobs = s->top_logprobs };
-    MOE_TRY(moe_session_run(s, &s->graphs[MOE_DECODER], &frame, error));
+    moe_fill_frame(s);
+    MOE_TRY(moe_session_run(s, MOE_DECODER, error));
     for (size_t i = 0; (s->params.routing || s->params.attention) && i < s->n_slots; i++)
         for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live && !moe_is_question(s, i); h++)
             for (size_t k = 0; !s->slots[i].live[h].ended && k <= s->slots[i].ahead; k++)
                 moe_report_live(s, i, s->slots[i].live[h].row + k);
     s->stats.steps++;
-    s->stats.rows += frame.rows;
-    if (s->coverage && s->params.rules == MOE_RULES_NVIDIA) moe_add_place_coverage(s);
-    else if (s->coverage) moe_add_coverage(s, frame.rows);
-    answer.coverage = s->coverage; /* adding to it has swapped the buffers */
+    s->stats.rows += s->frames[MOE_DECODER].rows;
+    if (s->answer.coverage && s->params.rules == MOE_RULES_NVIDIA) moe_add_place_coverage(s);
+    else if (s->answer.coverage) moe_add_coverage(s);
     for (size_t i = 0; i < s->n_slots; i++)
-        if (moe_slot_steps(&s->search, &s->slots[i], i, &answer, s->next))
+        if (moe_slot_steps(&s->search, &s->slots[i], i, &s->answer, s->next))
             moe_deliver(s, i, moe_gather_results(s, &s->slots[i]), done, user);
     return MOE_OK;
 }
@@ -9903,31 +9899,28 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
                         moe_error *error) {
     const size_t batch = (size_t)s->params.batch, width = s->model->width, top = s->graphs[MOE_DECODER].top,
                  nbest = (size_t)s->params.nbest;
+    moe_frame *f = &s->frames[MOE_DECODER];
+    const moe_hypothesis_rows *b = &f->beam;
     if (s->model->kind != MOE_MODEL_CLASSIFIER)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "classify", "this model is no classifier");
     for (size_t row0 = 0; row0 < rows; row0 += batch) {
         const size_t n = moe_min(batch, rows - row0);
-        const moe_frame frame = { .rows = n,
-                                  .inputs = inputs + row0 * width,
-                                  .keys = s->keys,
-                                  .beam.want = s->want,
-                                  .beam.want_logprob = s->want_logprob,
-                                  .beam.top_ids = s->top_ids,
-                                  .beam.top_logprobs = s->top_logprobs };
+        f->rows = n;
+        f->inputs = inputs + row0 * width;
         for (size_t r = 0; r < n; r++) {
-            s->want[r] = -1;
-            if (s->keys) s->keys[r] = moe_row_key(inputs + (row0 + r) * width, width);
+            b->want[r] = -1;
+            if (f->keys) f->keys[r] = moe_row_key(inputs + (row0 + r) * width, width);
         }
         MOE_TRY(moe_heed(s, error));
-        MOE_TRY(moe_session_run(s, &s->graphs[MOE_DECODER], &frame, error));
+        MOE_TRY(moe_session_run(s, MOE_DECODER, error));
         for (size_t r = 0; r < n; r++) {
-            if (s->params.routing) moe_report_row(s, &s->graphs[MOE_DECODER], r, NULL, row0 + r, -1);
-            if (!(s->top_logprobs[r * top] <= 0.0f))
+            if (s->params.routing) moe_report_row(s, MOE_DECODER, r, NULL, row0 + r);
+            if (!(b->top_logprobs[r * top] <= 0.0f))
                 return moe_fail(error, MOE_ERROR_NUMERIC, "classify",
                                 "row %zu gives not-a-number: its inputs or the model's weights are broken", row0 + r);
             for (size_t i = 0; i < nbest; i++) {
-                classes[(row0 + r) * nbest + i] = i < top ? s->top_ids[r * top + i] : -1;
-                logprobs[(row0 + r) * nbest + i] = i < top ? s->top_logprobs[r * top + i] : moe_from_bits(0xff800000u);
+                classes[(row0 + r) * nbest + i] = i < top ? b->top_ids[r * top + i] : -1;
+                logprobs[(row0 + r) * nbest + i] = i < top ? b->top_logprobs[r * top + i] : moe_from_bits(0xff800000u);
             }
         }
         s->stats.sentences += n;

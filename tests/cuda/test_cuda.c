@@ -265,7 +265,7 @@ static void states_and_steps_equal_the_cpu(void **state) {
                           .hidden = hidden,
                           .state = hidden,
                           .forget_bias = 0.75f };
-        const int32_t parents[5] = { 3, -1, 0, 3, 2 };
+        int32_t parents[5] = { 3, -1, 0, 3, 2 };
         bench b = { .rows = rows,
                     .build = build_step,
                     .user = &cell,
@@ -471,7 +471,7 @@ static void many_experts_take_little_memory(void **state) {
     uint64_t random = 18;
     float *logits = numbers(&random, IDS * GROUPS, 0), *weight = numbers(&random, EXPERTS * WIDTH, 0),
           *inputs = numbers(&random, ROWS * WIDTH, 0), slab[2 * WIDTH] = { 1, -2, 3, -4, 5, 6 };
-    const int32_t ids[ROWS] = { 2, 0, 3 };
+    int32_t ids[ROWS] = { 2, 0, 3 };
     void *blobs[2];
     hierarchy h;
     bench b = { .rows = ROWS,
@@ -516,8 +516,8 @@ static void attention_equals_the_cpu(void **state) {
     defaults();
     for (int i = 0; i < 8; i++) {
         enum { ROWS = 6, TOKENS = 200, LONGEST_SOURCE = 150 };
-        static const int32_t ids[ROWS] = { 0, 1, 2, 3, 1, 0 }, parents[ROWS] = { 0, -1, 3, -1, 2, 2 };
-        const size_t segment[ROWS] = { 0, 7, 49, 0, 100, 199 }, length[ROWS] = { 7, 42, LONGEST_SOURCE, 1, 17, 1 };
+        static int32_t ids[ROWS] = { 0, 1, 2, 3, 1, 0 }, parents[ROWS] = { 0, -1, 3, -1, 2, 2 };
+        size_t segment[ROWS] = { 0, 7, 49, 0, 100, 199 }, length[ROWS] = { 7, 42, LONGEST_SOURCE, 1, 17, 1 };
         const size_t size = i % 2 ? 20 : 133, width = i < 4 ? 9 : 140;
         float *queries = numbers(&random, 4 * size, 0), *v = numbers(&random, size, 0),
               *states = numbers(&random, TOKENS * (size + width), 0), *contexts = numbers(&random, 4 * width, 0);
@@ -566,8 +566,8 @@ static void build_heads(moe_graph *g, void *user, void *states) {
 static void heads_equal_the_cpu(void **state) {
     enum { ROWS = 6, TOKENS = 300, LONGEST_SENTENCE = 150, IDS = 90 };
     static const size_t shapes[][2] = { { 1, 1 }, { 1, 20 }, { 3, 33 }, { 2, 64 }, { 4, 280 } }; /* heads, columns */
-    static const int32_t positions[ROWS] = { 0, LONGEST_SENTENCE - 1, 2, 31, 32, 140 };
-    const size_t segment[ROWS] = { 0, 7, 49, 0, 100, 299 }, length[ROWS] = { 7, 42, LONGEST_SENTENCE, 1, 33, 1 };
+    static int32_t positions[ROWS] = { 0, LONGEST_SENTENCE - 1, 2, 31, 32, 140 };
+    size_t segment[ROWS] = { 0, 7, 49, 0, 100, 299 }, length[ROWS] = { 7, 42, LONGEST_SENTENCE, 1, 33, 1 };
     uint64_t random = 28;
     (void)state;
     for (size_t i = 0; i < 3 * 2 * MOE_COUNT(shapes); i++) {

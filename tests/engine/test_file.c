@@ -2061,6 +2061,32 @@ static void two_writers_of_one_file_do_no_harm(void **state) {
     drop(&f);
 }
 
+/* Whichever is closed first, the other one holds signals back until it is closed too. */
+static void two_outputs_of_a_thread_hold_signals_until_both_are_closed(void **state) {
+    const size_t before = files_in_directory();
+    (void)state;
+    for (int first = 0; first < 2; first++) {
+        int result = 0, child = fork();
+        if (child == 0) {
+            moe_output *out[2];
+            sigset_t left;
+            signal(SIGTERM, SIG_DFL);
+            if (moe_output_open(in_directory("a"), NULL, &out[0], NULL) ||
+                moe_output_open(in_directory("b"), NULL, &out[1], NULL))
+                _exit(1);
+            moe_output_close(out[first], 0, NULL);
+            kill(getpid(), SIGTERM);
+            if (moe_output_write(out[!first], "more", 4, NULL) != MOE_ERROR_CANCELLED) _exit(2);
+            moe_output_close(out[!first], 0, NULL); /* the end */
+            pthread_sigmask(SIG_SETMASK, NULL, &left);
+            _exit(3 + sigismember(&left, SIGTERM));
+        }
+        while (waitpid(child, &result, 0) < 0) assert_int_equal(errno, EINTR);
+        CHECK(WIFSIGNALED(result) && WTERMSIG(result) == SIGTERM, "closed first: %d; status %x", first, result);
+        assert_int_equal(files_in_directory(), before);
+    }
+}
+
 typedef struct signaller {
     int number, rows;
 } signaller;
@@ -2393,6 +2419,7 @@ int main(void) {
         cmocka_unit_test(a_pipe_gets_every_byte_though_writes_are_short_and_interrupted),
         cmocka_unit_test(two_writers_of_one_file_do_no_harm),
         cmocka_unit_test(a_signal_in_the_middle_leaves_nothing),
+        cmocka_unit_test(two_outputs_of_a_thread_hold_signals_until_both_are_closed),
         cmocka_unit_test(saving_survives_the_failure_of_every_allocation),
         cmocka_unit_test(saving_does_not_heal_a_damaged_tensor),
         cmocka_unit_test(random_damage_never_crashes),

@@ -673,9 +673,8 @@ static void check_layer(const golden *g, const char *name, const moe_kernels *ke
 
 /* Both log-softmax and top run through the one op that the decoder has; its matrix is the identity, so that the logits
  * are given. */
-static void run_top(const golden *g, const char *name, part logits, const moe_meta *never, size_t k,
-                    const int32_t *want, int32_t *ids, float *logprobs, float *want_logprob,
-                    const moe_kernels *kernels) {
+static void run_top(const golden *g, const char *name, part logits, const moe_meta *never, size_t k, int32_t *want,
+                    int32_t *ids, float *logprobs, float *want_logprob, const moe_kernels *kernels) {
     float *identity = calloc(logits.cols * logits.cols, sizeof *identity);
     const moe_matrix w = moe_matrix_view(MOE_TYPE_F32, logits.cols, logits.cols, identity);
     int32_t excluded[MAX_ROWS];
@@ -737,7 +736,7 @@ static void check_score(const golden *g, const char *name, const moe_kernels *ke
                            .constant = (float)moe_meta_real(need_value(g, name, "constant"), 0),
                            .beta = (float)moe_meta_real(need_value(g, name, "beta"), 0) };
     moe_finished finished[2];
-    moe_slot slot = { .finished = finished, .steps = length, .length = coverage.cols };
+    moe_slot slot = { .finished = finished, .steps = length, .task.length = coverage.cols };
     const float expected = (float)wanted;
     (void)kernels;
     moe_add_finished(&s, &slot, (float)logprob, 0, -1, 1, coverage.data);

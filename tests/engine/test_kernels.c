@@ -1735,7 +1735,7 @@ static moe_case *make_moe(uint64_t *random, moe_gate gate, size_t experts, size_
     return c;
 }
 
-static void run_moe(moe_case *c, moe_pool *pool, const moe_kernels *kernels, const int32_t *rows_of, size_t rows,
+static void run_moe(moe_case *c, moe_pool *pool, const moe_kernels *kernels, int32_t *rows_of, size_t rows,
                     trace_log *log) {
     moe_frame frame = { .rows = rows, .beam = { .parents = rows_of } };
     moe_run run = { kernels, pool, &c->graph, &frame };

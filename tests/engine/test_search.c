@@ -303,14 +303,17 @@ static size_t search_with_engine(const task *t, moe_slot *slot) {
                            .stride = SOURCE,
                            .attention = t->attends ? attention : NULL,
                            .start_logprobs = starts };
-    slot->length = SOURCE, slot->limit = t->limit, slot->lead = LEAD, slot->n_source = SOURCE - LEAD - 1;
+    slot->task = (moe_task){ .length = SOURCE,
+                             .limit = t->limit,
+                             .lead = LEAD,
+                             .n_source = SOURCE - LEAD - 1,
+                             .n_demands = t->n_constraints };
     for (size_t c = 0, n = 0; c < t->n_constraints; c++) {
         const struct constraint *k = &t->constraints[c];
         slot->demands[c] = (moe_demand){ n, k->n, k->first, k->length, k->once };
         memcpy(slot->demand_ids + n, k->ids, k->n * sizeof *k->ids);
         n += k->n;
     }
-    slot->n_demands = t->n_constraints;
     moe_slot_begin(slot);
     do
         for (size_t h = 0; h < slot->n_live; h++) {

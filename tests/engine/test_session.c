@@ -2416,6 +2416,26 @@ static void absurd_sessions_are_refused_not_attempted(void **state) {
     drop(f);
 }
 
+/* Keys and values of all tokens of all hypotheses have places that are counted in 32 bits. */
+static void more_tokens_than_places_are_refused(void **state) {
+    mw_model *m = mw_transformer(MW_MARIAN, MW_F32, 7);
+    fixture *f;
+    moe_session_params p;
+    size_t bytes;
+    moe_error e;
+    (void)state;
+    mw_drop_tensor(m, "positions.weight");
+    mw_random_matrix(m, "positions.weight", MW_F32, 512, MW_WIDTH, 0.8f);
+    f = open_model(m);
+    p = params_for(f->model);
+    p.batch = 1 << 16, p.beam = MOE_MAX_BEAM, p.max_target = 511;
+    assert_int_equal(moe_session_bytes(f->model, &p, &bytes, &e), MOE_OK);
+    p.max_target = 512;
+    assert_int_equal(moe_session_bytes(f->model, &p, &bytes, &e), MOE_ERROR_ARGUMENT);
+    assert_string_equal(e.where, "batch");
+    drop(f);
+}
+
 /* ---- Trace and statistics ---- */
 
 typedef struct names_log {
@@ -2750,6 +2770,7 @@ int main(void) {
         cmocka_unit_test(a_dense_gate_takes_its_rows_in_chunks),
         cmocka_unit_test(session_new_survives_the_failure_of_every_allocation),
         cmocka_unit_test(absurd_sessions_are_refused_not_attempted),
+        cmocka_unit_test(more_tokens_than_places_are_refused),
         cmocka_unit_test(trace_sees_every_node_by_name),
         cmocka_unit_test(statistics_count_what_happened),
         cmocka_unit_test(a_nan_in_one_embedding_breaks_only_the_sentences_with_it),
