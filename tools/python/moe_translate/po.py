@@ -13,6 +13,7 @@ from .lines import Line, text_parts
 
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 ENTRY = re.compile(r'^\s*(?:msgctxt|msgid)\s*"')
+COMMENT = re.compile(r"^#(?:[ \t.:][^\r\n]*)?(?=[\r\n]|\Z)", re.M)  # the library joins them one by one
 MSGSTR = re.compile(r'^(\s*msgstr(?:\[(\d+)\])?)\s*"')
 EMPTY = "\x00"  # in a msgstr: a text that is not translated
 OURS = re.compile("\x01(\\d+)\x02")  # at the beginning of each msgstr that is written here: the message's line
@@ -123,7 +124,7 @@ def parts(data, overwrite=False, target=None):
 def read(data):
     """polib's entries, without the header, which it takes away; all with the number of their first line."""
     try:
-        entries = list(polib.pofile(data.translate(SEPARATORS) + "\n"))
+        entries = list(polib.pofile(COMMENT.sub("", data.translate(SEPARATORS)) + "\n"))
     except (OSError, ValueError, UnicodeError) as error:
         raise ValueError("not a PO file: " + str(error).split("\n")[0]) from None
     for entry in entries:
