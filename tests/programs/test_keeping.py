@@ -702,6 +702,20 @@ def words_are_translated_though_the_vocabulary_lacks_a_letter():
 
 
 @test
+def writing_that_the_model_does_not_know_is_kept_whole():
+    """Without spaces between words: a stand-in for some characters of it tore marks off the others."""
+    words = ["แมวกำลังนอน", "น้ำแข็ง", "猫が寝ている", "今日はとても寒い", "天气很好", "東京都", "ខ្មែរ", "ພາສາລາວ", "မြန်မာ",
+             "བོད་སྐད", "日本語・中文"]
+    lines = [template.replace("{}", word) for word in words for template in TEMPLATES["en"]]
+    translations = translate(lines, "-t", "de", *FAST)
+    broken = [(line, got) for line, got in zip(lines, translations) for word in words
+              if line.count(word) != got.count(word)]
+    assert not broken, (len(broken), broken[:3])
+    stay = sum(line == got for line, got in zip(lines, translations))
+    assert stay <= 3, stay
+
+
+@test
 def a_glossary_that_cannot_be_used_is_refused():
     for line, why in (("a\t", "a term is"), ("a\tb\tc", "a term is"), ("x" * 300, "a term is")):
         with glossary([line]) as options:

@@ -312,6 +312,20 @@ static size_t unspelt(const text_rules *r, text_guard *g, size_t at, int *failed
     return status ? bytes : 0;
 }
 
+/* The bytes of a run of writing without spaces, if the vocabulary cannot spell a fourth of its characters: the model
+ * does not know the writing, and would tear the run apart around stand-ins for some of them. Else 0. *end: of the run.
+ */
+static size_t unspelt_run(const text_rules *r, text_guard *g, size_t at, size_t *end, int *failed) {
+    const char *text = g->text.data;
+    const size_t length = g->text.length;
+    size_t all = 0, strange = 0, to = at;
+    for (; to < length && is_unspaced(text, length, to) && text_is_wordlike(text, length, to);
+         to += character_bytes(text, length, to), all++)
+        strange += unspelt(r, g, to, failed) > 0;
+    *end = to;
+    return strange && 4 * strange >= all ? to - at : 0;
+}
+
 /* Show what is kept of a kind. */
 static void show_kept(text_guard *g, kept *k, int *number) {
     const char *text = g->text.data;
@@ -336,7 +350,7 @@ static void show_kept(text_guard *g, kept *k, int *number) {
 static int show(const text_rules *r, text_guard *g) {
     const char *text = g->text.data;
     int number = largest_taken(g), language = 0, failed = 0;
-    size_t bytes, word = 0;
+    size_t bytes, word = 0, run = 0; /* of those that were looked at: the end of a word, of a run without spaces */
     text_scan scan = text_scan_begin(text, g->text.length);
     scan.message = (int)g->message;
     for (size_t at = 0; at < g->text.length; at += bytes) {
@@ -351,7 +365,9 @@ static int show(const text_rules *r, text_guard *g) {
         }
         if (kind == TEXT_SPAN_NONE && !term && r->spans && at >= word) {
             const int wordlike = text_is_wordlike(text, g->text.length, at);
-            const size_t strange = unspelt(r, g, at, &failed);
+            size_t strange =
+                at >= run && is_unspaced(text, g->text.length, at) ? unspelt_run(r, g, at, &run, &failed) : 0;
+            if (!strange) strange = unspelt(r, g, at, &failed);
             word = at + (is_unspaced(text, g->text.length, at) ? bytes : text_word_length(text, g->text.length, at));
             if (strange) kind = wordlike ? TEXT_SPAN_WORD : TEXT_SPAN_LONE, bytes = strange;
         }
