@@ -180,6 +180,24 @@ def memory_is_a_small_multiple_of_the_text():
 
 
 @test
+def one_sentence_does_not_wait_for_the_long_ones_of_others():
+    """In steps of the decoder, which do not depend on the machine: until a batch of long sentences ended, and all that
+    was asked to rerank them, were more than 170."""
+    long = "The old man, who had lived near the river for many years with his wife and his three children, would like "
+    long += "to buy a small house in the city, but he has not enough money and nobody wants to help him with that. "
+    with serving(fast=False) as server, contextlib.ExitStack() as held:
+        for i in range(4):
+            held.enter_context(post(server, asked(long * 1500), f"127.0.0.{i + 3}"))
+        wait_for(lambda: figure(server, "decoder_steps_total") > 150, 60)
+        steps = []
+        for i in range(9):
+            before = figure(server, "decoder_steps_total")
+            assert server.translate(LINES[i % 2])[0] == 200
+            steps.append(figure(server, "decoder_steps_total") - before)
+        assert sorted(steps)[4] < 150, steps
+
+
+@test
 def gaps_between_what_stays_are_given_back():
     """Texts of requests that are gone, with a file behind them that is kept for minutes."""
     if sys.platform != "linux":

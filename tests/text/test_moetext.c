@@ -698,6 +698,42 @@ static void rows_are_what_texts_are(void **state) {
     moetext_free(t);
 }
 
+typedef struct counter {
+    moetext *t;
+    size_t given, done, most;
+} counter;
+
+static int count_pull(void *user, int wait, moetext_request *request) {
+    counter *c = user;
+    (void)wait;
+    const size_t n = moetext_under_way(c->t);
+    if (n > c->most) c->most = n;
+    assert_true(n <= c->given - c->done);
+    if (c->given == 20) return MOE_PULL_END;
+    request->text = c->given++ % 4 == 3 ? "\n" : "Where is my book?"; /* what needs no decoding is not under way */
+    request->length = strlen(request->text);
+    return MOE_PULL_REQUEST;
+}
+
+static void count_done(void *user, const moetext_result *result) {
+    counter *c = user;
+    assert_int_equal(result->status, MOE_OK);
+    c->done++;
+}
+
+static void what_is_under_way_is_counted(void **state) {
+    (void)state;
+    counter c = { .t = translator("target=de;beam=2;batch=8") };
+    for (int i = 0; i < 2; i++) {
+        c.given = c.done = c.most = 0;
+        assert_int_equal(moetext_translate(c.t, count_pull, count_done, &c, NULL), MOE_OK);
+        assert_int_equal(c.done, 20);
+        assert_in_range(c.most, 4, 16); /* of a batch and another that is reranked */
+        assert_int_equal(moetext_under_way(c.t), 0);
+    }
+    moetext_free(c.t);
+}
+
 static void rows_do_not_depend_on_batch_or_threads(void **state) {
     const char *texts[64];
     moetext_rows a, b;
@@ -1052,6 +1088,7 @@ int main(void) {
         cmocka_unit_test(words_are_linked),
         cmocka_unit_test(links_do_not_depend_on_the_text_before),
         cmocka_unit_test(rows_are_what_texts_are),
+        cmocka_unit_test(what_is_under_way_is_counted),
         cmocka_unit_test(rows_do_not_depend_on_batch_or_threads),
         cmocka_unit_test(a_translator_can_be_cancelled_and_used_again),
         cmocka_unit_test(callbacks_can_cancel),

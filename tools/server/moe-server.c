@@ -9,6 +9,7 @@
 #define _DARWIN_C_SOURCE /* and on macOS         */
 
 #include "tools/server/server.h"
+#include "tools/text/settings.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -247,6 +248,20 @@ static int is_given(const options *o, const char *name) {
     return 0;
 }
 
+/* Who has texts in the batch already leaves a quarter of it to those who have none: else they would wait until as many
+ * of the others' sentences, which began together, end together, and what is asked to rerank those. */
+static void keep_room(server *s) {
+    const moe_model *engine = moetext_model_engine(s->model);
+    text_settings wishes = text_settings_none();
+    moe_session_params p = moe_session_params_default(engine);
+    moe_error error;
+    if (text_settings_parse(&wishes, s->options.settings.data, &error)) return;
+    text_settings_apply(&wishes, &p);
+    if (p.batch < 4) return;
+    s->busy = (size_t)p.batch * 3 / 4;
+    s->calm = s->busy - (size_t)p.batch / 4; /* the encoder takes sentences in groups */
+}
+
 /* The translator, by default with what the page shows: other translations, and which words belong together. */
 static int open_translator(server *s) {
     moe_error error = { 0 };
@@ -267,6 +282,7 @@ static int open_translator(server *s) {
         if (s->options.settings.failed) break;
         if (moetext_new(s->model, s->options.settings.data, &s->translator, &error)) continue;
         s->aligned = strstr(s->options.settings.data, "alignment=1") != NULL;
+        keep_room(s);
         return -1;
     }
     program_complain("%s%s%s", error.where, error.where[0] ? ": " : "",

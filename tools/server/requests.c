@@ -264,12 +264,24 @@ static text_item *next_item(server *s, ask *a) {
     return a->open = item;
 }
 
-/* With the lock held: the text whose turn it is; NULL: there is none. Clients and asks that had a turn come last. */
-static text_item *next_turn(server *s) {
+/* With the lock held: whether the decoder has a text of a client. */
+static int is_served(const guest *c) {
+    const ask *a = c->turn;
+    do
+        if (a->n_taken) return 1;
+    while ((a = a->turn_after) != c->turn);
+    return 0;
+}
+
+/* With the lock held: the text whose turn it is; NULL: there is none. Clients and asks that had a turn come last.
+ * `under_way`: sentences in the batch. */
+static text_item *next_turn(server *s, size_t under_way) {
+    s->holding = s->busy && (under_way >= s->busy || (s->holding && under_way > s->calm));
     guest *const last = s->guests ? s->guests->before : NULL;
     for (guest *c = s->guests, *after; c; c = after) {
         const int is_last = c == last;
         after = is_last ? NULL : c->next;
+        if (s->holding && is_served(c)) continue;
         ask *const last_ask = c->turn->turn_before;
         for (ask *a = c->turn, *behind; a; a = behind) {
             behind = a == last_ask ? NULL : a->turn_after;
@@ -294,8 +306,8 @@ static int is_over(const server *s) { return s->ending && !s->waiting; }
 static int pull_text(void *closure, int wait, moetext_request *request) {
     server *s = the_server(closure);
     pthread_mutex_lock(&s->lock);
-    text_item *item = next_turn(s);
-    for (; wait && !item && !is_over(s); item = next_turn(s)) pthread_cond_wait(&s->filled, &s->lock);
+    text_item *item = next_turn(s, wait ? 0 : moetext_under_way(s->translator));
+    for (; wait && !item && !is_over(s); item = next_turn(s, 0)) pthread_cond_wait(&s->filled, &s->lock);
     const int answer = item ? MOE_PULL_REQUEST : is_over(s) ? MOE_PULL_END : MOE_PULL_LATER;
     s->stats = moetext_stats(s->translator);
     if (item) {

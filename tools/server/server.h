@@ -210,6 +210,9 @@ typedef struct server {
     pthread_mutex_t lock;
     pthread_cond_t filled; /* there is a text, or `ending` is set */
     guest *guests;         /* in the ring, whose turn is next */
+    size_t busy;           /* sentences in the batch, from which on clients who have some there wait (0: never), */
+    size_t calm;           /* until there are no more than this */
+    int holding;           /* they do */
     size_t n_queued;       /* texts that the decoder has not begun */
     int decoded;           /* its thread has ended */
     ask *waiting;

@@ -355,6 +355,7 @@ struct moetext {
     unit *unit;                 /* at hand; NULL: there is none */
     unit *units, *spare_units;  /* on their way; blank */
     size_t most_parts, n_spare; /* that a text may keep; spare ones */
+    size_t under_way;           /* taken and not decoded yet */
     part *spare_parts;
 
     /* with the option alignment */
@@ -469,7 +470,7 @@ static part *part_new(moetext *t, unit *u, part *before) {
     if (before) before->next = p;
     else u->first = p;
     if (!p->next) u->last = p;
-    u->kept++;
+    u->kept++, t->under_way++;
     return p;
 }
 
@@ -1091,6 +1092,7 @@ static void stream_finish(text_stream *stream, text_job *job, const moe_result *
     part *p = (part *)(void *)job;
     unit *u = p->unit;
     moe_error *trouble = &stream->trouble;
+    t->under_way--;
     if (result ? part_keep(t, p, result, trouble) : job->verbatim ? part_keep_source(p, trouble) : MOE_OK) {
         if (trouble->code != MOE_ERROR_MEMORY) return;
         trouble->code = MOE_OK;
@@ -1108,6 +1110,7 @@ moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn d
     t->done = done;
     t->user = user;
     t->unit = NULL;
+    t->under_way = 0;
     t->stream.trouble.code = MOE_OK;
     moe_status status = text_stream_run(&t->stream, t->session, error);
     if (!status) status = link_waiting(t, error);
@@ -1419,3 +1422,4 @@ void moetext_forgive(moetext *t) {
 void moetext_stats_sized(const moetext *t, moe_stats *out, size_t size) {
     moe_session_stats_sized(t->session, out, size);
 }
+size_t moetext_under_way(const moetext *t) { return t->under_way; }

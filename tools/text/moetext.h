@@ -147,6 +147,8 @@ static inline moe_stats moetext_stats(const moetext *translator) {
     moetext_stats_sized(translator, &stats, sizeof stats);
     return stats;
 }
+/* Parts of texts that were taken and are not decoded yet: for pull functions that keep room for who comes next. */
+size_t moetext_under_way(const moetext *translator);
 
 /* ---- Glossaries ---------------------------------------------------------------------------------------- */
 
