@@ -74,8 +74,8 @@ LONG_SUITES = tests/convert/test_transformers.py tests/train/test_gating.py $(BU
 	tests/golden/test_fixtures.py tests/convert/test_keys.py tests/train/test_mutations.py tests/server/test_page.py \
 	tests/programs/test_robustness.py
 FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py server/test_server.py \
-	programs/test_cli_gating.py convert/test_damage.py convert/test_gnmt.py programs/test_allocations.py \
-	package/test_translator.py) \
+	server/test_fair.py programs/test_cli_gating.py convert/test_damage.py convert/test_gnmt.py \
+	programs/test_allocations.py package/test_translator.py) \
 	$(addprefix $(BUILD)/,test_memory test_session test_session-emulated test_kernels-emulated test_kernels)
 SUITES = $(filter-out $(LONG_SUITES),$(TEST_PROGRAMS) $(TEST_SCRIPTS))
 NEEDED_BY_TESTS = all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated $(BUILD)/short_io.so $(BUILD)/stuck.so

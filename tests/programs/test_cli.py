@@ -361,8 +361,8 @@ def same_bytes_for_any_batch_threads_and_order():
     lines = many_lines(int(os.environ.get("MOE_TEST_LINES", "150")))
     data = "\n".join(lines) + "\n"
     base = translate(data, "-q").text
-    for option in (["--batch", "1"], ["--batch", "7"], ["--batch", "64"], ["--batch-tokens", "100"], ["--no-mmap"],
-                   ["--threads", "1"], ["--threads", "2"], ["--threads", "3"]):
+    for option in (["--batch", "1", "--threads", "2"], ["--batch", "7", "--no-mmap"],
+                   ["--batch", "64", "--threads", "1"], ["--batch-tokens", "100", "--threads", "3"]):
         assert translate(data, "-q", *option).text == base, option
     order = list(range(len(lines)))
     random.Random(1).shuffle(order)
@@ -374,14 +374,15 @@ def same_bytes_for_any_batch_threads_and_order():
 def same_bytes_for_every_instruction_set():
     names = re.search(r"kernels: ([^)]*)\)", run([TRANSLATE, "--version"]).text).group(1).split()
     lines = many_lines(int(os.environ.get("MOE_TEST_LINES", "40")))
+    base = translate("\n".join(lines) + "\n", "-q", "--json").text.splitlines()
     for name in names:
-        data = "\n".join(lines[:8] if name == "portable" and "MOE_TEST_LINES" not in os.environ else lines) + "\n"
-        base = translate(data, "-q", "--json").text
-        result = run(DE + ["-q", "--json", "--isa", name], data)
+        n = 4 if name == "portable" and "MOE_TEST_LINES" not in os.environ else len(lines)  # it is slow
+        result = run(DE + ["-q", "--json", "--isa", name], "\n".join(lines[:n]) + "\n")
         if result.returncode == 2 and "cannot run" in result.complaint:
             continue  # this machine lacks it
-        assert result.text == base, name
-        assert run(DE + ["-q", "--json"], data, env=dict(os.environ, MOE_ISA=name)).text == base, "MOE_ISA=" + name
+        assert result.text.splitlines() == base[:n], name
+        result = run(DE + ["-q", "--json"], lines[0] + "\n", env=dict(os.environ, MOE_ISA=name))
+        assert result.text.splitlines() == base[:1], "MOE_ISA=" + name
 
 
 @test
