@@ -33,8 +33,9 @@
  *   29. Plan and run           the table of ops, places in memory, the run of a graph
  *   30. Encoder and decoder    the graphs of a model
  *   31. Reranking              translations that wait for what the model says of their source
- *   32. Sessions: making       settle, measure, build
- *   33. Sessions: translating  the queue, continuous batching, the public calls
+ *   32. Session parameters     one row for each: limits, defaults, presets, what a user reads
+ *   33. Sessions: making       settle, measure, build
+ *   34. Sessions: translating  the queue, continuous batching, the public calls
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output
  * (projection), E experts, K experts wanted per token, A attention size, V vocabulary.
@@ -8592,7 +8593,257 @@ static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const m
     return 1;
 }
 
-/* ==== 32. Sessions: making ====================================================================================
+/* ==== 32. Session parameters ==================================================================================
+ * Owns what a session may be asked for: one row for each number, with its limits, its default, what the presets say and
+ * what a user reads of it. Invariant: nothing else lists them; a new decoding option is a row here, and the search. */
+
+enum { MOE_RULE_SETS = MOE_RULES_HF + 1 };
+
+typedef struct moe_param_row {
+    moe_param shown; /* option NULL: users of programs do not choose it so */
+    size_t at;       /* in moe_session_params */
+    double fallback; /* its default where the file states none: */
+    const char *key; /* metadata, at most `stated` */
+    double stated;
+    const char
+        *what; /* NULL: all rules know it; else only those with a bit in `rules` know this, and elsewhere it is 0 */
+    unsigned rules;
+    const double *presets; /* [rules] */
+} moe_param_row;
+
+#define MOE_PARAM(member, least, most, real, ...)                                                    \
+    .shown = { #member, __VA_ARGS__, least, most, real }, .at = offsetof(moe_session_params, member)
+#define MOE_HIDDEN NULL, NULL, NULL
+#define MOE_DEFAULT(metadata, most, otherwise) .fallback = otherwise, .key = metadata, .stated = most
+#define MOE_ONLY(bits, name) .rules = bits, .what = name
+#define MOE_PRESETS(...)                                                                         \
+    .presets = (const double[MOE_RULE_SETS]) { __VA_ARGS__ } /* paper, nvidia, tf, mlperf, hf */
+#define MOE_BIT(name) 1u << MOE_RULES_##name
+
+static const moe_param_row moe_param_rows[] = {
+    { MOE_PARAM(beam, 1, MOE_MAX_BEAM, 0, "beam", "1 to 64",
+                "hypotheses that each step keeps; 1 is greedy (default: the model's)"),
+      MOE_DEFAULT("decode.beam", MOE_MAX_BEAM, 4), MOE_PRESETS(8, 5, 10, 10, 4) },
+    { MOE_PARAM(nbest, 1, MOE_MAX_BEAM, 0, "nbest", "1 to 64", "translations given of a text (default: 1)"),
+      .fallback = 1 },
+    { MOE_PARAM(rerank, 0, 100, 1, "rerank", "0 to 100",
+                "weight of the input's probability given the translation; 0 is fast (default: the model's)"),
+      MOE_DEFAULT("decode.rerank", 100, 0), MOE_ONLY(MOE_BIT(PAPER), "reranking"), MOE_PRESETS(0, 0, 0, 0, 0) },
+    { MOE_PARAM(length_penalty, 0, 100, 1, "length-penalty", "0 to 100",
+                "alpha of the GNMT length penalty; 0 is none (default: the model's)"),
+      MOE_DEFAULT("decode.length_penalty", 100, 0.6), MOE_PRESETS(0.2, 0.6, 1, 1, 1) },
+    { MOE_PARAM(length_constant, 0, 1e6, 1, "length-constant", "0 to 1000000",
+                "what that penalty adds to a length, 5 in GNMT (default: the model's)"),
+      MOE_DEFAULT("decode.length_constant", 1e6, 5), MOE_PRESETS(5, 5, 5, 5, 0) },
+    { MOE_PARAM(coverage_penalty, 0, 100, 1, "coverage-penalty", "0 to 100",
+                "beta of the GNMT coverage penalty; 0 is none (default: the model's)"),
+      MOE_DEFAULT("decode.coverage_penalty", 100, 0), MOE_ONLY(MOE_BIT(PAPER) | MOE_BIT(NVIDIA), "coverage"),
+      MOE_PRESETS(0.2, 0.1, 0, 0, 0) },
+    { MOE_PARAM(prune, 0, 1e6, 1, "prune", "0 to 1000000",
+                "drop hypotheses that are worse than the best one by this log-probability; 0 is never"),
+      MOE_DEFAULT("decode.prune", 1e6, 0), MOE_ONLY(MOE_BIT(PAPER), "pruning"), MOE_PRESETS(3, 0, 0, 0, 0) },
+    { MOE_PARAM(early_stopping, 0, 1, 0, "early-stopping", "0 or 1",
+                "with Hugging Face's search: stop when as many as the beam have ended (default: the model's)"),
+      MOE_DEFAULT("decode.early_stopping", 1, 0) },
+    { MOE_PARAM(min_target, 0, 1 << 20, 0, "min-target", "0 to 1048576",
+                "least length of a translation in tokens, its end not counted (default: 0)") },
+    { MOE_PARAM(max_len_factor, 0, 1e6, 1, "max-len-factor", "0 to 1000000",
+                "tokens that a translation may have for each token of its source (default: the model's)"),
+      MOE_DEFAULT("decode.max_len_factor", 1e6, 2), MOE_PRESETS(2, 0, 2, 2, 0) },
+    { MOE_PARAM(max_len_offset, 0, 1 << 20, 0, "max-len-offset", "0 to 1048576",
+                "tokens that it may have beyond those (default: the model's)"),
+      MOE_DEFAULT("decode.max_len_offset", 1 << 16, 10), MOE_PRESETS(0, 79 /* 80 with begin */, 0, 0, 200) },
+    { MOE_PARAM(max_constraints, 0, MOE_MAX_CONSTRAINTS, 0, MOE_HIDDEN),
+      MOE_ONLY(MOE_BIT(PAPER) | MOE_BIT(HF), "constraints") },
+    { MOE_PARAM(threads, 0, MOE_MAX_THREADS, 0, MOE_HIDDEN) },
+    { MOE_PARAM(batch, 1, 1 << 16, 0, MOE_HIDDEN), .fallback = 32 },
+    { MOE_PARAM(batch_tokens, 0, 1 << 24, 0, MOE_HIDDEN) },
+    { MOE_PARAM(max_source, 2, 1 << 20, 0, MOE_HIDDEN), MOE_DEFAULT("limit.source", 1 << 16, 512) },
+    { MOE_PARAM(max_target, 2, 1 << 20, 0, MOE_HIDDEN), MOE_DEFAULT("limit.target", 1 << 16, 512) },
+    { MOE_PARAM(target_tag, -1, INT32_MAX, 0, MOE_HIDDEN), .fallback = -1 },
+    { MOE_PARAM(source_tag, -1, INT32_MAX, 0, MOE_HIDDEN), .fallback = -1 },
+};
+
+static double moe_param_value(const moe_param_row *row, const moe_session_params *p) {
+    float real;
+    int whole;
+    memcpy(&real, (const char *)p + row->at, sizeof real);
+    memcpy(&whole, (const char *)p + row->at, sizeof whole);
+    return row->shown.real ? (double)real : whole;
+}
+
+static void moe_set_param(const moe_param_row *row, moe_session_params *p, double value) {
+    const float real = (float)value;
+    const int whole = row->shown.real ? 0 : (int)value;
+    memcpy((char *)p + row->at, row->shown.real ? (const void *)&real : &whole, sizeof real);
+}
+
+const moe_param *moe_param_at(size_t i) {
+    return i < MOE_COUNT(moe_param_rows) && moe_param_rows[i].shown.option ? &moe_param_rows[i].shown : NULL;
+}
+
+double moe_param_get(const moe_session_params *p, size_t i) {
+    return moe_param_at(i) && moe_param_rows[i].at + sizeof(int) <= p->size ? moe_param_value(&moe_param_rows[i], p)
+                                                                            : 0;
+}
+
+int moe_param_set(moe_session_params *p, size_t i, double value) {
+    const moe_param *shown = moe_param_at(i);
+    if (!shown || moe_param_rows[i].at + sizeof(int) > p->size || !(value >= shown->least && value <= shown->most))
+        return 0;
+    moe_set_param(&moe_param_rows[i], p, value);
+    return 1;
+}
+
+const char *moe_rules_name(moe_rules rules) { return (unsigned)rules <= MOE_RULES_HF ? moe_rules_names[rules] : "?"; }
+
+int moe_session_params_preset(moe_session_params *given, const char *name) {
+    for (size_t rules = 0; name && rules < MOE_RULE_SETS; rules++) {
+        moe_session_params own;
+        if (strcmp(name, moe_rules_names[rules]) != 0) continue;
+        moe_take_struct(&own, sizeof own, given, given->size);
+        own.rules = (moe_rules)rules;
+        for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++)
+            if (moe_param_rows[i].presets) moe_set_param(&moe_param_rows[i], &own, moe_param_rows[i].presets[rules]);
+        if (given->size <= MOE_LARGEST_STRUCT) memcpy(given, &own, moe_min(given->size, sizeof own));
+        return 1;
+    }
+    return 0;
+}
+
+static double moe_meta_number(const moe_model *m, const char *key, double low, double high, double fallback) {
+    const moe_meta *found = moe_find_meta(&m->file, key);
+    double v = found ? moe_meta_real(found, 0) : fallback;
+    return v >= low && v <= high ? v : fallback;
+}
+
+/* Whether the model translates back as well. */
+static int moe_can_rerank(const moe_model *m) {
+    return m->attention && m->source_tag && !m->separate && moe_model_language_count(m) > 1;
+}
+
+/* The defaults for a model, all but the size. */
+static moe_session_params moe_default_params(const moe_model *m) {
+    moe_session_params p;
+    int longest;
+    memset(&p, 0, sizeof p);
+    for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++) {
+        const moe_param_row *row = &moe_param_rows[i];
+        moe_set_param(row, &p,
+                      row->key ? moe_meta_number(m, row->key, row->shown.least, row->stated, row->fallback)
+                               : row->fallback);
+    }
+    if (!moe_can_rerank(m) || m->rules != MOE_RULES_PAPER) p.rerank = 0;
+    p.rules = m->rules;
+    longest = (int)moe_meta_number(m, "decode.max_new", 1, 1 << 16, 0);
+    if (!longest) return p;
+    p.max_target = longest < p.max_target ? longest : p.max_target;
+    p.max_len_factor = 0;
+    p.max_len_offset = longest;
+    return p;
+}
+
+void moe_session_params_init(moe_session_params *out, size_t size, const moe_model *m) {
+    moe_session_params p = moe_default_params(m);
+    p.size = size;
+    if (size <= MOE_LARGEST_STRUCT) moe_give_struct(out, size, &p, sizeof p);
+}
+
+/* The parameters of a caller, whose struct may end before ours does. */
+static moe_status moe_take_params(const moe_model *m, const moe_session_params *given, moe_session_params *out,
+                                  moe_error *error) {
+    moe_session_params known;
+    *out = moe_default_params(m);
+    if (!given) return MOE_OK;
+    if (given->size < sizeof given->size || !moe_take_struct(&known, sizeof known, given, given->size))
+        return moe_refuse_struct("moe_session_params", given->size, error);
+    memcpy(out, &known, moe_min(given->size, sizeof known));
+    return MOE_OK;
+}
+
+static moe_status moe_check_int(const char *name, int value, int low, int high, moe_error *error) {
+    if (value >= low && value <= high) return MOE_OK;
+    return moe_fail(error, MOE_ERROR_ARGUMENT, name, "%s is %d, allowed are %d to %d", name, value, low, high);
+}
+
+/* Whether every mixture can have gates of this kind. */
+static moe_status moe_check_gating(const moe_model *m, const char *name, int *gating, moe_error *error) {
+    const moe_layer *layer;
+    moe_gate kind;
+    if (!name) return MOE_OK;
+    if (!moe_gate_parse(name, &kind))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "gating",
+                        "no gate is called '%s'; there are softmax, topk, threshold, sigmoid and batchwise", name);
+    for (size_t i = 0; (layer = moe_find_mixture(m, i)); i++)
+        for (int parent = 0; parent <= (layer->mixture.groups > 0); parent++) {
+            const moe_gating *g = parent ? &layer->mixture.parent : &layer->mixture.gate;
+            if (kind == MOE_GATE_THRESHOLD && !g->threshold)
+                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating",
+                                "%s has no thresholds; moe-calibrate can find some", layer->name);
+            if ((kind == MOE_GATE_TOPK || kind == MOE_GATE_BATCHWISE) && !g->k)
+                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating", "%s does not say how many experts it wants (k)",
+                                layer->name);
+        }
+    *gating = 1 + (int)kind;
+    return MOE_OK;
+}
+
+static moe_status moe_check_noise(const moe_model *m, moe_error *error) {
+    for (size_t i = 0; i < moe_model_mixture_count(m); i++)
+        if (!moe_model_mixture(m, i).noise)
+            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "noise",
+                            "%s has no weights for noise: it was not trained with noisy top-k",
+                            moe_model_mixture(m, i).layer);
+    return MOE_OK;
+}
+
+/* Whether a number's value is within its limits, and known to the rules. */
+static moe_status moe_check_param(const moe_param_row *row, const moe_session_params *p, moe_error *error) {
+    const moe_param *shown = &row->shown;
+    const double value = moe_param_value(row, p);
+    if (!(value >= shown->least && value <= shown->most))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, shown->name,
+                        shown->real ? "%s is %g, allowed are %g to %g" : "%s is %.0f, allowed are %.0f to %.0f",
+                        shown->name, value, shown->least, shown->most);
+    if (value == 0 || !row->what || row->rules >> p->rules & 1) return MOE_OK;
+    return moe_fail(error, MOE_ERROR_ARGUMENT, shown->name, "the %s rules know no %s: %s must be 0",
+                    moe_rules_name(p->rules), row->what, shown->name);
+}
+
+static moe_status moe_check_params(const moe_model *m, moe_session_params *p, moe_error *error) {
+    MOE_TRY(moe_check_int("rules", (int)p->rules, 0, MOE_RULES_HF, error));
+    if (p->rerank > 0.0f && !moe_can_rerank(m))
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "rerank",
+                        "rerank must be 0: the model has no tags of several languages, with which it could "
+                        "translate back");
+    for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++) MOE_TRY(moe_check_param(&moe_param_rows[i], p, error));
+    MOE_TRY(moe_check_int("min_target", p->min_target, 0, p->max_target, error));
+    MOE_TRY(moe_check_int("target_tag", p->target_tag, -1, m->source_vocabulary - 1, error));
+    MOE_TRY(moe_check_int("source_tag", p->source_tag, -1, m->source_vocabulary - 1, error));
+    MOE_TRY(moe_check_int("nbest", p->nbest, 1, p->beam, error));
+    if (m->transformer && (p->attention || p->coverage_penalty != 0.0f))
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
+                        "a Transformer has many attentions: none of them can be shown or penalised");
+    if (m->positions.rows && moe_max((size_t)p->max_source, (size_t)p->max_target) > m->positions.rows)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "max_source",
+                        "max_source and max_target can be %zu at most: the model's positions end there",
+                        m->positions.rows);
+    if (m->kind != MOE_MODEL_TRANSLATION) {
+        if (p->attention)
+            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "attention",
+                            "this model does not translate: it has no attention");
+        p->max_source = 2;
+        p->coverage_penalty = 0;
+    }
+    if (m->kind == MOE_MODEL_CLASSIFIER) p->max_target = 2;
+    if (!p->threads) {
+        long processors = sysconf(_SC_NPROCESSORS_ONLN);
+        p->threads = processors < 1 ? 1 : processors > MOE_MAX_THREADS ? MOE_MAX_THREADS : (int)processors;
+    }
+    return MOE_OK;
+}
+
+/* ==== 33. Sessions: making ====================================================================================
  * Owns a session's one block of memory. Three words: settle the choices that parameters make, measure the memory that
  * they need, build the session. Invariant: the same code measures and builds. */
 
@@ -8680,196 +8931,6 @@ struct moe_session {
     int32_t *result_sources;    /* [nbest, max_target]; NULL: nobody knows them */
     moe_stats stats;
 };
-
-const char *moe_rules_name(moe_rules rules) { return (unsigned)rules <= MOE_RULES_HF ? moe_rules_names[rules] : "?"; }
-
-int moe_session_params_preset(moe_session_params *given, const char *name) {
-    static const struct {
-        int beam;
-        float alpha, beta, prune, factor;
-        int offset;
-    } presets[] = {
-        [MOE_RULES_PAPER] = { 8, 0.2f, 0.2f, 3, 2, 0 },
-        [MOE_RULES_NVIDIA] = { 5, 0.6f, 0.1f, 0, 0, 79 }, /* 80 with begin */
-        [MOE_RULES_TF] = { 10, 1, 0, 0, 2, 0 },
-        [MOE_RULES_MLPERF] = { 10, 1, 0, 0, 2, 0 },
-        [MOE_RULES_HF] = { 4, 1, 0, 0, 0, 200 },
-    };
-    for (size_t i = 0; name && i < MOE_COUNT(presets); i++) {
-        moe_session_params own, *p = &own;
-        if (strcmp(name, moe_rules_names[i]) != 0) continue;
-        moe_take_struct(p, sizeof own, given, given->size);
-        p->rules = (moe_rules)i;
-        p->beam = presets[i].beam;
-        p->length_penalty = presets[i].alpha;
-        p->length_constant = i == MOE_RULES_HF ? 0 : 5;
-        p->coverage_penalty = presets[i].beta;
-        p->prune = presets[i].prune;
-        p->rerank = 0;
-        p->max_len_factor = presets[i].factor;
-        p->max_len_offset = presets[i].offset;
-        if (given->size <= MOE_LARGEST_STRUCT) memcpy(given, p, moe_min(given->size, sizeof own));
-        return 1;
-    }
-    return 0;
-}
-
-static double moe_meta_number(const moe_model *m, const char *key, double low, double high, double fallback) {
-    const moe_meta *found = moe_find_meta(&m->file, key);
-    double v = found ? moe_meta_real(found, 0) : fallback;
-    return v >= low && v <= high ? v : fallback;
-}
-
-/* Whether the model translates back as well. */
-static int moe_can_rerank(const moe_model *m) {
-    return m->attention && m->source_tag && !m->separate && moe_model_language_count(m) > 1;
-}
-
-/* The defaults for a model, all but the size. */
-static moe_session_params moe_default_params(const moe_model *m) {
-    moe_session_params p;
-    int longest;
-    memset(&p, 0, sizeof p);
-    p.batch = 32;
-    p.max_source = (int)moe_meta_number(m, "limit.source", 2, 1 << 16, 512);
-    p.max_target = (int)moe_meta_number(m, "limit.target", 2, 1 << 16, 512);
-    p.target_tag = p.source_tag = -1;
-    p.beam = (int)moe_meta_number(m, "decode.beam", 1, MOE_MAX_BEAM, 4);
-    p.nbest = 1;
-    p.length_penalty = (float)moe_meta_number(m, "decode.length_penalty", 0, 100, 0.6);
-    p.length_constant = (float)moe_meta_number(m, "decode.length_constant", 0, 1e6, 5);
-    p.coverage_penalty = (float)moe_meta_number(m, "decode.coverage_penalty", 0, 100, 0);
-    p.prune = (float)moe_meta_number(m, "decode.prune", 0, 1e6, 0);
-    if (moe_can_rerank(m) && m->rules == MOE_RULES_PAPER)
-        p.rerank = (float)moe_meta_number(m, "decode.rerank", 0, 100, 0);
-    p.max_len_factor = (float)moe_meta_number(m, "decode.max_len_factor", 0, 1e6, 2);
-    p.max_len_offset = (int)moe_meta_number(m, "decode.max_len_offset", 0, 1 << 16, 10);
-    p.rules = m->rules;
-    p.early_stopping = (int)moe_meta_number(m, "decode.early_stopping", 0, 1, 0);
-    longest = (int)moe_meta_number(m, "decode.max_new", 1, 1 << 16, 0);
-    if (!longest) return p;
-    p.max_target = longest < p.max_target ? longest : p.max_target;
-    p.max_len_factor = 0;
-    p.max_len_offset = longest;
-    return p;
-}
-
-void moe_session_params_init(moe_session_params *out, size_t size, const moe_model *m) {
-    moe_session_params p = moe_default_params(m);
-    p.size = size;
-    if (size <= MOE_LARGEST_STRUCT) moe_give_struct(out, size, &p, sizeof p);
-}
-
-/* The parameters of a caller, whose struct may end before ours does. */
-static moe_status moe_take_params(const moe_model *m, const moe_session_params *given, moe_session_params *out,
-                                  moe_error *error) {
-    moe_session_params known;
-    *out = moe_default_params(m);
-    if (!given) return MOE_OK;
-    if (given->size < sizeof given->size || !moe_take_struct(&known, sizeof known, given, given->size))
-        return moe_refuse_struct("moe_session_params", given->size, error);
-    memcpy(out, &known, moe_min(given->size, sizeof known));
-    return MOE_OK;
-}
-
-static moe_status moe_check_int(const char *name, int value, int low, int high, moe_error *error) {
-    if (value >= low && value <= high) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_ARGUMENT, name, "%s is %d, allowed are %d to %d", name, value, low, high);
-}
-
-static moe_status moe_check_real(const char *name, double value, double high, moe_error *error) {
-    if (value >= 0 && value <= high) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_ARGUMENT, name, "%s is %g, allowed are 0 to %g", name, value, high);
-}
-
-/* Whether every mixture can have gates of this kind. */
-static moe_status moe_check_gating(const moe_model *m, const char *name, int *gating, moe_error *error) {
-    const moe_layer *layer;
-    moe_gate kind;
-    if (!name) return MOE_OK;
-    if (!moe_gate_parse(name, &kind))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "gating",
-                        "no gate is called '%s'; there are softmax, topk, threshold, sigmoid and batchwise", name);
-    for (size_t i = 0; (layer = moe_find_mixture(m, i)); i++)
-        for (int parent = 0; parent <= (layer->mixture.groups > 0); parent++) {
-            const moe_gating *g = parent ? &layer->mixture.parent : &layer->mixture.gate;
-            if (kind == MOE_GATE_THRESHOLD && !g->threshold)
-                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating",
-                                "%s has no thresholds; moe-calibrate can find some", layer->name);
-            if ((kind == MOE_GATE_TOPK || kind == MOE_GATE_BATCHWISE) && !g->k)
-                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating", "%s does not say how many experts it wants (k)",
-                                layer->name);
-        }
-    *gating = 1 + (int)kind;
-    return MOE_OK;
-}
-
-static moe_status moe_check_noise(const moe_model *m, moe_error *error) {
-    for (size_t i = 0; i < moe_model_mixture_count(m); i++)
-        if (!moe_model_mixture(m, i).noise)
-            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "noise",
-                            "%s has no weights for noise: it was not trained with noisy top-k",
-                            moe_model_mixture(m, i).layer);
-    return MOE_OK;
-}
-
-static moe_status moe_check_params(const moe_model *m, moe_session_params *p, moe_error *error) {
-    MOE_TRY(moe_check_int("threads", p->threads, 0, MOE_MAX_THREADS, error));
-    MOE_TRY(moe_check_int("batch", p->batch, 1, 1 << 16, error));
-    MOE_TRY(moe_check_int("batch_tokens", p->batch_tokens, 0, 1 << 24, error));
-    MOE_TRY(moe_check_int("max_source", p->max_source, 2, 1 << 20, error));
-    MOE_TRY(moe_check_int("max_target", p->max_target, 2, 1 << 20, error));
-    MOE_TRY(moe_check_int("min_target", p->min_target, 0, p->max_target, error));
-    MOE_TRY(moe_check_int("target_tag", p->target_tag, -1, m->source_vocabulary - 1, error));
-    MOE_TRY(moe_check_int("source_tag", p->source_tag, -1, m->source_vocabulary - 1, error));
-    MOE_TRY(moe_check_int("beam", p->beam, 1, MOE_MAX_BEAM, error));
-    MOE_TRY(moe_check_int("nbest", p->nbest, 1, p->beam, error));
-    MOE_TRY(moe_check_int("max_constraints", p->max_constraints, 0, MOE_MAX_CONSTRAINTS, error));
-    MOE_TRY(moe_check_real("length_penalty", (double)p->length_penalty, 100, error));
-    MOE_TRY(moe_check_real("length_constant", (double)p->length_constant, 1e6, error));
-    MOE_TRY(moe_check_real("coverage_penalty", (double)p->coverage_penalty, 100, error));
-    MOE_TRY(moe_check_real("prune", (double)p->prune, 1e6, error));
-    MOE_TRY(moe_check_real("rerank", (double)p->rerank, 100, error));
-    if (p->rerank != 0.0f && !moe_can_rerank(m))
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "rerank",
-                        "rerank must be 0: the model has no tags of several languages, with which it could "
-                        "translate back");
-    MOE_TRY(moe_check_real("max_len_factor", (double)p->max_len_factor, 1e6, error));
-    MOE_TRY(moe_check_int("max_len_offset", p->max_len_offset, 0, 1 << 20, error));
-    MOE_TRY(moe_check_int("rules", (int)p->rules, 0, MOE_RULES_HF, error));
-    if (p->rules != MOE_RULES_PAPER && p->prune != 0.0f)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "prune", "the %s rules know no pruning: prune must be 0",
-                        moe_rules_name(p->rules));
-    if (p->rules >= MOE_RULES_TF && p->coverage_penalty != 0.0f)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "coverage_penalty",
-                        "the %s rules know no coverage: coverage_penalty must be 0", moe_rules_name(p->rules));
-    if (p->rules != MOE_RULES_PAPER && p->rerank != 0.0f)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "rerank", "the %s rules know no reranking: rerank must be 0",
-                        moe_rules_name(p->rules));
-    if (p->rules != MOE_RULES_PAPER && p->rules != MOE_RULES_HF && p->max_constraints)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "max_constraints",
-                        "the %s rules know no constraints: max_constraints must be 0", moe_rules_name(p->rules));
-    if (m->transformer && (p->attention || p->coverage_penalty != 0.0f))
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
-                        "a Transformer has many attentions: none of them can be shown or penalised");
-    if (m->positions.rows && moe_max((size_t)p->max_source, (size_t)p->max_target) > m->positions.rows)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "max_source",
-                        "max_source and max_target can be %zu at most: the model's positions end there",
-                        m->positions.rows);
-    if (m->kind != MOE_MODEL_TRANSLATION) {
-        if (p->attention)
-            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "attention",
-                            "this model does not translate: it has no attention");
-        p->max_source = 2;
-        p->coverage_penalty = 0;
-    }
-    if (m->kind == MOE_MODEL_CLASSIFIER) p->max_target = 2;
-    if (!p->threads) {
-        long processors = sysconf(_SC_NPROCESSORS_ONLN);
-        p->threads = processors < 1 ? 1 : processors > MOE_MAX_THREADS ? MOE_MAX_THREADS : (int)processors;
-    }
-    return MOE_OK;
-}
 
 /* More nodes than either graph of a model can have. */
 static size_t moe_session_nodes(const moe_model *m) { return 64 + 24 * (m->n_encoder + m->n_decoder); }
@@ -9286,7 +9347,7 @@ void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) 
     moe_give_struct(out, size, &stats, sizeof stats);
 }
 
-/* ==== 33. Sessions: translating ===============================================================================
+/* ==== 34. Sessions: translating ===============================================================================
  * Owns the queue of requests and the loop. Invariant: rows of a step are the live hypotheses of the active slots in
  * slot order; a finished sentence's slot and its rows that are carried by source are free for the next request at once.
  */

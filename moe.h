@@ -528,6 +528,21 @@ static inline moe_session_params moe_session_params_default(const moe_model *mod
 int moe_session_params_preset(moe_session_params *params, const char *name);
 const char *moe_rules_name(moe_rules rules); /* "paper", ... "?" if unknown */
 
+/* A number among the parameters that a user may choose, of search and lengths. Programs, libmoetext and Python have an
+ * option for each. */
+typedef struct moe_param {
+    const char *name;   /* of its member: "length_penalty" */
+    const char *option; /* "length-penalty" */
+    const char *values; /* "0 to 100" */
+    const char *help;   /* what it does, in one line */
+    double least, most;
+    int real; /* 1: a float; 0: an int */
+} moe_param;
+
+const moe_param *moe_param_at(size_t i); /* NULL behind the last */
+double moe_param_get(const moe_session_params *params, size_t i);
+int moe_param_set(moe_session_params *params, size_t i, double value); /* 0: outside its limits; nothing changes */
+
 /* Make a session. `params` NULL: defaults. If params->device names a GPU that cannot be used, that is an error. If it
  * names none, the processor takes over where there is no GPU or the GPU fails here; the log then says why. Errors:
  * MOE_ERROR_ARGUMENT (names the parameter), MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (this machine or build lacks the

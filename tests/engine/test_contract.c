@@ -5,6 +5,7 @@
 
 #include "model_writer.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <cmocka.h>
@@ -164,8 +165,6 @@ static void a_model_stays_until_its_last_session_is_freed(void **state) {
     drop(f);
 }
 
-/* ---- Programs that were compiled with another moe.h ---- */
-
 /* What a program of version 0.2.0 with fewer parameters has, and behind it what is not the library's. */
 typedef struct older_params {
     size_t size;
@@ -173,6 +172,68 @@ typedef struct older_params {
     int32_t target_tag;
     int beam;
 } older_params;
+
+/* ---- Parameters by number ---- */
+
+static size_t number_of(const char *name) {
+    size_t i = 0;
+    while (strcmp(moe_param_at(i)->name, name) != 0) i++;
+    return i;
+}
+
+static void parameters_list_themselves_with_their_limits(void **state) {
+    fixture *f = open_model();
+    const moe_session_params good = moe_session_params_default(f->model);
+    size_t n = 0, bytes;
+    (void)state;
+    for (const moe_param *x; (x = moe_param_at(n)); n++) {
+        moe_session_params p = good;
+        moe_error e = { MOE_OK, "", "" };
+        char option[64];
+        snprintf(option, sizeof option, "%s", x->name);
+        for (char *c = option; *c; c++) *c = (char)(*c == '_' ? '-' : *c);
+        assert_string_equal(option, x->option);
+        assert_true(*x->values && *x->help && x->least < x->most);
+        for (size_t i = 0; i < n; i++) assert_string_not_equal(moe_param_at(i)->name, x->name);
+        assert_true(moe_param_get(&good, n) >= x->least && moe_param_get(&good, n) <= x->most);
+        assert_int_equal(moe_param_set(&p, n, x->least - 1) + moe_param_set(&p, n, x->most * 2), 0);
+        assert_int_equal(moe_param_set(&p, n, (double)NAN), 0);
+        assert_memory_equal(&p, &good, sizeof p);
+        assert_int_equal(moe_param_set(&p, n, x->least), 1);
+        assert_true(moe_param_get(&p, n) <= x->least && moe_param_get(&p, n) >= x->least);
+        CHECK(moe_session_bytes(f->model, &p, &bytes, &e) == MOE_OK || strcmp(x->name, "nbest") == 0, "%s: %s", x->name,
+              e.message);
+    }
+    assert_true(n >= 11);
+    assert_null(moe_param_at(SIZE_MAX));
+    assert_int_equal(moe_param_set(&(moe_session_params){ .size = sizeof good }, n, 1), 0); /* batch is no user's */
+    moe_model_close(f->model);
+    drop(f);
+}
+
+static void a_parameter_by_number_is_the_member_of_its_name(void **state) {
+    fixture *f = open_model();
+    moe_session_params p = moe_session_params_default(f->model);
+    older_params old = { .size = sizeof old };
+    (void)state;
+    assert_int_equal(moe_param_set(&p, number_of("beam"), 3), 1);
+    assert_int_equal(p.beam, 3);
+    assert_int_equal(moe_param_set(&p, number_of("min_target"), 7), 1);
+    assert_int_equal(p.min_target, 7);
+    assert_int_equal(moe_param_set(&p, number_of("prune"), 0.5), 1);
+    assert_true(p.prune == 0.5f);
+    p.max_len_factor = 1.25f;
+    assert_true(moe_param_get(&p, number_of("max_len_factor")) == 1.25);
+    /* a member that an older program does not have */
+    assert_int_equal(moe_param_set((moe_session_params *)(void *)&old, number_of("beam"), 3), 1);
+    assert_int_equal(moe_param_set((moe_session_params *)(void *)&old, number_of("prune"), 1), 0);
+    assert_true(moe_param_get((moe_session_params *)(void *)&old, number_of("prune")) == 0);
+    assert_int_equal(old.beam, 3);
+    moe_model_close(f->model);
+    drop(f);
+}
+
+/* ---- Programs that were compiled with another moe.h ---- */
 
 typedef struct newer_params {
     moe_session_params known;
@@ -338,6 +399,8 @@ int main(void) {
         cmocka_unit_test(the_simple_call_says_why_it_fails),
         cmocka_unit_test(a_late_cancel_can_be_taken_back),
         cmocka_unit_test(a_model_stays_until_its_last_session_is_freed),
+        cmocka_unit_test(parameters_list_themselves_with_their_limits),
+        cmocka_unit_test(a_parameter_by_number_is_the_member_of_its_name),
         cmocka_unit_test(an_older_program_works_and_is_not_overwritten),
         cmocka_unit_test(a_newer_program_is_refused_where_it_sets_what_is_not_known),
         cmocka_unit_test(a_program_of_version_0_1_is_refused),

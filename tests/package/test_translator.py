@@ -59,6 +59,13 @@ def fails(status, action, *arguments, **named):
 
 
 @test
+def every_parameter_of_the_search_is_an_option():
+    assert "min-target" in [name for name, _, _ in options()]
+    whole = Translator(MODEL, target="de", min_target=15, **FAST).translate("It rains.")
+    assert len(whole) > len(Translator(MODEL, target="de", **FAST).translate("It rains.")), whole
+
+
+@test
 def a_library_of_another_version_is_refused():
     wanted = library.VERSION
     found = divmod(library.opened(os.environ["MOE_LIBRARY"]).moe_version_number() // 1000, 1000)

@@ -71,7 +71,15 @@ def a_word_that_is_a_file_gets_a_hint():
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         assert f"-i {file.name}" in run(DE + [file.name]).complaint
     assert not run(DE + ["house"]).complaint
-    assert "mlperf or hf" in run([DE[0], "--help"]).text
+    assert "nvidia, tf, mlperf or hf" in run([DE[0], "--help"]).text
+
+
+@test
+def a_translation_can_be_longer():
+    short = json.loads(run(DE + ["--json", "Where is my book?"]).text)
+    long = json.loads(run(DE + ["--json", "--min-target", "15", "Where is my book?"]).text)
+    assert len(short["ids"]) < 15 <= len(long["ids"]), (short, long)
+    assert "--min-target wants" in run(DE + ["--min-target", "-1"]).complaint
 
 
 @test

@@ -144,6 +144,17 @@ static void options_list_themselves(void **state) {
     assert_null(moetext_option(SIZE_MAX).name);
 }
 
+/* What the engine's table has is an option here, without a line of this library's. */
+static void every_parameter_of_the_engine_is_an_option(void **state) {
+    size_t found = 0, n = 0;
+    (void)state;
+    for (const moe_param *p; (p = moe_param_at(n)); n++)
+        for (size_t i = 0; moetext_option(i).name; i++)
+            found += strcmp(moetext_option(i).name, p->option) == 0 && strcmp(moetext_option(i).values, p->values) == 0;
+    assert_true(n > 8);
+    assert_int_equal(found, n);
+}
+
 static void a_bad_option_is_named(void **state) {
     static const char *const bad[][2] = {
         { "bem=3", "bem" },
@@ -158,6 +169,9 @@ static void a_bad_option_is_named(void **state) {
         { "form=words", "form" },
         { "form=1", "form" },
         { "preset=best", "preset" },
+        { "min-target=-1", "min-target" },
+        { "max_len_factor=x", "max-len-factor" },
+        { "min_target=2;min-target=2", "min-target" },
         { "gating=none", "gating" },
         { "target=xx", "target" },
         { "source=", "source" },
@@ -1067,6 +1081,7 @@ static void a_child_makes_its_own_translator(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_list_themselves),
+        cmocka_unit_test(every_parameter_of_the_engine_is_an_option),
         cmocka_unit_test(a_bad_option_is_named),
         cmocka_unit_test(options_may_be_written_loosely),
         cmocka_unit_test(a_model_tells_what_it_knows),

@@ -19,6 +19,7 @@
 #include "tools/text/protect.h"
 #include "tools/text/settings.h"
 #include "tools/text/spm.h"
+#include "tools/text/settings.h"
 #include "tools/text/text.h"
 
 #include <errno.h>
@@ -33,16 +34,35 @@
 typedef struct options {
     program_common common;
     const char *target, *source, *device;
-    int beam, nbest, batch_tokens, gpu_memory, split;      /* -1: not given */
-    float length_penalty, coverage_penalty, prune, rerank; /* NaN: not given */
-    const char *preset;
+    text_settings search;                       /* preset and parameters */
+    int nbest, batch_tokens, gpu_memory, split; /* -1: not given */
     int score, prefix, self_test, paragraphs, no_protect;
     const char *glossary;
-    text_rules *rules;              /* NULL: nothing is kept */
-    int raw, force, early_stopping; /* the last two: -1: not given */
-    int32_t end;                    /* the model's end token, for --raw-ids */
-    int longest;                    /* target that it can write at all; 0: it does not say */
+    text_rules *rules; /* NULL: nothing is kept */
+    int raw, force;    /* -1: not given */
+    int32_t end;       /* the model's end token, for --raw-ids */
+    int longest;       /* target that it can write at all; 0: it does not say */
 } options;
+
+/* Whether a parameter's option stands for 1 where no value is given. */
+static int is_switch(const moe_param *p) { return !p->real && p->least == 0 && p->most == 1; }
+
+/* The options that the engine's parameters are, 28 columns and then what they do. */
+static void params_usage(FILE *to) {
+    const moe_param *p;
+    for (size_t i = 0; (p = moe_param_at(i)); i++) {
+        int column = fprintf(to, "      --%s%s", p->option, is_switch(p) ? "[=0]" : p->real ? " X" : " N");
+        fprintf(to, "%*s", column < 27 ? 28 - column : 2, "");
+        column = column < 27 ? 28 : column + 2;
+        for (const char *word = p->help, *end; *word; word = end + (*end == ' ')) {
+            end = word + strcspn(word, " ");
+            if (word > p->help && column + 1 + (int)(end - word) > 78) column = 28, fprintf(to, "\n%28s", "");
+            else if (word > p->help) column++, fputc(' ', to);
+            column += fprintf(to, "%.*s", (int)(end - word), word);
+        }
+        fputc('\n', to);
+    }
+}
 
 static void usage(FILE *to) {
     fputs("Usage: moe-translate [-m MODEL] -t LANG [OPTION]... [TEXT]...\n"
@@ -62,25 +82,10 @@ static void usage(FILE *to) {
           "Search\n"
           "      --preset NAME         search as the engine of a checkpoint does: paper,\n"
           "                            nvidia, tf, mlperf or hf (default: the model's).\n"
-          "                            The options below change parts of the preset\n"
-          "      --beam N              hypotheses that each step keeps; 1 is greedy\n"
-          "                            (default: the model's)\n"
-          "      --nbest N             give the N best translations, separated by TABs\n"
-          "                            (with --json: a list)\n"
-          "      --length-penalty A    alpha of the GNMT length penalty; 0 is none\n"
-          "      --coverage-penalty B  beta of the GNMT coverage penalty; 0 is none\n"
-          "      --prune MARGIN        drop hypotheses whose log-probability is MARGIN\n"
-          "                            worse than the best one's; 0 is never\n"
-          "      --rerank W            choose the hypothesis of the beam that also explains\n"
-          "                            the input: W times the log-probability of the input\n"
-          "                            given the hypothesis is added to its score (noisy\n"
-          "                            channel). Better and slower; 0 is never (default:\n"
-          "                            the model's). Needs a model of several languages\n"
-          "      --early-stopping[=0]  for models with Hugging Face's search: stop when as\n"
-          "                            many hypotheses as the beam holds have ended; =0:\n"
-          "                            when none can be better any more (default: the\n"
-          "                            model's)\n"
-          "      --force ID            the first token of every translation, which costs\n"
+          "                            The options below change parts of the preset\n",
+          to);
+    params_usage(to);
+    fputs("      --force ID            the first token of every translation, which costs\n"
           "                            nothing\n"
           "      --max-len N           longest line and longest translation, in tokens; of\n"
           "                            a Transformer only the translation\n"
@@ -181,90 +186,74 @@ static int is_auto(const options *o) { return o->source && strcmp(o->source, "au
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     enum {
-        BEAM = 256,
-        NBEST,
-        BATCH_TOKENS,
-        LENGTH_PENALTY,
-        COVERAGE_PENALTY,
-        PRUNE,
+        BATCH_TOKENS = 256,
         PRESET,
         SCORE,
         SELF_TEST,
         DEVICE,
         GPU_MEMORY,
         SPLIT,
-        RERANK,
         PREFIX,
         RAW_IDS,
         FORCE,
-        EARLY_STOPPING,
         PARAGRAPHS,
         NO_PROTECT,
-        GLOSSARY
+        GLOSSARY,
+        PARAM = 512 /* and its number */
     };
-    static const struct option known[] = { PROGRAM_OPTIONS,
-                                           PROGRAM_GATE_OPTIONS,
-                                           PROGRAM_STREAM_OPTIONS,
-                                           PROGRAM_LINE_OPTIONS,
-                                           PROGRAM_MEMORY_OPTIONS,
-                                           { "target", required_argument, NULL, 't' },
-                                           { "source", required_argument, NULL, 's' },
-                                           { "beam", required_argument, NULL, BEAM },
-                                           { "nbest", required_argument, NULL, NBEST },
-                                           { "batch-tokens", required_argument, NULL, BATCH_TOKENS },
-                                           { "length-penalty", required_argument, NULL, LENGTH_PENALTY },
-                                           { "coverage-penalty", required_argument, NULL, COVERAGE_PENALTY },
-                                           { "prune", required_argument, NULL, PRUNE },
-                                           { "rerank", required_argument, NULL, RERANK },
-                                           { "preset", required_argument, NULL, PRESET },
-                                           { "score", no_argument, NULL, SCORE },
-                                           { "self-test", no_argument, NULL, SELF_TEST },
-                                           { "device", required_argument, NULL, DEVICE },
-                                           { "gpu-memory", required_argument, NULL, GPU_MEMORY },
-                                           { "split", required_argument, NULL, SPLIT },
-                                           { "prefix", no_argument, NULL, PREFIX },
-                                           { "raw-ids", no_argument, NULL, RAW_IDS },
-                                           { "force", required_argument, NULL, FORCE },
-                                           { "early-stopping", optional_argument, NULL, EARLY_STOPPING },
-                                           { "paragraphs", no_argument, NULL, PARAGRAPHS },
-                                           { "no-protect", no_argument, NULL, NO_PROTECT },
-                                           { "glossary", required_argument, NULL, GLOSSARY },
-                                           { NULL, 0, NULL, 0 } };
+    static const struct option own[] = { PROGRAM_OPTIONS,
+                                         PROGRAM_GATE_OPTIONS,
+                                         PROGRAM_STREAM_OPTIONS,
+                                         PROGRAM_LINE_OPTIONS,
+                                         PROGRAM_MEMORY_OPTIONS,
+                                         { "target", required_argument, NULL, 't' },
+                                         { "source", required_argument, NULL, 's' },
+                                         { "batch-tokens", required_argument, NULL, BATCH_TOKENS },
+                                         { "preset", required_argument, NULL, PRESET },
+                                         { "score", no_argument, NULL, SCORE },
+                                         { "self-test", no_argument, NULL, SELF_TEST },
+                                         { "device", required_argument, NULL, DEVICE },
+                                         { "gpu-memory", required_argument, NULL, GPU_MEMORY },
+                                         { "split", required_argument, NULL, SPLIT },
+                                         { "prefix", no_argument, NULL, PREFIX },
+                                         { "raw-ids", no_argument, NULL, RAW_IDS },
+                                         { "force", required_argument, NULL, FORCE },
+                                         { "paragraphs", no_argument, NULL, PARAGRAPHS },
+                                         { "no-protect", no_argument, NULL, NO_PROTECT },
+                                         { "glossary", required_argument, NULL, GLOSSARY } };
+    struct option known[sizeof own / sizeof *own + TEXT_PARAMS + 1] = { { NULL, 0, NULL, 0 } };
+    const moe_param *param;
+    moe_error e = { .code = MOE_OK };
+    size_t n = 0;
     program_common *common = &o->common;
     *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 },
-                    .beam = -1,
+                    .search = text_settings_none(),
                     .nbest = -1,
                     .batch_tokens = -1,
                     .gpu_memory = -1,
                     .split = -1,
-                    .force = -1,
-                    .early_stopping = -1,
-                    .length_penalty = NAN,
-                    .coverage_penalty = NAN,
-                    .prune = NAN,
-                    .rerank = NAN };
+                    .force = -1 };
+    for (; n < TEXT_PARAMS && (param = moe_param_at(n)); n++)
+        known[n] = (struct option){ param->option, is_switch(param) ? optional_argument : required_argument, NULL,
+                                    PARAM + (int)n };
+    memcpy(known + n, own, sizeof own);
     int c, status = -1;
     uint64_t given = 0;
     while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:t:s:", known, NULL, &given)) != -1) {
+        if (c == PRESET || (c >= PARAM && c < PARAM + TEXT_PARAMS)) {
+            const char *name = c == PRESET ? "preset" : moe_param_at((size_t)(c - PARAM))->option;
+            if (text_settings_set(&o->search, name, optarg ? optarg : "1", "--", &e))
+                status = program_usage_error("%s", e.message);
+            continue;
+        }
         switch (c) {
         case 't': o->target = optarg; break;
         case 's': o->source = optarg; break;
-        case BEAM: status = program_int("beam", optarg, 1, MOE_MAX_BEAM, &o->beam); break;
-        case NBEST: status = program_int("nbest", optarg, 1, MOE_MAX_BEAM, &o->nbest); break;
         case BATCH_TOKENS: status = program_int("batch-tokens", optarg, 1, 1 << 24, &o->batch_tokens); break;
-        case LENGTH_PENALTY: status = program_float("length-penalty", optarg, &o->length_penalty); break;
-        case COVERAGE_PENALTY: status = program_float("coverage-penalty", optarg, &o->coverage_penalty); break;
-        case PRUNE: status = program_float("prune", optarg, &o->prune); break;
-        case RERANK: status = program_float("rerank", optarg, &o->rerank); break;
-        case PRESET: o->preset = optarg; break;
         case SCORE: o->score = 1; break;
         case PREFIX: o->prefix = 1; break;
         case RAW_IDS: o->raw = common->ids = 1; break;
         case FORCE: status = program_int("force", optarg, 0, INT32_MAX, &o->force); break;
-        case EARLY_STOPPING:
-            o->early_stopping = 1;
-            if (optarg) status = program_int("early-stopping", optarg, 0, 1, &o->early_stopping);
-            break;
         case NO_PROTECT: o->no_protect = 1; break;
         case GLOSSARY: o->glossary = optarg; break;
         case DEVICE: o->device = optarg; break;
@@ -278,11 +267,8 @@ static int parse_options(int argc, char **argv, options *o) {
     if (status >= 0) return status;
     if ((status = program_words(common, argc - optind, argv + optind)) >= 0) return status;
     if ((status = program_default_model(&common->model)) >= 0) return status;
-    if (o->beam > 0 && o->nbest > o->beam)
-        return program_usage_error("--nbest %d is more than --beam %d keeps", o->nbest, o->beam);
-    moe_session_params preset = { .size = sizeof preset };
-    if (o->preset && !moe_session_params_preset(&preset, o->preset))
-        return program_usage_error("--preset is paper, nvidia, tf, mlperf or hf, not '%s'", o->preset);
+    if (text_settings_check(&o->search, "--", &e)) return program_usage_error("%s", e.message);
+    if (text_settings_param(&o->search, "nbest") > 0) o->nbest = (int)text_settings_param(&o->search, "nbest");
     if (o->force >= 0 && o->score)
         return program_usage_error("--force and --score do not go together: the target says it");
     if (common->ids && common->pretokenized) return program_usage_error("--ids and --pretokenized do not go together");
@@ -324,16 +310,7 @@ static void apply_options(const options *o, moe_session_params *p) {
     if (o->device) p->device = o->device;
     if (o->gpu_memory > 0) p->device_memory = (size_t)o->gpu_memory << 20;
     if (o->self_test) return; /* the stored sentences were made with the model's own settings */
-    if (o->preset) moe_session_params_preset(p, o->preset);
-    if (o->nbest > 0) p->nbest = o->nbest;
-    if (o->beam > 0) p->beam = o->beam;
-    else if (p->beam < p->nbest) p->beam = p->nbest;
-    if (p->nbest > p->beam) p->nbest = p->beam; /* the model's default, with a narrower beam */
-    if (!isnan(o->length_penalty)) p->length_penalty = o->length_penalty;
-    if (!isnan(o->coverage_penalty)) p->coverage_penalty = o->coverage_penalty;
-    if (!isnan(o->prune)) p->prune = o->prune;
-    if (!isnan(o->rerank)) p->rerank = o->rerank;
-    if (o->early_stopping >= 0) p->early_stopping = o->early_stopping;
+    text_settings_search(&o->search, p);
     if (!o->score) return;
     p->beam = p->nbest = 1; /* nothing is chosen */
     p->rerank = 0;

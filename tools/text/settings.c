@@ -43,19 +43,6 @@ static const option table[] = {
       WORD_OF(source, "auto or a language of the model") },
     { "preset", "search as the engine of a checkpoint does (default: the model's)",
       WORD_OF(preset, "paper, nvidia, tf, mlperf or hf") },
-    { "beam", "hypotheses that each step keeps; 1 is greedy (default: the model's)",
-      WHOLE_OF(beam, 1, MOE_MAX_BEAM, "1 to 64") },
-    { "nbest", "translations given of a text (default: 1)", WHOLE_OF(nbest, 1, MOE_MAX_BEAM, "1 to 64") },
-    { "rerank", "weight of the input's probability given the translation; 0 is fast (default: the model's)",
-      REAL_OF(rerank, 0, "0 or more") },
-    { "length-penalty", "alpha of the GNMT length penalty; 0 is none (default: the model's)",
-      REAL_OF(length_penalty, 0, "0 or more") },
-    { "coverage-penalty", "beta of the GNMT coverage penalty; 0 is none (default: the model's)",
-      REAL_OF(coverage_penalty, 0, "0 or more") },
-    { "prune", "drop hypotheses that are worse than the best one by this log-probability; 0 is never",
-      REAL_OF(prune, 0, "0 or more") },
-    { "early-stopping", "with Hugging Face's search: stop when as many as the beam have ended (default: the model's)",
-      WHOLE_OF(early_stopping, 0, 1, "0 or 1") },
     { "max-len", "longest sentence and translation in tokens; of a Transformer only the translation",
       WHOLE_OF(max_len, 4, 1 << 16, "4 to 65536") },
     { "split", "lines of more characters go sentence by sentence; 0 is never (default: 1)",
@@ -92,8 +79,9 @@ static const option table[] = {
 enum { OPTIONS = sizeof table / sizeof *table };
 
 moetext_option_info moetext_option(size_t i) {
-    if (i >= OPTIONS) return (moetext_option_info){ 0 };
-    return (moetext_option_info){ table[i].name, table[i].values, table[i].help, table[i].of_model };
+    const moe_param *p = i < OPTIONS ? NULL : moe_param_at(i - OPTIONS);
+    if (i < OPTIONS) return (moetext_option_info){ table[i].name, table[i].values, table[i].help, table[i].of_model };
+    return p ? (moetext_option_info){ p->option, p->values, p->help, 0 } : (moetext_option_info){ 0 };
 }
 
 /* ---- 2. Setting ---------------------------------------------------------------------------------------- */
@@ -106,6 +94,7 @@ text_settings text_settings_none(void) {
         if (table[i].kind == WHOLE) *(int *)at = -1;
         if (table[i].kind == REAL) *(float *)at = NAN;
     }
+    for (size_t i = 0; i < TEXT_PARAMS; i++) s.params[i] = NAN;
     return s;
 }
 
@@ -133,10 +122,14 @@ static int same_name(const char *a, const char *b) {
     return *a == *b;
 }
 
-static const option *find(const char *name) {
+/* The number of an option in moetext_option's order; SIZE_MAX: there is none. */
+static size_t find(const char *name) {
+    const moe_param *p;
     for (size_t i = 0; i < OPTIONS; i++)
-        if (same_name(table[i].name, name)) return &table[i];
-    return NULL;
+        if (same_name(table[i].name, name)) return i;
+    for (size_t i = 0; i < TEXT_PARAMS && (p = moe_param_at(i)); i++)
+        if (same_name(p->option, name)) return OPTIONS + i;
+    return SIZE_MAX;
 }
 
 /* 1 if `value` is a value of this option, which is set then. */
@@ -164,16 +157,42 @@ static int take(text_settings *s, const option *o, const char *value) {
     return 1;
 }
 
+/* The same for a parameter of the engine's. */
+static int take_param(text_settings *s, size_t i, const char *value) {
+    const moe_param *p = moe_param_at(i);
+    char *end;
+    errno = 0;
+    const double x = p->real ? (double)strtof(value, &end) : (double)strtol(value, &end, 10);
+    if (end == value || *end || errno == ERANGE || !(x >= p->least && x <= p->most)) return 0;
+    s->params[i] = x;
+    return 1;
+}
+
 moe_status text_settings_set(text_settings *s, const char *name, const char *value, const char *before,
                              moe_error *error) {
-    const option *o = find(name);
+    const size_t at = find(name);
     moe_session_params preset = { .size = sizeof preset };
     moe_gate gate;
-    if (!o) return refuse(error, name, "there is no option '%.60s'", name);
-    if (!take(s, o, value) || (strcmp(o->name, "preset") == 0 && !moe_session_params_preset(&preset, value)) ||
-        (strcmp(o->name, "gating") == 0 && !moe_gate_parse(value, &gate)))
-        return refuse(error, o->name, "%s%s wants %s, not '%.60s'", before, o->name, o->values, value);
-    return MOE_OK;
+    if (at == SIZE_MAX) return refuse(error, name, "there is no option '%.60s'", name);
+    const moetext_option_info o = moetext_option(at);
+    if (at >= OPTIONS ? take_param(s, at - OPTIONS, value)
+                      : take(s, &table[at], value) &&
+                            (strcmp(o.name, "preset") != 0 || moe_session_params_preset(&preset, value)) &&
+                            (strcmp(o.name, "gating") != 0 || moe_gate_parse(value, &gate)))
+        return MOE_OK;
+    return refuse(error, o.name, "%s%s wants %s, not '%.60s'", before, o.name, o.values, value);
+}
+
+double text_settings_param(const text_settings *s, const char *name) {
+    const size_t at = find(name);
+    return at >= OPTIONS && at != SIZE_MAX ? s->params[at - OPTIONS] : (double)NAN;
+}
+
+moe_status text_settings_check(const text_settings *s, const char *before, moe_error *error) {
+    const double beam = text_settings_param(s, "beam"), nbest = text_settings_param(s, "nbest");
+    if (!(nbest > beam)) return MOE_OK;
+    return refuse(error, "nbest", "%snbest %.0f is more than %sbeam %.0f keeps", before, nbest,
+                  before[0] == '-' ? before : "", beam);
 }
 
 /* data[*begin .. *end) without the spaces at both ends. */
@@ -198,9 +217,10 @@ static moe_status parse_part(text_settings *s, const char *part, size_t length, 
     if (!equals) return refuse(error, name, "option '%.60s' has no value: write it as name=value", name);
     memcpy(text, part + value, last - value);
     text[last - value] = '\0';
-    const option *o = find(name);
-    const uint64_t bit = o ? (uint64_t)1 << (o - table) : 0;
-    if (*given & bit) return refuse(error, o->name, "option %s is given twice", o->name);
+    const size_t at = find(name);
+    const uint64_t bit = at == SIZE_MAX ? 0 : (uint64_t)1 << at;
+    if (*given & bit)
+        return refuse(error, moetext_option(at).name, "option %s is given twice", moetext_option(at).name);
     *given |= bit;
     return text_settings_set(s, name, text, "option ", error);
 }
@@ -208,22 +228,24 @@ static moe_status parse_part(text_settings *s, const char *part, size_t length, 
 moe_status text_settings_parse(text_settings *s, const char *options, moe_error *error) {
     uint64_t given = 0;
     moe_status status = MOE_OK;
-    _Static_assert(OPTIONS <= 64, "a bit for each option");
+    _Static_assert(OPTIONS + TEXT_PARAMS <= 64, "a bit for each option");
     for (const char *at = options ? options : ""; *at && !status;) {
         size_t begin = 0, length = strcspn(at, ";"), end = length;
         trim(at, &begin, &end);
         if (begin < end) status = parse_part(s, at + begin, end - begin, &given, error);
         at += length + (at[length] == ';');
     }
-    if (!status && s->beam > 0 && s->nbest > s->beam)
-        return refuse(error, "nbest", "option nbest %d is more than beam %d keeps", s->nbest, s->beam);
-    return status;
+    return status ? status : text_settings_check(s, "option ", error);
 }
 
 /* ---- 3. Applying --------------------------------------------------------------------------------------- */
 
-static void apply_real(float setting, float *parameter) {
-    if (!isnan(setting)) *parameter = setting;
+void text_settings_search(const text_settings *s, moe_session_params *p) {
+    if (s->preset[0]) moe_session_params_preset(p, s->preset);
+    for (size_t i = 0; i < TEXT_PARAMS; i++)
+        if (!isnan(s->params[i])) moe_param_set(p, i, s->params[i]);
+    if (isnan(text_settings_param(s, "beam")) && p->beam < p->nbest) p->beam = p->nbest;
+    if (p->nbest > p->beam) p->nbest = p->beam; /* the model's default, with a narrower beam */
 }
 
 void text_settings_apply(const text_settings *s, moe_session_params *p) {
@@ -238,16 +260,7 @@ void text_settings_apply(const text_settings *s, moe_session_params *p) {
         if (p->rules != MOE_RULES_HF) p->max_source = s->max_len;
         else p->max_len_factor = 0, p->max_len_offset = s->max_len; /* counts what is generated */
     }
-    if (s->preset[0]) moe_session_params_preset(p, s->preset);
-    if (s->nbest > 0) p->nbest = s->nbest;
-    if (s->beam > 0) p->beam = s->beam;
-    else if (p->beam < p->nbest) p->beam = p->nbest;
-    if (p->nbest > p->beam) p->nbest = p->beam; /* the model's default, with a narrower beam */
-    apply_real(s->length_penalty, &p->length_penalty);
-    apply_real(s->coverage_penalty, &p->coverage_penalty);
-    apply_real(s->prune, &p->prune);
-    apply_real(s->rerank, &p->rerank);
-    if (s->early_stopping >= 0) p->early_stopping = s->early_stopping;
+    text_settings_search(s, p);
     if (s->isa[0]) p->isa = s->isa;
     if (s->device[0]) p->device = s->device;
     if (s->gpu_memory > 0) p->device_memory = (size_t)s->gpu_memory << 20;

@@ -6,6 +6,7 @@
 
 #include <stddef.h>
 
+enum { TEXT_PARAMS = 32 };
 enum { TEXT_SPLIT = 1 }; /* characters of a line that is not split, unless the settings say otherwise */
 
 typedef enum text_form { TEXT_FORM_TEXT, TEXT_FORM_PIECES, TEXT_FORM_IDS } text_form;
@@ -15,8 +16,9 @@ typedef struct text_settings {
     int verify, copy; /* moe_model_params */
     int form;         /* text_form */
     char target[32], source[32], preset[16], isa[32], device[32], gating[16], glossary[1024];
-    int beam, nbest, early_stopping, max_len, split, truncate, capitals, protect, alignment;
-    float rerank, length_penalty, coverage_penalty, prune, share;
+    double params[TEXT_PARAMS]; /* by the number of moe_param_at; NaN where nothing is said */
+    int max_len, split, truncate, capitals, protect, alignment;
+    float share;
     int threads, batch, batch_tokens, gpu_memory, noise;
     size_t max_memory; /* 0: nothing is said */
 } text_settings;
@@ -29,6 +31,13 @@ moe_status text_settings_set(text_settings *settings, const char *name, const ch
 /* "beam=4;target=de"; NULL: nothing. */
 moe_status text_settings_parse(text_settings *settings, const char *options, moe_error *error);
 
+/* What is said of a parameter, "beam"; NaN: nothing. */
+double text_settings_param(const text_settings *settings, const char *name);
+/* 0, or why the preset and the parameters do not go together. */
+moe_status text_settings_check(const text_settings *settings, const char *before, moe_error *error);
+
+/* The preset and the parameters of the search. */
+void text_settings_search(const text_settings *settings, moe_session_params *params);
 /* The settings that a session knows, languages left out: they need the tokens of a model. */
 void text_settings_apply(const text_settings *settings, moe_session_params *params);
 
