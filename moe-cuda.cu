@@ -143,8 +143,8 @@ struct moe_device {
     moe_status status;   /* the first failure */
     moe_error error;
     cudaStream_t stream;
-    cublasHandle_t cublas;
-    void **blocks; /* device memory */
+    cublasHandle_t cublas; /* NULL: it cannot be used here */
+    void **blocks;         /* device memory */
     size_t n_blocks, block_capacity;
     void *pinned;
     /* upload */
@@ -1607,17 +1607,61 @@ static void moe_lift_expert(moe_device *d, const moe_node *n, size_t e, char *to
 
 /* ---- Products ---- */
 
+/* Column by column, as cuBLAS sees memory: sums [n, rows] = w [k, n]^T x [k, rows]. */
+static cublasStatus_t moe_call_gemm(const moe_device *d, const void *w, int n, int k, const int8_t *x, size_t x_stride,
+                                    int rows, int32_t *sums) {
+    const int32_t one = 1, zero = 0;
+    return cublasGemmEx(d->cublas, CUBLAS_OP_T, CUBLAS_OP_N, n, rows, k, &one, w, CUDA_R_8I, k, x, CUDA_R_8I,
+                        (int)x_stride, &zero, sums, CUDA_R_32I, n, CUBLAS_COMPUTE_32I, CUBLAS_GEMM_DEFAULT);
+}
+
 static void moe_gemm(moe_device *d, const moe_weights *w, int expert, const int8_t *x, size_t x_stride, int rows,
                      int32_t *sums) {
-    const int32_t one = 1, zero = 0;
     const char *codes = (const char *)w->data + (size_t)expert * w->step;
-    if (d->status != MOE_OK) return;
-    /* Column by column, as cuBLAS sees memory: sums [n, rows] = w [k, n]^T x [k, rows]. */
-    moe_check_blas(d,
-                   cublasGemmEx(d->cublas, CUBLAS_OP_T, CUBLAS_OP_N, w->rows_padded, rows, (int)w->stride, &one, codes,
-                                CUDA_R_8I, (int)w->stride, x, CUDA_R_8I, (int)x_stride, &zero, sums, CUDA_R_32I,
-                                w->rows_padded, CUBLAS_COMPUTE_32I, CUBLAS_GEMM_DEFAULT),
-                   "cublasGemmEx");
+    if (d->status == MOE_OK)
+        moe_check_blas(d, moe_call_gemm(d, codes, w->rows_padded, (int)w->stride, x, x_stride, rows, sums),
+                       "cublasGemmEx");
+}
+
+/* Whether cuBLAS takes a product of so many rows. */
+static int moe_by_gemm(const moe_device *d, moe_type type, size_t rows) {
+    return d->cublas && moe_quantised(type) && rows > MOE_FEW_ROWS;
+}
+
+/* cuBLAS on this stream, tried with a product of ones; NULL, or why it cannot be used. That is no failure: the kernel
+ * for few rows takes all of them then. It does not know int8 on every GPU, and may be missing for a new one. */
+static const char *moe_start_blas(moe_device *d) {
+    enum { N = 16, K = 64, ROWS = 48 };
+    int8_t *ones = NULL;
+    int32_t *sums = NULL, *got = NULL; /* [ROWS, N] */
+    int wrong = 0;
+    cublasStatus_t code = cublasCreate(&d->cublas);
+    if (code != CUBLAS_STATUS_SUCCESS) {
+        d->cublas = NULL;
+        return cublasGetStatusString(code);
+    }
+    code = cublasSetStream(d->cublas, d->stream);
+    if (code == CUBLAS_STATUS_SUCCESS) {
+        void *workspace = moe_take(d, MOE_WORKSPACE, 1, "cuBLAS");
+        if (workspace) code = cublasSetWorkspace(d->cublas, workspace, MOE_WORKSPACE);
+    }
+    const size_t bytes = ROWS * N * sizeof *got;
+    MOE_CUDA_TRY(d, cudaMallocHost((void **)&got, bytes));
+    MOE_CUDA_TRY(d, cudaMalloc((void **)&sums, bytes));
+    MOE_CUDA_TRY(d, cudaMalloc((void **)&ones, ROWS * K));
+    MOE_CUDA_TRY(d, cudaMemsetAsync(ones, 1, ROWS * K, d->stream));
+    if (d->status == MOE_OK && code == CUBLAS_STATUS_SUCCESS) code = moe_call_gemm(d, ones, N, K, ones, K, ROWS, sums);
+    if (code == CUBLAS_STATUS_SUCCESS)
+        MOE_CUDA_TRY(d, cudaMemcpyAsync(got, sums, bytes, cudaMemcpyDeviceToHost, d->stream));
+    if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) cudaStreamSynchronize(d->stream); /* before memory goes */
+    for (int i = 0; d->status == MOE_OK && code == CUBLAS_STATUS_SUCCESS && i < ROWS * N; i++) wrong |= got[i] != K;
+    if (ones) cudaFree(ones);
+    if (sums) cudaFree(sums);
+    if (got) cudaFreeHost(got);
+    if (code == CUBLAS_STATUS_SUCCESS && !wrong) return NULL;
+    cublasDestroy(d->cublas);
+    d->cublas = NULL;
+    return wrong ? "its sums are wrong" : cublasGetStatusString(code);
 }
 
 /* The kernel for all tiles of p. */
@@ -1660,7 +1704,7 @@ static void moe_linear(moe_device *d, moe_products p, const float *add, size_t a
     p.y = y;
     p.y_stride = y_stride;
     if (p.rows == 0) return;
-    if (!moe_quantised(p.w.type) || (size_t)p.rows <= MOE_FEW_ROWS) {
+    if (!moe_by_gemm(d, p.w.type, (size_t)p.rows)) {
         p.tiles_at_most = (int)moe_blocks((size_t)p.rows, MOE_TILE);
         moe_tiles(d, &p);
         return;
@@ -1906,8 +1950,8 @@ static void moe_fetch_ints(moe_device *d, const int *from, size_t n) {
 }
 
 /* Whether cuBLAS takes an expert layer: many rows for each expert. */
-static int moe_experts_by_gemm(const moe_node *n, size_t rows) {
-    return moe_quantised(n->experts->up.type) && rows * moe_wanted(n->src[1]) > MOE_FEW_ROWS * n->experts->count;
+static int moe_experts_by_gemm(const moe_device *d, const moe_node *n, size_t rows) {
+    return moe_by_gemm(d, n->experts->up.type, moe_blocks(rows * moe_wanted(n->src[1]), n->experts->count));
 }
 
 /* Whether the rows' selections may be more than fit, so that they must be counted. */
@@ -1917,7 +1961,7 @@ static int moe_must_count(const moe_node *n, size_t rows) {
 
 /* Whether a node needs to look at numbers on the device before it knows what to launch. */
 static int moe_waits(const moe_device *d, const moe_node *n, size_t rows) {
-    return n->op == MOE_OP_EXPERTS && (d->cache.slots || moe_experts_by_gemm(n, rows) || moe_must_count(n, rows));
+    return n->op == MOE_OP_EXPERTS && (d->cache.slots || moe_experts_by_gemm(d, n, rows) || moe_must_count(n, rows));
 }
 
 /* The experts that have pairs, in the cache's order of work, each with a slot. Tells the device; *hits of the experts
@@ -2041,7 +2085,7 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, 
  */
 static void moe_run_experts(moe_device *d, const moe_node *n, moe_bound *b, size_t rows) {
     const size_t most = n->src[1]->gate.capacity, capacity = moe_pairs(n, d->rows);
-    const int by_gemm = moe_experts_by_gemm(n, rows), look = moe_must_count(n, rows);
+    const int by_gemm = moe_experts_by_gemm(d, n, rows), look = moe_must_count(n, rows);
     moe_routes a;
     memset(&a, 0, sizeof a);
     a.chosen = moe_selections_of(n->src[1]);
@@ -2085,7 +2129,7 @@ static void moe_run_mix(moe_device *d, const moe_node *n, size_t rows) {
 
 static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, size_t top, int traced) {
     const size_t chunks = moe_blocks(n->output.w->rows, MOE_OUTPUT_CHUNK), slice = d->n_sums / (size_t)b->w.rows_padded;
-    const int by_gemm = moe_quantised(b->w.type) && rows > MOE_FEW_ROWS;
+    const int by_gemm = moe_by_gemm(d, b->w.type, rows);
     moe_outputs a;
     memset(&a, 0, sizeof a);
     a.chunks = (int)chunks;
@@ -2538,7 +2582,8 @@ static void moe_device_close(moe_device *d) {
 
 static void moe_device_start(moe_device *d) {
     struct cudaDeviceProp properties;
-    void *workspace;
+    const char *why;
+    char message[256];
     MOE_CUDA_TRY(d, cudaSetDevice(d->index));
     if (!MOE_CUDA_TRY(d, cudaGetDeviceProperties(&properties, d->index))) return;
     snprintf(d->name, sizeof d->name, "cuda:%d %.100s", d->index, properties.name);
@@ -2549,11 +2594,11 @@ static void moe_device_start(moe_device *d) {
         return;
     }
     MOE_CUDA_TRY(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
-    if (d->status == MOE_OK) moe_check_blas(d, cublasCreate(&d->cublas), "cublasCreate");
-    if (d->status == MOE_OK) moe_check_blas(d, cublasSetStream(d->cublas, d->stream), "cublasSetStream");
-    workspace = moe_take(d, MOE_WORKSPACE, 1, "cuBLAS");
-    if (d->status == MOE_OK)
-        moe_check_blas(d, cublasSetWorkspace(d->cublas, workspace, MOE_WORKSPACE), "cublasSetWorkspace");
+    why = d->status == MOE_OK ? moe_start_blas(d) : NULL;
+    if (!why || d->status != MOE_OK || !d->log) return;
+    snprintf(message, sizeof message, "cuda:%d: cuBLAS cannot be used, kernels of this library take its place: %s",
+             d->index, why);
+    d->log(d->log_user, message);
 }
 
 static moe_status moe_device_open(const moe_device_params *params, moe_device **out, moe_error *error) {

@@ -25,8 +25,9 @@ enum { EMU_OUT_OF_MEMORY = 2, EMU_OLD_DRIVER = 35, EMU_NO_DEVICE = 100, EMU_LOST
 
 void emu_reset(int devices);                   /* forget failures; so many GPUs                                       */
 void emu_fail(size_t nth, int code, int stay); /* the nth call (from 1) gives `code`; with `stay` all that follow too */
-size_t emu_calls(void);                        /* calls that can fail, since emu_reset or emu_fail                    */
-size_t emu_live(void);                         /* blocks, streams, events, handles, graphs that were not given back   */
+void emu_refuse_blas(int what); /* 1: cuBLAS does not start, 2: refuses every product, 3: gives wrong sums; 0: none */
+size_t emu_calls(void);         /* calls that can fail, since emu_reset or emu_fail                    */
+size_t emu_live(void);          /* blocks, streams, events, handles, graphs that were not given back   */
 size_t emu_graph_launches(void);
 size_t emu_gemms(void);   /* products that cuBLAS made                                           */
 extern size_t emu_memory; /* bytes of the device                                                  */
@@ -140,7 +141,7 @@ namespace emu {
 static std::recursive_mutex mutex; /* sessions of several threads share the emulated device */
 static int devices = 1;
 static size_t calls, fail_at, graph_launches, gemms;
-static int fail_code, fail_stay;
+static int fail_code, fail_stay, blas_refuses;
 static cudaError_t last;
 static std::map<char *, size_t> device_blocks, host_blocks;
 static size_t objects; /* streams, events, handles, graphs */
@@ -557,13 +558,15 @@ static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s)
     return emu_due == cudaErrorMemoryAllocation ? CUBLAS_STATUS_ALLOC_FAILED : CUBLAS_STATUS_EXECUTION_FAILED
 
 static inline const char *cublasGetStatusString(cublasStatus_t code) {
-    return code == CUBLAS_STATUS_ALLOC_FAILED    ? "CUBLAS_STATUS_ALLOC_FAILED"
-           : code == CUBLAS_STATUS_INVALID_VALUE ? "CUBLAS_STATUS_INVALID_VALUE"
-           : code == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED"
-                                                 : "CUBLAS_STATUS_EXECUTION_FAILED";
+    return code == CUBLAS_STATUS_ALLOC_FAILED      ? "CUBLAS_STATUS_ALLOC_FAILED"
+           : code == CUBLAS_STATUS_INVALID_VALUE   ? "CUBLAS_STATUS_INVALID_VALUE"
+           : code == CUBLAS_STATUS_NOT_SUPPORTED   ? "CUBLAS_STATUS_NOT_SUPPORTED"
+           : code == CUBLAS_STATUS_NOT_INITIALIZED ? "CUBLAS_STATUS_NOT_INITIALIZED"
+                                                   : "CUBLAS_STATUS_EXECUTION_FAILED";
 }
 static inline cublasStatus_t cublasCreate(cublasHandle_t *out) {
     EMU_BLAS_CALL();
+    if (emu::blas_refuses == 1) return CUBLAS_STATUS_NOT_INITIALIZED;
     *out = emu::make(new emu_blas{ NULL, NULL });
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -603,13 +606,15 @@ static inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta
         !emu::inside(emu::device_blocks, b, (size_t)(n - 1) * (size_t)ldb + (size_t)k) ||
         !emu::inside(emu::device_blocks, c, ((size_t)(n - 1) * (size_t)ldc + (size_t)m) * 4))
         return CUBLAS_STATUS_INVALID_VALUE;
+    if (emu::blas_refuses == 2) return CUBLAS_STATUS_NOT_SUPPORTED;
     emu::gemms++;
+    const int wrong = emu::blas_refuses == 3;
     emu::put(h->stream, [=]() {
         for (int j = 0; j < n; j++)
             for (int i = 0; i < m; i++) {
                 const int8_t *x = (const int8_t *)a + (size_t)i * (size_t)lda,
                              *y = (const int8_t *)b + (size_t)j * (size_t)ldb;
-                int32_t sum = 0;
+                int32_t sum = wrong;
                 for (int l = 0; l < k; l++) sum += x[l] * y[l];
                 ((int32_t *)c)[(size_t)j * (size_t)ldc + (size_t)i] = sum;
             }
@@ -624,6 +629,7 @@ size_t emu_few_rows = 32, emu_pairs = 1 << 14, emu_sums = 1 << 24, emu_memory = 
 void emu_reset(int devices) {
     emu::devices = devices;
     emu::calls = emu::fail_at = emu::graph_launches = emu::gemms = 0;
+    emu::blas_refuses = 0;
     emu::last = cudaSuccess;
 }
 void emu_fail(size_t nth, int code, int stay) {
@@ -632,6 +638,7 @@ void emu_fail(size_t nth, int code, int stay) {
     emu::fail_code = code;
     emu::fail_stay = stay;
 }
+void emu_refuse_blas(int what) { emu::blas_refuses = what; }
 size_t emu_calls(void) { return emu::calls; }
 size_t emu_live(void) { return emu::device_blocks.size() + emu::host_blocks.size() + emu::objects; }
 size_t emu_graph_launches(void) { return emu::graph_launches; }
