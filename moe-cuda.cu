@@ -2175,58 +2175,89 @@ static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b,
 
 /* ---- The run of a graph ---- */
 
+/* A node that is to run, its rows y, and those of its first two sources. */
+typedef struct moe_launch {
+    const moe_graph *g;
+    const moe_node *n, *s0, *s1;
+    moe_bound *b;
+    const moe_frame *f;
+    size_t rows;
+    int traced; /* somebody looks at all logits */
+    float *y;
+    const float *x0, *x1;
+} moe_launch;
+
+/* A launcher for each op of MOE_OPS. */
+static void moe_launch_input(moe_device *d, const moe_launch *l) {
+    MOE_LAUNCH(d, moe_k_gather, l->rows, MOE_BLOCK, (const float *)d->inputs, d->input_cols, (const int32_t *)NULL,
+               (int)l->n->cols, l->y, l->n->stride);
+}
+static void moe_launch_embed(moe_device *d, const moe_launch *l) {
+    MOE_LAUNCH(d, moe_k_embed, l->rows, MOE_BLOCK, l->b->w, d->ids, l->n->embed.scale, l->b->positions, d->positions,
+               l->y, l->n->stride);
+}
+static void moe_launch_quantise(moe_device *d, const moe_launch *l) {
+    moe_quantise(d, l->x0, l->s0->stride, l->n->cols, (int8_t *)l->n->data, l->n->stride, l->n->scales, l->rows, NULL);
+}
+static void moe_launch_linear(moe_device *d, const moe_launch *l) { moe_run_linear(d, l->n, l->b, l->rows); }
+static void moe_launch_add(moe_device *d, const moe_launch *l) {
+    MOE_LAUNCH(d, moe_k_add, l->rows, MOE_BLOCK, l->x0, l->s0->stride, l->x1, l->s1->stride, (int)l->n->cols, l->y,
+               l->n->stride);
+}
+static void moe_launch_concat(moe_device *d, const moe_launch *l) {
+    MOE_LAUNCH(d, moe_k_concat, l->rows, MOE_BLOCK, l->x0, l->s0->stride, (int)l->s0->cols, l->x1, l->s1->stride,
+               (int)l->s1->cols, l->y, l->n->stride);
+}
+static void moe_launch_unary(moe_device *d, const moe_launch *l) {
+    MOE_LAUNCH(d, moe_k_unary, l->rows, MOE_BLOCK, l->n->unary, l->x0, l->s0->stride, (int)l->n->cols, l->y,
+               l->n->stride);
+}
+static void moe_launch_norm(moe_device *d, const moe_launch *l) {
+    MOE_LAUNCH(d, moe_k_norm, l->rows, MOE_BLOCK, l->x0, l->s0->stride, (int)l->n->cols, l->b->weight, l->b->bias,
+               l->n->norm.epsilon, l->y, l->n->stride);
+}
+static void moe_launch_view(moe_device *, const moe_launch *) {}
+static void moe_launch_gather(moe_device *d, const moe_launch *l) {
+    MOE_LAUNCH(d, moe_k_gather, l->rows, MOE_BLOCK, l->n->carried.rows, l->n->cols, d->parents, (int)l->n->cols, l->y,
+               l->n->stride);
+}
+static void moe_launch_store(moe_device *d, const moe_launch *l) {
+    MOE_LAUNCH(d, moe_k_scatter, l->rows, MOE_BLOCK, l->x0, l->s0->stride, (const int32_t *)NULL,
+               l->n->carried.by == MOE_BY_PARENT ? NULL : d->destination, (int)l->n->cols, l->n->carried.rows,
+               l->n->cols);
+}
+static void moe_launch_lstm_step(moe_device *d, const moe_launch *l) { moe_run_lstm_step(d, l->n, l->b, l->rows); }
+static void moe_launch_lstm_layer(moe_device *d, const moe_launch *l) {
+    moe_run_lstm_layer(d, l->n, l->b, &l->f->packed, l->g->sentences);
+}
+static void moe_launch_attention(moe_device *d, const moe_launch *l) {
+    moe_run_attention(d, l->n, l->b, l->g, l->rows);
+}
+static void moe_launch_heads(moe_device *d, const moe_launch *l) { moe_run_heads(d, l->n, l->g, l->rows); }
+static void moe_launch_gate(moe_device *d, const moe_launch *l) { moe_run_gate(d, l->n, l->b, l->rows, NULL); }
+static void moe_launch_experts(moe_device *d, const moe_launch *l) { moe_run_experts(d, l->n, l->b, l->rows); }
+static void moe_launch_mix(moe_device *d, const moe_launch *l) { moe_run_mix(d, l->n, l->rows); }
+static void moe_launch_output(moe_device *d, const moe_launch *l) {
+    moe_run_output(d, l->n, l->b, l->rows, l->g->top, l->traced);
+}
+
 static void moe_run_node(moe_device *d, const moe_graph *g, const moe_node *n, moe_bound *b, const moe_frame *f,
                          size_t rows, int traced) {
+#define MOE_LAUNCHER(NAME, name, how, cost) moe_launch_##name,
+    static void (*const launchers[])(moe_device *, const moe_launch *) = { MOE_OPS(MOE_LAUNCHER) };
     const moe_node *s0 = n->src[0], *s1 = n->src[1];
-    float *y = (float *)n->data;
-    switch (n->op) {
-    case MOE_OP_INPUT:
-        MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, (const float *)d->inputs, d->input_cols, (const int32_t *)NULL,
-                   (int)n->cols, y, n->stride);
-        break;
-    case MOE_OP_EMBED:
-        MOE_LAUNCH(d, moe_k_embed, rows, MOE_BLOCK, b->w, d->ids, n->embed.scale, b->positions, d->positions, y,
-                   n->stride);
-        break;
-    case MOE_OP_QUANTISE:
-        moe_quantise(d, (const float *)s0->data, s0->stride, n->cols, (int8_t *)n->data, n->stride, n->scales, rows,
-                     NULL);
-        break;
-    case MOE_OP_LINEAR: moe_run_linear(d, n, b, rows); break;
-    case MOE_OP_ADD:
-        MOE_LAUNCH(d, moe_k_add, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const float *)s1->data,
-                   s1->stride, (int)n->cols, y, n->stride);
-        break;
-    case MOE_OP_CONCAT:
-        MOE_LAUNCH(d, moe_k_concat, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (int)s0->cols,
-                   (const float *)s1->data, s1->stride, (int)s1->cols, y, n->stride);
-        break;
-    case MOE_OP_UNARY:
-        MOE_LAUNCH(d, moe_k_unary, rows, MOE_BLOCK, n->unary, (const float *)s0->data, s0->stride, (int)n->cols, y,
-                   n->stride);
-        break;
-    case MOE_OP_NORM:
-        MOE_LAUNCH(d, moe_k_norm, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (int)n->cols, b->weight,
-                   b->bias, n->norm.epsilon, y, n->stride);
-        break;
-    case MOE_OP_GATHER:
-        MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, n->carried.rows, n->cols, d->parents, (int)n->cols, y, n->stride);
-        break;
-    case MOE_OP_STORE:
-        MOE_LAUNCH(d, moe_k_scatter, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const int32_t *)NULL,
-                   n->carried.by == MOE_BY_PARENT ? NULL : d->destination, (int)n->cols, n->carried.rows, n->cols);
-        break;
-    case MOE_OP_LSTM_STEP: moe_run_lstm_step(d, n, b, rows); break;
-    case MOE_OP_LSTM_LAYER: moe_run_lstm_layer(d, n, b, &f->packed, g->sentences); break;
-    case MOE_OP_ATTENTION: moe_run_attention(d, n, b, g, rows); break;
-    case MOE_OP_HEADS: moe_run_heads(d, n, g, rows); break;
-    case MOE_OP_GATE: moe_run_gate(d, n, b, rows, NULL); break;
-    case MOE_OP_EXPERTS: moe_run_experts(d, n, b, rows); break;
-    case MOE_OP_MIX: moe_run_mix(d, n, rows); break;
-    case MOE_OP_OUTPUT: moe_run_output(d, n, b, rows, g->top, traced); break;
-    case MOE_OP_VIEW:
-    case MOE_OP_COUNT: break;
-    }
+    const moe_launch l = { g,
+                           n,
+                           s0,
+                           s1,
+                           b,
+                           f,
+                           rows,
+                           traced,
+                           (float *)n->data,
+                           s0 ? (const float *)s0->data : NULL,
+                           s1 ? (const float *)s1->data : NULL };
+    launchers[n->op](d, &l);
 }
 
 static void moe_run_nodes(moe_device *d, int which, const moe_frame *f, size_t rows) {

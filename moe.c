@@ -74,6 +74,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <float.h>
+#include <inttypes.h>
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
@@ -312,28 +313,31 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
  * (carried rows, activations), bind, run..., close. For translations and scores the device searches as well: run
  * computes the encoder, then begin... and step follow. Only ids go up, and only finished sentences come down. */
 
-typedef enum moe_op {
-    MOE_OP_INPUT,    /* rows of the frame's inputs                             */
-    MOE_OP_EMBED,    /* ids -> rows of an embedding, times scale               */
-    MOE_OP_QUANTISE, /* rows -> int8 codes and a scale per row                 */
-    MOE_OP_LINEAR,   /* x -> w x + bias, or w x + another node's row           */
-    MOE_OP_ADD,
-    MOE_OP_CONCAT,
-    MOE_OP_UNARY,      /* sigmoid, tanh, swish, gelu                             */
-    MOE_OP_NORM,       /* layer norm                                             */
-    MOE_OP_VIEW,       /* some columns of another node, no work                  */
-    MOE_OP_GATHER,     /* carried rows -> those of the parents, zero for a new sentence */
-    MOE_OP_STORE,      /* rows -> carried rows                                   */
-    MOE_OP_LSTM_STEP,  /* x, r, c -> [h | c]: the products with both matrices and the cell */
-    MOE_OP_LSTM_LAYER, /* input products of packed sentences -> outputs         */
-    MOE_OP_ATTENTION,  /* projected query -> context (GNMT)                      */
-    MOE_OP_HEADS,      /* queries, keys and values -> contexts of several heads  */
-    MOE_OP_GATE,       /* logits, or features and a gate over groups, -> selections */
-    MOE_OP_EXPERTS,    /* x, selections -> sum of weighted expert outputs        */
-    MOE_OP_MIX,        /* outputs of all experts side by side, selections -> the same sum */
-    MOE_OP_OUTPUT,     /* logits, best tokens and their log-probabilities        */
-    MOE_OP_COUNT
-} moe_op;
+/* Every op: its name, how it runs (room "Plan and run") and, of ops that run row by row, products for each column. The
+ * enum, the table and the launchers of a device are made from this list. */
+#define MOE_OPS(X)                                                                                       \
+    X(INPUT, input, ROWS, 1)       /* rows of the frame's inputs */                                      \
+    X(EMBED, embed, ROWS, 1)       /* ids -> rows of an embedding, times scale */                        \
+    X(QUANTISE, quantise, ROWS, 1) /* rows -> int8 codes and a scale per row */                          \
+    X(LINEAR, linear, WHOLE, 0)    /* x -> w x + bias, or w x + another node's row */                    \
+    X(ADD, add, ROWS, 1)                                                                                 \
+    X(CONCAT, concat, ROWS, 1)                                                                           \
+    X(UNARY, unary, ROWS, 16)             /* sigmoid, tanh, swish, gelu */                               \
+    X(NORM, norm, ROWS, 4)                /* layer norm */                                               \
+    X(VIEW, view, NOTHING, 0)             /* some columns of another node */                             \
+    X(GATHER, gather, ROWS, 1)            /* carried rows -> the parents', zero for a new sentence */    \
+    X(STORE, store, ROWS, 1)              /* rows -> carried rows */                                     \
+    X(LSTM_STEP, lstm_step, SCRATCH, 0)   /* x, r, c -> [h | c]: products with both matrices, cell */    \
+    X(LSTM_LAYER, lstm_layer, SCRATCH, 0) /* input products of packed sentences -> outputs */            \
+    X(ATTENTION, attention, SCRATCH, 0)   /* projected query -> context (GNMT) */                        \
+    X(HEADS, heads, SCRATCH, 0)           /* queries, keys and values -> contexts of several heads */    \
+    X(GATE, gate, SCRATCH, 0)             /* logits, or features and a gate over groups -> selections */ \
+    X(EXPERTS, experts, SCRATCH, 0)       /* x, selections -> sum of weighted expert outputs */          \
+    X(MIX, mix, WHOLE, 0)                 /* outputs of all experts side by side -> the same sum */      \
+    X(OUTPUT, output, SCRATCH, 0)         /* logits, best tokens and their log-probabilities */
+
+#define MOE_OP_VALUE(NAME, name, how, cost) MOE_OP_##NAME,
+typedef enum moe_op { MOE_OPS(MOE_OP_VALUE) MOE_OP_COUNT } moe_op;
 
 typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH, MOE_UNARY_SWISH, MOE_UNARY_GELU } moe_unary;
 
@@ -5700,6 +5704,7 @@ typedef struct moe_layer {
     moe_layer_kind kind;
     char name[32];  /* "encoder.0" */
     size_t in, out; /* columns of its input, without context, and of its output */
+    int steps;      /* of a decoder: it runs step by step, and may carry rows */
     size_t hidden;  /* LSTM: H per direction; MoE: hidden units of an expert, or outputs where it has none */
     int residual;
     int norm_place;   /* f(norm(x)), or norm(x + f(x)); a layer of kind "norm" has it before */
@@ -5944,31 +5949,44 @@ static void moe_refuse_key(moe_reader *r, const moe_layer *layer, const char *ke
     snprintf(r->key, sizeof r->key, "%s.%s", layer->name, key);
 }
 
-/* Bind a matrix or refuse it by name with both shapes. A missing optional tensor leaves rows 0. */
+/* The tensor that r->key names, with its `n_dims` (3: experts) and at most two dims as the layer list needs them; else
+ * it is refused. NULL: refused, or optional and not there. `where` names it in messages. */
+static const moe_tensor_info *moe_find_bound(moe_reader *r, uint32_t n_dims, const uint64_t *dims, int optional,
+                                             char where[96]) {
+    const moe_tensor_info *t = r->status == MOE_OK ? moe_find_tensor(&r->model->file, r->key) : NULL;
+    char found[72] = "", wanted[72] = "";
+    int fits = t && t->n_dims == n_dims && !!t->experts == (n_dims == 3);
+    snprintf(where, 96, "tensor %s", r->key);
+    if (r->status != MOE_OK || (!t && optional)) return NULL;
+    if (!t) {
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s is missing", r->key);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < n_dims; i++) fits = fits && t->dims[i] == dims[i];
+    if (fits) return t;
+    for (uint32_t i = 0; i < t->n_dims; i++)
+        snprintf(found + strlen(found), sizeof found - strlen(found), "%s%" PRIu64, i ? ", " : "", t->dims[i]);
+    for (uint32_t i = 0; i < n_dims; i++)
+        snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), "%s%" PRIu64, i ? ", " : "", dims[i]);
+    r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s is %s[%s], the layer list needs %s[%s]", r->key,
+                         t->experts ? "experts " : "", found, n_dims == 3 ? "experts " : "", wanted);
+    return NULL;
+}
+
+/* Bind a matrix. A missing optional tensor leaves rows 0. */
 static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
                             const char *name) {
     const moe_tensor_info *t;
     char where[96];
     memset(out, 0, sizeof *out);
     moe_read(r, format, name);
-    if (r->status != MOE_OK) return;
-    t = moe_find_tensor(&r->model->file, r->key);
-    snprintf(where, sizeof where, "tensor %s", r->key);
-    if (!t && optional) return;
-    if (!t) {
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s is missing", r->key);
-    } else if (t->experts || t->n_dims != 2 || t->dims[0] != rows || t->dims[1] != cols) {
+    t = moe_find_bound(r, 2, (const uint64_t[]){ rows, cols }, optional, where);
+    if (!t) return;
+    *out = moe_matrix_view(t->type, rows, cols, r->model->file.data + t->offset);
+    const size_t broken = moe_broken_scale(out);
+    if (broken < rows)
         r->status =
-            moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s is [%llu, %llu], the layer list needs [%zu, %zu]",
-                     r->key, (unsigned long long)t->dims[0], (unsigned long long)(t->n_dims > 1 ? t->dims[1] : 0), rows,
-                     cols);
-    } else {
-        *out = moe_matrix_view(t->type, rows, cols, r->model->file.data + t->offset);
-        const size_t broken = moe_broken_scale(out);
-        if (broken < rows)
-            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "scale %zu of tensor %s is not a number >= 0",
-                                 broken, r->key);
-    }
+            moe_fail(r->error, MOE_ERROR_FORMAT, where, "scale %zu of tensor %s is not a number >= 0", broken, r->key);
 }
 
 /* Refuse a tensor, the one that r->key names, if one of its n numbers is not finite. */
@@ -5984,19 +6002,8 @@ static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const
     const float *v;
     char where[96];
     moe_read(r, format, name);
-    if (r->status != MOE_OK) return NULL;
-    t = moe_find_tensor(&r->model->file, r->key);
-    snprintf(where, sizeof where, "tensor %s", r->key);
-    if (!t && optional) return NULL;
-    if (!t) {
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s is missing", r->key);
-        return NULL;
-    }
-    if (t->n_dims != 1 || t->dims[0] != n) {
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s has %llu elements, the layer list needs %zu",
-                             r->key, (unsigned long long)t->dims[0], n);
-        return NULL;
-    }
+    t = moe_find_bound(r, 1, (const uint64_t[]){ n }, optional, where);
+    if (!t) return NULL;
     v = (const float *)(const void *)(r->model->file.data + t->offset);
     moe_check_finite(r, v, n, where);
     return r->status == MOE_OK ? v : NULL;
@@ -6043,7 +6050,7 @@ static void moe_bind_gating(moe_reader *r, const moe_layer *layer, moe_gating *g
     char name[64];
     g->level = level;
     g->relu = layer->mixture.relu_logits;
-    moe_refuse_key(r, layer, part[0] == 'p' ? "parent.k" : "k");
+    moe_refuse_key(r, layer, g == &layer->mixture.parent ? "parent.k" : "k");
     moe_read_int(r, moe_find_meta(&r->model->file, r->key), !moe_gate_is_dense(g->kind), (int64_t)level, (int64_t)g->k);
     if (!moe_gate_is_dense(g->kind) && g->k > level) moe_reader_fail(r, "is %zu, but only %zu compete", g->k, level);
     snprintf(name, sizeof name, "%s.%s", layer->name, part);
@@ -6057,30 +6064,21 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
     moe_mixture_layer *x = &layer->mixture;
     moe_experts *e = &x->experts;
     const moe_tensor_info *t;
-    const char *slab;
     uint64_t down = 0;
+    char where[96];
     moe_read(r, "%s.experts", layer->name);
-    if (r->status != MOE_OK) return;
-    t = moe_find_tensor(&r->model->file, r->key);
-    if (!t) {
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s is missing", r->key);
-    } else if (!t->experts || t->dims[0] != x->count || t->dims[1] != layer->hidden || t->dims[2] != layer->in) {
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key,
-                             "tensor %s is [%llu, %llu, %llu], the layer list needs experts [%zu, %zu, %zu]", r->key,
-                             (unsigned long long)t->dims[0], (unsigned long long)t->dims[1],
-                             (unsigned long long)t->dims[2], x->count, layer->hidden, layer->in);
-    } else {
-        slab = r->model->file.data + t->offset;
-        e->file = &r->model->file;
-        e->tensor = (size_t)(t - e->file->tensors);
-        e->count = x->count;
-        e->hidden = layer->hidden;
-        e->stride = (size_t)moe_slab_bytes(t->type, layer->hidden, layer->in, &down);
-        e->up = moe_matrix_view(t->type, layer->hidden, layer->in, slab);
-        e->down = moe_matrix_view(t->type, layer->in, layer->hidden, slab + down);
-        e->up_bias = moe_bind_vector(r, x->count * layer->hidden, 1, "%s.experts.up_bias", layer->name);
-        e->down_bias = moe_bind_vector(r, x->count * layer->in, 1, "%s.experts.down_bias", layer->name);
-    }
+    t = moe_find_bound(r, 3, (const uint64_t[]){ x->count, layer->hidden, layer->in }, 0, where);
+    if (!t) return;
+    const char *slab = r->model->file.data + t->offset;
+    e->file = &r->model->file;
+    e->tensor = (size_t)(t - e->file->tensors);
+    e->count = x->count;
+    e->hidden = layer->hidden;
+    e->stride = (size_t)moe_slab_bytes(t->type, layer->hidden, layer->in, &down);
+    e->up = moe_matrix_view(t->type, layer->hidden, layer->in, slab);
+    e->down = moe_matrix_view(t->type, layer->in, layer->hidden, slab + down);
+    e->up_bias = moe_bind_vector(r, x->count * layer->hidden, 1, "%s.experts.up_bias", layer->name);
+    e->down_bias = moe_bind_vector(r, x->count * layer->in, 1, "%s.experts.down_bias", layer->name);
 }
 
 static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
@@ -6144,6 +6142,7 @@ static void moe_bind_ffn(moe_reader *r, moe_layer *layer) {
 
 /* Read layer `index` of a side and bind its weights; `context`: columns of the context that it may read. */
 static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, size_t in, size_t context) {
+    layer->steps = r->model->kind != MOE_MODEL_CLASSIFIER && layer >= r->model->decoder;
     snprintf(layer->name, sizeof layer->name, "%s.%zu", side, index);
     layer->kind = (moe_layer_kind)moe_read_choice(r, moe_read(r, "%s.kind", layer->name), moe_layer_kinds, -1);
     if (r->model->kind == MOE_MODEL_CLASSIFIER && layer->kind != MOE_LAYER_MOE)
@@ -6154,7 +6153,7 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
     moe_read_keys(r, layer);
     if (r->status != MOE_OK) return;
     if (layer->kind == MOE_LAYER_NORM) layer->norm_place = MOE_NORM_BEFORE;
-    if (layer->kind == MOE_LAYER_LSTM) moe_bind_lstm(r, layer, side[0] == 'e', context);
+    if (layer->kind == MOE_LAYER_LSTM) moe_bind_lstm(r, layer, !layer->steps, context);
     else if (layer->kind == MOE_LAYER_MOE) moe_bind_mixture(r, layer);
     else if (layer->kind == MOE_LAYER_FFN) moe_bind_ffn(r, layer);
     else if (layer->kind != MOE_LAYER_NORM) moe_bind_heads(r, layer, context);
@@ -6675,8 +6674,8 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
  * a graph has the same number of rows; a graph is built and planned once for a capacity and run with the rows of the
  * moment.
  *
- * An op is one value of moe_op and the struct of its parameters (room 4), one paragraph in the rooms that follow
- * (builder, scratch, compute function), one row of the table in room "Plan and run", and one launcher in moe-cuda.cu.
+ * An op is one line of MOE_OPS and the struct of its parameters (room 4), one paragraph in the rooms that follow
+ * (builder, scratch, compute function), and one launcher in moe-cuda.cu.
  */
 
 typedef struct moe_run {
@@ -6766,9 +6765,6 @@ static void moe_compute_input_row(const moe_run *run, const moe_node *t, size_t 
     (void)thread;
     memcpy(moe_row_of(t, row), run->frame->inputs + row * t->cols, t->cols * sizeof(float));
 }
-static void moe_compute_input(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_input_row);
-}
 
 /* table[id] * scale */
 static moe_node *moe_op_embed(moe_graph *g, const moe_matrix *table, float scale, const char *name) {
@@ -6787,9 +6783,6 @@ static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t 
     position = (const float *)t->embed.positions->data + (size_t)run->frame->positions[row] * t->cols;
     for (size_t c = 0; c < t->cols; c++) y[c] = y[c] + position[c];
 }
-static void moe_compute_embed(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_embed_row);
-}
 
 /* The quantised form of x; asked for twice, made once. */
 static moe_node *moe_op_quantise(moe_graph *g, moe_node *x) {
@@ -6805,9 +6798,6 @@ static moe_node *moe_op_quantise(moe_graph *g, moe_node *x) {
 static void moe_compute_quantise_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
     (void)thread;
     t->scales[row] = run->kernels->quantise(moe_row_of(t->src[0], row), t->cols, (int8_t *)t->data + row * t->stride);
-}
-static void moe_compute_quantise(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_quantise_row);
 }
 
 /* The operand of a product with w: x, or its quantised form. */
@@ -6888,9 +6878,6 @@ static void moe_compute_add_row(const moe_run *run, const moe_node *t, size_t ro
     (void)run, (void)thread;
     for (size_t c = 0; c < t->cols; c++) y[c] = a[c] + b[c];
 }
-static void moe_compute_add(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_add_row);
-}
 
 static moe_node *moe_op_concat(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
     return moe_op_pair(g, MOE_OP_CONCAT, a, b, a->cols + b->cols, name);
@@ -6901,9 +6888,6 @@ static void moe_compute_concat_row(const moe_run *run, const moe_node *t, size_t
     (void)run, (void)thread;
     memcpy(moe_row_of(t, row), moe_row_of(a, row), a->cols * sizeof(float));
     memcpy(moe_row_of(t, row) + a->cols, moe_row_of(b, row), b->cols * sizeof(float));
-}
-static void moe_compute_concat(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_concat_row);
 }
 
 static moe_node *moe_op_unary(moe_graph *g, moe_unary what, moe_node *x, const char *name) {
@@ -6922,9 +6906,6 @@ static void moe_compute_unary_row(const moe_run *run, const moe_node *t, size_t 
     }
     run->kernels->unary(t->unary, x, t->cols, y);
 }
-static void moe_compute_unary(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, 16 * t->cols, moe_compute_unary_row);
-}
 
 static moe_node *moe_op_view(moe_graph *g, moe_node *x, size_t column, size_t cols, const char *name) {
     moe_node *t = moe_op_pair(g, MOE_OP_VIEW, x, NULL, cols, name);
@@ -6932,8 +6913,6 @@ static moe_node *moe_op_view(moe_graph *g, moe_node *x, size_t column, size_t co
     t->stride = x->stride;
     return t;
 }
-
-static void moe_compute_view(const moe_run *run, const moe_node *t) { (void)run, (void)t; }
 
 /* Ba et al. 2016 (arXiv 1607.06450): (x - mean) / sqrt(variance + epsilon) * weight + bias, of each row. */
 static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x, const char *name) {
@@ -6945,9 +6924,6 @@ static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x,
 static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
     (void)thread;
     run->kernels->norm(&t->norm, moe_row_of(t->src[0], row), t->cols, moe_row_of(t, row));
-}
-static void moe_compute_norm(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, 4 * t->cols, moe_compute_norm_row);
 }
 
 /* ==== 23. Ops: carried rows ===================================================================================
@@ -6967,9 +6943,6 @@ static void moe_compute_gather_row(const moe_run *run, const moe_node *t, size_t
     if (parent < 0) memset(moe_row_of(t, row), 0, t->cols * sizeof(float));
     else memcpy(moe_row_of(t, row), t->carried.rows + (size_t)parent * t->cols, t->cols * sizeof(float));
 }
-static void moe_compute_gather(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_gather_row);
-}
 
 static void moe_op_store(moe_graph *g, moe_node *x, moe_carry by, float *rows, const char *name) {
     moe_op_pair(g, MOE_OP_STORE, x, NULL, x->cols, name)->carried = (moe_carried_op){ by, rows };
@@ -6987,9 +6960,6 @@ static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t 
                                                       : row;
     (void)thread;
     memcpy(t->carried.rows + to * t->cols, moe_row_of(t->src[0], row), t->cols * sizeof(float));
-}
-static void moe_compute_store(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_store_row);
 }
 
 /* ==== 24. Ops: recurrences ====================================================================================
@@ -7994,32 +7964,18 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
 
 typedef struct moe_op_row {
     const char *name;
-    void (*scratch)(const moe_graph *g, const moe_node *t,
-                    moe_layout *at); /* carves what compute needs; NULL: nothing */
+    void (*scratch)(const moe_graph *g, const moe_node *t, moe_layout *at); /* carves what it needs; NULL: nothing */
     void (*compute)(const moe_run *run, const moe_node *t);
+    void (*row)(const moe_run *run, const moe_node *t, size_t row, size_t thread); /* instead of compute */
+    size_t cost;                                                                   /* of a row: products a column */
 } moe_op_row;
 
-static const moe_op_row moe_ops[MOE_OP_COUNT] = {
-    [MOE_OP_INPUT] = { "input", NULL, moe_compute_input },
-    [MOE_OP_EMBED] = { "embed", NULL, moe_compute_embed },
-    [MOE_OP_QUANTISE] = { "quantise", NULL, moe_compute_quantise },
-    [MOE_OP_LINEAR] = { "linear", NULL, moe_compute_linear },
-    [MOE_OP_ADD] = { "add", NULL, moe_compute_add },
-    [MOE_OP_CONCAT] = { "concat", NULL, moe_compute_concat },
-    [MOE_OP_UNARY] = { "unary", NULL, moe_compute_unary },
-    [MOE_OP_NORM] = { "norm", NULL, moe_compute_norm },
-    [MOE_OP_VIEW] = { "view", NULL, moe_compute_view },
-    [MOE_OP_GATHER] = { "gather", NULL, moe_compute_gather },
-    [MOE_OP_STORE] = { "store", NULL, moe_compute_store },
-    [MOE_OP_LSTM_STEP] = { "lstm_step", moe_lstm_step_scratch, moe_compute_lstm_step },
-    [MOE_OP_LSTM_LAYER] = { "lstm_layer", moe_lstm_layer_scratch, moe_compute_lstm_layer },
-    [MOE_OP_ATTENTION] = { "attention", moe_attention_scratch, moe_compute_attention },
-    [MOE_OP_HEADS] = { "heads", moe_heads_scratch, moe_compute_heads },
-    [MOE_OP_GATE] = { "gate", moe_gate_scratch, moe_compute_gate },
-    [MOE_OP_EXPERTS] = { "experts", moe_experts_scratch, moe_compute_experts },
-    [MOE_OP_MIX] = { "mix", NULL, moe_compute_mix },
-    [MOE_OP_OUTPUT] = { "output", moe_output_scratch, moe_compute_output },
-};
+#define MOE_OP_ROWS(name, cost) { #name, NULL, NULL, moe_compute_##name##_row, cost }
+#define MOE_OP_WHOLE(name, cost) { #name, NULL, moe_compute_##name, NULL, 0 }
+#define MOE_OP_SCRATCH(name, cost) { #name, moe_##name##_scratch, moe_compute_##name, NULL, 0 }
+#define MOE_OP_NOTHING(name, cost) { #name, NULL, NULL, NULL, 0 }
+#define MOE_OP_ROW(NAME, name, how, cost) [MOE_OP_##NAME] = MOE_OP_##how(name, cost),
+static const moe_op_row moe_ops[MOE_OP_COUNT] = { MOE_OPS(MOE_OP_ROW) };
 
 static size_t moe_node_bytes(const moe_graph *g, const moe_node *t) {
     if (t->op == MOE_OP_STORE || t->op == MOE_OP_VIEW) return 0;
@@ -8102,8 +8058,10 @@ static int moe_run_ended(const moe_run *run) {
 static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_user) {
     for (size_t i = 0; i < run->graph->count && !moe_run_ended(run); i++) {
         const moe_node *t = &run->graph->nodes[i];
+        const moe_op_row *op = &moe_ops[t->op];
         if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 0);
-        moe_ops[t->op].compute(run, t);
+        if (op->compute) op->compute(run, t);
+        else if (op->row) moe_for_rows(run, t, run->frame->rows, op->cost * t->cols, op->row);
         if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 1);
         if (!trace || moe_is_codes(t) || t->op == MOE_OP_STORE) continue;
         if (t->op == MOE_OP_GATE) moe_trace_gate(run, t, trace, trace_user);
@@ -8207,7 +8165,7 @@ static moe_node *moe_build_ffn(moe_graph *g, const moe_layer *layer, moe_node *x
 /* Attention of several heads. `rows`: of a decoder, its carried keys and values. */
 static moe_node *moe_build_heads(moe_graph *g, const moe_layer *layer, moe_node *x, float *rows) {
     const moe_heads_layer *h = &layer->heads;
-    const int within = layer->kind == MOE_LAYER_SELF, carried = within && layer->name[0] == 'd';
+    const int within = layer->kind == MOE_LAYER_SELF, carried = within && layer->steps;
     moe_node *q = moe_op_linear(g, &h->q, x, h->q_bias, NULL, moe_name_of(layer, within ? "qkv" : "q").text);
     if (carried)
         moe_op_store(g, moe_op_view(g, q, layer->in, 2 * layer->in, moe_name_of(layer, "kv").text), MOE_BY_TOKEN, rows,

@@ -842,8 +842,8 @@ static void every_wrong_shape_names_the_tensor_and_both_shapes(void **state) {
             snprintf(name, sizeof name, "%s", t->name);
             a = (size_t)t->dims[0], b = (size_t)t->dims[1], c = (size_t)t->dims[2];
             if (t->n_dims == 1) {
-                snprintf(is, sizeof is, "%zu", a + 1);
-                snprintf(needs, sizeof needs, "needs %zu", a);
+                snprintf(is, sizeof is, "is [%zu]", a + 1);
+                snprintf(needs, sizeof needs, "needs [%zu]", a);
                 mw_drop_tensor(m, name);
                 mw_random_vector(m, name, a + 1, 0, 1);
             } else if (t->layout) {

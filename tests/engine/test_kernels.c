@@ -1584,7 +1584,8 @@ static void every_op_has_a_name_and_is_computed(void **state) {
     (void)state;
     for (size_t op = 0; op < MOE_OP_COUNT; op++) {
         CHECK(moe_ops[op].name && *moe_ops[op].name, "op %zu has no name", op);
-        CHECK(moe_ops[op].compute, "op %s is not computed", moe_ops[op].name);
+        CHECK(!moe_ops[op].compute != !moe_ops[op].row || op == MOE_OP_VIEW, "op %s is not computed", moe_ops[op].name);
+        CHECK(!moe_ops[op].row == !moe_ops[op].cost, "op %s costs nothing", moe_ops[op].name);
         for (size_t other = 0; other < op; other++)
             CHECK(strcmp(moe_ops[op].name, moe_ops[other].name) != 0, "two ops are called %s", moe_ops[op].name);
     }
