@@ -46,7 +46,7 @@
 #define MOE_DEVICE __device__ static inline
 #define MOE_SHARED __host__ __device__ static inline
 extern "C" {
-#include "moe.c" /* nodes, elementary functions, the search, the expert cache */
+#include "moe.c" /* graph data, frames, the device's interface, elementary functions, the search, the expert cache */
 }
 
 /* ==== 1. Checks and memory ====================================================================================

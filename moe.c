@@ -5,10 +5,10 @@
  *    1. Platform               compiler and system, nothing else knows about either
  *    2. Errors                 status codes, messages, checked arithmetic
  *    3. Memory                 allocator hooks, the bump layout that sizes a session before it exists
- *    4. Nodes                  what a graph is made of; the seam to a device
- *    5. Elementary functions   exp, log, tanh, sigmoid: one definition for every machine
- *    6. Beam search            hypotheses, penalties, pruning
- *    7. Expert cache           who stays in a memory that cannot hold all experts
+ *    4. Graph data             what a graph is made of
+ *    5. Frames                 the arguments of a run
+ *    6. Devices                the seam to a device
+ *    7. Elementary functions   exp, log, tanh, sigmoid: one definition for every machine
  *    8. Number formats         F32, F16, BF16, Q8, Q4: what the bytes of a matrix mean
  *    9. Kernels: portable      the oracle: what every other kernel room must equal bit for bit
  *   10. Kernels: floats        exp, dot products, LSTM cells: one text for all instruction sets below
@@ -32,10 +32,12 @@
  *   28. Ops: output            logits, the best tokens
  *   29. Plan and run           the table of ops, places in memory, the run of a graph
  *   30. Encoder and decoder    the graphs of a model
- *   31. Reranking              translations that wait for what the model says of their source
- *   32. Session parameters     one row for each: limits, defaults, presets, what a user reads
- *   33. Sessions: making       settle, measure, build
- *   34. Sessions: translating  the queue, continuous batching, the public calls
+ *   31. Beam search            hypotheses, penalties, pruning
+ *   32. Expert cache           who stays in a memory that cannot hold all experts
+ *   33. Reranking              translations that wait for what the model says of their source
+ *   34. Session parameters     one row for each: limits, defaults, presets, what a user reads
+ *   35. Sessions: making       settle, measure, build
+ *   36. Sessions: translating  the queue, continuous batching, the public calls
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output
  * (projection), E experts, K experts wanted per token, A attention size, V vocabulary.
@@ -51,8 +53,8 @@
  * may select far more than K experts; Q8 rows are padded to 64 columns and 16 rows with zeros.
  */
 
-/* moe-cuda.cu includes this file for rooms 4 to 7 alone: it has defined MOE_SHARED, which goes before every function
- * there, and includes moe.h and what they need. The file includes itself for room 10 alone, with MOE_ISA. */
+/* moe-cuda.cu includes this file for rooms 4 to 7, 31 and 32 alone: it has defined MOE_SHARED, which goes before every
+ * function there, and includes moe.h and what they need. The file includes itself for room 10 alone, with MOE_ISA. */
 #ifndef MOE_ISA
 #ifndef MOE_SHARED
 
@@ -303,15 +305,10 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 #define MOE_HOST 0
 #endif /* MOE_SHARED */
 
-/* ==== 4. Nodes ================================================================================================
+/* ==== 4. Graph data ===========================================================================================
  * Owns the nodes of a graph, as the processor and a device see them: numbers, matrices and addresses, nothing of
  * layers or models. Invariant: a row of a node is computed from the same row of its sources, so that any rows may run
- * together.
- *
- * How a session uses a device: the session plans. The device owns two blocks of memory, in which the plan places
- * carried rows and activations; it owns the weights and its own scratch too. Order of calls: count, open, allocate
- * (carried rows, activations), bind, run..., close. For translations and scores the device searches as well: run
- * computes the encoder, then begin... and step follow. Only ids go up, and only finished sentences come down. */
+ * together. */
 
 /* Every op: its name, how it runs (room "Plan and run") and, of ops that run row by row, products for each column. The
  * enum, the table and the launchers of a device are made from this list. */
@@ -531,6 +528,9 @@ typedef struct moe_graph {
     int overflow;
 } moe_graph;
 
+/* ==== 5. Frames ===============================================================================================
+ * Owns the arguments of one run of a graph. Invariant: all of them are in host memory. */
+
 enum { MOE_ENCODER, MOE_DECODER, MOE_GRAPHS }; /* the graph of a classifier counts as a decoder */
 
 /* The rows of the encoder: sentences sorted by falling length, packed by time step. */
@@ -564,7 +564,6 @@ typedef struct moe_hypothesis_rows {
     float *top_logprobs; /* [rows, top]; NaN in a broken row */
 } moe_hypothesis_rows;
 
-/* The arguments of one run. All of them are in host memory. */
 typedef struct moe_frame {
     size_t rows;
     int32_t *ids;             /* [rows] */
@@ -574,6 +573,13 @@ typedef struct moe_frame {
     moe_packed packed;        /* of the encoder's graph */
     moe_hypothesis_rows beam; /* of the decoder's, all [rows] */
 } moe_frame;
+
+/* ==== 6. Devices ==============================================================================================
+ * Owns what a session and a device know of each other. The session plans. The device owns two blocks of memory, in
+ * which the plan places carried rows and activations; it owns the weights and its own scratch too. Order of calls:
+ * count, open, allocate (carried rows, activations), bind, run..., close. For translations and scores the device
+ * searches as well: run computes the encoder, then begin... and step follow. Invariant: only ids go up, and only
+ * finished sentences come down. */
 
 typedef struct moe_device moe_device;
 typedef struct moe_search moe_search; /* room "Beam search" */
@@ -627,7 +633,7 @@ typedef struct moe_device_api {
 
 const moe_device_api *moe_cuda(void); /* in moe-cuda.cu */
 
-/* ==== 5. Elementary functions =================================================================================
+/* ==== 7. Elementary functions =================================================================================
  * Owns the one definition of exp, log, tanh, sigmoid and of noise. Invariant: vector rooms repeat these operation by
  * operation. Errors stay below 2e-7 absolute for tanh and sigmoid, 3e-7 relative for exp and log
  * (tests/engine/test_kernels.c). */
@@ -759,761 +765,6 @@ MOE_SHARED float moe_normal(uint64_t key, size_t expert) {
 
 /* log(1 + exp(x)) */
 MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf(1.0f + moe_expf(x > 0.0f ? -x : x)); }
-
-/* ==== 6. Beam search ==========================================================================================
- * Owns the hypotheses of one sentence. Invariant: a sentence's outcome depends on its own rows only, ties are broken by
- * rank, and the search touches nothing but what the slot points to. So any batch gives the same result, on any machine.
- * Every product and sum is rounded by itself.
- *
- * A step orders the candidates of all live hypotheses by falling log-probability (ties: better-ranked hypothesis, then
- * better token) and walks down. An end token among the first `beam` candidates finishes a hypothesis; other tokens make
- * live ones, until there are `beam`. The walk ends at a candidate that is worse than the best one by more than the
- * pruning margin; finished hypotheses whose scores are so much worse than the best are dropped (GNMT section 7). The
- * sentence is done when `beam` hypotheses have finished, when none is live, at the length limit (which keeps the live
- * ones as unfinished, behind all finished ones), or when nbest have finished and no live one can beat the best.
- *
- * Where the beginning of the translation is given, one hypothesis follows it first; these steps count. Many of them can
- * share a run of a decoder that carries nothing from row to row.
- *
- * That is MOE_RULES_PAPER, moe_search_step. MOE_RULES_HF shares it, but ends in moe_hf_done. The other rules keep
- * finished hypotheses in the beam and share moe_beam_step; moe_rank and moe_score tell them apart. */
-
-typedef struct moe_token {
-    int32_t id, parent; /* parent: index of the token before, -1 at the beginning */
-    int32_t source;     /* the token of the request that had most attention; -1: none */
-    float logprob;
-} moe_token;
-
-/* A moe_constraint of a sentence. */
-typedef struct moe_demand {
-    size_t first, n;      /* its tokens among the slot's */
-    size_t begin, length; /* of the source, tag and begin included */
-    int once;
-} moe_demand;
-
-typedef struct moe_live {
-    float logprob;
-    int32_t last; /* index of its last token, -1 at the beginning */
-    size_t row;   /* its row in this step; SIZE_MAX before the first */
-    float rank;   /* orders the beam */
-    /* moe_beam_step only */
-    float latest;  /* log-probability of its last token, the end counted */
-    int32_t id;    /* that token */
-    int ended;     /* it has its end token and no row any more */
-    size_t tokens; /* without the end token */
-    /* with constraints only */
-    uint64_t met;  /* bit c: it has constraint c */
-    size_t inside; /* 1 + the constraint that it has begun to write; 0: none */
-    size_t done;   /* tokens of that one */
-    size_t since;  /* tokens behind the last constraint that was met: the next one lies among them */
-} moe_live;
-
-typedef struct moe_finished {
-    float logprob, score, end_logprob;
-    int32_t last;
-    size_t tokens; /* without the end token */
-    size_t order;
-    int finished;
-} moe_finished;
-
-/* Settings of the search, the same for all sentences of a session. */
-struct moe_search {
-    int beam, nbest;
-    float alpha, constant, beta, prune;
-    moe_rules rules;
-    int32_t bos, eos;
-    int early_stopping, force_end; /* the hf rules */
-    size_t min_target, max_target, max_constraints;
-    size_t ahead;     /* rows of a step for given tokens behind the next one; 0: the decoder goes token by token */
-    int looks;        /* what each token of the source looked at is known, and shown */
-    int from_encoder; /* a sentence begins with the states that the encoder left for its slot */
-};
-
-/* A sentence as the session hands it to the search, or to a device that searches. */
-typedef struct moe_task {
-    size_t segment, length; /* its tokens among the rows carried by source */
-    size_t limit;           /* longest target, end included */
-    size_t place;           /* of its first row among those carried by token */
-    size_t n_target;        /* tokens to be scored; without scoring, the given beginning */
-    int scoring, forced;    /* forced: the first of these tokens costs nothing */
-    size_t lead, n_source;  /* tokens that the session puts before those of the request, and these */
-    size_t n_demands;
-} moe_task;
-
-/* One sentence under translation. Where a device searches, the session has one as well, without hypotheses. */
-struct moe_slot {
-    int active;
-    void *user;
-    uint64_t key; /* of its source, for noise */
-    moe_task task;
-    size_t steps;      /* decoder steps made */
-    size_t ahead;      /* and those that this run makes beside the next one */
-    moe_token *tokens; /* [max_target * beam] */
-    size_t n_tokens;
-    moe_live *live; /* [beam] best first */
-    size_t n_live;
-    moe_finished *finished; /* [2 * beam] */
-    size_t n_finished, n_ended;
-    int32_t *target;     /* [max_target], of which the task has n_target */
-    moe_demand *demands; /* [max_constraints], of which the task has n_demands */
-    int32_t *demand_ids; /* [max_target] their tokens */
-    size_t shown;        /* index of the first token that the caller sees */
-    int broken;          /* not-a-number turned up */
-};
-
-/* The question that a live hypothesis asks the decoder. */
-typedef struct moe_row {
-    int32_t id, parent;
-    int32_t want; /* the token to score, -1: the best ones */
-    int hold;     /* too short to end here */
-} moe_row;
-
-/* The decoder's answers, by row. */
-typedef struct moe_answer {
-    size_t top;
-    const int32_t *top_ids;                   /* [rows, top], best first */
-    const float *top_logprobs, *want_logprob; /* [rows, top], [rows] */
-    float *coverage; /* [rows, stride], NVIDIA's by place: [slots, beam, stride]; NULL: no penalty */
-    size_t stride;
-    const float *attention;      /* [rows, stride] NULL: nobody knows */
-    const float *start_logprobs; /* [rows, max_constraints] */
-} moe_answer;
-
-/* Begin the sentence of a slot whose segment, length, limit and target are set. */
-MOE_SHARED void moe_slot_begin(moe_slot *slot) {
-    const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
-    slot->active = 1;
-    slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = slot->n_ended = 0;
-    slot->broken = 0;
-    slot->live[0] = first;
-    slot->n_live = 1;
-}
-
-/* How many rows the next step has for this slot. */
-MOE_SHARED size_t moe_slot_rows(const moe_slot *slot) {
-    size_t rows = 0;
-    for (size_t h = 0; slot->active && h < slot->n_live; h++) rows += (size_t)!slot->live[h].ended;
-    return rows;
-}
-
-/* The question at `position` of a hypothesis, counted in steps. `first`: the parent that stands for none. */
-MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const moe_live *live, size_t position,
-                                int32_t first) {
-    moe_row row;
-    row.id = live->last < 0 ? s->bos : slot->tokens[live->last].id;
-    row.parent = live->row != SIZE_MAX ? (int32_t)live->row : first;
-    row.want = position < slot->task.n_target ? slot->target[position] : slot->task.scoring ? s->eos : -1;
-    if (live->inside) row.want = slot->demand_ids[slot->demands[live->inside - 1].first + live->done];
-    row.hold = !slot->task.scoring && position < s->min_target;
-    return row;
-}
-
-/* Where what is carried by token of token `last` lies; the begin token's, -1, comes first. */
-MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) { return (int32_t)slot->task.place + last + 1; }
-
-/* These places of the `n` tokens of a hypothesis that ends with token `last`, the begin token's first. */
-MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, size_t n, int32_t *chain) {
-    for (; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1) chain[n] = moe_token_place(slot, last);
-}
-
-/* Whether all places of the beam are still one hypothesis: at the beginning, and while it follows a given target. */
-MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->task.n_target; }
-
-/* Steps behind a slot's next one that it can make in the same run, because it is known what they ask. */
-MOE_SHARED size_t moe_slot_given(const moe_slot *slot) {
-    return slot->active && moe_slot_is_one(slot) && !slot->task.n_demands ? slot->task.n_target - slot->steps : 0;
-}
-
-/* A slot's hypothesis gets the next of its given tokens, which is not yet scored; `live` is a copy of it. */
-MOE_SHARED void moe_give_token(moe_slot *slot, moe_live *live) {
-    const int32_t at = live->last + 1; /* given tokens stand in their order */
-    const moe_token token = { slot->target[at], live->last, -1, 0.0f };
-    slot->tokens[at] = token;
-    live->last = at;
-}
-
-/* GNMT eq 14: ((c + L) / (c + 1))^alpha. */
-MOE_SHARED float moe_length_penalty(const moe_search *s, size_t tokens) {
-    float ratio;
-    if (s->alpha == 0.0f) return 1.0f;
-    ratio = (s->constant + (float)tokens) / (s->constant + 1.0f);
-    return moe_expf(s->alpha * moe_logf(ratio));
-}
-
-/* GNMT eq 14: beta * sum_i log(min(sum_j p_ij, 1)). */
-MOE_SHARED float moe_coverage_penalty(const moe_search *s, const float *coverage, size_t length) {
-    float sum = 0.0f;
-    if (s->beta == 0.0f || !coverage) return 0.0f;
-    for (size_t i = 0; i < length; i++) {
-        const float c = coverage[i] < 1.0f ? coverage[i] : 1.0f;
-        sum = sum + moe_logf(c > 1e-10f ? c : 1e-10f);
-    }
-    return s->beta * sum;
-}
-
-/* The same without the positions that were never looked at: log 0 counts as 0. */
-MOE_SHARED float moe_seen_penalty(const moe_search *s, const float *coverage, size_t length) {
-    float sum = 0.0f;
-    if (s->beta == 0.0f || !coverage) return 0.0f;
-    for (size_t i = 0; i < length; i++)
-        if (coverage[i] > 0.0f) sum = sum + moe_logf(coverage[i] < 1.0f ? coverage[i] : 1.0f);
-    return s->beta * sum;
-}
-
-/* The score of a hypothesis with `tokens` tokens and, if `ended`, an end token. */
-MOE_SHARED float moe_score(const moe_search *s, float logprob, size_t tokens, int ended, const float *coverage,
-                           size_t length) {
-    switch (s->rules) {
-    case MOE_RULES_NVIDIA: return logprob / moe_length_penalty(s, tokens + 2) + moe_seen_penalty(s, coverage, length);
-    case MOE_RULES_TF:
-    case MOE_RULES_MLPERF: return logprob / moe_length_penalty(s, tokens);
-    case MOE_RULES_HF: return logprob / moe_length_penalty(s, tokens + (size_t)ended);
-    default: return logprob / moe_length_penalty(s, tokens + (size_t)ended) + moe_coverage_penalty(s, coverage, length);
-    }
-}
-
-MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, float logprob, float end_logprob, int32_t last,
-                                 int finished, const float *coverage) {
-    const size_t tokens = slot->steps - (size_t)finished;
-    const float score = moe_score(s, logprob, tokens, finished, coverage, slot->task.length);
-    const moe_finished f = { logprob, score, end_logprob, last, tokens, slot->n_ended++, finished };
-    slot->finished[slot->n_finished++] = f;
-}
-
-/* Better first: finished before cut (the paper's rules), then by score, then by order of finishing. */
-MOE_SHARED int moe_better(const moe_search *s, const moe_finished *a, const moe_finished *b) {
-    if (s->rules == MOE_RULES_PAPER && a->finished != b->finished) return a->finished;
-    if (a->score != b->score) return a->score > b->score;
-    return a->order < b->order;
-}
-
-MOE_SHARED void moe_sort_finished(const moe_search *s, moe_slot *slot) {
-    for (size_t i = 1; i < slot->n_finished; i++) {
-        const moe_finished f = slot->finished[i];
-        size_t at = i;
-        for (; at > 0 && moe_better(s, &f, &slot->finished[at - 1]); at--) slot->finished[at] = slot->finished[at - 1];
-        slot->finished[at] = f;
-    }
-}
-
-/* The token of the request that a row looked at most. */
-MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, const moe_answer *a, size_t row) {
-    const float *weights;
-    size_t best = 0;
-    if (!s->looks || !slot->task.length) return -1;
-    weights = a->attention + row * a->stride;
-    for (size_t i = 1; i < slot->task.length; i++)
-        if (weights[i] > weights[best]) best = i;
-    return best >= slot->task.lead && best < slot->task.lead + slot->task.n_source ? (int32_t)(best - slot->task.lead)
-                                                                                   : -1;
-}
-
-/* The token that row `row` is followed by. Returns its index. */
-MOE_SHARED int32_t moe_add_token(const moe_search *s, moe_slot *slot, const moe_answer *a, size_t row, int32_t id,
-                                 int32_t parent, float logprob) {
-    const moe_token token = { id, parent, moe_looked_at(s, slot, a, row), logprob };
-    slot->tokens[slot->n_tokens] = token;
-    return (int32_t)slot->n_tokens++;
-}
-
-/* Hugging Face's end: keep the best `beam` finished hypotheses. The sentence is done when there are `beam` and search
- * stops early, or when the best live one, at its present length, does not score more than the worst of them. */
-MOE_SHARED int moe_hf_done(const moe_search *s, moe_slot *slot) {
-    moe_sort_finished(s, slot);
-    if (slot->n_finished > (size_t)s->beam) slot->n_finished = (size_t)s->beam;
-    if (slot->n_live == 0 || slot->steps >= slot->task.limit) return 1;
-    return slot->n_finished == (size_t)s->beam &&
-           (s->early_stopping ||
-            slot->live[0].logprob / moe_length_penalty(s, slot->steps) <= slot->finished[slot->n_finished - 1].score);
-}
-
-/* At the length limit every hypothesis gets its end token, which costs nothing. */
-MOE_SHARED int moe_force_end(const moe_search *s, moe_slot *slot) {
-    for (size_t h = 0; h < slot->n_live; h++)
-        moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 1, NULL);
-    slot->n_live = 0;
-    return moe_hf_done(s, slot);
-}
-
-/* The beam is next[n_next] now. Returns 1 when the sentence is done. */
-MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const moe_live *next,
-                            size_t n_next) {
-    float best = -FLT_MAX;
-    for (size_t h = 0; h < n_next; h++) slot->live[h] = next[h];
-    slot->n_live = n_next;
-    if (slot->broken) return 1;
-    if (s->rules == MOE_RULES_HF) return moe_hf_done(s, slot);
-    moe_sort_finished(s, slot);
-    while (s->prune > 0.0f && slot->n_finished &&
-           slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
-        slot->n_finished--;
-    if (slot->n_finished >= (size_t)s->beam || slot->n_live == 0) return 1;
-    if (slot->steps >= slot->task.limit) {
-        for (size_t h = 0; h < slot->n_live; h++)
-            moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 0,
-                             a->coverage ? a->coverage + slot->live[h].row * a->stride : NULL);
-        moe_sort_finished(s, slot);
-        return 1;
-    }
-    for (size_t h = 0; h < slot->n_live; h++)
-        if (slot->live[h].logprob > best) best = slot->live[h].logprob;
-    return slot->n_finished >= (size_t)s->nbest &&
-           slot->finished[0].score >= best / moe_length_penalty(s, slot->task.limit);
-}
-
-/* ---- Constraints ----
- * A row's attention says how probable it is that a constraint comes next: the weights on what it translates. So the
- * candidates of a hypothesis are a mixture, as in a pointer network (See et al. 2017, arXiv 1704.04368): with that
- * probability w the constraint's next token, else what the decoder writes. This orders the beam. Scores are made of the
- * decoder's own log-probabilities: all that finishes has the same constraints. A hypothesis that begins a constraint
- * goes on to its end. One that wants to end, or that has just room enough, begins the constraints that it lacks. Tokens
- * that the decoder wrote by itself count as well. */
-
-/* Without attention: how improbable a first token may be, in nats, and yet begin its constraint at no cost. */
-#define MOE_PATIENCE 6.0f
-
-/* Whether the `n` tokens up to `last` are the first n of a constraint. */
-MOE_SHARED int moe_ends_in_demand(const moe_slot *slot, const moe_demand *b, size_t n, int32_t last) {
-    for (; n > 0 && last >= 0; last = slot->tokens[last].parent)
-        if (slot->tokens[last].id != slot->demand_ids[b->first + --n]) return 0;
-    return n == 0;
-}
-
-/* How many tokens of constraint `b`, but not all, a hypothesis ends in. */
-MOE_SHARED size_t moe_demand_begun(const moe_slot *slot, const moe_demand *b, const moe_live *live) {
-    size_t n = b->n - 1 < live->since ? b->n - 1 : live->since;
-    while (n && !moe_ends_in_demand(slot, b, n, live->last)) n--;
-    return n;
-}
-
-/* The tokens that could begin or go on with each constraint of a row: starts [max_constraints], -1: none. */
-MOE_SHARED void moe_fill_starts(const moe_search *s, const moe_slot *slot, const moe_live *live, int32_t *starts) {
-    const int free = !slot->task.scoring && slot->steps >= slot->task.n_target && !live->inside;
-    for (size_t c = 0; c < s->max_constraints; c++) {
-        starts[c] = -1;
-        if (!free || c >= slot->task.n_demands || (live->met >> c & 1)) continue;
-        starts[c] = slot->demand_ids[slot->demands[c].first + moe_demand_begun(slot, &slot->demands[c], live)];
-    }
-}
-
-/* A hypothesis has got its last token: has it met a constraint? The longest counts, of several as long the first. */
-MOE_SHARED void moe_demand_advance(const moe_slot *slot, moe_live *live) {
-    size_t best = slot->task.n_demands;
-    live->since++;
-    if (live->inside) {
-        if (++live->done < slot->demands[live->inside - 1].n) return;
-        best = live->inside - 1;
-    }
-    for (size_t c = 0; c < slot->task.n_demands && !live->inside; c++) {
-        const moe_demand *b = &slot->demands[c];
-        if ((live->met >> c & 1) || b->n > live->since || !moe_ends_in_demand(slot, b, b->n, live->last)) continue;
-        if (best == slot->task.n_demands || b->n > slot->demands[best].n) best = c;
-    }
-    if (best == slot->task.n_demands) return;
-    live->met |= (uint64_t)1 << best;
-    live->inside = live->done = live->since = 0;
-}
-
-/* Whether token `id` behind a hypothesis would repeat a constraint that must stand there once. */
-MOE_SHARED int moe_demand_repeats(const moe_slot *slot, const moe_live *live, int32_t id) {
-    int repeats = 0;
-    for (size_t c = 0; c < slot->task.n_demands; c++) {
-        const moe_demand *b = &slot->demands[c];
-        if (id != slot->demand_ids[b->first + b->n - 1] || !moe_ends_in_demand(slot, b, b->n - 1, live->last)) continue;
-        if (!(live->met >> c & 1)) return 0; /* another one like it */
-        repeats |= b->once;
-    }
-    return repeats;
-}
-
-/* What a hypothesis can do in this step. */
-typedef struct moe_next {
-    size_t bound;  /* the constraint that comes next, if one does; n_demands: all are met */
-    int32_t id;    /* its next token */
-    float logprob; /* of that token */
-    float rank;    /* what it adds to the rank */
-    float stay;    /* what every other token adds beside its own log-probability */
-    int commits;   /* the hypothesis goes on to the end of the constraint */
-    int only;      /* nothing else is allowed */
-    int repeats;   /* each of the best tokens would repeat a constraint: better that than nothing */
-    int begun;     /* that candidate is taken */
-    size_t taken;  /* of the best tokens of the row */
-} moe_next;
-
-/* Constraint c as what comes next. */
-MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot, const moe_answer *a,
-                                      const moe_live *live, size_t c) {
-    const moe_demand *b = &slot->demands[c];
-    const size_t begun = moe_demand_begun(slot, b, live);
-    moe_next choice = { c, slot->demand_ids[b->first + begun], 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, 0 };
-    float weight = 0.0f, own;
-    choice.logprob = a->start_logprobs[live->row * s->max_constraints + c];
-    for (size_t i = 0; a->attention && i < b->length; i++)
-        weight = weight + a->attention[live->row * a->stride + b->begin + i];
-    if (!a->attention || !b->length) {
-        choice.rank = choice.logprob < -MOE_PATIENCE ? choice.logprob + MOE_PATIENCE : 0.0f;
-        choice.commits = choice.logprob < -0.7f;
-        return choice;
-    }
-    if (!(weight < 0.999f)) weight = 0.999f;
-    own = (1.0f - weight) * moe_expf(choice.logprob);
-    choice.commits = weight >= own;
-    choice.rank = moe_logf(weight + own > 1e-12f ? weight + own : 1e-12f);
-    choice.stay = moe_logf(1.0f - weight);
-    return choice;
-}
-
-MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const moe_answer *a, const moe_live *live) {
-    moe_next best = { slot->task.n_demands, -1, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, 0 };
-    size_t missing = 0;
-    if (live->inside) {
-        const moe_demand *b = &slot->demands[live->inside - 1];
-        best.bound = live->inside - 1;
-        best.id = slot->demand_ids[b->first + live->done];
-        best.logprob = a->want_logprob[live->row];
-        best.commits = best.only = 1;
-        return best;
-    }
-    for (size_t c = 0; c < slot->task.n_demands; c++) {
-        moe_next choice;
-        if (live->met >> c & 1) continue;
-        missing += slot->demands[c].n;
-        choice = moe_choose_demand(s, slot, a, live, c);
-        if (choice.logprob != choice.logprob || best.bound == slot->task.n_demands || choice.rank > best.rank)
-            best = choice;
-    }
-    best.only = missing && (slot->steps + missing >= slot->task.limit || a->top_ids[live->row * a->top] == s->eos);
-    best.commits |= best.only;
-    best.repeats = best.bound == slot->task.n_demands;
-    for (size_t k = 0; k < a->top && best.repeats; k++)
-        best.repeats = moe_demand_repeats(slot, live, a->top_ids[live->row * a->top + k]);
-    return best;
-}
-
-/* Pass over the tokens of the row that a hypothesis must not have. Returns 1 if one is left: the next. */
-MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const moe_answer *a, const moe_live *live,
-                             moe_next *c) {
-    for (; !c->only && c->taken < a->top; c->taken++) {
-        const int32_t id = a->top_ids[live->row * a->top + c->taken];
-        if (c->bound < slot->task.n_demands && (id == s->eos || id == c->id)) continue;
-        if (c->repeats || !moe_demand_repeats(slot, live, id)) return 1;
-    }
-    return 0;
-}
-
-/* The hypothesis that takes its constraint's next token, or the best token that is left. */
-MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const moe_answer *a, const moe_live *from,
-                                      moe_next *c, int begins, float rank) {
-    moe_live live = *from;
-    const size_t at = from->row * a->top + c->taken;
-    live.rank = rank;
-    live.id = begins ? c->id : a->top_ids[at];
-    live.latest = begins ? c->logprob : a->top_logprobs[at];
-    live.logprob = from->logprob + live.latest;
-    if (begins) c->begun = 1;
-    else c->taken++;
-    if (live.id == s->eos) return live;
-    if (begins && c->commits && !from->inside) {
-        live.inside = c->bound + 1;
-        live.done = moe_demand_begun(slot, &slot->demands[c->bound], from);
-    }
-    live.last = moe_add_token(s, slot, a, from->row, live.id, from->last, live.latest);
-    moe_demand_advance(slot, &live);
-    return live;
-}
-
-/* Take the decoder's answer for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done.
- * Ranks order the candidates: without constraints they are log-probabilities. */
-MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
-    const size_t beam = (size_t)s->beam;
-    moe_next choices[MOE_MAX_BEAM];
-    size_t n_next = 0;
-    float best_candidate = 0.0f;
-    const int last_step = s->rules == MOE_RULES_HF && slot->steps + 1 >= slot->task.limit;
-    slot->steps++;
-    if (last_step && s->force_end) return moe_force_end(s, slot);
-    for (size_t h = 0; h < slot->n_live; h++) choices[h] = moe_choose(s, slot, a, &slot->live[h]);
-    for (size_t position = 0; n_next < beam && !(last_step && position == beam); position++) {
-        size_t best = slot->n_live;
-        int begins = 0; /* the best candidate is a constraint's token */
-        moe_live live;
-        float best_rank = 0.0f;
-        for (size_t h = 0; h < slot->n_live; h++) {
-            moe_next *c = &choices[h];
-            const moe_live *l = &slot->live[h];
-            if (c->bound < slot->task.n_demands && !c->begun) {
-                const float rank = l->rank + c->rank;
-                if (c->logprob != c->logprob) slot->broken = 1;
-                if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = 1;
-            }
-            if (moe_next_left(s, slot, a, l, c)) {
-                const float rank = l->rank + (a->top_logprobs[l->row * a->top + c->taken] + c->stay);
-                if (rank != rank) slot->broken = 1;
-                if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = 0;
-            }
-        }
-        if (best == slot->n_live || slot->broken || !(best_rank >= -FLT_MAX)) break;
-        if (position == 0) best_candidate = best_rank;
-        if (s->prune > 0.0f && best_rank < best_candidate - s->prune) break;
-        live = moe_demand_follow(s, slot, a, &slot->live[best], &choices[best], begins, best_rank);
-        if (live.id == s->eos && position >= beam) continue;
-        if (live.id == s->eos || last_step)
-            moe_add_finished(s, slot, live.logprob, live.id == s->eos ? live.latest : 0.0f, live.last,
-                             live.id == s->eos, a->coverage ? a->coverage + live.row * a->stride : NULL);
-        else next[n_next++] = live;
-    }
-    return moe_end_step(s, slot, a, next, n_next);
-}
-
-/* ---- Other rules ---- */
-
-/* The number that orders the beam: log-probability, or log-probability over length penalty. `before`: the hypothesis
- * ended in an earlier step. */
-MOE_SHARED float moe_rank(const moe_search *s, float logprob, size_t tokens, int before) {
-    if (s->rules == MOE_RULES_NVIDIA) return logprob;
-    return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules == MOE_RULES_MLPERF));
-}
-
-/* Insert a hypothesis into `next` behind those that are as good, if that place is within the beam. */
-MOE_SHARED void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const moe_live *candidate) {
-    size_t at;
-    if (*n == beam && !(candidate->rank > next[beam - 1].rank)) return;
-    if (*n < beam) ++*n;
-    for (at = *n - 1; at > 0 && candidate->rank > next[at - 1].rank; at--) next[at] = next[at - 1];
-    next[at] = *candidate;
-}
-
-/* moe_search_step for the other rules: finished hypotheses stay in the beam as they are; the best of them and of all
- * continuations make the next beam. `coverage` [beam, stride] (or NULL) belongs to places in the beam. An end token
- * costs at least as much as any other of its log-probability, so the `top` best tokens of a row are enough. */
-MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const float *coverage,
-                             moe_live *next) {
-    size_t n = 0, ended = 0;
-    int cut;
-    slot->steps++;
-    for (size_t h = 0; h < slot->n_live; h++) {
-        const moe_live *from = &slot->live[h];
-        moe_live candidate = *from;
-        if (from->ended) {
-            candidate.rank = moe_rank(s, from->logprob, from->tokens, 1);
-            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
-            continue;
-        }
-        for (size_t k = 0; k < a->top; k++) {
-            candidate.id = a->top_ids[from->row * a->top + k];
-            candidate.latest = a->top_logprobs[from->row * a->top + k];
-            candidate.logprob = from->logprob + candidate.latest;
-            if (candidate.logprob != candidate.logprob) slot->broken = 1;
-            if (!(candidate.logprob >= -FLT_MAX)) break;
-            candidate.ended = candidate.id == s->eos;
-            candidate.tokens = from->tokens + (size_t)!candidate.ended;
-            candidate.rank = moe_rank(s, candidate.logprob, candidate.tokens, 0);
-            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
-        }
-    }
-    if (slot->broken) return 1;
-    for (size_t h = 0; h < n; h++) {
-        if (!next[h].ended)
-            next[h].last = moe_add_token(s, slot, a, next[h].row, next[h].id, next[h].last, next[h].latest);
-        ended += (size_t)next[h].ended;
-        slot->live[h] = next[h];
-    }
-    slot->n_live = n;
-    cut = slot->steps >= slot->task.limit;
-    if (ended < n && !cut) return 0;
-    for (size_t h = 0; h < n; h++) {
-        const moe_live *l = &slot->live[h];
-        const float *seen = coverage ? coverage + h * a->stride : NULL;
-        const float score = s->rules != MOE_RULES_NVIDIA || cut
-                                ? l->rank /* NVIDIA's does not normalise a beam that is cut */
-                                : moe_score(s, l->logprob, l->tokens, 1, seen, slot->task.length);
-        const float end = l->ended ? l->latest : 0.0f;
-        const moe_finished f = { l->logprob, score, end, l->last, l->tokens, slot->n_ended++, l->ended };
-        slot->finished[slot->n_finished++] = f;
-    }
-    moe_sort_finished(s, slot);
-    return 1;
-}
-
-/* The same for one live hypothesis that follows given tokens and, where they are scored, the end token behind them. */
-MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, const moe_answer *a, float logprob,
-                              const float *coverage) {
-    moe_live *live = &slot->live[0];
-    const size_t position = slot->steps++;
-    live->logprob = live->logprob + logprob;
-    if (live->logprob != live->logprob) {
-        slot->broken = 1;
-        return 1;
-    }
-    if (position == slot->task.n_target) {
-        moe_add_finished(s, slot, live->logprob, logprob, live->last, 1, coverage);
-        return 1;
-    }
-    live->last = moe_add_token(s, slot, a, live->row, slot->target[position], live->last, logprob);
-    live->tokens++;
-    live->rank = live->logprob;
-    moe_demand_advance(slot, live);
-    return 0;
-}
-
-/* The step of slot number `at` by its rules. Returns 1 when the sentence is done; the slot is then not active. */
-MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
-    const size_t place = at * (size_t)s->beam;
-    int done;
-    if (slot->task.scoring || slot->steps < slot->task.n_target) {
-        const size_t row = slot->live[0].row;
-        const float logprob = slot->task.forced && slot->steps == 0 ? 0.0f : a->want_logprob[row];
-        done =
-            moe_score_step(s, slot, a, logprob,
-                           a->coverage ? a->coverage + (s->rules == MOE_RULES_NVIDIA ? place : row) * a->stride : NULL);
-    } else if (slot->task.n_demands || s->rules == MOE_RULES_PAPER || s->rules == MOE_RULES_HF) {
-        done = moe_search_step(s, slot, a, next);
-    } else {
-        done = moe_beam_step(s, slot, a, a->coverage ? a->coverage + place * a->stride : NULL, next);
-    }
-    if (done) slot->active = 0;
-    return done;
-}
-
-/* The same for all steps of the slot that the decoder has made in one run. */
-MOE_SHARED int moe_slot_steps(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
-    int done = slot->active && moe_slot_step(s, slot, at, a, next);
-    for (; slot->active && slot->ahead; slot->ahead--) {
-        slot->live[0].row++;
-        done = moe_slot_step(s, slot, at, a, next);
-    }
-    return done;
-}
-
-/* How many hypotheses a sentence gives: the first so many of `finished`. 0: it is broken. */
-MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
-    if (slot->broken) return 0;
-    return slot->n_finished < (size_t)s->nbest ? slot->n_finished : (size_t)s->nbest;
-}
-
-/* The tokens of one hypothesis: `ids` [tokens], `logprobs` [tokens + finished], `sources` [tokens] if not NULL. */
-MOE_SHARED void moe_write_finished(const moe_slot *slot, const moe_finished *f, int32_t *ids, float *logprobs,
-                                   int32_t *sources) {
-    int32_t at = f->last;
-    if (f->finished) logprobs[f->tokens] = f->end_logprob;
-    for (size_t i = f->tokens; i-- > 0; at = slot->tokens[at].parent) {
-        ids[i] = slot->tokens[at].id;
-        logprobs[i] = slot->tokens[at].logprob;
-        if (sources) sources[i] = slot->tokens[at].source;
-    }
-}
-
-/* ==== 7. Expert cache =========================================================================================
- * Owns who stays where a memory cannot hold all experts of a session: numbers only, whoever asks moves the bytes.
- * Invariant: who stays depends on the runs of layers so far, and on nothing else.
- *
- * A run of a layer tells moe_cache_plan which experts it wants, and hears which of them are there and in which slots.
- * Missing ones get slots, in the order in which they are to be fetched: a few slots are for transit, and the next one
- * in turn is taken. If the newcomer is worth more than the resident that is worth least, it stays there as a resident
- * itself, and the other one's slot is for transit from then on. What an expert is worth: the runs of its layer so far,
- * times how often they want it, a mean that forgets: f <- 0.97 f + 0.03 [wanted]. One that is worth just as much drives
- * nobody out: experts that are wanted in turn would all be gone when their turn comes again, as they are where the one
- * leaves that was used longest ago. */
-
-/* A layer of experts; whoever asks keeps it. */
-typedef struct moe_cache_layer {
-    size_t first, count; /* its experts have the numbers first, first + 1, ... */
-    uint64_t runs;
-} moe_cache_layer;
-
-typedef struct moe_cache {
-    size_t slots;     /* 0: there is no cache, all experts are there */
-    size_t transit;   /* how many of the slots are for transit, at least 1 */
-    size_t turn;      /* which of these is next */
-    int32_t *slot;    /* [experts] where an expert is, -1: nowhere */
-    float *frequency; /* [experts] */
-    int32_t *expert;  /* [slots] who is there, -1: nobody */
-    float *value;     /* [slots] what a resident is worth */
-    int32_t *order;   /* [slots] first those for transit, then those of residents: while a run is planned, a heap */
-    uint64_t hits, fetches; /* experts that a run wanted: those that were there, those that were not */
-} moe_cache;
-
-MOE_SHARED size_t moe_cache_bytes(size_t experts, size_t slots) { return (2 * experts + 3 * slots) * sizeof(int32_t); }
-
-/* An empty cache in moe_cache_bytes of memory. */
-MOE_SHARED void moe_cache_begin(moe_cache *c, void *memory, size_t experts, size_t slots, size_t transit) {
-    c->slots = slots;
-    c->transit = transit;
-    c->turn = 0;
-    c->hits = c->fetches = 0;
-    c->frequency = (float *)memory;
-    c->value = c->frequency + experts;
-    c->slot = (int32_t *)(void *)(c->value + slots);
-    c->expert = c->slot + experts;
-    c->order = c->expert + slots;
-    for (size_t i = 0; i < experts; i++) c->frequency[i] = 0.0f, c->slot[i] = -1;
-    for (size_t i = 0; i < slots; i++) c->expert[i] = -1, c->value[i] = -1.0f, c->order[i] = (int32_t)i;
-}
-
-/* Whether slot a goes before slot b: the resident in it is worth less. */
-MOE_SHARED int moe_cache_before(const moe_cache *c, int32_t a, int32_t b) {
-    return c->value[a] < c->value[b] || (c->value[a] == c->value[b] && a < b);
-}
-
-/* Entry `at` of the heap goes down to its place. */
-MOE_SHARED void moe_cache_sink(const moe_cache *c, size_t at) {
-    int32_t *heap = c->order + c->transit;
-    const size_t n = c->slots - c->transit;
-    const int32_t slot = heap[at];
-    for (size_t next; (next = 2 * at + 1) < n; at = next) {
-        if (next + 1 < n && moe_cache_before(c, heap[next + 1], heap[next])) next++;
-        if (moe_cache_before(c, slot, heap[next])) break;
-        heap[at] = heap[next];
-    }
-    heap[at] = slot;
-}
-
-/* A slot for the missing expert `number`. Who is wanted by the same run is worth FLT_MAX meanwhile, and so stays. */
-MOE_SHARED int32_t moe_cache_admit(moe_cache *c, size_t number, float value) {
-    int32_t *transit = &c->order[c->turn], *least = &c->order[c->transit];
-    const int32_t slot = *transit;
-    c->turn = (c->turn + 1) % c->transit;
-    if (c->expert[slot] >= 0) c->slot[c->expert[slot]] = -1;
-    c->expert[slot] = (int32_t)number;
-    c->slot[number] = slot;
-    if (c->slots > c->transit && value > c->value[*least]) {
-        c->value[slot] = FLT_MAX;
-        *transit = *least;
-        *least = slot;
-        moe_cache_sink(c, 0);
-    }
-    return slot;
-}
-
-/* A run of a layer wants the experts wanted[n] of its own. They are put into an order of work: first those that are
- * there, then those to be fetched. place[n] says the slots. Of `transit` missing ones, one behind the other, no two
- * have the same slot; later ones come into the slots of earlier ones. Returns how many are there. */
-MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *wanted, size_t n, int32_t *place) {
-    float *frequency = c->frequency + layer->first;
-    const int32_t *slot = c->slot + layer->first;
-    const float runs = (float)++layer->runs;
-    size_t here = 0, missing = 0;
-    for (size_t e = 0; e < layer->count; e++) {
-        frequency[e] = 0.97f * frequency[e];
-        if (slot[e] >= 0) c->value[slot[e]] = frequency[e] * runs;
-    }
-    for (size_t i = 0; i < n; i++) {
-        const int32_t e = wanted[i];
-        frequency[e] = frequency[e] + 0.03f;
-        if (slot[e] >= 0) c->value[slot[e]] = FLT_MAX, wanted[here++] = e;
-        else place[missing++] = e;
-    }
-    for (size_t i = 0; i < missing; i++) wanted[here + i] = place[i];
-    for (size_t i = missing ? (c->slots - c->transit) / 2 : 0; i-- > 0;) moe_cache_sink(c, i);
-    for (size_t i = 0; i < n; i++) {
-        const int32_t e = wanted[i];
-        place[i] = i < here ? slot[e] : moe_cache_admit(c, layer->first + (size_t)e, frequency[e] * runs);
-    }
-    for (size_t i = 0; i < n; i++) c->value[place[i]] = frequency[wanted[i]] * runs;
-    c->hits += here;
-    c->fetches += missing;
-    return here;
-}
 
 #if MOE_HOST
 
@@ -2142,7 +1393,8 @@ MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y)
 #undef MOE_ISA_INLINE
 #undef MOE_ISA_STATIC
 #undef MOE_ISA
-#elif MOE_HOST
+#else
+#if MOE_HOST
 
 /* ==== 11. Kernels: AVX2 =======================================================================================
  * Owns 256-bit x86: two rooms, which differ in the quantised linears. Invariant: two registers hold the 16 lanes,
@@ -7608,7 +6860,7 @@ static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert
 }
 
 /* The two matrices of an expert. Today all slabs are mapped. Experts that are read under a memory budget, with a cache
- * (room 7) that says which of them are there, or that are on another machine, belong behind this call. */
+ * (room "Expert cache") that says which of them are there, or that are on another machine, belong behind this call. */
 static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up, moe_matrix *down) {
     *up = moe_matrix_moved(&e->up, expert * e->stride);
     *down = moe_matrix_moved(&e->down, expert * e->stride);
@@ -8369,7 +7621,766 @@ static void moe_build_classifier(moe_graph *g, const moe_model *m) {
     moe_op_output(g, &output, x);
 }
 
-/* ==== 31. Reranking ===========================================================================================
+#endif /* MOE_HOST */
+
+/* ==== 31. Beam search =========================================================================================
+ * Owns the hypotheses of one sentence. Invariant: a sentence's outcome depends on its own rows only, ties are broken by
+ * rank, and the search touches nothing but what the slot points to. So any batch gives the same result, on any machine.
+ * Every product and sum is rounded by itself.
+ *
+ * A step orders the candidates of all live hypotheses by falling log-probability (ties: better-ranked hypothesis, then
+ * better token) and walks down. An end token among the first `beam` candidates finishes a hypothesis; other tokens make
+ * live ones, until there are `beam`. The walk ends at a candidate that is worse than the best one by more than the
+ * pruning margin; finished hypotheses whose scores are so much worse than the best are dropped (GNMT section 7). The
+ * sentence is done when `beam` hypotheses have finished, when none is live, at the length limit (which keeps the live
+ * ones as unfinished, behind all finished ones), or when nbest have finished and no live one can beat the best.
+ *
+ * Where the beginning of the translation is given, one hypothesis follows it first; these steps count. Many of them can
+ * share a run of a decoder that carries nothing from row to row.
+ *
+ * That is MOE_RULES_PAPER, moe_search_step. MOE_RULES_HF shares it, but ends in moe_hf_done. The other rules keep
+ * finished hypotheses in the beam and share moe_beam_step; moe_rank and moe_score tell them apart. */
+
+typedef struct moe_token {
+    int32_t id, parent; /* parent: index of the token before, -1 at the beginning */
+    int32_t source;     /* the token of the request that had most attention; -1: none */
+    float logprob;
+} moe_token;
+
+/* A moe_constraint of a sentence. */
+typedef struct moe_demand {
+    size_t first, n;      /* its tokens among the slot's */
+    size_t begin, length; /* of the source, tag and begin included */
+    int once;
+} moe_demand;
+
+typedef struct moe_live {
+    float logprob;
+    int32_t last; /* index of its last token, -1 at the beginning */
+    size_t row;   /* its row in this step; SIZE_MAX before the first */
+    float rank;   /* orders the beam */
+    /* moe_beam_step only */
+    float latest;  /* log-probability of its last token, the end counted */
+    int32_t id;    /* that token */
+    int ended;     /* it has its end token and no row any more */
+    size_t tokens; /* without the end token */
+    /* with constraints only */
+    uint64_t met;  /* bit c: it has constraint c */
+    size_t inside; /* 1 + the constraint that it has begun to write; 0: none */
+    size_t done;   /* tokens of that one */
+    size_t since;  /* tokens behind the last constraint that was met: the next one lies among them */
+} moe_live;
+
+typedef struct moe_finished {
+    float logprob, score, end_logprob;
+    int32_t last;
+    size_t tokens; /* without the end token */
+    size_t order;
+    int finished;
+} moe_finished;
+
+/* Settings of the search, the same for all sentences of a session. */
+struct moe_search {
+    int beam, nbest;
+    float alpha, constant, beta, prune;
+    moe_rules rules;
+    int32_t bos, eos;
+    int early_stopping, force_end; /* the hf rules */
+    size_t min_target, max_target, max_constraints;
+    size_t ahead;     /* rows of a step for given tokens behind the next one; 0: the decoder goes token by token */
+    int looks;        /* what each token of the source looked at is known, and shown */
+    int from_encoder; /* a sentence begins with the states that the encoder left for its slot */
+};
+
+/* A sentence as the session hands it to the search, or to a device that searches. */
+typedef struct moe_task {
+    size_t segment, length; /* its tokens among the rows carried by source */
+    size_t limit;           /* longest target, end included */
+    size_t place;           /* of its first row among those carried by token */
+    size_t n_target;        /* tokens to be scored; without scoring, the given beginning */
+    int scoring, forced;    /* forced: the first of these tokens costs nothing */
+    size_t lead, n_source;  /* tokens that the session puts before those of the request, and these */
+    size_t n_demands;
+} moe_task;
+
+/* One sentence under translation. Where a device searches, the session has one as well, without hypotheses. */
+struct moe_slot {
+    int active;
+    void *user;
+    uint64_t key; /* of its source, for noise */
+    moe_task task;
+    size_t steps;      /* decoder steps made */
+    size_t ahead;      /* and those that this run makes beside the next one */
+    moe_token *tokens; /* [max_target * beam] */
+    size_t n_tokens;
+    moe_live *live; /* [beam] best first */
+    size_t n_live;
+    moe_finished *finished; /* [2 * beam] */
+    size_t n_finished, n_ended;
+    int32_t *target;     /* [max_target], of which the task has n_target */
+    moe_demand *demands; /* [max_constraints], of which the task has n_demands */
+    int32_t *demand_ids; /* [max_target] their tokens */
+    size_t shown;        /* index of the first token that the caller sees */
+    int broken;          /* not-a-number turned up */
+};
+
+/* The question that a live hypothesis asks the decoder. */
+typedef struct moe_row {
+    int32_t id, parent;
+    int32_t want; /* the token to score, -1: the best ones */
+    int hold;     /* too short to end here */
+} moe_row;
+
+/* The decoder's answers, by row. */
+typedef struct moe_answer {
+    size_t top;
+    const int32_t *top_ids;                   /* [rows, top], best first */
+    const float *top_logprobs, *want_logprob; /* [rows, top], [rows] */
+    float *coverage; /* [rows, stride], NVIDIA's by place: [slots, beam, stride]; NULL: no penalty */
+    size_t stride;
+    const float *attention;      /* [rows, stride] NULL: nobody knows */
+    const float *start_logprobs; /* [rows, max_constraints] */
+} moe_answer;
+
+/* Begin the sentence of a slot whose segment, length, limit and target are set. */
+MOE_SHARED void moe_slot_begin(moe_slot *slot) {
+    const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
+    slot->active = 1;
+    slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = slot->n_ended = 0;
+    slot->broken = 0;
+    slot->live[0] = first;
+    slot->n_live = 1;
+}
+
+/* How many rows the next step has for this slot. */
+MOE_SHARED size_t moe_slot_rows(const moe_slot *slot) {
+    size_t rows = 0;
+    for (size_t h = 0; slot->active && h < slot->n_live; h++) rows += (size_t)!slot->live[h].ended;
+    return rows;
+}
+
+/* The question at `position` of a hypothesis, counted in steps. `first`: the parent that stands for none. */
+MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const moe_live *live, size_t position,
+                                int32_t first) {
+    moe_row row;
+    row.id = live->last < 0 ? s->bos : slot->tokens[live->last].id;
+    row.parent = live->row != SIZE_MAX ? (int32_t)live->row : first;
+    row.want = position < slot->task.n_target ? slot->target[position] : slot->task.scoring ? s->eos : -1;
+    if (live->inside) row.want = slot->demand_ids[slot->demands[live->inside - 1].first + live->done];
+    row.hold = !slot->task.scoring && position < s->min_target;
+    return row;
+}
+
+/* Where what is carried by token of token `last` lies; the begin token's, -1, comes first. */
+MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) { return (int32_t)slot->task.place + last + 1; }
+
+/* These places of the `n` tokens of a hypothesis that ends with token `last`, the begin token's first. */
+MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, size_t n, int32_t *chain) {
+    for (; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1) chain[n] = moe_token_place(slot, last);
+}
+
+/* Whether all places of the beam are still one hypothesis: at the beginning, and while it follows a given target. */
+MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->task.n_target; }
+
+/* Steps behind a slot's next one that it can make in the same run, because it is known what they ask. */
+MOE_SHARED size_t moe_slot_given(const moe_slot *slot) {
+    return slot->active && moe_slot_is_one(slot) && !slot->task.n_demands ? slot->task.n_target - slot->steps : 0;
+}
+
+/* A slot's hypothesis gets the next of its given tokens, which is not yet scored; `live` is a copy of it. */
+MOE_SHARED void moe_give_token(moe_slot *slot, moe_live *live) {
+    const int32_t at = live->last + 1; /* given tokens stand in their order */
+    const moe_token token = { slot->target[at], live->last, -1, 0.0f };
+    slot->tokens[at] = token;
+    live->last = at;
+}
+
+/* GNMT eq 14: ((c + L) / (c + 1))^alpha. */
+MOE_SHARED float moe_length_penalty(const moe_search *s, size_t tokens) {
+    float ratio;
+    if (s->alpha == 0.0f) return 1.0f;
+    ratio = (s->constant + (float)tokens) / (s->constant + 1.0f);
+    return moe_expf(s->alpha * moe_logf(ratio));
+}
+
+/* GNMT eq 14: beta * sum_i log(min(sum_j p_ij, 1)). */
+MOE_SHARED float moe_coverage_penalty(const moe_search *s, const float *coverage, size_t length) {
+    float sum = 0.0f;
+    if (s->beta == 0.0f || !coverage) return 0.0f;
+    for (size_t i = 0; i < length; i++) {
+        const float c = coverage[i] < 1.0f ? coverage[i] : 1.0f;
+        sum = sum + moe_logf(c > 1e-10f ? c : 1e-10f);
+    }
+    return s->beta * sum;
+}
+
+/* The same without the positions that were never looked at: log 0 counts as 0. */
+MOE_SHARED float moe_seen_penalty(const moe_search *s, const float *coverage, size_t length) {
+    float sum = 0.0f;
+    if (s->beta == 0.0f || !coverage) return 0.0f;
+    for (size_t i = 0; i < length; i++)
+        if (coverage[i] > 0.0f) sum = sum + moe_logf(coverage[i] < 1.0f ? coverage[i] : 1.0f);
+    return s->beta * sum;
+}
+
+/* The score of a hypothesis with `tokens` tokens and, if `ended`, an end token. */
+MOE_SHARED float moe_score(const moe_search *s, float logprob, size_t tokens, int ended, const float *coverage,
+                           size_t length) {
+    switch (s->rules) {
+    case MOE_RULES_NVIDIA: return logprob / moe_length_penalty(s, tokens + 2) + moe_seen_penalty(s, coverage, length);
+    case MOE_RULES_TF:
+    case MOE_RULES_MLPERF: return logprob / moe_length_penalty(s, tokens);
+    case MOE_RULES_HF: return logprob / moe_length_penalty(s, tokens + (size_t)ended);
+    default: return logprob / moe_length_penalty(s, tokens + (size_t)ended) + moe_coverage_penalty(s, coverage, length);
+    }
+}
+
+MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, float logprob, float end_logprob, int32_t last,
+                                 int finished, const float *coverage) {
+    const size_t tokens = slot->steps - (size_t)finished;
+    const float score = moe_score(s, logprob, tokens, finished, coverage, slot->task.length);
+    const moe_finished f = { logprob, score, end_logprob, last, tokens, slot->n_ended++, finished };
+    slot->finished[slot->n_finished++] = f;
+}
+
+/* Better first: finished before cut (the paper's rules), then by score, then by order of finishing. */
+MOE_SHARED int moe_better(const moe_search *s, const moe_finished *a, const moe_finished *b) {
+    if (s->rules == MOE_RULES_PAPER && a->finished != b->finished) return a->finished;
+    if (a->score != b->score) return a->score > b->score;
+    return a->order < b->order;
+}
+
+MOE_SHARED void moe_sort_finished(const moe_search *s, moe_slot *slot) {
+    for (size_t i = 1; i < slot->n_finished; i++) {
+        const moe_finished f = slot->finished[i];
+        size_t at = i;
+        for (; at > 0 && moe_better(s, &f, &slot->finished[at - 1]); at--) slot->finished[at] = slot->finished[at - 1];
+        slot->finished[at] = f;
+    }
+}
+
+/* The token of the request that a row looked at most. */
+MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, const moe_answer *a, size_t row) {
+    const float *weights;
+    size_t best = 0;
+    if (!s->looks || !slot->task.length) return -1;
+    weights = a->attention + row * a->stride;
+    for (size_t i = 1; i < slot->task.length; i++)
+        if (weights[i] > weights[best]) best = i;
+    return best >= slot->task.lead && best < slot->task.lead + slot->task.n_source ? (int32_t)(best - slot->task.lead)
+                                                                                   : -1;
+}
+
+/* The token that row `row` is followed by. Returns its index. */
+MOE_SHARED int32_t moe_add_token(const moe_search *s, moe_slot *slot, const moe_answer *a, size_t row, int32_t id,
+                                 int32_t parent, float logprob) {
+    const moe_token token = { id, parent, moe_looked_at(s, slot, a, row), logprob };
+    slot->tokens[slot->n_tokens] = token;
+    return (int32_t)slot->n_tokens++;
+}
+
+/* Hugging Face's end: keep the best `beam` finished hypotheses. The sentence is done when there are `beam` and search
+ * stops early, or when the best live one, at its present length, does not score more than the worst of them. */
+MOE_SHARED int moe_hf_done(const moe_search *s, moe_slot *slot) {
+    moe_sort_finished(s, slot);
+    if (slot->n_finished > (size_t)s->beam) slot->n_finished = (size_t)s->beam;
+    if (slot->n_live == 0 || slot->steps >= slot->task.limit) return 1;
+    return slot->n_finished == (size_t)s->beam &&
+           (s->early_stopping ||
+            slot->live[0].logprob / moe_length_penalty(s, slot->steps) <= slot->finished[slot->n_finished - 1].score);
+}
+
+/* At the length limit every hypothesis gets its end token, which costs nothing. */
+MOE_SHARED int moe_force_end(const moe_search *s, moe_slot *slot) {
+    for (size_t h = 0; h < slot->n_live; h++)
+        moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 1, NULL);
+    slot->n_live = 0;
+    return moe_hf_done(s, slot);
+}
+
+/* The beam is next[n_next] now. Returns 1 when the sentence is done. */
+MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const moe_live *next,
+                            size_t n_next) {
+    float best = -FLT_MAX;
+    for (size_t h = 0; h < n_next; h++) slot->live[h] = next[h];
+    slot->n_live = n_next;
+    if (slot->broken) return 1;
+    if (s->rules == MOE_RULES_HF) return moe_hf_done(s, slot);
+    moe_sort_finished(s, slot);
+    while (s->prune > 0.0f && slot->n_finished &&
+           slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
+        slot->n_finished--;
+    if (slot->n_finished >= (size_t)s->beam || slot->n_live == 0) return 1;
+    if (slot->steps >= slot->task.limit) {
+        for (size_t h = 0; h < slot->n_live; h++)
+            moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 0,
+                             a->coverage ? a->coverage + slot->live[h].row * a->stride : NULL);
+        moe_sort_finished(s, slot);
+        return 1;
+    }
+    for (size_t h = 0; h < slot->n_live; h++)
+        if (slot->live[h].logprob > best) best = slot->live[h].logprob;
+    return slot->n_finished >= (size_t)s->nbest &&
+           slot->finished[0].score >= best / moe_length_penalty(s, slot->task.limit);
+}
+
+/* ---- Constraints ----
+ * A row's attention says how probable it is that a constraint comes next: the weights on what it translates. So the
+ * candidates of a hypothesis are a mixture, as in a pointer network (See et al. 2017, arXiv 1704.04368): with that
+ * probability w the constraint's next token, else what the decoder writes. This orders the beam. Scores are made of the
+ * decoder's own log-probabilities: all that finishes has the same constraints. A hypothesis that begins a constraint
+ * goes on to its end. One that wants to end, or that has just room enough, begins the constraints that it lacks. Tokens
+ * that the decoder wrote by itself count as well. */
+
+/* Without attention: how improbable a first token may be, in nats, and yet begin its constraint at no cost. */
+#define MOE_PATIENCE 6.0f
+
+/* Whether the `n` tokens up to `last` are the first n of a constraint. */
+MOE_SHARED int moe_ends_in_demand(const moe_slot *slot, const moe_demand *b, size_t n, int32_t last) {
+    for (; n > 0 && last >= 0; last = slot->tokens[last].parent)
+        if (slot->tokens[last].id != slot->demand_ids[b->first + --n]) return 0;
+    return n == 0;
+}
+
+/* How many tokens of constraint `b`, but not all, a hypothesis ends in. */
+MOE_SHARED size_t moe_demand_begun(const moe_slot *slot, const moe_demand *b, const moe_live *live) {
+    size_t n = b->n - 1 < live->since ? b->n - 1 : live->since;
+    while (n && !moe_ends_in_demand(slot, b, n, live->last)) n--;
+    return n;
+}
+
+/* The tokens that could begin or go on with each constraint of a row: starts [max_constraints], -1: none. */
+MOE_SHARED void moe_fill_starts(const moe_search *s, const moe_slot *slot, const moe_live *live, int32_t *starts) {
+    const int free = !slot->task.scoring && slot->steps >= slot->task.n_target && !live->inside;
+    for (size_t c = 0; c < s->max_constraints; c++) {
+        starts[c] = -1;
+        if (!free || c >= slot->task.n_demands || (live->met >> c & 1)) continue;
+        starts[c] = slot->demand_ids[slot->demands[c].first + moe_demand_begun(slot, &slot->demands[c], live)];
+    }
+}
+
+/* A hypothesis has got its last token: has it met a constraint? The longest counts, of several as long the first. */
+MOE_SHARED void moe_demand_advance(const moe_slot *slot, moe_live *live) {
+    size_t best = slot->task.n_demands;
+    live->since++;
+    if (live->inside) {
+        if (++live->done < slot->demands[live->inside - 1].n) return;
+        best = live->inside - 1;
+    }
+    for (size_t c = 0; c < slot->task.n_demands && !live->inside; c++) {
+        const moe_demand *b = &slot->demands[c];
+        if ((live->met >> c & 1) || b->n > live->since || !moe_ends_in_demand(slot, b, b->n, live->last)) continue;
+        if (best == slot->task.n_demands || b->n > slot->demands[best].n) best = c;
+    }
+    if (best == slot->task.n_demands) return;
+    live->met |= (uint64_t)1 << best;
+    live->inside = live->done = live->since = 0;
+}
+
+/* Whether token `id` behind a hypothesis would repeat a constraint that must stand there once. */
+MOE_SHARED int moe_demand_repeats(const moe_slot *slot, const moe_live *live, int32_t id) {
+    int repeats = 0;
+    for (size_t c = 0; c < slot->task.n_demands; c++) {
+        const moe_demand *b = &slot->demands[c];
+        if (id != slot->demand_ids[b->first + b->n - 1] || !moe_ends_in_demand(slot, b, b->n - 1, live->last)) continue;
+        if (!(live->met >> c & 1)) return 0; /* another one like it */
+        repeats |= b->once;
+    }
+    return repeats;
+}
+
+/* What a hypothesis can do in this step. */
+typedef struct moe_next {
+    size_t bound;  /* the constraint that comes next, if one does; n_demands: all are met */
+    int32_t id;    /* its next token */
+    float logprob; /* of that token */
+    float rank;    /* what it adds to the rank */
+    float stay;    /* what every other token adds beside its own log-probability */
+    int commits;   /* the hypothesis goes on to the end of the constraint */
+    int only;      /* nothing else is allowed */
+    int repeats;   /* each of the best tokens would repeat a constraint: better that than nothing */
+    int begun;     /* that candidate is taken */
+    size_t taken;  /* of the best tokens of the row */
+} moe_next;
+
+/* Constraint c as what comes next. */
+MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot, const moe_answer *a,
+                                      const moe_live *live, size_t c) {
+    const moe_demand *b = &slot->demands[c];
+    const size_t begun = moe_demand_begun(slot, b, live);
+    moe_next choice = { c, slot->demand_ids[b->first + begun], 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, 0 };
+    float weight = 0.0f, own;
+    choice.logprob = a->start_logprobs[live->row * s->max_constraints + c];
+    for (size_t i = 0; a->attention && i < b->length; i++)
+        weight = weight + a->attention[live->row * a->stride + b->begin + i];
+    if (!a->attention || !b->length) {
+        choice.rank = choice.logprob < -MOE_PATIENCE ? choice.logprob + MOE_PATIENCE : 0.0f;
+        choice.commits = choice.logprob < -0.7f;
+        return choice;
+    }
+    if (!(weight < 0.999f)) weight = 0.999f;
+    own = (1.0f - weight) * moe_expf(choice.logprob);
+    choice.commits = weight >= own;
+    choice.rank = moe_logf(weight + own > 1e-12f ? weight + own : 1e-12f);
+    choice.stay = moe_logf(1.0f - weight);
+    return choice;
+}
+
+MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const moe_answer *a, const moe_live *live) {
+    moe_next best = { slot->task.n_demands, -1, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, 0 };
+    size_t missing = 0;
+    if (live->inside) {
+        const moe_demand *b = &slot->demands[live->inside - 1];
+        best.bound = live->inside - 1;
+        best.id = slot->demand_ids[b->first + live->done];
+        best.logprob = a->want_logprob[live->row];
+        best.commits = best.only = 1;
+        return best;
+    }
+    for (size_t c = 0; c < slot->task.n_demands; c++) {
+        moe_next choice;
+        if (live->met >> c & 1) continue;
+        missing += slot->demands[c].n;
+        choice = moe_choose_demand(s, slot, a, live, c);
+        if (choice.logprob != choice.logprob || best.bound == slot->task.n_demands || choice.rank > best.rank)
+            best = choice;
+    }
+    best.only = missing && (slot->steps + missing >= slot->task.limit || a->top_ids[live->row * a->top] == s->eos);
+    best.commits |= best.only;
+    best.repeats = best.bound == slot->task.n_demands;
+    for (size_t k = 0; k < a->top && best.repeats; k++)
+        best.repeats = moe_demand_repeats(slot, live, a->top_ids[live->row * a->top + k]);
+    return best;
+}
+
+/* Pass over the tokens of the row that a hypothesis must not have. Returns 1 if one is left: the next. */
+MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const moe_answer *a, const moe_live *live,
+                             moe_next *c) {
+    for (; !c->only && c->taken < a->top; c->taken++) {
+        const int32_t id = a->top_ids[live->row * a->top + c->taken];
+        if (c->bound < slot->task.n_demands && (id == s->eos || id == c->id)) continue;
+        if (c->repeats || !moe_demand_repeats(slot, live, id)) return 1;
+    }
+    return 0;
+}
+
+/* The hypothesis that takes its constraint's next token, or the best token that is left. */
+MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const moe_answer *a, const moe_live *from,
+                                      moe_next *c, int begins, float rank) {
+    moe_live live = *from;
+    const size_t at = from->row * a->top + c->taken;
+    live.rank = rank;
+    live.id = begins ? c->id : a->top_ids[at];
+    live.latest = begins ? c->logprob : a->top_logprobs[at];
+    live.logprob = from->logprob + live.latest;
+    if (begins) c->begun = 1;
+    else c->taken++;
+    if (live.id == s->eos) return live;
+    if (begins && c->commits && !from->inside) {
+        live.inside = c->bound + 1;
+        live.done = moe_demand_begun(slot, &slot->demands[c->bound], from);
+    }
+    live.last = moe_add_token(s, slot, a, from->row, live.id, from->last, live.latest);
+    moe_demand_advance(slot, &live);
+    return live;
+}
+
+/* Take the decoder's answer for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done.
+ * Ranks order the candidates: without constraints they are log-probabilities. */
+MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
+    const size_t beam = (size_t)s->beam;
+    moe_next choices[MOE_MAX_BEAM];
+    size_t n_next = 0;
+    float best_candidate = 0.0f;
+    const int last_step = s->rules == MOE_RULES_HF && slot->steps + 1 >= slot->task.limit;
+    slot->steps++;
+    if (last_step && s->force_end) return moe_force_end(s, slot);
+    for (size_t h = 0; h < slot->n_live; h++) choices[h] = moe_choose(s, slot, a, &slot->live[h]);
+    for (size_t position = 0; n_next < beam && !(last_step && position == beam); position++) {
+        size_t best = slot->n_live;
+        int begins = 0; /* the best candidate is a constraint's token */
+        moe_live live;
+        float best_rank = 0.0f;
+        for (size_t h = 0; h < slot->n_live; h++) {
+            moe_next *c = &choices[h];
+            const moe_live *l = &slot->live[h];
+            if (c->bound < slot->task.n_demands && !c->begun) {
+                const float rank = l->rank + c->rank;
+                if (c->logprob != c->logprob) slot->broken = 1;
+                if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = 1;
+            }
+            if (moe_next_left(s, slot, a, l, c)) {
+                const float rank = l->rank + (a->top_logprobs[l->row * a->top + c->taken] + c->stay);
+                if (rank != rank) slot->broken = 1;
+                if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = 0;
+            }
+        }
+        if (best == slot->n_live || slot->broken || !(best_rank >= -FLT_MAX)) break;
+        if (position == 0) best_candidate = best_rank;
+        if (s->prune > 0.0f && best_rank < best_candidate - s->prune) break;
+        live = moe_demand_follow(s, slot, a, &slot->live[best], &choices[best], begins, best_rank);
+        if (live.id == s->eos && position >= beam) continue;
+        if (live.id == s->eos || last_step)
+            moe_add_finished(s, slot, live.logprob, live.id == s->eos ? live.latest : 0.0f, live.last,
+                             live.id == s->eos, a->coverage ? a->coverage + live.row * a->stride : NULL);
+        else next[n_next++] = live;
+    }
+    return moe_end_step(s, slot, a, next, n_next);
+}
+
+/* ---- Other rules ---- */
+
+/* The number that orders the beam: log-probability, or log-probability over length penalty. `before`: the hypothesis
+ * ended in an earlier step. */
+MOE_SHARED float moe_rank(const moe_search *s, float logprob, size_t tokens, int before) {
+    if (s->rules == MOE_RULES_NVIDIA) return logprob;
+    return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules == MOE_RULES_MLPERF));
+}
+
+/* Insert a hypothesis into `next` behind those that are as good, if that place is within the beam. */
+MOE_SHARED void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const moe_live *candidate) {
+    size_t at;
+    if (*n == beam && !(candidate->rank > next[beam - 1].rank)) return;
+    if (*n < beam) ++*n;
+    for (at = *n - 1; at > 0 && candidate->rank > next[at - 1].rank; at--) next[at] = next[at - 1];
+    next[at] = *candidate;
+}
+
+/* moe_search_step for the other rules: finished hypotheses stay in the beam as they are; the best of them and of all
+ * continuations make the next beam. `coverage` [beam, stride] (or NULL) belongs to places in the beam. An end token
+ * costs at least as much as any other of its log-probability, so the `top` best tokens of a row are enough. */
+MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const float *coverage,
+                             moe_live *next) {
+    size_t n = 0, ended = 0;
+    int cut;
+    slot->steps++;
+    for (size_t h = 0; h < slot->n_live; h++) {
+        const moe_live *from = &slot->live[h];
+        moe_live candidate = *from;
+        if (from->ended) {
+            candidate.rank = moe_rank(s, from->logprob, from->tokens, 1);
+            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
+            continue;
+        }
+        for (size_t k = 0; k < a->top; k++) {
+            candidate.id = a->top_ids[from->row * a->top + k];
+            candidate.latest = a->top_logprobs[from->row * a->top + k];
+            candidate.logprob = from->logprob + candidate.latest;
+            if (candidate.logprob != candidate.logprob) slot->broken = 1;
+            if (!(candidate.logprob >= -FLT_MAX)) break;
+            candidate.ended = candidate.id == s->eos;
+            candidate.tokens = from->tokens + (size_t)!candidate.ended;
+            candidate.rank = moe_rank(s, candidate.logprob, candidate.tokens, 0);
+            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
+        }
+    }
+    if (slot->broken) return 1;
+    for (size_t h = 0; h < n; h++) {
+        if (!next[h].ended)
+            next[h].last = moe_add_token(s, slot, a, next[h].row, next[h].id, next[h].last, next[h].latest);
+        ended += (size_t)next[h].ended;
+        slot->live[h] = next[h];
+    }
+    slot->n_live = n;
+    cut = slot->steps >= slot->task.limit;
+    if (ended < n && !cut) return 0;
+    for (size_t h = 0; h < n; h++) {
+        const moe_live *l = &slot->live[h];
+        const float *seen = coverage ? coverage + h * a->stride : NULL;
+        const float score = s->rules != MOE_RULES_NVIDIA || cut
+                                ? l->rank /* NVIDIA's does not normalise a beam that is cut */
+                                : moe_score(s, l->logprob, l->tokens, 1, seen, slot->task.length);
+        const float end = l->ended ? l->latest : 0.0f;
+        const moe_finished f = { l->logprob, score, end, l->last, l->tokens, slot->n_ended++, l->ended };
+        slot->finished[slot->n_finished++] = f;
+    }
+    moe_sort_finished(s, slot);
+    return 1;
+}
+
+/* The same for one live hypothesis that follows given tokens and, where they are scored, the end token behind them. */
+MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, const moe_answer *a, float logprob,
+                              const float *coverage) {
+    moe_live *live = &slot->live[0];
+    const size_t position = slot->steps++;
+    live->logprob = live->logprob + logprob;
+    if (live->logprob != live->logprob) {
+        slot->broken = 1;
+        return 1;
+    }
+    if (position == slot->task.n_target) {
+        moe_add_finished(s, slot, live->logprob, logprob, live->last, 1, coverage);
+        return 1;
+    }
+    live->last = moe_add_token(s, slot, a, live->row, slot->target[position], live->last, logprob);
+    live->tokens++;
+    live->rank = live->logprob;
+    moe_demand_advance(slot, live);
+    return 0;
+}
+
+/* The step of slot number `at` by its rules. Returns 1 when the sentence is done; the slot is then not active. */
+MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
+    const size_t place = at * (size_t)s->beam;
+    int done;
+    if (slot->task.scoring || slot->steps < slot->task.n_target) {
+        const size_t row = slot->live[0].row;
+        const float logprob = slot->task.forced && slot->steps == 0 ? 0.0f : a->want_logprob[row];
+        done =
+            moe_score_step(s, slot, a, logprob,
+                           a->coverage ? a->coverage + (s->rules == MOE_RULES_NVIDIA ? place : row) * a->stride : NULL);
+    } else if (slot->task.n_demands || s->rules == MOE_RULES_PAPER || s->rules == MOE_RULES_HF) {
+        done = moe_search_step(s, slot, a, next);
+    } else {
+        done = moe_beam_step(s, slot, a, a->coverage ? a->coverage + place * a->stride : NULL, next);
+    }
+    if (done) slot->active = 0;
+    return done;
+}
+
+/* The same for all steps of the slot that the decoder has made in one run. */
+MOE_SHARED int moe_slot_steps(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
+    int done = slot->active && moe_slot_step(s, slot, at, a, next);
+    for (; slot->active && slot->ahead; slot->ahead--) {
+        slot->live[0].row++;
+        done = moe_slot_step(s, slot, at, a, next);
+    }
+    return done;
+}
+
+/* How many hypotheses a sentence gives: the first so many of `finished`. 0: it is broken. */
+MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
+    if (slot->broken) return 0;
+    return slot->n_finished < (size_t)s->nbest ? slot->n_finished : (size_t)s->nbest;
+}
+
+/* The tokens of one hypothesis: `ids` [tokens], `logprobs` [tokens + finished], `sources` [tokens] if not NULL. */
+MOE_SHARED void moe_write_finished(const moe_slot *slot, const moe_finished *f, int32_t *ids, float *logprobs,
+                                   int32_t *sources) {
+    int32_t at = f->last;
+    if (f->finished) logprobs[f->tokens] = f->end_logprob;
+    for (size_t i = f->tokens; i-- > 0; at = slot->tokens[at].parent) {
+        ids[i] = slot->tokens[at].id;
+        logprobs[i] = slot->tokens[at].logprob;
+        if (sources) sources[i] = slot->tokens[at].source;
+    }
+}
+
+/* ==== 32. Expert cache ========================================================================================
+ * Owns who stays where a memory cannot hold all experts of a session: numbers only, whoever asks moves the bytes.
+ * Invariant: who stays depends on the runs of layers so far, and on nothing else.
+ *
+ * A run of a layer tells moe_cache_plan which experts it wants, and hears which of them are there and in which slots.
+ * Missing ones get slots, in the order in which they are to be fetched: a few slots are for transit, and the next one
+ * in turn is taken. If the newcomer is worth more than the resident that is worth least, it stays there as a resident
+ * itself, and the other one's slot is for transit from then on. What an expert is worth: the runs of its layer so far,
+ * times how often they want it, a mean that forgets: f <- 0.97 f + 0.03 [wanted]. One that is worth just as much drives
+ * nobody out: experts that are wanted in turn would all be gone when their turn comes again, as they are where the one
+ * leaves that was used longest ago. */
+
+/* A layer of experts; whoever asks keeps it. */
+typedef struct moe_cache_layer {
+    size_t first, count; /* its experts have the numbers first, first + 1, ... */
+    uint64_t runs;
+} moe_cache_layer;
+
+typedef struct moe_cache {
+    size_t slots;     /* 0: there is no cache, all experts are there */
+    size_t transit;   /* how many of the slots are for transit, at least 1 */
+    size_t turn;      /* which of these is next */
+    int32_t *slot;    /* [experts] where an expert is, -1: nowhere */
+    float *frequency; /* [experts] */
+    int32_t *expert;  /* [slots] who is there, -1: nobody */
+    float *value;     /* [slots] what a resident is worth */
+    int32_t *order;   /* [slots] first those for transit, then those of residents: while a run is planned, a heap */
+    uint64_t hits, fetches; /* experts that a run wanted: those that were there, those that were not */
+} moe_cache;
+
+MOE_SHARED size_t moe_cache_bytes(size_t experts, size_t slots) { return (2 * experts + 3 * slots) * sizeof(int32_t); }
+
+/* An empty cache in moe_cache_bytes of memory. */
+MOE_SHARED void moe_cache_begin(moe_cache *c, void *memory, size_t experts, size_t slots, size_t transit) {
+    c->slots = slots;
+    c->transit = transit;
+    c->turn = 0;
+    c->hits = c->fetches = 0;
+    c->frequency = (float *)memory;
+    c->value = c->frequency + experts;
+    c->slot = (int32_t *)(void *)(c->value + slots);
+    c->expert = c->slot + experts;
+    c->order = c->expert + slots;
+    for (size_t i = 0; i < experts; i++) c->frequency[i] = 0.0f, c->slot[i] = -1;
+    for (size_t i = 0; i < slots; i++) c->expert[i] = -1, c->value[i] = -1.0f, c->order[i] = (int32_t)i;
+}
+
+/* Whether slot a goes before slot b: the resident in it is worth less. */
+MOE_SHARED int moe_cache_before(const moe_cache *c, int32_t a, int32_t b) {
+    return c->value[a] < c->value[b] || (c->value[a] == c->value[b] && a < b);
+}
+
+/* Entry `at` of the heap goes down to its place. */
+MOE_SHARED void moe_cache_sink(const moe_cache *c, size_t at) {
+    int32_t *heap = c->order + c->transit;
+    const size_t n = c->slots - c->transit;
+    const int32_t slot = heap[at];
+    for (size_t next; (next = 2 * at + 1) < n; at = next) {
+        if (next + 1 < n && moe_cache_before(c, heap[next + 1], heap[next])) next++;
+        if (moe_cache_before(c, slot, heap[next])) break;
+        heap[at] = heap[next];
+    }
+    heap[at] = slot;
+}
+
+/* A slot for the missing expert `number`. Who is wanted by the same run is worth FLT_MAX meanwhile, and so stays. */
+MOE_SHARED int32_t moe_cache_admit(moe_cache *c, size_t number, float value) {
+    int32_t *transit = &c->order[c->turn], *least = &c->order[c->transit];
+    const int32_t slot = *transit;
+    c->turn = (c->turn + 1) % c->transit;
+    if (c->expert[slot] >= 0) c->slot[c->expert[slot]] = -1;
+    c->expert[slot] = (int32_t)number;
+    c->slot[number] = slot;
+    if (c->slots > c->transit && value > c->value[*least]) {
+        c->value[slot] = FLT_MAX;
+        *transit = *least;
+        *least = slot;
+        moe_cache_sink(c, 0);
+    }
+    return slot;
+}
+
+/* A run of a layer wants the experts wanted[n] of its own. They are put into an order of work: first those that are
+ * there, then those to be fetched. place[n] says the slots. Of `transit` missing ones, one behind the other, no two
+ * have the same slot; later ones come into the slots of earlier ones. Returns how many are there. */
+MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *wanted, size_t n, int32_t *place) {
+    float *frequency = c->frequency + layer->first;
+    const int32_t *slot = c->slot + layer->first;
+    const float runs = (float)++layer->runs;
+    size_t here = 0, missing = 0;
+    for (size_t e = 0; e < layer->count; e++) {
+        frequency[e] = 0.97f * frequency[e];
+        if (slot[e] >= 0) c->value[slot[e]] = frequency[e] * runs;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const int32_t e = wanted[i];
+        frequency[e] = frequency[e] + 0.03f;
+        if (slot[e] >= 0) c->value[slot[e]] = FLT_MAX, wanted[here++] = e;
+        else place[missing++] = e;
+    }
+    for (size_t i = 0; i < missing; i++) wanted[here + i] = place[i];
+    for (size_t i = missing ? (c->slots - c->transit) / 2 : 0; i-- > 0;) moe_cache_sink(c, i);
+    for (size_t i = 0; i < n; i++) {
+        const int32_t e = wanted[i];
+        place[i] = i < here ? slot[e] : moe_cache_admit(c, layer->first + (size_t)e, frequency[e] * runs);
+    }
+    for (size_t i = 0; i < n; i++) c->value[place[i]] = frequency[wanted[i]] * runs;
+    c->hits += here;
+    c->fetches += missing;
+    return here;
+}
+
+#if MOE_HOST
+
+/* ==== 33. Reranking ===========================================================================================
  * Owns the translations that wait to be reranked: each needs the log-probability of its source given each hypothesis. A
  * question asks the model for one of these. Invariant: the outcome depends on the sentence alone. Questions are asked
  * before new sentences begin, so that places for twice the sentences of a batch are always enough. */
@@ -8551,7 +8562,7 @@ static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const m
     return 1;
 }
 
-/* ==== 32. Session parameters ==================================================================================
+/* ==== 34. Session parameters ==================================================================================
  * Owns what a session may be asked for: one row for each number, with its limits, its default, what the presets say and
  * what a user reads of it. Invariant: nothing else lists them; a new decoding option is a row here, and the search. */
 
@@ -8801,7 +8812,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     return MOE_OK;
 }
 
-/* ==== 33. Sessions: making ====================================================================================
+/* ==== 35. Sessions: making ====================================================================================
  * Owns a session's one block of memory. Three words: settle the choices that parameters make, measure the memory that
  * they need, build the session. Invariant: the same code measures and builds. */
 
@@ -9305,7 +9316,7 @@ void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) 
     moe_give_struct(out, size, &stats, sizeof stats);
 }
 
-/* ==== 34. Sessions: translating ===============================================================================
+/* ==== 36. Sessions: translating ===============================================================================
  * Owns the queue of requests and the loop. Invariant: rows of a step are the live hypotheses of the active slots in
  * slot order; a finished sentence's slot and its rows that are carried by source are free for the next request at once.
  */
@@ -9949,4 +9960,5 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
     return MOE_OK;
 }
 
-#endif /* MOE_ISA, MOE_HOST */
+#endif /* MOE_HOST */
+#endif /* MOE_ISA */

@@ -718,7 +718,7 @@ class Entries:
 
 
 # ---- Layers ----------------------------------------------------------------------------------------------------------
-# moe_keys of moe.c, room 19, in Python: what the settings of a layer are called, what they may be, and what they are
+# moe_keys of moe.c, room Layers, in Python: how the settings of a layer are called, what they may be, and what they are
 # where a file does not say. tests/convert/test_keys.py compares the two tables. Converters and trainers write, and
 # everything reads, by this one.
 
