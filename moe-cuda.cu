@@ -426,8 +426,9 @@ static void moe_take_slots(moe_device *d, size_t slot_bytes, size_t room, size_t
  * of the portable kernel of moe.c that its comment names. */
 
 enum {
-    MOE_BLOCK = 128, /* threads of a block; where a kernel says nothing else */
-    MOE_TILE = 8     /* rows that a tile of a product takes at most */
+    MOE_BLOCK = 128,    /* threads of a block; where a kernel says nothing else */
+    MOE_OFFSETS = 1024, /* experts of a block that counts their pairs */
+    MOE_TILE = 8        /* rows that a tile of a product takes at most */
 };
 
 MOE_DEVICE float moe_mul(float a, float b) { return __fmul_rn(a, b); }
@@ -1129,44 +1130,59 @@ __global__ void moe_k_selected(moe_selections chosen, size_t rows, int *selected
     if (row < rows) selected[row] = (int)*moe_selection_at(&chosen, row).count;
 }
 
-/* One block: where an expert's pairs begin, which is where its next one goes at first, and tiles of them; where a row's
- * do. */
+/* A block to MOE_OFFSETS experts, which counts those before them for itself: where an expert's pairs begin, and tiles
+ * of them. The first block: where a row's pairs begin. */
 __global__ void moe_k_offsets(moe_routes a) {
-    const int t = (int)threadIdx.x, each = (a.n + MOE_BLOCK - 1) / MOE_BLOCK,
-              each_row = (a.rows + MOE_BLOCK - 1) / MOE_BLOCK;
-    const int begin = t * each < a.n ? t * each : a.n, end = begin + each < a.n ? begin + each : a.n;
-    const int row0 = t * each_row < a.rows ? t * each_row : a.rows,
-              row1 = row0 + each_row < a.rows ? row0 + each_row : a.rows;
-    int pairs = 0, tiles = 0, visits = 0, before = 0, all_pairs, all_tiles, all_visits;
-    for (int r = row0; r < row1; r++) before += (int)*moe_selection_at(&a.chosen, (size_t)(a.row0 + r)).count;
-    before = moe_block_before(before, &all_pairs);
+    const int t = (int)threadIdx.x, each = MOE_OFFSETS / MOE_BLOCK, each_row = (a.rows + MOE_BLOCK - 1) / MOE_BLOCK;
+    const int first = (int)blockIdx.x * MOE_OFFSETS, last = a.n - first < MOE_OFFSETS ? a.n : first + MOE_OFFSETS;
+    const int begin = first + t * each < last ? first + t * each : last,
+              end = begin + each < last ? begin + each : last;
+    const int rows = blockIdx.x == 0 ? a.rows : 0;
+    const int row0 = t * each_row < rows ? t * each_row : rows, row1 = row0 + each_row < rows ? row0 + each_row : rows;
+    int pairs = 0, tiles = 0, visits = 0, row_pairs = 0, before_pairs, before_tiles, all_pairs, all_tiles, all_visits;
+    for (int r = row0; r < row1; r++) row_pairs += (int)*moe_selection_at(&a.chosen, (size_t)(a.row0 + r)).count;
+    row_pairs = moe_block_before(row_pairs, &all_pairs);
     for (int r = row0; r < row1; r++) {
-        a.row_first[r] = before;
-        before += (int)*moe_selection_at(&a.chosen, (size_t)(a.row0 + r)).count;
+        a.row_first[r] = row_pairs;
+        row_pairs += (int)*moe_selection_at(&a.chosen, (size_t)(a.row0 + r)).count;
     }
+    for (int e = t; e < first; e += MOE_BLOCK) {
+        pairs += a.count[e];
+        tiles += (a.count[e] + MOE_TILE - 1) / MOE_TILE;
+        visits += a.count[e] > 0;
+    }
+    moe_block_before(pairs, &before_pairs);
+    moe_block_before(tiles, &before_tiles);
+    pairs = tiles = 0;
     for (int e = begin; e < end; e++) {
         pairs += a.count[e];
         tiles += (a.count[e] + MOE_TILE - 1) / MOE_TILE;
         visits += a.count[e] > 0;
     }
     moe_block_before(visits, &all_visits);
-    pairs = moe_block_before(pairs, &all_pairs);
-    tiles = moe_block_before(tiles, &all_tiles);
+    pairs = before_pairs + moe_block_before(pairs, &all_pairs);
+    tiles = before_tiles + moe_block_before(tiles, &all_tiles);
     for (int e = begin; e < end; e++) {
         const int count = a.count[e];
-        a.first[e] = a.count[e] = pairs;
+        a.first[e] = pairs;
         for (int i = 0; i < count; i += MOE_TILE, tiles++) {
             const int4 tile = { e, pairs + i, count - i < MOE_TILE ? count - i : MOE_TILE, 0 };
             a.tiles[tiles] = tile;
         }
         pairs += count;
     }
-    if (t == 0) {
-        a.first[a.n] = a.totals[0] = all_pairs;
-        a.totals[1] = all_tiles;
-        a.stats[0] += (uint64_t)all_pairs;
+    if (t == 0 && last == a.n) {
+        a.first[a.n] = a.totals[0] = before_pairs + all_pairs;
+        a.totals[1] = before_tiles + all_tiles;
+        a.stats[0] += (uint64_t)(before_pairs + all_pairs);
         a.stats[1] += (uint64_t)all_visits;
     }
+}
+
+/* An expert's next pair goes to where its first one does. */
+__global__ void moe_k_cursors(moe_routes a) {
+    const int e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (e < a.n) a.count[e] = a.first[e];
 }
 
 /* A row's pairs find their places. The order of an expert's rows is not the same in every run, and changes nothing:
@@ -2046,7 +2062,8 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, 
                  down = moe_products_at(&b->down, d->moe.units, hidden, d->moe.codes, d->moe.code_scales, 0);
     MOE_CUDA_TRY(d, cudaMemsetAsync(a.count, 0, n->experts->count * sizeof *a.count, d->stream));
     MOE_LAUNCH(d, moe_k_count, rows, MOE_BLOCK, a);
-    MOE_LAUNCH(d, moe_k_offsets, 1, MOE_BLOCK, a);
+    MOE_LAUNCH(d, moe_k_offsets, moe_blocks(n->experts->count, MOE_OFFSETS), MOE_BLOCK, a);
+    MOE_LAUNCH(d, moe_k_cursors, moe_blocks(n->experts->count, MOE_BLOCK), MOE_BLOCK, a);
     if (d->cache.slots) experts = moe_plan_experts(d, n->experts->count, &b->layer, &a, &hits);
     MOE_LAUNCH(d, moe_k_place, rows, MOE_BLOCK, a);
     if (by_gemm && !d->cache.slots) moe_fetch_ints(d, a.first, n->experts->count + 1);
