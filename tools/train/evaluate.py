@@ -31,7 +31,7 @@ randomisation).
     tools/train/evaluate.py -m MoE=a.bin dense=b.bin --sets tatoeba \\
         --directions en-de,fr-en,de-es
     tools/train/evaluate.py -m models/en-de-fr-es.bin --sets words --limit 600 \\
-        --beam 4 --rerank 0 --card tools/train/README.md --part words
+        --beam 4 --rerank 0 --card models/README.md --part words
     tools/train/evaluate.py -m models/en-de-fr-es.bin --sets balance \\
         --card models/README.md --part balance
 
