@@ -73,7 +73,7 @@ int address_read(const char *text, size_t length, address *out) {
 void address_write(const address *a, char out[ADDRESS_TEXT]) {
     static const address nowhere;
     const int is4 = is_four(a);
-    if (memcmp(a, &nowhere, sizeof *a) == 0) strcpy(out, "unix");
+    if (memcmp(a, &nowhere, sizeof *a) == 0) memcpy(out, "unix", sizeof "unix");
     else if (!inet_ntop(is4 ? AF_INET : AF_INET6, is4 ? a->bytes + sizeof four : a->bytes, out, ADDRESS_TEXT))
         out[0] = 0;
 }
