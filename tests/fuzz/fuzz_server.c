@@ -171,11 +171,11 @@ static int is_translating(void) {
 
 /* Send everything, receive everything. Unless the request is whole, libmicrohttpd may wait for the rest of it. */
 static void exchange(const void *data, size_t size, int whole, text_bytes *replies) {
-    const struct sockaddr_in address = { .sin_family = AF_INET };
+    const struct sockaddr_in from = { .sin_family = AF_INET };
     int ends[2];
     replies->length = 0;
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, "no socket: %s", strerror(errno));
-    FUZZ_CHECK(MHD_add_connection(fuzzed_daemon, ends[1], (const struct sockaddr *)&address, sizeof address) == MHD_YES,
+    FUZZ_CHECK(MHD_add_connection(fuzzed_daemon, ends[1], (const struct sockaddr *)&from, sizeof from) == MHD_YES,
                "the daemon takes no connection: %s", strerror(errno));
     if (!size) shutdown(ends[0], SHUT_WR);
     for (size_t sent = 0, waited = 0; sent <= size;) {
