@@ -19,7 +19,6 @@
 #include "tools/text/protect.h"
 #include "tools/text/settings.h"
 #include "tools/text/spm.h"
-#include "tools/text/settings.h"
 #include "tools/text/text.h"
 
 #include <errno.h>
