@@ -8574,20 +8574,19 @@ typedef struct moe_param_row {
     double fallback; /* its default where the file states none: */
     const char *key; /* metadata, at most `stated` */
     double stated;
-    const char
-        *what; /* NULL: all rules know it; else only those with a bit in `rules` know this, and elsewhere it is 0 */
-    unsigned rules;
+    const char *what;      /* NULL: all rules know it; else only those with a bit in `rules` know this, */
+    unsigned rules;        /* and elsewhere it is 0 */
     const double *presets; /* [rules] */
 } moe_param_row;
 
 #define MOE_PARAM(member, least, most, real, ...)                                                    \
     .shown = { #member, __VA_ARGS__, least, most, real }, .at = offsetof(moe_session_params, member)
 #define MOE_HIDDEN NULL, NULL, NULL
-#define MOE_DEFAULT(metadata, most, otherwise) .fallback = otherwise, .key = metadata, .stated = most
-#define MOE_ONLY(bits, name) .rules = bits, .what = name
+#define MOE_DEFAULT(metadata, most, otherwise) .fallback = (otherwise), .key = (metadata), .stated = (most)
+#define MOE_ONLY(bits, name) .rules = (bits), .what = (name)
 #define MOE_PRESETS(...)                                                                         \
     .presets = (const double[MOE_RULE_SETS]) { __VA_ARGS__ } /* paper, nvidia, tf, mlperf, hf */
-#define MOE_BIT(name) 1u << MOE_RULES_##name
+#define MOE_BIT(name) (1u << MOE_RULES_##name)
 
 static const moe_param_row moe_param_rows[] = {
     { MOE_PARAM(beam, 1, MOE_MAX_BEAM, 0, "beam", "1 to 64",
