@@ -1,5 +1,5 @@
 /* moe-cuda.cu - the CUDA backend of moe.c: the graphs of a session and its search on one GPU. The seam is in moe.c,
- * room Nodes.
+ * room "Devices".
  *
  *   1. Checks and memory  the first failure, device memory within a budget, weights on their way up, slots of experts
  *   2. Kernels            the arithmetic of moe.c's portable kernels, operation by operation
@@ -624,8 +624,9 @@ MOE_DEVICE float moe_unary_of(moe_unary what, float x) {
     case MOE_UNARY_TANH: return moe_tanhf(x);
     case MOE_UNARY_SWISH: return moe_mul(x, moe_sigmoidf(x));
     case MOE_UNARY_GELU: return moe_geluf(x);
-    default: return moe_sigmoidf(x);
+    case MOE_UNARY_SIGMOID: break;
     }
+    return moe_sigmoidf(x);
 }
 
 __global__ void moe_k_unary(moe_unary what, const float *x, size_t x_stride, int cols, float *y, size_t y_stride) {

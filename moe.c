@@ -4893,7 +4893,9 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
  * Owns the layer list that a file's metadata describes and the weights bound to it. Invariant: a bound model's shapes
  * all agree, its ids are in range, and its small tensors hold finite numbers; nothing below looks a name up again.
  *
- * A kind of layer is one value of moe_layer_kind, a struct, its rows in moe_keys, and a function that binds weights. */
+ * A kind of layer is one value of moe_layer_kind with its name, a struct in moe_layer, its rows in moe_keys, a function
+ * in moe_layer_binds that binds its weights, and one in moe_layer_builds (room 30) that adds its nodes to a graph. Rows
+ * that it carries from step to step are counted in room 35. moefile.py knows its keys and shapes too. */
 
 typedef enum moe_layer_kind {
     MOE_LAYER_LSTM,
@@ -4902,7 +4904,8 @@ typedef enum moe_layer_kind {
     MOE_LAYER_CROSS, /* ...and, in a decoder, to its source */
     MOE_LAYER_FFN,
     MOE_LAYER_NORM,
-    MOE_LAYER_ATTENTION /* GNMT's */
+    MOE_LAYER_ATTENTION, /* GNMT's: no member of a list of layers */
+    MOE_LAYER_KINDS
 } moe_layer_kind;
 enum { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT };
 
@@ -4950,7 +4953,7 @@ typedef struct moe_ffn_layer {
 } moe_ffn_layer;
 
 enum { MOE_NORM_NONE, MOE_NORM_BEFORE, MOE_NORM_AFTER };
-enum { MOE_FFN_RELU, MOE_FFN_GELU, MOE_FFN_SWISH };
+typedef enum moe_ffn_activation { MOE_FFN_RELU, MOE_FFN_GELU, MOE_FFN_SWISH } moe_ffn_activation;
 
 typedef struct moe_layer {
     moe_layer_kind kind;
@@ -4970,10 +4973,16 @@ typedef struct moe_layer {
     };
 } moe_layer;
 
-static const char *const moe_layer_kinds[] = { "lstm", "moe",  "attention",      "cross",
-                                               "ffn",  "norm", "gnmt-attention", NULL };
+static const char *const moe_layer_kinds[MOE_LAYER_KINDS + 1] = { [MOE_LAYER_LSTM] = "lstm",
+                                                                  [MOE_LAYER_MOE] = "moe",
+                                                                  [MOE_LAYER_SELF] = "attention",
+                                                                  [MOE_LAYER_CROSS] = "cross",
+                                                                  [MOE_LAYER_FFN] = "ffn",
+                                                                  [MOE_LAYER_NORM] = "norm",
+                                                                  [MOE_LAYER_ATTENTION] = "gnmt-attention" };
 static const char *const moe_norm_places[] = { "none", "before", "after", NULL };
-static const char *const moe_ffn_activations[] = { "relu", "gelu", "swish", NULL };
+static const char *const
+    moe_ffn_activations[] = { [MOE_FFN_RELU] = "relu", [MOE_FFN_GELU] = "gelu", [MOE_FFN_SWISH] = "swish", NULL };
 static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", "hf", NULL };
 static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", NULL };
 static const char *const moe_file_gates[] = { "softmax", "topk", "threshold", "sigmoid", NULL };
@@ -5262,14 +5271,14 @@ static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const
 }
 
 /* Weights of a LSTM layer; `context`: columns of the context that it may read, 0: there is none. */
-static void moe_bind_lstm(moe_reader *r, moe_layer *layer, int in_encoder, size_t context) {
+static void moe_bind_lstm(moe_reader *r, moe_layer *layer, size_t context) {
     moe_lstm_layer *l = &layer->lstm;
     const size_t state = moe_lstm_state(layer), hidden = layer->hidden;
     moe_refuse_key(r, layer, "context");
     if (l->context != MOE_CONTEXT_NONE && !context)
         moe_reader_fail(r, "must be \"none\": there is nothing to attend to");
     moe_refuse_key(r, layer, "bidirectional");
-    if (l->bidirectional && !in_encoder) moe_reader_fail(r, "must be 0: what comes later is not known yet");
+    if (l->bidirectional && layer->steps) moe_reader_fail(r, "must be 0: what comes later is not known yet");
     for (int d = 0; d <= l->bidirectional && r->status == MOE_OK; d++) {
         moe_cell *c = &l->cell[d];
         char prefix[64];
@@ -5333,9 +5342,10 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
     e->down_bias = moe_bind_vector(r, x->count * layer->in, 1, "%s.experts.down_bias", layer->name);
 }
 
-static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
+static void moe_bind_mixture(moe_reader *r, moe_layer *layer, size_t context) {
     moe_mixture_layer *x = &layer->mixture;
     const size_t n = x->count;
+    (void)context;
     moe_read_int(r, moe_read(r, "%s.groups", layer->name), 0, (int64_t)n, 0);
     if (x->groups > n || (x->groups && n % x->groups))
         moe_reader_fail(r, "is %zu, which does not divide %zu experts", x->groups, n);
@@ -5384,31 +5394,38 @@ static void moe_bind_heads(moe_reader *r, moe_layer *layer, size_t context) {
     h->out_bias = moe_bind_vector(r, d, 1, "%s.out.bias", n);
 }
 
-static void moe_bind_ffn(moe_reader *r, moe_layer *layer) {
+static void moe_bind_ffn(moe_reader *r, moe_layer *layer, size_t context) {
     moe_ffn_layer *f = &layer->ffn;
+    (void)context;
     moe_bind_matrix(r, &f->up, layer->hidden, layer->in, 0, "%s.up.weight", layer->name);
     f->up_bias = moe_bind_vector(r, layer->hidden, 1, "%s.up.bias", layer->name);
     moe_bind_matrix(r, &f->down, layer->in, layer->hidden, 0, "%s.down.weight", layer->name);
     f->down_bias = moe_bind_vector(r, layer->in, 1, "%s.down.bias", layer->name);
 }
 
-/* Read layer `index` of a side and bind its weights; `context`: columns of the context that it may read. */
+/* `context`: columns of the context that the layer may read. NULL: it has no weights of its own. */
+static void (*const moe_layer_binds[MOE_LAYER_KINDS])(moe_reader *r, moe_layer *layer,
+                                                      size_t context) = { [MOE_LAYER_LSTM] = moe_bind_lstm,
+                                                                          [MOE_LAYER_MOE] = moe_bind_mixture,
+                                                                          [MOE_LAYER_SELF] = moe_bind_heads,
+                                                                          [MOE_LAYER_CROSS] = moe_bind_heads,
+                                                                          [MOE_LAYER_FFN] = moe_bind_ffn };
+
+/* Read layer `index` of a side and bind its weights. */
 static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, size_t in, size_t context) {
     layer->steps = r->model->kind != MOE_MODEL_CLASSIFIER && layer >= r->model->decoder;
     snprintf(layer->name, sizeof layer->name, "%s.%zu", side, index);
     layer->kind = (moe_layer_kind)moe_read_choice(r, moe_read(r, "%s.kind", layer->name), moe_layer_kinds, -1);
     if (r->model->kind == MOE_MODEL_CLASSIFIER && layer->kind != MOE_LAYER_MOE)
         moe_reader_fail(r, "must be \"moe\" in a classifier");
-    if (layer->kind != MOE_LAYER_MOE && (layer->kind == MOE_LAYER_LSTM) == r->model->transformer)
+    if (layer->kind == MOE_LAYER_ATTENTION ||
+        (layer->kind != MOE_LAYER_MOE && (layer->kind == MOE_LAYER_LSTM) == r->model->transformer))
         moe_reader_fail(r, "is not one of this architecture");
     layer->in = layer->out = in;
     moe_read_keys(r, layer);
     if (r->status != MOE_OK) return;
     if (layer->kind == MOE_LAYER_NORM) layer->norm_place = MOE_NORM_BEFORE;
-    if (layer->kind == MOE_LAYER_LSTM) moe_bind_lstm(r, layer, !layer->steps, context);
-    else if (layer->kind == MOE_LAYER_MOE) moe_bind_mixture(r, layer);
-    else if (layer->kind == MOE_LAYER_FFN) moe_bind_ffn(r, layer);
-    else if (layer->kind != MOE_LAYER_NORM) moe_bind_heads(r, layer, context);
+    if (moe_layer_binds[layer->kind]) moe_layer_binds[layer->kind](r, layer, context);
     if (layer->norm_place) moe_bind_norm(r, layer);
     if (r->status == MOE_OK && layer->residual && layer->out != in)
         r->status = moe_fail(r->error, MOE_ERROR_FORMAT, layer->name,
@@ -5927,7 +5944,8 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
  * moment.
  *
  * An op is one line of MOE_OPS and the struct of its parameters (room 4), one paragraph in the rooms that follow
- * (builder, scratch, compute function), and one launcher in moe-cuda.cu.
+ * (builder, scratch, compute function), and one launcher in moe-cuda.cu. If it has a matrix or scratch memory, its
+ * cases in moe_matrix_of, moe_bind_node and moe_need_node of moe-cuda.cu too.
  */
 
 typedef struct moe_run {
@@ -6834,7 +6852,8 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
 }
 
 /* ==== 27. Ops: experts ========================================================================================
- * Owns the work of experts. This room alone knows where an expert's bytes lie: moe_experts_slab. Invariant: whatever
+ * Owns the work of experts. On the processor moe_experts_slab alone tells where an expert's bytes lie; on a GPU
+ * moe_lift_expert does. Invariant: whatever
  * the order of work, the outputs of a row's experts are added in the order of their numbers. */
 
 enum { MOE_EXPERT_TILE = 64 }; /* most rows of one expert task */
@@ -6859,8 +6878,8 @@ static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert
     return 0;
 }
 
-/* The two matrices of an expert. Today all slabs are mapped. Experts that are read under a memory budget, with a cache
- * (room "Expert cache") that says which of them are there, or that are on another machine, belong behind this call. */
+/* The two matrices of an expert. All slabs are mapped. (The room "Expert cache" serves the GPU only. Experts that are
+ * read under a memory budget, or that another machine has, are to be found by this call.) */
 static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up, moe_matrix *down) {
     *up = moe_matrix_moved(&e->up, expert * e->stride);
     *down = moe_matrix_moved(&e->down, expert * e->stride);
@@ -7390,10 +7409,11 @@ static moe_node *moe_build_norm(moe_graph *g, const moe_layer *layer, moe_node *
 }
 
 /* The MoE layer (eq 1, App. E) without norm and residual: y = [sigmoid](sum_i G(x)_i E_i(x)). */
-static moe_node *moe_build_mixture(moe_graph *g, const moe_layer *layer, moe_node *x) {
+static moe_node *moe_build_mixture(moe_graph *g, const moe_layer *layer, moe_node *x, float *rows) {
     const moe_mixture_layer *m = &layer->mixture;
     const moe_name name = moe_name_of(layer, "experts");
     moe_node *gate = moe_build_gate(g, layer, x), *y;
+    (void)rows;
     if (m->linear) {
         y = moe_op_linear(g, &m->stack, x, m->stack_bias, NULL, moe_name_of(layer, "units").text);
         y->linear.relu = !m->no_relu;
@@ -7404,13 +7424,15 @@ static moe_node *moe_build_mixture(moe_graph *g, const moe_layer *layer, moe_nod
     return m->sigmoid ? moe_op_unary(g, MOE_UNARY_SIGMOID, y, moe_name_of(layer, "sigmoid").text) : y;
 }
 
-static moe_node *moe_build_ffn(moe_graph *g, const moe_layer *layer, moe_node *x) {
+static moe_node *moe_build_ffn(moe_graph *g, const moe_layer *layer, moe_node *x, float *rows) {
     const moe_ffn_layer *f = &layer->ffn;
     moe_node *units = moe_op_linear(g, &f->up, x, f->up_bias, NULL, moe_name_of(layer, "units").text);
-    units->linear.relu = f->activation == MOE_FFN_RELU;
-    if (f->activation != MOE_FFN_RELU)
-        units = moe_op_unary(g, f->activation == MOE_FFN_GELU ? MOE_UNARY_GELU : MOE_UNARY_SWISH, units,
-                             moe_name_of(layer, "activation").text);
+    (void)rows;
+    switch ((moe_ffn_activation)f->activation) { /* relu is a part of the product, others are nodes */
+    case MOE_FFN_RELU: units->linear.relu = 1; break;
+    case MOE_FFN_GELU: units = moe_op_unary(g, MOE_UNARY_GELU, units, moe_name_of(layer, "activation").text); break;
+    case MOE_FFN_SWISH: units = moe_op_unary(g, MOE_UNARY_SWISH, units, moe_name_of(layer, "activation").text); break;
+    }
     return moe_op_linear(g, &f->down, units, f->down_bias, NULL, moe_name_of(layer, "down").text);
 }
 
@@ -7427,14 +7449,18 @@ static moe_node *moe_build_heads(moe_graph *g, const moe_layer *layer, moe_node 
     return moe_op_linear(g, &h->out, q, h->out_bias, NULL, moe_name_of(layer, "out").text);
 }
 
+/* `x`: its input, normed where it is normed before; `rows`: what it carries, of a decoder. NULL: nothing is added. */
+static moe_node *(*const moe_layer_builds[MOE_LAYER_KINDS])(moe_graph *g, const moe_layer *layer, moe_node *x,
+                                                            float *rows) = { [MOE_LAYER_MOE] = moe_build_mixture,
+                                                                             [MOE_LAYER_SELF] = moe_build_heads,
+                                                                             [MOE_LAYER_CROSS] = moe_build_heads,
+                                                                             [MOE_LAYER_FFN] = moe_build_ffn };
+
 /* A layer that is neither an LSTM nor GNMT's attention, with its norm and its residual. */
 static moe_node *moe_build_layer(moe_graph *g, const moe_layer *layer, moe_node *x, float *rows) {
     moe_node *in = layer->norm_place == MOE_NORM_BEFORE ? moe_build_norm(g, layer, x) : x, *y = in;
-    if (layer->kind == MOE_LAYER_NORM) return y;
-    if (layer->kind == MOE_LAYER_MOE) y = moe_build_mixture(g, layer, in);
-    else if (layer->kind == MOE_LAYER_FFN) y = moe_build_ffn(g, layer, in);
-    else y = moe_build_heads(g, layer, in, rows);
-    y = moe_build_residual(g, layer, x, y);
+    if (!moe_layer_builds[layer->kind]) return y;
+    y = moe_build_residual(g, layer, x, moe_layer_builds[layer->kind](g, layer, in, rows));
     return layer->norm_place == MOE_NORM_AFTER ? moe_build_norm(g, layer, y) : y;
 }
 
@@ -8564,7 +8590,8 @@ static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const m
 
 /* ==== 34. Session parameters ==================================================================================
  * Owns what a session may be asked for: one row for each number, with its limits, its default, what the presets say and
- * what a user reads of it. Invariant: nothing else lists them; a new decoding option is a row here, and the search. */
+ * what a user reads of it. Invariant: nothing else lists them. A new decoding option is a member of
+ * moe_session_params, a row here, before the hidden ones, and the search, which has it from moe_session_settle. */
 
 enum { MOE_RULE_SETS = MOE_RULES_HF + 1 };
 

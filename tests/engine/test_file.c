@@ -1063,6 +1063,23 @@ static void attention_layer_must_be_an_lstm(void **state) {
     refuse_model(m, "attention.layer", "lstm");
 }
 
+/* GNMT's attention is no layer of a list, and the lists of LSTMs and Transformers share mixtures alone. */
+static void layers_of_another_architecture_are_refused(void **state) {
+    static const char *const others[] = { "gnmt-attention", "lstm" };
+    (void)state;
+    for (int variant = 0; variant < MW_TRANSFORMERS; variant++)
+        for (int i = 0; i < 2; i++) {
+            mw_model *m = mw_transformer(variant, MW_F32, 1);
+            mw_text(m, "encoder.1.kind", others[i]);
+            refuse_model(m, "encoder.1.kind", "architecture");
+        }
+    for (int i = 0; i < 2; i++) {
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_text(m, "encoder.1.kind", i ? "ffn" : "gnmt-attention");
+        refuse_model(m, "encoder.1.kind", "architecture");
+    }
+}
+
 static void current_context_before_the_attention_layer_is_refused(void **state) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     (void)state;
@@ -2380,6 +2397,7 @@ int main(void) {
         cmocka_unit_test(token_lists_out_of_range_are_refused_by_key),
         cmocka_unit_test(languages_and_tags_must_agree),
         cmocka_unit_test(attention_layer_must_be_an_lstm),
+        cmocka_unit_test(layers_of_another_architecture_are_refused),
         cmocka_unit_test(current_context_before_the_attention_layer_is_refused),
         cmocka_unit_test(residual_over_different_widths_names_the_layer),
         cmocka_unit_test(decoder_must_end_with_the_models_width),

@@ -527,7 +527,7 @@ static void read_mixture(const golden *g, const char *name, size_t in, int gates
     layer->in = layer->out = in;
     moe_read_keys(&r, layer);
     if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
-    moe_bind_mixture(&r, layer);
+    moe_bind_mixture(&r, layer, 0);
     layer->mixture.experts.file = NULL; /* it is this function's */
     snprintf(missing, sizeof missing, "tensor %s.experts is missing", name);
     if (gates_only) assert_string_equal(error.message, missing);
