@@ -68,15 +68,15 @@ $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 # What needs PyTorch or transformers, or takes minutes, waits for test-long; test_cuda_golden.sh is the emulated GPU's
 # short part. In both the longest begin first, so that no core is idle at the end.
 LONG_SUITES = tests/convert/test_transformers.py tests/train/test_gating.py $(BUILD)/test_cuda \
-	$(BUILD)/test_linear \
+	tests/server/test_fair.py $(BUILD)/test_memory $(BUILD)/test_linear tests/package/test_linear.py \
 	tests/train/test_curve.py tests/train/test_mixtures.py tests/train/test_speech.py tests/train/test_finetune.py \
 	tests/package/long_formats.py tests/package/long_documents.py tests/convert/test_hf_tokens.py \
 	tests/golden/test_fixtures.py tests/convert/test_keys.py tests/train/test_mutations.py tests/server/test_page.py \
 	tests/programs/test_robustness.py
 FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py server/test_server.py \
-	server/test_fair.py programs/test_cli_gating.py convert/test_damage.py convert/test_gnmt.py \
+	programs/test_cli_gating.py convert/test_damage.py convert/test_gnmt.py \
 	programs/test_allocations.py package/test_translator.py) \
-	$(addprefix $(BUILD)/,test_memory test_session test_session-emulated test_kernels-emulated test_kernels)
+	$(addprefix $(BUILD)/,test_session test_session-emulated test_kernels-emulated test_kernels)
 SUITES = $(filter-out $(LONG_SUITES),$(TEST_PROGRAMS) $(TEST_SCRIPTS))
 # Fuzz targets run elsewhere, but what they use changes here.
 FUZZ_OBJECTS = $(patsubst tests/fuzz/%.c,$(BUILD)/%.o,$(filter-out %_kernels.c,$(wildcard tests/fuzz/fuzz_*.c)))
