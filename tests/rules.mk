@@ -109,10 +109,10 @@ asan:
 	@$(MAKE) --no-print-directory BUILD=build/asan BIN=build/asan \
 	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' c-suites
 
-# test_linear counts, which sanitizers change nothing of.
-c-suites: $(BUILD)/.deps-test $(PROGRAMS) $(filter-out %/test_linear,$(TEST_PROGRAMS))
+# test_linear counts, which sanitizers change nothing of; test_memory has an allocator of its own, as they have.
+c-suites: $(BUILD)/.deps-test $(PROGRAMS) $(filter-out %/test_linear %/test_memory,$(TEST_PROGRAMS))
 	@BIN="$(BIN)" BUILD="$(BUILD)" MOE_TEST_TIMEOUT=1800 python3 tests/run -j $(JOBS) \
-	    $(filter-out %/test_linear $(LEAVE_OUT:%=$(BUILD)/%),$(TEST_PROGRAMS)) $(ASAN_SCRIPTS)
+	    $(filter-out %/test_linear %/test_memory $(LEAVE_OUT:%=$(BUILD)/%),$(TEST_PROGRAMS)) $(ASAN_SCRIPTS)
 
 # Threads that share a model, and sessions with threads of their own.
 tsan: $(BUILD)/.deps-test
