@@ -3,13 +3,13 @@
  * Build:   cc -O2 app.c moe.c -lm -pthread
  *
  * Objects and lifetimes
- *   moe_model    what a model file holds. It never changes after it was opened. Any number of threads and sessions
+ *   moe_model    the contents of a model file. It never changes after it was opened. Any number of threads and sessions
  *                share it. It may be closed while sessions use it: it stays until the last of them is freed.
  *   moe_session  one translator: its memory plan, its threads and its decoder states. One thread at a time may use it.
- *                It allocates all of its memory when it is made (moe_session_bytes tells how much) and none while it
+ *                It allocates all of its memory when it is made (moe_session_bytes: how much) and none while it
  *                translates.
- *   moe_request  token ids that go in. moe_result: token ids, scores and log-probabilities that come out. The library
- *                never sees text: tools/text/ turns text into ids and back.
+ *   moe_request  the input: token ids. moe_result is the output: token ids, scores and log-probabilities. The library
+ *                does not handle text: tools/text/ turns text into ids and back.
  *
  * Errors
  *   Every function that can fail returns a moe_status and fills the caller's moe_error, which may be NULL. Outputs are
@@ -17,18 +17,18 @@
  *   moe_result and does not disturb the others. All other pointers must not be NULL, unless this header allows it.
  *
  * Sizes
- *   A program and a library of other versions of this header never write behind each other's structs.
- * moe_session_params says how large it is. The other structs of the caller come with their size: functions whose names
- * end in _sized take it, and those of the same names without, which are inline, pass what the compiler knows. Members
- * may be added at the end of such structs. A newer program with an older library is refused where it sets a member that
- * the library does not know; an older program gets the defaults of new members. All other structs, those in arrays
- * above all, change only with the number in the name of the shared library, which is 0.MINOR until 1.0.
+ *   A program and a library built with different versions of this header never write past each other's structs.
+ *   moe_session_params contains its size. Other structs of the caller are passed with their size: functions named
+ *   ..._sized take it, and inline functions without this suffix pass sizeof. New members are added only at the end of
+ *   such structs. A newer program is refused if it sets a member that an older library does not have; an older program
+ *   gets the defaults of new members. All other structs, arrays of structs in particular, change only with the number
+ *   in the name of the shared library, which is 0.MINOR until 1.0.
  *
  * Callbacks
- *   pull, done, routing, attention and trace run in the thread that called moe_translate or moe_classify, log in the
- *   one that makes or runs the session; never two at a time for one session. They may look at the model, cancel any
- *   session, ask this one for its statistics and do what they like with others. They must not free, translate or
- *   classify with the session that calls them, nor leave by longjmp or a C++ exception.
+ *   pull, done, routing, attention and trace run in the thread that called moe_translate or moe_classify. log runs in
+ *   the thread that makes or runs the session. A session never runs two callbacks at a time. A callback may read the
+ *   model, cancel any session, read the statistics of its own session and use other sessions freely. It must not free
+ *   its own session, translate or classify with it, or leave by longjmp or a C++ exception.
  *
  * Promises
  *   - The same bytes everywhere. A result does not depend on the batch, on the order of requests, on the number of
@@ -37,11 +37,11 @@
  *   - A model file is untrusted input: every length, offset and product in it is checked before use.
  *
  * Processes
- *   There is no global state and no signal handler. A child of fork() may use its parent's models and makes sessions of
- *   its own. Calls notice that a mapped file was written to or cut off (MOE_ERROR_IO), but pages that vanish while a
+ *   There is no global state and no signal handler. A child of fork() may use its parent's models, but must make its
+ *   own sessions. Calls return MOE_ERROR_IO if a mapped file was written to or truncated, but pages that vanish while a
  *   step runs end the process (SIGBUS): replace model files by renaming, or open them with moe_model_params.copy.
  *
- * The smallest program (README.md has it with the ids of a sentence):
+ * The smallest program (README.md shows it with the ids of a sentence):
  *
  *     int main(void) {
  *         static const int32_t pieces[] = { 312, 45, 9 };
@@ -67,7 +67,7 @@
 #include <stdint.h>
 
 #ifdef __GNUC__
-#pragma GCC visibility push(default) /* of all that a shared library keeps, this alone is seen outside */
+#pragma GCC visibility push(default) /* export only what this header declares */
 #endif
 #ifdef __cplusplus
 extern "C" {
@@ -77,7 +77,7 @@ extern "C" {
 
 #define MOE_VERSION "0.2.0"
 #define MOE_VERSION_NUMBER 2000 /* major * 1000000 + minor * 1000 + patch */
-#define MOE_FILE_VERSION 2 /* the version of model files that this library writes; it reads this one and all before */
+#define MOE_FILE_VERSION 2 /* version of the model files that this library writes; it reads all versions up to it */
 
 enum {
     MOE_MAX_BEAM = 64,           /* largest beam                                                          */
@@ -91,27 +91,27 @@ enum {
 };
 
 const char *moe_version(void);
-int moe_version_number(void); /* of the library that is loaded; MOE_VERSION_NUMBER is that of this header */
+int moe_version_number(void); /* version of the loaded library; MOE_VERSION_NUMBER: version of this header */
 
 /* ---- Status and errors --------------------------------------------------------------------------------- */
 
 typedef enum moe_status {
     MOE_OK = 0,
-    MOE_ERROR_ARGUMENT,    /* the caller asked for something impossible                               */
+    MOE_ERROR_ARGUMENT,    /* an argument is invalid                                                  */
     MOE_ERROR_MEMORY,      /* an allocation failed                                                    */
     MOE_ERROR_IO,          /* the operating system could not open, read, map or write a file          */
     MOE_ERROR_FORMAT,      /* the file is not a model, or is damaged                                  */
-    MOE_ERROR_UNSUPPORTED, /* this build or machine lacks something that the file or request needs    */
+    MOE_ERROR_UNSUPPORTED, /* this build or machine lacks a feature that the file or request needs    */
     MOE_ERROR_LIMIT,       /* a request is longer than the session was made for                       */
-    MOE_ERROR_NUMERIC,     /* not-a-number appeared where a log-probability was due: broken weights   */
-    MOE_ERROR_CANCELLED,   /* the caller asked to stop, or a signal came while a file was written         */
+    MOE_ERROR_NUMERIC,     /* a log-probability is not-a-number: broken weights                       */
+    MOE_ERROR_CANCELLED,   /* the caller cancelled, or a signal came while a file was written         */
     MOE_ERROR_DEVICE       /* the GPU or its driver failed                                            */
 } moe_status;
 
 /* What went wrong and where. */
 typedef struct moe_error {
     moe_status code;
-    char message[256]; /* one line without a newline; it says what to do where something can be done */
+    char message[256]; /* one line without a newline; names a remedy if there is one */
     char where[96];    /* a file offset, tensor, metadata key or parameter */
 } moe_error;
 
@@ -149,11 +149,11 @@ typedef struct moe_model moe_model;
 
 typedef struct moe_model_params {
     moe_allocator allocator; /* all zero: malloc, realloc, free */
-    int verify; /* When the tensors are compared with their checksums: 1 at opening, which reads the whole file; */
-                /* 2 before their first use, see below; -1 never; 0 at opening if the file has at most         */
-                /* MOE_VERIFY_BYTES, where that is quick, else before their first use                          */
-    int copy;   /* 1: read the file into memory of its own, in huge pages where the system has them. */
-                /* Translating is faster, opening is slower, and no other process shares the memory  */
+    int verify; /* When tensors are verified (compared with their checksums). 1: at opening, which reads the whole */
+                /* file. 2: before their first use, see moe_model_verify. -1: never. 0: at opening if the file has */
+                /* at most MOE_VERIFY_BYTES, which is quick, else before their first use                           */
+    int copy;   /* 1: read the file into private memory, in huge pages where the system has them. Translating */
+                /* is faster, opening is slower, and no other process shares the memory                       */
 } moe_model_params;
 
 /* Open and check a model file. It is mapped, or copied if `params` say so. `params` NULL: defaults.
@@ -165,7 +165,7 @@ static inline moe_status moe_model_open(const char *path, const moe_model_params
     return moe_model_open_sized(path, params, sizeof *params, out, error);
 }
 
-/* The same with the bytes of a file in memory. Tensors are not copied. The bytes must be aligned to 64 (else
+/* Open a model file whose bytes are in memory. Tensors are not copied. The bytes must be aligned to 64 (else
  * MOE_ERROR_ARGUMENT) and must outlive the model and its sessions. */
 moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe_model_params *params, size_t size,
                                        moe_model **out, moe_error *error);
@@ -174,16 +174,15 @@ static inline moe_status moe_model_open_memory(const void *data, size_t bytes, c
     return moe_model_open_memory_sized(data, bytes, params, sizeof *params, out, error);
 }
 
-void moe_model_close(moe_model *model); /* NULL is fine. Sessions of the model go on, new ones cannot be made */
+void moe_model_close(moe_model *model); /* NULL is fine. Its sessions go on; new ones cannot be made */
 
-/* Compare with its checksum whatever was not compared before. Where moe_model_params say "before their first use",
- * moe_session_new compares all tensors but experts, and moe_translate and moe_classify compare the slab of an expert
- * when the first row goes to it. (A file of version 1 has no checksums of slabs: moe_session_new compares its experts
- * too, and for a GPU those of version 2 as well.) A program may prefer to call this in another thread, while sessions
- * run. Errors: MOE_ERROR_FORMAT names the tensor and the expert. MOE_ERROR_IO. */
+/* Verify every tensor not yet verified. With verify = 2, moe_session_new verifies all tensors but experts, and each
+ * expert is verified when the first row goes to it. (A file of version 1 has no checksums of single experts: there
+ * moe_session_new verifies the experts too. For a GPU it does so in every version.) This function may run in another
+ * thread while sessions run. Errors: MOE_ERROR_FORMAT (names the tensor and the expert), MOE_ERROR_IO. */
 moe_status moe_model_verify(const moe_model *model, moe_error *error);
 
-/* Metadata: typed key-value pairs. Keys and values belong to the model and live as long as it does. */
+/* Metadata: typed key-value pairs. The model owns keys and values; they are valid as long as the model. */
 typedef enum moe_meta_kind {
     MOE_META_INT = 1,   /* int64_t                               */
     MOE_META_REAL = 2,  /* double                                */
@@ -199,18 +198,18 @@ typedef struct moe_span {
     size_t length;
 } moe_span;
 
-/* What a model does. Its file describes each kind by a list of layers; only input and output differ. */
+/* The task of a model. The file describes every kind by a list of layers; only input and output differ. */
 typedef enum moe_model_kind {
     MOE_MODEL_TRANSLATION, /* tokens -> tokens: moe_translate                                              */
-    MOE_MODEL_LANGUAGE,    /* the next token from those before it: moe_translate with a target and no source */
+    MOE_MODEL_LANGUAGE,    /* previous tokens -> next token: moe_translate with a target and no source     */
     MOE_MODEL_CLASSIFIER   /* numbers -> a class: moe_classify                                               */
 } moe_model_kind;
 
 moe_model_kind moe_model_get_kind(const moe_model *model);
 size_t moe_model_width(const moe_model *model); /* columns of an embedding; of a classifier: its inputs */
 
-/* A layer as the file describes it. The list has the layers of the encoder, then those of the decoder, then the
- * attention of a GNMT model; of a classifier, the layers of its network. */
+/* A layer as the file describes it. The list contains the layers of the encoder, then the layers of the decoder, then
+ * the attention of a GNMT model. For a classifier it contains the layers of its network. */
 typedef struct moe_layer_info {
     const char *name; /* "encoder.2" */
     const char *kind; /* "lstm", "moe", "attention", "cross", "ffn", "norm", "gnmt-attention" */
@@ -220,7 +219,7 @@ typedef struct moe_layer_info {
 /* One setting of a layer: the value of the metadata key "NAME.key", or its default where the file has no such key. */
 typedef struct moe_setting {
     const char *key;
-    const char *text; /* the value where it is a word; NULL where it is a number */
+    const char *text; /* the value if it is a word; NULL if it is a number */
     double number;
 } moe_setting;
 
@@ -231,7 +230,7 @@ static inline moe_layer_info moe_model_layer(const moe_model *model, size_t inde
     moe_model_layer_sized(model, index, &layer, sizeof layer);
     return layer;
 }
-/* Setting number `i` of a layer. The loop over all of them ends where `key` is NULL. */
+/* Setting number `i` of a layer; `key` is NULL after the last one. */
 moe_setting moe_model_layer_setting(const moe_model *model, size_t index, size_t i);
 
 /* A gate decides which experts a row goes to and with which weights. With the logits l [n] of one level and
@@ -241,7 +240,7 @@ typedef enum moe_gate {
     MOE_GATE_TOPK,      /* the k largest, with a softmax over them (eq 3, 16, 17) */
     MOE_GATE_THRESHOLD, /* { i : p_i > T_i }, with a softmax over them (eq 16, 19) */
     MOE_GATE_SIGMOID,   /* every expert, with weight sigmoid(l_i) (Bengio et al. 2015) */
-    MOE_GATE_BATCHWISE /* for each expert the k * rows / n rows with its largest p: rows see their neighbours (eq 18) */
+    MOE_GATE_BATCHWISE  /* for each expert the k * rows / n rows with its largest p: rows affect each other (eq 18) */
 } moe_gate;
 const char *moe_gate_name(moe_gate gate);            /* "softmax", ... "?" if unknown */
 int moe_gate_parse(const char *name, moe_gate *out); /* 1 and *out set, or 0 */
@@ -251,7 +250,7 @@ typedef struct moe_mixture {
     const char *layer;          /* "encoder.2" */
     size_t experts, groups;     /* experts of all groups together; groups 0: one level */
     moe_gate gate, parent_gate; /* parent_gate, parent_k: two levels only */
-    size_t k, parent_k;         /* experts wanted of each group (one level: of all), groups wanted; 0: all, if dense */
+    size_t k, parent_k;         /* experts selected per group (one level: of all), groups selected; 0: all, if dense */
     size_t hidden;              /* units of an expert */
     int noise;                  /* 1: the file has W_noise of eq 4 */
 } moe_mixture;
@@ -269,12 +268,12 @@ moe_span moe_model_meta_key(const moe_model *model, size_t index);
 moe_meta_kind moe_model_meta_kind(const moe_model *model, size_t index);
 size_t moe_model_meta_length(const moe_model *model, size_t index);     /* elements of a list; 1 for a scalar */
 ptrdiff_t moe_model_meta_find(const moe_model *model, const char *key); /* the index of a key, or -1 */
-/* Element `i` of entry `index`. An INT can be read as REAL too. Where kind or range do not fit: 0 or an empty span. */
+/* Element `i` of entry `index`. An INT can be read as REAL too. 0 or an empty span if kind or range do not match. */
 int64_t moe_model_meta_int(const moe_model *model, size_t index, size_t i);
 double moe_model_meta_real(const moe_model *model, size_t index, size_t i);
 moe_span moe_model_meta_text(const moe_model *model, size_t index, size_t i); /* TEXT, TEXTS and BYTES */
-/* The first `n` texts of a TEXTS entry in one walk (moe_model_meta_text walks to each one); returns how many it found.
- */
+/* Read the first `n` texts of a TEXTS entry in one pass (moe_model_meta_text starts a pass for each one). Returns the
+ * number of texts read. */
 size_t moe_model_meta_texts(const moe_model *model, size_t index, moe_span *out, size_t n);
 
 /* A metadata entry to write: an integer, a real or a text. */
@@ -302,10 +301,10 @@ typedef struct moe_save_params {
     size_t n_vectors;
 } moe_save_params;
 
-/* Write the model to `path`, in other number formats if wanted. The file appears whole under its name or not at all, as
+/* Write the model to `path` in the number formats of `params`. The file appears whole under its name or not at all, as
  * moe_output below describes; a path that names anything but a regular file is refused. All metadata are kept, except
  * that golden.* and quality.* are dropped when a type or a vector changes, because they describe the old numbers. A
- * finer type than the model has is allowed, but brings no lost precision back. Errors: MOE_ERROR_ARGUMENT (also for a
+ * finer type than the model's is allowed, but does not restore lost precision. Errors: MOE_ERROR_ARGUMENT (also for a
  * number that the type cannot hold), MOE_ERROR_MEMORY, MOE_ERROR_IO, MOE_ERROR_CANCELLED (by a signal). */
 moe_status moe_model_save_sized(const moe_model *model, const char *path, const moe_save_params *params, size_t size,
                                 moe_error *error);
@@ -314,8 +313,8 @@ static inline moe_status moe_model_save(const moe_model *model, const char *path
     return moe_model_save_sized(model, path, params, sizeof *params, error);
 }
 
-/* The next functions write a model file from nothing, for converters and benchmarks. They need memory for the largest
- * matrix or expert only. They check names, types and shapes; whether the result is a model, moe_model_open says. */
+/* The next functions write a new model file, for converters and benchmarks. They need memory for the largest matrix or
+ * expert only. They check names, types and shapes; moe_model_open checks that the result is a model. */
 typedef struct moe_tensor_spec {
     const char *name;
     moe_type type;   /* F32 where n_dims is 1 */
@@ -323,9 +322,9 @@ typedef struct moe_tensor_spec {
     uint64_t dims[3];
 } moe_tensor_spec;
 
-/* Fill out[cols] with row `row` of tensor number `tensor`. Of experts, `piece` is the expert's number; rows
- * 0 .. hidden-1 are its up matrix, the following `width` rows its down matrix. The writer asks for each row once, in
- * the order of the file. */
+/* Fill out[cols] with row `row` of tensor number `tensor`. For a tensor of experts, `piece` is the number of the
+ * expert; rows 0 .. hidden-1 are its up matrix, the following `width` rows its down matrix. The writer calls this once
+ * for each row, in the order of the file. */
 typedef void (*moe_fill_fn)(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols);
 
 typedef struct moe_write_params {
@@ -344,24 +343,24 @@ static inline moe_status moe_model_write(const char *path, const moe_write_param
     return moe_model_write_sized(path, params, sizeof *params, error);
 }
 
-/* A file of any kind, written as safely as the models are.
- *   - A new or a regular file grows under a temporary name in the same folder, ".moe-...". At the end it is flushed to
- *     the disk and renamed. So the file is there whole or not at all, and other writers of the same name do no harm. A
- *     symbolic link stays a link. A file that replaces another one takes over its permissions.
+/* A file of any kind, written as safely as model files.
+ *   - A new or a regular file is written under a temporary name in the same folder, ".moe-...". At the end it is
+ *     flushed to the disk and renamed. So the file appears whole or not at all, and other writers of the same name do
+ *     no harm. A symbolic link stays a link. A file that replaces another one takes over its permissions.
  *   - A device or a pipe is written directly.
  *   - A file beyond RLIMIT_FSIZE is an error, not a signal.
- *   - SIGHUP, SIGINT and SIGTERM, where they have their default action, are held back in the calling thread until the
- *     file is closed. The next write then fails with MOE_ERROR_CANCELLED, and closing removes what was written before
- *     the signal ends the process. Another thread that takes the signal prevents that. So open, write and close in one
- *     thread.
+ *   - SIGHUP, SIGINT and SIGTERM, if they have their default action, are blocked in the calling thread until the file
+ *     is closed. After such a signal the next write fails with MOE_ERROR_CANCELLED, and closing removes what was
+ *     written before the signal ends the process. This fails if another thread receives the signal. Open, write and
+ *     close in one thread.
  * Errors: MOE_ERROR_IO, MOE_ERROR_MEMORY, MOE_ERROR_CANCELLED. */
 typedef struct moe_output moe_output;
 
 moe_status moe_output_open(const char *path, const moe_allocator *allocator, moe_output **out, moe_error *error);
 moe_status moe_output_write(moe_output *output, const void *data, size_t bytes, moe_error *error);
-/* Finish the file, or with keep 0 remove it. `output` is freed in any case; NULL is fine. */
+/* Finish the file (keep 1) or remove it (keep 0). `output` is freed in any case; NULL is fine. */
 moe_status moe_output_close(moe_output *output, int keep, moe_error *error);
-/* The temporary name, which a signal handler may unlink; NULL where the file has none. */
+/* The temporary name, which a signal handler may unlink; NULL if the file has none. */
 const char *moe_output_temporary(const moe_output *output);
 
 /* A tensor as the file's directory lists it. */
@@ -375,7 +374,7 @@ typedef struct moe_tensor_info {
     uint64_t offset;  /* from the start of the file */
     uint64_t bytes;
     uint64_t parameters;   /* trained numbers, without padding */
-    uint32_t checksum;     /* CRC-32 (IEEE) of the bytes; of `slabs` where there are some */
+    uint32_t checksum;     /* CRC-32 (IEEE) of the bytes; of `slabs` if that is not NULL */
     const uint32_t *slabs; /* experts, file version 2: [experts] CRC-32 of each slab; else NULL */
 } moe_tensor_info;
 
@@ -390,11 +389,12 @@ static inline moe_tensor_info moe_model_tensor(const moe_model *model, size_t in
 uint64_t moe_model_file_bytes(const moe_model *model);
 uint32_t moe_model_file_version(const moe_model *model);
 int32_t moe_model_vocabulary(const moe_model *model); /* token ids are 0 .. vocabulary-1 */
-/* The same of sources: another number where their tokens have ids of their own; the languages' tags are of these. */
+/* Size of the source vocabulary. It differs from moe_model_vocabulary if source and target use separate ids; language
+ * tags are source ids. */
 int32_t moe_model_source_vocabulary(const moe_model *model);
 size_t moe_model_language_count(const moe_model *model);
 moe_span moe_model_language(const moe_model *model, size_t i); /* "en" */
-/* The id of the token that names a language to the model; -1 if the model does not know the language. */
+/* The token id that stands for a language; -1 if the model does not have the language. */
 int32_t moe_model_language_tag(const moe_model *model, const char *code);
 int32_t moe_model_language_tag_at(const moe_model *model, size_t i); /* of language `i` */
 
@@ -402,59 +402,59 @@ int32_t moe_model_language_tag_at(const moe_model *model, size_t i); /* of langu
 
 typedef struct moe_session moe_session;
 
-/* Sees the output of every graph node after it ran: [rows, cols] floats, where row r begins at data + r * stride.
- * `name` is the node's name, for instance "encoder.2.gate" or "decoder.logits". A gate is shown dense: [rows, experts],
- * 0 where an expert is not selected. After "encoder.2.gate" comes "encoder.2.gate.probabilities", the softmax before
- * the mask (0 in groups that were not selected). Tracing is slow; it is for tests and analysis. */
+/* Receives the output of every graph node after it ran: [rows, cols] floats, where row r begins at data + r * stride.
+ * `name` is the node's name, for instance "encoder.2.gate" or "decoder.logits". A gate is passed dense: [rows,
+ * experts], 0 for experts that are not selected. After "encoder.2.gate" comes "encoder.2.gate.probabilities", the
+ * softmax before the mask (0 in groups that were not selected). Tracing is slow; it is for tests and analysis. */
 typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride);
 
-/* Where one token went in one mixture. */
+/* The experts of one token in one mixture. */
 typedef struct moe_routing {
     void *user;        /* of the request */
     const char *layer; /* "encoder.2" */
-    size_t position;   /* of the token: in the source, tag and end counted; in the target, where position 0 reads the */
-                       /* begin token; of a classifier, the number of the row                                      */
-    int32_t token;     /* the id that this position reads; -1 in a classifier */
+    size_t position;   /* of the token in the source, tag and end counted; or in the target, where position 0 is the */
+                       /* begin token; for a classifier, the number of the row                                       */
+    int32_t token;     /* the id at this position; -1 in a classifier */
     int empty;         /* 1: the mask selected no expert, and the model's policy chose instead */
     size_t n;          /* experts */
     const uint32_t *experts; /* [n] ascending */
     const float *weights;    /* [n] */
 } moe_routing;
 
-/* Called for every token and mixture while requests are under way. With a beam it sees the rows of all hypotheses. To
- * see the routing of one translation, score that translation: the bytes are the same. */
+/* Called for every token and mixture while requests are under way, with a beam for the rows of all hypotheses. To get
+ * the routing of one translation only, score that translation: the bytes are the same. */
 typedef void (*moe_routing_fn)(void *user, const moe_routing *routing);
 
-/* Where the decoder looked for one token of the target. */
+/* The attention weights of one target token. */
 typedef struct moe_attention {
     void *user;      /* of the request */
-    size_t position; /* of the token in the target; the end token comes behind the last one */
+    size_t position; /* of the token in the target; the end token comes after the last one */
     size_t n;        /* n_source of the request */
     const float
-        *weights; /* [n] on the tokens of the request. The tokens that the session adds (tag, begin, end) hold */
-                  /* the remaining weight: all weights together add up to 1                                */
+        *weights; /* [n] on the tokens of the request. The tokens that the session adds (tag, begin, end) have */
+                  /* the remaining weight: all weights together add up to 1                                    */
 } moe_attention;
 
-/* Called for every token of the target while requests are under way, in the same way as moe_routing_fn. */
+/* Called for every target token while requests are under way, like moe_routing_fn. */
 typedef void (*moe_attention_fn)(void *user, const moe_attention *attention);
 
-/* How a beam is searched: the paper's way, or exactly that of another program whose checkpoints this library reads.
- * Only the paper's rules know pruning and reranking; only they and NVIDIA's know a coverage penalty.
+/* The rules of beam search: the paper's, or exactly those of another program whose checkpoints this library reads.
+ * Pruning and reranking exist with the paper's rules only, a coverage penalty with the paper's and NVIDIA's only.
  * NVIDIA, TF and MLPERF keep finished hypotheses in the beam until all have finished or the length limit is reached. A
  * hypothesis that the limit cuts then competes with the finished ones. */
 typedef enum moe_rules {
-    /* GNMT section 7: finished hypotheses leave the beam, and rank before those that the length limit cuts. Lengths
-     * count the end token. */
+    /* GNMT section 7: finished hypotheses leave the beam, and rank above hypotheses that the length limit cuts.
+     * Lengths count the end token. */
     MOE_RULES_PAPER = 0,
     /* NVIDIA's PyTorch GNMT: penalties count once all hypotheses have finished, and never at the length limit. Lengths
-     * count begin and end. Coverage belongs to a place in the beam and stays there when hypotheses change places. */
+     * count begin and end. Coverage is kept per place in the beam and does not move when hypotheses change places. */
     MOE_RULES_NVIDIA,
     /* tensorflow/nmt: every step orders the beam by normalised score. Lengths do not count the end. */
     MOE_RULES_TF,
-    /* The same with later versions of TensorFlow 1: lengths count the end from the step after it. */
+    /* tensorflow/nmt with later versions of TensorFlow 1: lengths count the end from the step after it. */
     MOE_RULES_MLPERF,
     /* Hugging Face's transformers: as the paper's, but hypotheses that the length limit cuts compete with finished
-     * ones, and early_stopping says when search ends. Lengths count the first token too where it is forced. */
+     * ones, and early_stopping decides when search ends. Lengths count a forced first token too. */
     MOE_RULES_HF
 } moe_rules;
 
@@ -462,7 +462,7 @@ typedef struct moe_session_params {
     size_t size;            /* of the struct; moe_session_params_init sets it                               */
     int threads;            /* threads that compute, the caller's included; 0: one per processor           */
     int batch;              /* sentences decoded at once                                                    */
-    int batch_tokens;       /* source tokens of the sentences decoded at once, about; 0: 64 a sentence      */
+    int batch_tokens;       /* source tokens of the sentences decoded at once, about; 0: 64 per sentence    */
     int max_source;         /* longest source in tokens, tag and end included                               */
     int max_target;         /* longest target in tokens, end included                                       */
     int min_target;         /* least number of tokens of a translation, end not counted                     */
@@ -473,16 +473,16 @@ typedef struct moe_session_params {
     float length_penalty;   /* alpha of GNMT eq 14; 0: none                                                 */
     float length_constant;  /* c in ((c + |Y|) / (c + 1))^alpha, 5 in GNMT eq 14                            */
     float coverage_penalty; /* beta of GNMT eq 14; 0: none                                                  */
-    float prune;            /* log-probability margin of GNMT section 7: how much worse than the best a     */
-                            /* candidate of a step, or a finished hypothesis, may be; 0: no pruning         */
+    float prune;            /* log-probability margin of GNMT section 7: candidates of a step and finished  */
+                            /* hypotheses are dropped if they are worse than the best by more; 0: none are  */
 
     /* Weight of log P(source | translation) in the score; 0: none. The same model scores every hypothesis of the beam
      * in that direction before the best is chosen (noisy channel, Yee et al. 2019, arXiv 1908.05731). The model must
-     * know several languages. A beam of 1 leaves nothing to choose. */
+     * have several languages. With a beam of 1 this has no effect. */
     float rerank;
 
-    /* Default of moe_request.source_tag, the language that sources are in; -1: unknown. Reranking then takes the
-     * language under which the source is most probable, given the translation that was best before. */
+    /* Default of moe_request.source_tag, the language of the sources; -1: unknown. Reranking then uses the language
+     * under which the source is most probable, given the translation that was best before reranking. */
     int32_t source_tag;
 
     float max_len_factor; /* a target has at most max_len_factor * n_source + max_len_offset tokens */
@@ -490,21 +490,22 @@ typedef struct moe_session_params {
     moe_rules rules;
 
     /* For MOE_RULES_HF. 1: search ends once `beam` hypotheses have finished. 0: it goes on until no live hypothesis
-     * scores better, at its present length, than the worst of these. With a beam of 1 both end at the first. */
+     * scores better, at its present length, than the worst of these. With a beam of 1 both values end the search at the
+     * first finished hypothesis. */
     int early_stopping;
 
     const char *isa;      /* kernels to use, one of moe_isa_names; NULL: $MOE_ISA, else the best of this machine */
-    const char *device;   /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU where one can be used        */
-    size_t device_memory; /* bytes of GPU memory that the session may take; 0: whatever is free. Experts that do */
+    const char *device;   /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU if one can be used           */
+    size_t device_memory; /* bytes of GPU memory that the session may use; 0: all that is free. Experts that do  */
                           /* not fit stay in host memory and are fetched when a token goes to them               */
     moe_log_fn log;       /* may be NULL */
     void *log_user;
 
     /* Another kind of gate for every mixture: "softmax", "topk", "threshold", "sigmoid" or "batchwise"; NULL: the
-     * file's. "batchwise" breaks a promise: a result then depends on what shares its batch. */
+     * file's. "batchwise" breaks a promise: a result then depends on the other sentences of its batch. */
     const char *gating;
 
-    int noise; /* 1: noise on the logits of gates (eq 4), drawn from noise_seed and the tokens so far alone */
+    int noise; /* 1: noise on the logits of gates (eq 4), a function of noise_seed and the tokens so far only */
     uint64_t noise_seed;
     moe_routing_fn routing; /* may be NULL */
     void *routing_user;
@@ -514,8 +515,8 @@ typedef struct moe_session_params {
     void *trace_user;
 } moe_session_params;
 
-/* The decoding defaults that the model's file states, and the library's where it states none. `size` is that of the
- * struct that the caller was compiled with. */
+/* Set all parameters to the decoding defaults of the model's file, and to the library's for parameters that are not in
+ * the file. `size`: sizeof the struct in the caller. */
 void moe_session_params_init(moe_session_params *params, size_t size, const moe_model *model);
 static inline moe_session_params moe_session_params_default(const moe_model *model) {
     moe_session_params params;
@@ -523,58 +524,58 @@ static inline moe_session_params moe_session_params_default(const moe_model *mod
     return params;
 }
 
-/* Set rules, beam, penalties, pruning and length limit to those of "paper", "nvidia", "tf", "mlperf" or "hf", and
- * rerank to 0. Returns 1; or 0 for another name, which changes nothing. */
+/* Set rules, beam, penalties, pruning and length limit to the values of "paper", "nvidia", "tf", "mlperf" or "hf", and
+ * rerank to 0. Returns 1, or 0 for another name, which changes nothing. */
 int moe_session_params_preset(moe_session_params *params, const char *name);
 const char *moe_rules_name(moe_rules rules); /* "paper", ... "?" if unknown */
 
-/* A number among the parameters that a user may choose, of search and lengths. Programs, libmoetext and Python have an
- * option for each. */
+/* A numeric parameter of search or length limits that users may set. Programs, libmoetext and Python have an option for
+ * each. */
 typedef struct moe_param {
-    const char *name;   /* of its member: "length_penalty" */
+    const char *name;   /* name of the member: "length_penalty" */
     const char *option; /* "length-penalty" */
     const char *values; /* "0 to 100" */
-    const char *help;   /* what it does, in one line */
+    const char *help;   /* its effect, in one line */
     double least, most;
     int real; /* 1: a float; 0: an int */
 } moe_param;
 
-const moe_param *moe_param_at(size_t i); /* NULL behind the last */
+const moe_param *moe_param_at(size_t i); /* NULL after the last */
 double moe_param_get(const moe_session_params *params, size_t i);
-int moe_param_set(moe_session_params *params, size_t i, double value); /* 0: outside its limits; nothing changes */
+int moe_param_set(moe_session_params *params, size_t i, double value); /* 1; 0: outside its limits, nothing changed */
 
-/* Make a session. `params` NULL: defaults. If params->device names a GPU that cannot be used, that is an error. If it
- * names none, the processor takes over where there is no GPU or the GPU fails here; the log then says why. Errors:
- * MOE_ERROR_ARGUMENT (names the parameter), MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (this machine or build lacks the
- * instruction set or device asked for, or the model cannot do what a parameter asks), MOE_ERROR_DEVICE. */
+/* Make a session. `params` NULL: defaults. It is an error if params->device names a GPU that cannot be used. If
+ * params->device names no GPU, and there is none or it fails here, the session uses the processor and logs the reason.
+ * Errors: MOE_ERROR_ARGUMENT (names the parameter), MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (this machine or build
+ * lacks the requested instruction set or device, or the model does not support a parameter), MOE_ERROR_DEVICE. */
 moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
                            moe_error *error);
 void moe_session_free(moe_session *session); /* NULL is fine */
 
-/* How many bytes a session with these parameters would allocate, computed without allocating them. With a GPU these are
- * the bytes of host memory. */
+/* Compute the number of bytes that a session with these parameters would allocate, without allocating them. With a GPU
+ * this is host memory only. */
 moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error);
 
 typedef struct moe_stats {
-    uint64_t sentences;             /* requests. Reranking counts among steps and rows only        */
+    uint64_t sentences;             /* requests; reranking counts in steps and rows only     */
     uint64_t source_tokens;         /* tag and end included                                  */
     uint64_t target_tokens;         /* of the best hypotheses, end included                  */
-    uint64_t steps;                 /* runs of the decoder; given tokens of a Transformer share one */
-    uint64_t rows;                  /* tokens asked for, summed over these runs              */
+    uint64_t steps;                 /* decoder runs (a Transformer scores all prefix tokens in one run) */
+    uint64_t rows;                  /* rows of these runs, one per token                     */
     uint64_t bytes;                 /* memory of the session                                 */
     const char *isa;                /* kernels in use                                        */
     const char *device;             /* "cpu", or the GPU: "cuda:0 NVIDIA H200"               */
     uint64_t device_bytes;          /* memory of the GPU that the session holds              */
     uint64_t expert_pairs;          /* (row, expert) pairs that expert layers computed       */
-    uint64_t expert_visits;         /* experts that had a row, summed over all runs of expert layers; a layer runs */
-                                    /* several times where its rows do not fit at once                             */
-    uint64_t experts, experts_held; /* GPU: experts of all layers; those that fit its memory at a time */
-    uint64_t expert_hits;           /* GPU that cannot hold all: visits of experts that its memory held... */
-    uint64_t expert_fetches;        /* ...and visits that had to fetch the expert from host memory         */
+    uint64_t expert_visits;         /* experts with at least one row, summed over all runs of expert layers; a */
+                                    /* layer runs several times if its rows do not fit at once                 */
+    uint64_t experts, experts_held; /* GPU: experts of all layers; experts that fit its memory at a time */
+    uint64_t expert_hits;           /* GPU that cannot hold all experts: visits of experts in its memory... */
+    uint64_t expert_fetches;        /* ...and visits that had to fetch the expert from host memory          */
     uint64_t expert_fetch_bytes;
 } moe_stats;
 
-/* With a GPU this waits until it is idle. */
+/* With a GPU this waits until the GPU is idle. */
 void moe_session_stats_sized(const moe_session *session, moe_stats *out, size_t size);
 static inline moe_stats moe_session_stats(const moe_session *session) {
     moe_stats stats;
@@ -584,16 +585,17 @@ static inline moe_stats moe_session_stats(const moe_session *session) {
 
 /* ---- Translating and scoring --------------------------------------------------------------------------- */
 
-/* Tokens that must stand in a translation, one behind the other, where the attention on the tokens of the source that
- * they translate says (after See et al. 2017, arXiv 1704.04368); without an attention, where the decoder does. */
+/* Tokens that must appear in the translation, in this order without a gap. Their position follows the attention on the
+ * source tokens that they translate (after See et al. 2017, arXiv 1704.04368), or without an attention the decoder's
+ * probabilities. */
 typedef struct moe_constraint {
     const int32_t *ids;            /* [n_ids] at least one */
-    size_t n_ids, first, n_source; /* the last two are of the request's source; n_source 0: unknown */
-    int once;                      /* 1: they stand nowhere else, where that is possible */
+    size_t n_ids, first, n_source; /* they translate source tokens first .. first+n_source-1; n_source 0: unknown */
+    int once;                      /* 1: they appear nowhere else, if possible */
 } moe_constraint;
 
-/* One sentence. Its ids are pieces of text only: the session adds the tag, begin and end tokens that the model's format
- * wants. Before the pull function is called, the session presets every field: tags to the session's defaults, force to
+/* One sentence. Its ids are pieces of text only: the session adds the tag, begin and end tokens of the model's format.
+ * Before the pull function is called, the session presets every field: tags to the session's defaults, force to
  * -1, the rest to 0. `source` and `target` must stay valid until the pull function is called again. */
 typedef struct moe_request {
     const int32_t *source; /* [n_source] token ids */
@@ -601,93 +603,93 @@ typedef struct moe_request {
     const int32_t *target; /* [n_target] token ids of a translation to be scored; NULL: translate */
     size_t n_target;
 
-    /* The first token of the translation, at no cost: its log-probability is 0. It is part of the result. -1: none, or
-     * the token that the model's format forces (NLLB: the tag of the target language), which the result leaves out. */
+    /* The first token of the translation; its log-probability counts as 0. The result includes it. -1: none, or the
+     * token that the model's format forces (NLLB: the tag of the target language); the result does not include that. */
     int32_t force;
 
-    /* 1: `source` is all that the encoder reads. The session adds no tag, begin or end, and the result includes a first
-     * token that the model's format forces. */
+    /* 1: `source` is the whole input of the encoder. The session adds no tag, begin or end, and the result includes a
+     * first token that the model's format forces. */
     int raw;
 
     /* 1: `target` is the beginning of the translation, and the search finds the rest. The beginning counts in scores
-     * and in lengths, but the limit on length always leaves room for one token more. */
+     * and in lengths, but the length limit always allows one more token. */
     int prefix;
-    const moe_constraint *constraints; /* [n_constraints] of which no two share a token; scoring looks at none */
+    const moe_constraint *constraints; /* [n_constraints]; no two may share a token; scoring ignores them */
     size_t n_constraints;
     int32_t target_tag; /* the language to translate into, by moe_model_language_tag */
     int32_t source_tag; /* the language of the source, for reranking and for models that read it (NLLB, M2M-100) */
     void *user;         /* handed back with the result */
 
-    /* Where something else than 0 stands as soon as nobody wants the result any more; NULL: that will not be. The
-     * request is dropped before the next step then (on a GPU, if it has not begun) and handed over with
-     * MOE_ERROR_CANCELLED. It must stay valid until then. Another thread may write it, as an atomic. */
+    /* A flag, or NULL. Any thread may set it to a value other than 0, as an atomic, if the result is not needed any
+     * more. The request is then dropped before the next step (on a GPU, only if it has not begun) and handed over with
+     * MOE_ERROR_CANCELLED. The flag must stay valid until then. */
     const int *dropped;
 } moe_request;
 
 typedef struct moe_hypothesis {
     const int32_t *ids;          /* [n_ids] without begin and end */
     const float *token_logprobs; /* [n_ids + finished] natural logarithms; the end token's comes last */
-    const int32_t *sources;      /* [n_ids] token of the source that each looked at most, -1: none; NULL unless */
-    size_t n_ids;                /* there are max_constraints and a GNMT model                                  */
+    const int32_t *sources;      /* [n_ids] source token with each token's largest attention weight, -1: none; */
+    size_t n_ids;                /* NULL unless max_constraints > 0 and the model is a GNMT model              */
     float logprob;               /* their sum */
     float score;                 /* logprob / length penalty + coverage penalty (GNMT eq 14). Reranking adds */
                                  /* rerank * reverse / length penalty of the source                          */
     int finished;                /* 0: cut at the length limit, no end token */
 
-    /* log P(source | this hypothesis), end included, where it was reranked; else 0. A sentence is not reranked where
-     * the session's limits leave no room for its source as a target or for one of its hypotheses as a source. */
+    /* log P(source | this hypothesis), end included, if the sentence was reranked; else 0. A sentence is not reranked
+     * if its source exceeds the session's limit for targets, or one of its hypotheses the limit for sources. */
     float reverse;
 } moe_hypothesis;
 
 typedef struct moe_result {
     void *user;                       /* of the request */
     moe_status status;                /* MOE_OK, or why this request has no hypotheses */
-    const char *message;              /* one line where status is not MOE_OK, else "" */
+    const char *message;              /* one line if status is not MOE_OK, else "" */
     size_t n_hypotheses;              /* at most nbest, best first; scoring returns exactly one */
     const moe_hypothesis *hypotheses; /* valid during the call only */
 } moe_result;
 
-/* What a pull function answers: *request is filled; there are no more; none at the moment; stop and drop all work. */
+/* What a pull function returns: *request is filled; no more requests; none at the moment; stop and drop all work. */
 enum { MOE_PULL_REQUEST = 1, MOE_PULL_END = 0, MOE_PULL_LATER = -1, MOE_PULL_CANCEL = -2 };
 
-/* Gives the next request. With `wait` 0 other requests are under way: answer MOE_PULL_LATER rather than block. */
+/* Gives the next request. With `wait` 0 other requests are under way: return MOE_PULL_LATER rather than block. */
 typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
 
-/* Takes a finished request. Requests finish in another order than they were pulled in: moe_request.user tells them
- * apart. */
+/* Receives the result of a request. Requests finish in another order than they were pulled in: moe_request.user tells
+ * them apart. */
 typedef void (*moe_done_fn)(void *user, const moe_result *result);
 
-/* Stop a session from another thread or from a signal handler: it only sets a flag. The call that is running, or else
- * the next one, returns MOE_ERROR_CANCELLED; the requests under way are dropped. Threads look at the flag before each
- * task, in the middle of encoding, of a decoder step and of scoring: a few milliseconds. On a GPU the call ends with
- * the step at hand. */
+/* Stop a session from another thread or from a signal handler: this only sets a flag. The running call, or else the
+ * next one, returns MOE_ERROR_CANCELLED; the requests under way are dropped. Threads check the flag before each task,
+ * also within encoding, a decoder step and scoring: a few milliseconds. On a GPU the call ends after the current
+ * step. */
 void moe_session_cancel(moe_session *session);
 void moe_session_uncancel(moe_session *session); /* forget a cancel that came too late for the last call */
 
 /* Pull requests until MOE_PULL_END, decode them together and hand over each result as soon as it is final.
  * A request that cannot be served (too long, unknown id) is handed over with a status of its own. The return value is
- * about the session: MOE_OK, MOE_ERROR_CANCELLED, MOE_ERROR_DEVICE, MOE_ERROR_MEMORY (of a GPU). After the first two
+ * for the session: MOE_OK, MOE_ERROR_CANCELLED, MOE_ERROR_DEVICE, MOE_ERROR_MEMORY (of a GPU). After the first two
  * the session can be used again. After a failure of the GPU the requests under way are lost, and every later call fails
  * in the same way. */
 moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error);
 
-/* Translate one sentence, the pieces of text source [n], with the session's defaults: the ids of the best translation
- * go to out [capacity], and *n_out tells how many these are. Errors: those of moe_translate, and the status of the
- * sentence. MOE_ERROR_LIMIT where `capacity` is too small; *n_out tells how many ids there are then. */
+/* Translate one sentence, the pieces of text source [n], with the session's defaults. The ids of the best translation
+ * are written to out [capacity], and their number to *n_out. Errors: those of moe_translate, and the status of the
+ * sentence; MOE_ERROR_LIMIT if `capacity` is too small, with the number of ids in *n_out. */
 moe_status moe_translate_ids(moe_session *session, const int32_t *source, size_t n, int32_t *out, size_t capacity,
                              size_t *n_out, moe_error *error);
 
-/* Classify `rows` rows of inputs [rows, moe_model_width], in portions of the session's batch. For each row the
- * session's `nbest` most probable classes come out, best first: their numbers in classes [rows, nbest], their
- * log-probabilities in logprobs [rows, nbest]. Errors: MOE_ERROR_ARGUMENT (the model is no classifier),
- * MOE_ERROR_NUMERIC (a row gave not-a-number), MOE_ERROR_DEVICE. */
+/* Classify `rows` rows of inputs [rows, moe_model_width], in portions of the session's batch. The session's `nbest`
+ * most probable classes of each row are written, best first: their numbers to classes [rows, nbest], their
+ * log-probabilities to logprobs [rows, nbest]. Errors: MOE_ERROR_ARGUMENT (the model is no classifier),
+ * MOE_ERROR_NUMERIC (the result of a row is not-a-number), MOE_ERROR_DEVICE. */
 moe_status moe_classify(moe_session *session, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
                         moe_error *error);
 
 /* ---- Instruction sets ---------------------------------------------------------------------------------- */
 
-const char *moe_isa_names(void);         /* the kernel sets of this build, best last: "portable avx2 ..." */
-int moe_isa_available(const char *name); /* 1 if this machine can run the set */
+const char *moe_isa_names(void);         /* instruction sets of this build's kernels, best last: "portable avx2 ..." */
+int moe_isa_available(const char *name); /* 1 if this machine has the instruction set */
 
 #ifdef __cplusplus
 }
