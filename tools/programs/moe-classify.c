@@ -42,12 +42,12 @@ typedef struct options {
 
 static void usage(FILE *to) {
     fputs("Usage: moe-classify -m MODEL [OPTION]... [FILE]...\n"
-          "Says which class a classifier finds most probable for each row of the files, or\n"
-          "of standard input. Each row gives one line, in the same order: CLASS TAB\n"
+          "Prints the most probable class of each row of the files, or of standard input,\n"
+          "by a classifier. Each row gives one line, in the same order: CLASS TAB\n"
           "PROBABILITY.\n"
           "\n"
-          "  FILE  images in the IDX format of MNIST (unpack what ends in .gz with gzip\n"
-          "        -dc); their pixels are scaled to 0 .. 1. Or text: one row of numbers in\n"
+          "  FILE  images in the IDX format of MNIST (unpack .gz files with gzip -dc);\n"
+          "        their pixels are scaled to 0 .. 1. Or text: one row of numbers in\n"
           "        each line, with spaces, TABs or commas between the numbers\n"
           "\n"
           "  -m, --model MODEL         the model\n"
@@ -56,24 +56,24 @@ static void usage(FILE *to) {
           "                            finished\n"
           "      --top N               give the N most probable classes: CLASS TAB\n"
           "                            PROBABILITY TAB CLASS ... (default: 1)\n"
-          "      --offset X,Y          where an image stands in the square input of a\n"
-          "                            model, if the image is smaller: columns to its left,\n"
-          "                            rows above it (default: in the middle)\n"
+          "      --offset X,Y          position of a smaller image in the square input of\n"
+          "                            the model: columns to its left, rows above it\n"
+          "                            (default: in the middle)\n"
           "      --labels FILE         the right classes, an IDX file of bytes; standard\n"
           "                            error gets the accuracy\n"
           "      --json                one JSON object per row: class, name, probability,\n"
-          "                            logprob, top; label where there is one; error where\n"
-          "                            a row could not be classified\n"
+          "                            logprob, top; label if there is one; error if a\n"
+          "                            row could not be classified\n"
           "      --stats               report seconds and memory on standard error at the\n"
           "                            end\n"
-          "  -v, --verbose             say on standard error what is used\n"
+          "  -v, --verbose             report kernels, GPU and memory on standard error\n"
           "  -q, --quiet               no warnings; a row that fails is still reported\n"
           "\n",
           to);
     fputs(PROGRAM_HELP_GATES("row") "\n" PROGRAM_HELP_MEMORY "\n" PROGRAM_HELP_SPEED("rows classified"), to);
     fputs("\n"
           "An empty line gives an empty line. A row that cannot be classified gives an\n"
-          "empty line too, and standard error says which row and why.\n"
+          "empty line too, and standard error names the row and the reason.\n"
           "\n",
           to);
     fputs(PROGRAM_HELP_EXIT("all classified", "some rows were not, or had no label"), to);

@@ -29,20 +29,20 @@
 
 static void usage(FILE *to) {
     fputs("Usage: moe-info [OPTION]... MODEL\n"
-          "Says what is in a model file.\n"
+          "Prints the contents of a model file.\n"
           "\n"
           "      --tensors       list the tensors too\n"
-          "      --attribution   give only the licence, and the sources of the training\n"
+          "      --attribution   print only the licence, and the sources of the training\n"
           "                      text, in full\n"
-          "      --check         read everything: compare the checksums, and see that the\n"
-          "                      scales of experts are numbers\n"
-          "      --json          give all of it as one JSON object, with every metadata\n"
+          "      --check         read the whole file: compare the checksums, and check\n"
+          "                      that the scales of experts are numbers\n"
+          "      --json          print everything as one JSON object, with every metadata\n"
           "                      entry and tensor\n"
           "  -h, --help          this text\n"
           "  -V, --version       version\n"
           "\n"
-          "Exit status: 0 fine, 2 usage, 3 the file is not there, is no model or is\n"
-          "damaged, 4 output failed.\n",
+          "Exit status: 0 fine, 2 usage, 3 the file is missing, not a model or damaged,\n"
+          "4 output failed.\n",
           to);
 }
 

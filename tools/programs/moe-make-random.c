@@ -66,7 +66,7 @@ static const transformer transformers[] = {
 
 static void usage(FILE *to) {
     fputs("Usage: moe-make-random --preset NAME -o FILE [OPTION]...\n"
-          "Writes a model of a published size with random weights. It translates into\n"
+          "Writes a model of a published size with random weights. Its translations are\n"
           "nonsense, at the speed of a trained model.\n"
           "\n"
           "      --preset NAME    one of these:\n",
@@ -77,14 +77,14 @@ static void usage(FILE *to) {
         fprintf(to, "        %-16s  %s\n", transformers[i].name, transformers[i].words);
     fputs("  -o, --output FILE    model file to write\n"
           "      --type TYPE      type of the matrices: f32, f16, bf16, q8 (default), q4\n"
-          "      --experts TYPE   type of the experts, if another\n"
+          "      --experts TYPE   type of the experts, if different\n"
           "      --seed N         other weights (default: 1)\n"
           "  -h, --help           this text\n"
           "  -V, --version        version\n"
           "\n"
           "With groups a token goes to 2 experts in each of 2 groups. lm-131072 has smaller\n"
-          "layers than the paper's model (128-32-128), so that it fits a disk. Little\n"
-          "memory is needed: one expert at a time is made and written.\n"
+          "layers than the paper's model (128-32-128), so that it fits a disk. It needs\n"
+          "little memory: it makes and writes one expert at a time.\n"
           "\n"
           "Exit status: 0 done, 2 usage, 3 memory ran out, 4 FILE could not be written.\n",
           to);

@@ -26,11 +26,11 @@
 
 static void usage(FILE *to) {
     fputs("Usage: moe-score -m MODEL [OPTION]...\n"
-          "Says how probable a language model finds lines of UTF-8 text from standard\n"
-          "input. Each line in gives one line out, in the same order: the natural logarithm\n"
-          "of its probability TAB tokens TAB perplexity. The end of a line is a token too.\n"
-          "Standard error gets the totals; perplexity is exp(nats / count). Where words or\n"
-          "characters are counted, the end of a line counts as one.\n"
+          "Scores lines of UTF-8 text from standard input with a language model. Each\n"
+          "input line gives one output line, in the same order: the natural logarithm of\n"
+          "its probability TAB tokens TAB perplexity. The end of a line is a token too.\n"
+          "Standard error gets the totals; perplexity is exp(nats / count). Counts of\n"
+          "words or characters include the end of a line as one.\n"
           "\n"
           "  -m, --model FILE          the model\n"
           "  -i, --input FILE          read this file instead of standard input\n"
@@ -42,22 +42,23 @@ static void usage(FILE *to) {
           "                            spaces between them; other pieces become the unknown\n"
           "                            token\n"
           "      --json                one JSON object per line: text, logprob, tokens,\n"
-          "                            perplexity, ids, token_logprobs; error where a line\n"
+          "                            perplexity, ids, token_logprobs; error if a line\n"
           "                            could not be scored\n"
           "      --max-len N           longest line, in tokens, its end included\n"
-          "      --truncate            cut a line where the first unusable part begins;\n"
-          "                            without it such a line is not used at all\n"
+          "      --truncate            cut a line at its first unusable part; without\n"
+          "                            this option such a line fails\n"
           "      --stats               report seconds and memory on standard error at the\n"
           "                            end\n"
-          "  -v, --verbose             say on standard error what is used\n"
+          "  -v, --verbose             report kernels, GPU and memory on standard error\n"
           "  -q, --quiet               no progress, no warnings and no totals; a line that\n"
           "                            fails is still reported\n"
           "\n",
           to);
     fputs(PROGRAM_HELP_GATES("token") "\n" PROGRAM_HELP_MEMORY "\n" PROGRAM_HELP_SPEED("lines scored"), to);
     fputs("\n"
-          "An empty line is scored as well: its end alone. A line that is too long cannot\n"
-          "be scored. It gives an empty line, and standard error says which line and why.\n"
+          "An empty line is scored as well: only its end. A line that is too long cannot\n"
+          "be scored. It gives an empty line, and standard error names the line and the\n"
+          "reason.\n"
           "moe-translate --score scores translations.\n"
           "\n",
           to);
@@ -129,7 +130,7 @@ typedef struct app {
 static app *app_of(const program_flow *flow) { return (app *)(uintptr_t)flow; }
 
 static void app_ask(text_stream *stream, text_job *job, moe_request *request) {
-    static const int32_t nothing[1] = { 0 }; /* ids of an empty text: a target is told from none by its pointer */
+    static const int32_t nothing[1] = { 0 }; /* non-NULL pointer for an empty target (NULL means "no target") */
     app *a = (app *)(void *)stream;
     request->target = job->source_ids.data ? job->source_ids.data : nothing;
     request->n_target = job->source_ids.length;

@@ -134,41 +134,43 @@ enum {
     "  -m, --model FILE          the model (default: MOE_MODEL, else the one that was\n" \
     "                            installed, else the one in the repository)\n"
 
-#define PROGRAM_HELP_GATES(unit)                                                           \
-    "Gates\n"                                                                              \
-    "      --gating NAME         use this gate in every mixture instead of the\n"          \
-    "                            model's own: softmax, topk, threshold, sigmoid or\n"      \
-    "                            batchwise. With batchwise a result depends on the\n"      \
-    "                            other lines of its batch\n"                               \
-    "      --noise SEED          add noise to the gates' logits, as in training (eq\n"     \
-    "                            4). SEED and the text alone decide it, so the batch\n"    \
-    "                            makes no difference (default: no noise)\n"                \
-    "      --routing FILE        write which experts every " unit " went to, with their\n" \
-    "                            weights: JSON lines for moe-routing. FILE appears at\n"   \
-    "                            the end, whole, or not at all; a pipe is written as\n"    \
-    "                            lines come\n"
+#define PROGRAM_HELP_GATES(unit)                                                       \
+    "Gates\n"                                                                          \
+    "      --gating NAME         use this gate in every mixture instead of the\n"      \
+    "                            model's own: softmax, topk, threshold, sigmoid or\n"  \
+    "                            batchwise. With batchwise a result depends on the\n"  \
+    "                            other lines of its batch\n"                           \
+    "      --noise SEED          add noise to the gates' logits, as in training (eq\n" \
+    "                            4). It depends on SEED and the text only, not on\n"   \
+    "                            the batch (default: no noise)\n"                      \
+    "      --routing FILE        write the experts of every " unit " and their\n"      \
+    "                            weights: JSON lines for moe-routing. FILE appears\n"  \
+    "                            at the end, whole, or not at all; a pipe gets\n"      \
+    "                            each line at once\n"
 
-#define PROGRAM_HELP_VERIFY                                                              \
-    "      --no-verify           do not look for damage first. In a model larger than\n" \
-    "                            64 MiB only moe-info --check looks\n"
+#define PROGRAM_HELP_VERIFY                                                           \
+    "      --no-verify           do not check the model for damage. Without this\n"   \
+    "                            option models of up to 64 MiB are checked; larger\n" \
+    "                            ones only by moe-info --check\n"
 
-#define PROGRAM_HELP_MEMORY                                                              \
-    "Memory\n"                                                                           \
-    "      --dry-run             say how much is needed, and do nothing else\n"          \
-    "      --max-memory SIZE     do not begin where more than SIZE is needed, such as\n" \
-    "                            512M or 2G, and take all of it at once. A model that\n" \
-    "                            is mapped does not count: the system can drop it\n"
+#define PROGRAM_HELP_MEMORY                                                           \
+    "Memory\n"                                                                        \
+    "      --dry-run             print the needed memory, and do nothing else\n"      \
+    "      --max-memory SIZE     refuse to start if more than SIZE is needed, such\n" \
+    "                            as 512M or 2G, and allocate all of it at once. A\n"  \
+    "                            mapped model does not count, because the system\n"   \
+    "                            can drop it\n"
 
-#define PROGRAM_HELP_SPEED(units)                                                                            \
-    "Speed (the output has the same bytes whatever these say)\n"                                             \
-    "      --threads N           threads that compute (default: one per processor)\n"                        \
-    "      --batch N             " units " at once\n"                                                        \
-    "      --no-mmap             read the model into memory of its own, do not map it\n" PROGRAM_HELP_VERIFY \
-    "      --isa NAME            kernels to use (default: MOE_ISA, else the best ones\n"                     \
-    "                            that this machine can run)\n"                                               \
-    "\n"                                                                                                     \
-    "  -h, --help                this text\n"                                                                \
-    "  -V, --version             version of moe and of SentencePiece, and the kernels\n"                     \
+#define PROGRAM_HELP_SPEED(units)                                                                         \
+    "Speed (these options do not change the output)\n"                                                    \
+    "      --threads N           threads that compute (default: one per processor)\n"                     \
+    "      --batch N             " units " at once\n"                                                     \
+    "      --no-mmap             read the model into private memory, do not map it\n" PROGRAM_HELP_VERIFY \
+    "      --isa NAME            instruction set of the kernels (default: MOE_ISA,\n"                     \
+    "                            else the best one of this machine)\n"                                    \
+    "\n"                                                                                                  \
+    "  -h, --help                this text\n"                                                             \
+    "  -V, --version             version of moe and of SentencePiece, and the kernels\n"                  \
     "                            of this build\n"
 
 /* Takes an option from getopt that the program does not handle itself; --help and --version end here. */

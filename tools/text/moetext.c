@@ -507,7 +507,7 @@ static moe_status part_keep_source(part *p, moe_error *error) {
 /* ==== 3. Words ========================================================================================== */
 
 static int32_t *ids_or_nothing(const text_ids *ids) {
-    static int32_t nothing[1]; /* ids of an empty text: a target is told from none by its pointer */
+    static int32_t nothing[1]; /* non-NULL pointer for an empty target (NULL means "no target") */
     return ids->data ? ids->data : nothing;
 }
 

@@ -32,32 +32,32 @@ typedef struct option {
 static const char *const forms[] = { "text", "pieces", "ids", NULL };
 
 static const option table[] = {
-    { "verify", "look for damage when the model is opened (default: 1 up to 64 MiB)", WHOLE_OF(verify, 0, 1, "0 or 1"),
+    { "verify", "check the model for damage at opening (default: 1 up to 64 MiB)", WHOLE_OF(verify, 0, 1, "0 or 1"),
       .of_model = 1 },
-    { "copy", "read the model into memory of its own: faster, but slower to start (default: 0)",
+    { "copy", "read the model into private memory: faster, but slower to start (default: 0)",
       WHOLE_OF(copy, 0, 1, "0 or 1"), .of_model = 1 },
-    { "form", "what goes in and comes out: text, the model's pieces or its token ids (default: text)",
+    { "form", "input and output: text, the model's pieces or its token ids (default: text)",
       WHOLE_OF(form, 0, 2, "text, pieces or ids"), .of_model = 1, .words = forms },
-    { "target", "language to translate into, where a text names none", WORD_OF(target, "a language of the model") },
-    { "source", "language of texts that name none; auto: found out for each, where the model wants to know it",
+    { "target", "language to translate into, for texts that name none", WORD_OF(target, "a language of the model") },
+    { "source", "language of texts that name none; auto: detected for each, if the model needs it",
       WORD_OF(source, "auto or a language of the model") },
-    { "preset", "search as the engine of a checkpoint does (default: the model's)",
+    { "preset", "search rules of the paper or of another program (default: the model's)",
       WORD_OF(preset, "paper, nvidia, tf, mlperf or hf") },
-    { "max-len", "longest sentence and translation in tokens; of a Transformer only the translation",
+    { "max-len", "longest sentence and translation in tokens; with a Transformer only the translation",
       WHOLE_OF(max_len, 4, 1 << 16, "4 to 65536") },
-    { "split", "lines of more characters go sentence by sentence; 0 is never (default: 1)",
+    { "split", "lines of more characters are translated sentence by sentence; 0: never (default: 1)",
       WHOLE_OF(split, 0, 1 << 20, "0 to 1048576") },
-    { "truncate", "cut a line where its first unusable part begins, rather than refuse it (default: 0)",
+    { "truncate", "cut a line at its first unusable part instead of refusing it (default: 0)",
       WHOLE_OF(truncate, 0, 1, "0 or 1") },
-    { "capitals", "translate lines in capitals as if in small letters, and back into capitals (default: 1)",
+    { "capitals", "translate lines in capitals like small letters, and back into capitals (default: 1)",
       WHOLE_OF(capitals, 0, 1, "0 or 1") },
     { "protect", "keep markup, placeholders, addresses, numbers, white space (default: 1)",
       WHOLE_OF(protect, 0, 1, "0 or 1") },
-    { "glossary", "a file of terms, source TAB target a line, or CSV; a name alone on a line stays",
+    { "glossary", "a file of terms, source TAB target on a line, or CSV; a name alone on a line stays as it is",
       WORD_OF(glossary, "a file") },
     { "alignment", "link the words of text and translation: more time and memory (default: 0)",
       WHOLE_OF(alignment, 0, 1, "0 or 1") },
-    { "share", "two words are linked unless one fits another 1 / share times as well (default: 0.7)",
+    { "share", "link two words if each has at least share times the other's largest weight (default: 0.7)",
       REAL_OF(share, 1, "0 to 1") },
     { "threads", "threads that compute (default: one per processor)",
       WHOLE_OF(threads, 1, MOE_MAX_THREADS, "1 to 256") },
@@ -68,11 +68,12 @@ static const option table[] = {
       WORD_OF(gating, "softmax, topk, threshold, sigmoid or batchwise") },
     { "noise", "add noise to the gates' logits, as in training; a seed (default: no noise)",
       WHOLE_OF(noise, 0, INT32_MAX, "0 or more") },
-    { "isa", "kernels to use (default: the best of this machine)", WORD_OF(isa, "a name of moe_isa_names") },
-    { "device", "what computes (default: a GPU if one works)", WORD_OF(device, "cpu, cuda or cuda:N") },
-    { "gpu-memory", "MiB of the GPU's memory to take (default: all that is free)",
+    { "isa", "instruction set of the kernels (default: the best of this machine)",
+      WORD_OF(isa, "a name of moe_isa_names") },
+    { "device", "processor or GPU (default: a GPU if one works)", WORD_OF(device, "cpu, cuda or cuda:N") },
+    { "gpu-memory", "MiB of the GPU's memory to use (default: all that is free)",
       WHOLE_OF(gpu_memory, 1, 1 << 30, "1 or more") },
-    { "max-memory", "refuse a session that needs more, mapped weights not counted; take all of it at once",
+    { "max-memory", "refuse a session that needs more, mapped weights not counted; allocate all of it at once",
       SIZE_OF(max_memory, "a size such as 512M or 2G") },
 };
 
@@ -115,7 +116,7 @@ static moe_status refuse(moe_error *error, const char *name, const char *format,
     return MOE_ERROR_ARGUMENT;
 }
 
-/* 1 if both are the same name, where '_' is as good as '-'. */
+/* 1 if both are the same name; '_' is equivalent to '-'. */
 static int same_name(const char *a, const char *b) {
     for (; *a && *b; a++, b++)
         if ((*a == '_' ? '-' : *a) != (*b == '_' ? '-' : *b)) return 0;
@@ -132,7 +133,7 @@ static size_t find(const char *name) {
     return SIZE_MAX;
 }
 
-/* 1 if `value` is a value of this option, which is set then. */
+/* Set an option. 0 if it does not allow `value`. */
 static int take(text_settings *s, const option *o, const char *value) {
     void *at = (char *)s + o->offset;
     char *end;
@@ -157,7 +158,7 @@ static int take(text_settings *s, const option *o, const char *value) {
     return 1;
 }
 
-/* The same for a parameter of the engine's. */
+/* The same for a parameter of the engine. */
 static int take_param(text_settings *s, size_t i, const char *value) {
     const moe_param *p = moe_param_at(i);
     char *end;
