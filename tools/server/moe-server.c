@@ -46,8 +46,9 @@ static void usage(FILE *to) {
           "      --max-memory SIZE     refuse to start if the translator needs more than\n"
           "                            SIZE, such as 512M, and allocate all of it at\n"
           "                            once. A mapped model and requests do not count\n"
-          "\n"
-          "Limits\n"
+          "\n",
+          to);
+    fputs("Limits\n"
           "      --max-body KB         largest request (default: 1024); beyond: 413\n"
           "      --max-texts N         texts in one request (default: 1000); beyond: 413\n"
           "      --max-queue N         waiting texts (default: 10000); beyond: 429, or\n"
