@@ -2,7 +2,7 @@
  *
  * Read it from top to bottom: every room uses only rooms above it.
  *
- *    1. Platform               compiler and system, nothing else knows about either
+ *    1. Platform               compiler, processor and operating system
  *    2. Errors                 status codes, messages, checked arithmetic
  *    3. Memory                 allocator hooks, the bump layout that sizes a session before it exists
  *    4. Graph data             what a graph is made of
@@ -10,13 +10,13 @@
  *    6. Devices                the seam to a device
  *    7. Elementary functions   exp, log, tanh, sigmoid: one definition for every machine
  *    8. Number formats         F32, F16, BF16, Q8, Q4: what the bytes of a matrix mean
- *    9. Kernels: portable      the oracle: what every other kernel room must equal bit for bit
+ *    9. Kernels: portable      the oracle: all other kernels must equal it bit for bit
  *   10. Kernels: floats        exp, dot products, LSTM cells: one text for all instruction sets below
  *   11. Kernels: AVX2          plain, with VNNI
  *   12. Kernels: AVX-512       with VNNI
- *   13. Kernels: AMX           int8 tiles over the AVX-512 room
+ *   13. Kernels: AMX           int8 tiles, all else as in the AVX-512 room
  *   14. Kernels: NEON          plain, with dot products, with matrix products
- *   15. Dispatch               choosing a kernel room at run time
+ *   15. Dispatch               choosing an instruction set at run time
  *   16. Threads                a pool that splits outputs, never sums
  *   17. Model file: reader     mapped bytes, bounded cursor, metadata, directory
  *   18. Model file: writer     files that appear whole or not at all; metadata and tensors into one
@@ -27,20 +27,20 @@
  *   23. Ops: carried rows      rows that outlive a run
  *   24. Ops: recurrences       LSTM cells and layers
  *   25. Ops: attention         the context of a row
- *   26. Ops: gates             who gets a row
- *   27. Ops: experts           what they make of it, and where their bytes lie
+ *   26. Ops: gates             which experts a row is sent to
+ *   27. Ops: experts           the outputs of experts, and where their bytes lie
  *   28. Ops: output            logits, the best tokens
  *   29. Plan and run           the table of ops, places in memory, the run of a graph
  *   30. Encoder and decoder    the graphs of a model
  *   31. Beam search            hypotheses, penalties, pruning
- *   32. Expert cache           who stays in a memory that cannot hold all experts
- *   33. Reranking              translations that wait for what the model says of their source
- *   34. Session parameters     one row for each: limits, defaults, presets, what a user reads
+ *   32. Expert cache           which experts are kept in a memory that cannot hold all
+ *   33. Reranking              translations that wait for the score of their source
+ *   34. Session parameters     one row for each: limits, defaults, presets, help
  *   35. Sessions: making       settle, measure, build
  *   36. Sessions: translating  the queue, continuous batching, the public calls
  *
- * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output
- * (projection), E experts, K experts wanted per token, A attention size, V vocabulary.
+ * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output (projection),
+ * E experts, K experts selected per token, A attention size, V vocabulary.
  *
  * The same bytes everywhere. Three rules keep the promise, and each kernel below is written under them:
  *   - a float sum runs over 16 lanes (lane l takes elements l, l+16, ... ascending), and the lanes are joined
@@ -48,13 +48,14 @@
  *   - quantised products are integers, so their order does not matter; one float expression turns them back;
  *   - an output element is computed by one thread from its own row only.
  *
- * Traps (each has bitten somebody): LSTM gate order is i f g o here, i j f o in TensorFlow; thresholds compare
- * softmax over ALL experts, weights are renormalised over the selected ones; the empty mask is common; a token
- * may select far more than K experts; Q8 rows are padded to 64 columns and 16 rows with zeros.
+ * Traps (each has caused bugs): LSTM gate order is i f g o here, i j f o in TensorFlow; thresholds compare softmax over
+ * ALL experts, weights are renormalised over the selected ones; the empty mask is common; a token may select far more
+ * than K experts; Q8 rows are padded to 64 columns and 16 rows with zeros.
  */
 
-/* moe-cuda.cu includes this file for rooms 4 to 7, 31 and 32 alone: it has defined MOE_SHARED, which goes before every
- * function there, and includes moe.h and what they need. The file includes itself for room 10 alone, with MOE_ISA. */
+/* moe-cuda.cu includes this file for rooms 4 to 7, 31 and 32 only. It defines MOE_SHARED first, which stands before
+ * every function of these rooms, and includes moe.h and their headers. The file includes itself for room 10 only, with
+ * MOE_ISA. */
 #ifndef MOE_ISA
 #ifndef MOE_SHARED
 
@@ -102,7 +103,7 @@
 #error "moe.c maps little-endian files: big-endian machines are not supported"
 #endif
 
-/* a * b + c must round twice. The pragma is the C standard's; gcc knows the option only. */
+/* a * b + c must round twice. The pragma is the C standard's; gcc has only the option. */
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #elif defined(__GNUC__)
@@ -117,7 +118,7 @@
 #define MOE_X86 0
 #endif
 
-/* gcc 10 is the first that knows i8mm. */
+/* gcc 10 is the first version with i8mm. */
 #if defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__)) && \
     (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 10))
 #define MOE_ARM 1
@@ -255,8 +256,8 @@ static void moe_release(const moe_allocator *a, void *memory, size_t bytes) {
     if (memory) a->release(a->user, memory, bytes ? bytes : 1);
 }
 
-/* A struct of the caller's, `size` bytes as his header has it, as this version knows it. What he does not have is 0. 0:
- * he sets what this version does not know. */
+/* Copy a struct of the caller, `size` bytes by the caller's header, to this version's struct. Missing members become 0.
+ * Returns 0 if the caller sets a member that this version does not have. */
 enum { MOE_LARGEST_STRUCT = 4096 };
 static int moe_take_struct(void *own, size_t own_size, const void *given, size_t size) {
     memset(own, 0, own_size);
@@ -299,18 +300,17 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     return piece;
 }
 
-#define MOE_SHARED static inline MOE_UNUSED /* some of it only a device uses */
+#define MOE_SHARED static inline MOE_UNUSED /* a device alone uses some of it */
 #define MOE_HOST 1
 #else
 #define MOE_HOST 0
 #endif /* MOE_SHARED */
 
 /* ==== 4. Graph data ===========================================================================================
- * Owns the nodes of a graph, as the processor and a device see them: numbers, matrices and addresses, nothing of
- * layers or models. Invariant: a row of a node is computed from the same row of its sources, so that any rows may run
- * together. */
+ * Owns the nodes of a graph for the processor and a device: numbers, matrices and addresses, without layers or models.
+ * Invariant: a row of a node is computed from the same row of its sources, so that any rows may run together. */
 
-/* Every op: its name, how it runs (room "Plan and run") and, of ops that run row by row, products for each column. The
+/* Every op: its name, how it runs (room "Plan and run") and, for ops that run row by row, products per column. The
  * enum, the table and the launchers of a device are made from this list. */
 #define MOE_OPS(X)                                                                                       \
     X(INPUT, input, ROWS, 1)       /* rows of the frame's inputs */                                      \
@@ -360,14 +360,14 @@ typedef struct moe_cell {
 typedef struct moe_gating {
     moe_gate kind;
     size_t level, k;
-    int empty_zero;           /* where a mask is empty nothing is selected; else the best one is */
+    int empty_zero;           /* 1: an empty mask selects nothing; 0: it selects the best expert */
     int relu;                 /* of the logits (Eigen et al.) */
     moe_matrix weight, noise; /* [n, F] F32; noise: rows 0 without */
     const float *bias;        /* [n] or NULL */
     const float *threshold;   /* [n], threshold gates */
 } moe_gating;
 
-/* Whether a gate selects everybody. */
+/* Whether a gate selects all experts. */
 MOE_SHARED int moe_gate_is_dense(moe_gate kind) { return kind == MOE_GATE_SOFTMAX || kind == MOE_GATE_SIGMOID; }
 
 /* Experts w_down relu(w_up x [+ bias]) [+ bias]: a row of slabs. */
@@ -377,7 +377,7 @@ typedef struct moe_experts {
     moe_matrix up, down; /* [hidden, width], [width, hidden] of expert 0; the others follow every `stride` bytes */
     size_t stride;
     const float *up_bias, *down_bias; /* [count, hidden], [count, width], or NULL */
-    const struct moe_file *file;      /* that they lie in, and which of its tensors they are; NULL: none */
+    const struct moe_file *file;      /* file and number of its tensor that contain them; NULL: none */
     size_t tensor;
 } moe_experts;
 
@@ -403,12 +403,11 @@ MOE_SHARED moe_selection moe_selection_at(const moe_selections *all, size_t row)
     return s;
 }
 
-/* Rows that outlive a run of their graph, and whose they are. */
+/* Rows that outlive a run of their graph: the key by which they are found again. */
 typedef enum moe_carry {
-    MOE_BY_PARENT, /* row r belongs to row r of the last step; rows whose parent is r read it    */
-    MOE_BY_SOURCE, /* a row belongs to a source token; all rows of its sentence read it          */
-    MOE_BY_TOKEN   /* a row belongs to a generated token; the rows that descend from it read it: no copies when beams
-                      change */
+    MOE_BY_PARENT, /* row r is of row r of the last step; rows whose parent is r read it    */
+    MOE_BY_SOURCE, /* one row per source token; all rows of its sentence read it          */
+    MOE_BY_TOKEN   /* one row per generated token; the rows that descend from it read it: no copies when beams change */
 } moe_carry;
 
 enum { MOE_OUTPUT_CHUNK = 1024 }; /* tokens in a chunk; the softmax over the vocabulary is joined from chunks */
@@ -449,17 +448,17 @@ typedef struct moe_attention_op {
 } moe_attention_op;
 
 /* softmax(q k / sqrt(width of a head)) v for every head, whose columns lie side by side (Vaswani et al. 2017, arXiv
- * 1706.03762). src[0] begins with the queries. Keys and values lie side by side, 2 cols numbers in a row: those carried
- * by source or by token or, where the node is of the encoder, in src[0] behind the queries. */
+ * 1706.03762). src[0] begins with the queries. Keys and values lie side by side, 2 cols numbers in a row: carried by
+ * source or by token, or, in the encoder, in src[0] after the queries. */
 typedef struct moe_heads_op {
     size_t heads;
-    int within;        /* a row sees its own sentence: in the encoder all of it, in the decoder its tokens so far */
+    int within;        /* a row attends to its own sentence: to all of it, in the decoder to its tokens so far */
     const float *rows; /* NULL: src[0] has keys and values */
 } moe_heads_op;
 
 typedef struct moe_gate_op {
     const moe_gating *gating;
-    moe_gate kind;     /* the session may want another than the file */
+    moe_gate kind;     /* of the session, which may differ from the file's */
     int grouped;       /* src are features and selections of groups; else logits and perhaps logits of noise */
     size_t capacity;   /* experts that a row can select */
     const char *layer; /* the layer whose experts it chooses; NULL: it chooses groups */
@@ -501,29 +500,29 @@ struct moe_node {
         moe_output_op output;
     };
     /* the plan */
-    moe_node *codes;   /* the quantised twin of this node, if somebody has asked for it */
+    moe_node *codes;   /* the quantised form of this node, if some node reads it */
     size_t work_bytes; /* scratch that lives during this node only */
     void *work;
     size_t last; /* the last node that reads this one */
     size_t offset, work_offset;
-    moe_node *above; /* while planning: the next higher one in the arena */
+    moe_node *above; /* while planning: the next higher node in the arena */
 };
 
 typedef struct moe_graph {
     moe_node *nodes;                                        /* in the order in which they run */
     size_t count, capacity;                                 /* nodes  */
     size_t rows;                                            /* capacity in rows */
-    size_t threads, sentences, max_source, max_target, top; /* what scratch depends on */
-    int traced;                                             /* somebody looks at every node */
-    int routed;                                             /* somebody looks at every selection */
+    size_t threads, sentences, max_source, max_target, top; /* the size of scratch depends on these */
+    int traced;                                             /* 1: a trace function reads every node */
+    int routed;                                             /* 1: a routing function reads every selection */
     int gating;                                             /* 1 + the kind of all gates; 0: that of the file */
     int noise; /* on logits of gates, drawn from noise_seed and the row's key */
     uint64_t noise_seed;
     int on_device;                                              /* a device has its own scratch */
-    moe_stats *stats;                                           /* where experts are counted, or NULL */
+    moe_stats *stats;                                           /* counters of experts, or NULL */
     void (*watch)(void *watcher, const moe_node *t, int after); /* on the processor, before and after a node; or NULL */
     void *watcher;
-    struct moe_damage *damage; /* where a run says that a slab is damaged, or NULL */
+    struct moe_damage *damage; /* where a run reports a damaged slab, or NULL */
     size_t bytes;              /* of the planned arena */
     int overflow;
 } moe_graph;
@@ -547,18 +546,18 @@ typedef struct moe_hypothesis_rows {
     int32_t *parents;         /* row of the step before; -1, or a row past the graph's: sentence begins */
     size_t *segment, *length; /* source sentence among the rows carried by source */
 
-    /* [rows, chain_stride] places of a row's tokens so far, among the rows carried by token; NULL where no rows are
-     * carried so. A row at position t has t + 1 of them; the last one is its own. */
+    /* [rows, chain_stride] places of a row's tokens so far, among the rows carried by token; NULL if none are. A row at
+     * position t has t + 1 places; the last one is its own. */
     int32_t *chain;
     size_t chain_stride;
 
-    float *attention; /* [rows, attention_stride] weights, or NULL if nobody needs them; a device's stay there */
+    float *attention; /* [rows, attention_stride] weights, or NULL if they are not needed; a device keeps its own */
     size_t attention_stride;
-    int32_t *want; /* token to score, -1: give the best ones */
+    int32_t *want; /* token to score, -1: find the best tokens */
     float *want_logprob;
-    char *hold; /* 1: the translation is too short to end here; NULL: none is */
+    char *hold; /* 1: the translation is too short to end here; NULL: none is too short */
     size_t n_starts;
-    int32_t *starts; /* [rows, n_starts] more tokens to score, -1: none; NULL where n_starts is 0 */
+    int32_t *starts; /* [rows, n_starts] more tokens to score, -1: none; NULL if n_starts is 0 */
     float *start_logprobs;
     int32_t *top_ids;    /* [rows, top], best first, ties by lower id */
     float *top_logprobs; /* [rows, top]; NaN in a broken row */
@@ -575,11 +574,11 @@ typedef struct moe_frame {
 } moe_frame;
 
 /* ==== 6. Devices ==============================================================================================
- * Owns what a session and a device know of each other. The session plans. The device owns two blocks of memory, in
- * which the plan places carried rows and activations; it owns the weights and its own scratch too. Order of calls:
- * count, open, allocate (carried rows, activations), bind, run..., close. For translations and scores the device
- * searches as well: run computes the encoder, then begin... and step follow. Invariant: only ids go up, and only
- * finished sentences come down. */
+ * Owns the interface between a session and a device. The session plans. The device owns two blocks of memory, in which
+ * the plan places carried rows and activations; it also owns the weights and its scratch. Order of calls: count, open,
+ * allocate (carried rows, activations), bind, run..., close. For translations and scores the device also searches: run
+ * computes the encoder, then begin... and step follow. Invariant: only ids are uploaded, and only finished sentences
+ * are downloaded. */
 
 typedef struct moe_device moe_device;
 typedef struct moe_search moe_search; /* room "Beam search" */
@@ -587,46 +586,46 @@ typedef struct moe_slot moe_slot;
 
 /* The outcome of a step of a device that searches. */
 typedef struct moe_device_results {
-    size_t rows; /* tokens that it asked for */
-    size_t done; /* sentences that are done, in the order of their slots; results are valid until the next step */
+    size_t rows; /* rows of the step */
+    size_t done; /* finished sentences, in the order of their slots; results are valid until the next step */
 
-    /* Of each sentence: slot, number of hypotheses (0: broken). Of each hypothesis: n_ids, finished, logprob and score
-     * (floats), ids [n_ids], logprobs [n_ids + finished] (floats), with search.looks sources [n_ids]. */
+    /* For each sentence: slot, number of hypotheses (0: broken). For each hypothesis: n_ids, finished, logprob and
+     * score (floats), ids [n_ids], logprobs [n_ids + finished] (floats), with search.looks sources [n_ids]. */
     const int32_t *results;
 } moe_device_results;
 
 typedef struct moe_device_params {
     moe_allocator allocator; /* for host memory */
     int index;               /* which of the devices */
-    size_t memory;  /* bytes that may be taken; 0: whatever is free. Experts that do not fit are fetched as needed */
+    size_t memory;  /* bytes that may be used; 0: all that is free. Experts that do not fit are fetched as needed */
     moe_log_fn log; /* may be NULL */
     void *log_user;
 } moe_device_params;
 
 typedef struct moe_device_api {
     const char *name; /* "cuda" */
-    /* Devices here; where there are none, `error` says why. */
+    /* The number of devices; `error` gives the reason if there are none. */
     int (*count)(moe_error *error);
     moe_status (*open)(const moe_device_params *params, moe_device **out, moe_error *error);
-    /* Zeroed device memory, which lives as long as the device. NULL without an error where params->memory is too
-     * little: then bind fails, which knows how much is needed in all. */
+    /* Zeroed device memory, valid as long as the device. NULL without an error if params->memory is too small: bind
+     * then fails, with the size of all memory that is needed. */
     moe_status (*allocate)(moe_device *device, size_t bytes, const char *what, void **out, moe_error *error);
-    /* Take the graphs: upload their weights and allocate everything else. Graphs and weights stay where they are. With
-     * `search` (copied) the device searches, one slot for each sentence of the decoder; NULL: run gets frames. */
+    /* Upload the weights of the graphs and allocate everything else. Graphs and weights must stay at their addresses.
+     * With `search` (copied) the device searches, one slot per sentence of the decoder; NULL: run gets frames. */
     moe_status (*bind)(moe_device *device, const moe_graph graphs[MOE_GRAPHS], const moe_search *search,
                        moe_error *error);
-    /* Run graph `which` and fill the outputs that the frame names. With a trace every node is shown, slowly. */
+    /* Run graph `which` and fill the outputs that the frame names. A trace function gets every node, which is slow. */
     moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
                       moe_error *error);
-    /* A sentence takes slot `at`, where none is under way: its numbers and constraints in `slot`, and its target, which
-     * is `force` if it is forced and then `target`, are copied and go up with the next step. */
+    /* Put a sentence into the free slot `at`: its numbers and constraints in `slot`, and its target (`force`, if a
+     * token is forced, then `target`) are copied, and uploaded with the next step. */
     void (*begin)(moe_device *device, size_t at, const moe_slot *slot, int32_t force, const int32_t *target);
     void (*forget)(moe_device *device); /* all sentences */
     /* A decoder step for every sentence under way; there is at least one. */
     moe_status (*step)(moe_device *device, moe_trace_fn trace, void *trace_user, moe_device_results *out,
                        moe_error *error);
     const char *(*describe)(const moe_device *device, uint64_t *bytes); /* "cuda:0 NVIDIA H200", memory held */
-    /* Fill in the fields of moe_stats that begin with expert; what the device itself counts is 0 after a failure. */
+    /* Fill in the fields of moe_stats that begin with expert; counters of the device itself are 0 after a failure. */
     void (*stats)(moe_device *device, moe_stats *stats);
     void (*close)(moe_device *device); /* NULL is fine */
 } moe_device_api;
@@ -877,7 +876,7 @@ static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t coun
     return part;
 }
 
-/* The matrix of the same shape `bytes` further on: that of another expert. */
+/* The matrix of the same shape `bytes` further on, of another expert. */
 static moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
     moe_matrix moved = *m;
     moved.data = (const char *)m->data + bytes;
@@ -890,7 +889,7 @@ MOE_INLINE size_t moe_q8_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 4) + col / 4) * 64 + row % 16 * 4 + col % 4;
 }
 
-/* The byte of a code; the nibble is the high one where column / 4 is odd. */
+/* The byte of a code; it is the high nibble if column / 4 is odd. */
 MOE_INLINE size_t moe_q4_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 8) + col / 8) * 64 + row % 16 * 4 + col % 4;
 }
@@ -952,8 +951,8 @@ static float moe_quantise_codes(const float *x, size_t cols, size_t cols_padded,
     return amax / 127.0f;
 }
 
-/* Bytes of a quantised row of activations: int8 codes [cols padded to 64], behind them an int16 sum of every 32 codes,
- * which kernels need that make one operand unsigned; padded to a cache line. */
+/* Bytes of a quantised row of activations: int8 codes [cols padded to 64], then an int16 sum of every 32 codes, for
+ * kernels with an unsigned operand; padded to a cache line. */
 MOE_INLINE size_t moe_code_bytes(size_t cols) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
     return padded + moe_round_up(padded / MOE_CODE_GROUP * sizeof(int16_t), 64);
@@ -972,8 +971,8 @@ static float moe_quantise_row(const float *x, size_t cols, int8_t *q) {
     return scale;
 }
 
-/* The best 4-bit form of one group u[n], in units of the row's scale: fills codes[n] and returns the sub. It tries the
- * subs around the one that makes the largest number a -8. The least sum of squared errors wins; of equals the first. */
+/* The best 4-bit form of one group u[n], in units of the row's scale: fills codes[n] and returns the sub. It tries subs
+ * near the one that makes the largest number a -8. The least sum of squared errors wins, the first of equal ones. */
 static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     float extreme = 0.0f, best_error = FLT_MAX;
     int best = 0, around;
@@ -1004,8 +1003,8 @@ static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     return best;
 }
 
-/* codes[cols_padded] in [-8, 7] and subs[cols_padded / 32] of a row; returns its scale: NaN where moe_quantise_codes
- * says so. The largest number of a row becomes -8 * 15. */
+/* codes[cols_padded] in [-8, 7] and subs[cols_padded / 32] of a row; returns its scale: NaN as with moe_quantise_codes.
+ * The largest number of a row becomes -8 * 15. */
 static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs) {
     int finite;
     const float scale = moe_largest(x, cols, &finite) / 120.0f;
@@ -1021,8 +1020,8 @@ static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded
     return scale;
 }
 
-/* Whether a row can be stored: its numbers are finite in the type. A quantised row is always finite: its scale is that
- * of its largest number. */
+/* Whether a row can be stored: its numbers are finite in the type. A quantised row is always finite: its largest number
+ * determines its scale. */
 static int moe_row_fits(moe_type type, size_t cols, const float *x) {
     const float largest = type == MOE_TYPE_F16    ? 65519.996f
                           : type == MOE_TYPE_BF16 ? 0x1.fefffep127f
@@ -1071,7 +1070,8 @@ static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, co
 }
 
 /* ==== 9. Kernels: portable ====================================================================================
- * Owns the meaning of every hot loop. Invariant: another room's kernel gives the same bits for the same arguments. */
+ * Owns the meaning of every hot loop. Invariant: kernels of every instruction set give the same bits for the same
+ * arguments. */
 
 /* y[r][j] = [relu](dot(x[r], w[j]) + addend), where the addend is bias[j] or add[r][j] (at most one is set). Outputs
  * are computed in blocks of 16. For a quantised matrix the input is codes and scales, else floats. */
@@ -1087,10 +1087,10 @@ typedef struct moe_linear {
     int relu;
     float *y; /* [rows, y_stride] */
     size_t y_stride;
-    const void *next; /* a hint, or NULL: the weights that will be wanted after these */
+    const void *next; /* a hint, or NULL: the weights that are needed after these */
 } moe_linear;
 
-/* Of every head: scores = softmax(query . key * scale), y = sum of scores[i] value[i], one row after the other. */
+/* For every head: scores = softmax(query . key * scale), y = sum of scores[i] value[i], one row after the other. */
 typedef struct moe_heads {
     const float *query;       /* [heads, width] */
     const float *const *rows; /* [n] rows of keys and values: 2 [heads, width] */
@@ -1104,9 +1104,10 @@ typedef struct moe_heads {
 typedef struct moe_kernels moe_kernels;
 struct moe_kernels {
     const char *name;
-    int (*available)(void);   /* 1 if this machine and its system run the room */
-    const moe_kernels *small; /* what takes its place where a core's first-level cache is small; NULL: nothing */
-    /* Rows [row0, row1) and 16-output blocks [block0, block1) of a linear; a room cuts them into tiles as it likes. */
+    int (*available)(void);   /* 1 if this machine and its system have the instruction set */
+    const moe_kernels *small; /* replacement for cores with a small first-level cache; NULL: none */
+    /* Rows [row0, row1) and 16-output blocks [block0, block1) of a linear; each instruction set cuts them into tiles in
+     * its own way. */
     void (*linear)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
     /* moe_quantise_row. */
     float (*quantise)(const float *x, size_t cols, int8_t *q);
@@ -1146,7 +1147,7 @@ static void moe_linear_portable(const moe_linear *l, size_t row0, size_t row1, s
             if (moe_type_quantised(w->type)) {
                 const int8_t *x = l->codes + r * code_bytes;
                 uint32_t sum =
-                    0; /* wraps where a hostile file's subs are no 4-bit ones: that is no overflow, and no promise */
+                    0; /* wraps if the subs of a hostile file exceed 4 bits: no overflow, and no defined result */
                 for (size_t c = 0; c < w->cols_padded; c++) sum += (uint32_t)(x[c] * moe_matrix_code(w, j, c));
                 product = (float)(int32_t)sum * (l->scales[r] * w->scales[j]);
             } else if (w->type == MOE_TYPE_F32) {
@@ -1194,7 +1195,7 @@ static void moe_axpy_portable(float a, const float *x, size_t n, float *y) {
 }
 
 /* The sum of x[i] - shift, or of its square, in lane order. This and the next are plain C that compilers turn into good
- * vector code: other rooms compile them again for their instruction sets. */
+ * vector code: rooms below compile them again for their instruction sets. */
 MOE_INLINE float moe_centred_sum(const float *x, size_t n, float shift, int squared) {
     float lane[MOE_LANES] = { 0 };
     const size_t whole = n / MOE_LANES * MOE_LANES;
@@ -1221,26 +1222,26 @@ static void moe_norm_portable(const moe_norm_op *norm, const float *x, size_t n,
 }
 
 /* y += weights[i] (rows[i] + at), one row after the other. */
-#define MOE_BLEND_OF(room)                                                                                          \
-    static void moe_blend_##room(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, \
-                                 float *y) {                                                                        \
-        for (size_t i = 0; i < n; i++) moe_axpy_##room(weights[i], rows[i] + at, width, y);                         \
+#define MOE_BLEND_OF(isa)                                                                                          \
+    static void moe_blend_##isa(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, \
+                                float *y) {                                                                        \
+        for (size_t i = 0; i < n; i++) moe_axpy_##isa(weights[i], rows[i] + at, width, y);                         \
     }
 
-/* Heads from the other kernels of a room. */
-#define MOE_HEADS_OF(room)                                                                             \
-    static void moe_heads_##room(const moe_heads *h, size_t rows) {                                    \
-        for (const moe_heads *end = h + rows; h < end; h++)                                            \
-            for (size_t head = 0; head < h->heads; head++) {                                           \
-                const size_t at = head * h->width;                                                     \
-                float *p = h->scores + head * h->stride, sum;                                          \
-                for (size_t i = 0; i < h->n; i++)                                                      \
-                    p[i] = moe_dot_##room(h->query + at, h->rows[i] + at, h->width) * h->scale;        \
-                sum = moe_exp_sum_##room(p, h->n, moe_max_##room(p, h->n), p);                         \
-                for (size_t i = 0; i < h->n; i++) p[i] = p[i] / sum;                                   \
-                memset(h->y + at, 0, h->width * sizeof(float));                                        \
-                moe_blend_##room(p, h->rows, (h->heads + head) * h->width, h->n, h->width, h->y + at); \
-            }                                                                                          \
+/* Heads from the other kernels of an instruction set. */
+#define MOE_HEADS_OF(isa)                                                                             \
+    static void moe_heads_##isa(const moe_heads *h, size_t rows) {                                    \
+        for (const moe_heads *end = h + rows; h < end; h++)                                           \
+            for (size_t head = 0; head < h->heads; head++) {                                          \
+                const size_t at = head * h->width;                                                    \
+                float *p = h->scores + head * h->stride, sum;                                         \
+                for (size_t i = 0; i < h->n; i++)                                                     \
+                    p[i] = moe_dot_##isa(h->query + at, h->rows[i] + at, h->width) * h->scale;        \
+                sum = moe_exp_sum_##isa(p, h->n, moe_max_##isa(p, h->n), p);                          \
+                for (size_t i = 0; i < h->n; i++) p[i] = p[i] / sum;                                  \
+                memset(h->y + at, 0, h->width * sizeof(float));                                       \
+                moe_blend_##isa(p, h->rows, (h->heads + head) * h->width, h->n, h->width, h->y + at); \
+            }                                                                                         \
     }
 
 MOE_BLEND_OF(portable)
@@ -1286,9 +1287,9 @@ static const moe_kernels moe_kernels_portable = {
 #endif /* MOE_ISA */
 
 /* ==== 10. Kernels: floats =====================================================================================
- * Owns the float kernels that are the same text for every instruction set. Rooms 11, 12 and 14 include this file for
- * this room alone: they have defined MOE_ISA, the end of every name here, with moe_lanes_ISA, 16 floats in registers,
- * and what can be done with it. Invariant: the order of all sums and roundings is that of room 9.
+ * Owns the float kernels that have the same text for every instruction set. Rooms 11, 12 and 14 include this file for
+ * this room only. They define MOE_ISA, the suffix of every name here, and moe_lanes_ISA, 16 floats in registers, with
+ * these operations. Invariant: the order of all sums and roundings is that of room 9.
  *
  *   of(x)              16 times x                       load(x, n)      the first n of 16 floats, then zeros
  *   add sub mul div    lane by lane                     store(y, v, n)  the first n lanes
@@ -1397,16 +1398,16 @@ MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y)
 #if MOE_HOST
 
 /* ==== 11. Kernels: AVX2 =======================================================================================
- * Owns 256-bit x86: two rooms, which differ in the quantised linears. Invariant: two registers hold the 16 lanes,
- * [0..7] and [8..15]; tails are done by loading into a zeroed buffer, since adding a product of zeros to a lane leaves
- * it as it was. */
+ * Owns 256-bit x86: two instruction sets, which differ in the quantised linears. Invariant: two registers hold the 16
+ * lanes, [0..7] and [8..15]; tails are done by loading into a zeroed buffer, since adding a product of zeros to a lane
+ * leaves it as it was. */
 
 #if MOE_X86
 #define MOE_AVX2 __attribute__((target("avx2")))
 #define MOE_AVX2_INLINE static inline __attribute__((always_inline, target("avx2")))
 
-/* Without this gcc keeps the sums of a tile in memory. The second one is for a loop whose length only some of the
- * inlined copies know: clang unrolls those by itself, and warns where it is asked to unroll the others too. */
+/* Without this gcc keeps the sums of a tile in memory. The second one is for a loop whose length is constant in some
+ * inlined copies only: clang unrolls these without a pragma, and with one warns about the others. */
 #if defined(__clang__)
 #define MOE_UNROLL_FOR _Pragma("clang loop unroll(full)") for
 #define MOE_UNROLL_IF_KNOWN_FOR for
@@ -1481,8 +1482,8 @@ MOE_AVX2_INLINE __m256 moe_load_weights_avx2(moe_type type, const void *w, size_
     }
 }
 
-/* Memory answers late: weights, which are read as they lie, are asked for so many bytes before they are wanted.
- * Behind the last of them that does no harm. Measured on Zen 5 with weights in L2, L3 and DRAM. */
+/* Distance of prefetching: weights are read in order and prefetched so many bytes ahead. Prefetching past their end
+ * does no harm. Measured on Zen 5 with weights in L2, L3 and DRAM. */
 enum { MOE_AHEAD = 6144 };
 
 MOE_AVX2_INLINE void moe_fetch_avx2(const void *w) { _mm_prefetch((const char *)w + MOE_AHEAD, _MM_HINT_T0); }
@@ -1569,9 +1570,9 @@ MOE_AVX2 static void moe_finish_avx2(const moe_linear *l, size_t row, size_t blo
 /* A tile: up to 4 rows by a block of 16 outputs of a Q8 matrix. maddubs multiplies |w| (unsigned) by
  * x with w's sign; within [-128, 127] its 16-bit sums cannot saturate (2 * 127 * 128 = 32512), so everything is exact.
  *
- * `start` NULL: vpsignb gives x the sign, which seems to want a port that multiplies (Zen 4 gets a fifth more through
- * without). Else x is only inverted where w is negative, which is -x - 1 and leaves out sum |w| of the negative w:
- * start[16] holds those. */
+ * `start` NULL: vpsignb gives x the sign, which seems to use a port that multiplies (without it Zen 4 is a fifth
+ * faster). Else x is only inverted where w is negative, which gives -x - 1 and omits sum |w| of the negative w:
+ * start[16] holds these sums. */
 MOE_AVX2_INLINE void moe_q8_sums_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block,
                                       const int rows, const int invert) {
     const size_t lines = l->w->cols_padded / 4, code_bytes = moe_code_bytes(l->w->cols);
@@ -1610,7 +1611,7 @@ MOE_AVX2_INLINE void moe_tile_q8_avx2(const moe_linear *l, const int32_t *start,
     else moe_q8_sums_avx2(l, start, row, block, rows, 0);
 }
 
-/* What inverted codes leave out of a block's sums: sum |w| of the negative w. */
+/* The part of a block's sums that inverted codes omit: sum |w| of the negative w. */
 MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_t start[16]) {
     const char *w = (const char *)m->data + block * (m->cols_padded / 4) * 64;
     const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1);
@@ -1728,7 +1729,7 @@ static void moe_quantised_avx2(const moe_linear *l, size_t row0, size_t row1, si
         for (size_t r = 0; start == MOE_START_ROWS && r < rows; r++)
             taken[r] = moe_taken_avx2(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
         for (size_t block = block0; block < block1; block++) {
-            const int whole = start == MOE_START_BLOCK && cuts > 2; /* worth a look at all weights */
+            const int whole = start == MOE_START_BLOCK && cuts > 2; /* worth a pass over all weights */
             if (whole) moe_negative_avx2(l->w, block, negative);
             for (size_t cut = 0; cut < cuts; cut++) {
                 const size_t first = rows * cut / cuts, count = rows * (cut + 1) / cuts - first;
@@ -1879,9 +1880,9 @@ static int moe_avx2_available(void) {
     return __builtin_cpu_supports("avx2") != 0; /* asks the system too (xgetbv) */
 }
 
-/* The two rooms share all but the linear. */
-#define MOE_KERNELS_AVX2(room)                                                                                       \
-    .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_avx2,  \
+/* Both instruction sets share all kernels but the linear. */
+#define MOE_KERNELS_AVX2(isa)                                                                                        \
+    .name = #isa, .available = moe_##isa##_available, .linear = moe_linear_##isa, .quantise = moe_quantise_avx2,     \
     .lstm_cell = moe_lstm_cell_avx2, .unary = moe_unary_avx2, .score_additive = moe_score_additive_avx2,             \
     .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .heads = moe_heads_avx2, .norm = moe_norm_avx2, .max = moe_max_avx2, \
     .exp_sum = moe_exp_sum_avx2
@@ -1889,7 +1890,7 @@ static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_AVX2(avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
  * vpdpbusd as in the AVX-512 room: weights are made unsigned by adding 128 to each, the codes of a row are the signed
- * side. tests/engine/isa_emu.h compiles these kernels with the instruction made of AVX2's. */
+ * side. tests/engine/isa_emu.h compiles these kernels with an emulation of the instruction in AVX2. */
 
 #ifndef MOE_DPBUSD
 #define MOE_AVXVNNI_TARGET "avx2,avxvnni"
@@ -1903,8 +1904,8 @@ static int moe_avxvnni_available(void) {
 #define MOE_AVXVNNI __attribute__((target(MOE_AVXVNNI_TARGET)))
 #define MOE_AVXVNNI_INLINE static inline __attribute__((always_inline, target(MOE_AVXVNNI_TARGET)))
 
-/* start[r] is 128 * sum of the codes of row r. One or two rows would have too few sums to be at work all the time, so
- * they take some lines of 16 outputs x 4 columns at once. */
+/* start[r] is 128 * sum of the codes of row r. One or two rows have too few sums to keep the processor busy, so they
+ * take some lines of 16 outputs x 4 columns at once. */
 MOE_AVXVNNI_INLINE void moe_tile_q8_avxvnni(const moe_linear *l, const int32_t *start, size_t row, size_t block,
                                             const int rows) {
     const size_t code_bytes = moe_code_bytes(l->w->cols);
@@ -2046,7 +2047,7 @@ MOE_AVX512_INLINE __m512 moe_exp_avx512(__m512 x) {
     return moe_exp_below_avx512(_mm512_min_ps(_mm512_set1_ps(MOE_EXP_HIGH), x));
 }
 
-/* Ask for lines that are wanted soon. Where there are none it does no harm. */
+/* Prefetch lines that are needed soon. It does no harm where there are none. */
 MOE_AVX512_INLINE void moe_fetch_avx512(const char *line, const int lines) {
     MOE_UNROLL_FOR (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T0);
 }
@@ -2070,7 +2071,7 @@ MOE_AVX512_INLINE __m128 moe_join_four_avx512(__m512 a, __m512 b, __m512 c, __m5
     return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, t));
 }
 
-/* Up to 16 columns of a tile of a float matrix, from column k; `fetch`: ask for the next tile's as well. */
+/* Up to 16 columns of a tile of a float matrix, from column k; `fetch`: prefetch the next tile's as well. */
 MOE_AVX512_INLINE void moe_float_step_avx512(const moe_linear *l, const float *x, const char *w, size_t k,
                                              __mmask16 mask, __m512 lanes[4][4], const moe_type type, const int rows,
                                              const int outputs, const int fetch) {
@@ -2148,7 +2149,7 @@ MOE_AVX512_INLINE __m512i moe_four_avx512(const int8_t *codes) {
     return _mm512_set1_epi32(four);
 }
 
-/* Ask for step i's lines of what begins at `next`: `ask` of them into the first-level cache, or -ask into the second.
+/* Prefetch step i's lines from `next` on: `ask` lines into the first-level cache, or -ask lines into the second.
  */
 MOE_AVX512_INLINE void moe_ask_avx512(const char *next, size_t i, const int ask) {
     MOE_UNROLL_FOR (int n = 0; n < ask; n++) _mm_prefetch(next + (i * (size_t)ask + (size_t)n) * 64, _MM_HINT_T0);
@@ -2156,7 +2157,7 @@ MOE_AVX512_INLINE void moe_ask_avx512(const char *next, size_t i, const int ask)
 }
 
 /* A tile of a quantised matrix: `rows` rows of codes at x by `blocks` blocks of 16 outputs, all sums in registers;
- * sum[r][b] starts at minus 128 * sum of the codes of row r. `next`, `ask`: what to ask for meanwhile. */
+ * sum[r][b] starts at minus 128 * sum of the codes of row r. `next`, `ask`: what to prefetch meanwhile. */
 MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3],
                                           const int rows, const int blocks, const char *next, const int ask) {
     const size_t lines = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
@@ -2214,7 +2215,7 @@ MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, 
     }
 }
 
-/* Ask for the lines that a tile ends in: by the time its sums are done they have come. */
+/* Prefetch the output lines of a tile: they arrive before its sums are done. */
 MOE_AVX512_INLINE void moe_expect_avx512(const moe_linear *l, size_t row, size_t block, const int rows,
                                          const int blocks) {
     MOE_UNROLL_FOR (int r = 0; r < rows; r++)
@@ -2298,7 +2299,8 @@ static const moe_tile_fn_avx512 moe_tiles_q4_avx512[][3] = {
     MOE_TILE_NAMES_AVX512(Q4, 4),
 };
 
-/* Few rows wait for memory, which is fastest read as it lies: their weights go by line by line, a block after another.
+/* Few rows are limited by memory, which is fastest if read in order: their weights are read line by line, block by
+ * block.
  */
 
 /* A block of a quantised matrix, from w on, as moe_q8_sums_avx512 has it; four sums a row at a time. */
@@ -2395,10 +2397,10 @@ MOE_AVX512 static int32_t moe_taken_avx512(const int8_t *codes, size_t cols_padd
 }
 
 /* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut
- * evenly, so that no tile is left with a single one. Each cut asks for its part of the next tile: if the first one
- * asked for all, it would wait for memory, which would rest during the others. A `small` first-level cache is kept for
- * the tile at hand where it cannot hold both. Beyond block1 only what the caller says is asked for: another thread may
- * work on the rest. */
+ * evenly, so that no tile has a single row. Each cut prefetches its part of the next tile: if the first one prefetched
+ * all, it would wait for memory, which would be idle during the others. A `small` first-level cache is kept for the
+ * current tile if it cannot hold both. Beyond block1 only the caller's hint is prefetched: another thread may work on
+ * the rest. */
 MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                                             int small) {
     enum { ROWS = 64 };
@@ -2422,7 +2424,7 @@ MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, si
             int far;
             blocks = block1 - block == 4 ? 2 : moe_min(3, block1 - block); /* no single one at the end if that can be */
             if (block + blocks < block1) next = (const char *)l->w->data + (block + blocks) * block_bytes;
-            each = next ? moe_divide_up(blocks, cuts) : 0; /* blocks that a cut asks for */
+            each = next ? moe_divide_up(blocks, cuts) : 0; /* blocks that a cut prefetches */
             far = small && 2 * blocks * block_bytes > MOE_SMALL_L1;
             for (size_t cut = 0; cut < cuts; cut++) {
                 const size_t first = rows * cut / cuts, count = rows * (cut + 1) / cuts - first;
@@ -2605,7 +2607,7 @@ MOE_AVX512 static void moe_softmax_avx512(float *p, size_t n) {
     for (size_t i = 0; i < n; i += 16) _mm512_storeu_ps(p + i, _mm512_div_ps(_mm512_loadu_ps(p + i), sum));
 }
 
-/* What one row has read the next one finds in L1: 4 keys, or a quarter of the columns of 32 values. */
+/* The next row finds in L1 what a row has read: 4 keys, or a quarter of the columns of 32 values. */
 MOE_AVX512 static void moe_heads_avx512(const moe_heads *h, size_t rows) {
     enum { BLOCK = 8 };
     const size_t width = h->width, cols = h->heads * width;
@@ -2673,8 +2675,8 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_AVX512, .linear 
 #define MOE_TILE_STORED(tile, base, stride) _tile_stored(tile, base, stride)
 #define MOE_TILE_DPBSSD(c, a, b) _tile_dpbssd(c, a, b)
 
-/* The processor has tiles, the system saves them (XCR0), and this process may use them: Linux wants to be asked, since
- * saving 8 KB more may not fit somebody's signal stack. Asking twice is harmless. */
+/* The processor has tiles, the system saves them (XCR0), and this process may use them: Linux requires a request, since
+ * 8 KB more may not fit a signal stack of the program. Requesting twice is harmless. */
 static int moe_amx_available(void) {
     unsigned eax, ebx, ecx, edx, low, high;
     long answer = 158; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); libc has no name for it under POSIX */
@@ -2720,8 +2722,8 @@ MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
 }
 
 /* Columns [k0, k1) of a block of a Q4 matrix as Q8 has them, to `out`, aligned to 64. There is no product of bytes, but
- * a nibble n times |sub| stays below 256, so one of 16 bits does two: (n - 8) s is n s - 8 s, and (15 - n) |s| - 7 |s|
- * where s is negative. */
+ * a nibble n times |sub| stays below 256, so one 16-bit product computes two: (n - 8) s is n s - 8 s, and (15 - n) |s|
+ * - 7 |s| where s is negative. */
 MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
     const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
     const int8_t *subs = m->subs + (block * m->cols_padded + k0) / MOE_Q4_GROUP * 16;
@@ -2815,10 +2817,9 @@ MOE_AMX_TARGET static void moe_amx_finish(const moe_linear *l, const int32_t *su
     else moe_amx_finish_rows(l, sums, row, rows, j, n);
 }
 
-/* Row tiles are of equal height, so that one configuration does for all; the last ones may begin early and repeat rows
- * whose results are there already. More than 16 rows make an even number of tiles, lower ones, since a product should
- * take as many cycles as A has rows. A panel of blocks stays near for all row tiles: Q8 in L1 or L2, Q4 expanded once
- * if it fits. */
+/* Row tiles have equal height, so that one configuration is enough; the last ones may begin early and repeat finished
+ * rows. More than 16 rows make an even number of lower tiles, since a product should take as many cycles as A has rows.
+ * A panel of blocks stays in a near cache for all row tiles: Q8 in L1 or L2, Q4 expanded once if it fits. */
 MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size_t rows, size_t block0, size_t block1) {
     const moe_matrix *w = l->w;
     const size_t k = w->cols_padded, stride = moe_code_bytes(w->cols);
@@ -2846,7 +2847,7 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
                 __asm__ volatile(""
                                  :
                                  : "r"(b)
-                                 : "memory"); /* gcc 12 does not know that tile loads read what was stored */
+                                 : "memory"); /* gcc 12 does not see that tile loads read what was stored */
                 if (high == 1) moe_amx_one(a + k0, stride, b, span * 16, blocks, n);
                 else moe_amx_two(a + k0, a1 + k0, stride, b, span * 16, blocks, n);
                 __asm__ volatile("" : : "r"(b) : "memory"); /* before it is overwritten */
@@ -2893,9 +2894,9 @@ static const moe_kernels moe_kernels_amx = {
 
 /* ==== 14. Kernels: NEON =======================================================================================
  * Owns AArch64. Invariant: four registers hold the 16 lanes; tails are done by loading into a zeroed buffer, since
- * adding a product of zeros to a lane leaves it as it was. Three rooms that differ in the quantised linears only:
- * "neon" is every AArch64 machine, "dotprod" has sdot (4 products into each 32-bit sum), "i8mm" has smmla (8 products
- * into each). */
+ * adding a product of zeros to a lane leaves it as it was. Three instruction sets, which differ in the quantised
+ * linears only: "neon" is every AArch64 machine, "dotprod" has sdot (4 products into each 32-bit sum), "i8mm" has smmla
+ * (8 products into each). */
 
 #if MOE_ARM
 /* gcc declares sdot and smmla under an architecture, clang names features and declares them from version 16 on; before,
@@ -3484,11 +3485,11 @@ static int moe_i8mm_available(void) {
 #endif
 }
 
-/* The three rooms share all but the linear. */
-#define MOE_KERNELS_NEON(room)                                                                                      \
-    .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_neon, \
-    .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon, .score_additive = moe_score_additive_neon,            \
-    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .heads = moe_heads_neon, .norm = moe_norm_portable,                 \
+/* The three instruction sets share all kernels but the linear. */
+#define MOE_KERNELS_NEON(isa)                                                                                    \
+    .name = #isa, .available = moe_##isa##_available, .linear = moe_linear_##isa, .quantise = moe_quantise_neon, \
+    .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon, .score_additive = moe_score_additive_neon,         \
+    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .heads = moe_heads_neon, .norm = moe_norm_portable,              \
     .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
 static const moe_kernels moe_kernels_neon = { MOE_KERNELS_NEON(neon) };
 static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
@@ -3496,9 +3497,9 @@ static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_NEON(i8mm) };
 #endif /* MOE_ARM */
 
 /* ==== 15. Dispatch ============================================================================================
- * Owns the choice of a kernel room. Invariant: the choice is made once per session and changes speed only. */
+ * Owns the choice of an instruction set. Invariant: the choice is made once per session and changes speed only. */
 
-static const moe_kernels *const moe_kernel_rooms[] = {
+static const moe_kernels *const moe_isas[] = {
     &moe_kernels_portable, /* worst first */
 #if MOE_X86
     &moe_kernels_avx2,     &moe_kernels_avxvnni, &moe_kernels_avx512vnni,
@@ -3524,24 +3525,24 @@ const char *moe_isa_names(void) {
 }
 
 int moe_isa_available(const char *name) {
-    for (size_t i = 0; i < MOE_COUNT(moe_kernel_rooms); i++)
-        if (strcmp(moe_kernel_rooms[i]->name, name) == 0) return moe_kernel_rooms[i]->available();
+    for (size_t i = 0; i < MOE_COUNT(moe_isas); i++)
+        if (strcmp(moe_isas[i]->name, name) == 0) return moe_isas[i]->available();
     return 0;
 }
 
-/* A room, or what takes its place where a core's first-level cache has `l1` bytes; 0: nobody knows. */
-static const moe_kernels *moe_kernels_for(const moe_kernels *room, size_t l1) {
-    return room->small && l1 && l1 <= MOE_SMALL_L1 ? room->small : room;
+/* The kernels of an instruction set, or their replacement for a first-level cache of `l1` bytes; 0: unknown. */
+static const moe_kernels *moe_kernels_for(const moe_kernels *isa, size_t l1) {
+    return isa->small && l1 && l1 <= MOE_SMALL_L1 ? isa->small : isa;
 }
 
-/* The room called `name`, or the best one here for NULL, "" and "auto". */
+/* The kernels for `name`, or the best ones of this machine for NULL, "" and "auto". */
 static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, moe_error *error) {
     int automatic = !name || !*name || strcmp(name, "auto") == 0;
-    for (size_t i = MOE_COUNT(moe_kernel_rooms); i-- > 0;) {
-        const moe_kernels *room = moe_kernel_rooms[i];
-        if (!automatic && strcmp(room->name, name) != 0) continue;
-        if (room->available()) {
-            *out = moe_kernels_for(room, moe_l1_bytes());
+    for (size_t i = MOE_COUNT(moe_isas); i-- > 0;) {
+        const moe_kernels *isa = moe_isas[i];
+        if (!automatic && strcmp(isa->name, name) != 0) continue;
+        if (isa->available()) {
+            *out = moe_kernels_for(isa, moe_l1_bytes());
             return MOE_OK;
         }
         if (!automatic)
@@ -3557,7 +3558,7 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
 /* ==== 16. Threads =============================================================================================
  * Owns the worker threads of a session. Invariant: a job's tasks are claimed one by one from one atomic word
  * (generation, tasks left), so that a worker which wakes late finds nothing and the caller never waits for it. A
- * session that is cancelled ends with the task at hand. */
+ * cancelled session ends after the current task. */
 
 typedef void (*moe_task_fn)(void *arg, size_t task, size_t thread);
 
@@ -3572,7 +3573,7 @@ typedef struct moe_pool {
     atomic_size_t finished;
     atomic_size_t sleepers;
     atomic_int stop;
-    atomic_int cancelled; /* tasks are passed over from here on: whoever reads their outputs looks here first */
+    atomic_int cancelled; /* tasks are skipped from here on: check this before reading their outputs */
     atomic_size_t next_id;
     moe_task_fn fn; /* these three are stable while a task of the generation is claimed */
     void *arg;
@@ -3710,7 +3711,7 @@ typedef struct moe_meta {
 typedef struct moe_file {
     const char *data;
     size_t bytes;
-    char *header; /* [header_bytes] a copy: what was checked there stays as it was, whoever writes to the file */
+    char *header; /* [header_bytes] a copy: checked bytes stay the same even if another process writes to the file */
     uint32_t version;
     uint64_t header_bytes;
     moe_meta *meta;
@@ -3720,11 +3721,11 @@ typedef struct moe_file {
     const moe_span **keys, **names; /* [n_meta], [n_tensors] those of metadata and tensors, sorted */
     uint32_t *texts;                /* [n_texts] of all metadata */
     size_t n_texts;
-    /* What is compared with a checksum at a time is a piece: a tensor, or a slab where the file has checksums of slabs.
+    /* A piece is compared with a checksum as a whole: a tensor, or a slab if the file has checksums of slabs.
      */
     size_t *pieces; /* [n_tensors] the first one of each */
     size_t n_pieces;
-    atomic_uchar *checked; /* [n_pieces] 1: it was right; NULL: nobody wants to know */
+    atomic_uchar *checked; /* [n_pieces] 1: verified; NULL: never verified */
 } moe_file;
 
 /* ---- Checksums ----
@@ -3788,7 +3789,7 @@ static int moe_crc_available(void) {
 #if defined(__linux__)
     return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
 #else
-    return 1; /* every Mac that is no x86 */
+    return 1; /* every Mac that is not x86 */
 #endif
 }
 
@@ -4042,7 +4043,7 @@ static int moe_compare_spans(const void *a, const void *b) {
     return order ? order : (x->length > y->length) - (x->length < y->length);
 }
 
-/* Sort the `count` names of which each stands `stride` bytes behind the one before. Each stands once. */
+/* Sort `count` names that lie `stride` bytes apart. All are different. */
 static moe_status moe_sort_names(const void *first, size_t count, size_t stride, const char *what, const moe_span **out,
                                  moe_error *error) {
     for (size_t i = 0; i < count; i++) out[i] = (const moe_span *)(const void *)((const char *)first + i * stride);
@@ -4060,7 +4061,7 @@ static const void *moe_find_name(const moe_span *const *names, size_t count, con
     return found ? *found : NULL;
 }
 
-/* Where every text of a list stands, so that none needs a walk over those before it. */
+/* The position of every text of a list, so that reading one needs no walk over the texts before it. */
 static void moe_index_texts(moe_file *f) {
     uint32_t *next = f->texts;
     for (size_t i = 0; i < f->n_meta; i++) {
@@ -4075,7 +4076,7 @@ static void moe_index_texts(moe_file *f) {
     }
 }
 
-/* Indexes of what has been parsed. */
+/* Indexes of metadata and tensors after parsing. */
 static moe_status moe_index_file(moe_file *f, const moe_allocator *a, moe_error *error) {
     f->pieces = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->pieces);
     for (size_t i = 0; i < f->n_meta; i++)
@@ -4146,7 +4147,7 @@ static moe_status moe_parse_header(moe_cursor *c, moe_file *f, const moe_allocat
     return MOE_OK;
 }
 
-/* Read the header and check it; what follows the header is not looked at. On failure nothing is left allocated. */
+/* Read the header and check it, but nothing after the header. On failure nothing is left allocated. */
 static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
                                  moe_error *error) {
     moe_cursor c = { data, 0, 0, 0 };
@@ -4199,7 +4200,7 @@ static size_t moe_broken_slab(const moe_file *f, const moe_tensor_info *t, size_
     return n;
 }
 
-/* Compare a tensor, or slab `slab` of it where slabs have checksums of their own. */
+/* Verify a tensor, or slab `slab` of it if slabs have checksums of their own. */
 static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t, size_t slab, moe_error *error) {
     const size_t pieces = t->slabs ? (size_t)t->dims[0] : 1, bytes = (size_t)t->bytes / pieces;
     const size_t slabs = t->slabs ? 1 : t->experts ? (size_t)t->dims[0] : 0;
@@ -4220,12 +4221,12 @@ static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t,
     return MOE_OK;
 }
 
-/* How a run of a graph says which piece was found damaged, + 1; 0: none. */
+/* 1 + the piece that a run of a graph found damaged; 0: none. */
 typedef struct moe_damage {
     atomic_size_t piece;
 } moe_damage;
 
-/* Whether a piece was compared and is right. */
+/* Whether a piece was verified. */
 static int moe_piece_checked(const moe_file *f, const moe_tensor_info *t, size_t slab) {
     return f->checked && atomic_load_explicit(&f->checked[f->pieces[t - f->tensors] + slab], memory_order_relaxed);
 }
@@ -4236,7 +4237,7 @@ static int moe_tensor_checked(const moe_file *f, const moe_tensor_info *t) {
     return 1;
 }
 
-/* Compare what of a tensor has not been compared yet. */
+/* Verify the pieces of a tensor that are not yet verified. */
 static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, moe_damage *damage, moe_error *error) {
     for (size_t i = 0; i < (t->slabs ? (size_t)t->dims[0] : 1); i++) {
         if (moe_piece_checked(f, t, i) || moe_compare_piece(f, t, i, error) == MOE_OK) continue;
@@ -4246,7 +4247,7 @@ static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, 
     return MOE_OK;
 }
 
-/* The error for what was found damaged since the last call, if anything was. */
+/* The error for a piece that was found damaged since the last call, if any. */
 static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_error *error) {
     const size_t found = atomic_exchange(&damage->piece, 0), piece = found - 1;
     const moe_tensor_info *t = f->tensors + f->n_tensors;
@@ -4296,11 +4297,11 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
 }
 
 /* ==== 18. Model file: writer ==================================================================================
- * Owns the way of bytes into a new file. Invariant: a file appears under its name whole or not at all, and what stood
- * there before is never damaged. */
+ * Owns the way of bytes into a new file. Invariant: a file appears under its name whole or not at all, and an older
+ * file of that name is never damaged. */
 
 /* ---- A file that appears whole or not at all ----
- * It grows under a name of its own in the folder of its target, and takes the target's name when it is done. A device
+ * It is written under a temporary name in the folder of its target, and renamed to the target when it is done. A device
  * or a pipe is written directly. */
 
 enum { MOE_PATH_BYTES = 4096, MOE_WRITE_BYTES = 1 << 24 };
@@ -4311,13 +4312,13 @@ struct moe_output {
     int regular, failed;            /* failed: errno of the first write that did not succeed */
     uint64_t at;                    /* bytes written */
     sigset_t held;                  /* signals that this output holds back in its thread */
-    char path[MOE_PATH_BYTES];      /* as the caller says it */
+    char path[MOE_PATH_BYTES];      /* as the caller gave it */
     char target[MOE_PATH_BYTES];    /* the same behind symbolic links */
     char temporary[MOE_PATH_BYTES]; /* "": the target itself is written */
 };
 
-/* Where `path` leads if its last part is a symbolic link, to something that need not exist; the folders before it are
- * the system's to follow. 0: errno says why not. */
+/* Resolve `path` if its last part is a symbolic link; its target need not exist, and the system follows links of
+ * folders. 0: failed, with errno. */
 static int moe_follow_links(const char *path, char *out) {
     char link[MOE_PATH_BYTES];
     snprintf(out, MOE_PATH_BYTES, "%s", path);
@@ -4325,7 +4326,7 @@ static int moe_follow_links(const char *path, char *out) {
         const ssize_t length = readlink(out, link, sizeof link);
         const char *slash = strrchr(out, '/');
         size_t folder = slash ? (size_t)(slash + 1 - out) : 0;
-        if (length < 0) return errno == EINVAL || errno == ENOENT; /* it is no link, or nothing */
+        if (length < 0) return errno == EINVAL || errno == ENOENT; /* not a link, or it does not exist */
         if (length && link[0] == '/') folder = 0;
         if (folder + (size_t)length >= MOE_PATH_BYTES) {
             errno = ENAMETOOLONG;
@@ -4340,11 +4341,11 @@ static int moe_follow_links(const char *path, char *out) {
 
 static const int moe_ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
 
-/* How many open outputs of this thread hold each of them back. */
+/* The number of open outputs of this thread that block each signal. */
 static _Thread_local int moe_holders[MOE_COUNT(moe_ending_signals)];
 
-/* Signals that would end the process, and so leave the temporary file behind, wait in this thread until the output is
- * closed, and all others that it has opened. Signals that the program handles, ignores or blocks are left alone. */
+/* Block signals that would end the process, and so leave the temporary file behind, in this thread until all its
+ * outputs are closed. Signals that the program handles, ignores or blocks are not changed. */
 static void moe_hold_signals(sigset_t *held) {
     sigset_t blocked;
     sigemptyset(held);
@@ -4368,7 +4369,7 @@ static void moe_release_signals(sigset_t *held) {
     pthread_sigmask(SIG_UNBLOCK, held, NULL);
 }
 
-/* Whether one of the signals that wait has come. */
+/* Whether a blocked signal is pending. */
 static int moe_signal_waits(const sigset_t *held) {
     sigset_t waiting;
     sigemptyset(&waiting);
@@ -4378,8 +4379,8 @@ static int moe_signal_waits(const sigset_t *held) {
     return 0;
 }
 
-/* Create the temporary file beside the target, with the permissions of the file that it replaces (`old`), if any.
- * 0: errno says why not. */
+/* Create the temporary file beside the target, with the permissions of the file that it replaces (`old`), if any. 0:
+ * failed, with errno. */
 static int moe_create_temporary(moe_output *o, const struct stat *old) {
     const char *slash = strrchr(o->target, '/');
     const int folder = slash ? (int)(slash + 1 - o->target) : 0;
@@ -4397,7 +4398,7 @@ static int moe_create_temporary(moe_output *o, const struct stat *old) {
         return 0;
     }
     if (!old) return 1;
-    /* Who may not give a file away owns the new one, and must not pass on the right to act as its owner. */
+    /* If the owner cannot be changed, the new file must not keep bits that grant its owner's rights. */
     return fchmod(o->fd, old->st_mode & (fchown(o->fd, old->st_uid, old->st_gid) == 0 ? 07777 : 0777)) == 0;
 }
 
@@ -4407,7 +4408,7 @@ static moe_status moe_output_fail(const moe_output *o, moe_error *error, int num
     return moe_fail(error, MOE_ERROR_IO, "write", "cannot write %.160s: %s", o->path, strerror(number));
 }
 
-/* 0: errno says why not. `model`: only a regular file will do. */
+/* 0: failed, with errno. `model`: only a regular file is allowed. */
 static int moe_output_start(moe_output *o, int model) {
     struct stat there, target;
     const int exists = stat(o->path, &there) == 0;
@@ -4466,8 +4467,8 @@ moe_status moe_output_write(moe_output *o, const void *data, size_t bytes, moe_e
         if (n > 0) {
             p += n, bytes -= (size_t)n, o->at += (uint64_t)n;
         } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) { /* a pipe that does not block */
-            struct pollfd room = { .fd = o->fd, .events = POLLOUT };
-            poll(&room, 1, -1);
+            struct pollfd writable = { .fd = o->fd, .events = POLLOUT };
+            poll(&writable, 1, -1);
         } else if (n == 0 || errno != EINTR) {
             o->failed = n ? errno : ENOSPC;
         }
@@ -4484,7 +4485,7 @@ static void moe_output_rewind(moe_output *o) {
 
 const char *moe_output_temporary(const moe_output *o) { return o->temporary[0] ? o->temporary : NULL; }
 
-/* A name is safe when its folder is on disk. Not every file system can say so, and the file is there in any case. */
+/* A name is safe when its folder is on disk. Some file systems cannot sync a folder; the file exists in any case. */
 static void moe_sync_folder(char *path) {
     char *slash = strrchr(path, '/');
     int fd;
@@ -4495,7 +4496,7 @@ static void moe_sync_folder(char *path) {
     close(fd);
 }
 
-/* Signals that end a program wait meanwhile; any other is no reason to give up. */
+/* Signals that end a program are blocked here; no other signal is a reason to stop. */
 static int moe_sync(int fd) {
     int result;
     do result = fsync(fd);
@@ -4546,7 +4547,7 @@ typedef struct moe_save {
     moe_error *error;
 } moe_save;
 
-/* Matrices change type; vectors, positions, and gates, where a rounding would move tokens to other experts, do not. */
+/* Matrices change type; vectors, positions and gates do not: rounding gates would move tokens to other experts. */
 static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *params) {
     static const char *const parts[] = { ".gate.", ".parent.", "positions." };
     if (t->n_dims == 1) return t->type;
@@ -4557,8 +4558,8 @@ static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *p
     return params->type;
 }
 
-/* Whether an old entry goes into the new file. Golden translations and measured quality do not where numbers change,
- * and an entry that the caller gives replaces the old one. */
+/* Whether an old entry goes into the new file. Golden translations and measured quality do not if numbers change, and
+ * entries of the caller replace old ones. */
 static int moe_save_meta(const moe_save *s, const moe_meta *m) {
     for (size_t i = 0; i < s->n_entries; i++)
         if (moe_span_is(m->key, s->entries[i].key)) return 0;
@@ -4709,7 +4710,7 @@ static moe_status moe_save_tensor(moe_save *s, size_t index) {
     moe_tensor_info *t = &s->tensors[index];
     const size_t bytes = (size_t)(t->bytes / moe_pieces(t));
     const void *data;
-    /* It gets a fresh checksum, so damage must be found now or never. */
+    /* It gets a new checksum, so damage must be found now. */
     if (s->old && !moe_save_vector(s, t->name))
         MOE_TRY(moe_check_tensor(s->old, &s->old->tensors[index], NULL, s->error));
     for (size_t p = 0; p < moe_pieces(t); p++) {
@@ -4735,8 +4736,8 @@ static moe_status moe_save_all(moe_save *s) {
     return moe_save_bytes(s, s->header, s->header_bytes);
 }
 
-/* Place the tensors, whose names, types and shapes are set, and tell the sizes of header, piece and row, and how many
- * slabs there are. */
+/* Place the tensors, whose names, types and shapes are set, and compute the sizes of header, piece and row and the
+ * number of slabs. */
 static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest, size_t *slabs) {
     s->header_bytes = moe_save_header(s, NULL);
     s->file_bytes = s->header_bytes;
@@ -4751,8 +4752,8 @@ static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest, size
     }
 }
 
-/* Whether the reader would take the file that is planned, said before a byte of it is written. Slabs have no checksums
- * yet: those of zeros stand for them. */
+/* Check that the reader accepts the planned file, before a byte of it is written. Slabs have no checksums yet: zeros
+ * replace them. */
 static moe_status moe_save_check(moe_save *s, const moe_allocator *a, moe_error *error) {
     moe_error refused;
     moe_file f;
@@ -4891,7 +4892,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
 
 /* ==== 19. Layers ==============================================================================================
  * Owns the layer list that a file's metadata describes and the weights bound to it. Invariant: a bound model's shapes
- * all agree, its ids are in range, and its small tensors hold finite numbers; nothing below looks a name up again.
+ * all agree, its ids are in range, and its small tensors contain finite numbers; no code below looks up a name again.
  *
  * A kind of layer is one value of moe_layer_kind with its name, a struct in moe_layer, its rows in moe_keys, a function
  * in moe_layer_binds that binds its weights, and one in moe_layer_builds (room 30) that adds its nodes to a graph. Rows
@@ -4930,7 +4931,7 @@ typedef struct moe_mixture_layer {
     const float *features_bias, *stack_bias;
 } moe_mixture_layer;
 
-/* The decoder's look at its source (GNMT). Its query comes from another layer, and others read its context. */
+/* The decoder's attention to its source (GNMT). Another layer makes its query, and other layers read its context. */
 typedef struct moe_attention_layer {
     int product;                  /* Appendix G instead of additive */
     size_t size;                  /* A */
@@ -5078,18 +5079,18 @@ static const moe_key moe_keys[] = {
 _Static_assert(sizeof(moe_gate) == sizeof(int), "a key's name is kept as an int");
 
 struct moe_model {
-    moe_model *self;       /* what a const model refers to */
-    atomic_size_t holders; /* sessions, and the caller until he closes it */
+    moe_model *self;       /* this model without const, for its count of holders */
+    atomic_size_t holders; /* sessions, plus 1 until the caller closes it */
     moe_allocator allocator;
     moe_file file;
-    int mapped;         /* the file is ours to unmap */
+    int mapped;         /* the model must unmap the file */
     int fd;             /* of a file that is mapped, not copied; -1: none */
-    struct stat opened; /* as it was then */
+    struct stat opened; /* status of the file at opening */
     moe_model_kind kind;
     int transformer;
     int32_t vocabulary, bos, eos;
     int32_t source_vocabulary, source_end; /* of sources, whose tokens may have ids of their own */
-    int separate;                          /* they have: the languages' tags are ids of sources then */
+    int separate;                          /* 1: sources have ids of their own, and language tags are source ids */
     int source_tag, source_bos, source_eos;
     int32_t *never; /* [n_never] tokens that are never generated, suppressed ones first (moe_output_op) */
     size_t n_never, n_suppressed;
@@ -5108,7 +5109,7 @@ struct moe_model {
     int forced_tag;             /* a translation's first token is the target language's tag */
     size_t memory_width;        /* columns of the encoder's output */
     size_t query_width;
-    int context_current;      /* some layer reads the context of this step */
+    int context_current;      /* 1: some layer reads the context of this step */
     int decoder_from_encoder; /* the decoder begins with the encoder's last states, else with zeros */
     moe_rules rules;
 };
@@ -5205,7 +5206,7 @@ static void moe_read_keys(moe_reader *r, moe_layer *layer) {
     }
 }
 
-/* Refuse a layer because the value of a key does not go with others. */
+/* Refuse a layer because the value of a key conflicts with others. */
 static void moe_refuse_key(moe_reader *r, const moe_layer *layer, const char *key) {
     snprintf(r->key, sizeof r->key, "%s.%s", layer->name, key);
 }
@@ -5499,7 +5500,7 @@ static void moe_bind_output(moe_reader *r, moe_model *m, size_t width) {
     m->output_bias = moe_bind_vector(r, (size_t)m->vocabulary, 1, "%s", "output.bias");
 }
 
-/* GNMT's attention; the layers of the decoder are known by then. */
+/* GNMT's attention; the layers of the decoder must be read before. */
 static void moe_bind_attention(moe_reader *r, moe_model *m, moe_layer *layer) {
     moe_attention_layer *a = &layer->attention;
     const moe_layer *source;
@@ -5651,7 +5652,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     return r.status;
 }
 
-/* How many tokens the session adds to a source. */
+/* The number of tokens that the session adds to a source. */
 static size_t moe_source_extra(const moe_model *m) {
     return (size_t)(m->source_tag != 0) + (size_t)m->source_bos + (size_t)m->source_eos;
 }
@@ -5663,13 +5664,12 @@ static int moe_is_never(const moe_model *m, int32_t id) {
 }
 
 /* ==== 20. Models ==============================================================================================
- * Owns everything a program may do with a model: open, close, save and look at it. Invariant: an open model never
- * changes. */
+ * Owns the calls of a program for a model: open, close, save, query. Invariant: an open model never changes. */
 
 /* ---- Opening and closing ---- */
 
-/* Pages of a mapped file that somebody else writes to are no longer those that were checked, and those behind its new
- * end are gone. This notices it, but for a change while a step runs. */
+/* If another process writes to a mapped file, its pages are no longer the checked ones, and pages past its new end are
+ * gone. This detects such a change, unless it happens while a step runs. */
 static moe_status moe_check_unchanged(const moe_model *m, moe_error *error) {
     const struct stat *then = &m->opened;
     struct stat now;
@@ -5727,7 +5727,7 @@ moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe
     return moe_model_create(data, bytes, &params, out, error);
 }
 
-/* Memory with the contents of a file, as mmap gives it, or MAP_FAILED. */
+/* Anonymous mapped memory with the contents of a file, or MAP_FAILED. */
 static void *moe_read_file(int fd, size_t bytes) {
     char *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) return data;
@@ -5759,7 +5759,7 @@ moe_status moe_model_open_sized(const char *path, const moe_model_params *given,
     int code, fd;
     if (!moe_take_struct(&params, sizeof params, given, size))
         return moe_refuse_struct("moe_model_params", size, error);
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer is not waited for */
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for the writer of a pipe */
     if (fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         close(fd);
@@ -5939,9 +5939,8 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
 }
 
 /* ==== 21. Graph ===============================================================================================
- * Owns the common parts of ops: how a node is added to a graph, how its rows are computed on all threads. Every node of
- * a graph has the same number of rows; a graph is built and planned once for a capacity and run with the rows of the
- * moment.
+ * Owns the common parts of ops: adding a node to a graph, computing its rows on all threads. Every node of a graph has
+ * the same number of rows. A graph is built and planned once for a capacity and run with the current number of rows.
  *
  * An op is one line of MOE_OPS and the struct of its parameters (room 4), one paragraph in the rooms that follow
  * (builder, scratch, compute function), and one launcher in moe-cuda.cu. If it has a matrix or scratch memory, its
@@ -5955,8 +5954,8 @@ typedef struct moe_run {
     const moe_frame *frame;
 } moe_run;
 
-/* Floats from row to row of an activation: cache lines, but no high power of two, at which the rows of a tile would
- * fall into the same few sets of the cache. */
+/* Distance of two rows of an activation in floats: whole cache lines, but no high power of two, since the rows of a
+ * tile would then share a few sets of the cache. */
 static size_t moe_row_stride(size_t cols) {
     const size_t stride = moe_round_up(cols, 16);
     return stride % 256 ? stride : stride + 16;
@@ -5966,7 +5965,7 @@ MOE_PRINTF(4, 5)
 static moe_node *moe_add_node(moe_graph *g, moe_op op, size_t cols, const char *format, ...) {
     va_list args;
     moe_node *t = &g->nodes[g->count < g->capacity ? g->count : g->capacity - 1];
-    if (g->count >= g->capacity) g->overflow = 1; /* the planner refuses the graph */
+    if (g->count >= g->capacity) g->overflow = 1; /* then the planner refuses the graph */
     else g->count++;
     memset(t, 0, sizeof *t);
     t->op = op;
@@ -6003,14 +6002,14 @@ static void moe_row_task(void *arg, size_t task, size_t thread) {
         job->row(job->run, job->t, r, thread);
 }
 
-/* Row by row, in as many tasks as pay at `cost` (in products) a row. */
+/* Row by row, in as many tasks as pay off at `cost` products per row. */
 static void moe_for_rows(const moe_run *run, const moe_node *t, size_t rows, size_t cost,
                          void (*row)(const moe_run *, const moe_node *, size_t, size_t)) {
     moe_row_job job = { run, t, rows, moe_max(1, 16384 / moe_max(cost, 1)), row };
     moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_row_task, &job);
 }
 
-/* Put v with its id into the falling list of at most `top`; equal ones keep their order. */
+/* Insert v with its id into the descending list of at most `top`; equal values keep their order. */
 MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, int32_t id) {
     size_t at = top - 1;
     if (!(v > best[at])) return;
@@ -6023,8 +6022,8 @@ MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, in
 }
 
 /* ==== 22. Ops: rows ===========================================================================================
- * Owns the ops that make a row from the same row of other nodes. Invariant: of these and of the ops in the rooms below,
- * a compute function writes its own node, its scratch and what the frame names, and splits only outputs over threads.
+ * Owns the ops that make a row from the same row of other nodes. Invariant: here and in the rooms below, the compute
+ * function of an op writes its node, its scratch and outputs of the frame only, and splits only outputs over threads.
  */
 
 static moe_node *moe_op_input(moe_graph *g, size_t cols, const char *name) {
@@ -6054,7 +6053,7 @@ static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t 
     for (size_t c = 0; c < t->cols; c++) y[c] = y[c] + position[c];
 }
 
-/* The quantised form of x; asked for twice, made once. */
+/* The quantised form of x, made once for all its readers. */
 static moe_node *moe_op_quantise(moe_graph *g, moe_node *x) {
     if (!x->codes) {
         moe_node *t = moe_add_node(g, MOE_OP_QUANTISE, x->cols, "%.40s.codes", x->name);
@@ -6098,8 +6097,8 @@ static void moe_linear_task(void *arg, size_t task, size_t thread) {
 }
 
 /* A linear over `rows` rows on all threads. Tasks are cut along the outputs, in fours of blocks, so that a task reads
- * its weights once for all rows; a few for each thread even out what the threads lose to other work. Only where there
- * are too few blocks are rows cut too. Small products stay with the caller. */
+ * its weights once for all rows; a few per thread balance threads that are delayed by other work. Rows are cut too only
+ * if there are too few blocks. The calling thread computes small products alone. */
 static void moe_linear_run(const moe_run *run, const moe_linear *l, size_t rows) {
     enum { LEAST = 1 << 16, PER_THREAD = 4, BLOCKS = 4, ROWS = 32 };
     const size_t blocks = moe_divide_up(l->w->rows, 16), cost = rows * blocks * 16 * l->w->cols;
@@ -6243,7 +6242,7 @@ static size_t moe_cell_floats(size_t rows, size_t hidden) {
     return moe_max(moe_row_stride(4 * (hidden % 16 ? hidden : 16)), moe_min(FLOATS, rows * moe_row_stride(4 * hidden)));
 }
 
-/* [h | c] of one step: z = w_x x + bias + w_r r, which nobody else sees, and the cell. */
+/* [h | c] of one step: z = w_x x + bias + w_r r, which no other node reads, and the cell. */
 static moe_node *moe_op_lstm_step(moe_graph *g, const moe_cell *cell, moe_node *x, moe_node *r, moe_node *c,
                                   const char *name) {
     moe_node *x_input = moe_op_factor(g, &cell->w_x, x), *r_input = moe_op_factor(g, &cell->w_r, r);
@@ -6318,7 +6317,7 @@ static void moe_cells_run(moe_cells *job) {
         LEAST = 1 << 16,
         PER_THREAD = 4,
         UNITS = 192
-    }; /* better few rows at a time for many units than the other way round */
+    }; /* few rows at a time with many units are better than many rows with few units */
     const size_t hidden = job->cell->hidden, rows = job->rows, cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
     const size_t threads = job->run->pool->count,
                  wanted = moe_min(threads * PER_THREAD, rows * 4 * hidden * cols / LEAST);
@@ -6391,7 +6390,7 @@ static void moe_lstm_layer_scratch(const moe_graph *g, const moe_node *t, moe_la
     moe_lstm_layout(g, t->lstm.cell, at);
 }
 
-/* Rows as the next product wants them: codes, or floats without gaps. */
+/* Rows in the form of the next product: codes, or floats without gaps. */
 typedef struct moe_recode {
     const moe_kernels *kernels;
     const float *from; /* [rows, stride] */
@@ -6481,8 +6480,8 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
 /* ==== 25. Ops: attention ======================================================================================
  * Owns the context that a row of the decoder reads from its source sentence. */
 
-/* `keys` and `values` [tokens, size], [tokens, width] are carried by source. Rows of sentences that go on are those of
- * `before`, if it is given: then only what begins attends. */
+/* `keys` and `values` [tokens, size], [tokens, width] are carried by source. If `before` is given, only rows that begin
+ * a sentence compute attention; all others copy their row of `before`. */
 static moe_node *moe_op_attention(moe_graph *g, const moe_attention_op *attention, moe_node *query, moe_node *before,
                                   size_t width, const char *name) {
     moe_node *t = moe_op_pair(g, MOE_OP_ATTENTION, query, before, width, name);
@@ -6550,9 +6549,9 @@ static moe_node *moe_op_heads(moe_graph *g, size_t heads, int within, const floa
     return t;
 }
 
-enum { MOE_HEADS_ROWS = 4 }; /* of a task: those of a sentence read the same keys and values */
+enum { MOE_HEADS_ROWS = 4 }; /* of a task; rows of one sentence read the same keys and values */
 
-/* Per thread, for each row of a task: the rows that it looks at, and their scores. */
+/* Per thread, for each row of a task: the rows that it attends to, and their scores. */
 typedef struct moe_heads_work {
     const float **seen; /* [threads, MOE_HEADS_ROWS, longest] */
     float *scores;      /* [threads, MOE_HEADS_ROWS, heads, longest] */
@@ -6569,7 +6568,7 @@ static moe_heads_work moe_heads_layout(const moe_graph *g, const moe_node *t, mo
 
 static void moe_heads_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_heads_layout(g, t, at); }
 
-/* The rows of keys and values that a row looks at, in the order of their tokens. Returns how many. */
+/* The rows of keys and values that a row attends to, in the order of their tokens. Returns their number. */
 static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, const float **seen) {
     const moe_frame *f = run->frame;
     const moe_hypothesis_rows *b = &f->beam;
@@ -6591,7 +6590,7 @@ typedef struct moe_heads_job {
     size_t rows_per_task;
 } moe_heads_job;
 
-/* In the encoder a task is some positions of a sentence, whose rows lie apart. */
+/* In the encoder a task is some positions of a sentence; their rows are not adjacent. */
 static void moe_heads_task(void *arg, size_t task, size_t thread) {
     const moe_heads_job *job = arg;
     const moe_run *run = job->run;
@@ -6632,11 +6631,11 @@ static void moe_compute_heads(const moe_run *run, const moe_node *t) {
 }
 
 /* ==== 26. Ops: gates ==========================================================================================
- * Owns the choice of experts. Invariant: a row's selections are ascending, and never more than the gate's capacity. No
- * row looks at another, except in batchwise gates, which are for analysis. */
+ * Owns which experts a row is sent to. Invariant: a row's selections are ascending, and never more than the gate's
+ * capacity. No row depends on another, except in batchwise gates, which are for analysis. */
 
-/* A gate over everything: x are its logits, `second` those of the noise or NULL. A gate inside groups (`grouped`): x
- * are the features that gates read, `second` the selections of groups. `layer`: whose choice it is, see moe_gate_op. */
+/* A gate over all experts or groups: x are its logits, `second` the logits of the noise or NULL. A gate inside groups
+ * (`grouped`): x are the features that gates read, `second` the selections of groups. `layer`: see moe_gate_op. */
 static moe_node *moe_op_gate(moe_graph *g, const moe_gating *gating, moe_node *x, moe_node *second, int grouped,
                              const char *layer, const char *name) {
     const size_t groups = grouped ? second->cols : 1;
@@ -6690,8 +6689,8 @@ static void moe_gate_product(const moe_run *run, const moe_matrix *w, const floa
     run->kernels->linear(&l, 0, 1, 0, moe_divide_up(n, 16));
 }
 
-/* The logits of one group (or of all experts) for one row. They are in `scratch` [2 * level] unless src[0] has them as
- * they are. */
+/* The logits of one group (or of all experts) for one row: in `scratch` [2 * level], or in src[0] if they need no
+ * change. */
 static const float *moe_gate_logits(const moe_run *run, const moe_node *t, size_t row, size_t group, float *scratch) {
     const moe_gating *gating = t->gate.gating;
     const size_t n = gating->level, first = group * n;
@@ -6827,8 +6826,7 @@ static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
     for (size_t i = 0; i < m && best[i] >= 0.0f; i++) work.mask[(size_t)rows[i] * t->cols + expert] = 1;
 }
 
-/* A batchwise gate sees all rows before it selects: probabilities first, then the mask by columns, then once more by
- * rows. */
+/* A batchwise gate computes the probabilities of all rows, then the mask by columns, then the selections by rows. */
 static void moe_compute_gate(const moe_run *run, const moe_node *t) {
     const size_t cost =
         t->gate.grouped ? t->src[1]->gate.gating->level * t->gate.gating->level : 16 * t->gate.gating->level;
@@ -6852,9 +6850,9 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
 }
 
 /* ==== 27. Ops: experts ========================================================================================
- * Owns the work of experts. On the processor moe_experts_slab alone tells where an expert's bytes lie; on a GPU
- * moe_lift_expert does. Invariant: whatever
- * the order of work, the outputs of a row's experts are added in the order of their numbers. */
+ * Owns the computation of experts. On the processor only moe_experts_slab finds the bytes of an expert; on a GPU
+ * moe_lift_expert does. Invariant: in any order of work, the outputs of a row's experts are added in the order of their
+ * numbers. */
 
 enum { MOE_EXPERT_TILE = 64 }; /* most rows of one expert task */
 
@@ -6865,8 +6863,8 @@ static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_no
     return t;
 }
 
-/* Whether the slab of an expert may be read: it has been compared with its checksum, now or before. Where it is
- * damaged, the session reports that after the run. */
+/* Whether the slab of an expert may be read: verify it unless it was verified before. The session reports a damaged
+ * slab after the run. */
 static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert) {
     const moe_tensor_info *t;
     size_t slab;
@@ -6878,15 +6876,15 @@ static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert
     return 0;
 }
 
-/* The two matrices of an expert. All slabs are mapped. (The room "Expert cache" serves the GPU only. Experts that are
- * read under a memory budget, or that another machine has, are to be found by this call.) */
+/* The two matrices of an expert. All slabs are mapped. (The room "Expert cache" serves the GPU only. Code that reads
+ * experts under a memory budget, or from another machine, will go here.) */
 static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up, moe_matrix *down) {
     *up = moe_matrix_moved(&e->up, expert * e->stride);
     *down = moe_matrix_moved(&e->down, expert * e->stride);
 }
 
-/* How many (expert, row) pairs run at once: those expected, with room to spare, within 2^14, and at least those that
- * one row may select. */
+/* The number of (expert, row) pairs that run at once: the expected number with a reserve, at most 2^14, and at least as
+ * many as one row may select. */
 static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
     size_t wanted = 2 * gate->gate.gating->k;
     if (gate->gate.grouped) wanted *= gate->src[1]->gate.gating->k;
@@ -6938,7 +6936,7 @@ typedef struct moe_expert_job {
     const moe_run *run;
     const moe_node *t;
     moe_expert_work work;
-    size_t row0; /* first row of the chunk at hand */
+    size_t row0; /* first row of the current chunk */
 } moe_expert_job;
 
 /* One expert on up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x). */
@@ -7052,7 +7050,7 @@ static void moe_compute_experts(const moe_run *run, const moe_node *t) {
     }
 }
 
-/* The same sum for linear experts: x has the outputs of all experts side by side. */
+/* The same sum for linear experts: x contains the outputs of all experts side by side. */
 static moe_node *moe_op_mix(moe_graph *g, size_t cols, float scale, moe_node *x, moe_node *gate, const char *name) {
     moe_node *t = moe_op_pair(g, MOE_OP_MIX, x, gate, cols, name);
     t->scale = scale;
@@ -7090,10 +7088,10 @@ static void moe_op_output(moe_graph *g, const moe_output_op *output, moe_node *x
 typedef struct moe_output_work {
     size_t chunks;
     float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
-    float *logits;    /* [rows, chunks, top] the best of the chunk, falling, -infinity: none */
+    float *logits;    /* [rows, chunks, top] the best of the chunk, descending, -infinity: none */
     int32_t *ids;     /* [rows, chunks, top]                                                */
     float *thread;    /* per thread: logits of a task                                       */
-    float *seen;      /* [threads, rows, top] the largest logits that a thread has met      */
+    float *seen;      /* [threads, rows, top] the largest logits that a thread has computed      */
     size_t thread_floats;
 } moe_output_work;
 
@@ -7112,9 +7110,9 @@ static moe_output_work moe_output_layout(const moe_graph *g, const moe_node *t, 
 
 static void moe_output_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_output_layout(g, t, at); }
 
-/* The `top` largest of x[n] with their ids, falling, without those below `seen`. `seen` holds the largest numbers of
- * this row that this thread has met; x joins it. A number that is left out has `top` larger ones elsewhere in the row,
- * so the row's best do not depend on which thread met which numbers. Returns the largest of x. */
+/* The `top` largest of x[n] with their ids, descending, except numbers below `seen`. `seen` [top] contains the largest
+ * numbers of this row in this thread so far; x is added to it. An omitted number has `top` larger ones elsewhere in the
+ * row, so the best of the row do not depend on the distribution over threads. Returns the largest of x. */
 static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
                            float *seen, float *best, int32_t *ids) {
     enum { BLOCK = 64 };
@@ -7140,7 +7138,7 @@ typedef struct moe_output_job {
     size_t row_tasks;
 } moe_output_job;
 
-/* The never generated tokens [first, end) of the list, where they are among y[n], the logits from `column` on. */
+/* The part [first, end) of the list of never generated tokens that is among y[n], the logits from `column` on. */
 static void moe_forbid(const moe_output_op *o, size_t first, size_t end, float *y, size_t column, size_t n) {
     for (size_t i = first; i < end; i++)
         if ((size_t)o->never[i] >= column && (size_t)o->never[i] < column + n)
@@ -7173,7 +7171,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
         moe_forbid(&t->output, t->output.n_suppressed, t->output.n_never, y, column, w.rows);
         const int held =
             f->hold && f->hold[row] && (size_t)t->output.eos >= column && (size_t)t->output.eos < column + w.rows;
-        const int summed = held || t->output.n_suppressed; /* before tokens leave that keep their probability */
+        const int summed = held || t->output.n_suppressed; /* before tokens are removed that keep their probability */
         if (summed) {
             work->max[at] = kernels->max(y, w.rows);
             work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
@@ -7235,7 +7233,7 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
 
 typedef struct moe_op_row {
     const char *name;
-    void (*scratch)(const moe_graph *g, const moe_node *t, moe_layout *at); /* carves what it needs; NULL: nothing */
+    void (*scratch)(const moe_graph *g, const moe_node *t, moe_layout *at); /* carves its scratch; NULL: none */
     void (*compute)(const moe_run *run, const moe_node *t);
     void (*row)(const moe_run *run, const moe_node *t, size_t row, size_t thread); /* instead of compute */
     size_t cost;                                                                   /* of a row: products a column */
@@ -7254,8 +7252,8 @@ static size_t moe_node_bytes(const moe_graph *g, const moe_node *t) {
     return moe_round_up(g->rows * t->stride * sizeof(float), 64);
 }
 
-/* The lowest place for `bytes` between the nodes that are alive, which are linked from the lowest on; *below, if it is
- * wanted: the link that the place belongs to. */
+/* The lowest place for `bytes` between the live nodes, which are linked from the lowest on; *below, unless NULL: the
+ * link before this place. */
 static size_t moe_find_gap(const moe_graph *g, moe_node **lowest, size_t bytes, moe_node ***below) {
     size_t at = 0;
     for (; *lowest && (*lowest)->offset - at < bytes; lowest = &(*lowest)->above)
@@ -7264,7 +7262,7 @@ static size_t moe_find_gap(const moe_graph *g, moe_node **lowest, size_t bytes, 
     return at;
 }
 
-/* The last reader of every node. */
+/* Find the last reader of every node. */
 static void moe_graph_lives(moe_graph *g) {
     for (size_t i = 0; i < g->count; i++) {
         moe_node *t = &g->nodes[i];
@@ -7277,8 +7275,8 @@ static void moe_graph_lives(moe_graph *g) {
     }
 }
 
-/* Give every node its offset in the arena, and the graph its `bytes`, the size of the arena. One walk over the nodes
- * keeps those that are alive in the order of their places. */
+/* Give every node its offset in the arena, and the graph its `bytes`, the size of the arena. One pass over the nodes
+ * keeps the live ones in the order of their places. */
 static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
     moe_node *lowest = NULL, **link;
     if (g->overflow || g->rows > (SIZE_MAX >> 24))
@@ -7320,8 +7318,7 @@ static void moe_graph_place(moe_graph *g, char *arena) {
     }
 }
 
-/* A run that is cancelled or met a damaged slab ends in the middle: a node never reads what another one has not
- * finished. */
+/* A run that is cancelled or meets a damaged slab ends early: no node reads unfinished rows of another one. */
 static int moe_run_ended(const moe_run *run) {
     return moe_pool_cancelled(run->pool) || (run->graph->damage && atomic_load(&run->graph->damage->piece));
 }
@@ -7343,7 +7340,7 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
 /* ==== 30. Encoder and decoder =================================================================================
  * Owns the graphs of a model. Invariant: the layer list alone decides which nodes they have. */
 
-/* The name of a node: its layer's and its own. */
+/* The name of a node: name of its layer, dot, own name. */
 typedef struct moe_name {
     char text[48];
 } moe_name;
@@ -7361,18 +7358,18 @@ typedef struct moe_memory {
     size_t width;
 } moe_memory;
 
-/* Rows carried by parent, [rows, cols] each: the states that the decoder hands on from step to step. */
+/* Rows carried by parent, [rows, cols] each: the states that the decoder passes from step to step. */
 typedef struct moe_decoder_state {
     struct {
         float *r, *c;             /* LSTM layers: [rows, P], [rows, H] */
-        float *begin_r, *begin_c; /* the states that a slot's sentence begins with; the encoder writes them; or NULL */
+        float *begin_r, *begin_c; /* first states of a slot's sentence, which the encoder writes; or NULL */
         float *heads;             /* keys and values, [rows, 2D], carried by token or, of cross attention, by source */
     } *layers;                    /* [n_decoder] */
-    float *query;                 /* [rows, query width], where the query is a layer's output */
-    float *context;               /* [rows, memory width], where the context is carried */
+    float *query;                 /* [rows, query width], if the query is a layer's output */
+    float *context;               /* [rows, memory width], if the context is carried */
 } moe_decoder_state;
 
-/* Logits of a gate over everything; with them those of the noise, if it is wanted. */
+/* Logits of a gate over all experts or groups; also the logits of the noise if it is on. */
 static moe_node *moe_build_flat_gate(moe_graph *g, const moe_layer *layer, const moe_gating *gating, moe_node *features,
                                      const char *part, const char *chosen) {
     const moe_name name = moe_name_of(layer, part);
@@ -7386,8 +7383,8 @@ static moe_node *moe_build_flat_gate(moe_graph *g, const moe_layer *layer, const
     return moe_op_gate(g, gating, logits, noise, 0, chosen, name.text);
 }
 
-/* The selections for x: by one gate, or by one over groups and one inside them (eq 12). A gate reads x or the hidden
- * units of an MLP. */
+/* The selections for x: by one gate, or by a gate over groups and gates inside them (eq 12). A gate reads x or the
+ * hidden units of an MLP. */
 static moe_node *moe_build_gate(moe_graph *g, const moe_layer *layer, moe_node *x) {
     const moe_mixture_layer *m = &layer->mixture;
     moe_node *parent;
@@ -7464,8 +7461,8 @@ static moe_node *moe_build_layer(moe_graph *g, const moe_layer *layer, moe_node 
     return layer->norm_place == MOE_NORM_AFTER ? moe_build_norm(g, layer, y) : y;
 }
 
-/* An LSTM layer over packed sentences, in one direction or both. The states after the last token go to where the
- * decoder begins. */
+/* An LSTM layer over packed sentences, in one direction or both. The states after the last token go to the decoder's
+ * first states. */
 static moe_node *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, moe_node *x, float *last_r,
                                         float *last_c) {
     const moe_lstm_layer *l = &layer->lstm;
@@ -7517,7 +7514,7 @@ static int moe_reads_previous(const moe_model *m) {
     return 0;
 }
 
-/* Whether the previous context, carried, needs a query all the same: of a sentence that begins. */
+/* Whether a carried previous context still needs a query, for a new sentence. */
 static int moe_attends_first(const moe_model *m) {
     return m->context_current && moe_reads_previous(m) && !m->attention->attention.start_zero;
 }
@@ -7526,8 +7523,8 @@ static int moe_carries_query(const moe_model *m) {
     return m->attention && m->attention->attention.query_output && (!m->context_current || moe_attends_first(m));
 }
 
-/* The states that a sentence in slot n begins with are row rows + n, where the encoder writes any; query and context
- * begin with zeros. `s->layers` is there. */
+/* Row rows + n has the first states of the sentence in slot n, if the encoder writes any; query and context begin with
+ * zeros. `s->layers` must be set. */
 static void moe_decoder_state_layout(const moe_model *m, size_t rows, size_t slots, moe_decoder_state *s,
                                      moe_layout *at) {
     const size_t used = rows;
@@ -7549,7 +7546,7 @@ static void moe_decoder_state_layout(const moe_model *m, size_t rows, size_t slo
     if (m->context_current && moe_reads_previous(m)) s->context = moe_carve(at, rows * m->memory_width, sizeof(float));
 }
 
-/* On the processor; memory of a device is zero from the start. */
+/* On the processor; a device's memory is zeroed at allocation. */
 static void moe_decoder_state_begin(const moe_model *m, size_t rows, size_t slots, const moe_decoder_state *s) {
     if (!m->decoder_from_encoder) return;
     if (s->query) memset(s->query + rows * m->query_width, 0, slots * m->query_width * sizeof(float));
@@ -7567,7 +7564,7 @@ static moe_node *moe_build_attention(moe_graph *g, const moe_model *m, const moe
     return moe_op_attention(g, &op, query, before, memory->width, before ? "decoder.first_context" : "decoder.context");
 }
 
-/* Nodes that a step of the decoder hands from layer to layer. */
+/* Nodes that a step of the decoder passes from layer to layer. */
 typedef struct moe_decoder_step {
     moe_node *previous, *current; /* contexts */
     struct {
@@ -7577,10 +7574,10 @@ typedef struct moe_decoder_step {
 
 /* Rows carried by parent are gathered first and stored last.
  *
- * GNMT attends with the bottom layer's output of the step before. If no layer reads the current context, that is done
- * at the start of the step from the carried query; else the context is made right after the attention's layer, and
- * carried where a layer reads the previous one. Where that is not zero at first, sentences that begin attend with what
- * would have been carried. */
+ * GNMT attends with the bottom layer's output of the step before. If no layer reads the current context, it is computed
+ * at the start of the step from the carried query. Else it is computed right after the attention's layer, and carried
+ * if a layer reads the previous one. A new sentence has no carried context. Unless the model starts with zeros, it
+ * computes one from the initial query. */
 static void moe_build_gathers(moe_graph *g, const moe_model *m, const moe_memory *memory, const moe_decoder_state *s,
                               moe_decoder_step *step) {
     for (size_t i = 0; i < m->n_decoder; i++) {
@@ -7661,21 +7658,21 @@ static void moe_build_classifier(moe_graph *g, const moe_model *m) {
  * sentence is done when `beam` hypotheses have finished, when none is live, at the length limit (which keeps the live
  * ones as unfinished, behind all finished ones), or when nbest have finished and no live one can beat the best.
  *
- * Where the beginning of the translation is given, one hypothesis follows it first; these steps count. Many of them can
- * share a run of a decoder that carries nothing from row to row.
+ * If the beginning of the translation is given, one hypothesis follows it first; these steps count. Many of them can
+ * share a run of a decoder that carries no rows by parent.
  *
  * That is MOE_RULES_PAPER, moe_search_step. MOE_RULES_HF shares it, but ends in moe_hf_done. The other rules keep
  * finished hypotheses in the beam and share moe_beam_step; moe_rank and moe_score tell them apart. */
 
 typedef struct moe_token {
     int32_t id, parent; /* parent: index of the token before, -1 at the beginning */
-    int32_t source;     /* the token of the request that had most attention; -1: none */
+    int32_t source;     /* the token of the request with the largest attention weight; -1: none */
     float logprob;
 } moe_token;
 
 /* A moe_constraint of a sentence. */
 typedef struct moe_demand {
-    size_t first, n;      /* its tokens among the slot's */
+    size_t first, n;      /* its tokens among the slot's: from first on */
     size_t begin, length; /* of the source, tag and begin included */
     int once;
 } moe_demand;
@@ -7688,13 +7685,13 @@ typedef struct moe_live {
     /* moe_beam_step only */
     float latest;  /* log-probability of its last token, the end counted */
     int32_t id;    /* that token */
-    int ended;     /* it has its end token and no row any more */
+    int ended;     /* it has its end token, and no row from now on */
     size_t tokens; /* without the end token */
     /* with constraints only */
-    uint64_t met;  /* bit c: it has constraint c */
-    size_t inside; /* 1 + the constraint that it has begun to write; 0: none */
-    size_t done;   /* tokens of that one */
-    size_t since;  /* tokens behind the last constraint that was met: the next one lies among them */
+    uint64_t met;  /* bit c: it contains constraint c */
+    size_t inside; /* 1 + the constraint whose tokens it is in; 0: none */
+    size_t done;   /* tokens of this constraint so far */
+    size_t since;  /* tokens after the last constraint that was met: the next one is among them */
 } moe_live;
 
 typedef struct moe_finished {
@@ -7713,30 +7710,30 @@ struct moe_search {
     int32_t bos, eos;
     int early_stopping, force_end; /* the hf rules */
     size_t min_target, max_target, max_constraints;
-    size_t ahead;     /* rows of a step for given tokens behind the next one; 0: the decoder goes token by token */
-    int looks;        /* what each token of the source looked at is known, and shown */
-    int from_encoder; /* a sentence begins with the states that the encoder left for its slot */
+    size_t ahead;     /* rows of a step for given tokens after the next one; 0: the decoder goes token by token */
+    int looks;        /* 1: hypotheses include the source token of each token */
+    int from_encoder; /* 1: a sentence begins with the states that the encoder wrote for its slot */
 };
 
-/* A sentence as the session hands it to the search, or to a device that searches. */
+/* A sentence as the session passes it to the search, or to a device that searches. */
 typedef struct moe_task {
     size_t segment, length; /* its tokens among the rows carried by source */
     size_t limit;           /* longest target, end included */
     size_t place;           /* of its first row among those carried by token */
     size_t n_target;        /* tokens to be scored; without scoring, the given beginning */
-    int scoring, forced;    /* forced: the first of these tokens costs nothing */
-    size_t lead, n_source;  /* tokens that the session puts before those of the request, and these */
+    int scoring, forced;    /* forced: the log-probability of the first of these tokens counts as 0 */
+    size_t lead, n_source;  /* tokens that the session puts before the request's tokens; request's tokens */
     size_t n_demands;
 } moe_task;
 
-/* One sentence under translation. Where a device searches, the session has one as well, without hypotheses. */
+/* One sentence under translation. If a device searches, the session has a slot too, without hypotheses. */
 struct moe_slot {
     int active;
     void *user;
     uint64_t key; /* of its source, for noise */
     moe_task task;
     size_t steps;      /* decoder steps made */
-    size_t ahead;      /* and those that this run makes beside the next one */
+    size_t ahead;      /* and steps that this run makes in addition to the next one */
     moe_token *tokens; /* [max_target * beam] */
     size_t n_tokens;
     moe_live *live; /* [beam] best first */
@@ -7746,29 +7743,29 @@ struct moe_slot {
     int32_t *target;     /* [max_target], of which the task has n_target */
     moe_demand *demands; /* [max_constraints], of which the task has n_demands */
     int32_t *demand_ids; /* [max_target] their tokens */
-    size_t shown;        /* index of the first token that the caller sees */
-    int broken;          /* not-a-number turned up */
+    size_t shown;        /* index of the first token of the result */
+    int broken;          /* 1: an answer was not-a-number */
 };
 
-/* The question that a live hypothesis asks the decoder. */
+/* The input of the decoder for a live hypothesis. */
 typedef struct moe_row {
     int32_t id, parent;
-    int32_t want; /* the token to score, -1: the best ones */
+    int32_t want; /* the token to score, -1: find the best tokens */
     int hold;     /* too short to end here */
 } moe_row;
 
-/* The decoder's answers, by row. */
+/* The decoder's outputs, by row. */
 typedef struct moe_answer {
     size_t top;
     const int32_t *top_ids;                   /* [rows, top], best first */
     const float *top_logprobs, *want_logprob; /* [rows, top], [rows] */
     float *coverage; /* [rows, stride], NVIDIA's by place: [slots, beam, stride]; NULL: no penalty */
     size_t stride;
-    const float *attention;      /* [rows, stride] NULL: nobody knows */
+    const float *attention;      /* [rows, stride]; NULL: unknown */
     const float *start_logprobs; /* [rows, max_constraints] */
 } moe_answer;
 
-/* Begin the sentence of a slot whose segment, length, limit and target are set. */
+/* Begin the sentence of a slot; its segment, length, limit and target are set. */
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
@@ -7778,14 +7775,14 @@ MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     slot->n_live = 1;
 }
 
-/* How many rows the next step has for this slot. */
+/* The number of rows of the next step for this slot. */
 MOE_SHARED size_t moe_slot_rows(const moe_slot *slot) {
     size_t rows = 0;
     for (size_t h = 0; slot->active && h < slot->n_live; h++) rows += (size_t)!slot->live[h].ended;
     return rows;
 }
 
-/* The question at `position` of a hypothesis, counted in steps. `first`: the parent that stands for none. */
+/* The input for `position` of a hypothesis, counted in steps. `first`: the parent of a first row. */
 MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const moe_live *live, size_t position,
                                 int32_t first) {
     moe_row row;
@@ -7797,10 +7794,10 @@ MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
     return row;
 }
 
-/* Where what is carried by token of token `last` lies; the begin token's, -1, comes first. */
+/* The place of token `last` among the rows carried by token; the begin token, -1, comes first. */
 MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) { return (int32_t)slot->task.place + last + 1; }
 
-/* These places of the `n` tokens of a hypothesis that ends with token `last`, the begin token's first. */
+/* The places of the `n` tokens of a hypothesis that ends with token `last`, the begin token first. */
 MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, size_t n, int32_t *chain) {
     for (; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1) chain[n] = moe_token_place(slot, last);
 }
@@ -7808,14 +7805,14 @@ MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, size_t n, int
 /* Whether all places of the beam are still one hypothesis: at the beginning, and while it follows a given target. */
 MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->task.n_target; }
 
-/* Steps behind a slot's next one that it can make in the same run, because it is known what they ask. */
+/* The number of steps after a slot's next one that fit in the same run, because their tokens are given. */
 MOE_SHARED size_t moe_slot_given(const moe_slot *slot) {
     return slot->active && moe_slot_is_one(slot) && !slot->task.n_demands ? slot->task.n_target - slot->steps : 0;
 }
 
-/* A slot's hypothesis gets the next of its given tokens, which is not yet scored; `live` is a copy of it. */
+/* Append the next given token, not yet scored, to a slot's hypothesis; `live` is a copy of it. */
 MOE_SHARED void moe_give_token(moe_slot *slot, moe_live *live) {
-    const int32_t at = live->last + 1; /* given tokens stand in their order */
+    const int32_t at = live->last + 1; /* given tokens are stored in their order */
     const moe_token token = { slot->target[at], live->last, -1, 0.0f };
     slot->tokens[at] = token;
     live->last = at;
@@ -7840,7 +7837,7 @@ MOE_SHARED float moe_coverage_penalty(const moe_search *s, const float *coverage
     return s->beta * sum;
 }
 
-/* The same without the positions that were never looked at: log 0 counts as 0. */
+/* The same without positions that had no attention: log 0 counts as 0. */
 MOE_SHARED float moe_seen_penalty(const moe_search *s, const float *coverage, size_t length) {
     float sum = 0.0f;
     if (s->beta == 0.0f || !coverage) return 0.0f;
@@ -7885,7 +7882,7 @@ MOE_SHARED void moe_sort_finished(const moe_search *s, moe_slot *slot) {
     }
 }
 
-/* The token of the request that a row looked at most. */
+/* The token of the request with a row's largest attention weight. */
 MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, const moe_answer *a, size_t row) {
     const float *weights;
     size_t best = 0;
@@ -7897,7 +7894,7 @@ MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, cons
                                                                                    : -1;
 }
 
-/* The token that row `row` is followed by. Returns its index. */
+/* Add the token that follows row `row`. Returns its index. */
 MOE_SHARED int32_t moe_add_token(const moe_search *s, moe_slot *slot, const moe_answer *a, size_t row, int32_t id,
                                  int32_t parent, float logprob) {
     const moe_token token = { id, parent, moe_looked_at(s, slot, a, row), logprob };
@@ -7905,8 +7902,9 @@ MOE_SHARED int32_t moe_add_token(const moe_search *s, moe_slot *slot, const moe_
     return (int32_t)slot->n_tokens++;
 }
 
-/* Hugging Face's end: keep the best `beam` finished hypotheses. The sentence is done when there are `beam` and search
- * stops early, or when the best live one, at its present length, does not score more than the worst of them. */
+/* Hugging Face's end: keep the best `beam` finished hypotheses. The sentence is done when `beam` have finished and
+ * search stops early, or when the best live hypothesis, at its present length, does not score more than the worst of
+ * these. */
 MOE_SHARED int moe_hf_done(const moe_search *s, moe_slot *slot) {
     moe_sort_finished(s, slot);
     if (slot->n_finished > (size_t)s->beam) slot->n_finished = (size_t)s->beam;
@@ -7916,7 +7914,7 @@ MOE_SHARED int moe_hf_done(const moe_search *s, moe_slot *slot) {
             slot->live[0].logprob / moe_length_penalty(s, slot->steps) <= slot->finished[slot->n_finished - 1].score);
 }
 
-/* At the length limit every hypothesis gets its end token, which costs nothing. */
+/* At the length limit every hypothesis gets its end token, whose log-probability counts as 0. */
 MOE_SHARED int moe_force_end(const moe_search *s, moe_slot *slot) {
     for (size_t h = 0; h < slot->n_live; h++)
         moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 1, NULL);
@@ -7951,14 +7949,14 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_answe
 }
 
 /* ---- Constraints ----
- * A row's attention says how probable it is that a constraint comes next: the weights on what it translates. So the
- * candidates of a hypothesis are a mixture, as in a pointer network (See et al. 2017, arXiv 1704.04368): with that
- * probability w the constraint's next token, else what the decoder writes. This orders the beam. Scores are made of the
- * decoder's own log-probabilities: all that finishes has the same constraints. A hypothesis that begins a constraint
- * goes on to its end. One that wants to end, or that has just room enough, begins the constraints that it lacks. Tokens
- * that the decoder wrote by itself count as well. */
+ * The probability w that a constraint comes next is a row's attention on the source tokens of the constraint. So the
+ * candidates of a hypothesis are a mixture, as in a pointer network (See et al. 2017, arXiv 1704.04368): with
+ * probability w the constraint's next token, else the decoder's tokens. This orders the beam. Scores use the decoder's
+ * own log-probabilities, since all finished hypotheses contain the same constraints. A hypothesis that begins a
+ * constraint goes on to its end. A hypothesis whose best token is the end, or whose remaining length just suffices,
+ * begins the constraints that it lacks. Tokens that the decoder chose without the constraint count as well. */
 
-/* Without attention: how improbable a first token may be, in nats, and yet begin its constraint at no cost. */
+/* Without attention: a first token this improbable at most, in nats, begins its constraint at no cost. */
 #define MOE_PATIENCE 6.0f
 
 /* Whether the `n` tokens up to `last` are the first n of a constraint. */
@@ -7968,14 +7966,14 @@ MOE_SHARED int moe_ends_in_demand(const moe_slot *slot, const moe_demand *b, siz
     return n == 0;
 }
 
-/* How many tokens of constraint `b`, but not all, a hypothesis ends in. */
+/* The number of first tokens of constraint `b`, not all, at the end of a hypothesis. */
 MOE_SHARED size_t moe_demand_begun(const moe_slot *slot, const moe_demand *b, const moe_live *live) {
     size_t n = b->n - 1 < live->since ? b->n - 1 : live->since;
     while (n && !moe_ends_in_demand(slot, b, n, live->last)) n--;
     return n;
 }
 
-/* The tokens that could begin or go on with each constraint of a row: starts [max_constraints], -1: none. */
+/* For each constraint of a row its next token: starts [max_constraints], -1: none. */
 MOE_SHARED void moe_fill_starts(const moe_search *s, const moe_slot *slot, const moe_live *live, int32_t *starts) {
     const int free = !slot->task.scoring && slot->steps >= slot->task.n_target && !live->inside;
     for (size_t c = 0; c < s->max_constraints; c++) {
@@ -7985,7 +7983,7 @@ MOE_SHARED void moe_fill_starts(const moe_search *s, const moe_slot *slot, const
     }
 }
 
-/* A hypothesis has got its last token: has it met a constraint? The longest counts, of several as long the first. */
+/* Check whether the last token of a hypothesis completes a constraint: the longest one, the first of equal length. */
 MOE_SHARED void moe_demand_advance(const moe_slot *slot, moe_live *live) {
     size_t best = slot->task.n_demands;
     live->since++;
@@ -8003,7 +8001,7 @@ MOE_SHARED void moe_demand_advance(const moe_slot *slot, moe_live *live) {
     live->inside = live->done = live->since = 0;
 }
 
-/* Whether token `id` behind a hypothesis would repeat a constraint that must stand there once. */
+/* Whether token `id` after a hypothesis would repeat a constraint that must appear only once. */
 MOE_SHARED int moe_demand_repeats(const moe_slot *slot, const moe_live *live, int32_t id) {
     int repeats = 0;
     for (size_t c = 0; c < slot->task.n_demands; c++) {
@@ -8015,21 +8013,21 @@ MOE_SHARED int moe_demand_repeats(const moe_slot *slot, const moe_live *live, in
     return repeats;
 }
 
-/* What a hypothesis can do in this step. */
+/* The continuations of a hypothesis in this step. */
 typedef struct moe_next {
-    size_t bound;  /* the constraint that comes next, if one does; n_demands: all are met */
+    size_t bound;  /* the constraint that may come next; n_demands: all are met */
     int32_t id;    /* its next token */
     float logprob; /* of that token */
-    float rank;    /* what it adds to the rank */
-    float stay;    /* what every other token adds beside its own log-probability */
+    float rank;    /* this is added to the rank of that token */
+    float stay;    /* this is added to the rank of all other tokens, with their log-probabilities */
     int commits;   /* the hypothesis goes on to the end of the constraint */
-    int only;      /* nothing else is allowed */
-    int repeats;   /* each of the best tokens would repeat a constraint: better that than nothing */
+    int only;      /* no other token is allowed */
+    int repeats;   /* each of the best tokens would repeat a constraint: repeating one is better than no token */
     int begun;     /* that candidate is taken */
     size_t taken;  /* of the best tokens of the row */
 } moe_next;
 
-/* Constraint c as what comes next. */
+/* Constraint c as the next one. */
 MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot, const moe_answer *a,
                                       const moe_live *live, size_t c) {
     const moe_demand *b = &slot->demands[c];
@@ -8079,7 +8077,7 @@ MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const 
     return best;
 }
 
-/* Pass over the tokens of the row that a hypothesis must not have. Returns 1 if one is left: the next. */
+/* Skip the tokens of the row that are not allowed for a hypothesis. Returns 1 if one is left. */
 MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const moe_answer *a, const moe_live *live,
                              moe_next *c) {
     for (; !c->only && c->taken < a->top; c->taken++) {
@@ -8090,7 +8088,7 @@ MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const mo
     return 0;
 }
 
-/* The hypothesis that takes its constraint's next token, or the best token that is left. */
+/* Extend a hypothesis by its constraint's next token, or by the best token that is left. */
 MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const moe_answer *a, const moe_live *from,
                                       moe_next *c, int begins, float rank) {
     moe_live live = *from;
@@ -8111,7 +8109,7 @@ MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const
     return live;
 }
 
-/* Take the decoder's answer for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done.
+/* Use the decoder's outputs for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done.
  * Ranks order the candidates: without constraints they are log-probabilities. */
 MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
     const size_t beam = (size_t)s->beam;
@@ -8173,8 +8171,9 @@ MOE_SHARED void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const mo
 }
 
 /* moe_search_step for the other rules: finished hypotheses stay in the beam as they are; the best of them and of all
- * continuations make the next beam. `coverage` [beam, stride] (or NULL) belongs to places in the beam. An end token
- * costs at least as much as any other of its log-probability, so the `top` best tokens of a row are enough. */
+ * continuations make the next beam. `coverage` [beam, stride] (or NULL) is kept per place in the beam. Ending a
+ * hypothesis never improves its rank over another token of equal log-probability, so the row's `top` best tokens
+ * suffice. */
 MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const float *coverage,
                              moe_live *next) {
     size_t n = 0, ended = 0;
@@ -8214,7 +8213,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answ
         const moe_live *l = &slot->live[h];
         const float *seen = coverage ? coverage + h * a->stride : NULL;
         const float score = s->rules != MOE_RULES_NVIDIA || cut
-                                ? l->rank /* NVIDIA's does not normalise a beam that is cut */
+                                ? l->rank /* NVIDIA's rules do not normalise a beam that is cut */
                                 : moe_score(s, l->logprob, l->tokens, 1, seen, slot->task.length);
         const float end = l->ended ? l->latest : 0.0f;
         const moe_finished f = { l->logprob, score, end, l->last, l->tokens, slot->n_ended++, l->ended };
@@ -8224,7 +8223,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answ
     return 1;
 }
 
-/* The same for one live hypothesis that follows given tokens and, where they are scored, the end token behind them. */
+/* The same for one live hypothesis that follows given tokens and, if they are scored, the end token after them. */
 MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, const moe_answer *a, float logprob,
                               const float *coverage) {
     moe_live *live = &slot->live[0];
@@ -8274,7 +8273,7 @@ MOE_SHARED int moe_slot_steps(const moe_search *s, moe_slot *slot, size_t at, co
     return done;
 }
 
-/* How many hypotheses a sentence gives: the first so many of `finished`. 0: it is broken. */
+/* The number of hypotheses of a sentence's result, the first ones of `finished`. 0: it is broken. */
 MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
     if (slot->broken) return 0;
     return slot->n_finished < (size_t)s->nbest ? slot->n_finished : (size_t)s->nbest;
@@ -8293,33 +8292,32 @@ MOE_SHARED void moe_write_finished(const moe_slot *slot, const moe_finished *f, 
 }
 
 /* ==== 32. Expert cache ========================================================================================
- * Owns who stays where a memory cannot hold all experts of a session: numbers only, whoever asks moves the bytes.
- * Invariant: who stays depends on the runs of layers so far, and on nothing else.
+ * Owns which experts are kept in a memory that cannot hold all experts of a session: numbers only, the caller moves the
+ * bytes. Invariant: which experts are kept depends on the runs of layers so far, and on nothing else.
  *
- * A run of a layer tells moe_cache_plan which experts it wants, and hears which of them are there and in which slots.
- * Missing ones get slots, in the order in which they are to be fetched: a few slots are for transit, and the next one
- * in turn is taken. If the newcomer is worth more than the resident that is worth least, it stays there as a resident
- * itself, and the other one's slot is for transit from then on. What an expert is worth: the runs of its layer so far,
- * times how often they want it, a mean that forgets: f <- 0.97 f + 0.03 [wanted]. One that is worth just as much drives
- * nobody out: experts that are wanted in turn would all be gone when their turn comes again, as they are where the one
- * leaves that was used longest ago. */
+ * A run of a layer passes the experts that it needs to moe_cache_plan, which returns the resident ones and their slots.
+ * Missing experts get slots in the order of fetching: a few slots are for transit, used in turn. A missing expert with
+ * a higher value than the resident of the lowest value becomes a resident in its transit slot, and the slot of that
+ * resident becomes a transit slot. The value of an expert: the runs of its layer so far, times its frequency in them, a
+ * decaying mean: f <- 0.97 f + 0.03 [needed]. On a tie the resident stays. Otherwise experts used in rotation would
+ * evict each other every time, as LRU does. */
 
-/* A layer of experts; whoever asks keeps it. */
+/* A layer of experts; the caller stores it. */
 typedef struct moe_cache_layer {
     size_t first, count; /* its experts have the numbers first, first + 1, ... */
     uint64_t runs;
 } moe_cache_layer;
 
 typedef struct moe_cache {
-    size_t slots;     /* 0: there is no cache, all experts are there */
-    size_t transit;   /* how many of the slots are for transit, at least 1 */
-    size_t turn;      /* which of these is next */
-    int32_t *slot;    /* [experts] where an expert is, -1: nowhere */
-    float *frequency; /* [experts] */
-    int32_t *expert;  /* [slots] who is there, -1: nobody */
-    float *value;     /* [slots] what a resident is worth */
-    int32_t *order;   /* [slots] first those for transit, then those of residents: while a run is planned, a heap */
-    uint64_t hits, fetches; /* experts that a run wanted: those that were there, those that were not */
+    size_t slots;           /* 0: there is no cache, all experts are resident */
+    size_t transit;         /* the number of transit slots, at least 1 */
+    size_t turn;            /* the next transit slot */
+    int32_t *slot;          /* [experts] slot of an expert, -1: none */
+    float *frequency;       /* [experts] */
+    int32_t *expert;        /* [slots] the expert in it, -1: none */
+    float *value;           /* [slots] value of a resident */
+    int32_t *order;         /* [slots] first transit slots, then slots of residents: while a run is planned, a heap */
+    uint64_t hits, fetches; /* experts that runs needed: resident ones, missing ones */
 } moe_cache;
 
 MOE_SHARED size_t moe_cache_bytes(size_t experts, size_t slots) { return (2 * experts + 3 * slots) * sizeof(int32_t); }
@@ -8339,12 +8337,12 @@ MOE_SHARED void moe_cache_begin(moe_cache *c, void *memory, size_t experts, size
     for (size_t i = 0; i < slots; i++) c->expert[i] = -1, c->value[i] = -1.0f, c->order[i] = (int32_t)i;
 }
 
-/* Whether slot a goes before slot b: the resident in it is worth less. */
+/* Whether slot a goes before slot b: its resident has a lower value. */
 MOE_SHARED int moe_cache_before(const moe_cache *c, int32_t a, int32_t b) {
     return c->value[a] < c->value[b] || (c->value[a] == c->value[b] && a < b);
 }
 
-/* Entry `at` of the heap goes down to its place. */
+/* Move entry `at` of the heap down to its place. */
 MOE_SHARED void moe_cache_sink(const moe_cache *c, size_t at) {
     int32_t *heap = c->order + c->transit;
     const size_t n = c->slots - c->transit;
@@ -8357,7 +8355,8 @@ MOE_SHARED void moe_cache_sink(const moe_cache *c, size_t at) {
     heap[at] = slot;
 }
 
-/* A slot for the missing expert `number`. Who is wanted by the same run is worth FLT_MAX meanwhile, and so stays. */
+/* Find a slot for the missing expert `number`. Experts of the same run have the value FLT_MAX meanwhile, and so
+ * stay. */
 MOE_SHARED int32_t moe_cache_admit(moe_cache *c, size_t number, float value) {
     int32_t *transit = &c->order[c->turn], *least = &c->order[c->transit];
     const int32_t slot = *transit;
@@ -8374,9 +8373,9 @@ MOE_SHARED int32_t moe_cache_admit(moe_cache *c, size_t number, float value) {
     return slot;
 }
 
-/* A run of a layer wants the experts wanted[n] of its own. They are put into an order of work: first those that are
- * there, then those to be fetched. place[n] says the slots. Of `transit` missing ones, one behind the other, no two
- * have the same slot; later ones come into the slots of earlier ones. Returns how many are there. */
+/* A run of a layer needs its experts wanted[n]. Sort them into the order of work, resident ones first, then missing
+ * ones, and write their slots to place[n]. Any `transit` consecutive missing experts get distinct slots; after that,
+ * slots are reused. Returns the number of resident ones. */
 MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *wanted, size_t n, int32_t *place) {
     float *frequency = c->frequency + layer->first;
     const int32_t *slot = c->slot + layer->first;
@@ -8408,40 +8407,40 @@ MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *
 
 /* ==== 33. Reranking ===========================================================================================
  * Owns the translations that wait to be reranked: each needs the log-probability of its source given each hypothesis. A
- * question asks the model for one of these. Invariant: the outcome depends on the sentence alone. Questions are asked
- * before new sentences begin, so that places for twice the sentences of a batch are always enough. */
+ * question is the computation of one of these by the model. Invariant: the outcome depends on the sentence alone.
+ * Questions begin before new sentences, so that places for twice the sentences of a batch are always enough. */
 
 typedef struct moe_waiting {
     void *user;         /* the request's */
     const int *dropped; /* the same */
     int used, broken;
     uint64_t arrival;   /* 0: the sentence is still being translated */
-    int32_t source_tag; /* -1: to be found out */
+    int32_t source_tag; /* -1: to be detected */
     size_t n, n_source;
-    size_t asked, answered;     /* questions of this round: first which language, then the hypotheses, best first */
+    size_t asked, answered;     /* questions of this round: first the languages, then the hypotheses, best first */
     size_t language;            /* the most probable so far */
     float best;                 /* score of a reranked hypothesis so far */
     int32_t *source;            /* [n_source] without tag and end */
     moe_hypothesis *hypotheses; /* [n] */
     int32_t *ids;               /* [beam, max_target] ids of the hypotheses */
-    int32_t *sources;           /* [beam, max_target]; NULL: nobody knows them */
+    int32_t *sources;           /* [beam, max_target]; NULL: unknown */
     float *logprobs;            /* [beam, max_target + 1] */
 } moe_waiting;
 
 /* The purpose of a slot's work. */
 typedef struct moe_ticket {
-    moe_waiting *waiting; /* NULL: something that is not reranked */
+    moe_waiting *waiting; /* NULL: it is not reranked */
     size_t question;      /* of `waiting`; SIZE_MAX: the translation itself */
-    size_t first, n;      /* the request's tokens among those that the encoder reads */
+    size_t first, n;      /* the request's tokens in the input of the encoder */
     const int *dropped;   /* the request's */
 } moe_ticket;
 
 typedef struct moe_reranker {
     const moe_model *model;
     float weight;
-    int all; /* 1: every hypothesis gets its new score; 0: the best is to be found */
+    int all; /* 1: every hypothesis gets its new score; 0: only the best is determined */
     size_t n, beam, max_source, max_target;
-    int looks;            /* hypotheses come with what they looked at */
+    int looks;            /* 1: hypotheses include their source tokens */
     moe_waiting *waiting; /* [n] */
     uint64_t arrivals;
 } moe_reranker;
@@ -8466,13 +8465,13 @@ static int moe_reranker_full(const moe_reranker *r) {
     return r->n > 0;
 }
 
-/* A place for a request that is being admitted; NULL if its source cannot be a target. */
+/* A place for a new request; NULL if its source cannot be a target. */
 static moe_waiting *moe_rerank_begin(moe_reranker *r, const moe_request *q) {
     moe_waiting *w = r->waiting;
     if (!r->n || (q->target && !q->prefix) || q->n_source + 1 > r->max_target) return NULL;
     for (size_t i = 0; i < q->n_source; i++)
         if (q->source[i] == r->model->eos || moe_is_never(r->model, q->source[i])) return NULL;
-    while (w->used) w++; /* there is one: nothing is pulled when all are taken */
+    while (w->used) w++; /* one is free: no request is pulled while all are in use */
     w->used = 1;
     w->broken = 0;
     w->arrival = 0;
@@ -8483,7 +8482,7 @@ static moe_waiting *moe_rerank_begin(moe_reranker *r, const moe_request *q) {
     return w;
 }
 
-/* Keep the hypotheses of a translation. 0: one of them cannot be a source, so the sentence is not reranked. */
+/* Store the hypotheses of a translation. 0: one of them cannot be a source, so the sentence is not reranked. */
 static int moe_rerank_keep(moe_reranker *r, moe_waiting *w, const moe_result *found) {
     const moe_hypothesis *hypotheses = found->hypotheses;
     const size_t n = found->n_hypotheses;
@@ -8508,18 +8507,18 @@ static int moe_rerank_keep(moe_reranker *r, moe_waiting *w, const moe_result *fo
     return 1;
 }
 
-/* How many questions this round has: the source in every language given the best hypothesis; or, in its language, given
- * each hypothesis that can still win. Scores only fall, so hypotheses below the best reranked one cannot win. */
+/* The number of questions of this round: the source in every language given the best hypothesis; or, in its language,
+ * given each hypothesis that can still win. Scores only fall, so hypotheses below the best reranked one cannot win. */
 static size_t moe_rerank_questions(const moe_reranker *r, const moe_waiting *w) {
     size_t n = 1;
     if (w->source_tag < 0) return r->model->tags->count;
     if (!w->answered) return 1;
     if (r->all) return w->n;
     while (n < w->n && w->hypotheses[n].finished == w->hypotheses[0].finished && w->hypotheses[n].score >= w->best) n++;
-    return moe_max(n, w->asked); /* the best may have risen since they were asked */
+    return moe_max(n, w->asked); /* the best score may have risen since they began */
 }
 
-/* Questions that have not been asked yet. */
+/* The number of questions that have not begun yet. */
 static size_t moe_rerank_due(const moe_reranker *r) {
     size_t n = 0;
     for (size_t i = 0; i < r->n; i++)
@@ -8528,7 +8527,7 @@ static size_t moe_rerank_due(const moe_reranker *r) {
     return n;
 }
 
-/* The next question, of the sentence that has waited longest. */
+/* The next question of the oldest sentence. */
 static void moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) {
     moe_waiting *w = NULL;
     for (size_t i = 0; i < r->n; i++) {
@@ -8545,7 +8544,7 @@ static void moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) 
     q->target_tag = w->source_tag < 0 ? (int32_t)moe_meta_int(r->model->tags, ticket->question) : w->source_tag;
 }
 
-/* Sort: finished before cut, then by score; of equal ones, the search's first comes first. */
+/* Sort: finished before cut, then by score; equal ones keep the order of the search. */
 static void moe_rerank_sort(moe_waiting *w) {
     for (size_t i = 1; i < w->n; i++) {
         const moe_hypothesis h = w->hypotheses[i];
@@ -8589,20 +8588,20 @@ static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const m
 }
 
 /* ==== 34. Session parameters ==================================================================================
- * Owns what a session may be asked for: one row for each number, with its limits, its default, what the presets say and
- * what a user reads of it. Invariant: nothing else lists them. A new decoding option is a member of
- * moe_session_params, a row here, before the hidden ones, and the search, which has it from moe_session_settle. */
+ * Owns the parameters of a session: one row for each number, with its limits, default, presets and help. Invariant: no
+ * other place lists them. A new decoding option is a member of moe_session_params, a row here, before the hidden ones,
+ * and code in the search, which gets it from moe_session_settle. */
 
 enum { MOE_RULE_SETS = MOE_RULES_HF + 1 };
 
 typedef struct moe_param_row {
-    moe_param shown; /* option NULL: users of programs do not choose it so */
+    moe_param shown; /* option NULL: not an option of programs */
     size_t at;       /* in moe_session_params */
-    double fallback; /* its default where the file states none: */
+    double fallback; /* its default if the file has none: */
     const char *key; /* metadata, at most `stated` */
     double stated;
-    const char *what;      /* NULL: all rules know it; else only those with a bit in `rules` know this, */
-    unsigned rules;        /* and elsewhere it is 0 */
+    const char *what;      /* NULL: for all rules; else only for rules with a bit in `rules`, */
+    unsigned rules;        /* and 0 with others */
     const double *presets; /* [rules] */
 } moe_param_row;
 
@@ -8712,7 +8711,7 @@ static double moe_meta_number(const moe_model *m, const char *key, double low, d
     return v >= low && v <= high ? v : fallback;
 }
 
-/* Whether the model translates back as well. */
+/* Whether the model also translates in the other direction. */
 static int moe_can_rerank(const moe_model *m) {
     return m->attention && m->source_tag && !m->separate && moe_model_language_count(m) > 1;
 }
@@ -8744,7 +8743,7 @@ void moe_session_params_init(moe_session_params *out, size_t size, const moe_mod
     if (size <= MOE_LARGEST_STRUCT) moe_give_struct(out, size, &p, sizeof p);
 }
 
-/* The parameters of a caller, whose struct may end before ours does. */
+/* Copy the parameters of a caller, whose struct may be shorter. */
 static moe_status moe_take_params(const moe_model *m, const moe_session_params *given, moe_session_params *out,
                                   moe_error *error) {
     moe_session_params known;
@@ -8792,7 +8791,7 @@ static moe_status moe_check_noise(const moe_model *m, moe_error *error) {
     return MOE_OK;
 }
 
-/* Whether a number's value is within its limits, and known to the rules. */
+/* Whether a number is within its limits, and allowed by the rules. */
 static moe_status moe_check_param(const moe_param_row *row, const moe_session_params *p, moe_error *error) {
     const moe_param *shown = &row->shown;
     const double value = moe_param_value(row, p);
@@ -8839,11 +8838,11 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
 }
 
 /* ==== 35. Sessions: making ====================================================================================
- * Owns a session's one block of memory. Three words: settle the choices that parameters make, measure the memory that
- * they need, build the session. Invariant: the same code measures and builds. */
+ * Owns a session's one block of memory. Three steps: settle the choices of the parameters, measure their memory, build
+ * the session. Invariant: the same code measures and builds. */
 
-/* The device that a name asks for. *out: NULL for the processor. *index: which one where there are several.
- * *automatic: 1 if nobody asked for a device. */
+/* Find the device of a name. *out: NULL for the processor. *index: its number among several. *automatic: 1 if the
+ * caller named none. */
 static moe_status moe_choose_device(const char *name, const moe_device_api **out, int *index, int *automatic,
                                     moe_error *error) {
     const moe_device_api *api = NULL;
@@ -8880,10 +8879,10 @@ static moe_status moe_choose_device(const char *name, const moe_device_api **out
     return MOE_OK;
 }
 
-/* Rows that active slots hold, each slot a piece without gaps. */
+/* Rows of active slots, each slot a piece without gaps. */
 typedef struct moe_extents {
     size_t capacity;        /* rows in all */
-    size_t n;               /* slots that hold some */
+    size_t n;               /* slots with rows */
     size_t *slots;          /* [n] in the order of their pieces */
     size_t *begin, *length; /* [slots of the session] */
 } moe_extents;
@@ -8898,13 +8897,13 @@ struct moe_session {
     moe_device *device;
     int device_index, device_automatic;
     moe_pool *pool;
-    char *block; /* everything below lies in it */
+    char *block; /* contains everything below */
     size_t block_bytes;
     moe_graph graphs[MOE_GRAPHS];
     char *arena; /* of all graphs: one runs at a time */
     moe_memory memory;
     moe_decoder_state state;
-    moe_damage damage; /* that the session met in its model */
+    moe_damage damage; /* damage that the session found in its model */
     size_t rows, encode_tokens;
     size_t n_slots;      /* batch, and with reranking those of questions */
     moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
@@ -8923,7 +8922,7 @@ struct moe_session {
     moe_hypothesis *hypotheses; /* [nbest of the search] */
     int32_t *result_ids;        /* [nbest, max_target] */
     float *result_logprobs;     /* [nbest, max_target + 1] */
-    int32_t *result_sources;    /* [nbest, max_target]; NULL: nobody knows them */
+    int32_t *result_sources;    /* [nbest, max_target]; NULL: unknown */
     moe_stats stats;
 };
 
@@ -9078,15 +9077,15 @@ static void moe_place_graphs(moe_session *s, char *arena) {
     for (int g = 0; g < MOE_GRAPHS; g++) moe_graph_place(&s->graphs[g], arena);
 }
 
-/* How many rows of each kind there are, and what is kept of them. */
+/* The number of rows of each kind, and the rows that are kept. */
 static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam;
     s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
-    /* A request is pulled before its length is known, so there is always room for a longest one. */
+    /* A request is pulled before its length is known, so capacity for a longest one is always free. */
     s->by_source.capacity = (size_t)s->params.max_source +
                             (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
                             32 * (s->n_slots - batch);
-    /* Every hypothesis and token of a step may last to the end. Memory that no sentence comes to is never touched. */
+    /* Every hypothesis and token of a step may last to the end. Memory that no sentence needs is never touched. */
     for (size_t i = 0; i < s->model->n_decoder; i++)
         if (s->model->decoder[i].kind == MOE_LAYER_SELF) s->token_rows = beam * (size_t)s->params.max_target + 1;
     if (s->token_rows > INT32_MAX / s->n_slots)
@@ -9137,8 +9136,8 @@ static moe_status moe_session_settle(moe_session *s, const moe_model *m, const m
     s->n_slots = batch;
     s->rows = m->kind == MOE_MODEL_TRANSLATION ? batch * beam : batch;
     if (s->params.rerank > 0.0f && beam > 1) {
-        const size_t questions = moe_max(beam, 4 * batch); /* questions have one row each: enough to fill a step, or to
-                                                              ask everything about one sentence */
+        const size_t questions = moe_max(
+            beam, 4 * batch); /* questions have one row each: enough to fill a step, or all questions of one sentence */
         s->search.nbest = (int)beam;
         s->reranker = (moe_reranker){ .model = m,
                                       .weight = s->params.rerank,
@@ -9168,7 +9167,7 @@ static moe_status moe_no_memory(size_t bytes, moe_error *error) {
                     bytes >> 20);
 }
 
-/* Bytes of the session's block. The graphs are built on memory that is thrown away, to know the arena's size. */
+/* Bytes of the session's block. The graphs are built in temporary memory, to compute the arena's size. */
 static moe_status moe_session_measure(moe_session *s, moe_error *error) {
     const size_t nodes = moe_session_nodes(s->model), node_bytes = nodes * sizeof(moe_node);
     const size_t trial_bytes = MOE_GRAPHS * node_bytes + s->model->n_decoder * sizeof *s->state.layers;
@@ -9234,8 +9233,8 @@ static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
     return moe_pool_start(s->pool, (size_t)s->params.threads, error);
 }
 
-/* Whether every run will read a tensor without a further look. Slabs are compared when a row goes to them, unless a
- * device takes them all now. */
+/* Whether the tensor must be verified now. Expert slabs are verified on first use, except for a device, which uploads
+ * all of them. */
 static int moe_is_read_blindly(const moe_session *s, const moe_tensor_info *t) { return s->api || !t->slabs; }
 
 static void moe_verify_task(void *user, size_t task, size_t thread) {
@@ -9245,7 +9244,7 @@ static void moe_verify_task(void *user, size_t task, size_t thread) {
     if (moe_is_read_blindly(s, t)) moe_check_tensor(&s->model->file, t, &s->damage, NULL);
 }
 
-/* Compare what is read blindly and has not been compared with its checksum yet. */
+/* Verify the tensors that must be verified now and are not yet. */
 static moe_status moe_session_verify(moe_session *s, moe_error *error) {
     const moe_file *f = &s->model->file;
     size_t left = 0;
@@ -9286,7 +9285,7 @@ static moe_status moe_session_build(moe_session *settled, moe_session **out, moe
     return MOE_OK;
 }
 
-/* Refuse features that only the processor has. */
+/* Refuse features that exist on the processor only. */
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     const char *what = s->graphs[MOE_DECODER].routed                             ? "routing"
                        : s->params.attention                                     ? "attention"
@@ -9347,7 +9346,7 @@ void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) 
  * slot order; a finished sentence's slot and its rows that are carried by source are free for the next request at once.
  */
 
-/* Tell the caller which experts row `row` went to, in every mixture of graph `which`. */
+/* Report the experts of row `row` to the caller, in every mixture of graph `which`. */
 static void moe_report_row(const moe_session *s, int which, size_t row, void *user, size_t position) {
     const moe_graph *g = &s->graphs[which];
     const int32_t token = s->frames[which].ids ? s->frames[which].ids[row] : -1;
@@ -9363,14 +9362,14 @@ static void moe_report_row(const moe_session *s, int which, size_t row, void *us
     }
 }
 
-/* Stop if moe_session_cancel says so, and forget it. */
+/* Stop if moe_session_cancel set the flag, and clear the flag. */
 static moe_status moe_heed(moe_session *s, moe_error *error) {
     if (!moe_pool_cancelled(s->pool)) return MOE_OK;
     atomic_store(&s->pool->cancelled, 0);
     return moe_fail(error, MOE_ERROR_CANCELLED, "session", "cancelled");
 }
 
-/* Run one of the two graphs on its frame, where the session lives. */
+/* Run one of the two graphs on its frame, on the session's device. */
 static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
     const moe_run run = { s->kernels, s->pool, &s->graphs[which], &s->frames[which] };
     MOE_TRY(moe_check_unchanged(s->model, error));
@@ -9421,7 +9420,7 @@ static void moe_refuse(const moe_request *request, moe_done_fn done, void *user,
     done(user, &result);
 }
 
-/* Whether nobody wants a request any more. Another thread may say so. */
+/* Whether the caller dropped a request. Another thread may set the flag. */
 static int moe_is_dropped(const int *dropped) { return dropped && __atomic_load_n(dropped, __ATOMIC_RELAXED); }
 
 static void moe_refuse_dropped(void *request_user, moe_done_fn done, void *user) {
@@ -9513,12 +9512,12 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
     return 1;
 }
 
-/* Whether slot `at` answers a question of a translation that waits. */
+/* Whether slot `at` computes a question of a waiting translation. */
 static int moe_is_question(const moe_session *s, size_t at) {
     return s->tickets[at].waiting && s->tickets[at].question != SIZE_MAX;
 }
 
-/* Copy the constraints of a sentence, and leave them room. */
+/* Copy the constraints of a sentence, and reserve length for them. */
 static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
     size_t tokens = 0;
     for (size_t c = 0; c < slot->task.n_demands; c++) {
@@ -9530,7 +9529,7 @@ static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
     slot->task.limit = moe_max(slot->task.limit, slot->task.n_target + tokens + 1);
 }
 
-/* Put a checked request into slot `at`; its ids go behind the `staged` ones. Returns the tokens staged. */
+/* Put a checked request into slot `at`; its ids go after the `staged` ones. Returns the tokens staged. */
 static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *ticket, size_t at, size_t staged) {
     const moe_model *m = s->model;
     moe_slot *slot = &s->slots[at];
@@ -9628,8 +9627,8 @@ static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
     return n;
 }
 
-/* Admit the `due` questions of translations that wait, then, if `more`, requests of the caller, as far as slots,
- * staging room and attention memory allow. *last: the last answer of the pull function. */
+/* Admit the `due` questions of waiting translations, then, if `more`, requests of the caller, as far as free slots,
+ * staging memory and attention memory allow. *last: the last return value of the pull function. */
 static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn pull, moe_done_fn done, void *user,
                              int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
@@ -9659,8 +9658,8 @@ static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn p
 
 /* ---- Decoding ---- */
 
-/* Slot `at` is done and has the first `n` of s->hypotheses: hand them over, or keep them until they can be reranked.
- * Its place is free. */
+/* Slot `at` is done, with the first `n` of s->hypotheses: hand them over, or store them until they can be reranked.
+ * Free the slot. */
 static void moe_deliver(moe_session *s, size_t at, size_t n, moe_done_fn done, void *user) {
     const moe_ticket ticket = s->tickets[at];
     moe_waiting *w = ticket.waiting;
@@ -9686,7 +9685,7 @@ static void moe_deliver(moe_session *s, size_t at, size_t n, moe_done_fn done, v
     if (w) w->used = 0;
 }
 
-/* What nobody wants any more leaves its places, with all that is asked about it. A GPU finishes what it has. */
+/* Free the places of dropped requests and of their questions. A GPU finishes its requests. */
 static void moe_drop_unwanted(moe_session *s, moe_done_fn done, void *user) {
     const size_t batch = (size_t)s->params.batch;
     for (size_t i = 0; i < s->reranker.n; i++) {
@@ -9706,7 +9705,7 @@ static void moe_drop_unwanted(moe_session *s, moe_done_fn done, void *user) {
     }
 }
 
-/* The hypotheses of a slot that is done. Returns how many. */
+/* Collect the hypotheses of a slot that is done. Returns their number. */
 static size_t moe_gather_results(moe_session *s, const moe_slot *slot) {
     const size_t n = moe_slot_results(&s->search, slot), max_target = (size_t)s->params.max_target;
     for (size_t h = 0; h < n; h++) {
@@ -9726,7 +9725,7 @@ static size_t moe_gather_results(moe_session *s, const moe_slot *slot) {
     return n;
 }
 
-/* Row `row` asks slot `at` for the token at `position` of a hypothesis. */
+/* Fill row `row` for `position` of a hypothesis of slot `at`. */
 static void moe_fill_row(moe_session *s, size_t at, const moe_live *live, size_t position, size_t row) {
     const moe_slot *slot = &s->slots[at];
     const moe_row asked =
@@ -9749,10 +9748,10 @@ static void moe_fill_row(moe_session *s, size_t at, const moe_live *live, size_t
     if (b->starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
 }
 
-/* One row for every live hypothesis, and behind it those of given tokens as far as there is room. Keys and values of
- * all rows are stored before any row looks at them. */
+/* One row for every live hypothesis, and after it rows of given tokens as long as rows are free. Keys and values of all
+ * rows are stored before any row attends to them. */
 static void moe_fill_frame(moe_session *s) {
-    size_t rows = 0, room = s->search.ahead;
+    size_t rows = 0, spare = s->search.ahead;
     for (size_t i = 0; i < s->n_slots; i++) {
         moe_slot *slot = &s->slots[i];
         moe_live live;
@@ -9763,7 +9762,7 @@ static void moe_fill_frame(moe_session *s) {
             slot->live[h].row = rows++;
         }
         live = slot->live[0];
-        for (; room && slot->ahead < moe_slot_given(slot); room--) {
+        for (; spare && slot->ahead < moe_slot_given(slot); spare--) {
             moe_give_token(slot, &live);
             moe_fill_row(s, i, &live, slot->steps + ++slot->ahead, rows++);
         }
@@ -9785,8 +9784,8 @@ static void moe_add_coverage(moe_session *s) {
     s->coverage_next = swap;
 }
 
-/* NVIDIA's: coverage [batch, beam, stride] belongs to a place in the beam and does not move with the hypotheses. The
- * place of a finished hypothesis looks at nothing. While there is one hypothesis, all places look where it looks. */
+/* NVIDIA's rules: coverage [batch, beam, stride] is kept per place in the beam and does not move with the hypotheses.
+ * The place of a finished hypothesis adds nothing. While there is one hypothesis, all places add its attention. */
 static void moe_add_place_coverage(moe_session *s) {
     const size_t stride = (size_t)s->params.max_source, beam = (size_t)s->params.beam;
     for (size_t i = 0; i < (size_t)s->params.batch; i++) {
@@ -9801,8 +9800,8 @@ static void moe_add_place_coverage(moe_session *s) {
     }
 }
 
-/* The hypotheses of a slot that is done on a device, from its report at `words`. Returns how many. *slot: which slot.
- * *next: the words behind the report. */
+/* Read the hypotheses of a slot that is done on a device from its report at `words`. Returns their number. *slot:
+ * number of the slot. *next: the words after the report. */
 static size_t moe_read_results(moe_session *s, const int32_t *words, size_t *slot, const int32_t **next) {
     const size_t n = (size_t)words[1], looks = (size_t)s->search.looks;
     *slot = (size_t)words[0];
@@ -9823,7 +9822,7 @@ static size_t moe_read_results(moe_session *s, const int32_t *words, size_t *slo
     return n;
 }
 
-/* The device keeps the hypotheses and searches. */
+/* A step on a device, which stores the hypotheses and searches. */
 static moe_status moe_step_on_device(moe_session *s, moe_done_fn done, void *user, moe_error *error) {
     moe_device_results step;
     MOE_TRY(s->api->step(s->device, s->params.trace, s->params.trace_user, &step, error));
@@ -9837,7 +9836,7 @@ static moe_status moe_step_on_device(moe_session *s, moe_done_fn done, void *use
     return MOE_OK;
 }
 
-/* Tell the caller where the decoder went and looked in a row of slot `at`. */
+/* Report routing and attention of a row of slot `at` to the caller. */
 static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     const moe_slot *slot = &s->slots[at];
     const moe_ticket *ticket = &s->tickets[at];
@@ -9878,7 +9877,7 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
         if (!s->api) moe_drop_unwanted(s, done, user);
         const size_t due = moe_rerank_due(&s->reranker), free = moe_free_slots(s, 0, batch);
         const int ask = due && moe_free_slots(s, batch, s->n_slots) >= moe_min(due, questions / 4);
-        /* The encoder takes sentences in groups; a large batch begins with several, one after the other. */
+        /* The encoder runs on groups of sentences; a large batch begins with several groups, one after the other. */
         const int more = answer != MOE_PULL_END && free >= (beginning ? 1 : moe_max(1, batch / 4));
         beginning = beginning && free;
         if (ask || more) {
@@ -9929,7 +9928,7 @@ static void moe_take_sentence(void *user, const moe_result *result) {
     *one->n_out = best->n_ids;
     if (best->n_ids > one->capacity)
         one->status = moe_fail(one->error, MOE_ERROR_LIMIT, "capacity",
-                               "the translation has %zu tokens, room is for "
+                               "the translation has %zu tokens, the capacity is "
                                "%zu",
                                best->n_ids, one->capacity);
     else if (best->n_ids) memcpy(one->out, best->ids, best->n_ids * sizeof *one->out);

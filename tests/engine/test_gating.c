@@ -173,10 +173,10 @@ static void compare_everywhere(const char *path, int noise) {
     qsort(first->routes, first->n_routes, sizeof *first->routes, by_place);
     assert_true(first->n_routes > SENTENCES);
     for (int i = 0; i < 3; i++)
-        for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++) {
+        for (size_t isa = 0; isa < MOE_COUNT(moe_isas); isa++) {
             p.batch = i == 0 ? 1 : i == 1 ? 5 : 32;
             p.threads = 3 - i;
-            p.isa = moe_kernel_rooms[room]->name;
+            p.isa = moe_isas[isa]->name;
             if (!moe_isa_available(p.isa)) continue;
             run(m, &p, other);
             CHECK(memcmp(first->told, other->told, sizeof *first->told) == 0, "%s: batch %d, %s: other results", path,
@@ -617,17 +617,17 @@ static void classes_do_not_depend_on_batch_threads_or_room(void **state) {
         assert_non_null(x);
         for (size_t i = 0; i < ROWS * width; i++) x[i] = (float)((random = moe_hash(random)) >> 40) / 8388608.0f - 1.0f;
         for (int round = 0; round < 5; round++)
-            for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++) {
+            for (size_t isa = 0; isa < MOE_COUNT(moe_isas); isa++) {
                 moe_session_params p = params_for(m);
                 moe_session *s;
                 p.batch = round ? 11 * round : 1;
                 p.threads = 1 + round % 3;
                 p.nbest = p.beam = 3;
-                p.isa = moe_kernel_rooms[room]->name;
+                p.isa = moe_isas[isa]->name;
                 if (!moe_isa_available(p.isa)) continue;
                 s = new_session(m, &p);
                 assert_int_equal(moe_classify(s, x, ROWS, classes, got, &e), MOE_OK);
-                if (!round && !room) memcpy(first, got, sizeof got), memcpy(first_classes, classes, sizeof classes);
+                if (!round && !isa) memcpy(first, got, sizeof got), memcpy(first_classes, classes, sizeof classes);
                 assert_memory_equal(first, got, sizeof got);
                 assert_memory_equal(first_classes, classes, sizeof classes);
                 assert_int_equal(moe_session_stats(s).sentences, ROWS);
@@ -635,7 +635,7 @@ static void classes_do_not_depend_on_batch_threads_or_room(void **state) {
                 assert_int_equal(moe_classify(s, x, ROWS, classes, got, &e), MOE_ERROR_NUMERIC);
                 assert_non_null(strstr(e.message, "row 7 "));
                 x[7 * width] = 0.25f;
-                if (!round && !room) { /* with the new number */
+                if (!round && !isa) { /* with the new number */
                     assert_int_equal(moe_classify(s, x, ROWS, first_classes, first, &e), MOE_OK);
                 }
                 moe_session_free(s);

@@ -1,9 +1,9 @@
 /* test_golden.c - the engine against values that tools/convert/reference.py computed in float64
  * (tests/golden/make_golden.py writes them).
  *
- * Every op runs through its graph builder, planner and executor, with every kernel room of this machine. Tolerances:
- * 1e-5 for an op, 2e-4 for what a whole model computes (random weights magnify rounding more than trained ones:
- * tests/engine/parity.py holds those to 1e-4); selected experts and translations must be the same. */
+ * Every op runs through its graph builder, planner and executor, with every instruction set of this machine.
+ * Tolerances: 1e-5 for an op, 2e-4 for what a whole model computes (random weights magnify rounding more than trained
+ * ones: tests/engine/parity.py holds those to 1e-4); selected experts and translations must be the same. */
 #include "moe.c"
 
 #include <setjmp.h>
@@ -767,8 +767,8 @@ static void check_cases(const char *list, size_t least) {
     const moe_meta *cases = moe_find_meta(&g.file, list);
     assert_non_null(cases);
     assert_true(cases->count >= least);
-    for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++) {
-        if (!moe_isa_available(moe_kernel_rooms[room]->name)) continue;
+    for (size_t isa = 0; isa < MOE_COUNT(moe_isas); isa++) {
+        if (!moe_isa_available(moe_isas[isa]->name)) continue;
         for (size_t i = 0; i < cases->count; i++) {
             moe_span span = moe_meta_text(cases, i);
             char name[128];
@@ -776,7 +776,7 @@ static void check_cases(const char *list, size_t least) {
             snprintf(name, sizeof name, "%.*s", (int)span.length, span.data);
             while (c < MOE_COUNT(checks) && !value_is(&g, name, "op", checks[c].op)) c++;
             if (c == MOE_COUNT(checks)) fail_msg("no check for the op of case %s", name);
-            checks[c].check(&g, name, moe_kernel_rooms[room]);
+            checks[c].check(&g, name, moe_isas[isa]);
         }
     }
     close_golden(&g);
@@ -1017,8 +1017,8 @@ static void check_model(const char *name, int traced) {
         s.sentences[i].n_target = parse_ids(moe_meta_text(targets, i), s.sentences[i].target);
         s.sentences[i].tag = (int32_t)moe_meta_int(tags, i);
     }
-    for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++) {
-        const char *isa = moe_kernel_rooms[room]->name;
+    for (size_t set = 0; set < MOE_COUNT(moe_isas); set++) {
+        const char *isa = moe_isas[set]->name;
         if (!moe_isa_available(isa)) continue;
         check_forced(model, &s, isa);
         for (size_t i = 0; i < runs->count; i++) {
@@ -1047,10 +1047,10 @@ static void check_language(const char *name) {
     s.count = texts->count;
     for (size_t i = 0; i < s.count; i++)
         s.sentences[i].n_target = parse_ids(moe_meta_text(texts, i), s.sentences[i].target);
-    for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++) {
+    for (size_t isa = 0; isa < MOE_COUNT(moe_isas); isa++) {
         size_t token = 0;
-        if (!moe_isa_available(moe_kernel_rooms[room]->name)) continue;
-        run_forced(model, &s, moe_kernel_rooms[room]->name);
+        if (!moe_isa_available(moe_isas[isa]->name)) continue;
+        run_forced(model, &s, moe_isas[isa]->name);
         for (size_t i = 0; i < s.count; i++)
             for (size_t k = 0; k <= s.sentences[i].n_target; k++, token++) {
                 const float wanted = (float)moe_meta_real(logprobs, token);
@@ -1069,13 +1069,13 @@ static void check_classifier(const char *name) {
     moe_error error;
     assert_int_equal(moe_model_get_kind(model), MOE_MODEL_CLASSIFIER);
     assert_int_equal(moe_model_width(model), x.cols);
-    for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++)
+    for (size_t isa = 0; isa < MOE_COUNT(moe_isas); isa++)
         for (int batch = 1; batch < 20; batch += 6) { /* portions of 1, 7, 13 */
             moe_session_params p = moe_session_params_default(model);
             moe_session *session;
             int32_t classes[MAX_ROWS * 8];
             float got[MAX_ROWS * 8];
-            p.isa = moe_kernel_rooms[room]->name;
+            p.isa = moe_isas[isa]->name;
             if (!moe_isa_available(p.isa)) continue;
             p.batch = batch;
             p.beam = p.nbest = (int)logprobs.cols;

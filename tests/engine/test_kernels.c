@@ -1,6 +1,6 @@
-/* test_kernels.c - number formats, elementary functions, kernels of every room against portable, thread pool, planner.
- * Bits are compared, not values; only two NaNs count as equal whatever their payload (the results of a request with a
- * NaN in it are refused, so no payload is ever seen). */
+/* test_kernels.c - number formats, elementary functions, kernels of every instruction set against portable, thread
+ * pool, planner. Bits are compared, not values; only two NaNs count as equal whatever their payload (the results of a
+ * request with a NaN in it are refused, so no payload is ever seen). */
 #include "moe.c"
 
 #include "model_writer.h"
@@ -52,12 +52,12 @@ static size_t width_at(size_t i) {
 }
 enum { WIDTHS = 76 };
 
-/* The rooms beside portable that this machine can run, and those that it would choose with a smaller cache. */
-static const moe_kernels *room_at(size_t i) {
-    for (size_t r = 1; r < MOE_COUNT(moe_kernel_rooms); r++) {
-        const moe_kernels *room = moe_kernel_rooms[r];
-        for (; room && moe_isa_available(room->name); room = room->small)
-            if (i-- == 0) return room;
+/* The instruction sets beside portable that this machine has, and their kernels for a smaller cache. */
+static const moe_kernels *isa_at(size_t i) {
+    for (size_t r = 1; r < MOE_COUNT(moe_isas); r++) {
+        const moe_kernels *isa = moe_isas[r];
+        for (; isa && moe_isa_available(isa->name); isa = isa->small)
+            if (i-- == 0) return isa;
     }
     return NULL;
 }
@@ -243,10 +243,10 @@ static void quantise_rounds_half_to_even_within_127(void **state) {
                     -126.5f, 125.5f, -127, 0.49999997f, -0.0f, 3.5f,  4.5f,  -3.5f };
     static const int want[16] = { 127, 0, 2, 2, 0, -2, -2, 126, -126, 126, -127, 0, 0, 4, 4, -4 };
     (void)state;
-    for (size_t r = 0; r < MOE_COUNT(moe_kernel_rooms); r++) {
-        if (!moe_isa_available(moe_kernel_rooms[r]->name)) continue;
+    for (size_t r = 0; r < MOE_COUNT(moe_isas); r++) {
+        if (!moe_isa_available(moe_isas[r]->name)) continue;
         memset(q, 99, sizeof q);
-        assert_true(moe_kernel_rooms[r]->quantise(x, 16, q) == 1.0f);
+        assert_true(moe_isas[r]->quantise(x, 16, q) == 1.0f);
         for (size_t i = 0; i < 16; i++) CHECK(q[i] == want[i], "%g becomes %d", (double)x[i], q[i]);
         for (size_t i = 16; i < 64; i++) CHECK(q[i] == 0, "padding column %zu is %d", i, q[i]);
         assert_int_equal(moe_code_bytes(16), 128);
@@ -282,29 +282,28 @@ static void quantise_keeps_damage_visible(void **state) {
     int8_t q[192];
     float x[70];
     (void)state;
-    for (size_t r = 0; r < MOE_COUNT(moe_kernel_rooms); r++) {
-        if (!moe_isa_available(moe_kernel_rooms[r]->name)) continue;
+    for (size_t r = 0; r < MOE_COUNT(moe_isas); r++) {
+        if (!moe_isa_available(moe_isas[r]->name)) continue;
         for (size_t n = 1; n <= 70; n++)
             for (size_t k = 0; k < MOE_COUNT(damage); k++)
                 for (size_t at = 0; at < n; at += n > 20 ? 7 : 1) {
                     for (size_t i = 0; i < n; i++) x[i] = (float)i - 20.5f;
                     x[at] = moe_from_bits(damage[k]);
                     memset(q, 99, sizeof q);
-                    CHECK(is_nan(moe_kernel_rooms[r]->quantise(x, n, q)), "%08x at %zu of %zu is lost", damage[k], at,
-                          n);
+                    CHECK(is_nan(moe_isas[r]->quantise(x, n, q)), "%08x at %zu of %zu is lost", damage[k], at, n);
                     for (size_t i = 0; i < moe_code_bytes(n); i++) CHECK(q[i] == 0, "a broken row has code %d", q[i]);
                 }
         memset(x, 0, sizeof x);
         memset(q, 99, sizeof q);
-        assert_true(moe_to_bits(moe_kernel_rooms[r]->quantise(x, 70, q)) == 0);
+        assert_true(moe_to_bits(moe_isas[r]->quantise(x, 70, q)) == 0);
         for (size_t i = 0; i < moe_code_bytes(70); i++) assert_int_equal(q[i], 0);
     }
 }
 
-static void quantise_is_the_same_in_every_room(void **state) {
+static void quantise_is_the_same_on_every_isa(void **state) {
     uint64_t random = 4;
     (void)state;
-    for (size_t room = 0; room_at(room); room++)
+    for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
                 const size_t n = width_at(w), bytes = moe_code_bytes(n);
@@ -312,11 +311,10 @@ static void quantise_is_the_same_in_every_room(void **state) {
                 int8_t *q0 = mw_zeros(bytes), *q1 = mw_zeros(bytes);
                 memset(q0, 1, bytes), memset(q1, 2, bytes);
                 s0 = oracle->quantise(x, n, q0);
-                s1 = room_at(room)->quantise(x, n, q1);
-                CHECK(same(s0, s1), "%s, %zu columns, kind %d: scale %a, portable %a", room_at(room)->name, n, kind,
+                s1 = isa_at(isa)->quantise(x, n, q1);
+                CHECK(same(s0, s1), "%s, %zu columns, kind %d: scale %a, portable %a", isa_at(isa)->name, n, kind,
                       (double)s1, (double)s0);
-                CHECK(memcmp(q0, q1, bytes) == 0, "%s, %zu columns, kind %d: other codes", room_at(room)->name, n,
-                      kind);
+                CHECK(memcmp(q0, q1, bytes) == 0, "%s, %zu columns, kind %d: other codes", isa_at(isa)->name, n, kind);
                 free(x), free(q0), free(q1);
             }
 }
@@ -407,9 +405,9 @@ static void no_function_swallows_a_nan_whatever_its_payload(void **state) {
                 CHECK(is_nan(moe_expf(x)), "exp of NaN %08x is %a", bits, (double)moe_expf(x));
                 CHECK(is_nan(moe_tanhf(x)), "tanh of NaN %08x is %a", bits, (double)moe_tanhf(x));
                 CHECK(is_nan(moe_sigmoidf(x)), "sigmoid of NaN %08x is %a", bits, (double)moe_sigmoidf(x));
-                for (size_t r = 0; r < MOE_COUNT(moe_kernel_rooms); r++)
-                    if (moe_isa_available(moe_kernel_rooms[r]->name)) {
-                        const moe_kernels *k = moe_kernel_rooms[r];
+                for (size_t r = 0; r < MOE_COUNT(moe_isas); r++)
+                    if (moe_isa_available(moe_isas[r]->name)) {
+                        const moe_kernels *k = moe_isas[r];
                         float in[9] = { x, x, x, x, x, x, x, x, x }, out[9];
                         k->unary(MOE_UNARY_SIGMOID, in, 9, out);
                         for (int i = 0; i < 9; i++)
@@ -505,46 +503,46 @@ static void portable_scores_and_softmax_sums_follow_their_formulas(void **state)
 
 /* ---- Rooms against portable ---- */
 
-static void dot_is_the_same_in_every_room(void **state) {
+static void dot_is_the_same_on_every_isa(void **state) {
     uint64_t random = 31;
     (void)state;
-    for (size_t room = 0; room_at(room); room++)
+    for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
                 const size_t n = width_at(w);
                 float *a = numbers(&random, n, kind), *b = numbers(&random, n, kind == BROKEN ? PLAIN : kind);
-                const float x = oracle->dot(a, b, n), y = room_at(room)->dot(a, b, n);
-                CHECK(same(x, y), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n, kind, (double)y,
+                const float x = oracle->dot(a, b, n), y = isa_at(isa)->dot(a, b, n);
+                CHECK(same(x, y), "%s, n %zu, kind %d: %a, portable %a", isa_at(isa)->name, n, kind, (double)y,
                       (double)x);
                 free(a), free(b);
             }
 }
 
-static void axpy_is_the_same_in_every_room(void **state) {
+static void axpy_is_the_same_on_every_isa(void **state) {
     uint64_t random = 32;
     (void)state;
-    for (size_t room = 0; room_at(room); room++)
+    for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
                 const size_t n = width_at(w);
                 float *x = numbers(&random, n, kind), *y0 = numbers(&random, n, kind), *y1 = copy_of(y0, n),
                       a = number(&random, kind);
                 oracle->axpy(a, x, n, y0);
-                room_at(room)->axpy(a, x, n, y1);
+                isa_at(isa)->axpy(a, x, n, y1);
                 for (size_t i = 0; i < n; i++)
-                    CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d, %zu: %a, portable %a", room_at(room)->name, n, kind,
-                          i, (double)y1[i], (double)y0[i]);
+                    CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d, %zu: %a, portable %a", isa_at(isa)->name, n, kind, i,
+                          (double)y1[i], (double)y0[i]);
                 free(x), free(y0), free(y1);
             }
 }
 
 /* One to four rows at a time, of which some look at the same keys and values, which lie anywhere. */
-static void heads_are_the_same_in_every_room(void **state) {
+static void heads_are_the_same_on_every_isa(void **state) {
     enum { ROWS = 4, LONGEST = 40, STRIDE = 48, PLACES = 60 };
     static const size_t widths[] = { 1, 7, 16, 20, 32, 64, 100, 128, 130 };
     uint64_t random = 131;
     (void)state;
-    for (size_t room = 0; room_at(room); room++)
+    for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t round = 0; round < MOE_COUNT(widths) * KINDS * 6; round++) {
             const size_t width = widths[round % MOE_COUNT(widths)], heads = 1 + mw_below(&random, 9);
             const size_t cols = heads * width, count = 1 + mw_below(&random, ROWS);
@@ -567,24 +565,23 @@ static void heads_are_the_same_in_every_room(void **state) {
                 for (size_t i = 0; i < h[r].n; i++)
                     rows[r][i] = carried + (mw_below(&random, 2) ? i : mw_below(&random, PLACES)) * 2 * cols;
             }
-            room_at(room)->heads(h, count);
+            isa_at(isa)->heads(h, count);
             for (size_t r = 0; r < count; r++) {
                 const moe_heads one = { h[r].query, h[r].rows, h[r].n, heads, width, 0.3f, scores, STRIDE, y0 };
                 oracle->heads(&one, 1);
                 for (size_t c = 0; c < cols; c++)
                     CHECK(same(y0[c], h[r].y[c]),
                           "%s, kind %d: row %zu of %zu, %zu heads of width %zu, %zu keys, column %zu: %a, portable %a",
-                          room_at(room)->name, kind, r, count, heads, width, h[r].n, c, (double)h[r].y[c],
-                          (double)y0[c]);
+                          isa_at(isa)->name, kind, r, count, heads, width, h[r].n, c, (double)h[r].y[c], (double)y0[c]);
             }
             free(query), free(carried), free(y), free(y0), free(scores);
         }
 }
 
-static void norm_is_the_same_in_every_room(void **state) {
+static void norm_is_the_same_on_every_isa(void **state) {
     uint64_t random = 132;
     (void)state;
-    for (size_t room = 0; room_at(room); room++)
+    for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
                 const size_t n = width_at(w);
@@ -592,107 +589,107 @@ static void norm_is_the_same_in_every_room(void **state) {
                 float *bias = numbers(&random, n, kind), *y0 = mw_zeros(n * 4), *y1 = mw_zeros(n * 4);
                 const moe_norm_op norm = { weight, bias, 1e-5f };
                 oracle->norm(&norm, x, n, y0);
-                room_at(room)->norm(&norm, x, n, y1);
+                isa_at(isa)->norm(&norm, x, n, y1);
                 for (size_t i = 0; i < n; i++)
-                    CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d, %zu: %a, portable %a", room_at(room)->name, n, kind,
-                          i, (double)y1[i], (double)y0[i]);
+                    CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d, %zu: %a, portable %a", isa_at(isa)->name, n, kind, i,
+                          (double)y1[i], (double)y0[i]);
                 free(x), free(weight), free(bias), free(y0), free(y1);
             }
 }
 
-static void max_is_the_same_in_every_room(void **state) {
+static void max_is_the_same_on_every_isa(void **state) {
     uint64_t random = 33;
     (void)state;
-    for (size_t room = 0; room_at(room); room++) {
+    for (size_t isa = 0; isa_at(isa); isa++) {
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
                 const size_t n = width_at(w);
                 float *x = numbers(&random, n, kind);
-                const float a = oracle->max(x, n), b = room_at(room)->max(x, n);
-                CHECK(same(a, b) || (a == 0 && b == 0), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n,
+                const float a = oracle->max(x, n), b = isa_at(isa)->max(x, n);
+                CHECK(same(a, b) || (a == 0 && b == 0), "%s, n %zu, kind %d: %a, portable %a", isa_at(isa)->name, n,
                       kind, (double)b, (double)a);
                 free(x);
             }
-        assert_true(room_at(room)->max(NULL, 0) == -INFINITY);
+        assert_true(isa_at(isa)->max(NULL, 0) == -INFINITY);
     }
 }
 
-/* max and max - max reach log-probabilities: the sign of a zero must not depend on the room. */
-static void max_of_mixed_zeros_has_the_same_sign_in_every_room(void **state) {
+/* max and max - max reach log-probabilities: the sign of a zero must not depend on the instruction set. */
+static void max_of_mixed_zeros_has_the_same_sign_on_every_isa(void **state) {
     uint64_t random = 34;
     (void)state;
-    for (size_t room = 0; room_at(room); room++)
+    for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t n = 1; n <= 70; n++)
             for (int round = 0; round < 20; round++) {
                 float *x = mw_zeros(n * 4), a, b;
                 for (size_t i = 0; i < n; i++)
                     x[i] = mw_below(&random, 3) == 0 ? -1.0f : mw_below(&random, 2) ? 0.0f : -0.0f;
                 a = oracle->max(x, n);
-                b = room_at(room)->max(x, n);
-                CHECK(moe_to_bits(a) == moe_to_bits(b), "%s, n %zu: %08x, portable %08x", room_at(room)->name, n,
+                b = isa_at(isa)->max(x, n);
+                CHECK(moe_to_bits(a) == moe_to_bits(b), "%s, n %zu: %08x, portable %08x", isa_at(isa)->name, n,
                       moe_to_bits(b), moe_to_bits(a));
                 free(x);
             }
 }
 
-static void max_ignores_nan_in_every_room(void **state) {
+static void max_ignores_nan_on_every_isa(void **state) {
     (void)state;
-    for (size_t r = 0; r < MOE_COUNT(moe_kernel_rooms); r++)
-        if (moe_isa_available(moe_kernel_rooms[r]->name))
+    for (size_t r = 0; r < MOE_COUNT(moe_isas); r++)
+        if (moe_isa_available(moe_isas[r]->name))
             for (size_t n = 1; n <= 40; n++)
                 for (size_t at = 0; at < n; at++) {
                     float x[40];
                     for (size_t i = 0; i < n; i++) x[i] = (float)i;
                     x[at] = NAN;
-                    assert_true(moe_kernel_rooms[r]->max(x, n) == (n == 1        ? -INFINITY
-                                                                   : at == n - 1 ? (float)n - 2
-                                                                                 : (float)n - 1));
+                    assert_true(moe_isas[r]->max(x, n) == (n == 1        ? -INFINITY
+                                                           : at == n - 1 ? (float)n - 2
+                                                                         : (float)n - 1));
                 }
 }
 
-static void exp_sum_is_the_same_in_every_room(void **state) {
+static void exp_sum_is_the_same_on_every_isa(void **state) {
     uint64_t random = 35;
     (void)state;
-    for (size_t room = 0; room_at(room); room++)
+    for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
                 const size_t n = width_at(w);
                 float *x = numbers(&random, n, kind), *y0 = mw_zeros(n * 4), *y1 = mw_zeros(n * 4), a, b;
                 const float shift = mw_below(&random, 4) ? oracle->max(x, n) : number(&random, kind);
                 a = oracle->exp_sum(x, n, shift, y0);
-                b = room_at(room)->exp_sum(x, n, shift, y1);
-                CHECK(same(a, b), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n, kind, (double)b,
+                b = isa_at(isa)->exp_sum(x, n, shift, y1);
+                CHECK(same(a, b), "%s, n %zu, kind %d: %a, portable %a", isa_at(isa)->name, n, kind, (double)b,
                       (double)a);
                 for (size_t i = 0; i < n; i++)
-                    CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d: element %zu", room_at(room)->name, n, kind, i);
-                CHECK(same(a, room_at(room)->exp_sum(x, n, shift, NULL)), "%s: another sum without output",
-                      room_at(room)->name);
+                    CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d: element %zu", isa_at(isa)->name, n, kind, i);
+                CHECK(same(a, isa_at(isa)->exp_sum(x, n, shift, NULL)), "%s: another sum without output",
+                      isa_at(isa)->name);
                 CHECK(same(a, oracle->exp_sum(x, n, shift, NULL)), "portable: another sum without output");
-                CHECK(same(a, room_at(room)->exp_sum(x, n, shift, x)), "%s: another sum in place", room_at(room)->name);
+                CHECK(same(a, isa_at(isa)->exp_sum(x, n, shift, x)), "%s: another sum in place", isa_at(isa)->name);
                 for (size_t i = 0; i < n; i++)
-                    CHECK(same(y0[i], x[i]), "%s, n %zu: element %zu in place", room_at(room)->name, n, i);
+                    CHECK(same(y0[i], x[i]), "%s, n %zu: element %zu in place", isa_at(isa)->name, n, i);
                 free(x), free(y0), free(y1);
             }
 }
 
-static void unary_is_the_same_in_every_room(void **state) {
+static void unary_is_the_same_on_every_isa(void **state) {
     static const moe_unary what[] = { MOE_UNARY_SIGMOID, MOE_UNARY_TANH, MOE_UNARY_SWISH };
     uint64_t random = 36;
     (void)state;
-    for (size_t room = 0; room_at(room); room++)
+    for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t u = 0; u < MOE_COUNT(what); u++)
             for (size_t w = 0; w < WIDTHS; w++)
                 for (int kind = 0; kind < KINDS; kind++) {
                     const size_t n = width_at(w);
                     float *x = numbers(&random, n, kind), *y0 = mw_zeros(n * 4), *y1 = mw_zeros(n * 4);
                     oracle->unary(what[u], x, n, y0);
-                    room_at(room)->unary(what[u], x, n, y1);
+                    isa_at(isa)->unary(what[u], x, n, y1);
                     for (size_t i = 0; i < n; i++)
-                        CHECK(same(y0[i], y1[i]), "%s, unary %zu of %a: %a, portable %a", room_at(room)->name, u,
+                        CHECK(same(y0[i], y1[i]), "%s, unary %zu of %a: %a, portable %a", isa_at(isa)->name, u,
                               (double)x[i], (double)y1[i], (double)y0[i]);
-                    room_at(room)->unary(what[u], x, n, x);
+                    isa_at(isa)->unary(what[u], x, n, x);
                     for (size_t i = 0; i < n; i++)
-                        CHECK(same(y0[i], x[i]), "%s, unary %zu: element %zu in place", room_at(room)->name, u, i);
+                        CHECK(same(y0[i], x[i]), "%s, unary %zu: element %zu in place", isa_at(isa)->name, u, i);
                     free(x), free(y0), free(y1);
                 }
 }
@@ -705,38 +702,38 @@ static void unary_is_the_same_over_all_exponents(void **state) {
     (void)state;
     while (bits < UINT32_MAX) {
         for (int i = 0; i < 64; i++, bits += step) x[i] = moe_from_bits((uint32_t)bits);
-        for (size_t room = 0; room_at(room); room++)
+        for (size_t isa = 0; isa_at(isa); isa++)
             for (int u = MOE_UNARY_SIGMOID; u <= MOE_UNARY_SWISH; u++) {
                 oracle->unary((moe_unary)u, x, 64, y0);
-                room_at(room)->unary((moe_unary)u, x, 64, y1);
+                isa_at(isa)->unary((moe_unary)u, x, 64, y1);
                 for (int i = 0; i < 64; i++)
-                    CHECK(same(y0[i], y1[i]), "%s, unary %d of %08x: %a, portable %a", room_at(room)->name, u,
+                    CHECK(same(y0[i], y1[i]), "%s, unary %d of %08x: %a, portable %a", isa_at(isa)->name, u,
                           moe_to_bits(x[i]), (double)y1[i], (double)y0[i]);
             }
     }
 }
 
-static void score_additive_is_the_same_in_every_room(void **state) {
+static void score_additive_is_the_same_on_every_isa(void **state) {
     uint64_t random = 37;
     (void)state;
-    for (size_t room = 0; room_at(room); room++)
+    for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
                 const size_t n = width_at(w);
                 float *key = numbers(&random, n, kind), *query = numbers(&random, n, kind),
                       *v = numbers(&random, n, kind);
                 const float a = oracle->score_additive(key, query, v, n),
-                            b = room_at(room)->score_additive(key, query, v, n);
-                CHECK(same(a, b), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n, kind, (double)b,
+                            b = isa_at(isa)->score_additive(key, query, v, n);
+                CHECK(same(a, b), "%s, n %zu, kind %d: %a, portable %a", isa_at(isa)->name, n, kind, (double)b,
                       (double)a);
                 free(key), free(query), free(v);
             }
 }
 
-static void lstm_cell_is_the_same_in_every_room_also_in_place(void **state) {
+static void lstm_cell_is_the_same_on_every_isa_also_in_place(void **state) {
     uint64_t random = 38;
     (void)state;
-    for (size_t room = 0; room_at(room); room++)
+    for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
                 const size_t n = width_at(w);
@@ -744,13 +741,13 @@ static void lstm_cell_is_the_same_in_every_room_also_in_place(void **state) {
                 float *z = numbers(&random, 4 * n, kind), *c = numbers(&random, n, kind);
                 float *h0 = mw_zeros(n * 4), *h1 = mw_zeros(n * 4), *c0 = mw_zeros(n * 4), *c1 = mw_zeros(n * 4);
                 oracle->lstm_cell(z, c, n, bias, h0, c0);
-                room_at(room)->lstm_cell(z, c, n, bias, h1, c1);
+                isa_at(isa)->lstm_cell(z, c, n, bias, h1, c1);
                 for (size_t i = 0; i < n; i++)
-                    CHECK(same(h0[i], h1[i]) && same(c0[i], c1[i]), "%s, H %zu, kind %d: unit %zu", room_at(room)->name,
+                    CHECK(same(h0[i], h1[i]) && same(c0[i], c1[i]), "%s, H %zu, kind %d: unit %zu", isa_at(isa)->name,
                           n, kind, i);
-                room_at(room)->lstm_cell(z, c, n, bias, h1, c);
+                isa_at(isa)->lstm_cell(z, c, n, bias, h1, c);
                 for (size_t i = 0; i < n; i++)
-                    CHECK(same(c0[i], c[i]), "%s, H %zu: unit %zu in place", room_at(room)->name, n, i);
+                    CHECK(same(c0[i], c[i]), "%s, H %zu: unit %zu in place", isa_at(isa)->name, n, i);
                 free(z), free(c), free(h0), free(h1), free(c0), free(c1);
             }
 }
@@ -814,7 +811,7 @@ static float *guarded(size_t n) {
     return y;
 }
 
-static void compare_linear(const moe_kernels *room, linear_case *c, size_t row0, size_t row1, size_t block0,
+static void compare_linear(const moe_kernels *isa, linear_case *c, size_t row0, size_t row1, size_t block0,
                            size_t block1) {
     const size_t n =
         (c->rows - 1) * c->y_stride + c->out; /* the last row ends the buffer: nothing may be written behind */
@@ -824,24 +821,24 @@ static void compare_linear(const moe_kernels *room, linear_case *c, size_t row0,
     l.y = y0;
     oracle->linear(&l, row0, row1, block0, block1);
     l.y = y1;
-    room->linear(&l, row0, row1, block0, block1);
+    isa->linear(&l, row0, row1, block0, block1);
     for (size_t i = 0; i < n; i++) {
         const size_t r = i / c->y_stride, j = i % c->y_stride;
         if (r < row0 || r >= row1 || j >= c->out || j < block0 * 16 || j >= block1 * 16)
             CHECK(moe_to_bits(y0[i]) == GUARD && moe_to_bits(y1[i]) == GUARD,
-                  "%s %s wrote outside, at row %zu column %zu", room->name, moe_type_name(c->type), r, j);
+                  "%s %s wrote outside, at row %zu column %zu", isa->name, moe_type_name(c->type), r, j);
         else
             CHECK(same(y0[i], y1[i]) && moe_to_bits(y1[i]) != GUARD,
-                  "%s %s [%zu, %zu] x %zu rows, output %zu of row %zu: %a, portable %a", room->name,
+                  "%s %s [%zu, %zu] x %zu rows, output %zu of row %zu: %a, portable %a", isa->name,
                   moe_type_name(c->type), c->out, c->in, c->rows, j, r, (double)y1[i], (double)y0[i]);
     }
     free(y0), free(y1);
 }
 
-static void linear_in_rooms(moe_type type, uint64_t seed) {
+static void linear_on_isas(moe_type type, uint64_t seed) {
     static const size_t outs[] = { 1, 2, 7, 8, 9, 15, 16, 17, 24, 31, 33, 48, 63, 64, 81, 100 };
     uint64_t random = seed;
-    for (size_t room = 0; room_at(room); room++)
+    for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int addend = 0; addend < 3; addend++)
                 for (int kind = 0; kind < KINDS; kind++) {
@@ -850,16 +847,16 @@ static void linear_in_rooms(moe_type type, uint64_t seed) {
                     linear_case c;
                     if (mw_slow() && mw_below(&random, 8)) continue;
                     c = make_linear(&random, type, rows, in, out, addend, kind);
-                    compare_linear(room_at(room), &c, 0, rows, 0, moe_divide_up(out, 16));
+                    compare_linear(isa_at(isa), &c, 0, rows, 0, moe_divide_up(out, 16));
                     free_linear(&c);
                 }
 }
 
-static void linear_f32_is_the_same_in_every_room(void **state) { (void)state, linear_in_rooms(MOE_TYPE_F32, 41); }
-static void linear_f16_is_the_same_in_every_room(void **state) { (void)state, linear_in_rooms(MOE_TYPE_F16, 42); }
-static void linear_bf16_is_the_same_in_every_room(void **state) { (void)state, linear_in_rooms(MOE_TYPE_BF16, 43); }
-static void linear_q8_is_the_same_in_every_room(void **state) { (void)state, linear_in_rooms(MOE_TYPE_Q8, 44); }
-static void linear_q4_is_the_same_in_every_room(void **state) { (void)state, linear_in_rooms(MOE_TYPE_Q4, 48); }
+static void linear_f32_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_F32, 41); }
+static void linear_f16_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_F16, 42); }
+static void linear_bf16_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_BF16, 43); }
+static void linear_q8_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_Q8, 44); }
+static void linear_q4_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_Q4, 48); }
 
 /* Where rows are cut into tiles every count is another case, and so is a Q4 matrix too wide for a buffer. */
 static void linear_quantised_is_the_same_at_every_row_count_and_width(void **state) {
@@ -867,7 +864,7 @@ static void linear_quantised_is_the_same_at_every_row_count_and_width(void **sta
                         heights[] = { 1, 5, 16, 17, 33, 67 };
     uint64_t random = 52;
     (void)state;
-    for (size_t room = 0; room_at(room); room++)
+    for (size_t isa = 0; isa_at(isa); isa++)
         for (int q4 = 0; q4 < 2; q4++) {
             const moe_type type = q4 ? MOE_TYPE_Q4 : MOE_TYPE_Q8;
             for (size_t i = 0; i < 67 + MOE_COUNT(heights) * MOE_COUNT(wide); i++) {
@@ -877,7 +874,7 @@ static void linear_quantised_is_the_same_at_every_row_count_and_width(void **sta
                 linear_case c;
                 if (mw_slow() && mw_below(&random, 8)) continue;
                 c = make_linear(&random, type, rows, in, out, (int)mw_below(&random, 3), MIXED);
-                compare_linear(room_at(room), &c, 0, rows, 0, moe_divide_up(out, 16));
+                compare_linear(isa_at(isa), &c, 0, rows, 0, moe_divide_up(out, 16));
                 free_linear(&c);
             }
         }
@@ -888,7 +885,7 @@ MOE_AMX_TARGET static void expand(const moe_matrix *m, size_t block, size_t k0, 
     moe_amx_expand(m, block, k0, k1, out);
 }
 
-/* What the room does beside its tiles is AVX-512 here where the machine has that, and plain C under emulation. */
+/* What the AMX room does beside its tiles is AVX-512 here where the machine has that, and plain C under emulation. */
 static void amx_expands_and_finishes_as_portable_does(void **state) {
     uint64_t random = 54;
     (void)state;
@@ -1070,7 +1067,7 @@ static void q4_lies_where_its_description_says(void **state) {
 static void linear_q4_survives_hostile_subs(void **state) {
     uint64_t random = 50;
     (void)state;
-    for (size_t room = 0; room < 1 || room_at(room); room++)
+    for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
         for (size_t rows = 1; rows < 40; rows += 12) {
             linear_case c = make_linear(&random, MOE_TYPE_Q4, rows, 2048, 32, 0, PLAIN);
             int8_t *subs = (int8_t *)c.blob + 32 * 2048 / 2;
@@ -1078,7 +1075,7 @@ static void linear_q4_survives_hostile_subs(void **state) {
             for (size_t i = 0; i < 32 * 2048 / 32; i++) subs[i] = (int8_t)mw_below(&random, 256);
             c.linear.w = &c.matrix;
             c.linear.y = y;
-            (room_at(room) ? room_at(room) : oracle)->linear(&c.linear, 0, rows, 0, 2);
+            (isa_at(isa) ? isa_at(isa) : oracle)->linear(&c.linear, 0, rows, 0, 2);
             for (size_t i = 0; i < rows; i++) assert_true(moe_to_bits(y[i * c.y_stride + 31]) != GUARD);
             free(y), free_linear(&c);
         }
@@ -1087,7 +1084,7 @@ static void linear_q4_survives_hostile_subs(void **state) {
 static void linear_writes_only_its_rows_and_blocks(void **state) {
     uint64_t random = 45;
     (void)state;
-    for (size_t room = 0; room < 1 || room_at(room); room++)
+    for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
         for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
             for (size_t round = 0; round < mw_rounds(100); round++) {
                 const size_t rows = 1 + mw_below(&random, 40), in = 1 + mw_below(&random, 90),
@@ -1095,9 +1092,8 @@ static void linear_writes_only_its_rows_and_blocks(void **state) {
                 const size_t blocks = moe_divide_up(out, 16), row0 = mw_below(&random, rows),
                              block0 = mw_below(&random, blocks);
                 linear_case c = make_linear(&random, (moe_type)type, rows, in, out, (int)mw_below(&random, 3), PLAIN);
-                compare_linear(room_at(room) ? room_at(room) : oracle, &c, row0,
-                               row0 + 1 + mw_below(&random, rows - row0), block0,
-                               block0 + 1 + mw_below(&random, blocks - block0));
+                compare_linear(isa_at(isa) ? isa_at(isa) : oracle, &c, row0, row0 + 1 + mw_below(&random, rows - row0),
+                               block0, block0 + 1 + mw_below(&random, blocks - block0));
                 free_linear(&c);
             }
 }
@@ -1143,7 +1139,7 @@ static void portable_linear_computes_wx_plus_addend(void **state) {
 static void linear_q8_never_saturates(void **state) {
     static const int8_t extremes[] = { -128, -127, 127, 0 };
     (void)state;
-    for (size_t room = 0; room < 1 || room_at(room); room++)
+    for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
         for (size_t a = 0; a < MOE_COUNT(extremes); a++)
             for (int b = -127; b <= 127; b += 254) {
                 const size_t in = 1024, out = 16;
@@ -1156,7 +1152,7 @@ static void linear_q8_never_saturates(void **state) {
                 for (size_t i = 0; i < in; i++) codes[i] = (int8_t)b;
                 for (size_t i = 0; i < in / 32; i++) moe_code_sums(codes, in)[i] = (int16_t)(32 * b);
                 for (size_t i = 0; i < out; i++) scales[i] = 1;
-                (room_at(room) ? room_at(room) : oracle)->linear(&l, 0, 1, 0, 1);
+                (isa_at(isa) ? isa_at(isa) : oracle)->linear(&l, 0, 1, 0, 1);
                 for (size_t i = 0; i < 16; i++) assert_true(y[i] == (float)((int)in * b * extremes[a]));
                 free(blob), free(codes);
             }
@@ -1166,13 +1162,13 @@ static void linear_q8_never_saturates(void **state) {
 static void linear_rows_do_not_depend_on_their_neighbours(void **state) {
     uint64_t random = 47;
     (void)state;
-    for (size_t room = 0; room < 1 || room_at(room); room++)
+    for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
         for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
             for (size_t round = 0; round < mw_rounds(30); round++) {
                 const size_t rows = 9, in = 1 + mw_below(&random, 90), out = 1 + mw_below(&random, 40),
                              blocks = moe_divide_up(out, 16);
                 linear_case c = make_linear(&random, (moe_type)type, rows, in, out, 2, PLAIN);
-                const moe_kernels *k = room_at(room) ? room_at(room) : oracle;
+                const moe_kernels *k = isa_at(isa) ? isa_at(isa) : oracle;
                 float *whole = guarded(rows * c.y_stride), *parts = guarded(rows * c.y_stride);
                 c.linear.w = &c.matrix;
                 c.linear.y = whole;
@@ -1185,23 +1181,23 @@ static void linear_rows_do_not_depend_on_their_neighbours(void **state) {
             }
 }
 
-static void rooms_are_listed_named_and_chosen(void **state) {
+static void isas_are_listed_named_and_chosen(void **state) {
     const moe_kernels *k = NULL;
     moe_error e;
     char names[64] = "";
     (void)state;
-    for (size_t i = 0; i < MOE_COUNT(moe_kernel_rooms); i++) {
-        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? " " : "", moe_kernel_rooms[i]->name);
-        assert_ptr_equal(moe_kernels_for(moe_kernel_rooms[i], 0), moe_kernel_rooms[i]);
-        assert_ptr_equal(moe_kernels_for(moe_kernel_rooms[i], 48 << 10), moe_kernel_rooms[i]);
-        k = moe_kernels_for(moe_kernel_rooms[i], 32 << 10);
-        assert_true(k == (moe_kernel_rooms[i]->small ? moe_kernel_rooms[i]->small : moe_kernel_rooms[i]));
-        assert_string_equal(k->name, moe_kernel_rooms[i]->name);
-        if (moe_isa_available(moe_kernel_rooms[i]->name)) {
-            assert_int_equal(moe_choose_kernels(moe_kernel_rooms[i]->name, &k, &e), MOE_OK);
-            assert_ptr_equal(k, moe_kernels_for(moe_kernel_rooms[i], moe_l1_bytes()));
+    for (size_t i = 0; i < MOE_COUNT(moe_isas); i++) {
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? " " : "", moe_isas[i]->name);
+        assert_ptr_equal(moe_kernels_for(moe_isas[i], 0), moe_isas[i]);
+        assert_ptr_equal(moe_kernels_for(moe_isas[i], 48 << 10), moe_isas[i]);
+        k = moe_kernels_for(moe_isas[i], 32 << 10);
+        assert_true(k == (moe_isas[i]->small ? moe_isas[i]->small : moe_isas[i]));
+        assert_string_equal(k->name, moe_isas[i]->name);
+        if (moe_isa_available(moe_isas[i]->name)) {
+            assert_int_equal(moe_choose_kernels(moe_isas[i]->name, &k, &e), MOE_OK);
+            assert_ptr_equal(k, moe_kernels_for(moe_isas[i], moe_l1_bytes()));
         } else {
-            assert_int_equal(moe_choose_kernels(moe_kernel_rooms[i]->name, &k, &e), MOE_ERROR_UNSUPPORTED);
+            assert_int_equal(moe_choose_kernels(moe_isas[i]->name, &k, &e), MOE_ERROR_UNSUPPORTED);
             assert_string_equal(e.where, "isa");
         }
     }
@@ -1545,9 +1541,8 @@ static void planned_graphs_compute_what_unplanned_ones_do(void **state) {
         int32_t ids[12], parents[12];
         moe_frame frame = { .rows = rows, .ids = ids, .beam = { .parents = parents } };
         moe_run run = {
-            moe_kernel_rooms[round % 2 && moe_isa_available(moe_kernel_rooms[MOE_COUNT(moe_kernel_rooms) - 1]->name)
-                                 ? MOE_COUNT(moe_kernel_rooms) - 1
-                                 : 0],
+            moe_isas[round % 2 && moe_isa_available(moe_isas[MOE_COUNT(moe_isas) - 1]->name) ? MOE_COUNT(moe_isas) - 1
+                                                                                             : 0],
             pool, &c->graph, &frame
         };
         trace_log logs[2] = { { NULL, 0, 0 }, { NULL, 0, 0 } };
@@ -1620,7 +1615,7 @@ static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsign
 }
 
 /* Cells of a width that is cut into pieces of units and of one that cannot be, for few rows and for so many that rows
- * are cut too: products and cells of whole matrices by the portable room say what must come out. */
+ * are cut too: products and cells of whole matrices by the portable kernels say what must come out. */
 static void lstm_steps_equal_their_parts_however_they_are_cut(void **state) {
     static const uint32_t types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
     static const size_t shapes[][4] = { { 1, 8, 16, 3 },     { 3, 40, 24, 24 },    { 1, 64, 512, 64 },
@@ -1665,16 +1660,16 @@ static void lstm_steps_equal_their_parts_however_they_are_cut(void **state) {
         for (size_t i = 0; i < rows; i++)
             oracle->lstm_cell(z + i * 4 * hidden, c + i * hidden, hidden, 0.5f, want + i * 2 * hidden,
                               want + i * 2 * hidden + hidden);
-        for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++)
+        for (size_t isa = 0; isa < MOE_COUNT(moe_isas); isa++)
             for (size_t threads = 1; threads < 4; threads++) {
                 moe_node nodes[8], *y;
                 moe_graph g = { .nodes = nodes, .capacity = 8, .rows = rows + s % 3, .threads = threads };
                 moe_frame frame = { .rows = rows, .beam = { .parents = parents } };
                 moe_pool *pool = start_pool(threads);
-                moe_run run = { moe_kernel_rooms[room], pool, &g, &frame };
+                moe_run run = { moe_isas[isa], pool, &g, &frame };
                 moe_error e;
                 void *arena;
-                if (!moe_kernel_rooms[room]->available()) {
+                if (!moe_isas[isa]->available()) {
                     stop_pool(pool);
                     continue;
                 }
@@ -1687,8 +1682,7 @@ static void lstm_steps_equal_their_parts_however_they_are_cut(void **state) {
                 moe_graph_run(&run, NULL, NULL);
                 for (size_t i = 0; i < rows * 2 * hidden; i++)
                     CHECK(same(((float *)y->data)[i / (2 * hidden) * y->stride + i % (2 * hidden)], want[i]),
-                          "%s, %zu threads, shape %zu: number %zu differs", moe_kernel_rooms[room]->name, threads, s,
-                          i);
+                          "%s, %zu threads, shape %zu: number %zu differs", moe_isas[isa]->name, threads, s, i);
                 free(arena);
                 stop_pool(pool);
             }
@@ -1827,7 +1821,7 @@ static void gates_select_and_weigh_as_the_equations_say(void **state) {
 }
 
 /* Threshold gates may select far more experts than planned for: rows then go in chunks, and nothing may change. */
-static void experts_give_the_same_bits_in_chunks_batches_threads_and_rooms(void **state) {
+static void experts_give_the_same_bits_in_chunks_batches_threads_and_isas(void **state) {
     uint64_t random = 72;
     (void)state;
     for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
@@ -1843,10 +1837,10 @@ static void experts_give_the_same_bits_in_chunks_batches_threads_and_rooms(void 
                 c->threshold[i] = round % 3 == 0 ? 0 : round % 3 == 1 ? 0.5f / (float)n : 0.9f;
             run_moe(c, pools[0], oracle, parents, rows, &whole);
             for (size_t p = 0; p < 3; p++)
-                for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++) {
+                for (size_t isa = 0; isa < MOE_COUNT(moe_isas); isa++) {
                     trace_log log = { NULL, 0, 0 };
-                    if (!moe_isa_available(moe_kernel_rooms[room]->name)) continue;
-                    run_moe(c, pools[p], moe_kernel_rooms[room], parents, rows, &log);
+                    if (!moe_isa_available(moe_isas[isa]->name)) continue;
+                    run_moe(c, pools[p], moe_isas[isa], parents, rows, &log);
                     assert_int_equal(log.used, whole.used);
                     assert_memory_equal(log.data, whole.data, whole.used * 4);
                     free(log.data);
@@ -1897,7 +1891,7 @@ int main(void) {
         cmocka_unit_test(quantise_rounds_half_to_even_within_127),
         cmocka_unit_test(quantise_codes_are_the_nearest_ones),
         cmocka_unit_test(quantise_keeps_damage_visible),
-        cmocka_unit_test(quantise_is_the_same_in_every_room),
+        cmocka_unit_test(quantise_is_the_same_on_every_isa),
         cmocka_unit_test(exp_is_within_3e_7_relative),
         cmocka_unit_test(exp_ends_are_as_documented),
         cmocka_unit_test(log_is_within_3e_7_relative),
@@ -1907,23 +1901,23 @@ int main(void) {
         cmocka_unit_test(portable_sums_run_over_16_lanes_in_the_fixed_tree),
         cmocka_unit_test(portable_lstm_cell_follows_its_formula_in_gate_order_ifgo),
         cmocka_unit_test(portable_scores_and_softmax_sums_follow_their_formulas),
-        cmocka_unit_test(dot_is_the_same_in_every_room),
-        cmocka_unit_test(axpy_is_the_same_in_every_room),
-        cmocka_unit_test(heads_are_the_same_in_every_room),
-        cmocka_unit_test(norm_is_the_same_in_every_room),
-        cmocka_unit_test(max_is_the_same_in_every_room),
-        cmocka_unit_test(max_of_mixed_zeros_has_the_same_sign_in_every_room),
-        cmocka_unit_test(max_ignores_nan_in_every_room),
-        cmocka_unit_test(exp_sum_is_the_same_in_every_room),
-        cmocka_unit_test(unary_is_the_same_in_every_room),
+        cmocka_unit_test(dot_is_the_same_on_every_isa),
+        cmocka_unit_test(axpy_is_the_same_on_every_isa),
+        cmocka_unit_test(heads_are_the_same_on_every_isa),
+        cmocka_unit_test(norm_is_the_same_on_every_isa),
+        cmocka_unit_test(max_is_the_same_on_every_isa),
+        cmocka_unit_test(max_of_mixed_zeros_has_the_same_sign_on_every_isa),
+        cmocka_unit_test(max_ignores_nan_on_every_isa),
+        cmocka_unit_test(exp_sum_is_the_same_on_every_isa),
+        cmocka_unit_test(unary_is_the_same_on_every_isa),
         cmocka_unit_test(unary_is_the_same_over_all_exponents),
-        cmocka_unit_test(score_additive_is_the_same_in_every_room),
-        cmocka_unit_test(lstm_cell_is_the_same_in_every_room_also_in_place),
-        cmocka_unit_test(linear_f32_is_the_same_in_every_room),
-        cmocka_unit_test(linear_f16_is_the_same_in_every_room),
-        cmocka_unit_test(linear_bf16_is_the_same_in_every_room),
-        cmocka_unit_test(linear_q8_is_the_same_in_every_room),
-        cmocka_unit_test(linear_q4_is_the_same_in_every_room),
+        cmocka_unit_test(score_additive_is_the_same_on_every_isa),
+        cmocka_unit_test(lstm_cell_is_the_same_on_every_isa_also_in_place),
+        cmocka_unit_test(linear_f32_is_the_same_on_every_isa),
+        cmocka_unit_test(linear_f16_is_the_same_on_every_isa),
+        cmocka_unit_test(linear_bf16_is_the_same_on_every_isa),
+        cmocka_unit_test(linear_q8_is_the_same_on_every_isa),
+        cmocka_unit_test(linear_q4_is_the_same_on_every_isa),
         cmocka_unit_test(linear_quantised_is_the_same_at_every_row_count_and_width),
 #if MOE_AMX
         cmocka_unit_test(amx_expands_and_finishes_as_portable_does),
@@ -1938,7 +1932,7 @@ int main(void) {
         cmocka_unit_test(portable_linear_computes_wx_plus_addend),
         cmocka_unit_test(linear_q8_never_saturates),
         cmocka_unit_test(linear_rows_do_not_depend_on_their_neighbours),
-        cmocka_unit_test(rooms_are_listed_named_and_chosen),
+        cmocka_unit_test(isas_are_listed_named_and_chosen),
         cmocka_unit_test(pool_runs_every_task_exactly_once),
         cmocka_unit_test(pool_survives_thousands_of_tiny_jobs),
         cmocka_unit_test(pool_wakes_sleepers_and_stops_while_they_sleep),
@@ -1950,7 +1944,7 @@ int main(void) {
         cmocka_unit_test(every_op_has_a_name_and_is_computed),
         cmocka_unit_test(lstm_steps_equal_their_parts_however_they_are_cut),
         cmocka_unit_test(gates_select_and_weigh_as_the_equations_say),
-        cmocka_unit_test(experts_give_the_same_bits_in_chunks_batches_threads_and_rooms),
+        cmocka_unit_test(experts_give_the_same_bits_in_chunks_batches_threads_and_isas),
         cmocka_unit_test(every_way_to_a_checksum_gives_the_same),
     };
     return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);

@@ -382,10 +382,10 @@ static void threads_do_not_change_a_bit(void **state) {
 static void instruction_sets_do_not_change_a_bit(void **state) {
     (void)state;
     for (size_t i = 0; i < settings_in_use(); i++)
-        for (size_t room = 1; room < MOE_COUNT(moe_kernel_rooms); room++) {
+        for (size_t isa = 1; isa < MOE_COUNT(moe_isas); isa++) {
             moe_session_params p = setting_params(i);
-            if (!moe_isa_available(moe_kernel_rooms[room]->name)) continue;
-            p.isa = moe_kernel_rooms[room]->name;
+            if (!moe_isa_available(moe_isas[isa]->name)) continue;
+            p.isa = moe_isas[isa]->name;
             compare_setting(i, &p, NULL, 0, "the instruction set");
             p.batch = 7;
             compare_setting(i, &p, NULL, 0, "the instruction set in batches");
