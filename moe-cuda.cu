@@ -1,24 +1,24 @@
-/* moe-cuda.cu - the CUDA backend of moe.c: the graphs of a session and its search on one GPU. The seam is in moe.c,
+/* moe-cuda.cu - the CUDA backend of moe.c: the graphs of a session and its search on one GPU. The interface is in moe.c,
  * room "Devices".
  *
- *   1. Checks and memory  the first failure, device memory within a budget, weights on their way up, slots of experts
+ *   1. Checks and memory  the first failure, device memory within a budget, uploads of weights, slots of experts
  *   2. Kernels            the arithmetic of moe.c's portable kernels, operation by operation
- *   3. Launchers          one function per op, the run of a graph, the table that moe.c sees
+ *   3. Launchers          one function per op, the run of a graph, the table for moe.c
  *
  * The same bytes as on the processor. Float code uses moe_mul, moe_add, moe_sub and moe_div, which round once each and
- * never fuse; the plain operators of what is shared with the processor round once each by -fmad=false alone, for which
+ * never fuse; the plain operators of code shared with the processor round once each only by -fmad=false, for which
  * there is no pragma. Sums run over 16 lanes (lane l takes elements l, l+16, ... ascending) joined by one fixed tree;
  * adding a product of zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers,
- * exact in any order: cuBLAS does them where there are many rows, a kernel over dp4a where there are few.
+ * exact in any order: cuBLAS computes them for many rows, a kernel over dp4a for few.
  *
  * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 expanded to int8;
- * where experts do not all fit, those go up that are wanted and not there. States and hypotheses live there too: ids go
- * up for a sentence (a classifier's inputs for a step), what it gave comes down when it is done (a classifier's best
- * classes), and a step in between brings down how many rows the next one has. Beam search is the code of the processor,
- * a thread to a sentence.
+ * if not all experts fit, missing ones are uploaded when they are needed. States and hypotheses live there too: the ids
+ * of a sentence (inputs of a classifier's step) are uploaded, its results (a classifier's best classes) are downloaded
+ * when it is done, and each step in between downloads the number of rows of the next one. Beam search is the code of
+ * the processor, one thread per sentence.
  *
  * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda/cuda_emu.h, which runs every kernel on the
- * processor: so kernels are launched by MOE_LAUNCH alone, use no warp primitives, and every thread of a block meets
+ * processor: so kernels are launched by MOE_LAUNCH only, use no warp primitives, and every thread of a block reaches
  * every barrier.
  */
 #include <float.h>
@@ -50,27 +50,26 @@ extern "C" {
 }
 
 /* ==== 1. Checks and memory ====================================================================================
- * Owns failures and every byte of memory. Invariant: the first failure sticks; after it nothing is called any more but
- * what frees, and everything that was allocated is in the device's list. */
+ * Owns failures and every byte of memory. Invariant: the first failure sticks; after it only functions that free are
+ * called, and everything allocated is in the device's list. */
 
 enum {
     MOE_BUCKETS = 64, /* row counts for which a decoder step is kept as a CUDA graph */
-    MOE_TRANSIT = 8,  /* slots, at most, of experts that do not stay                 */
-    MOE_UP = 11       /* integers of a row that go up with a frame                   */
+    MOE_TRANSIT = 8,  /* most transit slots of experts                 */
+    MOE_UP = 11       /* integers per row that are uploaded with a frame                   */
 };
-#ifndef MOE_CUDA_EMULATOR /* whose limits are small enough for small tests to pass them */
-static const size_t MOE_STAGE_BYTES =
-    8 << 20; /* of each of the two buffers through which weights go up; multiple of 64     */
-static const size_t MOE_WORKSPACE = 32 << 20; /* cuBLAS's own scratch, given to it so that it never allocates */
-static const size_t MOE_FEW_ROWS = 32; /* up to so many rows (of an expert, on average) dp4a is used, above cuBLAS   */
-static const size_t MOE_PAIRS = 1 << 14; /* (row, expert) pairs handled at once, unless one row selects more */
-static const size_t MOE_SUMS = 1 << 24; /* integers between a product and what finishes it, unless 32 rows have more  */
-static const size_t MOE_HEAD = 4096;    /* words that a step brings down at once; more results are fetched after them */
+#ifndef MOE_CUDA_EMULATOR                      /* with small limits, which small tests exceed */
+static const size_t MOE_STAGE_BYTES = 8 << 20; /* of each of the two upload buffers of weights; multiple of 64     */
+static const size_t MOE_WORKSPACE = 32 << 20;  /* scratch of cuBLAS, which then never allocates */
+static const size_t MOE_FEW_ROWS = 32;         /* most rows (of an expert, on average) for dp4a; above them cuBLAS   */
+static const size_t MOE_PAIRS = 1 << 14;       /* (row, expert) pairs handled at once, unless one row selects more */
+static const size_t MOE_SUMS = 1 << 24; /* integers between a product and its last step, unless 32 rows have more  */
+static const size_t MOE_HEAD = 4096;    /* words that a step downloads at once; more results are fetched after them */
 static const size_t MOE_MARGIN =
-    512 << 20; /* left of free memory to the driver and to traces; at most an eighth of it    */
+    512 << 20; /* free memory that is left to the driver and to traces; at most an eighth of it    */
 #endif
 
-/* A matrix on the device, or that of the first of many experts. */
+/* A matrix on the device, or the matrix of the first of many experts. */
 typedef struct moe_weights {
     moe_type type; /* Q8 for both quantised types */
     int rows, cols;
@@ -81,7 +80,7 @@ typedef struct moe_weights {
     const float *scales; /* [rows_padded], behind the codes */
 } moe_weights;
 
-/* What a node needs beside what it says itself. */
+/* The parts of a node on the device. */
 typedef struct moe_bound {
     moe_weights w, w_r, w_proj, up, down;
     const float *bias, *threshold, *v, *weight; /* weight, bias: of a norm */
@@ -91,18 +90,17 @@ typedef struct moe_bound {
     moe_cache_layer layer; /* of experts */
 } moe_bound;
 
-/* Weights that are on the device already: nodes share matrices. */
+/* Weights that are already on the device: nodes share matrices. */
 typedef struct moe_known {
     const void *host;
     moe_weights weights;
 } moe_known;
 
-/* A sentence on its way up. */
+/* A sentence to upload. */
 typedef struct moe_begun {
     size_t slot;
     moe_task task;
-    size_t first,
-        demand_tokens; /* of what goes up: where its target is, which its constraints and their tokens follow */
+    size_t first, demand_tokens; /* position of its target in the upload; its constraints and their tokens follow */
 } moe_begun;
 
 /* The search on the device. A step's rows are in the arrays that a frame has. */
@@ -117,7 +115,7 @@ typedef struct moe_searching {
     int32_t *target;
     moe_demand *demands; /* [slots, max_constraints] */
     int32_t *demand_ids; /* [slots, max_target] */
-    int32_t *starts;     /* [rows, max_constraints], and what the decoder thinks of them: */
+    int32_t *starts;     /* [rows, max_constraints], and the decoder's outputs for them: */
     float *start_logprobs;
     int32_t *ids, *parents, *segment, *length, *want, *hold, *positions, *destination;
     int32_t *chain;     /* [rows, max_target], NULL where nothing is carried by token */
@@ -125,7 +123,7 @@ typedef struct moe_searching {
     float *coverage[2]; /* [rows, max_source] after the step before is in number *turn; by place it stays */
     const float *attention;
     int32_t *turn;
-    int32_t *done;    /* [slots] 0, or where in the results what a slot gave begins */
+    int32_t *done;    /* [slots] 0, or begin of a slot's results */
     int32_t *results; /* MOE_RESULTS words: live hypotheses, slots that are done, words in all, given tokens ahead */
 } moe_searching;
 
@@ -137,9 +135,9 @@ struct moe_device {
     void *log_user;
     int index;
     char name[128];
-    size_t budget, used; /* after binding the budget is 0: a trace comes on top */
-    size_t wanted;       /* what would be used, had there been enough */
-    int lacking;         /* that the budget is less is what failed */
+    size_t budget, used; /* after binding the budget is 0: memory of a trace is extra */
+    size_t wanted;       /* bytes that are needed */
+    int lacking;         /* 1: the budget was too small */
     moe_status status;   /* the first failure */
     moe_error error;
     cudaStream_t stream;
@@ -152,7 +150,7 @@ struct moe_device {
     char *landing[2]; /* on the device */
     cudaEvent_t landed[2];
     int next_stage;
-    size_t uploaded, announced, bound_bytes; /* the last: of what went up to bind graphs */
+    size_t uploaded, announced, bound_bytes; /* the last: uploads for binding */
     int8_t *subs;                            /* of Q4, for one matrix */
     moe_known *known;
     size_t n_known, known_capacity;
@@ -161,27 +159,27 @@ struct moe_device {
     moe_bound *bound[2]; /* [count] */
     size_t rows;         /* the larger capacity */
     size_t experts;      /* of all layers       */
-    /* Where not all fit, some are in slots, as the cache says, and the others are fetched from the mapped file when a
-     * layer needs them. Every slot takes any expert of any layer, so one cache serves all graphs and no memory falls to
-     * pieces; experts of one model hardly differ in size. All of it is taken when graphs are bound. */
+    /* If not all fit, some are in slots, which the cache assigns, and the others are fetched from the mapped file when
+     * a layer needs them. A slot may have any expert of any layer, so one cache serves all graphs and memory is not
+     * fragmented; experts of one model hardly differ in size. All of it is allocated when graphs are bound. */
     moe_cache cache; /* slots 0: all are on the device */
     struct {
         char *slabs; /* [slots, slot_bytes] on the device */
         size_t slot_bytes;
         size_t bytes; /* of host memory: of the cache, and behind it of the run of a layer, with as many experts: */
-        int *order, *place, *first; /* those with pairs in the order of work, their slots, [+ 1] first pairs */
-        int4 *tiles;                /* pinned: those of a run */
+        int *order, *place, *first; /* experts with pairs in the order of work, their slots, [+ 1] first pairs */
+        int4 *tiles;                /* pinned: experts of a run */
         int *plan;                  /* behind them: [2, experts of a layer] first pairs, slots */
     } fetching;
     cudaGraphExec_t steps[MOE_BUCKETS];
     int no_graphs;
-    /* a frame: on the host pinned, one block for what goes up and one for what comes down */
+    /* a frame: pinned on the host, one block to upload and one to download */
     int32_t *up_host, *up;
     int32_t *ids, *parents, *segment, *length, *want, *hold; /* in `up`, [rows] each, as what follows: */
-    int32_t *destination;                                    /* of what is carried by source or by token, -1: nowhere */
+    int32_t *destination;                                    /* of rows carried by source or by token, -1: none */
     int32_t *last, *sentence, *positions, *first;
-    int32_t *chain_host, *chain; /* [rows, max_target] of the decoder, NULL where nothing is carried by token;
-                                    chain_host only where the device does not search */
+    int32_t *chain_host, *chain; /* [rows, max_target] of the decoder, NULL if no rows are carried by token; chain_host
+                                    only if the device does not search */
     char *down_host, *down;
     size_t down_bytes;
     float *top_logprobs, *want_logprob; /* in `down`; behind them: */
@@ -197,11 +195,11 @@ struct moe_device {
         int32_t *targets_host, *targets; /* [slots, max_target] */
         int32_t *results_host;
         size_t n, n_targets; /* begun, tokens of their targets */
-        size_t live, ahead;  /* hypotheses of the next step, and given tokens behind theirs: rows as far as they fit */
-        size_t words;        /* room for results */
+        size_t live, ahead;  /* hypotheses of the next step, and given tokens after them: as many rows as fit */
+        size_t words;        /* capacity for results */
         int fresh;           /* slots are to be emptied first */
     } sentences;
-    int *live;        /* on the device: rows of the frame, what follows them are fillers */
+    int *live;        /* on the device: rows of the frame, followed by fillers */
     size_t live_rows; /* what it says */
     /* scratch, all for the largest need of any node */
     int32_t *sums;
@@ -211,8 +209,8 @@ struct moe_device {
         int8_t *r_codes, *h_codes;
     } lstm;
     struct {
-        int *row_first;              /* [rows] how many pairs the rows before it have         */
-        int *place;                  /* [pairs] row by row: the pair's place among those      */
+        int *row_first;              /* [rows] number of pairs of the rows before it         */
+        int *place;                  /* [pairs] row by row: the pair's place among the sorted ones      */
         int *count, *first;          /* [2 E], [E + 1] pairs of an expert, sorted by expert   */
         int *totals;                 /* pairs, tiles                                          */
         uint64_t *stats;             /* pairs and visits (moe_stats) of all runs              */
@@ -221,7 +219,7 @@ struct moe_device {
         int8_t *inputs, *codes;      /* [pairs] code rows of the inputs, of the hidden units  */
         float *input_scales, *code_scales;
         float *units, *out; /* [pairs, hidden], [pairs, D]                           */
-        int *host;          /* pinned: first, or how many experts a row selects      */
+        int *host;          /* pinned: first, or the number of experts of a row      */
     } moe;
     struct {
         float *max, *sum, *logits;
@@ -286,7 +284,7 @@ static int moe_check_blas(moe_device *d, cublasStatus_t code, const char *what) 
     return d->status == MOE_OK;
 }
 
-/* a * b, or a failure and 0. Some of these can be added up. */
+/* a * b, or a failure and 0. A few results can be added without overflow. */
 static size_t moe_times(moe_device *d, size_t a, size_t b) {
     if (!b || a <= SIZE_MAX / 32 / b) return a * b;
     if (d->status == MOE_OK)
@@ -297,8 +295,8 @@ static size_t moe_times(moe_device *d, size_t a, size_t b) {
 
 #define MOE_CUDA_TRY(d, call) ((d)->status == MOE_OK && moe_check(d, call, #call))
 
-/* Host memory of the session's allocator; NULL after a failure, unless it is the budget: what is wanted is still
- * counted then. */
+/* Host memory of the session's allocator; NULL after a failure, except of the budget: needed memory is still counted
+ * then. */
 static void *moe_host(moe_device *d, size_t bytes, const char *what) {
     void *memory =
         d->status == MOE_OK || d->lacking ? d->allocator.allocate(d->allocator.user, bytes ? bytes : 1) : NULL;
@@ -307,7 +305,7 @@ static void *moe_host(moe_device *d, size_t bytes, const char *what) {
     return memory;
 }
 
-/* There is less memory than the least that is needed; `all`, if not 0: that is needed to hold all experts. */
+/* Fail: there is less memory than needed; `all`, if not 0: the memory that is needed for all experts. */
 static void moe_lack(moe_device *d, size_t least, size_t all, size_t limit, const char *what) {
     char rest[64] = "";
     if (all) snprintf(rest, sizeof rest, " (%zu MB to hold all experts)", (all >> 20) + 1);
@@ -356,7 +354,7 @@ static void *moe_take(moe_device *d, size_t count, size_t size, const char *what
     return memory;
 }
 
-/* What was taken goes back; nothing uses it any more. */
+/* Return memory that is not used any more. */
 static void moe_give(moe_device *d, void *memory, size_t bytes) {
     size_t i = d->n_blocks;
     while (d->blocks[--i] != memory) {}
@@ -365,7 +363,7 @@ static void moe_give(moe_device *d, void *memory, size_t bytes) {
     cudaFree(memory);
 }
 
-/* ---- Weights on their way up ---- */
+/* ---- Uploads of weights ---- */
 
 static void moe_announce(moe_device *d) {
     char message[128];
@@ -375,7 +373,8 @@ static void moe_announce(moe_device *d) {
     d->log(d->log_user, message);
 }
 
-/* Copy up to MOE_STAGE_BYTES into a pinned buffer and let it fly: to `to`, or to a landing place that is returned. */
+/* Copy up to MOE_STAGE_BYTES into a pinned buffer and start the upload: to `to`, or to a staging place, which is
+ * returned. */
 static char *moe_lift(moe_device *d, const void *from, size_t bytes, void *to) {
     const int i = d->next_stage;
     if (!MOE_CUDA_TRY(d, cudaEventSynchronize(d->landed[i]))) return NULL;
@@ -402,10 +401,10 @@ static void *moe_upload(moe_device *d, const void *from, size_t bytes, const cha
 
 /* ---- Slots of experts ---- */
 
-/* Slots of `slot_bytes`, as many as there is room for; layers of up to `most` experts run up to `tiles` tiles. */
+/* Slots of `slot_bytes`, as many as fit; layers of up to `most` experts run up to `tiles` tiles. */
 static void moe_take_slots(moe_device *d, size_t slot_bytes, size_t room, size_t most, size_t tiles) {
     const size_t slots = moe_least(room / slot_bytes, d->experts);
-    const size_t bytes = moe_cache_bytes(d->experts, slots); /* no overflow: their bytes are somewhere, too */
+    const size_t bytes = moe_cache_bytes(d->experts, slots); /* no overflow: all these bytes exist in a file */
     const size_t transit = moe_least(moe_largest(slots / 16, 1), MOE_TRANSIT);
     char *memory;
     d->fetching.slot_bytes = slot_bytes;
@@ -426,9 +425,9 @@ static void moe_take_slots(moe_device *d, size_t slot_bytes, size_t room, size_t
  * of the portable kernel of moe.c that its comment names. */
 
 enum {
-    MOE_BLOCK = 128,    /* threads of a block; where a kernel says nothing else */
+    MOE_BLOCK = 128,    /* threads of a block, unless a kernel differs */
     MOE_OFFSETS = 1024, /* experts of a block that counts their pairs */
-    MOE_TILE = 8        /* rows that a tile of a product takes at most */
+    MOE_TILE = 8        /* most rows of a tile of a product */
 };
 
 MOE_DEVICE float moe_mul(float a, float b) { return __fmul_rn(a, b); }
@@ -444,10 +443,11 @@ MOE_DEVICE float moe_weight(const void *w, moe_type type, size_t at) {
     return __uint_as_float((uint32_t)((const uint16_t *)w)[at] << 16);
 }
 
-/* ---- What the threads of a block of MOE_BLOCK do together; all of them call, all get the answer ---- */
+/* ---- Joint work of all threads of a block of MOE_BLOCK; all of them call, all get the result ---- */
 
-/* The best value, then the lowest index; -infinity with INT_MAX stands for none. Two barriers are enough: nobody writes
- * `all` again before everybody has passed the second one, nor `few` before everybody has come to the next first one. */
+/* The best value, then the lowest index; -infinity with INT_MAX stands for none. Two barriers are enough: no thread
+ * writes `all` again before all threads have passed the second one, nor `few` before all have reached the next first
+ * one. */
 MOE_DEVICE void moe_block_best(float *value, int *index) {
     __shared__ float all[MOE_BLOCK], few[16];
     __shared__ int all_index[MOE_BLOCK], few_index[16];
@@ -507,7 +507,7 @@ MOE_DEVICE void moe_block_softmax(const float *x, int n, float *p) {
     __syncthreads();
 }
 
-/* How many a thread's predecessors have, and *total. */
+/* The sum over the threads before this one, and *total. */
 MOE_DEVICE int moe_block_before(int mine, int *total) {
     __shared__ int counts[MOE_BLOCK];
     const int t = (int)threadIdx.x;
@@ -575,7 +575,7 @@ __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor,
     }
 }
 
-/* moe_quantise_row, without the sums. `count` on the device, if it is not NULL, says how many rows there are. */
+/* moe_quantise_row, without the sums. `count` on the device, if it is not NULL, is the number of rows. */
 __global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int padded, int8_t *q, size_t q_stride,
                                float *scales, const int *count) {
     const size_t row = blockIdx.x;
@@ -667,7 +667,7 @@ __global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *fro
         y[row * y_stride + c] = parent < 0 ? 0.0f : x[(size_t)parent * x_stride + c];
 }
 
-/* Row to[r] of y = row from[r] of x; NULL: row r; to[r] < 0: nowhere. */
+/* Row to[r] of y = row from[r] of x; NULL: row r; to[r] < 0: not copied. */
 __global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *from, const int32_t *to, int cols,
                               float *y, size_t y_stride) {
     const size_t row = blockIdx.x, source = from ? (size_t)from[row] : row, at = to ? (size_t)to[row] : row;
@@ -691,9 +691,8 @@ __global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_
 
 /* ---- Products ---- */
 
-/* y[r][j] = [relu](dot(x[r], w[j]) + addend). Either plain: tiles of MOE_TILE rows; or of experts: tiles say expert (or
- * its slot), first pair and pairs, there are *n_tiles of them, a pair's input is row x_rows[pair] and its output row
- * `pair`. */
+/* y[r][j] = [relu](dot(x[r], w[j]) + addend). Either plain: tiles of MOE_TILE rows; or of experts: *n_tiles tiles have
+ * expert (or its slot), first pair and pairs, a pair's input is row x_rows[pair] and its output row `pair`. */
 typedef struct moe_products {
     moe_weights w;
     const void *x;   /* codes or floats */
@@ -702,8 +701,8 @@ typedef struct moe_products {
     int rows;                    /* plain */
     const int *x_rows, *n_tiles; /* experts; x_rows may be NULL: row `pair` */
     const int4 *tiles;
-    int tiles_at_most;       /* n_tiles NULL: just so many */
-    const float *bias, *add; /* bias: of the first expert, the others follow as their weights do */
+    int tiles_at_most;       /* n_tiles NULL: exactly this number */
+    const float *bias, *add; /* bias: of the first expert, the others follow like their weights */
     size_t add_stride;
     int relu;
     float *y;
@@ -730,7 +729,7 @@ MOE_DEVICE void moe_finish(const moe_products *p, int expert, size_t row, size_t
     p->y[row * p->y_stride + j] = p->relu ? moe_reluf(y) : y;
 }
 
-/* Codes. A warp takes 4 outputs and the rows of a tile, each of its threads every 32nd 16 bytes of the columns; then
+/* Codes. A warp computes 4 outputs for the rows of a tile, each of its threads every 32nd 16 bytes of the columns; then
  * thread t adds up the sums of result t. Blocks of the same outputs are neighbours, so that their weights are read from
  * memory once. */
 __global__ void moe_k_products(moe_products p) {
@@ -778,7 +777,8 @@ __global__ void moe_k_products(moe_products p) {
     }
 }
 
-/* Floats: a block takes 32 outputs and the rows of a tile, 64 columns at a time; a thread one output and two rows. */
+/* Floats: a block computes 32 outputs for the rows of a tile, 64 columns at a time; a thread one output and two
+ * rows. */
 __global__ void moe_k_float_products(moe_products p) {
     enum { OUTPUTS = 32, COLUMNS = 64, ROWS = MOE_TILE / 4 };
     __shared__ float w[OUTPUTS][COLUMNS + 1], x[MOE_TILE][COLUMNS];
@@ -839,7 +839,7 @@ typedef struct moe_attending {
     int product, start_zero;
     const int32_t *parents, *segment, *length;
     int begins;          /* parents from here on, and below 0: the sentence begins */
-    const float *before; /* what rows take that do not begin, or NULL */
+    const float *before; /* contexts of rows that do not begin, or NULL */
     size_t before_stride;
     float *scores; /* [rows, max_source] */
     size_t max_source;
@@ -847,7 +847,7 @@ typedef struct moe_attending {
     size_t y_stride;
 } moe_attending;
 
-/* moe_compute_attention_row: 16 threads, the lanes, to a position; then the softmax; then a thread to a column. */
+/* moe_compute_attention_row: 16 threads, the lanes, per position; then the softmax; then a thread per column. */
 __global__ void moe_k_attention(moe_attending a) {
     __shared__ float lanes[MOE_BLOCK / MOE_LANES][MOE_LANES];
     const size_t row = blockIdx.x, size = (size_t)a.size, width = (size_t)a.width;
@@ -855,7 +855,7 @@ __global__ void moe_k_attention(moe_attending a) {
     const float *query = a.query + row * a.query_stride, *keys = a.keys + (size_t)a.segment[row] * size;
     const float *values = a.values + (size_t)a.segment[row] * width;
     float *scores = a.scores + row * a.max_source;
-    const int begins = a.parents[row] < 0 || a.parents[row] >= a.begins; /* the same for the whole block */
+    const int begins = a.parents[row] < 0 || a.parents[row] >= a.begins; /* equal in the whole block */
     if (a.before && !begins) {
         for (size_t c = (size_t)t; c < width; c += MOE_BLOCK)
             a.y[row * a.y_stride + c] = a.before[row * a.before_stride + c];
@@ -886,7 +886,7 @@ __global__ void moe_k_attention(moe_attending a) {
     }
 }
 
-/* Rows of keys and values: those of a sentence packed by time step, of a hypothesis' tokens, or of a source. */
+/* Rows of keys and values: of a sentence packed by time step, of a hypothesis' tokens, or of a source. */
 typedef struct moe_heads_args {
     const float *query, *rows; /* rows: keys, `cols` numbers further values */
     size_t query_stride, stride;
@@ -896,15 +896,15 @@ typedef struct moe_heads_args {
     const int32_t *first; /* row first[p] + i is sentence i's at position p; or NULL: */
     const int32_t *chain; /* [rows, chain_stride], or NULL: rows segment, segment + 1, ... */
     size_t chain_stride;
-    const int *live; /* rows from here on are fillers, which see nothing */
+    const int *live; /* rows from here on are fillers without attention */
     int row0;
-    float *scores; /* [rows at hand, heads, longest] */
+    float *scores; /* [current rows, heads, longest] */
     size_t longest;
     float *y;
     size_t y_stride;
 } moe_heads_args;
 
-/* moe_heads_seen: how many rows a row looks at, and the n-th of them. */
+/* moe_heads_seen: the number of rows that a row attends to, and the n-th of them. */
 MOE_DEVICE int moe_heads_count(const moe_heads_args *a, size_t row) {
     if (row >= (size_t)*a->live) return 0;
     return a->chain ? a->positions[row] + 1 : a->length[row];
@@ -916,8 +916,8 @@ MOE_DEVICE const float *moe_heads_row(const moe_heads_args *a, size_t row, int n
     return a->rows + at * a->stride;
 }
 
-/* moe_compute_heads_row: a block to a head of a row. 16 threads, the lanes, to a position; then the softmax; then a
- * thread to a column. */
+/* moe_compute_heads_row: a block per head of a row. 16 threads, the lanes, per position; then the softmax; then a
+ * thread per column. */
 __global__ void moe_k_heads(moe_heads_args a) {
     enum { AT_ONCE = 32, GROUPS = MOE_BLOCK / MOE_LANES };
     __shared__ float lanes[AT_ONCE][MOE_LANES + 1];
@@ -949,16 +949,16 @@ __global__ void moe_k_heads(moe_heads_args a) {
 /* ---- Gates and experts ---- */
 
 typedef struct moe_gate_args {
-    const float
-        *logits; /* row i: of everything for row i, or of the groups that row row0 + i selected, one behind the other */
+    const float *logits; /* row i: of all experts for row i, or of the groups that row row0 + i selected, one after the
+                          * other */
     size_t stride, row0;
     int level, k;
     moe_gate gate;
     int empty_zero;
     const float *threshold;         /* [experts] */
     moe_selections chosen, parents; /* parents.words NULL: one level */
-    const int *live;                /* rows from here on are fillers, which select nothing: no expert works for them */
-    float *p; /* [rows, experts] zeros that take the probabilities, or NULL: nobody looks at them */
+    const int *live;                /* rows from here on are fillers, which select no experts */
+    float *p;                       /* [rows, experts] zeros at first, then the probabilities; NULL: not needed */
     size_t experts;
 } moe_gate_args;
 
@@ -971,12 +971,12 @@ typedef struct moe_group_products {
     size_t x_stride, row0;
     moe_selections parents;
     int level, tiles;
-    float *y; /* [rows at hand, parents.capacity, level] */
+    float *y; /* [current rows, parents.capacity, level] */
 } moe_group_products;
 
 enum { MOE_GROUP_TILE = 64 }; /* logits of a block */
 
-/* moe_gate_product: 16 threads, the lanes, to a logit. */
+/* moe_gate_product: 16 threads, the lanes, per logit. */
 __global__ void moe_k_group_products(moe_group_products a) {
     enum { AT_ONCE = MOE_BLOCK / MOE_LANES };
     __shared__ float lanes[AT_ONCE][MOE_LANES];
@@ -1004,8 +1004,8 @@ __global__ void moe_k_group_products(moe_group_products a) {
     }
 }
 
-/* Who is chosen of x[n]: all above their thresholds, or all up to index `sure` and all above `bound`, of those that are
- * equal to it the ones up to index `last`. */
+/* Element i is selected if x[i] > threshold[i]; without thresholds, if i <= sure, or x[i] > bound, or x[i] == bound and
+ * i <= last. */
 typedef struct moe_choice {
     const float *x, *threshold;
     float bound;
@@ -1017,8 +1017,8 @@ MOE_DEVICE int moe_is_chosen(const moe_choice *c, int i) {
     return i <= c->sure || c->x[i] > c->bound || (c->x[i] == c->bound && i <= c->last);
 }
 
-/* The k best of x[n], ties by lower index. As in moe_select_topk a NaN among the first k keeps its place, and so does
- * what comes before it; any other is never chosen. */
+/* The k best of x[n], ties by lower index. As in moe_select_topk a NaN among the first k is selected, and so are the
+ * elements before it; any other NaN is never selected. */
 MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
     float none = 0.0f;
     int behind = INT_MAX; /* the last NaN, from k backwards */
@@ -1027,7 +1027,7 @@ MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
         if (!(x[i] == x[i])) behind = k - i;
     moe_block_best(&none, &behind);
     if (behind != INT_MAX) c.sure = k - behind;
-    for (int found = c.sure + 1; found < k; found++) { /* the next one behind the last one */
+    for (int found = c.sure + 1; found < k; found++) { /* the best one after the last one */
         float best = -moe_infinity();
         int index = INT_MAX;
         for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK)
@@ -1041,8 +1041,8 @@ MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
     return c;
 }
 
-/* moe_gate_append: who is selected of a group, whose first expert is `first`, goes to `experts` and `weights`, where
- * there is room for all of it. `p` may be `weights`, or NULL if it is not wanted. Returns how many. */
+/* moe_gate_append: write the selected experts of a group, whose first expert is `first`, to `experts` and `weights`,
+ * which have capacity for the whole group. `p` may be `weights`, or NULL. Returns their number. */
 MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, size_t first, const float *factor,
                                 float *p, uint32_t *experts, float *weights, int *empty) {
     const int t = (int)threadIdx.x, n = a->level, each = (n + MOE_BLOCK - 1) / MOE_BLOCK;
@@ -1112,27 +1112,27 @@ __global__ void moe_k_gate(moe_gate_args a) {
 /* From the selections of rows to the pairs of experts. */
 typedef struct moe_routes {
     moe_selections chosen;
-    int n, row0, rows; /* experts; rows at hand */
+    int n, row0, rows; /* experts; current rows */
     int *row_first, *place, *count, *first, *totals, *pair_row, *pair_expert;
-    const int *slots; /* [n] where experts are, which pair_expert says then; or NULL */
+    const int *slots; /* [n] slots of experts, which pair_expert then contains; or NULL */
     int4 *tiles;
     uint64_t *stats;
 } moe_routes;
 
-/* How many rows select an expert; `count` was zero. */
+/* The number of rows that select an expert; `count` was zero. */
 __global__ void moe_k_count(moe_routes a) {
     const moe_selection s = moe_selection_at(&a.chosen, blockIdx.x + (size_t)a.row0);
     for (uint32_t i = threadIdx.x; i < *s.count; i += MOE_BLOCK) atomicAdd(&a.count[s.experts[i]], 1);
 }
 
-/* How many experts a row selects. */
+/* The number of experts that a row selects. */
 __global__ void moe_k_selected(moe_selections chosen, size_t rows, int *selected) {
     const size_t row = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (row < rows) selected[row] = (int)*moe_selection_at(&chosen, row).count;
 }
 
-/* A block to MOE_OFFSETS experts, which counts those before them for itself: where an expert's pairs begin, and tiles
- * of them. The first block: where a row's pairs begin. */
+/* A block per MOE_OFFSETS experts, which counts the pairs of experts before them itself: the first pair of each expert,
+ * and tiles of its pairs. The first block: the first pair of each row. */
 __global__ void moe_k_offsets(moe_routes a) {
     const int t = (int)threadIdx.x, each = MOE_OFFSETS / MOE_BLOCK, each_row = (a.rows + MOE_BLOCK - 1) / MOE_BLOCK;
     const int first = (int)blockIdx.x * MOE_OFFSETS, last = a.n - first < MOE_OFFSETS ? a.n : first + MOE_OFFSETS;
@@ -1180,14 +1180,14 @@ __global__ void moe_k_offsets(moe_routes a) {
     }
 }
 
-/* An expert's next pair goes to where its first one does. */
+/* The place for an expert's next pair is its first place. */
 __global__ void moe_k_cursors(moe_routes a) {
     const int e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (e < a.n) a.count[e] = a.first[e];
 }
 
-/* A row's pairs find their places. The order of an expert's rows is not the same in every run, and changes nothing:
- * each is multiplied for itself. */
+/* Place the pairs of a row. The order of an expert's rows may differ from run to run, without effect: each row is
+ * multiplied separately. */
 __global__ void moe_k_place(moe_routes a) {
     const size_t row = blockIdx.x + (size_t)a.row0;
     const moe_selection s = moe_selection_at(&a.chosen, row);
@@ -1199,7 +1199,7 @@ __global__ void moe_k_place(moe_routes a) {
     }
 }
 
-/* Code rows of the pairs one behind the other, as cuBLAS wants them. */
+/* Code rows of the pairs one after the other, for cuBLAS. */
 __global__ void moe_k_collect(const int8_t *x, const float *scales, size_t stride, int bytes, const int *pair_row,
                               int8_t *y, float *y_scales) {
     const size_t pair = blockIdx.x, row = (size_t)pair_row[pair];
@@ -1209,7 +1209,7 @@ __global__ void moe_k_collect(const int8_t *x, const float *scales, size_t strid
 }
 
 /* moe_combine_task, moe_compute_mix_row: y = scale * sum over the row's experts in index order. `x` has a row for every
- * pair, or, where nothing was sorted, the outputs of all experts in every row. */
+ * pair, or, without sorting, the outputs of all experts in every row. */
 __global__ void moe_k_combine(moe_routes a, const float *x, size_t x_stride, int cols, float scale, float *y,
                               size_t y_stride) {
     const size_t row = blockIdx.x + (size_t)a.row0;
@@ -1228,7 +1228,7 @@ __global__ void moe_k_combine(moe_routes a, const float *x, size_t x_stride, int
 /* ---- Output ---- */
 
 typedef struct moe_outputs {
-    moe_products p;      /* its y: logits of the rows at hand, or NULL: */
+    moe_products p;      /* its y: logits of the current rows, or NULL: */
     const int32_t *sums; /* [rows, w.rows_padded] from cuBLAS           */
     int row0, chunks, top;
     const int32_t *never;
@@ -1290,7 +1290,7 @@ __global__ void moe_k_output(moe_outputs a) {
         for (size_t i = row * a.n_starts; i < (row + 1) * a.n_starts; i++)
             if (a.starts[i] >= column && a.starts[i] < column + n) a.start_logprobs[i] = y[a.starts[i] - column];
     }
-    for (int i = 0; i < a.top; i++) { /* the next one behind the last one, larger values first, then lower ids */
+    for (int i = 0; i < a.top; i++) { /* the best one after the last one, larger values first, then lower ids */
         float best = -moe_infinity();
         int index = INT_MAX;
         for (int c = t; c < n; c += MOE_BLOCK)
@@ -1305,7 +1305,7 @@ __global__ void moe_k_output(moe_outputs a) {
     }
 }
 
-/* moe_output_join. The sum over chunks and the merge of their lists are one thread's; the others work ahead of it. */
+/* moe_output_join. One thread computes the sum over chunks and merges their lists; the others prepare its inputs. */
 __global__ void moe_k_join(moe_outputs a) {
     __shared__ float part[MOE_BLOCK];
     const size_t row = blockIdx.x, first = row * (size_t)a.chunks, top = (size_t)a.top;
@@ -1343,7 +1343,7 @@ __global__ void moe_k_join(moe_outputs a) {
     for (size_t i = 0; i < top; i++) logprobs[i] = moe_sub(moe_sub(logprobs[i], max), log_sum);
 }
 
-/* ---- The search: a thread to a slot, but where slots are counted ---- */
+/* ---- The search: a thread per slot, except where slots are counted ---- */
 
 /* All slots are free. */
 __global__ void moe_k_slots(moe_searching a) {
@@ -1361,7 +1361,7 @@ __global__ void moe_k_slots(moe_searching a) {
     }
 }
 
-/* moe_admit: a block to a sentence. */
+/* moe_admit: a block per sentence. */
 __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32_t *targets) {
     const moe_begun b = begun[blockIdx.x];
     moe_slot *slot = &a.slot[b.slot];
@@ -1432,7 +1432,7 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
     }
 }
 
-/* A block to a slot, a thread to a hypothesis whose row is known, or to a given token: the places of its tokens. */
+/* A block per slot, a thread per hypothesis whose row is known, or per given token: the places of its tokens. */
 __global__ void moe_k_chain(moe_searching a) {
     const moe_slot *slot = &a.slot[blockIdx.x];
     for (size_t i = 1 + threadIdx.x; slot->active && i <= slot->ahead; i += blockDim.x)
@@ -1474,7 +1474,7 @@ __global__ void moe_k_search(moe_searching a) {
     a.done[at] = moe_slot_steps(&a.search, &a.slot[at], at, &answer, a.next + at * (size_t)a.search.beam);
 }
 
-/* Words of the results of hypothesis h, and of all those before it. */
+/* Words of the results of hypothesis h, and of all hypotheses before it. */
 MOE_DEVICE int moe_result_words(const moe_search *s, const moe_slot *slot, size_t h) {
     return 4 + (2 + s->looks) * (int)slot->finished[h].tokens + slot->finished[h].finished;
 }
@@ -1485,7 +1485,7 @@ MOE_DEVICE int moe_words_before(const moe_search *s, const moe_slot *slot, size_
     return words;
 }
 
-/* One block: what the next step has, and places for what this one gave. */
+/* One block: rows of the next step, and places for the results of this one. */
 __global__ void moe_k_report(moe_searching a) {
     const int t = (int)threadIdx.x, each = (a.slots + MOE_BLOCK - 1) / MOE_BLOCK;
     const int begin = t * each < a.slots ? t * each : a.slots, end = begin + each < a.slots ? begin + each : a.slots;
@@ -1515,7 +1515,7 @@ __global__ void moe_k_report(moe_searching a) {
     *a.turn = !*a.turn;
 }
 
-/* A block to a slot, a thread to a hypothesis: what moe_device_results says. */
+/* A block per slot, a thread per hypothesis: results as in moe_device_results. */
 __global__ void moe_k_results(moe_searching a) {
     const moe_slot *slot = &a.slot[blockIdx.x];
     int32_t *words = a.results + a.done[blockIdx.x];
@@ -1539,16 +1539,16 @@ __global__ void moe_k_results(moe_searching a) {
 }
 
 /* ==== 3. Launchers ============================================================================================
- * Owns the order of things. Invariant: what a launcher starts depends on the number of rows alone, so that a step can
- * be kept as a CUDA graph, but where moe_waits says that it looks at numbers on the device first. Everything goes
- * through one stream: what is overwritten was used by what was launched before. */
+ * Owns the order of work. Invariant: the kernels that a launcher starts depend only on the number of rows, so that a
+ * step can be kept as a CUDA graph, except if moe_waits says that it reads numbers from the device first. All work goes
+ * through one stream: data is overwritten only after the kernels launched before have used it. */
 
 static size_t moe_code_stride(size_t cols) { return moe_blocks(cols, 64) * 64; }
 
 /* ---- Weights ---- */
 
-/* Bytes on the device of a matrix's numbers or codes; behind the codes are scales; behind both is an expert's next
- * matrix. */
+/* Bytes on the device of a matrix's numbers or codes; scales follow the codes, and an expert's next matrix follows
+ * both. */
 static size_t moe_data_bytes(const moe_matrix *m) {
     return moe_quantised(m->type) ? moe_blocks(m->rows, 16) * 16 * m->cols_padded
                                   : m->rows * m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
@@ -1559,7 +1559,7 @@ static size_t moe_scale_bytes(const moe_matrix *m) {
 static size_t moe_both_bytes(const moe_matrix *m) {
     return moe_blocks(moe_data_bytes(m) + moe_scale_bytes(m), 64) * 64;
 }
-/* The first matrix of an expert with its bias, both with theirs. */
+/* The first matrix of an expert with its bias, and both matrices with theirs. */
 static size_t moe_bias_bytes(const float *bias, size_t n) { return bias ? moe_blocks(n * sizeof *bias, 64) * 64 : 0; }
 static size_t moe_up_bytes(const moe_experts *e) {
     return moe_both_bytes(&e->up) + moe_bias_bytes(e->up_bias, e->up.rows);
@@ -1607,7 +1607,7 @@ static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
     moe_upload_to(d, to + codes, m->scales, moe_scale_bytes(m));
 }
 
-/* Expert `e` of a node, to be two matrices, each with its bias, one behind the other. */
+/* Expert `e` of a node as two matrices, each with its bias, one after the other. */
 static void moe_lift_expert(moe_device *d, const moe_node *n, size_t e, char *to) {
     for (int i = 0; i < 2; i++) {
         const float *bias = i ? n->experts->down_bias : n->experts->up_bias;
@@ -1624,7 +1624,7 @@ static void moe_lift_expert(moe_device *d, const moe_node *n, size_t e, char *to
 
 /* ---- Products ---- */
 
-/* Column by column, as cuBLAS sees memory: sums [n, rows] = w [k, n]^T x [k, rows]. */
+/* In the column order of cuBLAS: sums [n, rows] = w [k, n]^T x [k, rows]. */
 static cublasStatus_t moe_call_gemm(const moe_device *d, const void *w, int n, int k, const int8_t *x, size_t x_stride,
                                     int rows, int32_t *sums) {
     const int32_t one = 1, zero = 0;
@@ -1640,13 +1640,14 @@ static void moe_gemm(moe_device *d, const moe_weights *w, int expert, const int8
                        "cublasGemmEx");
 }
 
-/* Whether cuBLAS takes a product of so many rows. */
+/* Whether cuBLAS computes a product of so many rows. */
 static int moe_by_gemm(const moe_device *d, moe_type type, size_t rows) {
     return d->cublas && moe_quantised(type) && rows > MOE_FEW_ROWS;
 }
 
-/* cuBLAS on this stream, tried with a product of ones; NULL, or why it cannot be used. That is no failure: the kernel
- * for few rows takes all of them then. It does not know int8 on every GPU, and may be missing for a new one. */
+/* cuBLAS on this stream, tried with a product of ones; NULL and the reason if it cannot be used. This is not a failure:
+ * the kernel for few rows then computes all products. cuBLAS lacks int8 on some GPUs, and may be missing for a new
+ * one. */
 static const char *moe_start_blas(moe_device *d) {
     enum { N = 16, K = 64, ROWS = 48 };
     int8_t *ones = NULL;
@@ -1700,7 +1701,7 @@ static moe_products moe_products_of(const moe_weights *w, const moe_node *x, siz
     return p;
 }
 
-/* The same of rows that are no node's; of a quantised matrix their codes are taken. */
+/* The same for rows that are no node's; a quantised matrix uses their codes. */
 static moe_products moe_products_at(const moe_weights *w, const float *x, size_t x_stride, const int8_t *codes,
                                     const float *scales, size_t rows) {
     moe_products p;
@@ -1794,7 +1795,7 @@ static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound
             MOE_LAUNCH(d, moe_k_scatter, live, MOE_BLOCK, out, n->stride, (const int32_t *)NULL, (const int32_t *)NULL,
                        (int)state, d->lstm.r, state);
     }
-    if (n->lstm.last_r && f->steps) { /* backward a sentence ends at its first token, which are the first rows */
+    if (n->lstm.last_r && f->steps) { /* backward a sentence ends at its first token, and these are the first rows */
         MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, (const float *)n->data, n->stride,
                    n->lstm.backward ? NULL : d->last, d->sentence, (int)state, n->lstm.last_r, state);
         MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, c, hidden, (const int32_t *)NULL, d->sentence, (int)hidden,
@@ -1831,7 +1832,7 @@ static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound 
     MOE_LAUNCH(d, moe_k_attention, rows, MOE_BLOCK, a);
 }
 
-/* Some rows at a time, whose scores are where other nodes have their sums. */
+/* Some rows at a time; their scores use the memory of other nodes' sums. */
 static void moe_run_heads(moe_device *d, const moe_node *n, const moe_graph *g, size_t rows) {
     const moe_node *x = n->src[0];
     const size_t width = n->cols / n->heads.heads;
@@ -1853,7 +1854,7 @@ static void moe_run_heads(moe_device *d, const moe_node *n, const moe_graph *g, 
     a.chain = n->heads.rows && n->heads.within ? d->chain : NULL;
     a.chain_stride = g->max_target;
     a.live = d->live;
-    a.scores = (float *)(void *)d->sums; /* as large as integers; there is room for a row's */
+    a.scores = (float *)(void *)d->sums; /* as large as integers; a row's always fit */
     a.longest = moe_longest(g);
     a.y = (float *)n->data;
     a.y_stride = n->stride;
@@ -1872,7 +1873,7 @@ static moe_selections moe_selections_of(const moe_node *gate) {
     return s;
 }
 
-/* `p` [rows, experts] takes the probabilities, NULL: nobody looks at them. */
+/* `p` [rows, experts] receives the probabilities; NULL: not needed. */
 static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, float *p) {
     const moe_node *x = n->src[0];
     moe_gate_args a;
@@ -1894,7 +1895,7 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
     if (n->gate.grouped) {
         a.parents = g.parents = moe_selections_of(n->src[1]);
         a.stride = g.parents.capacity * n->gate.gating->level;
-        a.logits = g.y = (float *)(void *)d->sums; /* as large as integers; there is room for a row of all experts */
+        a.logits = g.y = (float *)(void *)d->sums; /* as large as integers; a row of all experts always fits */
         slice = d->n_sums / a.stride;
         g.w = b->w;
         g.bias = b->bias;
@@ -1913,31 +1914,31 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
     }
 }
 
-/* How many experts the rows of a gate select on average, about. */
+/* The approximate mean number of experts that the rows of a gate select. */
 static size_t moe_wanted(const moe_node *gate) {
     const size_t own =
         moe_gate_is_dense(gate->gate.kind) || !gate->gate.gating->k ? gate->gate.gating->level : gate->gate.gating->k;
     return gate->gate.grouped ? own * moe_wanted(gate->src[1]) : own;
 }
 
-/* Whether rows differ in how many they select, up to the gate's capacity. */
+/* Whether the number of selections differs from row to row, up to the gate's capacity. */
 static int moe_open(const moe_node *gate) {
     return gate->gate.kind == MOE_GATE_THRESHOLD || (gate->gate.grouped && moe_open(gate->src[1]));
 }
 
-/* Pairs handled at once: what the rows may select, within MOE_PAIRS, and never fewer than one row may. */
+/* Pairs handled at once: the most that the rows can select, at most MOE_PAIRS, and at least the most of one row. */
 static size_t moe_pairs(const moe_node *n, size_t rows) {
     const size_t most = n->src[1]->gate.capacity, limit = moe_largest(MOE_PAIRS, most);
     return rows < limit / most ? rows * most : limit;
 }
 
-/* Experts that are on the device at the same time, and their pairs, one behind the other. */
+/* Experts that are on the device at the same time, and their pairs, one after the other. */
 typedef struct moe_group {
     size_t begin, pairs; /* where they begin; how many at most, */
     const int *count;    /* and how many if not NULL            */
     size_t tile, tiles;  /* likewise                            */
     const int *n_tiles;
-    /* on the host, only where cuBLAS takes them: */
+    /* on the host, only for cuBLAS: */
     size_t experts;
     const int *first; /* [experts + 1] pairs */
     const int *slots; /* [experts] or NULL: each its own */
@@ -1960,34 +1961,34 @@ static void moe_expert_gemms(moe_device *d, moe_products p, const int8_t *x, con
     }
 }
 
-/* Ints from the device, now: the one place where a step waits in the middle. */
+/* Read ints from the device at once: the only place where a step waits in the middle. */
 static void moe_fetch_ints(moe_device *d, const int *from, size_t n) {
     MOE_CUDA_TRY(d, cudaMemcpyAsync(d->moe.host, from, n * sizeof *from, cudaMemcpyDeviceToHost, d->stream));
     MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
 }
 
-/* Whether cuBLAS takes an expert layer: many rows for each expert. */
+/* Whether cuBLAS computes an expert layer: many rows per expert. */
 static int moe_experts_by_gemm(const moe_device *d, const moe_node *n, size_t rows) {
     return moe_by_gemm(d, n->experts->up.type, moe_blocks(rows * moe_wanted(n->src[1]), n->experts->count));
 }
 
-/* Whether the rows' selections may be more than fit, so that they must be counted. */
+/* Whether the rows' selections may exceed the capacity, so that they must be counted. */
 static int moe_must_count(const moe_node *n, size_t rows) {
     return moe_open(n->src[1]) && rows * n->src[1]->gate.capacity > moe_pairs(n, rows);
 }
 
-/* Whether a node needs to look at numbers on the device before it knows what to launch. */
+/* Whether the launches of a node depend on numbers on the device. */
 static int moe_waits(const moe_device *d, const moe_node *n, size_t rows) {
     return n->op == MOE_OP_EXPERTS && (d->cache.slots || moe_experts_by_gemm(d, n, rows) || moe_must_count(n, rows));
 }
 
-/* The experts that have pairs, in the cache's order of work, each with a slot. Tells the device; *hits of the experts
- * are here already. Returns how many there are. */
+/* The experts with pairs, in the cache's order of work, each with a slot, also written to the device; *hits of them are
+ * resident. Returns their number. */
 static size_t moe_plan_experts(moe_device *d, size_t n, moe_cache_layer *layer, moe_routes *a, size_t *hits) {
     int *start = d->fetching.plan, *slots = start + n, *order = d->fetching.order, pair = 0;
     int4 *tiles = d->fetching.tiles;
     size_t wanted = 0, n_tiles = 0;
-    moe_fetch_ints(d, a->first, n + 1); /* and so the plan of the run before has gone up */
+    moe_fetch_ints(d, a->first, n + 1); /* so the plan of the run before is uploaded */
     if (d->status != MOE_OK) return 0;
     memset(start, 0, 2 * n * sizeof *start);
     for (size_t e = 0; e < n; e++)
@@ -2028,8 +2029,8 @@ static void moe_run_group(moe_device *d, moe_products up, moe_products down, con
     else moe_tiles(d, &down);
 }
 
-/* Group after group: those that are here, so that the GPU has work while the host copies, then the others, as many at a
- * time as have slots of their own, after they have been sent for. What they replace was used by groups before. */
+/* Group after group: first the resident experts, so that the GPU has work while the host copies, then the others, as
+ * many at a time as have distinct slots, after their upload. Groups before have used the experts that they replace. */
 static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products *up, const moe_products *down,
                            size_t experts, size_t hits, int by_gemm) {
     moe_group g;
@@ -2051,7 +2052,7 @@ static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products 
     }
 }
 
-/* The rows at hand, which select no more pairs than fit. */
+/* The current rows, which select no more pairs than fit. */
 static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, moe_routes a, size_t pairs,
                                 int by_gemm) {
     const moe_node *x = n->src[0];
@@ -2119,7 +2120,7 @@ static void moe_run_experts(moe_device *d, const moe_node *n, moe_bound *b, size
     a.pair_expert = d->moe.pair_expert;
     for (size_t row = 0, next; row < rows && d->status == MOE_OK; row = next) {
         size_t pairs = 0;
-        if (look) { /* again for every chunk: what comes between overwrites the counts, here and on the host */
+        if (look) { /* again for every chunk: the kernels in between overwrite the counts, here and on the host */
             MOE_LAUNCH(d, moe_k_selected, moe_blocks(rows, MOE_BLOCK), MOE_BLOCK, a.chosen, rows, a.row_first);
             moe_fetch_ints(d, a.row_first, rows);
             if (d->status != MOE_OK) return;
@@ -2193,14 +2194,14 @@ static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b,
 
 /* ---- The run of a graph ---- */
 
-/* A node that is to run, its rows y, and those of its first two sources. */
+/* A node to run, its rows y, and the rows of its first two sources. */
 typedef struct moe_launch {
     const moe_graph *g;
     const moe_node *n, *s0, *s1;
     moe_bound *b;
     const moe_frame *f;
     size_t rows;
-    int traced; /* somebody looks at all logits */
+    int traced; /* 1: a trace reads all logits */
     float *y;
     const float *x0, *x1;
 } moe_launch;
@@ -2283,7 +2284,7 @@ static void moe_run_nodes(moe_device *d, int which, const moe_frame *f, size_t r
     for (size_t i = 0; i < g->count; i++) moe_run_node(d, g, &g->nodes[i], &d->bound[which][i], f, rows, 0);
 }
 
-/* Rows of 32-bit words from the device, now, into host memory. */
+/* Read rows of 32-bit words from the device into host memory, at once. */
 static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t stride, size_t cols, size_t rows) {
     MOE_CUDA_TRY(d, cudaMemcpy2DAsync(to, stride * 4, from, stride * 4, cols * 4, rows, cudaMemcpyDeviceToHost,
                                       d->stream));
@@ -2291,7 +2292,8 @@ static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t str
         cudaStreamSynchronize(d->stream); /* the caller releases `to` */
 }
 
-/* A gate is shown as on the processor: weights, 0 where an expert is not selected, then probabilities (moe_trace_gate).
+/* A trace gets a gate as on the processor: weights, 0 for experts that are not selected, then probabilities
+ * (moe_trace_gate).
  */
 static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, moe_trace_fn trace,
                                 void *user) {
@@ -2316,7 +2318,7 @@ static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_boun
     if (d->status == MOE_OK) moe_give(d, p, bytes); /* else closing does */
 }
 
-/* Node by node, with a look at every tensor. */
+/* Node by node, with a trace of every node. */
 static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t rows, moe_trace_fn trace, void *user) {
     const moe_graph *g = &d->graphs[which];
     for (size_t i = 0; i < g->count && d->status == MOE_OK; i++) {
@@ -2338,7 +2340,7 @@ static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t 
 
 /* ---- The search ---- */
 
-/* Slots are emptied and sentences that have begun take theirs. Not kept as a CUDA graph: their number changes. */
+/* Empty slots, and put new sentences into theirs. Not kept as a CUDA graph: their number changes. */
 static void moe_lift_sentences(moe_device *d) {
     const size_t n = d->sentences.n, begun_bytes = n * sizeof(moe_begun),
                  bytes = d->sentences.n_targets * sizeof(int32_t);
@@ -2358,7 +2360,7 @@ static void moe_lift_sentences(moe_device *d) {
     d->sentences.n = d->sentences.n_targets = 0;
 }
 
-/* What the decoder's answer does to the hypotheses. */
+/* Apply the decoder's outputs to the hypotheses. */
 static void moe_run_search(moe_device *d, size_t rows) {
     const moe_searching *a = &d->searching;
     const size_t slots = (size_t)a->slots;
@@ -2375,14 +2377,14 @@ static void moe_run_fill(moe_device *d, size_t rows) {
     if (d->searching.chain) MOE_LAUNCH(d, moe_k_chain, d->searching.slots, 32, d->searching);
 }
 
-/* The decoder, and the search around it where it is done here. */
+/* The decoder, and the search around it if the device searches. */
 static void moe_run_decoder(moe_device *d, const moe_frame *f, size_t rows) {
     if (d->searching.slots) moe_run_fill(d, rows);
     moe_run_nodes(d, 1, f, rows);
     if (d->searching.slots) moe_run_search(d, rows);
 }
 
-/* Bring down the head of the results, and the rest if there is more. */
+/* Download the head of the results, and the rest if there is more. */
 static void moe_fetch_results(moe_device *d, moe_device_results *out) {
     const size_t head = moe_least(MOE_HEAD, d->sentences.words);
     int32_t *to = d->sentences.results_host;
@@ -2414,7 +2416,7 @@ static size_t moe_bucket(size_t rows, size_t capacity, size_t *index) {
     return bucket < capacity ? bucket : capacity;
 }
 
-/* Make the graph of a step, or say once that steps are launched one kernel after the other. */
+/* Make the graph of a step, or log once that steps are launched kernel by kernel. */
 static int moe_capture(moe_device *d, const moe_frame *f, size_t rows, cudaGraphExec_t *exec) {
     cudaGraph_t graph = NULL;
     moe_error why = d->error;
@@ -2432,7 +2434,7 @@ static int moe_capture(moe_device *d, const moe_frame *f, size_t rows, cudaGraph
     if (d->log && d->status != MOE_OK) d->log(d->log_user, why.message);
     *exec = NULL;
     d->no_graphs = 1;
-    d->status = MOE_OK; /* if the device is lost, the launches that follow say so */
+    d->status = MOE_OK; /* if the device is lost, the next launches fail */
     return 0;
 }
 
@@ -2449,7 +2451,7 @@ static void moe_run_step(moe_device *d, const moe_frame *f, size_t rows) {
     if (d->status == MOE_OK) moe_run_decoder(d, f, rows);
 }
 
-/* What goes up of packed sentences: where rows are, where a sentence ends, its slot. */
+/* Uploads for packed sentences: places of rows, ends of sentences, slots. */
 static void moe_lift_packed(moe_device *d, const moe_packed *p) {
     const size_t n = d->rows;
     int32_t *length = d->up_host + (d->length - d->up), *last = d->up_host + (d->last - d->up);
@@ -2463,7 +2465,7 @@ static void moe_lift_packed(moe_device *d, const moe_packed *p) {
     for (size_t at = 0; at < p->steps; at++) first[at] = (int32_t)p->first[at];
 }
 
-/* What goes up of a decoder's tokens, where the device does not search. */
+/* Uploads for a decoder's tokens, if the device does not search. */
 static void moe_lift_chain(moe_device *d, const moe_frame *f) {
     const size_t stride = d->graphs[1].max_target, n = d->graphs[1].rows * stride;
     int32_t *destination = d->up_host + (d->destination - d->up);
@@ -2477,7 +2479,7 @@ static void moe_lift_chain(moe_device *d, const moe_frame *f) {
     MOE_CUDA_TRY(d, cudaMemcpyAsync(d->chain, d->chain_host, n * sizeof *d->chain, cudaMemcpyHostToDevice, d->stream));
 }
 
-/* Fill what goes up. Rows from f->rows on are fillers. */
+/* Fill the upload. Rows from f->rows on are fillers. */
 static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
     const size_t n = d->rows;
     int32_t *ids = d->up_host, *parents = ids + n, *segment = parents + n, *length = segment + n;
@@ -2503,7 +2505,7 @@ static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
                                     cudaMemcpyHostToDevice, d->stream));
 }
 
-/* Bring down what a frame asks for. */
+/* Download the outputs of a frame. */
 static void moe_fetch_frame(moe_device *d, const moe_frame *f, size_t top) {
     const size_t n = f->rows;
     const char *logprobs = d->down_host, *want = logprobs + ((char *)d->want_logprob - d->down);
@@ -2689,7 +2691,7 @@ static moe_status moe_device_allocate(moe_device *d, size_t bytes, const char *w
     if (memory) MOE_CUDA_TRY(d, cudaMemsetAsync(memory, 0, bytes, d->stream));
     if (memory) MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
     *out = memory;
-    if (d->status == MOE_OK || d->lacking) return MOE_OK; /* binding says how much is wanted in all */
+    if (d->status == MOE_OK || d->lacking) return MOE_OK; /* binding reports the memory that is needed in all */
     if (error) *error = d->error;
     return d->status;
 }
@@ -2704,7 +2706,7 @@ static moe_weights moe_upload_matrix(moe_device *d, const moe_matrix *m, const c
     if (to) moe_lift_matrix(d, m, to);
     if (to) moe_announce(d);
     w = moe_weights_at(m, to, 0);
-    if (d->known && d->n_known < d->known_capacity) { /* after a failure too, so that nothing is wanted twice */
+    if (d->known && d->n_known < d->known_capacity) { /* after a failure too, so that nothing is counted twice */
         d->known[d->n_known].host = m->data;
         d->known[d->n_known++].weights = w;
     }
@@ -2715,7 +2717,7 @@ static const float *moe_upload_vector(moe_device *d, const float *v, size_t n, c
     return v ? (const float *)moe_upload(d, v, n * sizeof *v, what) : NULL;
 }
 
-/* The matrix that a node multiplies with or looks rows up in, and its *bias; NULL: it has none, or several. */
+/* The matrix that a node multiplies with or reads rows of, and its *bias; NULL: it has none, or several. */
 static const moe_matrix *moe_matrix_of(const moe_node *n, const float **bias) {
     switch (n->op) {
     case MOE_OP_EMBED: return n->embed.table;
@@ -2749,7 +2751,7 @@ static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b) {
 
 static void moe_most_of(size_t *most, size_t n) { *most = moe_largest(*most, n); }
 
-/* The largest of everything that nodes want of the scratch. */
+/* The largest scratch of each kind over all nodes. */
 typedef struct moe_needs {
     size_t hidden, sentences, state, z, experts, pairs, tiles, units, unit_codes, inputs, out, outputs, subs, chunks,
         input_cols, chain;
@@ -2836,7 +2838,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->output.logits = (float *)moe_take(d, d->graphs[1].rows * need->chunks * top, sizeof(float), what);
     d->output.ids = (int *)moe_take(d, d->graphs[1].rows * need->chunks * top, sizeof(int), what);
     d->attention = (float *)moe_take(d, attention, sizeof *d->attention, what);
-    /* one block for what goes up, one for what comes down, and their pinned twins; results of the search have their own
+    /* one block to upload, one to download, and their pinned twins; results of the search have their own
      */
     d->down_bytes = d->graphs[1].rows * (2 * top + 1) * sizeof(float);
     d->up = (int32_t *)moe_take(d, up, sizeof *d->up, frame);
@@ -2860,7 +2862,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->top_ids = (int32_t *)(void *)(d->want_logprob + d->graphs[1].rows);
 }
 
-/* Slots, what they point to, and what goes up and comes down for sentences. The rest of the scratch is there. */
+/* Slots, the memory that they point to, and uploads and downloads of sentences. The rest of the scratch must exist. */
 static void moe_take_search(moe_device *d) {
     moe_searching *a = &d->searching;
     const char *what = "hypotheses";
@@ -2925,7 +2927,7 @@ static void moe_take_search(moe_device *d) {
     d->sentences.fresh = 1;
 }
 
-/* Where the first expert's matrices and biases are. */
+/* The matrices and biases of the first expert. */
 static void moe_bind_slabs(const moe_experts *e, const char *slabs, size_t step, moe_bound *b) {
     const char *down = slabs + moe_up_bytes(e);
     b->up = moe_weights_at(&e->up, slabs, step);
@@ -2934,7 +2936,7 @@ static void moe_bind_slabs(const moe_experts *e, const char *slabs, size_t step,
     if (e->down_bias) b->down_bias = (const float *)(const void *)(down + moe_both_bytes(&e->down));
 }
 
-/* Experts, when everything else has its memory: all of them, or slots. */
+/* Experts, after everything else has its memory: all of them, or slots. */
 static void moe_bind_experts(moe_device *d, const moe_needs *need) {
     const size_t fixed = d->wanted;
     size_t all = 0, largest = 0, everything, available = 0, total = 0, room;
@@ -2990,7 +2992,7 @@ static void moe_bind_graphs(moe_device *d, const moe_needs *need) {
         MOE_CUDA_TRY(d, cudaEventCreateWithFlags(&d->landed[i], cudaEventDisableTiming));
         MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
     }
-    for (int which = 0; which < 2; which++) /* to the end even after a failure, to know what is wanted */
+    for (int which = 0; which < 2; which++) /* to the end even after a failure, to count the needed memory */
         for (size_t i = 0; i < d->graphs[which].count && d->bound[which]; i++)
             moe_bind_node(d, &d->graphs[which].nodes[i], &d->bound[which][i]);
     moe_bind_experts(d, need);
