@@ -1,9 +1,8 @@
 # Where systems and compilers differ. The Makefile includes this.
 
-# What turns an error that slipped through into an end: checked copies (glibc's level 3 where it knows that), a guard
-# below every array on the stack, addresses that nobody can guess, tables of the linker read-only. HARDEN= leaves it
-# out, as the sanitizers do, which check more. The level is asked for once, in the first recipe that compiles: when this
-# file is read there may be no compiler yet, and it would stay out.
+# Hardening: fortified libc calls (level 3 if glibc has it), stack protector, PIE, RELRO. HARDEN= disables it, as the
+# sanitizers do, which check more. The level is tested once, in the first recipe that compiles, because there may be no
+# compiler yet when this file is read.
 ifeq ($(findstring sanitize,$(EXTRA)),)
 FORTIFY = $(eval FORTIFY := $(shell for level in 3 2; do \
     [ "$$(printf '\043include <string.h>\n' | $(CC) $(CFLAGS) -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$$level -E - 2>&1 \
