@@ -5,11 +5,11 @@
  *    1. Platform               compiler, processor and operating system
  *    2. Errors                 status codes, messages, checked arithmetic
  *    3. Memory                 allocator hooks, the bump layout that sizes a session before it exists
- *    4. Graph data             what a graph is made of
+ *    4. Graph data             the structs of a graph: nodes, ops, matrices
  *    5. Frames                 the arguments of a run
- *    6. Devices                the seam to a device
+ *    6. Devices                the interface to a device
  *    7. Elementary functions   exp, log, tanh, sigmoid: one definition for every machine
- *    8. Number formats         F32, F16, BF16, Q8, Q4: what the bytes of a matrix mean
+ *    8. Number formats         F32, F16, BF16, Q8, Q4: the meaning of a matrix's bytes
  *    9. Kernels: portable      the oracle: all other kernels must equal it bit for bit
  *   10. Kernels: floats        exp, dot products, LSTM cells: one text for all instruction sets below
  *   11. Kernels: AVX2          plain, with VNNI
@@ -21,8 +21,8 @@
  *   17. Model file: reader     mapped bytes, bounded cursor, metadata, directory
  *   18. Model file: writer     files that appear whole or not at all; metadata and tensors into one
  *   19. Layers                 the layer list that the metadata describes, weights bound to it
- *   20. Models                 opening, saving, looking at a model
- *   21. Graph                  what ops have in common
+ *   20. Models                 opening, saving, querying a model
+ *   21. Graph                  the common parts of ops
  *   22. Ops: rows              a row from the same row of other nodes
  *   23. Ops: carried rows      rows that outlive a run
  *   24. Ops: recurrences       LSTM cells and layers
@@ -160,7 +160,7 @@ MOE_INLINE void moe_pause(void) {
 #endif
 }
 
-/* Bytes of a core's first-level data cache; 0: the system does not say. */
+/* Bytes of a core's first-level data cache; 0: unknown. */
 static size_t moe_l1_bytes(void) {
 #if defined(_SC_LEVEL1_DCACHE_SIZE)
     const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
@@ -225,7 +225,7 @@ static int moe_mul(uint64_t a, uint64_t b, uint64_t *out) {
 }
 
 /* ==== 3. Memory ===============================================================================================
- * Owns every allocation. Invariant: what is allocated here is released with its exact size, and nothing is
+ * Owns every allocation. Invariant: memory that is allocated here is released with its exact size, and nothing is
  * allocated between moe_session_new and moe_session_free. */
 
 static void *moe_default_allocate(void *user, size_t bytes) {
@@ -468,7 +468,7 @@ typedef struct moe_output_op {
     const moe_matrix *w;
     const float *bias;    /* [vocabulary] or NULL */
     const int32_t *never; /* [n_never] tokens that are never generated; the first n_suppressed keep their share of */
-    size_t n_never;       /* probability all the same                                                           */
+    size_t n_never;       /* probability anyway                                                           */
     size_t n_suppressed;
     int32_t eos;
 } moe_output_op;
@@ -674,7 +674,7 @@ MOE_SHARED int32_t moe_round(float x) { return (int32_t)(moe_to_bits(x + MOE_ROU
 #define MOE_EXP_5 8.36323574e-3f
 #define MOE_EXP_6 1.39337336e-3f
 
-/* Comparisons are ordered so that NaN goes through: (limit > x ? limit : x) is what maxps(limit, x) does. */
+/* Comparisons are ordered so that NaN goes through: (limit > x ? limit : x) gives the same as maxps(limit, x). */
 MOE_SHARED float moe_expf(float x) {
     float clamped = MOE_EXP_LOW > x ? MOE_EXP_LOW : x, t, n, r, y;
     clamped = MOE_EXP_HIGH < clamped ? MOE_EXP_HIGH : clamped;
@@ -768,17 +768,17 @@ MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf
 #if MOE_HOST
 
 /* ==== 8. Number formats =======================================================================================
- * Owns what the bytes of a weight mean. Invariant: moe_matrix_row and moe_pack_row are exact inverses wherever the
- * format can hold the number, on every machine.
+ * Owns the meaning of the bytes of a weight. Invariant: moe_matrix_row and moe_pack_row are exact inverses for all
+ * numbers that the format can hold, on every machine.
  *
- * Q8, matrix [n, k]: codes int8 in [-127, 127] laid out [n/16][k/4][16][4] with n padded to 16 and k to 64, so that
- * 16 outputs times 4 inputs are one AMX tile row, one AVX-512 register, two AVX2 or four NEON registers, straight
- * from the mapped file. Behind the codes: float scale[n], int32 sum of codes[n] (for unsigned-activation kernels).
+ * Q8, matrix [n, k]: codes int8 in [-127, 127] laid out [n/16][k/4][16][4] with n padded to 16 and k to 64, so that 16
+ * outputs times 4 inputs are one AMX tile row, one AVX-512 register, two AVX2 or four NEON registers, straight from the
+ * mapped file. After the codes: float scale[n], int32 sum of codes[n] (for unsigned-activation kernels).
  *
  * Q4: a number is code * sub * scale[row] with a 4-bit code in [-8, 7] and an integer sub in [-15, 15] for every 32
  * columns of a row, so code * sub is an int8 and the arithmetic is Q8's. Codes lie [n/16][k/8][16][4], one byte for two
  * of them: the low nibble is code + 8 of column 8g + i, the high one that of column 8g + 4 + i, so that a mask and a
- * shift give two units of Q8's interleave. Behind them int8 sub [n/16][k/32][16], then scales and sums as in Q8. */
+ * shift give two units of Q8's interleave. After them int8 sub [n/16][k/32][16], then scales and sums as in Q8. */
 
 enum {
     MOE_Q8_ROWS = 16,
@@ -1683,7 +1683,7 @@ MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start,
     moe_finish_avx2(l, row, block, (size_t)rows, sums);
 }
 
-/* Tiles by rows, and what goes over all rows and blocks with them. */
+/* Tiles by rows, and loops of tiles over all rows and blocks. */
 typedef void (*moe_tile_fn_avx2)(const moe_linear *l, const int32_t *start, size_t row, size_t block);
 
 #define MOE_TILE_AVX2(target, name, rows)                                                                   \
@@ -2717,12 +2717,13 @@ MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
         config.colsb[t] = 64;
         config.rows[t] = (uint8_t)(t < 5 || (t == 5 && pair) ? height : 16);
     }
-    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 takes the first 8 bytes for all that is read */
+    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 assumes that only the first 8 bytes are read */
     MOE_TILE_LOADCONFIG(&config);
 }
 
-/* Columns [k0, k1) of a block of a Q4 matrix as Q8 has them, to `out`, aligned to 64. There is no product of bytes, but
- * a nibble n times |sub| stays below 256, so one 16-bit product computes two: (n - 8) s is n s - 8 s, and (15 - n) |s|
+/* Columns [k0, k1) of a block of a Q4 matrix in the form of Q8, to `out`, aligned to 64. There is no product of bytes,
+ * but a nibble n times |sub| stays below 256, so one 16-bit product computes two: (n - 8) s is n s - 8 s, and (15 - n)
+ * |s|
  * - 7 |s| where s is negative. */
 MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
     const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
@@ -2750,7 +2751,7 @@ MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0,
     }
 }
 
-/* Add to C what `k` columns give: one row tile x up to four blocks. */
+/* Add the products of `k` columns to C: one row tile x up to four blocks. */
 MOE_AMX_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *b, size_t b_next, size_t blocks,
                                 size_t k) {
     for (; k; k -= 64, a += 64, b += 1024) {
@@ -2900,7 +2901,7 @@ static const moe_kernels moe_kernels_amx = {
 
 #if MOE_ARM
 /* gcc declares sdot and smmla under an architecture, clang names features and declares them from version 16 on; before,
- * the assembler knows them. */
+ * the assembler has them. */
 #if defined(__clang__)
 #define MOE_DOTPROD __attribute__((target("dotprod")))
 #define MOE_I8MM __attribute__((target("dotprod,i8mm")))
@@ -3093,7 +3094,7 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
     moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
 }
 
-/* Sum of the codes of group g, as the quantiser left it behind them. */
+/* Sum of the codes of group g, which the quantiser wrote after the codes. */
 MOE_INLINE int32_t moe_group_sum_neon(const int8_t *codes, size_t cols_padded, size_t g) {
     int16_t sum;
     memcpy(&sum, codes + cols_padded + 2 * g, 2);
@@ -3101,7 +3102,7 @@ MOE_INLINE int32_t moe_group_sum_neon(const int8_t *codes, size_t cols_padded, s
 }
 
 /* The same for Q4. Nibbles are code + 8, so 8 * sum(x) has to come off. A group's sum of x times code lies within 32 *
- * 8 * 127 = 32512: 16 bits hold it, and what wraps around on the way there does no harm. Sums over groups are unsigned,
+ * 8 * 127 = 32512: 16 bits hold it, and wrapping around on the way there does no harm. Sums over groups are unsigned,
  * since in a file with wild subs they may wrap around too. */
 MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
@@ -3678,8 +3679,8 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
 }
 
 /* ==== 17. Model file: reader ==================================================================================
- * Owns the bytes of a model. Invariant: after moe_file_parse every pointer that this room hands out lies inside the
- * mapping or the copy of the header, is aligned for its type, and every count has been multiplied out without overflow.
+ * Owns the bytes of a model. Invariant: after moe_file_parse every pointer that this room returns is inside the mapping
+ * or the copy of the header, is aligned for its type, and every count has been multiplied out without overflow.
  *
  * Versions 1 and 2, little-endian:
  *   header, 64 bytes: magic "MOEMODEL", u32 version, u32 CRC-32 of bytes [16, header_bytes), u64 header_bytes,
@@ -3704,7 +3705,7 @@ typedef struct moe_meta {
     size_t count;     /* elements of a list, 1 for a scalar */
     const char *data; /* first value; TEXT and BYTES: the bytes; TEXTS: the first length */
     size_t length;    /* TEXT and BYTES */
-    uint32_t *texts;  /* TEXTS: [count] where they stand behind `data`: first the length, then the bytes */
+    uint32_t *texts;  /* TEXTS: [count] positions after `data`: first the length, then the bytes */
     moe_span entry;   /* the whole entry as it lies in the file */
 } moe_meta;
 
@@ -3728,9 +3729,9 @@ typedef struct moe_file {
     atomic_uchar *checked; /* [n_pieces] 1: verified; NULL: never verified */
 } moe_file;
 
-/* ---- Checksums ----
- * CRC-32 (IEEE) three ways, all with the register as it is, not inverted: portable; and where the processor multiplies
- * without carries or has the instruction, ten times as fast, so that a model can be compared whenever it is opened. */
+/* ---- Checksums ---- CRC-32 (IEEE) three ways, all with the register as it is, not inverted: portable; and where the
+ * processor multiplies without carries or has the instruction, ten times as fast, so that a model can be verified at
+ * every opening. */
 
 static uint32_t moe_crc_bits(uint32_t crc, const uint8_t *p, size_t bytes) {
     for (; bytes; bytes--) {
@@ -3740,7 +3741,7 @@ static uint32_t moe_crc_bits(uint32_t crc, const uint8_t *p, size_t bytes) {
     return crc;
 }
 
-/* 16 bytes a step: table[k][b] is what a byte b does to the register when k bytes follow it. */
+/* 16 bytes per step: table[k][b] is the effect of byte b on the register when k bytes follow it. */
 static uint32_t moe_crc_portable(uint32_t crc, const uint8_t *p, size_t bytes) {
     uint32_t table[16][256];
     if (bytes < 1024) return moe_crc_bits(crc, p, bytes);
@@ -3762,8 +3763,8 @@ static uint32_t moe_crc_portable(uint32_t crc, const uint8_t *p, size_t bytes) {
 }
 
 #if MOE_X86
-/* a times x^n for the two halves of a, carried to where the bytes of b are: `by` holds x^(n + 32) and x^(n - 32) modulo
- * the polynomial, bits reversed. */
+/* a times x^n for the two halves of a, carried to the position of the bytes of b: `by` holds x^(n + 32) and x^(n - 32)
+ * modulo the polynomial, bits reversed. */
 __attribute__((target("pclmul"))) MOE_INLINE __m128i moe_crc_fold(__m128i a, __m128i by, __m128i b) {
     return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(a, by, 0x00), _mm_clmulepi64_si128(a, by, 0x11)), b);
 }
@@ -4139,7 +4140,7 @@ static moe_status moe_parse_header(moe_cursor *c, moe_file *f, const moe_allocat
         if (fixed[c->at])
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are in use");
     *c = (moe_cursor){ f->header, MOE_HEADER_BYTES, (size_t)f->header_bytes, 0 };
-    /* An entry takes 24 bytes at the least, so the counts cannot ask for more memory than the file's own size. */
+    /* An entry has at least 24 bytes, so the counts cannot need more memory than the file's own size. */
     if (f->n_meta > moe_min(MOE_MAX_ENTRIES, (size_t)f->header_bytes / 24) ||
         f->n_tensors > moe_min(MOE_MAX_ENTRIES, (size_t)f->header_bytes / 24))
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 32",
@@ -4313,7 +4314,7 @@ struct moe_output {
     uint64_t at;                    /* bytes written */
     sigset_t held;                  /* signals that this output holds back in its thread */
     char path[MOE_PATH_BYTES];      /* as the caller gave it */
-    char target[MOE_PATH_BYTES];    /* the same behind symbolic links */
+    char target[MOE_PATH_BYTES];    /* the same with symbolic links resolved */
     char temporary[MOE_PATH_BYTES]; /* "": the target itself is written */
 };
 
@@ -4896,7 +4897,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
  *
  * A kind of layer is one value of moe_layer_kind with its name, a struct in moe_layer, its rows in moe_keys, a function
  * in moe_layer_binds that binds its weights, and one in moe_layer_builds (room 30) that adds its nodes to a graph. Rows
- * that it carries from step to step are counted in room 35. moefile.py knows its keys and shapes too. */
+ * that it carries from step to step are counted in room 35. moefile.py has its keys and shapes too. */
 
 typedef enum moe_layer_kind {
     MOE_LAYER_LSTM,
@@ -4997,9 +4998,9 @@ static const char *const moe_scores[] = { "additive", "product", NULL };
 static const char *const moe_queries[] = { "state", "output", NULL };
 static const char *const moe_starts[] = { "query", "zero", NULL };
 
-/* A setting of a layer, which the file has under "NAME.key": an INT that is a count (size_t) or a flag (int), a REAL
- * (float), or a TEXT out of `names`, kept as its index (int). A missing key takes the value `fallback`; if that is
- * below `low`, the key is required; with `inherits`, it takes the value of the field there, which was read before. */
+/* A setting of a layer, in the file under "NAME.key": an INT that is a count (size_t) or a flag (int), a REAL (float),
+ * or a TEXT out of `names`, kept as its index (int). A missing key takes the value `fallback`; if that is below `low`,
+ * the key is required; with `inherits`, it takes the value of the field there, which was read before. */
 typedef enum moe_key_kind { MOE_KEY_COUNT, MOE_KEY_FLAG, MOE_KEY_REAL, MOE_KEY_NAME } moe_key_kind;
 
 typedef struct moe_key {
@@ -5181,7 +5182,7 @@ static int moe_read_choice(moe_reader *r, const moe_meta *m, const char *const *
     return 0;
 }
 
-/* All keys of a layer whose kind is known. */
+/* All keys of a layer after its kind. */
 static void moe_read_keys(moe_reader *r, moe_layer *layer) {
     for (size_t i = 0; i < MOE_COUNT(moe_keys) && r->status == MOE_OK; i++) {
         const moe_key *k = &moe_keys[i];
@@ -5433,7 +5434,7 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
                              "layer %s adds its input (%zu columns) to its output (%zu)", layer->name, in, layer->out);
 }
 
-/* The layers of a side, one behind the other. Returns the columns of the last one's output. */
+/* The layers of a side, in order. Returns the columns of the last one's output. */
 static size_t moe_read_layers(moe_reader *r, moe_layer *layers, size_t n, const char *side, size_t context) {
     size_t width = r->model->width;
     for (size_t i = 0; i < n && r->status == MOE_OK; i++) {
@@ -5468,8 +5469,8 @@ static void moe_bind_embeddings(moe_reader *r, moe_model *m) {
     }
 }
 
-/* The n-th LSTM layer of the decoder begins where the n-th of the encoder ended: at its last token, or, if it reads
- * both ways, at its first, where the backward direction ends. */
+/* The n-th LSTM layer of the decoder begins with the last state of the n-th of the encoder: at its last token, or, if
+ * it reads both ways, at its first, where the backward direction ends. */
 static void moe_pair_states(moe_reader *r, moe_model *m) {
     size_t e = 0, d = 0;
     snprintf(r->key, sizeof r->key, "decoder.init");
@@ -7702,7 +7703,7 @@ typedef struct moe_finished {
     int finished;
 } moe_finished;
 
-/* Settings of the search, the same for all sentences of a session. */
+/* Settings of the search, equal for all sentences of a session. */
 struct moe_search {
     int beam, nbest;
     float alpha, constant, beta, prune;
@@ -8161,7 +8162,7 @@ MOE_SHARED float moe_rank(const moe_search *s, float logprob, size_t tokens, int
     return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules == MOE_RULES_MLPERF));
 }
 
-/* Insert a hypothesis into `next` behind those that are as good, if that place is within the beam. */
+/* Insert a hypothesis into `next` after equally good ones, if that place is within the beam. */
 MOE_SHARED void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const moe_live *candidate) {
     size_t at;
     if (*n == beam && !(candidate->rank > next[beam - 1].rank)) return;
@@ -8560,8 +8561,8 @@ static float moe_rerank_score(const moe_reranker *r, const moe_search *s, const 
     return h->score + r->weight * (h->reverse / moe_length_penalty(s, w->n_source + 1));
 }
 
-/* The answer to a question; answers come in any order. Returns 1 when it was the last: the hypotheses that were
- * reranked stand in their new order. */
+/* The result of a question; results come in any order. Returns 1 after the last one: the reranked hypotheses are then
+ * in their new order. */
 static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const moe_ticket *ticket, float logprob) {
     moe_waiting *w = ticket->waiting;
     const size_t which = ticket->question;
@@ -8912,11 +8913,11 @@ struct moe_session {
     moe_extents by_source; /* the rows of active slots that are carried so */
     size_t token_rows;     /* carried by token, of a slot: for its longest translations; 0: none are */
     /* the group of sentences that is being encoded */
-    int32_t *staged;                                   /* [encode_tokens] their ids, one behind the other */
+    int32_t *staged;                                   /* [encode_tokens] their ids, one after the other */
     size_t *staged_slot, *staged_first, *staged_order; /* [n_slots] */
-    moe_frame frames[MOE_GRAPHS];                      /* on a device, of the decoder's only what a classifier needs */
-    moe_answer answer;                                 /* what a step of the decoder's frame gave */
-    float *coverage_next;                              /* what the next step's becomes */
+    moe_frame frames[MOE_GRAPHS]; /* on a device, the decoder's frame has the fields of classifiers only */
+    moe_answer answer;            /* results of the decoder's current step */
+    float *coverage_next;         /* coverage of the next step */
     moe_live *next;
     /* results */
     moe_hypothesis *hypotheses; /* [nbest of the search] */
@@ -8957,7 +8958,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
     const size_t beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest;
     const size_t rows = s->rows, most = moe_max(rows, s->encode_tokens), top = s->graphs[MOE_DECODER].top;
-    const int here = !s->api; /* this is where hypotheses are searched */
+    const int here = !s->api; /* the session searches, not a device */
     const int classifies = s->model->kind == MOE_MODEL_CLASSIFIER;
     moe_frame *e = &s->frames[MOE_ENCODER], *d = &s->frames[MOE_DECODER];
     moe_hypothesis_rows *b = &d->beam;
@@ -9009,7 +9010,7 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest,
                  slots = s->n_slots;
     const size_t nodes = moe_session_nodes(m), max_target = (size_t)s->params.max_target;
-    const int here = !s->api; /* this is where hypotheses are searched */
+    const int here = !s->api; /* the session searches, not a device */
     s->pool = moe_carve(at, 1, sizeof *s->pool);
     for (int g = 0; g < MOE_GRAPHS; g++) {
         s->graphs[g].nodes = moe_carve(at, nodes, sizeof *s->graphs[g].nodes);
@@ -9391,7 +9392,7 @@ static size_t moe_extents_find(const moe_extents *e, size_t need) {
     return need <= e->capacity && at <= e->capacity - need ? at : SIZE_MAX;
 }
 
-/* Take the first fit, which exists. Returns where it begins. */
+/* Take the first fit, which exists. Returns its begin. */
 static size_t moe_extents_take(moe_extents *e, size_t slot, size_t need) {
     const size_t begin = need ? moe_extents_find(e, need) : 0;
     size_t i = e->n++;

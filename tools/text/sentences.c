@@ -170,7 +170,7 @@ static int32_t character(const char *data, size_t length, size_t at, size_t *byt
     return n > 0 ? c : 0;
 }
 
-/* The bytes of a member of `list` (members separated by spaces) that the text begins with; 0: of none. */
+/* Length of the first member of `list` (members separated by spaces) that is a prefix of the text, or 0. */
 static size_t begins_with(const char *list, const char *data, size_t length) {
     for (size_t n; *list; list += n + (list[n] == ' ')) {
         n = strcspn(list, " ");
