@@ -3729,9 +3729,9 @@ typedef struct moe_file {
     atomic_uchar *checked; /* [n_pieces] 1: verified; NULL: never verified */
 } moe_file;
 
-/* ---- Checksums ---- CRC-32 (IEEE) three ways, all with the register as it is, not inverted: portable; and where the
- * processor multiplies without carries or has the instruction, ten times as fast, so that a model can be verified at
- * every opening. */
+/* ---- Checksums ----
+ * CRC-32 (IEEE) three ways, all with the register as it is, not inverted: portable; and where the processor multiplies
+ * without carries or has the instruction, ten times as fast, so that a model can be verified at every opening. */
 
 static uint32_t moe_crc_bits(uint32_t crc, const uint8_t *p, size_t bytes) {
     for (; bytes; bytes--) {
