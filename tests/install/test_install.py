@@ -249,7 +249,7 @@ def the_example_in_cxx_hands_over_lines_as_they_are_finished():
     program = compiled("stream.cc", "moetext")
     out = run(program, "target=fr;beam=2;rerank=0", data="Where is my book?\nThank you!\n\n")
     assert sorted(out.splitlines()) == ["1\tOù est mon livre ?", "2\tMerci !", "3\t"], out
-    assert "option beam wants" in run(program, "beam=many", status=1)
+    assert "option beam expects" in run(program, "beam=many", status=1)
 
 
 # ---- Completions and manual -----------------------------------------------------------------------------------------

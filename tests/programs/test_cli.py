@@ -79,7 +79,7 @@ def a_translation_can_be_longer():
     short = json.loads(run(DE + ["--json", "Where is my book?"]).text)
     long = json.loads(run(DE + ["--json", "--min-target", "15", "Where is my book?"]).text)
     assert len(short["ids"]) < 15 <= len(long["ids"]), (short, long)
-    assert "--min-target wants" in run(DE + ["--min-target", "-1"]).complaint
+    assert "--min-target expects" in run(DE + ["--min-target", "-1"]).complaint
 
 
 @test
@@ -106,7 +106,7 @@ def directories_are_named():
     with tempfile.TemporaryDirectory() as folder:
         for option in ("-i", "-o"):
             out = translate("a\n", option, folder, status=4)
-            assert f"{folder}: this is a directory, and {option} wants a file" in out.complaint, out.complaint
+            assert f"{folder}: this is a directory, and {option} expects a file" in out.complaint, out.complaint
         kept = folder + "/kept"
         with open(kept, "w") as file:
             file.write("text")

@@ -206,7 +206,7 @@ def the_key_is_asked_for_and_kept():
             page.run("source.value = 'en'; target.value = 'de'; input.focus()")
             assert not page.run("$('keys').hidden")
             page.type("It rains.")
-            assert page.wait("state.className && state.textContent").startswith("This server wants an API key")
+            assert page.wait("state.className && state.textContent").startswith("This server needs an API key")
             assert page.run("document.activeElement.id") == "in"  # who still types goes on typing there
             page.run("key.value = 'wrong'; key.onchange()")
             page.wait("state.textContent.includes('does not know this API key')")

@@ -736,7 +736,7 @@ def addresses_of_ipv6_have_brackets():
 @test
 def options_are_named_as_they_are_written():
     for options, why in (
-        (["--port", "x"], " --port wants"),
+        (["--port", "x"], " --port expects"),
         (["--port", "1", "--port", "2"], "--port is given twice"),
         (["--nothing"], "unrecognized option"),
     ):

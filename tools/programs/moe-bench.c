@@ -170,7 +170,7 @@ typedef struct options {
 } options;
 
 static int bad_usage(const char *name, const char *text, const char *wanted) {
-    fprintf(stderr, "moe-bench: --%s wants %s, not '%s'; see moe-bench --help\n", name, wanted, text);
+    fprintf(stderr, "moe-bench: --%s expects %s, not '%s'; see moe-bench --help\n", name, wanted, text);
     return 0;
 }
 
@@ -1627,7 +1627,7 @@ static int parse_options(int argc, char **argv, options *o) {
     }
     if (!good) return 0;
     if (optind != argc || (o->n_models && o->layers.count))
-        return fputs("moe-bench: wants --layer or -m, not both, and nothing else; see moe-bench --help\n", stderr), 0;
+        return fputs("moe-bench: expects --layer or -m, not both, and nothing else; see moe-bench --help\n", stderr), 0;
     if (o->k > o->experts) return bad_usage("k", "more", "no more than there are experts");
     if (!o->beam.count) parse_ints("beam", o->n_models ? "1,4" : "4", 1, MOE_MAX_BEAM, &o->beam);
     for (size_t i = 0; i < o->types.count; i++) {

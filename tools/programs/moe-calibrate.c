@@ -107,7 +107,7 @@ static int parse_options(int argc, char **argv, options *o) {
     if (status >= 0) return status;
     if (optind < argc) return program_usage_error("'%s' is one word too many", argv[optind]);
     if (!o->common.model || !o->common.output || !o->text)
-        return program_usage_error("wants -m IN, -o OUT and --text FILE");
+        return program_usage_error("expects -m IN, -o OUT and --text FILE");
     if (o->common.ids && o->common.pretokenized)
         return program_usage_error("--ids and --pretokenized do not go together");
     if (strcmp(o->common.model, o->common.output) == 0 || program_same_file(o->common.model, o->common.output))

@@ -87,7 +87,7 @@ static int parse_offset(const char *text, options *o) {
     char *comma, *end = NULL;
     const long x = strtol(text, &comma, 10), y = comma > text && *comma == ',' ? strtol(comma + 1, &end, 10) : -1;
     if (!end || end == comma + 1 || *end || x < 0 || x > INT_MAX || y < 0 || y > INT_MAX)
-        return program_usage_error("--offset wants X,Y, whole numbers from 0, not '%s'", text);
+        return program_usage_error("--offset expects X,Y, whole numbers from 0, not '%s'", text);
     o->x = (int)x, o->y = (int)y;
     return -1;
 }

@@ -450,11 +450,12 @@ int main(int argc, char **argv) {
         }
     }
     if (!preset || !out || optind != argc)
-        return fputs("moe-make-random: wants --preset NAME and -o FILE; see moe-make-random --help\n", stderr),
+        return fputs("moe-make-random: expects --preset NAME and -o FILE; see moe-make-random --help\n", stderr),
                EXIT_USAGE;
     if (!parse_type(type, &m.type) || !parse_type(experts ? experts : type, &m.experts)) return EXIT_USAGE;
     m.random = strtoull(seed, &end, 10);
-    if (!*seed || *end) return fprintf(stderr, "moe-make-random: --seed wants a number, not '%s'\n", seed), EXIT_USAGE;
+    if (!*seed || *end)
+        return fprintf(stderr, "moe-make-random: --seed expects a number, not '%s'\n", seed), EXIT_USAGE;
     m.show = isatty(2);
     if (!describe_preset(&m, preset))
         return fprintf(stderr, "moe-make-random: no preset is called '%s'; --help lists them\n", preset), EXIT_USAGE;

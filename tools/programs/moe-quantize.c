@@ -255,7 +255,7 @@ int main(int argc, char **argv) {
         default: fputs("Try moe-quantize --help\n", stderr); return EXIT_USAGE;
         }
     }
-    if (optind + 3 != argc) return program_usage_error("wants IN OUT TYPE");
+    if (optind + 3 != argc) return program_usage_error("expects IN OUT TYPE");
     const char *in = argv[optind], *out = argv[optind + 1];
     moe_save_params params = { .type = MOE_TYPE_F32 };
     if (!parse_type(argv[optind + 2], &params.type) ||

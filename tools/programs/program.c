@@ -187,7 +187,7 @@ int program_int(const char *name, const char *text, int low, int high, int *out)
     errno = 0;
     long value = strtol(text, &end, 10);
     if (end == text || *end || errno || value < low || value > high)
-        return program_usage_error("--%s wants a whole number from %d to %d, not '%s'", name, low, high, text);
+        return program_usage_error("--%s expects a whole number from %d to %d, not '%s'", name, low, high, text);
     *out = (int)value;
     return -1;
 }
@@ -196,7 +196,7 @@ int program_float(const char *name, const char *text, float *out) {
     char *end;
     float value = strtof(text, &end);
     if (end == text || *end || !isfinite(value) || value < 0.0f)
-        return program_usage_error("--%s wants a number that is not negative, not '%s'", name, text);
+        return program_usage_error("--%s expects a number that is not negative, not '%s'", name, text);
     *out = value;
     return -1;
 }
@@ -206,14 +206,14 @@ static int parse_seed(program_common *o, const char *text) {
     errno = 0;
     o->noise_seed = strtoull(text, &end, 10);
     if (end == text || *end || errno || *text < '0' || *text > '9')
-        return program_usage_error("--noise wants a seed, a whole number from 0, not '%s'", text);
+        return program_usage_error("--noise expects a seed, a whole number from 0, not '%s'", text);
     o->noise = 1;
     return -1;
 }
 
 static int parse_memory(program_common *o, const char *text) {
     if (text_parse_size(text, &o->max_memory)) return -1;
-    return program_usage_error("--max-memory wants a size such as 512M or 2G, not '%s'", text);
+    return program_usage_error("--max-memory expects a size such as 512M or 2G, not '%s'", text);
 }
 
 static int parse_gating(program_common *o, const char *name) {
@@ -471,7 +471,7 @@ static const char *would_overwrite(const program_common *o, const char *path, in
 }
 
 static int is_directory(const char *path, const char *option) {
-    program_complain("%s: this is a directory, and %s wants a file", path, option);
+    program_complain("%s: this is a directory, and %s expects a file", path, option);
     return EXIT_INPUT_OUTPUT;
 }
 
@@ -516,7 +516,7 @@ int program_open_streams(const program_common *o, int *in, program_output *out) 
     }
     int status = o->output ? open_output(o, *in, out) : -1;
     if (status < 0 && o->output && o->routing && program_same_file(o->output, o->routing)) {
-        program_complain("%s: --routing wants a file of its own", o->routing);
+        program_complain("%s: --routing expects a file of its own", o->routing);
         status = EXIT_USAGE;
     }
     return status;

@@ -163,13 +163,13 @@ static int add_proxy(options *o, const char *text) {
     if (!more) return EXIT_MODEL;
     o->proxies = more;
     if (network_read(text, &o->proxies[o->n_proxies])) return o->n_proxies++, -1;
-    return program_usage_error("--trust-proxy wants ADDRESS or ADDRESS/BITS, such as 10.0.0.0/8, not '%s'", text);
+    return program_usage_error("--trust-proxy expects ADDRESS or ADDRESS/BITS, such as 10.0.0.0/8, not '%s'", text);
 }
 
 static int take_path(options *o, const char *text) {
     const size_t most = sizeof((struct sockaddr_un *)0)->sun_path - 1, length = strlen(text);
     if (strncmp(text, "unix:", 5) != 0 || length == 5 || length - 5 > most)
-        return program_usage_error("--listen wants unix:PATH, of a path that a socket can have, not '%s'", text);
+        return program_usage_error("--listen expects unix:PATH, of a path that a socket can have, not '%s'", text);
     return o->path = text + 5, -1;
 }
 

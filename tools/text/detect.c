@@ -53,7 +53,7 @@ static int has_fingerprint(const char *folder, const char *code, char name[4]) {
     return access(path, R_OK) == 0;
 }
 
-/* The library wants a file that lists fingerprints: it calls language number i "i". How many there are, or -1. */
+/* Write the file of fingerprints that the library reads: language number i is called "i". The number of them, or -1. */
 static int write_list(const char *folder, const char *const *codes, size_t n, char *path, size_t size) {
     int found = 0;
     snprintf(path, size, "%s/moe-detect-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");

@@ -143,7 +143,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
         return MOE_OK;
     }
     if (options->pairs && length && !pair) {
-        note(job, &job->failed, "%s wants source TAB target, and there is no TAB", options->pairs);
+        note(job, &job->failed, "%s expects source TAB target, and there is no TAB", options->pairs);
         return MOE_OK;
     }
 

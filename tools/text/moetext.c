@@ -947,9 +947,8 @@ static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_
         return text_fail(error, MOE_ERROR_ARGUMENT, "target",
                          "no language to translate into: set the option target, or name it with the text");
     if (*source_tag < 0 && moetext_model_needs_source(t->model))
-        return text_fail(
-            error, MOE_ERROR_ARGUMENT, "source",
-            "this model wants to know the language of a text: set the option source, or name it with the text");
+        return text_fail(error, MOE_ERROR_ARGUMENT, "source",
+                         "this model needs the language of a text: set the option source, or name it with the text");
     return MOE_OK;
 }
 

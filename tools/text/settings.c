@@ -181,7 +181,7 @@ moe_status text_settings_set(text_settings *s, const char *name, const char *val
                             (strcmp(o.name, "preset") != 0 || moe_session_params_preset(&preset, value)) &&
                             (strcmp(o.name, "gating") != 0 || moe_gate_parse(value, &gate)))
         return MOE_OK;
-    return refuse(error, o.name, "%s%s wants %s, not '%.60s'", before, o.name, o.values, value);
+    return refuse(error, o.name, "%s%s expects %s, not '%.60s'", before, o.name, o.values, value);
 }
 
 double text_settings_param(const text_settings *s, const char *name) {

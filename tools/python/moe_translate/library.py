@@ -150,11 +150,11 @@ def opened(path):
         try:
             function = getattr(library, name)
         except AttributeError as error:
-            raise OSError(f"this is another version of libmoetext than the package wants ({error})") from None
+            raise OSError(f"this is another version of libmoetext than the package needs ({error})") from None
         function.restype, function.argtypes = result, arguments
     found = divmod(library.moe_version_number() // 1000, 1000)
     if found != VERSION:
-        raise OSError("this is version {}.{} of libmoetext, the package wants {}.{}".format(*found, *VERSION))
+        raise OSError("this is version {}.{} of libmoetext, the package needs {}.{}".format(*found, *VERSION))
     return library
 
 

@@ -474,7 +474,7 @@ class Translator:
         and of the end. TextError: one cannot be scored."""
         alone = isinstance(texts, str)
         if alone is not isinstance(translations, str):
-            raise TypeError("score() wants a text and a translation, or a list of each")
+            raise TypeError("score() expects a text and a translation, or a list of each")
         texts, translations = _several(texts), _several(translations)
         if len(texts) != len(translations):
             raise ValueError(f"there are {len(texts)} texts and {len(translations)} translations")
@@ -675,7 +675,7 @@ def _event():
 def _pairs(texts, prefix):
     for many in (texts,) if prefix is None else (texts, prefix):
         if isinstance(many, (str, bytes, bytearray, memoryview)) or not isinstance(many, Iterable):
-            raise TypeError(f"results() wants many texts, not one {type(many).__name__}")
+            raise TypeError(f"results() expects many texts, not one {type(many).__name__}")
     return ((text,) for text in texts) if prefix is None else zip(texts, prefix, strict=True)
 
 
