@@ -529,13 +529,12 @@ def parse_arguments():
                         "the file that --spm names")
     group = parser.add_argument_group("converting")
     group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS, "hf", "fairseq"], default="moe",
-                       help="who wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch GNMT, "
-                            "tensorflow/nmt "
-                            "or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as translate.ckpt-340000), or Hugging "
-                            "Face "
-                            "(hf: CHECKPOINT is the folder of an NLLB, NLLB-MoE, M2M-100 or Marian model), or "
-                            "fairseq (CHECKPOINT is what PREFIX-shared.pt and PREFIX-rank-0.pt, ... of NLLB-MoE begin "
-                            "with, or one file of a dense NLLB or M2M-100) (default: moe)")
+                       help="the program that wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch "
+                            "GNMT, tensorflow/nmt or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as "
+                            "translate.ckpt-340000), or Hugging Face (hf: CHECKPOINT is the folder of an NLLB, "
+                            "NLLB-MoE, M2M-100 or Marian model), or fairseq (CHECKPOINT is the PREFIX of "
+                            "PREFIX-shared.pt and PREFIX-rank-0.pt, ... of NLLB-MoE, or one file of a dense NLLB or "
+                            "M2M-100) (default: moe)")
     group.add_argument("--preset", choices=list(gnmt.PRESETS),
                        help="decode defaults to write into the file (default: those "
                        "of the program that wrote the checkpoint)")
@@ -544,10 +543,10 @@ def parse_arguments():
     group.add_argument("--type", choices=list(moefile.TYPES), default="f32",
                        help="number format of matrices and experts; gates and vectors stay f32 (default: f32)")
     group.add_argument("--experts", choices=list(moefile.TYPES),
-                       help="number format of experts, if another")
+                       help="number format of experts, if different")
     group.add_argument("--resume", action="store_true",
-                       help="hf, fairseq: what is finished when the program is stopped stays beside OUT, and the "
-                       "same command goes on from there")
+                       help="hf, fairseq: continue a stopped conversion with the same command; its finished part "
+                       "stays beside OUT")
     group.add_argument("--name", metavar="TEXT", help="general.name (default: the checkpoint's file name)")
     group.add_argument("--description", metavar="TEXT", default="", help="general.description (default: empty)")
     group.add_argument("--licence", metavar="FILE", help="text for general.licence (default: empty)")

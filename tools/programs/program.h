@@ -186,7 +186,7 @@ int program_open(const program_common *o, moe_model_kind kind, text_level level,
 int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind);
 /* "say with WHAT; this model knows: de en"; gives EXIT_USAGE. */
 int program_ask_language(const text_front *front, const char *what);
-/* Whether a gate selects everybody. */
+/* Whether a gate selects all experts. */
 int program_gate_is_dense(moe_gate gate);
 /* The kind of tokeniser that the program's lines need. */
 text_level program_level(const program_common *o);
@@ -231,7 +231,7 @@ int program_is_open_file(int fd, const char *path);  /* the same for the file th
 /* Write a file with this content, whole or not at all (moe_output): -1, or a complaint and the exit status. */
 int program_save(const char *path, const char *data, size_t length);
 
-/* The file of --routing, if it is wanted: -1, or a complaint and the exit status. */
+/* Open the file of --routing, if it is given: -1, or a complaint and the exit status. */
 int program_routing_open(const program_common *o, const text_front *front, routing_file *file);
 /* Close it; it stays if `status` says that all went well. Gives the exit status. */
 int program_routing_close(routing_file *file, int status);
@@ -239,10 +239,10 @@ int program_routing_close(routing_file *file, int status);
 
 /* ---- 5. Flow ------------------------------------------------------------------------------------------- */
 
-/* moe_translate pulls a request whenever it has room for another. Each pull reads a line and queues a job; a finished
- * job waits in the queue until those before it are finished, then leaves at once. A line that cannot be used is a job
- * that is finished from the start, so it keeps its place. A line that is split is several jobs in a row. The program
- * sets the first part, and of the stream front, options, split, blank_too and ask; zero the rest. */
+/* moe_translate pulls a request whenever a slot is free. Each pull reads a line and queues a job; a finished job waits
+ * in the queue until all jobs before it are finished, then leaves at once. An unusable line is a job that is finished
+ * from the start, so it keeps its place. A split line is several jobs in a row. The program sets the first part, and of
+ * the stream front, options, split, blank_too and ask; zero the rest. */
 typedef struct program_flow program_flow;
 struct program_flow {
     text_stream stream; /* first, because its functions get a pointer to it */

@@ -1,11 +1,11 @@
-/* routing.h - where tokens went, written as JSON lines. moe-translate, moe-score and moe-classify write them,
- * moe-routing reads them.
+/* routing.h - the routing of tokens as JSON lines. moe-translate, moe-score and moe-classify write them, moe-routing
+ * reads them.
  *
  *   {"model":"en-de-fr-es","layers":[{"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}]}
  *   {"line":12,"layer":"encoder.2","position":3,"id":123,"token":"Haus",
  *    "experts":[3,17],"weights":[0.61,0.39],"empty":false}
  *
- * Each object is one line. The header comes first. Its k says how many experts a token wants: with two levels, the
+ * Each object is one line. The header comes first. Its k is the number of experts per token: with two levels, the
  * product of both; with a softmax, which names no number, all experts. Then sentences follow in order. Each has all
  * tokens of its first layer by position, then those of the next layer.
  *
@@ -36,7 +36,7 @@ typedef struct routing_entry {
     int empty;
 } routing_entry;
 
-/* The routing of a line on its way. The caller sets `line`, and `steps` where only so many decoder steps are wanted. */
+/* The routing of a line on its way. The caller sets `line`, and `steps` to limit the decoder steps. */
 typedef struct routing_sentence {
     struct routing_sentence *next, *next_made;
     const struct routing_file *file;

@@ -1,20 +1,20 @@
-/* server.h - the rooms of moe-server, and what they hand to each other.
+/* server.h - the files of moe-server, and their common structs.
  *
  *   moe-server.c   options, the model, main
  *   http.c         connections: limits, keys, what is sent
- *   address.c      addresses of clients, and which proxies may say for whom they ask
+ *   address.c      addresses of clients, trusted proxies
  *   log.c          a line for each request
  *   requests.c     the texts of all requests, and the thread that translates them
- *   reading.c      what a request says: JSON, forms and multipart
- *   api.c          what each address answers: the table of them is api_routes
+ *   reading.c      parsing requests: JSON, forms and multipart
+ *   api.c          the answers of all addresses; their table is api_routes
  *   deepl.c        the interfaces of DeepL and of immersive-translate
  *   files.c        files that are translated, and kept until they are fetched
  *
  * Threads. libmicrohttpd has threads that read and write; the decoder's thread runs one moetext_translate for as long
  * as the server lives. A request is parsed, its texts wait in its client's ring, and its connection is suspended. The
- * decoder takes a sentence of each client in turn whenever it has room, so that texts of all clients share its batches.
- * The last result of a request resumes its connection. `server.lock` guards the rings, all asks in state ASK_WAITING,
- * and the figures.
+ * decoder takes a sentence of each client in turn whenever a slot is free, so that texts of all clients share its
+ * batches. The last result of a request resumes its connection. `server.lock` guards the rings, all asks in state
+ * ASK_WAITING, and the figures.
  */
 #ifndef SERVER_SERVER_H
 #define SERVER_SERVER_H
@@ -54,7 +54,7 @@ typedef enum ask_state {
     ASK_DONE     /* its answer can be sent                                           */
 } ask_state;
 
-enum { CLIENT_GONE = 499 }; /* why an ask was cut: nobody is left to be answered */
+enum { CLIENT_GONE = 499 }; /* why an ask was cut: its client is gone */
 
 enum { FETCHED = 160, KEPT_FILES = 100 }; /* bytes of a translated file's name; how many are kept */
 
@@ -102,7 +102,7 @@ struct ask {
     ask *next, *before; /* all asks in state ASK_WAITING; or those that are left */
     ask_state state;
     int route, suspended;
-    address client;      /* who asks; a trusted proxy says for whom it does */
+    address client;      /* the client; a trusted proxy names its own client */
     const char *allow;   /* methods of a path that was asked for with another */
     const char *refused; /* why nothing but the headers is read, and the connection closed */
     unsigned cut;        /* the HTTP status that says why its texts were never finished; 0: they were */
@@ -126,7 +126,7 @@ struct ask {
     guest *of;                     /* NULL: the decoder has nothing to get from it */
     ask *turn_after, *turn_before; /* in the ring of the client */
     text_item *again, *open;       /* that are tried again; of which the decoder may have to get more parts */
-    int dropped;                   /* nobody waits any more; atomic, since the decoder looks at it in between */
+    int dropped;                   /* 1: no client waits any more; atomic, since the decoder reads it too */
     char source[36], target[36], key[132];
     uint64_t characters; /* that were counted */
     size_t known;        /* number of the key, from 1; 0: there are none */
@@ -166,7 +166,7 @@ typedef struct api_key {
     uint64_t characters, limit; /* that were asked for with it, and may be; 0: any number */
 } api_key;
 
-typedef struct shared_data { /* of a file: it goes when nobody holds it any more */
+typedef struct shared_data { /* of a file: it is freed with its last holder */
     struct server *of;
     size_t holders; /* its place among the files, and answers that are being sent */
     text_bytes bytes;
@@ -183,7 +183,7 @@ typedef struct server {
     options options;
     moetext_model *model;
     moetext *translator;
-    experts *experts;        /* the decoder's; NULL: nobody has asked yet, or see no_experts */
+    experts *experts;        /* the decoder's; NULL: not needed yet, or see no_experts */
     int no_experts;          /* they cannot be seen */
     int aligned;             /* its results have links between words */
     text_detector *detector; /* NULL: languages cannot be told */
@@ -217,7 +217,7 @@ typedef struct server {
     int decoded;           /* its thread has ended */
     ask *waiting;
     size_t under_way; /* requests to translate that are not yet answered to their last byte */
-    ask *left;        /* those whose clients are gone, while the decoder has texts of theirs */
+    ask *left;        /* asks of clients that are gone, while the decoder has texts of theirs */
     int ending;       /* no new requests */
     int ended;        /* and those under way are cut */
     int broken;       /* the translator failed */
@@ -270,7 +270,7 @@ void log_write(server *s, const ask *a, unsigned cut);
 
 /* The decoder's thread; `closure` is the server. */
 void *requests_decode(void *closure);
-/* Whoever has waited too long is told so; what is asked for clients that are gone is dropped. */
+/* Answer asks that have waited too long with a timeout, and drop asks of clients that are gone. */
 void requests_look(server *s);
 /* No new requests from here on. */
 void requests_end(server *s);
@@ -292,19 +292,19 @@ void write_page_line(ask *a, size_t index);
 /* ---- reading.c ----------------------------------------------------------------------------------------- */
 
 void refuse(refusal *r, unsigned status, const char *format, const char *what);
-/* A short parameter; one that is too long is cut, and then known to nobody. */
+/* A short parameter; one that is too long is cut, and then equals no valid value. */
 void take_word(char *out, size_t size, const char *value, size_t length);
-/* Adds a text to what is asked for. 0: out of memory. */
+/* Adds a text to an ask. 0: out of memory. */
 int add_text(ask *a, const char *text, size_t length);
 /* What the body of a request says becomes the ask's texts and parameters. */
 void read_body(ask *a, size_t max_texts, refusal *r); /* more texts: refused before they are kept */
 
 /* ---- api.c --------------------------------------------------------------------------------------------- */
 
-/* How the clients of one interface say things, and want to be told. */
+/* The forms of requests and answers of one interface. */
 typedef struct dialect {
     const char *texts, *source, *target; /* names of parameters; NULL: there is none */
-    const char *error;                   /* the member that says what is wrong */
+    const char *error;                   /* the member with the error */
     unsigned beyond;                     /* the status where the quota of a key is spent */
     void (*take)(ask *a, const char *name, const char *value, size_t length, refusal *r); /* other parameters */
     void (*check)(const server *s, ask *a, refusal *r); /* all is read; NULL: there is nothing to be looked at */
@@ -323,7 +323,7 @@ typedef struct route {
 extern const route api_routes[];
 extern const size_t api_route_count;
 
-/* The name of the member that says what is wrong with an ask. */
+/* The name of the member with the error of an ask. */
 const char *api_error_name(const ask *a);
 /* Texts or documents of an ask, and what one has become: valid until *whole is freed. */
 size_t ask_count(const ask *a);

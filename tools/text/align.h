@@ -1,10 +1,10 @@
-/* align.h - which words of a text and its translation belong together, by where a model looks. */
+/* align.h - word alignment of a text and its translation, by a model's attention. */
 #ifndef TEXT_ALIGN_H
 #define TEXT_ALIGN_H
 
 #include "moe.h"
 
-/* One side of a pair: the word that each of its tokens belongs to; -1: to none. */
+/* One side of a pair: the word of each of its tokens; -1: none. */
 typedef struct text_side {
     const int32_t *word; /* [tokens] */
     size_t tokens, words;

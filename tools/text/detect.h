@@ -6,9 +6,9 @@
 
 typedef struct moetext_detector text_detector; /* one thread at a time may use it */
 
-/* Choose among the `n` languages whose codes begin with ISO 639-1 or 639-3 names ("de", "deu_Latn"): by
- * words where all of them have some, else by libexttextcat, and those that it has no fingerprint of are never found.
- * Errors: MOE_ERROR_UNSUPPORTED (it has none of them, or its data files are not installed), MOE_ERROR_IO,
+/* Choose among the `n` languages whose codes begin with ISO 639-1 or 639-3 names ("de", "deu_Latn"): by words if all of
+ * them have word lists, else by libexttextcat, which never finds languages without a fingerprint. Errors:
+ * MOE_ERROR_UNSUPPORTED (it has none of the languages, or its data files are not installed), MOE_ERROR_IO,
  * MOE_ERROR_MEMORY. */
 moe_status text_detector_open(const char *const *codes, size_t n, text_detector **out, moe_error *error);
 /* The same for the languages of a model. */

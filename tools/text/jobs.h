@@ -1,7 +1,7 @@
-/* jobs.h - lines on their way through a model: what is asked for each, tried again, and written in the end.
+/* jobs.h - lines of the programs: preparing, retrying, writing.
  *
- *   text_job     one line on its way: what was read, its ids, the finished output.
- *   text_queue   jobs in the order of their lines, whatever the order in which they finish.
+ *   text_job     one line: its text, its ids, the finished output.
+ *   text_queue   jobs in the order of their lines; they may finish in another order.
  *   text_sample  a text that is read whole, to measure with.
  *
  * A program's loop is: text_reader_next -> text_queue_add -> text_job_prepare -> moe_translate's pull and done ->
@@ -124,7 +124,7 @@ void text_queue_free(text_queue *queue);
 
 typedef struct text_pair {
     uint64_t line;
-    int32_t tag;             /* of the target language; -1 where the model knows no languages */
+    int32_t tag;             /* of the target language; -1 if the model has no languages */
     text_ids source, target; /* a language model's text is a target */
     int has_target;
 } text_pair;

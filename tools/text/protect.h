@@ -1,4 +1,4 @@
-/* protect.h - what a translation keeps as it is: spans (spans.h), terms of a glossary, white space at both ends.
+/* protect.h - the protected parts of a text: spans (spans.h), terms of a glossary, white space at both ends.
  *
  * A text_rules says what is kept; a text_guard does it for one text:
  *

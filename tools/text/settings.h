@@ -38,7 +38,7 @@ moe_status text_settings_check(const text_settings *settings, const char *before
 
 /* The preset and the parameters of the search. */
 void text_settings_search(const text_settings *settings, moe_session_params *params);
-/* The settings that a session knows, languages left out: they need the tokens of a model. */
+/* The settings of a session, except languages: they need the tokens of a model. */
 void text_settings_apply(const text_settings *settings, moe_session_params *params);
 
 #endif

@@ -137,7 +137,7 @@ moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t 
 /* What the vocabulary calls an id of a target, and of a source; `data` NULL: there is none, or no vocabulary. */
 moe_span text_piece(const text_front *front, int32_t id);
 moe_span text_source_piece(const text_front *front, int32_t id);
-/* 1 if the id stands for a piece that the vocabulary does not know. */
+/* 1 if the id stands for an unknown piece. */
 int text_is_unknown(const text_front *front, int32_t id);
 /* "12 7 350": decimal ids separated by spaces. Every id must be in the model's vocabulary of sources, or of targets. */
 moe_status text_parse_ids(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);

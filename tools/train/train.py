@@ -1829,7 +1829,7 @@ def arguments(argv=None):
 
     def training(p, minutes, muon_rate, rate, dropout):
         place(p)
-        p.add_argument("--languages", metavar="A,B", help="codes of the columns, where no file says them (own corpora)")
+        p.add_argument("--languages", metavar="A,B", help="codes of the columns, if no file has them (own corpora)")
         p.add_argument("--dev", help="file or folder to measure on (own corpora; default: rows that are held out)")
         options(p, minutes, muon_rate, rate, dropout)
 
@@ -1889,7 +1889,7 @@ def arguments(argv=None):
     p = command("finetune", "go on with a model file on text of one's own")
     p.add_argument("-m", "--model", required=True, metavar="FILE", help="model file to begin with")
     p.add_argument("-o", "--output", required=True, metavar="FILE",
-                   help="model file to write; FILE.training beside it is what a stopped command goes on from")
+                   help="model file to write; a stopped command continues from FILE.training beside it")
     p.add_argument("--licence", metavar="FILE", help="licence to write into it (default: that of the model)")
     training(p, 3, 0.002, 5e-4, 0.1)
     p.set_defaults(warmup=20, batch_tokens=1000)  # there are few steps

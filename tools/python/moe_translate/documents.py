@@ -263,14 +263,14 @@ def arguments_of(arguments):
         "2 usage; 3 model, memory or a Python package that is missing; 4 input or output, and nothing is written;\n"
         "130 interrupted.",
     )
-    parser.add_argument("input", nargs="+", help="document; - is standard input. Several want -o DIRECTORY")
+    parser.add_argument("input", nargs="+", help="document; - is standard input. Several need -o DIRECTORY")
     parser.add_argument("-m", "--model", help="model file (default: as for moe-translate)")
     parser.add_argument("-s", "--source", help="language of the document, for models that read it")
     parser.add_argument("-t", "--target", help="language to translate into")
     parser.add_argument("-o", "--output", help="file or directory to write (default: standard output)")
     parser.add_argument("--in-place", action="store_true", help="write the translation over the document")
     parser.add_argument("-f", "--format", choices=FORMATS, help="format (default: by the ending of the file)")
-    parser.add_argument("--encoding", help="how characters are written (default: what the document says, or UTF-8)")
+    parser.add_argument("--encoding", help="character encoding (default: as the document says, or UTF-8)")
     parser.add_argument(
         "--overwrite", action="store_true", help="PO, XLIFF, Qt: also translate messages that have a translation"
     )
