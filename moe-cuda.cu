@@ -1048,7 +1048,7 @@ MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, siz
     const int t = (int)threadIdx.x, n = a->level, each = (n + MOE_BLOCK - 1) / MOE_BLOCK;
     const int begin = t * each < n ? t * each : n, end = begin + each < n ? begin + each : n;
     int mine = 0, selected, at;
-    moe_choice c = { p, NULL, 0.0f, -1, n - 1 }; /* everybody */
+    moe_choice c = { p, NULL, 0.0f, -1, n - 1 }; /* all */
     if (p) moe_block_softmax(logits, n, p);
     if (a->gate == MOE_GATE_TOPK) c = moe_choose_best(logits, n, a->k);
     if (a->gate == MOE_GATE_THRESHOLD) c.threshold = a->threshold + first;

@@ -276,8 +276,8 @@ static void moe_give_struct(void *out, size_t size, const void *own, size_t own_
 
 static moe_status moe_refuse_struct(const char *name, size_t size, moe_error *error) {
     return moe_fail(error, MOE_ERROR_ARGUMENT, name,
-                    "%s has %zu bytes, of which this version of the library, " MOE_VERSION
-                    ", does not know all: the program was made with another moe.h",
+                    "%s has %zu bytes, with members that this version of the library, " MOE_VERSION
+                    ", does not have: the program was made with another moe.h",
                     name, size);
 }
 
@@ -8776,7 +8776,7 @@ static moe_status moe_check_gating(const moe_model *m, const char *name, int *ga
                 return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating",
                                 "%s has no thresholds; moe-calibrate can find some", layer->name);
             if ((kind == MOE_GATE_TOPK || kind == MOE_GATE_BATCHWISE) && !g->k)
-                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating", "%s does not say how many experts it wants (k)",
+                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating", "%s has no number of experts to select (k)",
                                 layer->name);
         }
     *gating = 1 + (int)kind;
@@ -8801,7 +8801,7 @@ static moe_status moe_check_param(const moe_param_row *row, const moe_session_pa
                         shown->real ? "%s is %g, allowed are %g to %g" : "%s is %.0f, allowed are %.0f to %.0f",
                         shown->name, value, shown->least, shown->most);
     if (value == 0 || !row->what || row->rules >> p->rules & 1) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_ARGUMENT, shown->name, "the %s rules know no %s: %s must be 0",
+    return moe_fail(error, MOE_ERROR_ARGUMENT, shown->name, "the %s rules have no %s: %s must be 0",
                     moe_rules_name(p->rules), row->what, shown->name);
 }
 

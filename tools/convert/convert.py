@@ -502,7 +502,7 @@ def add_golden(args):
     sources, targets = [pieces.encode(row[2]) for row in rows], [None] * len(rows)
     for language in sorted({row[1] for row in rows}):
         if m.languages and language not in m.languages:
-            raise FormatError(f"{args.golden}: the model does not know the language {language!r}")
+            raise FormatError(f"{args.golden}: the model does not have the language {language!r}")
         which = [i for i, row in enumerate(rows) if row[1] == language]
         done = translate_ids(args.translate, args.input, language if m.languages else None, [sources[i] for i in which])
         for i, ids in zip(which, done):

@@ -318,7 +318,7 @@ int program_open(const program_common *o, moe_model_kind kind, text_level level,
 int program_ask_language(const text_front *front, const char *what) {
     text_bytes known = { 0 };
     text_languages(front, &known);
-    program_complain("say with %s; this model knows: %s", what, known.failed ? "" : known.data);
+    program_complain("say with %s; the languages of this model: %s", what, known.failed ? "" : known.data);
     text_bytes_free(&known);
     return EXIT_USAGE;
 }

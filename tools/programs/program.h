@@ -184,7 +184,7 @@ int program_words(program_common *o, int count, char *const *words);
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front);
 /* -1 if the model is of this kind. Else a complaint, which names its kind and the program for it, and EXIT_USAGE. */
 int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind);
-/* "say with WHAT; this model knows: de en"; gives EXIT_USAGE. */
+/* "say with WHAT; the languages of this model: de en"; gives EXIT_USAGE. */
 int program_ask_language(const text_front *front, const char *what);
 /* Whether a gate selects all experts. */
 int program_gate_is_dense(moe_gate gate);

@@ -191,7 +191,7 @@ static enum MHD_Result send_address(server *s, ask *a) {
     text_bytes_free(&copy);
     text_bytes_free(&url);
     if (good) return send_bytes(s, a, MHD_HTTP_OK, "application/json", &out);
-    return named ? send_error(s, a, MHD_HTTP_SERVICE_UNAVAILABLE, "there is no room for a file; try again")
+    return named ? send_error(s, a, MHD_HTTP_SERVICE_UNAVAILABLE, "no memory is free for a file; try again")
                  : send_error(s, a, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory, or of random bytes");
 }
 

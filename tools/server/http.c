@@ -465,7 +465,7 @@ static enum MHD_Result on_request(void *closure, struct MHD_Connection *connecti
         text_append(&none, "", 0);
         return send_bytes(s, a, MHD_HTTP_NO_CONTENT, "text/plain", &none);
     }
-    if (a->route == -1) return send_error(s, a, MHD_HTTP_METHOD_NOT_ALLOWED, "this address knows another method");
+    if (a->route == -1) return send_error(s, a, MHD_HTTP_METHOD_NOT_ALLOWED, "this address has another method");
     if (a->route < 0) return send_error(s, a, MHD_HTTP_NOT_FOUND, "there is nothing at this address");
     if (a->body.failed) return send_error(s, a, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory");
     if (a->too_large) return send_error(s, a, MHD_HTTP_CONTENT_TOO_LARGE, "the request is too large");

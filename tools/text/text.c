@@ -473,7 +473,7 @@ moe_status text_language(const text_front *front, const char *code, int32_t *tag
     moe_status status = known.failed || asked.failed
                             ? text_out_of_memory(error)
                             : text_fail(error, MOE_ERROR_ARGUMENT, "language",
-                                        "this model does not know the language '%.20s'; it knows: %.150s", asked.data,
+                                        "this model does not have the language '%.20s'; it has: %.150s", asked.data,
                                         known.length ? known.data : "none");
     text_bytes_free(&known);
     text_bytes_free(&asked);

@@ -607,7 +607,7 @@ class Translator:
                     raise MoeError(f"no language: set the option {name}, or name it in the call", "argument", name)
             elif not self.model.knows(code):
                 known = ", ".join(self.model.languages[:20])
-                raise MoeError(f"the model does not know {code!r}; it knows {known}", "argument", name)
+                raise MoeError(f"the model does not have {code!r}; it has {known}", "argument", name)
         terms = Glossary(self._engine, _terms(glossary)) if glossary else None
         return {"target": target, "source": source, "glossary": terms}
 
