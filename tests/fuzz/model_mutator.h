@@ -377,6 +377,7 @@ static void mm_repair_key(mw_model *m, const char *key, const char *message, uin
 /* Change what the error complains of. 0: nobody knows how. */
 static int mm_repair(mw_model *m, const moe_error *e, uint64_t *r) {
     char name[64] = "", key[64] = "";
+    const char *needs = strstr(e->message, ", the layer list needs ");
     size_t d[3] = { 1, 1, 1 };
     mw_tensor *t;
     int at = 0;
@@ -385,14 +386,9 @@ static int mm_repair(mw_model *m, const moe_error *e, uint64_t *r) {
     } else if (sscanf(e->message, "layer %31s adds", name) == 1) {
         snprintf(key, sizeof key, "%.31s.residual", name);
         mw_int(m, key, 0);
-    } else if (sscanf(e->message, "tensor %63s is [%*u, %*u, %*u], the layer list needs experts [%zu, %zu, %zu]", name,
-                      &d[0], &d[1], &d[2]) == 4) {
-        return mm_shape(m, name, 3, d, r);
-    } else if (sscanf(e->message, "tensor %63s is [%*u, %*u], the layer list needs [%zu, %zu]", name, &d[0], &d[1]) ==
-               3) {
-        return mm_shape(m, name, 2, d, r);
-    } else if (sscanf(e->message, "tensor %63s has %*u elements, the layer list needs %zu", name, &d[0]) == 2) {
-        return mm_shape(m, name, 1, d, r);
+    } else if (needs && sscanf(e->message, "tensor %63s is", name) == 1) {
+        const int n = sscanf(needs + strcspn(needs, "["), "[%zu, %zu, %zu]", &d[0], &d[1], &d[2]);
+        return n > 0 && mm_shape(m, name, (uint32_t)n, d, r);
     } else if (strstr(e->message, " is missing") && sscanf(e->message, "tensor %63s is", name) == 1) {
         return mm_shape(m, name, 1, d, r);
     } else if (sscanf(e->message, "tensor %63s must be f32", name) == 1 ||
