@@ -169,7 +169,7 @@ int program_file_error(const char *file, const moe_error *error) {
 }
 
 int program_printed(void) {
-    errno = 0;
+    if (!ferror(stdout)) errno = 0; /* else it is of the write that failed */
     if (!fflush(stdout) && !ferror(stdout)) return EXIT_DONE;
     program_complain("standard output: %s", strerror(errno ? errno : EIO));
     return EXIT_INPUT_OUTPUT;
