@@ -345,4 +345,6 @@ def _stop():
     """A thread in the library must not want Python back when that is gone."""
     for engine in list(_locking):
         if isinstance(engine, Engine) and engine.worker is not None:
+            # Only daemon threads are left. One that writes an error now may hold stderr when Python ends, which aborts.
+            threading.excepthook = lambda *_: None
             engine.close()
