@@ -246,10 +246,12 @@ float text_words_confidence(const text_words *words, size_t language) {
 
 /* ---- Words that are language ---- */
 
+static int compare(const void *word, const void *listed) { return strcmp(word, *(const char *const *)listed); }
+
 int text_word_is_common(const char *word, size_t length) {
     utf8proc_int32_t letters[LONGEST];
     char small[4 * LONGEST + 1];
-    size_t n = 0, low = 0, high = N_COMMON;
+    size_t n = 0;
     utf8proc_ssize_t count = utf8proc_decompose((const utf8proc_uint8_t *)word, (utf8proc_ssize_t)length, letters,
                                                 LONGEST, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     if (count < 1 || count > LONGEST) return 0;
@@ -259,12 +261,5 @@ int text_word_is_common(const char *word, size_t length) {
         else n += (size_t)utf8proc_encode_char(utf8proc_tolower(letters[i]), (utf8proc_uint8_t *)small + n);
     }
     small[n] = 0;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        const int order = strcmp(common[middle], small);
-        if (order == 0) return 1;
-        if (order < 0) low = middle + 1;
-        else high = middle;
-    }
-    return 0;
+    return bsearch(small, common, N_COMMON, sizeof *common, compare) != NULL;
 }
