@@ -79,7 +79,7 @@ FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py 
 	$(addprefix $(BUILD)/,test_session test_session-emulated test_kernels-emulated test_kernels)
 SUITES = $(filter-out $(LONG_SUITES),$(TEST_PROGRAMS) $(TEST_SCRIPTS))
 # Fuzz targets run elsewhere, but what they use changes here.
-FUZZ_OBJECTS = $(patsubst tests/fuzz/%.c,$(BUILD)/%.o,$(filter-out %_kernels.c,$(wildcard tests/fuzz/fuzz_*.c)))
+FUZZ_OBJECTS = $(patsubst tests/fuzz/%.c,$(BUILD)/%.o,$(wildcard tests/fuzz/fuzz_*.c))
 NEEDED_BY_TESTS = all $(FUZZ_OBJECTS) $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated $(BUILD)/short_io.so \
 	$(BUILD)/stuck.so
 RUN_SUITES = BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS)

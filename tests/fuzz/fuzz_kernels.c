@@ -72,19 +72,19 @@ static float *guarded(bytes *b, size_t n) {
 static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u; }
 
 /* Two NaNs are equal whatever their payload: the results of a request with a NaN in it are refused. */
-static void same(const moe_kernels *room, const char *kernel, const float *a, const float *b, size_t n, size_t before) {
+static void same(const moe_kernels *isa, const char *kernel, const float *a, const float *b, size_t n, size_t before) {
     for (size_t i = 0; i < n; i++)
         FUZZ_CHECK(moe_to_bits(a[i]) == moe_to_bits(b[i]) || (is_nan(a[i]) && is_nan(b[i])),
-                   "%s %s, %zu of %zu: %a, portable %a", room->name, kernel, i, n, (double)b[i], (double)a[i]);
+                   "%s %s, %zu of %zu: %a, portable %a", isa->name, kernel, i, n, (double)b[i], (double)a[i]);
     for (size_t i = 1; i <= before; i++)
-        FUZZ_CHECK(moe_to_bits(b[-(ptrdiff_t)i]) == GUARD, "%s %s wrote before its result", room->name, kernel);
+        FUZZ_CHECK(moe_to_bits(b[-(ptrdiff_t)i]) == GUARD, "%s %s wrote before its result", isa->name, kernel);
 }
 
-static const moe_kernels *some_room(bytes *b) {
-    const size_t first = take(b, MOE_COUNT(moe_kernel_rooms));
-    for (size_t i = 0; i < MOE_COUNT(moe_kernel_rooms); i++) {
-        const moe_kernels *room = moe_kernel_rooms[(first + i) % MOE_COUNT(moe_kernel_rooms)];
-        if (room != &moe_kernels_portable && room->available()) return room;
+static const moe_kernels *some_isa(bytes *b) {
+    const size_t first = take(b, MOE_COUNT(moe_isas));
+    for (size_t i = 0; i < MOE_COUNT(moe_isas); i++) {
+        const moe_kernels *isa = moe_isas[(first + i) % MOE_COUNT(moe_isas)];
+        if (isa != &moe_kernels_portable && isa->available()) return isa;
     }
     return &moe_kernels_portable;
 }
@@ -93,9 +93,9 @@ static size_t size_class(size_t n) {
     return n < 4 ? n : 4 + (size_t)((n % 16 == 0) + 2 * (n % 64 == 0) + (n > 64) + (n > 512));
 }
 
-static void note(const moe_kernels *room, size_t op, size_t a, size_t b) {
+static void note(const moe_kernels *isa, size_t op, size_t a, size_t b) {
     const size_t key[] = { op, size_class(a), size_class(b) };
-    const uint64_t hash = fuzz_hash(fuzz_hash(14695981039346656037u, room->name, strlen(room->name)), key, sizeof key);
+    const uint64_t hash = fuzz_hash(fuzz_hash(14695981039346656037u, isa->name, strlen(isa->name)), key, sizeof key);
     counters[(hash ^ hash >> 32) % sizeof counters] = 1;
 }
 
@@ -117,7 +117,7 @@ static void fill_blob(bytes *b, moe_type type, size_t out, size_t in, char *blob
     free(scratch);
 }
 
-static void try_linear(bytes *b, const moe_kernels *room) {
+static void try_linear(bytes *b, const moe_kernels *isa) {
     const moe_type type = (moe_type)take(b, 1 + MOE_TYPE_Q4);
     const size_t rows = 1 + take(b, 40), in = 1 + take(b, take(b, 8) ? 300 : 1200), out = 1 + take(b, 120);
     const size_t x_stride = in + take(b, 3), y_stride = out + take(b, 4), add_stride = out + take(b, 3);
@@ -130,7 +130,7 @@ static void try_linear(bytes *b, const moe_kernels *room) {
     moe_linear l = { .w = &matrix, .relu = (int)take(b, 2), .y_stride = y_stride, .x_stride = x_stride };
     const float *x = floats(b, (rows - 1) * x_stride + in);
     float *y[2];
-    note(room, 100 + (size_t)type * 4 + addend, in, out * 1000 + rows);
+    note(isa, 100 + (size_t)type * 4 + addend, in, out * 1000 + rows);
     fill_blob(b, type, out, in, blob, hostile);
     if (quantised) {
         float *scales = room_for(b, rows * sizeof *scales, 4);
@@ -146,46 +146,46 @@ static void try_linear(bytes *b, const moe_kernels *room) {
     if (take(b, 2)) l.next = blob;
     for (int i = 0; i < 2; i++) {
         l.y = y[i] = guarded(b, n);
-        (i ? room : &moe_kernels_portable)->linear(&l, row0, row1, block0, block1);
+        (i ? isa : &moe_kernels_portable)->linear(&l, row0, row1, block0, block1);
     }
     for (size_t i = 0; i < n; i++) {
         const size_t r = i / y_stride, j = i % y_stride;
         const int wanted = r >= row0 && r < row1 && j < out && j >= block0 * 16 && j < block1 * 16;
         FUZZ_CHECK(wanted || (moe_to_bits(y[0][i]) == GUARD && moe_to_bits(y[1][i]) == GUARD),
-                   "%s %s wrote outside, at row %zu column %zu", room->name, moe_type_name(type), r, j);
+                   "%s %s wrote outside, at row %zu column %zu", isa->name, moe_type_name(type), r, j);
     }
-    if (!hostile) same(room, moe_type_name(type), y[0], y[1], n, PAGE / 4);
+    if (!hostile) same(isa, moe_type_name(type), y[0], y[1], n, PAGE / 4);
 }
 
 /* ---- The other kernels ---- */
 
-static void try_quantise(bytes *b, const moe_kernels *room, size_t n) {
+static void try_quantise(bytes *b, const moe_kernels *isa, size_t n) {
     const float *x = floats(b, n);
     int8_t *q[2];
     float scale[2];
     for (int i = 0; i < 2; i++) {
         q[i] = room_for(b, moe_code_bytes(n), 64);
-        scale[i] = (i ? room : &moe_kernels_portable)->quantise(x, n, q[i]);
+        scale[i] = (i ? isa : &moe_kernels_portable)->quantise(x, n, q[i]);
     }
-    FUZZ_CHECK(memcmp(q[0], q[1], moe_code_bytes(n)) == 0, "%s quantises %zu numbers otherwise", room->name, n);
-    same(room, "scale", &scale[0], &scale[1], 1, 0);
+    FUZZ_CHECK(memcmp(q[0], q[1], moe_code_bytes(n)) == 0, "%s quantises %zu numbers otherwise", isa->name, n);
+    same(isa, "scale", &scale[0], &scale[1], 1, 0);
 }
 
-static void try_cell(bytes *b, const moe_kernels *room, size_t n) {
+static void try_cell(bytes *b, const moe_kernels *isa, size_t n) {
     const float *z = floats(b, 4 * n), bias = number(b);
     const int in_place = take(b, 2) != 0;
     float *c = floats(b, n), *h[2], *c_out[2];
     for (int i = 0; i < 2; i++) {
         h[i] = guarded(b, n);
         c_out[i] = i && in_place ? c : guarded(b, n);
-        (i ? room : &moe_kernels_portable)->lstm_cell(z, c, n, bias, h[i], c_out[i]);
+        (i ? isa : &moe_kernels_portable)->lstm_cell(z, c, n, bias, h[i], c_out[i]);
     }
-    same(room, "lstm_cell h", h[0], h[1], n, PAGE / 4);
-    same(room, "lstm_cell c", c_out[0], c_out[1], n, 0);
+    same(isa, "lstm_cell h", h[0], h[1], n, PAGE / 4);
+    same(isa, "lstm_cell c", c_out[0], c_out[1], n, 0);
 }
 
 /* A few rows at once, whose keys and values are some of the same. */
-static void try_heads(bytes *b, const moe_kernels *room, size_t n) {
+static void try_heads(bytes *b, const moe_kernels *isa, size_t n) {
     enum { ROWS = 4, PLACES = 12, STRIDE = 16 };
     const size_t width = 1 + n % 130, heads = 1 + take(b, 5), cols = heads * width, count = 1 + take(b, ROWS);
     const float *query = floats(b, count * cols), *data = floats(b, PLACES * 2 * cols), scale = number(b);
@@ -202,16 +202,16 @@ static void try_heads(bytes *b, const moe_kernels *room, size_t n) {
     for (int i = 0; i < 2; i++) {
         y[i] = guarded(b, count * cols);
         for (size_t r = 0; r < count; r++) h[r].y = y[i] + r * cols;
-        (i ? room : &moe_kernels_portable)->heads(h, count);
+        (i ? isa : &moe_kernels_portable)->heads(h, count);
     }
-    same(room, "heads", y[0], y[1], count * cols, PAGE / 4);
+    same(isa, "heads", y[0], y[1], count * cols, PAGE / 4);
 }
 
-static void try_sums(bytes *b, const moe_kernels *room, size_t n) {
+static void try_sums(bytes *b, const moe_kernels *isa, size_t n) {
     const float *x = floats(b, n), *key = floats(b, n), *v = floats(b, n), a = number(b), shift = number(b);
     float *e[2], *u[2], *t[2], *y[2], sums[2][4];
     for (int i = 0; i < 2; i++) {
-        const moe_kernels *k = i ? room : &moe_kernels_portable;
+        const moe_kernels *k = i ? isa : &moe_kernels_portable;
         u[i] = guarded(b, n), t[i] = guarded(b, n), e[i] = guarded(b, n), y[i] = room_for(b, n * sizeof **y, 4);
         memcpy(y[i], key, n * sizeof *key);
         k->axpy(a, x, n, y[i]);
@@ -222,11 +222,11 @@ static void try_sums(bytes *b, const moe_kernels *room, size_t n) {
         sums[i][2] = k->max(x, n);
         sums[i][3] = k->exp_sum(x, n, shift, a > 0 ? e[i] : NULL);
     }
-    same(room, "sums", sums[0], sums[1], 4, 0);
-    same(room, "axpy", y[0], y[1], n, PAGE / 4);
-    same(room, "sigmoid", u[0], u[1], n, PAGE / 4);
-    same(room, "tanh", t[0], t[1], n, PAGE / 4);
-    same(room, "exp", e[0], e[1], n, PAGE / 4);
+    same(isa, "sums", sums[0], sums[1], 4, 0);
+    same(isa, "axpy", y[0], y[1], n, PAGE / 4);
+    same(isa, "sigmoid", u[0], u[1], n, PAGE / 4);
+    same(isa, "tanh", t[0], t[1], n, PAGE / 4);
+    same(isa, "exp", e[0], e[1], n, PAGE / 4);
 }
 
 /* ---- One input ---- */
@@ -250,18 +250,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     bytes b = { .data = data, .size = size, .random = fuzz_hash(size, data, size) };
     if (!areas[0]) map_areas(areas);
     b.areas = areas;
-    const moe_kernels *room = some_room(&b);
+    const moe_kernels *isa = some_isa(&b);
     const size_t op = take(&b, 8);
     b.kind = (int)take(&b, 4);
     if (op < 4) {
-        try_linear(&b, room);
+        try_linear(&b, isa);
         return 0;
     }
     const size_t n = 1 + take(&b, take(&b, 4) ? 130 : 2000);
-    note(room, op * 4 + (size_t)b.kind, n, 0);
-    if (op == 4) try_quantise(&b, room, n);
-    else if (op == 5) try_cell(&b, room, n);
-    else if (op == 6) try_heads(&b, room, n);
-    else try_sums(&b, room, n);
+    note(isa, op * 4 + (size_t)b.kind, n, 0);
+    if (op == 4) try_quantise(&b, isa, n);
+    else if (op == 5) try_cell(&b, isa, n);
+    else if (op == 6) try_heads(&b, isa, n);
+    else try_sums(&b, isa, n);
     return 0;
 }
