@@ -20,17 +20,17 @@
  *   16. Threads                a pool that splits outputs, never sums
  *   17. Model file: reader     mapped bytes, bounded cursor, metadata, directory
  *   18. Model file: writer     files that appear whole or not at all; metadata and tensors into one
- *   19. Layers                 the layer list that the metadata describes, weights bound to it
- *   20. Models                 opening, saving, querying a model
- *   21. Graph                  the common parts of ops
- *   22. Ops: rows              a row from the same row of other nodes
- *   23. Ops: carried rows      rows that outlive a run
- *   24. Ops: recurrences       LSTM cells and layers
- *   25. Ops: attention         the context of a row
- *   26. Ops: gates             which experts a row is sent to
- *   27. Ops: experts           the outputs of experts, and where their bytes lie
- *   28. Ops: output            logits, the best tokens
- *   29. Plan and run           the table of ops, places in memory, the run of a graph
+ *   19. Graph                  the common parts of ops
+ *   20. Ops: rows              a row from the same row of other nodes
+ *   21. Ops: carried rows      rows that outlive a run
+ *   22. Ops: recurrences       LSTM cells and layers
+ *   23. Ops: attention         the context of a row
+ *   24. Ops: gates             which experts a row is sent to
+ *   25. Ops: experts           the outputs of experts, and where their bytes lie
+ *   26. Ops: output            logits, the best tokens
+ *   27. Plan and run           the table of ops, places in memory, the run of a graph
+ *   28. Layers                 the layer list that the metadata describes, weights bound to it
+ *   29. Models                 opening, saving, querying a model
  *   30. Encoder and decoder    the graphs of a model
  *   31. Beam search            hypotheses, penalties, pruning
  *   32. Expert cache           which experts are kept in a memory that cannot hold all
@@ -4891,7 +4891,1406 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
     return status;
 }
 
-/* ==== 19. Layers ==============================================================================================
+/* ==== 19. Graph ===============================================================================================
+ * Owns the common parts of ops: adding a node to a graph, computing its rows on all threads. Every node of a graph has
+ * the same number of rows. A graph is built and planned once for a capacity and run with the current number of rows.
+ *
+ * An op is one line of MOE_OPS and the struct of its parameters (room 4), one paragraph in the rooms that follow
+ * (builder, scratch, compute function), and one launcher in moe-cuda.cu. If it has a matrix or scratch memory, its
+ * cases in moe_matrix_of, moe_bind_node and moe_need_node of moe-cuda.cu too.
+ */
+
+typedef struct moe_run {
+    const moe_kernels *kernels;
+    moe_pool *pool;
+    const moe_graph *graph;
+    const moe_frame *frame;
+} moe_run;
+
+/* Distance of two rows of an activation in floats: whole cache lines, but no high power of two, since the rows of a
+ * tile would then share a few sets of the cache. */
+static size_t moe_row_stride(size_t cols) {
+    const size_t stride = moe_round_up(cols, 16);
+    return stride % 256 ? stride : stride + 16;
+}
+
+MOE_PRINTF(4, 5)
+static moe_node *moe_add_node(moe_graph *g, moe_op op, size_t cols, const char *format, ...) {
+    va_list args;
+    moe_node *t = &g->nodes[g->count < g->capacity ? g->count : g->capacity - 1];
+    if (g->count >= g->capacity) g->overflow = 1; /* then the planner refuses the graph */
+    else g->count++;
+    memset(t, 0, sizeof *t);
+    t->op = op;
+    t->cols = cols;
+    t->stride = moe_row_stride(cols);
+    va_start(args, format);
+    vsnprintf(t->name, sizeof t->name, format, args);
+    va_end(args);
+    return t;
+}
+
+static moe_node *moe_op_pair(moe_graph *g, moe_op op, moe_node *a, moe_node *b, size_t cols, const char *name) {
+    moe_node *t = moe_add_node(g, op, cols, "%s", name);
+    t->src[0] = a;
+    t->src[1] = b;
+    return t;
+}
+
+static int moe_is_codes(const moe_node *t) { return t->op == MOE_OP_QUANTISE; }
+
+static float *moe_row_of(const moe_node *t, size_t row) { return (float *)t->data + row * t->stride; }
+
+/* A task over rows of a node. */
+typedef struct moe_row_job {
+    const moe_run *run;
+    const moe_node *t;
+    size_t rows, rows_per_task;
+    void (*row)(const moe_run *run, const moe_node *t, size_t row, size_t thread);
+} moe_row_job;
+
+static void moe_row_task(void *arg, size_t task, size_t thread) {
+    const moe_row_job *job = arg;
+    for (size_t r = task * job->rows_per_task; r < moe_min(job->rows, (task + 1) * job->rows_per_task); r++)
+        job->row(job->run, job->t, r, thread);
+}
+
+/* Row by row, in as many tasks as pay off at `cost` products per row. */
+static void moe_for_rows(const moe_run *run, const moe_node *t, size_t rows, size_t cost,
+                         void (*row)(const moe_run *, const moe_node *, size_t, size_t)) {
+    moe_row_job job = { run, t, rows, moe_max(1, 16384 / moe_max(cost, 1)), row };
+    moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_row_task, &job);
+}
+
+/* Insert v with its id into the descending list of at most `top`; equal values keep their order. */
+MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, int32_t id) {
+    size_t at = top - 1;
+    if (!(v > best[at])) return;
+    for (; at > 0 && !(best[at - 1] >= v); at--) {
+        best[at] = best[at - 1];
+        ids[at] = ids[at - 1];
+    }
+    best[at] = v;
+    ids[at] = id;
+}
+
+/* ==== 20. Ops: rows ===========================================================================================
+ * Owns the ops that make a row from the same row of other nodes. Invariant: here and in the rooms below, the compute
+ * function of an op writes its node, its scratch and outputs of the frame only, and splits only outputs over threads.
+ */
+
+static moe_node *moe_op_input(moe_graph *g, size_t cols, const char *name) {
+    return moe_add_node(g, MOE_OP_INPUT, cols, "%s", name);
+}
+
+static void moe_compute_input_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    (void)thread;
+    memcpy(moe_row_of(t, row), run->frame->inputs + row * t->cols, t->cols * sizeof(float));
+}
+
+/* table[id] * scale */
+static moe_node *moe_op_embed(moe_graph *g, const moe_matrix *table, float scale, const char *name) {
+    moe_node *t = moe_add_node(g, MOE_OP_EMBED, table->cols, "%s", name);
+    t->embed = (moe_embed_op){ table, NULL, scale };
+    return t;
+}
+
+static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const float *position;
+    float *y = moe_row_of(t, row);
+    (void)thread;
+    moe_matrix_row(t->embed.table, (size_t)run->frame->ids[row], y);
+    for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->embed.scale;
+    if (!t->embed.positions) return;
+    position = (const float *)t->embed.positions->data + (size_t)run->frame->positions[row] * t->cols;
+    for (size_t c = 0; c < t->cols; c++) y[c] = y[c] + position[c];
+}
+
+/* The quantised form of x, made once for all its readers. */
+static moe_node *moe_op_quantise(moe_graph *g, moe_node *x) {
+    if (!x->codes) {
+        moe_node *t = moe_add_node(g, MOE_OP_QUANTISE, x->cols, "%.40s.codes", x->name);
+        t->src[0] = x;
+        t->stride = moe_code_bytes(x->cols);
+        x->codes = t;
+    }
+    return x->codes;
+}
+
+static void moe_compute_quantise_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    (void)thread;
+    t->scales[row] = run->kernels->quantise(moe_row_of(t->src[0], row), t->cols, (int8_t *)t->data + row * t->stride);
+}
+
+/* The operand of a product with w: x, or its quantised form. */
+static moe_node *moe_op_factor(moe_graph *g, const moe_matrix *w, moe_node *x) {
+    return moe_type_quantised(w->type) ? moe_op_quantise(g, x) : x;
+}
+
+/* y = w x + bias (may be NULL), or w x + add where `add` is a node. */
+static moe_node *moe_op_linear(moe_graph *g, const moe_matrix *w, moe_node *x, const float *bias, moe_node *add,
+                               const char *name) {
+    moe_node *input = moe_op_factor(g, w, x), *t = moe_op_pair(g, MOE_OP_LINEAR, input, add, w->rows, name);
+    t->linear = (moe_linear_op){ w, bias, add != NULL, 0 };
+    return t;
+}
+
+typedef struct moe_linear_job {
+    const moe_kernels *kernels;
+    const moe_linear *linear;
+    size_t rows, blocks, blocks_per_task, rows_per_task, row_tasks;
+} moe_linear_job;
+
+static void moe_linear_task(void *arg, size_t task, size_t thread) {
+    const moe_linear_job *job = arg;
+    const size_t block = task / job->row_tasks * job->blocks_per_task, row = task % job->row_tasks * job->rows_per_task;
+    (void)thread;
+    job->kernels->linear(job->linear, row, moe_min(job->rows, row + job->rows_per_task), block,
+                         moe_min(job->blocks, block + job->blocks_per_task));
+}
+
+/* A linear over `rows` rows on all threads. Tasks are cut along the outputs, in fours of blocks, so that a task reads
+ * its weights once for all rows; a few per thread balance threads that are delayed by other work. Rows are cut too only
+ * if there are too few blocks. The calling thread computes small products alone. */
+static void moe_linear_run(const moe_run *run, const moe_linear *l, size_t rows) {
+    enum { LEAST = 1 << 16, PER_THREAD = 4, BLOCKS = 4, ROWS = 32 };
+    const size_t blocks = moe_divide_up(l->w->rows, 16), cost = rows * blocks * 16 * l->w->cols;
+    const size_t wanted = moe_min(run->pool->count * PER_THREAD, moe_max(1, cost / LEAST));
+    moe_linear_job job = { run->kernels, l, rows, blocks, 0, rows, 1 };
+    job.blocks_per_task = moe_min(blocks, moe_round_up(moe_divide_up(blocks, wanted), BLOCKS));
+    if (moe_divide_up(blocks, job.blocks_per_task) < moe_min(wanted, run->pool->count)) {
+        job.rows_per_task = moe_min(rows, moe_round_up(moe_divide_up(rows, wanted), ROWS));
+        job.row_tasks = moe_divide_up(rows, job.rows_per_task);
+    }
+    moe_pool_run(run->pool, moe_divide_up(blocks, job.blocks_per_task) * job.row_tasks, moe_linear_task, &job);
+}
+
+/* The input of a linear from a row of a tensor on. */
+static void moe_linear_input(moe_linear *l, const moe_node *x, size_t row) {
+    if (moe_is_codes(x)) {
+        l->codes = (const int8_t *)x->data + row * x->stride;
+        l->scales = x->scales + row;
+    } else {
+        l->x = moe_row_of(x, row);
+        l->x_stride = x->stride;
+    }
+}
+
+static void moe_compute_linear(const moe_run *run, const moe_node *t) {
+    moe_linear l = { .w = t->linear.w,
+                     .bias = t->linear.bias,
+                     .relu = t->linear.relu,
+                     .y = t->data,
+                     .y_stride = t->stride };
+    moe_linear_input(&l, t->src[0], 0);
+    if (t->linear.add) {
+        l.add = t->src[1]->data;
+        l.add_stride = t->src[1]->stride;
+    }
+    moe_linear_run(run, &l, run->frame->rows);
+}
+
+static moe_node *moe_op_add(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
+    return moe_op_pair(g, MOE_OP_ADD, a, b, a->cols, name);
+}
+
+static void moe_compute_add_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const float *a = moe_row_of(t->src[0], row), *b = moe_row_of(t->src[1], row);
+    float *y = moe_row_of(t, row);
+    (void)run, (void)thread;
+    for (size_t c = 0; c < t->cols; c++) y[c] = a[c] + b[c];
+}
+
+static moe_node *moe_op_concat(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
+    return moe_op_pair(g, MOE_OP_CONCAT, a, b, a->cols + b->cols, name);
+}
+
+static void moe_compute_concat_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const moe_node *a = t->src[0], *b = t->src[1];
+    (void)run, (void)thread;
+    memcpy(moe_row_of(t, row), moe_row_of(a, row), a->cols * sizeof(float));
+    memcpy(moe_row_of(t, row) + a->cols, moe_row_of(b, row), b->cols * sizeof(float));
+}
+
+static moe_node *moe_op_unary(moe_graph *g, moe_unary what, moe_node *x, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_UNARY, x, NULL, x->cols, name);
+    t->unary = what;
+    return t;
+}
+
+static void moe_compute_unary_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const float *x = moe_row_of(t->src[0], row);
+    float *y = moe_row_of(t, row);
+    (void)thread;
+    if (t->unary == MOE_UNARY_GELU) {
+        for (size_t c = 0; c < t->cols; c++) y[c] = moe_geluf(x[c]);
+        return;
+    }
+    run->kernels->unary(t->unary, x, t->cols, y);
+}
+
+static moe_node *moe_op_view(moe_graph *g, moe_node *x, size_t column, size_t cols, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_VIEW, x, NULL, cols, name);
+    t->column = column;
+    t->stride = x->stride;
+    return t;
+}
+
+/* Ba et al. 2016 (arXiv 1607.06450): (x - mean) / sqrt(variance + epsilon) * weight + bias, of each row. */
+static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_NORM, x, NULL, x->cols, name);
+    t->norm = *norm;
+    return t;
+}
+
+static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    (void)thread;
+    run->kernels->norm(&t->norm, moe_row_of(t->src[0], row), t->cols, moe_row_of(t, row));
+}
+
+/* ==== 21. Ops: carried rows ===================================================================================
+ * Owns the ops that read and write carried rows, which outlive a run (moe_carry lists the kinds). Invariant: in a graph
+ * all gathers from some rows come before the stores to them, so that no second buffer is needed. */
+
+/* Rows carried by parent. */
+static moe_node *moe_op_gather(moe_graph *g, float *rows, size_t cols, const char *name) {
+    moe_node *t = moe_add_node(g, MOE_OP_GATHER, cols, "%s", name);
+    t->carried = (moe_carried_op){ MOE_BY_PARENT, rows };
+    return t;
+}
+
+static void moe_compute_gather_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const int32_t parent = run->frame->beam.parents[row];
+    (void)thread;
+    if (parent < 0) memset(moe_row_of(t, row), 0, t->cols * sizeof(float));
+    else memcpy(moe_row_of(t, row), t->carried.rows + (size_t)parent * t->cols, t->cols * sizeof(float));
+}
+
+static void moe_op_store(moe_graph *g, moe_node *x, moe_carry by, float *rows, const char *name) {
+    moe_op_pair(g, MOE_OP_STORE, x, NULL, x->cols, name)->carried = (moe_carried_op){ by, rows };
+}
+
+/* The place for the row that a row of the graph carries by token. */
+static size_t moe_own_place(const moe_frame *f, size_t row) {
+    return (size_t)f->beam.chain[row * f->beam.chain_stride + (size_t)f->positions[row]];
+}
+
+static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const moe_frame *f = run->frame;
+    const size_t to = t->carried.by == MOE_BY_SOURCE  ? f->packed.destination[row]
+                      : t->carried.by == MOE_BY_TOKEN ? moe_own_place(f, row)
+                                                      : row;
+    (void)thread;
+    memcpy(t->carried.rows + to * t->cols, moe_row_of(t->src[0], row), t->cols * sizeof(float));
+}
+
+/* ==== 22. Ops: recurrences ====================================================================================
+ * Owns LSTM cells: a step of them for the rows of a beam, a whole layer of them for packed sentences. Invariant: z, the
+ * sums of the four gates, stays in a thread's cache from the products to the cell. */
+
+/* Floats in which a thread keeps z, the sums of the four gates, of as many rows and units as its cache holds; of one
+ * row at least, for which gates that are no whole blocks of 16 outputs are not cut. */
+static size_t moe_cell_floats(size_t rows, size_t hidden) {
+    enum { FLOATS = 1 << 15 };
+    return moe_max(moe_row_stride(4 * (hidden % 16 ? hidden : 16)), moe_min(FLOATS, rows * moe_row_stride(4 * hidden)));
+}
+
+/* [h | c] of one step: z = w_x x + bias + w_r r, which no other node reads, and the cell. */
+static moe_node *moe_op_lstm_step(moe_graph *g, const moe_cell *cell, moe_node *x, moe_node *r, moe_node *c,
+                                  const char *name) {
+    moe_node *x_input = moe_op_factor(g, &cell->w_x, x), *r_input = moe_op_factor(g, &cell->w_r, r);
+    moe_node *t = moe_op_pair(g, MOE_OP_LSTM_STEP, x_input, r_input, 2 * cell->hidden, name);
+    t->src[2] = c;
+    t->lstm.cell = cell;
+    return t;
+}
+
+static void moe_lstm_step_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    moe_carve(at, g->threads * moe_cell_floats(g->rows, t->lstm.cell->hidden), sizeof(float));
+}
+
+/* One step of LSTM cells for some rows. Cut along the units, and rows where they are many, so that z stays in a
+ * thread's cache from the products to the cell. */
+typedef struct moe_cells {
+    const moe_run *run;
+    const moe_cell *cell;
+    const moe_linear *x; /* w_x x + bias; NULL where r adds that */
+    const moe_linear *r; /* w_r r */
+    const float *c_in;
+    float *h, *c_out; /* c_out may be c_in */
+    size_t c_in_stride, h_stride, c_out_stride;
+    float *z; /* per thread moe_cell_floats */
+    size_t z_floats;
+    size_t rows, unit_tasks, row_tasks;
+} moe_cells;
+
+/* Outputs [first, first + count) of a linear for `rows` rows from row0 on, into y; `onto`: added to what y holds. */
+static void moe_linear_piece(const moe_kernels *kernels, const moe_linear *l, size_t row0, size_t rows, size_t first,
+                             size_t count, int onto, float *y, size_t y_stride, const void *next) {
+    const moe_matrix w = moe_matrix_part(l->w, first, count);
+    moe_linear piece = *l;
+    piece.w = &w;
+    piece.next = next;
+    if (l->x) piece.x += row0 * l->x_stride;
+    if (l->codes) piece.codes += row0 * moe_code_bytes(w.cols), piece.scales += row0;
+    if (l->bias) piece.bias += first;
+    if (l->add) piece.add += row0 * l->add_stride + first;
+    if (onto) piece.add = y, piece.add_stride = y_stride;
+    piece.y = y;
+    piece.y_stride = y_stride;
+    kernels->linear(&piece, 0, rows, 0, moe_divide_up(count, 16));
+}
+
+static void moe_cells_task(void *arg, size_t task, size_t thread) {
+    const moe_cells *job = arg;
+    const moe_kernels *kernels = job->run->kernels;
+    const size_t hidden = job->cell->hidden, blocks = moe_divide_up(hidden, 16), cut = task / job->row_tasks;
+    const size_t unit = blocks * cut / job->unit_tasks * 16,
+                 end = moe_min(hidden, blocks * (cut + 1) / job->unit_tasks * 16);
+    const size_t row0 = job->rows * (task % job->row_tasks) / job->row_tasks;
+    const size_t row1 = job->rows * (task % job->row_tasks + 1) / job->row_tasks;
+    const size_t units = end - unit, stride = moe_row_stride(4 * units), parts = units == hidden ? 1 : 4,
+                 count = 4 * units / parts;
+    float *z = job->z + thread * job->z_floats;
+    for (size_t p = 0; p < parts; p++) {
+        const size_t first = p * hidden + unit;
+        const void *r = moe_matrix_part(job->r->w, first, count).data, *next = NULL;
+        if (p + 1 < parts) next = moe_matrix_part((job->x ? job->x : job->r)->w, first + hidden, count).data;
+        if (job->x) moe_linear_piece(kernels, job->x, row0, row1 - row0, first, count, 0, z + p * count, stride, r);
+        moe_linear_piece(kernels, job->r, row0, row1 - row0, first, count, job->x != NULL, z + p * count, stride, next);
+    }
+    for (size_t row = row0; row < row1; row++)
+        kernels->lstm_cell(z + (row - row0) * stride, job->c_in + row * job->c_in_stride + unit, units,
+                           job->cell->forget_bias, job->h + row * job->h_stride + unit,
+                           job->c_out + row * job->c_out_stride + unit);
+}
+
+static void moe_cells_run(moe_cells *job) {
+    enum {
+        LEAST = 1 << 16,
+        PER_THREAD = 4,
+        UNITS = 192
+    }; /* few rows at a time with many units are better than many rows with few units */
+    const size_t hidden = job->cell->hidden, rows = job->rows, cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
+    const size_t threads = job->run->pool->count,
+                 wanted = moe_min(threads * PER_THREAD, rows * 4 * hidden * cols / LEAST);
+    const size_t floats = job->z_floats / rows, units = moe_max(UNITS, floats > 16 ? (floats - 16) / 4 : 0);
+    size_t most;
+    job->unit_tasks = hidden % 16 ? 1 : moe_max(wanted, moe_divide_up(hidden, units));
+    if (job->unit_tasks > 1) job->unit_tasks = moe_min(hidden / 16, moe_round_up(job->unit_tasks, threads));
+    job->unit_tasks = moe_max(job->unit_tasks, 1);
+    most = moe_min(hidden, moe_divide_up(moe_divide_up(hidden, 16), job->unit_tasks) * 16);
+    job->row_tasks = moe_divide_up(rows, job->z_floats / moe_row_stride(4 * most));
+    if (hidden % 16) job->row_tasks = moe_min(rows, moe_max(job->row_tasks, wanted));
+    moe_pool_run(job->run->pool, job->unit_tasks * job->row_tasks, moe_cells_task, job);
+}
+
+static void moe_compute_lstm_step(const moe_run *run, const moe_node *t) {
+    const moe_node *c = t->src[2];
+    const size_t hidden = t->lstm.cell->hidden;
+    moe_linear x = { .w = &t->lstm.cell->w_x, .bias = t->lstm.cell->bias }, r = { .w = &t->lstm.cell->w_r };
+    moe_cells job = { .run = run,
+                      .cell = t->lstm.cell,
+                      .x = &x,
+                      .r = &r,
+                      .c_in = c->data,
+                      .c_in_stride = c->stride,
+                      .h = t->data,
+                      .h_stride = t->stride,
+                      .c_out = (float *)t->data + hidden,
+                      .c_out_stride = t->stride,
+                      .z = t->work,
+                      .z_floats = moe_cell_floats(run->graph->rows, hidden),
+                      .rows = run->frame->rows };
+    moe_linear_input(&x, t->src[0], 0);
+    moe_linear_input(&r, t->src[1], 0);
+    moe_cells_run(&job);
+}
+
+/* A whole layer in one direction over packed sentences; zx = w_x x + bias, [T, 4H]. `last_r` and `last_c`: where the
+ * states after every sentence go, or NULL. */
+static moe_node *moe_op_lstm_layer(moe_graph *g, const moe_cell *cell, int backward, moe_node *zx, float *last_r,
+                                   float *last_c, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_LSTM_LAYER, zx, NULL, cell->state, name);
+    t->lstm = (moe_lstm_op){ cell, backward, last_r, last_c };
+    return t;
+}
+
+/* Scratch of a whole layer. */
+typedef struct moe_lstm_work {
+    float *c, *h, *r; /* [sentences, H], [sentences, H], [sentences, P] */
+    int8_t *r_codes, *h_codes;
+    float *r_scales, *h_scales;
+    float *z;        /* per thread moe_cell_floats */
+    size_t before_z; /* bytes */
+} moe_lstm_work;
+
+static moe_lstm_work moe_lstm_layout(const moe_graph *g, const moe_cell *cell, moe_layout *at) {
+    moe_lstm_work w;
+    w.c = moe_carve(at, g->sentences * cell->hidden, sizeof *w.c);
+    w.h = moe_carve(at, g->sentences * cell->hidden, sizeof *w.h);
+    w.r = moe_carve(at, g->sentences * cell->state, sizeof *w.r);
+    w.r_codes = moe_carve(at, g->sentences, moe_code_bytes(cell->state));
+    w.h_codes = moe_carve(at, g->sentences, moe_code_bytes(cell->hidden));
+    w.r_scales = moe_carve(at, g->sentences, sizeof *w.r_scales);
+    w.h_scales = moe_carve(at, g->sentences, sizeof *w.h_scales);
+    w.before_z = at->used;
+    w.z = moe_carve(at, g->threads * moe_cell_floats(g->sentences, cell->hidden), sizeof *w.z);
+    return w;
+}
+
+static void moe_lstm_layer_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    moe_lstm_layout(g, t->lstm.cell, at);
+}
+
+/* Rows in the form of the next product: codes, or floats without gaps. */
+typedef struct moe_recode {
+    const moe_kernels *kernels;
+    const float *from; /* [rows, stride] */
+    size_t cols, stride, rows, rows_per_task;
+    int8_t *codes; /* NULL: floats */
+    float *scales, *floats;
+} moe_recode;
+
+static void moe_recode_task(void *arg, size_t task, size_t thread) {
+    const moe_recode *job = arg;
+    (void)thread;
+    for (size_t i = task * job->rows_per_task; i < moe_min(job->rows, (task + 1) * job->rows_per_task); i++) {
+        const float *x = job->from + i * job->stride;
+        if (job->codes)
+            job->scales[i] = job->kernels->quantise(x, job->cols, job->codes + i * moe_code_bytes(job->cols));
+        else memcpy(job->floats + i * job->cols, x, job->cols * sizeof *x);
+    }
+}
+
+static void moe_recode_run(const moe_run *run, const moe_matrix *w, const float *from, size_t stride, size_t rows,
+                           int8_t *codes, float *scales, float *floats) {
+    moe_recode job = { run->kernels,
+                       from,
+                       w->cols,
+                       stride,
+                       rows,
+                       moe_max(1, 16384 / w->cols),
+                       moe_type_quantised(w->type) ? codes : NULL,
+                       scales,
+                       floats };
+    if (job.codes || floats != from)
+        moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_recode_task, &job);
+}
+
+static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
+    const moe_cell *w = t->lstm.cell;
+    const moe_packed *f = &run->frame->packed;
+    const size_t hidden = w->hidden, state = w->state;
+    moe_layout at = { t->work, 0, 0 };
+    const moe_lstm_work s = moe_lstm_layout(run->graph, w, &at);
+    memset(t->work, 0, s.before_z); /* every sentence starts from a zero state */
+    for (size_t n = 0; n < f->steps; n++) {
+        const size_t step = t->lstm.backward ? f->steps - 1 - n : n, live = f->live[step], first = f->first[step];
+        float *out = moe_row_of(t, first), *h = w->w_proj.rows ? s.h : out;
+        const size_t h_stride = w->w_proj.rows ? hidden : t->stride;
+        const moe_linear r = { .w = &w->w_r,
+                               .x = s.r,
+                               .x_stride = state,
+                               .codes = s.r_codes,
+                               .scales = s.r_scales,
+                               .add = moe_row_of(t->src[0], first),
+                               .add_stride = t->src[0]->stride };
+        moe_cells cells = { .run = run,
+                            .cell = w,
+                            .r = &r,
+                            .c_in = s.c,
+                            .c_in_stride = hidden,
+                            .h = h,
+                            .h_stride = h_stride,
+                            .c_out = s.c,
+                            .c_out_stride = hidden,
+                            .z = s.z,
+                            .z_floats = moe_cell_floats(run->graph->sentences, hidden),
+                            .rows = live };
+        moe_cells_run(&cells);
+        if (w->w_proj.rows) {
+            const moe_linear project = { .w = &w->w_proj,
+                                         .x = s.h,
+                                         .x_stride = hidden,
+                                         .codes = s.h_codes,
+                                         .scales = s.h_scales,
+                                         .y = out,
+                                         .y_stride = t->stride };
+            moe_recode_run(run, &w->w_proj, s.h, hidden, live, s.h_codes, s.h_scales, s.h);
+            moe_linear_run(run, &project, live);
+        }
+        moe_recode_run(run, &w->w_r, out, t->stride, live, s.r_codes, s.r_scales, s.r);
+    }
+    for (size_t i = 0, end = f->steps; t->lstm.last_r && i < f->live[0]; i++) {
+        while (f->live[end - 1] <= i) end--;
+        const float *last = moe_row_of(t, f->first[t->lstm.backward ? 0 : end - 1] + i);
+        memcpy(t->lstm.last_r + f->sentence[i] * state, last, state * sizeof(float));
+        memcpy(t->lstm.last_c + f->sentence[i] * hidden, s.c + i * hidden, hidden * sizeof(float));
+    }
+}
+
+/* ==== 23. Ops: attention ======================================================================================
+ * Owns the context that a row of the decoder reads from its source sentence. */
+
+/* `keys` and `values` [tokens, size], [tokens, width] are carried by source. If `before` is given, only rows that begin
+ * a sentence compute attention; all others copy their row of `before`. */
+static moe_node *moe_op_attention(moe_graph *g, const moe_attention_op *attention, moe_node *query, moe_node *before,
+                                  size_t width, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_ATTENTION, query, before, width, name);
+    t->attention = *attention;
+    return t;
+}
+
+/* Floats of a thread: scores, then the query. */
+static size_t moe_attention_floats(const moe_graph *g, const moe_node *t) {
+    return moe_round_up(g->max_source + t->src[0]->cols, 16);
+}
+
+static void moe_attention_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    moe_carve(at, g->threads * moe_attention_floats(g, t), sizeof(float));
+}
+
+/* 1 if the row is a sentence's first. */
+static int moe_row_begins(const int32_t *parents, size_t row, size_t rows) {
+    return parents[row] < 0 || (size_t)parents[row] >= rows;
+}
+
+/* Additive: s_i = v . tanh(key_i + query) (GNMT). Product: s_i = sum_d v_d tanh(x_i U)_d tanh(q W)_d (App. G), where
+ * the memory already holds tanh(x U). p = softmax(s); context = sum p_i value_i. */
+static void moe_compute_attention_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const moe_attention_op *a = &t->attention;
+    const moe_kernels *kernels = run->kernels;
+    const moe_hypothesis_rows *f = &run->frame->beam;
+    const size_t n = f->length[row], size = t->src[0]->cols, width = t->cols;
+    const float *keys = a->keys + f->segment[row] * size, *values = a->values + f->segment[row] * width;
+    const float *query = moe_row_of(t->src[0], row);
+    float *scores = (float *)t->work + thread * moe_attention_floats(run->graph, t),
+          *scaled = scores + run->graph->max_source;
+    const int begins = moe_row_begins(f->parents, row, run->graph->rows);
+    float *context = moe_row_of(t, row), sum;
+    if (t->src[1] && !begins) {
+        memcpy(context, moe_row_of(t->src[1], row), width * sizeof *context);
+        return;
+    }
+    memset(context, 0, width * sizeof *context);
+    if (a->start_zero && begins) {
+        memset(scores, 0, n * sizeof *scores);
+    } else {
+        if (a->product)
+            for (size_t d = 0; d < size; d++) scaled[d] = a->v[d] * query[d];
+        for (size_t i = 0; i < n; i++)
+            scores[i] = a->product ? kernels->dot(keys + i * size, scaled, size)
+                                   : kernels->score_additive(keys + i * size, query, a->v, size);
+        sum = kernels->exp_sum(scores, n, kernels->max(scores, n), scores);
+        for (size_t i = 0; i < n; i++) {
+            scores[i] = scores[i] / sum;
+            kernels->axpy(scores[i], values + i * width, width, context);
+        }
+    }
+    if (f->attention) memcpy(f->attention + row * f->attention_stride, scores, n * sizeof *scores);
+}
+static void moe_compute_attention(const moe_run *run, const moe_node *t) {
+    moe_for_rows(run, t, run->frame->rows, 16384, moe_compute_attention_row);
+}
+
+/* `within` and `rows`: see moe_heads_op. */
+static moe_node *moe_op_heads(moe_graph *g, size_t heads, int within, const float *rows, moe_node *queries, size_t cols,
+                              const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_HEADS, queries, NULL, cols, name);
+    t->heads = (moe_heads_op){ heads, within, rows };
+    return t;
+}
+
+enum { MOE_HEADS_ROWS = 4 }; /* of a task; rows of one sentence read the same keys and values */
+
+/* Per thread, for each row of a task: the rows that it attends to, and their scores. */
+typedef struct moe_heads_work {
+    const float **seen; /* [threads, MOE_HEADS_ROWS, longest] */
+    float *scores;      /* [threads, MOE_HEADS_ROWS, heads, longest] */
+    size_t longest;
+} moe_heads_work;
+
+static moe_heads_work moe_heads_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    moe_heads_work w;
+    w.longest = moe_round_up(moe_max(g->max_source, g->max_target), 16);
+    w.seen = moe_carve(at, g->threads * MOE_HEADS_ROWS * w.longest, sizeof *w.seen);
+    w.scores = moe_carve(at, g->threads * MOE_HEADS_ROWS * t->heads.heads * w.longest, sizeof *w.scores);
+    return w;
+}
+
+static void moe_heads_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_heads_layout(g, t, at); }
+
+/* The rows of keys and values that a row attends to, in the order of their tokens. Returns their number. */
+static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, const float **seen) {
+    const moe_frame *f = run->frame;
+    const moe_hypothesis_rows *b = &f->beam;
+    const size_t width = 2 * t->cols, position = (size_t)f->positions[row];
+    size_t n = 0;
+    if (!t->heads.rows) /* row first[p] + i for every position of sentence i */
+        for (size_t i = row - f->packed.first[position]; n < f->packed.steps && f->packed.live[n] > i; n++)
+            seen[n] = moe_row_of(t->src[0], f->packed.first[n] + i) + t->cols;
+    else if (t->heads.within)
+        for (; n <= position; n++) seen[n] = t->heads.rows + (size_t)b->chain[row * b->chain_stride + n] * width;
+    else
+        for (; n < b->length[row]; n++) seen[n] = t->heads.rows + (b->segment[row] + n) * width;
+    return n;
+}
+
+typedef struct moe_heads_job {
+    const moe_run *run;
+    const moe_node *t;
+    size_t rows_per_task;
+} moe_heads_job;
+
+/* In the encoder a task is some positions of a sentence; their rows are not adjacent. */
+static void moe_heads_task(void *arg, size_t task, size_t thread) {
+    const moe_heads_job *job = arg;
+    const moe_run *run = job->run;
+    const moe_node *t = job->t;
+    const moe_packed *packed = t->heads.rows ? NULL : &run->frame->packed;
+    const size_t heads = t->heads.heads, width = t->cols / heads, sentences = packed ? packed->live[0] : 1;
+    moe_layout at = { t->work, 0, 0 };
+    const moe_heads_work w = moe_heads_layout(run->graph, t, &at);
+    moe_heads h[MOE_HEADS_ROWS];
+    size_t n = 0;
+    for (; n < job->rows_per_task; n++) {
+        const size_t place = task / sentences * job->rows_per_task + n, spot = thread * MOE_HEADS_ROWS + n;
+        const float **seen = w.seen + spot * w.longest;
+        size_t row = place;
+        if (place >= (packed ? packed->steps : run->frame->rows)) break;
+        if (packed && packed->live[place] <= task % sentences) break;
+        if (packed) row = packed->first[place] + task % sentences;
+        h[n] = (moe_heads){ .query = moe_row_of(t->src[0], row),
+                            .rows = seen,
+                            .n = moe_heads_seen(run, t, row, seen),
+                            .heads = heads,
+                            .width = width,
+                            .scale = 1.0f / sqrtf((float)width),
+                            .scores = w.scores + spot * heads * w.longest,
+                            .stride = w.longest,
+                            .y = moe_row_of(t, row) };
+    }
+    if (n) run->kernels->heads(h, n);
+}
+
+static void moe_compute_heads(const moe_run *run, const moe_node *t) {
+    const size_t rows = run->frame->rows, pays = rows / (2 * run->pool->count);
+    moe_heads_job job = { run, t, moe_max(1, moe_min(MOE_HEADS_ROWS, pays)) };
+    const moe_packed *packed = &run->frame->packed;
+    const size_t tasks = t->heads.rows ? moe_divide_up(rows, job.rows_per_task)
+                                       : packed->live[0] * moe_divide_up(packed->steps, job.rows_per_task);
+    moe_pool_run(run->pool, tasks, moe_heads_task, &job);
+}
+
+/* ==== 24. Ops: gates ==========================================================================================
+ * Owns which experts a row is sent to. Invariant: a row's selections are ascending, and never more than the gate's
+ * capacity. No row depends on another, except in batchwise gates, which are for analysis. */
+
+/* A gate over all experts or groups: x are its logits, `second` the logits of the noise or NULL. A gate inside groups
+ * (`grouped`): x are the features that gates read, `second` the selections of groups. `layer`: see moe_gate_op. */
+static moe_node *moe_op_gate(moe_graph *g, const moe_gating *gating, moe_node *x, moe_node *second, int grouped,
+                             const char *layer, const char *name) {
+    const size_t groups = grouped ? second->cols : 1;
+    const moe_gate kind = g->gating ? (moe_gate)(g->gating - 1) : gating->kind;
+    const size_t capacity = (kind == MOE_GATE_TOPK ? gating->k : gating->level) * (grouped ? second->gate.capacity : 1);
+    moe_node *t = moe_op_pair(g, MOE_OP_GATE, x, second, groups * gating->level, name);
+    t->gate = (moe_gate_op){ gating, kind, grouped, capacity, layer };
+    t->stride = moe_row_stride(2 + 2 * capacity);
+    return t;
+}
+
+static moe_selection moe_selection_of(const moe_node *gate, size_t row) {
+    const moe_selections all = { gate->data, gate->stride, gate->gate.capacity };
+    return moe_selection_at(&all, row);
+}
+
+/* Scratch of a gate: per thread logits, noise, probabilities and the best rows of an expert; dense matrices for
+ * batchwise gates and for a trace. */
+typedef struct moe_gate_work {
+    float *thread;
+    size_t thread_floats;
+    float *probabilities; /* [rows, experts] or NULL */
+    float *dense;         /* [rows, experts] or NULL */
+    char *mask;           /* [rows, experts] of a batchwise gate, or NULL */
+} moe_gate_work;
+
+static moe_gate_work moe_gate_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    const size_t dense = g->rows * t->cols;
+    moe_gate_work w = { NULL, 3 * moe_round_up(t->gate.gating->level, 16), NULL, NULL, NULL };
+    if (t->gate.kind == MOE_GATE_BATCHWISE) w.thread_floats = moe_max(w.thread_floats, 2 * moe_round_up(g->rows, 16));
+    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
+    if (g->traced || t->gate.kind == MOE_GATE_BATCHWISE) w.probabilities = moe_carve(at, dense, sizeof(float));
+    if (g->traced) w.dense = moe_carve(at, dense, sizeof(float));
+    if (t->gate.kind == MOE_GATE_BATCHWISE) w.mask = moe_carve(at, dense, 1);
+    return w;
+}
+
+static void moe_gate_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_gate_layout(g, t, at); }
+
+/* Rows [first, first + n) of a F32 matrix times one row of features. */
+static void moe_gate_product(const moe_run *run, const moe_matrix *w, const float *bias, size_t first, size_t n,
+                             int relu, const float *x, float *y) {
+    const moe_matrix part = moe_matrix_view(MOE_TYPE_F32, n, w->cols, (const float *)w->data + first * w->cols);
+    const moe_linear l = { .w = &part,
+                           .x = x,
+                           .x_stride = w->cols,
+                           .bias = bias ? bias + first : NULL,
+                           .relu = relu,
+                           .y = y,
+                           .y_stride = n };
+    run->kernels->linear(&l, 0, 1, 0, moe_divide_up(n, 16));
+}
+
+/* The logits of one group (or of all experts) for one row: in `scratch` [2 * level], or in src[0] if they need no
+ * change. */
+static const float *moe_gate_logits(const moe_run *run, const moe_node *t, size_t row, size_t group, float *scratch) {
+    const moe_gating *gating = t->gate.gating;
+    const size_t n = gating->level, first = group * n;
+    const float *x = moe_row_of(t->src[0], row), *noise = scratch + moe_round_up(n, 16);
+    uint64_t key = run->graph->noise_seed;
+    if (t->gate.grouped) moe_gate_product(run, &gating->weight, gating->bias, first, n, gating->relu, x, scratch);
+    else if (!run->graph->noise) return x;
+    else memcpy(scratch, x, n * sizeof *scratch);
+    if (!run->graph->noise) return scratch;
+    if (t->gate.grouped) moe_gate_product(run, &gating->noise, NULL, first, n, 0, x, scratch + moe_round_up(n, 16));
+    else noise = moe_row_of(t->src[1], row);
+    for (const char *c = t->name; *c; c++) key = moe_hash(key ^ (unsigned char)*c);
+    key ^= run->frame->keys[row];
+    for (size_t i = 0; i < n; i++) scratch[i] = scratch[i] + moe_normal(key, first + i) * moe_softplus(noise[i]);
+    return scratch;
+}
+
+static void moe_softmax(const moe_kernels *kernels, const float *x, size_t n, float *p) {
+    const float sum = kernels->exp_sum(x, n, kernels->max(x, n), p);
+    for (size_t i = 0; i < n; i++) p[i] = p[i] / sum;
+}
+
+/* The k largest logits, ties by lower index, ascending. */
+static size_t moe_select_topk(const float *logits, size_t n, size_t k, uint32_t *chosen) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        size_t at = count;
+        if (count == k && !(logits[i] > logits[chosen[k - 1]])) continue;
+        if (count < k) count++;
+        else at--;
+        for (; at > 0 && logits[i] > logits[chosen[at - 1]]; at--) chosen[at] = chosen[at - 1];
+        chosen[at] = (uint32_t)i;
+    }
+    for (size_t i = 1; i < count; i++) {
+        const uint32_t id = chosen[i];
+        size_t at = i;
+        for (; at > 0 && chosen[at - 1] > id; at--) chosen[at] = chosen[at - 1];
+        chosen[at] = id;
+    }
+    return count;
+}
+
+/* Select among n logits with probabilities p: by eq 19, by the mask of eq 18, or, if these select nothing, by the
+ * policy. */
+static size_t moe_select_masked(const moe_gating *gating, const float *p, const float *threshold, const char *mask,
+                                uint32_t *chosen, uint32_t *empty) {
+    size_t count = 0, best = 0;
+    for (size_t i = 0; i < gating->level; i++) {
+        if (p[i] > p[best]) best = i;
+        if (mask ? mask[i] : p[i] > threshold[i]) chosen[count++] = (uint32_t)i;
+    }
+    if (count) return count;
+    *empty = 1;
+    chosen[0] = (uint32_t)best;
+    return !gating->empty_zero;
+}
+
+/* Select among the experts of one group (or all) and append them with their weights: softmax over the selected logits
+ * (eq 3, and eq 16, which is the same number) or their sigmoids, times the group's own weight (eq 12). */
+static void moe_gate_append(const moe_run *run, const moe_node *t, size_t row, size_t group, const float *factor,
+                            const moe_gate_work *work, float *scratch) {
+    const moe_kernels *kernels = run->kernels;
+    const moe_gating *gating = t->gate.gating;
+    const size_t n = gating->level, first = group * n, at = row * t->cols + first;
+    const float *logits = moe_gate_logits(run, t, row, group, scratch);
+    const moe_selection s = moe_selection_of(t, row);
+    float *p = scratch + 2 * moe_round_up(n, 16), *weights = s.weights + *s.count;
+    uint32_t *chosen = s.experts + *s.count;
+    size_t count = n;
+    if (t->gate.kind == MOE_GATE_THRESHOLD || work->probabilities) moe_softmax(kernels, logits, n, p);
+    if (work->probabilities) memcpy(work->probabilities + at, p, n * sizeof *p);
+    if (t->gate.kind == MOE_GATE_TOPK) count = moe_select_topk(logits, n, gating->k, chosen);
+    else if (moe_gate_is_dense(t->gate.kind))
+        for (size_t i = 0; i < n; i++) chosen[i] = (uint32_t)i;
+    else
+        count = moe_select_masked(gating, p, t->gate.kind == MOE_GATE_THRESHOLD ? gating->threshold + first : NULL,
+                                  work->mask ? work->mask + at : NULL, chosen, s.empty);
+    for (size_t j = 0; j < count; j++) weights[j] = logits[chosen[j]];
+    if (t->gate.kind == MOE_GATE_SIGMOID) kernels->unary(MOE_UNARY_SIGMOID, weights, count, weights);
+    else moe_softmax(kernels, weights, count, weights);
+    for (size_t j = 0; j < count; j++) {
+        if (factor) weights[j] = *factor * weights[j];
+        chosen[j] += (uint32_t)first;
+    }
+    *s.count += (uint32_t)count;
+}
+
+static void moe_compute_gate_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    moe_layout at = { t->work, 0, 0 };
+    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
+    const moe_selection s = moe_selection_of(t, row);
+    float *scratch = work.thread + thread * work.thread_floats;
+    *s.count = *s.empty = 0;
+    if (work.probabilities) memset(work.probabilities + row * t->cols, 0, t->cols * sizeof(float));
+    if (t->gate.grouped) {
+        const moe_selection groups = moe_selection_of(t->src[1], row);
+        *s.empty = *groups.empty;
+        for (size_t j = 0; j < *groups.count; j++)
+            moe_gate_append(run, t, row, groups.experts[j], &groups.weights[j], &work, scratch);
+    } else {
+        moe_gate_append(run, t, row, 0, NULL, &work, scratch);
+    }
+    if (!work.dense) return;
+    memset(work.dense + row * t->cols, 0, t->cols * sizeof(float));
+    for (size_t j = 0; j < *s.count; j++) work.dense[row * t->cols + s.experts[j]] = s.weights[j];
+}
+
+/* Whether an expert competes in a row: its group, if it has one, is selected. */
+static int moe_gate_competes(const moe_node *t, size_t row, size_t expert) {
+    moe_selection groups;
+    if (!t->gate.grouped) return 1;
+    groups = moe_selection_of(t->src[1], row);
+    for (size_t j = 0; j < *groups.count; j++)
+        if (groups.experts[j] == expert / t->gate.gating->level) return 1;
+    return 0;
+}
+
+/* Column `expert` of the batchwise mask (eq 18): the m = k X / n largest of its X probabilities, ties by lower row. */
+static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
+    const moe_row_job *job = arg;
+    const moe_node *t = job->t;
+    moe_layout at = { t->work, 0, 0 };
+    const moe_gate_work work = moe_gate_layout(job->run->graph, t, &at);
+    float *best = work.thread + thread * work.thread_floats;
+    int32_t *rows = (int32_t *)(void *)(best + moe_round_up(job->run->graph->rows, 16));
+    size_t competing = 0, m;
+    for (size_t r = 0; r < job->rows; r++) competing += (size_t)moe_gate_competes(t, r, expert);
+    m = moe_min(competing, moe_max(1, t->gate.gating->k * competing / t->gate.gating->level));
+    for (size_t i = 0; i < m; i++) best[i] = moe_from_bits(0xff800000u);
+    for (size_t r = 0; r < job->rows && m; r++)
+        if (moe_gate_competes(t, r, expert))
+            moe_keep_best(best, rows, m, work.probabilities[r * t->cols + expert], (int32_t)r);
+    for (size_t i = 0; i < m && best[i] >= 0.0f; i++) work.mask[(size_t)rows[i] * t->cols + expert] = 1;
+}
+
+/* A batchwise gate computes the probabilities of all rows, then the mask by columns, then the selections by rows. */
+static void moe_compute_gate(const moe_run *run, const moe_node *t) {
+    const size_t cost =
+        t->gate.grouped ? t->src[1]->gate.gating->level * t->gate.gating->level : 16 * t->gate.gating->level;
+    moe_row_job job = { run, t, run->frame->rows, 1, moe_compute_gate_row };
+    moe_layout at = { t->work, 0, 0 };
+    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
+    if (work.mask) memset(work.mask, 0, job.rows * t->cols);
+    moe_for_rows(run, t, run->frame->rows, cost, moe_compute_gate_row);
+    if (!work.mask) return;
+    moe_pool_run(run->pool, t->cols, moe_batchwise_task, &job);
+    moe_for_rows(run, t, run->frame->rows, cost, moe_compute_gate_row);
+}
+
+static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn trace, void *trace_user) {
+    moe_layout at = { t->work, 0, 0 };
+    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
+    char name[sizeof t->name + 16];
+    trace(trace_user, t->name, work.dense, run->frame->rows, t->cols, t->cols);
+    snprintf(name, sizeof name, "%s.probabilities", t->name);
+    trace(trace_user, name, work.probabilities, run->frame->rows, t->cols, t->cols);
+}
+
+/* ==== 25. Ops: experts ========================================================================================
+ * Owns the computation of experts. On the processor only moe_experts_slab finds the bytes of an expert; on a GPU
+ * moe_lift_expert does. Invariant: in any order of work, the outputs of a row's experts are added in the order of their
+ * numbers. */
+
+enum { MOE_EXPERT_TILE = 64 }; /* most rows of one expert task */
+
+static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_node *x, moe_node *gate,
+                                const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_EXPERTS, moe_op_factor(g, &experts->up, x), gate, x->cols, name);
+    t->experts = experts;
+    return t;
+}
+
+/* Whether the slab of an expert may be read: verify it unless it was verified before. The session reports a damaged
+ * slab after the run. */
+static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert) {
+    const moe_tensor_info *t;
+    size_t slab;
+    if (!e->file || !e->file->checked) return 1;
+    t = &e->file->tensors[e->tensor];
+    slab = t->slabs ? expert : 0;
+    if (moe_piece_checked(e->file, t, slab) || moe_compare_piece(e->file, t, slab, NULL) == MOE_OK) return 1;
+    if (g->damage) atomic_store(&g->damage->piece, e->file->pieces[e->tensor] + slab + 1);
+    return 0;
+}
+
+/* The two matrices of an expert. All slabs are mapped. (The room "Expert cache" serves the GPU only. Code that reads
+ * experts under a memory budget, or from another machine, will go here.) */
+static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up, moe_matrix *down) {
+    *up = moe_matrix_moved(&e->up, expert * e->stride);
+    *down = moe_matrix_moved(&e->down, expert * e->stride);
+}
+
+/* The number of (expert, row) pairs that run at once: the expected number with a reserve, at most 2^14, and at least as
+ * many as one row may select. */
+static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
+    size_t wanted = 2 * gate->gate.gating->k;
+    if (gate->gate.grouped) wanted *= gate->src[1]->gate.gating->k;
+    if (moe_gate_is_dense(gate->gate.kind) || !wanted) wanted = gate->gate.capacity;
+    return moe_max(moe_min(g->rows * moe_min(gate->gate.capacity, wanted), 1 << 14), gate->gate.capacity);
+}
+
+typedef struct moe_expert_work {
+    size_t *first;      /* [E + 1] first pair of every expert                     */
+    size_t *fill;       /* [E]                                                    */
+    uint32_t *pair_row; /* [pairs] row of a pair, pairs sorted by expert          */
+    uint32_t *row_pair; /* [pairs] pairs of a row in expert order                 */
+    size_t *row_first;  /* [rows + 1]                                             */
+    uint32_t *task;     /* [tasks, 3] expert, first pair, pairs                   */
+    float *out;         /* [pairs, D]                                             */
+    float *thread;      /* per thread: gathered inputs and hidden units of a tile */
+    size_t thread_floats;
+} moe_expert_work;
+
+/* Scratch of a tile: inputs as floats or code rows, hidden units, hidden units as code rows, two scales a row. */
+static size_t moe_expert_input_floats(const moe_experts *e) {
+    return moe_max(moe_row_stride(e->up.cols), moe_code_bytes(e->up.cols) / sizeof(float));
+}
+
+static size_t moe_expert_tile_floats(const moe_experts *e) {
+    return MOE_EXPERT_TILE *
+           (moe_expert_input_floats(e) + moe_row_stride(e->hidden) + moe_code_bytes(e->hidden) / sizeof(float) + 2);
+}
+
+static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    const moe_experts *e = t->experts;
+    const size_t pairs = moe_expert_pairs(g, t->src[1]), width = t->cols;
+    moe_expert_work w;
+    w.first = moe_carve(at, e->count + 1, sizeof *w.first);
+    w.fill = moe_carve(at, e->count, sizeof *w.fill);
+    w.pair_row = moe_carve(at, pairs, sizeof *w.pair_row);
+    w.row_pair = moe_carve(at, pairs, sizeof *w.row_pair);
+    w.row_first = moe_carve(at, g->rows + 1, sizeof *w.row_first);
+    w.task = moe_carve(at, 3 * pairs, sizeof *w.task);
+    w.out = moe_carve(at, pairs * moe_row_stride(width), sizeof *w.out);
+    w.thread_floats = moe_expert_tile_floats(e);
+    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
+    return w;
+}
+
+static void moe_experts_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_expert_layout(g, t, at); }
+
+typedef struct moe_expert_job {
+    const moe_run *run;
+    const moe_node *t;
+    moe_expert_work work;
+    size_t row0; /* first row of the current chunk */
+} moe_expert_job;
+
+/* One expert on up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x). */
+static void moe_expert_task(void *arg, size_t task, size_t thread) {
+    const moe_expert_job *job = arg;
+    const moe_expert_work *work = &job->work;
+    const moe_experts *e = job->t->experts;
+    const moe_kernels *kernels = job->run->kernels;
+    const moe_node *x = job->t->src[0];
+    const size_t expert = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2];
+    const size_t width = e->up.cols, hidden = e->hidden, unit_bytes = moe_code_bytes(hidden);
+    const size_t unit_stride = moe_row_stride(hidden), out_stride = moe_row_stride(width);
+    float *inputs = work->thread + thread * work->thread_floats;
+    float *units = inputs + MOE_EXPERT_TILE * moe_expert_input_floats(e);
+    int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * unit_stride);
+    float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * unit_bytes),
+          *unit_scales = scales + MOE_EXPERT_TILE;
+    moe_matrix up, down;
+    moe_linear first = { .w = &up,
+                         .x = inputs,
+                         .x_stride = width,
+                         .codes = (int8_t *)(void *)inputs,
+                         .scales = scales,
+                         .relu = 1,
+                         .y = units,
+                         .y_stride = unit_stride };
+    moe_linear second = { .w = &down,
+                          .x = units,
+                          .x_stride = unit_stride,
+                          .codes = unit_codes,
+                          .scales = unit_scales,
+                          .y = work->out + pair * out_stride,
+                          .y_stride = out_stride };
+    if (!moe_slab_fine(job->run->graph, e, expert)) return;
+    moe_experts_slab(e, expert, &up, &down);
+    if (e->up_bias) first.bias = e->up_bias + expert * hidden;
+    if (e->down_bias) second.bias = e->down_bias + expert * width;
+    for (size_t i = 0; i < rows; i++) {
+        const size_t row = work->pair_row[pair + i];
+        if (moe_is_codes(x)) {
+            memcpy((int8_t *)(void *)inputs + i * x->stride, (const int8_t *)x->data + row * x->stride, x->stride);
+            scales[i] = x->scales[row];
+        } else {
+            memcpy(inputs + i * width, moe_row_of(x, row), width * sizeof *inputs);
+        }
+    }
+    kernels->linear(&first, 0, rows, 0, moe_divide_up(hidden, 16));
+    for (size_t i = 0; moe_is_codes(x) && i < rows; i++)
+        unit_scales[i] = kernels->quantise(units + i * unit_stride, hidden, unit_codes + i * unit_bytes);
+    kernels->linear(&second, 0, rows, 0, moe_divide_up(width, 16));
+}
+
+/* y = scale * sum over the row's experts in index order (eq 1). */
+static void moe_combine_task(void *arg, size_t task, size_t thread) {
+    const moe_expert_job *job = arg;
+    const moe_expert_work *work = &job->work;
+    const size_t row = job->row0 + task, width = job->t->cols;
+    const float *weights = moe_selection_of(job->t->src[1], row).weights;
+    float *y = moe_row_of(job->t, row);
+    (void)thread;
+    memset(y, 0, width * sizeof *y);
+    for (size_t j = work->row_first[task]; j < work->row_first[task + 1]; j++)
+        job->run->kernels->axpy(*weights++, work->out + work->row_pair[j] * moe_row_stride(width), width, y);
+    if (job->t->experts->scale != 1.0f)
+        for (size_t c = 0; c < width; c++) y[c] = y[c] * job->t->experts->scale;
+}
+
+/* Count, sort the (row, expert) pairs by expert, cut them into tasks, run them from one queue, combine per row. A token
+ * may select any number of experts, so rows go in chunks whose pairs fit the plan; chunks do not change a bit. */
+static void moe_compute_experts(const moe_run *run, const moe_node *t) {
+    const moe_node *gate = t->src[1];
+    const size_t rows = run->frame->rows, n = t->experts->count, capacity = moe_expert_pairs(run->graph, gate);
+    moe_layout at = { t->work, 0, 0 };
+    moe_expert_job job = { run, t, moe_expert_layout(run->graph, t, &at), 0 };
+    moe_expert_work *w = &job.work;
+    for (size_t row0 = 0, row1; row0 < rows; row0 = row1) {
+        size_t pairs = 0, tasks = 0, visits = 0;
+        memset(w->first, 0, (n + 1) * sizeof *w->first);
+        for (row1 = row0; row1 < rows; row1++) {
+            const moe_selection s = moe_selection_of(gate, row1);
+            if (pairs + *s.count > capacity) break;
+            w->row_first[row1 - row0] = pairs;
+            pairs += *s.count;
+            for (size_t j = 0; j < *s.count; j++) w->first[s.experts[j] + 1]++;
+        }
+        w->row_first[row1 - row0] = pairs;
+        for (size_t e = 0; e < n; e++) {
+            visits += w->first[e + 1] > 0;
+            w->first[e + 1] += w->first[e];
+            w->fill[e] = w->first[e];
+            for (size_t p = w->first[e]; p < w->first[e + 1]; p += MOE_EXPERT_TILE, tasks++) {
+                w->task[3 * tasks] = (uint32_t)e;
+                w->task[3 * tasks + 1] = (uint32_t)p;
+                w->task[3 * tasks + 2] = (uint32_t)moe_min(MOE_EXPERT_TILE, w->first[e + 1] - p);
+            }
+        }
+        for (size_t r = row0, pair = 0; r < row1; r++) {
+            const moe_selection s = moe_selection_of(gate, r);
+            for (size_t j = 0; j < *s.count; j++) {
+                w->pair_row[w->fill[s.experts[j]]] = (uint32_t)r;
+                w->row_pair[pair++] = (uint32_t)w->fill[s.experts[j]]++;
+            }
+        }
+        job.row0 = row0;
+        moe_pool_run(run->pool, tasks, moe_expert_task, &job);
+        moe_pool_run(run->pool, row1 - row0, moe_combine_task, &job);
+        if (run->graph->stats) {
+            run->graph->stats->expert_pairs += pairs;
+            run->graph->stats->expert_visits += visits;
+        }
+    }
+}
+
+/* The same sum for linear experts: x contains the outputs of all experts side by side. */
+static moe_node *moe_op_mix(moe_graph *g, size_t cols, float scale, moe_node *x, moe_node *gate, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_MIX, x, gate, cols, name);
+    t->scale = scale;
+    return t;
+}
+
+static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const moe_selection s = moe_selection_of(t->src[1], row);
+    float *y = moe_row_of(t, row);
+    (void)thread;
+    memset(y, 0, t->cols * sizeof *y);
+    for (size_t j = 0; j < *s.count; j++)
+        run->kernels->axpy(s.weights[j], moe_row_of(t->src[0], row) + s.experts[j] * t->cols, t->cols, y);
+    if (t->scale != 1.0f)
+        for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->scale;
+}
+static void moe_compute_mix(const moe_run *run, const moe_node *t) {
+    moe_for_rows(run, t, run->frame->rows, t->src[0]->cols, moe_compute_mix_row);
+}
+
+/* ==== 26. Ops: output =========================================================================================
+ * Owns the output layer and its results for the search: the best tokens of a row and their log-probabilities. The
+ * [rows, vocabulary] matrix of logits exists only if it is traced. */
+
+enum { MOE_OUTPUT_ROWS = 64 }; /* rows of a task, which computes MOE_OUTPUT_CHUNK tokens for them */
+
+static void moe_op_output(moe_graph *g, const moe_output_op *output, moe_node *x) {
+    moe_node *t =
+        moe_op_pair(g, MOE_OP_OUTPUT, moe_op_factor(g, output->w, x), NULL, output->w->rows, "decoder.logits");
+    t->output = *output;
+    if (!g->traced) t->stride = 0;
+}
+
+/* Results of every chunk of the vocabulary for every row. Chunks are joined in index order. */
+typedef struct moe_output_work {
+    size_t chunks;
+    float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
+    float *logits;    /* [rows, chunks, top] the best of the chunk, descending, -infinity: none */
+    int32_t *ids;     /* [rows, chunks, top]                                                */
+    float *thread;    /* per thread: logits of a task                                       */
+    float *seen;      /* [threads, rows, top] the largest logits that a thread has computed      */
+    size_t thread_floats;
+} moe_output_work;
+
+static moe_output_work moe_output_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    moe_output_work w;
+    w.chunks = moe_divide_up(t->cols, MOE_OUTPUT_CHUNK);
+    w.max = moe_carve(at, g->rows * w.chunks, sizeof *w.max);
+    w.sum = moe_carve(at, g->rows * w.chunks, sizeof *w.sum);
+    w.logits = moe_carve(at, g->rows * w.chunks * g->top, sizeof *w.logits);
+    w.ids = moe_carve(at, g->rows * w.chunks * g->top, sizeof *w.ids);
+    w.thread_floats = moe_min(g->rows, MOE_OUTPUT_ROWS) * moe_row_stride(MOE_OUTPUT_CHUNK);
+    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
+    w.seen = moe_carve(at, g->threads * g->rows * g->top, sizeof *w.seen);
+    return w;
+}
+
+static void moe_output_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_output_layout(g, t, at); }
+
+/* The `top` largest of x[n] with their ids, descending, except numbers below `seen`. `seen` [top] contains the largest
+ * numbers of this row in this thread so far; x is added to it. An omitted number has `top` larger ones elsewhere in the
+ * row, so the best of the row do not depend on the distribution over threads. Returns the largest of x. */
+static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
+                           float *seen, float *best, int32_t *ids) {
+    enum { BLOCK = 64 };
+    const float lowest = moe_from_bits(0xff800000u), largest = kernels->max(x, n);
+    int32_t unused[MOE_MAX_BEAM + 1];
+    for (size_t i = 0; i < top; i++) best[i] = lowest, ids[i] = -1;
+    for (size_t i = 0; i < n && !(largest < seen[top - 1]); i += BLOCK) {
+        const size_t end = moe_min(n, i + BLOCK);
+        if (kernels->max(x + i, end - i) < seen[top - 1]) continue;
+        for (size_t j = i; j < end; j++)
+            if (x[j] >= seen[top - 1]) {
+                moe_keep_best(best, ids, top, x[j], first_id + (int32_t)j);
+                moe_keep_best(seen, unused, top, x[j], 0);
+            }
+    }
+    return largest;
+}
+
+typedef struct moe_output_job {
+    const moe_run *run;
+    const moe_node *t;
+    moe_output_work work;
+    size_t row_tasks;
+} moe_output_job;
+
+/* The part [first, end) of the list of never generated tokens that is among y[n], the logits from `column` on. */
+static void moe_forbid(const moe_output_op *o, size_t first, size_t end, float *y, size_t column, size_t n) {
+    for (size_t i = first; i < end; i++)
+        if ((size_t)o->never[i] >= column && (size_t)o->never[i] < column + n)
+            y[(size_t)o->never[i] - column] = moe_from_bits(0xff800000u);
+}
+
+/* One chunk of the vocabulary for some rows: logits, the best of them, the sum of exponentials. */
+static void moe_output_task(void *arg, size_t task, size_t thread) {
+    const moe_output_job *job = arg;
+    const moe_output_work *work = &job->work;
+    const moe_node *t = job->t, *x = t->src[0];
+    const moe_hypothesis_rows *f = &job->run->frame->beam;
+    const moe_kernels *kernels = job->run->kernels;
+    const size_t chunk = task / job->row_tasks, row0 = task % job->row_tasks * MOE_OUTPUT_ROWS,
+                 top = job->run->graph->top;
+    const size_t rows = moe_min(MOE_OUTPUT_ROWS, job->run->frame->rows - row0), column = chunk * MOE_OUTPUT_CHUNK;
+    const moe_matrix w = moe_matrix_part(t->output.w, column, MOE_OUTPUT_CHUNK);
+    float *logits = work->thread + thread * work->thread_floats,
+          *seen = work->seen + thread * job->run->frame->rows * top;
+    moe_linear l = { .w = &w,
+                     .bias = t->output.bias ? t->output.bias + column : NULL,
+                     .y = logits,
+                     .y_stride = moe_row_stride(MOE_OUTPUT_CHUNK) };
+    moe_linear_input(&l, x, row0);
+    kernels->linear(&l, 0, rows, 0, moe_divide_up(w.rows, 16));
+    for (size_t r = 0; r < rows; r++) {
+        const size_t row = row0 + r, at = row * work->chunks + chunk;
+        float *y = logits + r * l.y_stride, largest;
+        if (t->stride) memcpy(moe_row_of(t, row) + column, y, w.rows * sizeof *y);
+        moe_forbid(&t->output, t->output.n_suppressed, t->output.n_never, y, column, w.rows);
+        const int held =
+            f->hold && f->hold[row] && (size_t)t->output.eos >= column && (size_t)t->output.eos < column + w.rows;
+        const int summed = held || t->output.n_suppressed; /* before tokens are removed that keep their probability */
+        if (summed) {
+            work->max[at] = kernels->max(y, w.rows);
+            work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
+            moe_forbid(&t->output, 0, t->output.n_suppressed, y, column, w.rows);
+            if (held) y[(size_t)t->output.eos - column] = moe_from_bits(0xff800000u);
+        }
+        if (f->want[row] >= 0 && (size_t)f->want[row] >= column && (size_t)f->want[row] < column + w.rows)
+            f->want_logprob[row] = y[(size_t)f->want[row] - column];
+        for (size_t i = row * f->n_starts; i < (row + 1) * f->n_starts; i++)
+            if (f->starts[i] >= 0 && (size_t)f->starts[i] >= column && (size_t)f->starts[i] < column + w.rows)
+                f->start_logprobs[i] = y[(size_t)f->starts[i] - column];
+        largest = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
+                                work->ids + at * top);
+        if (summed) continue;
+        work->max[at] = largest;
+        work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
+    }
+}
+
+/* Join the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
+static void moe_output_join(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    moe_layout at = { t->work, 0, 0 };
+    const moe_output_work joined = moe_output_layout(run->graph, t, &at), *work = &joined;
+    const moe_hypothesis_rows *f = &run->frame->beam;
+    const size_t first = row * work->chunks, top = run->graph->top;
+    float *logprobs = f->top_logprobs + row * top, max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
+    int32_t *ids = f->top_ids + row * top;
+    (void)thread;
+    for (size_t c = 0; c < work->chunks; c++) max = work->max[first + c] > max ? work->max[first + c] : max;
+    for (size_t c = 0; c < work->chunks; c++) sum = sum + work->sum[first + c] * moe_expf(work->max[first + c] - max);
+    log_sum = moe_logf(sum);
+    if (!(sum >= 1.0f && sum <= FLT_MAX)) log_sum = moe_from_bits(0x7fc00000u); /* the best token alone gives 1 */
+    if (f->want[row] >= 0) {
+        f->want_logprob[row] = (f->want_logprob[row] - max) - log_sum;
+        return;
+    }
+    for (size_t i = row * f->n_starts; i < (row + 1) * f->n_starts; i++)
+        f->start_logprobs[i] = (f->start_logprobs[i] - max) - log_sum;
+    for (size_t i = 0; i < top; i++) logprobs[i] = moe_from_bits(0xff800000u), ids[i] = t->output.eos;
+    for (size_t c = 0; c < work->chunks; c++)
+        for (size_t i = (first + c) * top; i < (first + c + 1) * top && work->logits[i] > logprobs[top - 1]; i++)
+            moe_keep_best(logprobs, ids, top, work->logits[i], work->ids[i]);
+    for (size_t i = 0; i < top; i++) logprobs[i] = (logprobs[i] - max) - log_sum;
+}
+
+static void moe_compute_output(const moe_run *run, const moe_node *t) {
+    moe_layout at = { t->work, 0, 0 };
+    moe_output_job job = { run, t, moe_output_layout(run->graph, t, &at),
+                           moe_divide_up(run->frame->rows, MOE_OUTPUT_ROWS) };
+    for (size_t i = 0; i < run->graph->threads * run->frame->rows * run->graph->top; i++)
+        job.work.seen[i] = moe_from_bits(0xff800000u);
+    moe_pool_run(run->pool, job.work.chunks * job.row_tasks, moe_output_task, &job);
+    moe_for_rows(run, t, run->frame->rows, 512 * job.work.chunks, moe_output_join);
+}
+
+/* ==== 27. Plan and run ========================================================================================
+ * Owns the table of ops, the places of nodes in memory, and the run of a graph. Invariant: after moe_graph_plan no
+ * other node uses the place of a node's rows between the node itself and its last reader. */
+
+typedef struct moe_op_row {
+    const char *name;
+    void (*scratch)(const moe_graph *g, const moe_node *t, moe_layout *at); /* carves its scratch; NULL: none */
+    void (*compute)(const moe_run *run, const moe_node *t);
+    void (*row)(const moe_run *run, const moe_node *t, size_t row, size_t thread); /* instead of compute */
+    size_t cost;                                                                   /* of a row: products a column */
+} moe_op_row;
+
+#define MOE_OP_ROWS(name, cost) { #name, NULL, NULL, moe_compute_##name##_row, cost }
+#define MOE_OP_WHOLE(name, cost) { #name, NULL, moe_compute_##name, NULL, 0 }
+#define MOE_OP_SCRATCH(name, cost) { #name, moe_##name##_scratch, moe_compute_##name, NULL, 0 }
+#define MOE_OP_NOTHING(name, cost) { #name, NULL, NULL, NULL, 0 }
+#define MOE_OP_ROW(NAME, name, how, cost) [MOE_OP_##NAME] = MOE_OP_##how(name, cost),
+static const moe_op_row moe_ops[MOE_OP_COUNT] = { MOE_OPS(MOE_OP_ROW) };
+
+static size_t moe_node_bytes(const moe_graph *g, const moe_node *t) {
+    if (t->op == MOE_OP_STORE || t->op == MOE_OP_VIEW) return 0;
+    if (moe_is_codes(t)) return moe_round_up(g->rows * t->stride, 64) + moe_round_up(g->rows * sizeof(float), 64);
+    return moe_round_up(g->rows * t->stride * sizeof(float), 64);
+}
+
+/* The lowest place for `bytes` between the live nodes, which are linked from the lowest on; *below, unless NULL: the
+ * link before this place. */
+static size_t moe_find_gap(const moe_graph *g, moe_node **lowest, size_t bytes, moe_node ***below) {
+    size_t at = 0;
+    for (; *lowest && (*lowest)->offset - at < bytes; lowest = &(*lowest)->above)
+        at = (*lowest)->offset + moe_node_bytes(g, *lowest);
+    if (below) *below = lowest;
+    return at;
+}
+
+/* Find the last reader of every node. */
+static void moe_graph_lives(moe_graph *g) {
+    for (size_t i = 0; i < g->count; i++) {
+        moe_node *t = &g->nodes[i];
+        t->last = g->routed && t->op == MOE_OP_GATE ? g->count : i; /* the session reads selections after the run */
+        for (size_t s = 0; s < MOE_COUNT(t->src); s++) {
+            moe_node *read = t->src[s];
+            while (read && read->op == MOE_OP_VIEW) read = read->src[0];
+            if (read) read->last = moe_max(read->last, i);
+        }
+    }
+}
+
+/* Give every node its offset in the arena, and the graph its `bytes`, the size of the arena. One pass over the nodes
+ * keeps the live ones in the order of their places. */
+static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
+    moe_node *lowest = NULL, **link;
+    if (g->overflow || g->rows > (SIZE_MAX >> 24))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "the graph is too large for this machine's memory");
+    g->bytes = 0;
+    moe_graph_lives(g);
+    for (size_t i = 0; i < g->count; i++) {
+        moe_node *t = &g->nodes[i];
+        const size_t size = moe_node_bytes(g, t);
+        moe_layout work = { NULL, 0, 0 };
+        for (link = &lowest; *link;)
+            if ((*link)->last < i) *link = (*link)->above;
+            else link = &(*link)->above;
+        if (size) {
+            t->offset = moe_find_gap(g, &lowest, size, &link);
+            t->above = *link;
+            *link = t;
+            g->bytes = moe_max(g->bytes, t->offset + size);
+        }
+        if (moe_ops[t->op].scratch && !g->on_device) moe_ops[t->op].scratch(g, t, &work);
+        if (work.overflow)
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "%s needs more scratch than can be addressed", t->name);
+        t->work_bytes = work.used;
+        if (!work.used) continue;
+        t->work_offset = moe_find_gap(g, &lowest, work.used, NULL);
+        g->bytes = moe_max(g->bytes, t->work_offset + work.used);
+    }
+    return MOE_OK;
+}
+
+/* Give every node its address. */
+static void moe_graph_place(moe_graph *g, char *arena) {
+    for (size_t i = 0; i < g->count; i++) {
+        moe_node *t = &g->nodes[i];
+        t->data = arena + t->offset;
+        t->work = arena + t->work_offset;
+        if (t->op == MOE_OP_VIEW) t->data = (float *)t->src[0]->data + t->column;
+        if (moe_is_codes(t)) t->scales = (float *)(void *)((char *)t->data + moe_round_up(g->rows * t->stride, 64));
+    }
+}
+
+/* A run that is cancelled or meets a damaged slab ends early: no node reads unfinished rows of another one. */
+static int moe_run_ended(const moe_run *run) {
+    return moe_pool_cancelled(run->pool) || (run->graph->damage && atomic_load(&run->graph->damage->piece));
+}
+
+static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_user) {
+    for (size_t i = 0; i < run->graph->count && !moe_run_ended(run); i++) {
+        const moe_node *t = &run->graph->nodes[i];
+        const moe_op_row *op = &moe_ops[t->op];
+        if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 0);
+        if (op->compute) op->compute(run, t);
+        else if (op->row) moe_for_rows(run, t, run->frame->rows, op->cost * t->cols, op->row);
+        if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 1);
+        if (!trace || moe_is_codes(t) || t->op == MOE_OP_STORE) continue;
+        if (t->op == MOE_OP_GATE) moe_trace_gate(run, t, trace, trace_user);
+        else trace(trace_user, t->name, t->data, run->frame->rows, t->cols, t->stride);
+    }
+}
+
+/* ==== 28. Layers ==============================================================================================
  * Owns the layer list that a file's metadata describes and the weights bound to it. Invariant: a bound model's shapes
  * all agree, its ids are in range, and its small tensors contain finite numbers; no code below looks up a name again.
  *
@@ -5664,7 +7063,7 @@ static int moe_is_never(const moe_model *m, int32_t id) {
     return 0;
 }
 
-/* ==== 20. Models ==============================================================================================
+/* ==== 29. Models ==============================================================================================
  * Owns the calls of a program for a model: open, close, save, query. Invariant: an open model never changes. */
 
 /* ---- Opening and closing ---- */
@@ -5937,1405 +7336,6 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
     for (size_t i = 0; i < moe_model_language_count(m); i++)
         if (moe_span_is(moe_model_language(m, i), code)) return moe_model_language_tag_at(m, i);
     return -1;
-}
-
-/* ==== 21. Graph ===============================================================================================
- * Owns the common parts of ops: adding a node to a graph, computing its rows on all threads. Every node of a graph has
- * the same number of rows. A graph is built and planned once for a capacity and run with the current number of rows.
- *
- * An op is one line of MOE_OPS and the struct of its parameters (room 4), one paragraph in the rooms that follow
- * (builder, scratch, compute function), and one launcher in moe-cuda.cu. If it has a matrix or scratch memory, its
- * cases in moe_matrix_of, moe_bind_node and moe_need_node of moe-cuda.cu too.
- */
-
-typedef struct moe_run {
-    const moe_kernels *kernels;
-    moe_pool *pool;
-    const moe_graph *graph;
-    const moe_frame *frame;
-} moe_run;
-
-/* Distance of two rows of an activation in floats: whole cache lines, but no high power of two, since the rows of a
- * tile would then share a few sets of the cache. */
-static size_t moe_row_stride(size_t cols) {
-    const size_t stride = moe_round_up(cols, 16);
-    return stride % 256 ? stride : stride + 16;
-}
-
-MOE_PRINTF(4, 5)
-static moe_node *moe_add_node(moe_graph *g, moe_op op, size_t cols, const char *format, ...) {
-    va_list args;
-    moe_node *t = &g->nodes[g->count < g->capacity ? g->count : g->capacity - 1];
-    if (g->count >= g->capacity) g->overflow = 1; /* then the planner refuses the graph */
-    else g->count++;
-    memset(t, 0, sizeof *t);
-    t->op = op;
-    t->cols = cols;
-    t->stride = moe_row_stride(cols);
-    va_start(args, format);
-    vsnprintf(t->name, sizeof t->name, format, args);
-    va_end(args);
-    return t;
-}
-
-static moe_node *moe_op_pair(moe_graph *g, moe_op op, moe_node *a, moe_node *b, size_t cols, const char *name) {
-    moe_node *t = moe_add_node(g, op, cols, "%s", name);
-    t->src[0] = a;
-    t->src[1] = b;
-    return t;
-}
-
-static int moe_is_codes(const moe_node *t) { return t->op == MOE_OP_QUANTISE; }
-
-static float *moe_row_of(const moe_node *t, size_t row) { return (float *)t->data + row * t->stride; }
-
-/* A task over rows of a node. */
-typedef struct moe_row_job {
-    const moe_run *run;
-    const moe_node *t;
-    size_t rows, rows_per_task;
-    void (*row)(const moe_run *run, const moe_node *t, size_t row, size_t thread);
-} moe_row_job;
-
-static void moe_row_task(void *arg, size_t task, size_t thread) {
-    const moe_row_job *job = arg;
-    for (size_t r = task * job->rows_per_task; r < moe_min(job->rows, (task + 1) * job->rows_per_task); r++)
-        job->row(job->run, job->t, r, thread);
-}
-
-/* Row by row, in as many tasks as pay off at `cost` products per row. */
-static void moe_for_rows(const moe_run *run, const moe_node *t, size_t rows, size_t cost,
-                         void (*row)(const moe_run *, const moe_node *, size_t, size_t)) {
-    moe_row_job job = { run, t, rows, moe_max(1, 16384 / moe_max(cost, 1)), row };
-    moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_row_task, &job);
-}
-
-/* Insert v with its id into the descending list of at most `top`; equal values keep their order. */
-MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, int32_t id) {
-    size_t at = top - 1;
-    if (!(v > best[at])) return;
-    for (; at > 0 && !(best[at - 1] >= v); at--) {
-        best[at] = best[at - 1];
-        ids[at] = ids[at - 1];
-    }
-    best[at] = v;
-    ids[at] = id;
-}
-
-/* ==== 22. Ops: rows ===========================================================================================
- * Owns the ops that make a row from the same row of other nodes. Invariant: here and in the rooms below, the compute
- * function of an op writes its node, its scratch and outputs of the frame only, and splits only outputs over threads.
- */
-
-static moe_node *moe_op_input(moe_graph *g, size_t cols, const char *name) {
-    return moe_add_node(g, MOE_OP_INPUT, cols, "%s", name);
-}
-
-static void moe_compute_input_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    (void)thread;
-    memcpy(moe_row_of(t, row), run->frame->inputs + row * t->cols, t->cols * sizeof(float));
-}
-
-/* table[id] * scale */
-static moe_node *moe_op_embed(moe_graph *g, const moe_matrix *table, float scale, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_EMBED, table->cols, "%s", name);
-    t->embed = (moe_embed_op){ table, NULL, scale };
-    return t;
-}
-
-static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const float *position;
-    float *y = moe_row_of(t, row);
-    (void)thread;
-    moe_matrix_row(t->embed.table, (size_t)run->frame->ids[row], y);
-    for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->embed.scale;
-    if (!t->embed.positions) return;
-    position = (const float *)t->embed.positions->data + (size_t)run->frame->positions[row] * t->cols;
-    for (size_t c = 0; c < t->cols; c++) y[c] = y[c] + position[c];
-}
-
-/* The quantised form of x, made once for all its readers. */
-static moe_node *moe_op_quantise(moe_graph *g, moe_node *x) {
-    if (!x->codes) {
-        moe_node *t = moe_add_node(g, MOE_OP_QUANTISE, x->cols, "%.40s.codes", x->name);
-        t->src[0] = x;
-        t->stride = moe_code_bytes(x->cols);
-        x->codes = t;
-    }
-    return x->codes;
-}
-
-static void moe_compute_quantise_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    (void)thread;
-    t->scales[row] = run->kernels->quantise(moe_row_of(t->src[0], row), t->cols, (int8_t *)t->data + row * t->stride);
-}
-
-/* The operand of a product with w: x, or its quantised form. */
-static moe_node *moe_op_factor(moe_graph *g, const moe_matrix *w, moe_node *x) {
-    return moe_type_quantised(w->type) ? moe_op_quantise(g, x) : x;
-}
-
-/* y = w x + bias (may be NULL), or w x + add where `add` is a node. */
-static moe_node *moe_op_linear(moe_graph *g, const moe_matrix *w, moe_node *x, const float *bias, moe_node *add,
-                               const char *name) {
-    moe_node *input = moe_op_factor(g, w, x), *t = moe_op_pair(g, MOE_OP_LINEAR, input, add, w->rows, name);
-    t->linear = (moe_linear_op){ w, bias, add != NULL, 0 };
-    return t;
-}
-
-typedef struct moe_linear_job {
-    const moe_kernels *kernels;
-    const moe_linear *linear;
-    size_t rows, blocks, blocks_per_task, rows_per_task, row_tasks;
-} moe_linear_job;
-
-static void moe_linear_task(void *arg, size_t task, size_t thread) {
-    const moe_linear_job *job = arg;
-    const size_t block = task / job->row_tasks * job->blocks_per_task, row = task % job->row_tasks * job->rows_per_task;
-    (void)thread;
-    job->kernels->linear(job->linear, row, moe_min(job->rows, row + job->rows_per_task), block,
-                         moe_min(job->blocks, block + job->blocks_per_task));
-}
-
-/* A linear over `rows` rows on all threads. Tasks are cut along the outputs, in fours of blocks, so that a task reads
- * its weights once for all rows; a few per thread balance threads that are delayed by other work. Rows are cut too only
- * if there are too few blocks. The calling thread computes small products alone. */
-static void moe_linear_run(const moe_run *run, const moe_linear *l, size_t rows) {
-    enum { LEAST = 1 << 16, PER_THREAD = 4, BLOCKS = 4, ROWS = 32 };
-    const size_t blocks = moe_divide_up(l->w->rows, 16), cost = rows * blocks * 16 * l->w->cols;
-    const size_t wanted = moe_min(run->pool->count * PER_THREAD, moe_max(1, cost / LEAST));
-    moe_linear_job job = { run->kernels, l, rows, blocks, 0, rows, 1 };
-    job.blocks_per_task = moe_min(blocks, moe_round_up(moe_divide_up(blocks, wanted), BLOCKS));
-    if (moe_divide_up(blocks, job.blocks_per_task) < moe_min(wanted, run->pool->count)) {
-        job.rows_per_task = moe_min(rows, moe_round_up(moe_divide_up(rows, wanted), ROWS));
-        job.row_tasks = moe_divide_up(rows, job.rows_per_task);
-    }
-    moe_pool_run(run->pool, moe_divide_up(blocks, job.blocks_per_task) * job.row_tasks, moe_linear_task, &job);
-}
-
-/* The input of a linear from a row of a tensor on. */
-static void moe_linear_input(moe_linear *l, const moe_node *x, size_t row) {
-    if (moe_is_codes(x)) {
-        l->codes = (const int8_t *)x->data + row * x->stride;
-        l->scales = x->scales + row;
-    } else {
-        l->x = moe_row_of(x, row);
-        l->x_stride = x->stride;
-    }
-}
-
-static void moe_compute_linear(const moe_run *run, const moe_node *t) {
-    moe_linear l = { .w = t->linear.w,
-                     .bias = t->linear.bias,
-                     .relu = t->linear.relu,
-                     .y = t->data,
-                     .y_stride = t->stride };
-    moe_linear_input(&l, t->src[0], 0);
-    if (t->linear.add) {
-        l.add = t->src[1]->data;
-        l.add_stride = t->src[1]->stride;
-    }
-    moe_linear_run(run, &l, run->frame->rows);
-}
-
-static moe_node *moe_op_add(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
-    return moe_op_pair(g, MOE_OP_ADD, a, b, a->cols, name);
-}
-
-static void moe_compute_add_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const float *a = moe_row_of(t->src[0], row), *b = moe_row_of(t->src[1], row);
-    float *y = moe_row_of(t, row);
-    (void)run, (void)thread;
-    for (size_t c = 0; c < t->cols; c++) y[c] = a[c] + b[c];
-}
-
-static moe_node *moe_op_concat(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
-    return moe_op_pair(g, MOE_OP_CONCAT, a, b, a->cols + b->cols, name);
-}
-
-static void moe_compute_concat_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const moe_node *a = t->src[0], *b = t->src[1];
-    (void)run, (void)thread;
-    memcpy(moe_row_of(t, row), moe_row_of(a, row), a->cols * sizeof(float));
-    memcpy(moe_row_of(t, row) + a->cols, moe_row_of(b, row), b->cols * sizeof(float));
-}
-
-static moe_node *moe_op_unary(moe_graph *g, moe_unary what, moe_node *x, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_UNARY, x, NULL, x->cols, name);
-    t->unary = what;
-    return t;
-}
-
-static void moe_compute_unary_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const float *x = moe_row_of(t->src[0], row);
-    float *y = moe_row_of(t, row);
-    (void)thread;
-    if (t->unary == MOE_UNARY_GELU) {
-        for (size_t c = 0; c < t->cols; c++) y[c] = moe_geluf(x[c]);
-        return;
-    }
-    run->kernels->unary(t->unary, x, t->cols, y);
-}
-
-static moe_node *moe_op_view(moe_graph *g, moe_node *x, size_t column, size_t cols, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_VIEW, x, NULL, cols, name);
-    t->column = column;
-    t->stride = x->stride;
-    return t;
-}
-
-/* Ba et al. 2016 (arXiv 1607.06450): (x - mean) / sqrt(variance + epsilon) * weight + bias, of each row. */
-static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_NORM, x, NULL, x->cols, name);
-    t->norm = *norm;
-    return t;
-}
-
-static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    (void)thread;
-    run->kernels->norm(&t->norm, moe_row_of(t->src[0], row), t->cols, moe_row_of(t, row));
-}
-
-/* ==== 23. Ops: carried rows ===================================================================================
- * Owns the ops that read and write carried rows, which outlive a run (moe_carry lists the kinds). Invariant: in a graph
- * all gathers from some rows come before the stores to them, so that no second buffer is needed. */
-
-/* Rows carried by parent. */
-static moe_node *moe_op_gather(moe_graph *g, float *rows, size_t cols, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_GATHER, cols, "%s", name);
-    t->carried = (moe_carried_op){ MOE_BY_PARENT, rows };
-    return t;
-}
-
-static void moe_compute_gather_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const int32_t parent = run->frame->beam.parents[row];
-    (void)thread;
-    if (parent < 0) memset(moe_row_of(t, row), 0, t->cols * sizeof(float));
-    else memcpy(moe_row_of(t, row), t->carried.rows + (size_t)parent * t->cols, t->cols * sizeof(float));
-}
-
-static void moe_op_store(moe_graph *g, moe_node *x, moe_carry by, float *rows, const char *name) {
-    moe_op_pair(g, MOE_OP_STORE, x, NULL, x->cols, name)->carried = (moe_carried_op){ by, rows };
-}
-
-/* The place for the row that a row of the graph carries by token. */
-static size_t moe_own_place(const moe_frame *f, size_t row) {
-    return (size_t)f->beam.chain[row * f->beam.chain_stride + (size_t)f->positions[row]];
-}
-
-static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const moe_frame *f = run->frame;
-    const size_t to = t->carried.by == MOE_BY_SOURCE  ? f->packed.destination[row]
-                      : t->carried.by == MOE_BY_TOKEN ? moe_own_place(f, row)
-                                                      : row;
-    (void)thread;
-    memcpy(t->carried.rows + to * t->cols, moe_row_of(t->src[0], row), t->cols * sizeof(float));
-}
-
-/* ==== 24. Ops: recurrences ====================================================================================
- * Owns LSTM cells: a step of them for the rows of a beam, a whole layer of them for packed sentences. Invariant: z, the
- * sums of the four gates, stays in a thread's cache from the products to the cell. */
-
-/* Floats in which a thread keeps z, the sums of the four gates, of as many rows and units as its cache holds; of one
- * row at least, for which gates that are no whole blocks of 16 outputs are not cut. */
-static size_t moe_cell_floats(size_t rows, size_t hidden) {
-    enum { FLOATS = 1 << 15 };
-    return moe_max(moe_row_stride(4 * (hidden % 16 ? hidden : 16)), moe_min(FLOATS, rows * moe_row_stride(4 * hidden)));
-}
-
-/* [h | c] of one step: z = w_x x + bias + w_r r, which no other node reads, and the cell. */
-static moe_node *moe_op_lstm_step(moe_graph *g, const moe_cell *cell, moe_node *x, moe_node *r, moe_node *c,
-                                  const char *name) {
-    moe_node *x_input = moe_op_factor(g, &cell->w_x, x), *r_input = moe_op_factor(g, &cell->w_r, r);
-    moe_node *t = moe_op_pair(g, MOE_OP_LSTM_STEP, x_input, r_input, 2 * cell->hidden, name);
-    t->src[2] = c;
-    t->lstm.cell = cell;
-    return t;
-}
-
-static void moe_lstm_step_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    moe_carve(at, g->threads * moe_cell_floats(g->rows, t->lstm.cell->hidden), sizeof(float));
-}
-
-/* One step of LSTM cells for some rows. Cut along the units, and rows where they are many, so that z stays in a
- * thread's cache from the products to the cell. */
-typedef struct moe_cells {
-    const moe_run *run;
-    const moe_cell *cell;
-    const moe_linear *x; /* w_x x + bias; NULL where r adds that */
-    const moe_linear *r; /* w_r r */
-    const float *c_in;
-    float *h, *c_out; /* c_out may be c_in */
-    size_t c_in_stride, h_stride, c_out_stride;
-    float *z; /* per thread moe_cell_floats */
-    size_t z_floats;
-    size_t rows, unit_tasks, row_tasks;
-} moe_cells;
-
-/* Outputs [first, first + count) of a linear for `rows` rows from row0 on, into y; `onto`: added to what y holds. */
-static void moe_linear_piece(const moe_kernels *kernels, const moe_linear *l, size_t row0, size_t rows, size_t first,
-                             size_t count, int onto, float *y, size_t y_stride, const void *next) {
-    const moe_matrix w = moe_matrix_part(l->w, first, count);
-    moe_linear piece = *l;
-    piece.w = &w;
-    piece.next = next;
-    if (l->x) piece.x += row0 * l->x_stride;
-    if (l->codes) piece.codes += row0 * moe_code_bytes(w.cols), piece.scales += row0;
-    if (l->bias) piece.bias += first;
-    if (l->add) piece.add += row0 * l->add_stride + first;
-    if (onto) piece.add = y, piece.add_stride = y_stride;
-    piece.y = y;
-    piece.y_stride = y_stride;
-    kernels->linear(&piece, 0, rows, 0, moe_divide_up(count, 16));
-}
-
-static void moe_cells_task(void *arg, size_t task, size_t thread) {
-    const moe_cells *job = arg;
-    const moe_kernels *kernels = job->run->kernels;
-    const size_t hidden = job->cell->hidden, blocks = moe_divide_up(hidden, 16), cut = task / job->row_tasks;
-    const size_t unit = blocks * cut / job->unit_tasks * 16,
-                 end = moe_min(hidden, blocks * (cut + 1) / job->unit_tasks * 16);
-    const size_t row0 = job->rows * (task % job->row_tasks) / job->row_tasks;
-    const size_t row1 = job->rows * (task % job->row_tasks + 1) / job->row_tasks;
-    const size_t units = end - unit, stride = moe_row_stride(4 * units), parts = units == hidden ? 1 : 4,
-                 count = 4 * units / parts;
-    float *z = job->z + thread * job->z_floats;
-    for (size_t p = 0; p < parts; p++) {
-        const size_t first = p * hidden + unit;
-        const void *r = moe_matrix_part(job->r->w, first, count).data, *next = NULL;
-        if (p + 1 < parts) next = moe_matrix_part((job->x ? job->x : job->r)->w, first + hidden, count).data;
-        if (job->x) moe_linear_piece(kernels, job->x, row0, row1 - row0, first, count, 0, z + p * count, stride, r);
-        moe_linear_piece(kernels, job->r, row0, row1 - row0, first, count, job->x != NULL, z + p * count, stride, next);
-    }
-    for (size_t row = row0; row < row1; row++)
-        kernels->lstm_cell(z + (row - row0) * stride, job->c_in + row * job->c_in_stride + unit, units,
-                           job->cell->forget_bias, job->h + row * job->h_stride + unit,
-                           job->c_out + row * job->c_out_stride + unit);
-}
-
-static void moe_cells_run(moe_cells *job) {
-    enum {
-        LEAST = 1 << 16,
-        PER_THREAD = 4,
-        UNITS = 192
-    }; /* few rows at a time with many units are better than many rows with few units */
-    const size_t hidden = job->cell->hidden, rows = job->rows, cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
-    const size_t threads = job->run->pool->count,
-                 wanted = moe_min(threads * PER_THREAD, rows * 4 * hidden * cols / LEAST);
-    const size_t floats = job->z_floats / rows, units = moe_max(UNITS, floats > 16 ? (floats - 16) / 4 : 0);
-    size_t most;
-    job->unit_tasks = hidden % 16 ? 1 : moe_max(wanted, moe_divide_up(hidden, units));
-    if (job->unit_tasks > 1) job->unit_tasks = moe_min(hidden / 16, moe_round_up(job->unit_tasks, threads));
-    job->unit_tasks = moe_max(job->unit_tasks, 1);
-    most = moe_min(hidden, moe_divide_up(moe_divide_up(hidden, 16), job->unit_tasks) * 16);
-    job->row_tasks = moe_divide_up(rows, job->z_floats / moe_row_stride(4 * most));
-    if (hidden % 16) job->row_tasks = moe_min(rows, moe_max(job->row_tasks, wanted));
-    moe_pool_run(job->run->pool, job->unit_tasks * job->row_tasks, moe_cells_task, job);
-}
-
-static void moe_compute_lstm_step(const moe_run *run, const moe_node *t) {
-    const moe_node *c = t->src[2];
-    const size_t hidden = t->lstm.cell->hidden;
-    moe_linear x = { .w = &t->lstm.cell->w_x, .bias = t->lstm.cell->bias }, r = { .w = &t->lstm.cell->w_r };
-    moe_cells job = { .run = run,
-                      .cell = t->lstm.cell,
-                      .x = &x,
-                      .r = &r,
-                      .c_in = c->data,
-                      .c_in_stride = c->stride,
-                      .h = t->data,
-                      .h_stride = t->stride,
-                      .c_out = (float *)t->data + hidden,
-                      .c_out_stride = t->stride,
-                      .z = t->work,
-                      .z_floats = moe_cell_floats(run->graph->rows, hidden),
-                      .rows = run->frame->rows };
-    moe_linear_input(&x, t->src[0], 0);
-    moe_linear_input(&r, t->src[1], 0);
-    moe_cells_run(&job);
-}
-
-/* A whole layer in one direction over packed sentences; zx = w_x x + bias, [T, 4H]. `last_r` and `last_c`: where the
- * states after every sentence go, or NULL. */
-static moe_node *moe_op_lstm_layer(moe_graph *g, const moe_cell *cell, int backward, moe_node *zx, float *last_r,
-                                   float *last_c, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_LSTM_LAYER, zx, NULL, cell->state, name);
-    t->lstm = (moe_lstm_op){ cell, backward, last_r, last_c };
-    return t;
-}
-
-/* Scratch of a whole layer. */
-typedef struct moe_lstm_work {
-    float *c, *h, *r; /* [sentences, H], [sentences, H], [sentences, P] */
-    int8_t *r_codes, *h_codes;
-    float *r_scales, *h_scales;
-    float *z;        /* per thread moe_cell_floats */
-    size_t before_z; /* bytes */
-} moe_lstm_work;
-
-static moe_lstm_work moe_lstm_layout(const moe_graph *g, const moe_cell *cell, moe_layout *at) {
-    moe_lstm_work w;
-    w.c = moe_carve(at, g->sentences * cell->hidden, sizeof *w.c);
-    w.h = moe_carve(at, g->sentences * cell->hidden, sizeof *w.h);
-    w.r = moe_carve(at, g->sentences * cell->state, sizeof *w.r);
-    w.r_codes = moe_carve(at, g->sentences, moe_code_bytes(cell->state));
-    w.h_codes = moe_carve(at, g->sentences, moe_code_bytes(cell->hidden));
-    w.r_scales = moe_carve(at, g->sentences, sizeof *w.r_scales);
-    w.h_scales = moe_carve(at, g->sentences, sizeof *w.h_scales);
-    w.before_z = at->used;
-    w.z = moe_carve(at, g->threads * moe_cell_floats(g->sentences, cell->hidden), sizeof *w.z);
-    return w;
-}
-
-static void moe_lstm_layer_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    moe_lstm_layout(g, t->lstm.cell, at);
-}
-
-/* Rows in the form of the next product: codes, or floats without gaps. */
-typedef struct moe_recode {
-    const moe_kernels *kernels;
-    const float *from; /* [rows, stride] */
-    size_t cols, stride, rows, rows_per_task;
-    int8_t *codes; /* NULL: floats */
-    float *scales, *floats;
-} moe_recode;
-
-static void moe_recode_task(void *arg, size_t task, size_t thread) {
-    const moe_recode *job = arg;
-    (void)thread;
-    for (size_t i = task * job->rows_per_task; i < moe_min(job->rows, (task + 1) * job->rows_per_task); i++) {
-        const float *x = job->from + i * job->stride;
-        if (job->codes)
-            job->scales[i] = job->kernels->quantise(x, job->cols, job->codes + i * moe_code_bytes(job->cols));
-        else memcpy(job->floats + i * job->cols, x, job->cols * sizeof *x);
-    }
-}
-
-static void moe_recode_run(const moe_run *run, const moe_matrix *w, const float *from, size_t stride, size_t rows,
-                           int8_t *codes, float *scales, float *floats) {
-    moe_recode job = { run->kernels,
-                       from,
-                       w->cols,
-                       stride,
-                       rows,
-                       moe_max(1, 16384 / w->cols),
-                       moe_type_quantised(w->type) ? codes : NULL,
-                       scales,
-                       floats };
-    if (job.codes || floats != from)
-        moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_recode_task, &job);
-}
-
-static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
-    const moe_cell *w = t->lstm.cell;
-    const moe_packed *f = &run->frame->packed;
-    const size_t hidden = w->hidden, state = w->state;
-    moe_layout at = { t->work, 0, 0 };
-    const moe_lstm_work s = moe_lstm_layout(run->graph, w, &at);
-    memset(t->work, 0, s.before_z); /* every sentence starts from a zero state */
-    for (size_t n = 0; n < f->steps; n++) {
-        const size_t step = t->lstm.backward ? f->steps - 1 - n : n, live = f->live[step], first = f->first[step];
-        float *out = moe_row_of(t, first), *h = w->w_proj.rows ? s.h : out;
-        const size_t h_stride = w->w_proj.rows ? hidden : t->stride;
-        const moe_linear r = { .w = &w->w_r,
-                               .x = s.r,
-                               .x_stride = state,
-                               .codes = s.r_codes,
-                               .scales = s.r_scales,
-                               .add = moe_row_of(t->src[0], first),
-                               .add_stride = t->src[0]->stride };
-        moe_cells cells = { .run = run,
-                            .cell = w,
-                            .r = &r,
-                            .c_in = s.c,
-                            .c_in_stride = hidden,
-                            .h = h,
-                            .h_stride = h_stride,
-                            .c_out = s.c,
-                            .c_out_stride = hidden,
-                            .z = s.z,
-                            .z_floats = moe_cell_floats(run->graph->sentences, hidden),
-                            .rows = live };
-        moe_cells_run(&cells);
-        if (w->w_proj.rows) {
-            const moe_linear project = { .w = &w->w_proj,
-                                         .x = s.h,
-                                         .x_stride = hidden,
-                                         .codes = s.h_codes,
-                                         .scales = s.h_scales,
-                                         .y = out,
-                                         .y_stride = t->stride };
-            moe_recode_run(run, &w->w_proj, s.h, hidden, live, s.h_codes, s.h_scales, s.h);
-            moe_linear_run(run, &project, live);
-        }
-        moe_recode_run(run, &w->w_r, out, t->stride, live, s.r_codes, s.r_scales, s.r);
-    }
-    for (size_t i = 0, end = f->steps; t->lstm.last_r && i < f->live[0]; i++) {
-        while (f->live[end - 1] <= i) end--;
-        const float *last = moe_row_of(t, f->first[t->lstm.backward ? 0 : end - 1] + i);
-        memcpy(t->lstm.last_r + f->sentence[i] * state, last, state * sizeof(float));
-        memcpy(t->lstm.last_c + f->sentence[i] * hidden, s.c + i * hidden, hidden * sizeof(float));
-    }
-}
-
-/* ==== 25. Ops: attention ======================================================================================
- * Owns the context that a row of the decoder reads from its source sentence. */
-
-/* `keys` and `values` [tokens, size], [tokens, width] are carried by source. If `before` is given, only rows that begin
- * a sentence compute attention; all others copy their row of `before`. */
-static moe_node *moe_op_attention(moe_graph *g, const moe_attention_op *attention, moe_node *query, moe_node *before,
-                                  size_t width, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_ATTENTION, query, before, width, name);
-    t->attention = *attention;
-    return t;
-}
-
-/* Floats of a thread: scores, then the query. */
-static size_t moe_attention_floats(const moe_graph *g, const moe_node *t) {
-    return moe_round_up(g->max_source + t->src[0]->cols, 16);
-}
-
-static void moe_attention_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    moe_carve(at, g->threads * moe_attention_floats(g, t), sizeof(float));
-}
-
-/* 1 if the row is a sentence's first. */
-static int moe_row_begins(const int32_t *parents, size_t row, size_t rows) {
-    return parents[row] < 0 || (size_t)parents[row] >= rows;
-}
-
-/* Additive: s_i = v . tanh(key_i + query) (GNMT). Product: s_i = sum_d v_d tanh(x_i U)_d tanh(q W)_d (App. G), where
- * the memory already holds tanh(x U). p = softmax(s); context = sum p_i value_i. */
-static void moe_compute_attention_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const moe_attention_op *a = &t->attention;
-    const moe_kernels *kernels = run->kernels;
-    const moe_hypothesis_rows *f = &run->frame->beam;
-    const size_t n = f->length[row], size = t->src[0]->cols, width = t->cols;
-    const float *keys = a->keys + f->segment[row] * size, *values = a->values + f->segment[row] * width;
-    const float *query = moe_row_of(t->src[0], row);
-    float *scores = (float *)t->work + thread * moe_attention_floats(run->graph, t),
-          *scaled = scores + run->graph->max_source;
-    const int begins = moe_row_begins(f->parents, row, run->graph->rows);
-    float *context = moe_row_of(t, row), sum;
-    if (t->src[1] && !begins) {
-        memcpy(context, moe_row_of(t->src[1], row), width * sizeof *context);
-        return;
-    }
-    memset(context, 0, width * sizeof *context);
-    if (a->start_zero && begins) {
-        memset(scores, 0, n * sizeof *scores);
-    } else {
-        if (a->product)
-            for (size_t d = 0; d < size; d++) scaled[d] = a->v[d] * query[d];
-        for (size_t i = 0; i < n; i++)
-            scores[i] = a->product ? kernels->dot(keys + i * size, scaled, size)
-                                   : kernels->score_additive(keys + i * size, query, a->v, size);
-        sum = kernels->exp_sum(scores, n, kernels->max(scores, n), scores);
-        for (size_t i = 0; i < n; i++) {
-            scores[i] = scores[i] / sum;
-            kernels->axpy(scores[i], values + i * width, width, context);
-        }
-    }
-    if (f->attention) memcpy(f->attention + row * f->attention_stride, scores, n * sizeof *scores);
-}
-static void moe_compute_attention(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, 16384, moe_compute_attention_row);
-}
-
-/* `within` and `rows`: see moe_heads_op. */
-static moe_node *moe_op_heads(moe_graph *g, size_t heads, int within, const float *rows, moe_node *queries, size_t cols,
-                              const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_HEADS, queries, NULL, cols, name);
-    t->heads = (moe_heads_op){ heads, within, rows };
-    return t;
-}
-
-enum { MOE_HEADS_ROWS = 4 }; /* of a task; rows of one sentence read the same keys and values */
-
-/* Per thread, for each row of a task: the rows that it attends to, and their scores. */
-typedef struct moe_heads_work {
-    const float **seen; /* [threads, MOE_HEADS_ROWS, longest] */
-    float *scores;      /* [threads, MOE_HEADS_ROWS, heads, longest] */
-    size_t longest;
-} moe_heads_work;
-
-static moe_heads_work moe_heads_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    moe_heads_work w;
-    w.longest = moe_round_up(moe_max(g->max_source, g->max_target), 16);
-    w.seen = moe_carve(at, g->threads * MOE_HEADS_ROWS * w.longest, sizeof *w.seen);
-    w.scores = moe_carve(at, g->threads * MOE_HEADS_ROWS * t->heads.heads * w.longest, sizeof *w.scores);
-    return w;
-}
-
-static void moe_heads_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_heads_layout(g, t, at); }
-
-/* The rows of keys and values that a row attends to, in the order of their tokens. Returns their number. */
-static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, const float **seen) {
-    const moe_frame *f = run->frame;
-    const moe_hypothesis_rows *b = &f->beam;
-    const size_t width = 2 * t->cols, position = (size_t)f->positions[row];
-    size_t n = 0;
-    if (!t->heads.rows) /* row first[p] + i for every position of sentence i */
-        for (size_t i = row - f->packed.first[position]; n < f->packed.steps && f->packed.live[n] > i; n++)
-            seen[n] = moe_row_of(t->src[0], f->packed.first[n] + i) + t->cols;
-    else if (t->heads.within)
-        for (; n <= position; n++) seen[n] = t->heads.rows + (size_t)b->chain[row * b->chain_stride + n] * width;
-    else
-        for (; n < b->length[row]; n++) seen[n] = t->heads.rows + (b->segment[row] + n) * width;
-    return n;
-}
-
-typedef struct moe_heads_job {
-    const moe_run *run;
-    const moe_node *t;
-    size_t rows_per_task;
-} moe_heads_job;
-
-/* In the encoder a task is some positions of a sentence; their rows are not adjacent. */
-static void moe_heads_task(void *arg, size_t task, size_t thread) {
-    const moe_heads_job *job = arg;
-    const moe_run *run = job->run;
-    const moe_node *t = job->t;
-    const moe_packed *packed = t->heads.rows ? NULL : &run->frame->packed;
-    const size_t heads = t->heads.heads, width = t->cols / heads, sentences = packed ? packed->live[0] : 1;
-    moe_layout at = { t->work, 0, 0 };
-    const moe_heads_work w = moe_heads_layout(run->graph, t, &at);
-    moe_heads h[MOE_HEADS_ROWS];
-    size_t n = 0;
-    for (; n < job->rows_per_task; n++) {
-        const size_t place = task / sentences * job->rows_per_task + n, spot = thread * MOE_HEADS_ROWS + n;
-        const float **seen = w.seen + spot * w.longest;
-        size_t row = place;
-        if (place >= (packed ? packed->steps : run->frame->rows)) break;
-        if (packed && packed->live[place] <= task % sentences) break;
-        if (packed) row = packed->first[place] + task % sentences;
-        h[n] = (moe_heads){ .query = moe_row_of(t->src[0], row),
-                            .rows = seen,
-                            .n = moe_heads_seen(run, t, row, seen),
-                            .heads = heads,
-                            .width = width,
-                            .scale = 1.0f / sqrtf((float)width),
-                            .scores = w.scores + spot * heads * w.longest,
-                            .stride = w.longest,
-                            .y = moe_row_of(t, row) };
-    }
-    if (n) run->kernels->heads(h, n);
-}
-
-static void moe_compute_heads(const moe_run *run, const moe_node *t) {
-    const size_t rows = run->frame->rows, pays = rows / (2 * run->pool->count);
-    moe_heads_job job = { run, t, moe_max(1, moe_min(MOE_HEADS_ROWS, pays)) };
-    const moe_packed *packed = &run->frame->packed;
-    const size_t tasks = t->heads.rows ? moe_divide_up(rows, job.rows_per_task)
-                                       : packed->live[0] * moe_divide_up(packed->steps, job.rows_per_task);
-    moe_pool_run(run->pool, tasks, moe_heads_task, &job);
-}
-
-/* ==== 26. Ops: gates ==========================================================================================
- * Owns which experts a row is sent to. Invariant: a row's selections are ascending, and never more than the gate's
- * capacity. No row depends on another, except in batchwise gates, which are for analysis. */
-
-/* A gate over all experts or groups: x are its logits, `second` the logits of the noise or NULL. A gate inside groups
- * (`grouped`): x are the features that gates read, `second` the selections of groups. `layer`: see moe_gate_op. */
-static moe_node *moe_op_gate(moe_graph *g, const moe_gating *gating, moe_node *x, moe_node *second, int grouped,
-                             const char *layer, const char *name) {
-    const size_t groups = grouped ? second->cols : 1;
-    const moe_gate kind = g->gating ? (moe_gate)(g->gating - 1) : gating->kind;
-    const size_t capacity = (kind == MOE_GATE_TOPK ? gating->k : gating->level) * (grouped ? second->gate.capacity : 1);
-    moe_node *t = moe_op_pair(g, MOE_OP_GATE, x, second, groups * gating->level, name);
-    t->gate = (moe_gate_op){ gating, kind, grouped, capacity, layer };
-    t->stride = moe_row_stride(2 + 2 * capacity);
-    return t;
-}
-
-static moe_selection moe_selection_of(const moe_node *gate, size_t row) {
-    const moe_selections all = { gate->data, gate->stride, gate->gate.capacity };
-    return moe_selection_at(&all, row);
-}
-
-/* Scratch of a gate: per thread logits, noise, probabilities and the best rows of an expert; dense matrices for
- * batchwise gates and for a trace. */
-typedef struct moe_gate_work {
-    float *thread;
-    size_t thread_floats;
-    float *probabilities; /* [rows, experts] or NULL */
-    float *dense;         /* [rows, experts] or NULL */
-    char *mask;           /* [rows, experts] of a batchwise gate, or NULL */
-} moe_gate_work;
-
-static moe_gate_work moe_gate_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    const size_t dense = g->rows * t->cols;
-    moe_gate_work w = { NULL, 3 * moe_round_up(t->gate.gating->level, 16), NULL, NULL, NULL };
-    if (t->gate.kind == MOE_GATE_BATCHWISE) w.thread_floats = moe_max(w.thread_floats, 2 * moe_round_up(g->rows, 16));
-    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
-    if (g->traced || t->gate.kind == MOE_GATE_BATCHWISE) w.probabilities = moe_carve(at, dense, sizeof(float));
-    if (g->traced) w.dense = moe_carve(at, dense, sizeof(float));
-    if (t->gate.kind == MOE_GATE_BATCHWISE) w.mask = moe_carve(at, dense, 1);
-    return w;
-}
-
-static void moe_gate_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_gate_layout(g, t, at); }
-
-/* Rows [first, first + n) of a F32 matrix times one row of features. */
-static void moe_gate_product(const moe_run *run, const moe_matrix *w, const float *bias, size_t first, size_t n,
-                             int relu, const float *x, float *y) {
-    const moe_matrix part = moe_matrix_view(MOE_TYPE_F32, n, w->cols, (const float *)w->data + first * w->cols);
-    const moe_linear l = { .w = &part,
-                           .x = x,
-                           .x_stride = w->cols,
-                           .bias = bias ? bias + first : NULL,
-                           .relu = relu,
-                           .y = y,
-                           .y_stride = n };
-    run->kernels->linear(&l, 0, 1, 0, moe_divide_up(n, 16));
-}
-
-/* The logits of one group (or of all experts) for one row: in `scratch` [2 * level], or in src[0] if they need no
- * change. */
-static const float *moe_gate_logits(const moe_run *run, const moe_node *t, size_t row, size_t group, float *scratch) {
-    const moe_gating *gating = t->gate.gating;
-    const size_t n = gating->level, first = group * n;
-    const float *x = moe_row_of(t->src[0], row), *noise = scratch + moe_round_up(n, 16);
-    uint64_t key = run->graph->noise_seed;
-    if (t->gate.grouped) moe_gate_product(run, &gating->weight, gating->bias, first, n, gating->relu, x, scratch);
-    else if (!run->graph->noise) return x;
-    else memcpy(scratch, x, n * sizeof *scratch);
-    if (!run->graph->noise) return scratch;
-    if (t->gate.grouped) moe_gate_product(run, &gating->noise, NULL, first, n, 0, x, scratch + moe_round_up(n, 16));
-    else noise = moe_row_of(t->src[1], row);
-    for (const char *c = t->name; *c; c++) key = moe_hash(key ^ (unsigned char)*c);
-    key ^= run->frame->keys[row];
-    for (size_t i = 0; i < n; i++) scratch[i] = scratch[i] + moe_normal(key, first + i) * moe_softplus(noise[i]);
-    return scratch;
-}
-
-static void moe_softmax(const moe_kernels *kernels, const float *x, size_t n, float *p) {
-    const float sum = kernels->exp_sum(x, n, kernels->max(x, n), p);
-    for (size_t i = 0; i < n; i++) p[i] = p[i] / sum;
-}
-
-/* The k largest logits, ties by lower index, ascending. */
-static size_t moe_select_topk(const float *logits, size_t n, size_t k, uint32_t *chosen) {
-    size_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        size_t at = count;
-        if (count == k && !(logits[i] > logits[chosen[k - 1]])) continue;
-        if (count < k) count++;
-        else at--;
-        for (; at > 0 && logits[i] > logits[chosen[at - 1]]; at--) chosen[at] = chosen[at - 1];
-        chosen[at] = (uint32_t)i;
-    }
-    for (size_t i = 1; i < count; i++) {
-        const uint32_t id = chosen[i];
-        size_t at = i;
-        for (; at > 0 && chosen[at - 1] > id; at--) chosen[at] = chosen[at - 1];
-        chosen[at] = id;
-    }
-    return count;
-}
-
-/* Select among n logits with probabilities p: by eq 19, by the mask of eq 18, or, if these select nothing, by the
- * policy. */
-static size_t moe_select_masked(const moe_gating *gating, const float *p, const float *threshold, const char *mask,
-                                uint32_t *chosen, uint32_t *empty) {
-    size_t count = 0, best = 0;
-    for (size_t i = 0; i < gating->level; i++) {
-        if (p[i] > p[best]) best = i;
-        if (mask ? mask[i] : p[i] > threshold[i]) chosen[count++] = (uint32_t)i;
-    }
-    if (count) return count;
-    *empty = 1;
-    chosen[0] = (uint32_t)best;
-    return !gating->empty_zero;
-}
-
-/* Select among the experts of one group (or all) and append them with their weights: softmax over the selected logits
- * (eq 3, and eq 16, which is the same number) or their sigmoids, times the group's own weight (eq 12). */
-static void moe_gate_append(const moe_run *run, const moe_node *t, size_t row, size_t group, const float *factor,
-                            const moe_gate_work *work, float *scratch) {
-    const moe_kernels *kernels = run->kernels;
-    const moe_gating *gating = t->gate.gating;
-    const size_t n = gating->level, first = group * n, at = row * t->cols + first;
-    const float *logits = moe_gate_logits(run, t, row, group, scratch);
-    const moe_selection s = moe_selection_of(t, row);
-    float *p = scratch + 2 * moe_round_up(n, 16), *weights = s.weights + *s.count;
-    uint32_t *chosen = s.experts + *s.count;
-    size_t count = n;
-    if (t->gate.kind == MOE_GATE_THRESHOLD || work->probabilities) moe_softmax(kernels, logits, n, p);
-    if (work->probabilities) memcpy(work->probabilities + at, p, n * sizeof *p);
-    if (t->gate.kind == MOE_GATE_TOPK) count = moe_select_topk(logits, n, gating->k, chosen);
-    else if (moe_gate_is_dense(t->gate.kind))
-        for (size_t i = 0; i < n; i++) chosen[i] = (uint32_t)i;
-    else
-        count = moe_select_masked(gating, p, t->gate.kind == MOE_GATE_THRESHOLD ? gating->threshold + first : NULL,
-                                  work->mask ? work->mask + at : NULL, chosen, s.empty);
-    for (size_t j = 0; j < count; j++) weights[j] = logits[chosen[j]];
-    if (t->gate.kind == MOE_GATE_SIGMOID) kernels->unary(MOE_UNARY_SIGMOID, weights, count, weights);
-    else moe_softmax(kernels, weights, count, weights);
-    for (size_t j = 0; j < count; j++) {
-        if (factor) weights[j] = *factor * weights[j];
-        chosen[j] += (uint32_t)first;
-    }
-    *s.count += (uint32_t)count;
-}
-
-static void moe_compute_gate_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    moe_layout at = { t->work, 0, 0 };
-    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
-    const moe_selection s = moe_selection_of(t, row);
-    float *scratch = work.thread + thread * work.thread_floats;
-    *s.count = *s.empty = 0;
-    if (work.probabilities) memset(work.probabilities + row * t->cols, 0, t->cols * sizeof(float));
-    if (t->gate.grouped) {
-        const moe_selection groups = moe_selection_of(t->src[1], row);
-        *s.empty = *groups.empty;
-        for (size_t j = 0; j < *groups.count; j++)
-            moe_gate_append(run, t, row, groups.experts[j], &groups.weights[j], &work, scratch);
-    } else {
-        moe_gate_append(run, t, row, 0, NULL, &work, scratch);
-    }
-    if (!work.dense) return;
-    memset(work.dense + row * t->cols, 0, t->cols * sizeof(float));
-    for (size_t j = 0; j < *s.count; j++) work.dense[row * t->cols + s.experts[j]] = s.weights[j];
-}
-
-/* Whether an expert competes in a row: its group, if it has one, is selected. */
-static int moe_gate_competes(const moe_node *t, size_t row, size_t expert) {
-    moe_selection groups;
-    if (!t->gate.grouped) return 1;
-    groups = moe_selection_of(t->src[1], row);
-    for (size_t j = 0; j < *groups.count; j++)
-        if (groups.experts[j] == expert / t->gate.gating->level) return 1;
-    return 0;
-}
-
-/* Column `expert` of the batchwise mask (eq 18): the m = k X / n largest of its X probabilities, ties by lower row. */
-static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
-    const moe_row_job *job = arg;
-    const moe_node *t = job->t;
-    moe_layout at = { t->work, 0, 0 };
-    const moe_gate_work work = moe_gate_layout(job->run->graph, t, &at);
-    float *best = work.thread + thread * work.thread_floats;
-    int32_t *rows = (int32_t *)(void *)(best + moe_round_up(job->run->graph->rows, 16));
-    size_t competing = 0, m;
-    for (size_t r = 0; r < job->rows; r++) competing += (size_t)moe_gate_competes(t, r, expert);
-    m = moe_min(competing, moe_max(1, t->gate.gating->k * competing / t->gate.gating->level));
-    for (size_t i = 0; i < m; i++) best[i] = moe_from_bits(0xff800000u);
-    for (size_t r = 0; r < job->rows && m; r++)
-        if (moe_gate_competes(t, r, expert))
-            moe_keep_best(best, rows, m, work.probabilities[r * t->cols + expert], (int32_t)r);
-    for (size_t i = 0; i < m && best[i] >= 0.0f; i++) work.mask[(size_t)rows[i] * t->cols + expert] = 1;
-}
-
-/* A batchwise gate computes the probabilities of all rows, then the mask by columns, then the selections by rows. */
-static void moe_compute_gate(const moe_run *run, const moe_node *t) {
-    const size_t cost =
-        t->gate.grouped ? t->src[1]->gate.gating->level * t->gate.gating->level : 16 * t->gate.gating->level;
-    moe_row_job job = { run, t, run->frame->rows, 1, moe_compute_gate_row };
-    moe_layout at = { t->work, 0, 0 };
-    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
-    if (work.mask) memset(work.mask, 0, job.rows * t->cols);
-    moe_for_rows(run, t, run->frame->rows, cost, moe_compute_gate_row);
-    if (!work.mask) return;
-    moe_pool_run(run->pool, t->cols, moe_batchwise_task, &job);
-    moe_for_rows(run, t, run->frame->rows, cost, moe_compute_gate_row);
-}
-
-static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn trace, void *trace_user) {
-    moe_layout at = { t->work, 0, 0 };
-    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
-    char name[sizeof t->name + 16];
-    trace(trace_user, t->name, work.dense, run->frame->rows, t->cols, t->cols);
-    snprintf(name, sizeof name, "%s.probabilities", t->name);
-    trace(trace_user, name, work.probabilities, run->frame->rows, t->cols, t->cols);
-}
-
-/* ==== 27. Ops: experts ========================================================================================
- * Owns the computation of experts. On the processor only moe_experts_slab finds the bytes of an expert; on a GPU
- * moe_lift_expert does. Invariant: in any order of work, the outputs of a row's experts are added in the order of their
- * numbers. */
-
-enum { MOE_EXPERT_TILE = 64 }; /* most rows of one expert task */
-
-static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_node *x, moe_node *gate,
-                                const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_EXPERTS, moe_op_factor(g, &experts->up, x), gate, x->cols, name);
-    t->experts = experts;
-    return t;
-}
-
-/* Whether the slab of an expert may be read: verify it unless it was verified before. The session reports a damaged
- * slab after the run. */
-static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert) {
-    const moe_tensor_info *t;
-    size_t slab;
-    if (!e->file || !e->file->checked) return 1;
-    t = &e->file->tensors[e->tensor];
-    slab = t->slabs ? expert : 0;
-    if (moe_piece_checked(e->file, t, slab) || moe_compare_piece(e->file, t, slab, NULL) == MOE_OK) return 1;
-    if (g->damage) atomic_store(&g->damage->piece, e->file->pieces[e->tensor] + slab + 1);
-    return 0;
-}
-
-/* The two matrices of an expert. All slabs are mapped. (The room "Expert cache" serves the GPU only. Code that reads
- * experts under a memory budget, or from another machine, will go here.) */
-static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up, moe_matrix *down) {
-    *up = moe_matrix_moved(&e->up, expert * e->stride);
-    *down = moe_matrix_moved(&e->down, expert * e->stride);
-}
-
-/* The number of (expert, row) pairs that run at once: the expected number with a reserve, at most 2^14, and at least as
- * many as one row may select. */
-static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
-    size_t wanted = 2 * gate->gate.gating->k;
-    if (gate->gate.grouped) wanted *= gate->src[1]->gate.gating->k;
-    if (moe_gate_is_dense(gate->gate.kind) || !wanted) wanted = gate->gate.capacity;
-    return moe_max(moe_min(g->rows * moe_min(gate->gate.capacity, wanted), 1 << 14), gate->gate.capacity);
-}
-
-typedef struct moe_expert_work {
-    size_t *first;      /* [E + 1] first pair of every expert                     */
-    size_t *fill;       /* [E]                                                    */
-    uint32_t *pair_row; /* [pairs] row of a pair, pairs sorted by expert          */
-    uint32_t *row_pair; /* [pairs] pairs of a row in expert order                 */
-    size_t *row_first;  /* [rows + 1]                                             */
-    uint32_t *task;     /* [tasks, 3] expert, first pair, pairs                   */
-    float *out;         /* [pairs, D]                                             */
-    float *thread;      /* per thread: gathered inputs and hidden units of a tile */
-    size_t thread_floats;
-} moe_expert_work;
-
-/* Scratch of a tile: inputs as floats or code rows, hidden units, hidden units as code rows, two scales a row. */
-static size_t moe_expert_input_floats(const moe_experts *e) {
-    return moe_max(moe_row_stride(e->up.cols), moe_code_bytes(e->up.cols) / sizeof(float));
-}
-
-static size_t moe_expert_tile_floats(const moe_experts *e) {
-    return MOE_EXPERT_TILE *
-           (moe_expert_input_floats(e) + moe_row_stride(e->hidden) + moe_code_bytes(e->hidden) / sizeof(float) + 2);
-}
-
-static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    const moe_experts *e = t->experts;
-    const size_t pairs = moe_expert_pairs(g, t->src[1]), width = t->cols;
-    moe_expert_work w;
-    w.first = moe_carve(at, e->count + 1, sizeof *w.first);
-    w.fill = moe_carve(at, e->count, sizeof *w.fill);
-    w.pair_row = moe_carve(at, pairs, sizeof *w.pair_row);
-    w.row_pair = moe_carve(at, pairs, sizeof *w.row_pair);
-    w.row_first = moe_carve(at, g->rows + 1, sizeof *w.row_first);
-    w.task = moe_carve(at, 3 * pairs, sizeof *w.task);
-    w.out = moe_carve(at, pairs * moe_row_stride(width), sizeof *w.out);
-    w.thread_floats = moe_expert_tile_floats(e);
-    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
-    return w;
-}
-
-static void moe_experts_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_expert_layout(g, t, at); }
-
-typedef struct moe_expert_job {
-    const moe_run *run;
-    const moe_node *t;
-    moe_expert_work work;
-    size_t row0; /* first row of the current chunk */
-} moe_expert_job;
-
-/* One expert on up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x). */
-static void moe_expert_task(void *arg, size_t task, size_t thread) {
-    const moe_expert_job *job = arg;
-    const moe_expert_work *work = &job->work;
-    const moe_experts *e = job->t->experts;
-    const moe_kernels *kernels = job->run->kernels;
-    const moe_node *x = job->t->src[0];
-    const size_t expert = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2];
-    const size_t width = e->up.cols, hidden = e->hidden, unit_bytes = moe_code_bytes(hidden);
-    const size_t unit_stride = moe_row_stride(hidden), out_stride = moe_row_stride(width);
-    float *inputs = work->thread + thread * work->thread_floats;
-    float *units = inputs + MOE_EXPERT_TILE * moe_expert_input_floats(e);
-    int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * unit_stride);
-    float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * unit_bytes),
-          *unit_scales = scales + MOE_EXPERT_TILE;
-    moe_matrix up, down;
-    moe_linear first = { .w = &up,
-                         .x = inputs,
-                         .x_stride = width,
-                         .codes = (int8_t *)(void *)inputs,
-                         .scales = scales,
-                         .relu = 1,
-                         .y = units,
-                         .y_stride = unit_stride };
-    moe_linear second = { .w = &down,
-                          .x = units,
-                          .x_stride = unit_stride,
-                          .codes = unit_codes,
-                          .scales = unit_scales,
-                          .y = work->out + pair * out_stride,
-                          .y_stride = out_stride };
-    if (!moe_slab_fine(job->run->graph, e, expert)) return;
-    moe_experts_slab(e, expert, &up, &down);
-    if (e->up_bias) first.bias = e->up_bias + expert * hidden;
-    if (e->down_bias) second.bias = e->down_bias + expert * width;
-    for (size_t i = 0; i < rows; i++) {
-        const size_t row = work->pair_row[pair + i];
-        if (moe_is_codes(x)) {
-            memcpy((int8_t *)(void *)inputs + i * x->stride, (const int8_t *)x->data + row * x->stride, x->stride);
-            scales[i] = x->scales[row];
-        } else {
-            memcpy(inputs + i * width, moe_row_of(x, row), width * sizeof *inputs);
-        }
-    }
-    kernels->linear(&first, 0, rows, 0, moe_divide_up(hidden, 16));
-    for (size_t i = 0; moe_is_codes(x) && i < rows; i++)
-        unit_scales[i] = kernels->quantise(units + i * unit_stride, hidden, unit_codes + i * unit_bytes);
-    kernels->linear(&second, 0, rows, 0, moe_divide_up(width, 16));
-}
-
-/* y = scale * sum over the row's experts in index order (eq 1). */
-static void moe_combine_task(void *arg, size_t task, size_t thread) {
-    const moe_expert_job *job = arg;
-    const moe_expert_work *work = &job->work;
-    const size_t row = job->row0 + task, width = job->t->cols;
-    const float *weights = moe_selection_of(job->t->src[1], row).weights;
-    float *y = moe_row_of(job->t, row);
-    (void)thread;
-    memset(y, 0, width * sizeof *y);
-    for (size_t j = work->row_first[task]; j < work->row_first[task + 1]; j++)
-        job->run->kernels->axpy(*weights++, work->out + work->row_pair[j] * moe_row_stride(width), width, y);
-    if (job->t->experts->scale != 1.0f)
-        for (size_t c = 0; c < width; c++) y[c] = y[c] * job->t->experts->scale;
-}
-
-/* Count, sort the (row, expert) pairs by expert, cut them into tasks, run them from one queue, combine per row. A token
- * may select any number of experts, so rows go in chunks whose pairs fit the plan; chunks do not change a bit. */
-static void moe_compute_experts(const moe_run *run, const moe_node *t) {
-    const moe_node *gate = t->src[1];
-    const size_t rows = run->frame->rows, n = t->experts->count, capacity = moe_expert_pairs(run->graph, gate);
-    moe_layout at = { t->work, 0, 0 };
-    moe_expert_job job = { run, t, moe_expert_layout(run->graph, t, &at), 0 };
-    moe_expert_work *w = &job.work;
-    for (size_t row0 = 0, row1; row0 < rows; row0 = row1) {
-        size_t pairs = 0, tasks = 0, visits = 0;
-        memset(w->first, 0, (n + 1) * sizeof *w->first);
-        for (row1 = row0; row1 < rows; row1++) {
-            const moe_selection s = moe_selection_of(gate, row1);
-            if (pairs + *s.count > capacity) break;
-            w->row_first[row1 - row0] = pairs;
-            pairs += *s.count;
-            for (size_t j = 0; j < *s.count; j++) w->first[s.experts[j] + 1]++;
-        }
-        w->row_first[row1 - row0] = pairs;
-        for (size_t e = 0; e < n; e++) {
-            visits += w->first[e + 1] > 0;
-            w->first[e + 1] += w->first[e];
-            w->fill[e] = w->first[e];
-            for (size_t p = w->first[e]; p < w->first[e + 1]; p += MOE_EXPERT_TILE, tasks++) {
-                w->task[3 * tasks] = (uint32_t)e;
-                w->task[3 * tasks + 1] = (uint32_t)p;
-                w->task[3 * tasks + 2] = (uint32_t)moe_min(MOE_EXPERT_TILE, w->first[e + 1] - p);
-            }
-        }
-        for (size_t r = row0, pair = 0; r < row1; r++) {
-            const moe_selection s = moe_selection_of(gate, r);
-            for (size_t j = 0; j < *s.count; j++) {
-                w->pair_row[w->fill[s.experts[j]]] = (uint32_t)r;
-                w->row_pair[pair++] = (uint32_t)w->fill[s.experts[j]]++;
-            }
-        }
-        job.row0 = row0;
-        moe_pool_run(run->pool, tasks, moe_expert_task, &job);
-        moe_pool_run(run->pool, row1 - row0, moe_combine_task, &job);
-        if (run->graph->stats) {
-            run->graph->stats->expert_pairs += pairs;
-            run->graph->stats->expert_visits += visits;
-        }
-    }
-}
-
-/* The same sum for linear experts: x contains the outputs of all experts side by side. */
-static moe_node *moe_op_mix(moe_graph *g, size_t cols, float scale, moe_node *x, moe_node *gate, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_MIX, x, gate, cols, name);
-    t->scale = scale;
-    return t;
-}
-
-static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const moe_selection s = moe_selection_of(t->src[1], row);
-    float *y = moe_row_of(t, row);
-    (void)thread;
-    memset(y, 0, t->cols * sizeof *y);
-    for (size_t j = 0; j < *s.count; j++)
-        run->kernels->axpy(s.weights[j], moe_row_of(t->src[0], row) + s.experts[j] * t->cols, t->cols, y);
-    if (t->scale != 1.0f)
-        for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->scale;
-}
-static void moe_compute_mix(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, t->src[0]->cols, moe_compute_mix_row);
-}
-
-/* ==== 28. Ops: output =========================================================================================
- * Owns the output layer and its results for the search: the best tokens of a row and their log-probabilities. The
- * [rows, vocabulary] matrix of logits exists only if it is traced. */
-
-enum { MOE_OUTPUT_ROWS = 64 }; /* rows of a task, which computes MOE_OUTPUT_CHUNK tokens for them */
-
-static void moe_op_output(moe_graph *g, const moe_output_op *output, moe_node *x) {
-    moe_node *t =
-        moe_op_pair(g, MOE_OP_OUTPUT, moe_op_factor(g, output->w, x), NULL, output->w->rows, "decoder.logits");
-    t->output = *output;
-    if (!g->traced) t->stride = 0;
-}
-
-/* Results of every chunk of the vocabulary for every row. Chunks are joined in index order. */
-typedef struct moe_output_work {
-    size_t chunks;
-    float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
-    float *logits;    /* [rows, chunks, top] the best of the chunk, descending, -infinity: none */
-    int32_t *ids;     /* [rows, chunks, top]                                                */
-    float *thread;    /* per thread: logits of a task                                       */
-    float *seen;      /* [threads, rows, top] the largest logits that a thread has computed      */
-    size_t thread_floats;
-} moe_output_work;
-
-static moe_output_work moe_output_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    moe_output_work w;
-    w.chunks = moe_divide_up(t->cols, MOE_OUTPUT_CHUNK);
-    w.max = moe_carve(at, g->rows * w.chunks, sizeof *w.max);
-    w.sum = moe_carve(at, g->rows * w.chunks, sizeof *w.sum);
-    w.logits = moe_carve(at, g->rows * w.chunks * g->top, sizeof *w.logits);
-    w.ids = moe_carve(at, g->rows * w.chunks * g->top, sizeof *w.ids);
-    w.thread_floats = moe_min(g->rows, MOE_OUTPUT_ROWS) * moe_row_stride(MOE_OUTPUT_CHUNK);
-    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
-    w.seen = moe_carve(at, g->threads * g->rows * g->top, sizeof *w.seen);
-    return w;
-}
-
-static void moe_output_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_output_layout(g, t, at); }
-
-/* The `top` largest of x[n] with their ids, descending, except numbers below `seen`. `seen` [top] contains the largest
- * numbers of this row in this thread so far; x is added to it. An omitted number has `top` larger ones elsewhere in the
- * row, so the best of the row do not depend on the distribution over threads. Returns the largest of x. */
-static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
-                           float *seen, float *best, int32_t *ids) {
-    enum { BLOCK = 64 };
-    const float lowest = moe_from_bits(0xff800000u), largest = kernels->max(x, n);
-    int32_t unused[MOE_MAX_BEAM + 1];
-    for (size_t i = 0; i < top; i++) best[i] = lowest, ids[i] = -1;
-    for (size_t i = 0; i < n && !(largest < seen[top - 1]); i += BLOCK) {
-        const size_t end = moe_min(n, i + BLOCK);
-        if (kernels->max(x + i, end - i) < seen[top - 1]) continue;
-        for (size_t j = i; j < end; j++)
-            if (x[j] >= seen[top - 1]) {
-                moe_keep_best(best, ids, top, x[j], first_id + (int32_t)j);
-                moe_keep_best(seen, unused, top, x[j], 0);
-            }
-    }
-    return largest;
-}
-
-typedef struct moe_output_job {
-    const moe_run *run;
-    const moe_node *t;
-    moe_output_work work;
-    size_t row_tasks;
-} moe_output_job;
-
-/* The part [first, end) of the list of never generated tokens that is among y[n], the logits from `column` on. */
-static void moe_forbid(const moe_output_op *o, size_t first, size_t end, float *y, size_t column, size_t n) {
-    for (size_t i = first; i < end; i++)
-        if ((size_t)o->never[i] >= column && (size_t)o->never[i] < column + n)
-            y[(size_t)o->never[i] - column] = moe_from_bits(0xff800000u);
-}
-
-/* One chunk of the vocabulary for some rows: logits, the best of them, the sum of exponentials. */
-static void moe_output_task(void *arg, size_t task, size_t thread) {
-    const moe_output_job *job = arg;
-    const moe_output_work *work = &job->work;
-    const moe_node *t = job->t, *x = t->src[0];
-    const moe_hypothesis_rows *f = &job->run->frame->beam;
-    const moe_kernels *kernels = job->run->kernels;
-    const size_t chunk = task / job->row_tasks, row0 = task % job->row_tasks * MOE_OUTPUT_ROWS,
-                 top = job->run->graph->top;
-    const size_t rows = moe_min(MOE_OUTPUT_ROWS, job->run->frame->rows - row0), column = chunk * MOE_OUTPUT_CHUNK;
-    const moe_matrix w = moe_matrix_part(t->output.w, column, MOE_OUTPUT_CHUNK);
-    float *logits = work->thread + thread * work->thread_floats,
-          *seen = work->seen + thread * job->run->frame->rows * top;
-    moe_linear l = { .w = &w,
-                     .bias = t->output.bias ? t->output.bias + column : NULL,
-                     .y = logits,
-                     .y_stride = moe_row_stride(MOE_OUTPUT_CHUNK) };
-    moe_linear_input(&l, x, row0);
-    kernels->linear(&l, 0, rows, 0, moe_divide_up(w.rows, 16));
-    for (size_t r = 0; r < rows; r++) {
-        const size_t row = row0 + r, at = row * work->chunks + chunk;
-        float *y = logits + r * l.y_stride, largest;
-        if (t->stride) memcpy(moe_row_of(t, row) + column, y, w.rows * sizeof *y);
-        moe_forbid(&t->output, t->output.n_suppressed, t->output.n_never, y, column, w.rows);
-        const int held =
-            f->hold && f->hold[row] && (size_t)t->output.eos >= column && (size_t)t->output.eos < column + w.rows;
-        const int summed = held || t->output.n_suppressed; /* before tokens are removed that keep their probability */
-        if (summed) {
-            work->max[at] = kernels->max(y, w.rows);
-            work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
-            moe_forbid(&t->output, 0, t->output.n_suppressed, y, column, w.rows);
-            if (held) y[(size_t)t->output.eos - column] = moe_from_bits(0xff800000u);
-        }
-        if (f->want[row] >= 0 && (size_t)f->want[row] >= column && (size_t)f->want[row] < column + w.rows)
-            f->want_logprob[row] = y[(size_t)f->want[row] - column];
-        for (size_t i = row * f->n_starts; i < (row + 1) * f->n_starts; i++)
-            if (f->starts[i] >= 0 && (size_t)f->starts[i] >= column && (size_t)f->starts[i] < column + w.rows)
-                f->start_logprobs[i] = y[(size_t)f->starts[i] - column];
-        largest = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
-                                work->ids + at * top);
-        if (summed) continue;
-        work->max[at] = largest;
-        work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
-    }
-}
-
-/* Join the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
-static void moe_output_join(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    moe_layout at = { t->work, 0, 0 };
-    const moe_output_work joined = moe_output_layout(run->graph, t, &at), *work = &joined;
-    const moe_hypothesis_rows *f = &run->frame->beam;
-    const size_t first = row * work->chunks, top = run->graph->top;
-    float *logprobs = f->top_logprobs + row * top, max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
-    int32_t *ids = f->top_ids + row * top;
-    (void)thread;
-    for (size_t c = 0; c < work->chunks; c++) max = work->max[first + c] > max ? work->max[first + c] : max;
-    for (size_t c = 0; c < work->chunks; c++) sum = sum + work->sum[first + c] * moe_expf(work->max[first + c] - max);
-    log_sum = moe_logf(sum);
-    if (!(sum >= 1.0f && sum <= FLT_MAX)) log_sum = moe_from_bits(0x7fc00000u); /* the best token alone gives 1 */
-    if (f->want[row] >= 0) {
-        f->want_logprob[row] = (f->want_logprob[row] - max) - log_sum;
-        return;
-    }
-    for (size_t i = row * f->n_starts; i < (row + 1) * f->n_starts; i++)
-        f->start_logprobs[i] = (f->start_logprobs[i] - max) - log_sum;
-    for (size_t i = 0; i < top; i++) logprobs[i] = moe_from_bits(0xff800000u), ids[i] = t->output.eos;
-    for (size_t c = 0; c < work->chunks; c++)
-        for (size_t i = (first + c) * top; i < (first + c + 1) * top && work->logits[i] > logprobs[top - 1]; i++)
-            moe_keep_best(logprobs, ids, top, work->logits[i], work->ids[i]);
-    for (size_t i = 0; i < top; i++) logprobs[i] = (logprobs[i] - max) - log_sum;
-}
-
-static void moe_compute_output(const moe_run *run, const moe_node *t) {
-    moe_layout at = { t->work, 0, 0 };
-    moe_output_job job = { run, t, moe_output_layout(run->graph, t, &at),
-                           moe_divide_up(run->frame->rows, MOE_OUTPUT_ROWS) };
-    for (size_t i = 0; i < run->graph->threads * run->frame->rows * run->graph->top; i++)
-        job.work.seen[i] = moe_from_bits(0xff800000u);
-    moe_pool_run(run->pool, job.work.chunks * job.row_tasks, moe_output_task, &job);
-    moe_for_rows(run, t, run->frame->rows, 512 * job.work.chunks, moe_output_join);
-}
-
-/* ==== 29. Plan and run ========================================================================================
- * Owns the table of ops, the places of nodes in memory, and the run of a graph. Invariant: after moe_graph_plan no
- * other node uses the place of a node's rows between the node itself and its last reader. */
-
-typedef struct moe_op_row {
-    const char *name;
-    void (*scratch)(const moe_graph *g, const moe_node *t, moe_layout *at); /* carves its scratch; NULL: none */
-    void (*compute)(const moe_run *run, const moe_node *t);
-    void (*row)(const moe_run *run, const moe_node *t, size_t row, size_t thread); /* instead of compute */
-    size_t cost;                                                                   /* of a row: products a column */
-} moe_op_row;
-
-#define MOE_OP_ROWS(name, cost) { #name, NULL, NULL, moe_compute_##name##_row, cost }
-#define MOE_OP_WHOLE(name, cost) { #name, NULL, moe_compute_##name, NULL, 0 }
-#define MOE_OP_SCRATCH(name, cost) { #name, moe_##name##_scratch, moe_compute_##name, NULL, 0 }
-#define MOE_OP_NOTHING(name, cost) { #name, NULL, NULL, NULL, 0 }
-#define MOE_OP_ROW(NAME, name, how, cost) [MOE_OP_##NAME] = MOE_OP_##how(name, cost),
-static const moe_op_row moe_ops[MOE_OP_COUNT] = { MOE_OPS(MOE_OP_ROW) };
-
-static size_t moe_node_bytes(const moe_graph *g, const moe_node *t) {
-    if (t->op == MOE_OP_STORE || t->op == MOE_OP_VIEW) return 0;
-    if (moe_is_codes(t)) return moe_round_up(g->rows * t->stride, 64) + moe_round_up(g->rows * sizeof(float), 64);
-    return moe_round_up(g->rows * t->stride * sizeof(float), 64);
-}
-
-/* The lowest place for `bytes` between the live nodes, which are linked from the lowest on; *below, unless NULL: the
- * link before this place. */
-static size_t moe_find_gap(const moe_graph *g, moe_node **lowest, size_t bytes, moe_node ***below) {
-    size_t at = 0;
-    for (; *lowest && (*lowest)->offset - at < bytes; lowest = &(*lowest)->above)
-        at = (*lowest)->offset + moe_node_bytes(g, *lowest);
-    if (below) *below = lowest;
-    return at;
-}
-
-/* Find the last reader of every node. */
-static void moe_graph_lives(moe_graph *g) {
-    for (size_t i = 0; i < g->count; i++) {
-        moe_node *t = &g->nodes[i];
-        t->last = g->routed && t->op == MOE_OP_GATE ? g->count : i; /* the session reads selections after the run */
-        for (size_t s = 0; s < MOE_COUNT(t->src); s++) {
-            moe_node *read = t->src[s];
-            while (read && read->op == MOE_OP_VIEW) read = read->src[0];
-            if (read) read->last = moe_max(read->last, i);
-        }
-    }
-}
-
-/* Give every node its offset in the arena, and the graph its `bytes`, the size of the arena. One pass over the nodes
- * keeps the live ones in the order of their places. */
-static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
-    moe_node *lowest = NULL, **link;
-    if (g->overflow || g->rows > (SIZE_MAX >> 24))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "the graph is too large for this machine's memory");
-    g->bytes = 0;
-    moe_graph_lives(g);
-    for (size_t i = 0; i < g->count; i++) {
-        moe_node *t = &g->nodes[i];
-        const size_t size = moe_node_bytes(g, t);
-        moe_layout work = { NULL, 0, 0 };
-        for (link = &lowest; *link;)
-            if ((*link)->last < i) *link = (*link)->above;
-            else link = &(*link)->above;
-        if (size) {
-            t->offset = moe_find_gap(g, &lowest, size, &link);
-            t->above = *link;
-            *link = t;
-            g->bytes = moe_max(g->bytes, t->offset + size);
-        }
-        if (moe_ops[t->op].scratch && !g->on_device) moe_ops[t->op].scratch(g, t, &work);
-        if (work.overflow)
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "%s needs more scratch than can be addressed", t->name);
-        t->work_bytes = work.used;
-        if (!work.used) continue;
-        t->work_offset = moe_find_gap(g, &lowest, work.used, NULL);
-        g->bytes = moe_max(g->bytes, t->work_offset + work.used);
-    }
-    return MOE_OK;
-}
-
-/* Give every node its address. */
-static void moe_graph_place(moe_graph *g, char *arena) {
-    for (size_t i = 0; i < g->count; i++) {
-        moe_node *t = &g->nodes[i];
-        t->data = arena + t->offset;
-        t->work = arena + t->work_offset;
-        if (t->op == MOE_OP_VIEW) t->data = (float *)t->src[0]->data + t->column;
-        if (moe_is_codes(t)) t->scales = (float *)(void *)((char *)t->data + moe_round_up(g->rows * t->stride, 64));
-    }
-}
-
-/* A run that is cancelled or meets a damaged slab ends early: no node reads unfinished rows of another one. */
-static int moe_run_ended(const moe_run *run) {
-    return moe_pool_cancelled(run->pool) || (run->graph->damage && atomic_load(&run->graph->damage->piece));
-}
-
-static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_user) {
-    for (size_t i = 0; i < run->graph->count && !moe_run_ended(run); i++) {
-        const moe_node *t = &run->graph->nodes[i];
-        const moe_op_row *op = &moe_ops[t->op];
-        if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 0);
-        if (op->compute) op->compute(run, t);
-        else if (op->row) moe_for_rows(run, t, run->frame->rows, op->cost * t->cols, op->row);
-        if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 1);
-        if (!trace || moe_is_codes(t) || t->op == MOE_OP_STORE) continue;
-        if (t->op == MOE_OP_GATE) moe_trace_gate(run, t, trace, trace_user);
-        else trace(trace_user, t->name, t->data, run->frame->rows, t->cols, t->stride);
-    }
 }
 
 /* ==== 30. Encoder and decoder =================================================================================
