@@ -14,7 +14,7 @@ import urllib.parse
 import urllib.request
 
 from suite import Suite
-from test_server import LINES, moe_translate, serving
+from test_server import LINES, MANY, SLOW, moe_translate, serving
 
 try:
     import deepl
@@ -162,6 +162,24 @@ def keys_are_looked_at_and_have_their_quota():
         assert status == 429 and "no characters left" in answer["error"], (status, answer)
         form = urllib.parse.urlencode({"text": "It rains.", "target_lang": "DE", "auth_key": "right"}).encode()
         assert server.ask("/v2/translate", form, FORM)[0] == 200
+
+
+@test
+def what_is_not_translated_is_not_counted():
+    """But what took too long was translated in part."""
+    options = ["--max-queue", "900", "--timeout", "2", "--set", "split=0", *SLOW]
+    with keys_of("key") as keys, serving("--api-keys", keys, *options, fast=False) as server:
+        def counted(q, wanted):
+            """How many characters more are, by a request with this answer."""
+            before = server.ask("/v2/usage", b"auth_key=key", FORM)[1]["character_count"]
+            status, answer = server.translate(q, api_key="key")
+            assert status == wanted, (status, answer)
+            return server.ask("/v2/usage", b"auth_key=key", FORM)[1]["character_count"] - before
+
+        assert counted("It rains.", 200) == 9
+        assert counted(["a"] * 901, 413) == 0  # it is counted before the queue is looked at
+        assert counted(["It rains.", "dog " * 600], 400) == 0  # more than the model reads at once
+        assert counted(MANY, 504) == sum(map(len, MANY))
 
 
 @test_client

@@ -80,6 +80,27 @@ def requests_are_understood_in_one_way_only():
 
 
 @test
+def no_line_end_hides_where_a_request_ends():
+    """libmicrohttpd 0.9.75 takes folded lines, and lines that end in LF alone: not where it matters who is right."""
+    close = HEAD + b"Connection: close\r\n"
+    with serving() as server:
+        for bad in (
+            close + b"Content-Length:\r\n %d\r\n\r\n" % len(BODY) + BODY,
+            close + b"Content-Length: 5\r\n 0\r\n\r\n" + BODY,
+            close + LENGTH + b" Transfer-Encoding: chunked\r\n\r\n" + BODY,
+            close + LENGTH + b"X: a\r\n Transfer-Encoding: chunked\r\n\r\n" + BODY,
+            close + LENGTH + b"X: a\nTransfer-Encoding: chunked\r\n\r\n" + BODY,
+            close + LENGTH + b"X: a\nContent-Length: 3\r\n\r\n" + BODY,
+            close + b"Transfer-Encoding:\r\n chunked\r\n\r\n" + CHUNKS,
+            b"GET /health HTTP/1.1\r\nHost: x\r\n y\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: x\r\nX: a\nHost: y\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n",
+        ):
+            reply = raw(server, bad + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert status(reply) == 400 and b" 200 " not in reply, (bad, reply)
+
+
+@test
 def other_methods_are_told_which():
     with serving() as server:
         for path, method, allow in (

@@ -8,6 +8,7 @@ Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`
 
 import contextlib
 import datetime
+import http.client
 import ipaddress
 import json
 import os
@@ -444,6 +445,46 @@ def a_supervisor_starts_it_again_when_the_translator_failed():
         assert it.said.read().count("the translator failed: ") == 2
         it.said.close()
         it.folder.cleanup()
+
+
+@test
+def whoever_watches_is_told_that_the_translator_failed():
+    """In the moments until the end, on a connection that is open already; and what failed is not billed."""
+    for _ in range(5):  # they are few
+        with tempfile.TemporaryDirectory() as folder:
+            model, keys = pathlib.Path(folder) / "m.bin", pathlib.Path(folder) / "keys"
+            model.write_bytes(MODEL.read_bytes())
+            keys.write_text("key\n")
+            server = Server("--api-keys", str(keys), model=model)
+            watcher = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+
+            def watch(path):
+                watcher.request("GET", path, headers={"Authorization": "Bearer key"})
+                reply = watcher.getresponse()
+                return reply.status, reply.read().decode()
+
+            assert server.translate("It rains.", api_key="key")[0] == 200
+            assert watch("/health") == (200, '{"status":"ok"}\n')
+            time.sleep(1.1)
+            model.touch()
+            raw, seen = post(server, {"q": MANY, "source": "en", "target": "de", "api_key": "key"}), []
+            with contextlib.suppress(OSError, http.client.HTTPException):  # until it is gone
+                while True:
+                    seen.append((watch("/health"), watch("/metrics")[1], json.loads(watch("/v2/usage")[1])))
+            reply = read_all(raw)
+            assert reply.startswith(b"HTTP/1.1 500 ") or not reply, reply  # on a busy machine it is cut
+            assert server.process.wait(30) == 3
+            assert "the translator failed: " in server.process.stderr.read()
+            server.process.stderr.close()
+            watcher.close()
+        healths = [x[0] for x in seen]
+        assert healths, "the connection was not kept"
+        assert set(healths) <= {(200, '{"status":"ok"}\n'), (503, '{"status":"failed"}\n')}, set(healths)
+        failed = sum(status == 503 for status, _ in healths)
+        refused = re.search(r'moe_requests_total{status="5xx"} (\d+)', seen[-1][1])[1]
+        if failed and (int(refused), seen[-1][2]["character_count"]) == (failed + 1, 9):
+            return
+    raise AssertionError((failed, refused, seen[-1][2]))
 
 
 @test
