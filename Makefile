@@ -169,7 +169,7 @@ $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
 # What a program with text in and out is made of beside its own object.
-$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o options.o routing.o json.o) $(TEXT_OBJECTS)
+$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o options.o output.o routing.o json.o) $(TEXT_OBJECTS)
 	rm -f $@
 	$(AR) rcs $@ $^
 

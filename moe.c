@@ -79,7 +79,6 @@
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -4302,39 +4301,38 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
  * file of that name is never damaged. */
 
 /* ---- A file that appears whole or not at all ----
- * It is written under a temporary name in the folder of its target, and renamed to the target when it is done. A device
- * or a pipe is written directly. */
+ * It is written under a temporary name in the folder of its target, and renamed to the target when it is done. */
 
 enum { MOE_PATH_BYTES = 4096, MOE_WRITE_BYTES = 1 << 24 };
 
-struct moe_output {
-    moe_allocator allocator;
-    int fd;                         /* -1: not open */
-    int regular, failed;            /* failed: errno of the first write that did not succeed */
-    uint64_t at;                    /* bytes written */
-    sigset_t held;                  /* signals that this output holds back in its thread */
-    char path[MOE_PATH_BYTES];      /* as the caller gave it */
-    char target[MOE_PATH_BYTES];    /* the same with symbolic links resolved */
-    char temporary[MOE_PATH_BYTES]; /* "": the target itself is written */
-};
+typedef struct moe_output {
+    const char *path;                                       /* as the caller gave it */
+    int fd;                                                 /* -1: not open */
+    uint64_t at;                                            /* where the next bytes go */
+    sigset_t held;                                          /* signals that are blocked until the file is done */
+    char target[MOE_PATH_BYTES], temporary[MOE_PATH_BYTES]; /* `path` with symbolic links resolved; "": not there */
+} moe_output;
 
-/* Resolve `path` if its last part is a symbolic link; its target need not exist, and the system follows links of
+/* Resolve o->path if its last part is a symbolic link; its target need not exist, and the system follows links of
  * folders. 0: failed, with errno. */
-static int moe_follow_links(const char *path, char *out) {
+static int moe_follow_links(moe_output *o) {
     char link[MOE_PATH_BYTES];
-    snprintf(out, MOE_PATH_BYTES, "%s", path);
-    for (int links = 0; links < 40; links++) {
-        const ssize_t length = readlink(out, link, sizeof link);
-        const char *slash = strrchr(out, '/');
-        size_t folder = slash ? (size_t)(slash + 1 - out) : 0;
-        if (length < 0) return errno == EINVAL || errno == ENOENT; /* not a link, or it does not exist */
-        if (length && link[0] == '/') folder = 0;
-        if (folder + (size_t)length >= MOE_PATH_BYTES) {
+    size_t folder = 0, length = strlen(o->path);
+    const char *next = o->path;
+    for (int links = 0; links <= 40; links++) {
+        const char *slash;
+        ssize_t got;
+        if (folder + length >= MOE_PATH_BYTES) {
             errno = ENAMETOOLONG;
             return 0;
         }
-        memcpy(out + folder, link, (size_t)length);
-        out[folder + (size_t)length] = 0;
+        memcpy(o->target + folder, next, length);
+        o->target[folder + length] = 0;
+        got = readlink(o->target, link, sizeof link);
+        if (got < 0) return errno == EINVAL || errno == ENOENT; /* not a link, or it does not exist */
+        next = link, length = (size_t)got;
+        slash = link[0] == '/' ? NULL : strrchr(o->target, '/');
+        folder = slash ? (size_t)(slash + 1 - o->target) : 0;
     }
     errno = ELOOP;
     return 0;
@@ -4342,35 +4340,20 @@ static int moe_follow_links(const char *path, char *out) {
 
 static const int moe_ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
 
-/* The number of open outputs of this thread that block each signal. */
-static _Thread_local int moe_holders[MOE_COUNT(moe_ending_signals)];
-
-/* Block signals that would end the process, and so leave the temporary file behind, in this thread until all its
- * outputs are closed. Signals that the program handles, ignores or blocks are not changed. */
+/* Block signals that would end the process, and so leave the temporary file behind, in this thread. Signals that the
+ * program handles, ignores or blocks are not changed. */
 static void moe_hold_signals(sigset_t *held) {
+    struct sigaction action;
     sigset_t blocked;
     sigemptyset(held);
     if (pthread_sigmask(SIG_SETMASK, NULL, &blocked) != 0) return;
-    for (size_t i = 0; i < MOE_COUNT(moe_ending_signals); i++) {
-        const int number = moe_ending_signals[i];
-        struct sigaction action;
-        if (!moe_holders[i] &&
-            (sigismember(&blocked, number) || sigaction(number, NULL, &action) != 0 || action.sa_handler != SIG_DFL))
-            continue;
-        moe_holders[i]++;
-        sigaddset(held, number);
-    }
+    for (size_t i = 0; i < MOE_COUNT(moe_ending_signals); i++)
+        if (!sigismember(&blocked, moe_ending_signals[i]) && sigaction(moe_ending_signals[i], NULL, &action) == 0 &&
+            action.sa_handler == SIG_DFL)
+            sigaddset(held, moe_ending_signals[i]);
     pthread_sigmask(SIG_BLOCK, held, NULL);
 }
 
-static void moe_release_signals(sigset_t *held) {
-    for (size_t i = 0; i < MOE_COUNT(moe_ending_signals); i++)
-        if (sigismember(held, moe_ending_signals[i]) && moe_holders[i] && --moe_holders[i])
-            sigdelset(held, moe_ending_signals[i]);
-    pthread_sigmask(SIG_UNBLOCK, held, NULL);
-}
-
-/* Whether a blocked signal is pending. */
 static int moe_signal_waits(const sigset_t *held) {
     sigset_t waiting;
     sigemptyset(&waiting);
@@ -4385,106 +4368,35 @@ static int moe_signal_waits(const sigset_t *held) {
 static int moe_create_temporary(moe_output *o, const struct stat *old) {
     const char *slash = strrchr(o->target, '/');
     const int folder = slash ? (int)(slash + 1 - o->target) : 0;
-    for (int tries = 0; tries < 1000 && o->fd < 0; tries++) {
+    for (int tries = 0; tries < 1000; tries++) {
         struct timespec now = { 0, 0 };
         clock_gettime(CLOCK_MONOTONIC, &now);
+        errno = ENAMETOOLONG;
         if (snprintf(o->temporary, sizeof o->temporary, "%.*s.moe-%ld-%09ld", folder, o->target, (long)getpid(),
-                     (long)now.tv_nsec) >= (int)sizeof o->temporary)
-            errno = ENAMETOOLONG;
-        else o->fd = open(o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, old ? 0600 : 0666);
-        if (o->fd < 0 && errno != EEXIST) break;
+                     (long)now.tv_nsec) < (int)sizeof o->temporary)
+            o->fd = open(o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, old ? 0600 : 0666);
+        if (o->fd >= 0 || errno != EEXIST) break;
     }
-    if (o->fd < 0) {
-        o->temporary[0] = 0;
-        return 0;
-    }
-    if (!old) return 1;
+    if (o->fd < 0 || !old) return o->fd >= 0;
     /* If the owner cannot be changed, the new file must not keep bits that grant its owner's rights. */
     return fchmod(o->fd, old->st_mode & (fchown(o->fd, old->st_uid, old->st_gid) == 0 ? 07777 : 0777)) == 0;
 }
 
-static moe_status moe_output_fail(const moe_output *o, moe_error *error, int number) {
+static moe_status moe_output_fail(const moe_output *o, int number, moe_error *error) {
     if (number == EINTR)
         return moe_fail(error, MOE_ERROR_CANCELLED, "write", "writing %.160s was stopped by a signal", o->path);
     return moe_fail(error, MOE_ERROR_IO, "write", "cannot write %.160s: %s", o->path, strerror(number));
 }
 
-/* 0: failed, with errno. `model`: only a regular file is allowed. */
-static int moe_output_start(moe_output *o, int model) {
-    struct stat there, target;
-    const int exists = stat(o->path, &there) == 0;
-    if (!exists && (errno != ENOENT || !o->path[0])) return 0;
-    o->regular = !exists || S_ISREG(there.st_mode);
-    if (model && !o->regular) {
-        errno = S_ISDIR(there.st_mode) ? EISDIR : EINVAL;
-        return 0;
+static moe_status moe_output_write(moe_output *o, const void *data, size_t bytes, moe_error *error) {
+    for (const char *p = data; bytes;) {
+        const ssize_t n = pwrite(o->fd, p, moe_min(bytes, MOE_WRITE_BYTES), (off_t)o->at);
+        if (n == 0 || (n < 0 && errno != EINTR)) return moe_output_fail(o, n ? errno : ENOSPC, error);
+        if (n > 0) p += n, bytes -= (size_t)n, o->at += (uint64_t)n;
+        if (moe_signal_waits(&o->held)) return moe_output_fail(o, EINTR, error);
     }
-    if (o->regular && !moe_follow_links(o->path, o->target)) return 0;
-    /* /dev/stdout may lead to a file whose name is gone. */
-    if (exists && (!o->regular || lstat(o->target, &target) != 0 || target.st_dev != there.st_dev ||
-                   target.st_ino != there.st_ino)) {
-        o->fd = open(o->path, O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC);
-        return o->fd >= 0;
-    }
-    if (exists && faccessat(AT_FDCWD, o->target, W_OK, AT_EACCESS) != 0) return 0;
-    moe_hold_signals(&o->held);
-    return moe_create_temporary(o, exists ? &there : NULL);
+    return MOE_OK;
 }
-
-static moe_status moe_output_begin(const char *path, const moe_allocator *a, int model, moe_output **out,
-                                   moe_error *error) {
-    moe_output *o = moe_allocate_zeroed(a, sizeof *o);
-    moe_status status;
-    if (!o) return moe_fail(error, MOE_ERROR_MEMORY, "write", "no memory to write a file");
-    o->allocator = *a;
-    o->fd = -1;
-    sigemptyset(&o->held);
-    errno = ENAMETOOLONG;
-    if ((size_t)snprintf(o->path, sizeof o->path, "%s", path) < sizeof o->path && moe_output_start(o, model)) {
-        *out = o;
-        return MOE_OK;
-    }
-    status = model && errno == EINVAL ? moe_fail(error, MOE_ERROR_IO, "write",
-                                                 "%.160s is not a file; models are written to regular files only", path)
-                                      : moe_output_fail(o, error, errno);
-    moe_output_close(o, 0, NULL);
-    return status;
-}
-
-moe_status moe_output_open(const char *path, const moe_allocator *allocator, moe_output **out, moe_error *error) {
-    const moe_allocator a = moe_allocator_or_default(allocator);
-    return moe_output_begin(path, &a, 0, out, error);
-}
-
-moe_status moe_output_write(moe_output *o, const void *data, size_t bytes, moe_error *error) {
-    const char *p = data;
-    struct rlimit limit;
-    /* Beyond this limit the system would send SIGXFSZ, which ends a process. */
-    if (o->regular && getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-        (o->at > limit.rlim_cur || bytes > limit.rlim_cur - o->at))
-        o->failed = EFBIG;
-    while (bytes && !o->failed) {
-        const ssize_t n = write(o->fd, p, moe_min(bytes, MOE_WRITE_BYTES));
-        if (n > 0) {
-            p += n, bytes -= (size_t)n, o->at += (uint64_t)n;
-        } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) { /* a pipe that does not block */
-            struct pollfd writable = { .fd = o->fd, .events = POLLOUT };
-            poll(&writable, 1, -1);
-        } else if (n == 0 || errno != EINTR) {
-            o->failed = n ? errno : ENOSPC;
-        }
-        if (moe_signal_waits(&o->held)) o->failed = EINTR;
-    }
-    return o->failed ? moe_output_fail(o, error, o->failed) : MOE_OK;
-}
-
-/* The next bytes are written over the first ones. */
-static void moe_output_rewind(moe_output *o) {
-    if (!o->failed && lseek(o->fd, 0, SEEK_SET) != 0) o->failed = errno;
-    o->at = 0;
-}
-
-const char *moe_output_temporary(const moe_output *o) { return o->temporary[0] ? o->temporary : NULL; }
 
 /* A name is safe when its folder is on disk. Some file systems cannot sync a folder; the file exists in any case. */
 static void moe_sync_folder(char *path) {
@@ -4497,29 +4409,47 @@ static void moe_sync_folder(char *path) {
     close(fd);
 }
 
-/* Signals that end a program are blocked here; no other signal is a reason to stop. */
+/* Signals that end a program are blocked here; no other signal is a reason to stop. Some file systems cannot sync. */
 static int moe_sync(int fd) {
     int result;
     do result = fsync(fd);
     while (result != 0 && errno == EINTR);
-    return result;
+    return result == 0 || errno == EINVAL || errno == ENOTSUP;
 }
 
-moe_status moe_output_close(moe_output *o, int keep, moe_error *error) {
-    moe_allocator a;
-    moe_status status = MOE_OK;
-    if (!o) return MOE_OK;
-    if (keep && !o->failed && moe_sync(o->fd) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS)
-        o->failed = errno; /* a pipe cannot */
-    if (o->fd >= 0 && close(o->fd) != 0 && errno != EINTR && !o->failed) o->failed = errno;
-    if (keep && !o->failed && o->temporary[0] && rename(o->temporary, o->target) != 0) o->failed = errno;
-    if (keep && o->failed) status = moe_output_fail(o, error, o->failed);
-    if (o->temporary[0] && (!keep || o->failed)) unlink(o->temporary);
-    else if (o->temporary[0]) moe_sync_folder(o->temporary);
-    moe_release_signals(&o->held);
-    a = o->allocator;
-    moe_release(&a, o, sizeof *o);
+/* Give the file its name if `status` is MOE_OK, else remove it. */
+static moe_status moe_output_end(moe_output *o, moe_status status, moe_error *error) {
+    if (o->fd >= 0) {
+        if (status == MOE_OK && !moe_sync(o->fd)) status = moe_output_fail(o, errno, error);
+        if (close(o->fd) != 0 && errno != EINTR && status == MOE_OK) status = moe_output_fail(o, errno, error);
+        if (status == MOE_OK && rename(o->temporary, o->target) != 0) status = moe_output_fail(o, errno, error);
+        if (status != MOE_OK) unlink(o->temporary);
+        else moe_sync_folder(o->temporary);
+    }
+    pthread_sigmask(SIG_UNBLOCK, &o->held, NULL);
     return status;
+}
+
+/* Begin a file of this many bytes. */
+static moe_status moe_output_begin(moe_output *o, const char *path, uint64_t bytes, moe_error *error) {
+    struct stat old;
+    struct rlimit limit;
+    const int exists = stat(path, &old) == 0;
+    o->path = path;
+    o->fd = -1;
+    if (exists ? S_ISDIR(old.st_mode) : errno != ENOENT || !path[0])
+        return moe_output_fail(o, exists ? EISDIR : errno, error);
+    if (exists && !S_ISREG(old.st_mode))
+        return moe_fail(error, MOE_ERROR_IO, "write", "%.160s is not a file; models are written to regular files only",
+                        path);
+    /* Beyond this limit the system would send SIGXFSZ, which ends a process. */
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur)
+        return moe_output_fail(o, EFBIG, error);
+    if (!moe_follow_links(o) || (exists && faccessat(AT_FDCWD, o->target, W_OK, AT_EACCESS) != 0))
+        return moe_output_fail(o, errno, error);
+    moe_hold_signals(&o->held);
+    if (moe_create_temporary(o, exists ? &old : NULL)) return MOE_OK;
+    return moe_output_end(o, moe_output_fail(o, errno, error), NULL);
 }
 
 /* ---- A model ----
@@ -4544,7 +4474,7 @@ typedef struct moe_save {
     size_t header_bytes;
     char *header, *piece;
     float *row; /* a row of floats; behind it its codes and subs */
-    moe_output *out;
+    moe_output out;
     moe_error *error;
 } moe_save;
 
@@ -4669,13 +4599,13 @@ static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int d
 }
 
 static moe_status moe_save_bytes(moe_save *s, const void *data, size_t bytes) {
-    return moe_output_write(s->out, data, bytes, s->error);
+    return moe_output_write(&s->out, data, bytes, s->error);
 }
 
 /* Zeros up to byte `to` of the file. */
 static moe_status moe_save_gap(moe_save *s, uint64_t to) {
     static const char zeros[4096];
-    while (s->out->at < to) MOE_TRY(moe_save_bytes(s, zeros, (size_t)moe_min(to - s->out->at, sizeof zeros)));
+    while (s->out.at < to) MOE_TRY(moe_save_bytes(s, zeros, (size_t)moe_min(to - s->out.at, sizeof zeros)));
     return MOE_OK;
 }
 
@@ -4733,7 +4663,7 @@ static moe_status moe_save_all(moe_save *s) {
         MOE_TRY(moe_save_tensor(s, i));
     }
     moe_save_header(s, s->header);
-    moe_output_rewind(s->out);
+    s->out.at = 0;
     return moe_save_bytes(s, s->header, s->header_bytes);
 }
 
@@ -4793,11 +4723,9 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
     }
     s->error = error;
     status = moe_save_check(s, a, error);
-    if (status == MOE_OK) status = moe_output_begin(path, a, 1, &s->out, error);
     if (status == MOE_OK) {
-        status = moe_save_all(s);
-        if (status == MOE_OK) status = moe_output_close(s->out, 1, error);
-        else moe_output_close(s->out, 0, NULL);
+        status = moe_output_begin(&s->out, path, s->file_bytes, error);
+        if (status == MOE_OK) status = moe_output_end(&s->out, moe_save_all(s), error);
     }
     moe_release(a, layout.base, block_bytes);
     return status;

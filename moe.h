@@ -276,93 +276,6 @@ moe_span moe_model_meta_text(const moe_model *model, size_t index, size_t i); /*
  * number of texts read. */
 size_t moe_model_meta_texts(const moe_model *model, size_t index, moe_span *out, size_t n);
 
-/* A metadata entry to write: an integer, a real or a text. */
-typedef struct moe_meta_entry {
-    const char *key;    /* 1 to 255 characters of [a-z0-9._-] */
-    moe_meta_kind kind; /* MOE_META_INT, MOE_META_REAL or MOE_META_TEXT */
-    int64_t integer;
-    double real;
-    moe_span text; /* UTF-8 */
-} moe_meta_entry;
-
-/* An F32 vector to write. */
-typedef struct moe_vector_entry {
-    const char *name;
-    const float *data; /* [n] */
-    size_t n;
-} moe_vector_entry;
-
-typedef struct moe_save_params {
-    moe_type type;                 /* number format of matrices; gates, thresholds and biases stay F32 */
-    moe_type experts;              /* number format of experts */
-    const moe_meta_entry *entries; /* [n_entries] metadata to add or replace; may be NULL */
-    size_t n_entries;
-    const moe_vector_entry *vectors; /* [n_vectors] vectors to add or replace; may be NULL */
-    size_t n_vectors;
-} moe_save_params;
-
-/* Write the model to `path` in the number formats of `params`. The file appears whole under its name or not at all, as
- * moe_output below describes; a path that names anything but a regular file is refused. All metadata are kept, except
- * that golden.* and quality.* are dropped when a type or a vector changes, because they describe the old numbers. A
- * finer type than the model's is allowed, but does not restore lost precision. Errors: MOE_ERROR_ARGUMENT (also for a
- * number that the type cannot hold), MOE_ERROR_MEMORY, MOE_ERROR_IO, MOE_ERROR_CANCELLED (by a signal). */
-moe_status moe_model_save_sized(const moe_model *model, const char *path, const moe_save_params *params, size_t size,
-                                moe_error *error);
-static inline moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params,
-                                        moe_error *error) {
-    return moe_model_save_sized(model, path, params, sizeof *params, error);
-}
-
-/* The next functions write a new model file, for converters and benchmarks. They need memory for the largest matrix or
- * expert only. They check names, types and shapes; moe_model_open checks that the result is a model. */
-typedef struct moe_tensor_spec {
-    const char *name;
-    moe_type type;   /* F32 where n_dims is 1 */
-    uint32_t n_dims; /* 1: a vector. 2: a matrix [out, in]. 3: experts [experts, hidden, width] */
-    uint64_t dims[3];
-} moe_tensor_spec;
-
-/* Fill out[cols] with row `row` of tensor number `tensor`. For a tensor of experts, `piece` is the number of the
- * expert; rows 0 .. hidden-1 are its up matrix, the following `width` rows its down matrix. The writer calls this once
- * for each row, in the order of the file. */
-typedef void (*moe_fill_fn)(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols);
-
-typedef struct moe_write_params {
-    moe_allocator allocator; /* all zero: malloc, realloc, free */
-    const moe_meta_entry *entries;
-    size_t n_entries;
-    const moe_tensor_spec *tensors;
-    size_t n_tensors;
-    moe_fill_fn fill;
-    void *user;
-} moe_write_params;
-
-/* Errors: those of moe_model_save. */
-moe_status moe_model_write_sized(const char *path, const moe_write_params *params, size_t size, moe_error *error);
-static inline moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error) {
-    return moe_model_write_sized(path, params, sizeof *params, error);
-}
-
-/* A file of any kind, written as safely as model files.
- *   - A new or a regular file is written under a temporary name in the same folder, ".moe-...". At the end it is
- *     flushed to the disk and renamed. So the file appears whole or not at all, and other writers of the same name do
- *     no harm. A symbolic link stays a link. A file that replaces another one takes over its permissions.
- *   - A device or a pipe is written directly.
- *   - A file beyond RLIMIT_FSIZE is an error, not a signal.
- *   - SIGHUP, SIGINT and SIGTERM, if they have their default action, are blocked in the calling thread until the file
- *     is closed. After such a signal the next write fails with MOE_ERROR_CANCELLED, and closing removes what was
- *     written before the signal ends the process. This fails if another thread receives the signal. Open, write and
- *     close in one thread.
- * Errors: MOE_ERROR_IO, MOE_ERROR_MEMORY, MOE_ERROR_CANCELLED. */
-typedef struct moe_output moe_output;
-
-moe_status moe_output_open(const char *path, const moe_allocator *allocator, moe_output **out, moe_error *error);
-moe_status moe_output_write(moe_output *output, const void *data, size_t bytes, moe_error *error);
-/* Finish the file (keep 1) or remove it (keep 0). `output` is freed in any case; NULL is fine. */
-moe_status moe_output_close(moe_output *output, int keep, moe_error *error);
-/* The temporary name, which a signal handler may unlink; NULL if the file has none. */
-const char *moe_output_temporary(const moe_output *output);
-
 /* A tensor as the file's directory lists it. */
 typedef struct moe_tensor_info {
     moe_span name;
@@ -690,6 +603,81 @@ moe_status moe_classify(moe_session *session, const float *inputs, size_t rows, 
 
 const char *moe_isa_names(void);         /* instruction sets of this build's kernels, best last: "portable avx2 ..." */
 int moe_isa_available(const char *name); /* 1 if this machine has the instruction set */
+
+/* ---- Writing models ------------------------------------------------------------------------------------ */
+
+/* A model file appears whole under its name or not at all. It is written under a temporary name in the same folder,
+ * ".moe-...", then flushed to the disk and renamed, so other writers of the same name do no harm. A symbolic link stays
+ * a link. A file that replaces another one takes over its permissions. A path that names anything but a regular file is
+ * refused. A file beyond RLIMIT_FSIZE is an error, not a signal. SIGHUP, SIGINT and SIGTERM, if they have their default
+ * action, are blocked in the calling thread while it writes: after such a signal the call removes what it wrote before
+ * the signal ends the process. This fails if another thread receives the signal. */
+
+/* A metadata entry to write: an integer, a real or a text. */
+typedef struct moe_meta_entry {
+    const char *key;    /* 1 to 255 characters of [a-z0-9._-] */
+    moe_meta_kind kind; /* MOE_META_INT, MOE_META_REAL or MOE_META_TEXT */
+    int64_t integer;
+    double real;
+    moe_span text; /* UTF-8 */
+} moe_meta_entry;
+
+/* An F32 vector to write. */
+typedef struct moe_vector_entry {
+    const char *name;
+    const float *data; /* [n] */
+    size_t n;
+} moe_vector_entry;
+
+typedef struct moe_save_params {
+    moe_type type;                 /* number format of matrices; gates, thresholds and biases stay F32 */
+    moe_type experts;              /* number format of experts */
+    const moe_meta_entry *entries; /* [n_entries] metadata to add or replace; may be NULL */
+    size_t n_entries;
+    const moe_vector_entry *vectors; /* [n_vectors] vectors to add or replace; may be NULL */
+    size_t n_vectors;
+} moe_save_params;
+
+/* Write the model to `path` in the number formats of `params`. All metadata are kept, except that golden.* and
+ * quality.* are dropped when a type or a vector changes, because they describe the old numbers. A finer type than the
+ * model's is allowed, but does not restore lost precision. Errors: MOE_ERROR_ARGUMENT (also for a number that the type
+ * cannot hold), MOE_ERROR_MEMORY, MOE_ERROR_IO, MOE_ERROR_CANCELLED (by a signal). */
+moe_status moe_model_save_sized(const moe_model *model, const char *path, const moe_save_params *params, size_t size,
+                                moe_error *error);
+static inline moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params,
+                                        moe_error *error) {
+    return moe_model_save_sized(model, path, params, sizeof *params, error);
+}
+
+/* The next functions write a new model file, for converters and benchmarks. They need memory for the largest matrix or
+ * expert only. They check names, types and shapes; moe_model_open checks that the result is a model. */
+typedef struct moe_tensor_spec {
+    const char *name;
+    moe_type type;   /* F32 where n_dims is 1 */
+    uint32_t n_dims; /* 1: a vector. 2: a matrix [out, in]. 3: experts [experts, hidden, width] */
+    uint64_t dims[3];
+} moe_tensor_spec;
+
+/* Fill out[cols] with row `row` of tensor number `tensor`. For a tensor of experts, `piece` is the number of the
+ * expert; rows 0 .. hidden-1 are its up matrix, the following `width` rows its down matrix. The writer calls this once
+ * for each row, in the order of the file. */
+typedef void (*moe_fill_fn)(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols);
+
+typedef struct moe_write_params {
+    moe_allocator allocator; /* all zero: malloc, realloc, free */
+    const moe_meta_entry *entries;
+    size_t n_entries;
+    const moe_tensor_spec *tensors;
+    size_t n_tensors;
+    moe_fill_fn fill;
+    void *user;
+} moe_write_params;
+
+/* Errors: those of moe_model_save. */
+moe_status moe_model_write_sized(const char *path, const moe_write_params *params, size_t size, moe_error *error);
+static inline moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error) {
+    return moe_model_write_sized(path, params, sizeof *params, error);
+}
 
 #ifdef __cplusplus
 }

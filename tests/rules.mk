@@ -15,7 +15,7 @@
 
 .PHONY: test test-long test-fresh test-arm test-spark check asan tsan valgrind c-suites coverage tidy fuzz fuzz-coverage
 
-vpath %.c tests/engine tests/text tests/cuda tests/cross tests/fuzz
+vpath %.c tests/engine tests/text tests/programs tests/cuda tests/cross tests/fuzz
 
 # tests/*/test_*.c are cmocka programs. One that includes moe.c has the library inside it and takes nothing from
 # libmoe.a; one that does not links with it. tests/*/test_*.py and .sh print ok and FAIL lines.

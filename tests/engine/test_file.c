@@ -1980,65 +1980,19 @@ static void models_are_written_to_files_only(void **state) {
     CHECK(strstr(e.message, null) && strstr(e.message, "not a file"), "'%s'", e.message);
     assert_true(S_ISCHR(mode_of(null)));
     assert_int_equal(files_in_directory(), before);
+    if (exists("/proc/self/fd")) { /* a file whose name is gone */
+        char nameless[64];
+        const int fd = open(in_directory("null-model"), O_RDWR | O_CREAT, 0666);
+        assert_true(fd >= 0);
+        assert_int_equal(remove(in_directory("null-model")), 0);
+        snprintf(nameless, sizeof nameless, "/proc/self/fd/%d", fd);
+        assert_int_equal(moe_model_save(model, nameless, &p, &e), MOE_ERROR_IO);
+        assert_int_equal(files_in_directory(), before);
+        close(fd);
+    }
     remove(in_directory("pipe")), remove(in_directory("null"));
     moe_model_close(model);
     drop(&f);
-}
-
-static void devices_are_written_as_what_they_are(void **state) {
-    const char *full = device("full");
-    moe_output *out = NULL;
-    moe_error e;
-    (void)state;
-    assert_int_equal(moe_output_open(full, NULL, &out, &e), MOE_OK);
-    assert_null(moe_output_temporary(out));
-    assert_int_equal(moe_output_write(out, "text", 4, &e), MOE_ERROR_IO);
-    CHECK(strstr(e.message, full) && strstr(e.message, strerror(ENOSPC)), "'%s'", e.message);
-    assert_int_equal(moe_output_write(out, "", 0, &e), MOE_ERROR_IO); /* once failed, always failed */
-    assert_int_equal(moe_output_close(out, 1, &e), MOE_ERROR_IO);
-    assert_true(S_ISCHR(mode_of(full)));
-    remove(in_directory("full"));
-    assert_int_equal(moe_output_close(NULL, 1, &e), MOE_OK);
-}
-
-static void on_alarm(int number) { (void)number; }
-
-/* Through a pipe that takes a little at a time, with a clock that interrupts the writer. */
-static void a_pipe_gets_every_byte_though_writes_are_short_and_interrupted(void **state) {
-    const struct itimerval soon = { { 0, 500 }, { 0, 500 } }, never = { { 0, 0 }, { 0, 0 } };
-    struct sigaction action = { .sa_handler = on_alarm }, old; /* no SA_RESTART */
-    const size_t bytes = 1 << 20;
-    unsigned char *sent = malloc(bytes);
-    moe_output *out = NULL;
-    moe_error e;
-    int child, result = 0;
-    (void)state;
-    assert_non_null(sent);
-    for (size_t i = 0; i < bytes; i++) sent[i] = (unsigned char)(i * 31 >> 3);
-    assert_int_equal(mkfifo(in_directory("pipe"), 0666), 0);
-    if ((child = fork()) == 0) {
-        unsigned char piece[997];
-        size_t at = 0;
-        int in = open(in_directory("pipe"), O_RDONLY);
-        for (ssize_t n; (n = read(in, piece, sizeof piece)) != 0;) {
-            if (n < 0 && errno == EINTR) continue;
-            if (n < 0 || at + (size_t)n > bytes || memcmp(piece, sent + at, (size_t)n) != 0) _exit(2);
-            at += (size_t)n;
-        }
-        _exit(at != bytes);
-    }
-    assert_int_equal(moe_output_open(in_directory("pipe"), NULL, &out, &e), MOE_OK);
-    sigaction(SIGALRM, &action, &old);
-    setitimer(ITIMER_REAL, &soon, NULL);
-    assert_int_equal(moe_output_write(out, sent, bytes, &e), MOE_OK);
-    setitimer(ITIMER_REAL, &never, NULL);
-    sigaction(SIGALRM, &old, NULL);
-    assert_int_equal(moe_output_close(out, 1, &e), MOE_OK);
-    while (waitpid(child, &result, 0) < 0) assert_int_equal(errno, EINTR);
-    assert_int_equal(result, 0);
-    assert_true(S_ISFIFO(mode_of(in_directory("pipe"))));
-    remove(in_directory("pipe"));
-    free(sent);
 }
 
 /* Each finds a whole model under the name at any time, and nothing is left in the end. */
@@ -2076,32 +2030,6 @@ static void two_writers_of_one_file_do_no_harm(void **state) {
     assert_int_equal(files_in_directory(), before);
     moe_model_close(model);
     drop(&f);
-}
-
-/* Whichever is closed first, the other one holds signals back until it is closed too. */
-static void two_outputs_of_a_thread_hold_signals_until_both_are_closed(void **state) {
-    const size_t before = files_in_directory();
-    (void)state;
-    for (int first = 0; first < 2; first++) {
-        int result = 0, child = fork();
-        if (child == 0) {
-            moe_output *out[2];
-            sigset_t left;
-            signal(SIGTERM, SIG_DFL);
-            if (moe_output_open(in_directory("a"), NULL, &out[0], NULL) ||
-                moe_output_open(in_directory("b"), NULL, &out[1], NULL))
-                _exit(1);
-            moe_output_close(out[first], 0, NULL);
-            kill(getpid(), SIGTERM);
-            if (moe_output_write(out[!first], "more", 4, NULL) != MOE_ERROR_CANCELLED) _exit(2);
-            moe_output_close(out[!first], 0, NULL); /* the end */
-            pthread_sigmask(SIG_SETMASK, NULL, &left);
-            _exit(3 + sigismember(&left, SIGTERM));
-        }
-        while (waitpid(child, &result, 0) < 0) assert_int_equal(errno, EINTR);
-        CHECK(WIFSIGNALED(result) && WTERMSIG(result) == SIGTERM, "closed first: %d; status %x", first, result);
-        assert_int_equal(files_in_directory(), before);
-    }
 }
 
 typedef struct signaller {
@@ -2433,11 +2361,8 @@ int main(void) {
         cmocka_unit_test(a_file_that_is_write_protected_stays),
         cmocka_unit_test(a_file_may_have_the_longest_name),
         cmocka_unit_test(models_are_written_to_files_only),
-        cmocka_unit_test(devices_are_written_as_what_they_are),
-        cmocka_unit_test(a_pipe_gets_every_byte_though_writes_are_short_and_interrupted),
         cmocka_unit_test(two_writers_of_one_file_do_no_harm),
         cmocka_unit_test(a_signal_in_the_middle_leaves_nothing),
-        cmocka_unit_test(two_outputs_of_a_thread_hold_signals_until_both_are_closed),
         cmocka_unit_test(saving_survives_the_failure_of_every_allocation),
         cmocka_unit_test(saving_does_not_heal_a_damaged_tensor),
         cmocka_unit_test(random_damage_never_crashes),

@@ -1,6 +1,6 @@
 /* short_io.c - a system that gives less than it was asked for: put before a program by LD_PRELOAD, one call of read,
- * pread, write, fsync, poll in four fails with EINTR, and the others move some of the bytes only. Beside that a timer's
- * signal, whose handler does not restart calls, interrupts whatever else waits, stdio among it.
+ * pread, write, pwrite, fsync, poll in four fails with EINTR, and the others move some of the bytes only. Beside that a
+ * timer's signal, whose handler does not restart calls, interrupts whatever else waits, stdio among it.
  *
  * All of that is allowed at any time, so nothing that a program says or writes may change. */
 #define _GNU_SOURCE
@@ -59,6 +59,12 @@ ssize_t write(int fd, const void *from, size_t n) {
     ssize_t (*next)(int, const void *, size_t);
     real(&next, "write");
     return interrupted() ? -1 : next(fd, from, some(n));
+}
+
+ssize_t pwrite(int fd, const void *from, size_t n, off_t at) {
+    ssize_t (*next)(int, const void *, size_t, off_t);
+    real(&next, "pwrite");
+    return interrupted() ? -1 : next(fd, from, some(n), at);
 }
 
 int fsync(int fd) {

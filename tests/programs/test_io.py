@@ -105,8 +105,8 @@ def short_and_interrupted_calls_change_nothing():
 
 
 @test
-def the_library_reads_and_writes_models_whole():
-    for name in "test_file", "test_damage":
+def models_and_other_files_are_read_and_written_whole():
+    for name in "test_file", "test_damage", "test_output":
         done = run([os.path.join(BUILD, name)], env={"LD_PRELOAD": SHORT, "CMOCKA_MESSAGE_OUTPUT": "TAP"})
         wrong = [x for x in (done.stdout + done.stderr).decode().splitlines() if x.startswith("not ok")]
         assert done.returncode == 0, f"{name}: status {done.returncode}: {wrong[:3]}"

@@ -3,6 +3,7 @@
 #define _DARWIN_C_SOURCE
 
 #include "tools/programs/program.h"
+#include "tools/programs/output.h"
 #include "tools/text/memory.h"
 #include "tools/text/moetext.h"
 #include "tools/text/protect.h"
@@ -539,11 +540,11 @@ int program_stopped(const program_common *o, const program_output *out) {
 }
 
 int program_save(const char *path, const char *data, size_t length) {
-    moe_output *out = NULL;
+    output_file *out = NULL;
     moe_error e;
-    moe_status status = moe_output_open(path, NULL, &out, &e);
-    if (!status && (status = moe_output_write(out, data, length, &e))) moe_output_close(out, 0, NULL);
-    else if (!status) status = moe_output_close(out, 1, &e);
+    moe_status status = output_open(path, &out, &e);
+    if (!status && (status = output_write(out, data, length, &e))) output_close(out, 0, NULL);
+    else if (!status) status = output_close(out, 1, &e);
     return status ? program_file_error(path, &e) : EXIT_DONE;
 }
 
@@ -551,7 +552,7 @@ int program_routing_open(const program_common *o, const text_front *front, routi
     moe_error e;
     if (!o->routing) return -1;
     if (routing_open(file, front, o->routing, o->gating, &e)) return program_file_error(o->routing, &e);
-    const char *name = moe_output_temporary(file->out);
+    const char *name = output_temporary(file->out);
     snprintf(temporary, sizeof temporary, "%s", name ? name : "");
     return -1;
 }

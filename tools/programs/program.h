@@ -228,7 +228,7 @@ int program_stopped(const program_common *o, const program_output *out);
 int program_same_file(const char *a, const char *b); /* 1 if both are one and the same regular file */
 int program_is_open_file(int fd, const char *path);  /* the same for the file that is open at fd */
 
-/* Write a file with this content, whole or not at all (moe_output): -1, or a complaint and the exit status. */
+/* Write a file with this content, whole or not at all (output.h): -1, or a complaint and the exit status. */
 int program_save(const char *path, const char *data, size_t length);
 
 /* Open the file of --routing, if it is given: -1, or a complaint and the exit status. */

@@ -15,7 +15,7 @@ static moe_status no_memory(moe_error *error) {
 
 static moe_status flush_text(routing_file *f, moe_error *error) {
     if (f->text.failed) return no_memory(error);
-    const moe_status status = moe_output_write(f->out, f->text.data, f->text.length, error);
+    const moe_status status = output_write(f->out, f->text.data, f->text.length, error);
     f->text.length = 0;
     return status;
 }
@@ -55,7 +55,7 @@ moe_status routing_open(routing_file *f, const text_front *front, const char *pa
     f->layers = malloc((n + 1) * sizeof *f->layers);
     if (!f->layers) status = no_memory(error);
     for (size_t i = 0; !status && i < n; i++) f->layers[i] = moe_model_mixture(front->model, i).layer;
-    if (!status) status = moe_output_open(path, NULL, &f->out, error);
+    if (!status) status = output_open(path, &f->out, error);
     if (!status) append_header(f, gating);
     if (!status) status = flush_text(f, error);
     if (status) routing_close(f, 0, NULL);
@@ -159,7 +159,7 @@ moe_status routing_put(routing_file *f, routing_sentence *s, moe_error *error) {
 }
 
 moe_status routing_close(routing_file *f, int keep, moe_error *error) {
-    const moe_status status = moe_output_close(f->out, keep, error);
+    const moe_status status = output_close(f->out, keep, error);
     for (routing_sentence *s = f->made, *next; s; s = next) {
         next = s->next_made;
         free(s->entries), free(s->experts), free(s->weights), free(s);

@@ -17,13 +17,13 @@
  *
  * A classifier's row is a line with one position and no id.
  *
- * The file appears under its name when all is done, or not at all; a pipe is written as lines come: see moe_output in
- * moe.h. Nothing here prints or exits.
+ * The file appears under its name when all is done, or not at all; a pipe is written as lines come: see output.h.
+ * Nothing here prints or exits.
  */
 #ifndef ROUTING_H
 #define ROUTING_H
 
-#include "moe.h"
+#include "tools/programs/output.h"
 #include "tools/text/text.h"
 
 #include <stdint.h>
@@ -51,14 +51,14 @@ typedef struct routing_sentence {
 
 typedef struct routing_file {
     const text_front *front;
-    moe_output *out;
+    output_file *out;
     const char **layers; /* [n_layers] their names, encoder first */
     size_t n_layers;
     routing_sentence *spare, *made;
     text_bytes text;
 } routing_file;
 
-/* `gating` as in moe_session_params. All zero on failure. Errors of all: those of moe_output. */
+/* `gating` as in moe_session_params. All zero on failure. Errors of all: those of output.h. */
 moe_status routing_open(routing_file *file, const text_front *front, const char *path, const char *gating,
                         moe_error *error);
 /* A new empty sentence; routing_put or routing_close takes it back. NULL: out of memory. */

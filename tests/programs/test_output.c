@@ -1,0 +1,258 @@
+/* test_output.c - files that programs write (tools/programs/output.c): whole or not at all, devices, pipes, signals. */
+#if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
+#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* mknod */
+#endif
+#include "tools/programs/output.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char directory[64];
+
+static const char *in_directory(const char *name) {
+    static char path[4][192];
+    static int next;
+    snprintf(path[next % 4], 192, "%s/%s", directory, name);
+    return path[next++ % 4];
+}
+
+static int make_directory(void **state) {
+    (void)state;
+    snprintf(directory, sizeof directory, "/tmp/moe-test-output-XXXXXX");
+    return mkdtemp(directory) ? 0 : -1;
+}
+
+static int remove_directory(void **state) {
+    (void)state;
+    return rmdir(directory); /* fails if something was left */
+}
+
+static size_t files_in_directory(void) {
+    DIR *dir = opendir(directory);
+    size_t n = 0;
+    assert_non_null(dir);
+    while (readdir(dir)) n++;
+    closedir(dir);
+    return n - 2; /* . and .. */
+}
+
+/* The file at `path` has these contents; NULL: there is none. */
+static void holds(const char *path, const char *text) {
+    char found[64] = "";
+    FILE *file = fopen(path, "rb");
+    assert_int_equal(file != NULL, text != NULL);
+    if (!file) return;
+    fread(found, 1, sizeof found - 1, file);
+    fclose(file);
+    assert_string_equal(found, text);
+}
+
+static output_file *begin(const char *path, const char *text) {
+    output_file *out = NULL;
+    moe_error e = { MOE_OK, "", "" };
+    if (output_open(path, &out, &e)) fail_msg("%s", e.message);
+    assert_int_equal(output_write(out, text, strlen(text), &e), MOE_OK);
+    return out;
+}
+
+/* A new file, one that replaces an old one, and one behind a link: only closing with 1 changes what has the name. */
+static void a_file_appears_whole_or_not_at_all(void **state) {
+    struct stat info;
+    (void)state;
+    for (int link = 0; link < 2; link++) {
+        const char *path = in_directory(link ? "link" : "file");
+        if (link) assert_int_equal(symlink("target", path), 0);
+        for (int keep = 0; keep < 4; keep++) {
+            const size_t before = files_in_directory();
+            const char *old = keep < 2 ? NULL : "first";
+            output_file *out = begin(path, keep > 1 ? "second" : "first");
+            holds(path, old);
+            assert_int_equal(access(output_temporary(out), F_OK), 0);
+            if (old) assert_int_equal(chmod(path, 0606), 0);
+            assert_int_equal(output_close(out, keep % 2, NULL), MOE_OK);
+            holds(path, keep % 2 ? keep > 1 ? "second" : "first" : old);
+            assert_int_equal(files_in_directory(), before + (keep == 1));
+        }
+        assert_int_equal(lstat(path, &info), 0);
+        assert_int_equal(S_ISLNK(info.st_mode), link);
+    }
+    remove(in_directory("file")), remove(in_directory("link")), remove(in_directory("target"));
+}
+
+static void the_permissions_of_an_old_file_stay(void **state) {
+    struct stat info;
+    const char *path = in_directory("file");
+    (void)state;
+    assert_int_equal(output_close(begin(path, "first"), 1, NULL), MOE_OK);
+    assert_int_equal(chmod(path, 0604), 0);
+    assert_int_equal(output_close(begin(path, "second"), 1, NULL), MOE_OK);
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(info.st_mode & 07777, 0604);
+    remove(path);
+}
+
+static void what_cannot_be_written_is_named(void **state) {
+    const char *const paths[] = { in_directory("no/such/place"), directory, "" };
+    struct rlimit old, limit;
+    output_file *out;
+    moe_error e;
+    (void)state;
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        assert_int_equal(output_open(paths[i], &out, &e), MOE_ERROR_IO);
+        assert_non_null(strstr(e.message, paths[i]));
+    }
+    out = begin(in_directory("file"), "1234");
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    limit = old;
+    limit.rlim_cur = 6;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    assert_int_equal(output_write(out, "567", 3, &e), MOE_ERROR_IO);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_non_null(strstr(e.message, strerror(EFBIG)));
+    assert_int_equal(output_close(out, 1, &e), MOE_ERROR_IO);
+    assert_int_equal(files_in_directory(), 0);
+}
+
+/* As /dev/stdout may be: it is written through its descriptor. */
+static void a_file_whose_name_is_gone_is_written(void **state) {
+    char path[64];
+    const int fd = open(in_directory("gone"), O_RDWR | O_CREAT, 0666);
+    (void)state;
+    assert_true(fd >= 0);
+    assert_int_equal(remove(in_directory("gone")), 0);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (access(path, F_OK) == 0) {
+        assert_int_equal(output_close(begin(path, "text"), 1, NULL), MOE_OK);
+        holds(path, "text");
+    }
+    assert_int_equal(files_in_directory(), 0);
+    close(fd);
+}
+
+static mode_t mode_of(const char *path) {
+    struct stat info;
+    assert_int_equal(lstat(path, &info), 0);
+    return info.st_mode;
+}
+
+/* A device of its own in the test's folder, or the system's where only root may make one. */
+static const char *device(const char *name) {
+    static char path[192];
+    struct stat info;
+    snprintf(path, sizeof path, "/dev/%s", name);
+    if (stat(path, &info) != 0) skip();
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    if (mknod(path, S_IFCHR | 0666, info.st_rdev) != 0) snprintf(path, sizeof path, "/dev/%s", name);
+    return path;
+}
+
+static void devices_are_written_as_what_they_are(void **state) {
+    const char *full = device("full");
+    output_file *out = NULL;
+    moe_error e;
+    (void)state;
+    assert_int_equal(output_open(full, &out, &e), MOE_OK);
+    assert_null(output_temporary(out));
+    assert_int_equal(output_write(out, "text", 4, &e), MOE_ERROR_IO);
+    assert_non_null(strstr(e.message, full));
+    assert_non_null(strstr(e.message, strerror(ENOSPC)));
+    assert_int_equal(output_write(out, "", 0, &e), MOE_ERROR_IO); /* once failed, always failed */
+    assert_int_equal(output_close(out, 1, &e), MOE_ERROR_IO);
+    assert_true(S_ISCHR(mode_of(full)));
+    remove(in_directory("full"));
+    assert_int_equal(output_close(NULL, 1, &e), MOE_OK);
+}
+
+static void on_alarm(int number) { (void)number; }
+
+/* Through a pipe that takes a little at a time, with a clock that interrupts the writer. */
+static void a_pipe_gets_every_byte_though_writes_are_short_and_interrupted(void **state) {
+    const struct itimerval soon = { { 0, 500 }, { 0, 500 } }, never = { { 0, 0 }, { 0, 0 } };
+    struct sigaction action = { .sa_handler = on_alarm }, old; /* no SA_RESTART */
+    const size_t bytes = 1 << 20;
+    unsigned char *sent = malloc(bytes);
+    output_file *out = NULL;
+    moe_error e;
+    int child, result = 0;
+    (void)state;
+    assert_non_null(sent);
+    for (size_t i = 0; i < bytes; i++) sent[i] = (unsigned char)(i * 31 >> 3);
+    assert_int_equal(mkfifo(in_directory("pipe"), 0666), 0);
+    if ((child = fork()) == 0) {
+        unsigned char piece[997];
+        size_t at = 0;
+        int in = open(in_directory("pipe"), O_RDONLY);
+        for (ssize_t n; (n = read(in, piece, sizeof piece)) != 0;) {
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0 || at + (size_t)n > bytes || memcmp(piece, sent + at, (size_t)n) != 0) _exit(2);
+            at += (size_t)n;
+        }
+        _exit(at != bytes);
+    }
+    assert_int_equal(output_open(in_directory("pipe"), &out, &e), MOE_OK);
+    sigaction(SIGALRM, &action, &old);
+    setitimer(ITIMER_REAL, &soon, NULL);
+    assert_int_equal(output_write(out, sent, bytes, &e), MOE_OK);
+    setitimer(ITIMER_REAL, &never, NULL);
+    sigaction(SIGALRM, &old, NULL);
+    assert_int_equal(output_close(out, 1, &e), MOE_OK);
+    while (waitpid(child, &result, 0) < 0) assert_int_equal(errno, EINTR);
+    assert_int_equal(result, 0);
+    assert_true(S_ISFIFO(mode_of(in_directory("pipe"))));
+    remove(in_directory("pipe"));
+    free(sent);
+}
+
+/* Whichever is closed first, the other one holds signals back until it is closed too. */
+static void two_outputs_of_a_thread_hold_signals_until_both_are_closed(void **state) {
+    const size_t before = files_in_directory();
+    (void)state;
+    for (int first = 0; first < 2; first++) {
+        int result = 0, child = fork();
+        if (child == 0) {
+            output_file *out[2];
+            sigset_t left;
+            signal(SIGTERM, SIG_DFL);
+            if (output_open(in_directory("a"), &out[0], NULL) || output_open(in_directory("b"), &out[1], NULL))
+                _exit(1);
+            output_close(out[first], 0, NULL);
+            kill(getpid(), SIGTERM);
+            if (output_write(out[!first], "more", 4, NULL) != MOE_ERROR_CANCELLED) _exit(2);
+            output_close(out[!first], 0, NULL); /* the end */
+            pthread_sigmask(SIG_SETMASK, NULL, &left);
+            _exit(3 + sigismember(&left, SIGTERM));
+        }
+        while (waitpid(child, &result, 0) < 0) assert_int_equal(errno, EINTR);
+        assert_true(WIFSIGNALED(result) && WTERMSIG(result) == SIGTERM);
+        assert_int_equal(files_in_directory(), before);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_file_appears_whole_or_not_at_all),
+        cmocka_unit_test(the_permissions_of_an_old_file_stay),
+        cmocka_unit_test(what_cannot_be_written_is_named),
+        cmocka_unit_test(a_file_whose_name_is_gone_is_written),
+        cmocka_unit_test(devices_are_written_as_what_they_are),
+        cmocka_unit_test(a_pipe_gets_every_byte_though_writes_are_short_and_interrupted),
+        cmocka_unit_test(two_outputs_of_a_thread_hold_signals_until_both_are_closed),
+    };
+    return cmocka_run_group_tests_name("output", tests, make_directory, remove_directory);
+}
