@@ -2364,7 +2364,7 @@ static void moe_lift_sentences(moe_device *d) {
 static void moe_run_search(moe_device *d, size_t rows) {
     const moe_searching *a = &d->searching;
     const size_t slots = (size_t)a->slots;
-    if (a->coverage[0] && a->search.rules == MOE_RULES_NVIDIA)
+    if (a->coverage[0] && a->search.rules.by_place)
         MOE_LAUNCH(d, moe_k_place_coverage, slots * (size_t)a->search.beam, MOE_BLOCK, *a);
     else if (a->coverage[0]) MOE_LAUNCH(d, moe_k_coverage, rows, MOE_BLOCK, *a);
     MOE_LAUNCH(d, moe_k_search, moe_blocks(slots, 32), 32, *a); /* small blocks: many multiprocessors */
@@ -2898,8 +2898,7 @@ static void moe_take_search(moe_device *d) {
     a->done = (int32_t *)moe_take(d, slots, sizeof *a->done, what);
     a->results = (int32_t *)moe_take(d, words, sizeof *a->results, what);
     if (coverage) a->coverage[0] = a->coverage[1] = (float *)moe_take(d, coverage, sizeof(float), what);
-    if (coverage && a->search.rules != MOE_RULES_NVIDIA)
-        a->coverage[1] = (float *)moe_take(d, coverage, sizeof(float), what);
+    if (coverage && !a->search.rules.by_place) a->coverage[1] = (float *)moe_take(d, coverage, sizeof(float), what);
     a->attention = d->attention;
     a->ids = d->ids;
     a->parents = d->parents;

@@ -7590,8 +7590,37 @@ static void moe_build_classifier(moe_graph *g, const moe_model *m) {
  * If the beginning of the translation is given, one hypothesis follows it first; these steps count. Many of them can
  * share a run of a decoder that carries no rows by parent.
  *
- * That is MOE_RULES_PAPER, moe_search_step. MOE_RULES_HF shares it, but ends in moe_hf_done. The other rules keep
- * finished hypotheses in the beam and share moe_beam_step; moe_rank and moe_score tell them apart. */
+ * That is MOE_RULES_PAPER. The differences of the other rules are members of moe_rule_set. */
+
+/* Rules of the search. All but `unseen` are 0 or 1. */
+typedef struct moe_rule_set {
+    int prunes, reranks, constrains, covers; /* 1: the parameters for this may be other than 0 */
+    int by_place;                            /* coverage is kept per place in the beam; 0: per hypothesis */
+    float unseen;      /* least coverage of a source token; 0: there is no penalty for tokens without attention */
+    int counts_begin;  /* the length that divides a score includes the begin token */
+    int counts_end;    /* and the end token */
+    int stay;          /* finished hypotheses stay in the beam (moe_beam_step); 0: they leave it (moe_search_step) */
+    int divides;       /* with `stay`: length penalties order the beam; 0: they divide the scores of a finished one */
+    int counts_later;  /* and the length includes the end token from the step after it on */
+    int cut_competes;  /* cut hypotheses are ordered by score among finished ones; 0: they come last */
+    int cuts_at_limit; /* the `beam` best candidates of the last step are results; 0: hypotheses are, after this step */
+    int waits;         /* the search ends when no live hypothesis can beat the last of `beam` finished ones */
+} moe_rule_set;
+
+#if MOE_HOST
+static const moe_rule_set moe_rule_sets[] = {
+    [MOE_RULES_PAPER] = { .prunes = 1, .reranks = 1, .constrains = 1, .covers = 1, .unseen = 1e-10f, .counts_end = 1 },
+    [MOE_RULES_NVIDIA] = { .covers = 1,
+                           .by_place = 1,
+                           .counts_begin = 1,
+                           .counts_end = 1,
+                           .stay = 1,
+                           .cut_competes = 1 },
+    [MOE_RULES_TF] = { .stay = 1, .divides = 1, .cut_competes = 1 },
+    [MOE_RULES_MLPERF] = { .stay = 1, .divides = 1, .counts_later = 1, .cut_competes = 1 },
+    [MOE_RULES_HF] = { .constrains = 1, .counts_end = 1, .cut_competes = 1, .cuts_at_limit = 1, .waits = 1 },
+};
+#endif
 
 typedef struct moe_token {
     int32_t id, parent; /* parent: index of the token before, -1 at the beginning */
@@ -7611,7 +7640,7 @@ typedef struct moe_live {
     int32_t last; /* index of its last token, -1 at the beginning */
     size_t row;   /* its row in this step; SIZE_MAX before the first */
     float rank;   /* orders the beam */
-    /* moe_beam_step only */
+    /* with rules by which finished ones stay in the beam */
     float latest;  /* log-probability of its last token, the end counted */
     int32_t id;    /* that token */
     int ended;     /* it has its end token, and no row from now on */
@@ -7635,9 +7664,10 @@ typedef struct moe_finished {
 struct moe_search {
     int beam, nbest;
     float alpha, constant, beta, prune;
-    moe_rules rules;
+    moe_rule_set rules;
     int32_t bos, eos;
-    int early_stopping, force_end; /* the hf rules */
+    int early_stopping; /* with rules that wait: only until `beam` hypotheses have finished */
+    int force_end;      /* with rules that cut at the limit: the last step adds end tokens at no cost */
     size_t min_target, max_target, max_constraints;
     size_t ahead;     /* rows of a step for given tokens after the next one; 0: the decoder goes token by token */
     int looks;        /* 1: hypotheses include the source token of each token */
@@ -7688,7 +7718,7 @@ typedef struct moe_answer {
     size_t top;
     const int32_t *top_ids;                   /* [rows, top], best first */
     const float *top_logprobs, *want_logprob; /* [rows, top], [rows] */
-    float *coverage; /* [rows, stride], NVIDIA's by place: [slots, beam, stride]; NULL: no penalty */
+    float *coverage;                          /* [rows, stride], by place: [slots, beam, stride]; NULL: no penalty */
     size_t stride;
     const float *attention;      /* [rows, stride]; NULL: unknown */
     const float *start_logprobs; /* [rows, max_constraints] */
@@ -7760,31 +7790,17 @@ MOE_SHARED float moe_coverage_penalty(const moe_search *s, const float *coverage
     float sum = 0.0f;
     if (s->beta == 0.0f || !coverage) return 0.0f;
     for (size_t i = 0; i < length; i++) {
-        const float c = coverage[i] < 1.0f ? coverage[i] : 1.0f;
-        sum = sum + moe_logf(c > 1e-10f ? c : 1e-10f);
+        const float c = coverage[i] < 1.0f ? coverage[i] : 1.0f, seen = c > s->rules.unseen ? c : s->rules.unseen;
+        if (seen > 0.0f) sum = sum + moe_logf(seen);
     }
-    return s->beta * sum;
-}
-
-/* The same without positions that had no attention: log 0 counts as 0. */
-MOE_SHARED float moe_seen_penalty(const moe_search *s, const float *coverage, size_t length) {
-    float sum = 0.0f;
-    if (s->beta == 0.0f || !coverage) return 0.0f;
-    for (size_t i = 0; i < length; i++)
-        if (coverage[i] > 0.0f) sum = sum + moe_logf(coverage[i] < 1.0f ? coverage[i] : 1.0f);
     return s->beta * sum;
 }
 
 /* The score of a hypothesis with `tokens` tokens and, if `ended`, an end token. */
 MOE_SHARED float moe_score(const moe_search *s, float logprob, size_t tokens, int ended, const float *coverage,
                            size_t length) {
-    switch (s->rules) {
-    case MOE_RULES_NVIDIA: return logprob / moe_length_penalty(s, tokens + 2) + moe_seen_penalty(s, coverage, length);
-    case MOE_RULES_TF:
-    case MOE_RULES_MLPERF: return logprob / moe_length_penalty(s, tokens);
-    case MOE_RULES_HF: return logprob / moe_length_penalty(s, tokens + (size_t)ended);
-    default: return logprob / moe_length_penalty(s, tokens + (size_t)ended) + moe_coverage_penalty(s, coverage, length);
-    }
+    tokens += (size_t)(s->rules.counts_begin + (ended && s->rules.counts_end));
+    return logprob / moe_length_penalty(s, tokens) + moe_coverage_penalty(s, coverage, length);
 }
 
 MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, float logprob, float end_logprob, int32_t last,
@@ -7795,9 +7811,9 @@ MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, float logp
     slot->finished[slot->n_finished++] = f;
 }
 
-/* Better first: finished before cut (the paper's rules), then by score, then by order of finishing. */
+/* Better first: perhaps finished before cut, then by score, then by order of finishing. */
 MOE_SHARED int moe_better(const moe_search *s, const moe_finished *a, const moe_finished *b) {
-    if (s->rules == MOE_RULES_PAPER && a->finished != b->finished) return a->finished;
+    if (!s->rules.cut_competes && a->finished != b->finished) return a->finished;
     if (a->score != b->score) return a->score > b->score;
     return a->order < b->order;
 }
@@ -7831,45 +7847,30 @@ MOE_SHARED int32_t moe_add_token(const moe_search *s, moe_slot *slot, const moe_
     return (int32_t)slot->n_tokens++;
 }
 
-/* Hugging Face's end: keep the best `beam` finished hypotheses. The sentence is done when `beam` have finished and
- * search stops early, or when the best live hypothesis, at its present length, does not score more than the worst of
- * these. */
-MOE_SHARED int moe_hf_done(const moe_search *s, moe_slot *slot) {
-    moe_sort_finished(s, slot);
-    if (slot->n_finished > (size_t)s->beam) slot->n_finished = (size_t)s->beam;
-    if (slot->n_live == 0 || slot->steps >= slot->task.limit) return 1;
-    return slot->n_finished == (size_t)s->beam &&
-           (s->early_stopping ||
-            slot->live[0].logprob / moe_length_penalty(s, slot->steps) <= slot->finished[slot->n_finished - 1].score);
-}
-
-/* At the length limit every hypothesis gets its end token, whose log-probability counts as 0. */
-MOE_SHARED int moe_force_end(const moe_search *s, moe_slot *slot) {
-    for (size_t h = 0; h < slot->n_live; h++)
-        moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 1, NULL);
-    slot->n_live = 0;
-    return moe_hf_done(s, slot);
-}
-
 /* The beam is next[n_next] now. Returns 1 when the sentence is done. */
 MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const moe_live *next,
                             size_t n_next) {
+    const size_t beam = (size_t)s->beam;
     float best = -FLT_MAX;
     for (size_t h = 0; h < n_next; h++) slot->live[h] = next[h];
     slot->n_live = n_next;
     if (slot->broken) return 1;
-    if (s->rules == MOE_RULES_HF) return moe_hf_done(s, slot);
     moe_sort_finished(s, slot);
     while (s->prune > 0.0f && slot->n_finished &&
            slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
         slot->n_finished--;
-    if (slot->n_finished >= (size_t)s->beam || slot->n_live == 0) return 1;
+    if (slot->n_live == 0 || (slot->n_finished >= beam && !s->rules.waits)) return 1;
     if (slot->steps >= slot->task.limit) {
         for (size_t h = 0; h < slot->n_live; h++)
             moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 0,
                              a->coverage ? a->coverage + slot->live[h].row * a->stride : NULL);
         moe_sort_finished(s, slot);
         return 1;
+    }
+    if (s->rules.waits) { /* compared at its present length */
+        if (slot->n_finished > beam) slot->n_finished = beam;
+        best = slot->live[0].logprob / moe_length_penalty(s, slot->steps);
+        return slot->n_finished == beam && (s->early_stopping || best <= slot->finished[beam - 1].score);
     }
     for (size_t h = 0; h < slot->n_live; h++)
         if (slot->live[h].logprob > best) best = slot->live[h].logprob;
@@ -8045,9 +8046,11 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
     moe_next choices[MOE_MAX_BEAM];
     size_t n_next = 0;
     float best_candidate = 0.0f;
-    const int last_step = s->rules == MOE_RULES_HF && slot->steps + 1 >= slot->task.limit;
+    const int last_step = s->rules.cuts_at_limit && slot->steps + 1 >= slot->task.limit;
     slot->steps++;
-    if (last_step && s->force_end) return moe_force_end(s, slot);
+    for (size_t h = 0; last_step && s->force_end && h < slot->n_live; h++)
+        moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 1, NULL);
+    if (last_step && s->force_end) return moe_end_step(s, slot, a, next, 0);
     for (size_t h = 0; h < slot->n_live; h++) choices[h] = moe_choose(s, slot, a, &slot->live[h]);
     for (size_t position = 0; n_next < beam && !(last_step && position == beam); position++) {
         size_t best = slot->n_live;
@@ -8081,13 +8084,13 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
     return moe_end_step(s, slot, a, next, n_next);
 }
 
-/* ---- Other rules ---- */
+/* ---- Rules by which finished hypotheses stay in the beam ---- */
 
 /* The number that orders the beam: log-probability, or log-probability over length penalty. `before`: the hypothesis
  * ended in an earlier step. */
 MOE_SHARED float moe_rank(const moe_search *s, float logprob, size_t tokens, int before) {
-    if (s->rules == MOE_RULES_NVIDIA) return logprob;
-    return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules == MOE_RULES_MLPERF));
+    if (!s->rules.divides) return logprob;
+    return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules.counts_later));
 }
 
 /* Insert a hypothesis into `next` after equally good ones, if that place is within the beam. */
@@ -8099,8 +8102,8 @@ MOE_SHARED void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const mo
     next[at] = *candidate;
 }
 
-/* moe_search_step for the other rules: finished hypotheses stay in the beam as they are; the best of them and of all
- * continuations make the next beam. `coverage` [beam, stride] (or NULL) is kept per place in the beam. Ending a
+/* moe_search_step for these rules: finished hypotheses stay as they are; the best of them and of all continuations make
+ * the next beam. `coverage` [beam, stride] (or NULL) is kept per place in the beam. Ending a
  * hypothesis never improves its rank over another token of equal log-probability, so the row's `top` best tokens
  * suffice. */
 MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const float *coverage,
@@ -8141,9 +8144,8 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answ
     for (size_t h = 0; h < n; h++) {
         const moe_live *l = &slot->live[h];
         const float *seen = coverage ? coverage + h * a->stride : NULL;
-        const float score = s->rules != MOE_RULES_NVIDIA || cut
-                                ? l->rank /* NVIDIA's rules do not normalise a beam that is cut */
-                                : moe_score(s, l->logprob, l->tokens, 1, seen, slot->task.length);
+        const float score = s->rules.divides || cut ? l->rank /* a beam that is cut keeps its order */
+                                                    : moe_score(s, l->logprob, l->tokens, 1, seen, slot->task.length);
         const float end = l->ended ? l->latest : 0.0f;
         const moe_finished f = { l->logprob, score, end, l->last, l->tokens, slot->n_ended++, l->ended };
         slot->finished[slot->n_finished++] = f;
@@ -8180,10 +8182,9 @@ MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, con
     if (slot->task.scoring || slot->steps < slot->task.n_target) {
         const size_t row = slot->live[0].row;
         const float logprob = slot->task.forced && slot->steps == 0 ? 0.0f : a->want_logprob[row];
-        done =
-            moe_score_step(s, slot, a, logprob,
-                           a->coverage ? a->coverage + (s->rules == MOE_RULES_NVIDIA ? place : row) * a->stride : NULL);
-    } else if (slot->task.n_demands || s->rules == MOE_RULES_PAPER || s->rules == MOE_RULES_HF) {
+        done = moe_score_step(s, slot, a, logprob,
+                              a->coverage ? a->coverage + (s->rules.by_place ? place : row) * a->stride : NULL);
+    } else if (!s->rules.stay) {
         done = moe_search_step(s, slot, a, next);
     } else {
         done = moe_beam_step(s, slot, a, a->coverage ? a->coverage + place * a->stride : NULL, next);
@@ -8529,8 +8530,8 @@ typedef struct moe_param_row {
     double fallback; /* its default if the file has none: */
     const char *key; /* metadata, at most `stated` */
     double stated;
-    const char *what;      /* NULL: for all rules; else only for rules with a bit in `rules`, */
-    unsigned rules;        /* and 0 with others */
+    const char *what;      /* NULL: for all rules; else 0 with rules that do not have this, */
+    size_t allowed;        /* where the member of moe_rule_set is 0 */
     const double *presets; /* [rules] */
 } moe_param_row;
 
@@ -8538,10 +8539,9 @@ typedef struct moe_param_row {
     .shown = { #member, __VA_ARGS__, least, most, real }, .at = offsetof(moe_session_params, member)
 #define MOE_HIDDEN NULL, NULL, NULL
 #define MOE_DEFAULT(metadata, most, otherwise) .fallback = (otherwise), .key = (metadata), .stated = (most)
-#define MOE_ONLY(bits, name) .rules = (bits), .what = (name)
+#define MOE_ONLY(member, name) .allowed = offsetof(moe_rule_set, member), .what = (name)
 #define MOE_PRESETS(...)                                                                         \
     .presets = (const double[MOE_RULE_SETS]) { __VA_ARGS__ } /* paper, nvidia, tf, mlperf, hf */
-#define MOE_BIT(name) (1u << MOE_RULES_##name)
 
 static const moe_param_row moe_param_rows[] = {
     { MOE_PARAM(beam, 1, MOE_MAX_BEAM, 0, "beam", "1 to 64",
@@ -8551,7 +8551,7 @@ static const moe_param_row moe_param_rows[] = {
       .fallback = 1 },
     { MOE_PARAM(rerank, 0, 100, 1, "rerank", "0 to 100",
                 "weight of the input's probability given the translation; 0 is fast (default: the model's)"),
-      MOE_DEFAULT("decode.rerank", 100, 0), MOE_ONLY(MOE_BIT(PAPER), "reranking"), MOE_PRESETS(0, 0, 0, 0, 0) },
+      MOE_DEFAULT("decode.rerank", 100, 0), MOE_ONLY(reranks, "reranking"), MOE_PRESETS(0, 0, 0, 0, 0) },
     { MOE_PARAM(length_penalty, 0, 100, 1, "length-penalty", "0 to 100",
                 "alpha of the GNMT length penalty; 0 is none (default: the model's)"),
       MOE_DEFAULT("decode.length_penalty", 100, 0.6), MOE_PRESETS(0.2, 0.6, 1, 1, 1) },
@@ -8560,11 +8560,10 @@ static const moe_param_row moe_param_rows[] = {
       MOE_DEFAULT("decode.length_constant", 1e6, 5), MOE_PRESETS(5, 5, 5, 5, 0) },
     { MOE_PARAM(coverage_penalty, 0, 100, 1, "coverage-penalty", "0 to 100",
                 "beta of the GNMT coverage penalty; 0 is none (default: the model's)"),
-      MOE_DEFAULT("decode.coverage_penalty", 100, 0), MOE_ONLY(MOE_BIT(PAPER) | MOE_BIT(NVIDIA), "coverage"),
-      MOE_PRESETS(0.2, 0.1, 0, 0, 0) },
+      MOE_DEFAULT("decode.coverage_penalty", 100, 0), MOE_ONLY(covers, "coverage"), MOE_PRESETS(0.2, 0.1, 0, 0, 0) },
     { MOE_PARAM(prune, 0, 1e6, 1, "prune", "0 to 1000000",
                 "drop hypotheses that are worse than the best one by this log-probability; 0: never"),
-      MOE_DEFAULT("decode.prune", 1e6, 0), MOE_ONLY(MOE_BIT(PAPER), "pruning"), MOE_PRESETS(3, 0, 0, 0, 0) },
+      MOE_DEFAULT("decode.prune", 1e6, 0), MOE_ONLY(prunes, "pruning"), MOE_PRESETS(3, 0, 0, 0, 0) },
     { MOE_PARAM(early_stopping, 0, 1, 0, "early-stopping", "0 or 1",
                 "with hf rules: stop once as many hypotheses as the beam have ended (default: the model's)"),
       MOE_DEFAULT("decode.early_stopping", 1, 0) },
@@ -8576,8 +8575,7 @@ static const moe_param_row moe_param_rows[] = {
     { MOE_PARAM(max_len_offset, 0, 1 << 20, 0, "max-len-offset", "0 to 1048576",
                 "tokens that are added to this limit (default: the model's)"),
       MOE_DEFAULT("decode.max_len_offset", 1 << 16, 10), MOE_PRESETS(0, 79 /* 80 with begin */, 0, 0, 200) },
-    { MOE_PARAM(max_constraints, 0, MOE_MAX_CONSTRAINTS, 0, MOE_HIDDEN),
-      MOE_ONLY(MOE_BIT(PAPER) | MOE_BIT(HF), "constraints") },
+    { MOE_PARAM(max_constraints, 0, MOE_MAX_CONSTRAINTS, 0, MOE_HIDDEN), MOE_ONLY(constrains, "constraints") },
     { MOE_PARAM(threads, 0, MOE_MAX_THREADS, 0, MOE_HIDDEN) },
     { MOE_PARAM(batch, 1, 1 << 16, 0, MOE_HIDDEN), .fallback = 32 },
     { MOE_PARAM(batch_tokens, 0, 1 << 24, 0, MOE_HIDDEN) },
@@ -8656,7 +8654,7 @@ static moe_session_params moe_default_params(const moe_model *m) {
                       row->key ? moe_meta_number(m, row->key, row->shown.least, row->stated, row->fallback)
                                : row->fallback);
     }
-    if (!moe_can_rerank(m) || m->rules != MOE_RULES_PAPER) p.rerank = 0;
+    if (!moe_can_rerank(m) || !moe_rule_sets[m->rules].reranks) p.rerank = 0;
     p.rules = m->rules;
     longest = (int)moe_meta_number(m, "decode.max_new", 1, 1 << 16, 0);
     if (!longest) return p;
@@ -8724,11 +8722,13 @@ static moe_status moe_check_noise(const moe_model *m, moe_error *error) {
 static moe_status moe_check_param(const moe_param_row *row, const moe_session_params *p, moe_error *error) {
     const moe_param *shown = &row->shown;
     const double value = moe_param_value(row, p);
+    int allowed;
+    memcpy(&allowed, (const char *)&moe_rule_sets[p->rules] + row->allowed, sizeof allowed);
     if (!(value >= shown->least && value <= shown->most))
         return moe_fail(error, MOE_ERROR_ARGUMENT, shown->name,
                         shown->real ? "%s is %g, allowed are %g to %g" : "%s is %.0f, allowed are %.0f to %.0f",
                         shown->name, value, shown->least, shown->most);
-    if (value == 0 || !row->what || row->rules >> p->rules & 1) return MOE_OK;
+    if (value == 0 || !row->what || allowed) return MOE_OK;
     return moe_fail(error, MOE_ERROR_ARGUMENT, shown->name, "the %s rules have no %s: %s must be 0",
                     moe_rules_name(p->rules), row->what, shown->name);
 }
@@ -9053,15 +9053,14 @@ static moe_status moe_session_settle(moe_session *s, const moe_model *m, const m
                               .constant = s->params.length_constant,
                               .beta = s->params.coverage_penalty,
                               .prune = s->params.prune,
-                              .rules = s->params.rules,
+                              .rules = moe_rule_sets[s->params.rules],
                               .bos = m->bos,
                               .eos = m->eos,
                               .min_target = (size_t)s->params.min_target,
                               .max_target = (size_t)s->params.max_target,
                               .from_encoder = m->decoder_from_encoder,
                               .early_stopping = s->params.early_stopping || beam == 1,
-                              .force_end = s->params.rules == MOE_RULES_HF &&
-                                           moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
+                              .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
     s->n_slots = batch;
     s->rows = m->kind == MOE_MODEL_TRANSLATION ? batch * beam : batch;
     if (s->params.rerank > 0.0f && beam > 1) {
@@ -9713,7 +9712,7 @@ static void moe_add_coverage(moe_session *s) {
     s->coverage_next = swap;
 }
 
-/* NVIDIA's rules: coverage [batch, beam, stride] is kept per place in the beam and does not move with the hypotheses.
+/* Coverage by place: [batch, beam, stride] is kept per place in the beam and does not move with the hypotheses.
  * The place of a finished hypothesis adds nothing. While there is one hypothesis, all places add its attention. */
 static void moe_add_place_coverage(moe_session *s) {
     const size_t stride = (size_t)s->params.max_source, beam = (size_t)s->params.beam;
@@ -9785,7 +9784,7 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
                 moe_report_live(s, i, s->slots[i].live[h].row + k);
     s->stats.steps++;
     s->stats.rows += s->frames[MOE_DECODER].rows;
-    if (s->answer.coverage && s->params.rules == MOE_RULES_NVIDIA) moe_add_place_coverage(s);
+    if (s->answer.coverage && s->search.rules.by_place) moe_add_place_coverage(s);
     else if (s->answer.coverage) moe_add_coverage(s);
     for (size_t i = 0; i < s->n_slots; i++)
         if (moe_slot_steps(&s->search, &s->slots[i], i, &s->answer, s->next))

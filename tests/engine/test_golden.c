@@ -731,6 +731,7 @@ static void check_score(const golden *g, const char *name, const moe_kernels *ke
                  wanted = moe_meta_real(need_value(g, name, "score"), 0);
     const size_t length = (size_t)moe_meta_int(need_value(g, name, "length"), 0);
     const moe_search s = { .beam = 1,
+                           .rules = moe_rule_sets[MOE_RULES_PAPER],
                            .nbest = 1,
                            .alpha = (float)moe_meta_real(need_value(g, name, "alpha"), 0),
                            .constant = (float)moe_meta_real(need_value(g, name, "constant"), 0),

@@ -286,7 +286,7 @@ static size_t search_with_engine(const task *t, moe_slot *slot) {
                            .alpha = (float)t->alpha,
                            .constant = 5,
                            .prune = (float)t->prune,
-                           .rules = MOE_RULES_PAPER,
+                           .rules = moe_rule_sets[MOE_RULES_PAPER],
                            .bos = BOS,
                            .eos = EOS,
                            .max_target = LONGEST,
