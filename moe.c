@@ -182,19 +182,9 @@ const char *moe_version(void) { return MOE_VERSION; }
 int moe_version_number(void) { return MOE_VERSION_NUMBER; }
 
 const char *moe_status_name(moe_status status) {
-    switch (status) {
-    case MOE_OK: return "ok";
-    case MOE_ERROR_ARGUMENT: return "argument";
-    case MOE_ERROR_MEMORY: return "memory";
-    case MOE_ERROR_IO: return "io";
-    case MOE_ERROR_FORMAT: return "format";
-    case MOE_ERROR_UNSUPPORTED: return "unsupported";
-    case MOE_ERROR_LIMIT: return "limit";
-    case MOE_ERROR_NUMERIC: return "numeric";
-    case MOE_ERROR_CANCELLED: return "cancelled";
-    case MOE_ERROR_DEVICE: return "device";
-    }
-    return "unknown";
+    static const char *const names[] = { "ok",          "argument", "memory",  "io",        "format",
+                                         "unsupported", "limit",    "numeric", "cancelled", "device" };
+    return (unsigned)status < MOE_COUNT(names) ? names[status] : "unknown";
 }
 
 MOE_PRINTF(4, 5)
@@ -255,29 +245,25 @@ static void moe_release(const moe_allocator *a, void *memory, size_t bytes) {
     if (memory) a->release(a->user, memory, bytes ? bytes : 1);
 }
 
-/* Copy a struct of the caller, `size` bytes by the caller's header, to this version's struct. Missing members become 0.
- * Returns 0 if the caller sets a member that this version does not have. */
+/* Copy a struct of the caller, `size` bytes by the caller's header, to this version's struct. Missing members become 0;
+ * members that this version does not have must be 0. */
 enum { MOE_LARGEST_STRUCT = 4096 };
-static int moe_take_struct(void *own, size_t own_size, const void *given, size_t size) {
+static moe_status moe_take_struct(void *own, size_t own_size, const void *given, size_t size, const char *name,
+                                  moe_error *error) {
+    int known = !given || size <= MOE_LARGEST_STRUCT;
     memset(own, 0, own_size);
-    if (!given) return 1;
-    if (size > MOE_LARGEST_STRUCT) return 0;
-    memcpy(own, given, moe_min(size, own_size));
-    for (size_t i = own_size; i < size; i++)
-        if (((const char *)given)[i]) return 0;
-    return 1;
+    if (given && known) memcpy(own, given, moe_min(size, own_size));
+    for (size_t i = own_size; given && known && i < size; i++) known = !((const char *)given)[i];
+    if (known) return MOE_OK;
+    return moe_fail(error, MOE_ERROR_ARGUMENT, name,
+                    "%s has %zu bytes, with members that this version of the library, " MOE_VERSION
+                    ", does not have: the program was made with another moe.h",
+                    name, size);
 }
 
 static void moe_give_struct(void *out, size_t size, const void *own, size_t own_size) {
     if (size > own_size) memset((char *)out + own_size, 0, size - own_size);
     memcpy(out, own, moe_min(size, own_size));
-}
-
-static moe_status moe_refuse_struct(const char *name, size_t size, moe_error *error) {
-    return moe_fail(error, MOE_ERROR_ARGUMENT, name,
-                    "%s has %zu bytes, with members that this version of the library, " MOE_VERSION
-                    ", does not have: the program was made with another moe.h",
-                    name, size);
 }
 
 /* A layout hands out consecutive 64-byte aligned pieces of one block. With base NULL it only measures, so the
@@ -3682,8 +3668,7 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
  * or the copy of the header, is aligned for its type, and every count has been multiplied out without overflow.
  *
  * Versions 1 and 2, little-endian:
- *   header, 64 bytes: magic "MOEMODEL", u32 version, u32 CRC-32 of bytes [16, header_bytes), u64 header_bytes,
- *     u64 file_bytes, u32 metadata entries, u32 tensors, 24 zero bytes
+ *   moe_header
  *   metadata entries, each padded to 8: u32 kind, u32 key length, key, pad to 8, then by kind
  *     INT i64 | REAL f64 | TEXT, BYTES u64 length, bytes | INTS, REALS u64 n, n values | TEXTS u64 n, n times (u64
  *     length, bytes, pad to 8)
@@ -3695,15 +3680,24 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
  * An experts tensor [E, hidden, width] is E slabs of equal stride (a multiple of 4096): the up matrix [hidden, width],
  * padded to 64, then the down matrix [width, hidden]; so one expert is one read. */
 
-enum { MOE_HEADER_BYTES = 64, MOE_ALIGN = 64, MOE_SLAB_ALIGN = 4096 };
+enum { MOE_ALIGN = 64, MOE_SLAB_ALIGN = 4096 };
 static const char moe_magic[8] = { 'M', 'O', 'E', 'M', 'O', 'D', 'E', 'L' };
+
+typedef struct moe_header {
+    char magic[8];
+    uint32_t version, checksum; /* CRC-32 of bytes [16, header_bytes) */
+    uint64_t header_bytes, file_bytes;
+    uint32_t n_meta, n_tensors;
+    uint64_t reserved[3]; /* 0 */
+} moe_header;
+_Static_assert(sizeof(moe_header) == 64, "the header is read and written as it lies in the file");
 
 typedef struct moe_meta {
     moe_span key;
     moe_meta_kind kind;
     size_t count;     /* elements of a list, 1 for a scalar */
-    const char *data; /* first value; TEXT and BYTES: the bytes; TEXTS: the first length */
-    size_t length;    /* TEXT and BYTES */
+    const char *data; /* first value; TEXTS: the first length */
+    moe_span text;    /* TEXT and BYTES */
     uint32_t *texts;  /* TEXTS: [count] positions after `data`: first the length, then the bytes */
     moe_span entry;   /* the whole entry as it lies in the file */
 } moe_meta;
@@ -3713,7 +3707,7 @@ typedef struct moe_file {
     size_t bytes;
     char *header; /* [header_bytes] a copy: checked bytes stay the same even if another process writes to the file */
     uint32_t version;
-    uint64_t header_bytes;
+    size_t header_bytes;
     moe_meta *meta;
     size_t n_meta;
     moe_tensor_info *tensors;
@@ -3721,8 +3715,7 @@ typedef struct moe_file {
     const moe_span **keys, **names; /* [n_meta], [n_tensors] those of metadata and tensors, sorted */
     uint32_t *texts;                /* [n_texts] of all metadata */
     size_t n_texts;
-    /* A piece is compared with a checksum as a whole: a tensor, or a slab if the file has checksums of slabs.
-     */
+    /* A piece is compared with a checksum as a whole: a tensor, or a slab if the file has checksums of slabs. */
     size_t *pieces; /* [n_tensors] the first one of each */
     size_t n_pieces;
     atomic_uchar *checked; /* [n_pieces] 1: verified; NULL: never verified */
@@ -3740,25 +3733,12 @@ static uint32_t moe_crc_bits(uint32_t crc, const uint8_t *p, size_t bytes) {
     return crc;
 }
 
-/* 16 bytes per step: table[k][b] is the effect of byte b on the register when k bytes follow it. */
 static uint32_t moe_crc_portable(uint32_t crc, const uint8_t *p, size_t bytes) {
-    uint32_t table[16][256];
+    uint32_t table[256];
     if (bytes < 1024) return moe_crc_bits(crc, p, bytes);
-    for (uint32_t b = 0; b < 256; b++) {
-        const uint8_t byte = (uint8_t)b;
-        table[0][b] = moe_crc_bits(0, &byte, 1);
-    }
-    for (int k = 1; k < 16; k++)
-        for (int b = 0; b < 256; b++) table[k][b] = (table[k - 1][b] >> 8) ^ table[0][table[k - 1][b] & 255u];
-    for (; bytes >= 16; bytes -= 16, p += 16) {
-        uint64_t word[2];
-        memcpy(word, p, 16);
-        word[0] ^= crc;
-        crc = 0;
-        for (int k = 0; k < 8; k++)
-            crc ^= table[15 - k][word[0] >> 8 * k & 255u] ^ table[7 - k][word[1] >> 8 * k & 255u];
-    }
-    return moe_crc_bits(crc, p, bytes);
+    for (uint32_t b = 0; b < 256; b++) table[b] = moe_crc_bits(b, (const uint8_t[1]){ 0 }, 1);
+    for (; bytes; bytes--) crc = crc >> 8 ^ table[(crc ^ *p++) & 255u];
+    return crc;
 }
 
 #if MOE_X86
@@ -3785,14 +3765,6 @@ __attribute__((target("pclmul"))) static uint32_t moe_crc_clmul(uint32_t crc, co
 #endif
 
 #if MOE_ARM
-static int moe_crc_available(void) {
-#if defined(__linux__)
-    return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
-#else
-    return 1; /* every Mac that is not x86 */
-#endif
-}
-
 static uint32_t moe_crc_arm(uint32_t crc, const uint8_t *p, size_t bytes) {
     for (; bytes >= 8; bytes -= 8, p += 8) {
         uint64_t word;
@@ -3808,7 +3780,10 @@ static uint32_t moe_crc32(uint32_t crc, const void *data, size_t bytes) {
 #if MOE_X86
     if (bytes >= 64 && __builtin_cpu_supports("pclmul")) return ~moe_crc_clmul(~crc, data, bytes);
 #elif MOE_ARM
-    if (moe_crc_available()) return ~moe_crc_arm(~crc, data, bytes);
+#if defined(__linux__)
+    if (getauxval(AT_HWCAP) & HWCAP_CRC32) /* every Mac has it */
+#endif
+        return ~moe_crc_arm(~crc, data, bytes);
 #endif
     return ~moe_crc_portable(~crc, data, bytes);
 }
@@ -3832,18 +3807,19 @@ static const char *moe_take(moe_cursor *c, uint64_t bytes) {
     return p;
 }
 
-static uint32_t moe_take_u32(moe_cursor *c) {
-    const char *p = moe_take(c, 4);
-    uint32_t v = 0;
-    if (p) memcpy(&v, p, 4);
+static uint64_t moe_take_number(moe_cursor *c, size_t bytes) {
+    const char *p = moe_take(c, bytes);
+    uint64_t v = 0;
+    if (p) memcpy(&v, p, bytes);
     return v;
 }
 
-static uint64_t moe_take_u64(moe_cursor *c) {
-    const char *p = moe_take(c, 8);
-    uint64_t v = 0;
-    if (p) memcpy(&v, p, 8);
-    return v;
+static uint32_t moe_take_u32(moe_cursor *c) { return (uint32_t)moe_take_number(c, 4); }
+static uint64_t moe_take_u64(moe_cursor *c) { return moe_take_number(c, 8); }
+
+static moe_span moe_take_span(moe_cursor *c, uint64_t bytes) {
+    const char *p = moe_take(c, bytes);
+    return (moe_span){ p, p ? (size_t)bytes : 0 };
 }
 
 static void moe_take_padding(moe_cursor *c) {
@@ -3865,62 +3841,53 @@ static int moe_name_valid(moe_span s) {
 }
 
 static int moe_utf8_valid(const char *text, size_t length) {
+    static const uint32_t least[] = { 0, 0x80, 0x800, 0x10000 };
     const uint8_t *p = (const uint8_t *)text, *end = p + length;
     while (p < end) {
-        uint32_t lead = *p++, point, low;
-        int more = lead < 0x80                   ? 0
-                   : lead >= 0xc2 && lead < 0xe0 ? 1
-                   : lead >= 0xe0 && lead < 0xf0 ? 2
-                   : lead >= 0xf0 && lead < 0xf5 ? 3
-                                                 : -1;
-        if (more < 0 || end - p < more) return 0;
-        point = more == 0 ? lead : lead & (0x3fu >> more);
-        low = more == 3 ? 0x10000u : more == 2 ? 0x800u : 0;
+        uint32_t point = *p++;
+        const int more = (point >= 0xc0) + (point >= 0xe0) + (point >= 0xf0);
+        if ((point >= 0x80 && !more) || point >= 0xf8 || end - p < more) return 0;
+        if (more) point &= 0x3fu >> more;
         for (int i = 0; i < more; i++, p++) {
             if ((*p & 0xc0u) != 0x80u) return 0;
             point = point << 6 | (*p & 0x3fu);
         }
-        if (point < low || point > 0x10ffffu || (point >= 0xd800u && point < 0xe000u)) return 0;
+        if (point < least[more] || point > 0x10ffffu || (point >= 0xd800u && point < 0xe000u)) return 0;
     }
     return 1;
 }
 
-static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, moe_error *error) {
-    char where[48];
-    uint32_t kind, key_length;
-    uint64_t n = 1;
-    const char *key;
-    const size_t begin = c->at;
-    snprintf(where, sizeof where, "offset %zu", begin);
-    kind = moe_take_u32(c);
-    key_length = moe_take_u32(c);
-    key = moe_take(c, key_length);
-    m->key = (moe_span){ key, key ? key_length : 0 };
+/* A text with its length before it and its padding behind it. */
+static moe_span moe_take_text(moe_cursor *c) {
+    const moe_span text = moe_take_span(c, moe_take_u64(c));
+    if (!c->failed && !moe_utf8_valid(text.data, text.length)) c->failed = 1;
     moe_take_padding(c);
-    if (c->failed || !moe_name_valid(m->key) || kind < MOE_META_INT || kind > MOE_META_TEXTS)
+    return text;
+}
+
+static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, moe_error *error) {
+    const size_t begin = c->at;
+    char where[48];
+    uint64_t n = 1;
+    snprintf(where, sizeof where, "offset %zu", begin);
+    m->kind = (moe_meta_kind)moe_take_u32(c);
+    m->key = moe_take_span(c, moe_take_u32(c));
+    moe_take_padding(c);
+    if (c->failed || !moe_name_valid(m->key) || m->kind < MOE_META_INT || m->kind > MOE_META_TEXTS)
         return moe_fail(error, MOE_ERROR_FORMAT, where, "broken metadata entry");
-    m->kind = (moe_meta_kind)kind;
-    if (kind >= MOE_META_TEXT) n = moe_take_u64(c);
-    m->count = kind >= MOE_META_INTS ? (size_t)n : 1;
+    if (m->kind >= MOE_META_INTS) n = moe_take_u64(c);
+    m->count = (size_t)n;
     m->data = c->data + c->at;
-    switch (m->kind) {
-    case MOE_META_INT:
-    case MOE_META_REAL: moe_take(c, 8); break;
-    case MOE_META_TEXT:
-    case MOE_META_BYTES: m->length = moe_take(c, n) ? (size_t)n : 0; break;
-    case MOE_META_INTS:
-    case MOE_META_REALS: moe_take(c, n > UINT64_MAX / 8 ? UINT64_MAX : n * 8); break;
-    case MOE_META_TEXTS:
+    if (m->kind == MOE_META_TEXT) {
+        m->text = moe_take_text(c);
+    } else if (m->kind == MOE_META_BYTES) {
+        m->text = moe_take_span(c, moe_take_u64(c));
+    } else if (m->kind == MOE_META_TEXTS) {
         if (n > MOE_MAX_TEXTS) c->failed = 1;
-        for (uint64_t i = 0; i < n && !c->failed; i++) {
-            uint64_t length = moe_take_u64(c);
-            const char *text = moe_take(c, length);
-            if (text && !moe_utf8_valid(text, (size_t)length)) c->failed = 1;
-            moe_take_padding(c);
-        }
-        break;
+        for (uint64_t i = 0; i < n && !c->failed; i++) moe_take_text(c);
+    } else {
+        moe_take(c, n > UINT64_MAX / 8 ? UINT64_MAX : n * 8);
     }
-    if (!c->failed && m->kind == MOE_META_TEXT && !moe_utf8_valid(m->data, m->length)) c->failed = 1;
     moe_take_padding(c);
     if (c->failed)
         return moe_fail(error, MOE_ERROR_FORMAT, where, "metadata '%.*s' runs past the header or is no UTF-8",
@@ -3937,15 +3904,25 @@ static uint64_t moe_slab_bytes(moe_type type, uint64_t hidden, uint64_t width, u
     return (*down + low + MOE_SLAB_ALIGN - 1) / MOE_SLAB_ALIGN * MOE_SLAB_ALIGN;
 }
 
+/* The matrix of a tensor whose bytes begin at `data`; of an expert the up or the down matrix. */
+static moe_matrix moe_tensor_matrix(const moe_tensor_info *t, const char *data, size_t expert, int down) {
+    const size_t rows = t->n_dims > 1 ? (size_t)t->dims[t->n_dims - 2] : 1, cols = (size_t)t->dims[t->n_dims - 1];
+    uint64_t below = 0;
+    if (t->experts) data += expert * (size_t)moe_slab_bytes(t->type, rows, cols, &below);
+    return down ? moe_matrix_view(t->type, cols, rows, data + below) : moe_matrix_view(t->type, rows, cols, data);
+}
+
 /* Bytes that a tensor of this shape must have; 0 if the shape is impossible. */
 static uint64_t moe_tensor_bytes(const moe_tensor_info *t) {
-    uint64_t rows = t->n_dims > 1 ? t->dims[0] : 1, cols = t->dims[t->n_dims - 1], bytes, down;
-    if (t->experts) {
-        bytes = moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
-        return bytes && moe_mul(bytes, t->dims[0], &bytes) ? bytes : 0;
-    }
-    return moe_matrix_bytes(t->type, rows, cols);
+    uint64_t bytes, down;
+    if (!t->experts) return moe_matrix_bytes(t->type, t->n_dims > 1 ? t->dims[0] : 1, t->dims[t->n_dims - 1]);
+    bytes = moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
+    return bytes && moe_mul(bytes, t->dims[0], &bytes) ? bytes : 0;
 }
+
+/* The number of experts of a tensor, or 1; the number of pieces that have checksums. */
+static size_t moe_experts_of(const moe_tensor_info *t) { return t->experts ? (size_t)t->dims[0] : 1; }
+static size_t moe_pieces_of(const moe_tensor_info *t) { return t->slabs ? (size_t)t->dims[0] : 1; }
 
 static moe_status moe_parse_slabs(moe_cursor *c, moe_tensor_info *t, const char *where, moe_error *error) {
     const size_t bytes = (size_t)t->dims[0] * sizeof *t->slabs;
@@ -3959,11 +3936,10 @@ static moe_status moe_parse_slabs(moe_cursor *c, moe_tensor_info *t, const char 
 static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *data_end, moe_tensor_info *t,
                                    moe_error *error) {
     char where[96];
-    uint32_t type, layout, name_length, zero;
+    uint32_t layout, name_length, zero;
     uint64_t count = 1;
-    const char *name;
     snprintf(where, sizeof where, "offset %zu", c->at);
-    type = moe_take_u32(c);
+    t->type = (moe_type)moe_take_u32(c);
     layout = moe_take_u32(c);
     t->n_dims = moe_take_u32(c);
     name_length = moe_take_u32(c);
@@ -3974,39 +3950,37 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     t->bytes = moe_take_u64(c);
     t->checksum = moe_take_u32(c);
     zero = moe_take_u32(c);
-    name = moe_take(c, name_length);
-    t->name = (moe_span){ name, name ? name_length : 0 };
+    t->name = moe_take_span(c, name_length);
     moe_take_padding(c);
     if (c->failed || zero || !moe_name_valid(t->name))
         return moe_fail(error, MOE_ERROR_FORMAT, where, "broken tensor entry: the name or the padding is wrong");
-    snprintf(where, sizeof where, "tensor %.*s", (int)moe_min(name_length, 80), name);
-    if (!moe_type_known(type))
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, where, "number format %u is unknown to this version", type);
-    t->type = (moe_type)type;
+    snprintf(where, sizeof where, "tensor %.*s", (int)t->name.length, t->name.data);
+    if (!moe_type_known((uint32_t)t->type))
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, where, "number format %u is unknown to this version", t->type);
     t->experts = layout == 1;
     if (layout > 1 || (layout == 1) != (t->n_dims == 3) || (t->n_dims == 1 && t->type != MOE_TYPE_F32))
         return moe_fail(error, MOE_ERROR_FORMAT, where, "layout %u, type %s and %u dimensions do not go together",
                         layout, moe_type_name(t->type), t->n_dims);
     for (uint32_t i = 0; i < t->n_dims; i++)
         if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_mul(count, t->dims[i], &count))
-            return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is %llu", i, (unsigned long long)t->dims[i]);
+            return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is %" PRIu64, i, t->dims[i]);
     if (moe_type_quantised(t->type) && (t->dims[1] > MOE_Q8_WIDEST || (t->experts && t->dims[2] > MOE_Q8_WIDEST)))
         return moe_fail(error, MOE_ERROR_FORMAT, where, "its rows are too long for %s: at most %d columns",
                         moe_type_name(t->type), MOE_Q8_WIDEST);
     if (t->experts && !moe_mul(count, 2, &count)) count = 0;
     t->parameters = count;
     if (!count || moe_tensor_bytes(t) != t->bytes)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "%llu bytes stored, its shape needs %llu",
-                        (unsigned long long)t->bytes, (unsigned long long)moe_tensor_bytes(t));
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "%" PRIu64 " bytes stored, its shape needs %" PRIu64, t->bytes,
+                        moe_tensor_bytes(t));
     if (t->offset % (t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN) || t->offset < *data_end || t->offset > f->bytes ||
         t->bytes > f->bytes - t->offset)
         return moe_fail(error, MOE_ERROR_FORMAT, where,
-                        "offset %llu, %llu bytes: outside the file (%zu bytes), misaligned "
-                        "or overlapping",
-                        (unsigned long long)t->offset, (unsigned long long)t->bytes, f->bytes);
+                        "offset %" PRIu64 ", %" PRIu64
+                        " bytes: outside the file (%zu bytes), misaligned or overlapping",
+                        t->offset, t->bytes, f->bytes);
     if (t->offset - *data_end >= MOE_SLAB_ALIGN)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "a gap of %llu bytes lies before it",
-                        (unsigned long long)(t->offset - *data_end));
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "a gap of %" PRIu64 " bytes lies before it",
+                        t->offset - *data_end);
     *data_end = t->offset + t->bytes;
     return f->version > 1 && t->experts ? moe_parse_slabs(c, t, where, error) : MOE_OK;
 }
@@ -4018,15 +3992,16 @@ static moe_status moe_check_gaps(const moe_file *f, moe_error *error) {
         const moe_tensor_info *t = &f->tensors[i];
         for (; at < t->offset; at++)
             if (f->data[at])
-                return moe_fail(error, MOE_ERROR_FORMAT, "gap", "byte %llu before tensor %.*s is not zero: damaged",
-                                (unsigned long long)at, (int)moe_min(t->name.length, 80), t->name.data);
+                return moe_fail(error, MOE_ERROR_FORMAT, "gap",
+                                "byte %" PRIu64 " before tensor %.*s is not zero: damaged", at,
+                                (int)moe_min(t->name.length, 80), t->name.data);
         at += t->bytes;
     }
     return MOE_OK;
 }
 
 static void moe_file_free(moe_file *f, const moe_allocator *a) {
-    moe_release(a, f->header, (size_t)f->header_bytes);
+    moe_release(a, f->header, f->header_bytes);
     moe_release(a, f->meta, f->n_meta * sizeof *f->meta);
     moe_release(a, f->tensors, f->n_tensors * sizeof *f->tensors);
     moe_release(a, f->keys, f->n_meta * sizeof *f->keys);
@@ -4061,21 +4036,6 @@ static const void *moe_find_name(const moe_span *const *names, size_t count, con
     return found ? *found : NULL;
 }
 
-/* The position of every text of a list, so that reading one needs no walk over the texts before it. */
-static void moe_index_texts(moe_file *f) {
-    uint32_t *next = f->texts;
-    for (size_t i = 0; i < f->n_meta; i++) {
-        moe_meta *m = &f->meta[i];
-        uint64_t length = 0;
-        m->texts = next;
-        for (size_t k = 0, at = 0; m->kind == MOE_META_TEXTS && k < m->count; k++) {
-            *next++ = (uint32_t)at;
-            memcpy(&length, m->data + at, 8);
-            at += 8 + moe_round_up((size_t)length, 8);
-        }
-    }
-}
-
 /* Indexes of metadata and tensors after parsing. */
 static moe_status moe_index_file(moe_file *f, const moe_allocator *a, moe_error *error) {
     f->pieces = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->pieces);
@@ -4083,98 +4043,96 @@ static moe_status moe_index_file(moe_file *f, const moe_allocator *a, moe_error 
         if (f->meta[i].kind == MOE_META_TEXTS) f->n_texts += f->meta[i].count;
     for (size_t i = 0; f->pieces && i < f->n_tensors; i++) {
         f->pieces[i] = f->n_pieces;
-        f->n_pieces += f->tensors[i].slabs ? (size_t)f->tensors[i].dims[0] : 1;
+        f->n_pieces += moe_pieces_of(&f->tensors[i]);
     }
     f->keys = moe_allocate_zeroed(a, f->n_meta * sizeof *f->keys);
     f->names = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->names);
     f->texts = moe_allocate_zeroed(a, f->n_texts * sizeof *f->texts);
     if (!f->pieces || !f->keys || !f->names || !f->texts)
         return moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for the names and texts of the header");
-    moe_index_texts(f);
+    for (size_t i = 0, n = 0; i < f->n_meta; i++) {
+        moe_meta *m = &f->meta[i];
+        uint64_t length = 0;
+        m->texts = f->texts + n;
+        for (size_t k = 0, at = 0; m->kind == MOE_META_TEXTS && k < m->count; k++) {
+            f->texts[n++] = (uint32_t)at;
+            memcpy(&length, m->data + at, 8);
+            at += 8 + moe_round_up((size_t)length, 8);
+        }
+    }
     MOE_TRY(moe_sort_names(f->meta, f->n_meta, sizeof *f->meta, "metadata", f->keys, error));
     return moe_sort_names(f->tensors, f->n_tensors, sizeof *f->tensors, "tensor directory", f->names, error);
 }
 
-/* Read the fixed part of the header and copy all of it. The cursor is then at the first entry. */
+/* Copy the header and check its fixed part. The cursor is then at the first entry. */
 static moe_status moe_parse_header(moe_cursor *c, moe_file *f, const moe_allocator *a, moe_error *error) {
     const size_t bytes = f->bytes;
-    char fixed[MOE_HEADER_BYTES];
-    uint64_t file_bytes;
-    uint32_t checksum;
-    if (bytes < MOE_HEADER_BYTES)
+    moe_header h;
+    if (bytes < sizeof h)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "only %zu bytes: not a model file, or cut off", bytes);
-    memcpy(fixed, f->data, sizeof fixed);
-    if (memcmp(fixed, moe_magic, sizeof moe_magic) != 0)
+    memcpy(&h, f->data, sizeof h);
+    if (memcmp(h.magic, moe_magic, sizeof moe_magic) != 0)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "not a moe model file (no MOEMODEL at its start)");
-    *c = (moe_cursor){ fixed, sizeof moe_magic, sizeof fixed, 0 };
-    f->version = moe_take_u32(c);
-    checksum = moe_take_u32(c);
-    f->header_bytes = moe_take_u64(c);
-    file_bytes = moe_take_u64(c);
-    f->n_meta = moe_take_u32(c);
-    f->n_tensors = moe_take_u32(c);
-    if (f->version < 1 || f->version > MOE_FILE_VERSION)
+    if (h.version < 1 || h.version > MOE_FILE_VERSION)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 8",
-                        "file version %u, this program reads versions 1 to %d", f->version, MOE_FILE_VERSION);
-    if (file_bytes != bytes)
+                        "file version %u, this program reads versions 1 to %d", h.version, MOE_FILE_VERSION);
+    if (h.file_bytes != bytes)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 24",
-                        "the file has %zu bytes, its header says %llu: cut off or "
-                        "damaged",
-                        bytes, (unsigned long long)file_bytes);
-    if (f->header_bytes < MOE_HEADER_BYTES || f->header_bytes > bytes || f->header_bytes % 8)
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 16", "impossible header size %llu",
-                        (unsigned long long)f->header_bytes);
-    if (f->header_bytes > MOE_MAX_HEADER)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 16", "a header of %llu bytes, at most %d are read",
-                        (unsigned long long)f->header_bytes, MOE_MAX_HEADER);
-    f->header = a->allocate(a->user, (size_t)f->header_bytes);
+                        "the file has %zu bytes, its header says %" PRIu64 ": cut off or damaged", bytes, h.file_bytes);
+    if (h.header_bytes < sizeof h || h.header_bytes > bytes || h.header_bytes % 8)
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 16", "impossible header size %" PRIu64, h.header_bytes);
+    if (h.header_bytes > MOE_MAX_HEADER)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 16", "a header of %" PRIu64 " bytes, at most %d are read",
+                        h.header_bytes, MOE_MAX_HEADER);
+    f->version = h.version;
+    f->header_bytes = (size_t)h.header_bytes;
+    f->header = a->allocate(a->user, f->header_bytes);
     if (!f->header)
-        return moe_fail(error, MOE_ERROR_MEMORY, "header", "no memory for a header of %llu bytes",
-                        (unsigned long long)f->header_bytes);
-    memcpy(f->header, fixed, sizeof fixed);
-    memcpy(f->header + sizeof fixed, f->data + sizeof fixed, (size_t)f->header_bytes - sizeof fixed);
-    if (moe_crc32(0, f->header + 16, (size_t)f->header_bytes - 16) != checksum)
+        return moe_fail(error, MOE_ERROR_MEMORY, "header", "no memory for a header of %zu bytes", f->header_bytes);
+    memcpy(f->header, &h, sizeof h);
+    memcpy(f->header + sizeof h, f->data + sizeof h, f->header_bytes - sizeof h);
+    if (moe_crc32(0, f->header + 16, f->header_bytes - 16) != h.checksum)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 12", "the header's checksum is wrong: the file is damaged");
-    for (; c->at < MOE_HEADER_BYTES; c->at++)
-        if (fixed[c->at])
-            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are in use");
-    *c = (moe_cursor){ f->header, MOE_HEADER_BYTES, (size_t)f->header_bytes, 0 };
+    if (h.reserved[0] || h.reserved[1] || h.reserved[2])
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are in use");
+    *c = (moe_cursor){ f->header, sizeof h, f->header_bytes, 0 };
+    f->n_meta = h.n_meta;
+    f->n_tensors = h.n_tensors;
     /* An entry has at least 24 bytes, so the counts cannot need more memory than the file's own size. */
-    if (f->n_meta > moe_min(MOE_MAX_ENTRIES, (size_t)f->header_bytes / 24) ||
-        f->n_tensors > moe_min(MOE_MAX_ENTRIES, (size_t)f->header_bytes / 24))
+    if (moe_max(f->n_meta, f->n_tensors) > moe_min(MOE_MAX_ENTRIES, f->header_bytes / 24))
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 32",
                         "%zu metadata entries and %zu tensors do not fit the header", f->n_meta, f->n_tensors);
     return MOE_OK;
 }
 
-/* Read the header and check it, but nothing after the header. On failure nothing is left allocated. */
+/* Read the header, whose bytes f->data are, and check it, but nothing after the header. */
+static moe_status moe_parse_all(moe_file *f, const moe_allocator *a, moe_error *error) {
+    moe_cursor c;
+    uint64_t data_end;
+    MOE_TRY(moe_parse_header(&c, f, a, error));
+    f->meta = moe_allocate_zeroed(a, f->n_meta * sizeof *f->meta);
+    f->tensors = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->tensors);
+    if (!f->meta || !f->tensors)
+        return moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for %zu metadata entries and %zu tensors",
+                        f->n_meta, f->n_tensors);
+    for (size_t i = 0; i < f->n_meta; i++) MOE_TRY(moe_parse_meta(&c, &f->meta[i], error));
+    data_end = f->header_bytes;
+    for (size_t i = 0; i < f->n_tensors; i++) MOE_TRY(moe_parse_tensor(&c, f, &data_end, &f->tensors[i], error));
+    if (c.at != c.end)
+        return moe_fail(error, MOE_ERROR_FORMAT, "header", "%zu bytes too many after the tensor directory",
+                        c.end - c.at);
+    if (data_end != f->bytes)
+        return moe_fail(error, MOE_ERROR_FORMAT, "end of file", "%" PRIu64 " bytes behind the last tensor",
+                        f->bytes - data_end);
+    return moe_index_file(f, a, error);
+}
+
+/* On failure nothing is left allocated. */
 static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
                                  moe_error *error) {
-    moe_cursor c = { data, 0, 0, 0 };
-    uint64_t data_end;
     moe_status status;
-    memset(f, 0, sizeof *f);
-    f->data = data;
-    f->bytes = bytes;
-    status = moe_parse_header(&c, f, a, error);
-    if (status == MOE_OK) {
-        f->meta = moe_allocate_zeroed(a, f->n_meta * sizeof *f->meta);
-        f->tensors = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->tensors);
-        if (!f->meta || !f->tensors)
-            status = moe_fail(error, MOE_ERROR_MEMORY, "directory",
-                              "no memory for %zu metadata entries and %zu tensors", f->n_meta, f->n_tensors);
-    }
-    for (size_t i = 0; i < f->n_meta && status == MOE_OK; i++) status = moe_parse_meta(&c, &f->meta[i], error);
-    data_end = f->header_bytes;
-    for (size_t i = 0; i < f->n_tensors && status == MOE_OK; i++)
-        status = moe_parse_tensor(&c, f, &data_end, &f->tensors[i], error);
-    if (status == MOE_OK && c.at != c.end)
-        status =
-            moe_fail(error, MOE_ERROR_FORMAT, "header", "%zu bytes too many after the tensor directory", c.end - c.at);
-    if (status == MOE_OK && data_end != bytes)
-        status = moe_fail(error, MOE_ERROR_FORMAT, "end of file", "%llu bytes behind the last tensor",
-                          (unsigned long long)(bytes - data_end));
-    if (status == MOE_OK) status = moe_index_file(f, a, error);
+    *f = (moe_file){ .data = data, .bytes = bytes };
+    status = moe_parse_all(f, a, error);
     if (status != MOE_OK) moe_file_free(f, a);
     return status;
 }
@@ -4186,38 +4144,27 @@ static size_t moe_broken_scale(const moe_matrix *m) {
     return row;
 }
 
-/* The first of n experts whose scales are not numbers >= 0; n if there is none. Binding does not read them. */
-static size_t moe_broken_slab(const moe_file *f, const moe_tensor_info *t, size_t first, size_t n) {
-    const size_t hidden = (size_t)t->dims[1], width = (size_t)t->dims[2];
-    uint64_t down = 0;
-    const size_t stride = (size_t)moe_slab_bytes(t->type, hidden, width, &down);
-    for (size_t i = 0; i < n; i++) {
-        const char *slab = f->data + t->offset + (first + i) * stride;
-        const moe_matrix up = moe_matrix_view(t->type, hidden, width, slab);
-        const moe_matrix low = moe_matrix_view(t->type, width, hidden, slab + down);
-        if (moe_broken_scale(&up) < hidden || moe_broken_scale(&low) < width) return i;
-    }
-    return n;
-}
-
-/* Verify a tensor, or slab `slab` of it if slabs have checksums of their own. */
-static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t, size_t slab, moe_error *error) {
-    const size_t pieces = t->slabs ? (size_t)t->dims[0] : 1, bytes = (size_t)t->bytes / pieces;
-    const size_t slabs = t->slabs ? 1 : t->experts ? (size_t)t->dims[0] : 0;
-    const uint32_t crc = moe_crc32(0, f->data + t->offset + slab * bytes, bytes);
+/* Verify a piece of a tensor: of experts also their scales, which binding does not read. */
+static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t, size_t piece, moe_error *error) {
+    const size_t bytes = (size_t)t->bytes / moe_pieces_of(t),
+                 slabs = t->experts ? moe_experts_of(t) / moe_pieces_of(t) : 0;
+    const char *data = f->data + t->offset;
+    const int length = (int)moe_min(t->name.length, 80);
     char where[96], expert[32] = "";
-    size_t broken;
-    snprintf(where, sizeof where, "tensor %.*s", (int)moe_min(t->name.length, 80), t->name.data);
-    if (t->slabs) snprintf(expert, sizeof expert, "expert %zu of ", slab);
-    if (crc != (t->slabs ? t->slabs[slab] : t->checksum))
+    snprintf(where, sizeof where, "tensor %.*s", length, t->name.data);
+    if (t->slabs) snprintf(expert, sizeof expert, "expert %zu of ", piece);
+    if (moe_crc32(0, data + piece * bytes, bytes) != (t->slabs ? t->slabs[piece] : t->checksum))
         return moe_fail(error, MOE_ERROR_FORMAT, where,
-                        "the checksum of %s%.*s is wrong: the file is damaged, get it again", expert,
-                        (int)moe_min(t->name.length, 80), t->name.data);
-    broken = moe_broken_slab(f, t, slab, slabs);
-    if (broken < slabs)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "a scale of expert %zu of %.*s is not a number >= 0",
-                        slab + broken, (int)moe_min(t->name.length, 80), t->name.data);
-    if (f->checked) atomic_store_explicit(&f->checked[f->pieces[t - f->tensors] + slab], 1, memory_order_relaxed);
+                        "the checksum of %s%.*s is wrong: the file is damaged, get it again", expert, length,
+                        t->name.data);
+    for (size_t i = piece * slabs; i < (piece + 1) * slabs; i++)
+        for (int down = 0; down < 2; down++) {
+            const moe_matrix m = moe_tensor_matrix(t, data, i, down);
+            if (moe_broken_scale(&m) < m.rows)
+                return moe_fail(error, MOE_ERROR_FORMAT, where, "a scale of expert %zu of %.*s is not a number >= 0", i,
+                                length, t->name.data);
+        }
+    if (f->checked) atomic_store_explicit(&f->checked[f->pieces[t - f->tensors] + piece], 1, memory_order_relaxed);
     return MOE_OK;
 }
 
@@ -4232,14 +4179,14 @@ static int moe_piece_checked(const moe_file *f, const moe_tensor_info *t, size_t
 }
 
 static int moe_tensor_checked(const moe_file *f, const moe_tensor_info *t) {
-    for (size_t i = 0; i < (t->slabs ? (size_t)t->dims[0] : 1); i++)
+    for (size_t i = 0; i < moe_pieces_of(t); i++)
         if (!moe_piece_checked(f, t, i)) return 0;
     return 1;
 }
 
 /* Verify the pieces of a tensor that are not yet verified. */
 static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, moe_damage *damage, moe_error *error) {
-    for (size_t i = 0; i < (t->slabs ? (size_t)t->dims[0] : 1); i++) {
+    for (size_t i = 0; i < moe_pieces_of(t); i++) {
         if (moe_piece_checked(f, t, i) || moe_compare_piece(f, t, i, error) == MOE_OK) continue;
         if (damage) atomic_store(&damage->piece, f->pieces[t - f->tensors] + i + 1);
         return MOE_ERROR_FORMAT;
@@ -4278,18 +4225,11 @@ static double moe_meta_real(const moe_meta *m, size_t i) {
 static moe_span moe_meta_text(const moe_meta *m, size_t i) {
     uint64_t length;
     const char *p;
-    if ((m->kind == MOE_META_TEXT || m->kind == MOE_META_BYTES) && i == 0) return (moe_span){ m->data, m->length };
+    if ((m->kind == MOE_META_TEXT || m->kind == MOE_META_BYTES) && i == 0) return m->text;
     if (m->kind != MOE_META_TEXTS || i >= m->count) return (moe_span){ "", 0 };
     p = m->data + m->texts[i];
     memcpy(&length, p, 8);
     return (moe_span){ p + 8, (size_t)length };
-}
-
-static size_t moe_meta_texts(const moe_meta *m, moe_span *out, size_t n) {
-    if (m->kind != MOE_META_TEXTS) return 0;
-    n = moe_min(n, m->count);
-    for (size_t i = 0; i < n; i++) out[i] = moe_meta_text(m, i);
-    return n;
 }
 
 static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *name) {
@@ -4457,19 +4397,23 @@ static moe_status moe_output_begin(moe_output *o, const char *path, uint64_t byt
  * disk piece by piece (a slab, a matrix), so memory is that of one piece; the header, which holds their checksums,
  * comes last. */
 
+/* A tensor of the new file, and where its numbers come from; both NULL: from s->fill. */
+typedef struct moe_save_tensor {
+    moe_tensor_info info;
+    const moe_tensor_info *old;
+    const float *vector;
+    uint32_t *sums; /* [experts] checksums of slabs, in s->header */
+} moe_save_tensor;
+
 typedef struct moe_save {
     const moe_file *old; /* or NULL: */
     moe_fill_fn fill;
     void *fill_user;
-    int same_type; /* no tensor of `old` changes its type */
+    int same_type; /* no tensor of `old` changes its numbers */
     const moe_meta_entry *entries;
     size_t n_entries;
-    const moe_vector_entry *vectors; /* that are not taken from `old` */
-    size_t n_vectors;
-    moe_tensor_info *tensors;
+    moe_save_tensor *tensors;
     size_t n_tensors;
-    uint32_t *sums; /* checksums of the slabs of all experts, in the order of the file */
-    size_t n_sums;  /* that are known */
     uint64_t file_bytes;
     size_t header_bytes;
     char *header, *piece;
@@ -4498,20 +4442,6 @@ static int moe_save_meta(const moe_save *s, const moe_meta *m) {
                              (m->key.length > 8 && memcmp(m->key.data, "quality.", 8) == 0));
 }
 
-static moe_status moe_check_entries(const moe_meta_entry *entries, size_t count, moe_error *error) {
-    for (size_t i = 0; i < count; i++) {
-        const moe_meta_entry *e = &entries[i];
-        if (!e->key || !moe_name_valid((moe_span){ e->key, strlen(e->key) }) || e->kind < MOE_META_INT ||
-            e->kind > MOE_META_TEXT || (e->kind == MOE_META_TEXT && !moe_utf8_valid(e->text.data, e->text.length)))
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has a wrong key, kind or text",
-                            i);
-        for (size_t k = 0; k < i; k++)
-            if (strcmp(e->key, entries[k].key) == 0)
-                return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata '%s' stands twice", e->key);
-    }
-    return MOE_OK;
-}
-
 /* Writes at `*at` unless `out` is NULL, and advances. */
 static void moe_put(char *out, size_t *at, const void *data, size_t bytes) {
     if (out && bytes) memcpy(out + *at, data, bytes);
@@ -4532,187 +4462,131 @@ static void moe_put_entry(char *out, size_t *at, const moe_meta_entry *e) {
     *at = moe_round_up(*at, 8);
 }
 
-/* The header of the new file into `out` (zeroed), or only its size with `out` NULL. */
+/* The header of the new file into `out`, which is zeroed at first, but for the checksums of slabs; or only its size
+ * with `out` NULL. */
 static size_t moe_save_header(const moe_save *s, char *out) {
-    const uint32_t version = MOE_FILE_VERSION, n_tensors = (uint32_t)s->n_tensors;
-    uint32_t n_meta = 0, checksum;
-    uint64_t header_bytes;
-    size_t at = MOE_HEADER_BYTES, head = 0, sums = 0;
-    for (size_t i = 0; s->old && i < s->old->n_meta; i++)
-        if (moe_save_meta(s, &s->old->meta[i])) {
-            moe_put(out, &at, s->old->meta[i].entry.data, s->old->meta[i].entry.length);
-            n_meta++;
-        }
-    for (size_t i = 0; i < s->n_entries; i++, n_meta++) moe_put_entry(out, &at, &s->entries[i]);
+    moe_header h = { .version = MOE_FILE_VERSION, .file_bytes = s->file_bytes, .n_tensors = (uint32_t)s->n_tensors };
+    size_t at = sizeof h, n_old = s->old ? s->old->n_meta : 0;
+    memcpy(h.magic, moe_magic, sizeof moe_magic);
+    h.n_meta = (uint32_t)s->n_entries;
+    for (size_t i = 0; i < n_old; i++) {
+        const moe_meta *m = &s->old->meta[i];
+        if (!moe_save_meta(s, m)) continue;
+        moe_put(out, &at, m->entry.data, m->entry.length);
+        h.n_meta++;
+    }
+    for (size_t i = 0; i < s->n_entries; i++) moe_put_entry(out, &at, &s->entries[i]);
     for (size_t i = 0; i < s->n_tensors; i++) {
-        const moe_tensor_info *t = &s->tensors[i];
-        const uint32_t fields[4] = { (uint32_t)t->type, t->experts ? 1 : 0, t->n_dims, (uint32_t)t->name.length };
-        const uint32_t tail[2] = { t->checksum, 0 };
-        const size_t n_sums = t->experts ? (size_t)t->dims[0] : 0;
-        moe_put(out, &at, fields, sizeof fields);
+        const moe_tensor_info *t = &s->tensors[i].info;
+        const uint32_t begin[4] = { (uint32_t)t->type, t->experts ? 1 : 0, t->n_dims, (uint32_t)t->name.length };
+        const uint64_t place[3] = { t->offset, t->bytes, t->checksum };
+        const size_t sums = t->experts ? moe_experts_of(t) * sizeof(uint32_t) : 0;
+        moe_put(out, &at, begin, sizeof begin);
         moe_put(out, &at, t->dims, 8 * (size_t)t->n_dims);
-        moe_put(out, &at, &t->offset, 8);
-        moe_put(out, &at, &t->bytes, 8);
-        moe_put(out, &at, tail, sizeof tail);
+        moe_put(out, &at, place, sizeof place);
         moe_put(out, &at, t->name.data, t->name.length);
         at = moe_round_up(at, 8);
-        moe_put(out, &at, out ? s->sums + sums : NULL, n_sums * sizeof *s->sums);
-        at = moe_round_up(at, 8);
-        sums += n_sums;
+        if (out && sums) {
+            const uint32_t checksum = moe_crc32(0, out + at, sums);
+            memcpy(out + at - moe_round_up(t->name.length, 8) - 8, &checksum, sizeof checksum);
+            s->tensors[i].sums = (uint32_t *)(void *)(out + at);
+        }
+        at = moe_round_up(at + sums, 8);
     }
-    header_bytes = at;
+    h.header_bytes = at;
     if (!out) return at;
-    moe_put(out, &head, moe_magic, 8);
-    moe_put(out, &head, &version, 4);
-    head += 4;
-    moe_put(out, &head, &header_bytes, 8);
-    moe_put(out, &head, &s->file_bytes, 8);
-    moe_put(out, &head, &n_meta, 4);
-    moe_put(out, &head, &n_tensors, 4);
-    checksum = moe_crc32(0, out + 16, at - 16);
-    memcpy(out + 12, &checksum, 4);
+    memcpy(out, &h, sizeof h);
+    h.checksum = moe_crc32(0, out + 16, at - 16);
+    memcpy(out, &h, sizeof h);
     return at;
 }
 
-/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. */
-static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int down, char *out) {
-    const moe_tensor_info *t = &s->tensors[index];
-    const size_t high = (size_t)t->dims[t->experts ? 1 : 0], wide = (size_t)t->dims[t->n_dims - 1];
-    const size_t rows = t->n_dims == 1 ? 1 : down ? wide : high, cols = down ? high : wide;
-    moe_matrix from = { .rows = 0 };
-    if (s->old) {
-        const moe_tensor_info *old = &s->old->tensors[index];
-        const char *data = s->old->data + old->offset;
-        uint64_t old_down = 0;
-        if (t->experts) data += piece * (size_t)moe_slab_bytes(old->type, high, wide, &old_down);
-        from = moe_matrix_view(old->type, rows, cols, data + (down ? old_down : 0));
-    }
-    for (size_t r = 0; r < rows; r++) {
-        if (s->old) moe_matrix_row(&from, r, s->row);
-        else s->fill(s->fill_user, index, piece, down ? high + r : r, s->row, cols);
-        if (!moe_row_fits(t->type, cols, s->row))
+/* A matrix of piece `piece` of a tensor into s->piece, which is zeroed; of an expert the up or the down matrix. */
+static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int down) {
+    const moe_tensor_info *t = &s->tensors[index].info, *old = s->tensors[index].old;
+    const moe_matrix to = moe_tensor_matrix(t, s->piece, 0, down);
+    const moe_matrix from = old ? moe_tensor_matrix(old, s->old->data + old->offset, piece, down) : to;
+    char *out = s->piece + ((const char *)to.data - s->piece);
+    for (size_t r = 0; r < to.rows; r++) {
+        if (old) moe_matrix_row(&from, r, s->row);
+        else s->fill(s->fill_user, index, piece, down ? to.cols + r : r, s->row, to.cols);
+        if (!moe_row_fits(t->type, to.cols, s->row))
             return moe_fail(s->error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s",
                             (int)t->name.length, t->name.data, moe_type_name(t->type));
-        moe_pack_row(t->type, rows, cols, r, s->row, out, (int8_t *)(void *)(s->row + cols));
+        moe_pack_row(t->type, to.rows, to.cols, r, s->row, out, (int8_t *)(void *)(s->row + to.cols));
     }
     return MOE_OK;
 }
 
-static moe_status moe_save_bytes(moe_save *s, const void *data, size_t bytes) {
-    return moe_output_write(&s->out, data, bytes, s->error);
-}
-
-/* Zeros up to byte `to` of the file. */
-static moe_status moe_save_gap(moe_save *s, uint64_t to) {
-    static const char zeros[4096];
-    while (s->out.at < to) MOE_TRY(moe_save_bytes(s, zeros, (size_t)moe_min(to - s->out.at, sizeof zeros)));
-    return MOE_OK;
-}
-
-static size_t moe_pieces(const moe_tensor_info *t) { return t->experts ? (size_t)t->dims[0] : 1; }
-
-/* The caller's vector of this name, or NULL. */
-static const moe_vector_entry *moe_save_vector(const moe_save *s, moe_span name) {
-    for (size_t i = 0; i < s->n_vectors; i++)
-        if (moe_span_is(name, s->vectors[i].name)) return &s->vectors[i];
-    return NULL;
-}
-
-/* Piece `piece` of a tensor as it will lie in the file. */
-static moe_status moe_save_piece(moe_save *s, size_t index, size_t piece, size_t bytes, const void **data) {
-    const moe_tensor_info *t = &s->tensors[index];
-    const moe_vector_entry *given = moe_save_vector(s, t->name);
-    const moe_tensor_info *old = s->old && !given ? &s->old->tensors[index] : NULL;
-    uint64_t down = 0;
-    *data = given ? (const void *)given->data : s->piece;
-    if (given) return MOE_OK;
-    if (old && old->type == t->type) {
-        *data = s->old->data + old->offset + piece * bytes;
-        return MOE_OK;
+static moe_status moe_save_tensor_at(moe_save *s, size_t index) {
+    moe_save_tensor *x = &s->tensors[index];
+    const size_t n = moe_experts_of(&x->info), bytes = (size_t)(x->info.bytes / n);
+    const char *whole = (const char *)x->vector; /* bytes that go into the file as they are */
+    if (x->old) {
+        /* It gets a new checksum, so damage must be found now. */
+        MOE_TRY(moe_check_tensor(s->old, x->old, NULL, s->error));
+        if (x->old->type == x->info.type) whole = s->old->data + x->old->offset;
     }
-    memset(s->piece, 0, bytes);
-    MOE_TRY(moe_save_matrix(s, index, piece, 0, s->piece));
-    if (!t->experts) return MOE_OK;
-    moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
-    return moe_save_matrix(s, index, piece, 1, s->piece + down);
-}
-
-static moe_status moe_save_tensor(moe_save *s, size_t index) {
-    moe_tensor_info *t = &s->tensors[index];
-    const size_t bytes = (size_t)(t->bytes / moe_pieces(t));
-    const void *data;
-    /* It gets a new checksum, so damage must be found now. */
-    if (s->old && !moe_save_vector(s, t->name))
-        MOE_TRY(moe_check_tensor(s->old, &s->old->tensors[index], NULL, s->error));
-    for (size_t p = 0; p < moe_pieces(t); p++) {
-        MOE_TRY(moe_save_piece(s, index, p, bytes, &data));
-        t->checksum = moe_crc32(0, data, bytes);
-        if (t->experts) s->sums[s->n_sums + p] = t->checksum;
-        MOE_TRY(moe_save_bytes(s, data, bytes));
+    for (size_t p = 0; p < n; p++) {
+        const char *data = whole ? whole + p * bytes : s->piece;
+        if (!whole) memset(s->piece, 0, bytes);
+        for (int down = 0; !whole && down <= x->info.experts; down++) MOE_TRY(moe_save_matrix(s, index, p, down));
+        x->info.checksum = moe_crc32(0, data, bytes);
+        if (x->sums) x->sums[p] = x->info.checksum;
+        MOE_TRY(moe_output_write(&s->out, data, bytes, s->error));
     }
-    if (!t->experts) return MOE_OK;
-    t->checksum = moe_crc32(0, s->sums + s->n_sums, moe_pieces(t) * sizeof *s->sums);
-    s->n_sums += moe_pieces(t);
     return MOE_OK;
 }
 
 static moe_status moe_save_all(moe_save *s) {
-    MOE_TRY(moe_save_gap(s, s->header_bytes));
+    static const char zeros[MOE_SLAB_ALIGN];
+    s->out.at = s->header_bytes;
     for (size_t i = 0; i < s->n_tensors; i++) {
-        MOE_TRY(moe_save_gap(s, s->tensors[i].offset));
-        MOE_TRY(moe_save_tensor(s, i));
+        MOE_TRY(moe_output_write(&s->out, zeros, (size_t)(s->tensors[i].info.offset - s->out.at), s->error));
+        MOE_TRY(moe_save_tensor_at(s, i));
     }
     moe_save_header(s, s->header);
     s->out.at = 0;
-    return moe_save_bytes(s, s->header, s->header_bytes);
+    return moe_output_write(&s->out, s->header, s->header_bytes, s->error);
 }
 
-/* Place the tensors, whose names, types and shapes are set, and compute the sizes of header, piece and row and the
- * number of slabs. */
-static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest, size_t *slabs) {
+/* Place the tensors, whose names, types and shapes are set, and compute the sizes of header, piece and row. */
+static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
     s->header_bytes = moe_save_header(s, NULL);
     s->file_bytes = s->header_bytes;
     for (size_t i = 0; i < s->n_tensors; i++) {
-        moe_tensor_info *t = &s->tensors[i];
+        moe_tensor_info *t = &s->tensors[i].info;
         t->bytes = moe_tensor_bytes(t);
         t->offset = moe_round_up((size_t)s->file_bytes, t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN);
         s->file_bytes = t->offset + t->bytes;
-        *piece_bytes = moe_max(*piece_bytes, (size_t)(t->bytes / moe_pieces(t)));
-        *slabs += t->experts ? moe_pieces(t) : 0;
+        *piece_bytes = moe_max(*piece_bytes, (size_t)(t->bytes / moe_experts_of(t)));
         for (uint32_t d = 0; d < t->n_dims; d++) *widest = moe_max(*widest, (size_t)t->dims[d]);
     }
 }
 
-/* Check that the reader accepts the planned file, before a byte of it is written. Slabs have no checksums yet: zeros
- * replace them. */
+/* Check that the reader accepts the planned file, before a byte of it is written. Checksums are those of zeros. */
 static moe_status moe_save_check(moe_save *s, const moe_allocator *a, moe_error *error) {
     moe_error refused;
     moe_file f;
     moe_status status;
-    for (size_t i = 0; i < s->n_tensors; i++)
-        if (s->tensors[i].experts)
-            s->tensors[i].checksum = moe_crc32(0, s->sums, moe_pieces(&s->tensors[i]) * sizeof *s->sums);
     moe_save_header(s, s->header);
     status = moe_file_parse(&f, s->header, (size_t)s->file_bytes, a, &refused);
-    if (status == MOE_OK) moe_file_free(&f, a);
-    else
-        status = moe_fail(error, status == MOE_ERROR_MEMORY ? status : MOE_ERROR_ARGUMENT, refused.where, "%s",
-                          refused.message);
-    memset(s->header, 0, s->header_bytes);
-    return status;
+    moe_file_free(&f, a);
+    if (status == MOE_OK) return MOE_OK;
+    return moe_fail(error, status == MOE_ERROR_MEMORY ? status : MOE_ERROR_ARGUMENT, refused.where, "%s",
+                    refused.message);
 }
 
 /* s->tensors are ready to be placed. */
 static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocator *a, moe_error *error) {
-    size_t piece_bytes = 0, widest = 0, slabs = 0, block_bytes = 0;
+    size_t piece_bytes = 0, widest = 0, block_bytes = 0;
     moe_layout layout = { NULL, 0, 0 };
     moe_status status;
-    moe_save_plan(s, &piece_bytes, &widest, &slabs);
+    moe_save_plan(s, &piece_bytes, &widest);
     for (int pass = 0; pass < 2; pass++) {
         layout.used = 0;
         s->header = moe_carve(&layout, s->header_bytes, 1);
         s->piece = moe_carve(&layout, piece_bytes, 1);
-        s->sums = moe_carve(&layout, slabs, sizeof *s->sums);
         s->row = moe_carve(&layout, 2 * moe_round_up(widest, MOE_Q8_COLS), sizeof *s->row);
         if (pass) break;
         block_bytes = layout.used;
@@ -4723,95 +4597,89 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
     }
     s->error = error;
     status = moe_save_check(s, a, error);
-    if (status == MOE_OK) {
-        status = moe_output_begin(&s->out, path, s->file_bytes, error);
-        if (status == MOE_OK) status = moe_output_end(&s->out, moe_save_all(s), error);
-    }
+    if (status == MOE_OK) status = moe_output_begin(&s->out, path, s->file_bytes, error);
+    if (status == MOE_OK) status = moe_output_end(&s->out, moe_save_all(s), error);
     moe_release(a, layout.base, block_bytes);
     return status;
 }
 
-static moe_status moe_check_vectors(const moe_file *f, const moe_vector_entry *vectors, size_t count,
-                                    moe_error *error) {
-    for (size_t i = 0; i < count; i++) {
-        const moe_vector_entry *v = &vectors[i];
-        const moe_tensor_info *old = v->name ? moe_find_tensor(f, v->name) : NULL;
-        int fits = v->name && moe_name_valid((moe_span){ v->name, strlen(v->name) }) && v->data && v->n &&
-                   v->n <= INT32_MAX && (!old || old->n_dims == 1);
-        for (size_t k = 0; k < i && fits; k++) fits = strcmp(v->name, vectors[k].name) != 0;
-        if (!fits)
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "vectors",
-                            "vector %zu has a wrong name or length, or stands twice", i);
-    }
+/* The reader checks the rest. */
+static moe_status moe_check_entries(const moe_meta_entry *entries, size_t count, moe_error *error) {
+    for (size_t i = 0; i < count; i++)
+        if (!entries[i].key || entries[i].kind < MOE_META_INT || entries[i].kind > MOE_META_TEXT)
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or a wrong kind", i);
+    return MOE_OK;
+}
+
+/* Vector `i` of the caller into s->tensors; one of an old vector's name replaces it. */
+static moe_status moe_save_vector(moe_save *s, const moe_vector_entry *vectors, size_t i, moe_error *error) {
+    const moe_vector_entry *v = &vectors[i];
+    const moe_tensor_info *old = v->name ? moe_find_tensor(s->old, v->name) : NULL;
+    int fits = v->name && v->data && v->n && v->n <= INT32_MAX && (!old || old->n_dims == 1);
+    for (size_t k = 0; k < i && fits; k++) fits = strcmp(v->name, vectors[k].name) != 0;
+    if (!fits || !moe_name_valid((moe_span){ v->name, strlen(v->name) }))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "vectors", "vector %zu has a wrong name or length, or stands twice",
+                        i);
+    s->tensors[old ? (size_t)(old - s->old->tensors) : s->n_tensors++] = (moe_save_tensor){
+        .info = { .name = { v->name, strlen(v->name) }, .type = MOE_TYPE_F32, .n_dims = 1, .dims = { v->n } },
+        .vector = v->data
+    };
     return MOE_OK;
 }
 
 static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const char *path,
                                 const moe_save_params *params, moe_error *error) {
-    const size_t bytes = (f->n_tensors + params->n_vectors) * sizeof(moe_tensor_info);
+    const size_t bytes = (f->n_tensors + params->n_vectors) * sizeof(moe_save_tensor);
     moe_save s = { .old = f,
                    .same_type = !params->n_vectors,
                    .entries = params->entries,
                    .n_entries = params->n_entries,
-                   .vectors = params->vectors,
-                   .n_vectors = params->n_vectors,
                    .n_tensors = f->n_tensors };
-    moe_status status;
+    moe_status status = MOE_OK;
     if (!moe_type_known((uint32_t)params->type) || !moe_type_known((uint32_t)params->experts))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
     MOE_TRY(moe_check_entries(params->entries, params->n_entries, error));
-    MOE_TRY(moe_check_vectors(f, params->vectors, params->n_vectors, error));
     s.tensors = moe_allocate_zeroed(a, bytes);
     if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory for the tensor directory");
     for (size_t i = 0; i < f->n_tensors; i++) {
-        s.tensors[i] = f->tensors[i];
-        s.tensors[i].type = moe_save_type(&f->tensors[i], params);
-        s.same_type &= s.tensors[i].type == f->tensors[i].type;
+        s.tensors[i] = (moe_save_tensor){ .info = f->tensors[i], .old = &f->tensors[i] };
+        s.tensors[i].info.type = moe_save_type(&f->tensors[i], params);
+        s.same_type &= s.tensors[i].info.type == f->tensors[i].type;
     }
-    for (size_t i = 0; i < s.n_vectors; i++) {
-        const moe_vector_entry *v = &s.vectors[i];
-        const moe_tensor_info *old = moe_find_tensor(f, v->name);
-        moe_tensor_info *t = &s.tensors[old ? (size_t)(old - f->tensors) : s.n_tensors++];
-        *t = (moe_tensor_info){ .name = { v->name, strlen(v->name) },
-                                .type = MOE_TYPE_F32,
-                                .n_dims = 1,
-                                .dims = { v->n } };
-    }
-    status = moe_save_run(&s, path, a, error);
+    for (size_t i = 0; i < params->n_vectors && status == MOE_OK; i++)
+        status = moe_save_vector(&s, params->vectors, i, error);
+    if (status == MOE_OK) status = moe_save_run(&s, path, a, error);
     moe_release(a, s.tensors, bytes);
     return status;
 }
 
 moe_status moe_model_write_sized(const char *path, const moe_write_params *given, size_t size, moe_error *error) {
-    moe_write_params own;
-    const moe_write_params *params = &own;
-    if (!moe_take_struct(&own, sizeof own, given, size)) return moe_refuse_struct("moe_write_params", size, error);
-    const moe_allocator a = moe_allocator_or_default(&params->allocator);
-    const size_t bytes = params->n_tensors * sizeof(moe_tensor_info);
-    moe_save s = { .fill = params->fill,
-                   .fill_user = params->user,
-                   .entries = params->entries,
-                   .n_entries = params->n_entries,
-                   .n_tensors = params->n_tensors };
-    moe_status status = moe_check_entries(params->entries, params->n_entries, error);
+    moe_write_params params;
+    MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_write_params", error));
+    const moe_allocator a = moe_allocator_or_default(&params.allocator);
+    const size_t bytes = params.n_tensors * sizeof(moe_save_tensor);
+    moe_save s = { .fill = params.fill,
+                   .fill_user = params.user,
+                   .entries = params.entries,
+                   .n_entries = params.n_entries,
+                   .n_tensors = params.n_tensors };
+    moe_status status = moe_check_entries(params.entries, params.n_entries, error);
     if (status != MOE_OK) return status;
     s.tensors = moe_allocate_zeroed(&a, bytes);
     if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "write", "no memory for the tensor directory");
     for (size_t i = 0; i < s.n_tensors && status == MOE_OK; i++) {
-        const moe_tensor_spec *spec = &params->tensors[i];
-        moe_tensor_info *t = &s.tensors[i];
+        const moe_tensor_spec *spec = &params.tensors[i];
+        moe_tensor_info *t = &s.tensors[i].info;
+        int fits = spec->name && spec->n_dims >= 1 && spec->n_dims <= 3 && moe_type_known((uint32_t)spec->type);
         *t = (moe_tensor_info){ .name = { spec->name, spec->name ? strlen(spec->name) : 0 },
                                 .type = spec->type,
                                 .n_dims = spec->n_dims,
                                 .experts = spec->n_dims == 3 };
-        status = moe_name_valid(t->name) && moe_type_known((uint32_t)t->type) && t->n_dims >= 1 && t->n_dims <= 3
-                     ? MOE_OK
-                     : MOE_ERROR_ARGUMENT;
-        for (uint32_t d = 0; d < t->n_dims && status == MOE_OK; d++) {
+        for (uint32_t d = 0; fits && d < t->n_dims; d++) {
             t->dims[d] = spec->dims[d];
-            if (!spec->dims[d] || spec->dims[d] > INT32_MAX) status = MOE_ERROR_ARGUMENT;
+            fits = spec->dims[d] && spec->dims[d] <= INT32_MAX;
         }
-        if (status != MOE_OK || (t->n_dims == 1 && t->type != MOE_TYPE_F32) || !moe_tensor_bytes(t))
+        if (!fits || !moe_name_valid(t->name) || (t->n_dims == 1 && t->type != MOE_TYPE_F32) || !moe_tensor_bytes(t))
             status = moe_fail(error, MOE_ERROR_ARGUMENT, "tensors", "tensor %zu has a wrong name, type or shape", i);
     }
     if (status == MOE_OK) status = moe_save_run(&s, path, &a, error);
@@ -6572,7 +6440,7 @@ static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t 
     moe_read(r, format, name);
     t = moe_find_bound(r, 2, (const uint64_t[]){ rows, cols }, optional, where);
     if (!t) return;
-    *out = moe_matrix_view(t->type, rows, cols, r->model->file.data + t->offset);
+    *out = moe_tensor_matrix(t, r->model->file.data + t->offset, 0, 0);
     const size_t broken = moe_broken_scale(out);
     if (broken < rows)
         r->status =
@@ -6654,7 +6522,6 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
     moe_mixture_layer *x = &layer->mixture;
     moe_experts *e = &x->experts;
     const moe_tensor_info *t;
-    uint64_t down = 0;
     char where[96];
     moe_read(r, "%s.experts", layer->name);
     t = moe_find_bound(r, 3, (const uint64_t[]){ x->count, layer->hidden, layer->in }, 0, where);
@@ -6664,9 +6531,9 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
     e->tensor = (size_t)(t - e->file->tensors);
     e->count = x->count;
     e->hidden = layer->hidden;
-    e->stride = (size_t)moe_slab_bytes(t->type, layer->hidden, layer->in, &down);
-    e->up = moe_matrix_view(t->type, layer->hidden, layer->in, slab);
-    e->down = moe_matrix_view(t->type, layer->in, layer->hidden, slab + down);
+    e->stride = (size_t)t->bytes / x->count;
+    e->up = moe_tensor_matrix(t, slab, 0, 0);
+    e->down = moe_tensor_matrix(t, slab, 0, 1);
     e->up_bias = moe_bind_vector(r, x->count * layer->hidden, 1, "%s.experts.up_bias", layer->name);
     e->down_bias = moe_bind_vector(r, x->count * layer->in, 1, "%s.experts.down_bias", layer->name);
 }
@@ -7048,8 +6915,7 @@ static moe_status moe_model_create(const void *data, size_t bytes, const moe_mod
 moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe_model_params *given, size_t size,
                                        moe_model **out, moe_error *error) {
     moe_model_params params;
-    if (!moe_take_struct(&params, sizeof params, given, size))
-        return moe_refuse_struct("moe_model_params", size, error);
+    MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_model_params", error));
     if (!data || (uintptr_t)data % MOE_ALIGN)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "data", "the model's bytes must be aligned to %d", MOE_ALIGN);
     return moe_model_create(data, bytes, &params, out, error);
@@ -7077,41 +6943,43 @@ static void *moe_read_file(int fd, size_t bytes) {
     return data;
 }
 
+/* The contents of an open file: a model with them in `out`. */
+static moe_status moe_open_file(int fd, const char *path, const moe_model_params *params, moe_model **out,
+                                moe_error *error) {
+    struct stat info;
+    size_t bytes;
+    void *data;
+    moe_status status;
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode))
+        return moe_fail(error, MOE_ERROR_IO, "open", "%s is not a file", path);
+    if (info.st_size <= 0 || (uint64_t)info.st_size > SIZE_MAX / 2)
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "%s is empty or too large to map", path);
+    bytes = (size_t)info.st_size;
+    data = params->copy ? moe_read_file(fd, bytes) : mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (data == MAP_FAILED)
+        return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(errno));
+    status = moe_model_create(data, bytes, params, out, error);
+    if (status != MOE_OK) {
+        munmap(data, bytes);
+        return status;
+    }
+    (*out)->mapped = 1;
+    (*out)->opened = info;
+    if (!params->copy) (*out)->fd = fd;
+    return MOE_OK;
+}
+
 moe_status moe_model_open_sized(const char *path, const moe_model_params *given, size_t size, moe_model **out,
                                 moe_error *error) {
     moe_model_params params;
-    struct stat info;
-    moe_model *m = NULL;
-    void *data;
     moe_status status;
-    int code, fd;
-    if (!moe_take_struct(&params, sizeof params, given, size))
-        return moe_refuse_struct("moe_model_params", size, error);
+    int fd;
+    MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_model_params", error));
     fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for the writer of a pipe */
     if (fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        close(fd);
-        return moe_fail(error, MOE_ERROR_IO, "open", "%s is not a file", path);
-    }
-    if (info.st_size <= 0 || (uint64_t)info.st_size > SIZE_MAX / 2) {
-        close(fd);
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "%s is empty or too large to map", path);
-    }
-    data = params.copy ? moe_read_file(fd, (size_t)info.st_size)
-                       : mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    code = errno;
-    status = data == MAP_FAILED
-                 ? moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(code))
-                 : moe_model_create(data, (size_t)info.st_size, &params, &m, error);
-    if (!m || params.copy) close(fd);
-    if (!m) {
-        if (data != MAP_FAILED) munmap(data, (size_t)info.st_size);
-        return status;
-    }
-    m->mapped = 1;
-    if (!params.copy) m->fd = fd, m->opened = info;
-    *out = m;
-    return MOE_OK;
+    status = moe_open_file(fd, path, &params, out, error);
+    if (status != MOE_OK || params.copy) close(fd);
+    return status;
 }
 
 void moe_model_close(moe_model *m) {
@@ -7136,7 +7004,7 @@ void moe_model_close(moe_model *m) {
 moe_status moe_model_save_sized(const moe_model *m, const char *path, const moe_save_params *given, size_t size,
                                 moe_error *error) {
     moe_save_params params;
-    if (!moe_take_struct(&params, sizeof params, given, size)) return moe_refuse_struct("moe_save_params", size, error);
+    MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_save_params", error));
     MOE_TRY(moe_check_unchanged(m, error));
     return moe_file_save(&m->file, &m->allocator, path, &params, error);
 }
@@ -7221,28 +7089,27 @@ void moe_model_mixture_sized(const moe_model *model, size_t index, moe_mixture *
 }
 
 size_t moe_model_meta_count(const moe_model *m) { return m->file.n_meta; }
-moe_span moe_model_meta_key(const moe_model *m, size_t i) {
-    return i < m->file.n_meta ? m->file.meta[i].key : (moe_span){ "", 0 };
-}
-moe_meta_kind moe_model_meta_kind(const moe_model *m, size_t i) {
-    return i < m->file.n_meta ? m->file.meta[i].kind : MOE_META_BYTES;
-}
-size_t moe_model_meta_length(const moe_model *m, size_t i) { return i < m->file.n_meta ? m->file.meta[i].count : 0; }
 ptrdiff_t moe_model_meta_find(const moe_model *m, const char *key) {
     const moe_meta *found = moe_find_meta(&m->file, key);
     return found ? found - m->file.meta : -1;
 }
-int64_t moe_model_meta_int(const moe_model *m, size_t index, size_t i) {
-    return index < m->file.n_meta ? moe_meta_int(&m->file.meta[index], i) : 0;
+
+/* An entry, or out of range one without elements. */
+static const moe_meta *moe_meta_at(const moe_model *m, size_t i) {
+    static const moe_meta none = { .key = { "", 0 }, .kind = MOE_META_BYTES, .text = { "", 0 } };
+    return i < m->file.n_meta ? &m->file.meta[i] : &none;
 }
-double moe_model_meta_real(const moe_model *m, size_t index, size_t i) {
-    return index < m->file.n_meta ? moe_meta_real(&m->file.meta[index], i) : 0;
-}
-moe_span moe_model_meta_text(const moe_model *m, size_t index, size_t i) {
-    return index < m->file.n_meta ? moe_meta_text(&m->file.meta[index], i) : (moe_span){ "", 0 };
-}
-size_t moe_model_meta_texts(const moe_model *m, size_t index, moe_span *out, size_t n) {
-    return index < m->file.n_meta ? moe_meta_texts(&m->file.meta[index], out, n) : 0;
+moe_span moe_model_meta_key(const moe_model *m, size_t i) { return moe_meta_at(m, i)->key; }
+moe_meta_kind moe_model_meta_kind(const moe_model *m, size_t i) { return moe_meta_at(m, i)->kind; }
+size_t moe_model_meta_length(const moe_model *m, size_t i) { return moe_meta_at(m, i)->count; }
+int64_t moe_model_meta_int(const moe_model *m, size_t e, size_t i) { return moe_meta_int(moe_meta_at(m, e), i); }
+double moe_model_meta_real(const moe_model *m, size_t e, size_t i) { return moe_meta_real(moe_meta_at(m, e), i); }
+moe_span moe_model_meta_text(const moe_model *m, size_t e, size_t i) { return moe_meta_text(moe_meta_at(m, e), i); }
+size_t moe_model_meta_texts(const moe_model *m, size_t e, moe_span *out, size_t n) {
+    const moe_meta *texts = moe_meta_at(m, e);
+    n = texts->kind == MOE_META_TEXTS ? moe_min(n, texts->count) : 0;
+    for (size_t i = 0; i < n; i++) out[i] = moe_meta_text(texts, i);
+    return n;
 }
 size_t moe_model_tensor_count(const moe_model *m) { return m->file.n_tensors; }
 void moe_model_tensor_sized(const moe_model *m, size_t i, moe_tensor_info *out, size_t size) {
@@ -8622,7 +8489,7 @@ int moe_session_params_preset(moe_session_params *given, const char *name) {
     for (size_t rules = 0; name && rules < MOE_RULE_SETS; rules++) {
         moe_session_params own;
         if (strcmp(name, moe_rules_names[rules]) != 0) continue;
-        moe_take_struct(&own, sizeof own, given, given->size);
+        moe_take_struct(&own, sizeof own, given, given->size, "", NULL);
         own.rules = (moe_rules)rules;
         for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++)
             if (moe_param_rows[i].presets) moe_set_param(&moe_param_rows[i], &own, moe_param_rows[i].presets[rules]);
@@ -8676,8 +8543,10 @@ static moe_status moe_take_params(const moe_model *m, const moe_session_params *
     moe_session_params known;
     *out = moe_default_params(m);
     if (!given) return MOE_OK;
-    if (given->size < sizeof given->size || !moe_take_struct(&known, sizeof known, given, given->size))
-        return moe_refuse_struct("moe_session_params", given->size, error);
+    if (given->size < sizeof given->size)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "moe_session_params", "size is %zu: moe_session_params_init sets it",
+                        given->size);
+    MOE_TRY(moe_take_struct(&known, sizeof known, given, given->size, "moe_session_params", error));
     memcpy(out, &known, moe_min(given->size, sizeof known));
     return MOE_OK;
 }

@@ -58,7 +58,7 @@ static void holds(const char *path, const char *text) {
     FILE *file = fopen(path, "rb");
     assert_int_equal(file != NULL, text != NULL);
     if (!file) return;
-    fread(found, 1, sizeof found - 1, file);
+    assert_int_equal(fread(found, 1, sizeof found - 1, file), strlen(text));
     fclose(file);
     assert_string_equal(found, text);
 }
