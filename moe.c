@@ -29,9 +29,9 @@
  *   25. Ops: experts           the outputs of experts, and where their bytes lie
  *   26. Ops: output            logits, the best tokens
  *   27. Plan and run           the table of ops, places in memory, the run of a graph
- *   28. Layers                 the layer list that the metadata describes, weights bound to it
- *   29. Models                 opening, saving, querying a model
- *   30. Encoder and decoder    the graphs of a model
+ *   28. Layers                 what all layers have in common: settings, weights, nodes
+ *   29. Kinds of layers        LSTM, mixture, attention, ...: a section for each
+ *   30. Models                 binding, opening, saving, querying a model; its encoder and decoder
  *   31. Beam search            hypotheses, penalties, pruning
  *   32. Expert cache           which experts are kept in a memory that cannot hold all
  *   33. Reranking              translations that wait for the score of their source
@@ -297,26 +297,26 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 
 /* Every op: its name, how it runs (room "Plan and run") and, for ops that run row by row, products per column. The
  * enum, the table and the launchers of a device are made from this list. */
-#define MOE_OPS(X)                                                                                       \
-    X(INPUT, input, ROWS, 1)       /* rows of the frame's inputs */                                      \
-    X(EMBED, embed, ROWS, 1)       /* ids -> rows of an embedding, times scale */                        \
-    X(QUANTISE, quantise, ROWS, 1) /* rows -> int8 codes and a scale per row */                          \
-    X(LINEAR, linear, WHOLE, 0)    /* x -> w x + bias, or w x + another node's row */                    \
-    X(ADD, add, ROWS, 1)                                                                                 \
-    X(CONCAT, concat, ROWS, 1)                                                                           \
-    X(UNARY, unary, ROWS, 16)             /* sigmoid, tanh, swish, gelu */                               \
-    X(NORM, norm, ROWS, 4)                /* layer norm */                                               \
-    X(VIEW, view, NOTHING, 0)             /* some columns of another node */                             \
-    X(GATHER, gather, ROWS, 1)            /* carried rows -> the parents', zero for a new sentence */    \
-    X(STORE, store, ROWS, 1)              /* rows -> carried rows */                                     \
-    X(LSTM_STEP, lstm_step, SCRATCH, 0)   /* x, r, c -> [h | c]: products with both matrices, cell */    \
-    X(LSTM_LAYER, lstm_layer, SCRATCH, 0) /* input products of packed sentences -> outputs */            \
-    X(ATTENTION, attention, SCRATCH, 0)   /* projected query -> context (GNMT) */                        \
-    X(HEADS, heads, SCRATCH, 0)           /* queries, keys and values -> contexts of several heads */    \
-    X(GATE, gate, SCRATCH, 0)             /* logits, or features and a gate over groups -> selections */ \
-    X(EXPERTS, experts, SCRATCH, 0)       /* x, selections -> sum of weighted expert outputs */          \
-    X(MIX, mix, WHOLE, 0)                 /* outputs of all experts side by side -> the same sum */      \
-    X(OUTPUT, output, SCRATCH, 0)         /* logits, best tokens and their log-probabilities */
+#define MOE_OPS(X)                                                                                           \
+    X(INPUT, input, ROWS, 1)       /* rows of the frame's inputs */                                          \
+    X(EMBED, embed, ROWS, 1)       /* ids -> rows of an embedding, times scale */                            \
+    X(QUANTISE, quantise, ROWS, 1) /* rows -> int8 codes and a scale per row */                              \
+    X(LINEAR, linear, WHOLE, 0)    /* x -> w x + bias, or w x + another node's row */                        \
+    X(ADD, add, ROWS, 1)                                                                                     \
+    X(CONCAT, concat, ROWS, 1)                                                                               \
+    X(UNARY, unary, ROWS, 16)                 /* sigmoid, tanh, swish, gelu */                               \
+    X(NORM, norm, ROWS, 4)                    /* layer norm */                                               \
+    X(VIEW, view, NOTHING, 0)                 /* some columns of another node */                             \
+    X(GATHER, gather, ROWS, 1)                /* carried rows -> the parents', zero for a new sentence */    \
+    X(STORE, store, ROWS, 1)                  /* rows -> carried rows */                                     \
+    X(LSTM_STEP, lstm_step, SCRATCH, 0)       /* x, r, c -> [h | c]: products with both matrices, cell */    \
+    X(LSTM_LAYER, lstm_layer, SCRATCH, 0)     /* input products of packed sentences -> outputs */            \
+    X(ATTENTION, attention, SCRATCHED, 16384) /* projected query -> context (GNMT) */                        \
+    X(HEADS, heads, SCRATCH, 0)               /* queries, keys and values -> contexts of several heads */    \
+    X(GATE, gate, SCRATCH, 0)                 /* logits, or features and a gate over groups -> selections */ \
+    X(EXPERTS, experts, SCRATCH, 0)           /* x, selections -> sum of weighted expert outputs */          \
+    X(MIX, mix, ROWS, 16)                     /* outputs of all experts side by side -> the same sum */      \
+    X(OUTPUT, output, SCRATCH, 0)             /* logits, best tokens and their log-probabilities */
 
 #define MOE_OP_VALUE(NAME, name, how, cost) MOE_OP_##NAME,
 typedef enum moe_op { MOE_OPS(MOE_OP_VALUE) MOE_OP_COUNT } moe_op;
@@ -392,7 +392,8 @@ MOE_SHARED moe_selection moe_selection_at(const moe_selections *all, size_t row)
 typedef enum moe_carry {
     MOE_BY_PARENT, /* row r is of row r of the last step; rows whose parent is r read it    */
     MOE_BY_SOURCE, /* one row per source token; all rows of its sentence read it          */
-    MOE_BY_TOKEN   /* one row per generated token; the rows that descend from it read it: no copies when beams change */
+    MOE_BY_TOKEN,  /* one row per generated token; the rows that descend from it read it: no copies when beams change */
+    MOE_CARRY_COUNT
 } moe_carry;
 
 enum { MOE_OUTPUT_CHUNK = 1024 }; /* tokens in a chunk; the softmax over the vocabulary is joined from chunks */
@@ -5103,12 +5104,10 @@ static void moe_compute_lstm_step(const moe_run *run, const moe_node *t) {
     moe_cells_run(&job);
 }
 
-/* A whole layer in one direction over packed sentences; zx = w_x x + bias, [T, 4H]. `last_r` and `last_c`: where the
- * states after every sentence go, or NULL. */
-static moe_node *moe_op_lstm_layer(moe_graph *g, const moe_cell *cell, int backward, moe_node *zx, float *last_r,
-                                   float *last_c, const char *name) {
+/* A whole layer in one direction over packed sentences; zx = w_x x + bias, [T, 4H]. */
+static moe_node *moe_op_lstm_layer(moe_graph *g, const moe_cell *cell, int backward, moe_node *zx, const char *name) {
     moe_node *t = moe_op_pair(g, MOE_OP_LSTM_LAYER, zx, NULL, cell->state, name);
-    t->lstm = (moe_lstm_op){ cell, backward, last_r, last_c };
+    t->lstm = (moe_lstm_op){ cell, backward, NULL, NULL };
     return t;
 }
 
@@ -5286,10 +5285,6 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
     }
     if (f->attention) memcpy(f->attention + row * f->attention_stride, scores, n * sizeof *scores);
 }
-static void moe_compute_attention(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, 16384, moe_compute_attention_row);
-}
-
 /* `within` and `rows`: see moe_heads_op. */
 static moe_node *moe_op_heads(moe_graph *g, size_t heads, int within, const float *rows, moe_node *queries, size_t cols,
                               const char *name) {
@@ -5816,10 +5811,6 @@ static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t ro
     if (t->scale != 1.0f)
         for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->scale;
 }
-static void moe_compute_mix(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, t->src[0]->cols, moe_compute_mix_row);
-}
-
 /* ==== 26. Ops: output =========================================================================================
  * Owns the output layer and its results for the search: the best tokens of a row and their log-probabilities. The
  * [rows, vocabulary] matrix of logits exists only if it is traced. */
@@ -5989,6 +5980,7 @@ typedef struct moe_op_row {
 } moe_op_row;
 
 #define MOE_OP_ROWS(name, cost) { #name, NULL, NULL, moe_compute_##name##_row, cost }
+#define MOE_OP_SCRATCHED(name, cost) { #name, moe_##name##_scratch, NULL, moe_compute_##name##_row, cost }
 #define MOE_OP_WHOLE(name, cost) { #name, NULL, moe_compute_##name, NULL, 0 }
 #define MOE_OP_SCRATCH(name, cost) { #name, moe_##name##_scratch, moe_compute_##name, NULL, 0 }
 #define MOE_OP_NOTHING(name, cost) { #name, NULL, NULL, NULL, 0 }
@@ -6087,31 +6079,37 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
 }
 
 /* ==== 28. Layers ==============================================================================================
- * Owns the layer list that a file's metadata describes and the weights bound to it. Invariant: a bound model's shapes
- * all agree, its ids are in range, and its small tensors contain finite numbers; no code below looks up a name again.
+ * Owns what a file says of a layer, its weights, the rows that it carries and its nodes in a graph. Invariant: a bound
+ * layer's shapes agree, its ids are in range, and its small tensors contain finite numbers; no code below looks up a
+ * name again.
  *
- * A kind of layer is one value of moe_layer_kind with its name, a struct in moe_layer, its rows in moe_keys, a function
- * in moe_layer_binds that binds its weights, and one in moe_layer_builds (room 30) that adds its nodes to a graph. Rows
- * that it carries from step to step are counted in room 35. moefile.py has its keys and shapes too. */
+ * A kind of layer is a struct in the union of moe_layer, a section of the next room (keys, binding, nodes, and its row,
+ * a moe_layer_type) and a line of moe_layer_types. Rows that it carries from run to run are declared in its row;
+ * sessions lay them out. moefile.py has its keys and shapes too. */
 
-typedef enum moe_layer_kind {
-    MOE_LAYER_LSTM,
-    MOE_LAYER_MOE,
-    MOE_LAYER_SELF,  /* attention of several heads: to a row's own sentence... */
-    MOE_LAYER_CROSS, /* ...and, in a decoder, to its source */
-    MOE_LAYER_FFN,
-    MOE_LAYER_NORM,
-    MOE_LAYER_ATTENTION, /* GNMT's: no member of a list of layers */
-    MOE_LAYER_KINDS
-} moe_layer_kind;
-enum { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT };
+enum { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT, MOE_CONTEXTS };
+enum { MOE_NORM_NONE, MOE_NORM_BEFORE, MOE_NORM_AFTER };
+
+/* Where a layer is: bits, of which a kind allows some. In the decoder it runs step by step, and may carry rows. */
+enum { MOE_IN_ENCODER = 1, MOE_IN_DECODER = 2, MOE_IN_SIDES = 3, MOE_IN_NETWORK = 4 };
+
+typedef struct moe_layer moe_layer;
+typedef struct moe_layer_type moe_layer_type;
+typedef struct moe_reader moe_reader;
+typedef struct moe_builder moe_builder;
+
+/* w x + bias */
+typedef struct moe_affine {
+    moe_matrix w;
+    const float *bias; /* or NULL */
+} moe_affine;
 
 typedef struct moe_lstm_layer {
     size_t proj;
     float forget_bias;
     int bidirectional, merge_sum; /* encoder */
     int context;                  /* decoder: which context it reads beside its input */
-    size_t begins;                /* encoder: the decoder layer that begins with this one's last state */
+    const moe_layer *begins;      /* encoder: the decoder's layer that begins with this one's last state, or NULL */
     moe_cell cell[2];             /* forward, backward */
 } moe_lstm_layer;
 
@@ -6123,40 +6121,38 @@ typedef struct moe_mixture_layer {
     int linear, no_relu;     /* an expert is [relu](W x + b); the matrices of all lie one below the other in `stack` */
     int sigmoid;             /* of the weighted sum */
     moe_experts experts;     /* experts with a hidden layer */
-    moe_matrix features, stack; /* [units, D] F32, [count * hidden, D] */
-    const float *features_bias, *stack_bias;
+    moe_affine features, stack; /* [units, D] F32, [count * hidden, D] */
 } moe_mixture_layer;
 
 /* The decoder's attention to its source (GNMT). Another layer makes its query, and other layers read its context. */
 typedef struct moe_attention_layer {
     int product;                  /* Appendix G instead of additive */
     size_t size;                  /* A */
-    size_t layer;                 /* the layer that makes the query */
+    size_t layer;                 /* number of the layer that makes the query */
+    const moe_layer *asks;        /* this layer */
     int query_output, start_zero; /* the query is the layer's output, else its state; the first context is zero */
     moe_matrix w_key, w_query;    /* [A, memory width], [A, query width] */
     const float *v, *bias;        /* [A] */
+    int current;                  /* some layer reads the context of this step */
+    size_t query_cols;            /* of the carried query, 0: it is not carried */
+    size_t context_cols;          /* of the carried context */
 } moe_attention_layer;
 
 typedef struct moe_heads_layer {
-    size_t heads;
-    moe_matrix q, kv, out; /* self: q is [3D, D], queries, keys, values; cross: [D, D], and kv [2D, D]; out [D, D] */
-    const float *q_bias, *kv_bias, *out_bias;
+    size_t heads, kv_cols; /* columns of a row of keys and values */
+    moe_affine q, kv, out; /* self: q is [3D, D], queries, keys, values; cross: [D, D], and kv [2D, D]; out [D, D] */
 } moe_heads_layer;
 
 typedef struct moe_ffn_layer {
     int activation;
-    moe_matrix up, down; /* [hidden, D], [D, hidden] */
-    const float *up_bias, *down_bias;
+    moe_affine up, down; /* [hidden, D], [D, hidden] */
 } moe_ffn_layer;
 
-enum { MOE_NORM_NONE, MOE_NORM_BEFORE, MOE_NORM_AFTER };
-typedef enum moe_ffn_activation { MOE_FFN_RELU, MOE_FFN_GELU, MOE_FFN_SWISH } moe_ffn_activation;
-
-typedef struct moe_layer {
-    moe_layer_kind kind;
+struct moe_layer {
+    const moe_layer_type *type;
     char name[32];  /* "encoder.0" */
+    int place;      /* MOE_IN_... */
     size_t in, out; /* columns of its input, without context, and of its output */
-    int steps;      /* of a decoder: it runs step by step, and may carry rows */
     size_t hidden;  /* LSTM: H per direction; MoE: hidden units of an expert, or outputs where it has none */
     int residual;
     int norm_place;   /* f(norm(x)), or norm(x + f(x)); a layer of kind "norm" has it before */
@@ -6168,30 +6164,7 @@ typedef struct moe_layer {
         moe_ffn_layer ffn;
         moe_attention_layer attention;
     };
-} moe_layer;
-
-static const char *const moe_layer_kinds[MOE_LAYER_KINDS + 1] = { [MOE_LAYER_LSTM] = "lstm",
-                                                                  [MOE_LAYER_MOE] = "moe",
-                                                                  [MOE_LAYER_SELF] = "attention",
-                                                                  [MOE_LAYER_CROSS] = "cross",
-                                                                  [MOE_LAYER_FFN] = "ffn",
-                                                                  [MOE_LAYER_NORM] = "norm",
-                                                                  [MOE_LAYER_ATTENTION] = "gnmt-attention" };
-static const char *const moe_norm_places[] = { "none", "before", "after", NULL };
-static const char *const
-    moe_ffn_activations[] = { [MOE_FFN_RELU] = "relu", [MOE_FFN_GELU] = "gelu", [MOE_FFN_SWISH] = "swish", NULL };
-static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", "hf", NULL };
-static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", NULL };
-static const char *const moe_file_gates[] = { "softmax", "topk", "threshold", "sigmoid", NULL };
-static const char *const moe_empties[] = { "top1", "zero", NULL };
-static const char *const moe_merges[] = { "concat", "sum", NULL };
-static const char *const moe_contexts[] = { "none", "previous", "current", NULL };
-static const char *const moe_outputs[] = { "none", "sigmoid", NULL };
-static const char *const moe_activations[] = { "relu", "none", NULL };
-static const char *const moe_expert_kinds[] = { "mlp", "linear", NULL };
-static const char *const moe_scores[] = { "additive", "product", NULL };
-static const char *const moe_queries[] = { "state", "output", NULL };
-static const char *const moe_starts[] = { "query", "zero", NULL };
+};
 
 /* A setting of a layer, in the file under "NAME.key": an INT that is a count (size_t) or a flag (int), a REAL (float),
  * or a TEXT out of `names`, kept as its index (int). A missing key takes the value `fallback`; if that is below `low`,
@@ -6199,7 +6172,6 @@ static const char *const moe_starts[] = { "query", "zero", NULL };
 typedef enum moe_key_kind { MOE_KEY_COUNT, MOE_KEY_FLAG, MOE_KEY_REAL, MOE_KEY_NAME } moe_key_kind;
 
 typedef struct moe_key {
-    moe_layer_kind layer;
     const char *key;
     moe_key_kind kind;
     const char *const *names;
@@ -6207,119 +6179,61 @@ typedef struct moe_key {
     size_t at, inherits;
 } moe_key;
 
-enum { MOE_WIDEST = 1 << 20 };
+enum { MOE_WIDEST = 1 << 20, MOE_CARRIES = 4 };
+
+/* Rows that a layer of the decoder carries from run to run: how they are found again, and the member of moe_layer that
+ * says how many columns they have, 0: there are none. */
+typedef struct moe_carries {
+    const char *name;
+    moe_carry by;
+    size_t cols_at;
+} moe_carries;
+
+struct moe_layer_type {
+    const char *name; /* in files */
+    int places;       /* where it may stand in a list of layers */
+    const moe_key *keys;
+    size_t n_keys;
+    moe_carries carries[MOE_CARRIES];
+    /* Binds its weights and sets its output's columns; `context`: columns of what a decoder attends to, 0: nothing. */
+    void (*bind)(moe_reader *r, moe_layer *layer, size_t context);
+    /* Its output for x, without norm and residual. */
+    moe_node *(*build)(moe_builder *b, const moe_layer *layer, moe_node *x);
+    /* Stores what it carries by source, made from the encoder's output x. */
+    void (*keep_source)(moe_builder *b, const moe_layer *layer, moe_node *x);
+};
 
 #define MOE_AT(member) offsetof(moe_layer, member)
-#define MOE_COUNT_KEY(layer, key, low, fallback, member)                              \
-    { layer, key, MOE_KEY_COUNT, NULL, low, MOE_WIDEST, fallback, MOE_AT(member), 0 }
-#define MOE_FLAG_KEY(layer, key, fallback, member) { layer, key, MOE_KEY_FLAG, NULL, 0, 1, fallback, MOE_AT(member), 0 }
-#define MOE_REAL_KEY(layer, key, limit, fallback, member)                            \
-    { layer, key, MOE_KEY_REAL, NULL, -(limit), limit, fallback, MOE_AT(member), 0 }
-#define MOE_NAME_KEY(layer, key, names, fallback, member)                  \
-    { layer, key, MOE_KEY_NAME, names, 0, 0, fallback, MOE_AT(member), 0 }
-#define MOE_NORM_KEYS(layer)                                                          \
-    MOE_NAME_KEY(layer, "norm", moe_norm_places, MOE_NORM_NONE, norm_place),          \
-        { layer, "epsilon", MOE_KEY_REAL, NULL, 0, 1, 1e-5, MOE_AT(norm.epsilon), 0 }
-static const moe_key moe_keys[] = {
-    MOE_COUNT_KEY(MOE_LAYER_LSTM, "hidden", 1, 0, hidden),
-    MOE_FLAG_KEY(MOE_LAYER_LSTM, "residual", 0, residual),
-    MOE_COUNT_KEY(MOE_LAYER_LSTM, "proj", 0, 0, lstm.proj),
-    MOE_REAL_KEY(MOE_LAYER_LSTM, "forget_bias", 100, 0, lstm.forget_bias),
-    MOE_FLAG_KEY(MOE_LAYER_LSTM, "bidirectional", 0, lstm.bidirectional),
-    MOE_NAME_KEY(MOE_LAYER_LSTM, "merge", moe_merges, 0, lstm.merge_sum),
-    MOE_NAME_KEY(MOE_LAYER_LSTM, "context", moe_contexts, MOE_CONTEXT_NONE, lstm.context),
+#define MOE_COUNT_KEY(key, low, fallback, member)                              \
+    { key, MOE_KEY_COUNT, NULL, low, MOE_WIDEST, fallback, MOE_AT(member), 0 }
+#define MOE_FLAG_KEY(key, fallback, member) { key, MOE_KEY_FLAG, NULL, 0, 1, fallback, MOE_AT(member), 0 }
+#define MOE_REAL_KEY(key, limit, fallback, member)                            \
+    { key, MOE_KEY_REAL, NULL, -(limit), limit, fallback, MOE_AT(member), 0 }
+#define MOE_NAME_KEY(key, names, fallback, member) { key, MOE_KEY_NAME, names, 0, 0, fallback, MOE_AT(member), 0 }
+#define MOE_EPSILON_KEY { "epsilon", MOE_KEY_REAL, NULL, 0, 1, 1e-5, MOE_AT(norm.epsilon), 0 }
+#define MOE_NORM_KEYS MOE_NAME_KEY("norm", moe_norm_places, MOE_NORM_NONE, norm_place), MOE_EPSILON_KEY
 
-    MOE_COUNT_KEY(MOE_LAYER_MOE, "hidden", 1, 0, hidden),
-    MOE_FLAG_KEY(MOE_LAYER_MOE, "residual", 1, residual),
-    MOE_COUNT_KEY(MOE_LAYER_MOE, "experts", 1, 0, mixture.count),
-    MOE_COUNT_KEY(MOE_LAYER_MOE, "groups", 0, 0, mixture.groups),
-    MOE_NAME_KEY(MOE_LAYER_MOE, "gate", moe_file_gates, -1, mixture.gate.kind),
-    MOE_COUNT_KEY(MOE_LAYER_MOE, "k", 0, 0, mixture.gate.k),
-    MOE_NAME_KEY(MOE_LAYER_MOE, "empty", moe_empties, 0, mixture.gate.empty_zero),
-    { MOE_LAYER_MOE, "parent.gate", MOE_KEY_NAME, moe_file_gates, 0, 0, 0, MOE_AT(mixture.parent.kind),
-      MOE_AT(mixture.gate.kind) },
-    { MOE_LAYER_MOE, "parent.k", MOE_KEY_COUNT, NULL, 0, MOE_WIDEST, 0, MOE_AT(mixture.parent.k),
-      MOE_AT(mixture.gate.k) },
-    { MOE_LAYER_MOE, "parent.empty", MOE_KEY_NAME, moe_empties, 0, 0, 0, MOE_AT(mixture.parent.empty_zero),
-      MOE_AT(mixture.gate.empty_zero) },
-    MOE_COUNT_KEY(MOE_LAYER_MOE, "gate.hidden", 0, 0, mixture.units),
-    MOE_FLAG_KEY(MOE_LAYER_MOE, "gate.relu", 0, mixture.relu_logits),
-    MOE_NAME_KEY(MOE_LAYER_MOE, "expert", moe_expert_kinds, 0, mixture.linear),
-    MOE_NAME_KEY(MOE_LAYER_MOE, "activation", moe_activations, 0, mixture.no_relu),
-    MOE_NAME_KEY(MOE_LAYER_MOE, "output", moe_outputs, 1, mixture.sigmoid),
-    MOE_REAL_KEY(MOE_LAYER_MOE, "scale", 1e6, 1, mixture.experts.scale),
+/* The row of a kind that has moe_KIND_keys, moe_bind_KIND and moe_build_KIND, and carries what is listed. */
+#define MOE_LAYER_TYPE(name, places, kind, keep_source, ...) \
+    { name,                                                  \
+      places,                                                \
+      moe_##kind##_keys,                                     \
+      MOE_COUNT(moe_##kind##_keys),                          \
+      { __VA_ARGS__ },                                       \
+      moe_bind_##kind,                                       \
+      moe_build_##kind,                                      \
+      keep_source }
+static const char *const moe_norm_places[] = { "none", "before", "after", NULL };
 
-    MOE_NORM_KEYS(MOE_LAYER_MOE),
-
-    MOE_COUNT_KEY(MOE_LAYER_SELF, "heads", 1, 0, heads.heads),
-    MOE_FLAG_KEY(MOE_LAYER_SELF, "residual", 1, residual),
-    MOE_NORM_KEYS(MOE_LAYER_SELF),
-
-    MOE_COUNT_KEY(MOE_LAYER_CROSS, "heads", 1, 0, heads.heads),
-    MOE_FLAG_KEY(MOE_LAYER_CROSS, "residual", 1, residual),
-    MOE_NORM_KEYS(MOE_LAYER_CROSS),
-
-    MOE_COUNT_KEY(MOE_LAYER_FFN, "hidden", 1, 0, hidden),
-    MOE_NAME_KEY(MOE_LAYER_FFN, "activation", moe_ffn_activations, -1, ffn.activation),
-    MOE_FLAG_KEY(MOE_LAYER_FFN, "residual", 1, residual),
-    MOE_NORM_KEYS(MOE_LAYER_FFN),
-
-    { MOE_LAYER_NORM, "epsilon", MOE_KEY_REAL, NULL, 0, 1, 1e-5, MOE_AT(norm.epsilon), 0 },
-
-    MOE_NAME_KEY(MOE_LAYER_ATTENTION, "kind", moe_scores, -1, attention.product),
-    MOE_COUNT_KEY(MOE_LAYER_ATTENTION, "size", 1, 0, attention.size),
-    MOE_COUNT_KEY(MOE_LAYER_ATTENTION, "layer", 0, 0, attention.layer),
-    MOE_NAME_KEY(MOE_LAYER_ATTENTION, "query", moe_queries, -1, attention.query_output),
-    MOE_NAME_KEY(MOE_LAYER_ATTENTION, "start", moe_starts, 0, attention.start_zero),
-};
-_Static_assert(sizeof(moe_gate) == sizeof(int), "a key's name is kept as an int");
-
-struct moe_model {
-    moe_model *self;       /* this model without const, for its count of holders */
-    atomic_size_t holders; /* sessions, plus 1 until the caller closes it */
-    moe_allocator allocator;
-    moe_file file;
-    int mapped;         /* the model must unmap the file */
-    int fd;             /* of a file that is mapped, not copied; -1: none */
-    struct stat opened; /* status of the file at opening */
-    moe_model_kind kind;
-    int transformer;
-    int32_t vocabulary, bos, eos;
-    int32_t source_vocabulary, source_end; /* of sources, whose tokens may have ids of their own */
-    int separate;                          /* 1: sources have ids of their own, and language tags are source ids */
-    int source_tag, source_bos, source_eos;
-    int32_t *never; /* [n_never] tokens that are never generated, suppressed ones first (moe_output_op) */
-    size_t n_never, n_suppressed;
-    const moe_meta *languages; /* TEXTS or NULL */
-    const moe_meta *tags;      /* INTS */
-    size_t width;              /* D */
-    float embedding_scale;
-    moe_matrix source_embedding, target_embedding, output; /* [V, D]; the first [source_vocabulary, D] */
-    const float *output_bias;                              /* [V] or NULL */
-    moe_layer *layers; /* [n_layers] of "encoder", then of "decoder" or "network"; GNMT's attention comes last */
-    size_t n_layers;
-    moe_layer *encoder, *decoder; /* among them */
-    size_t n_encoder, n_decoder;
-    const moe_layer *attention; /* GNMT's; NULL: none */
-    moe_matrix positions;       /* [positions, D] F32; rows 0: none */
-    int forced_tag;             /* a translation's first token is the target language's tag */
-    size_t memory_width;        /* columns of the encoder's output */
-    size_t query_width;
-    int context_current;      /* 1: some layer reads the context of this step */
-    int decoder_from_encoder; /* the decoder begins with the encoder's last states, else with zeros */
-    moe_rules rules;
-};
-
-/* Columns of a LSTM layer's state: its output per direction. */
-static size_t moe_lstm_state(const moe_layer *layer) { return layer->lstm.proj ? layer->lstm.proj : layer->hidden; }
+/* ---- Reading ---- */
 
 /* Reads metadata with types, ranges and defaults; the first failure sticks. */
-typedef struct moe_reader {
-    const moe_model *model;
+struct moe_reader {
+    const moe_file *file;
     moe_status status;
     moe_error *error;
     char key[64];
-} moe_reader;
+};
 
 MOE_PRINTF(2, 3)
 static const moe_meta *moe_read(moe_reader *r, const char *format, ...) {
@@ -6327,7 +6241,7 @@ static const moe_meta *moe_read(moe_reader *r, const char *format, ...) {
     va_start(args, format);
     vsnprintf(r->key, sizeof r->key, format, args);
     va_end(args);
-    return r->status == MOE_OK ? moe_find_meta(&r->model->file, r->key) : NULL;
+    return r->status == MOE_OK ? moe_find_meta(r->file, r->key) : NULL;
 }
 
 MOE_PRINTF(2, 3)
@@ -6379,11 +6293,10 @@ static int moe_read_choice(moe_reader *r, const moe_meta *m, const char *const *
 
 /* All keys of a layer after its kind. */
 static void moe_read_keys(moe_reader *r, moe_layer *layer) {
-    for (size_t i = 0; i < MOE_COUNT(moe_keys) && r->status == MOE_OK; i++) {
-        const moe_key *k = &moe_keys[i];
+    for (size_t i = 0; i < layer->type->n_keys && r->status == MOE_OK; i++) {
+        const moe_key *k = &layer->type->keys[i];
         char *at = (char *)layer + k->at;
         const moe_meta *m;
-        if (k->layer != layer->kind) continue;
         m = moe_read(r, "%s.%s", layer->name, k->key);
         if (!m && k->inherits) {
             memcpy(at, (char *)layer + k->inherits, k->kind == MOE_KEY_COUNT ? sizeof(size_t) : sizeof(int));
@@ -6411,7 +6324,7 @@ static void moe_refuse_key(moe_reader *r, const moe_layer *layer, const char *ke
  * it is refused. NULL: refused, or optional and not there. `where` names it in messages. */
 static const moe_tensor_info *moe_find_bound(moe_reader *r, uint32_t n_dims, const uint64_t *dims, int optional,
                                              char where[96]) {
-    const moe_tensor_info *t = r->status == MOE_OK ? moe_find_tensor(&r->model->file, r->key) : NULL;
+    const moe_tensor_info *t = r->status == MOE_OK ? moe_find_tensor(r->file, r->key) : NULL;
     char found[72] = "", wanted[72] = "";
     int fits = t && t->n_dims == n_dims && !!t->experts == (n_dims == 3);
     snprintf(where, 96, "tensor %s", r->key);
@@ -6440,7 +6353,7 @@ static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t 
     moe_read(r, format, name);
     t = moe_find_bound(r, 2, (const uint64_t[]){ rows, cols }, optional, where);
     if (!t) return;
-    *out = moe_tensor_matrix(t, r->model->file.data + t->offset, 0, 0);
+    *out = moe_tensor_matrix(t, r->file->data + t->offset, 0, 0);
     const size_t broken = moe_broken_scale(out);
     if (broken < rows)
         r->status =
@@ -6462,20 +6375,132 @@ static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const
     moe_read(r, format, name);
     t = moe_find_bound(r, 1, (const uint64_t[]){ n }, optional, where);
     if (!t) return NULL;
-    v = (const float *)(const void *)(r->model->file.data + t->offset);
+    v = (const float *)(const void *)(r->file->data + t->offset);
     moe_check_finite(r, v, n, where);
     return r->status == MOE_OK ? v : NULL;
 }
 
+/* A matrix that is never quantised and holds finite numbers only, because it decides routing. */
+static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
+                           const char *name) {
+    moe_bind_matrix(r, out, rows, cols, optional, format, name);
+    if (r->status == MOE_OK && out->rows && out->type != MOE_TYPE_F32)
+        r->status =
+            moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s must be f32: routing is never quantised", r->key);
+    moe_check_finite(r, out->data, out->rows * out->cols, r->key);
+}
+
+/* w [rows, cols] and its bias, if there is one: NAME.part.weight, NAME.part.bias. */
+static void moe_bind_affine(moe_reader *r, const moe_layer *layer, moe_affine *out, size_t rows, size_t cols,
+                            const char *part) {
+    char name[64];
+    snprintf(name, sizeof name, "%s.%s", layer->name, part);
+    moe_bind_matrix(r, &out->w, rows, cols, 0, "%s.weight", name);
+    out->bias = moe_bind_vector(r, rows, 1, "%s.bias", name);
+}
+
+/* ---- Building ---- */
+
+/* Rows that a layer carries: where they lie, and the node that makes them. Before the layer this node gathers the rows
+ * of the step before, if they are carried by parent. */
+typedef struct moe_carried {
+    float *rows; /* NULL: only measured */
+    moe_node *node;
+} moe_carried;
+
+/* A graph under construction. */
+struct moe_builder {
+    moe_graph *g;
+    const moe_layer *layers;             /* all of the model */
+    moe_carried (*carried)[MOE_CARRIES]; /* [layers] */
+    size_t first;                        /* the encoder's last states: place among rows carried by parent, 0: none */
+    moe_node *contexts[MOE_CONTEXTS];    /* of GNMT's attention: none, of the last step, of this step */
+};
+
+/* The name of a node: name of its layer, dot, own name. */
+typedef struct moe_name {
+    char text[48];
+} moe_name;
+
+static moe_name moe_name_of(const moe_layer *layer, const char *part) {
+    moe_name name;
+    snprintf(name.text, sizeof name.text, "%s.%s", layer->name, part);
+    return name;
+}
+
+#define MOE_PART(part) moe_name_of(layer, part).text
+
+static moe_node *moe_build_affine(moe_builder *b, const moe_layer *layer, const moe_affine *w, moe_node *x,
+                                  const char *part) {
+    return moe_op_linear(b->g, &w->w, x, w->bias, NULL, MOE_PART(part));
+}
+
+static moe_node *moe_build_normed(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    return moe_op_norm(b->g, &layer->norm, x, MOE_PART("norm"));
+}
+
+/* Columns of the k-th rows that a layer carries; 0: there are none. */
+static size_t moe_carried_cols(const moe_layer *layer, size_t k) {
+    const size_t at = layer->type->carries[k].cols_at;
+    size_t cols;
+    if (!at || layer->place != MOE_IN_DECODER) return 0;
+    memcpy(&cols, (const char *)layer + at, sizeof cols);
+    return cols;
+}
+
+static moe_carried *moe_carried_of(const moe_builder *b, const moe_layer *layer) {
+    return b->carried[layer - b->layers];
+}
+
+/* Gather what a layer carries by parent. In a step this comes before all stores. */
+static void moe_build_gathers(moe_builder *b, const moe_layer *layer) {
+    for (size_t k = 0; k < MOE_CARRIES; k++) {
+        const moe_carries *c = &layer->type->carries[k];
+        const size_t cols = moe_carried_cols(layer, k);
+        moe_carried *carried = &moe_carried_of(b, layer)[k];
+        carried->node = NULL;
+        if (cols && c->by == MOE_BY_PARENT) carried->node = moe_op_gather(b->g, carried->rows, cols, MOE_PART(c->name));
+    }
+}
+
+/* Carry x as the layer's k-th rows, if it carries them. */
+static void moe_build_store(moe_builder *b, const moe_layer *layer, size_t k, moe_node *x) {
+    const moe_carries *c = &layer->type->carries[k];
+    moe_carried *carried = &moe_carried_of(b, layer)[k];
+    if (!moe_carried_cols(layer, k)) return;
+    moe_op_store(b->g, x, c->by, carried->rows, MOE_PART(c->name));
+    carried->node = x;
+}
+
+/* ==== 29. Kinds of layers =====================================================================================
+ * Owns what is special to each kind: keys, weights, carried rows, nodes. Invariant: nothing outside of a kind's section
+ * depends on which kinds there are. */
+
+/* ---- LSTM ---- */
+
+static const char *const moe_merges[] = { "concat", "sum", NULL };
+static const char *const moe_contexts[] = { "none", "previous", "current", NULL };
+static const moe_key moe_lstm_keys[] = {
+    MOE_COUNT_KEY("hidden", 1, 0, hidden),
+    MOE_FLAG_KEY("residual", 0, residual),
+    MOE_COUNT_KEY("proj", 0, 0, lstm.proj),
+    MOE_REAL_KEY("forget_bias", 100, 0, lstm.forget_bias),
+    MOE_FLAG_KEY("bidirectional", 0, lstm.bidirectional),
+    MOE_NAME_KEY("merge", moe_merges, 0, lstm.merge_sum),
+    MOE_NAME_KEY("context", moe_contexts, MOE_CONTEXT_NONE, lstm.context),
+};
+enum { MOE_LSTM_R, MOE_LSTM_C };
+
 /* Weights of a LSTM layer; `context`: columns of the context that it may read, 0: there is none. */
 static void moe_bind_lstm(moe_reader *r, moe_layer *layer, size_t context) {
     moe_lstm_layer *l = &layer->lstm;
-    const size_t state = moe_lstm_state(layer), hidden = layer->hidden;
+    const size_t hidden = layer->hidden, state = l->proj ? l->proj : hidden;
     moe_refuse_key(r, layer, "context");
     if (l->context != MOE_CONTEXT_NONE && !context)
         moe_reader_fail(r, "must be \"none\": there is nothing to attend to");
     moe_refuse_key(r, layer, "bidirectional");
-    if (l->bidirectional && layer->steps) moe_reader_fail(r, "must be 0: what comes later is not known yet");
+    if (l->bidirectional && layer->place == MOE_IN_DECODER)
+        moe_reader_fail(r, "must be 0: what comes later is not known yet");
     for (int d = 0; d <= l->bidirectional && r->status == MOE_OK; d++) {
         moe_cell *c = &l->cell[d];
         char prefix[64];
@@ -6491,15 +6516,73 @@ static void moe_bind_lstm(moe_reader *r, moe_layer *layer, size_t context) {
     layer->out = l->bidirectional && !l->merge_sum ? 2 * state : state;
 }
 
-/* A matrix that is never quantised and holds finite numbers only, because it decides routing. */
-static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
-                           const char *name) {
-    moe_bind_matrix(r, out, rows, cols, optional, format, name);
-    if (r->status == MOE_OK && out->rows && out->type != MOE_TYPE_F32)
-        r->status =
-            moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s must be f32: routing is never quantised", r->key);
-    moe_check_finite(r, out->data, out->rows * out->cols, r->key);
+/* A layer over packed sentences, in one direction or both. The states after the last token go to the decoder's first
+ * states. */
+static moe_node *moe_build_lstm_layer(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    const moe_lstm_layer *l = &layer->lstm;
+    moe_node *y[2] = { NULL, NULL };
+    for (int d = 0; d <= l->bidirectional; d++) {
+        const moe_cell *cell = &l->cell[d];
+        const moe_carried *begins = l->begins && d == l->bidirectional ? moe_carried_of(b, l->begins) : NULL;
+        y[d] = moe_op_linear(b->g, &cell->w_x, x, cell->bias, NULL, MOE_PART(d ? "bwd.input" : "fwd.input"));
+        y[d] = moe_op_lstm_layer(b->g, cell, d, y[d], MOE_PART(d ? "bwd" : "fwd"));
+        if (!begins || !begins->rows) continue;
+        y[d]->lstm.last_r = begins[MOE_LSTM_R].rows + b->first * cell->state;
+        y[d]->lstm.last_c = begins[MOE_LSTM_C].rows + b->first * cell->hidden;
+    }
+    if (!l->bidirectional) return y[0];
+    return moe_op_pair(b->g, l->merge_sum ? MOE_OP_ADD : MOE_OP_CONCAT, y[0], y[1],
+                       y[0]->cols + (l->merge_sum ? 0 : y[1]->cols), MOE_PART("merged"));
 }
+
+/* A step of a layer in the decoder. */
+static moe_node *moe_build_lstm(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    const moe_cell *cell = &layer->lstm.cell[0];
+    const moe_carried *state;
+    moe_node *r;
+    if (layer->place != MOE_IN_DECODER) return moe_build_lstm_layer(b, layer, x);
+    state = moe_carried_of(b, layer);
+    if (layer->lstm.context) x = moe_op_concat(b->g, x, b->contexts[layer->lstm.context], MOE_PART("input"));
+    x = moe_op_lstm_step(b->g, cell, x, state[MOE_LSTM_R].node, state[MOE_LSTM_C].node, MOE_PART("cell"));
+    r = moe_op_view(b->g, x, 0, cell->hidden, MOE_PART("h"));
+    if (cell->w_proj.rows) r = moe_op_linear(b->g, &cell->w_proj, r, NULL, NULL, MOE_PART("r_next"));
+    moe_build_store(b, layer, MOE_LSTM_R, r);
+    moe_build_store(b, layer, MOE_LSTM_C, moe_op_view(b->g, x, cell->hidden, cell->hidden, MOE_PART("c_next")));
+    return r;
+}
+
+static const moe_layer_type moe_lstm_type =
+    MOE_LAYER_TYPE("lstm", MOE_IN_SIDES, lstm, NULL, [MOE_LSTM_R] = { "r", MOE_BY_PARENT, MOE_AT(lstm.cell[0].state) },
+                   [MOE_LSTM_C] = { "c", MOE_BY_PARENT, MOE_AT(hidden) });
+
+/* ---- Mixtures ---- */
+
+static const char *const moe_file_gates[] = { "softmax", "topk", "threshold", "sigmoid", NULL };
+static const char *const moe_empties[] = { "top1", "zero", NULL };
+static const char *const moe_outputs[] = { "none", "sigmoid", NULL };
+static const char *const moe_activations[] = { "relu", "none", NULL };
+static const char *const moe_expert_kinds[] = { "mlp", "linear", NULL };
+_Static_assert(sizeof(moe_gate) == sizeof(int), "a key's name is kept as an int");
+static const moe_key moe_mixture_keys[] = {
+    MOE_COUNT_KEY("hidden", 1, 0, hidden),
+    MOE_FLAG_KEY("residual", 1, residual),
+    MOE_COUNT_KEY("experts", 1, 0, mixture.count),
+    MOE_COUNT_KEY("groups", 0, 0, mixture.groups),
+    MOE_NAME_KEY("gate", moe_file_gates, -1, mixture.gate.kind),
+    MOE_COUNT_KEY("k", 0, 0, mixture.gate.k),
+    MOE_NAME_KEY("empty", moe_empties, 0, mixture.gate.empty_zero),
+    { "parent.gate", MOE_KEY_NAME, moe_file_gates, 0, 0, 0, MOE_AT(mixture.parent.kind), MOE_AT(mixture.gate.kind) },
+    { "parent.k", MOE_KEY_COUNT, NULL, 0, MOE_WIDEST, 0, MOE_AT(mixture.parent.k), MOE_AT(mixture.gate.k) },
+    { "parent.empty", MOE_KEY_NAME, moe_empties, 0, 0, 0, MOE_AT(mixture.parent.empty_zero),
+      MOE_AT(mixture.gate.empty_zero) },
+    MOE_COUNT_KEY("gate.hidden", 0, 0, mixture.units),
+    MOE_FLAG_KEY("gate.relu", 0, mixture.relu_logits),
+    MOE_NAME_KEY("expert", moe_expert_kinds, 0, mixture.linear),
+    MOE_NAME_KEY("activation", moe_activations, 0, mixture.no_relu),
+    MOE_NAME_KEY("output", moe_outputs, 1, mixture.sigmoid),
+    MOE_REAL_KEY("scale", 1e6, 1, mixture.experts.scale),
+    MOE_NORM_KEYS,
+};
 
 /* One level of gates: `n` experts or groups in all, of which `level` compete at a time. `part`: "gate", "parent". */
 static void moe_bind_gating(moe_reader *r, const moe_layer *layer, moe_gating *g, size_t n, size_t level,
@@ -6509,7 +6592,7 @@ static void moe_bind_gating(moe_reader *r, const moe_layer *layer, moe_gating *g
     g->level = level;
     g->relu = layer->mixture.relu_logits;
     moe_refuse_key(r, layer, g == &layer->mixture.parent ? "parent.k" : "k");
-    moe_read_int(r, moe_find_meta(&r->model->file, r->key), !moe_gate_is_dense(g->kind), (int64_t)level, (int64_t)g->k);
+    moe_read_int(r, moe_find_meta(r->file, r->key), !moe_gate_is_dense(g->kind), (int64_t)level, (int64_t)g->k);
     if (!moe_gate_is_dense(g->kind) && g->k > level) moe_reader_fail(r, "is %zu, but only %zu compete", g->k, level);
     snprintf(name, sizeof name, "%s.%s", layer->name, part);
     moe_bind_exact(r, &g->weight, n, in, 0, "%s.weight", name);
@@ -6526,8 +6609,8 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
     moe_read(r, "%s.experts", layer->name);
     t = moe_find_bound(r, 3, (const uint64_t[]){ x->count, layer->hidden, layer->in }, 0, where);
     if (!t) return;
-    const char *slab = r->model->file.data + t->offset;
-    e->file = &r->model->file;
+    const char *slab = r->file->data + t->offset;
+    e->file = r->file;
     e->tensor = (size_t)(t - e->file->tensors);
     e->count = x->count;
     e->hidden = layer->hidden;
@@ -6552,8 +6635,8 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer, size_t context) {
         moe_reader_fail(r, "is %zu: too much for %zu experts", layer->hidden, n);
     if (r->status != MOE_OK) return;
     if (x->units) {
-        moe_bind_exact(r, &x->features, x->units, layer->in, 0, "%s.gate.hidden.weight", layer->name);
-        x->features_bias = moe_bind_vector(r, x->units, 1, "%s.gate.hidden.bias", layer->name);
+        moe_bind_exact(r, &x->features.w, x->units, layer->in, 0, "%s.gate.hidden.weight", layer->name);
+        x->features.bias = moe_bind_vector(r, x->units, 1, "%s.gate.hidden.bias", layer->name);
     }
     moe_bind_gating(r, layer, &x->gate, n, x->groups ? n / x->groups : n, "gate");
     if (x->groups) moe_bind_gating(r, layer, &x->parent, x->groups, x->groups, "parent");
@@ -6562,84 +6645,336 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer, size_t context) {
         return;
     }
     layer->out = layer->hidden;
-    moe_bind_matrix(r, &x->stack, n * layer->hidden, layer->in, 0, "%s.experts.weight", layer->name);
-    x->stack_bias = moe_bind_vector(r, n * layer->hidden, 1, "%s.experts.bias", layer->name);
+    moe_bind_matrix(r, &x->stack.w, n * layer->hidden, layer->in, 0, "%s.experts.weight", layer->name);
+    x->stack.bias = moe_bind_vector(r, n * layer->hidden, 1, "%s.experts.bias", layer->name);
 }
 
-static void moe_bind_norm(moe_reader *r, moe_layer *layer) {
-    const size_t n = layer->norm_place == MOE_NORM_AFTER ? layer->out : layer->in;
-    layer->norm.weight = moe_bind_vector(r, n, 0, "%s.norm.weight", layer->name);
-    layer->norm.bias = moe_bind_vector(r, n, 0, "%s.norm.bias", layer->name);
+/* Logits of a gate over all experts or groups; also the logits of the noise if it is on. */
+static moe_node *moe_build_flat_gate(moe_graph *g, const moe_layer *layer, const moe_gating *gating, moe_node *features,
+                                     const char *part, const char *chosen) {
+    const moe_name name = moe_name_of(layer, part);
+    char of[64];
+    moe_node *logits, *noise = NULL;
+    snprintf(of, sizeof of, "%s.logits", name.text);
+    logits = moe_op_linear(g, &gating->weight, features, gating->bias, NULL, of);
+    logits->linear.relu = gating->relu;
+    snprintf(of, sizeof of, "%s.noise", name.text);
+    if (g->noise) noise = moe_op_linear(g, &gating->noise, features, NULL, NULL, of);
+    return moe_op_gate(g, gating, logits, noise, 0, chosen, name.text);
 }
 
-/* `context`: columns of the rows that a decoder attends to. */
+/* The selections for x: by one gate, or by a gate over groups and gates inside them (eq 12). A gate reads x or the
+ * hidden units of an MLP. */
+static moe_node *moe_build_gate(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    const moe_mixture_layer *m = &layer->mixture;
+    moe_node *parent;
+    if (m->units) {
+        x = moe_build_affine(b, layer, &m->features, x, "gate.hidden");
+        x->linear.relu = 1;
+    }
+    if (!m->groups) return moe_build_flat_gate(b->g, layer, &m->gate, x, "gate", layer->name);
+    parent = moe_build_flat_gate(b->g, layer, &m->parent, x, "parent", NULL);
+    return moe_op_gate(b->g, &m->gate, x, parent, 1, layer->name, MOE_PART("gate"));
+}
+
+/* Eq 1, App. E: [sigmoid](sum_i G(x)_i E_i(x)). */
+static moe_node *moe_build_mixture(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    const moe_mixture_layer *m = &layer->mixture;
+    const moe_name name = moe_name_of(layer, "experts");
+    moe_node *gate = moe_build_gate(b, layer, x), *y;
+    if (m->linear) {
+        y = moe_build_affine(b, layer, &m->stack, x, "units");
+        y->linear.relu = !m->no_relu;
+        y = moe_op_mix(b->g, layer->hidden, m->experts.scale, y, gate, name.text);
+    } else {
+        y = moe_op_experts(b->g, &m->experts, x, gate, name.text);
+    }
+    return m->sigmoid ? moe_op_unary(b->g, MOE_UNARY_SIGMOID, y, MOE_PART("sigmoid")) : y;
+}
+
+static const moe_layer_type moe_mixture_type =
+    MOE_LAYER_TYPE("moe", MOE_IN_SIDES | MOE_IN_NETWORK, mixture, NULL, { 0 });
+
+/* ---- Attention of several heads: to a row's own sentence, or to the source ---- */
+
+static const moe_key moe_heads_keys[] = {
+    MOE_COUNT_KEY("heads", 1, 0, heads.heads),
+    MOE_FLAG_KEY("residual", 1, residual),
+    MOE_NORM_KEYS,
+};
+
+/* The two kinds differ in where their keys and values come from: a row of their own input, or the source. */
+static int moe_is_cross(const moe_layer *layer) { return layer->type->keep_source != NULL; }
+
 static void moe_bind_heads(moe_reader *r, moe_layer *layer, size_t context) {
     moe_heads_layer *h = &layer->heads;
     const size_t d = layer->in;
-    const int cross = layer->kind == MOE_LAYER_CROSS;
-    const char *n = layer->name;
+    const int cross = moe_is_cross(layer);
     moe_refuse_key(r, layer, "heads");
     if (h->heads > d || d % h->heads) moe_reader_fail(r, "is %zu, which does not divide %zu columns", h->heads, d);
     moe_refuse_key(r, layer, "kind");
     if (cross && !context) moe_reader_fail(r, "must not be \"cross\" in an encoder: there is nothing to attend to");
-    moe_bind_matrix(r, &h->q, cross ? d : 3 * d, d, 0, cross ? "%s.q.weight" : "%s.qkv.weight", n);
-    h->q_bias = moe_bind_vector(r, cross ? d : 3 * d, 1, cross ? "%s.q.bias" : "%s.qkv.bias", n);
-    if (cross) moe_bind_matrix(r, &h->kv, 2 * d, context, 0, "%s.kv.weight", n);
-    if (cross) h->kv_bias = moe_bind_vector(r, 2 * d, 1, "%s.kv.bias", n);
-    moe_bind_matrix(r, &h->out, d, d, 0, "%s.out.weight", n);
-    h->out_bias = moe_bind_vector(r, d, 1, "%s.out.bias", n);
+    h->kv_cols = 2 * d;
+    moe_bind_affine(r, layer, &h->q, cross ? d : 3 * d, d, cross ? "q" : "qkv");
+    if (cross) moe_bind_affine(r, layer, &h->kv, h->kv_cols, context, "kv");
+    moe_bind_affine(r, layer, &h->out, d, d, "out");
 }
+
+static moe_node *moe_build_heads(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    const moe_heads_layer *h = &layer->heads;
+    const int cross = moe_is_cross(layer), carries = layer->place == MOE_IN_DECODER;
+    moe_node *q = moe_build_affine(b, layer, &h->q, x, cross ? "q" : "qkv");
+    if (carries && !cross) moe_build_store(b, layer, 0, moe_op_view(b->g, q, layer->in, h->kv_cols, MOE_PART("kv")));
+    q = moe_op_heads(b->g, h->heads, !cross, carries ? moe_carried_of(b, layer)->rows : NULL, q, layer->in,
+                     MOE_PART("heads"));
+    return moe_build_affine(b, layer, &h->out, q, "out");
+}
+
+static void moe_keep_cross(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    moe_build_store(b, layer, 0, moe_build_affine(b, layer, &layer->heads.kv, x, "kv"));
+}
+
+static const moe_layer_type moe_self_type =
+    MOE_LAYER_TYPE("attention", MOE_IN_SIDES, heads, NULL, { "carried", MOE_BY_TOKEN, MOE_AT(heads.kv_cols) });
+static const moe_layer_type moe_cross_type =
+    MOE_LAYER_TYPE("cross", MOE_IN_SIDES, heads, moe_keep_cross, { "carried", MOE_BY_SOURCE, MOE_AT(heads.kv_cols) });
+
+/* ---- Feed-forward ---- */
+
+enum { MOE_FFN_RELU, MOE_FFN_GELU, MOE_FFN_SWISH };
+static const char *const moe_ffn_activations[] = { "relu", "gelu", "swish", NULL };
+static const moe_unary moe_ffn_unary[] = { [MOE_FFN_GELU] = MOE_UNARY_GELU, [MOE_FFN_SWISH] = MOE_UNARY_SWISH };
+static const moe_key moe_ffn_keys[] = {
+    MOE_COUNT_KEY("hidden", 1, 0, hidden),
+    MOE_NAME_KEY("activation", moe_ffn_activations, -1, ffn.activation),
+    MOE_FLAG_KEY("residual", 1, residual),
+    MOE_NORM_KEYS,
+};
 
 static void moe_bind_ffn(moe_reader *r, moe_layer *layer, size_t context) {
-    moe_ffn_layer *f = &layer->ffn;
     (void)context;
-    moe_bind_matrix(r, &f->up, layer->hidden, layer->in, 0, "%s.up.weight", layer->name);
-    f->up_bias = moe_bind_vector(r, layer->hidden, 1, "%s.up.bias", layer->name);
-    moe_bind_matrix(r, &f->down, layer->in, layer->hidden, 0, "%s.down.weight", layer->name);
-    f->down_bias = moe_bind_vector(r, layer->in, 1, "%s.down.bias", layer->name);
+    moe_bind_affine(r, layer, &layer->ffn.up, layer->hidden, layer->in, "up");
+    moe_bind_affine(r, layer, &layer->ffn.down, layer->in, layer->hidden, "down");
 }
 
-/* `context`: columns of the context that the layer may read. NULL: it has no weights of its own. */
-static void (*const moe_layer_binds[MOE_LAYER_KINDS])(moe_reader *r, moe_layer *layer,
-                                                      size_t context) = { [MOE_LAYER_LSTM] = moe_bind_lstm,
-                                                                          [MOE_LAYER_MOE] = moe_bind_mixture,
-                                                                          [MOE_LAYER_SELF] = moe_bind_heads,
-                                                                          [MOE_LAYER_CROSS] = moe_bind_heads,
-                                                                          [MOE_LAYER_FFN] = moe_bind_ffn };
+static moe_node *moe_build_ffn(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    const moe_ffn_layer *f = &layer->ffn;
+    x = moe_build_affine(b, layer, &f->up, x, "units");
+    if (f->activation == MOE_FFN_RELU) x->linear.relu = 1; /* a part of the product, others are nodes */
+    else x = moe_op_unary(b->g, moe_ffn_unary[f->activation], x, MOE_PART("activation"));
+    return moe_build_affine(b, layer, &f->down, x, "down");
+}
+
+static const moe_layer_type moe_ffn_type = MOE_LAYER_TYPE("ffn", MOE_IN_SIDES, ffn, NULL, { 0 });
+
+/* ---- A norm alone ---- */
+
+static const moe_key moe_norm_keys[] = { MOE_EPSILON_KEY };
+
+static void moe_bind_norm(moe_reader *r, moe_layer *layer, size_t context) {
+    (void)r, (void)context;
+    layer->norm_place = MOE_NORM_BEFORE;
+}
+
+static moe_node *moe_build_norm(moe_builder *b, const moe_layer *layer, moe_node *x) { return (void)b, (void)layer, x; }
+
+static const moe_layer_type moe_norm_type = MOE_LAYER_TYPE("norm", MOE_IN_SIDES, norm, NULL, { 0 });
+
+/* ---- GNMT's attention: no member of a list of layers, between two of which it runs ---- */
+
+static const char *const moe_scores[] = { "additive", "product", NULL };
+static const char *const moe_queries[] = { "state", "output", NULL };
+static const char *const moe_starts[] = { "query", "zero", NULL };
+static const moe_key moe_attention_keys[] = {
+    MOE_NAME_KEY("kind", moe_scores, -1, attention.product),
+    MOE_COUNT_KEY("size", 1, 0, attention.size),
+    MOE_COUNT_KEY("layer", 0, 0, attention.layer),
+    MOE_NAME_KEY("query", moe_queries, -1, attention.query_output),
+    MOE_NAME_KEY("start", moe_starts, 0, attention.start_zero),
+};
+enum { MOE_ATTENTION_KEYS, MOE_ATTENTION_VALUES, MOE_ATTENTION_QUERY, MOE_ATTENTION_CONTEXT };
+
+/* The layers of the decoder, which lie before it, must be bound; `memory`: columns of the encoder's output.
+ *
+ * GNMT attends with the bottom layer's output of the step before. If no layer reads the current context, it is computed
+ * at the start of the step from the carried query. Else it is computed right after the layer that asks, and carried if
+ * a layer reads the previous one. A new sentence has no carried context. Unless the model starts with zeros, it
+ * computes one from the initial query. */
+static void moe_bind_attention(moe_reader *r, moe_layer *layer, size_t memory) {
+    moe_attention_layer *a = &layer->attention;
+    const moe_layer *decoder = a->asks - a->layer;
+    int previous = 0;
+    for (const moe_layer *reads = decoder; reads < layer && r->status == MOE_OK; reads++) {
+        const int context = reads->type == &moe_lstm_type ? reads->lstm.context : MOE_CONTEXT_NONE;
+        previous |= context == MOE_CONTEXT_PREVIOUS;
+        a->current |= context == MOE_CONTEXT_CURRENT;
+        moe_refuse_key(r, reads, "context");
+        if (context == MOE_CONTEXT_CURRENT && reads <= a->asks)
+            moe_reader_fail(r, "must not be \"current\": layer %zu makes the query only later", a->layer);
+    }
+    if (r->status != MOE_OK) return;
+    moe_refuse_key(r, layer, "layer");
+    if (a->asks->type != &moe_lstm_type) moe_reader_fail(r, "is %zu, which is not an lstm layer", a->layer);
+    layer->in = a->query_output ? a->asks->out : a->asks->lstm.cell[0].state;
+    layer->out = memory;
+    moe_bind_matrix(r, &a->w_key, a->size, memory, 0, "%s", "attention.w_key");
+    moe_bind_matrix(r, &a->w_query, a->size, layer->in, 0, "%s", "attention.w_query");
+    a->v = moe_bind_vector(r, a->size, 0, "%s", "attention.v");
+    a->bias = moe_bind_vector(r, a->size, 1, "%s", "attention.bias");
+    if (a->current && previous) a->context_cols = memory;
+    if (a->query_output && (!a->current || (previous && !a->start_zero))) a->query_cols = layer->in;
+}
+
+static void moe_keep_attention(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    const moe_attention_layer *a = &layer->attention;
+    moe_build_store(b, layer, MOE_ATTENTION_VALUES, x);
+    x = moe_op_linear(b->g, &a->w_key, x, NULL, NULL, "encoder.keys");
+    if (a->product) x = moe_op_unary(b->g, MOE_UNARY_TANH, x, "encoder.tanh_keys");
+    moe_build_store(b, layer, MOE_ATTENTION_KEYS, x);
+}
+
+/* `before`: see moe_op_attention. */
+static moe_node *moe_build_context(moe_builder *b, const moe_layer *layer, moe_node *query, moe_node *before) {
+    const moe_attention_layer *a = &layer->attention;
+    const moe_carried *carried = moe_carried_of(b, layer);
+    const moe_attention_op op = { a->product, a->start_zero && !a->current, a->v, carried[MOE_ATTENTION_KEYS].rows,
+                                  carried[MOE_ATTENTION_VALUES].rows };
+    query = moe_op_linear(b->g, &a->w_query, query, a->bias, NULL, before ? "decoder.first_query" : "decoder.query");
+    if (a->product) query = moe_op_unary(b->g, MOE_UNARY_TANH, query, "decoder.tanh_query");
+    return moe_op_attention(b->g, &op, query, before, layer->out, before ? "decoder.first_context" : "decoder.context");
+}
+
+/* Before the layers of a step: the context of the step before. */
+static void moe_build_previous(moe_builder *b, const moe_layer *layer) {
+    const moe_attention_layer *a = &layer->attention;
+    const moe_carried *carried = moe_carried_of(b, layer);
+    moe_node *before = carried[MOE_ATTENTION_CONTEXT].node;
+    b->contexts[MOE_CONTEXT_PREVIOUS] = before;
+    if (a->current && (!before || a->start_zero)) return;
+    b->contexts[MOE_CONTEXT_PREVIOUS] = moe_build_context(b, layer,
+                                                          a->query_cols ? carried[MOE_ATTENTION_QUERY].node
+                                                                        : moe_carried_of(b, a->asks)[MOE_LSTM_R].node,
+                                                          before);
+}
+
+/* Behind the layer that asks, whose output is x: the context of this step, and what the next one needs. */
+static moe_node *moe_build_attention(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    const moe_attention_layer *a = &layer->attention;
+    if (a->current) {
+        b->contexts[MOE_CONTEXT_CURRENT] =
+            moe_build_context(b, layer, a->query_output ? x : moe_carried_of(b, a->asks)[MOE_LSTM_R].node, NULL);
+        moe_build_store(b, layer, MOE_ATTENTION_CONTEXT, b->contexts[MOE_CONTEXT_CURRENT]);
+    }
+    moe_build_store(b, layer, MOE_ATTENTION_QUERY, x);
+    return x;
+}
+
+static const moe_layer_type moe_attention_type =
+    MOE_LAYER_TYPE("gnmt-attention", 0, attention,
+                   moe_keep_attention, [MOE_ATTENTION_KEYS] = { "keys", MOE_BY_SOURCE, MOE_AT(attention.size) },
+                   [MOE_ATTENTION_VALUES] = { "values", MOE_BY_SOURCE, MOE_AT(out) },
+                   [MOE_ATTENTION_QUERY] = { "query", MOE_BY_PARENT, MOE_AT(attention.query_cols) },
+                   [MOE_ATTENTION_CONTEXT] = { "context", MOE_BY_PARENT, MOE_AT(attention.context_cols) });
+
+/* ---- All kinds ---- */
+
+static const moe_layer_type *const moe_layer_types[] = { &moe_lstm_type,     &moe_mixture_type, &moe_self_type,
+                                                         &moe_cross_type,    &moe_ffn_type,     &moe_norm_type,
+                                                         &moe_attention_type };
+
+/* The kind of a layer: what its file calls it. */
+static const moe_layer_type *moe_read_type(moe_reader *r, const char *name) {
+    const moe_meta *m = moe_read(r, "%s.kind", name);
+    if (!m) moe_reader_fail(r, "is missing");
+    for (size_t i = 0; m && m->kind == MOE_META_TEXT && i < MOE_COUNT(moe_layer_types); i++)
+        if (moe_span_is(moe_meta_text(m, 0), moe_layer_types[i]->name)) return moe_layer_types[i];
+    moe_reader_fail(r, "has a value that this version does not know");
+    return NULL;
+}
 
 /* Read layer `index` of a side and bind its weights. */
-static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, size_t in, size_t context) {
-    layer->steps = r->model->kind != MOE_MODEL_CLASSIFIER && layer >= r->model->decoder;
+static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, int place, size_t in,
+                           size_t context) {
     snprintf(layer->name, sizeof layer->name, "%s.%zu", side, index);
-    layer->kind = (moe_layer_kind)moe_read_choice(r, moe_read(r, "%s.kind", layer->name), moe_layer_kinds, -1);
-    if (r->model->kind == MOE_MODEL_CLASSIFIER && layer->kind != MOE_LAYER_MOE)
-        moe_reader_fail(r, "must be \"moe\" in a classifier");
-    if (layer->kind == MOE_LAYER_ATTENTION ||
-        (layer->kind != MOE_LAYER_MOE && (layer->kind == MOE_LAYER_LSTM) == r->model->transformer))
-        moe_reader_fail(r, "is not one of this architecture");
+    layer->place = place;
+    layer->type = moe_read_type(r, layer->name);
+    if (r->status != MOE_OK) return;
+    if (!(layer->type->places & place)) moe_reader_fail(r, "is \"%s\", which no %s may have", layer->type->name, side);
     layer->in = layer->out = in;
     moe_read_keys(r, layer);
     if (r->status != MOE_OK) return;
-    if (layer->kind == MOE_LAYER_NORM) layer->norm_place = MOE_NORM_BEFORE;
-    if (moe_layer_binds[layer->kind]) moe_layer_binds[layer->kind](r, layer, context);
-    if (layer->norm_place) moe_bind_norm(r, layer);
+    layer->type->bind(r, layer, context);
+    if (layer->norm_place) {
+        const size_t n = layer->norm_place == MOE_NORM_AFTER ? layer->out : layer->in;
+        layer->norm.weight = moe_bind_vector(r, n, 0, "%s.norm.weight", layer->name);
+        layer->norm.bias = moe_bind_vector(r, n, 0, "%s.norm.bias", layer->name);
+    }
     if (r->status == MOE_OK && layer->residual && layer->out != in)
         r->status = moe_fail(r->error, MOE_ERROR_FORMAT, layer->name,
                              "layer %s adds its input (%zu columns) to its output (%zu)", layer->name, in, layer->out);
 }
 
+/* A layer with its norm and its residual. */
+static moe_node *moe_build_layer(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    moe_node *y =
+        layer->type->build(b, layer, layer->norm_place == MOE_NORM_BEFORE ? moe_build_normed(b, layer, x) : x);
+    if (layer->residual) y = moe_op_add(b->g, x, y, MOE_PART("output"));
+    return layer->norm_place == MOE_NORM_AFTER ? moe_build_normed(b, layer, y) : y;
+}
+
+/* ==== 30. Models ==============================================================================================
+ * Owns the model that a file's metadata describes, its graphs, and the calls of a program for it: open, close, save,
+ * query. Invariant: an open model never changes. */
+
+static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", "hf", NULL };
+static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", NULL };
+
+struct moe_model {
+    moe_model *self;       /* this model without const, for its count of holders */
+    atomic_size_t holders; /* sessions, plus 1 until the caller closes it */
+    moe_allocator allocator;
+    moe_file file;
+    int mapped;         /* the model must unmap the file */
+    int fd;             /* of a file that is mapped, not copied; -1: none */
+    struct stat opened; /* status of the file at opening */
+    moe_model_kind kind;
+    int32_t vocabulary, bos, eos;
+    int32_t source_vocabulary, source_end; /* of sources, whose tokens may have ids of their own */
+    int separate;                          /* 1: sources have ids of their own, and language tags are source ids */
+    int source_tag, source_bos, source_eos;
+    int32_t *never; /* [n_never] tokens that are never generated, suppressed ones first (moe_output_op) */
+    size_t n_never, n_suppressed;
+    const moe_meta *languages; /* TEXTS or NULL */
+    const moe_meta *tags;      /* INTS */
+    size_t width;              /* D */
+    float embedding_scale;
+    moe_matrix source_embedding, target_embedding, output; /* [V, D]; the first [source_vocabulary, D] */
+    const float *output_bias;                              /* [V] or NULL */
+    moe_layer *layers; /* [n_layers] of "encoder", then of "decoder" or "network"; GNMT's attention comes last */
+    size_t n_layers;
+    moe_layer *encoder, *decoder; /* among them */
+    size_t n_encoder, n_decoder;
+    const moe_layer *attention; /* GNMT's; NULL: none */
+    moe_matrix positions;       /* [positions, D] F32; rows 0: none */
+    int forced_tag;             /* a translation's first token is the target language's tag */
+    size_t memory_width;        /* columns of the encoder's output */
+    int decoder_from_encoder;   /* the decoder begins with the encoder's last states, else with zeros */
+    moe_rules rules;
+};
+
 /* The layers of a side, in order. Returns the columns of the last one's output. */
-static size_t moe_read_layers(moe_reader *r, moe_layer *layers, size_t n, const char *side, size_t context) {
-    size_t width = r->model->width;
+static size_t moe_read_layers(moe_reader *r, const moe_model *m, moe_layer *layers, size_t n, const char *side,
+                              int place, size_t context) {
+    size_t width = m->width;
     for (size_t i = 0; i < n && r->status == MOE_OK; i++) {
-        moe_read_layer(r, &layers[i], side, i, width, context);
+        moe_read_layer(r, &layers[i], side, i, place, width, context);
         width = layers[i].out;
     }
     return width;
 }
 
-static int32_t moe_read_token(moe_reader *r, const char *key, int required) {
-    return (int32_t)moe_read_int(r, moe_read(r, "%s", key), required ? 0 : -1, r->model->vocabulary - 1, -1);
+static int32_t moe_read_token(moe_reader *r, const moe_model *m, const char *key, int required) {
+    return (int32_t)moe_read_int(r, moe_read(r, "%s", key), required ? 0 : -1, m->vocabulary - 1, -1);
 }
 
 /* A list of token ids below `vocabulary`. */
@@ -6661,6 +6996,9 @@ static void moe_bind_embeddings(moe_reader *r, moe_model *m) {
         moe_bind_matrix(r, &m->source_embedding, sources, m->width, 0, "%s", "source.embedding.weight");
         moe_bind_matrix(r, &m->target_embedding, v, m->width, 0, "%s", "target.embedding.weight");
     }
+    const moe_tensor_info *t = moe_find_tensor(r->file, "positions.weight");
+    moe_bind_exact(r, &m->positions, t && t->n_dims == 2 ? (size_t)t->dims[0] : 1, m->width, 1, "%s",
+                   "positions.weight");
 }
 
 /* The n-th LSTM layer of the decoder begins with the last state of the n-th of the encoder: at its last token, or, if
@@ -6669,12 +7007,12 @@ static void moe_pair_states(moe_reader *r, moe_model *m) {
     size_t e = 0, d = 0;
     snprintf(r->key, sizeof r->key, "decoder.init");
     for (;; e++, d++) {
-        while (e < m->n_encoder && m->encoder[e].kind != MOE_LAYER_LSTM) e++;
-        while (d < m->n_decoder && m->decoder[d].kind != MOE_LAYER_LSTM) d++;
+        while (e < m->n_encoder && m->encoder[e].type != &moe_lstm_type) e++;
+        while (d < m->n_decoder && m->decoder[d].type != &moe_lstm_type) d++;
         if (e == m->n_encoder || d == m->n_decoder) break;
-        m->encoder[e].lstm.begins = d;
+        m->encoder[e].lstm.begins = &m->decoder[d];
         if (m->encoder[e].hidden != m->decoder[d].hidden ||
-            moe_lstm_state(&m->encoder[e]) != moe_lstm_state(&m->decoder[d]))
+            m->encoder[e].lstm.cell[0].state != m->decoder[d].lstm.cell[0].state)
             moe_reader_fail(r, "is \"encoder\", but %s and %s have states of other sizes", m->encoder[e].name,
                             m->decoder[d].name);
     }
@@ -6693,28 +7031,6 @@ static void moe_bind_output(moe_reader *r, moe_model *m, size_t width) {
                     "output.weight");
     if (!m->output.rows) m->output = m->target_embedding;
     m->output_bias = moe_bind_vector(r, (size_t)m->vocabulary, 1, "%s", "output.bias");
-}
-
-/* GNMT's attention; the layers of the decoder must be read before. */
-static void moe_bind_attention(moe_reader *r, moe_model *m, moe_layer *layer) {
-    moe_attention_layer *a = &layer->attention;
-    const moe_layer *source;
-    for (size_t i = 0; i < m->n_decoder && r->status == MOE_OK; i++) {
-        const int context = m->decoder[i].kind == MOE_LAYER_LSTM ? m->decoder[i].lstm.context : MOE_CONTEXT_NONE;
-        if (context == MOE_CONTEXT_CURRENT) m->context_current = 1;
-        moe_refuse_key(r, &m->decoder[i], "context");
-        if (context == MOE_CONTEXT_CURRENT && i <= a->layer)
-            moe_reader_fail(r, "must not be \"current\": layer %zu makes the query only later", a->layer);
-    }
-    if (r->status != MOE_OK) return;
-    source = &m->decoder[a->layer];
-    moe_refuse_key(r, layer, "layer");
-    if (source->kind != MOE_LAYER_LSTM) moe_reader_fail(r, "is %zu, which is not an lstm layer", a->layer);
-    m->query_width = a->query_output ? source->out : moe_lstm_state(source);
-    moe_bind_matrix(r, &a->w_key, a->size, m->memory_width, 0, "%s", "attention.w_key");
-    moe_bind_matrix(r, &a->w_query, a->size, m->query_width, 0, "%s", "attention.w_query");
-    a->v = moe_bind_vector(r, a->size, 0, "%s", "attention.v");
-    a->bias = moe_bind_vector(r, a->size, 1, "%s", "attention.bias");
 }
 
 /* Memory for the layers; the encoder's come first, the attention last. */
@@ -6738,56 +7054,58 @@ static size_t moe_read_layer_count(moe_reader *r, const char *side) {
 }
 
 /* Layers without attention: a language model's, a classifier's. */
-static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side) {
+static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side, int place) {
     moe_take_layers(r, m, 0, moe_read_layer_count(r, side), 0);
-    moe_bind_output(r, m, moe_read_layers(r, m->decoder, m->n_decoder, side, 0));
+    moe_bind_output(r, m, moe_read_layers(r, m, m->decoder, m->n_decoder, side, place, 0));
 }
 
 /* Format of sources and targets of a translation model: tags, begin and end tokens, rules. */
-static void moe_read_format(moe_reader *r, moe_model *m) {
+static void moe_read_format(moe_reader *r, moe_model *m, moe_rules rules) {
     static const char *const inits[] = { "zero", "encoder", NULL };
-    m->source_tag = (int)moe_read_int(r, moe_read(r, "source.tag"), 0, m->transformer ? 2 : 1, m->languages != NULL);
+    m->source_tag = (int)moe_read_int(r, moe_read(r, "source.tag"), 0, 2, m->languages != NULL);
     m->source_bos = (int)moe_read_int(r, moe_read(r, "source.bos"), 0, !m->separate, 0);
     m->source_eos = (int)moe_read_int(r, moe_read(r, "source.eos"), 0, 1, 1);
     m->forced_tag = (int)moe_read_int(r, moe_read(r, "target.tag"), 0, 1, 0);
     if (m->forced_tag && m->separate) moe_reader_fail(r, "must be 0 where the languages' tags are ids of sources");
-    if (!m->transformer) m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
-    m->rules = (moe_rules)moe_read_choice(r, moe_read(r, "decode.rules"), moe_rules_names,
-                                          m->transformer ? MOE_RULES_HF : MOE_RULES_PAPER);
+    m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
+    m->rules = (moe_rules)moe_read_choice(r, moe_read(r, "decode.rules"), moe_rules_names, (int)rules);
     m->source_end = (int32_t)moe_read_int(r, moe_read(r, "source.token.eos"), 0, m->source_vocabulary - 1,
                                           m->separate ? -1 : m->eos);
     moe_bind_embeddings(r, m);
 }
 
+/* Whether the decoder has GNMT's attention: its keys are there, or no layer attends to the source otherwise. */
+static int moe_has_attention(moe_reader *r, size_t n_decoder) {
+    int crosses = 0;
+    for (size_t i = 0; i < n_decoder; i++) {
+        const moe_meta *kind = moe_read(r, "decoder.%zu.kind", i);
+        crosses |= kind && kind->kind == MOE_META_TEXT && moe_span_is(moe_meta_text(kind, 0), moe_cross_type.name);
+    }
+    return !crosses || moe_read(r, "attention.kind");
+}
+
 /* Encoder, decoder and, for GNMT, the attention. */
-static void moe_bind_translation(moe_reader *r, moe_model *m) {
+static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
     const size_t n_encoder = moe_read_layer_count(r, "encoder"), n_decoder = moe_read_layer_count(r, "decoder");
+    const int attends = moe_has_attention(r, n_decoder);
     moe_layer *attention;
-    size_t width;
-    moe_read_format(r, m);
-    moe_take_layers(r, m, n_encoder, n_decoder, !m->transformer);
+    moe_read_format(r, m, rules);
+    moe_take_layers(r, m, n_encoder, n_decoder, attends);
     if (r->status != MOE_OK) return;
     attention = &m->layers[n_encoder + n_decoder];
-    if (!m->transformer) {
-        *attention = (moe_layer){ .kind = MOE_LAYER_ATTENTION, .name = "attention" };
+    if (attends) {
+        *attention = (moe_layer){ .type = &moe_attention_type, .name = "attention", .place = MOE_IN_DECODER };
         moe_read_keys(r, attention);
         moe_refuse_key(r, attention, "layer");
         if (r->status == MOE_OK && attention->attention.layer >= n_decoder)
             moe_reader_fail(r, "is %zu, allowed are 0 to %zu", attention->attention.layer, n_decoder - 1);
     }
-    m->memory_width = moe_read_layers(r, m->encoder, n_encoder, "encoder", 0);
-    width = moe_read_layers(r, m->decoder, n_decoder, "decoder", m->memory_width);
-    moe_bind_output(r, m, width);
-    if (m->transformer) {
-        const moe_tensor_info *t = moe_find_tensor(&m->file, "positions.weight");
-        moe_bind_exact(r, &m->positions, t && t->n_dims == 2 ? (size_t)t->dims[0] : 1, m->width, 0, "%s",
-                       "positions.weight");
-        return;
-    }
+    m->memory_width = moe_read_layers(r, m, m->encoder, n_encoder, "encoder", MOE_IN_ENCODER, 0);
+    moe_bind_output(r, m, moe_read_layers(r, m, m->decoder, n_decoder, "decoder", MOE_IN_DECODER, m->memory_width));
     if (r->status == MOE_OK && m->decoder_from_encoder) moe_pair_states(r, m);
-    moe_bind_attention(r, m, attention);
-    attention->in = m->query_width;
-    attention->out = m->memory_width;
+    if (!attends) return;
+    attention->attention.asks = &m->decoder[attention->attention.layer];
+    moe_bind_attention(r, attention, m->memory_width);
     m->attention = attention;
 }
 
@@ -6811,23 +7129,22 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     static const char *const architectures[] = { "gnmt-moe", "moe-lm", "deep-moe", "transformer", NULL };
     static const moe_model_kind kinds[] = { MOE_MODEL_TRANSLATION, MOE_MODEL_LANGUAGE, MOE_MODEL_CLASSIFIER,
                                             MOE_MODEL_TRANSLATION };
-    moe_reader r = { m, MOE_OK, error, "" };
+    moe_reader r = { &m->file, MOE_OK, error, "" };
     const int architecture = moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
     m->kind = kinds[architecture];
-    m->transformer = architecture == 3;
     m->vocabulary = (int32_t)moe_read_int(&r, moe_read(&r, "vocab.size"), 2, INT32_MAX / 2, 0);
     m->source_vocabulary = m->vocabulary;
     m->width = (size_t)moe_read_int(&r, moe_read(&r, "model.width"), 1, MOE_WIDEST, 0);
     if (m->kind == MOE_MODEL_CLASSIFIER) {
         m->eos = m->bos = -1;
-        moe_bind_stack(&r, m, "network");
+        moe_bind_stack(&r, m, "network", MOE_IN_NETWORK);
         return r.status;
     }
     m->embedding_scale = moe_read_real(&r, moe_read(&r, "embedding.scale"), -1e6, 1e6, 1);
-    m->eos = moe_read_token(&r, "token.eos", 1);
-    m->bos = moe_read_token(&r, "token.bos", 1);
-    moe_read_token(&r, "token.pad", 0);
-    moe_read_token(&r, "token.unk", 0);
+    m->eos = moe_read_token(&r, m, "token.eos", 1);
+    m->bos = moe_read_token(&r, m, "token.bos", 1);
+    moe_read_token(&r, m, "token.pad", 0);
+    moe_read_token(&r, m, "token.unk", 0);
     moe_read_never(&r, m);
     if (m->kind == MOE_MODEL_TRANSLATION && moe_read(&r, "source.vocab.size")) {
         m->separate = 1;
@@ -6840,11 +7157,19 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     if (!m->languages) m->tags = NULL;
     if (m->kind == MOE_MODEL_LANGUAGE) {
         moe_bind_embeddings(&r, m);
-        moe_bind_stack(&r, m, "decoder");
+        moe_bind_stack(&r, m, "decoder", MOE_IN_DECODER);
     } else {
-        moe_bind_translation(&r, m);
+        moe_bind_translation(&r, m, architecture == 3 ? MOE_RULES_HF : MOE_RULES_PAPER);
     }
     return r.status;
+}
+
+/* Whether some layer carries rows that are found by `by`. */
+static int moe_model_carries(const moe_model *m, moe_carry by) {
+    for (size_t i = 0; i < m->n_layers; i++)
+        for (size_t k = 0; k < MOE_CARRIES; k++)
+            if (moe_carried_cols(&m->layers[i], k) && m->layers[i].type->carries[k].by == by) return 1;
+    return 0;
 }
 
 /* The number of tokens that the session adds to a source. */
@@ -6857,9 +7182,6 @@ static int moe_is_never(const moe_model *m, int32_t id) {
         if (m->never[i] == id) return 1;
     return 0;
 }
-
-/* ==== 29. Models ==============================================================================================
- * Owns the calls of a program for a model: open, close, save, query. Invariant: an open model never changes. */
 
 /* ---- Opening and closing ---- */
 
@@ -7030,29 +7352,25 @@ size_t moe_model_layer_count(const moe_model *m) { return m->n_layers; }
 void moe_model_layer_sized(const moe_model *m, size_t index, moe_layer_info *out, size_t size) {
     moe_layer_info info = { NULL, NULL, 0, 0 };
     const moe_layer *layer = &m->layers[index];
-    if (index < m->n_layers)
-        info = (moe_layer_info){ layer->name, moe_layer_kinds[layer->kind], layer->in, layer->out };
+    if (index < m->n_layers) info = (moe_layer_info){ layer->name, layer->type->name, layer->in, layer->out };
     moe_give_struct(out, size, &info, sizeof info);
 }
 
 moe_setting moe_model_layer_setting(const moe_model *m, size_t index, size_t i) {
     moe_setting setting;
     memset(&setting, 0, sizeof setting);
-    for (size_t k = 0; index < m->n_layers && k < MOE_COUNT(moe_keys); k++) {
-        const char *at = (const char *)&m->layers[index] + moe_keys[k].at;
+    if (index < m->n_layers && i < m->layers[index].type->n_keys) {
+        const moe_key *k = &m->layers[index].type->keys[i];
+        const char *at = (const char *)&m->layers[index] + k->at;
         size_t count;
         float real;
         int name;
-        if (moe_keys[k].layer != m->layers[index].kind || i-- > 0) continue;
-        memcpy(&count, at, sizeof count * (moe_keys[k].kind == MOE_KEY_COUNT));
+        memcpy(&count, at, sizeof count * (k->kind == MOE_KEY_COUNT));
         memcpy(&real, at, sizeof real);
         memcpy(&name, at, sizeof name);
-        setting.key = moe_keys[k].key;
-        setting.number = moe_keys[k].kind == MOE_KEY_COUNT  ? (double)count
-                         : moe_keys[k].kind == MOE_KEY_REAL ? (double)real
-                                                            : name;
-        if (moe_keys[k].kind == MOE_KEY_NAME) setting.text = moe_keys[k].names[name];
-        break;
+        setting.key = k->key;
+        setting.number = k->kind == MOE_KEY_COUNT ? (double)count : k->kind == MOE_KEY_REAL ? (double)real : name;
+        if (k->kind == MOE_KEY_NAME) setting.text = k->names[name];
     }
     return setting;
 }
@@ -7060,13 +7378,13 @@ moe_setting moe_model_layer_setting(const moe_model *m, size_t index, size_t i) 
 /* The index-th mixture, encoder first; NULL past the last. */
 static const moe_layer *moe_find_mixture(const moe_model *m, size_t index) {
     for (size_t i = 0; i < m->n_layers; i++)
-        if (m->layers[i].kind == MOE_LAYER_MOE && index-- == 0) return &m->layers[i];
+        if (m->layers[i].type == &moe_mixture_type && index-- == 0) return &m->layers[i];
     return NULL;
 }
 
 size_t moe_model_mixture_count(const moe_model *m) {
     size_t n = 0;
-    for (size_t i = 0; i < m->n_layers; i++) n += m->layers[i].kind == MOE_LAYER_MOE;
+    for (size_t i = 0; i < m->n_layers; i++) n += m->layers[i].type == &moe_mixture_type;
     return n;
 }
 
@@ -7133,149 +7451,7 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
     return -1;
 }
 
-/* ==== 30. Encoder and decoder =================================================================================
- * Owns the graphs of a model. Invariant: the layer list alone decides which nodes they have. */
-
-/* The name of a node: name of its layer, dot, own name. */
-typedef struct moe_name {
-    char text[48];
-} moe_name;
-
-static moe_name moe_name_of(const moe_layer *layer, const char *part) {
-    moe_name name;
-    snprintf(name.text, sizeof name.text, "%s.%s", layer->name, part);
-    return name;
-}
-
-/* Rows carried by source: keys and values of the sentences under translation, which own segments of rows. */
-typedef struct moe_memory {
-    float *keys;   /* [tokens, A] */
-    float *values; /* [tokens, width] */
-    size_t width;
-} moe_memory;
-
-/* Rows carried by parent, [rows, cols] each: the states that the decoder passes from step to step. */
-typedef struct moe_decoder_state {
-    struct {
-        float *r, *c;             /* LSTM layers: [rows, P], [rows, H] */
-        float *begin_r, *begin_c; /* first states of a slot's sentence, which the encoder writes; or NULL */
-        float *heads;             /* keys and values, [rows, 2D], carried by token or, of cross attention, by source */
-    } *layers;                    /* [n_decoder] */
-    float *query;                 /* [rows, query width], if the query is a layer's output */
-    float *context;               /* [rows, memory width], if the context is carried */
-} moe_decoder_state;
-
-/* Logits of a gate over all experts or groups; also the logits of the noise if it is on. */
-static moe_node *moe_build_flat_gate(moe_graph *g, const moe_layer *layer, const moe_gating *gating, moe_node *features,
-                                     const char *part, const char *chosen) {
-    const moe_name name = moe_name_of(layer, part);
-    char of[64];
-    moe_node *logits, *noise = NULL;
-    snprintf(of, sizeof of, "%s.logits", name.text);
-    logits = moe_op_linear(g, &gating->weight, features, gating->bias, NULL, of);
-    logits->linear.relu = gating->relu;
-    snprintf(of, sizeof of, "%s.noise", name.text);
-    if (g->noise) noise = moe_op_linear(g, &gating->noise, features, NULL, NULL, of);
-    return moe_op_gate(g, gating, logits, noise, 0, chosen, name.text);
-}
-
-/* The selections for x: by one gate, or by a gate over groups and gates inside them (eq 12). A gate reads x or the
- * hidden units of an MLP. */
-static moe_node *moe_build_gate(moe_graph *g, const moe_layer *layer, moe_node *x) {
-    const moe_mixture_layer *m = &layer->mixture;
-    moe_node *parent;
-    if (m->units) {
-        x = moe_op_linear(g, &m->features, x, m->features_bias, NULL, moe_name_of(layer, "gate.hidden").text);
-        x->linear.relu = 1;
-    }
-    if (!m->groups) return moe_build_flat_gate(g, layer, &m->gate, x, "gate", layer->name);
-    parent = moe_build_flat_gate(g, layer, &m->parent, x, "parent", NULL);
-    return moe_op_gate(g, &m->gate, x, parent, 1, layer->name, moe_name_of(layer, "gate").text);
-}
-
-static moe_node *moe_build_residual(moe_graph *g, const moe_layer *layer, moe_node *x, moe_node *y) {
-    return layer->residual ? moe_op_add(g, x, y, moe_name_of(layer, "output").text) : y;
-}
-
-static moe_node *moe_build_norm(moe_graph *g, const moe_layer *layer, moe_node *x) {
-    return moe_op_norm(g, &layer->norm, x, moe_name_of(layer, "norm").text);
-}
-
-/* The MoE layer (eq 1, App. E) without norm and residual: y = [sigmoid](sum_i G(x)_i E_i(x)). */
-static moe_node *moe_build_mixture(moe_graph *g, const moe_layer *layer, moe_node *x, float *rows) {
-    const moe_mixture_layer *m = &layer->mixture;
-    const moe_name name = moe_name_of(layer, "experts");
-    moe_node *gate = moe_build_gate(g, layer, x), *y;
-    (void)rows;
-    if (m->linear) {
-        y = moe_op_linear(g, &m->stack, x, m->stack_bias, NULL, moe_name_of(layer, "units").text);
-        y->linear.relu = !m->no_relu;
-        y = moe_op_mix(g, layer->hidden, m->experts.scale, y, gate, name.text);
-    } else {
-        y = moe_op_experts(g, &m->experts, x, gate, name.text);
-    }
-    return m->sigmoid ? moe_op_unary(g, MOE_UNARY_SIGMOID, y, moe_name_of(layer, "sigmoid").text) : y;
-}
-
-static moe_node *moe_build_ffn(moe_graph *g, const moe_layer *layer, moe_node *x, float *rows) {
-    const moe_ffn_layer *f = &layer->ffn;
-    moe_node *units = moe_op_linear(g, &f->up, x, f->up_bias, NULL, moe_name_of(layer, "units").text);
-    (void)rows;
-    switch ((moe_ffn_activation)f->activation) { /* relu is a part of the product, others are nodes */
-    case MOE_FFN_RELU: units->linear.relu = 1; break;
-    case MOE_FFN_GELU: units = moe_op_unary(g, MOE_UNARY_GELU, units, moe_name_of(layer, "activation").text); break;
-    case MOE_FFN_SWISH: units = moe_op_unary(g, MOE_UNARY_SWISH, units, moe_name_of(layer, "activation").text); break;
-    }
-    return moe_op_linear(g, &f->down, units, f->down_bias, NULL, moe_name_of(layer, "down").text);
-}
-
-/* Attention of several heads. `rows`: of a decoder, its carried keys and values. */
-static moe_node *moe_build_heads(moe_graph *g, const moe_layer *layer, moe_node *x, float *rows) {
-    const moe_heads_layer *h = &layer->heads;
-    const int within = layer->kind == MOE_LAYER_SELF, carried = within && layer->steps;
-    moe_node *q = moe_op_linear(g, &h->q, x, h->q_bias, NULL, moe_name_of(layer, within ? "qkv" : "q").text);
-    if (carried)
-        moe_op_store(g, moe_op_view(g, q, layer->in, 2 * layer->in, moe_name_of(layer, "kv").text), MOE_BY_TOKEN, rows,
-                     moe_name_of(layer, "carried").text);
-    q = moe_op_heads(g, h->heads, within, carried || !within ? rows : NULL, q, layer->in,
-                     moe_name_of(layer, "heads").text);
-    return moe_op_linear(g, &h->out, q, h->out_bias, NULL, moe_name_of(layer, "out").text);
-}
-
-/* `x`: its input, normed where it is normed before; `rows`: what it carries, of a decoder. NULL: nothing is added. */
-static moe_node *(*const moe_layer_builds[MOE_LAYER_KINDS])(moe_graph *g, const moe_layer *layer, moe_node *x,
-                                                            float *rows) = { [MOE_LAYER_MOE] = moe_build_mixture,
-                                                                             [MOE_LAYER_SELF] = moe_build_heads,
-                                                                             [MOE_LAYER_CROSS] = moe_build_heads,
-                                                                             [MOE_LAYER_FFN] = moe_build_ffn };
-
-/* A layer that is neither an LSTM nor GNMT's attention, with its norm and its residual. */
-static moe_node *moe_build_layer(moe_graph *g, const moe_layer *layer, moe_node *x, float *rows) {
-    moe_node *in = layer->norm_place == MOE_NORM_BEFORE ? moe_build_norm(g, layer, x) : x, *y = in;
-    if (!moe_layer_builds[layer->kind]) return y;
-    y = moe_build_residual(g, layer, x, moe_layer_builds[layer->kind](g, layer, in, rows));
-    return layer->norm_place == MOE_NORM_AFTER ? moe_build_norm(g, layer, y) : y;
-}
-
-/* An LSTM layer over packed sentences, in one direction or both. The states after the last token go to the decoder's
- * first states. */
-static moe_node *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, moe_node *x, float *last_r,
-                                        float *last_c) {
-    const moe_lstm_layer *l = &layer->lstm;
-    moe_node *y[2] = { NULL, NULL }, *out;
-    for (int d = 0; d <= l->bidirectional; d++) {
-        const int last = d == l->bidirectional;
-        const moe_cell *cell = &l->cell[d];
-        y[d] =
-            moe_op_linear(g, &cell->w_x, x, cell->bias, NULL, moe_name_of(layer, d ? "bwd.input" : "fwd.input").text);
-        y[d] = moe_op_lstm_layer(g, cell, d, y[d], last ? last_r : NULL, last ? last_c : NULL,
-                                 moe_name_of(layer, d ? "bwd" : "fwd").text);
-    }
-    out = !l->bidirectional ? y[0]
-          : l->merge_sum    ? moe_op_add(g, y[0], y[1], moe_name_of(layer, "merged").text)
-                            : moe_op_concat(g, y[0], y[1], moe_name_of(layer, "merged").text);
-    return moe_build_residual(g, layer, x, out);
-}
+/* ---- Encoder and decoder: the layer list alone decides which nodes they have ---- */
 
 static moe_node *moe_build_embedding(moe_graph *g, const moe_model *m, const moe_matrix *table, const char *name) {
     moe_node *x = moe_op_embed(g, table, m->embedding_scale, name);
@@ -7283,161 +7459,26 @@ static moe_node *moe_build_embedding(moe_graph *g, const moe_model *m, const moe
     return x;
 }
 
-static void moe_build_encoder(moe_graph *g, const moe_model *m, moe_memory *memory, const moe_decoder_state *s) {
-    moe_node *x = moe_build_embedding(g, m, &m->source_embedding, "encoder.embedding"), *keys;
-    for (size_t i = 0; i < m->n_encoder; i++) {
-        const moe_layer *layer = &m->encoder[i];
-        x = layer->kind == MOE_LAYER_LSTM ? moe_build_encoder_lstm(g, layer, x, s->layers[layer->lstm.begins].begin_r,
-                                                                   s->layers[layer->lstm.begins].begin_c)
-                                          : moe_build_layer(g, layer, x, NULL);
-    }
-    for (size_t i = 0; i < m->n_decoder; i++) {
-        const moe_layer *layer = &m->decoder[i];
-        if (layer->kind != MOE_LAYER_CROSS) continue;
-        keys = moe_op_linear(g, &layer->heads.kv, x, layer->heads.kv_bias, NULL, moe_name_of(layer, "kv").text);
-        moe_op_store(g, keys, MOE_BY_SOURCE, s->layers[i].heads, moe_name_of(layer, "stored_kv").text);
-    }
-    if (!m->attention) return;
-    moe_op_store(g, x, MOE_BY_SOURCE, memory->values, "encoder.values");
-    keys = moe_op_linear(g, &m->attention->attention.w_key, x, NULL, NULL, "encoder.keys");
-    if (m->attention->attention.product) keys = moe_op_unary(g, MOE_UNARY_TANH, keys, "encoder.tanh_keys");
-    moe_op_store(g, keys, MOE_BY_SOURCE, memory->keys, "encoder.stored_keys");
+static void moe_build_encoder(moe_builder *b, const moe_model *m) {
+    moe_node *x = moe_build_embedding(b->g, m, &m->source_embedding, "encoder.embedding");
+    for (size_t i = 0; i < m->n_encoder; i++) x = moe_build_layer(b, &m->encoder[i], x);
+    for (size_t i = m->n_encoder; i < m->n_layers; i++)
+        if (m->layers[i].type->keep_source) m->layers[i].type->keep_source(b, &m->layers[i], x);
 }
 
-static int moe_reads_previous(const moe_model *m) {
-    for (size_t i = 0; i < m->n_decoder; i++)
-        if (m->decoder[i].kind == MOE_LAYER_LSTM && m->decoder[i].lstm.context == MOE_CONTEXT_PREVIOUS) return 1;
-    return 0;
-}
-
-/* Whether a carried previous context still needs a query, for a new sentence. */
-static int moe_attends_first(const moe_model *m) {
-    return m->context_current && moe_reads_previous(m) && !m->attention->attention.start_zero;
-}
-
-static int moe_carries_query(const moe_model *m) {
-    return m->attention && m->attention->attention.query_output && (!m->context_current || moe_attends_first(m));
-}
-
-/* Row rows + n has the first states of the sentence in slot n, if the encoder writes any; query and context begin with
- * zeros. `s->layers` must be set. */
-static void moe_decoder_state_layout(const moe_model *m, size_t rows, size_t slots, moe_decoder_state *s,
-                                     moe_layout *at) {
-    const size_t used = rows;
-    if (m->decoder_from_encoder) rows += slots;
-    for (size_t i = 0; i < m->n_decoder; i++) {
-        const moe_layer *layer = &m->decoder[i];
-        float *r, *c;
-        if (layer->kind != MOE_LAYER_LSTM) continue;
-        r = moe_carve(at, rows * moe_lstm_state(layer), sizeof *r);
-        c = moe_carve(at, rows * layer->hidden, sizeof *c);
-        if (!at->base) continue; /* only measured */
-        s->layers[i].r = r;
-        s->layers[i].c = c;
-        if (!m->decoder_from_encoder) continue;
-        s->layers[i].begin_r = r + used * moe_lstm_state(layer);
-        s->layers[i].begin_c = c + used * layer->hidden;
-    }
-    if (moe_carries_query(m)) s->query = moe_carve(at, rows * m->query_width, sizeof(float));
-    if (m->context_current && moe_reads_previous(m)) s->context = moe_carve(at, rows * m->memory_width, sizeof(float));
-}
-
-/* On the processor; a device's memory is zeroed at allocation. */
-static void moe_decoder_state_begin(const moe_model *m, size_t rows, size_t slots, const moe_decoder_state *s) {
-    if (!m->decoder_from_encoder) return;
-    if (s->query) memset(s->query + rows * m->query_width, 0, slots * m->query_width * sizeof(float));
-    if (s->context) memset(s->context + rows * m->memory_width, 0, slots * m->memory_width * sizeof(float));
-}
-
-/* `before`: see moe_op_attention. */
-static moe_node *moe_build_attention(moe_graph *g, const moe_model *m, const moe_memory *memory, moe_node *query,
-                                     moe_node *before) {
-    const moe_attention_layer *a = &m->attention->attention;
-    const moe_attention_op op = { a->product, a->start_zero && !m->context_current, a->v, memory->keys,
-                                  memory->values };
-    query = moe_op_linear(g, &a->w_query, query, a->bias, NULL, before ? "decoder.first_query" : "decoder.query");
-    if (a->product) query = moe_op_unary(g, MOE_UNARY_TANH, query, "decoder.tanh_query");
-    return moe_op_attention(g, &op, query, before, memory->width, before ? "decoder.first_context" : "decoder.context");
-}
-
-/* Nodes that a step of the decoder passes from layer to layer. */
-typedef struct moe_decoder_step {
-    moe_node *previous, *current; /* contexts */
-    struct {
-        moe_node *r, *c;
-    } gathered[MOE_MAX_LAYERS];
-} moe_decoder_step;
-
-/* Rows carried by parent are gathered first and stored last.
- *
- * GNMT attends with the bottom layer's output of the step before. If no layer reads the current context, it is computed
- * at the start of the step from the carried query. Else it is computed right after the attention's layer, and carried
- * if a layer reads the previous one. A new sentence has no carried context. Unless the model starts with zeros, it
- * computes one from the initial query. */
-static void moe_build_gathers(moe_graph *g, const moe_model *m, const moe_memory *memory, const moe_decoder_state *s,
-                              moe_decoder_step *step) {
-    for (size_t i = 0; i < m->n_decoder; i++) {
-        const moe_layer *layer = &m->decoder[i];
-        if (layer->kind != MOE_LAYER_LSTM) continue;
-        step->gathered[i].r = moe_op_gather(g, s->layers[i].r, moe_lstm_state(layer), moe_name_of(layer, "r").text);
-        step->gathered[i].c = moe_op_gather(g, s->layers[i].c, layer->hidden, moe_name_of(layer, "c").text);
-    }
-    if (m->context_current && moe_reads_previous(m))
-        step->previous = moe_op_gather(g, s->context, m->memory_width, "decoder.previous");
-    if (m->attention && (!m->context_current || moe_attends_first(m))) {
-        moe_node *query = moe_carries_query(m) ? moe_op_gather(g, s->query, m->query_width, "decoder.carried")
-                                               : step->gathered[m->attention->attention.layer].r;
-        step->previous = moe_build_attention(g, m, memory, query, step->previous);
-    }
-}
-
-/* A step of LSTM layer i; *r is its new state. */
-static moe_node *moe_build_decoder_lstm(moe_graph *g, const moe_layer *layer, const moe_decoder_state *s, size_t i,
-                                        const moe_decoder_step *step, moe_node *x, moe_node **r) {
-    const moe_cell *cell = &layer->lstm.cell[0];
-    moe_node *in = x, *c;
-    if (layer->lstm.context != MOE_CONTEXT_NONE)
-        in = moe_op_concat(g, x, layer->lstm.context == MOE_CONTEXT_PREVIOUS ? step->previous : step->current,
-                           moe_name_of(layer, "input").text);
-    in = moe_op_lstm_step(g, cell, in, step->gathered[i].r, step->gathered[i].c, moe_name_of(layer, "cell").text);
-    c = moe_op_view(g, in, layer->hidden, layer->hidden, moe_name_of(layer, "c_next").text);
-    *r = moe_op_view(g, in, 0, layer->hidden, moe_name_of(layer, "h").text);
-    if (layer->lstm.proj) *r = moe_op_linear(g, &cell->w_proj, *r, NULL, NULL, moe_name_of(layer, "r_next").text);
-    moe_op_store(g, *r, MOE_BY_PARENT, s->layers[i].r, moe_name_of(layer, "r_next").text);
-    moe_op_store(g, c, MOE_BY_PARENT, s->layers[i].c, layer->name);
-    return moe_build_residual(g, layer, x, *r);
-}
-
-/* One step for every live hypothesis. */
-static void moe_build_decoder(moe_graph *g, const moe_model *m, const moe_memory *memory, const moe_decoder_state *s) {
+/* One step for every live hypothesis, or a network for every row of inputs. */
+static void moe_build_decoder(moe_builder *b, const moe_model *m) {
     const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
-    const size_t attends = m->attention ? m->attention->attention.layer : SIZE_MAX;
-    moe_node *x = moe_build_embedding(g, m, &m->target_embedding, "decoder.embedding"), *r;
-    moe_decoder_step step;
-    memset(&step, 0, sizeof step);
-    moe_build_gathers(g, m, memory, s, &step);
+    moe_node *x = m->kind == MOE_MODEL_CLASSIFIER
+                      ? moe_op_input(b->g, m->width, "network.input")
+                      : moe_build_embedding(b->g, m, &m->target_embedding, "decoder.embedding");
+    for (size_t i = m->n_encoder; i < m->n_layers; i++) moe_build_gathers(b, &m->layers[i]);
+    if (m->attention) moe_build_previous(b, m->attention);
     for (size_t i = 0; i < m->n_decoder; i++) {
-        const moe_layer *layer = &m->decoder[i];
-        if (layer->kind != MOE_LAYER_LSTM) {
-            x = moe_build_layer(g, layer, x, s->layers[i].heads);
-            continue;
-        }
-        x = moe_build_decoder_lstm(g, layer, s, i, &step, x, &r);
-        if (i != attends) continue;
-        if (m->context_current) {
-            step.current = moe_build_attention(g, m, memory, m->attention->attention.query_output ? x : r, NULL);
-            if (moe_reads_previous(m)) moe_op_store(g, step.current, MOE_BY_PARENT, s->context, "decoder.carried");
-        }
-        if (moe_carries_query(m)) moe_op_store(g, x, MOE_BY_PARENT, s->query, "decoder.query_next");
+        x = moe_build_layer(b, &m->decoder[i], x);
+        if (m->attention && m->attention->attention.asks == &m->decoder[i]) x = moe_build_layer(b, m->attention, x);
     }
-    moe_op_output(g, &output, x);
-}
-
-static void moe_build_classifier(moe_graph *g, const moe_model *m) {
-    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
-    moe_node *x = moe_op_input(g, m->width, "network.input");
-    for (size_t i = 0; i < m->n_decoder; i++) x = moe_build_layer(g, &m->decoder[i], x, NULL);
-    moe_op_output(g, &output, x);
+    moe_op_output(b->g, &output, x);
 }
 
 #endif /* MOE_HOST */
@@ -8507,7 +8548,7 @@ static double moe_meta_number(const moe_model *m, const char *key, double low, d
 
 /* Whether the model also translates in the other direction. */
 static int moe_can_rerank(const moe_model *m) {
-    return m->attention && m->source_tag && !m->separate && moe_model_language_count(m) > 1;
+    return m->source_tag == 1 && !m->separate && moe_model_language_count(m) > 1;
 }
 
 /* The defaults for a model, all but the size. */
@@ -8613,7 +8654,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     MOE_TRY(moe_check_int("target_tag", p->target_tag, -1, m->source_vocabulary - 1, error));
     MOE_TRY(moe_check_int("source_tag", p->source_tag, -1, m->source_vocabulary - 1, error));
     MOE_TRY(moe_check_int("nbest", p->nbest, 1, p->beam, error));
-    if (m->transformer && (p->attention || p->coverage_penalty != 0.0f))
+    if (m->kind == MOE_MODEL_TRANSLATION && !m->attention && (p->attention || p->coverage_penalty != 0.0f))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
                         "a Transformer has many attentions: none of them can be shown or penalised");
     if (m->positions.rows && moe_max((size_t)p->max_source, (size_t)p->max_target) > m->positions.rows)
@@ -8698,9 +8739,9 @@ struct moe_session {
     char *block; /* contains everything below */
     size_t block_bytes;
     moe_graph graphs[MOE_GRAPHS];
-    char *arena; /* of all graphs: one runs at a time */
-    moe_memory memory;
-    moe_decoder_state state;
+    char *arena;                         /* of all graphs: one runs at a time */
+    moe_carried (*carried)[MOE_CARRIES]; /* [layers of the model] */
+    size_t carried_rows[MOE_CARRY_COUNT];
     moe_damage damage; /* damage that the session found in its model */
     size_t rows, encode_tokens;
     size_t n_slots;      /* batch, and with reranking those of questions */
@@ -8733,21 +8774,19 @@ static void moe_extents_layout(moe_extents *e, size_t slots, moe_layout *at) {
     e->length = moe_carve(at, slots, sizeof *e->length);
 }
 
-/* Carve the carried rows of the graphs; with a device, out of its memory. */
+/* Carve the rows that layers carry; with a device, out of its memory, which is zeroed. First states that the encoder
+ * does not write are zeros. */
 static void moe_carried_layout(moe_session *s, moe_layout *at) {
-    const moe_model *m = s->model;
-    if (m->attention)
-        s->memory.keys = moe_carve(at, s->by_source.capacity * m->attention->attention.size, sizeof(float));
-    if (m->attention) s->memory.values = moe_carve(at, s->by_source.capacity * s->memory.width, sizeof(float));
-    moe_decoder_state_layout(m, s->rows, s->n_slots, &s->state, at);
-    for (size_t i = 0; i < m->n_decoder; i++) {
-        const moe_layer *layer = &m->decoder[i];
-        const size_t rows = layer->kind == MOE_LAYER_SELF    ? s->token_rows * s->n_slots
-                            : layer->kind == MOE_LAYER_CROSS ? s->by_source.capacity
-                                                             : 0;
-        float *heads = moe_carve(at, rows, 2 * layer->in * sizeof *heads);
-        if (at->base && rows) s->state.layers[i].heads = heads;
-    }
+    for (size_t i = 0; i < s->model->n_layers; i++)
+        for (size_t k = 0; k < MOE_CARRIES; k++) {
+            const moe_layer *layer = &s->model->layers[i];
+            const size_t cols = moe_carried_cols(layer, k);
+            float *rows = moe_carve(at, cols ? s->carried_rows[layer->type->carries[k].by] : 0, cols * sizeof *rows);
+            if (!at->base || !cols) continue;
+            s->carried[i][k].rows = rows;
+            if (!s->api && layer->type->carries[k].by == MOE_BY_PARENT && s->model->decoder_from_encoder)
+                memset(rows + s->rows * cols, 0, s->n_slots * cols * sizeof *rows);
+        }
 }
 
 /* Carve the arguments and results of a decoder step beside the graph's nodes, and the results of sentences. */
@@ -8813,8 +8852,8 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
         s->graphs[g].nodes = moe_carve(at, nodes, sizeof *s->graphs[g].nodes);
         s->graphs[g].capacity = nodes;
     }
-    s->state.layers = moe_carve(at, m->n_decoder, sizeof *s->state.layers);
-    if (at->base) memset(s->state.layers, 0, m->n_decoder * sizeof *s->state.layers);
+    s->carried = moe_carve(at, m->n_layers, sizeof *s->carried);
+    if (at->base) memset(s->carried, 0, m->n_layers * sizeof *s->carried);
     if (here) moe_carried_layout(s, at);
     s->slots = moe_carve(at, slots, sizeof *s->slots);
     for (size_t i = 0; i < slots; i++) {
@@ -8858,9 +8897,10 @@ static moe_status moe_session_graphs(moe_session *s, moe_error *error) {
         s->graphs[g].max_target = (size_t)s->params.max_target;
         s->graphs[g].on_device = s->api != NULL;
     }
-    if (m->kind == MOE_MODEL_TRANSLATION) moe_build_encoder(encoder, m, &s->memory, &s->state);
-    if (m->kind == MOE_MODEL_CLASSIFIER) moe_build_classifier(decoder, m);
-    else moe_build_decoder(decoder, m, &s->memory, &s->state);
+    moe_builder builder = { .g = encoder, .layers = m->layers, .carried = s->carried, .first = s->rows };
+    if (m->kind == MOE_MODEL_TRANSLATION) moe_build_encoder(&builder, m);
+    builder.g = decoder;
+    moe_build_decoder(&builder, m);
     for (int g = 0; g < MOE_GRAPHS; g++) MOE_TRY(moe_graph_plan(&s->graphs[g], error));
     return MOE_OK;
 }
@@ -8884,16 +8924,19 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
                             (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
                             32 * (s->n_slots - batch);
     /* Every hypothesis and token of a step may last to the end. Memory that no sentence needs is never touched. */
-    for (size_t i = 0; i < s->model->n_decoder; i++)
-        if (s->model->decoder[i].kind == MOE_LAYER_SELF) s->token_rows = beam * (size_t)s->params.max_target + 1;
+    if (moe_model_carries(s->model, MOE_BY_TOKEN)) s->token_rows = beam * (size_t)s->params.max_target + 1;
     if (s->token_rows > INT32_MAX / s->n_slots)
         return moe_fail(
             error, MOE_ERROR_ARGUMENT, "batch",
             "a batch of %d, a beam of %d and max_target %d are too many: their product must stay below 2^31",
             s->params.batch, s->params.beam, s->params.max_target);
-    if (s->model->transformer) s->search.ahead = moe_min(1024, 32 * batch);
+    /* Given tokens run together where no token needs the state that the one before it leaves. */
+    if (s->model->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(s->model, MOE_BY_PARENT))
+        s->search.ahead = moe_min(1024, 32 * batch);
     s->rows += s->search.ahead;
-    s->memory.width = s->model->memory_width;
+    s->carried_rows[MOE_BY_PARENT] = s->rows + (s->model->decoder_from_encoder ? s->n_slots : 0);
+    s->carried_rows[MOE_BY_SOURCE] = s->by_source.capacity;
+    s->carried_rows[MOE_BY_TOKEN] = s->token_rows * s->n_slots;
     s->search.max_constraints = (size_t)s->params.max_constraints;
     s->reranker.looks = s->search.looks = s->params.max_constraints && s->model->attention;
     return MOE_OK;
@@ -8967,7 +9010,7 @@ static moe_status moe_no_memory(size_t bytes, moe_error *error) {
 /* Bytes of the session's block. The graphs are built in temporary memory, to compute the arena's size. */
 static moe_status moe_session_measure(moe_session *s, moe_error *error) {
     const size_t nodes = moe_session_nodes(s->model), node_bytes = nodes * sizeof(moe_node);
-    const size_t trial_bytes = MOE_GRAPHS * node_bytes + s->model->n_decoder * sizeof *s->state.layers;
+    const size_t trial_bytes = MOE_GRAPHS * node_bytes + s->model->n_layers * sizeof *s->carried;
     moe_layout measured = { NULL, 0, 0 }, carried = { NULL, 0, 0 };
     moe_status status;
     char *trial;
@@ -8979,7 +9022,7 @@ static moe_status moe_session_measure(moe_session *s, moe_error *error) {
     trial = moe_allocate_zeroed(&s->allocator, trial_bytes);
     if (!trial) return moe_no_memory(measured.used, error);
     for (size_t g = 0; g < MOE_GRAPHS; g++) s->graphs[g].nodes = (moe_node *)(void *)(trial + g * node_bytes);
-    s->state.layers = (void *)(trial + MOE_GRAPHS * node_bytes);
+    s->carried = (void *)(trial + MOE_GRAPHS * node_bytes);
     status = moe_session_graphs(s, error);
     moe_release(&s->allocator, trial, trial_bytes);
     s->block_bytes = measured.used + (s->api ? 0 : moe_arena_bytes(s));
@@ -9024,7 +9067,6 @@ static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
     moe_session_layout(s, &at);
     memset(s->pool, 0, sizeof *s->pool);
     if (s->api) return moe_build_on_device(s, error);
-    moe_decoder_state_begin(s->model, s->rows, s->n_slots, &s->state);
     MOE_TRY(moe_session_graphs(s, error));
     moe_place_graphs(s, at.base + at.used);
     return moe_pool_start(s->pool, (size_t)s->params.threads, error);

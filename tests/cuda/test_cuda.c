@@ -818,7 +818,7 @@ static feed *make_feed(const moe_model *model) {
     f->most = SENTENCES;
     f->scored = 3;
     f->language = moe_model_get_kind(model) == MOE_MODEL_LANGUAGE;
-    f->forces = model->transformer;
+    f->forces = model->kind == MOE_MODEL_TRANSLATION && !model->attention;
     return f;
 }
 
@@ -1297,7 +1297,7 @@ static size_t room_of(moe_type type, size_t rows, size_t cols) { /* of a matrix 
 static const moe_layer *layer_of(const moe_model *m, size_t i) {
     for (size_t at = 0; at < m->n_layers; at++) {
         const moe_layer *l = &m->layers[at];
-        if (l->kind == MOE_LAYER_MOE && !l->mixture.linear && i-- == 0) return l;
+        if (l->type == &moe_mixture_type && !l->mixture.linear && i-- == 0) return l;
     }
     return NULL;
 }

@@ -930,7 +930,7 @@ static void numbers_out_of_range_are_refused_by_key(void **state) {
                   { "token.eos", -1 },
                   { "token.eos", MW_VOCABULARY },
                   { "token.eos", INT64_MAX },
-                  { "source.tag", 2 },
+                  { "source.tag", 3 },
                   { "source.tag", -1 },
                   { "source.bos", 2 },
                   { "source.eos", 7 },
@@ -1063,20 +1063,19 @@ static void attention_layer_must_be_an_lstm(void **state) {
     refuse_model(m, "attention.layer", "lstm");
 }
 
-/* GNMT's attention is no layer of a list, and the lists of LSTMs and Transformers share mixtures alone. */
-static void layers_of_another_architecture_are_refused(void **state) {
-    static const char *const others[] = { "gnmt-attention", "lstm" };
+/* GNMT's attention is no layer of a list, and a classifier has mixtures alone. */
+static void layers_where_none_may_be_are_refused(void **state) {
+    static const char *const others[] = { "gnmt-attention", "lstm", "ffn", "norm", "attention" };
     (void)state;
-    for (int variant = 0; variant < MW_TRANSFORMERS; variant++)
-        for (int i = 0; i < 2; i++) {
-            mw_model *m = mw_transformer(variant, MW_F32, 1);
-            mw_text(m, "encoder.1.kind", others[i]);
-            refuse_model(m, "encoder.1.kind", "architecture");
-        }
-    for (int i = 0; i < 2; i++) {
-        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
-        mw_text(m, "encoder.1.kind", i ? "ffn" : "gnmt-attention");
-        refuse_model(m, "encoder.1.kind", "architecture");
+    for (int variant = 0; variant <= MW_TRANSFORMERS; variant++) {
+        mw_model *m = variant == MW_TRANSFORMERS ? mw_small(MW_GNMT, MW_F32, 1) : mw_transformer(variant, MW_F32, 1);
+        mw_text(m, "encoder.1.kind", "gnmt-attention");
+        refuse_model(m, "encoder.1.kind", "no encoder may have");
+    }
+    for (size_t i = 0; i < MOE_COUNT(others); i++) {
+        mw_model *m = mw_classifier(MW_F32, 1);
+        mw_text(m, "network.1.kind", others[i]);
+        refuse_model(m, "network.1.kind", "no network may have");
     }
 }
 
@@ -2325,7 +2324,7 @@ int main(void) {
         cmocka_unit_test(token_lists_out_of_range_are_refused_by_key),
         cmocka_unit_test(languages_and_tags_must_agree),
         cmocka_unit_test(attention_layer_must_be_an_lstm),
-        cmocka_unit_test(layers_of_another_architecture_are_refused),
+        cmocka_unit_test(layers_where_none_may_be_are_refused),
         cmocka_unit_test(current_context_before_the_attention_layer_is_refused),
         cmocka_unit_test(residual_over_different_widths_names_the_layer),
         cmocka_unit_test(decoder_must_end_with_the_models_width),

@@ -510,7 +510,7 @@ static void impossible_gates_are_refused_by_their_field(void **state) {
     refuse_entry(hierarchy, "encoder.1.expert", "quadratic", 0, "does not know");
     refuse_entry(hierarchy, "encoder.1.activation", "none", 0, "relu");
     refuse_entry(language, "decoder.0.context", "previous", 0, "none");
-    refuse_entry(deep, "network.0.kind", "lstm", 0, "moe");
+    refuse_entry(deep, "network.0.kind", "lstm", 0, "no network may have");
     refuse_entry(deep, "network.layers", NULL, 0, "allowed");
 }
 

@@ -106,6 +106,8 @@ typedef struct bench {
     moe_graph graph;
     moe_node nodes[64];
     moe_frame frame;
+    moe_builder builder;
+    moe_carried carried[1][MOE_CARRIES];
     int32_t parents[MAX_ROWS];
     size_t live[MAX_ROWS], first[MAX_ROWS];
     moe_pool *pool;
@@ -128,6 +130,12 @@ static bench *new_bench(size_t rows, size_t sentences) {
     b->frame.rows = rows;
     b->frame.beam.parents = b->parents;
     return b;
+}
+
+/* What builds the nodes of a layer. */
+static moe_builder *builder(bench *b, const moe_layer *layer) {
+    b->builder = (moe_builder){ .g = &b->graph, .layers = layer, .carried = b->carried };
+    return &b->builder;
 }
 
 /* A tensor whose rows are those of `data`. */
@@ -301,7 +309,7 @@ static void check_lstm_layer(const golden *g, const char *name, const moe_kernel
                   moe_op_lstm_layer(&b->graph, &cell, backward,
                                     moe_op_linear(&b->graph, &cell.w_x, input(b, packed, x.cols), cell.bias, NULL,
                                                   "zx"),
-                                    NULL, NULL, "layer"),
+                                    "layer"),
                   kernels);
         permute(b->out, y.rows, y.cols, row_of, unpacked, 1);
         expect_close(name, unpacked, y.data, y.rows * y.cols, op_tolerance);
@@ -316,7 +324,7 @@ static void check_bidirectional(const golden *g, const char *name, const moe_ker
     char side[128];
     size_t row_of[MAX_ROWS];
     float *packed = malloc(x.rows * x.cols * sizeof *packed), unpacked[4096];
-    moe_layer layer = { .kind = MOE_LAYER_LSTM,
+    moe_layer layer = { .type = &moe_lstm_type,
                         .name = "layer",
                         .lstm = { .bidirectional = 1, .merge_sum = value_is(g, name, "merge", "sum") } };
     bench *b = new_bench(x.rows, lengths->count);
@@ -327,7 +335,7 @@ static void check_bidirectional(const golden *g, const char *name, const moe_ker
     layer.hidden = layer.lstm.cell[0].hidden;
     pack(b, lengths, row_of);
     permute(x.data, x.rows, x.cols, row_of, packed, 0);
-    run_bench(b, moe_build_encoder_lstm(&b->graph, &layer, input(b, packed, x.cols), NULL, NULL), kernels);
+    run_bench(b, moe_build_layer(builder(b, &layer), &layer, input(b, packed, x.cols)), kernels);
     permute(b->out, y.rows, y.cols, row_of, unpacked, 1);
     expect_close(name, unpacked, y.data, y.rows * y.cols, op_tolerance);
     free(packed);
@@ -343,15 +351,14 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
     const moe_meta *lengths = need_value(g, name, "lengths"), *sentence = need_value(g, name, "sentence");
     static float keys[4096], attention[MAX_ROWS * MAX_ROWS];
     size_t segment[MAX_ROWS], length[MAX_ROWS], at = 0;
-    moe_memory stored = { keys, memory.data, memory.cols };
-    const moe_layer layer = { .kind = MOE_LAYER_ATTENTION,
+    const moe_layer layer = { .type = &moe_attention_type,
+                              .out = memory.cols,
                               .attention = { .product = value_is(g, name, "kind", "product"),
                                              .size = w_key.rows,
                                              .w_key = matrix(w_key),
                                              .w_query = matrix(w_query),
                                              .v = need_part(g, name, "v").data,
                                              .bias = bias.data } };
-    const moe_model model = { .attention = &layer };
     bench *b = new_bench(memory.rows, 1);
     moe_node *t;
     t = moe_op_linear(&b->graph, &layer.attention.w_key, input(b, memory.data, memory.cols), NULL, NULL, "keys");
@@ -370,7 +377,10 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
     b->frame.beam.length = length;
     b->frame.beam.attention = attention;
     b->frame.beam.attention_stride = MAX_ROWS;
-    run_bench(b, moe_build_attention(&b->graph, &model, &stored, input(b, query.data, query.cols), NULL), kernels);
+    moe_builder *of = builder(b, &layer);
+    b->carried[0][MOE_ATTENTION_KEYS].rows = keys;
+    b->carried[0][MOE_ATTENTION_VALUES].rows = memory.data;
+    run_bench(b, moe_build_context(of, &layer, input(b, query.data, query.cols), NULL), kernels);
     expect_close(name, b->out, context.data, context.rows * context.cols, op_tolerance);
     for (size_t r = 0; r < query.rows; at += length[r++])
         expect_close(name, attention + r * MAX_ROWS, weights.data + at, length[r], op_tolerance);
@@ -386,7 +396,7 @@ static int gate_layer(const golden *g, const char *name, const char *prefix, moe
     memset(layer, 0, sizeof *layer);
     snprintf(layer->name, sizeof layer->name, "layer");
     snprintf(key, sizeof key, "%s%s", name, prefix);
-    layer->kind = MOE_LAYER_MOE;
+    layer->type = &moe_mixture_type;
     m->gate.weight = matrix(need_part(g, key, "weight"));
     m->count = m->gate.level = m->gate.weight.rows;
     layer->in = layer->out = m->gate.weight.cols;
@@ -427,7 +437,7 @@ static void check_strictness(moe_layer layer, part x, const moe_kernels *kernels
         size_t selected = 0;
         for (size_t i = 0; i < n && !below; i++) threshold[i] = seen(&gates, "layer.gate.probabilities", x.rows, n)[i];
         for (size_t i = 0; i < n && below; i++) threshold[i] = nextafterf(threshold[i], 0.0f);
-        moe_build_gate(&b->graph, &layer, input(b, x.data, x.cols));
+        moe_build_gate(builder(b, &layer), &layer, input(b, x.data, x.cols));
         run_traced(b, NULL, kernels, &gates);
         dense = seen(&gates, "layer.gate", x.rows, n);
         for (size_t i = 0; i < n; i++) selected += dense[i] != 0;
@@ -442,7 +452,7 @@ static void check_gate(const golden *g, const char *name, const moe_kernels *ker
     bench *b;
     if (!gate_layer(g, name, "", &layer)) return;
     b = new_bench(x.rows, 1);
-    moe_build_gate(&b->graph, &layer, input(b, x.data, x.cols));
+    moe_build_gate(builder(b, &layer), &layer, input(b, x.data, x.cols));
     run_traced(b, NULL, kernels, &gates);
     expect_gate(name, &gates, "layer.gate", wanted);
     free_bench(b);
@@ -451,9 +461,8 @@ static void check_gate(const golden *g, const char *name, const moe_kernels *ker
 
 static void bind_experts(const golden *g, const char *name, moe_layer *layer) {
     part slabs = need_part(g, name, "experts");
-    moe_model model = { .file = g->file };
     moe_error error;
-    moe_reader r = { &model, MOE_OK, &error, "" };
+    moe_reader r = { &g->file, MOE_OK, &error, "" };
     assert_true(slabs.info->experts);
     snprintf(layer->name, sizeof layer->name, "%s", name);
     layer->mixture.count = (size_t)slabs.info->dims[0];
@@ -481,7 +490,7 @@ static uint32_t *selected(const part *gate) {
 
 static void check_experts(const golden *g, const char *name, const moe_kernels *kernels) {
     part x = need_part(g, name, "x"), gate = need_part(g, name, "g"), y = need_part(g, name, "y");
-    moe_layer layer = { .kind = MOE_LAYER_MOE, .name = "layer" };
+    moe_layer layer = { .type = &moe_mixture_type, .name = "layer" };
     bench *b = new_bench(x.rows, 1);
     moe_gating gating;
     moe_node *selections;
@@ -509,7 +518,7 @@ static void check_moe(const golden *g, const char *name, const moe_kernels *kern
     layer.mixture.sigmoid = value_is(g, name, "output", "sigmoid");
     layer.residual = (int)moe_meta_int(need_value(g, name, "residual"), 0);
     layer.mixture.experts.scale = (float)moe_meta_real(need_value(g, name, "scale"), 0);
-    run_bench(b, moe_build_layer(&b->graph, &layer, input(b, x.data, x.cols), NULL), kernels);
+    run_bench(b, moe_build_layer(builder(b, &layer), &layer, input(b, x.data, x.cols)), kernels);
     expect_close(name, b->out, y.data, y.rows * y.cols, op_tolerance);
     free_bench(b);
 }
@@ -517,12 +526,11 @@ static void check_moe(const golden *g, const char *name, const moe_kernels *kern
 /* The layer of a gating case, read as those of a model file are. A case with `gates_only` has no experts, which are
  * bound last: all that may be missing are these. */
 static void read_mixture(const golden *g, const char *name, size_t in, int gates_only, moe_layer *layer) {
-    moe_model model = { .file = g->file };
     moe_error error = { 0 };
-    moe_reader r = { &model, MOE_OK, &error, "" };
+    moe_reader r = { &g->file, MOE_OK, &error, "" };
     char missing[160];
     memset(layer, 0, sizeof *layer);
-    layer->kind = MOE_LAYER_MOE;
+    layer->type = &moe_mixture_type;
     snprintf(layer->name, sizeof layer->name, "%s", name);
     layer->in = layer->out = in;
     moe_read_keys(&r, layer);
@@ -613,7 +621,7 @@ static void check_noise(const moe_layer *layer, part x, const moe_kernels *kerne
                                probabilities[0] + at);
         }
     }
-    moe_build_gate(&b->graph, layer, input(b, x.data, x.cols));
+    moe_build_gate(builder(b, layer), layer, input(b, x.data, x.cols));
     run_traced(b, NULL, kernels, &gates);
     for (size_t i = 0; i < (m->groups ? 2 : 1); i++) {
         char tensor[128];
@@ -641,7 +649,7 @@ static void check_routing(const golden *g, const char *name, const moe_kernels *
         if (moe_meta_int(need_value(g, name, "batchwise"), 0)) b->graph.gating = 1 + MOE_GATE_BATCHWISE;
         if (normal.data) add_noise(&m->gate, x.data + row * x.cols, normal.data + row * normal.cols, kernels, bias[0]);
         if (above.data) add_noise(&m->parent, x.data + row * x.cols, above.data + row * above.cols, kernels, bias[1]);
-        moe_build_gate(&b->graph, &layer, input(b, x.data + row * x.cols, x.cols));
+        moe_build_gate(builder(b, &layer), &layer, input(b, x.data + row * x.cols, x.cols));
         run_traced(b, NULL, kernels, &gates);
         for (size_t i = 0; i < (m->groups ? 4 : 2); i++) {
             char key[64], tensor[128];
@@ -664,7 +672,7 @@ static void check_layer(const golden *g, const char *name, const moe_kernels *ke
     char tensor[128];
     bench *b = new_bench(x.rows, 1);
     read_mixture(g, name, x.cols, 0, &layer);
-    run_traced(b, moe_build_layer(&b->graph, &layer, input(b, x.data, x.cols), NULL), kernels, &gates);
+    run_traced(b, moe_build_layer(builder(b, &layer), &layer, input(b, x.data, x.cols)), kernels, &gates);
     expect_close(name, b->out, y.data, y.rows * y.cols, op_tolerance);
     snprintf(tensor, sizeof tensor, "%s.gate", name);
     expect_gate(name, &gates, tensor, need_part(g, name, "wanted.gate"));

@@ -1377,7 +1377,7 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
                 moe_op_store(g, a, MOE_BY_PARENT, c->states[1 + mw_below(random, 3)], "store");
             break;
         case 7:
-            if (a->cols == 40) made = moe_op_lstm_layer(g, &c->cells[0], 0, a, NULL, NULL, "layer");
+            if (a->cols == 40) made = moe_op_lstm_layer(g, &c->cells[0], 0, a, "layer");
             else
                 made = moe_op_lstm_step(g, &c->cells[mw_below(random, 2)], a, b, readable[mw_below(random, n)], "cell");
             break;

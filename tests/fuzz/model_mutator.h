@@ -175,6 +175,11 @@ static void mm_mutate_value(mw_meta *e, uint64_t *r) {
     else if (e->bytes) LLVMFuzzerMutate(e->value, e->bytes, e->bytes);
 }
 
+static const moe_key *mm_any_key(uint64_t *r) {
+    const moe_layer_type *type = moe_layer_types[fuzz_below(r, MOE_COUNT(moe_layer_types))];
+    return &type->keys[fuzz_below(r, type->n_keys)];
+}
+
 static void mm_mutate_meta(mw_model *m, uint64_t *r) {
     mw_meta *e = &m->meta[fuzz_below(r, m->n_meta)];
     char name[32], key[64];
@@ -182,7 +187,7 @@ static void mm_mutate_meta(mw_model *m, uint64_t *r) {
     mm_layer_name(m, r, name, sizeof name);
     switch (fuzz_below(r, 8)) {
     case 0: mw_drop(m, snprintf(key, sizeof key, "%s", e->key) > 0 ? key : ""); break;
-    case 1: mm_set_setting(m, name, &moe_keys[fuzz_below(r, MOE_COUNT(moe_keys))], r); break;
+    case 1: mm_set_setting(m, name, mm_any_key(r), r); break;
     case 2: mw_int(m, mm_keys[fuzz_below(r, MOE_COUNT(mm_keys))], mm_integer(r)); break;
     case 3: mw_real(m, mm_keys[fuzz_below(r, MOE_COUNT(mm_keys))], mm_real(r)); break;
     case 4:
@@ -334,8 +339,8 @@ static void mm_mutate(mw_model *m, uint64_t *r) {
 
 static void mm_repair_missing_key(mw_model *m, const char *key, uint64_t *r) {
     char name[64];
-    for (size_t i = 0; i < MOE_COUNT(moe_keys); i++) {
-        const moe_key *k = &moe_keys[(i + fuzz_below(r, 4)) % MOE_COUNT(moe_keys)];
+    for (size_t i = 0; i < 200; i++) {
+        const moe_key *k = mm_any_key(r);
         const size_t length = strlen(key), tail = strlen(k->key);
         if (length <= tail + 1 || strcmp(key + length - tail, k->key) != 0) continue;
         snprintf(name, sizeof name, "%.*s", (int)(length - tail - 1), key);

@@ -780,8 +780,7 @@ LAYERS = {
     "gnmt-attention": (name_key("kind", "additive product"), count_key("size", 1), count_key("layer", 0, 0),
                        name_key("query", "state output"), name_key("start", "query zero", "query")),
 }
-KINDS = {"gnmt-moe": ("lstm", "moe"), "moe-lm": ("lstm", "moe"), "deep-moe": ("moe",),
-         "transformer": ("attention", "cross", "ffn", "moe", "norm")}  # of the layers of a side
+KINDS = tuple(kind for kind in LAYERS if kind != "gnmt-attention")  # of the layers of a side
 
 
 def key_of(kind, key):
@@ -856,14 +855,14 @@ def describe_mixture(e):
 def describe_layer(meta, side, index):
     """A layer of a side as a namespace."""
     e, architecture = Entries(meta, f"{side}.{index}."), meta["general.architecture"]
-    x = e.get("kind", values=KINDS[architecture])
+    x = e.get("kind", values=("moe",) if side == "network" else KINDS)
     x = describe_mixture(e) if x == "moe" else read_layer(e, x)
     if x.kind == "lstm" and x.bidirectional and side != "encoder":
         raise FormatError(f"{e.prefix}bidirectional: what comes later is not known in a decoder")
-    if x.kind == "lstm" and x.context != "none" and (side != "decoder" or architecture != "gnmt-moe"):
+    if x.kind == "lstm" and x.context != "none" and (side != "decoder" or architecture == "moe-lm"):
         raise FormatError(f"{e.prefix}context: {x.context!r}, where there is nothing to attend to")
-    if x.kind == "cross" and side != "decoder":
-        raise FormatError(f"{e.prefix}kind: 'cross' in an encoder, which has nothing to attend to")
+    if x.kind == "cross" and (side != "decoder" or architecture == "moe-lm"):
+        raise FormatError(f"{e.prefix}kind: 'cross', where there is nothing to attend to")
     if x.kind in ("attention", "cross") and meta["model.width"] % x.heads:
         raise FormatError(f"{e.prefix}heads: they do not divide the width")
     if x.kind == "norm":
@@ -919,40 +918,51 @@ def describe_limits(e, m):
     m.max_len_offset = e.within("decode.max_len_offset", 0, LONGEST, 10)
 
 
+def describe_attention(meta, m):
+    """The decoder's attention: None where its layers attend to the source themselves, and no key of it is there."""
+    if "attention.kind" not in meta and any(x.kind == "cross" for x in m.decoder):
+        return None
+    a = read_layer(Entries(meta, "attention."), "gnmt-attention")
+    if a.layer >= len(m.decoder) or m.decoder[a.layer].kind != "lstm":
+        raise FormatError(f"attention.layer: decoder.{a.layer} is no lstm layer")
+    for i, x in enumerate(m.decoder):
+        if x.kind == "lstm" and x.context == "current" and i <= a.layer:
+            raise FormatError(f"decoder.{i}.context: the current context is known after layer {a.layer} only")
+    return a
+
+
+def describe_sides(meta, e, m):
+    """An encoder, and a decoder that attends to it."""
+    m.source_tag = e.get("source.tag", int(bool(m.languages)), (0, 1, 2))
+    m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
+    m.attention = describe_attention(meta, m)
+    m.init = e.get("decoder.init", "zero", ("zero", "encoder"))
+    sides = [[(x.hidden, x.proj) for x in side if x.kind == "lstm"] for side in (m.encoder, m.decoder)]
+    if m.init == "encoder" and sides[0] != sides[1]:
+        raise FormatError('decoder.init is "encoder", but the sides have not the same lstm layers')
+
+
 def describe_translation(meta):
-    """"gnmt-moe": an encoder, and a decoder with attention to it."""
+    """"gnmt-moe": the search is the paper's where the file says nothing."""
     e = Entries(meta)
     m = describe_tokens(e)
     describe_sources(e, m)
     describe_limits(e, m)
-    m.source_tag = e.get("source.tag", int(bool(m.languages)), (0, 1))
-    m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
-    m.attention = read_layer(Entries(meta, "attention."), "gnmt-attention")
+    describe_sides(meta, e, m)
     m.beam = e.within("decode.beam", 1, MAX_BEAM, 4)
     m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 0.6)
     m.rules = e.get("decode.rules", "paper", ("paper", "nvidia", "tf", "mlperf"))
-    m.init = e.get("decoder.init", "zero", ("zero", "encoder"))
-    if m.init == "encoder":
-        sides = [[x for x in side if x.kind == "lstm"] for side in (m.encoder, m.decoder)]
-        if [(x.hidden, x.proj) for x in sides[0]] != [(x.hidden, x.proj) for x in sides[1]]:
-            raise FormatError('decoder.init is "encoder", but the sides have not the same lstm layers')
-    layer = m.attention.layer
-    if layer >= len(m.decoder) or m.decoder[layer].kind != "lstm":
-        raise FormatError(f"attention.layer: decoder.{layer} is no lstm layer")
-    for i, x in enumerate(m.decoder):
-        if x.kind == "lstm" and x.context == "current" and i <= layer:
-            raise FormatError(f"decoder.{i}.context: the current context is known after layer {layer} only")
     return m
 
 
 def describe_transformer(meta):
-    """"transformer": an encoder and a decoder of sub-layers, attention to it among them."""
+    """"transformer": the search is Hugging Face's where the file says nothing."""
     e = Entries(meta)
     m = describe_tokens(e)
     describe_sources(e, m)
     describe_limits(e, m)
-    m.source_tag, m.target_tag = e.get("source.tag", 0, (0, 1, 2)), e.get("target.tag", 0, (0, 1))
-    m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
+    m.target_tag = e.get("target.tag", 0, (0, 1))
+    describe_sides(meta, e, m)
     m.rules, m.beam = e.get("decode.rules", "hf", ("hf",)), e.within("decode.beam", 1, MAX_BEAM, 1)
     m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 1.0)
     m.early_stopping, m.force_end = (e.get("decode." + x, 0, (0, 1)) for x in ("early_stopping", "force_end"))
@@ -1069,7 +1079,7 @@ def shapes(m, present=()):
             if x.residual and after != width:
                 raise FormatError(f"{name}: residual between widths {width} and {after}")
             width = after
-            if side == "decoder" and m.architecture == "gnmt-moe" and i == m.attention.layer:
+            if side == "decoder" and getattr(m, "attention", None) and i == m.attention.layer:
                 query = (x.proj or x.hidden) if m.attention.query == "state" else width
                 add("attention.w_key", m.attention.size, m.width)
                 add("attention.w_query", m.attention.size, query)
@@ -1088,7 +1098,7 @@ def shapes(m, present=()):
         if separate:
             add("source.embedding.weight", m.source_vocabulary, m.width)
         add("target.embedding.weight" if separate else "embedding.weight", m.vocabulary, m.width)
-        if m.architecture == "transformer":
+        if "positions.weight" in present:
             add("positions.weight", max(m.limit_source, m.limit_target), m.width, f32=True)
         if m.architecture != "moe-lm":
             add_side("encoder", m.encoder)

@@ -964,7 +964,7 @@ static int make_stack(const options *o, const char *what, moe_type type, stack *
         const size_t slab = (size_t)moe_slab_bytes(type, hidden, width, &down);
         char *slabs = own(s, experts * slab);
         if (!slabs) return 0;
-        s->layer.kind = MOE_LAYER_MOE;
+        s->layer.type = &moe_mixture_type;
         snprintf(s->layer.name, sizeof s->layer.name, "%s", what);
         s->layer.hidden = hidden;
         s->layer.residual = m->sigmoid = 1;
@@ -987,6 +987,7 @@ static void build_layer(layer_bench *b) {
     stack *s = b->of;
     moe_graph *g = &b->graph;
     const moe_output_op output = { .w = &s->output };
+    moe_builder builder = { .g = g, .layers = &s->layer };
     moe_node *x = moe_op_gather(g, s->x, s->width, "input");
     if (strcmp(s->what, "lstm") == 0) {
         moe_node *r = moe_op_gather(g, s->r, s->width, "lstm.r"), *c = moe_op_gather(g, s->c, s->hidden, "lstm.c"), *z;
@@ -1000,7 +1001,7 @@ static void build_layer(layer_bench *b) {
         return;
     }
     b->inputs = 1;
-    if (strcmp(s->what, "moe") == 0) moe_build_layer(g, &s->layer, x, NULL);
+    if (strcmp(s->what, "moe") == 0) moe_build_layer(&builder, &s->layer, x);
     else if (strcmp(s->what, "attention") == 0) moe_op_attention(g, &s->attention, x, NULL, s->width, "attention");
     else if (strcmp(s->what, "softmax") == 0) moe_op_output(g, &output, x);
     else moe_op_linear(g, &s->dense, x, NULL, NULL, s->what);
@@ -1365,7 +1366,7 @@ static double model_bound(const model_bench *b, const moe_node *like) {
 static void name_types(const moe_model *m, char *out, size_t size) {
     const char *type = moe_type_name(m->output.type), *experts = type;
     for (size_t i = 0; i < m->n_decoder; i++)
-        if (m->decoder[i].kind == MOE_LAYER_MOE) experts = moe_type_name(m->decoder[i].mixture.experts.up.type);
+        if (m->decoder[i].type == &moe_mixture_type) experts = moe_type_name(m->decoder[i].mixture.experts.up.type);
     snprintf(out, size, strcmp(type, experts) ? "%s/%s" : "%s", type, experts);
 }
 
