@@ -1,15 +1,12 @@
 /* moe.h - inference for Mixture-of-Experts translation models: one header, one C file.
- *
- * Build:   cc -O2 app.c moe.c -lm -pthread
+ * Build:   cc -O2 app.c moe.c -lm -pthread          README.md shows the smallest program.
  *
  * Objects and lifetimes
- *   moe_model    the contents of a model file. It never changes after it was opened. Any number of threads and sessions
- *                share it. It may be closed while sessions use it: it stays until the last of them is freed.
- *   moe_session  one translator: its memory plan, its threads and its decoder states. One thread at a time may use it.
- *                It allocates all of its memory when it is made (moe_session_bytes: how much) and none while it
- *                translates.
- *   moe_request  the input: token ids. moe_result is the output: token ids, scores and log-probabilities. The library
- *                does not handle text: tools/text/ turns text into ids and back.
+ *   moe_model    the contents of a model file, which never changes. Any number of threads and sessions share it. It may
+ *                be closed while sessions use it: it stays until the last of them is freed.
+ *   moe_session  one translator with its threads and memory. One thread at a time may use it. It allocates all of its
+ *                memory when it is made (moe_session_bytes: how much).
+ *   moe_request  the input: token ids; moe_result: token ids, scores, log-probabilities. tools/text/ makes ids of text.
  *
  * Errors
  *   Every function that can fail returns a moe_status and fills the caller's moe_error, which may be NULL. Outputs are
@@ -17,45 +14,28 @@
  *   moe_result and does not disturb the others. All other pointers must not be NULL, unless this header allows it.
  *
  * Sizes
- *   A program and a library built with different versions of this header never write past each other's structs.
- *   moe_session_params contains its size. Other structs of the caller are passed with their size: functions named
- *   ..._sized take it, and inline functions without this suffix pass sizeof. New members are added only at the end of
- *   such structs. A newer program is refused if it sets a member that an older library does not have; an older program
- *   gets the defaults of new members. All other structs, arrays of structs in particular, change only with the number
- *   in the name of the shared library, which is 0.MINOR until 1.0.
+ *   Programs and libraries of different versions never write past each other's structs. moe_session_params contains its
+ *   size; other structs of the caller are passed with theirs to functions named ..._sized, which inline functions
+ *   without this suffix call. New members come only at the end of such structs: a newer program is refused if it sets
+ *   one that an older library does not have, and an older program gets its default. All other structs, arrays of
+ * structs in particular, change only with the number in the name of the shared library, 0.MINOR until 1.0.
  *
  * Callbacks
- *   pull, done, routing, attention and trace run in the thread that called moe_translate or moe_classify. log runs in
- *   the thread that makes or runs the session. A session never runs two callbacks at a time. A callback may read the
- *   model, cancel any session, read the statistics of its own session and use other sessions freely. It must not free
- *   its own session, translate or classify with it, or leave by longjmp or a C++ exception.
+ *   pull, done, routing, attention and trace run in the thread that called moe_translate or moe_classify, log in the
+ *   thread that makes or runs the session, never two at a time. A callback may read the model, cancel any session, read
+ *   the statistics of its own session and use other sessions freely. It must not free its own session, translate or
+ *   classify with it, or leave by longjmp or a C++ exception.
  *
  * Promises
  *   - The same bytes everywhere. A result does not depend on the batch, on the order of requests, on the number of
  *     threads or on the instruction set, bit for bit.
- *   - The library never aborts, exits, prints or leaks.
+ *   - The library never aborts, exits, prints or leaks. It has no global state and no signal handler.
  *   - A model file is untrusted input: every length, offset and product in it is checked before use.
  *
  * Processes
- *   There is no global state and no signal handler. A child of fork() may use its parent's models, but must make its
- *   own sessions. Calls return MOE_ERROR_IO if a mapped file was written to or truncated, but pages that vanish while a
- *   step runs end the process (SIGBUS): replace model files by renaming, or open them with moe_model_params.copy.
- *
- * The smallest program (README.md shows it with the ids of a sentence):
- *
- *     int main(void) {
- *         static const int32_t pieces[] = { 312, 45, 9 };
- *         int32_t ids[512];
- *         size_t n;
- *         moe_error e; moe_model *m; moe_session *s;
- *         if (moe_model_open("model.bin", NULL, &m, &e)) return fprintf(stderr, "%s\n", e.message), 1;
- *         moe_session_params p = moe_session_params_default(m);
- *         p.target_tag = moe_model_language_tag(m, "de");
- *         if (moe_session_new(m, &p, &s, &e) || moe_translate_ids(s, pieces, 3, ids, 512, &n, &e))
- *             return fprintf(stderr, "%s\n", e.message), 1;
- *         for (size_t i = 0; i < n; i++) printf("%d ", (int)ids[i]);
- *         moe_session_free(s); moe_model_close(m);
- *     }
+ *   A child of fork() may use its parent's models, but must make its own sessions. Calls return MOE_ERROR_IO if a
+ *   mapped file was written to or truncated, but pages that vanish while a step runs end the process (SIGBUS): replace
+ *   model files by renaming, or open them with moe_model_params.copy.
  *
  * Shapes are written [rows, cols], row-major. Weights are [out, in]. Sources of formulas: Shazeer et al. 2017
  * (arXiv 1701.06538, "eq n" and "App. X" below), Wu et al. 2016 (arXiv 1609.08144, "GNMT").
@@ -93,7 +73,7 @@ enum {
 const char *moe_version(void);
 int moe_version_number(void); /* version of the loaded library; MOE_VERSION_NUMBER: version of this header */
 
-/* ---- Status and errors --------------------------------------------------------------------------------- */
+/* ---- Errors, memory, log ------------------------------------------------------------------------------- */
 
 typedef enum moe_status {
     MOE_OK = 0,
@@ -107,17 +87,13 @@ typedef enum moe_status {
     MOE_ERROR_CANCELLED,   /* the caller cancelled, or a signal came while a file was written         */
     MOE_ERROR_DEVICE       /* the GPU or its driver failed                                            */
 } moe_status;
+const char *moe_status_name(moe_status status); /* "ok", "format", ... never NULL */
 
-/* What went wrong and where. */
 typedef struct moe_error {
     moe_status code;
     char message[256]; /* one line without a newline; names a remedy if there is one */
     char where[96];    /* a file offset, tensor, metadata key or parameter */
 } moe_error;
-
-const char *moe_status_name(moe_status status); /* "ok", "format", ... never NULL */
-
-/* ---- Memory and log hooks ------------------------------------------------------------------------------ */
 
 /* Set all three functions or none. `allocate` returns memory aligned to 16 bytes, or NULL. Sizes are exact, so that a
  * hook can count. The library calls the hooks only in the thread that opens, makes or frees an object. */
@@ -146,40 +122,38 @@ int moe_type_parse(const char *name, moe_type *out); /* 1 and *out set, or 0 */
 /* ---- Model --------------------------------------------------------------------------------------------- */
 
 typedef struct moe_model moe_model;
+typedef struct moe_session moe_session;
 
 typedef struct moe_model_params {
     moe_allocator allocator; /* all zero: malloc, realloc, free */
     int verify; /* When tensors are verified (compared with their checksums). 1: at opening, which reads the whole */
-                /* file. 2: before their first use, see moe_model_verify. -1: never. 0: at opening if the file has */
-                /* at most MOE_VERIFY_BYTES, which is quick, else before their first use                           */
-    int copy;   /* 1: read the file into private memory, in huge pages where the system has them. Translating */
-                /* is faster, opening is slower, and no other process shares the memory                       */
+                /* file. 2: before their first use. -1: never. 0: 1 up to MOE_VERIFY_BYTES, else 2                 */
+    int copy;   /* 0: map the file. 1: read it into private memory, in huge pages where the system has them. Then  */
+                /* translating is faster, opening is slower, and no other process shares the memory                */
 } moe_model_params;
 
-/* Open and check a model file. It is mapped, or copied if `params` say so. `params` NULL: defaults.
+/* Open and check a model file. `params` NULL: defaults.
  * Errors: MOE_ERROR_IO, MOE_ERROR_FORMAT, MOE_ERROR_UNSUPPORTED, MOE_ERROR_MEMORY. */
 moe_status moe_model_open_sized(const char *path, const moe_model_params *params, size_t size, moe_model **out,
                                 moe_error *error);
-static inline moe_status moe_model_open(const char *path, const moe_model_params *params, moe_model **out,
-                                        moe_error *error) {
-    return moe_model_open_sized(path, params, sizeof *params, out, error);
+static inline moe_status moe_model_open(const char *path, const moe_model_params *p, moe_model **out, moe_error *e) {
+    return moe_model_open_sized(path, p, sizeof *p, out, e);
 }
 
 /* Open a model file whose bytes are in memory. Tensors are not copied. The bytes must be aligned to 64 (else
  * MOE_ERROR_ARGUMENT) and must outlive the model and its sessions. */
 moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe_model_params *params, size_t size,
                                        moe_model **out, moe_error *error);
-static inline moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model_params *params,
-                                               moe_model **out, moe_error *error) {
-    return moe_model_open_memory_sized(data, bytes, params, sizeof *params, out, error);
+static inline moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model_params *p,
+                                               moe_model **out, moe_error *e) {
+    return moe_model_open_memory_sized(data, bytes, p, sizeof *p, out, e);
 }
 
 void moe_model_close(moe_model *model); /* NULL is fine. Its sessions go on; new ones cannot be made */
 
-/* Verify every tensor not yet verified. With verify = 2, moe_session_new verifies all tensors but experts, and each
- * expert is verified when the first row goes to it. (A file of version 1 has no checksums of single experts: there
- * moe_session_new verifies the experts too. For a GPU it does so in every version.) This function may run in another
- * thread while sessions run. Errors: MOE_ERROR_FORMAT (names the tensor and the expert), MOE_ERROR_IO. */
+/* Verify every tensor not yet verified, perhaps in another thread while sessions run. With verify = 2, moe_session_new
+ * verifies all but experts, and each of these is verified when the first row goes to it (for a GPU, and in files of
+ * version 1, by moe_session_new too). Errors: MOE_ERROR_FORMAT (names tensor and expert), MOE_ERROR_IO. */
 moe_status moe_model_verify(const moe_model *model, moe_error *error);
 
 /* Metadata: typed key-value pairs. The model owns keys and values; they are valid as long as the model. */
@@ -208,8 +182,7 @@ typedef enum moe_model_kind {
 moe_model_kind moe_model_get_kind(const moe_model *model);
 size_t moe_model_width(const moe_model *model); /* columns of an embedding; of a classifier: its inputs */
 
-/* A layer as the file describes it. The list contains the layers of the encoder, then the layers of the decoder, then
- * the attention of a GNMT model. For a classifier it contains the layers of its network. */
+/* A layer: of the encoder, then of the decoder, then the attention of a GNMT model; or of a classifier's network. */
 typedef struct moe_layer_info {
     const char *name; /* "encoder.2" */
     const char *kind; /* "lstm", "moe", "attention", "cross", "ffn", "norm", "gnmt-attention" */
@@ -230,8 +203,7 @@ static inline moe_layer_info moe_model_layer(const moe_model *model, size_t inde
     moe_model_layer_sized(model, index, &layer, sizeof layer);
     return layer;
 }
-/* Setting number `i` of a layer; `key` is NULL after the last one. */
-moe_setting moe_model_layer_setting(const moe_model *model, size_t index, size_t i);
+moe_setting moe_model_layer_setting(const moe_model *model, size_t index, size_t i); /* `key` NULL after the last */
 
 /* A gate decides which experts a row goes to and with which weights. With the logits l [n] of one level and
  * p = softmax(l), it selects: */
@@ -268,22 +240,19 @@ moe_span moe_model_meta_key(const moe_model *model, size_t index);
 moe_meta_kind moe_model_meta_kind(const moe_model *model, size_t index);
 size_t moe_model_meta_length(const moe_model *model, size_t index);     /* elements of a list; 1 for a scalar */
 ptrdiff_t moe_model_meta_find(const moe_model *model, const char *key); /* the index of a key, or -1 */
-/* Element `i` of entry `index`. An INT can be read as REAL too. 0 or an empty span if kind or range do not match. */
+/* Element `i` of entry `index`: 0 or an empty span if kind or range do not match. An INT can be read as REAL too. */
 int64_t moe_model_meta_int(const moe_model *model, size_t index, size_t i);
 double moe_model_meta_real(const moe_model *model, size_t index, size_t i);
-moe_span moe_model_meta_text(const moe_model *model, size_t index, size_t i); /* TEXT, TEXTS and BYTES */
-/* Read the first `n` texts of a TEXTS entry in one pass (moe_model_meta_text starts a pass for each one). Returns the
- * number of texts read. */
-size_t moe_model_meta_texts(const moe_model *model, size_t index, moe_span *out, size_t n);
+moe_span moe_model_meta_text(const moe_model *model, size_t index, size_t i);               /* TEXT, TEXTS and BYTES */
+size_t moe_model_meta_texts(const moe_model *model, size_t index, moe_span *out, size_t n); /* the first n of TEXTS; */
+                                                                                            /* returns how many      */
 
-/* A tensor as the file's directory lists it. */
 typedef struct moe_tensor_info {
     moe_span name;
     moe_type type;
     uint32_t n_dims;
-    uint64_t dims[4]; /* [out, in]. Experts: [experts, hidden, width]; the slab of an expert holds its up matrix */
-                      /* [hidden, width] and its down matrix [width, hidden]                                    */
-    int experts;      /* 1: a row of expert slabs, each aligned to 4096 bytes */
+    uint64_t dims[4]; /* [out, in]; experts: [experts, hidden, width] */
+    int experts;      /* 1: slabs, aligned to 4096 bytes, of up matrix [hidden, width], down matrix [width, hidden] */
     uint64_t offset;  /* from the start of the file */
     uint64_t bytes;
     uint64_t parameters;   /* trained numbers, without padding */
@@ -301,35 +270,30 @@ static inline moe_tensor_info moe_model_tensor(const moe_model *model, size_t in
 
 uint64_t moe_model_file_bytes(const moe_model *model);
 uint32_t moe_model_file_version(const moe_model *model);
-int32_t moe_model_vocabulary(const moe_model *model); /* token ids are 0 .. vocabulary-1 */
-/* Size of the source vocabulary. It differs from moe_model_vocabulary if source and target use separate ids; language
- * tags are source ids. */
-int32_t moe_model_source_vocabulary(const moe_model *model);
+int32_t moe_model_vocabulary(const moe_model *model);        /* token ids are 0 .. vocabulary-1 */
+int32_t moe_model_source_vocabulary(const moe_model *model); /* of sources, which may have ids of their own */
 size_t moe_model_language_count(const moe_model *model);
 moe_span moe_model_language(const moe_model *model, size_t i); /* "en" */
-/* The token id that stands for a language; -1 if the model does not have the language. */
+/* The token id, one of sources, that stands for a language, by code or number; -1 if the model does not have it. */
 int32_t moe_model_language_tag(const moe_model *model, const char *code);
-int32_t moe_model_language_tag_at(const moe_model *model, size_t i); /* of language `i` */
+int32_t moe_model_language_tag_at(const moe_model *model, size_t i);
 
 /* ---- Session ------------------------------------------------------------------------------------------- */
 
-typedef struct moe_session moe_session;
-
-/* Receives the output of every graph node after it ran: [rows, cols] floats, where row r begins at data + r * stride.
- * `name` is the node's name, for instance "encoder.2.gate" or "decoder.logits". A gate is passed dense: [rows,
- * experts], 0 for experts that are not selected. After "encoder.2.gate" comes "encoder.2.gate.probabilities", the
- * softmax before the mask (0 in groups that were not selected). Tracing is slow; it is for tests and analysis. */
+/* Receives the output of every graph node after it ran, [rows, cols]; row r begins at data + r * stride. `name` is for
+ * instance "decoder.logits". A gate, "encoder.2.gate", is dense: [rows, experts], 0 if not selected. Then comes
+ * "encoder.2.gate.probabilities", the softmax before the mask (0 in groups that were not selected). Tracing is slow. */
 typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride);
 
 /* The experts of one token in one mixture. */
 typedef struct moe_routing {
-    void *user;        /* of the request */
-    const char *layer; /* "encoder.2" */
+    void *user;        /* of the request                                                                             */
+    const char *layer; /* "encoder.2"                                                                                */
     size_t position;   /* of the token in the source, tag and end counted; or in the target, where position 0 is the */
                        /* begin token; for a classifier, the number of the row                                       */
-    int32_t token;     /* the id at this position; -1 in a classifier */
-    int empty;         /* 1: the mask selected no expert, and the model's policy chose instead */
-    size_t n;          /* experts */
+    int32_t token;     /* the id at this position; -1 in a classifier                                                */
+    int empty;         /* 1: the mask selected no expert, and the model's policy chose instead                       */
+    size_t n;          /* experts                                                                                    */
     const uint32_t *experts; /* [n] ascending */
     const float *weights;    /* [n] */
 } moe_routing;
@@ -340,85 +304,62 @@ typedef void (*moe_routing_fn)(void *user, const moe_routing *routing);
 
 /* The attention weights of one target token. */
 typedef struct moe_attention {
-    void *user;      /* of the request */
-    size_t position; /* of the token in the target; the end token comes after the last one */
-    size_t n;        /* n_source of the request */
-    const float
-        *weights; /* [n] on the tokens of the request. The tokens that the session adds (tag, begin, end) have */
-                  /* the remaining weight: all weights together add up to 1                                    */
+    void *user;           /* of the request */
+    size_t position;      /* of the token in the target; the end token comes after the last one */
+    size_t n;             /* n_source of the request */
+    const float *weights; /* [n] on the tokens of the request; tag, begin and end have the rest to 1 */
 } moe_attention;
+typedef void (*moe_attention_fn)(void *user, const moe_attention *attention); /* as moe_routing_fn, for target tokens */
 
-/* Called for every target token while requests are under way, like moe_routing_fn. */
-typedef void (*moe_attention_fn)(void *user, const moe_attention *attention);
-
-/* The rules of beam search: the paper's, or exactly those of another program whose checkpoints this library reads.
- * Pruning and reranking exist with the paper's rules only, a coverage penalty with the paper's and NVIDIA's only.
- * NVIDIA, TF and MLPERF keep finished hypotheses in the beam until all have finished or the length limit is reached. A
- * hypothesis that the limit cuts then competes with the finished ones. */
+/* The rules of beam search: the paper's, or those of another program whose checkpoints this library reads. Only the
+ * paper's prune and rerank, only the paper's and NVIDIA's have a coverage penalty. NVIDIA, TF and MLPERF keep finished
+ * hypotheses in the beam until all have finished, or until the length limit, where those that it cuts compete too. */
 typedef enum moe_rules {
-    /* GNMT section 7: finished hypotheses leave the beam, and rank above hypotheses that the length limit cuts.
-     * Lengths count the end token. */
-    MOE_RULES_PAPER = 0,
-    /* NVIDIA's PyTorch GNMT: penalties count once all hypotheses have finished, and never at the length limit. Lengths
-     * count begin and end. Coverage is kept per place in the beam and does not move when hypotheses change places. */
-    MOE_RULES_NVIDIA,
-    /* tensorflow/nmt: every step orders the beam by normalised score. Lengths do not count the end. */
-    MOE_RULES_TF,
-    /* tensorflow/nmt with later versions of TensorFlow 1: lengths count the end from the step after it. */
-    MOE_RULES_MLPERF,
-    /* Hugging Face's transformers: as the paper's, but hypotheses that the length limit cuts compete with finished
-     * ones, and early_stopping decides when search ends. Lengths count a forced first token too. */
-    MOE_RULES_HF
+    MOE_RULES_PAPER = 0, /* GNMT section 7: finished hypotheses leave the beam and rank above those that the length */
+                         /* limit cuts. Lengths count the end token                                                 */
+    MOE_RULES_NVIDIA,    /* NVIDIA's PyTorch GNMT: penalties count once all hypotheses have finished, never at the  */
+                         /* length limit. Lengths count begin and end. Coverage is kept per place in the beam       */
+    MOE_RULES_TF,        /* tensorflow/nmt: every step orders the beam by normalised score, the end not counted     */
+    MOE_RULES_MLPERF,    /* the same with later TensorFlow 1: lengths count the end from the step after it          */
+    MOE_RULES_HF         /* Hugging Face's transformers: as the paper's, but lengths count a forced first token,    */
+                         /* cut hypotheses compete, and early_stopping decides when search ends                     */
 } moe_rules;
 
 typedef struct moe_session_params {
-    size_t size;            /* of the struct; moe_session_params_init sets it                               */
+    size_t size;            /* of the struct; moe_session_params_init sets it                              */
     int threads;            /* threads that compute, the caller's included; 0: one per processor           */
-    int batch;              /* sentences decoded at once                                                    */
-    int batch_tokens;       /* source tokens of the sentences decoded at once, about; 0: 64 per sentence    */
-    int max_source;         /* longest source in tokens, tag and end included                               */
-    int max_target;         /* longest target in tokens, end included                                       */
-    int min_target;         /* least number of tokens of a translation, end not counted                     */
-    int32_t target_tag;     /* default of moe_request.target_tag; -1: none                                  */
-    int beam;               /* 1: greedy                                                                    */
-    int nbest;              /* hypotheses returned, at most `beam`                                          */
-    int max_constraints;    /* of a request, at most MOE_MAX_CONSTRAINTS                                    */
-    float length_penalty;   /* alpha of GNMT eq 14; 0: none                                                 */
-    float length_constant;  /* c in ((c + |Y|) / (c + 1))^alpha, 5 in GNMT eq 14                            */
-    float coverage_penalty; /* beta of GNMT eq 14; 0: none                                                  */
-    float prune;            /* log-probability margin of GNMT section 7: candidates of a step and finished  */
-                            /* hypotheses are dropped if they are worse than the best by more; 0: none are  */
-
-    /* Weight of log P(source | translation) in the score; 0: none. The same model scores every hypothesis of the beam
-     * in that direction before the best is chosen (noisy channel, Yee et al. 2019, arXiv 1908.05731). The model must
-     * have several languages. With a beam of 1 this has no effect. */
-    float rerank;
-
-    /* Default of moe_request.source_tag, the language of the sources; -1: unknown. Reranking then uses the language
-     * under which the source is most probable, given the translation that was best before reranking. */
-    int32_t source_tag;
-
-    float max_len_factor; /* a target has at most max_len_factor * n_source + max_len_offset tokens */
+    int batch;              /* sentences decoded at once                                                   */
+    int batch_tokens;       /* source tokens of the sentences decoded at once, about; 0: 64 per sentence   */
+    int max_source;         /* longest source in tokens, tag and end included                              */
+    int max_target;         /* longest target in tokens, end included                                      */
+    int min_target;         /* least number of tokens of a translation, end not counted                    */
+    int32_t target_tag;     /* default of moe_request.target_tag; -1: none                                 */
+    int beam;               /* 1: greedy                                                                   */
+    int nbest;              /* hypotheses returned, at most `beam`                                         */
+    int max_constraints;    /* of a request, at most MOE_MAX_CONSTRAINTS                                   */
+    float length_penalty;   /* alpha of GNMT eq 14; 0: none                                                */
+    float length_constant;  /* c in ((c + |Y|) / (c + 1))^alpha, 5 in GNMT eq 14                           */
+    float coverage_penalty; /* beta of GNMT eq 14; 0: none                                                 */
+    float prune;            /* log-probability margin of GNMT section 7: candidates of a step and finished */
+                            /* hypotheses are dropped if they are worse than the best by more; 0: none are */
+    float rerank;         /* weight of log P(source | translation), by which the model, if it has several languages, */
+                          /* reranks the beam (noisy channel, Yee et al. 2019, arXiv 1908.05731); 0: none            */
+    int32_t source_tag;   /* default of moe_request.source_tag, the language of the sources. -1: unknown; reranking  */
+                          /* then takes that under which the source is most probable, given the best translation     */
+    float max_len_factor; /* a target has at most max_len_factor * n_source + max_len_offset tokens                  */
     int max_len_offset;
     moe_rules rules;
-
-    /* For MOE_RULES_HF. 1: search ends once `beam` hypotheses have finished. 0: it goes on until no live hypothesis
-     * scores better, at its present length, than the worst of these. With a beam of 1 both values end the search at the
-     * first finished hypothesis. */
-    int early_stopping;
-
-    const char *isa;      /* kernels to use, one of moe_isa_names; NULL: $MOE_ISA, else the best of this machine */
-    const char *device;   /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU if one can be used           */
-    size_t device_memory; /* bytes of GPU memory that the session may use; 0: all that is free. Experts that do  */
-                          /* not fit stay in host memory and are fetched when a token goes to them               */
-    moe_log_fn log;       /* may be NULL */
+    int early_stopping;   /* of MOE_RULES_HF. 1: search ends once `beam` hypotheses have finished. 0: once no live  */
+                          /* one scores better, at its present length, than the worst of these. The same for beam 1 */
+    const char *isa;      /* kernels to use, one of moe_isa_names; NULL: $MOE_ISA, else the best of this machine    */
+    const char *device;   /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU if one can be used              */
+    size_t device_memory; /* bytes of GPU memory that the session may use; 0: all that is free. Experts that do     */
+                          /* not fit stay in host memory and are fetched when a token goes to them                  */
+    moe_log_fn log;       /* may be NULL                                                                            */
     void *log_user;
-
-    /* Another kind of gate for every mixture: "softmax", "topk", "threshold", "sigmoid" or "batchwise"; NULL: the
-     * file's. "batchwise" breaks a promise: a result then depends on the other sentences of its batch. */
-    const char *gating;
-
-    int noise; /* 1: noise on the logits of gates (eq 4), a function of noise_seed and the tokens so far only */
+    const char *gating; /* kind of gate for every mixture, by name; NULL: the file's. "batchwise" breaks a promise:  */
+                        /* a result then depends on the other sentences of its batch                                 */
+    int noise;          /* 1: noise on the logits of gates (eq 4), which depends on noise_seed and the tokens so far */
     uint64_t noise_seed;
     moe_routing_fn routing; /* may be NULL */
     void *routing_user;
@@ -428,8 +369,7 @@ typedef struct moe_session_params {
     void *trace_user;
 } moe_session_params;
 
-/* Set all parameters to the decoding defaults of the model's file, and to the library's for parameters that are not in
- * the file. `size`: sizeof the struct in the caller. */
+/* Set all parameters to the defaults of the model's file, or else of the library. `size`: sizeof *params. */
 void moe_session_params_init(moe_session_params *params, size_t size, const moe_model *model);
 static inline moe_session_params moe_session_params_default(const moe_model *model) {
     moe_session_params params;
@@ -442,8 +382,7 @@ static inline moe_session_params moe_session_params_default(const moe_model *mod
 int moe_session_params_preset(moe_session_params *params, const char *name);
 const char *moe_rules_name(moe_rules rules); /* "paper", ... "?" if unknown */
 
-/* A numeric parameter of search or length limits that users may set. Programs, libmoetext and Python have an option for
- * each. */
+/* A numeric parameter that users may set. Programs, libmoetext and Python have an option for each. */
 typedef struct moe_param {
     const char *name;   /* name of the member: "length_penalty" */
     const char *option; /* "length-penalty" */
@@ -457,50 +396,48 @@ const moe_param *moe_param_at(size_t i); /* NULL after the last */
 double moe_param_get(const moe_session_params *params, size_t i);
 int moe_param_set(moe_session_params *params, size_t i, double value); /* 1; 0: outside its limits, nothing changed */
 
-/* Make a session. `params` NULL: defaults. It is an error if params->device names a GPU that cannot be used. If
- * params->device names no GPU, and there is none or it fails here, the session uses the processor and logs the reason.
- * Errors: MOE_ERROR_ARGUMENT (names the parameter), MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (this machine or build
- * lacks the requested instruction set or device, or the model does not support a parameter), MOE_ERROR_DEVICE. */
+/* Make a session. `params` NULL: defaults. A GPU that params->device names must work; if it names none, and none works
+ * here, the session uses the processor and logs the reason. Errors: MOE_ERROR_ARGUMENT (names the parameter),
+ * MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (by this machine, build or model), MOE_ERROR_DEVICE. */
 moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
                            moe_error *error);
 void moe_session_free(moe_session *session); /* NULL is fine */
 
-/* Compute the number of bytes that a session with these parameters would allocate, without allocating them. With a GPU
- * this is host memory only. */
+/* The bytes of host memory that a session with these parameters would allocate. */
 moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error);
 
 typedef struct moe_stats {
-    uint64_t sentences;             /* requests; reranking counts in steps and rows only     */
-    uint64_t source_tokens;         /* tag and end included                                  */
-    uint64_t target_tokens;         /* of the best hypotheses, end included                  */
-    uint64_t steps;                 /* decoder runs (a Transformer scores all prefix tokens in one run) */
-    uint64_t rows;                  /* rows of these runs, one per token                     */
-    uint64_t bytes;                 /* memory of the session                                 */
-    const char *isa;                /* kernels in use                                        */
-    const char *device;             /* "cpu", or the GPU: "cuda:0 NVIDIA H200"               */
-    uint64_t device_bytes;          /* memory of the GPU that the session holds              */
-    uint64_t expert_pairs;          /* (row, expert) pairs that expert layers computed       */
-    uint64_t expert_visits;         /* experts with at least one row, summed over all runs of expert layers; a */
-                                    /* layer runs several times if its rows do not fit at once                 */
+    uint64_t sentences;     /* requests; reranking counts in steps and rows only     */
+    uint64_t source_tokens; /* tag and end included                                  */
+    uint64_t target_tokens; /* of the best hypotheses, end included                  */
+    uint64_t steps;         /* decoder runs (a Transformer scores all prefix tokens in one run) */
+    uint64_t rows;          /* rows of these runs, one per token                     */
+    uint64_t bytes;         /* memory of the session                                 */
+    const char *isa;        /* kernels in use                                        */
+    const char *device;     /* "cpu", or the GPU: "cuda:0 NVIDIA H200"               */
+    uint64_t device_bytes;  /* memory of the GPU that the session holds              */
+    uint64_t expert_pairs;  /* (row, expert) pairs that expert layers computed       */
+    uint64_t expert_visits; /* experts with rows, summed over runs of expert layers (several if rows do not fit) */
     uint64_t experts, experts_held; /* GPU: experts of all layers; experts that fit its memory at a time */
     uint64_t expert_hits;           /* GPU that cannot hold all experts: visits of experts in its memory... */
     uint64_t expert_fetches;        /* ...and visits that had to fetch the expert from host memory          */
     uint64_t expert_fetch_bytes;
 } moe_stats;
 
-/* With a GPU this waits until the GPU is idle. */
-void moe_session_stats_sized(const moe_session *session, moe_stats *out, size_t size);
+void moe_session_stats_sized(const moe_session *session, moe_stats *out, size_t size); /* waits until a GPU is idle */
 static inline moe_stats moe_session_stats(const moe_session *session) {
     moe_stats stats;
     moe_session_stats_sized(session, &stats, sizeof stats);
     return stats;
 }
 
+const char *moe_isa_names(void);         /* instruction sets of this build's kernels, best last: "portable avx2 ..." */
+int moe_isa_available(const char *name); /* 1 if this machine has the instruction set */
+
 /* ---- Translating and scoring --------------------------------------------------------------------------- */
 
-/* Tokens that must appear in the translation, in this order without a gap. Their position follows the attention on the
- * source tokens that they translate (after See et al. 2017, arXiv 1704.04368), or without an attention the decoder's
- * probabilities. */
+/* Tokens that must appear in the translation, in this order without a gap: where the attention is on the source tokens
+ * that they translate (See et al. 2017, arXiv 1704.04368), or where a model without attention finds them probable. */
 typedef struct moe_constraint {
     const int32_t *ids;            /* [n_ids] at least one */
     size_t n_ids, first, n_source; /* they translate source tokens first .. first+n_source-1; n_source 0: unknown */
@@ -515,43 +452,34 @@ typedef struct moe_request {
     size_t n_source;
     const int32_t *target; /* [n_target] token ids of a translation to be scored; NULL: translate */
     size_t n_target;
-
-    /* The first token of the translation; its log-probability counts as 0. The result includes it. -1: none, or the
-     * token that the model's format forces (NLLB: the tag of the target language); the result does not include that. */
-    int32_t force;
-
-    /* 1: `source` is the whole input of the encoder. The session adds no tag, begin or end, and the result includes a
-     * first token that the model's format forces. */
-    int raw;
-
-    /* 1: `target` is the beginning of the translation, and the search finds the rest. The beginning counts in scores
-     * and in lengths, but the length limit always allows one more token. */
-    int prefix;
+    int32_t force; /* the first token of the translation, which the result includes; its log-probability counts as  */
+                   /* 0. -1: none, or the token that the model's format forces (NLLB: the tag of the target         */
+                   /* language), which the result does not include                                                  */
+    int raw;       /* 1: `source` is the whole input of the encoder: the session adds no tag, begin or end, and the */
+                   /* result includes a first token that the model's format forces                                  */
+    int prefix;    /* 1: `target` is the beginning of the translation, and the search finds the rest. It counts in  */
+                   /* scores and lengths, but the length limit always allows one more token                         */
     const moe_constraint *constraints; /* [n_constraints]; no two may share a token; scoring ignores them */
     size_t n_constraints;
     int32_t target_tag; /* the language to translate into, by moe_model_language_tag */
     int32_t source_tag; /* the language of the source, for reranking and for models that read it (NLLB, M2M-100) */
     void *user;         /* handed back with the result */
-
-    /* A flag, or NULL. Any thread may set it to a value other than 0, as an atomic, if the result is not needed any
-     * more. The request is then dropped before the next step (on a GPU, only if it has not begun) and handed over with
-     * MOE_ERROR_CANCELLED. The flag must stay valid until then. */
-    const int *dropped;
+    const int
+        *dropped; /* NULL, or a flag, valid until the result. Any thread may set it, as an atomic: before the next */
+                  /* step (on a GPU, if it has not begun) the request is dropped with MOE_ERROR_CANCELLED          */
 } moe_request;
 
 typedef struct moe_hypothesis {
-    const int32_t *ids;          /* [n_ids] without begin and end */
-    const float *token_logprobs; /* [n_ids + finished] natural logarithms; the end token's comes last */
-    const int32_t *sources;      /* [n_ids] source token with each token's largest attention weight, -1: none; */
-    size_t n_ids;                /* NULL unless max_constraints > 0 and the model is a GNMT model              */
-    float logprob;               /* their sum */
-    float score;                 /* logprob / length penalty + coverage penalty (GNMT eq 14). Reranking adds */
-                                 /* rerank * reverse / length penalty of the source                          */
-    int finished;                /* 0: cut at the length limit, no end token */
-
-    /* log P(source | this hypothesis), end included, if the sentence was reranked; else 0. A sentence is not reranked
-     * if its source exceeds the session's limit for targets, or one of its hypotheses the limit for sources. */
-    float reverse;
+    const int32_t *ids;          /* [n_ids] without begin and end                                                  */
+    const float *token_logprobs; /* [n_ids + finished] natural logarithms; the end token's comes last              */
+    const int32_t *sources;      /* [n_ids] source token with each token's largest attention weight, -1: none;     */
+    size_t n_ids;                /* NULL unless max_constraints > 0 and the model is a GNMT model                  */
+    float logprob;               /* their sum                                                                      */
+    float score;                 /* logprob / length penalty + coverage penalty (GNMT eq 14). Reranking adds       */
+                                 /* rerank * reverse / length penalty of the source                                */
+    int finished;                /* 0: cut at the length limit, no end token                                       */
+    float reverse;               /* log P(source | this hypothesis), end included; 0: not reranked, also where the */
+                                 /* source exceeds the limit for targets or a hypothesis that for sources          */
 } moe_hypothesis;
 
 typedef struct moe_result {
@@ -568,22 +496,18 @@ enum { MOE_PULL_REQUEST = 1, MOE_PULL_END = 0, MOE_PULL_LATER = -1, MOE_PULL_CAN
 /* Gives the next request. With `wait` 0 other requests are under way: return MOE_PULL_LATER rather than block. */
 typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
 
-/* Receives the result of a request. Requests finish in another order than they were pulled in: moe_request.user tells
- * them apart. */
+/* Receives a result. Requests finish in another order than they were pulled in: moe_request.user tells them apart. */
 typedef void (*moe_done_fn)(void *user, const moe_result *result);
 
-/* Stop a session from another thread or from a signal handler: this only sets a flag. The running call, or else the
- * next one, returns MOE_ERROR_CANCELLED; the requests under way are dropped. Threads check the flag before each task,
- * also within encoding, a decoder step and scoring: a few milliseconds. On a GPU the call ends after the current
- * step. */
+/* Stop a session, from any thread or a signal handler: this only sets a flag. The running call, or else the next one,
+ * drops its requests and returns MOE_ERROR_CANCELLED within a few milliseconds, on a GPU after the current step. */
 void moe_session_cancel(moe_session *session);
 void moe_session_uncancel(moe_session *session); /* forget a cancel that came too late for the last call */
 
-/* Pull requests until MOE_PULL_END, decode them together and hand over each result as soon as it is final.
- * A request that cannot be served (too long, unknown id) is handed over with a status of its own. The return value is
- * for the session: MOE_OK, MOE_ERROR_CANCELLED, MOE_ERROR_DEVICE, MOE_ERROR_MEMORY (of a GPU). After the first two
- * the session can be used again. After a failure of the GPU the requests under way are lost, and every later call fails
- * in the same way. */
+/* Pull requests until MOE_PULL_END, decode them together and hand over each result as soon as it is final. A request
+ * that cannot be served (too long, unknown id) has a status of its own. The return value is for the session: MOE_OK,
+ * MOE_ERROR_CANCELLED, MOE_ERROR_DEVICE, MOE_ERROR_MEMORY (of a GPU). After the first two the session can be used
+ * again. After a failure of the GPU the requests under way are lost, and every later call fails in the same way. */
 moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error);
 
 /* Translate one sentence, the pieces of text source [n], with the session's defaults. The ids of the best translation
@@ -592,38 +516,29 @@ moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn don
 moe_status moe_translate_ids(moe_session *session, const int32_t *source, size_t n, int32_t *out, size_t capacity,
                              size_t *n_out, moe_error *error);
 
-/* Classify `rows` rows of inputs [rows, moe_model_width], in portions of the session's batch. The session's `nbest`
- * most probable classes of each row are written, best first: their numbers to classes [rows, nbest], their
- * log-probabilities to logprobs [rows, nbest]. Errors: MOE_ERROR_ARGUMENT (the model is no classifier),
- * MOE_ERROR_NUMERIC (the result of a row is not-a-number), MOE_ERROR_DEVICE. */
+/* Classify inputs [rows, moe_model_width], in portions of the session's batch. The session's `nbest` most probable
+ * classes and their log-probabilities go to classes and logprobs [rows, nbest], best first. Errors: MOE_ERROR_ARGUMENT
+ * (the model is no classifier), MOE_ERROR_NUMERIC (a result is not-a-number), MOE_ERROR_DEVICE. */
 moe_status moe_classify(moe_session *session, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
                         moe_error *error);
 
-/* ---- Instruction sets ---------------------------------------------------------------------------------- */
-
-const char *moe_isa_names(void);         /* instruction sets of this build's kernels, best last: "portable avx2 ..." */
-int moe_isa_available(const char *name); /* 1 if this machine has the instruction set */
-
 /* ---- Writing models ------------------------------------------------------------------------------------ */
 
-/* A model file appears whole under its name or not at all. It is written under a temporary name in the same folder,
- * ".moe-...", then flushed to the disk and renamed, so other writers of the same name do no harm. A symbolic link stays
- * a link. A file that replaces another one takes over its permissions. A path that names anything but a regular file is
- * refused. A file beyond RLIMIT_FSIZE is an error, not a signal. SIGHUP, SIGINT and SIGTERM, if they have their default
- * action, are blocked in the calling thread while it writes: after such a signal the call removes what it wrote before
- * the signal ends the process. This fails if another thread receives the signal. */
+/* A model file appears whole under its name or not at all: it is written under a temporary name, ".moe-...", in the
+ * same folder, flushed to the disk and renamed. A symbolic link stays a link, a file that replaces another one takes
+ * over its permissions, and only regular files are written. A file beyond RLIMIT_FSIZE is an error, not a signal.
+ * SIGHUP, SIGINT and SIGTERM, if they have their default action, are blocked in the calling thread: after such a signal
+ * the call removes what it wrote before the signal ends the process (unless another thread receives it). */
 
-/* A metadata entry to write: an integer, a real or a text. */
-typedef struct moe_meta_entry {
-    const char *key;    /* 1 to 255 characters of [a-z0-9._-] */
-    moe_meta_kind kind; /* MOE_META_INT, MOE_META_REAL or MOE_META_TEXT */
+typedef struct moe_meta_entry { /* metadata to write: an integer, a real or a text */
+    const char *key;            /* 1 to 255 characters of [a-z0-9._-] */
+    moe_meta_kind kind;         /* MOE_META_INT, MOE_META_REAL or MOE_META_TEXT */
     int64_t integer;
     double real;
     moe_span text; /* UTF-8 */
 } moe_meta_entry;
 
-/* An F32 vector to write. */
-typedef struct moe_vector_entry {
+typedef struct moe_vector_entry { /* an F32 vector to write */
     const char *name;
     const float *data; /* [n] */
     size_t n;
@@ -644,13 +559,12 @@ typedef struct moe_save_params {
  * cannot hold), MOE_ERROR_MEMORY, MOE_ERROR_IO, MOE_ERROR_CANCELLED (by a signal). */
 moe_status moe_model_save_sized(const moe_model *model, const char *path, const moe_save_params *params, size_t size,
                                 moe_error *error);
-static inline moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params,
-                                        moe_error *error) {
-    return moe_model_save_sized(model, path, params, sizeof *params, error);
+static inline moe_status moe_model_save(const moe_model *m, const char *path, const moe_save_params *p, moe_error *e) {
+    return moe_model_save_sized(m, path, p, sizeof *p, e);
 }
 
-/* The next functions write a new model file, for converters and benchmarks. They need memory for the largest matrix or
- * expert only. They check names, types and shapes; moe_model_open checks that the result is a model. */
+/* A new model file, for converters and benchmarks, takes memory for the largest matrix or expert only. Names, types and
+ * shapes are checked; moe_model_open checks that the result is a model. Errors: those of moe_model_save. */
 typedef struct moe_tensor_spec {
     const char *name;
     moe_type type;   /* F32 where n_dims is 1 */
@@ -658,9 +572,8 @@ typedef struct moe_tensor_spec {
     uint64_t dims[3];
 } moe_tensor_spec;
 
-/* Fill out[cols] with row `row` of tensor number `tensor`. For a tensor of experts, `piece` is the number of the
- * expert; rows 0 .. hidden-1 are its up matrix, the following `width` rows its down matrix. The writer calls this once
- * for each row, in the order of the file. */
+/* Fill out[cols] with row `row` of tensor number `tensor`; of expert `piece` rows 0 .. hidden-1 are the up matrix, the
+ * following `width` rows the down matrix. Called once for each row, in the order of the file. */
 typedef void (*moe_fill_fn)(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols);
 
 typedef struct moe_write_params {
@@ -673,7 +586,6 @@ typedef struct moe_write_params {
     void *user;
 } moe_write_params;
 
-/* Errors: those of moe_model_save. */
 moe_status moe_model_write_sized(const char *path, const moe_write_params *params, size_t size, moe_error *error);
 static inline moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error) {
     return moe_model_write_sized(path, params, sizeof *params, error);
