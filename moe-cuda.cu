@@ -103,8 +103,16 @@ typedef struct moe_begun {
     size_t first, demand_tokens; /* position of its target in the upload; its constraints and their tokens follow */
 } moe_begun;
 
-/* The search on the device. A step's rows are in the arrays that a frame has. */
-typedef struct moe_searching {
+/* The numbers of a step's rows, [rows] each. */
+struct moe_step_rows {
+    int32_t *ids, *parents, *segment, *length, *want, *hold;
+    int32_t *destination; /* of rows carried by source or by token, -1: none */
+    int32_t *last, *sentence, *positions, *first;
+    int32_t *chain; /* [rows, max_target] of the decoder, NULL if no rows are carried by token */
+};
+
+/* The search on the device. */
+typedef struct moe_searching : moe_step_rows {
     moe_search search;
     int slots;      /* 0: the device does not search */
     int rows;       /* capacity: parents from here on are no rows */
@@ -117,8 +125,6 @@ typedef struct moe_searching {
     int32_t *demand_ids; /* [slots, max_target] */
     int32_t *starts;     /* [rows, max_constraints], and the decoder's outputs for them: */
     float *start_logprobs;
-    int32_t *ids, *parents, *segment, *length, *want, *hold, *positions, *destination;
-    int32_t *chain;     /* [rows, max_target], NULL where nothing is carried by token */
     moe_answer answer;  /* but for the coverage: */
     float *coverage[2]; /* [rows, max_source] after the step before is in number *turn; by place it stays */
     const float *attention;
@@ -127,9 +133,29 @@ typedef struct moe_searching {
     int32_t *results; /* MOE_RESULTS words: live hypotheses, slots that are done, words in all, given tokens ahead */
 } moe_searching;
 
-enum { MOE_RESULTS = 4 };
+enum { MOE_RESULTS = 4, MOE_DEMAND_WORDS = sizeof(moe_demand) / sizeof(int32_t) };
 
-struct moe_device {
+/* From the selections of rows to the pairs of experts. */
+typedef struct moe_routes {
+    moe_selections chosen;
+    int n, row0, rows;           /* experts; current rows */
+    int *row_first;              /* [rows] number of pairs of the rows before it */
+    int *place;                  /* [pairs] row by row: the pair's place among the sorted ones */
+    int *count, *first;          /* [2 E], [E + 1] pairs of an expert, sorted by expert */
+    int *totals;                 /* pairs, tiles */
+    uint64_t *stats;             /* pairs and visits (moe_stats) of all runs */
+    int4 *tiles;                 /* expert, first pair, pairs */
+    int *pair_row, *pair_expert; /* [pairs] */
+    const int *slots;            /* [n] slots of experts, which pair_expert then contains; or NULL */
+} moe_routes;
+
+/* Outputs of chunks of the vocabulary. */
+struct moe_chunks {
+    float *max, *sum, *logits; /* [rows, chunks], [rows, chunks, top] */
+    int *ids;
+};
+
+struct moe_device : moe_step_rows {
     moe_allocator allocator;
     moe_log_fn log;
     void *log_user;
@@ -174,12 +200,8 @@ struct moe_device {
     cudaGraphExec_t steps[MOE_BUCKETS];
     int no_graphs;
     /* a frame: pinned on the host, one block to upload and one to download */
-    int32_t *up_host, *up;
-    int32_t *ids, *parents, *segment, *length, *want, *hold; /* in `up`, [rows] each, as what follows: */
-    int32_t *destination;                                    /* of rows carried by source or by token, -1: none */
-    int32_t *last, *sentence, *positions, *first;
-    int32_t *chain_host, *chain; /* [rows, max_target] of the decoder, NULL if no rows are carried by token; chain_host
-                                    only if the device does not search */
+    int32_t *up_host, *up; /* moe_step_rows but for the chain */
+    int32_t *chain_host;   /* only if the device does not search */
     char *down_host, *down;
     size_t down_bytes;
     float *top_logprobs, *want_logprob; /* in `down`; behind them: */
@@ -208,45 +230,16 @@ struct moe_device {
         float *z, *c, *h, *r, *r_scales, *h_scales;
         int8_t *r_codes, *h_codes;
     } lstm;
-    struct {
-        int *row_first;              /* [rows] number of pairs of the rows before it         */
-        int *place;                  /* [pairs] row by row: the pair's place among the sorted ones      */
-        int *count, *first;          /* [2 E], [E + 1] pairs of an expert, sorted by expert   */
-        int *totals;                 /* pairs, tiles                                          */
-        uint64_t *stats;             /* pairs and visits (moe_stats) of all runs              */
-        int4 *tiles;                 /* expert, first pair, pairs                             */
-        int *pair_row, *pair_expert; /* [pairs]                                               */
-        int8_t *inputs, *codes;      /* [pairs] code rows of the inputs, of the hidden units  */
+    struct moe_mixing : moe_routes {
+        int8_t *inputs, *codes; /* [pairs] code rows of the inputs, of the hidden units  */
         float *input_scales, *code_scales;
         float *units, *out; /* [pairs, hidden], [pairs, D]                           */
         int *host;          /* pinned: first, or the number of experts of a row      */
     } moe;
-    struct {
-        float *max, *sum, *logits;
-        int *ids;
-    } output; /* [rows, chunks], [rows, chunks, top] */
+    moe_chunks output;
 };
 
-#ifdef __GNUC__
-__attribute__((format(printf, 4, 5)))
-#endif
-static moe_status
-moe_fail(moe_error *error, moe_status code, const char *where, const char *format, ...) {
-    if (error) {
-        va_list args;
-        error->code = code;
-        snprintf(error->where, sizeof error->where, "%s", where);
-        va_start(args, format);
-        vsnprintf(error->message, sizeof error->message, format, args);
-        va_end(args);
-    }
-    return code;
-}
-
-static size_t moe_least(size_t a, size_t b) { return a < b ? a : b; }
-static size_t moe_largest(size_t a, size_t b) { return a > b ? a : b; }
-static size_t moe_blocks(size_t n, size_t by) { return (n + by - 1) / by; }
-static size_t moe_longest(const moe_graph *g) { return moe_largest(g->max_source, g->max_target); }
+static size_t moe_longest(const moe_graph *g) { return moe_max(g->max_source, g->max_target); }
 static int moe_quantised(moe_type type) { return type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4; }
 
 /* What to do about a CUDA error. */
@@ -295,6 +288,22 @@ static size_t moe_times(moe_device *d, size_t a, size_t b) {
 
 #define MOE_CUDA_TRY(d, call) ((d)->status == MOE_OK && moe_check(d, call, #call))
 
+static int moe_send(moe_device *d, void *to, const void *from, size_t bytes) {
+    return MOE_CUDA_TRY(d, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, d->stream));
+}
+
+/* Read from the device at once. */
+static int moe_receive(moe_device *d, void *to, const void *from, size_t bytes) {
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, d->stream));
+    return MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
+}
+
+/* The first failure. */
+static moe_status moe_outcome(const moe_device *d, moe_error *error) {
+    if (d->status != MOE_OK && error) *error = d->error;
+    return d->status;
+}
+
 /* Host memory of the session's allocator; NULL after a failure, except of the budget: needed memory is still counted
  * then. */
 static void *moe_host(moe_device *d, size_t bytes, const char *what) {
@@ -316,7 +325,7 @@ static void moe_lack(moe_device *d, size_t least, size_t all, size_t limit, cons
 }
 
 /* count * size bytes of device memory; NULL after a failure. */
-static void *moe_take(moe_device *d, size_t count, size_t size, const char *what) {
+static void *moe_acquire(moe_device *d, size_t count, size_t size, const char *what) {
     size_t bytes, available = 0, total = 0;
     void *memory = NULL;
     cudaError_t code;
@@ -380,7 +389,7 @@ static char *moe_lift(moe_device *d, const void *from, size_t bytes, void *to) {
     if (!MOE_CUDA_TRY(d, cudaEventSynchronize(d->landed[i]))) return NULL;
     d->next_stage = !i;
     memcpy(d->stage[i], from, bytes);
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(to ? to : d->landing[i], d->stage[i], bytes, cudaMemcpyHostToDevice, d->stream));
+    moe_send(d, to ? to : d->landing[i], d->stage[i], bytes);
     if (to) MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
     d->uploaded += bytes;
     return d->landing[i];
@@ -388,13 +397,13 @@ static char *moe_lift(moe_device *d, const void *from, size_t bytes, void *to) {
 
 static void moe_upload_to(moe_device *d, void *to, const void *from, size_t bytes) {
     for (size_t at = 0, n; at < bytes && d->status == MOE_OK; at += n) {
-        n = moe_least(bytes - at, MOE_STAGE_BYTES);
+        n = moe_min(bytes - at, MOE_STAGE_BYTES);
         moe_lift(d, (const char *)from + at, n, (char *)to + at);
     }
 }
 
 static void *moe_upload(moe_device *d, const void *from, size_t bytes, const char *what) {
-    void *to = moe_take(d, bytes, 1, what);
+    void *to = moe_acquire(d, bytes, 1, what);
     if (to) moe_upload_to(d, to, from, bytes);
     return to;
 }
@@ -403,12 +412,12 @@ static void *moe_upload(moe_device *d, const void *from, size_t bytes, const cha
 
 /* Slots of `slot_bytes`, as many as fit; layers of up to `most` experts run up to `tiles` tiles. */
 static void moe_take_slots(moe_device *d, size_t slot_bytes, size_t room, size_t most, size_t tiles) {
-    const size_t slots = moe_least(room / slot_bytes, d->experts);
+    const size_t slots = moe_min(room / slot_bytes, d->experts);
     const size_t bytes = moe_cache_bytes(d->experts, slots); /* no overflow: all these bytes exist in a file */
-    const size_t transit = moe_least(moe_largest(slots / 16, 1), MOE_TRANSIT);
+    const size_t transit = moe_min(moe_max(slots / 16, 1), MOE_TRANSIT);
     char *memory;
     d->fetching.slot_bytes = slot_bytes;
-    d->fetching.slabs = (char *)moe_take(d, slots, slot_bytes, "experts");
+    d->fetching.slabs = (char *)moe_acquire(d, slots, slot_bytes, "experts");
     d->fetching.bytes = bytes + (3 * most + 1) * sizeof(int);
     memory = (char *)moe_host(d, d->fetching.bytes, "the cache of experts");
     if (memory) moe_cache_begin(&d->cache, memory, d->experts, slots, transit);
@@ -521,6 +530,12 @@ MOE_DEVICE int moe_block_before(int mine, int *total) {
     }
     *total = all;
     return before;
+}
+
+/* The first of n things of the thread t: each thread has as many, up to those of the next one. */
+MOE_DEVICE int moe_share(int n, int t) {
+    const int at = t * ((n + MOE_BLOCK - 1) / MOE_BLOCK);
+    return at < n ? at : n;
 }
 
 /* ---- Weights ---- */
@@ -832,12 +847,11 @@ __global__ void moe_k_finish(moe_products p, const int32_t *sums, int row0, cons
 
 /* ---- Attention ---- */
 
-typedef struct moe_attending {
+typedef struct moe_attending : moe_step_rows {
     const float *query, *v, *keys, *values;
     size_t query_stride;
     int size, width;
     int product, start_zero;
-    const int32_t *parents, *segment, *length;
     int begins;          /* parents from here on, and below 0: the sentence begins */
     const float *before; /* contexts of rows that do not begin, or NULL */
     size_t before_stride;
@@ -1045,8 +1059,7 @@ MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
  * which have capacity for the whole group. `p` may be `weights`, or NULL. Returns their number. */
 MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, size_t first, const float *factor,
                                 float *p, uint32_t *experts, float *weights, int *empty) {
-    const int t = (int)threadIdx.x, n = a->level, each = (n + MOE_BLOCK - 1) / MOE_BLOCK;
-    const int begin = t * each < n ? t * each : n, end = begin + each < n ? begin + each : n;
+    const int t = (int)threadIdx.x, n = a->level, begin = moe_share(n, t), end = moe_share(n, t + 1);
     int mine = 0, selected, at;
     moe_choice c = { p, NULL, 0.0f, -1, n - 1 }; /* all */
     if (p) moe_block_softmax(logits, n, p);
@@ -1109,16 +1122,6 @@ __global__ void moe_k_gate(moe_gate_args a) {
     }
 }
 
-/* From the selections of rows to the pairs of experts. */
-typedef struct moe_routes {
-    moe_selections chosen;
-    int n, row0, rows; /* experts; current rows */
-    int *row_first, *place, *count, *first, *totals, *pair_row, *pair_expert;
-    const int *slots; /* [n] slots of experts, which pair_expert then contains; or NULL */
-    int4 *tiles;
-    uint64_t *stats;
-} moe_routes;
-
 /* The number of rows that select an expert; `count` was zero. */
 __global__ void moe_k_count(moe_routes a) {
     const moe_selection s = moe_selection_at(&a.chosen, blockIdx.x + (size_t)a.row0);
@@ -1134,12 +1137,10 @@ __global__ void moe_k_selected(moe_selections chosen, size_t rows, int *selected
 /* A block per MOE_OFFSETS experts, which counts the pairs of experts before them itself: the first pair of each expert,
  * and tiles of its pairs. The first block: the first pair of each row. */
 __global__ void moe_k_offsets(moe_routes a) {
-    const int t = (int)threadIdx.x, each = MOE_OFFSETS / MOE_BLOCK, each_row = (a.rows + MOE_BLOCK - 1) / MOE_BLOCK;
-    const int first = (int)blockIdx.x * MOE_OFFSETS, last = a.n - first < MOE_OFFSETS ? a.n : first + MOE_OFFSETS;
-    const int begin = first + t * each < last ? first + t * each : last,
-              end = begin + each < last ? begin + each : last;
-    const int rows = blockIdx.x == 0 ? a.rows : 0;
-    const int row0 = t * each_row < rows ? t * each_row : rows, row1 = row0 + each_row < rows ? row0 + each_row : rows;
+    const int t = (int)threadIdx.x, first = (int)blockIdx.x * MOE_OFFSETS;
+    const int last = a.n - first < MOE_OFFSETS ? a.n : first + MOE_OFFSETS, rows = blockIdx.x == 0 ? a.rows : 0;
+    const int begin = first + moe_share(last - first, t), end = first + moe_share(last - first, t + 1);
+    const int row0 = moe_share(rows, t), row1 = moe_share(rows, t + 1);
     int pairs = 0, tiles = 0, visits = 0, row_pairs = 0, before_pairs, before_tiles, all_pairs, all_tiles, all_visits;
     for (int r = row0; r < row1; r++) row_pairs += (int)*moe_selection_at(&a.chosen, (size_t)(a.row0 + r)).count;
     row_pairs = moe_block_before(row_pairs, &all_pairs);
@@ -1227,7 +1228,7 @@ __global__ void moe_k_combine(moe_routes a, const float *x, size_t x_stride, int
 
 /* ---- Output ---- */
 
-typedef struct moe_outputs {
+typedef struct moe_outputs : moe_chunks {
     moe_products p;      /* its y: logits of the current rows, or NULL: */
     const int32_t *sums; /* [rows, w.rows_padded] from cuBLAS           */
     int row0, chunks, top;
@@ -1236,8 +1237,6 @@ typedef struct moe_outputs {
     const int32_t *hold, *want;
     float *trace; /* [rows, trace_stride] or NULL */
     size_t trace_stride;
-    float *max, *sum, *logits; /* [rows, chunks], [rows, chunks, top] */
-    int *ids;
     float *want_logprob, *top_logprobs;
     int32_t *top_ids;
     size_t n_starts;
@@ -1246,7 +1245,7 @@ typedef struct moe_outputs {
 } moe_outputs;
 
 /* moe_forbid of never[first, end). */
-MOE_DEVICE void moe_forbid(const moe_outputs *a, int first, int end, float *y, int column, int n) {
+MOE_DEVICE void moe_block_forbid(const moe_outputs *a, int first, int end, float *y, int column, int n) {
     for (int i = first + (int)threadIdx.x; i < end; i += MOE_BLOCK)
         if (a->never[i] >= column && a->never[i] < column + n) y[a->never[i] - column] = -moe_infinity();
 }
@@ -1274,13 +1273,13 @@ __global__ void moe_k_output(moe_outputs a) {
         if (a.trace) a.trace[row * a.trace_stride + j] = v;
     }
     __syncthreads();
-    moe_forbid(&a, a.n_suppressed, a.n_never, y, column, n);
+    moe_block_forbid(&a, a.n_suppressed, a.n_never, y, column, n);
     __syncthreads();
     max = moe_block_max(y, n);
     for (int i = t; i < n; i += MOE_BLOCK) e[i] = moe_expf(moe_sub(y[i], max >= -FLT_MAX ? max : 0.0f));
     __syncthreads();
     sum = moe_block_sum(e, n);
-    moe_forbid(&a, 0, a.n_suppressed, y, column, n);
+    moe_block_forbid(&a, 0, a.n_suppressed, y, column, n);
     if (held) y[a.eos - column] = -moe_infinity();
     __syncthreads();
     if (t == 0) {
@@ -1365,25 +1364,17 @@ __global__ void moe_k_slots(moe_searching a) {
 __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32_t *targets) {
     const moe_begun b = begun[blockIdx.x];
     moe_slot *slot = &a.slot[b.slot];
-    const int32_t *demands = targets + b.first + b.task.n_target, *ids = demands + 4 * b.task.n_demands;
+    const int32_t *demands = targets + b.first + b.task.n_target, *ids = demands + MOE_DEMAND_WORDS * b.task.n_demands;
     for (size_t i = threadIdx.x; i < b.task.n_target; i += MOE_BLOCK) slot->target[i] = targets[b.first + i];
     for (size_t i = threadIdx.x; i < b.demand_tokens; i += MOE_BLOCK) slot->demand_ids[i] = ids[i];
     if (threadIdx.x != 0) return;
     slot->task = b.task;
-    for (size_t c = 0, first = 0; c < b.task.n_demands; c++, demands += 4) {
-        moe_demand *to = &slot->demands[c];
-        to->first = first;
-        to->n = (size_t)demands[0];
-        to->begin = (size_t)demands[1];
-        to->length = (size_t)demands[2];
-        to->once = demands[3];
-        first += to->n;
-    }
+    memcpy(slot->demands, demands, b.task.n_demands * sizeof *slot->demands);
     moe_slot_begin(slot);
 }
 
 /* moe_fill_row */
-MOE_DEVICE void moe_fill_row(const moe_searching *a, int at, const moe_live *live, size_t position, int row) {
+MOE_DEVICE void moe_fill_slot_row(const moe_searching *a, int at, const moe_live *live, size_t position, int row) {
     const moe_slot *slot = &a->slot[at];
     const moe_row r = moe_live_row(&a->search, slot, live, position, a->search.from_encoder ? a->rows + at : -1);
     a->ids[row] = r.id;
@@ -1399,8 +1390,8 @@ MOE_DEVICE void moe_fill_row(const moe_searching *a, int at, const moe_live *liv
 
 /* moe_fill_frame, in one block. Rows beyond the live ones begin a sentence without source tokens. */
 __global__ void moe_k_fill(moe_searching a, int rows) {
-    const int t = (int)threadIdx.x, each = (a.slots + MOE_BLOCK - 1) / MOE_BLOCK, room = (int)a.search.ahead;
-    const int begin = t * each < a.slots ? t * each : a.slots, end = begin + each < a.slots ? begin + each : a.slots;
+    const int t = (int)threadIdx.x, begin = moe_share(a.slots, t), end = moe_share(a.slots, t + 1);
+    const int room = (int)a.search.ahead;
     int row = 0, given = 0, live, all_given;
     for (int i = begin; i < end; i++) {
         row += (int)moe_slot_rows(&a.slot[i]);
@@ -1415,13 +1406,13 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
         if (!slot->active) continue;
         for (size_t h = 0; h < slot->n_live; h++) {
             if (slot->live[h].ended) continue;
-            moe_fill_row(&a, i, &slot->live[h], slot->steps, row);
+            moe_fill_slot_row(&a, i, &slot->live[h], slot->steps, row);
             slot->live[h].row = (size_t)row++;
         }
         last = slot->live[0];
         for (; given < room && slot->ahead < moe_slot_given(slot); given++) {
             moe_give_token(slot, &last);
-            moe_fill_row(&a, i, &last, slot->steps + ++slot->ahead, row++);
+            moe_fill_slot_row(&a, i, &last, slot->steps + ++slot->ahead, row++);
         }
     }
     live += all_given < room ? all_given : room;
@@ -1474,28 +1465,16 @@ __global__ void moe_k_search(moe_searching a) {
     a.done[at] = moe_slot_steps(&a.search, &a.slot[at], at, &answer, a.next + at * (size_t)a.search.beam);
 }
 
-/* Words of the results of hypothesis h, and of all hypotheses before it. */
-MOE_DEVICE int moe_result_words(const moe_search *s, const moe_slot *slot, size_t h) {
-    return 4 + (2 + s->looks) * (int)slot->finished[h].tokens + slot->finished[h].finished;
-}
-
-MOE_DEVICE int moe_words_before(const moe_search *s, const moe_slot *slot, size_t h) {
-    int words = 2;
-    for (size_t i = 0; i < h; i++) words += moe_result_words(s, slot, i);
-    return words;
-}
-
 /* One block: rows of the next step, and places for the results of this one. */
 __global__ void moe_k_report(moe_searching a) {
-    const int t = (int)threadIdx.x, each = (a.slots + MOE_BLOCK - 1) / MOE_BLOCK;
-    const int begin = t * each < a.slots ? t * each : a.slots, end = begin + each < a.slots ? begin + each : a.slots;
+    const int t = (int)threadIdx.x, begin = moe_share(a.slots, t), end = moe_share(a.slots, t + 1);
     int rows = 0, given = 0, done = 0, words = 0, all_words;
     for (int i = begin; i < end; i++) {
         const moe_slot *slot = &a.slot[i];
         rows += (int)moe_slot_rows(slot);
         given += (int)moe_slot_given(slot);
         done += a.done[i];
-        if (a.done[i]) words += moe_words_before(&a.search, slot, moe_slot_results(&a.search, slot));
+        if (a.done[i]) words += (int)moe_result_words(&a.search, slot, moe_slot_results(&a.search, slot));
     }
     moe_block_before(rows, &rows);
     moe_block_before(given, &given);
@@ -1505,7 +1484,7 @@ __global__ void moe_k_report(moe_searching a) {
         const moe_slot *slot = &a.slot[i];
         if (!a.done[i]) continue;
         a.done[i] = words;
-        words += moe_words_before(&a.search, slot, moe_slot_results(&a.search, slot));
+        words += (int)moe_result_words(&a.search, slot, moe_slot_results(&a.search, slot));
     }
     if (t != 0) return;
     a.results[0] = rows;
@@ -1515,27 +1494,14 @@ __global__ void moe_k_report(moe_searching a) {
     *a.turn = !*a.turn;
 }
 
-/* A block per slot, a thread per hypothesis: results as in moe_device_results. */
+/* A block per slot, a thread per hypothesis. */
 __global__ void moe_k_results(moe_searching a) {
     const moe_slot *slot = &a.slot[blockIdx.x];
     int32_t *words = a.results + a.done[blockIdx.x];
-    size_t n;
     if (!a.done[blockIdx.x]) return;
-    n = moe_slot_results(&a.search, slot);
-    if (threadIdx.x == 0) {
-        words[0] = (int32_t)blockIdx.x;
-        words[1] = (int32_t)n;
-    }
-    for (size_t h = threadIdx.x; h < n; h += blockDim.x) {
-        const moe_finished *f = &slot->finished[h];
-        int32_t *to = words + moe_words_before(&a.search, slot, h);
-        to[0] = (int32_t)f->tokens;
-        to[1] = f->finished;
-        to[2] = (int32_t)__float_as_uint(f->logprob);
-        to[3] = (int32_t)__float_as_uint(f->score);
-        moe_write_finished(slot, f, to + 4, (float *)(void *)(to + 4 + f->tokens),
-                           a.search.looks ? to + 4 + 2 * f->tokens + f->finished : NULL);
-    }
+    if (threadIdx.x == 0) moe_write_head(&a.search, slot, blockIdx.x, words);
+    for (size_t h = threadIdx.x; h < moe_slot_results(&a.search, slot); h += blockDim.x)
+        moe_write_result(&a.search, slot, h, words);
 }
 
 /* ==== 3. Launchers ============================================================================================
@@ -1543,30 +1509,26 @@ __global__ void moe_k_results(moe_searching a) {
  * step can be kept as a CUDA graph, except if moe_waits says that it reads numbers from the device first. All work goes
  * through one stream: data is overwritten only after the kernels launched before have used it. */
 
-static size_t moe_code_stride(size_t cols) { return moe_blocks(cols, 64) * 64; }
+static size_t moe_code_stride(size_t cols) { return moe_round_up(cols, 64); }
 
 /* ---- Weights ---- */
 
 /* Bytes on the device of a matrix's numbers or codes; scales follow the codes, and an expert's next matrix follows
  * both. */
 static size_t moe_data_bytes(const moe_matrix *m) {
-    return moe_quantised(m->type) ? moe_blocks(m->rows, 16) * 16 * m->cols_padded
+    return moe_quantised(m->type) ? moe_round_up(m->rows, 16) * m->cols_padded
                                   : m->rows * m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
 }
 static size_t moe_scale_bytes(const moe_matrix *m) {
-    return moe_quantised(m->type) ? moe_blocks(m->rows, 16) * 16 * sizeof(float) : 0;
+    return moe_quantised(m->type) ? moe_round_up(m->rows, 16) * sizeof(float) : 0;
 }
-static size_t moe_both_bytes(const moe_matrix *m) {
-    return moe_blocks(moe_data_bytes(m) + moe_scale_bytes(m), 64) * 64;
+static size_t moe_both_bytes(const moe_matrix *m) { return moe_round_up(moe_data_bytes(m) + moe_scale_bytes(m), 64); }
+/* The same with its bias, and both matrices of an expert with theirs. */
+static size_t moe_biased_bytes(const moe_matrix *m, const float *bias) {
+    return moe_both_bytes(m) + (bias ? moe_round_up(m->rows * sizeof *bias, 64) : 0);
 }
-/* The first matrix of an expert with its bias, and both matrices with theirs. */
-static size_t moe_bias_bytes(const float *bias, size_t n) { return bias ? moe_blocks(n * sizeof *bias, 64) * 64 : 0; }
-static size_t moe_up_bytes(const moe_experts *e) {
-    return moe_both_bytes(&e->up) + moe_bias_bytes(e->up_bias, e->up.rows);
-}
-static size_t moe_expert_bytes(const moe_node *n) {
-    const moe_experts *e = n->experts;
-    return moe_up_bytes(e) + moe_both_bytes(&e->down) + moe_bias_bytes(e->down_bias, e->down.rows);
+static size_t moe_expert_bytes(const moe_experts *e) {
+    return moe_biased_bytes(&e->up, e->up_bias) + moe_biased_bytes(&e->down, e->down_bias);
 }
 
 /* The matrix that is, or will be, at `at`. */
@@ -1576,7 +1538,7 @@ static moe_weights moe_weights_at(const moe_matrix *m, const char *at, size_t st
     w.type = moe_quantised(m->type) ? MOE_TYPE_Q8 : m->type;
     w.rows = (int)m->rows;
     w.cols = (int)m->cols;
-    w.rows_padded = moe_quantised(m->type) ? (int)(moe_blocks(m->rows, 16) * 16) : w.rows;
+    w.rows_padded = moe_quantised(m->type) ? (int)(moe_round_up(m->rows, 16)) : w.rows;
     w.stride = m->cols_padded;
     w.step = step;
     w.data = at;
@@ -1594,13 +1556,13 @@ static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
     for (size_t at = 0, n; at < bytes && d->status == MOE_OK; at += n) {
         const int i = d->next_stage;
         char *landing;
-        n = moe_least(bytes - at, MOE_STAGE_BYTES);
+        n = moe_min(bytes - at, MOE_STAGE_BYTES);
         landing = moe_lift(d, (const char *)m->data + at, n, NULL);
         if (m->type == MOE_TYPE_Q8)
-            MOE_LAUNCH(d, moe_k_unpack_q8, moe_blocks(n / 4, 256), 256, (const uint32_t *)(void *)landing, at / 4,
+            MOE_LAUNCH(d, moe_k_unpack_q8, moe_divide_up(n / 4, 256), 256, (const uint32_t *)(void *)landing, at / 4,
                        n / 4, stride, (int8_t *)to);
         else
-            MOE_LAUNCH(d, moe_k_unpack_q4, moe_blocks(n, 256), 256, (const uint8_t *)(void *)landing, at, n, stride,
+            MOE_LAUNCH(d, moe_k_unpack_q4, moe_divide_up(n, 256), 256, (const uint8_t *)(void *)landing, at, n, stride,
                        d->subs, (int8_t *)to);
         MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
     }
@@ -1616,11 +1578,22 @@ static void moe_lift_expert(moe_device *d, const moe_node *n, size_t e, char *to
         if (m.subs) m.subs += e * n->experts->stride;
         if (m.scales) m.scales = (const float *)(const void *)((const char *)m.scales + e * n->experts->stride);
         moe_lift_matrix(d, &m, to);
-        to += moe_both_bytes(&m);
-        if (bias) moe_upload_to(d, to, bias + e * m.rows, m.rows * sizeof *bias);
-        to += moe_bias_bytes(bias, m.rows);
+        if (bias) moe_upload_to(d, to + moe_both_bytes(&m), bias + e * m.rows, m.rows * sizeof *bias);
+        to += moe_biased_bytes(&m, bias);
     }
 }
+
+/* A node to run, its rows y, and the rows of its first two sources. */
+typedef struct moe_launch {
+    const moe_graph *g;
+    const moe_node *n, *s0, *s1;
+    moe_bound *b;
+    const moe_frame *f;
+    size_t rows;
+    int traced; /* 1: a trace reads all logits */
+    float *y;
+    const float *x0, *x1;
+} moe_launch;
 
 /* ---- Products ---- */
 
@@ -1660,7 +1633,7 @@ static const char *moe_start_blas(moe_device *d) {
     }
     code = cublasSetStream(d->cublas, d->stream);
     if (code == CUBLAS_STATUS_SUCCESS) {
-        void *workspace = moe_take(d, MOE_WORKSPACE, 1, "cuBLAS");
+        void *workspace = moe_acquire(d, MOE_WORKSPACE, 1, "cuBLAS");
         if (workspace) code = cublasSetWorkspace(d->cublas, workspace, MOE_WORKSPACE);
     }
     const size_t bytes = ROWS * N * sizeof *got;
@@ -1686,36 +1659,37 @@ static const char *moe_start_blas(moe_device *d) {
 static void moe_tiles(moe_device *d, const moe_products *p) {
     const size_t tiles = (size_t)p->tiles_at_most;
     if (moe_quantised(p->w.type))
-        MOE_LAUNCH(d, moe_k_products, tiles * moe_blocks((size_t)p->w.rows_padded, 16), MOE_BLOCK, *p);
-    else MOE_LAUNCH(d, moe_k_float_products, tiles * moe_blocks((size_t)p->w.rows, 32), MOE_BLOCK, *p);
+        MOE_LAUNCH(d, moe_k_products, tiles * moe_divide_up((size_t)p->w.rows_padded, 16), MOE_BLOCK, *p);
+    else MOE_LAUNCH(d, moe_k_float_products, tiles * moe_divide_up((size_t)p->w.rows, 32), MOE_BLOCK, *p);
 }
 
-static moe_products moe_products_of(const moe_weights *w, const moe_node *x, size_t rows) {
+/* Rows of codes or floats, as the matrix needs them. */
+static moe_products moe_products_at(const moe_weights *w, const void *x, size_t x_stride, const float *scales,
+                                    size_t rows) {
     moe_products p;
     memset(&p, 0, sizeof p);
     p.w = *w;
-    p.x = x->data;
-    p.x_stride = x->stride;
-    p.x_scales = x->scales;
-    p.rows = (int)rows;
-    return p;
-}
-
-/* The same for rows that are no node's; a quantised matrix uses their codes. */
-static moe_products moe_products_at(const moe_weights *w, const float *x, size_t x_stride, const int8_t *codes,
-                                    const float *scales, size_t rows) {
-    moe_products p;
-    memset(&p, 0, sizeof p);
-    p.w = *w;
-    p.x = moe_quantised(w->type) ? (const void *)codes : (const void *)x;
-    p.x_stride = moe_quantised(w->type) ? moe_code_stride(x_stride) : x_stride;
+    p.x = x;
+    p.x_stride = x_stride;
     p.x_scales = scales;
     p.rows = (int)rows;
     return p;
 }
 
+static moe_products moe_products_of(const moe_weights *w, const moe_node *x, size_t rows) {
+    return moe_products_at(w, x->data, x->stride, x->scales, rows);
+}
+
+/* The same for rows that are no node's, which have codes if a quantised matrix reads them. */
+static moe_products moe_products_between(const moe_weights *w, const float *x, size_t cols, const int8_t *codes,
+                                         const float *scales, size_t rows) {
+    return moe_quantised(w->type) ? moe_products_at(w, codes, moe_code_stride(cols), scales, rows)
+                                  : moe_products_at(w, x, cols, scales, rows);
+}
+
 /* y = p; of `add`, if it is not NULL, the rows are added. */
-static void moe_linear(moe_device *d, moe_products p, const float *add, size_t add_stride, float *y, size_t y_stride) {
+static void moe_multiply_rows(moe_device *d, moe_products p, const float *add, size_t add_stride, float *y,
+                              size_t y_stride) {
     const size_t slice = d->n_sums / (size_t)p.w.rows_padded;
     p.add = add;
     p.add_stride = add_stride;
@@ -1723,12 +1697,12 @@ static void moe_linear(moe_device *d, moe_products p, const float *add, size_t a
     p.y_stride = y_stride;
     if (p.rows == 0) return;
     if (!moe_by_gemm(d, p.w.type, (size_t)p.rows)) {
-        p.tiles_at_most = (int)moe_blocks((size_t)p.rows, MOE_TILE);
+        p.tiles_at_most = (int)moe_divide_up((size_t)p.rows, MOE_TILE);
         moe_tiles(d, &p);
         return;
     }
     for (size_t row = 0; row < (size_t)p.rows; row += slice) {
-        const size_t rows = moe_least((size_t)p.rows - row, slice);
+        const size_t rows = moe_min((size_t)p.rows - row, slice);
         moe_gemm(d, &p.w, 0, (const int8_t *)p.x + row * p.x_stride, p.x_stride, (int)rows, d->sums);
         MOE_LAUNCH(d, moe_k_finish, rows, MOE_BLOCK, p, d->sums, (int)row, (const int *)NULL);
     }
@@ -1741,55 +1715,57 @@ static void moe_quantise(moe_device *d, const float *x, size_t x_stride, size_t 
                    scales, count);
 }
 
-static void moe_run_linear(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
-    const moe_node *add = n->linear.add ? n->src[1] : NULL;
-    moe_products p = moe_products_of(&b->w, n->src[0], rows);
-    p.bias = b->bias;
+static void moe_launch_linear(moe_device *d, const moe_launch *l) {
+    const moe_node *n = l->n, *add = n->linear.add ? l->s1 : NULL;
+    moe_products p = moe_products_of(&l->b->w, l->s0, l->rows);
+    p.bias = l->b->bias;
     p.relu = n->linear.relu;
-    moe_linear(d, p, add ? (const float *)add->data : NULL, add ? add->stride : 0, (float *)n->data, n->stride);
+    moe_multiply_rows(d, p, add ? (const float *)add->data : NULL, add ? add->stride : 0, l->y, n->stride);
 }
 
 /* ---- Recurrences ---- */
 
-static void moe_run_lstm_step(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
-    const moe_node *c = n->src[2];
+static void moe_launch_lstm_step(moe_device *d, const moe_launch *l) {
+    const moe_node *n = l->n, *c = n->src[2];
     const moe_cell *cell = n->lstm.cell;
-    float *h = (float *)n->data, *z = d->lstm.z;
-    moe_products p = moe_products_of(&b->w, n->src[0], rows);
-    p.bias = b->bias;
-    moe_linear(d, p, NULL, 0, z, 4 * cell->hidden);
-    moe_linear(d, moe_products_of(&b->w_r, n->src[1], rows), z, 4 * cell->hidden, z, 4 * cell->hidden);
-    MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, z, 4 * cell->hidden, (const float *)c->data, c->stride,
+    float *h = l->y, *z = d->lstm.z;
+    moe_products p = moe_products_of(&l->b->w, l->s0, l->rows);
+    p.bias = l->b->bias;
+    moe_multiply_rows(d, p, NULL, 0, z, 4 * cell->hidden);
+    moe_multiply_rows(d, moe_products_of(&l->b->w_r, l->s1, l->rows), z, 4 * cell->hidden, z, 4 * cell->hidden);
+    MOE_LAUNCH(d, moe_k_lstm_cell, l->rows, MOE_BLOCK, z, 4 * cell->hidden, (const float *)c->data, c->stride,
                (int)cell->hidden, cell->forget_bias, h, n->stride, h + cell->hidden, n->stride);
 }
 
-static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound *b, const moe_packed *f,
-                               size_t sentences) {
+static void moe_launch_lstm_layer(moe_device *d, const moe_launch *l) {
+    const moe_node *n = l->n;
+    const moe_bound *b = l->b;
+    const moe_packed *f = &l->f->packed;
     const size_t hidden = n->lstm.cell->hidden, state = n->cols, r_stride = moe_code_stride(state),
                  h_stride = moe_code_stride(hidden), x_stride = n->src[0]->stride;
     const int codes = moe_quantised(b->w_r.type), h_codes = moe_quantised(b->w_proj.type),
               projects = n->lstm.cell->w_proj.rows > 0;
     float *c = d->lstm.c, *h = d->lstm.h;
     /* every sentence starts from a zero state */
-    MOE_CUDA_TRY(d, cudaMemsetAsync(c, 0, sentences * hidden * sizeof *c, d->stream));
+    MOE_CUDA_TRY(d, cudaMemsetAsync(c, 0, l->g->sentences * hidden * sizeof *c, d->stream));
     if (codes) {
-        MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r_codes, 0, sentences * r_stride, d->stream));
-        MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r_scales, 0, sentences * sizeof(float), d->stream));
+        MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r_codes, 0, l->g->sentences * r_stride, d->stream));
+        MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r_scales, 0, l->g->sentences * sizeof(float), d->stream));
     } else {
-        MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r, 0, sentences * state * sizeof(float), d->stream));
+        MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r, 0, l->g->sentences * state * sizeof(float), d->stream));
     }
     for (size_t i = 0; i < f->steps; i++) {
         const size_t step = n->lstm.backward ? f->steps - 1 - i : i, live = f->live[step], first = f->first[step];
         const float *x = (const float *)n->src[0]->data + first * x_stride;
         float *out = (float *)n->data + first * n->stride;
-        moe_linear(d, moe_products_at(&b->w_r, d->lstm.r, state, d->lstm.r_codes, d->lstm.r_scales, live), x, x_stride,
-                   d->lstm.z, 4 * hidden);
+        moe_multiply_rows(d, moe_products_between(&b->w_r, d->lstm.r, state, d->lstm.r_codes, d->lstm.r_scales, live),
+                          x, x_stride, d->lstm.z, 4 * hidden);
         MOE_LAUNCH(d, moe_k_lstm_cell, live, MOE_BLOCK, d->lstm.z, 4 * hidden, c, hidden, (int)hidden,
                    n->lstm.cell->forget_bias, projects ? h : out, projects ? hidden : n->stride, c, hidden);
         if (h_codes) moe_quantise(d, h, hidden, hidden, d->lstm.h_codes, h_stride, d->lstm.h_scales, live, NULL);
         if (projects)
-            moe_linear(d, moe_products_at(&b->w_proj, h, hidden, d->lstm.h_codes, d->lstm.h_scales, live), NULL, 0, out,
-                       n->stride);
+            moe_multiply_rows(d, moe_products_between(&b->w_proj, h, hidden, d->lstm.h_codes, d->lstm.h_scales, live),
+                              NULL, 0, out, n->stride);
         if (codes) moe_quantise(d, out, n->stride, state, d->lstm.r_codes, r_stride, d->lstm.r_scales, live, NULL);
         else
             MOE_LAUNCH(d, moe_k_scatter, live, MOE_BLOCK, out, n->stride, (const int32_t *)NULL, (const int32_t *)NULL,
@@ -1805,36 +1781,33 @@ static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound
 
 /* ---- Attention, gate, experts ---- */
 
-static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound *b, const moe_graph *g, size_t rows) {
+static void moe_launch_attention(moe_device *d, const moe_launch *l) {
+    const moe_node *n = l->n;
     moe_attending a;
     memset(&a, 0, sizeof a);
-    a.query = (const float *)n->src[0]->data;
-    a.query_stride = n->src[0]->stride;
-    a.v = b->v;
+    static_cast<moe_step_rows &>(a) = *d;
+    a.query = l->x0;
+    a.query_stride = l->s0->stride;
+    a.v = l->b->v;
     a.keys = n->attention.keys;
     a.values = n->attention.values;
     a.size = (int)n->src[0]->cols;
     a.width = (int)n->cols;
     a.product = n->attention.product;
     a.start_zero = n->attention.start_zero;
-    a.parents = d->parents;
-    a.segment = d->segment;
-    a.length = d->length;
     a.scores = d->attention;
-    a.begins = (int)g->rows;
-    if (n->src[1]) {
-        a.before = (const float *)n->src[1]->data;
-        a.before_stride = n->src[1]->stride;
-    }
-    a.max_source = g->max_source;
+    a.begins = (int)l->g->rows;
+    a.before = l->x1;
+    if (l->s1) a.before_stride = l->s1->stride;
+    a.max_source = l->g->max_source;
     a.y = (float *)n->data;
     a.y_stride = n->stride;
-    MOE_LAUNCH(d, moe_k_attention, rows, MOE_BLOCK, a);
+    MOE_LAUNCH(d, moe_k_attention, l->rows, MOE_BLOCK, a);
 }
 
 /* Some rows at a time; their scores use the memory of other nodes' sums. */
-static void moe_run_heads(moe_device *d, const moe_node *n, const moe_graph *g, size_t rows) {
-    const moe_node *x = n->src[0];
+static void moe_launch_heads(moe_device *d, const moe_launch *l) {
+    const moe_node *n = l->n, *x = l->s0;
     const size_t width = n->cols / n->heads.heads;
     moe_heads_args a;
     size_t slice;
@@ -1852,16 +1825,16 @@ static void moe_run_heads(moe_device *d, const moe_node *n, const moe_graph *g, 
     a.length = d->length;
     a.first = n->heads.rows ? NULL : d->first;
     a.chain = n->heads.rows && n->heads.within ? d->chain : NULL;
-    a.chain_stride = g->max_target;
+    a.chain_stride = l->g->max_target;
     a.live = d->live;
     a.scores = (float *)(void *)d->sums; /* as large as integers; a row's always fit */
-    a.longest = moe_longest(g);
-    a.y = (float *)n->data;
+    a.longest = moe_longest(l->g);
+    a.y = l->y;
     a.y_stride = n->stride;
     slice = d->n_sums / (n->heads.heads * a.longest);
-    for (size_t row = 0; row < rows; row += slice) {
+    for (size_t row = 0; row < l->rows; row += slice) {
         a.row0 = (int)row;
-        MOE_LAUNCH(d, moe_k_heads, moe_least(rows - row, slice) * n->heads.heads, MOE_BLOCK, a);
+        MOE_LAUNCH(d, moe_k_heads, moe_min(l->rows - row, slice) * n->heads.heads, MOE_BLOCK, a);
     }
 }
 
@@ -1903,10 +1876,10 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
         g.x = (const float *)x->data;
         g.x_stride = x->stride;
         g.level = a.level;
-        g.tiles = (int)moe_blocks(n->gate.gating->level, MOE_GROUP_TILE);
+        g.tiles = (int)moe_divide_up(n->gate.gating->level, MOE_GROUP_TILE);
     }
     for (size_t row = 0; row < rows; row += slice) {
-        const size_t some = moe_least(rows - row, slice);
+        const size_t some = moe_min(rows - row, slice);
         a.row0 = g.row0 = row;
         if (n->gate.grouped)
             MOE_LAUNCH(d, moe_k_group_products, some * g.parents.capacity * (size_t)g.tiles, MOE_BLOCK, g);
@@ -1928,7 +1901,7 @@ static int moe_open(const moe_node *gate) {
 
 /* Pairs handled at once: the most that the rows can select, at most MOE_PAIRS, and at least the most of one row. */
 static size_t moe_pairs(const moe_node *n, size_t rows) {
-    const size_t most = n->src[1]->gate.capacity, limit = moe_largest(MOE_PAIRS, most);
+    const size_t most = n->src[1]->gate.capacity, limit = moe_max(MOE_PAIRS, most);
     return rows < limit / most ? rows * most : limit;
 }
 
@@ -1963,13 +1936,12 @@ static void moe_expert_gemms(moe_device *d, moe_products p, const int8_t *x, con
 
 /* Read ints from the device at once: the only place where a step waits in the middle. */
 static void moe_fetch_ints(moe_device *d, const int *from, size_t n) {
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->moe.host, from, n * sizeof *from, cudaMemcpyDeviceToHost, d->stream));
-    MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
+    moe_receive(d, d->moe.host, from, n * sizeof *from);
 }
 
 /* Whether cuBLAS computes an expert layer: many rows per expert. */
 static int moe_experts_by_gemm(const moe_device *d, const moe_node *n, size_t rows) {
-    return moe_by_gemm(d, n->experts->up.type, moe_blocks(rows * moe_wanted(n->src[1]), n->experts->count));
+    return moe_by_gemm(d, n->experts->up.type, moe_divide_up(rows * moe_wanted(n->src[1]), n->experts->count));
 }
 
 /* Whether the rows' selections may exceed the capacity, so that they must be counted. */
@@ -2006,9 +1978,8 @@ static size_t moe_plan_experts(moe_device *d, size_t n, moe_cache_layer *layer, 
     }
     d->fetching.first[wanted] = pair;
     a->slots = a->count + n;
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(a->count, start, 2 * n * sizeof *start, cudaMemcpyHostToDevice, d->stream));
-    if (n_tiles)
-        MOE_CUDA_TRY(d, cudaMemcpyAsync(a->tiles, tiles, n_tiles * sizeof *tiles, cudaMemcpyHostToDevice, d->stream));
+    moe_send(d, a->count, start, 2 * n * sizeof *start);
+    if (n_tiles) moe_send(d, a->tiles, tiles, n_tiles * sizeof *tiles);
     return wanted;
 }
 
@@ -2036,14 +2007,14 @@ static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products 
     moe_group g;
     memset(&g, 0, sizeof g);
     for (size_t i = 0; i < experts && d->status == MOE_OK; i += g.experts, g.tile += g.tiles) {
-        g.experts = i < hits ? hits : moe_least(experts - i, d->cache.transit);
+        g.experts = i < hits ? hits : moe_min(experts - i, d->cache.transit);
         g.first = d->fetching.first + i;
         g.slots = d->fetching.place + i;
         g.begin = (size_t)g.first[0];
         g.pairs = (size_t)g.first[g.experts] - g.begin;
         g.tiles = 0;
         for (size_t k = 0; k < g.experts; k++) {
-            g.tiles += moe_blocks((size_t)(g.first[k + 1] - g.first[k]), MOE_TILE);
+            g.tiles += moe_divide_up((size_t)(g.first[k + 1] - g.first[k]), MOE_TILE);
             if (i >= hits)
                 moe_lift_expert(d, n, (size_t)d->fetching.order[i + k],
                                 d->fetching.slabs + (size_t)g.slots[k] * d->fetching.slot_bytes);
@@ -2056,16 +2027,16 @@ static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products 
 static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, moe_routes a, size_t pairs,
                                 int by_gemm) {
     const moe_node *x = n->src[0];
-    const size_t hidden = n->experts->hidden, tiles = pairs / MOE_TILE + moe_least(pairs, n->experts->count),
+    const size_t hidden = n->experts->hidden, tiles = pairs / MOE_TILE + moe_min(pairs, n->experts->count),
                  rows = (size_t)a.rows;
     size_t experts = 0, hits = 0;
     moe_group all;
     moe_products up = moe_products_of(&b->up, x, 0),
-                 down = moe_products_at(&b->down, d->moe.units, hidden, d->moe.codes, d->moe.code_scales, 0);
+                 down = moe_products_between(&b->down, d->moe.units, hidden, d->moe.codes, d->moe.code_scales, 0);
     MOE_CUDA_TRY(d, cudaMemsetAsync(a.count, 0, n->experts->count * sizeof *a.count, d->stream));
     MOE_LAUNCH(d, moe_k_count, rows, MOE_BLOCK, a);
-    MOE_LAUNCH(d, moe_k_offsets, moe_blocks(n->experts->count, MOE_OFFSETS), MOE_BLOCK, a);
-    MOE_LAUNCH(d, moe_k_cursors, moe_blocks(n->experts->count, MOE_BLOCK), MOE_BLOCK, a);
+    MOE_LAUNCH(d, moe_k_offsets, moe_divide_up(n->experts->count, MOE_OFFSETS), MOE_BLOCK, a);
+    MOE_LAUNCH(d, moe_k_cursors, moe_divide_up(n->experts->count, MOE_BLOCK), MOE_BLOCK, a);
     if (d->cache.slots) experts = moe_plan_experts(d, n->experts->count, &b->layer, &a, &hits);
     MOE_LAUNCH(d, moe_k_place, rows, MOE_BLOCK, a);
     if (by_gemm && !d->cache.slots) moe_fetch_ints(d, a.first, n->experts->count + 1);
@@ -2105,23 +2076,13 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, 
 static void moe_run_experts(moe_device *d, const moe_node *n, moe_bound *b, size_t rows) {
     const size_t most = n->src[1]->gate.capacity, capacity = moe_pairs(n, d->rows);
     const int by_gemm = moe_experts_by_gemm(d, n, rows), look = moe_must_count(n, rows);
-    moe_routes a;
-    memset(&a, 0, sizeof a);
+    moe_routes a = d->moe;
     a.chosen = moe_selections_of(n->src[1]);
     a.n = (int)n->experts->count;
-    a.row_first = d->moe.row_first;
-    a.place = d->moe.place;
-    a.count = d->moe.count;
-    a.first = d->moe.first;
-    a.totals = d->moe.totals;
-    a.stats = d->moe.stats;
-    a.tiles = d->moe.tiles;
-    a.pair_row = d->moe.pair_row;
-    a.pair_expert = d->moe.pair_expert;
     for (size_t row = 0, next; row < rows && d->status == MOE_OK; row = next) {
         size_t pairs = 0;
         if (look) { /* again for every chunk: the kernels in between overwrite the counts, here and on the host */
-            MOE_LAUNCH(d, moe_k_selected, moe_blocks(rows, MOE_BLOCK), MOE_BLOCK, a.chosen, rows, a.row_first);
+            MOE_LAUNCH(d, moe_k_selected, moe_divide_up(rows, MOE_BLOCK), MOE_BLOCK, a.chosen, rows, a.row_first);
             moe_fetch_ints(d, a.row_first, rows);
             if (d->status != MOE_OK) return;
             for (next = row; next < rows && pairs + (size_t)d->moe.host[next] <= capacity; next++)
@@ -2136,43 +2097,43 @@ static void moe_run_experts(moe_device *d, const moe_node *n, moe_bound *b, size
     }
 }
 
-static void moe_run_mix(moe_device *d, const moe_node *n, size_t rows) {
+static void moe_launch_mix(moe_device *d, const moe_launch *l) {
     moe_routes a;
     memset(&a, 0, sizeof a);
-    a.chosen = moe_selections_of(n->src[1]);
-    MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, (const float *)n->src[0]->data, n->src[0]->stride, (int)n->cols,
-               n->scale, (float *)n->data, n->stride);
+    a.chosen = moe_selections_of(l->s1);
+    MOE_LAUNCH(d, moe_k_combine, l->rows, MOE_BLOCK, a, l->x0, l->s0->stride, (int)l->n->cols, l->n->scale, l->y,
+               l->n->stride);
 }
 
 /* ---- Output ---- */
 
-static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, size_t top, int traced) {
-    const size_t chunks = moe_blocks(n->output.w->rows, MOE_OUTPUT_CHUNK), slice = d->n_sums / (size_t)b->w.rows_padded;
-    const int by_gemm = moe_by_gemm(d, b->w.type, rows);
+static void moe_launch_output(moe_device *d, const moe_launch *l) {
+    const moe_node *n = l->n;
+    const moe_bound *b = l->b;
+    const size_t chunks = moe_divide_up(n->output.w->rows, MOE_OUTPUT_CHUNK),
+                 slice = d->n_sums / (size_t)b->w.rows_padded;
+    const int by_gemm = moe_by_gemm(d, b->w.type, l->rows);
     moe_outputs a;
     memset(&a, 0, sizeof a);
     a.chunks = (int)chunks;
-    a.top = (int)top;
+    a.top = (int)l->g->top;
     a.never = b->never;
     a.n_never = (int)n->output.n_never;
     a.n_suppressed = (int)n->output.n_suppressed;
     a.eos = n->output.eos;
     a.hold = d->hold;
     a.want = d->want;
-    a.trace = traced && n->stride ? (float *)n->data : NULL;
+    a.trace = l->traced && n->stride ? (float *)n->data : NULL;
     a.trace_stride = n->stride;
-    a.max = d->output.max;
-    a.sum = d->output.sum;
-    a.logits = d->output.logits;
-    a.ids = d->output.ids;
+    static_cast<moe_chunks &>(a) = d->output;
     a.want_logprob = d->want_logprob;
     a.top_logprobs = d->top_logprobs;
     a.top_ids = d->top_ids;
     a.n_starts = d->searching.search.max_constraints;
     a.starts = d->searching.starts;
     a.start_logprobs = d->searching.start_logprobs;
-    for (size_t row = 0; row < rows; row += slice) {
-        const size_t some = moe_least(rows - row, slice);
+    for (size_t row = 0; row < l->rows; row += slice) {
+        const size_t some = moe_min(l->rows - row, slice);
         a.p = moe_products_of(&b->w, n->src[0], some);
         a.p.bias = b->bias;
         if (by_gemm) {
@@ -2183,30 +2144,18 @@ static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b,
             if (a.p.x_scales) a.p.x_scales += row;
             a.p.y = (float *)(void *)d->sums; /* logits are as large as sums */
             a.p.y_stride = (size_t)b->w.rows_padded;
-            a.p.tiles_at_most = (int)moe_blocks(some, MOE_TILE);
+            a.p.tiles_at_most = (int)moe_divide_up(some, MOE_TILE);
             moe_tiles(d, &a.p);
         }
         a.row0 = (int)row;
         MOE_LAUNCH(d, moe_k_output, some * chunks, MOE_BLOCK, a);
     }
-    MOE_LAUNCH(d, moe_k_join, rows, MOE_BLOCK, a);
+    MOE_LAUNCH(d, moe_k_join, l->rows, MOE_BLOCK, a);
 }
 
 /* ---- The run of a graph ---- */
 
-/* A node to run, its rows y, and the rows of its first two sources. */
-typedef struct moe_launch {
-    const moe_graph *g;
-    const moe_node *n, *s0, *s1;
-    moe_bound *b;
-    const moe_frame *f;
-    size_t rows;
-    int traced; /* 1: a trace reads all logits */
-    float *y;
-    const float *x0, *x1;
-} moe_launch;
-
-/* A launcher for each op of MOE_OPS. */
+/* Launchers of short ops: MOE_OPS has one for each op. */
 static void moe_launch_input(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_gather, l->rows, MOE_BLOCK, (const float *)d->inputs, d->input_cols, (const int32_t *)NULL,
                (int)l->n->cols, l->y, l->n->stride);
@@ -2218,7 +2167,6 @@ static void moe_launch_embed(moe_device *d, const moe_launch *l) {
 static void moe_launch_quantise(moe_device *d, const moe_launch *l) {
     moe_quantise(d, l->x0, l->s0->stride, l->n->cols, (int8_t *)l->n->data, l->n->stride, l->n->scales, l->rows, NULL);
 }
-static void moe_launch_linear(moe_device *d, const moe_launch *l) { moe_run_linear(d, l->n, l->b, l->rows); }
 static void moe_launch_add(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_add, l->rows, MOE_BLOCK, l->x0, l->s0->stride, l->x1, l->s1->stride, (int)l->n->cols, l->y,
                l->n->stride);
@@ -2245,43 +2193,22 @@ static void moe_launch_store(moe_device *d, const moe_launch *l) {
                l->n->carried.by == MOE_BY_PARENT ? NULL : d->destination, (int)l->n->cols, l->n->carried.rows,
                l->n->cols);
 }
-static void moe_launch_lstm_step(moe_device *d, const moe_launch *l) { moe_run_lstm_step(d, l->n, l->b, l->rows); }
-static void moe_launch_lstm_layer(moe_device *d, const moe_launch *l) {
-    moe_run_lstm_layer(d, l->n, l->b, &l->f->packed, l->g->sentences);
-}
-static void moe_launch_attention(moe_device *d, const moe_launch *l) {
-    moe_run_attention(d, l->n, l->b, l->g, l->rows);
-}
-static void moe_launch_heads(moe_device *d, const moe_launch *l) { moe_run_heads(d, l->n, l->g, l->rows); }
 static void moe_launch_gate(moe_device *d, const moe_launch *l) { moe_run_gate(d, l->n, l->b, l->rows, NULL); }
 static void moe_launch_experts(moe_device *d, const moe_launch *l) { moe_run_experts(d, l->n, l->b, l->rows); }
-static void moe_launch_mix(moe_device *d, const moe_launch *l) { moe_run_mix(d, l->n, l->rows); }
-static void moe_launch_output(moe_device *d, const moe_launch *l) {
-    moe_run_output(d, l->n, l->b, l->rows, l->g->top, l->traced);
-}
 
-static void moe_run_node(moe_device *d, const moe_graph *g, const moe_node *n, moe_bound *b, const moe_frame *f,
-                         size_t rows, int traced) {
+static void moe_run_node(moe_device *d, int which, size_t node, const moe_frame *f, size_t rows, int traced) {
 #define MOE_LAUNCHER(NAME, name, how, cost) moe_launch_##name,
     static void (*const launchers[])(moe_device *, const moe_launch *) = { MOE_OPS(MOE_LAUNCHER) };
-    const moe_node *s0 = n->src[0], *s1 = n->src[1];
-    const moe_launch l = { g,
-                           n,
-                           s0,
-                           s1,
-                           b,
-                           f,
-                           rows,
-                           traced,
-                           (float *)n->data,
-                           s0 ? (const float *)s0->data : NULL,
-                           s1 ? (const float *)s1->data : NULL };
+    const moe_graph *g = &d->graphs[which];
+    const moe_node *n = &g->nodes[node], *s0 = n->src[0], *s1 = n->src[1];
+    moe_launch l = { g, n, s0, s1, &d->bound[which][node], f, rows, traced, (float *)n->data, NULL, NULL };
+    if (s0) l.x0 = (const float *)s0->data;
+    if (s1) l.x1 = (const float *)s1->data;
     launchers[n->op](d, &l);
 }
 
 static void moe_run_nodes(moe_device *d, int which, const moe_frame *f, size_t rows) {
-    const moe_graph *g = &d->graphs[which];
-    for (size_t i = 0; i < g->count; i++) moe_run_node(d, g, &g->nodes[i], &d->bound[which][i], f, rows, 0);
+    for (size_t i = 0; i < d->graphs[which].count; i++) moe_run_node(d, which, i, f, rows, 0);
 }
 
 /* Read rows of 32-bit words from the device into host memory, at once. */
@@ -2298,7 +2225,7 @@ static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t str
 static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, moe_trace_fn trace,
                                 void *user) {
     const size_t bytes = rows * n->cols * sizeof(float), words = rows * n->stride * sizeof(uint32_t);
-    float *p = (float *)moe_take(d, bytes, 1, "a trace"), *dense = (float *)moe_host(d, bytes, "a trace");
+    float *p = (float *)moe_acquire(d, bytes, 1, "a trace"), *dense = (float *)moe_host(d, bytes, "a trace");
     uint32_t *chosen = (uint32_t *)moe_host(d, words, "a trace");
     char name[64];
     MOE_CUDA_TRY(d, cudaMemsetAsync(p, 0, bytes, d->stream));
@@ -2328,7 +2255,7 @@ static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t 
             moe_run_traced_gate(d, n, &d->bound[which][i], rows, trace, user);
             continue;
         }
-        moe_run_node(d, g, n, &d->bound[which][i], f, rows, 1);
+        moe_run_node(d, which, i, f, rows, 1);
         if (n->op == MOE_OP_QUANTISE || n->op == MOE_OP_STORE) continue;
         float *copy = (float *)moe_host(d, bytes, "a trace");
         if (!copy) return;
@@ -2342,18 +2269,16 @@ static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t 
 
 /* Empty slots, and put new sentences into theirs. Not kept as a CUDA graph: their number changes. */
 static void moe_lift_sentences(moe_device *d) {
-    const size_t n = d->sentences.n, begun_bytes = n * sizeof(moe_begun),
-                 bytes = d->sentences.n_targets * sizeof(int32_t);
+    const size_t n = d->sentences.n, bytes = d->sentences.n_targets * sizeof(int32_t);
     const moe_begun *up = d->sentences.begun_host;
     moe_begun *begun = d->sentences.begun;
     int32_t *targets = d->sentences.targets;
     if (d->sentences.fresh)
-        MOE_LAUNCH(d, moe_k_slots, moe_blocks((size_t)d->searching.slots, MOE_BLOCK), MOE_BLOCK, d->searching);
+        MOE_LAUNCH(d, moe_k_slots, moe_divide_up((size_t)d->searching.slots, MOE_BLOCK), MOE_BLOCK, d->searching);
     d->sentences.fresh = 0;
     if (!n) return;
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(begun, up, begun_bytes, cudaMemcpyHostToDevice, d->stream));
-    if (bytes)
-        MOE_CUDA_TRY(d, cudaMemcpyAsync(targets, d->sentences.targets_host, bytes, cudaMemcpyHostToDevice, d->stream));
+    moe_send(d, begun, up, n * sizeof *begun);
+    if (bytes) moe_send(d, targets, d->sentences.targets_host, bytes);
     MOE_LAUNCH(d, moe_k_begin, n, MOE_BLOCK, d->searching, begun, targets);
     d->sentences.live += n;
     for (size_t i = 0; i < n; i++) d->sentences.ahead += up[i].task.n_demands ? 0 : up[i].task.n_target;
@@ -2367,7 +2292,7 @@ static void moe_run_search(moe_device *d, size_t rows) {
     if (a->coverage[0] && a->search.rules.by_place)
         MOE_LAUNCH(d, moe_k_place_coverage, slots * (size_t)a->search.beam, MOE_BLOCK, *a);
     else if (a->coverage[0]) MOE_LAUNCH(d, moe_k_coverage, rows, MOE_BLOCK, *a);
-    MOE_LAUNCH(d, moe_k_search, moe_blocks(slots, 32), 32, *a); /* small blocks: many multiprocessors */
+    MOE_LAUNCH(d, moe_k_search, moe_divide_up(slots, 32), 32, *a); /* small blocks: many multiprocessors */
     MOE_LAUNCH(d, moe_k_report, 1, MOE_BLOCK, *a);
     MOE_LAUNCH(d, moe_k_results, slots, 32, *a);
 }
@@ -2386,16 +2311,11 @@ static void moe_run_decoder(moe_device *d, const moe_frame *f, size_t rows) {
 
 /* Download the head of the results, and the rest if there is more. */
 static void moe_fetch_results(moe_device *d, moe_device_results *out) {
-    const size_t head = moe_least(MOE_HEAD, d->sentences.words);
+    const size_t head = moe_min(MOE_HEAD, d->sentences.words);
     int32_t *to = d->sentences.results_host;
     const int32_t *from = d->searching.results;
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(to, from, head * sizeof *to, cudaMemcpyDeviceToHost, d->stream));
-    if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) return;
-    if ((size_t)to[2] > head) {
-        const size_t bytes = ((size_t)to[2] - head) * sizeof *to;
-        MOE_CUDA_TRY(d, cudaMemcpyAsync(to + head, from + head, bytes, cudaMemcpyDeviceToHost, d->stream));
-        if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) return;
-    }
+    if (!moe_receive(d, to, from, head * sizeof *to)) return;
+    if ((size_t)to[2] > head && !moe_receive(d, to + head, from + head, ((size_t)to[2] - head) * sizeof *to)) return;
     d->sentences.live = (size_t)to[0];
     d->sentences.ahead = (size_t)to[3];
     out->done = (size_t)to[1];
@@ -2405,13 +2325,13 @@ static void moe_fetch_results(moe_device *d, moe_device_results *out) {
 /* Step graphs are kept for few row counts; `rows` is rounded up to one of them. Rows beyond the live ones begin a
  * sentence without source tokens: they cost time and change nothing. */
 static size_t moe_bucket(size_t rows, size_t capacity, size_t *index) {
-    const size_t step = moe_blocks(capacity, MOE_BUCKETS - 4), unit = step < 16 ? 16 : step;
+    const size_t step = moe_divide_up(capacity, MOE_BUCKETS - 4), unit = step < 16 ? 16 : step;
     size_t bucket = 4;
     *index = 0;
     for (; bucket < 16 && bucket < rows; bucket *= 2) ++*index;
     if (bucket < rows) {
-        *index = 2 + moe_blocks(rows, unit);
-        bucket = moe_blocks(rows, unit) * unit;
+        *index = 2 + moe_divide_up(rows, unit);
+        bucket = moe_divide_up(rows, unit) * unit;
     }
     return bucket < capacity ? bucket : capacity;
 }
@@ -2476,7 +2396,7 @@ static void moe_lift_chain(moe_device *d, const moe_frame *f) {
         memcpy(d->chain_host + r * stride, chain, (position + 1) * sizeof *chain);
         destination[r] = chain[position];
     }
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->chain, d->chain_host, n * sizeof *d->chain, cudaMemcpyHostToDevice, d->stream));
+    moe_send(d, d->chain, d->chain_host, n * sizeof *d->chain);
 }
 
 /* Fill the upload. Rows from f->rows on are fillers. */
@@ -2497,12 +2417,11 @@ static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
     }
     if (f->packed.steps) moe_lift_packed(d, &f->packed);
     if (f->beam.chain && d->chain_host) moe_lift_chain(d, f);
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->up, d->up_host, MOE_UP * n * sizeof *d->up, cudaMemcpyHostToDevice, d->stream));
+    moe_send(d, d->up, d->up_host, MOE_UP * n * sizeof *d->up);
     if (!f->inputs) return;
     memcpy(d->inputs_host, f->inputs, f->rows * d->input_cols * sizeof *d->inputs_host);
     memset(d->inputs_host + f->rows * d->input_cols, 0, (rows - f->rows) * d->input_cols * sizeof *d->inputs_host);
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->inputs, d->inputs_host, rows * d->input_cols * sizeof *d->inputs,
-                                    cudaMemcpyHostToDevice, d->stream));
+    moe_send(d, d->inputs, d->inputs_host, rows * d->input_cols * sizeof *d->inputs);
 }
 
 /* Download the outputs of a frame. */
@@ -2510,8 +2429,7 @@ static void moe_fetch_frame(moe_device *d, const moe_frame *f, size_t top) {
     const size_t n = f->rows;
     const char *logprobs = d->down_host, *want = logprobs + ((char *)d->want_logprob - d->down);
     const char *ids = logprobs + ((char *)d->top_ids - d->down);
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->down_host, d->down, d->down_bytes, cudaMemcpyDeviceToHost, d->stream));
-    if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) return;
+    if (!moe_receive(d, d->down_host, d->down, d->down_bytes)) return;
     for (size_t r = 0; r < n; r++) {
         if (f->beam.want[r] >= 0) {
             memcpy(&f->beam.want_logprob[r], want + r * sizeof(float), sizeof(float));
@@ -2540,8 +2458,7 @@ static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, m
     else if (d->status == MOE_OK) moe_run_nodes(d, which, f, rows);
     if (which) moe_fetch_frame(d, f, d->graphs[1].top);
     else MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
-    if (d->status != MOE_OK && error) *error = d->error;
-    return d->status;
+    return moe_outcome(d, error);
 }
 
 static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot, int32_t force, const int32_t *target) {
@@ -2553,15 +2470,10 @@ static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot, int
     d->sentences.begun_host[d->sentences.n++] = begun;
     if (forced) d->sentences.targets_host[first] = force;
     if (given) memcpy(d->sentences.targets_host + first + forced, target, given * sizeof *target);
-    for (size_t c = 0; c < task->n_demands; c++) {
-        const moe_demand *from = &slot->demands[c];
-        *to++ = (int32_t)from->n;
-        *to++ = (int32_t)from->begin;
-        *to++ = (int32_t)from->length;
-        *to++ = from->once;
-    }
+    memcpy(to, slot->demands, task->n_demands * sizeof *slot->demands);
+    to += MOE_DEMAND_WORDS * task->n_demands;
     if (begun.demand_tokens) memcpy(to, slot->demand_ids, begun.demand_tokens * sizeof *to);
-    d->sentences.n_targets += task->n_target + 4 * task->n_demands + begun.demand_tokens;
+    d->sentences.n_targets += task->n_target + MOE_DEMAND_WORDS * task->n_demands + begun.demand_tokens;
 }
 
 static void moe_device_forget(moe_device *d) {
@@ -2576,7 +2488,7 @@ static moe_status moe_device_step(moe_device *d, moe_trace_fn trace, void *trace
     memset(&none, 0, sizeof none);
     MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* of this thread */
     if (d->status == MOE_OK) moe_lift_sentences(d);
-    out->rows = rows = d->sentences.live + moe_least(d->searching.search.ahead, d->sentences.ahead);
+    out->rows = rows = d->sentences.live + moe_min(d->searching.search.ahead, d->sentences.ahead);
     moe_set_live(d, rows);
     if (!trace) rows = moe_bucket(rows, d->graphs[1].rows, &index);
     if (d->status == MOE_OK && trace) {
@@ -2587,20 +2499,18 @@ static moe_status moe_device_step(moe_device *d, moe_trace_fn trace, void *trace
         moe_run_step(d, &none, rows);
     }
     if (d->status == MOE_OK) moe_fetch_results(d, out);
-    if (d->status != MOE_OK && error) *error = d->error;
-    return d->status;
+    return moe_outcome(d, error);
 }
 
 /* ---- Opening, binding, closing ---- */
 
 static int moe_device_count(moe_error *error) {
     int n = 0;
-    const cudaError_t code = cudaGetDeviceCount(&n);
+    cudaError_t code = cudaGetDeviceCount(&n);
     if (code == cudaSuccess && n > 0) return n;
+    if (code == cudaSuccess) code = cudaErrorNoDevice;
     cudaGetLastError();
-    moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "no GPU: %s; %s",
-             cudaGetErrorString(code == cudaSuccess ? cudaErrorNoDevice : code),
-             moe_advice(code == cudaSuccess ? cudaErrorNoDevice : code));
+    moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "no GPU: %s; %s", cudaGetErrorString(code), moe_advice(code));
     return 0;
 }
 
@@ -2675,8 +2585,7 @@ static moe_status moe_device_open(const moe_device_params *params, moe_device **
     d->blocks = (void **)moe_host(d, d->block_capacity * sizeof *d->blocks, "the list of device memory");
     moe_device_start(d);
     if (d->status != MOE_OK && !d->lacking) {
-        const moe_status status = d->status;
-        if (error) *error = d->error;
+        const moe_status status = moe_outcome(d, error);
         moe_device_close(d);
         return status;
     }
@@ -2687,13 +2596,11 @@ static moe_status moe_device_open(const moe_device_params *params, moe_device **
 static moe_status moe_device_allocate(moe_device *d, size_t bytes, const char *what, void **out, moe_error *error) {
     void *memory;
     MOE_CUDA_TRY(d, cudaSetDevice(d->index));
-    memory = moe_take(d, bytes, 1, what);
+    memory = moe_acquire(d, bytes, 1, what);
     if (memory) MOE_CUDA_TRY(d, cudaMemsetAsync(memory, 0, bytes, d->stream));
     if (memory) MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
     *out = memory;
-    if (d->status == MOE_OK || d->lacking) return MOE_OK; /* binding reports the memory that is needed in all */
-    if (error) *error = d->error;
-    return d->status;
+    return d->lacking ? MOE_OK : moe_outcome(d, error); /* binding reports the memory that is needed in all */
 }
 
 /* A matrix, once: nodes share some. */
@@ -2702,7 +2609,7 @@ static moe_weights moe_upload_matrix(moe_device *d, const moe_matrix *m, const c
     char *to;
     for (size_t i = 0; i < d->n_known; i++)
         if (d->known[i].host == m->data) return d->known[i].weights;
-    to = (char *)moe_take(d, 1, moe_both_bytes(m), what);
+    to = (char *)moe_acquire(d, 1, moe_both_bytes(m), what);
     if (to) moe_lift_matrix(d, m, to);
     if (to) moe_announce(d);
     w = moe_weights_at(m, to, 0);
@@ -2749,7 +2656,7 @@ static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b) {
             (const int32_t *)moe_upload(d, n->output.never, n->output.n_never * sizeof *n->output.never, n->name);
 }
 
-static void moe_most_of(size_t *most, size_t n) { *most = moe_largest(*most, n); }
+static void moe_most_of(size_t *most, size_t n) { *most = moe_max(*most, n); }
 
 /* The largest scratch of each kind over all nodes. */
 typedef struct moe_needs {
@@ -2758,7 +2665,7 @@ typedef struct moe_needs {
 } moe_needs;
 
 static void moe_need_matrix(moe_needs *need, const moe_matrix *m) {
-    const size_t rows = moe_blocks(m->rows, 16) * 16;
+    const size_t rows = moe_round_up(m->rows, 16);
     moe_most_of(&need->outputs, rows);
     if (m->type == MOE_TYPE_Q4) moe_most_of(&need->subs, rows * m->cols_padded / 32);
 }
@@ -2787,13 +2694,13 @@ static void moe_need_node(moe_needs *need, const moe_node *n, const moe_graph *g
         moe_need_matrix(need, &n->experts->down);
         moe_most_of(&need->experts, n->experts->count);
         moe_most_of(&need->pairs, pairs);
-        moe_most_of(&need->tiles, pairs / MOE_TILE + moe_least(pairs, n->experts->count));
+        moe_most_of(&need->tiles, pairs / MOE_TILE + moe_min(pairs, n->experts->count));
         moe_most_of(&need->units, pairs * n->experts->hidden);
         moe_most_of(&need->unit_codes, pairs * moe_code_stride(n->experts->hidden));
         moe_most_of(&need->inputs, pairs * n->src[0]->stride);
         moe_most_of(&need->out, pairs * n->cols);
     } else if (n->op == MOE_OP_OUTPUT) {
-        moe_most_of(&need->chunks, moe_blocks(w->rows, MOE_OUTPUT_CHUNK));
+        moe_most_of(&need->chunks, moe_divide_up(w->rows, MOE_OUTPUT_CHUNK));
     }
 }
 
@@ -2801,51 +2708,51 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     const char *what = "scratch", *frame = "what goes up and down in a step";
     const size_t rows = d->rows, top = d->graphs[1].top, up = MOE_UP * rows;
     const size_t attention = moe_times(d, d->graphs[1].rows, d->graphs[1].max_source);
-    const size_t host_ints = moe_largest(need->experts + 1, moe_largest(rows, 4)), inputs = rows * need->input_cols;
+    const size_t host_ints = moe_max(need->experts + 1, moe_max(rows, 4)), inputs = rows * need->input_cols;
     int32_t **const parts[MOE_UP] = { &d->ids,         &d->parents, &d->segment,  &d->length,    &d->want, &d->hold,
                                       &d->destination, &d->last,    &d->sentence, &d->positions, &d->first };
     size_t down, chain;
-    d->n_sums = moe_least(moe_largest(MOE_SUMS, need->outputs * 32), need->outputs * moe_largest(rows, need->pairs));
-    d->sums = (int32_t *)moe_take(d, d->n_sums, sizeof *d->sums, what);
-    d->lstm.z = (float *)moe_take(d, need->z, sizeof(float), what);
-    d->lstm.c = (float *)moe_take(d, need->sentences * need->hidden, sizeof(float), what);
-    d->lstm.h = (float *)moe_take(d, need->sentences * need->hidden, sizeof(float), what);
-    d->lstm.r = (float *)moe_take(d, need->sentences * need->state, sizeof(float), what);
-    d->lstm.r_codes = (int8_t *)moe_take(d, need->sentences, moe_code_stride(need->state) + 64, what);
-    d->lstm.h_codes = (int8_t *)moe_take(d, need->sentences, moe_code_stride(need->hidden) + 64, what);
-    d->lstm.r_scales = (float *)moe_take(d, need->sentences, sizeof(float), what);
-    d->lstm.h_scales = (float *)moe_take(d, need->sentences, sizeof(float), what);
-    d->moe.row_first = (int *)moe_take(d, rows, sizeof(int), what);
-    d->moe.place = (int *)moe_take(d, need->pairs, sizeof(int), what);
-    d->moe.count = (int *)moe_take(d, need->experts, 2 * sizeof(int), what);
-    d->moe.first = (int *)moe_take(d, need->experts + 1, sizeof(int), what);
-    d->moe.totals = (int *)moe_take(d, 2, sizeof(int), what);
-    d->moe.stats = (uint64_t *)moe_take(d, 2, sizeof(uint64_t), what);
-    d->live = (int *)moe_take(d, 1, sizeof(int), what);
+    d->n_sums = moe_min(moe_max(MOE_SUMS, need->outputs * 32), need->outputs * moe_max(rows, need->pairs));
+    d->sums = (int32_t *)moe_acquire(d, d->n_sums, sizeof *d->sums, what);
+    d->lstm.z = (float *)moe_acquire(d, need->z, sizeof(float), what);
+    d->lstm.c = (float *)moe_acquire(d, need->sentences * need->hidden, sizeof(float), what);
+    d->lstm.h = (float *)moe_acquire(d, need->sentences * need->hidden, sizeof(float), what);
+    d->lstm.r = (float *)moe_acquire(d, need->sentences * need->state, sizeof(float), what);
+    d->lstm.r_codes = (int8_t *)moe_acquire(d, need->sentences, moe_code_stride(need->state) + 64, what);
+    d->lstm.h_codes = (int8_t *)moe_acquire(d, need->sentences, moe_code_stride(need->hidden) + 64, what);
+    d->lstm.r_scales = (float *)moe_acquire(d, need->sentences, sizeof(float), what);
+    d->lstm.h_scales = (float *)moe_acquire(d, need->sentences, sizeof(float), what);
+    d->moe.row_first = (int *)moe_acquire(d, rows, sizeof(int), what);
+    d->moe.place = (int *)moe_acquire(d, need->pairs, sizeof(int), what);
+    d->moe.count = (int *)moe_acquire(d, need->experts, 2 * sizeof(int), what);
+    d->moe.first = (int *)moe_acquire(d, need->experts + 1, sizeof(int), what);
+    d->moe.totals = (int *)moe_acquire(d, 2, sizeof(int), what);
+    d->moe.stats = (uint64_t *)moe_acquire(d, 2, sizeof(uint64_t), what);
+    d->live = (int *)moe_acquire(d, 1, sizeof(int), what);
     MOE_CUDA_TRY(d, cudaMemsetAsync(d->moe.stats, 0, 2 * sizeof(uint64_t), d->stream));
     MOE_CUDA_TRY(d, cudaMemsetAsync(d->live, 0, sizeof(int), d->stream));
-    d->moe.tiles = (int4 *)moe_take(d, need->tiles, sizeof(int4), what);
-    d->moe.pair_row = (int *)moe_take(d, need->pairs, sizeof(int), what);
-    d->moe.pair_expert = (int *)moe_take(d, need->pairs, sizeof(int), what);
-    d->moe.inputs = (int8_t *)moe_take(d, need->inputs, 1, what);
-    d->moe.input_scales = (float *)moe_take(d, need->pairs, sizeof(float), what);
-    d->moe.units = (float *)moe_take(d, need->units, sizeof(float), what);
-    d->moe.codes = (int8_t *)moe_take(d, need->unit_codes, 1, what);
-    d->moe.code_scales = (float *)moe_take(d, need->pairs, sizeof(float), what);
-    d->moe.out = (float *)moe_take(d, need->out, sizeof(float), what);
-    d->output.max = (float *)moe_take(d, d->graphs[1].rows * need->chunks, sizeof(float), what);
-    d->output.sum = (float *)moe_take(d, d->graphs[1].rows * need->chunks, sizeof(float), what);
-    d->output.logits = (float *)moe_take(d, d->graphs[1].rows * need->chunks * top, sizeof(float), what);
-    d->output.ids = (int *)moe_take(d, d->graphs[1].rows * need->chunks * top, sizeof(int), what);
-    d->attention = (float *)moe_take(d, attention, sizeof *d->attention, what);
+    d->moe.tiles = (int4 *)moe_acquire(d, need->tiles, sizeof(int4), what);
+    d->moe.pair_row = (int *)moe_acquire(d, need->pairs, sizeof(int), what);
+    d->moe.pair_expert = (int *)moe_acquire(d, need->pairs, sizeof(int), what);
+    d->moe.inputs = (int8_t *)moe_acquire(d, need->inputs, 1, what);
+    d->moe.input_scales = (float *)moe_acquire(d, need->pairs, sizeof(float), what);
+    d->moe.units = (float *)moe_acquire(d, need->units, sizeof(float), what);
+    d->moe.codes = (int8_t *)moe_acquire(d, need->unit_codes, 1, what);
+    d->moe.code_scales = (float *)moe_acquire(d, need->pairs, sizeof(float), what);
+    d->moe.out = (float *)moe_acquire(d, need->out, sizeof(float), what);
+    d->output.max = (float *)moe_acquire(d, d->graphs[1].rows * need->chunks, sizeof(float), what);
+    d->output.sum = (float *)moe_acquire(d, d->graphs[1].rows * need->chunks, sizeof(float), what);
+    d->output.logits = (float *)moe_acquire(d, d->graphs[1].rows * need->chunks * top, sizeof(float), what);
+    d->output.ids = (int *)moe_acquire(d, d->graphs[1].rows * need->chunks * top, sizeof(int), what);
+    d->attention = (float *)moe_acquire(d, attention, sizeof *d->attention, what);
     /* one block to upload, one to download, and their pinned twins; results of the search have their own
      */
     d->down_bytes = d->graphs[1].rows * (2 * top + 1) * sizeof(float);
-    d->up = (int32_t *)moe_take(d, up, sizeof *d->up, frame);
-    d->down = (char *)moe_take(d, d->down_bytes, 1, frame);
-    d->inputs = (float *)moe_take(d, inputs, sizeof *d->inputs, frame);
+    d->up = (int32_t *)moe_acquire(d, up, sizeof *d->up, frame);
+    d->down = (char *)moe_acquire(d, d->down_bytes, 1, frame);
+    d->inputs = (float *)moe_acquire(d, inputs, sizeof *d->inputs, frame);
     d->input_cols = need->input_cols;
-    if (need->chain) d->chain = (int32_t *)moe_take(d, need->chain, sizeof *d->chain, frame);
+    if (need->chain) d->chain = (int32_t *)moe_acquire(d, need->chain, sizeof *d->chain, frame);
     down = d->searching.slots ? 0 : d->down_bytes;
     chain = d->searching.slots ? 0 : need->chain;
     if (!MOE_CUDA_TRY(d, cudaMallocHost(&d->pinned, (up + host_ints + inputs + chain) * sizeof(int32_t) + down)))
@@ -2871,7 +2778,8 @@ static void moe_take_search(moe_device *d) {
     const size_t constraints = a->search.max_constraints,
                  demand_ids = constraints ? moe_times(d, slots, max_target) : 0;
     const size_t hypotheses = moe_times(d, slots, beam);
-    const size_t targets = moe_times(d, slots, max_target) + demand_ids + 4 * moe_times(d, slots, constraints);
+    const size_t targets =
+        moe_times(d, slots, max_target) + demand_ids + MOE_DEMAND_WORDS * moe_times(d, slots, constraints);
     const size_t coverage = a->search.beta != 0.0f ? moe_times(d, g->rows, g->max_source) : 0;
     const size_t result =
         moe_times(d, (size_t)a->search.nbest, moe_times(d, max_target, a->search.looks ? 3 : 2) + 5); /* words */
@@ -2884,31 +2792,23 @@ static void moe_take_search(moe_device *d) {
             moe_fail(&d->error, MOE_ERROR_ARGUMENT, what,
                      "the results of so many sentences are too large: take a smaller batch, nbest or max_target");
     a->rows = (int)g->rows;
-    a->slot = (moe_slot *)moe_take(d, slots, sizeof *a->slot, what);
-    a->tokens = (moe_token *)moe_take(d, moe_times(d, hypotheses, max_target), sizeof *a->tokens, what);
-    a->live = (moe_live *)moe_take(d, hypotheses, sizeof *a->live, what);
-    a->next = (moe_live *)moe_take(d, hypotheses, sizeof *a->next, what);
-    a->finished = (moe_finished *)moe_take(d, moe_times(d, hypotheses, 2), sizeof *a->finished, what);
-    a->target = (int32_t *)moe_take(d, moe_times(d, slots, max_target), sizeof *a->target, what);
-    a->demands = (moe_demand *)moe_take(d, moe_times(d, slots, constraints), sizeof *a->demands, what);
-    a->demand_ids = (int32_t *)moe_take(d, demand_ids, sizeof *a->demand_ids, what);
-    a->starts = (int32_t *)moe_take(d, moe_times(d, g->rows, constraints), sizeof *a->starts, what);
-    a->start_logprobs = (float *)moe_take(d, moe_times(d, g->rows, constraints), sizeof(float), what);
-    a->turn = (int32_t *)moe_take(d, 1, sizeof *a->turn, what);
-    a->done = (int32_t *)moe_take(d, slots, sizeof *a->done, what);
-    a->results = (int32_t *)moe_take(d, words, sizeof *a->results, what);
-    if (coverage) a->coverage[0] = a->coverage[1] = (float *)moe_take(d, coverage, sizeof(float), what);
-    if (coverage && !a->search.rules.by_place) a->coverage[1] = (float *)moe_take(d, coverage, sizeof(float), what);
+    a->slot = (moe_slot *)moe_acquire(d, slots, sizeof *a->slot, what);
+    a->tokens = (moe_token *)moe_acquire(d, moe_times(d, hypotheses, max_target), sizeof *a->tokens, what);
+    a->live = (moe_live *)moe_acquire(d, hypotheses, sizeof *a->live, what);
+    a->next = (moe_live *)moe_acquire(d, hypotheses, sizeof *a->next, what);
+    a->finished = (moe_finished *)moe_acquire(d, moe_times(d, hypotheses, 2), sizeof *a->finished, what);
+    a->target = (int32_t *)moe_acquire(d, moe_times(d, slots, max_target), sizeof *a->target, what);
+    a->demands = (moe_demand *)moe_acquire(d, moe_times(d, slots, constraints), sizeof *a->demands, what);
+    a->demand_ids = (int32_t *)moe_acquire(d, demand_ids, sizeof *a->demand_ids, what);
+    a->starts = (int32_t *)moe_acquire(d, moe_times(d, g->rows, constraints), sizeof *a->starts, what);
+    a->start_logprobs = (float *)moe_acquire(d, moe_times(d, g->rows, constraints), sizeof(float), what);
+    a->turn = (int32_t *)moe_acquire(d, 1, sizeof *a->turn, what);
+    a->done = (int32_t *)moe_acquire(d, slots, sizeof *a->done, what);
+    a->results = (int32_t *)moe_acquire(d, words, sizeof *a->results, what);
+    if (coverage) a->coverage[0] = a->coverage[1] = (float *)moe_acquire(d, coverage, sizeof(float), what);
+    if (coverage && !a->search.rules.by_place) a->coverage[1] = (float *)moe_acquire(d, coverage, sizeof(float), what);
     a->attention = d->attention;
-    a->ids = d->ids;
-    a->parents = d->parents;
-    a->segment = d->segment;
-    a->length = d->length;
-    a->want = d->want;
-    a->hold = d->hold;
-    a->positions = d->positions;
-    a->destination = d->destination;
-    a->chain = d->chain;
+    static_cast<moe_step_rows &>(*a) = *d;
     a->answer.top = g->top;
     a->answer.top_ids = d->top_ids;
     a->answer.top_logprobs = d->top_logprobs;
@@ -2916,8 +2816,8 @@ static void moe_take_search(moe_device *d) {
     a->answer.stride = g->max_source;
     a->answer.attention = a->search.looks ? d->attention : NULL;
     a->answer.start_logprobs = a->start_logprobs;
-    d->sentences.begun = (moe_begun *)moe_take(d, slots, sizeof *d->sentences.begun, what);
-    d->sentences.targets = (int32_t *)moe_take(d, targets, sizeof *d->sentences.targets, what);
+    d->sentences.begun = (moe_begun *)moe_acquire(d, slots, sizeof *d->sentences.begun, what);
+    d->sentences.targets = (int32_t *)moe_acquire(d, targets, sizeof *d->sentences.targets, what);
     if (!MOE_CUDA_TRY(d, cudaMallocHost(&d->sentences.pinned, bytes))) return;
     d->sentences.begun_host = (moe_begun *)d->sentences.pinned;
     d->sentences.targets_host = (int32_t *)(void *)(d->sentences.begun_host + slots);
@@ -2928,7 +2828,7 @@ static void moe_take_search(moe_device *d) {
 
 /* The matrices and biases of the first expert. */
 static void moe_bind_slabs(const moe_experts *e, const char *slabs, size_t step, moe_bound *b) {
-    const char *down = slabs + moe_up_bytes(e);
+    const char *down = slabs + moe_biased_bytes(&e->up, e->up_bias);
     b->up = moe_weights_at(&e->up, slabs, step);
     b->down = moe_weights_at(&e->down, down, step);
     if (e->up_bias) b->up_bias = (const float *)(const void *)(slabs + moe_both_bytes(&e->up));
@@ -2936,7 +2836,7 @@ static void moe_bind_slabs(const moe_experts *e, const char *slabs, size_t step,
 }
 
 /* Experts, after everything else has its memory: all of them, or slots. */
-static void moe_bind_experts(moe_device *d, const moe_needs *need) {
+static void moe_place_experts(moe_device *d, const moe_needs *need) {
     const size_t fixed = d->wanted;
     size_t all = 0, largest = 0, everything, available = 0, total = 0, room;
     char message[128];
@@ -2947,17 +2847,15 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
             d->bound[which][i].layer.first = d->experts;
             d->bound[which][i].layer.count = n->experts->count;
             d->experts += n->experts->count;
-            moe_most_of(&largest, moe_expert_bytes(n));
-            all +=
-                moe_least(n->experts->count < SIZE_MAX / moe_expert_bytes(n) ? n->experts->count * moe_expert_bytes(n)
-                                                                             : SIZE_MAX,
-                          SIZE_MAX - all);
+            const size_t bytes = moe_expert_bytes(n->experts), count = n->experts->count;
+            moe_most_of(&largest, bytes);
+            all += moe_min(count < SIZE_MAX / bytes ? count * bytes : SIZE_MAX, SIZE_MAX - all);
         }
     everything = fixed < SIZE_MAX - all ? fixed + all : SIZE_MAX;
     if (d->lacking) moe_lack(d, fixed + largest, d->experts ? everything : 0, d->budget, "device");
     if (!d->experts || !MOE_CUDA_TRY(d, cudaMemGetInfo(&available, &total))) return;
-    room = available - moe_least(available / 8, MOE_MARGIN);
-    if (d->budget) room = moe_least(room, d->budget - d->used);
+    room = available - moe_min(available / 8, MOE_MARGIN);
+    if (d->budget) room = moe_min(room, d->budget - d->used);
     if (room < largest) moe_lack(d, fixed + largest, everything, d->used + room, "experts");
     else if (room < all) moe_take_slots(d, largest, room, need->experts, need->tiles);
     if (d->cache.slots && d->log) {
@@ -2972,8 +2870,8 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
             char *slabs = d->fetching.slabs;
             size_t step;
             if (n->op != MOE_OP_EXPERTS) continue;
-            step = slabs ? largest : moe_expert_bytes(n);
-            if (!slabs) slabs = (char *)moe_take(d, n->experts->count, step, n->name);
+            step = slabs ? largest : moe_expert_bytes(n->experts);
+            if (!slabs) slabs = (char *)moe_acquire(d, n->experts->count, step, n->name);
             if (!slabs) return;
             moe_bind_slabs(n->experts, slabs, step, &d->bound[which][i]);
             for (size_t e = 0; e < n->experts->count && !d->cache.slots && d->status == MOE_OK; e++) {
@@ -2984,17 +2882,17 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
 }
 
 static void moe_bind_graphs(moe_device *d, const moe_needs *need) {
-    d->subs = (int8_t *)moe_take(d, need->subs, 1, "Q4 groups");
+    d->subs = (int8_t *)moe_acquire(d, need->subs, 1, "Q4 groups");
     for (int i = 0; i < 2; i++) {
         MOE_CUDA_TRY(d, cudaMallocHost((void **)&d->stage[i], MOE_STAGE_BYTES));
-        d->landing[i] = (char *)moe_take(d, 1, MOE_STAGE_BYTES, "weights on their way");
+        d->landing[i] = (char *)moe_acquire(d, 1, MOE_STAGE_BYTES, "weights on their way");
         MOE_CUDA_TRY(d, cudaEventCreateWithFlags(&d->landed[i], cudaEventDisableTiming));
         MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
     }
     for (int which = 0; which < 2; which++) /* to the end even after a failure, to count the needed memory */
         for (size_t i = 0; i < d->graphs[which].count && d->bound[which]; i++)
             moe_bind_node(d, &d->graphs[which].nodes[i], &d->bound[which][i]);
-    moe_bind_experts(d, need);
+    moe_place_experts(d, need);
     MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
     d->bound_bytes = d->uploaded;
     d->budget = 0;
@@ -3031,8 +2929,7 @@ static moe_status moe_device_bind(moe_device *d, const moe_graph graphs[MOE_GRAP
     moe_take_scratch(d, &need);
     if (search) moe_take_search(d);
     moe_bind_graphs(d, &need);
-    if (d->status != MOE_OK && error) *error = d->error;
-    return d->status;
+    return moe_outcome(d, error);
 }
 
 static const char *moe_device_describe(const moe_device *d, uint64_t *bytes) {

@@ -53,14 +53,31 @@
  * than K experts; Q8 rows are padded to 64 columns and 16 rows with zeros.
  */
 
-/* moe-cuda.cu includes this file for rooms 4 to 7, 31 and 32 only. It defines MOE_SHARED first, which stands before
- * every function of these rooms, and includes moe.h and their headers. The file includes itself for room 10 only, with
- * MOE_ISA. */
+/* moe-cuda.cu includes this file for rooms 4 to 7, 31, 32 and what stands outside MOE_HOST in rooms 1 and 2. It
+ * defines MOE_SHARED first, which stands before every function that it uses, and includes moe.h and their headers. The
+ * file includes itself for room 10 only, with MOE_ISA. */
 #ifndef MOE_ISA
-#ifndef MOE_SHARED
+#ifdef MOE_SHARED
+#define MOE_HOST 0
+#else
+#define MOE_HOST 1
+#define MOE_SHARED static inline MOE_UNUSED /* a device alone uses some of it */
+#endif
 
 /* ==== 1. Platform =============================================================================================
  * Owns every question about the compiler, the processor and the operating system. */
+
+#if defined(__GNUC__) || defined(__clang__)
+#define MOE_INLINE static inline __attribute__((always_inline))
+#define MOE_UNUSED __attribute__((unused))
+#define MOE_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#else
+#define MOE_INLINE static inline
+#define MOE_UNUSED
+#define MOE_PRINTF(fmt, args)
+#endif
+
+#if MOE_HOST
 
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
@@ -132,16 +149,6 @@
 #define MOE_ARM 0
 #endif
 
-#if defined(__GNUC__) || defined(__clang__)
-#define MOE_INLINE static inline __attribute__((always_inline))
-#define MOE_UNUSED __attribute__((unused))
-#define MOE_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
-#else
-#define MOE_INLINE static inline
-#define MOE_UNUSED
-#define MOE_PRINTF(fmt, args)
-#endif
-
 #if defined(__APPLE__)
 #define MOE_MTIME(file) ((file).st_mtimespec)
 #else
@@ -169,23 +176,16 @@ static size_t moe_l1_bytes(void) {
 #endif
 }
 
-MOE_INLINE size_t moe_min(size_t a, size_t b) { return a < b ? a : b; }
-MOE_INLINE size_t moe_max(size_t a, size_t b) { return a > b ? a : b; }
-MOE_INLINE size_t moe_round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
-MOE_INLINE size_t moe_divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
+#endif /* MOE_HOST */
+
+MOE_SHARED size_t moe_min(size_t a, size_t b) { return a < b ? a : b; }
+MOE_SHARED size_t moe_max(size_t a, size_t b) { return a > b ? a : b; }
+MOE_SHARED size_t moe_round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+MOE_SHARED size_t moe_divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
 
 /* ==== 2. Errors ===============================================================================================
  * Owns the way a failure reaches the caller. Invariant: a function that returns another status than MOE_OK has
  * filled the error with a message that names the culprit, and the first failure wins. */
-
-const char *moe_version(void) { return MOE_VERSION; }
-int moe_version_number(void) { return MOE_VERSION_NUMBER; }
-
-const char *moe_status_name(moe_status status) {
-    static const char *const names[] = { "ok",          "argument", "memory",  "io",        "format",
-                                         "unsupported", "limit",    "numeric", "cancelled", "device" };
-    return (unsigned)status < MOE_COUNT(names) ? names[status] : "unknown";
-}
 
 MOE_PRINTF(4, 5)
 static moe_status moe_fail(moe_error *error, moe_status code, const char *where, const char *format, ...) {
@@ -200,6 +200,17 @@ static moe_status moe_fail(moe_error *error, moe_status code, const char *where,
     return code;
 }
 
+#if MOE_HOST
+
+const char *moe_version(void) { return MOE_VERSION; }
+int moe_version_number(void) { return MOE_VERSION_NUMBER; }
+
+const char *moe_status_name(moe_status status) {
+    static const char *const names[] = { "ok",          "argument", "memory",  "io",        "format",
+                                         "unsupported", "limit",    "numeric", "cancelled", "device" };
+    return (unsigned)status < MOE_COUNT(names) ? names[status] : "unknown";
+}
+
 #define MOE_TRY(call)                                        \
     do {                                                     \
         moe_status moe_try_status = (call);                  \
@@ -207,7 +218,7 @@ static moe_status moe_fail(moe_error *error, moe_status code, const char *where,
     } while (0)
 
 /* Products of sizes from a file: 0 and *out untouched on overflow. */
-static int moe_mul(uint64_t a, uint64_t b, uint64_t *out) {
+static int moe_multiply(uint64_t a, uint64_t b, uint64_t *out) {
     if (b && a > UINT64_MAX / b) return 0;
     *out = a * b;
     return 1;
@@ -277,7 +288,7 @@ typedef struct moe_layout {
 static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     uint64_t bytes;
     void *piece = layout->base ? layout->base + layout->used : NULL;
-    if (!moe_mul(count, size, &bytes) || bytes > (SIZE_MAX >> 1) - 64 - layout->used) {
+    if (!moe_multiply(count, size, &bytes) || bytes > (SIZE_MAX >> 1) - 64 - layout->used) {
         layout->overflow = 1;
         return NULL;
     }
@@ -285,11 +296,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     return piece;
 }
 
-#define MOE_SHARED static inline MOE_UNUSED /* a device alone uses some of it */
-#define MOE_HOST 1
-#else
-#define MOE_HOST 0
-#endif /* MOE_SHARED */
+#endif /* MOE_HOST */
 
 /* ==== 4. Graph data ===========================================================================================
  * Owns the nodes of a graph for the processor and a device: numbers, matrices and addresses, without layers or models.
@@ -572,12 +579,9 @@ typedef struct moe_slot moe_slot;
 
 /* The outcome of a step of a device that searches. */
 typedef struct moe_device_results {
-    size_t rows; /* rows of the step */
-    size_t done; /* finished sentences, in the order of their slots; results are valid until the next step */
-
-    /* For each sentence: slot, number of hypotheses (0: broken). For each hypothesis: n_ids, finished, logprob and
-     * score (floats), ids [n_ids], logprobs [n_ids + finished] (floats), with search.looks sources [n_ids]. */
-    const int32_t *results;
+    size_t rows;            /* rows of the step */
+    size_t done;            /* finished sentences, in the order of their slots */
+    const int32_t *results; /* of them, by moe_write_result; valid until the next step */
 } moe_device_results;
 
 typedef struct moe_device_params {
@@ -827,10 +831,11 @@ static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
         if (rows > UINT64_MAX / 2 || cols > UINT64_MAX / 2) return 0;
         rows = (rows + MOE_Q8_ROWS - 1) / MOE_Q8_ROWS * MOE_Q8_ROWS;
         cols = (cols + MOE_Q8_COLS - 1) / MOE_Q8_COLS * MOE_Q8_COLS;
-        return moe_mul(rows, (type == MOE_TYPE_Q8 ? cols : cols / 2 + cols / MOE_Q4_GROUP) + 8, &bytes) ? bytes : 0;
+        return moe_multiply(rows, (type == MOE_TYPE_Q8 ? cols : cols / 2 + cols / MOE_Q4_GROUP) + 8, &bytes) ? bytes
+                                                                                                             : 0;
     }
-    if (!moe_mul(rows, cols, &bytes)) return 0;
-    return moe_mul(bytes, type == MOE_TYPE_F32 ? 4 : 2, &bytes) ? bytes : 0;
+    if (!moe_multiply(rows, cols, &bytes)) return 0;
+    return moe_multiply(bytes, type == MOE_TYPE_F32 ? 4 : 2, &bytes) ? bytes : 0;
 }
 
 /* The caller has checked that the blob is moe_matrix_bytes long. */
@@ -3918,7 +3923,7 @@ static uint64_t moe_tensor_bytes(const moe_tensor_info *t) {
     uint64_t bytes, down;
     if (!t->experts) return moe_matrix_bytes(t->type, t->n_dims > 1 ? t->dims[0] : 1, t->dims[t->n_dims - 1]);
     bytes = moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
-    return bytes && moe_mul(bytes, t->dims[0], &bytes) ? bytes : 0;
+    return bytes && moe_multiply(bytes, t->dims[0], &bytes) ? bytes : 0;
 }
 
 /* The number of experts of a tensor, or 1; the number of pieces that have checksums. */
@@ -3963,12 +3968,12 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
         return moe_fail(error, MOE_ERROR_FORMAT, where, "layout %u, type %s and %u dimensions do not go together",
                         layout, moe_type_name(t->type), t->n_dims);
     for (uint32_t i = 0; i < t->n_dims; i++)
-        if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_mul(count, t->dims[i], &count))
+        if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_multiply(count, t->dims[i], &count))
             return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is %" PRIu64, i, t->dims[i]);
     if (moe_type_quantised(t->type) && (t->dims[1] > MOE_Q8_WIDEST || (t->experts && t->dims[2] > MOE_Q8_WIDEST)))
         return moe_fail(error, MOE_ERROR_FORMAT, where, "its rows are too long for %s: at most %d columns",
                         moe_type_name(t->type), MOE_Q8_WIDEST);
-    if (t->experts && !moe_mul(count, 2, &count)) count = 0;
+    if (t->experts && !moe_multiply(count, 2, &count)) count = 0;
     t->parameters = count;
     if (!count || moe_tensor_bytes(t) != t->bytes)
         return moe_fail(error, MOE_ERROR_FORMAT, where, "%" PRIu64 " bytes stored, its shape needs %" PRIu64, t->bytes,
@@ -7596,8 +7601,9 @@ typedef struct moe_task {
 /* One sentence under translation. If a device searches, the session has a slot too, without hypotheses. */
 struct moe_slot {
     int active;
-    void *user;
-    uint64_t key; /* of its source, for noise */
+    void *user;         /* of the request, as is: */
+    const int *dropped; /* a flag of the caller, or NULL */
+    uint64_t key;       /* of its source, for noise */
     moe_task task;
     size_t steps;      /* decoder steps made */
     size_t ahead;      /* and steps that this run makes in addition to the next one */
@@ -8117,15 +8123,35 @@ MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
     return slot->n_finished < (size_t)s->nbest ? slot->n_finished : (size_t)s->nbest;
 }
 
-/* The tokens of one hypothesis: `ids` [tokens], `logprobs` [tokens + finished], `sources` [tokens] if not NULL. */
-MOE_SHARED void moe_write_finished(const moe_slot *slot, const moe_finished *f, int32_t *ids, float *logprobs,
-                                   int32_t *sources) {
+/* Results of a sentence as 32-bit words, which a device downloads: slot, number of hypotheses (0: broken). For each
+ * hypothesis: n_ids, finished, logprob and score (floats), ids [n_ids], logprobs [n_ids + finished] (floats), with
+ * search.looks sources [n_ids]. The words before those of hypothesis h: */
+MOE_SHARED size_t moe_result_words(const moe_search *s, const moe_slot *slot, size_t h) {
+    size_t words = 2;
+    for (const moe_finished *f = slot->finished; f < slot->finished + h; f++)
+        words += 4 + (size_t)(2 + s->looks) * f->tokens + (size_t)f->finished;
+    return words;
+}
+
+MOE_SHARED void moe_write_head(const moe_search *s, const moe_slot *slot, size_t at, int32_t *words) {
+    words[0] = (int32_t)at;
+    words[1] = (int32_t)moe_slot_results(s, slot);
+}
+
+MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size_t h, int32_t *words) {
+    const moe_finished *f = &slot->finished[h];
+    int32_t *to = words + moe_result_words(s, slot, h), *ids = to + 4, *sources = ids + 2 * f->tokens + f->finished;
+    float *numbers = (float *)(void *)to, *logprobs = numbers + 4 + f->tokens;
     int32_t at = f->last;
+    to[0] = (int32_t)f->tokens;
+    to[1] = f->finished;
+    numbers[2] = f->logprob;
+    numbers[3] = f->score;
     if (f->finished) logprobs[f->tokens] = f->end_logprob;
     for (size_t i = f->tokens; i-- > 0; at = slot->tokens[at].parent) {
         ids[i] = slot->tokens[at].id;
         logprobs[i] = slot->tokens[at].logprob;
-        if (sources) sources[i] = slot->tokens[at].source;
+        if (s->looks) sources[i] = slot->tokens[at].source;
     }
 }
 
@@ -8244,21 +8270,23 @@ MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *
 #if MOE_HOST
 
 /* ==== 33. Reranking ===========================================================================================
- * Owns the translations that wait to be reranked: each needs the log-probability of its source given each hypothesis. A
- * question is the computation of one of these by the model. Invariant: the outcome depends on the sentence alone.
- * Questions begin before new sentences, so that places for twice the sentences of a batch are always enough. */
+ * Owns what stands between the engine and the caller of moe_translate: translations that wait to be reranked. Each
+ * needs the log-probability of its source given each hypothesis. A question is the computation of one of these: the
+ * engine pulls it like a request of the caller, and this room swallows its result. Invariant: the outcome depends on
+ * the sentence alone. Questions begin before new sentences, so that places for twice the sentences of a batch are
+ * always enough. */
 
 typedef struct moe_waiting {
-    void *user;         /* the request's */
-    const int *dropped; /* the same */
-    int used, broken;
-    uint64_t arrival;   /* 0: the sentence is still being translated */
-    int32_t source_tag; /* -1: to be detected */
-    size_t n, n_source;
+    moe_request request; /* the caller's; source_tag -1: to be detected; its source is a copy: */
+    int32_t *source;     /* [n_source] without tag and end */
+    int used;
+    moe_status status; /* of the first question that failed */
+    char message[128];
+    uint64_t arrival;           /* 0: the sentence is still being translated */
+    size_t n;                   /* hypotheses */
     size_t asked, answered;     /* questions of this round: first the languages, then the hypotheses, best first */
     size_t language;            /* the most probable so far */
     float best;                 /* score of a reranked hypothesis so far */
-    int32_t *source;            /* [n_source] without tag and end */
     moe_hypothesis *hypotheses; /* [n] */
     int32_t *ids;               /* [beam, max_target] ids of the hypotheses */
     int32_t *sources;           /* [beam, max_target]; NULL: unknown */
@@ -8269,117 +8297,120 @@ typedef struct moe_waiting {
 typedef struct moe_ticket {
     moe_waiting *waiting; /* NULL: it is not reranked */
     size_t question;      /* of `waiting`; SIZE_MAX: the translation itself */
-    size_t first, n;      /* the request's tokens in the input of the encoder */
-    const int *dropped;   /* the request's */
 } moe_ticket;
 
 typedef struct moe_reranker {
-    const moe_model *model;
-    float weight;
-    int all; /* 1: every hypothesis gets its new score; 0: only the best is determined */
-    size_t n, beam, max_source, max_target;
-    int looks;            /* 1: hypotheses include their source tokens */
+    size_t n;             /* 0: results go to the caller as they are */
     moe_waiting *waiting; /* [n] */
+    moe_ticket *tickets;  /* [slots] */
     uint64_t arrivals;
 } moe_reranker;
 
-static void moe_reranker_layout(moe_reranker *r, moe_layout *at) {
+/* The caller of moe_translate, and the session's members that decide how to serve it. */
+typedef struct moe_client {
+    const moe_model *model;
+    const moe_session_params *params;
+    const moe_search *search;
+    moe_reranker *reranker;
+    moe_stats *stats;
+    moe_pull_fn pull;
+    moe_done_fn done;
+    void *user;
+} moe_client;
+
+static void moe_reranker_layout(moe_reranker *r, const moe_search *s, size_t slots, size_t max_source, moe_layout *at) {
+    const size_t beam = (size_t)s->beam;
+    r->tickets = moe_carve(at, slots, sizeof *r->tickets);
     r->waiting = moe_carve(at, r->n, sizeof *r->waiting);
     for (size_t i = 0; i < r->n; i++) {
-        moe_waiting w;
-        memset(&w, 0, sizeof w);
-        w.source = moe_carve(at, r->max_source, sizeof *w.source);
-        w.hypotheses = moe_carve(at, r->beam, sizeof *w.hypotheses);
-        w.ids = moe_carve(at, r->beam * r->max_target, sizeof *w.ids);
-        if (r->looks) w.sources = moe_carve(at, r->beam * r->max_target, sizeof *w.sources);
-        w.logprobs = moe_carve(at, r->beam * (r->max_target + 1), sizeof *w.logprobs);
+        moe_waiting w = { .used = 0 };
+        w.source = moe_carve(at, max_source, sizeof *w.source);
+        w.hypotheses = moe_carve(at, beam, sizeof *w.hypotheses);
+        w.ids = moe_carve(at, beam * s->max_target, sizeof *w.ids);
+        if (s->looks) w.sources = moe_carve(at, beam * s->max_target, sizeof *w.sources);
+        w.logprobs = moe_carve(at, beam * (s->max_target + 1), sizeof *w.logprobs);
         if (at->base) r->waiting[i] = w;
     }
 }
 
-static int moe_reranker_full(const moe_reranker *r) {
-    for (size_t i = 0; i < r->n; i++)
-        if (!r->waiting[i].used) return 0;
-    return r->n > 0;
+/* Whether a translation may contain a token, which need not be one. */
+static int moe_can_generate(const moe_model *m, int32_t id) {
+    return id >= 0 && id < m->vocabulary && id != m->eos && !moe_is_never(m, id);
 }
 
-/* A place for a new request; NULL if its source cannot be a target. */
-static moe_waiting *moe_rerank_begin(moe_reranker *r, const moe_request *q) {
-    moe_waiting *w = r->waiting;
-    if (!r->n || (q->target && !q->prefix) || q->n_source + 1 > r->max_target) return NULL;
+/* A place for a request of the caller, which may be broken; NULL if its source cannot be a target. */
+static moe_waiting *moe_rerank_begin(moe_client *c, const moe_request *q) {
+    moe_waiting *w = c->reranker->waiting;
+    if (!c->reranker->n || (q->target ? !q->prefix : !q->n_source)) return NULL;
+    if (q->n_source > (size_t)c->params->max_source) return NULL;
+    if (q->n_source + 1 + (size_t)(c->model->forced_tag != 0) > c->search->max_target) return NULL;
     for (size_t i = 0; i < q->n_source; i++)
-        if (q->source[i] == r->model->eos || moe_is_never(r->model, q->source[i])) return NULL;
+        if (!moe_can_generate(c->model, q->source[i])) return NULL;
     while (w->used) w++; /* one is free: no request is pulled while all are in use */
+    w->request = *q;
+    w->request.source = memcpy(w->source, q->source, q->n_source * sizeof *w->source);
     w->used = 1;
-    w->broken = 0;
+    w->status = MOE_OK;
     w->arrival = 0;
-    w->dropped = q->dropped;
-    w->source_tag = q->source_tag;
-    w->n_source = q->n_source;
-    memcpy(w->source, q->source, q->n_source * sizeof *w->source);
     return w;
 }
 
 /* Store the hypotheses of a translation. 0: one of them cannot be a source, so the sentence is not reranked. */
-static int moe_rerank_keep(moe_reranker *r, moe_waiting *w, const moe_result *found) {
+static int moe_rerank_keep(moe_client *c, moe_waiting *w, const moe_result *found) {
     const moe_hypothesis *hypotheses = found->hypotheses;
-    const size_t n = found->n_hypotheses;
+    const size_t n = found->n_hypotheses, max_target = c->search->max_target;
     for (size_t h = 0; h < n; h++)
-        if (hypotheses[h].n_ids + moe_source_extra(r->model) > r->max_source) return 0;
+        if (hypotheses[h].n_ids + moe_source_extra(c->model) > (size_t)c->params->max_source) return 0;
     for (size_t h = 0; h < n; h++) {
-        int32_t *ids = w->ids + h * r->max_target;
-        float *logprobs = w->logprobs + h * (r->max_target + 1);
+        int32_t *ids = w->ids + h * max_target;
+        float *logprobs = w->logprobs + h * (max_target + 1);
         w->hypotheses[h] = hypotheses[h];
         w->hypotheses[h].ids = memcpy(ids, hypotheses[h].ids, hypotheses[h].n_ids * sizeof *ids);
         if (hypotheses[h].sources)
             w->hypotheses[h].sources =
-                memcpy(w->sources + h * r->max_target, hypotheses[h].sources, hypotheses[h].n_ids * sizeof *ids);
+                memcpy(w->sources + h * max_target, hypotheses[h].sources, hypotheses[h].n_ids * sizeof *ids);
         w->hypotheses[h].token_logprobs =
             memcpy(logprobs, hypotheses[h].token_logprobs,
                    (hypotheses[h].n_ids + (size_t)hypotheses[h].finished) * sizeof *logprobs);
     }
-    w->user = found->user;
     w->n = n;
     w->asked = w->answered = w->language = 0;
-    w->arrival = ++r->arrivals;
+    w->arrival = ++c->reranker->arrivals;
     return 1;
 }
 
 /* The number of questions of this round: the source in every language given the best hypothesis; or, in its language,
- * given each hypothesis that can still win. Scores only fall, so hypotheses below the best reranked one cannot win. */
-static size_t moe_rerank_questions(const moe_reranker *r, const moe_waiting *w) {
+ * given each hypothesis that can still win. Scores only fall, so hypotheses below the best reranked one cannot win. If
+ * there are several results, each needs its score. */
+static size_t moe_rerank_questions(const moe_client *c, const moe_waiting *w) {
     size_t n = 1;
-    if (w->source_tag < 0) return r->model->tags->count;
+    if (w->request.source_tag < 0) return c->model->tags->count;
     if (!w->answered) return 1;
-    if (r->all) return w->n;
+    if (c->params->nbest > 1) return w->n;
     while (n < w->n && w->hypotheses[n].finished == w->hypotheses[0].finished && w->hypotheses[n].score >= w->best) n++;
     return moe_max(n, w->asked); /* the best score may have risen since they began */
 }
 
-/* The number of questions that have not begun yet. */
-static size_t moe_rerank_due(const moe_reranker *r) {
-    size_t n = 0;
-    for (size_t i = 0; i < r->n; i++)
-        if (r->waiting[i].used && r->waiting[i].arrival)
-            n += moe_rerank_questions(r, &r->waiting[i]) - r->waiting[i].asked;
-    return n;
-}
-
-/* The next question of the oldest sentence. */
-static void moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) {
+/* The next question of the oldest sentence that has one. */
+static int moe_rerank_ask(moe_client *c, moe_ticket *ticket, moe_request *q) {
     moe_waiting *w = NULL;
-    for (size_t i = 0; i < r->n; i++) {
-        moe_waiting *at = &r->waiting[i];
-        if (!at->used || !at->arrival || at->asked == moe_rerank_questions(r, at)) continue;
+    for (size_t i = 0; i < c->reranker->n; i++) {
+        moe_waiting *at = &c->reranker->waiting[i];
+        if (!at->used || !at->arrival || at->asked == moe_rerank_questions(c, at)) continue;
         if (!w || at->arrival < w->arrival) w = at;
     }
-    *ticket = (moe_ticket){ .waiting = w, .question = w->asked++ };
-    *q = (moe_request){ .force = -1 };
-    q->source = w->hypotheses[w->source_tag < 0 ? 0 : ticket->question].ids;
-    q->n_source = w->hypotheses[w->source_tag < 0 ? 0 : ticket->question].n_ids;
-    q->target = w->source;
-    q->n_target = w->n_source;
-    q->target_tag = w->source_tag < 0 ? (int32_t)moe_meta_int(r->model->tags, ticket->question) : w->source_tag;
+    if (!w) return MOE_PULL_LATER;
+    *ticket = (moe_ticket){ w, w->asked++ };
+    const int32_t tag = w->request.source_tag;
+    const moe_hypothesis *h = &w->hypotheses[tag < 0 ? 0 : ticket->question];
+    *q = (moe_request){ .source = h->ids,
+                        .n_source = h->n_ids,
+                        .target = w->source,
+                        .n_target = w->request.n_source,
+                        .force = -1,
+                        .target_tag = tag < 0 ? (int32_t)moe_meta_int(c->model->tags, ticket->question) : tag,
+                        .dropped = w->request.dropped };
+    return MOE_PULL_REQUEST;
 }
 
 /* Sort: finished before cut, then by score; equal ones keep the order of the search. */
@@ -8393,36 +8424,75 @@ static void moe_rerank_sort(moe_waiting *w) {
     }
 }
 
-static float moe_rerank_score(const moe_reranker *r, const moe_search *s, const moe_waiting *w,
-                              const moe_hypothesis *h) {
-    return h->score + r->weight * (h->reverse / moe_length_penalty(s, w->n_source + 1));
+static float moe_rerank_score(const moe_client *c, const moe_waiting *w, const moe_hypothesis *h) {
+    return h->score + c->params->rerank * (h->reverse / moe_length_penalty(c->search, w->request.n_source + 1));
 }
 
 /* The result of a question; results come in any order. Returns 1 after the last one: the reranked hypotheses are then
  * in their new order. */
-static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const moe_ticket *ticket, float logprob) {
+static int moe_rerank_answer(const moe_client *c, const moe_ticket *ticket, const moe_result *result) {
     moe_waiting *w = ticket->waiting;
     const size_t which = ticket->question;
-    moe_hypothesis *h = &w->hypotheses[w->source_tag < 0 ? 0 : which];
-    if (logprob != logprob) w->broken = 1;
-    if (w->source_tag >= 0 || !w->answered || logprob > h->reverse || (logprob == h->reverse && which < w->language)) {
+    const int detects = w->request.source_tag < 0;
+    moe_hypothesis *h = &w->hypotheses[detects ? 0 : which];
+    float logprob = result->status ? -FLT_MAX : result->hypotheses[0].logprob;
+    if (result->status && !w->status) snprintf(w->message, sizeof w->message, "%s", result->message);
+    if (!w->status) w->status = result->status;
+    if (!detects || !w->answered || logprob > h->reverse || (logprob == h->reverse && which < w->language)) {
         h->reverse = logprob;
         w->language = which;
     }
     w->answered++;
-    if (w->source_tag < 0) {
-        if (w->answered < moe_rerank_questions(r, w)) return 0;
-        w->source_tag = (int32_t)moe_meta_int(r->model->tags, w->language);
+    if (detects) {
+        if (w->answered < moe_rerank_questions(c, w)) return 0;
+        w->request.source_tag = (int32_t)moe_meta_int(c->model->tags, w->language);
         w->asked = w->answered = 1;
     }
-    logprob = moe_rerank_score(r, s, w, h);
+    logprob = moe_rerank_score(c, w, h);
     if (w->answered == 1 || logprob > w->best) w->best = logprob;
-    if (w->answered < moe_rerank_questions(r, w) && !w->broken) return 0;
+    if (w->answered < moe_rerank_questions(c, w) && !w->status) return 0;
     if (w->answered < w->asked) return 0;
     w->n = w->asked;
-    for (size_t i = 0; i < w->n; i++) w->hypotheses[i].score = moe_rerank_score(r, s, w, &w->hypotheses[i]);
+    for (size_t i = 0; i < w->n; i++) w->hypotheses[i].score = moe_rerank_score(c, w, &w->hypotheses[i]);
     moe_rerank_sort(w);
     return 1;
+}
+
+/* The next request for slot `at`: of the caller, or, in a slot behind those of the batch, a question that is due. */
+static int moe_client_pull(moe_client *c, size_t at, int wait, moe_request *q) {
+    moe_reranker *r = c->reranker;
+    size_t used = 0;
+    int answer;
+    if (at >= (size_t)c->params->batch) return moe_rerank_ask(c, &r->tickets[at], q);
+    while (used < r->n && r->waiting[used].used) used++;
+    if (r->n && used == r->n) return MOE_PULL_LATER;
+    answer = c->pull(c->user, wait, q);
+    if (answer == MOE_PULL_REQUEST) r->tickets[at] = (moe_ticket){ moe_rerank_begin(c, q), SIZE_MAX };
+    return answer;
+}
+
+/* Hand over the result of the request in slot `at`, or store it until it can be reranked. */
+static void moe_client_done(moe_client *c, size_t at, const moe_result *result) {
+    const moe_ticket ticket = c->reranker->tickets[at];
+    moe_waiting *w = ticket.waiting;
+    moe_result final = *result;
+    if (w && ticket.question != SIZE_MAX) {
+        if (!moe_rerank_answer(c, &ticket, result)) return;
+        final = (moe_result){ w->request.user, MOE_OK, "", w->n, w->hypotheses };
+        if (w->status) final = (moe_result){ w->request.user, w->status, w->message, 0, NULL };
+    } else if (w && !result->status && moe_rerank_keep(c, w, result)) {
+        return;
+    }
+    final.n_hypotheses = moe_min(final.n_hypotheses, (size_t)c->params->nbest);
+    if (final.n_hypotheses)
+        c->stats->target_tokens += final.hypotheses[0].n_ids + (size_t) final.hypotheses[0].finished;
+    c->done(c->user, &final);
+    if (w) w->used = 0;
+}
+
+/* The session has dropped all requests. */
+static void moe_client_forget(const moe_client *c) {
+    for (size_t i = 0; i < c->reranker->n; i++) c->reranker->waiting[i].used = 0;
 }
 
 /* ==== 34. Session parameters ==================================================================================
@@ -8744,9 +8814,8 @@ struct moe_session {
     size_t carried_rows[MOE_CARRY_COUNT];
     moe_damage damage; /* damage that the session found in its model */
     size_t rows, encode_tokens;
-    size_t n_slots;      /* batch, and with reranking those of questions */
-    moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
-    moe_ticket *tickets; /* [n_slots] */
+    size_t n_slots;  /* batch, and slots of one hypothesis for the session's own requests, which are scored */
+    moe_slot *slots; /* [n_slots]; on a device without hypotheses */
     moe_reranker reranker;
     moe_extents by_source; /* the rows of active slots that are carried so */
     size_t token_rows;     /* carried by token, of a slot: for its longest translations; 0: none are */
@@ -8759,9 +8828,7 @@ struct moe_session {
     moe_live *next;
     /* results */
     moe_hypothesis *hypotheses; /* [nbest of the search] */
-    int32_t *result_ids;        /* [nbest, max_target] */
-    float *result_logprobs;     /* [nbest, max_target + 1] */
-    int32_t *result_sources;    /* [nbest, max_target]; NULL: unknown */
+    int32_t *results;           /* the words of one sentence */
     moe_stats stats;
 };
 
@@ -8822,7 +8889,6 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
         b->n_starts = s->search.max_constraints;
         b->starts = moe_carve(at, rows * b->n_starts, sizeof *b->starts);
         b->start_logprobs = moe_carve(at, rows * b->n_starts, sizeof(float));
-        if (s->search.looks) s->result_sources = moe_carve(at, nbest * max_target, sizeof *s->result_sources);
     }
     b->segment = moe_carve(at, rows, sizeof(size_t));
     b->length = moe_carve(at, rows, sizeof(size_t));
@@ -8836,8 +8902,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
         s->coverage_next = moe_carve(at, rows * max_source, sizeof(float));
     }
     s->next = moe_carve(at, beam, sizeof *s->next);
-    s->result_ids = moe_carve(at, nbest * max_target, sizeof *s->result_ids);
-    s->result_logprobs = moe_carve(at, nbest * (max_target + 1), sizeof *s->result_logprobs);
+    s->results = moe_carve(at, 2 + nbest * (5 + 3 * max_target), sizeof *s->results);
 }
 
 /* Carve everything but the arena and, with a device, the carried rows. With at->base NULL this only measures. */
@@ -8872,8 +8937,7 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
         }
         if (at->base) s->slots[i] = slot;
     }
-    s->tickets = moe_carve(at, slots, sizeof *s->tickets);
-    moe_reranker_layout(&s->reranker, at);
+    moe_reranker_layout(&s->reranker, &s->search, slots, (size_t)s->params.max_source, at);
     moe_extents_layout(&s->by_source, slots, at);
     s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
     s->staged_slot = moe_carve(at, slots, sizeof *s->staged_slot);
@@ -8938,7 +9002,7 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     s->carried_rows[MOE_BY_SOURCE] = s->by_source.capacity;
     s->carried_rows[MOE_BY_TOKEN] = s->token_rows * s->n_slots;
     s->search.max_constraints = (size_t)s->params.max_constraints;
-    s->reranker.looks = s->search.looks = s->params.max_constraints && s->model->attention;
+    s->search.looks = s->params.max_constraints && s->model->attention;
     return MOE_OK;
 }
 
@@ -8979,13 +9043,7 @@ static moe_status moe_session_settle(moe_session *s, const moe_model *m, const m
         const size_t questions = moe_max(
             beam, 4 * batch); /* questions have one row each: enough to fill a step, or all questions of one sentence */
         s->search.nbest = (int)beam;
-        s->reranker = (moe_reranker){ .model = m,
-                                      .weight = s->params.rerank,
-                                      .all = s->params.nbest > 1,
-                                      .n = 2 * batch,
-                                      .beam = beam,
-                                      .max_source = (size_t)s->params.max_source,
-                                      .max_target = (size_t)s->params.max_target };
+        s->reranker.n = 2 * batch;
         s->n_slots += questions;
         s->rows += questions;
     }
@@ -9253,44 +9311,34 @@ static void moe_deactivate(moe_session *s, size_t at) {
     s->slots[at].active = 0;
 }
 
-static void moe_refuse(const moe_request *request, moe_done_fn done, void *user, moe_status status,
-                       const char *message) {
-    moe_result result = { request->user, status, message, 0, NULL };
-    done(user, &result);
-}
-
 /* Whether the caller dropped a request. Another thread may set the flag. */
 static int moe_is_dropped(const int *dropped) { return dropped && __atomic_load_n(dropped, __ATOMIC_RELAXED); }
 
-static void moe_refuse_dropped(void *request_user, moe_done_fn done, void *user) {
-    const moe_result result = { request_user, MOE_ERROR_CANCELLED, "dropped by the caller", 0, NULL };
-    done(user, &result);
-}
+static const char moe_dropped_text[] = "dropped by the caller";
 
-/* 1 if a request's constraints can be kept; else why not. */
-static int moe_check_constraints(const moe_session *s, const moe_request *q, size_t n_target, char *why, size_t size) {
+/* Whether a request's constraints can be kept. */
+static moe_status moe_check_constraints(const moe_session *s, const moe_request *q, size_t n_target, moe_error *why) {
     const moe_model *m = s->model;
+    const size_t most = s->search.max_constraints, max_target = s->search.max_target;
     size_t tokens = 0;
-    if (q->n_constraints > s->search.max_constraints)
-        return snprintf(why, size, "%zu constraints, max_constraints is %zu", q->n_constraints,
-                        s->search.max_constraints),
-               0;
+    if (q->n_constraints > most)
+        return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "%zu constraints, max_constraints is %zu", q->n_constraints,
+                        most);
     for (size_t c = 0; c < q->n_constraints; c++) {
         const moe_constraint *k = &q->constraints[c];
         if (!k->n_ids || k->first > q->n_source || k->n_source > q->n_source - k->first)
-            return snprintf(why, size, "constraint %zu has no tokens, or lies outside the source", c), 0;
-        tokens += moe_min(k->n_ids, s->search.max_target);
+            return moe_fail(why, MOE_ERROR_ARGUMENT, "request",
+                            "constraint %zu has no tokens, or lies outside the source", c);
+        tokens += moe_min(k->n_ids, max_target);
         for (size_t i = 0; i < k->n_ids; i++)
-            if (k->ids[i] < 0 || k->ids[i] >= m->vocabulary || moe_is_never(m, k->ids[i]) || k->ids[i] == m->eos)
-                return snprintf(why, size, "token %d of a constraint cannot be generated by this model",
-                                (int)k->ids[i]),
-                       0;
+            if (!moe_can_generate(m, k->ids[i]))
+                return moe_fail(why, MOE_ERROR_ARGUMENT, "request",
+                                "token %d of a constraint cannot be generated by this model", (int)k->ids[i]);
     }
-    if (n_target + tokens + 1 > s->search.max_target && q->n_constraints)
-        return snprintf(why, size, "the constraints have %zu tokens, too many for the limit of %zu", tokens,
-                        s->search.max_target),
-               0;
-    return 1;
+    if (n_target + tokens + 1 > max_target && q->n_constraints)
+        return moe_fail(why, MOE_ERROR_ARGUMENT, "request",
+                        "the constraints have %zu tokens, too many for the limit of %zu", tokens, max_target);
+    return MOE_OK;
 }
 
 /* The token that a translation begins with; -1: none. */
@@ -9298,62 +9346,55 @@ static int32_t moe_forced_token(const moe_model *m, const moe_request *q) {
     return q->force >= 0 || !m->forced_tag ? q->force : q->target_tag;
 }
 
-/* 1 if the request can be served, else it has been refused. */
-static int moe_check_request(const moe_session *s, const moe_request *q, moe_done_fn done, void *user) {
+/* Whether a request can be served. */
+static moe_status moe_check_request(const moe_session *s, const moe_request *q, moe_error *why) {
     const moe_model *m = s->model;
     const size_t extra = q->raw ? 0 : moe_source_extra(m), max_source = (size_t)s->params.max_source,
-                 max_target = (size_t)s->params.max_target;
+                 max_target = s->search.max_target;
     const size_t n_target = (q->target ? q->n_target : 0) + (size_t)(m->forced_tag || q->force >= 0);
     const int needs_target = m->forced_tag || m->source_tag == 1;
-    char message[160];
-    if (moe_is_dropped(q->dropped)) return moe_refuse_dropped(q->user, done, user), 0;
+    if (moe_is_dropped(q->dropped)) return moe_fail(why, MOE_ERROR_CANCELLED, "request", "%s", moe_dropped_text);
     for (size_t i = 0; i < q->n_source; i++)
-        if (q->source[i] < 0 || q->source[i] >= m->source_vocabulary) {
-            snprintf(message, sizeof message, "source token %d is outside the vocabulary (0 to %d)", (int)q->source[i],
-                     (int)m->source_vocabulary - 1);
-            return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
-        }
+        if (q->source[i] < 0 || q->source[i] >= m->source_vocabulary)
+            return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "source token %d is outside the vocabulary (0 to %d)",
+                            (int)q->source[i], (int)m->source_vocabulary - 1);
     for (size_t i = 0; q->target && i < q->n_target; i++)
-        if (q->target[i] < 0 || q->target[i] >= m->vocabulary || moe_is_never(m, q->target[i]) ||
-            q->target[i] == m->eos) {
-            snprintf(message, sizeof message, "target token %d cannot be generated by this model", (int)q->target[i]);
-            return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
-        }
-    if (!moe_check_constraints(s, q, n_target, message, sizeof message))
-        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
+        if (!moe_can_generate(m, q->target[i]))
+            return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "target token %d cannot be generated by this model",
+                            (int)q->target[i]);
+    MOE_TRY(moe_check_constraints(s, q, n_target, why));
     if (!q->raw && needs_target && (q->target_tag < 0 || q->target_tag >= m->source_vocabulary))
-        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the target language's tag"), 0;
+        return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "this model needs the target language's tag");
     if (q->source_tag < -1 || q->source_tag >= m->source_vocabulary)
-        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "the source language's tag is outside the vocabulary"), 0;
+        return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "the source language's tag is outside the vocabulary");
     if (!q->raw && m->source_tag == 2 && q->source_tag < 0)
-        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the source language's tag"), 0;
+        return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "this model needs the source language's tag");
     if (moe_forced_token(m, q) < -1 || moe_forced_token(m, q) >= m->vocabulary)
-        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "the forced token is outside the vocabulary"), 0;
-    if (q->n_source > max_source || q->n_source + extra > max_source) {
-        snprintf(message, sizeof message, "%zu source tokens, the limit is %zu", q->n_source + extra, max_source);
-        return moe_refuse(q, done, user, MOE_ERROR_LIMIT, message), 0;
-    }
-    if (n_target + 1 > max_target || q->n_target > max_target) {
-        snprintf(message, sizeof message, "%zu target tokens, the limit is %zu", n_target + 1, max_target);
-        return moe_refuse(q, done, user, MOE_ERROR_LIMIT, message), 0;
-    }
-    if (m->kind == MOE_MODEL_LANGUAGE) {
-        if (q->target && !q->prefix && !q->n_source) return 1;
-        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "a language model scores a target and takes no source"), 0;
-    }
-    if (q->n_source + extra == 0 ||
-        (q->n_source == 0 && !q->target)) { /* nothing to translate is an empty translation */
-        moe_hypothesis nothing = { .ids = NULL };
-        moe_result result = { q->user, MOE_OK, "", 1, &nothing };
-        done(user, &result);
-        return 0;
-    }
-    return 1;
+        return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "the forced token is outside the vocabulary");
+    if (q->n_source > max_source || q->n_source + extra > max_source)
+        return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu source tokens, the limit is %zu", q->n_source + extra,
+                        max_source);
+    if (n_target + 1 > max_target || q->n_target > max_target)
+        return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu target tokens, the limit is %zu", n_target + 1,
+                        max_target);
+    if (m->kind == MOE_MODEL_LANGUAGE && (!q->target || q->prefix || q->n_source))
+        return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "a language model scores a target and takes no source");
+    return MOE_OK;
 }
 
-/* Whether slot `at` computes a question of a waiting translation. */
-static int moe_is_question(const moe_session *s, size_t at) {
-    return s->tickets[at].waiting && s->tickets[at].question != SIZE_MAX;
+/* 1 if a request for slot `at` must be decoded; else its result is handed over. */
+static int moe_must_decode(const moe_session *s, const moe_request *q, size_t at, moe_client *c) {
+    const size_t extra = q->raw ? 0 : moe_source_extra(s->model);
+    moe_error why = { MOE_OK, "", "" };
+    const moe_hypothesis nothing = { .ids = NULL };
+    moe_result result = { q->user, moe_check_request(s, q, &why), why.message, 0, NULL };
+    if (!result.status) {
+        if (s->model->kind == MOE_MODEL_LANGUAGE || (q->n_source + extra && (q->n_source || q->target))) return 1;
+        result.n_hypotheses = 1; /* nothing to translate is an empty translation */
+        result.hypotheses = &nothing;
+    }
+    moe_client_done(c, at, &result);
+    return 0;
 }
 
 /* Copy the constraints of a sentence, and reserve length for them. */
@@ -9369,7 +9410,7 @@ static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
 }
 
 /* Put a checked request into slot `at`; its ids go after the `staged` ones. Returns the tokens staged. */
-static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *ticket, size_t at, size_t staged) {
+static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t staged) {
     const moe_model *m = s->model;
     moe_slot *slot = &s->slots[at];
     int32_t *ids = s->staged + staged;
@@ -9379,13 +9420,15 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     size_t n = 0;
     if (m->source_tag && !q->raw) ids[n++] = m->source_tag == 2 ? q->source_tag : q->target_tag;
     if (m->source_bos && !q->raw) ids[n++] = m->bos;
-    s->tickets[at] = (moe_ticket){ ticket->waiting, ticket->question, n, q->n_source, q->dropped };
+    slot->task.lead = n;
+    slot->task.n_source = q->n_source;
     if (q->n_source) memcpy(ids + n, q->source, q->n_source * sizeof *ids);
     n += q->n_source;
     if (m->source_eos && !q->raw) ids[n++] = m->source_end;
     slot->task.segment = moe_extents_take(&s->by_source, at, n);
     slot->task.length = n;
     slot->user = q->user;
+    slot->dropped = q->dropped;
     slot->key = 0;
     for (size_t i = 0; s->frames[MOE_ENCODER].keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
     slot->task.limit = moe_min(max_target, (limit < (double)max_target ? (size_t)limit : max_target) + offset);
@@ -9394,8 +9437,6 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     slot->shown = slot->task.forced && !q->raw && q->force < 0 ? 1 : 0;
     slot->task.n_target = (size_t)slot->task.forced + (q->target ? q->n_target : 0);
     slot->task.limit = moe_max(moe_max(slot->task.limit, 1), slot->task.n_target + 1);
-    slot->task.lead = s->tickets[at].first;
-    slot->task.n_source = q->n_source;
     slot->task.n_demands = slot->task.scoring ? 0 : q->n_constraints;
     moe_admit_constraints(slot, q);
     slot->task.place = at * s->token_rows;
@@ -9408,7 +9449,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
         moe_slot_begin(slot);
     }
     s->slots[at].active = 1;
-    if (moe_is_question(s, at)) return n;
+    if (at >= (size_t)s->params.batch) return n;
     s->stats.sentences++;
     s->stats.source_tokens += n;
     return n;
@@ -9446,18 +9487,19 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
     MOE_TRY(moe_session_run(s, MOE_ENCODER, error));
     for (size_t step = 0; s->params.routing && step < p->steps; step++)
         for (size_t i = 0; i < p->live[step]; i++)
-            if (!moe_is_question(s, p->sentence[i]))
+            if (p->sentence[i] < (size_t)s->params.batch)
                 moe_report_row(s, MOE_ENCODER, p->first[step] + i, s->slots[p->sentence[i]].user, step);
     return MOE_OK;
 }
 
-/* Pull until a request can be served. *last: the pull function's answer, which this returns too. */
-static int moe_pull_request(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, int *last, moe_request *q) {
+/* Pull for slot `at` until a request must be decoded. Returns the pull function's last answer. */
+static int moe_pull_request(moe_session *s, size_t at, moe_client *c, moe_request *q) {
+    int answer;
     do {
         *q = (moe_request){ .target_tag = s->params.target_tag, .source_tag = s->params.source_tag, .force = -1 };
-        *last = pull(user, s->by_source.n == 0, q);
-    } while (*last == MOE_PULL_REQUEST && !moe_check_request(s, q, done, user));
-    return *last;
+        answer = moe_client_pull(c, at, s->by_source.n == 0, q);
+    } while (answer == MOE_PULL_REQUEST && !moe_must_decode(s, q, at, c));
+    return answer;
 }
 
 static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
@@ -9466,102 +9508,38 @@ static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
     return n;
 }
 
-/* Admit the `due` questions of waiting translations, then, if `more`, requests of the caller, as far as free slots,
- * staging memory and attention memory allow. *last: the last return value of the pull function. */
-static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn pull, moe_done_fn done, void *user,
-                             int *last, moe_error *error) {
+/* Admit requests as far as free slots, staging memory and attention memory allow: if `own`, the session's own ones,
+ * then, if `more`, the caller's. *last: the last answer for the caller. */
+static moe_status moe_refill(moe_session *s, int own, int more, moe_client *c, int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
     size_t group = 0, staged = 0;
     for (size_t i = 0; i < s->n_slots; i++) {
-        const size_t at = i < s->n_slots - batch ? batch + i : i - (s->n_slots - batch);
+        const size_t at = (batch + i) % s->n_slots; /* slots behind the batch first */
+        int *wanted = at < batch ? &more : &own, answer;
         moe_request request;
-        moe_ticket ticket;
-        if (s->slots[at].active || (at >= batch && !due)) continue;
-        if (at < batch && !more) break;
+        if (s->slots[at].active || !*wanted) continue;
         if (staged + max_source > s->encode_tokens || moe_extents_find(&s->by_source, max_source) == SIZE_MAX) break;
-        if (at >= batch) {
-            moe_rerank_ask(&s->reranker, &request, &ticket);
-            due--;
-        } else {
-            if (moe_reranker_full(&s->reranker) ||
-                moe_pull_request(s, pull, done, user, last, &request) != MOE_PULL_REQUEST)
-                break;
-            ticket = (moe_ticket){ .waiting = moe_rerank_begin(&s->reranker, &request), .question = SIZE_MAX };
-        }
+        answer = moe_pull_request(s, at, c, &request);
+        if (at < batch) *last = answer;
+        *wanted = answer == MOE_PULL_REQUEST;
+        if (!*wanted) continue;
         s->staged_slot[group] = at;
         s->staged_first[group++] = staged;
-        staged += moe_admit(s, &request, &ticket, at, staged);
+        staged += moe_admit(s, &request, at, staged);
     }
     return group && *last != MOE_PULL_CANCEL ? moe_encode(s, group, error) : MOE_OK;
 }
 
 /* ---- Decoding ---- */
 
-/* Slot `at` is done, with the first `n` of s->hypotheses: hand them over, or store them until they can be reranked.
- * Free the slot. */
-static void moe_deliver(moe_session *s, size_t at, size_t n, moe_done_fn done, void *user) {
-    const moe_ticket ticket = s->tickets[at];
-    moe_waiting *w = ticket.waiting;
-    moe_result result = { s->slots[at].user, MOE_OK, "", n, s->hypotheses };
-    const int question = moe_is_question(s, at);
-    moe_deactivate(s, at);
-    if (question) {
-        if (!moe_rerank_answer(&s->reranker, &s->search, &ticket,
-                               n ? s->hypotheses[0].logprob : moe_from_bits(0x7fc00000u)))
-            return;
-        result = (moe_result){ w->user, MOE_OK, "", w->broken ? 0 : w->n, w->hypotheses };
-    } else if (w && n && moe_rerank_keep(&s->reranker, w, &result)) {
-        return;
-    }
-    result.n_hypotheses = moe_min(result.n_hypotheses, (size_t)s->params.nbest);
-    if (!result.n_hypotheses) {
-        result.status = MOE_ERROR_NUMERIC;
-        result.message = "the network's output is not a number: the model's weights are broken";
-    } else {
-        s->stats.target_tokens += result.hypotheses[0].n_ids + (size_t)result.hypotheses[0].finished;
-    }
-    done(user, &result);
-    if (w) w->used = 0;
-}
-
-/* Free the places of dropped requests and of their questions. A GPU finishes its requests. */
-static void moe_drop_unwanted(moe_session *s, moe_done_fn done, void *user) {
-    const size_t batch = (size_t)s->params.batch;
-    for (size_t i = 0; i < s->reranker.n; i++) {
-        moe_waiting *w = &s->reranker.waiting[i];
-        if (!w->used || !w->arrival || !moe_is_dropped(w->dropped)) continue;
-        for (size_t at = batch; at < s->n_slots; at++)
-            if (s->slots[at].active && s->tickets[at].waiting == w) moe_deactivate(s, at);
-        w->used = 0;
-        moe_refuse_dropped(w->user, done, user);
-    }
-    for (size_t at = 0; at < batch; at++) {
-        moe_waiting *w = s->tickets[at].waiting;
-        if (!s->slots[at].active || !moe_is_dropped(s->tickets[at].dropped)) continue;
+/* Free the slots of dropped requests. A GPU finishes its requests. */
+static void moe_drop_unwanted(moe_session *s, moe_client *c) {
+    for (size_t at = 0; at < s->n_slots; at++) {
+        const moe_result result = { s->slots[at].user, MOE_ERROR_CANCELLED, moe_dropped_text, 0, NULL };
+        if (!s->slots[at].active || !moe_is_dropped(s->slots[at].dropped)) continue;
         moe_deactivate(s, at);
-        if (w) w->used = 0;
-        moe_refuse_dropped(s->slots[at].user, done, user);
+        moe_client_done(c, at, &result);
     }
-}
-
-/* Collect the hypotheses of a slot that is done. Returns their number. */
-static size_t moe_gather_results(moe_session *s, const moe_slot *slot) {
-    const size_t n = moe_slot_results(&s->search, slot), max_target = (size_t)s->params.max_target;
-    for (size_t h = 0; h < n; h++) {
-        const moe_finished *f = &slot->finished[h];
-        int32_t *ids = s->result_ids + h * max_target;
-        float *logprobs = s->result_logprobs + h * (max_target + 1);
-        int32_t *sources = s->result_sources ? s->result_sources + h * max_target : NULL;
-        moe_write_finished(slot, f, ids, logprobs, sources);
-        s->hypotheses[h] = (moe_hypothesis){ .ids = ids + slot->shown,
-                                             .token_logprobs = logprobs + slot->shown,
-                                             .sources = sources ? sources + slot->shown : NULL,
-                                             .n_ids = f->tokens - slot->shown,
-                                             .logprob = f->logprob,
-                                             .score = f->score,
-                                             .finished = f->finished };
-    }
-    return n;
 }
 
 /* Fill row `row` for `position` of a hypothesis of slot `at`. */
@@ -9639,58 +9617,58 @@ static void moe_add_place_coverage(moe_session *s) {
     }
 }
 
-/* Read the hypotheses of a slot that is done on a device from its report at `words`. Returns their number. *slot:
- * number of the slot. *next: the words after the report. */
-static size_t moe_read_results(moe_session *s, const int32_t *words, size_t *slot, const int32_t **next) {
-    const size_t n = (size_t)words[1], looks = (size_t)s->search.looks;
-    *slot = (size_t)words[0];
+/* Hand over the results of a slot that is done, and free it. Returns the words after them. */
+static const int32_t *moe_deliver(moe_session *s, const int32_t *words, moe_client *c) {
+    const size_t at = (size_t)words[0], n = (size_t)words[1], shown = s->slots[at].shown;
+    moe_result result = { s->slots[at].user, MOE_OK, "", n, s->hypotheses };
     words += 2;
     for (size_t h = 0; h < n; h++) {
-        const size_t n_ids = (size_t)words[0], shown = s->slots[*slot].shown;
+        const size_t n_ids = (size_t)words[0];
         const float *numbers = (const float *)(const void *)words;
+        const int32_t *sources = words + 4 + 2 * n_ids + words[1];
         s->hypotheses[h] = (moe_hypothesis){ .ids = words + 4 + shown,
                                              .token_logprobs = numbers + 4 + n_ids + shown,
-                                             .sources = looks ? words + 4 + 2 * n_ids + words[1] + shown : NULL,
+                                             .sources = s->search.looks ? sources + shown : NULL,
                                              .n_ids = n_ids - shown,
                                              .logprob = numbers[2],
                                              .score = numbers[3],
                                              .finished = words[1] };
-        words += 4 + 2 * n_ids + (size_t)words[1] + looks * n_ids;
+        words = sources + (s->search.looks ? n_ids : 0);
     }
-    *next = words;
-    return n;
+    if (!n) {
+        result.status = MOE_ERROR_NUMERIC;
+        result.message = "the network's output is not a number: the model's weights are broken";
+    }
+    moe_deactivate(s, at);
+    moe_client_done(c, at, &result);
+    return words;
 }
 
 /* A step on a device, which stores the hypotheses and searches. */
-static moe_status moe_step_on_device(moe_session *s, moe_done_fn done, void *user, moe_error *error) {
+static moe_status moe_step_on_device(moe_session *s, moe_client *c, moe_error *error) {
     moe_device_results step;
     MOE_TRY(s->api->step(s->device, s->params.trace, s->params.trace_user, &step, error));
     s->stats.steps++;
     s->stats.rows += step.rows;
-    for (size_t i = 0; i < step.done; i++) {
-        size_t slot;
-        const size_t n = moe_read_results(s, step.results, &slot, &step.results);
-        moe_deliver(s, slot, n, done, user);
-    }
+    for (size_t i = 0; i < step.done; i++) step.results = moe_deliver(s, step.results, c);
     return MOE_OK;
 }
 
 /* Report routing and attention of a row of slot `at` to the caller. */
 static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     const moe_slot *slot = &s->slots[at];
-    const moe_ticket *ticket = &s->tickets[at];
-    const float *weights = s->params.attention ? s->answer.attention + row * s->answer.stride + ticket->first : NULL;
+    const float *weights = s->params.attention ? s->answer.attention + row * s->answer.stride + slot->task.lead : NULL;
     const size_t position = (size_t)s->frames[MOE_DECODER].positions[row];
-    const moe_attention attention = { slot->user, position, ticket->n, weights };
+    const moe_attention attention = { slot->user, position, slot->task.n_source, weights };
     if (s->params.routing) moe_report_row(s, MOE_DECODER, row, slot->user, position);
     if (s->params.attention) s->params.attention(s->params.attention_user, &attention);
 }
 
-static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_error *error) {
+static moe_status moe_step(moe_session *s, moe_client *c, moe_error *error) {
     moe_fill_frame(s);
     MOE_TRY(moe_session_run(s, MOE_DECODER, error));
-    for (size_t i = 0; (s->params.routing || s->params.attention) && i < s->n_slots; i++)
-        for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live && !moe_is_question(s, i); h++)
+    for (size_t i = 0; (s->params.routing || s->params.attention) && i < (size_t)s->params.batch; i++)
+        for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live; h++)
             for (size_t k = 0; !s->slots[i].live[h].ended && k <= s->slots[i].ahead; k++)
                 moe_report_live(s, i, s->slots[i].live[h].row + k);
     s->stats.steps++;
@@ -9698,8 +9676,12 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
     if (s->answer.coverage && s->search.rules.by_place) moe_add_place_coverage(s);
     else if (s->answer.coverage) moe_add_coverage(s);
     for (size_t i = 0; i < s->n_slots; i++)
-        if (moe_slot_steps(&s->search, &s->slots[i], i, &s->answer, s->next))
-            moe_deliver(s, i, moe_gather_results(s, &s->slots[i]), done, user);
+        if (moe_slot_steps(&s->search, &s->slots[i], i, &s->answer, s->next)) {
+            moe_write_head(&s->search, &s->slots[i], i, s->results);
+            for (int32_t h = 0; h < s->results[1]; h++)
+                moe_write_result(&s->search, &s->slots[i], (size_t)h, s->results);
+            moe_deliver(s, s->results, c);
+        }
     return MOE_OK;
 }
 
@@ -9707,30 +9689,31 @@ void moe_session_cancel(moe_session *s) { atomic_store(&s->pool->cancelled, 1); 
 void moe_session_uncancel(moe_session *s) { atomic_store(&s->pool->cancelled, 0); }
 
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
-    const size_t batch = (size_t)s->params.batch, questions = s->n_slots - batch;
+    const size_t batch = (size_t)s->params.batch, behind = s->n_slots - batch;
+    moe_client c = { s->model, &s->params, &s->search, &s->reranker, &s->stats, pull, done, user };
     moe_status status = MOE_OK;
     int answer = MOE_PULL_REQUEST, beginning = 1;
     if (s->model->kind == MOE_MODEL_CLASSIFIER)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "translate", "this model is a classifier: it does not translate");
     while (status == MOE_OK) {
-        if (!s->api) moe_drop_unwanted(s, done, user);
-        const size_t due = moe_rerank_due(&s->reranker), free = moe_free_slots(s, 0, batch);
-        const int ask = due && moe_free_slots(s, batch, s->n_slots) >= moe_min(due, questions / 4);
+        if (!s->api) moe_drop_unwanted(s, &c);
         /* The encoder runs on groups of sentences; a large batch begins with several groups, one after the other. */
+        const size_t free = moe_free_slots(s, 0, batch);
+        const int own = behind && moe_free_slots(s, batch, s->n_slots) >= behind / 4;
         const int more = answer != MOE_PULL_END && free >= (beginning ? 1 : moe_max(1, batch / 4));
         beginning = beginning && free;
-        if (ask || more) {
-            status = moe_refill(s, due, more, pull, done, user, &answer, error);
+        if (own || more) {
+            status = moe_refill(s, own, more, &c, &answer, error);
             if (answer == MOE_PULL_CANCEL)
                 status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
         }
         if (status == MOE_OK) status = moe_heed(s, error);
         if (status != MOE_OK) break;
-        if (s->by_source.n) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
+        if (s->by_source.n) status = s->api ? moe_step_on_device(s, &c, error) : moe_step(s, &c, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
     }
     for (size_t i = 0; i < s->n_slots; i++) s->slots[i].active = 0;
-    for (size_t i = 0; i < s->reranker.n; i++) s->reranker.waiting[i].used = 0;
+    moe_client_forget(&c);
     s->by_source.n = 0;
     if (s->api) s->api->forget(s->device);
     return status;

@@ -217,7 +217,7 @@ static uint64_t mm_tensor_bytes(const mw_tensor *t) {
     if (t->type > MOE_TYPE_Q4 || t->n_dims < 1 || t->n_dims > 3) return 0;
     for (uint32_t d = 0; d < t->n_dims; d++) {
         info.dims[d] = t->dims[d];
-        if (!t->dims[d] || !moe_mul(count, t->dims[d], &count) || count > MM_TENSOR_BYTES) return 0;
+        if (!t->dims[d] || !moe_multiply(count, t->dims[d], &count) || count > MM_TENSOR_BYTES) return 0;
     }
     if ((info.experts != 0) != (t->n_dims == 3)) return 0;
     return moe_tensor_bytes(&info);
