@@ -231,6 +231,27 @@ def experts_of_long_texts_are_not_looked_at():
 
 
 @test
+def experts_of_a_source_stand_with_its_own_pieces():
+    """A model may have another vocabulary for sources."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.bin"
+        meta, tensors = small_models.translation()
+        n = meta["vocab.size"]
+        meta.update({"source.vocab.size": n, "source.token.eos": 3, "source.pieces": [f"s{i}" for i in range(n)],
+                     "vocabulary.pieces": [f"t{i}" for i in range(n)], "languages.codes": ["en", "de"],
+                     "languages.tags": [4, 5]})  # fmt: skip
+        weight = tensors.pop("embedding.weight")
+        tensors = {"source.embedding.weight": weight, "target.embedding.weight": weight, **tensors}
+        small_models.write(path, meta, tensors)
+        with serving("--set", "form=pieces", model=path, fast=False) as server:
+            status, answer = server.translate("s7 s8", experts=True)
+            assert status == 200, answer
+            source, target = (answer["experts"][side]["tokens"] for side in ("source", "target"))
+            assert [x["token"] for x in source] == ["s5", "s7", "s8", "s3"], source
+            assert target and all(x["token"].startswith("t") for x in target), target
+
+
+@test
 def languages_are_listed_in_time():
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.bin"

@@ -112,7 +112,8 @@ static void put_tokens(const experts *x, json *j, const int32_t *written, size_t
         if (e->position != position) {
             if (position != SIZE_MAX) json_close(j, ']'), json_close(j, '}');
             size_t length;
-            const char *piece = moetext_model_piece(x->model, written ? written[e->position] : e->token, &length);
+            const char *piece = written ? moetext_model_piece(x->model, written[e->position], &length)
+                                        : moetext_model_source_piece(x->model, e->token, &length);
             json_open(j, NULL, '{');
             json_clean(j, "token", piece, length);
             json_open(j, "experts", '[');
