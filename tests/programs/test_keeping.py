@@ -729,5 +729,12 @@ def a_glossary_that_cannot_be_used_is_refused():
         assert done.returncode == 4 and f"cannot read {path}" in done.stderr, done
 
 
+@test
+def a_long_line_without_spaces_gets_none():
+    """It goes in parts, which nothing stood between."""
+    line = "日本語文字列" * 100
+    assert translate([line], "-t", "de") == [line]
+
+
 if __name__ == "__main__":
     sys.exit(test.run())

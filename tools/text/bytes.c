@@ -95,6 +95,10 @@ void text_bytes_free(text_bytes *bytes) {
     *bytes = (text_bytes){ 0 };
 }
 
+void text_bytes_free_all(text_bytes *const *all, size_t n) {
+    for (size_t i = 0; i < n; i++) text_bytes_free(all[i]);
+}
+
 void *text_grown(void *block, size_t *capacity, size_t n, size_t size) {
     if (block && n <= *capacity) return block;
     const size_t wanted = n + n / 2 + 1;

@@ -35,6 +35,7 @@ void text_append_clean(text_bytes *bytes, const char *data, size_t length);
 size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead);
 void text_clear(text_bytes *bytes);
 void text_bytes_free(text_bytes *bytes);
+void text_bytes_free_all(text_bytes *const *all, size_t n);
 /* Grow a block of *capacity elements of `size` bytes to at least `n`. NULL: no memory, and the block is unchanged. */
 void *text_grown(void *block, size_t *capacity, size_t n, size_t size);
 

@@ -49,14 +49,9 @@ size_t text_word_length(const char *text, size_t length, size_t at) {
     return end - at;
 }
 
-/* The composed characters of at most MAX_TERM bytes, in which NFC and NFD are equal. Returns how many; 0: too long. */
+/* The composed characters of at most MAX_TERM bytes. Returns how many; 0: too long. */
 static size_t characters(const char *text, size_t length, utf8proc_int32_t *out) {
-    if (!length || length > MAX_TERM) return 0;
-    const utf8proc_ssize_t n = utf8proc_decompose((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)length, out,
-                                                  TEXT_TERM_CHARACTERS, UTF8PROC_DECOMPOSE);
-    if (n <= 0 || n > TEXT_TERM_CHARACTERS) return 0;
-    const utf8proc_ssize_t composed = utf8proc_normalize_utf32(out, n, UTF8PROC_COMPOSE);
-    return composed > 0 ? (size_t)composed : 0;
+    return length <= MAX_TERM ? text_composed(text, length, out, TEXT_TERM_CHARACTERS) : 0;
 }
 
 /* Whether a text has a term's characters: a small letter may be written as a capital one, not the other way round. */

@@ -377,10 +377,8 @@ void text_job_clear(text_job *job) {
 }
 
 void text_job_free(text_job *job) {
-    text_bytes_free(&job->source);
-    text_bytes_free(&job->target);
-    text_bytes_free(&job->output);
-    text_bytes_free(&job->gap);
+    text_bytes *const all[] = { &job->source, &job->target, &job->output, &job->gap };
+    text_bytes_free_all(all, sizeof all / sizeof *all);
     text_ids_free(&job->source_ids);
     text_ids_free(&job->target_ids);
     text_ids_free(&job->aside_ids);

@@ -179,15 +179,10 @@ size_t text_guard_plain(const text_guard *g) {
 
 void text_guard_free(text_guard *g) {
     if (!g) return;
-    text_bytes_free(&g->text);
-    text_bytes_free(&g->shown);
-    text_bytes_free(&g->before);
-    text_bytes_free(&g->after);
-    text_bytes_free(&g->translation);
-    text_bytes_free(&g->asides);
+    text_bytes *const all[] = { &g->text,        &g->shown,  &g->before, &g->after,
+                                &g->translation, &g->asides, &g->free,   &g->old };
+    text_bytes_free_all(all, sizeof all / sizeof *all);
     free(g->aside);
-    text_bytes_free(&g->free);
-    text_bytes_free(&g->old);
     text_ids_free(&g->ids);
     text_ids_free(&g->scratch);
     free(g->kept);
@@ -268,14 +263,6 @@ static int is_letter(const char *text, size_t length, size_t at) {
     return utf8proc_category(c) >= UTF8PROC_CATEGORY_LU && utf8proc_category(c) <= UTF8PROC_CATEGORY_LO;
 }
 
-/* Writing without spaces between words: there each character is looked at by itself. */
-static int is_unspaced(const char *text, size_t length, size_t at) {
-    utf8proc_int32_t c;
-    if (utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c) < 1) return 0;
-    return (c >= 0xE00 && c < 0xF00) || (c >= 0x1000 && c < 0x10A0) || (c >= 0x1780 && c < 0x1800) ||
-           (c >= 0x2E80 && c < 0xA000) || (c >= 0xF900 && c < 0xFB00) || c >= 0x20000;
-}
-
 /* Whether each character of some bytes stands in a piece of the vocabulary as it is. */
 static int is_listed(const text_rules *r, const char *text, size_t length) {
     utf8proc_int32_t c;
@@ -301,7 +288,7 @@ static size_t unspelt(const text_rules *r, text_guard *g, size_t at, int *failed
     const size_t length = g->text.length;
     size_t bytes = text_word_length(text, length, at);
     moe_error ignored;
-    if (is_unspaced(text, length, at)) {
+    if (text_is_unspaced(text, length, at)) {
         for (bytes = 1; at + bytes < length && ((unsigned char)text[at + bytes] & 0xC0) == 0x80; bytes++) {}
     }
     if (bytes > MAX_WORD || is_listed(r, text + at, bytes) || text_word_is_common(text + at, bytes)) return 0;
@@ -319,7 +306,7 @@ static size_t unspelt_run(const text_rules *r, text_guard *g, size_t at, size_t 
     const char *text = g->text.data;
     const size_t length = g->text.length;
     size_t all = 0, strange = 0, to = at;
-    for (; to < length && is_unspaced(text, length, to) && text_is_wordlike(text, length, to);
+    for (; to < length && text_is_unspaced(text, length, to) && text_is_wordlike(text, length, to);
          to += character_bytes(text, length, to), all++)
         strange += unspelt(r, g, to, failed) > 0;
     *end = to;
@@ -366,9 +353,10 @@ static int show(const text_rules *r, text_guard *g) {
         if (kind == TEXT_SPAN_NONE && !term && r->spans && at >= word) {
             const int wordlike = text_is_wordlike(text, g->text.length, at);
             size_t strange =
-                at >= run && is_unspaced(text, g->text.length, at) ? unspelt_run(r, g, at, &run, &failed) : 0;
+                at >= run && text_is_unspaced(text, g->text.length, at) ? unspelt_run(r, g, at, &run, &failed) : 0;
             if (!strange) strange = unspelt(r, g, at, &failed);
-            word = at + (is_unspaced(text, g->text.length, at) ? bytes : text_word_length(text, g->text.length, at));
+            word =
+                at + (text_is_unspaced(text, g->text.length, at) ? bytes : text_word_length(text, g->text.length, at));
             if (strange) kind = wordlike ? TEXT_SPAN_WORD : TEXT_SPAN_LONE, bytes = strange;
         }
         if (kind == TEXT_SPAN_NUMBER && !is_listed(r, text + at, bytes)) kind = TEXT_SPAN_WORD;

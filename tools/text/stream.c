@@ -208,6 +208,8 @@ void text_stream_join(const text_job *before, text_bytes *out) {
         return;
     }
     if (before->joined) return;
+    if (out->length && text_is_unspaced(out->data, out->length, text_utf8_cut(out->data, out->length, out->length - 1)))
+        return;
     for (size_t i = 0; out->length >= 3 && i + 3 < sizeof wide; i += 3)
         if (memcmp(out->data + out->length - 3, wide + i, 3) == 0) return;
     text_append(out, " ", 1);

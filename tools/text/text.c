@@ -57,7 +57,15 @@ moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_er
     return text_ids_append(ids, from, count, error);
 }
 
-/* ---- 2. Capitals --------------------------------------------------------------------------------------- */
+/* ---- 2. Characters ------------------------------------------------------------------------------------- */
+
+size_t text_composed(const char *data, size_t length, int32_t *out, size_t room) {
+    const utf8proc_option_t nfc = UTF8PROC_STABLE | UTF8PROC_COMPOSE;
+    const ptrdiff_t n = utf8proc_decompose((const uint8_t *)data, (ptrdiff_t)length, out, (ptrdiff_t)room, nfc);
+    if (n <= 0 || (size_t)n > room) return 0;
+    const ptrdiff_t composed = utf8proc_normalize_utf32(out, n, nfc);
+    return composed > 0 ? (size_t)composed : 0;
+}
 
 /* The character at `at` of valid UTF-8; *bytes of it. */
 static int32_t character(const char *data, size_t length, size_t at, size_t *bytes) {
@@ -65,6 +73,13 @@ static int32_t character(const char *data, size_t length, size_t at, size_t *byt
     const ptrdiff_t n = utf8proc_iterate((const uint8_t *)data + at, (ptrdiff_t)(length - at), &c);
     *bytes = n > 0 ? (size_t)n : 1;
     return n > 0 ? c : 0;
+}
+
+int text_is_unspaced(const char *data, size_t length, size_t at) {
+    size_t bytes;
+    const int32_t c = character(data, length, at, &bytes);
+    return (c >= 0xE00 && c < 0xF00) || (c >= 0x1000 && c < 0x10A0) || (c >= 0x1780 && c < 0x1800) ||
+           (c >= 0x2E80 && c < 0xA000) || (c >= 0xF900 && c < 0xFB00) || c >= 0x20000;
 }
 
 static int is_small(int32_t c) { return utf8proc_category(c) == UTF8PROC_CATEGORY_LL; }

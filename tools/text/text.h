@@ -37,7 +37,13 @@ void text_ids_free(text_ids *ids);
 moe_status text_ids_append(text_ids *ids, const int32_t *from, size_t count, moe_error *error);
 moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error); /* a copy of `from` */
 
-/* ---- 2. Capitals --------------------------------------------------------------------------------------- */
+/* ---- 2. Characters ------------------------------------------------------------------------------------- */
+
+/* The characters of a text in NFC, in which what is composed and what is not are equal. Returns how many; 0: it has
+ * none, is no UTF-8, or has more than `room` when they are taken apart. */
+size_t text_composed(const char *data, size_t length, int32_t *out, size_t room);
+/* Whether the character at data[at] is of a writing without spaces between words. */
+int text_is_unspaced(const char *data, size_t length, size_t at);
 
 /* Whether valid UTF-8 is in capitals: three words or more of two letters or more, and no small letter. */
 int text_is_shouted(const char *data, size_t length);

@@ -2,6 +2,7 @@
  * each character behind up to three others, by the words that are listed (Witten and Bell's estimate). */
 #include "tools/text/words.h"
 #include "tools/text/bytes.h"
+#include "tools/text/text.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -251,12 +252,10 @@ static int compare(const void *word, const void *listed) { return strcmp(word, *
 int text_word_is_common(const char *word, size_t length) {
     utf8proc_int32_t letters[LONGEST];
     char small[4 * LONGEST + 1];
+    const size_t count = text_composed(word, length, letters, LONGEST);
     size_t n = 0;
-    utf8proc_ssize_t count = utf8proc_decompose((const utf8proc_uint8_t *)word, (utf8proc_ssize_t)length, letters,
-                                                LONGEST, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    if (count < 1 || count > LONGEST) return 0;
-    count = utf8proc_normalize_utf32(letters, count, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    for (utf8proc_ssize_t i = 0; i < count; i++) {
+    if (!count) return 0;
+    for (size_t i = 0; i < count; i++) {
         if (letters[i] == 0xDF) small[n++] = 's', small[n++] = 's'; /* as the list has it */
         else n += (size_t)utf8proc_encode_char(utf8proc_tolower(letters[i]), (utf8proc_uint8_t *)small + n);
     }
