@@ -50,7 +50,10 @@ $(BUILD)/%-counted.o: %.c tests/text/counted.h $(BUILD)/.flags | $(BUILD)/.deps-
 	$(CC) $(C_FLAGS) -U_FORTIFY_SOURCE -fsanitize-coverage=trace-pc -include tests/text/counted.h -c $< -o $@
 
 $(BUILD)/test_linear: $(patsubst %,$(BUILD)/%-counted.o,spans sentences messages lost words protect html bytes \
-    json)
+    json text glossary address)
+# The same as they are, for tests/bench/growth.py.
+$(BUILD)/test_linear-plain: $(addprefix $(BUILD)/,test_linear.o html.o address.o libtext.a) $(LIBRARY)
+	$(LINK) $(TEXT_LIBS) -lcmocka -o $@
 $(BUILD)/test_glossary: $(patsubst %,$(BUILD)/%-counted.o,glossary spans bytes)
 
 # Put before programs by tests/programs/test_io.py.

@@ -1,57 +1,125 @@
 #!/usr/bin/env python3
-"""How many instructions the scanners of text and HTML take for 256 KB, 512 KB
-and 1 MB of what costs each of them most, counted by callgrind.
+"""How many instructions the scanners of text, HTML and HTTP take for 256 KB,
+512 KB and 1 MB of what costs each of them most, counted by callgrind.
 
-    make build/test_linear && tests/bench/growth.py
+    make moe-server build/test_linear build/test_linear-plain
+    tests/bench/growth.py
 
 build/test_linear says by its own steps which of its triggers that is, and says
 for all of them that twice the text takes at most 2.3 times the steps; here
-instructions are counted, those of libraries too. Needs valgrind; some minutes.
+instructions are counted, those of libraries too. `http` reads bodies of
+requests as moe-server does: each trigger in JSON, in a form, in multipart.
+Needs valgrind; a quarter of an hour of a processor.
 """
 import argparse
+import contextlib
+import glob
+import http.client
 import os
 import re
 import subprocess
 import sys
 import tempfile
 
-SCANNERS = ("sentences clauses halves messages messages_shown loops languages json_strings html_of_texts "
-            "html_of_markup html_of_numbers xml_of_markup guards spans").split()
+SCANNERS = ("spans sentences clauses halves messages messages_shown loops languages guards constraints terms "
+            "glossaries cases lines json_strings html_of_texts html_of_markup html_of_numbers xml_of_markup "
+            "addresses").split()
 MOST = 2.3
+CALLGRIND = ["valgrind", "--tool=callgrind"]
+JSON = '{"source":"en","target":"xx",%s}'  # it is read, and then refused
+MULTIPART = '--x\r\nContent-Disposition: form-data; name="q"\r\n\r\n%s\r\n--x--\r\n'
+BODIES = (  # (content type, what is around it, what comes again and again; \1: a number that grows)
+    ("application/json", JSON % '"q":"%s"', ["a", "\\n", "\\u0041", "\\\\", '\\"', "é", "\\ud83d\\ude00", "//",
+                                             "\\u0000"]),
+    ("application/json", JSON % '"q":[%s"a"]', ['"a",', '"",', '"\\n",', "1,", "[],", "{},", "null,"]),
+    ("application/json", JSON % '"q":"a",%s"x":1', ['"a":1,', '"\1":1,', '"q":"a",', '"glossary":{},', '"x":"y",']),
+    ("application/json", JSON % '"q":"a","glossary":{%s"x":"y"}', ['"a":"b",', '"\1":"b",', '"":"",']),
+    ("application/json", "%s", ["[", "{", '{"a":', '"', " ", "\n", ",", "1", "-", "1e", "[1,", "tru", "\\", "}"]),
+    ("application/x-www-form-urlencoded", "source=en&target=xx&q=%s",
+     ["a", "%41", "+", "%", "%4", "&q=a", "&", "=", "&a=b", "%00", "&&", "&\1=b", "\r\n"]),
+    ("multipart/form-data; boundary=x", MULTIPART,
+     ["a", "\r", "\n", "\r\n", "-", "\r\n-", "\r\n--", "--x", "\r\n--y", " "]),
+    ("multipart/form-data; boundary=x", "--x\r\n%s",
+     ["a", "a: b\r\n", "\r\n--x\r\n", "Content-Disposition: form-data; ", "--x\r\n", "\r\n", "--x--\r\n",
+      '; name="a"']),
+)
 
 
 def worst(program, scanner):
     """(steps a byte, "TRIGGER BEGINNING")"""
-    said = subprocess.run([program, scanner], capture_output=True, text=True, check=True)
+    said = subprocess.run([program, scanner], capture_output=True, text=True, check=True,
+                          env=dict(os.environ, MOE_TEST_TRIGGER="all"))
     size, steps, trigger = re.search(r"most steps for (\d+) bytes: (\d+), by trigger (.+)",
                                      said.stdout + said.stderr).groups()
     return int(steps) / int(size), trigger
 
 
 def instructions(program, scanner, trigger, size):
-    with tempfile.NamedTemporaryFile() as file:
-        done = subprocess.run(["valgrind", "--tool=callgrind", "--callgrind-out-file=" + file.name,
-                               "--toggle-collect=grow*", program, scanner], capture_output=True, text=True, check=True,
-                              env=dict(os.environ, MOE_TEST_LINEAR=str(size), MOE_TEST_TRIGGER=trigger))
+    done = subprocess.run([*CALLGRIND, "--callgrind-out-file=/dev/null", "--toggle-collect=grow*", program, scanner],
+                          capture_output=True, text=True, check=True,
+                          env=dict(os.environ, MOE_TEST_LINEAR=str(size), MOE_TEST_TRIGGER=trigger))
     return int(re.search(r"Collected : (\d+)", done.stderr).group(1))
+
+
+def of_text(args, scanner, sizes):
+    steps, trigger = worst(args.program, scanner)
+    yield f"{trigger} | {steps:.0f}", [instructions(args.program + "-plain", scanner, trigger, n) for n in sizes]
+
+
+def body_of(around, unit, size):
+    before, after = around.split("%s")
+    if "\1" in unit:
+        inside = "".join(unit.replace("\1", str(i)) for i in range(size // (len(unit) + 6)))
+    else:
+        inside = unit * ((size - len(around)) // len(unit.encode()))
+    return (before + inside + after).encode()
+
+
+@contextlib.contextmanager
+def reading_server(server, folder):
+    """moe-server, which leaves the instructions of each body that it reads in a file."""
+    command = [*CALLGRIND, f"--callgrind-out-file={folder}/out", "--toggle-collect=read_body", "--dump-after=read_body",
+               server, "--port", "0", "--threads", "1", "--max-body", "2048", "--read-timeout", "3000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        port = next(int(found[1]) for line in process.stderr if (found := re.search(r"http://[\d.]+:(\d+)/", line)))
+        yield port
+        process.terminate()
+        process.stderr.read()
+
+
+def of_bodies(args, _, sizes):
+    with tempfile.TemporaryDirectory() as folder, reading_server(args.server, folder) as port:
+        for kind, around, units in BODIES:
+            for unit in units:
+                counts = []
+                for size in sizes:
+                    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=3000)
+                    connection.request("POST", "/translate", body_of(around, unit, size), {"Content-Type": kind})
+                    connection.getresponse().read()
+                    connection.close()
+                    newest = max(glob.glob(folder + "/out.*"), key=lambda name: int(name.rsplit(".", 1)[1]))
+                    with open(newest, encoding="utf-8") as file:
+                        counts.append(int(re.search(r"^(?:totals|summary): (\d+)", file.read(), re.M).group(1)))
+                place = around.replace("%s", "...")[-40:]
+                yield f"`{unit!r}` in `{place!r}` |", counts
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scanners", nargs="*", metavar="SCANNER", help="(all: %s)" % " ".join(SCANNERS))
+    parser.add_argument("scanners", nargs="*", metavar="SCANNER", help="http, %s (all)" % ", ".join(SCANNERS))
     parser.add_argument("--size", type=int, default=256, metavar="KB", help="the first size (%(default)s)")
     parser.add_argument("--program", default="build/test_linear")
+    parser.add_argument("--server", default="./moe-server")
     args = parser.parse_args()
-    steep = 0
+    sizes, steep = [args.size << 10 + i for i in range(3)], 0
     print("| scanner | trigger | steps a byte |" + "".join(f" {args.size << i} KB |" for i in range(3)) + " growth |")
     print("|---|---|---|---|---|---|---|")
-    for scanner in args.scanners or SCANNERS:
-        steps, trigger = worst(args.program, scanner)
-        counts = [instructions(args.program, scanner, trigger, args.size << 10 + i) for i in range(3)]
-        growth = max(b / a for a, b in zip(counts, counts[1:]))
-        steep += growth > MOST
-        print(f"| {scanner} | {trigger} | {steps:.0f} | " + " | ".join(f"{x / 1e6:,.0f} M" for x in counts) +
-              f" | {growth:.2f} |", flush=True)
+    for scanner in args.scanners or (*SCANNERS, "http"):
+        for trigger, counts in (of_bodies if scanner == "http" else of_text)(args, scanner, sizes):
+            growth = max(b / a for a, b in zip(counts, counts[1:]))
+            steep += growth > MOST
+            print(f"| {scanner} | {trigger} | " + " | ".join(f"{x / 1e6:,.2f} M" for x in counts) +
+                  f" | {growth:.2f} |", flush=True)
     return 1 if steep else 0
 
 

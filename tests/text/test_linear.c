@@ -8,14 +8,16 @@
  * MOE_TEST_LINEAR=262144 build/test_linear begins at that many bytes (16384); "html*" behind it runs those alone.
  * Fewer bytes would say nothing: what looks 1,000 bytes ahead at each byte takes three times the steps for 2,000 bytes
  * that it takes for 1,000. With
- * MOE_TEST_TRIGGER="7 1" only the seventh trigger behind the first beginning is looked at, once, at that size: for
- * tests/bench/growth.py.
+ * MOE_TEST_TRIGGER="7 1" only the seventh trigger behind the first beginning is looked at, once, at that size, and with
+ * MOE_TEST_TRIGGER=all each of them: for tests/bench/growth.py.
  *
  *   1. Triggers
  *   2. Scanners
  *   3. Growth
  */
+#include "tools/server/address.h"
 #include "tools/server/html.h"
+#include "tools/text/glossary.h"
 #include "tools/text/json.h"
 #include "tools/text/lost.h"
 #include "tools/text/protect.h"
@@ -336,6 +338,40 @@ static const char *const numbers[] = { "{\1}",         "{\1} ",           "{\1} 
                                        "&a\1; ",       "&a\1; {\1} ",     "<b>{\1}</b>",
                                        "<p>&a\1;</p>", "<a x\1='y'>{\1}", "<img alt='&a\1;'> " };
 
+/* Files of terms, and the header that proxies write. */
+static const char *const lists[] = { "a",
+                                     "a\n",
+                                     "a b\n",
+                                     "a\tb\n",
+                                     "a,b\n",
+                                     "a;b\n",
+                                     "\"a\",b\n",
+                                     "\"a\"\"\",b\n",
+                                     "\"a\nb\",\"c\"\n",
+                                     "\"",
+                                     "\"\"",
+                                     ",",
+                                     "\t",
+                                     "\n",
+                                     "#\n",
+                                     "# a\n",
+                                     " ",
+                                     "\r\n",
+                                     "\1\tb\n",
+                                     "a \1\tb\n",
+                                     "a a a \1\tb\n",
+                                     "\1 a\tb \1\n",
+                                     "\1,b\n",
+                                     "\"\1\",b\n",
+                                     "a\tb\tc\n",
+                                     "<?xml",
+                                     "a \xCC\x81\tb\n",
+                                     "A\ta\n",
+                                     "a\n\1\tb\n" };
+static const char *const forwarded[] = { ",",  " ",    "1.2.3.4,", "1.2.3.4, ",  "1.2.3.4:5,", "::1,", "[::1]:5,",
+                                         "a,", "1.2.", "1:",       "[",          "\t",         "1",    "2001:db8::7, ",
+                                         ":",  ".",    ", ,",      "1.2.3.4 x,", "]" };
+
 static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* the last one: up to half of the size */
 enum { AROUND = sizeof before / sizeof *before };
 
@@ -419,6 +455,73 @@ static void guard(const char *data, size_t length) {
     text_rules_free(rules);
 }
 
+/* With a tokeniser: words that it cannot spell, and what becomes constraints. */
+static text_front front;
+static text_rules *rules;
+
+static void bind_with(const text_rules *with, text_terms terms, const char *data, size_t length) {
+    text_guard *kept = NULL;
+    text_ids ids = { 0 };
+    moe_span shown;
+    moe_error e;
+    assert_int_equal(text_guard_begin(with, data, length, 0, 0, TEXT_MESSAGE_NONE, terms, &kept, &shown, &e), MOE_OK);
+    if (text_guard_used(kept)) {
+        assert_int_equal(text_encode(&front, shown.data, shown.length, &ids, &e), MOE_OK);
+        assert_int_equal(text_guard_bind(with, kept, shown.data, shown.length, &ids, 512, &e), MOE_OK);
+    }
+    text_ids_free(&ids);
+    text_guard_free(kept);
+}
+
+static void bind_kept(const char *data, size_t length) { bind_with(rules, TEXT_TERMS_FREE, data, length); }
+
+static void name_terms(const char *data, size_t length) {
+    static const char *const terms[] = { "a", "a b", "a a a a a a a a", "Ann", "Ann Lee", "1.2", "-", "b" };
+    text_rules *with;
+    moe_error e;
+    assert_int_equal(text_rules_with(rules, terms, terms, sizeof terms / sizeof *terms, &with, &e), MOE_OK);
+    bind_with(with, TEXT_TERMS_NAMED, data, length);
+    text_rules_free(with);
+}
+
+static void read_terms(const char *data, size_t length) {
+    text_glossary *g = NULL;
+    moe_error e;
+    if (!text_glossary_read(&front, "terms", data, length, &g, &e)) assert_true(text_glossary_count(g) > 0);
+    text_glossary_free(g);
+}
+
+static void change_case(const char *data, size_t length) {
+    char *copy = malloc(length + 1);
+    assert_non_null(copy);
+    memcpy(copy, data, length + 1);
+    if (text_is_shouted(copy, length)) text_calm(copy, length);
+    text_calm(copy, length);
+    text_shout(copy, length);
+    assert_int_equal(strlen(copy), length);
+    free(copy);
+}
+
+static void read_lines(const char *data, size_t length) {
+    text_reader reader;
+    text_line line;
+    char why[128];
+    size_t all = 0;
+    text_reader_init(&reader, -1, NULL, -1);
+    assert_true(text_reader_take(&reader, data));
+    while (text_reader_next(&reader, 0, &line) == TEXT_READ_LINE) all += text_line_usable(&line, why, sizeof why);
+    assert_true(all <= length);
+    text_reader_free(&reader);
+}
+
+static void find_client(const char *data, size_t length) {
+    network trusted[2];
+    assert_true(network_read("0.0.0.0/0", &trusted[0]) && network_read("::/0", &trusted[1]));
+    const address peer = address_of(NULL);
+    const address found = address_forwarded(trusted, 2, &peer, data, length);
+    assert_true(address_key(&found) != ADDRESS_NOBODY);
+}
+
 static void write_json(const char *data, size_t length) {
     text_bytes out = { 0 };
     json j = { .out = &out, .script = 1 };
@@ -465,13 +568,14 @@ static void cut_xml(const char *data, size_t length) { cut_markup(data, length, 
 static void grow(void (*scan)(const char *, size_t), const char *const *units, size_t n_units) {
     const char *given = getenv("MOE_TEST_LINEAR"), *one = getenv("MOE_TEST_TRIGGER");
     const size_t first = given ? (size_t)strtoull(given, NULL, 10) : LEAST;
+    const size_t n_sizes = one ? 1 : SIZES;
     char *text = malloc((first << (SIZES - 1)) + 64);
     unsigned long long most = 0;
     size_t most_unit = 0, most_around = 0;
     int steep = 0;
     assert_non_null(text);
     if (first < LEAST) fail_msg("MOE_TEST_LINEAR is a number of bytes, %d or more", LEAST);
-    if (one) {
+    if (one && strcmp(one, "all") != 0) {
         char *end;
         const size_t unit = (size_t)strtoul(one, &end, 10), around = (size_t)strtoul(end, NULL, 10);
         assert_true(unit && unit <= n_units && around && around <= AROUND);
@@ -482,13 +586,13 @@ static void grow(void (*scan)(const char *, size_t), const char *const *units, s
     for (size_t u = 0; u < n_units; u++)
         for (size_t around = 0; around < AROUND; around++) {
             unsigned long long steps[SIZES] = { 0 };
-            for (size_t i = 0; i < SIZES; i++) {
+            for (size_t i = 0; i < n_sizes; i++) {
                 const size_t length = fill(text, first << i, units[u], around);
                 counted_steps = 0;
                 scan(text, length);
                 steps[i] = counted_steps;
                 assert_true(steps[i] > 0);
-                if (i + 1 == SIZES && steps[i] > most) most = steps[i], most_unit = u + 1, most_around = around + 1;
+                if (i + 1 == n_sizes && steps[i] > most) most = steps[i], most_unit = u + 1, most_around = around + 1;
                 if (!i || steps[i] <= FEW || (double)steps[i] <= GROWTH * (double)steps[i - 1]) continue;
                 print_message("\"%s\" behind \"%s\": %llu steps, %llu for twice the text\n", units[u], before[around],
                               steps[i - 1], steps[i]);
@@ -497,41 +601,44 @@ static void grow(void (*scan)(const char *, size_t), const char *const *units, s
             }
         }
     free(text);
-    print_message("most steps for %zu bytes: %llu, by trigger %zu %zu\n", first << (SIZES - 1), most, most_unit,
+    print_message("most steps for %zu bytes: %llu, by trigger %zu %zu\n", first << (n_sizes - 1), most, most_unit,
                   most_around);
     assert_int_equal(steep, 0);
 }
 
-#define TEXTS(name, scan)                                \
-    static void name(void **state) {                     \
-        (void)state;                                     \
-        grow(scan, texts, sizeof texts / sizeof *texts); \
+static void with_tokeniser(void (*scan)(const char *, size_t), const char *const *units, size_t n_units) {
+    moe_error e;
+    assert_int_equal(text_open("models/en-de-fr-es.bin", TEXT_REQUIRED, NULL, &front, &e), MOE_OK);
+    assert_int_equal(text_rules_new(&front, 1, NULL, &rules, &e), MOE_OK);
+    grow(scan, units, n_units);
+    text_rules_free(rules);
+    text_close(&front);
+}
+
+#define SCANNER(name, run, scan, units)                 \
+    static void name(void **state) {                    \
+        (void)state;                                    \
+        run(scan, units, sizeof units / sizeof *units); \
     }
-TEXTS(spans, walk)
-TEXTS(sentences, cut_sentences)
-TEXTS(clauses, cut_clauses)
-TEXTS(halves, halve)
-TEXTS(messages, look_for_messages)
-TEXTS(messages_shown, show_messages)
-TEXTS(loops, look_for_loops)
-TEXTS(guards, guard)
-TEXTS(json_strings, write_json)
-TEXTS(html_of_texts, cut_html)
-
-static void html_of_markup(void **state) {
-    (void)state;
-    grow(cut_html, markup, sizeof markup / sizeof *markup);
-}
-
-static void html_of_numbers(void **state) {
-    (void)state;
-    grow(cut_html, numbers, sizeof numbers / sizeof *numbers);
-}
-
-static void xml_of_markup(void **state) {
-    (void)state;
-    grow(cut_xml, markup, sizeof markup / sizeof *markup);
-}
+SCANNER(spans, grow, walk, texts)
+SCANNER(sentences, grow, cut_sentences, texts)
+SCANNER(clauses, grow, cut_clauses, texts)
+SCANNER(halves, grow, halve, texts)
+SCANNER(messages, grow, look_for_messages, texts)
+SCANNER(messages_shown, grow, show_messages, texts)
+SCANNER(loops, grow, look_for_loops, texts)
+SCANNER(guards, grow, guard, texts)
+SCANNER(constraints, with_tokeniser, bind_kept, texts)
+SCANNER(terms, with_tokeniser, name_terms, texts)
+SCANNER(glossaries, with_tokeniser, read_terms, lists)
+SCANNER(cases, grow, change_case, texts)
+SCANNER(lines, grow, read_lines, texts)
+SCANNER(json_strings, grow, write_json, texts)
+SCANNER(addresses, grow, find_client, forwarded)
+SCANNER(html_of_texts, grow, cut_html, texts)
+SCANNER(html_of_markup, grow, cut_html, markup)
+SCANNER(html_of_numbers, grow, cut_html, numbers)
+SCANNER(xml_of_markup, grow, cut_xml, markup)
 
 static void languages(void **state) {
     static const char *const names[] = { "de", "en", "es", "fr" };
@@ -563,11 +670,13 @@ static void a_square_is_seen(void **state) {
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* such as "html*" */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(spans),         cmocka_unit_test(sentences),        cmocka_unit_test(clauses),
-        cmocka_unit_test(halves),        cmocka_unit_test(messages),         cmocka_unit_test(messages_shown),
-        cmocka_unit_test(loops),         cmocka_unit_test(languages),        cmocka_unit_test(guards),
-        cmocka_unit_test(html_of_texts), cmocka_unit_test(html_of_markup),   cmocka_unit_test(html_of_numbers),
-        cmocka_unit_test(xml_of_markup), cmocka_unit_test(a_square_is_seen), cmocka_unit_test(json_strings),
+        cmocka_unit_test(spans),         cmocka_unit_test(sentences),      cmocka_unit_test(clauses),
+        cmocka_unit_test(halves),        cmocka_unit_test(messages),       cmocka_unit_test(messages_shown),
+        cmocka_unit_test(loops),         cmocka_unit_test(languages),      cmocka_unit_test(guards),
+        cmocka_unit_test(constraints),   cmocka_unit_test(terms),          cmocka_unit_test(glossaries),
+        cmocka_unit_test(cases),         cmocka_unit_test(lines),          cmocka_unit_test(json_strings),
+        cmocka_unit_test(html_of_texts), cmocka_unit_test(html_of_markup), cmocka_unit_test(html_of_numbers),
+        cmocka_unit_test(xml_of_markup), cmocka_unit_test(addresses),      cmocka_unit_test(a_square_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

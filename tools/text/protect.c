@@ -459,16 +459,18 @@ void text_guard_recall(const text_guard *g, char *calm) {
 
 /* ==== 3. Binding ======================================================================================== */
 
-/* The tokens of shown bytes [at, at + length), into k->first and k->n; n 0: they are not known. */
-static void find_tokens(const text_guard *g, const char *encoded, kept *k) {
+/* The tokens of shown bytes [at, at + length), into k->first and k->n; n 0: they are not known. *token: the first one
+ * that is not before them; what is kept comes in the order of the text. */
+static void find_tokens(const text_guard *g, const char *encoded, kept *k, size_t *token) {
     const size_t end = k->at + k->shown;
     k->first = k->n = 0;
-    for (size_t i = 0; i < g->n_offsets; i++) {
-        size_t begin = g->offsets[i];
+    for (size_t *i = token; *i < g->n_offsets; ++*i) {
+        size_t begin = g->offsets[*i];
         while (begin < g->shown.length && is_space(encoded[begin])) begin++; /* a token begins with the space before */
-        if (begin < k->at || begin >= end) continue;
-        if (!k->n) k->first = i;
-        k->n = i + 1 - k->first;
+        if (begin < k->at) continue;
+        if (begin >= end) break;
+        if (!k->n) k->first = *i;
+        k->n = *i + 1 - k->first;
     }
 }
 
@@ -492,6 +494,7 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
                            size_t room, moe_error *error) {
     const text_front *f = r->front;
     char why[128];
+    size_t token = 0;
     moe_status status = MOE_OK;
     g->n_offsets = 0;
     if (g->verbatim || !f->tokeniser) return MOE_OK;
@@ -503,7 +506,7 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
     for (size_t i = 0; i < g->n && !status; i++) {
         kept *k = &g->kept[i];
         if (!k->shown) continue;
-        find_tokens(g, encoded, k);
+        find_tokens(g, encoded, k, &token);
         if (k->kind == TEXT_SPAN_NUMBER && !(k->at == 0 || is_space(encoded[k->at - 1]))) continue;
         if (k->term && g->terms != TEXT_TERMS_NAMED) {
             if (g->terms != TEXT_TERMS_FREE) status = add_constraint(g, k, &k->term->ids, error);
