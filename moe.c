@@ -232,10 +232,6 @@ static void *moe_default_allocate(void *user, size_t bytes) {
     (void)user;
     return malloc(bytes);
 }
-static void *moe_default_reallocate(void *user, void *old, size_t old_bytes, size_t new_bytes) {
-    (void)user, (void)old_bytes;
-    return realloc(old, new_bytes);
-}
 static void moe_default_release(void *user, void *old, size_t old_bytes) {
     (void)user, (void)old_bytes;
     free(old);
@@ -243,7 +239,7 @@ static void moe_default_release(void *user, void *old, size_t old_bytes) {
 
 static moe_allocator moe_allocator_or_default(const moe_allocator *a) {
     if (a && a->allocate && a->reallocate && a->release) return *a;
-    return (moe_allocator){ moe_default_allocate, moe_default_reallocate, moe_default_release, NULL };
+    return (moe_allocator){ moe_default_allocate, NULL, moe_default_release, NULL };
 }
 
 static void *moe_allocate_zeroed(const moe_allocator *a, size_t bytes) {
@@ -4344,23 +4340,23 @@ static moe_status moe_output_write(moe_output *o, const void *data, size_t bytes
     return MOE_OK;
 }
 
-/* A name is safe when its folder is on disk. Some file systems cannot sync a folder; the file exists in any case. */
-static void moe_sync_folder(char *path) {
-    char *slash = strrchr(path, '/');
-    int fd;
-    if (slash) slash[slash == path] = 0; /* "/" stays */
-    fd = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return;
-    fsync(fd);
-    close(fd);
-}
-
 /* Signals that end a program are blocked here; no other signal is a reason to stop. Some file systems cannot sync. */
 static int moe_sync(int fd) {
     int result;
     do result = fsync(fd);
     while (result != 0 && errno == EINTR);
     return result == 0 || errno == EINVAL || errno == ENOTSUP;
+}
+
+/* A name is safe when its folder is on disk; the file exists in any case. */
+static void moe_sync_folder(char *path) {
+    char *slash = strrchr(path, '/');
+    int fd;
+    if (slash) slash[slash == path] = 0; /* "/" stays */
+    fd = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return;
+    moe_sync(fd);
+    close(fd);
 }
 
 /* Give the file its name if `status` is MOE_OK, else remove it. */
@@ -4588,6 +4584,9 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
     size_t piece_bytes = 0, widest = 0, block_bytes = 0;
     moe_layout layout = { NULL, 0, 0 };
     moe_status status;
+    for (size_t i = 0; i < s->n_entries; i++) /* the reader checks the rest */
+        if (!s->entries[i].key || s->entries[i].kind < MOE_META_INT || s->entries[i].kind > MOE_META_TEXT)
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or a wrong kind", i);
     moe_save_plan(s, &piece_bytes, &widest);
     for (int pass = 0; pass < 2; pass++) {
         layout.used = 0;
@@ -4607,14 +4606,6 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
     if (status == MOE_OK) status = moe_output_end(&s->out, moe_save_all(s), error);
     moe_release(a, layout.base, block_bytes);
     return status;
-}
-
-/* The reader checks the rest. */
-static moe_status moe_check_entries(const moe_meta_entry *entries, size_t count, moe_error *error) {
-    for (size_t i = 0; i < count; i++)
-        if (!entries[i].key || entries[i].kind < MOE_META_INT || entries[i].kind > MOE_META_TEXT)
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or a wrong kind", i);
-    return MOE_OK;
 }
 
 /* Vector `i` of the caller into s->tensors; one of an old vector's name replaces it. */
@@ -4644,7 +4635,6 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
     moe_status status = MOE_OK;
     if (!moe_type_known((uint32_t)params->type) || !moe_type_known((uint32_t)params->experts))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
-    MOE_TRY(moe_check_entries(params->entries, params->n_entries, error));
     s.tensors = moe_allocate_zeroed(a, bytes);
     if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory for the tensor directory");
     for (size_t i = 0; i < f->n_tensors; i++) {
@@ -4669,8 +4659,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
                    .entries = params.entries,
                    .n_entries = params.n_entries,
                    .n_tensors = params.n_tensors };
-    moe_status status = moe_check_entries(params.entries, params.n_entries, error);
-    if (status != MOE_OK) return status;
+    moe_status status = MOE_OK;
     s.tensors = moe_allocate_zeroed(&a, bytes);
     if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "write", "no memory for the tensor directory");
     for (size_t i = 0; i < s.n_tensors && status == MOE_OK; i++) {
@@ -6237,7 +6226,7 @@ struct moe_reader {
     const moe_file *file;
     moe_status status;
     moe_error *error;
-    char key[64];
+    char key[64], where[96]; /* of metadata or a tensor; "tensor KEY" if it is one */
 };
 
 MOE_PRINTF(2, 3)
@@ -6325,26 +6314,27 @@ static void moe_refuse_key(moe_reader *r, const moe_layer *layer, const char *ke
     snprintf(r->key, sizeof r->key, "%s.%s", layer->name, key);
 }
 
-/* The tensor that r->key names, with its `n_dims` (3: experts) and at most two dims as the layer list needs them; else
- * it is refused. NULL: refused, or optional and not there. `where` names it in messages. */
+/* The tensor of this name, with its `n_dims` (3: experts) and dims as the layer list needs them; else it is refused.
+ * NULL: refused, or optional and not there. */
 static const moe_tensor_info *moe_find_bound(moe_reader *r, uint32_t n_dims, const uint64_t *dims, int optional,
-                                             char where[96]) {
-    const moe_tensor_info *t = r->status == MOE_OK ? moe_find_tensor(r->file, r->key) : NULL;
+                                             const char *format, const char *name) {
+    const moe_tensor_info *t;
     char found[72] = "", wanted[72] = "";
-    int fits = t && t->n_dims == n_dims && !!t->experts == (n_dims == 3);
-    snprintf(where, 96, "tensor %s", r->key);
-    if (r->status != MOE_OK || (!t && optional)) return NULL;
-    if (!t) {
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s is missing", r->key);
-        return NULL;
-    }
+    int fits;
+    moe_read(r, format, name);
+    if (r->status != MOE_OK) return NULL;
+    snprintf(r->where, sizeof r->where, "tensor %s", r->key);
+    t = moe_find_tensor(r->file, r->key);
+    if (!t && !optional) r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->where, "%s is missing", r->where);
+    if (!t) return NULL;
+    fits = t->n_dims == n_dims && !!t->experts == (n_dims == 3);
     for (uint32_t i = 0; i < n_dims; i++) fits = fits && t->dims[i] == dims[i];
     if (fits) return t;
     for (uint32_t i = 0; i < t->n_dims; i++)
         snprintf(found + strlen(found), sizeof found - strlen(found), "%s%" PRIu64, i ? ", " : "", t->dims[i]);
     for (uint32_t i = 0; i < n_dims; i++)
         snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), "%s%" PRIu64, i ? ", " : "", dims[i]);
-    r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s is %s[%s], the layer list needs %s[%s]", r->key,
+    r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->where, "%s is %s[%s], the layer list needs %s[%s]", r->where,
                          t->experts ? "experts " : "", found, n_dims == 3 ? "experts " : "", wanted);
     return NULL;
 }
@@ -6352,36 +6342,28 @@ static const moe_tensor_info *moe_find_bound(moe_reader *r, uint32_t n_dims, con
 /* Bind a matrix. A missing optional tensor leaves rows 0. */
 static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
                             const char *name) {
-    const moe_tensor_info *t;
-    char where[96];
-    memset(out, 0, sizeof *out);
-    moe_read(r, format, name);
-    t = moe_find_bound(r, 2, (const uint64_t[]){ rows, cols }, optional, where);
+    const moe_tensor_info *t = moe_find_bound(r, 2, (const uint64_t[]){ rows, cols }, optional, format, name);
+    *out = (moe_matrix){ .rows = 0 };
     if (!t) return;
     *out = moe_tensor_matrix(t, r->file->data + t->offset, 0, 0);
     const size_t broken = moe_broken_scale(out);
     if (broken < rows)
         r->status =
-            moe_fail(r->error, MOE_ERROR_FORMAT, where, "scale %zu of tensor %s is not a number >= 0", broken, r->key);
+            moe_fail(r->error, MOE_ERROR_FORMAT, r->where, "scale %zu of %s is not a number >= 0", broken, r->where);
 }
 
-/* Refuse a tensor, the one that r->key names, if one of its n numbers is not finite. */
-static void moe_check_finite(moe_reader *r, const float *v, size_t n, const char *where) {
+/* Refuse the tensor that was found last if one of its n numbers is not finite. */
+static void moe_check_finite(moe_reader *r, const float *v, size_t n) {
     for (size_t i = 0; r->status == MOE_OK && i < n; i++)
         if (!(v[i] >= -FLT_MAX && v[i] <= FLT_MAX))
-            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "element %zu of tensor %s is not a finite number",
-                                 i, r->key);
+            r->status =
+                moe_fail(r->error, MOE_ERROR_FORMAT, r->where, "element %zu of %s is not a finite number", i, r->where);
 }
 
 static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const char *format, const char *name) {
-    const moe_tensor_info *t;
-    const float *v;
-    char where[96];
-    moe_read(r, format, name);
-    t = moe_find_bound(r, 1, (const uint64_t[]){ n }, optional, where);
-    if (!t) return NULL;
-    v = (const float *)(const void *)(r->file->data + t->offset);
-    moe_check_finite(r, v, n, where);
+    const moe_tensor_info *t = moe_find_bound(r, 1, (const uint64_t[]){ n }, optional, format, name);
+    const float *v = t ? (const float *)(const void *)(r->file->data + t->offset) : NULL;
+    if (v) moe_check_finite(r, v, n);
     return r->status == MOE_OK ? v : NULL;
 }
 
@@ -6391,8 +6373,8 @@ static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t c
     moe_bind_matrix(r, out, rows, cols, optional, format, name);
     if (r->status == MOE_OK && out->rows && out->type != MOE_TYPE_F32)
         r->status =
-            moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s must be f32: routing is never quantised", r->key);
-    moe_check_finite(r, out->data, out->rows * out->cols, r->key);
+            moe_fail(r->error, MOE_ERROR_FORMAT, r->where, "%s must be f32: routing is never quantised", r->where);
+    moe_check_finite(r, out->data, out->rows * out->cols);
 }
 
 /* w [rows, cols] and its bias, if there is one: NAME.part.weight, NAME.part.bias. */
@@ -6609,10 +6591,8 @@ static void moe_bind_gating(moe_reader *r, const moe_layer *layer, moe_gating *g
 static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
     moe_mixture_layer *x = &layer->mixture;
     moe_experts *e = &x->experts;
-    const moe_tensor_info *t;
-    char where[96];
-    moe_read(r, "%s.experts", layer->name);
-    t = moe_find_bound(r, 3, (const uint64_t[]){ x->count, layer->hidden, layer->in }, 0, where);
+    const moe_tensor_info *t =
+        moe_find_bound(r, 3, (const uint64_t[]){ x->count, layer->hidden, layer->in }, 0, "%s.experts", layer->name);
     if (!t) return;
     const char *slab = r->file->data + t->offset;
     e->file = r->file;
@@ -7134,7 +7114,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     static const char *const architectures[] = { "gnmt-moe", "moe-lm", "deep-moe", "transformer", NULL };
     static const moe_model_kind kinds[] = { MOE_MODEL_TRANSLATION, MOE_MODEL_LANGUAGE, MOE_MODEL_CLASSIFIER,
                                             MOE_MODEL_TRANSLATION };
-    moe_reader r = { &m->file, MOE_OK, error, "" };
+    moe_reader r = { .file = &m->file, .error = error };
     const int architecture = moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
     m->kind = kinds[architecture];
     m->vocabulary = (int32_t)moe_read_int(&r, moe_read(&r, "vocab.size"), 2, INT32_MAX / 2, 0);
@@ -7311,19 +7291,12 @@ moe_status moe_model_open_sized(const char *path, const moe_model_params *given,
 
 void moe_model_close(moe_model *m) {
     moe_allocator a;
-    union {
-        const char *in;
-        void *out;
-    } data;
-    size_t bytes;
     if (!m || atomic_fetch_sub(&m->holders, 1) > 1) return;
     a = m->allocator;
-    data.in = m->file.data;
-    bytes = m->file.bytes;
+    if (m->mapped) munmap((void *)(uintptr_t)m->file.data, m->file.bytes);
     moe_release(&a, m->layers, m->n_layers * sizeof *m->layers);
     moe_release(&a, m->never, m->n_never * sizeof *m->never);
     moe_file_free(&m->file, &a);
-    if (m->mapped) munmap(data.out, bytes);
     if (m->fd >= 0) close(m->fd);
     moe_release(&a, m, sizeof *m);
 }
@@ -7362,22 +7335,15 @@ void moe_model_layer_sized(const moe_model *m, size_t index, moe_layer_info *out
 }
 
 moe_setting moe_model_layer_setting(const moe_model *m, size_t index, size_t i) {
-    moe_setting setting;
-    memset(&setting, 0, sizeof setting);
-    if (index < m->n_layers && i < m->layers[index].type->n_keys) {
-        const moe_key *k = &m->layers[index].type->keys[i];
-        const char *at = (const char *)&m->layers[index] + k->at;
-        size_t count;
-        float real;
-        int name;
-        memcpy(&count, at, sizeof count * (k->kind == MOE_KEY_COUNT));
-        memcpy(&real, at, sizeof real);
-        memcpy(&name, at, sizeof name);
-        setting.key = k->key;
-        setting.number = k->kind == MOE_KEY_COUNT ? (double)count : k->kind == MOE_KEY_REAL ? (double)real : name;
-        if (k->kind == MOE_KEY_NAME) setting.text = k->names[name];
-    }
-    return setting;
+    const moe_layer *layer = &m->layers[index];
+    const moe_key *k;
+    const void *at;
+    if (index >= m->n_layers || i >= layer->type->n_keys) return (moe_setting){ NULL, NULL, 0 };
+    k = &layer->type->keys[i];
+    at = (const char *)layer + k->at;
+    if (k->kind == MOE_KEY_COUNT) return (moe_setting){ k->key, NULL, (double)*(const size_t *)at };
+    if (k->kind == MOE_KEY_REAL) return (moe_setting){ k->key, NULL, *(const float *)at };
+    return (moe_setting){ k->key, k->kind == MOE_KEY_NAME ? k->names[*(const int *)at] : NULL, *(const int *)at };
 }
 
 /* The index-th mixture, encoder first; NULL past the last. */

@@ -462,7 +462,7 @@ static void check_gate(const golden *g, const char *name, const moe_kernels *ker
 static void bind_experts(const golden *g, const char *name, moe_layer *layer) {
     part slabs = need_part(g, name, "experts");
     moe_error error;
-    moe_reader r = { &g->file, MOE_OK, &error, "" };
+    moe_reader r = { .file = &g->file, .error = &error };
     assert_true(slabs.info->experts);
     snprintf(layer->name, sizeof layer->name, "%s", name);
     layer->mixture.count = (size_t)slabs.info->dims[0];
@@ -527,7 +527,7 @@ static void check_moe(const golden *g, const char *name, const moe_kernels *kern
  * bound last: all that may be missing are these. */
 static void read_mixture(const golden *g, const char *name, size_t in, int gates_only, moe_layer *layer) {
     moe_error error = { 0 };
-    moe_reader r = { &g->file, MOE_OK, &error, "" };
+    moe_reader r = { .file = &g->file, .error = &error };
     char missing[160];
     memset(layer, 0, sizeof *layer);
     layer->type = &moe_mixture_type;

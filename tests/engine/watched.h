@@ -18,7 +18,7 @@ static void *direct_malloc(size_t n) {
     atomic_fetch_add(&direct_allocations, 1);
     return malloc(n);
 }
-static void *direct_realloc(void *p, size_t n) {
+static inline void *direct_realloc(void *p, size_t n) {
     atomic_fetch_add(&direct_allocations, 1);
     return realloc(p, n);
 }
