@@ -652,13 +652,13 @@ __global__ void moe_k_unary(moe_unary what, const float *x, size_t x_stride, int
 
 /* moe_compute_norm_row */
 __global__ void moe_k_norm(const float *x, size_t x_stride, int cols, const float *weight, const float *bias,
-                           float epsilon, float *y, size_t y_stride) {
+                           float epsilon, int rms, float *y, size_t y_stride) {
     __shared__ float lanes[MOE_LANES];
     const int t = (int)threadIdx.x;
     float mean, scale;
     x += blockIdx.x * x_stride;
     y += blockIdx.x * y_stride;
-    mean = moe_div(moe_block_sum(x, cols), (float)cols);
+    mean = rms ? 0.0f : moe_div(moe_block_sum(x, cols), (float)cols);
     if (t < MOE_LANES) {
         float sum = 0.0f;
         for (int i = t; i < cols; i += MOE_LANES) {
@@ -669,8 +669,10 @@ __global__ void moe_k_norm(const float *x, size_t x_stride, int cols, const floa
     }
     __syncthreads();
     scale = moe_div(1.0f, __fsqrt_rn(moe_add(moe_div(moe_join_lanes(lanes), (float)cols), epsilon)));
-    for (int c = t; c < cols; c += MOE_BLOCK)
-        y[c] = moe_add(moe_mul(moe_mul(moe_sub(x[c], mean), scale), weight[c]), bias[c]);
+    for (int c = t; c < cols; c += MOE_BLOCK) {
+        const float scaled = moe_mul(moe_mul(moe_sub(x[c], mean), scale), weight[c]);
+        y[c] = bias ? moe_add(scaled, bias[c]) : scaled;
+    }
 }
 
 /* Row r of y = row from[r] of x, zeros for -1; from NULL: row r. */
@@ -2181,7 +2183,7 @@ static void moe_launch_unary(moe_device *d, const moe_launch *l) {
 }
 static void moe_launch_norm(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_norm, l->rows, MOE_BLOCK, l->x0, l->s0->stride, (int)l->n->cols, l->b->weight, l->b->bias,
-               l->n->norm.epsilon, l->y, l->n->stride);
+               l->n->norm.epsilon, l->n->norm.rms, l->y, l->n->stride);
 }
 static void moe_launch_view(moe_device *, const moe_launch *) {}
 static void moe_launch_gather(moe_device *d, const moe_launch *l) {

@@ -308,7 +308,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     X(ADD, add, ROWS, 1)                                                                                     \
     X(CONCAT, concat, ROWS, 1)                                                                               \
     X(UNARY, unary, ROWS, 16)                 /* sigmoid, tanh, swish, gelu */                               \
-    X(NORM, norm, ROWS, 4)                    /* layer norm */                                               \
+    X(NORM, norm, ROWS, 4)                    /* layer norm, RMS norm */                                     \
     X(VIEW, view, NOTHING, 0)                 /* some columns of another node */                             \
     X(GATHER, gather, ROWS, 1)                /* carried rows -> the parents', zero for a new sentence */    \
     X(STORE, store, ROWS, 1)                  /* rows -> carried rows */                                     \
@@ -415,8 +415,9 @@ typedef struct moe_linear_op {
 } moe_linear_op;
 
 typedef struct moe_norm_op {
-    const float *weight, *bias; /* [cols] */
+    const float *weight, *bias; /* [cols]; bias: or NULL */
     float epsilon;
+    int rms; /* the mean stays, and divides nothing (Zhang, Sennrich 2019, arXiv 1910.07467) */
 } moe_norm_op;
 
 typedef struct moe_carried_op {
@@ -1199,9 +1200,12 @@ MOE_INLINE float moe_centred_sum(const float *x, size_t n, float shift, int squa
 }
 
 MOE_INLINE void moe_norm_row(const moe_norm_op *norm, const float *x, size_t n, float *y) {
-    const float mean = moe_centred_sum(x, n, 0.0f, 0) / (float)n;
+    const float mean = norm->rms ? 0.0f : moe_centred_sum(x, n, 0.0f, 0) / (float)n;
     const float scale = 1.0f / sqrtf(moe_centred_sum(x, n, mean, 1) / (float)n + norm->epsilon);
-    for (size_t c = 0; c < n; c++) y[c] = (x[c] - mean) * scale * norm->weight[c] + norm->bias[c];
+    if (!norm->bias)
+        for (size_t c = 0; c < n; c++) y[c] = (x[c] - mean) * scale * norm->weight[c];
+    else
+        for (size_t c = 0; c < n; c++) y[c] = (x[c] - mean) * scale * norm->weight[c] + norm->bias[c];
 }
 
 static void moe_norm_portable(const moe_norm_op *norm, const float *x, size_t n, float *y) {
@@ -4927,7 +4931,8 @@ static moe_node *moe_op_view(moe_graph *g, moe_node *x, size_t column, size_t co
     return t;
 }
 
-/* Ba et al. 2016 (arXiv 1607.06450): (x - mean) / sqrt(variance + epsilon) * weight + bias, of each row. */
+/* Ba et al. 2016 (arXiv 1607.06450): (x - mean) / sqrt(variance + epsilon) * weight + bias, of each row; an RMS norm
+ * takes 0 for the mean. */
 static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x, const char *name) {
     moe_node *t = moe_op_pair(g, MOE_OP_NORM, x, NULL, x->cols, name);
     t->norm = *norm;
@@ -6204,8 +6209,10 @@ struct moe_layer_type {
 #define MOE_REAL_KEY(key, limit, fallback, member)                            \
     { key, MOE_KEY_REAL, NULL, -(limit), limit, fallback, MOE_AT(member), 0 }
 #define MOE_NAME_KEY(key, names, fallback, member) { key, MOE_KEY_NAME, names, 0, 0, fallback, MOE_AT(member), 0 }
-#define MOE_EPSILON_KEY { "epsilon", MOE_KEY_REAL, NULL, 0, 1, 1e-5, MOE_AT(norm.epsilon), 0 }
-#define MOE_NORM_KEYS MOE_NAME_KEY("norm", moe_norm_places, MOE_NORM_NONE, norm_place), MOE_EPSILON_KEY
+#define MOE_ANY_NORM_KEYS                                                   \
+    { "epsilon", MOE_KEY_REAL, NULL, 0, 1, 1e-5, MOE_AT(norm.epsilon), 0 }, \
+        MOE_NAME_KEY("norm.kind", moe_norm_kinds, 0, norm.rms)
+#define MOE_NORM_KEYS MOE_NAME_KEY("norm", moe_norm_places, MOE_NORM_NONE, norm_place), MOE_ANY_NORM_KEYS
 
 /* The row of a kind that has moe_KIND_keys, moe_bind_KIND and moe_build_KIND, and carries what is listed. */
 #define MOE_LAYER_TYPE(name, places, kind, keep_source, ...) \
@@ -6218,6 +6225,7 @@ struct moe_layer_type {
       moe_build_##kind,                                      \
       keep_source }
 static const char *const moe_norm_places[] = { "none", "before", "after", NULL };
+static const char *const moe_norm_kinds[] = { "layer", "rms", NULL };
 
 /* ---- Reading ---- */
 
@@ -6754,7 +6762,7 @@ static const moe_layer_type moe_ffn_type = MOE_LAYER_TYPE("ffn", MOE_IN_SIDES, f
 
 /* ---- A norm alone ---- */
 
-static const moe_key moe_norm_keys[] = { MOE_EPSILON_KEY };
+static const moe_key moe_norm_keys[] = { MOE_ANY_NORM_KEYS };
 
 static void moe_bind_norm(moe_reader *r, moe_layer *layer, size_t context) {
     (void)r, (void)context;
@@ -6892,7 +6900,7 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
     if (layer->norm_place) {
         const size_t n = layer->norm_place == MOE_NORM_AFTER ? layer->out : layer->in;
         layer->norm.weight = moe_bind_vector(r, n, 0, "%s.norm.weight", layer->name);
-        layer->norm.bias = moe_bind_vector(r, n, 0, "%s.norm.bias", layer->name);
+        if (!layer->norm.rms) layer->norm.bias = moe_bind_vector(r, n, 0, "%s.norm.bias", layer->name);
     }
     if (r->status == MOE_OK && layer->residual && layer->out != in)
         r->status = moe_fail(r->error, MOE_ERROR_FORMAT, layer->name,

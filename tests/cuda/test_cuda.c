@@ -189,7 +189,7 @@ typedef struct linears {
 static void build_linears(moe_graph *g, void *user, void *states) {
     linears *l = user;
     moe_node *x = moe_op_embed(g, &l->table, 1.0f, "x"), *y, *z;
-    const moe_norm_op norm = { l->bias, l->bias + l->first.rows, 1e-5f };
+    const moe_norm_op norm = { l->bias, l->bias + l->first.rows, 1e-5f, 0 };
     (void)states;
     if (l->positions.rows) x->embed.positions = &l->positions;
     y = moe_op_linear(g, &l->first, x, l->bias, NULL, "y");

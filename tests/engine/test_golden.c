@@ -679,6 +679,23 @@ static void check_layer(const golden *g, const char *name, const moe_kernels *ke
     free_bench(b);
 }
 
+/* A layer of any kind, read as those of a model file are: the case's name is the layer's. */
+static void check_any_layer(const golden *g, const char *name, const moe_kernels *kernels) {
+    const part x = need_part(g, name, "x"), y = need_part(g, name, "y");
+    const char *dot = strchr(name, '.');
+    moe_layer layer = { .residual = 0 };
+    moe_error error = { 0 };
+    moe_reader r = { &g->file, MOE_OK, &error, "" };
+    char side[32];
+    bench *b = new_bench(x.rows, 1);
+    snprintf(side, sizeof side, "%.*s", (int)(dot - name), name);
+    moe_read_layer(&r, &layer, side, (size_t)atoi(dot + 1), MOE_IN_DECODER, x.cols, 0);
+    if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
+    run_bench(b, moe_build_layer(builder(b, &layer), &layer, input(b, x.data, x.cols)), kernels);
+    expect_close(name, b->out, y.data, y.rows * y.cols, op_tolerance);
+    free_bench(b);
+}
+
 /* Both log-softmax and top run through the one op that the decoder has; its matrix is the identity, so that the logits
  * are given. */
 static void run_top(const golden *g, const char *name, part logits, const moe_meta *never, size_t k, int32_t *want,
@@ -771,6 +788,7 @@ static void check_cases(const char *list, size_t least) {
         { "score", check_score },
         { "routing", check_routing },
         { "layer", check_layer },
+        { "any-layer", check_any_layer },
     };
     golden g = open_golden(GOLDEN "ops.bin");
     const moe_meta *cases = moe_find_meta(&g.file, list);

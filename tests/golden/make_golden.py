@@ -313,7 +313,22 @@ def output_cases(c):
               penalty=penalty, score=h.score)
 
 
-OPS = linear_cases, lstm_cases, attention_cases, gate_cases, expert_cases, output_cases, gating_cases
+def layer_cases(c):
+    """layer of any kind but the mixture: settings and weights are metadata and tensors CASE.KEY, as a file has those of
+    a layer, x [rows, D] -> y: with norm and residual."""
+    def layer(case, columns=20, tensors=(), **settings):
+        meta = {"general.architecture": "transformer", "model.width": columns}
+        x = moefile.describe_layer({**meta, **{"decoder.0." + k: v for k, v in settings.items()}}, "decoder", 0)
+        w = {name: c.normal(*dims, scale=dims[-1] ** -0.5 if len(dims) > 1 else 1.0) for name, dims in tensors}
+        rows = c.normal(9, columns)
+        c.add(case, "any-layer", "cases", settings, x=rows, **w, y=ref.any_layer(rows, x, w))
+
+    norm = [("norm.weight", (20,))]
+    layer("norm.0", tensors=[*norm, ("norm.bias", (20,))], kind="norm", epsilon=0.01)
+    layer("norm.1", tensors=norm, kind="norm", epsilon=0.01, **{"norm.kind": "rms"})
+
+
+OPS = linear_cases, lstm_cases, attention_cases, gate_cases, expert_cases, output_cases, gating_cases, layer_cases
 
 
 # ---- Models ----------------------------------------------------------------------------------------------------------

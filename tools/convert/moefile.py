@@ -759,8 +759,8 @@ def name_key(key, names, default=None, inherits=None):
     return Key(key, "name", names=tuple(names.split()), default=default, inherits=inherits)
 
 
-EPSILON = real_key("epsilon", 0, 1, 1e-5)
-NORM = name_key("norm", "none before after", "none"), EPSILON
+ANY_NORM = real_key("epsilon", 0, 1, 1e-5), name_key("norm.kind", "layer rms", "layer")
+NORM = name_key("norm", "none before after", "none"), *ANY_NORM
 GATES, EMPTY = "softmax topk threshold sigmoid", "top1 zero"
 DENSE = "softmax", "sigmoid"  # gates that select everybody
 LAYERS = {
@@ -776,7 +776,7 @@ LAYERS = {
     "attention": (count_key("heads", 1), flag_key("residual", 1), *NORM),
     "cross": (count_key("heads", 1), flag_key("residual", 1), *NORM),
     "ffn": (count_key("hidden", 1), name_key("activation", "relu gelu swish"), flag_key("residual", 1), *NORM),
-    "norm": (EPSILON,),
+    "norm": ANY_NORM,
     "gnmt-attention": (name_key("kind", "additive product"), count_key("size", 1), count_key("layer", 0, 0),
                        name_key("query", "state output"), name_key("start", "query zero", "query")),
 }
@@ -1052,7 +1052,8 @@ def shapes(m, present=()):
         if x.norm != "none":
             columns = x.hidden if x.norm == "after" and x.kind == "moe" and x.expert == "linear" else width
             add(name + ".norm.weight", columns)
-            add(name + ".norm.bias", columns)
+            if x.norm_kind == "layer":
+                add(name + ".norm.bias", columns)
         hidden = getattr(x, "hidden", 0)
         pairs = {"attention": ((".qkv", 3 * width, width), (".out", width, width)),
                  "cross": ((".q", width, width), (".kv", 2 * width, m.width), (".out", width, width)),

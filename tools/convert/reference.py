@@ -262,7 +262,10 @@ def mixture(x, g, experts, columns, scale=1.0):
 
 
 def layer_norm(x, layer, w):
-    """Ba et al. 2016 (arXiv 1607.06450), over the columns of each row."""
+    """Ba et al. 2016 (arXiv 1607.06450), over the columns of each row; "rms": Zhang, Sennrich 2019 (arXiv
+    1910.07467)."""
+    if layer.norm_kind == "rms":
+        return x / (x.square().mean(1, keepdim=True) + layer.epsilon).sqrt() * w["norm.weight"]
     return torch.nn.functional.layer_norm(x, x.shape[1:], w["norm.weight"], w["norm.bias"], layer.epsilon)
 
 
@@ -276,6 +279,13 @@ def moe_layer(x, layer, w, normal=None, batchwise=False):
         y = torch.sigmoid(y)
     y = x + y if layer.residual else y
     return (layer_norm(y, layer, w) if layer.norm == "after" else y), gates
+
+
+def any_layer(x, layer, w):
+    """A layer that is no mixture, and attends to nothing: with its norm and its residual."""
+    y = layer_norm(x, layer, w) if layer.norm == "before" else x
+    y = x + y if layer.residual else y
+    return layer_norm(y, layer, w) if layer.norm == "after" else y
 
 
 # ---- Ops: attention, output ------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
     else if (strcmp(layer.kind, "moe") == 0) describe_mixture(m, at, layer.name, out);
     else if (strcmp(layer.kind, "ffn") == 0)
         text_printf(out, "feed-forward, %lld hidden units, %s", number(m, at, "hidden"), word(m, at, "activation"));
-    else if (strcmp(layer.kind, "norm") == 0) text_append_string(out, "layer norm");
+    else if (strcmp(layer.kind, "norm") == 0) text_printf(out, "%s norm", word(m, at, "norm.kind"));
     else
         text_printf(out, "%s, %lld heads", strcmp(layer.kind, "cross") == 0 ? "attention to the source" : "attention",
                     number(m, at, "heads"));
