@@ -627,6 +627,13 @@ __global__ void moe_k_add(const float *a, size_t a_stride, const float *b, size_
         y[row * y_stride + c] = moe_add(a[row * a_stride + c], b[row * b_stride + c]);
 }
 
+__global__ void moe_k_multiply(const float *a, size_t a_stride, const float *b, size_t b_stride, int cols, float *y,
+                               size_t y_stride) {
+    const size_t row = blockIdx.x;
+    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK)
+        y[row * y_stride + c] = moe_mul(a[row * a_stride + c], b[row * b_stride + c]);
+}
+
 __global__ void moe_k_concat(const float *a, size_t a_stride, int a_cols, const float *b, size_t b_stride, int b_cols,
                              float *y, size_t y_stride) {
     const size_t row = blockIdx.x, n = (size_t)a_cols;
@@ -2171,6 +2178,10 @@ static void moe_launch_quantise(moe_device *d, const moe_launch *l) {
 }
 static void moe_launch_add(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_add, l->rows, MOE_BLOCK, l->x0, l->s0->stride, l->x1, l->s1->stride, (int)l->n->cols, l->y,
+               l->n->stride);
+}
+static void moe_launch_multiply(moe_device *d, const moe_launch *l) {
+    MOE_LAUNCH(d, moe_k_multiply, l->rows, MOE_BLOCK, l->x0, l->s0->stride, l->x1, l->s1->stride, (int)l->n->cols, l->y,
                l->n->stride);
 }
 static void moe_launch_concat(moe_device *d, const moe_launch *l) {

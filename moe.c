@@ -306,6 +306,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     X(QUANTISE, quantise, ROWS, 1) /* rows -> int8 codes and a scale per row */                              \
     X(LINEAR, linear, WHOLE, 0)    /* x -> w x + bias, or w x + another node's row */                        \
     X(ADD, add, ROWS, 1)                                                                                     \
+    X(MULTIPLY, multiply, ROWS, 1) /* element by element */                                                  \
     X(CONCAT, concat, ROWS, 1)                                                                               \
     X(UNARY, unary, ROWS, 16)                 /* sigmoid, tanh, swish, gelu */                               \
     X(NORM, norm, ROWS, 4)                    /* layer norm, RMS norm */                                     \
@@ -4896,6 +4897,18 @@ static void moe_compute_add_row(const moe_run *run, const moe_node *t, size_t ro
     for (size_t c = 0; c < t->cols; c++) y[c] = a[c] + b[c];
 }
 
+/* a b, element by element. */
+static moe_node *moe_op_multiply(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
+    return moe_op_pair(g, MOE_OP_MULTIPLY, a, b, a->cols, name);
+}
+
+static void moe_compute_multiply_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const float *a = moe_row_of(t->src[0], row), *b = moe_row_of(t->src[1], row);
+    float *y = moe_row_of(t, row);
+    (void)run, (void)thread;
+    for (size_t c = 0; c < t->cols; c++) y[c] = a[c] * b[c];
+}
+
 static moe_node *moe_op_concat(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
     return moe_op_pair(g, MOE_OP_CONCAT, a, b, a->cols + b->cols, name);
 }
@@ -6143,8 +6156,8 @@ typedef struct moe_heads_layer {
 } moe_heads_layer;
 
 typedef struct moe_ffn_layer {
-    int activation;
-    moe_affine up, down; /* [hidden, D], [D, hidden] */
+    int activation, gated;     /* gated: down(f(gate x) * up x) (Shazeer 2020, arXiv 2002.05202), else down(f(up x)) */
+    moe_affine up, gate, down; /* [hidden, D] twice, [D, hidden] */
 } moe_ffn_layer;
 
 struct moe_layer {
@@ -6740,6 +6753,7 @@ static const moe_unary moe_ffn_unary[] = { [MOE_FFN_GELU] = MOE_UNARY_GELU, [MOE
 static const moe_key moe_ffn_keys[] = {
     MOE_COUNT_KEY("hidden", 1, 0, hidden),
     MOE_NAME_KEY("activation", moe_ffn_activations, -1, ffn.activation),
+    MOE_FLAG_KEY("gated", 0, ffn.gated),
     MOE_FLAG_KEY("residual", 1, residual),
     MOE_NORM_KEYS,
 };
@@ -6747,15 +6761,18 @@ static const moe_key moe_ffn_keys[] = {
 static void moe_bind_ffn(moe_reader *r, moe_layer *layer, size_t context) {
     (void)context;
     moe_bind_affine(r, layer, &layer->ffn.up, layer->hidden, layer->in, "up");
+    if (layer->ffn.gated) moe_bind_affine(r, layer, &layer->ffn.gate, layer->hidden, layer->in, "gate");
     moe_bind_affine(r, layer, &layer->ffn.down, layer->in, layer->hidden, "down");
 }
 
 static moe_node *moe_build_ffn(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_ffn_layer *f = &layer->ffn;
-    x = moe_build_affine(b, layer, &f->up, x, "units");
-    if (f->activation == MOE_FFN_RELU) x->linear.relu = 1; /* a part of the product, others are nodes */
-    else x = moe_op_unary(b->g, moe_ffn_unary[f->activation], x, MOE_PART("activation"));
-    return moe_build_affine(b, layer, &f->down, x, "down");
+    moe_node *units = moe_build_affine(b, layer, &f->up, x, "units");
+    moe_node *active = f->gated ? moe_build_affine(b, layer, &f->gate, x, "gate") : units;
+    if (f->activation == MOE_FFN_RELU) active->linear.relu = 1; /* a part of the product, others are nodes */
+    else active = moe_op_unary(b->g, moe_ffn_unary[f->activation], active, MOE_PART("activation"));
+    if (f->gated) active = moe_op_multiply(b->g, active, units, MOE_PART("gated"));
+    return moe_build_affine(b, layer, &f->down, active, "down");
 }
 
 static const moe_layer_type moe_ffn_type = MOE_LAYER_TYPE("ffn", MOE_IN_SIDES, ffn, NULL, { 0 });

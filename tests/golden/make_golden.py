@@ -326,6 +326,17 @@ def layer_cases(c):
     norm = [("norm.weight", (20,))]
     layer("norm.0", tensors=[*norm, ("norm.bias", (20,))], kind="norm", epsilon=0.01)
     layer("norm.1", tensors=norm, kind="norm", epsilon=0.01, **{"norm.kind": "rms"})
+    hidden = 33
+    up, gate, down = (f"{x}.weight" for x in ("up", "gate", "down"))
+    biases = [(f"{x}.bias", (n,)) for x, n in (("up", hidden), ("gate", hidden), ("down", 20))]
+    layer("ffn.0", tensors=[(up, (hidden, 20)), (down, (20, hidden)), *biases[::2]], kind="ffn", hidden=hidden,
+          activation="relu")
+    three = [(up, (hidden, 20)), (gate, (hidden, 20)), (down, (20, hidden))]
+    layer("ffn.1", tensors=[*three, *norm], kind="ffn", hidden=hidden, activation="swish", gated=1, norm="before",
+          **{"norm.kind": "rms"})
+    layer("ffn.2", tensors=[*three, *biases, *norm, ("norm.bias", (20,))], kind="ffn", hidden=hidden, activation="gelu",
+          gated=1, norm="after")
+    layer("ffn.3", tensors=three, kind="ffn", hidden=hidden, activation="relu", gated=1, residual=0)
 
 
 OPS = linear_cases, lstm_cases, attention_cases, gate_cases, expert_cases, output_cases, gating_cases, layer_cases

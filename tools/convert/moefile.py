@@ -775,7 +775,8 @@ LAYERS = {
             name_key("output", "none sigmoid", "sigmoid"), real_key("scale", -1e6, 1e6, 1.0), *NORM),
     "attention": (count_key("heads", 1), flag_key("residual", 1), *NORM),
     "cross": (count_key("heads", 1), flag_key("residual", 1), *NORM),
-    "ffn": (count_key("hidden", 1), name_key("activation", "relu gelu swish"), flag_key("residual", 1), *NORM),
+    "ffn": (count_key("hidden", 1), name_key("activation", "relu gelu swish"), flag_key("gated", 0),
+            flag_key("residual", 1), *NORM),
     "norm": ANY_NORM,
     "gnmt-attention": (name_key("kind", "additive product"), count_key("size", 1), count_key("layer", 0, 0),
                        name_key("query", "state output"), name_key("start", "query zero", "query")),
@@ -1058,9 +1059,10 @@ def shapes(m, present=()):
         pairs = {"attention": ((".qkv", 3 * width, width), (".out", width, width)),
                  "cross": ((".q", width, width), (".kv", 2 * width, m.width), (".out", width, width)),
                  "ffn": ((".up", hidden, width), (".down", width, hidden))}
-        for part, rows, cols in pairs.get(x.kind, ()):
+        gated = getattr(x, "gated", 0)
+        for part, rows, cols in pairs.get(x.kind, ()) + ((".gate", hidden, width),) * gated:
             add(name + part + ".weight", rows, cols)
-            add(name + part + ".bias", rows)
+            (add_if_present if gated else add)(name + part + ".bias", rows)
         if x.kind != "moe":
             return width
         after = add_moe(name, x, width)

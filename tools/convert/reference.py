@@ -284,6 +284,12 @@ def moe_layer(x, layer, w, normal=None, batchwise=False):
 def any_layer(x, layer, w):
     """A layer that is no mixture, and attends to nothing: with its norm and its residual."""
     y = layer_norm(x, layer, w) if layer.norm == "before" else x
+    if layer.kind == "ffn":
+        units = linear(y, w["up.weight"], w.get("up.bias"))
+        gate = linear(y, w["gate.weight"], w.get("gate.bias")) if layer.gated else units
+        active = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "swish": torch.nn.functional.silu}
+        y = active[layer.activation](gate) * (units if layer.gated else 1)
+        y = linear(y, w["down.weight"], w.get("down.bias"))
     y = x + y if layer.residual else y
     return layer_norm(y, layer, w) if layer.norm == "after" else y
 

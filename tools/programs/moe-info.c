@@ -213,7 +213,8 @@ static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
     if (strcmp(layer.kind, "lstm") == 0) describe_lstm(m, at, out);
     else if (strcmp(layer.kind, "moe") == 0) describe_mixture(m, at, layer.name, out);
     else if (strcmp(layer.kind, "ffn") == 0)
-        text_printf(out, "feed-forward, %lld hidden units, %s", number(m, at, "hidden"), word(m, at, "activation"));
+        text_printf(out, "feed-forward, %lld hidden units, %s%s", number(m, at, "hidden"), word(m, at, "activation"),
+                    number(m, at, "gated") ? ", gated" : "");
     else if (strcmp(layer.kind, "norm") == 0) text_printf(out, "%s norm", word(m, at, "norm.kind"));
     else
         text_printf(out, "%s, %lld heads", strcmp(layer.kind, "cross") == 0 ? "attention to the source" : "attention",
