@@ -641,6 +641,22 @@ __global__ void moe_k_concat(const float *a, size_t a_stride, int a_cols, const 
         y[row * y_stride + c] = c < n ? a[row * a_stride + c] : b[row * b_stride + c - n];
 }
 
+/* moe_compute_ssru_row: a block per row, which computes the rows that go on from it. */
+__global__ void moe_k_ssru(const float *u, size_t u_stride, const float *f, size_t f_stride, const float *before,
+                           size_t before_stride, const int32_t *parents, int cols, float *y, size_t y_stride) {
+    if (parents[blockIdx.x] == MOE_ROW_ABOVE) return;
+    for (size_t i = threadIdx.x; i < (size_t)cols; i += MOE_BLOCK) {
+        size_t row = blockIdx.x;
+        float c = before[row * before_stride + i];
+        do {
+            const float forget = f[row * f_stride + i];
+            c = moe_add(moe_mul(forget, c), moe_mul(moe_sub(1.0f, forget), u[row * u_stride + i]));
+            y[row * y_stride + i] = c < 0.0f ? 0.0f : c;
+            y[row * y_stride + (size_t)cols + i] = c;
+        } while (++row < gridDim.x && parents[row] == MOE_ROW_ABOVE);
+    }
+}
+
 MOE_DEVICE float moe_unary_of(moe_unary what, float x) {
     switch (what) {
     case MOE_UNARY_TANH: return moe_tanhf(x);
@@ -2205,6 +2221,11 @@ static void moe_launch_store(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_scatter, l->rows, MOE_BLOCK, l->x0, l->s0->stride, (const int32_t *)NULL,
                l->n->carried.by == MOE_BY_PARENT ? NULL : d->destination, (int)l->n->cols, l->n->carried.rows,
                l->n->cols);
+}
+static void moe_launch_ssru(moe_device *d, const moe_launch *l) {
+    MOE_LAUNCH(d, moe_k_ssru, l->rows, MOE_BLOCK, l->x0, l->s0->stride, l->x1, l->s1->stride,
+               (const float *)l->n->src[2]->data, l->n->src[2]->stride, d->parents, (int)l->s0->cols, l->y,
+               l->n->stride);
 }
 static void moe_launch_gate(moe_device *d, const moe_launch *l) { moe_run_gate(d, l->n, l->b, l->rows, NULL); }
 static void moe_launch_experts(moe_device *d, const moe_launch *l) { moe_run_experts(d, l->n, l->b, l->rows); }

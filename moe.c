@@ -315,6 +315,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     X(STORE, store, ROWS, 1)                  /* rows -> carried rows */                                     \
     X(LSTM_STEP, lstm_step, SCRATCH, 0)       /* x, r, c -> [h | c]: products with both matrices, cell */    \
     X(LSTM_LAYER, lstm_layer, SCRATCH, 0)     /* input products of packed sentences -> outputs */            \
+    X(SSRU, ssru, ROWS, 4)                    /* inputs, forget gates, c -> [y | c] */                       \
     X(ATTENTION, attention, SCRATCHED, 16384) /* projected query -> context (GNMT) */                        \
     X(HEADS, heads, SCRATCH, 0)               /* queries, keys and values -> contexts of several heads */    \
     X(GATE, gate, SCRATCH, 0)                 /* logits, or features and a gate over groups -> selections */ \
@@ -391,6 +392,8 @@ MOE_SHARED moe_selection moe_selection_at(const moe_selections *all, size_t row)
     s.weights = (float *)(void *)(words + 2 + all->capacity);
     return s;
 }
+
+enum { MOE_ROW_ABOVE = -2 }; /* as a row's parent: the row above it, of the same run */
 
 /* Rows that outlive a run of their graph: the key by which they are found again. */
 typedef enum moe_carry {
@@ -534,7 +537,7 @@ typedef struct moe_packed {
 
 /* The rows of the decoder: hypotheses. Classifiers use want, top_ids and top_logprobs only. */
 typedef struct moe_hypothesis_rows {
-    int32_t *parents;         /* row of the step before; -1, or a row past the graph's: sentence begins */
+    int32_t *parents; /* row of the step before; -1, or a row past the graph's: sentence begins; MOE_ROW_ABOVE */
     size_t *segment, *length; /* source sentence among the rows carried by source */
 
     /* [rows, chain_stride] places of a row's tokens so far, among the rows carried by token; NULL if none are. A row at
@@ -5237,6 +5240,31 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
     }
 }
 
+/* Kim et al. 2019 (D19-5632): c' = f c + (1 - f) u, y = relu(c'). c is the gathered row of the step before. Rows of
+ * given tokens, which follow the row that their sentence begins with, go on from each other: no product reads c. */
+static moe_node *moe_op_ssru(moe_graph *g, moe_node *u, moe_node *f, moe_node *c, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_SSRU, u, f, 2 * u->cols, name);
+    t->src[2] = c;
+    return t;
+}
+
+static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const int32_t *parents = run->frame->beam.parents;
+    const float *c = moe_row_of(t->src[2], row);
+    const size_t n = t->cols / 2;
+    (void)thread;
+    if (parents[row] == MOE_ROW_ABOVE) return; /* that row does it */
+    do {
+        const float *u = moe_row_of(t->src[0], row), *f = moe_row_of(t->src[1], row);
+        float *y = moe_row_of(t, row);
+        for (size_t i = 0; i < n; i++) {
+            y[n + i] = f[i] * c[i] + (1.0f - f[i]) * u[i];
+            y[i] = y[n + i] < 0.0f ? 0.0f : y[n + i];
+        }
+        c = y + n;
+    } while (++row < run->frame->rows && parents[row] == MOE_ROW_ABOVE);
+}
+
 /* ==== 23. Ops: attention ======================================================================================
  * Owns the context that a row of the decoder reads from its source sentence. */
 
@@ -6155,6 +6183,11 @@ typedef struct moe_heads_layer {
     moe_affine q, kv, out; /* self: q is [3D, D], queries, keys, values; cross: [D, D], and kv [2D, D]; out [D, D] */
 } moe_heads_layer;
 
+/* Inputs and forget gates, [D, D] */
+typedef struct moe_ssru_layer {
+    moe_affine input, forget;
+} moe_ssru_layer;
+
 typedef struct moe_ffn_layer {
     int activation, gated;     /* gated: down(f(gate x) * up x) (Shazeer 2020, arXiv 2002.05202), else down(f(up x)) */
     moe_affine up, gate, down; /* [hidden, D] twice, [D, hidden] */
@@ -6174,6 +6207,7 @@ struct moe_layer {
         moe_mixture_layer mixture;
         moe_heads_layer heads;
         moe_ffn_layer ffn;
+        moe_ssru_layer ssru;
         moe_attention_layer attention;
     };
 };
@@ -6199,6 +6233,7 @@ typedef struct moe_carries {
     const char *name;
     moe_carry by;
     size_t cols_at;
+    int above; /* by parent: tokens of a run go on from each other */
 } moe_carries;
 
 struct moe_layer_type {
@@ -6560,8 +6595,9 @@ static moe_node *moe_build_lstm(moe_builder *b, const moe_layer *layer, moe_node
 }
 
 static const moe_layer_type moe_lstm_type =
-    MOE_LAYER_TYPE("lstm", MOE_IN_SIDES, lstm, NULL, [MOE_LSTM_R] = { "r", MOE_BY_PARENT, MOE_AT(lstm.cell[0].state) },
-                   [MOE_LSTM_C] = { "c", MOE_BY_PARENT, MOE_AT(hidden) });
+    MOE_LAYER_TYPE("lstm", MOE_IN_SIDES, lstm,
+                   NULL, [MOE_LSTM_R] = { "r", MOE_BY_PARENT, MOE_AT(lstm.cell[0].state), 0 },
+                   [MOE_LSTM_C] = { "c", MOE_BY_PARENT, MOE_AT(hidden), 0 });
 
 /* ---- Mixtures ---- */
 
@@ -6741,9 +6777,9 @@ static void moe_keep_cross(moe_builder *b, const moe_layer *layer, moe_node *x) 
 }
 
 static const moe_layer_type moe_self_type =
-    MOE_LAYER_TYPE("attention", MOE_IN_SIDES, heads, NULL, { "carried", MOE_BY_TOKEN, MOE_AT(heads.kv_cols) });
-static const moe_layer_type moe_cross_type =
-    MOE_LAYER_TYPE("cross", MOE_IN_SIDES, heads, moe_keep_cross, { "carried", MOE_BY_SOURCE, MOE_AT(heads.kv_cols) });
+    MOE_LAYER_TYPE("attention", MOE_IN_SIDES, heads, NULL, { "carried", MOE_BY_TOKEN, MOE_AT(heads.kv_cols), 0 });
+static const moe_layer_type moe_cross_type = MOE_LAYER_TYPE("cross", MOE_IN_SIDES, heads, moe_keep_cross,
+                                                            { "carried", MOE_BY_SOURCE, MOE_AT(heads.kv_cols), 0 });
 
 /* ---- Feed-forward ---- */
 
@@ -6776,6 +6812,28 @@ static moe_node *moe_build_ffn(moe_builder *b, const moe_layer *layer, moe_node 
 }
 
 static const moe_layer_type moe_ffn_type = MOE_LAYER_TYPE("ffn", MOE_IN_SIDES, ffn, NULL, { 0 });
+
+/* ---- SSRU ---- */
+
+static const moe_key moe_ssru_keys[] = { MOE_FLAG_KEY("residual", 1, residual), MOE_NORM_KEYS };
+
+static void moe_bind_ssru(moe_reader *r, moe_layer *layer, size_t context) {
+    (void)context;
+    moe_bind_affine(r, layer, &layer->ssru.input, layer->in, layer->in, "input");
+    moe_bind_affine(r, layer, &layer->ssru.forget, layer->in, layer->in, "forget");
+}
+
+static moe_node *moe_build_ssru(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    moe_node *u = moe_build_affine(b, layer, &layer->ssru.input, x, "input"), *f;
+    f = moe_build_affine(b, layer, &layer->ssru.forget, x, "forget.logits");
+    f = moe_op_unary(b->g, MOE_UNARY_SIGMOID, f, MOE_PART("forget"));
+    x = moe_op_ssru(b->g, u, f, moe_carried_of(b, layer)->node, MOE_PART("cell"));
+    moe_build_store(b, layer, 0, moe_op_view(b->g, x, layer->out, layer->out, MOE_PART("c_next")));
+    return moe_op_view(b->g, x, 0, layer->out, MOE_PART("y"));
+}
+
+static const moe_layer_type moe_ssru_type =
+    MOE_LAYER_TYPE("ssru", MOE_IN_DECODER, ssru, NULL, { "c", MOE_BY_PARENT, MOE_AT(out), 1 });
 
 /* ---- A norm alone ---- */
 
@@ -6881,16 +6939,16 @@ static moe_node *moe_build_attention(moe_builder *b, const moe_layer *layer, moe
 
 static const moe_layer_type moe_attention_type =
     MOE_LAYER_TYPE("gnmt-attention", 0, attention,
-                   moe_keep_attention, [MOE_ATTENTION_KEYS] = { "keys", MOE_BY_SOURCE, MOE_AT(attention.size) },
-                   [MOE_ATTENTION_VALUES] = { "values", MOE_BY_SOURCE, MOE_AT(out) },
-                   [MOE_ATTENTION_QUERY] = { "query", MOE_BY_PARENT, MOE_AT(attention.query_cols) },
-                   [MOE_ATTENTION_CONTEXT] = { "context", MOE_BY_PARENT, MOE_AT(attention.context_cols) });
+                   moe_keep_attention, [MOE_ATTENTION_KEYS] = { "keys", MOE_BY_SOURCE, MOE_AT(attention.size), 0 },
+                   [MOE_ATTENTION_VALUES] = { "values", MOE_BY_SOURCE, MOE_AT(out), 0 },
+                   [MOE_ATTENTION_QUERY] = { "query", MOE_BY_PARENT, MOE_AT(attention.query_cols), 0 },
+                   [MOE_ATTENTION_CONTEXT] = { "context", MOE_BY_PARENT, MOE_AT(attention.context_cols), 0 });
 
 /* ---- All kinds ---- */
 
-static const moe_layer_type *const moe_layer_types[] = { &moe_lstm_type,     &moe_mixture_type, &moe_self_type,
-                                                         &moe_cross_type,    &moe_ffn_type,     &moe_norm_type,
-                                                         &moe_attention_type };
+static const moe_layer_type *const moe_layer_types[] = { &moe_lstm_type,  &moe_mixture_type,  &moe_self_type,
+                                                         &moe_cross_type, &moe_ffn_type,      &moe_norm_type,
+                                                         &moe_ssru_type,  &moe_attention_type };
 
 /* The kind of a layer: what its file calls it. */
 static const moe_layer_type *moe_read_type(moe_reader *r, const char *name) {
@@ -7174,11 +7232,13 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     return r.status;
 }
 
-/* Whether some layer carries rows that are found by `by`. */
-static int moe_model_carries(const moe_model *m, moe_carry by) {
+/* Whether some layer carries rows that are found by `by`, and in a run go on from each other or do not. */
+static int moe_model_carries(const moe_model *m, moe_carry by, int above) {
     for (size_t i = 0; i < m->n_layers; i++)
-        for (size_t k = 0; k < MOE_CARRIES; k++)
-            if (moe_carried_cols(&m->layers[i], k) && m->layers[i].type->carries[k].by == by) return 1;
+        for (size_t k = 0; k < MOE_CARRIES; k++) {
+            const moe_carries *c = &m->layers[i].type->carries[k];
+            if (moe_carried_cols(&m->layers[i], k) && c->by == by && c->above == above) return 1;
+        }
     return 0;
 }
 
@@ -7652,6 +7712,7 @@ MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
     moe_row row;
     row.id = live->last < 0 ? s->bos : slot->tokens[live->last].id;
     row.parent = live->row != SIZE_MAX ? (int32_t)live->row : first;
+    if (position > slot->steps) row.parent = MOE_ROW_ABOVE;
     row.want = position < slot->task.n_target ? slot->target[position] : slot->task.scoring ? s->eos : -1;
     if (live->inside) row.want = slot->demand_ids[slot->demands[live->inside - 1].first + live->done];
     row.hold = !slot->task.scoring && position < s->min_target;
@@ -8979,14 +9040,14 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
                             (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
                             32 * (s->n_slots - batch);
     /* Every hypothesis and token of a step may last to the end. Memory that no sentence needs is never touched. */
-    if (moe_model_carries(s->model, MOE_BY_TOKEN)) s->token_rows = beam * (size_t)s->params.max_target + 1;
+    if (moe_model_carries(s->model, MOE_BY_TOKEN, 0)) s->token_rows = beam * (size_t)s->params.max_target + 1;
     if (s->token_rows > INT32_MAX / s->n_slots)
         return moe_fail(
             error, MOE_ERROR_ARGUMENT, "batch",
             "a batch of %d, a beam of %d and max_target %d are too many: their product must stay below 2^31",
             s->params.batch, s->params.beam, s->params.max_target);
-    /* Given tokens run together where no token needs the state that the one before it leaves. */
-    if (s->model->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(s->model, MOE_BY_PARENT))
+    /* Given tokens run together unless some layer's product reads the state that the token before leaves. */
+    if (s->model->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(s->model, MOE_BY_PARENT, 0))
         s->search.ahead = moe_min(1024, 32 * batch);
     s->rows += s->search.ahead;
     s->carried_rows[MOE_BY_PARENT] = s->rows + (s->model->decoder_from_encoder ? s->n_slots : 0);

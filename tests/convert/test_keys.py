@@ -98,6 +98,19 @@ def small_models(folder):
         complaint = convert_quietly("--from", "hf", checkpoint, "-o", path)
         assert complaint is None, complaint
         yield family, *moefile.read(path)
+    yield "student", *student(*moefile.read(path))
+
+
+def student(meta, tensors):
+    """A Transformer whose decoder has a recurrent layer, and a gated one with an RMS norm."""
+    random, d, hidden = np.random.default_rng(7), meta["model.width"], meta["decoder.2.hidden"]
+    dropped = "decoder.0.qkv", "decoder.0.out", "decoder.0.heads", "decoder.2.norm.bias"
+    meta, tensors = ({k: v for k, v in x.items() if not k.startswith(dropped)} for x in (meta, tensors))
+    new = {"decoder.0.input.weight": (d, d), "decoder.0.forget.weight": (d, d), "decoder.0.forget.bias": (d,),
+           "decoder.2.gate.weight": (hidden, d)}
+    tensors.update({name: moefile.Tensor.encode(random.standard_normal(dims).astype(np.float32))
+                    for name, dims in new.items()})
+    return {**meta, "decoder.0.kind": "ssru", "decoder.2.gated": 1, "decoder.2.norm.kind": "rms"}, tensors
 
 
 def layers_to_try(m, seen):

@@ -792,14 +792,21 @@ static inline void mw_biased_moe(mw_model *m, const char *prefix, size_t n, size
     mw_random_vector(m, mw_name(prefix, "experts.down_bias"), n * MW_WIDTH, -0.4f, 0.4f);
 }
 
+static inline void mw_ssru(mw_model *m, const char *prefix, const char *place) {
+    mw_sublayer(m, prefix, "ssru", place);
+    mw_linear(m, prefix, "input", MW_WIDTH, MW_WIDTH, 0);
+    mw_linear(m, prefix, "forget", MW_WIDTH, MW_WIDTH, 1);
+}
+
 /* Like NLLB-MoE: norms before, mixtures, forced tags; like Marian: norms after, swish, a suppressed token, a forced
- * end; neither: no biases, gelu, tokens that are never generated, early stopping. */
-enum { MW_NLLB, MW_MARIAN, MW_PLAIN, MW_TRANSFORMERS };
+ * end; neither: no biases, gelu, tokens that are never generated, early stopping. Like Marian's students: a recurrent
+ * decoder, of which one layer has its norm before; and a gated feed-forward layer with an RMS norm. */
+enum { MW_NLLB, MW_MARIAN, MW_PLAIN, MW_STUDENT, MW_TRANSFORMERS };
 
 static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed) {
-    static const char *const activations[] = { "relu", "swish", "gelu" };
+    static const char *const activations[] = { "relu", "swish", "gelu", "swish" };
     static const int64_t unwanted[] = { 0, MW_BOS, 7 };
-    const char *place = variant == MW_NLLB ? "before" : variant == MW_MARIAN ? "after" : "none";
+    const char *place = variant == MW_NLLB ? "before" : variant == MW_PLAIN ? "none" : "after";
     const size_t heads = variant == MW_NLLB ? 4 : variant == MW_MARIAN ? 2 : 1;
     const int bias = variant != MW_PLAIN;
     mw_model *m = mw_begin("transformer", type, seed * 77 + (uint64_t)variant + 201);
@@ -821,10 +828,19 @@ static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed
     mw_heads(m, "encoder.2.", "attention", 2 * heads, place, bias);
     if (variant == MW_NLLB) mw_biased_moe(m, "encoder.3.", 5, 12, place);
     mw_int(m, "decoder.layers", variant == MW_NLLB ? 6 : 4);
-    mw_heads(m, "decoder.0.", "attention", 2 * heads, place, bias);
+    if (variant == MW_STUDENT) mw_ssru(m, "decoder.0.", place);
+    else mw_heads(m, "decoder.0.", "attention", 2 * heads, place, bias);
     mw_heads(m, "decoder.1.", "cross", heads, place, bias);
     mw_ffn(m, "decoder.2.", 24, activations[variant], place, bias);
-    mw_heads(m, "decoder.3.", "attention", heads, place, bias);
+    if (variant == MW_STUDENT) {
+        mw_ssru(m, "decoder.3.", "before");
+        mw_int(m, "decoder.2.gated", 1);
+        mw_linear(m, "decoder.2.", "gate", 24, MW_WIDTH, 0);
+        mw_text(m, "decoder.2.norm.kind", "rms");
+        mw_drop_tensor(m, "decoder.2.norm.bias");
+    } else {
+        mw_heads(m, "decoder.3.", "attention", heads, place, bias);
+    }
     if (variant == MW_NLLB) {
         mw_biased_moe(m, "decoder.4.", 6, 8, place);
         mw_sublayer(m, "decoder.5.", "norm", place);

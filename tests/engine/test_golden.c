@@ -679,21 +679,46 @@ static void check_layer(const golden *g, const char *name, const moe_kernels *ke
     free_bench(b);
 }
 
-/* A layer of any kind, read as those of a model file are: the case's name is the layer's. */
+/* The nodes of a layer of the decoder for `rows` rows of x, and what it carries from and to `carried`. */
+static void run_any_layer(const moe_layer *layer, const float *x, const int32_t *parents, size_t rows, float *carried,
+                          const moe_kernels *kernels, float *y) {
+    bench *b = new_bench(rows, 1);
+    moe_builder *of = builder(b, layer);
+    memcpy(b->parents, parents, rows * sizeof *parents);
+    b->carried[0][0].rows = carried;
+    moe_build_gathers(of, layer);
+    b->frame.inputs = x;
+    run_bench(b, moe_build_layer(of, layer, moe_op_input(&b->graph, layer->in, "x")), kernels);
+    memcpy(y, b->out, rows * layer->out * sizeof *y);
+    free_bench(b);
+}
+
+/* A layer of any kind, read as those of a model file are: the case's name is the layer's. All rows at once, then row by
+ * row with what is carried: the same bits. */
 static void check_any_layer(const golden *g, const char *name, const moe_kernels *kernels) {
     const part x = need_part(g, name, "x"), y = need_part(g, name, "y");
-    const char *dot = strchr(name, '.');
+    const moe_meta *lengths = need_value(g, name, "lengths");
+    static const int32_t begins = -1, goes_on = 0;
+    static float carried[MAX_ROWS * 64], all[MAX_ROWS * 64], one[64];
+    int32_t parents[MAX_ROWS];
     moe_layer layer = { .residual = 0 };
     moe_error error = { 0 };
     moe_reader r = { &g->file, MOE_OK, &error, "" };
+    const char *dot = strchr(name, '.');
     char side[32];
-    bench *b = new_bench(x.rows, 1);
+    size_t row = 0;
     snprintf(side, sizeof side, "%.*s", (int)(dot - name), name);
     moe_read_layer(&r, &layer, side, (size_t)atoi(dot + 1), MOE_IN_DECODER, x.cols, 0);
     if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
-    run_bench(b, moe_build_layer(builder(b, &layer), &layer, input(b, x.data, x.cols)), kernels);
-    expect_close(name, b->out, y.data, y.rows * y.cols, op_tolerance);
-    free_bench(b);
+    for (size_t i = 0; i < lengths->count; i++)
+        for (int64_t k = 0; k < moe_meta_int(lengths, i); k++) parents[row++] = k ? MOE_ROW_ABOVE : -1;
+    assert_int_equal(row, x.rows);
+    run_any_layer(&layer, x.data, parents, x.rows, carried, kernels, all);
+    expect_close(name, all, y.data, y.rows * y.cols, op_tolerance);
+    for (row = 0; row < x.rows; row++) {
+        run_any_layer(&layer, x.data + row * x.cols, parents[row] == -1 ? &begins : &goes_on, 1, carried, kernels, one);
+        assert_memory_equal(one, all + row * y.cols, y.cols * sizeof *one);
+    }
 }
 
 /* Both log-softmax and top run through the one op that the decoder has; its matrix is the identity, so that the logits

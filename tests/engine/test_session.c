@@ -24,7 +24,7 @@ static fixture *open_model(mw_model *m) {
     return f;
 }
 
-enum { NLLB = MW_VARIANTS + MW_NLLB, MARIAN = MW_VARIANTS + MW_MARIAN };
+enum { NLLB = MW_VARIANTS + MW_NLLB, MARIAN = MW_VARIANTS + MW_MARIAN, STUDENT = MW_VARIANTS + MW_STUDENT };
 
 static fixture *small(int variant, uint32_t type) {
     return open_model(variant < MW_VARIANTS ? mw_small(variant, type, 7)
@@ -247,11 +247,13 @@ static const setting settings[] = {
     { MW_BOTH_CONTEXTS, MW_Q8, 4, MOE_RULES_NVIDIA },
     { NLLB, MW_F32, 4, MOE_RULES_HF },
     { MARIAN, MW_Q8, 2, MOE_RULES_HF },
+    { STUDENT, MW_F32, 4, MOE_RULES_HF },
+    { STUDENT, MW_Q8, 3, MOE_RULES_HF },
     { MW_GNMT, MW_Q8, 6, 0 },
     { MW_CARRIED_QUERY, MW_F32, 4, 0 },
     { MW_GNMT, MW_F32, 3, 0 }, /* reranked */
 };
-enum { RERANKED = 22 }; /* the settings from here on */
+enum { RERANKED = 24 }; /* the settings from here on */
 
 /* Sentence by sentence, one thread, portable: what everything else must equal. */
 static fixture *models[MOE_COUNT(settings)];
@@ -687,6 +689,39 @@ static heard *run_alone(const fixture *f, moe_session_params p, const ask *asked
     *stats = moe_session_stats(s);
     moe_session_free(s);
     return out;
+}
+
+/* A recurrent decoder without a product that reads its state scores what it wrote in a run or two, to the same bits. */
+static void given_tokens_of_a_student_run_together(void **state) {
+    enum { TOKENS = LONGEST - 2, N = 3 };
+    (void)state;
+    for (uint32_t type = MW_F32; type <= MW_Q8; type += MW_Q8 - MW_F32) {
+        fixture *f = small(STUDENT, type);
+        moe_session_params p = params_for(f->model);
+        ask *asks = random_asks(5, N);
+        heard *wrote, *scored;
+        moe_session *s;
+        poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* it never ends by itself */
+        p.beam = 1, p.batch = N, p.max_target = p.max_len_offset = TOKENS;
+        wrote = translate(f, &p, asks, N);
+        for (size_t k = 0; k < N; k++) {
+            assert_int_equal(wrote[k].hypotheses[0].n_ids, TOKENS);
+            asks[k].scoring = 1;
+            asks[k].n_target = TOKENS;
+            memcpy(asks[k].target, wrote[k].hypotheses[0].ids, TOKENS * sizeof *asks[k].target);
+        }
+        p.max_target++; /* the end */
+        scored = mw_zeros(N * sizeof *scored);
+        s = new_session(f, &p);
+        translate_with(s, asks, N, NULL, 0, scored);
+        CHECK(moe_session_stats(s).steps <= 3, "%zu steps", (size_t)moe_session_stats(s).steps);
+        moe_session_free(s);
+        for (size_t k = 0; k < N; k++)
+            assert_memory_equal(scored[k].hypotheses[0].logprobs, wrote[k].hypotheses[0].logprobs,
+                                TOKENS * sizeof(float));
+        free(wrote), free(scored), free(asks);
+        drop(f);
+    }
 }
 
 /* What a raw request has the decoder begin with is read from tables of the vocabulary's size. */
@@ -2723,6 +2758,7 @@ int main(void) {
         cmocka_unit_test(a_translation_goes_on_from_how_it_has_to_begin),
         cmocka_unit_test(scoring_and_translating_share_a_batch),
         cmocka_unit_test(given_tokens_of_a_transformer_run_together),
+        cmocka_unit_test(given_tokens_of_a_student_run_together),
         cmocka_unit_test(reranking_is_what_scoring_the_other_way_says),
         cmocka_unit_test(a_request_can_say_what_language_it_is_in),
         cmocka_unit_test(what_does_not_fit_stays_as_it_was),

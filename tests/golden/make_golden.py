@@ -315,13 +315,15 @@ def output_cases(c):
 
 def layer_cases(c):
     """layer of any kind but the mixture: settings and weights are metadata and tensors CASE.KEY, as a file has those of
-    a layer, x [rows, D] -> y: with norm and residual."""
+    a layer, x [rows, D] packed, lengths -> y: with norm and residual."""
     def layer(case, columns=20, tensors=(), **settings):
         meta = {"general.architecture": "transformer", "model.width": columns}
         x = moefile.describe_layer({**meta, **{"decoder.0." + k: v for k, v in settings.items()}}, "decoder", 0)
         w = {name: c.normal(*dims, scale=dims[-1] ** -0.5 if len(dims) > 1 else 1.0) for name, dims in tensors}
-        rows = c.normal(9, columns)
-        c.add(case, "any-layer", "cases", settings, x=rows, **w, y=ref.any_layer(rows, x, w))
+        lengths = [4, 1, 4]
+        rows = c.normal(sum(lengths), columns)
+        y = torch.cat([ref.any_layer(sentence, x, w) for sentence in packed(rows, lengths)])
+        c.add(case, "any-layer", "cases", settings, x=rows, lengths=lengths, **w, y=y)
 
     norm = [("norm.weight", (20,))]
     layer("norm.0", tensors=[*norm, ("norm.bias", (20,))], kind="norm", epsilon=0.01)
@@ -337,6 +339,9 @@ def layer_cases(c):
     layer("ffn.2", tensors=[*three, *biases, *norm, ("norm.bias", (20,))], kind="ffn", hidden=hidden, activation="gelu",
           gated=1, norm="after")
     layer("ffn.3", tensors=three, kind="ffn", hidden=hidden, activation="relu", gated=1, residual=0)
+    cell = [("input.weight", (20, 20)), ("forget.weight", (20, 20)), ("forget.bias", (20,))]
+    layer("ssru.0", tensors=[*cell, *norm, ("norm.bias", (20,))], kind="ssru", norm="after")
+    layer("ssru.1", tensors=cell, kind="ssru", residual=0)
 
 
 OPS = linear_cases, lstm_cases, attention_cases, gate_cases, expert_cases, output_cases, gating_cases, layer_cases

@@ -777,6 +777,7 @@ LAYERS = {
     "cross": (count_key("heads", 1), flag_key("residual", 1), *NORM),
     "ffn": (count_key("hidden", 1), name_key("activation", "relu gelu swish"), flag_key("gated", 0),
             flag_key("residual", 1), *NORM),
+    "ssru": (flag_key("residual", 1), *NORM),
     "norm": ANY_NORM,
     "gnmt-attention": (name_key("kind", "additive product"), count_key("size", 1), count_key("layer", 0, 0),
                        name_key("query", "state output"), name_key("start", "query zero", "query")),
@@ -862,6 +863,8 @@ def describe_layer(meta, side, index):
         raise FormatError(f"{e.prefix}bidirectional: what comes later is not known in a decoder")
     if x.kind == "lstm" and x.context != "none" and (side != "decoder" or architecture == "moe-lm"):
         raise FormatError(f"{e.prefix}context: {x.context!r}, where there is nothing to attend to")
+    if x.kind == "ssru" and side != "decoder":
+        raise FormatError(f"{e.prefix}kind: 'ssru' in an encoder")
     if x.kind == "cross" and (side != "decoder" or architecture == "moe-lm"):
         raise FormatError(f"{e.prefix}kind: 'cross', where there is nothing to attend to")
     if x.kind in ("attention", "cross") and meta["model.width"] % x.heads:
@@ -1058,11 +1061,12 @@ def shapes(m, present=()):
         hidden = getattr(x, "hidden", 0)
         pairs = {"attention": ((".qkv", 3 * width, width), (".out", width, width)),
                  "cross": ((".q", width, width), (".kv", 2 * width, m.width), (".out", width, width)),
-                 "ffn": ((".up", hidden, width), (".down", width, hidden))}
+                 "ffn": ((".up", hidden, width), (".down", width, hidden)),
+                 "ssru": ((".input", width, width), (".forget", width, width))}
         gated = getattr(x, "gated", 0)
         for part, rows, cols in pairs.get(x.kind, ()) + ((".gate", hidden, width),) * gated:
             add(name + part + ".weight", rows, cols)
-            (add_if_present if gated else add)(name + part + ".bias", rows)
+            (add_if_present if gated or x.kind == "ssru" else add)(name + part + ".bias", rows)
         if x.kind != "moe":
             return width
         after = add_moe(name, x, width)

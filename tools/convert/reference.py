@@ -282,7 +282,8 @@ def moe_layer(x, layer, w, normal=None, batchwise=False):
 
 
 def any_layer(x, layer, w):
-    """A layer that is no mixture, and attends to nothing: with its norm and its residual."""
+    """A layer that is no mixture, and attends to nothing, for the rows of a sentence: with its norm and its residual.
+    SSRU: Kim et al. 2019 (D19-5632)."""
     y = layer_norm(x, layer, w) if layer.norm == "before" else x
     if layer.kind == "ffn":
         units = linear(y, w["up.weight"], w.get("up.bias"))
@@ -290,6 +291,13 @@ def any_layer(x, layer, w):
         active = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "swish": torch.nn.functional.silu}
         y = active[layer.activation](gate) * (units if layer.gated else 1)
         y = linear(y, w["down.weight"], w.get("down.bias"))
+    if layer.kind == "ssru":
+        u, f = linear(y, w["input.weight"], w.get("input.bias")), linear(y, w["forget.weight"], w.get("forget.bias"))
+        c, rows = torch.zeros_like(u[0]), []
+        for now, gate in zip(u, torch.sigmoid(f)):
+            c = gate * c + (1 - gate) * now
+            rows.append(torch.relu(c))
+        y = torch.stack(rows)
     y = x + y if layer.residual else y
     return layer_norm(y, layer, w) if layer.norm == "after" else y
 

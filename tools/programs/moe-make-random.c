@@ -49,6 +49,7 @@ static const shape shapes[] = {
 
 /* Transformers of published checkpoints: M2M-100's family has its norms before, Marian's behind; every `step`-th
  * feed-forward layer is a mixture of `experts`, 2 for a token. */
+enum { MARIAN = 1, STUDENT = 2, GATED = 4 }; /* bits; student: 2 recurrent layers in the decoder; RMS norms, gates */
 typedef struct transformer {
     const char *name, *words;
     int layers, width, hidden, heads, vocabulary, positions, marian, experts, step;
@@ -61,7 +62,11 @@ static const transformer transformers[] = {
     { "nllb-600m", "NLLB-200 of 615 million weights", 12, 1024, 4096, 16, 256206, 1024, 0, 0, 0 },
     { "m2m-418m", "M2M-100 of 484 million weights", 12, 1024, 4096, 16, 128112, 1024, 0, 0, 0 },
     { "opus-big", "OPUS-MT tc-big: 231 million weights", 6, 1024, 4096, 16, 53017, 1024, 1, 0, 0 },
-    { "opus-base", "OPUS-MT: 74 million weights", 6, 512, 2048, 8, 58101, 512, 1, 0, 0 },
+    { "opus-base", "OPUS-MT: 74 million weights", 6, 512, 2048, 8, 58101, 512, MARIAN, 0, 0 },
+    { "opus-gated", "its size with gated units and RMS norms: 87 million", 6, 512, 2048, 8, 58101, 512, MARIAN | GATED,
+      0, 0 },
+    { "student-tiny", "Marian's tiny student, recurrent: 17 million", 6, 256, 1536, 8, 32000, 512, MARIAN | STUDENT, 0,
+      0 },
 };
 
 static void usage(FILE *to) {
@@ -289,7 +294,8 @@ static void put_sublayer(maker *m, const transformer *s, const char *prefix, con
     if (!alone) put_int(m, prefix, "residual", 1);
     m->middle[m->n_tensors] = 1;
     put_vector(m, prefix, "norm.weight", s->width, 1);
-    put_vector(m, prefix, "norm.bias", s->width, 1);
+    if (s->marian & GATED) put_text(m, prefix, "norm.kind", "rms");
+    else put_vector(m, prefix, "norm.bias", s->width, 1);
 }
 
 static void put_heads(maker *m, const transformer *s, const char *prefix, const char *kind) {
@@ -304,12 +310,20 @@ static void put_heads(maker *m, const transformer *s, const char *prefix, const 
     put_linear(m, prefix, "out", s->width, s->width);
 }
 
+/* A simpler simple recurrent unit. */
+static void put_cell_layer(maker *m, const transformer *s, const char *prefix) {
+    put_sublayer(m, s, prefix, "ssru");
+    put_matrix(m, prefix, "input.weight", s->width, s->width, m->type, 2);
+    put_linear(m, prefix, "forget", s->width, s->width);
+}
+
 static void put_feed_forward(maker *m, const transformer *s, const char *prefix, int mixture) {
     put_sublayer(m, s, prefix, mixture ? "moe" : "ffn");
     put_int(m, prefix, "hidden", s->hidden);
-    put_text(m, prefix, "activation", strcmp(s->name, "opus-base") == 0 ? "swish" : "relu");
+    put_text(m, prefix, "activation", strcmp(s->name, "opus-base") == 0 || s->marian & GATED ? "swish" : "relu");
     if (!mixture) {
         put_linear(m, prefix, "up", s->hidden, s->width);
+        if (s->marian & GATED) put_int(m, prefix, "gated", 1), put_linear(m, prefix, "gate", s->hidden, s->width);
         put_linear(m, prefix, "down", s->width, s->hidden);
         return;
     }
@@ -331,9 +345,11 @@ static void put_feed_forward(maker *m, const transformer *s, const char *prefix,
 static void put_side(maker *m, const transformer *s, const char *side) {
     char prefix[24];
     int n = 0;
-    for (int i = 0; i < s->layers; i++) {
+    const int recurrent = s->marian & STUDENT && side[0] == 'd';
+    for (int i = 0; i < (recurrent ? 2 : s->layers); i++) {
         snprintf(prefix, sizeof prefix, "%s.%d.", side, n++);
-        put_heads(m, s, prefix, "attention");
+        if (recurrent) put_cell_layer(m, s, prefix);
+        else put_heads(m, s, prefix, "attention");
         snprintf(prefix, sizeof prefix, "%s.%d.", side, n++);
         if (side[0] == 'd') put_heads(m, s, prefix, "cross");
         if (side[0] == 'd') snprintf(prefix, sizeof prefix, "%s.%d.", side, n++);
