@@ -590,7 +590,7 @@ __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor,
     }
 }
 
-/* moe_quantise_row, without the sums. `count` on the device, if it is not NULL, is the number of rows. */
+/* moe_quantise_portable, without the sums. `count` on the device, if it is not NULL, is the number of rows. */
 __global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int padded, int8_t *q, size_t q_stride,
                                float *scales, const int *count) {
     const size_t row = blockIdx.x;

@@ -953,8 +953,16 @@ MOE_INLINE int16_t *moe_code_sums(int8_t *codes, size_t cols_padded) {
     return (int16_t *)(void *)(codes + cols_padded);
 }
 
+/* 128 * sum of a row of codes, to be taken off where 128 was added to each weight. */
+MOE_INLINE int32_t moe_taken(const int8_t *codes, size_t cols_padded) {
+    const int16_t *sums = (const int16_t *)(const void *)(codes + cols_padded);
+    int32_t sum = 0;
+    for (size_t g = 0; g < cols_padded / MOE_CODE_GROUP; g++) sum += sums[g];
+    return 128 * sum;
+}
+
 /* The scalar definition of quantising a row of activations: q[moe_code_bytes(cols)]. */
-static float moe_quantise_row(const float *x, size_t cols, int8_t *q) {
+static float moe_quantise_portable(const float *x, size_t cols, int8_t *q) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS), bytes = moe_code_bytes(cols);
     const float scale = moe_quantise_codes(x, cols, padded, q);
     int16_t *sums = moe_code_sums(q, padded);
@@ -1101,7 +1109,7 @@ struct moe_kernels {
     /* Rows [row0, row1) and 16-output blocks [block0, block1) of a linear; each instruction set cuts them into tiles in
      * its own way. */
     void (*linear)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
-    /* moe_quantise_row. */
+    /* moe_quantise_portable. */
     float (*quantise)(const float *x, size_t cols, int8_t *q);
     /* One LSTM cell over one row: z[4H] in gate order i f g o, c_in[H] -> h[H], c_out[H] (may be c_in). */
     void (*lstm_cell)(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h, float *c_out);
@@ -1130,12 +1138,25 @@ MOE_INLINE float moe_linear_addend(const moe_linear *l, size_t row, size_t j) {
     return l->bias ? l->bias[j] : l->add ? l->add[row * l->add_stride + j] : 0.0f;
 }
 
+MOE_INLINE void moe_linear_put(const moe_linear *l, size_t row, size_t j, float product) {
+    const float y = product + moe_linear_addend(l, row, j);
+    l->y[row * l->y_stride + j] = l->relu ? moe_reluf(y) : y;
+}
+
+/* Sums of a tile, [rows][blocks][16], to floats. */
+MOE_UNUSED static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
+                                           const int32_t *sums) {
+    for (size_t r = row; r < row + rows; r++, sums += blocks * 16)
+        for (size_t j = block * 16; j < moe_min((block + blocks) * 16, l->w->rows); j++)
+            moe_linear_put(l, r, j, (float)sums[j - block * 16] * (l->scales[r] * l->w->scales[j]));
+}
+
 static void moe_linear_portable(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     const moe_matrix *w = l->w;
     const size_t code_bytes = moe_code_bytes(w->cols);
     for (size_t j = block0 * 16; j < moe_min(block1 * 16, w->rows); j++)
         for (size_t r = row0; r < row1; r++) {
-            float product, y;
+            float product;
             if (moe_type_quantised(w->type)) {
                 const int8_t *x = l->codes + r * code_bytes;
                 uint32_t sum =
@@ -1153,8 +1174,7 @@ static void moe_linear_portable(const moe_linear *l, size_t row0, size_t row1, s
                         x[k] * (w->type == MOE_TYPE_F16 ? moe_f16_to_f32(halves[k]) : moe_bf16_to_f32(halves[k]));
                 product = moe_join_lanes(lane);
             }
-            y = product + moe_linear_addend(l, r, j);
-            l->y[r * l->y_stride + j] = l->relu ? moe_reluf(y) : y;
+            moe_linear_put(l, r, j, product);
         }
 }
 
@@ -1217,29 +1237,10 @@ static void moe_norm_portable(const moe_norm_op *norm, const float *x, size_t n,
 }
 
 /* y += weights[i] (rows[i] + at), one row after the other. */
-#define MOE_BLEND_OF(isa)                                                                                          \
-    static void moe_blend_##isa(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, \
-                                float *y) {                                                                        \
-        for (size_t i = 0; i < n; i++) moe_axpy_##isa(weights[i], rows[i] + at, width, y);                         \
-    }
-
-/* Heads from the other kernels of an instruction set. */
-#define MOE_HEADS_OF(isa)                                                                             \
-    static void moe_heads_##isa(const moe_heads *h, size_t rows) {                                    \
-        for (const moe_heads *end = h + rows; h < end; h++)                                           \
-            for (size_t head = 0; head < h->heads; head++) {                                          \
-                const size_t at = head * h->width;                                                    \
-                float *p = h->scores + head * h->stride, sum;                                         \
-                for (size_t i = 0; i < h->n; i++)                                                     \
-                    p[i] = moe_dot_##isa(h->query + at, h->rows[i] + at, h->width) * h->scale;        \
-                sum = moe_exp_sum_##isa(p, h->n, moe_max_##isa(p, h->n), p);                          \
-                for (size_t i = 0; i < h->n; i++) p[i] = p[i] / sum;                                  \
-                memset(h->y + at, 0, h->width * sizeof(float));                                       \
-                moe_blend_##isa(p, h->rows, (h->heads + head) * h->width, h->n, h->width, h->y + at); \
-            }                                                                                         \
-    }
-
-MOE_BLEND_OF(portable)
+static void moe_blend_portable(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
+                               float *y) {
+    for (size_t i = 0; i < n; i++) moe_axpy_portable(weights[i], rows[i] + at, width, y);
+}
 
 /* NaN never wins a maximum: moe_topk looks for it in the sum of exponentials. */
 static float moe_max_portable(const float *x, size_t n) {
@@ -1258,54 +1259,100 @@ static float moe_exp_sum_portable(const float *x, size_t n, float shift, float *
     return moe_join_lanes(lane);
 }
 
-MOE_HEADS_OF(portable)
+/* Heads from the other kernels of an instruction set. */
+MOE_INLINE void moe_heads_by(const moe_heads *h, size_t rows, float (*dot)(const float *, const float *, size_t),
+                             float (*max)(const float *, size_t),
+                             float (*exp_sum)(const float *, size_t, float, float *),
+                             void (*blend)(const float *, const float *const *, size_t, size_t, size_t, float *)) {
+    for (const moe_heads *end = h + rows; h < end; h++)
+        for (size_t head = 0; head < h->heads; head++) {
+            const size_t at = head * h->width;
+            float *p = h->scores + head * h->stride, sum;
+            for (size_t i = 0; i < h->n; i++) p[i] = dot(h->query + at, h->rows[i] + at, h->width) * h->scale;
+            sum = exp_sum(p, h->n, max(p, h->n), p);
+            for (size_t i = 0; i < h->n; i++) p[i] = p[i] / sum;
+            memset(h->y + at, 0, h->width * sizeof(float));
+            blend(p, h->rows, (h->heads + head) * h->width, h->n, h->width, h->y + at);
+        }
+}
+
+static void moe_heads_portable(const moe_heads *h, size_t rows) {
+    moe_heads_by(h, rows, moe_dot_portable, moe_max_portable, moe_exp_sum_portable, moe_blend_portable);
+}
 
 static int moe_portable_available(void) { return 1; }
 
-static const moe_kernels moe_kernels_portable = {
-    .name = "portable",
-    .available = moe_portable_available,
-    .linear = moe_linear_portable,
-    .quantise = moe_quantise_row,
-    .lstm_cell = moe_lstm_cell_portable,
-    .unary = moe_unary_portable,
-    .score_additive = moe_score_additive_portable,
-    .dot = moe_dot_portable,
-    .axpy = moe_axpy_portable,
-    .heads = moe_heads_portable,
-    .norm = moe_norm_portable,
-    .max = moe_max_portable,
-    .exp_sum = moe_exp_sum_portable,
-};
+/* A row of room 15's table: `rest` is the suffix of all kernels but the linear. */
+#define MOE_PASTE(a, b) a##b
+#define MOE_NAME(name, isa) MOE_PASTE(name, isa)
+#define MOE_KERNELS_OF(isa, products, rest)                                                                          \
+    .name = #isa, .available = moe_##isa##_available, .linear = products, .quantise = MOE_NAME(moe_quantise_, rest), \
+    .lstm_cell = MOE_NAME(moe_lstm_cell_, rest), .unary = MOE_NAME(moe_unary_, rest),                                \
+    .score_additive = MOE_NAME(moe_score_additive_, rest), .dot = MOE_NAME(moe_dot_, rest),                          \
+    .axpy = MOE_NAME(moe_axpy_, rest), .heads = MOE_NAME(moe_heads_, rest), .norm = MOE_NAME(moe_norm_, rest),       \
+    .max = MOE_NAME(moe_max_, rest), .exp_sum = MOE_NAME(moe_exp_sum_, rest)
+
+static const moe_kernels moe_kernels_portable = { MOE_KERNELS_OF(portable, moe_linear_portable, portable) };
+
+/* Without this gcc keeps the sums of a tile in memory. The second one is for a loop whose length is constant in some
+ * inlined copies only: clang unrolls these without a pragma, and with one warns about the others. */
+#if defined(__clang__)
+#define MOE_UNROLL_FOR _Pragma("clang loop unroll(full)") for
+#define MOE_UNROLL_IF_KNOWN_FOR for
+#else
+#define MOE_UNROLL_FOR _Pragma("GCC unroll 16") for
+#define MOE_UNROLL_IF_KNOWN_FOR MOE_UNROLL_FOR
+#endif
 
 #endif /* MOE_HOST */
 #endif /* MOE_ISA */
 
 /* ==== 10. Kernels: floats =====================================================================================
- * Owns the float kernels that have the same text for every instruction set. Rooms 11, 12 and 14 include this file for
- * this room only. They define MOE_ISA, the suffix of every name here, and moe_lanes_ISA, 16 floats in registers, with
- * these operations. Invariant: the order of all sums and roundings is that of room 9.
+ * Owns the kernels that have the same text for every instruction set. Rooms 11, 12 and 14 include this file for this
+ * room only. They define MOE_ISA, the suffix of every name here, and moe_lanes_ISA, 16 floats in registers, with these
+ * operations. Invariant: the order of all sums and roundings is that of room 9.
  *
  *   of(x)              16 times x                       load(x, n)      the first n of 16 floats, then zeros
  *   add sub mul div    lane by lane                     store(y, v, n)  the first n lanes
  *   and or xor         of bits                          first(v, n)     zeros in place of the other lanes
- *   exp(a), exp_below(a) where a <= 0                   join(v)         the sum by the fixed tree */
+ *   max min            a > b ? a : b, a < b ? a : b     max_bits        of bits as integers
+ *   of_ints(x)         16 integers                      halves(type, x) 16 numbers of F16 or BF16
+ *   scaled(x, y, t, n) y times 2^n, 0 where x < MOE_EXP_LOW; t is n + MOE_ROUND_MAGIC
+ *   join(v)            the sum by the fixed tree        codes(v, q)     16 int8, rounded to nearest even
+ *   largest(v), largest_bits(v)  the largest lane       code_sums(q, to)  two sums of 32 codes
+ *   max_few(x, n)      of fewer than 16 floats          put(l, row, j, v, n)  n joined rows of v, as moe_linear_put
+ *
+ * and MOE_ISA_OUTPUTS, the outputs of a tile of a float matrix: put has so many rows at most. MOE_ISA_FETCH(type, w)
+ * prefetches. */
 
 #ifdef MOE_ISA
-#define MOE_PASTE(a, b) a##b
-#define MOE_NAME(name, isa) MOE_PASTE(name, isa)
 #define K(name) MOE_NAME(moe_##name##_, MOE_ISA)
 #define L(name) MOE_NAME(moe_lanes_##name##_, MOE_ISA)
 #define V MOE_NAME(moe_lanes_, MOE_ISA)
 
+/* moe_expf for x <= MOE_EXP_HIGH and NaN: `scaled` makes the zeros, so nothing need be clamped below. */
+MOE_ISA_INLINE V K(exp_below)(V x) {
+    const V magic = L(of)(MOE_ROUND_MAGIC), t = L(add)(L(mul)(x, L(of)(MOE_LOG2E)), magic), n = L(sub)(t, magic);
+    V r = L(sub)(x, L(mul)(n, L(of)(MOE_LN2_HIGH))), y;
+    r = L(sub)(r, L(mul)(n, L(of)(MOE_LN2_LOW)));
+    y = L(add)(L(mul)(L(of)(MOE_EXP_6), r), L(of)(MOE_EXP_5));
+    y = L(add)(L(mul)(y, r), L(of)(MOE_EXP_4));
+    y = L(add)(L(mul)(y, r), L(of)(MOE_EXP_3));
+    y = L(add)(L(mul)(y, r), L(of)(MOE_EXP_2));
+    y = L(add)(L(mul)(y, L(mul)(r, r)), r);
+    return L(scaled)(x, L(add)(y, L(of)(1.0f)), t, n);
+}
+
+MOE_ISA_INLINE V K(exp)(V x) { return K(exp_below)(L(min)(L(of)(MOE_EXP_HIGH), x)); }
+
 MOE_ISA_INLINE V K(sigmoid)(V x) {
     const V one = L(of)(1.0f);
-    return L(div)(one, L(add)(one, L(exp)(L(xor)(x, L(of)(-0.0f)))));
+    return L(div)(one, L(add)(one, K(exp)(L(xor)(x, L(of)(-0.0f)))));
 }
 
 MOE_ISA_INLINE V K(tanh)(V x) {
     const V one = L(of)(1.0f), sign = L(of)(-0.0f), negative = L(or)(sign, x);
-    const V t = L(exp_below)(L(add)(negative, negative));
+    const V t = K(exp_below)(L(add)(negative, negative));
     return L(or)(L(div)(L(sub)(one, t), L(add)(one, t)), L(and)(sign, x));
 }
 
@@ -1369,25 +1416,171 @@ MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y)
     V sum = L(of)(0.0f), e;
     size_t k = 0;
     for (; k + 16 <= n; k += 16) {
-        e = L(exp)(L(sub)(L(load)(x + k, 16), by));
+        e = K(exp)(L(sub)(L(load)(x + k, 16), by));
         if (y) L(store)(y + k, e, 16);
         sum = L(add)(sum, e);
     }
     if (k < n) { /* lanes past the end hold exp(-shift): they must not count */
-        e = L(exp)(L(sub)(L(load)(x + k, n - k), by));
+        e = K(exp)(L(sub)(L(load)(x + k, n - k), by));
         if (y) L(store)(y + k, e, n - k);
         sum = L(add)(sum, L(first)(e, n - k));
     }
     return L(join)(sum);
 }
 
+/* A largest number does not depend on the order, so some registers hide the latency, and the last 16 may overlap. */
+MOE_ISA_STATIC float K(max)(const float *x, size_t n) {
+    const V lowest = L(of)(moe_from_bits(0xff800000u));
+    V best[4] = { lowest, lowest, lowest, lowest };
+    size_t i = 0;
+    if (n < 16) return L(max_few)(x, n);
+    if (n >= 64) {
+        for (; i + 64 <= n; i += 64)
+            MOE_UNROLL_FOR (size_t b = 0; b < 4; b++) best[b] = L(max)(L(load)(x + i + 16 * b, 16), best[b]);
+        best[0] = L(max)(L(max)(best[0], best[1]), L(max)(best[2], best[3]));
+    }
+    for (; i < n; i += 16) best[0] = L(max)(L(load)(x + moe_min(i, n - 16), 16), best[0]);
+    return L(largest)(best[0]) + 0.0f;
+}
+
+MOE_ISA_STATIC void K(norm)(const moe_norm_op *norm, const float *x, size_t n, float *y) {
+    moe_norm_row(norm, x, n, y);
+}
+
+/* Magnitudes are compared as integers: infinities and NaNs are above all numbers. */
+MOE_ISA_STATIC float K(quantise)(const float *x, size_t cols, int8_t *q) {
+    const size_t padded = moe_round_up(cols, MOE_Q8_COLS), whole = cols / 16 * 16;
+    const V magnitude = L(of)(moe_from_bits(0x7fffffffu));
+    int16_t *sums = moe_code_sums(q, padded);
+    V max = L(of)(0.0f), factor;
+    float amax, inverse;
+    for (size_t c = 0; c < whole; c += 16) max = L(max_bits)(max, L(and)(L(load)(x + c, 16), magnitude));
+    if (whole < cols) max = L(max_bits)(max, L(and)(L(load)(x + whole, cols - whole), magnitude));
+    amax = L(largest_bits)(max);
+    if (!(amax >= FLT_MIN && amax <= FLT_MAX)) return moe_quantise_portable(x, cols, q);
+    inverse = 127.0f / amax;
+    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
+    factor = L(of)(inverse);
+    memset(q + whole, 0, moe_code_bytes(cols) - whole);
+    for (size_t c = 0; c < whole; c += 16) /* within 127 since |x| <= amax */
+        L(codes)(L(mul)(L(load)(x + c, 16), factor), q + c);
+    if (whole < cols) L(codes)(L(mul)(L(load)(x + whole, cols - whole), factor), q + whole);
+    for (size_t c = 0; c < padded; c += 64) L(code_sums)(q + c, sums + c / MOE_CODE_GROUP);
+    return amax / 127.0f;
+}
+
+MOE_ISA_INLINE void K(finish_block)(const moe_linear *l, size_t row, size_t rows, size_t j, const size_t n,
+                                    const int32_t *sum, size_t stride) {
+    const V zero = L(of)(0.0f), scales = L(load)(l->w->scales + j, 16), bias = l->bias ? L(load)(l->bias + j, n) : zero;
+    const float *scale = l->scales + row, *add = l->add ? l->add + row * l->add_stride + j : NULL;
+    const size_t add_stride = l->add_stride, y_stride = l->y_stride;
+    const int relu = l->relu;
+    float *y = l->y + row * l->y_stride + j;
+    for (size_t r = 0; r < rows; r++, sum += stride, y += y_stride) {
+        V v = L(mul)(L(of_ints)(sum), L(mul)(L(of)(scale[r]), scales));
+        v = L(add)(v, add ? L(load)(add + r * add_stride, n) : bias);
+        L(store)(y, relu ? L(max)(zero, v) : v, n);
+    }
+}
+
+/* Sums of a tile, [rows][blocks][16], to floats. In a function of its own, or gcc keeps sums in memory while they grow.
+ */
+__attribute__((noinline)) MOE_ISA_STATIC void K(finish)(const moe_linear *l, size_t row, size_t block, size_t rows,
+                                                        size_t blocks, const int32_t *sums) {
+    for (size_t b = 0; b < blocks; b++) {
+        const size_t j = (block + b) * 16, n = l->w->rows - j;
+        if (n >= 16) K(finish_block)(l, row, rows, j, 16, sums + b * 16, blocks * 16);
+        else K(finish_block)(l, row, rows, j, n, sums + b * 16, blocks * 16);
+    }
+}
+
+MOE_ISA_INLINE V K(weights)(moe_type type, const char *w, size_t n) {
+    uint16_t tail[MOE_LANES] = { 0 };
+    if (type == MOE_TYPE_F32) return L(load)((const float *)(const void *)w, n);
+    return L(halves)(type, n < MOE_LANES ? memcpy(tail, w, n * sizeof *tail) : (const void *)w);
+}
+
+/* n columns of a tile of a float matrix, from column k on. */
+MOE_ISA_INLINE void K(float_step)(const moe_linear *l, const float *x, const char *w, size_t k, size_t n,
+                                  V sum[4][MOE_ISA_OUTPUTS], const moe_type type, const int rows, const int outputs,
+                                  const int fetch) {
+    const size_t size = type == MOE_TYPE_F32 ? 4 : 2, row_bytes = l->w->cols * size;
+    V numbers[MOE_ISA_OUTPUTS];
+    MOE_UNROLL_FOR (int o = 0; o < outputs; o++) {
+        numbers[o] = K(weights)(type, w + (size_t)o * row_bytes + k * size, n);
+        if (fetch) MOE_ISA_FETCH(type, w + (size_t)(o + outputs) * row_bytes + k * size);
+    }
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
+        const V v = L(load)(x + (size_t)r * l->x_stride + k, n);
+        MOE_UNROLL_FOR (int o = 0; o < outputs; o++) sum[r][o] = L(add)(sum[r][o], L(mul)(v, numbers[o]));
+    }
+}
+
+/* Some outputs of a float matrix for up to 4 input rows; `fetch`: prefetch the next tile's weights as well. */
+MOE_ISA_INLINE void K(float_tile)(const moe_linear *l, size_t row, size_t j, const moe_type type, const int rows,
+                                  const int outputs, const int fetch) {
+    const size_t cols = l->w->cols, whole = cols / 16 * 16;
+    const char *w = (const char *)l->w->data + j * cols * (type == MOE_TYPE_F32 ? 4 : 2);
+    const float *x = l->x + row * l->x_stride;
+    V sum[4][MOE_ISA_OUTPUTS];
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+        MOE_UNROLL_FOR (int o = 0; o < MOE_ISA_OUTPUTS; o++) sum[r][o] = L(of)(0.0f);
+    for (size_t k = 0; k < whole; k += 16) K(float_step)(l, x, w, k, 16, sum, type, rows, outputs, fetch);
+    if (whole < cols) K(float_step)(l, x, w, whole, cols - whole, sum, type, rows, outputs, 0);
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++) L(put)(l, row + (size_t)r, j, sum[r], outputs);
+}
+
+MOE_ISA_INLINE void K(float_rows)(const moe_linear *l, size_t row0, size_t row1, size_t j, const moe_type type,
+                                  const int outputs) {
+    size_t r = row0;
+    if (r + 4 <= row1) K(float_tile)(l, r, j, type, 4, outputs, 1), r += 4;
+    for (; r + 4 <= row1; r += 4) K(float_tile)(l, r, j, type, 4, outputs, 0);
+    for (; r + 2 <= row1; r += 2) K(float_tile)(l, r, j, type, 2, outputs, 1);
+    for (; r < row1; r++) K(float_tile)(l, r, j, type, 1, outputs, 1);
+}
+
+MOE_ISA_INLINE void K(float)(const moe_linear *l, size_t row0, size_t row1, size_t j, size_t j1, const moe_type type) {
+    for (; j + MOE_ISA_OUTPUTS <= j1; j += MOE_ISA_OUTPUTS) K(float_rows)(l, row0, row1, j, type, MOE_ISA_OUTPUTS);
+    for (; j < j1; j++)
+        for (size_t r = row0; r < row1; r++) K(float_tile)(l, r, j, type, 1, 1, 0);
+}
+
+MOE_ISA_STATIC void K(linear_float)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    const size_t j0 = block0 * 16, j1 = moe_min(block1 * 16, l->w->rows);
+    if (l->w->type == MOE_TYPE_F32) K(float)(l, row0, row1, j0, j1, MOE_TYPE_F32);
+    else if (l->w->type == MOE_TYPE_F16) K(float)(l, row0, row1, j0, j1, MOE_TYPE_F16);
+    else K(float)(l, row0, row1, j0, j1, MOE_TYPE_BF16);
+}
+
+/* The AVX-512 room has heads of its own. */
+#ifndef MOE_ISA_HEADS
+MOE_ISA_STATIC void K(blend)(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
+                             float *y) {
+    size_t c = 0;
+    for (; c + 32 <= width; c += 32) { /* so many columns stay in registers */
+        V low = L(load)(y + c, 16), high = L(load)(y + c + 16, 16);
+        for (size_t i = 0; i < n; i++) {
+            const V weight = L(of)(weights[i]);
+            low = L(add)(low, L(mul)(weight, L(load)(rows[i] + at + c, 16)));
+            high = L(add)(high, L(mul)(weight, L(load)(rows[i] + at + c + 16, 16)));
+        }
+        L(store)(y + c, low, 16), L(store)(y + c + 16, high, 16);
+    }
+    for (size_t i = 0; i < n && c < width; i++) K(axpy)(weights[i], rows[i] + at + c, width - c, y + c);
+}
+
+MOE_ISA_STATIC void K(heads)(const moe_heads *h, size_t rows) {
+    moe_heads_by(h, rows, K(dot), K(max), K(exp_sum), K(blend));
+}
+#endif
+
 #undef V
 #undef L
 #undef K
-#undef MOE_NAME
-#undef MOE_PASTE
 #undef MOE_ISA_INLINE
 #undef MOE_ISA_STATIC
+#undef MOE_ISA_OUTPUTS
+#undef MOE_ISA_FETCH
 #undef MOE_ISA
 #else
 #if MOE_HOST
@@ -1398,82 +1591,101 @@ MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y)
  * leaves it as it was. */
 
 #if MOE_X86
-#define MOE_AVX2 __attribute__((target("avx2")))
-#define MOE_AVX2_INLINE static inline __attribute__((always_inline, target("avx2")))
+#define MOE_AVX2_TARGET "avx2,f16c"
+#define MOE_AVX2 __attribute__((target(MOE_AVX2_TARGET)))
+#define MOE_AVX2_INLINE static inline __attribute__((always_inline, target(MOE_AVX2_TARGET)))
 
-/* Without this gcc keeps the sums of a tile in memory. The second one is for a loop whose length is constant in some
- * inlined copies only: clang unrolls these without a pragma, and with one warns about the others. */
-#if defined(__clang__)
-#define MOE_UNROLL_FOR _Pragma("clang loop unroll(full)") for
-#define MOE_UNROLL_IF_KNOWN_FOR for
-#else
-#define MOE_UNROLL_FOR _Pragma("GCC unroll 16") for
-#define MOE_UNROLL_IF_KNOWN_FOR MOE_UNROLL_FOR
-#endif
+/* ---- The 16 lanes: two registers ---- */
 
-MOE_AVX2_INLINE float moe_join_avx2(__m256 low, __m256 high) {
-    __m256 eight = _mm256_add_ps(low, high);
+typedef struct moe_lanes_avx2 {
+    __m256 low, high;
+} moe_lanes_avx2;
+
+#define MOE_PAIR_AVX2(name, op)                                                                  \
+    MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_##name##_avx2(moe_lanes_avx2 a, moe_lanes_avx2 b) { \
+        return (moe_lanes_avx2){ op(a.low, b.low), op(a.high, b.high) };                         \
+    }
+#define MOE_MAX_BITS_AVX2(a, b) _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
+MOE_PAIR_AVX2(add, _mm256_add_ps)
+MOE_PAIR_AVX2(sub, _mm256_sub_ps)
+MOE_PAIR_AVX2(mul, _mm256_mul_ps)
+MOE_PAIR_AVX2(div, _mm256_div_ps)
+MOE_PAIR_AVX2(and, _mm256_and_ps)
+MOE_PAIR_AVX2(or, _mm256_or_ps)
+MOE_PAIR_AVX2(xor, _mm256_xor_ps)
+MOE_PAIR_AVX2(max, _mm256_max_ps)
+MOE_PAIR_AVX2(min, _mm256_min_ps)
+MOE_PAIR_AVX2(max_bits, MOE_MAX_BITS_AVX2)
+MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_of_avx2(float x) {
+    return (moe_lanes_avx2){ _mm256_set1_ps(x), _mm256_set1_ps(x) };
+}
+MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_load_avx2(const float *x, size_t n) {
+    float tail[MOE_LANES] = { 0 };
+    if (n < MOE_LANES) x = memcpy(tail, x, n * sizeof *x);
+    return (moe_lanes_avx2){ _mm256_loadu_ps(x), _mm256_loadu_ps(x + 8) };
+}
+MOE_AVX2_INLINE void moe_lanes_store_avx2(float *y, moe_lanes_avx2 v, size_t n) {
+    float tail[MOE_LANES], *to = n < MOE_LANES ? tail : y;
+    _mm256_storeu_ps(to, v.low), _mm256_storeu_ps(to + 8, v.high);
+    if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
+}
+MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_first_avx2(moe_lanes_avx2 v, size_t n) {
+    float tail[MOE_LANES];
+    moe_lanes_store_avx2(tail, v, MOE_LANES);
+    return moe_lanes_load_avx2(tail, n);
+}
+MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_of_ints_avx2(const int32_t *x) {
+    return (moe_lanes_avx2){ _mm256_cvtepi32_ps(_mm256_loadu_si256((const void *)x)),
+                             _mm256_cvtepi32_ps(_mm256_loadu_si256((const void *)(x + 8))) };
+}
+/* The hardware's F16 conversion is exact, subnormals included. */
+MOE_AVX2_INLINE __m256 moe_half_avx2(moe_type type, const uint16_t *x) {
+    const __m128i bits = _mm_loadu_si128((const void *)x);
+    if (type == MOE_TYPE_F16) return _mm256_cvtph_ps(bits);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_halves_avx2(moe_type type, const uint16_t *x) {
+    return (moe_lanes_avx2){ moe_half_avx2(type, x), moe_half_avx2(type, x + 8) };
+}
+MOE_AVX2_INLINE __m256 moe_scaled_avx2(__m256 x, __m256 y, __m256 t) {
+    const __m256i power = _mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(t), 23), _mm256_set1_epi32(127 << 23));
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(MOE_EXP_LOW), _CMP_LT_OQ),
+                            _mm256_mul_ps(y, _mm256_castsi256_ps(power)));
+}
+#define moe_lanes_scaled_avx2(x, y, t, n) moe_scale_avx2(x, y, t)
+MOE_AVX2_INLINE moe_lanes_avx2 moe_scale_avx2(moe_lanes_avx2 x, moe_lanes_avx2 y, moe_lanes_avx2 t) {
+    return (moe_lanes_avx2){ moe_scaled_avx2(x.low, y.low, t.low), moe_scaled_avx2(x.high, y.high, t.high) };
+}
+MOE_AVX2_INLINE float moe_lanes_join_avx2(moe_lanes_avx2 v) {
+    __m256 eight = _mm256_add_ps(v.low, v.high);
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
-
-MOE_AVX2_INLINE __m256 moe_exp_avx2(__m256 x) {
-    const __m256 low = _mm256_set1_ps(MOE_EXP_LOW), magic = _mm256_set1_ps(MOE_ROUND_MAGIC);
-    __m256 clamped = _mm256_min_ps(_mm256_set1_ps(MOE_EXP_HIGH), _mm256_max_ps(low, x));
-    __m256 t = _mm256_add_ps(_mm256_mul_ps(clamped, _mm256_set1_ps(MOE_LOG2E)), magic);
-    __m256 n = _mm256_sub_ps(t, magic);
-    __m256 r = _mm256_sub_ps(clamped, _mm256_mul_ps(n, _mm256_set1_ps(MOE_LN2_HIGH))), y;
-    r = _mm256_sub_ps(r, _mm256_mul_ps(n, _mm256_set1_ps(MOE_LN2_LOW)));
-    y = _mm256_add_ps(_mm256_mul_ps(_mm256_set1_ps(MOE_EXP_6), r), _mm256_set1_ps(MOE_EXP_5));
-    y = _mm256_add_ps(_mm256_mul_ps(y, r), _mm256_set1_ps(MOE_EXP_4));
-    y = _mm256_add_ps(_mm256_mul_ps(y, r), _mm256_set1_ps(MOE_EXP_3));
-    y = _mm256_add_ps(_mm256_mul_ps(y, r), _mm256_set1_ps(MOE_EXP_2));
-    y = _mm256_add_ps(_mm256_mul_ps(y, _mm256_mul_ps(r, r)), r);
-    y = _mm256_add_ps(y, _mm256_set1_ps(1.0f));
-    y = _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(t), 23),
-                                                              _mm256_set1_epi32(0x3f800000))));
-    return _mm256_andnot_ps(_mm256_cmp_ps(x, low, _CMP_LT_OQ), y);
+#define moe_lanes_put_avx2(l, row, j, v, outputs) moe_linear_put(l, row, j, moe_lanes_join_avx2((v)[0]))
+#define moe_lanes_max_few_avx2 moe_max_portable
+MOE_AVX2_INLINE float moe_lanes_largest_avx2(moe_lanes_avx2 v) {
+    float lane[8];
+    _mm256_storeu_ps(lane, _mm256_max_ps(v.low, v.high));
+    return moe_max_portable(lane, 8);
 }
-
-/* Up to 8 floats, the rest zero. */
-MOE_AVX2_INLINE __m256 moe_load_avx2(const float *x, size_t n) {
-    float tail[8] = { 0 };
-    if (n >= 8) return _mm256_loadu_ps(x);
-    memcpy(tail, x, n * sizeof *x);
-    return _mm256_loadu_ps(tail);
+MOE_AVX2_INLINE float moe_lanes_largest_bits_avx2(moe_lanes_avx2 v) {
+    const __m256i eight = _mm256_castps_si256(MOE_MAX_BITS_AVX2(v.low, v.high));
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return moe_from_bits((uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1))));
 }
-
-MOE_AVX2_INLINE void moe_store_avx2(float *y, __m256 v, size_t n) {
-    float tail[8];
-    if (n >= 8) {
-        _mm256_storeu_ps(y, v);
-        return;
-    }
-    _mm256_storeu_ps(tail, v);
-    memcpy(y, tail, n * sizeof *y);
+MOE_AVX2_INLINE void moe_lanes_codes_avx2(moe_lanes_avx2 v, int8_t *q) {
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v.low), _mm256_cvtps_epi32(v.high));
+    const __m256i bytes = _mm256_packs_epi16(words, words); /* 0 to 3, 8 to 11 twice, then 4 to 7, 12 to 15 */
+    _mm_storeu_si128((void *)q, _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
 }
-
-/* Eight numbers of a float matrix as F32, the rest of a tail zero. */
-MOE_AVX2_INLINE __m256 moe_load_weights_avx2(moe_type type, const void *w, size_t n) {
-    uint16_t tail[8] = { 0 };
-    const uint16_t *halves = w;
-    __m256i bits;
-    if (type == MOE_TYPE_F32) return moe_load_avx2(w, n);
-    if (n < 8) {
-        memcpy(tail, halves, n * sizeof *halves);
-        halves = tail;
-    }
-    bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)halves));
-    if (type == MOE_TYPE_BF16) return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
-    {
-        __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fff)), 13);
-        __m256i sign = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x8000)), 16);
-        __m256 f = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(0x1p112f));
-        __m256i special = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x0f7fffff));
-        __m256i infinite = _mm256_or_si256(magnitude, _mm256_set1_epi32(0x7f800000));
-        __m256i value = _mm256_blendv_epi8(_mm256_castps_si256(f), infinite, special);
-        return _mm256_castsi256_ps(_mm256_or_si256(value, sign));
+MOE_AVX2_INLINE void moe_lanes_code_sums_avx2(const int8_t *q, int16_t sums[2]) {
+    for (size_t i = 0; i < 2; i++) {
+        const __m256i codes = _mm256_xor_si256(_mm256_loadu_si256((const void *)(q + 32 * i)), _mm256_set1_epi8(-128));
+        const __m256i eights = _mm256_sad_epu8(codes, _mm256_setzero_si256()); /* of code + 128 */
+        const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(eights), _mm256_extracti128_si256(eights, 1));
+        sums[i] = (int16_t)(_mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0x4e))) - 32 * 128);
     }
 }
 
@@ -1483,83 +1695,19 @@ enum { MOE_AHEAD = 6144 };
 
 MOE_AVX2_INLINE void moe_fetch_avx2(const void *w) { _mm_prefetch((const char *)w + MOE_AHEAD, _MM_HINT_T0); }
 
-/* One output row of a float matrix against up to 4 input rows. */
-MOE_AVX2_INLINE void moe_float_rows_avx2(const moe_linear *l, size_t row, size_t j, const int rows,
-                                         const moe_type type) {
-    const moe_matrix *m = l->w;
-    const size_t size = type == MOE_TYPE_F32 ? 4 : 2;
-    const char *w = (const char *)m->data + j * m->cols * size;
-    __m256 low[4], high[4];
-    size_t k = 0;
-    for (int r = 0; r < rows; r++) low[r] = high[r] = _mm256_setzero_ps();
-    for (; k + 16 <= m->cols; k += 16) {
-        const __m256 w0 = moe_load_weights_avx2(type, w + k * size, 8),
-                     w1 = moe_load_weights_avx2(type, w + (k + 8) * size, 8);
-        if (rows > 1 && type == MOE_TYPE_F32) moe_fetch_avx2(w + k * size); /* the others wait for conversion instead */
-        for (int r = 0; r < rows; r++) {
-            const float *x = l->x + (row + (size_t)r) * l->x_stride + k;
-            low[r] = _mm256_add_ps(low[r], _mm256_mul_ps(_mm256_loadu_ps(x), w0));
-            high[r] = _mm256_add_ps(high[r], _mm256_mul_ps(_mm256_loadu_ps(x + 8), w1));
-        }
-    }
-    if (k < m->cols) {
-        const size_t left = m->cols - k, rest = left > 8 ? left - 8 : 0;
-        const __m256 w0 = moe_load_weights_avx2(type, w + k * size, left);
-        const __m256 w1 = rest ? moe_load_weights_avx2(type, w + (k + 8) * size, rest) : _mm256_setzero_ps();
-        for (int r = 0; r < rows; r++) {
-            const float *x = l->x + (row + (size_t)r) * l->x_stride + k;
-            low[r] = _mm256_add_ps(low[r], _mm256_mul_ps(moe_load_avx2(x, left), w0));
-            if (rest) high[r] = _mm256_add_ps(high[r], _mm256_mul_ps(moe_load_avx2(x + 8, rest), w1));
-        }
-    }
-    for (int r = 0; r < rows; r++) {
-        size_t at = row + (size_t)r;
-        float y = moe_join_avx2(low[r], high[r]) + moe_linear_addend(l, at, j);
-        l->y[at * l->y_stride + j] = l->relu ? moe_reluf(y) : y;
-    }
-}
-
-MOE_AVX2_INLINE void moe_float_block_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block,
-                                          const moe_type type) {
-    for (size_t j = block * 16; j < moe_min(block * 16 + 16, l->w->rows); j++) {
-        size_t r = row0;
-        for (; r + 4 <= row1; r += 4) moe_float_rows_avx2(l, r, j, 4, type);
-        for (; r < row1; r++) moe_float_rows_avx2(l, r, j, 1, type);
-    }
-}
-
-/* Integer sums of 16 outputs of one row to floats. */
-MOE_AVX2_INLINE void moe_q8_finish_avx2(const moe_linear *l, size_t at, size_t j, __m256i low, __m256i high) {
-    const moe_matrix *m = l->w;
-    const size_t n = moe_min(16, m->rows - j), rest = n > 8 ? n - 8 : 0;
-    const __m256 scale = _mm256_set1_ps(l->scales[at]);
-    const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
-    __m256 y0 = _mm256_mul_ps(_mm256_cvtepi32_ps(low), _mm256_mul_ps(scale, _mm256_loadu_ps(m->scales + j)));
-    __m256 y1 = _mm256_mul_ps(_mm256_cvtepi32_ps(high), _mm256_mul_ps(scale, _mm256_loadu_ps(m->scales + j + 8)));
-    __m256 add0 = addend ? moe_load_avx2(addend, n) : _mm256_setzero_ps();
-    __m256 add1 = addend && rest ? moe_load_avx2(addend + 8, rest) : _mm256_setzero_ps();
-    y0 = _mm256_add_ps(y0, add0);
-    y1 = _mm256_add_ps(y1, add1);
-    if (l->relu) {
-        y0 = _mm256_max_ps(_mm256_setzero_ps(), y0);
-        y1 = _mm256_max_ps(_mm256_setzero_ps(), y1);
-    }
-    moe_store_avx2(l->y + at * l->y_stride + j, y0, n);
-    if (rest) moe_store_avx2(l->y + at * l->y_stride + j + 8, y1, rest);
-}
+#define MOE_ISA avx2
+#define MOE_ISA_STATIC MOE_AVX2 static
+#define MOE_ISA_INLINE MOE_AVX2_INLINE
+#define MOE_ISA_OUTPUTS 1
+#define MOE_ISA_FETCH(type, w)                                                                          \
+    if (type == MOE_TYPE_F32) _mm_prefetch(w, _MM_HINT_T0) /* the others wait for conversion instead */
+#include "moe.c"
 
 /* Four codes in every lane. */
 MOE_AVX2_INLINE __m256i moe_four_avx2(const int8_t *codes) {
     int32_t four;
     memcpy(&four, codes, 4);
     return _mm256_set1_epi32(four);
-}
-
-/* Sums of a tile, [rows][16], to floats. In a function of its own, or gcc keeps sums in memory while they grow. */
-MOE_AVX2 static void moe_finish_avx2(const moe_linear *l, size_t row, size_t block, size_t rows, const int32_t *sums) {
-    for (size_t r = 0; r < rows; r++, sums += 16)
-        moe_q8_finish_avx2(l, row + r, block * 16, _mm256_loadu_si256((const void *)sums),
-                           _mm256_loadu_si256((const void *)(sums + 8)));
 }
 
 /* A tile: up to 4 rows by a block of 16 outputs of a Q8 matrix. maddubs multiplies |w| (unsigned) by
@@ -1597,7 +1745,7 @@ MOE_AVX2_INLINE void moe_q8_sums_avx2(const moe_linear *l, const int32_t *start,
         _mm256_storeu_si256((void *)(sums + r * 16), low[r]);
         _mm256_storeu_si256((void *)(sums + r * 16 + 8), high[r]);
     }
-    moe_finish_avx2(l, row, block, (size_t)rows, sums);
+    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
 }
 
 MOE_AVX2_INLINE void moe_tile_q8_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block,
@@ -1675,7 +1823,7 @@ MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start,
             MOE_UNROLL_FOR (int h = 0; h < halves; h++)
                 _mm256_storeu_si256((void *)(sums + r * 16 + (half + h) * 8), sum[r][h]);
     }
-    moe_finish_avx2(l, row, block, (size_t)rows, sums);
+    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
 }
 
 /* Tiles by rows, and loops of tiles over all rows and blocks. */
@@ -1697,19 +1845,6 @@ static const moe_tile_fn_avx2 moe_tiles_q8_avx2[] = { moe_tile_q8_avx2_1, moe_ti
 static const moe_tile_fn_avx2 moe_tiles_q4_avx2[] = { moe_tile_q4_avx2_1, moe_tile_q4_avx2_2, moe_tile_q4_avx2_3,
                                                       moe_tile_q4_avx2_4 };
 
-/* 128 * sum of a row of codes, from the sums of 32. */
-MOE_AVX2 static int32_t moe_taken_avx2(const int8_t *codes, size_t cols_padded) {
-    const char *sums = (const char *)codes + cols_padded;
-    __m256i sum = _mm256_setzero_si256();
-    __m128i four;
-    for (size_t g = 0; g < cols_padded / MOE_CODE_GROUP; g += 16) /* the sums end on a line of 32 */
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_loadu_si256((const void *)(sums + 2 * g)),
-                                                      _mm256_set1_epi16(128)));
-    four = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
-}
-
 /* What the sums of tiles start from: 0, 128 * sum of a row's codes to be taken off, or the negative weights of a block.
  */
 typedef enum moe_start_avx2 { MOE_START_ZERO, MOE_START_ROWS, MOE_START_BLOCK } moe_start_avx2;
@@ -1722,7 +1857,7 @@ static void moe_quantised_avx2(const moe_linear *l, size_t row0, size_t row1, si
     for (; row0 < row1; row0 += ROWS) {
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, tile_rows);
         for (size_t r = 0; start == MOE_START_ROWS && r < rows; r++)
-            taken[r] = moe_taken_avx2(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
+            taken[r] = moe_taken(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
         for (size_t block = block0; block < block1; block++) {
             const int whole = start == MOE_START_BLOCK && cuts > 2; /* worth a pass over all weights */
             if (whole) moe_negative_avx2(l->w, block, negative);
@@ -1735,13 +1870,6 @@ static void moe_quantised_avx2(const moe_linear *l, size_t row0, size_t row1, si
     }
 }
 
-MOE_AVX2 static void moe_float_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    for (size_t block = block0; block < block1; block++) {
-        if (l->w->type == MOE_TYPE_F32) moe_float_block_avx2(l, row0, row1, block, MOE_TYPE_F32);
-        else moe_float_block_avx2(l, row0, row1, block, l->w->type);
-    }
-}
-
 static void moe_linear_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     if (l->w->type == MOE_TYPE_Q8)
         moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q8_avx2, MOE_COUNT(moe_tiles_q8_avx2),
@@ -1749,146 +1877,25 @@ static void moe_linear_avx2(const moe_linear *l, size_t row0, size_t row1, size_
     else if (l->w->type == MOE_TYPE_Q4)
         moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q4_avx2, MOE_COUNT(moe_tiles_q4_avx2),
                            MOE_START_ZERO);
-    else moe_float_avx2(l, row0, row1, block0, block1);
-}
-
-MOE_AVX2 static float moe_quantise_avx2(const float *x, size_t cols, int8_t *q) {
-    const __m256 sign = _mm256_set1_ps(-0.0f), magic = _mm256_set1_ps(MOE_ROUND_MAGIC);
-    const __m256 largest = _mm256_set1_ps(FLT_MAX);
-    __m256 max = _mm256_setzero_ps(), bad = _mm256_setzero_ps(), factor;
-    float lane[8], amax = 0.0f, inverse;
-    const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
-    int16_t *sums = moe_code_sums(q, padded);
-    if (cols % 8) return moe_quantise_row(x, cols, q);
-    for (size_t c = 0; c < cols; c += 8) {
-        __m256 a = _mm256_andnot_ps(sign, _mm256_loadu_ps(x + c));
-        max = _mm256_max_ps(a, max);
-        bad = _mm256_or_ps(bad, _mm256_cmp_ps(a, largest, _CMP_NLE_UQ));
-    }
-    _mm256_storeu_ps(lane, max);
-    for (int i = 0; i < 8; i++) amax = lane[i] > amax ? lane[i] : amax;
-    if (_mm256_movemask_ps(bad) || amax < FLT_MIN) return moe_quantise_row(x, cols, q);
-    inverse = 127.0f / amax;
-    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
-    factor = _mm256_set1_ps(inverse);
-    for (size_t c = 0; c < cols; c += 8) {
-        __m256 t = _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(x + c), factor), magic);
-        __m256i v = _mm256_sub_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(0x4b400000));
-        __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-        __m128i bytes = _mm_max_epi8(_mm_packs_epi16(words, words), _mm_set1_epi8(-127));
-        _mm_storel_epi64((void *)(q + c), bytes);
-    }
-    memset(q + cols, 0, moe_code_bytes(cols) - cols);
-    for (size_t c = 0; c < padded; c += MOE_CODE_GROUP) {
-        const __m256i codes = _mm256_loadu_si256((const void *)(q + c));
-        const __m256i fours = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), codes), _mm256_set1_epi16(1));
-        __m128i t = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
-        t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));
-        t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0xb1));
-        sums[c / MOE_CODE_GROUP] = (int16_t)_mm_cvtsi128_si32(t);
-    }
-    return amax / 127.0f;
-}
-
-/* ---- The 16 lanes: two registers ---- */
-
-typedef struct moe_lanes_avx2 {
-    __m256 low, high;
-} moe_lanes_avx2;
-
-#define MOE_PAIR_AVX2(name, op)                                                                  \
-    MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_##name##_avx2(moe_lanes_avx2 a, moe_lanes_avx2 b) { \
-        return (moe_lanes_avx2){ op(a.low, b.low), op(a.high, b.high) };                         \
-    }
-MOE_PAIR_AVX2(add, _mm256_add_ps)
-MOE_PAIR_AVX2(sub, _mm256_sub_ps)
-MOE_PAIR_AVX2(mul, _mm256_mul_ps)
-MOE_PAIR_AVX2(div, _mm256_div_ps)
-MOE_PAIR_AVX2(and, _mm256_and_ps)
-MOE_PAIR_AVX2(or, _mm256_or_ps)
-MOE_PAIR_AVX2(xor, _mm256_xor_ps)
-MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_of_avx2(float x) {
-    return (moe_lanes_avx2){ _mm256_set1_ps(x), _mm256_set1_ps(x) };
-}
-MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_exp_avx2(moe_lanes_avx2 a) {
-    return (moe_lanes_avx2){ moe_exp_avx2(a.low), moe_exp_avx2(a.high) };
-}
-#define moe_lanes_exp_below_avx2 moe_lanes_exp_avx2
-MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_load_avx2(const float *x, size_t n) {
-    float tail[MOE_LANES] = { 0 };
-    if (n < MOE_LANES) x = memcpy(tail, x, n * sizeof *x);
-    return (moe_lanes_avx2){ _mm256_loadu_ps(x), _mm256_loadu_ps(x + 8) };
-}
-MOE_AVX2_INLINE void moe_lanes_store_avx2(float *y, moe_lanes_avx2 v, size_t n) {
-    float tail[MOE_LANES], *to = n < MOE_LANES ? tail : y;
-    _mm256_storeu_ps(to, v.low), _mm256_storeu_ps(to + 8, v.high);
-    if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
-}
-MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_first_avx2(moe_lanes_avx2 v, size_t n) {
-    float tail[MOE_LANES];
-    moe_lanes_store_avx2(tail, v, MOE_LANES);
-    return moe_lanes_load_avx2(tail, n);
-}
-MOE_AVX2_INLINE float moe_lanes_join_avx2(moe_lanes_avx2 v) { return moe_join_avx2(v.low, v.high); }
-
-#define MOE_ISA avx2
-#define MOE_ISA_STATIC MOE_AVX2 static
-#define MOE_ISA_INLINE MOE_AVX2_INLINE
-#include "moe.c"
-
-MOE_AVX2 static void moe_blend_avx2(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
-                                    float *y) {
-    size_t c = 0;
-    for (; c + 32 <= width; c += 32) { /* so many columns stay in registers */
-        __m256 sum[4];
-        MOE_UNROLL_FOR (int b = 0; b < 4; b++) sum[b] = _mm256_loadu_ps(y + c + 8 * (size_t)b);
-        for (size_t i = 0; i < n; i++) {
-            const __m256 weight = _mm256_set1_ps(weights[i]);
-            MOE_UNROLL_FOR (int b = 0; b < 4; b++)
-                sum[b] =
-                    _mm256_add_ps(sum[b], _mm256_mul_ps(weight, _mm256_loadu_ps(rows[i] + at + c + 8 * (size_t)b)));
-        }
-        MOE_UNROLL_FOR (int b = 0; b < 4; b++) _mm256_storeu_ps(y + c + 8 * (size_t)b, sum[b]);
-    }
-    for (size_t i = 0; i < n && c < width; i++) moe_axpy_avx2(weights[i], rows[i] + at + c, width - c, y + c);
-}
-
-MOE_AVX2 static float moe_max_avx2(const float *x, size_t n) {
-    __m256 best = _mm256_set1_ps(moe_from_bits(0xff800000u));
-    float lane[8], result;
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) best = _mm256_max_ps(_mm256_loadu_ps(x + i), best);
-    _mm256_storeu_ps(lane, best);
-    result = moe_max_portable(lane, 8);
-    for (; i < n; i++) result = x[i] > result ? x[i] : result;
-    return result + 0.0f;
-}
-
-MOE_AVX2 MOE_HEADS_OF(avx2)
-
-MOE_AVX2 static void moe_norm_avx2(const moe_norm_op *norm, const float *x, size_t n, float *y) {
-    moe_norm_row(norm, x, n, y);
+    else moe_linear_float_avx2(l, row0, row1, block0, block1);
 }
 
 static int moe_avx2_available(void) {
+    unsigned eax, ebx, ecx, edx;
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") != 0; /* asks the system too (xgetbv) */
+    return __builtin_cpu_supports("avx2") /* asks the system too (xgetbv) */
+           && __get_cpuid(1, &eax, &ebx, &ecx, &edx) &&
+           (ecx >> 29 & 1); /* F16C, which older compilers cannot ask for */
 }
 
-/* Both instruction sets share all kernels but the linear. */
-#define MOE_KERNELS_AVX2(isa)                                                                                        \
-    .name = #isa, .available = moe_##isa##_available, .linear = moe_linear_##isa, .quantise = moe_quantise_avx2,     \
-    .lstm_cell = moe_lstm_cell_avx2, .unary = moe_unary_avx2, .score_additive = moe_score_additive_avx2,             \
-    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .heads = moe_heads_avx2, .norm = moe_norm_avx2, .max = moe_max_avx2, \
-    .exp_sum = moe_exp_sum_avx2
-static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_AVX2(avx2) };
+static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_OF(avx2, moe_linear_avx2, avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
  * vpdpbusd as in the AVX-512 room: weights are made unsigned by adding 128 to each, the codes of a row are the signed
  * side. tests/engine/isa_emu.h compiles these kernels with an emulation of the instruction in AVX2. */
 
 #ifndef MOE_DPBUSD
-#define MOE_AVXVNNI_TARGET "avx2,avxvnni"
+#define MOE_AVXVNNI_TARGET MOE_AVX2_TARGET ",avxvnni"
 #define MOE_DPBUSD(sum, u, s) _mm256_dpbusd_avx_epi32(sum, u, s)
 
 static int moe_avxvnni_available(void) {
@@ -1931,7 +1938,7 @@ MOE_AVXVNNI_INLINE void moe_tile_q8_avxvnni(const moe_linear *l, const int32_t *
         _mm256_storeu_si256((void *)(sums + r * 16), low[r][0]);
         _mm256_storeu_si256((void *)(sums + r * 16 + 8), high[r][0]);
     }
-    moe_finish_avx2(l, row, block, (size_t)rows, sums);
+    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
 }
 
 /* As moe_tile_q4_avx2 but for the products; low and high nibbles have sums of their own, so that few products wait for
@@ -1976,7 +1983,7 @@ MOE_AVXVNNI_INLINE void moe_tile_q4_avxvnni(const moe_linear *l, const int32_t *
         MOE_UNROLL_FOR (int r = 0; r < rows; r++)
             _mm256_storeu_si256((void *)(sums + (size_t)r * 16 + half * 8), sum[r]);
     }
-    moe_finish_avx2(l, row, block, (size_t)rows, sums);
+    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
 }
 
 MOE_TILES_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni)
@@ -1996,10 +2003,10 @@ static void moe_linear_avxvnni(const moe_linear *l, size_t row0, size_t row1, si
     else if (l->w->type == MOE_TYPE_Q4)
         moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q4_avxvnni, MOE_COUNT(moe_tiles_q4_avxvnni),
                            MOE_START_ZERO);
-    else moe_float_avx2(l, row0, row1, block0, block1);
+    else moe_linear_float_avx2(l, row0, row1, block0, block1);
 }
 
-static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_AVX2(avxvnni) };
+static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_OF(avxvnni, moe_linear_avxvnni, avx2) };
 #endif /* MOE_X86 */
 
 /* ==== 12. Kernels: AVX-512 ====================================================================================
@@ -2011,130 +2018,93 @@ static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_AVX2(avxvnni) };
  * unsigned by adding 128 to each, so 128 * sum(codes of the row) is taken off in the end. */
 
 #if MOE_X86
-#define MOE_AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prfchw"
+#define MOE_AVX512_TARGET MOE_AVX2_TARGET ",avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prfchw"
 #define MOE_AVX512 __attribute__((target(MOE_AVX512_TARGET)))
 #define MOE_AVX512_INLINE static inline __attribute__((always_inline, target(MOE_AVX512_TARGET)))
 
 /* The first n lanes. */
 MOE_AVX512_INLINE __mmask16 moe_mask_avx512(size_t n) { return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u); }
 
-MOE_AVX512_INLINE float moe_join_avx512(__m512 lanes) {
-    return moe_join_avx2(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
-}
+/* ---- The 16 lanes: one register ---- */
 
-/* moe_expf for x <= MOE_EXP_HIGH and NaN. Rounding to an integer and scaling by a power of two are one exact
- * instruction each here; below MOE_EXP_LOW the mask makes the zero, so nothing need be clamped. */
-MOE_AVX512_INLINE __m512 moe_exp_below_avx512(__m512 x) {
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(MOE_LOG2E)),
-                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 r = _mm512_sub_ps(x, _mm512_mul_ps(n, _mm512_set1_ps(MOE_LN2_HIGH))), y;
-    r = _mm512_sub_ps(r, _mm512_mul_ps(n, _mm512_set1_ps(MOE_LN2_LOW)));
-    y = _mm512_add_ps(_mm512_mul_ps(_mm512_set1_ps(MOE_EXP_6), r), _mm512_set1_ps(MOE_EXP_5));
-    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_4));
-    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_3));
-    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_2));
-    y = _mm512_add_ps(_mm512_mul_ps(y, _mm512_mul_ps(r, r)), r);
-    y = _mm512_add_ps(y, _mm512_set1_ps(1.0f));
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(MOE_EXP_LOW), _CMP_NLT_UQ), y, n);
-}
+typedef __m512 moe_lanes_avx512;
 
-MOE_AVX512_INLINE __m512 moe_exp_avx512(__m512 x) {
-    return moe_exp_below_avx512(_mm512_min_ps(_mm512_set1_ps(MOE_EXP_HIGH), x));
+#define moe_lanes_of_avx512 _mm512_set1_ps
+#define moe_lanes_add_avx512 _mm512_add_ps
+#define moe_lanes_sub_avx512 _mm512_sub_ps
+#define moe_lanes_mul_avx512 _mm512_mul_ps
+#define moe_lanes_div_avx512 _mm512_div_ps
+#define moe_lanes_and_avx512 _mm512_and_ps
+#define moe_lanes_or_avx512 _mm512_or_ps
+#define moe_lanes_xor_avx512 _mm512_xor_ps
+#define moe_lanes_max_avx512 _mm512_max_ps
+#define moe_lanes_min_avx512 _mm512_min_ps
+#define moe_lanes_max_bits_avx512(a, b)                                                   \
+    _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)))
+#define moe_lanes_of_ints_avx512(x) _mm512_cvtepi32_ps(_mm512_loadu_si512(x))
+#define moe_lanes_largest_avx512 _mm512_reduce_max_ps
+#define moe_lanes_largest_bits_avx512(v) moe_from_bits((uint32_t)_mm512_reduce_max_epi32(_mm512_castps_si512(v)))
+#define moe_lanes_codes_avx512(v, q) _mm_storeu_si128((void *)(q), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)))
+#define moe_lanes_first_avx512(v, n) _mm512_maskz_mov_ps(moe_mask_avx512(n), v)
+#define moe_lanes_max_few_avx512(x, n) /* a NaN becomes the lowest number */                                    \
+    (_mm512_mask_reduce_max_ps(moe_mask_avx512(n), _mm512_max_ps(_mm512_maskz_loadu_ps(moe_mask_avx512(n), x),  \
+                                                                 _mm512_set1_ps(moe_from_bits(0xff800000u)))) + \
+     0.0f)
+#define moe_lanes_scaled_avx512(x, y, t, n)                                                       \
+    _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(MOE_EXP_LOW), _CMP_NLT_UQ), y, n)
+MOE_AVX512_INLINE __m512 moe_lanes_load_avx512(const float *x, size_t n) {
+    return n >= MOE_LANES ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(moe_mask_avx512(n), x);
 }
-
-/* Prefetch lines that are needed soon. It does no harm where there are none. */
-MOE_AVX512_INLINE void moe_fetch_avx512(const char *line, const int lines) {
-    MOE_UNROLL_FOR (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T0);
+MOE_AVX512_INLINE void moe_lanes_store_avx512(float *y, __m512 v, size_t n) {
+    if (n >= MOE_LANES) _mm512_storeu_ps(y, v);
+    else _mm512_mask_storeu_ps(y, moe_mask_avx512(n), v);
 }
-
-/* Numbers of a float matrix as F32. The hardware's F16 conversion is exact, subnormals included. */
-MOE_AVX512_INLINE __m512 moe_load_weights_avx512(moe_type type, const void *w, __mmask16 mask) {
-    __m256i bits;
-    if (type == MOE_TYPE_F32) return _mm512_maskz_loadu_ps(mask, w);
-    bits = _mm256_maskz_loadu_epi16(mask, w);
+MOE_AVX512_INLINE __m512 moe_lanes_halves_avx512(moe_type type, const void *x) {
+    const __m256i bits = _mm256_loadu_si256(x);
     if (type == MOE_TYPE_F16) return _mm512_cvtph_ps(bits);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
+MOE_AVX512_INLINE void moe_lanes_code_sums_avx512(const int8_t *q, int16_t sums[2]) {
+    const __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(q), _mm512_set1_epi8(-128)); /* code + 128 */
+    __m512i eights = _mm512_sad_epu8(codes, _mm512_setzero_si512());
+    eights = _mm512_add_epi64(eights, _mm512_permutex_epi64(eights, 0x4e));
+    eights = _mm512_add_epi64(eights, _mm512_permutex_epi64(eights, 0xb1));
+    sums[0] = (int16_t)(_mm_cvtsi128_si32(_mm512_castsi512_si128(eights)) - 32 * 128);
+    sums[1] = (int16_t)(_mm_cvtsi128_si32(_mm512_extracti32x4_epi32(eights, 2)) - 32 * 128);
+}
+MOE_AVX512_INLINE float moe_lanes_join_avx512(__m512 v) {
+    return moe_lanes_join_avx2((moe_lanes_avx2){ _mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1) });
+}
 
 /* Four times 16 lanes to one, each by the fixed tree. */
-MOE_AVX512_INLINE __m128 moe_join_four_avx512(__m512 a, __m512 b, __m512 c, __m512 d) {
-    const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-    const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+MOE_AVX512_INLINE __m128 moe_join_four_avx512(const __m512 v[4]) {
+    const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
+    const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xee));
     __m512 t = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
     t = _mm512_add_ps(t, _mm512_shuffle_ps(t, t, 0x4e));
     t = _mm512_add_ps(t, _mm512_shuffle_ps(t, t, 0xb1));
     return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, t));
 }
-
-/* Up to 16 columns of a tile of a float matrix, from column k; `fetch`: prefetch the next tile's as well. */
-MOE_AVX512_INLINE void moe_float_step_avx512(const moe_linear *l, const float *x, const char *w, size_t k,
-                                             __mmask16 mask, __m512 lanes[4][4], const moe_type type, const int rows,
-                                             const int outputs, const int fetch) {
-    const size_t row_bytes = l->w->cols * (type == MOE_TYPE_F32 ? 4 : 2), at = k * (type == MOE_TYPE_F32 ? 4 : 2);
-    __m512 numbers[4];
-    MOE_UNROLL_FOR (int o = 0; o < outputs; o++) {
-        numbers[o] = moe_load_weights_avx512(type, w + (size_t)o * row_bytes + at, mask);
-        if (fetch) moe_fetch_avx512(w + (size_t)(o + outputs) * row_bytes + at, 1);
-    }
-    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-        const __m512 v = _mm512_maskz_loadu_ps(mask, x + (size_t)r * l->x_stride + k);
-        MOE_UNROLL_FOR (int o = 0; o < outputs; o++)
-            lanes[r][o] = _mm512_add_ps(lanes[r][o], _mm512_mul_ps(v, numbers[o]));
-    }
-}
-
-/* `outputs` (up to 4) rows of a float matrix against `rows` input rows. */
-MOE_AVX512_INLINE void moe_float_tile_avx512(const moe_linear *l, size_t row, size_t j, const moe_type type,
-                                             const int rows, const int outputs, const int fetch) {
-    const size_t cols = l->w->cols, whole = cols / 16 * 16;
-    const char *w = (const char *)l->w->data + j * cols * (type == MOE_TYPE_F32 ? 4 : 2);
-    const float *x = l->x + row * l->x_stride;
-    __m512 lanes[4][4];
-    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-        MOE_UNROLL_FOR (int o = 0; o < 4; o++) lanes[r][o] = _mm512_setzero_ps();
-    for (size_t k = 0; k < whole; k += 16) moe_float_step_avx512(l, x, w, k, 0xffff, lanes, type, rows, outputs, fetch);
-    if (whole < cols)
-        moe_float_step_avx512(l, x, w, whole, moe_mask_avx512(cols - whole), lanes, type, rows, outputs, 0);
-    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-        const size_t at = row + (size_t)r;
-        const __mmask8 mask = (__mmask8)((1 << outputs) - 1);
-        const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
-        __m128 y = moe_join_four_avx512(lanes[r][0], lanes[r][1], lanes[r][2], lanes[r][3]);
-        y = _mm_add_ps(y, addend ? _mm_maskz_loadu_ps(mask, addend) : _mm_setzero_ps());
-        if (l->relu) y = _mm_max_ps(_mm_setzero_ps(), y);
-        _mm_mask_storeu_ps(l->y + at * l->y_stride + j, mask, y);
-    }
-}
-
-/* The sums of a row and 16 outputs from j on, to floats. */
-MOE_AVX512_INLINE void moe_finish_avx512(const moe_linear *l, size_t row, size_t j, __m512i sums) {
-    const __mmask16 mask = moe_mask_avx512(l->w->rows - j);
+MOE_AVX512_INLINE void moe_lanes_put_avx512(const moe_linear *l, size_t row, size_t j, const __m512 v[4], int n) {
+    const __mmask8 mask = (__mmask8)moe_mask_avx512((size_t)n);
     const float *addend = l->bias ? l->bias + j : l->add ? l->add + row * l->add_stride + j : NULL;
-    const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(l->scales[row]), _mm512_loadu_ps(l->w->scales + j));
-    __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale);
-    y = _mm512_add_ps(y, addend ? _mm512_maskz_loadu_ps(mask, addend) : _mm512_setzero_ps());
-    if (l->relu) y = _mm512_max_ps(_mm512_setzero_ps(), y);
-    _mm512_mask_storeu_ps(l->y + row * l->y_stride + j, mask, y);
+    __m128 y = _mm_add_ps(moe_join_four_avx512(v), addend ? _mm_maskz_loadu_ps(mask, addend) : _mm_setzero_ps());
+    if (l->relu) y = _mm_max_ps(_mm_setzero_ps(), y);
+    _mm_mask_storeu_ps(l->y + row * l->y_stride + j, mask, y);
 }
 
-/* Of a tile: [rows][blocks][16]. */
-MOE_AVX512 static void moe_finish_tile_avx512(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
-                                              const int32_t *sums) {
-    const size_t end = (block + blocks) * 16;
-    for (size_t j = block * 16; j < end; j += 16) {
-        const __mmask16 mask = moe_mask_avx512(l->w->rows - j);
-        const __m512 scales = _mm512_loadu_ps(l->w->scales + j), zero = _mm512_setzero_ps();
-        const __m512 bias = l->bias ? _mm512_maskz_loadu_ps(mask, l->bias + j) : zero;
-        const int32_t *sum = sums + (j - block * 16);
-        float *y = l->y + row * l->y_stride + j;
-        for (size_t r = row; r < row + rows; r++, sum += blocks * 16, y += l->y_stride) {
-            const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(l->scales[r]), scales);
-            __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(sum)), scale);
-            v = _mm512_add_ps(v, l->add ? _mm512_maskz_loadu_ps(mask, l->add + r * l->add_stride + j) : bias);
-            if (l->relu) v = _mm512_max_ps(zero, v);
-            _mm512_mask_storeu_ps(y, mask, v);
-        }
-    }
+#define MOE_ISA avx512
+#define MOE_ISA_STATIC MOE_AVX512 static
+#define MOE_ISA_INLINE MOE_AVX512_INLINE
+#define MOE_ISA_OUTPUTS 4
+#define MOE_ISA_FETCH(type, w) _mm_prefetch(w, _MM_HINT_T0)
+#define MOE_ISA_HEADS
+#include "moe.c"
+#undef MOE_ISA_HEADS
+
+/* Prefetch lines that are needed soon. It does no harm where there are none. */
+MOE_AVX512_INLINE void moe_fetch_avx512(const char *line, const int lines) {
+    MOE_UNROLL_FOR (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T0);
 }
 
 /* Four codes in every lane. */
@@ -2249,7 +2219,7 @@ MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken
     }
     MOE_UNROLL_FOR (int r = 0; r < rows; r++)
         MOE_UNROLL_FOR (int b = 0; b < blocks; b++) _mm512_storeu_si512(sums + (r * blocks + b) * 16, sum[r][b]);
-    moe_finish_tile_avx512(l, row, block, (size_t)rows, (size_t)blocks, sums);
+    moe_finish_avx512(l, row, block, (size_t)rows, (size_t)blocks, sums);
 }
 
 /* Tiles by rows and blocks. Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two an
@@ -2357,12 +2327,14 @@ MOE_AVX512_INLINE void moe_few_avx512(const moe_linear *l, const int32_t *taken,
     const int8_t *x = l->codes + row * moe_code_bytes(l->w->cols);
     for (size_t block = block0; block < block1; block++) {
         const char *w = (const char *)l->w->data + block * block_bytes;
+        int32_t sums[3 * 16];
         __m512i sum[3];
         if (l->add) moe_expect_avx512(l, row, block, rows, 1);
         MOE_UNROLL_FOR (int r = 0; r < rows; r++) sum[r] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
         if (type == MOE_TYPE_Q8) moe_q8_lines_avx512(l->w, x, w, sum, rows);
         else moe_q4_lines_avx512(l->w, x, w, l->w->subs + block * sub_bytes, sum, rows);
-        MOE_UNROLL_FOR (int r = 0; r < rows; r++) moe_finish_avx512(l, row + (size_t)r, block * 16, sum[r]);
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++) _mm512_storeu_si512(sums + r * 16, sum[r]);
+        moe_finish_avx512(l, row, block, (size_t)rows, 1, sums);
     }
 }
 
@@ -2382,15 +2354,6 @@ MOE_FEW_AVX512(Q4, 2)
 static const moe_few_fn_avx512 moe_few_q8_avx512[] = { moe_few_Q8_1_avx512, moe_few_Q8_2_avx512, moe_few_Q8_3_avx512 };
 static const moe_few_fn_avx512 moe_few_q4_avx512[] = { moe_few_Q4_1_avx512, moe_few_Q4_2_avx512 };
 
-/* 128 * sum of a row of codes, from the sums of 32. */
-MOE_AVX512 static int32_t moe_taken_avx512(const int8_t *codes, size_t cols_padded) {
-    const char *sums = (const char *)codes + cols_padded;
-    __m512i sum = _mm512_setzero_si512();
-    for (size_t g = 0; g < cols_padded / MOE_CODE_GROUP; g += 32) /* the sums end on a line of 32 */
-        sum = _mm512_dpwssd_epi32(sum, _mm512_loadu_si512(sums + 2 * g), _mm512_set1_epi16(128));
-    return _mm512_reduce_add_epi32(sum);
-}
-
 /* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut
  * evenly, so that no tile has a single row. Each cut prefetches its part of the next tile: if the first one prefetched
  * all, it would wait for memory, which would be idle during the others. A `small` first-level cache is kept for the
@@ -2409,7 +2372,7 @@ MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, si
     for (; row0 < row1; row0 += ROWS) {
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, tile_rows);
         for (size_t r = 0; q8 && r < rows; r++)
-            taken[r] = moe_taken_avx512(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
+            taken[r] = moe_taken(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
         if (rows <= few_rows) {
             few[rows - 1](l, taken, row0, block0, block1);
             continue;
@@ -2432,116 +2395,14 @@ MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, si
     }
 }
 
-MOE_AVX512_INLINE void moe_float_avx512(const moe_linear *l, size_t row0, size_t row1, size_t j0, size_t j1,
-                                        const moe_type type) {
-    for (; j0 < j1; j0 += 4) {
-        const size_t outputs = moe_min(4, j1 - j0);
-        size_t r = row0;
-        if (outputs == 4) {
-            if (r + 4 <= row1) moe_float_tile_avx512(l, r, j0, type, 4, 4, 1), r += 4;
-            for (; r + 4 <= row1; r += 4) moe_float_tile_avx512(l, r, j0, type, 4, 4, 0);
-            for (; r + 2 <= row1; r += 2) moe_float_tile_avx512(l, r, j0, type, 2, 4, 1);
-            for (; r < row1; r++) moe_float_tile_avx512(l, r, j0, type, 1, 4, 1);
-        }
-        for (; r < row1; r++)
-            for (size_t j = j0; j < j1; j++) moe_float_tile_avx512(l, r, j, type, 1, 1, 0);
-    }
-}
-
-MOE_AVX512 static void moe_linear_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    const size_t j0 = block0 * 16, j1 = moe_min(block1 * 16, l->w->rows);
+static void moe_linear_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     if (moe_type_quantised(l->w->type)) moe_quantised_avx512(l, row0, row1, block0, block1, 0);
-    else if (l->w->type == MOE_TYPE_F32) moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_F32);
-    else if (l->w->type == MOE_TYPE_F16) moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_F16);
-    else moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_BF16);
+    else moe_linear_float_avx512(l, row0, row1, block0, block1);
 }
 
-MOE_AVX512 static void moe_linear_small_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0,
-                                               size_t block1) {
+static void moe_linear_small_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     if (moe_type_quantised(l->w->type)) moe_quantised_avx512(l, row0, row1, block0, block1, 1);
-    else moe_linear_avx512(l, row0, row1, block0, block1);
-}
-
-/* Magnitudes are compared as integers: infinities and NaNs are above all numbers. */
-MOE_AVX512 static float moe_quantise_avx512(const float *x, size_t cols, int8_t *q) {
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
-    int16_t *sums = moe_code_sums(q, padded);
-    __m512i max = _mm512_setzero_si512();
-    float amax, inverse;
-    __m512 factor;
-    for (size_t c = 0; c < cols; c += 16) {
-        const __m512i bits = _mm512_maskz_loadu_epi32(moe_mask_avx512(cols - c), x + c);
-        max = _mm512_max_epi32(max, _mm512_and_si512(bits, magnitude));
-    }
-    amax = moe_from_bits((uint32_t)_mm512_reduce_max_epi32(max));
-    if (!(amax >= FLT_MIN && amax <= FLT_MAX)) return moe_quantise_row(x, cols, q);
-    inverse = 127.0f / amax;
-    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
-    factor = _mm512_set1_ps(inverse);
-    for (size_t c = 0; c < padded; c += 16) { /* to the nearest even, as moe_round; within 127 since |x| <= amax */
-        const __m512 v = _mm512_maskz_loadu_ps(c < cols ? moe_mask_avx512(cols - c) : 0, x + c);
-        const __m128i codes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, factor)));
-        _mm_storeu_si128((void *)(q + c), codes);
-    }
-    memset(sums, 0, moe_code_bytes(cols) - padded);
-    for (size_t c = 0; c < padded; c += 2 * MOE_CODE_GROUP) {
-        const __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(q + c), _mm512_set1_epi8(-128)); /* code + 128 */
-        __m512i eights = _mm512_sad_epu8(codes, _mm512_setzero_si512());
-        eights = _mm512_add_epi64(eights, _mm512_permutex_epi64(eights, 0x4e));
-        eights = _mm512_add_epi64(eights, _mm512_permutex_epi64(eights, 0xb1));
-        sums[c / MOE_CODE_GROUP] = (int16_t)(_mm_cvtsi128_si32(_mm512_castsi512_si128(eights)) - 32 * 128);
-        sums[c / MOE_CODE_GROUP + 1] = (int16_t)(_mm_cvtsi128_si32(_mm512_extracti32x4_epi32(eights, 2)) - 32 * 128);
-    }
-    return amax / 127.0f;
-}
-
-/* ---- The 16 lanes: one register ---- */
-
-typedef __m512 moe_lanes_avx512;
-
-#define moe_lanes_of_avx512 _mm512_set1_ps
-#define moe_lanes_add_avx512 _mm512_add_ps
-#define moe_lanes_sub_avx512 _mm512_sub_ps
-#define moe_lanes_mul_avx512 _mm512_mul_ps
-#define moe_lanes_div_avx512 _mm512_div_ps
-#define moe_lanes_and_avx512 _mm512_and_ps
-#define moe_lanes_or_avx512 _mm512_or_ps
-#define moe_lanes_xor_avx512 _mm512_xor_ps
-#define moe_lanes_exp_avx512 moe_exp_avx512
-#define moe_lanes_exp_below_avx512 moe_exp_below_avx512
-MOE_AVX512_INLINE __m512 moe_lanes_load_avx512(const float *x, size_t n) {
-    return n >= MOE_LANES ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(moe_mask_avx512(n), x);
-}
-MOE_AVX512_INLINE void moe_lanes_store_avx512(float *y, __m512 v, size_t n) {
-    if (n >= MOE_LANES) _mm512_storeu_ps(y, v);
-    else _mm512_mask_storeu_ps(y, moe_mask_avx512(n), v);
-}
-MOE_AVX512_INLINE __m512 moe_lanes_first_avx512(__m512 v, size_t n) {
-    return _mm512_maskz_mov_ps(moe_mask_avx512(n), v);
-}
-#define moe_lanes_join_avx512 moe_join_avx512
-
-#define MOE_ISA avx512
-#define MOE_ISA_STATIC MOE_AVX512 static
-#define MOE_ISA_INLINE MOE_AVX512_INLINE
-#include "moe.c"
-
-/* A largest number does not depend on the order, so four registers hide the latency. */
-MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
-    const __m512 lowest = _mm512_set1_ps(moe_from_bits(0xff800000u));
-    __m512 best[4] = { lowest, lowest, lowest, lowest };
-    size_t i = 0;
-    for (; i + 64 <= n; i += 64)
-        for (size_t b = 0; b < 4; b++) best[b] = _mm512_max_ps(_mm512_loadu_ps(x + i + 16 * b), best[b]);
-    for (; i < n; i += 16)
-        best[0] = _mm512_max_ps(_mm512_mask_loadu_ps(lowest, moe_mask_avx512(n - i), x + i), best[0]);
-    best[0] = _mm512_max_ps(_mm512_max_ps(best[0], best[1]), _mm512_max_ps(best[2], best[3]));
-    return _mm512_reduce_max_ps(best[0]) + 0.0f;
-}
-
-MOE_AVX512 static void moe_norm_avx512(const moe_norm_op *norm, const float *x, size_t n, float *y) {
-    moe_norm_row(norm, x, n, y);
+    else moe_linear_float_avx512(l, row0, row1, block0, block1);
 }
 
 /* Scores of four rows from row i on: so many are read in one go. */
@@ -2559,8 +2420,7 @@ MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const siz
             MOE_UNROLL_FOR (size_t u = 0; u < 4; u++)
                 lanes[u] = _mm512_add_ps(lanes[u], _mm512_mul_ps(q, moe_lanes_load_avx512(row[u] + c, width - c)));
         }
-        _mm_mask_storeu_ps(scores, mask,
-                           _mm_mul_ps(moe_join_four_avx512(lanes[0], lanes[1], lanes[2], lanes[3]), scale));
+        _mm_mask_storeu_ps(scores, mask, _mm_mul_ps(moe_join_four_avx512(lanes), scale));
         query += width;
         MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) row[u] += width;
     }
@@ -2624,20 +2484,15 @@ MOE_AVX512 static void moe_heads_avx512(const moe_heads *h, size_t rows) {
         }
 }
 
-static int moe_avx512_available(void) {
+static int moe_avx512vnni_available(void) {
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
 
-#define MOE_KERNELS_AVX512                                                                                     \
-    .name = "avx512vnni", .available = moe_avx512_available, .quantise = moe_quantise_avx512,                  \
-    .lstm_cell = moe_lstm_cell_avx512, .unary = moe_unary_avx512, .score_additive = moe_score_additive_avx512, \
-    .dot = moe_dot_avx512, .axpy = moe_axpy_avx512, .heads = moe_heads_avx512, .norm = moe_norm_avx512,        \
-    .max = moe_max_avx512, .exp_sum = moe_exp_sum_avx512
-static const moe_kernels moe_kernels_small_avx512 = { MOE_KERNELS_AVX512, .linear = moe_linear_small_avx512 };
-static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_AVX512, .linear = moe_linear_avx512,
+static const moe_kernels moe_kernels_small_avx512 = { MOE_KERNELS_OF(avx512vnni, moe_linear_small_avx512, avx512) };
+static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, moe_linear_avx512, avx512),
                                                     .small = &moe_kernels_small_avx512 };
 #endif /* MOE_X86 */
 
@@ -2662,7 +2517,7 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_AVX512, .linear 
 #ifndef MOE_TILE_LOADCONFIG
 #define MOE_AMX_TARGET __attribute__((target("amx-tile,amx-int8," MOE_AVX512_TARGET)))
 #define MOE_AMX_INLINE static inline __attribute__((always_inline, target("amx-tile,amx-int8," MOE_AVX512_TARGET)))
-#define MOE_AMX_REST(kernel) moe_##kernel##_avx512
+#define MOE_AMX_REST avx512
 #define MOE_TILE_LOADCONFIG(config) _tile_loadconfig(config)
 #define MOE_TILE_RELEASE() _tile_release()
 #define MOE_TILE_ZERO(tile) _tile_zero(tile)
@@ -2675,7 +2530,7 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_AVX512, .linear 
 static int moe_amx_available(void) {
     unsigned eax, ebx, ecx, edx, low, high;
     long answer = 158; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); libc has no name for it under POSIX */
-    if (!moe_avx512_available() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
+    if (!moe_avx512vnni_available() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
     if (!(edx >> 24 & 1) || !(edx >> 25 & 1)) return 0; /* AMX-TILE, AMX-INT8 */
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     if ((low >> 17 & 3) != 3) return 0; /* tile configuration and data */
@@ -2689,7 +2544,6 @@ typedef uint8_t moe_u8x64 __attribute__((vector_size(64), may_alias)); /* so tha
 typedef uint16_t moe_u16x32 __attribute__((vector_size(64)));
 typedef uint32_t moe_u32x16 __attribute__((vector_size(64)));
 typedef int32_t moe_i32x16 __attribute__((vector_size(64)));
-typedef float moe_f32x16 __attribute__((vector_size(64)));
 
 enum {
     MOE_AMX_ROWS = 5,       /* fewer are faster without tiles: a B tile is then loaded for too few products */
@@ -2785,34 +2639,6 @@ MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stri
     }
 }
 
-/* Sums [rows][16] of a block to `n` outputs, rows from `row` on. */
-MOE_AMX_INLINE void moe_amx_finish_rows(const moe_linear *l, const int32_t *sums, size_t row, size_t rows, size_t j,
-                                        const size_t n) {
-    const float *scales = l->scales + row, *add = l->add ? l->add + row * l->add_stride + j : NULL;
-    float *out = l->y + row * l->y_stride + j;
-    const size_t stride = l->y_stride, add_stride = l->add_stride;
-    const int relu = l->relu;
-    moe_f32x16 scale, addend = { 0 };
-    memcpy(&scale, l->w->scales + j, sizeof scale);
-    if (l->bias) memcpy(&addend, l->bias + j, n * sizeof(float));
-    for (size_t r = 0; r < rows; r++, out += stride) {
-        moe_i32x16 sum;
-        moe_f32x16 y;
-        memcpy(&sum, sums + r * 16, sizeof sum);
-        if (add) memcpy(&addend, add + r * add_stride, n * sizeof(float));
-        y = __builtin_convertvector(sum, moe_f32x16) * (scales[r] * scale) + addend;
-        if (relu) y = (moe_f32x16)((moe_i32x16)y & ~(0.0f > y));
-        memcpy(out, &y, n * sizeof(float));
-    }
-}
-
-MOE_AMX_TARGET static void moe_amx_finish(const moe_linear *l, const int32_t *sums, size_t row, size_t rows,
-                                          size_t block) {
-    const size_t j = block * 16, n = moe_min(16, l->w->rows - j);
-    if (n == 16) moe_amx_finish_rows(l, sums, row, rows, j, 16);
-    else moe_amx_finish_rows(l, sums, row, rows, j, n);
-}
-
 /* Row tiles have equal height, so that one configuration is enough; the last ones may begin early and repeat finished
  * rows. More than 16 rows make an even number of lower tiles, since a product should take as many cycles as A has rows.
  * A panel of blocks stays in a near cache for all row tiles: Q8 in L1 or L2, Q4 expanded once if it fits. */
@@ -2855,8 +2681,8 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
             for (size_t i = 0; i < high * blocks; i++) {
                 const size_t first = (tile + (i & (high - 1))) * height, begin = moe_min(first, rows - height);
                 if (first >= rows) continue;
-                moe_amx_finish(l, sums[i] + (first - begin) * 16, row0 + first, moe_min(height, rows - first),
-                               block + (i >> (high - 1)));
+                MOE_NAME(moe_finish_, MOE_AMX_REST)(l, row0 + first, block + (i >> (high - 1)),
+                                                    moe_min(height, rows - first), 1, sums[i] + (first - begin) * 16);
             }
         }
     }
@@ -2866,24 +2692,10 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
 static void moe_linear_amx(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     if (moe_type_quantised(l->w->type) && row1 - row0 >= MOE_AMX_ROWS)
         moe_amx_panels(l, row0, row1 - row0, block0, block1);
-    else MOE_AMX_REST(linear)(l, row0, row1, block0, block1);
+    else MOE_NAME(moe_linear_, MOE_AMX_REST)(l, row0, row1, block0, block1);
 }
 
-static const moe_kernels moe_kernels_amx = {
-    .name = "amx",
-    .available = moe_amx_available,
-    .linear = moe_linear_amx,
-    .quantise = MOE_AMX_REST(quantise),
-    .lstm_cell = MOE_AMX_REST(lstm_cell),
-    .unary = MOE_AMX_REST(unary),
-    .score_additive = MOE_AMX_REST(score_additive),
-    .dot = MOE_AMX_REST(dot),
-    .axpy = MOE_AMX_REST(axpy),
-    .heads = MOE_AMX_REST(heads),
-    .norm = MOE_AMX_REST(norm),
-    .max = MOE_AMX_REST(max),
-    .exp_sum = MOE_AMX_REST(exp_sum),
-};
+static const moe_kernels moe_kernels_amx = { MOE_KERNELS_OF(amx, moe_linear_amx, MOE_AMX_REST) };
 #else
 #define MOE_AMX 0
 #endif
@@ -2916,138 +2728,103 @@ static const moe_kernels moe_kernels_amx = {
 #define MOE_SMMLA(sum, x, w) ((sum) = vmmlaq_s32(sum, x, w))
 #endif
 
-/* Up to 4 floats, the rest zero. */
-MOE_INLINE float32x4_t moe_load_neon(const float *x, size_t n) {
-    float tail[4] = { 0 };
-    if (n >= 4) return vld1q_f32(x);
-    memcpy(tail, x, n * sizeof *x);
-    return vld1q_f32(tail);
-}
+/* ---- The 16 lanes: four registers ---- */
 
-MOE_INLINE void moe_store_neon(float *y, float32x4_t v, size_t n) {
-    float tail[4];
-    if (n >= 4) {
-        vst1q_f32(y, v);
-        return;
+typedef float32x4x4_t moe_lanes_neon;
+
+#define MOE_FOUR_NEON(name, value)                                                          \
+    MOE_INLINE moe_lanes_neon moe_lanes_##name##_neon(moe_lanes_neon a, moe_lanes_neon b) { \
+        for (size_t i = 0; i < 4; i++) a.val[i] = value;                                    \
+        return a;                                                                           \
     }
-    vst1q_f32(tail, v);
-    memcpy(y, tail, n * sizeof *y);
+#define MOE_BITS_NEON(op) vreinterpretq_f32_u32(op(vreinterpretq_u32_f32(a.val[i]), vreinterpretq_u32_f32(b.val[i])))
+MOE_FOUR_NEON(add, vaddq_f32(a.val[i], b.val[i]))
+MOE_FOUR_NEON(sub, vsubq_f32(a.val[i], b.val[i]))
+MOE_FOUR_NEON(mul, vmulq_f32(a.val[i], b.val[i]))
+MOE_FOUR_NEON(div, vdivq_f32(a.val[i], b.val[i]))
+MOE_FOUR_NEON(and, MOE_BITS_NEON(vandq_u32))
+MOE_FOUR_NEON(or, MOE_BITS_NEON(vorrq_u32))
+MOE_FOUR_NEON(xor, MOE_BITS_NEON(veorq_u32))
+MOE_FOUR_NEON(max_bits, MOE_BITS_NEON(vmaxq_u32))
+/* Comparisons, not fmax and fmin: those let NaN win, and 0 over -0. */
+MOE_FOUR_NEON(max, vbslq_f32(vcgtq_f32(a.val[i], b.val[i]), a.val[i], b.val[i]))
+MOE_FOUR_NEON(min, vbslq_f32(vcltq_f32(a.val[i], b.val[i]), a.val[i], b.val[i]))
+MOE_INLINE moe_lanes_neon moe_lanes_of_neon(float x) {
+    const float32x4_t four = vdupq_n_f32(x);
+    return (moe_lanes_neon){ { four, four, four, four } };
 }
-
-/* Up to 16 floats, the rest zero. */
-MOE_INLINE float32x4x4_t moe_lanes_load_neon(const float *x, size_t n) {
-    float tail[MOE_LANES];
-    if (n < MOE_LANES) {
-        memset(tail, 0, sizeof tail);
-        memcpy(tail, x, n * sizeof *x);
-        x = tail;
-    }
-    return (float32x4x4_t){ { vld1q_f32(x), vld1q_f32(x + 4), vld1q_f32(x + 8), vld1q_f32(x + 12) } };
+MOE_INLINE moe_lanes_neon moe_lanes_load_neon(const float *x, size_t n) {
+    float tail[MOE_LANES] = { 0 };
+    if (n < MOE_LANES) x = memcpy(tail, x, n * sizeof *x);
+    return (moe_lanes_neon){ { vld1q_f32(x), vld1q_f32(x + 4), vld1q_f32(x + 8), vld1q_f32(x + 12) } };
 }
-
-MOE_INLINE void moe_lanes_store_neon(float *y, float32x4x4_t v, size_t n) {
+MOE_INLINE void moe_lanes_store_neon(float *y, moe_lanes_neon v, size_t n) {
     float tail[MOE_LANES], *to = n < MOE_LANES ? tail : y;
     for (size_t i = 0; i < 4; i++) vst1q_f32(to + 4 * i, v.val[i]);
     if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
 }
-
-/* sum + a * b, rounded twice. */
-MOE_INLINE float32x4_t moe_add_product_neon(float32x4_t sum, float32x4_t a, float32x4_t b) {
-    return vaddq_f32(sum, vmulq_f32(a, b));
+MOE_INLINE moe_lanes_neon moe_lanes_first_neon(moe_lanes_neon v, size_t n) {
+    float tail[MOE_LANES];
+    moe_lanes_store_neon(tail, v, MOE_LANES);
+    return moe_lanes_load_neon(tail, n);
 }
-
-MOE_INLINE float moe_lanes_join_neon(float32x4x4_t lane) {
-    float32x4_t four = vaddq_f32(vaddq_f32(lane.val[0], lane.val[2]), vaddq_f32(lane.val[1], lane.val[3]));
-    float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
-    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+MOE_INLINE moe_lanes_neon moe_lanes_of_ints_neon(const int32_t *x) {
+    moe_lanes_neon v;
+    for (size_t i = 0; i < 4; i++) v.val[i] = vcvtq_f32_s32(vld1q_s32(x + 4 * i));
+    return v;
 }
-
-/* fmax and fmin hand a NaN on, as the comparisons of moe_expf do; they differ from them for zeros only. */
-MOE_INLINE float32x4_t moe_exp_neon(float32x4_t x) {
-    const float32x4_t low = vdupq_n_f32(MOE_EXP_LOW), magic = vdupq_n_f32(MOE_ROUND_MAGIC);
-    float32x4_t clamped = vminq_f32(vdupq_n_f32(MOE_EXP_HIGH), vmaxq_f32(low, x));
-    float32x4_t t = moe_add_product_neon(magic, clamped, vdupq_n_f32(MOE_LOG2E));
-    float32x4_t n = vsubq_f32(t, magic);
-    float32x4_t r = vsubq_f32(clamped, vmulq_f32(n, vdupq_n_f32(MOE_LN2_HIGH))), y;
-    r = vsubq_f32(r, vmulq_f32(n, vdupq_n_f32(MOE_LN2_LOW)));
-    y = moe_add_product_neon(vdupq_n_f32(MOE_EXP_5), vdupq_n_f32(MOE_EXP_6), r);
-    y = moe_add_product_neon(vdupq_n_f32(MOE_EXP_4), y, r);
-    y = moe_add_product_neon(vdupq_n_f32(MOE_EXP_3), y, r);
-    y = moe_add_product_neon(vdupq_n_f32(MOE_EXP_2), y, r);
-    y = moe_add_product_neon(r, y, vmulq_f32(r, r));
-    y = vaddq_f32(y, vdupq_n_f32(1.0f));
-    y = vmulq_f32(y, vreinterpretq_f32_u32(vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23),
-                                                     vdupq_n_u32(0x3f800000u))));
-    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, low)));
-}
-
-/* Sixteen numbers of a float matrix as F32, the rest of a tail zero. */
-MOE_INLINE float32x4x4_t moe_load_weights_neon(moe_type type, const void *w, size_t n) {
-    uint16_t tail[MOE_LANES];
-    const uint16_t *halves = w;
-    float32x4x4_t v;
-    if (type == MOE_TYPE_F32) return moe_lanes_load_neon(w, n);
-    if (n < MOE_LANES) {
-        memset(tail, 0, sizeof tail);
-        memcpy(tail, halves, n * sizeof *halves);
-        halves = tail;
-    }
+MOE_INLINE moe_lanes_neon moe_lanes_halves_neon(moe_type type, const uint16_t *x) {
+    moe_lanes_neon v;
     for (size_t i = 0; i < 4; i++) {
-        const uint16x4_t four = vld1_u16(halves + 4 * i);
+        const uint16x4_t four = vld1_u16(x + 4 * i);
         v.val[i] = type == MOE_TYPE_BF16 ? vreinterpretq_f32_u32(vshll_n_u16(four, 16))
                                          : vcvt_f32_f16(vreinterpret_f16_u16(four));
     }
     return v;
 }
-
-/* n columns from column k on; see moe_float_rows_neon. */
-MOE_INLINE void moe_float_step_neon(const moe_linear *l, size_t row, const char *w, size_t k, size_t n,
-                                    const size_t rows, const moe_type type, float32x4_t sum[4][4]) {
-    const float32x4x4_t weights = moe_load_weights_neon(type, w + k * (type == MOE_TYPE_F32 ? 4 : 2), n);
-    for (size_t r = 0; r < rows; r++) {
-        const float32x4x4_t x = moe_lanes_load_neon(l->x + (row + r) * l->x_stride + k, n);
-        for (size_t i = 0; i < 4; i++) sum[r][i] = moe_add_product_neon(sum[r][i], x.val[i], weights.val[i]);
+#define moe_lanes_scaled_neon(x, y, t, n) moe_scale_neon(x, y, t)
+MOE_INLINE moe_lanes_neon moe_scale_neon(moe_lanes_neon x, moe_lanes_neon y, moe_lanes_neon t) {
+    for (size_t i = 0; i < 4; i++) {
+        const uint32x4_t power = vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(t.val[i]), 23), vdupq_n_u32(127u << 23));
+        const uint32x4_t below = vcltq_f32(x.val[i], vdupq_n_f32(MOE_EXP_LOW));
+        y.val[i] = vmulq_f32(y.val[i], vreinterpretq_f32_u32(power));
+        y.val[i] = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y.val[i]), below));
     }
+    return y;
+}
+MOE_INLINE float moe_lanes_join_neon(moe_lanes_neon v) {
+    float32x4_t four = vaddq_f32(vaddq_f32(v.val[0], v.val[2]), vaddq_f32(v.val[1], v.val[3]));
+    float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+#define moe_lanes_put_neon(l, row, j, v, outputs) moe_linear_put(l, row, j, moe_lanes_join_neon((v)[0]))
+#define moe_lanes_max_few_neon moe_max_portable
+MOE_INLINE float moe_lanes_largest_neon(moe_lanes_neon v) {
+    float lane[MOE_LANES];
+    moe_lanes_store_neon(lane, v, MOE_LANES);
+    return moe_max_portable(lane, MOE_LANES);
+}
+MOE_INLINE float moe_lanes_largest_bits_neon(moe_lanes_neon v) {
+    uint32x4_t best = vreinterpretq_u32_f32(v.val[0]);
+    for (size_t i = 1; i < 4; i++) best = vmaxq_u32(best, vreinterpretq_u32_f32(v.val[i]));
+    return moe_from_bits(vmaxvq_u32(best));
+}
+/* Within 2^22, the conversion rounds as moe_round does. */
+MOE_INLINE void moe_lanes_codes_neon(moe_lanes_neon v, int8_t *q) {
+    int16x8_t low = vqmovn_high_s32(vqmovn_s32(vcvtnq_s32_f32(v.val[0])), vcvtnq_s32_f32(v.val[1]));
+    int16x8_t high = vqmovn_high_s32(vqmovn_s32(vcvtnq_s32_f32(v.val[2])), vcvtnq_s32_f32(v.val[3]));
+    vst1q_s8(q, vqmovn_high_s16(vqmovn_s16(low), high));
+}
+MOE_INLINE void moe_lanes_code_sums_neon(const int8_t *q, int16_t sums[2]) {
+    for (size_t i = 0; i < 2; i++, q += 32) sums[i] = vaddvq_s16(vpadalq_s8(vpaddlq_s8(vld1q_s8(q)), vld1q_s8(q + 16)));
 }
 
-/* One output row of a float matrix against up to 4 input rows. */
-MOE_INLINE void moe_float_rows_neon(const moe_linear *l, size_t row, size_t j, const size_t rows, const moe_type type) {
-    const moe_matrix *m = l->w;
-    const char *w = (const char *)m->data + j * m->cols * (type == MOE_TYPE_F32 ? 4 : 2);
-    float32x4_t sum[4][4];
-    size_t k = 0;
-    for (size_t i = 0; i < 4 * rows; i++) sum[i / 4][i % 4] = vdupq_n_f32(0.0f);
-    for (; k + MOE_LANES <= m->cols; k += MOE_LANES) moe_float_step_neon(l, row, w, k, MOE_LANES, rows, type, sum);
-    if (k < m->cols) moe_float_step_neon(l, row, w, k, m->cols - k, rows, type, sum);
-    for (size_t r = 0; r < rows; r++) {
-        const float32x4x4_t lanes = { { sum[r][0], sum[r][1], sum[r][2], sum[r][3] } };
-        const float y = moe_lanes_join_neon(lanes) + moe_linear_addend(l, row + r, j);
-        l->y[(row + r) * l->y_stride + j] = l->relu ? moe_reluf(y) : y;
-    }
-}
-
-MOE_INLINE void moe_float_block_neon(const moe_linear *l, size_t row0, size_t row1, size_t block, const moe_type type) {
-    for (size_t j = block * 16; j < moe_min(block * 16 + 16, l->w->rows); j++) {
-        size_t r = row0;
-        for (; r + 4 <= row1; r += 4) moe_float_rows_neon(l, r, j, 4, type);
-        for (; r < row1; r++) moe_float_rows_neon(l, r, j, 1, type);
-    }
-}
-
-/* Integer sums [rows][16] of outputs [j, end) to floats; nothing beyond the matrix. fmax would turn the rectifier's -0
- * into 0. */
-static void moe_finish_neon(const moe_linear *l, size_t row, size_t rows, size_t j, size_t end, const int32_t *sum) {
-    const moe_matrix *m = l->w;
-    for (size_t r = row; r < row + rows; r++, sum += 16)
-        for (size_t c = j; c < moe_min(end, m->rows); c += 4) {
-            const float *addend = l->bias ? l->bias + c : l->add ? l->add + r * l->add_stride + c : NULL;
-            const float32x4_t scale = vmulq_f32(vdupq_n_f32(l->scales[r]), vld1q_f32(m->scales + c));
-            float32x4_t y = vmulq_f32(vcvtq_f32_s32(vld1q_s32(sum + (c - j))), scale);
-            y = vaddq_f32(y, addend ? moe_load_neon(addend, m->rows - c) : vdupq_n_f32(0.0f));
-            if (l->relu) y = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltzq_f32(y)));
-            moe_store_neon(l->y + r * l->y_stride + c, y, m->rows - c);
-        }
-}
+#define MOE_ISA neon
+#define MOE_ISA_STATIC static
+#define MOE_ISA_INLINE MOE_INLINE
+#define MOE_ISA_OUTPUTS 1
+#define MOE_ISA_FETCH(type, w) (void)(w) /* measured on no machine */
+#include "moe.c"
 
 /* The codes of 4 columns, four times. */
 MOE_INLINE int8x16_t moe_four_neon(const int8_t *codes) {
@@ -3086,7 +2863,7 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
     }
     for (size_t i = 0; i < 4 * rows; i++)
         vst1q_s32(sums + 4 * i, vpaddq_s32(sum[i / 4][i % 4 * 2], sum[i / 4][i % 4 * 2 + 1]));
-    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
+    moe_finish_neon(l, row, block, rows, 1, sums);
 }
 
 /* Sum of the codes of group g, which the quantiser wrote after the codes. */
@@ -3146,27 +2923,21 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
         }
     }
     for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, vreinterpretq_s32_u32(sum[i / 4][i % 4]));
-    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
+    moe_finish_neon(l, row, block, rows, 1, sums);
 }
 
 /* Outputs outside, rows inside: a block of weights is read once from memory and stays in L1 for all rows. */
 static void moe_linear_neon(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    for (size_t block = block0; block < block1; block++) {
-        size_t r = row0;
-        switch (l->w->type) {
-        case MOE_TYPE_F32: moe_float_block_neon(l, row0, row1, block, MOE_TYPE_F32); break;
-        case MOE_TYPE_F16: moe_float_block_neon(l, row0, row1, block, MOE_TYPE_F16); break;
-        case MOE_TYPE_BF16: moe_float_block_neon(l, row0, row1, block, MOE_TYPE_BF16); break;
-        case MOE_TYPE_Q8:
-            for (; r + 2 <= row1; r += 2) moe_q8_rows_neon(l, r, block, 2);
-            if (r < row1) moe_q8_rows_neon(l, r, block, 1);
-            break;
-        case MOE_TYPE_Q4:
-            for (; r + 2 <= row1; r += 2) moe_q4_rows_neon(l, r, block, 2);
-            if (r < row1) moe_q4_rows_neon(l, r, block, 1);
-            break;
-        }
+    if (!moe_type_quantised(l->w->type)) {
+        moe_linear_float_neon(l, row0, row1, block0, block1);
+        return;
     }
+    for (size_t block = block0; block < block1; block++)
+        for (size_t r = row0; r < row1; r += 2)
+            if (l->w->type == MOE_TYPE_Q8 && r + 2 <= row1) moe_q8_rows_neon(l, r, block, 2);
+            else if (l->w->type == MOE_TYPE_Q8) moe_q8_rows_neon(l, r, block, 1);
+            else if (r + 2 <= row1) moe_q4_rows_neon(l, r, block, 2);
+            else moe_q4_rows_neon(l, r, block, 1);
 }
 
 /* With sdot: one block of 16 outputs of a Q8 matrix against up to 4 input rows, 16 columns at a time. Few rows spread
@@ -3195,19 +2966,18 @@ MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, siz
     for (size_t i = rows; i < rows * chains; i++)
         for (size_t q = 0; q < 4; q++) sum[i % rows][q] = vaddq_s32(sum[i % rows][q], sum[i][q]);
     for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, sum[i / 4][i % 4]);
-    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
+    moe_finish_neon(l, row, block, rows, 1, sums);
 }
 
 /* The same for Q4, outputs 4 * quad .. of a block; see moe_q4_rows_neon. A single row keeps the sums of high nibbles
  * apart. */
-MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, size_t block, size_t quad,
-                                            const size_t rows, const size_t quads) {
+MOE_DOTPROD_INLINE void moe_q4_sums_dotprod(const moe_linear *l, size_t row, size_t block, size_t quad,
+                                            const size_t rows, const size_t quads, int32_t *sums) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols), apart = rows == 1;
     const uint8_t *w = (const uint8_t *)m->data + block * groups * 256 + 16 * quad;
     const int8_t *subs = m->subs + block * groups * 16 + 4 * quad;
     uint32x4_t sum[4][4];
-    int32_t sums[4 * 16];
     for (size_t i = 0; i < quads * rows; i++) sum[i / quads][i % quads] = vdupq_n_u32(0);
 #define MOE_UNIT(u, half, lane0, lane1)                                            \
     for (size_t q = 0; q < quads; q++) {                                           \
@@ -3244,32 +3014,33 @@ MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, siz
     }
 #undef MOE_UNIT
     for (size_t r = 0; r < rows; r++)
-        for (size_t q = 0; q < quads; q++) vst1q_s32(sums + 16 * r + 4 * q, vreinterpretq_s32_u32(sum[r][q]));
-    moe_finish_neon(l, row, rows, block * 16 + 4 * quad, block * 16 + 4 * (quad + quads), sums);
+        for (size_t q = 0; q < quads; q++) vst1q_s32(sums + 16 * r + 4 * (quad + q), vreinterpretq_s32_u32(sum[r][q]));
 }
 
 /* Four rows share half a block at a time, so that their sums and parts fit the registers. */
+MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
+    int32_t sums[4 * 16];
+    MOE_UNROLL_FOR (size_t quad = 0; quad < 4; quad += rows == 4 ? 2 : 4)
+        moe_q4_sums_dotprod(l, row, block, quad, rows, rows == 4 ? 2 : 4, sums);
+    moe_finish_neon(l, row, block, rows, 1, sums);
+}
+
+#define MOE_ROWS_DOTPROD(n)                                                 \
+    for (; r + (n) <= row1; r += (n))                                       \
+        if (l->w->type == MOE_TYPE_Q8) moe_q8_rows_dotprod(l, r, block, n); \
+        else moe_q4_rows_dotprod(l, r, block, n);
+
 MOE_DOTPROD static void moe_linear_dotprod(const moe_linear *l, size_t row0, size_t row1, size_t block0,
                                            size_t block1) {
     if (!moe_type_quantised(l->w->type)) {
-        moe_linear_neon(l, row0, row1, block0, block1);
+        moe_linear_float_neon(l, row0, row1, block0, block1);
         return;
     }
     for (size_t block = block0; block < block1; block++) {
-        const int q8 = l->w->type == MOE_TYPE_Q8;
         size_t r = row0;
-        for (; r + 4 <= row1; r += 4) {
-            if (q8) moe_q8_rows_dotprod(l, r, block, 4);
-            else moe_q4_rows_dotprod(l, r, block, 0, 4, 2), moe_q4_rows_dotprod(l, r, block, 2, 4, 2);
-        }
-        for (; r + 2 <= row1; r += 2) {
-            if (q8) moe_q8_rows_dotprod(l, r, block, 2);
-            else moe_q4_rows_dotprod(l, r, block, 0, 2, 4);
-        }
-        if (r < row1) {
-            if (q8) moe_q8_rows_dotprod(l, r, block, 1);
-            else moe_q4_rows_dotprod(l, r, block, 0, 1, 4);
-        }
+        MOE_ROWS_DOTPROD(4)
+        MOE_ROWS_DOTPROD(2)
+        MOE_ROWS_DOTPROD(1)
     }
 }
 
@@ -3355,7 +3126,7 @@ MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows
             moe_tile_i8mm(codes, code_bytes, panel + 64, cols, sum + 16 * r + 8);
         }
     }
-    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sum);
+    moe_finish_neon(l, row, block, rows, 1, sum);
 }
 
 /* smmla takes the rows by eights. Up to 7 that are left go to sdot, which wastes no half of a pair of rows. */
@@ -3367,93 +3138,6 @@ static void moe_linear_i8mm(const moe_linear *l, size_t row0, size_t row1, size_
             moe_block_i8mm(l, r, moe_min(MOE_PANEL_ROWS, rest - r), block);
     if (rest < row1) moe_linear_dotprod(l, rest, row1, block0, block1);
 }
-
-/* The order of floats without sign is that of their bits, NaN last. Within 2^22, the conversion rounds as moe_round
- * does. */
-static float moe_quantise_neon(const float *x, size_t cols, int8_t *q) {
-    const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
-    int16_t *sums = moe_code_sums(q, padded);
-    uint32x4_t max = vdupq_n_u32(0);
-    float amax, inverse;
-    for (size_t c = 0; c < cols; c += MOE_LANES) {
-        const float32x4x4_t v = moe_lanes_load_neon(x + c, cols - c);
-        for (size_t i = 0; i < 4; i++) max = vmaxq_u32(max, vreinterpretq_u32_f32(vabsq_f32(v.val[i])));
-    }
-    amax = moe_from_bits(vmaxvq_u32(max));
-    if (!(amax >= FLT_MIN && amax <= FLT_MAX)) return moe_quantise_row(x, cols, q);
-    inverse = 127.0f / amax;
-    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
-    for (size_t c = 0; c < cols; c += MOE_LANES) {
-        const float32x4x4_t v = moe_lanes_load_neon(x + c, cols - c);
-        int32x4_t codes[4];
-        int16x8_t low, high;
-        for (size_t i = 0; i < 4; i++) codes[i] = vcvtnq_s32_f32(vmulq_n_f32(v.val[i], inverse));
-        low = vqmovn_high_s32(vqmovn_s32(codes[0]), codes[1]);
-        high = vqmovn_high_s32(vqmovn_s32(codes[2]), codes[3]);
-        vst1q_s8(q + c, vmaxq_s8(vqmovn_high_s16(vqmovn_s16(low), high), vdupq_n_s8(-127)));
-    }
-    memset(q + moe_round_up(cols, MOE_LANES), 0, moe_code_bytes(cols) - moe_round_up(cols, MOE_LANES));
-    for (size_t c = 0; c < padded; c += MOE_CODE_GROUP)
-        sums[c / MOE_CODE_GROUP] = vaddvq_s16(vpadalq_s8(vpaddlq_s8(vld1q_s8(q + c)), vld1q_s8(q + c + 16)));
-    return amax / 127.0f;
-}
-
-/* ---- The 16 lanes: four registers ---- */
-
-typedef float32x4x4_t moe_lanes_neon;
-
-#define MOE_FOUR_NEON(name, value)                                                          \
-    MOE_INLINE moe_lanes_neon moe_lanes_##name##_neon(moe_lanes_neon a, moe_lanes_neon b) { \
-        for (size_t i = 0; i < 4; i++) a.val[i] = value;                                    \
-        return a;                                                                           \
-    }
-#define MOE_BITS_NEON(op) vreinterpretq_f32_u32(op(vreinterpretq_u32_f32(a.val[i]), vreinterpretq_u32_f32(b.val[i])))
-MOE_FOUR_NEON(add, vaddq_f32(a.val[i], b.val[i]))
-MOE_FOUR_NEON(sub, vsubq_f32(a.val[i], b.val[i]))
-MOE_FOUR_NEON(mul, vmulq_f32(a.val[i], b.val[i]))
-MOE_FOUR_NEON(div, vdivq_f32(a.val[i], b.val[i]))
-MOE_FOUR_NEON(and, MOE_BITS_NEON(vandq_u32))
-MOE_FOUR_NEON(or, MOE_BITS_NEON(vorrq_u32))
-MOE_FOUR_NEON(xor, MOE_BITS_NEON(veorq_u32))
-MOE_INLINE moe_lanes_neon moe_lanes_of_neon(float x) {
-    const float32x4_t four = vdupq_n_f32(x);
-    return (moe_lanes_neon){ { four, four, four, four } };
-}
-MOE_INLINE moe_lanes_neon moe_lanes_exp_neon(moe_lanes_neon a) {
-    for (size_t i = 0; i < 4; i++) a.val[i] = moe_exp_neon(a.val[i]);
-    return a;
-}
-#define moe_lanes_exp_below_neon moe_lanes_exp_neon
-MOE_INLINE moe_lanes_neon moe_lanes_first_neon(moe_lanes_neon v, size_t n) {
-    float tail[MOE_LANES];
-    moe_lanes_store_neon(tail, v, MOE_LANES);
-    return moe_lanes_load_neon(tail, n);
-}
-
-#define MOE_ISA neon
-#define MOE_ISA_STATIC static
-#define MOE_ISA_INLINE MOE_INLINE
-#include "moe.c"
-
-/* A comparison, not fmax or fmaxnm: those let NaN win, or a signalling one. */
-static float moe_max_neon(const float *x, size_t n) {
-    const float32x4_t none = vdupq_n_f32(moe_from_bits(0xff800000u));
-    float32x4x4_t best = { { none, none, none, none } };
-    float lane[MOE_LANES], result;
-    size_t k = 0;
-    for (; k + MOE_LANES <= n; k += MOE_LANES)
-        for (size_t i = 0; i < 4; i++) {
-            const float32x4_t v = vld1q_f32(x + k + 4 * i);
-            best.val[i] = vbslq_f32(vcgtq_f32(v, best.val[i]), v, best.val[i]);
-        }
-    moe_lanes_store_neon(lane, best, MOE_LANES);
-    result = moe_max_portable(lane, MOE_LANES);
-    for (; k < n; k++) result = x[k] > result ? x[k] : result;
-    return result + 0.0f;
-}
-
-MOE_BLEND_OF(neon)
-MOE_HEADS_OF(neon)
 
 static int moe_neon_available(void) { return 1; }
 
@@ -3481,44 +3165,28 @@ static int moe_i8mm_available(void) {
 #endif
 }
 
-/* The three instruction sets share all kernels but the linear. */
-#define MOE_KERNELS_NEON(isa)                                                                                    \
-    .name = #isa, .available = moe_##isa##_available, .linear = moe_linear_##isa, .quantise = moe_quantise_neon, \
-    .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon, .score_additive = moe_score_additive_neon,         \
-    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .heads = moe_heads_neon, .norm = moe_norm_portable,              \
-    .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
-static const moe_kernels moe_kernels_neon = { MOE_KERNELS_NEON(neon) };
-static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
-static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_NEON(i8mm) };
+static const moe_kernels moe_kernels_neon = { MOE_KERNELS_OF(neon, moe_linear_neon, neon) };
+static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_OF(dotprod, moe_linear_dotprod, neon) };
+static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_OF(i8mm, moe_linear_i8mm, neon) };
 #endif /* MOE_ARM */
 
 /* ==== 15. Dispatch ============================================================================================
  * Owns the choice of an instruction set. Invariant: the choice is made once per session and changes speed only. */
 
-static const moe_kernels *const moe_isas[] = {
-    &moe_kernels_portable, /* worst first */
-#if MOE_X86
-    &moe_kernels_avx2,     &moe_kernels_avxvnni, &moe_kernels_avx512vnni,
-#endif
 #if MOE_AMX
-    &moe_kernels_amx,
-#endif
-#if MOE_ARM
-    &moe_kernels_neon,     &moe_kernels_dotprod, &moe_kernels_i8mm,
-#endif
-};
-
-const char *moe_isa_names(void) {
-#if MOE_AMX
-    return "portable avx2 avxvnni avx512vnni amx";
+#define MOE_ISAS(X) X(portable) X(avx2) X(avxvnni) X(avx512vnni) X(amx) /* worst first */
 #elif MOE_X86
-    return "portable avx2 avxvnni avx512vnni";
+#define MOE_ISAS(X) X(portable) X(avx2) X(avxvnni) X(avx512vnni)
 #elif MOE_ARM
-    return "portable neon dotprod i8mm";
+#define MOE_ISAS(X) X(portable) X(neon) X(dotprod) X(i8mm)
 #else
-    return "portable";
+#define MOE_ISAS(X) X(portable)
 #endif
-}
+#define MOE_ISA_ROW(isa) &moe_kernels_##isa,
+#define MOE_ISA_WORD(isa) " " #isa
+static const moe_kernels *const moe_isas[] = { MOE_ISAS(MOE_ISA_ROW) };
+
+const char *moe_isa_names(void) { return &MOE_ISAS(MOE_ISA_WORD)[1]; }
 
 int moe_isa_available(const char *name) {
     for (size_t i = 0; i < MOE_COUNT(moe_isas); i++)

@@ -24,7 +24,7 @@
 
 /* ---- AVX-VNNI ---- */
 
-#define MOE_AVXVNNI_TARGET "avx2"
+#define MOE_AVXVNNI_TARGET "avx2,f16c"
 #define MOE_DPBUSD(sum, u, s) avxvnni_dpbusd(sum, u, s)
 
 static inline int moe_avxvnni_available(void) {
@@ -46,8 +46,7 @@ __attribute__((target("avx2"))) static inline __m256i avxvnni_dpbusd(__m256i sum
 /* Beside the tiles the room is compiled for the machine as it is, and the rest of its kernels are portable. */
 #define MOE_AMX_TARGET
 #define MOE_AMX_INLINE static inline __attribute__((always_inline))
-#define MOE_AMX_REST(kernel) moe_##kernel##_portable
-#define moe_quantise_portable moe_quantise_row
+#define MOE_AMX_REST portable
 
 #define MOE_TILE_LOADCONFIG(config) amx_loadconfig(config)
 #define MOE_TILE_RELEASE() amx_release()

@@ -263,7 +263,7 @@ static void quantise_codes_are_the_nearest_ones(void **state) {
         int sum = 0;
         float *x = numbers(&random, n, PLAIN);
         int8_t *q = mw_zeros(moe_code_bytes(n));
-        const float scale = moe_quantise_row(x, n, q);
+        const float scale = moe_quantise_portable(x, n, q);
         for (size_t i = 0; i < n; i++) {
             CHECK(q[i] >= -127, "code %d", q[i]);
             CHECK(fabs((double)x[i] - (double)q[i] * (double)scale) <= 0.5001 * (double)scale, "%g became %d of %g",
@@ -785,7 +785,7 @@ static linear_case make_linear(uint64_t *random, moe_type type, size_t rows, siz
         c.codes = mw_zeros(rows * moe_code_bytes(in));
         c.scales = mw_zeros(rows * 4);
         for (size_t r = 0; r < rows; r++)
-            c.scales[r] = moe_quantise_row(c.x + r * c.x_stride, in, c.codes + r * moe_code_bytes(in));
+            c.scales[r] = moe_quantise_portable(c.x + r * c.x_stride, in, c.codes + r * moe_code_bytes(in));
         c.linear.codes = c.codes;
         c.linear.scales = c.scales;
     } else {
@@ -890,7 +890,7 @@ static void amx_expands_and_finishes_as_portable_does(void **state) {
     uint64_t random = 54;
     (void)state;
 #ifndef ISA_EMU_H
-    if (!moe_avx512_available()) skip();
+    if (!moe_avx512vnni_available()) skip();
 #endif
     for (size_t round = 0; round < mw_rounds(200); round++) {
         const size_t rows = 1 + mw_below(&random, 16), in = 1 + mw_below(&random, 300), out = 1 + mw_below(&random, 60),
@@ -910,7 +910,7 @@ static void amx_expands_and_finishes_as_portable_does(void **state) {
         for (size_t i = 0; i < rows * 16; i++) sums[i] = (int32_t)mw_next(&random) >> mw_below(&random, 30);
         c.linear.w = &c.matrix;
         c.linear.y = y;
-        moe_amx_finish(&c.linear, sums, 0, rows, block);
+        MOE_NAME(moe_finish_, MOE_AMX_REST)(&c.linear, 0, block, rows, 1, sums);
         for (size_t i = 0; i < n; i++) {
             const size_t r = i / c.y_stride, j = i % c.y_stride;
             if (j >= block * 16 && j < out) {

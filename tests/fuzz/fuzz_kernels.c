@@ -136,7 +136,7 @@ static void try_linear(bytes *b, const moe_kernels *isa) {
         float *scales = room_for(b, rows * sizeof *scales, 4);
         int8_t *codes = room_for(b, rows * moe_code_bytes(in), 64);
         for (size_t r = 0; r < rows; r++)
-            scales[r] = moe_quantise_row(x + r * x_stride, in, codes + r * moe_code_bytes(in));
+            scales[r] = moe_quantise_portable(x + r * x_stride, in, codes + r * moe_code_bytes(in));
         l.scales = scales, l.codes = codes;
     } else {
         l.x = x;
