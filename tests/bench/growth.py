@@ -27,7 +27,7 @@ SCANNERS = ("spans sentences clauses halves messages messages_shown loops langua
 MOST = 2.3
 CALLGRIND = ["valgrind", "--tool=callgrind"]
 JSON = '{"source":"en","target":"xx",%s}'  # it is read, and then refused
-MULTIPART = '--x\r\nContent-Disposition: form-data; name="q"\r\n\r\n%s\r\n--x--\r\n'
+MULTIPART = '--xx\r\nContent-Disposition: form-data; name="q"\r\n\r\n%s\r\n--xx--\r\n'
 BODIES = (  # (content type, what is around it, what comes again and again; \1: a number that grows)
     ("application/json", JSON % '"q":"%s"', ["a", "\\n", "\\u0041", "\\\\", '\\"', "é", "\\ud83d\\ude00", "//",
                                              "\\u0000"]),
@@ -37,10 +37,10 @@ BODIES = (  # (content type, what is around it, what comes again and again; \1: 
     ("application/json", "%s", ["[", "{", '{"a":', '"', " ", "\n", ",", "1", "-", "1e", "[1,", "tru", "\\", "}"]),
     ("application/x-www-form-urlencoded", "source=en&target=xx&q=%s",
      ["a", "%41", "+", "%", "%4", "&q=a", "&", "=", "&a=b", "%00", "&&", "&\1=b", "\r\n"]),
-    ("multipart/form-data; boundary=x", MULTIPART,
-     ["a", "\r", "\n", "\r\n", "-", "\r\n-", "\r\n--", "--x", "\r\n--y", " "]),
-    ("multipart/form-data; boundary=x", "--x\r\n%s",
-     ["a", "a: b\r\n", "\r\n--x\r\n", "Content-Disposition: form-data; ", "--x\r\n", "\r\n", "--x--\r\n",
+    ("multipart/form-data; boundary=xx", MULTIPART,
+     ["a", "\r", "\n", "\r\n", "-", "\r\n-", "\r\n--", "--xx", "\r\n--x", " "]),
+    ("multipart/form-data; boundary=xx", "--xx\r\n%s",
+     ["a", "a: b\r\n", "\r\n--xx\r\n", "Content-Disposition: form-data; ", "--xx\r\n", "\r\n", "--xx--\r\n",
       '; name="a"']),
 )
 
