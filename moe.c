@@ -4404,6 +4404,8 @@ static moe_node *moe_op_pair(moe_graph *g, moe_op op, moe_node *a, moe_node *b, 
     return t;
 }
 
+#define MOE_WORK(t) (&(moe_layout){ (t)->work, 0, 0 }) /* the layout of a node's scratch, to be carved again */
+
 static int moe_is_codes(const moe_node *t) { return t->op == MOE_OP_QUANTISE; }
 
 static float *moe_row_of(const moe_node *t, size_t row) { return (float *)t->data + row * t->stride; }
@@ -4860,8 +4862,7 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
     const moe_cell *w = t->lstm.cell;
     const moe_packed *f = &run->frame->packed;
     const size_t hidden = w->hidden, state = w->state;
-    moe_layout at = { t->work, 0, 0 };
-    const moe_lstm_work s = moe_lstm_layout(run->graph, w, &at);
+    const moe_lstm_work s = moe_lstm_layout(run->graph, w, MOE_WORK(t));
     memset(t->work, 0, s.before_z); /* every sentence starts from a zero state */
     for (size_t n = 0; n < f->steps; n++) {
         const size_t step = t->lstm.backward ? f->steps - 1 - n : n, live = f->live[step], first = f->first[step];
@@ -5049,8 +5050,7 @@ static void moe_heads_task(void *arg, size_t task, size_t thread) {
     const moe_node *t = job->t;
     const moe_packed *packed = t->heads.rows ? NULL : &run->frame->packed;
     const size_t heads = t->heads.heads, width = t->cols / heads, sentences = packed ? packed->live[0] : 1;
-    moe_layout at = { t->work, 0, 0 };
-    const moe_heads_work w = moe_heads_layout(run->graph, t, &at);
+    const moe_heads_work w = moe_heads_layout(run->graph, t, MOE_WORK(t));
     moe_heads h[MOE_HEADS_ROWS];
     size_t n = 0;
     for (; n < job->rows_per_task; n++) {
@@ -5231,8 +5231,7 @@ static void moe_gate_append(const moe_run *run, const moe_node *t, size_t row, s
 }
 
 static void moe_compute_gate_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    moe_layout at = { t->work, 0, 0 };
-    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
+    const moe_gate_work work = moe_gate_layout(run->graph, t, MOE_WORK(t));
     const moe_selection s = moe_selection_of(t, row);
     float *scratch = work.thread + thread * work.thread_floats;
     *s.count = *s.empty = 0;
@@ -5264,8 +5263,7 @@ static int moe_gate_competes(const moe_node *t, size_t row, size_t expert) {
 static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
     const moe_row_job *job = arg;
     const moe_node *t = job->t;
-    moe_layout at = { t->work, 0, 0 };
-    const moe_gate_work work = moe_gate_layout(job->run->graph, t, &at);
+    const moe_gate_work work = moe_gate_layout(job->run->graph, t, MOE_WORK(t));
     float *best = work.thread + thread * work.thread_floats;
     int32_t *rows = (int32_t *)(void *)(best + moe_round_up(job->run->graph->rows, 16));
     size_t competing = 0, m;
@@ -5283,8 +5281,7 @@ static void moe_compute_gate(const moe_run *run, const moe_node *t) {
     const size_t cost =
         t->gate.grouped ? t->src[1]->gate.gating->level * t->gate.gating->level : 16 * t->gate.gating->level;
     moe_row_job job = { run, t, run->frame->rows, 1, moe_compute_gate_row };
-    moe_layout at = { t->work, 0, 0 };
-    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
+    const moe_gate_work work = moe_gate_layout(run->graph, t, MOE_WORK(t));
     if (work.mask) memset(work.mask, 0, job.rows * t->cols);
     moe_for_rows(run, t, run->frame->rows, cost, moe_compute_gate_row);
     if (!work.mask) return;
@@ -5293,8 +5290,7 @@ static void moe_compute_gate(const moe_run *run, const moe_node *t) {
 }
 
 static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn trace, void *trace_user) {
-    moe_layout at = { t->work, 0, 0 };
-    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
+    const moe_gate_work work = moe_gate_layout(run->graph, t, MOE_WORK(t));
     char name[sizeof t->name + 16];
     trace(trace_user, t->name, work.dense, run->frame->rows, t->cols, t->cols);
     snprintf(name, sizeof name, "%s.probabilities", t->name);
@@ -5461,8 +5457,7 @@ static void moe_combine_task(void *arg, size_t task, size_t thread) {
 static void moe_compute_experts(const moe_run *run, const moe_node *t) {
     const moe_node *gate = t->src[1];
     const size_t rows = run->frame->rows, n = t->experts->count, capacity = moe_expert_pairs(run->graph, gate);
-    moe_layout at = { t->work, 0, 0 };
-    moe_expert_job job = { run, t, moe_expert_layout(run->graph, t, &at), 0 };
+    moe_expert_job job = { run, t, moe_expert_layout(run->graph, t, MOE_WORK(t)), 0 };
     moe_expert_work *w = &job.work;
     for (size_t row0 = 0, row1; row0 < rows; row0 = row1) {
         size_t pairs = 0, tasks = 0, visits = 0;
@@ -5641,8 +5636,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
 
 /* Join the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
 static void moe_output_join(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    moe_layout at = { t->work, 0, 0 };
-    const moe_output_work joined = moe_output_layout(run->graph, t, &at), *work = &joined;
+    const moe_output_work joined = moe_output_layout(run->graph, t, MOE_WORK(t)), *work = &joined;
     const moe_hypothesis_rows *f = &run->frame->beam;
     const size_t first = row * work->chunks, top = run->graph->top;
     float *logprobs = f->top_logprobs + row * top, max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
@@ -5666,8 +5660,7 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row, s
 }
 
 static void moe_compute_output(const moe_run *run, const moe_node *t) {
-    moe_layout at = { t->work, 0, 0 };
-    moe_output_job job = { run, t, moe_output_layout(run->graph, t, &at),
+    moe_output_job job = { run, t, moe_output_layout(run->graph, t, MOE_WORK(t)),
                            moe_divide_up(run->frame->rows, MOE_OUTPUT_ROWS) };
     for (size_t i = 0; i < run->graph->threads * run->frame->rows * run->graph->top; i++)
         job.work.seen[i] = moe_from_bits(0xff800000u);
@@ -6034,9 +6027,8 @@ static void moe_read_keys(moe_reader *r, moe_layer *layer) {
 }
 
 /* Refuse a layer because the value of a key conflicts with others. */
-static void moe_refuse_key(moe_reader *r, const moe_layer *layer, const char *key) {
-    snprintf(r->key, sizeof r->key, "%s.%s", layer->name, key);
-}
+#define MOE_REFUSE(r, layer, part, ...)                                                                 \
+    (snprintf((r)->key, sizeof(r)->key, "%s.%s", (layer)->name, part), moe_reader_fail(r, __VA_ARGS__))
 
 /* The tensor of this name, with its `n_dims` (3: experts) and dims as the layer list needs them; else it is refused.
  * NULL: refused, or optional and not there. */
@@ -6206,12 +6198,10 @@ enum { MOE_LSTM_R, MOE_LSTM_C };
 static void moe_bind_lstm(moe_reader *r, moe_layer *layer, size_t context) {
     moe_lstm_layer *l = &layer->lstm;
     const size_t hidden = layer->hidden, state = l->proj ? l->proj : hidden;
-    moe_refuse_key(r, layer, "context");
     if (l->context != MOE_CONTEXT_NONE && !context)
-        moe_reader_fail(r, "must be \"none\": there is nothing to attend to");
-    moe_refuse_key(r, layer, "bidirectional");
+        MOE_REFUSE(r, layer, "context", "must be \"none\": there is nothing to attend to");
     if (l->bidirectional && layer->place == MOE_IN_DECODER)
-        moe_reader_fail(r, "must be 0: what comes later is not known yet");
+        MOE_REFUSE(r, layer, "bidirectional", "must be 0: what comes later is not known yet");
     for (int d = 0; d <= l->bidirectional && r->status == MOE_OK; d++) {
         moe_cell *c = &l->cell[d];
         char prefix[64];
@@ -6303,8 +6293,8 @@ static void moe_bind_gating(moe_reader *r, const moe_layer *layer, moe_gating *g
     char name[64];
     g->level = level;
     g->relu = layer->mixture.relu_logits;
-    moe_refuse_key(r, layer, g == &layer->mixture.parent ? "parent.k" : "k");
-    moe_read_int(r, moe_find_meta(r->file, r->key), !moe_gate_is_dense(g->kind), (int64_t)level, (int64_t)g->k);
+    moe_read_int(r, moe_read(r, g == &layer->mixture.parent ? "%s.parent.k" : "%s.k", layer->name),
+                 !moe_gate_is_dense(g->kind), (int64_t)level, (int64_t)g->k);
     if (!moe_gate_is_dense(g->kind) && g->k > level) moe_reader_fail(r, "is %zu, but only %zu compete", g->k, level);
     snprintf(name, sizeof name, "%s.%s", layer->name, part);
     moe_bind_exact(r, &g->weight, n, in, 0, "%s.weight", name);
@@ -6338,11 +6328,9 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer, size_t context) {
     moe_read_int(r, moe_read(r, "%s.groups", layer->name), 0, (int64_t)n, 0);
     if (x->groups > n || (x->groups && n % x->groups))
         moe_reader_fail(r, "is %zu, which does not divide %zu experts", x->groups, n);
-    moe_refuse_key(r, layer, "activation");
-    if (x->no_relu && !x->linear) moe_reader_fail(r, "must be \"relu\" in experts with a hidden layer");
-    moe_refuse_key(r, layer, "hidden");
+    if (x->no_relu && !x->linear) MOE_REFUSE(r, layer, "activation", "must be \"relu\" in experts with a hidden layer");
     if (r->status == MOE_OK && x->linear && layer->hidden > (size_t)INT32_MAX / n)
-        moe_reader_fail(r, "is %zu: too much for %zu experts", layer->hidden, n);
+        MOE_REFUSE(r, layer, "hidden", "is %zu: too much for %zu experts", layer->hidden, n);
     if (r->status != MOE_OK) return;
     if (x->units) {
         moe_bind_exact(r, &x->features.w, x->units, layer->in, 0, "%s.gate.hidden.weight", layer->name);
@@ -6359,32 +6347,29 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer, size_t context) {
     x->stack.bias = moe_bind_vector(r, n * layer->hidden, 1, "%s.experts.bias", layer->name);
 }
 
-/* Logits of a gate over all experts or groups; also the logits of the noise if it is on. */
-static moe_node *moe_build_flat_gate(moe_graph *g, const moe_layer *layer, const moe_gating *gating, moe_node *features,
-                                     const char *part, const char *chosen) {
-    const moe_name name = moe_name_of(layer, part);
-    char of[64];
-    moe_node *logits, *noise = NULL;
-    snprintf(of, sizeof of, "%s.logits", name.text);
-    logits = moe_op_linear(g, &gating->weight, features, gating->bias, NULL, of);
+/* A gate over all experts, or over groups (`parent`): its logits, and those of the noise if it is on. */
+static moe_node *moe_build_flat_gate(moe_builder *b, const moe_layer *layer, int parent, moe_node *x) {
+    const moe_gating *gating = parent ? &layer->mixture.parent : &layer->mixture.gate;
+    moe_node *logits =
+        moe_op_linear(b->g, &gating->weight, x, gating->bias, NULL, MOE_PART(parent ? "parent.logits" : "gate.logits"));
+    moe_node *noise = NULL;
     logits->linear.relu = gating->relu;
-    snprintf(of, sizeof of, "%s.noise", name.text);
-    if (g->noise) noise = moe_op_linear(g, &gating->noise, features, NULL, NULL, of);
-    return moe_op_gate(g, gating, logits, noise, 0, chosen, name.text);
+    if (b->g->noise)
+        noise = moe_op_linear(b->g, &gating->noise, x, NULL, NULL, MOE_PART(parent ? "parent.noise" : "gate.noise"));
+    return moe_op_gate(b->g, gating, logits, noise, 0, parent ? NULL : layer->name,
+                       MOE_PART(parent ? "parent" : "gate"));
 }
 
 /* The selections for x: by one gate, or by a gate over groups and gates inside them (eq 12). A gate reads x or the
  * hidden units of an MLP. */
 static moe_node *moe_build_gate(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_mixture_layer *m = &layer->mixture;
-    moe_node *parent;
     if (m->units) {
         x = moe_build_affine(b, layer, &m->features, x, "gate.hidden");
         x->linear.relu = 1;
     }
-    if (!m->groups) return moe_build_flat_gate(b->g, layer, &m->gate, x, "gate", layer->name);
-    parent = moe_build_flat_gate(b->g, layer, &m->parent, x, "parent", NULL);
-    return moe_op_gate(b->g, &m->gate, x, parent, 1, layer->name, MOE_PART("gate"));
+    if (!m->groups) return moe_build_flat_gate(b, layer, 0, x);
+    return moe_op_gate(b->g, &m->gate, x, moe_build_flat_gate(b, layer, 1, x), 1, layer->name, MOE_PART("gate"));
 }
 
 /* Eq 1, App. E: [sigmoid](sum_i G(x)_i E_i(x)). */
@@ -6420,10 +6405,10 @@ static void moe_bind_heads(moe_reader *r, moe_layer *layer, size_t context) {
     moe_heads_layer *h = &layer->heads;
     const size_t d = layer->in;
     const int cross = moe_is_cross(layer);
-    moe_refuse_key(r, layer, "heads");
-    if (h->heads > d || d % h->heads) moe_reader_fail(r, "is %zu, which does not divide %zu columns", h->heads, d);
-    moe_refuse_key(r, layer, "kind");
-    if (cross && !context) moe_reader_fail(r, "must not be \"cross\" in an encoder: there is nothing to attend to");
+    if (h->heads > d || d % h->heads)
+        MOE_REFUSE(r, layer, "heads", "is %zu, which does not divide %zu columns", h->heads, d);
+    if (cross && !context)
+        MOE_REFUSE(r, layer, "kind", "must not be \"cross\" in an encoder: there is nothing to attend to");
     h->kv_cols = 2 * d;
     moe_bind_affine(r, layer, &h->q, cross ? d : 3 * d, d, cross ? "q" : "qkv");
     if (cross) moe_bind_affine(r, layer, &h->kv, h->kv_cols, context, "kv");
@@ -6451,9 +6436,9 @@ static const moe_layer_type moe_cross_type = MOE_LAYER_TYPE("cross", MOE_IN_SIDE
 
 /* ---- Feed-forward ---- */
 
-enum { MOE_FFN_RELU, MOE_FFN_GELU, MOE_FFN_SWISH };
+/* Of the names, whose first is a part of the product before it. */
+static const moe_unary moe_ffn_unary[] = { 0, MOE_UNARY_GELU, MOE_UNARY_SWISH };
 static const char *const moe_ffn_activations[] = { "relu", "gelu", "swish", NULL };
-static const moe_unary moe_ffn_unary[] = { [MOE_FFN_GELU] = MOE_UNARY_GELU, [MOE_FFN_SWISH] = MOE_UNARY_SWISH };
 static const moe_key moe_ffn_keys[] = {
     MOE_COUNT_KEY("hidden", 1, 0, hidden),
     MOE_NAME_KEY("activation", moe_ffn_activations, -1, ffn.activation),
@@ -6473,7 +6458,7 @@ static moe_node *moe_build_ffn(moe_builder *b, const moe_layer *layer, moe_node 
     const moe_ffn_layer *f = &layer->ffn;
     moe_node *units = moe_build_affine(b, layer, &f->up, x, "units");
     moe_node *active = f->gated ? moe_build_affine(b, layer, &f->gate, x, "gate") : units;
-    if (f->activation == MOE_FFN_RELU) active->linear.relu = 1; /* a part of the product, others are nodes */
+    if (!f->activation) active->linear.relu = 1;
     else active = moe_op_unary(b->g, moe_ffn_unary[f->activation], active, MOE_PART("activation"));
     if (f->gated) active = moe_op_multiply(b->g, active, units, MOE_PART("gated"));
     return moe_build_affine(b, layer, &f->down, active, "down");
@@ -6544,13 +6529,11 @@ static void moe_bind_attention(moe_reader *r, moe_layer *layer, size_t memory) {
         const int context = reads->type == &moe_lstm_type ? reads->lstm.context : MOE_CONTEXT_NONE;
         previous |= context == MOE_CONTEXT_PREVIOUS;
         a->current |= context == MOE_CONTEXT_CURRENT;
-        moe_refuse_key(r, reads, "context");
         if (context == MOE_CONTEXT_CURRENT && reads <= a->asks)
-            moe_reader_fail(r, "must not be \"current\": layer %zu makes the query only later", a->layer);
+            MOE_REFUSE(r, reads, "context", "must not be \"current\": layer %zu makes the query only later", a->layer);
     }
     if (r->status != MOE_OK) return;
-    moe_refuse_key(r, layer, "layer");
-    if (a->asks->type != &moe_lstm_type) moe_reader_fail(r, "is %zu, which is not an lstm layer", a->layer);
+    if (a->asks->type != &moe_lstm_type) MOE_REFUSE(r, layer, "layer", "is %zu, which is not an lstm layer", a->layer);
     layer->in = a->query_output ? a->asks->out : a->asks->lstm.cell[0].state;
     layer->out = memory;
     moe_bind_matrix(r, &a->w_key, a->size, memory, 0, "%s", "attention.w_key");
@@ -6832,14 +6815,14 @@ static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
     if (attends) {
         *attention = (moe_layer){ .type = &moe_attention_type, .name = "attention", .place = MOE_IN_DECODER };
         moe_read_keys(r, attention);
-        moe_refuse_key(r, attention, "layer");
         if (r->status == MOE_OK && attention->attention.layer >= n_decoder)
-            moe_reader_fail(r, "is %zu, allowed are 0 to %zu", attention->attention.layer, n_decoder - 1);
+            MOE_REFUSE(r, attention, "layer", "is %zu, allowed are 0 to %zu", attention->attention.layer,
+                       n_decoder - 1);
     }
     m->memory_width = moe_read_layers(r, m, m->encoder, n_encoder, "encoder", MOE_IN_ENCODER, 0);
     moe_bind_output(r, m, moe_read_layers(r, m, m->decoder, n_decoder, "decoder", MOE_IN_DECODER, m->memory_width));
     if (r->status == MOE_OK && m->decoder_from_encoder) moe_pair_states(r, m);
-    if (!attends) return;
+    if (!attends || r->status != MOE_OK) return;
     attention->attention.asks = &m->decoder[attention->attention.layer];
     moe_bind_attention(r, attention, m->memory_width);
     m->attention = attention;
