@@ -549,9 +549,9 @@ typedef struct moe_hypothesis_rows {
     size_t attention_stride;
     int32_t *want; /* token to score, -1: find the best tokens */
     float *want_logprob;
-    char *hold; /* 1: the translation is too short to end here; NULL: none is too short */
-    size_t n_starts;
-    int32_t *starts; /* [rows, n_starts] more tokens to score, -1: none; NULL if n_starts is 0 */
+    char *hold;                   /* 1: the translation is too short to end here; NULL: none is too short */
+    size_t n_starts, most_starts; /* most_starts: of any row in this run */
+    int32_t *starts; /* [rows, n_starts] more tokens to score, the first most_starts of each row, -1: none */
     float *start_logprobs;
     int32_t *top_ids;    /* [rows, top], best first, ties by lower id */
     float *top_logprobs; /* [rows, top]; NaN in a broken row */
@@ -2524,6 +2524,8 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, m
 #define MOE_TILE_LOADD(tile, base, stride) _tile_loadd(tile, base, stride)
 #define MOE_TILE_STORED(tile, base, stride) _tile_stored(tile, base, stride)
 #define MOE_TILE_DPBSSD(c, a, b) _tile_dpbssd(c, a, b)
+/* 16 int8 to int32, of which gcc 12 makes scalar code if it is written as __builtin_convertvector. */
+#define MOE_AMX_WIDEN(to, from) ((to) = (moe_i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(from))))
 
 /* The processor has tiles, the system saves them (XCR0), and this process may use them: Linux requires a request, since
  * 8 KB more may not fit a signal stack of the program. Requesting twice is harmless. */
@@ -2578,14 +2580,11 @@ MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0,
     const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
     const int8_t *subs = m->subs + (block * m->cols_padded + k0) / MOE_Q4_GROUP * 16;
     for (size_t k = k0; k < k1; k += MOE_Q4_GROUP, subs += 16) {
-        int32_t lanes[16];
         moe_i32x16 s;
         moe_u32x16 negative, magnitude;
         moe_u16x32 factor, flip;
         moe_u8x64 offset;
-        for (int i = 0; i < 16; i++)
-            lanes[i] = subs[i]; /* of __builtin_convertvector gcc 12 would make scalar code here */
-        memcpy(&s, lanes, sizeof s);
+        MOE_AMX_WIDEN(s, subs);
         negative = (moe_u32x16)(s >> 31);
         magnitude = ((moe_u32x16)s ^ negative) - negative;
         factor = (moe_u16x32)(magnitude * 0x00010001u);
@@ -5553,20 +5552,26 @@ static moe_output_work moe_output_layout(const moe_graph *g, const moe_node *t, 
 
 static void moe_output_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_output_layout(g, t, at); }
 
-/* The `top` largest of x[n] with their ids, descending, except numbers below `seen`. `seen` [top] contains the largest
- * numbers of this row in this thread so far; x is added to it. An omitted number has `top` larger ones elsewhere in the
- * row, so the best of the row do not depend on the distribution over threads. Returns the largest of x. */
+/* The `top` largest of x[n] with their ids, descending, except those that cannot be among the best of the row. `seen`
+ * [top] contains the largest numbers of this row in this thread so far; x is added to it. The largest numbers of blocks
+ * and `seen` give `bound`: smaller numbers have `top` larger ones in the row, so the best of the row do not depend on
+ * the distribution over threads. Returns the largest of x. */
 static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
                            float *seen, float *best, int32_t *ids) {
     enum { BLOCK = 64 };
-    const float lowest = moe_from_bits(0xff800000u), largest = kernels->max(x, n);
+    float blocks[MOE_OUTPUT_CHUNK / BLOCK], bounds[MOE_MAX_BEAM + 1], largest = moe_from_bits(0xff800000u), bound;
     int32_t unused[MOE_MAX_BEAM + 1];
-    for (size_t i = 0; i < top; i++) best[i] = lowest, ids[i] = -1;
-    for (size_t i = 0; i < n && !(largest < seen[top - 1]); i += BLOCK) {
-        const size_t end = moe_min(n, i + BLOCK);
-        if (kernels->max(x + i, end - i) < seen[top - 1]) continue;
+    for (size_t i = 0; i < top; i++) best[i] = largest, ids[i] = -1, bounds[i] = seen[i];
+    for (size_t i = 0; i < n; i += BLOCK) {
+        const float v = blocks[i / BLOCK] = kernels->max(x + i, moe_min(BLOCK, n - i));
+        largest = v > largest ? v : largest;
+        moe_keep_best(bounds, unused, top, v, 0);
+    }
+    bound = bounds[top - 1];
+    for (size_t i = 0; i < n; i += BLOCK) {
+        const size_t end = blocks[i / BLOCK] < bound ? i : moe_min(n, i + BLOCK);
         for (size_t j = i; j < end; j++)
-            if (x[j] >= seen[top - 1]) {
+            if (x[j] >= bound) {
                 moe_keep_best(best, ids, top, x[j], first_id + (int32_t)j);
                 moe_keep_best(seen, unused, top, x[j], 0);
             }
@@ -5623,7 +5628,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
         }
         if (f->want[row] >= 0 && (size_t)f->want[row] >= column && (size_t)f->want[row] < column + w.rows)
             f->want_logprob[row] = y[(size_t)f->want[row] - column];
-        for (size_t i = row * f->n_starts; i < (row + 1) * f->n_starts; i++)
+        for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++)
             if (f->starts[i] >= 0 && (size_t)f->starts[i] >= column && (size_t)f->starts[i] < column + w.rows)
                 f->start_logprobs[i] = y[(size_t)f->starts[i] - column];
         largest = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
@@ -5650,7 +5655,7 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row, s
         f->want_logprob[row] = (f->want_logprob[row] - max) - log_sum;
         return;
     }
-    for (size_t i = row * f->n_starts; i < (row + 1) * f->n_starts; i++)
+    for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++)
         f->start_logprobs[i] = (f->start_logprobs[i] - max) - log_sum;
     for (size_t i = 0; i < top; i++) logprobs[i] = moe_from_bits(0xff800000u), ids[i] = t->output.eos;
     for (size_t c = 0; c < work->chunks; c++)
@@ -9265,13 +9270,16 @@ static void moe_fill_row(moe_session *s, size_t at, const moe_live *live, size_t
             f->keys[row] = moe_hash(f->keys[row] ^ (uint64_t)slot->tokens[token].id);
     }
     if (b->hold) b->hold[row] = (char)asked.hold;
-    if (b->starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
+    if (b->most_starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
 }
 
 /* One row for every live hypothesis, and after it rows of given tokens as long as rows are free. Keys and values of all
  * rows are stored before any row attends to them. */
 static void moe_fill_frame(moe_session *s) {
-    size_t rows = 0, spare = s->search.ahead;
+    size_t rows = 0, spare = s->search.ahead, *starts = &s->frames[MOE_DECODER].beam.most_starts;
+    *starts = 0;
+    for (size_t i = 0; i < s->n_slots; i++)
+        if (s->slots[i].active) *starts = moe_max(*starts, s->slots[i].task.n_demands);
     for (size_t i = 0; i < s->n_slots; i++) {
         moe_slot *slot = &s->slots[i];
         moe_live live;

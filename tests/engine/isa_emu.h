@@ -54,6 +54,8 @@ __attribute__((target("avx2"))) static inline __m256i avxvnni_dpbusd(__m256i sum
 #define MOE_TILE_LOADD(tile, base, stride) amx_loadd(tile, base, stride)
 #define MOE_TILE_STORED(tile, base, stride) amx_stored(tile, base, stride)
 #define MOE_TILE_DPBSSD(c, a, b) amx_dpbssd(c, a, b)
+#define MOE_AMX_WIDEN(to, from)                                     \
+    for (int lane = 0; lane < 16; lane++) (to)[lane] = (from)[lane]
 
 static inline int moe_amx_available(void) { return 1; }
 
