@@ -779,30 +779,24 @@ enum {
     MOE_Q8_WIDEST = 131072
 }; /* 127 * 127 * 131072 < 2^31 */
 
-static const struct {
-    const char *name;
-    moe_type type;
-} moe_types[] = {
-    { "f32", MOE_TYPE_F32 }, { "f16", MOE_TYPE_F16 }, { "bf16", MOE_TYPE_BF16 },
-    { "q8", MOE_TYPE_Q8 },   { "q4", MOE_TYPE_Q4 },
-};
-
-const char *moe_type_name(moe_type type) {
-    for (size_t i = 0; i < MOE_COUNT(moe_types); i++)
-        if (moe_types[i].type == type) return moe_types[i].name;
-    return "?";
+/* The place of a word in a list that NULL ends; -1: it is not there. */
+static int moe_find_word(const char *const *words, const char *word) {
+    int i = 0;
+    while (words[i] && strcmp(words[i], word) != 0) i++;
+    return words[i] ? i : -1;
 }
 
-int moe_type_parse(const char *name, moe_type *out) {
-    for (size_t i = 0; i < MOE_COUNT(moe_types); i++)
-        if (strcmp(moe_types[i].name, name) == 0) {
-            *out = moe_types[i].type;
-            return 1;
-        }
-    return 0;
-}
+static const char *const moe_type_names[] = { "f32", "f16", "bf16", "q8", "q4", NULL };
 
 static int moe_type_known(uint32_t type) { return type <= MOE_TYPE_Q4; }
+
+const char *moe_type_name(moe_type type) { return moe_type_known((uint32_t)type) ? moe_type_names[type] : "?"; }
+
+int moe_type_parse(const char *name, moe_type *out) {
+    const int found = moe_find_word(moe_type_names, name);
+    if (found >= 0) *out = (moe_type)found;
+    return found >= 0;
+}
 
 /* Whether products with matrices of this type take quantised rows. */
 static int moe_type_quantised(moe_type type) { return type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4; }
@@ -6011,22 +6005,18 @@ static int moe_read_choice(moe_reader *r, const moe_meta *m, const char *const *
 static void moe_read_keys(moe_reader *r, moe_layer *layer) {
     for (size_t i = 0; i < layer->type->n_keys && r->status == MOE_OK; i++) {
         const moe_key *k = &layer->type->keys[i];
-        char *at = (char *)layer + k->at;
-        const moe_meta *m;
-        m = moe_read(r, "%s.%s", layer->name, k->key);
+        const moe_meta *m = moe_read(r, "%s.%s", layer->name, k->key);
+        void *at = (char *)layer + k->at;
         if (!m && k->inherits) {
             memcpy(at, (char *)layer + k->inherits, k->kind == MOE_KEY_COUNT ? sizeof(size_t) : sizeof(int));
         } else if (k->kind == MOE_KEY_REAL) {
-            const float v = moe_read_real(r, m, k->low, k->high, k->fallback);
-            memcpy(at, &v, sizeof v);
-        } else if (k->kind == MOE_KEY_COUNT) {
-            const size_t v = (size_t)moe_read_int(r, m, (int64_t)k->low, (int64_t)k->high, (int64_t)k->fallback);
-            memcpy(at, &v, sizeof v);
+            *(float *)at = moe_read_real(r, m, k->low, k->high, k->fallback);
+        } else if (k->kind == MOE_KEY_NAME) {
+            *(int *)at = moe_read_choice(r, m, k->names, (int)k->fallback);
         } else {
-            const int v = k->kind == MOE_KEY_NAME
-                              ? moe_read_choice(r, m, k->names, (int)k->fallback)
-                              : (int)moe_read_int(r, m, (int64_t)k->low, (int64_t)k->high, (int64_t)k->fallback);
-            memcpy(at, &v, sizeof v);
+            const int64_t v = moe_read_int(r, m, (int64_t)k->low, (int64_t)k->high, (int64_t)k->fallback);
+            if (k->kind == MOE_KEY_COUNT) *(size_t *)at = (size_t)v;
+            else *(int *)at = (int)v;
         }
     }
 }
@@ -7058,12 +7048,9 @@ size_t moe_model_width(const moe_model *m) { return m->width; }
 const char *moe_gate_name(moe_gate gate) { return (unsigned)gate <= MOE_GATE_BATCHWISE ? moe_gate_names[gate] : "?"; }
 
 int moe_gate_parse(const char *name, moe_gate *out) {
-    for (int i = 0; moe_gate_names[i]; i++)
-        if (strcmp(name, moe_gate_names[i]) == 0) {
-            *out = (moe_gate)i;
-            return 1;
-        }
-    return 0;
+    const int found = moe_find_word(moe_gate_names, name);
+    if (found >= 0) *out = (moe_gate)found;
+    return found >= 0;
 }
 
 size_t moe_model_layer_count(const moe_model *m) { return m->n_layers; }
@@ -8305,17 +8292,15 @@ int moe_param_set(moe_session_params *p, size_t i, double value) {
 const char *moe_rules_name(moe_rules rules) { return (unsigned)rules <= MOE_RULES_HF ? moe_rules_names[rules] : "?"; }
 
 int moe_session_params_preset(moe_session_params *given, const char *name) {
-    for (size_t rules = 0; name && rules < MOE_RULE_SETS; rules++) {
-        moe_session_params own;
-        if (strcmp(name, moe_rules_names[rules]) != 0) continue;
-        moe_take_struct(&own, sizeof own, given, given->size, "", NULL);
-        own.rules = (moe_rules)rules;
-        for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++)
-            if (moe_param_rows[i].presets) moe_set_param(&moe_param_rows[i], &own, moe_param_rows[i].presets[rules]);
-        if (given->size <= MOE_LARGEST_STRUCT) memcpy(given, &own, moe_min(given->size, sizeof own));
-        return 1;
-    }
-    return 0;
+    const int rules = name ? moe_find_word(moe_rules_names, name) : -1;
+    moe_session_params own;
+    if (rules < 0) return 0;
+    moe_take_struct(&own, sizeof own, given, given->size, "", NULL);
+    own.rules = (moe_rules)rules;
+    for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++)
+        if (moe_param_rows[i].presets) moe_set_param(&moe_param_rows[i], &own, moe_param_rows[i].presets[rules]);
+    if (given->size <= MOE_LARGEST_STRUCT) memcpy(given, &own, moe_min(given->size, sizeof own));
+    return 1;
 }
 
 static double moe_meta_number(const moe_model *m, const char *key, double low, double high, double fallback) {
