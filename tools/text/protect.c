@@ -44,18 +44,31 @@ struct text_rules {
     unsigned char *characters; /* a bit for each that stands in a piece of the vocabulary; NULL: not known */
 };
 
-/* Note the characters of all pieces that are text. 0: no memory. */
+/* Whether each character of some bytes stands in a piece of the vocabulary as it is. */
+static int is_listed(const text_rules *r, const char *text, size_t length) {
+    utf8proc_int32_t c;
+    utf8proc_ssize_t bytes;
+    for (size_t at = 0; at < length; at += (size_t)bytes) {
+        bytes = utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c);
+        if (bytes < 1) return 1;
+        if (c >= 0x80 && r->characters && !(r->characters[c / 8] >> c % 8 & 1)) return 0;
+    }
+    return 1;
+}
+
+/* Note the characters of all pieces that are text. 0: no memory. Few pieces have one that none had before: only they
+ * are looked at closely, so that a program starts without delay. */
 static int find_characters(text_rules *r) {
     const text_front *f = r->front;
     if (!f->tokeniser) return 1;
     r->characters = calloc(0x110000 / 8, 1);
-    for (int32_t id = 0; r->characters && id < spm_size(f->tokeniser); id++) {
+    for (int32_t id = 0, n = spm_size(f->tokeniser); r->characters && id < n; id++) {
         const char *piece = spm_piece(f->tokeniser, id);
         const size_t length = strlen(piece);
         utf8proc_int32_t c;
         utf8proc_ssize_t bytes;
-        if (spm_is_byte(f->tokeniser, id) || spm_is_control(f->tokeniser, id) || spm_is_unknown(f->tokeniser, id) ||
-            (f->map.ids && f->map.ids[id] < 0))
+        if (is_listed(r, piece, length) || spm_is_byte(f->tokeniser, id) || spm_is_control(f->tokeniser, id) ||
+            spm_is_unknown(f->tokeniser, id) || (f->map.ids && f->map.ids[id] < 0))
             continue;
         for (size_t at = 0; at < length; at += (size_t)bytes) {
             bytes = utf8proc_iterate((const utf8proc_uint8_t *)piece + at, (utf8proc_ssize_t)(length - at), &c);
@@ -261,18 +274,6 @@ static int is_letter(const char *text, size_t length, size_t at) {
     utf8proc_int32_t c;
     if (utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c) < 1) return 0;
     return utf8proc_category(c) >= UTF8PROC_CATEGORY_LU && utf8proc_category(c) <= UTF8PROC_CATEGORY_LO;
-}
-
-/* Whether each character of some bytes stands in a piece of the vocabulary as it is. */
-static int is_listed(const text_rules *r, const char *text, size_t length) {
-    utf8proc_int32_t c;
-    utf8proc_ssize_t bytes;
-    for (size_t at = 0; at < length; at += (size_t)bytes) {
-        bytes = utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c);
-        if (bytes < 1) return 1;
-        if (c >= 0x80 && r->characters && !(r->characters[c / 8] >> c % 8 & 1)) return 0;
-    }
-    return 1;
 }
 
 /* Whether an id is one byte of a character that has no piece. */
