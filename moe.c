@@ -3849,12 +3849,6 @@ static int moe_piece_checked(const moe_file *f, const moe_tensor_info *t, size_t
     return f->checked && atomic_load_explicit(&f->checked[f->pieces[t - f->tensors] + slab], memory_order_relaxed);
 }
 
-static int moe_tensor_checked(const moe_file *f, const moe_tensor_info *t) {
-    for (size_t i = 0; i < moe_pieces_of(t); i++)
-        if (!moe_piece_checked(f, t, i)) return 0;
-    return 1;
-}
-
 /* Verify the pieces of a tensor that are not yet verified. */
 static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, moe_damage *damage, moe_error *error) {
     for (size_t i = 0; i < moe_pieces_of(t); i++) {
@@ -7244,10 +7238,9 @@ typedef struct moe_demand {
 
 typedef struct moe_live {
     float logprob;
-    int32_t last; /* index of its last token, -1 at the beginning */
-    size_t row;   /* its row in this step; SIZE_MAX before the first */
-    float rank;   /* orders the beam */
-    /* with rules by which finished ones stay in the beam */
+    int32_t last;  /* index of its last token, -1 at the beginning */
+    size_t row;    /* its row in this step; SIZE_MAX before the first */
+    float rank;    /* orders the beam */
     float latest;  /* log-probability of its last token, the end counted */
     int32_t id;    /* that token */
     int ended;     /* it has its end token, and no row from now on */
@@ -7405,18 +7398,21 @@ MOE_SHARED float moe_coverage_penalty(const moe_search *s, const float *coverage
     return s->beta * sum;
 }
 
-/* The score of a hypothesis with `tokens` tokens and, if `ended`, an end token. */
-MOE_SHARED float moe_score(const moe_search *s, float logprob, size_t tokens, int ended, const float *coverage,
-                           size_t length) {
-    tokens += (size_t)(s->rules.counts_begin + (ended && s->rules.counts_end));
-    return logprob / moe_length_penalty(s, tokens) + moe_coverage_penalty(s, coverage, length);
+/* A row's coverage, or that of a place in the beam. */
+MOE_SHARED const float *moe_coverage_at(const moe_answer *a, size_t at) {
+    return a->coverage ? a->coverage + at * a->stride : NULL;
 }
 
-MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, float logprob, float end_logprob, int32_t last,
-                                 int finished, const float *coverage) {
-    const size_t tokens = slot->steps - (size_t)finished;
-    const float score = moe_score(s, logprob, tokens, finished, coverage, slot->task.length);
-    const moe_finished f = { logprob, score, end_logprob, last, tokens, slot->n_ended++, finished };
+MOE_SHARED float moe_score(const moe_search *s, const moe_slot *slot, const moe_live *live, const float *coverage) {
+    const int more = s->rules.counts_begin + (live->ended && s->rules.counts_end);
+    return live->logprob / moe_length_penalty(s, live->tokens + (size_t)more) +
+           moe_coverage_penalty(s, coverage, slot->task.length);
+}
+
+/* A hypothesis becomes a result: finished, or cut. */
+MOE_SHARED void moe_add_finished(moe_slot *slot, const moe_live *live, float score) {
+    const moe_finished f = { live->logprob,   score,      live->ended ? live->latest : 0.0f, live->last, live->tokens,
+                             slot->n_ended++, live->ended };
     slot->finished[slot->n_finished++] = f;
 }
 
@@ -7448,12 +7444,11 @@ MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, cons
                                                                                    : -1;
 }
 
-/* Add the token that follows row `row`. Returns its index. */
-MOE_SHARED int32_t moe_add_token(const moe_search *s, moe_slot *slot, const moe_answer *a, size_t row, int32_t id,
-                                 int32_t parent, float logprob) {
-    const moe_token token = { id, parent, moe_looked_at(s, slot, a, row), logprob };
-    slot->tokens[slot->n_tokens] = token;
-    return (int32_t)slot->n_tokens++;
+/* Add the latest token of a hypothesis, which is not its end. */
+MOE_SHARED void moe_add_token(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *live) {
+    const moe_token token = { live->id, live->last, moe_looked_at(s, slot, a, live->row), live->latest };
+    live->last = (int32_t)slot->n_tokens;
+    slot->tokens[slot->n_tokens++] = token;
 }
 
 /* The beam is next[n_next] now. Returns 1 when the sentence is done. */
@@ -7470,9 +7465,8 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_answe
         slot->n_finished--;
     if (slot->n_live == 0 || (slot->n_finished >= beam && !s->rules.waits)) return 1;
     if (slot->steps >= slot->task.limit) {
-        for (size_t h = 0; h < slot->n_live; h++)
-            moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 0,
-                             a->coverage ? a->coverage + slot->live[h].row * a->stride : NULL);
+        for (const moe_live *l = slot->live; l < slot->live + n_next; l++)
+            moe_add_finished(slot, l, moe_score(s, slot, l, moe_coverage_at(a, l->row)));
         moe_sort_finished(s, slot);
         return 1;
     }
@@ -7638,12 +7632,14 @@ MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const
     live.logprob = from->logprob + live.latest;
     if (begins) c->begun = 1;
     else c->taken++;
-    if (live.id == s->eos) return live;
+    live.ended = live.id == s->eos;
+    if (live.ended) return live;
+    live.tokens++;
     if (begins && c->commits && !from->inside) {
         live.inside = c->bound + 1;
         live.done = moe_demand_begun(slot, &slot->demands[c->bound], from);
     }
-    live.last = moe_add_token(s, slot, a, from->row, live.id, from->last, live.latest);
+    moe_add_token(s, slot, a, &live);
     moe_demand_advance(slot, &live);
     return live;
 }
@@ -7657,8 +7653,11 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
     float best_candidate = 0.0f;
     const int last_step = s->rules.cuts_at_limit && slot->steps + 1 >= slot->task.limit;
     slot->steps++;
-    for (size_t h = 0; last_step && s->force_end && h < slot->n_live; h++)
-        moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 1, NULL);
+    for (moe_live *l = slot->live; last_step && s->force_end && l < slot->live + slot->n_live; l++) {
+        l->ended = 1;
+        l->latest = 0.0f;
+        moe_add_finished(slot, l, moe_score(s, slot, l, NULL));
+    }
     if (last_step && s->force_end) return moe_end_step(s, slot, a, next, 0);
     for (size_t h = 0; h < slot->n_live; h++) choices[h] = moe_choose(s, slot, a, &slot->live[h]);
     for (size_t position = 0; n_next < beam && !(last_step && position == beam); position++) {
@@ -7684,10 +7683,9 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
         if (position == 0) best_candidate = best_rank;
         if (s->prune > 0.0f && best_rank < best_candidate - s->prune) break;
         live = moe_demand_follow(s, slot, a, &slot->live[best], &choices[best], begins, best_rank);
-        if (live.id == s->eos && position >= beam) continue;
-        if (live.id == s->eos || last_step)
-            moe_add_finished(s, slot, live.logprob, live.id == s->eos ? live.latest : 0.0f, live.last,
-                             live.id == s->eos, a->coverage ? a->coverage + live.row * a->stride : NULL);
+        if (live.ended && position >= beam) continue;
+        if (live.ended || last_step)
+            moe_add_finished(slot, &live, moe_score(s, slot, &live, moe_coverage_at(a, live.row)));
         else next[n_next++] = live;
     }
     return moe_end_step(s, slot, a, next, n_next);
@@ -7711,12 +7709,10 @@ MOE_SHARED void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const mo
     next[at] = *candidate;
 }
 
-/* moe_search_step for these rules: finished hypotheses stay as they are; the best of them and of all continuations make
- * the next beam. `coverage` [beam, stride] (or NULL) is kept per place in the beam. Ending a
- * hypothesis never improves its rank over another token of equal log-probability, so the row's `top` best tokens
- * suffice. */
-MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const float *coverage,
-                             moe_live *next) {
+/* moe_search_step for these rules, for slot number `at`: finished hypotheses stay as they are; the best of them and of
+ * all continuations make the next beam. Ending a hypothesis never improves its rank over another token of equal
+ * log-probability, so the row's `top` best tokens suffice. */
+MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
     size_t n = 0, ended = 0;
     int cut;
     slot->steps++;
@@ -7742,8 +7738,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answ
     }
     if (slot->broken) return 1;
     for (size_t h = 0; h < n; h++) {
-        if (!next[h].ended)
-            next[h].last = moe_add_token(s, slot, a, next[h].row, next[h].id, next[h].last, next[h].latest);
+        if (!next[h].ended) moe_add_token(s, slot, a, &next[h]);
         ended += (size_t)next[h].ended;
         slot->live[h] = next[h];
     }
@@ -7752,32 +7747,29 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answ
     if (ended < n && !cut) return 0;
     for (size_t h = 0; h < n; h++) {
         const moe_live *l = &slot->live[h];
-        const float *seen = coverage ? coverage + h * a->stride : NULL;
-        const float score = s->rules.divides || cut ? l->rank /* a beam that is cut keeps its order */
-                                                    : moe_score(s, l->logprob, l->tokens, 1, seen, slot->task.length);
-        const float end = l->ended ? l->latest : 0.0f;
-        const moe_finished f = { l->logprob, score, end, l->last, l->tokens, slot->n_ended++, l->ended };
-        slot->finished[slot->n_finished++] = f;
+        const float *coverage = moe_coverage_at(a, at * (size_t)s->beam + h);
+        /* a beam that is cut keeps its order */
+        moe_add_finished(slot, l, s->rules.divides || cut ? l->rank : moe_score(s, slot, l, coverage));
     }
     moe_sort_finished(s, slot);
     return 1;
 }
 
 /* The same for one live hypothesis that follows given tokens and, if they are scored, the end token after them. */
-MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, const moe_answer *a, float logprob,
-                              const float *coverage) {
+MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a) {
     moe_live *live = &slot->live[0];
     const size_t position = slot->steps++;
-    live->logprob = live->logprob + logprob;
-    if (live->logprob != live->logprob) {
-        slot->broken = 1;
-        return 1;
-    }
-    if (position == slot->task.n_target) {
-        moe_add_finished(s, slot, live->logprob, logprob, live->last, 1, coverage);
-        return 1;
-    }
-    live->last = moe_add_token(s, slot, a, live->row, slot->target[position], live->last, logprob);
+    live->latest = slot->task.forced && position == 0 ? 0.0f : a->want_logprob[live->row];
+    live->logprob = live->logprob + live->latest;
+    slot->broken = live->logprob != live->logprob;
+    live->ended = position == slot->task.n_target;
+    if (live->ended && !slot->broken)
+        moe_add_finished(slot, live,
+                         moe_score(s, slot, live,
+                                   moe_coverage_at(a, s->rules.by_place ? at * (size_t)s->beam : live->row)));
+    if (live->ended || slot->broken) return 1;
+    live->id = slot->target[position];
+    moe_add_token(s, slot, a, live);
     live->tokens++;
     live->rank = live->logprob;
     moe_demand_advance(slot, live);
@@ -7786,18 +7778,9 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, const moe_ans
 
 /* The step of slot number `at` by its rules. Returns 1 when the sentence is done; the slot is then not active. */
 MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
-    const size_t place = at * (size_t)s->beam;
-    int done;
-    if (slot->task.scoring || slot->steps < slot->task.n_target) {
-        const size_t row = slot->live[0].row;
-        const float logprob = slot->task.forced && slot->steps == 0 ? 0.0f : a->want_logprob[row];
-        done = moe_score_step(s, slot, a, logprob,
-                              a->coverage ? a->coverage + (s->rules.by_place ? place : row) * a->stride : NULL);
-    } else if (!s->rules.stay) {
-        done = moe_search_step(s, slot, a, next);
-    } else {
-        done = moe_beam_step(s, slot, a, a->coverage ? a->coverage + place * a->stride : NULL, next);
-    }
+    const int done = slot->task.scoring || slot->steps < slot->task.n_target ? moe_score_step(s, slot, at, a)
+                     : s->rules.stay                                         ? moe_beam_step(s, slot, at, a, next)
+                                                                             : moe_search_step(s, slot, a, next);
     if (done) slot->active = 0;
     return done;
 }
@@ -7826,6 +7809,11 @@ MOE_SHARED size_t moe_result_words(const moe_search *s, const moe_slot *slot, si
     for (const moe_finished *f = slot->finished; f < slot->finished + h; f++)
         words += 4 + (size_t)(2 + s->looks) * f->tokens + (size_t)f->finished;
     return words;
+}
+
+/* As many as a sentence can have. */
+MOE_SHARED size_t moe_most_words(const moe_search *s) {
+    return 2 + (size_t)s->nbest * (5 + (size_t)(2 + s->looks) * s->max_target);
 }
 
 MOE_SHARED void moe_write_head(const moe_search *s, const moe_slot *slot, size_t at, int32_t *words) {
@@ -7982,10 +7970,8 @@ typedef struct moe_waiting {
     size_t asked, answered;     /* questions of this round: first the languages, then the hypotheses, best first */
     size_t language;            /* the most probable so far */
     float best;                 /* score of a reranked hypothesis so far */
-    moe_hypothesis *hypotheses; /* [n] */
-    int32_t *ids;               /* [beam, max_target] ids of the hypotheses */
-    int32_t *sources;           /* [beam, max_target]; NULL: unknown */
-    float *logprobs;            /* [beam, max_target + 1] */
+    moe_hypothesis *hypotheses; /* [n] in */
+    int32_t *words;             /* [moe_most_words] */
 } moe_waiting;
 
 /* The purpose of a slot's work. */
@@ -8021,9 +8007,7 @@ static void moe_reranker_layout(moe_reranker *r, const moe_search *s, size_t slo
         moe_waiting w = { .used = 0 };
         w.source = moe_carve(at, max_source, sizeof *w.source);
         w.hypotheses = moe_carve(at, beam, sizeof *w.hypotheses);
-        w.ids = moe_carve(at, beam * s->max_target, sizeof *w.ids);
-        if (s->looks) w.sources = moe_carve(at, beam * s->max_target, sizeof *w.sources);
-        w.logprobs = moe_carve(at, beam * (s->max_target + 1), sizeof *w.logprobs);
+        w.words = moe_carve(at, moe_most_words(s), sizeof *w.words);
         if (at->base) r->waiting[i] = w;
     }
 }
@@ -8050,25 +8034,22 @@ static moe_waiting *moe_rerank_begin(moe_client *c, const moe_request *q) {
     return w;
 }
 
-/* Store the hypotheses of a translation. 0: one of them cannot be a source, so the sentence is not reranked. */
-static int moe_rerank_keep(moe_client *c, moe_waiting *w, const moe_result *found) {
-    const moe_hypothesis *hypotheses = found->hypotheses;
-    const size_t n = found->n_hypotheses, max_target = c->search->max_target;
-    for (size_t h = 0; h < n; h++)
-        if (hypotheses[h].n_ids + moe_source_extra(c->model) > (size_t)c->params->max_source) return 0;
-    for (size_t h = 0; h < n; h++) {
-        int32_t *ids = w->ids + h * max_target;
-        float *logprobs = w->logprobs + h * (max_target + 1);
-        w->hypotheses[h] = hypotheses[h];
-        w->hypotheses[h].ids = memcpy(ids, hypotheses[h].ids, hypotheses[h].n_ids * sizeof *ids);
-        if (hypotheses[h].sources)
-            w->hypotheses[h].sources =
-                memcpy(w->sources + h * max_target, hypotheses[h].sources, hypotheses[h].n_ids * sizeof *ids);
-        w->hypotheses[h].token_logprobs =
-            memcpy(logprobs, hypotheses[h].token_logprobs,
-                   (hypotheses[h].n_ids + (size_t)hypotheses[h].finished) * sizeof *logprobs);
+/* Store a translation's hypotheses, and their words up to `end`. 0: one of them cannot be a source, so the sentence is
+ * not reranked. */
+static int moe_rerank_keep(moe_client *c, moe_waiting *w, const moe_result *found, const int32_t *end) {
+    const int32_t *words = found->hypotheses[0].ids;
+    for (size_t h = 0; h < found->n_hypotheses; h++)
+        if (found->hypotheses[h].n_ids + moe_source_extra(c->model) > (size_t)c->params->max_source) return 0;
+    memcpy(w->words, words, (size_t)(end - words) * sizeof *words);
+    for (size_t h = 0; h < found->n_hypotheses; h++) {
+        const moe_hypothesis *from = &found->hypotheses[h];
+        const ptrdiff_t logprobs = (const int32_t *)(const void *)from->token_logprobs - words;
+        w->hypotheses[h] = *from;
+        w->hypotheses[h].ids = w->words + (from->ids - words);
+        w->hypotheses[h].token_logprobs = (const float *)(const void *)(w->words + logprobs);
+        if (from->sources) w->hypotheses[h].sources = w->words + (from->sources - words);
     }
-    w->n = n;
+    w->n = found->n_hypotheses;
     w->asked = w->answered = w->language = 0;
     w->arrival = ++c->reranker->arrivals;
     return 1;
@@ -8166,8 +8147,8 @@ static int moe_client_pull(moe_client *c, size_t at, int wait, moe_request *q) {
     return answer;
 }
 
-/* Hand over the result of the request in slot `at`, or store it until it can be reranked. */
-static void moe_client_done(moe_client *c, size_t at, const moe_result *result) {
+/* Hand over the result of the request in slot `at`, or store it until it can be reranked; its words up to `end`. */
+static void moe_client_done(moe_client *c, size_t at, const moe_result *result, const int32_t *end) {
     const moe_ticket ticket = c->reranker->tickets[at];
     moe_waiting *w = ticket.waiting;
     moe_result final = *result;
@@ -8175,7 +8156,7 @@ static void moe_client_done(moe_client *c, size_t at, const moe_result *result) 
         if (!moe_rerank_answer(c, &ticket, result)) return;
         final = (moe_result){ w->request.user, MOE_OK, "", w->n, w->hypotheses };
         if (w->status) final = (moe_result){ w->request.user, w->status, w->message, 0, NULL };
-    } else if (w && !result->status && moe_rerank_keep(c, w, result)) {
+    } else if (w && !result->status && moe_rerank_keep(c, w, result, end)) {
         return;
     }
     final.n_hypotheses = moe_min(final.n_hypotheses, (size_t)c->params->nbest);
@@ -8440,54 +8421,8 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
 }
 
 /* ==== 35. Sessions: making ====================================================================================
- * Owns a session's one block of memory. Three steps: settle the choices of the parameters, measure their memory, build
- * the session. Invariant: the same code measures and builds. */
-
-/* Find the device of a name. *out: NULL for the processor. *index: its number among several. *automatic: 1 if the
- * caller named none. */
-static moe_status moe_choose_device(const char *name, const moe_device_api **out, int *index, int *automatic,
-                                    moe_error *error) {
-    const moe_device_api *api = NULL;
-    const char *number;
-    char *end;
-    long n = 0;
-#ifdef MOE_CUDA
-    api = moe_cuda();
-#endif
-    *automatic = !name || !*name || strcmp(name, "auto") == 0;
-    *out = NULL;
-    *index = 0;
-    if (*automatic) {
-        *out = api;
-        return MOE_OK;
-    }
-    if (strcmp(name, "cpu") == 0) return MOE_OK;
-    if (strncmp(name, "cuda", 4) != 0 || (name[4] && name[4] != ':'))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "no device is called '%s'; there are cpu, cuda and cuda:N",
-                        name);
-    if (name[4]) {
-        number = name + 5;
-        errno = 0;
-        n = strtol(number, &end, 10);
-        if (*number < '0' || *number > '9' || *end || errno || n > 4096)
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "'%s' should be cuda: and a number", name);
-    }
-    if (!api)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device",
-                        "this build has no CUDA: build it with make CUDA=1, or use "
-                        "the device cpu");
-    *out = api;
-    *index = (int)n;
-    return MOE_OK;
-}
-
-/* Rows of active slots, each slot a piece without gaps. */
-typedef struct moe_extents {
-    size_t capacity;        /* rows in all */
-    size_t n;               /* slots with rows */
-    size_t *slots;          /* [n] in the order of their pieces */
-    size_t *begin, *length; /* [slots of the session] */
-} moe_extents;
+ * Owns a session's one block of memory. Three steps: plan, place, bind. Invariant: the same code measures and places.
+ */
 
 struct moe_session {
     const moe_model *model;
@@ -8497,12 +8432,12 @@ struct moe_session {
     const moe_kernels *kernels;
     const moe_device_api *api; /* of the device that runs the graphs; NULL: the processor does */
     moe_device *device;
-    int device_index, device_automatic;
+    int device_index;     /* which of several */
+    int device_automatic; /* 1: the caller named none */
     moe_pool *pool;
-    char *block; /* contains everything below */
-    size_t block_bytes;
+    char *block;                     /* contains everything below */
+    size_t block_bytes, arena_bytes; /* the arena's, of activations, on a device are not in the block */
     moe_graph graphs[MOE_GRAPHS];
-    char *arena;                         /* of all graphs: one runs at a time */
     moe_carried (*carried)[MOE_CARRIES]; /* [layers of the model] */
     size_t carried_rows[MOE_CARRY_COUNT];
     moe_damage damage; /* damage that the session found in its model */
@@ -8510,11 +8445,13 @@ struct moe_session {
     size_t n_slots;  /* batch, and slots of one hypothesis for the session's own requests, which are scored */
     moe_slot *slots; /* [n_slots]; on a device without hypotheses */
     moe_reranker reranker;
-    moe_extents by_source; /* the rows of active slots that are carried so */
-    size_t token_rows;     /* carried by token, of a slot: for its longest translations; 0: none are */
+    size_t source_rows; /* carried by source; each active slot has `length` of them from `segment` on */
+    size_t token_rows;  /* carried by token, of a slot: for its longest translations; 0: none are */
+    size_t *active;     /* [n_active] slots in the order of their segments */
+    size_t n_active;
     /* the group of sentences that is being encoded */
-    int32_t *staged;                                   /* [encode_tokens] their ids, one after the other */
-    size_t *staged_slot, *staged_first, *staged_order; /* [n_slots] */
+    int32_t *staged;              /* [encode_tokens] their ids, one after the other */
+    size_t *staged_first;         /* [n_slots] of a slot's */
     moe_frame frames[MOE_GRAPHS]; /* on a device, the decoder's frame has the fields of classifiers only */
     moe_answer answer;            /* results of the decoder's current step */
     float *coverage_next;         /* coverage of the next step */
@@ -8525,14 +8462,33 @@ struct moe_session {
     moe_stats stats;
 };
 
+/* Find the device of a name: NULL for the processor. */
+static moe_status moe_choose_device(moe_session *s, const char *name, moe_error *error) {
+    const moe_device_api *api = NULL;
+    char *end = NULL;
+    long n = 0;
+#ifdef MOE_CUDA
+    api = moe_cuda();
+#endif
+    s->device_automatic = !name || !*name || strcmp(name, "auto") == 0;
+    if (s->device_automatic) s->api = api;
+    if (s->device_automatic || strcmp(name, "cpu") == 0) return MOE_OK;
+    if (strncmp(name, "cuda", 4) != 0 || (name[4] && name[4] != ':'))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "no device is called '%s'; there are cpu, cuda and cuda:N",
+                        name);
+    if (name[4]) n = strtol(name + 5, &end, 10); /* with overflow LONG_MAX */
+    if (name[4] && (name[5] < '0' || name[5] > '9' || *end || n > 4096))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "'%s' should be cuda: and a number", name);
+    if (!api)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device",
+                        "this build has no CUDA: build it with make CUDA=1, or use the device cpu");
+    s->api = api;
+    s->device_index = (int)n;
+    return MOE_OK;
+}
+
 /* More nodes than either graph of a model can have. */
 static size_t moe_session_nodes(const moe_model *m) { return 64 + 24 * (m->n_encoder + m->n_decoder); }
-
-static void moe_extents_layout(moe_extents *e, size_t slots, moe_layout *at) {
-    e->slots = moe_carve(at, slots, sizeof *e->slots);
-    e->begin = moe_carve(at, slots, sizeof *e->begin);
-    e->length = moe_carve(at, slots, sizeof *e->length);
-}
 
 /* Carve the rows that layers carry; with a device, out of its memory, which is zeroed. First states that the encoder
  * does not write are zeros. */
@@ -8552,7 +8508,7 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
 /* Carve the arguments and results of a decoder step beside the graph's nodes, and the results of sentences. */
 static void moe_frame_layout(moe_session *s, moe_layout *at) {
     const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
-    const size_t beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest;
+    const size_t beam = (size_t)s->params.beam;
     const size_t rows = s->rows, most = moe_max(rows, s->encode_tokens), top = s->graphs[MOE_DECODER].top;
     const int here = !s->api; /* the session searches, not a device */
     const int classifies = s->model->kind == MOE_MODEL_CLASSIFIER;
@@ -8595,7 +8551,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
         s->coverage_next = moe_carve(at, rows * max_source, sizeof(float));
     }
     s->next = moe_carve(at, beam, sizeof *s->next);
-    s->results = moe_carve(at, 2 + nbest * (5 + 3 * max_target), sizeof *s->results);
+    s->results = moe_carve(at, moe_most_words(&s->search), sizeof *s->results);
 }
 
 /* Carve everything but the arena and, with a device, the carried rows. With at->base NULL this only measures. */
@@ -8631,11 +8587,9 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
         if (at->base) s->slots[i] = slot;
     }
     moe_reranker_layout(&s->reranker, &s->search, slots, (size_t)s->params.max_source, at);
-    moe_extents_layout(&s->by_source, slots, at);
+    s->active = moe_carve(at, slots, sizeof *s->active);
     s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
-    s->staged_slot = moe_carve(at, slots, sizeof *s->staged_slot);
     s->staged_first = moe_carve(at, slots, sizeof *s->staged_first);
-    s->staged_order = moe_carve(at, slots, sizeof *s->staged_order);
     s->hypotheses = moe_carve(at, nbest, sizeof *s->hypotheses);
     moe_frame_layout(s, at);
 }
@@ -8644,42 +8598,39 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
 static moe_status moe_session_graphs(moe_session *s, moe_error *error) {
     const moe_model *m = s->model;
     moe_graph *encoder = &s->graphs[MOE_ENCODER], *decoder = &s->graphs[MOE_DECODER];
-    encoder->rows = s->encode_tokens;
-    decoder->rows = s->rows;
-    for (int g = 0; g < MOE_GRAPHS; g++) {
-        s->graphs[g].count = 0;
-        s->graphs[g].threads = (size_t)s->params.threads;
-        s->graphs[g].sentences = s->n_slots;
-        s->graphs[g].max_source = (size_t)s->params.max_source;
-        s->graphs[g].max_target = (size_t)s->params.max_target;
-        s->graphs[g].on_device = s->api != NULL;
-    }
+    encoder->count = decoder->count = 0;
     moe_builder builder = { .g = encoder, .layers = m->layers, .carried = s->carried, .first = s->rows };
     if (m->kind == MOE_MODEL_TRANSLATION) moe_build_encoder(&builder, m);
     builder.g = decoder;
     moe_build_decoder(&builder, m);
-    for (int g = 0; g < MOE_GRAPHS; g++) MOE_TRY(moe_graph_plan(&s->graphs[g], error));
+    s->arena_bytes = 0;
+    for (int g = 0; g < MOE_GRAPHS; g++) {
+        MOE_TRY(moe_graph_plan(&s->graphs[g], error));
+        s->arena_bytes = moe_max(s->arena_bytes, s->graphs[g].bytes); /* they take turns */
+    }
     return MOE_OK;
 }
 
-static size_t moe_arena_bytes(const moe_session *s) {
-    size_t bytes = 0;
-    for (int g = 0; g < MOE_GRAPHS; g++) bytes = moe_max(bytes, s->graphs[g].bytes); /* they take turns */
-    return bytes;
-}
-
-static void moe_place_graphs(moe_session *s, char *arena) {
-    for (int g = 0; g < MOE_GRAPHS; g++) moe_graph_place(&s->graphs[g], arena);
-}
+/* ---- Plan: settle the choices of the parameters, measure their memory ---- */
 
 /* The number of rows of each kind, and the rows that are kept. */
 static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
-    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam;
-    s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
+    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam,
+                 max_source = (size_t)s->params.max_source;
+    const size_t tokens = s->params.batch_tokens ? (size_t)s->params.batch_tokens : 64 * batch;
+    s->n_slots = batch;
+    s->rows = s->model->kind == MOE_MODEL_TRANSLATION ? batch * beam : batch;
+    if (s->params.rerank > 0.0f && beam > 1) {
+        s->search.nbest = s->params.beam;
+        s->reranker.n = 2 * batch;
+        /* questions have one row each: enough to fill a step, or all questions of one sentence */
+        s->n_slots += moe_max(beam, 4 * batch);
+        s->rows += moe_max(beam, 4 * batch);
+    }
+    s->rows += s->search.ahead;
+    s->encode_tokens = max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
     /* A request is pulled before its length is known, so capacity for a longest one is always free. */
-    s->by_source.capacity = (size_t)s->params.max_source +
-                            (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
-                            32 * (s->n_slots - batch);
+    s->source_rows = max_source + tokens + 32 * (s->n_slots - batch);
     /* Every hypothesis and token of a step may last to the end. Memory that no sentence needs is never touched. */
     if (moe_model_carries(s->model, MOE_BY_TOKEN, 0)) s->token_rows = beam * (size_t)s->params.max_target + 1;
     if (s->token_rows > INT32_MAX / s->n_slots)
@@ -8687,69 +8638,61 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
             error, MOE_ERROR_ARGUMENT, "batch",
             "a batch of %d, a beam of %d and max_target %d are too many: their product must stay below 2^31",
             s->params.batch, s->params.beam, s->params.max_target);
-    /* Given tokens run together unless some layer's product reads the state that the token before leaves. */
-    if (s->model->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(s->model, MOE_BY_PARENT, 0))
-        s->search.ahead = moe_min(1024, 32 * batch);
-    s->rows += s->search.ahead;
     s->carried_rows[MOE_BY_PARENT] = s->rows + (s->model->decoder_from_encoder ? s->n_slots : 0);
-    s->carried_rows[MOE_BY_SOURCE] = s->by_source.capacity;
+    s->carried_rows[MOE_BY_SOURCE] = s->source_rows;
     s->carried_rows[MOE_BY_TOKEN] = s->token_rows * s->n_slots;
-    s->search.max_constraints = (size_t)s->params.max_constraints;
-    s->search.looks = s->params.max_constraints && s->model->attention;
     return MOE_OK;
 }
 
 /* Fill in the fields that parameters decide, before any memory is laid out. */
 static moe_status moe_session_settle(moe_session *s, const moe_model *m, const moe_session_params *params,
                                      moe_error *error) {
-    size_t batch, beam;
+    moe_session_params *p = &s->params;
     int gating = 0;
     memset(s, 0, sizeof *s);
     s->model = m;
     s->allocator = m->allocator;
-    MOE_TRY(moe_take_params(m, params, &s->params, error));
-    MOE_TRY(moe_check_params(m, &s->params, error));
-    batch = (size_t)s->params.batch;
-    beam = (size_t)s->params.beam;
-    MOE_TRY(moe_choose_kernels(s->params.isa ? s->params.isa : getenv("MOE_ISA"), &s->kernels, error));
-    MOE_TRY(moe_check_gating(m, s->params.gating, &gating, error));
-    if (s->params.noise) MOE_TRY(moe_check_noise(m, error));
-    MOE_TRY(moe_choose_device(s->params.device ? s->params.device : getenv("MOE_DEVICE"), &s->api, &s->device_index,
-                              &s->device_automatic, error));
-    s->search = (moe_search){ .beam = s->params.beam,
-                              .nbest = s->params.nbest,
-                              .alpha = s->params.length_penalty,
-                              .constant = s->params.length_constant,
-                              .beta = s->params.coverage_penalty,
-                              .prune = s->params.prune,
-                              .rules = moe_rule_sets[s->params.rules],
+    MOE_TRY(moe_take_params(m, params, p, error));
+    MOE_TRY(moe_check_params(m, p, error));
+    MOE_TRY(moe_choose_kernels(p->isa ? p->isa : getenv("MOE_ISA"), &s->kernels, error));
+    MOE_TRY(moe_check_gating(m, p->gating, &gating, error));
+    if (p->noise) MOE_TRY(moe_check_noise(m, error));
+    MOE_TRY(moe_choose_device(s, p->device ? p->device : getenv("MOE_DEVICE"), error));
+    /* Given tokens run together unless some layer's product reads the state that the token before leaves. */
+    const int together = m->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(m, MOE_BY_PARENT, 0);
+    s->search = (moe_search){ .beam = p->beam,
+                              .nbest = p->nbest,
+                              .alpha = p->length_penalty,
+                              .constant = p->length_constant,
+                              .beta = p->coverage_penalty,
+                              .prune = p->prune,
+                              .rules = moe_rule_sets[p->rules],
                               .bos = m->bos,
                               .eos = m->eos,
-                              .min_target = (size_t)s->params.min_target,
-                              .max_target = (size_t)s->params.max_target,
+                              .min_target = (size_t)p->min_target,
+                              .max_target = (size_t)p->max_target,
+                              .max_constraints = (size_t)p->max_constraints,
+                              .looks = p->max_constraints && m->attention,
+                              .ahead = together ? moe_min(1024, 32 * (size_t)p->batch) : 0,
                               .from_encoder = m->decoder_from_encoder,
-                              .early_stopping = s->params.early_stopping || beam == 1,
+                              .early_stopping = p->early_stopping || p->beam == 1,
                               .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
-    s->n_slots = batch;
-    s->rows = m->kind == MOE_MODEL_TRANSLATION ? batch * beam : batch;
-    if (s->params.rerank > 0.0f && beam > 1) {
-        const size_t questions = moe_max(
-            beam, 4 * batch); /* questions have one row each: enough to fill a step, or all questions of one sentence */
-        s->search.nbest = (int)beam;
-        s->reranker.n = 2 * batch;
-        s->n_slots += questions;
-        s->rows += questions;
-    }
+    MOE_TRY(moe_settle_rows(s, error));
     for (int g = 0; g < MOE_GRAPHS; g++)
-        s->graphs[g] = (moe_graph){ .traced = s->params.trace != NULL,
-                                    .routed = s->params.routing != NULL,
+        s->graphs[g] = (moe_graph){ .rows = g == MOE_ENCODER ? s->encode_tokens : s->rows,
+                                    .threads = (size_t)p->threads,
+                                    .sentences = s->n_slots,
+                                    .max_source = (size_t)p->max_source,
+                                    .max_target = (size_t)p->max_target,
+                                    .traced = p->trace != NULL,
+                                    .routed = p->routing != NULL,
                                     .gating = gating,
-                                    .noise = s->params.noise,
-                                    .noise_seed = s->params.noise_seed };
+                                    .noise = p->noise,
+                                    .noise_seed = p->noise_seed,
+                                    .on_device = s->api != NULL };
     s->graphs[MOE_DECODER].top =
-        moe_min((size_t)(m->kind == MOE_MODEL_CLASSIFIER ? s->params.nbest : s->params.beam + 1),
-                (size_t)m->vocabulary);
-    return moe_settle_rows(s, error);
+        moe_min((size_t)(m->kind == MOE_MODEL_CLASSIFIER ? p->nbest : p->beam + 1), (size_t)m->vocabulary);
+    return MOE_OK;
 }
 
 static moe_status moe_no_memory(size_t bytes, moe_error *error) {
@@ -8776,7 +8719,7 @@ static moe_status moe_session_measure(moe_session *s, moe_error *error) {
     s->carried = (void *)(trial + MOE_GRAPHS * node_bytes);
     status = moe_session_graphs(s, error);
     moe_release(&s->allocator, trial, trial_bytes);
-    s->block_bytes = measured.used + (s->api ? 0 : moe_arena_bytes(s));
+    s->block_bytes = measured.used + (s->api ? 0 : s->arena_bytes);
     return status;
 }
 
@@ -8791,37 +8734,34 @@ static void moe_log(const moe_session *s, const char *format, ...) {
     s->params.log(s->params.log_user, message);
 }
 
-/* Carried rows, activations and weights on the device. The host's block is carved. */
-static moe_status moe_build_on_device(moe_session *s, moe_error *error) {
-    const moe_device_params params = { s->allocator, s->device_index, s->params.device_memory, s->params.log,
-                                       s->params.log_user };
-    moe_layout carried = { NULL, 0, 0 };
-    void *memory;
-    moe_carried_layout(s, &carried);
-    MOE_TRY(s->api->open(&params, &s->device, error));
-    MOE_TRY(s->api->allocate(s->device, carried.used, "keys, values and states", &memory, error));
-    carried = (moe_layout){ memory, 0, 0 };
-    moe_carried_layout(s, &carried);
-    MOE_TRY(moe_session_graphs(s, error));
-    MOE_TRY(s->api->allocate(s->device, moe_arena_bytes(s), "activations", &memory, error));
-    if (memory) moe_place_graphs(s, memory);
-    MOE_TRY(s->api->bind(s->device, s->graphs, s->model->kind == MOE_MODEL_CLASSIFIER ? NULL : &s->search, error));
-    return moe_pool_start(s->pool, 1, error);
-}
+/* ---- Place: allocate the memory and carve it, build the graphs there ---- */
 
-static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
-    moe_layout at = { NULL, 0, 0 };
+static moe_status moe_session_place(moe_session *s, moe_error *error) {
+    const moe_device_params device = { s->allocator, s->device_index, s->params.device_memory, s->params.log,
+                                       s->params.log_user };
+    moe_layout at = { NULL, 0, 0 }, carried = { NULL, 0, 0 };
+    void *memory;
     s->block = s->allocator.allocate(s->allocator.user,
                                      s->block_bytes + 64); /* not zeroed: pages are touched when they are used */
     if (!s->block) return moe_no_memory(s->block_bytes, error);
     at.base = s->block + (64 - (uintptr_t)s->block % 64) % 64;
     moe_session_layout(s, &at);
     memset(s->pool, 0, sizeof *s->pool);
-    if (s->api) return moe_build_on_device(s, error);
+    if (s->api) {
+        moe_carried_layout(s, &carried);
+        MOE_TRY(s->api->open(&device, &s->device, error));
+        MOE_TRY(s->api->allocate(s->device, carried.used, "keys, values and states", &memory, error));
+        carried = (moe_layout){ memory, 0, 0 };
+        moe_carried_layout(s, &carried);
+    }
     MOE_TRY(moe_session_graphs(s, error));
-    moe_place_graphs(s, at.base + at.used);
-    return moe_pool_start(s->pool, (size_t)s->params.threads, error);
+    memory = at.base + at.used;
+    if (s->api) MOE_TRY(s->api->allocate(s->device, s->arena_bytes, "activations", &memory, error));
+    for (int g = 0; memory && g < MOE_GRAPHS; g++) moe_graph_place(&s->graphs[g], memory);
+    return MOE_OK;
 }
+
+/* ---- Bind: weights, threads ---- */
 
 /* Whether the tensor must be verified now. Expert slabs are verified on first use, except for a device, which uploads
  * all of them. */
@@ -8834,19 +8774,30 @@ static void moe_verify_task(void *user, size_t task, size_t thread) {
     if (moe_is_read_blindly(s, t)) moe_check_tensor(&s->model->file, t, &s->damage, NULL);
 }
 
-/* Verify the tensors that must be verified now and are not yet. */
-static moe_status moe_session_verify(moe_session *s, moe_error *error) {
+/* Upload the weights, start the threads, verify the tensors that must be verified now and are not yet. */
+static moe_status moe_session_bind(moe_session *s, moe_error *error) {
     const moe_file *f = &s->model->file;
-    size_t left = 0;
+    const moe_search *search = s->model->kind == MOE_MODEL_CLASSIFIER ? NULL : &s->search;
+    if (s->api) MOE_TRY(s->api->bind(s->device, s->graphs, search, error));
+    MOE_TRY(moe_pool_start(s->pool, s->api ? 1 : (size_t)s->params.threads, error));
     MOE_TRY(moe_check_unchanged(s->model, error));
-    for (size_t i = 0; f->checked && i < f->n_tensors; i++)
-        left += moe_is_read_blindly(s, &f->tensors[i]) && !moe_tensor_checked(f, &f->tensors[i]);
-    if (left) moe_pool_run(s->pool, f->n_tensors, moe_verify_task, s);
-    return moe_report_damage(f, &s->damage, error);
+    if (f->checked) moe_pool_run(s->pool, f->n_tensors, moe_verify_task, s);
+    MOE_TRY(moe_report_damage(f, &s->damage, error));
+    for (int g = 0; g < MOE_GRAPHS; g++) s->graphs[g].stats = &s->stats, s->graphs[g].damage = &s->damage;
+    s->stats.bytes = s->block_bytes + 64 + sizeof *s;
+    s->stats.isa = s->kernels->name;
+    s->stats.device = s->api ? s->api->describe(s->device, &s->stats.device_bytes) : "cpu";
+    if (s->api)
+        moe_log(s, "%s, %d sentences x beam %d, %llu MB of its memory", s->stats.device, s->params.batch,
+                s->params.beam, (unsigned long long)(s->stats.device_bytes >> 20));
+    else
+        moe_log(s, "%s kernels, %d threads, %d sentences x beam %d, %llu KB of memory", s->kernels->name,
+                s->params.threads, s->params.batch, s->params.beam, (unsigned long long)(s->stats.bytes >> 10));
+    return MOE_OK;
 }
 
 /* The session for parameters that have been settled. */
-static moe_status moe_session_build(moe_session *settled, moe_session **out, moe_error *error) {
+static moe_status moe_session_make(moe_session *settled, moe_session **out, moe_error *error) {
     moe_session *s;
     moe_status status;
     MOE_TRY(moe_session_measure(settled, error));
@@ -8854,25 +8805,11 @@ static moe_status moe_session_build(moe_session *settled, moe_session **out, moe
     if (!s) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session");
     *s = *settled;
     atomic_fetch_add(&s->model->self->holders, 1);
-    status = moe_session_allocate(s, error);
-    if (status == MOE_OK) status = moe_session_verify(s, error);
-    if (status != MOE_OK) {
-        moe_session_free(s);
-        return status;
-    }
-    for (int g = 0; g < MOE_GRAPHS; g++) s->graphs[g].stats = &s->stats, s->graphs[g].damage = &s->damage;
-    s->stats.bytes = s->block_bytes + 64 + sizeof *s;
-    s->stats.isa = s->kernels->name;
-    s->stats.device = "cpu";
-    if (s->api) s->stats.device = s->api->describe(s->device, &s->stats.device_bytes);
-    if (s->api)
-        moe_log(s, "%s, %d sentences x beam %d, %llu MB of its memory", s->stats.device, s->params.batch,
-                s->params.beam, (unsigned long long)(s->stats.device_bytes >> 20));
-    else
-        moe_log(s, "%s kernels, %d threads, %d sentences x beam %d, %llu KB of memory", s->kernels->name,
-                s->params.threads, s->params.batch, s->params.beam, (unsigned long long)(s->stats.bytes >> 10));
-    *out = s;
-    return MOE_OK;
+    status = moe_session_place(s, error);
+    if (status == MOE_OK) status = moe_session_bind(s, error);
+    if (status == MOE_OK) *out = s;
+    else moe_session_free(s);
+    return status;
 }
 
 /* Refuse features that exist on the processor only. */
@@ -8890,20 +8827,20 @@ moe_status moe_session_new(const moe_model *model, const moe_session_params *par
     moe_session settled;
     moe_session_params on_cpu;
     moe_error why = { MOE_OK, "", "" };
-    moe_status status;
+    moe_status status = MOE_OK;
     MOE_TRY(moe_session_settle(&settled, model, params, error));
-    if (settled.api && !settled.device_automatic) MOE_TRY(moe_check_device(&settled, error));
-    if (!settled.api || !settled.device_automatic) return moe_session_build(&settled, out, error);
-    status = moe_check_device(&settled, &why);
-    if (status == MOE_OK)
-        status = settled.api->count(&why) > 0 ? moe_session_build(&settled, out, &why) : MOE_ERROR_UNSUPPORTED;
-    if (status == MOE_OK) return MOE_OK;
+    const int tries = settled.api && settled.device_automatic; /* else without an alternative */
+    moe_error *told = tries ? &why : error;
+    if (settled.api) status = moe_check_device(&settled, told);
+    if (status == MOE_OK && tries && settled.api->count(told) < 1) status = MOE_ERROR_UNSUPPORTED;
+    if (status == MOE_OK) status = moe_session_make(&settled, out, told);
+    if (status == MOE_OK || !tries) return status;
     moe_log(&settled, "the processor takes over from %s: %s", settled.api->name, why.message);
     on_cpu = settled.params;
     on_cpu.size = sizeof on_cpu;
     on_cpu.device = "cpu";
     MOE_TRY(moe_session_settle(&settled, model, &on_cpu, error));
-    return moe_session_build(&settled, out, error);
+    return moe_session_make(&settled, out, error);
 }
 
 void moe_session_free(moe_session *s) {
@@ -8971,36 +8908,33 @@ static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
 
 /* ---- Admitting and encoding ---- */
 
-/* First fit for a piece of `need` rows; SIZE_MAX if there is no such gap. */
-static size_t moe_extents_find(const moe_extents *e, size_t need) {
+/* First fit for a segment of `need` rows; SIZE_MAX if there is no such gap. */
+static size_t moe_find_segment(const moe_session *s, size_t need) {
     size_t at = 0;
-    for (size_t i = 0; i < e->n; i++) {
-        if (need <= e->begin[e->slots[i]] - at) return at;
-        at = e->begin[e->slots[i]] + e->length[e->slots[i]];
+    for (size_t i = 0; i < s->n_active; i++) {
+        const moe_task *task = &s->slots[s->active[i]].task;
+        if (need <= task->segment - at) return at;
+        at = task->segment + task->length;
     }
-    return need <= e->capacity && at <= e->capacity - need ? at : SIZE_MAX;
+    return need <= s->source_rows && at <= s->source_rows - need ? at : SIZE_MAX;
 }
 
-/* Take the first fit, which exists. Returns its begin. */
-static size_t moe_extents_take(moe_extents *e, size_t slot, size_t need) {
-    const size_t begin = need ? moe_extents_find(e, need) : 0;
-    size_t i = e->n++;
-    for (; i > 0 && e->begin[e->slots[i - 1]] > begin; i--) e->slots[i] = e->slots[i - 1];
-    e->slots[i] = slot;
-    e->begin[slot] = begin;
-    e->length[slot] = need;
-    return begin;
-}
-
-static void moe_extents_give(moe_extents *e, size_t slot) {
-    size_t i = 0;
-    while (e->slots[i] != slot) i++;
-    e->n--;
-    for (; i < e->n; i++) e->slots[i] = e->slots[i + 1];
+/* Give a slot the first fit, which exists. */
+static void moe_activate(moe_session *s, size_t at, size_t length) {
+    moe_slot *slot = &s->slots[at];
+    size_t i = s->n_active;
+    slot->active = 1;
+    slot->task.length = length;
+    slot->task.segment = length ? moe_find_segment(s, length) : 0;
+    for (; i > 0 && s->slots[s->active[i - 1]].task.segment > slot->task.segment; i--) s->active[i] = s->active[i - 1];
+    s->active[i] = at;
+    s->n_active++;
 }
 
 static void moe_deactivate(moe_session *s, size_t at) {
-    moe_extents_give(&s->by_source, at);
+    size_t i = 0;
+    while (s->active[i] != at) i++;
+    for (s->n_active--; i < s->n_active; i++) s->active[i] = s->active[i + 1];
     s->slots[at].active = 0;
 }
 
@@ -9009,28 +8943,25 @@ static int moe_is_dropped(const int *dropped) { return dropped && __atomic_load_
 
 static const char moe_dropped_text[] = "dropped by the caller";
 
+#define MOE_BAD(why, ...) moe_fail(why, MOE_ERROR_ARGUMENT, "request", __VA_ARGS__)
+
 /* Whether a request's constraints can be kept. */
 static moe_status moe_check_constraints(const moe_session *s, const moe_request *q, size_t n_target, moe_error *why) {
     const moe_model *m = s->model;
     const size_t most = s->search.max_constraints, max_target = s->search.max_target;
     size_t tokens = 0;
-    if (q->n_constraints > most)
-        return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "%zu constraints, max_constraints is %zu", q->n_constraints,
-                        most);
+    if (q->n_constraints > most) return MOE_BAD(why, "%zu constraints, max_constraints is %zu", q->n_constraints, most);
     for (size_t c = 0; c < q->n_constraints; c++) {
         const moe_constraint *k = &q->constraints[c];
         if (!k->n_ids || k->first > q->n_source || k->n_source > q->n_source - k->first)
-            return moe_fail(why, MOE_ERROR_ARGUMENT, "request",
-                            "constraint %zu has no tokens, or lies outside the source", c);
+            return MOE_BAD(why, "constraint %zu has no tokens, or lies outside the source", c);
         tokens += moe_min(k->n_ids, max_target);
         for (size_t i = 0; i < k->n_ids; i++)
             if (!moe_can_generate(m, k->ids[i]))
-                return moe_fail(why, MOE_ERROR_ARGUMENT, "request",
-                                "token %d of a constraint cannot be generated by this model", (int)k->ids[i]);
+                return MOE_BAD(why, "token %d of a constraint cannot be generated by this model", (int)k->ids[i]);
     }
     if (n_target + tokens + 1 > max_target && q->n_constraints)
-        return moe_fail(why, MOE_ERROR_ARGUMENT, "request",
-                        "the constraints have %zu tokens, too many for the limit of %zu", tokens, max_target);
+        return MOE_BAD(why, "the constraints have %zu tokens, too many for the limit of %zu", tokens, max_target);
     return MOE_OK;
 }
 
@@ -9049,21 +8980,20 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
     if (moe_is_dropped(q->dropped)) return moe_fail(why, MOE_ERROR_CANCELLED, "request", "%s", moe_dropped_text);
     for (size_t i = 0; i < q->n_source; i++)
         if (q->source[i] < 0 || q->source[i] >= m->source_vocabulary)
-            return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "source token %d is outside the vocabulary (0 to %d)",
-                            (int)q->source[i], (int)m->source_vocabulary - 1);
+            return MOE_BAD(why, "source token %d is outside the vocabulary (0 to %d)", (int)q->source[i],
+                           (int)m->source_vocabulary - 1);
     for (size_t i = 0; q->target && i < q->n_target; i++)
         if (!moe_can_generate(m, q->target[i]))
-            return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "target token %d cannot be generated by this model",
-                            (int)q->target[i]);
+            return MOE_BAD(why, "target token %d cannot be generated by this model", (int)q->target[i]);
     MOE_TRY(moe_check_constraints(s, q, n_target, why));
     if (!q->raw && needs_target && (q->target_tag < 0 || q->target_tag >= m->source_vocabulary))
-        return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "this model needs the target language's tag");
+        return MOE_BAD(why, "this model needs the target language's tag");
     if (q->source_tag < -1 || q->source_tag >= m->source_vocabulary)
-        return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "the source language's tag is outside the vocabulary");
+        return MOE_BAD(why, "the source language's tag is outside the vocabulary");
     if (!q->raw && m->source_tag == 2 && q->source_tag < 0)
-        return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "this model needs the source language's tag");
+        return MOE_BAD(why, "this model needs the source language's tag");
     if (moe_forced_token(m, q) < -1 || moe_forced_token(m, q) >= m->vocabulary)
-        return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "the forced token is outside the vocabulary");
+        return MOE_BAD(why, "the forced token is outside the vocabulary");
     if (q->n_source > max_source || q->n_source + extra > max_source)
         return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu source tokens, the limit is %zu", q->n_source + extra,
                         max_source);
@@ -9071,7 +9001,7 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
         return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu target tokens, the limit is %zu", n_target + 1,
                         max_target);
     if (m->kind == MOE_MODEL_LANGUAGE && (!q->target || q->prefix || q->n_source))
-        return moe_fail(why, MOE_ERROR_ARGUMENT, "request", "a language model scores a target and takes no source");
+        return MOE_BAD(why, "a language model scores a target and takes no source");
     return MOE_OK;
 }
 
@@ -9086,7 +9016,7 @@ static int moe_must_decode(const moe_session *s, const moe_request *q, size_t at
         result.n_hypotheses = 1; /* nothing to translate is an empty translation */
         result.hypotheses = &nothing;
     }
-    moe_client_done(c, at, &result);
+    moe_client_done(c, at, &result, NULL);
     return 0;
 }
 
@@ -9102,7 +9032,7 @@ static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
     slot->task.limit = moe_max(slot->task.limit, slot->task.n_target + tokens + 1);
 }
 
-/* Put a checked request into slot `at`; its ids go after the `staged` ones. Returns the tokens staged. */
+/* Put a checked request into slot `at`; its ids go after the `staged` ones. Returns their number. */
 static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t staged) {
     const moe_model *m = s->model;
     moe_slot *slot = &s->slots[at];
@@ -9111,6 +9041,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     const double limit = (double)(float)q->n_source * (double)s->params.max_len_factor;
     const size_t max_target = (size_t)s->params.max_target, offset = (size_t)s->params.max_len_offset;
     size_t n = 0;
+    s->staged_first[at] = staged;
     if (m->source_tag && !q->raw) ids[n++] = m->source_tag == 2 ? q->source_tag : q->target_tag;
     if (m->source_bos && !q->raw) ids[n++] = m->bos;
     slot->task.lead = n;
@@ -9118,8 +9049,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     if (q->n_source) memcpy(ids + n, q->source, q->n_source * sizeof *ids);
     n += q->n_source;
     if (m->source_eos && !q->raw) ids[n++] = m->source_end;
-    slot->task.segment = moe_extents_take(&s->by_source, at, n);
-    slot->task.length = n;
+    moe_activate(s, at, n);
     slot->user = q->user;
     slot->dropped = q->dropped;
     slot->key = 0;
@@ -9141,36 +9071,26 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
             memcpy(slot->target + slot->task.forced, q->target, q->n_target * sizeof *slot->target);
         moe_slot_begin(slot);
     }
-    s->slots[at].active = 1;
     if (at >= (size_t)s->params.batch) return n;
     s->stats.sentences++;
     s->stats.source_tokens += n;
     return n;
 }
 
-/* Encode the staged sentences: sorted by falling length, packed by time step. */
+/* Encode the staged sentences: packed by time step. */
 static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
     moe_frame *f = &s->frames[MOE_ENCODER];
     moe_packed *p = &f->packed;
     if (!s->graphs[MOE_ENCODER].count) return MOE_OK; /* a language model */
-    for (size_t i = 0; i < group; i++) {
-        const size_t length = s->slots[s->staged_slot[i]].task.length;
-        size_t at = i;
-        for (; at > 0 && s->slots[s->staged_slot[s->staged_order[at - 1]]].task.length < length; at--)
-            s->staged_order[at] = s->staged_order[at - 1];
-        s->staged_order[at] = i;
-    }
-    for (size_t i = 0; i < group; i++) p->sentence[i] = s->staged_slot[s->staged_order[i]];
     f->rows = 0;
     p->steps = s->slots[p->sentence[0]].task.length;
     for (size_t step = 0; step < p->steps; step++) {
         size_t live = 0;
         p->first[step] = f->rows;
         for (; live < group; live++) {
-            const size_t staged = s->staged_order[live];
-            const moe_slot *slot = &s->slots[s->staged_slot[staged]];
+            const moe_slot *slot = &s->slots[p->sentence[live]];
             if (slot->task.length <= step) break;
-            f->ids[f->rows] = s->staged[s->staged_first[staged] + step];
+            f->ids[f->rows] = s->staged[s->staged_first[p->sentence[live]] + step];
             if (f->keys) f->keys[f->rows] = moe_hash(slot->key ^ step);
             f->positions[f->rows] = (int32_t)step;
             p->destination[f->rows++] = slot->task.segment + step;
@@ -9190,7 +9110,7 @@ static int moe_pull_request(moe_session *s, size_t at, moe_client *c, moe_reques
     int answer;
     do {
         *q = (moe_request){ .target_tag = s->params.target_tag, .source_tag = s->params.source_tag, .force = -1 };
-        answer = moe_client_pull(c, at, s->by_source.n == 0, q);
+        answer = moe_client_pull(c, at, s->n_active == 0, q);
     } while (answer == MOE_PULL_REQUEST && !moe_must_decode(s, q, at, c));
     return answer;
 }
@@ -9205,20 +9125,23 @@ static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
  * then, if `more`, the caller's. *last: the last answer for the caller. */
 static moe_status moe_refill(moe_session *s, int own, int more, moe_client *c, int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
-    size_t group = 0, staged = 0;
+    size_t *sentence = s->frames[MOE_ENCODER].packed.sentence, group = 0, staged = 0;
     for (size_t i = 0; i < s->n_slots; i++) {
+        size_t place = group;
         const size_t at = (batch + i) % s->n_slots; /* slots behind the batch first */
         int *wanted = at < batch ? &more : &own, answer;
         moe_request request;
         if (s->slots[at].active || !*wanted) continue;
-        if (staged + max_source > s->encode_tokens || moe_extents_find(&s->by_source, max_source) == SIZE_MAX) break;
+        if (staged + max_source > s->encode_tokens || moe_find_segment(s, max_source) == SIZE_MAX) break;
         answer = moe_pull_request(s, at, c, &request);
         if (at < batch) *last = answer;
         *wanted = answer == MOE_PULL_REQUEST;
         if (!*wanted) continue;
-        s->staged_slot[group] = at;
-        s->staged_first[group++] = staged;
         staged += moe_admit(s, &request, at, staged);
+        for (; place > 0 && s->slots[sentence[place - 1]].task.length < s->slots[at].task.length; place--)
+            sentence[place] = sentence[place - 1]; /* by falling length */
+        sentence[place] = at;
+        group++;
     }
     return group && *last != MOE_PULL_CANCEL ? moe_encode(s, group, error) : MOE_OK;
 }
@@ -9231,7 +9154,7 @@ static void moe_drop_unwanted(moe_session *s, moe_client *c) {
         const moe_result result = { s->slots[at].user, MOE_ERROR_CANCELLED, moe_dropped_text, 0, NULL };
         if (!s->slots[at].active || !moe_is_dropped(s->slots[at].dropped)) continue;
         moe_deactivate(s, at);
-        moe_client_done(c, at, &result);
+        moe_client_done(c, at, &result, NULL);
     }
 }
 
@@ -9283,32 +9206,36 @@ static void moe_fill_frame(moe_session *s) {
     s->frames[MOE_DECODER].rows = rows;
 }
 
+static void moe_add_attention(float *sum, const float *old, const float *attention, size_t n) {
+    for (size_t i = 0; i < n; i++) sum[i] = (old ? old[i] : 0.0f) + attention[i];
+}
+
 /* coverage of a row = that of its parent + this step's attention. */
 static void moe_add_coverage(moe_session *s) {
     const moe_hypothesis_rows *b = &s->frames[MOE_DECODER].beam;
     const size_t stride = s->answer.stride;
-    float *swap = s->answer.coverage;
-    for (size_t r = 0; r < s->frames[MOE_DECODER].rows; r++) {
-        const float *old = moe_row_begins(b->parents, r, s->rows) ? NULL : swap + (size_t)b->parents[r] * stride;
-        for (size_t i = 0; i < b->length[r]; i++)
-            s->coverage_next[r * stride + i] = (old ? old[i] : 0.0f) + b->attention[r * stride + i];
-    }
+    float *old = s->answer.coverage;
+    for (size_t r = 0; r < s->frames[MOE_DECODER].rows; r++)
+        moe_add_attention(s->coverage_next + r * stride,
+                          moe_row_begins(b->parents, r, s->rows) ? NULL : old + (size_t)b->parents[r] * stride,
+                          b->attention + r * stride, b->length[r]);
     s->answer.coverage = s->coverage_next;
-    s->coverage_next = swap;
+    s->coverage_next = old;
 }
 
 /* Coverage by place: [batch, beam, stride] is kept per place in the beam and does not move with the hypotheses.
  * The place of a finished hypothesis adds nothing. While there is one hypothesis, all places add its attention. */
 static void moe_add_place_coverage(moe_session *s) {
-    const size_t stride = (size_t)s->params.max_source, beam = (size_t)s->params.beam;
+    const size_t stride = s->answer.stride, beam = (size_t)s->params.beam;
     for (size_t i = 0; i < (size_t)s->params.batch; i++) {
         const moe_slot *slot = &s->slots[i];
         const int one = moe_slot_is_one(slot);
         for (size_t h = 0; slot->active && h < (one ? beam : slot->n_live); h++) {
             const moe_live *live = &slot->live[one ? 0 : h];
             float *sum = s->answer.coverage + (i * beam + h) * stride;
-            for (size_t k = 0; !live->ended && k < slot->task.length; k++)
-                sum[k] = (slot->steps ? sum[k] : 0.0f) + s->answer.attention[live->row * stride + k];
+            if (!live->ended)
+                moe_add_attention(sum, slot->steps ? sum : NULL, s->answer.attention + live->row * stride,
+                                  slot->task.length);
         }
     }
 }
@@ -9336,7 +9263,7 @@ static const int32_t *moe_deliver(moe_session *s, const int32_t *words, moe_clie
         result.message = "the network's output is not a number: the model's weights are broken";
     }
     moe_deactivate(s, at);
-    moe_client_done(c, at, &result);
+    moe_client_done(c, at, &result, words);
     return words;
 }
 
@@ -9405,12 +9332,12 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
         }
         if (status == MOE_OK) status = moe_heed(s, error);
         if (status != MOE_OK) break;
-        if (s->by_source.n) status = s->api ? moe_step_on_device(s, &c, error) : moe_step(s, &c, error);
+        if (s->n_active) status = s->api ? moe_step_on_device(s, &c, error) : moe_step(s, &c, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
     }
     for (size_t i = 0; i < s->n_slots; i++) s->slots[i].active = 0;
     moe_client_forget(&c);
-    s->by_source.n = 0;
+    s->n_active = 0;
     if (s->api) s->api->forget(s->device);
     return status;
 }
@@ -9429,26 +9356,19 @@ typedef struct moe_sentence {
 static int moe_pull_sentence(void *user, int wait, moe_request *q) {
     moe_sentence *one = user;
     (void)wait;
-    if (one->pulled++) return MOE_PULL_END;
     q->source = one->source;
     q->n_source = one->n;
-    return MOE_PULL_REQUEST;
+    return one->pulled++ ? MOE_PULL_END : MOE_PULL_REQUEST;
 }
 
 static void moe_take_sentence(void *user, const moe_result *result) {
     moe_sentence *one = user;
-    one->status = result->status;
-    if (result->status) {
-        moe_fail(one->error, result->status, "translate", "%s", result->message);
-        return;
-    }
     const moe_hypothesis *best = result->hypotheses;
-    *one->n_out = best->n_ids;
-    if (best->n_ids > one->capacity)
+    if (!result->status) *one->n_out = best->n_ids;
+    if (result->status) one->status = moe_fail(one->error, result->status, "translate", "%s", result->message);
+    else if (best->n_ids > one->capacity)
         one->status = moe_fail(one->error, MOE_ERROR_LIMIT, "capacity",
-                               "the translation has %zu tokens, the capacity is "
-                               "%zu",
-                               best->n_ids, one->capacity);
+                               "the translation has %zu tokens, the capacity is %zu", best->n_ids, one->capacity);
     else if (best->n_ids) memcpy(one->out, best->ids, best->n_ids * sizeof *one->out);
 }
 
