@@ -703,7 +703,7 @@ static void check_any_layer(const golden *g, const char *name, const moe_kernels
     int32_t parents[MAX_ROWS];
     moe_layer layer = { .residual = 0 };
     moe_error error = { 0 };
-    moe_reader r = { &g->file, MOE_OK, &error, "" };
+    moe_reader r = { .file = &g->file, .error = &error };
     const char *dot = strchr(name, '.');
     char side[32];
     size_t row = 0;
