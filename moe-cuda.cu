@@ -240,7 +240,7 @@ struct moe_device : moe_step_rows {
 };
 
 static size_t moe_longest(const moe_graph *g) { return moe_max(g->max_source, g->max_target); }
-static int moe_quantised(moe_type type) { return type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4; }
+static int moe_quantised(moe_type type) { return type >= MOE_TYPE_Q8; }
 
 /* What to do about a CUDA error. */
 static const char *moe_advice(cudaError_t code) {
@@ -1572,12 +1572,13 @@ static moe_weights moe_weights_at(const moe_matrix *m, const char *at, size_t st
 }
 
 static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
-    const size_t stride = m->cols_padded, codes = moe_data_bytes(m), bytes = m->type == MOE_TYPE_Q4 ? codes / 2 : codes;
+    const size_t stride = m->cols_padded, codes = moe_data_bytes(m),
+                 bytes = moe_quantised(m->type) ? codes / 8 * m->bits : codes;
     if (!moe_quantised(m->type)) {
         moe_upload_to(d, to, m->data, bytes);
         return;
     }
-    if (m->type == MOE_TYPE_Q4) moe_upload_to(d, d->subs, m->subs, codes / 32);
+    if (m->subs) moe_upload_to(d, d->subs, m->subs, codes / m->group);
     for (size_t at = 0, n; at < bytes && d->status == MOE_OK; at += n) {
         const int i = d->next_stage;
         char *landing;
@@ -2701,7 +2702,7 @@ typedef struct moe_needs {
 static void moe_need_matrix(moe_needs *need, const moe_matrix *m) {
     const size_t rows = moe_round_up(m->rows, 16);
     moe_most_of(&need->outputs, rows);
-    if (m->type == MOE_TYPE_Q4) moe_most_of(&need->subs, rows * m->cols_padded / 32);
+    if (m->subs) moe_most_of(&need->subs, rows * m->cols_padded / m->group);
 }
 
 static void moe_need_node(moe_needs *need, const moe_node *n, const moe_graph *g, size_t rows) {

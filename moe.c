@@ -336,6 +336,7 @@ typedef struct moe_matrix {
     const void *data;    /* Q8, Q4: the codes */
     const int8_t *subs;  /* Q4 */
     const float *scales; /* Q8, Q4: [rows padded to 16] */
+    size_t bits, group;  /* of a number or code; columns that share a sub, 0: none */
 } moe_matrix;
 
 /* z = w_x x + w_r r + bias, [4H] in gate order i f g o; r = w_proj h, or h without projection. */
@@ -786,20 +787,40 @@ static int moe_find_word(const char *const *words, const char *word) {
     return words[i] ? i : -1;
 }
 
-static const char *const moe_type_names[] = { "f32", "f16", "bf16", "q8", "q4", NULL };
+/* What there is to know of a format. Rooms of kernels have tuned products of some; the others are expanded to Q8. */
+typedef struct moe_format {
+    const char *name;
+    size_t bits, group; /* of a number or code; columns that share a sub, 0: none */
+    /* Formats of floats. */
+    float largest; /* in magnitude that does not round to infinity */
+    float (*number)(const void *data, size_t at);
+    void (*put)(void *data, size_t at, float x);
+    /* Quantised formats: products take quantised rows, and a weight is code * scale[row]. */
+    int32_t (*code)(const moe_matrix *m, size_t row, size_t col); /* an int8 */
+    /* Codes of columns [k0, k1), multiples of 32, of a block of 16 rows as Q8 lays them: out[k / 4][16][4]. */
+    void (*expand)(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out);
+    /* codes[cols_padded] and subs[cols_padded / group] of a row, returns its scale; puts a code into zeroed bytes. */
+    float (*quantise)(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs);
+    void (*put_code)(void *data, size_t cols_padded, size_t row, size_t col, int code);
+} moe_format;
 
-static int moe_type_known(uint32_t type) { return type <= MOE_TYPE_Q4; }
+static const moe_format moe_formats[MOE_TYPE_COUNT];
 
-const char *moe_type_name(moe_type type) { return moe_type_known((uint32_t)type) ? moe_type_names[type] : "?"; }
+static int moe_type_known(uint32_t type) { return type < MOE_TYPE_COUNT; }
+
+const char *moe_type_name(moe_type type) { return moe_type_known((uint32_t)type) ? moe_formats[type].name : "?"; }
 
 int moe_type_parse(const char *name, moe_type *out) {
-    const int found = moe_find_word(moe_type_names, name);
-    if (found >= 0) *out = (moe_type)found;
-    return found >= 0;
+    for (int type = 0; type < MOE_TYPE_COUNT; type++)
+        if (strcmp(moe_formats[type].name, name) == 0) {
+            *out = (moe_type)type;
+            return 1;
+        }
+    return 0;
 }
 
 /* Whether products with matrices of this type take quantised rows. */
-static int moe_type_quantised(moe_type type) { return type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4; }
+static int moe_type_quantised(moe_type type) { return moe_formats[type].code != NULL; }
 
 static uint16_t moe_f32_to_bf16(float f) {
     uint32_t bits = moe_to_bits(f);
@@ -821,28 +842,29 @@ static uint16_t moe_f32_to_f16(float f) {
 
 /* Bytes of a matrix blob; 0 on overflow. */
 static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
+    const size_t bits = moe_formats[type].bits, group = moe_formats[type].group;
     uint64_t bytes;
     if (moe_type_quantised(type)) {
         if (rows > UINT64_MAX / 2 || cols > UINT64_MAX / 2) return 0;
         rows = (rows + MOE_Q8_ROWS - 1) / MOE_Q8_ROWS * MOE_Q8_ROWS;
         cols = (cols + MOE_Q8_COLS - 1) / MOE_Q8_COLS * MOE_Q8_COLS;
-        return moe_multiply(rows, (type == MOE_TYPE_Q8 ? cols : cols / 2 + cols / MOE_Q4_GROUP) + 8, &bytes) ? bytes
-                                                                                                             : 0;
+        return moe_multiply(rows, cols / 8 * bits + (group ? cols / group : 0) + 8, &bytes) ? bytes : 0;
     }
     if (!moe_multiply(rows, cols, &bytes)) return 0;
-    return moe_multiply(bytes, type == MOE_TYPE_F32 ? 4 : 2, &bytes) ? bytes : 0;
+    return moe_multiply(bytes, bits / 8, &bytes) ? bytes : 0;
 }
 
 /* The caller has checked that the blob is moe_matrix_bytes long. */
 static moe_matrix moe_matrix_view(moe_type type, size_t rows, size_t cols, const void *blob) {
-    moe_matrix m = { type, rows, cols, cols, blob, NULL, NULL };
+    const size_t bits = moe_formats[type].bits, group = moe_formats[type].group;
+    moe_matrix m = { type, rows, cols, cols, blob, NULL, NULL, bits, group };
     if (moe_type_quantised(type)) {
         const size_t padded = moe_round_up(cols, MOE_Q8_COLS), padded_rows = moe_round_up(rows, MOE_Q8_ROWS);
-        const char *behind = (const char *)blob + padded_rows * (type == MOE_TYPE_Q8 ? padded : padded / 2);
+        const char *behind = (const char *)blob + padded_rows * (padded / 8 * bits);
         m.cols_padded = padded;
-        if (type == MOE_TYPE_Q4) {
+        if (group) {
             m.subs = (const int8_t *)behind;
-            behind += padded_rows * (padded / MOE_Q4_GROUP);
+            behind += padded_rows * (padded / group);
         }
         m.scales = (const float *)(const void *)behind;
     }
@@ -852,12 +874,9 @@ static moe_matrix moe_matrix_view(moe_type type, size_t rows, size_t cols, const
 /* Rows [first, first + count) of a matrix, cut at its end; `first` is a multiple of 16. */
 static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t count) {
     moe_matrix part = *m;
-    const size_t row_bytes = m->type == MOE_TYPE_Q8   ? m->cols_padded
-                             : m->type == MOE_TYPE_Q4 ? m->cols_padded / 2
-                                                      : m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
     part.rows = moe_min(count, m->rows - first);
-    part.data = (const char *)m->data + first * row_bytes;
-    if (m->subs) part.subs = m->subs + first * (m->cols_padded / MOE_Q4_GROUP);
+    part.data = (const char *)m->data + first * m->cols_padded * m->bits / 8;
+    if (m->subs) part.subs = m->subs + first * (m->cols_padded / m->group);
     if (m->scales) part.scales = m->scales + first;
     return part;
 }
@@ -875,35 +894,26 @@ MOE_INLINE size_t moe_q8_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 4) + col / 4) * 64 + row % 16 * 4 + col % 4;
 }
 
+MOE_INLINE size_t moe_sub_index(size_t cols_padded, size_t group, size_t row, size_t col) {
+    return (row / 16 * (cols_padded / group) + col / group) * 16 + row % 16;
+}
 /* The byte of a code; it is the high nibble if column / 4 is odd. */
 MOE_INLINE size_t moe_q4_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 8) + col / 8) * 64 + row % 16 * 4 + col % 4;
 }
-MOE_INLINE size_t moe_q4_sub_index(size_t cols_padded, size_t row, size_t col) {
-    return (row / 16 * (cols_padded / MOE_Q4_GROUP) + col / MOE_Q4_GROUP) * 16 + row % 16;
-}
 
 /* The int8 that stands for a weight in products of a quantised matrix. */
 MOE_INLINE int32_t moe_matrix_code(const moe_matrix *m, size_t row, size_t col) {
-    if (m->type == MOE_TYPE_Q8) return ((const int8_t *)m->data)[moe_q8_index(m->cols_padded, row, col)];
-    return ((((const uint8_t *)m->data)[moe_q4_index(m->cols_padded, row, col)] >> (col / 4 % 2 * 4) & 15) - 8) *
-           m->subs[moe_q4_sub_index(m->cols_padded, row, col)];
+    return moe_formats[m->type].code(m, row, col);
 }
 
 /* Row `row` as floats: out[cols]. */
 static void moe_matrix_row(const moe_matrix *m, size_t row, float *out) {
-    switch (m->type) {
-    case MOE_TYPE_F32: memcpy(out, (const float *)m->data + row * m->cols, m->cols * sizeof *out); break;
-    case MOE_TYPE_F16:
-        for (size_t c = 0; c < m->cols; c++) out[c] = moe_f16_to_f32(((const uint16_t *)m->data)[row * m->cols + c]);
-        break;
-    case MOE_TYPE_BF16:
-        for (size_t c = 0; c < m->cols; c++) out[c] = moe_bf16_to_f32(((const uint16_t *)m->data)[row * m->cols + c]);
-        break;
-    default:
+    if (m->type == MOE_TYPE_F32) memcpy(out, (const float *)m->data + row * m->cols, m->cols * sizeof *out);
+    else if (moe_type_quantised(m->type))
         for (size_t c = 0; c < m->cols; c++) out[c] = (float)moe_matrix_code(m, row, c) * m->scales[row];
-        break;
-    }
+    else
+        for (size_t c = 0; c < m->cols; c++) out[c] = moe_formats[m->type].number(m->data, row * m->cols + c);
 }
 
 /* The largest magnitude of a row, and whether all of it is finite. */
@@ -947,14 +957,6 @@ MOE_INLINE int16_t *moe_code_sums(int8_t *codes, size_t cols_padded) {
     return (int16_t *)(void *)(codes + cols_padded);
 }
 
-/* 128 * sum of a row of codes, to be taken off where 128 was added to each weight. */
-MOE_INLINE int32_t moe_taken(const int8_t *codes, size_t cols_padded) {
-    const int16_t *sums = (const int16_t *)(const void *)(codes + cols_padded);
-    int32_t sum = 0;
-    for (size_t g = 0; g < cols_padded / MOE_CODE_GROUP; g++) sum += sums[g];
-    return 128 * sum;
-}
-
 /* The scalar definition of quantising a row of activations: q[moe_code_bytes(cols)]. */
 static float moe_quantise_portable(const float *x, size_t cols, int8_t *q) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS), bytes = moe_code_bytes(cols);
@@ -963,6 +965,11 @@ static float moe_quantise_portable(const float *x, size_t cols, int8_t *q) {
     memset(sums, 0, bytes - padded);
     for (size_t c = 0; c < padded; c++) sums[c / MOE_CODE_GROUP] = (int16_t)(sums[c / MOE_CODE_GROUP] + q[c]);
     return scale;
+}
+
+static float moe_quantise_row_q8(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs) {
+    (void)subs;
+    return moe_quantise_codes(x, cols, cols_padded, codes);
 }
 
 /* The best 4-bit form of one group u[n], in units of the row's scale: fills codes[n] and returns the sub. It tries subs
@@ -1017,9 +1024,7 @@ static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded
 /* Whether a row can be stored: its numbers are finite in the type. A quantised row is always finite: its largest number
  * determines its scale. */
 static int moe_row_fits(moe_type type, size_t cols, const float *x) {
-    const float largest = type == MOE_TYPE_F16    ? 65519.996f
-                          : type == MOE_TYPE_BF16 ? 0x1.fefffep127f
-                                                  : FLT_MAX; /* round to infinity above */
+    const float largest = moe_formats[type].largest;
     for (size_t c = 0; c < cols; c++)
         if (!(x[c] >= -largest && x[c] <= largest)) return 0;
     return 1;
@@ -1028,40 +1033,73 @@ static int moe_row_fits(moe_type type, size_t cols, const float *x) {
 /* Write row `row` of a matrix blob of `type`; scratch [2 * cols padded to 64] for quantised types. */
 static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
                          int8_t *scratch) {
-    switch (type) {
-    case MOE_TYPE_F32: memcpy((float *)blob + row * cols, x, cols * sizeof *x); break;
-    case MOE_TYPE_F16:
-        for (size_t c = 0; c < cols; c++) ((uint16_t *)blob)[row * cols + c] = moe_f32_to_f16(x[c]);
-        break;
-    case MOE_TYPE_BF16:
-        for (size_t c = 0; c < cols; c++) ((uint16_t *)blob)[row * cols + c] = moe_f32_to_bf16(x[c]);
-        break;
-    default: {
-        const moe_matrix m = moe_matrix_view(type, rows, cols, blob);
-        const size_t padded = m.cols_padded;
-        char *scales = (char *)blob + ((const char *)m.scales - (const char *)blob);
-        int8_t *subs = scratch + padded;
-        float scale = type == MOE_TYPE_Q8 ? moe_quantise_codes(x, cols, padded, scratch)
-                                          : moe_quantise_row_q4(x, cols, padded, scratch, subs);
-        int32_t sum = 0;
-        for (size_t c = 0; c < padded; c++) {
-            if (type == MOE_TYPE_Q8) {
-                ((int8_t *)blob)[moe_q8_index(padded, row, c)] = scratch[c];
-            } else {
-                uint8_t *byte = (uint8_t *)blob + moe_q4_index(padded, row, c);
-                *byte = (uint8_t)(*byte | (scratch[c] + 8) << (c / 4 % 2 * 4));
-                if (c % MOE_Q4_GROUP == 0)
-                    ((int8_t *)blob)[(const char *)m.subs - (const char *)blob +
-                                     (ptrdiff_t)moe_q4_sub_index(padded, row, c)] = subs[c / MOE_Q4_GROUP];
-            }
-            sum += type == MOE_TYPE_Q8 ? scratch[c] : scratch[c] * subs[c / MOE_Q4_GROUP];
-        }
-        memcpy(scales + row * 4, &scale, 4);
-        memcpy(scales + (moe_round_up(rows, MOE_Q8_ROWS) + row) * 4, &sum, 4);
-        break;
+    const moe_format *format = &moe_formats[type];
+    const moe_matrix m = moe_matrix_view(type, rows, cols, blob);
+    int8_t *subs = scratch + m.cols_padded, *subs_at;
+    char *scales;
+    float scale;
+    int32_t sum = 0;
+    if (!moe_type_quantised(type)) {
+        for (size_t c = 0; c < cols; c++) format->put(blob, row * cols + c, x[c]);
+        return;
     }
+    scale = format->quantise(x, cols, m.cols_padded, scratch, subs);
+    scales = (char *)blob + ((const char *)m.scales - (const char *)blob);
+    subs_at = (int8_t *)scales - (m.group ? moe_round_up(rows, MOE_Q8_ROWS) * (m.cols_padded / m.group) : 0);
+    for (size_t c = 0; m.group && c < m.cols_padded; c += m.group)
+        subs_at[moe_sub_index(m.cols_padded, m.group, row, c)] = subs[c / m.group];
+    for (size_t c = 0; c < m.cols_padded; c++) {
+        format->put_code(blob, m.cols_padded, row, c, scratch[c]);
+        sum += moe_matrix_code(&m, row, c);
     }
+    memcpy(scales + row * 4, &scale, 4);
+    memcpy(scales + (moe_round_up(rows, MOE_Q8_ROWS) + row) * 4, &sum, 4);
 }
+
+/* ---- The formats ---- */
+
+static float moe_number_f32(const void *data, size_t at) { return ((const float *)data)[at]; }
+static float moe_number_f16(const void *data, size_t at) { return moe_f16_to_f32(((const uint16_t *)data)[at]); }
+static float moe_number_bf16(const void *data, size_t at) { return moe_bf16_to_f32(((const uint16_t *)data)[at]); }
+static void moe_put_f32(void *data, size_t at, float x) { ((float *)data)[at] = x; }
+static void moe_put_f16(void *data, size_t at, float x) { ((uint16_t *)data)[at] = moe_f32_to_f16(x); }
+static void moe_put_bf16(void *data, size_t at, float x) { ((uint16_t *)data)[at] = moe_f32_to_bf16(x); }
+
+MOE_INLINE int32_t moe_code_q8(const moe_matrix *m, size_t row, size_t col) {
+    return ((const int8_t *)m->data)[moe_q8_index(m->cols_padded, row, col)];
+}
+MOE_INLINE int32_t moe_code_q4(const moe_matrix *m, size_t row, size_t col) {
+    const uint8_t byte = ((const uint8_t *)m->data)[moe_q4_index(m->cols_padded, row, col)];
+    return ((byte >> (col / 4 % 2 * 4) & 15) - 8) * m->subs[moe_sub_index(m->cols_padded, MOE_Q4_GROUP, row, col)];
+}
+static void moe_put_q8(void *data, size_t cols_padded, size_t row, size_t col, int code) {
+    ((int8_t *)data)[moe_q8_index(cols_padded, row, col)] = (int8_t)code;
+}
+static void moe_put_q4(void *data, size_t cols_padded, size_t row, size_t col, int code) {
+    uint8_t *byte = (uint8_t *)data + moe_q4_index(cols_padded, row, col);
+    *byte = (uint8_t)(*byte | (code + 8) << (col / 4 % 2 * 4));
+}
+
+/* `expand` from `code`. */
+#define MOE_EXPAND_OF(format)                                                                                \
+    static void moe_expand_##format(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {  \
+        for (size_t k = k0; k < k1; k += 4)                                                                  \
+            for (size_t j = 0; j < 16; j++)                                                                  \
+                for (size_t i = 0; i < 4; i++) *out++ = (int8_t)moe_code_##format(m, block * 16 + j, k + i); \
+    }
+MOE_EXPAND_OF(q8)
+MOE_EXPAND_OF(q4)
+
+#define MOE_QUANTISED(name)                                                                                        \
+    .largest = FLT_MAX, .code = moe_code_##name, .expand = moe_expand_##name, .quantise = moe_quantise_row_##name, \
+    .put_code = moe_put_##name
+static const moe_format moe_formats[MOE_TYPE_COUNT] = {
+    [MOE_TYPE_F32] = { "f32", 32, .largest = FLT_MAX, .number = moe_number_f32, .put = moe_put_f32 },
+    [MOE_TYPE_F16] = { "f16", 16, .largest = 65519.996f, .number = moe_number_f16, .put = moe_put_f16 },
+    [MOE_TYPE_BF16] = { "bf16", 16, .largest = 0x1.fefffep127f, .number = moe_number_bf16, .put = moe_put_bf16 },
+    [MOE_TYPE_Q8] = { "q8", 8, MOE_QUANTISED(q8) },
+    [MOE_TYPE_Q4] = { "q4", 4, MOE_Q4_GROUP, MOE_QUANTISED(q4) },
+};
 
 /* ==== 9. Kernels: portable ====================================================================================
  * Owns the meaning of every hot loop. Invariant: kernels of every instruction set give the same bits for the same
@@ -1082,6 +1120,9 @@ typedef struct moe_linear {
     float *y; /* [rows, y_stride] */
     size_t y_stride;
     const void *next; /* a hint, or NULL: the weights that are needed after these */
+    int32_t *carry;   /* NULL, or [rows][16]: w is some columns of a block of 16 outputs, added to these sums */
+    size_t sums_at;   /* where the sums of these columns' codes are, from `codes` on */
+    int more;         /* columns follow */
 } moe_linear;
 
 /* For every head: scores = softmax(query . key * scale), y = sum of scores[i] value[i], one row after the other. */
@@ -1137,38 +1178,103 @@ MOE_INLINE void moe_linear_put(const moe_linear *l, size_t row, size_t j, float 
     l->y[row * l->y_stride + j] = l->relu ? moe_reluf(y) : y;
 }
 
+/* Sums of a tile, [rows][16], of some columns, added to those of the columns before; NULL while columns follow. */
+static const int32_t *moe_sums_so_far(const moe_linear *l, size_t row, size_t rows, const int32_t *sums) {
+    int32_t *carry = l->carry + row * 16;
+    for (size_t i = 0; i < rows * 16; i++) carry[i] = (int32_t)((uint32_t)carry[i] + (uint32_t)sums[i]);
+    return l->more ? NULL : carry;
+}
+
 /* Sums of a tile, [rows][blocks][16], to floats. */
-MOE_UNUSED static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
-                                           const int32_t *sums) {
+static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
+                                const int32_t *sums) {
+    if (l->carry && !(sums = moe_sums_so_far(l, row, rows, sums))) return;
     for (size_t r = row; r < row + rows; r++, sums += blocks * 16)
         for (size_t j = block * 16; j < moe_min((block + blocks) * 16, l->w->rows); j++)
             moe_linear_put(l, r, j, (float)sums[j - block * 16] * (l->scales[r] * l->w->scales[j]));
 }
 
-static void moe_linear_portable(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+/* 128 * sum of a row of codes, to be taken off where 128 was added to each weight. */
+MOE_INLINE int32_t moe_taken(const moe_linear *l, size_t row) {
+    const int8_t *codes = l->codes + row * moe_code_bytes(l->w->cols);
+    const int16_t *sums = (const int16_t *)(const void *)(codes + (l->carry ? l->sums_at : l->w->cols_padded));
+    int32_t sum = 0;
+    for (size_t g = 0; g < l->w->cols_padded / MOE_CODE_GROUP; g++) sum += sums[g];
+    return 128 * sum;
+}
+
+typedef void (*moe_linear_fn)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
+
+/* A linear of any quantised format by the Q8 kernel `q8`: so many columns of a block at a time are expanded to Q8, to
+ * stay in L1 for so many rows. */
+static void moe_linear_expanded(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
+                                moe_linear_fn q8) {
+    enum { COLS = 1024, ROWS = 64 };
+    const size_t stride = moe_code_bytes(l->w->cols), padded = l->w->cols_padded;
+    int8_t panel[COLS * 16];
+    int32_t sums[ROWS * 16];
+    for (size_t block = block0; block < block1; block++)
+        for (size_t row = row0; row < row1; row += ROWS) {
+            const size_t rows = moe_min(ROWS, row1 - row);
+            moe_matrix w = moe_matrix_part(l->w, block * 16, 16);
+            moe_linear part = *l;
+            memset(sums, 0, rows * 16 * sizeof *sums);
+            w.type = MOE_TYPE_Q8, w.data = panel;
+            part.w = &w;
+            part.scales += row;
+            part.y += row * l->y_stride + block * 16;
+            if (l->bias) part.bias += block * 16;
+            if (l->add) part.add += row * l->add_stride + block * 16;
+            part.carry = sums;
+            for (size_t k = 0; k < padded; k += COLS) {
+                w.cols_padded = moe_min(COLS, padded - k);
+                moe_formats[l->w->type].expand(l->w, block, k, k + w.cols_padded, panel);
+                part.codes = l->codes + row * stride + k;
+                part.sums_at = padded - k + k / MOE_CODE_GROUP * sizeof(int16_t);
+                part.more = k + COLS < padded;
+                q8(&part, 0, rows, 0, 1);
+            }
+        }
+}
+
+/* What a room has no kernel of its own for. */
+static void moe_linear_other(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
+                             moe_linear_fn q8, moe_linear_fn floats) {
+    if (moe_type_quantised(l->w->type)) moe_linear_expanded(l, row0, row1, block0, block1, q8);
+    else floats(l, row0, row1, block0, block1);
+}
+
+static void moe_linear_float_portable(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     const moe_matrix *w = l->w;
-    const size_t code_bytes = moe_code_bytes(w->cols);
     for (size_t j = block0 * 16; j < moe_min(block1 * 16, w->rows); j++)
         for (size_t r = row0; r < row1; r++) {
-            float product;
-            if (moe_type_quantised(w->type)) {
-                const int8_t *x = l->codes + r * code_bytes;
-                uint32_t sum =
-                    0; /* wraps if the subs of a hostile file exceed 4 bits: no overflow, and no defined result */
-                for (size_t c = 0; c < w->cols_padded; c++) sum += (uint32_t)(x[c] * moe_matrix_code(w, j, c));
-                product = (float)(int32_t)sum * (l->scales[r] * w->scales[j]);
-            } else if (w->type == MOE_TYPE_F32) {
-                product = moe_dot_portable(l->x + r * l->x_stride, (const float *)w->data + j * w->cols, w->cols);
-            } else {
-                const uint16_t *halves = (const uint16_t *)w->data + j * w->cols;
-                const float *x = l->x + r * l->x_stride;
-                float lane[MOE_LANES] = { 0 };
-                for (size_t k = 0; k < w->cols; k++)
-                    lane[k % MOE_LANES] +=
-                        x[k] * (w->type == MOE_TYPE_F16 ? moe_f16_to_f32(halves[k]) : moe_bf16_to_f32(halves[k]));
-                product = moe_join_lanes(lane);
+            const uint16_t *halves = (const uint16_t *)w->data + j * w->cols;
+            const float *x = l->x + r * l->x_stride;
+            float lane[MOE_LANES] = { 0 };
+            if (w->type == MOE_TYPE_F32) {
+                moe_linear_put(l, r, j, moe_dot_portable(x, (const float *)w->data + j * w->cols, w->cols));
+                continue;
             }
-            moe_linear_put(l, r, j, product);
+            for (size_t k = 0; k < w->cols; k++)
+                lane[k % MOE_LANES] +=
+                    x[k] * (w->type == MOE_TYPE_F16 ? moe_f16_to_f32(halves[k]) : moe_bf16_to_f32(halves[k]));
+            moe_linear_put(l, r, j, moe_join_lanes(lane));
+        }
+}
+
+static void moe_linear_portable(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    const size_t code_bytes = moe_code_bytes(l->w->cols), cols = l->w->cols_padded;
+    if (l->w->type != MOE_TYPE_Q8) {
+        moe_linear_other(l, row0, row1, block0, block1, moe_linear_portable, moe_linear_float_portable);
+        return;
+    }
+    for (size_t block = block0; block < block1; block++)
+        for (size_t r = row0; r < row1; r++) {
+            const int8_t *w = (const int8_t *)l->w->data + block * 16 * cols, *x = l->codes + r * code_bytes;
+            int32_t sums[16] = { 0 };
+            for (size_t k = 0; k < cols; k += 4, w += 64)
+                for (size_t i = 0; i < 64; i++) sums[i / 4] += w[i] * x[k + i % 4];
+            moe_finish_portable(l, r, block, 1, 1, sums);
         }
 }
 
@@ -1481,6 +1587,7 @@ MOE_ISA_INLINE void K(finish_block)(const moe_linear *l, size_t row, size_t rows
  */
 __attribute__((noinline)) MOE_ISA_STATIC void K(finish)(const moe_linear *l, size_t row, size_t block, size_t rows,
                                                         size_t blocks, const int32_t *sums) {
+    if (l->carry && !(sums = moe_sums_so_far(l, row, rows, sums))) return;
     for (size_t b = 0; b < blocks; b++) {
         const size_t j = (block + b) * 16, n = l->w->rows - j;
         if (n >= 16) K(finish_block)(l, row, rows, j, 16, sums + b * 16, blocks * 16);
@@ -1850,8 +1957,7 @@ static void moe_quantised_avx2(const moe_linear *l, size_t row0, size_t row1, si
     int32_t taken[ROWS], negative[16];
     for (; row0 < row1; row0 += ROWS) {
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, tile_rows);
-        for (size_t r = 0; start == MOE_START_ROWS && r < rows; r++)
-            taken[r] = moe_taken(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
+        for (size_t r = 0; start == MOE_START_ROWS && r < rows; r++) taken[r] = moe_taken(l, row0 + r);
         for (size_t block = block0; block < block1; block++) {
             const int whole = start == MOE_START_BLOCK && cuts > 2; /* worth a pass over all weights */
             if (whole) moe_negative_avx2(l->w, block, negative);
@@ -1871,7 +1977,7 @@ static void moe_linear_avx2(const moe_linear *l, size_t row0, size_t row1, size_
     else if (l->w->type == MOE_TYPE_Q4)
         moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q4_avx2, MOE_COUNT(moe_tiles_q4_avx2),
                            MOE_START_ZERO);
-    else moe_linear_float_avx2(l, row0, row1, block0, block1);
+    else moe_linear_other(l, row0, row1, block0, block1, moe_linear_avx2, moe_linear_float_avx2);
 }
 
 static int moe_avx2_available(void) {
@@ -1997,7 +2103,7 @@ static void moe_linear_avxvnni(const moe_linear *l, size_t row0, size_t row1, si
     else if (l->w->type == MOE_TYPE_Q4)
         moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q4_avxvnni, MOE_COUNT(moe_tiles_q4_avxvnni),
                            MOE_START_ZERO);
-    else moe_linear_float_avx2(l, row0, row1, block0, block1);
+    else moe_linear_other(l, row0, row1, block0, block1, moe_linear_avxvnni, moe_linear_float_avx2);
 }
 
 static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_OF(avxvnni, moe_linear_avxvnni, avx2) };
@@ -2365,8 +2471,7 @@ MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, si
     int32_t taken[ROWS] = { 0 };
     for (; row0 < row1; row0 += ROWS) {
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, tile_rows);
-        for (size_t r = 0; q8 && r < rows; r++)
-            taken[r] = moe_taken(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
+        for (size_t r = 0; q8 && r < rows; r++) taken[r] = moe_taken(l, row0 + r);
         if (rows <= few_rows) {
             few[rows - 1](l, taken, row0, block0, block1);
             continue;
@@ -2390,13 +2495,13 @@ MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, si
 }
 
 static void moe_linear_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    if (moe_type_quantised(l->w->type)) moe_quantised_avx512(l, row0, row1, block0, block1, 0);
-    else moe_linear_float_avx512(l, row0, row1, block0, block1);
+    if (l->w->type == MOE_TYPE_Q8 || l->w->type == MOE_TYPE_Q4) moe_quantised_avx512(l, row0, row1, block0, block1, 0);
+    else moe_linear_other(l, row0, row1, block0, block1, moe_linear_avx512, moe_linear_float_avx512);
 }
 
 static void moe_linear_small_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    if (moe_type_quantised(l->w->type)) moe_quantised_avx512(l, row0, row1, block0, block1, 1);
-    else moe_linear_float_avx512(l, row0, row1, block0, block1);
+    if (l->w->type == MOE_TYPE_Q8 || l->w->type == MOE_TYPE_Q4) moe_quantised_avx512(l, row0, row1, block0, block1, 1);
+    else moe_linear_other(l, row0, row1, block0, block1, moe_linear_small_avx512, moe_linear_float_avx512);
 }
 
 /* Scores of four rows from row i on: so many are read in one go. */
@@ -2656,9 +2761,11 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
             for (size_t k0 = 0; k0 < k; k0 += span) {
                 const size_t n = moe_min(span, k - k0);
                 const int8_t *b = w->type == MOE_TYPE_Q8 ? (const int8_t *)w->data + (block * k + k0) * 16 : expanded;
-                if (w->type == MOE_TYPE_Q4 && (tile == 0 || span < k))
-                    for (size_t i = 0; i < blocks; i++)
-                        moe_amx_expand(w, block + i, k0, k0 + n, expanded + i * span * 16);
+                for (size_t i = 0; i < blocks && b == expanded && (tile == 0 || span < k); i++) {
+                    int8_t *to = expanded + i * span * 16;
+                    if (w->type == MOE_TYPE_Q4) moe_amx_expand(w, block + i, k0, k0 + n, to);
+                    else moe_formats[w->type].expand(w, block + i, k0, k0 + n, to);
+                }
                 __asm__ volatile(""
                                  :
                                  : "r"(b)
@@ -2921,8 +3028,8 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
 
 /* Outputs outside, rows inside: a block of weights is read once from memory and stays in L1 for all rows. */
 static void moe_linear_neon(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    if (!moe_type_quantised(l->w->type)) {
-        moe_linear_float_neon(l, row0, row1, block0, block1);
+    if (l->w->type != MOE_TYPE_Q8 && l->w->type != MOE_TYPE_Q4) {
+        moe_linear_other(l, row0, row1, block0, block1, moe_linear_neon, moe_linear_float_neon);
         return;
     }
     for (size_t block = block0; block < block1; block++)
@@ -3025,8 +3132,8 @@ MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, siz
 
 MOE_DOTPROD static void moe_linear_dotprod(const moe_linear *l, size_t row0, size_t row1, size_t block0,
                                            size_t block1) {
-    if (!moe_type_quantised(l->w->type)) {
-        moe_linear_float_neon(l, row0, row1, block0, block1);
+    if (l->w->type != MOE_TYPE_Q8 && l->w->type != MOE_TYPE_Q4) {
+        moe_linear_other(l, row0, row1, block0, block1, moe_linear_dotprod, moe_linear_float_neon);
         return;
     }
     for (size_t block = block0; block < block1; block++) {
@@ -3056,7 +3163,7 @@ MOE_INLINE void moe_panel_q8(const moe_matrix *m, size_t block, size_t col, size
 
 MOE_INLINE void moe_panel_q4(const moe_matrix *m, size_t block, size_t col, size_t cols, int8_t *panel) {
     const uint8_t *w = (const uint8_t *)m->data + moe_q4_index(m->cols_padded, block * 16, col);
-    const int8_t *subs = m->subs + moe_q4_sub_index(m->cols_padded, block * 16, col);
+    const int8_t *subs = m->subs + moe_sub_index(m->cols_padded, MOE_Q4_GROUP, block * 16, col);
     for (; cols; cols -= MOE_Q4_GROUP, w += 256, subs += 16, panel += 512)
         for (size_t q = 0; q < 4; q++) {
             uint8_t four[16]; /* the subs of 4 outputs, each for 4 columns */
@@ -3125,7 +3232,11 @@ MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows
 /* smmla takes the rows by eights. Up to 7 that are left go to sdot, which wastes no half of a pair of rows. */
 static void moe_linear_i8mm(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     size_t rest = row0;
-    if (moe_type_quantised(l->w->type)) rest = row1 - (row1 - row0) % 8;
+    if (l->w->type != MOE_TYPE_Q8 && l->w->type != MOE_TYPE_Q4) {
+        moe_linear_other(l, row0, row1, block0, block1, moe_linear_i8mm, moe_linear_float_neon);
+        return;
+    }
+    rest = row1 - (row1 - row0) % 8;
     for (size_t block = block0; block < block1; block++)
         for (size_t r = row0; r < rest; r += MOE_PANEL_ROWS)
             moe_block_i8mm(l, r, moe_min(MOE_PANEL_ROWS, rest - r), block);

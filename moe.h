@@ -113,7 +113,8 @@ typedef enum moe_type {
     MOE_TYPE_F16 = 1,
     MOE_TYPE_BF16 = 2,
     MOE_TYPE_Q8 = 3, /* int8 and one float scale per output row; products are exact integers */
-    MOE_TYPE_Q4 = 4  /* 4-bit codes, one integer factor for 32 columns, and Q8's scale; products are exact integers */
+    MOE_TYPE_Q4 = 4, /* 4-bit codes, one integer factor for 32 columns, and Q8's scale; products are exact integers */
+    MOE_TYPE_COUNT
 } moe_type;
 
 const char *moe_type_name(moe_type type);            /* "f32", "f16", "bf16", "q8", "q4"; "?" if unknown */

@@ -865,8 +865,8 @@ static void linear_quantised_is_the_same_at_every_row_count_and_width(void **sta
     uint64_t random = 52;
     (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
-        for (int q4 = 0; q4 < 2; q4++) {
-            const moe_type type = q4 ? MOE_TYPE_Q4 : MOE_TYPE_Q8;
+        for (uint32_t any = MOE_TYPE_Q8; any < MOE_TYPE_COUNT; any++) {
+            const moe_type type = (moe_type)any;
             for (size_t i = 0; i < 67 + MOE_COUNT(heights) * MOE_COUNT(wide); i++) {
                 const size_t rows = i < 67 ? i + 1 : heights[(i - 67) / MOE_COUNT(wide)],
                              out = 1 + mw_below(&random, 100);
@@ -877,6 +877,50 @@ static void linear_quantised_is_the_same_at_every_row_count_and_width(void **sta
                 compare_linear(isa_at(isa), &c, 0, rows, 0, moe_divide_up(out, 16));
                 free_linear(&c);
             }
+        }
+}
+
+static moe_linear_fn expanded_for;
+static void linear_by_expansion(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    moe_linear_expanded(l, row0, row1, block0, block1, expanded_for);
+}
+
+/* A format without kernels of its own is expanded to Q8 for each instruction set: so are those that have some. */
+static void linear_of_expanded_codes_is_the_same_on_every_isa(void **state) {
+    uint64_t random = 55;
+    (void)state;
+    for (size_t isa = 0; isa_at(isa); isa++)
+        for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++)
+            for (size_t round = 0; round < mw_rounds(100); round++) {
+                const size_t rows = 1 + mw_below(&random, round % 8 ? 20 : 140), out = 1 + mw_below(&random, 60);
+                const size_t in = 1 + mw_below(&random, round % 4 ? 200 : 3000), blocks = moe_divide_up(out, 16);
+                const size_t row0 = mw_below(&random, rows), block0 = mw_below(&random, blocks);
+                linear_case c = make_linear(&random, (moe_type)type, rows, in, out, (int)mw_below(&random, 3), MIXED);
+                moe_kernels kernels = *isa_at(isa);
+                expanded_for = kernels.linear;
+                kernels.linear = linear_by_expansion;
+                compare_linear(&kernels, &c, row0, row0 + 1 + mw_below(&random, rows - row0), block0,
+                               block0 + 1 + mw_below(&random, blocks - block0));
+                free_linear(&c);
+            }
+}
+
+static void expanded_codes_are_those_of_the_matrix(void **state) {
+    uint64_t random = 56;
+    (void)state;
+    for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++)
+        for (size_t round = 0; round < mw_rounds(100); round++) {
+            const size_t in = 1 + mw_below(&random, 300), out = 1 + mw_below(&random, 60), block = (out - 1) / 16;
+            linear_case c = make_linear(&random, (moe_type)type, 1, in, out, 0, MIXED);
+            const size_t cols = c.matrix.cols_padded, k0 = mw_below(&random, cols / 64) * 64;
+            int8_t *line = mw_zeros((cols - k0) * 16);
+            moe_formats[type].expand(&c.matrix, block, k0, cols, line);
+            for (size_t k = k0; k < cols; k++)
+                for (size_t j = 0; j < 16; j++)
+                    CHECK(line[moe_q8_index(cols - k0, j, k - k0)] == moe_matrix_code(&c.matrix, block * 16 + j, k),
+                          "%s: column %zu of output %zu is %d", moe_type_name((moe_type)type), k, block * 16 + j,
+                          line[moe_q8_index(cols - k0, j, k - k0)]);
+            free(line), free_linear(&c);
         }
 }
 
@@ -1085,7 +1129,7 @@ static void linear_writes_only_its_rows_and_blocks(void **state) {
     uint64_t random = 45;
     (void)state;
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
-        for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
+        for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
             for (size_t round = 0; round < mw_rounds(100); round++) {
                 const size_t rows = 1 + mw_below(&random, 40), in = 1 + mw_below(&random, 90),
                              out = 1 + mw_below(&random, 90);
@@ -1102,7 +1146,7 @@ static void linear_writes_only_its_rows_and_blocks(void **state) {
 static void portable_linear_computes_wx_plus_addend(void **state) {
     uint64_t random = 46;
     (void)state;
-    for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
+    for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
         for (size_t round = 0; round < mw_rounds(150); round++) {
             const size_t rows = 1 + mw_below(&random, 9), in = 1 + mw_below(&random, 200),
                          out = 1 + mw_below(&random, 60);
@@ -1163,7 +1207,7 @@ static void linear_rows_do_not_depend_on_their_neighbours(void **state) {
     uint64_t random = 47;
     (void)state;
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
-        for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
+        for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
             for (size_t round = 0; round < mw_rounds(30); round++) {
                 const size_t rows = 9, in = 1 + mw_below(&random, 90), out = 1 + mw_below(&random, 40),
                              blocks = moe_divide_up(out, 16);
@@ -1502,7 +1546,7 @@ static void planner_takes_long_chains_in_its_stride(void **state) {
 
 static void planner_refuses_a_graph_that_outgrew_its_nodes(void **state) {
     moe_node nodes[4];
-    moe_matrix m = { MOE_TYPE_F32, 16, 16, 16, NULL, NULL, NULL };
+    moe_matrix m = { .type = MOE_TYPE_F32, .rows = 16, .cols = 16, .cols_padded = 16 };
     moe_graph g = { .nodes = nodes, .capacity = 4, .rows = 10, .threads = 1 };
     moe_node *t = moe_op_embed(&g, &m, 1, "embed");
     moe_error e;
@@ -1601,16 +1645,15 @@ typedef struct moe_case {
     void *arena;
 } moe_case;
 
-/* A matrix by the test's own writer, or by the engine's for q4, which q4_lies_where_its_description_says has checked.
- */
+/* A matrix by the test's own writer, or by the engine's for the formats after Q8, whose own tests have checked it. */
 static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsigned char *out) {
     int8_t *scratch;
-    if (type != MOE_TYPE_Q4) {
+    if (type <= MOE_TYPE_Q8) {
         mw_pack(type, rows, cols, w, out);
         return;
     }
     scratch = mw_zeros(2 * mw_up(cols, 64));
-    for (size_t r = 0; r < rows; r++) moe_pack_row(MOE_TYPE_Q4, rows, cols, r, w + r * cols, out, scratch);
+    for (size_t r = 0; r < rows; r++) moe_pack_row((moe_type)type, rows, cols, r, w + r * cols, out, scratch);
     free(scratch);
 }
 
@@ -1824,7 +1867,7 @@ static void gates_select_and_weigh_as_the_equations_say(void **state) {
 static void experts_give_the_same_bits_in_chunks_batches_threads_and_isas(void **state) {
     uint64_t random = 72;
     (void)state;
-    for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
+    for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
         for (size_t round = 0; round < mw_rounds(25); round++) {
             const size_t rows = 40, n = 2 + mw_below(&random, 12), hidden = 1 + mw_below(&random, 40),
                          width = 1 + mw_below(&random, 40);
@@ -1919,6 +1962,8 @@ int main(void) {
         cmocka_unit_test(linear_q8_is_the_same_on_every_isa),
         cmocka_unit_test(linear_q4_is_the_same_on_every_isa),
         cmocka_unit_test(linear_quantised_is_the_same_at_every_row_count_and_width),
+        cmocka_unit_test(linear_of_expanded_codes_is_the_same_on_every_isa),
+        cmocka_unit_test(expanded_codes_are_those_of_the_matrix),
 #if MOE_AMX
         cmocka_unit_test(amx_expands_and_finishes_as_portable_does),
 #endif

@@ -118,7 +118,7 @@ static void fill_blob(bytes *b, moe_type type, size_t out, size_t in, char *blob
 }
 
 static void try_linear(bytes *b, const moe_kernels *isa) {
-    const moe_type type = (moe_type)take(b, 1 + MOE_TYPE_Q4);
+    const moe_type type = (moe_type)take(b, MOE_TYPE_COUNT);
     const size_t rows = 1 + take(b, 40), in = 1 + take(b, take(b, 8) ? 300 : 1200), out = 1 + take(b, 120);
     const size_t x_stride = in + take(b, 3), y_stride = out + take(b, 4), add_stride = out + take(b, 3);
     const size_t row0 = take(b, rows), row1 = row0 + 1 + take(b, rows - row0), blocks = moe_divide_up(out, 16);

@@ -214,7 +214,7 @@ static void mm_mutate_meta(mw_model *m, uint64_t *r) {
 static uint64_t mm_tensor_bytes(const mw_tensor *t) {
     moe_tensor_info info = { .type = (moe_type)t->type, .n_dims = t->n_dims, .experts = t->layout == 1 };
     uint64_t count = 1;
-    if (t->type > MOE_TYPE_Q4 || t->n_dims < 1 || t->n_dims > 3) return 0;
+    if (t->type >= MOE_TYPE_COUNT || t->n_dims < 1 || t->n_dims > 3) return 0;
     for (uint32_t d = 0; d < t->n_dims; d++) {
         info.dims[d] = t->dims[d];
         if (!t->dims[d] || !moe_multiply(count, t->dims[d], &count) || count > MM_TENSOR_BYTES) return 0;
@@ -263,7 +263,7 @@ static int mm_shape(mw_model *m, const char *name, uint32_t n_dims, const size_t
     if (!t && m->n_tensors == MOE_COUNT(m->tensors)) return 0;
     if (!t) t = mw_add_tensor(m, name, MW_F32, 0, 4);
     if (exact) t->type = MW_F32;
-    else if (t->type > MOE_TYPE_Q4 || fuzz_one_in(r, 2)) t->type = (uint32_t)fuzz_below(r, 1 + MOE_TYPE_Q4);
+    else if (t->type >= MOE_TYPE_COUNT || fuzz_one_in(r, 2)) t->type = (uint32_t)fuzz_below(r, MOE_TYPE_COUNT);
     t->n_dims = n_dims;
     t->layout = n_dims == 3;
     for (uint32_t d = 0; d < n_dims; d++) t->dims[d] = dims[d];

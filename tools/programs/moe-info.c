@@ -80,10 +80,10 @@ static int span_begins(moe_span s, const char *prefix) {
 /* ==== 2. Numbers ======================================================================================== */
 
 typedef struct count {
-    uint64_t parameters, active;     /* in all; used for one token              */
-    uint64_t expert_parameters;      /* of `parameters`                 */
-    uint64_t bytes[MOE_TYPE_Q4 + 1]; /* of tensors, by type */
-    uint64_t tensors[MOE_TYPE_Q4 + 1];
+    uint64_t parameters, active;    /* in all; used for one token              */
+    uint64_t expert_parameters;     /* of `parameters`                 */
+    uint64_t bytes[MOE_TYPE_COUNT]; /* of tensors, by type */
+    uint64_t tensors[MOE_TYPE_COUNT];
 } count;
 
 /* The mixture that a layer or a tensor of it ("encoder.2.experts") belongs to; without a layer: it is none of a
@@ -127,7 +127,7 @@ static count count_all(const moe_model *m) {
     for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
         moe_tensor_info t = moe_model_tensor(m, i);
         c.parameters += t.parameters;
-        if ((unsigned)t.type <= MOE_TYPE_Q4) c.bytes[t.type] += t.bytes, c.tensors[t.type]++;
+        if ((unsigned)t.type < MOE_TYPE_COUNT) c.bytes[t.type] += t.bytes, c.tensors[t.type]++;
         if (t.experts || is_linear_experts(m, t.name)) c.expert_parameters += t.parameters;
         c.active += used_of(m, &t);
     }
@@ -399,7 +399,7 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     printf("  %-18s %s in all, of them experts %s\n", "parameters", human_count(n.parameters, c),
            human_count(n.expert_parameters, d));
     printf("  %-18s %s, with the average number of experts\n", "used per token", human_count(n.active, c));
-    for (int type = 0; type <= MOE_TYPE_Q4; type++)
+    for (int type = 0; type < MOE_TYPE_COUNT; type++)
         if (n.tensors[type])
             printf("  %-18s %llu tensors, %s\n", moe_type_name((moe_type)type), (unsigned long long)n.tensors[type],
                    human_bytes(n.bytes[type], c));
@@ -548,7 +548,7 @@ static void json_layers(json *j, const moe_model *m) {
 /* The weights by number format. */
 static void json_types(json *j, const count *n) {
     json_open(j, "types", '{');
-    for (int type = 0; type <= MOE_TYPE_Q4; type++) {
+    for (int type = 0; type < MOE_TYPE_COUNT; type++) {
         if (!n->tensors[type]) continue;
         json_open(j, moe_type_name((moe_type)type), '{');
         json_whole(j, "tensors", (int64_t)n->tensors[type]);
