@@ -6922,6 +6922,9 @@ static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
     m->memory_width = moe_read_layers(r, m, m->encoder, n_encoder, "encoder", MOE_IN_ENCODER, 0);
     moe_bind_output(r, m, moe_read_layers(r, m, m->decoder, n_decoder, "decoder", MOE_IN_DECODER, m->memory_width));
     if (r->status == MOE_OK && m->decoder_from_encoder) moe_pair_states(r, m);
+    for (size_t i = 0; !attends && r->status == MOE_OK && i < n_decoder; i++)
+        if (m->decoder[i].type == &moe_lstm_type && m->decoder[i].lstm.context)
+            MOE_REFUSE(r, &m->decoder[i], "context", "must be \"none\": the model has no attention.kind");
     if (!attends || r->status != MOE_OK) return;
     attention->attention.asks = &m->decoder[attention->attention.layer];
     moe_bind_attention(r, attention, m->memory_width);

@@ -1079,6 +1079,24 @@ static void layers_where_none_may_be_are_refused(void **state) {
     }
 }
 
+/* A decoder whose other layers attend to the source may have an LSTM, but no context for it. */
+static void a_context_without_its_attention_is_refused(void **state) {
+    (void)state;
+    for (int context = 0; context < 2; context++) {
+        mw_model *m = mw_transformer(MW_STUDENT, MW_F32, 1);
+        mw_int(m, "decoder.layers", 5);
+        mw_lstm(m, "decoder.4.", context ? 2 * MW_WIDTH : MW_WIDTH, MW_WIDTH, 0, 1);
+        if (context) mw_text(m, "decoder.4.context", "previous");
+        if (context) {
+            refuse_model(m, "decoder.4.context", "none");
+        } else {
+            fixture f = build(m);
+            moe_model_close(open_image(f.image));
+            drop(&f);
+        }
+    }
+}
+
 static void current_context_before_the_attention_layer_is_refused(void **state) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     (void)state;
@@ -2325,6 +2343,7 @@ int main(void) {
         cmocka_unit_test(languages_and_tags_must_agree),
         cmocka_unit_test(attention_layer_must_be_an_lstm),
         cmocka_unit_test(layers_where_none_may_be_are_refused),
+        cmocka_unit_test(a_context_without_its_attention_is_refused),
         cmocka_unit_test(current_context_before_the_attention_layer_is_refused),
         cmocka_unit_test(residual_over_different_widths_names_the_layer),
         cmocka_unit_test(decoder_must_end_with_the_models_width),

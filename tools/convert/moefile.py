@@ -925,6 +925,8 @@ def describe_limits(e, m):
 def describe_attention(meta, m):
     """The decoder's attention: None where its layers attend to the source themselves, and no key of it is there."""
     if "attention.kind" not in meta and any(x.kind == "cross" for x in m.decoder):
+        if any(x.kind == "lstm" and x.context != "none" for x in m.decoder):
+            raise FormatError("a layer reads the context of an attention, but attention.kind is missing")
         return None
     a = read_layer(Entries(meta, "attention."), "gnmt-attention")
     if a.layer >= len(m.decoder) or m.decoder[a.layer].kind != "lstm":
