@@ -303,12 +303,11 @@ typedef struct moe_routing {
  * the routing of one translation only, score that translation: the bytes are the same. */
 typedef void (*moe_routing_fn)(void *user, const moe_routing *routing);
 
-/* The attention weights of one target token. */
-typedef struct moe_attention {
-    void *user;           /* of the request */
-    size_t position;      /* of the token in the target; the end token comes after the last one */
-    size_t n;             /* n_source of the request */
-    const float *weights; /* [n] on the tokens of the request; tag, begin and end have the rest to 1 */
+typedef struct moe_attention { /* the attention weights of one target token */
+    void *user;                /* of the request */
+    size_t position;           /* of the token in the target; the end token comes after the last one */
+    size_t n;                  /* n_source of the request */
+    const float *weights;      /* [n] on the tokens of the request; tag, begin and end have the rest to 1 */
 } moe_attention;
 typedef void (*moe_attention_fn)(void *user, const moe_attention *attention); /* as moe_routing_fn, for target tokens */
 
