@@ -791,10 +791,9 @@ static int moe_find_word(const char *const *words, const char *word) {
 typedef struct moe_format {
     const char *name;
     size_t bits, group; /* of a number or code; columns that share a sub, 0: none */
-    /* Formats of floats. */
-    float largest; /* in magnitude that does not round to infinity */
-    float (*number)(const void *data, size_t at);
-    void (*put)(void *data, size_t at, float x);
+    float largest;      /* in magnitude that does not round to infinity */
+    void (*row)(const moe_matrix *m, size_t row, float *out); /* out[cols] */
+    void (*put)(void *data, size_t at, float x);              /* a format of floats */
     /* Quantised formats: products take quantised rows, and a weight is code * scale[row]. */
     int32_t (*code)(const moe_matrix *m, size_t row, size_t col); /* an int8 */
     /* Codes of columns [k0, k1), multiples of 32, of a block of 16 rows as Q8 lays them: out[k / 4][16][4]. */
@@ -908,13 +907,7 @@ MOE_INLINE int32_t moe_matrix_code(const moe_matrix *m, size_t row, size_t col) 
 }
 
 /* Row `row` as floats: out[cols]. */
-static void moe_matrix_row(const moe_matrix *m, size_t row, float *out) {
-    if (m->type == MOE_TYPE_F32) memcpy(out, (const float *)m->data + row * m->cols, m->cols * sizeof *out);
-    else if (moe_type_quantised(m->type))
-        for (size_t c = 0; c < m->cols; c++) out[c] = (float)moe_matrix_code(m, row, c) * m->scales[row];
-    else
-        for (size_t c = 0; c < m->cols; c++) out[c] = moe_formats[m->type].number(m->data, row * m->cols + c);
-}
+static void moe_matrix_row(const moe_matrix *m, size_t row, float *out) { moe_formats[m->type].row(m, row, out); }
 
 /* The largest magnitude of a row, and whether all of it is finite. */
 static float moe_largest(const float *x, size_t n, int *finite) {
@@ -1058,9 +1051,15 @@ static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, co
 
 /* ---- The formats ---- */
 
-static float moe_number_f32(const void *data, size_t at) { return ((const float *)data)[at]; }
-static float moe_number_f16(const void *data, size_t at) { return moe_f16_to_f32(((const uint16_t *)data)[at]); }
-static float moe_number_bf16(const void *data, size_t at) { return moe_bf16_to_f32(((const uint16_t *)data)[at]); }
+static void moe_row_f32(const moe_matrix *m, size_t row, float *out) {
+    memcpy(out, (const float *)m->data + row * m->cols, m->cols * sizeof *out);
+}
+static void moe_row_f16(const moe_matrix *m, size_t row, float *out) {
+    for (size_t c = 0; c < m->cols; c++) out[c] = moe_f16_to_f32(((const uint16_t *)m->data)[row * m->cols + c]);
+}
+static void moe_row_bf16(const moe_matrix *m, size_t row, float *out) {
+    for (size_t c = 0; c < m->cols; c++) out[c] = moe_bf16_to_f32(((const uint16_t *)m->data)[row * m->cols + c]);
+}
 static void moe_put_f32(void *data, size_t at, float x) { ((float *)data)[at] = x; }
 static void moe_put_f16(void *data, size_t at, float x) { ((uint16_t *)data)[at] = moe_f32_to_f16(x); }
 static void moe_put_bf16(void *data, size_t at, float x) { ((uint16_t *)data)[at] = moe_f32_to_bf16(x); }
@@ -1080,23 +1079,27 @@ static void moe_put_q4(void *data, size_t cols_padded, size_t row, size_t col, i
     *byte = (uint8_t)(*byte | (code + 8) << (col / 4 % 2 * 4));
 }
 
-/* `expand` from `code`. */
-#define MOE_EXPAND_OF(format)                                                                                \
+/* `row` and `expand` from `code`. */
+#define MOE_FROM_CODE(format)                                                                                \
+    static void moe_row_##format(const moe_matrix *m, size_t row, float *out) {                              \
+        const float scale = m->scales[row];                                                                  \
+        for (size_t c = 0; c < m->cols; c++) out[c] = (float)moe_code_##format(m, row, c) * scale;           \
+    }                                                                                                        \
     static void moe_expand_##format(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {  \
         for (size_t k = k0; k < k1; k += 4)                                                                  \
             for (size_t j = 0; j < 16; j++)                                                                  \
                 for (size_t i = 0; i < 4; i++) *out++ = (int8_t)moe_code_##format(m, block * 16 + j, k + i); \
     }
-MOE_EXPAND_OF(q8)
-MOE_EXPAND_OF(q4)
+MOE_FROM_CODE(q8)
+MOE_FROM_CODE(q4)
 
-#define MOE_QUANTISED(name)                                                                                        \
-    .largest = FLT_MAX, .code = moe_code_##name, .expand = moe_expand_##name, .quantise = moe_quantise_row_##name, \
-    .put_code = moe_put_##name
+#define MOE_QUANTISED(name)                                                                          \
+    .largest = FLT_MAX, .row = moe_row_##name, .code = moe_code_##name, .expand = moe_expand_##name, \
+    .quantise = moe_quantise_row_##name, .put_code = moe_put_##name
 static const moe_format moe_formats[MOE_TYPE_COUNT] = {
-    [MOE_TYPE_F32] = { "f32", 32, .largest = FLT_MAX, .number = moe_number_f32, .put = moe_put_f32 },
-    [MOE_TYPE_F16] = { "f16", 16, .largest = 65519.996f, .number = moe_number_f16, .put = moe_put_f16 },
-    [MOE_TYPE_BF16] = { "bf16", 16, .largest = 0x1.fefffep127f, .number = moe_number_bf16, .put = moe_put_bf16 },
+    [MOE_TYPE_F32] = { "f32", 32, .largest = FLT_MAX, .row = moe_row_f32, .put = moe_put_f32 },
+    [MOE_TYPE_F16] = { "f16", 16, .largest = 65519.996f, .row = moe_row_f16, .put = moe_put_f16 },
+    [MOE_TYPE_BF16] = { "bf16", 16, .largest = 0x1.fefffep127f, .row = moe_row_bf16, .put = moe_put_bf16 },
     [MOE_TYPE_Q8] = { "q8", 8, MOE_QUANTISED(q8) },
     [MOE_TYPE_Q4] = { "q4", 4, MOE_Q4_GROUP, MOE_QUANTISED(q4) },
 };
@@ -4899,8 +4902,7 @@ typedef struct moe_lstm_work {
     float *c, *h, *r; /* [sentences, H], [sentences, H], [sentences, P] */
     int8_t *r_codes, *h_codes;
     float *r_scales, *h_scales;
-    float *z;        /* per thread moe_cell_floats */
-    size_t before_z; /* bytes */
+    float *z; /* per thread moe_cell_floats */
 } moe_lstm_work;
 
 static moe_lstm_work moe_lstm_layout(const moe_graph *g, const moe_cell *cell, moe_layout *at) {
@@ -4912,7 +4914,6 @@ static moe_lstm_work moe_lstm_layout(const moe_graph *g, const moe_cell *cell, m
     w.h_codes = moe_carve(at, g->sentences, moe_code_bytes(cell->hidden));
     w.r_scales = moe_carve(at, g->sentences, sizeof *w.r_scales);
     w.h_scales = moe_carve(at, g->sentences, sizeof *w.h_scales);
-    w.before_z = at->used;
     w.z = moe_carve(at, g->threads * moe_cell_floats(g->sentences, cell->hidden), sizeof *w.z);
     return w;
 }
@@ -4961,7 +4962,12 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
     const moe_packed *f = &run->frame->packed;
     const size_t hidden = w->hidden, state = w->state;
     const moe_lstm_work s = moe_lstm_layout(run->graph, w, MOE_WORK(t));
-    memset(t->work, 0, s.before_z); /* every sentence starts from a zero state */
+    const size_t begun = f->live[0]; /* every sentence starts from a zero state */
+    memset(s.c, 0, begun * hidden * sizeof *s.c);
+    if (moe_type_quantised(w->w_r.type)) {
+        memset(s.r_codes, 0, begun * moe_code_bytes(state));
+        memset(s.r_scales, 0, begun * sizeof *s.r_scales);
+    } else memset(s.r, 0, begun * state * sizeof *s.r);
     for (size_t n = 0; n < f->steps; n++) {
         const size_t step = t->lstm.backward ? f->steps - 1 - n : n, live = f->live[step], first = f->first[step];
         float *out = moe_row_of(t, first), *h = w->w_proj.rows ? s.h : out;
