@@ -1388,11 +1388,11 @@ static int moe_portable_available(void) { return 1; }
 /* A row of room 15's table: `rest` is the suffix of all kernels but the linear. */
 #define MOE_PASTE(a, b) a##b
 #define MOE_NAME(name, isa) MOE_PASTE(name, isa)
-#define MOE_KERNELS_OF(isa, products, rest)                                                                          \
-    .name = #isa, .available = moe_##isa##_available, .linear = products, .quantise = MOE_NAME(moe_quantise_, rest), \
-    .lstm_cell = MOE_NAME(moe_lstm_cell_, rest), .unary = MOE_NAME(moe_unary_, rest),                                \
-    .score_additive = MOE_NAME(moe_score_additive_, rest), .dot = MOE_NAME(moe_dot_, rest),                          \
-    .axpy = MOE_NAME(moe_axpy_, rest), .heads = MOE_NAME(moe_heads_, rest), .norm = MOE_NAME(moe_norm_, rest),       \
+#define MOE_KERNELS_OF(isa, products, rest)                                                                            \
+    .name = #isa, .available = moe_##isa##_available, .linear = (products), .quantise = MOE_NAME(moe_quantise_, rest), \
+    .lstm_cell = MOE_NAME(moe_lstm_cell_, rest), .unary = MOE_NAME(moe_unary_, rest),                                  \
+    .score_additive = MOE_NAME(moe_score_additive_, rest), .dot = MOE_NAME(moe_dot_, rest),                            \
+    .axpy = MOE_NAME(moe_axpy_, rest), .heads = MOE_NAME(moe_heads_, rest), .norm = MOE_NAME(moe_norm_, rest),         \
     .max = MOE_NAME(moe_max_, rest), .exp_sum = MOE_NAME(moe_exp_sum_, rest)
 
 static const moe_kernels moe_kernels_portable = { MOE_KERNELS_OF(portable, moe_linear_portable, portable) };
@@ -1803,8 +1803,8 @@ MOE_AVX2_INLINE void moe_fetch_avx2(const void *w) { _mm_prefetch((const char *)
 #define MOE_ISA_STATIC MOE_AVX2 static
 #define MOE_ISA_INLINE MOE_AVX2_INLINE
 #define MOE_ISA_OUTPUTS 1
-#define MOE_ISA_FETCH(type, w)                                                                          \
-    if (type == MOE_TYPE_F32) _mm_prefetch(w, _MM_HINT_T0) /* the others wait for conversion instead */
+#define MOE_ISA_FETCH(type, w)                                                                            \
+    if ((type) == MOE_TYPE_F32) _mm_prefetch(w, _MM_HINT_T0) /* the others wait for conversion instead */
 #include "moe.c"
 
 /* Four codes in every lane. */

@@ -17,8 +17,8 @@
  *   Programs and libraries of different versions never write past each other's structs. moe_session_params contains its
  *   size; other structs of the caller are passed with theirs to functions named ..._sized, which inline functions
  *   without this suffix call. New members come only at the end of such structs: a newer program is refused if it sets
- *   one that an older library does not have, and an older program gets its default. All other structs, arrays of
- * structs in particular, change only with the number in the name of the shared library, 0.MINOR until 1.0.
+ *   one that an older library does not have, and an older program gets its default. All other structs, arrays of them
+ *   too, change only with the number in the name of the shared library, 0.MINOR until 1.0.
  *
  * Callbacks
  *   pull, done, routing, attention and trace run in the thread that called moe_translate or moe_classify, log in the

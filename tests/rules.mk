@@ -197,7 +197,7 @@ $(BUILD)/seeds: $(BUILD)/seeds.o $(LIBRARY)
 # What the inputs reach that fuzz-model has kept so far, in the rooms that read what a file says.
 fuzz-coverage:
 	@$(MAKE) --no-print-directory BUILD=build/fuzz-coverage EXTRA='-O1 --coverage' build/fuzz-coverage/replay
-	@tests/coverage --least 95 --rooms 'Model file: reader,Layers' build/fuzz-coverage \
+	@tests/coverage --least 95 --rooms 'Model file: reader,Layers,Kinds of layers' build/fuzz-coverage \
 	    'build/fuzz-coverage/replay build/fuzz/corpus/model build/fuzz/seeds-model'
 
 $(BUILD)/replay: $(BUILD)/replay.o $(BUILD)/fuzz_model.o
