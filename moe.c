@@ -8271,18 +8271,18 @@ static int moe_client_pull(moe_client *c, size_t at, int wait, moe_request *q) {
 static void moe_client_done(moe_client *c, size_t at, const moe_result *result, const int32_t *end) {
     const moe_ticket ticket = c->reranker->tickets[at];
     moe_waiting *w = ticket.waiting;
-    moe_result final = *result;
+    moe_result outcome = *result;
     if (w && ticket.question != SIZE_MAX) {
         if (!moe_rerank_answer(c, &ticket, result)) return;
-        final = (moe_result){ w->request.user, MOE_OK, "", w->n, w->hypotheses };
-        if (w->status) final = (moe_result){ w->request.user, w->status, w->message, 0, NULL };
+        outcome = (moe_result){ w->request.user, MOE_OK, "", w->n, w->hypotheses };
+        if (w->status) outcome = (moe_result){ w->request.user, w->status, w->message, 0, NULL };
     } else if (w && !result->status && moe_rerank_keep(c, w, result, end)) {
         return;
     }
-    final.n_hypotheses = moe_min(final.n_hypotheses, (size_t)c->params->nbest);
-    if (final.n_hypotheses)
-        c->stats->target_tokens += final.hypotheses[0].n_ids + (size_t) final.hypotheses[0].finished;
-    c->done(c->user, &final);
+    outcome.n_hypotheses = moe_min(outcome.n_hypotheses, (size_t)c->params->nbest);
+    if (outcome.n_hypotheses)
+        c->stats->target_tokens += outcome.hypotheses[0].n_ids + (size_t)outcome.hypotheses[0].finished;
+    c->done(c->user, &outcome);
     if (w) w->used = 0;
 }
 
