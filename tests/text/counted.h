@@ -6,6 +6,7 @@
 #define _GNU_SOURCE /* memmem */
 #include <stdlib.h>
 #include <string.h>
+#undef _DEFAULT_SOURCE /* _GNU_SOURCE defined it; a source may do so again */
 
 extern unsigned long long counted_steps;
 
