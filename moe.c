@@ -8,7 +8,7 @@
  *    4. Graph data             the structs of a graph: nodes, ops, matrices
  *    5. Frames                 the arguments of a run
  *    6. Devices                the interface to a device
- *    7. Elementary functions   exp, log, tanh, sigmoid: one definition for every machine
+ *    7. Elementary functions   exp, log, tanh, sigmoid, gelu, softplus: one definition for every machine
  *    8. Number formats         F32, F16, BF16, Q8, Q4: the meaning of a matrix's bytes
  *    9. Kernels: portable      the oracle: all other kernels must equal it bit for bit
  *   10. Kernels: floats        exp, dot products, LSTM cells: one text for all instruction sets below
@@ -33,11 +33,21 @@
  *   29. Kinds of layers        LSTM, mixture, attention, ...: a section for each
  *   30. Models                 binding, opening, saving, querying a model; its encoder and decoder
  *   31. Beam search            hypotheses, penalties, pruning
- *   32. Expert cache           which experts are kept in a memory that cannot hold all
+ *   32. Expert cache           which experts stay in a GPU's memory that cannot hold all
  *   33. Reranking              translations that wait for the score of their source
  *   34. Session parameters     one row for each: limits, defaults, presets, help
  *   35. Sessions: making       settle, measure, build
  *   36. Sessions: translating  the queue, continuous batching, the public calls
+ *
+ * To add                begin at
+ *   an activation       moe_unary (room 4), its function in room 7; moe_unary_of in moe-cuda.cu
+ *   an op               MOE_OPS (room 4), a paragraph in rooms 20 to 26; its kernel and launcher in moe-cuda.cu
+ *   a kind of layer     room 28, whose banner lists the places
+ *   a number format     moe_type in moe.h, moe_formats (room 8); its unpack kernel in moe-cuda.cu
+ *   an instruction set  MOE_ISAS (above room 15), and a room beside 11 to 14
+ *   rules of search     moe_rules in moe.h, moe_rule_sets (room 31); their preset in room 34
+ *   a decoding option   room 34
+ *   a place of experts  moe_experts_slab (room 25); moe_lift_expert in moe-cuda.cu
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output (projection),
  * E experts, K experts selected per token, A attention size, V vocabulary.
@@ -625,9 +635,9 @@ typedef struct moe_device_api {
 const moe_device_api *moe_cuda(void); /* in moe-cuda.cu */
 
 /* ==== 7. Elementary functions =================================================================================
- * Owns the one definition of exp, log, tanh, sigmoid and of noise. Invariant: vector rooms repeat these operation by
- * operation. Errors stay below 2e-7 absolute for tanh and sigmoid, 3e-7 relative for exp and log
- * (tests/engine/test_kernels.c). */
+ * Owns the one definition of exp, log, tanh, sigmoid, gelu, softplus and of noise. Invariant: room 10 repeats exp, tanh
+ * and sigmoid operation by operation; the others have this text only. Errors stay below 2e-7 absolute for tanh and
+ * sigmoid, 3e-7 relative for exp and log (tests/engine/test_kernels.c). */
 
 MOE_SHARED float moe_from_bits(uint32_t bits) {
     float f;
@@ -787,7 +797,8 @@ static int moe_find_word(const char *const *words, const char *word) {
     return words[i] ? i : -1;
 }
 
-/* What there is to know of a format. Rooms of kernels have tuned products of some; the others are expanded to Q8. */
+/* What there is to know of a format. On the processor a quantised format without tuned products is expanded to Q8. A
+ * format of floats needs its conversion in the kernels; on a GPU every format needs an unpack kernel. */
 typedef struct moe_format {
     const char *name;
     size_t bits, group; /* of a number or code; columns that share a sub, 0: none */
@@ -5402,9 +5413,9 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
 }
 
 /* ==== 25. Ops: experts ========================================================================================
- * Owns the computation of experts. On the processor only moe_experts_slab finds the bytes of an expert; on a GPU
- * moe_lift_expert does. Invariant: in any order of work, the outputs of a row's experts are added in the order of their
- * numbers. */
+ * Owns the computation of experts. Two functions turn an expert's number into its bytes: moe_experts_slab for the
+ * processor, and moe_lift_expert in moe-cuda.cu for a GPU. Invariant: in any order of work, the outputs of a row's
+ * experts are added in the order of their numbers. */
 
 enum { MOE_EXPERT_TILE = 64 }; /* most rows of one expert task */
 
@@ -5428,8 +5439,7 @@ static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert
     return 0;
 }
 
-/* The two matrices of an expert. All slabs are mapped. (The room "Expert cache" serves the GPU only. Code that reads
- * experts under a memory budget, or from another machine, will go here.) */
+/* The two matrices of an expert. All slabs are mapped. (The room "Expert cache" serves the GPU only.) */
 static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up, moe_matrix *down) {
     *up = moe_matrix_moved(&e->up, expert * e->stride);
     *down = moe_matrix_moved(&e->down, expert * e->stride);
@@ -5894,9 +5904,9 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
  * layer's shapes agree, its ids are in range, and its small tensors contain finite numbers; no code below looks up a
  * name again.
  *
- * A kind of layer is a struct in the union of moe_layer, a section of the next room (keys, binding, nodes, and its row,
- * a moe_layer_type) and a line of moe_layer_types. Rows that it carries from run to run are declared in its row;
- * sessions lay them out. moefile.py has its keys and shapes too. */
+ * A kind of layer is a struct in the union of moe_layer, a part of the next room (keys, binding, nodes, and its row, a
+ * moe_layer_type) and a line of moe_layer_types. Rows that it carries from run to run are declared in its row; sessions
+ * lay them out. tools/convert/ has its keys and shapes (moefile.py) and its formulas (reference.py) too. */
 
 enum { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT, MOE_CONTEXTS };
 enum { MOE_NORM_NONE, MOE_NORM_BEFORE, MOE_NORM_AFTER };
@@ -6004,7 +6014,7 @@ typedef struct moe_carries {
     const char *name;
     moe_carry by;
     size_t cols_at;
-    int above; /* by parent: tokens of a run go on from each other */
+    int above; /* by parent: given tokens share a run, as the nodes handle MOE_ROW_ABOVE; 0: they run one by one */
 } moe_carries;
 
 struct moe_layer_type {
@@ -6282,8 +6292,8 @@ static void moe_build_store(moe_builder *b, const moe_layer *layer, size_t k, mo
 }
 
 /* ==== 29. Kinds of layers =====================================================================================
- * Owns what is special to each kind: keys, weights, carried rows, nodes. Invariant: nothing outside of a kind's section
- * depends on which kinds there are. */
+ * Owns what is special to each kind: keys, weights, carried rows, nodes. Invariant: nothing outside of a kind's part
+ * of this room depends on which kinds there are, but for GNMT's attention, which the decoder's LSTM reads. */
 
 /* ---- LSTM ---- */
 
@@ -7311,7 +7321,8 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
  * If the beginning of the translation is given, one hypothesis follows it first; these steps count. Many of them can
  * share a run of a decoder that carries no rows by parent.
  *
- * That is MOE_RULES_PAPER. The differences of the other rules are members of moe_rule_set. */
+ * That is MOE_RULES_PAPER. The differences of the other rules are members of moe_rule_set. A beam is pruned in
+ * moe_search_step (finished hypotheses leave it), moe_beam_step (they stay) and moe_end_step (the finished ones). */
 
 /* Rules of the search. All but `unseen` are 0 or 1. */
 typedef struct moe_rule_set {
@@ -8294,7 +8305,8 @@ static void moe_client_forget(const moe_client *c) {
 /* ==== 34. Session parameters ==================================================================================
  * Owns the parameters of a session: one row for each number, with its limits, default, presets and help. Invariant: no
  * other place lists them. A new decoding option is a member of moe_session_params, a row here, before the hidden ones,
- * and code in the search, which gets it from moe_session_settle. */
+ * and code in the search, which gets it from moe_session_settle. New rules of search have a name and a column of
+ * presets here. */
 
 enum { MOE_RULE_SETS = MOE_RULES_HF + 1 };
 
