@@ -572,6 +572,7 @@ static void grow(void (*scan)(const char *, size_t), const char *const *units, s
     char *text = malloc((first << (SIZES - 1)) + 64);
     unsigned long long most = 0;
     size_t most_unit = 0, most_around = 0;
+    double steepest = 0.0;
     int steep = 0;
     assert_non_null(text);
     if (first < LEAST) fail_msg("MOE_TEST_LINEAR is a number of bytes, %d or more", LEAST);
@@ -593,7 +594,9 @@ static void grow(void (*scan)(const char *, size_t), const char *const *units, s
                 steps[i] = counted_steps;
                 assert_true(steps[i] > 0);
                 if (i + 1 == n_sizes && steps[i] > most) most = steps[i], most_unit = u + 1, most_around = around + 1;
-                if (!i || steps[i] <= FEW || (double)steps[i] <= GROWTH * (double)steps[i - 1]) continue;
+                const double growth = i && steps[i] > FEW ? (double)steps[i] / (double)steps[i - 1] : 0.0;
+                if (growth > steepest) steepest = growth;
+                if (growth <= GROWTH) continue;
                 print_message("\"%s\" behind \"%s\": %llu steps, %llu for twice the text\n", units[u], before[around],
                               steps[i - 1], steps[i]);
                 steep++;
@@ -603,6 +606,7 @@ static void grow(void (*scan)(const char *, size_t), const char *const *units, s
     free(text);
     print_message("most steps for %zu bytes: %llu, by trigger %zu %zu\n", first << (n_sizes - 1), most, most_unit,
                   most_around);
+    print_message("most growth of any trigger, for twice the text: %.3f\n", steepest);
     assert_int_equal(steep, 0);
 }
 
