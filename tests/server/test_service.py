@@ -544,18 +544,41 @@ def whatever_is_stuck_the_end_comes():
     if sys.platform != "linux":
         raise Skip("LD_PRELOAD is Linux's")
     for signals in (1, 2):
-        assert (BUILD / "stuck.so").exists(), "make test builds it"
-        os.environ["LD_PRELOAD"] = str(BUILD / "stuck.so")
-        try:
-            server = Server("--grace", "1")
-        finally:
-            del os.environ["LD_PRELOAD"]
+        server = slow_server("--grace", "1")
         try:
             the_end_comes(server, signals)
         finally:
             server.process.kill()
             server.process.wait()
             server.process.stderr.close()
+
+
+@test
+def a_busy_socket_does_not_spoil_the_end():
+    """libmicrohttpd ends the program where its thread finds the listening socket closed before it has let it go."""
+    if sys.platform != "linux":
+        raise Skip("LD_PRELOAD is Linux's")
+    server = slow_server()
+    watcher = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    server.process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(OSError, http.client.HTTPException):  # until it is gone
+        while True:
+            watcher.request("GET", "/health")
+            watcher.getresponse().read()
+    watcher.close()
+    said = server.process.stderr.read()
+    server.process.stderr.close()
+    assert server.process.wait(30) == 0, said
+
+
+def slow_server(*options):
+    """One whose libraries take their time (stuck.c)."""
+    assert (BUILD / "stuck.so").exists(), "make test builds it"
+    os.environ["LD_PRELOAD"] = str(BUILD / "stuck.so")
+    try:
+        return Server(*options)
+    finally:
+        del os.environ["LD_PRELOAD"]
 
 
 def the_end_comes(server, signals):

@@ -412,8 +412,8 @@ static int serve(server *s) {
     const int grace = has_failed(s) ? 0 : s->options.grace;
     signal(SIGALRM, has_failed(s) ? end_failed : end_now);
     alarm((unsigned)grace + 1);
-    MHD_socket listening = MHD_quiesce_daemon(daemon);
-    if (listening != MHD_INVALID_SOCKET) close(listening);
+    const MHD_socket listening = MHD_quiesce_daemon(daemon);
+    if (listening != MHD_INVALID_SOCKET) shutdown(listening, SHUT_RD); /* closed last: threads still look at it */
     http_unlink(s);
     notify("STOPPING=1");
     requests_end(s);
@@ -426,6 +426,7 @@ static int serve(server *s) {
     for (int i = 0; i < 10 && requests_under_way(s); i++) nanosleep(&tick, NULL); /* answers that are being sent */
     nanosleep(&tick, NULL);
     MHD_stop_daemon(daemon);
+    if (listening != MHD_INVALID_SOCKET) close(listening);
     return s->broken ? EXIT_MODEL : EXIT_DONE;
 }
 
