@@ -51,6 +51,7 @@ import gnmt
 import hf
 import hf_tokens
 import moefile
+import shortlist
 import torchfile
 from hf_json import short
 from moefile import LARGEST_TEXT, FormatError, read_bounded
@@ -386,6 +387,8 @@ def convert(args):
     for setting in args.meta:
         key, value = parse_meta(meta, setting)
         meta[key] = value
+    weights.update(listed(args, meta))
+    m.shortlist = meta.get("shortlist.entries", 0)
     kind, experts, tensors = moefile.TYPES[args.type], moefile.TYPES[args.experts or args.type], {}
     expected = moefile.shapes(m, weights)
     for tensor in expected:  # one at a time: a checkpoint may be as large as this machine's memory
@@ -400,6 +403,33 @@ def convert(args):
     moefile.check_model(meta, tensors)
     moefile.write_model(args.output, meta, tensors)
     return tensors
+
+
+def listed(args, meta):
+    """The vectors of --shortlist, as functions by name; its numbers go into the metadata."""
+    if not args.shortlist:
+        return {}
+    tensors = {}
+    shortlist.put(meta, tensors, shortlist.read(args.shortlist, meta))
+    return {name: tensor.array for name, tensor in tensors.items()}
+
+
+def add_shortlist(args):
+    """Copies a model file with a shortlist."""
+    meta, tensors = moefile.read(args.input)
+    moefile.check_model(meta, tensors)
+    shortlist.put(meta, tensors, shortlist.read(args.shortlist, meta))
+    moefile.check_model(meta, tensors)
+    moefile.write_model(args.output, meta, tensors)
+    return tensors
+
+
+def is_model_file(path):
+    """Whether a model file is there; a checkpoint may be a folder, or a prefix of files."""
+    if not os.path.isfile(path):
+        return False
+    with moefile.open_regular(path) as file:
+        return file.read(len(moefile.MAGIC)) == moefile.MAGIC
 
 
 def expert_pieces(up, down, kind):
@@ -446,10 +476,14 @@ def convert_transformer(args, meta):
     for setting in args.meta:
         key, value = parse_meta(meta, setting)
         meta[key] = value
+    lists = listed(args, meta)
     m, kinds = moefile.describe(meta), moefile.TYPES
     tensors = {}
     for name, (layout, dims, f32) in moefile.shapes(m, found.tensors).items():
         rows = found.tensors.pop(name, None)
+        if name in lists:
+            tensors[name] = moefile.F32, layout, dims, lambda name=name: [moefile.encode_vector(lists[name]())]
+            continue
         if rows is None:
             raise FormatError(f"tensor {name} is missing, which the settings call for")
         if layout == moefile.EXPERTS:
@@ -554,6 +588,10 @@ def parse_arguments():
     group.add_argument("--like", metavar="MODEL",
                        help="take over name, licence, attribution, decoding defaults and tokeniser of the model file "
                        "that was trained on, where no other option says otherwise (moe)")
+    group.add_argument("--shortlist", metavar="FILE",
+                       help="lexical shortlist, so that a translation uses only tokens that its source makes likely: "
+                       "Marian's lex.*.bin, or text, a line for each pair of tokens: target source probability; "
+                       "perhaps compressed by gzip. With a model file as CHECKPOINT, a copy of it gets the list")
     group.add_argument("--meta", metavar="KEY=VALUE", action="append", default=[],
                        help="set a metadata number or text, e.g. decode.beam=8; may be repeated")
     group = parser.add_argument_group("converting tf-gnmt, whose checkpoints do not say")
@@ -584,7 +622,8 @@ def main():
     for number in (signal.SIGTERM, signal.SIGHUP):  # nothing partial stays behind then, as after an error
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        tensors = back(args) if args.back else add_golden(args) if args.golden else convert(args)
+        tensors = (back(args) if args.back else add_golden(args) if args.golden
+                   else add_shortlist(args) if args.shortlist and is_model_file(args.input) else convert(args))
     except KeyboardInterrupt:
         sys.exit(130)
     except MemoryError:

@@ -78,9 +78,8 @@ def fields(data):
             at += {1: 8, 5: 4}[key & 7]
 
 
-def read_pieces(path):
-    """(the bytes of a SentencePiece model, [(piece, type)])."""
-    data = moefile.read_bounded(path, LARGEST_MODEL, "a SentencePiece model")
+def parse_pieces(data, path):
+    """[(piece, type)] of a SentencePiece model."""
     pieces = []
     try:
         for number, value in fields(data):
@@ -93,7 +92,13 @@ def read_pieces(path):
         raise FormatError(f"{path}: not a SentencePiece model, or damaged") from None
     if not pieces:
         raise FormatError(f"{path}: not a SentencePiece model: it has no pieces")
-    return data, pieces
+    return pieces
+
+
+def read_pieces(path):
+    """(the bytes of a SentencePiece model, [(piece, type)])."""
+    data = moefile.read_bounded(path, LARGEST_MODEL, "a SentencePiece model")
+    return data, parse_pieces(data, path)
 
 
 def read_vocabulary(path, size, **wanted):

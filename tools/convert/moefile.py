@@ -910,6 +910,17 @@ def describe_sources(e, m):
     if len(codes) != len(tags) or len(set(codes)) != len(codes):
         raise FormatError("languages.codes and languages.tags do not go together")
     m.languages = dict(zip(codes, tags))
+    describe_shortlist(e, m)
+
+
+def describe_shortlist(e, m):
+    """shortlist.py; entries 0: the model has none."""
+    m.shortlist = e.within("shortlist.entries", 1, (1 << 24) - 1) if "shortlist.entries" in e.meta else 0
+    if m.shortlist:
+        e.within("shortlist.first", 0, m.vocabulary, 0)
+        e.within("shortlist.multiple", 1, 1024, 1)
+        if e.get("shortlist.shared", 0, (0, 1)) and m.separate:
+            raise FormatError("shortlist.shared must be 0 where sources have token ids of their own")
 
 
 def describe_limits(e, m):
@@ -1114,6 +1125,9 @@ def shapes(m, present=()):
         add_side("decoder", m.decoder)
         add_if_present("output.weight", m.vocabulary, m.width)
     add_if_present("output.bias", m.vocabulary)
+    if getattr(m, "shortlist", 0):
+        add("shortlist.offsets", m.source_vocabulary + 1)
+        add("shortlist.ids", m.shortlist)
     return out
 
 

@@ -1,0 +1,164 @@
+"""Lexical shortlists: of every source token the tokens that its translations may have.
+
+    lists = read(path, meta)            a file of either form; meta: of the model, for the ids of pieces
+    put(meta, tensors, lists)           into a model's metadata and tensors (moefile.Tensor)
+
+A model file has them as vectors, `shortlist.offsets` [source vocabulary + 1] and `shortlist.ids`, whole numbers below
+2^24, which float32 holds exactly: the list of source token s is ids[offsets[s] .. offsets[s + 1]), ascending. Metadata:
+`shortlist.entries`, the length of ids; `shortlist.first`: tokens below it are in every set; `shortlist.shared`: 1 puts
+the source's own ids into its set; `shortlist.multiple`: more tokens from `first` on fill the set up to a multiple.
+
+Forms of a file, each perhaps compressed by gzip: Marian's binary one (lex.50.50.xxyy.s2t.bin: u64 magic, checksum,
+first, best, number of offsets, number of ids; u64 offsets; u32 ids) and text, a line for each pair of tokens: target
+source probability. Tokens are pieces of the model's vocabulary, or ids if it has none.
+"""
+import collections
+import gzip
+import io
+import zlib
+
+import numpy as np
+
+import hf_tokens
+import moefile
+from moefile import FormatError
+
+MAGIC, HEADER = 0xF11A48D5013417F5, 48
+LARGEST = 1 << 28  # bytes of a file
+MOST = 1 << 24  # ids in all, and ids: float32 holds whole numbers up to here
+MULTIPLE = 8  # as Marian does
+
+Lists = collections.namedtuple("Lists", "first offsets ids")
+
+
+def checksum(words):
+    """Marian's hash of 64-bit words."""
+    h, low = 0, (1 << 64) - 1
+    for word in words.tolist():
+        h ^= (word + 0x9E3779B9 + (h << 6) + (h >> 2)) & low
+    return h
+
+
+def read_bytes(path):
+    data = moefile.read_bounded(path, LARGEST, "a shortlist")
+    if data[:2] != b"\x1f\x8b":
+        return data
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            data = file.read(LARGEST + 1)
+    except (OSError, EOFError, zlib.error):
+        raise FormatError(f"{path}: gzip data that are damaged or cut off") from None
+    if len(data) > LARGEST:
+        raise FormatError(f"{path}: unpacked it has more than {LARGEST} bytes")
+    return data
+
+
+def parse_binary(data, path="shortlist"):
+    """Lists from the bytes of a binary file, which may be damaged."""
+    if len(data) < HEADER:
+        raise FormatError(f"{path}: the shortlist ends within its header")
+    magic, stored, first, best, n_offsets, n_ids = np.frombuffer(data, "<u8", 6).tolist()
+    if magic != MAGIC:
+        raise FormatError(f"{path}: not a binary shortlist")
+    if len(data) != HEADER + 8 * n_offsets + 4 * n_ids:
+        raise FormatError(f"{path}: the shortlist has {len(data)} bytes, its header says {n_offsets} offsets and "
+                          f"{n_ids} ids")
+    if checksum(np.frombuffer(data, "<u8", (len(data) - 16) // 8, 16)) != stored:
+        raise FormatError(f"{path}: the shortlist's checksum differs")
+    offsets = np.frombuffer(data, "<u8", n_offsets, HEADER)
+    if n_ids >= MOST or first >= MOST or (offsets > n_ids).any():
+        raise FormatError(f"{path}: the shortlist has too many ids, or an offset behind them")
+    return Lists(first, offsets.astype(np.int64), np.frombuffer(data, "<u4", n_ids, HEADER + 8 * n_offsets).astype(
+        np.int64))
+
+
+def numbers_of(pieces):
+    """{piece: id}; "" is none, and of equal ones the first counts."""
+    return {piece: i for i, piece in reversed(list(enumerate(pieces))) if piece}
+
+
+def vocabularies(meta):
+    """({piece: id} of sources, the same of targets) of a model; None: it has ids only."""
+    targets = numbers_of(meta.get("vocabulary.pieces", ()))
+    if not targets and isinstance(meta.get("tokenizer.model"), bytes):
+        pieces = [piece for piece, _ in hf_tokens.parse_pieces(meta["tokenizer.model"], "tokenizer.model")]
+        ids = meta.get("tokenizer.ids", range(len(pieces)))
+        targets = {piece: int(i) for piece, i in reversed(list(zip(pieces, ids))) if i >= 0}
+    sources = numbers_of(meta["source.pieces"]) if "source.pieces" in meta else targets
+    return (sources, targets) if targets else (None, None)
+
+
+def parse_text(data, path, meta, first, best):
+    """The `best` targets of every source token, of a text whose tokens the model knows; other lines are passed over."""
+    size = meta.get("source.vocab.size", meta["vocab.size"])
+    sources, targets = vocabularies(meta)
+    found = collections.defaultdict(dict)
+
+    def number(token, known):
+        return known.get(token, -1) if known is not None else int(token) if token.isascii() and token.isdigit() else -1
+    try:
+        for at, line in enumerate(io.StringIO(data.decode(), newline="\n"), 1):
+            fields = line.split(" ") if "\t" not in line else line.split("\t")
+            if not line.strip():
+                continue
+            if len(fields) != 3:
+                raise FormatError(f"{path}: line {at} is not: target source probability")
+            try:
+                target, source, weight = number(fields[0], targets), number(fields[1], sources), float(fields[2])
+                assert 0 <= weight <= 1
+            except (ValueError, AssertionError):
+                raise FormatError(f"{path}: line {at} has no probability") from None
+            if 0 <= source < size and 0 <= target < meta["vocab.size"]:
+                found[source][target] = max(weight, found[source].get(target, 0))
+    except UnicodeDecodeError:
+        raise FormatError(f"{path}: neither a binary shortlist nor UTF-8 text") from None
+    if not found:
+        raise FormatError(f"{path}: no line has two tokens of the model's vocabulary")
+    lists = [sorted(sorted(of, key=lambda i: (-of[i], i))[:best]) for of in (found.get(s, {}) for s in range(size))]
+    return Lists(min(first, meta["vocab.size"]), np.cumsum([0] + [len(x) for x in lists]),
+                 np.array([i for x in lists for i in x], np.int64))
+
+
+def read(path, meta, first=50, best=50):
+    """Lists of a file; of a text `first` and `best` are chosen here."""
+    data = read_bytes(path)
+    binary = data[:8] == MAGIC.to_bytes(8, "little")
+    lists = parse_binary(data, path) if binary else parse_text(data, path, meta, first, best)
+    if len(lists.offsets) == meta.get("source.vocab.size", meta["vocab.size"]):  # a token was appended for the start
+        lists = lists._replace(offsets=np.append(lists.offsets, len(lists.ids)))
+    check(lists, meta, path)
+    return lists
+
+
+def check(lists, meta, path):
+    """Refuses lists that do not fit a model, or that the engine would refuse."""
+    size, last = meta.get("source.vocab.size", meta["vocab.size"]), meta["vocab.size"] - 1
+    first, offsets, ids = lists
+    if len(offsets) != size + 1:
+        raise FormatError(f"{path}: the shortlist has {len(offsets) - 1} source tokens, the model {size}")
+    if not len(ids) or len(ids) >= MOST:
+        raise FormatError(f"{path}: the shortlist has {len(ids)} ids, not 1 to {MOST - 1}")
+    if not 0 <= first <= last + 1:
+        raise FormatError(f"{path}: the shortlist's first {first} tokens are not in a vocabulary of {last + 1}")
+    if offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
+        raise FormatError(f"{path}: the shortlist's offsets do not ascend from 0 to {len(ids)}")
+    begins = np.zeros(len(ids), bool)
+    begins[offsets[:-1][offsets[:-1] < len(ids)]] = True
+    if ids.min() < 0 or ids.max() > last or (~begins[1:] & (np.diff(ids) <= 0)).any():
+        raise FormatError(f"{path}: the shortlist's ids do not ascend, or are not from 0 to {last}")
+
+
+def specs(lists):
+    """(metadata, vectors by name) of lists."""
+    return ({"shortlist.entries": len(lists.ids), "shortlist.first": int(lists.first)},
+            {"shortlist.offsets": lists.offsets.astype(np.float32), "shortlist.ids": lists.ids.astype(np.float32)})
+
+
+def put(meta, tensors, lists, shared=None, multiple=MULTIPLE):
+    """Puts lists into a model's metadata and tensors, in place of others. shared: of a vocabulary that both sides have
+    by default."""
+    entries, vectors = specs(lists)
+    shared = "source.vocab.size" not in meta if shared is None else shared
+    meta.update({**entries, "shortlist.shared": int(shared), "shortlist.multiple": multiple})
+    for name, vector in vectors.items():
+        tensors[name] = moefile.Tensor.encode(vector)
