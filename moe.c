@@ -3492,25 +3492,23 @@ typedef struct moe_meta {
     moe_span key;
     moe_meta_kind kind;
     size_t count;     /* elements of a list, 1 for a scalar */
-    const char *data; /* first value; TEXTS: the first length */
-    moe_span text;    /* TEXT and BYTES */
-    uint32_t *texts;  /* TEXTS: [count] positions after `data`: first the length, then the bytes */
+    const char *data; /* first value; of texts and BYTES the length before it */
+    uint32_t *texts;  /* TEXTS: [count] positions of the lengths after `data`; else NULL */
     moe_span entry;   /* the whole entry as it lies in the file */
 } moe_meta;
 
 typedef struct moe_file {
     const char *data;
     size_t bytes;
-    char *header; /* [header_bytes] a copy: checked bytes stay the same even if another process writes to the file */
     uint32_t version;
+    moe_layout block; /* memory of the header and of all that is as long as it says */
+    char *header; /* [header_bytes] a copy: checked bytes stay the same even if another process writes to the file */
     size_t header_bytes;
     moe_meta *meta;
     size_t n_meta;
     moe_tensor_info *tensors;
     size_t n_tensors;
     const moe_span **keys, **names; /* [n_meta], [n_tensors] those of metadata and tensors, sorted */
-    uint32_t *texts;                /* [n_texts] of all metadata */
-    size_t n_texts;
     /* A piece is compared with a checksum as a whole: a tensor, or a slab if the file has checksums of slabs. */
     size_t *pieces; /* [n_tensors] the first one of each */
     size_t n_pieces;
@@ -3654,14 +3652,13 @@ static int moe_utf8_valid(const char *text, size_t length) {
 }
 
 /* A text with its length before it and its padding behind it. */
-static moe_span moe_take_text(moe_cursor *c) {
+static void moe_take_text(moe_cursor *c) {
     const moe_span text = moe_take_span(c, moe_take_u64(c));
     if (!c->failed && !moe_utf8_valid(text.data, text.length)) c->failed = 1;
     moe_take_padding(c);
-    return text;
 }
 
-static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, moe_error *error) {
+static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, const moe_allocator *a, moe_error *error) {
     const size_t begin = c->at;
     char where[48];
     uint64_t n = 1;
@@ -3675,12 +3672,17 @@ static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, moe_error *error) {
     m->count = (size_t)n;
     m->data = c->data + c->at;
     if (m->kind == MOE_META_TEXT) {
-        m->text = moe_take_text(c);
+        moe_take_text(c);
     } else if (m->kind == MOE_META_BYTES) {
-        m->text = moe_take_span(c, moe_take_u64(c));
+        moe_take(c, moe_take_u64(c));
     } else if (m->kind == MOE_META_TEXTS) {
         if (n > MOE_MAX_TEXTS) c->failed = 1;
-        for (uint64_t i = 0; i < n && !c->failed; i++) moe_take_text(c);
+        else if (!(m->texts = moe_allocate_zeroed(a, m->count * sizeof *m->texts)))
+            return moe_fail(error, MOE_ERROR_MEMORY, where, "no memory for %zu texts", m->count);
+        for (size_t i = 0; i < m->count && !c->failed; i++) {
+            m->texts[i] = (uint32_t)(c->data + c->at - m->data);
+            moe_take_text(c);
+        }
     } else {
         moe_take(c, n > UINT64_MAX / 8 ? UINT64_MAX : n * 8);
     }
@@ -3797,15 +3799,10 @@ static moe_status moe_check_gaps(const moe_file *f, moe_error *error) {
 }
 
 static void moe_file_free(moe_file *f, const moe_allocator *a) {
-    moe_release(a, f->header, f->header_bytes);
-    moe_release(a, f->meta, f->n_meta * sizeof *f->meta);
-    moe_release(a, f->tensors, f->n_tensors * sizeof *f->tensors);
-    moe_release(a, f->keys, f->n_meta * sizeof *f->keys);
-    moe_release(a, f->names, f->n_tensors * sizeof *f->names);
-    moe_release(a, f->texts, f->n_texts * sizeof *f->texts);
-    moe_release(a, f->pieces, f->n_tensors * sizeof *f->pieces);
+    for (size_t i = 0; f->block.base && i < f->n_meta; i++)
+        moe_release(a, f->meta[i].texts, f->meta[i].count * sizeof *f->meta[i].texts);
+    moe_release(a, f->block.base, f->block.used);
     moe_release(a, f->checked, f->n_pieces * sizeof *f->checked);
-    memset(f, 0, sizeof *f);
 }
 
 static int moe_compare_spans(const void *a, const void *b) {
@@ -3832,37 +3829,19 @@ static const void *moe_find_name(const moe_span *const *names, size_t count, con
     return found ? *found : NULL;
 }
 
-/* Indexes of metadata and tensors after parsing. */
-static moe_status moe_index_file(moe_file *f, const moe_allocator *a, moe_error *error) {
-    f->pieces = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->pieces);
-    for (size_t i = 0; i < f->n_meta; i++)
-        if (f->meta[i].kind == MOE_META_TEXTS) f->n_texts += f->meta[i].count;
-    for (size_t i = 0; f->pieces && i < f->n_tensors; i++) {
-        f->pieces[i] = f->n_pieces;
-        f->n_pieces += moe_pieces_of(&f->tensors[i]);
-    }
-    f->keys = moe_allocate_zeroed(a, f->n_meta * sizeof *f->keys);
-    f->names = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->names);
-    f->texts = moe_allocate_zeroed(a, f->n_texts * sizeof *f->texts);
-    if (!f->pieces || !f->keys || !f->names || !f->texts)
-        return moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for the names and texts of the header");
-    for (size_t i = 0, n = 0; i < f->n_meta; i++) {
-        moe_meta *m = &f->meta[i];
-        uint64_t length = 0;
-        m->texts = f->texts + n;
-        for (size_t k = 0, at = 0; m->kind == MOE_META_TEXTS && k < m->count; k++) {
-            f->texts[n++] = (uint32_t)at;
-            memcpy(&length, m->data + at, 8);
-            at += 8 + moe_round_up((size_t)length, 8);
-        }
-    }
-    MOE_TRY(moe_sort_names(f->meta, f->n_meta, sizeof *f->meta, "metadata", f->keys, error));
-    return moe_sort_names(f->tensors, f->n_tensors, sizeof *f->tensors, "tensor directory", f->names, error);
+static void moe_carve_file(moe_file *f, moe_layout *at) {
+    f->header = moe_carve(at, f->header_bytes, 1);
+    f->meta = moe_carve(at, f->n_meta, sizeof *f->meta);
+    f->tensors = moe_carve(at, f->n_tensors, sizeof *f->tensors);
+    f->keys = moe_carve(at, f->n_meta, sizeof *f->keys);
+    f->names = moe_carve(at, f->n_tensors, sizeof *f->names);
+    f->pieces = moe_carve(at, f->n_tensors, sizeof *f->pieces);
 }
 
-/* Copy the header and check its fixed part. The cursor is then at the first entry. */
-static moe_status moe_parse_header(moe_cursor *c, moe_file *f, const moe_allocator *a, moe_error *error) {
+/* Copy the header and check its fixed part. */
+static moe_status moe_parse_header(moe_file *f, const moe_allocator *a, moe_error *error) {
     const size_t bytes = f->bytes;
+    moe_layout measured = { NULL, 0, 0 };
     moe_header h;
     if (bytes < sizeof h)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "only %zu bytes: not a model file, or cut off", bytes);
@@ -3880,57 +3859,51 @@ static moe_status moe_parse_header(moe_cursor *c, moe_file *f, const moe_allocat
     if (h.header_bytes > MOE_MAX_HEADER)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 16", "a header of %" PRIu64 " bytes, at most %d are read",
                         h.header_bytes, MOE_MAX_HEADER);
+    /* An entry has at least 24 bytes, so the counts cannot need more memory than the file's own size. */
+    if (moe_max(h.n_meta, h.n_tensors) > moe_min(MOE_MAX_ENTRIES, (size_t)h.header_bytes / 24))
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 32",
+                        "%u metadata entries and %u tensors do not fit the header", h.n_meta, h.n_tensors);
     f->version = h.version;
     f->header_bytes = (size_t)h.header_bytes;
-    f->header = a->allocate(a->user, f->header_bytes);
-    if (!f->header)
+    f->n_meta = h.n_meta;
+    f->n_tensors = h.n_tensors;
+    moe_carve_file(f, &measured);
+    f->block.base = moe_allocate_zeroed(a, measured.used);
+    if (!f->block.base)
         return moe_fail(error, MOE_ERROR_MEMORY, "header", "no memory for a header of %zu bytes", f->header_bytes);
+    moe_carve_file(f, &f->block);
     memcpy(f->header, &h, sizeof h);
     memcpy(f->header + sizeof h, f->data + sizeof h, f->header_bytes - sizeof h);
     if (moe_crc32(0, f->header + 16, f->header_bytes - 16) != h.checksum)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 12", "the header's checksum is wrong: the file is damaged");
     if (h.reserved[0] || h.reserved[1] || h.reserved[2])
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are in use");
-    *c = (moe_cursor){ f->header, sizeof h, f->header_bytes, 0 };
-    f->n_meta = h.n_meta;
-    f->n_tensors = h.n_tensors;
-    /* An entry has at least 24 bytes, so the counts cannot need more memory than the file's own size. */
-    if (moe_max(f->n_meta, f->n_tensors) > moe_min(MOE_MAX_ENTRIES, f->header_bytes / 24))
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 32",
-                        "%zu metadata entries and %zu tensors do not fit the header", f->n_meta, f->n_tensors);
     return MOE_OK;
 }
 
-/* Read the header, whose bytes f->data are, and check it, but nothing after the header. */
-static moe_status moe_parse_all(moe_file *f, const moe_allocator *a, moe_error *error) {
-    moe_cursor c;
+/* Read the header, whose bytes `data` are, and check it, but nothing after the header. The caller frees the file, on
+ * failure too. */
+static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
+                                 moe_error *error) {
     uint64_t data_end;
-    MOE_TRY(moe_parse_header(&c, f, a, error));
-    f->meta = moe_allocate_zeroed(a, f->n_meta * sizeof *f->meta);
-    f->tensors = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->tensors);
-    if (!f->meta || !f->tensors)
-        return moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for %zu metadata entries and %zu tensors",
-                        f->n_meta, f->n_tensors);
-    for (size_t i = 0; i < f->n_meta; i++) MOE_TRY(moe_parse_meta(&c, &f->meta[i], error));
+    *f = (moe_file){ .data = data, .bytes = bytes };
+    MOE_TRY(moe_parse_header(f, a, error));
+    moe_cursor c = { f->header, sizeof(moe_header), f->header_bytes, 0 };
+    for (size_t i = 0; i < f->n_meta; i++) MOE_TRY(moe_parse_meta(&c, &f->meta[i], a, error));
     data_end = f->header_bytes;
-    for (size_t i = 0; i < f->n_tensors; i++) MOE_TRY(moe_parse_tensor(&c, f, &data_end, &f->tensors[i], error));
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        MOE_TRY(moe_parse_tensor(&c, f, &data_end, &f->tensors[i], error));
+        f->pieces[i] = f->n_pieces;
+        f->n_pieces += moe_pieces_of(&f->tensors[i]);
+    }
     if (c.at != c.end)
         return moe_fail(error, MOE_ERROR_FORMAT, "header", "%zu bytes too many after the tensor directory",
                         c.end - c.at);
     if (data_end != f->bytes)
         return moe_fail(error, MOE_ERROR_FORMAT, "end of file", "%" PRIu64 " bytes behind the last tensor",
                         f->bytes - data_end);
-    return moe_index_file(f, a, error);
-}
-
-/* On failure nothing is left allocated. */
-static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
-                                 moe_error *error) {
-    moe_status status;
-    *f = (moe_file){ .data = data, .bytes = bytes };
-    status = moe_parse_all(f, a, error);
-    if (status != MOE_OK) moe_file_free(f, a);
-    return status;
+    MOE_TRY(moe_sort_names(f->meta, f->n_meta, sizeof *f->meta, "metadata", f->keys, error));
+    return moe_sort_names(f->tensors, f->n_tensors, sizeof *f->tensors, "tensor directory", f->names, error);
 }
 
 /* The first row of a matrix whose scale is not a number >= 0; the number of rows if there is none. */
@@ -4013,13 +3986,12 @@ static double moe_meta_real(const moe_meta *m, size_t i) {
 }
 
 static moe_span moe_meta_text(const moe_meta *m, size_t i) {
+    const int has_text = m->kind == MOE_META_TEXT || m->kind == MOE_META_BYTES || m->kind == MOE_META_TEXTS;
     uint64_t length;
-    const char *p;
-    if ((m->kind == MOE_META_TEXT || m->kind == MOE_META_BYTES) && i == 0) return m->text;
-    if (m->kind != MOE_META_TEXTS || i >= m->count) return (moe_span){ "", 0 };
-    p = m->data + m->texts[i];
-    memcpy(&length, p, 8);
-    return (moe_span){ p + 8, (size_t)length };
+    if (!has_text || i >= m->count) return (moe_span){ "", 0 };
+    const char *p = m->data + (m->texts ? m->texts[i] : 0);
+    memcpy(&length, p, sizeof length);
+    return (moe_span){ p + sizeof length, (size_t)length };
 }
 
 static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *name) {
@@ -7237,7 +7209,7 @@ ptrdiff_t moe_model_meta_find(const moe_model *m, const char *key) {
 
 /* An entry, or out of range one without elements. */
 static const moe_meta *moe_meta_at(const moe_model *m, size_t i) {
-    static const moe_meta none = { .key = { "", 0 }, .kind = MOE_META_BYTES, .text = { "", 0 } };
+    static const moe_meta none = { .key = { "", 0 }, .kind = MOE_META_BYTES };
     return i < m->file.n_meta ? &m->file.meta[i] : &none;
 }
 moe_span moe_model_meta_key(const moe_model *m, size_t i) { return moe_meta_at(m, i)->key; }
