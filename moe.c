@@ -4015,29 +4015,21 @@ typedef struct moe_output {
     char target[MOE_PATH_BYTES], temporary[MOE_PATH_BYTES]; /* `path` with symbolic links resolved; "": not there */
 } moe_output;
 
-/* Resolve o->path if its last part is a symbolic link; its target need not exist, and the system follows links of
- * folders. 0: failed, with errno. */
+/* Resolve o->path, which the system has looked up, if its last part is a symbolic link; its target need not exist, and
+ * the system follows links of folders. 0: failed, with errno. */
 static int moe_follow_links(moe_output *o) {
     char link[MOE_PATH_BYTES];
-    size_t folder = 0, length = strlen(o->path);
-    const char *next = o->path;
-    for (int links = 0; links <= 40; links++) {
-        const char *slash;
-        ssize_t got;
-        if (folder + length >= MOE_PATH_BYTES) {
-            errno = ENAMETOOLONG;
-            return 0;
-        }
-        memcpy(o->target + folder, next, length);
-        o->target[folder + length] = 0;
-        got = readlink(o->target, link, sizeof link);
-        if (got < 0) return errno == EINVAL || errno == ENOENT; /* not a link, or it does not exist */
-        next = link, length = (size_t)got;
-        slash = link[0] == '/' ? NULL : strrchr(o->target, '/');
-        folder = slash ? (size_t)(slash + 1 - o->target) : 0;
+    ssize_t length;
+    snprintf(o->target, sizeof o->target, "%s", o->path);
+    for (int links = 0; (length = readlink(o->target, link, sizeof link)) >= 0; links++) {
+        const char *slash = length && link[0] == '/' ? NULL : strrchr(o->target, '/');
+        const size_t folder = slash ? (size_t)(slash + 1 - o->target) : 0;
+        errno = links < 40 ? ENAMETOOLONG : ELOOP;
+        if (links == 40 || folder + (size_t)length >= sizeof o->target) return 0;
+        memcpy(o->target + folder, link, (size_t)length);
+        o->target[folder + (size_t)length] = 0;
     }
-    errno = ELOOP;
-    return 0;
+    return errno == EINVAL || errno == ENOENT; /* not a link, or it does not exist */
 }
 
 static const int moe_ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
@@ -4070,14 +4062,14 @@ static int moe_signal_waits(const sigset_t *held) {
 static int moe_create_temporary(moe_output *o, const struct stat *old) {
     const char *slash = strrchr(o->target, '/');
     const int folder = slash ? (int)(slash + 1 - o->target) : 0;
-    for (int tries = 0; tries < 1000; tries++) {
+    errno = EEXIST;
+    for (int tries = 0; tries < 1000 && o->fd < 0 && errno == EEXIST; tries++) {
         struct timespec now = { 0, 0 };
         clock_gettime(CLOCK_MONOTONIC, &now);
         errno = ENAMETOOLONG;
         if (snprintf(o->temporary, sizeof o->temporary, "%.*s.moe-%ld-%09ld", folder, o->target, (long)getpid(),
                      (long)now.tv_nsec) < (int)sizeof o->temporary)
             o->fd = open(o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, old ? 0600 : 0666);
-        if (o->fd >= 0 || errno != EEXIST) break;
     }
     if (o->fd < 0 || !old) return o->fd >= 0;
     /* If the owner cannot be changed, the new file must not keep bits that grant its owner's rights. */
@@ -4139,8 +4131,7 @@ static moe_status moe_output_begin(moe_output *o, const char *path, uint64_t byt
     const int exists = stat(path, &old) == 0;
     o->path = path;
     o->fd = -1;
-    if (exists ? S_ISDIR(old.st_mode) : errno != ENOENT || !path[0])
-        return moe_output_fail(o, exists ? EISDIR : errno, error);
+    if (!exists && (errno != ENOENT || !path[0])) return moe_output_fail(o, errno, error);
     if (exists && !S_ISREG(old.st_mode))
         return moe_fail(error, MOE_ERROR_IO, "write", "%.160s is not a file; models are written to regular files only",
                         path);
@@ -4328,43 +4319,36 @@ static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
 
 /* Check that the reader accepts the planned file, before a byte of it is written. Checksums are those of zeros. */
 static moe_status moe_save_check(moe_save *s, const moe_allocator *a, moe_error *error) {
-    moe_error refused;
     moe_file f;
     moe_status status;
     moe_save_header(s, s->header);
-    status = moe_file_parse(&f, s->header, (size_t)s->file_bytes, a, &refused);
+    status = moe_file_parse(&f, s->header, (size_t)s->file_bytes, a, error);
     moe_file_free(&f, a);
-    if (status == MOE_OK) return MOE_OK;
-    return moe_fail(error, status == MOE_ERROR_MEMORY ? status : MOE_ERROR_ARGUMENT, refused.where, "%s",
-                    refused.message);
+    if (status == MOE_ERROR_FORMAT || status == MOE_ERROR_UNSUPPORTED) status = MOE_ERROR_ARGUMENT;
+    if (error && status != MOE_OK) error->code = status;
+    return status;
 }
 
 /* s->tensors are ready to be placed. */
 static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocator *a, moe_error *error) {
-    size_t piece_bytes = 0, widest = 0, block_bytes = 0;
-    moe_layout layout = { NULL, 0, 0 };
+    size_t piece_bytes = 0, widest = 0, row_bytes;
     moe_status status;
     for (size_t i = 0; i < s->n_entries; i++) /* the reader checks the rest */
         if (!s->entries[i].key || s->entries[i].kind < MOE_META_INT || s->entries[i].kind > MOE_META_TEXT)
             return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or a wrong kind", i);
     moe_save_plan(s, &piece_bytes, &widest);
-    for (int pass = 0; pass < 2; pass++) {
-        layout.used = 0;
-        s->header = moe_carve(&layout, s->header_bytes, 1);
-        s->piece = moe_carve(&layout, piece_bytes, 1);
-        s->row = moe_carve(&layout, 2 * moe_round_up(widest, MOE_Q8_COLS), sizeof *s->row);
-        if (pass) break;
-        block_bytes = layout.used;
-        layout.base = layout.overflow ? NULL : moe_allocate_zeroed(a, block_bytes);
-        if (!layout.base)
-            return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor",
-                            block_bytes);
-    }
+    row_bytes = 2 * moe_round_up(widest, MOE_Q8_COLS) * sizeof *s->row;
     s->error = error;
-    status = moe_save_check(s, a, error);
+    s->header = moe_allocate_zeroed(a, s->header_bytes);
+    s->piece = moe_allocate_zeroed(a, piece_bytes);
+    s->row = moe_allocate_zeroed(a, row_bytes);
+    if (s->header && s->piece && s->row) status = moe_save_check(s, a, error);
+    else status = moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor", piece_bytes);
     if (status == MOE_OK) status = moe_output_begin(&s->out, path, s->file_bytes, error);
     if (status == MOE_OK) status = moe_output_end(&s->out, moe_save_all(s), error);
-    moe_release(a, layout.base, block_bytes);
+    moe_release(a, s->header, s->header_bytes);
+    moe_release(a, s->piece, piece_bytes);
+    moe_release(a, s->row, row_bytes);
     return status;
 }
 
