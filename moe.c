@@ -6717,7 +6717,7 @@ static moe_node *moe_build_layer(moe_builder *b, const moe_layer *layer, moe_nod
  * Owns the model that a file's metadata describes, its graphs, and the calls of a program for it: open, close, save,
  * query. Invariant: an open model never changes. */
 
-static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", "hf", NULL };
+static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", "hf", "marian", NULL };
 static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", NULL };
 
 struct moe_model {
@@ -7293,6 +7293,8 @@ typedef struct moe_rule_set {
     int cut_competes;  /* cut hypotheses are ordered by score among finished ones; 0: they come last */
     int cuts_at_limit; /* the `beam` best candidates of the last step are results; 0: hypotheses are, after this step */
     int waits;         /* the search ends when no live hypothesis can beat the last of `beam` finished ones */
+    int shrinks;       /* a step takes as many of its best candidates as the beam has places without a finished one */
+    int counts_source; /* the length limit counts all tokens of the source, tag and end included */
 } moe_rule_set;
 
 #if MOE_HOST
@@ -7307,6 +7309,13 @@ static const moe_rule_set moe_rule_sets[] = {
     [MOE_RULES_TF] = { .stay = 1, .divides = 1, .cut_competes = 1 },
     [MOE_RULES_MLPERF] = { .stay = 1, .divides = 1, .counts_later = 1, .cut_competes = 1 },
     [MOE_RULES_HF] = { .constrains = 1, .counts_end = 1, .cut_competes = 1, .cuts_at_limit = 1, .waits = 1 },
+    [MOE_RULES_MARIAN] = { .constrains = 1,
+                           .counts_end = 1,
+                           .cut_competes = 1,
+                           .cuts_at_limit = 1,
+                           .waits = 1,
+                           .shrinks = 1,
+                           .counts_source = 1 },
 };
 #endif
 
@@ -7734,11 +7743,12 @@ MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const
 /* Use the decoder's outputs for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done.
  * Ranks order the candidates: without constraints they are log-probabilities. */
 MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
-    const size_t beam = (size_t)s->beam;
+    const size_t beam = (size_t)s->beam - (s->rules.shrinks ? slot->n_finished : 0);
     moe_next choices[MOE_MAX_BEAM];
     size_t n_next = 0;
     float best_candidate = 0.0f;
     const int last_step = s->rules.cuts_at_limit && slot->steps + 1 >= slot->task.limit;
+    const size_t most = last_step || s->rules.shrinks ? beam : SIZE_MAX; /* candidates */
     slot->steps++;
     for (moe_live *l = slot->live; last_step && s->force_end && l < slot->live + slot->n_live; l++) {
         l->ended = 1;
@@ -7747,7 +7757,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
     }
     if (last_step && s->force_end) return moe_end_step(s, slot, a, next, 0);
     for (size_t h = 0; h < slot->n_live; h++) choices[h] = moe_choose(s, slot, a, &slot->live[h]);
-    for (size_t position = 0; n_next < beam && !(last_step && position == beam); position++) {
+    for (size_t position = 0; n_next < beam && position < most; position++) {
         size_t best = slot->n_live;
         int begins = 0; /* the best candidate is a constraint's token */
         moe_live live;
@@ -8264,7 +8274,7 @@ static void moe_client_forget(const moe_client *c) {
  * and code in the search, which gets it from moe_session_settle. New rules of search have a name and a column of
  * presets here. */
 
-enum { MOE_RULE_SETS = MOE_RULES_HF + 1 };
+enum { MOE_RULE_SETS = MOE_RULES_MARIAN + 1 };
 
 typedef struct moe_param_row {
     moe_param shown; /* option NULL: not an option of programs */
@@ -8282,30 +8292,30 @@ typedef struct moe_param_row {
 #define MOE_HIDDEN NULL, NULL, NULL
 #define MOE_DEFAULT(metadata, most, otherwise) .fallback = (otherwise), .key = (metadata), .stated = (most)
 #define MOE_ONLY(member, name) .allowed = offsetof(moe_rule_set, member), .what = (name)
-#define MOE_PRESETS(...)                                                                         \
-    .presets = (const double[MOE_RULE_SETS]) { __VA_ARGS__ } /* paper, nvidia, tf, mlperf, hf */
+#define MOE_PRESETS(...)                                                                                 \
+    .presets = (const double[MOE_RULE_SETS]) { __VA_ARGS__ } /* paper, nvidia, tf, mlperf, hf, marian */
 
 static const moe_param_row moe_param_rows[] = {
     { MOE_PARAM(beam, 1, MOE_MAX_BEAM, 0, "beam", "1 to 64",
                 "hypotheses kept per step; 1 is greedy (default: the model's)"),
-      MOE_DEFAULT("decode.beam", MOE_MAX_BEAM, 4), MOE_PRESETS(8, 5, 10, 10, 4) },
+      MOE_DEFAULT("decode.beam", MOE_MAX_BEAM, 4), MOE_PRESETS(8, 5, 10, 10, 4, 12) },
     { MOE_PARAM(nbest, 1, MOE_MAX_BEAM, 0, "nbest", "1 to 64", "translations returned per text (default: 1)"),
       .fallback = 1 },
     { MOE_PARAM(rerank, 0, 100, 1, "rerank", "0 to 100",
                 "weight of the input's probability given the translation; 0 is fast (default: the model's)"),
-      MOE_DEFAULT("decode.rerank", 100, 0), MOE_ONLY(reranks, "reranking"), MOE_PRESETS(0, 0, 0, 0, 0) },
+      MOE_DEFAULT("decode.rerank", 100, 0), MOE_ONLY(reranks, "reranking"), MOE_PRESETS(0, 0, 0, 0, 0, 0) },
     { MOE_PARAM(length_penalty, 0, 100, 1, "length-penalty", "0 to 100",
                 "alpha of the GNMT length penalty; 0 is none (default: the model's)"),
-      MOE_DEFAULT("decode.length_penalty", 100, 0.6), MOE_PRESETS(0.2, 0.6, 1, 1, 1) },
+      MOE_DEFAULT("decode.length_penalty", 100, 0.6), MOE_PRESETS(0.2, 0.6, 1, 1, 1, 0) },
     { MOE_PARAM(length_constant, 0, 1e6, 1, "length-constant", "0 to 1000000",
                 "constant c of the length penalty, 5 in GNMT (default: the model's)"),
-      MOE_DEFAULT("decode.length_constant", 1e6, 5), MOE_PRESETS(5, 5, 5, 5, 0) },
+      MOE_DEFAULT("decode.length_constant", 1e6, 5), MOE_PRESETS(5, 5, 5, 5, 0, 0) },
     { MOE_PARAM(coverage_penalty, 0, 100, 1, "coverage-penalty", "0 to 100",
                 "beta of the GNMT coverage penalty; 0 is none (default: the model's)"),
-      MOE_DEFAULT("decode.coverage_penalty", 100, 0), MOE_ONLY(covers, "coverage"), MOE_PRESETS(0.2, 0.1, 0, 0, 0) },
+      MOE_DEFAULT("decode.coverage_penalty", 100, 0), MOE_ONLY(covers, "coverage"), MOE_PRESETS(0.2, 0.1, 0, 0, 0, 0) },
     { MOE_PARAM(prune, 0, 1e6, 1, "prune", "0 to 1000000",
                 "drop hypotheses that are worse than the best one by this log-probability; 0: never"),
-      MOE_DEFAULT("decode.prune", 1e6, 0), MOE_ONLY(prunes, "pruning"), MOE_PRESETS(3, 0, 0, 0, 0) },
+      MOE_DEFAULT("decode.prune", 1e6, 0), MOE_ONLY(prunes, "pruning"), MOE_PRESETS(3, 0, 0, 0, 0, 0) },
     { MOE_PARAM(early_stopping, 0, 1, 0, "early-stopping", "0 or 1",
                 "with hf rules: stop once as many hypotheses as the beam have ended (default: the model's)"),
       MOE_DEFAULT("decode.early_stopping", 1, 0) },
@@ -8313,10 +8323,10 @@ static const moe_param_row moe_param_rows[] = {
                 "least length of a translation in tokens, its end not counted (default: 0)") },
     { MOE_PARAM(max_len_factor, 0, 1e6, 1, "max-len-factor", "0 to 1000000",
                 "longest translation in tokens per source token (default: the model's)"),
-      MOE_DEFAULT("decode.max_len_factor", 1e6, 2), MOE_PRESETS(2, 0, 2, 2, 0) },
+      MOE_DEFAULT("decode.max_len_factor", 1e6, 2), MOE_PRESETS(2, 0, 2, 2, 0, 3) },
     { MOE_PARAM(max_len_offset, 0, 1 << 20, 0, "max-len-offset", "0 to 1048576",
                 "tokens that are added to this limit (default: the model's)"),
-      MOE_DEFAULT("decode.max_len_offset", 1 << 16, 10), MOE_PRESETS(0, 79 /* 80 with begin */, 0, 0, 200) },
+      MOE_DEFAULT("decode.max_len_offset", 1 << 16, 10), MOE_PRESETS(0, 79 /* 80 with begin */, 0, 0, 200, 0) },
     { MOE_PARAM(max_constraints, 0, MOE_MAX_CONSTRAINTS, 0, MOE_HIDDEN), MOE_ONLY(constrains, "constraints") },
     { MOE_PARAM(threads, 0, MOE_MAX_THREADS, 0, MOE_HIDDEN) },
     { MOE_PARAM(batch, 1, 1 << 16, 0, MOE_HIDDEN), .fallback = 32 },
@@ -8358,7 +8368,7 @@ int moe_param_set(moe_session_params *p, size_t i, double value) {
     return 1;
 }
 
-const char *moe_rules_name(moe_rules rules) { return (unsigned)rules <= MOE_RULES_HF ? moe_rules_names[rules] : "?"; }
+const char *moe_rules_name(moe_rules rules) { return (unsigned)rules < MOE_RULE_SETS ? moe_rules_names[rules] : "?"; }
 
 int moe_session_params_preset(moe_session_params *given, const char *name) {
     const int rules = name ? moe_find_word(moe_rules_names, name) : -1;
@@ -8476,7 +8486,7 @@ static moe_status moe_check_param(const moe_param_row *row, const moe_session_pa
 }
 
 static moe_status moe_check_params(const moe_model *m, moe_session_params *p, moe_error *error) {
-    MOE_TRY(moe_check_int("rules", (int)p->rules, 0, MOE_RULES_HF, error));
+    MOE_TRY(moe_check_int("rules", (int)p->rules, 0, MOE_RULE_SETS - 1, error));
     if (p->rerank > 0.0f && !moe_can_rerank(m))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "rerank",
                         "rerank must be 0: the model has no tags of several languages, with which it could "
@@ -9126,9 +9136,10 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     moe_slot *slot = &s->slots[at];
     int32_t *ids = s->staged + staged;
     const int32_t force = moe_forced_token(m, q);
-    const double limit = (double)(float)q->n_source * (double)s->params.max_len_factor;
+    const int counts_source = s->search.rules.counts_source;
     const size_t max_target = (size_t)s->params.max_target, offset = (size_t)s->params.max_len_offset;
     size_t n = 0;
+    double limit;
     s->staged_first[at] = staged;
     if (m->source_tag && !q->raw) ids[n++] = m->source_tag == 2 ? q->source_tag : q->target_tag;
     if (m->source_bos && !q->raw) ids[n++] = m->bos;
@@ -9142,6 +9153,8 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     slot->dropped = q->dropped;
     slot->key = 0;
     for (size_t i = 0; s->frames[MOE_ENCODER].keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
+    limit = (double)(float)(counts_source ? n : q->n_source) * (double)s->params.max_len_factor;
+    if (counts_source) limit = ceil(limit);
     slot->task.limit = moe_min(max_target, (limit < (double)max_target ? (size_t)limit : max_target) + offset);
     slot->task.scoring = q->target && !q->prefix;
     slot->task.forced = force >= 0;

@@ -321,8 +321,10 @@ typedef enum moe_rules {
                          /* length limit. Lengths count begin and end. Coverage is kept per place in the beam       */
     MOE_RULES_TF,        /* tensorflow/nmt: every step orders the beam by normalised score, the end not counted     */
     MOE_RULES_MLPERF,    /* the same with later TensorFlow 1: lengths count the end from the step after it          */
-    MOE_RULES_HF         /* Hugging Face's transformers: as the paper's, but lengths count a forced first token,    */
+    MOE_RULES_HF,        /* Hugging Face's transformers: as the paper's, but lengths count a forced first token,    */
                          /* cut hypotheses compete, and early_stopping decides when search ends                     */
+    MOE_RULES_MARIAN     /* Marian: a hypothesis that has ended takes its place in the beam with it, search ends    */
+                         /* with the last one, cut ones compete. max_len_factor counts the source's tag and end     */
 } moe_rules;
 
 typedef struct moe_session_params {

@@ -1002,13 +1002,13 @@ static void transformers_give_the_bytes_of_the_cpu(void **state) {
 static void searches_give_the_bytes_of_the_cpu(void **state) {
     static const int batches[] = { 1, 3, 8 }, beams[] = { 1, 2, 5 };
     fixture models[] = { open_model(mw_small(MW_GNMT, MW_F32, 11)), open_model(mw_small(MW_FROM_ENCODER, MW_F32, 12)) };
-    size_t finished[5] = { 0 }, cut[5] = { 0 }, several = 0;
+    size_t finished[MOE_RULE_SETS] = { 0 }, cut[MOE_RULE_SETS] = { 0 }, several = 0;
     (void)state;
     defaults();
     for (int i = 0; i < 2; i++) /* so that not all are cut */
         mw_put32(models[i].image.data + mw_find_tensor(models[i].m, "output.bias")->offset + 4 * MW_EOS,
                  moe_to_bits(3.0f));
-    for (size_t k = 0; k < 5 * 3 * 16; k++) {
+    for (size_t k = 0; k < MOE_RULE_SETS * 3 * 16; k++) {
         const int rules = (int)(k / 48), coverage = k % 2 != 0, prune = k / 2 % 2 != 0, odd = (int)(k / 4 + k / 8) % 2;
         const moe_model *model = models[(k + k / 16) % 2].model;
         moe_session_params p = params_for(model, "cpu", batches[(k + k / 8) % 3], beams[k / 16 % 3]);
@@ -1026,7 +1026,7 @@ static void searches_give_the_bytes_of_the_cpu(void **state) {
         if (k % 5 > 2) p.max_len_factor = 0.5f, p.max_len_offset = 1;
         if (k % 7 == 6) p.max_target = 6;
         p.early_stopping = odd;
-        if ((rules == MOE_RULES_PAPER || rules == MOE_RULES_HF) && k % 3 == 1) p.max_constraints = 2;
+        if ((rules == MOE_RULES_PAPER || rules >= MOE_RULES_HF) && k % 3 == 1) p.max_constraints = 2;
         f = assert_sides_agree(model, &p, what);
         for (size_t i = 0; i < SENTENCES; i++)
             for (size_t h = 0; h < f->answers[i].n; h++) {
@@ -1036,7 +1036,7 @@ static void searches_give_the_bytes_of_the_cpu(void **state) {
             }
         free(f);
     }
-    for (int rules = 0; rules < 5; rules++)
+    for (int rules = 0; rules < MOE_RULE_SETS; rules++)
         CHECK(finished[rules] > 20 && cut[rules] > 20, "rules %d: %zu hypotheses have ended, %zu were cut", rules,
               finished[rules], cut[rules]);
     CHECK(several > 100, "%zu sentences had several hypotheses", several);

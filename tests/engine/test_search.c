@@ -1,4 +1,5 @@
-/* test_search.c - the search by the paper's rules, with constraints and without, against a naive reading of it.
+/* test_search.c - the search by the paper's rules and by Marian's, with constraints and without, against a naive
+ * reading.
  *
  * No model is run: log-probabilities and attention are made of the tokens so far. The engine keeps tokens in a tree,
  * and counts; the reference keeps whole sentences, in double, and finds what it wants to know by looking at all of one.
@@ -21,6 +22,7 @@ static double uniform(uint64_t *state) { return (double)(mw_next(state) >> 11) /
 typedef struct task {
     uint64_t seed;
     int attends, beam, nbest;
+    int marian; /* Marian's rules */
     size_t limit, n_constraints;
     double alpha, prune, sharp; /* sharp: how much log-probabilities differ */
     struct constraint {
@@ -71,6 +73,8 @@ static task random_task(uint64_t seed) {
         tokens += k->n;
     }
     t.limit = tokens + 2 + mw_below(&r, LONGEST - tokens - 2);
+    t.marian = !mw_below(&r, 3);
+    if (t.marian) t.prune = 0;
     return t;
 }
 
@@ -197,6 +201,12 @@ static int by_score(const void *a, const void *b) {
     return (x->score < y->score) - (x->score > y->score);
 }
 
+/* By Marian's rules cut ones are ordered among the others. */
+static int by_score_alone(const void *a, const void *b) {
+    const double x = ((const sentence *)a)->score, y = ((const sentence *)b)->score;
+    return (x < y) - (x > y);
+}
+
 /* GNMT eq 14 without coverage; the end token counts. */
 static double score_of(const task *t, const sentence *s, size_t length) {
     return s->logprob / pow((5 + (double)length) / 6, t->alpha);
@@ -220,7 +230,8 @@ static size_t search_naively(const task *t, sentence *finished) {
         double best = -DBL_MAX;
         for (size_t h = 0; h < n_live; h++) n += candidates_of(t, &live[h], h, all + n);
         qsort(all, n, sizeof *all, by_rank);
-        for (size_t i = 0; i < n && n_next < (size_t)t->beam; i++) {
+        const size_t places = (size_t)t->beam - (t->marian ? n_finished : 0);
+        for (size_t i = 0; i < n && (t->marian ? i : n_next) < places; i++) {
             const candidate *c = &all[i];
             const sentence *from = &live[c->parent];
             if (t->prune > 0 && c->rank < all[0].rank - t->prune) break;
@@ -232,10 +243,12 @@ static size_t search_naively(const task *t, sentence *finished) {
             next[n_next].rank = c->rank;
             next[n_next].writing = c->writes;
             append(t, &next[n_next++], c->id, c->logprob);
+            if (t->marian && step == t->limit) finish(t, &next[--n_next], 0, 0, finished, &n_finished);
         }
         memcpy(live, next, sizeof live);
         n_live = n_next;
-        qsort(finished, n_finished, sizeof *finished, by_score);
+        qsort(finished, n_finished, sizeof *finished, t->marian ? by_score_alone : by_score);
+        if (t->marian && n_live) continue;
         while (t->prune > 0 && n_finished && finished[n_finished - 1].score < finished[0].score - t->prune)
             n_finished--;
         if (n_finished >= (size_t)t->beam || !n_live) return n_finished;
@@ -286,7 +299,7 @@ static size_t search_with_engine(const task *t, moe_slot *slot) {
                            .alpha = (float)t->alpha,
                            .constant = 5,
                            .prune = (float)t->prune,
-                           .rules = moe_rule_sets[MOE_RULES_PAPER],
+                           .rules = moe_rule_sets[t->marian ? MOE_RULES_MARIAN : MOE_RULES_PAPER],
                            .bos = BOS,
                            .eos = EOS,
                            .max_target = LONGEST,

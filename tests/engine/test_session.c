@@ -248,7 +248,7 @@ static const setting settings[] = {
     { NLLB, MW_F32, 4, MOE_RULES_HF },
     { MARIAN, MW_Q8, 2, MOE_RULES_HF },
     { STUDENT, MW_F32, 4, MOE_RULES_HF },
-    { STUDENT, MW_Q8, 3, MOE_RULES_HF },
+    { STUDENT, MW_Q8, 3, MOE_RULES_MARIAN },
     { MW_GNMT, MW_Q8, 6, 0 },
     { MW_CARRIED_QUERY, MW_F32, 4, 0 },
     { MW_GNMT, MW_F32, 3, 0 }, /* reranked */
@@ -2110,7 +2110,7 @@ static void impossible_parameters_are_refused_by_name(void **state) {
 
 /* The rules of other programs lack what the paper's have; their presets do not ask for it. */
 static void rules_refuse_what_they_do_not_know(void **state) {
-    static const char *const known[] = { "paper", "nvidia", "tf", "mlperf", "hf" };
+    static const char *const known[] = { "paper", "nvidia", "tf", "mlperf", "hf", "marian" };
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     moe_session *s;

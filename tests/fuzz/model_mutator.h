@@ -80,6 +80,7 @@ static const char *const mm_words[] = {
     "swish",    "softmax",   "topk",      "top1",        "zero",    "concat", "sum",       "mlp",   "linear",
     "additive", "threshold", "batchwise", "product",     "state",   "output", "query",     "paper", "nvidia",
     "previous", "current",   "sigmoid",   "tf",          "encoder", "mlperf", "hf",        "",      "\xff",
+    "marian",
 };
 static const char *const mm_keys[] = {
     "vocab.size",

@@ -71,7 +71,7 @@ def a_word_that_is_a_file_gets_a_hint():
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         assert f"-i {file.name}" in run(DE + [file.name]).complaint
     assert not run(DE + ["house"]).complaint
-    assert "nvidia, tf, mlperf or hf" in run([DE[0], "--help"]).text
+    assert "nvidia, tf, mlperf, hf or marian" in run([DE[0], "--help"]).text
 
 
 @test

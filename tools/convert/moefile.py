@@ -980,7 +980,7 @@ def describe_transformer(meta):
     describe_limits(e, m)
     m.target_tag = e.get("target.tag", 0, (0, 1))
     describe_sides(meta, e, m)
-    m.rules, m.beam = e.get("decode.rules", "hf", ("hf",)), e.within("decode.beam", 1, MAX_BEAM, 1)
+    m.rules, m.beam = e.get("decode.rules", "hf", ("hf", "marian")), e.within("decode.beam", 1, MAX_BEAM, 1)
     m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 1.0)
     m.early_stopping, m.force_end = (e.get("decode." + x, 0, (0, 1)) for x in ("early_stopping", "force_end"))
     m.max_new, m.suppressed = e.within("decode.max_new", 1, LONGEST, 200), e.tokens("token.suppressed", m.vocabulary)

@@ -80,8 +80,8 @@ static void usage(FILE *to) {
           "\n"
           "Search\n"
           "      --preset NAME         search rules of the paper or of another program:\n"
-          "                            paper, nvidia, tf, mlperf or hf (default: the\n"
-          "                            model's). The options below change parts of it\n",
+          "                            paper, nvidia, tf, mlperf, hf or marian (default:\n"
+          "                            the model's). The options below change parts of it\n",
           to);
     params_usage(to);
     fputs("      --force ID            first token of every translation; its\n"
@@ -815,7 +815,7 @@ static int choose_language(const options *o, const text_front *front, moe_sessio
 /* Whether something is kept: of text that is translated freely, by a search that knows constraints. */
 static int keeps(const options *o, const moe_session_params *params) {
     return (!o->no_protect || o->glossary) && !o->score && !o->prefix && !o->self_test && !o->common.ids &&
-           !o->common.pretokenized && (params->rules == MOE_RULES_PAPER || params->rules == MOE_RULES_HF);
+           !o->common.pretokenized && (params->rules == MOE_RULES_PAPER || params->rules >= MOE_RULES_HF);
 }
 
 /* -1, or a complaint and the exit status. */

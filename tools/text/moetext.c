@@ -1305,7 +1305,7 @@ static moe_status open_rules(moetext *t, moe_session_params *params, moe_error *
     const text_settings *s = &t->settings;
     const int protect = s->protect != 0, glossary = s->glossary[0] != 0;
     if (t->model->form != TEXT_FORM_TEXT || (!protect && !glossary) ||
-        (params->rules != MOE_RULES_PAPER && params->rules != MOE_RULES_HF))
+        (params->rules != MOE_RULES_PAPER && params->rules < MOE_RULES_HF))
         return MOE_OK;
     params->max_constraints = MOE_MAX_CONSTRAINTS;
     t->brief = protect && params->rules == MOE_RULES_PAPER;

@@ -42,7 +42,7 @@ static const option table[] = {
     { "source", "language of texts that name none; auto: detected for each, if the model needs it",
       WORD_OF(source, "auto or a language of the model") },
     { "preset", "search rules of the paper or of another program (default: the model's)",
-      WORD_OF(preset, "paper, nvidia, tf, mlperf or hf") },
+      WORD_OF(preset, "paper, nvidia, tf, mlperf, hf or marian") },
     { "max-len", "longest sentence and translation in tokens; with a Transformer only the translation",
       WHOLE_OF(max_len, 4, 1 << 16, "4 to 65536") },
     { "split", "lines of more characters are translated sentence by sentence; 0: never (default: 1)",
