@@ -137,8 +137,8 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
-TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o places.o settings.o memory.o align.o detect.o words.o stream.o jobs.o \
-	text.o sentences.o lost.o spans.o messages.o glossary.o protect.o spm.o bytes.o)
+TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o several.o models.o places.o settings.o memory.o align.o detect.o \
+	words.o stream.o jobs.o text.o sentences.o lost.o spans.o messages.o glossary.o protect.o spm.o bytes.o)
 
 # One object, whose own names a host program cannot see. Link with $(LD), not $(CC): EXTRA may name sanitizers.
 $(BUILD)/libmoetext.o: $(TEXT_OBJECTS)

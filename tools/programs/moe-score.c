@@ -172,9 +172,8 @@ static moe_status app_leave(program_flow *flow, text_job *job, moe_error *error)
 
 /* ==== 4. Totals ========================================================================================= */
 
-static void app_totals(const program_flow *flow, const moe_session *session, double elapsed) {
+static void app_totals(const program_flow *flow, const moe_stats *s, double elapsed) {
     const app *a = app_of(flow);
-    moe_stats s = moe_session_stats(session);
     if (!flow->options->quiet) {
         fprintf(stderr, "lines            %llu, %llu of them failed\ntokens           %llu (ends of lines included)\n",
                 (unsigned long long)flow->progress.lines, (unsigned long long)flow->progress.failed,
@@ -196,8 +195,8 @@ static void app_totals(const program_flow *flow, const moe_session *session, dou
                 "peak memory      %.1f MiB resident, %.1f MiB of it the session's\n"
                 "kernels          %s\n",
                 elapsed, elapsed > 0 ? (double)a->tokens / elapsed : 0.0, program_resident(),
-                (double)s.bytes / 1048576.0, s.isa ? s.isa : "?");
-        program_expert_stats(&s);
+                (double)s->bytes / 1048576.0, s->isa ? s->isa : "?");
+        program_expert_stats(s);
     }
 }
 

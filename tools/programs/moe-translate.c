@@ -6,7 +6,8 @@
  *   3. Flow         a line's request and result, for program.h
  *   4. Routing      the same translations once more, with a look at the gates
  *   5. Self-test    the golden sentences inside the model
- *   6. Main
+ *   6. Several models
+ *   7. Main
  */
 #define _GNU_SOURCE      /* getopt_long on Linux */
 #define _DARWIN_C_SOURCE /* and on macOS         */
@@ -18,6 +19,7 @@
 #include "tools/text/json.h"
 #include "tools/text/protect.h"
 #include "tools/text/settings.h"
+#include "tools/text/several.h"
 #include "tools/text/spm.h"
 #include "tools/text/text.h"
 
@@ -30,8 +32,14 @@
 
 /* ==== 1. Options ======================================================================================== */
 
+enum { MOST_MODELS = 64 };
+
 typedef struct options {
     program_common common;
+    const char *models[MOST_MODELS]; /* [n_models] of -m and --models */
+    size_t n_models;
+    int several; /* they are a translator of several */
+    const char *models_memory;
     const char *target, *source, *device;
     text_settings search;                       /* preset and parameters */
     int nbest, batch_tokens, gpu_memory, split; /* -1: not given */
@@ -69,6 +77,13 @@ static void usage(FILE *to) {
           "line gives one output line, in the same order.\n"
           "\n"
           "Files and languages\n" PROGRAM_HELP_MODEL
+          "                            May be repeated: a line goes through the model\n"
+          "                            that translates from -s to -t, or through two\n"
+          "                            with a language between them\n"
+          "      --models DIR          the same with all models (*.bin) of a folder\n"
+          "      --models-memory SIZE  close models so that those open, with their\n"
+          "                            sessions, take no more, such as 512M; the one not\n"
+          "                            used for the longest time goes first\n"
           "  -t, --target LANG         language to translate into, such as de\n"
           "  -s, --source LANG         language of the input. Required for NLLB and\n"
           "                            M2M-100; \"auto\" detects it per line. Other models\n"
@@ -179,6 +194,15 @@ static void usage(FILE *to) {
           to);
 }
 
+/* A model of -m, or a folder of --models. */
+static int add_model(options *o, const char *path) {
+    if (o->n_models == MOST_MODELS)
+        return program_usage_error("more than %d models; --models takes a folder", MOST_MODELS);
+    if (!o->n_models) o->common.model = path;
+    o->models[o->n_models++] = path;
+    return -1;
+}
+
 static int is_auto(const options *o) { return o->source && strcmp(o->source, "auto") == 0; }
 
 /* -1: go on; else the exit status. */
@@ -197,6 +221,8 @@ static int parse_options(int argc, char **argv, options *o) {
         PARAGRAPHS,
         NO_PROTECT,
         GLOSSARY,
+        MODELS,
+        MODELS_MEMORY,
         PARAM = 512 /* and its number */
     };
     static const struct option own[] = { PROGRAM_OPTIONS,
@@ -218,7 +244,10 @@ static int parse_options(int argc, char **argv, options *o) {
                                          { "force", required_argument, NULL, FORCE },
                                          { "paragraphs", no_argument, NULL, PARAGRAPHS },
                                          { "no-protect", no_argument, NULL, NO_PROTECT },
-                                         { "glossary", required_argument, NULL, GLOSSARY } };
+                                         { "glossary", required_argument, NULL, GLOSSARY },
+                                         { "models", required_argument, NULL, MODELS },
+                                         { "models-memory", required_argument, NULL, MODELS_MEMORY } };
+    static const int repeated[] = { 'm', MODELS, 0 };
     struct option known[sizeof own / sizeof *own + TEXT_PARAMS + 1] = { { NULL, 0, NULL, 0 } };
     const moe_param *param;
     moe_error e = { .code = MOE_OK };
@@ -237,7 +266,7 @@ static int parse_options(int argc, char **argv, options *o) {
     memcpy(known + n, own, sizeof own);
     int c, status = -1;
     uint64_t given = 0;
-    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:t:s:", known, NULL, &given)) != -1) {
+    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:t:s:", known, repeated, &given)) != -1) {
         if (c == PRESET || (c >= PARAM && c < PARAM + TEXT_PARAMS)) {
             const char *name = c == PRESET ? "preset" : moe_param_at((size_t)(c - PARAM))->option;
             if (text_settings_set(&o->search, name, optarg ? optarg : "1", "--", &e))
@@ -245,6 +274,9 @@ static int parse_options(int argc, char **argv, options *o) {
             continue;
         }
         switch (c) {
+        case 'm': status = add_model(o, optarg); break;
+        case MODELS: status = add_model(o, optarg), o->several = 1; break;
+        case MODELS_MEMORY: o->models_memory = optarg; break;
         case 't': o->target = optarg; break;
         case 's': o->source = optarg; break;
         case BATCH_TOKENS: status = program_int("batch-tokens", optarg, 1, 1 << 24, &o->batch_tokens); break;
@@ -265,6 +297,7 @@ static int parse_options(int argc, char **argv, options *o) {
     if (status >= 0) return status;
     if ((status = program_words(common, argc - optind, argv + optind)) >= 0) return status;
     if ((status = program_default_model(&common->model)) >= 0) return status;
+    o->several |= o->n_models > 1;
     if (text_settings_check(&o->search, "--", &e)) return program_usage_error("%s", e.message);
     if (text_settings_param(&o->search, "nbest") > 0) o->nbest = (int)text_settings_param(&o->search, "nbest");
     if (o->force >= 0 && o->score)
@@ -288,6 +321,11 @@ static int parse_options(int argc, char **argv, options *o) {
         return program_usage_error("-s auto does not go together with --routing, --ids, --raw-ids or --pretokenized");
     if (o->self_test && (common->gating || common->noise))
         return program_usage_error("--self-test is for the model's own gates");
+    if (o->models_memory && !o->several) return program_usage_error("--models-memory is for several models");
+    if (o->several && (whole || o->force >= 0 || o->self_test || common->max_memory || common->dry_run))
+        return program_usage_error("several models do not go together with --json, --nbest, --score, --prefix, --ids, "
+                                   "--raw-ids, --pretokenized, --routing, --force, --self-test, --max-memory or "
+                                   "--dry-run");
     return -1;
 }
 
@@ -500,11 +538,17 @@ static moe_status app_line(program_flow *flow, text_job *job, const moe_result *
                                    : plain_line(flow->stream.front, a->options, job, result, error);
 }
 
-static void app_stats(const program_flow *f, const moe_session *session, double elapsed) {
-    moe_stats s = moe_session_stats(session);
+static void app_stats(const program_flow *f, const moe_stats *s, double elapsed) {
     fprintf(stderr,
             "lines            %llu, %llu of them failed\n"
-            "source tokens    %llu (tag and end included); %llu of %llu pieces unknown to the vocabulary\n"
+            "source tokens    %llu (tag and end included)",
+            (unsigned long long)f->progress.lines, (unsigned long long)f->progress.failed,
+            (unsigned long long)s->source_tokens);
+    if (!f->several)
+        fprintf(stderr, "; %llu of %llu pieces unknown to the vocabulary", (unsigned long long)f->stream.unknown_pieces,
+                (unsigned long long)f->stream.pieces);
+    fprintf(stderr,
+            "\n"
             "target tokens    %llu (end included)\n"
             "seconds          %.3f\n"
             "target tokens/s  %.1f\n"
@@ -512,14 +556,11 @@ static void app_stats(const program_flow *f, const moe_session *session, double 
             "peak memory      %.1f MiB resident, %.1f MiB of it the session's\n"
             "kernels          %s\n"
             "device           %s\n",
-            (unsigned long long)f->progress.lines, (unsigned long long)f->progress.failed,
-            (unsigned long long)s.source_tokens, (unsigned long long)f->stream.unknown_pieces,
-            (unsigned long long)f->stream.pieces, (unsigned long long)s.target_tokens, elapsed,
-            elapsed > 0 ? (double)s.target_tokens / elapsed : 0.0, (unsigned long long)s.steps,
-            s.steps ? (double)s.rows / (double)s.steps : 0.0, program_resident(), (double)s.bytes / 1048576.0,
-            s.isa ? s.isa : "?", s.device ? s.device : "?");
-    if (s.device_bytes) fprintf(stderr, "device memory    %.1f MiB\n", (double)s.device_bytes / 1048576.0);
-    program_expert_stats(&s);
+            (unsigned long long)s->target_tokens, elapsed, elapsed > 0 ? (double)s->target_tokens / elapsed : 0.0,
+            (unsigned long long)s->steps, s->steps ? (double)s->rows / (double)s->steps : 0.0, program_resident(),
+            (double)s->bytes / 1048576.0, s->isa ? s->isa : "?", s->device ? s->device : "?");
+    if (s->device_bytes) fprintf(stderr, "device memory    %.1f MiB\n", (double)s->device_bytes / 1048576.0);
+    program_expert_stats(s);
 }
 
 /* ==== 4. Routing ======================================================================================== */
@@ -757,7 +798,99 @@ static int run_self_test(const text_front *front, moe_session *session, const ch
     return status;
 }
 
-/* ==== 6. Main =========================================================================================== */
+/* ==== 6. Several models ================================================================================= */
+
+/* The options as settings of libmoetext. -1, or a complaint and the exit status. */
+static int describe_several(const options *o, text_settings *settings) {
+    const program_common *c = &o->common;
+    const struct {
+        const char *name, *value;
+    } words[] = {
+        { "target", o->target }, { "source", o->source }, { "glossary", o->glossary },          { "isa", c->isa },
+        { "device", o->device }, { "gating", c->gating }, { "models-memory", o->models_memory }
+    };
+    moe_error e;
+    *settings = o->search;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (words[i].value && text_settings_set(settings, words[i].name, words[i].value, "--", &e))
+            return program_usage_error("%s", e.message);
+    if (c->noise && c->noise_seed > INT32_MAX)
+        return program_usage_error("--noise expects at most %d with several models", INT32_MAX);
+    if (c->noise) settings->noise = (int)c->noise_seed;
+    settings->copy = c->no_mmap;
+    settings->verify = c->no_verify ? 0 : -1;
+    settings->threads = c->threads, settings->batch = c->batch, settings->batch_tokens = o->batch_tokens;
+    settings->max_len = c->max_len, settings->truncate = c->truncate, settings->split = o->split;
+    settings->protect = !o->no_protect, settings->gpu_memory = o->gpu_memory;
+    return -1;
+}
+
+/* The way between the languages that are named, its models opened. -1, or a complaint and the exit status. */
+static int open_way(const options *o, moetext *translator) {
+    text_way way;
+    moe_error e;
+    const text_set *set = text_set_of(translator);
+    if (!o->target || (!o->source && text_translator_way(translator, &way, &e))) {
+        program_complain("say with %s; %s",
+                         o->target ? "-s which language the lines are in"
+                                   : "-t which language to "
+                                     "translate into",
+                         text_set_says(set));
+        return EXIT_USAGE;
+    }
+    if (is_auto(o)) return -1;
+    if (text_translator_way(translator, &way, &e)) return program_complain("%s", e.message), EXIT_USAGE;
+    for (size_t i = 0; i < way.n; i++) {
+        if (text_translator_open(translator, way.files[i], &e)) return program_complain("%s", e.message), EXIT_MODEL;
+        if (o->common.verbose) program_complain("%s", text_set_path(set, way.files[i]));
+    }
+    return -1;
+}
+
+/* -1, or a complaint and the exit status: the output is one of the models. */
+static int keep_models(const options *o, const text_set *set) {
+    for (size_t i = 0; o->common.output && i < text_set_count(set); i++)
+        if (program_same_file(o->common.output, text_set_path(set, i))) {
+            program_complain("%s: this is the model, and would be overwritten", o->common.output);
+            return EXIT_USAGE;
+        }
+    return -1;
+}
+
+static int run_several(const options *o) {
+    text_settings settings;
+    moetext_model *models = NULL;
+    moetext *translator = NULL;
+    moe_error e;
+    int status = describe_several(o, &settings);
+    if (status < 0 && text_models_open(o->models, o->n_models, &settings, &models, &e)) {
+        program_file_error(o->models[0], &e);
+        status = EXIT_MODEL;
+    }
+    if (status < 0 && text_translator_new(models, &settings, &translator, &e)) {
+        program_complain("%s", e.message);
+        status = e.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+    }
+    if (status < 0) status = keep_models(o, text_set_of(translator));
+    if (status < 0) status = open_way(o, translator);
+    if (status < 0) {
+        program_flow flow = { .stream = { .split = (size_t)o->split },
+                              .options = &o->common,
+                              .done_word = "translated",
+                              .several = translator,
+                              .messages = !o->no_protect,
+                              .paragraphs = o->paragraphs,
+                              .stats = o->common.stats ? app_stats : NULL };
+        program_stoppable(translator);
+        status = program_flow_run(&flow, NULL);
+        program_stoppable(NULL);
+    }
+    moetext_free(translator);
+    moetext_model_close(models);
+    return status;
+}
+
+/* ==== 7. Main =========================================================================================== */
 
 /* The work, once model and session are there. */
 static int run(const options *o, const text_front *front, moe_session *session, const moe_session_params *params) {
@@ -837,6 +970,10 @@ int main(int argc, char **argv) {
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
 
+    if (o.several) {
+        program_handle_signals();
+        return run_several(&o);
+    }
     text_front front;
     const program_common *c = &o.common;
     status = program_open(c, MOE_MODEL_TRANSLATION, o.self_test ? TEXT_IF_THERE : program_level(c), &front);

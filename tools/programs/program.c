@@ -36,6 +36,7 @@ static char temporary[4096]; /* the name of a file that grows, "": there is none
 
 /* Sessions that a signal stops. Only the main thread takes signals, so they are there while the handler runs. */
 static moe_session *volatile stoppable[4];
+static moetext *volatile stoppable_translator; /* whose threads may take them */
 
 static void on_signal(int number) {
     if (program_signal) { /* the second ends a run that is stuck, in a write for instance */
@@ -50,6 +51,7 @@ static void on_signal(int number) {
     errno = before;
     for (size_t i = 0; i < sizeof stoppable / sizeof *stoppable; i++)
         if (stoppable[i]) moe_session_cancel(stoppable[i]);
+    if (stoppable_translator) moetext_cancel(stoppable_translator);
 }
 
 int program_begin(const char *name) {
@@ -367,6 +369,8 @@ void program_session_free(moe_session *session) {
     moe_session_free(session);
 }
 
+void program_stoppable(moetext *translator) { stoppable_translator = translator; }
+
 /* Bytes of this process in memory now, without the pages of the file at `path`. */
 static size_t resident_beside(const char *path) {
     size_t kib = 0;
@@ -683,12 +687,13 @@ static size_t lines_of_message(const program_flow *f, size_t *first, int *open) 
 /* The next line, or all of an ICU message that goes over several; where lines are not cut, each of them by itself. */
 static text_read next_line(program_flow *f, int wait, text_line *line) {
     const text_rules *rules = f->stream.options.rules;
+    const int messages = f->several ? f->messages : rules && text_rules_spans(rules);
     text_read state = TEXT_READ_LINE;
     size_t first, bytes;
     int open;
     if (!f->lines_ahead) {
         state = text_reader_next(&f->reader, wait, line);
-        if (state != TEXT_READ_LINE || line->too_long || !rules || !text_rules_spans(rules)) return state;
+        if (state != TEXT_READ_LINE || line->too_long || !messages) return state;
         text_message_lines(line->data, line->length, line->length, &open);
         if (!open) return state;
         put_ahead(f, line);
@@ -752,6 +757,45 @@ static void flow_finish(text_stream *stream, text_job *job, const moe_result *re
     drain(f);
 }
 
+/* The same for a translator of several models: a line is a text of it. */
+static int several_pull(void *user, int wait, moetext_request *request) {
+    program_flow *f = user;
+    text_line line;
+    for (;;) {
+        const int answer = f->stream.trouble.code ? MOE_PULL_CANCEL : flow_next(&f->stream, wait, &line);
+        if (answer != MOE_PULL_REQUEST) return answer;
+        text_job *job = text_queue_add(&f->queue);
+        if (!job) return f->stream.trouble = no_memory, MOE_PULL_CANCEL;
+        job->line = line.number;
+        text_append(line.kept ? &job->output : &job->source, line.data, line.length);
+        if (line.too_long) text_append(&job->source, " ", 1); /* the translator says so as well */
+        if (job->output.failed || job->source.failed) return f->stream.trouble = no_memory, MOE_PULL_CANCEL;
+        if (!line.kept) {
+            *request = (moetext_request){ .text = job->source.data, .length = job->source.length, .user = job };
+            return MOE_PULL_REQUEST;
+        }
+        job->finished = 1;
+        drain(f);
+    }
+}
+
+static void several_done(void *user, const moetext_result *result) {
+    program_flow *f = user;
+    text_job *job = result->user;
+    if (program_signal || f->out.error || f->stream.trouble.code) return;
+    job->failed = result->status != MOE_OK;
+    job->divided = !job->failed && *result->message;
+    snprintf(job->note, sizeof job->note, "%s", result->message);
+    if (result->n_hypotheses) {
+        const moetext_hypothesis *best = &result->hypotheses[0];
+        text_append(&job->output, best->text, best->length);
+        f->progress.tokens += best->n_logprobs;
+    }
+    if (job->output.failed) f->stream.trouble = no_memory;
+    job->finished = 1;
+    drain(f);
+}
+
 static int flow_through(program_flow *f, moe_session *session) {
     const program_common *o = f->options;
     if (!o->quiet && isatty(f->reader.fd) && isatty(STDERR_FILENO))
@@ -760,7 +804,8 @@ static int flow_through(program_flow *f, moe_session *session) {
     f->progress.begin = program_seconds();
 
     moe_error e = { .code = MOE_OK };
-    moe_status status = text_stream_run(&f->stream, session, &e);
+    moe_status status = session ? text_stream_run(&f->stream, session, &e)
+                                : moetext_translate(f->several, several_pull, several_done, f, &e);
     double elapsed = program_seconds() - f->progress.begin;
     program_progress_hide();
 
@@ -779,7 +824,10 @@ static int flow_through(program_flow *f, moe_session *session) {
                f->stream.trouble.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
     if (program_signal) return program_stopped(o, &f->out);
     if (status) return program_complain("%s", e.message), EXIT_MODEL;
-    if (f->stats) f->stats(f, session, elapsed);
+    if (f->stats) {
+        const moe_stats stats = session ? moe_session_stats(session) : moetext_stats(f->several);
+        f->stats(f, &stats, elapsed);
+    }
     if (f->progress.failed)
         program_complain("%llu of %llu lines could not be %s", (unsigned long long)f->progress.failed,
                          (unsigned long long)f->progress.lines, f->done_word);

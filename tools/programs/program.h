@@ -13,6 +13,7 @@
 #include "moe.h"
 #include "tools/programs/options.h"
 #include "tools/programs/routing.h"
+#include "tools/text/moetext.h"
 #include "tools/text/stream.h"
 
 #include <getopt.h>
@@ -77,7 +78,8 @@ int program_float(const char *name, const char *text, float *out); /* not negati
 
 typedef struct program_common {
     void (*usage)(FILE *to); /* set by the program */
-    const char *model, *input, *output, *routing, *isa, *gating;
+    const char *model;       /* the first one of several */
+    const char *input, *output, *routing, *isa, *gating;
     char *text;                  /* input from the command line; NULL: there is none */
     int threads, batch, max_len; /* -1: not given */
     int noise;
@@ -199,6 +201,7 @@ void program_apply(const program_common *o, moe_session_params *params);
 moe_status program_session_new(const moe_model *model, const moe_session_params *params, moe_session **session,
                                moe_error *error);
 void program_session_free(moe_session *session); /* NULL is fine */
+void program_stoppable(moetext *translator);     /* which a signal stops from here on; NULL: none */
 /* A session, and the tokeniser that program_open has begun; or a complaint and the exit status. It is refused where it
  * and `later`, another that the program will make (NULL: none), would take more than --max-memory; with --dry-run what
  * they take is said, and the exit status is EXIT_DONE. `unit` names the thing that depends on its batch under batchwise
@@ -253,9 +256,11 @@ struct program_flow {
                        moe_error *error); /* job->output; NULL: no result */
     moe_status (*leave)(program_flow *flow, text_job *job,
                         moe_error *error); /* in order, as the line is written; may be NULL */
-    void (*stats)(const program_flow *flow, const moe_session *session, double seconds);
+    void (*stats)(const program_flow *flow, const moe_stats *stats, double seconds);
 
-    int paragraphs; /* lines are joined up to the next blank one */
+    moetext *several; /* a translator of several models; NULL: one model, through the stream */
+    int messages;     /* it keeps ICU messages, which may go over several lines */
+    int paragraphs;   /* lines are joined up to the next blank one */
 
     text_reader reader;
     text_bytes paragraph; /* the lines so far; those that were handed over, if `over` */
@@ -274,7 +279,8 @@ struct program_flow {
     int read_error; /* errno */
 };
 
-/* Does everything from opening input and output to the last complaint; gives the exit status. */
+/* Does everything from opening input and output to the last complaint; gives the exit status. `session` NULL: with
+ * `several`, of which the program sets no other functions than `stats`. */
 int program_flow_run(program_flow *flow, moe_session *session);
 
 #endif /* PROGRAM_H */

@@ -152,6 +152,14 @@ size_t text_utf8_count(const char *data, size_t length) {
     return count;
 }
 
+char *text_copy(const char *data, size_t length) {
+    char *copy = malloc(length + 1);
+    if (!copy) return NULL;
+    if (length) memcpy(copy, data, length);
+    copy[length] = '\0';
+    return copy;
+}
+
 int text_ends_with(const char *s, size_t length, const char *end) {
     const size_t n = strlen(end);
     return length >= n && memcmp(s + length - n, end, n) == 0;

@@ -49,6 +49,7 @@ size_t text_utf8_cut(const char *data, size_t length, size_t limit);
 /* Characters of valid UTF-8. */
 size_t text_utf8_count(const char *data, size_t length);
 
+char *text_copy(const char *data, size_t length); /* that ends in NUL; NULL: no memory */
 int text_ends_with(const char *data, size_t length, const char *end);
 
 /* ---- 3. Index ------------------------------------------------------------------------------------------ */

@@ -366,6 +366,7 @@ moe_status text_glossary_open(const text_front *targets, const char *path, text_
 }
 
 size_t text_glossary_count(const text_glossary *g) { return g ? g->n_terms : 0; }
+const char *text_glossary_target(const text_glossary *g, size_t i) { return g->terms[i].target; }
 
 void text_glossary_free(text_glossary *g) {
     if (!g) return;

@@ -30,7 +30,8 @@ moe_status text_glossary_read(const text_front *targets, const char *name, const
 moe_status text_glossary_of(const text_front *targets, const char *const *sources, const char *const *translations,
                             size_t n, text_glossary **out, moe_error *error);
 size_t text_glossary_count(const text_glossary *glossary); /* of its terms */
-void text_glossary_free(text_glossary *glossary);          /* NULL is fine */
+const char *text_glossary_target(const text_glossary *glossary, size_t i);
+void text_glossary_free(text_glossary *glossary); /* NULL is fine */
 
 /* The longest term at text[at], where a word or sign begins, and its bytes in the text; of several an exact one, then
  * the last. NULL: none. The text may have capital letters where the term has small ones; composed and decomposed

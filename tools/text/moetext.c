@@ -15,6 +15,7 @@
 #include "tools/text/moetext.h"
 #include "tools/text/protect.h"
 #include "tools/text/settings.h"
+#include "tools/text/several.h"
 #include "tools/text/spans.h"
 #include "tools/text/stream.h"
 
@@ -37,6 +38,7 @@ static moe_status append_floats(float **numbers, size_t *n, size_t *capacity, co
 /* ==== 1. Models ========================================================================================= */
 
 struct moetext_model {
+    text_set *set; /* NULL: it is one model; else of the others only the languages are set */
     text_front front;
     text_form form;
     size_t copied; /* bytes of the file in memory of its own */
@@ -50,15 +52,6 @@ const char *moetext_version(void) { return MOE_VERSION; }
 
 const char *moetext_tokeniser_version(void) { return spm_library_version(); }
 
-/* A copy that ends in NUL; NULL: no memory. */
-static char *copy_span(moe_span s) {
-    char *copy = malloc(s.length + 1);
-    if (!copy) return NULL;
-    if (s.length) memcpy(copy, s.data, s.length);
-    copy[s.length] = '\0';
-    return copy;
-}
-
 static moe_status copy_texts(moetext_model *m, moe_error *error) {
     const moe_model *engine = m->front.model;
     const size_t entries = moe_model_meta_count(engine), n = moe_model_language_count(engine);
@@ -67,38 +60,34 @@ static moe_status copy_texts(moetext_model *m, moe_error *error) {
     m->texts = calloc(entries + 1, sizeof *m->texts);
     if (!m->languages || !m->tags || !m->texts) return text_out_of_memory(error);
     for (; m->n_languages < n; m->n_languages++) {
-        char *code = copy_span(moe_model_language(engine, m->n_languages));
+        const moe_span known = moe_model_language(engine, m->n_languages);
+        char *code = text_copy(known.data, known.length);
         if (!code) return text_out_of_memory(error);
         m->languages[m->n_languages] = code;
         m->tags[m->n_languages] = moe_model_language_tag_at(engine, m->n_languages);
     }
-    for (size_t i = 0; i < entries; i++)
-        if (moe_model_meta_kind(engine, i) == MOE_META_TEXT &&
-            !(m->texts[i] = copy_span(moe_model_meta_text(engine, i, 0))))
-            return text_out_of_memory(error);
+    for (size_t i = 0; i < entries; i++) {
+        if (moe_model_meta_kind(engine, i) != MOE_META_TEXT) continue;
+        const moe_span text = moe_model_meta_text(engine, i, 0);
+        if (!(m->texts[i] = text_copy(text.data, text.length))) return text_out_of_memory(error);
+    }
     return MOE_OK;
 }
 
-moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error) {
+moe_status text_model_open(const char *path, const text_settings *settings, moetext_model **out, moe_error *error) {
     static const text_level levels
         [] = { [TEXT_FORM_TEXT] = TEXT_REQUIRED, [TEXT_FORM_PIECES] = TEXT_PIECES, [TEXT_FORM_IDS] = TEXT_IF_THERE };
     const moe_allocator none = { 0 };
-    text_settings settings = text_settings_none();
-    char default_path[4096];
     moe_error e = { .code = MOE_OK };
-    moe_status status = text_settings_parse(&settings, options, error);
-    if (!status && !path) status = moetext_default_model(default_path, sizeof default_path, error);
-    if (status) return status;
-    if (!path) path = default_path;
-    const moe_model_params params = { .copy = settings.copy > 0,
-                                      .verify = settings.verify < 0 ? 0
-                                                : settings.verify   ? 1
-                                                                    : -1,
-                                      .allocator = settings.max_memory ? text_memory_allocator() : none };
+    const moe_model_params params = { .copy = settings->copy > 0,
+                                      .verify = settings->verify < 0 ? 0
+                                                : settings->verify   ? 1
+                                                                     : -1,
+                                      .allocator = settings->max_memory ? text_memory_allocator() : none };
     moetext_model *m = calloc(1, sizeof *m);
     if (!m) return text_out_of_memory(error);
-    m->form = settings.form < 0 ? TEXT_FORM_TEXT : (text_form)settings.form;
-    status = text_open(path, TEXT_IDS_ONLY, &params, &m->front, &e);
+    m->form = settings->form < 0 ? TEXT_FORM_TEXT : (text_form)settings->form;
+    moe_status status = text_open(path, TEXT_IDS_ONLY, &params, &m->front, &e);
     if (!status && moe_model_get_kind(m->front.model) != MOE_MODEL_TRANSLATION)
         status = text_fail(&e, MOE_ERROR_UNSUPPORTED, "model", "this is no translation model");
     if (!status) status = text_open_tokeniser(&m->front, levels[m->form], &e);
@@ -115,8 +104,44 @@ moe_status moetext_model_open(const char *path, const char *options, moetext_mod
     return status;
 }
 
+moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error) {
+    text_settings settings = text_settings_none();
+    char default_path[4096];
+    moe_status status = text_settings_parse(&settings, options, error);
+    if (!status && !path) status = moetext_default_model(default_path, sizeof default_path, error);
+    return status ? status : text_model_open(path ? path : default_path, &settings, out, error);
+}
+
+moe_status text_models_open(const char *const *paths, size_t n, const text_settings *settings, moetext_model **out,
+                            moe_error *error) {
+    if (settings->form > 0)
+        return text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: several models translate text alone");
+    moetext_model *m = calloc(1, sizeof *m);
+    if (!m) return text_out_of_memory(error);
+    m->front = (text_front){ .unknown = -1, .target_unknown = -1 };
+    moe_status status = text_set_open(paths, n, settings, &m->set, error);
+    size_t languages = 0;
+    const char *const *codes = status ? NULL : text_set_languages(m->set, &languages);
+    if (!status && !(m->languages = calloc(languages + 1, sizeof *m->languages))) status = text_out_of_memory(error);
+    for (size_t i = 0; !status && i < languages; i++) {
+        if ((m->languages[i] = text_copy(codes[i], strlen(codes[i])))) m->n_languages++;
+        else status = text_out_of_memory(error);
+    }
+    if (status) return moetext_model_close(m), status;
+    *out = m;
+    return MOE_OK;
+}
+
+moe_status moetext_models_open(const char *const *paths, size_t n, const char *options, moetext_model **out,
+                               moe_error *error) {
+    text_settings settings = text_settings_none();
+    const moe_status status = text_settings_parse(&settings, options, error);
+    return status ? status : text_models_open(paths, n, &settings, out, error);
+}
+
 void moetext_model_close(moetext_model *m) {
     if (!m) return;
+    text_set_close(m->set);
     for (size_t i = 0; i < m->n_languages; i++) free(m->languages[i]);
     if (m->front.model)
         for (size_t i = 0; m->texts && i < moe_model_meta_count(m->front.model); i++) free(m->texts[i]);
@@ -129,7 +154,12 @@ void moetext_model_close(moetext_model *m) {
 
 const moe_model *moetext_model_engine(const moetext_model *m) { return m->front.model; }
 
+int moetext_model_hops(const moetext_model *m, size_t source, size_t target) {
+    return m->set ? text_set_hops(m->set, source, target) : 1;
+}
+
 const char *moetext_model_meta(const moetext_model *m, const char *key) {
+    if (m->set) return "";
     const ptrdiff_t i = moe_model_meta_find(m->front.model, key);
     return i >= 0 && m->texts[i] ? m->texts[i] : "";
 }
@@ -142,6 +172,7 @@ const char *moetext_model_language(const moetext_model *m, size_t i) {
 
 ptrdiff_t moetext_model_language_find(const moetext_model *m, const char *code) {
     int32_t tag;
+    if (m->set) return text_set_language(m->set, code);
     for (size_t i = 0; i < m->n_languages; i++)
         if (strcmp(m->languages[i], code) == 0) return (ptrdiff_t)i;
     if (text_language(&m->front, code, &tag, NULL)) return -1;
@@ -151,24 +182,32 @@ ptrdiff_t moetext_model_language_find(const moetext_model *m, const char *code) 
 }
 
 int moetext_model_needs_source(const moetext_model *m) {
+    if (m->set) return text_set_needs_source(m->set);
     const ptrdiff_t i = moe_model_meta_find(m->front.model, "source.tag");
     return i >= 0 && moe_model_meta_int(m->front.model, (size_t)i, 0) == 2;
 }
 
 const char *moetext_model_piece(const moetext_model *m, int32_t id, size_t *length) {
+    if (m->set) return *length = 0, "";
     const moe_span piece = text_piece(&m->front, id);
     *length = piece.length;
     return piece.data ? piece.data : "";
 }
 
 const char *moetext_model_source_piece(const moetext_model *m, int32_t id, size_t *length) {
+    if (m->set) return *length = 0, "";
     const moe_span piece = text_source_piece(&m->front, id);
     *length = piece.length;
     return piece.data ? piece.data : "";
 }
 
+static moe_status no_ids(moe_error *error) {
+    return text_fail(error, MOE_ERROR_UNSUPPORTED, "models", "several models have no token ids in common");
+}
+
 moe_status moetext_model_encode(const moetext_model *m, const char *text, size_t length, int as_target, int32_t *ids,
                                 size_t capacity, size_t *count, moe_error *error) {
+    if (m->set) return no_ids(error);
     if (text_utf8_valid(text, length) < length || memchr(text, '\0', length))
         return text_fail(error, MOE_ERROR_ARGUMENT, "text", "it is no UTF-8 without NUL");
     const text_front front = as_target ? text_front_of_targets(&m->front) : m->front;
@@ -189,6 +228,7 @@ moe_status moetext_model_decode(const moetext_model *m, const int32_t *ids, size
                                 size_t *length, moe_error *error) {
     text_bytes found = { NULL, 0, 0, 0 };
     moe_status status = MOE_OK;
+    if (m->set) return no_ids(error);
     for (size_t i = 0; !status && i < count; i++)
         if (ids[i] < 0 || ids[i] >= moe_model_vocabulary(m->front.model))
             status = text_fail(error, MOE_ERROR_ARGUMENT, "ids", "an id is not in the model's vocabulary");
@@ -205,6 +245,7 @@ moe_status moetext_model_decode(const moetext_model *m, const int32_t *ids, size
 }
 
 moe_status moetext_detector_new(const moetext_model *m, moetext_detector **out, moe_error *error) {
+    if (m->set) return text_detector_open((const char *const *)m->languages, m->n_languages, out, error);
     return text_detector_of_model(m->front.model, out, error);
 }
 
@@ -334,10 +375,12 @@ typedef struct words {
 
 struct moetext_glossary {
     text_rules *rules;
+    text_glossaries *terms; /* of a translator of several models, instead of rules */
 };
 
 struct moetext {
-    text_stream stream; /* first, because its functions get a pointer to it */
+    text_stream stream;    /* first, because its functions get a pointer to it */
+    text_several *several; /* NULL: it has one model; else of the others only the rows are used */
     const moetext_model *model;
     text_settings settings;
     moe_session *session;
@@ -863,7 +906,7 @@ static void refuse_unit(moetext *t, unit *u, moe_status status, const char *mess
 
 /* Hand over the result of a text whose parts are all joined. */
 static void deliver(moetext *t, unit *u) {
-    moetext_result r = { .user = u->request.user, .n_parts = u->parts };
+    moetext_result r = { .user = u->request.user, .n_parts = u->parts, .model = t->model };
     describe(t, u, &r);
     const size_t n = r.flags & MOETEXT_BLANK && !u->n_hypotheses ? 1 : u->n_hypotheses;
     moetext_hypothesis *larger = text_grown(t->hypotheses, &t->hypothesis_capacity, n, sizeof *larger);
@@ -1105,6 +1148,7 @@ static void stream_finish(text_stream *stream, text_job *job, const moe_result *
 }
 
 moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn done, void *user, moe_error *error) {
+    if (t->several) return text_several_translate(t->several, pull, done, user, error);
     t->pull = pull;
     t->done = done;
     t->user = user;
@@ -1213,7 +1257,8 @@ static moe_status rows_translate(moetext *t, const rows *given, moetext_rows *ou
     moe_error e = { .code = MOE_OK };
     int32_t tags[2];
     const moetext_request first = { .text = "", .source = given->source, .target = given->target };
-    moe_status status = tags_of(t, &first, &tags[0], &tags[1], error);
+    moe_status status = t->several ? text_several_check(t->several, given->source, given->target, error)
+                                   : tags_of(t, &first, &tags[0], &tags[1], error);
     if (status) return status;
     r->bytes = given->bytes, r->offsets = given->offsets, r->valid = given->valid, r->texts = given->texts;
     r->source = given->source, r->target = given->target;
@@ -1284,14 +1329,16 @@ static moe_status describe_second(const moetext *t, const moe_session_params *pa
     return MOE_OK;
 }
 
-/* The sessions, one or two, within the limit on memory. */
-static moe_status open_sessions(moetext *t, const moe_session_params *params, moe_error *error) {
+/* The sessions, one or two, within the limit on memory; `room` (NULL: none) may refuse them, too. */
+static moe_status open_sessions(moetext *t, const moe_session_params *params, text_room_fn room, void *user,
+                                moe_error *error) {
     const moe_model *engine = t->model->front.model;
     const size_t n = t->settings.alignment > 0 ? 2 : 1;
     moe_session_params both[2] = { *params };
     text_memory memory = { .limit = t->settings.max_memory, .beside = t->model->copied };
     moe_status status = n == 2 ? describe_second(t, params, &both[1], error) : MOE_OK;
-    if (!status && memory.limit) status = text_memory_check(engine, both, n, &memory, error);
+    if (!status && (memory.limit || room)) status = text_memory_check(engine, both, n, &memory, error);
+    if (!status && room) status = room(user, memory.sessions, error);
     if (!status) status = moe_session_new(engine, &both[0], &t->session, error);
     if (!status && n == 2) {
         t->second_batch = (size_t)both[1].batch;
@@ -1314,18 +1361,33 @@ static moe_status open_rules(moetext *t, moe_session_params *params, moe_error *
 
 moe_status moetext_glossary_new(const moetext *t, const char *const *sources, const char *const *translations, size_t n,
                                 moetext_glossary **out, moe_error *error) {
-    if (!t->rules)
+    if (t->several ? t->settings.protect == 0 : !t->rules)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "glossary", "a glossary needs text, and the option protect");
     moetext_glossary *g = calloc(1, sizeof *g);
     if (!g) return text_out_of_memory(error);
-    const moe_status status = text_rules_with(t->rules, sources, translations, n, &g->rules, error);
+    const moe_status status = t->several ? text_glossaries_new(t->several, sources, translations, n, &g->terms, error)
+                                         : text_rules_with(t->rules, sources, translations, n, &g->rules, error);
     if (status) return free(g), status;
     *out = g;
     return MOE_OK;
 }
 
+text_glossaries *text_glossaries_of(const moetext_glossary *g) { return g->terms; }
+
+moe_status text_leg_glossary(const moetext *leg, moetext_glossary **out, moe_error *error) {
+    const size_t n = leg->rules ? text_rules_terms(leg->rules) : 0;
+    *out = NULL;
+    if (!n) return MOE_OK;
+    const char **targets = calloc(n, sizeof *targets);
+    if (!targets) return text_out_of_memory(error);
+    for (size_t i = 0; i < n; i++) targets[i] = text_rules_target(leg->rules, i);
+    const moe_status status = moetext_glossary_new(leg, targets, targets, n, out, error);
+    free(targets);
+    return status;
+}
+
 void moetext_glossary_free(moetext_glossary *g) {
-    if (g) text_rules_free(g->rules);
+    if (g) text_rules_free(g->rules), text_glossaries_free(g->terms);
     free(g);
 }
 
@@ -1363,14 +1425,15 @@ static moe_status option_tag(const moetext_model *m, const char *name, const cha
     return status;
 }
 
-moe_status moetext_new(const moetext_model *m, const char *options, moetext **out, moe_error *error) {
+moe_status text_leg_new(const moetext_model *m, const text_settings *settings, text_room_fn room, void *user,
+                        moetext **out, moe_error *error) {
     moetext *t = calloc(1, sizeof *t);
-    if (!t) return text_out_of_memory(error);
+    moe_status status = t ? MOE_OK : text_out_of_memory(error);
+    if (status) return status;
     t->model = m;
-    t->settings = text_settings_none();
+    t->settings = *settings;
     atomic_init(&t->cancelled, 0);
-    moe_status status = text_settings_parse(&t->settings, options, error);
-    if (!status && t->settings.form >= 0 && (text_form)t->settings.form != m->form)
+    if (t->settings.form >= 0 && (text_form)t->settings.form != m->form)
         status = text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: the model was opened with another one");
     t->auto_source = strcmp(t->settings.source, AUTO) == 0;
     t->source_tag = -1;
@@ -1379,11 +1442,39 @@ moe_status moetext_new(const moetext_model *m, const char *options, moetext **ou
     moe_session_params params = moe_session_params_default(m->front.model);
     text_settings_apply(&t->settings, &params);
     if (!status) status = open_rules(t, &params, error);
-    if (!status) status = open_sessions(t, &params, error);
+    if (!status) status = open_sessions(t, &params, room, user, error);
     if (status) return moetext_free(t), status;
     set_stream(t, &params);
     *out = t;
     return MOE_OK;
+}
+
+moe_status text_translator_new(const moetext_model *m, const text_settings *settings, moetext **out, moe_error *error) {
+    if (!m->set) return text_leg_new(m, settings, NULL, NULL, out, error);
+    moetext *t = calloc(1, sizeof *t);
+    if (!t) return text_out_of_memory(error);
+    t->model = m;
+    t->settings = *settings;
+    const moe_status status = text_several_new(m->set, settings, &t->several, error);
+    if (status) return free(t), status;
+    *out = t;
+    return MOE_OK;
+}
+
+moe_status moetext_new(const moetext_model *m, const char *options, moetext **out, moe_error *error) {
+    text_settings settings = text_settings_none();
+    const moe_status status = text_settings_parse(&settings, options, error);
+    return status ? status : text_translator_new(m, &settings, out, error);
+}
+
+const text_set *text_set_of(const moetext *t) { return t->model->set; }
+
+moe_status text_translator_way(moetext *t, text_way *way, moe_error *error) {
+    return text_several_way(t->several, way, error);
+}
+
+moe_status text_translator_open(moetext *t, size_t file, moe_error *error) {
+    return text_several_open(t->several, file, error);
 }
 
 void moetext_free(moetext *t) {
@@ -1391,6 +1482,7 @@ void moetext_free(moetext *t) {
     for (part *p = t->spare_parts, *next; p; p = next) next = p->next, part_free(p);
     for (unit *u = t->spare_units, *next; u; u = next) next = u->next, unit_free(u);
     rows_free(&t->rows);
+    text_several_free(t->several);
     for (size_t i = 0; i < t->looks_made; i++) free(t->looks[i].weights);
     words_free(&t->source_words);
     words_free(&t->target_words);
@@ -1407,18 +1499,33 @@ void moetext_free(moetext *t) {
 }
 
 void moetext_cancel(moetext *t) {
+    if (t->several) {
+        text_several_cancel(t->several);
+        return;
+    }
     atomic_store(&t->cancelled, 1);
     moe_session_cancel(t->session);
     if (t->second) moe_session_cancel(t->second);
 }
 
 void moetext_forgive(moetext *t) {
+    if (t->several) {
+        text_several_forgive(t->several);
+        return;
+    }
     atomic_store(&t->cancelled, 0);
     moe_session_uncancel(t->session);
     if (t->second) moe_session_uncancel(t->second);
 }
 
 void moetext_stats_sized(const moetext *t, moe_stats *out, size_t size) {
-    moe_session_stats_sized(t->session, out, size);
+    if (!t->several) {
+        moe_session_stats_sized(t->session, out, size);
+        return;
+    }
+    const moe_stats sum = text_several_stats(t->several);
+    memset(out, 0, size);
+    memcpy(out, &sum, size < sizeof sum ? size : sizeof sum);
 }
-size_t moetext_under_way(const moetext *t) { return t->under_way; }
+
+size_t moetext_under_way(const moetext *t) { return t->several ? text_several_under_way(t->several) : t->under_way; }

@@ -79,11 +79,35 @@ moe_status moetext_default_model(char *path, size_t size, moe_error *error);
 moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error);
 void moetext_model_close(moetext_model *model); /* NULL is fine */
 
-/* The moe_model inside, for the functions of moe.h: metadata, layers, sizes. It is valid as long as the model. */
+/* Open `n` models as one: files, and folders, of which all translation models that end in .bin. A text goes through one
+ * that translates from its language into the wanted one, the first of them; else through two with a language between
+ * them, English where that goes. So it has the bytes of two translators, one behind the other. A file says what it
+ * translates by lists of codes, languages.sources and languages.targets, in its metadata; else each of its languages
+ * into each other; else by its name: opus-mt-en-de.bin.
+ *
+ * A file is looked at now, and opened by a translator when a text first needs it. With the option models-memory a
+ * translator closes those that were not used for the longest time. A text needs a source language where several lead
+ * to its target; one that is in its target language is its own translation.
+ *
+ * Through two models markup, placeholders and terms of a glossary are kept by both; a word is linked to what the words
+ * that it became in between are linked to; of `given` the second gets the words that a translation begins with;
+ * MOETEXT_SCORE is refused. Scores, ids, n-best lists are those of the second model, for the text in between
+ * (moetext_result.between); messages and flags are those of both. alignment=1 is for the models that have it.
+ *
+ * `options` are those of moetext_model_open, for each file. Errors: those of moetext_model_open, `where` ending in the
+ * file's name; MOE_ERROR_ARGUMENT (a folder without models, a file that does not say its languages). */
+moe_status moetext_models_open(const char *const *paths, size_t n, const char *options, moetext_model **out,
+                               moe_error *error);
+/* How many models a text goes through from one language, by its number, to another: 0, there is no way; 1; 2. Of a
+ * single model always 1. */
+int moetext_model_hops(const moetext_model *model, size_t source, size_t target);
+
+/* The moe_model inside, for the functions of moe.h: metadata, layers, sizes. It is valid as long as the model. NULL:
+ * there are several. */
 const moe_model *moetext_model_engine(const moetext_model *model);
 
 /* The text of a metadata key, such as general.name, general.description, general.licence, general.attribution. It ends
- * in NUL and is valid as long as the model. "" if the key is missing or its value is a list. */
+ * in NUL and is valid as long as the model. "" if the key is missing or its value is a list, or of several models. */
 const char *moetext_model_meta(const moetext_model *model, const char *key);
 
 /* The codes of the model's languages as its file spells them: "de", "deu_Latn". */
@@ -92,7 +116,7 @@ const char *moetext_model_language(const moetext_model *model, size_t i); /* NUL
 /* The number of a language. Other spellings of its code are found too: "DE", "de_DE", "deu" and "deu_Latn" find "de".
  * -1: the model does not have the language. */
 ptrdiff_t moetext_model_language_find(const moetext_model *model, const char *code);
-/* 1 if every text needs a source language too (NLLB-200, M2M-100). */
+/* 1 if every text needs a source language too (NLLB-200, M2M-100, several models). */
 int moetext_model_needs_source(const moetext_model *model);
 
 /* The piece that a token id stands for, and its length: it does not end in NUL. It is valid as long as the model. "" if
@@ -108,7 +132,7 @@ moe_status moetext_model_encode(const moetext_model *model, const char *text, si
                                 int32_t *ids, size_t capacity, size_t *count, moe_error *error);
 /* Convert the token ids of a translation to text, pieces or ids, as the option form says. The first `capacity` bytes
  * are written to `text`, and the number of all to *length; no NUL is added. Errors: MOE_ERROR_ARGUMENT (an id that the
- * model does not have), MOE_ERROR_MEMORY. */
+ * model does not have), MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (of several models, as moetext_model_encode). */
 moe_status moetext_model_decode(const moetext_model *model, const int32_t *ids, size_t count, char *text,
                                 size_t capacity, size_t *length, moe_error *error);
 
@@ -246,6 +270,12 @@ typedef struct moetext_result {
     const size_t *part_ends;              /* [n_parts] end of the tokens of each part in source_ids */
     size_t n_hypotheses;                  /* at most the option nbest, best first; 0 if nothing was translated */
     const moetext_hypothesis *hypotheses; /* valid during the call only, like all memory that they point to */
+    const moetext_model *model;           /* whose ids these are; NULL if it is no result of a model */
+    /* Of a text that went through two models: the text in between, [between_length] and a NUL, and its language. All
+     * else but the links is about the translation of this text. NULL: it went through one. */
+    const char *between;
+    size_t between_length;
+    const char *between_language;
 } moetext_result;
 
 /* Gives the next text: MOE_PULL_REQUEST, MOE_PULL_END, MOE_PULL_LATER or MOE_PULL_CANCEL (stop and drop all work). With

@@ -25,9 +25,10 @@ moe_status text_rules_new(const text_front *front, int spans, const char *glossa
 /* The same rules with these terms instead; `rules` must outlive them. Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
 moe_status text_rules_with(const text_rules *rules, const char *const *sources, const char *const *translations,
                            size_t n, text_rules **out, moe_error *error);
-void text_rules_free(text_rules *rules);          /* NULL is fine */
-int text_rules_spans(const text_rules *rules);    /* whether spans are kept */
-size_t text_rules_terms(const text_rules *rules); /* of the glossary */
+void text_rules_free(text_rules *rules);                          /* NULL is fine */
+int text_rules_spans(const text_rules *rules);                    /* whether spans are kept */
+size_t text_rules_terms(const text_rules *rules);                 /* of the glossary */
+const char *text_rules_target(const text_rules *rules, size_t i); /* of a term */
 
 /* What becomes of the terms in a text: each try has its own. */
 typedef enum text_terms {

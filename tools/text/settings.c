@@ -75,6 +75,8 @@ static const option table[] = {
       WHOLE_OF(gpu_memory, 1, 1 << 30, "1 or more") },
     { "max-memory", "refuse a session that needs more, mapped weights not counted; allocate all of it at once",
       SIZE_OF(max_memory, "a size such as 512M or 2G") },
+    { "models-memory", "of several models: those open at a time, with their sessions, take no more; others are closed",
+      SIZE_OF(models_memory, "a size such as 512M or 2G") },
 };
 
 enum { OPTIONS = sizeof table / sizeof *table };

@@ -20,7 +20,7 @@ typedef struct text_settings {
     int max_len, split, truncate, capitals, protect, alignment;
     float share;
     int threads, batch, batch_tokens, gpu_memory, noise;
-    size_t max_memory; /* 0: nothing is said */
+    size_t max_memory, models_memory; /* 0: nothing is said */
 } text_settings;
 
 text_settings text_settings_none(void);

@@ -435,21 +435,32 @@ static void plain_code(const char *code, size_t length, char out[32]) {
     out[n] = '\0';
 }
 
-/* The tag of the first of the model's languages that is written like `code` but for case and dashes; with `part` only
- * its first part needs to be. -1: none. */
-static int32_t tag_like(const text_front *front, const char *code, int part) {
-    for (size_t i = 0; i < moe_model_language_count(front->model); i++) {
-        const moe_span known = moe_model_language(front->model, i);
+/* The codes of a model, or those of a list. */
+typedef struct code_list {
+    const moe_model *model;
+    const char *const *codes;
+    size_t n;
+} code_list;
+
+static moe_span code_at(const code_list *list, size_t i) {
+    return list->model ? moe_model_language(list->model, i) : (moe_span){ list->codes[i], strlen(list->codes[i]) };
+}
+
+/* The number of the first code that is written like `code` but for case and dashes; with `part` only its first part
+ * needs to be. -1: none. */
+static ptrdiff_t code_like(const code_list *list, const char *code, int part) {
+    for (size_t i = 0; i < list->n; i++) {
+        const moe_span known = code_at(list, i);
         char plain[32];
         plain_code(known.data, known.length, plain);
         if (part) plain[strcspn(plain, "-")] = '\0';
-        if (strcmp(plain, code) == 0) return moe_model_language_tag_at(front->model, i);
+        if (strcmp(plain, code) == 0) return (ptrdiff_t)i;
     }
     return -1;
 }
 
-/* The tag of a language that the model calls otherwise: by a row of `aliases` one of whose names is `code`. */
-static int32_t tag_of_alias(const text_front *front, const char *code) {
+/* The number of a language that is called otherwise: by a row of `aliases` one of whose names is `code`. */
+static ptrdiff_t code_of_alias(const code_list *list, const char *code) {
     for (const char *row = aliases; *row;) {
         const size_t shorter = strcspn(row, " "), longer = strcspn(row + shorter + 1, " ");
         char names[3][32]; /* de, deu-latn, deu */
@@ -459,29 +470,40 @@ static int32_t tag_of_alias(const text_front *front, const char *code) {
         row += shorter + longer + 2;
         if (strcmp(code, names[0]) != 0 && strcmp(code, names[1]) != 0 && strcmp(code, names[2]) != 0) continue;
         for (int n = 1; n < 4; n++) {
-            const int32_t tag = tag_like(front, names[n % 3], 0);
-            if (tag >= 0) return tag;
+            const ptrdiff_t found = code_like(list, names[n % 3], 0);
+            if (found >= 0) return found;
         }
     }
     return -1;
 }
 
-/* As the model has it, then as others write it, then without what follows its first part: the region of pt-BR. */
-static int32_t find_language(const text_front *front, const char *code) {
+/* As it is listed, then as others write it, then, `loose`, without what follows its first part: the region of pt-BR. */
+static ptrdiff_t find_code(const code_list *list, const char *code, int loose) {
+    const size_t length = strlen(code);
     char plain[32];
-    int32_t tag = moe_model_language_tag(front->model, code);
-    plain_code(code, strlen(code), plain);
-    for (int whole = 1; tag < 0 && whole >= 0; whole--) {
-        if (!whole) plain[strcspn(plain, "-")] = '\0';
-        tag = tag_like(front, plain, 0);
-        if (tag < 0) tag = tag_of_alias(front, plain);
+    for (size_t i = 0; i < list->n; i++) {
+        const moe_span known = code_at(list, i);
+        if (known.length == length && memcmp(known.data, code, length) == 0) return (ptrdiff_t)i;
     }
-    return tag < 0 && strlen(plain) == 3 ? tag_like(front, plain, 1) : tag;
+    ptrdiff_t found = -1;
+    plain_code(code, length, plain);
+    for (int whole = 1; found < 0 && whole >= !loose; whole--) {
+        if (!whole) plain[strcspn(plain, "-")] = '\0';
+        found = code_like(list, plain, 0);
+        if (found < 0) found = code_of_alias(list, plain);
+    }
+    return found < 0 && loose && strlen(plain) == 3 ? code_like(list, plain, 1) : found;
+}
+
+ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *code, int loose) {
+    const code_list list = { .codes = codes, .n = n };
+    return find_code(&list, code, loose);
 }
 
 moe_status text_language(const text_front *front, const char *code, int32_t *tag, moe_error *error) {
-    int32_t found = find_language(front, code);
-    if (found >= 0) return *tag = found, MOE_OK;
+    const code_list list = { .model = front->model, .n = moe_model_language_count(front->model) };
+    const ptrdiff_t found = find_code(&list, code, 1);
+    if (found >= 0) return *tag = moe_model_language_tag_at(front->model, (size_t)found), MOE_OK;
     text_bytes known = { 0 }, asked = { 0 };
     text_languages(front, &known);
     text_append_clean(&asked, code, strlen(code));

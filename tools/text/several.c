@@ -1,0 +1,677 @@
+/* several.c - several.h says what this is and has the contracts.
+ *
+ * Contents
+ *   1. Terms       a glossary for each leg
+ *   2. Legs        made when they are needed; memory
+ *   3. Texts       from the caller, on their way, to the caller
+ *   4. Running     a leg, and then the next
+ *   5. Translators  life
+ */
+#include "tools/text/several.h"
+#include "tools/text/detect.h"
+#include "tools/text/text.h"
+
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A text on its way. */
+typedef struct item {
+    struct item *next;           /* in a queue */
+    struct item *after, *before; /* of all */
+    moetext_request request;     /* the caller's; `text` and `given` are copies */
+    text_bytes text, given;      /* what the next leg reads */
+    text_way way;
+    size_t hop; /* files that it is through */
+    void *place;
+
+    /* what the first of two models said */
+    moe_status status;
+    unsigned flags;
+    text_bytes message;
+    moetext_link *links;
+    size_t n_links, link_capacity;
+} item;
+
+typedef struct queue {
+    item *first, **end; /* end NULL: it is empty */
+} queue;
+
+typedef struct leg {
+    size_t file;
+    queue fresh; /* texts that wait */
+    moetext *translator;
+    const moetext_model *model;
+    size_t bytes;           /* of the file and the session; 0: it is not open */
+    uint64_t opened, used;  /* how often; when last */
+    moetext_glossary *stay; /* translations of the option's glossary, as they are; NULL: not made, or there is none */
+} leg;
+
+struct text_several {
+    text_set *set;
+    text_settings settings;   /* of legs */
+    ptrdiff_t source, target; /* of texts that name none; -1: none */
+    int auto_source;
+    text_detector *detector; /* of all languages; NULL: not needed yet */
+    leg *legs;               /* [n] by file */
+    size_t n, next;          /* next: the leg that is looked at first */
+    uint64_t clock;
+    size_t bytes;     /* of all legs that are open */
+    moe_stats before; /* of legs that are closed */
+
+    leg *at;        /* that runs */
+    item *turn;     /* of which a part was given last */
+    queue begun;    /* texts with parts left */
+    int alternate;  /* one that is begun is next */
+    size_t given;   /* texts that this run of it has begun */
+    item *items;    /* all that are on their way, */
+    size_t pending; /* so many */
+    size_t most;    /* of those; a quarter is a turn of a leg that others wait for */
+    int ended;      /* the caller has no more */
+    moetext_pull_fn pull;
+    moetext_done_fn done;
+    void *user;
+    text_bytes message;
+    moetext_hypothesis *hypotheses; /* of a result with links through two models */
+    size_t hypothesis_capacity;
+    moetext_link *links;
+    size_t link_capacity;
+
+    _Atomic(moetext *) running; /* what a call from anywhere has to cancel; NULL: nothing */
+    atomic_int cancelled, cancelling;
+};
+
+/* ==== 1. Terms ========================================================================================== */
+
+/* For a leg: the terms; or for the second of two their translations, which the first one has written, as they are. */
+typedef struct leaf {
+    uint64_t opened; /* leg.opened that it is of */
+    moetext_glossary *glossary[2];
+} leaf;
+
+struct text_glossaries {
+    char **sources, **translations;
+    size_t n, n_leaves;
+    leaf *leaves; /* [n_leaves] by leg */
+};
+
+static void leaf_clear(leaf *l) {
+    moetext_glossary_free(l->glossary[0]);
+    moetext_glossary_free(l->glossary[1]);
+    *l = (leaf){ .opened = 0 };
+}
+
+void text_glossaries_free(text_glossaries *t) {
+    if (!t) return;
+    for (size_t i = 0; i < t->n; i++)
+        free(t->sources ? t->sources[i] : NULL), free(t->translations ? t->translations[i] : NULL);
+    for (size_t i = 0; t->leaves && i < t->n_leaves; i++) leaf_clear(&t->leaves[i]);
+    free(t->sources);
+    free(t->translations);
+    free(t->leaves);
+    free(t);
+}
+
+moe_status text_glossaries_new(const text_several *s, const char *const *sources, const char *const *translations,
+                               size_t n, text_glossaries **out, moe_error *error) {
+    text_glossaries *t = calloc(1, sizeof *t);
+    if (!t) return text_out_of_memory(error);
+    *t = (text_glossaries){ .sources = calloc(n + 1, sizeof(char *)),
+                            .translations = calloc(n + 1, sizeof(char *)),
+                            .n = n,
+                            .n_leaves = s->n,
+                            .leaves = calloc(s->n, sizeof(leaf)) };
+    int fine = t->sources && t->translations && t->leaves;
+    for (size_t i = 0; i < n && fine; i++)
+        fine = (t->sources[i] = text_copy(sources[i], strlen(sources[i]))) &&
+               (t->translations[i] = text_copy(translations[i], strlen(translations[i])));
+    if (!fine) return text_glossaries_free(t), text_out_of_memory(error);
+    *out = t;
+    return MOE_OK;
+}
+
+/* The glossary of a text for the leg that runs; *out NULL: none but the leg's own. */
+static moe_status glossary_of(leg *l, const item *x, const moetext_glossary **out, moe_error *error) {
+    const size_t second = x->hop;
+    moe_status status = MOE_OK;
+    *out = NULL;
+    if (x->request.task != MOETEXT_TRANSLATE && !(x->way.n == 2 && !x->hop)) return MOE_OK;
+    if (!x->request.glossary) {
+        if (!second) return MOE_OK;
+        if (!l->stay) status = text_leg_glossary(l->translator, &l->stay, error);
+        return *out = l->stay, status;
+    }
+    text_glossaries *t = text_glossaries_of(x->request.glossary);
+    leaf *f = &t->leaves[l->file];
+    if (f->opened != l->opened) leaf_clear(f), f->opened = l->opened;
+    if (!f->glossary[second])
+        status = moetext_glossary_new(l->translator, (const char *const *)(second ? t->translations : t->sources),
+                                      (const char *const *)t->translations, t->n, &f->glossary[second], error);
+    return *out = f->glossary[second], status;
+}
+
+/* ==== 2. Legs =========================================================================================== */
+
+static void add_stats(moe_stats *sum, const moe_stats *s) {
+    sum->sentences += s->sentences;
+    sum->source_tokens += s->source_tokens;
+    sum->target_tokens += s->target_tokens;
+    sum->steps += s->steps;
+    sum->rows += s->rows;
+    sum->bytes += s->bytes;
+    sum->device_bytes += s->device_bytes;
+    sum->expert_pairs += s->expert_pairs;
+    sum->expert_visits += s->expert_visits;
+    sum->experts += s->experts, sum->experts_held += s->experts_held;
+    sum->expert_hits += s->expert_hits;
+    sum->expert_fetches += s->expert_fetches;
+    sum->expert_fetch_bytes += s->expert_fetch_bytes;
+    if (s->isa) sum->isa = s->isa;
+    if (s->device) sum->device = s->device;
+}
+
+static void leg_close(text_several *s, leg *l) {
+    if (l->translator) {
+        const moe_stats stats = moetext_stats(l->translator);
+        const moe_stats held = s->before;
+        add_stats(&s->before, &stats);
+        s->before.bytes = held.bytes, s->before.device_bytes = held.device_bytes; /* of sessions that are there */
+        s->before.experts = held.experts, s->before.experts_held = held.experts_held;
+    }
+    moetext_glossary_free(l->stay);
+    moetext_free(l->translator);
+    if (l->model) text_set_release(s->set, l->file);
+    s->bytes -= l->bytes;
+    l->stay = NULL, l->translator = NULL, l->model = NULL, l->bytes = 0;
+}
+
+/* Room for more bytes of a leg, within the limit: legs that were not used for the longest time are closed. */
+static moe_status make_room(text_several *s, leg *l, size_t bytes, moe_error *error) {
+    const size_t limit = s->settings.models_memory;
+    while (limit && s->bytes + bytes > limit) {
+        leg *oldest = NULL;
+        for (size_t i = 0; i < s->n; i++)
+            if (s->legs[i].bytes && &s->legs[i] != l && (!oldest || s->legs[i].used < oldest->used))
+                oldest = &s->legs[i];
+        if (!oldest)
+            return text_fail(error, MOE_ERROR_MEMORY, "models-memory",
+                             "this model and its session need %.1f MiB, which is more than models-memory allows "
+                             "(%.1f MiB)",
+                             (double)(s->bytes + bytes) / 0x1p20, (double)limit / 0x1p20);
+        leg_close(s, oldest);
+    }
+    s->bytes += bytes, l->bytes += bytes;
+    return MOE_OK;
+}
+
+typedef struct guest {
+    text_several *several;
+    leg *leg;
+} guest;
+
+static moe_status room_for_session(void *user, size_t bytes, moe_error *error) {
+    const guest *g = user;
+    return make_room(g->several, g->leg, bytes, error);
+}
+
+/* A leg whose model and session are there. Word links are for models that have them. */
+static moe_status leg_open(text_several *s, leg *l, moe_error *error) {
+    l->used = ++s->clock;
+    if (l->translator) return MOE_OK;
+    const uint64_t file = text_set_bytes(s->set, l->file);
+    const guest g = { s, l };
+    moe_error e = { .code = MOE_OK };
+    moe_status status = make_room(s, l, file > SIZE_MAX / 2 ? SIZE_MAX / 2 : (size_t)file, &e);
+    if (!status) status = text_set_acquire(s->set, l->file, &l->model, &e);
+    text_settings settings = s->settings;
+    if (!status)
+        status = text_leg_new(l->model, &settings, room_for_session, (void *)(uintptr_t)&g, &l->translator, &e);
+    if (status == MOE_ERROR_UNSUPPORTED && strcmp(e.where, "alignment") == 0) {
+        settings.alignment = 0;
+        status = text_leg_new(l->model, &settings, room_for_session, (void *)(uintptr_t)&g, &l->translator, &e);
+    }
+    if (!status) return l->opened++, MOE_OK;
+    leg_close(s, l);
+    text_fail(error, status, text_set_path(s->set, l->file), "%.80s: %.160s", text_set_path(s->set, l->file),
+              e.message);
+    return status;
+}
+
+/* ==== 3. Texts ========================================================================================== */
+
+static void queue_add(queue *q, item *x) {
+    x->next = NULL;
+    if (!q->first) q->end = &q->first;
+    *q->end = x;
+    q->end = &x->next;
+}
+
+static item *queue_take(queue *q) {
+    item *x = q->first;
+    if (x) q->first = x->next;
+    return x;
+}
+
+static void item_free(item *x) {
+    text_bytes_free(&x->text);
+    text_bytes_free(&x->given);
+    text_bytes_free(&x->message);
+    free(x->links);
+    free(x);
+}
+
+static void refuse(const text_several *s, const moetext_request *q, moe_status status, const char *message) {
+    const moetext_result r = { .user = q->user, .status = status, .message = message };
+    s->done(s->user, &r);
+}
+
+/* A text of which nothing more is to come. */
+static void item_leave(text_several *s, item *x) {
+    if (s->turn == x) s->turn = NULL;
+    if (x->after) x->after->before = x->before;
+    *(x->before ? &x->before->after : &s->items) = x->after;
+    s->pending--;
+    item_free(x);
+}
+
+/* The message, which says where it went wrong if that was on the way. */
+static const char *message_of(text_several *s, const item *x, const char *message) {
+    if (x->way.n < 2 || !*message) return message;
+    size_t n;
+    const char *const *codes = text_set_languages(s->set, &n);
+    text_clear(&s->message);
+    text_printf(&s->message, "%s to %s: ", codes[x->way.languages[x->hop]], codes[x->way.languages[x->hop + 1]]);
+    text_append_string(&s->message, message);
+    return s->message.failed ? message : s->message.data;
+}
+
+static void item_refuse(text_several *s, item *x, moe_status status, const char *message) {
+    refuse(s, &x->request, status, message_of(s, x, message));
+    item_leave(s, x);
+}
+
+/* The language that a text is in. */
+static moe_status find_source(text_several *s, const moetext_request *q, size_t target, size_t *source,
+                              moe_error *error) {
+    size_t n;
+    const char *const *codes = text_set_languages(s->set, &n);
+    const int named = q->source && strcmp(q->source, "auto") != 0;
+    const ptrdiff_t only = text_set_only_source(s->set, target);
+    if (named) return text_set_find(s->set, q->source, source, error);
+    if (!q->source && s->source >= 0) return *source = (size_t)s->source, MOE_OK;
+    if (only >= 0) return *source = (size_t)only, MOE_OK;
+    if (!q->source && !s->auto_source)
+        return text_fail(error, MOE_ERROR_ARGUMENT, "source",
+                         "these models need the language of a text: set the option source, or name it with the text");
+    moe_status status = s->detector ? MOE_OK : text_detector_open(codes, n, &s->detector, error);
+    if (status) return status;
+    float confidence;
+    const ptrdiff_t found =
+        text_detect(s->detector, q->text ? q->text : "", text_utf8_valid(q->text, q->length), &confidence);
+    *source = found < 0 ? target : (size_t)found; /* without letters: any way keeps it */
+    return MOE_OK;
+}
+
+/* The way of a text; n 0: it is in the language that it is to be translated into. */
+static moe_status way_of(text_several *s, const moetext_request *q, text_way *way, moe_error *error) {
+    size_t target = (size_t)s->target, source = 0;
+    moe_status status = q->target ? text_set_find(s->set, q->target, &target, error) : MOE_OK;
+    if (!status && !q->target && s->target < 0)
+        return text_fail(error, MOE_ERROR_ARGUMENT, "target",
+                         "no language to translate into: set the option target, or name it with the text");
+    if (!status) status = find_source(s, q, target, &source, error);
+    *way = (text_way){ 0, { 0, 0 }, { source, target, 0 } };
+    return status || source == target ? status : text_set_way(s->set, source, target, way, error);
+}
+
+/* A text as it is. */
+static void deliver_same(const text_several *s, const moetext_request *q) {
+    static const size_t no_end[1] = { 0 };
+    text_bytes copy = { 0 };
+    text_append(&copy, q->text ? q->text : "", q->length);
+    const moetext_hypothesis h = { .text = copy.data, .length = copy.length, .finished = 1, .part_ends = no_end };
+    const moetext_result r = { .user = q->user,
+                               .message = "",
+                               .n_parts = 1,
+                               .part_ends = no_end,
+                               .n_hypotheses = 1,
+                               .hypotheses = &h };
+    if (copy.failed) refuse(s, q, MOE_ERROR_MEMORY, "out of memory");
+    else s->done(s->user, &r);
+    text_bytes_free(&copy);
+}
+
+static int is_dropped(const moetext_request *q) { return q->dropped && __atomic_load_n(q->dropped, __ATOMIC_RELAXED); }
+
+/* A text of the caller's joins those that wait for its first leg, or is done with. */
+static void begin_text(text_several *s, const moetext_request *q) {
+    text_way way;
+    moe_error e;
+    item *x = NULL;
+    if (is_dropped(q)) refuse(s, q, MOE_ERROR_CANCELLED, "dropped by the caller");
+    else if ((unsigned)q->task > MOETEXT_SCORE) refuse(s, q, MOE_ERROR_ARGUMENT, "this is no task");
+    else if (way_of(s, q, &way, &e)) refuse(s, q, e.code, e.message);
+    else if (!way.n && q->task == MOETEXT_TRANSLATE && text_utf8_valid(q->text, q->length) == q->length)
+        deliver_same(s, q);
+    else if (!way.n) refuse(s, q, MOE_ERROR_ARGUMENT, "the text is in the language that it is to be translated into");
+    else if (way.n == 2 && q->task == MOETEXT_SCORE)
+        refuse(s, q, MOE_ERROR_UNSUPPORTED, "a translation through another language has no probability");
+    else if (!(x = calloc(1, sizeof *x))) refuse(s, q, MOE_ERROR_MEMORY, "out of memory");
+    if (!x) return;
+    x->request = *q, x->way = way;
+    if ((x->after = s->items)) s->items->before = x;
+    s->items = x;
+    text_append(&x->text, q->text ? q->text : "", q->length);
+    if (q->task) text_append(&x->given, q->given ? q->given : "", q->given_length);
+    s->pending++;
+    if (x->text.failed || x->given.failed) item_refuse(s, x, MOE_ERROR_MEMORY, "out of memory");
+    else queue_add(&s->legs[way.files[0]].fresh, x);
+}
+
+/* Take a text from the caller: what its pull function answered. */
+static int take(text_several *s, int wait) {
+    moetext_request q = { 0 };
+    if (atomic_load(&s->cancelled)) return MOE_PULL_CANCEL;
+    const int answer = s->pull(s->user, wait, &q);
+    if (answer == MOE_PULL_REQUEST) begin_text(s, &q);
+    if (answer == MOE_PULL_END) s->ended = 1;
+    return answer;
+}
+
+/* The links of two models, word to word and word to word: links from the first one's words to the second one's. */
+static moe_status join_links(text_several *s, const item *x, const moetext_hypothesis *h, size_t *n, moe_error *error) {
+    const size_t first = *n;
+    for (size_t i = 0; i < x->n_links; i++)
+        for (size_t k = 0; k < h->n_links; k++) {
+            const moetext_link *a = &x->links[i], *b = &h->links[k];
+            if (a->target_begin >= b->source_end || b->source_begin >= a->target_end) continue;
+            const moetext_link link = { a->source_begin, a->source_end, b->target_begin, b->target_end };
+            size_t j = first;
+            while (j < *n && memcmp(&s->links[j], &link, sizeof link) != 0) j++;
+            if (j < *n) continue;
+            moetext_link *larger = text_grown(s->links, &s->link_capacity, *n + 1, sizeof *larger);
+            if (!larger) return text_out_of_memory(error);
+            s->links = larger;
+            larger[(*n)++] = link;
+        }
+    return MOE_OK;
+}
+
+/* The hypotheses of a result with links from the caller's text. */
+static moe_status link_through(text_several *s, const item *x, const moetext_result *r) {
+    size_t n = 0;
+    moetext_hypothesis *larger = text_grown(s->hypotheses, &s->hypothesis_capacity, r->n_hypotheses, sizeof *larger);
+    if (!larger) return MOE_ERROR_MEMORY;
+    s->hypotheses = larger;
+    for (size_t i = 0; i < r->n_hypotheses; i++) {
+        const size_t before = n;
+        larger[i] = r->hypotheses[i];
+        if (join_links(s, x, &r->hypotheses[i], &n, NULL)) return MOE_ERROR_MEMORY;
+        larger[i].n_links = n - before;
+    }
+    for (size_t i = 0, at = 0; i < r->n_hypotheses; at += larger[i++].n_links) larger[i].links = s->links + at;
+    return MOE_OK;
+}
+
+/* A text is through its last model. */
+static void deliver(text_several *s, item *x, const moetext_result *result) {
+    moetext_result r = *result;
+    size_t n;
+    r.user = x->request.user;
+    r.model = s->at->model;
+    r.message = message_of(s, x, result->message);
+    if (x->way.n == 2) {
+        r.between = x->text.data, r.between_length = x->text.length;
+        r.between_language = text_set_languages(s->set, &n)[x->way.languages[1]];
+        r.flags |= x->flags & ~(unsigned)MOETEXT_BLANK;
+        if (x->status || !*r.message) {
+            r.status = x->status ? x->status : r.status;
+            r.message = x->message.data;
+        }
+        if (r.status && r.n_hypotheses) r.flags |= MOETEXT_INCOMPLETE;
+        if (link_through(s, x, &r)) {
+            item_refuse(s, x, MOE_ERROR_MEMORY, "out of memory");
+            return;
+        }
+        r.hypotheses = s->hypotheses;
+    }
+    s->done(s->user, &r);
+    item_leave(s, x);
+}
+
+/* A text is through the first of two models: what came out is a text of the second. */
+static void go_on(text_several *s, item *x, const moetext_result *r) {
+    const moetext_hypothesis *h = &r->hypotheses[0];
+    moetext_link *links = text_grown(x->links, &x->link_capacity, h->n_links, sizeof *links);
+    x->status = r->status, x->flags = r->flags;
+    text_clear(&x->message);
+    text_append_string(&x->message, message_of(s, x, r->message));
+    text_clear(&x->text);
+    text_append(&x->text, h->text, h->length);
+    if (!links || x->message.failed || x->text.failed) {
+        if (links) x->links = links;
+        item_refuse(s, x, MOE_ERROR_MEMORY, "out of memory");
+        return;
+    }
+    x->links = links, x->n_links = h->n_links;
+    if (h->n_links) memcpy(links, h->links, h->n_links * sizeof *links);
+    x->place = NULL;
+    x->hop = 1;
+    if (s->turn == x) s->turn = NULL;
+    queue_add(&s->legs[x->way.files[1]].fresh, x);
+}
+
+/* ==== 4. Running ======================================================================================== */
+
+/* Whether texts wait for another leg than this one. */
+static int others_wait(const text_several *s, const leg *l) {
+    for (size_t i = 0; i < s->n; i++)
+        if (&s->legs[i] != l && s->legs[i].fresh.first) return 1;
+    return 0;
+}
+
+/* The text whose part is next; NULL: there is none. A leg that others wait for ends what it has begun, and stops. */
+static item *next_item(text_several *s, leg *l) {
+    if (s->turn && s->turn->place) queue_add(&s->begun, s->turn);
+    s->turn = NULL;
+    const int is_over = s->given >= s->most / 4 && others_wait(s, l);
+    item *x = NULL;
+    s->alternate = !s->alternate;
+    if (s->alternate) x = queue_take(&s->begun);
+    if (!x && !is_over && (x = queue_take(&l->fresh))) s->given++;
+    return x ? x : queue_take(&s->begun);
+}
+
+/* Fill in what the leg is asked for. */
+static moe_status fill(text_several *s, leg *l, item *x, moetext_request *q, moe_error *error) {
+    const int last = x->hop + 1 == x->way.n;
+    const moetext_glossary *glossary = NULL;
+    const moe_status status = x->place ? MOE_OK : glossary_of(l, x, &glossary, error);
+    q->text = x->text.data, q->length = x->text.length;
+    q->source = text_set_spelling(s->set, l->model, x->way.languages[x->hop]);
+    q->target = text_set_spelling(s->set, l->model, x->way.languages[x->hop + 1]);
+    q->task = last ? x->request.task : MOETEXT_TRANSLATE;
+    if (q->task) q->given = x->given.data, q->given_length = x->given.length;
+    q->glossary = glossary;
+    q->user = x;
+    q->place = &x->place;
+    q->dropped = x->request.dropped;
+    return status;
+}
+
+static int leg_pull(void *user, int wait, moetext_request *request) {
+    text_several *s = user;
+    leg *l = s->at;
+    int answer = MOE_PULL_REQUEST;
+    for (;;) {
+        if (atomic_load(&s->cancelled)) return MOE_PULL_CANCEL;
+        const int idle = wait && !l->fresh.first && !s->begun.first && !(s->turn && s->turn->place);
+        while (!s->ended && answer == MOE_PULL_REQUEST && s->pending < s->most)
+            answer = take(s, idle && !l->fresh.first && !others_wait(s, l));
+        if (answer == MOE_PULL_CANCEL) return answer;
+        item *x = next_item(s, l);
+        if (!x) break;
+        moe_error e;
+        if (!fill(s, l, x, request, &e)) return s->turn = x, MOE_PULL_REQUEST;
+        *request = (moetext_request){ 0 };
+        item_refuse(s, x, e.code, e.message);
+    }
+    return s->ended || wait || others_wait(s, l) ? MOE_PULL_END : MOE_PULL_LATER;
+}
+
+static void leg_done(void *user, const moetext_result *result) {
+    text_several *s = user;
+    item *x = result->user;
+    if (x->hop + 1 == x->way.n) deliver(s, x, result);
+    else if (result->n_hypotheses && result->status != MOE_ERROR_CANCELLED) go_on(s, x, result);
+    else item_refuse(s, x, result->status, result->message);
+}
+
+/* What a call from another thread, or a signal handler, would cancel: not freed while one is at it. */
+static void set_running(text_several *s, moetext *t) {
+    if (t) moetext_forgive(t);
+    atomic_store(&s->running, t);
+    while (!t && atomic_load(&s->cancelling)) sched_yield();
+    if (t && atomic_load(&s->cancelled)) moetext_cancel(t);
+}
+
+static moe_status run_leg(text_several *s, leg *l, moe_error *error) {
+    moe_error e;
+    if (leg_open(s, l, &e)) {
+        for (item *x; (x = queue_take(&l->fresh));) {
+            refuse(s, &x->request, e.code, e.message);
+            item_leave(s, x);
+        }
+        return MOE_OK;
+    }
+    s->at = l, s->given = 0, s->turn = NULL;
+    set_running(s, l->translator);
+    const moe_status status = moetext_translate(l->translator, leg_pull, leg_done, s, error);
+    set_running(s, NULL);
+    l->used = ++s->clock;
+    s->at = NULL, s->turn = NULL;
+    return status;
+}
+
+/* The next leg that texts wait for, in turns. */
+static leg *next_leg(text_several *s) {
+    for (size_t i = 0; i < s->n; i++) {
+        leg *l = &s->legs[(s->next + i) % s->n];
+        if (l->fresh.first) return s->next = l->file + 1, l;
+    }
+    return NULL;
+}
+
+moe_status text_several_translate(text_several *s, moetext_pull_fn pull, moetext_done_fn done, void *user,
+                                  moe_error *error) {
+    moe_status status = MOE_OK;
+    s->pull = pull, s->done = done, s->user = user;
+    s->ended = 0;
+    while (!status) {
+        leg *l = next_leg(s);
+        if (atomic_load(&s->cancelled)) status = MOE_ERROR_CANCELLED;
+        else if (l) status = run_leg(s, l, error);
+        else if (s->ended) break;
+        else if (take(s, 1) == MOE_PULL_CANCEL) status = MOE_ERROR_CANCELLED;
+    }
+    while (s->items) item_leave(s, s->items); /* those that were under way */
+    s->begun.first = NULL;
+    for (size_t i = 0; i < s->n; i++) s->legs[i].fresh.first = NULL;
+    if (status == MOE_ERROR_CANCELLED) {
+        text_fail(error, status, "", "cancelled");
+        text_several_forgive(s);
+    }
+    return status;
+}
+
+/* ==== 5. Translators ==================================================================================== */
+
+moe_status text_several_check(text_several *s, const char *source, const char *target, moe_error *error) {
+    text_way way;
+    const moetext_request q = { .text = "", .source = source, .target = target };
+    return way_of(s, &q, &way, error);
+}
+
+moe_status text_several_way(text_several *s, text_way *way, moe_error *error) {
+    const moetext_request q = { .text = "" };
+    return way_of(s, &q, way, error);
+}
+
+moe_status text_several_open(text_several *s, size_t file, moe_error *error) {
+    return leg_open(s, &s->legs[file], error);
+}
+
+/* The number of a language that an option names; -1: it names none. */
+static moe_status option_language(const text_set *set, const char *name, const char *code, ptrdiff_t *language,
+                                  moe_error *error) {
+    size_t found;
+    *language = -1;
+    const moe_status status = *code ? text_set_find(set, code, &found, error) : MOE_OK;
+    if (!status && *code) *language = (ptrdiff_t)found;
+    if (status && error) snprintf(error->where, sizeof error->where, "%s", name);
+    return status;
+}
+
+moe_status text_several_new(text_set *set, const text_settings *settings, text_several **out, moe_error *error) {
+    text_several *s = calloc(1, sizeof *s);
+    if (!s) return text_out_of_memory(error);
+    s->set = set;
+    s->settings = *settings;
+    s->n = text_set_count(set);
+    s->most = 16 * (size_t)(settings->batch > 0 ? settings->batch : 32);
+    s->auto_source = strcmp(settings->source, "auto") == 0;
+    s->settings.source[0] = s->settings.target[0] = '\0'; /* each leg has its own */
+    atomic_init(&s->running, NULL);
+    atomic_init(&s->cancelled, 0);
+    atomic_init(&s->cancelling, 0);
+    s->legs = calloc(s->n, sizeof *s->legs);
+    moe_status status = s->legs ? MOE_OK : text_out_of_memory(error);
+    for (size_t i = 0; i < s->n && s->legs; i++) s->legs[i].file = i;
+    if (!status) status = option_language(set, "source", s->auto_source ? "" : settings->source, &s->source, error);
+    if (!status) status = option_language(set, "target", settings->target, &s->target, error);
+    if (!status && s->target >= 0 && s->source >= 0 && s->source != s->target) {
+        text_way way;
+        status = text_set_way(set, (size_t)s->source, (size_t)s->target, &way, error);
+    }
+    if (status) return text_several_free(s), status;
+    *out = s;
+    return MOE_OK;
+}
+
+void text_several_free(text_several *s) {
+    if (!s) return;
+    for (size_t i = 0; s->legs && i < s->n; i++) leg_close(s, &s->legs[i]);
+    free(s->legs);
+    text_detector_close(s->detector);
+    text_bytes_free(&s->message);
+    free(s->hypotheses);
+    free(s->links);
+    free(s);
+}
+
+void text_several_cancel(text_several *s) {
+    atomic_fetch_add(&s->cancelling, 1);
+    atomic_store(&s->cancelled, 1);
+    moetext *running = atomic_load(&s->running);
+    if (running) moetext_cancel(running);
+    atomic_fetch_sub(&s->cancelling, 1);
+}
+
+void text_several_forgive(text_several *s) { atomic_store(&s->cancelled, 0); }
+
+moe_stats text_several_stats(const text_several *s) {
+    moe_stats sum = s->before;
+    for (size_t i = 0; i < s->n; i++) {
+        if (!s->legs[i].translator) continue;
+        const moe_stats stats = moetext_stats(s->legs[i].translator);
+        add_stats(&sum, &stats);
+    }
+    return sum;
+}
+
+size_t text_several_under_way(const text_several *s) {
+    const size_t parts = s->at ? moetext_under_way(s->at->translator) : 0;
+    return parts > s->pending ? parts : s->pending;
+}

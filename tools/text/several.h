@@ -1,0 +1,59 @@
+/* several.h - a translator of several models, for moetext.c: texts find their way through them.
+ *
+ * Each model that is needed has a translator of its own, a leg, which is made when a text first needs it. One leg runs
+ * at a time. A text that goes through two is a text of the second as soon as the first has translated it, so that the
+ * result has the bytes that two programs with a pipe between them write. Long texts take turns on a leg, a sentence
+ * each.
+ */
+#ifndef TEXT_SEVERAL_H
+#define TEXT_SEVERAL_H
+
+#include "tools/text/models.h"
+#include "tools/text/settings.h"
+
+typedef struct text_several text_several;
+typedef struct text_glossaries text_glossaries; /* a glossary for all legs */
+
+/* As of moetext_new; the set must outlive it. */
+moe_status text_several_new(text_set *set, const text_settings *settings, text_several **out, moe_error *error);
+void text_several_free(text_several *several); /* NULL is fine */
+moe_status text_several_translate(text_several *several, moetext_pull_fn pull, moetext_done_fn done, void *user,
+                                  moe_error *error);
+/* MOE_OK if there is a way between the languages that a text names, or the options. */
+moe_status text_several_check(text_several *several, const char *source, const char *target, moe_error *error);
+void text_several_cancel(text_several *several);
+void text_several_forgive(text_several *several);
+moe_stats text_several_stats(const text_several *several);
+size_t text_several_under_way(const text_several *several);
+
+moe_status text_glossaries_new(const text_several *several, const char *const *sources, const char *const *translations,
+                               size_t n, text_glossaries **out, moe_error *error);
+void text_glossaries_free(text_glossaries *terms); /* NULL is fine */
+
+/* The way of texts that name no languages; open a model now. */
+moe_status text_several_way(text_several *several, text_way *way, moe_error *error);
+moe_status text_several_open(text_several *several, size_t file, moe_error *error);
+
+/* ---- What moetext.c has for programs that are linked with it ---- */
+
+/* moetext_models_open and moetext_new, whose options are settings. */
+moe_status text_models_open(const char *const *paths, size_t n, const text_settings *settings, moetext_model **out,
+                            moe_error *error);
+moe_status text_translator_new(const moetext_model *model, const text_settings *settings, moetext **out,
+                               moe_error *error);
+/* Of a translator of several models: its files; the way of texts that name no languages; open a file of it now. */
+const text_set *text_set_of(const moetext *translator);
+moe_status text_translator_way(moetext *translator, text_way *way, moe_error *error);
+moe_status text_translator_open(moetext *translator, size_t file, moe_error *error);
+
+/* ---- And for this ---- */
+
+/* Called before a session is made that takes this much memory. */
+typedef moe_status (*text_room_fn)(void *user, size_t bytes, moe_error *error);
+moe_status text_leg_new(const moetext_model *model, const text_settings *settings, text_room_fn room, void *user,
+                        moetext **out, moe_error *error);
+/* A glossary of the translations in that of the option, which stay as they are. *out NULL: there is none. */
+moe_status text_leg_glossary(const moetext *leg, moetext_glossary **out, moe_error *error);
+text_glossaries *text_glossaries_of(const moetext_glossary *glossary);
+
+#endif
