@@ -621,18 +621,13 @@ __global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int pa
                                           : moe_div(largest, 127.0f);
 }
 
-__global__ void moe_k_add(const float *a, size_t a_stride, const float *b, size_t b_stride, int cols, float *y,
-                          size_t y_stride) {
+__global__ void moe_k_pointwise(const float *a, size_t a_stride, const float *b, size_t b_stride, int product, int cols,
+                                float *y, size_t y_stride) {
     const size_t row = blockIdx.x;
-    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK)
-        y[row * y_stride + c] = moe_add(a[row * a_stride + c], b[row * b_stride + c]);
-}
-
-__global__ void moe_k_multiply(const float *a, size_t a_stride, const float *b, size_t b_stride, int cols, float *y,
-                               size_t y_stride) {
-    const size_t row = blockIdx.x;
-    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK)
-        y[row * y_stride + c] = moe_mul(a[row * a_stride + c], b[row * b_stride + c]);
+    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) {
+        const float left = a[row * a_stride + c], right = b[row * b_stride + c];
+        y[row * y_stride + c] = product ? moe_mul(left, right) : moe_add(left, right);
+    }
 }
 
 __global__ void moe_k_concat(const float *a, size_t a_stride, int a_cols, const float *b, size_t b_stride, int b_cols,
@@ -658,20 +653,10 @@ __global__ void moe_k_ssru(const float *u, size_t u_stride, const float *f, size
     }
 }
 
-MOE_DEVICE float moe_unary_of(moe_unary what, float x) {
-    switch (what) {
-    case MOE_UNARY_TANH: return moe_tanhf(x);
-    case MOE_UNARY_SWISH: return moe_mul(x, moe_sigmoidf(x));
-    case MOE_UNARY_GELU: return moe_geluf(x);
-    case MOE_UNARY_SIGMOID: break;
-    }
-    return moe_sigmoidf(x);
-}
-
 __global__ void moe_k_unary(moe_unary what, const float *x, size_t x_stride, int cols, float *y, size_t y_stride) {
     const size_t row = blockIdx.x;
     for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK)
-        y[row * y_stride + c] = moe_unary_of(what, x[row * x_stride + c]);
+        y[row * y_stride + c] = moe_unaryf(what, x[row * x_stride + c]);
 }
 
 /* moe_compute_norm_row */
@@ -1600,10 +1585,7 @@ static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
 static void moe_lift_expert(moe_device *d, const moe_node *n, size_t e, char *to) {
     for (int i = 0; i < 2; i++) {
         const float *bias = i ? n->experts->down_bias : n->experts->up_bias;
-        moe_matrix m = i ? n->experts->down : n->experts->up;
-        m.data = (const char *)m.data + e * n->experts->stride;
-        if (m.subs) m.subs += e * n->experts->stride;
-        if (m.scales) m.scales = (const float *)(const void *)((const char *)m.scales + e * n->experts->stride);
+        const moe_matrix m = moe_matrix_moved(i ? &n->experts->down : &n->experts->up, e * n->experts->stride);
         moe_lift_matrix(d, &m, to);
         if (bias) moe_upload_to(d, to + moe_both_bytes(&m), bias + e * m.rows, m.rows * sizeof *bias);
         to += moe_biased_bytes(&m, bias);
@@ -2194,13 +2176,9 @@ static void moe_launch_embed(moe_device *d, const moe_launch *l) {
 static void moe_launch_quantise(moe_device *d, const moe_launch *l) {
     moe_quantise(d, l->x0, l->s0->stride, l->n->cols, (int8_t *)l->n->data, l->n->stride, l->n->scales, l->rows, NULL);
 }
-static void moe_launch_add(moe_device *d, const moe_launch *l) {
-    MOE_LAUNCH(d, moe_k_add, l->rows, MOE_BLOCK, l->x0, l->s0->stride, l->x1, l->s1->stride, (int)l->n->cols, l->y,
-               l->n->stride);
-}
-static void moe_launch_multiply(moe_device *d, const moe_launch *l) {
-    MOE_LAUNCH(d, moe_k_multiply, l->rows, MOE_BLOCK, l->x0, l->s0->stride, l->x1, l->s1->stride, (int)l->n->cols, l->y,
-               l->n->stride);
+static void moe_launch_pointwise(moe_device *d, const moe_launch *l) {
+    MOE_LAUNCH(d, moe_k_pointwise, l->rows, MOE_BLOCK, l->x0, l->s0->stride, l->x1, l->s1->stride, l->n->product,
+               (int)l->n->cols, l->y, l->n->stride);
 }
 static void moe_launch_concat(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_concat, l->rows, MOE_BLOCK, l->x0, l->s0->stride, (int)l->s0->cols, l->x1, l->s1->stride,

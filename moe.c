@@ -40,7 +40,7 @@
  *   36. Sessions: translating  the queue, continuous batching, the public calls
  *
  * To add                begin at
- *   an activation       moe_unary (room 4), its function in room 7; moe_unary_of in moe-cuda.cu
+ *   an activation       moe_unary (room 4), its function in moe_unaryf (room 7)
  *   an op               MOE_OPS (room 4), a paragraph in rooms 20 to 26; its kernel and launcher in moe-cuda.cu
  *   a kind of layer     room 28, whose banner lists the places
  *   a number format     moe_type in moe.h, moe_formats (room 8); its unpack kernel in moe-cuda.cu
@@ -311,14 +311,13 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 /* Every op: its name, how it runs (room "Plan and run") and, for ops that run row by row, products per column. The
  * enum, the table and the launchers of a device are made from this list. */
 #define MOE_OPS(X)                                                                                           \
-    X(INPUT, input, ROWS, 1)       /* rows of the frame's inputs */                                          \
-    X(EMBED, embed, ROWS, 1)       /* ids -> rows of an embedding, times scale */                            \
-    X(QUANTISE, quantise, ROWS, 1) /* rows -> int8 codes and a scale per row */                              \
-    X(LINEAR, linear, WHOLE, 0)    /* x -> w x + bias, or w x + another node's row */                        \
-    X(ADD, add, ROWS, 1)                                                                                     \
-    X(MULTIPLY, multiply, ROWS, 1) /* element by element */                                                  \
+    X(INPUT, input, ROWS, 1)         /* rows of the frame's inputs */                                        \
+    X(EMBED, embed, ROWS, 1)         /* ids -> rows of an embedding, times scale */                          \
+    X(QUANTISE, quantise, ROWS, 1)   /* rows -> int8 codes and a scale per row */                            \
+    X(LINEAR, linear, WHOLE, 0)      /* x -> w x + bias, or w x + another node's row */                      \
+    X(POINTWISE, pointwise, ROWS, 1) /* a + b or a b, element by element */                                  \
     X(CONCAT, concat, ROWS, 1)                                                                               \
-    X(UNARY, unary, ROWS, 16)                 /* sigmoid, tanh, swish, gelu */                               \
+    X(UNARY, unary, ROWS, 16)                 /* an activation */                                            \
     X(NORM, norm, ROWS, 4)                    /* layer norm, RMS norm */                                     \
     X(VIEW, view, NOTHING, 0)                 /* some columns of another node */                             \
     X(GATHER, gather, ROWS, 1)                /* carried rows -> the parents', zero for a new sentence */    \
@@ -336,7 +335,8 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 #define MOE_OP_VALUE(NAME, name, how, cost) MOE_OP_##NAME,
 typedef enum moe_op { MOE_OPS(MOE_OP_VALUE) MOE_OP_COUNT } moe_op;
 
-typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH, MOE_UNARY_SWISH, MOE_UNARY_GELU } moe_unary;
+/* The first ones can be chosen in a file: moe_ffn_activations has their names. */
+typedef enum moe_unary { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH, MOE_UNARY_SIGMOID } moe_unary;
 
 /* A weight matrix [rows, cols] = [out, in] where its bytes lie in host memory; room "Number formats" says how. */
 typedef struct moe_matrix {
@@ -348,6 +348,15 @@ typedef struct moe_matrix {
     const float *scales; /* Q8, Q4: [rows padded to 16] */
     size_t bits, group;  /* of a number or code; columns that share a sub, 0: none */
 } moe_matrix;
+
+/* The matrix of the same shape `bytes` further on, of another expert. */
+MOE_SHARED moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
+    moe_matrix moved = *m;
+    moved.data = (const char *)m->data + bytes;
+    if (m->subs) moved.subs = m->subs + bytes;
+    if (m->scales) moved.scales = (const float *)(const void *)((const char *)(const void *)m->scales + bytes);
+    return moved;
+}
 
 /* z = w_x x + w_r r + bias, [4H] in gate order i f g o; r = w_proj h, or h without projection. */
 typedef struct moe_cell {
@@ -493,6 +502,7 @@ struct moe_node {
         moe_embed_op embed;
         moe_linear_op linear;
         moe_unary unary;
+        int product;   /* pointwise: a b instead of a + b */
         size_t column; /* view: first of the columns */
         moe_norm_op norm;
         moe_carried_op carried; /* gather, store */
@@ -741,6 +751,17 @@ MOE_SHARED float moe_geluf(float x) {
     return x < 0.0f ? x * tail : x * (1.0f - tail);
 }
 
+MOE_SHARED float moe_unaryf(moe_unary what, float x) {
+    switch (what) {
+    case MOE_UNARY_RELU: return moe_reluf(x);
+    case MOE_UNARY_GELU: return moe_geluf(x);
+    case MOE_UNARY_SWISH: return x * moe_sigmoidf(x);
+    case MOE_UNARY_TANH: return moe_tanhf(x);
+    case MOE_UNARY_SIGMOID: break;
+    }
+    return moe_sigmoidf(x);
+}
+
 /* splitmix64's scrambler. */
 MOE_SHARED uint64_t moe_hash(uint64_t z) {
     z += 0x9e3779b97f4a7c15u;
@@ -889,15 +910,6 @@ static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t coun
     if (m->subs) part.subs = m->subs + first * (m->cols_padded / m->group);
     if (m->scales) part.scales = m->scales + first;
     return part;
-}
-
-/* The matrix of the same shape `bytes` further on, of another expert. */
-static moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
-    moe_matrix moved = *m;
-    moved.data = (const char *)m->data + bytes;
-    if (m->subs) moved.subs = m->subs + bytes;
-    if (m->scales) moved.scales = (const float *)(const void *)((const char *)(const void *)m->scales + bytes);
-    return moved;
 }
 
 MOE_INLINE size_t moe_q8_index(size_t cols_padded, size_t row, size_t col) {
@@ -1107,6 +1119,7 @@ MOE_FROM_CODE(q4)
 #define MOE_QUANTISED(name)                                                                          \
     .largest = FLT_MAX, .row = moe_row_##name, .code = moe_code_##name, .expand = moe_expand_##name, \
     .quantise = moe_quantise_row_##name, .put_code = moe_put_##name
+_Static_assert(MOE_TYPE_COUNT == 5, "a new format of floats needs its conversion in the kernels of each room");
 static const moe_format moe_formats[MOE_TYPE_COUNT] = {
     [MOE_TYPE_F32] = { "f32", 32, .largest = FLT_MAX, .row = moe_row_f32, .put = moe_put_f32 },
     [MOE_TYPE_F16] = { "f16", 16, .largest = 65519.996f, .row = moe_row_f16, .put = moe_put_f16 },
@@ -1162,7 +1175,7 @@ struct moe_kernels {
     float (*quantise)(const float *x, size_t cols, int8_t *q);
     /* One LSTM cell over one row: z[4H] in gate order i f g o, c_in[H] -> h[H], c_out[H] (may be c_in). */
     void (*lstm_cell)(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h, float *c_out);
-    void (*unary)(moe_unary what, const float *x, size_t n, float *y); /* all but gelu; y may be x */
+    void (*unary)(moe_unary what, const float *x, size_t n, float *y); /* y may be x */
     /* Additive attention score (GNMT): sum_d v[d] tanh(key[d] + query[d]). */
     float (*score_additive)(const float *key, const float *query, const float *v, size_t n);
     float (*dot)(const float *a, const float *b, size_t n);
@@ -1304,10 +1317,7 @@ static void moe_lstm_cell_portable(const float *z, const float *c_in, size_t hid
 }
 
 static void moe_unary_portable(moe_unary what, const float *x, size_t n, float *y) {
-    for (size_t i = 0; i < n; i++) {
-        const float f = what == MOE_UNARY_TANH ? moe_tanhf(x[i]) : moe_sigmoidf(x[i]);
-        y[i] = what == MOE_UNARY_SWISH ? x[i] * f : f;
-    }
+    for (size_t i = 0; i < n; i++) y[i] = moe_unaryf(what, x[i]);
 }
 
 static float moe_score_additive_portable(const float *key, const float *query, const float *v, size_t n) {
@@ -1493,7 +1503,8 @@ MOE_ISA_INLINE V K(unary_of)(moe_unary what, V v) {
 }
 
 MOE_ISA_STATIC void K(unary)(moe_unary what, const float *x, size_t n, float *y) {
-    size_t i = 0;
+    size_t i = what < MOE_UNARY_SWISH ? n : 0;
+    if (i) moe_unary_portable(what, x, n, y);
     for (; i + 16 <= n; i += 16) L(store)(y + i, K(unary_of)(what, L(load)(x + i, 16)), 16);
     if (i < n) L(store)(y + i, K(unary_of)(what, L(load)(x + i, n - i)), n - i);
 }
@@ -4627,27 +4638,18 @@ static void moe_compute_linear(const moe_run *run, const moe_node *t) {
     moe_linear_run(run, &l, run->frame->rows);
 }
 
-static moe_node *moe_op_add(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
-    return moe_op_pair(g, MOE_OP_ADD, a, b, a->cols, name);
+/* a + b or, if `product`, a b, element by element. */
+static moe_node *moe_op_pointwise(moe_graph *g, moe_node *a, moe_node *b, int product, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_POINTWISE, a, b, a->cols, name);
+    t->product = product;
+    return t;
 }
 
-static void moe_compute_add_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+static void moe_compute_pointwise_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
     const float *a = moe_row_of(t->src[0], row), *b = moe_row_of(t->src[1], row);
     float *y = moe_row_of(t, row);
     (void)run, (void)thread;
-    for (size_t c = 0; c < t->cols; c++) y[c] = a[c] + b[c];
-}
-
-/* a b, element by element. */
-static moe_node *moe_op_multiply(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
-    return moe_op_pair(g, MOE_OP_MULTIPLY, a, b, a->cols, name);
-}
-
-static void moe_compute_multiply_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const float *a = moe_row_of(t->src[0], row), *b = moe_row_of(t->src[1], row);
-    float *y = moe_row_of(t, row);
-    (void)run, (void)thread;
-    for (size_t c = 0; c < t->cols; c++) y[c] = a[c] * b[c];
+    for (size_t c = 0; c < t->cols; c++) y[c] = t->product ? a[c] * b[c] : a[c] + b[c];
 }
 
 static moe_node *moe_op_concat(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
@@ -4668,14 +4670,8 @@ static moe_node *moe_op_unary(moe_graph *g, moe_unary what, moe_node *x, const c
 }
 
 static void moe_compute_unary_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const float *x = moe_row_of(t->src[0], row);
-    float *y = moe_row_of(t, row);
     (void)thread;
-    if (t->unary == MOE_UNARY_GELU) {
-        for (size_t c = 0; c < t->cols; c++) y[c] = moe_geluf(x[c]);
-        return;
-    }
-    run->kernels->unary(t->unary, x, t->cols, y);
+    run->kernels->unary(t->unary, moe_row_of(t->src[0], row), t->cols, moe_row_of(t, row));
 }
 
 static moe_node *moe_op_view(moe_graph *g, moe_node *x, size_t column, size_t cols, const char *name) {
@@ -5926,7 +5922,8 @@ typedef struct moe_ssru_layer {
 } moe_ssru_layer;
 
 typedef struct moe_ffn_layer {
-    int activation, gated;     /* gated: down(f(gate x) * up x) (Shazeer 2020, arXiv 2002.05202), else down(f(up x)) */
+    moe_unary activation;
+    int gated;                 /* down(f(gate x) * up x) (Shazeer 2020, arXiv 2002.05202), else down(f(up x)) */
     moe_affine up, gate, down; /* [hidden, D] twice, [D, hidden] */
 } moe_ffn_layer;
 
@@ -6304,8 +6301,8 @@ static moe_node *moe_build_lstm_layer(moe_builder *b, const moe_layer *layer, mo
         y[d]->lstm.last_c = begins[MOE_LSTM_C].rows + b->first * cell->hidden;
     }
     if (!l->bidirectional) return y[0];
-    return moe_op_pair(b->g, l->merge_sum ? MOE_OP_ADD : MOE_OP_CONCAT, y[0], y[1],
-                       y[0]->cols + (l->merge_sum ? 0 : y[1]->cols), MOE_PART("merged"));
+    if (l->merge_sum) return moe_op_pointwise(b->g, y[0], y[1], 0, MOE_PART("merged"));
+    return moe_op_concat(b->g, y[0], y[1], MOE_PART("merged"));
 }
 
 /* A step of a layer in the decoder. */
@@ -6508,9 +6505,9 @@ static const moe_layer_type moe_cross_type = MOE_LAYER_TYPE("cross", MOE_IN_SIDE
 
 /* ---- Feed-forward ---- */
 
-/* Of the names, whose first is a part of the product before it. */
-static const moe_unary moe_ffn_unary[] = { 0, MOE_UNARY_GELU, MOE_UNARY_SWISH };
-static const char *const moe_ffn_activations[] = { "relu", "gelu", "swish", NULL };
+static const char *const
+    moe_ffn_activations[] = { [MOE_UNARY_RELU] = "relu", [MOE_UNARY_GELU] = "gelu", [MOE_UNARY_SWISH] = "swish", NULL };
+_Static_assert(sizeof(moe_unary) == sizeof(int), "a key's name is kept as an int");
 static const moe_key moe_ffn_keys[] = {
     MOE_COUNT_KEY("hidden", 1, 0, hidden),
     MOE_NAME_KEY("activation", moe_ffn_activations, -1, ffn.activation),
@@ -6530,9 +6527,9 @@ static moe_node *moe_build_ffn(moe_builder *b, const moe_layer *layer, moe_node 
     const moe_ffn_layer *f = &layer->ffn;
     moe_node *units = moe_build_affine(b, layer, &f->up, x, "units");
     moe_node *active = f->gated ? moe_build_affine(b, layer, &f->gate, x, "gate") : units;
-    if (!f->activation) active->linear.relu = 1;
-    else active = moe_op_unary(b->g, moe_ffn_unary[f->activation], active, MOE_PART("activation"));
-    if (f->gated) active = moe_op_multiply(b->g, active, units, MOE_PART("gated"));
+    if (f->activation == MOE_UNARY_RELU) active->linear.relu = 1; /* a part of the product */
+    else active = moe_op_unary(b->g, f->activation, active, MOE_PART("activation"));
+    if (f->gated) active = moe_op_pointwise(b->g, active, units, 1, MOE_PART("gated"));
     return moe_build_affine(b, layer, &f->down, active, "down");
 }
 
@@ -6709,7 +6706,7 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
 static moe_node *moe_build_layer(moe_builder *b, const moe_layer *layer, moe_node *x) {
     moe_node *y =
         layer->type->build(b, layer, layer->norm_place == MOE_NORM_BEFORE ? moe_build_normed(b, layer, x) : x);
-    if (layer->residual) y = moe_op_add(b->g, x, y, MOE_PART("output"));
+    if (layer->residual) y = moe_op_pointwise(b->g, x, y, 0, MOE_PART("output"));
     return layer->norm_place == MOE_NORM_AFTER ? moe_build_normed(b, layer, y) : y;
 }
 

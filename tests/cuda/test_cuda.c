@@ -201,7 +201,7 @@ static void build_linears(moe_graph *g, void *user, void *states) {
     z = moe_op_concat(g, moe_op_unary(g, MOE_UNARY_SIGMOID, z, "sigmoid"), moe_op_unary(g, MOE_UNARY_TANH, y, "tanh"),
                       "concat");
     z = moe_op_view(g, z, y->cols / 2, y->cols, "view");
-    moe_op_add(g, z, y, "add");
+    moe_op_pointwise(g, z, y, 0, "add");
 }
 
 static void rows_of_ids(int32_t *ids, size_t rows, size_t n, uint64_t *random) {

@@ -673,7 +673,8 @@ static void exp_sum_is_the_same_on_every_isa(void **state) {
 }
 
 static void unary_is_the_same_on_every_isa(void **state) {
-    static const moe_unary what[] = { MOE_UNARY_SIGMOID, MOE_UNARY_TANH, MOE_UNARY_SWISH };
+    static const moe_unary what[] = { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH,
+                                      MOE_UNARY_SIGMOID };
     uint64_t random = 36;
     (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
@@ -703,7 +704,7 @@ static void unary_is_the_same_over_all_exponents(void **state) {
     while (bits < UINT32_MAX) {
         for (int i = 0; i < 64; i++, bits += step) x[i] = moe_from_bits((uint32_t)bits);
         for (size_t isa = 0; isa_at(isa); isa++)
-            for (int u = MOE_UNARY_SIGMOID; u <= MOE_UNARY_SWISH; u++) {
+            for (int u = MOE_UNARY_RELU; u <= MOE_UNARY_SIGMOID; u++) {
                 oracle->unary((moe_unary)u, x, 64, y0);
                 isa_at(isa)->unary((moe_unary)u, x, 64, y1);
                 for (int i = 0; i < 64; i++)
@@ -1405,12 +1406,12 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
             }
             break;
         case 2:
-            if (a->cols == b->cols) made = moe_op_add(g, a, b, "add");
+            if (a->cols == b->cols) made = moe_op_pointwise(g, a, b, 0, "add");
             break;
         case 3:
             if (a->cols + b->cols < 200) made = moe_op_concat(g, a, b, "concat");
             break;
-        case 4: made = moe_op_unary(g, (moe_unary)mw_below(random, 2), a, "unary"); break;
+        case 4: made = moe_op_unary(g, (moe_unary)mw_below(random, 5), a, "unary"); break;
         case 5: {
             const size_t cols = a->cols >= 16 ? 16 : 5;
             if (a->cols >= cols) made = moe_op_view(g, a, mw_below(random, a->cols - cols + 1), cols, "view");
@@ -1511,7 +1512,7 @@ static void planner_reuses_memory_of_the_dead(void **state) {
     assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
     assert_int_equal(g.bytes, 2 * 640); /* a chain needs two */
     check_plan(&g);
-    moe_op_add(&g, first, t, "end"); /* now the first one lives through */
+    moe_op_pointwise(&g, first, t, 0, "end"); /* now the first one lives through */
     assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
     assert_int_equal(g.bytes, 3 * 640);
     check_plan(&g);

@@ -753,7 +753,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
     case MOE_OP_GATHER: c.inputs += rows * cols * 4; break;
     case MOE_OP_QUANTISE: c.floating += rows * cols * 6; break;
     case MOE_OP_LINEAR: add_product(&c, t->linear.w, rows); break;
-    case MOE_OP_ADD: c.floating += rows * cols; break;
+    case MOE_OP_POINTWISE: c.floating += rows * cols; break;
     case MOE_OP_NORM: c.floating += rows * cols * 9; break;
     case MOE_OP_UNARY: c.floating += rows * cols * (double)FUNCTION; break;
     case MOE_OP_LSTM_STEP:
