@@ -487,6 +487,45 @@ typedef struct moe_output_op {
     int32_t eos;
 } moe_output_op;
 
+/* Scratch of ops on the processor, besides that of each thread. */
+
+typedef struct moe_lstm_work {
+    float *c, *h, *r; /* [sentences, H], [sentences, H], [sentences, P] */
+    int8_t *r_codes, *h_codes;
+    float *r_scales, *h_scales;
+} moe_lstm_work;
+
+/* Per thread, for each row of a task: the rows that it attends to, and their scores. */
+typedef struct moe_heads_work {
+    const float **seen; /* [threads, MOE_HEADS_ROWS, longest] */
+    float *scores;      /* [threads, MOE_HEADS_ROWS, heads, longest] */
+    size_t longest;
+} moe_heads_work;
+
+/* Dense matrices for batchwise gates and for a trace, [rows, experts] or NULL. */
+typedef struct moe_gate_work {
+    float *probabilities, *dense;
+    char *mask; /* of a batchwise gate */
+} moe_gate_work;
+
+typedef struct moe_expert_work {
+    size_t *first;      /* [E + 1] first pair of every expert                     */
+    uint32_t *pair_row; /* [pairs] row of a pair, pairs sorted by expert          */
+    uint32_t *row_pair; /* [pairs] pairs of a row in expert order                 */
+    size_t *row_first;  /* [rows + 1]                                             */
+    uint32_t *task;     /* [tasks, 3] expert, first pair, pairs                   */
+    float *out;         /* [pairs, D]                                             */
+} moe_expert_work;
+
+/* Results of every chunk of the vocabulary for every row. Chunks are joined in index order. */
+typedef struct moe_output_work {
+    size_t chunks;
+    float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
+    float *logits;    /* [rows, chunks, top] the best of the chunk, descending, -infinity: none */
+    int32_t *ids;     /* [rows, chunks, top]                                                */
+    float *seen;      /* [threads, rows, top] the largest logits that a thread has computed      */
+} moe_output_work;
+
 /* A node and the rows that it makes. Weights are in host memory. Data, scales and carried rows, which the session
  * placed, are in the device's memory if a device runs the graph. */
 typedef struct moe_node moe_node;
@@ -516,8 +555,16 @@ struct moe_node {
     };
     /* the plan */
     moe_node *codes;   /* the quantised form of this node, if some node reads it */
-    size_t work_bytes; /* scratch that lives during this node only */
-    void *work;
+    size_t work_bytes; /* scratch that lives during this node only: */
+    union {
+        moe_lstm_work lstm;
+        moe_heads_work heads;
+        moe_gate_work gate;
+        moe_expert_work experts;
+        moe_output_work output;
+    } work;
+    float *thread; /* [threads, thread_floats] */
+    size_t thread_floats;
     size_t last; /* the last node that reads this one */
     size_t offset, work_offset;
     moe_node *above; /* while planning: the next higher node in the arena */
@@ -4441,9 +4488,9 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
  * Owns the common parts of ops: adding a node to a graph, computing its rows on all threads. Every node of a graph has
  * the same number of rows. A graph is built and planned once for a capacity and run with the current number of rows.
  *
- * An op is one line of MOE_OPS and the struct of its parameters (room 4), one paragraph in the rooms that follow
- * (builder, scratch, compute function), and one launcher in moe-cuda.cu. If it has a matrix or scratch memory, its
- * cases in moe_matrix_of, moe_bind_node and moe_need_node of moe-cuda.cu too.
+ * An op is one line of MOE_OPS and the structs of its parameters and its scratch (room 4), one paragraph in the rooms
+ * that follow (builder, scratch, compute function), and one launcher in moe-cuda.cu. If it has a matrix or scratch
+ * memory, its cases in moe_matrix_of, moe_bind_node and moe_need_node of moe-cuda.cu too.
  */
 
 typedef struct moe_run {
@@ -4451,6 +4498,7 @@ typedef struct moe_run {
     moe_pool *pool;
     const moe_graph *graph;
     const moe_frame *frame;
+    size_t thread; /* that computes a row */
 } moe_run;
 
 /* Distance of two rows of an activation in floats: whole cache lines, but no high power of two, since the rows of a
@@ -4460,53 +4508,57 @@ static size_t moe_row_stride(size_t cols) {
     return stride % 256 ? stride : stride + 16;
 }
 
-MOE_PRINTF(4, 5)
-static moe_node *moe_add_node(moe_graph *g, moe_op op, size_t cols, const char *format, ...) {
-    va_list args;
+/* A node reads x as its source number `s`. */
+static void moe_add_source(const moe_graph *g, moe_node *t, size_t s, moe_node *x) {
+    t->src[s] = x;
+    for (; x; x = x->op == MOE_OP_VIEW ? x->src[0] : NULL) x->last = moe_max(x->last, (size_t)(t - g->nodes));
+}
+
+/* A node that reads a and b, unless they are NULL. */
+static moe_node *moe_add_node(moe_graph *g, moe_op op, moe_node *a, moe_node *b, size_t cols, const char *name) {
     moe_node *t = &g->nodes[g->count < g->capacity ? g->count : g->capacity - 1];
+    *t = (moe_node){ .op = op, .cols = cols, .stride = moe_row_stride(cols), .last = g->count };
+    snprintf(t->name, sizeof t->name, "%s", name);
+    moe_add_source(g, t, 0, a);
+    moe_add_source(g, t, 1, b);
     if (g->count >= g->capacity) g->overflow = 1; /* then the planner refuses the graph */
     else g->count++;
-    memset(t, 0, sizeof *t);
-    t->op = op;
-    t->cols = cols;
-    t->stride = moe_row_stride(cols);
-    va_start(args, format);
-    vsnprintf(t->name, sizeof t->name, format, args);
-    va_end(args);
     return t;
 }
-
-static moe_node *moe_op_pair(moe_graph *g, moe_op op, moe_node *a, moe_node *b, size_t cols, const char *name) {
-    moe_node *t = moe_add_node(g, op, cols, "%s", name);
-    t->src[0] = a;
-    t->src[1] = b;
-    return t;
-}
-
-#define MOE_WORK(t) (&(moe_layout){ (t)->work, 0, 0 }) /* the layout of a node's scratch, to be carved again */
 
 static int moe_is_codes(const moe_node *t) { return t->op == MOE_OP_QUANTISE; }
 
 static float *moe_row_of(const moe_node *t, size_t row) { return (float *)t->data + row * t->stride; }
 
-/* A task over rows of a node. */
-typedef struct moe_row_job {
+/* Scratch of each thread. */
+static void moe_carve_threads(const moe_graph *g, moe_node *t, moe_layout *at, size_t floats) {
+    t->thread_floats = floats;
+    t->thread = moe_carve(at, g->threads * floats, sizeof(float));
+}
+
+static float *moe_thread_of(const moe_node *t, size_t thread) { return t->thread + thread * t->thread_floats; }
+
+typedef void (*moe_row_fn)(const moe_run *run, const moe_node *t, size_t row);
+
+/* Tasks over rows [first, end) of a node. */
+typedef struct moe_job {
     const moe_run *run;
     const moe_node *t;
-    size_t rows, rows_per_task;
-    void (*row)(const moe_run *run, const moe_node *t, size_t row, size_t thread);
-} moe_row_job;
+    size_t first, end, rows_per_task;
+    moe_row_fn row;
+} moe_job;
 
 static void moe_row_task(void *arg, size_t task, size_t thread) {
-    const moe_row_job *job = arg;
-    for (size_t r = task * job->rows_per_task; r < moe_min(job->rows, (task + 1) * job->rows_per_task); r++)
-        job->row(job->run, job->t, r, thread);
+    const moe_job *job = arg;
+    const size_t first = job->first + task * job->rows_per_task;
+    moe_run run = *job->run;
+    run.thread = thread;
+    for (size_t r = first; r < moe_min(job->end, first + job->rows_per_task); r++) job->row(&run, job->t, r);
 }
 
 /* Row by row, in as many tasks as pay off at `cost` products per row. */
-static void moe_for_rows(const moe_run *run, const moe_node *t, size_t rows, size_t cost,
-                         void (*row)(const moe_run *, const moe_node *, size_t, size_t)) {
-    moe_row_job job = { run, t, rows, moe_max(1, 16384 / moe_max(cost, 1)), row };
+static void moe_for_rows(const moe_run *run, const moe_node *t, size_t rows, size_t cost, moe_row_fn row) {
+    moe_job job = { run, t, 0, rows, moe_max(1, 16384 / moe_max(cost, 1)), row };
     moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_row_task, &job);
 }
 
@@ -4528,25 +4580,23 @@ MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, in
  */
 
 static moe_node *moe_op_input(moe_graph *g, size_t cols, const char *name) {
-    return moe_add_node(g, MOE_OP_INPUT, cols, "%s", name);
+    return moe_add_node(g, MOE_OP_INPUT, NULL, NULL, cols, name);
 }
 
-static void moe_compute_input_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    (void)thread;
+static void moe_compute_input_row(const moe_run *run, const moe_node *t, size_t row) {
     memcpy(moe_row_of(t, row), run->frame->inputs + row * t->cols, t->cols * sizeof(float));
 }
 
 /* table[id] * scale */
 static moe_node *moe_op_embed(moe_graph *g, const moe_matrix *table, float scale, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_EMBED, table->cols, "%s", name);
+    moe_node *t = moe_add_node(g, MOE_OP_EMBED, NULL, NULL, table->cols, name);
     t->embed = (moe_embed_op){ table, NULL, scale };
     return t;
 }
 
-static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t row) {
     const float *position;
     float *y = moe_row_of(t, row);
-    (void)thread;
     moe_matrix_row(t->embed.table, (size_t)run->frame->ids[row], y);
     for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->embed.scale;
     if (!t->embed.positions) return;
@@ -4557,16 +4607,14 @@ static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t 
 /* The quantised form of x, made once for all its readers. */
 static moe_node *moe_op_quantise(moe_graph *g, moe_node *x) {
     if (!x->codes) {
-        moe_node *t = moe_add_node(g, MOE_OP_QUANTISE, x->cols, "%.40s.codes", x->name);
-        t->src[0] = x;
-        t->stride = moe_code_bytes(x->cols);
-        x->codes = t;
+        x->codes = moe_add_node(g, MOE_OP_QUANTISE, x, NULL, x->cols, "");
+        x->codes->stride = moe_code_bytes(x->cols);
+        snprintf(x->codes->name, sizeof x->codes->name, "%.40s.codes", x->name);
     }
     return x->codes;
 }
 
-static void moe_compute_quantise_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    (void)thread;
+static void moe_compute_quantise_row(const moe_run *run, const moe_node *t, size_t row) {
     t->scales[row] = run->kernels->quantise(moe_row_of(t->src[0], row), t->cols, (int8_t *)t->data + row * t->stride);
 }
 
@@ -4578,7 +4626,7 @@ static moe_node *moe_op_factor(moe_graph *g, const moe_matrix *w, moe_node *x) {
 /* y = w x + bias (may be NULL), or w x + add where `add` is a node. */
 static moe_node *moe_op_linear(moe_graph *g, const moe_matrix *w, moe_node *x, const float *bias, moe_node *add,
                                const char *name) {
-    moe_node *input = moe_op_factor(g, w, x), *t = moe_op_pair(g, MOE_OP_LINEAR, input, add, w->rows, name);
+    moe_node *input = moe_op_factor(g, w, x), *t = moe_add_node(g, MOE_OP_LINEAR, input, add, w->rows, name);
     t->linear = (moe_linear_op){ w, bias, add != NULL, 0 };
     return t;
 }
@@ -4624,13 +4672,17 @@ static void moe_linear_input(moe_linear *l, const moe_node *x, size_t row) {
     }
 }
 
+/* y = w x: of `codes` with `scales` if w is quantised, else of `x`. */
+static moe_linear moe_linear_of(const moe_matrix *w, const float *x, size_t x_stride, const int8_t *codes,
+                                const float *scales, float *y, size_t y_stride) {
+    return (moe_linear){ w, x, x_stride, codes, scales, .y = y, .y_stride = y_stride };
+}
+
 static void moe_compute_linear(const moe_run *run, const moe_node *t) {
-    moe_linear l = { .w = t->linear.w,
-                     .bias = t->linear.bias,
-                     .relu = t->linear.relu,
-                     .y = t->data,
-                     .y_stride = t->stride };
+    moe_linear l = moe_linear_of(t->linear.w, NULL, 0, NULL, NULL, t->data, t->stride);
     moe_linear_input(&l, t->src[0], 0);
+    l.bias = t->linear.bias;
+    l.relu = t->linear.relu;
     if (t->linear.add) {
         l.add = t->src[1]->data;
         l.add_stride = t->src[1]->stride;
@@ -4640,42 +4692,41 @@ static void moe_compute_linear(const moe_run *run, const moe_node *t) {
 
 /* a + b or, if `product`, a b, element by element. */
 static moe_node *moe_op_pointwise(moe_graph *g, moe_node *a, moe_node *b, int product, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_POINTWISE, a, b, a->cols, name);
+    moe_node *t = moe_add_node(g, MOE_OP_POINTWISE, a, b, a->cols, name);
     t->product = product;
     return t;
 }
 
-static void moe_compute_pointwise_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+static void moe_compute_pointwise_row(const moe_run *run, const moe_node *t, size_t row) {
     const float *a = moe_row_of(t->src[0], row), *b = moe_row_of(t->src[1], row);
     float *y = moe_row_of(t, row);
-    (void)run, (void)thread;
+    (void)run;
     for (size_t c = 0; c < t->cols; c++) y[c] = t->product ? a[c] * b[c] : a[c] + b[c];
 }
 
 static moe_node *moe_op_concat(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
-    return moe_op_pair(g, MOE_OP_CONCAT, a, b, a->cols + b->cols, name);
+    return moe_add_node(g, MOE_OP_CONCAT, a, b, a->cols + b->cols, name);
 }
 
-static void moe_compute_concat_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+static void moe_compute_concat_row(const moe_run *run, const moe_node *t, size_t row) {
     const moe_node *a = t->src[0], *b = t->src[1];
-    (void)run, (void)thread;
+    (void)run;
     memcpy(moe_row_of(t, row), moe_row_of(a, row), a->cols * sizeof(float));
     memcpy(moe_row_of(t, row) + a->cols, moe_row_of(b, row), b->cols * sizeof(float));
 }
 
 static moe_node *moe_op_unary(moe_graph *g, moe_unary what, moe_node *x, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_UNARY, x, NULL, x->cols, name);
+    moe_node *t = moe_add_node(g, MOE_OP_UNARY, x, NULL, x->cols, name);
     t->unary = what;
     return t;
 }
 
-static void moe_compute_unary_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    (void)thread;
+static void moe_compute_unary_row(const moe_run *run, const moe_node *t, size_t row) {
     run->kernels->unary(t->unary, moe_row_of(t->src[0], row), t->cols, moe_row_of(t, row));
 }
 
 static moe_node *moe_op_view(moe_graph *g, moe_node *x, size_t column, size_t cols, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_VIEW, x, NULL, cols, name);
+    moe_node *t = moe_add_node(g, MOE_OP_VIEW, x, NULL, cols, name);
     t->column = column;
     t->stride = x->stride;
     return t;
@@ -4684,13 +4735,12 @@ static moe_node *moe_op_view(moe_graph *g, moe_node *x, size_t column, size_t co
 /* Ba et al. 2016 (arXiv 1607.06450): (x - mean) / sqrt(variance + epsilon) * weight + bias, of each row; an RMS norm
  * takes 0 for the mean. */
 static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_NORM, x, NULL, x->cols, name);
+    moe_node *t = moe_add_node(g, MOE_OP_NORM, x, NULL, x->cols, name);
     t->norm = *norm;
     return t;
 }
 
-static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    (void)thread;
+static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t row) {
     run->kernels->norm(&t->norm, moe_row_of(t->src[0], row), t->cols, moe_row_of(t, row));
 }
 
@@ -4700,20 +4750,19 @@ static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t r
 
 /* Rows carried by parent. */
 static moe_node *moe_op_gather(moe_graph *g, float *rows, size_t cols, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_GATHER, cols, "%s", name);
+    moe_node *t = moe_add_node(g, MOE_OP_GATHER, NULL, NULL, cols, name);
     t->carried = (moe_carried_op){ MOE_BY_PARENT, rows };
     return t;
 }
 
-static void moe_compute_gather_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+static void moe_compute_gather_row(const moe_run *run, const moe_node *t, size_t row) {
     const int32_t parent = run->frame->beam.parents[row];
-    (void)thread;
     if (parent < 0) memset(moe_row_of(t, row), 0, t->cols * sizeof(float));
     else memcpy(moe_row_of(t, row), t->carried.rows + (size_t)parent * t->cols, t->cols * sizeof(float));
 }
 
 static void moe_op_store(moe_graph *g, moe_node *x, moe_carry by, float *rows, const char *name) {
-    moe_op_pair(g, MOE_OP_STORE, x, NULL, x->cols, name)->carried = (moe_carried_op){ by, rows };
+    moe_add_node(g, MOE_OP_STORE, x, NULL, x->cols, name)->carried = (moe_carried_op){ by, rows };
 }
 
 /* The place for the row that a row of the graph carries by token. */
@@ -4721,12 +4770,11 @@ static size_t moe_own_place(const moe_frame *f, size_t row) {
     return (size_t)f->beam.chain[row * f->beam.chain_stride + (size_t)f->positions[row]];
 }
 
-static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t row) {
     const moe_frame *f = run->frame;
     const size_t to = t->carried.by == MOE_BY_SOURCE  ? f->packed.destination[row]
                       : t->carried.by == MOE_BY_TOKEN ? moe_own_place(f, row)
                                                       : row;
-    (void)thread;
     memcpy(t->carried.rows + to * t->cols, moe_row_of(t->src[0], row), t->cols * sizeof(float));
 }
 
@@ -4745,28 +4793,26 @@ static size_t moe_cell_floats(size_t rows, size_t hidden) {
 static moe_node *moe_op_lstm_step(moe_graph *g, const moe_cell *cell, moe_node *x, moe_node *r, moe_node *c,
                                   const char *name) {
     moe_node *x_input = moe_op_factor(g, &cell->w_x, x), *r_input = moe_op_factor(g, &cell->w_r, r);
-    moe_node *t = moe_op_pair(g, MOE_OP_LSTM_STEP, x_input, r_input, 2 * cell->hidden, name);
-    t->src[2] = c;
+    moe_node *t = moe_add_node(g, MOE_OP_LSTM_STEP, x_input, r_input, 2 * cell->hidden, name);
+    moe_add_source(g, t, 2, c);
     t->lstm.cell = cell;
     return t;
 }
 
-static void moe_lstm_step_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    moe_carve(at, g->threads * moe_cell_floats(g->rows, t->lstm.cell->hidden), sizeof(float));
+static void moe_lstm_step_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
+    moe_carve_threads(g, t, at, moe_cell_floats(g->rows, t->lstm.cell->hidden));
 }
 
 /* One step of LSTM cells for some rows. Cut along the units, and rows where they are many, so that z stays in a
  * thread's cache from the products to the cell. */
 typedef struct moe_cells {
     const moe_run *run;
-    const moe_cell *cell;
+    const moe_node *t;
     const moe_linear *x; /* w_x x + bias; NULL where r adds that */
     const moe_linear *r; /* w_r r */
     const float *c_in;
     float *h, *c_out; /* c_out may be c_in */
     size_t c_in_stride, h_stride, c_out_stride;
-    float *z; /* per thread moe_cell_floats */
-    size_t z_floats;
     size_t rows, unit_tasks, row_tasks;
 } moe_cells;
 
@@ -4790,14 +4836,14 @@ static void moe_linear_piece(const moe_kernels *kernels, const moe_linear *l, si
 static void moe_cells_task(void *arg, size_t task, size_t thread) {
     const moe_cells *job = arg;
     const moe_kernels *kernels = job->run->kernels;
-    const size_t hidden = job->cell->hidden, blocks = moe_divide_up(hidden, 16), cut = task / job->row_tasks;
+    const size_t hidden = job->t->lstm.cell->hidden, blocks = moe_divide_up(hidden, 16), cut = task / job->row_tasks;
     const size_t unit = blocks * cut / job->unit_tasks * 16,
                  end = moe_min(hidden, blocks * (cut + 1) / job->unit_tasks * 16);
     const size_t row0 = job->rows * (task % job->row_tasks) / job->row_tasks;
     const size_t row1 = job->rows * (task % job->row_tasks + 1) / job->row_tasks;
     const size_t units = end - unit, stride = moe_row_stride(4 * units), parts = units == hidden ? 1 : 4,
                  count = 4 * units / parts;
-    float *z = job->z + thread * job->z_floats;
+    float *z = moe_thread_of(job->t, thread);
     for (size_t p = 0; p < parts; p++) {
         const size_t first = p * hidden + unit;
         const void *r = moe_matrix_part(job->r->w, first, count).data, *next = NULL;
@@ -4807,7 +4853,7 @@ static void moe_cells_task(void *arg, size_t task, size_t thread) {
     }
     for (size_t row = row0; row < row1; row++)
         kernels->lstm_cell(z + (row - row0) * stride, job->c_in + row * job->c_in_stride + unit, units,
-                           job->cell->forget_bias, job->h + row * job->h_stride + unit,
+                           job->t->lstm.cell->forget_bias, job->h + row * job->h_stride + unit,
                            job->c_out + row * job->c_out_stride + unit);
 }
 
@@ -4817,16 +4863,17 @@ static void moe_cells_run(moe_cells *job) {
         PER_THREAD = 4,
         UNITS = 192
     }; /* few rows at a time with many units are better than many rows with few units */
-    const size_t hidden = job->cell->hidden, rows = job->rows, cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
+    const size_t hidden = job->t->lstm.cell->hidden, rows = job->rows,
+                 cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
     const size_t threads = job->run->pool->count,
                  wanted = moe_min(threads * PER_THREAD, rows * 4 * hidden * cols / LEAST);
-    const size_t floats = job->z_floats / rows, units = moe_max(UNITS, floats > 16 ? (floats - 16) / 4 : 0);
+    const size_t floats = job->t->thread_floats / rows, units = moe_max(UNITS, floats > 16 ? (floats - 16) / 4 : 0);
     size_t most;
     job->unit_tasks = hidden % 16 ? 1 : moe_max(wanted, moe_divide_up(hidden, units));
     if (job->unit_tasks > 1) job->unit_tasks = moe_min(hidden / 16, moe_round_up(job->unit_tasks, threads));
     job->unit_tasks = moe_max(job->unit_tasks, 1);
     most = moe_min(hidden, moe_divide_up(moe_divide_up(hidden, 16), job->unit_tasks) * 16);
-    job->row_tasks = moe_divide_up(rows, job->z_floats / moe_row_stride(4 * most));
+    job->row_tasks = moe_divide_up(rows, job->t->thread_floats / moe_row_stride(4 * most));
     if (hidden % 16) job->row_tasks = moe_min(rows, moe_max(job->row_tasks, wanted));
     moe_pool_run(job->run->pool, job->unit_tasks * job->row_tasks, moe_cells_task, job);
 }
@@ -4836,7 +4883,7 @@ static void moe_compute_lstm_step(const moe_run *run, const moe_node *t) {
     const size_t hidden = t->lstm.cell->hidden;
     moe_linear x = { .w = &t->lstm.cell->w_x, .bias = t->lstm.cell->bias }, r = { .w = &t->lstm.cell->w_r };
     moe_cells job = { .run = run,
-                      .cell = t->lstm.cell,
+                      .t = t,
                       .x = &x,
                       .r = &r,
                       .c_in = c->data,
@@ -4845,8 +4892,6 @@ static void moe_compute_lstm_step(const moe_run *run, const moe_node *t) {
                       .h_stride = t->stride,
                       .c_out = (float *)t->data + hidden,
                       .c_out_stride = t->stride,
-                      .z = t->work,
-                      .z_floats = moe_cell_floats(run->graph->rows, hidden),
                       .rows = run->frame->rows };
     moe_linear_input(&x, t->src[0], 0);
     moe_linear_input(&r, t->src[1], 0);
@@ -4855,140 +4900,84 @@ static void moe_compute_lstm_step(const moe_run *run, const moe_node *t) {
 
 /* A whole layer in one direction over packed sentences; zx = w_x x + bias, [T, 4H]. */
 static moe_node *moe_op_lstm_layer(moe_graph *g, const moe_cell *cell, int backward, moe_node *zx, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_LSTM_LAYER, zx, NULL, cell->state, name);
+    moe_node *t = moe_add_node(g, MOE_OP_LSTM_LAYER, zx, NULL, cell->state, name);
     t->lstm = (moe_lstm_op){ cell, backward, NULL, NULL };
     return t;
 }
 
-/* Scratch of a whole layer. */
-typedef struct moe_lstm_work {
-    float *c, *h, *r; /* [sentences, H], [sentences, H], [sentences, P] */
-    int8_t *r_codes, *h_codes;
-    float *r_scales, *h_scales;
-    float *z; /* per thread moe_cell_floats */
-} moe_lstm_work;
-
-static moe_lstm_work moe_lstm_layout(const moe_graph *g, const moe_cell *cell, moe_layout *at) {
-    moe_lstm_work w;
-    w.c = moe_carve(at, g->sentences * cell->hidden, sizeof *w.c);
-    w.h = moe_carve(at, g->sentences * cell->hidden, sizeof *w.h);
-    w.r = moe_carve(at, g->sentences * cell->state, sizeof *w.r);
-    w.r_codes = moe_carve(at, g->sentences, moe_code_bytes(cell->state));
-    w.h_codes = moe_carve(at, g->sentences, moe_code_bytes(cell->hidden));
-    w.r_scales = moe_carve(at, g->sentences, sizeof *w.r_scales);
-    w.h_scales = moe_carve(at, g->sentences, sizeof *w.h_scales);
-    w.z = moe_carve(at, g->threads * moe_cell_floats(g->sentences, cell->hidden), sizeof *w.z);
-    return w;
+static void moe_lstm_layer_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
+    const size_t n = g->sentences, hidden = t->lstm.cell->hidden, state = t->lstm.cell->state;
+    moe_lstm_work *w = &t->work.lstm;
+    w->c = moe_carve(at, n * hidden, sizeof *w->c);
+    w->h = moe_carve(at, n * hidden, sizeof *w->h);
+    w->r = moe_carve(at, n * state, sizeof *w->r);
+    w->h_codes = moe_carve(at, n, moe_code_bytes(hidden));
+    w->r_codes = moe_carve(at, n, moe_code_bytes(state));
+    w->h_scales = moe_carve(at, n, sizeof *w->h_scales);
+    w->r_scales = moe_carve(at, n, sizeof *w->r_scales);
+    moe_carve_threads(g, t, at, moe_cell_floats(n, hidden));
 }
 
-static void moe_lstm_layer_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    moe_lstm_layout(g, t->lstm.cell, at);
-}
-
-/* Rows in the form of the next product: codes, or floats without gaps. */
-typedef struct moe_recode {
-    const moe_kernels *kernels;
-    const float *from; /* [rows, stride] */
-    size_t cols, stride, rows, rows_per_task;
-    int8_t *codes; /* NULL: floats */
-    float *scales, *floats;
-} moe_recode;
-
-static void moe_recode_task(void *arg, size_t task, size_t thread) {
-    const moe_recode *job = arg;
-    (void)thread;
-    for (size_t i = task * job->rows_per_task; i < moe_min(job->rows, (task + 1) * job->rows_per_task); i++) {
-        const float *x = job->from + i * job->stride;
-        if (job->codes)
-            job->scales[i] = job->kernels->quantise(x, job->cols, job->codes + i * moe_code_bytes(job->cols));
-        else memcpy(job->floats + i * job->cols, x, job->cols * sizeof *x);
-    }
-}
-
-static void moe_recode_run(const moe_run *run, const moe_matrix *w, const float *from, size_t stride, size_t rows,
-                           int8_t *codes, float *scales, float *floats) {
-    moe_recode job = { run->kernels,
-                       from,
-                       w->cols,
-                       stride,
-                       rows,
-                       moe_max(1, 16384 / w->cols),
-                       moe_type_quantised(w->type) ? codes : NULL,
-                       scales,
-                       floats };
-    if (job.codes || floats != from)
-        moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_recode_task, &job);
+/* Rows as a product with w reads them: codes, or floats without gaps. */
+static void moe_recode(const moe_run *run, const moe_matrix *w, float *x, size_t stride, size_t rows, int8_t *codes,
+                       float *scales, float *floats) {
+    moe_node from = { .data = x, .stride = stride };
+    const moe_node to = { .src = { &from },
+                          .cols = w->cols,
+                          .stride = moe_code_bytes(w->cols),
+                          .data = codes,
+                          .scales = scales };
+    if (moe_type_quantised(w->type)) moe_for_rows(run, &to, rows, w->cols, moe_compute_quantise_row);
+    else if (floats != x)
+        for (size_t i = 0; i < rows; i++) memcpy(floats + i * w->cols, x + i * stride, w->cols * sizeof *x);
 }
 
 static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
     const moe_cell *w = t->lstm.cell;
     const moe_packed *f = &run->frame->packed;
     const size_t hidden = w->hidden, state = w->state;
-    const moe_lstm_work s = moe_lstm_layout(run->graph, w, MOE_WORK(t));
+    const moe_lstm_work *s = &t->work.lstm;
     const size_t begun = f->live[0]; /* every sentence starts from a zero state */
-    memset(s.c, 0, begun * hidden * sizeof *s.c);
-    if (moe_type_quantised(w->w_r.type)) {
-        memset(s.r_codes, 0, begun * moe_code_bytes(state));
-        memset(s.r_scales, 0, begun * sizeof *s.r_scales);
-    } else memset(s.r, 0, begun * state * sizeof *s.r);
+    memset(s->c, 0, begun * hidden * sizeof *s->c);
+    memset(s->r, 0, begun * state * sizeof *s->r);
+    memset(s->r_codes, 0, begun * moe_code_bytes(state));
+    memset(s->r_scales, 0, begun * sizeof *s->r_scales);
     for (size_t n = 0; n < f->steps; n++) {
         const size_t step = t->lstm.backward ? f->steps - 1 - n : n, live = f->live[step], first = f->first[step];
-        float *out = moe_row_of(t, first), *h = w->w_proj.rows ? s.h : out;
+        float *out = moe_row_of(t, first), *h = w->w_proj.rows ? s->h : out;
         const size_t h_stride = w->w_proj.rows ? hidden : t->stride;
-        const moe_linear r = { .w = &w->w_r,
-                               .x = s.r,
-                               .x_stride = state,
-                               .codes = s.r_codes,
-                               .scales = s.r_scales,
-                               .add = moe_row_of(t->src[0], first),
-                               .add_stride = t->src[0]->stride };
-        moe_cells cells = { .run = run,
-                            .cell = w,
-                            .r = &r,
-                            .c_in = s.c,
-                            .c_in_stride = hidden,
-                            .h = h,
-                            .h_stride = h_stride,
-                            .c_out = s.c,
-                            .c_out_stride = hidden,
-                            .z = s.z,
-                            .z_floats = moe_cell_floats(run->graph->sentences, hidden),
-                            .rows = live };
+        moe_linear r = moe_linear_of(&w->w_r, s->r, state, s->r_codes, s->r_scales, NULL, 0);
+        moe_cells cells = { run, t, NULL, &r, s->c, h, s->c, hidden, h_stride, hidden, live, 0, 0 };
+        r.add = moe_row_of(t->src[0], first);
+        r.add_stride = t->src[0]->stride;
         moe_cells_run(&cells);
         if (w->w_proj.rows) {
-            const moe_linear project = { .w = &w->w_proj,
-                                         .x = s.h,
-                                         .x_stride = hidden,
-                                         .codes = s.h_codes,
-                                         .scales = s.h_scales,
-                                         .y = out,
-                                         .y_stride = t->stride };
-            moe_recode_run(run, &w->w_proj, s.h, hidden, live, s.h_codes, s.h_scales, s.h);
+            const moe_linear project = moe_linear_of(&w->w_proj, s->h, hidden, s->h_codes, s->h_scales, out, t->stride);
+            moe_recode(run, &w->w_proj, s->h, hidden, live, s->h_codes, s->h_scales, s->h);
             moe_linear_run(run, &project, live);
         }
-        moe_recode_run(run, &w->w_r, out, t->stride, live, s.r_codes, s.r_scales, s.r);
+        moe_recode(run, &w->w_r, out, t->stride, live, s->r_codes, s->r_scales, s->r);
     }
     for (size_t i = 0, end = f->steps; t->lstm.last_r && i < f->live[0]; i++) {
         while (f->live[end - 1] <= i) end--;
         const float *last = moe_row_of(t, f->first[t->lstm.backward ? 0 : end - 1] + i);
         memcpy(t->lstm.last_r + f->sentence[i] * state, last, state * sizeof(float));
-        memcpy(t->lstm.last_c + f->sentence[i] * hidden, s.c + i * hidden, hidden * sizeof(float));
+        memcpy(t->lstm.last_c + f->sentence[i] * hidden, s->c + i * hidden, hidden * sizeof(float));
     }
 }
 
 /* Kim et al. 2019 (D19-5632): c' = f c + (1 - f) u, y = relu(c'). c is the gathered row of the step before. Rows of
  * given tokens, which follow the row that their sentence begins with, go on from each other: no product reads c. */
 static moe_node *moe_op_ssru(moe_graph *g, moe_node *u, moe_node *f, moe_node *c, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_SSRU, u, f, 2 * u->cols, name);
-    t->src[2] = c;
+    moe_node *t = moe_add_node(g, MOE_OP_SSRU, u, f, 2 * u->cols, name);
+    moe_add_source(g, t, 2, c);
     return t;
 }
 
-static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t row) {
     const int32_t *parents = run->frame->beam.parents;
     const float *c = moe_row_of(t->src[2], row);
     const size_t n = t->cols / 2;
-    (void)thread;
     if (parents[row] == MOE_ROW_ABOVE) return; /* that row does it */
     do {
         const float *u = moe_row_of(t->src[0], row), *f = moe_row_of(t->src[1], row);
@@ -5008,18 +4997,13 @@ static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t r
  * a sentence compute attention; all others copy their row of `before`. */
 static moe_node *moe_op_attention(moe_graph *g, const moe_attention_op *attention, moe_node *query, moe_node *before,
                                   size_t width, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_ATTENTION, query, before, width, name);
+    moe_node *t = moe_add_node(g, MOE_OP_ATTENTION, query, before, width, name);
     t->attention = *attention;
     return t;
 }
 
-/* Floats of a thread: scores, then the query. */
-static size_t moe_attention_floats(const moe_graph *g, const moe_node *t) {
-    return moe_round_up(g->max_source + t->src[0]->cols, 16);
-}
-
-static void moe_attention_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    moe_carve(at, g->threads * moe_attention_floats(g, t), sizeof(float));
+static void moe_attention_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
+    moe_carve_threads(g, t, at, moe_round_up(g->max_source + t->src[0]->cols, 16)); /* scores, then the query */
 }
 
 /* 1 if the row is a sentence's first. */
@@ -5029,15 +5013,14 @@ static int moe_row_begins(const int32_t *parents, size_t row, size_t rows) {
 
 /* Additive: s_i = v . tanh(key_i + query) (GNMT). Product: s_i = sum_d v_d tanh(x_i U)_d tanh(q W)_d (App. G), where
  * the memory already holds tanh(x U). p = softmax(s); context = sum p_i value_i. */
-static void moe_compute_attention_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+static void moe_compute_attention_row(const moe_run *run, const moe_node *t, size_t row) {
     const moe_attention_op *a = &t->attention;
     const moe_kernels *kernels = run->kernels;
     const moe_hypothesis_rows *f = &run->frame->beam;
     const size_t n = f->length[row], size = t->src[0]->cols, width = t->cols;
     const float *keys = a->keys + f->segment[row] * size, *values = a->values + f->segment[row] * width;
     const float *query = moe_row_of(t->src[0], row);
-    float *scores = (float *)t->work + thread * moe_attention_floats(run->graph, t),
-          *scaled = scores + run->graph->max_source;
+    float *scores = moe_thread_of(t, run->thread), *scaled = scores + run->graph->max_source;
     const int begins = moe_row_begins(f->parents, row, run->graph->rows);
     float *context = moe_row_of(t, row), sum;
     if (t->src[1] && !begins) {
@@ -5064,29 +5047,19 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
 /* `within` and `rows`: see moe_heads_op. */
 static moe_node *moe_op_heads(moe_graph *g, size_t heads, int within, const float *rows, moe_node *queries, size_t cols,
                               const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_HEADS, queries, NULL, cols, name);
+    moe_node *t = moe_add_node(g, MOE_OP_HEADS, queries, NULL, cols, name);
     t->heads = (moe_heads_op){ heads, within, rows };
     return t;
 }
 
 enum { MOE_HEADS_ROWS = 4 }; /* of a task; rows of one sentence read the same keys and values */
 
-/* Per thread, for each row of a task: the rows that it attends to, and their scores. */
-typedef struct moe_heads_work {
-    const float **seen; /* [threads, MOE_HEADS_ROWS, longest] */
-    float *scores;      /* [threads, MOE_HEADS_ROWS, heads, longest] */
-    size_t longest;
-} moe_heads_work;
-
-static moe_heads_work moe_heads_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    moe_heads_work w;
-    w.longest = moe_round_up(moe_max(g->max_source, g->max_target), 16);
-    w.seen = moe_carve(at, g->threads * MOE_HEADS_ROWS * w.longest, sizeof *w.seen);
-    w.scores = moe_carve(at, g->threads * MOE_HEADS_ROWS * t->heads.heads * w.longest, sizeof *w.scores);
-    return w;
+static void moe_heads_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
+    moe_heads_work *w = &t->work.heads;
+    w->longest = moe_round_up(moe_max(g->max_source, g->max_target), 16);
+    w->seen = moe_carve(at, g->threads * MOE_HEADS_ROWS * w->longest, sizeof *w->seen);
+    w->scores = moe_carve(at, g->threads * MOE_HEADS_ROWS * t->heads.heads * w->longest, sizeof *w->scores);
 }
-
-static void moe_heads_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_heads_layout(g, t, at); }
 
 /* The rows of keys and values that a row attends to, in the order of their tokens. Returns their number. */
 static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, const float **seen) {
@@ -5104,25 +5077,19 @@ static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, 
     return n;
 }
 
-typedef struct moe_heads_job {
-    const moe_run *run;
-    const moe_node *t;
-    size_t rows_per_task;
-} moe_heads_job;
-
 /* In the encoder a task is some positions of a sentence; their rows are not adjacent. */
 static void moe_heads_task(void *arg, size_t task, size_t thread) {
-    const moe_heads_job *job = arg;
+    const moe_job *job = arg;
     const moe_run *run = job->run;
     const moe_node *t = job->t;
     const moe_packed *packed = t->heads.rows ? NULL : &run->frame->packed;
     const size_t heads = t->heads.heads, width = t->cols / heads, sentences = packed ? packed->live[0] : 1;
-    const moe_heads_work w = moe_heads_layout(run->graph, t, MOE_WORK(t));
+    const moe_heads_work *w = &t->work.heads;
     moe_heads h[MOE_HEADS_ROWS];
     size_t n = 0;
     for (; n < job->rows_per_task; n++) {
         const size_t place = task / sentences * job->rows_per_task + n, spot = thread * MOE_HEADS_ROWS + n;
-        const float **seen = w.seen + spot * w.longest;
+        const float **seen = w->seen + spot * w->longest;
         size_t row = place;
         if (place >= (packed ? packed->steps : run->frame->rows)) break;
         if (packed && packed->live[place] <= task % sentences) break;
@@ -5133,8 +5100,8 @@ static void moe_heads_task(void *arg, size_t task, size_t thread) {
                             .heads = heads,
                             .width = width,
                             .scale = 1.0f / sqrtf((float)width),
-                            .scores = w.scores + spot * heads * w.longest,
-                            .stride = w.longest,
+                            .scores = w->scores + spot * heads * w->longest,
+                            .stride = w->longest,
                             .y = moe_row_of(t, row) };
     }
     if (n) run->kernels->heads(h, n);
@@ -5142,7 +5109,7 @@ static void moe_heads_task(void *arg, size_t task, size_t thread) {
 
 static void moe_compute_heads(const moe_run *run, const moe_node *t) {
     const size_t rows = run->frame->rows, pays = rows / (2 * run->pool->count);
-    moe_heads_job job = { run, t, moe_max(1, moe_min(MOE_HEADS_ROWS, pays)) };
+    moe_job job = { run, t, 0, rows, moe_max(1, moe_min(MOE_HEADS_ROWS, pays)), NULL };
     const moe_packed *packed = &run->frame->packed;
     const size_t tasks = t->heads.rows ? moe_divide_up(rows, job.rows_per_task)
                                        : packed->live[0] * moe_divide_up(packed->steps, job.rows_per_task);
@@ -5160,9 +5127,10 @@ static moe_node *moe_op_gate(moe_graph *g, const moe_gating *gating, moe_node *x
     const size_t groups = grouped ? second->cols : 1;
     const moe_gate kind = g->gating ? (moe_gate)(g->gating - 1) : gating->kind;
     const size_t capacity = (kind == MOE_GATE_TOPK ? gating->k : gating->level) * (grouped ? second->gate.capacity : 1);
-    moe_node *t = moe_op_pair(g, MOE_OP_GATE, x, second, groups * gating->level, name);
+    moe_node *t = moe_add_node(g, MOE_OP_GATE, x, second, groups * gating->level, name);
     t->gate = (moe_gate_op){ gating, kind, grouped, capacity, layer };
     t->stride = moe_row_stride(2 + 2 * capacity);
+    if (g->routed) t->last = SIZE_MAX; /* the session reads selections after the run */
     return t;
 }
 
@@ -5171,40 +5139,23 @@ static moe_selection moe_selection_of(const moe_node *gate, size_t row) {
     return moe_selection_at(&all, row);
 }
 
-/* Scratch of a gate: per thread logits, noise, probabilities and the best rows of an expert; dense matrices for
- * batchwise gates and for a trace. */
-typedef struct moe_gate_work {
-    float *thread;
-    size_t thread_floats;
-    float *probabilities; /* [rows, experts] or NULL */
-    float *dense;         /* [rows, experts] or NULL */
-    char *mask;           /* [rows, experts] of a batchwise gate, or NULL */
-} moe_gate_work;
-
-static moe_gate_work moe_gate_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    const size_t dense = g->rows * t->cols;
-    moe_gate_work w = { NULL, 3 * moe_round_up(t->gate.gating->level, 16), NULL, NULL, NULL };
-    if (t->gate.kind == MOE_GATE_BATCHWISE) w.thread_floats = moe_max(w.thread_floats, 2 * moe_round_up(g->rows, 16));
-    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
-    if (g->traced || t->gate.kind == MOE_GATE_BATCHWISE) w.probabilities = moe_carve(at, dense, sizeof(float));
-    if (g->traced) w.dense = moe_carve(at, dense, sizeof(float));
-    if (t->gate.kind == MOE_GATE_BATCHWISE) w.mask = moe_carve(at, dense, 1);
-    return w;
+/* Per thread logits, noise, probabilities, or the best rows of an expert. */
+static void moe_gate_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
+    const int batchwise = t->gate.kind == MOE_GATE_BATCHWISE;
+    const size_t dense = g->rows * t->cols, floats = 3 * moe_round_up(t->gate.gating->level, 16);
+    moe_carve_threads(g, t, at, batchwise ? moe_max(floats, 2 * moe_round_up(g->rows, 16)) : floats);
+    if (g->traced || batchwise) t->work.gate.probabilities = moe_carve(at, dense, sizeof(float));
+    if (g->traced) t->work.gate.dense = moe_carve(at, dense, sizeof(float));
+    if (batchwise) t->work.gate.mask = moe_carve(at, dense, 1);
 }
-
-static void moe_gate_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_gate_layout(g, t, at); }
 
 /* Rows [first, first + n) of a F32 matrix times one row of features. */
 static void moe_gate_product(const moe_run *run, const moe_matrix *w, const float *bias, size_t first, size_t n,
                              int relu, const float *x, float *y) {
     const moe_matrix part = moe_matrix_view(MOE_TYPE_F32, n, w->cols, (const float *)w->data + first * w->cols);
-    const moe_linear l = { .w = &part,
-                           .x = x,
-                           .x_stride = w->cols,
-                           .bias = bias ? bias + first : NULL,
-                           .relu = relu,
-                           .y = y,
-                           .y_stride = n };
+    moe_linear l = moe_linear_of(&part, x, w->cols, NULL, NULL, y, n);
+    if (bias) l.bias = bias + first;
+    l.relu = relu;
     run->kernels->linear(&l, 0, 1, 0, moe_divide_up(n, 16));
 }
 
@@ -5269,9 +5220,10 @@ static size_t moe_select_masked(const moe_gating *gating, const float *p, const 
 
 /* Select among the experts of one group (or all) and append them with their weights: softmax over the selected logits
  * (eq 3, and eq 16, which is the same number) or their sigmoids, times the group's own weight (eq 12). */
-static void moe_gate_append(const moe_run *run, const moe_node *t, size_t row, size_t group, const float *factor,
-                            const moe_gate_work *work, float *scratch) {
+static void moe_gate_append(const moe_run *run, const moe_node *t, size_t row, size_t group, const float *factor) {
     const moe_kernels *kernels = run->kernels;
+    const moe_gate_work *work = &t->work.gate;
+    float *scratch = moe_thread_of(t, run->thread);
     const moe_gating *gating = t->gate.gating;
     const size_t n = gating->level, first = group * n, at = row * t->cols + first;
     const float *logits = moe_gate_logits(run, t, row, group, scratch);
@@ -5297,23 +5249,19 @@ static void moe_gate_append(const moe_run *run, const moe_node *t, size_t row, s
     *s.count += (uint32_t)count;
 }
 
-static void moe_compute_gate_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const moe_gate_work work = moe_gate_layout(run->graph, t, MOE_WORK(t));
+static void moe_compute_gate_row(const moe_run *run, const moe_node *t, size_t row) {
+    const moe_gate_work *work = &t->work.gate;
     const moe_selection s = moe_selection_of(t, row);
-    float *scratch = work.thread + thread * work.thread_floats;
     *s.count = *s.empty = 0;
-    if (work.probabilities) memset(work.probabilities + row * t->cols, 0, t->cols * sizeof(float));
+    if (work->probabilities) memset(work->probabilities + row * t->cols, 0, t->cols * sizeof(float));
     if (t->gate.grouped) {
         const moe_selection groups = moe_selection_of(t->src[1], row);
         *s.empty = *groups.empty;
-        for (size_t j = 0; j < *groups.count; j++)
-            moe_gate_append(run, t, row, groups.experts[j], &groups.weights[j], &work, scratch);
-    } else {
-        moe_gate_append(run, t, row, 0, NULL, &work, scratch);
-    }
-    if (!work.dense) return;
-    memset(work.dense + row * t->cols, 0, t->cols * sizeof(float));
-    for (size_t j = 0; j < *s.count; j++) work.dense[row * t->cols + s.experts[j]] = s.weights[j];
+        for (size_t j = 0; j < *groups.count; j++) moe_gate_append(run, t, row, groups.experts[j], &groups.weights[j]);
+    } else moe_gate_append(run, t, row, 0, NULL);
+    if (!work->dense) return;
+    memset(work->dense + row * t->cols, 0, t->cols * sizeof(float));
+    for (size_t j = 0; j < *s.count; j++) work->dense[row * t->cols + s.experts[j]] = s.weights[j];
 }
 
 /* Whether an expert competes in a row: its group, if it has one, is selected. */
@@ -5328,40 +5276,39 @@ static int moe_gate_competes(const moe_node *t, size_t row, size_t expert) {
 
 /* Column `expert` of the batchwise mask (eq 18): the m = k X / n largest of its X probabilities, ties by lower row. */
 static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
-    const moe_row_job *job = arg;
+    const moe_job *job = arg;
     const moe_node *t = job->t;
-    const moe_gate_work work = moe_gate_layout(job->run->graph, t, MOE_WORK(t));
-    float *best = work.thread + thread * work.thread_floats;
+    const moe_gate_work *work = &t->work.gate;
+    float *best = moe_thread_of(t, thread);
     int32_t *rows = (int32_t *)(void *)(best + moe_round_up(job->run->graph->rows, 16));
     size_t competing = 0, m;
-    for (size_t r = 0; r < job->rows; r++) competing += (size_t)moe_gate_competes(t, r, expert);
+    for (size_t r = 0; r < job->end; r++) competing += (size_t)moe_gate_competes(t, r, expert);
     m = moe_min(competing, moe_max(1, t->gate.gating->k * competing / t->gate.gating->level));
     for (size_t i = 0; i < m; i++) best[i] = moe_from_bits(0xff800000u);
-    for (size_t r = 0; r < job->rows && m; r++)
+    for (size_t r = 0; r < job->end && m; r++)
         if (moe_gate_competes(t, r, expert))
-            moe_keep_best(best, rows, m, work.probabilities[r * t->cols + expert], (int32_t)r);
-    for (size_t i = 0; i < m && best[i] >= 0.0f; i++) work.mask[(size_t)rows[i] * t->cols + expert] = 1;
+            moe_keep_best(best, rows, m, work->probabilities[r * t->cols + expert], (int32_t)r);
+    for (size_t i = 0; i < m && best[i] >= 0.0f; i++) work->mask[(size_t)rows[i] * t->cols + expert] = 1;
 }
 
 /* A batchwise gate computes the probabilities of all rows, then the mask by columns, then the selections by rows. */
 static void moe_compute_gate(const moe_run *run, const moe_node *t) {
     const size_t cost =
         t->gate.grouped ? t->src[1]->gate.gating->level * t->gate.gating->level : 16 * t->gate.gating->level;
-    moe_row_job job = { run, t, run->frame->rows, 1, moe_compute_gate_row };
-    const moe_gate_work work = moe_gate_layout(run->graph, t, MOE_WORK(t));
-    if (work.mask) memset(work.mask, 0, job.rows * t->cols);
-    moe_for_rows(run, t, run->frame->rows, cost, moe_compute_gate_row);
-    if (!work.mask) return;
+    moe_job job = { run, t, 0, run->frame->rows, 1, NULL };
+    if (t->work.gate.mask) memset(t->work.gate.mask, 0, job.end * t->cols);
+    moe_for_rows(run, t, job.end, cost, moe_compute_gate_row);
+    if (!t->work.gate.mask) return;
     moe_pool_run(run->pool, t->cols, moe_batchwise_task, &job);
-    moe_for_rows(run, t, run->frame->rows, cost, moe_compute_gate_row);
+    moe_for_rows(run, t, job.end, cost, moe_compute_gate_row);
 }
 
 static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn trace, void *trace_user) {
-    const moe_gate_work work = moe_gate_layout(run->graph, t, MOE_WORK(t));
+    const moe_gate_work *work = &t->work.gate;
     char name[sizeof t->name + 16];
-    trace(trace_user, t->name, work.dense, run->frame->rows, t->cols, t->cols);
+    trace(trace_user, t->name, work->dense, run->frame->rows, t->cols, t->cols);
     snprintf(name, sizeof name, "%s.probabilities", t->name);
-    trace(trace_user, name, work.probabilities, run->frame->rows, t->cols, t->cols);
+    trace(trace_user, name, work->probabilities, run->frame->rows, t->cols, t->cols);
 }
 
 /* ==== 25. Ops: experts ========================================================================================
@@ -5373,7 +5320,7 @@ enum { MOE_EXPERT_TILE = 64 }; /* most rows of one expert task */
 
 static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_node *x, moe_node *gate,
                                 const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_EXPERTS, moe_op_factor(g, &experts->up, x), gate, x->cols, name);
+    moe_node *t = moe_add_node(g, MOE_OP_EXPERTS, moe_op_factor(g, &experts->up, x), gate, x->cols, name);
     t->experts = experts;
     return t;
 }
@@ -5406,18 +5353,6 @@ static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
     return moe_max(moe_min(g->rows * moe_min(gate->gate.capacity, wanted), 1 << 14), gate->gate.capacity);
 }
 
-typedef struct moe_expert_work {
-    size_t *first;      /* [E + 1] first pair of every expert                     */
-    size_t *fill;       /* [E]                                                    */
-    uint32_t *pair_row; /* [pairs] row of a pair, pairs sorted by expert          */
-    uint32_t *row_pair; /* [pairs] pairs of a row in expert order                 */
-    size_t *row_first;  /* [rows + 1]                                             */
-    uint32_t *task;     /* [tasks, 3] expert, first pair, pairs                   */
-    float *out;         /* [pairs, D]                                             */
-    float *thread;      /* per thread: gathered inputs and hidden units of a tile */
-    size_t thread_floats;
-} moe_expert_work;
-
 /* Scratch of a tile: inputs as floats or code rows, hidden units, hidden units as code rows, two scales a row. */
 static size_t moe_expert_input_floats(const moe_experts *e) {
     return moe_max(moe_row_stride(e->up.cols), moe_code_bytes(e->up.cols) / sizeof(float));
@@ -5428,64 +5363,41 @@ static size_t moe_expert_tile_floats(const moe_experts *e) {
            (moe_expert_input_floats(e) + moe_row_stride(e->hidden) + moe_code_bytes(e->hidden) / sizeof(float) + 2);
 }
 
-static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
+static void moe_experts_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     const moe_experts *e = t->experts;
-    const size_t pairs = moe_expert_pairs(g, t->src[1]), width = t->cols;
-    moe_expert_work w;
-    w.first = moe_carve(at, e->count + 1, sizeof *w.first);
-    w.fill = moe_carve(at, e->count, sizeof *w.fill);
-    w.pair_row = moe_carve(at, pairs, sizeof *w.pair_row);
-    w.row_pair = moe_carve(at, pairs, sizeof *w.row_pair);
-    w.row_first = moe_carve(at, g->rows + 1, sizeof *w.row_first);
-    w.task = moe_carve(at, 3 * pairs, sizeof *w.task);
-    w.out = moe_carve(at, pairs * moe_row_stride(width), sizeof *w.out);
-    w.thread_floats = moe_expert_tile_floats(e);
-    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
-    return w;
+    const size_t pairs = moe_expert_pairs(g, t->src[1]);
+    moe_expert_work *w = &t->work.experts;
+    w->first = moe_carve(at, e->count + 1, sizeof *w->first);
+    w->pair_row = moe_carve(at, pairs, sizeof *w->pair_row);
+    w->row_pair = moe_carve(at, pairs, sizeof *w->row_pair);
+    w->row_first = moe_carve(at, g->rows + 1, sizeof *w->row_first);
+    w->task = moe_carve(at, 3 * pairs, sizeof *w->task);
+    w->out = moe_carve(at, pairs * moe_row_stride(t->cols), sizeof *w->out);
+    moe_carve_threads(g, t, at, moe_expert_tile_floats(e));
 }
-
-static void moe_experts_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_expert_layout(g, t, at); }
-
-typedef struct moe_expert_job {
-    const moe_run *run;
-    const moe_node *t;
-    moe_expert_work work;
-    size_t row0; /* first row of the current chunk */
-} moe_expert_job;
 
 /* One expert on up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x). */
 static void moe_expert_task(void *arg, size_t task, size_t thread) {
-    const moe_expert_job *job = arg;
-    const moe_expert_work *work = &job->work;
+    const moe_job *job = arg;
+    const moe_expert_work *work = &job->t->work.experts;
     const moe_experts *e = job->t->experts;
     const moe_kernels *kernels = job->run->kernels;
     const moe_node *x = job->t->src[0];
     const size_t expert = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2];
     const size_t width = e->up.cols, hidden = e->hidden, unit_bytes = moe_code_bytes(hidden);
     const size_t unit_stride = moe_row_stride(hidden), out_stride = moe_row_stride(width);
-    float *inputs = work->thread + thread * work->thread_floats;
+    float *inputs = moe_thread_of(job->t, thread);
     float *units = inputs + MOE_EXPERT_TILE * moe_expert_input_floats(e);
     int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * unit_stride);
     float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * unit_bytes),
           *unit_scales = scales + MOE_EXPERT_TILE;
     moe_matrix up, down;
-    moe_linear first = { .w = &up,
-                         .x = inputs,
-                         .x_stride = width,
-                         .codes = (int8_t *)(void *)inputs,
-                         .scales = scales,
-                         .relu = 1,
-                         .y = units,
-                         .y_stride = unit_stride };
-    moe_linear second = { .w = &down,
-                          .x = units,
-                          .x_stride = unit_stride,
-                          .codes = unit_codes,
-                          .scales = unit_scales,
-                          .y = work->out + pair * out_stride,
-                          .y_stride = out_stride };
+    moe_linear first = moe_linear_of(&up, inputs, width, (int8_t *)(void *)inputs, scales, units, unit_stride);
+    moe_linear second =
+        moe_linear_of(&down, units, unit_stride, unit_codes, unit_scales, work->out + pair * out_stride, out_stride);
     if (!moe_slab_fine(job->run->graph, e, expert)) return;
     moe_experts_slab(e, expert, &up, &down);
+    first.relu = 1;
     if (e->up_bias) first.bias = e->up_bias + expert * hidden;
     if (e->down_bias) second.bias = e->down_bias + expert * width;
     for (size_t i = 0; i < rows; i++) {
@@ -5504,58 +5416,53 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
 }
 
 /* y = scale * sum over the row's experts in index order (eq 1). */
-static void moe_combine_task(void *arg, size_t task, size_t thread) {
-    const moe_expert_job *job = arg;
-    const moe_expert_work *work = &job->work;
-    const size_t row = job->row0 + task, width = job->t->cols;
-    const float *weights = moe_selection_of(job->t->src[1], row).weights;
-    float *y = moe_row_of(job->t, row);
-    (void)thread;
-    memset(y, 0, width * sizeof *y);
-    for (size_t j = work->row_first[task]; j < work->row_first[task + 1]; j++)
-        job->run->kernels->axpy(*weights++, work->out + work->row_pair[j] * moe_row_stride(width), width, y);
-    if (job->t->experts->scale != 1.0f)
-        for (size_t c = 0; c < width; c++) y[c] = y[c] * job->t->experts->scale;
+static void moe_combine_row(const moe_run *run, const moe_node *t, size_t row) {
+    const moe_expert_work *work = &t->work.experts;
+    const float *weights = moe_selection_of(t->src[1], row).weights;
+    float *y = moe_row_of(t, row);
+    memset(y, 0, t->cols * sizeof *y);
+    for (size_t j = work->row_first[row]; j < work->row_first[row + 1]; j++)
+        run->kernels->axpy(*weights++, work->out + work->row_pair[j] * moe_row_stride(t->cols), t->cols, y);
+    if (t->experts->scale != 1.0f)
+        for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->experts->scale;
 }
 
 /* Count, sort the (row, expert) pairs by expert, cut them into tasks, run them from one queue, combine per row. A token
  * may select any number of experts, so rows go in chunks whose pairs fit the plan; chunks do not change a bit. */
 static void moe_compute_experts(const moe_run *run, const moe_node *t) {
     const moe_node *gate = t->src[1];
+    const moe_expert_work *w = &t->work.experts;
     const size_t rows = run->frame->rows, n = t->experts->count, capacity = moe_expert_pairs(run->graph, gate);
-    moe_expert_job job = { run, t, moe_expert_layout(run->graph, t, MOE_WORK(t)), 0 };
-    moe_expert_work *w = &job.work;
-    for (size_t row0 = 0, row1; row0 < rows; row0 = row1) {
+    moe_job job = { run, t, 0, 0, 1, moe_combine_row };
+    for (; job.first < rows; job.first = job.end) {
         size_t pairs = 0, tasks = 0, visits = 0;
         memset(w->first, 0, (n + 1) * sizeof *w->first);
-        for (row1 = row0; row1 < rows; row1++) {
-            const moe_selection s = moe_selection_of(gate, row1);
+        for (job.end = job.first; job.end < rows; job.end++) {
+            const moe_selection s = moe_selection_of(gate, job.end);
             if (pairs + *s.count > capacity) break;
-            w->row_first[row1 - row0] = pairs;
+            w->row_first[job.end] = pairs;
             pairs += *s.count;
             for (size_t j = 0; j < *s.count; j++) w->first[s.experts[j] + 1]++;
         }
-        w->row_first[row1 - row0] = pairs;
+        w->row_first[job.end] = pairs;
         for (size_t e = 0; e < n; e++) {
             visits += w->first[e + 1] > 0;
             w->first[e + 1] += w->first[e];
-            w->fill[e] = w->first[e];
             for (size_t p = w->first[e]; p < w->first[e + 1]; p += MOE_EXPERT_TILE, tasks++) {
                 w->task[3 * tasks] = (uint32_t)e;
                 w->task[3 * tasks + 1] = (uint32_t)p;
                 w->task[3 * tasks + 2] = (uint32_t)moe_min(MOE_EXPERT_TILE, w->first[e + 1] - p);
             }
         }
-        for (size_t r = row0, pair = 0; r < row1; r++) {
+        for (size_t r = job.first, pair = 0; r < job.end; r++) {
             const moe_selection s = moe_selection_of(gate, r);
-            for (size_t j = 0; j < *s.count; j++) {
-                w->pair_row[w->fill[s.experts[j]]] = (uint32_t)r;
-                w->row_pair[pair++] = (uint32_t)w->fill[s.experts[j]]++;
+            for (size_t j = 0; j < *s.count; j++) { /* first[e] moves on to the next pair of e */
+                w->pair_row[w->first[s.experts[j]]] = (uint32_t)r;
+                w->row_pair[pair++] = (uint32_t)w->first[s.experts[j]]++;
             }
         }
-        job.row0 = row0;
         moe_pool_run(run->pool, tasks, moe_expert_task, &job);
-        moe_pool_run(run->pool, row1 - row0, moe_combine_task, &job);
+        moe_pool_run(run->pool, job.end - job.first, moe_row_task, &job);
         if (run->graph->stats) {
             run->graph->stats->expert_pairs += pairs;
             run->graph->stats->expert_visits += visits;
@@ -5565,15 +5472,14 @@ static void moe_compute_experts(const moe_run *run, const moe_node *t) {
 
 /* The same sum for linear experts: x contains the outputs of all experts side by side. */
 static moe_node *moe_op_mix(moe_graph *g, size_t cols, float scale, moe_node *x, moe_node *gate, const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_MIX, x, gate, cols, name);
+    moe_node *t = moe_add_node(g, MOE_OP_MIX, x, gate, cols, name);
     t->scale = scale;
     return t;
 }
 
-static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t row) {
     const moe_selection s = moe_selection_of(t->src[1], row);
     float *y = moe_row_of(t, row);
-    (void)thread;
     memset(y, 0, t->cols * sizeof *y);
     for (size_t j = 0; j < *s.count; j++)
         run->kernels->axpy(s.weights[j], moe_row_of(t->src[0], row) + s.experts[j] * t->cols, t->cols, y);
@@ -5588,36 +5494,21 @@ enum { MOE_OUTPUT_ROWS = 64 }; /* rows of a task, which computes MOE_OUTPUT_CHUN
 
 static void moe_op_output(moe_graph *g, const moe_output_op *output, moe_node *x) {
     moe_node *t =
-        moe_op_pair(g, MOE_OP_OUTPUT, moe_op_factor(g, output->w, x), NULL, output->w->rows, "decoder.logits");
+        moe_add_node(g, MOE_OP_OUTPUT, moe_op_factor(g, output->w, x), NULL, output->w->rows, "decoder.logits");
     t->output = *output;
     if (!g->traced) t->stride = 0;
 }
 
-/* Results of every chunk of the vocabulary for every row. Chunks are joined in index order. */
-typedef struct moe_output_work {
-    size_t chunks;
-    float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
-    float *logits;    /* [rows, chunks, top] the best of the chunk, descending, -infinity: none */
-    int32_t *ids;     /* [rows, chunks, top]                                                */
-    float *thread;    /* per thread: logits of a task                                       */
-    float *seen;      /* [threads, rows, top] the largest logits that a thread has computed      */
-    size_t thread_floats;
-} moe_output_work;
-
-static moe_output_work moe_output_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    moe_output_work w;
-    w.chunks = moe_divide_up(t->cols, MOE_OUTPUT_CHUNK);
-    w.max = moe_carve(at, g->rows * w.chunks, sizeof *w.max);
-    w.sum = moe_carve(at, g->rows * w.chunks, sizeof *w.sum);
-    w.logits = moe_carve(at, g->rows * w.chunks * g->top, sizeof *w.logits);
-    w.ids = moe_carve(at, g->rows * w.chunks * g->top, sizeof *w.ids);
-    w.thread_floats = moe_min(g->rows, MOE_OUTPUT_ROWS) * moe_row_stride(MOE_OUTPUT_CHUNK);
-    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
-    w.seen = moe_carve(at, g->threads * g->rows * g->top, sizeof *w.seen);
-    return w;
+static void moe_output_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
+    moe_output_work *w = &t->work.output;
+    w->chunks = moe_divide_up(t->cols, MOE_OUTPUT_CHUNK);
+    w->max = moe_carve(at, g->rows * w->chunks, sizeof *w->max);
+    w->sum = moe_carve(at, g->rows * w->chunks, sizeof *w->sum);
+    w->logits = moe_carve(at, g->rows * w->chunks * g->top, sizeof *w->logits);
+    w->ids = moe_carve(at, g->rows * w->chunks * g->top, sizeof *w->ids);
+    w->seen = moe_carve(at, g->threads * g->rows * g->top, sizeof *w->seen);
+    moe_carve_threads(g, t, at, moe_min(g->rows, MOE_OUTPUT_ROWS) * moe_row_stride(MOE_OUTPUT_CHUNK));
 }
-
-static void moe_output_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_output_layout(g, t, at); }
 
 /* The `top` largest of x[n] with their ids, descending, except those that cannot be among the best of the row. `seen`
  * [top] contains the largest numbers of this row in this thread so far; x is added to it. The largest numbers of blocks
@@ -5646,58 +5537,55 @@ static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n,
     return largest;
 }
 
-typedef struct moe_output_job {
-    const moe_run *run;
-    const moe_node *t;
-    moe_output_work work;
-    size_t row_tasks;
-} moe_output_job;
+/* The place of a token among y[n], the logits from `column` on; NULL: it is none of them. */
+static float *moe_logit_of(float *y, size_t column, size_t n, int32_t id) {
+    return (size_t)id - column < n ? y + ((size_t)id - column) : NULL;
+}
 
 /* The part [first, end) of the list of never generated tokens that is among y[n], the logits from `column` on. */
 static void moe_forbid(const moe_output_op *o, size_t first, size_t end, float *y, size_t column, size_t n) {
-    for (size_t i = first; i < end; i++)
-        if ((size_t)o->never[i] >= column && (size_t)o->never[i] < column + n)
-            y[(size_t)o->never[i] - column] = moe_from_bits(0xff800000u);
+    for (size_t i = first; i < end; i++) {
+        float *logit = moe_logit_of(y, column, n, o->never[i]);
+        if (logit) *logit = moe_from_bits(0xff800000u);
+    }
 }
 
 /* One chunk of the vocabulary for some rows: logits, the best of them, the sum of exponentials. */
 static void moe_output_task(void *arg, size_t task, size_t thread) {
-    const moe_output_job *job = arg;
-    const moe_output_work *work = &job->work;
-    const moe_node *t = job->t, *x = t->src[0];
+    const moe_job *job = arg;
+    const moe_node *t = job->t;
+    const moe_output_op *o = &t->output;
+    const moe_output_work *work = &t->work.output;
     const moe_hypothesis_rows *f = &job->run->frame->beam;
     const moe_kernels *kernels = job->run->kernels;
-    const size_t chunk = task / job->row_tasks, row0 = task % job->row_tasks * MOE_OUTPUT_ROWS,
-                 top = job->run->graph->top;
-    const size_t rows = moe_min(MOE_OUTPUT_ROWS, job->run->frame->rows - row0), column = chunk * MOE_OUTPUT_CHUNK;
-    const moe_matrix w = moe_matrix_part(t->output.w, column, MOE_OUTPUT_CHUNK);
-    float *logits = work->thread + thread * work->thread_floats,
-          *seen = work->seen + thread * job->run->frame->rows * top;
-    moe_linear l = { .w = &w,
-                     .bias = t->output.bias ? t->output.bias + column : NULL,
-                     .y = logits,
-                     .y_stride = moe_row_stride(MOE_OUTPUT_CHUNK) };
-    moe_linear_input(&l, x, row0);
+    const size_t row_tasks = moe_divide_up(job->end, MOE_OUTPUT_ROWS), row0 = task % row_tasks * MOE_OUTPUT_ROWS;
+    const size_t rows = moe_min(MOE_OUTPUT_ROWS, job->end - row0), top = job->run->graph->top;
+    const size_t chunk = task / row_tasks, column = chunk * MOE_OUTPUT_CHUNK;
+    const moe_matrix w = moe_matrix_part(o->w, column, MOE_OUTPUT_CHUNK);
+    float *seen = work->seen + thread * job->end * top;
+    moe_linear l = moe_linear_of(&w, NULL, 0, NULL, NULL, moe_thread_of(t, thread), moe_row_stride(MOE_OUTPUT_CHUNK));
+    if (o->bias) l.bias = o->bias + column;
+    moe_linear_input(&l, t->src[0], row0);
     kernels->linear(&l, 0, rows, 0, moe_divide_up(w.rows, 16));
     for (size_t r = 0; r < rows; r++) {
         const size_t row = row0 + r, at = row * work->chunks + chunk;
-        float *y = logits + r * l.y_stride, largest;
+        float *y = l.y + r * l.y_stride, *end = moe_logit_of(y, column, w.rows, o->eos), *logit, largest;
         if (t->stride) memcpy(moe_row_of(t, row) + column, y, w.rows * sizeof *y);
-        moe_forbid(&t->output, t->output.n_suppressed, t->output.n_never, y, column, w.rows);
-        const int held =
-            f->hold && f->hold[row] && (size_t)t->output.eos >= column && (size_t)t->output.eos < column + w.rows;
-        const int summed = held || t->output.n_suppressed; /* before tokens are removed that keep their probability */
+        moe_forbid(o, o->n_suppressed, o->n_never, y, column, w.rows);
+        if (!f->hold || !f->hold[row]) end = NULL;
+        const int summed = end || o->n_suppressed; /* before tokens are removed that keep their probability */
         if (summed) {
             work->max[at] = kernels->max(y, w.rows);
             work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
-            moe_forbid(&t->output, 0, t->output.n_suppressed, y, column, w.rows);
-            if (held) y[(size_t)t->output.eos - column] = moe_from_bits(0xff800000u);
+            moe_forbid(o, 0, o->n_suppressed, y, column, w.rows);
+            if (end) *end = moe_from_bits(0xff800000u);
         }
-        if (f->want[row] >= 0 && (size_t)f->want[row] >= column && (size_t)f->want[row] < column + w.rows)
-            f->want_logprob[row] = y[(size_t)f->want[row] - column];
-        for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++)
-            if (f->starts[i] >= 0 && (size_t)f->starts[i] >= column && (size_t)f->starts[i] < column + w.rows)
-                f->start_logprobs[i] = y[(size_t)f->starts[i] - column];
+        logit = moe_logit_of(y, column, w.rows, f->want[row]);
+        if (logit) f->want_logprob[row] = *logit;
+        for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++) {
+            logit = moe_logit_of(y, column, w.rows, f->starts[i]);
+            if (logit) f->start_logprobs[i] = *logit;
+        }
         largest = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
                                 work->ids + at * top);
         if (summed) continue;
@@ -5707,13 +5595,12 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
 }
 
 /* Join the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
-static void moe_output_join(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const moe_output_work joined = moe_output_layout(run->graph, t, MOE_WORK(t)), *work = &joined;
+static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
+    const moe_output_work *work = &t->work.output;
     const moe_hypothesis_rows *f = &run->frame->beam;
     const size_t first = row * work->chunks, top = run->graph->top;
     float *logprobs = f->top_logprobs + row * top, max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
     int32_t *ids = f->top_ids + row * top;
-    (void)thread;
     for (size_t c = 0; c < work->chunks; c++) max = work->max[first + c] > max ? work->max[first + c] : max;
     for (size_t c = 0; c < work->chunks; c++) sum = sum + work->sum[first + c] * moe_expf(work->max[first + c] - max);
     log_sum = moe_logf(sum);
@@ -5732,12 +5619,13 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row, s
 }
 
 static void moe_compute_output(const moe_run *run, const moe_node *t) {
-    moe_output_job job = { run, t, moe_output_layout(run->graph, t, MOE_WORK(t)),
-                           moe_divide_up(run->frame->rows, MOE_OUTPUT_ROWS) };
-    for (size_t i = 0; i < run->graph->threads * run->frame->rows * run->graph->top; i++)
-        job.work.seen[i] = moe_from_bits(0xff800000u);
-    moe_pool_run(run->pool, job.work.chunks * job.row_tasks, moe_output_task, &job);
-    moe_for_rows(run, t, run->frame->rows, 512 * job.work.chunks, moe_output_join);
+    const moe_output_work *work = &t->work.output;
+    const size_t rows = run->frame->rows;
+    moe_job job = { run, t, 0, rows, 0, NULL };
+    for (size_t i = 0; i < run->graph->threads * rows * run->graph->top; i++)
+        work->seen[i] = moe_from_bits(0xff800000u);
+    moe_pool_run(run->pool, work->chunks * moe_divide_up(rows, MOE_OUTPUT_ROWS), moe_output_task, &job);
+    moe_for_rows(run, t, rows, 512 * work->chunks, moe_output_join);
 }
 
 /* ==== 27. Plan and run ========================================================================================
@@ -5746,10 +5634,10 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
 
 typedef struct moe_op_row {
     const char *name;
-    void (*scratch)(const moe_graph *g, const moe_node *t, moe_layout *at); /* carves its scratch; NULL: none */
+    void (*scratch)(const moe_graph *g, moe_node *t, moe_layout *at); /* carves its scratch; NULL: none */
     void (*compute)(const moe_run *run, const moe_node *t);
-    void (*row)(const moe_run *run, const moe_node *t, size_t row, size_t thread); /* instead of compute */
-    size_t cost;                                                                   /* of a row: products a column */
+    moe_row_fn row; /* instead of compute */
+    size_t cost;    /* of a row: products a column */
 } moe_op_row;
 
 #define MOE_OP_ROWS(name, cost) { #name, NULL, NULL, moe_compute_##name##_row, cost }
@@ -5776,17 +5664,8 @@ static size_t moe_find_gap(const moe_graph *g, moe_node **lowest, size_t bytes, 
     return at;
 }
 
-/* Find the last reader of every node. */
-static void moe_graph_lives(moe_graph *g) {
-    for (size_t i = 0; i < g->count; i++) {
-        moe_node *t = &g->nodes[i];
-        t->last = g->routed && t->op == MOE_OP_GATE ? g->count : i; /* the session reads selections after the run */
-        for (size_t s = 0; s < MOE_COUNT(t->src); s++) {
-            moe_node *read = t->src[s];
-            while (read && read->op == MOE_OP_VIEW) read = read->src[0];
-            if (read) read->last = moe_max(read->last, i);
-        }
-    }
+static void moe_carve_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
+    if (moe_ops[t->op].scratch && !g->on_device) moe_ops[t->op].scratch(g, t, at);
 }
 
 /* Give every node its offset in the arena, and the graph its `bytes`, the size of the arena. One pass over the nodes
@@ -5796,7 +5675,6 @@ static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
     if (g->overflow || g->rows > (SIZE_MAX >> 24))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "the graph is too large for this machine's memory");
     g->bytes = 0;
-    moe_graph_lives(g);
     for (size_t i = 0; i < g->count; i++) {
         moe_node *t = &g->nodes[i];
         const size_t size = moe_node_bytes(g, t);
@@ -5810,7 +5688,7 @@ static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
             *link = t;
             g->bytes = moe_max(g->bytes, t->offset + size);
         }
-        if (moe_ops[t->op].scratch && !g->on_device) moe_ops[t->op].scratch(g, t, &work);
+        moe_carve_scratch(g, t, &work);
         if (work.overflow)
             return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "%s needs more scratch than can be addressed", t->name);
         t->work_bytes = work.used;
@@ -5826,7 +5704,7 @@ static void moe_graph_place(moe_graph *g, char *arena) {
     for (size_t i = 0; i < g->count; i++) {
         moe_node *t = &g->nodes[i];
         t->data = arena + t->offset;
-        t->work = arena + t->work_offset;
+        moe_carve_scratch(g, t, &(moe_layout){ arena + t->work_offset, 0, 0 });
         if (t->op == MOE_OP_VIEW) t->data = (float *)t->src[0]->data + t->column;
         if (moe_is_codes(t)) t->scales = (float *)(void *)((char *)t->data + moe_round_up(g->rows * t->stride, 64));
     }
@@ -8993,7 +8871,7 @@ static moe_status moe_heed(moe_session *s, moe_error *error) {
 
 /* Run one of the two graphs on its frame, on the session's device. */
 static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
-    const moe_run run = { s->kernels, s->pool, &s->graphs[which], &s->frames[which] };
+    const moe_run run = { s->kernels, s->pool, &s->graphs[which], &s->frames[which], 0 };
     MOE_TRY(moe_check_unchanged(s->model, error));
     if (s->api) return s->api->run(s->device, which, run.frame, s->params.trace, s->params.trace_user, error);
     moe_graph_run(&run, s->params.trace, s->params.trace_user);

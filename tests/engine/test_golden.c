@@ -187,7 +187,7 @@ static float *seen(seen_list *s, const char *name, size_t rows, size_t cols) {
 /* Plan and run with `kernels`; what reaches `result` lies in b->out afterwards, what gates show in `gates` (may be
  * NULL). */
 static void run_traced(bench *b, moe_node *result, const moe_kernels *kernels, seen_list *gates) {
-    moe_run run = { kernels, NULL, &b->graph, &b->frame };
+    moe_run run = { kernels, NULL, &b->graph, &b->frame, 0 };
     moe_error error;
     if (result) moe_op_store(&b->graph, result, MOE_BY_PARENT, b->out, "output");
     if (moe_graph_plan(&b->graph, &error) != MOE_OK) fail_msg("%s", error.message);
@@ -545,7 +545,7 @@ static void read_mixture(const golden *g, const char *name, size_t in, int gates
 /* Noise of eq 4 as a bias of one row: the numbers are the case's, the softplus is the engine's. */
 static void add_noise(moe_gating *gating, const float *x, const float *normal, const moe_kernels *kernels,
                       float *bias) {
-    const moe_run run = { kernels, NULL, NULL, NULL };
+    const moe_run run = { kernels, NULL, NULL, NULL, 0 };
     const size_t n = gating->weight.rows;
     moe_gate_product(&run, &gating->noise, NULL, 0, n, 0, x, bias);
     for (size_t i = 0; i < n; i++) bias[i] = normal[i] * moe_softplus(bias[i]);

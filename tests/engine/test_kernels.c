@@ -1588,7 +1588,7 @@ static void planned_graphs_compute_what_unplanned_ones_do(void **state) {
         moe_run run = {
             moe_isas[round % 2 && moe_isa_available(moe_isas[MOE_COUNT(moe_isas) - 1]->name) ? MOE_COUNT(moe_isas) - 1
                                                                                              : 0],
-            pool, &c->graph, &frame
+            pool, &c->graph, &frame, 0
         };
         trace_log logs[2] = { { NULL, 0, 0 }, { NULL, 0, 0 } };
         void *own[GRAPH_NODES] = { NULL }, *arena = NULL;
@@ -1710,7 +1710,7 @@ static void lstm_steps_equal_their_parts_however_they_are_cut(void **state) {
                 moe_graph g = { .nodes = nodes, .capacity = 8, .rows = rows + s % 3, .threads = threads };
                 moe_frame frame = { .rows = rows, .beam = { .parents = parents } };
                 moe_pool *pool = start_pool(threads);
-                moe_run run = { moe_isas[isa], pool, &g, &frame };
+                moe_run run = { moe_isas[isa], pool, &g, &frame, 0 };
                 moe_error e;
                 void *arena;
                 if (!moe_isas[isa]->available()) {
@@ -1777,7 +1777,7 @@ static moe_case *make_moe(uint64_t *random, moe_gate gate, size_t experts, size_
 static void run_moe(moe_case *c, moe_pool *pool, const moe_kernels *kernels, int32_t *rows_of, size_t rows,
                     trace_log *log) {
     moe_frame frame = { .rows = rows, .beam = { .parents = rows_of } };
-    moe_run run = { kernels, pool, &c->graph, &frame };
+    moe_run run = { kernels, pool, &c->graph, &frame, 0 };
     moe_graph_run(&run, trace_into, log);
 }
 
@@ -1809,7 +1809,7 @@ static void gates_select_and_weigh_as_the_equations_say(void **state) {
         gate_rows out;
         int32_t parents[16];
         moe_frame frame = { .rows = rows, .beam = { .parents = parents } };
-        moe_run run = { oracle, pool, &c->graph, &frame };
+        moe_run run = { oracle, pool, &c->graph, &frame, 0 };
         for (size_t r = 0; r < 16; r++) parents[r] = (int32_t)r;
         c->gating.empty_zero = round % 2;
         if (round % 5 == 0)

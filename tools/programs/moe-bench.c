@@ -1066,7 +1066,7 @@ static int make_layer_bench(const options *o, stack *s, const machine *m, size_t
 
 /* Seconds of one call. */
 static double call_layer(layer_bench *b, moe_pool *pool) {
-    const moe_run run = { b->machine->kernels, pool, &b->graph, &b->frame };
+    const moe_run run = { b->machine->kernels, pool, &b->graph, &b->frame, 0 };
     for (size_t r = 0; r < b->rows; r++) b->ints[r] = (int32_t)((b->call * b->rows + r) % b->of->pool);
     b->call++;
     b->seen = 0;
