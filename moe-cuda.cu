@@ -1725,11 +1725,11 @@ static void moe_quantise(moe_device *d, const float *x, size_t x_stride, size_t 
 }
 
 static void moe_launch_linear(moe_device *d, const moe_launch *l) {
-    const moe_node *n = l->n, *add = n->linear.add ? l->s1 : NULL;
+    const moe_node *n = l->n;
     moe_products p = moe_products_of(&l->b->w, l->s0, l->rows);
     p.bias = l->b->bias;
     p.relu = n->linear.relu;
-    moe_multiply_rows(d, p, add ? (const float *)add->data : NULL, add ? add->stride : 0, l->y, n->stride);
+    moe_multiply_rows(d, p, l->x1, l->s1 ? l->s1->stride : 0, l->y, n->stride);
 }
 
 /* ---- Recurrences ---- */
@@ -2405,7 +2405,7 @@ static void moe_lift_chain(moe_device *d, const moe_frame *f) {
     int32_t *destination = d->up_host + (d->destination - d->up);
     memset(d->chain_host, 0, n * sizeof *d->chain);
     for (size_t r = 0; r < f->rows; r++) {
-        const int32_t *chain = f->beam.chain + r * f->beam.chain_stride;
+        const int32_t *chain = f->beam.chain + r * stride;
         const size_t position = (size_t)f->positions[r];
         memcpy(d->chain_host + r * stride, chain, (position + 1) * sizeof *chain);
         destination[r] = chain[position];

@@ -433,8 +433,7 @@ typedef struct moe_embed_op {
 
 typedef struct moe_linear_op {
     const moe_matrix *w;
-    const float *bias; /* [w->rows] or NULL */
-    int add;           /* src[1] is added instead of a bias */
+    const float *bias; /* [w->rows] or NULL; src[1], if there is one, is added instead */
     int relu;
 } moe_linear_op;
 
@@ -608,14 +607,12 @@ typedef struct moe_hypothesis_rows {
     int32_t *parents; /* row of the step before; -1, or a row past the graph's: sentence begins; MOE_ROW_ABOVE */
     size_t *segment, *length; /* source sentence among the rows carried by source */
 
-    /* [rows, chain_stride] places of a row's tokens so far, among the rows carried by token; NULL if none are. A row at
+    /* [rows, max_target] places of a row's tokens so far, among the rows carried by token; NULL if none are. A row at
      * position t has t + 1 places; the last one is its own. */
     int32_t *chain;
-    size_t chain_stride;
 
-    float *attention; /* [rows, attention_stride] weights, or NULL if they are not needed; a device keeps its own */
-    size_t attention_stride;
-    int32_t *want; /* token to score, -1: find the best tokens */
+    float *attention; /* [rows, max_source] weights, or NULL if they are not needed; a device keeps its own */
+    int32_t *want;    /* token to score, -1: find the best tokens */
     float *want_logprob;
     char *hold;                   /* 1: the translation is too short to end here; NULL: none is too short */
     size_t n_starts, most_starts; /* most_starts: of any row in this run */
@@ -4627,7 +4624,7 @@ static moe_node *moe_op_factor(moe_graph *g, const moe_matrix *w, moe_node *x) {
 static moe_node *moe_op_linear(moe_graph *g, const moe_matrix *w, moe_node *x, const float *bias, moe_node *add,
                                const char *name) {
     moe_node *input = moe_op_factor(g, w, x), *t = moe_add_node(g, MOE_OP_LINEAR, input, add, w->rows, name);
-    t->linear = (moe_linear_op){ w, bias, add != NULL, 0 };
+    t->linear = (moe_linear_op){ w, bias, 0 };
     return t;
 }
 
@@ -4683,7 +4680,7 @@ static void moe_compute_linear(const moe_run *run, const moe_node *t) {
     moe_linear_input(&l, t->src[0], 0);
     l.bias = t->linear.bias;
     l.relu = t->linear.relu;
-    if (t->linear.add) {
+    if (t->src[1]) {
         l.add = t->src[1]->data;
         l.add_stride = t->src[1]->stride;
     }
@@ -4766,14 +4763,14 @@ static void moe_op_store(moe_graph *g, moe_node *x, moe_carry by, float *rows, c
 }
 
 /* The place for the row that a row of the graph carries by token. */
-static size_t moe_own_place(const moe_frame *f, size_t row) {
-    return (size_t)f->beam.chain[row * f->beam.chain_stride + (size_t)f->positions[row]];
+static size_t moe_own_place(const moe_run *run, size_t row) {
+    return (size_t)run->frame->beam.chain[row * run->graph->max_target + (size_t)run->frame->positions[row]];
 }
 
 static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t row) {
     const moe_frame *f = run->frame;
     const size_t to = t->carried.by == MOE_BY_SOURCE  ? f->packed.destination[row]
-                      : t->carried.by == MOE_BY_TOKEN ? moe_own_place(f, row)
+                      : t->carried.by == MOE_BY_TOKEN ? moe_own_place(run, row)
                                                       : row;
     memcpy(t->carried.rows + to * t->cols, moe_row_of(t->src[0], row), t->cols * sizeof(float));
 }
@@ -4803,16 +4800,20 @@ static void moe_lstm_step_scratch(const moe_graph *g, moe_node *t, moe_layout *a
     moe_carve_threads(g, t, at, moe_cell_floats(g->rows, t->lstm.cell->hidden));
 }
 
+/* Rows of floats. */
+typedef struct moe_strided {
+    float *at;
+    size_t stride;
+} moe_strided;
+
 /* One step of LSTM cells for some rows. Cut along the units, and rows where they are many, so that z stays in a
  * thread's cache from the products to the cell. */
 typedef struct moe_cells {
     const moe_run *run;
     const moe_node *t;
-    const moe_linear *x; /* w_x x + bias; NULL where r adds that */
-    const moe_linear *r; /* w_r r */
-    const float *c_in;
-    float *h, *c_out; /* c_out may be c_in */
-    size_t c_in_stride, h_stride, c_out_stride;
+    const moe_linear *x;        /* w_x x + bias; NULL where r adds that */
+    const moe_linear *r;        /* w_r r */
+    moe_strided c_in, h, c_out; /* c_out may be c_in */
     size_t rows, unit_tasks, row_tasks;
 } moe_cells;
 
@@ -4852,9 +4853,9 @@ static void moe_cells_task(void *arg, size_t task, size_t thread) {
         moe_linear_piece(kernels, job->r, row0, row1 - row0, first, count, job->x != NULL, z + p * count, stride, next);
     }
     for (size_t row = row0; row < row1; row++)
-        kernels->lstm_cell(z + (row - row0) * stride, job->c_in + row * job->c_in_stride + unit, units,
-                           job->t->lstm.cell->forget_bias, job->h + row * job->h_stride + unit,
-                           job->c_out + row * job->c_out_stride + unit);
+        kernels->lstm_cell(z + (row - row0) * stride, job->c_in.at + row * job->c_in.stride + unit, units,
+                           job->t->lstm.cell->forget_bias, job->h.at + row * job->h.stride + unit,
+                           job->c_out.at + row * job->c_out.stride + unit);
 }
 
 static void moe_cells_run(moe_cells *job) {
@@ -4880,19 +4881,11 @@ static void moe_cells_run(moe_cells *job) {
 
 static void moe_compute_lstm_step(const moe_run *run, const moe_node *t) {
     const moe_node *c = t->src[2];
-    const size_t hidden = t->lstm.cell->hidden;
     moe_linear x = { .w = &t->lstm.cell->w_x, .bias = t->lstm.cell->bias }, r = { .w = &t->lstm.cell->w_r };
-    moe_cells job = { .run = run,
-                      .t = t,
-                      .x = &x,
-                      .r = &r,
-                      .c_in = c->data,
-                      .c_in_stride = c->stride,
-                      .h = t->data,
-                      .h_stride = t->stride,
-                      .c_out = (float *)t->data + hidden,
-                      .c_out_stride = t->stride,
-                      .rows = run->frame->rows };
+    moe_cells job = { run, t, &x, &r, .rows = run->frame->rows };
+    job.c_in = (moe_strided){ c->data, c->stride };
+    job.h = (moe_strided){ t->data, t->stride };
+    job.c_out = (moe_strided){ (float *)t->data + t->lstm.cell->hidden, t->stride };
     moe_linear_input(&x, t->src[0], 0);
     moe_linear_input(&r, t->src[1], 0);
     moe_cells_run(&job);
@@ -4944,19 +4937,19 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
     memset(s->r_scales, 0, begun * sizeof *s->r_scales);
     for (size_t n = 0; n < f->steps; n++) {
         const size_t step = t->lstm.backward ? f->steps - 1 - n : n, live = f->live[step], first = f->first[step];
-        float *out = moe_row_of(t, first), *h = w->w_proj.rows ? s->h : out;
-        const size_t h_stride = w->w_proj.rows ? hidden : t->stride;
+        const moe_strided out = { moe_row_of(t, first), t->stride }, c = { s->c, hidden };
         moe_linear r = moe_linear_of(&w->w_r, s->r, state, s->r_codes, s->r_scales, NULL, 0);
-        moe_cells cells = { run, t, NULL, &r, s->c, h, s->c, hidden, h_stride, hidden, live, 0, 0 };
+        moe_cells cells = { run, t, NULL, &r, c, w->w_proj.rows ? (moe_strided){ s->h, hidden } : out, c, live, 0, 0 };
         r.add = moe_row_of(t->src[0], first);
         r.add_stride = t->src[0]->stride;
         moe_cells_run(&cells);
         if (w->w_proj.rows) {
-            const moe_linear project = moe_linear_of(&w->w_proj, s->h, hidden, s->h_codes, s->h_scales, out, t->stride);
+            const moe_linear project =
+                moe_linear_of(&w->w_proj, s->h, hidden, s->h_codes, s->h_scales, out.at, out.stride);
             moe_recode(run, &w->w_proj, s->h, hidden, live, s->h_codes, s->h_scales, s->h);
             moe_linear_run(run, &project, live);
         }
-        moe_recode(run, &w->w_r, out, t->stride, live, s->r_codes, s->r_scales, s->r);
+        moe_recode(run, &w->w_r, out.at, out.stride, live, s->r_codes, s->r_scales, s->r);
     }
     for (size_t i = 0, end = f->steps; t->lstm.last_r && i < f->live[0]; i++) {
         while (f->live[end - 1] <= i) end--;
@@ -5042,7 +5035,7 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
             kernels->axpy(scores[i], values + i * width, width, context);
         }
     }
-    if (f->attention) memcpy(f->attention + row * f->attention_stride, scores, n * sizeof *scores);
+    if (f->attention) memcpy(f->attention + row * run->graph->max_source, scores, n * sizeof *scores);
 }
 /* `within` and `rows`: see moe_heads_op. */
 static moe_node *moe_op_heads(moe_graph *g, size_t heads, int within, const float *rows, moe_node *queries, size_t cols,
@@ -5071,7 +5064,7 @@ static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, 
         for (size_t i = row - f->packed.first[position]; n < f->packed.steps && f->packed.live[n] > i; n++)
             seen[n] = moe_row_of(t->src[0], f->packed.first[n] + i) + t->cols;
     else if (t->heads.within)
-        for (; n <= position; n++) seen[n] = t->heads.rows + (size_t)b->chain[row * b->chain_stride + n] * width;
+        for (; n <= position; n++) seen[n] = t->heads.rows + (size_t)b->chain[row * run->graph->max_target + n] * width;
     else
         for (; n < b->length[row]; n++) seen[n] = t->heads.rows + (b->segment[row] + n) * width;
     return n;
@@ -5513,17 +5506,16 @@ static void moe_output_scratch(const moe_graph *g, moe_node *t, moe_layout *at) 
 /* The `top` largest of x[n] with their ids, descending, except those that cannot be among the best of the row. `seen`
  * [top] contains the largest numbers of this row in this thread so far; x is added to it. The largest numbers of blocks
  * and `seen` give `bound`: smaller numbers have `top` larger ones in the row, so the best of the row do not depend on
- * the distribution over threads. Returns the largest of x. */
-static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
-                           float *seen, float *best, int32_t *ids) {
+ * the distribution over threads. */
+static void moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
+                          float *seen, float *best, int32_t *ids) {
     enum { BLOCK = 64 };
-    float blocks[MOE_OUTPUT_CHUNK / BLOCK], bounds[MOE_MAX_BEAM + 1], largest = moe_from_bits(0xff800000u), bound;
+    float blocks[MOE_OUTPUT_CHUNK / BLOCK], bounds[MOE_MAX_BEAM + 1], bound;
     int32_t unused[MOE_MAX_BEAM + 1];
-    for (size_t i = 0; i < top; i++) best[i] = largest, ids[i] = -1, bounds[i] = seen[i];
+    for (size_t i = 0; i < top; i++) best[i] = moe_from_bits(0xff800000u), ids[i] = -1, bounds[i] = seen[i];
     for (size_t i = 0; i < n; i += BLOCK) {
-        const float v = blocks[i / BLOCK] = kernels->max(x + i, moe_min(BLOCK, n - i));
-        largest = v > largest ? v : largest;
-        moe_keep_best(bounds, unused, top, v, 0);
+        blocks[i / BLOCK] = kernels->max(x + i, moe_min(BLOCK, n - i));
+        moe_keep_best(bounds, unused, top, blocks[i / BLOCK], 0);
     }
     bound = bounds[top - 1];
     for (size_t i = 0; i < n; i += BLOCK) {
@@ -5534,7 +5526,6 @@ static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n,
                 moe_keep_best(seen, unused, top, x[j], 0);
             }
     }
-    return largest;
 }
 
 /* The place of a token among y[n], the logits from `column` on; NULL: it is none of them. */
@@ -5569,28 +5560,22 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     kernels->linear(&l, 0, rows, 0, moe_divide_up(w.rows, 16));
     for (size_t r = 0; r < rows; r++) {
         const size_t row = row0 + r, at = row * work->chunks + chunk;
-        float *y = l.y + r * l.y_stride, *end = moe_logit_of(y, column, w.rows, o->eos), *logit, largest;
+        float *y = l.y + r * l.y_stride, *end = moe_logit_of(y, column, w.rows, o->eos), *logit;
         if (t->stride) memcpy(moe_row_of(t, row) + column, y, w.rows * sizeof *y);
         moe_forbid(o, o->n_suppressed, o->n_never, y, column, w.rows);
         if (!f->hold || !f->hold[row]) end = NULL;
-        const int summed = end || o->n_suppressed; /* before tokens are removed that keep their probability */
-        if (summed) {
-            work->max[at] = kernels->max(y, w.rows);
-            work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
-            moe_forbid(o, 0, o->n_suppressed, y, column, w.rows);
-            if (end) *end = moe_from_bits(0xff800000u);
-        }
+        work->max[at] = kernels->max(y, w.rows);
+        work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
+        moe_forbid(o, 0, o->n_suppressed, y, column, w.rows); /* these keep their probability */
+        if (end) *end = moe_from_bits(0xff800000u);
         logit = moe_logit_of(y, column, w.rows, f->want[row]);
         if (logit) f->want_logprob[row] = *logit;
         for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++) {
             logit = moe_logit_of(y, column, w.rows, f->starts[i]);
             if (logit) f->start_logprobs[i] = *logit;
         }
-        largest = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
-                                work->ids + at * top);
-        if (summed) continue;
-        work->max[at] = largest;
-        work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
+        moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
+                      work->ids + at * top);
     }
 }
 
@@ -8505,7 +8490,6 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     d->ids = moe_carve(at, rows, sizeof *d->ids);
     b->parents = moe_carve(at, rows, sizeof *b->parents);
     if (s->token_rows) b->chain = moe_carve(at, rows * max_target, sizeof *b->chain);
-    b->chain_stride = max_target;
     if (s->params.min_target) b->hold = moe_carve(at, rows, sizeof *b->hold);
     if (s->search.max_constraints) {
         b->n_starts = s->search.max_constraints;
@@ -8516,7 +8500,6 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     b->length = moe_carve(at, rows, sizeof(size_t));
     if (s->search.beta != 0.0f || s->params.attention || s->search.looks)
         b->attention = moe_carve(at, rows * max_source, sizeof(float));
-    b->attention_stride = max_source;
     s->answer = (moe_answer){ top,  b->top_ids, b->top_logprobs, b->want_logprob,
                               NULL, max_source, b->attention,    b->start_logprobs };
     if (s->search.beta != 0.0f) {
@@ -9147,7 +9130,7 @@ static void moe_fill_row(moe_session *s, size_t at, const moe_live *live, size_t
     b->segment[row] = slot->task.segment;
     b->length[row] = slot->task.length;
     b->want[row] = asked.want;
-    if (b->chain) moe_fill_chain(slot, live->last, position + 1, b->chain + row * b->chain_stride);
+    if (b->chain) moe_fill_chain(slot, live->last, position + 1, b->chain + row * (size_t)s->params.max_target);
     if (f->keys) {
         f->keys[row] = ~slot->key;
         for (int32_t token = live->last; token >= 0; token = slot->tokens[token].parent)

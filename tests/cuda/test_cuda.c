@@ -124,7 +124,7 @@ static void run_both(const bench *b, int which) {
     g = bench_graph(b, nodes, 32, states, 0);
     arena = mw_zeros(g.bytes);
     moe_graph_place(&g, arena);
-    run = (moe_run){ &moe_kernels_portable, &pool, &g, b->two_frames ? &b->frames[0] : &b->frame };
+    run = (moe_run){ &moe_kernels_portable, &pool, &g, b->two_frames ? &b->frames[0] : &b->frame, 0 };
     moe_graph_run(&run, record, &j);
     free(arena);
 
@@ -539,8 +539,7 @@ static void attention_equals_the_cpu(void **state) {
                                          .length = length,
                                          .want = want,
                                          .want_logprob = logprobs,
-                                         .attention = weights,
-                                         .attention_stride = LONGEST_SOURCE } } };
+                                         .attention = weights } } };
         a.op = (moe_attention_op){ .product = i / 2 % 2, .start_zero = i % 3 == 0, .v = v };
         if (i % 4 == 1) a.before = pack(MOE_TYPE_F32, 4, width, contexts, &before);
         run_both(&b, 1);
@@ -605,7 +604,6 @@ static void heads_equal_the_cpu(void **state) {
             b.frame.beam = (moe_hypothesis_rows){ .segment = segment,
                                                   .length = length,
                                                   .chain = chain,
-                                                  .chain_stride = LONGEST_SENTENCE,
                                                   .want = want,
                                                   .want_logprob = logprobs };
         run_both(&b, !packed);

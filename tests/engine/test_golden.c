@@ -376,7 +376,6 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
     b->frame.beam.segment = segment;
     b->frame.beam.length = length;
     b->frame.beam.attention = attention;
-    b->frame.beam.attention_stride = MAX_ROWS;
     moe_builder *of = builder(b, &layer);
     b->carried[0][MOE_ATTENTION_KEYS].rows = keys;
     b->carried[0][MOE_ATTENTION_VALUES].rows = memory.data;
