@@ -308,7 +308,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
  * Owns the nodes of a graph for the processor and a device: numbers, matrices and addresses, without layers or models.
  * Invariant: a row of a node is computed from the same row of its sources, so that any rows may run together. */
 
-/* Every op: its name, how it runs (room "Plan and run") and, for ops that run row by row, products per column. The
+/* Every op: its name, how it runs (room 27) and, for ops that run row by row, products per column. The
  * enum, the table and the launchers of a device are made from this list. */
 #define MOE_OPS(X)                                                                                           \
     X(INPUT, input, ROWS, 1)         /* rows of the frame's inputs */                                        \
@@ -338,7 +338,7 @@ typedef enum moe_op { MOE_OPS(MOE_OP_VALUE) MOE_OP_COUNT } moe_op;
 /* The first ones can be chosen in a file: moe_ffn_activations has their names. */
 typedef enum moe_unary { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH, MOE_UNARY_SIGMOID } moe_unary;
 
-/* A weight matrix [rows, cols] = [out, in] where its bytes lie in host memory; room "Number formats" says how. */
+/* A weight matrix [rows, cols] = [out, in] where its bytes lie in host memory; room 8 says how. */
 typedef struct moe_matrix {
     moe_type type;
     size_t rows, cols;
@@ -511,7 +511,7 @@ typedef struct moe_expert_work {
     size_t *first;      /* [E + 1] first pair of every expert                     */
     uint32_t *pair_row; /* [pairs] row of a pair, pairs sorted by expert          */
     uint32_t *row_pair; /* [pairs] pairs of a row in expert order                 */
-    size_t *row_first;  /* [rows + 1]                                             */
+    size_t *row_first;  /* [rows] first of them                                   */
     uint32_t *task;     /* [tasks, 3] expert, first pair, pairs                   */
     float *out;         /* [pairs, D]                                             */
 } moe_expert_work;
@@ -640,7 +640,7 @@ typedef struct moe_frame {
  * are downloaded. */
 
 typedef struct moe_device moe_device;
-typedef struct moe_search moe_search; /* room "Beam search" */
+typedef struct moe_search moe_search; /* room 31 */
 typedef struct moe_slot moe_slot;
 
 /* The outcome of a step of a device that searches. */
@@ -4571,6 +4571,11 @@ MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, in
     ids[at] = id;
 }
 
+static void moe_softmax(const moe_kernels *kernels, const float *x, size_t n, float *p) {
+    const float sum = kernels->exp_sum(x, n, kernels->max(x, n), p);
+    for (size_t i = 0; i < n; i++) p[i] = p[i] / sum;
+}
+
 /* ==== 20. Ops: rows ===========================================================================================
  * Owns the ops that make a row from the same row of other nodes. Invariant: here and in the rooms below, the compute
  * function of an op writes its node, its scratch and outputs of the frame only, and splits only outputs over threads.
@@ -4762,16 +4767,12 @@ static void moe_op_store(moe_graph *g, moe_node *x, moe_carry by, float *rows, c
     moe_add_node(g, MOE_OP_STORE, x, NULL, x->cols, name)->carried = (moe_carried_op){ by, rows };
 }
 
-/* The place for the row that a row of the graph carries by token. */
-static size_t moe_own_place(const moe_run *run, size_t row) {
-    return (size_t)run->frame->beam.chain[row * run->graph->max_target + (size_t)run->frame->positions[row]];
-}
-
 static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t row) {
     const moe_frame *f = run->frame;
-    const size_t to = t->carried.by == MOE_BY_SOURCE  ? f->packed.destination[row]
-                      : t->carried.by == MOE_BY_TOKEN ? moe_own_place(run, row)
-                                                      : row;
+    size_t to = row;
+    if (t->carried.by == MOE_BY_SOURCE) to = f->packed.destination[row];
+    if (t->carried.by == MOE_BY_TOKEN) /* the last place of its chain */
+        to = (size_t)f->beam.chain[row * run->graph->max_target + (size_t)f->positions[row]];
     memcpy(t->carried.rows + to * t->cols, moe_row_of(t->src[0], row), t->cols * sizeof(float));
 }
 
@@ -5015,7 +5016,7 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
     const float *query = moe_row_of(t->src[0], row);
     float *scores = moe_thread_of(t, run->thread), *scaled = scores + run->graph->max_source;
     const int begins = moe_row_begins(f->parents, row, run->graph->rows);
-    float *context = moe_row_of(t, row), sum;
+    float *context = moe_row_of(t, row);
     if (t->src[1] && !begins) {
         memcpy(context, moe_row_of(t->src[1], row), width * sizeof *context);
         return;
@@ -5029,11 +5030,8 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
         for (size_t i = 0; i < n; i++)
             scores[i] = a->product ? kernels->dot(keys + i * size, scaled, size)
                                    : kernels->score_additive(keys + i * size, query, a->v, size);
-        sum = kernels->exp_sum(scores, n, kernels->max(scores, n), scores);
-        for (size_t i = 0; i < n; i++) {
-            scores[i] = scores[i] / sum;
-            kernels->axpy(scores[i], values + i * width, width, context);
-        }
+        moe_softmax(kernels, scores, n, scores);
+        for (size_t i = 0; i < n; i++) kernels->axpy(scores[i], values + i * width, width, context);
     }
     if (f->attention) memcpy(f->attention + row * run->graph->max_source, scores, n * sizeof *scores);
 }
@@ -5171,11 +5169,6 @@ static const float *moe_gate_logits(const moe_run *run, const moe_node *t, size_
     return scratch;
 }
 
-static void moe_softmax(const moe_kernels *kernels, const float *x, size_t n, float *p) {
-    const float sum = kernels->exp_sum(x, n, kernels->max(x, n), p);
-    for (size_t i = 0; i < n; i++) p[i] = p[i] / sum;
-}
-
 /* The k largest logits, ties by lower index, ascending. */
 static size_t moe_select_topk(const float *logits, size_t n, size_t k, uint32_t *chosen) {
     size_t count = 0;
@@ -5288,7 +5281,7 @@ static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
 static void moe_compute_gate(const moe_run *run, const moe_node *t) {
     const size_t cost =
         t->gate.grouped ? t->src[1]->gate.gating->level * t->gate.gating->level : 16 * t->gate.gating->level;
-    moe_job job = { run, t, 0, run->frame->rows, 1, NULL };
+    moe_job job = { run, t, .end = run->frame->rows };
     if (t->work.gate.mask) memset(t->work.gate.mask, 0, job.end * t->cols);
     moe_for_rows(run, t, job.end, cost, moe_compute_gate_row);
     if (!t->work.gate.mask) return;
@@ -5331,7 +5324,7 @@ static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert
     return 0;
 }
 
-/* The two matrices of an expert. All slabs are mapped. (The room "Expert cache" serves the GPU only.) */
+/* The two matrices of an expert. All slabs are mapped. (Room 32 serves the GPU only.) */
 static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up, moe_matrix *down) {
     *up = moe_matrix_moved(&e->up, expert * e->stride);
     *down = moe_matrix_moved(&e->down, expert * e->stride);
@@ -5346,27 +5339,24 @@ static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
     return moe_max(moe_min(g->rows * moe_min(gate->gate.capacity, wanted), 1 << 14), gate->gate.capacity);
 }
 
-/* Scratch of a tile: inputs as floats or code rows, hidden units, hidden units as code rows, two scales a row. */
+/* A row of inputs in a tile: floats or codes. */
 static size_t moe_expert_input_floats(const moe_experts *e) {
     return moe_max(moe_row_stride(e->up.cols), moe_code_bytes(e->up.cols) / sizeof(float));
 }
 
-static size_t moe_expert_tile_floats(const moe_experts *e) {
-    return MOE_EXPERT_TILE *
-           (moe_expert_input_floats(e) + moe_row_stride(e->hidden) + moe_code_bytes(e->hidden) / sizeof(float) + 2);
-}
-
 static void moe_experts_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     const moe_experts *e = t->experts;
-    const size_t pairs = moe_expert_pairs(g, t->src[1]);
+    const size_t pairs = moe_expert_pairs(g, t->src[1]), unit_floats = moe_code_bytes(e->hidden) / sizeof(float);
     moe_expert_work *w = &t->work.experts;
     w->first = moe_carve(at, e->count + 1, sizeof *w->first);
     w->pair_row = moe_carve(at, pairs, sizeof *w->pair_row);
     w->row_pair = moe_carve(at, pairs, sizeof *w->row_pair);
-    w->row_first = moe_carve(at, g->rows + 1, sizeof *w->row_first);
+    w->row_first = moe_carve(at, g->rows, sizeof *w->row_first);
     w->task = moe_carve(at, 3 * pairs, sizeof *w->task);
     w->out = moe_carve(at, pairs * moe_row_stride(t->cols), sizeof *w->out);
-    moe_carve_threads(g, t, at, moe_expert_tile_floats(e));
+    /* of a tile: inputs, hidden units, these as codes, two scales a row */
+    moe_carve_threads(g, t, at,
+                      MOE_EXPERT_TILE * (moe_expert_input_floats(e) + moe_row_stride(e->hidden) + unit_floats + 2));
 }
 
 /* One expert on up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x). */
@@ -5408,16 +5398,20 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     kernels->linear(&second, 0, rows, 0, moe_divide_up(width, 16));
 }
 
-/* y = scale * sum over the row's experts in index order (eq 1). */
-static void moe_combine_row(const moe_run *run, const moe_node *t, size_t row) {
-    const moe_expert_work *work = &t->work.experts;
-    const float *weights = moe_selection_of(t->src[1], row).weights;
+/* y = scale * sum over the row's experts in index order (eq 1): of rows out[places[j]]. */
+static void moe_weigh(const moe_run *run, const moe_node *t, size_t row, float scale, const float *out, size_t stride,
+                      const uint32_t *places) {
+    const moe_selection s = moe_selection_of(t->src[1], row);
     float *y = moe_row_of(t, row);
     memset(y, 0, t->cols * sizeof *y);
-    for (size_t j = work->row_first[row]; j < work->row_first[row + 1]; j++)
-        run->kernels->axpy(*weights++, work->out + work->row_pair[j] * moe_row_stride(t->cols), t->cols, y);
-    if (t->experts->scale != 1.0f)
-        for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->experts->scale;
+    for (size_t j = 0; j < *s.count; j++) run->kernels->axpy(s.weights[j], out + places[j] * stride, t->cols, y);
+    if (scale != 1.0f)
+        for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * scale;
+}
+
+static void moe_combine_row(const moe_run *run, const moe_node *t, size_t row) {
+    const moe_expert_work *w = &t->work.experts;
+    moe_weigh(run, t, row, t->experts->scale, w->out, moe_row_stride(t->cols), w->row_pair + w->row_first[row]);
 }
 
 /* Count, sort the (row, expert) pairs by expert, cut them into tasks, run them from one queue, combine per row. A token
@@ -5437,7 +5431,6 @@ static void moe_compute_experts(const moe_run *run, const moe_node *t) {
             pairs += *s.count;
             for (size_t j = 0; j < *s.count; j++) w->first[s.experts[j] + 1]++;
         }
-        w->row_first[job.end] = pairs;
         for (size_t e = 0; e < n; e++) {
             visits += w->first[e + 1] > 0;
             w->first[e + 1] += w->first[e];
@@ -5471,14 +5464,9 @@ static moe_node *moe_op_mix(moe_graph *g, size_t cols, float scale, moe_node *x,
 }
 
 static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t row) {
-    const moe_selection s = moe_selection_of(t->src[1], row);
-    float *y = moe_row_of(t, row);
-    memset(y, 0, t->cols * sizeof *y);
-    for (size_t j = 0; j < *s.count; j++)
-        run->kernels->axpy(s.weights[j], moe_row_of(t->src[0], row) + s.experts[j] * t->cols, t->cols, y);
-    if (t->scale != 1.0f)
-        for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->scale;
+    moe_weigh(run, t, row, t->scale, moe_row_of(t->src[0], row), t->cols, moe_selection_of(t->src[1], row).experts);
 }
+
 /* ==== 26. Ops: output =========================================================================================
  * Owns the output layer and its results for the search: the best tokens of a row and their log-probabilities. The
  * [rows, vocabulary] matrix of logits exists only if it is traced. */
@@ -5606,7 +5594,7 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
 static void moe_compute_output(const moe_run *run, const moe_node *t) {
     const moe_output_work *work = &t->work.output;
     const size_t rows = run->frame->rows;
-    moe_job job = { run, t, 0, rows, 0, NULL };
+    moe_job job = { run, t, .end = rows };
     for (size_t i = 0; i < run->graph->threads * rows * run->graph->top; i++)
         work->seen[i] = moe_from_bits(0xff800000u);
     moe_pool_run(run->pool, work->chunks * moe_divide_up(rows, MOE_OUTPUT_ROWS), moe_output_task, &job);
@@ -5696,12 +5684,9 @@ static void moe_graph_place(moe_graph *g, char *arena) {
 }
 
 /* A run that is cancelled or meets a damaged slab ends early: no node reads unfinished rows of another one. */
-static int moe_run_ended(const moe_run *run) {
-    return moe_pool_cancelled(run->pool) || (run->graph->damage && atomic_load(&run->graph->damage->piece));
-}
-
 static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_user) {
-    for (size_t i = 0; i < run->graph->count && !moe_run_ended(run); i++) {
+    for (size_t i = 0; i < run->graph->count; i++) {
+        if (moe_pool_cancelled(run->pool) || (run->graph->damage && atomic_load(&run->graph->damage->piece))) return;
         const moe_node *t = &run->graph->nodes[i];
         const moe_op_row *op = &moe_ops[t->op];
         if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 0);
