@@ -4507,8 +4507,9 @@ static size_t moe_row_stride(size_t cols) {
 
 /* A node reads x as its source number `s`. */
 static void moe_add_source(const moe_graph *g, moe_node *t, size_t s, moe_node *x) {
-    t->src[s] = x;
-    for (; x; x = x->op == MOE_OP_VIEW ? x->src[0] : NULL) x->last = moe_max(x->last, (size_t)(t - g->nodes));
+    for (moe_node *read = x; read; read = read->op == MOE_OP_VIEW ? read->src[0] : NULL)
+        read->last = moe_max(read->last, (size_t)(t - g->nodes));
+    t->src[s] = x; /* behind the loop: in a graph that is full, x may be t */
 }
 
 /* A node that reads a and b, unless they are NULL. */

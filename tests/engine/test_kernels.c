@@ -1553,6 +1553,7 @@ static void planner_refuses_a_graph_that_outgrew_its_nodes(void **state) {
     moe_error e;
     (void)state;
     for (int i = 0; i < 4; i++) t = moe_op_unary(&g, MOE_UNARY_TANH, t, "unary");
+    for (int i = 0; i < 4; i++) t = moe_op_view(&g, t, 0, 8, "view"); /* of itself: there is no room for another */
     assert_int_equal(moe_graph_plan(&g, &e), MOE_ERROR_ARGUMENT);
     assert_string_equal(e.where, "plan");
 }
