@@ -44,7 +44,8 @@ test = Suite()
 
 class Server:
     def __init__(self, *options, fast=True, model=MODEL):
-        command = [str(BIN / "moe-server"), "-m", str(model), "--port", "0", *(FAST if fast else []), *options]
+        named = "--models" if os.path.isdir(model) else "-m"
+        command = [str(BIN / "moe-server"), named, str(model), "--port", "0", *(FAST if fast else []), *options]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
             if found := re.search(r"http://[\d.]+:(\d+)/", line):

@@ -159,6 +159,13 @@ static const dialect libre_texts = { "q",        "source", "target",         "er
 
 /* ==== 3. Translate ====================================================================================== */
 
+/* Whether texts in one language can become texts in another one, or stay what they are. */
+static int leads(const server *s, const char *source, const char *target) {
+    const ptrdiff_t from = moetext_model_language_find(s->model, source);
+    const ptrdiff_t to = moetext_model_language_find(s->model, target);
+    return from == to || moetext_model_hops(s->model, (size_t)from, (size_t)to);
+}
+
 /* Languages and limits of a request to translate. */
 static void check_translation(const server *s, ask *a, refusal *r) {
     const dialect *d = api_routes[a->route].speaks;
@@ -173,6 +180,13 @@ static void check_translation(const server *s, ask *a, refusal *r) {
         refuse(r, MHD_HTTP_BAD_REQUEST, "%s is not supported", a->source);
     else if (!a->source[0] && moetext_model_needs_source(s->model) && !s->detector)
         refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: missing %s parameter", d->source);
+    else if (known && a->source[0] && !leads(s, a->source, a->target)) {
+        text_bytes way = { 0 };
+        text_printf(&way, "%s to %s", a->source, a->target);
+        refuse(r, MHD_HTTP_BAD_REQUEST, "%s is not supported: /languages has the targets of each language",
+               way.failed ? "this" : way.data);
+        text_bytes_free(&way);
+    }
 }
 
 /* The terms of a request become its glossary. */
@@ -228,7 +242,9 @@ static void find_sources(server *s, ask *a) {
     for (size_t i = 0; i < ask_count(a); i++) {
         float confidence;
         const ptrdiff_t language = ask_detect(s, a, i, &confidence);
-        const char *code = moetext_model_language(s->model, language < 0 ? 0 : (size_t)language);
+        const char *code = language >= 0                    ? moetext_model_language(s->model, (size_t)language)
+                           : moetext_model_engine(s->model) ? moetext_model_language(s->model, 0)
+                                                            : a->target; /* without letters: it stays */
         const size_t n = a->html ? html_count(a->pages[i].document) : 1, first = a->html ? a->pages[i].first : i;
         for (size_t k = first; a->items && k < first + n; k++) a->items[k].source = code;
     }
@@ -385,9 +401,10 @@ static enum MHD_Result answer_languages(server *s, ask *a) {
         json_open(&j, NULL, '{');
         json_text(&j, "code", code);
         json_text(&j, "name", language_name(code));
-        if (!i || n <= MOST_TARGETS) {
+        if (!i || n <= MOST_TARGETS || !moetext_model_engine(s->model)) {
             json_open(&j, "targets", '[');
-            for (size_t t = 0; t < n; t++) json_text(&j, NULL, moetext_model_language(s->model, t));
+            for (size_t t = 0; t < n; t++)
+                if (moetext_model_hops(s->model, i, t)) json_text(&j, NULL, moetext_model_language(s->model, t));
             json_close(&j, ']');
         }
         json_close(&j, '}');
@@ -397,11 +414,21 @@ static enum MHD_Result answer_languages(server *s, ask *a) {
     return send_bytes(s, a, MHD_HTTP_OK, "application/json", &out);
 }
 
+/* The first language but one, if there is a way to it. */
+static size_t first_target(const server *s, size_t n) {
+    size_t target = n > 1, from = 0;
+    for (; target < n; target++, from = 0) {
+        while (from < n && !moetext_model_hops(s->model, from, target)) from++;
+        if (from < n) return target;
+    }
+    return n > 1;
+}
+
 static enum MHD_Result answer_settings(server *s, ask *a) {
     text_bytes out = { 0 };
     json j = { .out = &out };
     size_t n = moetext_model_language_count(s->model);
-    const char *target = n ? moetext_model_language(s->model, n > 1) : "";
+    const char *target = n ? moetext_model_language(s->model, first_target(s, n)) : "";
     json_open(&j, NULL, '{');
     json_bool(&j, "apiKeys", s->n_keys > 0);
     json_whole(&j, "charLimit", 1024 * (int64_t)s->options.max_body);

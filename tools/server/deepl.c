@@ -86,6 +86,14 @@ static void put_language(json *j, const char *code, const char *name, int as_tar
     json_close(j, '}');
 }
 
+/* Whether there is a language to translate into it from, or from it into. */
+static int has_ways(const server *s, size_t language, int as_target) {
+    const size_t n = moetext_model_language_count(s->model);
+    for (size_t i = 0; i < n; i++)
+        if (as_target ? moetext_model_hops(s->model, i, language) : moetext_model_hops(s->model, language, i)) return 1;
+    return 0;
+}
+
 enum MHD_Result deepl_languages(server *s, ask *a) {
     ptrdiff_t found[N_LANGUAGES];
     text_bytes out = { 0 };
@@ -93,6 +101,7 @@ enum MHD_Result deepl_languages(server *s, ask *a) {
     find_languages(s, found);
     json_open(&j, NULL, '[');
     for (size_t i = 0; i < moetext_model_language_count(s->model); i++) {
+        if (!has_ways(s, i, a->targets)) continue;
         const size_t row = row_of(found, (ptrdiff_t)i);
         const char *const *targets = row < N_LANGUAGES && a->targets ? languages[row].as_target : NULL;
         const char *code = moetext_model_language(s->model, i);

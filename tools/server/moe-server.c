@@ -34,7 +34,14 @@ static void usage(FILE *to) {
           "POST /translate, /translate_file, /detect; GET /languages, /health, /metrics,\n"
           "/frontend/settings, /spec, /; DeepL's /v2/translate, /v2/languages, /v2/usage;\n"
           "immersive-translate's /imme. All clients are decoded together.\n"
-          "\n" PROGRAM_HELP_MODEL "      --host ADDRESS        address to listen at (default: 127.0.0.1, this\n"
+          "\n" PROGRAM_HELP_MODEL "                            May be repeated: all directions that the models\n"
+          "                            give, alone or two with a language between them\n"
+          "      --models DIR          the same with all models (*.bin) of a folder, each\n"
+          "                            opened when a text first needs it\n"
+          "      --models-memory SIZE  close models so that those open, with their\n"
+          "                            sessions, take no more, such as 512M; the one not\n"
+          "                            used for the longest time goes first\n"
+          "      --host ADDRESS        address to listen at (default: 127.0.0.1, this\n"
           "                            machine only)\n"
           "      --port N              port; 0: any free port (default: 5000)\n"
           "      --listen unix:PATH    a Unix domain socket instead of host and port, for\n"
@@ -103,6 +110,8 @@ enum {
     OPTION_SET,
     OPTION_THREADS,
     OPTION_MEMORY,
+    OPTION_MODELS,
+    OPTION_MODELS_MEMORY,
     OPTION_BODY,
     OPTION_TEXTS,
     OPTION_QUEUE,
@@ -129,6 +138,8 @@ static const struct option long_options[] = {
     { "set", required_argument, NULL, OPTION_SET },
     { "threads", required_argument, NULL, OPTION_THREADS },
     { "max-memory", required_argument, NULL, OPTION_MEMORY },
+    { "models", required_argument, NULL, OPTION_MODELS },
+    { "models-memory", required_argument, NULL, OPTION_MODELS_MEMORY },
     { "max-body", required_argument, NULL, OPTION_BODY },
     { "max-texts", required_argument, NULL, OPTION_TEXTS },
     { "max-queue", required_argument, NULL, OPTION_QUEUE },
@@ -166,6 +177,16 @@ static int add_proxy(options *o, const char *text) {
     return program_usage_error("--trust-proxy expects ADDRESS or ADDRESS/BITS, such as 10.0.0.0/8, not '%s'", text);
 }
 
+/* A model of -m, or a folder of --models. */
+static int add_model(options *o, const char *path) {
+    const char **more = realloc(o->models, (o->n_models + 1) * sizeof *more);
+    if (!more) return program_complain("out of memory"), EXIT_MODEL;
+    o->models = more;
+    o->models[o->n_models++] = path;
+    o->model = o->models[0];
+    return -1;
+}
+
 static int take_path(options *o, const char *text) {
     const size_t most = sizeof((struct sockaddr_un *)0)->sun_path - 1, length = strlen(text);
     if (strncmp(text, "unix:", 5) != 0 || length == 5 || length - 5 > most)
@@ -176,7 +197,8 @@ static int take_path(options *o, const char *text) {
 /* Takes one option: -1, or the exit status. */
 static int take_option(options *o, int c) {
     switch (c) {
-    case 'm': o->model = optarg; return -1;
+    case 'm': o->several |= o->n_models > 0; return add_model(o, optarg);
+    case OPTION_MODELS: o->several = 1; return add_model(o, optarg);
     case 'q': o->quiet = 1; return -1;
     case 'h': usage(stdout); return program_printed();
     case 'V':
@@ -202,6 +224,7 @@ static int take_option(options *o, int c) {
     case OPTION_ADDRESS: return program_int("max-address", optarg, 1, 1 << 20, &o->max_address);
     case OPTION_READ: return program_int("read-timeout", optarg, 1, 86400, &o->read_timeout);
     case OPTION_RATE: return program_int("rate", optarg, 0, 1 << 20, &o->rate);
+    case OPTION_MODELS_MEMORY: return add_setting(o, "models-memory=", optarg);
     case OPTION_MEMORY: return add_setting(o, "max-memory=", optarg);
     case OPTION_SET: return add_setting(o, "", optarg);
     default: fputs("Try moe-server --help\n", stderr); return EXIT_USAGE; /* getopt said why */
@@ -223,7 +246,7 @@ static int read_options(options *o, int argc, char **argv) {
                     .max_connections = 1000,
                     .max_address = 100,
                     .read_timeout = 30 };
-    static const int repeated[] = { OPTION_SET, OPTION_PROXY, 0 };
+    static const int repeated[] = { OPTION_SET, OPTION_PROXY, OPTION_MODELS, 'm', 0 };
     uint64_t given = 0;
     for (int c; (c = program_next_option(argc, argv, "m:qhV", long_options, repeated, &given)) != -1;) {
         int status = take_option(o, c);
@@ -258,8 +281,9 @@ static int is_given(const options *o, const char *name) {
 static void keep_room(server *s) {
     const moe_model *engine = moetext_model_engine(s->model);
     text_settings wishes = text_settings_none();
-    moe_session_params p = moe_session_params_default(engine);
+    moe_session_params p = { .batch = 32 }; /* of several models, none of which may be open */
     moe_error error;
+    if (engine) p = moe_session_params_default(engine);
     if (text_settings_parse(&wishes, s->options.settings.data, &error)) return;
     text_settings_apply(&wishes, &p);
     if (p.batch < 4) return;
@@ -270,8 +294,10 @@ static void keep_room(server *s) {
 /* The translator, by default with what the page shows: other translations, and which words belong together. */
 static int open_translator(server *s) {
     moe_error error = { 0 };
-    if (moetext_model_open(s->options.model, s->options.settings.data, &s->model, &error)) {
-        program_file_error(s->options.model, &error);
+    const options *o = &s->options;
+    if (o->several ? moetext_models_open(o->models, o->n_models, o->settings.data, &s->model, &error)
+                   : moetext_model_open(o->model, o->settings.data, &s->model, &error)) {
+        program_file_error(o->model, &error);
         return error.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
     }
     static const char *const extras[] = {
@@ -454,6 +480,7 @@ int main(int argc, char **argv) {
     free(s.keys);
     files_free(&s);
     free(s.options.proxies);
+    free(s.options.models);
     if (s.log > STDERR_FILENO) close(s.log);
     text_bytes_free(&s.options.settings);
     return status;

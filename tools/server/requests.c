@@ -490,6 +490,7 @@ enum { MOST_SEEN = 32 }; /* parts of a text whose experts are looked at, one par
 /* null where they cannot be seen. */
 static void write_experts(server *s, text_item *item, const moetext_result *result) {
     moe_error error = { 0 };
+    if (!moetext_model_engine(s->model)) s->no_experts = 1; /* there are several models */
     if (!s->experts && !s->no_experts)
         s->no_experts = experts_open(s->model, s->options.settings.data, &s->experts, &error) != MOE_OK;
     const char *source = item->of->source[0] ? item->of->source : item->source;

@@ -38,6 +38,9 @@
 typedef struct options {
     const char *model, *host, *keys, *origin, *log;
     const char *path;    /* of a Unix domain socket, in the place of host and port; NULL: none */
+    const char **models; /* [n_models] of -m and --models */
+    size_t n_models;
+    int several;         /* they are a translator of several */
     text_bytes settings; /* of libmoetext */
     network *proxies;    /* [n_proxies] whose X-Forwarded-For is believed */
     size_t n_proxies;

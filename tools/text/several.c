@@ -220,16 +220,18 @@ static moe_status room_for_session(void *user, size_t bytes, moe_error *error) {
 static moe_status leg_open(text_several *s, leg *l, moe_error *error) {
     l->used = ++s->clock;
     if (l->translator) return MOE_OK;
-    const uint64_t file = text_set_bytes(s->set, l->file);
+    const uint64_t bytes = text_set_bytes(s->set, l->file);
+    const size_t file = bytes > SIZE_MAX / 2 ? SIZE_MAX / 2 : (size_t)bytes;
     const guest g = { s, l };
     moe_error e = { .code = MOE_OK };
-    moe_status status = make_room(s, l, file > SIZE_MAX / 2 ? SIZE_MAX / 2 : (size_t)file, &e);
+    moe_status status = make_room(s, l, file, &e);
     if (!status) status = text_set_acquire(s->set, l->file, &l->model, &e);
     text_settings settings = s->settings;
     if (!status)
         status = text_leg_new(l->model, &settings, room_for_session, (void *)(uintptr_t)&g, &l->translator, &e);
-    if (status == MOE_ERROR_UNSUPPORTED && strcmp(e.where, "alignment") == 0) {
+    if (settings.alignment > 0 && (status == MOE_ERROR_UNSUPPORTED || status == MOE_ERROR_ARGUMENT)) {
         settings.alignment = 0;
+        s->bytes -= l->bytes - file, l->bytes = file; /* a session that is not made */
         status = text_leg_new(l->model, &settings, room_for_session, (void *)(uintptr_t)&g, &l->translator, &e);
     }
     if (!status) return l->opened++, MOE_OK;
