@@ -21,6 +21,8 @@ model: Model = Model(path)
 languages: list[str] = model.languages
 licence: str = model.meta("general.licence")
 assert model.path == path and model.knows("de") and not model.needs_source and languages and licence
+directions: list[tuple[str, str]] = Model(models=[path]).directions
+assert directions == model.directions and ("en", "de") in directions
 ids: tuple[int, ...] = model.encode("Where is my book?")
 assert model.tokens(ids, source=True)[-1] == "?" and model.encode("Wo?", translation=True)
 words: str = model.decode(iter(ids))
@@ -39,6 +41,8 @@ def look(result: Result) -> str:
     tokens: tuple[str, ...] = model.tokens(best.ids)
     assert tokens == best.tokens and result.source_tokens == model.tokens(result.source_ids)
     assert numbers and best.finished and best.text == result.text
+    between: str = result.between + result.between_language
+    assert not between
     return result.text
 
 
@@ -73,6 +77,8 @@ with Translator(model, target="de", glossary={"Mary": "Mary"}, beam=2, rerank=0,
     if importlib.util.find_spec("pyarrow"):
         pyarrow = importlib.import_module("pyarrow")
         assert translator.translate_arrow(pyarrow.array(["It rains."]))[0].to_pylist() == [text]
+with Translator(models=[path], target="de", source="en", models_memory="1G", beam=2, rerank=0, threads=1) as translator:
+    assert translator.translate("It rains.") == text
 again: Translator = moe_translate.cached(path, target="de", beam=2, rerank=0, threads=1)
 assert again is moe_translate.cached(path, target="de", beam=2, rerank=0, threads=1)
 assert again.translate("It rains.") == text

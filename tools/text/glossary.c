@@ -341,28 +341,20 @@ moe_status text_glossary_of(const text_front *targets, const char *const *source
     return text_glossary_free(g), status;
 }
 
-moe_status text_glossary_open(const text_front *targets, const char *path, text_glossary **out, moe_error *error) {
-    text_bytes data = { 0 };
+moe_status text_glossary_load(const char *path, text_bytes *data, moe_error *error) {
     FILE *file = fopen(path, "r");
-    moe_status status = MOE_OK;
     int reason = file ? 0 : errno;
-    while (file && !reason && data.length <= MAX_FILE && text_room(&data, 1 << 16)) {
-        const size_t n = fread(data.data + data.length, 1, 1 << 16, file);
+    while (file && !reason && data->length <= MAX_FILE && text_room(data, 1 << 16)) {
+        const size_t n = fread(data->data + data->length, 1, 1 << 16, file);
         if (ferror(file)) reason = errno;
         if (!n) break;
-        data.length += n;
+        data->length += n;
     }
     if (file) fclose(file);
-    if (reason || data.length > MAX_FILE) {
-        status = text_fail(error, MOE_ERROR_IO, "glossary", "cannot read %.100s: %.60s", path,
-                           reason ? strerror(reason) : "it is larger than 64 MiB");
-    } else if (data.failed) {
-        status = text_out_of_memory(error);
-    } else {
-        status = text_glossary_read(targets, path, data.data, data.length, out, error);
-    }
-    text_bytes_free(&data);
-    return status;
+    if (reason || data->length > MAX_FILE)
+        return text_fail(error, MOE_ERROR_IO, "glossary", "cannot read %.100s: %.60s", path,
+                         reason ? strerror(reason) : "it is larger than 64 MiB");
+    return data->failed ? text_out_of_memory(error) : MOE_OK;
 }
 
 size_t text_glossary_count(const text_glossary *g) { return g ? g->n_terms : 0; }

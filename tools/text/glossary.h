@@ -19,11 +19,12 @@ typedef struct text_term {
 /* Never changes: any number of threads may share it. */
 typedef struct text_glossary text_glossary;
 
+/* All of a file of terms, appended to *data. Errors: MOE_ERROR_IO (the message names the file), MOE_ERROR_MEMORY. */
+moe_status text_glossary_load(const char *path, text_bytes *data, moe_error *error);
 /* Lines "source TAB target"; a line without a TAB is a name, which stays as it is; a blank one, or one that begins with
  * #, says nothing. Or CSV, where `name` ends in .csv, or no line has a TAB and each has one comma or each one
- * semicolon. `targets`: what the targets are encoded with; it must outlive the glossary. Errors: MOE_ERROR_IO (the
- * message names the file), MOE_ERROR_ARGUMENT (`where` says which line), MOE_ERROR_MEMORY. */
-moe_status text_glossary_open(const text_front *targets, const char *path, text_glossary **out, moe_error *error);
+ * semicolon. `targets`: what the targets are encoded with; it must outlive the glossary. Errors: MOE_ERROR_ARGUMENT
+ * (`where` says which line), MOE_ERROR_MEMORY. */
 moe_status text_glossary_read(const text_front *targets, const char *name, const char *data, size_t length,
                               text_glossary **out, moe_error *error);
 /* The same of `n` terms that are given: sources[i] must become targets[i]. `where` says which term it was. */

@@ -1356,6 +1356,7 @@ static moe_status open_rules(moetext *t, moe_session_params *params, moe_error *
         return MOE_OK;
     params->max_constraints = MOE_MAX_CONSTRAINTS;
     t->brief = protect && params->rules == MOE_RULES_PAPER;
+    if (s->terms) return text_rules_read(&t->model->front, protect, s->glossary, s->terms, &t->rules, error);
     return text_rules_new(&t->model->front, protect, glossary ? s->glossary : NULL, &t->rules, error);
 }
 

@@ -81,13 +81,23 @@ static int find_characters(text_rules *r) {
 
 moe_status text_rules_new(const text_front *front, int spans, const char *glossary, text_rules **out,
                           moe_error *error) {
+    text_bytes data = { 0 };
+    moe_status status = glossary ? text_glossary_load(glossary, &data, error) : MOE_OK;
+    if (!status) status = text_rules_read(front, spans, glossary, &data, out, error);
+    text_bytes_free(&data);
+    return status;
+}
+
+moe_status text_rules_read(const text_front *front, int spans, const char *glossary, const text_bytes *data,
+                           text_rules **out, moe_error *error) {
     text_rules *r = calloc(1, sizeof *r);
     if (!r) return text_out_of_memory(error);
     r->front = front;
     r->targets = text_front_of_targets(front);
     r->spans = spans;
     if (spans && !find_characters(r)) return text_rules_free(r), text_out_of_memory(error);
-    const moe_status status = glossary ? text_glossary_open(&r->targets, glossary, &r->glossary, error) : MOE_OK;
+    const moe_status status =
+        glossary ? text_glossary_read(&r->targets, glossary, data->data, data->length, &r->glossary, error) : MOE_OK;
     if (status) return text_rules_free(r), status;
     *out = r;
     return MOE_OK;

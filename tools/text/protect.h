@@ -22,6 +22,9 @@ typedef struct text_guard text_guard;
  * stays as it is; a blank one, or one that begins with #, says nothing. Errors: MOE_ERROR_IO, MOE_ERROR_ARGUMENT (a
  * line; `where` says which), MOE_ERROR_MEMORY. */
 moe_status text_rules_new(const text_front *front, int spans, const char *glossary, text_rules **out, moe_error *error);
+/* The same with what is in the file of the glossary. */
+moe_status text_rules_read(const text_front *front, int spans, const char *glossary, const text_bytes *data,
+                           text_rules **out, moe_error *error);
 /* The same rules with these terms instead; `rules` must outlive them. Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
 moe_status text_rules_with(const text_rules *rules, const char *const *sources, const char *const *translations,
                            size_t n, text_rules **out, moe_error *error);

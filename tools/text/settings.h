@@ -2,6 +2,7 @@
 #ifndef TEXT_SETTINGS_H
 #define TEXT_SETTINGS_H
 
+#include "tools/text/bytes.h"
 #include "tools/text/moetext.h"
 
 #include <stddef.h>
@@ -21,6 +22,7 @@ typedef struct text_settings {
     float share;
     int threads, batch, batch_tokens, gpu_memory, noise;
     size_t max_memory, models_memory; /* 0: nothing is said */
+    const text_bytes *terms;          /* what is in the file of the glossary; NULL: it is to be read */
 } text_settings;
 
 text_settings text_settings_none(void);

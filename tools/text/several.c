@@ -9,6 +9,7 @@
  */
 #include "tools/text/several.h"
 #include "tools/text/detect.h"
+#include "tools/text/glossary.h"
 #include "tools/text/text.h"
 
 #include <sched.h>
@@ -52,6 +53,7 @@ typedef struct leg {
 struct text_several {
     text_set *set;
     text_settings settings;   /* of legs */
+    text_bytes terms;         /* of the option's glossary: its file may be gone when a leg is made */
     ptrdiff_t source, target; /* of texts that name none; -1: none */
     int auto_source;
     text_detector *detector; /* of all languages; NULL: not needed yet */
@@ -236,8 +238,8 @@ static moe_status leg_open(text_several *s, leg *l, moe_error *error) {
     }
     if (!status) return l->opened++, MOE_OK;
     leg_close(s, l);
-    text_fail(error, status, text_set_path(s->set, l->file), "%.80s: %.160s", text_set_path(s->set, l->file),
-              e.message);
+    text_fail(error, status, text_set_path(s->set, l->file), "%.80s: %.40s%s%.120s", text_set_path(s->set, l->file),
+              e.where, e.where[0] ? ": " : "", e.message);
     return status;
 }
 
@@ -631,6 +633,10 @@ moe_status text_several_new(text_set *set, const text_settings *settings, text_s
     s->legs = calloc(s->n, sizeof *s->legs);
     moe_status status = s->legs ? MOE_OK : text_out_of_memory(error);
     for (size_t i = 0; i < s->n && s->legs; i++) s->legs[i].file = i;
+    if (!status && settings->glossary[0]) {
+        status = text_glossary_load(settings->glossary, &s->terms, error);
+        s->settings.terms = &s->terms;
+    }
     if (!status) status = option_language(set, "source", s->auto_source ? "" : settings->source, &s->source, error);
     if (!status) status = option_language(set, "target", settings->target, &s->target, error);
     if (!status && s->target >= 0 && s->source >= 0 && s->source != s->target) {
@@ -647,6 +653,7 @@ void text_several_free(text_several *s) {
     for (size_t i = 0; s->legs && i < s->n; i++) leg_close(s, &s->legs[i]);
     free(s->legs);
     text_detector_close(s->detector);
+    text_bytes_free(&s->terms);
     text_bytes_free(&s->message);
     free(s->hypotheses);
     free(s->links);

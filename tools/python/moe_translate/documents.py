@@ -265,6 +265,11 @@ def arguments_of(arguments):
     )
     parser.add_argument("input", nargs="+", help="document; - is standard input. Several need -o DIRECTORY")
     parser.add_argument("-m", "--model", help="model file (default: as for moe-translate)")
+    parser.add_argument(
+        "--models",
+        metavar="DIR",
+        help="folder of model files: a document goes through one of them, or through two with a language between them",
+    )
     parser.add_argument("-s", "--source", help="language of the document, for models that read it")
     parser.add_argument("-t", "--target", help="language to translate into")
     parser.add_argument("-o", "--output", help="file or directory to write (default: standard output)")
@@ -309,7 +314,9 @@ def arguments_of(arguments):
             b"".decode(options.encoding)
         except LookupError:
             parser.error(f"--encoding {options.encoding}: unknown")
-    if options.model is None:
+    if options.model and options.models:
+        parser.error("--model and --models are two models")
+    if options.model is None and options.models is None:
         from .translator import MoeError, default_model
 
         try:
@@ -397,7 +404,8 @@ def run(options):
     for path, kind, output in options.jobs:
         try:
             if watched is None:
-                wishes = {name: value for name in ("source", "target", "glossary") if (value := getattr(options, name))}
+                names = "source", "target", "glossary", "models"
+                wishes = {name: value for name in names if (value := getattr(options, name))}
                 watched = Watched(Translator(options.model, **wishes), sys.stderr.isatty())
             status = max(status, one_document(path, kind, output, watched, options))
         except KeyboardInterrupt:

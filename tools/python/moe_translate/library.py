@@ -89,6 +89,10 @@ class Result(ctypes.Structure):
         ("part_ends", POINTER(c_size_t)),
         ("n_hypotheses", c_size_t),
         ("hypotheses", POINTER(Hypothesis)),
+        ("model", c_void_p),
+        ("between", c_void_p),
+        ("between_length", c_size_t),
+        ("between_language", c_char_p),
     ]
 
 
@@ -102,7 +106,9 @@ FUNCTIONS = {  # name: (result, arguments)
     "moetext_default_model": (c_int, [c_char_p, c_size_t, POINTER(Error)]),
     "moetext_option": (OptionInfo, [c_size_t]),
     "moetext_model_open": (c_int, [c_char_p, c_char_p, POINTER(c_void_p), POINTER(Error)]),
+    "moetext_models_open": (c_int, [POINTER(c_char_p), c_size_t, c_char_p, POINTER(c_void_p), POINTER(Error)]),
     "moetext_model_close": (None, [c_void_p]),
+    "moetext_model_hops": (c_int, [c_void_p, c_size_t, c_size_t]),
     "moetext_model_meta": (c_char_p, [c_void_p, c_char_p]),
     "moetext_model_language_count": (c_size_t, [c_void_p]),
     "moetext_model_language": (c_char_p, [c_void_p, c_size_t]),

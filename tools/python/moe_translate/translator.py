@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 from . import library as c
 from .engine import (
@@ -72,6 +72,10 @@ class Result:
     incomplete: bool  # parts are missing
     source_tokens: tuple[str, ...] = ()
     source_ids: tuple[int, ...] = ()
+    # Of a text that went through two models: the text in between, of which all tokens, ids and scores are, and its
+    # language; "": it went through one.
+    between: str = ""
+    between_language: str = ""
 
 
 def options() -> list[tuple[str, str, str]]:
@@ -129,17 +133,39 @@ def _settings(wishes):
     return os.fsencode(";".join(parts))  # a file's name may be no UTF-8
 
 
+Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+
+
 class Model:
     """A model file (default: default_model()). Translators of one model share its memory, in any number of threads. The
-    options are those with of_model of moetext.h; others are left to the translators."""
+    options are those with of_model of moetext.h; others are left to the translators.
 
-    def __init__(self, path: "str | os.PathLike[str] | None" = None, **wishes: "str | float | bool | None") -> None:
+    models: several files as one model, a folder of them or a list of files and folders. A text goes through the one
+    that translates from its language into the wanted one, or through two with a language between them."""
+
+    def __init__(
+        self,
+        path: "str | os.PathLike[str] | None" = None,
+        models: "Paths | None" = None,
+        **wishes: "str | float | bool | None",
+    ) -> None:
         self._handle, error = ctypes.c_void_p(), c.Error()
         self._pieces, self._detector, self._detecting = {}, None, threading.Lock()
-        self.path = os.fspath(default_model() if path is None else path)
-        code = lib().moetext_model_open(
-            without_nul(os.fsencode(self.path)), _settings(wishes), ctypes.byref(self._handle), ctypes.byref(error)
-        )
+        self._several = models is not None
+        if path is not None and models is not None:
+            raise TypeError("a Model is of one path, or of models")
+        several = [models] if isinstance(models, (str, os.PathLike)) else list(models or ())
+        if self._several:
+            self.path = ":".join(os.fsdecode(one) for one in several)
+            paths = (ctypes.c_char_p * len(several))(*(without_nul(os.fsencode(one)) for one in several))
+            code = lib().moetext_models_open(
+                paths, len(several), _settings(wishes), ctypes.byref(self._handle), ctypes.byref(error)
+            )
+        else:
+            self.path = os.fspath(default_model() if path is None else path)
+            code = lib().moetext_model_open(
+                without_nul(os.fsencode(self.path)), _settings(wishes), ctypes.byref(self._handle), ctypes.byref(error)
+            )
         if code != c.OK:
             raise failure(code, error)
         remembered(self)
@@ -166,6 +192,18 @@ class Model:
     def knows(self, language: str) -> bool:
         """ "de", "DE", "de_DE" and "deu_Latn" are one language."""
         return lib().moetext_model_language_find(self._handle, _code(language)) >= 0
+
+    @property
+    def directions(self) -> list[tuple[str, str]]:
+        """(source, target) of all languages that a text can be translated from and into."""
+        known = list(enumerate(self.languages))
+        return [(a, b) for i, a in known for k, b in known if i != k and lib().moetext_model_hops(self._handle, i, k)]
+
+    def _has_one_source(self, target):
+        """Whether there is one language alone from which there is a way."""
+        to = lib().moetext_model_language_find(self._handle, _code(target))
+        sources = range(lib().moetext_model_language_count(self._handle))
+        return sum(lib().moetext_model_hops(self._handle, i, to) > 0 for i in sources) == 1
 
     @property
     def needs_source(self) -> bool:
@@ -205,17 +243,12 @@ class Model:
     def tokens(self, ids: Iterable[int], source: bool = False) -> tuple[str, ...]:
         """The pieces of text that token ids of a translation, or of a source, stand for, as the tokeniser writes them.
         "": there is no such id."""
-        numbers = _ids(ids)
-        return tuple([self._pieces.get((number, source)) or self._piece(number, source) for number in numbers])
+        return self._tokens(_ids(ids), source, self._handle)
 
-    def _piece(self, number, source):
-        length = ctypes.c_size_t()
-        of = lib().moetext_model_source_piece if source else lib().moetext_model_piece
-        data = of(self._handle, number, ctypes.byref(length))
-        piece = ctypes.string_at(data, length.value).decode("utf-8", "replace")
-        if piece:
-            self._pieces[number, source] = piece
-        return piece
+    def _tokens(self, numbers, source, handle):
+        """Of several models one has them: another one may get its handle when it is closed."""
+        known = {} if self._several else self._pieces
+        return tuple([known.get((number, source)) or _piece(known, number, source, handle) for number in numbers])
 
     def detect(self, text: str) -> list[tuple[str, float]]:
         """The languages of the model that a text may be in, with the probability of each, likeliest first; those below
@@ -240,6 +273,16 @@ class Model:
             lib().moetext_detector_free(self._detector)
             lib().moetext_model_close(self._handle)
             self._handle = None
+
+
+def _piece(known, number, source, handle):
+    length = ctypes.c_size_t()
+    of = lib().moetext_model_source_piece if source else lib().moetext_model_piece
+    data = of(handle, number, ctypes.byref(length))
+    piece = ctypes.string_at(data, length.value).decode("utf-8", "replace")
+    if piece:
+        known[number, source] = piece
+    return piece
 
 
 def _code(code):
@@ -348,7 +391,8 @@ class _Stream(Call):
 class Translator:
     """Translates texts with one model (default: default_model()). Options by name, as options() lists them: target,
     beam, batch, threads... glossary: terms that translations must use, a file (option glossary) or {source: target}; a
-    name that stays is its own target.
+    name that stays is its own target. models: several, as for Model; models_memory="512M": those open at a time take
+    no more, and the others are closed.
 
         with Translator("model.bin", target="de", beam=4) as translator:
             translator.translate(["Good morning!", "Where is my book?"])
@@ -360,9 +404,12 @@ class Translator:
         self,
         model: "str | os.PathLike[str] | Model | None" = None,
         glossary: "str | os.PathLike[str] | Mapping[str, str] | None" = None,
+        models: "Paths | None" = None,
         **wishes: "str | float | bool | None",
     ) -> None:
-        self.model = model if isinstance(model, Model) else Model(model, **wishes)
+        if isinstance(model, Model) and models is not None:
+            raise TypeError("a Translator is of one model, or of models")
+        self.model = model if isinstance(model, Model) else Model(model, models, **wishes)
         self._named = {name for name in ("target", "source") if wishes.get(name)}
         self._wishes = {name: value for name, value in wishes.items() if value is not None}
         with _glossary(glossary) as path:
@@ -602,7 +649,7 @@ class Translator:
             raise ValueError("a translation that is begun has no glossary")
         for name, code in ("target", target), ("source", source):
             if code is None or (name, code) == ("source", "auto"):
-                wanted = name not in self._named and (name == "target" or self.model.needs_source)
+                wanted = name not in self._named and (name == "target" or self._needs_source(target))
                 if code is None and wanted and lib().moetext_model_language_count(self.model._handle):
                     raise MoeError(f"no language: set the option {name}, or name it in the call", "argument", name)
             elif not self.model.knows(code):
@@ -610,6 +657,12 @@ class Translator:
                 raise MoeError(f"the model does not have {code!r}; it has {known}", "argument", name)
         terms = Glossary(self._engine, _terms(glossary)) if glossary else None
         return {"target": target, "source": source, "glossary": terms}
+
+    def _needs_source(self, target):
+        target = target or self._wishes.get("target")
+        if self.model._several and target and self.model.knows(str(target)):
+            return not self.model._has_one_source(str(target))
+        return self.model.needs_source
 
     def _texts(self, texts, errors, prefix, languages):
         if errors not in ("raise", "empty"):
@@ -747,7 +800,7 @@ def _result(model, text, raw):
                 ids := tuple(h.ids[: h.n_ids]),
                 bool(h.finished),
                 _links(text, data, h),
-                model.tokens(ids),
+                model._tokens(ids, False, raw.model),
             )
         )
     status = lib().moe_status_name(raw.status).decode()
@@ -760,8 +813,10 @@ def _result(model, text, raw):
         bool(raw.flags & 2),
         bool(raw.flags & 4),
         bool(raw.flags & 8),
-        model.tokens(source_ids, source=True),
+        model._tokens(source_ids, True, raw.model),
         source_ids,
+        ctypes.string_at(raw.between, raw.between_length).decode("utf-8") if raw.between else "",
+        (raw.between_language or b"").decode("utf-8"),
     )
 
 
