@@ -11,7 +11,7 @@
  *    7. Elementary functions   exp, log, tanh, sigmoid, gelu, softplus: one definition for every machine
  *    8. Number formats         F32, F16, BF16, Q8, Q4: the meaning of a matrix's bytes
  *    9. Kernels: portable      the oracle: all other kernels must equal it bit for bit
- *   10. Kernels: floats        exp, dot products, LSTM cells: one text for all instruction sets below
+ *   10. Kernels: shared        floats, quantised tiles of x86: one text for all instruction sets below
  *   11. Kernels: AVX2          plain, with VNNI
  *   12. Kernels: AVX-512       with VNNI
  *   13. Kernels: AMX           int8 tiles, all else as in the AVX-512 room
@@ -1315,6 +1315,13 @@ static void moe_linear_other(const moe_linear *l, size_t row0, size_t row1, size
     else floats(l, row0, row1, block0, block1);
 }
 
+/* The linear of an instruction set with products for Q8 and Q4. `rest` is the suffix of its other kernels. */
+#define MOE_LINEAR_OF(name, rest, products)                                                                      \
+    static void moe_linear_##name(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) { \
+        if (l->w->type == MOE_TYPE_Q8 || l->w->type == MOE_TYPE_Q4) products;                                    \
+        else moe_linear_other(l, row0, row1, block0, block1, moe_linear_##name, moe_linear_float_##rest);        \
+    }
+
 static void moe_linear_float_portable(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     const moe_matrix *w = l->w;
     for (size_t j = block0 * 16; j < moe_min(block1 * 16, w->rows); j++)
@@ -1462,6 +1469,29 @@ static int moe_portable_available(void) { return 1; }
 
 static const moe_kernels moe_kernels_portable = { MOE_KERNELS_OF(portable, moe_linear_portable, portable) };
 
+/* Four codes, for every lane. */
+MOE_INLINE int32_t moe_four(const int8_t *codes) {
+    int32_t four;
+    memcpy(&four, codes, 4);
+    return four;
+}
+
+/* The sum of a group of codes, which the quantiser wrote behind the codes. */
+MOE_INLINE int32_t moe_code_sum(const int8_t *at) {
+    int16_t sum;
+    memcpy(&sum, at, 2);
+    return sum;
+}
+
+/* Where output `at` of some blocks is: `unit` bytes for each, 16 in a block. */
+MOE_INLINE size_t moe_register_at(int at, size_t block_bytes, size_t unit) {
+    return (size_t)at / 16 * block_bytes + (size_t)at % 16 * unit;
+}
+
+/* Some rows of a tile of a quantised matrix: see room 10. */
+typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
+                            const char *next, int ask);
+
 /* Without this gcc keeps the sums of a tile in memory. The second one is for a loop whose length is constant in some
  * inlined copies only: clang unrolls these without a pragma, and with one warns about the others. */
 #if defined(__clang__)
@@ -1475,10 +1505,12 @@ static const moe_kernels moe_kernels_portable = { MOE_KERNELS_OF(portable, moe_l
 #endif /* MOE_HOST */
 #endif /* MOE_ISA */
 
-/* ==== 10. Kernels: floats =====================================================================================
- * Owns the kernels that have the same text for every instruction set. Rooms 11, 12 and 14 include this file for this
- * room only. They define MOE_ISA, the suffix of every name here, and moe_lanes_ISA, 16 floats in registers, with these
- * operations. Invariant: the order of all sums and roundings is that of room 9.
+/* ==== 10. Kernels: shared =====================================================================================
+ * Owns the kernels that have the same text for several instruction sets. Rooms 11, 12 and 14 include this file for this
+ * room only. They define MOE_ISA, the suffix of every name here, and registers with some operations. Invariant: the
+ * order of all sums and roundings of floats is that of room 9.
+ *
+ * Floats: moe_lanes_ISA is 16 floats in registers, with moe_lanes_OPERATION_ISA:
  *
  *   of(x)              16 times x                       load(x, n)      the first n of 16 floats, then zeros
  *   add sub mul div    lane by lane                     store(y, v, n)  the first n lanes
@@ -1491,13 +1523,30 @@ static const moe_kernels moe_kernels_portable = { MOE_KERNELS_OF(portable, moe_l
  *   max_few(x, n)      of fewer than 16 floats          put(l, row, j, v, n)  n joined rows of v, as moe_linear_put
  *
  * and MOE_ISA_OUTPUTS, the outputs of a tile of a float matrix: put has so many rows at most. MOE_ISA_FETCH(type, w)
- * prefetches. */
+ * prefetches.
+ *
+ * Quantised tiles of x86: moe_ints_BITS is a register of MOE_ISA_BITS, the sums of 8 or 16 outputs, with
+ * moe_ints_OPERATION_BITS: of(x), load(x), store(x, v), add(a, b), nibbles(v, shift), factor(subs), the subs of its
+ * outputs in the low half of each lane. moe_OPERATION_ISA:
+ *
+ *   line_of(w)              a register of Q8 weights as `product` takes them; their type is moe_line_ISA
+ *   product(sum, line, x)   adds the products of four columns; x has four codes in every lane
+ *   start(start, r, v)      what the sums of row r, register v begin with, if they are `started`
+ *   part_of(x_sum)          what a group's part begins with: nibbles are code + 8, so 8 * sum(x) has to come off
+ *   product_q4(part, n, x)  as product, of nibbles
+ *   times_sub(sum, part, x_sum, factor)  adds part times sub
+ *
+ * and MOE_ISA_TILES(X), a list of X(format, rows, blocks); MOE_ISA_ROWS, the most rows of a tile of Q8 (of Q4: 4);
+ * MOE_ISA_LINES(rows), the lines of weights that a tile of few rows takes at once; MOE_ISA_VNNI, whether products are
+ * of unsigned by signed bytes: each weight is made unsigned by adding 128, and start[r] is 128 * sum(codes of row r),
+ * which is taken off. Else start[16] is moe_negative_avx2 of a block, or NULL. */
 
 #ifdef MOE_ISA
 #define K(name) MOE_NAME(moe_##name##_, MOE_ISA)
 #define L(name) MOE_NAME(moe_lanes_##name##_, MOE_ISA)
 #define V MOE_NAME(moe_lanes_, MOE_ISA)
 
+#ifdef MOE_ISA_OUTPUTS
 /* moe_expf for x <= MOE_EXP_HIGH and NaN: `scaled` makes the zeros, so nothing need be clamped below. */
 MOE_ISA_INLINE V K(exp_below)(V x) {
     const V magic = L(of)(MOE_ROUND_MAGIC), t = L(add)(L(mul)(x, L(of)(MOE_LOG2E)), magic), n = L(sub)(t, magic);
@@ -1743,14 +1792,221 @@ MOE_ISA_STATIC void K(heads)(const moe_heads *h, size_t rows) {
     moe_heads_by(h, rows, K(dot), K(max), K(exp_sum), K(blend));
 }
 #endif
+#undef MOE_ISA_OUTPUTS
+#undef MOE_ISA_FETCH
+#endif
+
+#ifdef MOE_ISA_TILES
+#define I(name) MOE_NAME(moe_ints_##name##_, MOE_ISA_BITS)
+#define Q MOE_NAME(moe_ints_, MOE_ISA_BITS)
+#define MOE_WIDTH (MOE_ISA_BITS / 32)
+/* Few rows are limited by memory, which is fastest if read in order: block by block, each line 6 KB ahead. Registers of
+ * 8 outputs always read so. */
+#define MOE_FEW(type, rows) (MOE_WIDTH == 8 || (rows) <= ((type) == MOE_TYPE_Q8 ? 3 : 2))
+
+/* Prefetch step i's lines from `next` on: `ask` lines into the first-level cache, or -ask lines into the second. */
+MOE_ISA_INLINE void K(ask)(const char *next, size_t i, const int ask) {
+    MOE_UNROLL_FOR (int n = 0; n < ask; n++) __builtin_prefetch(next + (i * (size_t)ask + (size_t)n) * 64);
+    MOE_UNROLL_FOR (int n = 0; n < -ask; n++) __builtin_prefetch(next + (i * (size_t)-ask + (size_t)n) * 64, 0, 2);
+}
+
+/* A tile of a Q8 matrix: `rows` rows of codes at x by `wide` registers of outputs, all sums in registers. Few rows have
+ * too few sums to keep the processor busy, so they take some lines of 16 outputs x 4 columns at once. */
+MOE_ISA_INLINE void K(q8_sums)(const moe_matrix *m, const int8_t *x, const char *w, Q sum[8][8], const int rows,
+                               const int wide, const int lines, const int started, const char *next, const int ask) {
+    const size_t code_bytes = moe_code_bytes(m->cols), steps = m->cols_padded / 4 / (size_t)lines;
+    (void)started;
+    for (size_t step = 0; step < steps; step++, w += 64 * lines, x += 4 * lines) {
+        K(ask)(next, step, ask);
+        MOE_UNROLL_FOR (int i = 0; i < lines; i++) {
+            MOE_NAME(moe_line_, MOE_ISA) line[3];
+            MOE_UNROLL_FOR (int v = 0; v < wide; v++)
+                line[v] = K(line_of)(w + 64 * i + moe_register_at(v * MOE_WIDTH, m->cols_padded * 16, 4), started);
+            MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
+                const Q four = I(of)(moe_four(x + (size_t)r * code_bytes + 4 * i));
+                MOE_UNROLL_FOR (int v = 0; v < wide; v++)
+                    sum[r][i * wide + v] = K(product)(sum[r][i * wide + v], line[v], four, started);
+            }
+        }
+    }
+}
+
+/* The same for Q4, group by group. Nibbles are code + 8, unsigned as they are; 8 * sum(x) is taken off the part of a
+ * group, which leaves sum(code * x), and 16 bits hold it (8 * 127 * 32 = 32512) when it is multiplied by the sub.
+ * `apart`: low and high nibbles have parts of their own, so that few products wait for the one before. */
+MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const char *w, const int8_t *sub, Q sum[8][8],
+                               const int rows, const int wide, const int apart, const char *next, const int ask) {
+    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
+    const int8_t *x_sums = x + m->cols_padded;
+    for (size_t g = 0; g < groups; g++, sub += 16, x_sums += 2) {
+        Q part[8][4];
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+            MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
+                part[r][v] = K(part_of)(moe_code_sum(x_sums + (size_t)r * code_bytes));
+                if (apart) part[r][wide + v] = I(of)(0);
+            }
+        MOE_UNROLL_FOR (size_t u = 0; u < 4; u++, w += 64, x += 8) { /* a line is 16 outputs x 8 columns */
+            Q low[3], high[3];
+            K(ask)(next, g * 4 + u, ask);
+            MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
+                const Q line = I(load)(w + moe_register_at(v * MOE_WIDTH, groups * 256, 4));
+                low[v] = I(nibbles)(line, 0);
+                high[v] = I(nibbles)(line, 4);
+            }
+            MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
+                const int8_t *eight = x + (size_t)r * code_bytes;
+                const Q x0 = I(of)(moe_four(eight)), x1 = I(of)(moe_four(eight + 4));
+                MOE_UNROLL_FOR (int v = 0; v < wide; v++) part[r][v] = K(product_q4)(part[r][v], low[v], x0);
+                MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
+                    Q *to = &part[r][apart ? wide + v : v];
+                    *to = K(product_q4)(*to, high[v], x1);
+                }
+            }
+        }
+        MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
+            const Q factor = I(factor)(sub + moe_register_at(v * MOE_WIDTH, groups * 16, 1));
+            MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
+                const Q whole = apart ? I(add)(part[r][v], part[r][wide + v]) : part[r][v];
+                sum[r][v] = K(times_sub)(sum[r][v], whole, moe_code_sum(x_sums + (size_t)r * code_bytes), factor);
+            }
+        }
+    }
+}
+
+/* Prefetch the output lines of a tile: they arrive before its sums are done. */
+MOE_ISA_INLINE void K(expect)(const moe_linear *l, size_t row, size_t block, const int rows, const int blocks) {
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+        MOE_UNROLL_FOR (int b = 0; b < blocks; b++) {
+            const size_t at = row + (size_t)r, j = (block + (size_t)b) * 16;
+            __builtin_prefetch(l->y + at * l->y_stride + j, 1);
+            __builtin_prefetch(l->add + at * l->add_stride + j);
+        }
+}
+
+/* Loops that prefetch nothing have no instruction for it, and cases that cannot be no loop. */
+#define MOE_ASK(n)                                                                              \
+    case n:                                                                                     \
+        if (few ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                            \
+        if (type == MOE_TYPE_Q8) K(q8_sums)(m, x, w, sum, rows, wide, lines, started, next, n); \
+        else K(q4_sums)(m, x, w, sub, sum, rows, wide, apart, next, n);                         \
+        break;
+
+/* Tiles from codes to floats, of `blocks` blocks, for few rows one after the other up to block1. `next`, `ask`: what to
+ * prefetch meanwhile; few rows see to that themselves. */
+MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
+                            const char *next, int ask, const moe_type type, const int rows, const int blocks,
+                            const int started) {
+    const moe_matrix *m = l->w;
+    const int few = MOE_FEW(type, rows) && blocks == 1, registers = blocks * 16 / MOE_WIDTH;
+    const int lines = type == MOE_TYPE_Q8 ? MOE_ISA_LINES(rows) : 1, apart = few && MOE_ISA_VNNI;
+    /* at a time: several rows of Q4 have too many sums and parts for 16 registers */
+    const int wide = type == MOE_TYPE_Q8 || MOE_WIDTH == 16 || rows == 1 ? registers : 1;
+    const size_t bytes = type == MOE_TYPE_Q8 ? 16 : 8, sub_bytes = m->cols_padded / MOE_Q4_GROUP * 16;
+    const int8_t *x = l->codes + row * moe_code_bytes(m->cols);
+    do {
+        int32_t sums[8 * 3 * 16];
+        if (l->add) K(expect)(l, row, block, rows, blocks);
+        for (int first = 0; first < registers; first += wide) {
+            const char *w = (const char *)m->data + block * m->cols_padded * bytes + first * MOE_WIDTH * 4;
+            const int8_t *sub = type == MOE_TYPE_Q8 ? NULL : m->subs + block * sub_bytes + first * MOE_WIDTH;
+            Q sum[8][8];
+            MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+                MOE_UNROLL_FOR (int v = 0; v < wide * lines; v++)
+                    sum[r][v] = started && v < wide ? K(start)(start, r, v) : I(of)(0);
+            if (few) next = w + MOE_AHEAD, ask = first ? 0 : lines;
+            switch (ask) {
+                MOE_ASK(0)
+                MOE_ASK(1)
+                MOE_ASK(2)
+                MOE_ASK(3)
+                MOE_ASK(4)
+                MOE_ASK(-1)
+                MOE_ASK(-2)
+                MOE_ASK(-3)
+            }
+            MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+                MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
+                    MOE_UNROLL_FOR (int i = 1; i < lines; i++) sum[r][v] = I(add)(sum[r][v], sum[r][i * wide + v]);
+                    I(store)(sums + r * blocks * 16 + (first + v) * MOE_WIDTH, sum[r][v]);
+                }
+        }
+        K(finish)(l, row, block, (size_t)rows, (size_t)blocks, sums);
+    } while (few && ++block < block1);
+}
+#undef MOE_ASK
+
+#define MOE_TILE(type, rows, blocks)                                                                                 \
+    MOE_ISA_STATIC void K(tile_##type##_##rows##x##blocks)(const moe_linear *l, const int32_t *start, size_t row,    \
+                                                           size_t block, size_t block1, const char *next, int ask) { \
+        if (MOE_TYPE_##type == MOE_TYPE_Q8 && (start || MOE_ISA_VNNI))                                               \
+            K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, 1);                      \
+        else K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, 0);                     \
+    }
+#define MOE_TILE_AT(type, rows, blocks)                                                              \
+    [MOE_TYPE_##type == MOE_TYPE_Q4][(rows) - 1][(blocks) - 1] = K(tile_##type##_##rows##x##blocks),
+MOE_ISA_TILES(MOE_TILE)
+static const moe_tile_fn K(tiles)[2][8][3] = { MOE_ISA_TILES(MOE_TILE_AT) };
+
+/* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut
+ * evenly, so that no tile has a single row. Each cut prefetches its part of the next tile: if the first one prefetched
+ * all, it would wait for memory, which would be idle during the others. A `small` first-level cache is kept for the
+ * current tile if it cannot hold both. Beyond block1 only the caller's hint is prefetched: another thread may work on
+ * the rest. */
+MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
+                                 int small) {
+    enum { ROWS = 64 };
+    const int q8 = l->w->type == MOE_TYPE_Q8;
+    const size_t block_bytes = l->w->cols_padded * (q8 ? 16 : 8), most = q8 ? MOE_ISA_ROWS : 4,
+                 widest = MOE_WIDTH == 16 ? 3 : 1;
+    const moe_tile_fn(*tiles)[3] = K(tiles)[!q8];
+    int32_t start[ROWS] = { 0 };
+    for (; row0 < row1; row0 += ROWS) {
+        const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, most);
+        const int negative = !MOE_ISA_VNNI && q8 && cuts > 2; /* worth a pass over all weights */
+        for (size_t r = 0; MOE_ISA_VNNI && q8 && r < rows; r++) start[r] = moe_taken(l, row0 + r);
+        if (rows <= most && MOE_FEW(l->w->type, rows)) {
+            tiles[rows - 1][0](l, !MOE_ISA_VNNI ? NULL : start, row0, block0, block1, NULL, 0);
+            continue;
+        }
+        for (size_t block = block0, blocks, each; block < block1; block += blocks) {
+            const char *next = l->next;
+            int far;
+            blocks = moe_min(widest, block1 - block);
+            if (block1 - block == 4) blocks = moe_min(widest, 2); /* no single one at the end if that can be */
+            if (block + blocks < block1) next = (const char *)l->w->data + (block + blocks) * block_bytes;
+            each = next ? moe_divide_up(blocks, cuts) : 0; /* blocks that a cut prefetches */
+            far = small && 2 * blocks * block_bytes > MOE_SMALL_L1;
+            if (negative) moe_negative_avx2(l->w, block, start);
+            for (size_t cut = 0; cut < cuts; cut++) {
+                const size_t first = rows * cut / cuts, count = rows * (cut + 1) / cuts - first;
+                const size_t asked = moe_min(blocks, cut * each);
+                const int ask = (int)moe_min(each, blocks - asked);
+                const int32_t *from = MOE_ISA_VNNI ? start + first : negative ? start : NULL;
+                tiles[count - 1][blocks - 1](l, from, row0 + first, block, block + blocks,
+                                             ask ? next + asked * block_bytes : NULL, far ? -ask : ask);
+            }
+        }
+    }
+}
+
+#undef MOE_TILE
+#undef MOE_TILE_AT
+#undef MOE_FEW
+#undef MOE_WIDTH
+#undef Q
+#undef I
+#undef MOE_ISA_TILES
+#undef MOE_ISA_BITS
+#undef MOE_ISA_ROWS
+#undef MOE_ISA_LINES
+#undef MOE_ISA_VNNI
+#endif
 
 #undef V
 #undef L
 #undef K
 #undef MOE_ISA_INLINE
 #undef MOE_ISA_STATIC
-#undef MOE_ISA_OUTPUTS
-#undef MOE_ISA_FETCH
 #undef MOE_ISA
 #else
 #if MOE_HOST
@@ -1863,66 +2119,36 @@ MOE_AVX2_INLINE void moe_lanes_code_sums_avx2(const int8_t *q, int16_t sums[2]) 
  * does no harm. Measured on Zen 5 with weights in L2, L3 and DRAM. */
 enum { MOE_AHEAD = 6144 };
 
-MOE_AVX2_INLINE void moe_fetch_avx2(const void *w) { _mm_prefetch((const char *)w + MOE_AHEAD, _MM_HINT_T0); }
+/* ---- Quantised tiles ---- */
 
-#define MOE_ISA avx2
-#define MOE_ISA_STATIC MOE_AVX2 static
-#define MOE_ISA_INLINE MOE_AVX2_INLINE
-#define MOE_ISA_OUTPUTS 1
-#define MOE_ISA_FETCH(type, w)                                                                            \
-    if ((type) == MOE_TYPE_F32) _mm_prefetch(w, _MM_HINT_T0) /* the others wait for conversion instead */
-#include "moe.c"
+typedef __m256i moe_ints_256;
+typedef struct moe_line_avx2 {
+    __m256i size, sign;
+} moe_line_avx2;
 
-/* Four codes in every lane. */
-MOE_AVX2_INLINE __m256i moe_four_avx2(const int8_t *codes) {
-    int32_t four;
-    memcpy(&four, codes, 4);
-    return _mm256_set1_epi32(four);
-}
+#define moe_ints_of_256 _mm256_set1_epi32
+#define moe_ints_add_256 _mm256_add_epi32
+#define moe_ints_load_256(x) _mm256_loadu_si256((const void *)(x))
+#define moe_ints_store_256(x, v) _mm256_storeu_si256((void *)(x), v)
+#define moe_ints_nibbles_256(v, shift) _mm256_and_si256(_mm256_srli_epi16(v, shift), _mm256_set1_epi8(15))
+#define moe_ints_factor_256(subs)                                                                            \
+    _mm256_and_si256(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(subs))), _mm256_set1_epi32(0xffff))
 
-/* A tile: up to 4 rows by a block of 16 outputs of a Q8 matrix. maddubs multiplies |w| (unsigned) by
- * x with w's sign; within [-128, 127] its 16-bit sums cannot saturate (2 * 127 * 128 = 32512), so everything is exact.
+/* maddubs multiplies |w| (unsigned) by x with w's sign; within [-128, 127] its 16-bit sums cannot saturate (2 * 127 *
+ * 128 = 32512), so everything is exact.
  *
- * `start` NULL: vpsignb gives x the sign, which seems to use a port that multiplies (without it Zen 4 is a fifth
- * faster). Else x is only inverted where w is negative, which gives -x - 1 and omits sum |w| of the negative w:
- * start[16] holds these sums. */
-MOE_AVX2_INLINE void moe_q8_sums_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block,
-                                      const int rows, const int invert) {
-    const size_t lines = l->w->cols_padded / 4, code_bytes = moe_code_bytes(l->w->cols);
-    const char *w = (const char *)l->w->data + block * lines * 64;
-    const int8_t *x = l->codes + row * code_bytes;
-    const __m256i ones = _mm256_set1_epi16(1), zero = _mm256_setzero_si256();
-    int32_t sums[4 * 16];
-    __m256i low[4], high[4];
-    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-        low[r] = invert ? _mm256_loadu_si256((const void *)start) : zero;
-        high[r] = invert ? _mm256_loadu_si256((const void *)(start + 8)) : zero;
-    }
-    for (size_t i = 0; i < lines; i++, w += 64, x += 4) {
-        __m256i w0 = _mm256_loadu_si256((const void *)w), a0 = _mm256_abs_epi8(w0);
-        __m256i w1 = _mm256_loadu_si256((const void *)(w + 32)), a1 = _mm256_abs_epi8(w1);
-        if (invert) w0 = _mm256_cmpgt_epi8(zero, w0), w1 = _mm256_cmpgt_epi8(zero, w1);
-        moe_fetch_avx2(w);
-        MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-            const __m256i four = moe_four_avx2(x + (size_t)r * code_bytes);
-            const __m256i x0 = invert ? _mm256_xor_si256(four, w0) : _mm256_sign_epi8(four, w0);
-            const __m256i x1 = invert ? _mm256_xor_si256(four, w1) : _mm256_sign_epi8(four, w1);
-            low[r] = _mm256_add_epi32(low[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a0, x0), ones));
-            high[r] = _mm256_add_epi32(high[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a1, x1), ones));
-        }
-    }
-    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-        _mm256_storeu_si256((void *)(sums + r * 16), low[r]);
-        _mm256_storeu_si256((void *)(sums + r * 16 + 8), high[r]);
-    }
-    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
+ * vpsignb gives x the sign, which seems to use a port that multiplies (without it Zen 4 is a fifth faster). Where sums
+ * are `started`, x is only inverted where w is negative, which gives -x - 1 and omits sum |w| of the negative w: with
+ * these sums of the block's 16 outputs they start. */
+MOE_AVX2_INLINE moe_line_avx2 moe_line_of_avx2(const char *w, const int started) {
+    const __m256i v = moe_ints_load_256(w);
+    return (moe_line_avx2){ _mm256_abs_epi8(v), started ? _mm256_cmpgt_epi8(_mm256_setzero_si256(), v) : v };
 }
-
-MOE_AVX2_INLINE void moe_tile_q8_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block,
-                                      const int rows) {
-    if (start) moe_q8_sums_avx2(l, start, row, block, rows, 1);
-    else moe_q8_sums_avx2(l, start, row, block, rows, 0);
+MOE_AVX2_INLINE __m256i moe_product_avx2(__m256i sum, moe_line_avx2 w, __m256i four, const int started) {
+    const __m256i x = started ? _mm256_xor_si256(four, w.sign) : _mm256_sign_epi8(four, w.sign);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w.size, x), _mm256_set1_epi16(1)));
 }
+#define moe_start_avx2(start, r, v) moe_ints_load_256((start) + 8 * (v))
 
 /* The part of a block's sums that inverted codes omit: sum |w| of the negative w. */
 MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_t start[16]) {
@@ -1938,116 +2164,31 @@ MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_
     _mm256_storeu_si256((void *)(start + 8), sum[1]);
 }
 
-/* The same for Q4. Nibbles are code + 8, unsigned, so maddubs needs no signs, and its 16-bit sums hold a whole group
- * (8 * 2 * 15 * 127 = 30480); per group 8 * sum(x) is taken off, which leaves sum(code * x) in 16 bits (8 * 127 * 32 =
- * 32512), and the rest multiplied by sub: the same integer in another order. Several rows take half a block at a time,
- * to stay in 16 registers. */
-MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block,
-                                      const int rows) {
-    const moe_matrix *m = l->w;
-    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
-    const uint8_t *w = (const uint8_t *)m->data + block * groups * 256;
-    const int8_t *subs = m->subs + block * groups * 16, *x = l->codes + row * code_bytes;
-    const __m256i ones = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15), low_half = _mm256_set1_epi32(0xffff);
-    const int halves = rows == 1 ? 2 : 1;
-    int32_t sums[4 * 16];
-    (void)start;
-    MOE_UNROLL_FOR (int half = 0; half < 2; half += halves) {
-        __m256i sum[4][2];
-        MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-            MOE_UNROLL_FOR (int h = 0; h < halves; h++) sum[r][h] = _mm256_setzero_si256();
-        for (size_t g = 0; g < groups; g++) {
-            __m256i part[4][2];
-            MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-                MOE_UNROLL_FOR (int h = 0; h < halves; h++) part[r][h] = _mm256_setzero_si256();
-            MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) /* a unit is 16 rows x 8 columns */
-                MOE_UNROLL_FOR (int h = 0; h < halves; h++) {
-                    const uint8_t *at = w + (g * 4 + u) * 64 + (half + h) * 32;
-                    const __m256i bytes = _mm256_loadu_si256((const void *)at);
-                    if (half + h == 0) moe_fetch_avx2(at);
-                    const __m256i w0 = _mm256_and_si256(bytes, nibble);
-                    const __m256i w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
-                    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-                        const int8_t *codes = x + (size_t)r * code_bytes + g * MOE_Q4_GROUP + u * 8;
-                        const __m256i p0 = _mm256_maddubs_epi16(w0, moe_four_avx2(codes));
-                        const __m256i p1 = _mm256_maddubs_epi16(w1, moe_four_avx2(codes + 4));
-                        part[r][h] = _mm256_add_epi16(part[r][h], _mm256_add_epi16(p0, p1));
-                        __asm__(
-                            ""
-                            : "+x"(part[r][h])); /* or gcc sums all products of a group in the end and spills them */
-                    }
-                }
-            MOE_UNROLL_FOR (int h = 0; h < halves; h++) {
-                const __m128i eight = _mm_loadl_epi64((const void *)(subs + g * 16 + (half + h) * 8));
-                const __m256i sub = _mm256_and_si256(_mm256_cvtepi8_epi32(eight), low_half);
-                MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-                    int16_t x_sum;
-                    __m256i v;
-                    memcpy(&x_sum, x + (size_t)r * code_bytes + m->cols_padded + 2 * g, 2);
-                    v = _mm256_sub_epi32(_mm256_madd_epi16(part[r][h], ones), _mm256_set1_epi32(8 * x_sum));
-                    sum[r][h] = _mm256_add_epi32(sum[r][h], _mm256_madd_epi16(v, sub));
-                }
-            }
-        }
-        MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-            MOE_UNROLL_FOR (int h = 0; h < halves; h++)
-                _mm256_storeu_si256((void *)(sums + r * 16 + (half + h) * 8), sum[r][h]);
-    }
-    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
+/* Nibbles need no signs, and 16-bit sums hold a whole group (8 * 2 * 15 * 127 = 30480). */
+#define moe_part_of_avx2(x_sum) _mm256_setzero_si256()
+MOE_AVX2_INLINE __m256i moe_product_q4_avx2(__m256i part, __m256i nibbles, __m256i four) {
+    part = _mm256_add_epi16(part, _mm256_maddubs_epi16(nibbles, four));
+    __asm__("" : "+x"(part)); /* or gcc sums all products of a group in the end and spills them */
+    return part;
+}
+MOE_AVX2_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_sum, __m256i sub) {
+    const __m256i whole = _mm256_madd_epi16(part, _mm256_set1_epi16(1));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_sub_epi32(whole, _mm256_set1_epi32(8 * x_sum)), sub));
 }
 
-/* Tiles by rows, and loops of tiles over all rows and blocks. */
-typedef void (*moe_tile_fn_avx2)(const moe_linear *l, const int32_t *start, size_t row, size_t block);
-
-#define MOE_TILE_AVX2(target, name, rows)                                                                   \
-    target static void name##_##rows(const moe_linear *l, const int32_t *start, size_t row, size_t block) { \
-        name(l, start, row, block, rows);                                                                   \
-    }
-#define MOE_TILES_AVX2(target, name) \
-    MOE_TILE_AVX2(target, name, 1)   \
-    MOE_TILE_AVX2(target, name, 2)   \
-    MOE_TILE_AVX2(target, name, 3)   \
-    MOE_TILE_AVX2(target, name, 4)
-MOE_TILES_AVX2(MOE_AVX2, moe_tile_q8_avx2)
-MOE_TILES_AVX2(MOE_AVX2, moe_tile_q4_avx2)
-static const moe_tile_fn_avx2 moe_tiles_q8_avx2[] = { moe_tile_q8_avx2_1, moe_tile_q8_avx2_2, moe_tile_q8_avx2_3,
-                                                      moe_tile_q8_avx2_4 };
-static const moe_tile_fn_avx2 moe_tiles_q4_avx2[] = { moe_tile_q4_avx2_1, moe_tile_q4_avx2_2, moe_tile_q4_avx2_3,
-                                                      moe_tile_q4_avx2_4 };
-
-/* What the sums of tiles start from: 0, 128 * sum of a row's codes to be taken off, or the negative weights of a block.
- */
-typedef enum moe_start_avx2 { MOE_START_ZERO, MOE_START_ROWS, MOE_START_BLOCK } moe_start_avx2;
-
-/* Blocks outside, rows inside, cut evenly: a block of weights is read once from memory and stays in L1 for all rows. */
-static void moe_quantised_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
-                               const moe_tile_fn_avx2 *tiles, size_t tile_rows, moe_start_avx2 start) {
-    enum { ROWS = 48 };
-    int32_t taken[ROWS], negative[16];
-    for (; row0 < row1; row0 += ROWS) {
-        const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, tile_rows);
-        for (size_t r = 0; start == MOE_START_ROWS && r < rows; r++) taken[r] = moe_taken(l, row0 + r);
-        for (size_t block = block0; block < block1; block++) {
-            const int whole = start == MOE_START_BLOCK && cuts > 2; /* worth a pass over all weights */
-            if (whole) moe_negative_avx2(l->w, block, negative);
-            for (size_t cut = 0; cut < cuts; cut++) {
-                const size_t first = rows * cut / cuts, count = rows * (cut + 1) / cuts - first;
-                const int32_t *from = start == MOE_START_ROWS ? taken + first : whole ? negative : NULL;
-                tiles[count - 1](l, from, row0 + first, block);
-            }
-        }
-    }
-}
-
-static void moe_linear_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    if (l->w->type == MOE_TYPE_Q8)
-        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q8_avx2, MOE_COUNT(moe_tiles_q8_avx2),
-                           MOE_START_BLOCK);
-    else if (l->w->type == MOE_TYPE_Q4)
-        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q4_avx2, MOE_COUNT(moe_tiles_q4_avx2),
-                           MOE_START_ZERO);
-    else moe_linear_other(l, row0, row1, block0, block1, moe_linear_avx2, moe_linear_float_avx2);
-}
+#define MOE_ISA avx2
+#define MOE_ISA_STATIC MOE_AVX2 static
+#define MOE_ISA_INLINE MOE_AVX2_INLINE
+#define MOE_ISA_OUTPUTS 1
+#define MOE_ISA_FETCH(type, w)                                                                            \
+    if ((type) == MOE_TYPE_F32) _mm_prefetch(w, _MM_HINT_T0) /* the others wait for conversion instead */
+#define MOE_ISA_BITS 256
+#define MOE_ISA_VNNI 0
+#define MOE_ISA_LINES(rows) 1
+#define MOE_ISA_ROWS 4
+#define MOE_FOUR_TILES(X, type) X(type, 1, 1) X(type, 2, 1) X(type, 3, 1) X(type, 4, 1)
+#define MOE_ISA_TILES(X) MOE_FOUR_TILES(X, Q8) MOE_FOUR_TILES(X, Q4)
+#include "moe.c"
 
 static int moe_avx2_available(void) {
     unsigned eax, ebx, ecx, edx;
@@ -2057,6 +2198,7 @@ static int moe_avx2_available(void) {
            (ecx >> 29 & 1); /* F16C, which older compilers cannot ask for */
 }
 
+MOE_LINEAR_OF(avx2, avx2, moe_quantised_avx2(l, row0, row1, block0, block1, 0))
 static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_OF(avx2, moe_linear_avx2, avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
@@ -2075,106 +2217,31 @@ static int moe_avxvnni_available(void) {
 #define MOE_AVXVNNI __attribute__((target(MOE_AVXVNNI_TARGET)))
 #define MOE_AVXVNNI_INLINE static inline __attribute__((always_inline, target(MOE_AVXVNNI_TARGET)))
 
-/* start[r] is 128 * sum of the codes of row r. One or two rows have too few sums to keep the processor busy, so they
- * take some lines of 16 outputs x 4 columns at once. */
-MOE_AVXVNNI_INLINE void moe_tile_q8_avxvnni(const moe_linear *l, const int32_t *start, size_t row, size_t block,
-                                            const int rows) {
-    const size_t code_bytes = moe_code_bytes(l->w->cols);
-    const char *w = (const char *)l->w->data + block * l->w->cols_padded * 16;
-    const int8_t *x = l->codes + row * code_bytes;
-    const __m256i bias = _mm256_set1_epi8(-128);
-    const int lines = rows == 1 ? 4 : rows == 2 ? 2 : 1;
-    int32_t sums[6 * 16];
-    __m256i low[6][4], high[6][4];
-    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-        MOE_UNROLL_FOR (int i = 0; i < lines; i++) low[r][i] = high[r][i] = _mm256_set1_epi32(i ? 0 : -start[r]);
-    for (size_t k = 0; k < l->w->cols_padded; k += 4 * (size_t)lines)
-        MOE_UNROLL_FOR (int i = 0; i < lines; i++, w += 64, x += 4) {
-            const __m256i w0 = _mm256_xor_si256(_mm256_loadu_si256((const void *)w), bias);
-            const __m256i w1 = _mm256_xor_si256(_mm256_loadu_si256((const void *)(w + 32)), bias);
-            moe_fetch_avx2(w);
-            MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-                const __m256i four = moe_four_avx2(x + (size_t)r * code_bytes);
-                low[r][i] = MOE_DPBUSD(low[r][i], w0, four);
-                high[r][i] = MOE_DPBUSD(high[r][i], w1, four);
-            }
-        }
-    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-        MOE_UNROLL_FOR (int i = 1; i < lines; i++) {
-            low[r][0] = _mm256_add_epi32(low[r][0], low[r][i]);
-            high[r][0] = _mm256_add_epi32(high[r][0], high[r][i]);
-        }
-        _mm256_storeu_si256((void *)(sums + r * 16), low[r][0]);
-        _mm256_storeu_si256((void *)(sums + r * 16 + 8), high[r][0]);
-    }
-    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
+typedef __m256i moe_line_avxvnni;
+#define moe_line_of_avxvnni(w, started) _mm256_xor_si256(moe_ints_load_256(w), _mm256_set1_epi8(-128))
+MOE_AVXVNNI_INLINE __m256i moe_product_avxvnni(__m256i sum, __m256i line, __m256i four, const int started) {
+    (void)started;
+    sum = MOE_DPBUSD(sum, line, four);
+    __asm__("" : "+x"(sum)); /* or gcc copies sums around and spills a line */
+    return sum;
 }
+#define moe_start_avxvnni(start, r, v) _mm256_set1_epi32(-(start)[r])
+#define moe_part_of_avxvnni(x_sum) _mm256_set1_epi32(-8 * (x_sum))
+#define moe_product_q4_avxvnni(part, nibbles, four) moe_product_avxvnni(part, nibbles, four, 0)
+#define moe_times_sub_avxvnni(sum, part, x_sum, sub) _mm256_add_epi32(sum, _mm256_madd_epi16(part, sub))
+#define moe_finish_avxvnni moe_finish_avx2
 
-/* As moe_tile_q4_avx2 but for the products; low and high nibbles have sums of their own, so that few products wait for
- * the one before. */
-MOE_AVXVNNI_INLINE void moe_tile_q4_avxvnni(const moe_linear *l, const int32_t *start, size_t row, size_t block,
-                                            const int rows) {
-    const moe_matrix *m = l->w;
-    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
-    const char *w = (const char *)m->data + block * groups * 256;
-    const int8_t *subs = m->subs + block * groups * 16, *x = l->codes + row * code_bytes;
-    const __m256i nibble = _mm256_set1_epi8(15), low_half = _mm256_set1_epi32(0xffff);
-    int32_t sums[4 * 16];
-    (void)start;
-    for (size_t half = 0; half < 2; half++) {
-        __m256i sum[4];
-        MOE_UNROLL_FOR (int r = 0; r < rows; r++) sum[r] = _mm256_setzero_si256();
-        for (size_t g = 0; g < groups; g++) {
-            const __m128i eight = _mm_loadl_epi64((const void *)(subs + g * 16 + half * 8));
-            const __m256i sub = _mm256_and_si256(_mm256_cvtepi8_epi32(eight), low_half);
-            __m256i low[4], high[4];
-            MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-                int16_t x_sum;
-                memcpy(&x_sum, x + (size_t)r * code_bytes + m->cols_padded + 2 * g, 2);
-                low[r] = _mm256_set1_epi32(-8 * x_sum);
-                high[r] = _mm256_setzero_si256();
-            }
-            MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) { /* a unit is 16 rows x 8 columns */
-                const char *at = w + (g * 4 + u) * 64 + half * 32;
-                const __m256i bytes = _mm256_loadu_si256((const void *)at);
-                const __m256i w0 = _mm256_and_si256(bytes, nibble),
-                              w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
-                if (half == 0) moe_fetch_avx2(at);
-                MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-                    const int8_t *codes = x + (size_t)r * code_bytes + g * MOE_Q4_GROUP + u * 8;
-                    low[r] = MOE_DPBUSD(low[r], w0, moe_four_avx2(codes));
-                    high[r] = MOE_DPBUSD(high[r], w1, moe_four_avx2(codes + 4));
-                }
-            }
-            MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-                sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(_mm256_add_epi32(low[r], high[r]), sub));
-        }
-        MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-            _mm256_storeu_si256((void *)(sums + (size_t)r * 16 + half * 8), sum[r]);
-    }
-    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
-}
+#define MOE_ISA avxvnni
+#define MOE_ISA_STATIC MOE_AVXVNNI static
+#define MOE_ISA_INLINE MOE_AVXVNNI_INLINE
+#define MOE_ISA_BITS 256
+#define MOE_ISA_VNNI 1
+#define MOE_ISA_LINES(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
+#define MOE_ISA_ROWS 6
+#define MOE_ISA_TILES(X) MOE_FOUR_TILES(X, Q8) X(Q8, 5, 1) X(Q8, 6, 1) MOE_FOUR_TILES(X, Q4)
+#include "moe.c"
 
-MOE_TILES_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 5)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 6)
-MOE_TILES_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni)
-static const moe_tile_fn_avx2 moe_tiles_q8_avxvnni[] = { moe_tile_q8_avxvnni_1, moe_tile_q8_avxvnni_2,
-                                                         moe_tile_q8_avxvnni_3, moe_tile_q8_avxvnni_4,
-                                                         moe_tile_q8_avxvnni_5, moe_tile_q8_avxvnni_6 };
-static const moe_tile_fn_avx2 moe_tiles_q4_avxvnni[] = { moe_tile_q4_avxvnni_1, moe_tile_q4_avxvnni_2,
-                                                         moe_tile_q4_avxvnni_3, moe_tile_q4_avxvnni_4 };
-
-static void moe_linear_avxvnni(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    if (l->w->type == MOE_TYPE_Q8)
-        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q8_avxvnni, MOE_COUNT(moe_tiles_q8_avxvnni),
-                           MOE_START_ROWS);
-    else if (l->w->type == MOE_TYPE_Q4)
-        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q4_avxvnni, MOE_COUNT(moe_tiles_q4_avxvnni),
-                           MOE_START_ZERO);
-    else moe_linear_other(l, row0, row1, block0, block1, moe_linear_avxvnni, moe_linear_float_avx2);
-}
-
+MOE_LINEAR_OF(avxvnni, avx2, moe_quantised_avxvnni(l, row0, row1, block0, block1, 0))
 static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_OF(avxvnni, moe_linear_avxvnni, avx2) };
 #endif /* MOE_X86 */
 
@@ -2262,316 +2329,44 @@ MOE_AVX512_INLINE void moe_lanes_put_avx512(const moe_linear *l, size_t row, siz
     _mm_mask_storeu_ps(l->y + row * l->y_stride + j, mask, y);
 }
 
+/* ---- Quantised tiles ---- */
+
+typedef __m512i moe_ints_512, moe_line_avx512;
+
+#define moe_ints_of_512 _mm512_set1_epi32
+#define moe_ints_add_512 _mm512_add_epi32
+#define moe_ints_load_512 _mm512_loadu_si512
+#define moe_ints_store_512 _mm512_storeu_si512
+#define moe_ints_nibbles_512(v, shift) _mm512_and_si512(_mm512_srli_epi16(v, shift), _mm512_set1_epi8(15))
+#define moe_ints_factor_512(subs)                                                                            \
+    _mm512_and_si512(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(subs))), _mm512_set1_epi32(0xffff))
+#define moe_line_of_avx512(w, started) _mm512_xor_si512(_mm512_loadu_si512(w), _mm512_set1_epi8(-128))
+#define moe_product_avx512(sum, w, four, started) _mm512_dpbusd_epi32(sum, w, four)
+#define moe_start_avx512(start, r, v) _mm512_set1_epi32(-(start)[r])
+#define moe_part_of_avx512(x_sum) _mm512_set1_epi32(-8 * (x_sum))
+#define moe_product_q4_avx512 _mm512_dpbusd_epi32
+#define moe_times_sub_avx512(sum, part, x_sum, sub) _mm512_dpwssd_epi32(sum, part, sub)
+
 #define MOE_ISA avx512
 #define MOE_ISA_STATIC MOE_AVX512 static
 #define MOE_ISA_INLINE MOE_AVX512_INLINE
 #define MOE_ISA_OUTPUTS 4
 #define MOE_ISA_FETCH(type, w) _mm_prefetch(w, _MM_HINT_T0)
 #define MOE_ISA_HEADS
+#define MOE_ISA_BITS 512
+#define MOE_ISA_VNNI 1
+#define MOE_ISA_LINES(rows) ((rows) <= 3 ? 4 : 1)
+#define MOE_ISA_ROWS 8
+/* Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two an output. */
+#define MOE_WIDE(X, type, rows) X(type, rows, 1) X(type, rows, 2) X(type, rows, 3)
+#define MOE_WIDE_Q8(X) MOE_WIDE(X, Q8, 4) MOE_WIDE(X, Q8, 5) MOE_WIDE(X, Q8, 6) MOE_WIDE(X, Q8, 7) MOE_WIDE(X, Q8, 8)
+#define MOE_WIDE_Q4(X) MOE_WIDE(X, Q4, 2) MOE_WIDE(X, Q4, 3) MOE_WIDE(X, Q4, 4)
+#define MOE_ISA_TILES(X) X(Q8, 1, 1) X(Q8, 2, 1) X(Q8, 3, 1) MOE_WIDE_Q8(X) X(Q4, 1, 1) MOE_WIDE_Q4(X)
 #include "moe.c"
 #undef MOE_ISA_HEADS
 
-/* Prefetch lines that are needed soon. It does no harm where there are none. */
-MOE_AVX512_INLINE void moe_fetch_avx512(const char *line, const int lines) {
-    MOE_UNROLL_FOR (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T0);
-}
-
-/* Four codes in every lane. */
-MOE_AVX512_INLINE __m512i moe_four_avx512(const int8_t *codes) {
-    int32_t four;
-    memcpy(&four, codes, 4);
-    return _mm512_set1_epi32(four);
-}
-
-/* Prefetch step i's lines from `next` on: `ask` lines into the first-level cache, or -ask lines into the second.
- */
-MOE_AVX512_INLINE void moe_ask_avx512(const char *next, size_t i, const int ask) {
-    MOE_UNROLL_FOR (int n = 0; n < ask; n++) _mm_prefetch(next + (i * (size_t)ask + (size_t)n) * 64, _MM_HINT_T0);
-    MOE_UNROLL_FOR (int n = 0; n < -ask; n++) _mm_prefetch(next + (i * (size_t)-ask + (size_t)n) * 64, _MM_HINT_T1);
-}
-
-/* A tile of a quantised matrix: `rows` rows of codes at x by `blocks` blocks of 16 outputs, all sums in registers;
- * sum[r][b] starts at minus 128 * sum of the codes of row r. `next`, `ask`: what to prefetch meanwhile. */
-MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3],
-                                          const int rows, const int blocks, const char *next, const int ask) {
-    const size_t lines = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
-    const char *w = (const char *)m->data + block * lines * 64;
-    const __m512i high = _mm512_set1_epi8(-128);
-    for (size_t i = 0; i < lines; i++, w += 64, x += 4) {
-        __m512i line[3];
-        moe_ask_avx512(next, i, ask);
-        MOE_UNROLL_FOR (int b = 0; b < blocks; b++)
-            line[b] = _mm512_xor_si512(_mm512_loadu_si512(w + (size_t)b * lines * 64), high);
-        MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-            const __m512i four = moe_four_avx512(x + (size_t)r * code_bytes);
-            MOE_UNROLL_FOR (int b = 0; b < blocks; b++) sum[r][b] = _mm512_dpbusd_epi32(sum[r][b], line[b], four);
-        }
-    }
-}
-
-/* The same for Q4, group by group; sums start at 0. Nibbles are code + 8, unsigned as they are; a group's part starts
- * at -8 * sum(x), so it ends as sum(code * x), which 16 bits hold (8 * 127 * 32 = 32512): vpdpwssd multiplies and adds.
- */
-MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3],
-                                          const int rows, const int blocks, const char *next, const int ask) {
-    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols),
-                 block_bytes = groups * 256;
-    const char *w = (const char *)m->data + block * block_bytes;
-    const int8_t *sub = m->subs + block * groups * 16, *x_sums = x + m->cols_padded;
-    const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
-    for (size_t g = 0; g < groups; g++, sub += 16, x_sums += 2) {
-        __m512i part[8][3];
-        MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-            int16_t x_sum;
-            memcpy(&x_sum, x_sums + (size_t)r * code_bytes, 2);
-            MOE_UNROLL_FOR (int b = 0; b < blocks; b++) part[r][b] = _mm512_set1_epi32(-8 * x_sum);
-        }
-        for (size_t u = 0; u < 4; u++, w += 64, x += 8) { /* a line is 16 outputs x 8 columns */
-            __m512i low[3], high[3];
-            moe_ask_avx512(next, g * 4 + u, ask);
-            MOE_UNROLL_FOR (int b = 0; b < blocks; b++) {
-                const __m512i line = _mm512_loadu_si512(w + (size_t)b * block_bytes);
-                low[b] = _mm512_and_si512(line, nibble);
-                high[b] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
-            }
-            MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-                const int8_t *eight = x + (size_t)r * code_bytes;
-                const __m512i x0 = moe_four_avx512(eight), x1 = moe_four_avx512(eight + 4);
-                MOE_UNROLL_FOR (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], low[b], x0);
-                MOE_UNROLL_FOR (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], high[b], x1);
-            }
-        }
-        MOE_UNROLL_FOR (int b = 0; b < blocks; b++) {
-            const __m128i sixteen = _mm_loadu_si128((const void *)(sub + (size_t)b * groups * 16));
-            const __m512i factor = _mm512_and_si512(_mm512_cvtepi8_epi32(sixteen), low_half);
-            MOE_UNROLL_FOR (int r = 0; r < rows; r++) sum[r][b] = _mm512_dpwssd_epi32(sum[r][b], part[r][b], factor);
-        }
-    }
-}
-
-/* Prefetch the output lines of a tile: they arrive before its sums are done. */
-MOE_AVX512_INLINE void moe_expect_avx512(const moe_linear *l, size_t row, size_t block, const int rows,
-                                         const int blocks) {
-    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-        MOE_UNROLL_FOR (int b = 0; b < blocks; b++) {
-            const size_t at = row + (size_t)r, j = (block + (size_t)b) * 16;
-            __builtin_prefetch(l->y + at * l->y_stride + j, 1);
-            __builtin_prefetch(l->add + at * l->add_stride + j);
-        }
-}
-
-#define MOE_ASK_AVX512(n)                                                                        \
-    case n:                                                                                      \
-        if (((n) < 0 ? -(n) : (n)) > blocks) break;                                              \
-        if (type == MOE_TYPE_Q8) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, next, n); \
-        else moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, next, n);                     \
-        break;
-
-/* A tile from codes to floats. taken[r] is 128 * sum of the codes of row r. */
-MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block,
-                                       const char *next, int ask, const moe_type type, const int rows,
-                                       const int blocks) {
-    const int8_t *x = l->codes + row * moe_code_bytes(l->w->cols);
-    int32_t sums[8 * 3 * 16];
-    __m512i sum[8][3];
-    if (l->add) moe_expect_avx512(l, row, block, rows, blocks);
-    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-        MOE_UNROLL_FOR (int b = 0; b < blocks; b++) sum[r][b] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
-    switch (ask) {
-        MOE_ASK_AVX512(0)
-        MOE_ASK_AVX512(1)
-        MOE_ASK_AVX512(2)
-        MOE_ASK_AVX512(3)
-        MOE_ASK_AVX512(-1)
-        MOE_ASK_AVX512(-2)
-        MOE_ASK_AVX512(-3)
-    }
-    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-        MOE_UNROLL_FOR (int b = 0; b < blocks; b++) _mm512_storeu_si512(sums + (r * blocks + b) * 16, sum[r][b]);
-    moe_finish_avx512(l, row, block, (size_t)rows, (size_t)blocks, sums);
-}
-
-/* Tiles by rows and blocks. Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two an
- * output. */
-typedef void (*moe_tile_fn_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block,
-                                   const char *next, int ask);
-
-#define MOE_TILE_AVX512(type, rows, blocks)                                                                         \
-    MOE_AVX512 static void moe_tile_##type##_##rows##x##blocks##_avx512(const moe_linear *l, const int32_t *taken,  \
-                                                                        size_t row, size_t block, const char *next, \
-                                                                        int ask) {                                  \
-        moe_tile_avx512(l, taken, row, block, next, ask, MOE_TYPE_##type, rows, blocks);                            \
-    }
-#define MOE_TILES_AVX512(type, rows)                                                             \
-    MOE_TILE_AVX512(type, rows, 1) MOE_TILE_AVX512(type, rows, 2) MOE_TILE_AVX512(type, rows, 3)
-#define MOE_TILE_NAMES_AVX512(type, rows)                                                                             \
-    { moe_tile_##type##_##rows##x1_avx512, moe_tile_##type##_##rows##x2_avx512, moe_tile_##type##_##rows##x3_avx512 }
-
-MOE_TILES_AVX512(Q8, 4)
-MOE_TILES_AVX512(Q8, 5)
-MOE_TILES_AVX512(Q8, 6)
-MOE_TILES_AVX512(Q8, 7)
-MOE_TILES_AVX512(Q8, 8)
-MOE_TILES_AVX512(Q4, 2)
-MOE_TILES_AVX512(Q4, 3)
-MOE_TILES_AVX512(Q4, 4)
-
-static const moe_tile_fn_avx512 moe_tiles_q8_avx512[][3] = {
-    { NULL },
-    { NULL },
-    { NULL },
-    MOE_TILE_NAMES_AVX512(Q8, 4),
-    MOE_TILE_NAMES_AVX512(Q8, 5),
-    MOE_TILE_NAMES_AVX512(Q8, 6),
-    MOE_TILE_NAMES_AVX512(Q8, 7),
-    MOE_TILE_NAMES_AVX512(Q8, 8),
-};
-static const moe_tile_fn_avx512 moe_tiles_q4_avx512[][3] = {
-    { NULL },
-    MOE_TILE_NAMES_AVX512(Q4, 2),
-    MOE_TILE_NAMES_AVX512(Q4, 3),
-    MOE_TILE_NAMES_AVX512(Q4, 4),
-};
-
-/* Few rows are limited by memory, which is fastest if read in order: their weights are read line by line, block by
- * block.
- */
-
-/* A block of a quantised matrix, from w on, as moe_q8_sums_avx512 has it; four sums a row at a time. */
-MOE_AVX512_INLINE void moe_q8_lines_avx512(const moe_matrix *m, const int8_t *x, const char *w, __m512i sum[3],
-                                           const int rows) {
-    const size_t code_bytes = moe_code_bytes(m->cols);
-    const __m512i high = _mm512_set1_epi8(-128);
-    __m512i part[3][4];
-    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-        part[r][0] = sum[r];
-        MOE_UNROLL_FOR (int u = 1; u < 4; u++) part[r][u] = _mm512_setzero_si512();
-    }
-    for (size_t k = 0; k < m->cols_padded; k += 16, w += 256, x += 16) {
-        moe_fetch_avx512(w + MOE_AHEAD, 4);
-        MOE_UNROLL_FOR (int u = 0; u < 4; u++) {
-            const __m512i line = _mm512_xor_si512(_mm512_loadu_si512(w + u * 64), high);
-            MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-                part[r][u] = _mm512_dpbusd_epi32(part[r][u], line, moe_four_avx512(x + (size_t)r * code_bytes + u * 4));
-        }
-    }
-    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-        sum[r] = _mm512_add_epi32(_mm512_add_epi32(part[r][0], part[r][1]), _mm512_add_epi32(part[r][2], part[r][3]));
-}
-
-/* As moe_q4_sums_avx512, with sums of their own for low and high nibbles. */
-MOE_AVX512_INLINE void moe_q4_lines_avx512(const moe_matrix *m, const int8_t *x, const char *w, const int8_t *sub,
-                                           __m512i sum[3], const int rows) {
-    const size_t code_bytes = moe_code_bytes(m->cols);
-    const int8_t *x_sums = x + m->cols_padded;
-    const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
-    for (size_t k = 0; k < m->cols_padded; k += MOE_Q4_GROUP, sub += 16, x_sums += 2, w += 256, x += MOE_Q4_GROUP) {
-        const __m128i sixteen = _mm_loadu_si128((const void *)sub);
-        const __m512i factor = _mm512_and_si512(_mm512_cvtepi8_epi32(sixteen), low_half);
-        __m512i low[3], high[3];
-        moe_fetch_avx512(w + MOE_AHEAD, 4);
-        MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-            int16_t x_sum;
-            memcpy(&x_sum, x_sums + (size_t)r * code_bytes, 2);
-            low[r] = _mm512_set1_epi32(-8 * x_sum);
-            high[r] = _mm512_setzero_si512();
-        }
-        MOE_UNROLL_FOR (int u = 0; u < 4; u++) {
-            const __m512i line = _mm512_loadu_si512(w + u * 64), upper = _mm512_srli_epi16(line, 4);
-            MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-                const int8_t *eight = x + (size_t)r * code_bytes + u * 8;
-                low[r] = _mm512_dpbusd_epi32(low[r], _mm512_and_si512(line, nibble), moe_four_avx512(eight));
-                high[r] = _mm512_dpbusd_epi32(high[r], _mm512_and_si512(upper, nibble), moe_four_avx512(eight + 4));
-            }
-        }
-        MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-            sum[r] = _mm512_dpwssd_epi32(sum[r], _mm512_add_epi32(low[r], high[r]), factor);
-    }
-}
-
-MOE_AVX512_INLINE void moe_few_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block0,
-                                      size_t block1, const moe_type type, const int rows) {
-    const size_t block_bytes = l->w->cols_padded * (type == MOE_TYPE_Q8 ? 16 : 8);
-    const size_t sub_bytes = l->w->cols_padded / MOE_Q4_GROUP * 16;
-    const int8_t *x = l->codes + row * moe_code_bytes(l->w->cols);
-    for (size_t block = block0; block < block1; block++) {
-        const char *w = (const char *)l->w->data + block * block_bytes;
-        int32_t sums[3 * 16];
-        __m512i sum[3];
-        if (l->add) moe_expect_avx512(l, row, block, rows, 1);
-        MOE_UNROLL_FOR (int r = 0; r < rows; r++) sum[r] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
-        if (type == MOE_TYPE_Q8) moe_q8_lines_avx512(l->w, x, w, sum, rows);
-        else moe_q4_lines_avx512(l->w, x, w, l->w->subs + block * sub_bytes, sum, rows);
-        MOE_UNROLL_FOR (int r = 0; r < rows; r++) _mm512_storeu_si512(sums + r * 16, sum[r]);
-        moe_finish_avx512(l, row, block, (size_t)rows, 1, sums);
-    }
-}
-
-typedef void (*moe_few_fn_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block0, size_t block1);
-
-#define MOE_FEW_AVX512(type, rows)                                                                                 \
-    MOE_AVX512 static void moe_few_##type##_##rows##_avx512(const moe_linear *l, const int32_t *taken, size_t row, \
-                                                            size_t block0, size_t block1) {                        \
-        moe_few_avx512(l, taken, row, block0, block1, MOE_TYPE_##type, rows);                                      \
-    }
-MOE_FEW_AVX512(Q8, 1)
-MOE_FEW_AVX512(Q8, 2)
-MOE_FEW_AVX512(Q8, 3)
-MOE_FEW_AVX512(Q4, 1)
-MOE_FEW_AVX512(Q4, 2)
-
-static const moe_few_fn_avx512 moe_few_q8_avx512[] = { moe_few_Q8_1_avx512, moe_few_Q8_2_avx512, moe_few_Q8_3_avx512 };
-static const moe_few_fn_avx512 moe_few_q4_avx512[] = { moe_few_Q4_1_avx512, moe_few_Q4_2_avx512 };
-
-/* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut
- * evenly, so that no tile has a single row. Each cut prefetches its part of the next tile: if the first one prefetched
- * all, it would wait for memory, which would be idle during the others. A `small` first-level cache is kept for the
- * current tile if it cannot hold both. Beyond block1 only the caller's hint is prefetched: another thread may work on
- * the rest. */
-MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
-                                            int small) {
-    enum { ROWS = 64 };
-    const int q8 = l->w->type == MOE_TYPE_Q8;
-    const size_t block_bytes = l->w->cols_padded * (q8 ? 16 : 8);
-    const moe_tile_fn_avx512(*tiles)[3] = q8 ? moe_tiles_q8_avx512 : moe_tiles_q4_avx512;
-    const moe_few_fn_avx512 *few = q8 ? moe_few_q8_avx512 : moe_few_q4_avx512;
-    const size_t tile_rows = q8 ? MOE_COUNT(moe_tiles_q8_avx512) : MOE_COUNT(moe_tiles_q4_avx512);
-    const size_t few_rows = q8 ? MOE_COUNT(moe_few_q8_avx512) : MOE_COUNT(moe_few_q4_avx512);
-    int32_t taken[ROWS] = { 0 };
-    for (; row0 < row1; row0 += ROWS) {
-        const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, tile_rows);
-        for (size_t r = 0; q8 && r < rows; r++) taken[r] = moe_taken(l, row0 + r);
-        if (rows <= few_rows) {
-            few[rows - 1](l, taken, row0, block0, block1);
-            continue;
-        }
-        for (size_t block = block0, blocks, each; block < block1; block += blocks) {
-            const char *next = l->next;
-            int far;
-            blocks = block1 - block == 4 ? 2 : moe_min(3, block1 - block); /* no single one at the end if that can be */
-            if (block + blocks < block1) next = (const char *)l->w->data + (block + blocks) * block_bytes;
-            each = next ? moe_divide_up(blocks, cuts) : 0; /* blocks that a cut prefetches */
-            far = small && 2 * blocks * block_bytes > MOE_SMALL_L1;
-            for (size_t cut = 0; cut < cuts; cut++) {
-                const size_t first = rows * cut / cuts, count = rows * (cut + 1) / cuts - first;
-                const size_t asked = moe_min(blocks, cut * each);
-                const int ask = (int)moe_min(each, blocks - asked);
-                tiles[count - 1][blocks - 1](l, taken + first, row0 + first, block,
-                                             ask ? next + asked * block_bytes : NULL, far ? -ask : ask);
-            }
-        }
-    }
-}
-
-static void moe_linear_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    if (l->w->type == MOE_TYPE_Q8 || l->w->type == MOE_TYPE_Q4) moe_quantised_avx512(l, row0, row1, block0, block1, 0);
-    else moe_linear_other(l, row0, row1, block0, block1, moe_linear_avx512, moe_linear_float_avx512);
-}
-
-static void moe_linear_small_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    if (l->w->type == MOE_TYPE_Q8 || l->w->type == MOE_TYPE_Q4) moe_quantised_avx512(l, row0, row1, block0, block1, 1);
-    else moe_linear_other(l, row0, row1, block0, block1, moe_linear_small_avx512, moe_linear_float_avx512);
-}
+MOE_LINEAR_OF(avx512, avx512, moe_quantised_avx512(l, row0, row1, block0, block1, 0))
+MOE_LINEAR_OF(small_avx512, avx512, moe_quantised_avx512(l, row0, row1, block0, block1, 1))
 
 /* Scores of four rows from row i on: so many are read in one go. */
 MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const size_t width) {
