@@ -118,8 +118,7 @@ typedef struct moe_searching : moe_step_rows {
     int rows;       /* capacity: parents from here on are no rows */
     moe_slot *slot; /* [slots], and what they point to: */
     moe_token *tokens;
-    moe_live *live, *next; /* next: [slots, beam] scratch */
-    moe_finished *finished;
+    moe_live *live, *finished, *next; /* next: [slots, beam] scratch */
     int32_t *target;
     moe_demand *demands; /* [slots, max_constraints] */
     int32_t *demand_ids; /* [slots, max_target] */
@@ -1364,7 +1363,7 @@ __global__ void moe_k_slots(moe_searching a) {
         slot->active = 0;
         slot->tokens = a.tokens + at * a.search.max_target * beam;
         slot->live = a.live + at * beam;
-        slot->finished = a.finished + at * 2 * beam;
+        slot->finished = a.finished + at * beam;
         slot->target = a.target + at * a.search.max_target;
         slot->demands = a.demands + at * a.search.max_constraints;
         slot->demand_ids = a.demand_ids + at * a.search.max_target;
@@ -2810,7 +2809,7 @@ static void moe_take_search(moe_device *d) {
     a->tokens = (moe_token *)moe_acquire(d, moe_times(d, hypotheses, max_target), sizeof *a->tokens, what);
     a->live = (moe_live *)moe_acquire(d, hypotheses, sizeof *a->live, what);
     a->next = (moe_live *)moe_acquire(d, hypotheses, sizeof *a->next, what);
-    a->finished = (moe_finished *)moe_acquire(d, moe_times(d, hypotheses, 2), sizeof *a->finished, what);
+    a->finished = (moe_live *)moe_acquire(d, hypotheses, sizeof *a->finished, what);
     a->target = (int32_t *)moe_acquire(d, moe_times(d, slots, max_target), sizeof *a->target, what);
     a->demands = (moe_demand *)moe_acquire(d, moe_times(d, slots, constraints), sizeof *a->demands, what);
     a->demand_ids = (int32_t *)moe_acquire(d, demand_ids, sizeof *a->demand_ids, what);

@@ -6973,11 +6973,12 @@ typedef struct moe_demand {
     int once;
 } moe_demand;
 
+/* A hypothesis: a live one, or a result, which has its end token or was cut. */
 typedef struct moe_live {
     float logprob;
     int32_t last;  /* index of its last token, -1 at the beginning */
     size_t row;    /* its row in this step; SIZE_MAX before the first */
-    float rank;    /* orders the beam */
+    float rank;    /* orders the beam; of a result: its score */
     float latest;  /* log-probability of its last token, the end counted */
     int32_t id;    /* that token */
     int ended;     /* it has its end token, and no row from now on */
@@ -6988,14 +6989,6 @@ typedef struct moe_live {
     size_t done;   /* tokens of this constraint so far */
     size_t since;  /* tokens after the last constraint that was met: the next one is among them */
 } moe_live;
-
-typedef struct moe_finished {
-    float logprob, score, end_logprob;
-    int32_t last;
-    size_t tokens; /* without the end token */
-    size_t order;
-    int finished;
-} moe_finished;
 
 /* Settings of the search, equal for all sentences of a session. */
 struct moe_search {
@@ -7035,8 +7028,8 @@ struct moe_slot {
     size_t n_tokens;
     moe_live *live; /* [beam] best first */
     size_t n_live;
-    moe_finished *finished; /* [2 * beam] */
-    size_t n_finished, n_ended;
+    moe_live *finished; /* [beam] results, best first */
+    size_t n_finished;
     int32_t *target;     /* [max_target], of which the task has n_target */
     moe_demand *demands; /* [max_constraints], of which the task has n_demands */
     int32_t *demand_ids; /* [max_target] their tokens */
@@ -7066,7 +7059,7 @@ typedef struct moe_answer {
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
-    slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = slot->n_ended = 0;
+    slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = 0;
     slot->broken = 0;
     slot->live[0] = first;
     slot->n_live = 1;
@@ -7146,27 +7139,24 @@ MOE_SHARED float moe_score(const moe_search *s, const moe_slot *slot, const moe_
            moe_coverage_penalty(s, coverage, slot->task.length);
 }
 
-/* A hypothesis becomes a result: finished, or cut. */
-MOE_SHARED void moe_add_finished(moe_slot *slot, const moe_live *live, float score) {
-    const moe_finished f = { live->logprob,   score,      live->ended ? live->latest : 0.0f, live->last, live->tokens,
-                             slot->n_ended++, live->ended };
-    slot->finished[slot->n_finished++] = f;
-}
-
-/* Better first: perhaps finished before cut, then by score, then by order of finishing. */
-MOE_SHARED int moe_better(const moe_search *s, const moe_finished *a, const moe_finished *b) {
-    if (!s->rules.cut_competes && a->finished != b->finished) return a->finished;
-    if (a->score != b->score) return a->score > b->score;
-    return a->order < b->order;
-}
-
-MOE_SHARED void moe_sort_finished(const moe_search *s, moe_slot *slot) {
-    for (size_t i = 1; i < slot->n_finished; i++) {
-        const moe_finished f = slot->finished[i];
-        size_t at = i;
-        for (; at > 0 && moe_better(s, &f, &slot->finished[at - 1]); at--) slot->finished[at] = slot->finished[at - 1];
-        slot->finished[at] = f;
+/* Insert a hypothesis into a list of the best `beam`, best first, after equally good ones. */
+MOE_SHARED void moe_insert(const moe_search *s, moe_live *list, size_t *n, const moe_live *h) {
+    const size_t beam = (size_t)s->beam;
+    size_t at = *n;
+    for (; at > 0; at--) {
+        const moe_live *above = &list[at - 1];
+        const int cut_last = !s->rules.cut_competes && h->ended != above->ended;
+        if (!(cut_last ? h->ended : h->rank > above->rank)) break;
+        if (at < beam) list[at] = *above;
     }
+    if (at < beam) list[at] = *h;
+    *n += (size_t)(*n < beam);
+}
+
+/* A hypothesis becomes a result: finished, or cut. */
+MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, moe_live result, float score) {
+    result.rank = score;
+    moe_insert(s, slot->finished, &slot->n_finished, &result);
 }
 
 /* The token of the request with a row's largest attention weight. */
@@ -7181,13 +7171,6 @@ MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, cons
                                                                                    : -1;
 }
 
-/* Add the latest token of a hypothesis, which is not its end. */
-MOE_SHARED void moe_add_token(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *live) {
-    const moe_token token = { live->id, live->last, moe_looked_at(s, slot, a, live->row), live->latest };
-    live->last = (int32_t)slot->n_tokens;
-    slot->tokens[slot->n_tokens++] = token;
-}
-
 /* The beam is next[n_next] now. Returns 1 when the sentence is done. */
 MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const moe_live *next,
                             size_t n_next) {
@@ -7196,26 +7179,23 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_answe
     for (size_t h = 0; h < n_next; h++) slot->live[h] = next[h];
     slot->n_live = n_next;
     if (slot->broken) return 1;
-    moe_sort_finished(s, slot);
     while (s->prune > 0.0f && slot->n_finished &&
-           slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
+           slot->finished[slot->n_finished - 1].rank < slot->finished[0].rank - s->prune)
         slot->n_finished--;
     if (slot->n_live == 0 || (slot->n_finished >= beam && !s->rules.waits)) return 1;
     if (slot->steps >= slot->task.limit) {
         for (const moe_live *l = slot->live; l < slot->live + n_next; l++)
-            moe_add_finished(slot, l, moe_score(s, slot, l, moe_coverage_at(a, l->row)));
-        moe_sort_finished(s, slot);
+            moe_add_finished(s, slot, *l, moe_score(s, slot, l, moe_coverage_at(a, l->row)));
         return 1;
     }
     if (s->rules.waits) { /* compared at its present length */
-        if (slot->n_finished > beam) slot->n_finished = beam;
         best = slot->live[0].logprob / moe_length_penalty(s, slot->steps);
-        return slot->n_finished == beam && (s->early_stopping || best <= slot->finished[beam - 1].score);
+        return slot->n_finished == beam && (s->early_stopping || best <= slot->finished[beam - 1].rank);
     }
     for (size_t h = 0; h < slot->n_live; h++)
         if (slot->live[h].logprob > best) best = slot->live[h].logprob;
     return slot->n_finished >= (size_t)s->nbest &&
-           slot->finished[0].score >= best / moe_length_penalty(s, slot->task.limit);
+           slot->finished[0].rank >= best / moe_length_penalty(s, slot->task.limit);
 }
 
 /* ---- Constraints ----
@@ -7269,6 +7249,25 @@ MOE_SHARED void moe_demand_advance(const moe_slot *slot, moe_live *live) {
     if (best == slot->task.n_demands) return;
     live->met |= (uint64_t)1 << best;
     live->inside = live->done = live->since = 0;
+}
+
+/* A hypothesis with its next token, or with its end. */
+MOE_SHARED moe_live moe_continue(const moe_live *from, int32_t id, float logprob, int ends) {
+    moe_live live = *from;
+    live.id = id;
+    live.latest = logprob;
+    live.logprob = from->logprob + logprob;
+    live.ended = ends;
+    live.tokens += (size_t)!ends;
+    return live;
+}
+
+/* Store this token, which is not its end. */
+MOE_SHARED void moe_add_token(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *live) {
+    const moe_token token = { live->id, live->last, moe_looked_at(s, slot, a, live->row), live->latest };
+    live->last = (int32_t)slot->n_tokens;
+    slot->tokens[slot->n_tokens++] = token;
+    moe_demand_advance(slot, live);
 }
 
 /* Whether token `id` after a hypothesis would repeat a constraint that must appear only once. */
@@ -7361,23 +7360,18 @@ MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const mo
 /* Extend a hypothesis by its constraint's next token, or by the best token that is left. */
 MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const moe_answer *a, const moe_live *from,
                                       moe_next *c, int begins, float rank) {
-    moe_live live = *from;
     const size_t at = from->row * a->top + c->taken;
+    const int32_t id = begins ? c->id : a->top_ids[at];
+    moe_live live = moe_continue(from, id, begins ? c->logprob : a->top_logprobs[at], id == s->eos);
     live.rank = rank;
-    live.id = begins ? c->id : a->top_ids[at];
-    live.latest = begins ? c->logprob : a->top_logprobs[at];
-    live.logprob = from->logprob + live.latest;
     if (begins) c->begun = 1;
     else c->taken++;
-    live.ended = live.id == s->eos;
     if (live.ended) return live;
-    live.tokens++;
     if (begins && c->commits && !from->inside) {
         live.inside = c->bound + 1;
         live.done = moe_demand_begun(slot, &slot->demands[c->bound], from);
     }
     moe_add_token(s, slot, a, &live);
-    moe_demand_advance(slot, &live);
     return live;
 }
 
@@ -7391,12 +7385,11 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
     const int last_step = s->rules.cuts_at_limit && slot->steps + 1 >= slot->task.limit;
     const size_t most = last_step || s->rules.shrinks ? beam : SIZE_MAX; /* candidates */
     slot->steps++;
-    for (moe_live *l = slot->live; last_step && s->force_end && l < slot->live + slot->n_live; l++) {
-        l->ended = 1;
-        l->latest = 0.0f;
-        moe_add_finished(slot, l, moe_score(s, slot, l, NULL));
+    for (size_t h = 0; last_step && s->force_end && h < slot->n_live; h++) {
+        const moe_live live = moe_continue(&slot->live[h], s->eos, 0.0f, 1);
+        moe_add_finished(s, slot, live, moe_score(s, slot, &live, NULL));
     }
-    if (last_step && s->force_end) return moe_end_step(s, slot, a, next, 0);
+    if (last_step && s->force_end) return 1;
     for (size_t h = 0; h < slot->n_live; h++) choices[h] = moe_choose(s, slot, a, &slot->live[h]);
     for (size_t position = 0; n_next < beam && position < most; position++) {
         size_t best = slot->n_live;
@@ -7423,7 +7416,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
         live = moe_demand_follow(s, slot, a, &slot->live[best], &choices[best], begins, best_rank);
         if (live.ended && position >= beam) continue;
         if (live.ended || last_step)
-            moe_add_finished(slot, &live, moe_score(s, slot, &live, moe_coverage_at(a, live.row)));
+            moe_add_finished(s, slot, live, moe_score(s, slot, &live, moe_coverage_at(a, live.row)));
         else next[n_next++] = live;
     }
     return moe_end_step(s, slot, a, next, n_next);
@@ -7438,15 +7431,6 @@ MOE_SHARED float moe_rank(const moe_search *s, float logprob, size_t tokens, int
     return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules.counts_later));
 }
 
-/* Insert a hypothesis into `next` after equally good ones, if that place is within the beam. */
-MOE_SHARED void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const moe_live *candidate) {
-    size_t at;
-    if (*n == beam && !(candidate->rank > next[beam - 1].rank)) return;
-    if (*n < beam) ++*n;
-    for (at = *n - 1; at > 0 && candidate->rank > next[at - 1].rank; at--) next[at] = next[at - 1];
-    next[at] = *candidate;
-}
-
 /* moe_search_step for these rules, for slot number `at`: finished hypotheses stay as they are; the best of them and of
  * all continuations make the next beam. Ending a hypothesis never improves its rank over another token of equal
  * log-probability, so the row's `top` best tokens suffice. */
@@ -7455,23 +7439,18 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
     int cut;
     slot->steps++;
     for (size_t h = 0; h < slot->n_live; h++) {
-        const moe_live *from = &slot->live[h];
-        moe_live candidate = *from;
+        moe_live *from = &slot->live[h];
         if (from->ended) {
-            candidate.rank = moe_rank(s, from->logprob, from->tokens, 1);
-            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
-            continue;
+            from->rank = moe_rank(s, from->logprob, from->tokens, 1);
+            moe_insert(s, next, &n, from);
         }
-        for (size_t k = 0; k < a->top; k++) {
-            candidate.id = a->top_ids[from->row * a->top + k];
-            candidate.latest = a->top_logprobs[from->row * a->top + k];
-            candidate.logprob = from->logprob + candidate.latest;
-            if (candidate.logprob != candidate.logprob) slot->broken = 1;
-            if (!(candidate.logprob >= -FLT_MAX)) break;
-            candidate.ended = candidate.id == s->eos;
-            candidate.tokens = from->tokens + (size_t)!candidate.ended;
-            candidate.rank = moe_rank(s, candidate.logprob, candidate.tokens, 0);
-            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
+        for (size_t k = 0; k < a->top && !from->ended; k++) {
+            const size_t at_k = from->row * a->top + k;
+            moe_live live = moe_continue(from, a->top_ids[at_k], a->top_logprobs[at_k], a->top_ids[at_k] == s->eos);
+            if (live.logprob != live.logprob) slot->broken = 1;
+            if (!(live.logprob >= -FLT_MAX)) break;
+            live.rank = moe_rank(s, live.logprob, live.tokens, 0);
+            moe_insert(s, next, &n, &live);
         }
     }
     if (slot->broken) return 1;
@@ -7487,31 +7466,24 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
         const moe_live *l = &slot->live[h];
         const float *coverage = moe_coverage_at(a, at * (size_t)s->beam + h);
         /* a beam that is cut keeps its order */
-        moe_add_finished(slot, l, s->rules.divides || cut ? l->rank : moe_score(s, slot, l, coverage));
+        moe_add_finished(s, slot, *l, s->rules.divides || cut ? l->rank : moe_score(s, slot, l, coverage));
     }
-    moe_sort_finished(s, slot);
     return 1;
 }
 
 /* The same for one live hypothesis that follows given tokens and, if they are scored, the end token after them. */
 MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a) {
     moe_live *live = &slot->live[0];
-    const size_t position = slot->steps++;
-    live->latest = slot->task.forced && position == 0 ? 0.0f : a->want_logprob[live->row];
-    live->logprob = live->logprob + live->latest;
-    slot->broken = live->logprob != live->logprob;
-    live->ended = position == slot->task.n_target;
-    if (live->ended && !slot->broken)
-        moe_add_finished(slot, live,
-                         moe_score(s, slot, live,
-                                   moe_coverage_at(a, s->rules.by_place ? at * (size_t)s->beam : live->row)));
-    if (live->ended || slot->broken) return 1;
-    live->id = slot->target[position];
-    moe_add_token(s, slot, a, live);
-    live->tokens++;
+    const size_t position = slot->steps++, place = s->rules.by_place ? at * (size_t)s->beam : live->row;
+    const int ends = position == slot->task.n_target;
+    *live = moe_continue(live, ends ? s->eos : slot->target[position],
+                         slot->task.forced && position == 0 ? 0.0f : a->want_logprob[live->row], ends);
     live->rank = live->logprob;
-    moe_demand_advance(slot, live);
-    return 0;
+    slot->broken = live->logprob != live->logprob;
+    if (slot->broken) return 1;
+    if (ends) moe_add_finished(s, slot, *live, moe_score(s, slot, live, moe_coverage_at(a, place)));
+    else moe_add_token(s, slot, a, live);
+    return ends;
 }
 
 /* The step of slot number `at` by its rules. Returns 1 when the sentence is done; the slot is then not active. */
@@ -7544,8 +7516,8 @@ MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
  * search.looks sources [n_ids]. The words before those of hypothesis h: */
 MOE_SHARED size_t moe_result_words(const moe_search *s, const moe_slot *slot, size_t h) {
     size_t words = 2;
-    for (const moe_finished *f = slot->finished; f < slot->finished + h; f++)
-        words += 4 + (size_t)(2 + s->looks) * f->tokens + (size_t)f->finished;
+    for (const moe_live *f = slot->finished; f < slot->finished + h; f++)
+        words += 4 + (size_t)(2 + s->looks) * f->tokens + (size_t)f->ended;
     return words;
 }
 
@@ -7560,15 +7532,15 @@ MOE_SHARED void moe_write_head(const moe_search *s, const moe_slot *slot, size_t
 }
 
 MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size_t h, int32_t *words) {
-    const moe_finished *f = &slot->finished[h];
-    int32_t *to = words + moe_result_words(s, slot, h), *ids = to + 4, *sources = ids + 2 * f->tokens + f->finished;
+    const moe_live *f = &slot->finished[h];
+    int32_t *to = words + moe_result_words(s, slot, h), *ids = to + 4, *sources = ids + 2 * f->tokens + f->ended;
     float *numbers = (float *)(void *)to, *logprobs = numbers + 4 + f->tokens;
     int32_t at = f->last;
     to[0] = (int32_t)f->tokens;
-    to[1] = f->finished;
+    to[1] = f->ended;
     numbers[2] = f->logprob;
-    numbers[3] = f->score;
-    if (f->finished) logprobs[f->tokens] = f->end_logprob;
+    numbers[3] = f->rank;
+    if (f->ended) logprobs[f->tokens] = f->latest;
     for (size_t i = f->tokens; i-- > 0; at = slot->tokens[at].parent) {
         ids[i] = slot->tokens[at].id;
         logprobs[i] = slot->tokens[at].logprob;
@@ -8314,7 +8286,7 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
         if (here) {
             slot.tokens = moe_carve(at, max_target * kept, sizeof *slot.tokens);
             slot.live = moe_carve(at, kept, sizeof *slot.live);
-            slot.finished = moe_carve(at, 2 * kept, sizeof *slot.finished);
+            slot.finished = moe_carve(at, kept, sizeof *slot.finished);
             slot.target = moe_carve(at, max_target, sizeof *slot.target);
         }
         if (i < batch && s->search.max_constraints) {

@@ -343,21 +343,22 @@ static size_t search_with_engine(const task *t, moe_slot *slot) {
 static void compare(const task *t, uint64_t number, size_t *kept) {
     static moe_token tokens[LONGEST * WIDEST + 1];
     static moe_live live[WIDEST];
-    static moe_finished finished[2 * WIDEST];
+    static moe_live finished[WIDEST];
     static moe_demand demands[CONSTRAINTS];
     static int32_t demand_ids[LONGEST];
     static sentence wanted[3 * WIDEST];
     moe_slot slot = { .tokens = tokens, .live = live, .finished = finished, .demands = demands };
     slot.demand_ids = demand_ids;
-    const size_t n = search_naively(t, wanted), found = search_with_engine(t, &slot);
+    const size_t all = search_naively(t, wanted), n = all < (size_t)t->beam ? all : (size_t)t->beam,
+                 found = search_with_engine(t, &slot);
     CHECK(found == n && !slot.broken, "task %llu: %zu results, not %zu", (unsigned long long)number, found, n);
     for (size_t i = 0; i < n; i++) {
         int32_t ids[LONGEST];
         const size_t length = tokens_of(&slot, finished[i].last, ids);
         CHECK(length == wanted[i].n && memcmp(ids, wanted[i].tokens, length * sizeof *ids) == 0,
               "task %llu: result %zu has other tokens", (unsigned long long)number, i);
-        CHECK(finished[i].finished == wanted[i].finished && fabs((double)finished[i].score - wanted[i].score) < 1e-4,
-              "task %llu: result %zu has score %g, not %g", (unsigned long long)number, i, (double)finished[i].score,
+        CHECK(finished[i].ended == wanted[i].finished && fabs((double)finished[i].rank - wanted[i].score) < 1e-4,
+              "task %llu: result %zu has score %g, not %g", (unsigned long long)number, i, (double)finished[i].rank,
               wanted[i].score);
         for (size_t c = 0; c < t->n_constraints; c++, ++*kept)
             CHECK(wanted[i].met[c], "task %llu: result %zu lacks constraint %zu", (unsigned long long)number, i, c);
