@@ -2474,15 +2474,15 @@ static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, m
     return moe_outcome(d, error);
 }
 
-static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot, int32_t force, const int32_t *target) {
+static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot) {
     const moe_task *task = &slot->task;
-    const size_t first = d->sentences.n_targets, forced = task->forced != 0, given = task->n_target - forced;
+    const size_t first = d->sentences.n_targets;
     const moe_demand *last = slot->demands + task->n_demands; /* behind the last */
     const moe_begun begun = { at, *task, first, task->n_demands ? last[-1].first + last[-1].n : 0 };
-    int32_t *to = d->sentences.targets_host + first + task->n_target;
+    int32_t *to = d->sentences.targets_host + first;
     d->sentences.begun_host[d->sentences.n++] = begun;
-    if (forced) d->sentences.targets_host[first] = force;
-    if (given) memcpy(d->sentences.targets_host + first + forced, target, given * sizeof *target);
+    memcpy(to, slot->target, task->n_target * sizeof *to);
+    to += task->n_target;
     memcpy(to, slot->demands, task->n_demands * sizeof *slot->demands);
     to += MOE_DEMAND_WORDS * task->n_demands;
     if (begun.demand_tokens) memcpy(to, slot->demand_ids, begun.demand_tokens * sizeof *to);

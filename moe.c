@@ -34,9 +34,9 @@
  *   30. Models                 binding, opening, saving, querying a model; its encoder and decoder
  *   31. Beam search            hypotheses, penalties, pruning
  *   32. Expert cache           which experts stay in a GPU's memory that cannot hold all
- *   33. Reranking              translations that wait for the score of their source
- *   34. Session parameters     one row for each: limits, defaults, presets, help
- *   35. Sessions: making       settle, measure, build
+ *   33. Session parameters     one row for each: limits, defaults, presets, help
+ *   34. Sessions: making       plan, place, bind
+ *   35. Reranking              translations that wait for the score of their source
  *   36. Sessions: translating  the queue, continuous batching, the public calls
  *
  * To add                begin at
@@ -45,8 +45,8 @@
  *   a kind of layer     room 28, whose banner lists the places
  *   a number format     moe_type in moe.h, moe_formats (room 8); its unpack kernel in moe-cuda.cu
  *   an instruction set  MOE_ISAS (above room 15), and a room beside 11 to 14
- *   rules of search     moe_rules in moe.h, moe_rule_sets (room 31); their preset in room 34
- *   a decoding option   room 34
+ *   rules of search     moe_rules in moe.h, moe_rule_sets (room 31); their preset in room 33
+ *   a decoding option   room 33
  *   a place of experts  moe_experts_slab (room 25); moe_lift_expert in moe-cuda.cu
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output (projection),
@@ -673,9 +673,9 @@ typedef struct moe_device_api {
     /* Run graph `which` and fill the outputs that the frame names. A trace function gets every node, which is slow. */
     moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
                       moe_error *error);
-    /* Put a sentence into the free slot `at`: its numbers and constraints in `slot`, and its target (`force`, if a
-     * token is forced, then `target`) are copied, and uploaded with the next step. */
-    void (*begin)(moe_device *device, size_t at, const moe_slot *slot, int32_t force, const int32_t *target);
+    /* Begin the sentence of the free slot `at`: its numbers, target and constraints in `slot` are copied, and uploaded
+     * with the next step. */
+    void (*begin)(moe_device *device, size_t at, const moe_slot *slot);
     void (*forget)(moe_device *device); /* all sentences */
     /* A decoder step for every sentence under way; there is at least one. */
     moe_status (*step)(moe_device *device, moe_trace_fn trace, void *trace_user, moe_device_results *out,
@@ -7018,9 +7018,7 @@ typedef struct moe_task {
 /* One sentence under translation. If a device searches, the session has a slot too, without hypotheses. */
 struct moe_slot {
     int active;
-    void *user;         /* of the request, as is: */
-    const int *dropped; /* a flag of the caller, or NULL */
-    uint64_t key;       /* of its source, for noise */
+    uint64_t key; /* of its source, for noise */
     moe_task task;
     size_t steps;      /* decoder steps made */
     size_t ahead;      /* and steps that this run makes in addition to the next one */
@@ -7662,226 +7660,7 @@ MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *
 
 #if MOE_HOST
 
-/* ==== 33. Reranking ===========================================================================================
- * Owns what stands between the engine and the caller of moe_translate: translations that wait to be reranked. Each
- * needs the log-probability of its source given each hypothesis. A question is the computation of one of these: the
- * engine pulls it like a request of the caller, and this room swallows its result. Invariant: the outcome depends on
- * the sentence alone. Questions begin before new sentences, so that places for twice the sentences of a batch are
- * always enough. */
-
-typedef struct moe_waiting {
-    moe_request request; /* the caller's; source_tag -1: to be detected; its source is a copy: */
-    int32_t *source;     /* [n_source] without tag and end */
-    int used;
-    moe_status status; /* of the first question that failed */
-    char message[128];
-    uint64_t arrival;           /* 0: the sentence is still being translated */
-    size_t n;                   /* hypotheses */
-    size_t asked, answered;     /* questions of this round: first the languages, then the hypotheses, best first */
-    size_t language;            /* the most probable so far */
-    float best;                 /* score of a reranked hypothesis so far */
-    moe_hypothesis *hypotheses; /* [n] in */
-    int32_t *words;             /* [moe_most_words] */
-} moe_waiting;
-
-/* The purpose of a slot's work. */
-typedef struct moe_ticket {
-    moe_waiting *waiting; /* NULL: it is not reranked */
-    size_t question;      /* of `waiting`; SIZE_MAX: the translation itself */
-} moe_ticket;
-
-typedef struct moe_reranker {
-    size_t n;             /* 0: results go to the caller as they are */
-    moe_waiting *waiting; /* [n] */
-    moe_ticket *tickets;  /* [slots] */
-    uint64_t arrivals;
-} moe_reranker;
-
-/* The caller of moe_translate, and the session's members that decide how to serve it. */
-typedef struct moe_client {
-    const moe_model *model;
-    const moe_session_params *params;
-    const moe_search *search;
-    moe_reranker *reranker;
-    moe_stats *stats;
-    moe_pull_fn pull;
-    moe_done_fn done;
-    void *user;
-} moe_client;
-
-static void moe_reranker_layout(moe_reranker *r, const moe_search *s, size_t slots, size_t max_source, moe_layout *at) {
-    const size_t beam = (size_t)s->beam;
-    r->tickets = moe_carve(at, slots, sizeof *r->tickets);
-    r->waiting = moe_carve(at, r->n, sizeof *r->waiting);
-    for (size_t i = 0; i < r->n; i++) {
-        moe_waiting w = { .used = 0 };
-        w.source = moe_carve(at, max_source, sizeof *w.source);
-        w.hypotheses = moe_carve(at, beam, sizeof *w.hypotheses);
-        w.words = moe_carve(at, moe_most_words(s), sizeof *w.words);
-        if (at->base) r->waiting[i] = w;
-    }
-}
-
-/* Whether a translation may contain a token, which need not be one. */
-static int moe_can_generate(const moe_model *m, int32_t id) {
-    return id >= 0 && id < m->vocabulary && id != m->eos && !moe_is_never(m, id);
-}
-
-/* A place for a request of the caller, which may be broken; NULL if its source cannot be a target. */
-static moe_waiting *moe_rerank_begin(moe_client *c, const moe_request *q) {
-    moe_waiting *w = c->reranker->waiting;
-    if (!c->reranker->n || (q->target ? !q->prefix : !q->n_source)) return NULL;
-    if (q->n_source > (size_t)c->params->max_source) return NULL;
-    if (q->n_source + 1 + (size_t)(c->model->forced_tag != 0) > c->search->max_target) return NULL;
-    for (size_t i = 0; i < q->n_source; i++)
-        if (!moe_can_generate(c->model, q->source[i])) return NULL;
-    while (w->used) w++; /* one is free: no request is pulled while all are in use */
-    w->request = *q;
-    w->request.source = memcpy(w->source, q->source, q->n_source * sizeof *w->source);
-    w->used = 1;
-    w->status = MOE_OK;
-    w->arrival = 0;
-    return w;
-}
-
-/* Store a translation's hypotheses, and their words up to `end`. 0: one of them cannot be a source, so the sentence is
- * not reranked. */
-static int moe_rerank_keep(moe_client *c, moe_waiting *w, const moe_result *found, const int32_t *end) {
-    const int32_t *words = found->hypotheses[0].ids;
-    for (size_t h = 0; h < found->n_hypotheses; h++)
-        if (found->hypotheses[h].n_ids + moe_source_extra(c->model) > (size_t)c->params->max_source) return 0;
-    memcpy(w->words, words, (size_t)(end - words) * sizeof *words);
-    for (size_t h = 0; h < found->n_hypotheses; h++) {
-        const moe_hypothesis *from = &found->hypotheses[h];
-        const ptrdiff_t logprobs = (const int32_t *)(const void *)from->token_logprobs - words;
-        w->hypotheses[h] = *from;
-        w->hypotheses[h].ids = w->words + (from->ids - words);
-        w->hypotheses[h].token_logprobs = (const float *)(const void *)(w->words + logprobs);
-        if (from->sources) w->hypotheses[h].sources = w->words + (from->sources - words);
-    }
-    w->n = found->n_hypotheses;
-    w->asked = w->answered = w->language = 0;
-    w->arrival = ++c->reranker->arrivals;
-    return 1;
-}
-
-/* The number of questions of this round: the source in every language given the best hypothesis; or, in its language,
- * given each hypothesis that can still win. Scores only fall, so hypotheses below the best reranked one cannot win. If
- * there are several results, each needs its score. */
-static size_t moe_rerank_questions(const moe_client *c, const moe_waiting *w) {
-    size_t n = 1;
-    if (w->request.source_tag < 0) return c->model->tags->count;
-    if (!w->answered) return 1;
-    if (c->params->nbest > 1) return w->n;
-    while (n < w->n && w->hypotheses[n].finished == w->hypotheses[0].finished && w->hypotheses[n].score >= w->best) n++;
-    return moe_max(n, w->asked); /* the best score may have risen since they began */
-}
-
-/* The next question of the oldest sentence that has one. */
-static int moe_rerank_ask(moe_client *c, moe_ticket *ticket, moe_request *q) {
-    moe_waiting *w = NULL;
-    for (size_t i = 0; i < c->reranker->n; i++) {
-        moe_waiting *at = &c->reranker->waiting[i];
-        if (!at->used || !at->arrival || at->asked == moe_rerank_questions(c, at)) continue;
-        if (!w || at->arrival < w->arrival) w = at;
-    }
-    if (!w) return MOE_PULL_LATER;
-    *ticket = (moe_ticket){ w, w->asked++ };
-    const int32_t tag = w->request.source_tag;
-    const moe_hypothesis *h = &w->hypotheses[tag < 0 ? 0 : ticket->question];
-    *q = (moe_request){ .source = h->ids,
-                        .n_source = h->n_ids,
-                        .target = w->source,
-                        .n_target = w->request.n_source,
-                        .force = -1,
-                        .target_tag = tag < 0 ? (int32_t)moe_meta_int(c->model->tags, ticket->question) : tag,
-                        .dropped = w->request.dropped };
-    return MOE_PULL_REQUEST;
-}
-
-/* Sort: finished before cut, then by score; equal ones keep the order of the search. */
-static void moe_rerank_sort(moe_waiting *w) {
-    for (size_t i = 1; i < w->n; i++) {
-        const moe_hypothesis h = w->hypotheses[i];
-        size_t at = i;
-        for (; at > 0 && h.finished == w->hypotheses[at - 1].finished && h.score > w->hypotheses[at - 1].score; at--)
-            w->hypotheses[at] = w->hypotheses[at - 1];
-        w->hypotheses[at] = h;
-    }
-}
-
-static float moe_rerank_score(const moe_client *c, const moe_waiting *w, const moe_hypothesis *h) {
-    return h->score + c->params->rerank * (h->reverse / moe_length_penalty(c->search, w->request.n_source + 1));
-}
-
-/* The result of a question; results come in any order. Returns 1 after the last one: the reranked hypotheses are then
- * in their new order. */
-static int moe_rerank_answer(const moe_client *c, const moe_ticket *ticket, const moe_result *result) {
-    moe_waiting *w = ticket->waiting;
-    const size_t which = ticket->question;
-    const int detects = w->request.source_tag < 0;
-    moe_hypothesis *h = &w->hypotheses[detects ? 0 : which];
-    float logprob = result->status ? -FLT_MAX : result->hypotheses[0].logprob;
-    if (result->status && !w->status) snprintf(w->message, sizeof w->message, "%s", result->message);
-    if (!w->status) w->status = result->status;
-    if (!detects || !w->answered || logprob > h->reverse || (logprob == h->reverse && which < w->language)) {
-        h->reverse = logprob;
-        w->language = which;
-    }
-    w->answered++;
-    if (detects) {
-        if (w->answered < moe_rerank_questions(c, w)) return 0;
-        w->request.source_tag = (int32_t)moe_meta_int(c->model->tags, w->language);
-        w->asked = w->answered = 1;
-    }
-    logprob = moe_rerank_score(c, w, h);
-    if (w->answered == 1 || logprob > w->best) w->best = logprob;
-    if (w->answered < moe_rerank_questions(c, w) && !w->status) return 0;
-    if (w->answered < w->asked) return 0;
-    w->n = w->asked;
-    for (size_t i = 0; i < w->n; i++) w->hypotheses[i].score = moe_rerank_score(c, w, &w->hypotheses[i]);
-    moe_rerank_sort(w);
-    return 1;
-}
-
-/* The next request for slot `at`: of the caller, or, in a slot behind those of the batch, a question that is due. */
-static int moe_client_pull(moe_client *c, size_t at, int wait, moe_request *q) {
-    moe_reranker *r = c->reranker;
-    size_t used = 0;
-    int answer;
-    if (at >= (size_t)c->params->batch) return moe_rerank_ask(c, &r->tickets[at], q);
-    while (used < r->n && r->waiting[used].used) used++;
-    if (r->n && used == r->n) return MOE_PULL_LATER;
-    answer = c->pull(c->user, wait, q);
-    if (answer == MOE_PULL_REQUEST) r->tickets[at] = (moe_ticket){ moe_rerank_begin(c, q), SIZE_MAX };
-    return answer;
-}
-
-/* Hand over the result of the request in slot `at`, or store it until it can be reranked; its words up to `end`. */
-static void moe_client_done(moe_client *c, size_t at, const moe_result *result, const int32_t *end) {
-    const moe_ticket ticket = c->reranker->tickets[at];
-    moe_waiting *w = ticket.waiting;
-    moe_result outcome = *result;
-    if (w && ticket.question != SIZE_MAX) {
-        if (!moe_rerank_answer(c, &ticket, result)) return;
-        outcome = (moe_result){ w->request.user, MOE_OK, "", w->n, w->hypotheses };
-        if (w->status) outcome = (moe_result){ w->request.user, w->status, w->message, 0, NULL };
-    } else if (w && !result->status && moe_rerank_keep(c, w, result, end)) {
-        return;
-    }
-    outcome.n_hypotheses = moe_min(outcome.n_hypotheses, (size_t)c->params->nbest);
-    if (outcome.n_hypotheses)
-        c->stats->target_tokens += outcome.hypotheses[0].n_ids + (size_t)outcome.hypotheses[0].finished;
-    c->done(c->user, &outcome);
-    if (w) w->used = 0;
-}
-
-/* The session has dropped all requests. */
-static void moe_client_forget(const moe_client *c) {
-    for (size_t i = 0; i < c->reranker->n; i++) c->reranker->waiting[i].used = 0;
-}
-
-/* ==== 34. Session parameters ==================================================================================
+/* ==== 33. Session parameters ==================================================================================
  * Owns the parameters of a session: one row for each number, with its limits, default, presets and help. Invariant: no
  * other place lists them. A new decoding option is a member of moe_session_params, a row here, before the hidden ones,
  * and code in the search, which gets it from moe_session_settle. New rules of search have a name and a column of
@@ -8131,13 +7910,37 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     return MOE_OK;
 }
 
-/* ==== 35. Sessions: making ====================================================================================
+/* ==== 34. Sessions: making ====================================================================================
  * Owns a session's one block of memory. Three steps: plan, place, bind. Invariant: the same code measures and places.
  */
+
+/* A translation that waits to be reranked (room "Reranking"). */
+typedef struct moe_waiting {
+    moe_request request; /* the caller's; source_tag -1: to be detected; its source is a copy: */
+    int32_t *source;     /* [n_source] without tag and end */
+    int used;
+    moe_status status; /* of the first question that failed */
+    char message[128];
+    uint64_t arrival;           /* 0: the sentence is still being translated */
+    size_t n;                   /* hypotheses */
+    size_t asked, answered;     /* questions of this round: first the languages, then the hypotheses, best first */
+    size_t language;            /* the most probable so far */
+    float best;                 /* score of a reranked hypothesis so far */
+    moe_hypothesis *hypotheses; /* [n] in */
+    int32_t *words;             /* [moe_most_words] */
+} moe_waiting;
+
+/* What a slot works on. */
+typedef struct moe_ticket {
+    moe_request request;  /* its arrays are gone */
+    moe_waiting *waiting; /* NULL: it is not reranked */
+    size_t question;      /* of `waiting`; SIZE_MAX: the translation itself */
+} moe_ticket;
 
 struct moe_session {
     const moe_model *model;
     moe_allocator allocator;
+    size_t bytes; /* of this struct and of the nodes behind it */
     moe_session_params params;
     moe_search search;
     const moe_kernels *kernels;
@@ -8145,17 +7948,21 @@ struct moe_session {
     moe_device *device;
     int device_index;     /* which of several */
     int device_automatic; /* 1: the caller named none */
-    moe_pool *pool;
-    char *block;                     /* contains everything below */
-    size_t block_bytes, arena_bytes; /* the arena's, of activations, on a device are not in the block */
+    moe_pool pool;
+    char *block; /* contains all arrays; on a device not the carried rows and the arena of activations: */
+    size_t block_bytes, carried_bytes, arena_bytes;
+    void *device_carried, *device_arena;
     moe_graph graphs[MOE_GRAPHS];
     moe_carried (*carried)[MOE_CARRIES]; /* [layers of the model] */
     size_t carried_rows[MOE_CARRY_COUNT];
     moe_damage damage; /* damage that the session found in its model */
     size_t rows, encode_tokens;
-    size_t n_slots;  /* batch, and slots of one hypothesis for the session's own requests, which are scored */
-    moe_slot *slots; /* [n_slots]; on a device without hypotheses */
-    moe_reranker reranker;
+    size_t n_slots;      /* batch, and slots of one hypothesis for the session's own requests, which are scored */
+    moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
+    moe_ticket *tickets; /* [n_slots] */
+    size_t n_waiting;    /* 0: results go to the caller as they are */
+    moe_waiting *waiting;
+    uint64_t arrivals;
     size_t source_rows; /* carried by source; each active slot has `length` of them from `segment` on */
     size_t token_rows;  /* carried by token, of a slot: for its longest translations; 0: none are */
     size_t *active;     /* [n_active] slots in the order of their segments */
@@ -8171,6 +7978,10 @@ struct moe_session {
     moe_hypothesis *hypotheses; /* [nbest of the search] */
     int32_t *results;           /* the words of one sentence */
     moe_stats stats;
+    /* the caller of moe_translate */
+    moe_pull_fn pull;
+    moe_done_fn done;
+    void *user;
 };
 
 /* Find the device of a name: NULL for the processor. */
@@ -8197,9 +8008,6 @@ static moe_status moe_choose_device(moe_session *s, const char *name, moe_error 
     s->device_index = (int)n;
     return MOE_OK;
 }
-
-/* More nodes than either graph of a model can have. */
-static size_t moe_session_nodes(const moe_model *m) { return 64 + 24 * (m->n_encoder + m->n_decoder); }
 
 /* Carve the rows that layers carry; with a device, out of its memory, which is zeroed. First states that the encoder
  * does not write are zeros. */
@@ -8263,31 +8071,27 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     s->results = moe_carve(at, moe_most_words(&s->search), sizeof *s->results);
 }
 
-/* Carve everything but the arena and, with a device, the carried rows. With at->base NULL this only measures. */
-static void moe_session_layout(moe_session *s, moe_layout *at) {
+/* Carve the session's memory and build the graphs on it. Before memory is allocated this only measures. */
+static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     const moe_model *m = s->model;
-    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest,
-                 slots = s->n_slots;
-    const size_t nodes = moe_session_nodes(m), max_target = (size_t)s->params.max_target;
-    const int here = !s->api; /* the session searches, not a device */
-    s->pool = moe_carve(at, 1, sizeof *s->pool);
-    for (int g = 0; g < MOE_GRAPHS; g++) {
-        s->graphs[g].nodes = moe_carve(at, nodes, sizeof *s->graphs[g].nodes);
-        s->graphs[g].capacity = nodes;
-    }
-    s->carried = moe_carve(at, m->n_layers, sizeof *s->carried);
-    if (at->base) memset(s->carried, 0, m->n_layers * sizeof *s->carried);
-    if (here) moe_carried_layout(s, at);
+    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, slots = s->n_slots,
+                 max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
+    const size_t begin = (64 - (uintptr_t)s->block % 64) % 64;
+    moe_layout block = { s->block ? s->block + begin : NULL, 0, 0 }, lent = { s->device_carried, 0, 0 }, *at = &block,
+               *carried = s->api ? &lent : &block;
+    moe_builder builder = { .layers = m->layers, .carried = s->carried, .first = s->rows };
+    char *arena = s->device_arena;
+    moe_carried_layout(s, carried);
     s->slots = moe_carve(at, slots, sizeof *s->slots);
     for (size_t i = 0; i < slots; i++) {
         const size_t kept = i < batch ? beam : 1; /* hypotheses */
         moe_slot slot;
         memset(&slot, 0, sizeof slot);
-        if (here) {
+        slot.target = moe_carve(at, max_target, sizeof *slot.target);
+        if (!s->api) {
             slot.tokens = moe_carve(at, max_target * kept, sizeof *slot.tokens);
             slot.live = moe_carve(at, kept, sizeof *slot.live);
             slot.finished = moe_carve(at, kept, sizeof *slot.finished);
-            slot.target = moe_carve(at, max_target, sizeof *slot.target);
         }
         if (i < batch && s->search.max_constraints) {
             slot.demands = moe_carve(at, s->search.max_constraints, sizeof *slot.demands);
@@ -8295,32 +8099,40 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
         }
         if (at->base) s->slots[i] = slot;
     }
-    moe_reranker_layout(&s->reranker, &s->search, slots, (size_t)s->params.max_source, at);
+    s->tickets = moe_carve(at, slots, sizeof *s->tickets);
+    s->waiting = moe_carve(at, s->n_waiting, sizeof *s->waiting);
+    for (size_t i = 0; i < s->n_waiting; i++) {
+        moe_waiting w = { .used = 0 };
+        w.source = moe_carve(at, max_source, sizeof *w.source);
+        w.hypotheses = moe_carve(at, beam, sizeof *w.hypotheses);
+        w.words = moe_carve(at, moe_most_words(&s->search), sizeof *w.words);
+        if (at->base) s->waiting[i] = w;
+    }
     s->active = moe_carve(at, slots, sizeof *s->active);
     s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
     s->staged_first = moe_carve(at, slots, sizeof *s->staged_first);
-    s->hypotheses = moe_carve(at, nbest, sizeof *s->hypotheses);
+    s->hypotheses = moe_carve(at, (size_t)s->search.nbest, sizeof *s->hypotheses);
     moe_frame_layout(s, at);
-}
-
-/* Build and plan the graphs, on the nodes that they have. */
-static moe_status moe_session_graphs(moe_session *s, moe_error *error) {
-    const moe_model *m = s->model;
-    moe_graph *encoder = &s->graphs[MOE_ENCODER], *decoder = &s->graphs[MOE_DECODER];
-    encoder->count = decoder->count = 0;
-    moe_builder builder = { .g = encoder, .layers = m->layers, .carried = s->carried, .first = s->rows };
-    if (m->kind == MOE_MODEL_TRANSLATION) moe_build_encoder(&builder, m);
-    builder.g = decoder;
-    moe_build_decoder(&builder, m);
+    if (at->overflow || carried->overflow)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "session",
+                        "these parameters ask for more memory than can be addressed");
     s->arena_bytes = 0;
     for (int g = 0; g < MOE_GRAPHS; g++) {
-        MOE_TRY(moe_graph_plan(&s->graphs[g], error));
-        s->arena_bytes = moe_max(s->arena_bytes, s->graphs[g].bytes); /* they take turns */
+        builder.g = &s->graphs[g];
+        builder.g->count = 0;
+        if (g == MOE_DECODER) moe_build_decoder(&builder, m);
+        else if (m->kind == MOE_MODEL_TRANSLATION) moe_build_encoder(&builder, m);
+        MOE_TRY(moe_graph_plan(builder.g, error));
+        s->arena_bytes = moe_max(s->arena_bytes, builder.g->bytes); /* they take turns */
     }
+    if (!s->api) arena = moe_carve(at, s->arena_bytes, 1);
+    for (int g = 0; arena && g < MOE_GRAPHS; g++) moe_graph_place(&s->graphs[g], arena);
+    s->block_bytes = at->used + 64;
+    s->carried_bytes = lent.used;
     return MOE_OK;
 }
 
-/* ---- Plan: settle the choices of the parameters, measure their memory ---- */
+/* ---- Plan: settle what the parameters ask for ---- */
 
 /* The number of rows of each kind, and the rows that are kept. */
 static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
@@ -8331,7 +8143,7 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     s->rows = s->model->kind == MOE_MODEL_TRANSLATION ? batch * beam : batch;
     if (s->params.rerank > 0.0f && beam > 1) {
         s->search.nbest = s->params.beam;
-        s->reranker.n = 2 * batch;
+        s->n_waiting = 2 * batch;
         /* questions have one row each: enough to fill a step, or all questions of one sentence */
         s->n_slots += moe_max(beam, 4 * batch);
         s->rows += moe_max(beam, 4 * batch);
@@ -8353,14 +8165,21 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     return MOE_OK;
 }
 
-/* Fill in the fields that parameters decide, before any memory is laid out. */
-static moe_status moe_session_settle(moe_session *s, const moe_model *m, const moe_session_params *params,
-                                     moe_error *error) {
+/* A session without memory. *out must be freed after a failure too. */
+static moe_status moe_session_plan(const moe_model *m, const moe_session_params *params, moe_session **out,
+                                   moe_error *error) {
+    const size_t nodes = 64 + 24 * (m->n_encoder + m->n_decoder); /* more than either graph can have */
+    const size_t node_bytes = nodes * sizeof(moe_node), carried_bytes = m->n_layers * sizeof *(*out)->carried,
+                 bytes = sizeof **out + MOE_GRAPHS * node_bytes + carried_bytes;
+    moe_session *s = *out = moe_allocate_zeroed(&m->allocator, bytes);
+    if (!s) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session");
     moe_session_params *p = &s->params;
     int gating = 0;
-    memset(s, 0, sizeof *s);
     s->model = m;
     s->allocator = m->allocator;
+    s->bytes = bytes;
+    s->carried = (void *)((char *)(s + 1) + MOE_GRAPHS * node_bytes);
+    atomic_fetch_add(&m->self->holders, 1);
     MOE_TRY(moe_take_params(m, params, p, error));
     MOE_TRY(moe_check_params(m, p, error));
     MOE_TRY(moe_choose_kernels(p->isa ? p->isa : getenv("MOE_ISA"), &s->kernels, error));
@@ -8388,7 +8207,9 @@ static moe_status moe_session_settle(moe_session *s, const moe_model *m, const m
                               .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
     MOE_TRY(moe_settle_rows(s, error));
     for (int g = 0; g < MOE_GRAPHS; g++)
-        s->graphs[g] = (moe_graph){ .rows = g == MOE_ENCODER ? s->encode_tokens : s->rows,
+        s->graphs[g] = (moe_graph){ .nodes = (moe_node *)(void *)(s + 1) + (size_t)g * nodes,
+                                    .capacity = nodes,
+                                    .rows = g == MOE_ENCODER ? s->encode_tokens : s->rows,
                                     .threads = (size_t)p->threads,
                                     .sentences = s->n_slots,
                                     .max_source = (size_t)p->max_source,
@@ -8404,34 +8225,6 @@ static moe_status moe_session_settle(moe_session *s, const moe_model *m, const m
     return MOE_OK;
 }
 
-static moe_status moe_no_memory(size_t bytes, moe_error *error) {
-    return moe_fail(error, MOE_ERROR_MEMORY, "session",
-                    "no memory for a session: %zu MB are needed, ask for a smaller batch, beam or max_source",
-                    bytes >> 20);
-}
-
-/* Bytes of the session's block. The graphs are built in temporary memory, to compute the arena's size. */
-static moe_status moe_session_measure(moe_session *s, moe_error *error) {
-    const size_t nodes = moe_session_nodes(s->model), node_bytes = nodes * sizeof(moe_node);
-    const size_t trial_bytes = MOE_GRAPHS * node_bytes + s->model->n_layers * sizeof *s->carried;
-    moe_layout measured = { NULL, 0, 0 }, carried = { NULL, 0, 0 };
-    moe_status status;
-    char *trial;
-    moe_session_layout(s, &measured);
-    if (s->api) moe_carried_layout(s, &carried);
-    if (measured.overflow || carried.overflow)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "session",
-                        "these parameters ask for more memory than can be addressed");
-    trial = moe_allocate_zeroed(&s->allocator, trial_bytes);
-    if (!trial) return moe_no_memory(measured.used, error);
-    for (size_t g = 0; g < MOE_GRAPHS; g++) s->graphs[g].nodes = (moe_node *)(void *)(trial + g * node_bytes);
-    s->carried = (void *)(trial + MOE_GRAPHS * node_bytes);
-    status = moe_session_graphs(s, error);
-    moe_release(&s->allocator, trial, trial_bytes);
-    s->block_bytes = measured.used + (s->api ? 0 : s->arena_bytes);
-    return status;
-}
-
 MOE_PRINTF(2, 3)
 static void moe_log(const moe_session *s, const char *format, ...) {
     char message[256];
@@ -8443,31 +8236,24 @@ static void moe_log(const moe_session *s, const char *format, ...) {
     s->params.log(s->params.log_user, message);
 }
 
-/* ---- Place: allocate the memory and carve it, build the graphs there ---- */
+/* ---- Place: measure the memory, allocate it, lay it out ---- */
 
 static moe_status moe_session_place(moe_session *s, moe_error *error) {
     const moe_device_params device = { s->allocator, s->device_index, s->params.device_memory, s->params.log,
                                        s->params.log_user };
-    moe_layout at = { NULL, 0, 0 }, carried = { NULL, 0, 0 };
-    void *memory;
-    s->block = s->allocator.allocate(s->allocator.user,
-                                     s->block_bytes + 64); /* not zeroed: pages are touched when they are used */
-    if (!s->block) return moe_no_memory(s->block_bytes, error);
-    at.base = s->block + (64 - (uintptr_t)s->block % 64) % 64;
-    moe_session_layout(s, &at);
-    memset(s->pool, 0, sizeof *s->pool);
+    MOE_TRY(moe_session_layout(s, error));
+    s->block =
+        s->allocator.allocate(s->allocator.user, s->block_bytes); /* not zeroed: pages are touched when they are used */
+    if (!s->block)
+        return moe_fail(error, MOE_ERROR_MEMORY, "session",
+                        "no memory for a session: %zu MB are needed, ask for a smaller batch, beam or max_source",
+                        s->block_bytes >> 20);
     if (s->api) {
-        moe_carried_layout(s, &carried);
         MOE_TRY(s->api->open(&device, &s->device, error));
-        MOE_TRY(s->api->allocate(s->device, carried.used, "keys, values and states", &memory, error));
-        carried = (moe_layout){ memory, 0, 0 };
-        moe_carried_layout(s, &carried);
+        MOE_TRY(s->api->allocate(s->device, s->carried_bytes, "keys, values and states", &s->device_carried, error));
+        MOE_TRY(s->api->allocate(s->device, s->arena_bytes, "activations", &s->device_arena, error));
     }
-    MOE_TRY(moe_session_graphs(s, error));
-    memory = at.base + at.used;
-    if (s->api) MOE_TRY(s->api->allocate(s->device, s->arena_bytes, "activations", &memory, error));
-    for (int g = 0; memory && g < MOE_GRAPHS; g++) moe_graph_place(&s->graphs[g], memory);
-    return MOE_OK;
+    return moe_session_layout(s, error);
 }
 
 /* ---- Bind: weights, threads ---- */
@@ -8488,12 +8274,12 @@ static moe_status moe_session_bind(moe_session *s, moe_error *error) {
     const moe_file *f = &s->model->file;
     const moe_search *search = s->model->kind == MOE_MODEL_CLASSIFIER ? NULL : &s->search;
     if (s->api) MOE_TRY(s->api->bind(s->device, s->graphs, search, error));
-    MOE_TRY(moe_pool_start(s->pool, s->api ? 1 : (size_t)s->params.threads, error));
+    MOE_TRY(moe_pool_start(&s->pool, s->api ? 1 : (size_t)s->params.threads, error));
     MOE_TRY(moe_check_unchanged(s->model, error));
-    if (f->checked) moe_pool_run(s->pool, f->n_tensors, moe_verify_task, s);
+    if (f->checked) moe_pool_run(&s->pool, f->n_tensors, moe_verify_task, s);
     MOE_TRY(moe_report_damage(f, &s->damage, error));
     for (int g = 0; g < MOE_GRAPHS; g++) s->graphs[g].stats = &s->stats, s->graphs[g].damage = &s->damage;
-    s->stats.bytes = s->block_bytes + 64 + sizeof *s;
+    s->stats.bytes = s->block_bytes + s->bytes;
     s->stats.isa = s->kernels->name;
     s->stats.device = s->api ? s->api->describe(s->device, &s->stats.device_bytes) : "cpu";
     if (s->api)
@@ -8503,22 +8289,6 @@ static moe_status moe_session_bind(moe_session *s, moe_error *error) {
         moe_log(s, "%s kernels, %d threads, %d sentences x beam %d, %llu KB of memory", s->kernels->name,
                 s->params.threads, s->params.batch, s->params.beam, (unsigned long long)(s->stats.bytes >> 10));
     return MOE_OK;
-}
-
-/* The session for parameters that have been settled. */
-static moe_status moe_session_make(moe_session *settled, moe_session **out, moe_error *error) {
-    moe_session *s;
-    moe_status status;
-    MOE_TRY(moe_session_measure(settled, error));
-    s = moe_allocate_zeroed(&settled->allocator, sizeof *s);
-    if (!s) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session");
-    *s = *settled;
-    atomic_fetch_add(&s->model->self->holders, 1);
-    status = moe_session_place(s, error);
-    if (status == MOE_OK) status = moe_session_bind(s, error);
-    if (status == MOE_OK) *out = s;
-    else moe_session_free(s);
-    return status;
 }
 
 /* Refuse features that exist on the processor only. */
@@ -8533,48 +8303,232 @@ static moe_status moe_check_device(const moe_session *s, moe_error *error) {
 
 moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
                            moe_error *error) {
-    moe_session settled;
+    moe_session *s = NULL;
     moe_session_params on_cpu;
     moe_error why = { MOE_OK, "", "" };
-    moe_status status = MOE_OK;
-    MOE_TRY(moe_session_settle(&settled, model, params, error));
-    const int tries = settled.api && settled.device_automatic; /* else without an alternative */
-    moe_error *told = tries ? &why : error;
-    if (settled.api) status = moe_check_device(&settled, told);
-    if (status == MOE_OK && tries && settled.api->count(told) < 1) status = MOE_ERROR_UNSUPPORTED;
-    if (status == MOE_OK) status = moe_session_make(&settled, out, told);
-    if (status == MOE_OK || !tries) return status;
-    moe_log(&settled, "the processor takes over from %s: %s", settled.api->name, why.message);
-    on_cpu = settled.params;
-    on_cpu.size = sizeof on_cpu;
-    on_cpu.device = "cpu";
-    MOE_TRY(moe_session_settle(&settled, model, &on_cpu, error));
-    return moe_session_make(&settled, out, error);
+    moe_status status = moe_session_plan(model, params, &s, error);
+    const int on_device = status == MOE_OK && s->api, tries = on_device && s->device_automatic;
+    moe_error *told = tries ? &why : error; /* else without an alternative */
+    if (on_device) status = moe_check_device(s, told);
+    if (status == MOE_OK && tries && s->api->count(told) < 1) status = MOE_ERROR_UNSUPPORTED;
+    if (status == MOE_OK) status = moe_session_place(s, told);
+    if (status == MOE_OK) status = moe_session_bind(s, told);
+    if (status == MOE_OK) *out = s;
+    if (status == MOE_OK) return MOE_OK;
+    if (tries) {
+        moe_log(s, "the processor takes over from %s: %s", s->api->name, why.message);
+        on_cpu = s->params;
+        on_cpu.size = sizeof on_cpu;
+        on_cpu.device = "cpu";
+    }
+    moe_session_free(s);
+    return tries ? moe_session_new(model, &on_cpu, out, error) : status;
 }
 
 void moe_session_free(moe_session *s) {
-    moe_allocator a;
     if (!s) return;
-    a = s->allocator;
+    const moe_allocator a = s->allocator;
     if (s->api) s->api->close(s->device);
-    if (s->block && s->pool) moe_pool_free(s->pool, s->pool->count);
-    moe_release(&a, s->block, s->block_bytes + 64);
+    moe_pool_free(&s->pool, s->pool.count);
+    moe_release(&a, s->block, s->block_bytes);
     moe_model_close(s->model->self);
-    moe_release(&a, s, sizeof *s);
+    moe_release(&a, s, s->bytes);
 }
 
 moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error) {
-    moe_session settled;
-    MOE_TRY(moe_session_settle(&settled, model, params, error));
-    MOE_TRY(moe_session_measure(&settled, error));
-    *out = settled.block_bytes + 64 + sizeof settled;
-    return MOE_OK;
+    moe_session *s = NULL;
+    moe_status status = moe_session_plan(model, params, &s, error);
+    if (status == MOE_OK) status = moe_session_layout(s, error);
+    if (status == MOE_OK) *out = s->block_bytes + s->bytes;
+    moe_session_free(s);
+    return status;
 }
 
 void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) {
     moe_stats stats = s->stats;
     if (s->api) s->api->stats(s->device, &stats);
     moe_give_struct(out, size, &stats, sizeof stats);
+}
+
+/* ==== 35. Reranking ===========================================================================================
+ * Owns what stands between the engine and the caller of moe_translate: translations that wait to be reranked. Each
+ * needs the log-probability of its source given each hypothesis. A question is the computation of one of these: the
+ * engine pulls it like a request of the caller, and this room swallows its result. Invariant: the outcome depends on
+ * the sentence alone. Questions begin before new sentences, so that places for twice the sentences of a batch are
+ * always enough. */
+
+/* Whether a translation may contain a token, which need not be one. */
+static int moe_can_generate(const moe_model *m, int32_t id) {
+    return id >= 0 && id < m->vocabulary && id != m->eos && !moe_is_never(m, id);
+}
+
+/* A place for a request of the caller, which may be broken; NULL if its source cannot be a target. */
+static moe_waiting *moe_rerank_begin(moe_session *s, const moe_request *q) {
+    moe_waiting *w = s->waiting;
+    if (!s->n_waiting || (q->target ? !q->prefix : !q->n_source)) return NULL;
+    if (q->n_source > (size_t)s->params.max_source) return NULL;
+    if (q->n_source + 1 + (size_t)(s->model->forced_tag != 0) > s->search.max_target) return NULL;
+    for (size_t i = 0; i < q->n_source; i++)
+        if (!moe_can_generate(s->model, q->source[i])) return NULL;
+    while (w->used) w++; /* one is free: no request is pulled while all are in use */
+    w->request = *q;
+    w->request.source = memcpy(w->source, q->source, q->n_source * sizeof *w->source);
+    w->used = 1;
+    w->status = MOE_OK;
+    w->arrival = 0;
+    return w;
+}
+
+/* The hypotheses of a sentence's result; their arrays are in `words`. Returns the words after them. */
+static const int32_t *moe_read_result(const moe_session *s, const int32_t *words, moe_hypothesis *out) {
+    const size_t n = (size_t)words[1], shown = s->slots[words[0]].shown;
+    words += 2;
+    for (moe_hypothesis *h = out; h < out + n; h++) {
+        const size_t n_ids = (size_t)words[0];
+        const float *numbers = (const float *)(const void *)words;
+        const int32_t *sources = words + 4 + 2 * n_ids + words[1];
+        *h = (moe_hypothesis){ .ids = words + 4 + shown,
+                               .token_logprobs = numbers + 4 + n_ids + shown,
+                               .sources = s->search.looks ? sources + shown : NULL,
+                               .n_ids = n_ids - shown,
+                               .logprob = numbers[2],
+                               .score = numbers[3],
+                               .finished = words[1] };
+        words = sources + (s->search.looks ? n_ids : 0);
+    }
+    return words;
+}
+
+/* Store a translation's result. 0: one of its hypotheses cannot be a source, so the sentence is not reranked. */
+static int moe_rerank_keep(moe_session *s, moe_waiting *w, const int32_t *words) {
+    const int32_t *end = moe_read_result(s, words, w->hypotheses);
+    w->n = (size_t)words[1];
+    for (size_t h = 0; h < w->n; h++)
+        if (w->hypotheses[h].n_ids + moe_source_extra(s->model) > (size_t)s->params.max_source) return 0;
+    memcpy(w->words, words, (size_t)(end - words) * sizeof *words);
+    moe_read_result(s, w->words, w->hypotheses);
+    w->asked = w->answered = w->language = 0;
+    w->arrival = ++s->arrivals;
+    return 1;
+}
+
+/* The number of questions of this round: the source in every language given the best hypothesis; or, in its language,
+ * given each hypothesis that can still win. Scores only fall, so hypotheses below the best reranked one cannot win. If
+ * there are several results, each needs its score. */
+static size_t moe_rerank_questions(const moe_session *s, const moe_waiting *w) {
+    size_t n = 1;
+    if (w->request.source_tag < 0) return s->model->tags->count;
+    if (!w->answered) return 1;
+    if (s->params.nbest > 1) return w->n;
+    while (n < w->n && w->hypotheses[n].finished == w->hypotheses[0].finished && w->hypotheses[n].score >= w->best) n++;
+    return moe_max(n, w->asked); /* the best score may have risen since they began */
+}
+
+/* The next question of the oldest sentence that has one. */
+static int moe_rerank_ask(moe_session *s, moe_ticket *ticket) {
+    moe_waiting *w = NULL;
+    for (moe_waiting *at = s->waiting; at < s->waiting + s->n_waiting; at++) {
+        if (!at->used || !at->arrival || at->asked == moe_rerank_questions(s, at)) continue;
+        if (!w || at->arrival < w->arrival) w = at;
+    }
+    if (!w) return MOE_PULL_LATER;
+    ticket->waiting = w;
+    ticket->question = w->asked++;
+    const int32_t tag = w->request.source_tag;
+    const moe_hypothesis *h = &w->hypotheses[tag < 0 ? 0 : ticket->question];
+    ticket->request =
+        (moe_request){ .source = h->ids,
+                       .n_source = h->n_ids,
+                       .target = w->source,
+                       .n_target = w->request.n_source,
+                       .force = -1,
+                       .target_tag = tag < 0 ? (int32_t)moe_meta_int(s->model->tags, ticket->question) : tag,
+                       .dropped = w->request.dropped };
+    return MOE_PULL_REQUEST;
+}
+
+/* Sort: finished before cut, then by score; equal ones keep the order of the search. */
+static void moe_rerank_sort(moe_waiting *w) {
+    for (size_t i = 1; i < w->n; i++) {
+        const moe_hypothesis h = w->hypotheses[i];
+        size_t at = i;
+        for (; at > 0 && h.finished == w->hypotheses[at - 1].finished && h.score > w->hypotheses[at - 1].score; at--)
+            w->hypotheses[at] = w->hypotheses[at - 1];
+        w->hypotheses[at] = h;
+    }
+}
+
+static float moe_rerank_score(const moe_session *s, const moe_waiting *w, const moe_hypothesis *h) {
+    return h->score + s->params.rerank * (h->reverse / moe_length_penalty(&s->search, w->request.n_source + 1));
+}
+
+/* The result of a question; results come in any order. Returns 1 after the last one: the reranked hypotheses are then
+ * in their new order. */
+static int moe_rerank_answer(const moe_session *s, const moe_ticket *ticket, const moe_result *result) {
+    moe_waiting *w = ticket->waiting;
+    const size_t which = ticket->question;
+    const int detects = w->request.source_tag < 0;
+    moe_hypothesis *h = &w->hypotheses[detects ? 0 : which];
+    float logprob = result->status ? -FLT_MAX : result->hypotheses[0].logprob;
+    if (result->status && !w->status) snprintf(w->message, sizeof w->message, "%s", result->message);
+    if (!w->status) w->status = result->status;
+    if (!detects || !w->answered || logprob > h->reverse || (logprob == h->reverse && which < w->language)) {
+        h->reverse = logprob;
+        w->language = which;
+    }
+    w->answered++;
+    if (detects) {
+        if (w->answered < moe_rerank_questions(s, w)) return 0;
+        w->request.source_tag = (int32_t)moe_meta_int(s->model->tags, w->language);
+        w->asked = w->answered = 1;
+    }
+    logprob = moe_rerank_score(s, w, h);
+    if (w->answered == 1 || logprob > w->best) w->best = logprob;
+    if (w->answered < moe_rerank_questions(s, w) && !w->status) return 0;
+    if (w->answered < w->asked) return 0;
+    w->n = w->asked;
+    for (size_t i = 0; i < w->n; i++) w->hypotheses[i].score = moe_rerank_score(s, w, &w->hypotheses[i]);
+    moe_rerank_sort(w);
+    return 1;
+}
+
+/* The next request for slot `at`: of the caller, or, in a slot behind those of the batch, a question that is due. */
+static int moe_pull(moe_session *s, size_t at, int wait) {
+    moe_ticket *ticket = &s->tickets[at];
+    size_t used = 0;
+    int answer;
+    if (at >= (size_t)s->params.batch) return moe_rerank_ask(s, ticket);
+    while (used < s->n_waiting && s->waiting[used].used) used++;
+    if (s->n_waiting && used == s->n_waiting) return MOE_PULL_LATER;
+    *ticket = (moe_ticket){ .question = SIZE_MAX };
+    ticket->request =
+        (moe_request){ .target_tag = s->params.target_tag, .source_tag = s->params.source_tag, .force = -1 };
+    answer = s->pull(s->user, wait, &ticket->request);
+    if (answer == MOE_PULL_REQUEST) ticket->waiting = moe_rerank_begin(s, &ticket->request);
+    return answer;
+}
+
+/* Hand over the result of the request in slot `at`, or store it, if it has `words`, until it can be reranked. */
+static void moe_hand_over(moe_session *s, size_t at, moe_result result, const int32_t *words) {
+    const moe_ticket *ticket = &s->tickets[at];
+    moe_waiting *w = ticket->waiting;
+    if (w && ticket->question != SIZE_MAX) {
+        if (!moe_rerank_answer(s, ticket, &result)) return;
+        result = (moe_result){ w->request.user, MOE_OK, "", w->n, w->hypotheses };
+        if (w->status) result = (moe_result){ w->request.user, w->status, w->message, 0, NULL };
+    } else if (w && words && moe_rerank_keep(s, w, words)) {
+        return;
+    }
+    result.n_hypotheses = moe_min(result.n_hypotheses, (size_t)s->params.nbest);
+    if (result.n_hypotheses)
+        s->stats.target_tokens += result.hypotheses[0].n_ids + (size_t)result.hypotheses[0].finished;
+    s->done(s->user, &result);
+    if (w) w->used = 0;
+}
+
+/* Hand over a request that ends without hypotheses. */
+static void moe_refuse(moe_session *s, size_t at, moe_status status, const char *message) {
+    moe_hand_over(s, at, (moe_result){ s->tickets[at].request.user, status, message, 0, NULL }, NULL);
 }
 
 /* ==== 36. Sessions: translating ===============================================================================
@@ -8600,14 +8554,14 @@ static void moe_report_row(const moe_session *s, int which, size_t row, void *us
 
 /* Stop if moe_session_cancel set the flag, and clear the flag. */
 static moe_status moe_heed(moe_session *s, moe_error *error) {
-    if (!moe_pool_cancelled(s->pool)) return MOE_OK;
-    atomic_store(&s->pool->cancelled, 0);
+    if (!moe_pool_cancelled(&s->pool)) return MOE_OK;
+    atomic_store(&s->pool.cancelled, 0);
     return moe_fail(error, MOE_ERROR_CANCELLED, "session", "cancelled");
 }
 
 /* Run one of the two graphs on its frame, on the session's device. */
 static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
-    const moe_run run = { s->kernels, s->pool, &s->graphs[which], &s->frames[which], 0 };
+    const moe_run run = { s->kernels, &s->pool, &s->graphs[which], &s->frames[which], 0 };
     MOE_TRY(moe_check_unchanged(s->model, error));
     if (s->api) return s->api->run(s->device, which, run.frame, s->params.trace, s->params.trace_user, error);
     moe_graph_run(&run, s->params.trace, s->params.trace_user);
@@ -8714,18 +8668,18 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
     return MOE_OK;
 }
 
-/* 1 if a request for slot `at` must be decoded; else its result is handed over. */
-static int moe_must_decode(const moe_session *s, const moe_request *q, size_t at, moe_client *c) {
-    const size_t extra = q->raw ? 0 : moe_source_extra(s->model);
-    moe_error why = { MOE_OK, "", "" };
+/* 1 if the request for slot `at` must be decoded; else its result is handed over. */
+static int moe_must_decode(moe_session *s, size_t at) {
+    const moe_request *q = &s->tickets[at].request;
     const moe_hypothesis nothing = { .ids = NULL };
-    moe_result result = { q->user, moe_check_request(s, q, &why), why.message, 0, NULL };
-    if (!result.status) {
-        if (s->model->kind == MOE_MODEL_LANGUAGE || (q->n_source + extra && (q->n_source || q->target))) return 1;
-        result.n_hypotheses = 1; /* nothing to translate is an empty translation */
-        result.hypotheses = &nothing;
+    moe_error why = { MOE_OK, "", "" };
+    if (moe_check_request(s, q, &why)) {
+        moe_refuse(s, at, why.code, why.message);
+        return 0;
     }
-    moe_client_done(c, at, &result, NULL);
+    if (s->model->kind == MOE_MODEL_LANGUAGE || q->n_source) return 1;
+    if (q->target && !q->raw && moe_source_extra(s->model)) return 1;
+    moe_hand_over(s, at, (moe_result){ q->user, MOE_OK, "", 1, &nothing }, NULL); /* of nothing: an empty one */
     return 0;
 }
 
@@ -8741,9 +8695,10 @@ static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
     slot->task.limit = moe_max(slot->task.limit, slot->task.n_target + tokens + 1);
 }
 
-/* Put a checked request into slot `at`; its ids go after the `staged` ones. Returns their number. */
-static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t staged) {
+/* Begin the checked request of slot `at`; its ids go after the `staged` ones. Returns their number. */
+static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     const moe_model *m = s->model;
+    const moe_request *q = &s->tickets[at].request;
     moe_slot *slot = &s->slots[at];
     int32_t *ids = s->staged + staged;
     const int32_t force = moe_forced_token(m, q);
@@ -8760,8 +8715,6 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     n += q->n_source;
     if (m->source_eos && !q->raw) ids[n++] = m->source_end;
     moe_activate(s, at, n);
-    slot->user = q->user;
-    slot->dropped = q->dropped;
     slot->key = 0;
     for (size_t i = 0; s->frames[MOE_ENCODER].keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
     limit = (double)(float)(counts_source ? n : q->n_source) * (double)s->params.max_len_factor;
@@ -8775,14 +8728,11 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     slot->task.n_demands = slot->task.scoring ? 0 : q->n_constraints;
     moe_admit_constraints(slot, q);
     slot->task.place = at * s->token_rows;
-    if (s->api) {
-        s->api->begin(s->device, at, slot, force, q->target);
-    } else {
-        if (slot->task.forced) slot->target[0] = force;
-        if (q->target && q->n_target)
-            memcpy(slot->target + slot->task.forced, q->target, q->n_target * sizeof *slot->target);
-        moe_slot_begin(slot);
-    }
+    if (slot->task.forced) slot->target[0] = force;
+    if (q->target && q->n_target)
+        memcpy(slot->target + slot->task.forced, q->target, q->n_target * sizeof *slot->target);
+    if (s->api) s->api->begin(s->device, at, slot);
+    else moe_slot_begin(slot);
     if (at >= (size_t)s->params.batch) return n;
     s->stats.sentences++;
     s->stats.source_tokens += n;
@@ -8813,18 +8763,8 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
     for (size_t step = 0; s->params.routing && step < p->steps; step++)
         for (size_t i = 0; i < p->live[step]; i++)
             if (p->sentence[i] < (size_t)s->params.batch)
-                moe_report_row(s, MOE_ENCODER, p->first[step] + i, s->slots[p->sentence[i]].user, step);
+                moe_report_row(s, MOE_ENCODER, p->first[step] + i, s->tickets[p->sentence[i]].request.user, step);
     return MOE_OK;
-}
-
-/* Pull for slot `at` until a request must be decoded. Returns the pull function's last answer. */
-static int moe_pull_request(moe_session *s, size_t at, moe_client *c, moe_request *q) {
-    int answer;
-    do {
-        *q = (moe_request){ .target_tag = s->params.target_tag, .source_tag = s->params.source_tag, .force = -1 };
-        answer = moe_client_pull(c, at, s->n_active == 0, q);
-    } while (answer == MOE_PULL_REQUEST && !moe_must_decode(s, q, at, c));
-    return answer;
 }
 
 static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
@@ -8835,21 +8775,21 @@ static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
 
 /* Admit requests as far as free slots, staging memory and attention memory allow: if `own`, the session's own ones,
  * then, if `more`, the caller's. *last: the last answer for the caller. */
-static moe_status moe_refill(moe_session *s, int own, int more, moe_client *c, int *last, moe_error *error) {
+static moe_status moe_refill(moe_session *s, int own, int more, int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
     size_t *sentence = s->frames[MOE_ENCODER].packed.sentence, group = 0, staged = 0;
     for (size_t i = 0; i < s->n_slots; i++) {
         size_t place = group;
         const size_t at = (batch + i) % s->n_slots; /* slots behind the batch first */
         int *wanted = at < batch ? &more : &own, answer;
-        moe_request request;
         if (s->slots[at].active || !*wanted) continue;
         if (staged + max_source > s->encode_tokens || moe_find_segment(s, max_source) == SIZE_MAX) break;
-        answer = moe_pull_request(s, at, c, &request);
+        do answer = moe_pull(s, at, s->n_active == 0);
+        while (answer == MOE_PULL_REQUEST && !moe_must_decode(s, at));
         if (at < batch) *last = answer;
         *wanted = answer == MOE_PULL_REQUEST;
         if (!*wanted) continue;
-        staged += moe_admit(s, &request, at, staged);
+        staged += moe_admit(s, at, staged);
         for (; place > 0 && s->slots[sentence[place - 1]].task.length < s->slots[at].task.length; place--)
             sentence[place] = sentence[place - 1]; /* by falling length */
         sentence[place] = at;
@@ -8861,12 +8801,11 @@ static moe_status moe_refill(moe_session *s, int own, int more, moe_client *c, i
 /* ---- Decoding ---- */
 
 /* Free the slots of dropped requests. A GPU finishes its requests. */
-static void moe_drop_unwanted(moe_session *s, moe_client *c) {
+static void moe_drop_unwanted(moe_session *s) {
     for (size_t at = 0; at < s->n_slots; at++) {
-        const moe_result result = { s->slots[at].user, MOE_ERROR_CANCELLED, moe_dropped_text, 0, NULL };
-        if (!s->slots[at].active || !moe_is_dropped(s->slots[at].dropped)) continue;
+        if (!s->slots[at].active || !moe_is_dropped(s->tickets[at].request.dropped)) continue;
         moe_deactivate(s, at);
-        moe_client_done(c, at, &result, NULL);
+        moe_refuse(s, at, MOE_ERROR_CANCELLED, moe_dropped_text);
     }
 }
 
@@ -8952,40 +8891,23 @@ static void moe_add_place_coverage(moe_session *s) {
     }
 }
 
-/* Hand over the results of a slot that is done, and free it. Returns the words after them. */
-static const int32_t *moe_deliver(moe_session *s, const int32_t *words, moe_client *c) {
-    const size_t at = (size_t)words[0], n = (size_t)words[1], shown = s->slots[at].shown;
-    moe_result result = { s->slots[at].user, MOE_OK, "", n, s->hypotheses };
-    words += 2;
-    for (size_t h = 0; h < n; h++) {
-        const size_t n_ids = (size_t)words[0];
-        const float *numbers = (const float *)(const void *)words;
-        const int32_t *sources = words + 4 + 2 * n_ids + words[1];
-        s->hypotheses[h] = (moe_hypothesis){ .ids = words + 4 + shown,
-                                             .token_logprobs = numbers + 4 + n_ids + shown,
-                                             .sources = s->search.looks ? sources + shown : NULL,
-                                             .n_ids = n_ids - shown,
-                                             .logprob = numbers[2],
-                                             .score = numbers[3],
-                                             .finished = words[1] };
-        words = sources + (s->search.looks ? n_ids : 0);
-    }
-    if (!n) {
-        result.status = MOE_ERROR_NUMERIC;
-        result.message = "the network's output is not a number: the model's weights are broken";
-    }
+/* Hand over the result of a slot that is done, and free it. Returns the words after it. */
+static const int32_t *moe_deliver(moe_session *s, const int32_t *words) {
+    const size_t at = (size_t)words[0], n = (size_t)words[1];
+    const int32_t *end = moe_read_result(s, words, s->hypotheses);
     moe_deactivate(s, at);
-    moe_client_done(c, at, &result, words);
-    return words;
+    if (n) moe_hand_over(s, at, (moe_result){ s->tickets[at].request.user, MOE_OK, "", n, s->hypotheses }, words);
+    else moe_refuse(s, at, MOE_ERROR_NUMERIC, "the network's output is not a number: the model's weights are broken");
+    return end;
 }
 
 /* A step on a device, which stores the hypotheses and searches. */
-static moe_status moe_step_on_device(moe_session *s, moe_client *c, moe_error *error) {
+static moe_status moe_step_on_device(moe_session *s, moe_error *error) {
     moe_device_results step;
     MOE_TRY(s->api->step(s->device, s->params.trace, s->params.trace_user, &step, error));
     s->stats.steps++;
     s->stats.rows += step.rows;
-    for (size_t i = 0; i < step.done; i++) step.results = moe_deliver(s, step.results, c);
+    for (size_t i = 0; i < step.done; i++) step.results = moe_deliver(s, step.results);
     return MOE_OK;
 }
 
@@ -8994,12 +8916,13 @@ static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     const moe_slot *slot = &s->slots[at];
     const float *weights = s->params.attention ? s->answer.attention + row * s->answer.stride + slot->task.lead : NULL;
     const size_t position = (size_t)s->frames[MOE_DECODER].positions[row];
-    const moe_attention attention = { slot->user, position, slot->task.n_source, weights };
-    if (s->params.routing) moe_report_row(s, MOE_DECODER, row, slot->user, position);
+    void *user = s->tickets[at].request.user;
+    const moe_attention attention = { user, position, slot->task.n_source, weights };
+    if (s->params.routing) moe_report_row(s, MOE_DECODER, row, user, position);
     if (s->params.attention) s->params.attention(s->params.attention_user, &attention);
 }
 
-static moe_status moe_step(moe_session *s, moe_client *c, moe_error *error) {
+static moe_status moe_step(moe_session *s, moe_error *error) {
     moe_fill_frame(s);
     MOE_TRY(moe_session_run(s, MOE_DECODER, error));
     for (size_t i = 0; (s->params.routing || s->params.attention) && i < (size_t)s->params.batch; i++)
@@ -9015,40 +8938,42 @@ static moe_status moe_step(moe_session *s, moe_client *c, moe_error *error) {
             moe_write_head(&s->search, &s->slots[i], i, s->results);
             for (int32_t h = 0; h < s->results[1]; h++)
                 moe_write_result(&s->search, &s->slots[i], (size_t)h, s->results);
-            moe_deliver(s, s->results, c);
+            moe_deliver(s, s->results);
         }
     return MOE_OK;
 }
 
-void moe_session_cancel(moe_session *s) { atomic_store(&s->pool->cancelled, 1); }
-void moe_session_uncancel(moe_session *s) { atomic_store(&s->pool->cancelled, 0); }
+void moe_session_cancel(moe_session *s) { atomic_store(&s->pool.cancelled, 1); }
+void moe_session_uncancel(moe_session *s) { atomic_store(&s->pool.cancelled, 0); }
 
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, behind = s->n_slots - batch;
-    moe_client c = { s->model, &s->params, &s->search, &s->reranker, &s->stats, pull, done, user };
     moe_status status = MOE_OK;
     int answer = MOE_PULL_REQUEST, beginning = 1;
     if (s->model->kind == MOE_MODEL_CLASSIFIER)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "translate", "this model is a classifier: it does not translate");
+    s->pull = pull;
+    s->done = done;
+    s->user = user;
     while (status == MOE_OK) {
-        if (!s->api) moe_drop_unwanted(s, &c);
+        if (!s->api) moe_drop_unwanted(s);
         /* The encoder runs on groups of sentences; a large batch begins with several groups, one after the other. */
         const size_t free = moe_free_slots(s, 0, batch);
         const int own = behind && moe_free_slots(s, batch, s->n_slots) >= behind / 4;
         const int more = answer != MOE_PULL_END && free >= (beginning ? 1 : moe_max(1, batch / 4));
         beginning = beginning && free;
         if (own || more) {
-            status = moe_refill(s, own, more, &c, &answer, error);
+            status = moe_refill(s, own, more, &answer, error);
             if (answer == MOE_PULL_CANCEL)
                 status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
         }
         if (status == MOE_OK) status = moe_heed(s, error);
         if (status != MOE_OK) break;
-        if (s->n_active) status = s->api ? moe_step_on_device(s, &c, error) : moe_step(s, &c, error);
+        if (s->n_active) status = s->api ? moe_step_on_device(s, error) : moe_step(s, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
     }
     for (size_t i = 0; i < s->n_slots; i++) s->slots[i].active = 0;
-    moe_client_forget(&c);
+    for (size_t i = 0; i < s->n_waiting; i++) s->waiting[i].used = 0;
     s->n_active = 0;
     if (s->api) s->api->forget(s->device);
     return status;
