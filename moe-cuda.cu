@@ -124,7 +124,7 @@ typedef struct moe_searching : moe_step_rows {
     int32_t *demand_ids; /* [slots, max_target] */
     int32_t *starts;     /* [rows, max_constraints], and the decoder's outputs for them: */
     float *start_logprobs;
-    moe_answer answer;  /* but for the coverage: */
+    moe_beam answer;    /* but for the coverage: */
     float *coverage[2]; /* [rows, max_source] after the step before is in number *turn; by place it stays */
     const float *attention;
     int32_t *turn;
@@ -1447,7 +1447,7 @@ __global__ void moe_k_chain(moe_searching a) {
 
 /* moe_add_coverage */
 __global__ void moe_k_coverage(moe_searching a) {
-    const size_t row = blockIdx.x, stride = a.answer.stride;
+    const size_t row = blockIdx.x, stride = a.answer.attention_stride;
     const int parent = a.parents[row], n = a.length[row];
     const float *old = parent < 0 || parent >= a.rows ? NULL : a.coverage[*a.turn] + (size_t)parent * stride;
     float *sum = a.coverage[!*a.turn] + row * stride;
@@ -1457,7 +1457,7 @@ __global__ void moe_k_coverage(moe_searching a) {
 
 /* moe_add_place_coverage */
 __global__ void moe_k_place_coverage(moe_searching a) {
-    const size_t beam = (size_t)a.search.beam, h = blockIdx.x % beam, stride = a.answer.stride;
+    const size_t beam = (size_t)a.search.beam, h = blockIdx.x % beam, stride = a.answer.attention_stride;
     const moe_slot *slot = &a.slot[blockIdx.x / beam];
     const int one = moe_slot_is_one(slot);
     const moe_live *live = &slot->live[one ? 0 : h];
@@ -1469,7 +1469,7 @@ __global__ void moe_k_place_coverage(moe_searching a) {
 
 __global__ void moe_k_search(moe_searching a) {
     const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    moe_answer answer = a.answer;
+    moe_beam answer = a.answer;
     if (at >= (size_t)a.slots) return;
     answer.coverage = a.coverage[!*a.turn];
     a.done[at] = moe_slot_steps(&a.search, &a.slot[at], at, &answer, a.next + at * (size_t)a.search.beam);
@@ -2826,7 +2826,7 @@ static void moe_take_search(moe_device *d) {
     a->answer.top_ids = d->top_ids;
     a->answer.top_logprobs = d->top_logprobs;
     a->answer.want_logprob = d->want_logprob;
-    a->answer.stride = g->max_source;
+    a->answer.attention_stride = g->max_source;
     a->answer.attention = a->search.looks ? d->attention : NULL;
     a->answer.start_logprobs = a->start_logprobs;
     d->sentences.begun = (moe_begun *)moe_acquire(d, slots, sizeof *d->sentences.begun, what);

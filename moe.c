@@ -603,7 +603,7 @@ typedef struct moe_packed {
 } moe_packed;
 
 /* The rows of the decoder: hypotheses. Classifiers use want, top_ids and top_logprobs only. */
-typedef struct moe_hypothesis_rows {
+typedef struct moe_beam {
     int32_t *parents; /* row of the step before; -1, or a row past the graph's: sentence begins; MOE_ROW_ABOVE */
     size_t *segment, *length; /* source sentence among the rows carried by source */
 
@@ -612,24 +612,27 @@ typedef struct moe_hypothesis_rows {
     int32_t *chain;
 
     float *attention; /* [rows, max_source] weights, or NULL if they are not needed; a device keeps its own */
-    int32_t *want;    /* token to score, -1: find the best tokens */
+    float *coverage;  /* of the search: sums of `attention`, or by place: [slots, beam, max_source]; may be NULL */
+    size_t attention_stride; /* of both, for the search */
+    int32_t *want;           /* token to score, -1: find the best tokens */
     float *want_logprob;
     char *hold;                   /* 1: the translation is too short to end here; NULL: none is too short */
     size_t n_starts, most_starts; /* most_starts: of any row in this run */
     int32_t *starts; /* [rows, n_starts] more tokens to score, the first most_starts of each row, -1: none */
     float *start_logprobs;
+    size_t top;
     int32_t *top_ids;    /* [rows, top], best first, ties by lower id */
     float *top_logprobs; /* [rows, top]; NaN in a broken row */
-} moe_hypothesis_rows;
+} moe_beam;
 
 typedef struct moe_frame {
     size_t rows;
-    int32_t *ids;             /* [rows] */
-    int32_t *positions;       /* [rows] of the tokens in their sentences */
-    const float *inputs;      /* [rows, columns of the input] */
-    uint64_t *keys;           /* [rows] keys from which the noise of a row is drawn; NULL without noise */
-    moe_packed packed;        /* of the encoder's graph */
-    moe_hypothesis_rows beam; /* of the decoder's, all [rows] */
+    int32_t *ids;        /* [rows] */
+    int32_t *positions;  /* [rows] of the tokens in their sentences */
+    const float *inputs; /* [rows, columns of the input] */
+    uint64_t *keys;      /* [rows] keys from which the noise of a row is drawn; NULL without noise */
+    moe_packed packed;   /* of the encoder's graph */
+    moe_beam beam;       /* of the decoder's, all [rows] */
 } moe_frame;
 
 /* ==== 6. Devices ==============================================================================================
@@ -4806,7 +4809,7 @@ static int moe_row_begins(const int32_t *parents, size_t row, size_t rows) {
 static void moe_compute_attention_row(const moe_run *run, const moe_node *t, size_t row) {
     const moe_attention_op *a = &t->attention;
     const moe_kernels *kernels = run->kernels;
-    const moe_hypothesis_rows *f = &run->frame->beam;
+    const moe_beam *f = &run->frame->beam;
     const size_t n = f->length[row], size = t->src[0]->cols, width = t->cols;
     const float *keys = a->keys + f->segment[row] * size, *values = a->values + f->segment[row] * width;
     const float *query = moe_row_of(t->src[0], row);
@@ -4851,7 +4854,7 @@ static void moe_heads_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
 /* The rows of keys and values that a row attends to, in the order of their tokens. Returns their number. */
 static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, const float **seen) {
     const moe_frame *f = run->frame;
-    const moe_hypothesis_rows *b = &f->beam;
+    const moe_beam *b = &f->beam;
     const size_t width = 2 * t->cols, position = (size_t)f->positions[row];
     size_t n = 0;
     if (!t->heads.rows) /* row first[p] + i for every position of sentence i */
@@ -5331,7 +5334,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     const moe_node *t = job->t;
     const moe_output_op *o = &t->output;
     const moe_output_work *work = &t->work.output;
-    const moe_hypothesis_rows *f = &job->run->frame->beam;
+    const moe_beam *f = &job->run->frame->beam;
     const moe_kernels *kernels = job->run->kernels;
     const size_t row_tasks = moe_divide_up(job->end, MOE_OUTPUT_ROWS), row0 = task % row_tasks * MOE_OUTPUT_ROWS;
     const size_t rows = moe_min(MOE_OUTPUT_ROWS, job->end - row0), top = job->run->graph->top;
@@ -5366,7 +5369,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
 /* Join the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
 static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
     const moe_output_work *work = &t->work.output;
-    const moe_hypothesis_rows *f = &run->frame->beam;
+    const moe_beam *f = &run->frame->beam;
     const size_t first = row * work->chunks, top = run->graph->top;
     float *logprobs = f->top_logprobs + row * top, max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
     int32_t *ids = f->top_ids + row * top;
@@ -7042,17 +7045,6 @@ typedef struct moe_row {
     int hold;     /* too short to end here */
 } moe_row;
 
-/* The decoder's outputs, by row. */
-typedef struct moe_answer {
-    size_t top;
-    const int32_t *top_ids;                   /* [rows, top], best first */
-    const float *top_logprobs, *want_logprob; /* [rows, top], [rows] */
-    float *coverage;                          /* [rows, stride], by place: [slots, beam, stride]; NULL: no penalty */
-    size_t stride;
-    const float *attention;      /* [rows, stride]; NULL: unknown */
-    const float *start_logprobs; /* [rows, max_constraints] */
-} moe_answer;
-
 /* Begin the sentence of a slot; its segment, length, limit and target are set. */
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
@@ -7126,11 +7118,6 @@ MOE_SHARED float moe_coverage_penalty(const moe_search *s, const float *coverage
     return s->beta * sum;
 }
 
-/* A row's coverage, or that of a place in the beam. */
-MOE_SHARED const float *moe_coverage_at(const moe_answer *a, size_t at) {
-    return a->coverage ? a->coverage + at * a->stride : NULL;
-}
-
 MOE_SHARED float moe_score(const moe_search *s, const moe_slot *slot, const moe_live *live, const float *coverage) {
     const int more = s->rules.counts_begin + (live->ended && s->rules.counts_end);
     return live->logprob / moe_length_penalty(s, live->tokens + (size_t)more) +
@@ -7151,18 +7138,19 @@ MOE_SHARED void moe_insert(const moe_search *s, moe_live *list, size_t *n, const
     *n += (size_t)(*n < beam);
 }
 
-/* A hypothesis becomes a result: finished, or cut. */
-MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, moe_live result, float score) {
-    result.rank = score;
-    moe_insert(s, slot->finished, &slot->n_finished, &result);
+/* A hypothesis becomes a result: finished, or cut. `place`: its row, or its place in all beams, if these are covered.
+ */
+MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, const moe_beam *a, moe_live live, size_t place) {
+    live.rank = moe_score(s, slot, &live, a->coverage ? a->coverage + place * a->attention_stride : NULL);
+    moe_insert(s, slot->finished, &slot->n_finished, &live);
 }
 
 /* The token of the request with a row's largest attention weight. */
-MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, const moe_answer *a, size_t row) {
+MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, const moe_beam *a, size_t row) {
     const float *weights;
     size_t best = 0;
     if (!s->looks || !slot->task.length) return -1;
-    weights = a->attention + row * a->stride;
+    weights = a->attention + row * a->attention_stride;
     for (size_t i = 1; i < slot->task.length; i++)
         if (weights[i] > weights[best]) best = i;
     return best >= slot->task.lead && best < slot->task.lead + slot->task.n_source ? (int32_t)(best - slot->task.lead)
@@ -7170,7 +7158,7 @@ MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, cons
 }
 
 /* The beam is next[n_next] now. Returns 1 when the sentence is done. */
-MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const moe_live *next,
+MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_beam *a, const moe_live *next,
                             size_t n_next) {
     const size_t beam = (size_t)s->beam;
     float best = -FLT_MAX;
@@ -7182,8 +7170,7 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_answe
         slot->n_finished--;
     if (slot->n_live == 0 || (slot->n_finished >= beam && !s->rules.waits)) return 1;
     if (slot->steps >= slot->task.limit) {
-        for (const moe_live *l = slot->live; l < slot->live + n_next; l++)
-            moe_add_finished(s, slot, *l, moe_score(s, slot, l, moe_coverage_at(a, l->row)));
+        for (const moe_live *l = slot->live; l < slot->live + n_next; l++) moe_add_finished(s, slot, a, *l, l->row);
         return 1;
     }
     if (s->rules.waits) { /* compared at its present length */
@@ -7261,7 +7248,7 @@ MOE_SHARED moe_live moe_continue(const moe_live *from, int32_t id, float logprob
 }
 
 /* Store this token, which is not its end. */
-MOE_SHARED void moe_add_token(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *live) {
+MOE_SHARED void moe_add_token(const moe_search *s, moe_slot *slot, const moe_beam *a, moe_live *live) {
     const moe_token token = { live->id, live->last, moe_looked_at(s, slot, a, live->row), live->latest };
     live->last = (int32_t)slot->n_tokens;
     slot->tokens[slot->n_tokens++] = token;
@@ -7288,22 +7275,21 @@ typedef struct moe_next {
     float rank;    /* this is added to the rank of that token */
     float stay;    /* this is added to the rank of all other tokens, with their log-probabilities */
     int commits;   /* the hypothesis goes on to the end of the constraint */
-    int only;      /* no other token is allowed */
     int repeats;   /* each of the best tokens would repeat a constraint: repeating one is better than no token */
     int begun;     /* that candidate is taken */
-    size_t taken;  /* of the best tokens of the row */
+    size_t taken;  /* of the best tokens of the row; all of them if none is allowed */
 } moe_next;
 
 /* Constraint c as the next one. */
-MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot, const moe_answer *a,
+MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot, const moe_beam *a,
                                       const moe_live *live, size_t c) {
     const moe_demand *b = &slot->demands[c];
     const size_t begun = moe_demand_begun(slot, b, live);
-    moe_next choice = { c, slot->demand_ids[b->first + begun], 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, 0 };
+    moe_next choice = { c, slot->demand_ids[b->first + begun], 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
     float weight = 0.0f, own;
     choice.logprob = a->start_logprobs[live->row * s->max_constraints + c];
     for (size_t i = 0; a->attention && i < b->length; i++)
-        weight = weight + a->attention[live->row * a->stride + b->begin + i];
+        weight = weight + a->attention[live->row * a->attention_stride + b->begin + i];
     if (!a->attention || !b->length) {
         choice.rank = choice.logprob < -MOE_PATIENCE ? choice.logprob + MOE_PATIENCE : 0.0f;
         choice.commits = choice.logprob < -0.7f;
@@ -7317,15 +7303,16 @@ MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot,
     return choice;
 }
 
-MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const moe_answer *a, const moe_live *live) {
-    moe_next best = { slot->task.n_demands, -1, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, 0 };
+MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const moe_beam *a, const moe_live *live) {
+    moe_next best = { slot->task.n_demands, -1, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
     size_t missing = 0;
     if (live->inside) {
         const moe_demand *b = &slot->demands[live->inside - 1];
         best.bound = live->inside - 1;
         best.id = slot->demand_ids[b->first + live->done];
         best.logprob = a->want_logprob[live->row];
-        best.commits = best.only = 1;
+        best.commits = 1;
+        best.taken = a->top;
         return best;
     }
     for (size_t c = 0; c < slot->task.n_demands; c++) {
@@ -7336,8 +7323,10 @@ MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const 
         if (choice.logprob != choice.logprob || best.bound == slot->task.n_demands || choice.rank > best.rank)
             best = choice;
     }
-    best.only = missing && (slot->steps + missing >= slot->task.limit || a->top_ids[live->row * a->top] == s->eos);
-    best.commits |= best.only;
+    if (missing && (slot->steps + missing >= slot->task.limit || a->top_ids[live->row * a->top] == s->eos)) {
+        best.commits = 1;
+        best.taken = a->top;
+    }
     best.repeats = best.bound == slot->task.n_demands;
     for (size_t k = 0; k < a->top && best.repeats; k++)
         best.repeats = moe_demand_repeats(slot, live, a->top_ids[live->row * a->top + k]);
@@ -7345,9 +7334,9 @@ MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const 
 }
 
 /* Skip the tokens of the row that are not allowed for a hypothesis. Returns 1 if one is left. */
-MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const moe_answer *a, const moe_live *live,
+MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const moe_beam *a, const moe_live *live,
                              moe_next *c) {
-    for (; !c->only && c->taken < a->top; c->taken++) {
+    for (; c->taken < a->top; c->taken++) {
         const int32_t id = a->top_ids[live->row * a->top + c->taken];
         if (c->bound < slot->task.n_demands && (id == s->eos || id == c->id)) continue;
         if (c->repeats || !moe_demand_repeats(slot, live, id)) return 1;
@@ -7356,7 +7345,7 @@ MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const mo
 }
 
 /* Extend a hypothesis by its constraint's next token, or by the best token that is left. */
-MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const moe_answer *a, const moe_live *from,
+MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const moe_beam *a, const moe_live *from,
                                       moe_next *c, int begins, float rank) {
     const size_t at = from->row * a->top + c->taken;
     const int32_t id = begins ? c->id : a->top_ids[at];
@@ -7375,7 +7364,7 @@ MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const
 
 /* Use the decoder's outputs for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done.
  * Ranks order the candidates: without constraints they are log-probabilities. */
-MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
+MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_beam *a, moe_live *next) {
     const size_t beam = (size_t)s->beam - (s->rules.shrinks ? slot->n_finished : 0);
     moe_next choices[MOE_MAX_BEAM];
     size_t n_next = 0;
@@ -7385,7 +7374,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
     slot->steps++;
     for (size_t h = 0; last_step && s->force_end && h < slot->n_live; h++) {
         const moe_live live = moe_continue(&slot->live[h], s->eos, 0.0f, 1);
-        moe_add_finished(s, slot, live, moe_score(s, slot, &live, NULL));
+        moe_add_finished(s, slot, a, live, live.row);
     }
     if (last_step && s->force_end) return 1;
     for (size_t h = 0; h < slot->n_live; h++) choices[h] = moe_choose(s, slot, a, &slot->live[h]);
@@ -7397,15 +7386,13 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
         for (size_t h = 0; h < slot->n_live; h++) {
             moe_next *c = &choices[h];
             const moe_live *l = &slot->live[h];
-            if (c->bound < slot->task.n_demands && !c->begun) {
-                const float rank = l->rank + c->rank;
-                if (c->logprob != c->logprob) slot->broken = 1;
-                if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = 1;
-            }
-            if (moe_next_left(s, slot, a, l, c)) {
-                const float rank = l->rank + (a->top_logprobs[l->row * a->top + c->taken] + c->stay);
-                if (rank != rank) slot->broken = 1;
-                if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = 0;
+            for (int own = 1; own >= 0; own--) { /* 1: its constraint's token */
+                float logprob, rank;
+                if (own ? c->begun || c->bound == slot->task.n_demands : !moe_next_left(s, slot, a, l, c)) continue;
+                logprob = own ? c->logprob : a->top_logprobs[l->row * a->top + c->taken];
+                rank = l->rank + (own ? c->rank : logprob + c->stay);
+                if (logprob != logprob || rank != rank) slot->broken = 1;
+                if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = own;
             }
         }
         if (best == slot->n_live || slot->broken || !(best_rank >= -FLT_MAX)) break;
@@ -7413,8 +7400,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
         if (s->prune > 0.0f && best_rank < best_candidate - s->prune) break;
         live = moe_demand_follow(s, slot, a, &slot->live[best], &choices[best], begins, best_rank);
         if (live.ended && position >= beam) continue;
-        if (live.ended || last_step)
-            moe_add_finished(s, slot, live, moe_score(s, slot, &live, moe_coverage_at(a, live.row)));
+        if (live.ended || last_step) moe_add_finished(s, slot, a, live, live.row);
         else next[n_next++] = live;
     }
     return moe_end_step(s, slot, a, next, n_next);
@@ -7432,7 +7418,7 @@ MOE_SHARED float moe_rank(const moe_search *s, float logprob, size_t tokens, int
 /* moe_search_step for these rules, for slot number `at`: finished hypotheses stay as they are; the best of them and of
  * all continuations make the next beam. Ending a hypothesis never improves its rank over another token of equal
  * log-probability, so the row's `top` best tokens suffice. */
-MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
+MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
     size_t n = 0, ended = 0;
     int cut;
     slot->steps++;
@@ -7461,16 +7447,15 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
     cut = slot->steps >= slot->task.limit;
     if (ended < n && !cut) return 0;
     for (size_t h = 0; h < n; h++) {
-        const moe_live *l = &slot->live[h];
-        const float *coverage = moe_coverage_at(a, at * (size_t)s->beam + h);
         /* a beam that is cut keeps its order */
-        moe_add_finished(s, slot, *l, s->rules.divides || cut ? l->rank : moe_score(s, slot, l, coverage));
+        if (s->rules.divides || cut) moe_insert(s, slot->finished, &slot->n_finished, &slot->live[h]);
+        else moe_add_finished(s, slot, a, slot->live[h], at * (size_t)s->beam + h);
     }
     return 1;
 }
 
 /* The same for one live hypothesis that follows given tokens and, if they are scored, the end token after them. */
-MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a) {
+MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a) {
     moe_live *live = &slot->live[0];
     const size_t position = slot->steps++, place = s->rules.by_place ? at * (size_t)s->beam : live->row;
     const int ends = position == slot->task.n_target;
@@ -7479,13 +7464,13 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, co
     live->rank = live->logprob;
     slot->broken = live->logprob != live->logprob;
     if (slot->broken) return 1;
-    if (ends) moe_add_finished(s, slot, *live, moe_score(s, slot, live, moe_coverage_at(a, place)));
+    if (ends) moe_add_finished(s, slot, a, *live, place);
     else moe_add_token(s, slot, a, live);
     return ends;
 }
 
 /* The step of slot number `at` by its rules. Returns 1 when the sentence is done; the slot is then not active. */
-MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
+MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
     const int done = slot->task.scoring || slot->steps < slot->task.n_target ? moe_score_step(s, slot, at, a)
                      : s->rules.stay                                         ? moe_beam_step(s, slot, at, a, next)
                                                                              : moe_search_step(s, slot, a, next);
@@ -7494,7 +7479,7 @@ MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, con
 }
 
 /* The same for all steps of the slot that the decoder has made in one run. */
-MOE_SHARED int moe_slot_steps(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
+MOE_SHARED int moe_slot_steps(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
     int done = slot->active && moe_slot_step(s, slot, at, a, next);
     for (; slot->active && slot->ahead; slot->ahead--) {
         slot->live[0].row++;
@@ -7826,9 +7811,12 @@ static moe_status moe_take_params(const moe_model *m, const moe_session_params *
     return MOE_OK;
 }
 
-static moe_status moe_check_int(const char *name, int value, int low, int high, moe_error *error) {
-    if (value >= low && value <= high) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_ARGUMENT, name, "%s is %d, allowed are %d to %d", name, value, low, high);
+static moe_status moe_check_number(const char *name, double value, double least, double most, int real,
+                                   moe_error *error) {
+    if (value >= least && value <= most) return MOE_OK;
+    return moe_fail(error, MOE_ERROR_ARGUMENT, name,
+                    real ? "%s is %g, allowed are %g to %g" : "%s is %.0f, allowed are %.0f to %.0f", name, value,
+                    least, most);
 }
 
 /* Whether every mixture can have gates of this kind. */
@@ -7868,26 +7856,23 @@ static moe_status moe_check_param(const moe_param_row *row, const moe_session_pa
     const double value = moe_param_value(row, p);
     int allowed;
     memcpy(&allowed, (const char *)&moe_rule_sets[p->rules] + row->allowed, sizeof allowed);
-    if (!(value >= shown->least && value <= shown->most))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, shown->name,
-                        shown->real ? "%s is %g, allowed are %g to %g" : "%s is %.0f, allowed are %.0f to %.0f",
-                        shown->name, value, shown->least, shown->most);
+    MOE_TRY(moe_check_number(shown->name, value, shown->least, shown->most, shown->real, error));
     if (value == 0 || !row->what || allowed) return MOE_OK;
     return moe_fail(error, MOE_ERROR_ARGUMENT, shown->name, "the %s rules have no %s: %s must be 0",
                     moe_rules_name(p->rules), row->what, shown->name);
 }
 
 static moe_status moe_check_params(const moe_model *m, moe_session_params *p, moe_error *error) {
-    MOE_TRY(moe_check_int("rules", (int)p->rules, 0, MOE_RULE_SETS - 1, error));
+    MOE_TRY(moe_check_number("rules", (int)p->rules, 0, MOE_RULE_SETS - 1, 0, error));
     if (p->rerank > 0.0f && !moe_can_rerank(m))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "rerank",
                         "rerank must be 0: the model has no tags of several languages, with which it could "
                         "translate back");
     for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++) MOE_TRY(moe_check_param(&moe_param_rows[i], p, error));
-    MOE_TRY(moe_check_int("min_target", p->min_target, 0, p->max_target, error));
-    MOE_TRY(moe_check_int("target_tag", p->target_tag, -1, m->source_vocabulary - 1, error));
-    MOE_TRY(moe_check_int("source_tag", p->source_tag, -1, m->source_vocabulary - 1, error));
-    MOE_TRY(moe_check_int("nbest", p->nbest, 1, p->beam, error));
+    MOE_TRY(moe_check_number("min_target", p->min_target, 0, p->max_target, 0, error));
+    MOE_TRY(moe_check_number("target_tag", p->target_tag, -1, m->source_vocabulary - 1, 0, error));
+    MOE_TRY(moe_check_number("source_tag", p->source_tag, -1, m->source_vocabulary - 1, 0, error));
+    MOE_TRY(moe_check_number("nbest", p->nbest, 1, p->beam, 0, error));
     if (m->kind == MOE_MODEL_TRANSLATION && !m->attention && (p->attention || p->coverage_penalty != 0.0f))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
                         "a Transformer has many attentions: none of them can be shown or penalised");
@@ -7963,16 +7948,14 @@ struct moe_session {
     size_t n_waiting;    /* 0: results go to the caller as they are */
     moe_waiting *waiting;
     uint64_t arrivals;
-    size_t source_rows; /* carried by source; each active slot has `length` of them from `segment` on */
-    size_t token_rows;  /* carried by token, of a slot: for its longest translations; 0: none are */
-    size_t *active;     /* [n_active] slots in the order of their segments */
+    size_t token_rows; /* carried by token, of a slot: for its longest translations; 0: none are */
+    size_t *active;    /* [n_active] slots in the order of their segments: `length` rows carried by source each */
     size_t n_active;
     /* the group of sentences that is being encoded */
     int32_t *staged;              /* [encode_tokens] their ids, one after the other */
     size_t *staged_first;         /* [n_slots] of a slot's */
     moe_frame frames[MOE_GRAPHS]; /* on a device, the decoder's frame has the fields of classifiers only */
-    moe_answer answer;            /* results of the decoder's current step */
-    float *coverage_next;         /* coverage of the next step */
+    float *coverage_next;         /* of the next step; by place the same memory */
     moe_live *next;
     /* results */
     moe_hypothesis *hypotheses; /* [nbest of the search] */
@@ -8032,7 +8015,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     const int here = !s->api; /* the session searches, not a device */
     const int classifies = s->model->kind == MOE_MODEL_CLASSIFIER;
     moe_frame *e = &s->frames[MOE_ENCODER], *d = &s->frames[MOE_DECODER];
-    moe_hypothesis_rows *b = &d->beam;
+    moe_beam *b = &d->beam;
     e->packed.sentence = moe_carve(at, s->n_slots, sizeof(size_t));
     e->ids = moe_carve(at, s->encode_tokens, sizeof *e->ids);
     e->packed.destination = moe_carve(at, s->encode_tokens, sizeof(size_t));
@@ -8061,12 +8044,11 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     b->length = moe_carve(at, rows, sizeof(size_t));
     if (s->search.beta != 0.0f || s->params.attention || s->search.looks)
         b->attention = moe_carve(at, rows * max_source, sizeof(float));
-    s->answer = (moe_answer){ top,  b->top_ids, b->top_logprobs, b->want_logprob,
-                              NULL, max_source, b->attention,    b->start_logprobs };
-    if (s->search.beta != 0.0f) {
-        s->answer.coverage = moe_carve(at, rows * max_source, sizeof(float));
+    b->attention_stride = max_source;
+    b->top = top;
+    if (s->search.beta != 0.0f) b->coverage = s->coverage_next = moe_carve(at, rows * max_source, sizeof(float));
+    if (s->search.beta != 0.0f && !s->search.rules.by_place)
         s->coverage_next = moe_carve(at, rows * max_source, sizeof(float));
-    }
     s->next = moe_carve(at, beam, sizeof *s->next);
     s->results = moe_carve(at, moe_most_words(&s->search), sizeof *s->results);
 }
@@ -8150,8 +8132,6 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     }
     s->rows += s->search.ahead;
     s->encode_tokens = max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
-    /* A request is pulled before its length is known, so capacity for a longest one is always free. */
-    s->source_rows = max_source + tokens + 32 * (s->n_slots - batch);
     /* Every hypothesis and token of a step may last to the end. Memory that no sentence needs is never touched. */
     if (moe_model_carries(s->model, MOE_BY_TOKEN, 0)) s->token_rows = beam * (size_t)s->params.max_target + 1;
     if (s->token_rows > INT32_MAX / s->n_slots)
@@ -8160,7 +8140,8 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
             "a batch of %d, a beam of %d and max_target %d are too many: their product must stay below 2^31",
             s->params.batch, s->params.beam, s->params.max_target);
     s->carried_rows[MOE_BY_PARENT] = s->rows + (s->model->decoder_from_encoder ? s->n_slots : 0);
-    s->carried_rows[MOE_BY_SOURCE] = s->source_rows;
+    /* A request is pulled before its length is known, so capacity for a longest one is always free. */
+    s->carried_rows[MOE_BY_SOURCE] = max_source + tokens + 32 * (s->n_slots - batch);
     s->carried_rows[MOE_BY_TOKEN] = s->token_rows * s->n_slots;
     return MOE_OK;
 }
@@ -8258,15 +8239,12 @@ static moe_status moe_session_place(moe_session *s, moe_error *error) {
 
 /* ---- Bind: weights, threads ---- */
 
-/* Whether the tensor must be verified now. Expert slabs are verified on first use, except for a device, which uploads
- * all of them. */
-static int moe_is_read_blindly(const moe_session *s, const moe_tensor_info *t) { return s->api || !t->slabs; }
-
+/* Verify a tensor. Slabs of experts are verified on first use, except for a device, which uploads all of them. */
 static void moe_verify_task(void *user, size_t task, size_t thread) {
     moe_session *s = user;
     const moe_tensor_info *t = &s->model->file.tensors[task];
     (void)thread;
-    if (moe_is_read_blindly(s, t)) moe_check_tensor(&s->model->file, t, &s->damage, NULL);
+    if (s->api || !t->slabs) moe_check_tensor(&s->model->file, t, &s->damage, NULL);
 }
 
 /* Upload the weights, start the threads, verify the tensors that must be verified now and are not yet. */
@@ -8573,13 +8551,14 @@ static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
 
 /* First fit for a segment of `need` rows; SIZE_MAX if there is no such gap. */
 static size_t moe_find_segment(const moe_session *s, size_t need) {
+    const size_t rows = s->carried_rows[MOE_BY_SOURCE];
     size_t at = 0;
     for (size_t i = 0; i < s->n_active; i++) {
         const moe_task *task = &s->slots[s->active[i]].task;
         if (need <= task->segment - at) return at;
         at = task->segment + task->length;
     }
-    return need <= s->source_rows && at <= s->source_rows - need ? at : SIZE_MAX;
+    return need <= rows && at <= rows - need ? at : SIZE_MAX;
 }
 
 /* Give a slot the first fit, which exists. */
@@ -8683,7 +8662,7 @@ static int moe_must_decode(moe_session *s, size_t at) {
     return 0;
 }
 
-/* Copy the constraints of a sentence, and reserve length for them. */
+/* Copy the constraints of a sentence, and reserve length for them, for given tokens and for the end. */
 static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
     size_t tokens = 0;
     for (size_t c = 0; c < slot->task.n_demands; c++) {
@@ -8724,7 +8703,6 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->task.forced = force >= 0;
     slot->shown = slot->task.forced && !q->raw && q->force < 0 ? 1 : 0;
     slot->task.n_target = (size_t)slot->task.forced + (q->target ? q->n_target : 0);
-    slot->task.limit = moe_max(moe_max(slot->task.limit, 1), slot->task.n_target + 1);
     slot->task.n_demands = slot->task.scoring ? 0 : q->n_constraints;
     moe_admit_constraints(slot, q);
     slot->task.place = at * s->token_rows;
@@ -8815,7 +8793,7 @@ static void moe_fill_row(moe_session *s, size_t at, const moe_live *live, size_t
     const moe_row asked =
         moe_live_row(&s->search, slot, live, position, s->search.from_encoder ? (int32_t)(s->rows + at) : -1);
     moe_frame *f = &s->frames[MOE_DECODER];
-    moe_hypothesis_rows *b = &f->beam;
+    moe_beam *b = &f->beam;
     f->ids[row] = asked.id;
     f->positions[row] = (int32_t)position;
     b->parents[row] = asked.parent;
@@ -8829,7 +8807,7 @@ static void moe_fill_row(moe_session *s, size_t at, const moe_live *live, size_t
             f->keys[row] = moe_hash(f->keys[row] ^ (uint64_t)slot->tokens[token].id);
     }
     if (b->hold) b->hold[row] = (char)asked.hold;
-    if (b->most_starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
+    if (b->starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
 }
 
 /* One row for every live hypothesis, and after it rows of given tokens as long as rows are free. Keys and values of all
@@ -8837,12 +8815,11 @@ static void moe_fill_row(moe_session *s, size_t at, const moe_live *live, size_t
 static void moe_fill_frame(moe_session *s) {
     size_t rows = 0, spare = s->search.ahead, *starts = &s->frames[MOE_DECODER].beam.most_starts;
     *starts = 0;
-    for (size_t i = 0; i < s->n_slots; i++)
-        if (s->slots[i].active) *starts = moe_max(*starts, s->slots[i].task.n_demands);
     for (size_t i = 0; i < s->n_slots; i++) {
         moe_slot *slot = &s->slots[i];
         moe_live live;
         if (!slot->active) continue;
+        *starts = moe_max(*starts, slot->task.n_demands);
         for (size_t h = 0; h < slot->n_live; h++) {
             if (slot->live[h].ended) continue;
             moe_fill_row(s, i, &slot->live[h], slot->steps, rows);
@@ -8857,38 +8834,27 @@ static void moe_fill_frame(moe_session *s) {
     s->frames[MOE_DECODER].rows = rows;
 }
 
-static void moe_add_attention(float *sum, const float *old, const float *attention, size_t n) {
-    for (size_t i = 0; i < n; i++) sum[i] = (old ? old[i] : 0.0f) + attention[i];
-}
-
-/* coverage of a row = that of its parent + this step's attention. */
+/* coverage of a row = that of its parent + this step's attention. By place, it is kept per place in the beam and does
+ * not move with the hypotheses. The place of a finished one adds nothing; while there is one, all places add its. */
 static void moe_add_coverage(moe_session *s) {
-    const moe_hypothesis_rows *b = &s->frames[MOE_DECODER].beam;
-    const size_t stride = s->answer.stride;
-    float *old = s->answer.coverage;
-    for (size_t r = 0; r < s->frames[MOE_DECODER].rows; r++)
-        moe_add_attention(s->coverage_next + r * stride,
-                          moe_row_begins(b->parents, r, s->rows) ? NULL : old + (size_t)b->parents[r] * stride,
-                          b->attention + r * stride, b->length[r]);
-    s->answer.coverage = s->coverage_next;
-    s->coverage_next = old;
-}
-
-/* Coverage by place: [batch, beam, stride] is kept per place in the beam and does not move with the hypotheses.
- * The place of a finished hypothesis adds nothing. While there is one hypothesis, all places add its attention. */
-static void moe_add_place_coverage(moe_session *s) {
-    const size_t stride = s->answer.stride, beam = (size_t)s->params.beam;
-    for (size_t i = 0; i < (size_t)s->params.batch; i++) {
+    moe_beam *b = &s->frames[MOE_DECODER].beam;
+    const size_t stride = b->attention_stride, beam = (size_t)s->params.beam;
+    const int by_place = s->search.rules.by_place;
+    float *old = b->coverage;
+    for (size_t i = 0; i < s->n_slots; i++) {
         const moe_slot *slot = &s->slots[i];
-        const int one = moe_slot_is_one(slot);
+        const int one = by_place && moe_slot_is_one(slot);
         for (size_t h = 0; slot->active && h < (one ? beam : slot->n_live); h++) {
             const moe_live *live = &slot->live[one ? 0 : h];
-            float *sum = s->answer.coverage + (i * beam + h) * stride;
-            if (!live->ended)
-                moe_add_attention(sum, slot->steps ? sum : NULL, s->answer.attention + live->row * stride,
-                                  slot->task.length);
+            const size_t to = by_place ? i * beam + h : live->row, from = by_place ? to : (size_t)b->parents[live->row];
+            const float *attention = b->attention + live->row * stride;
+            float *sum = s->coverage_next + to * stride;
+            for (size_t k = 0; k < slot->task.length && !live->ended; k++)
+                sum[k] = (slot->steps ? old[from * stride + k] : 0.0f) + attention[k];
         }
     }
+    b->coverage = s->coverage_next;
+    s->coverage_next = old;
 }
 
 /* Hand over the result of a slot that is done, and free it. Returns the words after it. */
@@ -8914,8 +8880,10 @@ static moe_status moe_step_on_device(moe_session *s, moe_error *error) {
 /* Report routing and attention of a row of slot `at` to the caller. */
 static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     const moe_slot *slot = &s->slots[at];
-    const float *weights = s->params.attention ? s->answer.attention + row * s->answer.stride + slot->task.lead : NULL;
-    const size_t position = (size_t)s->frames[MOE_DECODER].positions[row];
+    const moe_frame *d = &s->frames[MOE_DECODER];
+    const float *weights =
+        s->params.attention ? d->beam.attention + row * d->beam.attention_stride + slot->task.lead : NULL;
+    const size_t position = (size_t)d->positions[row];
     void *user = s->tickets[at].request.user;
     const moe_attention attention = { user, position, slot->task.n_source, weights };
     if (s->params.routing) moe_report_row(s, MOE_DECODER, row, user, position);
@@ -8923,6 +8891,7 @@ static void moe_report_live(const moe_session *s, size_t at, size_t row) {
 }
 
 static moe_status moe_step(moe_session *s, moe_error *error) {
+    const moe_frame *d = &s->frames[MOE_DECODER];
     moe_fill_frame(s);
     MOE_TRY(moe_session_run(s, MOE_DECODER, error));
     for (size_t i = 0; (s->params.routing || s->params.attention) && i < (size_t)s->params.batch; i++)
@@ -8930,11 +8899,10 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
             for (size_t k = 0; !s->slots[i].live[h].ended && k <= s->slots[i].ahead; k++)
                 moe_report_live(s, i, s->slots[i].live[h].row + k);
     s->stats.steps++;
-    s->stats.rows += s->frames[MOE_DECODER].rows;
-    if (s->answer.coverage && s->search.rules.by_place) moe_add_place_coverage(s);
-    else if (s->answer.coverage) moe_add_coverage(s);
+    s->stats.rows += d->rows;
+    if (d->beam.coverage) moe_add_coverage(s);
     for (size_t i = 0; i < s->n_slots; i++)
-        if (moe_slot_steps(&s->search, &s->slots[i], i, &s->answer, s->next)) {
+        if (moe_slot_steps(&s->search, &s->slots[i], i, &d->beam, s->next)) {
             moe_write_head(&s->search, &s->slots[i], i, s->results);
             for (int32_t h = 0; h < s->results[1]; h++)
                 moe_write_result(&s->search, &s->slots[i], (size_t)h, s->results);
@@ -9018,19 +8986,12 @@ moe_status moe_translate_ids(moe_session *s, const int32_t *source, size_t n, in
 
 /* ---- Classifying ---- */
 
-/* The key from which the noise of a row of inputs is drawn. */
-static uint64_t moe_row_key(const float *inputs, size_t n) {
-    uint64_t key = 0;
-    for (size_t i = 0; i < n; i++) key = moe_hash(key ^ moe_to_bits(inputs[i]));
-    return key;
-}
-
 moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
                         moe_error *error) {
     const size_t batch = (size_t)s->params.batch, width = s->model->width, top = s->graphs[MOE_DECODER].top,
                  nbest = (size_t)s->params.nbest;
     moe_frame *f = &s->frames[MOE_DECODER];
-    const moe_hypothesis_rows *b = &f->beam;
+    const moe_beam *b = &f->beam;
     if (s->model->kind != MOE_MODEL_CLASSIFIER)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "classify", "this model is no classifier");
     for (size_t row0 = 0; row0 < rows; row0 += batch) {
@@ -9039,7 +9000,9 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
         f->inputs = inputs + row0 * width;
         for (size_t r = 0; r < n; r++) {
             b->want[r] = -1;
-            if (f->keys) f->keys[r] = moe_row_key(inputs + (row0 + r) * width, width);
+            if (f->keys) f->keys[r] = 0;
+            for (size_t i = 0; f->keys && i < width; i++)
+                f->keys[r] = moe_hash(f->keys[r] ^ moe_to_bits(f->inputs[r * width + i]));
         }
         MOE_TRY(moe_heed(s, error));
         MOE_TRY(moe_session_run(s, MOE_DECODER, error));

@@ -601,11 +601,11 @@ static void heads_equal_the_cpu(void **state) {
         b.frame = (moe_frame){ .rows = rows, .ids = ids, .positions = packed ? at : positions };
         if (packed) b.frame.packed = (moe_packed){ .steps = MOE_COUNT(live), .live = live, .first = first };
         else
-            b.frame.beam = (moe_hypothesis_rows){ .segment = segment,
-                                                  .length = length,
-                                                  .chain = chain,
-                                                  .want = want,
-                                                  .want_logprob = logprobs };
+            b.frame.beam = (moe_beam){ .segment = segment,
+                                       .length = length,
+                                       .chain = chain,
+                                       .want = want,
+                                       .want_logprob = logprobs };
         run_both(&b, !packed);
         free(table), free(states), free(chain), free(blob);
     }

@@ -309,13 +309,13 @@ static size_t search_with_engine(const task *t, moe_slot *slot) {
     int32_t top_ids[WIDEST * (WIDEST + 1)];
     float top_logprobs[WIDEST * (WIDEST + 1)], want[WIDEST], attention[WIDEST * SOURCE], starts[WIDEST * CONSTRAINTS];
     moe_live next[WIDEST];
-    const moe_answer a = { .top = top,
-                           .top_ids = top_ids,
-                           .top_logprobs = top_logprobs,
-                           .want_logprob = want,
-                           .stride = SOURCE,
-                           .attention = t->attends ? attention : NULL,
-                           .start_logprobs = starts };
+    const moe_beam a = { .top = top,
+                         .top_ids = top_ids,
+                         .top_logprobs = top_logprobs,
+                         .want_logprob = want,
+                         .attention_stride = SOURCE,
+                         .attention = t->attends ? attention : NULL,
+                         .start_logprobs = starts };
     slot->task = (moe_task){ .length = SOURCE,
                              .limit = t->limit,
                              .lead = LEAD,
