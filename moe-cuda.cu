@@ -1,7 +1,7 @@
 /* moe-cuda.cu - the CUDA backend of moe.c: the graphs of a session and its search on one GPU. The
  * interface is room "Devices" of moe.c.
  *
- *   1. Checks and memory  the first failure, device memory within a budget, uploads of weights, slots of experts
+ *   1. Checks and memory  the first failure, device memory within a budget, uploads of weights, bays of experts
  *   2. Kernels            the arithmetic of moe.c's portable kernels, operation by operation
  *   3. Launchers          one function per op, the run of a graph, the table for moe.c
  *
@@ -55,7 +55,7 @@ extern "C" {
 
 enum {
     MOE_BUCKETS = 64, /* row counts for which a decoder step is kept as a CUDA graph */
-    MOE_TRANSIT = 8,  /* most transit slots of experts                 */
+    MOE_TRANSIT = 8,  /* most transit bays of experts                 */
     MOE_UP = 11       /* integers per row that are uploaded with a frame                   */
 };
 #ifndef MOE_CUDA_EMULATOR                      /* with small limits, which small tests exceed */
@@ -145,7 +145,7 @@ typedef struct moe_routes {
     uint64_t *stats;             /* pairs and visits (moe_stats) of all runs */
     int4 *tiles;                 /* expert, first pair, pairs */
     int *pair_row, *pair_expert; /* [pairs] */
-    const int *slots;            /* [n] slots of experts, which pair_expert then contains; or NULL */
+    const int *bays;             /* [n] bays of experts, which pair_expert then contains; or NULL */
 } moe_routes;
 
 /* Outputs of chunks of the vocabulary. */
@@ -184,17 +184,17 @@ struct moe_device : moe_step_rows {
     moe_bound *bound[2]; /* [count] */
     size_t rows;         /* the larger capacity */
     size_t experts;      /* of all layers       */
-    /* If not all fit, some are in slots, which the cache assigns, and the others are fetched from the mapped file when
-     * a layer needs them. A slot may have any expert of any layer, so one cache serves all graphs and memory is not
+    /* If not all fit, some are in bays, which the cache assigns, and the others are fetched from the mapped file when
+     * a layer needs them. A bay may have any expert of any layer, so one cache serves all graphs and memory is not
      * fragmented; experts of one model hardly differ in size. All of it is allocated when graphs are bound. */
-    moe_cache cache; /* slots 0: all are on the device */
+    moe_cache cache; /* bays 0: all are on the device */
     struct {
-        char *slabs; /* [slots, slot_bytes] on the device */
-        size_t slot_bytes;
+        char *slabs; /* [bays, bay_bytes] on the device */
+        size_t bay_bytes;
         size_t bytes; /* of host memory: of the cache, and behind it of the run of a layer, with as many experts: */
-        int *order, *place, *first; /* experts with pairs in the order of work, their slots, [+ 1] first pairs */
+        int *order, *place, *first; /* experts with pairs in the order of work, their bays, [+ 1] first pairs */
         int4 *tiles;                /* pinned: experts of a run */
-        int *plan;                  /* behind them: [2, experts of a layer] first pairs, slots */
+        int *plan;                  /* behind them: [2, experts of a layer] first pairs, bays */
     } fetching;
     cudaGraphExec_t steps[MOE_BUCKETS];
     int no_graphs;
@@ -410,17 +410,17 @@ static void *moe_upload(moe_device *d, const void *from, size_t bytes, const cha
 
 /* ---- Slots of experts ---- */
 
-/* Slots of `slot_bytes`, as many as fit; layers of up to `most` experts run up to `tiles` tiles. */
-static void moe_take_slots(moe_device *d, size_t slot_bytes, size_t room, size_t most, size_t tiles) {
-    const size_t slots = moe_min(room / slot_bytes, d->experts);
-    const size_t bytes = moe_cache_bytes(d->experts, slots); /* no overflow: all these bytes exist in a file */
-    const size_t transit = moe_min(moe_max(slots / 16, 1), MOE_TRANSIT);
+/* Bays of `bay_bytes`, as many as fit; layers of up to `most` experts run up to `tiles` tiles. */
+static void moe_take_bays(moe_device *d, size_t bay_bytes, size_t room, size_t most, size_t tiles) {
+    const size_t bays = moe_min(room / bay_bytes, d->experts);
+    const size_t bytes = moe_cache_bytes(d->experts, bays); /* no overflow: all these bytes exist in a file */
+    const size_t transit = moe_min(moe_max(bays / 16, 1), MOE_TRANSIT);
     char *memory;
-    d->fetching.slot_bytes = slot_bytes;
-    d->fetching.slabs = (char *)moe_acquire(d, slots, slot_bytes, "experts");
+    d->fetching.bay_bytes = bay_bytes;
+    d->fetching.slabs = (char *)moe_acquire(d, bays, bay_bytes, "experts");
     d->fetching.bytes = bytes + (3 * most + 1) * sizeof(int);
     memory = (char *)moe_host(d, d->fetching.bytes, "the cache of experts");
-    if (memory) moe_cache_begin(&d->cache, memory, d->experts, slots, transit);
+    if (memory) moe_cache_begin(&d->cache, memory, d->experts, bays, transit);
     MOE_CUDA_TRY(d, cudaMallocHost((void **)&d->fetching.tiles, tiles * sizeof(int4) + 2 * most * sizeof(int)));
     if (d->status != MOE_OK) return;
     d->fetching.plan = (int *)(void *)(d->fetching.tiles + tiles);
@@ -717,7 +717,7 @@ __global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_
 /* ---- Products ---- */
 
 /* y[r][j] = [relu](dot(x[r], w[j]) + addend). Either plain: tiles of MOE_TILE rows; or of experts: *n_tiles tiles have
- * expert (or its slot), first pair and pairs, a pair's input is row x_rows[pair] and its output row `pair`. */
+ * expert (or its bay), first pair and pairs, a pair's input is row x_rows[pair] and its output row `pair`. */
 typedef struct moe_products {
     moe_weights w;
     const void *x;   /* codes or floats */
@@ -1206,7 +1206,7 @@ __global__ void moe_k_place(moe_routes a) {
         const int pair = atomicAdd(&a.count[s.experts[i]], 1);
         a.place[(uint32_t)a.row_first[blockIdx.x] + i] = pair;
         a.pair_row[pair] = (int)row;
-        a.pair_expert[pair] = a.slots ? a.slots[s.experts[i]] : (int)s.experts[i];
+        a.pair_expert[pair] = a.bays ? a.bays[s.experts[i]] : (int)s.experts[i];
     }
 }
 
@@ -1922,7 +1922,7 @@ typedef struct moe_group {
     /* on the host, only for cuBLAS: */
     size_t experts;
     const int *first; /* [experts + 1] pairs */
-    const int *slots; /* [experts] or NULL: each its own */
+    const int *bays;  /* [experts] or NULL: each its own */
 } moe_group;
 
 /* A product of each expert over its pairs by cuBLAS. */
@@ -1935,7 +1935,7 @@ static void moe_expert_gemms(moe_device *d, moe_products p, const int8_t *x, con
         for (size_t at = e; at < g->experts && first[at] < to; at++) {
             const int begin = first[at] > from ? first[at] : from, end = first[at + 1] < to ? first[at + 1] : to;
             if (begin < end)
-                moe_gemm(d, &p.w, g->slots ? g->slots[at] : (int)at, x + (size_t)begin * p.x_stride, p.x_stride,
+                moe_gemm(d, &p.w, g->bays ? g->bays[at] : (int)at, x + (size_t)begin * p.x_stride, p.x_stride,
                          end - begin, d->sums + (size_t)(begin - from) * (size_t)p.w.rows_padded);
         }
         MOE_LAUNCH(d, moe_k_finish, to - from, MOE_BLOCK, p, d->sums, from, d->moe.pair_expert);
@@ -1959,13 +1959,13 @@ static int moe_must_count(const moe_node *n, size_t rows) {
 
 /* Whether the launches of a node depend on numbers on the device. */
 static int moe_waits(const moe_device *d, const moe_node *n, size_t rows) {
-    return n->op == MOE_OP_EXPERTS && (d->cache.slots || moe_experts_by_gemm(d, n, rows) || moe_must_count(n, rows));
+    return n->op == MOE_OP_EXPERTS && (d->cache.bays || moe_experts_by_gemm(d, n, rows) || moe_must_count(n, rows));
 }
 
-/* The experts with pairs, in the cache's order of work, each with a slot, also written to the device; *hits of them are
+/* The experts with pairs, in the cache's order of work, each with a bay, also written to the device; *hits of them are
  * resident. Returns their number. */
 static size_t moe_plan_experts(moe_device *d, size_t n, moe_cache_layer *layer, moe_routes *a, size_t *hits) {
-    int *start = d->fetching.plan, *slots = start + n, *order = d->fetching.order, pair = 0;
+    int *start = d->fetching.plan, *bays = start + n, *order = d->fetching.order, pair = 0;
     int4 *tiles = d->fetching.tiles;
     size_t wanted = 0, n_tiles = 0;
     moe_fetch_ints(d, a->first, n + 1); /* so the plan of the run before is uploaded */
@@ -1976,16 +1976,16 @@ static size_t moe_plan_experts(moe_device *d, size_t n, moe_cache_layer *layer, 
     *hits = moe_cache_plan(&d->cache, layer, order, wanted, d->fetching.place);
     for (size_t i = 0; i < wanted; i++) {
         const size_t e = (size_t)order[i];
-        slots[e] = d->fetching.place[i];
+        bays[e] = d->fetching.place[i];
         d->fetching.first[i] = start[e] = pair;
         for (int left = d->moe.host[e + 1] - d->moe.host[e]; left > 0; left -= MOE_TILE) {
-            const int4 tile = { slots[e], pair, left < MOE_TILE ? left : MOE_TILE, 0 };
+            const int4 tile = { bays[e], pair, left < MOE_TILE ? left : MOE_TILE, 0 };
             tiles[n_tiles++] = tile;
             pair += tile.z;
         }
     }
     d->fetching.first[wanted] = pair;
-    a->slots = a->count + n;
+    a->bays = a->count + n;
     moe_send(d, a->count, start, 2 * n * sizeof *start);
     if (n_tiles) moe_send(d, a->tiles, tiles, n_tiles * sizeof *tiles);
     return wanted;
@@ -2009,7 +2009,7 @@ static void moe_run_group(moe_device *d, moe_products up, moe_products down, con
 }
 
 /* Group after group: first the resident experts, so that the GPU has work while the host copies, then the others, as
- * many at a time as have distinct slots, after their upload. Groups before have used the experts that they replace. */
+ * many at a time as have distinct bays, after their upload. Groups before have used the experts that they replace. */
 static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products *up, const moe_products *down,
                            size_t experts, size_t hits, int by_gemm) {
     moe_group g;
@@ -2017,7 +2017,7 @@ static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products 
     for (size_t i = 0; i < experts && d->status == MOE_OK; i += g.experts, g.tile += g.tiles) {
         g.experts = i < hits ? hits : moe_min(experts - i, d->cache.transit);
         g.first = d->fetching.first + i;
-        g.slots = d->fetching.place + i;
+        g.bays = d->fetching.place + i;
         g.begin = (size_t)g.first[0];
         g.pairs = (size_t)g.first[g.experts] - g.begin;
         g.tiles = 0;
@@ -2025,7 +2025,7 @@ static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products 
             g.tiles += moe_divide_up((size_t)(g.first[k + 1] - g.first[k]), MOE_TILE);
             if (i >= hits)
                 moe_lift_expert(d, n, (size_t)d->fetching.order[i + k],
-                                d->fetching.slabs + (size_t)g.slots[k] * d->fetching.slot_bytes);
+                                d->fetching.slabs + (size_t)g.bays[k] * d->fetching.bay_bytes);
         }
         moe_run_group(d, *up, *down, &g, by_gemm);
     }
@@ -2045,10 +2045,10 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, 
     MOE_LAUNCH(d, moe_k_count, rows, MOE_BLOCK, a);
     MOE_LAUNCH(d, moe_k_offsets, moe_divide_up(n->experts->count, MOE_OFFSETS), MOE_BLOCK, a);
     MOE_LAUNCH(d, moe_k_cursors, moe_divide_up(n->experts->count, MOE_BLOCK), MOE_BLOCK, a);
-    if (d->cache.slots) experts = moe_plan_experts(d, n->experts->count, &b->layer, &a, &hits);
+    if (d->cache.bays) experts = moe_plan_experts(d, n->experts->count, &b->layer, &a, &hits);
     MOE_LAUNCH(d, moe_k_place, rows, MOE_BLOCK, a);
-    if (by_gemm && !d->cache.slots) moe_fetch_ints(d, a.first, n->experts->count + 1);
-    if (by_gemm || d->cache.slots) pairs = d->status == MOE_OK ? (size_t)d->moe.host[n->experts->count] : 0;
+    if (by_gemm && !d->cache.bays) moe_fetch_ints(d, a.first, n->experts->count + 1);
+    if (by_gemm || d->cache.bays) pairs = d->status == MOE_OK ? (size_t)d->moe.host[n->experts->count] : 0;
     up.relu = 1;
     up.bias = b->up_bias;
     down.bias = b->down_bias;
@@ -2063,7 +2063,7 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, 
                    (int)moe_code_stride(x->cols), a.pair_row, d->moe.inputs, d->moe.input_scales);
         up.x_scales = d->moe.input_scales;
     }
-    if (d->cache.slots) {
+    if (d->cache.bays) {
         moe_run_groups(d, n, &up, &down, experts, hits, by_gemm);
     } else {
         memset(&all, 0, sizeof all);
@@ -2548,7 +2548,7 @@ static void moe_device_close(moe_device *d) {
     cudaGetLastError();
     for (int i = 0; i < 2; i++)
         if (d->bound[i]) a.release(a.user, d->bound[i], d->graphs[i].count * sizeof *d->bound[i]);
-    if (d->cache.slots) a.release(a.user, d->cache.frequency, d->fetching.bytes);
+    if (d->cache.bays) a.release(a.user, d->cache.frequency, d->fetching.bytes);
     if (d->known) a.release(a.user, d->known, d->known_capacity * sizeof *d->known);
     if (d->blocks) a.release(a.user, d->blocks, d->block_capacity * sizeof *d->blocks);
     a.release(a.user, d, sizeof *d);
@@ -2870,10 +2870,10 @@ static void moe_place_experts(moe_device *d, const moe_needs *need) {
     room = available - moe_min(available / 8, MOE_MARGIN);
     if (d->budget) room = moe_min(room, d->budget - d->used);
     if (room < largest) moe_lack(d, fixed + largest, everything, d->used + room, "experts");
-    else if (room < all) moe_take_slots(d, largest, room, need->experts, need->tiles);
-    if (d->cache.slots && d->log) {
+    else if (room < all) moe_take_bays(d, largest, room, need->experts, need->tiles);
+    if (d->cache.bays && d->log) {
         snprintf(message, sizeof message,
-                 "%zu of %zu experts fit on cuda:%d at a time, the others are fetched as needed", d->cache.slots,
+                 "%zu of %zu experts fit on cuda:%d at a time, the others are fetched as needed", d->cache.bays,
                  d->experts, d->index);
         d->log(d->log_user, message);
     }
@@ -2887,7 +2887,7 @@ static void moe_place_experts(moe_device *d, const moe_needs *need) {
             if (!slabs) slabs = (char *)moe_acquire(d, n->experts->count, step, n->name);
             if (!slabs) return;
             moe_bind_slabs(n->experts, slabs, step, &d->bound[which][i]);
-            for (size_t e = 0; e < n->experts->count && !d->cache.slots && d->status == MOE_OK; e++) {
+            for (size_t e = 0; e < n->experts->count && !d->cache.bays && d->status == MOE_OK; e++) {
                 moe_lift_expert(d, n, e, slabs + e * step);
                 moe_announce(d);
             }
@@ -2909,7 +2909,7 @@ static void moe_bind_graphs(moe_device *d, const moe_needs *need) {
     MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
     d->bound_bytes = d->uploaded;
     d->budget = 0;
-    for (int i = 0; i < 2 && d->status == MOE_OK && !d->cache.slots; i++) { /* after a failure closing frees them */
+    for (int i = 0; i < 2 && d->status == MOE_OK && !d->cache.bays; i++) { /* after a failure closing frees them */
         cudaFreeHost(d->stage[i]);
         moe_give(d, d->landing[i], MOE_STAGE_BYTES);
         d->stage[i] = d->landing[i] = NULL;
@@ -2958,7 +2958,7 @@ static void moe_device_stats(moe_device *d, moe_stats *s) {
     s->expert_pairs = counted[0];
     s->expert_visits = counted[1];
     s->experts = d->experts;
-    s->experts_held = d->cache.slots ? d->cache.slots : d->experts;
+    s->experts_held = d->cache.bays ? d->cache.bays : d->experts;
     s->expert_hits = d->cache.hits;
     s->expert_fetches = d->cache.fetches;
     s->expert_fetch_bytes = d->uploaded - d->bound_bytes;

@@ -7533,12 +7533,13 @@ MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size
 
 /* ==== 32. Expert cache ========================================================================================
  * Owns which experts are kept in a memory that cannot hold all experts of a session: numbers only, the caller moves the
- * bytes. Invariant: which experts are kept depends on the runs of layers so far, and on nothing else.
+ * bytes. Invariant: which experts are kept depends on the runs of layers so far, and on nothing else. A bay of that
+ * memory holds any one expert.
  *
- * A run of a layer passes the experts that it needs to moe_cache_plan, which returns the resident ones and their slots.
- * Missing experts get slots in the order of fetching: a few slots are for transit, used in turn. A missing expert with
- * a higher value than the resident of the lowest value becomes a resident in its transit slot, and the slot of that
- * resident becomes a transit slot. The value of an expert: the runs of its layer so far, times its frequency in them, a
+ * A run of a layer passes the experts that it needs to moe_cache_plan, which returns the resident ones and their bays.
+ * Missing experts get bays in the order of fetching: a few bays are for transit, used in turn. A missing expert with
+ * a higher value than the resident of the lowest value becomes a resident in its transit bay, and the bay of that
+ * resident becomes a transit bay. The value of an expert: the runs of its layer so far, times its frequency in them, a
  * decaying mean: f <- 0.97 f + 0.03 [needed]. On a tie the resident stays. Otherwise experts used in rotation would
  * evict each other every time, as LRU does. */
 
@@ -7549,35 +7550,35 @@ typedef struct moe_cache_layer {
 } moe_cache_layer;
 
 typedef struct moe_cache {
-    size_t slots;           /* 0: there is no cache, all experts are resident */
-    size_t transit;         /* the number of transit slots, at least 1 */
-    size_t turn;            /* the next transit slot */
-    int32_t *slot;          /* [experts] slot of an expert, -1: none */
+    size_t bays;            /* 0: there is no cache, all experts are resident */
+    size_t transit;         /* the number of transit bays, at least 1 */
+    size_t turn;            /* the next transit bay */
+    int32_t *bay;           /* [experts] bay of an expert, -1: none */
     float *frequency;       /* [experts] */
-    int32_t *expert;        /* [slots] the expert in it, -1: none */
-    float *value;           /* [slots] value of a resident */
-    int32_t *order;         /* [slots] first transit slots, then slots of residents: while a run is planned, a heap */
+    int32_t *expert;        /* [bays] the expert in it, -1: none */
+    float *value;           /* [bays] value of a resident */
+    int32_t *order;         /* [bays] first transit bays, then bays of residents: while a run is planned, a heap */
     uint64_t hits, fetches; /* experts that runs needed: resident ones, missing ones */
 } moe_cache;
 
-MOE_SHARED size_t moe_cache_bytes(size_t experts, size_t slots) { return (2 * experts + 3 * slots) * sizeof(int32_t); }
+MOE_SHARED size_t moe_cache_bytes(size_t experts, size_t bays) { return (2 * experts + 3 * bays) * sizeof(int32_t); }
 
 /* An empty cache in moe_cache_bytes of memory. */
-MOE_SHARED void moe_cache_begin(moe_cache *c, void *memory, size_t experts, size_t slots, size_t transit) {
-    c->slots = slots;
+MOE_SHARED void moe_cache_begin(moe_cache *c, void *memory, size_t experts, size_t bays, size_t transit) {
+    c->bays = bays;
     c->transit = transit;
     c->turn = 0;
     c->hits = c->fetches = 0;
     c->frequency = (float *)memory;
     c->value = c->frequency + experts;
-    c->slot = (int32_t *)(void *)(c->value + slots);
-    c->expert = c->slot + experts;
-    c->order = c->expert + slots;
-    for (size_t i = 0; i < experts; i++) c->frequency[i] = 0.0f, c->slot[i] = -1;
-    for (size_t i = 0; i < slots; i++) c->expert[i] = -1, c->value[i] = -1.0f, c->order[i] = (int32_t)i;
+    c->bay = (int32_t *)(void *)(c->value + bays);
+    c->expert = c->bay + experts;
+    c->order = c->expert + bays;
+    for (size_t i = 0; i < experts; i++) c->frequency[i] = 0.0f, c->bay[i] = -1;
+    for (size_t i = 0; i < bays; i++) c->expert[i] = -1, c->value[i] = -1.0f, c->order[i] = (int32_t)i;
 }
 
-/* Whether slot a goes before slot b: its resident has a lower value. */
+/* Whether bay a goes before bay b: its resident has a lower value. */
 MOE_SHARED int moe_cache_before(const moe_cache *c, int32_t a, int32_t b) {
     return c->value[a] < c->value[b] || (c->value[a] == c->value[b] && a < b);
 }
@@ -7585,57 +7586,57 @@ MOE_SHARED int moe_cache_before(const moe_cache *c, int32_t a, int32_t b) {
 /* Move entry `at` of the heap down to its place. */
 MOE_SHARED void moe_cache_sink(const moe_cache *c, size_t at) {
     int32_t *heap = c->order + c->transit;
-    const size_t n = c->slots - c->transit;
-    const int32_t slot = heap[at];
+    const size_t n = c->bays - c->transit;
+    const int32_t bay = heap[at];
     for (size_t next; (next = 2 * at + 1) < n; at = next) {
         if (next + 1 < n && moe_cache_before(c, heap[next + 1], heap[next])) next++;
-        if (moe_cache_before(c, slot, heap[next])) break;
+        if (moe_cache_before(c, bay, heap[next])) break;
         heap[at] = heap[next];
     }
-    heap[at] = slot;
+    heap[at] = bay;
 }
 
-/* Find a slot for the missing expert `number`. Experts of the same run have the value FLT_MAX meanwhile, and so
+/* Find a bay for the missing expert `number`. Experts of the same run have the value FLT_MAX meanwhile, and so
  * stay. */
-MOE_SHARED int32_t moe_cache_admit(moe_cache *c, size_t number, float value) {
+MOE_SHARED int32_t moe_cache_place(moe_cache *c, size_t number, float value) {
     int32_t *transit = &c->order[c->turn], *least = &c->order[c->transit];
-    const int32_t slot = *transit;
+    const int32_t bay = *transit;
     c->turn = (c->turn + 1) % c->transit;
-    if (c->expert[slot] >= 0) c->slot[c->expert[slot]] = -1;
-    c->expert[slot] = (int32_t)number;
-    c->slot[number] = slot;
-    if (c->slots > c->transit && value > c->value[*least]) {
-        c->value[slot] = FLT_MAX;
+    if (c->expert[bay] >= 0) c->bay[c->expert[bay]] = -1;
+    c->expert[bay] = (int32_t)number;
+    c->bay[number] = bay;
+    if (c->bays > c->transit && value > c->value[*least]) {
+        c->value[bay] = FLT_MAX;
         *transit = *least;
-        *least = slot;
+        *least = bay;
         moe_cache_sink(c, 0);
     }
-    return slot;
+    return bay;
 }
 
 /* A run of a layer needs its experts wanted[n]. Sort them into the order of work, resident ones first, then missing
- * ones, and write their slots to place[n]. Any `transit` consecutive missing experts get distinct slots; after that,
- * slots are reused. Returns the number of resident ones. */
+ * ones, and write their bays to place[n]. Any `transit` consecutive missing experts get distinct bays; after that,
+ * bays are reused. Returns the number of resident ones. */
 MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *wanted, size_t n, int32_t *place) {
     float *frequency = c->frequency + layer->first;
-    const int32_t *slot = c->slot + layer->first;
+    const int32_t *bay = c->bay + layer->first;
     const float runs = (float)++layer->runs;
     size_t here = 0, missing = 0;
     for (size_t e = 0; e < layer->count; e++) {
         frequency[e] = 0.97f * frequency[e];
-        if (slot[e] >= 0) c->value[slot[e]] = frequency[e] * runs;
+        if (bay[e] >= 0) c->value[bay[e]] = frequency[e] * runs;
     }
     for (size_t i = 0; i < n; i++) {
         const int32_t e = wanted[i];
         frequency[e] = frequency[e] + 0.03f;
-        if (slot[e] >= 0) c->value[slot[e]] = FLT_MAX, wanted[here++] = e;
+        if (bay[e] >= 0) c->value[bay[e]] = FLT_MAX, wanted[here++] = e;
         else place[missing++] = e;
     }
     for (size_t i = 0; i < missing; i++) wanted[here + i] = place[i];
-    for (size_t i = missing ? (c->slots - c->transit) / 2 : 0; i-- > 0;) moe_cache_sink(c, i);
+    for (size_t i = missing ? (c->bays - c->transit) / 2 : 0; i-- > 0;) moe_cache_sink(c, i);
     for (size_t i = 0; i < n; i++) {
         const int32_t e = wanted[i];
-        place[i] = i < here ? slot[e] : moe_cache_admit(c, layer->first + (size_t)e, frequency[e] * runs);
+        place[i] = i < here ? bay[e] : moe_cache_place(c, layer->first + (size_t)e, frequency[e] * runs);
     }
     for (size_t i = 0; i < n; i++) c->value[place[i]] = frequency[wanted[i]] * runs;
     c->hits += here;

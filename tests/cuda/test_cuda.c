@@ -1332,7 +1332,7 @@ static sizes measure(const moe_model *m, moe_session_params p) {
     return s;
 }
 
-static size_t budget(const sizes *s, size_t slots) { return s->fixed + slots * s->largest; }
+static size_t budget(const sizes *s, size_t bays) { return s->fixed + bays * s->largest; }
 
 /* What is fetched for those who are visited, as a trace shows them: an expert cache of its own. */
 typedef struct simulation {
@@ -1343,12 +1343,12 @@ typedef struct simulation {
     uint64_t pairs, visits, bytes;
 } simulation;
 
-static void start_simulation(simulation *s, const moe_model *model, size_t experts, size_t slots) {
+static void start_simulation(simulation *s, const moe_model *model, size_t experts, size_t bays) {
     const moe_layer *l;
     memset(s, 0, sizeof *s);
     s->model = model;
-    CHECK(moe_cache_bytes(experts, slots) <= sizeof s->memory, "%zu experts, %zu slots", experts, slots);
-    moe_cache_begin(&s->cache, s->memory, experts, slots, moe_max(slots / 16, 1));
+    CHECK(moe_cache_bytes(experts, bays) <= sizeof s->memory, "%zu experts, %zu bays", experts, bays);
+    moe_cache_begin(&s->cache, s->memory, experts, bays, moe_max(bays / 16, 1));
     for (size_t i = 0, first = 0; (l = layer_of(model, i)); first += s->layer[i++].count)
         s->layer[i] = (moe_cache_layer){ first, l->mixture.count, 0 };
 }
@@ -1395,19 +1395,19 @@ static void fetches_are_those_of_a_simulation(void **state) {
             sizes size;
             defaults();
             size = measure(f.model, p);
-            for (size_t slots = 1; slots * size.largest < size.all + 2 * 4096 - size.fixed; slots += 1 + slots / 2) {
+            for (size_t bays = 1; bays * size.largest < size.all + 2 * 4096 - size.fixed; bays += 1 + bays / 2) {
                 simulation sim;
                 moe_stats s;
                 feed *answers;
-                emu_few_rows = slots % 2 ? 2 : 32; /* cuBLAS, the kernel */
-                start_simulation(&sim, f.model, size.experts, slots);
+                emu_few_rows = bays % 2 ? 2 : 32; /* cuBLAS, the kernel */
+                start_simulation(&sim, f.model, size.experts, bays);
                 p.trace = simulate;
                 p.trace_user = &sim;
-                p.device_memory = budget(&size, slots);
+                p.device_memory = budget(&size, bays);
                 answers = translate(f.model, &p);
                 s = answers->stats;
                 free(answers);
-                CHECK(s.experts == size.experts && s.experts_held == slots, "%zu slots: %d of %d", slots,
+                CHECK(s.experts == size.experts && s.experts_held == bays, "%zu bays: %d of %d", bays,
                       (int)s.experts_held, (int)s.experts);
                 if (size.all > p.device_memory)
                     CHECK(s.device_bytes <= p.device_memory, "more than the budget is taken");
@@ -1416,10 +1416,10 @@ static void fetches_are_those_of_a_simulation(void **state) {
                       (int)sim.pairs, (int)sim.visits);
                 CHECK(s.expert_hits == sim.cache.hits && s.expert_fetches == sim.cache.fetches &&
                           s.expert_fetch_bytes == sim.bytes,
-                      "model %d, type %zu, %zu slots: %d hits, %d fetches, %d bytes; it should be %d, %d, %d", which, t,
-                      slots, (int)s.expert_hits, (int)s.expert_fetches, (int)s.expert_fetch_bytes, (int)sim.cache.hits,
+                      "model %d, type %zu, %zu bays: %d hits, %d fetches, %d bytes; it should be %d, %d, %d", which, t,
+                      bays, (int)s.expert_hits, (int)s.expert_fetches, (int)s.expert_fetch_bytes, (int)sim.cache.hits,
                       (int)sim.cache.fetches, (int)sim.bytes);
-                replaced += s.expert_fetches > slots;
+                replaced += s.expert_fetches > bays;
             }
             drop(&f);
         }
@@ -1428,7 +1428,7 @@ static void fetches_are_those_of_a_simulation(void **state) {
     CHECK(replaced > 10, "experts were replaced %zu times", replaced);
 }
 
-/* Any number of slots, batches, chunks of rows, cuBLAS and kernels: the same bytes. */
+/* Any number of bays, batches, chunks of rows, cuBLAS and kernels: the same bytes. */
 static void fetching_gives_the_bytes_of_the_cpu(void **state) {
     static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4, MOE_TYPE_F16 };
     static const int batches[] = { 1, 8, 3 };

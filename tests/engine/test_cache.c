@@ -16,10 +16,10 @@ typedef struct bank {
     int32_t wanted[EACH], place[EACH]; /* of the last run */
 } bank;
 
-static void begin(bank *b, size_t slots, size_t transit) {
-    CHECK(moe_cache_bytes(EXPERTS, slots) <= sizeof b->memory, "%zu slots", slots);
+static void begin(bank *b, size_t bays, size_t transit) {
+    CHECK(moe_cache_bytes(EXPERTS, bays) <= sizeof b->memory, "%zu bays", bays);
     memset(b, 0x55, sizeof *b); /* what was in the memory does not matter */
-    moe_cache_begin(&b->cache, b->memory, EXPERTS, slots, transit);
+    moe_cache_begin(&b->cache, b->memory, EXPERTS, bays, transit);
     for (size_t i = 0; i < LAYERS; i++) b->layer[i] = (moe_cache_layer){ i * EACH, EACH, 0 };
 }
 
@@ -31,7 +31,7 @@ static void want_all(bank *b) {
     for (int32_t e = 0; e < EACH; e++) b->wanted[e] = e;
 }
 
-/* Wants some of a layer's experts, and checks order of work and slots. */
+/* Wants some of a layer's experts, and checks order of work and bays. */
 static void expect(bank *b, size_t layer, const char *wanted, size_t here, const char *order, const char *place) {
     const size_t n = strlen(wanted);
     size_t got;
@@ -40,20 +40,20 @@ static void expect(bank *b, size_t layer, const char *wanted, size_t here, const
     CHECK(got == here, "layer %zu, %s: %zu are there, not %zu", layer, wanted, got, here);
     for (size_t i = 0; i < n; i++)
         CHECK(b->wanted[i] == order[i] - '0' && b->place[i] == place[i] - '0',
-              "layer %zu, %s, number %zu in order: expert %d in slot %d, not %c in %c", layer, wanted, i, b->wanted[i],
+              "layer %zu, %s, number %zu in order: expert %d in bay %d, not %c in %c", layer, wanted, i, b->wanted[i],
               b->place[i], order[i], place[i]);
 }
 
-/* Slots 0 to 2, one of them for transit: by hand. */
+/* Bays 0 to 2, one of them for transit: by hand. */
 static void the_policy_is_what_is_written(void **state) {
     static bank b;
     (void)state;
     begin(&b, 3, 1);
-    expect(&b, 0, "0123", 0, "0123", "0122"); /* 0 and 1 stay; all are worth as much, so 2 and 3 pass through slot 2 */
+    expect(&b, 0, "0123", 0, "0123", "0122"); /* 0 and 1 stay; all are worth as much, so 2 and 3 pass through bay 2 */
     expect(&b, 0, "134", 2, "134", "122");    /* 3 is still in transit; 4 follows it, and is worth more than 0 */
     expect(&b, 0, "0", 1, "0", "0");          /* which nobody has overwritten yet; 1 and 4 are residents */
     expect(&b, 0, "2", 0, "2", "0");          /* .0574, a little more than 1, and 4 is worth least: 2 and 1 stay */
-    expect(&b, 0, "1324", 3, "1243", "1022"); /* 3 takes the slot of 4, which came first: all others are wanted */
+    expect(&b, 0, "1324", 3, "1243", "1022"); /* 3 takes the bay of 4, which came first: all others are wanted */
     assert_int_equal(b.cache.hits, 2 + 1 + 3);
     assert_int_equal(b.cache.fetches, 4 + 1 + 1 + 1);
     assert_int_equal(b.layer[0].runs, 5);
@@ -79,13 +79,13 @@ static void a_layer_that_runs_more_often_is_worth_more(void **state) {
 /* Cycles of all layers that want everything: who is there hits, and nobody of the others ever gets in. Where the one
  * leaves that was used longest ago, nobody hits at all. */
 static void a_repeated_scan_hits_what_is_held(void **state) {
-    static const size_t slots[] = { 20, 33, 64, 100, 200, 383, 384 };
+    static const size_t bays[] = { 20, 33, 64, 100, 200, 383, 384 };
     static bank b;
     (void)state;
-    for (size_t s = 0; s < MOE_COUNT(slots); s++) {
-        const size_t transit = moe_max(1, slots[s] / 16);
+    for (size_t s = 0; s < MOE_COUNT(bays); s++) {
+        const size_t transit = moe_max(1, bays[s] / 16);
         char resident[2][EXPERTS] = { { 0 } };
-        begin(&b, slots[s], transit);
+        begin(&b, bays[s], transit);
         for (size_t cycle = 0; cycle < 2000; cycle++) {
             size_t hits = 0;
             for (size_t l = 0; l < LAYERS; l++) {
@@ -93,11 +93,11 @@ static void a_repeated_scan_hits_what_is_held(void **state) {
                 hits += plan(&b, l, EACH);
             }
             if (cycle < 3) continue;
-            CHECK(10 * hits >= 9 * slots[s], "%zu slots, cycle %zu: %zu hits", slots[s], cycle, hits);
+            CHECK(10 * hits >= 9 * bays[s], "%zu bays, cycle %zu: %zu hits", bays[s], cycle, hits);
             memset(resident[cycle % 2], 0, EXPERTS);
-            for (size_t i = transit; i < slots[s]; i++) resident[cycle % 2][b.cache.expert[b.cache.order[i]]] = 1;
-            CHECK(cycle < 4 || memcmp(resident[0], resident[1], EXPERTS) == 0, "%zu slots, cycle %zu: somebody came in",
-                  slots[s], cycle);
+            for (size_t i = transit; i < bays[s]; i++) resident[cycle % 2][b.cache.expert[b.cache.order[i]]] = 1;
+            CHECK(cycle < 4 || memcmp(resident[0], resident[1], EXPERTS) == 0, "%zu bays, cycle %zu: somebody came in",
+                  bays[s], cycle);
         }
     }
 }
@@ -121,8 +121,8 @@ static void popular_experts_stay(void **state) {
             if (run < 299) continue;
             for (size_t l = 0; l < RUNNING; l++)
                 for (size_t e = 0; e < POPULAR; e++)
-                    CHECK(b.cache.slot[l * EACH + phase * POPULAR + e] >= 0, "phase %zu: expert %zu of layer %zu",
-                          phase, e, l);
+                    CHECK(b.cache.bay[l * EACH + phase * POPULAR + e] >= 0, "phase %zu: expert %zu of layer %zu", phase,
+                          e, l);
             /* .9 x 8 visits to popular ones against .06 x 24 to the others */
             CHECK(b.cache.hits > 4 * b.cache.fetches, "phase %zu: %d hits, %d fetches", phase, (int)b.cache.hits,
                   (int)b.cache.fetches);
@@ -132,18 +132,18 @@ static void popular_experts_stay(void **state) {
 /* The same rules without a heap, on tables of experts. */
 typedef struct naive {
     float frequency[EXPERTS], value[EXPERTS];
-    int32_t where[EXPERTS], transit[EXPERTS]; /* transit: slots, in turn */
+    int32_t where[EXPERTS], transit[EXPERTS]; /* transit: bays, in turn */
     int resident[EXPERTS], wanted[EXPERTS];
     size_t turn;
 } naive;
 
-static int32_t naive_slot(naive *m, const bank *b, size_t expert) {
-    int32_t *transit = &m->transit[m->turn++ % b->cache.transit], slot = *transit;
+static int32_t naive_bay(naive *m, const bank *b, size_t expert) {
+    int32_t *transit = &m->transit[m->turn++ % b->cache.transit], bay = *transit;
     float least = FLT_MAX;
     int32_t from = -1;
-    for (int e = 0; e < EXPERTS; e++) m->where[e] = m->where[e] == slot ? -1 : m->where[e];
-    m->where[expert] = slot;
-    for (int32_t s = 0; s < (int32_t)b->cache.slots; s++) { /* residents by slot */
+    for (int e = 0; e < EXPERTS; e++) m->where[e] = m->where[e] == bay ? -1 : m->where[e];
+    m->where[expert] = bay;
+    for (int32_t s = 0; s < (int32_t)b->cache.bays; s++) { /* residents by bay */
         int who = -1, is_transit = 0;
         for (size_t i = 0; i < b->cache.transit; i++) is_transit |= m->transit[i] == s;
         for (int e = 0; e < EXPERTS; e++) who = m->where[e] == s ? e : who;
@@ -151,7 +151,7 @@ static int32_t naive_slot(naive *m, const bank *b, size_t expert) {
         if ((who < 0 ? -1.0f : m->value[who]) < least) least = who < 0 ? -1.0f : m->value[who], from = s;
     }
     if (from >= 0 && m->value[expert] > least) *transit = from;
-    return slot;
+    return bay;
 }
 
 static void random_runs_are_those_of_tables(void **state) {
@@ -160,9 +160,9 @@ static void random_runs_are_those_of_tables(void **state) {
     uint64_t random = 3;
     (void)state;
     for (size_t round = 0; round < 40; round++) {
-        const size_t slots = 1 + mw_below(&random, round % 4 ? 24 : 100), transit = 1 + mw_below(&random, slots);
+        const size_t bays = 1 + mw_below(&random, round % 4 ? 24 : 100), transit = 1 + mw_below(&random, bays);
         const size_t layers = 1 + mw_below(&random, 5);
-        begin(&b, slots, transit);
+        begin(&b, bays, transit);
         memset(&m, 0, sizeof m);
         for (int e = 0; e < EXPERTS; e++) m.where[e] = -1;
         for (size_t i = 0; i < transit; i++) m.transit[i] = (int32_t)i;
@@ -186,10 +186,10 @@ static void random_runs_are_those_of_tables(void **state) {
             CHECK(got == here, "round %zu, run %zu: %zu are there, not %zu", round, run, got, here);
             for (size_t i = 0; i < n; i++) {
                 const size_t e = first + (size_t)order[i];
-                const int32_t slot = i < here ? m.where[e] : naive_slot(&m, &b, e);
-                CHECK(b.wanted[i] == order[i] && b.place[i] == slot,
-                      "round %zu, run %zu, number %zu: expert %d in slot %d, not %d in %d", round, run, i, b.wanted[i],
-                      b.place[i], order[i], slot);
+                const int32_t bay = i < here ? m.where[e] : naive_bay(&m, &b, e);
+                CHECK(b.wanted[i] == order[i] && b.place[i] == bay,
+                      "round %zu, run %zu, number %zu: expert %d in bay %d, not %d in %d", round, run, i, b.wanted[i],
+                      b.place[i], order[i], bay);
             }
         }
     }
