@@ -1384,9 +1384,9 @@ __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32
 }
 
 /* moe_fill_row */
-MOE_DEVICE void moe_fill_slot_row(const moe_searching *a, int at, const moe_live *live, size_t position, int row) {
-    const moe_slot *slot = &a->slot[at];
-    const moe_row r = moe_live_row(&a->search, slot, live, position, a->search.from_encoder ? a->rows + at : -1);
+MOE_DEVICE void moe_fill_slot_row(const moe_searching *a, const moe_slot *slot, const moe_live *live, size_t position,
+                                  int row) {
+    const moe_row r = moe_live_row(&a->search, slot, live, position);
     a->ids[row] = r.id;
     a->parents[row] = r.parent;
     a->segment[row] = (int32_t)slot->task.segment;
@@ -1416,13 +1416,13 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
         if (!slot->active) continue;
         for (size_t h = 0; h < slot->n_live; h++) {
             if (slot->live[h].ended) continue;
-            moe_fill_slot_row(&a, i, &slot->live[h], slot->steps, row);
+            moe_fill_slot_row(&a, slot, &slot->live[h], slot->steps, row);
             slot->live[h].row = (size_t)row++;
         }
         last = slot->live[0];
         for (; given < room && slot->ahead < moe_slot_given(slot); given++) {
             moe_give_token(slot, &last);
-            moe_fill_slot_row(&a, i, &last, slot->steps + ++slot->ahead, row++);
+            moe_fill_slot_row(&a, slot, &last, slot->steps + ++slot->ahead, row++);
         }
     }
     live += all_given < room ? all_given : room;

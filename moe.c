@@ -6989,7 +6989,6 @@ typedef struct moe_live {
     /* with constraints only */
     uint64_t met;  /* bit c: it contains constraint c */
     size_t inside; /* 1 + the constraint whose tokens it is in; 0: none */
-    size_t done;   /* tokens of this constraint so far */
     size_t since;  /* tokens after the last constraint that was met: the next one is among them */
 } moe_live;
 
@@ -7002,9 +7001,8 @@ struct moe_search {
     int early_stopping; /* with rules that wait: only until `beam` hypotheses have finished */
     int force_end;      /* with rules that cut at the limit: the last step adds end tokens at no cost */
     size_t min_target, max_target, max_constraints;
-    size_t ahead;     /* rows of a step for given tokens after the next one; 0: the decoder goes token by token */
-    int looks;        /* 1: hypotheses include the source token of each token */
-    int from_encoder; /* 1: a sentence begins with the states that the encoder wrote for its slot */
+    size_t ahead; /* rows of a step for given tokens after the next one; 0: the decoder goes token by token */
+    int looks;    /* 1: hypotheses include the source token of each token */
 };
 
 /* A sentence as the session passes it to the search, or to a device that searches. */
@@ -7012,6 +7010,7 @@ typedef struct moe_task {
     size_t segment, length; /* its tokens among the rows carried by source */
     size_t limit;           /* longest target, end included */
     size_t place;           /* of its first row among those carried by token */
+    int32_t first;          /* parent of its first row: states that the encoder wrote for its slot; -1: none */
     size_t n_target;        /* tokens to be scored; without scoring, the given beginning */
     int scoring, forced;    /* forced: the log-probability of the first of these tokens counts as 0 */
     size_t lead, n_source;  /* tokens that the session puts before the request's tokens; request's tokens */
@@ -7047,7 +7046,7 @@ typedef struct moe_row {
 
 /* Begin the sentence of a slot; its segment, length, limit and target are set. */
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
-    const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
+    const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
     slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = 0;
     slot->broken = 0;
@@ -7062,15 +7061,13 @@ MOE_SHARED size_t moe_slot_rows(const moe_slot *slot) {
     return rows;
 }
 
-/* The input for `position` of a hypothesis, counted in steps. `first`: the parent of a first row. */
-MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const moe_live *live, size_t position,
-                                int32_t first) {
+/* The input for `position` of a hypothesis, counted in steps. */
+MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const moe_live *live, size_t position) {
     moe_row row;
     row.id = live->last < 0 ? s->bos : slot->tokens[live->last].id;
-    row.parent = live->row != SIZE_MAX ? (int32_t)live->row : first;
+    row.parent = live->row != SIZE_MAX ? (int32_t)live->row : slot->task.first;
     if (position > slot->steps) row.parent = MOE_ROW_ABOVE;
     row.want = position < slot->task.n_target ? slot->target[position] : slot->task.scoring ? s->eos : -1;
-    if (live->inside) row.want = slot->demand_ids[slot->demands[live->inside - 1].first + live->done];
     row.hold = !slot->task.scoring && position < s->min_target;
     return row;
 }
@@ -7101,10 +7098,8 @@ MOE_SHARED void moe_give_token(moe_slot *slot, moe_live *live) {
 
 /* GNMT eq 14: ((c + L) / (c + 1))^alpha. */
 MOE_SHARED float moe_length_penalty(const moe_search *s, size_t tokens) {
-    float ratio;
     if (s->alpha == 0.0f) return 1.0f;
-    ratio = (s->constant + (float)tokens) / (s->constant + 1.0f);
-    return moe_expf(s->alpha * moe_logf(ratio));
+    return moe_expf(s->alpha * moe_logf((s->constant + (float)tokens) / (s->constant + 1.0f)));
 }
 
 /* GNMT eq 14: beta * sum_i log(min(sum_j p_ij, 1)). */
@@ -7147,10 +7142,9 @@ MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, const moe_
 
 /* The token of the request with a row's largest attention weight. */
 MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, const moe_beam *a, size_t row) {
-    const float *weights;
     size_t best = 0;
     if (!s->looks || !slot->task.length) return -1;
-    weights = a->attention + row * a->attention_stride;
+    const float *weights = a->attention + row * a->attention_stride;
     for (size_t i = 1; i < slot->task.length; i++)
         if (weights[i] > weights[best]) best = i;
     return best >= slot->task.lead && best < slot->task.lead + slot->task.n_source ? (int32_t)(best - slot->task.lead)
@@ -7208,32 +7202,35 @@ MOE_SHARED size_t moe_demand_begun(const moe_slot *slot, const moe_demand *b, co
     return n;
 }
 
+/* Whether constraint number `c` may come next. */
+MOE_SHARED int moe_demand_is_open(const moe_live *live, size_t c) {
+    return live->inside ? c + 1 == live->inside : !(live->met >> c & 1);
+}
+
+MOE_SHARED int32_t moe_demand_next(const moe_slot *slot, size_t c, const moe_live *live) {
+    return slot->demand_ids[slot->demands[c].first + moe_demand_begun(slot, &slot->demands[c], live)];
+}
+
 /* For each constraint of a row its next token: starts [max_constraints], -1: none. */
 MOE_SHARED void moe_fill_starts(const moe_search *s, const moe_slot *slot, const moe_live *live, int32_t *starts) {
-    const int free = !slot->task.scoring && slot->steps >= slot->task.n_target && !live->inside;
-    for (size_t c = 0; c < s->max_constraints; c++) {
-        starts[c] = -1;
-        if (!free || c >= slot->task.n_demands || (live->met >> c & 1)) continue;
-        starts[c] = slot->demand_ids[slot->demands[c].first + moe_demand_begun(slot, &slot->demands[c], live)];
-    }
+    const size_t n = slot->task.scoring || slot->steps < slot->task.n_target ? 0 : slot->task.n_demands;
+    for (size_t c = 0; c < s->max_constraints; c++)
+        starts[c] = c < n && moe_demand_is_open(live, c) ? moe_demand_next(slot, c, live) : -1;
 }
 
 /* Check whether the last token of a hypothesis completes a constraint: the longest one, the first of equal length. */
 MOE_SHARED void moe_demand_advance(const moe_slot *slot, moe_live *live) {
     size_t best = slot->task.n_demands;
     live->since++;
-    if (live->inside) {
-        if (++live->done < slot->demands[live->inside - 1].n) return;
-        best = live->inside - 1;
-    }
-    for (size_t c = 0; c < slot->task.n_demands && !live->inside; c++) {
+    for (size_t c = 0; c < slot->task.n_demands; c++) {
         const moe_demand *b = &slot->demands[c];
-        if ((live->met >> c & 1) || b->n > live->since || !moe_ends_in_demand(slot, b, b->n, live->last)) continue;
+        if (!moe_demand_is_open(live, c) || b->n > live->since || !moe_ends_in_demand(slot, b, b->n, live->last))
+            continue;
         if (best == slot->task.n_demands || b->n > slot->demands[best].n) best = c;
     }
     if (best == slot->task.n_demands) return;
     live->met |= (uint64_t)1 << best;
-    live->inside = live->done = live->since = 0;
+    live->inside = live->since = 0;
 }
 
 /* A hypothesis with its next token, or with its end. */
@@ -7284,10 +7281,10 @@ typedef struct moe_next {
 MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot, const moe_beam *a,
                                       const moe_live *live, size_t c) {
     const moe_demand *b = &slot->demands[c];
-    const size_t begun = moe_demand_begun(slot, b, live);
-    moe_next choice = { c, slot->demand_ids[b->first + begun], 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
+    moe_next choice = { c, moe_demand_next(slot, c, live), 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
     float weight = 0.0f, own;
     choice.logprob = a->start_logprobs[live->row * s->max_constraints + c];
+    if (live->inside) return choice;
     for (size_t i = 0; a->attention && i < b->length; i++)
         weight = weight + a->attention[live->row * a->attention_stride + b->begin + i];
     if (!a->attention || !b->length) {
@@ -7306,24 +7303,15 @@ MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot,
 MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const moe_beam *a, const moe_live *live) {
     moe_next best = { slot->task.n_demands, -1, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
     size_t missing = 0;
-    if (live->inside) {
-        const moe_demand *b = &slot->demands[live->inside - 1];
-        best.bound = live->inside - 1;
-        best.id = slot->demand_ids[b->first + live->done];
-        best.logprob = a->want_logprob[live->row];
-        best.commits = 1;
-        best.taken = a->top;
-        return best;
-    }
     for (size_t c = 0; c < slot->task.n_demands; c++) {
-        moe_next choice;
-        if (live->met >> c & 1) continue;
+        if (!moe_demand_is_open(live, c)) continue;
         missing += slot->demands[c].n;
-        choice = moe_choose_demand(s, slot, a, live, c);
+        const moe_next choice = moe_choose_demand(s, slot, a, live, c);
         if (choice.logprob != choice.logprob || best.bound == slot->task.n_demands || choice.rank > best.rank)
             best = choice;
     }
-    if (missing && (slot->steps + missing >= slot->task.limit || a->top_ids[live->row * a->top] == s->eos)) {
+    if (live->inside ||
+        (missing && (slot->steps + missing >= slot->task.limit || a->top_ids[live->row * a->top] == s->eos))) {
         best.commits = 1;
         best.taken = a->top;
     }
@@ -7354,10 +7342,7 @@ MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const
     if (begins) c->begun = 1;
     else c->taken++;
     if (live.ended) return live;
-    if (begins && c->commits && !from->inside) {
-        live.inside = c->bound + 1;
-        live.done = moe_demand_begun(slot, &slot->demands[c->bound], from);
-    }
+    if (begins && c->commits) live.inside = c->bound + 1;
     moe_add_token(s, slot, a, &live);
     return live;
 }
@@ -7381,16 +7366,14 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
     for (size_t position = 0; n_next < beam && position < most; position++) {
         size_t best = slot->n_live;
         int begins = 0; /* the best candidate is a constraint's token */
-        moe_live live;
         float best_rank = 0.0f;
         for (size_t h = 0; h < slot->n_live; h++) {
             moe_next *c = &choices[h];
             const moe_live *l = &slot->live[h];
             for (int own = 1; own >= 0; own--) { /* 1: its constraint's token */
-                float logprob, rank;
                 if (own ? c->begun || c->bound == slot->task.n_demands : !moe_next_left(s, slot, a, l, c)) continue;
-                logprob = own ? c->logprob : a->top_logprobs[l->row * a->top + c->taken];
-                rank = l->rank + (own ? c->rank : logprob + c->stay);
+                const float logprob = own ? c->logprob : a->top_logprobs[l->row * a->top + c->taken];
+                const float rank = l->rank + (own ? c->rank : logprob + c->stay);
                 if (logprob != logprob || rank != rank) slot->broken = 1;
                 if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = own;
             }
@@ -7398,7 +7381,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
         if (best == slot->n_live || slot->broken || !(best_rank >= -FLT_MAX)) break;
         if (position == 0) best_candidate = best_rank;
         if (s->prune > 0.0f && best_rank < best_candidate - s->prune) break;
-        live = moe_demand_follow(s, slot, a, &slot->live[best], &choices[best], begins, best_rank);
+        const moe_live live = moe_demand_follow(s, slot, a, &slot->live[best], &choices[best], begins, best_rank);
         if (live.ended && position >= beam) continue;
         if (live.ended || last_step) moe_add_finished(s, slot, a, live, live.row);
         else next[n_next++] = live;
@@ -7420,7 +7403,6 @@ MOE_SHARED float moe_rank(const moe_search *s, float logprob, size_t tokens, int
  * log-probability, so the row's `top` best tokens suffice. */
 MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
     size_t n = 0, ended = 0;
-    int cut;
     slot->steps++;
     for (size_t h = 0; h < slot->n_live; h++) {
         moe_live *from = &slot->live[h];
@@ -7444,7 +7426,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
         slot->live[h] = next[h];
     }
     slot->n_live = n;
-    cut = slot->steps >= slot->task.limit;
+    const int cut = slot->steps >= slot->task.limit;
     if (ended < n && !cut) return 0;
     for (size_t h = 0; h < n; h++) {
         /* a beam that is cut keeps its order */
@@ -7662,7 +7644,7 @@ typedef struct moe_param_row {
     double stated;
     const char *what;      /* NULL: for all rules; else 0 with rules that do not have this, */
     size_t allowed;        /* where the member of moe_rule_set is 0 */
-    const double *presets; /* [rules] */
+    const double *presets; /* [MOE_RULE_SETS] */
 } moe_param_row;
 
 #define MOE_PARAM(member, least, most, real, ...)                                                    \
@@ -7670,8 +7652,9 @@ typedef struct moe_param_row {
 #define MOE_HIDDEN NULL, NULL, NULL
 #define MOE_DEFAULT(metadata, most, otherwise) .fallback = (otherwise), .key = (metadata), .stated = (most)
 #define MOE_ONLY(member, name) .allowed = offsetof(moe_rule_set, member), .what = (name)
-#define MOE_PRESETS(...)                                                                                 \
-    .presets = (const double[MOE_RULE_SETS]) { __VA_ARGS__ } /* paper, nvidia, tf, mlperf, hf, marian */
+#define MOE_PRESETS(paper, nvidia, tf, mlperf, hf, marian)                \
+    .presets = (const double[]) { paper, nvidia, tf, mlperf, hf, marian }
+_Static_assert(MOE_RULE_SETS == 6, "MOE_PRESETS needs a column for every rule set");
 
 static const moe_param_row moe_param_rows[] = {
     { MOE_PARAM(beam, 1, MOE_MAX_BEAM, 0, "beam", "1 to 64",
@@ -7733,30 +7716,31 @@ const moe_param *moe_param_at(size_t i) {
     return i < MOE_COUNT(moe_param_rows) && moe_param_rows[i].shown.option ? &moe_param_rows[i].shown : NULL;
 }
 
+/* The row of number `i`; NULL if the caller's struct, which may be shorter, does not have the member. */
+static const moe_param_row *moe_param_in(const moe_session_params *p, size_t i) {
+    return moe_param_at(i) && moe_param_rows[i].at + sizeof(int) <= p->size ? &moe_param_rows[i] : NULL;
+}
+
 double moe_param_get(const moe_session_params *p, size_t i) {
-    return moe_param_at(i) && moe_param_rows[i].at + sizeof(int) <= p->size ? moe_param_value(&moe_param_rows[i], p)
-                                                                            : 0;
+    const moe_param_row *row = moe_param_in(p, i);
+    return row ? moe_param_value(row, p) : 0;
 }
 
 int moe_param_set(moe_session_params *p, size_t i, double value) {
-    const moe_param *shown = moe_param_at(i);
-    if (!shown || moe_param_rows[i].at + sizeof(int) > p->size || !(value >= shown->least && value <= shown->most))
-        return 0;
-    moe_set_param(&moe_param_rows[i], p, value);
+    const moe_param_row *row = moe_param_in(p, i);
+    if (!row || !(value >= row->shown.least && value <= row->shown.most)) return 0;
+    moe_set_param(row, p, value);
     return 1;
 }
 
 const char *moe_rules_name(moe_rules rules) { return (unsigned)rules < MOE_RULE_SETS ? moe_rules_names[rules] : "?"; }
 
-int moe_session_params_preset(moe_session_params *given, const char *name) {
+int moe_session_params_preset(moe_session_params *p, const char *name) {
     const int rules = name ? moe_find_word(moe_rules_names, name) : -1;
-    moe_session_params own;
     if (rules < 0) return 0;
-    moe_take_struct(&own, sizeof own, given, given->size, "", NULL);
-    own.rules = (moe_rules)rules;
+    if (offsetof(moe_session_params, rules) + sizeof p->rules <= p->size) p->rules = (moe_rules)rules;
     for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++)
-        if (moe_param_rows[i].presets) moe_set_param(&moe_param_rows[i], &own, moe_param_rows[i].presets[rules]);
-    if (given->size <= MOE_LARGEST_STRUCT) memcpy(given, &own, moe_min(given->size, sizeof own));
+        if (moe_param_rows[i].presets) moe_param_set(p, i, moe_param_rows[i].presets[rules]);
     return 1;
 }
 
@@ -7774,7 +7758,6 @@ static int moe_can_rerank(const moe_model *m) {
 /* The defaults for a model, all but the size. */
 static moe_session_params moe_default_params(const moe_model *m) {
     moe_session_params p;
-    int longest;
     memset(&p, 0, sizeof p);
     for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++) {
         const moe_param_row *row = &moe_param_rows[i];
@@ -7784,7 +7767,7 @@ static moe_session_params moe_default_params(const moe_model *m) {
     }
     if (!moe_can_rerank(m) || !moe_rule_sets[m->rules].reranks) p.rerank = 0;
     p.rules = m->rules;
-    longest = (int)moe_meta_number(m, "decode.max_new", 1, 1 << 16, 0);
+    const int longest = (int)moe_meta_number(m, "decode.max_new", 1, 1 << 16, 0);
     if (!longest) return p;
     p.max_target = longest < p.max_target ? longest : p.max_target;
     p.max_len_factor = 0;
@@ -7820,14 +7803,14 @@ static moe_status moe_check_number(const char *name, double value, double least,
                     least, most);
 }
 
-/* Whether every mixture can have gates of this kind. */
-static moe_status moe_check_gating(const moe_model *m, const char *name, int *gating, moe_error *error) {
+/* Whether every mixture can have the gates and the noise that the parameters name. */
+static moe_status moe_check_gates(const moe_model *m, const moe_session_params *p, int *gating, moe_error *error) {
     const moe_layer *layer;
-    moe_gate kind;
-    if (!name) return MOE_OK;
-    if (!moe_gate_parse(name, &kind))
+    moe_gate kind = MOE_GATE_SOFTMAX;
+    if (p->gating && !moe_gate_parse(p->gating, &kind))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "gating",
-                        "no gate is called '%s'; there are softmax, topk, threshold, sigmoid and batchwise", name);
+                        "no gate is called '%s'; there are softmax, topk, threshold, sigmoid and batchwise", p->gating);
+    *gating = p->gating ? 1 + (int)kind : 0;
     for (size_t i = 0; (layer = moe_find_mixture(m, i)); i++)
         for (int parent = 0; parent <= (layer->mixture.groups > 0); parent++) {
             const moe_gating *g = parent ? &layer->mixture.parent : &layer->mixture.gate;
@@ -7837,17 +7820,10 @@ static moe_status moe_check_gating(const moe_model *m, const char *name, int *ga
             if ((kind == MOE_GATE_TOPK || kind == MOE_GATE_BATCHWISE) && !g->k)
                 return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating", "%s has no number of experts to select (k)",
                                 layer->name);
+            if (p->noise && !g->noise.rows)
+                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "noise",
+                                "%s has no weights for noise: it was not trained with noisy top-k", layer->name);
         }
-    *gating = 1 + (int)kind;
-    return MOE_OK;
-}
-
-static moe_status moe_check_noise(const moe_model *m, moe_error *error) {
-    for (size_t i = 0; i < moe_model_mixture_count(m); i++)
-        if (!moe_model_mixture(m, i).noise)
-            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "noise",
-                            "%s has no weights for noise: it was not trained with noisy top-k",
-                            moe_model_mixture(m, i).layer);
     return MOE_OK;
 }
 
@@ -7921,6 +7897,7 @@ typedef struct moe_ticket {
     moe_request request;  /* its arrays are gone */
     moe_waiting *waiting; /* NULL: it is not reranked */
     size_t question;      /* of `waiting`; SIZE_MAX: the translation itself */
+    size_t staged;        /* place of the first of its ids among those that are staged */
 } moe_ticket;
 
 struct moe_session {
@@ -7954,7 +7931,6 @@ struct moe_session {
     size_t n_active;
     /* the group of sentences that is being encoded */
     int32_t *staged;              /* [encode_tokens] their ids, one after the other */
-    size_t *staged_first;         /* [n_slots] of a slot's */
     moe_frame frames[MOE_GRAPHS]; /* on a device, the decoder's frame has the fields of classifiers only */
     float *coverage_next;         /* of the next step; by place the same memory */
     moe_live *next;
@@ -8093,7 +8069,6 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     }
     s->active = moe_carve(at, slots, sizeof *s->active);
     s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
-    s->staged_first = moe_carve(at, slots, sizeof *s->staged_first);
     s->hypotheses = moe_carve(at, (size_t)s->search.nbest, sizeof *s->hypotheses);
     moe_frame_layout(s, at);
     if (at->overflow || carried->overflow)
@@ -8165,8 +8140,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     MOE_TRY(moe_take_params(m, params, p, error));
     MOE_TRY(moe_check_params(m, p, error));
     MOE_TRY(moe_choose_kernels(p->isa ? p->isa : getenv("MOE_ISA"), &s->kernels, error));
-    MOE_TRY(moe_check_gating(m, p->gating, &gating, error));
-    if (p->noise) MOE_TRY(moe_check_noise(m, error));
+    MOE_TRY(moe_check_gates(m, p, &gating, error));
     MOE_TRY(moe_choose_device(s, p->device ? p->device : getenv("MOE_DEVICE"), error));
     /* Given tokens run together unless some layer's product reads the state that the token before leaves. */
     const int together = m->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(m, MOE_BY_PARENT, 0);
@@ -8184,7 +8158,6 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                               .max_constraints = (size_t)p->max_constraints,
                               .looks = p->max_constraints && m->attention,
                               .ahead = together ? moe_min(1024, 32 * (size_t)p->batch) : 0,
-                              .from_encoder = m->decoder_from_encoder,
                               .early_stopping = p->early_stopping || p->beam == 1,
                               .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
     MOE_TRY(moe_settle_rows(s, error));
@@ -8341,15 +8314,13 @@ static int moe_can_generate(const moe_model *m, int32_t id) {
     return id >= 0 && id < m->vocabulary && id != m->eos && !moe_is_never(m, id);
 }
 
-/* A place for a request of the caller, which may be broken; NULL if its source cannot be a target. */
-static moe_waiting *moe_rerank_begin(moe_session *s, const moe_request *q) {
-    moe_waiting *w = s->waiting;
+/* Take place `w` for a request of the caller, which may be broken; NULL if its source cannot be a target. */
+static moe_waiting *moe_rerank_begin(const moe_session *s, moe_waiting *w, const moe_request *q) {
     if (!s->n_waiting || (q->target ? !q->prefix : !q->n_source)) return NULL;
     if (q->n_source > (size_t)s->params.max_source) return NULL;
     if (q->n_source + 1 + (size_t)(s->model->forced_tag != 0) > s->search.max_target) return NULL;
     for (size_t i = 0; i < q->n_source; i++)
         if (!moe_can_generate(s->model, q->source[i])) return NULL;
-    while (w->used) w++; /* one is free: no request is pulled while all are in use */
     w->request = *q;
     w->request.source = memcpy(w->source, q->source, q->n_source * sizeof *w->source);
     w->used = 1;
@@ -8426,17 +8397,6 @@ static int moe_rerank_ask(moe_session *s, moe_ticket *ticket) {
     return MOE_PULL_REQUEST;
 }
 
-/* Sort: finished before cut, then by score; equal ones keep the order of the search. */
-static void moe_rerank_sort(moe_waiting *w) {
-    for (size_t i = 1; i < w->n; i++) {
-        const moe_hypothesis h = w->hypotheses[i];
-        size_t at = i;
-        for (; at > 0 && h.finished == w->hypotheses[at - 1].finished && h.score > w->hypotheses[at - 1].score; at--)
-            w->hypotheses[at] = w->hypotheses[at - 1];
-        w->hypotheses[at] = h;
-    }
-}
-
 static float moe_rerank_score(const moe_session *s, const moe_waiting *w, const moe_hypothesis *h) {
     return h->score + s->params.rerank * (h->reverse / moe_length_penalty(&s->search, w->request.n_source + 1));
 }
@@ -8466,24 +8426,28 @@ static int moe_rerank_answer(const moe_session *s, const moe_ticket *ticket, con
     if (w->answered < moe_rerank_questions(s, w) && !w->status) return 0;
     if (w->answered < w->asked) return 0;
     w->n = w->asked;
-    for (size_t i = 0; i < w->n; i++) w->hypotheses[i].score = moe_rerank_score(s, w, &w->hypotheses[i]);
-    moe_rerank_sort(w);
+    for (size_t i = 0; i < w->n; i++) { /* finished before cut, by score; equal ones keep the order of the search */
+        moe_hypothesis better = w->hypotheses[i], *to = &w->hypotheses[i];
+        better.score = moe_rerank_score(s, w, &better);
+        for (; to > w->hypotheses && better.finished == to[-1].finished && better.score > to[-1].score; to--)
+            *to = to[-1];
+        *to = better;
+    }
     return 1;
 }
 
 /* The next request for slot `at`: of the caller, or, in a slot behind those of the batch, a question that is due. */
 static int moe_pull(moe_session *s, size_t at, int wait) {
     moe_ticket *ticket = &s->tickets[at];
-    size_t used = 0;
-    int answer;
+    moe_waiting *w = s->waiting;
     if (at >= (size_t)s->params.batch) return moe_rerank_ask(s, ticket);
-    while (used < s->n_waiting && s->waiting[used].used) used++;
-    if (s->n_waiting && used == s->n_waiting) return MOE_PULL_LATER;
+    while (w < s->waiting + s->n_waiting && w->used) w++;
+    if (s->n_waiting && w == s->waiting + s->n_waiting) return MOE_PULL_LATER;
     *ticket = (moe_ticket){ .question = SIZE_MAX };
     ticket->request =
         (moe_request){ .target_tag = s->params.target_tag, .source_tag = s->params.source_tag, .force = -1 };
-    answer = s->pull(s->user, wait, &ticket->request);
-    if (answer == MOE_PULL_REQUEST) ticket->waiting = moe_rerank_begin(s, &ticket->request);
+    const int answer = s->pull(s->user, wait, &ticket->request);
+    if (answer == MOE_PULL_REQUEST) ticket->waiting = moe_rerank_begin(s, w, &ticket->request);
     return answer;
 }
 
@@ -8521,12 +8485,10 @@ static void moe_report_row(const moe_session *s, int which, size_t row, void *us
     const int32_t token = s->frames[which].ids ? s->frames[which].ids[row] : -1;
     for (size_t i = 0; i < g->count; i++) {
         const moe_node *t = &g->nodes[i];
-        moe_selection chosen;
-        moe_routing routing;
         if (t->op != MOE_OP_GATE || !t->gate.layer) continue;
-        chosen = moe_selection_of(t, row);
-        routing = (moe_routing){ user,          t->gate.layer,  position,      token, (int)*chosen.empty,
-                                 *chosen.count, chosen.experts, chosen.weights };
+        const moe_selection chosen = moe_selection_of(t, row);
+        const moe_routing routing = { user,          t->gate.layer,  position,      token, (int)*chosen.empty,
+                                      *chosen.count, chosen.experts, chosen.weights };
         s->params.routing(s->params.routing_user, &routing);
     }
 }
@@ -8686,7 +8648,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     const size_t max_target = (size_t)s->params.max_target, offset = (size_t)s->params.max_len_offset;
     size_t n = 0;
     double limit;
-    s->staged_first[at] = staged;
+    s->tickets[at].staged = staged;
     if (m->source_tag && !q->raw) ids[n++] = m->source_tag == 2 ? q->source_tag : q->target_tag;
     if (m->source_bos && !q->raw) ids[n++] = m->bos;
     slot->task.lead = n;
@@ -8707,6 +8669,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->task.n_demands = slot->task.scoring ? 0 : q->n_constraints;
     moe_admit_constraints(slot, q);
     slot->task.place = at * s->token_rows;
+    slot->task.first = m->decoder_from_encoder ? (int32_t)(s->rows + at) : -1;
     if (slot->task.forced) slot->target[0] = force;
     if (q->target && q->n_target)
         memcpy(slot->target + slot->task.forced, q->target, q->n_target * sizeof *slot->target);
@@ -8731,7 +8694,7 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
         for (; live < group; live++) {
             const moe_slot *slot = &s->slots[p->sentence[live]];
             if (slot->task.length <= step) break;
-            f->ids[f->rows] = s->staged[s->staged_first[p->sentence[live]] + step];
+            f->ids[f->rows] = s->staged[s->tickets[p->sentence[live]].staged + step];
             if (f->keys) f->keys[f->rows] = moe_hash(slot->key ^ step);
             f->positions[f->rows] = (int32_t)step;
             p->destination[f->rows++] = slot->task.segment + step;
@@ -8788,11 +8751,9 @@ static void moe_drop_unwanted(moe_session *s) {
     }
 }
 
-/* Fill row `row` for `position` of a hypothesis of slot `at`. */
-static void moe_fill_row(moe_session *s, size_t at, const moe_live *live, size_t position, size_t row) {
-    const moe_slot *slot = &s->slots[at];
-    const moe_row asked =
-        moe_live_row(&s->search, slot, live, position, s->search.from_encoder ? (int32_t)(s->rows + at) : -1);
+/* Fill row `row` for `position` of a hypothesis. */
+static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *live, size_t position, size_t row) {
+    const moe_row asked = moe_live_row(&s->search, slot, live, position);
     moe_frame *f = &s->frames[MOE_DECODER];
     moe_beam *b = &f->beam;
     f->ids[row] = asked.id;
@@ -8816,20 +8777,18 @@ static void moe_fill_row(moe_session *s, size_t at, const moe_live *live, size_t
 static void moe_fill_frame(moe_session *s) {
     size_t rows = 0, spare = s->search.ahead, *starts = &s->frames[MOE_DECODER].beam.most_starts;
     *starts = 0;
-    for (size_t i = 0; i < s->n_slots; i++) {
-        moe_slot *slot = &s->slots[i];
-        moe_live live;
+    for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
         if (!slot->active) continue;
         *starts = moe_max(*starts, slot->task.n_demands);
         for (size_t h = 0; h < slot->n_live; h++) {
             if (slot->live[h].ended) continue;
-            moe_fill_row(s, i, &slot->live[h], slot->steps, rows);
+            moe_fill_row(s, slot, &slot->live[h], slot->steps, rows);
             slot->live[h].row = rows++;
         }
-        live = slot->live[0];
+        moe_live live = slot->live[0];
         for (; spare && slot->ahead < moe_slot_given(slot); spare--) {
             moe_give_token(slot, &live);
-            moe_fill_row(s, i, &live, slot->steps + ++slot->ahead, rows++);
+            moe_fill_row(s, slot, &live, slot->steps + ++slot->ahead, rows++);
         }
     }
     s->frames[MOE_DECODER].rows = rows;
@@ -8868,16 +8827,6 @@ static const int32_t *moe_deliver(moe_session *s, const int32_t *words) {
     return end;
 }
 
-/* A step on a device, which stores the hypotheses and searches. */
-static moe_status moe_step_on_device(moe_session *s, moe_error *error) {
-    moe_device_results step;
-    MOE_TRY(s->api->step(s->device, s->params.trace, s->params.trace_user, &step, error));
-    s->stats.steps++;
-    s->stats.rows += step.rows;
-    for (size_t i = 0; i < step.done; i++) step.results = moe_deliver(s, step.results);
-    return MOE_OK;
-}
-
 /* Report routing and attention of a row of slot `at` to the caller. */
 static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     const moe_slot *slot = &s->slots[at];
@@ -8891,16 +8840,25 @@ static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     if (s->params.attention) s->params.attention(s->params.attention_user, &attention);
 }
 
+/* A step of the decoder and of the search. A device stores the hypotheses and searches itself. */
 static moe_status moe_step(moe_session *s, moe_error *error) {
     const moe_frame *d = &s->frames[MOE_DECODER];
-    moe_fill_frame(s);
-    MOE_TRY(moe_session_run(s, MOE_DECODER, error));
+    moe_device_results step = { 0, 0, NULL };
+    if (s->api) {
+        MOE_TRY(s->api->step(s->device, s->params.trace, s->params.trace_user, &step, error));
+    } else {
+        moe_fill_frame(s);
+        MOE_TRY(moe_session_run(s, MOE_DECODER, error));
+        step.rows = d->rows;
+    }
+    s->stats.steps++;
+    s->stats.rows += step.rows;
+    for (; step.done > 0; step.done--) step.results = moe_deliver(s, step.results);
+    if (s->api) return MOE_OK;
     for (size_t i = 0; (s->params.routing || s->params.attention) && i < (size_t)s->params.batch; i++)
         for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live; h++)
             for (size_t k = 0; !s->slots[i].live[h].ended && k <= s->slots[i].ahead; k++)
                 moe_report_live(s, i, s->slots[i].live[h].row + k);
-    s->stats.steps++;
-    s->stats.rows += d->rows;
     if (d->beam.coverage) moe_add_coverage(s);
     for (size_t i = 0; i < s->n_slots; i++)
         if (moe_slot_steps(&s->search, &s->slots[i], i, &d->beam, s->next)) {
@@ -8938,7 +8896,7 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
         }
         if (status == MOE_OK) status = moe_heed(s, error);
         if (status != MOE_OK) break;
-        if (s->n_active) status = s->api ? moe_step_on_device(s, error) : moe_step(s, error);
+        if (s->n_active) status = moe_step(s, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
     }
     for (size_t i = 0; i < s->n_slots; i++) s->slots[i].active = 0;

@@ -279,7 +279,7 @@ static void answer_row(const task *t, const moe_search *s, const moe_slot *slot,
                        int32_t *ids, float *logprobs, float *want, float *attention, float *starts) {
     int32_t tokens[LONGEST], begin[CONSTRAINTS];
     const outlook o = look(t, tokens, tokens_of(slot, live->last, tokens));
-    const moe_row row = moe_live_row(s, slot, live, slot->steps, -1);
+    const moe_row row = moe_live_row(s, slot, live, slot->steps);
     for (size_t k = 0; k < top; k++) {
         ids[k] = -1;
         for (int32_t i = 0; i < TOKENS; i++)
