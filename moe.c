@@ -4462,26 +4462,20 @@ static void moe_linear_run(const moe_run *run, const moe_linear *l, size_t rows)
     moe_pool_run(run->pool, moe_divide_up(blocks, job.blocks_per_task) * job.row_tasks, moe_linear_task, &job);
 }
 
-/* The input of a linear from a row of a tensor on. */
-static void moe_linear_input(moe_linear *l, const moe_node *x, size_t row) {
-    if (moe_is_codes(x)) {
-        l->codes = (const int8_t *)x->data + row * x->stride;
-        l->scales = x->scales + row;
-    } else {
-        l->x = moe_row_of(x, row);
-        l->x_stride = x->stride;
-    }
-}
-
 /* y = w x: of `codes` with `scales` if w is quantised, else of `x`. */
 static moe_linear moe_linear_of(const moe_matrix *w, const float *x, size_t x_stride, const int8_t *codes,
                                 const float *scales, float *y, size_t y_stride) {
     return (moe_linear){ w, x, x_stride, codes, scales, .y = y, .y_stride = y_stride };
 }
 
+/* The same, of the rows of a node from `row` on. */
+static moe_linear moe_linear_from(const moe_matrix *w, const moe_node *x, size_t row, float *y, size_t y_stride) {
+    if (!moe_is_codes(x)) return moe_linear_of(w, moe_row_of(x, row), x->stride, NULL, NULL, y, y_stride);
+    return moe_linear_of(w, NULL, 0, (const int8_t *)x->data + row * x->stride, x->scales + row, y, y_stride);
+}
+
 static void moe_compute_linear(const moe_run *run, const moe_node *t) {
-    moe_linear l = moe_linear_of(t->linear.w, NULL, 0, NULL, NULL, t->data, t->stride);
-    moe_linear_input(&l, t->src[0], 0);
+    moe_linear l = moe_linear_from(t->linear.w, t->src[0], 0, t->data, t->stride);
     l.bias = t->linear.bias;
     l.relu = t->linear.relu;
     if (t->src[1]) {
@@ -4681,13 +4675,13 @@ static void moe_cells_run(moe_cells *job) {
 
 static void moe_compute_lstm_step(const moe_run *run, const moe_node *t) {
     const moe_node *c = t->src[2];
-    moe_linear x = { .w = &t->lstm.cell->w_x, .bias = t->lstm.cell->bias }, r = { .w = &t->lstm.cell->w_r };
+    moe_linear x = moe_linear_from(&t->lstm.cell->w_x, t->src[0], 0, NULL, 0);
+    const moe_linear r = moe_linear_from(&t->lstm.cell->w_r, t->src[1], 0, NULL, 0);
     moe_cells job = { run, t, &x, &r, .rows = run->frame->rows };
     job.c_in = (moe_strided){ c->data, c->stride };
     job.h = (moe_strided){ t->data, t->stride };
     job.c_out = (moe_strided){ (float *)t->data + t->lstm.cell->hidden, t->stride };
-    moe_linear_input(&x, t->src[0], 0);
-    moe_linear_input(&r, t->src[1], 0);
+    x.bias = t->lstm.cell->bias;
     moe_cells_run(&job);
 }
 
@@ -5341,9 +5335,8 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     const size_t chunk = task / row_tasks, column = chunk * MOE_OUTPUT_CHUNK;
     const moe_matrix w = moe_matrix_part(o->w, column, MOE_OUTPUT_CHUNK);
     float *seen = work->seen + thread * job->end * top;
-    moe_linear l = moe_linear_of(&w, NULL, 0, NULL, NULL, moe_thread_of(t, thread), moe_row_stride(MOE_OUTPUT_CHUNK));
+    moe_linear l = moe_linear_from(&w, t->src[0], row0, moe_thread_of(t, thread), moe_row_stride(MOE_OUTPUT_CHUNK));
     if (o->bias) l.bias = o->bias + column;
-    moe_linear_input(&l, t->src[0], row0);
     kernels->linear(&l, 0, rows, 0, moe_divide_up(w.rows, 16));
     for (size_t r = 0; r < rows; r++) {
         const size_t row = row0 + r, at = row * work->chunks + chunk;
