@@ -50,6 +50,7 @@ import fairseq
 import gnmt
 import hf
 import hf_tokens
+import marian
 import moefile
 import shortlist
 import torchfile
@@ -366,7 +367,7 @@ def convert(args):
         data = read_bounded(path, LARGEST_TEXT, "a licence or attribution") if path else b""
         texts.append(data.decode().replace("\r\n", "\n"))
     meta = {**general(name, args.description, *texts), **carried(args)}
-    if args.layout in ("hf", "fairseq"):
+    if args.layout in ("hf", "fairseq", "marian"):
         return convert_transformer(args, meta)
     if args.layout == "moe":
         m, meta, weights = read_checkpoint(args.input, meta)
@@ -465,10 +466,12 @@ def progress_line(began):
 
 
 def convert_transformer(args, meta):
-    """A folder of Hugging Face's layout, or fairseq's files, tensor by tensor."""
+    """A folder of Hugging Face's layout or of Marian's files, or fairseq's files, tensor by tensor."""
     began, say = time.monotonic(), lambda message: print(message, file=sys.stderr)
     if args.layout == "fairseq":
         found = fairseq.read_fairseq(args.input, args.spm, say)
+    elif args.layout == "marian":
+        found = marian.read_marian(args.input, meta["general.licence"], say)
     else:
         found = hf.read_hf(args.input, say)
     meta.update(found.meta)
@@ -492,7 +495,10 @@ def convert_transformer(args, meta):
         else:
             kind = moefile.F32 if f32 else kinds[args.type]
             n, k = dims if len(dims) == 2 else (*dims, None)
-            pieces = (lambda rows=rows, kind=kind, n=n, k=k: moefile.encode_blocks(rows.blocks(), kind, n,
+            if kind == moefile.Q8 and getattr(rows, "coded", False):
+                pieces = lambda rows=rows: [moefile.encode_codes(*rows.codes())]
+            else:
+                pieces = (lambda rows=rows, kind=kind, n=n, k=k: moefile.encode_blocks(rows.blocks(), kind, n,
                                                                                    k)) if k else (
                 lambda rows=rows: map(moefile.encode_vector, rows.blocks()))
         tensors[name] = kind, layout, dims, pieces
@@ -562,13 +568,15 @@ def parse_arguments():
                         help="write a checkpoint (train.py --init takes it), and the vocabulary to "
                         "the file that --spm names")
     group = parser.add_argument_group("converting")
-    group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS, "hf", "fairseq"], default="moe",
+    layouts = ["moe", *gnmt.READERS, "hf", "fairseq", "marian"]
+    group.add_argument("--from", dest="layout", choices=layouts, default="moe",
                        help="the program that wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch "
                             "GNMT, tensorflow/nmt or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as "
                             "translate.ckpt-340000), or Hugging Face (hf: CHECKPOINT is the folder of an NLLB, "
                             "NLLB-MoE, M2M-100 or Marian model), or fairseq (CHECKPOINT is the PREFIX of "
                             "PREFIX-shared.pt and PREFIX-rank-0.pt, ... of NLLB-MoE, or one file of a dense NLLB or "
-                            "M2M-100) (default: moe)")
+                            "M2M-100), or Marian (marian: CHECKPOINT is the folder of a model of Firefox, "
+                            "Bergamot or OPUS-MT, or its .bin or .npz) (default: moe)")
     group.add_argument("--preset", choices=list(gnmt.PRESETS),
                        help="decode defaults to write into the file (default: those "
                        "of the program that wrote the checkpoint)")

@@ -157,13 +157,10 @@ def encode_blob(w, type):
     if not np.isfinite(w).all():
         raise FormatError("a weight is not finite")
     n, k = w.shape
+    if type == Q8:
+        return encode_codes(*q8_quantise(w))
     rows, columns = q8_padded(n, k)
     codes, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, "<f4")
-    if type == Q8:
-        codes[:n, :k], scale[:n] = q8_quantise(w)
-        sums = codes.sum(1, dtype=np.int32).astype("<i4")
-        tiles = codes.reshape(rows // 16, 16, columns // 4, 4).transpose(0, 2, 1, 3)
-        return tiles.tobytes() + scale.tobytes() + sums.tobytes()
     subs = np.zeros((rows, columns // Q4_GROUP), np.int8)
     codes[:n], subs[:n], scale[:n] = q4_quantise(w)
     sums = np.einsum("rgc,rg->r", codes.reshape(rows, -1, Q4_GROUP), subs, dtype=np.int32).astype("<i4")
@@ -172,6 +169,17 @@ def encode_blob(w, type):
     pairs = (nibbles[:, :, :, 0] | nibbles[:, :, :, 1] << 4).transpose(0, 2, 1, 3)
     return pairs.tobytes() + subs.reshape(rows // 16, 16, -1).transpose(0, 2,
                                                                         1).tobytes() + scale.tobytes() + sums.tobytes()
+
+
+def encode_codes(given, scales):
+    """The bytes in Q8 of codes int8 [n, k] with scales float32 [n]."""
+    n, k = given.shape
+    rows, columns = q8_padded(n, k)
+    codes, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, "<f4")
+    codes[:n, :k], scale[:n] = given, scales
+    sums = codes.sum(1, dtype=np.int32).astype("<i4")
+    tiles = codes.reshape(rows // 16, 16, columns // 4, 4).transpose(0, 2, 1, 3)
+    return tiles.tobytes() + scale.tobytes() + sums.tobytes()
 
 
 def blob_regions(type, n, k):

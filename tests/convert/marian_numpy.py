@@ -1,0 +1,184 @@
+"""A plain reading of Marian's models and of its search in float64: what tests compare the engine with.
+
+Its formulas are those of marian.md (sections 3, 4 and 7), in Marian's own names and order of matrices. Nothing here is
+of tools/convert/marian.py: models come as {name: array}, as .npz files hold them, or from `read_bin` below.
+"""
+import math
+import struct
+
+import numpy as np
+
+
+def read_bin(path):
+    """{name: float64 array [in, out]} and the settings of a .bin."""
+    with open(path, "rb") as file:
+        data = file.read()
+    count = struct.unpack_from("<Q", data, 8)[0]
+    heads = np.frombuffer(data, "<u8", 4 * count, 16).reshape(count, 4)
+    at, names, shapes, out = 16 + 32 * count, [], [], {}
+    for length, *_ in heads:
+        names.append(data[at:at + int(length) - 1].decode())
+        at += int(length)
+    for _, _, rank, _ in heads:
+        shapes.append(np.frombuffer(data, "<i4", int(rank), at))
+        at += 4 * int(rank)
+    at += 8 + struct.unpack_from("<Q", data, at)[0]
+    for name, (_, kind, _, size), shape in zip(names, heads, shapes):
+        n = int(np.prod(shape))
+        if kind == 0x404:
+            out[name] = np.frombuffer(data, "<f4", n, at).reshape(shape).astype(np.float64)
+        elif kind in (0x4101, 0x4102):
+            codes = np.frombuffer(data, "i1" if kind == 0x4101 else "<i2", n, at)
+            multiplier = struct.unpack_from("<f", data, at + codes.nbytes)[0]
+            turned = codes.reshape(shape) if "Wemb" in name else codes.reshape(shape[::-1]).T
+            out[name] = turned / np.float64(multiplier)
+        else:
+            out[name] = data[at:at + int(size)]
+        at += int(size)
+    return out
+
+
+def read_npz(path):
+    with np.load(path) as arrays:
+        return {name: arrays[name].tobytes() if name.startswith("special:") else arrays[name].astype(np.float64)
+                for name in arrays}
+
+
+def settings_of(weights):
+    """The few settings that the reading needs."""
+    text = weights["special:model.yml"].rstrip(b"\0").decode()
+    out, key = {}, None
+    for line in text.splitlines():
+        if line.startswith("  - "):
+            out[key] = [*(out[key] or []), line[4:]]
+        else:
+            key, _, value = line.partition(":")
+            out[key] = value.strip().strip('"')
+    return out
+
+
+def norm(x, scale, bias):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale[0] + bias[0]
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+class Marian:
+    def __init__(self, weights):
+        self.w, s = weights, settings_of(weights)
+        self.width, self.heads = int(s["dim-emb"]), int(s["transformer-heads"])
+        self.layers = int(s["enc-depth"])
+        tied = s["transformer-tied-layers"]
+        self.decoder = [int(x) for x in tied] if isinstance(tied, list) else list(range(1, int(s["dec-depth"]) + 1))
+        self.recurrent = s["transformer-decoder-autoreg"] == "rnn"
+        self.before = s["transformer-preprocess"] == "n"
+        self.activation = {"relu": lambda x: np.maximum(x, 0), "swish": lambda x: x * sigmoid(x)}[
+            s["transformer-ffn-activation"]]
+        shared = "Wemb" in weights
+        self.sources = weights["Wemb" if shared else "encoder_Wemb"]
+        self.targets = weights["Wemb" if shared else "decoder_Wemb"]
+        if s["tied-embeddings-all"] == "true" or s["tied-embeddings"] == "true":
+            self.output = self.targets.T
+        else:
+            self.output = weights["decoder_ff_logit_out_W"]
+        self.bias = weights["decoder_ff_logit_out_b"][0] if "decoder_ff_logit_out_b" in weights else 0.0
+
+    def embed(self, rows, first=0):
+        """Rows of embeddings with their positions."""
+        if "Wpos" in self.w:
+            return rows + self.w["Wpos"][np.minimum(np.arange(first, first + len(rows)), len(self.w["Wpos"]) - 1)]
+        k = self.width // 2
+        step = np.float32(math.log(10000) / (k - 1))
+        frequency = np.exp(np.arange(k, dtype=np.float32) * -step)
+        angle = np.arange(first, first + len(rows), dtype=np.float32)[:, None] * frequency
+        return math.sqrt(self.width) * rows + np.concatenate([np.sin(angle), np.cos(angle)], 1)
+
+    def linear(self, x, weight, bias):
+        return x @ self.w[weight] + self.w[bias][0]
+
+    def sublayer(self, x, prefix, f):
+        """With its norm and residual."""
+        if self.before:
+            return x + f(norm(x, self.w[prefix + "_ln_scale_pre"], self.w[prefix + "_ln_bias_pre"]))
+        return norm(x + f(x), self.w[prefix + "_ln_scale"], self.w[prefix + "_ln_bias"])
+
+    def attend(self, prefix, x, memory, causal=False):
+        q = self.linear(x, prefix + "_Wq", prefix + "_bq")
+        k, v = (self.linear(memory, f"{prefix}_W{n}", f"{prefix}_b{n}") for n in "kv")
+        size, parts = self.width // self.heads, []
+        for h in range(self.heads):
+            at = slice(h * size, (h + 1) * size)
+            scores = q[:, at] @ k[:, at].T / math.sqrt(size)
+            if causal:
+                scores[np.triu_indices(len(x), 1)] = -np.inf
+            parts.append(softmax(scores) @ v[:, at])
+        return self.linear(np.concatenate(parts, 1), prefix + "_Wo", prefix + "_bo")
+
+    def ffn(self, prefix, x):
+        return self.linear(self.activation(self.linear(x, prefix + "W1", prefix + "b1")), prefix + "W2", prefix + "b2")
+
+    def ssru(self, prefix, x):
+        c, out = np.zeros(self.width), []
+        for gate, u in zip(sigmoid(self.linear(x, prefix + "_Wf", prefix + "_bf")), x @ self.w[prefix + "_W"]):
+            c = gate * c + (1 - gate) * u
+            out.append(np.maximum(c, 0))
+        return np.array(out)
+
+    def top(self, side, x):
+        return norm(x, self.w[side + "_top_ln_scale"], self.w[side + "_top_ln_bias"]) if self.before else x
+
+    def encode(self, source):
+        x = self.embed(self.sources[source])
+        for i in range(1, self.layers + 1):
+            p = f"encoder_l{i}_"
+            x = self.sublayer(x, p + "self_Wo", lambda y, p=p: self.attend(p + "self", y, y))
+            x = self.sublayer(x, p + "ffn_ffn", lambda y, p=p: self.ffn(p + "ffn_", y))
+        return self.top("encoder", x)
+
+    def logprobs(self, memory, target):
+        """[len(target) + 1, V]: of what follows each beginning of a target."""
+        x = self.embed(np.concatenate([np.zeros((1, self.width)), self.targets[np.array(target, int)]]))
+        for i in self.decoder:
+            p = f"decoder_l{i}_"
+            if self.recurrent:
+                x = self.sublayer(x, p + "rnn_ffn", lambda y, p=p: self.ssru(p + "rnn", y))
+            else:
+                x = self.sublayer(x, p + "self_Wo", lambda y, p=p: self.attend(p + "self", y, y, True))
+            x = self.sublayer(x, p + "context_Wo", lambda y, p=p: self.attend(p + "context", y, memory))
+            x = self.sublayer(x, p + "ffn_ffn", lambda y, p=p: self.ffn(p + "ffn_", y))
+        logits = self.top("decoder", x) @ self.output + self.bias
+        return logits - logits.max(-1, keepdims=True) - np.log(
+            np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+
+    def score(self, source, target):
+        """Log-probabilities of a target's tokens."""
+        logp = self.logprobs(self.encode(source), target[:-1])
+        return [logp[t, x] for t, x in enumerate(target)]
+
+    def search(self, source, beam, normalize, factor, eos=0, unk=1):
+        """[(ids, score)], best first: Marian's beam search. Sources with their </s>."""
+        memory, live, done, t = self.encode(source), [((), 0.0)], [], 0
+        while live:
+            t += 1
+            rows = [self.logprobs(memory, ids)[-1] for ids, _ in live]
+            places = beam - len(done)
+            candidates = []
+            for (ids, total), row in zip(live, rows):
+                row = row.copy()
+                row[unk] = -np.inf
+                candidates += [(total + row[i], ids + (int(i),)) for i in np.argsort(-row, kind="stable")[:places]]
+            best = sorted(candidates, key=lambda x: -x[0])[:places]
+            cut = t >= factor * len(source)
+            done += [(ids, total / t**normalize) for total, ids in best if ids[-1] == eos or cut]
+            live = [(ids, total) for total, ids in best if ids[-1] != eos and not cut]
+        return sorted(done, key=lambda x: -x[1])
+
+    def greedy(self, source, factor, eos=0, unk=1):
+        return list(self.search(source, 1, 1.0, factor, eos, unk)[0][0])

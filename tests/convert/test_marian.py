@@ -1,0 +1,352 @@
+#!/usr/bin/env python3
+"""Marian's own model files: read, converted, scored and searched as Marian
+would.
+
+Usage: tests/python tests/convert/test_marian.py [--only NAME]
+
+Expectations come from marian_numpy.py in float64; the checkpoints are made
+from their seeds by make_marian.py. Where ../shared/marian is, its checkpoints
+are compared with its values too, which Marian itself agrees with. Prints `ok
+NAME` or `FAIL NAME` per test.
+"""
+import argparse
+import contextlib
+import glob
+import gzip
+import io
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+from converting import ROOT, TRANSLATE, convert_quietly, run
+from suite import Skip, Suite
+
+TOLERANCE = 2e-5  # of a token's log-probability
+SHARED = os.path.join(ROOT, "..", "shared", "marian")
+try:
+    import numpy as np
+
+    import make_marian as make
+    import marian
+    import marian_numpy
+    import moefile
+except ImportError:
+    np = None
+test = Suite()
+numpy_test = test.needs(np, "NumPy")
+
+
+def line(ids):
+    return " ".join(map(str, ids))
+
+
+@contextlib.contextmanager
+def folder():
+    with tempfile.TemporaryDirectory() as path:
+        yield path
+
+
+def convert(source, model, *options):
+    with contextlib.redirect_stderr(io.StringIO()):
+        return convert_quietly("--from", "marian", source, "-o", model, *options)
+
+
+@contextlib.contextmanager
+def converted(kind, layout="npz", *options, **changes):
+    """(a model file, the reading of its checkpoint)."""
+    with folder() as at:
+        arrays = make.make(at, kind, layout, **changes)
+        if layout != "npz":
+            arrays = marian_numpy.read_bin(os.path.join(at, "model.bin"))
+        else:
+            arrays = {name: a if isinstance(a, bytes) else a.astype(np.float64) for name, a in arrays.items()}
+        model = os.path.join(at, "converted")
+        complaint = convert(at, model, *options)
+        assert complaint is None, (kind, complaint)
+        yield model, marian_numpy.Marian(arrays)
+
+
+def translate(model, lines, *options):
+    return [json.loads(x) for x in run([TRANSLATE, "-m", model, "--raw-ids", "--json", *options], lines).lines]
+
+
+def scores(model, pairs):
+    return [x["token_logprobs"] for x in translate(model, [f"{line(s)}\t{line(t)}" for s, t in pairs], "--score")]
+
+
+def searches(model, sources, beam, normalize, factor):
+    """[[(ids, score)]] of the hypotheses of every source."""
+    found = translate(model, [line(s) for s in sources], "--beam", str(beam), "--nbest", str(beam),
+                      "--length-penalty", str(normalize), "--max-len-factor", str(factor))
+    return [[(tuple(h["ids"]), h["score"]) for h in x.get("nbest", [x])] for x in found]
+
+
+def assert_close(found, wanted, where):
+    worst = max(abs(x - y) for x, y in zip(found, wanted, strict=True))
+    assert worst < TOLERANCE, (where, worst)
+
+
+def assert_same(found, wanted, where):
+    """Hypotheses with the same tokens and scores; `wanted` with its end tokens."""
+    assert [h for h, _ in found] == [tuple(h) for h, _ in wanted], (where, found, wanted)
+    assert_close([x for _, x in found], [x for _, x in wanted], where)
+
+
+# ---- Marian's arithmetic and search ----------------------------------------------------------------------------------
+
+@numpy_test
+def every_kind_costs_and_finds_what_the_reading_says():
+    kinds = [(kind, "npz") for kind in make.KINDS] + [("student", x) for x in ("float32", "intgemm8", "intgemm16")]
+    ended = 0
+    for kind, layout in kinds:
+        with converted(kind, layout) as (model, reading):
+            cases = [make.case(kind, i) for i in range(16)]
+            for got, (source, target) in zip(scores(model, cases), cases, strict=True):
+                assert_close(got, reading.score(source, target), (kind, layout, source))
+            for beam, normalize, factor in (1, 1.0, 2), (4, 0.6, 1.5):
+                found = searches(model, [s for s, _ in cases], beam, normalize, factor)
+                for got, (source, _) in zip(found, cases, strict=True):
+                    wanted = reading.search(source, beam, normalize, factor)
+                    assert_same(got, wanted, (kind, layout, beam, source))
+                    ended += sum(ids[-1] == 0 for ids, _ in wanted)
+    assert ended > 40, ended
+
+
+@numpy_test
+def shared_checkpoints_are_what_marian_makes_of_them():
+    """marian.md section 9. A source without a token is no matter of the engine's."""
+    if not os.path.isdir(SHARED):
+        raise Skip("no ../shared/marian here")
+    for name in "ssru/model.npz", "post/model.npz", "post/model.bin":
+        with open(os.path.join(SHARED, name[:4], "npz.json"), encoding="utf-8") as file:
+            expected = json.load(file)
+        with folder() as at:
+            model = os.path.join(at, "converted")
+            assert convert(os.path.join(SHARED, name), model) is None, name
+            cases = [c for c in expected["cases"] if c["source"] != [0]]
+            given = [c for c in cases if c["target"]]
+            for got, case in zip(scores(model, [(c["source"], c["target"]) for c in given]), given, strict=True):
+                assert_close(got, case["target_logprobs"], (name, case["source"]))
+            for beam in 1, 4:
+                found = searches(model, [c["source"] for c in cases], beam, expected["normalize"],
+                                 expected["max_length_factor"])
+                for got, case in zip(found, cases, strict=True):
+                    assert_same(got, [(h["ids"], h["score"]) for h in case[f"beam{beam}"]], (name, beam))
+
+
+@numpy_test
+def codes_of_intgemm8_are_carried_over_as_they_are():
+    with converted("student", "intgemm8", "--type", "q8") as (model, reading):
+        _, tensors = moefile.read(model)
+        for name, part in ("encoder.0.qkv.weight", "encoder_l1_self_Wq"), ("embedding.weight", "Wemb"), \
+                ("decoder.0.input.weight", "decoder_l1_rnn_W"):
+            wanted = reading.w[part] if part == "Wemb" else reading.w[part].T
+            found = tensors[name].array()[:len(wanted)]
+            assert tensors[name].type == moefile.Q8 and np.allclose(found, wanted, rtol=1e-6, atol=0), name
+        assert not tensors["embedding.weight"].array()[make.TOKENS:].any()
+    with converted("post", "intgemm16", "--type", "q8") as (model, reading):
+        found = moefile.read(model)[1]["encoder.0.out.weight"].array()
+        assert np.abs(found - reading.w["encoder_l1_self_Wo"].T).max() < 0.01
+
+
+# ---- Settings, vocabularies, wrapped files ---------------------------------------------------------------------------
+
+@numpy_test
+def a_decoder_yml_gives_the_defaults_and_names_the_files():
+    with folder() as at:
+        make.make(at, "post")
+        os.rename(os.path.join(at, "model.npz"), os.path.join(at, "opus.npz"))
+        with open(os.path.join(at, "decoder.yml"), "w", encoding="utf-8") as file:
+            file.write("# as OPUS-MT\nrelative-paths: true\nmodels:\n  - /some/where/opus.npz\nvocabs:\n"
+                       "  - vocab.yml\n  - vocab.yml\nbeam-size: 6\nnormalize: 0.7\nword-penalty: 0\nmini-batch: 1\n"
+                       "max-length-factor: 2.5\nallow-unk: true\n")
+        with open(os.path.join(at, "LICENSE"), "w", encoding="utf-8") as file:
+            file.write("CC-BY 4.0\n")
+        model = os.path.join(at, "converted")
+        assert convert(at, model) is None
+        meta, _ = moefile.read(model)
+        wanted = {"decode.rules": "marian", "decode.beam": 6, "decode.max_len_factor": 2.5, "token.eos": 0,
+                  "general.licence": "CC-BY 4.0\n", "origin.file": "opus.npz", "languages.codes": ["fra"],
+                  "vocab.size": make.TOKENS + 1, "token.bos": make.TOKENS}
+        for key, value in wanted.items():
+            assert meta[key] == value, (key, meta[key])
+        assert abs(meta["decode.length_penalty"] - 0.7) < 1e-9 and "token.suppressed" not in meta
+        assert meta["vocabulary.pieces"][2:14] == ["y", "null", "~", "\u2581a", "1.0", '"', "it's", ">>fra<<", "#",
+                                                   "a:b", "- x", "no"]
+
+
+@numpy_test
+def what_is_not_supported_is_refused_by_name():
+    cases = [("type", "s2s"), ("dec-cell", "gru"), ("ulr", "true"), ("transformer-pool", "true"),
+             ("transformer-postprocess", "dar"), ("transformer-ffn-depth", "3"), ("transformer-rnn-projection", "true"),
+             ("input-types", ["sequence", "class"]), ("transformer-heads", "5"), ("dim-emb", "y"),
+             ("layer-normalization", "true"), ("transformer-decoder-autoreg", "average-attention"),
+             ("transformer-tied-layers", [1, 3]), ("some-new-option", "1")]
+    for key, value in cases:
+        with folder() as at:
+            make.make(at, "student")
+            s = make.settings("student", **{key: value})
+            arrays = make.weights("student", make.settings("student"))
+            make.write_npz(os.path.join(at, "model.npz"), arrays, make.as_yaml(s).encode() + b"\0")
+            model = os.path.join(at, "converted")
+            complaint = convert(at, model)
+            name = {"transformer-postprocess": "transformer-preprocess"}.get(key, key)
+            assert complaint and name in complaint and not os.path.exists(model), (key, complaint)
+    with folder() as at:
+        make.make(at, "before", version="v1.9.56 x")
+        assert "not normalised" in convert(at, os.path.join(at, "converted"))
+        for text, name in ("word-penalty: 0.5\n", "word-penalty"), ("beam-size: 0\n", "beam-size"), \
+                ("new-option: 1\n", "new-option"), ("models:\n  - a.npz\n  - b.npz\n", "several models"), \
+                ("vocabs:\n  - vocab.yml\n  - v.yml\n", "v.yml is missing"), ("a: &x 1\n", "line 1"), \
+                ("a: 1\na: 2\n", "twice"), ("models:\n- {}\n", "line 2"), ("a: |\n  x\n", "line 1"):
+            with open(os.path.join(at, "decoder.yml"), "w", encoding="utf-8") as file:
+                file.write(text)
+            complaint = convert(at, os.path.join(at, "converted"))
+            assert complaint and name in complaint, (text, complaint)
+
+
+def write_spm(path, size):
+    """A SentencePiece model of single letters, `</s>` first, as Marian trains it."""
+    def piece(text, kind, score):
+        body = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", score) + b"\x18" + bytes([kind])
+        return b"\x0a" + bytes([len(body)]) + body
+    pieces = piece(b"</s>", 3, 0) + piece(b"<unk>", 2, 0) + piece("\u2581".encode(), 1, -1)
+    pieces += b"".join(piece(b"%c" % (97 + i) if i < 26 else b"w%d" % i, 1, -1 - i) for i in range(size - 3))
+    trainer = b"\x18\x01\xc0\x02\x01\xc8\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\xd0\x02\x00"  # unigram, 1, -1, 0
+    with open(path, "wb") as file:
+        file.write(pieces + b"\x12" + bytes([len(trainer)]) + trainer)
+
+
+@numpy_test
+def compressed_files_of_text_models_are_read():
+    """As Firefox serves them: everything is .gz, or .zst; the same bytes but for the digest of what was read."""
+    found = []
+    for pack in "", ".gz", ".zst":
+        if pack == ".zst" and not shutil.which("zstd"):
+            continue
+        with folder() as at:
+            make.make(at, "student", "intgemm8")
+            os.unlink(os.path.join(at, "vocab.yml"))
+            write_spm(os.path.join(at, "vocab.enpt.spm"), make.TOKENS)
+            for path in glob.glob(os.path.join(at, "*")) if pack else ():
+                if pack == ".zst":
+                    subprocess.run(["zstd", "-q", "--rm", path], check=True)
+                    continue
+                with open(path, "rb") as file, gzip.open(path + pack, "wb") as out:
+                    out.write(file.read())
+                os.unlink(path)
+            model = os.path.join(at, "converted")
+            assert convert(at, model, "--name", "x", "--type", "q8") is None
+            meta, tensors = moefile.read(model)
+            assert meta["tokenizer.kind"] == "sentencepiece" and meta["token.suppressed"].tolist() == [1]
+            found.append([(name, t.data) for name, t in tensors.items()])
+            assert len(run([TRANSLATE, "-m", model, "ab cd"]).lines) == 1
+    assert len(found) > 1 and all(x == found[0] for x in found)
+
+
+# ---- Damage ----------------------------------------------------------------------------------------------------------
+
+def refused(at, data, name, *words):
+    path, model = os.path.join(at, name), os.path.join(at, "converted")
+    with open(path, "wb") as file:
+        file.write(data)
+    before = sorted(os.listdir(at))
+    complaint = convert(path, model)
+    assert complaint and "Traceback" not in complaint, (name, words)
+    assert all(w in complaint for w in words), (words, complaint)
+    assert sorted(os.listdir(at)) == before
+    return complaint
+
+
+@numpy_test
+def damaged_files_are_refused_and_nothing_is_written():
+    with folder() as at:
+        make.make(at, "student", "intgemm8")
+        with open(os.path.join(at, "model.bin"), "rb") as file:
+            whole = file.read()
+        count = struct.unpack_from("<Q", whole, 8)[0]
+        for n in (0, 15, 63, 100, 32 * count, len(whole) // 2, len(whole) - 1):
+            refused(at, whole[:n], "cut.bin")
+        refused(at, whole + b"\0", "long.bin", "behind its last item")
+        for i in range(0, 16 + 32 * count, 5):  # every field of the header, with values that lengths must not have
+            for value in (0xff, 0x7f, 0):
+                data = bytearray(whole)
+                data[i] = value if data[i] != value else 1
+                model = os.path.join(at, "converted")
+                with open(os.path.join(at, "odd.bin"), "wb") as file:
+                    file.write(data)
+                complaint = convert(os.path.join(at, "odd.bin"), model)
+                assert complaint and "\n" not in complaint, (i, value)
+        first = 16 + 32 * count
+        refused(at, whole[:first] + b"\xff" + whole[first + 1:], "name.bin", "is no text")
+        multiplier = whole.index(struct.pack("<f", 127 / np.abs(make.weights("student", make.settings("student"))[
+            "decoder_l1_context_Wk"]).max()))
+        refused(at, whole[:multiplier] + struct.pack("<f", float("nan")) + whole[multiplier + 4:], "nan.bin",
+                "decoder_l1_context_Wk", "multiplier")
+        refused(at, whole[:multiplier - 1] + b"\x80" + whole[multiplier:], "code.bin", "out of range")
+        refused(at, gzip.compress(whole)[:-9], "cut.bin.gz", "damaged")
+        refused(at, gzip.compress(bytes(100 << 20)), "bomb.bin.gz", "times as long")
+        refused(at, b"\x28\xb5\x2f\xfd" + whole, "bad.bin.zst", "zst")
+
+
+@numpy_test
+def archives_that_lie_are_refused():
+    with folder() as at:
+        s = make.settings("post")
+        arrays, text = make.make(at, "post"), make.as_yaml(s).encode() + b"\0"
+        arrays.pop("special:model.yml")
+        path = os.path.join(at, "odd.npz")
+
+        def archive(change, packed=zipfile.ZIP_STORED):
+            held = io.BytesIO()
+            with zipfile.ZipFile(held, "w", packed) as out:
+                for name, a in {**arrays, "special:model.yml": np.frombuffer(text, np.int8)}.items():
+                    block = io.BytesIO()
+                    np.lib.format.write_array(block, change(name, a), version=(1, 0))
+                    out.writestr(name + ".npy", block.getvalue())
+            return held.getvalue()
+        assert convert(path, path + "x") is not None
+        with open(path, "wb") as file:  # compressed ones can be read
+            file.write(archive(lambda name, a: a, zipfile.ZIP_DEFLATED))
+        assert convert(path, os.path.join(at, "fine")) is None
+        refused(at, archive(lambda n, a: np.asfortranarray(a) if n == "Wemb" else a), "f.npz", "Wemb", "Fortran")
+        refused(at, archive(lambda n, a: a.astype("f8") if n == "Wemb" else a), "d.npz", "Wemb", "float64")
+        refused(at, archive(lambda n, a: a[:, :-1] if n == "encoder_l1_self_Wq" else a), "s.npz", "encoder_l1_self_Wq")
+        refused(at, archive(lambda n, a: a * np.float32("nan") if n == "decoder_l1_ffn_W1" else a), "n.npz",
+                "decoder_l1_ffn_W1", "finite")
+        refused(at, archive(lambda n, a: np.zeros((1 << 12, 1 << 12), "f4") if n == "Wemb" else a,
+                            zipfile.ZIP_DEFLATED), "bomb.npz", "times as long")
+        whole = archive(lambda n, a: a)
+        for n in (0, 10, len(whole) // 2, len(whole) - 1):
+            refused(at, whole[:n], "cut.npz")
+        refused(at, whole.replace(b"'descr': '<f4'", b"'descr': 'O' ,", 1), "o.npz")
+
+
+@numpy_test
+def damaged_vocabularies_are_refused():
+    with folder() as at:
+        make.make(at, "post")
+        path = os.path.join(at, "vocab.yml")
+        for text, word in (make.vocabulary(make.TOKENS + 1), "below 64"), ("</s>: 0\nw: 2\n", "<unk>"), \
+                ("</s>: 0\n<unk>: 1\na: 1\n", "two pieces"), ("a: b: 0\n", "line 1"), ('"a\n', "line 1"), \
+                ("</s>: 0\n<unk>: 1\na: -1\n", "-1"), ('"\\q": 0\n', "line 1"), ("a: [1, 2\n", "line 1"), \
+                ("? a\n", "line"), ("</s>: 0\n</s>: 1\n", "twice"), ("- a\n", "line 1"):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            complaint = convert(at, os.path.join(at, "converted"))
+            assert complaint and word in complaint, (text[:20], complaint)
+        os.rename(path, os.path.join(at, "vocab.spm"))
+        assert "SentencePiece" in convert(at, os.path.join(at, "converted"))
+        write_spm(os.path.join(at, "vocab.spm"), make.TOKENS - 1)
+        assert "63 pieces" in convert(at, os.path.join(at, "converted"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="NAME", help="run the tests whose names contain this")
+    sys.exit(test.run(parser.parse_args().only))

@@ -1,0 +1,799 @@
+"""Marian's own model files as metadata and weights of a model file: Firefox's and Bergamot's students (.bin), OPUS-MT
+(.npz).
+
+    found = read_marian(path, licence, say)     a folder, or a model file in it; `found` as hf.read_hf's
+
+The folder holds the model, perhaps a decoder's settings (decoder.yml, config*.yml), and the vocabularies; any of them
+may be compressed (.gz, .zst), as Firefox serves them. The model says in its `special:model.yml` what it is. Marian's
+matrices are [in, out], but those of intgemm8 and intgemm16 lie transposed in the file, and so are codes as Q8 has them:
+with --type q8 they are carried over exactly, with one scale for all rows.
+
+All names, types, shapes and lengths are looked at before the first number is read; then one tensor is in memory at a
+time. What a model asks for and the engine lacks is refused by name, and so is what this program does not know.
+"""
+import gzip
+import hashlib
+import math
+import mmap
+import os
+import re
+import struct
+import subprocess
+import tempfile
+import types
+import zipfile
+import zlib
+
+import numpy as np
+
+import hf
+import hf_tokens
+import moefile
+from hf_json import read_json, short
+from moefile import FormatError, open_regular
+
+FLOAT, CODES8, CODES16, BYTES = 0x404, 0x4101, 0x4102, 0x101
+TYPES = {FLOAT: "float32", CODES8: "intgemm8", CODES16: "intgemm16", BYTES: "int8"}
+MOST_ITEMS, LONGEST_NAME, MOST_DIMENSIONS = 1 << 16, 256, 4
+LARGEST_YAML, EXPANSION, SETTINGS = 1 << 26, 64, "special:model.yml"
+SOURCES, TARGETS = 512, 1024  # tokens, where positions are not trained: Marian's table has no end
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+def unpacked(path):
+    """A file of bytes that can be mapped: a compressed one's contents, in a file without a name."""
+    if not path.endswith((".gz", ".zst")):
+        return open_regular(path)
+    with open_regular(path) as packed:
+        most, out = EXPANSION * os.fstat(packed.fileno()).st_size + (1 << 20), tempfile.TemporaryFile()
+        process = None
+        try:
+            if path.endswith(".gz"):
+                source = gzip.GzipFile(fileobj=packed)
+            else:
+                process = subprocess.Popen(["zstd", "-dcq", "--memory=128MB"], stdin=packed, stdout=subprocess.PIPE,
+                                           stderr=subprocess.DEVNULL)
+                source = process.stdout
+            while block := source.read(1 << 20):
+                if out.tell() + len(block) > most:
+                    raise FormatError(f"{path}: it becomes more than {EXPANSION} times as long: no model is so")
+                out.write(block)
+            if process and process.wait():
+                raise FormatError(f"{path}: not of zstd, damaged or cut off")
+        except FileNotFoundError:
+            raise FormatError(f"{path}: the program zstd, which reads it, is missing here") from None
+        except (OSError, EOFError, zlib.error):
+            raise FormatError(f"{path}: not of gzip, damaged or cut off") from None
+        finally:
+            if process:
+                process.kill()
+                process.stdout.close()
+                process.wait()
+    out.seek(0)
+    return out
+
+
+def read_text(path):
+    with unpacked(path) as file:
+        data = file.read(LARGEST_YAML + 1)
+    if len(data) > LARGEST_YAML:
+        raise FormatError(f"{path}: more than {LARGEST_YAML} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise FormatError(f"{path}: not UTF-8") from None
+
+
+class Item:
+    """A tensor as stored: name, shape, kind (a name of TYPES), load() -> (numbers in the file's order, multiplier)."""
+
+    def __init__(self, name, shape, kind, load):
+        self.name, self.shape, self.kind, self.load = name, shape, kind, load
+
+
+def read_bin(file, path):
+    """(items by name, text of the settings) of a .bin."""
+    size = os.fstat(file.fileno()).st_size
+    if size < 64:
+        raise FormatError(f"{path}: not a .bin of Marian, or cut off")
+    data, at = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), 0
+
+    def take(form):
+        nonlocal at
+        if struct.calcsize(form) > size - at:
+            raise FormatError(f"{path}: cut off in its header")
+        values = struct.unpack_from(form, data, at)
+        at += struct.calcsize(form)
+        return values
+
+    version, count = take("<QQ")
+    if version != 1 or not 1 <= count <= MOST_ITEMS:
+        raise FormatError(f"{path}: not a .bin of Marian of version 1 (version {version}, {count} items)")
+    heads = [take("<4Q") for _ in range(count)]
+    names, shapes = [], []
+    for length, kind, rank, _ in heads:
+        if not 2 <= length <= LONGEST_NAME or rank > MOST_DIMENSIONS:
+            raise FormatError(f"{path}: an item has a name of {length} bytes and {rank} dimensions: damaged")
+        name = take(f"<{length}s")[0]
+        if name[-1] or not name[:-1].isascii() or not name[:-1].decode().isprintable():
+            raise FormatError(f"{path}: the name {short(name)} is no text: damaged")
+        names.append(name[:-1].decode())
+    for name, (_, _, rank, _) in zip(names, heads):
+        shapes.append(take(f"<{rank}i"))
+        if not all(0 < n < hf.LARGEST_DIMENSION for n in shapes[-1]):
+            raise FormatError(f"{path}: {name} has shape {list(shapes[-1])}: damaged")
+    if len(set(names)) != len(names):
+        raise FormatError(f"{path}: a name stands twice")
+    pad, = take("<Q")
+    if pad > size - at or (at + pad) % 256:
+        raise FormatError(f"{path}: its data begin at {at + pad}, which is not on 256 bytes: damaged")
+    at += pad
+    items, settings = {}, None
+    for name, (_, kind, _, length), shape in zip(names, heads, shapes):
+        if length > size - at:
+            raise FormatError(f"{path}: {name} is cut off")
+        elements = math.prod(shape)
+        if name == SETTINGS:
+            if kind != BYTES or length != elements:
+                raise FormatError(f"{path}: {name} is no text")
+            settings = data[at:at + length]
+        else:
+            if kind not in TYPES or kind == BYTES:
+                raise FormatError(f"{path}: {name} is of type {kind:#x}: only {TYPES[FLOAT]}, {TYPES[CODES8]} and "
+                                  f"{TYPES[CODES16]} are supported, and not what is packed for one processor")
+            wanted = {FLOAT: 4 * elements, CODES8: elements + 4, CODES16: 2 * elements + 4}[kind]
+            if not wanted <= length < wanted + 256:
+                raise FormatError(f"{path}: {name} {list(shape)} has {length} bytes, not {wanted} and padding: damaged")
+            if not name.endswith("_QuantMultA"):
+                items[name] = Item(name, shape, TYPES[kind], loader(data, at, elements, kind, f"{path}: {name}"))
+        at += length
+    if at != size:
+        raise FormatError(f"{path}: {size - at} bytes behind its last item: damaged")
+    return items, settings
+
+
+def loader(data, at, elements, kind, where):
+    def load():
+        if kind == FLOAT:
+            return np.frombuffer(data, "<f4", elements, at), None
+        codes = np.frombuffer(data, np.int8 if kind == CODES8 else "<i2", elements, at)
+        multiplier = struct.unpack_from("<f", data, at + codes.nbytes)[0]
+        fine = codes.min() > np.iinfo(codes.dtype).min and math.isfinite(multiplier) and multiplier > 1e-30
+        if not fine:
+            raise FormatError(f"{where}: its multiplier is {multiplier}, or a code is out of range: damaged")
+        return codes, multiplier
+    return load
+
+
+def read_npz(file, path):
+    """The same of a .npz."""
+    items, settings = {}, None
+    try:
+        archive = zipfile.ZipFile(file)
+        entries = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError):
+        raise FormatError(f"{path}: not a .npz, or damaged") from None
+    if len(entries) > MOST_ITEMS or sum(e.file_size for e in entries) > EXPANSION * os.fstat(file.fileno()).st_size:
+        raise FormatError(f"{path}: it holds {len(entries)} items, or becomes more than {EXPANSION} times as long")
+    for entry in entries:
+        name = entry.filename.removesuffix(".npy")
+        where = f"{path}: {short(name)}"
+        if name in items or name == SETTINGS and settings is not None:
+            raise FormatError(f"{where} stands twice")
+        with reading(where), archive.open(entry) as member:
+            shape, dtype, at = npy_header(member, where)
+            if entry.file_size != at + math.prod(shape) * dtype.itemsize:
+                raise FormatError(f"{where} {list(shape)} does not fit its length: damaged")
+            if name == SETTINGS:
+                if dtype.itemsize != 1 or entry.file_size > LARGEST_YAML:
+                    raise FormatError(f"{where} is no text")
+                settings = member.read()
+                continue
+        if dtype != "<f4":
+            raise FormatError(f"{where} holds {dtype} numbers: only float32 is supported")
+        items[name] = Item(name, shape, "float32", member_loader(archive, entry, at, math.prod(shape), where))
+    return items, settings
+
+
+class reading:
+    """What goes wrong in an archive's member, as one complaint."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind and issubclass(kind, (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError,
+                                      struct.error, OSError)):
+            raise FormatError(f"{self.where} is damaged, encrypted or packed in an unknown way") from None
+
+
+NPY = re.compile(rb"\{'descr': '([<|][fiu][0-9])', 'fortran_order': (True|False), 'shape': \(((?:[0-9]{1,12},? ?)*)\), "
+                 rb"\} *\n?\Z")
+
+
+def npy_header(member, where):
+    """(shape, dtype, where the numbers begin) of a .npy."""
+    start = member.read(8)
+    wide = start[:6] == b"\x93NUMPY" and start[6:7] in (b"\2", b"\3")
+    length = member.read(4 if wide else 2)
+    if start[:6] != b"\x93NUMPY" or start[6] not in (1, 2, 3) or len(length) != (4 if wide else 2):
+        raise FormatError(f"{where} is no array of NumPy")
+    length = int.from_bytes(length, "little")
+    text = member.read(min(length, 4096))
+    match = NPY.match(text)
+    if len(text) != length or not match:
+        raise FormatError(f"{where} is no array of numbers: {short(text)}")
+    if match[2] == b"True":
+        raise FormatError(f"{where} is in Fortran's order, which is not supported")
+    shape = tuple(int(n) for n in match[3].replace(b",", b" ").split())
+    if len(shape) > MOST_DIMENSIONS:
+        raise FormatError(f"{where} has {len(shape)} dimensions")
+    return shape, np.dtype(match[1].decode()), 8 + (4 if wide else 2) + length
+
+
+def member_loader(archive, entry, at, elements, where):
+    def load():
+        with reading(where), archive.open(entry) as member:
+            member.read(at)
+            data = member.read(4 * elements + 1)
+        if len(data) != 4 * elements:
+            raise FormatError(f"{where} does not fit its length: damaged")
+        return np.frombuffer(data, "<f4"), None
+    return load
+
+
+# ---- YAML ------------------------------------------------------------------------------------------------------------
+# What Marian's programs write of it, and no more: a mapping of texts to texts or lists of texts. What a text means is
+# decided where it is used: a reader of all of YAML 1.1 takes pieces such as `y`, `null` or `1.0` for something else.
+
+REST = r"(?:[^#:\s]|:(?=\S)|(?<=\S)#|[ \t]+(?=[^\s#]))*"
+PLAIN = rf"[^\s\-?:,\[\]{{}}#&*!|>'\"%@`]{REST}|[\-?:](?=\S){REST}"
+SCALAR = re.compile(rf"""'(?P<single>(?:[^']|'')*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<plain>{PLAIN})""")
+ESCAPES = {"0": "\0", "a": "\a", "b": "\b", "t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "e": "\x1b",
+           '"': '"', "/": "/", "\\": "\\", " ": " ", "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029"}
+
+
+def unescaped(text):
+    def one(match):
+        if match[1]:
+            return chr(int(match[1], 16))
+        if match[2] not in ESCAPES:
+            raise ValueError
+        return ESCAPES[match[2]]
+    return re.sub(r"\\(?:(?:x(?=.{2})|u(?=.{4})|U(?=.{8}))((?<=x)[0-9a-fA-F]{2}|(?<=u)[0-9a-fA-F]{4}|"
+                  r"(?<=U)[0-9a-fA-F]{8})|(.))", one, text)
+
+
+def scalar(text):
+    """(value, the rest of a line)."""
+    match = SCALAR.match(text)
+    if not match:
+        raise ValueError
+    if match["single"] is not None:
+        return match["single"].replace("''", "'"), text[match.end():]
+    if match["double"] is not None:
+        return unescaped(match["double"]), text[match.end():]
+    return match["plain"].strip(), text[match.end():]
+
+
+def value_of(text):
+    """A text or a list of texts, and nothing but a comment behind it; None: there is none on this line."""
+    text = text.strip()
+    if not text or text[0] == "#":
+        return None
+    if text[0] == "[":
+        out, rest = [], text[1:].strip()
+        while rest[:1] != "]":
+            if out:
+                if rest[:1] != ",":
+                    raise ValueError
+                rest = rest[1:].strip()
+            item = re.match(r"[^\s,\[\]{}\"'#]+", rest)
+            value, rest = (item[0], rest[item.end():]) if item else scalar(rest)
+            out.append(value)
+            rest = rest.strip()
+        value, rest = out, rest[1:]
+    else:
+        value, rest = scalar(text)
+    if rest.strip() and not re.match(r"\s+#", rest):
+        raise ValueError
+    return value
+
+
+def parse_yaml(text, where):
+    """A mapping, as a list of (key, value) in its order."""
+    out, items, asked = [], None, None  # items: of the list that is being read; asked: a key that a `?` begins
+    number, line = 0, ""
+    try:
+        for number, line in enumerate(text.removesuffix("\0").removeprefix("\ufeff").split("\n"), 1):
+            line = line.removesuffix("\r")
+            bare = line.strip(" ")
+            if not bare or bare[0] == "#" or line in ("---", "...") or line.startswith("%"):
+                continue
+            if items is not None and re.match(r"-\s", bare):
+                value = value_of(bare[1:])
+                if not isinstance(value, str):
+                    raise ValueError
+                items.append(value)
+                continue
+            if line[0] == " " and bare == "[]" and items == []:
+                items = None
+                continue
+            if asked is not None and not line.startswith(": "):
+                raise ValueError
+            name, rest = (asked, line) if asked is not None else scalar(line[2:] if line.startswith("? ") else line)
+            if line.startswith("? ") and not rest.strip():
+                asked = name
+                continue
+            if not re.match(r"\s*:(\s|\Z)", rest):
+                raise ValueError
+            value, asked = value_of(rest.lstrip()[1:]), None
+            items = [] if value is None else None
+            out.append((name, items if value is None else value))
+        if asked is not None:
+            raise ValueError
+    except ValueError:
+        raise FormatError(f"{where}: line {number} is not what Marian writes: {short(line)}") from None
+    if len({key for key, _ in out}) != len(out):
+        raise FormatError(f"{where}: a key stands twice")
+    return out
+
+
+class Options:
+    """Options of a .yml, read with type and default; what is never asked for is refused at the end."""
+
+    def __init__(self, text, where):
+        self.where, self.values = where, dict(parse_yaml(text, where))
+        self.asked = set()
+
+    def text(self, key, default=None):
+        self.asked.add(key)
+        value = self.values.get(key, default)
+        if value is None or not isinstance(value, str):
+            self.refuse(key)
+        return value
+
+    def refuse(self, key):
+        value = self.values.get(key)
+        raise FormatError(f"{self.where}: {key} is {'missing' if value is None else short(value)}, which is not "
+                          f"supported")
+
+    def texts(self, key):
+        self.asked.add(key)
+        value = self.values.get(key, [])
+        return [value] if isinstance(value, str) else value
+
+    def number(self, key, default, least, most, kind=int):
+        text = self.text(key, default)
+        try:
+            value = kind({"true": "1", "false": "0"}.get(text, text) if kind is float else text)
+        except ValueError:
+            self.refuse(key)
+        if not least <= value <= most:
+            self.refuse(key)
+        return value
+
+    def flag(self, key, default=False):
+        return self.one_of(key, "true" if default else "false", "true", "false") == "true"
+
+    def one_of(self, key, *values):
+        """The first is the default; others than these are refused."""
+        if self.text(key, values[0]) not in values:
+            self.refuse(key)
+        return self.values.get(key, values[0])
+
+    def ignore(self, pattern):
+        self.asked.update(key for key in self.values if re.fullmatch(pattern, key))
+
+    def end(self):
+        for key in self.values:
+            if key not in self.asked:
+                raise FormatError(f"{self.where}: {key} is {short(self.values[key])}: this option is not known")
+
+
+# ---- What a model is -------------------------------------------------------------------------------------------------
+
+MEAN_NOTHING = (r"version|dim-rnn|enc-cell|enc-type|skip|(enc|dec)-cell(-(base|high))?-depth|factors-dim-emb|lemma-.*|"
+                r"transformer-(aan-.*|dim-aan|depth-scaling|guided-alignment-layer)|bert-.*|ulr-.*|char-.*|"
+                r"tied-embeddings.*|dim-vocabs|transformer-postprocess-emb")
+DEFAULTS = {"ulr": "false", "transformer-pool": "false", "input-types": [], "factors-combine": "sum",
+            "layer-normalization": "false", "right-left": "false", "transformer-no-projection": "false",
+            "transformer-rnn-projection": "false", "transformer-disable-position-embeddings": "false",
+            "lemma-dim-emb": "0", "lemma-dependency": "", "special-vocab": [], "output-approx-knn": [],
+            "embedding-normalization": "false"}
+
+
+def read_model(o):
+    """What the settings describe, as a namespace."""
+    o.one_of("type", "transformer")
+    for key, value in DEFAULTS.items():
+        o.asked.add(key)
+        if o.values.get(key, value) not in (value, []):
+            o.refuse(key)
+    m = types.SimpleNamespace(width=o.number("dim-emb", None, 4, 1 << 16), heads=o.number("transformer-heads", None, 1,
+                                                                                          1 << 10))
+    if m.width % m.heads or m.width % 2:
+        o.refuse("transformer-heads")
+    m.layers = {"encoder": o.number("enc-depth", None, 1, 64), "decoder": o.number("dec-depth", None, 1, 64)}
+    m.ffn = {"encoder": o.number("transformer-dim-ffn", None, 1, 1 << 20)}
+    m.ffn["decoder"] = o.number("transformer-decoder-dim-ffn", "0", 0, 1 << 20) or m.ffn["encoder"]
+    o.number("transformer-ffn-depth", "2", 2, 2)
+    if o.number("transformer-decoder-ffn-depth", "0", 0, 2) == 1:
+        o.refuse("transformer-decoder-ffn-depth")
+    m.activation = o.one_of("transformer-ffn-activation", "swish", "relu", "gelu")
+    m.recurrent = o.one_of("transformer-decoder-autoreg", "self-attention", "rnn") == "rnn"
+    if m.recurrent:
+        o.one_of("dec-cell", "gru", "ssru")
+        if o.values.get("dec-cell") != "ssru":
+            o.refuse("dec-cell")
+    o.asked.add("dec-cell")
+    ops = [o.text(f"transformer-{x}", default).replace("d", "") for x, default in
+           (("preprocess", ""), ("postprocess", "dan"), ("postprocess-top", ""), ("postprocess-emb", "d"))]
+    if ops not in (["", "an", "", ""], ["n", "a", "n", ""]):
+        raise FormatError(f"{o.where}: transformer-preprocess, -postprocess, -postprocess-top and -postprocess-emb are "
+                          f"{', '.join(repr(x) for x in ops)} (without d): only norms after all layers, or before all "
+                          f"and at the top, are supported")
+    m.before = ops[0] == "n"
+    if m.before and not m.recurrent:
+        version = re.match(r"v(\d+)\.(\d+)\.(\d+)", o.text("version", ""))
+        if not version or tuple(map(int, version.groups())) < (1, 10, 28):
+            raise FormatError(f"{o.where}: norms before attention whose keys are not normalised ("
+                              f"transformer-preprocess n, version {short(o.values.get('version', ''))}) are not "
+                              f"supported")
+    elif m.before:  # the encoder's attention is of this kind
+        raise FormatError(f"{o.where}: transformer-preprocess n with dec-cell ssru is not supported")
+    tied = o.texts("transformer-tied-layers")
+    if not all(re.fullmatch("[0-9]{1,3}", x) and 1 <= int(x) <= m.layers["decoder"] for x in tied) \
+            or tied and len(tied) != m.layers["decoder"]:
+        o.refuse("transformer-tied-layers")
+    m.tied = [int(x) for x in tied] or list(range(1, m.layers["decoder"] + 1))
+    m.bias = not o.flag("output-omit-bias")
+    m.trained = o.flag("transformer-train-position-embeddings")
+    m.all_tied, m.source_tied, m.output_tied = (o.flag("tied-embeddings" + x) for x in ("-all", "-src", ""))
+    m.version = o.values.get("version", "").strip()
+    o.ignore(MEAN_NOTHING)
+    o.end()
+    return m
+
+
+DECODER_IGNORED = (r"relative-paths|models|vocabs|mini-batch.*|maxi-batch.*|workspace|cpu-threads|devices|num-devices|"
+                   r"quiet.*|log.*|seed|gemm-precision|alignment|skip-cost|max-length|max-length-crop|max-length-break|"
+                   r"ssplit-mode|ssplit-prefix-file|n-best.*|optimize|no-spm-decode|version|input|output|port|"
+                   r"clip-gemm|quantize-range|int8.*|stat-freq|cache-size|fp16|precision|model-mmap|"
+                   r"ignore-model-config|interpolate-env-vars|dump-quantmult|word-scores|tsv|tsv-fields|shortlist|beam-size|normalize|"
+                   r"word-penalty|max-length-factor|allow-unk|weights|type")
+
+
+def decoder_meta(o, say):
+    """decode.*, and whether <unk> is allowed; o: None where there is no file that says it."""
+    meta = {"decode.rules": "marian", "decode.length_constant": 0.0, "decode.max_len_offset": 0}
+    if o is None:
+        say("no decoder.yml and no config*.yml: beam 1, normalize 1 and factor 2 as in Firefox")
+        return {**meta, "decode.beam": 1, "decode.length_penalty": 1.0, "decode.max_len_factor": 2.0}, False
+    meta.update({"decode.beam": o.number("beam-size", "12", 1, moefile.MAX_BEAM),
+                 "decode.length_penalty": o.number("normalize", "0", 0, 100, float),
+                 "decode.max_len_factor": o.number("max-length-factor", "3", 0, 1e6, float)})
+    if o.number("word-penalty", "0", -1e6, 1e6, float):
+        o.refuse("word-penalty")
+    if o.texts("weights") not in ([], ["1"], ["1.0"]) or len(o.texts("models")) > 1:
+        raise FormatError(f"{o.where}: several models at once are not supported")
+    if o.texts("shortlist"):
+        say(f"{o.where}: the shortlist is not used: all tokens are looked at")
+    unknown = o.flag("allow-unk")
+    o.ignore(DECODER_IGNORED)
+    o.end()
+    return meta, unknown
+
+
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
+
+class Part:
+    """Rows [out, in] of a matrix, a vector, or zeros."""
+
+    def __init__(self, shape, item=None, stored_as_shown=False):
+        self.shape, self.item, self.as_shown = shape, item, stored_as_shown
+
+    def codes(self):
+        """(int8 [out, in], scale); None: it has none."""
+        if self.item is None:
+            return np.zeros(self.shape, np.int8), np.float32(0)
+        codes, multiplier = self.item.load()
+        return codes.reshape(self.shape), np.float32(1) / np.float32(multiplier)
+
+    def floats(self):
+        if self.item is None:
+            return np.zeros(self.shape, np.float32)
+        x, multiplier = self.item.load()
+        if multiplier is not None:
+            return x.reshape(self.shape).astype(np.float32) * (np.float32(1) / np.float32(multiplier))
+        if not np.isfinite(x).all():
+            raise FormatError(f"tensor {self.item.name} holds values that are not finite")
+        return x.reshape(self.shape) if self.as_shown or len(self.shape) < 2 else x.reshape(self.shape[::-1]).T
+
+    def read(self, rows):
+        x = self.floats()
+        return (np.ascontiguousarray(x[at:at + rows]) for at in range(0, len(x), rows))
+
+
+class Rows(hf.Rows):
+    """hf.Rows that may have codes of Q8."""
+
+    def __init__(self, parts):
+        super().__init__((sum(p.shape[0] for p in parts), *parts[0].shape[1:]), [p.read for p in parts])
+        kinds = {p.item.kind for p in parts if p.item}
+        self.coded = kinds == {"intgemm8"}
+        self.all_parts = parts
+
+    def codes(self):
+        """(int8 [n, k], scales float32 [n])."""
+        found = [p.codes() for p in self.all_parts]
+        return (np.concatenate([codes for codes, _ in found]),
+                np.concatenate([np.full(len(codes), scale, np.float32) for codes, scale in found]))
+
+
+class Builder(hf.Builder):
+    """Takes items by name and shape ([in, out], as Marian has it)."""
+
+    def take(self, name, *shape, as_shown=False):
+        item = self.stored.get(name)
+        if item is None:
+            raise FormatError(f"tensor {name} is missing: the settings call for {list(shape)}")
+        vector = len(shape) == 1
+        if item.shape != ((1, *shape) if vector else shape):
+            raise FormatError(f"tensor {name} is {list(item.shape)}: the settings call for {list(shape)}")
+        if item.kind != "float32" and (vector or not re.search("_W.?$|Wemb$", name) or name.endswith("_Wt")):
+            raise FormatError(f"tensor {name} holds {item.kind} numbers, which is not supported")
+        self.taken.add(name)
+        return Part(shape if vector or as_shown else shape[::-1], item, as_shown)
+
+    def put(self, name, *parts):
+        self.tensors[name] = Rows(parts)
+
+    def linear(self, name, rows, cols, *sources, bias=True):
+        """Sources are (name of the weight, name of the bias)."""
+        self.put(name + ".weight", *(self.take(w, cols, rows // len(sources)) for w, _ in sources))
+        if bias:
+            self.put(name + ".bias", *(self.take(b, rows // len(sources)) for _, b in sources))
+
+    def sublayer(self, m, side, kind, source, norm, **settings):
+        name = self.layer(side, kind=kind, **settings, norm="before" if m.before else "after", epsilon=1e-6, residual=1)
+        self.norm(name, source + norm, m.width, "_pre" if m.before else "")
+        return name
+
+    def norm(self, name, source, width, suffix=""):
+        for part, word in (".weight", "scale"), (".bias", "bias"):
+            self.put(name + ".norm" + part, self.take(f"{source}_ln_{word}{suffix}", width))
+
+
+def put_attention(b, m, side, source, kind):
+    d = m.width
+    name = b.sublayer(m, side, kind, source, "_Wo", heads=m.heads)
+    q, k, v, o = ((f"{source}_W{x}", f"{source}_b{x}") for x in "qkvo")
+    if kind == "attention":
+        b.linear(name + ".qkv", 3 * d, d, q, k, v)
+    else:
+        b.linear(name + ".q", d, d, q)
+        b.linear(name + ".kv", 2 * d, d, k, v)
+    b.linear(name + ".out", d, d, o)
+
+
+def put_side(b, m, side):
+    d = m.width
+    for number in m.tied if side == "decoder" else range(1, m.layers["encoder"] + 1):
+        source = f"{side}_l{number}_"
+        if side == "decoder" and m.recurrent:
+            name = b.sublayer(m, side, "ssru", source + "rnn", "" if m.before else "_ffn")
+            b.linear(name + ".input", d, d, (source + "rnn_W", ""), bias=False)
+            b.linear(name + ".forget", d, d, (source + "rnn_Wf", source + "rnn_bf"))
+        else:
+            put_attention(b, m, side, source + "self", "attention")
+        if side == "decoder":
+            put_attention(b, m, side, source + "context", "cross")
+        name = b.sublayer(m, side, "ffn", source + "ffn", "_ffn", hidden=m.ffn[side], activation=m.activation)
+        b.linear(name + ".up", m.ffn[side], d, (source + "ffn_W1", source + "ffn_b1"))
+        b.linear(name + ".down", d, m.ffn[side], (source + "ffn_W2", source + "ffn_b2"))
+    if m.before:
+        b.norm(b.layer(side, kind="norm", epsilon=1e-6), side + "_top", d)
+
+
+def put_embeddings(b, m, where):
+    """Embeddings, positions and the output's matrix. Behind the targets' tokens comes the one that translations begin
+    with: a row of zeros."""
+    d, shared = m.width, m.all_tied or m.source_tied
+    names = ["Wemb"] if shared else ["encoder_Wemb", "decoder_Wemb"]
+    sizes = [b.stored[n].shape[0] if n in b.stored and len(b.stored[n].shape) == 2 else 0 for n in names]
+    m.source_vocabulary, m.targets, m.shared = sizes[0], sizes[-1], shared
+    if not all(4 <= n < moefile.MAX_VOCABULARY for n in sizes):
+        raise FormatError(f"{where}: tensor {' or '.join(names)} is missing, or no table of tokens")
+    start = Part((1, d))
+    if not shared:
+        b.put("source.embedding.weight", b.take("encoder_Wemb", sizes[0], d, as_shown=True))
+    table = b.take(names[-1], sizes[-1], d, as_shown=True)
+    b.put("embedding.weight" if shared else "target.embedding.weight", table, start)
+    if not (m.all_tied or m.output_tied):
+        own = "decoder_ff_logit_out_W"
+        b.put("output.weight", b.take(own + "t", m.targets, d, as_shown=True) if own + "t" in b.stored
+              else b.take(own, d, m.targets), start)
+    if m.bias:
+        bias = b.take("decoder_ff_logit_out_b", m.targets)
+        b.put("output.bias", bias, Part((1,)))
+    if not m.trained:
+        m.positions = TARGETS
+        b.tensors["positions.weight"] = hf.Rows((TARGETS, d), [lambda rows: (
+            hf.m2m_positions(at - 2, min(rows, TARGETS - at), d) for at in range(0, TARGETS, rows))])
+        return
+    m.positions = b.stored["Wpos"].shape[0] if "Wpos" in b.stored and b.stored["Wpos"].shape else 0
+    if not 2 <= m.positions <= moefile.LONGEST:
+        raise FormatError(f"{where}: tensor Wpos is missing, or no table of positions")
+    b.put("positions.weight", b.take("Wpos", m.positions, d, as_shown=True))
+
+
+# ---- Vocabularies ----------------------------------------------------------------------------------------------------
+
+def yml_vocabulary(path, size):
+    """{piece: id} of a vocab.yml or .json."""
+    if re.search(r"\.json(\.gz|\.zst)?\Z", path):
+        pairs = list(read_json(path).items())
+    else:
+        pairs = parse_yaml(read_text(path), path)
+    out, seen = {}, set()
+    for piece, i in pairs:
+        if isinstance(i, str) and re.fullmatch("[0-9]{1,9}", i):
+            i = int(i)
+        if type(i) is not int or not 0 <= i < size:
+            raise FormatError(f"{path}: {short(piece)} has the id {short(i)}: ids are below {size}, the model's tokens")
+        if i in seen:
+            raise FormatError(f"{path}: the id {i} stands for two pieces")
+        seen.add(i)
+        if i < 2 and piece in (("", "eos", "</s>"), ("", "UNK", "unk", "<unk>"))[i]:  # Nematus' names too
+            piece = ("</s>", "<unk>")[i]
+        out[piece] = i
+    for piece in ("</s>", "<unk>"):
+        if piece not in out:
+            raise FormatError(f"{path}: it has no {piece}")
+    return out
+
+
+def spm_bytes(path, holder):
+    """(bytes, pieces) of a SentencePiece model, perhaps compressed."""
+    with unpacked(path) as file, open(os.path.join(holder, "spm"), "wb") as copy:
+        copy.write(file.read(hf_tokens.LARGEST_MODEL + 1))
+    try:
+        return hf_tokens.read_pieces(os.path.join(holder, "spm"))
+    except FormatError as error:
+        raise FormatError(str(error).replace(os.path.join(holder, "spm"), path)) from None
+
+
+def spm_ids(path, pieces, size):
+    if len(pieces) != size:
+        raise FormatError(f"{path}: it does not fit: {len(pieces)} pieces, the model has {size} tokens")
+    ids = {piece: i for i, (piece, _) in enumerate(pieces)}
+    if len(ids) != size or "</s>" not in ids or not any(kind == hf_tokens.UNKNOWN for _, kind in pieces):
+        raise FormatError(f"{path}: a piece stands twice, or it has no </s> or no unknown piece")
+    ids.setdefault("<unk>", next(i for i, (_, kind) in enumerate(pieces) if kind == hf_tokens.UNKNOWN))
+    return ids
+
+
+def tokens_meta(m, folder, paths, say):
+    """tokenizer.*, vocabulary.*, the special tokens and the languages; paths: of the vocabularies of both sides."""
+    sizes = m.source_vocabulary, m.targets
+    if m.shared and paths[0] != paths[1]:
+        raise FormatError(f"{paths[1]}: the model's sides share an embedding, but not the vocabulary")
+    with tempfile.TemporaryDirectory() as holder:
+        if all(re.search(r"\.spm(\.gz|\.zst)?\Z", p) for p in paths):
+            models = [spm_bytes(p, holder) for p in paths]
+            ids = [spm_ids(p, pieces, size) for p, (_, pieces), size in zip(paths, models, sizes)]
+        else:
+            ids = [yml_vocabulary(p, size) for p, size in zip(paths, sizes)]
+            cuts = [find(folder, rf"{x}\.spm") for x in ("source", "target")]
+            if not all(cuts):
+                other = "".join(f"; {x} wants Moses' tokenisation, which is not supported"
+                                for x in sorted(os.listdir(folder)) if x.endswith(".bpe"))
+                say(f"no tokeniser: {folder} has no source.spm and no target.spm{other}. The model will take token ids "
+                    f"only")
+            models = [spm_bytes(p, holder) for p in cuts] if all(cuts) else None
+    source, target = ids
+    meta = {"token.eos": target["</s>"], "token.unk": target["<unk>"], "source.tag": 0, "tokenizer.kind": "none"}
+    plain = m.shared and models and models[0][0] == models[1][0] and paths[0].find(".spm") > 0
+    if models:
+        meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": models[0][0]})
+        if models[1][0] != models[0][0]:
+            meta["tokenizer.target_model"] = models[1][0]
+    if not plain:
+        meta["vocabulary.pieces"] = hf_tokens.names_of(target, m.targets + 1, paths[1])
+    if not m.shared:
+        meta.update({"source.vocab.size": m.source_vocabulary, "source.token.eos": source["</s>"],
+                     "source.token.unk": source["<unk>"],
+                     "source.pieces": hf_tokens.names_of(source, m.source_vocabulary, paths[0])})
+    codes = {p[2:-2]: i for p, i in sorted(source.items(), key=lambda x: x[1]) if re.fullmatch(">>[^<>]+<<", p)}
+    if codes:
+        meta.update({"languages.codes": list(codes), "languages.tags": np.array(list(codes.values()), np.int64),
+                     "source.tag": 1})
+    return meta
+
+
+# ---- Folders ---------------------------------------------------------------------------------------------------------
+
+def find(folder, pattern, but=r"\Z."):
+    """The one file of a folder with such a name, compressed or not; None: there is none."""
+    found = sorted(x for x in os.listdir(folder) if re.fullmatch(rf"(?:{pattern})(\.gz|\.zst)?", x)
+                   and not re.search(but, x))
+    if len(found) > 1:
+        raise FormatError(f"{folder} holds {' and '.join(found)}: leave one, or name the model's file")
+    return os.path.join(folder, found[0]) if found else None
+
+
+def named(folder, name):
+    """A file that a .yml names: it lies in the folder, perhaps compressed."""
+    path = os.path.join(folder, os.path.basename(name))
+    there = [path + x for x in ("", ".gz", ".zst") if os.path.exists(path + x)]
+    if not there:
+        raise FormatError(f"{path} is missing, which the decoder's settings name")
+    return there[0]
+
+
+def read_licence(folder, licence, say):
+    """general.licence: as given, or what the folder has."""
+    if licence:
+        return licence
+    path = find(folder, "LICEN[CS]E(\\.txt|\\.md)?")
+    if path:
+        return read_text(path).replace("\r\n", "\n")
+    say("its licence is not known: look for it where the model came from, and name a file of it with --licence")
+    return "Unknown: the files that this model was converted from do not say it."
+
+
+def read_marian(given, licence="", say=lambda message: None):
+    """Metadata and tensors of a model."""
+    folder = given if os.path.isdir(given) else os.path.dirname(given) or "."
+    config = find(folder, r"decoder\.yml") or find(folder, r"config.*\.yml")
+    o = Options(read_text(config), config) if config else None
+    decode, unknown = decoder_meta(o, say)
+    if folder != given:
+        path = given
+    elif o and o.texts("models"):
+        path = named(folder, o.texts("models")[0])
+    else:
+        path = find(folder, r".*\.(npz|bin)", r"optimizer\.npz|s2t\.bin|^lex\.")
+        if not path:
+            raise FormatError(f"{folder} holds no model of Marian: no .npz and no .bin")
+    if o and o.texts("vocabs"):
+        vocabs = [named(folder, x) for x in o.texts("vocabs")]
+    else:
+        one = find(folder, r"vocab.*\.spm|.*vocab\.(yml|json)", "^(src|trg)vocab")
+        vocabs = [one, one] if one else [find(folder, rf"{x}vocab.*\.(spm|yml|json)") for x in ("src", "trg")]
+    if len(vocabs) != 2 or not all(vocabs):
+        raise FormatError(f"{folder}: {sum(map(bool, vocabs))} vocabularies, of the two that are needed")
+    file = unpacked(path)
+    items, settings = (read_npz if re.search(r"\.npz(\.gz|\.zst)?\Z", path) else read_bin)(file, path)
+    if settings is None:
+        raise FormatError(f"{path}: it has no {SETTINGS}, which says what it is")
+    try:
+        settings = Options(bytes(settings).decode(), f"{os.path.basename(path)}: {SETTINGS}")
+    except UnicodeDecodeError:
+        raise FormatError(f"{path}: {SETTINGS} is not UTF-8") from None
+    m, b = read_model(settings), Builder(items)
+    put_embeddings(b, m, path)
+    for side in ("encoder", "decoder"):
+        put_side(b, m, side)
+    for name, item in items.items():
+        if name not in b.taken:
+            raise FormatError(f"tensor {name} {list(item.shape)} is not part of what the settings describe")
+    tokens = tokens_meta(m, folder, vocabs, say)
+    with open_regular(path) as stored:
+        digest = hashlib.file_digest(stored, "sha256").hexdigest()
+    limit = m.positions
+    meta = {"general.licence": read_licence(folder, licence, say), "origin.file": os.path.basename(path),
+            "origin.sha256": digest, "origin.version": m.version, "vocab.size": m.targets + 1, "model.width": m.width,
+            "embedding.scale": 1.0 if m.trained else math.sqrt(m.width), "token.bos": m.targets,
+            "token.never": np.array([m.targets], np.int64), "source.bos": 0, "source.eos": 1,
+            "limit.source": min(SOURCES, limit), "limit.target": limit}
+    if not unknown:
+        meta["token.suppressed"] = np.array([tokens["token.unk"]], np.int64)
+    files = [path, *vocabs, *([config] if config else [])]
+    return types.SimpleNamespace(meta={**meta, **b.meta, **decode, **tokens}, tensors=b.tensors,
+                                 identity=hf.identity(files))
