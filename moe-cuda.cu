@@ -970,6 +970,21 @@ __global__ void moe_k_heads(moe_heads_args a) {
     }
 }
 
+/* moe_mean_of_heads: a block per row, from the scores that moe_k_heads left. */
+__global__ void moe_k_mean_of_heads(moe_heads_args a, uint64_t shown, float *mean, size_t mean_stride) {
+    const size_t row = blockIdx.x + (size_t)a.row0;
+    const float *scores = a.scores + (size_t)blockIdx.x * (size_t)a.heads * a.longest;
+    for (int i = (int)threadIdx.x; i < moe_heads_count(&a, row); i += MOE_BLOCK) {
+        float sum = 0.0f, n = 0.0f;
+        for (int head = 0; head < a.heads; head++) {
+            if (!(shown >> head & 1)) continue;
+            n += 1.0f;
+            sum = moe_add(sum, scores[(size_t)head * a.longest + (size_t)i]);
+        }
+        mean[row * mean_stride + (size_t)i] = moe_div(sum, n);
+    }
+}
+
 /* ---- Gates and experts ---- */
 
 typedef struct moe_gate_args {
@@ -1817,6 +1832,8 @@ static void moe_launch_attention(moe_device *d, const moe_launch *l) {
 static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     const moe_node *n = l->n, *x = l->s0;
     const size_t width = n->cols / n->heads.heads;
+    const moe_search *search = &d->searching.search;
+    const int shows = n->heads.shown && (!d->searching.slots || search->looks || search->beta != 0.0f);
     moe_heads_args a;
     size_t slice;
     memset(&a, 0, sizeof a);
@@ -1843,6 +1860,9 @@ static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     for (size_t row = 0; row < l->rows; row += slice) {
         a.row0 = (int)row;
         MOE_LAUNCH(d, moe_k_heads, moe_min(l->rows - row, slice) * n->heads.heads, MOE_BLOCK, a);
+        if (shows)
+            MOE_LAUNCH(d, moe_k_mean_of_heads, moe_min(l->rows - row, slice), MOE_BLOCK, a, n->heads.shown,
+                       d->attention, l->g->max_source);
     }
 }
 

@@ -467,6 +467,7 @@ typedef struct moe_heads_op {
     size_t heads;
     int within;        /* a row attends to its own sentence: to all of it, in the decoder to its tokens so far */
     const float *rows; /* NULL: src[0] has keys and values */
+    uint64_t shown;    /* bits: heads whose mean a frame's attention receives; 0: it is not of this node */
 } moe_heads_op;
 
 typedef struct moe_gate_op {
@@ -4832,7 +4833,7 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
 static moe_node *moe_op_heads(moe_graph *g, size_t heads, int within, const float *rows, moe_node *queries, size_t cols,
                               const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_HEADS, queries, NULL, cols, name);
-    t->heads = (moe_heads_op){ heads, within, rows };
+    t->heads = (moe_heads_op){ heads, within, rows, 0 };
     return t;
 }
 
@@ -4861,12 +4862,25 @@ static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, 
     return n;
 }
 
+/* The mean of the weights of the heads in `shown`. */
+static void moe_mean_of_heads(const moe_heads *h, uint64_t shown, float *mean) {
+    float n = 0.0f;
+    memset(mean, 0, h->n * sizeof *mean);
+    for (size_t head = 0; head < h->heads; head++) {
+        if (!(shown >> head & 1)) continue;
+        n += 1.0f;
+        for (size_t i = 0; i < h->n; i++) mean[i] += h->scores[head * h->stride + i];
+    }
+    for (size_t i = 0; i < h->n; i++) mean[i] /= n;
+}
+
 /* In the encoder a task is some positions of a sentence; their rows are not adjacent. */
 static void moe_heads_task(void *arg, size_t task, size_t thread) {
     const moe_job *job = arg;
     const moe_run *run = job->run;
     const moe_node *t = job->t;
     const moe_packed *packed = t->heads.rows ? NULL : &run->frame->packed;
+    const moe_beam *b = &run->frame->beam;
     const size_t heads = t->heads.heads, width = t->cols / heads, sentences = packed ? packed->live[0] : 1;
     const moe_heads_work *w = &t->work.heads;
     moe_heads h[MOE_HEADS_ROWS];
@@ -4889,6 +4903,8 @@ static void moe_heads_task(void *arg, size_t task, size_t thread) {
                             .y = moe_row_of(t, row) };
     }
     if (n) run->kernels->heads(h, n);
+    for (size_t i = 0, row = task * job->rows_per_task; t->heads.shown && b->attention && i < n; i++, row++)
+        moe_mean_of_heads(&h[i], t->heads.shown, b->attention + row * run->graph->max_source);
 }
 
 static void moe_compute_heads(const moe_run *run, const moe_node *t) {
@@ -5553,6 +5569,7 @@ typedef struct moe_attention_layer {
 
 typedef struct moe_heads_layer {
     size_t heads, kv_cols; /* columns of a row of keys and values */
+    uint64_t shown;        /* see moe_heads_op */
     moe_affine q, kv, out; /* self: q is [3D, D], queries, keys, values; cross: [D, D], and kv [2D, D]; out [D, D] */
 } moe_heads_layer;
 
@@ -6131,6 +6148,7 @@ static moe_node *moe_build_heads(moe_builder *b, const moe_layer *layer, moe_nod
     if (carries && !cross) moe_build_store(b, layer, 0, moe_op_view(b->g, q, layer->in, h->kv_cols, MOE_PART("kv")));
     q = moe_op_heads(b->g, h->heads, !cross, carries ? moe_carried_of(b, layer)->rows : NULL, q, layer->in,
                      MOE_PART("heads"));
+    q->heads.shown = h->shown;
     return moe_build_affine(b, layer, &h->out, q, "out");
 }
 
@@ -6383,6 +6401,7 @@ struct moe_model {
     moe_layer *encoder, *decoder; /* among them */
     size_t n_encoder, n_decoder;
     const moe_layer *attention; /* GNMT's; NULL: none */
+    int shows;                  /* attention weights: GNMT's, or those of heads that align */
     moe_matrix positions;       /* [positions, D] F32; rows 0: none */
     int forced_tag;             /* a translation's first token is the target language's tag */
     size_t memory_width;        /* columns of the encoder's output */
@@ -6512,6 +6531,20 @@ static int moe_has_attention(moe_reader *r, size_t n_decoder) {
     return !crosses || moe_read(r, "attention.kind");
 }
 
+/* The heads that align source and target, bits of a number, if the file names some: a Transformer shows the mean of
+ * their weights. */
+static void moe_read_aligner(moe_reader *r, moe_model *m) {
+    const moe_meta *given = moe_read(r, "align.layer");
+    moe_layer *layer = &m->decoder[moe_read_int(r, given, 0, (int64_t)m->n_decoder - 1, 0)];
+    if (!given) return;
+    if (layer->type != &moe_cross_type)
+        moe_reader_fail(r, "names %s, which does not attend to the source", layer->name);
+    if (r->status != MOE_OK) return;
+    layer->heads.shown = (uint64_t)moe_read_int(r, moe_read(r, "align.heads"), 1,
+                                                (int64_t)(~(uint64_t)0 >> (64 - moe_min(layer->heads.heads, 62))), 0);
+    m->shows = 1;
+}
+
 /* Encoder, decoder and, for GNMT, the attention. */
 static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
     const size_t n_encoder = moe_read_layer_count(r, "encoder"), n_decoder = moe_read_layer_count(r, "decoder");
@@ -6534,10 +6567,12 @@ static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
     for (size_t i = 0; !attends && r->status == MOE_OK && i < n_decoder; i++)
         if (m->decoder[i].type == &moe_lstm_type && m->decoder[i].lstm.context)
             MOE_REFUSE(r, &m->decoder[i], "context", "must be \"none\": the model has no attention.kind");
+    if (!attends) moe_read_aligner(r, m);
     if (!attends || r->status != MOE_OK) return;
     attention->attention.asks = &m->decoder[attention->attention.layer];
     moe_bind_attention(r, attention, m->memory_width);
     m->attention = attention;
+    m->shows = 1;
 }
 
 static void moe_read_never(moe_reader *r, moe_model *m) {
@@ -7843,9 +7878,9 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     MOE_TRY(moe_check_number("target_tag", p->target_tag, -1, m->source_vocabulary - 1, 0, error));
     MOE_TRY(moe_check_number("source_tag", p->source_tag, -1, m->source_vocabulary - 1, 0, error));
     MOE_TRY(moe_check_number("nbest", p->nbest, 1, p->beam, 0, error));
-    if (m->kind == MOE_MODEL_TRANSLATION && !m->attention && (p->attention || p->coverage_penalty != 0.0f))
+    if (m->kind == MOE_MODEL_TRANSLATION && !m->shows && (p->attention || p->coverage_penalty != 0.0f))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
-                        "a Transformer has many attentions: none of them can be shown or penalised");
+                        "a Transformer has many attentions: its file does not say which heads align (align.heads)");
     if (m->positions.rows && moe_max((size_t)p->max_source, (size_t)p->max_target) > m->positions.rows)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "max_source",
                         "max_source and max_target can be %zu at most: the model's positions end there",
@@ -8149,7 +8184,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                               .min_target = (size_t)p->min_target,
                               .max_target = (size_t)p->max_target,
                               .max_constraints = (size_t)p->max_constraints,
-                              .looks = p->max_constraints && m->attention,
+                              .looks = p->max_constraints && m->shows,
                               .ahead = together ? moe_min(1024, 32 * (size_t)p->batch) : 0,
                               .early_stopping = p->early_stopping || p->beam == 1,
                               .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
@@ -8828,9 +8863,9 @@ static void moe_report_live(const moe_session *s, size_t at, size_t row) {
         s->params.attention ? d->beam.attention + row * d->beam.attention_stride + slot->task.lead : NULL;
     const size_t position = (size_t)d->positions[row];
     void *user = s->tickets[at].request.user;
-    const moe_attention attention = { user, position, slot->task.n_source, weights };
+    const moe_attention attention = { user, position - slot->shown, slot->task.n_source, weights };
     if (s->params.routing) moe_report_row(s, MOE_DECODER, row, user, position);
-    if (s->params.attention) s->params.attention(s->params.attention_user, &attention);
+    if (weights && position >= slot->shown) s->params.attention(s->params.attention_user, &attention);
 }
 
 /* A step of the decoder and of the search. A device stores the hypotheses and searches itself. */

@@ -303,7 +303,7 @@ typedef struct moe_routing {
  * the routing of one translation only, score that translation: the bytes are the same. */
 typedef void (*moe_routing_fn)(void *user, const moe_routing *routing);
 
-typedef struct moe_attention { /* the attention weights of one target token */
+typedef struct moe_attention { /* the weights of one target token: GNMT's, or of the heads of align.heads */
     void *user;                /* of the request */
     size_t position;           /* of the token in the target; the end token comes after the last one */
     size_t n;                  /* n_source of the request */
@@ -475,7 +475,7 @@ typedef struct moe_hypothesis {
     const int32_t *ids;          /* [n_ids] without begin and end                                                  */
     const float *token_logprobs; /* [n_ids + finished] natural logarithms; the end token's comes last              */
     const int32_t *sources;      /* [n_ids] source token with each token's largest attention weight, -1: none;     */
-    size_t n_ids;                /* NULL unless max_constraints > 0 and the model is a GNMT model                  */
+    size_t n_ids;                /* NULL unless max_constraints > 0 and the model can show its attention           */
     float logprob;               /* their sum                                                                      */
     float score;                 /* logprob / length penalty + coverage penalty (GNMT eq 14). Reranking adds       */
                                  /* rerank * reverse / length penalty of the source                                */

@@ -993,6 +993,30 @@ static void transformers_give_the_bytes_of_the_cpu(void **state) {
           finished, cut, hidden);
 }
 
+/* Their weights decide where constraints begin and what coverage costs; some rows at a time, or all. */
+static void heads_that_align_give_the_bytes_of_the_cpu(void **state) {
+    static const int variants[] = { MW_NLLB, MW_STUDENT };
+    (void)state;
+    for (size_t k = 0; k < 4 * MOE_COUNT(variants); k++) {
+        fixture f = open_model(mw_transformer(variants[k / 4], MW_F32, 11));
+        moe_session_params p = params_for(f.model, "cpu", k % 2 ? 5 : 1, 1 + 3 * (int)(k / 2 % 2));
+        size_t looks = 0;
+        feed *got;
+        defaults();
+        emu_sums = k % 2 ? 1 : 1 << 24;
+        p.rules = MOE_RULES_PAPER;
+        p.max_constraints = 2;
+        p.coverage_penalty = 0.3f;
+        got = assert_sides_agree(f.model, &p, "heads that align");
+        for (size_t i = 0; i < SENTENCES; i++)
+            for (size_t t = 0; got->answers[i].n && t < got->answers[i].n_ids[0]; t++)
+                looks += got->answers[i].sources[0][t] > 0;
+        CHECK(looks > SENTENCES, "%zu tokens look at another one than the first", looks);
+        free(got);
+        drop(&f);
+    }
+}
+
 /* ---- The search ---- */
 
 /* Every rule with every beam; of penalty, pruning, number of results and least length every three together, and nothing
@@ -1733,6 +1757,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(models_give_the_bytes_of_the_cpu),
         cmocka_unit_test(a_device_without_cublas_gives_the_same_bytes),
         cmocka_unit_test(transformers_give_the_bytes_of_the_cpu),
+        cmocka_unit_test(heads_that_align_give_the_bytes_of_the_cpu),
         cmocka_unit_test(gating_gives_the_bytes_of_the_cpu),
         cmocka_unit_test(searches_give_the_bytes_of_the_cpu),
         cmocka_unit_test(reranking_gives_the_bytes_of_the_cpu),

@@ -841,6 +841,10 @@ static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed
     } else {
         mw_heads(m, "decoder.3.", "attention", heads, place, bias);
     }
+    if (variant == MW_NLLB || variant == MW_STUDENT) {
+        mw_int(m, "align.layer", 1);
+        mw_int(m, "align.heads", variant == MW_NLLB ? 9 : 1);
+    }
     if (variant == MW_NLLB) {
         mw_biased_moe(m, "decoder.4.", 6, 8, place);
         mw_sublayer(m, "decoder.5.", "norm", place);

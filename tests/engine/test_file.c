@@ -1063,6 +1063,28 @@ static void attention_layer_must_be_an_lstm(void **state) {
     refuse_model(m, "attention.layer", "lstm");
 }
 
+/* The heads that a Transformer shows: of a layer that attends to the source, and heads that it has. */
+static void heads_that_align_must_be_there(void **state) {
+    static const struct {
+        int64_t layer, heads;
+        const char *key, *needs;
+    } cases[] = { { 4, 1, "align.layer", "allowed are 0 to 3" },
+                  { -1, 1, "align.layer", "allowed" },
+                  { 0, 1, "align.layer", "decoder.0, which does not attend" },
+                  { 2, 1, "align.layer", "decoder.2" },
+                  { 1, 0, "align.heads", "allowed are 1 to 3" },
+                  { 1, 4, "align.heads", "allowed are 1 to 3" },
+                  { 1, -1, "align.heads", "allowed" },
+                  { 1, INT64_MAX, "align.heads", NULL } };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(cases); i++) {
+        mw_model *m = mw_transformer(MW_MARIAN, MW_F32, 1);
+        mw_int(m, "align.layer", cases[i].layer);
+        if (cases[i].needs) mw_int(m, "align.heads", cases[i].heads);
+        refuse_model(m, cases[i].key, cases[i].needs ? cases[i].needs : "missing");
+    }
+}
+
 /* GNMT's attention is no layer of a list, and a classifier has mixtures alone. */
 static void layers_where_none_may_be_are_refused(void **state) {
     static const char *const others[] = { "gnmt-attention", "lstm", "ffn", "norm", "attention" };
@@ -2342,6 +2364,7 @@ int main(void) {
         cmocka_unit_test(token_lists_out_of_range_are_refused_by_key),
         cmocka_unit_test(languages_and_tags_must_agree),
         cmocka_unit_test(attention_layer_must_be_an_lstm),
+        cmocka_unit_test(heads_that_align_must_be_there),
         cmocka_unit_test(layers_where_none_may_be_are_refused),
         cmocka_unit_test(a_context_without_its_attention_is_refused),
         cmocka_unit_test(current_context_before_the_attention_layer_is_refused),

@@ -1281,7 +1281,8 @@ static void constraints_are_kept_whatever_the_search(void **state) {
 
 /* Greedy search that is given all tokens before its second constraint goes on with that, as it did. */
 static void a_constraint_begins_behind_given_tokens(void **state) {
-    static const int variants[] = { MW_GNMT, NLLB };
+    static const int variants[] = { MW_GNMT, NLLB, MARIAN };
+    size_t given = 0;
     enum { N = 12 };
     (void)state;
     for (size_t v = 0; v < MOE_COUNT(variants); v++) {
@@ -1289,7 +1290,6 @@ static void a_constraint_begins_behind_given_tokens(void **state) {
         moe_session_params p = params_for(f->model);
         ask *asks = random_asks(31, N);
         heard *free_ones, *led;
-        size_t given = 0;
         p.beam = 1, p.batch = 4, p.max_constraints = 2, p.source_tag = MW_TAG_DE;
         p.max_target = p.max_len_offset = 24;
         for (size_t k = 0; k < N; k++) {
@@ -1314,24 +1314,27 @@ static void a_constraint_begins_behind_given_tokens(void **state) {
             asks[k].n_target = last;
             memcpy(asks[k].target, y->ids, last * sizeof *y->ids);
         }
-        assert_true(given > 5);
         led = translate(f, &p, asks, N);
         assert_same(free_ones, led, N, "its own beginning");
         free(led), free(free_ones), free(asks);
         drop(f);
     }
+    CHECK(given > 15, "%zu requests were given tokens", given);
 }
 
 static void constrained_results_are_the_same_bytes_in_any_batch(void **state) {
     enum { N = 30 };
+    static const int variants[] = { MW_GNMT, MW_GNMT, NLLB, STUDENT };
     (void)state;
-    for (int reranked = 0; reranked < 2; reranked++) {
-        fixture *f = small(MW_GNMT, MW_Q8);
+    for (size_t i = 0; i < MOE_COUNT(variants); i++) {
+        const int reranked = i == 1;
+        fixture *f = small(variants[i], MW_Q8);
         moe_session_params p = params_for(f->model);
         ask *asks = constrained_asks(17, N);
         heard *one, *many;
         size_t looks = 0;
         p.beam = 4, p.nbest = 2, p.max_constraints = 3, p.max_target = 30, p.rerank = reranked ? 0.5f : 0;
+        p.source_tag = MW_TAG_DE;
         one = translate(f, &p, asks, N);
         p.batch = 16, p.threads = 3, p.isa = NULL;
         many = translate(f, &p, asks, N);
@@ -1341,7 +1344,7 @@ static void constrained_results_are_the_same_bytes_in_any_batch(void **state) {
                 assert_in_range(one[k].hypotheses[0].sources[t] + 1, 0, asks[k].n_source);
                 looks += one[k].hypotheses[0].sources[t] > 0;
             }
-        assert_true(looks > N);
+        CHECK(looks > N, "variant %d: %zu tokens look at another one than the first", variants[i], looks);
         free(one);
         free(many);
         free(asks);
@@ -1497,7 +1500,7 @@ static void attention_is_the_same_bytes_in_any_batch(void **state) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         attention_shown *shown[2];
         ask *asks;
-        if (settings[i].variant >= MW_VARIANTS) continue; /* a Transformer has many attentions and shows none */
+        if (settings[i].variant == MARIAN) continue; /* its file names no heads that align */
         asks = copied_sentences();
         for (size_t k = 0; k < SENTENCES; k++) {
             asks[k].scoring = 1;
@@ -1523,6 +1526,70 @@ static void attention_is_the_same_bytes_in_any_batch(void **state) {
             assert_true(shown[0][k].tokens == asks[k].n_target + 1 && shown[0][k].n == asks[k].n_source);
         free(shown[0]), free(shown[1]), free(asks);
     }
+}
+
+/* Keys and queries of a Transformer's attention to the source from the trace. */
+typedef struct heads_log {
+    double keys[LONGEST][MW_WIDTH], queries[LONGEST][MW_WIDTH];
+    size_t tokens, steps;
+} heads_log;
+
+static void keep_heads(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    heads_log *log = user;
+    const int keys = strcmp(name, "decoder.1.kv") == 0;
+    (void)cols;
+    for (size_t r = 0; r < rows && (keys || strcmp(name, "decoder.1.q") == 0); r++) {
+        double *to = keys ? log->keys[log->tokens++] : log->queries[log->steps++];
+        for (size_t c = 0; c < MW_WIDTH; c++) to[c] = (double)data[r * stride + c];
+    }
+}
+
+/* The mean of the heads that align.heads names, 0 and 3. Nothing is said of the forced tag. */
+static void a_transformer_shows_the_heads_that_align(void **state) {
+    enum { HEADS = 4, HEAD = MW_WIDTH / HEADS };
+    fixture *f = small(NLLB, MW_F32);
+    ask *asks = random_asks(45, 6);
+    heads_log log;
+    attention_shown shown;
+    attention_watch watch = { NULL, &shown };
+    moe_session_params p = params_for(f->model);
+    moe_session *s;
+    (void)state;
+    p.trace = keep_heads, p.trace_user = &log;
+    p.attention = watch_attention, p.attention_user = &watch;
+    p.source_tag = MW_TAG_DE;
+    s = new_session(f, &p);
+    for (size_t k = 0; k < 6; k++) {
+        heard h;
+        watch.first = &h;
+        memset(&shown, 0, sizeof shown);
+        memset(&log, 0, sizeof log);
+        asks[k].scoring = 1;
+        asks[k].n_target = 1 + k;
+        for (size_t t = 0; t < asks[k].n_target; t++) asks[k].target[t] = 6 + (int32_t)(7 * t + k) % 30;
+        translate_with(s, &asks[k], 1, NULL, 0, &h);
+        assert_int_equal(h.status, MOE_OK);
+        assert_int_equal(log.steps, asks[k].n_target + 2);
+        assert_int_equal(log.tokens, asks[k].n_source + 2);
+        assert_true(shown.tokens == log.steps - 1 && shown.n == asks[k].n_source);
+        for (size_t t = 0; t < shown.tokens; t++) {
+            double weights[LONGEST] = { 0 };
+            for (size_t at = 0; at < MW_WIDTH; at += 3 * HEAD) {
+                double scores[LONGEST] = { 0 }, sum = 0;
+                for (size_t i = 0; i < log.tokens; i++) {
+                    for (size_t d = at; d < at + HEAD; d++) scores[i] += log.keys[i][d] * log.queries[t + 1][d];
+                    sum += scores[i] = exp(scores[i] / sqrt(HEAD));
+                }
+                for (size_t i = 0; i < log.tokens; i++) weights[i] += scores[i] / sum / 2;
+            }
+            for (size_t i = 0; i < shown.n; i++) /* behind the tag */
+                CHECK(fabs((double)shown.weights[t][i] - weights[i + 1]) < 1e-5, "sentence %zu, token %zu: weight %zu",
+                      k, t, i);
+        }
+    }
+    moe_session_free(s);
+    free(asks);
+    drop(f);
 }
 
 /* A raw request brings tag and end with it, so it hears of their weights too. */
@@ -2776,6 +2843,7 @@ int main(void) {
         cmocka_unit_test(constraints_that_cannot_be_kept_are_refused),
         cmocka_unit_test(coverage_penalty_is_that_of_eq_14),
         cmocka_unit_test(attention_is_the_same_bytes_in_any_batch),
+        cmocka_unit_test(a_transformer_shows_the_heads_that_align),
         cmocka_unit_test(attention_on_a_raw_request_covers_all_of_its_tokens),
         cmocka_unit_test(target_is_cut_at_the_length_limit),
         cmocka_unit_test(no_translation_is_shorter_than_the_least_length),

@@ -99,6 +99,8 @@ static const char *const mm_keys[] = {
     "source.eos",
     "target.tag",
     "decoder.init",
+    "align.layer",
+    "align.heads",
     "decode.rules",
     "decode.beam",
     "decode.rerank",
