@@ -107,7 +107,7 @@ test-spark: $(BUILD)/.deps-test $(BUILD)/.deps-spark all
 	@BIN="$(BIN)" python3 tests/run tests/package/test_spark.py
 
 # All C suites, and what programs do with small models. LEAVE_OUT=test_cuda saves many minutes.
-ASAN_SCRIPTS = $(addprefix tests/programs/test_,versions.py cli_gating.py routing.py)
+ASAN_SCRIPTS = $(addprefix tests/programs/test_,versions.py cli_gating.py routing.py several.py)
 asan:
 	@$(MAKE) --no-print-directory BUILD=build/asan BIN=build/asan \
 	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' c-suites

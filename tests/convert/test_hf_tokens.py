@@ -400,6 +400,24 @@ def tokenisers_that_do_not_fit_are_refused():
 
 
 @numpy_test
+def the_direction_of_a_model_is_written():
+    """For pivots: a model of several targets has them as languages."""
+    for tagged, said, wanted in ((True, {"source_lang": "en", "target_lang": "gem"}, (["en"], None)),
+                                 (False, {"source_lang": "en", "target_lang": "de"}, (["en"], ["de"])),
+                                 (False, {"source_lang": "mul,de", "target_lang": 5}, (None, None))):
+        with checkpoint("marian") as c:
+            with open(c.folder + "/vocab.json", encoding="utf-8") as file:
+                vocabulary = json.load(file)
+            write_json(c.folder + "/vocab.json", {x: i for x, i in vocabulary.items() if tagged or x[:2] != ">>"})
+            write_json(c.folder + "/tokenizer_config.json", said)
+            meta = moefile.read(converted(c))[0]
+            assert (meta.get("languages.sources"), meta.get("languages.targets")) == wanted, (said, wanted)
+            if wanted[1]:
+                models = [TRANSLATE, "-m", c.folder + ".bin", "-m", c.folder + ".bin"]
+                assert "they have: en de" in run([*models, "-s", "en", "-t", "fr", "a"], status=2).stderr
+
+
+@numpy_test
 def separate_vocabularies_that_do_not_fit_are_refused():
     with checkpoint("separate") as c:
         path = c.folder + "/target_vocab.json"

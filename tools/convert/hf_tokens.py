@@ -194,7 +194,8 @@ def marian_meta(folder, m):
     source, target, path = (os.path.join(folder, x) for x in ("source.spm", "target.spm", "vocab.json"))
     meta, second = {"tokenizer.model": read_pieces(source)[0]}, read_pieces(target)[0]
     about = os.path.join(folder, "tokenizer_config.json")
-    separate = os.path.exists(about) and read_json(about).get("separate_vocabs")
+    said = read_json(about) if os.path.exists(about) else {}
+    separate = said.get("separate_vocabs")
     if separate not in (None, False, True):
         raise FormatError(f"{about}: separate_vocabs is {short(separate)}")
     if separate and m.shared:
@@ -220,6 +221,11 @@ def marian_meta(folder, m):
     if codes:
         meta.update({"languages.codes": list(codes), "languages.tags": np.array(list(codes.values()), np.int64),
                      "source.tag": 1})
+    for side, key in ("sources", "source_lang"), ("targets", "target_lang"):  # for pivots
+        code = said.get(key)
+        is_code = isinstance(code, str) and re.fullmatch("[a-z]{2,3}(_[A-Z][a-z]{3})?", code)
+        if is_code and not (codes and side == "targets"):
+            meta[f"languages.{side}"] = [code]
     return meta
 
 

@@ -330,14 +330,15 @@ moe_status text_glossary_read(const text_front *targets, const char *name, const
 moe_status text_glossary_of(const text_front *targets, const char *const *sources, const char *const *translations,
                             size_t n, text_glossary **out, moe_error *error) {
     text_glossary *g = calloc(1, sizeof *g);
-    moe_status status = g ? MOE_OK : text_out_of_memory(error);
-    if (g) g->targets = targets;
+    if (!g) return text_out_of_memory(error);
+    g->targets = targets;
+    moe_status status = MOE_OK;
     size_t i = 0;
     for (; i < n && !status; i++)
         status = add_term(g, sources[i], strlen(sources[i]), translations[i], strlen(translations[i]), error);
     if (!status) status = grow_tree(g, error);
     if (!status) return *out = g, MOE_OK;
-    if (g && error) snprintf(error->where, sizeof error->where, "glossary, term %zu", i);
+    if (error) snprintf(error->where, sizeof error->where, "glossary, term %zu", i);
     return text_glossary_free(g), status;
 }
 

@@ -112,6 +112,19 @@ moe_status moetext_model_open(const char *path, const char *options, moetext_mod
     return status ? status : text_model_open(path ? path : default_path, &settings, out, error);
 }
 
+/* The codes of all files. */
+static moe_status copy_languages(moetext_model *m, moe_error *error) {
+    size_t n;
+    const char *const *codes = text_set_languages(m->set, &n);
+    if (!(m->languages = calloc(n + 1, sizeof *m->languages))) return text_out_of_memory(error);
+    for (; m->n_languages < n; m->n_languages++) {
+        char *code = text_copy(codes[m->n_languages], strlen(codes[m->n_languages]));
+        if (!code) return text_out_of_memory(error);
+        m->languages[m->n_languages] = code;
+    }
+    return MOE_OK;
+}
+
 moe_status text_models_open(const char *const *paths, size_t n, const text_settings *settings, moetext_model **out,
                             moe_error *error) {
     if (settings->form > 0)
@@ -120,13 +133,7 @@ moe_status text_models_open(const char *const *paths, size_t n, const text_setti
     if (!m) return text_out_of_memory(error);
     m->front = (text_front){ .unknown = -1, .target_unknown = -1 };
     moe_status status = text_set_open(paths, n, settings, &m->set, error);
-    size_t languages = 0;
-    const char *const *codes = status ? NULL : text_set_languages(m->set, &languages);
-    if (!status && !(m->languages = calloc(languages + 1, sizeof *m->languages))) status = text_out_of_memory(error);
-    for (size_t i = 0; !status && i < languages; i++) {
-        if ((m->languages[i] = text_copy(codes[i], strlen(codes[i])))) m->n_languages++;
-        else status = text_out_of_memory(error);
-    }
+    if (!status) status = copy_languages(m, error);
     if (status) return moetext_model_close(m), status;
     *out = m;
     return MOE_OK;
