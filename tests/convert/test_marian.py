@@ -244,6 +244,7 @@ def compressed_files_of_text_models_are_read():
             assert convert(at, model, "--name", "x", "--type", "q8") is None
             meta, tensors = moefile.read(model)
             assert meta["tokenizer.kind"] == "sentencepiece" and meta["token.suppressed"].tolist() == [1]
+            assert (meta["languages.sources"], meta["languages.targets"]) == (["en"], ["pt"])  # in its file's name
             found.append([(name, t.data) for name, t in tensors.items()])
             assert len(run([TRANSLATE, "-m", model, "ab cd"]).lines) == 1
     assert len(found) > 1 and all(x == found[0] for x in found)

@@ -121,7 +121,8 @@ def memory_goes_back_under_the_limit():
                 assert status == 200 and answer["translatedText"], answer
         assert len(opened(server)) == 1 and "en-de" in opened(server), opened(server)
         time.sleep(3)
-        assert held(server) < one + 12, (one, held(server))
+        if "asan" not in str(BIN):  # which keeps what is freed
+            assert held(server) < one + 12, (one, held(server))
     with folder("--set", "batch=4") as server:  # and stays without one
         for source, target in ("en", "de"), ("de", "fr"), ("fr", "es"):
             server.ask("/translate", {"q": "Tom", "source": source, "target": target})

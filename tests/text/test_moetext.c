@@ -320,6 +320,48 @@ static void a_model_without_a_tokeniser_takes_ids(void **state) {
     moetext_model_close(m);
 }
 
+/* Of the folder only one file translates. */
+static void a_folder_of_models_is_one_model(void **state) {
+    static const char *const folder[] = { "models" }, *const other[] = { "models/lm-en.bin" };
+    static const char *const text[] = { "Where is my book?", "", "Good morning. It rains." };
+    moetext_model *several = NULL;
+    moetext *both = NULL;
+    moetext_rows rows, alone;
+    moe_error e;
+    size_t length = 7;
+    (void)state;
+    assert_int_equal(moetext_models_open(folder, 1, "models-memory=1G", &several, &e), MOE_OK);
+    assert_int_equal(moetext_model_language_count(several), 4);
+    assert_true(moetext_model_engine(several) == NULL);
+    assert_string_equal(moetext_model_meta(several, "general.name"), "");
+    assert_string_equal(moetext_model_piece(several, 5, &length), "");
+    assert_int_equal(length, 0);
+    assert_int_equal(moetext_model_needs_source(several), 1);
+    const size_t en = (size_t)moetext_model_language_find(several, "eng_Latn");
+    const size_t de = (size_t)moetext_model_language_find(several, "de");
+    assert_int_equal(moetext_model_hops(several, en, de), 1);
+    assert_int_equal(moetext_model_hops(several, de, de), 0);
+    assert_int_equal(moetext_model_hops(several, en, 4), 0);
+    assert_int_equal(moetext_model_hops(model, 0, 0), 1);
+    assert_int_equal(moetext_new(several, FAST ";target=xx", &both, &e), MOE_ERROR_ARGUMENT);
+    assert_int_equal(moetext_new(several, FAST ";source=en;target=de", &both, &e), MOE_OK);
+    assert_int_equal(moetext_translate_strings(both, text, 3, NULL, NULL, &rows, &e), MOE_OK);
+    moetext *one = translator(FAST ";source=en;target=de");
+    assert_int_equal(moetext_translate_strings(one, text, 3, NULL, NULL, &alone, &e), MOE_OK);
+    for (size_t i = 0; i < 3; i++) assert_string_equal(rows.strings[i], alone.strings[i]);
+    assert_int_equal(moetext_stats(both).target_tokens, moetext_stats(one).target_tokens);
+    assert_int_equal(moetext_translate_strings(both, text, 1, NULL, "pt", &rows, &e), MOE_ERROR_ARGUMENT);
+    moetext_cancel(both);
+    assert_int_equal(moetext_translate_strings(both, text, 3, NULL, NULL, &rows, &e), MOE_ERROR_CANCELLED);
+    assert_int_equal(moetext_translate_strings(both, text, 3, NULL, NULL, &rows, &e), MOE_OK);
+    moetext_free(both);
+    moetext_free(one);
+    moetext_model_close(several);
+    assert_int_equal(moetext_models_open(other, 1, NULL, &several, &e), MOE_ERROR_UNSUPPORTED);
+    assert_int_equal(moetext_models_open(folder, 0, NULL, &several, &e), MOE_ERROR_ARGUMENT);
+    assert_int_equal(moetext_models_open(folder, 1, "form=ids", &several, &e), MOE_ERROR_ARGUMENT);
+}
+
 /* ==== 3. Texts ========================================================================================== */
 
 static const char *const sentences[] = { "Where is my book?", "Thank you!", "She is reading a book.",
@@ -1088,6 +1130,7 @@ int main(void) {
         cmocka_unit_test(texts_are_cut_into_ids_and_back),
         cmocka_unit_test(other_models_are_refused),
         cmocka_unit_test(a_model_without_a_tokeniser_takes_ids),
+        cmocka_unit_test(a_folder_of_models_is_one_model),
         cmocka_unit_test(lines_of_a_text_stay_lines),
         cmocka_unit_test(long_lines_go_sentence_by_sentence),
         cmocka_unit_test(what_is_longer_than_the_model_reads_goes_in_parts),

@@ -678,6 +678,9 @@ def spm_ids(path, pieces, size):
     return ids
 
 
+PAIR = re.compile(r"(?:(?:src|trg)?vocab|lex\..*)\.([a-z]{2})([a-z]{2})\.")  # of Firefox's names: vocab.enpt.spm
+
+
 def tokens_meta(m, folder, paths, say):
     """tokenizer.*, vocabulary.*, the special tokens and the languages; paths: of the vocabularies of both sides."""
     sizes = m.source_vocabulary, m.targets
@@ -713,6 +716,10 @@ def tokens_meta(m, folder, paths, say):
     if codes:
         meta.update({"languages.codes": list(codes), "languages.tags": np.array(list(codes.values()), np.int64),
                      "source.tag": 1})
+    pairs = {x.groups() for name in os.listdir(folder) if (x := PAIR.match(name))}
+    if len(pairs) == 1 and not codes:  # for pivots
+        source, target = pairs.pop()
+        meta.update({"languages.sources": [source], "languages.targets": [target]})
     return meta
 
 
