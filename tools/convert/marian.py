@@ -464,8 +464,8 @@ DECODER_IGNORED = (r"relative-paths|models|vocabs|mini-batch.*|maxi-batch.*|work
                    r"quiet.*|log.*|seed|gemm-precision|alignment|skip-cost|max-length|max-length-crop|max-length-break|"
                    r"ssplit-mode|ssplit-prefix-file|n-best.*|optimize|no-spm-decode|version|input|output|port|"
                    r"clip-gemm|quantize-range|int8.*|stat-freq|cache-size|fp16|precision|model-mmap|"
-                   r"ignore-model-config|interpolate-env-vars|dump-quantmult|word-scores|tsv|tsv-fields|shortlist|beam-size|normalize|"
-                   r"word-penalty|max-length-factor|allow-unk|weights|type")
+                   r"ignore-model-config|interpolate-env-vars|dump-quantmult|word-scores|tsv|tsv-fields|"
+                   r"shortlist|beam-size|normalize|word-penalty|max-length-factor|allow-unk|weights|type")
 
 
 def decoder_meta(o, say):
