@@ -1304,9 +1304,6 @@ __global__ void moe_k_output(moe_outputs a) {
     for (int i = t; i < n; i += MOE_BLOCK) e[i] = moe_expf(moe_sub(y[i], max >= -FLT_MAX ? max : 0.0f));
     __syncthreads();
     sum = moe_block_sum(e, n);
-    moe_block_forbid(&a, 0, a.n_suppressed, y, column, n);
-    if (held) y[a.eos - column] = -moe_infinity();
-    __syncthreads();
     if (t == 0) {
         a.max[place] = max;
         a.sum[place] = sum;
@@ -1314,6 +1311,10 @@ __global__ void moe_k_output(moe_outputs a) {
         for (size_t i = row * a.n_starts; i < (row + 1) * a.n_starts; i++)
             if (a.starts[i] >= column && a.starts[i] < column + n) a.start_logprobs[i] = y[a.starts[i] - column];
     }
+    __syncthreads();
+    moe_block_forbid(&a, 0, a.n_suppressed, y, column, n);
+    if (held) y[a.eos - column] = -moe_infinity();
+    __syncthreads();
     for (int i = 0; i < a.top; i++) { /* the best one after the last one, larger values first, then lower ids */
         float best = -moe_infinity();
         int index = INT_MAX;

@@ -5362,14 +5362,14 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
         if (!f->hold || !f->hold[row]) end = NULL;
         work->max[at] = kernels->max(y, w.rows);
         work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
-        moe_forbid(o, 0, o->n_suppressed, y, column, w.rows); /* these keep their probability */
-        if (end) *end = moe_from_bits(0xff800000u);
         logit = moe_logit_of(y, column, w.rows, f->want[row]);
         if (logit) f->want_logprob[row] = *logit;
         for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++) {
             logit = moe_logit_of(y, column, w.rows, f->starts[i]);
             if (logit) f->start_logprobs[i] = *logit;
         }
+        moe_forbid(o, 0, o->n_suppressed, y, column, w.rows); /* these keep their probability, and can be asked for */
+        if (end) *end = moe_from_bits(0xff800000u);
         moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
                       work->ids + at * top);
     }
@@ -6645,8 +6645,9 @@ static size_t moe_source_extra(const moe_model *m) {
     return (size_t)(m->source_tag != 0) + (size_t)m->source_bos + (size_t)m->source_eos;
 }
 
+/* Suppressed tokens are not chosen, but may be given. */
 static int moe_is_never(const moe_model *m, int32_t id) {
-    for (size_t i = 0; i < m->n_never; i++)
+    for (size_t i = m->n_suppressed; i < m->n_never; i++)
         if (m->never[i] == id) return 1;
     return 0;
 }

@@ -106,6 +106,7 @@ def every_kind_costs_and_finds_what_the_reading_says():
     for kind, layout in kinds:
         with converted(kind, layout) as (model, reading):
             cases = [make.case(kind, i) for i in range(16)]
+            cases.append(([5, 9, 0], [7, 1, 0]))  # <unk>: costs what it is worth, though no search chooses it
             for got, (source, target) in zip(scores(model, cases), cases, strict=True):
                 assert_close(got, reading.score(source, target), (kind, layout, source))
             for beam, normalize, factor in (1, 1.0, 2), (4, 0.6, 1.5):
