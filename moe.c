@@ -994,9 +994,10 @@ static float moe_largest(const float *x, size_t n, int *finite) {
 
 /* Quantise a row to codes q[cols_padded], padding zero; returns its scale. A row with infinity or NaN in it gets scale
  * NaN, so that the damage stays visible. */
-static float moe_quantise_codes(const float *x, size_t cols, size_t cols_padded, int8_t *q) {
+static float moe_quantise_row_q8(const float *x, size_t cols, size_t cols_padded, int8_t *q, int8_t *subs) {
     int finite;
     float amax = moe_largest(x, cols, &finite), inverse;
+    (void)subs;
     if (amax < FLT_MIN || !finite) {
         memset(q, 0, cols_padded);
         return finite ? 0.0f : moe_from_bits(0x7fc00000u);
@@ -1024,16 +1025,11 @@ MOE_INLINE int16_t *moe_code_sums(int8_t *codes, size_t cols_padded) {
 /* The scalar definition of quantising a row of activations: q[moe_code_bytes(cols)]. */
 static float moe_quantise_portable(const float *x, size_t cols, int8_t *q) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS), bytes = moe_code_bytes(cols);
-    const float scale = moe_quantise_codes(x, cols, padded, q);
+    const float scale = moe_quantise_row_q8(x, cols, padded, q, NULL);
     int16_t *sums = moe_code_sums(q, padded);
     memset(sums, 0, bytes - padded);
     for (size_t c = 0; c < padded; c++) sums[c / MOE_CODE_GROUP] = (int16_t)(sums[c / MOE_CODE_GROUP] + q[c]);
     return scale;
-}
-
-static float moe_quantise_row_q8(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs) {
-    (void)subs;
-    return moe_quantise_codes(x, cols, cols_padded, codes);
 }
 
 /* The best 4-bit form of one group u[n], in units of the row's scale: fills codes[n] and returns the sub. It tries subs
@@ -1068,8 +1064,8 @@ static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     return best;
 }
 
-/* codes[cols_padded] in [-8, 7] and subs[cols_padded / 32] of a row; returns its scale: NaN as with moe_quantise_codes.
- * The largest number of a row becomes -8 * 15. */
+/* codes[cols_padded] in [-8, 7] and subs[cols_padded / 32] of a row; returns its scale: NaN as with
+ * moe_quantise_row_q8. The largest number of a row becomes -8 * 15. */
 static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs) {
     int finite;
     const float scale = moe_largest(x, cols, &finite) / 120.0f;
@@ -1312,18 +1308,13 @@ static void moe_linear_expanded(const moe_linear *l, size_t row0, size_t row1, s
         }
 }
 
-/* What a room has no kernel of its own for. */
-static void moe_linear_other(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
-                             moe_linear_fn q8, moe_linear_fn floats) {
-    if (moe_type_quantised(l->w->type)) moe_linear_expanded(l, row0, row1, block0, block1, q8);
-    else floats(l, row0, row1, block0, block1);
-}
-
-/* The linear of an instruction set with products for Q8 and Q4. `rest` is the suffix of its other kernels. */
-#define MOE_LINEAR_OF(name, rest, products)                                                                      \
-    static void moe_linear_##name(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) { \
-        if (l->w->type == MOE_TYPE_Q8 || l->w->type == MOE_TYPE_Q4) products;                                    \
-        else moe_linear_other(l, row0, row1, block0, block1, moe_linear_##name, moe_linear_float_##rest);        \
+/* The linear of an instruction set: `products` for Q8 and, if `q4`, for Q4; `rest` is the suffix of other kernels. */
+#define MOE_LINEAR_OF(name, rest, q4, products)                                                                   \
+    static void moe_linear_##name(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {  \
+        const moe_type type = l->w->type;                                                                         \
+        if (type == MOE_TYPE_Q8 || ((q4) && type == MOE_TYPE_Q4)) products;                                       \
+        else if (moe_type_quantised(type)) moe_linear_expanded(l, row0, row1, block0, block1, moe_linear_##name); \
+        else moe_linear_float_##rest(l, row0, row1, block0, block1);                                              \
     }
 
 static void moe_linear_float_portable(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
@@ -1344,12 +1335,8 @@ static void moe_linear_float_portable(const moe_linear *l, size_t row0, size_t r
         }
 }
 
-static void moe_linear_portable(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+static void moe_q8_portable(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     const size_t code_bytes = moe_code_bytes(l->w->cols), cols = l->w->cols_padded;
-    if (l->w->type != MOE_TYPE_Q8) {
-        moe_linear_other(l, row0, row1, block0, block1, moe_linear_portable, moe_linear_float_portable);
-        return;
-    }
     for (size_t block = block0; block < block1; block++)
         for (size_t r = row0; r < row1; r++) {
             const int8_t *w = (const int8_t *)l->w->data + block * 16 * cols, *x = l->codes + r * code_bytes;
@@ -1359,6 +1346,7 @@ static void moe_linear_portable(const moe_linear *l, size_t row0, size_t row1, s
             moe_finish_portable(l, r, block, 1, 1, sums);
         }
 }
+MOE_LINEAR_OF(portable, portable, 0, moe_q8_portable(l, row0, row1, block0, block1))
 
 static void moe_lstm_cell_portable(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h,
                                    float *c_out) {
@@ -1518,9 +1506,9 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
  *
  *   of(x)              16 times x                       load(x, n)      the first n of 16 floats, then zeros
  *   add sub mul div    lane by lane                     store(y, v, n)  the first n lanes
- *   and or xor         of bits                          first(v, n)     zeros in place of the other lanes
- *   max min            a > b ? a : b, a < b ? a : b     max_bits        of bits as integers
- *   of_ints(x)         16 integers                      halves(type, x) 16 numbers of F16 or BF16
+ *   and or xor         of bits                          max_bits        of bits as integers
+ *   max min            a > b ? a : b, a < b ? a : b     of_ints(x)      16 integers
+ *   halves(type, x)    16 numbers of F16 or BF16
  *   scaled(x, y, t, n) y times 2^n, 0 where x < MOE_EXP_LOW; t is n + MOE_ROUND_MAGIC
  *   join(v)            the sum by the fixed tree        codes(v, q)     16 int8, rounded to nearest even
  *   largest(v), largest_bits(v)  the largest lane       code_sums(q, to)  two sums of 32 codes
@@ -1634,6 +1622,7 @@ MOE_ISA_STATIC void K(axpy)(float a, const float *x, size_t n, float *y) {
 }
 
 MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y) {
+    static const float ones[MOE_LANES] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
     const V by = L(of)(shift);
     V sum = L(of)(0.0f), e;
     size_t k = 0;
@@ -1642,10 +1631,10 @@ MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y)
         if (y) L(store)(y + k, e, 16);
         sum = L(add)(sum, e);
     }
-    if (k < n) { /* lanes past the end hold exp(-shift): they must not count */
+    if (k < n) { /* lanes past the end hold exp(-shift), a finite number: they must not count */
         e = K(exp)(L(sub)(L(load)(x + k, n - k), by));
         if (y) L(store)(y + k, e, n - k);
-        sum = L(add)(sum, L(first)(e, n - k));
+        sum = L(add)(sum, L(mul)(e, L(load)(ones, n - k)));
     }
     return L(join)(sum);
 }
@@ -2059,11 +2048,6 @@ MOE_AVX2_INLINE void moe_lanes_store_avx2(float *y, moe_lanes_avx2 v, size_t n) 
     _mm256_storeu_ps(to, v.low), _mm256_storeu_ps(to + 8, v.high);
     if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
 }
-MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_first_avx2(moe_lanes_avx2 v, size_t n) {
-    float tail[MOE_LANES];
-    moe_lanes_store_avx2(tail, v, MOE_LANES);
-    return moe_lanes_load_avx2(tail, n);
-}
 MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_of_ints_avx2(const int32_t *x) {
     return (moe_lanes_avx2){ _mm256_cvtepi32_ps(_mm256_loadu_si256((const void *)x)),
                              _mm256_cvtepi32_ps(_mm256_loadu_si256((const void *)(x + 8))) };
@@ -2202,7 +2186,7 @@ static int moe_avx2_available(void) {
            (ecx >> 29 & 1); /* F16C, which older compilers cannot ask for */
 }
 
-MOE_LINEAR_OF(avx2, avx2, moe_quantised_avx2(l, row0, row1, block0, block1, 0))
+MOE_LINEAR_OF(avx2, avx2, 1, moe_quantised_avx2(l, row0, row1, block0, block1, 0))
 static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_OF(avx2, moe_linear_avx2, avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
@@ -2245,7 +2229,7 @@ MOE_AVXVNNI_INLINE __m256i moe_product_avxvnni(__m256i sum, __m256i line, __m256
 #define MOE_ISA_TILES(X) MOE_FOUR_TILES(X, Q8) X(Q8, 5, 1) X(Q8, 6, 1) MOE_FOUR_TILES(X, Q4)
 #include "moe.c"
 
-MOE_LINEAR_OF(avxvnni, avx2, moe_quantised_avxvnni(l, row0, row1, block0, block1, 0))
+MOE_LINEAR_OF(avxvnni, avx2, 1, moe_quantised_avxvnni(l, row0, row1, block0, block1, 0))
 static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_OF(avxvnni, moe_linear_avxvnni, avx2) };
 #endif /* MOE_X86 */
 
@@ -2285,7 +2269,6 @@ typedef __m512 moe_lanes_avx512;
 #define moe_lanes_largest_avx512 _mm512_reduce_max_ps
 #define moe_lanes_largest_bits_avx512(v) moe_from_bits((uint32_t)_mm512_reduce_max_epi32(_mm512_castps_si512(v)))
 #define moe_lanes_codes_avx512(v, q) _mm_storeu_si128((void *)(q), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)))
-#define moe_lanes_first_avx512(v, n) _mm512_maskz_mov_ps(moe_mask_avx512(n), v)
 #define moe_lanes_max_few_avx512(x, n) /* a NaN becomes the lowest number */                                    \
     (_mm512_mask_reduce_max_ps(moe_mask_avx512(n), _mm512_max_ps(_mm512_maskz_loadu_ps(moe_mask_avx512(n), x),  \
                                                                  _mm512_set1_ps(moe_from_bits(0xff800000u)))) + \
@@ -2369,8 +2352,8 @@ typedef __m512i moe_ints_512, moe_line_avx512;
 #include "moe.c"
 #undef MOE_ISA_HEADS
 
-MOE_LINEAR_OF(avx512, avx512, moe_quantised_avx512(l, row0, row1, block0, block1, 0))
-MOE_LINEAR_OF(small_avx512, avx512, moe_quantised_avx512(l, row0, row1, block0, block1, 1))
+MOE_LINEAR_OF(avx512, avx512, 1, moe_quantised_avx512(l, row0, row1, block0, block1, 0))
+MOE_LINEAR_OF(small_avx512, avx512, 1, moe_quantised_avx512(l, row0, row1, block0, block1, 1))
 
 /* Scores of four rows from row i on: so many are read in one go. */
 MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const size_t width) {
@@ -2731,11 +2714,6 @@ MOE_INLINE void moe_lanes_store_neon(float *y, moe_lanes_neon v, size_t n) {
     for (size_t i = 0; i < 4; i++) vst1q_f32(to + 4 * i, v.val[i]);
     if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
 }
-MOE_INLINE moe_lanes_neon moe_lanes_first_neon(moe_lanes_neon v, size_t n) {
-    float tail[MOE_LANES];
-    moe_lanes_store_neon(tail, v, MOE_LANES);
-    return moe_lanes_load_neon(tail, n);
-}
 MOE_INLINE moe_lanes_neon moe_lanes_of_ints_neon(const int32_t *x) {
     moe_lanes_neon v;
     for (size_t i = 0; i < 4; i++) v.val[i] = vcvtq_f32_s32(vld1q_s32(x + 4 * i));
@@ -2795,11 +2773,7 @@ MOE_INLINE void moe_lanes_code_sums_neon(const int8_t *q, int16_t sums[2]) {
 #include "moe.c"
 
 /* The codes of 4 columns, four times. */
-MOE_INLINE int8x16_t moe_four_neon(const int8_t *codes) {
-    int32_t four;
-    memcpy(&four, codes, 4);
-    return vreinterpretq_s8_s32(vdupq_n_s32(four));
-}
+#define moe_four_neon(codes) vreinterpretq_s8_s32(vdupq_n_s32(moe_four(codes)))
 
 /* One block of 16 outputs of a Q8 matrix against up to 2 input rows. Two products fit 16 bits (2 * 127 * 127 = 32258),
  * so two lines are multiplied before a pair of neighbours is added to a 32-bit sum. */
@@ -2832,13 +2806,6 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
     for (size_t i = 0; i < 4 * rows; i++)
         vst1q_s32(sums + 4 * i, vpaddq_s32(sum[i / 4][i % 4 * 2], sum[i / 4][i % 4 * 2 + 1]));
     moe_finish_neon(l, row, block, rows, 1, sums);
-}
-
-/* Sum of the codes of group g, which the quantiser wrote after the codes. */
-MOE_INLINE int32_t moe_group_sum_neon(const int8_t *codes, size_t cols_padded, size_t g) {
-    int16_t sum;
-    memcpy(&sum, codes + cols_padded + 2 * g, 2);
-    return sum;
 }
 
 /* The same for Q4. Nibbles are code + 8, so 8 * sum(x) has to come off. A group's sum of x times code lies within 32 *
@@ -2876,7 +2843,7 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
             }
         }
         for (size_t r = 0; r < rows; r++) {
-            const int32_t codes = moe_group_sum_neon(l->codes + (row + r) * code_bytes, m->cols_padded, g);
+            const int32_t codes = moe_code_sum(l->codes + (row + r) * code_bytes + m->cols_padded + 2 * g);
             for (size_t h = 0; h < 2; h++) { /* eight outputs */
                 uint16x8_t p[4], eight;
                 const int16x8_t sub = vmovl_s8(vld1_s8(subs + g * 16 + 8 * h));
@@ -2894,19 +2861,20 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
     moe_finish_neon(l, row, block, rows, 1, sums);
 }
 
+#define MOE_ROWS_NEON(isa, n)                                             \
+    for (; r + (n) <= row1; r += (n))                                     \
+        if (l->w->type == MOE_TYPE_Q8) moe_q8_rows_##isa(l, r, block, n); \
+        else moe_q4_rows_##isa(l, r, block, n);
+
 /* Outputs outside, rows inside: a block of weights is read once from memory and stays in L1 for all rows. */
-static void moe_linear_neon(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    if (l->w->type != MOE_TYPE_Q8 && l->w->type != MOE_TYPE_Q4) {
-        moe_linear_other(l, row0, row1, block0, block1, moe_linear_neon, moe_linear_float_neon);
-        return;
+static void moe_quantised_neon(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    for (size_t block = block0; block < block1; block++) {
+        size_t r = row0;
+        MOE_ROWS_NEON(neon, 2)
+        MOE_ROWS_NEON(neon, 1)
     }
-    for (size_t block = block0; block < block1; block++)
-        for (size_t r = row0; r < row1; r += 2)
-            if (l->w->type == MOE_TYPE_Q8 && r + 2 <= row1) moe_q8_rows_neon(l, r, block, 2);
-            else if (l->w->type == MOE_TYPE_Q8) moe_q8_rows_neon(l, r, block, 1);
-            else if (r + 2 <= row1) moe_q4_rows_neon(l, r, block, 2);
-            else moe_q4_rows_neon(l, r, block, 1);
 }
+MOE_LINEAR_OF(neon, neon, 1, moe_quantised_neon(l, row0, row1, block0, block1))
 
 /* With sdot: one block of 16 outputs of a Q8 matrix against up to 4 input rows, 16 columns at a time. Few rows spread
  * the lines over several sums, which would else wait for each other. */
@@ -2962,7 +2930,7 @@ MOE_DOTPROD_INLINE void moe_q4_sums_dotprod(const moe_linear *l, size_t row, siz
         int32x4_t part[4][4];
         for (size_t r = 0; r < rows; r++) {
             const int8_t *codes = l->codes + (row + r) * code_bytes;
-            const int32x4_t first = vdupq_n_s32(-8 * moe_group_sum_neon(codes, m->cols_padded, g));
+            const int32x4_t first = vdupq_n_s32(-8 * moe_code_sum(codes + m->cols_padded + 2 * g));
             for (size_t q = 0; q < quads; q++) part[r][q] = first;
             x[r][0] = vld1q_s8(codes + g * MOE_Q4_GROUP);
             x[r][1] = vld1q_s8(codes + g * MOE_Q4_GROUP + 16);
@@ -2993,24 +2961,16 @@ MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, siz
     moe_finish_neon(l, row, block, rows, 1, sums);
 }
 
-#define MOE_ROWS_DOTPROD(n)                                                 \
-    for (; r + (n) <= row1; r += (n))                                       \
-        if (l->w->type == MOE_TYPE_Q8) moe_q8_rows_dotprod(l, r, block, n); \
-        else moe_q4_rows_dotprod(l, r, block, n);
-
-MOE_DOTPROD static void moe_linear_dotprod(const moe_linear *l, size_t row0, size_t row1, size_t block0,
-                                           size_t block1) {
-    if (l->w->type != MOE_TYPE_Q8 && l->w->type != MOE_TYPE_Q4) {
-        moe_linear_other(l, row0, row1, block0, block1, moe_linear_dotprod, moe_linear_float_neon);
-        return;
-    }
+MOE_DOTPROD static void moe_quantised_dotprod(const moe_linear *l, size_t row0, size_t row1, size_t block0,
+                                              size_t block1) {
     for (size_t block = block0; block < block1; block++) {
         size_t r = row0;
-        MOE_ROWS_DOTPROD(4)
-        MOE_ROWS_DOTPROD(2)
-        MOE_ROWS_DOTPROD(1)
+        MOE_ROWS_NEON(dotprod, 4)
+        MOE_ROWS_NEON(dotprod, 2)
+        MOE_ROWS_NEON(dotprod, 1)
     }
 }
+MOE_LINEAR_OF(dotprod, neon, 1, moe_quantised_dotprod(l, row0, row1, block0, block1))
 
 /* smmla takes two rows and two outputs of 8 columns each. Of a block of weights, so many columns at a time are put in
  * that order (two neighbouring lines zipped; Q4 multiplied out to int8), for up to so many rows: 8 KiB that stay in L1.
@@ -3098,18 +3058,14 @@ MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows
 }
 
 /* smmla takes the rows by eights. Up to 7 that are left go to sdot, which wastes no half of a pair of rows. */
-static void moe_linear_i8mm(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    size_t rest = row0;
-    if (l->w->type != MOE_TYPE_Q8 && l->w->type != MOE_TYPE_Q4) {
-        moe_linear_other(l, row0, row1, block0, block1, moe_linear_i8mm, moe_linear_float_neon);
-        return;
-    }
-    rest = row1 - (row1 - row0) % 8;
+static void moe_quantised_i8mm(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    const size_t rest = row1 - (row1 - row0) % 8;
     for (size_t block = block0; block < block1; block++)
         for (size_t r = row0; r < rest; r += MOE_PANEL_ROWS)
             moe_block_i8mm(l, r, moe_min(MOE_PANEL_ROWS, rest - r), block);
-    if (rest < row1) moe_linear_dotprod(l, rest, row1, block0, block1);
+    if (rest < row1) moe_quantised_dotprod(l, rest, row1, block0, block1);
 }
+MOE_LINEAR_OF(i8mm, neon, 1, moe_quantised_i8mm(l, row0, row1, block0, block1))
 
 static int moe_neon_available(void) { return 1; }
 
@@ -3119,23 +3075,12 @@ static int moe_sysctl_flag(const char *name) {
     size_t size = sizeof flag;
     return sysctlbyname(name, &flag, &size, NULL, 0) == 0 && flag;
 }
-#endif
-
-static int moe_dotprod_available(void) {
-#if defined(__linux__)
-    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#define MOE_HAS(word, bit, name) moe_sysctl_flag("hw.optional.arm." name)
 #else
-    return moe_sysctl_flag("hw.optional.arm.FEAT_DotProd");
+#define MOE_HAS(word, bit, name) ((getauxval(word) & (bit)) != 0)
 #endif
-}
-
-static int moe_i8mm_available(void) {
-#if defined(__linux__)
-    return moe_dotprod_available() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
-#else
-    return moe_dotprod_available() && moe_sysctl_flag("hw.optional.arm.FEAT_I8MM");
-#endif
-}
+static int moe_dotprod_available(void) { return MOE_HAS(AT_HWCAP, HWCAP_ASIMDDP, "FEAT_DotProd"); }
+static int moe_i8mm_available(void) { return moe_dotprod_available() && MOE_HAS(AT_HWCAP2, HWCAP2_I8MM, "FEAT_I8MM"); }
 
 static const moe_kernels moe_kernels_neon = { MOE_KERNELS_OF(neon, moe_linear_neon, neon) };
 static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_OF(dotprod, moe_linear_dotprod, neon) };
