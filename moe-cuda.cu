@@ -1461,7 +1461,7 @@ __global__ void moe_k_chain(moe_searching a) {
                            a.chain + slot->live[h].row * a.search.max_target);
 }
 
-/* moe_add_coverage */
+/* moe_add_coverage by row */
 __global__ void moe_k_coverage(moe_searching a) {
     const size_t row = blockIdx.x, stride = a.answer.attention_stride;
     const int parent = a.parents[row], n = a.length[row];
@@ -1471,7 +1471,7 @@ __global__ void moe_k_coverage(moe_searching a) {
         sum[i] = moe_add(old ? old[i] : 0.0f, a.attention[row * stride + (size_t)i]);
 }
 
-/* moe_add_place_coverage */
+/* moe_add_coverage by place */
 __global__ void moe_k_place_coverage(moe_searching a) {
     const size_t beam = (size_t)a.search.beam, h = blockIdx.x % beam, stride = a.answer.attention_stride;
     const moe_slot *slot = &a.slot[blockIdx.x / beam];

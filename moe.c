@@ -7605,7 +7605,7 @@ MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *
 /* ==== 33. Session parameters ==================================================================================
  * Owns the parameters of a session: one row for each number, with its limits, default, presets and help. Invariant: no
  * other place lists them. A new decoding option is a member of moe_session_params, a row here, before the hidden ones,
- * and code in the search, which gets it from moe_session_settle. New rules of search have a name and a column of
+ * and code in the search, which gets it from moe_session_plan. New rules of search have a name and a column of
  * presets here. */
 
 enum { MOE_RULE_SETS = MOE_RULES_MARIAN + 1 };
@@ -7673,17 +7673,14 @@ static const moe_param_row moe_param_rows[] = {
 };
 
 static double moe_param_value(const moe_param_row *row, const moe_session_params *p) {
-    float real;
-    int whole;
-    memcpy(&real, (const char *)p + row->at, sizeof real);
-    memcpy(&whole, (const char *)p + row->at, sizeof whole);
-    return row->shown.real ? (double)real : whole;
+    const void *at = (const char *)p + row->at;
+    return row->shown.real ? (double)*(const float *)at : *(const int *)at;
 }
 
 static void moe_set_param(const moe_param_row *row, moe_session_params *p, double value) {
-    const float real = (float)value;
-    const int whole = row->shown.real ? 0 : (int)value;
-    memcpy((char *)p + row->at, row->shown.real ? (const void *)&real : &whole, sizeof real);
+    void *at = (char *)p + row->at;
+    if (row->shown.real) *(float *)at = (float)value;
+    else *(int *)at = (int)value;
 }
 
 const moe_param *moe_param_at(size_t i) {
@@ -7805,10 +7802,9 @@ static moe_status moe_check_gates(const moe_model *m, const moe_session_params *
 static moe_status moe_check_param(const moe_param_row *row, const moe_session_params *p, moe_error *error) {
     const moe_param *shown = &row->shown;
     const double value = moe_param_value(row, p);
-    int allowed;
-    memcpy(&allowed, (const char *)&moe_rule_sets[p->rules] + row->allowed, sizeof allowed);
+    const void *allowed = (const char *)&moe_rule_sets[p->rules] + row->allowed;
     MOE_TRY(moe_check_number(shown->name, value, shown->least, shown->most, shown->real, error));
-    if (value == 0 || !row->what || allowed) return MOE_OK;
+    if (value == 0 || !row->what || *(const int *)allowed) return MOE_OK;
     return moe_fail(error, MOE_ERROR_ARGUMENT, shown->name, "the %s rules have no %s: %s must be 0",
                     moe_rules_name(p->rules), row->what, shown->name);
 }
