@@ -7687,20 +7687,19 @@ const moe_param *moe_param_at(size_t i) {
     return i < MOE_COUNT(moe_param_rows) && moe_param_rows[i].shown.option ? &moe_param_rows[i].shown : NULL;
 }
 
-/* The row of number `i`; NULL if the caller's struct, which may be shorter, does not have the member. */
-static const moe_param_row *moe_param_in(const moe_session_params *p, size_t i) {
-    return moe_param_at(i) && moe_param_rows[i].at + sizeof(int) <= p->size ? &moe_param_rows[i] : NULL;
+/* Whether the caller's struct, which may be shorter or of version 0.1, has the number at offset `at`. */
+static int moe_param_in(const moe_session_params *p, size_t at) {
+    return p->size <= MOE_LARGEST_STRUCT && at + sizeof(int) <= p->size;
 }
 
 double moe_param_get(const moe_session_params *p, size_t i) {
-    const moe_param_row *row = moe_param_in(p, i);
-    return row ? moe_param_value(row, p) : 0;
+    return moe_param_at(i) && moe_param_in(p, moe_param_rows[i].at) ? moe_param_value(&moe_param_rows[i], p) : 0;
 }
 
 int moe_param_set(moe_session_params *p, size_t i, double value) {
-    const moe_param_row *row = moe_param_in(p, i);
-    if (!row || !(value >= row->shown.least && value <= row->shown.most)) return 0;
-    moe_set_param(row, p, value);
+    const moe_param *shown = moe_param_at(i);
+    if (!shown || !moe_param_in(p, moe_param_rows[i].at) || !(value >= shown->least && value <= shown->most)) return 0;
+    moe_set_param(&moe_param_rows[i], p, value);
     return 1;
 }
 
@@ -7709,7 +7708,7 @@ const char *moe_rules_name(moe_rules rules) { return (unsigned)rules < MOE_RULE_
 int moe_session_params_preset(moe_session_params *p, const char *name) {
     const int rules = name ? moe_find_word(moe_rules_names, name) : -1;
     if (rules < 0) return 0;
-    if (offsetof(moe_session_params, rules) + sizeof p->rules <= p->size) p->rules = (moe_rules)rules;
+    if (moe_param_in(p, offsetof(moe_session_params, rules))) p->rules = (moe_rules)rules;
     for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++)
         if (moe_param_rows[i].presets) moe_param_set(p, i, moe_param_rows[i].presets[rules]);
     return 1;
@@ -8112,8 +8111,10 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     MOE_TRY(moe_choose_kernels(p->isa ? p->isa : getenv("MOE_ISA"), &s->kernels, error));
     MOE_TRY(moe_check_gates(m, p, &gating, error));
     MOE_TRY(moe_choose_device(s, p->device ? p->device : getenv("MOE_DEVICE"), error));
-    /* Given tokens run together unless some layer's product reads the state that the token before leaves. */
-    const int together = m->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(m, MOE_BY_PARENT, 0);
+    /* Given tokens run together unless some layer's product reads the state that the token before leaves, or coverage
+     * is summed from token to token. */
+    const int together =
+        m->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(m, MOE_BY_PARENT, 0) && p->coverage_penalty == 0.0f;
     s->search = (moe_search){ .beam = p->beam,
                               .nbest = p->nbest,
                               .alpha = p->length_penalty,

@@ -1440,6 +1440,38 @@ static void watch_attention(void *user, const moe_attention *a) {
     memcpy(shown->weights[a->position], a->weights, a->n * sizeof *a->weights);
 }
 
+/* A Transformer's coverage is that of all tokens so far, whether they were found or given. */
+static void given_tokens_are_covered(void **state) {
+    enum { N = 8 };
+    fixture *f = small(NLLB, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(46, N);
+    heard *found, *led;
+    size_t several = 0;
+    (void)state;
+    p.source_tag = MW_TAG_DE;
+    p.rules = MOE_RULES_PAPER;
+    p.beam = 1;
+    p.coverage_penalty = 0.4f;
+    found = translate(f, &p, asks, N);
+    for (size_t k = 0; k < N; k++) {
+        const heard_hypothesis *y = &found[k].hypotheses[0];
+        asks[k].prefix = 1;
+        asks[k].n_target = y->n_ids / 2;
+        memcpy(asks[k].target, y->ids, sizeof y->ids);
+        several += asks[k].n_target > 2;
+    }
+    led = translate(f, &p, asks, N);
+    for (size_t k = 0; k < N; k++)
+        CHECK(moe_to_bits(led[k].hypotheses[0].score) == moe_to_bits(found[k].hypotheses[0].score),
+              "sentence %zu: %g, not %g", k, (double)led[k].hypotheses[0].score, (double)found[k].hypotheses[0].score);
+    CHECK(several > 1, "%zu translations have several tokens", several);
+    free(found);
+    free(led);
+    free(asks);
+    drop(f);
+}
+
 static void coverage_penalty_is_that_of_eq_14(void **state) {
     fixture *f = small(MW_GNMT, MW_F32);
     ask *asks = random_asks(44, 6);
@@ -2842,6 +2874,7 @@ int main(void) {
         cmocka_unit_test(a_request_without_constraints_is_searched_as_ever),
         cmocka_unit_test(constraints_that_cannot_be_kept_are_refused),
         cmocka_unit_test(coverage_penalty_is_that_of_eq_14),
+        cmocka_unit_test(given_tokens_are_covered),
         cmocka_unit_test(attention_is_the_same_bytes_in_any_batch),
         cmocka_unit_test(a_transformer_shows_the_heads_that_align),
         cmocka_unit_test(attention_on_a_raw_request_covers_all_of_its_tokens),
