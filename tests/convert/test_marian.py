@@ -23,10 +23,11 @@ import sys
 import tempfile
 import zipfile
 
-from converting import ROOT, TRANSLATE, convert_quietly, run
+from converting import BIN, ROOT, TRANSLATE, convert_quietly, run
 from suite import Skip, Suite
 
 TOLERANCE = 2e-5  # of a token's log-probability
+ALIGN = os.path.join(BIN, "moe-align")
 SHARED = os.path.join(ROOT, "..", "shared", "marian")
 try:
     import numpy as np
@@ -116,6 +117,39 @@ def every_kind_costs_and_finds_what_the_reading_says():
                     assert_same(got, wanted, (kind, layout, beam, source))
                     ended += sum(ids[-1] == 0 for ids, _ in wanted)
     assert ended > 40, ended
+
+
+@numpy_test
+def words_are_linked_by_the_head_that_marian_shows():
+    """Links of --share 1: pairs that have each other's largest weight, among the tokens without </s>."""
+    for name in ("ssru/model.npz", "post/model.npz") if os.path.isdir(SHARED) else ():
+        with open(os.path.join(SHARED, name[:4], "npz.json"), encoding="utf-8") as file:
+            cases = [c for c in json.load(file)["cases"] if len(c["source"]) > 1 and len(c["target"]) > 1]
+        with folder() as at:
+            model = os.path.join(at, "converted")
+            assert convert(os.path.join(SHARED, name), model) is None, name
+            found = run([ALIGN, "-m", model, "--ids", "--share", "1"],
+                        [line(c["source"][:-1]) + "\t" + line(c["target"][:-1]) for c in cases]).lines
+        for got, case in zip(found, cases, strict=True):
+            weights = np.array(case["alignment"])[:-1, :-1]
+            weights /= weights.sum(1, keepdims=True)
+            best = (weights == weights.max(1, keepdims=True)) & (weights == weights.max(0, keepdims=True))
+            wanted = sorted((s, t) for t, s in zip(*np.nonzero(best)))
+            assert got.split() == [f"{s}-{t}" for s, t in wanted], (name, case["source"], got, wanted)
+
+
+@numpy_test
+def the_file_names_the_layer_that_aligns():
+    for given, kinds in ("last", "cross ffn"), ("1", "cross ffn ssru cross ffn"):
+        with converted("student", **{"transformer-guided-alignment-layer": given}) as (model, _):
+            m = moefile.describe(moefile.read_meta(model))
+            layer, heads = m.align
+            assert heads == [0] and " ".join(x.kind for x in m.decoder[layer:]) == kinds, (given, m.align)
+    for wrong in "0", "9", "first":
+        with folder() as at:
+            make.make(at, "student", "npz", **{"transformer-guided-alignment-layer": wrong})
+            complaint = convert(at, os.path.join(at, "converted"))
+            assert complaint and "transformer-guided-alignment-layer" in complaint, complaint
 
 
 @numpy_test

@@ -398,7 +398,7 @@ class Options:
 # ---- What a model is -------------------------------------------------------------------------------------------------
 
 MEAN_NOTHING = (r"version|dim-rnn|enc-cell|enc-type|skip|(enc|dec)-cell(-(base|high))?-depth|factors-dim-emb|lemma-.*|"
-                r"transformer-(aan-.*|dim-aan|depth-scaling|guided-alignment-layer)|bert-.*|ulr-.*|char-.*|"
+                r"transformer-(aan-.*|dim-aan|depth-scaling)|bert-.*|ulr-.*|char-.*|"
                 r"tied-embeddings.*|dim-vocabs|transformer-postprocess-emb")
 DEFAULTS = {"ulr": "false", "transformer-pool": "false", "input-types": [], "factors-combine": "sum",
             "layer-normalization": "false", "right-left": "false", "transformer-no-projection": "false",
@@ -437,6 +437,10 @@ def read_model(o):
         raise FormatError(f"{o.where}: transformer-preprocess, -postprocess, -postprocess-top and -postprocess-emb are "
                           f"{', '.join(repr(x) for x in ops)} (without d): only norms after all layers, or before all "
                           f"and at the top, are supported")
+    aligns = o.text("transformer-guided-alignment-layer", "last")
+    if aligns != "last" and not (re.fullmatch("[0-9]{1,3}", aligns) and 1 <= int(aligns) <= m.layers["decoder"]):
+        o.refuse("transformer-guided-alignment-layer")
+    m.aligns = m.layers["decoder"] if aligns == "last" else int(aligns)
     m.before = ops[0] == "n"
     if m.before and not m.recurrent:
         version = re.match(r"v(\d+)\.(\d+)\.(\d+)", o.text("version", ""))
@@ -579,11 +583,12 @@ def put_attention(b, m, side, source, kind):
         b.linear(name + ".q", d, d, q)
         b.linear(name + ".kv", 2 * d, d, k, v)
     b.linear(name + ".out", d, d, o)
+    return name
 
 
 def put_side(b, m, side):
     d = m.width
-    for number in m.tied if side == "decoder" else range(1, m.layers["encoder"] + 1):
+    for i, number in enumerate(m.tied if side == "decoder" else range(1, m.layers["encoder"] + 1)):
         source = f"{side}_l{number}_"
         if side == "decoder" and m.recurrent:
             name = b.sublayer(m, side, "ssru", source + "rnn", "" if m.before else "_ffn")
@@ -592,7 +597,9 @@ def put_side(b, m, side):
         else:
             put_attention(b, m, side, source + "self", "attention")
         if side == "decoder":
-            put_attention(b, m, side, source + "context", "cross")
+            name = put_attention(b, m, side, source + "context", "cross")
+            if i + 1 == m.aligns:  # Marian shows head 0 of this layer, which guided alignment trains
+                b.meta.update({"align.layer": int(name.removeprefix("decoder.")), "align.heads": 1})
         name = b.sublayer(m, side, "ffn", source + "ffn", "_ffn", hidden=m.ffn[side], activation=m.activation)
         b.linear(name + ".up", m.ffn[side], d, (source + "ffn_W1", source + "ffn_b1"))
         b.linear(name + ".down", d, m.ffn[side], (source + "ffn_W2", source + "ffn_b2"))

@@ -956,11 +956,23 @@ def describe_attention(meta, m):
     return a
 
 
+def describe_aligner(e, m):
+    """(layer of the decoder, heads), whose mean is the attention that a Transformer shows; None: it shows none."""
+    if m.attention or "align.layer" not in e.meta:
+        return None
+    layer = e.within("align.layer", 0, len(m.decoder) - 1)
+    if m.decoder[layer].kind != "cross":
+        raise FormatError(f"align.layer: decoder.{layer} does not attend to the source")
+    heads = e.within("align.heads", 1, (1 << min(m.decoder[layer].heads, 62)) - 1)
+    return layer, [i for i in range(62) if heads >> i & 1]
+
+
 def describe_sides(meta, e, m):
     """An encoder, and a decoder that attends to it."""
     m.source_tag = e.get("source.tag", int(bool(m.languages)), (0, 1, 2))
     m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
     m.attention = describe_attention(meta, m)
+    m.align = describe_aligner(e, m)
     m.init = e.get("decoder.init", "zero", ("zero", "encoder"))
     sides = [[(x.hidden, x.proj) for x in side if x.kind == "lstm"] for side in (m.encoder, m.decoder)]
     if m.init == "encoder" and sides[0] != sides[1]:

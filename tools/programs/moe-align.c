@@ -224,13 +224,13 @@ static int pull(void *user, int wait, moe_request *request) {
         if (grow(&p->looks[at].weights, &p->looks[at].capacity, read->ids.length * written->ids.length, &a->trouble))
             return MOE_PULL_CANCEL;
         p->looks[at].pair = p;
-        *request = (moe_request){ .source = read->ids.data,
-                                  .n_source = read->ids.length,
-                                  .target = written->ids.data,
-                                  .n_target = written->ids.length,
-                                  .target_tag = a->tags[1 - at],
-                                  .source_tag = -1,
-                                  .user = &p->looks[at] };
+        request->source = read->ids.data; /* the session has set the other fields; force is not 0 */
+        request->n_source = read->ids.length;
+        request->target = written->ids.data;
+        request->n_target = written->ids.length;
+        request->target_tag = a->tags[1 - at];
+        request->source_tag = a->tags[at];
+        request->user = &p->looks[at];
         a->next++;
         p->waiting++;
         return MOE_PULL_REQUEST;

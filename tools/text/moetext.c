@@ -588,12 +588,10 @@ static moe_status find_words(words *w, const char *text, size_t length, moe_erro
 static moe_status find_begins(const moetext *t, words *w, const char *text, size_t length, const int32_t *ids, size_t n,
                               int *known, moe_error *error) {
     const text_front *f = t->stream.front;
-    const spm *joiner = f->joiner ? f->joiner : f->tokeniser;
     char why[128];
-    const int failed =
-        ids ? spm_decode_begins(joiner, ids, n, &w->begins, &w->begin_capacity, &w->tokens, why, sizeof why)
-            : spm_encode_begins(f->tokeniser, text, length, &w->begins, &w->begin_capacity, &w->tokens, why,
-                                sizeof why);
+    const int failed = ids ? text_decode_begins(f, ids, n, &w->begins, &w->begin_capacity, &w->tokens, why, sizeof why)
+                           : spm_encode_begins(f->tokeniser, text, length, &w->begins, &w->begin_capacity, &w->tokens,
+                                               why, sizeof why);
     *known = !failed && w->tokens == n;
     for (size_t i = 1; *known && i < n; i++) *known = w->begins[i] >= w->begins[i - 1];
     return failed == SPM_NO_MEMORY ? text_out_of_memory(error) : MOE_OK;
@@ -1324,7 +1322,7 @@ static moe_status describe_second(const moetext *t, const moe_session_params *pa
     moe_session_params p = *params;
     if (t->model->form != TEXT_FORM_TEXT)
         return text_fail(error, MOE_ERROR_ARGUMENT, "alignment", "option alignment needs text: it goes with form=text");
-    if (t->model->front.vocabulary.count || t->model->front.map.ids)
+    if (t->model->front.vocabulary.count)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "alignment", "this model has no attention that links words");
     p.beam = p.nbest = 1;
     p.prune = p.coverage_penalty = p.rerank = 0;

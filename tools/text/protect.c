@@ -1328,7 +1328,6 @@ static void put_verbatim(const text_guard *g, text_bytes *out) {
 moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypothesis *h, text_manner manner,
                               int shout, text_bytes *out, moe_error *error) {
     const text_front *f = r->front;
-    const spm *joiner = f->joiner ? f->joiner : f->tokeniser;
     char why[128];
     moe_status status = MOE_OK;
     text_append(out, g->before.data, g->before.length);
@@ -1336,16 +1335,14 @@ moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypo
         put_verbatim(g, out);
     } else {
         text_bytes *t = &g->translation;
-        int failed = 0;
+        int failed;
         text_clear(t);
         status = text_decode(f, h->ids, h->n_ids, t, error);
         if (status) return status;
         text_append(t, "", 0);
         const size_t lost = text_take_manner(manner, t, 0);
         g->n_places = 0;
-        if (!f->vocabulary.count && !f->map.ids)
-            failed = spm_decode_begins(joiner, h->ids, h->n_ids, &g->places, &g->place_capacity, &g->n_places, why,
-                                       sizeof why);
+        failed = text_decode_begins(f, h->ids, h->n_ids, &g->places, &g->place_capacity, &g->n_places, why, sizeof why);
         if (failed == SPM_NO_MEMORY) return text_out_of_memory(error);
         if (g->n_places != h->n_ids) g->n_places = 0;
         for (size_t j = 0; j < g->n_places; j++)

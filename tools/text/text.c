@@ -590,6 +590,30 @@ static size_t clear_marks(char *text, size_t length) {
     return n - begin;
 }
 
+/* SentencePiece's numbers of ids that the model has renumbered, malloc'ed; *n: of them, without ids that it lacks. */
+static int32_t *map_back(const text_front *front, const int32_t *ids, size_t count, size_t *n) {
+    int32_t *mapped = malloc((count ? count : 1) * sizeof *mapped);
+    *n = 0;
+    for (size_t i = 0; mapped && i < count; i++)
+        if (ids[i] >= 0 && ids[i] < moe_model_vocabulary(front->model) && front->map.pieces[ids[i]] >= 0)
+            mapped[(*n)++] = front->map.pieces[ids[i]];
+    return mapped;
+}
+
+int text_decode_begins(const text_front *front, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
+                       size_t *count, char *error, size_t error_size) {
+    const spm *joiner = front->joiner ? front->joiner : front->tokeniser;
+    *count = 0;
+    if (front->vocabulary.count) return 0;
+    if (!front->map.ids) return spm_decode_begins(joiner, ids, n, begins, capacity, count, error, error_size);
+    size_t known;
+    int32_t *mapped = map_back(front, ids, n, &known);
+    int failed = mapped ? 0 : SPM_NO_MEMORY;
+    if (mapped && known == n) failed = spm_decode_begins(joiner, mapped, n, begins, capacity, count, error, error_size);
+    free(mapped);
+    return failed;
+}
+
 /* The text of ids, malloc'ed; 0, or what spm.h answers, with a line in `why`. */
 static int join(const text_front *front, const int32_t *ids, size_t count, char **text, size_t *length, char *why,
                 size_t size) {
@@ -610,11 +634,8 @@ static int join(const text_front *front, const int32_t *ids, size_t count, char 
         text_bytes_free(&pieces);
         if (!failed) *length = clear_marks(*text, *length);
     } else if (front->map.ids) {
-        int32_t *mapped = malloc((count ? count : 1) * sizeof *mapped);
-        size_t n = 0;
-        for (size_t i = 0; mapped && i < count; i++)
-            if (ids[i] >= 0 && ids[i] < moe_model_vocabulary(front->model) && front->map.pieces[ids[i]] >= 0)
-                mapped[n++] = front->map.pieces[ids[i]];
+        size_t n;
+        int32_t *mapped = map_back(front, ids, count, &n);
         failed = mapped ? spm_decode(joiner, mapped, n, text, &capacity, length, why, size) : SPM_NO_MEMORY;
         free(mapped);
     } else {

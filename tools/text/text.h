@@ -138,6 +138,10 @@ moe_status text_spm_failed(int answer, const char *where, const char *why, moe_e
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 /* Appends to *out. The result holds no line break and no TAB, whatever the pieces say: they become spaces. */
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error);
+/* Where each of the ids begins in the text that SentencePiece joins them to, as spm_decode_begins. *count 0: it cannot
+ * be told, as with vocabularies whose pieces SentencePiece does not number. */
+int text_decode_begins(const text_front *front, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
+                       size_t *count, char *error, size_t error_size);
 /* "A@@ long word": pieces of the model's own vocabulary separated by spaces; unknown ones become the unknown token. */
 moe_status text_parse_pieces(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 /* The other way, appended to *out. No line break and no TAB, as with text_decode. */
