@@ -74,8 +74,8 @@ LONG_SUITES = tests/convert/test_transformers.py tests/train/test_gating.py $(BU
 	tests/server/test_fair.py $(BUILD)/test_memory $(BUILD)/test_linear tests/package/test_linear.py \
 	tests/train/test_curve.py tests/train/test_mixtures.py tests/train/test_speech.py tests/train/test_finetune.py \
 	tests/package/long_formats.py tests/package/long_documents.py tests/convert/test_hf_tokens.py \
-	tests/golden/test_fixtures.py tests/convert/test_keys.py tests/train/test_mutations.py tests/server/test_page.py \
-	tests/programs/test_robustness.py
+	tests/convert/test_marian_real.py tests/golden/test_fixtures.py tests/convert/test_keys.py \
+	tests/train/test_mutations.py tests/server/test_page.py tests/programs/test_robustness.py
 FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py server/test_server.py \
 	programs/test_cli_gating.py convert/test_damage.py convert/test_gnmt.py \
 	programs/test_allocations.py package/test_translator.py) \

