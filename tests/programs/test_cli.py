@@ -84,9 +84,9 @@ def a_translation_can_be_longer():
 
 @test
 def an_option_is_given_once():
-    for twice in (["-i", "a", "-i", "b"], ["-o", "a", "--output", "b"], ["-m", MODEL], ["--beam", "2", "--beam=3"]):
+    for twice in (["-i", "a", "-i", "b"], ["-o", "a", "--output", "b"], ["-t", "fr"], ["--beam", "2", "--beam=3"]):
         result = run(DE + twice, "a\n")
-        name = {"-i": "input", "-o": "output", "-m": "model"}.get(twice[0], "beam")
+        name = {"-i": "input", "-o": "output", "-t": "target"}.get(twice[0], "beam")
         assert result.returncode == 2 and "--%s is given twice" % name in result.complaint, result.complaint
         assert not result.text and not os.path.exists("a"), result.text
     assert translate("a\n", "-q", "-q").lines, "a flag may be repeated"
