@@ -5488,7 +5488,7 @@ typedef struct moe_lstm_layer {
 } moe_lstm_layer;
 
 typedef struct moe_mixture_layer {
-    size_t count, groups;    /* all experts; groups of a hierarchy (App. B), else 0 */
+    size_t groups;           /* of a hierarchy (App. B), else 0 */
     moe_gating parent, gate; /* over the groups; over the experts of a group or over all */
     size_t units;            /* of an MLP gate: gates read relu(features x + bias); 0: they read x */
     int relu_logits;         /* of both levels (Eigen et al.) */
@@ -5534,6 +5534,7 @@ struct moe_layer {
     char name[32];  /* "encoder.0" */
     int place;      /* MOE_IN_... */
     size_t in, out; /* columns of its input, without context, and of its output */
+    size_t context; /* columns of what it may attend to, 0: nothing */
     size_t hidden;  /* LSTM: H per direction; MoE: hidden units of an expert, or outputs where it has none */
     int residual;
     int norm_place;   /* f(norm(x)), or norm(x + f(x)); a layer of kind "norm" has it before */
@@ -5578,8 +5579,8 @@ struct moe_layer_type {
     const moe_key *keys;
     size_t n_keys;
     moe_carries carries[MOE_CARRIES];
-    /* Binds its weights and sets its output's columns; `context`: columns of what a decoder attends to, 0: nothing. */
-    void (*bind)(moe_reader *r, moe_layer *layer, size_t context);
+    /* Binds its weights and sets its output's columns. */
+    void (*bind)(moe_reader *r, moe_layer *layer);
     /* Its output for x, without norm and residual. */
     moe_node *(*build)(moe_builder *b, const moe_layer *layer, moe_node *x);
     /* Stores what it carries by source, made from the encoder's output x. */
@@ -5613,12 +5614,13 @@ static const char *const moe_norm_kinds[] = { "layer", "rms", NULL };
 
 /* ---- Reading ---- */
 
-/* Reads metadata with types, ranges and defaults; the first failure sticks. */
+/* Reads metadata with types, ranges and defaults, and tensors; the first failure sticks. */
 struct moe_reader {
     const moe_file *file;
     moe_status status;
     moe_error *error;
-    char key[64], where[96]; /* of metadata or a tensor; "tensor KEY" if it is one */
+    char key[64]; /* what was read last */
+    int tensor;   /* it is a tensor */
 };
 
 MOE_PRINTF(2, 3)
@@ -5627,41 +5629,39 @@ static const moe_meta *moe_read(moe_reader *r, const char *format, ...) {
     va_start(args, format);
     vsnprintf(r->key, sizeof r->key, format, args);
     va_end(args);
+    r->tensor = 0;
     return r->status == MOE_OK ? moe_find_meta(r->file, r->key) : NULL;
 }
 
+/* Refuse what was read last. */
 MOE_PRINTF(2, 3)
 static void moe_reader_fail(moe_reader *r, const char *format, ...) {
-    char message[192];
+    char message[192], where[96];
     va_list args;
     if (r->status != MOE_OK) return;
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "metadata '%s' %s", r->key, message);
+    snprintf(where, sizeof where, "%s%s", r->tensor ? "tensor " : "", r->key);
+    r->status =
+        moe_fail(r->error, MOE_ERROR_FORMAT, where, r->tensor ? "tensor %s %s" : "metadata '%s' %s", r->key, message);
 }
 
-/* `fallback` below `low` means that the key is required. */
-static int64_t moe_read_int(moe_reader *r, const moe_meta *m, int64_t low, int64_t high, int64_t fallback) {
-    int64_t v;
-    if (r->status != MOE_OK) return 0;
-    if (!m) {
-        if (fallback < low) moe_reader_fail(r, "is missing");
-        return fallback;
-    }
-    v = moe_meta_int(m, 0);
-    if (m->kind != MOE_META_INT) moe_reader_fail(r, "is not an integer");
-    else if (v < low || v > high)
-        moe_reader_fail(r, "is %lld, allowed are %lld to %lld", (long long)v, (long long)low, (long long)high);
+/* A real, or only an integer; `fallback` below `low` means that the key is required. */
+static double moe_read_number(moe_reader *r, const moe_meta *m, int real, double low, double high, double fallback) {
+    const double v = m ? moe_meta_real(m, 0) : fallback;
+    if (!m && fallback < low) moe_reader_fail(r, "is missing");
+    else if (m && m->kind != MOE_META_INT && !(real && m->kind == MOE_META_REAL))
+        moe_reader_fail(r, real ? "is not a number" : "is not an integer");
+    else if (m && !(v >= low && v <= high)) moe_reader_fail(r, "is %.10g, allowed are %.10g to %.10g", v, low, high);
     return r->status == MOE_OK ? v : 0;
 }
 
-static float moe_read_real(moe_reader *r, const moe_meta *m, double low, double high, double fallback) {
-    double v = m ? moe_meta_real(m, 0) : fallback;
-    if (r->status != MOE_OK) return 0;
-    if (m && m->kind != MOE_META_REAL && m->kind != MOE_META_INT) moe_reader_fail(r, "is not a number");
-    else if (!(v >= low && v <= high)) moe_reader_fail(r, "is %g, allowed are %g to %g", v, low, high);
-    return (float)v;
+static int64_t moe_read_int(moe_reader *r, const moe_meta *m, int64_t low, int64_t high, int64_t fallback) {
+    const int64_t v = m ? moe_meta_int(m, 0) : fallback; /* exact, where a double is not */
+    moe_read_number(r, m, 0, (double)low, (double)high, (double)fallback);
+    if (m && (v < low || v > high)) moe_reader_fail(r, "is not one of the numbers that are allowed");
+    return r->status == MOE_OK ? v : 0;
 }
 
 /* Index of the text among `names` (NULL-ended); `fallback` -1: required. */
@@ -5685,44 +5685,37 @@ static void moe_read_keys(moe_reader *r, moe_layer *layer) {
         void *at = (char *)layer + k->at;
         if (!m && k->inherits) {
             memcpy(at, (char *)layer + k->inherits, k->kind == MOE_KEY_COUNT ? sizeof(size_t) : sizeof(int));
-        } else if (k->kind == MOE_KEY_REAL) {
-            *(float *)at = moe_read_real(r, m, k->low, k->high, k->fallback);
         } else if (k->kind == MOE_KEY_NAME) {
             *(int *)at = moe_read_choice(r, m, k->names, (int)k->fallback);
         } else {
-            const int64_t v = moe_read_int(r, m, (int64_t)k->low, (int64_t)k->high, (int64_t)k->fallback);
-            if (k->kind == MOE_KEY_COUNT) *(size_t *)at = (size_t)v;
+            const double v = moe_read_number(r, m, k->kind == MOE_KEY_REAL, k->low, k->high, k->fallback);
+            if (k->kind == MOE_KEY_REAL) *(float *)at = (float)v;
+            else if (k->kind == MOE_KEY_COUNT) *(size_t *)at = (size_t)v;
             else *(int *)at = (int)v;
         }
     }
 }
 
 /* Refuse a layer because the value of a key conflicts with others. */
-#define MOE_REFUSE(r, layer, part, ...)                                                                 \
-    (snprintf((r)->key, sizeof(r)->key, "%s.%s", (layer)->name, part), moe_reader_fail(r, __VA_ARGS__))
+#define MOE_REFUSE(r, layer, part, ...) (moe_read(r, "%s.%s", (layer)->name, part), moe_reader_fail(r, __VA_ARGS__))
 
 /* The tensor of this name, with its `n_dims` (3: experts) and dims as the layer list needs them; else it is refused.
  * NULL: refused, or optional and not there. */
 static const moe_tensor_info *moe_find_bound(moe_reader *r, uint32_t n_dims, const uint64_t *dims, int optional,
                                              const char *format, const char *name) {
     const moe_tensor_info *t;
+    const char *experts = n_dims == 3 ? "experts " : "";
     char found[72] = "", wanted[72] = "";
-    int fits;
     moe_read(r, format, name);
-    if (r->status != MOE_OK) return NULL;
-    snprintf(r->where, sizeof r->where, "tensor %s", r->key);
-    t = moe_find_tensor(r->file, r->key);
-    if (!t && !optional) r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->where, "%s is missing", r->where);
-    if (!t) return NULL;
-    fits = t->n_dims == n_dims && !!t->experts == (n_dims == 3);
-    for (uint32_t i = 0; i < n_dims; i++) fits = fits && t->dims[i] == dims[i];
-    if (fits) return t;
+    r->tensor = 1;
+    t = r->status == MOE_OK ? moe_find_tensor(r->file, r->key) : NULL;
+    if (!t && !optional) moe_reader_fail(r, "is missing");
+    if (!t || (t->n_dims == n_dims && memcmp(t->dims, dims, n_dims * sizeof *dims) == 0)) return t;
     for (uint32_t i = 0; i < t->n_dims; i++)
         snprintf(found + strlen(found), sizeof found - strlen(found), "%s%" PRIu64, i ? ", " : "", t->dims[i]);
     for (uint32_t i = 0; i < n_dims; i++)
         snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), "%s%" PRIu64, i ? ", " : "", dims[i]);
-    r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->where, "%s is %s[%s], the layer list needs %s[%s]", r->where,
-                         t->experts ? "experts " : "", found, n_dims == 3 ? "experts " : "", wanted);
+    moe_reader_fail(r, "is %s[%s], the layer list needs %s[%s]", t->experts ? "experts " : "", found, experts, wanted);
     return NULL;
 }
 
@@ -5734,17 +5727,13 @@ static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t 
     if (!t) return;
     *out = moe_tensor_matrix(t, r->file->data + t->offset, 0, 0);
     const size_t broken = moe_broken_scale(out);
-    if (broken < rows)
-        r->status =
-            moe_fail(r->error, MOE_ERROR_FORMAT, r->where, "scale %zu of %s is not a number >= 0", broken, r->where);
+    if (broken < rows) moe_reader_fail(r, "has a scale that is not a number >= 0: that of row %zu", broken);
 }
 
 /* Refuse the tensor that was found last if one of its n numbers is not finite. */
 static void moe_check_finite(moe_reader *r, const float *v, size_t n) {
     for (size_t i = 0; r->status == MOE_OK && i < n; i++)
-        if (!(v[i] >= -FLT_MAX && v[i] <= FLT_MAX))
-            r->status =
-                moe_fail(r->error, MOE_ERROR_FORMAT, r->where, "element %zu of %s is not a finite number", i, r->where);
+        if (!(v[i] >= -FLT_MAX && v[i] <= FLT_MAX)) moe_reader_fail(r, "has element %zu, not a finite number", i);
 }
 
 static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const char *format, const char *name) {
@@ -5758,9 +5747,7 @@ static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const
 static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
                            const char *name) {
     moe_bind_matrix(r, out, rows, cols, optional, format, name);
-    if (r->status == MOE_OK && out->rows && out->type != MOE_TYPE_F32)
-        r->status =
-            moe_fail(r->error, MOE_ERROR_FORMAT, r->where, "%s must be f32: routing is never quantised", r->where);
+    if (out->rows && out->type != MOE_TYPE_F32) moe_reader_fail(r, "must be f32: routing is never quantised");
     moe_check_finite(r, out->data, out->rows * out->cols);
 }
 
@@ -5865,11 +5852,10 @@ static const moe_key moe_lstm_keys[] = {
 };
 enum { MOE_LSTM_R, MOE_LSTM_C };
 
-/* Weights of a LSTM layer; `context`: columns of the context that it may read, 0: there is none. */
-static void moe_bind_lstm(moe_reader *r, moe_layer *layer, size_t context) {
+static void moe_bind_lstm(moe_reader *r, moe_layer *layer) {
     moe_lstm_layer *l = &layer->lstm;
     const size_t hidden = layer->hidden, state = l->proj ? l->proj : hidden;
-    if (l->context != MOE_CONTEXT_NONE && !context)
+    if (l->context != MOE_CONTEXT_NONE && !layer->context)
         MOE_REFUSE(r, layer, "context", "must be \"none\": there is nothing to attend to");
     if (l->bidirectional && layer->place == MOE_IN_DECODER)
         MOE_REFUSE(r, layer, "bidirectional", "must be 0: what comes later is not known yet");
@@ -5880,7 +5866,7 @@ static void moe_bind_lstm(moe_reader *r, moe_layer *layer, size_t context) {
         c->state = state;
         c->forget_bias = l->forget_bias;
         snprintf(prefix, sizeof prefix, "%s%s", layer->name, !l->bidirectional ? "" : d ? ".bwd" : ".fwd");
-        moe_bind_matrix(r, &c->w_x, 4 * hidden, layer->in + (l->context ? context : 0), 0, "%s.w_x", prefix);
+        moe_bind_matrix(r, &c->w_x, 4 * hidden, layer->in + (l->context ? layer->context : 0), 0, "%s.w_x", prefix);
         moe_bind_matrix(r, &c->w_r, 4 * hidden, state, 0, "%s.w_r", prefix);
         c->bias = moe_bind_vector(r, 4 * hidden, 0, "%s.bias", prefix);
         if (l->proj) moe_bind_matrix(r, &c->w_proj, state, hidden, 0, "%s.w_proj", prefix);
@@ -5939,7 +5925,7 @@ _Static_assert(sizeof(moe_gate) == sizeof(int), "a key's name is kept as an int"
 static const moe_key moe_mixture_keys[] = {
     MOE_COUNT_KEY("hidden", 1, 0, hidden),
     MOE_FLAG_KEY("residual", 1, residual),
-    MOE_COUNT_KEY("experts", 1, 0, mixture.count),
+    MOE_COUNT_KEY("experts", 1, 0, mixture.experts.count),
     MOE_COUNT_KEY("groups", 0, 0, mixture.groups),
     MOE_NAME_KEY("gate", moe_file_gates, -1, mixture.gate.kind),
     MOE_COUNT_KEY("k", 0, 0, mixture.gate.k),
@@ -5978,27 +5964,24 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
     moe_mixture_layer *x = &layer->mixture;
     moe_experts *e = &x->experts;
     const moe_tensor_info *t =
-        moe_find_bound(r, 3, (const uint64_t[]){ x->count, layer->hidden, layer->in }, 0, "%s.experts", layer->name);
+        moe_find_bound(r, 3, (const uint64_t[]){ e->count, layer->hidden, layer->in }, 0, "%s.experts", layer->name);
     if (!t) return;
     const char *slab = r->file->data + t->offset;
     e->file = r->file;
     e->tensor = (size_t)(t - e->file->tensors);
-    e->count = x->count;
     e->hidden = layer->hidden;
-    e->stride = (size_t)t->bytes / x->count;
+    e->stride = (size_t)t->bytes / e->count;
     e->up = moe_tensor_matrix(t, slab, 0, 0);
     e->down = moe_tensor_matrix(t, slab, 0, 1);
-    e->up_bias = moe_bind_vector(r, x->count * layer->hidden, 1, "%s.experts.up_bias", layer->name);
-    e->down_bias = moe_bind_vector(r, x->count * layer->in, 1, "%s.experts.down_bias", layer->name);
+    e->up_bias = moe_bind_vector(r, e->count * layer->hidden, 1, "%s.experts.up_bias", layer->name);
+    e->down_bias = moe_bind_vector(r, e->count * layer->in, 1, "%s.experts.down_bias", layer->name);
 }
 
-static void moe_bind_mixture(moe_reader *r, moe_layer *layer, size_t context) {
+static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
     moe_mixture_layer *x = &layer->mixture;
-    const size_t n = x->count;
-    (void)context;
-    moe_read_int(r, moe_read(r, "%s.groups", layer->name), 0, (int64_t)n, 0);
-    if (x->groups > n || (x->groups && n % x->groups))
-        moe_reader_fail(r, "is %zu, which does not divide %zu experts", x->groups, n);
+    const size_t n = x->experts.count;
+    if (x->groups && n % x->groups)
+        MOE_REFUSE(r, layer, "groups", "is %zu, allowed are numbers that divide %zu experts", x->groups, n);
     if (x->no_relu && !x->linear) MOE_REFUSE(r, layer, "activation", "must be \"relu\" in experts with a hidden layer");
     if (r->status == MOE_OK && x->linear && layer->hidden > (size_t)INT32_MAX / n)
         MOE_REFUSE(r, layer, "hidden", "is %zu: too much for %zu experts", layer->hidden, n);
@@ -6009,13 +5992,10 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer, size_t context) {
     }
     moe_bind_gating(r, layer, &x->gate, n, x->groups ? n / x->groups : n, "gate");
     if (x->groups) moe_bind_gating(r, layer, &x->parent, x->groups, x->groups, "parent");
-    if (!x->linear) {
-        moe_bind_experts(r, layer);
-        return;
-    }
+    if (!x->linear) moe_bind_experts(r, layer);
+    if (!x->linear) return;
     layer->out = layer->hidden;
-    moe_bind_matrix(r, &x->stack.w, n * layer->hidden, layer->in, 0, "%s.experts.weight", layer->name);
-    x->stack.bias = moe_bind_vector(r, n * layer->hidden, 1, "%s.experts.bias", layer->name);
+    moe_bind_affine(r, layer, &x->stack, n * layer->hidden, layer->in, "experts");
 }
 
 /* A gate over all experts, or over groups (`parent`): its logits, and those of the noise if it is on. */
@@ -6072,17 +6052,17 @@ static const moe_key moe_heads_keys[] = {
 /* The two kinds differ in where their keys and values come from: a row of their own input, or the source. */
 static int moe_is_cross(const moe_layer *layer) { return layer->type->keep_source != NULL; }
 
-static void moe_bind_heads(moe_reader *r, moe_layer *layer, size_t context) {
+static void moe_bind_heads(moe_reader *r, moe_layer *layer) {
     moe_heads_layer *h = &layer->heads;
     const size_t d = layer->in;
     const int cross = moe_is_cross(layer);
     if (h->heads > d || d % h->heads)
         MOE_REFUSE(r, layer, "heads", "is %zu, which does not divide %zu columns", h->heads, d);
-    if (cross && !context)
+    if (cross && !layer->context)
         MOE_REFUSE(r, layer, "kind", "must not be \"cross\" in an encoder: there is nothing to attend to");
     h->kv_cols = 2 * d;
     moe_bind_affine(r, layer, &h->q, cross ? d : 3 * d, d, cross ? "q" : "qkv");
-    if (cross) moe_bind_affine(r, layer, &h->kv, h->kv_cols, context, "kv");
+    if (cross) moe_bind_affine(r, layer, &h->kv, h->kv_cols, layer->context, "kv");
     moe_bind_affine(r, layer, &h->out, d, d, "out");
 }
 
@@ -6119,8 +6099,7 @@ static const moe_key moe_ffn_keys[] = {
     MOE_NORM_KEYS,
 };
 
-static void moe_bind_ffn(moe_reader *r, moe_layer *layer, size_t context) {
-    (void)context;
+static void moe_bind_ffn(moe_reader *r, moe_layer *layer) {
     moe_bind_affine(r, layer, &layer->ffn.up, layer->hidden, layer->in, "up");
     if (layer->ffn.gated) moe_bind_affine(r, layer, &layer->ffn.gate, layer->hidden, layer->in, "gate");
     moe_bind_affine(r, layer, &layer->ffn.down, layer->in, layer->hidden, "down");
@@ -6142,8 +6121,7 @@ static const moe_layer_type moe_ffn_type = MOE_LAYER_TYPE("ffn", MOE_IN_SIDES, f
 
 static const moe_key moe_ssru_keys[] = { MOE_FLAG_KEY("residual", 1, residual), MOE_NORM_KEYS };
 
-static void moe_bind_ssru(moe_reader *r, moe_layer *layer, size_t context) {
-    (void)context;
+static void moe_bind_ssru(moe_reader *r, moe_layer *layer) {
     moe_bind_affine(r, layer, &layer->ssru.input, layer->in, layer->in, "input");
     moe_bind_affine(r, layer, &layer->ssru.forget, layer->in, layer->in, "forget");
 }
@@ -6164,8 +6142,8 @@ static const moe_layer_type moe_ssru_type =
 
 static const moe_key moe_norm_keys[] = { MOE_ANY_NORM_KEYS };
 
-static void moe_bind_norm(moe_reader *r, moe_layer *layer, size_t context) {
-    (void)r, (void)context;
+static void moe_bind_norm(moe_reader *r, moe_layer *layer) {
+    (void)r;
     layer->norm_place = MOE_NORM_BEFORE;
 }
 
@@ -6187,15 +6165,16 @@ static const moe_key moe_attention_keys[] = {
 };
 enum { MOE_ATTENTION_KEYS, MOE_ATTENTION_VALUES, MOE_ATTENTION_QUERY, MOE_ATTENTION_CONTEXT };
 
-/* The layers of the decoder, which lie before it, must be bound; `memory`: columns of the encoder's output.
+/* The layers of the decoder, which lie before it, must be bound.
  *
  * GNMT attends with the bottom layer's output of the step before. If no layer reads the current context, it is computed
  * at the start of the step from the carried query. Else it is computed right after the layer that asks, and carried if
  * a layer reads the previous one. A new sentence has no carried context. Unless the model starts with zeros, it
  * computes one from the initial query. */
-static void moe_bind_attention(moe_reader *r, moe_layer *layer, size_t memory) {
+static void moe_bind_attention(moe_reader *r, moe_layer *layer) {
     moe_attention_layer *a = &layer->attention;
     const moe_layer *decoder = a->asks - a->layer;
+    const size_t memory = layer->context;
     int previous = 0;
     for (const moe_layer *reads = decoder; reads < layer && r->status == MOE_OK; reads++) {
         const int context = reads->type == &moe_lstm_type ? reads->lstm.context : MOE_CONTEXT_NONE;
@@ -6273,36 +6252,31 @@ static const moe_layer_type *const moe_layer_types[] = { &moe_lstm_type,  &moe_m
                                                          &moe_cross_type, &moe_ffn_type,      &moe_norm_type,
                                                          &moe_ssru_type,  &moe_attention_type };
 
-/* The kind of a layer: what its file calls it. */
-static const moe_layer_type *moe_read_type(moe_reader *r, const char *name) {
-    const moe_meta *m = moe_read(r, "%s.kind", name);
-    if (!m) moe_reader_fail(r, "is missing");
-    for (size_t i = 0; m && m->kind == MOE_META_TEXT && i < MOE_COUNT(moe_layer_types); i++)
-        if (moe_span_is(moe_meta_text(m, 0), moe_layer_types[i]->name)) return moe_layer_types[i];
-    moe_reader_fail(r, "has a value that this version does not know");
-    return NULL;
-}
-
 /* Read layer `index` of a side and bind its weights. */
 static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, int place, size_t in,
                            size_t context) {
     snprintf(layer->name, sizeof layer->name, "%s.%zu", side, index);
-    layer->place = place;
-    layer->type = moe_read_type(r, layer->name);
+    const moe_meta *kind = moe_read(r, "%s.kind", layer->name);
+    if (!kind) moe_reader_fail(r, "is missing");
+    for (size_t i = 0; kind && kind->kind == MOE_META_TEXT && i < MOE_COUNT(moe_layer_types); i++)
+        if (moe_span_is(moe_meta_text(kind, 0), moe_layer_types[i]->name)) layer->type = moe_layer_types[i];
+    if (!layer->type) moe_reader_fail(r, "has a value that this version does not know");
+    else if (!(layer->type->places & place))
+        moe_reader_fail(r, "is \"%s\", which no %s may have", layer->type->name, side);
     if (r->status != MOE_OK) return;
-    if (!(layer->type->places & place)) moe_reader_fail(r, "is \"%s\", which no %s may have", layer->type->name, side);
+    layer->place = place;
     layer->in = layer->out = in;
+    layer->context = context;
     moe_read_keys(r, layer);
     if (r->status != MOE_OK) return;
-    layer->type->bind(r, layer, context);
+    layer->type->bind(r, layer);
     if (layer->norm_place) {
         const size_t n = layer->norm_place == MOE_NORM_AFTER ? layer->out : layer->in;
         layer->norm.weight = moe_bind_vector(r, n, 0, "%s.norm.weight", layer->name);
         if (!layer->norm.rms) layer->norm.bias = moe_bind_vector(r, n, 0, "%s.norm.bias", layer->name);
     }
-    if (r->status == MOE_OK && layer->residual && layer->out != in)
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, layer->name,
-                             "layer %s adds its input (%zu columns) to its output (%zu)", layer->name, in, layer->out);
+    if (layer->residual && layer->out != in)
+        MOE_REFUSE(r, layer, "residual", "must be 0: %zu columns of input, %zu of output", in, layer->out);
 }
 
 /* A layer with its norm and its residual. */
@@ -6343,7 +6317,7 @@ struct moe_model {
     const float *output_bias;                              /* [V] or NULL */
     moe_layer *layers; /* [n_layers] of "encoder", then of "decoder" or "network"; GNMT's attention comes last */
     size_t n_layers;
-    moe_layer *encoder, *decoder; /* among them */
+    moe_layer *decoder; /* among them */
     size_t n_encoder, n_decoder;
     const moe_layer *attention; /* GNMT's; NULL: none */
     int shows;                  /* attention weights: GNMT's, or those of heads that align */
@@ -6399,13 +6373,13 @@ static void moe_pair_states(moe_reader *r, moe_model *m) {
     size_t e = 0, d = 0;
     snprintf(r->key, sizeof r->key, "decoder.init");
     for (;; e++, d++) {
-        while (e < m->n_encoder && m->encoder[e].type != &moe_lstm_type) e++;
+        while (e < m->n_encoder && m->layers[e].type != &moe_lstm_type) e++;
         while (d < m->n_decoder && m->decoder[d].type != &moe_lstm_type) d++;
         if (e == m->n_encoder || d == m->n_decoder) break;
-        m->encoder[e].lstm.begins = &m->decoder[d];
-        if (m->encoder[e].hidden != m->decoder[d].hidden ||
-            m->encoder[e].lstm.cell[0].state != m->decoder[d].lstm.cell[0].state)
-            moe_reader_fail(r, "is \"encoder\", but %s and %s have states of other sizes", m->encoder[e].name,
+        m->layers[e].lstm.begins = &m->decoder[d];
+        if (m->layers[e].hidden != m->decoder[d].hidden ||
+            m->layers[e].lstm.cell[0].state != m->decoder[d].lstm.cell[0].state)
+            moe_reader_fail(r, "is \"encoder\", but %s and %s have states of other sizes", m->layers[e].name,
                             m->decoder[d].name);
     }
     if (e < m->n_encoder || d < m->n_decoder)
@@ -6425,20 +6399,15 @@ static void moe_bind_output(moe_reader *r, moe_model *m, size_t width) {
     m->output_bias = moe_bind_vector(r, (size_t)m->vocabulary, 1, "%s", "output.bias");
 }
 
-/* Memory for the layers; the encoder's come first, the attention last. */
-static void moe_take_layers(moe_reader *r, moe_model *m, size_t n_encoder, size_t n_decoder, int attention) {
-    const size_t n = n_encoder + n_decoder + (size_t)attention;
+/* Memory for the layers, and for an attention. */
+static void moe_take_layers(moe_reader *r, moe_model *m, size_t n_encoder, size_t n_decoder) {
     if (r->status != MOE_OK) return;
-    m->layers = moe_allocate_zeroed(&m->allocator, n * sizeof *m->layers);
-    if (!m->layers) {
-        r->status = moe_fail(r->error, MOE_ERROR_MEMORY, "model", "no memory for %zu layers", n);
-        return;
-    }
-    m->n_layers = n;
-    m->encoder = m->layers;
-    m->decoder = m->layers + n_encoder;
     m->n_encoder = n_encoder;
     m->n_decoder = n_decoder;
+    m->n_layers = n_encoder + n_decoder;
+    m->layers = moe_allocate_zeroed(&m->allocator, (m->n_layers + 1) * sizeof *m->layers);
+    if (m->layers) m->decoder = m->layers + n_encoder;
+    else r->status = moe_fail(r->error, MOE_ERROR_MEMORY, "model", "no memory for %zu layers", m->n_layers);
 }
 
 static size_t moe_read_layer_count(moe_reader *r, const char *side) {
@@ -6447,7 +6416,7 @@ static size_t moe_read_layer_count(moe_reader *r, const char *side) {
 
 /* Layers without attention: a language model's, a classifier's. */
 static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side, int place) {
-    moe_take_layers(r, m, 0, moe_read_layer_count(r, side), 0);
+    moe_take_layers(r, m, 0, moe_read_layer_count(r, side));
     moe_bind_output(r, m, moe_read_layers(r, m, m->decoder, m->n_decoder, side, place, 0));
 }
 
@@ -6466,16 +6435,6 @@ static void moe_read_format(moe_reader *r, moe_model *m, moe_rules rules) {
     moe_bind_embeddings(r, m);
 }
 
-/* Whether the decoder has GNMT's attention: its keys are there, or no layer attends to the source otherwise. */
-static int moe_has_attention(moe_reader *r, size_t n_decoder) {
-    int crosses = 0;
-    for (size_t i = 0; i < n_decoder; i++) {
-        const moe_meta *kind = moe_read(r, "decoder.%zu.kind", i);
-        crosses |= kind && kind->kind == MOE_META_TEXT && moe_span_is(moe_meta_text(kind, 0), moe_cross_type.name);
-    }
-    return !crosses || moe_read(r, "attention.kind");
-}
-
 /* The heads that align source and target, bits of a number, if the file names some: a Transformer shows the mean of
  * their weights. */
 static void moe_read_aligner(moe_reader *r, moe_model *m) {
@@ -6490,33 +6449,36 @@ static void moe_read_aligner(moe_reader *r, moe_model *m) {
     m->shows = 1;
 }
 
-/* Encoder, decoder and, for GNMT, the attention. */
+/* Encoder and decoder. The decoder has GNMT's attention if its keys are there, or if no layer attends to the source
+ * otherwise. */
 static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
     const size_t n_encoder = moe_read_layer_count(r, "encoder"), n_decoder = moe_read_layer_count(r, "decoder");
-    const int attends = moe_has_attention(r, n_decoder);
-    moe_layer *attention;
+    moe_layer *last;
+    int crosses = 0;
     moe_read_format(r, m, rules);
-    moe_take_layers(r, m, n_encoder, n_decoder, attends);
-    if (r->status != MOE_OK) return;
-    attention = &m->layers[n_encoder + n_decoder];
-    if (attends) {
-        *attention = (moe_layer){ .type = &moe_attention_type, .name = "attention", .place = MOE_IN_DECODER };
-        moe_read_keys(r, attention);
-        if (r->status == MOE_OK && attention->attention.layer >= n_decoder)
-            MOE_REFUSE(r, attention, "layer", "is %zu, allowed are 0 to %zu", attention->attention.layer,
-                       n_decoder - 1);
-    }
-    m->memory_width = moe_read_layers(r, m, m->encoder, n_encoder, "encoder", MOE_IN_ENCODER, 0);
+    moe_take_layers(r, m, n_encoder, n_decoder);
+    m->memory_width = moe_read_layers(r, m, m->layers, n_encoder, "encoder", MOE_IN_ENCODER, 0);
     moe_bind_output(r, m, moe_read_layers(r, m, m->decoder, n_decoder, "decoder", MOE_IN_DECODER, m->memory_width));
     if (r->status == MOE_OK && m->decoder_from_encoder) moe_pair_states(r, m);
-    for (size_t i = 0; !attends && r->status == MOE_OK && i < n_decoder; i++)
-        if (m->decoder[i].type == &moe_lstm_type && m->decoder[i].lstm.context)
-            MOE_REFUSE(r, &m->decoder[i], "context", "must be \"none\": the model has no attention.kind");
-    if (!attends) moe_read_aligner(r, m);
-    if (!attends || r->status != MOE_OK) return;
-    attention->attention.asks = &m->decoder[attention->attention.layer];
-    moe_bind_attention(r, attention, m->memory_width);
-    m->attention = attention;
+    if (r->status != MOE_OK) return;
+    for (size_t i = 0; i < n_decoder; i++) crosses |= m->decoder[i].type == &moe_cross_type;
+    if (crosses && !moe_read(r, "attention.kind")) {
+        for (size_t i = 0; i < n_decoder; i++)
+            if (m->decoder[i].type == &moe_lstm_type && m->decoder[i].lstm.context)
+                MOE_REFUSE(r, &m->decoder[i], "context", "must be \"none\": the model has no attention.kind");
+        moe_read_aligner(r, m);
+        return;
+    }
+    last = &m->layers[m->n_layers++];
+    *last = (moe_layer){ .type = &moe_attention_type, .name = "attention", .place = MOE_IN_DECODER };
+    last->context = m->memory_width;
+    moe_read_keys(r, last);
+    if (last->attention.layer >= n_decoder)
+        MOE_REFUSE(r, last, "layer", "is %zu, allowed are 0 to %zu", last->attention.layer, n_decoder - 1);
+    if (r->status != MOE_OK) return;
+    last->attention.asks = &m->decoder[last->attention.layer];
+    moe_bind_attention(r, last);
+    m->attention = last;
     m->shows = 1;
 }
 
@@ -6551,7 +6513,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
         moe_bind_stack(&r, m, "network", MOE_IN_NETWORK);
         return r.status;
     }
-    m->embedding_scale = moe_read_real(&r, moe_read(&r, "embedding.scale"), -1e6, 1e6, 1);
+    m->embedding_scale = (float)moe_read_number(&r, moe_read(&r, "embedding.scale"), 1, -1e6, 1e6, 1);
     m->eos = moe_read_token(&r, m, "token.eos", 1);
     m->bos = moe_read_token(&r, m, "token.bos", 1);
     moe_read_token(&r, m, "token.pad", 0);
@@ -6723,7 +6685,7 @@ void moe_model_close(moe_model *m) {
     if (!m || atomic_fetch_sub(&m->holders, 1) > 1) return;
     a = m->allocator;
     if (m->mapped) munmap((void *)(uintptr_t)m->file.data, m->file.bytes);
-    moe_release(&a, m->layers, m->n_layers * sizeof *m->layers);
+    moe_release(&a, m->layers, (m->n_encoder + m->n_decoder + 1) * sizeof *m->layers);
     moe_release(&a, m->never, m->n_never * sizeof *m->never);
     moe_file_free(&m->file, &a);
     if (m->fd >= 0) close(m->fd);
@@ -6788,11 +6750,10 @@ size_t moe_model_mixture_count(const moe_model *m) {
 void moe_model_mixture_sized(const moe_model *model, size_t index, moe_mixture *out, size_t size) {
     const moe_layer *layer = moe_find_mixture(model, index);
     const moe_mixture_layer *m = layer ? &layer->mixture : NULL;
-    moe_mixture x;
-    memset(&x, 0, sizeof x);
+    moe_mixture x = { .layer = NULL };
     if (m)
         x = (moe_mixture){ .layer = layer->name,
-                           .experts = m->count,
+                           .experts = m->experts.count,
                            .groups = m->groups,
                            .gate = m->gate.kind,
                            .parent_gate = m->parent.kind,
@@ -6858,7 +6819,7 @@ static moe_node *moe_build_embedding(moe_graph *g, const moe_model *m, const moe
 
 static void moe_build_encoder(moe_builder *b, const moe_model *m) {
     moe_node *x = moe_build_embedding(b->g, m, &m->source_embedding, "encoder.embedding");
-    for (size_t i = 0; i < m->n_encoder; i++) x = moe_build_layer(b, &m->encoder[i], x);
+    for (size_t i = 0; i < m->n_encoder; i++) x = moe_build_layer(b, &m->layers[i], x);
     for (size_t i = m->n_encoder; i < m->n_layers; i++)
         if (m->layers[i].type->keep_source) m->layers[i].type->keep_source(b, &m->layers[i], x);
 }

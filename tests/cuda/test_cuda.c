@@ -1343,8 +1343,8 @@ static sizes measure(const moe_model *m, moe_session_params p) {
         const size_t biases =
             (x->up_bias ? moe_round_up(4 * l->hidden, 64) : 0) + (x->down_bias ? moe_round_up(4 * l->out, 64) : 0);
         const size_t bytes = room_of(type, l->hidden, l->out) + room_of(type, l->out, l->hidden) + biases;
-        s.fixed -= l->mixture.count * bytes;
-        s.experts += l->mixture.count;
+        s.fixed -= l->mixture.experts.count * bytes;
+        s.experts += l->mixture.experts.count;
         s.largest = moe_max(s.largest, bytes);
     }
     CHECK(moe_session_stats(session).experts == s.experts && moe_session_stats(session).experts_held == s.experts,
@@ -1374,7 +1374,7 @@ static void start_simulation(simulation *s, const moe_model *model, size_t exper
     CHECK(moe_cache_bytes(experts, bays) <= sizeof s->memory, "%zu experts, %zu bays", experts, bays);
     moe_cache_begin(&s->cache, s->memory, experts, bays, moe_max(bays / 16, 1));
     for (size_t i = 0, first = 0; (l = layer_of(model, i)); first += s->layer[i++].count)
-        s->layer[i] = (moe_cache_layer){ first, l->mixture.count, 0 };
+        s->layer[i] = (moe_cache_layer){ first, l->mixture.experts.count, 0 };
 }
 
 static uint64_t fetched_bytes(const moe_layer *l) { /* of one expert */

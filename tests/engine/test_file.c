@@ -1133,7 +1133,7 @@ static void residual_over_different_widths_names_the_layer(void **state) {
     mw_model *m = mw_small(MW_BOTH_CONTEXTS, MW_F32, 1);
     (void)state;
     mw_int(m, "encoder.0.residual", 1);
-    refuse_model(m, "encoder.0", "22");
+    refuse_model(m, "encoder.0.residual", "22");
 }
 
 static void decoder_must_end_with_the_models_width(void **state) {

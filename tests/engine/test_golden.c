@@ -397,7 +397,7 @@ static int gate_layer(const golden *g, const char *name, const char *prefix, moe
     snprintf(key, sizeof key, "%s%s", name, prefix);
     layer->type = &moe_mixture_type;
     m->gate.weight = matrix(need_part(g, key, "weight"));
-    m->count = m->gate.level = m->gate.weight.rows;
+    m->experts.count = m->gate.level = m->gate.weight.rows;
     layer->in = layer->out = m->gate.weight.cols;
     m->gate.threshold = find_part(g, key, "threshold").data;
     m->gate.k = k ? (size_t)moe_meta_int(k, 0) : 0;
@@ -464,7 +464,7 @@ static void bind_experts(const golden *g, const char *name, moe_layer *layer) {
     moe_reader r = { .file = &g->file, .error = &error };
     assert_true(slabs.info->experts);
     snprintf(layer->name, sizeof layer->name, "%s", name);
-    layer->mixture.count = (size_t)slabs.info->dims[0];
+    layer->mixture.experts.count = (size_t)slabs.info->dims[0];
     layer->hidden = (size_t)slabs.info->dims[1];
     layer->in = layer->out = (size_t)slabs.info->dims[2];
     moe_bind_experts(&r, layer);
@@ -495,7 +495,7 @@ static void check_experts(const golden *g, const char *name, const moe_kernels *
     moe_node *selections;
     uint32_t *words;
     bind_experts(g, name, &layer);
-    gating = (moe_gating){ .kind = MOE_GATE_TOPK, .level = layer.mixture.count, .k = 1 };
+    gating = (moe_gating){ .kind = MOE_GATE_TOPK, .level = layer.mixture.experts.count, .k = 1 };
     layer.mixture.experts.scale = (float)moe_meta_real(need_value(g, name, "scale"), 0);
     words = selected(&gate);
     b->frame.inputs = (const float *)(const void *)words;
@@ -534,7 +534,7 @@ static void read_mixture(const golden *g, const char *name, size_t in, int gates
     layer->in = layer->out = in;
     moe_read_keys(&r, layer);
     if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
-    moe_bind_mixture(&r, layer, 0);
+    moe_bind_mixture(&r, layer);
     layer->mixture.experts.file = NULL; /* it is this function's */
     snprintf(missing, sizeof missing, "tensor %s.experts is missing", name);
     if (gates_only) assert_string_equal(error.message, missing);
@@ -611,10 +611,10 @@ static void check_noise(const moe_layer *layer, part x, const moe_kernels *kerne
             logits[i] = noisy_logit(&m->parent, name, SEED, keys[r], i, row);
         if (m->groups) expected_level(&m->parent, 0, logits, 1, weights[1] + r * groups, probabilities[1] + r * groups);
         snprintf(name, sizeof name, "%s.gate", layer->name);
-        for (size_t i = 0; i < m->count; i++) logits[i] = noisy_logit(&m->gate, name, SEED, keys[r], i, row);
+        for (size_t i = 0; i < m->experts.count; i++) logits[i] = noisy_logit(&m->gate, name, SEED, keys[r], i, row);
         for (size_t i = 0; i < groups; i++) {
             const float factor = m->groups ? weights[1][r * groups + i] : 1;
-            const size_t at = r * m->count + i * inside;
+            const size_t at = r * m->experts.count + i * inside;
             if (factor != 0)
                 expected_level(&m->gate, i * inside, logits + i * inside, factor, weights[0] + at,
                                probabilities[0] + at);
@@ -625,9 +625,9 @@ static void check_noise(const moe_layer *layer, part x, const moe_kernels *kerne
     for (size_t i = 0; i < (m->groups ? 2 : 1); i++) {
         char tensor[128];
         snprintf(tensor, sizeof tensor, "%s.%s", layer->name, i ? "parent" : "gate");
-        expect_gate(tensor, &gates, tensor, (part){ weights[i], x.rows, i ? groups : m->count, NULL });
+        expect_gate(tensor, &gates, tensor, (part){ weights[i], x.rows, i ? groups : m->experts.count, NULL });
         strcat(tensor, ".probabilities");
-        expect_gate(tensor, &gates, tensor, (part){ probabilities[i], x.rows, i ? groups : m->count, NULL });
+        expect_gate(tensor, &gates, tensor, (part){ probabilities[i], x.rows, i ? groups : m->experts.count, NULL });
     }
     free_bench(b);
 }
@@ -640,7 +640,7 @@ static void check_routing(const golden *g, const char *name, const moe_kernels *
     moe_mixture_layer *m = &layer.mixture;
     float bias[2][64];
     read_mixture(g, name, x.cols, 1, &layer);
-    assert_true(m->count <= 64 && !(normal.data && (m->gate.bias || m->parent.bias)));
+    assert_true(m->experts.count <= 64 && !(normal.data && (m->gate.bias || m->parent.bias)));
     if (normal.data) check_noise(&layer, x, kernels);
     for (size_t row = 0; row < (normal.data ? x.rows : 1); row++) { /* all rows at once, but one by one with noise */
         const size_t rows = normal.data ? 1 : x.rows;

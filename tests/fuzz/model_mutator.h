@@ -391,18 +391,12 @@ static int mm_repair(mw_model *m, const moe_error *e, uint64_t *r) {
     int at = 0;
     if (sscanf(e->message, "metadata '%63[^']' %n", key, &at) == 1 && at) {
         mm_repair_key(m, key, e->message + at, r);
-    } else if (sscanf(e->message, "layer %31s adds", name) == 1) {
-        snprintf(key, sizeof key, "%.31s.residual", name);
-        mw_int(m, key, 0);
     } else if (needs && sscanf(e->message, "tensor %63s is", name) == 1) {
         const int n = sscanf(needs + strcspn(needs, "["), "[%zu, %zu, %zu]", &d[0], &d[1], &d[2]);
         return n > 0 && mm_shape(m, name, (uint32_t)n, d, r);
     } else if (strstr(e->message, " is missing") && sscanf(e->message, "tensor %63s is", name) == 1) {
         return mm_shape(m, name, 1, d, r);
-    } else if (sscanf(e->message, "tensor %63s must be f32", name) == 1 ||
-               sscanf(e->message, "element %*u of tensor %63s is", name) == 1 ||
-               sscanf(e->message, "scale %*u of tensor %63s is", name) == 1 ||
-               sscanf(e->where, "tensor %63s", name) == 1) {
+    } else if (sscanf(e->where, "tensor %63s", name) == 1) {
         if (!(t = mw_find_tensor(m, name))) return 0;
         if (strstr(e->message, "must be f32")) t->type = MW_F32;
         if (!mm_fill(t, r)) mw_drop_tensor(m, name);
