@@ -4117,34 +4117,38 @@ static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
 }
 
 /* Check that the reader accepts the planned file, before a byte of it is written. Checksums are those of zeros. */
-static moe_status moe_save_check(moe_save *s, const moe_allocator *a, moe_error *error) {
+static moe_status moe_save_check(moe_save *s, const moe_allocator *a) {
     moe_file f;
     moe_status status;
     moe_save_header(s, s->header);
-    status = moe_file_parse(&f, s->header, (size_t)s->file_bytes, a, error);
+    status = moe_file_parse(&f, s->header, (size_t)s->file_bytes, a, s->error);
     moe_file_free(&f, a);
     if (status == MOE_ERROR_FORMAT || status == MOE_ERROR_UNSUPPORTED) status = MOE_ERROR_ARGUMENT;
-    if (error && status != MOE_OK) error->code = status;
+    if (s->error && status != MOE_OK) s->error->code = status;
     return status;
 }
 
 /* s->tensors are ready to be placed. */
-static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocator *a, moe_error *error) {
+static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocator *a) {
     size_t piece_bytes = 0, widest = 0, row_bytes;
     moe_status status;
     for (size_t i = 0; i < s->n_entries; i++) /* the reader checks the rest */
         if (!s->entries[i].key || s->entries[i].kind < MOE_META_INT || s->entries[i].kind > MOE_META_TEXT)
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or a wrong kind", i);
+            return moe_fail(s->error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or a wrong kind",
+                            i);
     moe_save_plan(s, &piece_bytes, &widest);
     row_bytes = 2 * moe_round_up(widest, MOE_Q8_COLS) * sizeof *s->row;
-    s->error = error;
     s->header = moe_allocate_zeroed(a, s->header_bytes);
-    s->piece = moe_allocate_zeroed(a, piece_bytes);
-    s->row = moe_allocate_zeroed(a, row_bytes);
-    if (s->header && s->piece && s->row) status = moe_save_check(s, a, error);
-    else status = moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor", piece_bytes);
-    if (status == MOE_OK) status = moe_output_begin(&s->out, path, s->file_bytes, error);
-    if (status == MOE_OK) status = moe_output_end(&s->out, moe_save_all(s), error);
+    status = s->header ? moe_save_check(s, a) : MOE_OK;
+    if (s->header && status == MOE_OK) {
+        s->piece = moe_allocate_zeroed(a, piece_bytes);
+        s->row = moe_allocate_zeroed(a, row_bytes);
+    }
+    if (status == MOE_OK && !(s->piece && s->row))
+        status =
+            moe_fail(s->error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor", piece_bytes);
+    if (status == MOE_OK) status = moe_output_begin(&s->out, path, s->file_bytes, s->error);
+    if (status == MOE_OK) status = moe_output_end(&s->out, moe_save_all(s), s->error);
     moe_release(a, s->header, s->header_bytes);
     moe_release(a, s->piece, piece_bytes);
     moe_release(a, s->row, row_bytes);
@@ -4152,15 +4156,14 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
 }
 
 /* Vector `i` of the caller into s->tensors; one of an old vector's name replaces it. */
-static moe_status moe_save_vector(moe_save *s, const moe_vector_entry *vectors, size_t i, moe_error *error) {
+static moe_status moe_save_vector(moe_save *s, const moe_vector_entry *vectors, size_t i) {
     const moe_vector_entry *v = &vectors[i];
     const moe_tensor_info *old = v->name ? moe_find_tensor(s->old, v->name) : NULL;
-    int fits = v->name && v->data && v->n && v->n <= INT32_MAX && (!old || old->n_dims == 1);
-    for (size_t k = 0; k < i && fits; k++) fits = strcmp(v->name, vectors[k].name) != 0;
-    if (!fits || !moe_name_valid((moe_span){ v->name, strlen(v->name) }))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "vectors", "vector %zu has a wrong name or length, or stands twice",
-                        i);
-    s->tensors[old ? (size_t)(old - s->old->tensors) : s->n_tensors++] = (moe_save_tensor){
+    moe_save_tensor *x = &s->tensors[old ? (size_t)(old - s->old->tensors) : s->n_tensors++];
+    const int replaces = old && old->n_dims == 1 && !x->vector;
+    if (!v->name || !v->data || (old && !replaces) || !moe_name_valid((moe_span){ v->name, strlen(v->name) }))
+        return moe_fail(s->error, MOE_ERROR_ARGUMENT, "vectors", "vector %zu has a wrong name, or no numbers", i);
+    *x = (moe_save_tensor){
         .info = { .name = { v->name, strlen(v->name) }, .type = MOE_TYPE_F32, .n_dims = 1, .dims = { v->n } },
         .vector = v->data
     };
@@ -4174,7 +4177,8 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
                    .same_type = !params->n_vectors,
                    .entries = params->entries,
                    .n_entries = params->n_entries,
-                   .n_tensors = f->n_tensors };
+                   .n_tensors = f->n_tensors,
+                   .error = error };
     moe_status status = MOE_OK;
     if (!moe_type_known((uint32_t)params->type) || !moe_type_known((uint32_t)params->experts))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
@@ -4185,9 +4189,8 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
         s.tensors[i].info.type = moe_save_type(&f->tensors[i], params);
         s.same_type &= s.tensors[i].info.type == f->tensors[i].type;
     }
-    for (size_t i = 0; i < params->n_vectors && status == MOE_OK; i++)
-        status = moe_save_vector(&s, params->vectors, i, error);
-    if (status == MOE_OK) status = moe_save_run(&s, path, a, error);
+    for (size_t i = 0; i < params->n_vectors && status == MOE_OK; i++) status = moe_save_vector(&s, params->vectors, i);
+    if (status == MOE_OK) status = moe_save_run(&s, path, a);
     moe_release(a, s.tensors, bytes);
     return status;
 }
@@ -4201,26 +4204,24 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
                    .fill_user = params.user,
                    .entries = params.entries,
                    .n_entries = params.n_entries,
-                   .n_tensors = params.n_tensors };
+                   .n_tensors = params.n_tensors,
+                   .error = error };
     moe_status status = MOE_OK;
     s.tensors = moe_allocate_zeroed(&a, bytes);
     if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "write", "no memory for the tensor directory");
-    for (size_t i = 0; i < s.n_tensors && status == MOE_OK; i++) {
+    for (size_t i = 0; i < s.n_tensors && status == MOE_OK; i++) { /* the reader checks the rest */
         const moe_tensor_spec *spec = &params.tensors[i];
         moe_tensor_info *t = &s.tensors[i].info;
-        int fits = spec->name && spec->n_dims >= 1 && spec->n_dims <= 3 && moe_type_known((uint32_t)spec->type);
+        const int known = spec->name && spec->n_dims >= 1 && spec->n_dims <= 3 && moe_type_known((uint32_t)spec->type);
         *t = (moe_tensor_info){ .name = { spec->name, spec->name ? strlen(spec->name) : 0 },
                                 .type = spec->type,
                                 .n_dims = spec->n_dims,
                                 .experts = spec->n_dims == 3 };
-        for (uint32_t d = 0; fits && d < t->n_dims; d++) {
-            t->dims[d] = spec->dims[d];
-            fits = spec->dims[d] && spec->dims[d] <= INT32_MAX;
-        }
-        if (!fits || !moe_name_valid(t->name) || (t->n_dims == 1 && t->type != MOE_TYPE_F32) || !moe_tensor_bytes(t))
+        if (known) memcpy(t->dims, spec->dims, spec->n_dims * sizeof *t->dims);
+        if (!known || !moe_name_valid(t->name) || !moe_tensor_bytes(t))
             status = moe_fail(error, MOE_ERROR_ARGUMENT, "tensors", "tensor %zu has a wrong name, type or shape", i);
     }
-    if (status == MOE_OK) status = moe_save_run(&s, path, &a, error);
+    if (status == MOE_OK) status = moe_save_run(&s, path, &a);
     moe_release(&a, s.tensors, bytes);
     return status;
 }
@@ -6641,41 +6642,35 @@ static void *moe_read_file(int fd, size_t bytes) {
     return data;
 }
 
-/* The contents of an open file: a model with them in `out`. */
-static moe_status moe_open_file(int fd, const char *path, const moe_model_params *params, moe_model **out,
-                                moe_error *error) {
-    struct stat info;
-    size_t bytes;
-    void *data;
-    moe_status status;
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode))
-        return moe_fail(error, MOE_ERROR_IO, "open", "%s is not a file", path);
-    if (info.st_size <= 0 || (uint64_t)info.st_size > SIZE_MAX / 2)
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "%s is empty or too large to map", path);
-    bytes = (size_t)info.st_size;
-    data = params->copy ? moe_read_file(fd, bytes) : mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (data == MAP_FAILED)
-        return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(errno));
-    status = moe_model_create(data, bytes, params, out, error);
-    if (status != MOE_OK) {
-        munmap(data, bytes);
-        return status;
-    }
-    (*out)->mapped = 1;
-    (*out)->opened = info;
-    if (!params->copy) (*out)->fd = fd;
-    return MOE_OK;
-}
-
 moe_status moe_model_open_sized(const char *path, const moe_model_params *given, size_t size, moe_model **out,
                                 moe_error *error) {
     moe_model_params params;
+    struct stat info;
+    void *data = MAP_FAILED;
+    size_t bytes = 0;
     moe_status status;
     int fd;
     MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_model_params", error));
     fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for the writer of a pipe */
     if (fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
-    status = moe_open_file(fd, path, &params, out, error);
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+        status = moe_fail(error, MOE_ERROR_IO, "open", "%s is not a file", path);
+    } else if (info.st_size <= 0 || (uint64_t)info.st_size > SIZE_MAX / 2) {
+        status = moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "%s is empty or too large to map", path);
+    } else {
+        bytes = (size_t)info.st_size;
+        data = params.copy ? moe_read_file(fd, bytes) : mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        status = data != MAP_FAILED
+                     ? moe_model_create(data, bytes, &params, out, error)
+                     : moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(errno));
+    }
+    if (status == MOE_OK) {
+        (*out)->mapped = 1;
+        (*out)->opened = info;
+        if (!params.copy) (*out)->fd = fd;
+    } else if (data != MAP_FAILED) {
+        munmap(data, bytes);
+    }
     if (status != MOE_OK || params.copy) close(fd);
     return status;
 }

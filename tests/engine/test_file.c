@@ -1726,7 +1726,7 @@ static void writing_impossible_tensors_is_refused_and_leaves_nothing(void **stat
     for (size_t i = 0; i < MOE_COUNT(wrong); i++) {
         moe_write_params p = { .tensors = &wrong[i], .n_tensors = 1, .fill = no_rows, .user = &rows };
         assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
-        assert_string_equal(e.where, "tensors");
+        CHECK(strncmp(e.where, "tensor", 6) == 0, "%zu: %s: %s", i, e.where, e.message);
     }
     {
         const moe_meta_entry entries[] = { { .key = "a.b", .kind = MOE_META_INT },

@@ -968,7 +968,7 @@ static int make_stack(const options *o, const char *what, moe_type type, stack *
         snprintf(s->layer.name, sizeof s->layer.name, "%s", what);
         s->layer.hidden = hidden;
         s->layer.residual = m->sigmoid = 1;
-        m->count = experts;
+        m->experts.count = experts;
         m->gate = (moe_gating){ .kind = MOE_GATE_TOPK, .level = experts, .k = (size_t)o->k };
         m->experts = (moe_experts){ .count = experts, .hidden = hidden, .scale = 1, .stride = slab };
         m->experts.up = moe_matrix_view(type, hidden, width, slabs);
@@ -1121,7 +1121,7 @@ static void report_layer(report *r, const options *o, layer_bench *b) {
     json_text(&out.json, "isa", b->machine->kernels->name);
     json_whole(&out.json, "threads", (int64_t)b->machine->threads);
     json_whole(&out.json, "rows", (int64_t)b->rows);
-    json_whole(&out.json, "experts", (int64_t)s->layer.mixture.count);
+    json_whole(&out.json, "experts", (int64_t)s->layer.mixture.experts.count);
     json_whole(&out.json, "k", (int64_t)s->layer.mixture.gate.k);
     json_whole(&out.json, "d", (int64_t)s->width);
     json_whole(&out.json, "hidden", vocabulary || s->attention.keys ? 0 : (int64_t)s->hidden);
