@@ -3298,7 +3298,7 @@ typedef struct moe_meta {
 
 typedef struct moe_file {
     const char *data;
-    size_t bytes;
+    size_t bytes, held; /* of the file; of them, those that are in memory */
     uint32_t version;
     moe_layout block; /* memory of the header and of all that is as long as it says */
     char *header; /* [header_bytes] a copy: checked bytes stay the same even if another process writes to the file */
@@ -3578,23 +3578,12 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     if (t->offset - *data_end >= MOE_SLAB_ALIGN)
         return moe_fail(error, MOE_ERROR_FORMAT, where, "a gap of %" PRIu64 " bytes lies before it",
                         t->offset - *data_end);
+    for (uint64_t at = *data_end; at < t->offset && at < f->held; at++)
+        if (f->data[at])
+            return moe_fail(error, MOE_ERROR_FORMAT, where,
+                            "byte %" PRIu64 ", in the gap before it, is not zero: damaged", at);
     *data_end = t->offset + t->bytes;
     return f->version > 1 && t->experts ? moe_parse_slabs(c, t, where, error) : MOE_OK;
-}
-
-/* Between tensors are zeros. */
-static moe_status moe_check_gaps(const moe_file *f, moe_error *error) {
-    uint64_t at = f->header_bytes;
-    for (size_t i = 0; i < f->n_tensors; i++) {
-        const moe_tensor_info *t = &f->tensors[i];
-        for (; at < t->offset; at++)
-            if (f->data[at])
-                return moe_fail(error, MOE_ERROR_FORMAT, "gap",
-                                "byte %" PRIu64 " before tensor %.*s is not zero: damaged", at,
-                                (int)moe_min(t->name.length, 80), t->name.data);
-        at += t->bytes;
-    }
-    return MOE_OK;
 }
 
 static void moe_file_free(moe_file *f, const moe_allocator *a) {
@@ -3680,12 +3669,12 @@ static moe_status moe_parse_header(moe_file *f, const moe_allocator *a, moe_erro
     return MOE_OK;
 }
 
-/* Read the header, whose bytes `data` are, and check it, but nothing after the header. The caller frees the file, on
- * failure too. */
-static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
+/* Check a file of `bytes` bytes, of which data [held] are there, at least the header: all but the tensors' numbers. The
+ * caller frees the file, on failure too. */
+static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, size_t held, const moe_allocator *a,
                                  moe_error *error) {
     uint64_t data_end;
-    *f = (moe_file){ .data = data, .bytes = bytes };
+    *f = (moe_file){ .data = data, .bytes = bytes, .held = held };
     MOE_TRY(moe_parse_header(f, a, error));
     moe_cursor c = { f->header, sizeof(moe_header), f->header_bytes, 0 };
     for (size_t i = 0; i < f->n_meta; i++) MOE_TRY(moe_parse_meta(&c, &f->meta[i], a, error));
@@ -4121,7 +4110,7 @@ static moe_status moe_save_check(moe_save *s, const moe_allocator *a) {
     moe_file f;
     moe_status status;
     moe_save_header(s, s->header);
-    status = moe_file_parse(&f, s->header, (size_t)s->file_bytes, a, s->error);
+    status = moe_file_parse(&f, s->header, (size_t)s->file_bytes, s->header_bytes, a, s->error);
     moe_file_free(&f, a);
     if (status == MOE_ERROR_FORMAT || status == MOE_ERROR_UNSUPPORTED) status = MOE_ERROR_ARGUMENT;
     if (s->error && status != MOE_OK) s->error->code = status;
@@ -5667,14 +5656,10 @@ static int64_t moe_read_int(moe_reader *r, const moe_meta *m, int64_t low, int64
 
 /* Index of the text among `names` (NULL-ended); `fallback` -1: required. */
 static int moe_read_choice(moe_reader *r, const moe_meta *m, const char *const *names, int fallback) {
-    if (r->status != MOE_OK) return 0;
-    if (!m) {
-        if (fallback < 0) moe_reader_fail(r, "is missing");
-        return fallback < 0 ? 0 : fallback;
-    }
-    for (int i = 0; m->kind == MOE_META_TEXT && names[i]; i++)
+    if (!m && fallback >= 0) return fallback;
+    for (int i = 0; m && m->kind == MOE_META_TEXT && names[i]; i++)
         if (moe_span_is(moe_meta_text(m, 0), names[i])) return i;
-    moe_reader_fail(r, "has a value that this version does not know");
+    moe_reader_fail(r, m ? "has a value that this version does not know" : "is missing");
     return 0;
 }
 
@@ -5804,10 +5789,8 @@ static moe_node *moe_build_normed(moe_builder *b, const moe_layer *layer, moe_no
 /* Columns of the k-th rows that a layer carries; 0: there are none. */
 static size_t moe_carried_cols(const moe_layer *layer, size_t k) {
     const size_t at = layer->type->carries[k].cols_at;
-    size_t cols;
     if (!at || layer->place != MOE_IN_DECODER) return 0;
-    memcpy(&cols, (const char *)layer + at, sizeof cols);
-    return cols;
+    return *(const size_t *)(const void *)((const char *)layer + at);
 }
 
 static moe_carried *moe_carried_of(const moe_builder *b, const moe_layer *layer) {
@@ -5863,9 +5846,7 @@ static void moe_bind_lstm(moe_reader *r, moe_layer *layer) {
     for (int d = 0; d <= l->bidirectional && r->status == MOE_OK; d++) {
         moe_cell *c = &l->cell[d];
         char prefix[64];
-        c->hidden = hidden;
-        c->state = state;
-        c->forget_bias = l->forget_bias;
+        *c = (moe_cell){ .hidden = hidden, .state = state, .forget_bias = l->forget_bias };
         snprintf(prefix, sizeof prefix, "%s%s", layer->name, !l->bidirectional ? "" : d ? ".bwd" : ".fwd");
         moe_bind_matrix(r, &c->w_x, 4 * hidden, layer->in + (l->context ? layer->context : 0), 0, "%s.w_x", prefix);
         moe_bind_matrix(r, &c->w_r, 4 * hidden, state, 0, "%s.w_r", prefix);
@@ -6258,10 +6239,9 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
                            size_t context) {
     snprintf(layer->name, sizeof layer->name, "%s.%zu", side, index);
     const moe_meta *kind = moe_read(r, "%s.kind", layer->name);
-    if (!kind) moe_reader_fail(r, "is missing");
     for (size_t i = 0; kind && kind->kind == MOE_META_TEXT && i < MOE_COUNT(moe_layer_types); i++)
         if (moe_span_is(moe_meta_text(kind, 0), moe_layer_types[i]->name)) layer->type = moe_layer_types[i];
-    if (!layer->type) moe_reader_fail(r, "has a value that this version does not know");
+    if (!layer->type) moe_reader_fail(r, kind ? "has a value that this version does not know" : "is missing");
     else if (!(layer->type->places & place))
         moe_reader_fail(r, "is \"%s\", which no %s may have", layer->type->name, side);
     if (r->status != MOE_OK) return;
@@ -6372,7 +6352,7 @@ static void moe_bind_embeddings(moe_reader *r, moe_model *m) {
  * it reads both ways, at its first, where the backward direction ends. */
 static void moe_pair_states(moe_reader *r, moe_model *m) {
     size_t e = 0, d = 0;
-    snprintf(r->key, sizeof r->key, "decoder.init");
+    moe_read(r, "decoder.init");
     for (;; e++, d++) {
         while (e < m->n_encoder && m->layers[e].type != &moe_lstm_type) e++;
         while (d < m->n_decoder && m->decoder[d].type != &moe_lstm_type) d++;
@@ -6391,7 +6371,7 @@ static void moe_pair_states(moe_reader *r, moe_model *m) {
  * embedding. */
 static void moe_bind_output(moe_reader *r, moe_model *m, size_t width) {
     if (width != m->width && m->kind != MOE_MODEL_CLASSIFIER) {
-        snprintf(r->key, sizeof r->key, "model.width");
+        moe_read(r, "model.width");
         moe_reader_fail(r, "is %zu, the last decoder layer puts out %zu columns", m->width, width);
     }
     moe_bind_matrix(r, &m->output, (size_t)m->vocabulary, width, m->kind != MOE_MODEL_CLASSIFIER, "%s",
@@ -6504,6 +6484,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     static const moe_model_kind kinds[] = { MOE_MODEL_TRANSLATION, MOE_MODEL_LANGUAGE, MOE_MODEL_CLASSIFIER,
                                             MOE_MODEL_TRANSLATION };
     moe_reader r = { .file = &m->file, .error = error };
+    const moe_meta *sources;
     const int architecture = moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
     m->kind = kinds[architecture];
     m->vocabulary = (int32_t)moe_read_int(&r, moe_read(&r, "vocab.size"), 2, INT32_MAX / 2, 0);
@@ -6520,10 +6501,9 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     moe_read_token(&r, m, "token.pad", 0);
     moe_read_token(&r, m, "token.unk", 0);
     moe_read_never(&r, m);
-    if (m->kind == MOE_MODEL_TRANSLATION && moe_read(&r, "source.vocab.size")) {
-        m->separate = 1;
-        m->source_vocabulary = (int32_t)moe_read_int(&r, moe_read(&r, "source.vocab.size"), 2, INT32_MAX / 2, 0);
-    }
+    sources = m->kind == MOE_MODEL_TRANSLATION ? moe_read(&r, "source.vocab.size") : NULL;
+    m->separate = sources != NULL;
+    if (sources) m->source_vocabulary = (int32_t)moe_read_int(&r, sources, 2, INT32_MAX / 2, 0);
     m->tags = moe_read_tokens(&r, "languages.tags", m->source_vocabulary);
     m->languages = moe_read(&r, "languages.codes");
     if (m->languages && (m->languages->kind != MOE_META_TEXTS || !m->tags || m->tags->count != m->languages->count))
@@ -6594,8 +6574,7 @@ static moe_status moe_model_create(const void *data, size_t bytes, const moe_mod
     m->holders = 1;
     m->allocator = a;
     m->fd = -1;
-    status = moe_file_parse(&m->file, data, bytes, &a, error);
-    if (status == MOE_OK) status = moe_check_gaps(&m->file, error);
+    status = moe_file_parse(&m->file, data, bytes, bytes, &a, error);
     if (status == MOE_OK && verify >= 0) {
         m->file.checked = moe_allocate_zeroed(&a, m->file.n_pieces * sizeof *m->file.checked);
         if (!m->file.checked) status = moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory to verify the tensors");

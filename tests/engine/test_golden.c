@@ -37,7 +37,7 @@ static golden open_golden(const char *path) {
     g.data = (char *)g.memory + (64 - (uintptr_t)g.memory % 64) % 64;
     assert_int_equal(fread(g.data, 1, (size_t)bytes, in), bytes);
     fclose(in);
-    if (moe_file_parse(&g.file, g.data, (size_t)bytes, &g.allocator, &error) != MOE_OK)
+    if (moe_file_parse(&g.file, g.data, (size_t)bytes, (size_t)bytes, &g.allocator, &error) != MOE_OK)
         fail_msg("%s: %s", path, error.message);
     return g;
 }
