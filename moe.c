@@ -3534,7 +3534,6 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
                                    moe_error *error) {
     char where[96];
     uint32_t layout, name_length, zero;
-    uint64_t count = 1;
     snprintf(where, sizeof where, "offset %zu", c->at);
     t->type = (moe_type)moe_take_u32(c);
     layout = moe_take_u32(c);
@@ -3558,15 +3557,14 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     if (layout > 1 || (layout == 1) != (t->n_dims == 3) || (t->n_dims == 1 && t->type != MOE_TYPE_F32))
         return moe_fail(error, MOE_ERROR_FORMAT, where, "layout %u, type %s and %u dimensions do not go together",
                         layout, moe_type_name(t->type), t->n_dims);
+    t->parameters = t->experts ? 2 : 1;
     for (uint32_t i = 0; i < t->n_dims; i++)
-        if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_multiply(count, t->dims[i], &count))
+        if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_multiply(t->parameters, t->dims[i], &t->parameters))
             return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is %" PRIu64, i, t->dims[i]);
     if (moe_type_quantised(t->type) && (t->dims[1] > MOE_Q8_WIDEST || (t->experts && t->dims[2] > MOE_Q8_WIDEST)))
         return moe_fail(error, MOE_ERROR_FORMAT, where, "its rows are too long for %s: at most %d columns",
                         moe_type_name(t->type), MOE_Q8_WIDEST);
-    if (t->experts && !moe_multiply(count, 2, &count)) count = 0;
-    t->parameters = count;
-    if (!count || moe_tensor_bytes(t) != t->bytes)
+    if (moe_tensor_bytes(t) != t->bytes)
         return moe_fail(error, MOE_ERROR_FORMAT, where, "%" PRIu64 " bytes stored, its shape needs %" PRIu64, t->bytes,
                         moe_tensor_bytes(t));
     if (t->offset % (t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN) || t->offset < *data_end || t->offset > f->bytes ||
@@ -3947,12 +3945,9 @@ typedef struct moe_save_tensor {
 } moe_save_tensor;
 
 typedef struct moe_save {
-    const moe_file *old; /* or NULL: */
-    moe_fill_fn fill;
-    void *fill_user;
-    int same_type; /* no tensor of `old` changes its numbers */
-    const moe_meta_entry *entries;
-    size_t n_entries;
+    const moe_file *old;    /* or NULL */
+    int same_type;          /* no tensor of `old` changes its numbers */
+    moe_write_params given; /* its tensors are those below */
     moe_save_tensor *tensors;
     size_t n_tensors;
     uint64_t file_bytes;
@@ -3977,8 +3972,8 @@ static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *p
 /* Whether an old entry goes into the new file. Golden translations and measured quality do not if numbers change, and
  * entries of the caller replace old ones. */
 static int moe_save_meta(const moe_save *s, const moe_meta *m) {
-    for (size_t i = 0; i < s->n_entries; i++)
-        if (moe_span_is(m->key, s->entries[i].key)) return 0;
+    for (size_t i = 0; i < s->given.n_entries; i++)
+        if (moe_span_is(m->key, s->given.entries[i].key)) return 0;
     return s->same_type || !((m->key.length > 7 && memcmp(m->key.data, "golden.", 7) == 0) ||
                              (m->key.length > 8 && memcmp(m->key.data, "quality.", 8) == 0));
 }
@@ -4009,14 +4004,14 @@ static size_t moe_save_header(const moe_save *s, char *out) {
     moe_header h = { .version = MOE_FILE_VERSION, .file_bytes = s->file_bytes, .n_tensors = (uint32_t)s->n_tensors };
     size_t at = sizeof h, n_old = s->old ? s->old->n_meta : 0;
     memcpy(h.magic, moe_magic, sizeof moe_magic);
-    h.n_meta = (uint32_t)s->n_entries;
+    h.n_meta = (uint32_t)s->given.n_entries;
     for (size_t i = 0; i < n_old; i++) {
         const moe_meta *m = &s->old->meta[i];
         if (!moe_save_meta(s, m)) continue;
         moe_put(out, &at, m->entry.data, m->entry.length);
         h.n_meta++;
     }
-    for (size_t i = 0; i < s->n_entries; i++) moe_put_entry(out, &at, &s->entries[i]);
+    for (size_t i = 0; i < s->given.n_entries; i++) moe_put_entry(out, &at, &s->given.entries[i]);
     for (size_t i = 0; i < s->n_tensors; i++) {
         const moe_tensor_info *t = &s->tensors[i].info;
         const uint32_t begin[4] = { (uint32_t)t->type, t->experts ? 1 : 0, t->n_dims, (uint32_t)t->name.length };
@@ -4050,7 +4045,7 @@ static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int d
     char *out = s->piece + ((const char *)to.data - s->piece);
     for (size_t r = 0; r < to.rows; r++) {
         if (old) moe_matrix_row(&from, r, s->row);
-        else s->fill(s->fill_user, index, piece, down ? to.cols + r : r, s->row, to.cols);
+        else s->given.fill(s->given.user, index, piece, down ? to.cols + r : r, s->row, to.cols);
         if (!moe_row_fits(t->type, to.cols, s->row))
             return moe_fail(s->error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s",
                             (int)t->name.length, t->name.data, moe_type_name(t->type));
@@ -4091,44 +4086,36 @@ static moe_status moe_save_all(moe_save *s) {
     return moe_output_write(&s->out, s->header, s->header_bytes, s->error);
 }
 
-/* Place the tensors, whose names, types and shapes are set, and compute the sizes of header, piece and row. */
-static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
-    s->header_bytes = moe_save_header(s, NULL);
-    s->file_bytes = s->header_bytes;
+/* Write the file whose tensors have names, types and shapes. It is written when the reader accepts its header, in which
+ * the checksums are still those of zeros. */
+static moe_status moe_save_run(moe_save *s, const char *path) {
+    const moe_allocator *a = &s->given.allocator;
+    size_t piece_bytes = 0, row_bytes = 0;
+    moe_status status = MOE_OK;
+    moe_file f;
+    for (size_t i = 0; i < s->given.n_entries; i++) /* the reader checks the rest */
+        if (!s->given.entries[i].key || s->given.entries[i].kind < MOE_META_INT ||
+            s->given.entries[i].kind > MOE_META_TEXT)
+            return moe_fail(s->error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or a wrong kind",
+                            i);
+    s->file_bytes = s->header_bytes = moe_save_header(s, NULL);
     for (size_t i = 0; i < s->n_tensors; i++) {
         moe_tensor_info *t = &s->tensors[i].info;
         t->bytes = moe_tensor_bytes(t);
         t->offset = moe_round_up((size_t)s->file_bytes, t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN);
         s->file_bytes = t->offset + t->bytes;
-        *piece_bytes = moe_max(*piece_bytes, (size_t)(t->bytes / moe_experts_of(t)));
-        for (uint32_t d = 0; d < t->n_dims; d++) *widest = moe_max(*widest, (size_t)t->dims[d]);
+        piece_bytes = moe_max(piece_bytes, (size_t)(t->bytes / moe_experts_of(t)));
+        for (uint32_t d = 0; d < t->n_dims; d++)
+            row_bytes = moe_max(row_bytes, 2 * moe_round_up((size_t)t->dims[d], MOE_Q8_COLS) * sizeof *s->row);
     }
-}
-
-/* Check that the reader accepts the planned file, before a byte of it is written. Checksums are those of zeros. */
-static moe_status moe_save_check(moe_save *s, const moe_allocator *a) {
-    moe_file f;
-    moe_status status;
-    moe_save_header(s, s->header);
-    status = moe_file_parse(&f, s->header, (size_t)s->file_bytes, s->header_bytes, a, s->error);
-    moe_file_free(&f, a);
-    if (status == MOE_ERROR_FORMAT || status == MOE_ERROR_UNSUPPORTED) status = MOE_ERROR_ARGUMENT;
-    if (s->error && status != MOE_OK) s->error->code = status;
-    return status;
-}
-
-/* s->tensors are ready to be placed. */
-static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocator *a) {
-    size_t piece_bytes = 0, widest = 0, row_bytes;
-    moe_status status;
-    for (size_t i = 0; i < s->n_entries; i++) /* the reader checks the rest */
-        if (!s->entries[i].key || s->entries[i].kind < MOE_META_INT || s->entries[i].kind > MOE_META_TEXT)
-            return moe_fail(s->error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or a wrong kind",
-                            i);
-    moe_save_plan(s, &piece_bytes, &widest);
-    row_bytes = 2 * moe_round_up(widest, MOE_Q8_COLS) * sizeof *s->row;
     s->header = moe_allocate_zeroed(a, s->header_bytes);
-    status = s->header ? moe_save_check(s, a) : MOE_OK;
+    if (s->header) {
+        moe_save_header(s, s->header);
+        status = moe_file_parse(&f, s->header, (size_t)s->file_bytes, s->header_bytes, a, s->error);
+        moe_file_free(&f, a);
+        if (status == MOE_ERROR_FORMAT || status == MOE_ERROR_UNSUPPORTED) status = MOE_ERROR_ARGUMENT;
+        if (s->error && status != MOE_OK) s->error->code = status;
+    }
     if (s->header && status == MOE_OK) {
         s->piece = moe_allocate_zeroed(a, piece_bytes);
         s->row = moe_allocate_zeroed(a, row_bytes);
@@ -4144,19 +4131,16 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
     return status;
 }
 
-/* Vector `i` of the caller into s->tensors; one of an old vector's name replaces it. */
-static moe_status moe_save_vector(moe_save *s, const moe_vector_entry *vectors, size_t i) {
-    const moe_vector_entry *v = &vectors[i];
+/* A vector of the caller into s->tensors; one of an old vector's name replaces it. */
+static int moe_save_vector(moe_save *s, const moe_vector_entry *v) {
     const moe_tensor_info *old = v->name ? moe_find_tensor(s->old, v->name) : NULL;
     moe_save_tensor *x = &s->tensors[old ? (size_t)(old - s->old->tensors) : s->n_tensors++];
-    const int replaces = old && old->n_dims == 1 && !x->vector;
-    if (!v->name || !v->data || (old && !replaces) || !moe_name_valid((moe_span){ v->name, strlen(v->name) }))
-        return moe_fail(s->error, MOE_ERROR_ARGUMENT, "vectors", "vector %zu has a wrong name, or no numbers", i);
+    if (!v->name || !v->data || (old && (old->n_dims != 1 || x->vector))) return 0;
     *x = (moe_save_tensor){
         .info = { .name = { v->name, strlen(v->name) }, .type = MOE_TYPE_F32, .n_dims = 1, .dims = { v->n } },
         .vector = v->data
     };
-    return MOE_OK;
+    return moe_name_valid(x->info.name);
 }
 
 static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const char *path,
@@ -4164,8 +4148,7 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
     const size_t bytes = (f->n_tensors + params->n_vectors) * sizeof(moe_save_tensor);
     moe_save s = { .old = f,
                    .same_type = !params->n_vectors,
-                   .entries = params->entries,
-                   .n_entries = params->n_entries,
+                   .given = { .allocator = *a, .entries = params->entries, .n_entries = params->n_entries },
                    .n_tensors = f->n_tensors,
                    .error = error };
     moe_status status = MOE_OK;
@@ -4178,29 +4161,26 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
         s.tensors[i].info.type = moe_save_type(&f->tensors[i], params);
         s.same_type &= s.tensors[i].info.type == f->tensors[i].type;
     }
-    for (size_t i = 0; i < params->n_vectors && status == MOE_OK; i++) status = moe_save_vector(&s, params->vectors, i);
-    if (status == MOE_OK) status = moe_save_run(&s, path, a);
+    for (size_t i = 0; i < params->n_vectors && status == MOE_OK; i++)
+        if (!moe_save_vector(&s, &params->vectors[i]))
+            status = moe_fail(error, MOE_ERROR_ARGUMENT, "vectors", "vector %zu has a wrong name, or no numbers", i);
+    if (status == MOE_OK) status = moe_save_run(&s, path);
     moe_release(a, s.tensors, bytes);
     return status;
 }
 
 moe_status moe_model_write_sized(const char *path, const moe_write_params *given, size_t size, moe_error *error) {
-    moe_write_params params;
-    MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_write_params", error));
-    const moe_allocator a = moe_allocator_or_default(&params.allocator);
-    const size_t bytes = params.n_tensors * sizeof(moe_save_tensor);
-    moe_save s = { .fill = params.fill,
-                   .fill_user = params.user,
-                   .entries = params.entries,
-                   .n_entries = params.n_entries,
-                   .n_tensors = params.n_tensors,
-                   .error = error };
+    moe_save s = { .error = error };
     moe_status status = MOE_OK;
-    s.tensors = moe_allocate_zeroed(&a, bytes);
+    size_t bytes;
+    MOE_TRY(moe_take_struct(&s.given, sizeof s.given, given, size, "moe_write_params", error));
+    s.given.allocator = moe_allocator_or_default(&s.given.allocator);
+    bytes = s.given.n_tensors * sizeof *s.tensors;
+    s.tensors = moe_allocate_zeroed(&s.given.allocator, bytes);
     if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "write", "no memory for the tensor directory");
-    for (size_t i = 0; i < s.n_tensors && status == MOE_OK; i++) { /* the reader checks the rest */
-        const moe_tensor_spec *spec = &params.tensors[i];
-        moe_tensor_info *t = &s.tensors[i].info;
+    for (; s.n_tensors < s.given.n_tensors && status == MOE_OK; s.n_tensors++) { /* the reader checks the rest */
+        const moe_tensor_spec *spec = &s.given.tensors[s.n_tensors];
+        moe_tensor_info *t = &s.tensors[s.n_tensors].info;
         const int known = spec->name && spec->n_dims >= 1 && spec->n_dims <= 3 && moe_type_known((uint32_t)spec->type);
         *t = (moe_tensor_info){ .name = { spec->name, spec->name ? strlen(spec->name) : 0 },
                                 .type = spec->type,
@@ -4208,10 +4188,11 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
                                 .experts = spec->n_dims == 3 };
         if (known) memcpy(t->dims, spec->dims, spec->n_dims * sizeof *t->dims);
         if (!known || !moe_name_valid(t->name) || !moe_tensor_bytes(t))
-            status = moe_fail(error, MOE_ERROR_ARGUMENT, "tensors", "tensor %zu has a wrong name, type or shape", i);
+            status = moe_fail(error, MOE_ERROR_ARGUMENT, "tensors", "tensor %zu has a wrong name, type or shape",
+                              s.n_tensors);
     }
-    if (status == MOE_OK) status = moe_save_run(&s, path, &a);
-    moe_release(&a, s.tensors, bytes);
+    if (status == MOE_OK) status = moe_save_run(&s, path);
+    moe_release(&s.given.allocator, s.tensors, bytes);
     return status;
 }
 
@@ -5470,7 +5451,6 @@ typedef struct moe_affine {
 
 typedef struct moe_lstm_layer {
     size_t proj;
-    float forget_bias;
     int bidirectional, merge_sum; /* encoder */
     int context;                  /* decoder: which context it reads beside its input */
     const moe_layer *begins;      /* encoder: the decoder's layer that begins with this one's last state, or NULL */
@@ -5829,7 +5809,7 @@ static const moe_key moe_lstm_keys[] = {
     MOE_COUNT_KEY("hidden", 1, 0, hidden),
     MOE_FLAG_KEY("residual", 0, residual),
     MOE_COUNT_KEY("proj", 0, 0, lstm.proj),
-    MOE_REAL_KEY("forget_bias", 100, 0, lstm.forget_bias),
+    MOE_REAL_KEY("forget_bias", 100, 0, lstm.cell[0].forget_bias),
     MOE_FLAG_KEY("bidirectional", 0, lstm.bidirectional),
     MOE_NAME_KEY("merge", moe_merges, 0, lstm.merge_sum),
     MOE_NAME_KEY("context", moe_contexts, MOE_CONTEXT_NONE, lstm.context),
@@ -5846,7 +5826,7 @@ static void moe_bind_lstm(moe_reader *r, moe_layer *layer) {
     for (int d = 0; d <= l->bidirectional && r->status == MOE_OK; d++) {
         moe_cell *c = &l->cell[d];
         char prefix[64];
-        *c = (moe_cell){ .hidden = hidden, .state = state, .forget_bias = l->forget_bias };
+        *c = (moe_cell){ .hidden = hidden, .state = state, .forget_bias = l->cell[0].forget_bias };
         snprintf(prefix, sizeof prefix, "%s%s", layer->name, !l->bidirectional ? "" : d ? ".bwd" : ".fwd");
         moe_bind_matrix(r, &c->w_x, 4 * hidden, layer->in + (l->context ? layer->context : 0), 0, "%s.w_x", prefix);
         moe_bind_matrix(r, &c->w_r, 4 * hidden, state, 0, "%s.w_r", prefix);
