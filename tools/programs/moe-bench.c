@@ -968,7 +968,6 @@ static int make_stack(const options *o, const char *what, moe_type type, stack *
         snprintf(s->layer.name, sizeof s->layer.name, "%s", what);
         s->layer.hidden = hidden;
         s->layer.residual = m->sigmoid = 1;
-        m->experts.count = experts;
         m->gate = (moe_gating){ .kind = MOE_GATE_TOPK, .level = experts, .k = (size_t)o->k };
         m->experts = (moe_experts){ .count = experts, .hidden = hidden, .scale = 1, .stride = slab };
         m->experts.up = moe_matrix_view(type, hidden, width, slabs);
