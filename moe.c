@@ -1803,24 +1803,31 @@ MOE_ISA_INLINE void K(ask)(const char *next, size_t i, const int ask) {
     MOE_UNROLL_FOR (int n = 0; n < -ask; n++) __builtin_prefetch(next + (i * (size_t)-ask + (size_t)n) * 64, 0, 2);
 }
 
+/* A line of 16 outputs x 4 columns, for sums from `at` on. Not a loop over lines: clang would keep sums in memory. */
+MOE_ISA_INLINE void K(q8_line)(const moe_matrix *m, const int8_t *x, const char *w, Q sum[8][8], const int at,
+                               const int rows, const int wide, const int started) {
+    const size_t code_bytes = moe_code_bytes(m->cols);
+    MOE_NAME(moe_line_, MOE_ISA) line[3];
+    (void)started;
+    MOE_UNROLL_FOR (int v = 0; v < wide; v++)
+        line[v] = K(line_of)(w + moe_register_at(v * MOE_WIDTH, m->cols_padded * 16, 4), started);
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
+        const Q four = I(of)(moe_four(x + (size_t)r * code_bytes));
+        MOE_UNROLL_FOR (int v = 0; v < wide; v++) sum[r][at + v] = K(product)(sum[r][at + v], line[v], four, started);
+    }
+}
+
 /* A tile of a Q8 matrix: `rows` rows of codes at x by `wide` registers of outputs, all sums in registers. Few rows have
  * too few sums to keep the processor busy, so they take some lines of 16 outputs x 4 columns at once. */
 MOE_ISA_INLINE void K(q8_sums)(const moe_matrix *m, const int8_t *x, const char *w, Q sum[8][8], const int rows,
                                const int wide, const int lines, const int started, const char *next, const int ask) {
-    const size_t code_bytes = moe_code_bytes(m->cols), steps = m->cols_padded / 4 / (size_t)lines;
-    (void)started;
+    const size_t steps = m->cols_padded / 4 / (size_t)lines;
     for (size_t step = 0; step < steps; step++, w += 64 * lines, x += 4 * lines) {
         K(ask)(next, step, ask);
-        MOE_UNROLL_FOR (int i = 0; i < lines; i++) {
-            MOE_NAME(moe_line_, MOE_ISA) line[3];
-            MOE_UNROLL_FOR (int v = 0; v < wide; v++)
-                line[v] = K(line_of)(w + 64 * i + moe_register_at(v * MOE_WIDTH, m->cols_padded * 16, 4), started);
-            MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-                const Q four = I(of)(moe_four(x + (size_t)r * code_bytes + 4 * i));
-                MOE_UNROLL_FOR (int v = 0; v < wide; v++)
-                    sum[r][i * wide + v] = K(product)(sum[r][i * wide + v], line[v], four, started);
-            }
-        }
+        K(q8_line)(m, x, w, sum, 0, rows, wide, started);
+        if (lines > 1) K(q8_line)(m, x + 4, w + 64, sum, wide, rows, wide, started);
+        if (lines > 2) K(q8_line)(m, x + 8, w + 128, sum, 2 * wide, rows, wide, started);
+        if (lines > 3) K(q8_line)(m, x + 12, w + 192, sum, 3 * wide, rows, wide, started);
     }
 }
 
