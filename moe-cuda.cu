@@ -100,7 +100,8 @@ typedef struct moe_known {
 typedef struct moe_begun {
     size_t slot;
     moe_task task;
-    size_t first, demand_tokens; /* position of its target in the upload; its constraints and their tokens follow */
+    size_t first, demand_tokens; /* position of its target in the upload; its constraints and their tokens follow, */
+    size_t listed;               /* and the tokens of its list */
 } moe_begun;
 
 /* The numbers of a step's rows, [rows] each. */
@@ -122,6 +123,7 @@ typedef struct moe_searching : moe_step_rows {
     int32_t *target;
     moe_demand *demands; /* [slots, max_constraints] */
     int32_t *demand_ids; /* [slots, max_target] */
+    int32_t *listed;     /* [slots, search.listed] */
     int32_t *starts;     /* [rows, max_constraints], and the decoder's outputs for them: */
     float *start_logprobs;
     moe_beam answer;    /* but for the coverage: */
@@ -213,7 +215,7 @@ struct moe_device : moe_step_rows {
     struct {
         void *pinned;
         moe_begun *begun_host, *begun;   /* [slots] */
-        int32_t *targets_host, *targets; /* [slots, max_target] */
+        int32_t *targets_host, *targets; /* of each slot as many as there can be: see moe_begun */
         int32_t *results_host;
         size_t n, n_targets; /* begun, tokens of their targets */
         size_t live, ahead;  /* hypotheses of the next step, and given tokens after them: as many rows as fit */
@@ -1267,38 +1269,57 @@ typedef struct moe_outputs : moe_chunks {
     size_t n_starts;
     const int32_t *starts; /* [rows, n_starts] */
     float *start_logprobs;
+    const moe_slot *slot; /* of a row, whose sentence has a list: slot[sentence[row]]; or NULL */
+    const int32_t *sentence;
 } moe_outputs;
 
-/* moe_forbid of never[first, end). */
-MOE_DEVICE void moe_block_forbid(const moe_outputs *a, int first, int end, float *y, int column, int n) {
-    for (int i = first + (int)threadIdx.x; i < end; i += MOE_BLOCK)
-        if (a->never[i] >= column && a->never[i] < column + n) y[a->never[i] - column] = -moe_infinity();
+/* moe_list_of */
+MOE_DEVICE const moe_list *moe_row_list(const moe_outputs *a, size_t row) {
+    return a->slot && a->slot[a->sentence[row]].list.n ? &a->slot[a->sentence[row]].list : NULL;
 }
 
-/* moe_output_task for one row and one chunk of the vocabulary. */
+/* moe_logit_of */
+MOE_DEVICE float *moe_block_logit(const moe_list *list, float *y, int column, int n, int32_t id) {
+    const size_t at = moe_list_place(list, id) - (size_t)column;
+    return at < (size_t)n ? y + at : NULL;
+}
+
+/* The logit of token j for row `at` of the current ones, which is `row` of all. */
+MOE_DEVICE float moe_logit(const moe_outputs *a, size_t at, size_t row, size_t j) {
+    if (!a->sums) return a->p.y[at * a->p.y_stride + j];
+    return moe_add(moe_mul((float)a->sums[at * (size_t)a->p.w.rows_padded + j],
+                           moe_mul(a->p.x_scales[row], a->p.w.scales[j])),
+                   a->p.bias ? a->p.bias[j] : 0.0f);
+}
+
+/* moe_forbid of never[first, end). */
+MOE_DEVICE void moe_block_forbid(const moe_outputs *a, int first, int end, const moe_list *list, float *y, int column,
+                                 int n) {
+    for (int i = first + (int)threadIdx.x; i < end; i += MOE_BLOCK) {
+        float *logit = moe_block_logit(list, y, column, n, a->never[i]);
+        if (logit) *logit = -moe_infinity();
+    }
+}
+
+/* moe_output_task for one row and one chunk of the vocabulary, or of the list of its sentence. */
 __global__ void moe_k_output(moe_outputs a) {
     __shared__ float y[MOE_OUTPUT_CHUNK], e[MOE_OUTPUT_CHUNK];
     const int t = (int)threadIdx.x, chunk = (int)blockIdx.x % a.chunks, column = chunk * MOE_OUTPUT_CHUNK;
-    const int n = a.p.w.rows - column < MOE_OUTPUT_CHUNK ? a.p.w.rows - column : MOE_OUTPUT_CHUNK;
     const size_t at = blockIdx.x / (unsigned)a.chunks, row = at + (size_t)a.row0;
     const size_t place = row * (size_t)a.chunks + (size_t)chunk;
-    const int held = t == 0 && a.hold[row] && a.eos >= column && a.eos < column + n;
+    const moe_list *list = moe_row_list(&a, row);
+    const int all = a.p.w.rows, listed = list ? (int)list->n : all;
+    const int n = listed < column ? 0 : listed - column < MOE_OUTPUT_CHUNK ? listed - column : MOE_OUTPUT_CHUNK;
+    float *end = t == 0 && a.hold[row] ? moe_block_logit(list, y, column, n, a.eos) : NULL, *logit;
     float last = moe_infinity(), max, sum;
     int last_index = -1;
-    for (int i = t; i < n; i += MOE_BLOCK) {
-        const size_t j = (size_t)(column + i);
-        float v;
-        if (a.sums) {
-            v = moe_mul((float)a.sums[at * (size_t)a.p.w.rows_padded + j], moe_mul(a.p.x_scales[row], a.p.w.scales[j]));
-            v = moe_add(v, a.p.bias ? a.p.bias[j] : 0.0f);
-        } else {
-            v = a.p.y[at * a.p.y_stride + j];
-        }
-        y[i] = v;
-        if (a.trace) a.trace[row * a.trace_stride + j] = v;
-    }
+    for (int i = t; i < n; i += MOE_BLOCK)
+        y[i] = moe_logit(&a, at, row, (size_t)(list ? list->ids[column + i] : column + i));
+    for (int j = column + t; a.trace && j < column + MOE_OUTPUT_CHUNK && j < all; j += MOE_BLOCK)
+        a.trace[row * a.trace_stride + (size_t)j] =
+            moe_list_place(list, j) == SIZE_MAX ? -moe_infinity() : moe_logit(&a, at, row, (size_t)j);
     __syncthreads();
-    moe_block_forbid(&a, a.n_suppressed, a.n_never, y, column, n);
+    moe_block_forbid(&a, a.n_suppressed, a.n_never, list, y, column, n);
     __syncthreads();
     max = moe_block_max(y, n);
     for (int i = t; i < n; i += MOE_BLOCK) e[i] = moe_expf(moe_sub(y[i], max >= -FLT_MAX ? max : 0.0f));
@@ -1307,13 +1328,13 @@ __global__ void moe_k_output(moe_outputs a) {
     if (t == 0) {
         a.max[place] = max;
         a.sum[place] = sum;
-        if (a.want[row] >= column && a.want[row] < column + n) a.want_logprob[row] = y[a.want[row] - column];
+        if ((logit = moe_block_logit(list, y, column, n, a.want[row])) != NULL) a.want_logprob[row] = *logit;
         for (size_t i = row * a.n_starts; i < (row + 1) * a.n_starts; i++)
-            if (a.starts[i] >= column && a.starts[i] < column + n) a.start_logprobs[i] = y[a.starts[i] - column];
+            if ((logit = moe_block_logit(list, y, column, n, a.starts[i])) != NULL) a.start_logprobs[i] = *logit;
     }
     __syncthreads();
-    moe_block_forbid(&a, 0, a.n_suppressed, y, column, n);
-    if (held) y[a.eos - column] = -moe_infinity();
+    moe_block_forbid(&a, 0, a.n_suppressed, list, y, column, n);
+    if (end) *end = -moe_infinity();
     __syncthreads();
     for (int i = 0; i < a.top; i++) { /* the best one after the last one, larger values first, then lower ids */
         float best = -moe_infinity();
@@ -1334,15 +1355,17 @@ __global__ void moe_k_output(moe_outputs a) {
 __global__ void moe_k_join(moe_outputs a) {
     __shared__ float part[MOE_BLOCK];
     const size_t row = blockIdx.x, first = row * (size_t)a.chunks, top = (size_t)a.top;
-    const int t = (int)threadIdx.x;
-    const float max = moe_block_max(a.max + first, a.chunks);
+    const moe_list *list = moe_row_list(&a, row);
+    const int t = (int)threadIdx.x,
+              chunks = list ? (int)((list->n + MOE_OUTPUT_CHUNK - 1) / MOE_OUTPUT_CHUNK) : a.chunks;
+    const float max = moe_block_max(a.max + first, chunks);
     float sum = 0.0f, log_sum;
-    for (int c0 = 0; c0 < a.chunks; c0 += MOE_BLOCK) {
+    for (int c0 = 0; c0 < chunks; c0 += MOE_BLOCK) {
         const int c = c0 + t;
         __syncthreads();
-        if (c < a.chunks) part[t] = moe_mul(a.sum[first + (size_t)c], moe_expf(moe_sub(a.max[first + (size_t)c], max)));
+        if (c < chunks) part[t] = moe_mul(a.sum[first + (size_t)c], moe_expf(moe_sub(a.max[first + (size_t)c], max)));
         __syncthreads();
-        for (int i = 0; t == 0 && i < MOE_BLOCK && c0 + i < a.chunks; i++) sum = moe_add(sum, part[i]);
+        for (int i = 0; t == 0 && i < MOE_BLOCK && c0 + i < chunks; i++) sum = moe_add(sum, part[i]);
     }
     if (t != 0) return; /* no barrier follows */
     log_sum = sum >= 1.0f && sum <= FLT_MAX ? moe_logf(sum) : __uint_as_float(0x7fc00000u);
@@ -1355,7 +1378,7 @@ __global__ void moe_k_join(moe_outputs a) {
     float *logprobs = a.top_logprobs + row * top;
     int32_t *ids = a.top_ids + row * top;
     for (size_t i = 0; i < top; i++) logprobs[i] = -moe_infinity(), ids[i] = a.eos;
-    for (size_t c = 0; c < (size_t)a.chunks; c++)
+    for (size_t c = 0; c < (size_t)chunks; c++)
         for (size_t i = (first + c) * top; i < (first + c + 1) * top && a.logits[i] > logprobs[top - 1]; i++) {
             size_t at = top - 1;
             for (; at > 0 && !(logprobs[at - 1] >= a.logits[i]); at--) {
@@ -1363,7 +1386,7 @@ __global__ void moe_k_join(moe_outputs a) {
                 ids[at] = ids[at - 1];
             }
             logprobs[at] = a.logits[i];
-            ids[at] = a.ids[i];
+            ids[at] = list ? list->ids[a.ids[i]] : a.ids[i];
         }
     for (size_t i = 0; i < top; i++) logprobs[i] = moe_sub(moe_sub(logprobs[i], max), log_sum);
 }
@@ -1383,6 +1406,8 @@ __global__ void moe_k_slots(moe_searching a) {
         slot->target = a.target + at * a.search.max_target;
         slot->demands = a.demands + at * a.search.max_constraints;
         slot->demand_ids = a.demand_ids + at * a.search.max_target;
+        slot->list.ids = a.listed + at * a.search.listed;
+        slot->list.n = 0;
     }
 }
 
@@ -1393,8 +1418,10 @@ __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32
     const int32_t *demands = targets + b.first + b.task.n_target, *ids = demands + MOE_DEMAND_WORDS * b.task.n_demands;
     for (size_t i = threadIdx.x; i < b.task.n_target; i += MOE_BLOCK) slot->target[i] = targets[b.first + i];
     for (size_t i = threadIdx.x; i < b.demand_tokens; i += MOE_BLOCK) slot->demand_ids[i] = ids[i];
+    for (size_t i = threadIdx.x; i < b.listed; i += MOE_BLOCK) slot->list.ids[i] = ids[b.demand_tokens + i];
     if (threadIdx.x != 0) return;
     slot->task = b.task;
+    slot->list.n = b.listed;
     memcpy(slot->demands, demands, b.task.n_demands * sizeof *slot->demands);
     moe_slot_begin(slot);
 }
@@ -1411,6 +1438,7 @@ MOE_DEVICE void moe_fill_slot_row(const moe_searching *a, const moe_slot *slot, 
     a->hold[row] = r.hold;
     moe_fill_starts(&a->search, slot, live, a->starts + (size_t)row * a->search.max_constraints);
     a->positions[row] = (int32_t)position;
+    a->sentence[row] = (int32_t)(slot - a->slot);
     a->destination[row] = moe_token_place(slot, live->last);
 }
 
@@ -1443,7 +1471,7 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
     }
     live += all_given < room ? all_given : room;
     for (row = live + t; row < rows; row += MOE_BLOCK) {
-        a.ids[row] = a.segment[row] = a.length[row] = a.hold[row] = a.positions[row] = 0;
+        a.ids[row] = a.segment[row] = a.length[row] = a.hold[row] = a.positions[row] = a.sentence[row] = 0;
         a.parents[row] = a.want[row] = a.destination[row] = -1;
         for (size_t c = 0; c < a.search.max_constraints; c++) a.starts[(size_t)row * a.search.max_constraints + c] = -1;
     }
@@ -2161,6 +2189,8 @@ static void moe_launch_output(moe_device *d, const moe_launch *l) {
     a.n_starts = d->searching.search.max_constraints;
     a.starts = d->searching.starts;
     a.start_logprobs = d->searching.start_logprobs;
+    if (d->searching.search.listed) a.slot = d->searching.slot;
+    a.sentence = d->sentence;
     for (size_t row = 0; row < l->rows; row += slice) {
         const size_t some = moe_min(l->rows - row, slice);
         a.p = moe_products_of(&b->w, n->src[0], some);
@@ -2499,7 +2529,7 @@ static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot) {
     const moe_task *task = &slot->task;
     const size_t first = d->sentences.n_targets;
     const moe_demand *last = slot->demands + task->n_demands; /* behind the last */
-    const moe_begun begun = { at, *task, first, task->n_demands ? last[-1].first + last[-1].n : 0 };
+    const moe_begun begun = { at, *task, first, task->n_demands ? last[-1].first + last[-1].n : 0, slot->list.n };
     int32_t *to = d->sentences.targets_host + first;
     d->sentences.begun_host[d->sentences.n++] = begun;
     memcpy(to, slot->target, task->n_target * sizeof *to);
@@ -2507,7 +2537,8 @@ static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot) {
     memcpy(to, slot->demands, task->n_demands * sizeof *slot->demands);
     to += MOE_DEMAND_WORDS * task->n_demands;
     if (begun.demand_tokens) memcpy(to, slot->demand_ids, begun.demand_tokens * sizeof *to);
-    d->sentences.n_targets += task->n_target + MOE_DEMAND_WORDS * task->n_demands + begun.demand_tokens;
+    if (begun.listed) memcpy(to + begun.demand_tokens, slot->list.ids, begun.listed * sizeof *to);
+    d->sentences.n_targets += task->n_target + MOE_DEMAND_WORDS * task->n_demands + begun.demand_tokens + begun.listed;
 }
 
 static void moe_device_forget(moe_device *d) {
@@ -2811,9 +2842,9 @@ static void moe_take_search(moe_device *d) {
     const size_t slots = (size_t)a->slots, beam = (size_t)a->search.beam, max_target = a->search.max_target;
     const size_t constraints = a->search.max_constraints,
                  demand_ids = constraints ? moe_times(d, slots, max_target) : 0;
-    const size_t hypotheses = moe_times(d, slots, beam);
+    const size_t hypotheses = moe_times(d, slots, beam), listed = moe_times(d, slots, a->search.listed);
     const size_t targets =
-        moe_times(d, slots, max_target) + demand_ids + MOE_DEMAND_WORDS * moe_times(d, slots, constraints);
+        moe_times(d, slots, max_target) + demand_ids + MOE_DEMAND_WORDS * moe_times(d, slots, constraints) + listed;
     const size_t coverage = a->search.beta != 0.0f ? moe_times(d, g->rows, g->max_source) : 0;
     const size_t result =
         moe_times(d, (size_t)a->search.nbest, moe_times(d, max_target, a->search.looks ? 3 : 2) + 5); /* words */
@@ -2834,6 +2865,7 @@ static void moe_take_search(moe_device *d) {
     a->target = (int32_t *)moe_acquire(d, moe_times(d, slots, max_target), sizeof *a->target, what);
     a->demands = (moe_demand *)moe_acquire(d, moe_times(d, slots, constraints), sizeof *a->demands, what);
     a->demand_ids = (int32_t *)moe_acquire(d, demand_ids, sizeof *a->demand_ids, what);
+    a->listed = (int32_t *)moe_acquire(d, listed, sizeof *a->listed, what);
     a->starts = (int32_t *)moe_acquire(d, moe_times(d, g->rows, constraints), sizeof *a->starts, what);
     a->start_logprobs = (float *)moe_acquire(d, moe_times(d, g->rows, constraints), sizeof(float), what);
     a->turn = (int32_t *)moe_acquire(d, 1, sizeof *a->turn, what);

@@ -358,6 +358,26 @@ MOE_SHARED moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
     return moved;
 }
 
+/* The tokens that a sentence may use (its shortlist), and their rows of the output layer. */
+typedef struct moe_list {
+    size_t n;     /* 0: it has no list, and may use all */
+    int32_t *ids; /* [n] ascending */
+    moe_matrix w; /* [n, D]; rows 0: they were not gathered */
+    float *bias;  /* [n] or NULL */
+    size_t capacity;
+} moe_list;
+
+/* The place of a token among the logits of a row, of a list or (NULL) of all tokens. SIZE_MAX: it has none there. */
+MOE_SHARED size_t moe_list_place(const moe_list *list, int32_t id) {
+    size_t low = 0, high = list ? list->n : 0;
+    while (low < high) {
+        const size_t middle = (low + high) / 2;
+        if (list->ids[middle] < id) low = middle + 1;
+        else high = middle;
+    }
+    return !list ? (size_t)id : low < list->n && list->ids[low] == id ? low : SIZE_MAX;
+}
+
 /* z = w_x x + w_r r + bias, [4H] in gate order i f g o; r = w_proj h, or h without projection. */
 typedef struct moe_cell {
     moe_matrix w_x, w_r, w_proj; /* [4H, in], [4H, P], [P, H] (rows 0: no projection) */
@@ -520,6 +540,7 @@ typedef struct moe_expert_work {
 /* Results of every chunk of the vocabulary for every row. Chunks are joined in index order. */
 typedef struct moe_output_work {
     size_t chunks;
+    size_t *first;    /* [groups + 1] first rows of groups: at most MOE_OUTPUT_ROWS with the same list */
     float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
     float *logits;    /* [rows, chunks, top] the best of the chunk, descending, -infinity: none */
     int32_t *ids;     /* [rows, chunks, top]                                                */
@@ -607,6 +628,7 @@ typedef struct moe_packed {
 typedef struct moe_beam {
     int32_t *parents; /* row of the step before; -1, or a row past the graph's: sentence begins; MOE_ROW_ABOVE */
     size_t *segment, *length; /* source sentence among the rows carried by source */
+    const moe_list **lists;   /* of its tokens; NULL: no row has one */
 
     /* [rows, max_target] places of a row's tokens so far, among the rows carried by token; NULL if none are. A row at
      * position t has t + 1 places; the last one is its own. */
@@ -958,6 +980,24 @@ static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t coun
     if (m->subs) part.subs = m->subs + first * (m->cols_padded / m->group);
     if (m->scales) part.scales = m->scales + first;
     return part;
+}
+
+/* A row of a matrix becomes row `at` of another one of the same format and columns. */
+static void moe_copy_row(const moe_matrix *from, size_t row, const moe_matrix *to, size_t at) {
+    const size_t bytes = from->cols * from->bits / 8, pieces = from->cols_padded * from->bits / 32,
+                 subs = from->subs ? from->cols_padded / from->group : 0;
+    char *data = (char *)(uintptr_t)to->data;
+    if (!from->scales) {
+        memcpy(data + at * bytes, (const char *)from->data + row * bytes, bytes);
+        return;
+    }
+    for (size_t i = 0; i < pieces; i++) /* 16 rows lie side by side */
+        memcpy(data + (at / 16 * pieces + i) * 64 + at % 16 * 4,
+               (const char *)from->data + (row / 16 * pieces + i) * 64 + row % 16 * 4, 4);
+    for (size_t i = 0; i < subs; i++)
+        ((int8_t *)(uintptr_t)to->subs)[(at / 16 * subs + i) * 16 + at % 16] =
+            from->subs[(row / 16 * subs + i) * 16 + row % 16];
+    ((float *)(uintptr_t)to->scales)[at] = from->scales[row];
 }
 
 MOE_INLINE size_t moe_q8_index(size_t cols_padded, size_t row, size_t col) {
@@ -5215,6 +5255,7 @@ static void moe_op_output(moe_graph *g, const moe_output_op *output, moe_node *x
 static void moe_output_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     moe_output_work *w = &t->work.output;
     w->chunks = moe_divide_up(t->cols, MOE_OUTPUT_CHUNK);
+    w->first = moe_carve(at, g->rows + 1, sizeof *w->first);
     w->max = moe_carve(at, g->rows * w->chunks, sizeof *w->max);
     w->sum = moe_carve(at, g->rows * w->chunks, sizeof *w->sum);
     w->logits = moe_carve(at, g->rows * w->chunks * g->top, sizeof *w->logits);
@@ -5248,52 +5289,92 @@ static void moe_find_best(const moe_kernels *kernels, const float *x, size_t n, 
     }
 }
 
-/* The place of a token among y[n], the logits from `column` on; NULL: it is none of them. */
-static float *moe_logit_of(float *y, size_t column, size_t n, int32_t id) {
-    return (size_t)id - column < n ? y + ((size_t)id - column) : NULL;
+typedef struct moe_output_job {
+    const moe_run *run;
+    const moe_node *t;
+    size_t groups;
+} moe_output_job;
+
+/* Logits of a row: of n tokens from a column on, of all tokens or of a list. */
+typedef struct moe_logits {
+    const moe_list *list; /* NULL: all */
+    size_t column, n;
+    float *y;
+} moe_logits;
+
+static const moe_list *moe_list_of(const moe_beam *f, size_t row) {
+    return f->lists && f->lists[row]->n ? f->lists[row] : NULL;
 }
 
-/* The part [first, end) of the list of never generated tokens that is among y[n], the logits from `column` on. */
-static void moe_forbid(const moe_output_op *o, size_t first, size_t end, float *y, size_t column, size_t n) {
+/* The logit of a token; NULL: it is none of these. */
+static float *moe_logit_of(const moe_logits *l, int32_t id) {
+    const size_t at = moe_list_place(l->list, id) - l->column;
+    return at < l->n ? l->y + at : NULL;
+}
+
+/* The part [first, end) of the list of never generated tokens that is among these. */
+static void moe_forbid(const moe_output_op *o, size_t first, size_t end, const moe_logits *l) {
     for (size_t i = first; i < end; i++) {
-        float *logit = moe_logit_of(y, column, n, o->never[i]);
+        float *logit = moe_logit_of(l, o->never[i]);
         if (logit) *logit = moe_from_bits(0xff800000u);
     }
 }
 
-/* One chunk of the vocabulary for some rows: logits, the best of them, the sum of exponentials. */
+/* Compute logits of some rows. A list whose rows were not gathered takes them from the blocks of the whole matrix. */
+static void moe_output_logits(const moe_run *run, const moe_node *t, size_t row0, size_t rows, const moe_logits *out,
+                              size_t stride) {
+    const moe_list *list = out->list;
+    const int gathered = list && list->w.rows;
+    const float *bias = gathered ? list->bias : t->output.bias;
+    moe_linear l = moe_linear_from(t->output.w, t->src[0], row0, out->y, stride);
+    float block[MOE_OUTPUT_ROWS * 16];
+    for (size_t i = out->column, end = i + out->n; i < end;) {
+        const int pick = list && !gathered;
+        const size_t first = pick ? (size_t)list->ids[i] / 16 * 16 : i;
+        const moe_matrix w = moe_matrix_part(gathered ? &list->w : t->output.w, first, pick ? 16 : out->n);
+        l.w = &w;
+        if (bias) l.bias = bias + first;
+        if (pick) l.y = block, l.y_stride = 16;
+        run->kernels->linear(&l, 0, rows, 0, moe_divide_up(w.rows, 16));
+        if (!pick) return;
+        for (; i < end && (size_t)list->ids[i] < first + 16; i++)
+            for (size_t r = 0; r < rows; r++)
+                out->y[r * stride + i - out->column] = block[r * 16 + (size_t)list->ids[i] - first];
+    }
+}
+
+/* One chunk of the vocabulary, or of a list, for a group of rows: logits, the best of them, the sum of exponentials. */
 static void moe_output_task(void *arg, size_t task, size_t thread) {
-    const moe_job *job = arg;
+    const moe_output_job *job = arg;
     const moe_node *t = job->t;
     const moe_output_op *o = &t->output;
     const moe_output_work *work = &t->work.output;
     const moe_beam *f = &job->run->frame->beam;
     const moe_kernels *kernels = job->run->kernels;
-    const size_t row_tasks = moe_divide_up(job->end, MOE_OUTPUT_ROWS), row0 = task % row_tasks * MOE_OUTPUT_ROWS;
-    const size_t rows = moe_min(MOE_OUTPUT_ROWS, job->end - row0), top = job->run->graph->top;
-    const size_t chunk = task / row_tasks, column = chunk * MOE_OUTPUT_CHUNK;
-    const moe_matrix w = moe_matrix_part(o->w, column, MOE_OUTPUT_CHUNK);
-    float *seen = work->seen + thread * job->end * top;
-    moe_linear l = moe_linear_from(&w, t->src[0], row0, moe_thread_of(t, thread), moe_row_stride(MOE_OUTPUT_CHUNK));
-    if (o->bias) l.bias = o->bias + column;
-    kernels->linear(&l, 0, rows, 0, moe_divide_up(w.rows, 16));
-    for (size_t r = 0; r < rows; r++) {
-        const size_t row = row0 + r, at = row * work->chunks + chunk;
-        float *y = l.y + r * l.y_stride, *end = moe_logit_of(y, column, w.rows, o->eos), *logit;
-        if (t->stride) memcpy(moe_row_of(t, row) + column, y, w.rows * sizeof *y);
-        moe_forbid(o, o->n_suppressed, o->n_never, y, column, w.rows);
-        if (!f->hold || !f->hold[row]) end = NULL;
-        work->max[at] = kernels->max(y, w.rows);
-        work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
-        logit = moe_logit_of(y, column, w.rows, f->want[row]);
-        if (logit) f->want_logprob[row] = *logit;
-        for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++) {
-            logit = moe_logit_of(y, column, w.rows, f->starts[i]);
-            if (logit) f->start_logprobs[i] = *logit;
-        }
-        moe_forbid(o, 0, o->n_suppressed, y, column, w.rows); /* these keep their probability, and can be asked for */
+    const size_t chunk = task / job->groups, group = task % job->groups, top = job->run->graph->top;
+    const size_t row0 = work->first[group], rows = work->first[group + 1] - row0,
+                 stride = moe_row_stride(MOE_OUTPUT_CHUNK);
+    moe_logits l = { .list = moe_list_of(f, row0), .column = chunk * MOE_OUTPUT_CHUNK };
+    const size_t all = l.list ? l.list->n : t->cols;
+    float *seen = work->seen + thread * job->run->frame->rows * top;
+    if (l.column >= all) return;
+    l.n = moe_min(MOE_OUTPUT_CHUNK, all - l.column);
+    l.y = moe_thread_of(t, thread);
+    moe_output_logits(job->run, t, row0, rows, &l, stride);
+    for (size_t row = row0; row < row0 + rows; row++, l.y += stride) {
+        const size_t at = row * work->chunks + chunk;
+        float *logit, *end = f->hold && f->hold[row] ? moe_logit_of(&l, o->eos) : NULL;
+        for (size_t i = 0; t->stride && i < l.n; i++)
+            moe_row_of(t, row)[l.list ? (size_t)l.list->ids[l.column + i] : l.column + i] = l.y[i];
+        if (!l.list) moe_forbid(o, o->n_suppressed, o->n_never, &l); /* no list has them */
+        work->max[at] = kernels->max(l.y, l.n);
+        work->sum[at] = kernels->exp_sum(l.y, l.n, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
+        if ((logit = moe_logit_of(&l, f->want[row])) != NULL) f->want_logprob[row] = *logit;
+        for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++)
+            if ((logit = moe_logit_of(&l, f->starts[i])) != NULL) f->start_logprobs[i] = *logit;
+        moe_forbid(o, 0, o->n_suppressed, &l); /* these keep their probability, and can be asked for */
         if (end) *end = moe_from_bits(0xff800000u);
-        moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
+        moe_find_best(kernels, l.y, l.n, top, (int32_t)l.column, seen + row * top, work->logits + at * top,
                       work->ids + at * top);
     }
 }
@@ -5302,11 +5383,13 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
 static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
     const moe_output_work *work = &t->work.output;
     const moe_beam *f = &run->frame->beam;
-    const size_t first = row * work->chunks, top = run->graph->top;
+    const moe_list *list = moe_list_of(f, row);
+    const size_t first = row * work->chunks, top = run->graph->top,
+                 end = first + (list ? moe_divide_up(list->n, MOE_OUTPUT_CHUNK) : work->chunks);
     float *logprobs = f->top_logprobs + row * top, max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
     int32_t *ids = f->top_ids + row * top;
-    for (size_t c = 0; c < work->chunks; c++) max = work->max[first + c] > max ? work->max[first + c] : max;
-    for (size_t c = 0; c < work->chunks; c++) sum = sum + work->sum[first + c] * moe_expf(work->max[first + c] - max);
+    for (size_t c = first; c < end; c++) max = work->max[c] > max ? work->max[c] : max;
+    for (size_t c = first; c < end; c++) sum = sum + work->sum[c] * moe_expf(work->max[c] - max);
     log_sum = moe_logf(sum);
     if (!(sum >= 1.0f && sum <= FLT_MAX)) log_sum = moe_from_bits(0x7fc00000u); /* the best token alone gives 1 */
     if (f->want[row] >= 0) {
@@ -5316,20 +5399,30 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
     for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++)
         f->start_logprobs[i] = (f->start_logprobs[i] - max) - log_sum;
     for (size_t i = 0; i < top; i++) logprobs[i] = moe_from_bits(0xff800000u), ids[i] = t->output.eos;
-    for (size_t c = 0; c < work->chunks; c++)
-        for (size_t i = (first + c) * top; i < (first + c + 1) * top && work->logits[i] > logprobs[top - 1]; i++)
-            moe_keep_best(logprobs, ids, top, work->logits[i], work->ids[i]);
+    for (size_t c = first; c < end; c++)
+        for (size_t i = c * top; i < (c + 1) * top && work->logits[i] > logprobs[top - 1]; i++)
+            moe_keep_best(logprobs, ids, top, work->logits[i], list ? list->ids[work->ids[i]] : work->ids[i]);
     for (size_t i = 0; i < top; i++) logprobs[i] = (logprobs[i] - max) - log_sum;
 }
 
 static void moe_compute_output(const moe_run *run, const moe_node *t) {
-    const moe_output_work *work = &t->work.output;
+    const moe_beam *f = &run->frame->beam;
     const size_t rows = run->frame->rows;
-    moe_job job = { run, t, .end = rows };
+    const moe_output_work *work = &t->work.output;
+    moe_output_job job = { run, t, 0 };
+    size_t *first = work->first, chunks = 0;
     for (size_t i = 0; i < run->graph->threads * rows * run->graph->top; i++)
         work->seen[i] = moe_from_bits(0xff800000u);
-    moe_pool_run(run->pool, work->chunks * moe_divide_up(rows, MOE_OUTPUT_ROWS), moe_output_task, &job);
-    moe_for_rows(run, t, rows, 512 * work->chunks, moe_output_join);
+    for (size_t row = 0; row < rows; row++) {
+        const moe_list *list = moe_list_of(f, row);
+        if (!row || row - first[job.groups - 1] == MOE_OUTPUT_ROWS || list != moe_list_of(f, row - 1))
+            first[job.groups++] = row;
+        chunks = moe_max(chunks, list ? moe_divide_up(list->n, MOE_OUTPUT_CHUNK) : work->chunks);
+        for (size_t i = 0; list && t->stride && i < t->cols; i++) moe_row_of(t, row)[i] = moe_from_bits(0xff800000u);
+    }
+    first[job.groups] = rows;
+    moe_pool_run(run->pool, chunks * job.groups, moe_output_task, &job);
+    moe_for_rows(run, t, rows, 512 * chunks, moe_output_join);
 }
 
 /* ==== 27. Plan and run ========================================================================================
@@ -6262,6 +6355,15 @@ static moe_node *moe_build_layer(moe_builder *b, const moe_layer *layer, moe_nod
 static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", "hf", "marian", NULL };
 static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", NULL };
 
+/* Of every source token the tokens that its translations may have: ids[offsets[s] .. offsets[s + 1]), all of them whole
+ * numbers, which F32 holds up to 2^24. A sentence may use those of its tokens, and the first ones of the vocabulary. */
+typedef struct moe_shortlist {
+    const float *offsets, *ids; /* [source vocabulary + 1], [n]; NULL: there is none */
+    size_t first;
+    size_t multiple; /* more from `first` on, up to a multiple of this */
+    int shared;      /* 1: and the tokens of the source itself */
+} moe_shortlist;
+
 struct moe_model {
     moe_model *self;       /* this model without const, for its count of holders */
     atomic_size_t holders; /* sessions, plus 1 until the caller closes it */
@@ -6283,6 +6385,7 @@ struct moe_model {
     float embedding_scale;
     moe_matrix source_embedding, target_embedding, output; /* [V, D]; the first [source_vocabulary, D] */
     const float *output_bias;                              /* [V] or NULL */
+    moe_shortlist shortlist;
     moe_layer *layers; /* [n_layers] of "encoder", then of "decoder" or "network"; GNMT's attention comes last */
     size_t n_layers;
     moe_layer *decoder; /* among them */
@@ -6466,6 +6569,30 @@ static void moe_read_never(moe_reader *r, moe_model *m) {
             (int32_t)(i < m->n_suppressed ? moe_meta_int(suppressed, i) : moe_meta_int(never, i - m->n_suppressed));
 }
 
+static int moe_is_whole(float x, size_t end) { return x >= 0.0f && x < (float)end && x == (float)(uint32_t)x; }
+
+/* Nothing else looks at the numbers of a shortlist before they are used. */
+static void moe_bind_shortlist(moe_reader *r, moe_model *m) {
+    const size_t tokens = (size_t)m->source_vocabulary, vocabulary = (size_t)m->vocabulary, most = (1 << 24) - 1;
+    const size_t n = (size_t)moe_read_int(r, moe_read(r, "shortlist.entries"), 0, most, 0);
+    moe_shortlist *s = &m->shortlist;
+    if (!n) return;
+    s->first = (size_t)moe_read_int(r, moe_read(r, "shortlist.first"), 0, m->vocabulary, 0);
+    s->multiple = (size_t)moe_read_int(r, moe_read(r, "shortlist.multiple"), 1, 1024, 1);
+    s->shared = (int)moe_read_int(r, moe_read(r, "shortlist.shared"), 0, !m->separate, 0);
+    const float *offsets = s->offsets = moe_bind_vector(r, tokens + 1, 0, "%s", "shortlist.offsets");
+    const float *ids = moe_bind_vector(r, n, 0, "%s", "shortlist.ids");
+    if (r->status != MOE_OK) return;
+    int fine = offsets[0] == 0.0f && offsets[tokens] == (float)n;
+    for (size_t t = 0; fine && t < tokens; t++) {
+        fine = moe_is_whole(offsets[t + 1], n + 1) && offsets[t] <= offsets[t + 1];
+        for (size_t i = (size_t)offsets[t]; fine && i < (size_t)offsets[t + 1]; i++)
+            fine = moe_is_whole(ids[i], vocabulary) && (i == (size_t)offsets[t] || ids[i - 1] < ids[i]);
+    }
+    s->ids = ids;
+    if (!fine) moe_reader_fail(r, "is broken: it or shortlist.offsets does not ascend, or leaves the vocabulary");
+}
+
 static moe_status moe_bind(moe_model *m, moe_error *error) {
     static const char *const architectures[] = { "gnmt-moe", "moe-lm", "deep-moe", "transformer", NULL };
     static const moe_model_kind kinds[] = { MOE_MODEL_TRANSLATION, MOE_MODEL_LANGUAGE, MOE_MODEL_CLASSIFIER,
@@ -6501,6 +6628,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
         moe_bind_stack(&r, m, "decoder", MOE_IN_DECODER);
     } else {
         moe_bind_translation(&r, m, architecture == 3 ? MOE_RULES_HF : MOE_RULES_PAPER);
+        moe_bind_shortlist(&r, m);
     }
     return r.status;
 }
@@ -6897,8 +7025,9 @@ struct moe_search {
     int early_stopping; /* with rules that wait: only until `beam` hypotheses have finished */
     int force_end;      /* with rules that cut at the limit: the last step adds end tokens at no cost */
     size_t min_target, max_target, max_constraints;
-    size_t ahead; /* rows of a step for given tokens after the next one; 0: the decoder goes token by token */
-    int looks;    /* 1: hypotheses include the source token of each token */
+    size_t ahead;  /* rows of a step for given tokens after the next one; 0: the decoder goes token by token */
+    int looks;     /* 1: hypotheses include the source token of each token */
+    size_t listed; /* tokens that a sentence's list can have; 0: there are no lists */
 };
 
 /* A sentence as the session passes it to the search, or to a device that searches. */
@@ -6926,6 +7055,7 @@ struct moe_slot {
     size_t n_live;
     moe_live *finished; /* [beam] results, best first */
     size_t n_finished;
+    moe_list list;       /* of its tokens */
     int32_t *target;     /* [max_target], of which the task has n_target */
     moe_demand *demands; /* [max_constraints], of which the task has n_demands */
     int32_t *demand_ids; /* [max_target] their tokens */
@@ -7584,6 +7714,9 @@ static const moe_param_row moe_param_rows[] = {
     { MOE_PARAM(max_len_offset, 0, 1 << 20, 0, "max-len-offset", "0 to 1048576",
                 "tokens that are added to this limit (default: the model's)"),
       MOE_DEFAULT("decode.max_len_offset", 1 << 16, 10), MOE_PRESETS(0, 79 /* 80 with begin */, 0, 0, 200, 0) },
+    { MOE_PARAM(shortlist, 0, 1, 0, "shortlist", "0 or 1",
+                "0: a translation may use all tokens, not only those of the model's shortlist (default: 1)"),
+      .fallback = 1 },
     { MOE_PARAM(max_constraints, 0, MOE_MAX_CONSTRAINTS, 0, MOE_HIDDEN), MOE_ONLY(constrains, "constraints") },
     { MOE_PARAM(threads, 0, MOE_MAX_THREADS, 0, MOE_HIDDEN) },
     { MOE_PARAM(batch, 1, 1 << 16, 0, MOE_HIDDEN), .fallback = 32 },
@@ -7658,6 +7791,7 @@ static moe_session_params moe_default_params(const moe_model *m) {
                                : row->fallback);
     }
     if (!moe_can_rerank(m) || !moe_rule_sets[m->rules].reranks) p.rerank = 0;
+    if (!m->shortlist.ids) p.shortlist = 0;
     p.rules = m->rules;
     const int longest = (int)moe_meta_number(m, "decode.max_new", 1, 1 << 16, 0);
     if (!longest) return p;
@@ -7737,6 +7871,8 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
                         "rerank must be 0: the model has no tags of several languages, with which it could "
                         "translate back");
     for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++) MOE_TRY(moe_check_param(&moe_param_rows[i], p, error));
+    if (p->shortlist && !m->shortlist.ids)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "shortlist", "shortlist must be 0: the model has none");
     MOE_TRY(moe_check_number("min_target", p->min_target, 0, p->max_target, 0, error));
     MOE_TRY(moe_check_number("target_tag", p->target_tag, -1, m->source_vocabulary - 1, 0, error));
     MOE_TRY(moe_check_number("source_tag", p->source_tag, -1, m->source_vocabulary - 1, 0, error));
@@ -7822,6 +7958,7 @@ struct moe_session {
     size_t n_active;
     /* the group of sentences that is being encoded */
     int32_t *staged;              /* [encode_tokens] their ids, one after the other */
+    uint32_t *listed;             /* a bit for each token of the list that is being made */
     moe_frame frames[MOE_GRAPHS]; /* on a device, the decoder's frame has the fields of classifiers only */
     float *coverage_next;         /* of the next step; by place the same memory */
     moe_live *next;
@@ -7908,6 +8045,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
         b->starts = moe_carve(at, rows * b->n_starts, sizeof *b->starts);
         b->start_logprobs = moe_carve(at, rows * b->n_starts, sizeof(float));
     }
+    if (s->params.shortlist) b->lists = moe_carve(at, rows, sizeof *b->lists);
     b->segment = moe_carve(at, rows, sizeof(size_t));
     b->length = moe_carve(at, rows, sizeof(size_t));
     if (s->search.beta != 0.0f || s->params.attention || s->search.looks)
@@ -7919,6 +8057,17 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
         s->coverage_next = moe_carve(at, rows * max_source, sizeof(float));
     s->next = moe_carve(at, beam, sizeof *s->next);
     s->results = moe_carve(at, moe_most_words(&s->search), sizeof *s->results);
+}
+
+enum { MOE_GATHERED = 4096 }; /* most rows of the output layer that are gathered for a sentence */
+
+static void moe_list_layout(const moe_session *s, int gathers, moe_list *list, moe_layout *at) {
+    const moe_matrix *w = &s->model->output;
+    const size_t rows = s->api || !gathers ? 0 : moe_min(MOE_GATHERED, moe_round_up(w->rows, MOE_Q8_ROWS));
+    list->capacity = rows;
+    list->ids = moe_carve(at, w->rows, sizeof *list->ids);
+    list->w = moe_matrix_view(w->type, rows, w->cols, moe_carve(at, moe_matrix_bytes(w->type, rows, w->cols), 1));
+    if (s->model->output_bias) list->bias = moe_carve(at, rows, sizeof *list->bias);
 }
 
 /* Carve the session's memory and build the graphs on it. Before memory is allocated this only measures. */
@@ -7943,6 +8092,7 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
             slot.live = moe_carve(at, kept, sizeof *slot.live);
             slot.finished = moe_carve(at, kept, sizeof *slot.finished);
         }
+        if (s->params.shortlist) moe_list_layout(s, i < batch, &slot.list, at);
         if (i < batch && s->search.max_constraints) {
             slot.demands = moe_carve(at, s->search.max_constraints, sizeof *slot.demands);
             slot.demand_ids = moe_carve(at, max_target, sizeof *slot.demand_ids);
@@ -7960,6 +8110,7 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     }
     s->active = moe_carve(at, slots, sizeof *s->active);
     s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
+    if (s->params.shortlist) s->listed = moe_carve(at, (size_t)m->vocabulary / 32 + 1, sizeof *s->listed);
     s->hypotheses = moe_carve(at, (size_t)s->search.nbest, sizeof *s->hypotheses);
     moe_frame_layout(s, at);
     if (at->overflow || carried->overflow)
@@ -8051,6 +8202,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                               .max_constraints = (size_t)p->max_constraints,
                               .looks = p->max_constraints && m->shows,
                               .ahead = together ? moe_min(1024, 32 * (size_t)p->batch) : 0,
+                              .listed = p->shortlist ? (size_t)m->vocabulary : 0,
                               .early_stopping = p->early_stopping || p->beam == 1,
                               .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
     MOE_TRY(moe_settle_rows(s, error));
@@ -8530,6 +8682,51 @@ static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
     slot->task.limit = moe_max(slot->task.limit, slot->task.n_target + tokens + 1);
 }
 
+/* 1 if the list did not have the token. */
+static size_t moe_list_add(uint32_t *listed, int32_t id) {
+    const uint32_t bit = 1u << id % 32, had = listed[id / 32] & bit;
+    listed[id / 32] |= bit;
+    return !had;
+}
+
+/* The list of the sentence in a slot: a function of its source's ids, of the tokens that the request gives, and of the
+ * model. Sentences that are only scored have one run for many tokens: rows are not gathered for them. */
+static void moe_make_list(moe_session *s, moe_slot *slot, const int32_t *source) {
+    const moe_model *m = s->model;
+    const moe_shortlist *lists = &m->shortlist;
+    moe_list *list = &slot->list;
+    size_t n = moe_list_add(memset(s->listed, 0, ((size_t)m->vocabulary / 32 + 1) * sizeof *s->listed), m->eos);
+    for (size_t i = 0; i < lists->first; i++) n += moe_list_add(s->listed, (int32_t)i);
+    for (size_t i = 0; i < slot->task.length; i++) {
+        const float *of = lists->offsets + source[i];
+        for (size_t k = (size_t)of[0]; k < (size_t)of[1]; k++) n += moe_list_add(s->listed, (int32_t)lists->ids[k]);
+        if (lists->shared) n += moe_list_add(s->listed, source[i]);
+    }
+    for (int32_t id = (int32_t)lists->first; n % lists->multiple && id < m->vocabulary; id++)
+        n += moe_list_add(s->listed, id);
+    for (size_t i = 0; i < slot->task.n_target; i++) moe_list_add(s->listed, slot->target[i]);
+    for (size_t c = 0; c < slot->task.n_demands; c++)
+        for (size_t i = 0; i < slot->demands[c].n; i++)
+            moe_list_add(s->listed, slot->demand_ids[slot->demands[c].first + i]);
+    for (size_t i = m->n_suppressed; i < m->n_never; i++) s->listed[m->never[i] / 32] &= ~(1u << m->never[i] % 32);
+    list->n = 0;
+    for (int32_t id = 0; id < m->vocabulary; id++) {
+        if (!s->listed[id / 32]) id |= 31;
+        else if (s->listed[id / 32] >> id % 32 & 1) list->ids[list->n++] = id;
+    }
+    list->w.rows = list->n <= list->capacity && !slot->task.scoring ? list->n : 0;
+}
+
+static void moe_gather_task(void *user, size_t task, size_t thread) {
+    const moe_session *s = user;
+    const moe_list *list = &s->slots[s->frames[MOE_ENCODER].packed.sentence[task]].list;
+    (void)thread;
+    for (size_t i = 0; i < list->w.rows; i++) {
+        moe_copy_row(&s->model->output, (size_t)list->ids[i], &list->w, i);
+        if (list->bias) list->bias[i] = s->model->output_bias[list->ids[i]];
+    }
+}
+
 /* Begin the checked request of slot `at`; its ids go after the `staged` ones. Returns their number. */
 static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     const moe_model *m = s->model;
@@ -8566,6 +8763,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     if (slot->task.forced) slot->target[0] = force;
     if (q->target && q->n_target)
         memcpy(slot->target + slot->task.forced, q->target, q->n_target * sizeof *slot->target);
+    if (s->params.shortlist) moe_make_list(s, slot, ids);
     if (s->api) s->api->begin(s->device, at, slot);
     else moe_slot_begin(slot);
     if (at >= (size_t)s->params.batch) return n;
@@ -8579,6 +8777,7 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
     moe_frame *f = &s->frames[MOE_ENCODER];
     moe_packed *p = &f->packed;
     if (!s->graphs[MOE_ENCODER].count) return MOE_OK; /* a language model */
+    if (s->params.shortlist && !s->api) moe_pool_run(&s->pool, group, moe_gather_task, s);
     f->rows = 0;
     p->steps = s->slots[p->sentence[0]].task.length;
     for (size_t step = 0; step < p->steps; step++) {
@@ -8652,6 +8851,7 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
     f->ids[row] = asked.id;
     f->positions[row] = (int32_t)position;
     b->parents[row] = asked.parent;
+    if (b->lists) b->lists[row] = &slot->list;
     b->segment[row] = slot->task.segment;
     b->length[row] = slot->task.length;
     b->want[row] = asked.want;

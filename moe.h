@@ -369,6 +369,7 @@ typedef struct moe_session_params {
     void *attention_user;
     moe_trace_fn trace; /* may be NULL */
     void *trace_user;
+    int shortlist; /* 1: only the tokens that the model's shortlist has for the source, and those of the request */
 } moe_session_params;
 
 /* Set all parameters to the defaults of the model's file, or else of the library. `size`: sizeof *params. */

@@ -1,22 +1,29 @@
 #!/usr/bin/env python3
-"""Lexical shortlists: files of both forms, damaged ones, model files with one.
+"""Lexical shortlists: files of both forms, damaged ones, model files with one; and translations with them, against
+transformer_numpy.py in float64, whose softmax runs over the set of ../shared/docs/marian.md section 6.
 
 Usage: tests/python tests/convert/test_shortlist.py [WORD]      with WORD only the tests whose names have it
 """
+import contextlib
 import gzip
+import json
 import os
+import re
+import subprocess
 import sys
 import tempfile
 
-from converting import ROOT, convert_quietly
+from converting import BIN, ROOT, TRANSLATE, convert_quietly, run
 from suite import Suite
 
 BASE = os.path.join(ROOT, "tests", "golden", "model-base.bin")
 try:
     import numpy as np
 
+    import make_transformers as make
     import moefile
     import shortlist
+    import transformer_numpy
 except ImportError:
     moefile = None
 test = Suite()
@@ -143,6 +150,124 @@ def a_copy_of_a_model_file_gets_a_list():
         os.unlink(out)
         assert "source tokens" in convert_quietly(BASE, "-o", out, "--shortlist", path)
         assert not os.path.exists(out)
+
+
+# ---- The engine ------------------------------------------------------------------------------------------------------
+
+SIZE, PAD, MARGIN, TOLERANCE = 2501, 2500, 1e-4, 2e-5
+CONFIG = make.configs("marian", vocab_size=SIZE, decoder_vocab_size=SIZE, pad_token_id=PAD,
+                      decoder_start_token_id=PAD) if moefile else None
+
+
+class Listed:
+    """The reading, of which a sentence uses its set, and what it is given besides."""
+
+    def __init__(self, folder, random):
+        self.model, self.random, self.used = transformer_numpy.Transformer(folder), random, None
+        whole = self.model.decode
+
+        def decode(*args):
+            logits, cache = whole(*args)
+            masked = np.full_like(logits, -np.inf)
+            masked[..., self.used] = logits[..., self.used]
+            return masked, cache
+        self.model.decode = decode
+
+    def use(self, source, given=()):
+        chosen = {*range(self.random.first), *source, *(i for t in source for i in self.random.rows[t])}
+        more = self.random.first
+        while len(chosen) % 8 and more < SIZE:
+            chosen.add(more)
+            more += 1
+        self.used = sorted((chosen | set(given)))
+        return len(chosen)
+
+
+@contextlib.contextmanager
+def listed(*options):
+    """(model file, reading with its lists) of a random Transformer; lists are short and long, sets beyond a chunk of
+    the output layer too."""
+    with tempfile.TemporaryDirectory() as folder:
+        make.write(folder, *CONFIG, seed=20)
+        random, path = Random(SIZE, 50, most=300), os.path.join(folder, "lex.bin")
+        write_binary(path, random)
+        model = os.path.join(folder, "model.bin")
+        complaint = convert_quietly("--from", "hf", folder, "-o", model, "--shortlist", path, *options)
+        assert complaint is None, complaint
+        yield model, Listed(folder, random)
+
+
+def translate(model, lines, *options):
+    found = [json.loads(x) for x in run([TRANSLATE, "-m", model, "--raw-ids", "--json", *options], lines).lines]
+    return [(x["ids"], x["score"], x["token_logprobs"]) for x in found]
+
+
+def cases(count):
+    return [make.case("marian", i, CONFIG[0]) for i in range(count)]
+
+
+@numpy_test
+def translations_are_those_of_the_reading():
+    sentences, compared, sizes = cases(30), 0, []
+    with listed() as (model, reading):
+        for beam in 1, 4:
+            found = translate(model, [make.text(source) for source, _, _ in sentences], "--beam", str(beam))
+            for (source, _, _), (ids, score, _) in zip(sentences, found):
+                sizes.append(reading.use(source))
+                best = reading.model.greedy(source) if beam == 1 else reading.model.beam(source, beam)[0]
+                if best.margin > MARGIN:
+                    compared += 1
+                    assert ids == best.ids and abs(score - best.score) < TOLERANCE, (beam, source, ids, best)
+        full = translate(model, [make.text(source) for source, _, _ in sentences], "--beam", "1", "--shortlist=0")
+    assert compared > 40 and min(sizes) < 1024 < max(sizes), (compared, sizes)
+    assert sum(a[0] != b[0] for a, b in zip(full, found)) > 15  # the set does change something
+
+
+@numpy_test
+def scores_and_prefixes_add_their_tokens_to_the_set():
+    sentences, outside = cases(30), 0
+    with listed() as (model, reading):
+        pairs = [f"{make.text(source)}\t{make.text(target)}" for source, _, target in sentences]
+        for (source, _, target), (_, _, logprobs) in zip(sentences, translate(model, pairs, "--score")):
+            reading.use(source)
+            outside += bool(set(target) - set(reading.used))
+            reading.use(source, target)
+            wanted = reading.model.score(source, target, [PAD])
+            for t, token in enumerate(target):
+                assert abs(logprobs[t] - wanted[t, token]) < TOLERANCE, (source, target, t)
+        begun = [f"{make.text(source)}\t{make.text(target[:-1])}" for source, _, target in sentences]
+        for (source, _, target), (ids, _, logprobs) in zip(sentences, translate(model, begun, "--prefix", "--beam",
+                                                                                "1")):
+            reading.use(source, target[:-1])
+            wanted = reading.model.score(source, ids, [PAD])
+            assert ids[:len(target) - 1] == target[:-1]
+            for t, token in enumerate(ids[:23]):  # the 24th is a forced end
+                assert abs(logprobs[t] - wanted[t, token]) < TOLERANCE, (source, target, t)
+    assert outside > 10, outside
+
+
+@numpy_test
+def every_format_gives_the_same_bytes_for_any_batch_threads_order_and_kernels():
+    kernels = re.search(r"kernels: ([^)]*)\)", run([TRANSLATE, "--version"]).stdout).group(1).split()
+    emulated = os.path.join(BIN, "build", "moe-translate-emulated")
+    lines = [make.text(source) for source, _, _ in cases(20)]
+    for kind in "f32", "bf16", "q8", "q4":
+        with listed("--type", kind) as (model, _):
+            command = ["-m", model, "--raw-ids", "--json", "--nbest", "2"]
+            for beam in "--beam 2", "--beam 4":
+                want = run([TRANSLATE, *command, *beam.split()], lines).lines
+                for option in ("--batch 1", "--batch 7", "--threads 3", *("--isa " + isa for isa in kernels)):
+                    got = subprocess.run([TRANSLATE, *command, *beam.split(), *option.split()], capture_output=True,
+                                         encoding="utf-8", input="".join(x + "\n" for x in lines))
+                    assert got.stdout.split("\n")[:-1] == want or got.returncode == 2, (kind, beam, option)
+                if os.path.exists(emulated) and kind in ("f32", "q8"):
+                    got = run([emulated, *command, *beam.split(), "--device", "cuda"], lines)
+                    assert got.lines == want, (kind, beam)
+            # scored, rows come from the whole matrix: the same bits as from the gathered rows
+            ours = translate(model, lines, "--beam", "1")
+            pairs = [f"{line}\t{make.text(ids)}" for line, (ids, _, _) in zip(lines, ours)]
+            for (_, _, scored), (_, _, ours) in zip(translate(model, pairs, "--score"), ours):
+                assert scored[:23] == ours[:23], (kind, scored, ours)  # the 24th is a forced end
 
 
 if __name__ == "__main__":

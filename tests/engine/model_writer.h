@@ -476,6 +476,37 @@ static inline void mw_free(mw_model *m) {
 /* Of an entry's value behind its key. */
 static inline size_t mw_at_value(const mw_meta *e) { return e->at + mw_up(8 + strlen(e->key), 8); }
 
+/* A lexical shortlist: of source token t the tokens ids[offsets[t]] to ids[offsets[t + 1] - 1]. */
+static inline void mw_shortlist(mw_model *m, const float *offsets, const float *ids, size_t n, int first) {
+    const float *const parts[] = { offsets, ids };
+    const size_t counts[] = { MW_VOCABULARY + 1, n };
+    for (int i = 0; i < 2; i++) {
+        mw_tensor *t = mw_add_tensor(m, i ? "shortlist.ids" : "shortlist.offsets", MW_F32, 0, counts[i] * 4);
+        t->n_dims = 1;
+        t->dims[0] = counts[i];
+        memcpy(t->data, parts[i], counts[i] * 4);
+    }
+    mw_int(m, "shortlist.entries", (int64_t)n);
+    mw_int(m, "shortlist.first", first);
+    mw_int(m, "shortlist.multiple", 4);
+}
+
+/* With up to three random tokens of each. */
+static inline void mw_random_shortlist(mw_model *m) {
+    float offsets[MW_VOCABULARY + 1], ids[3 * MW_VOCABULARY];
+    size_t n = 0;
+    offsets[0] = 0;
+    for (size_t t = 0; t < MW_VOCABULARY; t++) {
+        for (size_t id = mw_below(&m->random, 12), k = 0; k < 3 && id < MW_VOCABULARY; k++) {
+            ids[n++] = (float)id;
+            id += 1 + mw_below(&m->random, 20);
+        }
+        offsets[t + 1] = (float)n;
+    }
+    mw_shortlist(m, offsets, ids, n, 4);
+    mw_int(m, "shortlist.shared", 1);
+}
+
 /* ---- Random encoder-decoders ---- */
 
 static inline const char *mw_name(const char *prefix, const char *rest) {

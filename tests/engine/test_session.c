@@ -26,10 +26,16 @@ static fixture *open_model(mw_model *m) {
 
 enum { NLLB = MW_VARIANTS + MW_NLLB, MARIAN = MW_VARIANTS + MW_MARIAN, STUDENT = MW_VARIANTS + MW_STUDENT };
 
-static fixture *small(int variant, uint32_t type) {
-    return open_model(variant < MW_VARIANTS ? mw_small(variant, type, 7)
-                                            : mw_transformer(variant - MW_VARIANTS, type, 7));
+enum { LISTED = 64 }; /* with this a model has a shortlist */
+
+static mw_model *small_model(int variant, uint32_t type) {
+    const int plain = variant & ~LISTED;
+    mw_model *m = plain < MW_VARIANTS ? mw_small(plain, type, 7) : mw_transformer(plain - MW_VARIANTS, type, 7);
+    if (variant & LISTED) mw_random_shortlist(m);
+    return m;
 }
+
+static fixture *small(int variant, uint32_t type) { return open_model(small_model(variant, type)); }
 
 static void drop(fixture *f) {
     moe_model_close(f->model);
@@ -249,11 +255,14 @@ static const setting settings[] = {
     { MARIAN, MW_Q8, 2, MOE_RULES_HF },
     { STUDENT, MW_F32, 4, MOE_RULES_HF },
     { STUDENT, MW_Q8, 3, MOE_RULES_MARIAN },
+    { MW_GNMT | LISTED, MW_Q8, 4, 0 },
+    { MARIAN | LISTED, MW_BF16, 3, MOE_RULES_HF },
+    { STUDENT | LISTED, MW_F32, 1, MOE_RULES_MARIAN },
     { MW_GNMT, MW_Q8, 6, 0 },
     { MW_CARRIED_QUERY, MW_F32, 4, 0 },
-    { MW_GNMT, MW_F32, 3, 0 }, /* reranked */
+    { MW_GNMT | LISTED, MW_F32, 3, 0 }, /* reranked */
 };
-enum { RERANKED = 24 }; /* the settings from here on */
+enum { RERANKED = 27 }; /* the settings from here on */
 
 /* Sentence by sentence, one thread, portable: what everything else must equal. */
 static fixture *models[MOE_COUNT(settings)];
@@ -1532,7 +1541,7 @@ static void attention_is_the_same_bytes_in_any_batch(void **state) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         attention_shown *shown[2];
         ask *asks;
-        if (settings[i].variant == MARIAN) continue; /* its file names no heads that align */
+        if ((settings[i].variant & ~LISTED) == MARIAN) continue; /* its file names no heads that align */
         asks = copied_sentences();
         for (size_t k = 0; k < SENTENCES; k++) {
             asks[k].scoring = 1;
@@ -1655,6 +1664,140 @@ static void attention_on_a_raw_request_covers_all_of_its_tokens(void **state) {
     }
     moe_session_free(s);
     drop(f);
+}
+
+/* ---- Shortlists ---- */
+
+/* Take into `listed` the tokens of a sentence of MW_GNMT: of its tag, its words and its end, and those it is given. */
+static void list_by_hand(mw_model *m, const ask *a, int32_t tag, char listed[MW_VOCABULARY]) {
+    const float *offsets = (const float *)(const void *)mw_find_tensor(m, "shortlist.offsets")->data;
+    const float *ids = (const float *)(const void *)mw_find_tensor(m, "shortlist.ids")->data;
+    size_t n = 0, more = 4;
+    memset(listed, 0, MW_VOCABULARY);
+    memset(listed, 1, 4);
+    for (size_t i = 0; i < a->n_source + 2; i++) {
+        const int32_t id = i == 0 ? tag : i <= a->n_source ? a->source[i - 1] : MW_EOS;
+        listed[id] = 1;
+        for (size_t k = (size_t)offsets[id]; k < (size_t)offsets[id + 1]; k++) listed[(size_t)ids[k]] = 1;
+    }
+    for (size_t i = 0; i < MW_VOCABULARY; i++) n += (size_t)listed[i];
+    for (; n % 4 && more < MW_VOCABULARY; more++) n += (size_t)!listed[more], listed[more] = 1;
+    for (size_t i = 0; i < a->n_target; i++) listed[a->target[i]] = 1;
+    for (size_t c = 0; c < a->n_constraints; c++)
+        for (size_t i = 0; i < a->constraints[c].n_ids; i++) listed[a->constraint_ids[c][i]] = 1;
+}
+
+/* A softmax over a list is one from which all other tokens are kept by "token.never". */
+static void a_list_leaves_out_all_other_tokens(void **state) {
+    enum { N = 40 };
+    fixture *f = small(MW_GNMT | LISTED, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = constrained_asks(23, N);
+    size_t smaller = 0, outside = 0;
+    (void)state;
+    p.beam = p.nbest = 4, p.max_constraints = 3, p.max_target = 30;
+    for (size_t k = 0; k < N; k++) asks[k].scoring = k % 5 == 0, asks[k].n_target = k % 5 ? asks[k].n_target : 3;
+    for (size_t k = 0; k < N; k += 5) give_target(asks, k, 3), asks[k].prefix = 0, asks[k].n_constraints = 0;
+    heard *got = translate(f, &p, asks, N);
+    for (size_t k = 0; k < N; k++) {
+        static const int64_t always[] = { 0, 1, 2, 4, 5 };
+        char listed[MW_VOCABULARY], without[MW_VOCABULARY];
+        int64_t never[MW_VOCABULARY + 5];
+        ask source_only = asks[k];
+        size_t n = 0;
+        source_only.n_target = source_only.n_constraints = 0;
+        list_by_hand(f->m, &asks[k], asks[k].tag ? asks[k].tag : MW_TAG_EN, listed);
+        list_by_hand(f->m, &source_only, asks[k].tag ? asks[k].tag : MW_TAG_EN, without);
+        outside += memcmp(listed, without, sizeof listed) != 0;
+        for (int i = 0; i < 5; i++) listed[always[i]] = 0;
+        for (int64_t i = 0; i < MW_VOCABULARY; i++)
+            if (!listed[i]) never[n++] = i;
+        smaller += n > 8;
+        mw_model *m = small_model(MW_GNMT, MW_F32);
+        mw_ints(m, "token.never", never, n);
+        fixture *all = open_model(m);
+        p.shortlist = 0;
+        heard *want = translate(all, &p, &asks[k], 1);
+        CHECK(got[k].status == want->status && got[k].n == want->n, "request %zu: %s, %s", k, got[k].message,
+              want->message);
+        for (size_t h = 0; h < want->n; h++) {
+            const heard_hypothesis *a = &got[k].hypotheses[h], *b = &want->hypotheses[h];
+            CHECK(a->n_ids == b->n_ids && memcmp(a->ids, b->ids, a->n_ids * sizeof *a->ids) == 0 &&
+                      fabsf(a->score - b->score) < 1e-5f && fabsf(a->logprob - b->logprob) < 1e-4f,
+                  "request %zu hypothesis %zu: %g, %g", k, h, (double)a->score, (double)b->score);
+        }
+        free(want);
+        drop(all);
+    }
+    CHECK(smaller > 20 && outside > 10, "%zu lists are short, %zu requests have tokens outside", smaller, outside);
+    free(asks);
+    free(got);
+    drop(f);
+}
+
+static void without_its_list_a_model_is_as_ever(void **state) {
+    fixture *listed = small(MW_GNMT | LISTED, MW_Q8), *plain = small(MW_GNMT, MW_Q8);
+    moe_session_params p = params_for(listed->model), q = params_for(plain->model);
+    ask *asks = random_asks(3, 20);
+    moe_session *s = NULL;
+    moe_error e = { MOE_OK, "", "" };
+    (void)state;
+    assert_int_equal(p.shortlist, 1);
+    assert_int_equal(q.shortlist, 0);
+    p.shortlist = 0;
+    heard *a = translate(listed, &p, asks, 20), *b = translate(plain, &q, asks, 20);
+    assert_same(a, b, 20, "a list that is not used");
+    q.shortlist = 1;
+    assert_int_equal(moe_session_new(plain->model, &q, &s, &e), MOE_ERROR_UNSUPPORTED);
+    assert_string_equal(e.where, "shortlist");
+    free(a), free(b), free(asks);
+    drop(listed), drop(plain);
+}
+
+static void broken_lists_are_refused(void **state) {
+    static const struct {
+        const char *tensor, *where;
+        size_t at;
+        float value;
+    } errors[] = { { "shortlist.offsets", "tensor shortlist.ids", 0, 1 },
+                   { "shortlist.offsets", "tensor shortlist.ids", 5, 0 },
+                   { "shortlist.offsets", "tensor shortlist.ids", 7, 1e9f },
+                   { "shortlist.offsets", "tensor shortlist.ids", 7, 2.5f },
+                   { "shortlist.offsets", "tensor shortlist.ids", MW_VOCABULARY, 3 },
+                   { "shortlist.offsets", "tensor shortlist.offsets", 3, INFINITY },
+                   { "shortlist.ids", "tensor shortlist.ids", 2, -1 },
+                   { "shortlist.ids", "tensor shortlist.ids", 2, MW_VOCABULARY },
+                   { "shortlist.ids", "tensor shortlist.ids", 2, 7.5f },
+                   { "shortlist.ids", "tensor shortlist.ids", 1, 0 },
+                   { "shortlist.ids", "tensor shortlist.ids", 1, NAN } };
+    static const struct {
+        const char *key;
+        int64_t value;
+    } keys[] = { { "shortlist.first", -1 },   { "shortlist.first", MW_VOCABULARY + 1 },
+                 { "shortlist.multiple", 0 }, { "shortlist.multiple", 2000 },
+                 { "shortlist.shared", 2 },   { "shortlist.entries", 1 << 24 } };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(errors) + MOE_COUNT(keys) + 1; i++) {
+        float offsets[MW_VOCABULARY + 1];
+        const float ids[] = { 3, 8, 11, 2 }; /* of the first token three, of all others none but the second */
+        mw_model *m = small_model(MW_GNMT, MW_F32);
+        moe_model *model = NULL;
+        moe_error e = { MOE_OK, "", "" };
+        const size_t key = i - MOE_COUNT(errors);
+        for (size_t t = 0; t <= MW_VOCABULARY; t++) offsets[t] = t == 0 ? 0 : t == 1 ? 3 : 4;
+        mw_shortlist(m, offsets, ids, 4, 4);
+        if (i < MOE_COUNT(errors))
+            memcpy(mw_find_tensor(m, errors[i].tensor)->data + 4 * errors[i].at, &errors[i].value, 4);
+        else if (key < MOE_COUNT(keys)) mw_int(m, keys[key].key, keys[key].value);
+        mw_image image = mw_build(m);
+        const moe_status status = moe_model_open_memory(image.data, image.bytes, NULL, &model, &e);
+        const char *where = i < MOE_COUNT(errors) ? errors[i].where : key < MOE_COUNT(keys) ? keys[key].key : "";
+        CHECK(status == (*where ? MOE_ERROR_FORMAT : MOE_OK) && strcmp(e.where, where) == 0, "%zu: %s: %s", i, e.where,
+              e.message);
+        moe_model_close(model);
+        free(image.data);
+        mw_free(m);
+    }
 }
 
 /* ---- Limits ---- */
@@ -2894,6 +3037,9 @@ int main(void) {
         cmocka_unit_test(a_call_ends_in_the_middle_of_a_graph),
         cmocka_unit_test(another_thread_can_cancel_at_any_moment),
         cmocka_unit_test(work_goes_on_while_the_caller_has_nothing),
+        cmocka_unit_test(a_list_leaves_out_all_other_tokens),
+        cmocka_unit_test(without_its_list_a_model_is_as_ever),
+        cmocka_unit_test(broken_lists_are_refused),
         cmocka_unit_test(impossible_parameters_are_refused_by_name),
         cmocka_unit_test(rules_refuse_what_they_do_not_know),
         cmocka_unit_test(parameters_at_their_limits_work),
