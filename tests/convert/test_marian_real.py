@@ -123,6 +123,23 @@ def translations_in_q8_are_as_good_as_measured():
         assert score > least, (pair, score)
 
 
+@real_test
+def signs_that_the_vocabulary_lacks_are_kept():
+    lines = ["It costs ~500 francs.", "Use ~ and ^ here.", "The \u03a9 sign is not in it.", "Press \u2318 to go on."]
+    found = run([TRANSLATE, "-m", converted("enpt", "q8"), "-s", "en", "-t", "pt"], lines).lines
+    for text, signs in zip(found, ["~500", "~ ^", "\u03a9", "\u2318"]):
+        assert all(text.count(x) == 1 for x in signs.split()) and "\u2047" not in text, text
+
+
+@real_test
+def a_model_knows_its_direction():
+    model = converted("enpt", "q8")
+    assert run([TRANSLATE, "-m", model, "-t", "pt-BR"], ["It rains."]).lines == ["Ele chove."]
+    for options, known in (["-t", "de"], "it has: pt"), (["-s", "pt"], "it has: en"):
+        told = run([TRANSLATE, "-m", model, *options], ["It rains."], status=2)
+        assert known in told.stderr, told.stderr
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="NAME", help="run the tests whose names contain this")

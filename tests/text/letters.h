@@ -12,19 +12,22 @@ static inline void add_piece(text_bytes *model, const char *text, size_t length,
     text_append(model, kind, sizeof kind);
 }
 
-/* Those of ASCII, the mark of a space, and U+FFFD. */
-static inline spm *letters(void) {
+/* Those of ASCII but for one, the mark of a space, and U+FFFD. */
+static inline spm *letters_without(char missing) {
     enum { NORMAL = 1, UNKNOWN = 2 };
     char why[200] = "";
     text_bytes model = { 0 };
     add_piece(&model, "<unk>", 5, UNKNOWN);
     add_piece(&model, "\xE2\x96\x81", 3, NORMAL);
     add_piece(&model, "\xEF\xBF\xBD", 3, NORMAL);
-    for (char c = '!'; c <= '~'; c++) add_piece(&model, &c, 1, NORMAL);
+    for (char c = '!'; c <= '~'; c++)
+        if (c != missing) add_piece(&model, &c, 1, NORMAL);
     spm *made = spm_new(model.data, model.length, why, sizeof why);
     if (!made) fail_msg("%s", why);
     text_bytes_free(&model);
     return made;
 }
+
+static inline spm *letters(void) { return letters_without(0); }
 
 #endif

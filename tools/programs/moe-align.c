@@ -355,7 +355,7 @@ static int choose_languages(app *a) {
     a->tags[0] = a->tags[1] = -1;
     a->directions = moe_model_language_count(a->front.model) > 1 ? 2 : 1;
     for (int i = 0; i < 2; i++) {
-        if (codes[i] && text_language(&a->front, codes[i], &a->tags[i], &e))
+        if (codes[i] && text_language(&a->front, codes[i], i, &a->tags[i], &e))
             return program_complain("-%c: %s", "st"[i], e.message), EXIT_USAGE;
         if (!codes[i] && moe_model_language_count(a->front.model) > (size_t)(1 - i))
             return program_ask_language(&a->front, "-s and -t which languages the two sides are in");

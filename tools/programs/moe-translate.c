@@ -691,7 +691,7 @@ static int self_test_pull(void *user, int wait, moe_request *request) {
     snprintf(code, sizeof code, "%.*s", language.length < 31 ? (int)language.length : 31,
              language.data ? language.data : "");
     if (text_parse_ids(t->front, ids.data, ids.length, &t->ids, &t->trouble)) return MOE_PULL_CANCEL;
-    if (code[0] && text_language(t->front, code, &request->target_tag, &t->trouble)) return MOE_PULL_CANCEL;
+    if (code[0] && text_language(t->front, code, 1, &request->target_tag, &t->trouble)) return MOE_PULL_CANCEL;
     request->source = ids_of(&t->ids);
     request->n_source = t->ids.length;
     request->user = g;
@@ -935,9 +935,9 @@ static int run(const options *o, const text_front *front, moe_session *session, 
 static int choose_language(const options *o, const text_front *front, moe_session_params *params) {
     const int source_too = meta_int(front->model, "source.tag") == 2;
     moe_error e;
-    if (o->source && !is_auto(o) && text_language(front, o->source, &params->source_tag, &e))
+    if (o->source && !is_auto(o) && text_language(front, o->source, 0, &params->source_tag, &e))
         return program_complain("-s: %s", e.message), EXIT_USAGE;
-    if (o->target && text_language(front, o->target, &params->target_tag, &e))
+    if (o->target && text_language(front, o->target, 1, &params->target_tag, &e))
         return program_complain("-t: %s", e.message), EXIT_USAGE;
     if (o->raw || o->self_test || !moe_model_language_count(front->model)) return 0;
     if (!o->target) return program_ask_language(front, "-t which language to translate into");

@@ -455,7 +455,7 @@ static moe_status read_pair(const text_front *front, const text_options *options
         return text_fail(error, MOE_ERROR_ARGUMENT, "",
                          "expected source language, target language, source and target, TABs between");
     snprintf(code, sizeof code, "%.*s", fields[1].length < 31 ? (int)fields[1].length : 31, fields[1].data);
-    if (moe_model_language_count(front->model)) status = text_language(front, code, &p->tag, error);
+    if (moe_model_language_count(front->model)) status = text_language(front, code, 1, &p->tag, error);
     if (!status) status = parse_text(front, options, source->data, source->length, &p->source, error);
     p->has_target = targets_wanted || rest.length;
     if (!status && p->has_target) status = parse_text(&targets, options, rest.data, rest.length, &p->target, error);

@@ -182,7 +182,7 @@ ptrdiff_t moetext_model_language_find(const moetext_model *m, const char *code) 
     if (m->set) return text_set_language(m->set, code);
     for (size_t i = 0; i < m->n_languages; i++)
         if (strcmp(m->languages[i], code) == 0) return (ptrdiff_t)i;
-    if (text_language(&m->front, code, &tag, NULL)) return -1;
+    if (text_language(&m->front, code, 1, &tag, NULL)) return -1;
     for (size_t i = 0; i < m->n_languages; i++)
         if (m->tags[i] == tag) return (ptrdiff_t)i;
     return -1;
@@ -988,8 +988,8 @@ static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_
     *source_tag = find ? -1 : t->source_tag;
     *target_tag = t->target_tag;
     if (find) status = find_source(t, q, source_tag, error);
-    else if (q->source) status = text_language(t->stream.front, q->source, source_tag, error);
-    if (!status && q->target) status = text_language(t->stream.front, q->target, target_tag, error);
+    else if (q->source) status = text_language(t->stream.front, q->source, 0, source_tag, error);
+    if (!status && q->target) status = text_language(t->stream.front, q->target, 1, target_tag, error);
     if (status || !t->model->n_languages) return status;
     if (*target_tag < 0)
         return text_fail(error, MOE_ERROR_ARGUMENT, "target",
@@ -1423,10 +1423,10 @@ static void set_stream(moetext *t, const moe_session_params *p) {
 }
 
 /* The tag of the language that an option names; -1: it names none. */
-static moe_status option_tag(const moetext_model *m, const char *name, const char *code, int32_t *tag,
+static moe_status option_tag(const moetext_model *m, const char *name, const char *code, int target, int32_t *tag,
                              moe_error *error) {
     *tag = -1;
-    const moe_status status = *code ? text_language(&m->front, code, tag, error) : MOE_OK;
+    const moe_status status = *code ? text_language(&m->front, code, target, tag, error) : MOE_OK;
     if (status && error) snprintf(error->where, sizeof error->where, "%s", name);
     return status;
 }
@@ -1443,8 +1443,8 @@ moe_status text_leg_new(const moetext_model *m, const text_settings *settings, t
         status = text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: the model was opened with another one");
     t->auto_source = strcmp(t->settings.source, AUTO) == 0;
     t->source_tag = -1;
-    if (!status && !t->auto_source) status = option_tag(m, "source", t->settings.source, &t->source_tag, error);
-    if (!status) status = option_tag(m, "target", t->settings.target, &t->target_tag, error);
+    if (!status && !t->auto_source) status = option_tag(m, "source", t->settings.source, 0, &t->source_tag, error);
+    if (!status) status = option_tag(m, "target", t->settings.target, 1, &t->target_tag, error);
     moe_session_params params = moe_session_params_default(m->front.model);
     text_settings_apply(&t->settings, &params);
     if (!status) status = open_rules(t, &params, error);

@@ -42,6 +42,7 @@ struct text_rules {
     int derived;               /* `characters` are those of other rules */
     text_glossary *glossary;   /* NULL: none */
     unsigned char *characters; /* a bit for each that stands in a piece of the vocabulary; NULL: not known */
+    int bytes;                 /* the vocabulary spells others by their bytes, which models copy where they are ASCII */
 };
 
 /* Whether each character of some bytes stands in a piece of the vocabulary as it is. */
@@ -51,7 +52,7 @@ static int is_listed(const text_rules *r, const char *text, size_t length) {
     for (size_t at = 0; at < length; at += (size_t)bytes) {
         bytes = utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c);
         if (bytes < 1) return 1;
-        if (c >= 0x80 && r->characters && !(r->characters[c / 8] >> c % 8 & 1)) return 0;
+        if (c >= (r->bytes ? 0x80 : 0x21) && r->characters && !(r->characters[c / 8] >> c % 8 & 1)) return 0;
     }
     return 1;
 }
@@ -67,6 +68,7 @@ static int find_characters(text_rules *r) {
         const size_t length = strlen(piece);
         utf8proc_int32_t c;
         utf8proc_ssize_t bytes;
+        r->bytes |= spm_is_byte(f->tokeniser, id);
         if (is_listed(r, piece, length) || spm_is_byte(f->tokeniser, id) || spm_is_control(f->tokeniser, id) ||
             spm_is_unknown(f->tokeniser, id) || (f->map.ids && f->map.ids[id] < 0))
             continue;

@@ -398,15 +398,6 @@ text_front text_front_of_targets(const text_front *front) {
     return targets;
 }
 
-void text_languages(const text_front *front, text_bytes *out) {
-    for (size_t i = 0; i < moe_model_language_count(front->model); i++) {
-        moe_span code = moe_model_language(front->model, i);
-        if (i) text_append(out, " ", 1);
-        text_append_clean(out, code.data, code.length);
-    }
-    text_append(out, "", 0);
-}
-
 /* Names of the same languages: ISO 639-1 or BCP 47, then NLLB's (ISO 639-3 and script), whose first part is what
  * OPUS-MT writes. Where two rows begin alike the first is meant. */
 static const char aliases[] =
@@ -435,15 +426,18 @@ static void plain_code(const char *code, size_t length, char out[32]) {
     out[n] = '\0';
 }
 
-/* The codes of a model, or those of a list. */
+/* The codes of a model, those in its metadata, or those of a list. */
 typedef struct code_list {
     const moe_model *model;
+    ptrdiff_t entry; /* of the metadata; -1: the model's tags */
     const char *const *codes;
     size_t n;
 } code_list;
 
 static moe_span code_at(const code_list *list, size_t i) {
-    return list->model ? moe_model_language(list->model, i) : (moe_span){ list->codes[i], strlen(list->codes[i]) };
+    if (!list->model) return (moe_span){ list->codes[i], strlen(list->codes[i]) };
+    return list->entry < 0 ? moe_model_language(list->model, i)
+                           : moe_model_meta_text(list->model, (size_t)list->entry, i);
 }
 
 /* The number of the first code that is written like `code` but for case and dashes; with `part` only its first part
@@ -500,12 +494,41 @@ ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *co
     return find_code(&list, code, loose);
 }
 
-moe_status text_language(const text_front *front, const char *code, int32_t *tag, moe_error *error) {
-    const code_list list = { .model = front->model, .n = moe_model_language_count(front->model) };
+/* The languages that may stand on one side: the tags of the model, or, where it has none, what its file says. */
+static code_list languages_of(const text_front *front, int target) {
+    const moe_model *m = front->model;
+    code_list list = { .model = m, .entry = -1, .n = moe_model_language_count(m) };
+    if (list.n) return list;
+    list.entry = moe_model_meta_find(m, target ? "languages.targets" : "languages.sources");
+    if (list.entry >= 0 && moe_model_meta_kind(m, (size_t)list.entry) == MOE_META_TEXTS)
+        list.n = moe_model_meta_length(m, (size_t)list.entry);
+    return list;
+}
+
+static void append_codes(const code_list *list, text_bytes *out) {
+    for (size_t i = 0; i < list->n; i++) {
+        const moe_span code = code_at(list, i);
+        if (i) text_append(out, " ", 1);
+        text_append_clean(out, code.data, code.length);
+    }
+}
+
+void text_languages(const text_front *front, text_bytes *out) {
+    const code_list sources = languages_of(front, 0), targets = languages_of(front, 1);
+    if (sources.entry >= 0 && targets.entry >= 0) append_codes(&sources, out), text_append_string(out, " -> ");
+    append_codes(&targets, out);
+    text_append(out, "", 0);
+}
+
+moe_status text_language(const text_front *front, const char *code, int target, int32_t *tag, moe_error *error) {
+    const code_list list = languages_of(front, target);
     const ptrdiff_t found = find_code(&list, code, 1);
-    if (found >= 0) return *tag = moe_model_language_tag_at(front->model, (size_t)found), MOE_OK;
+    if (found >= 0) {
+        *tag = list.entry < 0 ? moe_model_language_tag_at(front->model, (size_t)found) : -1;
+        return MOE_OK;
+    }
     text_bytes known = { 0 }, asked = { 0 };
-    text_languages(front, &known);
+    append_codes(&list, &known);
     text_append_clean(&asked, code, strlen(code));
     moe_status status = known.failed || asked.failed
                             ? text_out_of_memory(error)

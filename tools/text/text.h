@@ -125,13 +125,14 @@ moe_status text_wait_tokeniser(text_front *front, moe_error *error); /* MOE_OK w
  * borrowed: not to be closed. */
 text_front text_front_of_targets(const text_front *front);
 
-/* Sets *tag of a language's code, which may be written as the model has it or as other models do: "de" finds "deu_Latn"
- * and "pt-BR" finds "pt". An unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */
-moe_status text_language(const text_front *front, const char *code, int32_t *tag, moe_error *error);
+/* Sets *tag of a source's or a target's language, which may be written as the model has it or as other models do: "de"
+ * finds "deu_Latn" and "pt-BR" finds "pt". -1: the model has no tags, and its file says that this is its language. An
+ * unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */
+moe_status text_language(const text_front *front, const char *code, int target, int32_t *tag, moe_error *error);
 /* The number of a language in a list of codes, by the same spellings; -1: it is not there. With `loose` "pt-BR" finds
  * "pt", too. */
 ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *code, int loose);
-/* "de en es fr" */
+/* "de en es fr", or "en -> pt" of a model for one direction whose file says it */
 void text_languages(const text_front *front, text_bytes *out);
 /* The error that an answer of spm.h's other than 0 is: MOE_ERROR_MEMORY, or MOE_ERROR_ARGUMENT. */
 moe_status text_spm_failed(int answer, const char *where, const char *why, moe_error *error);
