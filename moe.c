@@ -4460,7 +4460,10 @@ static void moe_compute_pointwise_row(const moe_run *run, const moe_node *t, siz
     const float *a = moe_row_of(t->src[0], row), *b = moe_row_of(t->src[1], row);
     float *y = moe_row_of(t, row);
     (void)run;
-    for (size_t c = 0; c < t->cols; c++) y[c] = t->product ? a[c] * b[c] : a[c] + b[c];
+    if (t->product)
+        for (size_t c = 0; c < t->cols; c++) y[c] = a[c] * b[c];
+    else
+        for (size_t c = 0; c < t->cols; c++) y[c] = a[c] + b[c];
 }
 
 static moe_node *moe_op_concat(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
@@ -5264,23 +5267,28 @@ static void moe_output_scratch(const moe_graph *g, moe_node *t, moe_layout *at) 
     moe_carve_threads(g, t, at, moe_min(g->rows, MOE_OUTPUT_ROWS) * moe_row_stride(MOE_OUTPUT_CHUNK));
 }
 
+enum { MOE_OUTPUT_BLOCK = 64 };
+
+/* The largest numbers of the blocks of x[n], and of all of them. */
+static float moe_block_maxima(const moe_kernels *kernels, const float *x, size_t n, float *blocks) {
+    for (size_t i = 0; i < n; i += MOE_OUTPUT_BLOCK)
+        blocks[i / MOE_OUTPUT_BLOCK] = kernels->max(x + i, moe_min(MOE_OUTPUT_BLOCK, n - i));
+    return kernels->max(blocks, moe_divide_up(n, MOE_OUTPUT_BLOCK));
+}
+
 /* The `top` largest of x[n] with their ids, descending, except those that cannot be among the best of the row. `seen`
  * [top] contains the largest numbers of this row in this thread so far; x is added to it. The largest numbers of blocks
  * and `seen` give `bound`: smaller numbers have `top` larger ones in the row, so the best of the row do not depend on
  * the distribution over threads. */
-static void moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
-                          float *seen, float *best, int32_t *ids) {
-    enum { BLOCK = 64 };
-    float blocks[MOE_OUTPUT_CHUNK / BLOCK], bounds[MOE_MAX_BEAM + 1], bound;
+static void moe_find_best(const float *x, const float *blocks, size_t n, size_t top, int32_t first_id, float *seen,
+                          float *best, int32_t *ids) {
+    float bounds[MOE_MAX_BEAM + 1], bound;
     int32_t unused[MOE_MAX_BEAM + 1];
     for (size_t i = 0; i < top; i++) best[i] = moe_from_bits(0xff800000u), ids[i] = -1, bounds[i] = seen[i];
-    for (size_t i = 0; i < n; i += BLOCK) {
-        blocks[i / BLOCK] = kernels->max(x + i, moe_min(BLOCK, n - i));
-        moe_keep_best(bounds, unused, top, blocks[i / BLOCK], 0);
-    }
+    for (size_t i = 0; i < moe_divide_up(n, MOE_OUTPUT_BLOCK); i++) moe_keep_best(bounds, unused, top, blocks[i], 0);
     bound = bounds[top - 1];
-    for (size_t i = 0; i < n; i += BLOCK) {
-        const size_t end = blocks[i / BLOCK] < bound ? i : moe_min(n, i + BLOCK);
+    for (size_t i = 0; i < n; i += MOE_OUTPUT_BLOCK) {
+        const size_t end = blocks[i / MOE_OUTPUT_BLOCK] < bound ? i : moe_min(n, i + MOE_OUTPUT_BLOCK);
         for (size_t j = i; j < end; j++)
             if (x[j] >= bound) {
                 moe_keep_best(best, ids, top, x[j], first_id + (int32_t)j);
@@ -5312,12 +5320,10 @@ static float *moe_logit_of(const moe_logits *l, int32_t id) {
     return at < l->n ? l->y + at : NULL;
 }
 
-/* The part [first, end) of the list of never generated tokens that is among these. */
-static void moe_forbid(const moe_output_op *o, size_t first, size_t end, const moe_logits *l) {
-    for (size_t i = first; i < end; i++) {
-        float *logit = moe_logit_of(l, o->never[i]);
-        if (logit) *logit = moe_from_bits(0xff800000u);
-    }
+/* Make a logit, where there is one, that of a token which cannot be chosen. Returns whether there is. */
+static int moe_forbid(float *logit) {
+    if (logit) *logit = moe_from_bits(0xff800000u);
+    return logit != NULL;
 }
 
 /* Compute logits of some rows. A list whose rows were not gathered takes them from the blocks of the whole matrix. */
@@ -5363,18 +5369,22 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     moe_output_logits(job->run, t, row0, rows, &l, stride);
     for (size_t row = row0; row < row0 + rows; row++, l.y += stride) {
         const size_t at = row * work->chunks + chunk;
-        float *logit, *end = f->hold && f->hold[row] ? moe_logit_of(&l, o->eos) : NULL;
+        float *logit, blocks[MOE_OUTPUT_CHUNK / MOE_OUTPUT_BLOCK];
+        int changed = 0;
         for (size_t i = 0; t->stride && i < l.n; i++)
             moe_row_of(t, row)[l.list ? (size_t)l.list->ids[l.column + i] : l.column + i] = l.y[i];
-        if (!l.list) moe_forbid(o, o->n_suppressed, o->n_never, &l); /* no list has them */
-        work->max[at] = kernels->max(l.y, l.n);
+        for (size_t i = o->n_suppressed; i < o->n_never && !l.list; i++) /* no list has them */
+            moe_forbid(moe_logit_of(&l, o->never[i]));
+        work->max[at] = moe_block_maxima(kernels, l.y, l.n, blocks);
         work->sum[at] = kernels->exp_sum(l.y, l.n, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
         if ((logit = moe_logit_of(&l, f->want[row])) != NULL) f->want_logprob[row] = *logit;
         for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++)
             if ((logit = moe_logit_of(&l, f->starts[i])) != NULL) f->start_logprobs[i] = *logit;
-        moe_forbid(o, 0, o->n_suppressed, &l); /* these keep their probability, and can be asked for */
-        if (end) *end = moe_from_bits(0xff800000u);
-        moe_find_best(kernels, l.y, l.n, top, (int32_t)l.column, seen + row * top, work->logits + at * top,
+        for (size_t i = 0; i < o->n_suppressed; i++) /* these keep their probability, and can be asked for */
+            changed |= moe_forbid(moe_logit_of(&l, o->never[i]));
+        if (f->hold && f->hold[row]) changed |= moe_forbid(moe_logit_of(&l, o->eos));
+        if (changed) moe_block_maxima(kernels, l.y, l.n, blocks);
+        moe_find_best(l.y, blocks, l.n, top, (int32_t)l.column, seen + row * top, work->logits + at * top,
                       work->ids + at * top);
     }
 }

@@ -245,8 +245,7 @@ ptrdiff_t moe_model_meta_find(const moe_model *model, const char *key); /* the i
 int64_t moe_model_meta_int(const moe_model *model, size_t index, size_t i);
 double moe_model_meta_real(const moe_model *model, size_t index, size_t i);
 moe_span moe_model_meta_text(const moe_model *model, size_t index, size_t i);               /* TEXT, TEXTS and BYTES */
-size_t moe_model_meta_texts(const moe_model *model, size_t index, moe_span *out, size_t n); /* the first n of TEXTS; */
-                                                                                            /* returns how many      */
+size_t moe_model_meta_texts(const moe_model *model, size_t index, moe_span *out, size_t n); /* returns how many */
 
 typedef struct moe_tensor_info {
     moe_span name;
@@ -323,8 +322,7 @@ typedef enum moe_rules {
     MOE_RULES_MLPERF,    /* the same with later TensorFlow 1: lengths count the end from the step after it          */
     MOE_RULES_HF,        /* Hugging Face's transformers: as the paper's, but lengths count a forced first token,    */
                          /* cut hypotheses compete, and early_stopping decides when search ends                     */
-    MOE_RULES_MARIAN     /* Marian: a hypothesis that has ended takes its place in the beam with it, search ends    */
-                         /* with the last one, cut ones compete. max_len_factor counts the source's tag and end     */
+    MOE_RULES_MARIAN     /* Marian: the beam shrinks with each end, cut ones compete, limits count tag and end      */
 } moe_rules;
 
 typedef struct moe_session_params {
