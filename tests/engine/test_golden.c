@@ -722,18 +722,14 @@ static void check_any_layer(const golden *g, const char *name, const moe_kernels
 
 /* Both log-softmax and top run through the one op that the decoder has; its matrix is the identity, so that the logits
  * are given. */
-static void run_top(const golden *g, const char *name, part logits, const moe_meta *never, size_t k, int32_t *want,
+static void run_top(part logits, const int32_t *never, size_t n_never, size_t n_suppressed, size_t k, int32_t *want,
                     int32_t *ids, float *logprobs, float *want_logprob, const moe_kernels *kernels) {
     float *identity = calloc(logits.cols * logits.cols, sizeof *identity);
     const moe_matrix w = moe_matrix_view(MOE_TYPE_F32, logits.cols, logits.cols, identity);
-    int32_t excluded[MAX_ROWS];
-    const moe_output_op output = { .w = &w, .never = excluded, .n_never = never ? never->count : 0 };
+    const moe_output_op output = { .w = &w, .never = never, .n_never = n_never, .n_suppressed = n_suppressed };
     bench *b = new_bench(logits.rows, 1);
     float *finite =
         calloc(logits.rows * logits.cols, sizeof *finite); /* an infinity times the zeros would be no number */
-    (void)g, (void)name;
-    assert_true(output.n_never <= MOE_COUNT(excluded));
-    for (size_t i = 0; i < output.n_never; i++) excluded[i] = (int32_t)moe_meta_int(never, i);
     for (size_t i = 0; i < logits.cols; i++) identity[i * logits.cols + i] = 1;
     for (size_t i = 0; i < logits.rows * logits.cols; i++)
         finite[i] = logits.data[i] < -1e30f ? -1e30f : logits.data[i];
@@ -752,11 +748,13 @@ static void run_top(const golden *g, const char *name, part logits, const moe_me
 static void check_log_softmax(const golden *g, const char *name, const moe_kernels *kernels) {
     part logits = need_part(g, name, "logits"), logp = need_part(g, name, "logp");
     const moe_meta *never = need_value(g, name, "never");
-    int32_t want[MAX_ROWS];
+    int32_t want[MAX_ROWS], excluded[MAX_ROWS];
     float got[MAX_ROWS];
+    assert_true(never->count <= MOE_COUNT(excluded));
+    for (size_t i = 0; i < never->count; i++) excluded[i] = (int32_t)moe_meta_int(never, i);
     for (size_t v = 0; v < logits.cols; v++) {
         for (size_t r = 0; r < logits.rows; r++) want[r] = (int32_t)v;
-        run_top(g, name, logits, never, 1, want, NULL, NULL, got, kernels);
+        run_top(logits, excluded, never->count, 0, 1, want, NULL, NULL, got, kernels);
         for (size_t r = 0; r < logits.rows; r++)
             expect_close(name, &got[r], &logp.data[r * logp.cols + v], 1, op_tolerance);
     }
@@ -769,9 +767,29 @@ static void check_top(const golden *g, const char *name, const moe_kernels *kern
     int32_t want[MAX_ROWS], got[MAX_ROWS * 16];
     float logprobs[MAX_ROWS * 16];
     for (size_t r = 0; r < logp.rows; r++) want[r] = -1;
-    run_top(g, name, logp, NULL, k, want, got, logprobs, NULL, kernels);
+    run_top(logp, NULL, 0, 0, k, want, got, logprobs, NULL, kernels);
     for (size_t i = 0; i < ids->count; i++) assert_int_equal(got[i], moe_meta_int(ids, i));
     expect_close(name, logprobs, values.data, values.rows * values.cols, op_tolerance);
+}
+
+/* Suppressed tokens keep their probability and hide no other token, though theirs are the largest logits of a block. */
+static void suppressed_tokens_hide_no_others(void **state) {
+    static const int32_t never[] = { 10, 20 }, best[] = { 200, 130, 70 };
+    static float logits[300];
+    static const float values[] = { 3.0f, 2.0f, 1.0f };
+    int32_t want = -1, ids[3];
+    float logprobs[3];
+    double sum = exp(9) + exp(8) + 295;
+    (void)state;
+    logits[10] = 9, logits[20] = 8;
+    for (int i = 0; i < 3; i++) logits[best[i]] = values[i], sum += exp((double)values[i]);
+    for (size_t set = 0; set < MOE_COUNT(moe_isas); set++) {
+        if (!moe_isas[set]->available()) continue;
+        run_top((part){ .data = logits, .rows = 1, .cols = 300 }, never, 2, 2, 3, &want, ids, logprobs, NULL,
+                moe_isas[set]);
+        assert_memory_equal(ids, best, sizeof ids);
+        for (int i = 0; i < 3; i++) assert_true(fabs(logprobs[i] - ((double)values[i] - log(sum))) < 1e-5);
+    }
 }
 
 static void check_score(const golden *g, const char *name, const moe_kernels *kernels) {
@@ -1168,6 +1186,7 @@ static void test_deep_sparse(void **state) { (void)state, check_classifier("deep
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ops),
+        cmocka_unit_test(suppressed_tokens_hide_no_others),
         cmocka_unit_test(test_model_base),
         cmocka_unit_test(test_model_untied),
         cmocka_unit_test(test_model_product),
