@@ -1352,7 +1352,7 @@ static void moe_linear_expanded(const moe_linear *l, size_t row0, size_t row1, s
 #define MOE_LINEAR_OF(name, rest, q4, products)                                                                   \
     static void moe_linear_##name(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {  \
         const moe_type type = l->w->type;                                                                         \
-        if (type == MOE_TYPE_Q8 || ((q4) && type == MOE_TYPE_Q4)) products;                                       \
+        if (type == MOE_TYPE_Q8 || ((q4) && type == MOE_TYPE_Q4)) (products);                                     \
         else if (moe_type_quantised(type)) moe_linear_expanded(l, row0, row1, block0, block1, moe_linear_##name); \
         else moe_linear_float_##rest(l, row0, row1, block0, block1);                                              \
     }

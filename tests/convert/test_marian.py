@@ -76,14 +76,15 @@ def translate(model, lines, *options):
     return [json.loads(x) for x in run([TRANSLATE, "-m", model, "--raw-ids", "--json", *options], lines).lines]
 
 
-def scores(model, pairs):
-    return [x["token_logprobs"] for x in translate(model, [f"{line(s)}\t{line(t)}" for s, t in pairs], "--score")]
+def scores(model, pairs, *options):
+    lines = [f"{line(s)}\t{line(t)}" for s, t in pairs]
+    return [x["token_logprobs"] for x in translate(model, lines, "--score", *options)]
 
 
-def searches(model, sources, beam, normalize, factor):
+def searches(model, sources, beam, normalize, factor, *options):
     """[[(ids, score)]] of the hypotheses of every source."""
     found = translate(model, [line(s) for s in sources], "--beam", str(beam), "--nbest", str(beam),
-                      "--length-penalty", str(normalize), "--max-len-factor", str(factor))
+                      "--length-penalty", str(normalize), "--max-len-factor", str(factor), *options)
     return [[(tuple(h["ids"]), h["score"]) for h in x.get("nbest", [x])] for x in found]
 
 
@@ -159,19 +160,21 @@ def shared_checkpoints_are_what_marian_makes_of_them():
     """marian.md section 9. A source without a token is no matter of the engine's."""
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/marian here")
-    for name in "ssru/model.npz", "post/model.npz", "post/model.bin":
-        with open(os.path.join(SHARED, name[:4], "npz.json"), encoding="utf-8") as file:
+    for name, values, *options in (("ssru/model.npz", "npz.json", "--shortlist=0"), ("post/model.npz", "npz.json"),
+                                   ("post/model.bin", "npz.json"), ("ssru/model.intgemm.alphas.bin", "bin.json")):
+        with open(os.path.join(SHARED, name[:4], values), encoding="utf-8") as file:
             expected = json.load(file)
         with folder() as at:
             model = os.path.join(at, "converted")
             assert convert(os.path.join(SHARED, name), model) is None, name
             cases = [c for c in expected["cases"] if c["source"] != [0]]
-            given = [c for c in cases if c["target"]]
-            for got, case in zip(scores(model, [(c["source"], c["target"]) for c in given]), given, strict=True):
+            given = [c for c in cases if c["target"] and 0 not in c["target"][:-1]]  # 0 was not in the shortlist
+            scored = scores(model, [(c["source"], c["target"]) for c in given], *options)
+            for got, case in zip(scored, given, strict=True):
                 assert_close(got, case["target_logprobs"], (name, case["source"]))
             for beam in 1, 4:
                 found = searches(model, [c["source"] for c in cases], beam, expected["normalize"],
-                                 expected["max_length_factor"])
+                                 expected["max_length_factor"], *options)
                 for got, case in zip(found, cases, strict=True):
                     assert_same(got, [(h["ids"], h["score"]) for h in case[f"beam{beam}"]], (name, beam))
 

@@ -388,7 +388,7 @@ def convert(args):
     for setting in args.meta:
         key, value = parse_meta(meta, setting)
         meta[key] = value
-    weights.update(listed(args, meta))
+    weights.update(listed(args.shortlist, meta))
     m.shortlist = meta.get("shortlist.entries", 0)
     kind, experts, tensors = moefile.TYPES[args.type], moefile.TYPES[args.experts or args.type], {}
     expected = moefile.shapes(m, weights)
@@ -406,12 +406,12 @@ def convert(args):
     return tensors
 
 
-def listed(args, meta):
-    """The vectors of --shortlist, as functions by name; its numbers go into the metadata."""
-    if not args.shortlist:
+def listed(path, meta):
+    """The vectors of a shortlist, as functions by name; its numbers go into the metadata."""
+    if not path:
         return {}
     tensors = {}
-    shortlist.put(meta, tensors, shortlist.read(args.shortlist, meta))
+    shortlist.put(meta, tensors, shortlist.read(path, meta))
     return {name: tensor.array for name, tensor in tensors.items()}
 
 
@@ -479,7 +479,7 @@ def convert_transformer(args, meta):
     for setting in args.meta:
         key, value = parse_meta(meta, setting)
         meta[key] = value
-    lists = listed(args, meta)
+    lists = listed(args.shortlist or getattr(found, "shortlist", None), meta)
     m, kinds = moefile.describe(meta), moefile.TYPES
     tensors = {}
     for name, (layout, dims, f32) in moefile.shapes(m, found.tensors).items():

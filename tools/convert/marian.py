@@ -469,7 +469,7 @@ DECODER_IGNORED = (r"relative-paths|models|vocabs|mini-batch.*|maxi-batch.*|work
                    r"ssplit-mode|ssplit-prefix-file|n-best.*|optimize|no-spm-decode|version|input|output|port|"
                    r"clip-gemm|quantize-range|int8.*|stat-freq|cache-size|fp16|precision|model-mmap|"
                    r"ignore-model-config|interpolate-env-vars|dump-quantmult|word-scores|tsv|tsv-fields|"
-                   r"shortlist|beam-size|normalize|word-penalty|max-length-factor|allow-unk|weights|type")
+                   r"beam-size|normalize|word-penalty|max-length-factor|allow-unk|weights|type")
 
 
 def decoder_meta(o, say):
@@ -485,8 +485,6 @@ def decoder_meta(o, say):
         o.refuse("word-penalty")
     if o.texts("weights") not in ([], ["1"], ["1.0"]) or len(o.texts("models")) > 1:
         raise FormatError(f"{o.where}: several models at once are not supported")
-    if o.texts("shortlist"):
-        say(f"{o.where}: the shortlist is not used: all tokens are looked at")
     unknown = o.flag("allow-unk")
     o.ignore(DECODER_IGNORED)
     o.end()
@@ -750,6 +748,18 @@ def named(folder, name):
     return there[0]
 
 
+def find_shortlist(folder, o, say):
+    """The file of the model's lexical shortlist; None: it has none."""
+    if o is None:
+        return find(folder, r"lex\..*\.bin")
+    for name in o.texts("shortlist")[:1]:
+        try:
+            return named(folder, name)
+        except FormatError as error:
+            say(f"{error}: all tokens are looked at")
+    return None
+
+
 def read_licence(folder, licence, say):
     """general.licence: as given, or what the folder has."""
     if licence:
@@ -766,6 +776,7 @@ def read_marian(given, licence="", say=lambda message: None):
     folder = given if os.path.isdir(given) else os.path.dirname(given) or "."
     config = find(folder, r"decoder\.yml") or find(folder, r"config.*\.yml")
     o = Options(read_text(config), config) if config else None
+    lists = find_shortlist(folder, o, say)
     decode, unknown = decoder_meta(o, say)
     if folder != given:
         path = given
@@ -808,6 +819,6 @@ def read_marian(given, licence="", say=lambda message: None):
             "limit.source": min(SOURCES, limit), "limit.target": limit}
     if not unknown:
         meta["token.suppressed"] = np.array([tokens["token.unk"]], np.int64)
-    files = [path, *vocabs, *([config] if config else [])]
-    return types.SimpleNamespace(meta={**meta, **b.meta, **decode, **tokens}, tensors=b.tensors,
+    files = [path, *vocabs, *(x for x in (config, lists) if x)]
+    return types.SimpleNamespace(meta={**meta, **b.meta, **decode, **tokens}, tensors=b.tensors, shortlist=lists,
                                  identity=hf.identity(files))

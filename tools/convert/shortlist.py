@@ -20,6 +20,7 @@ import zlib
 import numpy as np
 
 import hf_tokens
+import marian
 import moefile
 from moefile import FormatError
 
@@ -40,6 +41,9 @@ def checksum(words):
 
 
 def read_bytes(path):
+    if path.endswith(".zst"):
+        with marian.unpacked(path) as file:
+            return file.read(LARGEST)
     data = moefile.read_bounded(path, LARGEST, "a shortlist")
     if data[:2] != b"\x1f\x8b":
         return data
