@@ -72,7 +72,7 @@ def main():
     count = len(text.splitlines())
     sides = {
         "moe": (moe, []),
-        "moe, all tokens": (moe, ["--no-shortlist"]),
+        "moe, all tokens": (moe, ["--shortlist=0"]),
         "Bergamot": (bergamot, []),
         "Bergamot, all tokens": (bergamot, ["--full"]),
     }

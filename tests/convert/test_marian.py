@@ -180,6 +180,21 @@ def shared_checkpoints_are_what_marian_makes_of_them():
 
 
 @numpy_test
+def a_folder_that_is_not_converted_says_how_it_is():
+    with folder() as at:
+        make.make(at, "student", "npz")
+        for given in at, os.path.join(at, "model.npz"):
+            told = run([TRANSLATE, "-m", given, "Hello."], status=3).stderr
+            assert f"tools/convert/convert.py --from marian {given} -o model.bin" in told, told
+        os.remove(os.path.join(at, "model.npz"))
+        assert "convert" not in run([TRANSLATE, "-m", at, "Hello."], status=3).stderr
+        with open(os.path.join(at, "model.safetensors"), "wb") as file:
+            file.write(bytes(100))
+        told = run([TRANSLATE, "-m", file.name, "Hello."], status=3).stderr
+        assert f"convert.py --from hf {at} -o model.bin" in told, told
+
+
+@numpy_test
 def codes_of_intgemm8_are_carried_over_as_they_are():
     with converted("student", "intgemm8", "--type", "q8") as (model, reading):
         _, tensors = moefile.read(model)
