@@ -320,8 +320,7 @@ typedef enum moe_rules {
                          /* length limit. Lengths count begin and end. Coverage is kept per place in the beam       */
     MOE_RULES_TF,        /* tensorflow/nmt: every step orders the beam by normalised score, the end not counted     */
     MOE_RULES_MLPERF,    /* the same with later TensorFlow 1: lengths count the end from the step after it          */
-    MOE_RULES_HF,        /* Hugging Face's transformers: as the paper's, but lengths count a forced first token,    */
-                         /* cut hypotheses compete, and early_stopping decides when search ends                     */
+    MOE_RULES_HF,        /* Hugging Face: lengths count a forced token, cut ones compete, early_stopping ends search */
     MOE_RULES_MARIAN     /* Marian: the beam shrinks with each end, cut ones compete, limits count tag and end      */
 } moe_rules;
 
