@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """moe beside Bergamot on the same Marian student, taking turns.
 
-    ~/.pyenv/versions/3.10.13/bin/python -m venv /tmp/bergamot && /tmp/bergamot/bin/pip install bergamot==0.4.5
-    .venv/bin/python tests/bench/marian.py -m en-pt.bin --peer /tmp/bergamot/bin/python \\
-        --config FOLDER/config.intgemm8bitalpha.yml --lines news500.en
+    P=~/.pyenv/versions/3.10.13/bin/python
+    $P -m venv /tmp/bergamot && /tmp/bergamot/bin/pip install bergamot==0.4.5
+    .venv/bin/python tests/bench/marian.py -m en-pt.bin --lines news500.en \\
+        --peer /tmp/bergamot/bin/python --config DIR/config.intgemm8bitalpha.yml
 
-Each round runs every side on all lines, many at a time and one at a time. A line of the table has the medians of the
-rounds: seconds of processor time and of the wall for the lines alone (moe: a whole process less one that translates one
-line; Bergamot measures itself), sentences a second, the largest resident memory; and the start, which is a whole
-process with one line.
+Each round runs every side on all lines, many at a time and one at a time. A
+line of the table has the medians of the rounds: seconds of processor time and
+of the wall for the lines alone (moe: a whole process less one that translates
+one line; Bergamot measures itself), sentences a second, the largest resident
+memory; and the start, which is a whole process with one line.
 """
 
 import argparse

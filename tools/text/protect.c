@@ -45,14 +45,16 @@ struct text_rules {
     int bytes;                 /* the vocabulary spells others by their bytes, which models copy where they are ASCII */
 };
 
-/* Whether each character of some bytes stands in a piece of the vocabulary as it is. */
+/* Whether each character of some bytes stands in a piece of the vocabulary as it is; letters and digits of ASCII, and
+ * what is spelt by bytes there, count as if they did. */
 static int is_listed(const text_rules *r, const char *text, size_t length) {
     utf8proc_int32_t c;
     utf8proc_ssize_t bytes;
     for (size_t at = 0; at < length; at += (size_t)bytes) {
         bytes = utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c);
         if (bytes < 1) return 1;
-        if (c >= (r->bytes ? 0x80 : 0x21) && r->characters && !(r->characters[c / 8] >> c % 8 & 1)) return 0;
+        const int known = c < 0x80 && (r->bytes || c <= ' ' || text_is_wordlike(text, length, at));
+        if (!known && r->characters && !(r->characters[c / 8] >> c % 8 & 1)) return 0;
     }
     return 1;
 }
