@@ -1434,8 +1434,8 @@ static moe_status option_tag(const moetext_model *m, const char *name, const cha
 moe_status text_leg_new(const moetext_model *m, const text_settings *settings, text_room_fn room, void *user,
                         moetext **out, moe_error *error) {
     moetext *t = calloc(1, sizeof *t);
-    moe_status status = t ? MOE_OK : text_out_of_memory(error);
-    if (status) return status;
+    if (!t) return text_out_of_memory(error);
+    moe_status status = MOE_OK;
     t->model = m;
     t->settings = *settings;
     atomic_init(&t->cancelled, 0);

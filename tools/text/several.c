@@ -351,7 +351,7 @@ static int is_dropped(const moetext_request *q) { return q->dropped && __atomic_
 
 /* A text of the caller's joins those that wait for its first leg, or is done with. */
 static void begin_text(text_several *s, const moetext_request *q) {
-    text_way way;
+    text_way way = { 0 };
     moe_error e;
     item *x = NULL;
     if (is_dropped(q)) refuse(s, q, MOE_ERROR_CANCELLED, "dropped by the caller");
@@ -575,12 +575,12 @@ moe_status text_several_translate(text_several *s, moetext_pull_fn pull, moetext
     s->ended = 0;
     while (!status) {
         leg *l = next_leg(s);
-        if (atomic_load(&s->cancelled)) status = MOE_ERROR_CANCELLED;
-        else if (l) status = run_leg(s, l, error);
-        else if (s->ended) break;
-        else if (take(s, 1) == MOE_PULL_CANCEL) status = MOE_ERROR_CANCELLED;
+        const int cancelled = atomic_load(&s->cancelled);
+        if (!cancelled && l) status = run_leg(s, l, error);
+        else if (!cancelled && s->ended) break;
+        else if (cancelled || take(s, 1) == MOE_PULL_CANCEL) status = MOE_ERROR_CANCELLED;
     }
-    while (s->items) item_leave(s, s->items); /* those that were under way */
+    for (item *x = s->items, *next; x; x = next) next = x->after, item_leave(s, x); /* those that were under way */
     s->begun.first = NULL;
     for (size_t i = 0; i < s->n; i++) s->legs[i].fresh.first = NULL;
     if (status == MOE_ERROR_CANCELLED) {

@@ -435,7 +435,7 @@ typedef struct code_list {
 } code_list;
 
 static moe_span code_at(const code_list *list, size_t i) {
-    if (!list->model) return (moe_span){ list->codes[i], strlen(list->codes[i]) };
+    if (list->codes) return (moe_span){ list->codes[i], strlen(list->codes[i]) };
     return list->entry < 0 ? moe_model_language(list->model, i)
                            : moe_model_meta_text(list->model, (size_t)list->entry, i);
 }
