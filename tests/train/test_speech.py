@@ -117,7 +117,7 @@ def the_papers_shape_goes_from_sentences_to_the_engine():
         digits.save(network, path("model.pt"), report)
         convert.convert(types.SimpleNamespace(
             input=path("model.pt"), output=path("model.bin"), licence="", attribution="", spm="", preset=None,
-            type="f32", meta=[], description="", layout="moe", name="x", like=None, experts=None))
+            type="f32", meta=[], description="", layout="moe", name="x", like=None, experts=None, shortlist=None))
         wanted = ref.load(path("model.bin"), torch.float64).classify(data.test[0].double())
         got = subprocess.run([CLASSIFY, "-m", path("model.bin"), "--json", path("test-images-idx3-ubyte")],
                              stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()
