@@ -41,17 +41,18 @@ def checksum(words):
 
 
 def read_bytes(path):
+    """What a file has, unpacked."""
     if path.endswith(".zst"):
         with marian.unpacked(path) as file:
-            return file.read(LARGEST)
-    data = moefile.read_bounded(path, LARGEST, "a shortlist")
-    if data[:2] != b"\x1f\x8b":
-        return data
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             data = file.read(LARGEST + 1)
-    except (OSError, EOFError, zlib.error):
-        raise FormatError(f"{path}: gzip data that are damaged or cut off") from None
+    else:
+        data = moefile.read_bounded(path, LARGEST, "a shortlist")
+    if data[:2] == b"\x1f\x8b":
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                data = file.read(LARGEST + 1)
+        except (OSError, EOFError, zlib.error):
+            raise FormatError(f"{path}: gzip data that are damaged or cut off") from None
     if len(data) > LARGEST:
         raise FormatError(f"{path}: unpacked it has more than {LARGEST} bytes")
     return data

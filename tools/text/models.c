@@ -46,24 +46,14 @@ static void free_codes(char **codes, size_t n) {
     free(codes);
 }
 
-/* The codes of a list in the metadata; none: there is no such list. */
-static int codes_of_key(const moe_model *m, const char *key, char ***codes, size_t *n) {
+/* The codes of a list in the metadata, or of the model's tags where there is no such list. */
+static int codes_of_model(const moe_model *m, const char *key, char ***codes, size_t *n) {
     const ptrdiff_t at = moe_model_meta_find(m, key);
-    if (at < 0 || moe_model_meta_kind(m, (size_t)at) != MOE_META_TEXTS) return 1;
-    const size_t count = moe_model_meta_length(m, (size_t)at);
+    const int listed = at >= 0 && moe_model_meta_kind(m, (size_t)at) == MOE_META_TEXTS;
+    const size_t count = listed ? moe_model_meta_length(m, (size_t)at) : moe_model_language_count(m);
     if (!(*codes = calloc(count + 1, sizeof **codes))) return 0;
     for (; *n < count; ++*n) {
-        const moe_span code = moe_model_meta_text(m, (size_t)at, *n);
-        if (!((*codes)[*n] = text_copy(code.data, code.length))) return 0;
-    }
-    return 1;
-}
-
-static int codes_of_model(const moe_model *m, char ***codes, size_t *n) {
-    const size_t count = moe_model_language_count(m);
-    if (!(*codes = calloc(count + 1, sizeof **codes))) return 0;
-    for (; *n < count; ++*n) {
-        const moe_span code = moe_model_language(m, *n);
+        const moe_span code = listed ? moe_model_meta_text(m, (size_t)at, *n) : moe_model_language(m, *n);
         if (!((*codes)[*n] = text_copy(code.data, code.length))) return 0;
     }
     return 1;
@@ -96,10 +86,8 @@ static int codes_of_name(const char *path, char ***sources, char ***targets) {
 
 /* What a file translates. */
 static moe_status read_directions(const moe_model *m, model_file *f, moe_error *error) {
-    int fine = codes_of_key(m, "languages.sources", &f->sources, &f->n_sources) &&
-               codes_of_key(m, "languages.targets", &f->targets, &f->n_targets);
-    if (fine && !f->sources) fine = codes_of_model(m, &f->sources, &f->n_sources);
-    if (fine && !f->targets) fine = codes_of_model(m, &f->targets, &f->n_targets);
+    int fine = codes_of_model(m, "languages.sources", &f->sources, &f->n_sources) &&
+               codes_of_model(m, "languages.targets", &f->targets, &f->n_targets);
     if (fine && !f->n_sources && !f->n_targets) {
         free(f->sources), free(f->targets);
         f->sources = f->targets = NULL;

@@ -53,8 +53,8 @@ static int is_listed(const text_rules *r, const char *text, size_t length) {
     for (size_t at = 0; at < length; at += (size_t)bytes) {
         bytes = utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c);
         if (bytes < 1) return 1;
-        const int known = c < 0x80 && (r->bytes || c <= ' ' || text_is_wordlike(text, length, at));
-        if (!known && r->characters && !(r->characters[c / 8] >> c % 8 & 1)) return 0;
+        if (!r->characters || r->characters[c / 8] >> c % 8 & 1) continue;
+        if (c >= 0x80 || (!r->bytes && c > ' ' && !text_is_wordlike(text, length, at))) return 0;
     }
     return 1;
 }
@@ -70,8 +70,9 @@ static int find_characters(text_rules *r) {
         const size_t length = strlen(piece);
         utf8proc_int32_t c;
         utf8proc_ssize_t bytes;
-        r->bytes |= spm_is_byte(f->tokeniser, id);
-        if (is_listed(r, piece, length) || spm_is_byte(f->tokeniser, id) || spm_is_control(f->tokeniser, id) ||
+        const int byte = spm_is_byte(f->tokeniser, id);
+        r->bytes |= byte;
+        if (byte || is_listed(r, piece, length) || spm_is_control(f->tokeniser, id) ||
             spm_is_unknown(f->tokeniser, id) || (f->map.ids && f->map.ids[id] < 0))
             continue;
         for (size_t at = 0; at < length; at += (size_t)bytes) {
