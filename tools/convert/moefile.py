@@ -891,7 +891,7 @@ def describe_side(meta, side):
 
 def describe_tokens(e):
     """What models over tokens have in common: vocabulary, embedding, special tokens."""
-    if e.get("tokenizer.kind", "none", ("sentencepiece", "bpe", "none")) == "sentencepiece":
+    if e.get("tokenizer.kind", "none", ("sentencepiece", "byte-bpe", "bpe", "none")) in ("sentencepiece", "byte-bpe"):
         e.get("tokenizer.model", b"")
     m = types.SimpleNamespace(vocabulary=e.within("vocab.size", 2, MAX_VOCABULARY),
                               width=e.within("model.width", 1, WIDEST),

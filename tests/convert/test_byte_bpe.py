@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""tokenizer.json of decoder-only models as bytes of a model file: what is in
+them, and what is refused by name.
+
+Usage: tests/python tests/convert/test_byte_bpe.py [--only NAME]
+"""
+import argparse
+import contextlib
+import copy
+import json
+import os
+import struct
+import sys
+import tempfile
+
+from suite import Suite
+
+try:
+    import byte_bpe
+except ImportError:  # NumPy, which moefile.py wants
+    byte_bpe = None
+test = Suite()
+numpy_test = test.needs(byte_bpe, "NumPy")
+
+DIGITS = {"type": "Split", "pattern": {"Regex": r"\p{N}{1,3}"}, "behavior": "Isolated", "invert": False}
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+def tokeniser():
+    """tokenizer.json with the merges he, the, and "Ġ the"."""
+    vocabulary = {text: i for i, text in enumerate([*sorted(byte_bpe.STAND_INS.values()), "he", "the", "Ġthe"])}
+    return {"version": "1.0", "truncation": None, "padding": None,
+            "added_tokens": [{"id": 300, "content": "<｜end｜>", "special": True, "normalized": False, "lstrip": False,
+                              "rstrip": False, "single_word": False},
+                             {"id": 301, "content": "<think>", "special": False, "normalized": True}],
+            "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [DIGITS, BYTES]},
+            "post_processor": BYTES, "decoder": BYTES,
+            "model": {"type": "BPE", "dropout": None, "unk_token": None, "byte_fallback": False, "ignore_merges": False,
+                      "vocab": vocabulary, "merges": ["h e", ["t", "he"], "Ġ the"]}}
+
+
+@contextlib.contextmanager
+def folder_of(values, **more):
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in {"tokenizer": values, **more}.items():
+            with open(os.path.join(folder, name + ".json"), "w", encoding="utf-8") as file:
+                json.dump(content, file)
+        yield folder
+
+
+def unpack(data):
+    """(NFC, expressions, [token], [merge of ids], [(id, flags, content)]): pack() the other way round."""
+    at = 32
+
+    def take(form):
+        nonlocal at
+        values = struct.unpack_from("<" + form, data, at)
+        at += struct.calcsize("<" + form)
+        return values
+
+    def text():
+        nonlocal at
+        size, = take("H")
+        at += size
+        return data[at - size:at].decode()
+
+    assert data[:8] == b"MOE-BPE\0"
+    version, nfc, expressions, tokens, merges, added = struct.unpack_from("<6I", data, 8)
+    assert version == 1
+    found = (nfc, [text() for _ in range(expressions)], [text() for _ in range(tokens)],
+             [take("3I") for _ in range(merges)], [(*take("2I"), text()) for _ in range(added)])
+    assert at == len(data)
+    return found
+
+
+def complaint(values, vocabulary=400, **more):
+    with folder_of(values, **more) as folder:
+        try:
+            byte_bpe.tokenizer_blob(folder, vocabulary)
+        except byte_bpe.FormatError as error:
+            assert str(error).startswith(folder) and "\n" not in str(error), str(error)
+            return str(error)
+    return None
+
+
+@numpy_test
+def the_bytes_hold_the_tokeniser():
+    values = tokeniser()
+    with folder_of(values) as folder:
+        meta = byte_bpe.tokenizer_meta(folder, 302)
+    assert meta["tokenizer.kind"] == "byte-bpe"
+    nfc, expressions, tokens, merges, added = unpack(meta["tokenizer.model"])
+    assert (nfc, expressions) == (1, [r"\p{N}{1,3}"])
+    assert tokens == list(values["model"]["vocab"])
+    h, t, space = tokens.index("h"), tokens.index("t"), tokens.index("Ġ")
+    assert merges == [(h, tokens.index("e"), 256), (t, 256, 257), (space, 257, 258)]
+    assert added == [(300, 1, "<｜end｜>"), (301, 2, "<think>")]
+
+
+@numpy_test
+def parts_with_other_spellings_are_read():
+    values = tokeniser()
+    values["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+        {"type": "Digits", "individual_digits": True}, {**BYTES, "use_regex": True}]}
+    values["normalizer"] = {"type": "Sequence", "normalizers": []}
+    del values["model"]["vocab"]["Ġthe"]
+    values["model"]["vocab"]["Ġthe"] = 270  # ids between are no tokens
+    values["model"]["merges"] = ["Ġ the", *values["model"]["merges"]]  # of two equal merges the later counts
+    more = {"added_tokens_decoder": {"300": values["added_tokens"][0], "302": {"content": "<b>", "special": True}}}
+    with folder_of(values, tokenizer_config=more) as folder:
+        nfc, expressions, tokens, merges, added = unpack(byte_bpe.tokenizer_blob(folder))
+    assert (nfc, expressions) == (0, [r"\p{N}", byte_bpe.GPT2])
+    assert len(tokens) == 271 and tokens[258:270] == [""] * 12 and tokens[270] == "Ġthe"
+    assert [result for _, _, result in merges] == [256, 257, 270]
+    assert added[2] == (302, 1, "<b>") and len(added) == 3
+
+
+def changed(path, value):
+    values = copy.deepcopy(tokeniser())
+    *parents, last = path
+    inner = values
+    for key in parents:
+        inner = inner[key]
+    inner[last] = value
+    return values
+
+
+@numpy_test
+def other_tokenisers_are_refused_by_name():
+    split = ("pre_tokenizer", "pretokenizers", 0)
+    for path, value, said in (
+            (("model", "type"), "Unigram", "its model is 'Unigram'"), (("model",), None, "its model is None"),
+            (("model", "dropout"), 0.1, "dropout of its model is 0.1"),
+            (("model", "byte_fallback"), True, "byte_fallback"), (("model", "ignore_merges"), True, "ignore_merges"),
+            (("model", "continuing_subword_prefix"), "##", "continuing_subword_prefix"),
+            (("model", "end_of_word_suffix"), "</w>", "end_of_word_suffix"),
+            (("normalizer",), {"type": "Lowercase"}, "'Lowercase'"),
+            (("normalizer", "normalizers", 0, "type"), "NFKC", "'NFKC'"),
+            (("normalizer",), {"type": "Sequence", "normalizers": 3}, "sequence of 3"),
+            (("pre_tokenizer",), None, "does not end with ByteLevel"),
+            (("pre_tokenizer", "pretokenizers"), [DIGITS], "does not end with ByteLevel"),
+            (("pre_tokenizer", "pretokenizers"), [BYTES, DIGITS], "goes on behind ByteLevel"),
+            (split, {"type": "Metaspace"}, "'Metaspace'"), (split, 3, "pre-tokeniser is 3"),
+            ((*split, "behavior"), "Removed", "behavior of its Split is 'Removed'"),
+            ((*split, "invert"), True, "invert"), ((*split, "pattern"), {"String": "a"}, "only a Regex"),
+            ((*split, "pattern", "Regex"), "a" * 5000, "'s expression"),
+            ((*split, "pattern", "Regex"), "", "'s expression"),
+            (("pre_tokenizer", "pretokenizers"), [DIGITS] * 17 + [BYTES], "17 expressions"),
+            (("pre_tokenizer", "pretokenizers", 1, "add_prefix_space"), True, "add_prefix_space"),
+            (("post_processor",), {"type": "TemplateProcessing"}, "'TemplateProcessing'"),
+            (("decoder",), {"type": "Metaspace"}, "'Metaspace'"), (("decoder",), None, "'none'"),
+            (("model", "vocab"), [], "no object of ids"), (("model", "vocab", "he"), "1", "no object of ids"),
+            (("model", "vocab", "he"), 7, "stands for two tokens"), (("model", "vocab", "he"), -1, "no token, an id"),
+            (("model", "vocab", "he"), 1 << 20, "does not fit"), (("model", "vocab", ""), 299, "'s token ''"),
+            (("model", "vocab", "x" * 1025), 299, "'s token 'xxx"),
+            (("model", "merges"), {}, "no list"), (("model", "merges", 0), "h e e", "'h e e' is no pair"),
+            (("model", "merges", 0), ["h", 3], "is no pair"), (("model", "merges", 0), 3, "3 is no pair"),
+            (("model", "merges", 0), "h q", "'hq' is no token"), (("model", "merges", 0), "xx e", "'xx' is no token"),
+            (("added_tokens",), 3, "added_tokens is 3"), (("added_tokens", 0), 3, "added token is 3"),
+            (("added_tokens", 0, "lstrip"), True, "lstrip of its added token"),
+            (("added_tokens", 0, "single_word"), True, "single_word"),
+            (("added_tokens", 0, "id"), 301, "'<think>' has"),
+            (("added_tokens", 0, "content"), "<think>", "stands twice"), (("added_tokens", 0, "content"), "", "''"),
+            (("added_tokens", 0, "content"), "he", "otherwise"), (("added_tokens", 0, "id"), 3, "otherwise"),
+            (("added_tokens", 0, "id"), 400, "it has the id 400, the model 400 tokens")):
+        found = complaint(changed(path, value))
+        assert found and said in found, (path, value, found)
+    without = tokeniser()
+    del without["model"]["vocab"]["Ġ"]
+    assert "no token for the byte 20" in complaint(without)
+    for more, said in (({"300": {"content": "<think>"}}, "tokenizer.json says 301"), (3, "added_tokens_decoder is 3"),
+                       ({"x": {}}, "added_tokens_decoder"), ({"305": {"content": "<b>", "rstrip": True}}, "rstrip")):
+        found = complaint(tokeniser(), tokenizer_config={"added_tokens_decoder": more})
+        assert found and said in found, (more, found)
+    assert complaint(tokeniser()) is None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="tests whose name contains this")
+    return test.run(parser.parse_args().only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
