@@ -3739,11 +3739,22 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, si
     return moe_sort_names(f->tensors, f->n_tensors, sizeof *f->tensors, "tensor directory", f->names, error);
 }
 
+/* Where the first of n numbers that is not finite, or below `least`, stands; n if there is none. Blocks are looked at
+ * as a whole: all numbers of a file are, before its first translation. */
+static size_t moe_find_broken(const float *v, size_t n, float least) {
+    enum { BLOCK = 256 };
+    size_t at = 0;
+    for (int fine = 1; at + BLOCK <= n; at += BLOCK) {
+        for (size_t i = at; i < at + BLOCK; i++) fine &= (v[i] >= least) & (v[i] <= FLT_MAX);
+        if (!fine) break;
+    }
+    while (at < n && v[at] >= least && v[at] <= FLT_MAX) at++;
+    return at;
+}
+
 /* The first row of a matrix whose scale is not a number >= 0; the number of rows if there is none. */
 static size_t moe_broken_scale(const moe_matrix *m) {
-    size_t row = m->scales ? 0 : m->rows;
-    while (row < m->rows && m->scales[row] >= 0 && m->scales[row] <= FLT_MAX) row++;
-    return row;
+    return m->scales ? moe_find_broken(m->scales, m->rows, 0) : m->rows;
 }
 
 /* Verify a piece of a tensor: of experts also their scales, which binding does not read. */
@@ -5808,8 +5819,8 @@ static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t 
 
 /* Refuse the tensor that was found last if one of its n numbers is not finite. */
 static void moe_check_finite(moe_reader *r, const float *v, size_t n) {
-    for (size_t i = 0; r->status == MOE_OK && i < n; i++)
-        if (!(v[i] >= -FLT_MAX && v[i] <= FLT_MAX)) moe_reader_fail(r, "has element %zu, not a finite number", i);
+    const size_t broken = r->status == MOE_OK ? moe_find_broken(v, n, -FLT_MAX) : n;
+    if (broken < n) moe_reader_fail(r, "has element %zu, not a finite number", broken);
 }
 
 static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const char *format, const char *name) {
@@ -6579,7 +6590,15 @@ static void moe_read_never(moe_reader *r, moe_model *m) {
             (int32_t)(i < m->n_suppressed ? moe_meta_int(suppressed, i) : moe_meta_int(never, i - m->n_suppressed));
 }
 
-static int moe_is_whole(float x, size_t end) { return x >= 0.0f && x < (float)end && x == (float)(uint32_t)x; }
+/* Whether n numbers are whole and below `end`, of at most 2^30; without branches, as there can be millions. */
+static int moe_are_whole(const float *v, size_t n, size_t end) {
+    int fine = 1;
+    for (size_t i = 0; i < n; i++) {
+        const int in = (v[i] >= 0) & (v[i] < (float)end);
+        fine &= in & ((float)(int32_t)(in ? v[i] : 0) == v[i]);
+    }
+    return fine;
+}
 
 /* Nothing else looks at the numbers of a shortlist before they are used. */
 static void moe_bind_shortlist(moe_reader *r, moe_model *m) {
@@ -6593,11 +6612,12 @@ static void moe_bind_shortlist(moe_reader *r, moe_model *m) {
     const float *offsets = s->offsets = moe_bind_vector(r, tokens + 1, 0, "%s", "shortlist.offsets");
     const float *ids = moe_bind_vector(r, n, 0, "%s", "shortlist.ids");
     if (r->status != MOE_OK) return;
-    int fine = offsets[0] == 0.0f && offsets[tokens] == (float)n;
+    int fine = offsets[0] == 0.0f && offsets[tokens] == (float)n && moe_are_whole(offsets, tokens + 1, n + 1) &&
+               moe_are_whole(ids, n, vocabulary);
     for (size_t t = 0; fine && t < tokens; t++) {
-        fine = moe_is_whole(offsets[t + 1], n + 1) && offsets[t] <= offsets[t + 1];
-        for (size_t i = (size_t)offsets[t]; fine && i < (size_t)offsets[t + 1]; i++)
-            fine = moe_is_whole(ids[i], vocabulary) && (i == (size_t)offsets[t] || ids[i - 1] < ids[i]);
+        const size_t end = (size_t)offsets[t + 1];
+        fine = offsets[t] <= offsets[t + 1];
+        for (size_t i = (size_t)offsets[t] + 1; i < end; i++) fine &= ids[i - 1] < ids[i];
     }
     s->ids = ids;
     if (!fine) moe_reader_fail(r, "is broken: it or shortlist.offsets does not ascend, or leaves the vocabulary");

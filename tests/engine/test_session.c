@@ -1800,6 +1800,31 @@ static void broken_lists_are_refused(void **state) {
     }
 }
 
+/* Numbers are looked at in blocks: the first broken one is named, wherever it stands in its block. */
+static void the_first_broken_number_is_named(void **state) {
+    enum { ALL = 15 * MW_VOCABULARY };
+    static const size_t places[] = { 0, 255, 256, 300, 511, 512, ALL - 1, ALL };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(places); i++) {
+        float offsets[MW_VOCABULARY + 1], ids[ALL];
+        char wanted[80];
+        mw_model *m = small_model(MW_GNMT, MW_F32);
+        moe_model *model = NULL;
+        moe_error e = { MOE_OK, "", "" };
+        for (size_t t = 0; t <= MW_VOCABULARY; t++) offsets[t] = (float)(15 * t);
+        for (size_t k = 0; k < ALL; k++) ids[k] = k < places[i] ? (float)(k % 15) : k % 2 ? INFINITY : NAN;
+        mw_shortlist(m, offsets, ids, ALL, 4);
+        mw_image image = mw_build(m);
+        const moe_status status = moe_model_open_memory(image.data, image.bytes, NULL, &model, &e);
+        snprintf(wanted, sizeof wanted, "has element %zu, not a finite number", places[i]);
+        if (places[i] == ALL) assert_int_equal(status, MOE_OK);
+        else assert_non_null(strstr(e.message, wanted));
+        moe_model_close(model);
+        free(image.data);
+        mw_free(m);
+    }
+}
+
 /* ---- Limits ---- */
 
 static void target_is_cut_at_the_length_limit(void **state) {
@@ -3040,6 +3065,7 @@ int main(void) {
         cmocka_unit_test(a_list_leaves_out_all_other_tokens),
         cmocka_unit_test(without_its_list_a_model_is_as_ever),
         cmocka_unit_test(broken_lists_are_refused),
+        cmocka_unit_test(the_first_broken_number_is_named),
         cmocka_unit_test(impossible_parameters_are_refused_by_name),
         cmocka_unit_test(rules_refuse_what_they_do_not_know),
         cmocka_unit_test(parameters_at_their_limits_work),
