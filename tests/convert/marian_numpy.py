@@ -1,6 +1,6 @@
 """A plain reading of Marian's models and of its search in float64: what tests compare the engine with.
 
-Its formulas are those of marian.md (sections 3, 4 and 7), in Marian's own names and order of matrices. Nothing here is
+Its formulas are those of marian.md (sections 3, 4, 6 and 7), in Marian's own names and order of matrices. Nothing here is
 of tools/convert/marian.py: models come as {name: array}, as .npz files hold them, or from `read_bin` below.
 """
 import math
@@ -44,6 +44,25 @@ def read_npz(path):
                 for name in arrays}
 
 
+def read_lists(path):
+    """(first, [ids of each source token]) of a lex.*.s2t.bin: section 6."""
+    with open(path, "rb") as file:
+        data = file.read()
+    _, _, first, _, n, count = struct.unpack_from("<6Q", data)
+    offsets = np.frombuffer(data, "<u8", n, 48).tolist()
+    ids = np.frombuffer(data, "<u4", count, 48 + 8 * n).tolist()
+    return first, [ids[a:b] for a, b in zip(offsets, offsets[1:])]
+
+
+def listed(first, rows, source, size):
+    """The tokens that a sentence may use, ascending, of a vocabulary that both sides share."""
+    found, more = {*range(first), *source, *(i for t in source for i in rows[t])}, first
+    while len(found) % 8 and more < size:
+        found.add(more)
+        more += 1
+    return sorted(found)
+
+
 def settings_of(weights):
     """The few settings that the reading needs."""
     text = weights["special:model.yml"].rstrip(b"\0").decode()
@@ -71,6 +90,8 @@ def sigmoid(x):
 
 
 class Marian:
+    used = None  # the tokens that a translation may use, if not all
+
     def __init__(self, weights):
         self.w, s = weights, settings_of(weights)
         self.width, self.heads = int(s["dim-emb"]), int(s["transformer-heads"])
@@ -154,6 +175,10 @@ class Marian:
             x = self.sublayer(x, p + "context_Wo", lambda y, p=p: self.attend(p + "context", y, memory))
             x = self.sublayer(x, p + "ffn_ffn", lambda y, p=p: self.ffn(p + "ffn_", y))
         logits = self.top("decoder", x) @ self.output + self.bias
+        if self.used is not None:
+            outside = np.ones(logits.shape[-1], bool)
+            outside[self.used] = False
+            logits[..., outside] = -np.inf
         return logits - logits.max(-1, keepdims=True) - np.log(
             np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
 

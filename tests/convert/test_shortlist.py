@@ -21,6 +21,7 @@ try:
     import numpy as np
 
     import make_transformers as make
+    import marian_numpy
     import moefile
     import shortlist
     import transformer_numpy
@@ -174,12 +175,8 @@ class Listed:
         self.model.decode = decode
 
     def use(self, source, given=()):
-        chosen = {*range(self.random.first), *source, *(i for t in source for i in self.random.rows[t])}
-        more = self.random.first
-        while len(chosen) % 8 and more < SIZE:
-            chosen.add(more)
-            more += 1
-        self.used = sorted((chosen | set(given)))
+        chosen = marian_numpy.listed(self.random.first, self.random.rows, source, SIZE)
+        self.used = sorted({*chosen, *given})
         return len(chosen)
 
 
