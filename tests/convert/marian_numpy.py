@@ -1,7 +1,7 @@
 """A plain reading of Marian's models and of its search in float64: what tests compare the engine with.
 
-Its formulas are those of marian.md (sections 3, 4, 6 and 7), in Marian's own names and order of matrices. Nothing here is
-of tools/convert/marian.py: models come as {name: array}, as .npz files hold them, or from `read_bin` below.
+Its formulas are those of marian.md (sections 3, 4, 6 and 7), in Marian's own names and order of matrices. Nothing here
+is of tools/convert/marian.py: models come as {name: array}, as .npz files hold them, or from `read_bin` below.
 """
 import math
 import struct
