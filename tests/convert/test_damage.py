@@ -14,6 +14,7 @@ hand). Each finding of such runs is a test of its own too. Prints `ok NAME` or
 """
 import argparse
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -39,6 +40,7 @@ try:
 
     import convert
     import gnmt_checkpoints
+    import make_marian
     import make_transformers
     import moefile
     import test_hf_tokens
@@ -482,6 +484,25 @@ def config_of(text):
     return make
 
 
+def marian_with(name, data):
+    """A folder of Marian's files of which one has other contents."""
+    def make(folder):
+        arrays = make_marian.make(folder, "student", "float32")
+        text = arrays.pop("special:model.yml")
+        if name.startswith("vocab") and name != "vocab.yml":
+            os.unlink(folder + "/vocab.yml")
+        if name == "settings":
+            write_bytes(folder + "/model.bin", make_marian.as_bin(arrays, data + text))
+        else:
+            write_bytes(f"{folder}/{name}", data)
+        return ["--from", "marian", folder], len(data)
+    return make
+
+
+def repeated(line):
+    return (3 << 20) // len(line) * line
+
+
 def header_of(text):
     """A checkpoint whose safetensors header does."""
     def make(folder):
@@ -503,6 +524,15 @@ def pickle_of(code, legacy):
 SWELLING = {"lists in config.json": config_of(b"[],"), "objects in config.json": config_of(b"{},"),
             "numbers in config.json": config_of(b"1e9,"), "lists in a header": header_of(b"[],"),
             "pairs in a header": header_of(b'{"a":1},'),
+            "keys in a vocab.yml": marian_with("vocab.yml", repeated(b"a:\n")),
+            "items in a vocab.yml": marian_with("vocab.yml", b"a:\n" + repeated(b"- b\n")),
+            "a key of megabytes": marian_with("vocab.yml", repeated(b"ab ")),
+            "keys in a decoder.yml": marian_with("decoder.yml", repeated(b"a: [b, c]\n")),
+            "a list of megabytes": marian_with("decoder.yml", b"a: [b" + repeated(b", b") + b"]"),
+            "keys in a model's settings": marian_with("settings", repeated(b"a: b\n")),
+            "pieces of a .spm": marian_with("vocab.spm", repeated(b"\x0a\x06\x0a\x04abcd")),
+            "a .gz of zeros": marian_with("vocab.yml.gz", gzip.compress(bytes(1 << 26))),
+            "a .gz of lines": marian_with("decoder.yml.gz", gzip.compress(b"a:\n" * (1 << 22))),
             **{f"{name} in a pickle{' of before 1.6' * legacy}": pickle_of(code, legacy)
                for name, code in (("sets", b"\x8f"), ("dictionaries", b"}"), ("lists", b"]"), ("marks", b"("),
                                   ("memory", b"N\x94"), ("large numbers", b"\x8a\x08aaaaaaaa"), ("tuples", b"N\x85"),
@@ -535,9 +565,20 @@ def try_swelling():
             os.wait()
 
 
+def own(folder):
+    """Files of a Marian's student, all that its reader looks for."""
+    make_marian.make(folder, "student", "intgemm8")
+    write_bytes(folder + "/decoder.yml", b"models:\n  - model.bin\nvocabs:\n  - vocab.yml\n  - vocab.yml\n"
+                b"shortlist:\n  - lex.bin\n")
+    write_bytes(folder + "/lex.bin", b"".join(b"y w%d 0.5\n" % i for i in range(20, 64)))
+    write_bytes(folder + "/LICENSE", b"Anybody may do anything.")
+    return ["--from", "marian", folder]
+
+
 ENDLESS = {"config.json": ("marian", "safetensors"), "vocab.json": ("marian", "safetensors"),
            "source.spm": ("marian", "safetensors"), "model.safetensors": ("marian", "safetensors"),
-           "pytorch_model.bin": ("marian", "legacy"), "special_tokens_map.json": ("nllb", "safetensors")}
+           "pytorch_model.bin": ("marian", "legacy"), "special_tokens_map.json": ("nllb", "safetensors"),
+           **dict.fromkeys(("model.bin", "vocab.yml", "decoder.yml", "lex.bin", "LICENSE"))}
 
 
 @numpy_test
@@ -547,7 +588,7 @@ def devices_and_pipes_are_refused_by_name():
     for name, kind in ENDLESS.items():
         ways.reverse()
         with tempfile.TemporaryDirectory() as folder:
-            command = hf(*kind)(folder)
+            command = hf(*kind)(folder) if kind else own(folder)
             path = os.path.join(folder, name)
             os.rename(path, folder + "/else")
             for make in ways[:1 + (name == "config.json")]:

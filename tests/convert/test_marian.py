@@ -347,8 +347,24 @@ def damaged_files_are_refused_and_nothing_is_written():
                 "decoder_l1_context_Wk", "multiplier")
         refused(at, whole[:multiplier - 1] + b"\x80" + whole[multiplier:], "code.bin", "out of range")
         refused(at, gzip.compress(whole)[:-9], "cut.bin.gz", "damaged")
-        refused(at, gzip.compress(bytes(100 << 20)), "bomb.bin.gz", "times as long")
+        refused(at, gzip.compress(bytes(100 << 20)), "bomb.bin.gz", "too many for a model")
+        text = make.as_yaml(make.settings("student")).encode() + b"\0"
+        arrays = make.weights("student", make.settings("student"))
+        refused(at, make.as_bin(arrays, text + bytes(marian.LARGEST_YAML)), "text.bin", "special:model.yml is no text")
+        for value, word in ("[1]", "version is ['1']"), ('"\\uD800"', "line"), ('"\\UFFFFFFFF"', "line"), \
+                ("a" * 5000, "line"), ("&a [*a, *a]", "line"), ("{a: b}", "line"):
+            changed = make.as_yaml(make.settings("student", version=value)).encode()
+            refused(at, make.as_bin(arrays, changed), "odd.bin", "special:model.yml", word)
         refused(at, b"\x28\xb5\x2f\xfd" + whole, "bad.bin.zst", "zst")
+
+
+def mended(archive, old, new):
+    """A .zip of stored members with other bytes in one of them, and its checksums right."""
+    held = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as whole, zipfile.ZipFile(held, "w") as out:
+        for name in whole.namelist():
+            out.writestr(name, whole.read(name).replace(old, new))
+    return held.getvalue()
 
 
 @numpy_test
@@ -379,6 +395,16 @@ def archives_that_lie_are_refused():
         refused(at, archive(lambda n, a: np.zeros((1 << 12, 1 << 12), "f4") if n == "Wemb" else a,
                             zipfile.ZIP_DEFLATED), "bomb.npz", "times as long")
         whole = archive(lambda n, a: a)
+        head = b"'descr': '<f4', 'fortran_order': False, 'shape': (64, 32), }" + b" " * 10
+        assert whole.count(head) == 1
+        for odd in b"'descr': '<f3', 'fortran_order': False, 'shape': (64, 32), }", \
+                b"'descr': '<f4', 'fortran_order': False, 'shape': (" + b"1" * 60 + b"x)":  # of which 2^59 parts may be
+            refused(at, mended(whole, head, odd.ljust(len(head))), "head.npz", "Wemb")
+        held = io.BytesIO()
+        with zipfile.ZipFile(held, "w") as out:
+            for i in range(marian.MOST_ITEMS + 1):
+                out.writestr(f"{i}", b"")
+        refused(at, held.getvalue(), "many.npz", "more than 65536 items")
         for n in (0, 10, len(whole) // 2, len(whole) - 1):
             refused(at, whole[:n], "cut.npz")
         refused(at, whole.replace(b"'descr': '<f4'", b"'descr': 'O' ,", 1), "o.npz")
@@ -397,7 +423,11 @@ def damaged_vocabularies_are_refused():
                 file.write(text)
             complaint = convert(at, os.path.join(at, "converted"))
             assert complaint and word in complaint, (text[:20], complaint)
-        os.rename(path, os.path.join(at, "vocab.spm"))
+        with gzip.open(os.path.join(at, "vocab.json.gz"), "wt") as file:
+            file.write('{"</s>": 0, "<unk>": 1, "a": 99}')
+        os.unlink(path)
+        assert "'a' has the id 99" in convert(at, os.path.join(at, "converted"))
+        os.rename(os.path.join(at, "vocab.json.gz"), os.path.join(at, "vocab.spm"))
         assert "SentencePiece" in convert(at, os.path.join(at, "converted"))
         write_spm(os.path.join(at, "vocab.spm"), make.TOKENS - 1)
         assert "63 pieces" in convert(at, os.path.join(at, "converted"))

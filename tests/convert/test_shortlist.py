@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -66,7 +67,12 @@ def binary_files_are_read_compressed_or_not():
         write_binary(path, random)
         with open(path, "rb") as file:
             data = file.read()
-        for content in data, gzip.compress(data):
+        contents = [data, gzip.compress(data)]
+        if shutil.which("zstd"):  # the bytes say how it is compressed, whatever the name is
+            contents.append(subprocess.run(["zstd", "-cq", path], capture_output=True, check=True).stdout)
+        else:
+            assert "CI" not in os.environ, "no zstd here"
+        for content in contents:
             with open(path, "wb") as file:
                 file.write(content)
             read = shortlist.read(path, {"vocab.size": 40})
@@ -87,6 +93,11 @@ def text_gives_the_most_probable_targets():
         with open(path, "w", encoding="utf-8") as file:
             file.write("3 0 0.5\n2 0 0.5\n9 0 1\n5 2 1\n")
         assert rows_of(shortlist.read(path, {"vocab.size": 6}))[:3] == [[2, 3], [], [5]]
+        pairs = [(t, s, (t * 37 % 101 + s) / 200) for t in range(99) for s in range(99)] * 2  # in no order of weight
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(f"{t} {s} {weight}\n" for t, s, weight in pairs)
+        best = [sorted(sorted(range(99), key=lambda t: -(t * 37 % 101))[:3]) for _ in range(99)]
+        assert rows_of(shortlist.read(path, {"vocab.size": 99}, best=3)) == best
 
 
 def damages(folder):
@@ -106,11 +117,12 @@ def damages(folder):
     yield "its header says", put(data[:32] + b"\xff" * 8 + data[40:])
     yield "checksum", put(data[:60] + bytes([data[60] ^ 1]) + data[61:])
     yield "damaged or cut off", put(gzip.compress(data)[:-20])
-    yield "has more than", put(gzip.compress(bytes(shortlist.LARGEST + 1), 1))
+    yield "too many for a shortlist", put(gzip.compress(bytes(100 << 20), 1))
+    yield "first 16777216 tokens: more than", put(data[:16] + (1 << 24).to_bytes(8, "little") + data[24:])
     yield "UTF-8", put(b"a b \xff\n")
     yield "line 2 is not", put(b"1 2 0.5\n1 2\n")
-    yield "has no probability", put(b"1 2 -0.5\n")
-    yield "has no probability", put(b"1 2 x\n")
+    for weight in b"-0.5", b"x", b"nan", b"1.5":
+        yield "line 2 is not", put(b"1 2 0.5\n1 2 " + weight + b"\n")
     yield "no line has two tokens", put(b"1 99 0.5\n")
     yield "not a regular file", "/dev/zero"
     for rows, first, words in (([[1]] * 39 + [[2, 1]], 5, "do not ascend"), ([[1]] * 39 + [[40]], 5, "from 0 to 39"),

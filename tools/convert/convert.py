@@ -599,7 +599,8 @@ def parse_arguments():
     group.add_argument("--shortlist", metavar="FILE",
                        help="lexical shortlist, so that a translation uses only tokens that its source makes likely: "
                        "Marian's lex.*.bin, or text, a line for each pair of tokens: target source probability; "
-                       "perhaps compressed by gzip. With a model file as CHECKPOINT, a copy of it gets the list")
+                       "perhaps compressed by gzip or zstd. With a model file as CHECKPOINT, a copy of it gets the "
+                       "list")
     group.add_argument("--meta", metavar="KEY=VALUE", action="append", default=[],
                        help="set a metadata number or text, e.g. decode.beam=8; may be repeated")
     group = parser.add_argument_group("converting tf-gnmt, whose checkpoints do not say")

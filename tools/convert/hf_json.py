@@ -46,12 +46,15 @@ def parse_json(data, pairs_hook):
 
 def read_json(path):
     """An object of JSON, its keys told apart."""
+    return object_of(read_bounded(path, LARGEST_JSON, "a file of JSON"), path)
+
+
+def object_of(data, path):
     def unique(pairs):
         out = dict(pairs)
         if len(out) != len(pairs):
             raise FormatError(f"{path}: a key stands twice")
         return out
-    data = read_bounded(path, LARGEST_JSON, "a file of JSON")
     try:
         out = parse_json(data, unique)
     except FormatError:

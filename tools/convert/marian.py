@@ -11,15 +11,13 @@ with --type q8 they are carried over exactly, with one scale for all rows.
 All names, types, shapes and lengths are looked at before the first number is read; then one tensor is in memory at a
 time. What a model asks for and the engine lacks is refused by name, and so is what this program does not know.
 """
-import gzip
 import hashlib
+import io
 import math
 import mmap
 import os
 import re
 import struct
-import subprocess
-import tempfile
 import types
 import zipfile
 import zlib
@@ -29,58 +27,23 @@ import numpy as np
 import hf
 import hf_tokens
 import moefile
-from hf_json import read_json, short
+import packed
+from hf_json import object_of, short
 from moefile import FormatError, open_regular
 
 FLOAT, CODES8, CODES16, BYTES = 0x404, 0x4101, 0x4102, 0x101
 TYPES = {FLOAT: "float32", CODES8: "intgemm8", CODES16: "intgemm16", BYTES: "int8"}
 MOST_ITEMS, LONGEST_NAME, MOST_DIMENSIONS = 1 << 16, 256, 4
-LARGEST_YAML, EXPANSION, SETTINGS = 1 << 26, 64, "special:model.yml"
+LARGEST_YAML, MOST_LINES, LONGEST_LINE = 1 << 24, 1 << 18, 4096  # of which characters; 65,536 tokens are 131,072 lines
+LARGEST_MODEL, SETTINGS = 1 << 36, "special:model.yml"
 SOURCES, TARGETS = 512, 1024  # tokens, where positions are not trained: Marian's table has no end
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
-def unpacked(path):
-    """A file of bytes that can be mapped: a compressed one's contents, in a file without a name."""
-    if not path.endswith((".gz", ".zst")):
-        return open_regular(path)
-    with open_regular(path) as packed:
-        most, out = EXPANSION * os.fstat(packed.fileno()).st_size + (1 << 20), tempfile.TemporaryFile()
-        process = None
-        try:
-            if path.endswith(".gz"):
-                source = gzip.GzipFile(fileobj=packed)
-            else:
-                process = subprocess.Popen(["zstd", "-dcq", "--memory=128MB"], stdin=packed, stdout=subprocess.PIPE,
-                                           stderr=subprocess.DEVNULL)
-                source = process.stdout
-            while block := source.read(1 << 20):
-                if out.tell() + len(block) > most:
-                    raise FormatError(f"{path}: it becomes more than {EXPANSION} times as long: no model is so")
-                out.write(block)
-            if process and process.wait():
-                raise FormatError(f"{path}: not of zstd, damaged or cut off")
-        except FileNotFoundError:
-            raise FormatError(f"{path}: the program zstd, which reads it, is missing here") from None
-        except (OSError, EOFError, zlib.error):
-            raise FormatError(f"{path}: not of gzip, damaged or cut off") from None
-        finally:
-            if process:
-                process.kill()
-                process.stdout.close()
-                process.wait()
-    out.seek(0)
-    return out
-
-
-def read_text(path):
-    with unpacked(path) as file:
-        data = file.read(LARGEST_YAML + 1)
-    if len(data) > LARGEST_YAML:
-        raise FormatError(f"{path}: more than {LARGEST_YAML} bytes")
+def read_text(path, most=LARGEST_YAML, what="a text"):
     try:
-        return data.decode()
+        return packed.read(path, most, what).decode()
     except UnicodeDecodeError:
         raise FormatError(f"{path}: not UTF-8") from None
 
@@ -135,7 +98,7 @@ def read_bin(file, path):
             raise FormatError(f"{path}: {name} is cut off")
         elements = math.prod(shape)
         if name == SETTINGS:
-            if kind != BYTES or length != elements:
+            if kind != BYTES or length != elements or length > LARGEST_YAML:
                 raise FormatError(f"{path}: {name} is no text")
             settings = data[at:at + length]
         else:
@@ -168,14 +131,17 @@ def loader(data, at, elements, kind, where):
 
 def read_npz(file, path):
     """The same of a .npz."""
-    items, settings = {}, None
+    items, settings, size = {}, None, os.fstat(file.fileno()).st_size
+    heads = re.finditer(rb"PK\x01\x02", mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else ()
+    if any(i == MOST_ITEMS for i, _ in enumerate(heads)):  # ZipFile would make an object of each
+        raise FormatError(f"{path}: it holds more than {MOST_ITEMS} items")
     try:
         archive = zipfile.ZipFile(file)
         entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError):
         raise FormatError(f"{path}: not a .npz, or damaged") from None
-    if len(entries) > MOST_ITEMS or sum(e.file_size for e in entries) > EXPANSION * os.fstat(file.fileno()).st_size:
-        raise FormatError(f"{path}: it holds {len(entries)} items, or becomes more than {EXPANSION} times as long")
+    if sum(e.file_size for e in entries) > packed.EXPANSION * size:
+        raise FormatError(f"{path}: unpacked it becomes more than {packed.EXPANSION} times as long")
     for entry in entries:
         name = entry.filename.removesuffix(".npy")
         where = f"{path}: {short(name)}"
@@ -211,8 +177,8 @@ class reading:
             raise FormatError(f"{self.where} is damaged, encrypted or packed in an unknown way") from None
 
 
-NPY = re.compile(rb"\{'descr': '([<|][fiu][0-9])', 'fortran_order': (True|False), 'shape': \(((?:[0-9]{1,12},? ?)*)\), "
-                 rb"\} *\n?\Z")
+NPY = re.compile(rb"\{'descr': '(<[fiu][248]|[<|][iu]1)', 'fortran_order': (True|False), "
+                 rb"'shape': \(((?:[0-9]{1,12}, ?)*(?:[0-9]{1,12})?)\), \} *\n?\Z")
 
 
 def npy_header(member, where):
@@ -260,7 +226,10 @@ ESCAPES = {"0": "\0", "a": "\a", "b": "\b", "t": "\t", "n": "\n", "v": "\v", "f"
 def unescaped(text):
     def one(match):
         if match[1]:
-            return chr(int(match[1], 16))
+            code = int(match[1], 16)
+            if 0xd800 <= code < 0xe000 or code > 0x10ffff:
+                raise ValueError
+            return chr(code)
         if match[2] not in ESCAPES:
             raise ValueError
         return ESCAPES[match[2]]
@@ -309,8 +278,10 @@ def parse_yaml(text, where):
     out, items, asked = [], None, None  # items: of the list that is being read; asked: a key that a `?` begins
     number, line = 0, ""
     try:
-        for number, line in enumerate(text.removesuffix("\0").removeprefix("\ufeff").split("\n"), 1):
-            line = line.removesuffix("\r")
+        for number, line in enumerate(io.StringIO(text.removesuffix("\0").removeprefix("\ufeff"), newline="\n"), 1):
+            line = line.removesuffix("\n").removesuffix("\r")
+            if len(line) > LONGEST_LINE or number > MOST_LINES:
+                raise ValueError
             bare = line.strip(" ")
             if not bare or bare[0] == "#" or line in ("---", "...") or line.startswith("%"):
                 continue
@@ -458,7 +429,7 @@ def read_model(o):
     m.bias = not o.flag("output-omit-bias")
     m.trained = o.flag("transformer-train-position-embeddings")
     m.all_tied, m.source_tied, m.output_tied = (o.flag("tied-embeddings" + x) for x in ("-all", "-src", ""))
-    m.version = o.values.get("version", "").strip()
+    m.version = o.text("version", "").strip()
     o.ignore(MEAN_NOTHING)
     o.end()
     return m
@@ -642,9 +613,9 @@ def put_embeddings(b, m, where):
 def yml_vocabulary(path, size):
     """{piece: id} of a vocab.yml or .json."""
     if re.search(r"\.json(\.gz|\.zst)?\Z", path):
-        pairs = list(read_json(path).items())
+        pairs = list(object_of(packed.read(path, LARGEST_YAML, "a vocabulary"), path).items())
     else:
-        pairs = parse_yaml(read_text(path), path)
+        pairs = parse_yaml(read_text(path, what="a vocabulary"), path)
     out, seen = {}, set()
     for piece, i in pairs:
         if isinstance(i, str) and re.fullmatch("[0-9]{1,9}", i):
@@ -663,14 +634,10 @@ def yml_vocabulary(path, size):
     return out
 
 
-def spm_bytes(path, holder):
-    """(bytes, pieces) of a SentencePiece model, perhaps compressed."""
-    with unpacked(path) as file, open(os.path.join(holder, "spm"), "wb") as copy:
-        copy.write(file.read(hf_tokens.LARGEST_MODEL + 1))
-    try:
-        return hf_tokens.read_pieces(os.path.join(holder, "spm"))
-    except FormatError as error:
-        raise FormatError(str(error).replace(os.path.join(holder, "spm"), path)) from None
+def read_spm(path):
+    """(bytes, pieces) of a SentencePiece model."""
+    data = packed.read(path, hf_tokens.LARGEST_MODEL, "a SentencePiece model")
+    return data, hf_tokens.parse_pieces(data, path)
 
 
 def spm_ids(path, pieces, size):
@@ -691,19 +658,18 @@ def tokens_meta(m, folder, paths, say):
     sizes = m.source_vocabulary, m.targets
     if m.shared and paths[0] != paths[1]:
         raise FormatError(f"{paths[1]}: the model's sides share an embedding, but not the vocabulary")
-    with tempfile.TemporaryDirectory() as holder:
-        if all(re.search(r"\.spm(\.gz|\.zst)?\Z", p) for p in paths):
-            models = [spm_bytes(p, holder) for p in paths]
-            ids = [spm_ids(p, pieces, size) for p, (_, pieces), size in zip(paths, models, sizes)]
-        else:
-            ids = [yml_vocabulary(p, size) for p, size in zip(paths, sizes)]
-            cuts = [find(folder, rf"{x}\.spm") for x in ("source", "target")]
-            if not all(cuts):
-                other = "".join(f"; {x} wants Moses' tokenisation, which is not supported"
-                                for x in sorted(os.listdir(folder)) if x.endswith(".bpe"))
-                say(f"no tokeniser: {folder} has no source.spm and no target.spm{other}. The model will take token ids "
-                    f"only")
-            models = [spm_bytes(p, holder) for p in cuts] if all(cuts) else None
+    if all(re.search(r"\.spm(\.gz|\.zst)?\Z", p) for p in paths):
+        models = [read_spm(p) for p in paths]
+        ids = [spm_ids(p, pieces, size) for p, (_, pieces), size in zip(paths, models, sizes)]
+    else:
+        ids = [yml_vocabulary(p, size) for p, size in zip(paths, sizes)]
+        cuts = [find(folder, rf"{x}\.spm") for x in ("source", "target")]
+        if not all(cuts):
+            other = "".join(f"; {x} wants Moses' tokenisation, which is not supported"
+                            for x in sorted(os.listdir(folder)) if x.endswith(".bpe"))
+            say(f"no tokeniser: {folder} has no source.spm and no target.spm{other}. The model will take token ids "
+                f"only")
+        models = [read_spm(p) for p in cuts] if all(cuts) else None
     source, target = ids
     meta = {"token.eos": target["</s>"], "token.unk": target["<unk>"], "source.tag": 0, "tokenizer.kind": "none"}
     plain = m.shared and models and models[0][0] == models[1][0] and paths[0].find(".spm") > 0
@@ -793,7 +759,7 @@ def read_marian(given, licence="", say=lambda message: None):
         vocabs = [one, one] if one else [find(folder, rf"{x}vocab.*\.(spm|yml|json)") for x in ("src", "trg")]
     if len(vocabs) != 2 or not all(vocabs):
         raise FormatError(f"{folder}: {sum(map(bool, vocabs))} vocabularies, of the two that are needed")
-    file = unpacked(path)
+    file = packed.unpacked(path, LARGEST_MODEL, "a model")
     items, settings = (read_npz if re.search(r"\.npz(\.gz|\.zst)?\Z", path) else read_bin)(file, path)
     if settings is None:
         raise FormatError(f"{path}: it has no {SETTINGS}, which says what it is")

@@ -8,26 +8,25 @@ A model file has them as vectors, `shortlist.offsets` [source vocabulary + 1] an
 `shortlist.entries`, the length of ids; `shortlist.first`: tokens below it are in every set; `shortlist.shared`: 1 puts
 the source's own ids into its set; `shortlist.multiple`: more tokens from `first` on fill the set up to a multiple.
 
-Forms of a file, each perhaps compressed by gzip: Marian's binary one (lex.50.50.xxyy.s2t.bin: u64 magic, checksum,
-first, best, number of offsets, number of ids; u64 offsets; u32 ids) and text, a line for each pair of tokens: target
-source probability. Tokens are pieces of the model's vocabulary, or ids if it has none.
+Forms of a file, each perhaps compressed by gzip or zstd: Marian's binary one (lex.50.50.xxyy.s2t.bin: u64 magic,
+checksum, first, best, number of offsets, number of ids; u64 offsets; u32 ids) and text, a line for each pair of tokens:
+target source probability. Tokens are pieces of the model's vocabulary, or ids if it has none.
 """
 import collections
-import gzip
 import io
-import zlib
 
 import numpy as np
 
 import hf_tokens
-import marian
 import moefile
+import packed
 from moefile import FormatError
 
 MAGIC, HEADER = 0xF11A48D5013417F5, 48
 LARGEST = 1 << 28  # bytes of a file
 MOST = 1 << 24  # ids in all, and ids: float32 holds whole numbers up to here
 MULTIPLE = 8  # as Marian does
+MUCH = 4  # times the best targets of a token are kept while a text is read
 
 Lists = collections.namedtuple("Lists", "first offsets ids")
 
@@ -35,27 +34,10 @@ Lists = collections.namedtuple("Lists", "first offsets ids")
 def checksum(words):
     """Marian's hash of 64-bit words."""
     h, low = 0, (1 << 64) - 1
-    for word in words.tolist():
-        h ^= (word + 0x9E3779B9 + (h << 6) + (h >> 2)) & low
+    for at in range(0, len(words), 1 << 16):  # as numbers of Python they take five times the memory
+        for word in words[at:at + (1 << 16)].tolist():
+            h ^= (word + 0x9E3779B9 + (h << 6) + (h >> 2)) & low
     return h
-
-
-def read_bytes(path):
-    """What a file has, unpacked."""
-    if path.endswith(".zst"):
-        with marian.unpacked(path) as file:
-            data = file.read(LARGEST + 1)
-    else:
-        data = moefile.read_bounded(path, LARGEST, "a shortlist")
-    if data[:2] == b"\x1f\x8b":
-        try:
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                data = file.read(LARGEST + 1)
-        except (OSError, EOFError, zlib.error):
-            raise FormatError(f"{path}: gzip data that are damaged or cut off") from None
-    if len(data) > LARGEST:
-        raise FormatError(f"{path}: unpacked it has more than {LARGEST} bytes")
-    return data
 
 
 def parse_binary(data, path="shortlist"):
@@ -68,11 +50,13 @@ def parse_binary(data, path="shortlist"):
     if len(data) != HEADER + 8 * n_offsets + 4 * n_ids:
         raise FormatError(f"{path}: the shortlist has {len(data)} bytes, its header says {n_offsets} offsets and "
                           f"{n_ids} ids")
+    if n_ids >= MOST or first >= MOST:
+        raise FormatError(f"{path}: the shortlist has {n_ids} ids, and its first {first} tokens: more than {MOST}")
     if checksum(np.frombuffer(data, "<u8", (len(data) - 16) // 8, 16)) != stored:
         raise FormatError(f"{path}: the shortlist's checksum differs")
     offsets = np.frombuffer(data, "<u8", n_offsets, HEADER)
-    if n_ids >= MOST or first >= MOST or (offsets > n_ids).any():
-        raise FormatError(f"{path}: the shortlist has too many ids, or an offset behind them")
+    if (offsets > n_ids).any():
+        raise FormatError(f"{path}: the shortlist has an offset behind its ids")
     return Lists(first, offsets.astype(np.int64), np.frombuffer(data, "<u4", n_ids, HEADER + 8 * n_offsets).astype(
         np.int64))
 
@@ -93,6 +77,15 @@ def vocabularies(meta):
     return (sources, targets) if targets else (None, None)
 
 
+def fields_of(line):
+    """(target, source, probability) of a line of text."""
+    target, source, weight = line.split("\t" if "\t" in line else " ")
+    weight = float(weight)
+    if not 0 <= weight <= 1:
+        raise ValueError
+    return target, source, weight
+
+
 def parse_text(data, path, meta, first, best):
     """The `best` targets of every source token, of a text whose tokens the model knows; other lines are passed over."""
     size = meta.get("source.vocab.size", meta["vocab.size"])
@@ -101,32 +94,35 @@ def parse_text(data, path, meta, first, best):
 
     def number(token, known):
         return known.get(token, -1) if known is not None else int(token) if token.isascii() and token.isdigit() else -1
-    try:
-        for at, line in enumerate(io.StringIO(data.decode(), newline="\n"), 1):
-            fields = line.split(" ") if "\t" not in line else line.split("\t")
-            if not line.strip():
-                continue
-            if len(fields) != 3:
-                raise FormatError(f"{path}: line {at} is not: target source probability")
-            try:
-                target, source, weight = number(fields[0], targets), number(fields[1], sources), float(fields[2])
-                assert 0 <= weight <= 1
-            except (ValueError, AssertionError):
-                raise FormatError(f"{path}: line {at} has no probability") from None
-            if 0 <= source < size and 0 <= target < meta["vocab.size"]:
-                found[source][target] = max(weight, found[source].get(target, 0))
-    except UnicodeDecodeError:
-        raise FormatError(f"{path}: neither a binary shortlist nor UTF-8 text") from None
+
+    def chosen(of):
+        """Of {target: weight} the best."""
+        return sorted(of, key=lambda i: (-of[i], i))[:best]
+    for at, line in enumerate(io.BytesIO(data), 1):
+        if not line.strip():
+            continue
+        try:
+            target, source, weight = fields_of(line.decode())
+            target, source = number(target, targets), number(source, sources)
+        except UnicodeDecodeError:
+            raise FormatError(f"{path}: neither a binary shortlist nor UTF-8 text (line {at})") from None
+        except ValueError:
+            raise FormatError(f"{path}: line {at} is not: target source probability") from None
+        if 0 <= source < size and 0 <= target < meta["vocab.size"]:
+            of = found[source]
+            of[target] = max(weight, of.get(target, 0))
+            if len(of) > MUCH * best:  # those that are not among the best now will not be among them later
+                found[source] = {i: of[i] for i in chosen(of)}
     if not found:
         raise FormatError(f"{path}: no line has two tokens of the model's vocabulary")
-    lists = [sorted(sorted(of, key=lambda i: (-of[i], i))[:best]) for of in (found.get(s, {}) for s in range(size))]
+    lists = [sorted(chosen(found.get(s, {}))) for s in range(size)]
     return Lists(min(first, meta["vocab.size"]), np.cumsum([0] + [len(x) for x in lists]),
                  np.array([i for x in lists for i in x], np.int64))
 
 
 def read(path, meta, first=50, best=50):
     """Lists of a file; of a text `first` and `best` are chosen here."""
-    data = read_bytes(path)
+    data = packed.read(path, LARGEST, "a shortlist")
     binary = data[:8] == MAGIC.to_bytes(8, "little")
     lists = parse_binary(data, path) if binary else parse_text(data, path, meta, first, best)
     if len(lists.offsets) == meta.get("source.vocab.size", meta["vocab.size"]):  # a token was appended for the start
