@@ -2570,9 +2570,8 @@ MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
 }
 
 /* Columns [k0, k1) of a block of a Q4 matrix in the form of Q8, to `out`, aligned to 64. There is no product of bytes,
- * but a nibble n times |sub| stays below 256, so one 16-bit product computes two: (n - 8) s is n s - 8 s, and (15 - n)
- * |s|
- * - 7 |s| where s is negative. */
+ * but a nibble n times |sub| stays below 256, so one 16-bit product computes two: (n - 8) s is n s - 8 s, and
+ * (15 - n) |s| - 7 |s| where s is negative. */
 MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
     const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
     const int8_t *subs = m->subs + (block * m->cols_padded + k0) / MOE_Q4_GROUP * 16;
@@ -5280,28 +5279,19 @@ static void moe_output_scratch(const moe_graph *g, moe_node *t, moe_layout *at) 
 
 enum { MOE_OUTPUT_BLOCK = 64 };
 
-/* The largest numbers of the blocks of x[n], and of all of them. */
-static float moe_block_maxima(const moe_kernels *kernels, const float *x, size_t n, float *blocks) {
-    for (size_t i = 0; i < n; i += MOE_OUTPUT_BLOCK)
-        blocks[i / MOE_OUTPUT_BLOCK] = kernels->max(x + i, moe_min(MOE_OUTPUT_BLOCK, n - i));
-    return kernels->max(blocks, moe_divide_up(n, MOE_OUTPUT_BLOCK));
-}
-
 /* The `top` largest of x[n] with their ids, descending, except those that cannot be among the best of the row. `seen`
- * [top] contains the largest numbers of this row in this thread so far; x is added to it. The largest numbers of blocks
- * and `seen` give `bound`: smaller numbers have `top` larger ones in the row, so the best of the row do not depend on
- * the distribution over threads. */
-static void moe_find_best(const float *x, const float *blocks, size_t n, size_t top, int32_t first_id, float *seen,
-                          float *best, int32_t *ids) {
-    float bounds[MOE_MAX_BEAM + 1], bound;
+ * [top] contains the largest numbers of this row in this thread so far; x is added to it. A number that is left out has
+ * `top` larger ones in the row, so the best of the row do not depend on the distribution over threads. No number of x
+ * is larger than `largest`. */
+static void moe_find_best(const moe_kernels *kernels, const float *x, size_t n, float largest, size_t top,
+                          int32_t first_id, float *seen, float *best, int32_t *ids) {
     int32_t unused[MOE_MAX_BEAM + 1];
-    for (size_t i = 0; i < top; i++) best[i] = moe_from_bits(0xff800000u), ids[i] = -1, bounds[i] = seen[i];
-    for (size_t i = 0; i < moe_divide_up(n, MOE_OUTPUT_BLOCK); i++) moe_keep_best(bounds, unused, top, blocks[i], 0);
-    bound = bounds[top - 1];
-    for (size_t i = 0; i < n; i += MOE_OUTPUT_BLOCK) {
-        const size_t end = blocks[i / MOE_OUTPUT_BLOCK] < bound ? i : moe_min(n, i + MOE_OUTPUT_BLOCK);
+    for (size_t i = 0; i < top; i++) best[i] = moe_from_bits(0xff800000u), ids[i] = -1;
+    for (size_t i = 0; i < n && !(largest < seen[top - 1]); i += MOE_OUTPUT_BLOCK) {
+        const size_t end = moe_min(n, i + MOE_OUTPUT_BLOCK);
+        if (kernels->max(x + i, end - i) < seen[top - 1]) continue;
         for (size_t j = i; j < end; j++)
-            if (x[j] >= bound) {
+            if (x[j] >= seen[top - 1]) {
                 moe_keep_best(best, ids, top, x[j], first_id + (int32_t)j);
                 moe_keep_best(seen, unused, top, x[j], 0);
             }
@@ -5331,10 +5321,9 @@ static float *moe_logit_of(const moe_logits *l, int32_t id) {
     return at < l->n ? l->y + at : NULL;
 }
 
-/* Make a logit, where there is one, that of a token which cannot be chosen. Returns whether there is. */
-static int moe_forbid(float *logit) {
+/* Make a logit, where there is one, that of a token which cannot be chosen. */
+static void moe_forbid(float *logit) {
     if (logit) *logit = moe_from_bits(0xff800000u);
-    return logit != NULL;
 }
 
 /* Compute logits of some rows. A list whose rows were not gathered takes them from the blocks of the whole matrix. */
@@ -5380,23 +5369,21 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     moe_output_logits(job->run, t, row0, rows, &l, stride);
     for (size_t row = row0; row < row0 + rows; row++, l.y += stride) {
         const size_t at = row * work->chunks + chunk;
-        float *logit, blocks[MOE_OUTPUT_CHUNK / MOE_OUTPUT_BLOCK];
-        int changed = 0;
+        float *logit;
         for (size_t i = 0; t->stride && i < l.n; i++)
             moe_row_of(t, row)[l.list ? (size_t)l.list->ids[l.column + i] : l.column + i] = l.y[i];
         for (size_t i = o->n_suppressed; i < o->n_never && !l.list; i++) /* no list has them */
             moe_forbid(moe_logit_of(&l, o->never[i]));
-        work->max[at] = moe_block_maxima(kernels, l.y, l.n, blocks);
+        work->max[at] = kernels->max(l.y, l.n);
         work->sum[at] = kernels->exp_sum(l.y, l.n, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
         if ((logit = moe_logit_of(&l, f->want[row])) != NULL) f->want_logprob[row] = *logit;
         for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++)
             if ((logit = moe_logit_of(&l, f->starts[i])) != NULL) f->start_logprobs[i] = *logit;
         for (size_t i = 0; i < o->n_suppressed; i++) /* these keep their probability, and can be asked for */
-            changed |= moe_forbid(moe_logit_of(&l, o->never[i]));
-        if (f->hold && f->hold[row]) changed |= moe_forbid(moe_logit_of(&l, o->eos));
-        if (changed) moe_block_maxima(kernels, l.y, l.n, blocks);
-        moe_find_best(l.y, blocks, l.n, top, (int32_t)l.column, seen + row * top, work->logits + at * top,
-                      work->ids + at * top);
+            moe_forbid(moe_logit_of(&l, o->never[i]));
+        if (f->hold && f->hold[row]) moe_forbid(moe_logit_of(&l, o->eos));
+        moe_find_best(kernels, l.y, l.n, work->max[at], top, (int32_t)l.column, seen + row * top,
+                      work->logits + at * top, work->ids + at * top);
     }
 }
 
