@@ -142,6 +142,7 @@ typedef struct kept {
     int number;            /* WORD: N of the stand-in XN */
     int before, after;     /* white space stood there, or an end of the text */
     size_t first, n;       /* its tokens, once they are bound */
+    int runs_on;           /* the last one has signs behind it, too: "2008." can be a piece */
     const text_term *term; /* of the glossary; NULL: none */
     int inflected;         /* the text has it with an ending: so may a FREE translation */
     size_t from, to;       /* of markup: where it belongs in the translation */
@@ -481,6 +482,7 @@ void text_guard_recall(const text_guard *g, char *calm) {
 static void find_tokens(const text_guard *g, const char *encoded, kept *k, size_t *token) {
     const size_t end = k->at + k->shown;
     k->first = k->n = 0;
+    k->runs_on = 0;
     for (size_t *i = token; *i < g->n_offsets; ++*i) {
         size_t begin = g->offsets[*i];
         while (begin < g->shown.length && is_space(encoded[begin])) begin++; /* a token begins with the space before */
@@ -488,6 +490,7 @@ static void find_tokens(const text_guard *g, const char *encoded, kept *k, size_
         if (begin >= end) break;
         if (!k->n) k->first = *i;
         k->n = *i + 1 - k->first;
+        k->runs_on = end < (*i + 1 < g->n_offsets ? g->offsets[*i + 1] : g->shown.length);
     }
 }
 
@@ -525,6 +528,8 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
         if (!k->shown) continue;
         find_tokens(g, encoded, k, &token);
         if (k->kind == TEXT_SPAN_NUMBER && !(k->at == 0 || is_space(encoded[k->at - 1]))) continue;
+        /* A model with the piece "2008." writes that. It would write no sign after 2008, were it bound to that. */
+        if (k->runs_on && !k->term && !g->attempt) continue;
         if (k->term && g->terms != TEXT_TERMS_NAMED) {
             if (g->terms != TEXT_TERMS_FREE) status = add_constraint(g, k, &k->term->ids, error);
             continue;
