@@ -279,5 +279,26 @@ def every_format_gives_the_same_bytes_for_any_batch_threads_order_and_kernels():
                 assert scored[:23] == ours[:23], (kind, scored, ours)  # the 24th is a forced end
 
 
+@numpy_test
+def a_list_of_our_own_making_keeps_the_translations():
+    model = os.path.join(ROOT, "models", "en-de-fr-es.bin")
+    with open(os.path.join(ROOT, "tests", "train", "phrasebook.tsv"), encoding="utf-8") as file:
+        texts = [line.split("\t")[0] for line in file][1:]
+    command = ["-s", "en", "-t", "de", "--beam", "1", "--rerank", "0", "--split", "0", "--no-protect"]
+    want = run([TRANSLATE, "-m", model, *command], texts).lines
+    with tempfile.TemporaryDirectory() as folder:
+        text, listed = os.path.join(folder, "lex.txt"), os.path.join(folder, "listed.bin")
+        run([os.path.join(BIN, "moe-align"), "-m", model, "-q", "-s", "en", "-t", "de", "--lexicon", "-o", text],
+            [f"{a}\t{b}" for a, b in zip(texts, want)])
+        assert convert_quietly(model, "-o", listed, "--shortlist", text) is None
+        meta, tensors = moefile.read(listed)
+        mean = np.diff(tensors["shortlist.offsets"].array()).mean()
+        assert run([TRANSLATE, "-m", listed, *command, "--shortlist=0"], texts).lines == want
+        got = run([TRANSLATE, "-m", listed, *command], texts).lines
+    kept = sum(a == b for a, b in zip(want, got))
+    assert len(texts) > 100 and kept >= 0.9 * len(texts), (kept, len(texts))
+    assert 0 < mean < meta["vocab.size"] / 20, mean
+
+
 if __name__ == "__main__":
     sys.exit(test.run(*sys.argv[1:2]))

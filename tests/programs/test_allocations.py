@@ -56,6 +56,7 @@ RUNS = {
     "translate-json": (["-m", "{0}/translation", "--json", "--nbest", "2", "--beam", "2", "--no-mmap"], "ab cd\nx!\n"),
     "translate-routing": (["-m", "{0}/translation", "--routing", "/dev/stdout", "--split", "0"], "ab cd\n"),
     "align": (["-m", "{0}/translation"], "ab cd\tx y\n"),
+    "align-lexicon": (["-m", "{0}/translation", "--lexicon", "-o", "{1}"], "ab cd\tx y\n"),
     "score": (["-m", "{0}/language", "--threads", "1"], "ab cd\nx y z\n"),
     "classify": (["-m", "{0}/classifier", "--json", "--top", "2"], "1 2 3 4 5 6\n6 5 4 3 2 1\n"),
     "info": (["--tensors", "{0}/translation"], ""),

@@ -344,6 +344,54 @@ def what_cannot_be_aligned_is_an_empty_line():
 
 
 @test
+def a_lexicon_names_what_tokens_stand_for():
+    texts = many_lines(300)
+    pairs = [f"{x}\t{y}" for x, y in zip(texts, translate("\n".join(texts) + "\n", "--beam", "1").lines)]
+    lines, complaint = align([*pairs, "no tab", f"{'a ' * 600}\tb"], "--lexicon", status=1)
+    assert re.findall(r"line (\d+):", complaint) == ["301", "302"], complaint
+    table = {}
+    for line in lines:
+        target, source, probability = line.split(" ")
+        assert target not in table.setdefault(source, {}) and 0 < float(probability) <= 1, line
+        table[source][target] = float(probability)
+    for source, targets in table.items():
+        assert list(targets.values()) == sorted(targets.values(), reverse=True) and sum(targets.values()) < 1.00001
+    for source, target in ("▁not", "▁nicht"), ("▁Berlin", "▁Berlin"), ("▁and", "▁und"):
+        assert max(table[source], key=table[source].get) == target, (source, table[source])
+    for options in ["--batch", "1", "--threads", "1"], ["--batch", "7", "--threads", "2"]:
+        assert align(pairs, "--lexicon", *options)[0] == lines, options
+    ids = [json.loads(x) for x in translate("\n".join(texts) + "\n", "--beam", "1", "--json").lines]
+    named = align([" ".join(map(str, o["source_ids"])) + "\t" + " ".join(map(str, o["ids"])) for o in ids], "--lexicon",
+                  "--ids")[0]
+    met = [{x.rpartition(" ")[0] for x in of} for of in (lines, named)]
+    assert len(met[0] & met[1]) > 0.8 * len(met[0])  # a text may be cut otherwise than the model wrote it
+
+
+@test
+def a_lexicon_forgets_rare_pairs_when_it_is_full():
+    rare = [f"{x}\tGuten Morgen" for x in many_lines(40)]
+    lines = align(rare + ["Where is my book?\tWo ist mein Buch?"] * 60, "--lexicon")[0]
+    few, complaint = align(rare + ["Where is my book?\tWo ist mein Buch?"] * 60, "--lexicon", "--pairs", "64")
+    assert len(few) <= 64 < len(lines) and re.search("seen up to [1-9][0-9]* times were forgotten", complaint)
+    assert "▁Buch ▁book" in {line.rpartition(" ")[0] for line in few}, few
+
+
+@test
+def a_lexicon_is_written_whole_or_not_at_all():
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "lex")
+        command = [ALIGN, "-m", MODEL, "-s", "en", "-t", "de", "--lexicon", "-o", out]
+        for lines, status in (b"no tab\n", 4), (b"", 4), (b"book\tBuch\n", 0):
+            assert run(command, lines).returncode == status and os.listdir(folder) == ["lex"] * (status == 0)
+        assert run([*command, "-i", out]).returncode == 2
+        with open(out, encoding="utf-8") as file:
+            assert file.read() == "▁Buch ▁book 1\n"
+        for options in ["--share", "0.5"], ["-o", folder + "/none/lex"]:
+            assert run([*command, *options], b"book\tBuch\n").returncode in (2, 4), options
+        assert run([ALIGN, "-m", MODEL, "-s", "en", "-t", "de", "--pairs", "100"]).returncode == 2
+
+
+@test
 def stats_go_to_standard_error():
     result = translate("\n".join(LINES) + "\n", "--stats")
     assert len(result.lines) == len(LINES)

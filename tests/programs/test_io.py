@@ -50,6 +50,8 @@ COMMANDS = {
     "moe-score": ("-m FOLDER/language.bin --ids -q --no-mmap", IDS),
     "moe-classify": ("-m FOLDER/classifier.bin -q --no-mmap -o OUT", ROWS),
     "moe-align": ("-m models/en-de-fr-es.bin -q -s en -t de", b"Where is my book?\tWo ist mein Buch?\n" * 5),
+    "moe-align, a lexicon": ("-m models/en-de-fr-es.bin -q -s en -t de --ids --lexicon -o OUT",
+                             b"".join(b"%d\t%d\n" % (i, i) for i in range(300, 800))),  # more than 4096 bytes
     "moe-info": ("--check FOLDER/translation.bin", b""),
     "moe-quantize": ("FOLDER/translation.bin OUT q8", b""),
     "moe-routing": ("FOLDER/routing.jsonl -o OUT", b""),

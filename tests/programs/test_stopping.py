@@ -106,6 +106,7 @@ def scoring_aligning_and_routing_are_left_too():
     with tempfile.TemporaryDirectory() as folder:
         for command, text in (([TRANSLATE, "-m", MODEL, "-t", "de", "--score"], pairs),
                               ([ALIGN, "-m", MODEL, "-s", "en", "-t", "de"], pairs),
+                              ([ALIGN, "-m", MODEL, "-s", "en", "-t", "de", "--lexicon", "-o", folder + "/l"], pairs),
                               ([SCORE, "-m", LM], lines * 20),
                               ([TRANSLATE, "-m", MODEL, "-t", "de", "--beam", "1", "--routing", folder + "/r"], lines)):
             process = start(command, text)

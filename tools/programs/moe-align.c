@@ -5,13 +5,15 @@
  *   2. Pairs     a line as words and ids
  *   3. Looking   the attention of a model that translates both ways
  *   4. Links     which words belong together
- *   5. Lines     in, through the model, out
- *   6. Main
+ *   5. Lexicon   which tokens stand for which, over all lines
+ *   6. Lines     in, through the model, out
+ *   7. Main
  */
 #define _GNU_SOURCE      /* getopt_long on Linux */
 #define _DARWIN_C_SOURCE /* and on macOS         */
 
 #include "moe.h"
+#include "tools/programs/output.h"
 #include "tools/programs/program.h"
 #include "tools/text/align.h"
 #include "tools/text/text.h"
@@ -29,6 +31,7 @@ typedef struct options {
     program_common common;
     const char *source, *target;
     float share;
+    int lexicon, pairs; /* pairs: most token pairs that are counted */
 } options;
 
 static void usage(FILE *to) {
@@ -53,12 +56,25 @@ static void usage(FILE *to) {
           "      --pretokenized        lines are pieces of the model's vocabulary with\n"
           "                            spaces between them; each is a word\n"
           "      --max-len N           longest source and longest translation, in tokens\n"
+          "      --lexicon             instead of links write a lexical shortlist of all\n"
+          "                            lines for convert.py --shortlist: see below\n"
+          "      --pairs N             most pairs of tokens that are counted for it; each\n"
+          "                            takes 64 bytes (default: 4194304, 256 MiB). When\n"
+          "                            there are more, the rarest are forgotten\n"
           "  -v, --verbose             report kernels, GPU and memory on standard error\n"
           "  -q, --quiet               no progress; a line that fails is still reported\n"
           "\n"
           "The weight of two words is the attention on the source word when the model\n"
           "writes the word of the translation. If the model has both languages, it scores\n"
           "both directions, and the product of both weights counts.\n"
+          "\n"
+          "With --lexicon a line of the output is: target source probability. The first\n"
+          "two are tokens as the model's vocabulary calls them (ids where it has none);\n"
+          "each target token of the text counts for the source tokens that the model looks\n"
+          "at. A source token has its 100 most probable targets. The output comes at the\n"
+          "end; FILE appears whole or not at all. A text that the model has translated\n"
+          "itself gives the list that keeps its translations best; 100,000 lines are\n"
+          "little.\n"
           "\n",
           to);
     fputs(PROGRAM_HELP_MEMORY "\n" PROGRAM_HELP_SPEED("lines aligned"), to);
@@ -69,24 +85,27 @@ static void usage(FILE *to) {
           to);
     fputs(PROGRAM_HELP_EXIT("all aligned", "some lines were not"), to);
     fputs("\n"
-          "Example: paste in.en out.de | moe-align -m models/en-de-fr-es.bin -s en -t de\n",
+          "Examples: paste in.en out.de | moe-align -m models/en-de-fr-es.bin -s en -t de\n"
+          "          moe-align -m en-pt.bin --lexicon -i pairs.tsv -o lex.txt\n",
           to);
 }
 
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
-    enum { SHARE = 256 };
+    enum { SHARE = 256, LEXICON, PAIRS };
     static const struct option known[] = { PROGRAM_OPTIONS,
                                            PROGRAM_MEMORY_OPTIONS,
                                            { "input", required_argument, NULL, 'i' },
                                            { "source", required_argument, NULL, 's' },
                                            { "target", required_argument, NULL, 't' },
                                            { "share", required_argument, NULL, SHARE },
+                                           { "lexicon", no_argument, NULL, LEXICON },
+                                           { "pairs", required_argument, NULL, PAIRS },
                                            { "ids", no_argument, NULL, PROGRAM_IDS },
                                            { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED },
                                            { "max-len", required_argument, NULL, PROGRAM_MAX_LEN },
                                            { NULL, 0, NULL, 0 } };
-    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 }, .share = 0.7f };
+    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 }, .share = -1.0f };
     int c, status = -1;
     uint64_t given = 0;
     while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:s:t:", known, NULL, &given)) != -1) {
@@ -94,6 +113,8 @@ static int parse_options(int argc, char **argv, options *o) {
         case 's': o->source = optarg; break;
         case 't': o->target = optarg; break;
         case SHARE: status = program_float("share", optarg, &o->share); break;
+        case LEXICON: o->lexicon = 1; break;
+        case PAIRS: status = program_int("pairs", optarg, 16, 1 << 28, &o->pairs); break;
         default: status = program_option(&o->common, c); break;
         }
     }
@@ -104,6 +125,10 @@ static int parse_options(int argc, char **argv, options *o) {
     if (o->common.ids && o->common.pretokenized)
         return program_usage_error("--ids and --pretokenized do not go together");
     if (o->share > 1.0f) return program_usage_error("--share is at most 1");
+    if (o->lexicon && o->share >= 0.0f) return program_usage_error("--lexicon and --share do not go together");
+    if (o->pairs && !o->lexicon) return program_usage_error("--pairs is for --lexicon");
+    if (o->share < 0.0f) o->share = 0.7f;
+    if (!o->pairs) o->pairs = 1 << 22;
     return -1;
 }
 
@@ -134,16 +159,18 @@ static void refuse(pair *p, const char *why) {
     p->failed = 1;
 }
 
-/* The words of `text`, each as ids: pieces never reach over a space. More than `most` in all are refused. */
-static moe_status read_side(const text_front *front, const program_common *o, const char *text, size_t length,
-                            size_t most, side *s, pair *p, moe_error *error) {
+/* The words of `text`, each as ids: pieces never reach over a space. For a lexicon all of it is one word, as it is for
+ * moe-translate. More ids than `most` are refused. */
+static moe_status read_side(const text_front *front, const options *all, const char *text, size_t length, size_t most,
+                            side *s, pair *p, moe_error *error) {
+    const program_common *o = &all->common;
     text_ids ids = { 0 };
     moe_status status = MOE_OK;
     s->ids.length = s->word.length = s->words = 0;
     for (size_t at = 0, end; !status && !p->failed && at < length; at = end) {
         moe_error why;
         for (; at < length && text[at] == ' '; at++) {}
-        for (end = at; end < length && text[end] != ' '; end++) {}
+        for (end = at; end < length && (all->lexicon || text[end] != ' '); end++) {}
         if (end == at) break;
         status = o->ids            ? text_parse_ids(front, text + at, end - at, &ids, &why)
                  : o->pretokenized ? text_parse_pieces(front, text + at, end - at, &ids, &why)
@@ -165,8 +192,8 @@ static moe_status read_side(const text_front *front, const program_common *o, co
 }
 
 /* Errors: MOE_ERROR_MEMORY; a line that is no pair fails for itself. */
-static moe_status read_pair(const text_front *front, const program_common *o, const text_line *line, size_t most,
-                            pair *p, moe_error *error) {
+static moe_status read_pair(const text_front *front, const options *o, const text_line *line, size_t most, pair *p,
+                            moe_error *error) {
     const char *tab = memchr(line->data, '\t', line->length);
     const size_t source = tab ? (size_t)(tab - line->data) : line->length;
     char why[128];
@@ -186,6 +213,19 @@ static moe_status read_pair(const text_front *front, const program_common *o, co
 
 enum { LINES = 256 }; /* most lines that go through the model together */
 
+/* How often a token of a source and one of a target stand for each other. */
+typedef struct met {
+    uint64_t count; /* 0: a free place */
+    int32_t source, target;
+} met;
+
+typedef struct lexicon {
+    met *places;       /* found by a hash of both tokens; at most half of them are taken */
+    size_t size, used; /* size: a power of two, or 0 */
+    uint64_t *totals;  /* [source tokens] what was forgotten included */
+    uint64_t forgotten;
+} lexicon;
+
 typedef struct app {
     const options *options;
     text_front front;
@@ -196,8 +236,10 @@ typedef struct app {
     pair pairs[LINES];
     size_t n, next; /* pairs; requests made of them */
     text_aligner aligner;
+    lexicon lexicon;
     text_bytes block;
     program_output out;
+    output_file *whole; /* the file for a lexicon; NULL: standard output */
     program_progress progress;
     moe_error trouble;
 } app;
@@ -281,7 +323,140 @@ static moe_status link_words(app *a, const pair *p, text_bytes *out, moe_error *
                       a->directions == 2 ? p->looks[1].weights : NULL, a->options->share, write_link, &l, error);
 }
 
-/* ==== 5. Lines ========================================================================================== */
+/* ==== 5. Lexicon ======================================================================================== */
+
+/* A target token hands out UNIT shares to the source tokens that it looks at; fewer than LEAST are not worth a pair. */
+enum { UNIT = 64, LEAST = UNIT / 8, LISTED = 100 /* targets of a source token that are written */ };
+
+static met *place_of(const lexicon *l, int32_t source, int32_t target) {
+    const uint64_t key = ((uint64_t)(uint32_t)source << 32 | (uint32_t)target) * 0x9E3779B97F4A7C15u;
+    size_t at = (size_t)(key ^ key >> 29) & (l->size - 1);
+    while (l->places[at].count && (l->places[at].source != source || l->places[at].target != target))
+        at = (at + 1) & (l->size - 1);
+    return &l->places[at];
+}
+
+/* Places for twice as many pairs; with `most` of them the rarer half is forgotten instead. */
+static moe_status make_room(lexicon *l, size_t most, moe_error *error) {
+    lexicon grown = { .size = !l->size ? 1 << 12 : l->used >= most ? l->size : 2 * l->size, .totals = l->totals };
+    uint64_t over = 0;
+    for (size_t left = l->used; l->used >= most && left > most / 2;) {
+        over = over ? 2 * over : UNIT;
+        left = 0;
+        for (size_t i = 0; i < l->size; i++) left += l->places[i].count > over;
+    }
+    grown.forgotten = over > l->forgotten ? over : l->forgotten;
+    if (!(grown.places = calloc(grown.size, sizeof *grown.places))) return text_out_of_memory(error);
+    for (size_t i = 0; i < l->size; i++) {
+        const met *m = &l->places[i];
+        if (m->count <= over) continue;
+        *place_of(&grown, m->source, m->target) = *m;
+        grown.used++;
+    }
+    free(l->places);
+    *l = grown;
+    return MOE_OK;
+}
+
+static moe_status count(lexicon *l, size_t most, int32_t source, int32_t target, uint64_t shares, moe_error *error) {
+    moe_status status = l->used >= most || 2 * l->used >= l->size ? make_room(l, most, error) : MOE_OK;
+    if (status) return status;
+    met *m = place_of(l, source, target);
+    l->used += !m->count;
+    *m = (met){ m->count + shares, source, target };
+    l->totals[source] += shares;
+    return MOE_OK;
+}
+
+/* Each target token counts for those source tokens that it looks at, and that look at it where the model knows both
+ * directions; for the first of those it looks at most in any case. */
+static moe_status count_tokens(app *a, const pair *p, moe_error *error) {
+    const text_ids *source = &p->sides[0].ids, *target = &p->sides[1].ids;
+    moe_status status = MOE_OK;
+    for (size_t j = 0; j < target->length && !status && source->length; j++) {
+        float *weights = p->looks[0].weights + j * source->length, sum = 0.0f;
+        size_t best = 0;
+        for (size_t i = 0; i < source->length; i++) {
+            if (a->directions == 2) weights[i] *= p->looks[1].weights[i * target->length + j];
+            if (weights[i] > weights[best]) best = i;
+            sum += weights[i];
+        }
+        for (size_t i = 0; i < source->length && !status && sum > 0.0f; i++) {
+            const int shares = (int)(weights[i] / sum * (float)UNIT + 0.5f);
+            if (shares >= LEAST || i == best)
+                status = count(&a->lexicon, (size_t)a->options->pairs, source->data[i], target->data[j],
+                               (uint64_t)(shares ? shares : 1), error);
+        }
+    }
+    return status;
+}
+
+/* By source token; of each the most frequent target first. */
+static int by_source(const void *x, const void *y) {
+    const met *a = x, *b = y;
+    if (a->source != b->source) return a->source < b->source ? -1 : 1;
+    if (a->count != b->count) return a->count > b->count ? -1 : 1;
+    return (a->target > b->target) - (a->target < b->target);
+}
+
+/* The name of a token, an id where the model has no names. 0: the file cannot name it. */
+static int append_token(const app *a, moe_span piece, int32_t id, text_bytes *out) {
+    if (!a->front.tokeniser && !a->front.vocabulary.count) return text_printf(out, "%d", (int)id), 1;
+    if (!piece.data || !piece.length || text_utf8_valid(piece.data, piece.length) < piece.length) return 0;
+    for (size_t i = 0; i < piece.length; i++)
+        if (piece.data[i] == ' ' || piece.data[i] == '\t' || piece.data[i] == '\n') return 0;
+    text_append(out, piece.data, piece.length);
+    return 1;
+}
+
+static void append_met(const app *a, const text_front *targets, const met *m, text_bytes *out) {
+    const size_t begin = out->length;
+    int named = append_token(a, text_piece(targets, m->target), m->target, out);
+    text_append(out, " ", 1);
+    named = append_token(a, text_source_piece(&a->front, m->source), m->source, out) && named;
+    text_append(out, " ", 1);
+    text_append_float(out, (float)((double)m->count / (double)a->lexicon.totals[m->source]));
+    text_append(out, "\n", 1);
+    if (!named && !out->failed) out->length = begin;
+}
+
+/* The block to the file or standard output: -1, or a complaint and the exit status. */
+static int put_block(app *a) {
+    moe_error e;
+    if (a->block.failed) return program_complain("out of memory"), EXIT_MODEL;
+    if (a->whole && output_write(a->whole, a->block.data, a->block.length, &e))
+        return program_file_error(a->options->common.output, &e);
+    if (!a->whole) program_write(&a->out, a->block.data, a->block.length);
+    if (a->out.error) return program_complain("%s: %s", a->out.name, strerror(a->out.error)), EXIT_INPUT_OUTPUT;
+    a->block.length = 0;
+    return -1;
+}
+
+/* -1, or the exit status. */
+static int write_lexicon(app *a) {
+    enum { BLOCK = 1 << 16 };
+    const text_front targets = text_front_of_targets(&a->front);
+    lexicon *l = &a->lexicon;
+    size_t n = 0, listed = 0;
+    for (size_t i = 0; i < l->size; i++)
+        if (l->places[i].count) l->places[n++] = l->places[i];
+    if (!n) return program_complain("no line has tokens of both languages: there is no lexicon"), EXIT_INPUT_OUTPUT;
+    qsort(l->places, n, sizeof *l->places, by_source);
+    a->block.length = 0;
+    for (size_t i = 0; i < n; i++) {
+        listed = i && l->places[i].source == l->places[i - 1].source ? listed + 1 : 0;
+        if (listed < LISTED) append_met(a, &targets, &l->places[i], &a->block);
+        const int status = a->block.length >= BLOCK || i + 1 == n || a->block.failed ? put_block(a) : -1;
+        if (status >= 0) return status;
+        if (program_signal) return program_stopped(&a->options->common, &a->out);
+    }
+    if (l->forgotten && !a->options->common.quiet)
+        program_complain("pairs seen up to %llu times were forgotten; --pairs allows more",
+                         (unsigned long long)(l->forgotten / UNIT));
+    return -1;
+}
+
+/* ==== 6. Lines ========================================================================================== */
 
 /* Read the lines that are available now: at least one, at most LINES. */
 static text_read read_lines(app *a, text_reader *reader) {
@@ -289,8 +464,7 @@ static text_read read_lines(app *a, text_reader *reader) {
     text_line line;
     for (a->n = 0; a->n < LINES; a->n++) {
         state = text_reader_next(reader, a->n == 0, &line);
-        if (state != TEXT_READ_LINE ||
-            read_pair(&a->front, &a->options->common, &line, a->most, &a->pairs[a->n], &a->trouble))
+        if (state != TEXT_READ_LINE || read_pair(&a->front, a->options, &line, a->most, &a->pairs[a->n], &a->trouble))
             break;
     }
     return state;
@@ -303,8 +477,9 @@ static void write_lines(app *a) {
         pair *p = &a->pairs[k];
         if (p->waiting || (k + 1) * (size_t)a->directions > a->next) break;
         if (p->failed) program_complain("line %llu: %s", (unsigned long long)p->line, p->note);
-        else if (link_words(a, p, &a->block, &a->trouble)) return;
-        text_append(&a->block, "\n", 1);
+        else if (a->options->lexicon ? count_tokens(a, p, &a->trouble) : link_words(a, p, &a->block, &a->trouble))
+            return;
+        if (!a->options->lexicon) text_append(&a->block, "\n", 1);
         a->progress.lines++;
         a->progress.failed += (uint64_t)p->failed;
     }
@@ -322,7 +497,7 @@ static int align(app *a, int in) {
     int problem = 0; /* errno of reading */
     moe_status status = MOE_OK;
     text_reader_init(&reader, in, &program_signal, program_wake);
-    a->progress.on = !o->quiet && isatty(STDERR_FILENO) && !isatty(a->out.fd) && !isatty(in);
+    a->progress.on = !o->quiet && isatty(STDERR_FILENO) && (!isatty(a->out.fd) || a->options->lexicon) && !isatty(in);
     a->progress.begin = program_seconds();
     while (!status && !a->trouble.code && !a->out.error && (state == TEXT_READ_LINE || state == TEXT_READ_LATER)) {
         state = read_lines(a, &reader);
@@ -340,13 +515,15 @@ static int align(app *a, int in) {
         return program_complain("%s: %s", o->input ? o->input : "standard input", strerror(problem)), EXIT_INPUT_OUTPUT;
     if (program_signal) return program_stopped(o, &a->out);
     if (a->trouble.code) return program_complain("%s", a->trouble.message), EXIT_MODEL;
+    const int written = a->options->lexicon ? write_lexicon(a) : -1;
+    if (written >= 0) return written;
     if (a->progress.failed)
         program_complain("%llu of %llu lines could not be aligned", (unsigned long long)a->progress.failed,
                          (unsigned long long)a->progress.lines);
     return a->progress.failed ? EXIT_SOME_LINES : EXIT_DONE;
 }
 
-/* ==== 6. Main =========================================================================================== */
+/* ==== 7. Main =========================================================================================== */
 
 /* The tags of the languages, where the model has some. */
 static int choose_languages(app *a) {
@@ -371,7 +548,8 @@ int main(int argc, char **argv) {
     if (status >= 0) return status;
 
     a.options = &o;
-    status = program_open(&o.common, MOE_MODEL_TRANSLATION, program_level(&o.common), &a.front);
+    const text_level level = o.lexicon && o.common.ids ? TEXT_IF_THERE : program_level(&o.common); /* it names tokens */
+    status = program_open(&o.common, MOE_MODEL_TRANSLATION, level, &a.front);
     if (status >= 0) return status;
     program_handle_signals();
     moe_session_params params = moe_session_params_default(a.front.model);
@@ -385,7 +563,14 @@ int main(int argc, char **argv) {
     a.most = room < a.front.source_extra ? 0 : room - a.front.source_extra < end ? room - a.front.source_extra : end;
     status = choose_languages(&a);
     if (status < 0) status = program_session(&o.common, &a.front, &params, NULL, "an alignment", &a.session);
-    if (status < 0) {
+    if (status < 0 && o.lexicon) {
+        const size_t sources = (size_t)moe_model_source_vocabulary(a.front.model);
+        a.lexicon.totals = calloc(sources, sizeof *a.lexicon.totals);
+        status = program_open_whole(&o.common, &in, &a.out, &a.whole);
+        if (status < 0 && !a.lexicon.totals) status = (program_complain("out of memory"), EXIT_MODEL);
+        if (status < 0) status = align(&a, in);
+        status = program_close_whole(&o.common, in, a.whole, status);
+    } else if (status < 0) {
         status = program_open_streams(&o.common, &in, &a.out);
         if (status < 0) status = align(&a, in);
         status = program_close_streams(&o.common, in, &a.out, status);
@@ -397,6 +582,8 @@ int main(int argc, char **argv) {
             free(a.pairs[k].looks[i].weights);
         }
     text_aligner_free(&a.aligner);
+    free(a.lexicon.places);
+    free(a.lexicon.totals);
     text_bytes_free(&a.block);
     program_session_free(a.session);
     text_close(&a.front);

@@ -512,18 +512,21 @@ static int is_directory(const char *path, const char *option) {
     return EXIT_INPUT_OUTPUT;
 }
 
+/* 1, and a complaint: the file for -o is input or model. */
+static int overwrites(const program_common *o, int in) {
+    const char *victim = would_overwrite(o, o->output, in);
+    if (victim) program_complain("%s: this is the %s, and would be overwritten", o->output, victim);
+    return victim != NULL;
+}
+
 /* The file for -o, which is emptied once it is known to be neither input nor model, nor another program's output. */
 static int open_output(const program_common *o, int in, program_output *out) {
     struct stat kind;
-    const char *victim;
     out->name = o->output;
     out->fd = open(o->output, O_WRONLY | O_CREAT, 0666);
     if (out->fd < 0 && errno == EISDIR) return is_directory(o->output, "-o");
     if (out->fd < 0) return program_complain("%s: %s", o->output, strerror(errno)), EXIT_INPUT_OUTPUT;
-    if ((victim = would_overwrite(o, o->output, in))) {
-        program_complain("%s: this is the %s, and would be overwritten", o->output, victim);
-        return EXIT_USAGE;
-    }
+    if (overwrites(o, in)) return EXIT_USAGE;
     out->ours = !fstat(out->fd, &kind) && S_ISREG(kind.st_mode);
     if (out->ours && flock(out->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
         program_complain("%s: another program is writing to it", o->output);
@@ -536,8 +539,8 @@ static int open_output(const program_common *o, int in, program_output *out) {
     return -1;
 }
 
-int program_open_streams(const program_common *o, int *in, program_output *out) {
-    const char *victim;
+/* The input, and standard output as long as there is no other: -1, or a complaint and the exit status. */
+static int open_input(const program_common *o, int *in, program_output *out) {
     struct stat kind;
     *in = o->text ? -1 : STDIN_FILENO;
     *out = (program_output){ .fd = STDOUT_FILENO, .name = "standard output" };
@@ -547,11 +550,18 @@ int program_open_streams(const program_common *o, int *in, program_output *out) 
     if (!o->input && !o->text && closed[0])
         return program_complain("standard input is closed; use -i FILE"), EXIT_INPUT_OUTPUT;
     if (!o->output && closed[1]) return program_complain("standard output is closed; use -o FILE"), EXIT_INPUT_OUTPUT;
+    return -1;
+}
+
+int program_open_streams(const program_common *o, int *in, program_output *out) {
+    const char *victim;
+    int status = open_input(o, in, out);
+    if (status >= 0) return status;
     if (o->routing && (victim = would_overwrite(o, o->routing, *in))) {
         program_complain("%s: this is the %s, and would be overwritten", o->routing, victim);
         return EXIT_USAGE;
     }
-    int status = o->output ? open_output(o, *in, out) : -1;
+    if (o->output) status = open_output(o, *in, out);
     if (status < 0 && o->output && o->routing && program_same_file(o->output, o->routing)) {
         program_complain("%s: --routing expects a file of its own", o->routing);
         status = EXIT_USAGE;
@@ -584,12 +594,37 @@ int program_save(const char *path, const char *data, size_t length) {
     return status ? program_file_error(path, &e) : EXIT_DONE;
 }
 
+/* A file that grows, which a second signal removes. NULL: there is none any more. */
+static void remember_temporary(const output_file *file) {
+    const char *name = file ? output_temporary(file) : NULL;
+    snprintf(temporary, sizeof temporary, "%s", name ? name : "");
+}
+
+int program_open_whole(const program_common *o, int *in, program_output *out, output_file **file) {
+    moe_error e;
+    const int status = open_input(o, in, out);
+    *file = NULL;
+    if (status >= 0 || !o->output) return status;
+    if (overwrites(o, *in)) return EXIT_USAGE;
+    if (output_open(o->output, file, &e)) return program_file_error(o->output, &e);
+    remember_temporary(*file);
+    return -1;
+}
+
+int program_close_whole(const program_common *o, int in, output_file *file, int status) {
+    const int keep = status == EXIT_DONE || status == EXIT_SOME_LINES;
+    moe_error e;
+    if (output_close(file, keep, &e) && keep) status = program_file_error(o->output, &e);
+    remember_temporary(NULL);
+    if (o->input && in >= 0) close(in);
+    return status;
+}
+
 int program_routing_open(const program_common *o, const text_front *front, routing_file *file) {
     moe_error e;
     if (!o->routing) return -1;
     if (routing_open(file, front, o->routing, o->gating, &e)) return program_file_error(o->routing, &e);
-    const char *name = output_temporary(file->out);
-    snprintf(temporary, sizeof temporary, "%s", name ? name : "");
+    remember_temporary(file->out);
     return -1;
 }
 
@@ -597,7 +632,7 @@ int program_routing_close(routing_file *file, int status) {
     int fine = status == EXIT_DONE || status == EXIT_SOME_LINES;
     moe_error e;
     const moe_status closing = routing_close(file, fine, &e);
-    *temporary = 0;
+    remember_temporary(NULL);
     if (!closing || !fine) return status;
     program_complain("%s", e.message);
     return e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;

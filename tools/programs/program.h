@@ -12,6 +12,7 @@
 
 #include "moe.h"
 #include "tools/programs/options.h"
+#include "tools/programs/output.h"
 #include "tools/programs/routing.h"
 #include "tools/text/moetext.h"
 #include "tools/text/stream.h"
@@ -226,6 +227,9 @@ void program_write(program_output *out, const char *data, size_t length);
 int program_open_streams(const program_common *o, int *in, program_output *out);
 /* `status`: the exit status so far. Complains where closing fails; gives the exit status. */
 int program_close_streams(const program_common *o, int in, program_output *out, int status);
+/* The same where the file for -o appears at the end, whole, or not at all (output.h). *file NULL: there is no -o. */
+int program_open_whole(const program_common *o, int *in, program_output *out, output_file **file);
+int program_close_whole(const program_common *o, int in, output_file *file, int status);
 /* Tells, unless --quiet, that program_signal came and how many lines are written; gives the exit status. */
 int program_stopped(const program_common *o, const program_output *out);
 int program_same_file(const char *a, const char *b); /* 1 if both are one and the same regular file */
