@@ -44,7 +44,7 @@ COMMON   = $(WARN) $(WERROR) -I. $(SYSTEM) $(CFLAGS) $(HARDEN) -ffp-contract=off
 C_FLAGS  = -std=c11 $(COMMON) $(SPEED)
 CXX_FLAGS = -std=c++17 $(COMMON)
 LINK     = $(CXX) $(EXTRA) $(LDFLAGS) $(HARDEN_LINK) -pthread $(filter %.o,$^) $(filter %.a,$^)
-TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lexttextcat-2.0 -lutf8proc -lm $(CUDA_LIBS)
+TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lpcre2-8 -lexttextcat-2.0 -lutf8proc -lm $(CUDA_LIBS)
 
 # HARDEN and HARDEN_LINK, Homebrew, the names and flags of shared libraries.
 include tools/platform.mk
@@ -138,7 +138,7 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
 TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o several.o models.o places.o settings.o memory.o align.o detect.o \
-	words.o stream.o jobs.o text.o sentences.o lost.o spans.o messages.o glossary.o protect.o spm.o bytes.o)
+	words.o stream.o jobs.o text.o sentences.o lost.o spans.o messages.o glossary.o protect.o spm.o bpe.o bytes.o)
 
 # One object, whose own names a host program cannot see. Link with $(LD), not $(CC): EXTRA may name sanitizers.
 $(BUILD)/libmoetext.o: $(TEXT_OBJECTS)
@@ -164,8 +164,8 @@ $(BIN)/$(call shared_name,libmoe): $(MOE_OBJECTS) $(BUILD)/.objects
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoe,$(SONUMBER))
 
 $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(filter-out -pie,$(LINK)) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lsentencepiece -lexttextcat-2.0 -lutf8proc -lm \
-	    $(CUDA_LIBS) -o $@
+	$(filter-out -pie,$(LINK)) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lsentencepiece -lpcre2-8 -lexttextcat-2.0 \
+	    -lutf8proc -lm $(CUDA_LIBS) -o $@
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
 # What a program with text in and out is made of beside its own object.

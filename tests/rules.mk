@@ -15,7 +15,7 @@
 
 .PHONY: test test-long test-fresh test-arm test-spark check asan tsan valgrind c-suites coverage tidy fuzz fuzz-coverage
 
-vpath %.c tests/engine tests/text tests/programs tests/cuda tests/cross tests/fuzz
+vpath %.c tests/engine tests/text tests/convert tests/programs tests/cuda tests/cross tests/fuzz
 
 # tests/*/test_*.c are cmocka programs. One that includes moe.c has the library inside it and takes nothing from
 # libmoe.a; one that does not links with it. tests/*/test_*.py and .sh print ok and FAIL lines.
@@ -64,6 +64,10 @@ $(BUILD)/short_io.so: tests/programs/short_io.c | $(BUILD)/.deps-test
 $(BUILD)/stuck.so: tests/server/stuck.c | $(BUILD)/.deps-test
 	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) $(WERROR) -O1 -fPIC -shared $< -o $@
 
+# For tests/convert/test_byte_bpe.py and long_byte_bpe.py.
+$(BUILD)/bpe_lines: $(addprefix $(BUILD)/,bpe_lines.o bpe.o bytes.o)
+	$(LINK) $(TEXT_LIBS) -o $@
+
 # For tests/engine/parity.py, and for tests/cuda/gpu-check on a machine with a GPU.
 $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
@@ -74,6 +78,7 @@ LONG_SUITES = tests/convert/test_transformers.py tests/train/test_gating.py $(BU
 	tests/server/test_fair.py $(BUILD)/test_memory $(BUILD)/test_linear tests/package/test_linear.py \
 	tests/train/test_curve.py tests/train/test_mixtures.py tests/train/test_speech.py tests/train/test_finetune.py \
 	tests/package/long_formats.py tests/package/long_documents.py tests/convert/test_hf_tokens.py \
+	tests/convert/long_byte_bpe.py \
 	tests/convert/test_marian_real.py tests/golden/test_fixtures.py tests/convert/test_keys.py \
 	tests/train/test_mutations.py tests/server/test_page.py tests/programs/test_robustness.py
 FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py server/test_server.py \
@@ -83,8 +88,8 @@ FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py 
 SUITES = $(filter-out $(LONG_SUITES),$(TEST_PROGRAMS) $(TEST_SCRIPTS))
 # Fuzz targets run elsewhere, but what they use changes here.
 FUZZ_OBJECTS = $(patsubst tests/fuzz/%.c,$(BUILD)/%.o,$(wildcard tests/fuzz/fuzz_*.c))
-NEEDED_BY_TESTS = all $(FUZZ_OBJECTS) $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated $(BUILD)/short_io.so \
-	$(BUILD)/stuck.so
+NEEDED_BY_TESTS = all $(FUZZ_OBJECTS) $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated $(BUILD)/bpe_lines \
+	$(BUILD)/short_io.so $(BUILD)/stuck.so
 RUN_SUITES = BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS)
 
 test: $(BUILD)/.deps-test $(NEEDED_BY_TESTS)

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """tokenizer.json of decoder-only models as bytes of a model file: what is in
-them, and what is refused by name.
+them, what is refused by name, and the ids and texts that tools/text/bpe.c
+makes with them, which are those of Hugging Face's `tokenizers`
+(tests/golden/byte-bpe.json; long_byte_bpe.py asks the package itself).
 
 Usage: tests/python tests/convert/test_byte_bpe.py [--only NAME]
 """
@@ -10,10 +12,11 @@ import copy
 import json
 import os
 import struct
+import subprocess
 import sys
 import tempfile
 
-from suite import Suite
+from suite import Skip, Suite
 
 try:
     import byte_bpe
@@ -22,6 +25,9 @@ except ImportError:  # NumPy, which moefile.py wants
 test = Suite()
 numpy_test = test.needs(byte_bpe, "NumPy")
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SHARED = os.path.join(ROOT, "..", "shared", "llm")
+LINES = os.path.join(ROOT, os.environ.get("BUILD", "build"), "bpe_lines")
 DIGITS = {"type": "Split", "pattern": {"Regex": r"\p{N}{1,3}"}, "behavior": "Isolated", "invert": False}
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
@@ -110,7 +116,9 @@ def parts_with_other_spellings_are_read():
     more = {"added_tokens_decoder": {"300": values["added_tokens"][0], "302": {"content": "<b>", "special": True}}}
     with folder_of(values, tokenizer_config=more) as folder:
         nfc, expressions, tokens, merges, added = unpack(byte_bpe.tokenizer_blob(folder))
-    assert (nfc, expressions) == (0, [r"\p{N}", byte_bpe.GPT2])
+    space = r"\t-\r\x{85}\p{Z}"  # PCRE2's own \s has U+180E
+    assert (nfc, expressions[0]) == (0, r"\p{N}") and len(expressions) == 2
+    assert expressions[1].endswith(rf"[^{space}\p{{L}}\p{{N}}]+|[{space}]+(?![^{space}])|[{space}]+"), expressions[1]
     assert len(tokens) == 271 and tokens[258:270] == [""] * 12 and tokens[270] == "Ġthe"
     assert [result for _, _, result in merges] == [256, 257, 270]
     assert added[2] == (302, 1, "<b>") and len(added) == 3
@@ -146,6 +154,11 @@ def other_tokenisers_are_refused_by_name():
             ((*split, "invert"), True, "invert"), ((*split, "pattern"), {"String": "a"}, "only a Regex"),
             ((*split, "pattern", "Regex"), "a" * 5000, "'s expression"),
             ((*split, "pattern", "Regex"), "", "'s expression"),
+            ((*split, "pattern", "Regex"), r"\w+", "may mean something else"),
+            ((*split, "pattern", "Regex"), r"[a[b]]", "may mean something else"),
+            ((*split, "pattern", "Regex"), r"(?<=a)b", "may mean something else"),
+            ((*split, "pattern", "Regex"), "^a", "may mean something else"),
+            ((*split, "pattern", "Regex"), "a{1,2}+", "may mean something else"),
             (("pre_tokenizer", "pretokenizers"), [DIGITS] * 17 + [BYTES], "17 expressions"),
             (("pre_tokenizer", "pretokenizers", 1, "add_prefix_space"), True, "add_prefix_space"),
             (("post_processor",), {"type": "TemplateProcessing"}, "'TemplateProcessing'"),
@@ -174,6 +187,67 @@ def other_tokenisers_are_refused_by_name():
         found = complaint(tokeniser(), tokenizer_config={"added_tokens_decoder": more})
         assert found and said in found, (more, found)
     assert complaint(tokeniser()) is None
+
+
+# ---- Texts, by the engine's own tokeniser ----------------------------------------------------------------------------
+
+def cut(blob, texts, added):
+    """[(ids, the text that they give)] of bytes."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(blob)
+        file.flush()
+        done = subprocess.run([LINES, file.name, "ADDED" if added else "TEXT"], stdout=subprocess.PIPE, check=True,
+                              input=b"".join(struct.pack("=I", len(x)) + x for x in texts), timeout=600)
+    found, at = [], 0
+    for _ in texts:
+        n, = struct.unpack_from("=I", done.stdout, at)
+        ids = list(struct.unpack_from(f"={n}i", done.stdout, at + 4))
+        size, = struct.unpack_from("=I", done.stdout, at + 4 + 4 * n)
+        at += 8 + 4 * n + size
+        found.append((ids, done.stdout[at - size:at]))
+    assert at == len(done.stdout)
+    return found
+
+
+def agree(blob, texts, wanted, added):
+    """The ids are those that are wanted; the texts that they give."""
+    found = cut(blob, [x.encode() for x in texts], added)
+    for text, ids, (ours, _) in zip(texts, wanted, found, strict=True):
+        assert ours == ids, (text, ids, ours)
+    return [text.decode() for _, text in found]
+
+
+@numpy_test
+def ids_and_texts_are_those_of_the_published_package():
+    with open(os.path.join(ROOT, "tests", "golden", "byte-bpe.json"), encoding="utf-8") as file:
+        golden = json.load(file)
+    for kind, values in golden["tokenizers"].items():
+        with folder_of(values) as folder:
+            blob = byte_bpe.tokenizer_blob(folder)
+        cases = golden["cases"][kind]
+        assert len(cases) > 70 and sum("plain" in case for case in cases) >= 4
+        texts = [case["text"] for case in cases]
+        assert agree(blob, texts, [case["ids"] for case in cases], True) == [case["decoded"] for case in cases], kind
+        agree(blob, texts, [case.get("plain", case["ids"]) for case in cases], False)
+
+
+@numpy_test
+def cases_of_shared_checkpoints_agree():
+    if not os.path.isdir(SHARED):
+        raise Skip("no ../shared")
+    for name in "hy-v3", "hunyuan-dense", "qwen3-moe":
+        blob = byte_bpe.tokenizer_blob(os.path.join(SHARED, name), 600)
+        with open(os.path.join(SHARED, name, "tokenizer_cases.json"), encoding="utf-8") as file:
+            cases = json.load(file)
+        strings = cases["strings"]
+        assert agree(blob, [x["text"] for x in strings], [x["ids"] for x in strings], True) == [
+            x["decoded"] for x in strings]
+        agree(blob, [x["text"] for x in cases["chat"]], [x["ids"] for x in cases["chat"]], True)
+        plain = [x for x in strings if "think>" not in x["text"] and "reasoning_mode" not in x["text"]]
+        assert len(plain) > 50  # the package cuts the others out of any text
+        agree(blob, [x["text"] for x in plain], [x.get("ids_as_text", x["ids"]) for x in plain], False)
+        found = cut(blob, [bytes.fromhex(x["bytes_hex"]) for x in cases["invalid"]], False)
+        assert [ids for ids, _ in found] == [x["ids_if_replaced_by_U_FFFD"] for x in cases["invalid"]]
 
 
 def main():

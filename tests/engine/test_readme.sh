@@ -43,7 +43,7 @@ text_compiles() {
     ! nm "$bin/libmoetext.a" | grep -q __asan_init || sanitize=-fsanitize=address,undefined
     # shellcheck disable=SC2086 # lists of words
     $cc $sanitize -std=c11 -Wall -Wextra -Werror -I. -Itools/text "$work/app.c" "$bin/libmoetext.a" \
-        -lsentencepiece -lexttextcat-2.0 -lutf8proc -lstdc++ -lm -pthread -o "$work/app"
+        -lsentencepiece -lpcre2-8 -lexttextcat-2.0 -lutf8proc -lstdc++ -lm -pthread -o "$work/app"
 }
 
 compiles() {

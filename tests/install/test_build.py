@@ -104,7 +104,7 @@ def whoever_is_not_root_and_has_no_sudo_is_told_the_command():
         assert done.stderr.count("\n") == 1, done.stderr
         said = done.stderr.split("run: ")[1]
         assert said.startswith("apt-get update && apt-get install -y --no-install-recommends g++ "), said
-        for package in "libsentencepiece-dev", "libcjson-dev", "libmicrohttpd-dev", "libutf8proc-dev":
+        for package in "libsentencepiece-dev", "libpcre2-dev", "libcjson-dev", "libmicrohttpd-dev", "libutf8proc-dev":
             assert package in said, said
         script(tools + "/sudo", f'echo "$@" >> {work}/ran\n')
         os.symlink(shutil.which("env"), tools + "/env")

@@ -88,11 +88,11 @@ def it_translates_by_its_own_libraries():
 import re, moe_translate as m
 print(m.Translator({str(MODEL)!r}, target="de").translate("Where is my book?"), m.__file__)
 maps = open("/proc/self/maps").read()
-print(*sorted(set(re.findall(r"/\\S+/lib(?:moetext|sentencepiece|exttextcat|utf8proc)\\S*", maps))), sep="\\n")
+print(*sorted(set(re.findall(r"/\\S+/lib(?:moetext|sentencepiece|pcre2|exttextcat|utf8proc)\\S*", maps))), sep="\\n")
 """
     first, *libraries = in_venv(code).splitlines()
     assert first.startswith("Wo ist mein Buch? " + str(WORK)), first
-    assert len(libraries) == 4 and all(x.startswith(str(WORK)) for x in libraries), libraries
+    assert len(libraries) == 5 and all(x.startswith(str(WORK)) for x in libraries), libraries
     code = "import moe_translate as m; print(m.Translator(target='de').translate('It rains.'))"
     assert in_venv(code, MOE_MODEL=str(MODEL)) == "Es regnet.\n"
 
@@ -112,7 +112,7 @@ def it_brings_the_program_moe_translate():
     assert version in run(program, "--version")
     (file,) = WORK.glob("venv/lib/python*/site-packages/moe_translate/moe-translate")
     needed = subprocess.run(["ldd", file], capture_output=True, text=True, env={}).stdout
-    for library in "libsentencepiece", "libexttextcat", "libutf8proc":
+    for library in "libsentencepiece", "libpcre2-8", "libexttextcat", "libutf8proc":
         assert re.search(rf"{library}\S* => {re.escape(str(WORK))}", needed), needed
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([program, "-q", "-m", MODEL, "-t", "de"], **pipes) as running:

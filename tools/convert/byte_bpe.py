@@ -29,6 +29,8 @@ PRINTABLE = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
 STAND_INS = dict(zip(PRINTABLE + [b for b in range(256) if b not in PRINTABLE],
                      map(chr, PRINTABLE + list(range(0x100, 0x144)))))
 
+SPACE = r"\t-\r\x{85}\p{Z}"  # \s of the published package; PCRE2's has U+180E too
+
 
 class Added(typing.NamedTuple):
     """A token that is cut out of a text before anything else; `normalised`: out of the normalised text."""
@@ -46,6 +48,36 @@ def utf8(text, what, longest):
     if not 0 < len(data) <= longest or b"\0" in data:
         raise FormatError(f"the tokeniser's {what} {short(text)} is not of 1 to {longest} bytes of UTF-8 without NUL")
     return data
+
+
+# What means the same to Oniguruma, which the published package uses, and to PCRE2.
+SAME = re.compile(r"\\[rntvfd]|\\[pP]\{\^?[A-Za-z_]+\}|\\x\{[0-9a-fA-F]+\}|\\[^\w\s]|\(\?[i-]*:|\(\?[=!]|\((?![?*])|"
+                  r"\{[0-9]+(?:,[0-9]*)?\}(?!\+)|[^\\{}^$&(\[\]]|&(?!&)", re.S)
+
+
+def for_pcre2(expression):
+    """The expression that means to PCRE2 what this one means to the published package."""
+    out, inside, at = [], False, 0
+    while at < len(expression):
+        rest = expression[at:]
+        same = SAME.match(rest)
+        part = same[0] if same else r"\s" if rest.startswith(r"\s") else r"\S" if rest.startswith(r"\S") else rest[0]
+        at += len(part)
+        if part == r"\s":
+            part = SPACE if inside else f"[{SPACE}]"
+        elif part == r"\S" and not inside:
+            part = f"[^{SPACE}]"
+        elif part == "[" and not inside:
+            part = "[^" if rest.startswith("[^") else "["
+            at += len(part) - 1
+            inside = True
+        elif part == "]" and inside:
+            inside = False
+        elif not same and not (inside and part in "^${}"):
+            raise FormatError(f"the tokeniser's expression {short(expression)}: {short(rest[:12])} may mean something "
+                              "else here, it is not supported")
+        out.append(part)
+    return "".join(out)
 
 
 def pack(tokens, merges, added=(), expressions=(), nfc=False):
@@ -72,7 +104,7 @@ def pack(tokens, merges, added=(), expressions=(), nfc=False):
         ranks[pair] = rank  # of two equal ones the later, as in the published package
     out = [MAGIC, struct.pack("<6I", VERSION, bool(nfc), len(expressions), max(tokens) + 1, len(ranks), len(added))]
     for expression in expressions:
-        data = utf8(expression, "expression", LONGEST_EXPRESSION)
+        data = utf8(for_pcre2(expression), "expression", LONGEST_EXPRESSION)
         out += struct.pack("<H", len(data)), data
     for i in range(max(tokens) + 1):
         data = utf8(tokens[i], "token", LONGEST_PIECE) if i in tokens else b""

@@ -69,6 +69,7 @@ static moe_status to_ids(const text_front *front, const text_options *options, c
 /* Whether a piece is <0x80> to <0xBF>: the one before it begins the character. */
 static int continues_character(const text_front *front, int32_t id) {
     const moe_span piece = front->of_targets ? text_piece(front, id) : text_source_piece(front, id);
+    if (front->bpe) return bpe_continues(front->bpe, id);
     const char high = piece.length == 6 && memcmp(piece.data, "<0x", 3) == 0 ? piece.data[3] : 0;
     return (high == '8' || high == '9' || high == 'A' || high == 'B') && piece.data[5] == '>';
 }
@@ -85,7 +86,7 @@ static void limit_ids(const text_front *front, const text_options *options, cons
         return;
     }
     size_t keep = limit;
-    if (front->tokeniser && !options->ids && !options->pretokenized) {
+    if (text_cuts(front) && !options->ids && !options->pretokenized) {
         while (keep && continues_character(front, ids->data[keep])) keep--;
     }
     note(job, &job->cut, "the %s has %zu tokens: cut after %zu", what, ids->length, keep);

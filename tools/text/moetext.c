@@ -589,9 +589,9 @@ static moe_status find_begins(const moetext *t, words *w, const char *text, size
                               int *known, moe_error *error) {
     const text_front *f = t->stream.front;
     char why[128];
-    const int failed = ids ? text_decode_begins(f, ids, n, &w->begins, &w->begin_capacity, &w->tokens, why, sizeof why)
-                           : spm_encode_begins(f->tokeniser, text, length, &w->begins, &w->begin_capacity, &w->tokens,
-                                               why, sizeof why);
+    const int failed =
+        ids ? text_decode_begins(f, ids, n, &w->begins, &w->begin_capacity, &w->tokens, why, sizeof why)
+            : text_encode_begins(f, text, length, &w->begins, &w->begin_capacity, &w->tokens, why, sizeof why);
     *known = !failed && w->tokens == n;
     for (size_t i = 1; *known && i < n; i++) *known = w->begins[i] >= w->begins[i - 1];
     return failed == SPM_NO_MEMORY ? text_out_of_memory(error) : MOE_OK;

@@ -517,9 +517,9 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
     size_t token = 0;
     moe_status status = MOE_OK;
     g->n_offsets = 0;
-    if (g->verbatim || !f->tokeniser) return MOE_OK;
-    const int failed = spm_encode_begins(f->tokeniser, encoded, length, &g->offsets, &g->offset_capacity, &g->n_offsets,
-                                         why, sizeof why);
+    if (g->verbatim || !text_cuts(f)) return MOE_OK;
+    const int failed =
+        text_encode_begins(f, encoded, length, &g->offsets, &g->offset_capacity, &g->n_offsets, why, sizeof why);
     if (failed == SPM_NO_MEMORY) return text_out_of_memory(error);
     if (g->n_offsets != ids->length) g->n_offsets = 0;
     g->room = room;

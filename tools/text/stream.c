@@ -55,8 +55,7 @@ static moe_status reach(const text_stream *s, const char *data, size_t length, s
     uint32_t *begins = NULL;
     size_t capacity = 0, count = 0;
     char why[128];
-    const int failed =
-        spm_encode_begins(s->front->tokeniser, data, length, &begins, &capacity, &count, why, sizeof why);
+    const int failed = text_encode_begins(s->front, data, length, &begins, &capacity, &count, why, sizeof why);
     *bytes = failed || count <= tokens ? length : begins[tokens];
     free(begins);
     return failed ? text_spm_failed(failed, "text", why, error) : MOE_OK;
@@ -66,7 +65,7 @@ static moe_status reach(const text_stream *s, const char *data, size_t length, s
 static int is_too_long(text_stream *s, const char *data, size_t length) {
     const size_t most = s->options.max_source, room = most > s->front->source_extra ? most - s->front->source_extra : 0;
     size_t bytes = length;
-    if (!s->front->tokeniser || s->options.truncate || room < 8 || length < room) return 0;
+    if (!text_cuts(s->front) || s->options.truncate || room < 8 || length < room) return 0;
     if (length > 64 * room) return 1;
     return !reach(s, data, length, room, &bytes, &s->trouble) && bytes < length;
 }
@@ -192,7 +191,7 @@ static int prepare_part(text_stream *s, const text_line *line, moe_span gap, tex
     }
     job->rules = s->options.rules, job->calm = s->options.calm;
     job->dividable =
-        s->split && s->front->tokeniser && !s->options.ids && !s->options.pretokenized && !s->options.pairs;
+        s->split && text_cuts(s->front) && !s->options.ids && !s->options.pretokenized && !s->options.pairs;
     job->names = c->divided;
     if (job->gap.failed || job->source.failed) no_memory(s);
     if (s->trouble.code) return 0;

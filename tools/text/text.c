@@ -272,13 +272,34 @@ static moe_status open_map(text_front *front, moe_error *error) {
     return MOE_OK;
 }
 
+static moe_span tokeniser_bytes(const moe_model *m, const char *key) {
+    const ptrdiff_t at = moe_model_meta_find(m, key);
+    return at < 0 ? (moe_span){ NULL, 0 } : moe_model_meta_text(m, (size_t)at, 0);
+}
+
+/* Why a tokeniser could not be made; errno says whether memory ran out. */
+static moe_status not_made(const char *key, const char *why, moe_error *error) {
+    return text_fail(error, errno == ENOMEM ? MOE_ERROR_MEMORY : MOE_ERROR_FORMAT, key, "%s", why);
+}
+
 /* A SentencePiece model that the file has under a key. */
 static moe_status open_spm(const text_front *front, const char *key, spm **out, moe_error *error) {
-    const ptrdiff_t at = moe_model_meta_find(front->model, key);
-    const moe_span bytes = at < 0 ? (moe_span){ NULL, 0 } : moe_model_meta_text(front->model, (size_t)at, 0);
+    const moe_span bytes = tokeniser_bytes(front->model, key);
     char why[200] = "";
     *out = spm_new(bytes.data, bytes.length, why, sizeof why);
-    return *out ? MOE_OK : text_fail(error, errno == ENOMEM ? MOE_ERROR_MEMORY : MOE_ERROR_FORMAT, key, "%s", why);
+    return *out ? MOE_OK : not_made(key, why, error);
+}
+
+static moe_status open_bpe(text_front *front, moe_error *error) {
+    const moe_span bytes = tokeniser_bytes(front->model, "tokenizer.model");
+    char why[200] = "";
+    front->unknown = front->target_unknown = -1; /* bytes are tokens: nothing is unknown */
+    front->bpe = bpe_new(bytes.data, bytes.length, why, sizeof why);
+    if (!front->bpe) return not_made("tokenizer.model", why, error);
+    if (bpe_size(front->bpe) <= moe_model_vocabulary(front->model)) return MOE_OK;
+    return text_fail(error, MOE_ERROR_FORMAT, "tokenizer.model",
+                     "the tokeniser has ids up to %d, the model only %d tokens", (int)bpe_size(front->bpe) - 1,
+                     (int)moe_model_vocabulary(front->model));
 }
 
 moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error) {
@@ -292,6 +313,10 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
         of_sources >= 0 && of_sources < moe_model_source_vocabulary(front->model) ? (int32_t)of_sources : -1;
     front->target_unknown = unknown >= 0 && unknown < moe_model_vocabulary(front->model) ? (int32_t)unknown : -1;
     if (kind >= 0) name = moe_model_meta_text(front->model, (size_t)kind, 0);
+    front->special[0] = (int32_t)meta_int(front->model, "token.bos", -1);
+    front->special[1] = (int32_t)meta_int(front->model, "token.eos", -1);
+    front->special[2] = (int32_t)meta_int(front->model, "token.pad", -1);
+    if (span_is(name, "byte-bpe")) return open_bpe(front, error);
     if (!span_is(name, "sentencepiece") || bytes < 0) {
         moe_status status = open_vocabulary(front, error);
         if (status || level == TEXT_IF_THERE || (level == TEXT_PIECES && front->vocabulary.count)) return status;
@@ -306,9 +331,6 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
         status = open_spm(front, "tokenizer.target_model", &front->joiner, error);
     if (!status) status = open_vocabulary(front, error);
     if (!status) status = open_map(front, error);
-    front->special[0] = (int32_t)meta_int(front->model, "token.bos", -1);
-    front->special[1] = (int32_t)meta_int(front->model, "token.eos", -1);
-    front->special[2] = (int32_t)meta_int(front->model, "token.pad", -1);
     if (status || front->vocabulary.count || front->map.ids) return status;
     if (spm_size(front->tokeniser) > moe_model_vocabulary(front->model))
         return text_fail(error, MOE_ERROR_FORMAT, "tokenizer.model",
@@ -380,6 +402,7 @@ void text_close(text_front *front) {
     text_wait_tokeniser(front, NULL);
     spm_free(front->tokeniser);
     spm_free(front->joiner);
+    bpe_free(front->bpe);
     free(front->map.ids);
     free(front->map.pieces);
     free(front->vocabulary.pieces);
@@ -565,6 +588,22 @@ static moe_status encode_pieces(const text_front *front, const char *text, size_
     return status;
 }
 
+int text_cuts(const text_front *front) { return front->tokeniser || front->bpe; }
+
+int text_encode_begins(const text_front *front, const char *text, size_t length, uint32_t **begins, size_t *capacity,
+                       size_t *count, char *error, size_t error_size) {
+    if (!front->bpe)
+        return spm_encode_begins(front->tokeniser, text, length, begins, capacity, count, error, error_size);
+    int32_t *ids = NULL;
+    size_t room = 0;
+    bpe_begins found = { *begins, *capacity };
+    const int failed = bpe_encode(front->bpe, text, length, 0, &ids, &room, count, &found, error, error_size);
+    free(ids);
+    *begins = found.data;
+    *capacity = found.capacity;
+    return failed;
+}
+
 /* That every id is one: an unknown piece may have none. */
 static moe_status check_known(const text_ids *ids, moe_error *error) {
     for (size_t i = 0; i < ids->length; i++)
@@ -579,6 +618,11 @@ moe_status text_encode(const text_front *front, const char *text, size_t length,
     if (vocabulary_of(front)->count) {
         moe_status status = encode_pieces(front, text, length, ids, error);
         return status ? status : check_known(ids, error);
+    }
+    if (front->bpe) {
+        const int failed =
+            bpe_encode(front->bpe, text, length, 0, &ids->data, &ids->capacity, &ids->length, NULL, why, sizeof why);
+        return failed ? text_spm_failed(failed, "text", why, error) : MOE_OK;
     }
     const int failed =
         spm_encode(front->tokeniser, text, length, &ids->data, &ids->capacity, &ids->length, why, sizeof why);
@@ -623,10 +667,33 @@ static int32_t *map_back(const text_front *front, const int32_t *ids, size_t cou
     return mapped;
 }
 
+/* Whether an id is a sign for the model: text that is written for people does not have it. */
+static int is_control(const text_front *front, int32_t id) {
+    return id == front->special[0] || id == front->special[1] || id == front->special[2] ||
+           bpe_is_special(front->bpe, id);
+}
+
+static int bpe_decode_begins(const text_front *front, const int32_t *ids, size_t n, uint32_t **begins,
+                             size_t *capacity) {
+    uint32_t *found = text_grown(*begins, capacity, n, sizeof *found);
+    if (!found) return SPM_NO_MEMORY;
+    *begins = found;
+    for (size_t i = 0, at = 0; i < n; i++) {
+        found[i] = (uint32_t)at;
+        if (!is_control(front, ids[i])) at += bpe_token_bytes(front->bpe, ids[i]);
+    }
+    return 0;
+}
+
 int text_decode_begins(const text_front *front, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
                        size_t *count, char *error, size_t error_size) {
     const spm *joiner = front->joiner ? front->joiner : front->tokeniser;
     *count = 0;
+    if (front->bpe) {
+        const int failed = bpe_decode_begins(front, ids, n, begins, capacity);
+        if (!failed) *count = n;
+        return failed;
+    }
     if (front->vocabulary.count) return 0;
     if (!front->map.ids) return spm_decode_begins(joiner, ids, n, begins, capacity, count, error, error_size);
     size_t known;
@@ -637,12 +704,24 @@ int text_decode_begins(const text_front *front, const int32_t *ids, size_t n, ui
     return failed;
 }
 
+static int bpe_join(const text_front *front, const int32_t *ids, size_t count, char **text, size_t *length) {
+    text_bytes out = { 0 };
+    bpe_stream stream = { 0 };
+    for (size_t i = 0; i < count; i++)
+        if (!is_control(front, ids[i])) bpe_decode(front->bpe, &stream, &ids[i], 1, &out);
+    bpe_decode_end(&stream, &out);
+    *text = out.data;
+    *length = out.length;
+    return out.failed ? SPM_NO_MEMORY : 0;
+}
+
 /* The text of ids, malloc'ed; 0, or what spm.h answers, with a line in `why`. */
 static int join(const text_front *front, const int32_t *ids, size_t count, char **text, size_t *length, char *why,
                 size_t size) {
     const spm *joiner = front->joiner ? front->joiner : front->tokeniser;
     size_t capacity = 0;
     int failed;
+    if (front->bpe) return bpe_join(front, ids, count, text, length);
     if (front->vocabulary.count) {
         text_bytes pieces = { 0 };
         for (size_t i = 0; i < count; i++) {
@@ -700,6 +779,7 @@ static moe_status append_id(text_ids *ids, int32_t id, moe_error *error) {
 static int32_t piece_id(const text_front *front, const char *piece, size_t length) {
     const text_vocabulary *v = vocabulary_of(front);
     if (v->count) return piece_find(v, piece, length);
+    if (front->bpe) return bpe_id(front->bpe, piece, length);
     text_bytes name = { 0 };
     text_append(&name, piece, length);
     int32_t id = name.failed ? SPM_NO_MEMORY : spm_id(front->tokeniser, name.data);
@@ -737,6 +817,11 @@ moe_span text_piece(const text_front *front, int32_t id) {
     const spm *joiner = front->joiner ? front->joiner : front->tokeniser;
     if (id < 0 || id >= moe_model_vocabulary(front->model)) return (moe_span){ NULL, 0 };
     if (v->count) return v->pieces[id];
+    if (front->bpe) {
+        size_t length;
+        const char *piece = bpe_piece(front->bpe, id, &length);
+        return (moe_span){ piece, length };
+    }
     if (joiner && front->map.pieces) id = front->map.pieces[id];
     if (!joiner || id < 0 || id >= spm_size(joiner)) return (moe_span){ NULL, 0 };
     const char *piece = spm_piece(joiner, id);

@@ -10,6 +10,7 @@
 #define TEXT_H
 
 #include "moe.h"
+#include "tools/text/bpe.h"
 #include "tools/text/bytes.h"
 #include "tools/text/spm.h"
 
@@ -85,8 +86,9 @@ typedef struct text_map {
 
 typedef struct text_front {
     moe_model *model;
-    spm *tokeniser; /* NULL: no text, but ids, and pieces where there is a vocabulary */
-    spm *joiner;    /* of what the model writes; NULL: the same */
+    spm *tokeniser; /* both NULL: no text, but ids, and pieces where there is a vocabulary */
+    bpe *bpe;
+    spm *joiner; /* of what the model writes; NULL: the same */
     text_map map;
     text_vocabulary vocabulary;
     text_vocabulary sources;         /* of sources, where those have ids of their own; count 0: the same */
@@ -134,12 +136,16 @@ moe_status text_language(const text_front *front, const char *code, int target, 
 ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *code, int loose);
 /* "de en es fr", or "en -> pt" of a model for one direction whose file says it */
 void text_languages(const text_front *front, text_bytes *out);
+int text_cuts(const text_front *front); /* whether it has a tokeniser */
 /* The error that an answer of spm.h's other than 0 is: MOE_ERROR_MEMORY, or MOE_ERROR_ARGUMENT. */
 moe_status text_spm_failed(int answer, const char *where, const char *why, moe_error *error);
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 /* Appends to *out. The result holds no line break and no TAB, whatever the pieces say: they become spaces. */
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error);
-/* Where each of the ids begins in the text that SentencePiece joins them to, as spm_decode_begins. *count 0: it cannot
+/* Where each of the ids that text_encode gives begins in the text, as spm_encode_begins. */
+int text_encode_begins(const text_front *front, const char *text, size_t length, uint32_t **begins, size_t *capacity,
+                       size_t *count, char *error, size_t error_size);
+/* Where each of the ids begins in the text that they are joined to, as spm_decode_begins. *count 0: it cannot
  * be told, as with vocabularies whose pieces SentencePiece does not number. */
 int text_decode_begins(const text_front *front, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
                        size_t *count, char *error, size_t error_size);

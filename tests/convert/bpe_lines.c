@@ -1,0 +1,44 @@
+/* bpe_lines.c - texts through tools/text/bpe.h, for tests/convert/test_byte_bpe.py and long_byte_bpe.py.
+ *
+ *     bpe_lines FILE TEXT|ADDED    FILE: the bytes of a tokeniser
+ *
+ * Standard input: of each text a u32 of bytes and these. Standard output: of each a u32 of ids, these (int32), then a
+ * u32 of bytes and these: the ids as text, put together one by one. A u32 is in the machine's order. */
+#include "tools/text/bpe.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void put(uint32_t n, const void *data, size_t size) {
+    if (fwrite(&n, sizeof n, 1, stdout) != 1 || (n && fwrite(data, size, n, stdout) != n)) exit(3);
+}
+
+int main(int argc, char **argv) {
+    static char bytes[1 << 24], text[BPE_MAX_TEXT];
+    FILE *file = argc == 3 ? fopen(argv[1], "rb") : NULL;
+    if (!file) return fputs("bpe_lines FILE TEXT|ADDED\n", stderr), 2;
+    char why[200];
+    const size_t size = fread(bytes, 1, sizeof bytes, file);
+    bpe *t = bpe_new(bytes, size, why, sizeof why);
+    fclose(file);
+    if (!t) return fprintf(stderr, "%s\n", why), 3;
+    int32_t *ids = NULL;
+    size_t capacity = 0, count;
+    text_bytes out = { 0 };
+    for (uint32_t n; fread(&n, sizeof n, 1, stdin) == 1;) {
+        bpe_stream stream = { 0 };
+        text_clear(&out);
+        if (n > sizeof text || fread(text, 1, n, stdin) != n) return 2;
+        if (bpe_encode(t, text, n, strcmp(argv[2], "ADDED") == 0, &ids, &capacity, &count, NULL, why, sizeof why))
+            return fprintf(stderr, "%s\n", why), 3;
+        for (size_t i = 0; i < count; i++) bpe_decode(t, &stream, &ids[i], 1, &out);
+        bpe_decode_end(&stream, &out);
+        put((uint32_t)count, ids, sizeof *ids);
+        put((uint32_t)out.length, out.data, 1);
+    }
+    free(ids);
+    text_bytes_free(&out);
+    bpe_free(t);
+    return 0;
+}

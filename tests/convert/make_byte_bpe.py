@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Three small byte-level BPE tokenisers and what Hugging Face's `tokenizers` makes of texts with them.
+
+Usage: tests/python tests/convert/make_byte_bpe.py FILE      writes tests/golden/byte-bpe.json (0.22.2 did)
+
+FILE: {"tokenizers": {kind: tokenizer.json}, "cases": {kind: [{"text", "ids" with added tokens in the text parsed,
+"plain" where these are text, if that differs, "decoded"}]}}. Kinds: A and C of llm.md, section 4, and that of SmolLM2.
+"""
+import json
+import sys
+
+import tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+PAGE = """The old house stands near the river, where children play every long summer day; nobody asks why.
+Das alte Haus steht am Fluß, wo die Kinder jeden Tag spielen, und niemand weiß, warum die Tür offen bleibt.
+La vieille maison près de l'eau, où les enfants jouent chaque été, est déjà fermée à clé pour l'hiver.
+Старый дом стоит у реки, где дети играют каждый день, и никто не знает, почему дверь открыта.
+老房子在河边，孩子们每天都在那里玩，没有人知道为什么门开着。川の近くの古い家で、子供たちは毎日遊んでいます。
+오래된 집은 강가에 있고 아이들은 매일 거기서 놉니다. पुराना घर नदी के पास है जहाँ बच्चे हर दिन खेलते हैं।
+البيت القديم قرب النهر حيث يلعب الأطفال كل يوم. In 1984 it cost $12.50 (or 1,234 in all): "cheap", they'd say.
+    for (int i = 0; i < n; i++) { sum += x[i] * y[i]; }   # they're the rows; we've 3 of them, don't you?
+"""
+SPLITS = {
+    "A": [r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
+          r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"""
+          r"""[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""],
+    "C": [r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+          r"|\s+(?!\S)|\s+"]}
+ADDED = [("<｜end▁of▁text｜>", True), ("<｜end▁of｜>", True), ("<｜User｜>", True), ("<think>", False),
+         ("</think>", False)]
+TEXTS = ["", " ", "  ", "   x", "x   ", "\n", "\n\n", " \n", "\n ", "\t", "\r\n", "\r", "a\r\n\r\nb", " \n \n x",
+         "   \n\n   y", "the house", " the house", "The  house", "THE HOUSE",
+         "they're WE'VE don'T it'S 'Tis I'LL 'ſ 'K", "1", "12", "123", "1234", "12345678", "a1b22c333d4444",
+         "３４５６ ½ Ⅷ ٣٤٥", "$12.50", "1,234,567.89", "(x)", " (x) ", "!?!?", "...", "->x", "foo_bar.baz(qux)",
+         "https://example.org/a?b=c&d=%20", "#include <stdio.h>", "\\n \\t", "naïve café", "nai\u0308ve cafe\u0301",
+         "\u0301\u0323a\u0323\u0301", "a\u0345\u0301\u0323\u0327", "\u1100\u1161\u11a8", "각", "ﬁ ﬃ Ω \u2126 \u212b",
+         "Straße ẞ ŉ İ ı", "Старый дом", "старый\u00a0дом", "老房子在河边，孩子们", "川の近くのABC古い家123", "カタカナ ｶﾀｶﾅ", "오래된 집",
+         "पुराना घर नदी", "البيت القديم", "😀", "👩\u200d👩\u200d👧", "🇩🇪🇫🇷", "a\u200bb\u200cc\ufeffd",
+         "\u180e \u180ex  \u180e", "\u3000\u3000x\u2003y\u2028z\u2029", "\x00a\x00", "\x1c\x1d\x85x",
+         "\ue000\U0010ffff", "<think>", "<think>x</think>", "<｜User｜>Hi<｜end▁of▁text｜>", "a <｜end▁of｜> b",
+         "<｜end▁of", "<｜｜User｜>", "<|User|>", "x" * 70, "ab" * 40, "the" * 30, " " * 70, "\n" * 40, "!" * 50,
+         "0" * 50, "é" * 33, "\u0301\u0323" * 20, PAGE]
+
+
+def made(kind):
+    tokenizer = Tokenizer(models.BPE())
+    if kind == "smollm":
+        cuts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    else:
+        cuts = [pre_tokenizers.Split(Regex(x), "isolated") for x in SPLITS[kind]]
+        cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    if kind == "C":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=420, show_progress=False,
+                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.train_from_iterator([PAGE], trainer)
+    plain = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.add_tokens([AddedToken(text, special=special, normalized=False) for text, special in ADDED])
+    return tokenizer, plain
+
+
+def main():
+    found = {"made_with": f"tokenizers {tokenizers.__version__}, tests/convert/make_byte_bpe.py", "tokenizers": {},
+             "cases": {}}
+    for kind in "A", "C", "smollm":
+        tokenizer, plain = made(kind)
+        values = json.loads(tokenizer.to_str())
+        values["model"]["merges"] = [x if isinstance(x, str) else " ".join(x) for x in values["model"]["merges"]]
+        found["tokenizers"][kind], found["cases"][kind] = values, []
+        for text in TEXTS:
+            case = {"text": text, "ids": tokenizer.encode(text).ids, "plain": plain.encode(text).ids}
+            case["decoded"] = tokenizer.decode(case["ids"], skip_special_tokens=False)
+            if case["plain"] == case["ids"]:
+                del case["plain"]
+            found["cases"][kind].append(case)
+    with open(sys.argv[1], "w", encoding="utf-8") as file:
+        json.dump(found, file, ensure_ascii=False, separators=(",", ":"))
+        file.write("\n")
+
+
+if __name__ == "__main__":
+    main()

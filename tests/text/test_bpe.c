@@ -1,0 +1,517 @@
+/* test_bpe.c - tools/text/bpe.c: ids and texts of a small tokeniser, streams, bounds, and damaged files.
+ *
+ *   1. A tokeniser     made here; test_byte_bpe.py compares others with the published package
+ *   2. Ids and texts
+ *   3. Streams
+ *   4. Long texts
+ *   5. Damaged files
+ *   6. In a model file
+ */
+#define _POSIX_C_SOURCE 200809L
+
+#include "tools/text/bpe.h"
+#include "tools/text/text.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/engine/model_writer.h"
+
+/* ==== 1. A tokeniser ==================================================================================== */
+
+enum { BYTES = 256, HE = 256, THE, SPACE_THE, AB, ABAB, END, THINK, IDS };
+
+static void put(text_bytes *b, uint32_t value, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) {
+        const char byte = (char)(value >> 8 * i & 0xFF);
+        text_append(b, &byte, 1);
+    }
+}
+
+static void put_text(text_bytes *b, const char *text) {
+    put(b, (uint32_t)strlen(text), 2);
+    text_append_string(b, text);
+}
+
+/* The stand-in for a byte, whose number is its id here. */
+static const char *stand_in_of(unsigned byte, char out[3]) {
+    const int printable = (byte > 0x20 && byte < 0x7F) || (byte > 0xA0 && byte != 0xAD);
+    const unsigned c = printable ? byte : byte < 0x21 ? 0x100 + byte : byte == 0xAD ? 0x143 : 0x121 + byte - 0x7F;
+    if (c < 0x80) out[0] = (char)c, out[1] = 0;
+    else out[0] = (char)(0xC0 | c >> 6), out[1] = (char)(0x80 | (c & 0x3F)), out[2] = 0;
+    return out;
+}
+
+/* What the tests change of it. */
+typedef struct recipe {
+    uint32_t version, nfc, merges[6][3];
+    const char *expressions[3], *he; /* he: how token HE is written */
+    size_t n_expressions, n_merges, n_added;
+    struct {
+        uint32_t id, flags;
+        const char *text;
+    } added[3];
+} recipe;
+
+static recipe usual(void) {
+    return (recipe){
+        .version = 1,
+        .merges = { { 'h', 'e', HE }, { 't', HE, THE }, { ' ', THE, SPACE_THE }, { 'a', 'b', AB }, { AB, AB, ABAB } },
+        .expressions = { "[0-9]{1,3}", " ?\\p{L}+| ?[^ \\p{L}]+| +(?! )| +" },
+        .he = "he",
+        .n_expressions = 2,
+        .n_merges = 5,
+        .n_added = 2,
+        .added = { { END, 1, "<end>" }, { THINK, 0, "<end>er" } }
+    };
+}
+
+static text_bytes made_of(const recipe *r) {
+    text_bytes b = { 0 };
+    char text[3];
+    text_append(&b, "MOE-BPE", 8);
+    put(&b, r->version, 4), put(&b, r->nfc, 4), put(&b, (uint32_t)r->n_expressions, 4), put(&b, ABAB + 1, 4);
+    put(&b, (uint32_t)r->n_merges, 4), put(&b, (uint32_t)r->n_added, 4);
+    for (size_t i = 0; i < r->n_expressions; i++) put_text(&b, r->expressions[i]);
+    for (unsigned byte = 0; byte < BYTES; byte++) put_text(&b, stand_in_of(byte, text));
+    put_text(&b, r->he), put_text(&b, "the"), put_text(&b, "\xC4\xA0the"), put_text(&b, "ab"), put_text(&b, "abab");
+    for (size_t i = 0; i < r->n_merges; i++)
+        for (size_t k = 0; k < 3; k++) put(&b, r->merges[i][k], 4);
+    for (size_t i = 0; i < r->n_added; i++)
+        put(&b, r->added[i].id, 4), put(&b, r->added[i].flags, 4), put_text(&b, r->added[i].text);
+    assert_false(b.failed);
+    return b;
+}
+
+/* A tokeniser of bytes that stay until it is done with. */
+typedef struct made {
+    text_bytes bytes;
+    bpe *t;
+} made;
+
+static made make(const recipe *r) {
+    made m = { .bytes = made_of(r) };
+    char why[200] = "";
+    m.t = bpe_new(m.bytes.data, m.bytes.length, why, sizeof why);
+    CHECK(m.t != NULL, "%s", why);
+    return m;
+}
+
+static void unmake(made *m) {
+    bpe_free(m->t);
+    text_bytes_free(&m->bytes);
+}
+
+/* ==== 2. Ids and texts ================================================================================== */
+
+/* Ids as numbers behind spaces, and where they begin behind '@'. */
+static void cuts_to(const bpe *t, const char *text, size_t length, int added, const char *wanted) {
+    int32_t *ids = NULL;
+    size_t capacity = 0, count;
+    bpe_begins begins = { 0 };
+    text_bytes out = { 0 };
+    char why[200] = "";
+    CHECK(bpe_encode(t, text, length, added, &ids, &capacity, &count, &begins, why, sizeof why) == 0, "%s", why);
+    for (size_t i = 0; i < count; i++) text_printf(&out, i ? " %d@%u" : "%d@%u", (int)ids[i], (unsigned)begins.data[i]);
+    text_append(&out, "", 0);
+    CHECK(strcmp(out.data, wanted) == 0, "'%s': %s, wanted %s", text, out.data, wanted);
+    free(ids);
+    free(begins.data);
+    text_bytes_free(&out);
+}
+
+static void cut_is(const bpe *t, const char *text, const char *wanted) { cuts_to(t, text, strlen(text), 0, wanted); }
+
+static void texts_become_ids(void **state) {
+    const recipe r = usual();
+    made m = make(&r);
+    (void)state;
+    assert_int_equal(bpe_size(m.t), IDS);
+    cut_is(m.t, "", "");
+    cut_is(m.t, "the", "257@0");
+    cut_is(m.t, "the the", "257@0 258@3");
+    cut_is(m.t, "t he", "116@0 32@1 256@2"); /* pieces are not joined */
+    cut_is(m.t, "abababa", "260@0 259@4 97@6");
+    cut_is(m.t, "1234", "49@0 50@1 51@2 52@3");
+    cuts_to(m.t, "a\0b", 3, 0, "97@0 0@1 98@2");
+    unmake(&m);
+}
+
+static void the_lowest_rank_is_joined_first(void **state) {
+    recipe r = usual();
+    made m = make(&r);
+    (void)state;
+    cut_is(m.t, "ababab", "260@0 259@4"); /* the leftmost of equal ones */
+    unmake(&m);
+    const uint32_t last[2][3] = { { AB, AB, ABAB }, { 'a', 'b', AB } }; /* the other way round */
+    memcpy(r.merges[3], last, sizeof last);
+    m = make(&r);
+    cut_is(m.t, "ababab", "260@0 259@4"); /* a pair that comes up with a lower rank goes before */
+    unmake(&m);
+}
+
+static void what_is_no_utf8_is_replaced(void **state) {
+    const recipe r = usual();
+    made m = make(&r);
+    (void)state;
+    cut_is(m.t, "a\xFFz", "97@0 239@1 191@2 189@3 122@4");
+    cut_is(m.t, "\xE4\xBD", "239@0 191@1 189@2");
+    cut_is(m.t, "\xED\xA0\x80", "239@0 191@1 189@2 239@3 191@4 189@5 239@6 191@7 189@8");
+    unmake(&m);
+}
+
+static void added_tokens_are_found_where_they_may_be(void **state) {
+    recipe r = usual();
+    made m = make(&r);
+    (void)state;
+    cut_is(m.t, "<end>", "60@0 101@1 110@2 100@3 62@4"); /* a user's text */
+    cuts_to(m.t, "the<end>the", 11, 1, "257@0 261@3 257@8");
+    cuts_to(m.t, "<end>er<end>e<en", 16, 1, "262@0 261@7 101@12 60@13 101@14 110@15"); /* the longest */
+    assert_true(bpe_is_special(m.t, END));
+    assert_false(bpe_is_special(m.t, THINK));
+    assert_false(bpe_is_special(m.t, HE) || bpe_is_special(m.t, -1) || bpe_is_special(m.t, IDS));
+    unmake(&m);
+    r.nfc = 1, r.added[0].flags = 3, r.added[0].text = "\xC3\xA9"; /* in the normalised text */
+    m = make(&r);
+    cuts_to(m.t, "ae\xCC\x81the", 7, 1, "97@0 261@1 257@3");
+    unmake(&m);
+}
+
+static void texts_are_composed(void **state) {
+    recipe r = usual();
+    r.nfc = 1;
+    made m = make(&r);
+    (void)state;
+    cut_is(m.t, "e\xCC\x81", "195@0 169@1");
+    cut_is(m.t, "a\xCC\x81\xCC\xA3", "225@0 186@1 161@2 204@3 129@4"); /* the mark below comes first */
+    cut_is(m.t, "\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8", "234@0 176@1 129@2");
+    unmake(&m);
+}
+
+static void ids_are_written_and_found(void **state) {
+    const recipe r = usual();
+    made m = make(&r);
+    size_t length;
+    (void)state;
+    for (int32_t id = -1; id <= IDS; id++) {
+        const char *piece = bpe_piece(m.t, id, &length);
+        assert_int_equal(piece != NULL, id >= 0 && id < IDS);
+        if (piece) assert_int_equal(bpe_id(m.t, piece, length), id);
+        assert_int_equal(bpe_token_bytes(m.t, id), id < 0 || id >= IDS    ? 0
+                                                   : id < BYTES           ? 1
+                                                   : id == HE || id == AB ? 2
+                                                   : id == THE            ? 3
+                                                   : id == END            ? 5
+                                                   : id == THINK          ? 7
+                                                                          : 4);
+        assert_int_equal(bpe_continues(m.t, id), id >= 0x80 && id < 0xC0);
+    }
+    assert_int_equal(bpe_id(m.t, "hex", 3), -1);
+    unmake(&m);
+}
+
+/* ==== 3. Streams ======================================================================================== */
+
+/* Every text of up to four bytes of a choice, byte by byte, against what Python's decode("utf-8", "replace") gives by
+ * its rule: what text_utf8_valid takes stays, and of the rest the longest beginning of a character is one U+FFFD. */
+static void streams_hold_back_what_is_not_whole(void **state) {
+    static const unsigned char choice[] = { 'a', 0x80, 0xA0, 0xBF, 0xC2, 0xE0, 0xE4, 0xED, 0xF0, 0xF4, 0xFF };
+    enum { N = sizeof choice };
+    const recipe r = usual();
+    made m = make(&r);
+    text_bytes out = { 0 }, wanted = { 0 };
+    (void)state;
+    for (size_t k = 0; k < N * N * N * N; k++) {
+        const unsigned char b[4] = { choice[k % N], choice[k / N % N], choice[k / N / N % N], choice[k / N / N / N] };
+        bpe_stream stream = { 0 };
+        text_clear(&out), text_clear(&wanted);
+        for (size_t i = 0; i < 4; i++) {
+            const int32_t id = b[i];
+            bpe_decode(m.t, &stream, &id, 1, &out);
+            assert_true(stream.n < 4);
+            assert_int_equal(text_utf8_valid(out.data, out.length), out.length);
+        }
+        bpe_decode_end(&stream, &out);
+        for (size_t i = 0, n; i < 4; i += n) {
+            const char *at = (const char *)b + i;
+            for (n = 1; n < 4 - i && text_utf8_valid(at, n) < n;) n++;
+            if (text_utf8_valid(at, n) == n || (n = text_utf8_valid(at, 4 - i)) > 0) {
+                text_append(&wanted, at, n);
+                continue;
+            }
+            n = 1; /* how far it is a character's beginning: what may follow it makes it one */
+            for (size_t more = 2; more <= 3 && more <= 4 - i; more++) {
+                char whole[4] = { at[0], at[1], at[2], '\x80' };
+                if (more == 2) whole[2] = '\x80';
+                const size_t need = b[i] >= 0xF0 ? 4 : b[i] >= 0xE0 ? 3 : 2;
+                if (need > more && text_utf8_valid(whole, need) == need) n = more;
+            }
+            text_append_string(&wanted, "\xEF\xBF\xBD");
+        }
+        CHECK(out.length == wanted.length && memcmp(out.data, wanted.data, out.length) == 0,
+              "%02x %02x %02x %02x: %s, wanted %s", b[0], b[1], b[2], b[3], out.data, wanted.data);
+    }
+    text_bytes_free(&out);
+    text_bytes_free(&wanted);
+    unmake(&m);
+}
+
+static void streams_give_what_one_call_gives(void **state) {
+    static const int32_t ids[] = { 0xF0, 0x9F, 0x98, 0x80, SPACE_THE, END, 0xC3, THE, -1, IDS, 0xC3, 0xA9, 0xE4 };
+    const recipe r = usual();
+    made m = make(&r);
+    text_bytes once = { 0 }, bit = { 0 };
+    bpe_stream a = { 0 }, b = { 0 };
+    (void)state;
+    bpe_decode(m.t, &a, ids, sizeof ids / sizeof *ids, &once);
+    bpe_decode_end(&a, &once);
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) bpe_decode(m.t, &b, &ids[i], 1, &bit);
+    bpe_decode_end(&b, &bit);
+    assert_string_equal(once.data, "\xF0\x9F\x98\x80 the<end>\xEF\xBF\xBDthe\xC3\xA9\xEF\xBF\xBD");
+    assert_string_equal(bit.data, once.data);
+    text_bytes_free(&once);
+    text_bytes_free(&bit);
+    unmake(&m);
+}
+
+/* ==== 4. Long texts ===================================================================================== */
+
+static void long_pieces_are_cut(void **state) {
+    enum { LONG = 1 << 20 };
+    recipe r = usual();
+    char *text = malloc(LONG), why[200] = "";
+    int32_t *ids = NULL;
+    size_t capacity = 0, count;
+    (void)state;
+    assert_non_null(text);
+    r.nfc = 1;
+    made m = make(&r);
+    for (size_t i = 0; i < LONG; i++) text[i] = "ab"[i % 2];
+    assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, &capacity, &count, NULL, why, sizeof why), 0);
+    assert_int_equal(count, LONG / 4);
+    for (size_t i = 0; i < count; i++) assert_int_equal(ids[i], ABAB);
+    for (size_t i = 0; i < LONG; i++) text[i] = ' ';
+    assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, &capacity, &count, NULL, why, sizeof why), 0);
+    assert_int_equal(count, LONG);
+    for (size_t i = 0; i < LONG; i += 4) memcpy(text + i, "\xCC\x81\xCC\xA3", 4); /* marks in turns: they are sorted */
+    assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, &capacity, &count, NULL, why, sizeof why), 0);
+    assert_int_equal(count, LONG);
+    for (size_t i = 0; i < LONG; i += 2) assert_int_equal(ids[i + 1], i < LONG / 2 ? 0xA3 : 0x81);
+    assert_int_equal(bpe_encode(m.t, text, BPE_MAX_TEXT + 1, 0, &ids, &capacity, &count, NULL, why, sizeof why), -1);
+    assert_string_equal(why, "the text is longer than 16 MiB");
+    free(ids);
+    free(text);
+    unmake(&m);
+}
+
+static void expressions_without_end_are_stopped(void **state) {
+    recipe r = usual();
+    char why[200] = "", text[64];
+    int32_t *ids = NULL;
+    size_t capacity = 0, count;
+    (void)state;
+    r.expressions[0] = "(?:a|aa|a.)+[cd]"; /* as many ways as there are sums */
+    made m = make(&r);
+    memset(text, 'a', sizeof text);
+    assert_int_equal(bpe_encode(m.t, text, sizeof text, 0, &ids, &capacity, &count, NULL, why, sizeof why), -1);
+    assert_string_equal(why, "an expression of the tokeniser takes too many steps");
+    assert_int_equal(count, 0);
+    free(ids);
+    unmake(&m);
+}
+
+/* ==== 5. Damaged files ================================================================================== */
+
+static void refused(const text_bytes *b, const char *said) {
+    char why[200] = "", *copy = malloc(b->length + 1); /* a copy of its size: a sanitizer sees what is behind it */
+    assert_non_null(copy);
+    memcpy(copy, b->data, b->length);
+    errno = 0;
+    bpe *t = bpe_new(copy, b->length, why, sizeof why);
+    CHECK(!t && strstr(why, said) && errno == EINVAL, "'%s', wanted '%s'", why, said);
+    bpe_free(t);
+    free(copy);
+}
+
+static void recipe_is_refused(const recipe *r, const char *said) {
+    text_bytes b = made_of(r);
+    refused(&b, said);
+    text_bytes_free(&b);
+}
+
+static void other_files_are_refused(void **state) {
+    (void)state;
+    recipe r = usual();
+#define REFUSED(change, said)        \
+    do {                             \
+        r = usual();                 \
+        change;                      \
+        recipe_is_refused(&r, said); \
+    } while (0)
+    REFUSED(r.version = 2, "a version");
+    REFUSED(r.nfc = 2, "a normaliser");
+    REFUSED(r.expressions[0] = "(", "PCRE2 refuses");
+    REFUSED(r.expressions[0] = "\\C", "PCRE2 refuses");
+    REFUSED(r.expressions[0] = "(?:(?:(?:a{999}){999}){999})", "PCRE2 refuses");
+    REFUSED(r.expressions[0] = "a*", "without text");
+    REFUSED(r.expressions[0] = "", "without text");
+    REFUSED(r.expressions[0] = "\xFF", "no UTF-8");
+    REFUSED(r.he = "hq", "does not give a token");
+    REFUSED(r.he = "", "not of tokens");
+    REFUSED(r.he = "e", "two tokens for one byte");
+    REFUSED(r.merges[0][0] = ABAB + 1, "not of tokens");
+    REFUSED(r.merges[0][2] = UINT32_MAX, "does not give a token");
+    REFUSED((r.merges[0][0] = HE, r.merges[0][2] = HE), "does not give a token"); /* a circle */
+    REFUSED(memcpy(r.merges[1], r.merges[0], sizeof r.merges[0]), "stands twice");
+    REFUSED(r.added[0].id = HE, "of another token");
+    REFUSED(r.added[0].id = THINK, "have one id");
+    REFUSED(r.added[0].id = BPE_MAX_TOKENS, "too large");
+    REFUSED(r.added[0].text = "<end>er", "stands twice");
+    REFUSED(r.added[0].text = "", "is none");
+    REFUSED(r.added[0].flags = 4, "is none");
+#undef REFUSED
+}
+
+static void damaged_files_are_refused_or_used(void **state) {
+    const recipe r = usual();
+    text_bytes b = made_of(&r);
+    uint64_t random = 47;
+    (void)state;
+    for (size_t n = 0; n < b.length; n++) { /* cut anywhere */
+        text_bytes cut = { .data = b.data, .length = n };
+        refused(&cut, "the tokeniser");
+    }
+    text_append(&b, "x", 1);
+    refused(&b, "behind its end");
+    b.length--;
+    for (size_t at = 12; at < 32; at += 4) { /* counts that nothing could hold */
+        char kept[4];
+        memcpy(kept, b.data + at, 4);
+        memset(b.data + at, 0xFF, 4);
+        refused(&b, "the tokeniser has");
+        memcpy(b.data + at, kept, 4);
+    }
+    for (size_t k = 0; k < mw_rounds(20000); k++) { /* any byte */
+        const size_t at = mw_below(&random, b.length);
+        const char kept = b.data[at];
+        char why[200] = "";
+        b.data[at] = (char)mw_next(&random);
+        bpe *t = bpe_new(b.data, b.length, why, sizeof why);
+        if (t) {
+            int32_t *ids = NULL;
+            size_t capacity = 0, count;
+            text_bytes out = { 0 };
+            bpe_stream stream = { 0 };
+            if (!bpe_encode(t, "the<end>\xC3\xA9 12abab", 16, 1, &ids, &capacity, &count, NULL, why, sizeof why)) {
+                for (size_t i = 0; i < count; i++) assert_in_range(ids[i], 0, bpe_size(t) - 1);
+                bpe_decode(t, &stream, ids, count, &out);
+            }
+            free(ids);
+            text_bytes_free(&out);
+        } else assert_true(why[0] && !strchr(why, '\n'));
+        bpe_free(t);
+        b.data[at] = kept;
+    }
+    text_bytes_free(&b);
+    refused(&(text_bytes){ .data = (char[]){ 0 } }, "no byte-level BPE");
+    assert_null(bpe_new(NULL, 0, NULL, 0));
+}
+
+/* ==== 6. In a model file ================================================================================ */
+
+static text_front opened(const text_bytes *b, int64_t vocabulary, const char *said) {
+    char path[] = "/tmp/moe-bpe-XXXXXX", text[400];
+    mw_model *m = mw_zeros(sizeof *m);
+    text_front front;
+    moe_error e = { MOE_OK, "", "" };
+    m->random = 7;
+    mw_text(m, "general.architecture", "moe-lm");
+    mw_int(m, "vocab.size", vocabulary);
+    mw_int(m, "model.width", 1);
+    mw_int(m, "token.bos", 0);
+    mw_int(m, "token.eos", END);
+    mw_int(m, "decoder.layers", 1);
+    mw_lstm(m, "decoder.0.", 1, 1, 0, 0);
+    mw_random_matrix(m, "embedding.weight", MW_F32, (size_t)vocabulary, 1, 1);
+    mw_text(m, "tokenizer.kind", "byte-bpe");
+    if (b) mw_blob(m, "tokenizer.model", MW_BYTES, b->data, b->length);
+    const mw_image image = mw_build(m);
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0 && write(fd, image.data, image.bytes) == (ssize_t)image.bytes);
+    close(fd);
+    const moe_status status = text_open(path, TEXT_REQUIRED, NULL, &front, &e);
+    CHECK(status == (said ? MOE_ERROR_FORMAT : MOE_OK), "%s", text_file_error(path, &e, text, sizeof text));
+    if (said) CHECK(strstr(e.message, said) && strcmp(e.where, "tokenizer.model") == 0, "%s: %s", e.where, e.message);
+    unlink(path);
+    free(image.data);
+    mw_free(m);
+    return front;
+}
+
+static void a_front_reads_and_writes_with_it(void **state) {
+    static const int32_t given[] = { THE, END, SPACE_THE, THINK, 0, 0xC3, '\n', 0xC3, 0xA9 };
+    const recipe r = usual();
+    text_bytes b = made_of(&r), out = { 0 };
+    text_front front = opened(&b, 300, NULL);
+    text_ids ids = { 0 };
+    moe_error e;
+    uint32_t *begins = NULL;
+    size_t capacity = 0, count;
+    (void)state;
+    assert_true(text_cuts(&front));
+    assert_int_equal(text_encode(&front, "the <end> the", 13, &ids, &e), MOE_OK);
+    assert_int_equal(ids.length, 8); /* none of them is the added token */
+    assert_int_equal(ids.data[7], SPACE_THE);
+    assert_int_equal(text_encode_begins(&front, "the <end> the", 13, &begins, &capacity, &count, NULL, 0), 0);
+    assert_int_equal(count, 8);
+    assert_int_equal(begins[7], 9);
+    assert_int_equal(text_decode(&front, given, 9, &out, &e),
+                     MOE_OK); /* without the signs for the model, in one line */
+    assert_string_equal(out.data, "the the<end>er\xEF\xBF\xBD \xC3\xA9");
+    assert_int_equal(text_decode_begins(&front, given, 9, &begins, &capacity, &count, NULL, 0), 0);
+    assert_int_equal(count, 9);
+    assert_int_equal(begins[1], 3);
+    assert_int_equal(begins[3], 7);
+    text_clear(&out);
+    assert_int_equal(text_join_pieces(&front, given, 3, &out, &e), MOE_OK);
+    assert_string_equal(out.data, "the <end> \xC4\xA0the");
+    assert_int_equal(text_parse_pieces(&front, out.data, out.length, &ids, &e), MOE_OK);
+    assert_int_equal(ids.length, 3);
+    assert_memory_equal(ids.data, given, 3 * sizeof *given);
+    assert_int_equal(text_parse_pieces(&front, "xyz", 3, &ids, &e), MOE_ERROR_ARGUMENT);
+    text_ids_free(&ids);
+    free(begins);
+    text_close(&front);
+    front = opened(&b, IDS - 1, "ids up to 262, the model only 262 tokens");
+    front = opened(NULL, 300, "no byte-level BPE");
+    text_bytes_free(&out);
+    text_bytes_free(&b);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(texts_become_ids),
+        cmocka_unit_test(the_lowest_rank_is_joined_first),
+        cmocka_unit_test(what_is_no_utf8_is_replaced),
+        cmocka_unit_test(added_tokens_are_found_where_they_may_be),
+        cmocka_unit_test(texts_are_composed),
+        cmocka_unit_test(ids_are_written_and_found),
+        cmocka_unit_test(streams_hold_back_what_is_not_whole),
+        cmocka_unit_test(streams_give_what_one_call_gives),
+        cmocka_unit_test(long_pieces_are_cut),
+        cmocka_unit_test(expressions_without_end_are_stopped),
+        cmocka_unit_test(other_files_are_refused),
+        cmocka_unit_test(damaged_files_are_refused_or_used),
+        cmocka_unit_test(a_front_reads_and_writes_with_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,663 @@
+/* bpe.c - see bpe.h for the contracts.
+ *
+ *   1. Bytes       stand-ins for them; UTF-8 as it comes
+ *   2. The file    what bpe_new reads, untrusted
+ *   3. Pieces      properties of single ids
+ *   4. NFC         in time in proportion to the text, whatever it is
+ *   5. Merging     one piece
+ *   6. Cutting     added tokens, expressions
+ *   7. Text and ids
+ */
+#define PCRE2_CODE_UNIT_WIDTH 8
+
+#include "tools/text/bpe.h"
+
+#include <errno.h>
+#include <pcre2.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+enum { SPECIAL = 1, NORMALISED = 2, ADDED = 4 };
+
+typedef struct merge {
+    uint32_t right, rank, both;
+} merge;
+
+typedef struct added_token {
+    const char *text;
+    uint32_t length, id, flags;
+} added_token;
+
+struct bpe {
+    const char *bytes;
+    pcre2_code *expressions[BPE_MAX_EXPRESSIONS];
+    size_t n_expressions, n_added;
+    uint32_t size, n_merges;
+    int nfc;
+    uint32_t *at;         /* [size] where the text of an id begins in `bytes`, behind its length; 0: none  */
+    unsigned char *flags; /* [size] of added tokens */
+    uint32_t *first;      /* by id, without those of added tokens, and one more: the first merge with this left token */
+    merge *merges;        /* [n_merges] by left token, then by the right one */
+    added_token *added;   /* [n_added] by text */
+    uint32_t added_from[257]; /* the first added token whose first byte is this one or a later one */
+    int32_t bytes_ids[256];
+};
+
+/* ---- 1. Bytes ------------------------------------------------------------------------------------------ */
+
+/* The byte that the character at s[*at] of valid UTF-8 stands for, -1: none; *at moves behind it. */
+static int stand_in(const char *text, size_t length, size_t *at) {
+    const unsigned char *s = (const unsigned char *)text + *at;
+    const int wide = s[0] >= 0x80 && s[0] < 0xE0 && length - *at > 1;
+    const unsigned c = wide ? (s[0] & 0x1Fu) << 6 | (s[1] & 0x3Fu) : s[0] < 0x80 ? s[0] : 0x200;
+    *at += wide ? 2 : 1;
+    if ((c > 0x20 && c < 0x7F) || (c > 0xA0 && c < 0x100 && c != 0xAD)) return (int)c;
+    if (c < 0x100 || c > 0x143) return -1; /* the others in their order: 0 .. 20, 7F .. A0, AD */
+    return c <= 0x120 ? (int)c - 0x100 : c <= 0x142 ? (int)c - 0x121 + 0x7F : 0xAD;
+}
+
+static int is_stand_ins(const char *text, size_t length) {
+    for (size_t at = 0; at < length;)
+        if (stand_in(text, length, &at) < 0) return 0;
+    return 1;
+}
+
+static void put_bad(bpe_stream *s, text_bytes *out) {
+    if (s->n) text_append(out, "\xEF\xBF\xBD", 3);
+    s->n = s->wanted = 0;
+}
+
+static void put_byte(bpe_stream *s, unsigned char c, text_bytes *out) {
+    if (s->wanted && (c < s->least || c > s->most)) put_bad(s, out);
+    s->held[s->n++] = c;
+    if (s->wanted) {
+        s->wanted--, s->least = 0x80, s->most = 0xBF;
+    } else if (c >= 0x80) {
+        s->wanted = c >= 0xC2 && c <= 0xDF ? 1 : c >= 0xE0 && c <= 0xEF ? 2 : c >= 0xF0 && c <= 0xF4 ? 3 : 0;
+        s->least = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80; /* below: overlong */
+        s->most = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;  /* above: surrogates, beyond U+10FFFF */
+        if (!s->wanted) put_bad(s, out);
+    }
+    if (s->n && !s->wanted) text_append(out, (const char *)s->held, s->n), s->n = 0;
+}
+
+static void put_bytes(bpe_stream *s, const char *data, size_t length, text_bytes *out) {
+    for (size_t i = 0; i < length; i++) put_byte(s, (unsigned char)data[i], out);
+}
+
+/* ---- 2. The file --------------------------------------------------------------------------------------- */
+
+typedef struct reader {
+    const unsigned char *data;
+    size_t size, at;
+    const char *why; /* NULL: nothing is wrong */
+    int no_memory;
+} reader;
+
+static void refuse(reader *r, const char *why) {
+    if (!r->why) r->why = why;
+}
+
+static void *cleared(reader *r, size_t n, size_t size) {
+    void *block = r->why ? NULL : calloc(n ? n : 1, size);
+    if (!block && !r->why) r->no_memory = 1, refuse(r, "out of memory in the tokeniser");
+    return block;
+}
+
+static uint32_t take(reader *r, size_t bytes) {
+    uint32_t value = 0;
+    if (bytes > r->size - r->at) return refuse(r, "the tokeniser ends early"), 0;
+    for (size_t i = 0; i < bytes; i++) value |= (uint32_t)r->data[r->at++] << 8 * i;
+    return value;
+}
+
+/* A count, each of which takes at least `least` bytes of the file. */
+static uint32_t take_count(reader *r, uint32_t most, size_t least, const char *why) {
+    const uint32_t n = take(r, 4);
+    if (n <= most && n <= r->size / least) return n;
+    return refuse(r, why), 0;
+}
+
+/* A text behind its length. */
+static const char *take_text(reader *r, size_t most, size_t *length) {
+    *length = take(r, 2);
+    const char *text = (const char *)r->data + r->at;
+    if (*length > r->size - r->at) refuse(r, "the tokeniser ends early");
+    else if (*length > most) refuse(r, "a text of the tokeniser is too long");
+    else if (text_utf8_valid(text, *length) < *length || (*length && memchr(text, 0, *length)))
+        refuse(r, "a text of the tokeniser is no UTF-8, or holds a NUL byte");
+    if (r->why) return *length = 0, "";
+    r->at += *length;
+    return text;
+}
+
+static pcre2_code *take_expression(reader *r) {
+    const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
+    size_t length, where;
+    int code = 0;
+    uint32_t empty = 0;
+    const char *text = take_text(r, BPE_MAX_EXPRESSION, &length);
+    pcre2_code *made = r->why ? NULL : pcre2_compile((PCRE2_SPTR)text, length, options, &code, &where, NULL);
+    if (r->why) return NULL;
+    if (!made && code == PCRE2_ERROR_NOMEMORY) return r->no_memory = 1, refuse(r, "out of memory"), NULL;
+    if (!made) return refuse(r, "PCRE2 refuses an expression of the tokeniser"), NULL;
+    if (pcre2_pattern_info(made, PCRE2_INFO_MATCHEMPTY, &empty) || empty)
+        refuse(r, "an expression of the tokeniser finds pieces without text");
+    return made;
+}
+
+static void take_tokens(reader *r, bpe *t, uint32_t n) {
+    for (int b = 0; b < 256; b++) t->bytes_ids[b] = -1;
+    for (uint32_t id = 0; id < n && !r->why; id++) {
+        size_t length, end = 0;
+        const char *text = take_text(r, BPE_MAX_PIECE, &length);
+        if (!length) continue;
+        t->at[id] = (uint32_t)(text - t->bytes);
+        const int byte = stand_in(text, length, &end);
+        if (byte < 0 || end < length) continue;
+        if (t->bytes_ids[byte] >= 0) refuse(r, "the tokeniser has two tokens for one byte");
+        t->bytes_ids[byte] = (int32_t)id;
+    }
+    for (int b = 0; b < 256; b++)
+        if (t->bytes_ids[b] < 0) refuse(r, "the tokeniser has no token for some byte");
+}
+
+static int by_right(const void *a, const void *b) {
+    const uint32_t x = ((const merge *)a)->right, y = ((const merge *)b)->right;
+    return (x > y) - (x < y);
+}
+
+/* Whether the text of `both` is that of `left` and `right`: then tokens become longer with every merge, and none is
+ * made of itself. */
+static int is_join(const bpe *t, uint32_t left, uint32_t right, uint32_t both) {
+    size_t a, b, ab;
+    const char *x = bpe_piece(t, (int32_t)left, &a), *y = bpe_piece(t, (int32_t)right, &b);
+    const char *xy = bpe_piece(t, (int32_t)both, &ab);
+    return x && y && xy && ab == a + b && memcmp(xy, x, a) == 0 && memcmp(xy + a, y, b) == 0;
+}
+
+static void take_merges(reader *r, bpe *t) {
+    const size_t begin = r->at;
+    for (uint32_t i = 0; i < t->n_merges && !r->why; i++) {
+        const uint32_t left = take(r, 4), right = take(r, 4), both = take(r, 4);
+        if (left >= t->size || right >= t->size || both >= t->size || !is_join(t, left, right, both))
+            refuse(r, "a merge of the tokeniser is not of tokens, or does not give a token");
+        if (!r->why) t->first[left + 1]++;
+    }
+    if (r->why) return;
+    for (uint32_t id = 0; id < t->size; id++) t->first[id + 1] += t->first[id];
+    r->at = begin;
+    for (uint32_t i = 0; i < t->n_merges;
+         i++) { /* `first` is where the next one goes, in the end where the next begin */
+        const uint32_t left = take(r, 4), right = take(r, 4), both = take(r, 4);
+        t->merges[t->first[left]++] = (merge){ right, i, both };
+    }
+    for (uint32_t id = t->size; id; id--) t->first[id] = t->first[id - 1];
+    t->first[0] = 0;
+    for (uint32_t id = 0; id < t->size; id++) {
+        const uint32_t from = t->first[id], to = t->first[id + 1];
+        if (to - from > 1) qsort(t->merges + from, to - from, sizeof(merge), by_right);
+        for (uint32_t i = from; i + 1 < to; i++)
+            if (t->merges[i].right == t->merges[i + 1].right) refuse(r, "a merge of the tokeniser stands twice");
+    }
+}
+
+static int compare_texts(const char *a, size_t a_length, const char *b, size_t b_length) {
+    const int order = memcmp(a, b, a_length < b_length ? a_length : b_length);
+    return order ? order : (a_length > b_length) - (a_length < b_length);
+}
+
+static int by_text(const void *a, const void *b) {
+    const added_token *x = a, *y = b;
+    return compare_texts(x->text, x->length, y->text, y->length);
+}
+
+static void take_added(reader *r, bpe *t, uint32_t n_tokens) {
+    for (size_t i = 0; i < t->n_added && !r->why; i++) {
+        added_token *a = &t->added[i];
+        size_t length, known;
+        a->id = take(r, 4);
+        a->flags = take(r, 4);
+        a->text = take_text(r, BPE_MAX_PIECE, &length);
+        a->length = (uint32_t)length;
+        if (!length || a->flags > (SPECIAL | NORMALISED)) refuse(r, "an added token of the tokeniser is none");
+        if (a->id >= BPE_MAX_TOKENS) refuse(r, "an added token of the tokeniser has an id that is too large");
+        if (r->why) return;
+        const char *there = a->id < n_tokens ? bpe_piece(t, (int32_t)a->id, &known) : NULL;
+        if (there && (known != length || memcmp(there, a->text, length) != 0))
+            refuse(r, "an added token of the tokeniser has the id of another token");
+        if (a->id >= t->size) t->size = a->id + 1;
+    }
+    if (!r->why && t->n_added) qsort(t->added, t->n_added, sizeof *t->added, by_text);
+    for (size_t i = t->n_added; i-- && !r->why;) t->added_from[(unsigned char)t->added[i].text[0] + 1]++;
+    for (int b = 0; b < 256; b++) t->added_from[b + 1] += t->added_from[b];
+    for (size_t i = 1; i < t->n_added && !r->why; i++)
+        if (by_text(&t->added[i - 1], &t->added[i]) == 0) refuse(r, "an added token of the tokeniser stands twice");
+}
+
+/* Ids of added tokens, which may be larger than those of the vocabulary. */
+static void place_added(reader *r, bpe *t, uint32_t n_tokens) {
+    uint32_t *at = r->why || t->size == n_tokens ? NULL : realloc(t->at, t->size * sizeof *at);
+    if (!r->why && t->size > n_tokens) {
+        if (!at) r->no_memory = 1, refuse(r, "out of memory in the tokeniser");
+        else memset(at + n_tokens, 0, (t->size - n_tokens) * sizeof *at), t->at = at;
+    }
+    t->flags = cleared(r, t->size, 1);
+    for (size_t i = 0; i < t->n_added && !r->why; i++) {
+        const added_token *a = &t->added[i];
+        if (t->flags[a->id]) refuse(r, "two added tokens of the tokeniser have one id");
+        t->at[a->id] = (uint32_t)(a->text - t->bytes);
+        t->flags[a->id] = (unsigned char)(a->flags | ADDED);
+    }
+}
+
+static void read_file(reader *r, bpe *t) {
+    static const char magic[8] = "MOE-BPE";
+    if (r->size > BPE_MAX_MODEL) refuse(r, "the tokeniser is larger than 64 MiB");
+    if (r->size < 8 || memcmp(r->data, magic, 8) != 0) refuse(r, "the tokeniser is no byte-level BPE");
+    r->at = r->size < 8 ? r->size : 8;
+    if (take(r, 4) != 1) refuse(r, "the tokeniser is of a version that this program does not know");
+    const uint32_t normaliser = take(r, 4);
+    if (normaliser > 1) refuse(r, "the tokeniser has a normaliser that this program does not know");
+    t->nfc = normaliser == 1;
+    const uint32_t expressions = take_count(r, BPE_MAX_EXPRESSIONS, 3, "the tokeniser has too many expressions");
+    const uint32_t tokens = take_count(r, BPE_MAX_TOKENS, 2, "the tokeniser has too many tokens");
+    t->n_merges = take_count(r, BPE_MAX_TOKENS, 12, "the tokeniser has too many merges");
+    t->n_added = take_count(r, BPE_MAX_ADDED, 10, "the tokeniser has too many added tokens");
+    for (; t->n_expressions < expressions && !r->why; t->n_expressions++)
+        t->expressions[t->n_expressions] = take_expression(r);
+    t->size = tokens;
+    t->at = cleared(r, tokens, sizeof *t->at);
+    t->first = cleared(r, (size_t)tokens + 1, sizeof *t->first);
+    t->merges = cleared(r, t->n_merges, sizeof *t->merges);
+    t->added = cleared(r, t->n_added, sizeof *t->added);
+    take_tokens(r, t, tokens);
+    take_merges(r, t);
+    take_added(r, t, tokens);
+    if (!r->why && r->at < r->size) refuse(r, "the tokeniser has bytes behind its end");
+    place_added(r, t, tokens);
+}
+
+bpe *bpe_new(const void *bytes, size_t size, char *error, size_t error_size) {
+    reader r = { .data = bytes, .size = bytes ? size : 0 };
+    bpe *t = cleared(&r, 1, sizeof *t);
+    if (t) t->bytes = bytes, read_file(&r, t);
+    if (!r.why) return t;
+    if (error && error_size) snprintf(error, error_size, "%s", r.why);
+    bpe_free(t);
+    errno = r.no_memory ? ENOMEM : EINVAL;
+    return NULL;
+}
+
+void bpe_free(bpe *t) {
+    if (!t) return;
+    for (size_t i = 0; i < BPE_MAX_EXPRESSIONS; i++) pcre2_code_free(t->expressions[i]);
+    free(t->at);
+    free(t->flags);
+    free(t->first);
+    free(t->merges);
+    free(t->added);
+    free(t);
+}
+
+/* ---- 3. Pieces ----------------------------------------------------------------------------------------- */
+
+int32_t bpe_size(const bpe *t) { return (int32_t)t->size; }
+
+const char *bpe_piece(const bpe *t, int32_t id, size_t *length) {
+    const uint32_t at = id >= 0 && (uint32_t)id < t->size ? t->at[id] : 0;
+    const unsigned char *text = (const unsigned char *)t->bytes + at;
+    *length = at ? (size_t)(text[-2] | text[-1] << 8) : 0;
+    return at ? (const char *)text : NULL;
+}
+
+int32_t bpe_id(const bpe *t, const char *piece, size_t length) {
+    size_t known;
+    for (int32_t id = 0; id < (int32_t)t->size; id++) {
+        const char *text = bpe_piece(t, id, &known);
+        if (text && known == length && memcmp(text, piece, length) == 0) return id;
+    }
+    return -1;
+}
+
+int bpe_is_special(const bpe *t, int32_t id) {
+    return id >= 0 && (uint32_t)id < t->size && (t->flags[id] & SPECIAL) != 0;
+}
+
+/* Whether the text of an id is its bytes, not stand-ins for them. A token of the vocabulary that holds a sign which is
+ * no stand-in is one as well, as in the published package. */
+static int is_plain(const bpe *t, int32_t id, const char *text, size_t length) {
+    return (t->flags[id] & ADDED) || !is_stand_ins(text, length);
+}
+
+int bpe_continues(const bpe *t, int32_t id) {
+    size_t length, at = 0;
+    const char *text = bpe_piece(t, id, &length);
+    const int byte = !text || is_plain(t, id, text, length) ? 0 : stand_in(text, length, &at);
+    return byte >= 0x80 && byte < 0xC0;
+}
+
+size_t bpe_token_bytes(const bpe *t, int32_t id) {
+    size_t length, n = 0;
+    const char *text = bpe_piece(t, id, &length);
+    if (!text || is_plain(t, id, text, length)) return length;
+    for (size_t at = 0; at < length; n++) stand_in(text, length, &at);
+    return n;
+}
+
+/* ---- 4. NFC -------------------------------------------------------------------------------------------- */
+/* utf8proc sorts marks by exchanging neighbours, so that a long run of them takes the square of its length. Here they
+ * are counted. */
+
+enum { CLASSES = 256 };
+static const utf8proc_option_t nfc = UTF8PROC_STABLE | UTF8PROC_COMPOSE;
+
+static int class_of(int32_t c) { return (unsigned char)utf8proc_get_property(c)->combining_class; }
+
+/* Sort marks by their classes, equal ones in their order. `spare` [n]. */
+static void sort_marks(int32_t *marks, size_t n, int32_t *spare) {
+    size_t begins[CLASSES + 1] = { 0 };
+    for (size_t i = 0; i < n; i++) begins[class_of(marks[i]) + 1]++;
+    for (int k = 0; k < CLASSES; k++) begins[k + 1] += begins[k];
+    for (size_t i = 0; i < n; i++) spare[begins[class_of(marks[i])]++] = marks[i];
+    memcpy(marks, spare, n * sizeof *marks);
+}
+
+static void order_marks(int32_t *text, size_t n, int32_t *spare) {
+    for (size_t i = 0, end; i < n; i = end + 1) {
+        int sorted = 1, last = 0;
+        for (end = i; end < n; end++) {
+            const int class = class_of(text[end]);
+            if (!class) break;
+            sorted &= last <= class;
+            last = class;
+        }
+        if (!sorted) sort_marks(text + i, end - i, spare);
+    }
+}
+
+/* Appends the NFC of valid UTF-8. Returns 0, or SPM_NO_MEMORY. */
+static int compose(const char *text, size_t length, text_bytes *out) {
+    enum { MOST = 8 }; /* characters that one becomes: 4 */
+    int32_t *all = NULL;
+    size_t n = 0, capacity = 0;
+    for (size_t at = 0; at < length;) {
+        int32_t c, *grown = text_grown(all, &capacity, n + MOST, sizeof *all);
+        if (!grown) return free(all), SPM_NO_MEMORY;
+        all = grown;
+        at += (size_t)utf8proc_iterate((const uint8_t *)text + at, (ptrdiff_t)(length - at), &c);
+        n += (size_t)utf8proc_decompose_char(c, all + n, MOST, nfc, NULL);
+    }
+    int32_t *spare = malloc((n + 1) * sizeof *spare);
+    if (spare) {
+        order_marks(all, n, spare);
+        const ptrdiff_t composed = all ? utf8proc_normalize_utf32(all, (ptrdiff_t)n, nfc) : 0;
+        for (ptrdiff_t i = 0; i < composed; i++) {
+            uint8_t bytes[4];
+            text_append(out, (const char *)bytes, (size_t)utf8proc_encode_char(all[i], bytes));
+        }
+    }
+    free(all);
+    free(spare);
+    return spare && !out->failed ? 0 : SPM_NO_MEMORY;
+}
+
+/* Characters below U+0300 are what they are. */
+static int is_composed(const char *text, size_t length) {
+    for (size_t i = 0; i < length; i++)
+        if ((unsigned char)text[i] >= 0xCC) return 0;
+    return 1;
+}
+
+/* ---- 5. Merging ---------------------------------------------------------------------------------------- */
+
+#define NONE UINT32_MAX
+
+/* A part of a piece, at the place of its first byte; `id` -1: it was joined to the one before it. */
+typedef struct part {
+    int32_t id;
+    uint32_t before, behind;
+} part;
+
+/* One call of bpe_encode. */
+typedef struct encoder {
+    const bpe *t;
+    int added;
+    int32_t **ids;
+    size_t *capacity, *count;
+    bpe_begins *begins;
+    size_t base; /* bytes before the text that is being cut */
+    part *parts;
+    uint64_t *heap; /* rank and place of pairs that may be joined; the smallest is the next */
+    size_t part_capacity, heap_capacity, n_heap;
+    pcre2_match_context *limits;
+    pcre2_match_data *found[BPE_MAX_EXPRESSIONS];
+    const char *why;
+} encoder;
+
+static int no_memory(encoder *e) { return e->why = "out of memory in the tokeniser", SPM_NO_MEMORY; }
+
+static int give(encoder *e, int32_t id, size_t begin) {
+    int32_t *ids = text_grown(*e->ids, e->capacity, *e->count + 1, sizeof *ids);
+    if (!ids) return no_memory(e);
+    *e->ids = ids;
+    if (e->begins) {
+        uint32_t *begins = text_grown(e->begins->data, &e->begins->capacity, *e->count + 1, sizeof *begins);
+        if (!begins) return no_memory(e);
+        e->begins->data = begins;
+        begins[*e->count] = (uint32_t)begin;
+    }
+    ids[(*e->count)++] = id;
+    return 0;
+}
+
+static const merge *find_merge(const bpe *t, int32_t left, int32_t right) {
+    uint32_t low = t->first[left], high = t->first[left + 1];
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (t->merges[middle].right < (uint32_t)right) low = middle + 1;
+        else high = middle;
+    }
+    return low < t->first[left + 1] && t->merges[low].right == (uint32_t)right ? &t->merges[low] : NULL;
+}
+
+/* The pair that begins at a place, if it can be joined. */
+static void push_pair(encoder *e, uint32_t place) {
+    const part *p = &e->parts[place];
+    const merge *m = p->behind == NONE ? NULL : find_merge(e->t, p->id, e->parts[p->behind].id);
+    if (!m) return;
+    const uint64_t key = (uint64_t)m->rank << 32 | place;
+    size_t at = e->n_heap++;
+    for (; at && e->heap[(at - 1) / 2] > key; at = (at - 1) / 2) e->heap[at] = e->heap[(at - 1) / 2];
+    e->heap[at] = key;
+}
+
+static uint64_t pop_pair(encoder *e) {
+    const uint64_t least = e->heap[0], last = e->heap[--e->n_heap];
+    size_t at = 0;
+    for (size_t next = 1; next < e->n_heap; next = 2 * at + 1) {
+        if (next + 1 < e->n_heap && e->heap[next + 1] < e->heap[next]) next++;
+        if (e->heap[next] >= last) break;
+        e->heap[at] = e->heap[next];
+        at = next;
+    }
+    e->heap[at] = last;
+    return least;
+}
+
+/* Join the pair of the lowest rank, the first of equal ones, until there is none. */
+static int join_parts(encoder *e, const char *text, size_t length) {
+    const uint32_t n = (uint32_t)length;
+    part *parts = text_grown(e->parts, &e->part_capacity, length, sizeof *parts);
+    if (!parts) return no_memory(e);
+    e->parts = parts;
+    uint64_t *heap = text_grown(e->heap, &e->heap_capacity, 2 * length, sizeof *heap); /* a join takes 1 and adds 2 */
+    if (!heap) return no_memory(e);
+    e->heap = heap;
+    e->n_heap = 0;
+    for (uint32_t i = 0; i < n; i++)
+        parts[i] = (part){ e->t->bytes_ids[(unsigned char)text[i]], i ? i - 1 : NONE, i + 1 < n ? i + 1 : NONE };
+    for (uint32_t i = 0; i < n; i++) push_pair(e, i);
+    while (e->n_heap) {
+        const uint64_t key = pop_pair(e);
+        const uint32_t place = (uint32_t)key;
+        part *p = &parts[place];
+        if (p->id < 0 || p->behind == NONE) continue;
+        part *gone = &parts[p->behind];
+        const merge *m = find_merge(e->t, p->id, gone->id);
+        if (!m || m->rank != key >> 32) continue; /* another pair is here by now */
+        p->id = (int32_t)m->both;
+        p->behind = gone->behind;
+        gone->id = -1;
+        if (p->behind != NONE) parts[p->behind].before = place;
+        if (p->before != NONE) push_pair(e, p->before);
+        push_pair(e, place);
+    }
+    return 0;
+}
+
+static int merge_piece(encoder *e, const char *text, size_t length, size_t begin) {
+    int failed = join_parts(e, text, length);
+    for (uint32_t i = 0; i != NONE && !failed; i = e->parts[i].behind) failed = give(e, e->parts[i].id, begin + i);
+    return failed;
+}
+
+/* ---- 6. Cutting ---------------------------------------------------------------------------------------- */
+
+static int cut(encoder *e, size_t level, const char *text, size_t length, size_t begin);
+
+/* The pieces that expression `level` finds, and what is between them. */
+static int cut_by_expression(encoder *e, size_t level, const char *text, size_t length, size_t begin) {
+    const pcre2_code *code = e->t->expressions[level];
+    const size_t *span = pcre2_get_ovector_pointer(e->found[level]);
+    int failed = 0;
+    for (size_t at = 0; at < length && !failed;) {
+        const int n = pcre2_match(code, (PCRE2_SPTR)text, length, at, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY,
+                                  e->found[level], e->limits);
+        if (n == PCRE2_ERROR_NOMEMORY) return no_memory(e);
+        if (n < 0 && n != PCRE2_ERROR_NOMATCH)
+            return e->why = "an expression of the tokeniser takes too many steps", -1;
+        const size_t from = n < 0 ? length : span[0], to = n < 0 ? length : span[1];
+        if (from < at || to < from || (to == at && n >= 0))
+            return e->why = "an expression of the tokeniser goes back", -1;
+        failed = cut(e, level + 1, text + at, from - at, begin + at);
+        if (!failed) failed = cut(e, level + 1, text + from, to - from, begin + from);
+        at = to;
+    }
+    return failed;
+}
+
+static int cut(encoder *e, size_t level, const char *text, size_t length, size_t begin) {
+    if (!length) return 0;
+    return level < e->t->n_expressions ? cut_by_expression(e, level, text, length, begin)
+                                       : merge_piece(e, text, length, begin);
+}
+
+/* The longest added token that begins a text, NULL: none. */
+static const added_token *added_at(const bpe *t, const char *text, size_t length, unsigned normalised) {
+    const unsigned char byte = (unsigned char)text[0];
+    for (uint32_t i = t->added_from[byte + 1];
+         i-- > t->added_from[byte];) { /* what goes on is behind what it goes on */
+        const added_token *a = &t->added[i];
+        if (a->length <= length && (a->flags & NORMALISED) == normalised && memcmp(text, a->text, a->length) == 0)
+            return a;
+    }
+    return NULL;
+}
+
+/* Cut out added tokens, those of the text as it is or, `normalised`, the others; then what is between them. */
+static int cut_added(encoder *e, unsigned normalised, const char *text, size_t length);
+
+static int cut_between(encoder *e, unsigned normalised, const char *text, size_t length) {
+    if (normalised) {
+        const int failed = cut(e, 0, text, length, e->base);
+        e->base += length;
+        return failed;
+    }
+    if (!e->t->nfc || is_composed(text, length)) return cut_added(e, NORMALISED, text, length);
+    text_bytes composed = { 0 };
+    int failed = compose(text, length, &composed);
+    failed = failed ? no_memory(e) : cut_added(e, NORMALISED, composed.data, composed.length);
+    text_bytes_free(&composed);
+    return failed;
+}
+
+static int cut_added(encoder *e, unsigned normalised, const char *text, size_t length) {
+    size_t begin = 0;
+    int failed = 0;
+    for (size_t i = 0; e->added && i < length && !failed;) {
+        const added_token *a = added_at(e->t, text + i, length - i, normalised);
+        if (!a) {
+            i++;
+            continue;
+        }
+        failed = cut_between(e, normalised, text + begin, i - begin);
+        if (!failed) failed = give(e, (int32_t)a->id, e->base);
+        e->base += a->length;
+        begin = i += a->length;
+    }
+    return failed ? failed : cut_between(e, normalised, text + begin, length - begin);
+}
+
+/* ---- 7. Text and ids ----------------------------------------------------------------------------------- */
+
+/* What a match may take: steps in proportion to the text, as all published expressions do, and 64 MiB. */
+static int set_limits(encoder *e, size_t length) {
+    e->limits = pcre2_match_context_create(NULL);
+    if (!e->limits) return no_memory(e);
+    pcre2_set_match_limit(e->limits, (uint32_t)(10000 + 16 * length));
+    pcre2_set_depth_limit(e->limits, (uint32_t)(10000 + 16 * length));
+    pcre2_set_heap_limit(e->limits, 64 << 10);
+    for (size_t i = 0; i < e->t->n_expressions; i++)
+        if (!(e->found[i] = pcre2_match_data_create(1, NULL))) return no_memory(e);
+    return 0;
+}
+
+int bpe_encode(const bpe *t, const char *text, size_t length, int added, int32_t **ids, size_t *capacity, size_t *count,
+               bpe_begins *begins, char *error, size_t error_size) {
+    encoder e = { .t = t, .ids = ids, .capacity = capacity, .count = count, .begins = begins, .added = added };
+    text_bytes mended = { 0 };
+    int failed = 0;
+    *count = 0;
+    if (length > BPE_MAX_TEXT) e.why = "the text is longer than 16 MiB", failed = -1;
+    if (!failed && text_utf8_valid(text, length) < length) {
+        bpe_stream stream = { 0 };
+        put_bytes(&stream, text, length, &mended);
+        bpe_decode_end(&stream, &mended);
+        text = mended.data;
+        length = mended.length;
+        if (mended.failed) failed = no_memory(&e);
+    }
+    if (!failed) failed = set_limits(&e, length);
+    if (!failed) failed = cut_added(&e, 0, text, length);
+    for (size_t i = 0; i < t->n_expressions; i++) pcre2_match_data_free(e.found[i]);
+    pcre2_match_context_free(e.limits);
+    free(e.parts);
+    free(e.heap);
+    text_bytes_free(&mended);
+    if (!failed) return 0;
+    *count = 0;
+    if (error && error_size) snprintf(error, error_size, "%s", e.why);
+    return failed;
+}
+
+void bpe_decode(const bpe *t, bpe_stream *stream, const int32_t *ids, size_t count, text_bytes *out) {
+    for (size_t i = 0; i < count; i++) {
+        size_t length;
+        const char *text = bpe_piece(t, ids[i], &length);
+        if (!text) continue;
+        if (is_plain(t, ids[i], text, length)) {
+            put_bytes(stream, text, length, out);
+            continue;
+        }
+        for (size_t at = 0; at < length;) put_byte(stream, (unsigned char)stand_in(text, length, &at), out);
+    }
+    text_append(out, "", 0);
+}
+
+void bpe_decode_end(bpe_stream *stream, text_bytes *out) {
+    put_bad(stream, out);
+    text_append(out, "", 0);
+}
