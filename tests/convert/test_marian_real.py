@@ -175,7 +175,8 @@ def signs_that_the_vocabulary_lacks_are_kept():
 def signs_behind_what_is_kept_stay():
     """Its vocabulary has pieces such as "2008." and "1,", of which only a part was asked for."""
     lines = ["He was elected mayor of the city in 2010.", "The prices rose in 2011, but not in 2012.",
-             "My neighbour bought a new car from Mr Erdo\u011fan.", "The president, Mr Erdo\u011fan, said that he would come.",
+             "My neighbour bought a new car from Mr Erdo\u011fan.",
+             "The president, Mr Erdo\u011fan, said that he would come.",
              "There are two men (B\u0142a\u017cej and \u0141ukasz) in the room.", "Open {file}, then {name}."]
     found = run([TRANSLATE, "-m", converted("enpt", "q8")], lines).lines
     for text, signs in zip(found, ["2010.", "2011, 2012.", "Erdo\u011fan.", "Erdo\u011fan,", "\u0141ukasz)",
