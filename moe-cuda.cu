@@ -241,7 +241,7 @@ struct moe_device : moe_step_rows {
 };
 
 static size_t moe_longest(const moe_graph *g) { return moe_max(g->max_source, g->max_target); }
-static_assert(MOE_TYPE_COUNT == 5, "a new number format needs moe_quantised, moe_weight and moe_lift_matrix");
+static_assert(MOE_TYPE_COUNT == 5, "a new number format: moe_quantised, moe_weight, moe_lift_matrix, moe_data_bytes");
 static int moe_quantised(moe_type type) { return type >= MOE_TYPE_Q8; }
 
 /* What to do about a CUDA error. */

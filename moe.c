@@ -40,10 +40,10 @@
  *   36. Sessions: translating  the queue, continuous batching, the public calls
  *
  * To add                begin at
- *   an activation       moe_unary (room 4), its function in moe_unaryf (room 7)
+ *   an activation       moe_unary (room 4), its function in moe_unaryf (room 7), its name in moe_ffn_activations (29)
  *   an op               MOE_OPS (room 4), a paragraph in rooms 20 to 26; its kernel and launcher in moe-cuda.cu
  *   a kind of layer     room 28, whose banner lists the places
- *   a number format     moe_type in moe.h, moe_formats (room 8); its unpack kernel in moe-cuda.cu
+ *   a number format     moe_type in moe.h, moe_formats (room 8, whose comment says the rest); TYPES in moefile.py
  *   an instruction set  MOE_ISAS (above room 15), and a room beside 11 to 14
  *   rules of search     moe_rules in moe.h, moe_rule_sets (room 31); their preset in room 33
  *   a decoding option   room 33
@@ -335,7 +335,8 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 #define MOE_OP_VALUE(NAME, name, how, cost) MOE_OP_##NAME,
 typedef enum moe_op { MOE_OPS(MOE_OP_VALUE) MOE_OP_COUNT } moe_op;
 
-/* The first ones can be chosen in a file: moe_ffn_activations has their names. */
+/* The first ones can be chosen in a file: moe_ffn_activations has their names. Those from SWISH to SIGMOID have vector
+ * code. */
 typedef enum moe_unary { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH, MOE_UNARY_SIGMOID } moe_unary;
 
 /* A weight matrix [rows, cols] = [out, in] where its bytes lie in host memory; room 8 says how. */
@@ -889,7 +890,8 @@ static int moe_find_word(const char *const *words, const char *word) {
 }
 
 /* What there is to know of a format. On the processor a quantised format without tuned products is expanded to Q8. A
- * format of floats needs its conversion in the kernels; on a GPU every format needs an unpack kernel. */
+ * format of floats needs its conversion in the kernels, and a place before Q8. On a GPU a quantised format needs an
+ * unpack kernel; an assertion about MOE_TYPE_COUNT in moe-cuda.cu lists the places there. */
 typedef struct moe_format {
     const char *name;
     size_t bits, group; /* of a number or code; columns that share a sub, 0: none */
@@ -1628,7 +1630,7 @@ MOE_ISA_INLINE V K(unary_of)(moe_unary what, V v) {
 }
 
 MOE_ISA_STATIC void K(unary)(moe_unary what, const float *x, size_t n, float *y) {
-    size_t i = what < MOE_UNARY_SWISH ? n : 0;
+    size_t i = what < MOE_UNARY_SWISH || what > MOE_UNARY_SIGMOID ? n : 0;
     if (i) moe_unary_portable(what, x, n, y);
     for (; i + 16 <= n; i += 16) L(store)(y + i, K(unary_of)(what, L(load)(x + i, 16)), 16);
     if (i < n) L(store)(y + i, K(unary_of)(what, L(load)(x + i, n - i)), n - i);
@@ -6962,8 +6964,9 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
  * If the beginning of the translation is given, one hypothesis follows it first; these steps count. Many of them can
  * share a run of a decoder that carries no rows by parent.
  *
- * That is MOE_RULES_PAPER. The differences of the other rules are members of moe_rule_set. A beam is pruned in
- * moe_search_step (finished hypotheses leave it), moe_beam_step (they stay) and moe_end_step (the finished ones). */
+ * That is MOE_RULES_PAPER. The differences of the other rules are members of moe_rule_set. Hypotheses are dropped in
+ * moe_search_step (finished ones leave the beam; width and margin), in moe_insert for moe_beam_step (they stay; width),
+ * and in moe_end_step (finished ones; margin). */
 
 /* Rules of the search. All but `unseen` are 0 or 1. */
 typedef struct moe_rule_set {
@@ -7673,9 +7676,9 @@ MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *
 
 /* ==== 33. Session parameters ==================================================================================
  * Owns the parameters of a session: one row for each number, with its limits, default, presets and help. Invariant: no
- * other place lists them. A new decoding option is a member of moe_session_params, a row here, before the hidden ones,
- * and code in the search, which gets it from moe_session_plan. New rules of search have a name and a column of
- * presets here. */
+ * other place lists them. A new decoding option is the last member of moe_session_params, a row here, before the hidden
+ * ones, and a member of moe_search (room 31), which moe_session_plan (room 34) sets; programs, libmoetext and Python
+ * take it from here. New rules of search have a name and a column of presets here. */
 
 enum { MOE_RULE_SETS = MOE_RULES_MARIAN + 1 };
 

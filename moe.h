@@ -377,8 +377,8 @@ static inline moe_session_params moe_session_params_default(const moe_model *mod
     return params;
 }
 
-/* Set rules, beam, penalties, pruning and length limit to the values of "paper", "nvidia", "tf", "mlperf" or "hf", and
- * rerank to 0. Returns 1, or 0 for another name, which changes nothing. */
+/* Set rules, beam, penalties, pruning and length limit to the values of "paper", "nvidia", "tf", "mlperf", "hf" or
+ * "marian", and rerank to 0. Returns 1, or 0 for another name, which changes nothing. */
 int moe_session_params_preset(moe_session_params *params, const char *name);
 const char *moe_rules_name(moe_rules rules); /* "paper", ... "?" if unknown */
 
