@@ -153,7 +153,8 @@ tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD
 # clang's libFuzzer; a second make builds what it instruments. The kernels are those of a release, by $(CC), and so is
 # the engine below the text programs, which `model` has to itself.
 FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
-FUZZ_TARGETS = model kernels kernels-emulated text lines routing idx server convert
+FUZZ_PYTHON = convert marian-bin marian-npz marian-yml marian-spm shortlist
+FUZZ_TARGETS = model kernels kernels-emulated text lines routing idx server $(FUZZ_PYTHON)
 SECONDS ?= 20
 FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=pointer-overflow,object-size \
 	-fno-sanitize-recover=all -Wno-pass-failed
@@ -179,7 +180,7 @@ build/fuzz/kernels build/fuzz/kernels-emulated: build/fuzz/%: $(BUILD)/fuzz_%.o 
 	@mkdir -p build/fuzz
 	$(subst clang,clang++,$(FUZZ_CC)) -fsanitize=fuzzer -pthread $(filter %.o,$^) -lm -o build/fuzz/fuzz_$*
 
-build/fuzz/convert: all
+$(FUZZ_PYTHON:%=build/fuzz/%): all
 
 $(BUILD)/fuzz_kernels.o $(BUILD)/fuzz_kernels-emulated.o: SPEED = -O3
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Damaged checkpoints for tools/convert/convert.py.
 
-Usage: tests/python tests/fuzz/fuzz_convert.py SECONDS [SEED]
+Usage: tests/python tests/fuzz/fuzz_convert.py TARGET SECONDS [SEED]
        tests/python tests/fuzz/fuzz_convert.py --again FOLDER
 
 Small checkpoints of every kind that convert.py reads are damaged as bytes, and as what they are: JSON values, the
@@ -9,7 +9,11 @@ header of safetensors, the pickle inside a zip file, blocks of a TensorFlow inde
 must end with status 0 and a file that moe-info opens, or with status 1, one line on standard error and no file. It may
 take 10 seconds and 768 MB of address space beyond what the program itself has.
 
-A finding is shown once for each place in the source; its checkpoint stays in build/fuzz/crashes/convert-N.
+TARGET `convert` does so with the checkpoints of other programs; those of marian_damage.py damage what one reader of
+Marian's files reads, and the complaint has to name a file, or a tensor of the model. A complaint that memory ran out is
+a finding: none of these files is large.
+
+A finding is shown once for each place in the source; its checkpoint stays in build/fuzz/crashes/TARGET-SEED-N.
 """
 import glob
 import io
@@ -20,6 +24,7 @@ import re
 import resource
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -28,20 +33,20 @@ import time
 import zipfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(ROOT, "tests/convert")]
+sys.path[:0] = [os.path.join(ROOT, "tests/convert"), os.path.join(ROOT, "tests/fuzz")]
 
 import numpy as np  # noqa: E402
 
 import convert  # noqa: E402
 import gnmt_checkpoints as make  # noqa: E402
 import make_transformers  # noqa: E402
+import marian_damage  # noqa: E402
 import test_hf_tokens  # noqa: E402
+from marian_damage import NUMBERS, damage_bytes  # noqa: E402
 
 INFO = os.path.join(ROOT, os.environ.get("BIN", "."), "moe-info")
 MEGABYTES, PATIENCE = 768, 10
 FOUND = "build/fuzz/crashes"
-ODD = (0, 1, 7, 127, 128, 255, 1 << 15, 1 << 16, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1,
-       1 << 63, (1 << 64) - 1)
 VALUES = (None, True, False, 0, 1, -1, 2, 3, 1.5, -0.5, 1e300, 1e-300, float("nan"), float("inf"), 1 << 31, 1 << 40,
           1 << 62, 1 << 80, "", "0", "none", "relu", "gelu", "\0", "é" * 3, "a" * 3000, "\ud800", [], [1], [[]], {},
           {"a": 1}, [0] * 50, "model.safetensors", "../x", "/etc/hostname")
@@ -49,8 +54,12 @@ VALUES = (None, True, False, 0, 1, -1, 2, 3, 1.5, -0.5, 1e300, 1e-300, float("na
 
 # ---- Checkpoints that are whole ----
 
-def sound(folder):
-    """name -> (arguments of convert.py behind the folder, which stands for {})"""
+def sound(target, folder):
+    """name -> arguments of convert.py, in which {} stands for the folder"""
+    if target != "convert":
+        for name in marian_damage.CASES[target]:
+            os.makedirs(f"{folder}/{name}")
+        return {name: make(f"{folder}/{name}") for name, make in marian_damage.CASES[target].items()}
     r = np.random.default_rng(1)
     pieces = ["<pad>", "<unk>", "<s>", "</s>", *(chr(97 + i) + "@@" * (i % 2) for i in range(26))]
     cases = {}
@@ -84,26 +93,6 @@ def sound(folder):
 
 # ---- Damage ----
 
-def damage_bytes(r, data):
-    data = bytearray(data)
-    for _ in range(r.choice((1, 1, 2, 5))):
-        at, kind = r.randrange(len(data) + 1), r.randrange(8)
-        if r.random() < 0.5:
-            at = min(at, r.randrange(200))  # the beginning says what follows
-        if kind == 0:
-            del data[at:]
-        elif kind == 1:
-            del data[at:at + r.randrange(1, 40)]
-        elif kind == 2:
-            data[at:at] = data[at:at + r.randrange(1, 80)] * r.choice((1, 2, 50))
-        elif kind == 3:
-            size = r.choice((1, 2, 4, 8))
-            data[at:at + size] = (r.choice(ODD) & (1 << 8 * size) - 1).to_bytes(size, "little")
-        elif at < len(data):
-            data[at] = r.choice((r.randrange(256), data[at] ^ 1 << r.randrange(8), 0, 255))
-    return bytes(data)
-
-
 def damage_value(r, value):
     """Another value somewhere inside."""
     if isinstance(value, dict) and value and r.random() < 0.9:
@@ -122,7 +111,7 @@ def damage_value(r, value):
         changed = [] if r.random() < 0.2 else [damage_value(r, value[at])] * r.choice((1, 1, 2))
         return value[:at] + changed + value[at + 1:]
     if isinstance(value, int) and r.random() < 0.5:
-        return r.choice((value + 1, value - 1, -value, value * 2, r.choice(ODD)))
+        return r.choice((value + 1, value - 1, -value, value * 2, r.choice(NUMBERS)))
     return r.choice(VALUES)
 
 
@@ -174,8 +163,10 @@ def damage_index(r, data):
     return bytes(data)
 
 
-def damage(r, folder):
+def damage(r, target, folder):
     """Damages one file, sometimes two; says what it did."""
+    if target != "convert":
+        return marian_damage.damage(r, target, folder)
     said = []
     for _ in range(r.choice((1, 1, 1, 2))):
         path = r.choice(sorted(x for x in glob.glob(folder + "/*") if os.path.isfile(x)) or [None])
@@ -251,8 +242,10 @@ def wait_for(process):
     return None, None
 
 
-# Said of a folder without a tokeniser, which is no complaint: the model takes ids.
-IDS_ONLY = re.compile(r"\Ano tokeniser: [^\n]* The model will take token ids only\n")
+# What is said and is no complaint.
+NOTES = re.compile(r"^(no tokeniser: .* The model will take token ids only|its licence is not known: .*|"
+                   r"no decoder\.yml and .*|.* is missing, which the decoder's settings name: all tokens are looked at)"
+                   r"\n", re.M)
 
 
 def judge(folder, arguments):
@@ -265,7 +258,7 @@ def judge(folder, arguments):
         child([x.replace("{}", folder) for x in arguments] + ["-o", out + "/model.bin"], complaints)
     status, _ = wait_for(process)
     with open(complaints, encoding="utf-8", errors="replace") as file:
-        said = IDS_ONLY.sub("", file.read())
+        said = NOTES.sub("", file.read())
     left = os.listdir(out)
     if status is None:
         return f"it ran longer than {PATIENCE} s", said
@@ -286,17 +279,22 @@ def judge(folder, arguments):
         return f"status 1, but {sorted(re.sub('[0-9]+', 'N', x) for x in left)} stays behind", said
     if said.count("\n") != 1 or not said.strip():
         return f"{said.count(chr(10))} lines of complaint", said
+    if "more memory than there is" in said:
+        return "memory ran out", said
+    named = said.replace(f"convert.py: {folder}: ", "").replace(f"convert.py: {folder}/model", "")
+    if "marian" in arguments and not re.search(re.escape(folder) + r"\b|model\.(bin|npz)|tensor ", named):
+        return "no file is named: " + named.strip(), said
     return None, said
 
 
 # ---- Many ----
 
-def campaign(seconds, seed):
+def campaign(target, seconds, seed):
     begin, found, outcomes, runs = time.monotonic(), {}, {}, 0
     os.makedirs(FOUND, exist_ok=True)
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=place) as folder:
-        cases = sound(folder + "/sound")
+        cases = sound(target, folder + "/sound")
         for name, arguments in cases.items():
             wrong, said = judge(shutil.copytree(f"{folder}/sound/{name}", f"{folder}/whole-{name}"), arguments)
             if wrong or said:
@@ -307,7 +305,7 @@ def campaign(seconds, seed):
             name = r.choice(list(cases))
             shutil.rmtree(folder + "/now", ignore_errors=True)
             shutil.copytree(f"{folder}/sound/{name}", folder + "/now")
-            how = damage(r, folder + "/now")
+            how = damage(r, target, folder + "/now")
             wrong, said = judge(folder + "/now", cases[name])
             runs += 1
             line = re.sub(r"'[^']*'|\"[^\"]*\"|[-0-9.]+|\S*/\S*", "*", (wrong or said).split("\n")[0])[:80]
@@ -317,23 +315,28 @@ def campaign(seconds, seed):
             key = re.sub(r"0x[0-9a-f]+|\b\d{3,}\b|'[^']*'", "*", wrong)[:120]
             found[key] = found.get(key, 0) + 1
             if found[key] == 1:
-                keep = f"{FOUND}/convert-{seed}-{runs}"
+                keep = f"{FOUND}/{target}-{seed}-{runs}"
                 shutil.rmtree(keep, ignore_errors=True)
-                shutil.copytree(folder + "/now", keep)
+                shutil.copytree(folder + "/now", keep, symlinks=True, ignore=special)
                 with open(keep + "/arguments.json", "w", encoding="utf-8") as file:
                     json.dump(cases[name], file)
                 print(f"FINDING {keep} ({name}, {how}): {wrong}", flush=True)
     print("fuzz-%-17s %6.0f s %10d executions, %d different messages: %s" % (
-        "convert", time.monotonic() - begin, runs, len(outcomes),
+        target, time.monotonic() - begin, runs, len(outcomes),
         f"{len(found)} FINDINGS in {sum(found.values())} runs" if found else "nothing found"))
     return int(bool(found))
+
+
+def special(folder, names):
+    """Pipes, which cannot be copied."""
+    return [x for x in names if stat.S_ISFIFO(os.lstat(os.path.join(folder, x)).st_mode)]
 
 
 def again(folder):
     with open(folder + "/arguments.json", encoding="utf-8") as file:
         arguments = json.load(file)
     with tempfile.TemporaryDirectory() as place:
-        copy = shutil.copytree(folder, place + "/now", ignore=shutil.ignore_patterns("arguments.json"))
+        copy = shutil.copytree(folder, place + "/now", symlinks=True, ignore=shutil.ignore_patterns("arguments.json"))
         wrong, said = judge(copy, arguments)
     print(f"{wrong or 'all is well'}\n{said}")
     return int(bool(wrong))
@@ -343,10 +346,11 @@ def main():
     os.chdir(ROOT)
     if len(sys.argv) == 3 and sys.argv[1] == "--again":
         return again(sys.argv[2])
-    if len(sys.argv) not in (2, 3) or not sys.argv[1].isdigit():
-        print(__doc__, file=sys.stderr)
+    targets = ["convert", *marian_damage.CASES]
+    if len(sys.argv) not in (3, 4) or sys.argv[1] not in targets or not sys.argv[2].isdigit():
+        print(__doc__, f"The targets: {' '.join(targets)}", sep="\n", file=sys.stderr)
         return 2
-    return campaign(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else int(time.time()))
+    return campaign(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else int(time.time()))
 
 
 if __name__ == "__main__":
