@@ -552,114 +552,6 @@ static void a_trie_with_a_circle_is_refused(void **state) {
     refused(model, n, "normalisation");
 }
 
-/* Another number of [0, n) at each call. */
-static uint32_t some(uint32_t n) {
-    static uint32_t state = 1;
-    state = state * 1664525 + 1013904223;
-    return (uint32_t)((uint64_t)state * n >> 32);
-}
-
-static void some_text(text_bytes *out, size_t characters, size_t kinds) {
-    static const char *const all[] = {
-        "a",  "b",    "ab",       "\xE2\x96\x81", "\xC3\xA9", "\xE2\x82\xAC", " ", "z", "<", "\xF0\x9F\x98\x80",
-        "  ", "\xFF", "\xE2\x82", "\xEF\xBF\xBD", "<0x41>"
-    };
-    out->length = 0;
-    while (characters--) {
-        const char *one = all[some((uint32_t)(kinds ? kinds : sizeof all / sizeof *all))];
-        text_append(out, one, strlen(one));
-    }
-}
-
-/* A unigram model of random pieces, with unused ones; options: 1 spells by bytes, 2 keeps spaces as they are. */
-static text_bytes random_unigrams(int options) {
-    text_bytes model = { 0 }, text = { 0 }, seen = { 0 };
-    char piece[80];
-    add_piece(&model, "<unk>", 5, 2);
-    for (size_t n = 0; n < 120;) {
-        some_text(&text, 1 + some(4), 6);
-        text_append(&text, "\n", 2);
-        int known = 0;
-        for (size_t at = 0; !known && at < seen.length; at += strlen(seen.data + at) + 1)
-            known = strcmp(seen.data + at, text.data) == 0;
-        if (known) continue;
-        text_append(&seen, text.data, text.length);
-        const float score = -(float)some(1 << 20) / 65536;
-        const size_t length = text.length - 2;
-        memcpy(piece, "\x0A\0\x0A", 3);
-        piece[1] = (char)(length + 9), piece[3] = (char)length;
-        memcpy(piece + 4, text.data, length);
-        memcpy(piece + 4 + length, "\x15", 1);
-        memcpy(piece + 5 + length, &score, 4);
-        memcpy(piece + 9 + length, some(9) ? "\x18\x01" : "\x18\x05", 2);
-        text_append(&model, piece, length + 11);
-        n++;
-    }
-    for (int byte = 0; options & 1 && byte < 256; byte++) {
-        snprintf(piece, sizeof piece, "<0x%02X>", (unsigned)byte);
-        add_piece(&model, piece, 6, 6);
-    }
-    if (options & 1) text_append(&model, "\x12\x03\x98\x02\x01", 5);             /* trainer { byte fallback }  */
-    if (options & 2) text_append(&model, "\x1A\x06\x18\x00\x20\x00\x28\x00", 8); /* normaliser: none of these */
-    text_bytes_free(&text);
-    text_bytes_free(&seen);
-    return model;
-}
-
-static void read_seed(const char *path, text_bytes *out) {
-    char bytes[4096];
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    text_append(out, bytes, fread(bytes, 1, sizeof bytes, file));
-    fclose(file);
-}
-
-/* A list of sentences to test itself, even an empty one, makes the library cut. Newer ones than 0.2.0 decide between
- * equal scores in another way. */
-static void unigrams_are_cut_as_the_library_does(void **state) {
-    enum { MODELS = 5, TEXTS = 800 };
-    const char *version = spm_library_version();
-    const int same = strncmp(version, "0.1.", 4) == 0 || strncmp(version, "0.2.0", 5) == 0;
-    char why[200] = "";
-    size_t differ = 0;
-    (void)state;
-    for (int m = 0; m < MODELS; m++) {
-        text_bytes model = { 0 }, text = { 0 };
-        if (m < MODELS - 1) model = random_unigrams(m);
-        else read_seed("tests/fuzz/seeds/tokeniser/unigram.model", &model);
-        spm *cuts = spm_new(model.data, model.length, why, sizeof why);
-        text_append(&model, "\x22\x00", 2);
-        spm *library = spm_new(model.data, model.length, why, sizeof why);
-        if (!cuts || !library) fail_msg("%s", why);
-        for (int i = 0; i < TEXTS; i++) {
-            int32_t *ids[2] = { NULL, NULL };
-            uint32_t *begins[2] = { NULL, NULL };
-            char *pieces[2] = { NULL, NULL };
-            size_t capacity[6] = { 0 }, n[6];
-            some_text(&text, some(i % 10 ? 30 : 500), 0);
-            for (int k = 0; k < 2; k++) {
-                const spm *t = k ? library : cuts;
-                assert_int_equal(spm_encode(t, text.data, text.length, &ids[k], &capacity[k], &n[k], why, 200), 0);
-                assert_int_equal(spm_encode_begins(t, text.data, text.length, &begins[k], &capacity[2 + k], &n[2 + k],
-                                                   why, 200),
-                                 0);
-                assert_int_equal(spm_encode_pieces(t, text.data, text.length, &pieces[k], &capacity[4 + k], &n[4 + k],
-                                                   why, 200),
-                                 0);
-            }
-            differ += n[0] != n[1] || n[2] != n[3] || n[4] != n[5] || memcmp(ids[0], ids[1], 4 * n[0]) != 0 ||
-                      memcmp(begins[0], begins[1], 4 * n[2]) != 0 || memcmp(pieces[0], pieces[1], n[4]) != 0;
-            if (same && differ) fail_msg("model %d, text %d: %.*s", m, i, (int)text.length, text.data);
-            for (int k = 0; k < 2; k++) free(ids[k]), free(begins[k]), free(pieces[k]);
-        }
-        spm_free(cuts);
-        spm_free(library);
-        text_bytes_free(&model);
-        text_bytes_free(&text);
-    }
-    assert_true(differ <= MODELS * TEXTS / 100);
-}
-
 /* ==== 8. Languages ====================================================================================== */
 
 static const char *const shipped[] = { "en", "de", "fr", "es" };
@@ -1150,7 +1042,6 @@ int main(void) {
         cmocka_unit_test(jobs_leave_in_order_whatever_finishes_first),
         cmocka_unit_test(damaged_tokenisers_are_refused),
         cmocka_unit_test(a_trie_with_a_circle_is_refused),
-        cmocka_unit_test(unigrams_are_cut_as_the_library_does),
         cmocka_unit_test(a_few_words_tell_their_language),
         cmocka_unit_test(what_is_in_no_language_has_no_confidence),
         cmocka_unit_test(probabilities_are_those_of_another_program),

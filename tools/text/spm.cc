@@ -3,10 +3,9 @@
 // Contents
 //   1. Checks       what SentencePiece follows in a model without looking is looked at here
 //   2. Memory       what a call can take is put aside before it
-//   3. Cutting      unigram models are cut here
-//   4. Life         spm_new, spm_free
-//   5. Text and ids spm_encode, spm_decode
-//   6. Pieces       properties of single ids
+//   3. Life         spm_new, spm_free
+//   4. Text and ids spm_encode, spm_decode
+//   5. Pieces       properties of single ids
 #include "spm.h"
 
 extern "C" {
@@ -17,13 +16,11 @@ extern "C" {
 
 #include <algorithm>
 #include <cerrno>
-#include <cfloat>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -35,34 +32,11 @@ extern "C" {
 #define SPM_LIBRARY_VERSION "unknown"
 #endif
 
-namespace {
-
-enum type : uint64_t { NORMAL = 1, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE };
-enum algorithm : uint64_t { UNIGRAM = 1, BPE, WORD, CHAR };
-
-struct piece {
-    size_t at, bytes; // of its text in spm::texts
-    float score;
-    uint64_t type;
-};
-
-class unigram;
-
-} // namespace
-
 struct spm {
     sentencepiece::SentencePieceProcessor processor;
     std::string normaliser; // its character map
-    bool prefix = true, trim = true,
-         escape = true;  // the normaliser puts a space first, drops spaces, shows them as U+2581
-    bool suffix = false; // spaces belong to the word before
-    uint64_t algorithm = UNIGRAM;
-    bool samples = false;            // the model holds sentences to test itself
-    size_t joining = 1;              // bytes of the longest replacement in a text that was joined
-    size_t unknown = 5;              // bytes that stand for an unknown token there
-    std::vector<piece> pieces;       // by id
-    std::string texts;               // a NUL behind each
-    std::unique_ptr<unigram> cutter; // null: the library cuts
+    size_t joining = 1;     // bytes of the longest replacement in a text that was joined
+    size_t unknown = 5;     // bytes that stand for an unknown token there
 };
 
 namespace {
@@ -221,38 +195,27 @@ size_t check_character_map(view map) {
     return longest;
 }
 
-// The longest match of a checked character map at the beginning of a text.
-struct match {
-    size_t bytes; // 0: none
-    const char *replacement;
-};
-
-match longest_match(view map, view text) {
-    uint32_t trie_bytes, unit;
-    match longest = { 0, "" };
-    if (map.empty()) return longest;
-    std::memcpy(&trie_bytes, map.data(), 4);
-    auto at = [&](size_t i) { return std::memcpy(&unit, map.data() + 4 + 4 * i, 4), unit; };
-    for (size_t i = 0, node = darts_offset(at(0)); i < text.size(); i++) {
-        auto byte = static_cast<unsigned char>(text[i]);
-        node ^= byte;
-        if (darts_label(at(node)) != byte) break;
-        const bool leaf = darts_has_leaf(unit);
-        node ^= darts_offset(unit);
-        if (leaf) longest = { i + 1, map.data() + 4 + trie_bytes + darts_value(at(node)) };
-    }
-    return longest;
-}
-
 // How many bytes a text has at the most when a checked character map has replaced its longest matches. A space takes
 // three then, and so does the one that is put before the text.
 size_t normalised_bytes(view map, view text) {
+    uint32_t trie_bytes = 0, unit;
     size_t bytes = 3;
+    if (!map.empty()) std::memcpy(&trie_bytes, map.data(), 4);
+    auto at = [&](size_t i) { return std::memcpy(&unit, map.data() + 4 + 4 * i, 4), unit; };
     for (size_t begin = 0; begin < text.size();) {
-        const match found = longest_match(map, text.substr(begin));
-        if (found.bytes) bytes += 3 * std::strlen(found.replacement); // spaces, perhaps
-        else bytes += text[begin] == ' ' ? 3 : 1;
-        begin += std::max<size_t>(found.bytes, 1);
+        size_t end = begin + 1, length = text[begin] == ' ' ? 3 : 1;
+        for (size_t i = begin, node = trie_bytes ? darts_offset(at(0)) : 0; trie_bytes && i < text.size(); i++) {
+            auto byte = static_cast<unsigned char>(text[i]);
+            node ^= byte;
+            if (darts_label(at(node)) != byte) break;
+            const bool leaf = darts_has_leaf(unit);
+            node ^= darts_offset(unit);
+            if (!leaf) continue;
+            length = 3 * std::strlen(map.data() + 4 + trie_bytes + darts_value(at(node))); // spaces, perhaps
+            end = i + 1;
+        }
+        bytes += length;
+        begin = end;
     }
     return bytes;
 }
@@ -260,11 +223,6 @@ size_t normalised_bytes(view map, view text) {
 bool is_byte_piece(view piece) {
     auto hex = [](char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'F'); };
     return piece.size() == 6 && piece.substr(0, 3) == "<0x" && hex(piece[3]) && hex(piece[4]) && piece[5] == '>';
-}
-
-// Bytes of the character that a text begins with, by its first one; the text may be cut off.
-size_t character_bytes(view text) {
-    return std::min<size_t>("\1\1\1\1\1\1\1\1\1\1\1\1\2\2\3\4"[static_cast<unsigned char>(text[0]) >> 4], text.size());
 }
 
 // The most bytes that cutting a text takes; measured: 200 a byte.
@@ -282,24 +240,23 @@ void check_user_defined(std::vector<view> pieces) {
 }
 
 // One piece; its text.
-view check_piece(view message, piece *made) {
+view check_piece(view message, uint64_t *type) {
     view text;
-    *made = { 0, 0, 0, NORMAL };
+    *type = 1;
     for (fields piece(message); piece.next();) {
         if (piece.number == 1 && piece.wire == 2) text = piece.bytes;
-        if (piece.number == 3 && piece.wire == 0 && piece.value >= NORMAL && piece.value <= BYTE)
-            made->type = piece.value; // the library passes over others
+        if (piece.number == 3 && piece.wire == 0) *type = piece.value;
         if (piece.number == 2 && piece.wire == 5) {
             auto bits = static_cast<uint32_t>(piece.value);
-            std::memcpy(&made->score, &bits, 4);
-            if (!std::isfinite(made->score)) throw bad_model("a piece of the tokeniser has a score that is no number");
+            float score;
+            std::memcpy(&score, &bits, 4);
+            if (!std::isfinite(score)) throw bad_model("a piece of the tokeniser has a score that is no number");
         }
     }
     if (text.empty() || text.find('\0') != view::npos)
         throw bad_model("a piece of the tokeniser is empty or holds a NUL byte");
     if (text.size() > SPM_MAX_PIECE) throw bad_model("a piece of the tokeniser is longer than 1024 bytes");
-    if (made->type == BYTE && !is_byte_piece(text))
-        throw bad_model("a byte piece of the tokeniser is not spelled <0xHH>");
+    if (*type == 6 && !is_byte_piece(text)) throw bad_model("a byte piece of the tokeniser is not spelled <0xHH>");
     return text;
 }
 
@@ -307,51 +264,37 @@ view check_piece(view message, piece *made) {
 size_t check_model(view model, spm *made) {
     constexpr size_t most_samples = 1 << 20;
     std::vector<view> user_defined, samples;
-    size_t sample_bytes = 0;
-    made->texts.reserve(model.size());
+    size_t pieces = 0, text_bytes = 0, sample_bytes = 0;
     for (fields top(model); top.next();) {
         if (top.wire != 2) continue;
         if (top.number == 1) {
-            if (made->pieces.size() == SPM_MAX_PIECES) throw bad_model("the tokeniser has too many pieces");
-            piece one;
-            view text = check_piece(top.bytes, &one);
-            one.at = made->texts.size();
-            one.bytes = text.size();
-            made->texts.append(text).push_back('\0');
-            made->pieces.push_back(one);
-            if (one.type == USER_DEFINED) user_defined.push_back(text);
+            if (++pieces > SPM_MAX_PIECES) throw bad_model("the tokeniser has too many pieces");
+            uint64_t type;
+            view text = check_piece(top.bytes, &type);
+            text_bytes += text.size();
+            if (type == 4) user_defined.push_back(text);
         } else if (top.number == 3 || top.number == 5) {
             for (fields rules(top.bytes); rules.next();)
                 if (rules.number == 2 && rules.wire == 2) {
                     size_t longest = check_character_map(rules.bytes);
                     if (top.number == 3) made->normaliser = rules.bytes;
                     else made->joining = std::max(made->joining, longest);
-                } else if (top.number == 3 && rules.wire == 0) {
-                    if (rules.number == 3) made->prefix = rules.value;
-                    if (rules.number == 4) made->trim = rules.value;
-                    if (rules.number == 5) made->escape = rules.value;
                 }
         } else if (top.number == 2) {
-            for (fields rules(top.bytes); rules.next();) {
+            for (fields rules(top.bytes); rules.next();)
                 if (rules.number == 44 && rules.wire == 2) made->unknown = rules.bytes.size();
-                if (rules.number == 3 && rules.wire == 0 && rules.value >= UNIGRAM && rules.value <= CHAR)
-                    made->algorithm = rules.value;
-                if (rules.number == 24 && rules.wire == 0) made->suffix = rules.value;
-            }
             if (made->unknown > SPM_MAX_PIECE) throw bad_model("the tokeniser's word for unknown pieces is too long");
         } else if (top.number == 4) {
             samples.push_back(top.bytes);
         }
     }
-    made->samples = !samples.empty();
     for (view sample : samples) sample_bytes += normalised_bytes(made->normaliser, sample);
     if (sample_bytes > most_samples) throw bad_model("the tokeniser's sentences to test itself are too long");
-    if (made->pieces.empty()) throw bad_model("the tokeniser is not a SentencePiece model: it has no pieces");
+    if (!pieces) throw bad_model("the tokeniser is not a SentencePiece model: it has no pieces");
     check_user_defined(std::move(user_defined));
     // Measured with SentencePiece 0.1.97: 340 bytes for a piece of seven letters, 15 for a byte of a long piece. Its
     // tables double when they are full, so take twice as much.
-    return (size_t(1) << 18) + 400 * made->pieces.size() + 32 * made->texts.size() + 3 * model.size() +
-           encode_bytes(sample_bytes);
+    return (size_t(1) << 18) + 400 * pieces + 32 * text_bytes + 3 * model.size() + encode_bytes(sample_bytes);
 }
 
 // ---- 2. Memory ----------------------------------------------------------------------------------------------
@@ -428,11 +371,7 @@ void give_begins(const sentencepiece::ImmutableSentencePieceText &pieces, uint32
     *count = n;
 }
 
-bool in_range(const spm *t, int32_t id) { return t && id >= 0 && static_cast<size_t>(id) < t->pieces.size(); }
-
-bool is_of(const spm *t, int32_t id, type what) { return in_range(t, id) && t->pieces[id].type == what; }
-
-view text_of(const spm *t, int32_t id) { return { t->texts.data() + t->pieces[id].at, t->pieces[id].bytes }; }
+bool in_range(const spm *t, int32_t id) { return t && id >= 0 && id < t->processor.GetPieceSize(); }
 
 void check_ids(const spm *t, const int32_t *ids, size_t count) {
     if (count > SPM_MAX_TEXT) throw std::length_error("more than 16 Mi token ids");
@@ -448,196 +387,13 @@ size_t decode_bytes(const spm *t, size_t pieces, size_t bytes) {
 
 size_t pieces_bytes(const spm *t, const int32_t *ids, size_t count) {
     size_t bytes = 0;
-    for (size_t i = 0; i < count; i++) bytes += t->pieces[ids[i]].bytes;
+    for (size_t i = 0; i < count; i++) bytes += t->processor.IdToPiece(ids[i]).size();
     return bytes;
-}
-
-// ---- 3. Cutting ---------------------------------------------------------------------------------------------
-//
-// The library's trie of a unigram model's pieces takes more than half of the time from a program's start to its first
-// translation. So such models, if they hold no symbols of a user, are cut here: as SentencePiece 0.1.97 and 0.2.0 do,
-// with the same float arithmetic. The library then gets the model as one of characters, and only joins.
-
-// A text as pieces see it, and where each of its bytes comes from; one more says where the text ends.
-struct normalised {
-    std::string text;
-    std::vector<uint32_t> from;
-};
-
-struct token {
-    int32_t id;
-    uint32_t begin;   // in the text before it was normalised
-    size_t at, bytes; // in the normalised one; of what is spelt by bytes nothing
-};
-
-class unigram {
-  public:
-    // Null for models that the library has to cut.
-    static std::unique_ptr<unigram> of(const spm *t) {
-        size_t normal = 0, bytes = 0;
-        for (const piece &p : t->pieces) {
-            if (p.type == USER_DEFINED) return nullptr;
-            if (p.type == NORMAL) normal++, bytes += p.bytes;
-        }
-        if (t->algorithm != UNIGRAM || t->suffix || t->samples || !normal) return nullptr;
-        return std::unique_ptr<unigram>(new unigram(t, normal, bytes));
-    }
-
-    std::vector<token> cut(view text, normalised *shown) const;
-
-  private:
-    struct slot {
-        uint32_t mark;
-        int32_t id; // -1: free
-    };
-    const spm *t_;
-    std::vector<slot> slots_;        // pieces by their hashes
-    std::vector<uint64_t> prefixes_; // a bit for the hash of each beginning of each piece: others are not looked up
-    unsigned slot_shift_ = 63, prefix_shift_ = 58;
-    int32_t unknown_ = -1, bytes_[256];
-    float unknown_score_ = 0;
-    bool spells_ = false; // unknown characters by their bytes
-
-    unigram(const spm *t, size_t normal, size_t bytes);
-    int32_t find(uint64_t hash, view text) const;
-    std::pair<view, size_t> replaced(view text) const;
-    normalised normalise(view text) const;
-
-    // An address, which no file can foresee: it could make all of its pieces meet in one slot.
-    uint64_t seed() const { return reinterpret_cast<uintptr_t>(this) * 0xd6e8feb86659fd93u; }
-    static uint64_t step(uint64_t hash, char c) { return (hash ^ static_cast<unsigned char>(c)) * 0x9e3779b97f4a7c15u; }
-};
-
-unigram::unigram(const spm *t, size_t normal, size_t bytes) : t_(t) {
-    float lowest = FLT_MAX;
-    while (size_t(1) << (64 - slot_shift_) < 2 * normal) slot_shift_--;
-    while (size_t(1) << (64 - prefix_shift_) < 8 * bytes) prefix_shift_--;
-    slots_.assign(size_t(1) << (64 - slot_shift_), { 0, -1 });
-    prefixes_.assign(size_t(1) << (58 - prefix_shift_), 0);
-    std::fill(bytes_, bytes_ + 256, -1);
-    for (size_t id = 0; id < t->pieces.size(); id++) {
-        const piece &p = t->pieces[id];
-        const view text = text_of(t, static_cast<int32_t>(id));
-        if (p.type == UNKNOWN) unknown_ = static_cast<int32_t>(id);
-        if (p.type == BYTE) {
-            spells_ = true;
-            bytes_[std::strtoul(text.data() + 3, nullptr, 16) & 255] = static_cast<int32_t>(id);
-        }
-        if (p.type != NORMAL) continue;
-        lowest = std::min(lowest, p.score);
-        uint64_t hash = seed();
-        for (char c : text) {
-            hash = step(hash, c);
-            prefixes_[hash >> prefix_shift_ >> 6] |= uint64_t(1) << (hash >> prefix_shift_ & 63);
-        }
-        size_t at = hash >> slot_shift_;
-        while (slots_[at].id >= 0) at = (at + 1) & (slots_.size() - 1);
-        slots_[at] = { static_cast<uint32_t>(hash), static_cast<int32_t>(id) };
-    }
-    unknown_score_ = lowest - 10.0f;
-}
-
-int32_t unigram::find(uint64_t hash, view text) const {
-    size_t at = hash >> slot_shift_;
-    for (; slots_[at].id >= 0; at = (at + 1) & (slots_.size() - 1))
-        if (slots_[at].mark == static_cast<uint32_t>(hash) && text_of(t_, slots_[at].id) == text) break;
-    return slots_[at].id;
-}
-
-// What a text begins with when it is normalised, and how many of its bytes that stands for.
-std::pair<view, size_t> unigram::replaced(view text) const {
-    const match found = longest_match(t_->normaliser, text);
-    if (found.bytes) return { found.replacement, found.bytes };
-    const size_t bytes = character_bytes(text);
-    if (text_utf8_valid(text.data(), bytes) == bytes) return { text.substr(0, bytes), bytes };
-    return { "\xEF\xBF\xBD", 1 };
-}
-
-normalised unigram::normalise(view text) const {
-    const view space = t_->escape ? "\xe2\x96\x81" : " ";
-    normalised out;
-    size_t read = 0;
-    auto put = [&](view bytes) {
-        out.text.append(bytes);
-        out.from.resize(out.text.size(), static_cast<uint32_t>(read));
-    };
-    while (t_->trim && read < text.size()) {
-        const auto [to, bytes] = replaced(text.substr(read));
-        if (to != " ") break;
-        read += bytes;
-    }
-    if (read == text.size()) return out;
-    out.text.reserve(text.size() + text.size() / 2);
-    out.from.reserve(text.size() + text.size() / 2);
-    if (t_->prefix) put(space);
-    for (bool after_space = t_->trim; read < text.size();) {
-        auto [to, bytes] = replaced(text.substr(read));
-        while (after_space && !to.empty() && to[0] == ' ') to.remove_prefix(1);
-        for (const char &c : to) put(c == ' ' ? space : view(&c, 1));
-        if (!to.empty()) after_space = t_->trim && to.back() == ' ';
-        read += bytes;
-    }
-    while (t_->trim && out.text.size() >= space.size() &&
-           out.text.compare(out.text.size() - space.size(), space.size(), space) == 0) {
-        out.text.resize(out.text.size() - space.size());
-        read = out.from[out.text.size()];
-        out.from.resize(out.text.size());
-    }
-    out.from.push_back(static_cast<uint32_t>(read));
-    return out;
-}
-
-// The path of the highest score: for each place that a character begins at, the best piece that ends there.
-std::vector<token> unigram::cut(view text, normalised *shown) const {
-    struct node {
-        int32_t id, begin;
-        float score;
-    };
-    if (normalised_bytes(t_->normaliser, text) > INT32_MAX / 2) throw std::bad_alloc();
-    *shown = normalise(text);
-    const view in = shown->text;
-    std::vector<node> best(in.size() + 1, { -1, -1, 0 });
-    std::vector<token> backwards, tokens;
-    auto offer = [&](size_t begin, size_t end, int32_t id, double score, float rounded) {
-        if (best[end].begin < 0 || score > static_cast<double>(best[end].score))
-            best[end] = { id, static_cast<int32_t>(begin), rounded };
-    };
-    for (size_t begin = 0, next; begin < in.size(); begin = next) {
-        const float before = best[begin].score;
-        bool alone = false; // the character is a piece
-        uint64_t hash = seed();
-        next = begin + character_bytes(in.substr(begin));
-        for (size_t end = begin; end < in.size();) {
-            hash = step(hash, in[end++]);
-            if (!(prefixes_[hash >> prefix_shift_ >> 6] >> (hash >> prefix_shift_ & 63) & 1)) break;
-            const int32_t id = find(hash, in.substr(begin, end - begin));
-            if (id < 0) continue;
-            const double score = static_cast<double>(t_->pieces[static_cast<size_t>(id)].score) + before;
-            offer(begin, end, id, score, static_cast<float>(score));
-            alone |= end == next;
-        }
-        if (!alone) offer(begin, next, unknown_, unknown_score_ + before, unknown_score_ + before);
-    }
-    for (size_t end = in.size(); end;) {
-        const auto begin = static_cast<size_t>(best[end].begin);
-        backwards.push_back({ best[end].id, shown->from[begin], begin, end - begin });
-        end = begin;
-    }
-    for (; !backwards.empty(); backwards.pop_back()) {
-        const token &one = backwards.back();
-        if (one.id == unknown_ && spells_)
-            for (size_t i = 0; i < one.bytes; i++)
-                tokens.push_back({ bytes_[static_cast<unsigned char>(in[one.at + i])], one.begin, one.at, 0 });
-        else if (one.id == unknown_ && !tokens.empty() && tokens.back().id == unknown_)
-            tokens.back().bytes += one.bytes;
-        else tokens.push_back(one);
-    }
-    return tokens;
 }
 
 } // namespace
 
-// ---- 4. Life ------------------------------------------------------------------------------------------------
+// ---- 3. Life ------------------------------------------------------------------------------------------------
 
 extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t error_size) {
     spm *made = nullptr;
@@ -646,14 +402,12 @@ extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t erro
         if (size > SPM_MAX_MODEL) throw bad_model("the tokeniser is larger than 32 MiB");
         view model(static_cast<const char *>(bytes), size);
         made = new spm;
-        const size_t needed = check_model(model, made);
-        std::string joins;
-        made->cutter = unigram::of(made);
-        if (made->cutter) model = joins.append(model).append("\x12\x02\x18\x04"); // trainer { algorithm = CHAR }
-        const put_aside memory(needed);
+        const put_aside memory(check_model(model, made));
         auto status = made->processor.LoadFromSerializedProto(model);
         if (!status.ok())
             throw bad_model(std::string("SentencePiece refuses the tokeniser: ") + status.error_message());
+        // The first call of this one allocates; spm_piece, which has no error to give, needs no memory behind it.
+        static_cast<void>(made->processor.IdToPiece(0));
         return 0;
     });
     if (!failed) return made;
@@ -664,20 +418,13 @@ extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t erro
 
 extern "C" void spm_free(spm *tokeniser) { delete tokeniser; }
 
-// ---- 5. Text and ids ----------------------------------------------------------------------------------------
+// ---- 4. Text and ids ----------------------------------------------------------------------------------------
 
 extern "C" int spm_encode(const spm *t, const char *text, size_t length, int32_t **ids, size_t *capacity, size_t *count,
                           char *error, size_t error_size) {
     *count = 0;
     return guarded(error, error_size, [&]() {
         check_text(text, length);
-        if (t->cutter) {
-            normalised shown;
-            const std::vector<token> tokens = t->cutter->cut(view(text, length), &shown);
-            reserve(ids, capacity, tokens.size());
-            for (const token &one : tokens) (*ids)[(*count)++] = one.id;
-            return 0;
-        }
         const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, view(text, length))));
         std::vector<int> out;
         auto status = t->processor.Encode(view(text, length), &out);
@@ -710,13 +457,6 @@ extern "C" int spm_encode_begins(const spm *t, const char *text, size_t length, 
     *count = 0;
     return guarded(error, error_size, [&]() {
         check_text(text, length);
-        if (t->cutter) {
-            normalised shown;
-            const std::vector<token> tokens = t->cutter->cut(view(text, length), &shown);
-            reserve(begins, capacity, tokens.size());
-            for (const token &one : tokens) (*begins)[(*count)++] = one.begin;
-            return 0;
-        }
         const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, view(text, length))));
         give_begins(t->processor.EncodeAsImmutableProto(view(text, length)), begins, capacity, count);
         return 0;
@@ -739,19 +479,11 @@ extern "C" int spm_encode_pieces(const spm *t, const char *text, size_t length, 
     *bytes = 0;
     return guarded(error, error_size, [&]() {
         check_text(text, length);
-        std::string joined;
-        if (t->cutter) {
-            normalised shown;
-            for (const token &one : t->cutter->cut(view(text, length), &shown))
-                joined.append(one.bytes ? view(shown.text).substr(one.at, one.bytes) : text_of(t, one.id))
-                    .push_back('\0');
-            give(joined, pieces, capacity, bytes);
-            return 0;
-        }
         const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, view(text, length))));
         std::vector<std::string> out;
         auto status = t->processor.Encode(view(text, length), &out);
         if (!status.ok()) throw std::runtime_error(status.error_message());
+        std::string joined;
         for (const std::string &piece : out) joined.append(piece).push_back('\0');
         give(joined, pieces, capacity, bytes);
         return 0;
@@ -774,22 +506,24 @@ extern "C" int spm_decode_pieces(const spm *t, const char *pieces, size_t bytes,
     });
 }
 
-// ---- 6. Pieces ----------------------------------------------------------------------------------------------
+// ---- 5. Pieces ----------------------------------------------------------------------------------------------
 
-extern "C" int32_t spm_size(const spm *t) { return static_cast<int32_t>(t->pieces.size()); }
+extern "C" int32_t spm_size(const spm *t) { return t->processor.GetPieceSize(); }
 
-extern "C" const char *spm_piece(const spm *t, int32_t id) { return in_range(t, id) ? text_of(t, id).data() : ""; }
+extern "C" const char *spm_piece(const spm *t, int32_t id) {
+    return in_range(t, id) ? t->processor.IdToPiece(id).c_str() : "";
+}
 
 extern "C" int32_t spm_id(const spm *t, const char *piece) {
     return guarded(nullptr, 0, [&]() -> int {
         int id = t->processor.PieceToId(piece); // unknown pieces get the unknown id
-        return in_range(t, id) && text_of(t, id) == piece ? id : -1;
+        return in_range(t, id) && t->processor.IdToPiece(id) == piece ? id : -1;
     });
 }
 
-extern "C" int spm_is_unknown(const spm *t, int32_t id) { return is_of(t, id, UNKNOWN); }
-extern "C" int spm_is_control(const spm *t, int32_t id) { return is_of(t, id, CONTROL); }
-extern "C" int spm_is_byte(const spm *t, int32_t id) { return is_of(t, id, BYTE); }
+extern "C" int spm_is_unknown(const spm *t, int32_t id) { return in_range(t, id) && t->processor.IsUnknown(id); }
+extern "C" int spm_is_control(const spm *t, int32_t id) { return in_range(t, id) && t->processor.IsControl(id); }
+extern "C" int spm_is_byte(const spm *t, int32_t id) { return in_range(t, id) && t->processor.IsByte(id); }
 
 extern "C" int32_t spm_unk(const spm *t) { return t->processor.unk_id(); }
 extern "C" int32_t spm_bos(const spm *t) { return t->processor.bos_id(); }

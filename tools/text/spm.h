@@ -5,10 +5,8 @@
  *
  * An spm is immutable after spm_new: any number of threads may use it at once.
  *
- * Unigram models without symbols of a user's are cut here, as SentencePiece 0.1.97 does; the library's table for that
- * would take most of a start. Others are cut by the library, whose versions differ: about one line in four thousand is
- * cut differently by 0.1.97 and 0.2.3 (a tie between equal scores), so that equal text does not promise equal ids
- * across machines. Equal ids give equal text.
+ * Versions differ: about one line in four thousand is cut differently by SentencePiece 0.1.97 and 0.2.3 (a tie
+ * between equal scores), so equal text does not promise equal ids across machines. Equal ids give equal text.
  */
 #ifndef SPM_H
 #define SPM_H
