@@ -654,6 +654,21 @@ __global__ void moe_k_ssru(const float *u, size_t u_stride, const float *f, size
     }
 }
 
+/* moe_compute_average_row, as moe_k_ssru */
+__global__ void moe_k_average(const float *x, size_t x_stride, const float *before, size_t before_stride,
+                              const int32_t *parents, const int32_t *positions, int cols, float *y, size_t y_stride) {
+    if (parents[blockIdx.x] == MOE_ROW_ABOVE) return;
+    for (size_t i = threadIdx.x; i < (size_t)cols; i += MOE_BLOCK) {
+        size_t row = blockIdx.x;
+        float sum = before[row * before_stride + i];
+        do {
+            sum = moe_add(sum, x[row * x_stride + i]);
+            y[row * y_stride + i] = moe_div(sum, (float)(positions[row] + 1));
+            y[row * y_stride + (size_t)cols + i] = sum;
+        } while (++row < gridDim.x && parents[row] == MOE_ROW_ABOVE);
+    }
+}
+
 __global__ void moe_k_unary(moe_unary what, const float *x, size_t x_stride, int cols, float *y, size_t y_stride) {
     const size_t row = blockIdx.x;
     for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK)
@@ -2256,6 +2271,10 @@ static void moe_launch_ssru(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_ssru, l->rows, MOE_BLOCK, l->x0, l->s0->stride, l->x1, l->s1->stride,
                (const float *)l->n->src[2]->data, l->n->src[2]->stride, d->parents, (int)l->s0->cols, l->y,
                l->n->stride);
+}
+static void moe_launch_average(moe_device *d, const moe_launch *l) {
+    MOE_LAUNCH(d, moe_k_average, l->rows, MOE_BLOCK, l->x0, l->s0->stride, l->x1, l->s1->stride, d->parents,
+               d->positions, (int)l->s0->cols, l->y, l->n->stride);
 }
 static void moe_launch_gate(moe_device *d, const moe_launch *l) { moe_run_gate(d, l->n, l->b, l->rows, NULL); }
 static void moe_launch_experts(moe_device *d, const moe_launch *l) { moe_run_experts(d, l->n, l->b, l->rows); }

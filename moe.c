@@ -325,6 +325,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     X(LSTM_STEP, lstm_step, SCRATCH, 0)       /* x, r, c -> [h | c]: products with both matrices, cell */    \
     X(LSTM_LAYER, lstm_layer, SCRATCH, 0)     /* input products of packed sentences -> outputs */            \
     X(SSRU, ssru, ROWS, 4)                    /* inputs, forget gates, c -> [y | c] */                       \
+    X(AVERAGE, average, ROWS, 4)              /* inputs, their sum before -> [mean | sum] */                 \
     X(ATTENTION, attention, SCRATCHED, 16384) /* projected query -> context (GNMT) */                        \
     X(HEADS, heads, SCRATCH, 0)               /* queries, keys and values -> contexts of several heads */    \
     X(GATE, gate, SCRATCH, 0)                 /* logits, or features and a gate over groups -> selections */ \
@@ -4756,6 +4757,27 @@ static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t r
     } while (++row < run->frame->rows && parents[row] == MOE_ROW_ABOVE);
 }
 
+/* The mean of a sentence's rows so far. `sum`, of those before, is carried and goes on as an SSRU's c does. */
+static moe_node *moe_op_average(moe_graph *g, moe_node *x, moe_node *sum, const char *name) {
+    return moe_add_node(g, MOE_OP_AVERAGE, x, sum, 2 * x->cols, name);
+}
+
+static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_t row) {
+    const int32_t *parents = run->frame->beam.parents;
+    const float *sum = moe_row_of(t->src[1], row);
+    const size_t n = t->cols / 2;
+    if (parents[row] == MOE_ROW_ABOVE) return; /* that row does it */
+    do {
+        const float *x = moe_row_of(t->src[0], row), count = (float)(run->frame->positions[row] + 1);
+        float *y = moe_row_of(t, row);
+        for (size_t i = 0; i < n; i++) {
+            y[n + i] = sum[i] + x[i];
+            y[i] = y[n + i] / count;
+        }
+        sum = y + n;
+    } while (++row < run->frame->rows && parents[row] == MOE_ROW_ABOVE);
+}
+
 /* ==== 23. Ops: attention ======================================================================================
  * Owns the context that a row of the decoder reads from its source sentence. */
 
@@ -5595,13 +5617,25 @@ typedef struct moe_attention_layer {
 typedef struct moe_heads_layer {
     size_t heads, kv_cols; /* columns of a row of keys and values */
     uint64_t shown;        /* see moe_heads_op */
-    moe_affine q, kv, out; /* self: q is [3D, D], queries, keys, values; cross: [D, D], and kv [2D, D]; out [D, D] */
+    int raw;               /* self: a norm before is of the queries alone */
+    moe_affine q, kv, out; /* self: q is [3D, D], queries, keys, values; else [D, D], and kv [2D, D]; out [D, D] */
 } moe_heads_layer;
 
 /* Inputs and forget gates, [D, D] */
 typedef struct moe_ssru_layer {
     moe_affine input, forget;
 } moe_ssru_layer;
+
+/* y = the mean of x so far, depth - 1 products with activation, one back to D columns if theirs are others; gated:
+ * sigmoid(input x) x + sigmoid(forget y) y, else y */
+enum { MOE_AVERAGE_DEPTH = 4 };
+typedef struct moe_average_layer {
+    size_t depth;
+    moe_unary activation;
+    int gated;
+    moe_affine units[MOE_AVERAGE_DEPTH - 1], down; /* [hidden, D or hidden], [D, hidden]: w.rows 0 without */
+    moe_affine input, forget;                      /* [D, D] */
+} moe_average_layer;
 
 typedef struct moe_ffn_layer {
     moe_unary activation;
@@ -5618,6 +5652,7 @@ struct moe_layer {
     size_t hidden;  /* LSTM: H per direction; MoE: hidden units of an expert, or outputs where it has none */
     int residual;
     int norm_place;   /* f(norm(x)), or norm(x + f(x)); a layer of kind "norm" has it before */
+    int norms_inside; /* before means: where its own nodes have it */
     moe_norm_op norm; /* if it has a norm */
     union {
         moe_lstm_layer lstm;
@@ -5625,6 +5660,7 @@ struct moe_layer {
         moe_heads_layer heads;
         moe_ffn_layer ffn;
         moe_ssru_layer ssru;
+        moe_average_layer average;
         moe_attention_layer attention;
     };
 };
@@ -6117,6 +6153,7 @@ static const moe_layer_type moe_mixture_type =
 
 static const moe_key moe_heads_keys[] = {
     MOE_COUNT_KEY("heads", 1, 0, heads.heads),
+    MOE_FLAG_KEY("raw", 0, heads.raw),
     MOE_FLAG_KEY("residual", 1, residual),
     MOE_NORM_KEYS,
 };
@@ -6132,16 +6169,21 @@ static void moe_bind_heads(moe_reader *r, moe_layer *layer) {
         MOE_REFUSE(r, layer, "heads", "is %zu, which does not divide %zu columns", h->heads, d);
     if (cross && !layer->context)
         MOE_REFUSE(r, layer, "kind", "must not be \"cross\" in an encoder: there is nothing to attend to");
+    if (h->raw && (cross || layer->norm_place != MOE_NORM_BEFORE))
+        MOE_REFUSE(r, layer, "raw", "must be 0: no norm comes before keys and values");
+    layer->norms_inside = h->raw;
     h->kv_cols = 2 * d;
-    moe_bind_affine(r, layer, &h->q, cross ? d : 3 * d, d, cross ? "q" : "qkv");
-    if (cross) moe_bind_affine(r, layer, &h->kv, h->kv_cols, layer->context, "kv");
+    moe_bind_affine(r, layer, &h->q, cross || h->raw ? d : 3 * d, d, cross || h->raw ? "q" : "qkv");
+    if (cross || h->raw) moe_bind_affine(r, layer, &h->kv, h->kv_cols, cross ? layer->context : d, "kv");
     moe_bind_affine(r, layer, &h->out, d, d, "out");
 }
 
 static moe_node *moe_build_heads(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_heads_layer *h = &layer->heads;
     const int cross = moe_is_cross(layer), carries = layer->place == MOE_IN_DECODER;
-    moe_node *q = moe_build_affine(b, layer, &h->q, x, cross ? "q" : "qkv");
+    moe_node *q =
+        moe_build_affine(b, layer, &h->q, h->raw ? moe_build_normed(b, layer, x) : x, cross || h->raw ? "q" : "qkv");
+    if (h->raw) q = moe_op_concat(b->g, q, moe_build_affine(b, layer, &h->kv, x, "raw"), MOE_PART("qkv"));
     if (carries && !cross) moe_build_store(b, layer, 0, moe_op_view(b->g, q, layer->in, h->kv_cols, MOE_PART("kv")));
     q = moe_op_heads(b->g, h->heads, !cross, carries ? moe_carried_of(b, layer)->rows : NULL, q, layer->in,
                      MOE_PART("heads"));
@@ -6177,12 +6219,17 @@ static void moe_bind_ffn(moe_reader *r, moe_layer *layer) {
     moe_bind_affine(r, layer, &layer->ffn.down, layer->in, layer->hidden, "down");
 }
 
+static moe_node *moe_build_active(moe_builder *b, const moe_layer *layer, moe_unary activation, moe_node *product) {
+    if (activation != MOE_UNARY_RELU) return moe_op_unary(b->g, activation, product, MOE_PART("activation"));
+    product->linear.relu = 1; /* a part of the product */
+    return product;
+}
+
 static moe_node *moe_build_ffn(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_ffn_layer *f = &layer->ffn;
     moe_node *units = moe_build_affine(b, layer, &f->up, x, "units");
     moe_node *active = f->gated ? moe_build_affine(b, layer, &f->gate, x, "gate") : units;
-    if (f->activation == MOE_UNARY_RELU) active->linear.relu = 1; /* a part of the product */
-    else active = moe_op_unary(b->g, f->activation, active, MOE_PART("activation"));
+    active = moe_build_active(b, layer, f->activation, active);
     if (f->gated) active = moe_op_pointwise(b->g, active, units, 1, MOE_PART("gated"));
     return moe_build_affine(b, layer, &f->down, active, "down");
 }
@@ -6209,6 +6256,50 @@ static moe_node *moe_build_ssru(moe_builder *b, const moe_layer *layer, moe_node
 
 static const moe_layer_type moe_ssru_type =
     MOE_LAYER_TYPE("ssru", MOE_IN_DECODER, ssru, NULL, { "c", MOE_BY_PARENT, MOE_AT(out), 1 });
+
+/* ---- Average attention (Zhang et al. 2018, arXiv 1805.00631) ---- */
+
+static const char *const moe_average_units[MOE_AVERAGE_DEPTH - 1] = { "up.0", "up.1", "up.2" };
+static const moe_key moe_average_keys[] = {
+    MOE_COUNT_KEY("hidden", 1, 0, hidden),
+    { "depth", MOE_KEY_COUNT, NULL, 1, MOE_AVERAGE_DEPTH, 0, MOE_AT(average.depth), 0 },
+    MOE_NAME_KEY("activation", moe_ffn_activations, -1, average.activation),
+    MOE_FLAG_KEY("gated", 1, average.gated),
+    MOE_FLAG_KEY("residual", 1, residual),
+    MOE_NORM_KEYS,
+};
+
+static void moe_bind_average(moe_reader *r, moe_layer *layer) {
+    moe_average_layer *a = &layer->average;
+    size_t cols = layer->in;
+    for (size_t i = 0; i + 1 < a->depth; i++, cols = layer->hidden)
+        moe_bind_affine(r, layer, &a->units[i], layer->hidden, cols, moe_average_units[i]);
+    if (cols != layer->in) moe_bind_affine(r, layer, &a->down, layer->in, cols, "down");
+    if (a->gated) moe_bind_affine(r, layer, &a->input, layer->in, layer->in, "input");
+    if (a->gated) moe_bind_affine(r, layer, &a->forget, layer->in, layer->in, "forget");
+    layer->norms_inside = 1;
+}
+
+static moe_node *moe_build_average(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    const moe_average_layer *a = &layer->average;
+    moe_node *y = moe_op_average(b->g, x, moe_carried_of(b, layer)->node, MOE_PART("average")), *gate;
+    moe_build_store(b, layer, 0, moe_op_view(b->g, y, layer->out, layer->out, MOE_PART("sum_next")));
+    y = moe_op_view(b->g, y, 0, layer->out, MOE_PART("mean"));
+    if (layer->norm_place == MOE_NORM_BEFORE) y = moe_build_normed(b, layer, y);
+    for (size_t i = 0; i + 1 < a->depth; i++)
+        y = moe_build_active(b, layer, a->activation,
+                             moe_build_affine(b, layer, &a->units[i], y, moe_average_units[i]));
+    if (a->down.w.rows) y = moe_build_affine(b, layer, &a->down, y, "down");
+    if (!a->gated) return y;
+    gate = moe_build_affine(b, layer, &a->input, x, "input.logits");
+    x = moe_op_pointwise(b->g, moe_op_unary(b->g, MOE_UNARY_SIGMOID, gate, MOE_PART("input")), x, 1, MOE_PART("old"));
+    gate = moe_build_affine(b, layer, &a->forget, y, "forget.logits");
+    y = moe_op_pointwise(b->g, moe_op_unary(b->g, MOE_UNARY_SIGMOID, gate, MOE_PART("forget")), y, 1, MOE_PART("new"));
+    return moe_op_pointwise(b->g, x, y, 0, MOE_PART("y"));
+}
+
+static const moe_layer_type moe_average_type =
+    MOE_LAYER_TYPE("average", MOE_IN_DECODER, average, NULL, { "sum", MOE_BY_PARENT, MOE_AT(out), 1 });
 
 /* ---- A norm alone ---- */
 
@@ -6320,9 +6411,9 @@ static const moe_layer_type moe_attention_type =
 
 /* ---- All kinds ---- */
 
-static const moe_layer_type *const moe_layer_types[] = { &moe_lstm_type,  &moe_mixture_type,  &moe_self_type,
-                                                         &moe_cross_type, &moe_ffn_type,      &moe_norm_type,
-                                                         &moe_ssru_type,  &moe_attention_type };
+static const moe_layer_type *const moe_layer_types[] = { &moe_lstm_type,  &moe_mixture_type, &moe_self_type,
+                                                         &moe_cross_type, &moe_ffn_type,     &moe_norm_type,
+                                                         &moe_ssru_type,  &moe_average_type, &moe_attention_type };
 
 /* Read layer `index` of a side and bind its weights. */
 static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, int place, size_t in,
@@ -6352,8 +6443,8 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
 
 /* A layer with its norm and its residual. */
 static moe_node *moe_build_layer(moe_builder *b, const moe_layer *layer, moe_node *x) {
-    moe_node *y =
-        layer->type->build(b, layer, layer->norm_place == MOE_NORM_BEFORE ? moe_build_normed(b, layer, x) : x);
+    const int before = layer->norm_place == MOE_NORM_BEFORE && !layer->norms_inside;
+    moe_node *y = layer->type->build(b, layer, before ? moe_build_normed(b, layer, x) : x);
     if (layer->residual) y = moe_op_pointwise(b->g, x, y, 0, MOE_PART("output"));
     return layer->norm_place == MOE_NORM_AFTER ? moe_build_normed(b, layer, y) : y;
 }

@@ -99,6 +99,7 @@ def small_models(folder):
         assert complaint is None, complaint
         yield family, *moefile.read(path)
     yield "student", *student(*moefile.read(path))
+    yield "average", *average(*moefile.read(path))
 
 
 def student(meta, tensors):
@@ -113,11 +114,27 @@ def student(meta, tensors):
     return {**meta, "decoder.0.kind": "ssru", "decoder.2.gated": 1, "decoder.2.norm.kind": "rms"}, tensors
 
 
+def average(meta, tensors):
+    """A Transformer with average attention in its decoder, and norms in its encoder that keys and values lack."""
+    random, d = np.random.default_rng(8), meta["model.width"]
+    dropped = "decoder.0.qkv", "decoder.0.out", "decoder.0.heads", "encoder.0.qkv"
+    meta, tensors = ({k: v for k, v in x.items() if not k.startswith(dropped)} for x in (meta, tensors))
+    new = {"decoder.0.up.0.weight": (7, d), "decoder.0.up.1.weight": (7, 7), "decoder.0.up.1.bias": (7,),
+           "decoder.0.down.weight": (d, 7), "decoder.0.input.weight": (d, d), "decoder.0.forget.weight": (d, d),
+           "encoder.0.q.weight": (d, d), "encoder.0.q.bias": (d,), "encoder.0.kv.weight": (2 * d, d),
+           "encoder.0.kv.bias": (2 * d,)}
+    tensors.update({name: moefile.Tensor.encode(random.standard_normal(dims).astype(np.float32))
+                    for name, dims in new.items()})
+    return {**meta, "decoder.0.kind": "average", "decoder.0.hidden": 7, "decoder.0.depth": 3,
+            "decoder.0.activation": "relu", "encoder.0.raw": 1, "encoder.0.norm": "before"}, tensors
+
+
 def layers_to_try(m, seen):
     """(name, kind) of layers of a described model of which none like them is among those seen."""
     for side in ("encoder", "decoder", "network"):
         for i, x in enumerate(getattr(m, side, ())):
-            sort = m.architecture, side, x.kind, getattr(x, "gate", 0), getattr(x, "groups", 0) > 0
+            gate, groups, raw = (getattr(x, key, 0) for key in ("gate", "groups", "raw"))
+            sort = m.architecture, side, x.kind, gate, groups > 0, raw
             if sort not in seen:
                 seen.add(sort)
                 yield f"{side}.{i}", x.kind

@@ -114,7 +114,7 @@ typedef struct mw_tensor {
 typedef struct mw_model {
     mw_meta meta[128];
     size_t n_meta;
-    mw_tensor tensors[64];
+    mw_tensor tensors[80];
     size_t n_tensors;
     uint64_t random;
     uint32_t type;       /* of matrices */
@@ -796,13 +796,15 @@ static inline void mw_linear(mw_model *m, const char *prefix, const char *name, 
     if (bias) mw_random_vector(m, mw_name(names, ".bias"), out, -0.4f, 0.4f);
 }
 
+/* `kind` raw: attention whose norm is of the queries alone. */
 static inline void mw_heads(mw_model *m, const char *prefix, const char *kind, size_t heads, const char *place,
                             int bias) {
-    const int cross = strcmp(kind, "cross") == 0;
-    mw_sublayer(m, prefix, kind, place);
+    const int raw = strcmp(kind, "raw") == 0, apart = raw || strcmp(kind, "cross") == 0;
+    mw_sublayer(m, prefix, raw ? "attention" : kind, place);
     mw_int(m, mw_name(prefix, "heads"), (int64_t)heads);
-    mw_linear(m, prefix, cross ? "q" : "qkv", cross ? MW_WIDTH : 3 * MW_WIDTH, MW_WIDTH, bias);
-    if (cross) mw_linear(m, prefix, "kv", 2 * MW_WIDTH, MW_WIDTH, bias);
+    if (raw) mw_int(m, mw_name(prefix, "raw"), 1);
+    mw_linear(m, prefix, apart ? "q" : "qkv", apart ? MW_WIDTH : 3 * MW_WIDTH, MW_WIDTH, bias);
+    if (apart) mw_linear(m, prefix, "kv", 2 * MW_WIDTH, MW_WIDTH, bias);
     mw_linear(m, prefix, "out", MW_WIDTH, MW_WIDTH, bias);
 }
 
@@ -829,15 +831,33 @@ static inline void mw_ssru(mw_model *m, const char *prefix, const char *place) {
     mw_linear(m, prefix, "forget", MW_WIDTH, MW_WIDTH, 1);
 }
 
+static inline void mw_average(mw_model *m, const char *prefix, size_t hidden, size_t depth, int gated,
+                              const char *place) {
+    static const char *const ups[] = { "up.0", "up.1", "up.2" };
+    size_t cols = MW_WIDTH;
+    mw_sublayer(m, prefix, "average", place);
+    mw_int(m, mw_name(prefix, "hidden"), (int64_t)hidden);
+    mw_int(m, mw_name(prefix, "depth"), (int64_t)depth);
+    mw_int(m, mw_name(prefix, "gated"), gated);
+    mw_text(m, mw_name(prefix, "activation"), gated ? "swish" : "relu");
+    for (size_t i = 0; i + 1 < depth; i++, cols = hidden) mw_linear(m, prefix, ups[i], hidden, cols, 1);
+    if (cols != MW_WIDTH) mw_linear(m, prefix, "down", MW_WIDTH, cols, 1);
+    if (gated) mw_linear(m, prefix, "input", MW_WIDTH, MW_WIDTH, 1);
+    if (gated) mw_linear(m, prefix, "forget", MW_WIDTH, MW_WIDTH, 1);
+}
+
 /* Like NLLB-MoE: norms before, mixtures, forced tags; like Marian: norms after, swish, a suppressed token, a forced
  * end; neither: no biases, gelu, tokens that are never generated, early stopping. Like Marian's students: a recurrent
- * decoder, of which one layer has its norm before; and a gated feed-forward layer with an RMS norm. */
-enum { MW_NLLB, MW_MARIAN, MW_PLAIN, MW_STUDENT, MW_TRANSFORMERS };
+ * decoder, of which one layer has its norm before; and a gated feed-forward layer with an RMS norm. With average
+ * attention: norms before, which keys and values of self-attention do not have. */
+enum { MW_NLLB, MW_MARIAN, MW_PLAIN, MW_STUDENT, MW_AVERAGE, MW_TRANSFORMERS };
 
 static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed) {
-    static const char *const activations[] = { "relu", "swish", "gelu", "swish" };
+    static const char *const activations[] = { "relu", "swish", "gelu", "swish", "relu" };
     static const int64_t unwanted[] = { 0, MW_BOS, 7 };
-    const char *place = variant == MW_NLLB ? "before" : variant == MW_PLAIN ? "none" : "after";
+    const int average = variant == MW_AVERAGE;
+    const char *place = variant == MW_NLLB || average ? "before" : variant == MW_PLAIN ? "none" : "after";
+    const char *self = average ? "raw" : "attention";
     const size_t heads = variant == MW_NLLB ? 4 : variant == MW_MARIAN ? 2 : 1;
     const int bias = variant != MW_PLAIN;
     mw_model *m = mw_begin("transformer", type, seed * 77 + (uint64_t)variant + 201);
@@ -854,12 +874,13 @@ static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed
     mw_random_matrix(m, "embedding.weight", type, MW_VOCABULARY, MW_WIDTH, 0.6f);
     mw_random_matrix(m, "positions.weight", MW_F32, 48, MW_WIDTH, 0.8f);
     mw_int(m, "encoder.layers", variant == MW_NLLB ? 4 : 3);
-    mw_heads(m, "encoder.0.", "attention", heads, place, bias);
+    mw_heads(m, "encoder.0.", self, heads, place, bias);
     mw_ffn(m, "encoder.1.", 20, activations[variant], place, bias);
-    mw_heads(m, "encoder.2.", "attention", 2 * heads, place, bias);
+    mw_heads(m, "encoder.2.", self, 2 * heads, place, bias);
     if (variant == MW_NLLB) mw_biased_moe(m, "encoder.3.", 5, 12, place);
-    mw_int(m, "decoder.layers", variant == MW_NLLB ? 6 : 4);
+    mw_int(m, "decoder.layers", variant == MW_NLLB || average ? 6 : 4);
     if (variant == MW_STUDENT) mw_ssru(m, "decoder.0.", place);
+    else if (average) mw_average(m, "decoder.0.", 20, 3, 1, place);
     else mw_heads(m, "decoder.0.", "attention", 2 * heads, place, bias);
     mw_heads(m, "decoder.1.", "cross", heads, place, bias);
     mw_ffn(m, "decoder.2.", 24, activations[variant], place, bias);
@@ -870,9 +891,13 @@ static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed
         mw_text(m, "decoder.2.norm.kind", "rms");
         mw_drop_tensor(m, "decoder.2.norm.bias");
     } else {
-        mw_heads(m, "decoder.3.", "attention", heads, place, bias);
+        mw_heads(m, "decoder.3.", self, heads, place, bias);
     }
-    if (variant == MW_NLLB || variant == MW_STUDENT) {
+    if (average) {
+        mw_average(m, "decoder.4.", MW_WIDTH, 2, 0, "after");
+        mw_sublayer(m, "decoder.5.", "norm", place);
+    }
+    if (variant == MW_NLLB || variant == MW_STUDENT || average) {
         mw_int(m, "align.layer", 1);
         mw_int(m, "align.heads", variant == MW_NLLB ? 9 : 1);
     }

@@ -679,11 +679,12 @@ static void check_layer(const golden *g, const char *name, const moe_kernels *ke
 }
 
 /* The nodes of a layer of the decoder for `rows` rows of x, and what it carries from and to `carried`. */
-static void run_any_layer(const moe_layer *layer, const float *x, const int32_t *parents, size_t rows, float *carried,
-                          const moe_kernels *kernels, float *y) {
+static void run_any_layer(const moe_layer *layer, const float *x, const int32_t *parents, int32_t *positions,
+                          size_t rows, float *carried, const moe_kernels *kernels, float *y) {
     bench *b = new_bench(rows, 1);
     moe_builder *of = builder(b, layer);
     memcpy(b->parents, parents, rows * sizeof *parents);
+    b->frame.positions = positions;
     b->carried[0][0].rows = carried;
     moe_build_gathers(of, layer);
     b->frame.inputs = x;
@@ -699,7 +700,7 @@ static void check_any_layer(const golden *g, const char *name, const moe_kernels
     const moe_meta *lengths = need_value(g, name, "lengths");
     static const int32_t begins = -1, goes_on = 0;
     static float carried[MAX_ROWS * 64], all[MAX_ROWS * 64], one[64];
-    int32_t parents[MAX_ROWS];
+    int32_t parents[MAX_ROWS], positions[MAX_ROWS];
     moe_layer layer = { .residual = 0 };
     moe_error error = { 0 };
     moe_reader r = { .file = &g->file, .error = &error };
@@ -710,12 +711,14 @@ static void check_any_layer(const golden *g, const char *name, const moe_kernels
     moe_read_layer(&r, &layer, side, (size_t)atoi(dot + 1), MOE_IN_DECODER, x.cols, 0);
     if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
     for (size_t i = 0; i < lengths->count; i++)
-        for (int64_t k = 0; k < moe_meta_int(lengths, i); k++) parents[row++] = k ? MOE_ROW_ABOVE : -1;
+        for (int32_t k = 0; k < moe_meta_int(lengths, i); k++, row++)
+            parents[row] = k ? MOE_ROW_ABOVE : -1, positions[row] = k;
     assert_int_equal(row, x.rows);
-    run_any_layer(&layer, x.data, parents, x.rows, carried, kernels, all);
+    run_any_layer(&layer, x.data, parents, positions, x.rows, carried, kernels, all);
     expect_close(name, all, y.data, y.rows * y.cols, op_tolerance);
     for (row = 0; row < x.rows; row++) {
-        run_any_layer(&layer, x.data + row * x.cols, parents[row] == -1 ? &begins : &goes_on, 1, carried, kernels, one);
+        run_any_layer(&layer, x.data + row * x.cols, parents[row] == -1 ? &begins : &goes_on, &positions[row], 1,
+                      carried, kernels, one);
         assert_memory_equal(one, all + row * y.cols, y.cols * sizeof *one);
     }
 }

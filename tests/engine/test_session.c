@@ -24,7 +24,12 @@ static fixture *open_model(mw_model *m) {
     return f;
 }
 
-enum { NLLB = MW_VARIANTS + MW_NLLB, MARIAN = MW_VARIANTS + MW_MARIAN, STUDENT = MW_VARIANTS + MW_STUDENT };
+enum {
+    NLLB = MW_VARIANTS + MW_NLLB,
+    MARIAN = MW_VARIANTS + MW_MARIAN,
+    STUDENT = MW_VARIANTS + MW_STUDENT,
+    AVERAGE = MW_VARIANTS + MW_AVERAGE
+};
 
 enum { LISTED = 64 }; /* with this a model has a shortlist */
 
@@ -255,6 +260,8 @@ static const setting settings[] = {
     { MARIAN, MW_Q8, 2, MOE_RULES_HF },
     { STUDENT, MW_F32, 4, MOE_RULES_HF },
     { STUDENT, MW_Q8, 3, MOE_RULES_MARIAN },
+    { AVERAGE, MW_F32, 4, MOE_RULES_MARIAN },
+    { AVERAGE, MW_Q8, 2, MOE_RULES_HF },
     { MW_GNMT | LISTED, MW_Q8, 4, 0 },
     { MARIAN | LISTED, MW_BF16, 3, MOE_RULES_HF },
     { STUDENT | LISTED, MW_F32, 1, MOE_RULES_MARIAN },
@@ -262,7 +269,7 @@ static const setting settings[] = {
     { MW_CARRIED_QUERY, MW_F32, 4, 0 },
     { MW_GNMT | LISTED, MW_F32, 3, 0 }, /* reranked */
 };
-enum { RERANKED = 27 }; /* the settings from here on */
+enum { RERANKED = 29 }; /* the settings from here on */
 
 /* Sentence by sentence, one thread, portable: what everything else must equal. */
 static fixture *models[MOE_COUNT(settings)];
@@ -700,12 +707,13 @@ static heard *run_alone(const fixture *f, moe_session_params p, const ask *asked
     return out;
 }
 
-/* A recurrent decoder without a product that reads its state scores what it wrote in a run or two, to the same bits. */
+/* A recurrent decoder without a product that reads its state, or one of averages, scores what it wrote in a run or two,
+ * to the same bits. */
 static void given_tokens_of_a_student_run_together(void **state) {
     enum { TOKENS = LONGEST - 2, N = 3 };
     (void)state;
-    for (uint32_t type = MW_F32; type <= MW_Q8; type += MW_Q8 - MW_F32) {
-        fixture *f = small(STUDENT, type);
+    for (int i = 0; i < 4; i++) {
+        fixture *f = small(i / 2 ? AVERAGE : STUDENT, i % 2 ? MW_Q8 : MW_F32);
         moe_session_params p = params_for(f->model);
         ask *asks = random_asks(5, N);
         heard *wrote, *scored;

@@ -75,12 +75,12 @@ static mw_model *mm_decode(const uint8_t *data, size_t size) {
 /* ---- Values ---- */
 
 static const char *const mm_words[] = {
-    "gnmt-moe", "moe-lm",    "deep-moe",  "transformer", "lstm",    "moe",    "attention", "cross", "ffn",
-    "norm",     "ssru",      "rms",       "layer",       "none",    "before", "after",     "relu",  "gelu",
-    "swish",    "softmax",   "topk",      "top1",        "zero",    "concat", "sum",       "mlp",   "linear",
-    "additive", "threshold", "batchwise", "product",     "state",   "output", "query",     "paper", "nvidia",
-    "previous", "current",   "sigmoid",   "tf",          "encoder", "mlperf", "hf",        "",      "\xff",
-    "marian",
+    "gnmt-moe", "moe-lm",  "deep-moe", "transformer", "lstm",     "moe",       "attention", "cross",
+    "ffn",      "norm",    "ssru",     "average",     "rms",      "layer",     "none",      "before",
+    "after",    "relu",    "gelu",     "swish",       "softmax",  "topk",      "top1",      "zero",
+    "concat",   "sum",     "mlp",      "linear",      "additive", "threshold", "batchwise", "product",
+    "state",    "output",  "query",    "paper",       "nvidia",   "previous",  "current",   "sigmoid",
+    "tf",       "encoder", "mlperf",   "hf",          "",         "\xff",      "marian",
 };
 static const char *const mm_keys[] = {
     "vocab.size",
@@ -364,7 +364,7 @@ static void mm_repair_key(mw_model *m, const char *key, const char *message, uin
     char word[32];
     if (m->n_meta + 4 > MOE_COUNT(m->meta)) return;
     if (strncmp(message, "is missing", 10) == 0) {
-        if (strstr(key, ".kind") || strstr(key, "architecture")) mw_text(m, key, mm_words[fuzz_below(r, 11)]);
+        if (strstr(key, ".kind") || strstr(key, "architecture")) mw_text(m, key, mm_words[fuzz_below(r, 12)]);
         else mm_repair_missing_key(m, key, r);
     } else if (strncmp(message, "has a value", 11) == 0 || strncmp(message, "is not one of", 13) == 0) {
         mw_text(m, key, mm_words[fuzz_below(r, MOE_COUNT(mm_words))]);

@@ -342,6 +342,13 @@ def layer_cases(c):
     cell = [("input.weight", (20, 20)), ("forget.weight", (20, 20)), ("forget.bias", (20,))]
     layer("ssru.0", tensors=[*cell, *norm, ("norm.bias", (20,))], kind="ssru", norm="after")
     layer("ssru.1", tensors=cell, kind="ssru", residual=0)
+    gates = [*cell, ("input.bias", (20,))]
+    layer("average.0", tensors=[("up.0.weight", (33, 20)), ("up.0.bias", (33,)), ("down.weight", (20, 33)), *gates,
+                                *norm, ("norm.bias", (20,))],
+          kind="average", hidden=33, depth=2, activation="swish", norm="before")
+    layer("average.1", tensors=[("up.0.weight", (20, 20)), ("up.1.weight", (20, 20)), *norm], kind="average", hidden=20,
+          depth=3, activation="relu", gated=0, norm="after", **{"norm.kind": "rms"})
+    layer("average.2", tensors=gates, kind="average", hidden=7, depth=1, activation="gelu", residual=0)
 
 
 OPS = linear_cases, lstm_cases, attention_cases, gate_cases, expert_cases, output_cases, gating_cases, layer_cases

@@ -781,11 +781,13 @@ LAYERS = {
             name_key("parent.empty", EMPTY, inherits="empty"), count_key("gate.hidden", 0, 0), flag_key("gate.relu", 0),
             name_key("expert", "mlp linear", "mlp"), name_key("activation", "relu none", "relu"),
             name_key("output", "none sigmoid", "sigmoid"), real_key("scale", -1e6, 1e6, 1.0), *NORM),
-    "attention": (count_key("heads", 1), flag_key("residual", 1), *NORM),
-    "cross": (count_key("heads", 1), flag_key("residual", 1), *NORM),
+    "attention": (count_key("heads", 1), flag_key("raw", 0), flag_key("residual", 1), *NORM),
+    "cross": (count_key("heads", 1), flag_key("raw", 0), flag_key("residual", 1), *NORM),
     "ffn": (count_key("hidden", 1), name_key("activation", "relu gelu swish"), flag_key("gated", 0),
             flag_key("residual", 1), *NORM),
     "ssru": (flag_key("residual", 1), *NORM),
+    "average": (count_key("hidden", 1), Key("depth", "count", 1, 4), name_key("activation", "relu gelu swish"),
+                flag_key("gated", 1), flag_key("residual", 1), *NORM),
     "norm": ANY_NORM,
     "gnmt-attention": (name_key("kind", "additive product"), count_key("size", 1), count_key("layer", 0, 0),
                        name_key("query", "state output"), name_key("start", "query zero", "query")),
@@ -871,12 +873,14 @@ def describe_layer(meta, side, index):
         raise FormatError(f"{e.prefix}bidirectional: what comes later is not known in a decoder")
     if x.kind == "lstm" and x.context != "none" and (side != "decoder" or architecture == "moe-lm"):
         raise FormatError(f"{e.prefix}context: {x.context!r}, where there is nothing to attend to")
-    if x.kind == "ssru" and side != "decoder":
-        raise FormatError(f"{e.prefix}kind: 'ssru' in an encoder")
+    if x.kind in ("ssru", "average") and side != "decoder":
+        raise FormatError(f"{e.prefix}kind: {x.kind!r} in an encoder")
     if x.kind == "cross" and (side != "decoder" or architecture == "moe-lm"):
         raise FormatError(f"{e.prefix}kind: 'cross', where there is nothing to attend to")
     if x.kind in ("attention", "cross") and meta["model.width"] % x.heads:
         raise FormatError(f"{e.prefix}heads: they do not divide the width")
+    if getattr(x, "raw", 0) and (x.kind == "cross" or x.norm != "before"):
+        raise FormatError(f"{e.prefix}raw: no norm comes before keys and values")
     if x.kind == "norm":
         x.norm, x.residual = "before", 0
     return x
@@ -1039,6 +1043,22 @@ def describe(meta):
     return m
 
 
+def products(x, width, memory):
+    """(part, rows, columns) of the matrices that a layer has, but for LSTM cells and mixtures."""
+    gates = [(".input", width, width), (".forget", width, width)]
+    if x.kind == "cross" or x.kind == "attention" and x.raw:
+        return [(".q", width, width), (".kv", 2 * width, memory), (".out", width, width)]
+    if x.kind == "attention":
+        return [(".qkv", 3 * width, width), (".out", width, width)]
+    if x.kind == "ffn":
+        return [(".up", x.hidden, width), (".down", width, x.hidden)] + [(".gate", x.hidden, width)] * x.gated
+    if x.kind == "average":
+        ups = [(f".up.{i}", x.hidden, x.hidden if i else width) for i in range(x.depth - 1)]
+        down = [(".down", width, x.hidden)] if ups and x.hidden != width else []
+        return ups + down + gates * x.gated
+    return gates if x.kind == "ssru" else []
+
+
 def shapes(m, present=()):
     """The tensors of a described model in file order: name -> (layout, dims, always F32).
 
@@ -1091,15 +1111,10 @@ def shapes(m, present=()):
             add(name + ".norm.weight", columns)
             if x.norm_kind == "layer":
                 add(name + ".norm.bias", columns)
-        hidden = getattr(x, "hidden", 0)
-        pairs = {"attention": ((".qkv", 3 * width, width), (".out", width, width)),
-                 "cross": ((".q", width, width), (".kv", 2 * width, m.width), (".out", width, width)),
-                 "ffn": ((".up", hidden, width), (".down", width, hidden)),
-                 "ssru": ((".input", width, width), (".forget", width, width))}
-        gated = getattr(x, "gated", 0)
-        for part, rows, cols in pairs.get(x.kind, ()) + ((".gate", hidden, width),) * gated:
+        always = x.kind not in ("ssru", "average") and not getattr(x, "gated", 0)
+        for part, rows, cols in products(x, width, m.width):
             add(name + part + ".weight", rows, cols)
-            (add_if_present if gated or x.kind == "ssru" else add)(name + part + ".bias", rows)
+            (add if always else add_if_present)(name + part + ".bias", rows)
         if x.kind != "moe":
             return width
         after = add_moe(name, x, width)

@@ -283,16 +283,30 @@ def moe_layer(x, layer, w, normal=None, batchwise=False):
 
 def any_layer(x, layer, w):
     """A layer that is no mixture, and attends to nothing, for the rows of a sentence: with its norm and its residual.
-    SSRU: Kim et al. 2019 (D19-5632)."""
-    y = layer_norm(x, layer, w) if layer.norm == "before" else x
+    SSRU: Kim et al. 2019 (D19-5632); average attention: Zhang et al. 2018 (arXiv 1805.00631), as Marian has it."""
+    def product(y, part):
+        return linear(y, w[part + ".weight"], w.get(part + ".bias"))
+
+    y = x
+    if layer.kind == "average":
+        y = torch.stack([x[:n + 1].mean(0) for n in range(len(x))])
+    if layer.norm == "before":
+        y = layer_norm(y, layer, w)
+    active = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "swish": torch.nn.functional.silu}
     if layer.kind == "ffn":
-        units = linear(y, w["up.weight"], w.get("up.bias"))
-        gate = linear(y, w["gate.weight"], w.get("gate.bias")) if layer.gated else units
-        active = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "swish": torch.nn.functional.silu}
+        units = product(y, "up")
+        gate = product(y, "gate") if layer.gated else units
         y = active[layer.activation](gate) * (units if layer.gated else 1)
-        y = linear(y, w["down.weight"], w.get("down.bias"))
+        y = product(y, "down")
+    if layer.kind == "average":
+        for i in range(layer.depth - 1):
+            y = active[layer.activation](product(y, f"up.{i}"))
+        if "down.weight" in w:
+            y = product(y, "down")
+        if layer.gated:
+            y = torch.sigmoid(product(x, "input")) * x + torch.sigmoid(product(y, "forget")) * y
     if layer.kind == "ssru":
-        u, f = linear(y, w["input.weight"], w.get("input.bias")), linear(y, w["forget.weight"], w.get("forget.bias"))
+        u, f = product(y, "input"), product(y, "forget")
         c, rows = torch.zeros_like(u[0]), []
         for now, gate in zip(u, torch.sigmoid(f)):
             c = gate * c + (1 - gate) * now

@@ -216,10 +216,13 @@ static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
         text_printf(out, "feed-forward, %lld hidden units, %s%s", number(m, at, "hidden"), word(m, at, "activation"),
                     number(m, at, "gated") ? ", gated" : "");
     else if (strcmp(layer.kind, "ssru") == 0) text_append_string(out, "simpler simple recurrent unit");
+    else if (strcmp(layer.kind, "average") == 0)
+        text_printf(out, "average attention, %lld products, %lld hidden units, %s%s", number(m, at, "depth") - 1,
+                    number(m, at, "hidden"), word(m, at, "activation"), number(m, at, "gated") ? ", gated" : "");
     else if (strcmp(layer.kind, "norm") == 0) text_printf(out, "%s norm", word(m, at, "norm.kind"));
     else
-        text_printf(out, "%s, %lld heads", strcmp(layer.kind, "cross") == 0 ? "attention to the source" : "attention",
-                    number(m, at, "heads"));
+        text_printf(out, "%s, %lld heads%s", strcmp(layer.kind, "cross") == 0 ? "attention to the source" : "attention",
+                    number(m, at, "heads"), number(m, at, "raw") ? ", keys and values without norm" : "");
     if (strcmp(norm, "before") == 0 || strcmp(norm, "after") == 0)
         text_printf(out, ", %snorm %s", strcmp(word(m, at, "norm.kind"), "rms") == 0 ? "RMS " : "", norm);
     if (number(m, at, "residual")) text_append_string(out, ", residual");
