@@ -14,12 +14,16 @@ FORMS = {"float32": 0x404, "int8": 0x101, "intgemm8": 0x4101, "intgemm16": 0x410
 COMMON = {"type": "transformer", "dim-emb": 32, "transformer-heads": 4, "transformer-dim-ffn": 48, "enc-depth": 2,
           "dec-depth": 2, "transformer-ffn-depth": 2, "transformer-ffn-activation": "swish",
           "transformer-decoder-autoreg": "self-attention", "dec-cell": "gru", "transformer-preprocess": '""',
-          "transformer-postprocess": "dan", "transformer-postprocess-emb": "d", "transformer-postprocess-top": '""',
+          "transformer-dim-aan": 2048, "transformer-aan-depth": 2, "transformer-aan-activation": "swish",
+          "transformer-aan-nogate": "false", "transformer-postprocess": "dan", "transformer-postprocess-emb": "d",
+          "transformer-postprocess-top": '""',
           "tied-embeddings": "false", "tied-embeddings-all": "true", "tied-embeddings-src": "false",
           "transformer-tied-layers": [], "transformer-train-position-embeddings": "false", "output-omit-bias": "false",
           "ulr": "false", "input-types": [], "skip": "false", "transformer-guided-alignment-layer": "last",
           "version": "v1.9.56 94aeaa46 2021-04-28 00:28:35 +0100 "}
 STUDENT = {"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru", "transformer-ffn-activation": "relu"}
+BEFORE = {"transformer-preprocess": "n", "transformer-postprocess": "da", "transformer-postprocess-top": "n"}
+AVERAGE = {"transformer-decoder-autoreg": "average-attention"}
 KINDS = {
     "student": STUDENT,
     "post": {},
@@ -27,8 +31,18 @@ KINDS = {
     "two": {**STUDENT, "tied-embeddings-all": "false", "tied-embeddings": "true"},
     "untied": {"tied-embeddings-all": "false", "output-omit-bias": "true"},
     "trained": {"transformer-train-position-embeddings": "true"},
-    "before": {"transformer-preprocess": "n", "transformer-postprocess": "da", "transformer-postprocess-top": "n",
-               "version": "v1.12.0 65bf82ff 2023-02-21 09:56:29 -0800"},
+    "before": {**BEFORE, "version": "v1.12.0 65bf82ff 2023-02-21 09:56:29 -0800"},
+    "between": {**BEFORE, "version": "v1.10.28 8da539e 2022-02-06"},
+    "old": {**BEFORE, "version": "v1.10.27 0 2022-02-05"},
+    "old-student": {**BEFORE, **STUDENT},
+    "average": {**AVERAGE, "transformer-dim-aan": 40},
+    "average-old": {**AVERAGE, **BEFORE, "transformer-dim-aan": 32, "transformer-aan-activation": "relu",
+                    "transformer-aan-depth": 3},
+    "average-plain": {**AVERAGE, "transformer-aan-depth": 1, "transformer-aan-nogate": "true",
+                      "transformer-postprocess-emb": "dn", "transformer-postprocess-top": "n"},
+    "average-open": {**AVERAGE, **BEFORE, "dec-depth": 1, "transformer-dim-aan": 24, "transformer-aan-nogate": "true",
+                     "transformer-aan-activation": "gelu", "transformer-ffn-activation": "gelu",
+                     "transformer-postprocess-top": '""', "version": "v1.12.0"},
 }
 SIZES = {"two": (60, 52), "untied": (60, 52)}  # of the vocabularies
 TOKENS, POSITIONS = 64, 40
@@ -56,6 +70,18 @@ def shapes(kind, s):
         for x in "qkvo":
             out[f"{prefix}_W{x}"], out[f"{prefix}_b{x}"] = (d, d), (1, d)
         norms(prefix + "_Wo")
+
+    def average(prefix):
+        cols = d
+        for i in range(1, s["transformer-aan-depth"]):
+            width = s["transformer-dim-aan"]
+            out[f"{prefix}_W{i}"], out[f"{prefix}_b{i}"] = (cols, width), (1, width)
+            cols = width
+        if cols != d:
+            i = s["transformer-aan-depth"]
+            out[f"{prefix}_W{i}"], out[f"{prefix}_b{i}"] = (cols, d), (1, d)
+        for x in "if" * (s["transformer-aan-nogate"] != "true"):
+            out[f"{prefix}_W{x}"], out[f"{prefix}_b{x}"] = (d, d), (1, d)
     if s["tied-embeddings-all"] == "true":
         out["Wemb"] = targets, d
     else:
@@ -68,15 +94,20 @@ def shapes(kind, s):
             p = f"{side}_l{i}_"
             if side == "decoder" and s["dec-cell"] == "ssru":
                 out[p + "rnn_W"], out[p + "rnn_Wf"], out[p + "rnn_bf"] = (d, d), (d, d), (1, d)
-                norms(p + "rnn_ffn")
+                norms(p + ("rnn" if s["transformer-preprocess"] == "n" else "rnn_ffn"))
+            elif side == "decoder" and s["transformer-decoder-autoreg"] == "average-attention":
+                average(p + "aan")
+                norms(p + "aan_ffn")
             else:
                 attention(p + "self")
             if side == "decoder":
                 attention(p + "context")
             out.update({p + "ffn_W1": (d, f), p + "ffn_b1": (1, f), p + "ffn_W2": (f, d), p + "ffn_b2": (1, d)})
             norms(p + "ffn_ffn")
-        if s["transformer-preprocess"] == "n":
+        if "n" in s["transformer-postprocess-top"]:
             norms(side + "_top", False)
+        if "n" in s["transformer-postprocess-emb"]:
+            norms(side + "_emb", True)
     if s["tied-embeddings-all"] != "true" and s["tied-embeddings"] != "true":
         out["decoder_ff_logit_out_W"] = d, targets
     if s["output-omit-bias"] != "true":

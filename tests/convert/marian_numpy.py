@@ -89,6 +89,10 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "swish": lambda x: x * sigmoid(x),
+               "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2}
+
+
 class Marian:
     used = None  # the tokens that a translation may use, if not all
 
@@ -98,10 +102,14 @@ class Marian:
         self.layers = int(s["enc-depth"])
         tied = s["transformer-tied-layers"]
         self.decoder = [int(x) for x in tied] if isinstance(tied, list) else list(range(1, int(s["dec-depth"]) + 1))
-        self.recurrent = s["transformer-decoder-autoreg"] == "rnn"
-        self.before = s["transformer-preprocess"] == "n"
-        self.activation = {"relu": lambda x: np.maximum(x, 0), "swish": lambda x: x * sigmoid(x)}[
-            s["transformer-ffn-activation"]]
+        self.autoreg = s["transformer-decoder-autoreg"]
+        self.before, self.first, self.last = (s["transformer-" + x].replace("d", "") == "n" for x in (
+            "preprocess", "postprocess-emb", "postprocess-top"))
+        version = [int(x) for x in s["version"].split()[0].lstrip("v").split(".")]
+        self.raw = self.before and version < [1, 10, 28]  # of attention to oneself only queries are normalised
+        self.activation, self.average_activation = (ACTIVATIONS[s[f"transformer-{x}-activation"]] for x in (
+            "ffn", "aan"))
+        self.depth, self.gated = int(s["transformer-aan-depth"]), s["transformer-aan-nogate"] != "true"
         shared = "Wemb" in weights
         self.sources = weights["Wemb" if shared else "encoder_Wemb"]
         self.targets = weights["Wemb" if shared else "decoder_Wemb"]
@@ -124,11 +132,29 @@ class Marian:
     def linear(self, x, weight, bias):
         return x @ self.w[weight] + self.w[bias][0]
 
+    def normed(self, x, prefix, suffix=""):
+        return norm(x, *(self.w[f"{prefix}_ln_{word}{suffix}"] for word in ("scale", "bias")))
+
     def sublayer(self, x, prefix, f):
         """With its norm and residual."""
+        return x + f(self.normed(x, prefix, "_pre")) if self.before else self.normed(x + f(x), prefix)
+
+    def self_attend(self, prefix, x, causal=False):
+        return self.sublayer(x, prefix + "_Wo", lambda y: self.attend(prefix, y, x if self.raw else y, causal))
+
+    def average(self, prefix, x):
+        """Its norm is of the mean, and its gate reads x itself."""
+        y = np.cumsum(x, 0) / np.arange(1, len(x) + 1)[:, None]
         if self.before:
-            return x + f(norm(x, self.w[prefix + "_ln_scale_pre"], self.w[prefix + "_ln_bias_pre"]))
-        return norm(x + f(x), self.w[prefix + "_ln_scale"], self.w[prefix + "_ln_bias"])
+            y = self.normed(y, prefix + "_ffn", "_pre")
+        for i in range(1, self.depth):
+            y = self.average_activation(self.linear(y, f"{prefix}_W{i}", f"{prefix}_b{i}"))
+        if y.shape[1] != self.width:
+            y = self.linear(y, f"{prefix}_W{self.depth}", f"{prefix}_b{self.depth}")
+        if self.gated:
+            y = (sigmoid(self.linear(x, prefix + "_Wi", prefix + "_bi")) * x
+                 + sigmoid(self.linear(y, prefix + "_Wf", prefix + "_bf")) * y)
+        return x + y if self.before else self.normed(x + y, prefix + "_ffn")
 
     def attend(self, prefix, x, memory, causal=False):
         q = self.linear(x, prefix + "_Wq", prefix + "_bq")
@@ -152,26 +178,33 @@ class Marian:
             out.append(np.maximum(c, 0))
         return np.array(out)
 
+    def bottom(self, side, x):
+        return self.normed(x, side + "_emb", "_pre") if self.first else x
+
     def top(self, side, x):
-        return norm(x, self.w[side + "_top_ln_scale"], self.w[side + "_top_ln_bias"]) if self.before else x
+        return self.normed(x, side + "_top") if self.last else x
 
     def encode(self, source):
-        x = self.embed(self.sources[source])
+        x = self.bottom("encoder", self.embed(self.sources[source]))
         for i in range(1, self.layers + 1):
             p = f"encoder_l{i}_"
-            x = self.sublayer(x, p + "self_Wo", lambda y, p=p: self.attend(p + "self", y, y))
+            x = self.self_attend(p + "self", x)
             x = self.sublayer(x, p + "ffn_ffn", lambda y, p=p: self.ffn(p + "ffn_", y))
         return self.top("encoder", x)
 
     def logprobs(self, memory, target):
         """[len(target) + 1, V]: of what follows each beginning of a target."""
         x = self.embed(np.concatenate([np.zeros((1, self.width)), self.targets[np.array(target, int)]]))
+        x = self.bottom("decoder", x)
         for i in self.decoder:
             p = f"decoder_l{i}_"
-            if self.recurrent:
-                x = self.sublayer(x, p + "rnn_ffn", lambda y, p=p: self.ssru(p + "rnn", y))
+            if self.autoreg == "rnn":
+                prefix = p + ("rnn" if self.before else "rnn_ffn")
+                x = self.sublayer(x, prefix, lambda y, p=p: self.ssru(p + "rnn", y))
+            elif self.autoreg == "average-attention":
+                x = self.average(p + "aan", x)
             else:
-                x = self.sublayer(x, p + "self_Wo", lambda y, p=p: self.attend(p + "self", y, y, True))
+                x = self.self_attend(p + "self", x, True)
             x = self.sublayer(x, p + "context_Wo", lambda y, p=p: self.attend(p + "context", y, memory))
             x = self.sublayer(x, p + "ffn_ffn", lambda y, p=p: self.ffn(p + "ffn_", y))
         logits = self.top("decoder", x) @ self.output + self.bias

@@ -104,6 +104,7 @@ def assert_same(found, wanted, where):
 @numpy_test
 def every_kind_costs_and_finds_what_the_reading_says():
     kinds = [(kind, "npz") for kind in make.KINDS] + [("student", x) for x in ("float32", "intgemm8", "intgemm16")]
+    kinds += [("two", "intgemm16"), ("old", "intgemm8"), ("average", "intgemm16"), ("average-old", "intgemm8")]
     ended = 0
     for kind, layout in kinds:
         with converted(kind, layout) as (model, reading):
@@ -240,7 +241,7 @@ def what_is_not_supported_is_refused_by_name():
     cases = [("type", "s2s"), ("dec-cell", "gru"), ("ulr", "true"), ("transformer-pool", "true"),
              ("transformer-postprocess", "dar"), ("transformer-ffn-depth", "3"), ("transformer-rnn-projection", "true"),
              ("input-types", ["sequence", "class"]), ("transformer-heads", "5"), ("dim-emb", "y"),
-             ("layer-normalization", "true"), ("transformer-decoder-autoreg", "average-attention"),
+             ("layer-normalization", "true"), ("transformer-decoder-autoreg", "convolution"),
              ("transformer-tied-layers", [1, 3]), ("some-new-option", "1")]
     for key, value in cases:
         with folder() as at:
@@ -253,8 +254,12 @@ def what_is_not_supported_is_refused_by_name():
             name = {"transformer-postprocess": "transformer-preprocess"}.get(key, key)
             assert complaint and name in complaint and not os.path.exists(model), (key, complaint)
     with folder() as at:
-        make.make(at, "before", version="v1.9.56 x")
-        assert "not normalised" in convert(at, os.path.join(at, "converted"))
+        make.make(at, "before", version="12")
+        assert "version is" in convert(at, os.path.join(at, "converted"))
+        for key, value in ("depth", 5), ("activation", "tanh"), ("nogate", "y"):
+            make.make(at, "average", **{"transformer-aan-" + key: value})
+            assert "transformer-aan-" + key in convert(at, os.path.join(at, "converted"))
+        make.make(at, "post")
         for text, name in ("word-penalty: 0.5\n", "word-penalty"), ("beam-size: 0\n", "beam-size"), \
                 ("new-option: 1\n", "new-option"), ("models:\n  - a.npz\n  - b.npz\n", "several models"), \
                 ("vocabs:\n  - vocab.yml\n  - v.yml\n", "v.yml is missing"), ("a: &x 1\n", "line 1"), \

@@ -370,7 +370,7 @@ class Options:
 
 MEAN_NOTHING = (r"version|dim-rnn|enc-cell|enc-type|skip|(enc|dec)-cell(-(base|high))?-depth|factors-dim-emb|lemma-.*|"
                 r"transformer-(aan-.*|dim-aan|depth-scaling)|bert-.*|ulr-.*|char-.*|"
-                r"tied-embeddings.*|dim-vocabs|transformer-postprocess-emb")
+                r"tied-embeddings.*|dim-vocabs")
 DEFAULTS = {"ulr": "false", "transformer-pool": "false", "input-types": [], "factors-combine": "sum",
             "layer-normalization": "false", "right-left": "false", "transformer-no-projection": "false",
             "transformer-rnn-projection": "false", "transformer-disable-position-embeddings": "false",
@@ -396,31 +396,31 @@ def read_model(o):
     if o.number("transformer-decoder-ffn-depth", "0", 0, 2) == 1:
         o.refuse("transformer-decoder-ffn-depth")
     m.activation = o.one_of("transformer-ffn-activation", "swish", "relu", "gelu")
-    m.recurrent = o.one_of("transformer-decoder-autoreg", "self-attention", "rnn") == "rnn"
-    if m.recurrent:
-        o.one_of("dec-cell", "gru", "ssru")
-        if o.values.get("dec-cell") != "ssru":
-            o.refuse("dec-cell")
+    m.decoder = o.one_of("transformer-decoder-autoreg", "self-attention", "rnn", "average-attention")
+    if m.decoder == "rnn" and o.values.get("dec-cell") != "ssru":
+        o.refuse("dec-cell")
     o.asked.add("dec-cell")
+    if m.decoder == "average-attention":
+        m.average = {"hidden": o.number("transformer-dim-aan", "2048", 1, 1 << 20),
+                     "depth": o.number("transformer-aan-depth", "2", 1, moefile.key_of("average", "depth").high),
+                     "activation": o.one_of("transformer-aan-activation", "swish", "relu", "gelu"),
+                     "gated": int(not o.flag("transformer-aan-nogate"))}
     ops = [o.text(f"transformer-{x}", default).replace("d", "") for x, default in
            (("preprocess", ""), ("postprocess", "dan"), ("postprocess-top", ""), ("postprocess-emb", "d"))]
-    if ops not in (["", "an", "", ""], ["n", "a", "n", ""]):
+    if ops[:2] not in (["", "an"], ["n", "a"]) or not {*ops[2:]} <= {"", "n"}:
         raise FormatError(f"{o.where}: transformer-preprocess, -postprocess, -postprocess-top and -postprocess-emb are "
-                          f"{', '.join(repr(x) for x in ops)} (without d): only norms after all layers, or before all "
-                          f"and at the top, are supported")
+                          f"{', '.join(repr(x) for x in ops)} (without d): only norms before all layers or after all, "
+                          f"at the top and of embeddings are supported")
     aligns = o.text("transformer-guided-alignment-layer", "last")
     if aligns != "last" and not (re.fullmatch("[0-9]{1,3}", aligns) and 1 <= int(aligns) <= m.layers["decoder"]):
         o.refuse("transformer-guided-alignment-layer")
     m.aligns = m.layers["decoder"] if aligns == "last" else int(aligns)
-    m.before = ops[0] == "n"
-    if m.before and not m.recurrent:
-        version = re.match(r"v(\d+)\.(\d+)\.(\d+)", o.text("version", ""))
-        if not version or tuple(map(int, version.groups())) < (1, 10, 28):
-            raise FormatError(f"{o.where}: norms before attention whose keys are not normalised ("
-                              f"transformer-preprocess n, version {short(o.values.get('version', ''))}) are not "
-                              f"supported")
-    elif m.before:  # the encoder's attention is of this kind
-        raise FormatError(f"{o.where}: transformer-preprocess n with dec-cell ssru is not supported")
+    m.before, m.top, m.first = (x == "n" for x in (ops[0], *ops[2:]))
+    version = re.match(r"v(\d+)\.(\d+)\.(\d+)", o.text("version", ""))
+    if m.before and not version:
+        raise FormatError(f"{o.where}: version is {short(o.values.get('version', ''))}: with transformer-preprocess n "
+                          f"it has to say whether keys are normalised, as since v1.10.28")
+    m.raw = int(m.before and tuple(map(int, version.groups())) < (1, 10, 28))  # keys and values are made without norm
     tied = o.texts("transformer-tied-layers")
     if not all(re.fullmatch("[0-9]{1,3}", x) and 1 <= int(x) <= m.layers["decoder"] for x in tied) \
             or tied and len(tied) != m.layers["decoder"]:
@@ -537,16 +537,19 @@ class Builder(hf.Builder):
         self.norm(name, source + norm, m.width, "_pre" if m.before else "")
         return name
 
+    def norm_layer(self, side, source, width, suffix=""):
+        self.norm(self.layer(side, kind="norm", epsilon=1e-6), source, width, suffix)
+
     def norm(self, name, source, width, suffix=""):
         for part, word in (".weight", "scale"), (".bias", "bias"):
             self.put(name + ".norm" + part, self.take(f"{source}_ln_{word}{suffix}", width))
 
 
 def put_attention(b, m, side, source, kind):
-    d = m.width
-    name = b.sublayer(m, side, kind, source, "_Wo", heads=m.heads)
+    d, raw = m.width, m.raw and kind == "attention"
+    name = b.sublayer(m, side, kind, source, "_Wo", heads=m.heads, **{"raw": 1} if raw else {})
     q, k, v, o = ((f"{source}_W{x}", f"{source}_b{x}") for x in "qkvo")
-    if kind == "attention":
+    if kind == "attention" and not raw:
         b.linear(name + ".qkv", 3 * d, d, q, k, v)
     else:
         b.linear(name + ".q", d, d, q)
@@ -555,11 +558,28 @@ def put_attention(b, m, side, source, kind):
     return name
 
 
+def put_average(b, m, side, source):
+    d, a = m.width, m.average
+    name = b.sublayer(m, side, "average", source, "_ffn", **a)
+    cols = d
+    for i in range(1, a["depth"]):
+        b.linear(f"{name}.up.{i - 1}", a["hidden"], cols, (f"{source}_W{i}", f"{source}_b{i}"))
+        cols = a["hidden"]
+    if cols != d:
+        b.linear(name + ".down", d, cols, tuple(f"{source}_{x}{a['depth']}" for x in "Wb"))
+    for part, x in (("input", "i"), ("forget", "f")) * a["gated"]:
+        b.linear(f"{name}.{part}", d, d, (f"{source}_W{x}", f"{source}_b{x}"))
+
+
 def put_side(b, m, side):
     d = m.width
+    if m.first:
+        b.norm_layer(side, side + "_emb", d, "_pre")
     for i, number in enumerate(m.tied if side == "decoder" else range(1, m.layers["encoder"] + 1)):
         source = f"{side}_l{number}_"
-        if side == "decoder" and m.recurrent:
+        if side == "decoder" and m.decoder == "average-attention":
+            put_average(b, m, side, source + "aan")
+        elif side == "decoder" and m.decoder == "rnn":
             name = b.sublayer(m, side, "ssru", source + "rnn", "" if m.before else "_ffn")
             b.linear(name + ".input", d, d, (source + "rnn_W", ""), bias=False)
             b.linear(name + ".forget", d, d, (source + "rnn_Wf", source + "rnn_bf"))
@@ -572,8 +592,8 @@ def put_side(b, m, side):
         name = b.sublayer(m, side, "ffn", source + "ffn", "_ffn", hidden=m.ffn[side], activation=m.activation)
         b.linear(name + ".up", m.ffn[side], d, (source + "ffn_W1", source + "ffn_b1"))
         b.linear(name + ".down", d, m.ffn[side], (source + "ffn_W2", source + "ffn_b2"))
-    if m.before:
-        b.norm(b.layer(side, kind="norm", epsilon=1e-6), side + "_top", d)
+    if m.top:
+        b.norm_layer(side, side + "_top", d)
 
 
 def put_embeddings(b, m, where):
