@@ -50,7 +50,7 @@ $(BUILD)/%-counted.o: %.c tests/text/counted.h $(BUILD)/.flags | $(BUILD)/.deps-
 	$(CC) $(C_FLAGS) -U_FORTIFY_SOURCE -fsanitize-coverage=trace-pc -include tests/text/counted.h -c $< -o $@
 
 $(BUILD)/test_linear: $(patsubst %,$(BUILD)/%-counted.o,spans sentences messages lost words protect html bytes \
-    json text glossary address)
+    json text glossary address bpe)
 # The same as they are, for tests/bench/growth.py.
 $(BUILD)/test_linear-plain: $(addprefix $(BUILD)/,test_linear.o html.o address.o libtext.a) $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -lcmocka -o $@
@@ -154,14 +154,14 @@ tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD
 # the engine below the text programs, which `model` has to itself.
 FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
 FUZZ_PYTHON = convert marian-bin marian-npz marian-yml marian-spm shortlist
-FUZZ_TARGETS = model kernels kernels-emulated text lines routing idx server $(FUZZ_PYTHON)
+FUZZ_TARGETS = model kernels kernels-emulated text bpe lines routing idx server $(FUZZ_PYTHON)
 SECONDS ?= 20
 FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=pointer-overflow,object-size \
 	-fno-sanitize-recover=all -Wno-pass-failed
 FUZZ_LINK = $(CXX) $(EXTRA) -fsanitize=fuzzer -pthread $(filter %.o,$^) $(filter %.a,$^)
 
 # All of them are built first, then JOBS at a time run.
-FUZZ_SANITIZED = model text lines routing idx server
+FUZZ_SANITIZED = model text bpe lines routing idx server
 fuzz: $(addprefix build/fuzz/,$(filter-out $(FUZZ_SANITIZED),$(FUZZ_TARGETS))) $(BUILD)/moe.o
 	+@$(call make_fuzz,$(FUZZ_SANITIZED:%=build/fuzz/fuzz_%))
 	@printf '%s\n' $(FUZZ_TARGETS) | xargs -P $(JOBS) -I TARGET tests/python tests/fuzz/run TARGET $(SECONDS) $(SEED)
@@ -188,7 +188,8 @@ $(BUILD)/fuzz_model.o: C_FLAGS += $(if $(findstring clang,$(CC)),-fno-sanitize-c
 $(BUILD)/fuzz_model: $(BUILD)/fuzz_model.o
 	$(FUZZ_LINK) -lm -o $@
 
-$(BUILD)/fuzz_text $(BUILD)/fuzz_lines $(BUILD)/fuzz_routing $(BUILD)/fuzz_idx: %: %.o $(BUILD)/libtext.a $(LIBRARY)
+$(BUILD)/fuzz_text $(BUILD)/fuzz_bpe $(BUILD)/fuzz_lines \
+$(BUILD)/fuzz_routing $(BUILD)/fuzz_idx: %: %.o $(BUILD)/libtext.a $(LIBRARY)
 	$(FUZZ_LINK) $(TEXT_LIBS) -o $@
 
 $(BUILD)/fuzz_server: $(BUILD)/fuzz_server.o $(SERVER_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)

@@ -17,6 +17,7 @@
  */
 #include "tools/server/address.h"
 #include "tools/server/html.h"
+#include "tools/text/bpe.h"
 #include "tools/text/glossary.h"
 #include "tools/text/json.h"
 #include "tools/text/lost.h"
@@ -34,6 +35,8 @@
 #include <string.h>
 
 #include <cmocka.h>
+
+#include "tests/text/small_bpe.h"
 
 #define GROWTH 2.3
 enum { SIZES = 3, LEAST = 16384, FEW = 20000 }; /* bytes to begin with; steps that do not matter */
@@ -653,6 +656,41 @@ static void languages(void **state) {
     text_words_close(words);
 }
 
+/* All but what PCRE2 does, whose steps are not counted. */
+static const bpe *tokeniser;
+
+static void encode(const char *data, size_t length) {
+    int32_t *ids = NULL;
+    size_t capacity = 0, count = 0;
+    text_bytes out = { 0 };
+    bpe_stream stream = { 0 };
+    assert_int_equal(bpe_encode(tokeniser, data, length, 1, &ids, &capacity, &count, NULL, NULL, 0), 0);
+    bpe_decode(tokeniser, &stream, ids, count, &out);
+    assert_true(out.length > 0);
+    free(ids);
+    text_bytes_free(&out);
+}
+
+static void tokens(void **state) {
+    static const char *const units[] = { "a",         "ab",       "the",      "the ", "<end>", "<end>er",
+                                         "<",         "<en",      "\xCC\x81", "1",    "\xFF",  "\xCC\x81\xCC\xA3",
+                                         "e\xCC\x81", "\xF0\x9F", " ",        "\n" };
+    (void)state;
+    for (int whole = 0; whole < 2; whole++) { /* a text in one piece, and cut */
+        recipe r = usual();
+        r.nfc = 1;
+        if (whole) r.n_expressions = 0;
+        text_bytes bytes = made_of(&r);
+        bpe *made = bpe_new(bytes.data, bytes.length, NULL, 0);
+        assert_non_null(made);
+        tokeniser = made;
+        grow(encode, units, sizeof units / sizeof *units);
+        grow(encode, texts, sizeof texts / sizeof *texts);
+        bpe_free(made);
+        text_bytes_free(&bytes);
+    }
+}
+
 /* The test would see what it is for. */
 static void squared(const char *data, size_t length) {
     for (size_t i = 0; i < length; i += 64) counted_steps += length - i + (size_t)(data[i] == 0);
@@ -674,13 +712,17 @@ static void a_square_is_seen(void **state) {
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* such as "html*" */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(spans),         cmocka_unit_test(sentences),      cmocka_unit_test(clauses),
-        cmocka_unit_test(halves),        cmocka_unit_test(messages),       cmocka_unit_test(messages_shown),
-        cmocka_unit_test(loops),         cmocka_unit_test(languages),      cmocka_unit_test(guards),
-        cmocka_unit_test(constraints),   cmocka_unit_test(terms),          cmocka_unit_test(glossaries),
-        cmocka_unit_test(cases),         cmocka_unit_test(lines),          cmocka_unit_test(json_strings),
-        cmocka_unit_test(html_of_texts), cmocka_unit_test(html_of_markup), cmocka_unit_test(html_of_numbers),
-        cmocka_unit_test(xml_of_markup), cmocka_unit_test(addresses),      cmocka_unit_test(a_square_is_seen),
+        cmocka_unit_test(spans),          cmocka_unit_test(sentences),
+        cmocka_unit_test(clauses),        cmocka_unit_test(halves),
+        cmocka_unit_test(messages),       cmocka_unit_test(messages_shown),
+        cmocka_unit_test(loops),          cmocka_unit_test(languages),
+        cmocka_unit_test(guards),         cmocka_unit_test(constraints),
+        cmocka_unit_test(terms),          cmocka_unit_test(glossaries),
+        cmocka_unit_test(cases),          cmocka_unit_test(lines),
+        cmocka_unit_test(json_strings),   cmocka_unit_test(html_of_texts),
+        cmocka_unit_test(html_of_markup), cmocka_unit_test(html_of_numbers),
+        cmocka_unit_test(xml_of_markup),  cmocka_unit_test(addresses),
+        cmocka_unit_test(tokens),         cmocka_unit_test(a_square_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -58,6 +58,7 @@ static int stand_in(const char *text, size_t length, size_t *at) {
     return c <= 0x120 ? (int)c - 0x100 : c <= 0x142 ? (int)c - 0x121 + 0x7F : 0xAD;
 }
 
+/* A text with another sign is bytes itself, as in the published package: an added token, mostly. */
 static int is_stand_ins(const char *text, size_t length) {
     for (size_t at = 0; at < length;)
         if (stand_in(text, length, &at) < 0) return 0;
@@ -326,23 +327,17 @@ int bpe_is_special(const bpe *t, int32_t id) {
     return id >= 0 && (uint32_t)id < t->size && (t->flags[id] & SPECIAL) != 0;
 }
 
-/* Whether the text of an id is its bytes, not stand-ins for them. A token of the vocabulary that holds a sign which is
- * no stand-in is one as well, as in the published package. */
-static int is_plain(const bpe *t, int32_t id, const char *text, size_t length) {
-    return (t->flags[id] & ADDED) || !is_stand_ins(text, length);
-}
-
 int bpe_continues(const bpe *t, int32_t id) {
     size_t length, at = 0;
     const char *text = bpe_piece(t, id, &length);
-    const int byte = !text || is_plain(t, id, text, length) ? 0 : stand_in(text, length, &at);
+    const int byte = !text || !is_stand_ins(text, length) ? 0 : stand_in(text, length, &at);
     return byte >= 0x80 && byte < 0xC0;
 }
 
 size_t bpe_token_bytes(const bpe *t, int32_t id) {
     size_t length, n = 0;
     const char *text = bpe_piece(t, id, &length);
-    if (!text || is_plain(t, id, text, length)) return length;
+    if (!text || !is_stand_ins(text, length)) return length;
     for (size_t at = 0; at < length; n++) stand_in(text, length, &at);
     return n;
 }
@@ -648,7 +643,7 @@ void bpe_decode(const bpe *t, bpe_stream *stream, const int32_t *ids, size_t cou
         size_t length;
         const char *text = bpe_piece(t, ids[i], &length);
         if (!text) continue;
-        if (is_plain(t, ids[i], text, length)) {
+        if (!is_stand_ins(text, length)) {
             put_bytes(stream, text, length, out);
             continue;
         }

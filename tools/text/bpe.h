@@ -61,8 +61,8 @@ void bpe_decode_end(bpe_stream *stream, text_bytes *out);
 
 /* Bytes of the text that an id gives. */
 size_t bpe_token_bytes(const bpe *tokeniser, int32_t id);
-/* How an id is written: stand-ins, or the text of an added token. It lies in the bytes that the tokeniser was made of,
- * not ended by a NUL. NULL: no such token. */
+/* How an id is written: stand-ins, or its text, where that has a sign which is none. It lies in the bytes that the
+ * tokeniser was made of, not ended by a NUL. NULL: no such token. */
 const char *bpe_piece(const bpe *tokeniser, int32_t id, size_t *length);
 /* The id of what is written so; -1: there is none. It takes a look at every token. */
 int32_t bpe_id(const bpe *tokeniser, const char *piece, size_t length);

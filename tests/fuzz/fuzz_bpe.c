@@ -1,0 +1,112 @@
+/* fuzz_bpe.c - byte-level BPE tokenisers as a model file keeps them. An input is the bytes of one; what is encoded
+ * follows from them.
+ *
+ * What must hold: a refusal has one line of reasons; ids are in range and begin in order; ids give valid UTF-8, the
+ * same at once and one by one; without a normaliser they give the text back. */
+#define _GNU_SOURCE
+
+#include "tools/text/bpe.h"
+
+#include "tests/fuzz/fuzz.h"
+#include "tests/text/small_bpe.h"
+
+enum { MOST_TEXT = 300 };
+
+int LLVMFuzzerInitialize(int *argc, char ***argv) {
+    (void)argc, (void)argv;
+    return 0;
+}
+
+/* A whole tokeniser with one thing of it changed, or any bytes of the one that is there. */
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed) {
+    static const char *const expressions[] = { "\\p{N}{1,3}", "a+b?",         "(?i:'s|'t)|\\p{L}+",
+                                               "[^a]*?b",     "(a|b)(?!\\1)", "\\s+(?!\\S)",
+                                               "(?=a)",       "(?<=a)b",      "(?R)?a",
+                                               "x\\Ky",       "(?:a|aa)+c",   "." };
+    uint64_t r = seed;
+    if (fuzz_below(&r, 3)) return LLVMFuzzerMutate(data, size, max_size);
+    recipe made = usual();
+    for (size_t i = 0; i < made.n_expressions; i++)
+        made.expressions[i] = expressions[fuzz_below(&r, sizeof expressions / sizeof *expressions)];
+    made.nfc = (uint32_t)fuzz_below(&r, 2);
+    made.n_expressions = fuzz_below(&r, 3);
+    made.merges[fuzz_below(&r, made.n_merges)][fuzz_below(&r, 3)] = (uint32_t)fuzz_below(&r, IDS + 2);
+    if (fuzz_one_in(&r, 4)) made.added[fuzz_below(&r, 2)].id = (uint32_t)fuzz_below(&r, 600);
+    made.added[0].flags = (uint32_t)fuzz_below(&r, 4);
+    text_bytes b = made_of(&made);
+    if (b.length <= max_size) memcpy(data, b.data, size = b.length);
+    text_bytes_free(&b);
+    return size;
+}
+
+/* Words, and what the input itself has. */
+static size_t some_text(const uint8_t *data, size_t size, uint64_t *r, char *out) {
+    static const char *const words[] = {
+        "the",  " the",      "abab",     "<end>",     "<end>er",          "1234",
+        "  ",   "\n",        "\xC3\xA9", "e\xCC\x81", "\xCC\x81\xCC\xA3", "\xF0\x9F\x98\x80",
+        "\xFF", "aaaaaaaaaa"
+    };
+    size_t n = 0;
+    for (size_t k = fuzz_below(r, 20); k; k--) {
+        const char *word = words[fuzz_below(r, sizeof words / sizeof *words)];
+        size_t length = strlen(word), at = fuzz_below(r, size);
+        if (fuzz_one_in(r, 4) && size) {
+            length = 1 + fuzz_below(r, 12);
+            if (length > size - at) length = size - at;
+            word = (const char *)data + at;
+        }
+        if (n + length > MOST_TEXT) break;
+        memcpy(out + n, word, length);
+        n += length;
+    }
+    return n;
+}
+
+static void use(const bpe *t, const uint8_t *data, size_t size, int composed, uint64_t *r) {
+    char text[MOST_TEXT], why[200] = "";
+    int32_t *ids = NULL;
+    size_t capacity = 0, count;
+    bpe_begins begins = { 0 };
+    text_bytes once = { 0 }, bit = { 0 };
+    for (int round = 0; round < 8; round++) {
+        const size_t n = some_text(data, size, r, text);
+        const int added = fuzz_one_in(r, 2);
+        bpe_stream a = { 0 }, b = { 0 };
+        if (bpe_encode(t, text, n, added, &ids, &capacity, &count, &begins, why, sizeof why)) {
+            FUZZ_CHECK(why[0] && !strchr(why, '\n'), "refused without a good reason");
+            continue;
+        }
+        text_clear(&once), text_clear(&bit);
+        for (size_t i = 0; i < count; i++) {
+            FUZZ_CHECK(ids[i] >= 0 && ids[i] < bpe_size(t), "id %d of %d", (int)ids[i], (int)bpe_size(t));
+            FUZZ_CHECK(!i || begins.data[i] > begins.data[i - 1], "token %zu begins at %u", i, begins.data[i]);
+            bpe_decode(t, &b, &ids[i], 1, &bit);
+            FUZZ_CHECK(text_utf8_valid(bit.data, bit.length) == bit.length, "half a character");
+        }
+        bpe_decode(t, &a, ids, count, &once);
+        bpe_decode_end(&a, &once);
+        bpe_decode_end(&b, &bit);
+        FUZZ_CHECK(once.length == bit.length && memcmp(once.data, bit.data, bit.length) == 0, "a stream is different");
+        if (!composed && !added && text_utf8_valid(text, n) == n)
+            FUZZ_CHECK(once.length == n && memcmp(once.data, text, n) == 0, "%zu bytes become %zu", n, once.length);
+    }
+    for (int32_t id = -2; id < bpe_size(t) + 2; id++) {
+        size_t length;
+        const char *piece = bpe_piece(t, id, &length);
+        fuzz_read(piece, length);
+        bpe_is_special(t, id), bpe_continues(t, id);
+        FUZZ_CHECK(bpe_token_bytes(t, id) <= length, "id %d has more bytes than its text", (int)id);
+    }
+    free(ids), free(begins.data);
+    text_bytes_free(&once), text_bytes_free(&bit);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    uint64_t r = fuzz_hash(size, data, size);
+    char why[200] = "";
+    bpe *t = bpe_new(data, size, why, sizeof why);
+    FUZZ_CHECK(t || (why[0] && !strchr(why, '\n')), "refused without a good reason");
+    if (t) use(t, data, size, data[12] == 1, &r);
+    bpe_free(t);
+    return 0;
+}
