@@ -185,6 +185,18 @@ def signs_behind_what_is_kept_stay():
 
 
 @real_test
+def a_pair_of_tags_stands_around_whole_phrases():
+    for line, wanted in (("Three <b>million</b> people live here.", "milh\u00f5es"),
+                         ("The police <b>closed the road</b> for an hour.", "<b>fechou a estrada</b>"),
+                         ("They <i>found the body</i> in the old garden.", "<i>encontraram o corpo</i>"),
+                         ("Many people came to <i>attend the funeral</i> of the king.", "<i>assistir ao funeral</i>"),
+                         ("We need more planning and <b>consultation sessions</b> this year.", "<b>sess\u00f5es"),
+                         ("She wants to sell the house as <i>part of selling</i> the farm.", "<i>parte da venda</i>")):
+        text, = run([TRANSLATE, "-m", converted("enpt", "q8")], [line]).lines
+        assert wanted in text and " de</" not in text, (text, wanted)
+
+
+@real_test
 def a_model_knows_its_direction():
     model = converted("enpt", "q8")
     assert run([TRANSLATE, "-m", model, "-t", "pt-BR"], ["It rains."]).lines == ["Ele chove."]

@@ -776,10 +776,21 @@ static size_t read_words(const char *text, size_t length, size_t *at, moe_span *
     return n;
 }
 
-/* How well the words there[n] are those of an aside; 0: too few of them are. */
+/* Whether a word is as short as articles and prepositions are. */
+static int is_little(moe_span word) {
+    size_t i = word.length && word.data[0] >= 'A' && word.data[0] <= 'Z';
+    while (i < word.length && word.data[i] >= 'a' && word.data[i] <= 'z') i++;
+    return i == word.length && i <= 3;
+}
+
+/* Whether a word may stand at an end of what a pair stands around: a little one only where the aside has it, too. Else
+ * it belongs to what is beside. */
+static int may_end_pair(moe_span word, moe_span of_aside) { return !is_little(word) || likeness(word, of_aside) == 3; }
+
+/* How well the words there[n] are those of an aside; 0: too few of them are, or only little ones. */
 static int fit_of(const moe_span *there, size_t n, const moe_span *words, size_t n_words) {
     int fit = 0;
-    size_t found = 0;
+    size_t found = 0, little = 0, little_found = 0;
     for (size_t i = 0; i < n_words; i++) {
         int best = 0;
         for (size_t j = 0; j < n; j++) {
@@ -788,13 +799,15 @@ static int fit_of(const moe_span *there, size_t n, const moe_span *words, size_t
         }
         fit += best;
         found += best > 0;
+        little += (size_t)is_little(words[i]);
+        little_found += best && is_little(words[i]);
     }
     for (size_t j = 0; j < n; j++) { /* others among them */
         int best = 0;
         for (size_t i = 0; i < n_words; i++) best |= likeness(words[i], there[j]);
         if (!best) fit -= 2;
     }
-    return 2 * found >= n_words ? fit : 0;
+    return 2 * found >= n_words && (found > little_found || little == n_words) ? fit : 0;
 }
 
 /* Where in the translation an aside stands as it is, or nearly so: the place that fits best, of several the one nearest
@@ -809,11 +822,12 @@ static void find_aside(const text_guard *g, const aside *a, size_t near, int *fi
         n_there += read_words(t->data, t->length, &at, there + n_there, n + 1 - n_there);
         if (!n_there) return;
         const size_t begin = (size_t)(there[0].data - t->data);
-        const size_t far = begin > near ? begin - near : near - begin,
-                     before = *from > near ? *from - near : near - *from;
+        const size_t far = begin > near ? begin - near : near - begin;
         for (size_t k = 1; k <= n_there; k++) {
             const int f = fit_of(there, k, words, n);
+            const size_t before = *from > near ? *from - near : near - *from;
             if (f < *fit || !f || (f == *fit && far >= before)) continue;
+            if (k > 1 && !(may_end_pair(there[0], words[0]) && may_end_pair(there[k - 1], words[n - 1]))) continue;
             *fit = f, *from = begin;
             *to = (size_t)(there[k - 1].data - t->data) + there[k - 1].length;
         }
