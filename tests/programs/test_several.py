@@ -194,6 +194,33 @@ def damage_in_a_model_is_an_error_of_the_model():
 
 
 @test
+def what_lies_in_a_folder_is_refused_by_name_and_at_once():
+    folder = several_models.one_way(TMP / "odd", "en-de")
+    path = folder / "x.bin"
+    meta, tensors = small_models.translation()
+    codes = [f"x{i:x}" for i in range(1 << 16)]
+
+    def cut():
+        path.write_bytes((folder / "en-de.bin").read_bytes()[:5000])
+
+    def many():
+        small_models.write(path, {**meta, "languages.sources": codes, "languages.targets": ["en"]}, tensors)
+    for make, word in ((lambda: os.mkfifo(path), "not a file"), (path.mkdir, "not a file"), (path.touch, "empty"),
+                       (lambda: path.symlink_to("/dev/zero"), "not a file"),
+                       (lambda: path.symlink_to("x.bin"), "x.bin: "),  # systems say it in other words
+                       (lambda: path.symlink_to("none"), "No such file"), (cut, "cut off"),
+                       (many, "more than 1024 languages")):
+        make()
+        status, out, said = translate("a", "--models", folder, "-s", "en", "-t", "de")
+        assert status == 3 and not out and "x.bin" in said and word in said and said.count("\n") == 1, (word, said)
+        path.rmdir() if path.is_dir() else path.unlink()
+    for i in range(4096):
+        (folder / f"{i}.bin").symlink_to("en-de.bin")
+    status, _, said = translate("a", "--models", folder, "-s", "en", "-t", "de")
+    assert status == 3 and "odd" in said and "more than 4096 models" in said, said
+
+
+@test
 def what_is_no_model_is_refused_by_name():
     (TMP / "empty").mkdir()
     for options, status, words in (

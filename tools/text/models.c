@@ -18,6 +18,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+enum { MOST_LANGUAGES = 1024, MOST_FILES = 4096 }; /* of a set; of a folder: ways are looked for between all of them */
+
 /* ==== 1. Files ========================================================================================== */
 
 typedef struct model_file {
@@ -152,6 +154,11 @@ static moe_status list_folder(const char *folder, char ***names, size_t *n, moe_
     moe_status status = MOE_OK;
     for (struct dirent *entry; !status && (entry = readdir(dir));) {
         if (entry->d_name[0] == '.' || !text_ends_with(entry->d_name, strlen(entry->d_name), ".bin")) continue;
+        if (*n == MOST_FILES) {
+            status =
+                text_fail(error, MOE_ERROR_UNSUPPORTED, folder, "more than %d models (*.bin) in a folder", MOST_FILES);
+            break;
+        }
         char **larger = text_grown(*names, &capacity, *n + 1, sizeof *larger);
         if (larger) *names = larger;
         if (!larger || !(larger[*n] = text_copy(entry->d_name, strlen(entry->d_name))))
@@ -196,9 +203,12 @@ const char *text_set_spelling(const text_set *s, const moetext_model *m, size_t 
 }
 
 /* The languages of the files, each once: pt and pt_BR are two. */
-static moe_status add_languages(text_set *s, char *const *codes, size_t n, moe_error *error) {
+static moe_status add_languages(text_set *s, const char *path, char *const *codes, size_t n, moe_error *error) {
     for (size_t i = 0; i < n; i++) {
         if (language_of(s, codes[i], 0) >= 0) continue;
+        if (s->n_languages == MOST_LANGUAGES)
+            return text_fail(error, MOE_ERROR_UNSUPPORTED, path,
+                             "%.120s: with this file the models have more than %d languages", path, MOST_LANGUAGES);
         char **larger = text_grown(s->languages, &s->language_capacity, s->n_languages + 1, sizeof *larger);
         if (!larger) return text_out_of_memory(error);
         s->languages = larger;
@@ -221,8 +231,9 @@ static unsigned char *hops_from(const text_set *s, size_t source) { return s->ho
 static moe_status find_ways(text_set *s, moe_error *error) {
     moe_status status = MOE_OK;
     for (size_t i = 0; i < s->n && !status; i++) {
-        status = add_languages(s, s->files[i].sources, s->files[i].n_sources, error);
-        if (!status) status = add_languages(s, s->files[i].targets, s->files[i].n_targets, error);
+        const model_file *f = &s->files[i];
+        status = add_languages(s, f->path, f->sources, f->n_sources, error);
+        if (!status) status = add_languages(s, f->path, f->targets, f->n_targets, error);
     }
     const size_t n = s->n_languages;
     if (status) return status;
