@@ -51,7 +51,9 @@ static int is_listed(const text_rules *r, const char *text, size_t length) {
     utf8proc_int32_t c;
     utf8proc_ssize_t bytes;
     for (size_t at = 0; at < length; at += (size_t)bytes) {
-        bytes = utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c);
+        c = text[at], bytes = 1;
+        if (c & 0x80)
+            bytes = utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c);
         if (bytes < 1) return 1;
         if (!r->characters || r->characters[c / 8] >> c % 8 & 1) continue;
         if (c >= 0x80 || (!r->bytes && c > ' ' && !text_is_wordlike(text, length, at))) return 0;
@@ -70,7 +72,7 @@ static int find_characters(text_rules *r) {
         const size_t length = strlen(piece);
         utf8proc_int32_t c;
         utf8proc_ssize_t bytes;
-        const int byte = spm_is_byte(f->tokeniser, id);
+        const int byte = strncmp(piece, "<0x", 3) == 0 && spm_is_byte(f->tokeniser, id); /* all are spelt so */
         r->bytes |= byte;
         if (byte || is_listed(r, piece, length) || spm_is_control(f->tokeniser, id) ||
             spm_is_unknown(f->tokeniser, id) || (f->map.ids && f->map.ids[id] < 0))
