@@ -7,6 +7,7 @@ makes with them, which are those of Hugging Face's `tokenizers`
 Usage: tests/python tests/convert/test_byte_bpe.py [--only NAME]
 """
 import argparse
+import base64
 import contextlib
 import copy
 import json
@@ -229,6 +230,36 @@ def ids_and_texts_are_those_of_the_published_package():
         texts = [case["text"] for case in cases]
         assert agree(blob, texts, [case["ids"] for case in cases], True) == [case["decoded"] for case in cases], kind
         agree(blob, texts, [case.get("plain", case["ids"]) for case in cases], False)
+
+
+@numpy_test
+def ranks_of_tiktoken_are_merges():
+    with open(os.path.join(ROOT, "tests", "golden", "byte-bpe.json"), encoding="utf-8") as file:
+        golden = json.load(file)
+    bytes_of = {text: byte for byte, text in byte_bpe.STAND_INS.items()}
+    tokens = {bytes(bytes_of[c] for c in text): i for text, i in golden["tokenizers"]["C"]["model"]["vocab"].items()}
+    rows = [base64.b64encode(token) + b" %d" % i for token, i in tokens.items()]
+    cases = golden["cases"]["C"]
+    with tempfile.TemporaryDirectory() as folder:
+        def blob(lines, vocabulary=700):
+            with open(os.path.join(folder, "hy.tiktoken"), "wb") as file:
+                file.write(b"\n".join(lines) + b"\n")
+            return byte_bpe.tokenizer_blob(folder, vocabulary)
+        agree(blob(rows), [x["text"] for x in cases], [x.get("plain", x["ids"]) for x in cases], False)
+        added = unpack(blob(rows))[4]
+        assert added[1] == (len(tokens) + 1, 1, "<|startoftext|>") and added[-1][2] == "<|extra_204|>", added
+        abc = base64.b64encode(b"qzjx") + b" %d" % len(rows)  # nothing makes it
+        for lines, said in ((rows[:-1] + [b"x"], "line 420 is not"), (rows[:-1] + [b"%% 419"], "line 420 is not"),
+                            (rows + rows[:1], "line 421 has"), (rows[1:], "ranks are not"), ([], "line 1 is not"),
+                            (rows + [abc], "'qzjx' is not what merges")):
+            try:
+                assert not blob(lines), said
+            except byte_bpe.FormatError as error:
+                assert said in str(error) and str(error).startswith(folder), (said, error)
+        try:
+            assert not blob(rows, 500)
+        except byte_bpe.FormatError as error:
+            assert "it has the id 629, the model 500 tokens" in str(error), error
 
 
 @numpy_test

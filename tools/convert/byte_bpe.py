@@ -1,7 +1,8 @@
 """Byte-level BPE of decoder-only models (llm.md, section 4) as bytes that a model file keeps.
 
     meta.update(tokenizer_meta(folder, vocabulary))
-        of folder/tokenizer.json; vocabulary: vocab_size of config.json, which may be larger than the tokeniser. That is
+        of folder/tokenizer.json, or else folder/hy.tiktoken; vocabulary: vocab_size of config.json, which may be larger
+        than the tokeniser. That is
             tokenizer.kind   "byte-bpe"
             tokenizer.model  bytes, tokenizer_blob(folder, vocabulary); tools/text/bpe.h says what is in them
     pack(tokens, merges, added, expressions, nfc)
@@ -10,13 +11,14 @@
 What would cut texts in another way than the engine does is refused by name: other models, normalisers, splits,
 tokens that take the spaces around them.
 """
+import base64
 import os
 import re
 import struct
 import typing
 
-from hf_json import read_json, short
-from moefile import FormatError
+from hf_json import LARGEST_JSON, read_json, short
+from moefile import FormatError, read_bounded
 
 KIND = "byte-bpe"
 MAGIC, VERSION = b"MOE-BPE\0", 1
@@ -247,9 +249,69 @@ def more_added(folder, added):
     return found
 
 
+# ---- hy.tiktoken -----------------------------------------------------------------------------------------------------
+# Hunyuan-MT-7B, Hy-MT2-7B: lines "base64 rank", and tokenization_hy.py, whose expression and special tokens are here.
+
+HY = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
+      r"|\s+")
+HY_SPECIALS = ["endoftext", "startoftext", "bos", "eos", "pad", *(f"extra_{i}" for i in range(205))]
+MOST_STEPS = 1 << 27  # of all tokens, the square of their bytes
+
+
+def halves(ranks, token):
+    """The two tokens that a token is joined of: what the merges of lower ranks leave of it."""
+    parts = [token[i:i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        found = [(ranks.get(a + b, len(ranks)), i) for i, (a, b) in enumerate(zip(parts, parts[1:]))]
+        rank, i = min(found)
+        if rank >= ranks[token]:
+            break
+        parts[i:i + 2] = [parts[i] + parts[i + 1]]
+    return parts
+
+
+def read_ranks(path):
+    """{bytes: rank}: every rank once, from 0 on."""
+    ranks = {}
+    for number, line in enumerate(read_bounded(path, LARGEST_JSON, "a file of tiktoken").splitlines(), 1):
+        try:
+            text, rank = line.split()
+            ranks[base64.b64decode(text, validate=True)] = int(rank)
+        except ValueError:
+            raise FormatError(f"{path}: line {number} is not a token in base64 and its rank") from None
+        if len(ranks) != number or len(ranks) > MOST_TOKENS:
+            raise FormatError(f"{path}: line {number} has a token for the second time, or one too many")
+    if sorted(ranks.values()) != list(range(len(ranks))):
+        raise FormatError(f"{path}: its ranks are not 0, 1, 2 and so on")
+    if sum(len(token) ** 2 for token in ranks) > MOST_STEPS:
+        raise FormatError(f"{path}: its tokens are too long")
+    return ranks
+
+
+def tiktoken_blob(path, vocabulary=None):
+    """The tokeniser of hy.tiktoken as bytes."""
+    ranks, merges = read_ranks(path), []
+    written = {token: "".join(STAND_INS[byte] for byte in token) for token in sorted(ranks, key=ranks.get)}
+    for token, text in written.items():
+        parts = halves(ranks, token) if len(token) > 1 else ()
+        if len(parts) > 2 or any(part not in ranks for part in parts):
+            raise FormatError(f"{path}: the token {short(text)} is not what merges of lower ranks make")
+        if parts:
+            merges.append((written[parts[0]], written[parts[1]]))
+    added = [Added(len(ranks) + i, f"<|{name}|>", True) for i, name in enumerate(HY_SPECIALS)]
+    if vocabulary is not None and added[-1].id >= vocabulary:
+        raise FormatError(f"{path}: it does not fit: it has the id {added[-1].id}, the model {vocabulary} tokens")
+    try:
+        return pack({ranks[token]: text for token, text in written.items()}, merges, added, [HY], True)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
+
+
 def tokenizer_blob(folder, vocabulary=None):
     """The tokeniser of a folder in Hugging Face's layout as bytes. vocabulary: how many ids the model has."""
-    path = os.path.join(folder, "tokenizer.json")
+    path, ranks = os.path.join(folder, "tokenizer.json"), os.path.join(folder, "hy.tiktoken")
+    if os.path.exists(ranks) and not os.path.exists(path):
+        return tiktoken_blob(ranks, vocabulary)
     reader, values = Reader(path), read_json(path)
     model = values.get("model")
     if reader.type_of(model, "model") != "BPE":
