@@ -156,6 +156,53 @@ def the_file_names_the_layer_that_aligns():
             assert complaint and "transformer-guided-alignment-layer" in complaint, complaint
 
 
+def with_a_head_that_aligns(path, layer=2, head=2):
+    """A checkpoint of which only this head knows positions: its query and key are the quickest of the sinusoids, so
+    that it looks at the token of the same number. Nothing before it adds to an embedding."""
+    arrays, s = make.weights("post", make.settings("post")), make.settings("post")
+    width, half = s["dim-emb"] // s["transformer-heads"], s["dim-emb"] // 2
+    for name, array in arrays.items():
+        if name == "Wemb":
+            array *= np.float32(0.02)
+        elif name.endswith(("_Wo", "_W2")) or "_b" in name[-4:]:
+            array *= np.float32(0.01)
+        elif "_ln_" in name:
+            array[:] = "scale" in name
+    chosen = np.zeros((s["dim-emb"], width), np.float32)
+    for i in range(width // 2):
+        chosen[i, i] = chosen[half + i, width // 2 + i] = 6
+    for x in "qk":
+        arrays[f"decoder_l{layer}_context_W{x}"][:, head * width:(head + 1) * width] = chosen
+    make.write_npz(os.path.join(path, "model.npz"), arrays, make.as_yaml(s).encode() + b"\0")
+    with open(os.path.join(path, "vocab.yml"), "w", encoding="utf-8") as file:
+        file.write(make.vocabulary(make.TOKENS).replace(">>fra<<", "fra"))
+
+
+@numpy_test
+def the_heads_that_align_are_found_and_written():
+    generator, heads = np.random.default_rng(5), os.path.join(ROOT, "tests", "bench", "heads.py")
+    with folder() as at:
+        model, other, pairs = (os.path.join(at, x) for x in ("converted", "aligned", "pairs"))
+        with_a_head_that_aligns(at)
+        assert convert(at, model, "--align", "1:3") is None  # on the way from a checkpoint
+        assert moefile.describe(moefile.read_meta(model)).align == (1, [3])
+        with open(pairs, "w", encoding="utf-8") as file:
+            for _ in range(600):
+                source = generator.integers(2, 30, generator.integers(3, 10))
+                file.write(line(source) + "\t" + line(source + 32) + "\n")
+        found = run([sys.executable, heads, "-m", model, "--ids", "--lines", "100", "--align", ALIGN, pairs]).lines
+        assert found[3].startswith("| 4:2 |") and found[-1] == "--align 4:2", found
+        marks = [float(x.split(" | ")[1]) for x in found[3:5]]
+        assert marks[0] > 75 and marks[1] < 50, found
+        assert convert_quietly(model, "-o", other, "--align", "4:2,0") is None
+        assert moefile.describe(moefile.read_meta(other)).align == (4, [0, 2])
+        for wrong in "0:1", "4:4", "4", "4:", "x:1", "9:0":
+            assert "align" in convert_quietly(model, "-o", other + "2", "--align", wrong), wrong
+        ours = os.path.join(ROOT, "models", "en-de-fr-es.bin")
+        assert "attention of its own" in convert_quietly(ours, "-o", other + "2", "--align", "0:0")
+        assert not os.path.exists(other + "2")
+
+
 @numpy_test
 def shared_checkpoints_are_what_marian_makes_of_them():
     """marian.md section 9. A source without a token is no matter of the engine's."""

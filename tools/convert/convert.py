@@ -415,11 +415,25 @@ def listed(path, meta):
     return {name: tensor.array for name, tensor in tensors.items()}
 
 
-def add_shortlist(args):
-    """Copies a model file with a shortlist."""
+def aligner(setting):
+    """LAYER:HEAD,... as metadata; nothing of None."""
+    if setting is None:
+        return {}
+    if not re.fullmatch("[0-9]{1,4}:[0-9]{1,2}(,[0-9]{1,2})*", setting):
+        raise FormatError(f"--align {setting}: expected LAYER:HEAD,HEAD,...")
+    layer, heads = setting.split(":")
+    return {"align.layer": int(layer), "align.heads": sum(1 << head for head in set(map(int, heads.split(","))))}
+
+
+def add_to_copy(args):
+    """Copies a model file with a shortlist, or with other heads that align."""
     meta, tensors = moefile.read(args.input)
     moefile.check_model(meta, tensors)
-    shortlist.put(meta, tensors, shortlist.read(args.shortlist, meta))
+    if args.shortlist:
+        shortlist.put(meta, tensors, shortlist.read(args.shortlist, meta))
+    if args.align and moefile.describe(meta).attention:
+        raise FormatError("--align is for Transformers: this model has an attention of its own")
+    meta.update(aligner(args.align))
     moefile.check_model(meta, tensors)
     moefile.write_model(args.output, meta, tensors)
     return tensors
@@ -476,6 +490,7 @@ def convert_transformer(args, meta):
         found = hf.read_hf(args.input, say)
     meta.update(found.meta)
     meta["general.architecture"] = "transformer"
+    meta.update(aligner(args.align))
     for setting in args.meta:
         key, value = parse_meta(meta, setting)
         meta[key] = value
@@ -601,6 +616,11 @@ def parse_arguments():
                        "Marian's lex.*.bin, or text, a line for each pair of tokens: target source probability; "
                        "perhaps compressed by gzip or zstd. With a model file as CHECKPOINT, a copy of it gets the "
                        "list")
+    group.add_argument("--align", metavar="LAYER:HEADS",
+                       help="the heads of a Transformer whose mean links words, such as 4:0 or 16:3,7: the number "
+                       "that moe-info gives a decoder layer with attention to the source, and heads from 0. "
+                       "tests/bench/heads.py measures which ones align best. With a model file as CHECKPOINT, a copy "
+                       "of it gets them")
     group.add_argument("--meta", metavar="KEY=VALUE", action="append", default=[],
                        help="set a metadata number or text, e.g. decode.beam=8; may be repeated")
     group = parser.add_argument_group("converting tf-gnmt, whose checkpoints do not say")
@@ -632,7 +652,8 @@ def main():
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         tensors = (back(args) if args.back else add_golden(args) if args.golden
-                   else add_shortlist(args) if args.shortlist and is_model_file(args.input) else convert(args))
+                   else add_to_copy(args) if (args.shortlist or args.align) and is_model_file(args.input)
+                   else convert(args))
     except KeyboardInterrupt:
         sys.exit(130)
     except MemoryError:
