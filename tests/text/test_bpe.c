@@ -408,6 +408,9 @@ static void a_front_reads_and_writes_with_it(void **state) {
     assert_int_equal(text_encode(&front, "the <end> the", 13, &ids, &e), MOE_OK);
     assert_int_equal(ids.length, 8); /* none of them is the added token */
     assert_int_equal(ids.data[7], SPACE_THE);
+    assert_int_equal(text_encode_template(&front, "the <end> the", 13, &ids, &e), MOE_OK);
+    assert_int_equal(ids.length, 4);
+    assert_int_equal(ids.data[2], END);
     assert_int_equal(text_encode_begins(&front, "the <end> the", 13, &begins, &capacity, &count, NULL, 0), 0);
     assert_int_equal(count, 8);
     assert_int_equal(begins[7], 9);

@@ -613,17 +613,27 @@ static moe_status check_known(const text_ids *ids, moe_error *error) {
     return MOE_OK;
 }
 
+/* `added`: added tokens of byte-level BPE are tokens in the text, too. */
+static moe_status encode_bpe(const text_front *front, const char *text, size_t length, int added, text_ids *ids,
+                             moe_error *error) {
+    char why[200] = "";
+    const int failed =
+        bpe_encode(front->bpe, text, length, added, &ids->data, &ids->capacity, &ids->length, NULL, why, sizeof why);
+    return failed ? text_spm_failed(failed, "text", why, error) : MOE_OK;
+}
+
+moe_status text_encode_template(const text_front *front, const char *text, size_t length, text_ids *ids,
+                                moe_error *error) {
+    return front->bpe ? encode_bpe(front, text, length, 1, ids, error) : text_encode(front, text, length, ids, error);
+}
+
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
     char why[200] = "";
     if (vocabulary_of(front)->count) {
         moe_status status = encode_pieces(front, text, length, ids, error);
         return status ? status : check_known(ids, error);
     }
-    if (front->bpe) {
-        const int failed =
-            bpe_encode(front->bpe, text, length, 0, &ids->data, &ids->capacity, &ids->length, NULL, why, sizeof why);
-        return failed ? text_spm_failed(failed, "text", why, error) : MOE_OK;
-    }
+    if (front->bpe) return encode_bpe(front, text, length, 0, ids, error);
     const int failed =
         spm_encode(front->tokeniser, text, length, &ids->data, &ids->capacity, &ids->length, why, sizeof why);
     if (failed) return text_spm_failed(failed, "text", why, error);

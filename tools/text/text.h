@@ -140,6 +140,9 @@ int text_cuts(const text_front *front); /* whether it has a tokeniser */
 /* The error that an answer of spm.h's other than 0 is: MOE_ERROR_MEMORY, or MOE_ERROR_ARGUMENT. */
 moe_status text_spm_failed(int answer, const char *where, const char *why, moe_error *error);
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
+/* The same of a template, whose added tokens are tokens (bpe.h); other tokenisers have none. */
+moe_status text_encode_template(const text_front *front, const char *text, size_t length, text_ids *ids,
+                                moe_error *error);
 /* Appends to *out. The result holds no line break and no TAB, whatever the pieces say: they become spaces. */
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error);
 /* Where each of the ids that text_encode gives begins in the text, as spm_encode_begins. */
