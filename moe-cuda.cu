@@ -83,8 +83,9 @@ typedef struct moe_weights {
 /* The parts of a node on the device. */
 typedef struct moe_bound {
     moe_weights w, w_r, w_proj, up, down;
-    const float *bias, *threshold, *v, *weight; /* weight, bias: of a norm */
-    const float *positions;                     /* of an embedding */
+    const float *bias, *threshold, *v, *weight; /* weight, bias: of a norm; of the norms of queries and of keys; weight:
+                                                 * what a gate adds for its choice */
+    const float *positions;                     /* of an embedding; the table by which queries and keys are turned */
     const float *up_bias, *down_bias;           /* of the first expert, as up and down are */
     const int32_t *never;
     moe_cache_layer layer; /* of experts */
@@ -675,14 +676,12 @@ __global__ void moe_k_unary(moe_unary what, const float *x, size_t x_stride, int
         y[row * y_stride + c] = moe_unaryf(what, x[row * x_stride + c]);
 }
 
-/* moe_compute_norm_row */
-__global__ void moe_k_norm(const float *x, size_t x_stride, int cols, const float *weight, const float *bias,
-                           float epsilon, int rms, float *y, size_t y_stride) {
+/* moe_norm_row; y may be x. */
+MOE_DEVICE void moe_block_norm(const float *x, int cols, const float *weight, const float *bias, float epsilon, int rms,
+                               float *y) {
     __shared__ float lanes[MOE_LANES];
     const int t = (int)threadIdx.x;
     float mean, scale;
-    x += blockIdx.x * x_stride;
-    y += blockIdx.x * y_stride;
     mean = rms ? 0.0f : moe_div(moe_block_sum(x, cols), (float)cols);
     if (t < MOE_LANES) {
         float sum = 0.0f;
@@ -698,6 +697,45 @@ __global__ void moe_k_norm(const float *x, size_t x_stride, int cols, const floa
         const float scaled = moe_mul(moe_mul(moe_sub(x[c], mean), scale), weight[c]);
         y[c] = bias ? moe_add(scaled, bias[c]) : scaled;
     }
+}
+
+/* moe_compute_norm_row */
+__global__ void moe_k_norm(const float *x, size_t x_stride, int cols, const float *weight, const float *bias,
+                           float epsilon, int rms, float *y, size_t y_stride) {
+    moe_block_norm(x + blockIdx.x * x_stride, cols, weight, bias, epsilon, rms, y + blockIdx.x * y_stride);
+}
+
+/* moe_compute_turn_row: a block per head of a row, values included. */
+__global__ void moe_k_turn(moe_turn_op o, const float *query_norm, const float *key_norm, const float *table,
+                           const int32_t *positions, const float *x, size_t x_stride, float *y, size_t y_stride) {
+    const size_t heads = o.queries + 2 * o.keys, head = blockIdx.x % heads, row = blockIdx.x / heads;
+    const float *norm = head < o.queries ? query_norm : head < o.queries + o.keys ? key_norm : NULL;
+    const size_t half = o.width / 2;
+    x += row * x_stride + head * o.width;
+    y += row * y_stride + head * o.width;
+    if (norm && !o.norm_last) moe_block_norm(x, (int)o.width, norm, NULL, o.epsilon, 1, y);
+    if (norm && !o.norm_last) x = y;
+    __syncthreads();
+    if (table && head < o.queries + o.keys) {
+        table += (size_t)positions[row] * o.width;
+        for (size_t i = threadIdx.x; i < half; i += MOE_BLOCK) {
+            const float a = x[i], b = x[half + i], c = table[i], sine = table[half + i];
+            y[i] = moe_sub(moe_mul(a, c), moe_mul(b, sine));
+            y[half + i] = moe_add(moe_mul(b, c), moe_mul(a, sine));
+        }
+        x = y;
+    }
+    __syncthreads();
+    if (norm && o.norm_last) moe_block_norm(x, (int)o.width, norm, NULL, o.epsilon, 1, y);
+    else
+        for (size_t i = threadIdx.x; i < o.width && x != y; i += MOE_BLOCK) y[i] = x[i];
+}
+
+/* moe_gate_units: a block per row of the first *count. */
+__global__ void moe_k_gate_units(float *x, size_t stride, int n, const int *count) {
+    if (count && (int)blockIdx.x >= *count) return;
+    x += blockIdx.x * stride;
+    for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK) x[i] = moe_mul(moe_unaryf(MOE_UNARY_SWISH, x[i]), x[n + i]);
 }
 
 /* Row r of y = row from[r] of x, zeros for -1; from NULL: row r. */
@@ -931,7 +969,7 @@ __global__ void moe_k_attention(moe_attending a) {
 typedef struct moe_heads_args {
     const float *query, *rows; /* rows: keys, `cols` numbers further values */
     size_t query_stride, stride;
-    int heads, width, cols;
+    int heads, share, width, cols;
     float scale;
     const int32_t *positions, *segment, *length;
     const int32_t *first; /* row first[p] + i is sentence i's at position p; or NULL: */
@@ -964,12 +1002,12 @@ __global__ void moe_k_heads(moe_heads_args a) {
     __shared__ float lanes[AT_ONCE][MOE_LANES + 1];
     const size_t head = blockIdx.x % (unsigned)a.heads, row = blockIdx.x / (unsigned)a.heads + (size_t)a.row0;
     const int t = (int)threadIdx.x, lane = t % MOE_LANES, n = moe_heads_count(&a, row);
-    const size_t column = head * (size_t)a.width;
+    const size_t column = head * (size_t)a.width, key_column = head / (unsigned)a.share * (size_t)a.width;
     const float *query = a.query + row * a.query_stride + column;
     float *scores = a.scores + blockIdx.x * a.longest;
     for (int first = 0; first < n; first += AT_ONCE) {
         for (int i = t / MOE_LANES; i < AT_ONCE && first + i < n; i += GROUPS) {
-            const float *key = moe_heads_row(&a, row, first + i) + column;
+            const float *key = moe_heads_row(&a, row, first + i) + key_column;
             float score = 0.0f;
             for (int c = lane; c < a.width; c += MOE_LANES) score = moe_add(score, moe_mul(query[c], key[c]));
             lanes[i][lane] = score;
@@ -982,7 +1020,7 @@ __global__ void moe_k_heads(moe_heads_args a) {
     for (int c = t; c < a.width; c += MOE_BLOCK) {
         float y = 0.0f;
         for (int i = 0; i < n; i++)
-            y = moe_add(y, moe_mul(scores[i], moe_heads_row(&a, row, i)[(size_t)a.cols + column + (size_t)c]));
+            y = moe_add(y, moe_mul(scores[i], moe_heads_row(&a, row, i)[(size_t)a.cols + key_column + (size_t)c]));
         a.y[row * a.y_stride + column + (size_t)c] = y;
     }
 }
@@ -1011,6 +1049,9 @@ typedef struct moe_gate_args {
     int level, k;
     moe_gate gate;
     int empty_zero;
+    moe_gate_weights weights;
+    const float *choice;            /* [level] or NULL */
+    float *ranks;                   /* [current rows, level] scratch, NULL with MOE_WEIGHTS_CHOSEN */
     const float *threshold;         /* [experts] */
     moe_selections chosen, parents; /* parents.words NULL: one level */
     const int *live;                /* rows from here on are fillers, which select no experts */
@@ -1104,8 +1145,13 @@ MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, siz
     const int t = (int)threadIdx.x, n = a->level, begin = moe_share(n, t), end = moe_share(n, t + 1);
     int mine = 0, selected, at;
     moe_choice c = { p, NULL, 0.0f, -1, n - 1 }; /* all */
+    float *ranks = a->ranks ? a->ranks + blockIdx.x * (size_t)n : NULL, sum = 0.0f;
     if (p) moe_block_softmax(logits, n, p);
-    if (a->gate == MOE_GATE_TOPK) c = moe_choose_best(logits, n, a->k);
+    if (ranks && a->weights == MOE_WEIGHTS_ALL) moe_block_softmax(logits, n, ranks);
+    for (int i = t; ranks && a->weights == MOE_WEIGHTS_SIGMOID && i < n; i += MOE_BLOCK)
+        ranks[i] = a->choice ? moe_add(moe_sigmoidf(logits[i]), a->choice[i]) : moe_sigmoidf(logits[i]);
+    __syncthreads();
+    if (a->gate == MOE_GATE_TOPK) c = moe_choose_best(ranks ? ranks : logits, n, a->k);
     if (a->gate == MOE_GATE_THRESHOLD) c.threshold = a->threshold + first;
     for (int i = begin; i < end; i++) mine += moe_is_chosen(&c, i);
     at = moe_block_before(mine, &selected);
@@ -1120,10 +1166,17 @@ MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, siz
     }
     __syncthreads();
     for (int i = t; i < selected; i += MOE_BLOCK) {
-        const float l = logits[experts[i] - first];
-        weights[i] = a->gate == MOE_GATE_SIGMOID ? moe_sigmoidf(l) : l;
+        const size_t expert = experts[i] - first;
+        const int sigmoid = a->gate == MOE_GATE_SIGMOID || (ranks && a->weights == MOE_WEIGHTS_SIGMOID);
+        weights[i] = sigmoid ? moe_sigmoidf(logits[expert]) : (ranks ? ranks : logits)[expert];
     }
-    if (a->gate != MOE_GATE_SIGMOID) moe_block_softmax(weights, selected, weights);
+    if (a->gate != MOE_GATE_SIGMOID && !ranks) moe_block_softmax(weights, selected, weights);
+    if (ranks && a->weights == MOE_WEIGHTS_SIGMOID) {
+        __syncthreads();
+        for (int i = 0; i < selected; i++) sum = moe_add(sum, weights[i]);
+        __syncthreads();
+        for (int i = t; i < selected; i += MOE_BLOCK) weights[i] = moe_div(weights[i], moe_add(sum, 1e-20f));
+    }
     for (int i = t; factor && i < selected; i += MOE_BLOCK) weights[i] = moe_mul(*factor, weights[i]);
     return selected;
 }
@@ -1884,10 +1937,11 @@ static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     a.query = (const float *)x->data;
     a.query_stride = x->stride;
     a.rows = n->heads.rows ? n->heads.rows : a.query + n->cols;
-    a.stride = n->heads.rows ? 2 * n->cols : x->stride;
+    a.stride = n->heads.rows ? 2 * n->cols / n->heads.share : x->stride;
     a.heads = (int)n->heads.heads;
+    a.share = (int)n->heads.share;
     a.width = (int)width;
-    a.cols = (int)n->cols;
+    a.cols = (int)(n->cols / n->heads.share);
     a.scale = 1.0f / sqrtf((float)width);
     a.positions = d->positions;
     a.segment = d->segment;
@@ -1931,6 +1985,8 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
     a.k = (int)n->gate.gating->k;
     a.gate = n->gate.kind;
     a.empty_zero = n->gate.gating->empty_zero;
+    a.weights = n->gate.gating->weights;
+    a.choice = b->weight;
     a.threshold = b->threshold;
     a.live = d->live;
     a.chosen = moe_selections_of(n);
@@ -1950,8 +2006,12 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
         g.level = a.level;
         g.tiles = (int)moe_divide_up(n->gate.gating->level, MOE_GROUP_TILE);
     }
+    const int scored = n->gate.kind == MOE_GATE_TOPK && a.weights != MOE_WEIGHTS_CHOSEN; /* and not grouped */
+    if (scored) a.ranks = (float *)(void *)d->sums;
+    if (scored) slice = d->n_sums / n->gate.gating->level;
     for (size_t row = 0; row < rows; row += slice) {
         const size_t some = moe_min(rows - row, slice);
+        if (!n->gate.grouped) a.logits = (const float *)x->data + row * x->stride;
         a.row0 = g.row0 = row;
         if (n->gate.grouped)
             MOE_LAUNCH(d, moe_k_group_products, some * g.parents.capacity * (size_t)g.tiles, MOE_BLOCK, g);
@@ -2057,7 +2117,8 @@ static size_t moe_plan_experts(moe_device *d, size_t n, moe_cache_layer *layer, 
 
 /* Both products of a group. */
 static void moe_run_group(moe_device *d, moe_products up, moe_products down, const moe_group *g, int by_gemm) {
-    const size_t hidden = (size_t)up.w.rows, unit_stride = moe_code_stride(hidden);
+    const size_t above = (size_t)up.w.rows, hidden = (size_t)down.w.cols, unit_stride = moe_code_stride(hidden);
+    float *units = d->moe.units + g->begin * above;
     if (!g->pairs) return;
     up.tiles += g->tile;
     down.tiles += g->tile;
@@ -2065,9 +2126,10 @@ static void moe_run_group(moe_device *d, moe_products up, moe_products down, con
     up.tiles_at_most = down.tiles_at_most = (int)g->tiles;
     if (by_gemm) moe_expert_gemms(d, up, d->moe.inputs, g);
     else moe_tiles(d, &up);
+    if (above > hidden) MOE_LAUNCH(d, moe_k_gate_units, g->pairs, MOE_BLOCK, units, above, (int)hidden, g->count);
     if (moe_quantised(up.w.type))
-        moe_quantise(d, d->moe.units + g->begin * hidden, hidden, hidden, d->moe.codes + g->begin * unit_stride,
-                     unit_stride, d->moe.code_scales + g->begin, g->pairs, g->count);
+        moe_quantise(d, units, above, hidden, d->moe.codes + g->begin * unit_stride, unit_stride,
+                     d->moe.code_scales + g->begin, g->pairs, g->count);
     if (by_gemm) moe_expert_gemms(d, down, d->moe.codes, g);
     else moe_tiles(d, &down);
 }
@@ -2113,13 +2175,14 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, 
     MOE_LAUNCH(d, moe_k_place, rows, MOE_BLOCK, a);
     if (by_gemm && !d->cache.bays) moe_fetch_ints(d, a.first, n->experts->count + 1);
     if (by_gemm || d->cache.bays) pairs = d->status == MOE_OK ? (size_t)d->moe.host[n->experts->count] : 0;
-    up.relu = 1;
+    up.relu = !n->experts->gated;
     up.bias = b->up_bias;
     down.bias = b->down_bias;
     up.x_rows = a.pair_row;
     up.tiles = down.tiles = a.tiles;
     up.y = d->moe.units;
-    up.y_stride = hidden;
+    up.y_stride = n->experts->up.rows;
+    if (!moe_quantised(b->down.type)) down.x_stride = up.y_stride;
     down.y = d->moe.out;
     down.y_stride = n->cols;
     if (by_gemm && pairs) {
@@ -2256,6 +2319,11 @@ static void moe_launch_unary(moe_device *d, const moe_launch *l) {
 static void moe_launch_norm(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_norm, l->rows, MOE_BLOCK, l->x0, l->s0->stride, (int)l->n->cols, l->b->weight, l->b->bias,
                l->n->norm.epsilon, l->n->norm.rms, l->y, l->n->stride);
+}
+static void moe_launch_turn(moe_device *d, const moe_launch *l) {
+    const moe_turn_op *o = &l->n->turn;
+    MOE_LAUNCH(d, moe_k_turn, l->rows * (o->queries + 2 * o->keys), MOE_BLOCK, *o, l->b->weight, l->b->bias,
+               l->b->positions, d->positions, l->x0, l->s0->stride, l->y, l->n->stride);
 }
 static void moe_launch_view(moe_device *, const moe_launch *) {}
 static void moe_launch_gather(moe_device *d, const moe_launch *l) {
@@ -2733,6 +2801,12 @@ static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b) {
     if (n->op == MOE_OP_LSTM_LAYER && cell->w_proj.rows) b->w_proj = moe_upload_matrix(d, &cell->w_proj, n->name);
     if (n->op == MOE_OP_NORM) b->weight = moe_upload_vector(d, n->norm.weight, n->cols, n->name);
     if (n->op == MOE_OP_NORM) b->bias = moe_upload_vector(d, n->norm.bias, n->cols, n->name);
+    if (n->op == MOE_OP_TURN) {
+        if (n->turn.table) b->positions = (const float *)moe_upload_matrix(d, n->turn.table, n->name).data;
+        b->weight = moe_upload_vector(d, n->turn.query_norm, n->turn.width, n->name);
+        b->bias = moe_upload_vector(d, n->turn.key_norm, n->turn.width, n->name);
+    }
+    if (n->op == MOE_OP_GATE) b->weight = moe_upload_vector(d, n->gate.gating->choice, n->cols, n->name);
     if (n->op == MOE_OP_GATE) b->threshold = moe_upload_vector(d, n->gate.gating->threshold, n->cols, n->name);
     if (n->op == MOE_OP_ATTENTION) b->v = moe_upload_vector(d, n->attention.v, n->src[0]->cols, n->name);
     if (n->op == MOE_OP_OUTPUT)
@@ -2779,7 +2853,7 @@ static void moe_need_node(moe_needs *need, const moe_node *n, const moe_graph *g
         moe_most_of(&need->experts, n->experts->count);
         moe_most_of(&need->pairs, pairs);
         moe_most_of(&need->tiles, pairs / MOE_TILE + moe_min(pairs, n->experts->count));
-        moe_most_of(&need->units, pairs * n->experts->hidden);
+        moe_most_of(&need->units, pairs * n->experts->up.rows);
         moe_most_of(&need->unit_codes, pairs * moe_code_stride(n->experts->hidden));
         moe_most_of(&need->inputs, pairs * n->src[0]->stride);
         moe_most_of(&need->out, pairs * n->cols);

@@ -319,6 +319,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     X(CONCAT, concat, ROWS, 1)                                                                               \
     X(UNARY, unary, ROWS, 16)                 /* an activation */                                            \
     X(NORM, norm, ROWS, 4)                    /* layer norm, RMS norm */                                     \
+    X(TURN, turn, ROWS, 8)                    /* queries and keys, normed, turned by their positions */      \
     X(VIEW, view, NOTHING, 0)                 /* some columns of another node */                             \
     X(GATHER, gather, ROWS, 1)                /* carried rows -> the parents', zero for a new sentence */    \
     X(STORE, store, ROWS, 1)                  /* rows -> carried rows */                                     \
@@ -388,6 +389,13 @@ typedef struct moe_cell {
     float forget_bias;
 } moe_cell;
 
+/* What the weights of the experts are that a top-k gate chose. */
+typedef enum moe_gate_weights {
+    MOE_WEIGHTS_CHOSEN, /* softmax over the logits of the chosen ones */
+    MOE_WEIGHTS_ALL,    /* softmax over the logits of all */
+    MOE_WEIGHTS_SIGMOID /* sigmoids over the sum of those of the chosen ones */
+} moe_gate_weights;
+
 /* One level of gates: `level` experts (or groups) compete. The weights of all of them are rows of one matrix. */
 typedef struct moe_gating {
     moe_gate kind;
@@ -397,14 +405,17 @@ typedef struct moe_gating {
     moe_matrix weight, noise; /* [n, F] F32; noise: rows 0 without */
     const float *bias;        /* [n] or NULL */
     const float *threshold;   /* [n], threshold gates */
+    moe_gate_weights weights; /* top-k gates */
+    const float *choice;      /* [n] added to sigmoids for the choice only; or NULL */
 } moe_gating;
 
 /* Whether a gate selects all experts. */
 MOE_SHARED int moe_gate_is_dense(moe_gate kind) { return kind == MOE_GATE_SOFTMAX || kind == MOE_GATE_SIGMOID; }
 
-/* Experts w_down relu(w_up x [+ bias]) [+ bias]: a row of slabs. */
+/* Experts w_down relu(w_up x [+ bias]) [+ bias], or w_down (swish(w_gate x) * w_up x): a row of slabs. */
 typedef struct moe_experts {
     size_t count, hidden;
+    int gated;           /* `up` is [2 hidden, width], the gate's rows first */
     float scale;         /* of their weighted sum */
     moe_matrix up, down; /* [hidden, width], [width, hidden] of expert 0; the others follow every `stride` bytes */
     size_t stride;
@@ -435,6 +446,7 @@ MOE_SHARED moe_selection moe_selection_at(const moe_selections *all, size_t row)
     return s;
 }
 
+enum { MOE_MAX_ENDS = 8 };   /* tokens of a model that end a translation */
 enum { MOE_ROW_ABOVE = -2 }; /* as a row's parent: the row above it, of the same run */
 
 /* Rows that outlive a run of their graph: the key by which they are found again. */
@@ -465,6 +477,17 @@ typedef struct moe_norm_op {
     int rms; /* the mean stays, and divides nothing (Zhang, Sennrich 2019, arXiv 1910.07467) */
 } moe_norm_op;
 
+/* Rotary positions (Su et al. 2021, arXiv 2104.09864) by halves: of the columns x_i, x_{i + width / 2} of a head and
+ * the row's position p, x_i cos a_pi - x_{i + width / 2} sin a_pi and x_{i + width / 2} cos a_pi + x_i sin a_pi. src[0]
+ * has queries, keys and values, of which values stay. An RMS norm of each head comes before or behind. */
+typedef struct moe_turn_op {
+    size_t queries, keys, width;        /* heads; columns of a head */
+    const moe_matrix *table;            /* [positions, width] F32: cosines, sines; NULL: they are not turned */
+    const float *query_norm, *key_norm; /* [width] or NULL: there is no norm */
+    float epsilon;
+    int norm_last;
+} moe_turn_op;
+
 typedef struct moe_carried_op {
     moe_carry by;
     float *rows; /* [rows, cols] without gaps */
@@ -483,10 +506,11 @@ typedef struct moe_attention_op {
 } moe_attention_op;
 
 /* softmax(q k / sqrt(width of a head)) v for every head, whose columns lie side by side (Vaswani et al. 2017, arXiv
- * 1706.03762). src[0] begins with the queries. Keys and values lie side by side, 2 cols numbers in a row: carried by
- * source or by token, or, in the encoder, in src[0] after the queries. */
+ * 1706.03762). `share` neighbours have the same key and value (Ainslie et al. 2023, arXiv 2305.13245). src[0] begins
+ * with the queries. Keys and values lie side by side, 2 cols / share numbers in a row: carried by source or by token,
+ * or, in the encoder, in src[0] after the queries. */
 typedef struct moe_heads_op {
-    size_t heads;
+    size_t heads, share;
     int within;        /* a row attends to its own sentence: to all of it, in the decoder to its tokens so far */
     const float *rows; /* NULL: src[0] has keys and values */
     uint64_t shown;    /* bits: heads whose mean a frame's attention receives; 0: it is not of this node */
@@ -567,6 +591,7 @@ struct moe_node {
         int product;   /* pointwise: a b instead of a + b */
         size_t column; /* view: first of the columns */
         moe_norm_op norm;
+        moe_turn_op turn;
         moe_carried_op carried; /* gather, store */
         moe_lstm_op lstm;
         moe_attention_op attention;
@@ -1242,8 +1267,8 @@ typedef struct moe_linear {
 /* For every head: scores = softmax(query . key * scale), y = sum of scores[i] value[i], one row after the other. */
 typedef struct moe_heads {
     const float *query;       /* [heads, width] */
-    const float *const *rows; /* [n] rows of keys and values: 2 [heads, width] */
-    size_t n, heads, width;
+    const float *const *rows; /* [n] rows of keys and values: 2 [heads / share, width] */
+    size_t n, heads, share, width;
     float scale;
     float *scores; /* [heads, stride]; stride: a multiple of 16 */
     size_t stride;
@@ -1476,13 +1501,13 @@ MOE_INLINE void moe_heads_by(const moe_heads *h, size_t rows, float (*dot)(const
                              void (*blend)(const float *, const float *const *, size_t, size_t, size_t, float *)) {
     for (const moe_heads *end = h + rows; h < end; h++)
         for (size_t head = 0; head < h->heads; head++) {
-            const size_t at = head * h->width;
+            const size_t at = head * h->width, key = head / h->share * h->width;
             float *p = h->scores + head * h->stride, sum;
-            for (size_t i = 0; i < h->n; i++) p[i] = dot(h->query + at, h->rows[i] + at, h->width) * h->scale;
+            for (size_t i = 0; i < h->n; i++) p[i] = dot(h->query + at, h->rows[i] + key, h->width) * h->scale;
             sum = exp_sum(p, h->n, max(p, h->n), p);
             for (size_t i = 0; i < h->n; i++) p[i] = p[i] / sum;
             memset(h->y + at, 0, h->width * sizeof(float));
-            blend(p, h->rows, (h->heads + head) * h->width, h->n, h->width, h->y + at);
+            blend(p, h->rows, h->heads / h->share * h->width + key, h->n, h->width, h->y + at);
         }
 }
 
@@ -2408,10 +2433,11 @@ MOE_LINEAR_OF(small_avx512, avx512, 1, moe_quantised_avx512(l, row0, row1, block
 /* Scores of four rows from row i on: so many are read in one go. */
 MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const size_t width) {
     const __mmask8 mask = (__mmask8)moe_mask_avx512(moe_min(4, h->n - i));
-    const size_t heads = h->heads, stride = h->stride;
+    const size_t heads = h->heads, stride = h->stride, share = h->share;
     const __m128 scale = _mm_set1_ps(h->scale);
     const float *query = h->query, *row[4];
     float *scores = h->scores + i;
+    size_t left = share; /* heads of this key */
     MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) row[u] = h->rows[moe_min(i + u, h->n - 1)];
     for (size_t head = 0; head < heads; head++, scores += stride) {
         __m512 lanes[4] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
@@ -2422,6 +2448,8 @@ MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const siz
         }
         _mm_mask_storeu_ps(scores, mask, _mm_mul_ps(moe_join_four_avx512(lanes), scale));
         query += width;
+        if (--left) continue;
+        left = share;
         MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) row[u] += width;
     }
 }
@@ -2429,12 +2457,12 @@ MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const siz
 /* Adds rows [i, end) to `pieces` times 64 columns, or what is left of a head, from column `at` on. */
 MOE_AVX512_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end, size_t at, size_t left,
                                         const size_t pieces) {
-    const size_t first = h->heads * h->width + at;
+    const size_t width = h->width, first = h->heads / h->share * width + at / width / h->share * width + at % width;
     const float *const *rows = h->rows, *p[4];
     float *y = h->y + at;
     __m512 sum[4][4];
     MOE_UNROLL_FOR (size_t u = 0; u < pieces; u++) {
-        p[u] = h->scores + (at + 64 * u) / h->width * h->stride;
+        p[u] = h->scores + (at + 64 * u) / width * h->stride;
         MOE_UNROLL_FOR (size_t b = 0; b < 4; b++) {
             sum[u][b] = _mm512_setzero_ps();
             if (i && 16 * b < left) sum[u][b] = moe_lanes_load_avx512(y + 64 * u + 16 * b, left - 16 * b);
@@ -2476,7 +2504,7 @@ MOE_AVX512 static void moe_heads_avx512(const moe_heads *h, size_t rows) {
         for (size_t head = 0; head < h->heads; head++) moe_softmax_avx512(h[r].scores + head * h[r].stride, h[r].n);
     for (size_t i = 0; i < longest; i += BLOCK)
         for (size_t at = 0, n; at < cols; at += n) {
-            const int whole = width % 64 == 0 && at + 256 <= cols;
+            const int whole = h->share == 1 && width % 64 == 0 && at + 256 <= cols;
             n = whole ? 256 : moe_min(64, width - at % width);
             for (size_t r = 0; r < rows; r++)
                 if (whole && i < h[r].n) moe_blend_avx512(&h[r], i, moe_min(h[r].n, i + BLOCK), at, 64, 4);
@@ -3322,7 +3350,8 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
  *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap; less than 4096 zero
  *     bytes before each, nothing behind.
  * An experts tensor [E, hidden, width] is E slabs of equal stride (a multiple of 4096): the up matrix [hidden, width],
- * padded to 64, then the down matrix [width, hidden]; so one expert is one read. */
+ * padded to 64, then the down matrix [width, hidden]; so one expert is one read. In layout 2 the experts are gated: the
+ * first matrix is [2 hidden, width], the gate's rows above those of the up matrix. */
 
 enum { MOE_ALIGN = 64, MOE_SLAB_ALIGN = 4096 };
 static const char moe_magic[8] = { 'M', 'O', 'E', 'M', 'O', 'D', 'E', 'L' };
@@ -3542,9 +3571,9 @@ static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, const moe_allocator
     return MOE_OK;
 }
 
-/* Stride of one expert slab and where its down matrix begins; 0 on overflow. */
-static uint64_t moe_slab_bytes(moe_type type, uint64_t hidden, uint64_t width, uint64_t *down) {
-    uint64_t up = moe_matrix_bytes(type, hidden, width), low = moe_matrix_bytes(type, width, hidden);
+/* Stride of one expert slab of this layout and where its down matrix begins; 0 on overflow. */
+static uint64_t moe_slab_bytes(moe_type type, int layout, uint64_t hidden, uint64_t width, uint64_t *down) {
+    uint64_t up = moe_matrix_bytes(type, (uint64_t)layout * hidden, width), low = moe_matrix_bytes(type, width, hidden);
     if (!up || !low || up > UINT64_MAX / 4 || low > UINT64_MAX / 4) return 0;
     *down = (up + MOE_ALIGN - 1) / MOE_ALIGN * MOE_ALIGN;
     return (*down + low + MOE_SLAB_ALIGN - 1) / MOE_SLAB_ALIGN * MOE_SLAB_ALIGN;
@@ -3554,15 +3583,16 @@ static uint64_t moe_slab_bytes(moe_type type, uint64_t hidden, uint64_t width, u
 static moe_matrix moe_tensor_matrix(const moe_tensor_info *t, const char *data, size_t expert, int down) {
     const size_t rows = t->n_dims > 1 ? (size_t)t->dims[t->n_dims - 2] : 1, cols = (size_t)t->dims[t->n_dims - 1];
     uint64_t below = 0;
-    if (t->experts) data += expert * (size_t)moe_slab_bytes(t->type, rows, cols, &below);
-    return down ? moe_matrix_view(t->type, cols, rows, data + below) : moe_matrix_view(t->type, rows, cols, data);
+    const size_t above = t->experts ? (size_t)t->experts * rows : rows;
+    if (t->experts) data += expert * (size_t)moe_slab_bytes(t->type, t->experts, rows, cols, &below);
+    return down ? moe_matrix_view(t->type, cols, rows, data + below) : moe_matrix_view(t->type, above, cols, data);
 }
 
 /* Bytes that a tensor of this shape must have; 0 if the shape is impossible. */
 static uint64_t moe_tensor_bytes(const moe_tensor_info *t) {
     uint64_t bytes, down;
     if (!t->experts) return moe_matrix_bytes(t->type, t->n_dims > 1 ? t->dims[0] : 1, t->dims[t->n_dims - 1]);
-    bytes = moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
+    bytes = moe_slab_bytes(t->type, t->experts, t->dims[1], t->dims[2], &down);
     return bytes && moe_multiply(bytes, t->dims[0], &bytes) ? bytes : 0;
 }
 
@@ -3602,11 +3632,11 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     snprintf(where, sizeof where, "tensor %.*s", (int)t->name.length, t->name.data);
     if (!moe_type_known((uint32_t)t->type))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, where, "number format %u is unknown to this version", t->type);
-    t->experts = layout == 1;
-    if (layout > 1 || (layout == 1) != (t->n_dims == 3) || (t->n_dims == 1 && t->type != MOE_TYPE_F32))
+    t->experts = (int)layout;
+    if (layout > 2 || (layout > 0) != (t->n_dims == 3) || (t->n_dims == 1 && t->type != MOE_TYPE_F32))
         return moe_fail(error, MOE_ERROR_FORMAT, where, "layout %u, type %s and %u dimensions do not go together",
                         layout, moe_type_name(t->type), t->n_dims);
-    t->parameters = t->experts ? 2 : 1;
+    t->parameters = 1 + layout; /* matrices */
     for (uint32_t i = 0; i < t->n_dims; i++)
         if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_multiply(t->parameters, t->dims[i], &t->parameters))
             return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is %" PRIu64, i, t->dims[i]);
@@ -4074,7 +4104,7 @@ static size_t moe_save_header(const moe_save *s, char *out) {
     for (size_t i = 0; i < s->given.n_entries; i++) moe_put_entry(out, &at, &s->given.entries[i]);
     for (size_t i = 0; i < s->n_tensors; i++) {
         const moe_tensor_info *t = &s->tensors[i].info;
-        const uint32_t begin[4] = { (uint32_t)t->type, t->experts ? 1 : 0, t->n_dims, (uint32_t)t->name.length };
+        const uint32_t begin[4] = { (uint32_t)t->type, (uint32_t)t->experts, t->n_dims, (uint32_t)t->name.length };
         const uint64_t place[3] = { t->offset, t->bytes, t->checksum };
         const size_t sums = t->experts ? moe_experts_of(t) * sizeof(uint32_t) : 0;
         moe_put(out, &at, begin, sizeof begin);
@@ -4126,7 +4156,7 @@ static moe_status moe_save_tensor_at(moe_save *s, size_t index) {
     for (size_t p = 0; p < n; p++) {
         const char *data = whole ? whole + p * bytes : s->piece;
         if (!whole) memset(s->piece, 0, bytes);
-        for (int down = 0; !whole && down <= x->info.experts; down++) MOE_TRY(moe_save_matrix(s, index, p, down));
+        for (int down = 0; !whole && down <= (x->info.experts > 0); down++) MOE_TRY(moe_save_matrix(s, index, p, down));
         x->info.checksum = moe_crc32(0, data, bytes);
         if (x->sums) x->sums[p] = x->info.checksum;
         MOE_TRY(moe_output_write(&s->out, data, bytes, s->error));
@@ -4519,6 +4549,35 @@ static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t r
     run->kernels->norm(&t->norm, moe_row_of(t->src[0], row), t->cols, moe_row_of(t, row));
 }
 
+static moe_node *moe_op_turn(moe_graph *g, const moe_turn_op *turn, moe_node *x, const char *name) {
+    moe_node *t = moe_add_node(g, MOE_OP_TURN, x, NULL, x->cols, name);
+    t->turn = *turn;
+    return t;
+}
+
+static void moe_turn(const float *table, const float *x, size_t half, float *y) {
+    for (size_t i = 0; i < half; i++) {
+        const float a = x[i], b = x[half + i], c = table[i], s = table[half + i];
+        y[i] = a * c - b * s;
+        y[half + i] = b * c + a * s;
+    }
+}
+
+static void moe_compute_turn_row(const moe_run *run, const moe_node *t, size_t row) {
+    const moe_turn_op *o = &t->turn;
+    const size_t width = o->width, position = (size_t)run->frame->positions[row];
+    const float *x = moe_row_of(t->src[0], row), *from = x;
+    const float *table = o->table ? (const float *)o->table->data + position * width : NULL;
+    float *y = moe_row_of(t, row);
+    for (size_t head = 0; head < o->queries + o->keys; head++, x += width, y += width, from = x) {
+        const moe_norm_op norm = { head < o->queries ? o->query_norm : o->key_norm, NULL, o->epsilon, 1 };
+        if (norm.weight && !o->norm_last) run->kernels->norm(&norm, x, width, y), from = y;
+        if (table) moe_turn(table, from, width / 2, y), from = y;
+        if (norm.weight && o->norm_last) run->kernels->norm(&norm, from, width, y);
+    }
+    memcpy(y, x, o->keys * width * sizeof *y);
+}
+
 /* ==== 21. Ops: carried rows ===================================================================================
  * Owns the ops that read and write carried rows, which outlive a run (moe_carry lists the kinds). Invariant: in a graph
  * all gathers from some rows come before the stores to them, so that no second buffer is needed. */
@@ -4830,10 +4889,10 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
     if (f->attention) memcpy(f->attention + row * run->graph->max_source, scores, n * sizeof *scores);
 }
 /* `within` and `rows`: see moe_heads_op. */
-static moe_node *moe_op_heads(moe_graph *g, size_t heads, int within, const float *rows, moe_node *queries, size_t cols,
-                              const char *name) {
+static moe_node *moe_op_heads(moe_graph *g, size_t heads, size_t share, int within, const float *rows,
+                              moe_node *queries, size_t cols, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_HEADS, queries, NULL, cols, name);
-    t->heads = (moe_heads_op){ heads, within, rows, 0 };
+    t->heads = (moe_heads_op){ heads, share, within, rows, 0 };
     return t;
 }
 
@@ -4850,7 +4909,7 @@ static void moe_heads_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
 static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, const float **seen) {
     const moe_frame *f = run->frame;
     const moe_beam *b = &f->beam;
-    const size_t width = 2 * t->cols, position = (size_t)f->positions[row];
+    const size_t width = 2 * t->cols / t->heads.share, position = (size_t)f->positions[row];
     size_t n = 0;
     if (!t->heads.rows) /* row first[p] + i for every position of sentence i */
         for (size_t i = row - f->packed.first[position]; n < f->packed.steps && f->packed.live[n] > i; n++)
@@ -4896,6 +4955,7 @@ static void moe_heads_task(void *arg, size_t task, size_t thread) {
                             .rows = seen,
                             .n = moe_heads_seen(run, t, row, seen),
                             .heads = heads,
+                            .share = t->heads.share,
                             .width = width,
                             .scale = 1.0f / sqrtf((float)width),
                             .scores = w->scores + spot * heads * w->longest,
@@ -5013,6 +5073,17 @@ static size_t moe_select_masked(const moe_gating *gating, const float *p, const 
     return !gating->empty_zero;
 }
 
+/* What a top-k gate gives weights by, in p [n], and what it chooses by, in `ranks` [n] or the same. */
+static const float *moe_gate_ranks(const moe_kernels *kernels, const moe_gating *gating, const float *logits, float *p,
+                                   float *ranks) {
+    const size_t n = gating->level;
+    if (gating->weights == MOE_WEIGHTS_ALL) moe_softmax(kernels, logits, n, p);
+    else kernels->unary(MOE_UNARY_SIGMOID, logits, n, p);
+    if (!gating->choice) return p;
+    for (size_t i = 0; i < n; i++) ranks[i] = p[i] + gating->choice[i];
+    return ranks;
+}
+
 /* Select among the experts of one group (or all) and append them with their weights: softmax over the selected logits
  * (eq 3, and eq 16, which is the same number) or their sigmoids, times the group's own weight (eq 12). */
 static void moe_gate_append(const moe_run *run, const moe_node *t, size_t row, size_t group, const float *factor) {
@@ -5028,15 +5099,20 @@ static void moe_gate_append(const moe_run *run, const moe_node *t, size_t row, s
     size_t count = n;
     if (t->gate.kind == MOE_GATE_THRESHOLD || work->probabilities) moe_softmax(kernels, logits, n, p);
     if (work->probabilities) memcpy(work->probabilities + at, p, n * sizeof *p);
-    if (t->gate.kind == MOE_GATE_TOPK) count = moe_select_topk(logits, n, gating->k, chosen);
+    const int scored = t->gate.kind == MOE_GATE_TOPK && gating->weights != MOE_WEIGHTS_CHOSEN;
+    const float *ranks = scored ? moe_gate_ranks(kernels, gating, logits, p, scratch + moe_round_up(n, 16)) : logits;
+    if (t->gate.kind == MOE_GATE_TOPK) count = moe_select_topk(ranks, n, gating->k, chosen);
     else if (moe_gate_is_dense(t->gate.kind))
         for (size_t i = 0; i < n; i++) chosen[i] = (uint32_t)i;
     else
         count = moe_select_masked(gating, p, t->gate.kind == MOE_GATE_THRESHOLD ? gating->threshold + first : NULL,
                                   work->mask ? work->mask + at : NULL, chosen, s.empty);
-    for (size_t j = 0; j < count; j++) weights[j] = logits[chosen[j]];
-    if (t->gate.kind == MOE_GATE_SIGMOID) kernels->unary(MOE_UNARY_SIGMOID, weights, count, weights);
-    else moe_softmax(kernels, weights, count, weights);
+    float sum = 0.0f;
+    for (size_t j = 0; j < count; j++) weights[j] = (scored ? p : logits)[chosen[j]], sum = sum + weights[j];
+    if (scored && gating->weights == MOE_WEIGHTS_SIGMOID)
+        for (size_t j = 0; j < count; j++) weights[j] = weights[j] / (sum + 1e-20f);
+    else if (t->gate.kind == MOE_GATE_SIGMOID) kernels->unary(MOE_UNARY_SIGMOID, weights, count, weights);
+    else if (!scored) moe_softmax(kernels, weights, count, weights);
     for (size_t j = 0; j < count; j++) {
         if (factor) weights[j] = *factor * weights[j];
         chosen[j] += (uint32_t)first;
@@ -5156,6 +5232,7 @@ static size_t moe_expert_input_floats(const moe_experts *e) {
 static void moe_experts_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     const moe_experts *e = t->experts;
     const size_t pairs = moe_expert_pairs(g, t->src[1]), unit_floats = moe_code_bytes(e->hidden) / sizeof(float);
+    const size_t unit_stride = moe_row_stride(e->up.rows);
     moe_expert_work *w = &t->work.experts;
     w->first = moe_carve(at, e->count + 1, sizeof *w->first);
     w->pair_row = moe_carve(at, pairs, sizeof *w->pair_row);
@@ -5164,11 +5241,16 @@ static void moe_experts_scratch(const moe_graph *g, moe_node *t, moe_layout *at)
     w->task = moe_carve(at, 3 * pairs, sizeof *w->task);
     w->out = moe_carve(at, pairs * moe_row_stride(t->cols), sizeof *w->out);
     /* of a tile: inputs, hidden units, these as codes, two scales a row */
-    moe_carve_threads(g, t, at,
-                      MOE_EXPERT_TILE * (moe_expert_input_floats(e) + moe_row_stride(e->hidden) + unit_floats + 2));
+    moe_carve_threads(g, t, at, MOE_EXPERT_TILE * (moe_expert_input_floats(e) + unit_stride + unit_floats + 2));
 }
 
-/* One expert on up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x). */
+/* x[0 .. n) = swish(x[0 .. n)) x[n .. 2 n) */
+static void moe_gate_units(const moe_kernels *kernels, float *x, size_t n) {
+    kernels->unary(MOE_UNARY_SWISH, x, n, x);
+    for (size_t i = 0; i < n; i++) x[i] = x[i] * x[n + i];
+}
+
+/* One expert on up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x), or gated. */
 static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const moe_job *job = arg;
     const moe_expert_work *work = &job->t->work.experts;
@@ -5177,7 +5259,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const moe_node *x = job->t->src[0];
     const size_t expert = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2];
     const size_t width = e->up.cols, hidden = e->hidden, unit_bytes = moe_code_bytes(hidden);
-    const size_t unit_stride = moe_row_stride(hidden), out_stride = moe_row_stride(width);
+    const size_t unit_stride = moe_row_stride(e->up.rows), out_stride = moe_row_stride(width);
     float *inputs = moe_thread_of(job->t, thread);
     float *units = inputs + MOE_EXPERT_TILE * moe_expert_input_floats(e);
     int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * unit_stride);
@@ -5189,7 +5271,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
         moe_linear_of(&down, units, unit_stride, unit_codes, unit_scales, work->out + pair * out_stride, out_stride);
     if (!moe_slab_fine(job->run->graph, e, expert)) return;
     moe_experts_slab(e, expert, &up, &down);
-    first.relu = 1;
+    first.relu = !e->gated;
     if (e->up_bias) first.bias = e->up_bias + expert * hidden;
     if (e->down_bias) second.bias = e->down_bias + expert * width;
     for (size_t i = 0; i < rows; i++) {
@@ -5201,7 +5283,8 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
             memcpy(inputs + i * width, moe_row_of(x, row), width * sizeof *inputs);
         }
     }
-    kernels->linear(&first, 0, rows, 0, moe_divide_up(hidden, 16));
+    kernels->linear(&first, 0, rows, 0, moe_divide_up(e->up.rows, 16));
+    for (size_t i = 0; e->gated && i < rows; i++) moe_gate_units(kernels, units + i * unit_stride, hidden);
     for (size_t i = 0; moe_is_codes(x) && i < rows; i++)
         unit_scales[i] = kernels->quantise(units + i * unit_stride, hidden, unit_codes + i * unit_bytes);
     kernels->linear(&second, 0, rows, 0, moe_divide_up(width, 16));
@@ -5309,7 +5392,7 @@ enum { MOE_OUTPUT_BLOCK = 64 };
  * is larger than `largest`. */
 static void moe_find_best(const moe_kernels *kernels, const float *x, size_t n, float largest, size_t top,
                           int32_t first_id, float *seen, float *best, int32_t *ids) {
-    int32_t unused[MOE_MAX_BEAM + 1];
+    int32_t unused[MOE_MAX_BEAM + MOE_MAX_ENDS];
     for (size_t i = 0; i < top; i++) best[i] = moe_from_bits(0xff800000u), ids[i] = -1;
     for (size_t i = 0; i < n && !(largest < seen[top - 1]); i += MOE_OUTPUT_BLOCK) {
         const size_t end = moe_min(n, i + MOE_OUTPUT_BLOCK);
@@ -5566,6 +5649,7 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
 
 enum { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT, MOE_CONTEXTS };
 enum { MOE_NORM_NONE, MOE_NORM_BEFORE, MOE_NORM_AFTER };
+enum { MOE_EXPERT_MLP, MOE_EXPERT_LINEAR, MOE_EXPERT_GATED };
 
 /* Where a layer is: bits, of which a kind allows some. In the decoder it runs step by step, and may carry rows. */
 enum { MOE_IN_ENCODER = 1, MOE_IN_DECODER = 2, MOE_IN_SIDES = 3, MOE_IN_NETWORK = 4 };
@@ -5589,15 +5673,25 @@ typedef struct moe_lstm_layer {
     moe_cell cell[2];             /* forward, backward */
 } moe_lstm_layer;
 
+typedef struct moe_ffn_layer {
+    moe_unary activation;
+    int gated;                 /* down(f(gate x) * up x) (Shazeer 2020, arXiv 2002.05202), else down(f(up x)) */
+    moe_affine up, gate, down; /* [hidden, D] twice, [D, hidden] */
+} moe_ffn_layer;
+
 typedef struct moe_mixture_layer {
     size_t groups;           /* of a hierarchy (App. B), else 0 */
     moe_gating parent, gate; /* over the groups; over the experts of a group or over all */
     size_t units;            /* of an MLP gate: gates read relu(features x + bias); 0: they read x */
     int relu_logits;         /* of both levels (Eigen et al.) */
-    int linear, no_relu;     /* an expert is [relu](W x + b); the matrices of all lie one below the other in `stack` */
+    int kind;                /* of experts: MOE_EXPERT_... */
+    int no_relu;             /* linear experts: W x + b, else relu(W x + b); all of them lie one below the other in */
+                             /* `stack`                                                                             */
     int sigmoid;             /* of the weighted sum */
     moe_experts experts;     /* experts with a hidden layer */
     moe_affine features, stack; /* [units, D] F32, [count * hidden, D] */
+    size_t shared_hidden;       /* of a gated feed-forward that all rows go through as well; 0: none */
+    moe_ffn_layer shared;
 } moe_mixture_layer;
 
 /* The decoder's attention to its source (GNMT). Another layer makes its query, and other layers read its context. */
@@ -5615,10 +5709,15 @@ typedef struct moe_attention_layer {
 } moe_attention_layer;
 
 typedef struct moe_heads_layer {
-    size_t heads, kv_cols; /* columns of a row of keys and values */
-    uint64_t shown;        /* see moe_heads_op */
-    int raw;               /* self: a norm before is of the queries alone */
-    moe_affine q, kv, out; /* self: q is [3D, D], queries, keys, values; else [D, D], and kv [2D, D]; out [D, D] */
+    size_t heads, kv_heads, size; /* heads of queries, of keys and values; columns of a head */
+    size_t kv_cols;               /* columns of a row of keys and values */
+    uint64_t shown;               /* see moe_heads_op */
+    int raw;                      /* self: a norm before is of the queries alone */
+    int rotary, norm;             /* MOE_NORM_..., of queries and keys beside the rotation */
+    moe_turn_op turn;
+    /* with n = heads size and kv_cols: q is [n + kv_cols, D], queries, keys, values; of "cross", or raw, [n, D],
+     * and kv [kv_cols, D]; out [D, n] */
+    moe_affine q, kv, out;
 } moe_heads_layer;
 
 /* Inputs and forget gates, [D, D] */
@@ -5636,12 +5735,6 @@ typedef struct moe_average_layer {
     moe_affine units[MOE_AVERAGE_DEPTH - 1], down; /* [hidden, D or hidden], [D, hidden]: w.rows 0 without */
     moe_affine input, forget;                      /* [D, D] */
 } moe_average_layer;
-
-typedef struct moe_ffn_layer {
-    moe_unary activation;
-    int gated;                 /* down(f(gate x) * up x) (Shazeer 2020, arXiv 2002.05202), else down(f(up x)) */
-    moe_affine up, gate, down; /* [hidden, D] twice, [D, hidden] */
-} moe_ffn_layer;
 
 struct moe_layer {
     const moe_layer_type *type;
@@ -5735,8 +5828,9 @@ struct moe_reader {
     const moe_file *file;
     moe_status status;
     moe_error *error;
-    char key[64]; /* what was read last */
-    int tensor;   /* it is a tensor */
+    char key[64];             /* what was read last */
+    int tensor;               /* it is a tensor */
+    const moe_matrix *rotary; /* the model's table of rotary positions; rows 0: it has none */
 };
 
 MOE_PRINTF(2, 3)
@@ -6022,14 +6116,43 @@ static const moe_layer_type moe_lstm_type =
                    NULL, [MOE_LSTM_R] = { "r", MOE_BY_PARENT, MOE_AT(lstm.cell[0].state), 0 },
                    [MOE_LSTM_C] = { "c", MOE_BY_PARENT, MOE_AT(hidden), 0 });
 
+/* ---- Hidden units: of feed-forward layers, and `shared` ones beside a mixture ---- */
+
+/* The activation of a product, which may be a part of it. */
+static moe_node *moe_build_active(moe_builder *b, const moe_layer *layer, moe_unary activation, moe_node *product,
+                                  const char *part) {
+    if (activation != MOE_UNARY_RELU) return moe_op_unary(b->g, activation, product, MOE_PART(part));
+    product->linear.relu = 1;
+    return product;
+}
+
+#define MOE_UNITS(part) (shared ? "shared." part : (part))
+
+static void moe_bind_units(moe_reader *r, const moe_layer *layer, moe_ffn_layer *f, size_t hidden, int shared) {
+    moe_bind_affine(r, layer, &f->up, hidden, layer->in, MOE_UNITS("up"));
+    if (f->gated) moe_bind_affine(r, layer, &f->gate, hidden, layer->in, MOE_UNITS("gate"));
+    moe_bind_affine(r, layer, &f->down, layer->in, hidden, MOE_UNITS("down"));
+}
+
+static moe_node *moe_build_units(moe_builder *b, const moe_layer *layer, const moe_ffn_layer *f, int shared,
+                                 moe_node *x) {
+    moe_node *units = moe_build_affine(b, layer, &f->up, x, MOE_UNITS("units"));
+    moe_node *active = f->gated ? moe_build_affine(b, layer, &f->gate, x, MOE_UNITS("gate")) : units;
+    active = moe_build_active(b, layer, f->activation, active, shared ? "shared.active" : "activation");
+    if (f->gated) active = moe_op_pointwise(b->g, active, units, 1, MOE_PART(MOE_UNITS("gated")));
+    return moe_build_affine(b, layer, &f->down, active, MOE_UNITS("down"));
+}
+
 /* ---- Mixtures ---- */
 
 static const char *const moe_file_gates[] = { "softmax", "topk", "threshold", "sigmoid", NULL };
 static const char *const moe_empties[] = { "top1", "zero", NULL };
 static const char *const moe_outputs[] = { "none", "sigmoid", NULL };
 static const char *const moe_activations[] = { "relu", "none", NULL };
-static const char *const moe_expert_kinds[] = { "mlp", "linear", NULL };
-_Static_assert(sizeof(moe_gate) == sizeof(int), "a key's name is kept as an int");
+static const char *const moe_expert_kinds[] = { "mlp", "linear", "gated", NULL };
+static const char *const moe_weights[] = { "chosen", "all", "sigmoid", NULL };
+_Static_assert(sizeof(moe_gate) == sizeof(int) && sizeof(moe_gate_weights) == sizeof(int),
+               "a key's name is kept as an int");
 static const moe_key moe_mixture_keys[] = {
     MOE_COUNT_KEY("hidden", 1, 0, hidden),
     MOE_FLAG_KEY("residual", 1, residual),
@@ -6044,10 +6167,12 @@ static const moe_key moe_mixture_keys[] = {
       MOE_AT(mixture.gate.empty_zero) },
     MOE_COUNT_KEY("gate.hidden", 0, 0, mixture.units),
     MOE_FLAG_KEY("gate.relu", 0, mixture.relu_logits),
-    MOE_NAME_KEY("expert", moe_expert_kinds, 0, mixture.linear),
+    MOE_NAME_KEY("weights", moe_weights, 0, mixture.gate.weights),
+    MOE_NAME_KEY("expert", moe_expert_kinds, 0, mixture.kind),
     MOE_NAME_KEY("activation", moe_activations, 0, mixture.no_relu),
     MOE_NAME_KEY("output", moe_outputs, 1, mixture.sigmoid),
     MOE_REAL_KEY("scale", 1e6, 1, mixture.experts.scale),
+    MOE_COUNT_KEY("shared", 0, 0, mixture.shared_hidden),
     MOE_NORM_KEYS,
 };
 
@@ -6079,6 +6204,8 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
     e->tensor = (size_t)(t - e->file->tensors);
     e->hidden = layer->hidden;
     e->stride = (size_t)t->bytes / e->count;
+    e->gated = x->kind == MOE_EXPERT_GATED;
+    if (t->experts != 1 + e->gated) moe_reader_fail(r, "has no layout of its kind of experts");
     e->up = moe_tensor_matrix(t, slab, 0, 0);
     e->down = moe_tensor_matrix(t, slab, 0, 1);
     e->up_bias = moe_bind_vector(r, e->count * layer->hidden, 1, "%s.experts.up_bias", layer->name);
@@ -6090,8 +6217,12 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
     const size_t n = x->experts.count;
     if (x->groups && n % x->groups)
         MOE_REFUSE(r, layer, "groups", "is %zu, allowed are numbers that divide %zu experts", x->groups, n);
-    if (x->no_relu && !x->linear) MOE_REFUSE(r, layer, "activation", "must be \"relu\" in experts with a hidden layer");
-    if (r->status == MOE_OK && x->linear && layer->hidden > (size_t)INT32_MAX / n)
+    const int linear = x->kind == MOE_EXPERT_LINEAR, topk = x->gate.kind == MOE_GATE_TOPK && !x->groups;
+    if (x->no_relu && !linear) MOE_REFUSE(r, layer, "activation", "must be \"relu\" in experts with a hidden layer");
+    if (x->gate.weights && !topk)
+        MOE_REFUSE(r, layer, "weights", "must be \"chosen\" but in a top-k gate on one level");
+    if (x->shared_hidden && linear) MOE_REFUSE(r, layer, "shared", "must be 0 beside linear experts");
+    if (r->status == MOE_OK && linear && layer->hidden > (size_t)INT32_MAX / n)
         MOE_REFUSE(r, layer, "hidden", "is %zu: too much for %zu experts", layer->hidden, n);
     if (r->status != MOE_OK) return;
     if (x->units) {
@@ -6100,8 +6231,12 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
     }
     moe_bind_gating(r, layer, &x->gate, n, x->groups ? n / x->groups : n, "gate");
     if (x->groups) moe_bind_gating(r, layer, &x->parent, x->groups, x->groups, "parent");
-    if (!x->linear) moe_bind_experts(r, layer);
-    if (!x->linear) return;
+    x->shared = (moe_ffn_layer){ .activation = MOE_UNARY_SWISH, .gated = 1 };
+    if (x->gate.weights == MOE_WEIGHTS_SIGMOID)
+        x->gate.choice = moe_bind_vector(r, n, 1, "%s.gate.choice", layer->name);
+    if (x->shared_hidden) moe_bind_units(r, layer, &x->shared, x->shared_hidden, 1);
+    if (!linear) moe_bind_experts(r, layer);
+    if (!linear) return;
     layer->out = layer->hidden;
     moe_bind_affine(r, layer, &x->stack, n * layer->hidden, layer->in, "experts");
 }
@@ -6136,13 +6271,15 @@ static moe_node *moe_build_mixture(moe_builder *b, const moe_layer *layer, moe_n
     const moe_mixture_layer *m = &layer->mixture;
     const moe_name name = moe_name_of(layer, "experts");
     moe_node *gate = moe_build_gate(b, layer, x), *y;
-    if (m->linear) {
+    if (m->kind == MOE_EXPERT_LINEAR) {
         y = moe_build_affine(b, layer, &m->stack, x, "units");
         y->linear.relu = !m->no_relu;
         y = moe_op_mix(b->g, layer->hidden, m->experts.scale, y, gate, name.text);
     } else {
         y = moe_op_experts(b->g, &m->experts, x, gate, name.text);
     }
+    if (m->shared_hidden)
+        y = moe_op_pointwise(b->g, y, moe_build_units(b, layer, &m->shared, 1, x), 0, MOE_PART("mixed"));
     return m->sigmoid ? moe_op_unary(b->g, MOE_UNARY_SIGMOID, y, MOE_PART("sigmoid")) : y;
 }
 
@@ -6154,6 +6291,10 @@ static const moe_layer_type moe_mixture_type =
 static const moe_key moe_heads_keys[] = {
     MOE_COUNT_KEY("heads", 1, 0, heads.heads),
     MOE_FLAG_KEY("raw", 0, heads.raw),
+    { "kv_heads", MOE_KEY_COUNT, NULL, 1, MOE_WIDEST, 0, MOE_AT(heads.kv_heads), MOE_AT(heads.heads) },
+    MOE_COUNT_KEY("head.size", 0, 0, heads.size),
+    MOE_FLAG_KEY("rotary", 0, heads.rotary),
+    MOE_NAME_KEY("head.norm", moe_norm_places, MOE_NORM_NONE, heads.norm),
     MOE_FLAG_KEY("residual", 1, residual),
     MOE_NORM_KEYS,
 };
@@ -6161,32 +6302,59 @@ static const moe_key moe_heads_keys[] = {
 /* The two kinds differ in where their keys and values come from: a row of their own input, or the source. */
 static int moe_is_cross(const moe_layer *layer) { return layer->type->keep_source != NULL; }
 
+/* What is done with queries and keys before they meet. */
+static void moe_bind_turn(moe_reader *r, moe_layer *layer) {
+    moe_heads_layer *h = &layer->heads;
+    h->turn = (moe_turn_op){ .queries = h->heads,
+                             .keys = h->kv_heads,
+                             .width = h->size,
+                             .table = h->rotary ? r->rotary : NULL,
+                             .epsilon = layer->norm.epsilon,
+                             .norm_last = h->norm == MOE_NORM_AFTER };
+    if (h->rotary && (r->rotary->cols != h->size || h->size % 2))
+        MOE_REFUSE(r, layer, "rotary", "must be 0: no rotary.weight has %zu columns, an even number", h->size);
+    if (!h->norm) return;
+    h->turn.query_norm = moe_bind_vector(r, h->size, 0, "%s.q_norm.weight", layer->name);
+    h->turn.key_norm = moe_bind_vector(r, h->size, 0, "%s.k_norm.weight", layer->name);
+}
+
 static void moe_bind_heads(moe_reader *r, moe_layer *layer) {
     moe_heads_layer *h = &layer->heads;
     const size_t d = layer->in;
     const int cross = moe_is_cross(layer);
-    if (h->heads > d || d % h->heads)
+    if (!h->size && (h->heads > d || d % h->heads))
         MOE_REFUSE(r, layer, "heads", "is %zu, which does not divide %zu columns", h->heads, d);
+    if (h->heads % h->kv_heads)
+        MOE_REFUSE(r, layer, "kv_heads", "is %zu, which does not divide %zu heads", h->kv_heads, h->heads);
     if (cross && !layer->context)
         MOE_REFUSE(r, layer, "kind", "must not be \"cross\" in an encoder: there is nothing to attend to");
     if (h->raw && (cross || layer->norm_place != MOE_NORM_BEFORE))
         MOE_REFUSE(r, layer, "raw", "must be 0: no norm comes before keys and values");
+    if (cross && (h->rotary || h->norm))
+        MOE_REFUSE(r, layer, h->rotary ? "rotary" : "head.norm", "has no meaning between two sentences");
+    if (r->status != MOE_OK) return;
     layer->norms_inside = h->raw;
-    h->kv_cols = 2 * d;
-    moe_bind_affine(r, layer, &h->q, cross || h->raw ? d : 3 * d, d, cross || h->raw ? "q" : "qkv");
-    if (cross || h->raw) moe_bind_affine(r, layer, &h->kv, h->kv_cols, cross ? layer->context : d, "kv");
-    moe_bind_affine(r, layer, &h->out, d, d, "out");
+    if (!h->size) h->size = d / h->heads;
+    const size_t queries = h->heads * h->size;
+    const int apart = cross || h->raw;
+    h->kv_cols = 2 * h->kv_heads * h->size;
+    moe_bind_affine(r, layer, &h->q, apart ? queries : queries + h->kv_cols, d, apart ? "q" : "qkv");
+    if (apart) moe_bind_affine(r, layer, &h->kv, h->kv_cols, cross ? layer->context : d, "kv");
+    if (!cross) moe_bind_turn(r, layer);
+    moe_bind_affine(r, layer, &h->out, d, queries, "out");
 }
 
 static moe_node *moe_build_heads(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_heads_layer *h = &layer->heads;
+    const size_t queries = h->heads * h->size;
     const int cross = moe_is_cross(layer), carries = layer->place == MOE_IN_DECODER;
     moe_node *q =
         moe_build_affine(b, layer, &h->q, h->raw ? moe_build_normed(b, layer, x) : x, cross || h->raw ? "q" : "qkv");
     if (h->raw) q = moe_op_concat(b->g, q, moe_build_affine(b, layer, &h->kv, x, "raw"), MOE_PART("qkv"));
-    if (carries && !cross) moe_build_store(b, layer, 0, moe_op_view(b->g, q, layer->in, h->kv_cols, MOE_PART("kv")));
-    q = moe_op_heads(b->g, h->heads, !cross, carries ? moe_carried_of(b, layer)->rows : NULL, q, layer->in,
-                     MOE_PART("heads"));
+    if (h->rotary || h->norm) q = moe_op_turn(b->g, &h->turn, q, MOE_PART("turned"));
+    if (carries && !cross) moe_build_store(b, layer, 0, moe_op_view(b->g, q, queries, h->kv_cols, MOE_PART("kv")));
+    q = moe_op_heads(b->g, h->heads, h->heads / h->kv_heads, !cross, carries ? moe_carried_of(b, layer)->rows : NULL, q,
+                     queries, MOE_PART("heads"));
     q->heads.shown = h->shown;
     return moe_build_affine(b, layer, &h->out, q, "out");
 }
@@ -6213,25 +6381,10 @@ static const moe_key moe_ffn_keys[] = {
     MOE_NORM_KEYS,
 };
 
-static void moe_bind_ffn(moe_reader *r, moe_layer *layer) {
-    moe_bind_affine(r, layer, &layer->ffn.up, layer->hidden, layer->in, "up");
-    if (layer->ffn.gated) moe_bind_affine(r, layer, &layer->ffn.gate, layer->hidden, layer->in, "gate");
-    moe_bind_affine(r, layer, &layer->ffn.down, layer->in, layer->hidden, "down");
-}
-
-static moe_node *moe_build_active(moe_builder *b, const moe_layer *layer, moe_unary activation, moe_node *product) {
-    if (activation != MOE_UNARY_RELU) return moe_op_unary(b->g, activation, product, MOE_PART("activation"));
-    product->linear.relu = 1; /* a part of the product */
-    return product;
-}
+static void moe_bind_ffn(moe_reader *r, moe_layer *layer) { moe_bind_units(r, layer, &layer->ffn, layer->hidden, 0); }
 
 static moe_node *moe_build_ffn(moe_builder *b, const moe_layer *layer, moe_node *x) {
-    const moe_ffn_layer *f = &layer->ffn;
-    moe_node *units = moe_build_affine(b, layer, &f->up, x, "units");
-    moe_node *active = f->gated ? moe_build_affine(b, layer, &f->gate, x, "gate") : units;
-    active = moe_build_active(b, layer, f->activation, active);
-    if (f->gated) active = moe_op_pointwise(b->g, active, units, 1, MOE_PART("gated"));
-    return moe_build_affine(b, layer, &f->down, active, "down");
+    return moe_build_units(b, layer, &layer->ffn, 0, x);
 }
 
 static const moe_layer_type moe_ffn_type = MOE_LAYER_TYPE("ffn", MOE_IN_SIDES, ffn, NULL, { 0 });
@@ -6287,8 +6440,8 @@ static moe_node *moe_build_average(moe_builder *b, const moe_layer *layer, moe_n
     y = moe_op_view(b->g, y, 0, layer->out, MOE_PART("mean"));
     if (layer->norm_place == MOE_NORM_BEFORE) y = moe_build_normed(b, layer, y);
     for (size_t i = 0; i + 1 < a->depth; i++)
-        y = moe_build_active(b, layer, a->activation,
-                             moe_build_affine(b, layer, &a->units[i], y, moe_average_units[i]));
+        y = moe_build_active(b, layer, a->activation, moe_build_affine(b, layer, &a->units[i], y, moe_average_units[i]),
+                             "activation");
     if (a->down.w.rows) y = moe_build_affine(b, layer, &a->down, y, "down");
     if (!a->gated) return y;
     gate = moe_build_affine(b, layer, &a->input, x, "input.logits");
@@ -6475,6 +6628,9 @@ struct moe_model {
     struct stat opened; /* status of the file at opening */
     moe_model_kind kind;
     int32_t vocabulary, bos, eos;
+    int32_t ends[MOE_MAX_ENDS]; /* [n_ends] tokens that end a translation, eos first */
+    size_t n_ends;
+    int prompted;                          /* it has no encoder: a source is the beginning of its target */
     int32_t source_vocabulary, source_end; /* of sources, whose tokens may have ids of their own */
     int separate;                          /* 1: sources have ids of their own, and language tags are source ids */
     int source_tag, source_bos, source_eos;
@@ -6494,6 +6650,7 @@ struct moe_model {
     const moe_layer *attention; /* GNMT's; NULL: none */
     int shows;                  /* attention weights: GNMT's, or those of heads that align */
     moe_matrix positions;       /* [positions, D] F32; rows 0: none */
+    moe_matrix rotary;          /* [positions, width of a head] F32; rows 0: none */
     int forced_tag;             /* a translation's first token is the target language's tag */
     size_t memory_width;        /* columns of the encoder's output */
     int decoder_from_encoder;   /* the decoder begins with the encoder's last states, else with zeros */
@@ -6537,6 +6694,10 @@ static void moe_bind_embeddings(moe_reader *r, moe_model *m) {
     const moe_tensor_info *t = moe_find_tensor(r->file, "positions.weight");
     moe_bind_exact(r, &m->positions, t && t->n_dims == 2 ? (size_t)t->dims[0] : 1, m->width, 1, "%s",
                    "positions.weight");
+    t = moe_find_tensor(r->file, "rotary.weight");
+    if (t && t->n_dims == 2)
+        moe_bind_exact(r, &m->rotary, (size_t)t->dims[0], (size_t)t->dims[1], 1, "%s", "rotary.weight");
+    r->rotary = &m->rotary;
 }
 
 /* The n-th LSTM layer of the decoder begins with the last state of the n-th of the encoder: at its last token, or, if
@@ -6654,6 +6815,24 @@ static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
     m->shows = 1;
 }
 
+/* A decoder alone, whose target goes on where the source ends. */
+static void moe_bind_prompted(moe_reader *r, moe_model *m) {
+    m->prompted = 1;
+    m->source_end = m->eos;
+    m->rules = (moe_rules)moe_read_choice(r, moe_read(r, "decode.rules"), moe_rules_names, MOE_RULES_HF);
+    moe_bind_embeddings(r, m);
+    moe_bind_stack(r, m, "decoder", MOE_IN_DECODER);
+}
+
+static void moe_read_ends(moe_reader *r, moe_model *m) {
+    const moe_meta *more = moe_read_tokens(r, "token.ends", m->vocabulary);
+    m->ends[m->n_ends++] = m->eos;
+    if (more && more->count >= MOE_MAX_ENDS)
+        moe_reader_fail(r, "has %zu tokens, allowed are %d", more->count, MOE_MAX_ENDS - 1);
+    for (size_t i = 0; more && r->status == MOE_OK && i < more->count; i++)
+        m->ends[m->n_ends++] = (int32_t)moe_meta_int(more, i);
+}
+
 static void moe_read_never(moe_reader *r, moe_model *m) {
     const moe_meta *suppressed = moe_read_tokens(r, "token.suppressed", m->vocabulary),
                    *never = moe_read_tokens(r, "token.never", m->vocabulary);
@@ -6704,10 +6883,10 @@ static void moe_bind_shortlist(moe_reader *r, moe_model *m) {
 }
 
 static moe_status moe_bind(moe_model *m, moe_error *error) {
-    static const char *const architectures[] = { "gnmt-moe", "moe-lm", "deep-moe", "transformer", NULL };
+    static const char *const architectures[] = { "gnmt-moe", "moe-lm", "deep-moe", "transformer", "decoder", NULL };
     static const moe_model_kind kinds[] = { MOE_MODEL_TRANSLATION, MOE_MODEL_LANGUAGE, MOE_MODEL_CLASSIFIER,
-                                            MOE_MODEL_TRANSLATION };
-    moe_reader r = { .file = &m->file, .error = error };
+                                            MOE_MODEL_TRANSLATION, MOE_MODEL_TRANSLATION };
+    moe_reader r = { .file = &m->file, .error = error, .rotary = &m->rotary };
     const moe_meta *sources;
     const int architecture = moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
     m->kind = kinds[architecture];
@@ -6725,7 +6904,8 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     moe_read_token(&r, m, "token.pad", 0);
     moe_read_token(&r, m, "token.unk", 0);
     moe_read_never(&r, m);
-    sources = m->kind == MOE_MODEL_TRANSLATION ? moe_read(&r, "source.vocab.size") : NULL;
+    moe_read_ends(&r, m);
+    sources = m->kind == MOE_MODEL_TRANSLATION && architecture != 4 ? moe_read(&r, "source.vocab.size") : NULL;
     m->separate = sources != NULL;
     if (sources) m->source_vocabulary = (int32_t)moe_read_int(&r, sources, 2, INT32_MAX / 2, 0);
     m->tags = moe_read_tokens(&r, "languages.tags", m->source_vocabulary);
@@ -6736,6 +6916,8 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     if (m->kind == MOE_MODEL_LANGUAGE) {
         moe_bind_embeddings(&r, m);
         moe_bind_stack(&r, m, "decoder", MOE_IN_DECODER);
+    } else if (architecture == 4) {
+        moe_bind_prompted(&r, m);
     } else {
         moe_bind_translation(&r, m, architecture == 3 ? MOE_RULES_HF : MOE_RULES_PAPER);
         moe_bind_shortlist(&r, m);
@@ -6995,6 +7177,7 @@ uint64_t moe_model_file_bytes(const moe_model *m) { return m->file.bytes; }
 uint32_t moe_model_file_version(const moe_model *m) { return m->file.version; }
 int32_t moe_model_vocabulary(const moe_model *m) { return m->vocabulary; }
 int32_t moe_model_source_vocabulary(const moe_model *m) { return m->source_vocabulary; }
+int moe_model_prompted(const moe_model *m) { return m->prompted; }
 size_t moe_model_language_count(const moe_model *m) { return m->languages ? m->languages->count : 0; }
 moe_span moe_model_language(const moe_model *m, size_t i) {
     return m->languages ? moe_meta_text(m->languages, i) : (moe_span){ "", 0 };
@@ -7132,13 +7315,15 @@ struct moe_search {
     int beam, nbest;
     float alpha, constant, beta, prune;
     moe_rule_set rules;
-    int32_t bos, eos;
+    int32_t eos, ends[MOE_MAX_ENDS]; /* the end token; [n_ends] all of them, it is the first */
+    int n_ends;
     int early_stopping; /* with rules that wait: only until `beam` hypotheses have finished */
     int force_end;      /* with rules that cut at the limit: the last step adds end tokens at no cost */
-    size_t min_target, max_target, max_constraints;
-    size_t ahead;  /* rows of a step for given tokens after the next one; 0: the decoder goes token by token */
-    int looks;     /* 1: hypotheses include the source token of each token */
-    size_t listed; /* tokens that a sentence's list can have; 0: there are no lists */
+    size_t min_target, max_constraints;
+    size_t max_target; /* steps of a sentence at most: also over the source, where it begins the target */
+    size_t ahead;      /* rows of a step for given tokens after the next one; 0: the decoder goes token by token */
+    int looks;         /* 1: hypotheses include the source token of each token */
+    size_t listed;     /* tokens that a sentence's list can have; 0: there are no lists */
 };
 
 /* A sentence as the session passes it to the search, or to a device that searches. */
@@ -7147,9 +7332,12 @@ typedef struct moe_task {
     size_t limit;           /* longest target, end included */
     size_t place;           /* of its first row among those carried by token */
     int32_t first;          /* parent of its first row: states that the encoder wrote for its slot; -1: none */
+    int32_t begin;          /* the token before its first one */
     size_t n_target;        /* tokens to be scored; without scoring, the given beginning */
-    int scoring, forced;    /* forced: the log-probability of the first of these tokens counts as 0 */
-    size_t lead, n_source;  /* tokens that the session puts before the request's tokens; request's tokens */
+    size_t prompt;          /* the first of these tokens that are no part of the translation */
+    size_t free;            /* the first of these tokens whose log-probability counts as 0 */
+    int scoring;
+    size_t lead, n_source; /* tokens that the session puts before the request's tokens; request's tokens */
     size_t n_demands;
 } moe_task;
 
@@ -7181,6 +7369,12 @@ typedef struct moe_row {
     int hold;     /* too short to end here */
 } moe_row;
 
+MOE_SHARED int moe_is_end(const moe_search *s, int32_t id) {
+    int is = 0;
+    for (int i = 0; i < s->n_ends; i++) is |= id == s->ends[i];
+    return is;
+}
+
 /* Begin the sentence of a slot; its segment, length, limit and target are set. */
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0 };
@@ -7201,11 +7395,11 @@ MOE_SHARED size_t moe_slot_rows(const moe_slot *slot) {
 /* The input for `position` of a hypothesis, counted in steps. */
 MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const moe_live *live, size_t position) {
     moe_row row;
-    row.id = live->last < 0 ? s->bos : slot->tokens[live->last].id;
+    row.id = live->last < 0 ? slot->task.begin : slot->tokens[live->last].id;
     row.parent = live->row != SIZE_MAX ? (int32_t)live->row : slot->task.first;
     if (position > slot->steps) row.parent = MOE_ROW_ABOVE;
     row.want = position < slot->task.n_target ? slot->target[position] : slot->task.scoring ? s->eos : -1;
-    row.hold = !slot->task.scoring && position < s->min_target;
+    row.hold = !slot->task.scoring && position < s->min_target + slot->task.prompt;
     return row;
 }
 
@@ -7305,13 +7499,13 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_beam 
         return 1;
     }
     if (s->rules.waits) { /* compared at its present length */
-        best = slot->live[0].logprob / moe_length_penalty(s, slot->steps);
+        best = slot->live[0].logprob / moe_length_penalty(s, slot->steps - slot->task.prompt);
         return slot->n_finished == beam && (s->early_stopping || best <= slot->finished[beam - 1].rank);
     }
     for (size_t h = 0; h < slot->n_live; h++)
         if (slot->live[h].logprob > best) best = slot->live[h].logprob;
     return slot->n_finished >= (size_t)s->nbest &&
-           slot->finished[0].rank >= best / moe_length_penalty(s, slot->task.limit);
+           slot->finished[0].rank >= best / moe_length_penalty(s, slot->task.limit - slot->task.prompt);
 }
 
 /* ---- Constraints ----
@@ -7448,7 +7642,7 @@ MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const 
             best = choice;
     }
     if (live->inside ||
-        (missing && (slot->steps + missing >= slot->task.limit || a->top_ids[live->row * a->top] == s->eos))) {
+        (missing && (slot->steps + missing >= slot->task.limit || moe_is_end(s, a->top_ids[live->row * a->top])))) {
         best.commits = 1;
         best.taken = a->top;
     }
@@ -7463,7 +7657,7 @@ MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const mo
                              moe_next *c) {
     for (; c->taken < a->top; c->taken++) {
         const int32_t id = a->top_ids[live->row * a->top + c->taken];
-        if (c->bound < slot->task.n_demands && (id == s->eos || id == c->id)) continue;
+        if (c->bound < slot->task.n_demands && (moe_is_end(s, id) || id == c->id)) continue;
         if (c->repeats || !moe_demand_repeats(slot, live, id)) return 1;
     }
     return 0;
@@ -7474,7 +7668,7 @@ MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const
                                       moe_next *c, int begins, float rank) {
     const size_t at = from->row * a->top + c->taken;
     const int32_t id = begins ? c->id : a->top_ids[at];
-    moe_live live = moe_continue(from, id, begins ? c->logprob : a->top_logprobs[at], id == s->eos);
+    moe_live live = moe_continue(from, id, begins ? c->logprob : a->top_logprobs[at], moe_is_end(s, id));
     live.rank = rank;
     if (begins) c->begun = 1;
     else c->taken++;
@@ -7549,7 +7743,8 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
         }
         for (size_t k = 0; k < a->top && !from->ended; k++) {
             const size_t at_k = from->row * a->top + k;
-            moe_live live = moe_continue(from, a->top_ids[at_k], a->top_logprobs[at_k], a->top_ids[at_k] == s->eos);
+            const int32_t id = a->top_ids[at_k];
+            moe_live live = moe_continue(from, id, a->top_logprobs[at_k], moe_is_end(s, id));
             if (live.logprob != live.logprob) slot->broken = 1;
             if (!(live.logprob >= -FLT_MAX)) break;
             live.rank = moe_rank(s, live.logprob, live.tokens, 0);
@@ -7579,7 +7774,8 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, co
     const size_t position = slot->steps++, place = s->rules.by_place ? at * (size_t)s->beam : live->row;
     const int ends = position == slot->task.n_target;
     *live = moe_continue(live, ends ? s->eos : slot->target[position],
-                         slot->task.forced && position == 0 ? 0.0f : a->want_logprob[live->row], ends);
+                         position < slot->task.free ? 0.0f : a->want_logprob[live->row], ends);
+    if (position < slot->task.prompt) live->tokens = 0;
     live->rank = live->logprob;
     slot->broken = live->logprob != live->logprob;
     if (slot->broken) return 1;
@@ -7991,10 +8187,21 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (m->kind == MOE_MODEL_TRANSLATION && !m->shows && (p->attention || p->coverage_penalty != 0.0f))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
                         "a Transformer has many attentions: its file does not say which heads align (align.heads)");
-    if (m->positions.rows && moe_max((size_t)p->max_source, (size_t)p->max_target) > m->positions.rows)
+    if (m->prompted && p->max_constraints)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "max_constraints",
+                        "max_constraints must be 0: a model without an encoder takes no constraints");
+    if (m->n_ends > 1 && p->min_target)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "min_target",
+                        "min_target must be 0: the model has several end tokens");
+    const size_t both = (size_t)p->max_source + (size_t)p->max_target;
+    if (m->prompted && m->rotary.rows && both > m->rotary.rows)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "max_source",
-                        "max_source and max_target can be %zu at most: the model's positions end there",
-                        m->positions.rows);
+                        "max_source and max_target are %zu together: the model's positions end at %zu", both,
+                        m->rotary.rows);
+    const size_t places = m->positions.rows ? m->positions.rows : m->rotary.rows;
+    if (places && moe_max((size_t)p->max_source, (size_t)p->max_target) > places)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "max_source",
+                        "max_source and max_target can be %zu at most: the model's positions end there", places);
     if (m->kind != MOE_MODEL_TRANSLATION) {
         if (p->attention)
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "attention",
@@ -8125,7 +8332,7 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
 
 /* Carve the arguments and results of a decoder step beside the graph's nodes, and the results of sentences. */
 static void moe_frame_layout(moe_session *s, moe_layout *at) {
-    const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
+    const size_t max_source = (size_t)s->params.max_source, max_target = s->search.max_target;
     const size_t beam = (size_t)s->params.beam;
     const size_t rows = s->rows, most = moe_max(rows, s->encode_tokens), top = s->graphs[MOE_DECODER].top;
     const int here = !s->api; /* the session searches, not a device */
@@ -8185,7 +8392,7 @@ static void moe_list_layout(const moe_session *s, int gathers, moe_list *list, m
 static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     const moe_model *m = s->model;
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, slots = s->n_slots,
-                 max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
+                 max_source = (size_t)s->params.max_source, max_target = s->search.max_target;
     const size_t begin = (64 - (uintptr_t)s->block % 64) % 64;
     moe_layout block = { s->block ? s->block + begin : NULL, 0, 0 }, lent = { s->device_carried, 0, 0 }, *at = &block,
                *carried = s->api ? &lent : &block;
@@ -8232,7 +8439,7 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
         builder.g = &s->graphs[g];
         builder.g->count = 0;
         if (g == MOE_DECODER) moe_build_decoder(&builder, m);
-        else if (m->kind == MOE_MODEL_TRANSLATION) moe_build_encoder(&builder, m);
+        else if (m->n_encoder) moe_build_encoder(&builder, m);
         MOE_TRY(moe_graph_plan(builder.g, error));
         s->arena_bytes = moe_max(s->arena_bytes, builder.g->bytes); /* they take turns */
     }
@@ -8262,7 +8469,7 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     s->rows += s->search.ahead;
     s->encode_tokens = max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
     /* Every hypothesis and token of a step may last to the end. Memory that no sentence needs is never touched. */
-    if (moe_model_carries(s->model, MOE_BY_TOKEN, 0)) s->token_rows = beam * (size_t)s->params.max_target + 1;
+    if (moe_model_carries(s->model, MOE_BY_TOKEN, 0)) s->token_rows = beam * s->search.max_target + 1;
     if (s->token_rows > INT32_MAX / s->n_slots)
         return moe_fail(
             error, MOE_ERROR_ARGUMENT, "batch",
@@ -8306,16 +8513,17 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                               .beta = p->coverage_penalty,
                               .prune = p->prune,
                               .rules = moe_rule_sets[p->rules],
-                              .bos = m->bos,
                               .eos = m->eos,
+                              .n_ends = (int)m->n_ends,
                               .min_target = (size_t)p->min_target,
-                              .max_target = (size_t)p->max_target,
+                              .max_target = (size_t)p->max_target + (m->prompted ? (size_t)p->max_source : 0),
                               .max_constraints = (size_t)p->max_constraints,
                               .looks = p->max_constraints && m->shows,
                               .ahead = together ? moe_min(1024, 32 * (size_t)p->batch) : 0,
                               .listed = p->shortlist ? (size_t)m->vocabulary : 0,
                               .early_stopping = p->early_stopping || p->beam == 1,
                               .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
+    memcpy(s->search.ends, m->ends, sizeof m->ends);
     MOE_TRY(moe_settle_rows(s, error));
     for (int g = 0; g < MOE_GRAPHS; g++)
         s->graphs[g] = (moe_graph){ .nodes = (moe_node *)(void *)(s + 1) + (size_t)g * nodes,
@@ -8324,7 +8532,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                                     .threads = (size_t)p->threads,
                                     .sentences = s->n_slots,
                                     .max_source = (size_t)p->max_source,
-                                    .max_target = (size_t)p->max_target,
+                                    .max_target = s->search.max_target,
                                     .traced = p->trace != NULL,
                                     .routed = p->routing != NULL,
                                     .gating = gating,
@@ -8332,7 +8540,8 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                                     .noise_seed = p->noise_seed,
                                     .on_device = s->api != NULL };
     s->graphs[MOE_DECODER].top =
-        moe_min((size_t)(m->kind == MOE_MODEL_CLASSIFIER ? p->nbest : p->beam + 1), (size_t)m->vocabulary);
+        moe_min(m->kind == MOE_MODEL_CLASSIFIER ? (size_t)p->nbest : (size_t)p->beam + m->n_ends,
+                (size_t)m->vocabulary);
     return MOE_OK;
 }
 
@@ -8735,7 +8944,7 @@ static int32_t moe_forced_token(const moe_model *m, const moe_request *q) {
 static moe_status moe_check_request(const moe_session *s, const moe_request *q, moe_error *why) {
     const moe_model *m = s->model;
     const size_t extra = q->raw ? 0 : moe_source_extra(m), max_source = (size_t)s->params.max_source,
-                 max_target = s->search.max_target;
+                 max_target = (size_t)s->params.max_target;
     const size_t n_target = (q->target ? q->n_target : 0) + (size_t)(m->forced_tag || q->force >= 0);
     const int needs_target = m->forced_tag || m->source_tag == 1;
     if (moe_is_dropped(q->dropped)) return moe_fail(why, MOE_ERROR_CANCELLED, "request", "%s", moe_dropped_text);
@@ -8857,23 +9066,26 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     if (q->n_source) memcpy(ids + n, q->source, q->n_source * sizeof *ids);
     n += q->n_source;
     if (m->source_eos && !q->raw) ids[n++] = m->source_end;
-    moe_activate(s, at, n);
+    moe_activate(s, at, m->prompted ? 0 : n);
+    slot->task.begin = m->prompted ? ids[0] : m->bos;
+    slot->task.prompt = m->prompted ? n - 1 : 0;
+    if (slot->task.prompt) memcpy(slot->target, ids + 1, slot->task.prompt * sizeof *ids);
     slot->key = 0;
     for (size_t i = 0; s->frames[MOE_ENCODER].keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
     limit = (double)(float)(counts_source ? n : q->n_source) * (double)s->params.max_len_factor;
     if (counts_source) limit = ceil(limit);
-    slot->task.limit = moe_min(max_target, (limit < (double)max_target ? (size_t)limit : max_target) + offset);
+    slot->task.limit =
+        moe_min(max_target, (limit < (double)max_target ? (size_t)limit : max_target) + offset) + slot->task.prompt;
     slot->task.scoring = q->target && !q->prefix;
-    slot->task.forced = force >= 0;
-    slot->shown = slot->task.forced && !q->raw && q->force < 0 ? 1 : 0;
-    slot->task.n_target = (size_t)slot->task.forced + (q->target ? q->n_target : 0);
+    slot->task.free = slot->task.prompt + (force >= 0);
+    slot->shown = force >= 0 && !q->raw && q->force < 0 ? 1 : 0;
+    slot->task.n_target = slot->task.free + (q->target ? q->n_target : 0);
     slot->task.n_demands = slot->task.scoring ? 0 : q->n_constraints;
     moe_admit_constraints(slot, q);
     slot->task.place = at * s->token_rows;
     slot->task.first = m->decoder_from_encoder ? (int32_t)(s->rows + at) : -1;
-    if (slot->task.forced) slot->target[0] = force;
-    if (q->target && q->n_target)
-        memcpy(slot->target + slot->task.forced, q->target, q->n_target * sizeof *slot->target);
+    if (force >= 0) slot->target[slot->task.prompt] = force;
+    if (q->target && q->n_target) memcpy(slot->target + slot->task.free, q->target, q->n_target * sizeof *slot->target);
     if (s->params.shortlist) moe_make_list(s, slot, ids);
     if (s->api) s->api->begin(s->device, at, slot);
     else moe_slot_begin(slot);
@@ -8966,7 +9178,7 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
     b->segment[row] = slot->task.segment;
     b->length[row] = slot->task.length;
     b->want[row] = asked.want;
-    if (b->chain) moe_fill_chain(slot, live->last, position + 1, b->chain + row * (size_t)s->params.max_target);
+    if (b->chain) moe_fill_chain(slot, live->last, position + 1, b->chain + row * s->search.max_target);
     if (f->keys) {
         f->keys[row] = ~slot->key;
         for (int32_t token = live->last; token >= 0; token = slot->tokens[token].parent)

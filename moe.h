@@ -210,7 +210,7 @@ moe_setting moe_model_layer_setting(const moe_model *model, size_t index, size_t
  * p = softmax(l), it selects: */
 typedef enum moe_gate {
     MOE_GATE_SOFTMAX,   /* every expert, with weight p_i (eq 2, 15) */
-    MOE_GATE_TOPK,      /* the k largest, with a softmax over them (eq 3, 16, 17) */
+    MOE_GATE_TOPK,      /* the k largest, with a softmax over them (eq 3, 16, 17); a file may say other weights */
     MOE_GATE_THRESHOLD, /* { i : p_i > T_i }, with a softmax over them (eq 16, 19) */
     MOE_GATE_SIGMOID,   /* every expert, with weight sigmoid(l_i) (Bengio et al. 2015) */
     MOE_GATE_BATCHWISE  /* for each expert the k * rows / n rows with its largest p: rows affect each other (eq 18) */
@@ -252,7 +252,8 @@ typedef struct moe_tensor_info {
     moe_type type;
     uint32_t n_dims;
     uint64_t dims[4]; /* [out, in]; experts: [experts, hidden, width] */
-    int experts;      /* 1: slabs, aligned to 4096 bytes, of up matrix [hidden, width], down matrix [width, hidden] */
+    int experts;      /* 1: slabs, aligned to 4096 bytes, of up matrix [hidden, width], down matrix [width, hidden]; */
+                      /* 2: the gate's matrix [hidden, width] lies on top of the up matrix                          */
     uint64_t offset;  /* from the start of the file */
     uint64_t bytes;
     uint64_t parameters;   /* trained numbers, without padding */
@@ -272,6 +273,7 @@ uint64_t moe_model_file_bytes(const moe_model *model);
 uint32_t moe_model_file_version(const moe_model *model);
 int32_t moe_model_vocabulary(const moe_model *model);        /* token ids are 0 .. vocabulary-1 */
 int32_t moe_model_source_vocabulary(const moe_model *model); /* of sources, which may have ids of their own */
+int moe_model_prompted(const moe_model *model); /* 1: no encoder, a source is the beginning of its target */
 size_t moe_model_language_count(const moe_model *model);
 moe_span moe_model_language(const moe_model *model, size_t i); /* "en" */
 /* The token id, one of sources, that stands for a language, by code or number; -1 if the model does not have it. */

@@ -174,7 +174,7 @@ static moe_matrix pack(moe_type type, size_t rows, size_t cols, const float *x, 
 /* An expert: up [hidden, width] and behind it down [width, hidden]. */
 static void pack_slab(moe_type type, size_t hidden, size_t width, const float *x, char *to) {
     uint64_t down = 0;
-    moe_slab_bytes(type, hidden, width, &down);
+    moe_slab_bytes(type, 1, hidden, width, &down);
     pack_rows(type, hidden, width, x, to);
     pack_rows(type, width, hidden, x + hidden * width, to + down);
 }
@@ -288,7 +288,7 @@ static moe_gating level(int kind, size_t n, size_t k, const float *threshold) {
 static moe_experts row_of_slabs(moe_type type, size_t n, size_t hidden, size_t width, const void *slabs, float scale) {
     moe_experts e = { .count = n, .hidden = hidden, .scale = scale };
     uint64_t down = 0;
-    e.stride = (size_t)moe_slab_bytes(type, hidden, width, &down);
+    e.stride = (size_t)moe_slab_bytes(type, 1, hidden, width, &down);
     e.up = moe_matrix_view(type, hidden, width, slabs);
     e.down = moe_matrix_view(type, width, hidden, (const char *)slabs + down);
     return e;
@@ -326,7 +326,7 @@ static void mixtures_equal_the_cpu(void **state) {
               *w = numbers(&random, 2 * hidden * width, 0);
         float *threshold = mw_zeros(n * sizeof *threshold), *biases = numbers(&random, n * (hidden + width), 0);
         uint64_t down;
-        const size_t slab = (size_t)moe_slab_bytes(type, hidden, width, &down);
+        const size_t slab = (size_t)moe_slab_bytes(type, 1, hidden, width, &down);
         char *slabs;
         void *blobs[2];
         int32_t ids[64];
@@ -411,7 +411,7 @@ static void two_levels_equal_the_cpu(void **state) {
               *up = numbers(&random, n * 2 * hidden * width, 0);
         float *thresholds = mw_zeros((groups + n) * sizeof *thresholds);
         uint64_t down;
-        const size_t slab = (size_t)moe_slab_bytes(type, hidden, width, &down);
+        const size_t slab = (size_t)moe_slab_bytes(type, 1, hidden, width, &down);
         char *slabs;
         void *blobs[4] = { NULL };
         int32_t ids[64];
@@ -559,7 +559,7 @@ static void build_heads(moe_graph *g, void *user, void *states) {
     moe_node *x = moe_op_embed(g, &h->table, 1.0f, "x");
     if (h->within && !h->packed)
         moe_op_store(g, moe_op_view(g, x, h->cols, 2 * h->cols, "kv"), MOE_BY_TOKEN, states, "carried");
-    moe_op_heads(g, h->heads, h->within, h->packed ? NULL : states, x, h->cols, "heads");
+    moe_op_heads(g, h->heads, 1, h->within, h->packed ? NULL : states, x, h->cols, "heads");
 }
 
 static void heads_equal_the_cpu(void **state) {
@@ -1319,7 +1319,7 @@ static size_t room_of(moe_type type, size_t rows, size_t cols) { /* of a matrix 
 static const moe_layer *layer_of(const moe_model *m, size_t i) {
     for (size_t at = 0; at < m->n_layers; at++) {
         const moe_layer *l = &m->layers[at];
-        if (l->type == &moe_mixture_type && !l->mixture.linear && i-- == 0) return l;
+        if (l->type == &moe_mixture_type && l->mixture.kind != MOE_EXPERT_LINEAR && i-- == 0) return l;
     }
     return NULL;
 }

@@ -213,8 +213,8 @@ static void matrix_sizes_do_not_wrap_around(void **state) {
     assert_int_equal(moe_matrix_bytes(MOE_TYPE_Q8, 17, 65), 32 * (128 + 8));
     {
         uint64_t down = 0;
-        assert_int_equal(moe_slab_bytes(MOE_TYPE_F32, (uint64_t)1 << 31, (uint64_t)1 << 30, &down), 0);
-        assert_int_equal(moe_slab_bytes(MOE_TYPE_F32, 3, 5, &down), 4096);
+        assert_int_equal(moe_slab_bytes(MOE_TYPE_F32, 1, (uint64_t)1 << 31, (uint64_t)1 << 30, &down), 0);
+        assert_int_equal(moe_slab_bytes(MOE_TYPE_F32, 1, 3, 5, &down), 4096);
         assert_int_equal(down, 64);
     }
 }
@@ -544,7 +544,8 @@ static void heads_are_the_same_on_every_isa(void **state) {
     (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t round = 0; round < MOE_COUNT(widths) * KINDS * 6; round++) {
-            const size_t width = widths[round % MOE_COUNT(widths)], heads = 1 + mw_below(&random, 9);
+            const size_t width = widths[round % MOE_COUNT(widths)], share = mw_below(&random, 2) ? 1 : 1 + round % 4;
+            const size_t heads = (1 + mw_below(&random, 8 / share)) * share;
             const size_t cols = heads * width, count = 1 + mw_below(&random, ROWS);
             const int kind = (int)(round / MOE_COUNT(widths) % KINDS);
             float *query = numbers(&random, ROWS * cols, kind), *carried = numbers(&random, PLACES * 2 * cols, kind);
@@ -557,22 +558,25 @@ static void heads_are_the_same_on_every_isa(void **state) {
                                     .rows = rows[r],
                                     .n = 1 + mw_below(&random, LONGEST),
                                     .heads = heads,
+                                    .share = share,
                                     .width = width,
                                     .scale = 0.3f,
                                     .y = y + r * cols,
                                     .scores = scores + r * heads * STRIDE,
                                     .stride = STRIDE };
                 for (size_t i = 0; i < h[r].n; i++)
-                    rows[r][i] = carried + (mw_below(&random, 2) ? i : mw_below(&random, PLACES)) * 2 * cols;
+                    rows[r][i] = carried + (mw_below(&random, 2) ? i : mw_below(&random, PLACES)) * 2 * cols / share;
             }
             isa_at(isa)->heads(h, count);
             for (size_t r = 0; r < count; r++) {
-                const moe_heads one = { h[r].query, h[r].rows, h[r].n, heads, width, 0.3f, scores, STRIDE, y0 };
+                const moe_heads one = { h[r].query, h[r].rows, h[r].n, heads, share, width, 0.3f, scores, STRIDE, y0 };
                 oracle->heads(&one, 1);
                 for (size_t c = 0; c < cols; c++)
-                    CHECK(same(y0[c], h[r].y[c]),
-                          "%s, kind %d: row %zu of %zu, %zu heads of width %zu, %zu keys, column %zu: %a, portable %a",
-                          isa_at(isa)->name, kind, r, count, heads, width, h[r].n, c, (double)h[r].y[c], (double)y0[c]);
+                    CHECK(
+                        same(y0[c], h[r].y[c]),
+                        "%s, kind %d: row %zu of %zu, %zu / %zu heads of width %zu, %zu keys, column %zu: %a, portable %a",
+                        isa_at(isa)->name, kind, r, count, heads, share, width, h[r].n, c, (double)h[r].y[c],
+                        (double)y0[c]);
             }
             free(query), free(carried), free(y), free(y0), free(scores);
         }
@@ -1745,7 +1749,7 @@ static moe_case *make_moe(uint64_t *random, moe_gate gate, size_t experts, size_
     uint64_t down;
     c->gating = (moe_gating){ .kind = gate, .level = experts, .k = k };
     *e = (moe_experts){ .count = experts, .hidden = hidden, .scale = 1 };
-    e->stride = (size_t)moe_slab_bytes((moe_type)type, hidden, width, &down);
+    e->stride = (size_t)moe_slab_bytes((moe_type)type, 1, hidden, width, &down);
     c->slab_down = (size_t)down;
     assert_int_equal(e->stride, mw_slab_stride(type, hidden, width));
     assert_int_equal(c->slab_down, mw_slab_down(type, hidden, width));

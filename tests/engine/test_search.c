@@ -300,8 +300,9 @@ static size_t search_with_engine(const task *t, moe_slot *slot) {
                            .constant = 5,
                            .prune = (float)t->prune,
                            .rules = moe_rule_sets[t->marian ? MOE_RULES_MARIAN : MOE_RULES_PAPER],
-                           .bos = BOS,
                            .eos = EOS,
+                           .ends = { EOS },
+                           .n_ends = 1,
                            .max_target = LONGEST,
                            .max_constraints = CONSTRAINTS,
                            .looks = t->attends };
@@ -316,7 +317,8 @@ static size_t search_with_engine(const task *t, moe_slot *slot) {
                          .attention_stride = SOURCE,
                          .attention = t->attends ? attention : NULL,
                          .start_logprobs = starts };
-    slot->task = (moe_task){ .length = SOURCE,
+    slot->task = (moe_task){ .begin = BOS,
+                             .length = SOURCE,
                              .limit = t->limit,
                              .lead = LEAD,
                              .n_source = SOURCE - LEAD - 1,

@@ -331,7 +331,7 @@ static int is_sound(const moe_model *model) {
         const moe_tensor_info *t = &model->file.tensors[i];
         const char *data = model->file.data + t->offset;
         uint64_t down = 0;
-        const uint64_t stride = t->experts ? moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down) : 0;
+        const uint64_t stride = t->experts ? moe_slab_bytes(t->type, t->experts, t->dims[1], t->dims[2], &down) : 0;
         if (!moe_type_quantised(t->type)) continue;
         for (size_t e = 0; e < (t->experts ? t->dims[0] : 1); e++) {
             const size_t high = (size_t)t->dims[t->experts ? 1 : 0], wide = (size_t)t->dims[t->experts ? 2 : 1];

@@ -219,7 +219,7 @@ static void mm_mutate_meta(mw_model *m, uint64_t *r) {
 /* ---- Tensors ---- */
 
 static uint64_t mm_tensor_bytes(const mw_tensor *t) {
-    moe_tensor_info info = { .type = (moe_type)t->type, .n_dims = t->n_dims, .experts = t->layout == 1 };
+    moe_tensor_info info = { .type = (moe_type)t->type, .n_dims = t->n_dims, .experts = (int)t->layout };
     uint64_t count = 1;
     if (t->type >= MOE_TYPE_COUNT || t->n_dims < 1 || t->n_dims > 3) return 0;
     for (uint32_t d = 0; d < t->n_dims; d++) {
@@ -256,7 +256,7 @@ static int mm_fill(mw_tensor *t, uint64_t *r) {
     }
     for (size_t e = 0; e < t->dims[0]; e++) {
         uint64_t down = 0;
-        const size_t stride = (size_t)moe_slab_bytes((moe_type)t->type, t->dims[1], t->dims[2], &down);
+        const size_t stride = (size_t)moe_slab_bytes((moe_type)t->type, (int)t->layout, t->dims[1], t->dims[2], &down);
         mm_pack(t->type, (size_t)t->dims[1], (size_t)t->dims[2], t->data + e * stride, r);
         mm_pack(t->type, (size_t)t->dims[2], (size_t)t->dims[1], t->data + e * stride + down, r);
     }

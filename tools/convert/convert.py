@@ -46,6 +46,7 @@ import time
 
 import numpy as np
 
+import decoder
 import fairseq
 import gnmt
 import hf
@@ -397,7 +398,7 @@ def convert(args):
         if not all(np.isfinite(x).all() for x in (array if isinstance(array, tuple) else (array,))):
             raise FormatError(f"tensor {tensor} holds values that are not finite")
         try:
-            chosen = experts if expected[tensor][0] == moefile.EXPERTS else kind
+            chosen = experts if expected[tensor][0] != moefile.MATRIX else kind
             tensors[tensor] = moefile.Tensor.encode(array, moefile.F32 if expected[tensor][2] else chosen)
         except FormatError as error:
             raise FormatError(f"tensor {tensor}: {error}") from None
@@ -449,7 +450,8 @@ def is_model_file(path):
 
 def expert_pieces(up, down, kind):
     """The slabs of experts given as lists of Rows, one after the other; several are at work at once."""
-    start, stride = moefile.slab_layout(kind, *up[0].shape)
+    width, hidden = down[0].shape
+    start, stride = moefile.slab_layout(kind, hidden, width, up[0].shape[0] // hidden)
     workers, waiting = min(4, os.cpu_count() or 1), collections.deque()
 
     def slab(e):
@@ -487,9 +489,9 @@ def convert_transformer(args, meta):
     elif args.layout == "marian":
         found = marian.read_marian(args.input, meta["general.licence"], say)
     else:
-        found = hf.read_hf(args.input, say)
-    meta.update(found.meta)
+        found = (decoder.read_decoder if decoder.is_decoder(args.input) else hf.read_hf)(args.input, say)
     meta["general.architecture"] = "transformer"
+    meta.update(found.meta)
     meta.update(aligner(args.align))
     for setting in args.meta:
         key, value = parse_meta(meta, setting)
@@ -504,7 +506,7 @@ def convert_transformer(args, meta):
             continue
         if rows is None:
             raise FormatError(f"tensor {name} is missing, which the settings call for")
-        if layout == moefile.EXPERTS:
+        if layout != moefile.MATRIX:
             kind = kinds[args.experts or args.type]
             pieces = lambda rows=rows, kind=kind: expert_pieces(*rows, kind)
         else:

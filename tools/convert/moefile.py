@@ -25,7 +25,7 @@ MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # what is written here, as by moe.c
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
 F32, F16, BF16, Q8, Q4 = range(5)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4}
-MATRIX, EXPERTS = 0, 1
+MATRIX, EXPERTS, GATED = 0, 1, 2  # matrices that lie on each other in front of a slab's down matrix: of gated ones two
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
 LARGEST_TEXT = 1 << 26  # bytes of a vocabulary, a list of merges or a licence
 MAX_LAYERS, MAX_TEXTS = 256, 65536  # as in moe.c, like what follows
@@ -264,16 +264,16 @@ def q4_codes(data, rows, columns):
 
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
-def slab_layout(type, hidden, width):
+def slab_layout(type, hidden, width, layout=EXPERTS):
     """Of one expert's slab: (where down begins, stride)."""
-    down = round_up(blob_bytes(type, hidden, width), 64)
+    down = round_up(blob_bytes(type, layout * hidden, width), 64)
     return down, round_up(down + blob_bytes(type, width, hidden), EXPERT_ALIGN)
 
 
 def tensor_bytes(type, layout, dims):
     """Bytes of a tensor, or FormatError where type, layout and dims do not go together."""
-    if layout == EXPERTS and len(dims) == 3:
-        return dims[0] * slab_layout(type, dims[1], dims[2])[1]
+    if layout != MATRIX and len(dims) == 3:
+        return dims[0] * slab_layout(type, dims[1], dims[2], layout)[1]
     if layout == MATRIX and len(dims) == 2:
         return blob_bytes(type, *dims)
     if layout == MATRIX and len(dims) == 1 and type == F32:
@@ -289,23 +289,25 @@ class Tensor:
 
     @staticmethod
     def encode(array, type=F32):
-        """From a vector (always F32), a matrix, or a pair (up [E, hidden, width], down [E, width, hidden])."""
+        """From a vector (always F32), a matrix, or a pair (up [E, hidden, width], down [E, width, hidden]), or of gated
+        experts (gate on up [E, 2 hidden, width], down)."""
         if not isinstance(array, tuple):
             array = np.asarray(array)
             if array.ndim == 1:
                 type = F32
             return Tensor(type, MATRIX, array.shape, encode_blob(array, type))
         up, down = array
-        experts, hidden, width = up.shape
-        if down.shape != (experts, width, hidden):
+        experts, width, hidden = down.shape
+        layout = GATED if up.shape[1] == 2 * hidden else EXPERTS
+        if up.shape != (experts, layout * hidden, width):
             raise FormatError(f"expert shapes {up.shape} and {down.shape} do not go together")
-        start, stride = slab_layout(type, hidden, width)
+        start, stride = slab_layout(type, hidden, width, layout)
         data = bytearray(experts * stride)
         for e in range(experts):
             for at, w in ((0, up[e]), (start, down[e])):
                 blob = encode_blob(w, type)
                 data[e * stride + at:e * stride + at + len(blob)] = blob
-        return Tensor(type, EXPERTS, up.shape, bytes(data))
+        return Tensor(type, layout, (experts, hidden, width), bytes(data))
 
     def array(self):
         """Dequantised float32; experts as the pair that `encode` takes."""
@@ -314,14 +316,14 @@ class Tensor:
         if self.layout == MATRIX:
             return decode_blob(self.data, self.type, *self.dims)
         experts, hidden, width = self.dims
-        start, stride = slab_layout(self.type, hidden, width)
-        up, down = np.empty((experts, hidden, width), np.float32), np.empty((experts, width, hidden), np.float32)
-        n_up, n_down = blob_bytes(self.type, hidden, width), blob_bytes(self.type, width, hidden)
+        start, stride, above = *slab_layout(self.type, hidden, width, self.layout), self.layout * hidden
+        up, down = np.empty((experts, above, width), np.float32), np.empty((experts, width, hidden), np.float32)
+        n_up, n_down = blob_bytes(self.type, above, width), blob_bytes(self.type, width, hidden)
         for e in range(experts):
             slab = self.data[e * stride:(e + 1) * stride]
             if any(slab[n_up:start]) or any(slab[start + n_down:]):
                 raise FormatError("padding between experts is not zero")
-            up[e] = decode_blob(slab[:n_up], self.type, hidden, width)
+            up[e] = decode_blob(slab[:n_up], self.type, above, width)
             down[e] = decode_blob(slab[start:start + n_down], self.type, width, hidden)
         return up, down
 
@@ -434,7 +436,7 @@ def unpack_entry(cursor):
 
 def pieces_of(layout, dims):
     """How many checksums a tensor has: one, experts one for each slab, so that they are checked as they are used."""
-    return dims[0] if layout == EXPERTS else 1
+    return dims[0] if layout != MATRIX else 1
 
 
 def pack_header(meta, tensors, checksums):
@@ -447,19 +449,19 @@ def pack_header(meta, tensors, checksums):
         kind, data = pack_value(value)
         head += pad8(struct.pack("<II", kind, len(key)) + key.encode()) + pad8(data)
     entry_bytes = sum(round_up(16 + 8 * len(dims) + 24 + len(name.encode()), 8)
-                      + (round_up(4 * pieces_of(layout, dims), 8) if layout == EXPERTS else 0)
+                      + (round_up(4 * pieces_of(layout, dims), 8) if layout != MATRIX else 0)
                       for name, (_, layout, dims) in tensors.items())
     end = header_bytes = HEADER + len(head) + entry_bytes
     offsets, entries = [], []
     for (name, (type, layout, dims)), sums in zip(tensors.items(), checksums):
-        offset, size = round_up(end, EXPERT_ALIGN if layout == EXPERTS
+        offset, size = round_up(end, EXPERT_ALIGN if layout != MATRIX
                                 else TENSOR_ALIGN), tensor_bytes(type, layout, dims)
         offsets.append(offset)
         end = offset + size
         name = name.encode()
         entry = struct.pack("<IIII", type, layout, len(dims), len(name)) + struct.pack(f"<{len(dims)}Q", *dims)
-        slabs = struct.pack(f"<{len(sums)}I", *sums) if layout == EXPERTS else b""
-        checksum = zlib.crc32(slabs) if layout == EXPERTS else sums[0]
+        slabs = struct.pack(f"<{len(sums)}I", *sums) if layout != MATRIX else b""
+        checksum = zlib.crc32(slabs) if layout != MATRIX else sums[0]
         entries.append(pad8(entry + struct.pack("<QQII", offset, size, checksum, 0) + name) + pad8(slabs))
     head += b"".join(entries)
     fixed = struct.pack("<QQII24x", header_bytes, end, len(meta), len(tensors))
@@ -648,7 +650,7 @@ def read(path):
     tensors, end = {}, header_bytes
     for _ in range(n_tensors):
         kind, layout, n_dims, name_length = cursor.unpack("IIII")
-        if kind not in range(Q4 + 1) or layout not in (MATRIX, EXPERTS) or not 1 <= n_dims <= 4:
+        if kind not in range(Q4 + 1) or layout not in (MATRIX, EXPERTS, GATED) or not 1 <= n_dims <= 4:
             raise FormatError(f"tensor {len(tensors)}: unknown type, layout or number of dimensions")
         dims = cursor.unpack(f"{n_dims}Q")
         offset, size, crc, zero = cursor.unpack("QQII")
@@ -657,10 +659,10 @@ def read(path):
         if name in tensors or not name or zero:
             raise FormatError(f"bad directory entry of tensor {name!r}")
         slabs = b""  # checksums of them, in version 2
-        if cursor.version > 1 and layout == EXPERTS:
+        if cursor.version > 1 and layout != MATRIX:
             slabs = cursor.take(4 * dims[0])
             cursor.align()
-        expected = round_up(end, EXPERT_ALIGN if layout == EXPERTS else TENSOR_ALIGN)
+        expected = round_up(end, EXPERT_ALIGN if layout != MATRIX else TENSOR_ALIGN)
         if 0 in dims or size != tensor_bytes(kind, layout, dims) or offset != expected or size > file_bytes - offset:
             raise FormatError(f"{name}: wrong shape, size or place")
         if any(data[end:offset]):
@@ -769,6 +771,9 @@ def name_key(key, names, default=None, inherits=None):
 
 ANY_NORM = real_key("epsilon", 0, 1, 1e-5), name_key("norm.kind", "layer rms", "layer")
 NORM = name_key("norm", "none before after", "none"), *ANY_NORM
+HEADS = (count_key("heads", 1), flag_key("raw", 0), count_key("kv_heads", 1, inherits="heads"),
+         count_key("head.size", 0, 0), flag_key("rotary", 0), name_key("head.norm", "none before after", "none"),
+         flag_key("residual", 1), *NORM)
 GATES, EMPTY = "softmax topk threshold sigmoid", "top1 zero"
 DENSE = "softmax", "sigmoid"  # gates that select everybody
 LAYERS = {
@@ -779,10 +784,11 @@ LAYERS = {
             name_key("gate", GATES), count_key("k", 0, 0), name_key("empty", EMPTY, "top1"),
             name_key("parent.gate", GATES, inherits="gate"), count_key("parent.k", 0, inherits="k"),
             name_key("parent.empty", EMPTY, inherits="empty"), count_key("gate.hidden", 0, 0), flag_key("gate.relu", 0),
-            name_key("expert", "mlp linear", "mlp"), name_key("activation", "relu none", "relu"),
-            name_key("output", "none sigmoid", "sigmoid"), real_key("scale", -1e6, 1e6, 1.0), *NORM),
-    "attention": (count_key("heads", 1), flag_key("raw", 0), flag_key("residual", 1), *NORM),
-    "cross": (count_key("heads", 1), flag_key("raw", 0), flag_key("residual", 1), *NORM),
+            name_key("weights", "chosen all sigmoid", "chosen"), name_key("expert", "mlp linear gated", "mlp"),
+            name_key("activation", "relu none", "relu"), name_key("output", "none sigmoid", "sigmoid"),
+            real_key("scale", -1e6, 1e6, 1.0), count_key("shared", 0, 0), *NORM),
+    "attention": HEADS,
+    "cross": HEADS,
     "ffn": (count_key("hidden", 1), name_key("activation", "relu gelu swish"), flag_key("gated", 0),
             flag_key("residual", 1), *NORM),
     "ssru": (flag_key("residual", 1), *NORM),
@@ -852,8 +858,12 @@ def describe_mixture(e):
     x = read_layer(e, "moe")
     if x.groups and x.experts % x.groups:
         raise FormatError(f"{e.prefix}groups: {x.groups} groups do not divide {x.experts} experts")
-    if x.expert == "mlp" and x.activation != "relu":
+    if x.expert != "linear" and x.activation != "relu":
         raise FormatError(f"{e.prefix}activation: {x.activation!r} in experts with a hidden layer")
+    if x.weights != "chosen" and (x.gate != "topk" or x.groups):
+        raise FormatError(f"{e.prefix}weights: {x.weights!r}, where there is no top-k gate on one level")
+    if x.shared and x.expert == "linear":
+        raise FormatError(f"{e.prefix}shared: {x.shared} beside linear experts")
     if x.expert == "linear" and x.hidden > (2**31 - 1) // x.experts:
         raise FormatError(f"{e.prefix}hidden: {x.hidden} is too much for {x.experts} experts")
     x.parent = types.SimpleNamespace(gate=x.parent_gate, k=x.parent_k, empty=x.parent_empty) if x.groups else None
@@ -871,14 +881,20 @@ def describe_layer(meta, side, index):
     x = describe_mixture(e) if x == "moe" else read_layer(e, x)
     if x.kind == "lstm" and x.bidirectional and side != "encoder":
         raise FormatError(f"{e.prefix}bidirectional: what comes later is not known in a decoder")
-    if x.kind == "lstm" and x.context != "none" and (side != "decoder" or architecture == "moe-lm"):
+    if x.kind == "lstm" and x.context != "none" and (side != "decoder" or architecture in ("moe-lm", "decoder")):
         raise FormatError(f"{e.prefix}context: {x.context!r}, where there is nothing to attend to")
     if x.kind in ("ssru", "average") and side != "decoder":
         raise FormatError(f"{e.prefix}kind: {x.kind!r} in an encoder")
-    if x.kind == "cross" and (side != "decoder" or architecture == "moe-lm"):
+    if x.kind == "cross" and (side != "decoder" or architecture in ("moe-lm", "decoder")):
         raise FormatError(f"{e.prefix}kind: 'cross', where there is nothing to attend to")
-    if x.kind in ("attention", "cross") and meta["model.width"] % x.heads:
-        raise FormatError(f"{e.prefix}heads: they do not divide the width")
+    if x.kind in ("attention", "cross"):
+        if not x.head_size and meta["model.width"] % x.heads:
+            raise FormatError(f"{e.prefix}heads: they do not divide the width")
+        if x.heads % x.kv_heads:
+            raise FormatError(f"{e.prefix}kv_heads: {x.kv_heads} do not divide {x.heads} heads")
+        if x.kind == "cross" and (x.rotary or x.head_norm != "none"):
+            raise FormatError(f"{e.prefix}rotary, {e.prefix}head.norm: they have no meaning between two sentences")
+        x.head_size = x.head_size or meta["model.width"] // x.heads
     if getattr(x, "raw", 0) and (x.kind == "cross" or x.norm != "before"):
         raise FormatError(f"{e.prefix}raw: no norm comes before keys and values")
     if x.kind == "norm":
@@ -1018,6 +1034,33 @@ def describe_language_model(meta):
     return m
 
 
+MAX_ENDS = 8
+
+
+def describe_decoder(meta):
+    """"decoder": a decoder without anything to attend to, which translates: a source is the beginning of its target."""
+    e = Entries(meta)
+    m = describe_tokens(e)
+    describe_limits(e, m)
+    m.languages, m.decoder = {}, describe_side(meta, "decoder")
+    m.source_vocabulary, m.separate = m.vocabulary, False
+    m.ends = [m.eos, *e.tokens("token.ends", m.vocabulary)]
+    if len(m.ends) > MAX_ENDS:
+        raise FormatError(f"token.ends: {len(m.ends) - 1} tokens, allowed are {MAX_ENDS - 1}")
+    m.rotary = {x.head_size for x in m.decoder if x.kind == "attention" and x.rotary}
+    if len(m.rotary) > 1 or any(size % 2 for size in m.rotary):
+        raise FormatError(f"head.size: {sorted(m.rotary)}, where one even number is wanted with rotary positions")
+    m.places = e.within("rotary.positions", 2, 1 << 24) if m.rotary else 0
+    if m.rotary and m.limit_source + m.limit_target > m.places:
+        raise FormatError(f"limit.source and limit.target are {m.limit_source + m.limit_target} together: the positions "
+                          f"end at {m.places}")
+    m.rules, m.beam = e.get("decode.rules", "hf", ("hf", "marian")), e.within("decode.beam", 1, MAX_BEAM, 1)
+    m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 1.0)
+    m.early_stopping, m.force_end = (e.get("decode." + x, 0, (0, 1)) for x in ("early_stopping", "force_end"))
+    m.max_new, m.suppressed = e.within("decode.max_new", 1, LONGEST, 512), e.tokens("token.suppressed", m.vocabulary)
+    return m
+
+
 def describe_classifier(meta):
     """"deep-moe": MoE layers one after the other (Eigen et al. 2013), then a linear layer and a softmax over
     classes."""
@@ -1029,7 +1072,7 @@ def describe_classifier(meta):
 
 
 ARCHITECTURES = {"gnmt-moe": describe_translation, "transformer": describe_transformer,
-                 "moe-lm": describe_language_model, "deep-moe": describe_classifier}
+                 "moe-lm": describe_language_model, "deep-moe": describe_classifier, "decoder": describe_decoder}
 
 
 def describe(meta):
@@ -1046,10 +1089,12 @@ def describe(meta):
 def products(x, width, memory):
     """(part, rows, columns) of the matrices that a layer has, but for LSTM cells and mixtures."""
     gates = [(".input", width, width), (".forget", width, width)]
-    if x.kind == "cross" or x.kind == "attention" and x.raw:
-        return [(".q", width, width), (".kv", 2 * width, memory), (".out", width, width)]
-    if x.kind == "attention":
-        return [(".qkv", 3 * width, width), (".out", width, width)]
+    if x.kind in ("attention", "cross"):
+        queries, keys = x.heads * x.head_size, 2 * x.kv_heads * x.head_size
+        out = (".out", width, queries)
+        if x.kind == "cross" or x.raw:
+            return [(".q", queries, width), (".kv", keys, memory), out]
+        return [(".qkv", queries + keys, width), out]
     if x.kind == "ffn":
         return [(".up", x.hidden, width), (".down", width, x.hidden)] + [(".gate", x.hidden, width)] * x.gated
     if x.kind == "average":
@@ -1095,8 +1140,15 @@ def shapes(m, present=()):
                 add_if_present(name + part + ".noise", n, features, f32=True)
                 if level.gate == "threshold":
                     add(name + part + ".threshold", n)
-        if x.expert == "mlp":
-            add(name + ".experts", x.experts, x.hidden, width, layout=EXPERTS)
+        if x.weights == "sigmoid":
+            add_if_present(name + ".gate.choice", x.experts)
+        for part, n, k in ((".shared.up", x.shared, width), (".shared.gate", x.shared, width),
+                           (".shared.down", width, x.shared)):
+            if x.shared:
+                add(name + part + ".weight", n, k)
+                add_if_present(name + part + ".bias", n)
+        if x.expert != "linear":
+            add(name + ".experts", x.experts, x.hidden, width, layout=GATED if x.expert == "gated" else EXPERTS)
             return width
         add(name + ".experts.weight", x.experts * x.hidden, width)
         add_if_present(name + ".experts.bias", x.experts * x.hidden)
@@ -1111,7 +1163,9 @@ def shapes(m, present=()):
             add(name + ".norm.weight", columns)
             if x.norm_kind == "layer":
                 add(name + ".norm.bias", columns)
-        always = x.kind not in ("ssru", "average") and not getattr(x, "gated", 0)
+        for part in ("q_norm", "k_norm") if getattr(x, "head_norm", "none") != "none" else ():
+            add(f"{name}.{part}.weight", x.head_size)
+        always = x.kind not in ("ssru", "average") and not getattr(x, "gated", 0) and m.architecture != "decoder"
         for part, rows, cols in products(x, width, m.width):
             add(name + part + ".weight", rows, cols)
             (add if always else add_if_present)(name + part + ".bias", rows)
@@ -1155,7 +1209,9 @@ def shapes(m, present=()):
         add("target.embedding.weight" if separate else "embedding.weight", m.vocabulary, m.width)
         if "positions.weight" in present:
             add("positions.weight", max(m.limit_source, m.limit_target), m.width, f32=True)
-        if m.architecture != "moe-lm":
+        for size in getattr(m, "rotary", ()):
+            add("rotary.weight", m.places, size, f32=True)
+        if m.architecture not in ("moe-lm", "decoder"):
             add_side("encoder", m.encoder)
         add_side("decoder", m.decoder)
         add_if_present("output.weight", m.vocabulary, m.width)

@@ -961,7 +961,7 @@ static int make_stack(const options *o, const char *what, moe_type type, stack *
         const size_t experts = (size_t)o->experts;
         moe_mixture_layer *m = &s->layer.mixture;
         uint64_t down = 0;
-        const size_t slab = (size_t)moe_slab_bytes(type, hidden, width, &down);
+        const size_t slab = (size_t)moe_slab_bytes(type, 1, hidden, width, &down);
         char *slabs = own(s, experts * slab);
         if (!slabs) return 0;
         s->layer.type = &moe_mixture_type;

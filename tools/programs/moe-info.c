@@ -203,6 +203,10 @@ static void describe_mixture(const moe_model *m, size_t at, const char *name, te
     if (number(m, at, "gate.hidden"))
         text_printf(out, ", gate with a hidden layer of %lld", number(m, at, "gate.hidden"));
     if (number(m, at, "gate.relu")) text_append_string(out, ", logits rectified");
+    if (strcmp(word(m, at, "weights"), "chosen") != 0)
+        text_printf(out, ", weights: %s", strcmp(word(m, at, "weights"), "all") == 0 ? "softmax of all" : "sigmoids");
+    if (strcmp(word(m, at, "expert"), "gated") == 0) text_append_string(out, ", swish, gated");
+    if (number(m, at, "shared")) text_printf(out, ", a shared one of %lld", number(m, at, "shared"));
     if (x.noise) text_append_string(out, ", noise on request");
     if (strcmp(word(m, at, "output"), "none") != 0) text_printf(out, ", %s output", word(m, at, "output"));
 }
@@ -223,6 +227,9 @@ static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
     else
         text_printf(out, "%s, %lld heads%s", strcmp(layer.kind, "cross") == 0 ? "attention to the source" : "attention",
                     number(m, at, "heads"), number(m, at, "raw") ? ", keys and values without norm" : "");
+    if (number(m, at, "kv_heads") != number(m, at, "heads"))
+        text_printf(out, " (of keys %lld)", number(m, at, "kv_heads"));
+    if (number(m, at, "rotary")) text_append_string(out, ", rotary positions");
     if (strcmp(norm, "before") == 0 || strcmp(norm, "after") == 0)
         text_printf(out, ", %snorm %s", strcmp(word(m, at, "norm.kind"), "rms") == 0 ? "RMS " : "", norm);
     if (number(m, at, "residual")) text_append_string(out, ", residual");

@@ -525,9 +525,12 @@ static void app_see(program_flow *flow, text_job *job, const moe_result *result)
                  said ? "; " : "", best->n_ids);
     }
     if (!a->second) return;
+    const size_t prompt = moe_model_prompted(flow->stream.front->model) && job->source_ids.length
+                              ? job->source_ids.length - 1
+                              : 0; /* steps before the first one of the translation */
     routing_sentence *sentence = routing_begin(&a->routing, job->line);
     if (!sentence) flow->stream.trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
-    else if (!best->finished) sentence->steps = best->n_ids; /* the end was never asked for */
+    else if (!best->finished) sentence->steps = best->n_ids + prompt; /* the end was never asked for */
     job->extra = sentence;
     if (!a->options->score) text_ids_set(&job->target_ids, best->ids, best->n_ids, &flow->stream.trouble);
 }

@@ -1,0 +1,135 @@
+"""Decoder-only models of Hugging Face's layout and its searches in NumPy, float64: a reading of the formulas alone.
+
+Arrays have the names and layouts of the published spelling. What is searched or routed has a margin: the least
+difference on which a decision hung.
+"""
+import numpy as np
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def log_softmax(x):
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+class Decoder:
+    def __init__(self, config, arrays, wrong=()):
+        """`wrong`: readings that are wrong on purpose, so that tests see that they would be seen."""
+        self.c, self.w, self.wrong = config, arrays, wrong
+        self.head = config["head_dim"]
+        theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+        alpha = (config.get("rope_scaling") or {}).get("alpha")
+        if alpha and "alpha" not in wrong:
+            theta *= alpha ** (self.head / (self.head - 2))
+        self.frequency = theta ** (-2.0 * np.arange(self.head // 2) / self.head)
+        self.margin, self.experts = np.inf, []
+
+    def rms(self, x, name):
+        return self.w[name] * (x / np.sqrt((x ** 2).mean(-1, keepdims=True) + self.c["rms_norm_eps"]))
+
+    def turn(self, x):
+        """x [tokens, heads, head]"""
+        angle = np.arange(len(x))[:, None, None] * self.frequency
+        cosine, sine = np.cos(angle), np.sin(angle)
+        if "neighbours" in self.wrong:
+            a, b, y = x[..., ::2], x[..., 1::2], np.empty_like(x)
+            y[..., ::2], y[..., 1::2] = a * cosine - b * sine, b * cosine + a * sine
+            return y
+        a, b = np.split(x, 2, -1)
+        return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1)
+
+    def attention(self, z, at):
+        n, queries, keys = len(z), self.c["num_attention_heads"], self.c["num_key_value_heads"]
+        hunyuan = self.c["model_type"] == "hunyuan_v1_dense"
+        q, k, v = ((z @ self.w[f"{at}{part}_proj.weight"].T).reshape(n, heads, self.head)
+                   for part, heads in (("q", queries), ("k", keys), ("v", keys)))
+        names = ("query_layernorm", "key_layernorm") if hunyuan else ("q_norm", "k_norm")
+        norms = [lambda x, name=name: self.rms(x, f"{at}{name}.weight") for name in names]
+        if hunyuan != ("side" in self.wrong):
+            q, k = (norm(self.turn(x)) for norm, x in zip(norms, (q, k)))
+        else:
+            q, k = (self.turn(norm(x)) for norm, x in zip(norms, (q, k)))
+        which = np.arange(queries) // (queries // keys)
+        if "spread" in self.wrong:
+            which = np.arange(queries) % keys
+        k, v = k[:, which], v[:, which]
+        scores = np.einsum("ihd,jhd->hij", q, k) * self.head ** -0.5
+        scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
+        y = np.einsum("hij,jhd->ihd", softmax(scores), v).reshape(n, queries * self.head)
+        return y @ self.w[at + "o_proj.weight"].T
+
+    def ffn(self, z, at):
+        gate, up, down = (self.w[f"{at}{part}_proj.weight"] for part in ("gate", "up", "down"))
+        if "exchanged" in self.wrong:
+            gate, up = up, gate
+        return (silu(z @ gate.T) * (z @ up.T)) @ down.T
+
+    def mixture(self, z, at):
+        hy, k = self.c["model_type"] == "hy_v3", self.c["num_experts_per_tok"]
+        logits = z @ self.w[at + ("router.gate.weight" if hy else "gate.weight")].T
+        bias = self.w[at + "expert_bias"] if hy else 0
+        value = 1 / (1 + np.exp(-logits)) if hy else softmax(logits)
+        rank = value if "bias ignored" in self.wrong else value + bias
+        y, chosen_by_row = np.zeros_like(z), []
+        for row in range(len(z)):
+            order = np.argsort(-rank[row], kind="stable")
+            chosen = np.sort(order[:k])
+            self.margin = min(self.margin, rank[row][order[k - 1]] - rank[row][order[k]])
+            g = (rank if "bias in the weights" in self.wrong else value)[row][chosen]
+            if hy or self.c["norm_topk_prob"] != ("norm" in self.wrong):
+                g = g / g.sum()
+            if hy and "scale" not in self.wrong:
+                g = g * self.c["router_scaling_factor"]
+            for weight, expert in zip(g, chosen):
+                y[row] += weight * self.ffn(z[row], f"{at}experts.{expert}.")
+            chosen_by_row.append(list(zip(map(int, chosen), map(float, g))))
+        self.experts.append(chosen_by_row)
+        return y + self.ffn(z, at + "shared_mlp.") if hy and "shared" not in self.wrong else y
+
+    def logprobs(self, ids):
+        """[tokens, V]; `experts` has those of each token in each sparse layer."""
+        self.experts, x = [], self.w["model.embed_tokens.weight"][ids]
+        for i in range(self.c["num_hidden_layers"]):
+            at = f"model.layers.{i}."
+            x = x + self.attention(self.rms(x, at + "input_layernorm.weight"), at + "self_attn.")
+            z = self.rms(x, at + "post_attention_layernorm.weight")
+            sparse = at + "mlp.gate_proj.weight" not in self.w
+            x = x + (self.mixture if sparse else self.ffn)(z, at + "mlp.")
+        head = self.w.get("lm_head.weight", self.w["model.embed_tokens.weight"])
+        return log_softmax(self.rms(x, "model.norm.weight") @ head.T)
+
+    def score(self, source, target):
+        found = self.logprobs(source + target[:-1])[len(source) - 1:]
+        return [float(row[token]) for row, token in zip(found, target, strict=True)]
+
+    def search(self, source, beam, limit, ends, early):
+        """[(ids, score, finished)], best first; the prompt counts neither in the score nor in the length."""
+        running, finished = [(0.0, [])], []
+        for step in range(1, limit + 1):
+            rows = np.array([total + self.logprobs(source + ids)[-1] for total, ids in running])
+            most = max(2, 1 + len(ends)) * beam
+            order = np.argsort(-rows, axis=None, kind="stable")[:most + 1]
+            values = rows.reshape(-1)[order]
+            self.margin = min(self.margin, *(values[:-1] - values[1:]))
+            found = [(value, running[at // rows.shape[1]][1] + [int(at % rows.shape[1])])
+                     for value, at in zip(values[:most], order)]
+            done = [ids[-1] in ends or step == limit for _, ids in found]
+            finished += [(value / step, ids) for (value, ids), end in list(zip(found, done))[:beam] if end]
+            finished.sort(key=lambda f: -f[0])
+            scores = [f[0] for f in finished[:beam + 1]]
+            self.margin = min([self.margin, *(a - b for a, b in zip(scores, scores[1:]))])
+            finished = finished[:beam]
+            running = [x for x, end in zip(found, done) if not end][:beam]
+            if not running or len(finished) == beam and (early or beam == 1 or running[0][0] / step <= finished[-1][0]):
+                break
+            if len(finished) == beam:
+                self.margin = min(self.margin, abs(running[0][0] / step - finished[-1][0]))
+        return [(ids, score, ids[-1] in ends) for score, ids in finished]

@@ -1,0 +1,149 @@
+"""Makes small checkpoints of decoder-only models from seeds, in Hugging Face's layout."""
+import json
+import os
+import struct
+
+import numpy as np
+
+V = 96
+COMMON = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
+          "vocab_size": V, "hidden_act": "silu", "attention_bias": False, "intermediate_size": 40, "bos_token_id": 1,
+          "max_position_embeddings": 128, "torch_dtype": "bfloat16"}
+SPARSE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+CONFIGS = {
+    "hy_v3": {**COMMON, **SPARSE, "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "rms_norm_eps": 1e-5,
+              "tie_word_embeddings": False, "num_shared_experts": 1, "first_k_dense_replace": 1, "qk_norm": True,
+              "router_scaling_factor": 2.826, "route_norm": True, "moe_router_use_sigmoid": True, "eos_token_id": 2,
+              "rope_parameters": {"rope_theta": 11158840.0, "rope_type": "default"}},
+    "hunyuan_v1_dense": {**COMMON, "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense",
+                         "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "use_qk_norm": True, "eos_token_id": 2,
+                         "rope_theta": 10000.0, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+    "qwen3_moe": {**COMMON, **SPARSE, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+                  "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "norm_topk_prob": True, "rope_theta": 1e6,
+                  "eos_token_id": 2, "num_attention_heads": 6, "decoder_sparse_step": 1, "mlp_only_layers": [1]}}
+GENERATION = {"do_sample": True, "temperature": 0.7, "top_k": -1, "top_p": 0.6, "repetition_penalty": 1.05}
+ENDS = {"hy_v3": [2], "hunyuan_v1_dense": [2], "qwen3_moe": [2, 3, 4]}
+
+
+def bf16(x):
+    """float32 rounded to the nearest BF16."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000).view(np.float32)
+
+
+def is_sparse(c, i):
+    if c["model_type"] == "hy_v3":
+        return i >= c["first_k_dense_replace"]
+    return c["model_type"] == "qwen3_moe" and i not in c["mlp_only_layers"]
+
+
+def shapes(c):
+    """Published names -> shapes."""
+    d, h, queries, keys = c["hidden_size"], c["head_dim"], c["num_attention_heads"], c["num_key_value_heads"]
+    out = {"model.embed_tokens.weight": (c["vocab_size"], d), "model.norm.weight": (d,)}
+    if not c["tie_word_embeddings"]:
+        out["lm_head.weight"] = (c["vocab_size"], d)
+
+    def units(at, f):
+        out.update({f"{at}gate_proj.weight": (f, d), f"{at}up_proj.weight": (f, d), f"{at}down_proj.weight": (d, f)})
+    for i in range(c["num_hidden_layers"]):
+        at, hunyuan = f"model.layers.{i}.", c["model_type"] == "hunyuan_v1_dense"
+        for name in "input_layernorm", "post_attention_layernorm":
+            out[f"{at}{name}.weight"] = (d,)
+        for part, rows, cols in ("q", queries * h, d), ("k", keys * h, d), ("v", keys * h, d), ("o", d, queries * h):
+            out[f"{at}self_attn.{part}_proj.weight"] = (rows, cols)
+        for name in ("query_layernorm", "key_layernorm") if hunyuan else ("q_norm", "k_norm"):
+            out[f"{at}self_attn.{name}.weight"] = (h,)
+        if not is_sparse(c, i):
+            units(at + "mlp.", c["intermediate_size"])
+            continue
+        out[at + ("mlp.router.gate" if c["model_type"] == "hy_v3" else "mlp.gate") + ".weight"] = (c["num_experts"], d)
+        for expert in range(c["num_experts"]):
+            units(f"{at}mlp.experts.{expert}.", c["moe_intermediate_size"])
+        if c["model_type"] == "hy_v3":
+            out[at + "mlp.expert_bias"] = (c["num_experts"],)
+            units(at + "mlp.shared_mlp.", c["moe_intermediate_size"] * c["num_shared_experts"])
+    return out
+
+
+def arrays_of(c, seed):
+    rng, out = np.random.default_rng(seed), {}
+    for name, shape in shapes(c).items():
+        x = rng.standard_normal(shape)
+        if name.endswith("norm.weight"):
+            x = 1 + 0.4 * x
+        elif name.endswith("expert_bias"):
+            x = 0.2 * x
+        elif name not in ("model.embed_tokens.weight",):
+            x = x * (3 if "gate.weight" in name else 1.6) / np.sqrt(shape[-1])
+        out[name] = np.float32(x) if name.endswith("expert_bias") else bf16(x)
+    head = out.get("lm_head.weight", out["model.embed_tokens.weight"])
+    if c["tie_word_embeddings"]:
+        head[:] = bf16(0.5 * head)
+    head[ENDS[c["model_type"]]] = bf16(1.5 * head[ENDS[c["model_type"]]])  # so that some translations end
+    return out
+
+
+def fused(c, arrays):
+    """The same in the second spelling."""
+    out = {}
+    for name, x in arrays.items():
+        for published, second in (("mlp.router.gate.", "mlp.gate."), ("mlp.shared_mlp.", "mlp.shared_experts."),
+                                  ("mlp.expert_bias", "mlp.e_score_correction_bias")):
+            name = name.replace(published, second)
+        if ".experts." not in name:
+            out[name] = x
+    for i in filter(lambda i: is_sparse(c, i), range(c["num_hidden_layers"])):
+        at = f"model.layers.{i}.mlp.experts."
+        part = lambda e, name: arrays[f"{at}{e}.{name}_proj.weight"]
+        experts = range(c["num_experts"])
+        out[at + "gate_up_proj"] = np.stack([np.concatenate([part(e, "gate"), part(e, "up")]) for e in experts])
+        out[at + "down_proj"] = np.stack([part(e, "down") for e in experts])
+    return out
+
+
+def write_safetensors(path, arrays):
+    header, data = {}, []
+    at = 0
+    for name, x in arrays.items():
+        exact = name.endswith(("expert_bias", "correction_bias"))
+        piece = x.astype("<f4").tobytes() if exact else (x.view(np.uint32) >> 16).astype("<u2").tobytes()
+        header[name] = {"dtype": "F32" if exact else "BF16", "shape": list(x.shape),
+                        "data_offsets": [at, at + len(piece)]}
+        data.append(piece)
+        at += len(piece)
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(data))
+
+
+def write(folder, config, arrays, generation=None, shards=1):
+    for name, values in ("config", config), ("generation_config", generation):
+        if values is not None:
+            with open(os.path.join(folder, name + ".json"), "w", encoding="utf-8") as file:
+                json.dump(values, file)
+    if shards == 1:
+        return write_safetensors(os.path.join(folder, "model.safetensors"), arrays)
+    names, weight_map = list(arrays), {}
+    for k in range(shards):
+        shard, some = f"model-{k + 1:05d}-of-{shards:05d}.safetensors", names[k::shards]
+        write_safetensors(os.path.join(folder, shard), {name: arrays[name] for name in some})
+        weight_map.update(dict.fromkeys(some, shard))
+    with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
+        json.dump({"weight_map": weight_map}, file)
+
+
+def make(folder, family, seed=5, second=False, shards=1, **changes):
+    """Writes a checkpoint; (its config, its arrays in the published spelling, float64)."""
+    config = {**CONFIGS[family], **changes}
+    arrays = arrays_of(config, seed)
+    ends = ENDS[family]
+    write(folder, config, fused(config, arrays) if second else arrays,
+          {**GENERATION, "eos_token_id": ends if len(ends) > 1 else ends[0]}, shards)
+    return config, {name: x.astype(np.float64) for name, x in arrays.items()}
+
+
+def prompt(i):
+    """Prompts of 1 to 40 tokens; end tokens may stand in them."""
+    rng = np.random.default_rng(1000 + i)
+    return [1, *map(int, rng.integers(0, V, rng.integers(0, 12) if i else 39))]

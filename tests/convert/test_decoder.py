@@ -1,0 +1,290 @@
+#!/usr/bin/env python3
+"""Decoder-only models: converted, scored and searched as transformers would.
+
+Usage: tests/python tests/convert/test_decoder.py [--only NAME]
+
+Expectations come from decoder_numpy.py in float64; the checkpoints are made
+from their seeds by make_decoder.py. Where ../shared/llm is, its checkpoints
+are compared with its values too. Prints `ok NAME` or `FAIL NAME` per test.
+"""
+import argparse
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+
+from converting import ROOT, TRANSLATE, convert_quietly, run
+from suite import Skip, Suite
+
+TOLERANCE = 1e-4  # of a token's log-probability
+SHARED = os.path.join(ROOT, "..", "shared", "llm")
+EMULATED = os.path.join(ROOT, os.environ.get("BUILD", "build"), "moe-translate-emulated")
+try:
+    import numpy as np
+
+    import decoder_numpy
+    import make_decoder as make
+    import moefile
+except ImportError:
+    np = None
+test = Suite()
+numpy_test = test.needs(np, "NumPy")
+FAMILIES = "hy_v3", "hunyuan_v1_dense", "qwen3_moe"
+PROMPTS, LIMIT = 24, 12
+
+
+def line(ids):
+    return " ".join(map(str, ids))
+
+
+def convert(source, model, *options):
+    with contextlib.redirect_stderr(io.StringIO()):
+        return convert_quietly("--from", "hf", source, "-o", model, *options)
+
+
+@contextlib.contextmanager
+def converted(family, *options, **changes):
+    """(a model file, the config and arrays of its checkpoint)."""
+    with tempfile.TemporaryDirectory() as at:
+        config, arrays = make.make(at, family, **changes)
+        model = os.path.join(at, "converted")
+        complaint = convert(at, model, *options)
+        assert complaint is None, (family, complaint)
+        yield model, config, arrays
+
+
+def translate(model, lines, *options, program=TRANSLATE):
+    result = run([program, "-m", model, "--ids", "--json", *options], lines)
+    return [json.loads(x) for x in result.lines]
+
+
+def limits(limit):
+    return "--max-len-factor", "0", "--max-len-offset", str(limit)
+
+
+def searches(model, sources, beam, early, limit=LIMIT, *options):
+    """[[(ids without end, score, finished)]] of every source."""
+    found = translate(model, [line(s) for s in sources], "--beam", str(beam), "--nbest", str(beam),
+                      f"--early-stopping={early}", *limits(limit), *options)
+    return [[(h["ids"], h["score"], h["finished"]) for h in x.get("nbest", [x])] for x in found]
+
+
+def scores(model, pairs):
+    """Log-probabilities of targets with their end."""
+    return [x["token_logprobs"] for x in translate(model, [f"{line(s)}\t{line(t)}" for s, t in pairs], "--score")]
+
+
+def close(found, wanted):
+    return max(abs(x - y) for x, y in zip(found, wanted, strict=True)) < TOLERANCE
+
+
+def assert_found(found, wanted, where):
+    """`wanted`: (ids with their end, score, finished)."""
+    wanted = [(ids[:-1] if ended else ids, score, ended) for ids, score, ended in wanted]
+    assert [(ids, ended) for ids, _, ended in found] == [(ids, ended) for ids, _, ended in wanted], (where, found,
+                                                                                                   wanted)
+    assert close([score for _, score, _ in found], [score for _, score, _ in wanted]), (where, found, wanted)
+
+
+# ---- Arithmetic and search -------------------------------------------------------------------------------------------
+
+TARGETS = [5 + 7 * i % 80 for i in range(6)]
+
+
+@numpy_test
+def scores_are_those_of_the_reading():
+    for family in FAMILIES:
+        with converted(family) as (model, config, arrays):
+            reading = decoder_numpy.Decoder(config, arrays)
+            sources = [make.prompt(i) for i in range(PROMPTS)]
+            for got, source in zip(scores(model, [(s, TARGETS) for s in sources]), sources, strict=True):
+                assert close(got, reading.score(source, TARGETS + [2])), (family, source)
+
+
+@numpy_test
+def a_wrong_reading_is_seen():
+    """The tests above would fail with any of these formulas."""
+    wrong = {"hy_v3": ("side", "neighbours", "spread", "exchanged", "bias ignored", "bias in the weights", "scale",
+                       "shared"),
+             "hunyuan_v1_dense": ("side", "neighbours", "spread", "exchanged", "alpha"),
+             "qwen3_moe": ("side", "neighbours", "spread", "exchanged", "norm")}
+    for family, mistakes in wrong.items():
+        with tempfile.TemporaryDirectory() as at:
+            config, arrays = make.make(at, family)
+        right, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
+        wanted = [right.score(s, TARGETS) for s in sources]
+        for mistake in mistakes:
+            reading = decoder_numpy.Decoder(config, arrays, (mistake,))
+            off = sum(not close(reading.score(s, TARGETS), x) for s, x in zip(sources, wanted))
+            assert off > PROMPTS // 2, (family, mistake, off)
+
+
+@numpy_test
+def searches_find_what_the_reading_finds():
+    for family in FAMILIES:
+        with converted(family) as (model, config, arrays):
+            sure, ended = 0, 0
+            for beam, early in (1, 0), (4, 0), (4, 1):
+                sources = [make.prompt(i) for i in range(PROMPTS)]
+                for got, source in zip(searches(model, sources, beam, early), sources, strict=True):
+                    reading = decoder_numpy.Decoder(config, arrays)
+                    wanted = reading.search(source, beam, LIMIT, make.ENDS[family], early)
+                    if reading.margin < 1e-4:
+                        continue
+                    assert_found(got, wanted, (family, beam, early, source))
+                    sure, ended = sure + 1, ended + sum(end for _, _, end in wanted)
+            assert sure > PROMPTS and ended > PROMPTS // 2, (family, sure, ended)
+
+
+@numpy_test
+def experts_are_those_of_the_reading():
+    for family in "hy_v3", "qwen3_moe":
+        with converted(family) as (model, config, arrays), tempfile.TemporaryDirectory() as at:
+            sources = [make.prompt(i) for i in range(8)]
+            path = os.path.join(at, "routing")
+            translate(model, [line(s) for s in sources], "--routing", path, *limits(2), "--beam", "1")
+            found = {}
+            with open(path, encoding="utf-8") as file:
+                for row in filter(lambda row: "line" in row, map(json.loads, file)):
+                    key = row["line"], row["layer"], row["position"]
+                    found[key] = list(zip(row["experts"], row["weights"]))
+            for number, source in enumerate(sources, 1):
+                reading = decoder_numpy.Decoder(config, arrays)
+                reading.logprobs(source)
+                layers = sorted({layer for _, layer, _ in found})
+                for layer, rows in zip(layers, reading.experts, strict=True):
+                    for position, wanted in enumerate(rows):
+                        got = found[number, layer, position]
+                        scale = config.get("router_scaling_factor", 1.0)
+                        assert [e for e, _ in got] == [e for e, _ in wanted], (family, source, layer, position)
+                        assert close([w * scale for _, w in got], [w for _, w in wanted])
+
+
+@numpy_test
+def bytes_do_not_depend_on_batch_threads_instructions_or_device():
+    for family in FAMILIES:
+        for kind in "f32", "q8", "q4":
+            with converted(family, "--type", kind) as (model, _, _):
+                sources = [line(make.prompt(i)) for i in range(9)]
+                options = ("--beam", "4", "--nbest", "2", *limits(8))
+                wanted = run([TRANSLATE, "-m", model, "--ids", "--json", *options], sources).stdout
+                for more in ("--batch", "1"), ("--batch", "7", "--threads", "2"), ("--batch", "32", "--threads", "3"), \
+                        ("--isa", "portable"):
+                    got = run([TRANSLATE, "-m", model, "--ids", "--json", *options, *more], sources).stdout
+                    assert got == wanted, (family, kind, more)
+                if not os.path.exists(EMULATED):
+                    continue
+                got = run([EMULATED, "-m", model, "--ids", "--json", *options, "--device", "cuda"], sources).stdout
+                assert got == wanted, (family, kind, "device")
+
+
+@numpy_test
+def both_spellings_and_shards_make_one_file():
+    with tempfile.TemporaryDirectory() as at:
+        files = []
+        for n, (second, shards) in enumerate(((False, 1), (True, 1), (True, 3))):
+            folder, model = os.path.join(at, str(n), "same"), os.path.join(at, f"model-{n}")
+            os.makedirs(folder)
+            make.make(folder, "hy_v3", second=second, shards=shards)
+            assert convert(folder, model, "--type", "q8", "--experts", "q4") is None
+            with open(model, "rb") as file:
+                files.append(file.read())
+        assert files[0] == files[1] == files[2]
+
+
+# ---- What is refused -------------------------------------------------------------------------------------------------
+
+@numpy_test
+def what_is_not_known_is_refused_by_name():
+    cases = [("hy_v3", {"hidden_act": "gelu"}), ("hy_v3", {"qk_norm": False}), ("hy_v3", {"route_norm": False}),
+             ("hy_v3", {"n_group": 4}), ("hy_v3", {"quantization_config": {"bits": 8}}),
+             ("hunyuan_v1_dense", {"use_cla": True}), ("hunyuan_v1_dense", {"norm_type": "layer"}),
+             ("hunyuan_v1_dense", {"num_experts": 4}), ("qwen3_moe", {"use_sliding_window": True}),
+             ("qwen3_moe", {"attention_bias": True}), ("qwen3_moe", {"architectures": ["Qwen3MoeModel"]}),
+             ("qwen3_moe", {"num_key_value_heads": 4}), ("qwen3_moe", {"head_dim": 13}),
+             ("hy_v3", {"mlp_layer_types": ["dense"]}), ("hy_v3", {"expert_hidden_dim": 21})]
+    ropes = [("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+             ("qwen3_moe", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+             ("hy_v3", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}})]
+    for family, changes in cases + ropes:
+        with tempfile.TemporaryDirectory() as at:
+            make.write(at, {**make.CONFIGS[family], **changes}, make.arrays_of(make.CONFIGS[family], 1))
+            complaint = convert(at, os.path.join(at, "converted"))
+            name = "rope" if "rope" in next(iter(changes)) else next(iter(changes))
+            assert complaint and name in complaint, (family, changes, complaint)
+            assert not os.path.exists(os.path.join(at, "converted"))
+
+
+@numpy_test
+def tensors_that_lack_or_are_too_many_are_refused():
+    for family in FAMILIES:
+        config = make.CONFIGS[family]
+        arrays = make.arrays_of(config, 1)
+        for name in list(arrays)[::7]:
+            for broken in ({k: v for k, v in arrays.items() if k != name}, {**arrays, name: arrays[name][:-1]},
+                           {**arrays, name.replace("model.", "model.x"): arrays[name]}):
+                with tempfile.TemporaryDirectory() as at:
+                    make.write(at, config, broken)
+                    complaint = convert(at, os.path.join(at, "converted"))
+                    if complaint is None:  # lm_head is optional where it is tied; the name has no "model."
+                        assert broken.keys() == arrays.keys() and broken[name].shape == arrays[name].shape, name
+                        continue
+                    assert "tensor " in complaint, (name, complaint)
+
+
+@numpy_test
+def a_tied_output_must_be_the_embedding_and_later_layers_are_left_out():
+    config = make.CONFIGS["hunyuan_v1_dense"]
+    arrays = make.arrays_of(config, 1)
+    embedding = arrays["model.embed_tokens.weight"]
+    for head, fine in (embedding.copy(), True), (make.bf16(embedding + 1), False):
+        with tempfile.TemporaryDirectory() as at:
+            make.write(at, config, {**arrays, "lm_head.weight": head})
+            complaint = convert(at, os.path.join(at, "converted"))
+            assert (complaint is None) == fine and (fine or "lm_head" in complaint), complaint
+    with tempfile.TemporaryDirectory() as at:
+        make.write(at, config, {**arrays, "model.layers.3.eh_proj.weight": embedding})
+        assert convert(at, os.path.join(at, "converted")) is None
+
+
+@numpy_test
+def positions_and_prompts_beyond_the_limits_are_refused():
+    with converted("hunyuan_v1_dense") as (model, config, _):
+        assert moefile.read_meta(model)["rotary.positions"] == config["max_position_embeddings"]
+        long = run([TRANSLATE, "-m", model, "--ids"], [line([1] * 65), line([1, 5])], status=1)
+        assert "65 tokens, at most" in long.stderr and len(long.lines) == 2 and long.lines[1], long
+        more = run([TRANSLATE, "-m", model, "--ids", "--max-len", "100"], [line([1, 5])], status=2)
+        assert "positions end at 128" in more.stderr, more.stderr
+
+
+# ---- ../shared/llm ---------------------------------------------------------------------------------------------------
+
+@numpy_test
+def shared_checkpoints_give_what_transformers_gives():
+    if not os.path.isdir(SHARED):
+        raise Skip("no ../shared/llm here")
+    for name, expected in ("hy-v3", "hy-v3"), ("hy-v3-fused", "hy-v3"), ("hunyuan-dense",) * 2, ("qwen3-moe",) * 2:
+        with open(os.path.join(SHARED, expected, "expected.json"), encoding="utf-8") as file:
+            cases = json.load(file)["cases"]
+        with tempfile.TemporaryDirectory() as at:
+            model = os.path.join(at, "converted")
+            assert convert(os.path.join(SHARED, name), model) is None, name
+            for got, case in zip(scores(model, [(c["source"], c["target"][:-1]) for c in cases]), cases, strict=True):
+                assert close(got, case["target_logprobs"]), (name, case["source"])
+            for kind, beam, early in ("greedy", 1, 0), ("beam4", 4, 0), ("beam4_early", 4, 1):
+                for limit in {c["limit"] for c in cases}:
+                    some = [c for c in cases if c["limit"] == limit]
+                    found = searches(model, [c["source"] for c in some], beam, early, limit)
+                    for got, case in zip(found, some, strict=True):
+                        wanted = case[kind] if beam > 1 else [case[kind]]
+                        wanted = [(h["ids"], h["score"] if beam > 1 else sum(h["logprobs"]) / len(h["logprobs"]),
+                                   h["finished"]) for h in wanted]
+                        assert_found(got, wanted, (name, kind, case["source"]))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="NAME", help="run the tests whose names contain this")
+    sys.exit(test.run(parser.parse_args().only))

@@ -1,0 +1,320 @@
+"""Decoder-only translation models of Hugging Face's layout as metadata and weights of a model file: Hunyuan's (Hy-MT2,
+HY-MT1.5, Hunyuan-MT) and Qwen3's mixtures.
+
+    found = read_decoder(folder, say)     `found` as hf.read_hf's
+
+A folder holds config.json, generation_config.json and safetensors, whole or in shards with an index. Both spellings of
+names are read: one tensor per expert and matrix, as published, or those of all experts in two tensors. What a
+configuration asks for and the engine lacks is refused by name.
+"""
+import os
+import re
+import types
+
+import numpy as np
+
+import hf
+import moefile
+from hf_json import read_json, short
+from moefile import FormatError
+
+FAMILIES = {"hy_v3": "HYV3ForCausalLM", "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+            "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+MOST_PLACES = 1 << 15  # rows of the table of positions; published contexts are longer than translations need
+DEFAULT_LIMIT = 512
+# Keys that have one value, the first, in all models that are known, or a name for the same.
+ONLY = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "qk_norm": (True,),
+        "use_qk_norm": (True,), "use_cla": (False,), "n_group": (None, 1), "topk_group": (None, 1),
+        "group_limited_greedy": (None, False), "use_sliding_window": (False,), "norm_type": ("rms",),
+        "pretraining_tp": (1,), "use_mixed_mlp_moe": (False,), "quantization_config": (None,),
+        "is_encoder_decoder": (False,), "moe_router_use_sigmoid": (True,), "moe_router_enable_expert_bias": (True,),
+        "route_norm": (True,), "use_rotary_pos_emb": (True,), "add_classification_head": (False,)}
+SECOND = (("mlp.router.gate.", "mlp.gate."), ("mlp.gate.wg.", "mlp.gate."),
+          ("mlp.expert_bias", "mlp.e_score_correction_bias"), ("mlp.shared_mlp.", "mlp.shared_experts."),
+          ("self_attn.query_layernorm.", "self_attn.q_norm."),
+          ("self_attn.key_layernorm.", "self_attn.k_norm."))
+
+
+# ---- config.json -----------------------------------------------------------------------------------------------------
+
+def is_decoder(folder):
+    """Whether config.json names one of these models; hf.py says what is wrong with others."""
+    path = os.path.join(folder, "config.json")
+    return os.path.isfile(path) and read_json(path).get("model_type") in FAMILIES
+
+
+def first_of(c, keys, kind, default=None, **limits):
+    """The value of a key with several names; FormatError where two differ."""
+    found = {key: c.get(key, kind, **limits) for key in keys if c.values.get(key) is not None}
+    if len(set(found.values())) > 1:
+        raise FormatError(f"{c.path}: {' and '.join(f'{key} {value}' for key, value in found.items())} differ")
+    return next(iter(found.values()), None) if found else c.get(keys[0], kind, default, **limits)
+
+
+def read_theta(c, m):
+    """The base of the angles; Hunyuan's alpha belongs to it at every length."""
+    new, old = c.values.get("rope_parameters"), c.values.get("rope_scaling")
+    for key, value in (("rope_parameters", new), ("rope_scaling", old)):
+        if value is not None and not isinstance(value, dict):
+            raise FormatError(f"{c.path}: {key} is {short(value)}, which is not supported")
+    about = {**(old or {}), **(new or {})}
+    inside = hf.Config(f"{c.path}: rope_parameters", about)
+    given = inside if about.get("rope_theta") is not None else c
+    theta = given.get("rope_theta", float, least=1.0, most=1e12)
+    kinds = {value for value in (about.get("type"), about.get("rope_type")) if value is not None}
+    kind = kinds.pop() if len(kinds) == 1 else "default" if not kinds else kinds
+    alpha = about.get("alpha") is not None
+    if kind == "dynamic" and m.family.startswith("hunyuan") and alpha:
+        if m.head < 4:
+            raise FormatError(f"{c.path}: head_dim is {m.head}, which is not supported with alpha")
+        return theta * inside.get("alpha", float, least=1.0, most=1e9) ** (m.head / (m.head - 2))
+    if kind != "default":
+        raise FormatError(f"{c.path}: rope type {short(kind)}{' with alpha' if alpha else ''}: only 'default', or "
+                          "Hunyuan's 'dynamic' with alpha, is supported")
+    if alpha and inside.get("alpha", float) != 1.0:
+        raise FormatError(f"{c.path}: alpha is {short(about['alpha'])} with rope type 'default': not supported")
+    return theta
+
+
+def sparse_layers(c, m):
+    """Which layers are mixtures."""
+    layers = range(m.layers)
+    if m.family == "hunyuan_v1_dense":
+        if c.get("num_experts", int, 1) > 1:
+            raise FormatError(f"{c.path}: num_experts is {c.values['num_experts']} in a dense model")
+        return [False for _ in layers]
+    if m.family == "hy_v3":
+        kinds = c.values.get("mlp_layer_types")
+        if kinds is None:
+            first = c.get("first_k_dense_replace", int, 1, least=0)
+            return [i >= first for i in layers]
+        if not isinstance(kinds, list) or len(kinds) != m.layers or not set(kinds) <= {"sparse", "dense"}:
+            raise FormatError(f"{c.path}: mlp_layer_types is {short(kinds)}: not 'sparse' or 'dense' for each layer")
+        return [kind == "sparse" for kind in kinds]
+    dense, step = c.values.get("mlp_only_layers") or [], c.get("decoder_sparse_step", int, 1, least=1)
+    if not isinstance(dense, list) or not all(type(i) is int for i in dense):
+        raise FormatError(f"{c.path}: mlp_only_layers is {short(dense)}, which is not supported")
+    return [i not in dense and (i + 1) % step == 0 for i in layers]
+
+
+def same_in_all(c, key, kind, m, **limits):
+    """A number; Hunyuan's mixtures may have a list of it, one for each layer."""
+    value = c.values.get(key)
+    if isinstance(value, list) and len(value) >= m.layers and all(x == value[0] for x in value):
+        return hf.Config(c.path, {key: value[0]}).get(key, kind, **limits)
+    return c.get(key, kind, **limits)
+
+
+def read_mixture(c, m):
+    m.experts = first_of(c, ("num_experts", "num_local_experts"), int, least=2, most=1 << 16)
+    m.shared, m.scale = 0, 1.0
+    if m.family == "hunyuan_v1_moe":
+        m.chosen = same_in_all(c, "moe_topk", int, m, least=1, most=m.experts)
+        m.hidden = same_in_all(c, "moe_intermediate_size", int, m, least=1, most=1 << 20)
+        m.shared = m.ffn * same_in_all(c, "num_shared_expert", int, m, least=1, most=64)
+        m.weights = "chosen"
+        return
+    m.chosen = c.get("num_experts_per_tok", int, least=1, most=m.experts)
+    m.hidden = first_of(c, ("moe_intermediate_size", "expert_hidden_dim"), int, least=1, most=1 << 20)
+    if m.family == "hy_v3":
+        m.weights, m.scale = "sigmoid", c.get("router_scaling_factor", float, 1.0, least=0.0, most=1e6)
+        m.shared = m.hidden * c.get("num_shared_experts", int, 1, least=0, most=64)
+    else:
+        m.weights = "chosen" if c.get("norm_topk_prob", bool, False) else "all"
+
+
+def read_config(c):
+    family = c.get("model_type", str)
+    given = c.values.get("architectures") or [FAMILIES[family]]
+    if given != [FAMILIES[family]]:
+        raise FormatError(f"{c.path}: architectures is {short(given)}, this program knows {FAMILIES[family]}")
+    for key, values in ONLY.items():
+        c.only(key, *values)
+    m = types.SimpleNamespace(family=family, width=c.get("hidden_size", int, least=1, most=1 << 20),
+                              layers=c.get("num_hidden_layers", int, least=1, most=256),
+                              heads=c.get("num_attention_heads", int, least=1, most=1 << 16),
+                              vocabulary=c.get("vocab_size", int, least=4, most=1 << 24),
+                              ffn=c.get("intermediate_size", int, least=1, most=1 << 24),
+                              epsilon=c.get("rms_norm_eps", float, 1e-6 if family == "qwen3_moe" else 1e-5, least=0.0,
+                                            most=1.0))
+    m.keys = c.get("num_key_value_heads", int, m.heads, least=1, most=m.heads)
+    if m.heads % m.keys:
+        raise FormatError(f"{c.path}: num_key_value_heads {m.keys} does not divide num_attention_heads {m.heads}")
+    m.head = first_of(c, ("head_dim", "attention_head_dim"), int, m.width // m.heads, least=2, most=1 << 16)
+    if m.head % 2:
+        raise FormatError(f"{c.path}: head_dim is {m.head}, an odd number")
+    m.theta = read_theta(c, m)
+    m.tied = c.get("tie_word_embeddings", bool, family != "qwen3_moe" and family != "hy_v3")
+    m.context = c.get("max_position_embeddings", int, least=4, most=1 << 24)
+    m.places = min(m.context, MOST_PLACES)
+    m.sparse = sparse_layers(c, m)
+    if any(m.sparse):
+        read_mixture(c, m)
+    m.norm = "after" if family.startswith("hunyuan") else "before"
+    m.bos = c.get("bos_token_id", int, 0, least=0, most=m.vocabulary - 1)
+    return m
+
+
+# generation_config.json may ask for sampling, which is not what this engine does by itself.
+ACCEPTED = "do_sample", "repetition_penalty"
+
+
+def decode_meta(c, m, config):
+    for key, values in hf.GENERATION.items():
+        if key not in ACCEPTED:
+            c.only(key, *values)
+    ends = c.values.get("eos_token_id", config.values.get("eos_token_id"))
+    ends = ends if isinstance(ends, list) else [ends]
+    if not ends or not all(type(x) is int and 0 <= x < m.vocabulary for x in ends) or len(ends) > moefile.MAX_ENDS:
+        raise FormatError(f"{c.path}: eos_token_id is {short(ends)}: no tokens of the vocabulary, at most "
+                          f"{moefile.MAX_ENDS}")
+    ends = list(dict.fromkeys(ends))
+    limit = min(DEFAULT_LIMIT, m.places // 2)
+    meta = {"token.bos": m.bos, "token.eos": ends[0], "decode.rules": "hf",
+            "decode.beam": c.get("num_beams", int, 1, least=1, most=64),
+            "decode.length_penalty": c.get("length_penalty", float, 1.0, least=0.0, most=100.0),
+            "decode.length_constant": 0.0, "decode.early_stopping": int(c.get("early_stopping", bool, False)),
+            "decode.max_new": limit, "limit.source": limit, "limit.target": limit}
+    if ends[1:]:
+        meta["token.ends"] = np.array(ends[1:], np.int64)
+    pad = c.values.get("pad_token_id", config.values.get("pad_token_id"))
+    if type(pad) is int and 0 <= pad < m.vocabulary:
+        meta["token.pad"] = pad
+    return meta
+
+
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
+
+def rotary_table(theta, first, count, width):
+    """Cosines, then sines, of p theta^(-2i / width), made in float64."""
+    angle = np.arange(first, first + count)[:, None] * np.power(theta, -2 * np.arange(width // 2) / width)
+    return np.concatenate([np.cos(angle), np.sin(angle)], 1).astype(np.float32)
+
+
+def part_of(t, index, begin, end):
+    """Rows [begin, end) of the index-th matrix of a tensor [n, rows, cols]."""
+    bytes = int(np.prod(t.shape[2:], dtype=np.int64)) * np.dtype(hf.DTYPES[t.kind]).itemsize
+
+    def opened():
+        file = t.open()
+        file.seek((index * t.shape[1] + begin) * bytes, os.SEEK_CUR)
+        return file
+    return hf.Stored(t.name, (end - begin, *t.shape[2:]), t.kind, t.file, opened, (t.place, index, begin))
+
+
+def one_spelling(stored, m, say):
+    """Tensors by the names of transformers; layers behind the last one, which predict further tokens, are left out."""
+    out, skipped = {}, set()
+    for name, t in stored.items():
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        if layer and int(layer[1]) >= m.layers:
+            skipped.add(int(layer[1]))
+            continue
+        short_name = name
+        for published, own in SECOND:
+            short_name = short_name.replace(published, own)
+        if short_name in out:
+            raise FormatError(f"tensors {name} and {out[short_name].name} are the same one in two spellings")
+        if name.endswith(("weight_scale", "weight_scale_inv", "input_scale")):
+            raise FormatError(f"tensor {name}: weights in FP8 are not supported")
+        out[short_name] = t
+    for layer in sorted(skipped):
+        say(f"layer {layer} is left out: it predicts further tokens")
+    return out
+
+
+class Builder(hf.Builder):
+    def matrix(self, name, *sources):
+        """Matrices on top of each other: (name, rows), of the same number of columns."""
+        self.put(name + ".weight", *(self.take(source + ".weight", *shape) for source, *shape in sources))
+
+    def weight(self, name, source, *shape):
+        self.put(name + ".weight", self.take(source + ".weight", *shape))
+
+
+def put_experts(b, m, name, source):
+    """The slabs: gate on top of up, then down."""
+    d, f, n = m.width, m.hidden, m.experts
+    if source + "gate_up_proj" in b.stored:
+        both, down = b.take(source + "gate_up_proj", n, 2 * f, d), b.take(source + "down_proj", n, d, f)
+        above = [[part_of(both, e, 0, 2 * f)] for e in range(n)]
+        below = [part_of(down, e, 0, d) for e in range(n)]
+    else:
+        above = [[b.take(f"{source}{e}.{part}_proj.weight", f, d) for part in ("gate", "up")] for e in range(n)]
+        below = [b.take(f"{source}{e}.down_proj.weight", d, f) for e in range(n)]
+    b.tensors[name] = ([hf.Rows((2 * f, d), [t.read for t in parts]) for parts in above],
+                       [hf.Rows((d, f), [t.read]) for t in below])
+
+
+def put_mixture(b, m, source, norm):
+    d = m.width
+    name = b.layer("decoder", kind="moe", experts=m.experts, k=m.chosen, hidden=m.hidden, gate="topk",
+                   weights=m.weights, expert="gated", output="none", scale=m.scale, shared=m.shared, residual=1, **norm)
+    b.weight(name + ".gate", source + "gate", m.experts, d)
+    if m.weights == "sigmoid":
+        b.put(name + ".gate.choice", b.take(source + "e_score_correction_bias", m.experts))
+    put_experts(b, m, name + ".experts", source + "experts.")
+    if m.shared:
+        put_units(b, m, name + ".shared", source + "shared_experts.", m.shared)
+    return name
+
+
+def put_units(b, m, name, source, hidden):
+    for part in ("up", "gate"):
+        b.weight(f"{name}.{part}", f"{source}{part}_proj", hidden, m.width)
+    b.weight(name + ".down", source + "down_proj", m.width, hidden)
+
+
+def put_layer(b, m, i):
+    d, queries, keys, source = m.width, m.heads * m.head, m.keys * m.head, f"model.layers.{i}."
+    norm = {"norm": "before", "norm.kind": "rms", "epsilon": m.epsilon}
+    name = b.layer("decoder", kind="attention", heads=m.heads, **{"kv_heads": m.keys, "head.size": m.head, "rotary": 1,
+                                                                "head.norm": m.norm}, residual=1, **norm)
+    b.weight(name + ".norm", source + "input_layernorm", d)
+    attention = source + "self_attn."
+    b.matrix(name + ".qkv", (attention + "q_proj", queries, d), (attention + "k_proj", keys, d),
+             (attention + "v_proj", keys, d))
+    for part in ("q_norm", "k_norm"):
+        b.weight(f"{name}.{part}", attention + part, m.head)
+    b.weight(name + ".out", attention + "o_proj", d, queries)
+    if m.sparse[i]:
+        name = put_mixture(b, m, source + "mlp.", norm)
+    else:
+        name = b.layer("decoder", kind="ffn", hidden=m.ffn, activation="swish", gated=1, residual=1, **norm)
+        put_units(b, m, name, source + "mlp.", m.ffn)
+    b.weight(name + ".norm", source + "post_attention_layernorm", d)
+
+
+def put_embeddings(b, m, say):
+    names = ("model.embed_tokens.weight",) + ("lm_head.weight",) * m.tied
+    hf.put_tied(b, m, "embedding.weight", names, m.vocabulary, say)
+    if not m.tied:
+        b.put("output.weight", b.take("lm_head.weight", m.vocabulary, m.width))
+    b.tensors["rotary.weight"] = hf.Rows((m.places, m.head), [
+        lambda rows: (rotary_table(m.theta, at, min(rows, m.places - at), m.head) for at in range(0, m.places, rows))])
+
+
+def read_decoder(folder, say=lambda message: None):
+    """Metadata and tensors of a checkpoint."""
+    path = os.path.join(folder, "config.json")
+    config = hf.Config(path, read_json(path))
+    m, generation = read_config(config), config
+    path = os.path.join(folder, "generation_config.json")
+    if os.path.exists(path):
+        generation = hf.Config(path, read_json(path))
+    decode = decode_meta(generation, m, config)
+    if m.places < m.context:
+        say(f"positions end at {m.places}, of {m.context} that the model knows")
+    b = Builder(one_spelling(hf.open_checkpoint(folder), m, say))
+    put_embeddings(b, m, say)
+    for i in range(m.layers):
+        put_layer(b, m, i)
+    name = b.layer("decoder", kind="norm", **{"norm.kind": "rms", "epsilon": m.epsilon})
+    b.weight(name + ".norm", "model.norm", m.width)
+    for name, t in b.stored.items():
+        if name not in b.taken and not name.endswith("rotary_emb.inv_freq"):
+            raise FormatError(f"tensor {t.name} {list(t.shape)} is not part of what the configuration describes")
+    meta = {"general.architecture": "decoder", "vocab.size": m.vocabulary, "model.width": m.width,
+            "rotary.positions": m.places, "tokenizer.kind": "none"}
+    files = [entry.path for entry in os.scandir(folder) if entry.is_file()]
+    return types.SimpleNamespace(meta={**meta, **decode, **b.meta}, tensors=b.tensors, identity=hf.identity(files))
