@@ -4048,14 +4048,19 @@ typedef struct moe_save {
     moe_error *error;
 } moe_save;
 
-/* Matrices change type; vectors, positions and gates do not: rounding gates would move tokens to other experts. */
-static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *params) {
-    static const char *const parts[] = { ".gate.", ".parent.", "positions." };
+/* Matrices change type; vectors, positions and gates do not: rounding gates would move tokens to other experts. The
+ * gate of a feed-forward layer, which has a matrix `down` too, chooses nothing. */
+static moe_type moe_save_type(const moe_file *f, const moe_tensor_info *t, const moe_save_params *params) {
+    static const char *const parts[] = { ".gate.", ".parent.", "positions.", "rotary." };
+    char down[96];
     if (t->n_dims == 1) return t->type;
     if (t->experts) return params->experts;
     for (size_t i = 0; i < MOE_COUNT(parts); i++)
-        for (size_t at = 0, n = strlen(parts[i]); at + n <= t->name.length; at++)
-            if (memcmp(t->name.data + at, parts[i], n) == 0) return t->type;
+        for (size_t at = 0, n = strlen(parts[i]); at + n <= t->name.length; at++) {
+            if (memcmp(t->name.data + at, parts[i], n) != 0) continue;
+            snprintf(down, sizeof down, "%.*s.down.weight", (int)moe_min(at, 64), t->name.data);
+            return i == 0 && moe_find_tensor(f, down) ? params->type : t->type;
+        }
     return params->type;
 }
 
@@ -4248,7 +4253,7 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
     if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory for the tensor directory");
     for (size_t i = 0; i < f->n_tensors; i++) {
         s.tensors[i] = (moe_save_tensor){ .info = f->tensors[i], .old = &f->tensors[i] };
-        s.tensors[i].info.type = moe_save_type(&f->tensors[i], params);
+        s.tensors[i].info.type = moe_save_type(f, &f->tensors[i], params);
         s.same_type &= s.tensors[i].info.type == f->tensors[i].type;
     }
     for (size_t i = 0; i < params->n_vectors && status == MOE_OK; i++)
@@ -8193,15 +8198,14 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (m->n_ends > 1 && p->min_target)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "min_target",
                         "min_target must be 0: the model has several end tokens");
-    const size_t both = (size_t)p->max_source + (size_t)p->max_target;
-    if (m->prompted && m->rotary.rows && both > m->rotary.rows)
+    const size_t source = (size_t)p->max_source, target = (size_t)p->max_target,
+                 longest = m->prompted ? source + target : moe_max(source, target);
+    const size_t places =
+        moe_min(m->positions.rows ? m->positions.rows : SIZE_MAX, m->rotary.rows ? m->rotary.rows : SIZE_MAX);
+    if (longest > places)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "max_source",
-                        "max_source and max_target are %zu together: the model's positions end at %zu", both,
-                        m->rotary.rows);
-    const size_t places = m->positions.rows ? m->positions.rows : m->rotary.rows;
-    if (places && moe_max((size_t)p->max_source, (size_t)p->max_target) > places)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "max_source",
-                        "max_source and max_target can be %zu at most: the model's positions end there", places);
+                        "max_source and max_target can be %zu %s: the model's positions end there", places,
+                        m->prompted ? "together" : "at most");
     if (m->kind != MOE_MODEL_TRANSLATION) {
         if (p->attention)
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "attention",

@@ -256,7 +256,7 @@ def positions_and_prompts_beyond_the_limits_are_refused():
         long = run([TRANSLATE, "-m", model, "--ids"], [line([1] * 65), line([1, 5])], status=1)
         assert "65 tokens, at most" in long.stderr and len(long.lines) == 2 and long.lines[1], long
         more = run([TRANSLATE, "-m", model, "--ids", "--max-len", "100"], [line([1, 5])], status=2)
-        assert "positions end at 128" in more.stderr, more.stderr
+        assert "128 together" in more.stderr, more.stderr
 
 
 # ---- ../shared/llm ---------------------------------------------------------------------------------------------------

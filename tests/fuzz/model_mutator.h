@@ -75,12 +75,12 @@ static mw_model *mm_decode(const uint8_t *data, size_t size) {
 /* ---- Values ---- */
 
 static const char *const mm_words[] = {
-    "gnmt-moe", "moe-lm",  "deep-moe", "transformer", "lstm",     "moe",       "attention", "cross",
-    "ffn",      "norm",    "ssru",     "average",     "rms",      "layer",     "none",      "before",
-    "after",    "relu",    "gelu",     "swish",       "softmax",  "topk",      "top1",      "zero",
-    "concat",   "sum",     "mlp",      "linear",      "additive", "threshold", "batchwise", "product",
-    "state",    "output",  "query",    "paper",       "nvidia",   "previous",  "current",   "sigmoid",
-    "tf",       "encoder", "mlperf",   "hf",          "",         "\xff",      "marian",
+    "gnmt-moe", "moe-lm",   "deep-moe",  "transformer", "lstm",    "moe",     "attention", "cross", "ffn",
+    "norm",     "ssru",     "average",   "rms",         "layer",   "none",    "before",    "after", "relu",
+    "gelu",     "swish",    "softmax",   "topk",        "top1",    "zero",    "concat",    "sum",   "mlp",
+    "linear",   "additive", "threshold", "batchwise",   "product", "state",   "output",    "query", "paper",
+    "nvidia",   "previous", "current",   "sigmoid",     "tf",      "encoder", "mlperf",    "hf",    "",
+    "\xff",     "marian",   "decoder",   "gated",       "chosen",  "all",
 };
 static const char *const mm_keys[] = {
     "vocab.size",
@@ -91,6 +91,7 @@ static const char *const mm_keys[] = {
     "token.pad",
     "token.unk",
     "token.never",
+    "token.ends",
     "token.suppressed",
     "languages.codes",
     "languages.tags",

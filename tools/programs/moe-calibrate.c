@@ -517,7 +517,7 @@ static moe_status types_of(const moe_model *m, moe_save_params *params, moe_erro
         char name[256];
         snprintf(name, sizeof name, "%.*s", (int)(t.name.length < 255 ? t.name.length : 255), t.name.data);
         if (t.n_dims == 1 || strstr(name, ".gate.") || strstr(name, ".parent.")) continue;
-        if (known[t.experts]++ && *type != t.type)
+        if (known[t.experts > 0]++ && *type != t.type)
             return fail(e, MOE_ERROR_UNSUPPORTED,
                         "its matrices have several number formats; let moe-quantize write it in one");
         *type = t.type;
