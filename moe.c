@@ -8456,11 +8456,12 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
 
 /* ---- Plan: settle what the parameters ask for ---- */
 
-/* The number of rows of each kind, and the rows that are kept. */
+/* The number of rows of each kind, the rows that are kept, and the tokens that end a translation. */
 static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam,
                  max_source = (size_t)s->params.max_source;
     const size_t tokens = s->params.batch_tokens ? (size_t)s->params.batch_tokens : 64 * batch;
+    memcpy(s->search.ends, s->model->ends, sizeof s->search.ends);
     s->n_slots = batch;
     s->rows = s->model->kind == MOE_MODEL_TRANSLATION ? batch * beam : batch;
     if (s->params.rerank > 0.0f && beam > 1) {
@@ -8527,7 +8528,6 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                               .listed = p->shortlist ? (size_t)m->vocabulary : 0,
                               .early_stopping = p->early_stopping || p->beam == 1,
                               .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
-    memcpy(s->search.ends, m->ends, sizeof m->ends);
     MOE_TRY(moe_settle_rows(s, error));
     for (int g = 0; g < MOE_GRAPHS; g++)
         s->graphs[g] = (moe_graph){ .nodes = (moe_node *)(void *)(s + 1) + (size_t)g * nodes,

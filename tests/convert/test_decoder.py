@@ -32,7 +32,7 @@ except ImportError:
 test = Suite()
 numpy_test = test.needs(np, "NumPy")
 FAMILIES = "hy_v3", "hunyuan_v1_dense", "qwen3_moe"
-PROMPTS, LIMIT = 24, 12
+PROMPTS, LIMIT = 16, 8
 
 
 def line(ids):
@@ -135,7 +135,7 @@ def searches_find_what_the_reading_finds():
                         continue
                     assert_found(got, wanted, (family, beam, early, source))
                     sure, ended = sure + 1, ended + sum(end for _, _, end in wanted)
-            assert sure > PROMPTS and ended > PROMPTS // 2, (family, sure, ended)
+            assert sure > PROMPTS and ended > PROMPTS // 4, (family, sure, ended)
 
 
 @numpy_test
@@ -257,6 +257,31 @@ def positions_and_prompts_beyond_the_limits_are_refused():
         assert "65 tokens, at most" in long.stderr and len(long.lines) == 2 and long.lines[1], long
         more = run([TRANSLATE, "-m", model, "--ids", "--max-len", "100"], [line([1, 5])], status=2)
         assert "128 together" in more.stderr, more.stderr
+
+
+@numpy_test
+def model_files_that_do_not_hang_together_are_refused():
+    changes = [{"decoder.2.kv_heads": 3}, {"decoder.2.head.size": 13}, {"decoder.2.heads": 5},
+               {"decoder.2.kind": "cross"}, {"decoder.3.weights": "sigmoids"},
+               {"decoder.3.gate": "softmax"}, {"decoder.3.expert": "mlp"},
+               {"decoder.3.shared": 21}, {"decoder.3.hidden": 40}, {"token.ends": np.array([make.V])},
+               {"token.ends": np.arange(8)}, {"token.ends": 3},
+               "rotary.weight", "decoder.2.q_norm.weight", "decoder.3.shared.gate.weight", "decoder.3.experts"]
+    with converted("hy_v3") as (model, _, _), tempfile.TemporaryDirectory() as folder:
+        meta, tensors = moefile.read(model)
+        path = os.path.join(folder, "broken")
+        for change in changes:
+            some = {k: t for k, t in tensors.items() if k != change}
+            moefile.write_model(path, {**meta, **(change if isinstance(change, dict) else {})}, some)
+            result = run([TRANSLATE, "-m", path, "--ids"], ["1 5"], status=3)
+            name = change if isinstance(change, str) else next(iter(change))
+            part = name.rpartition(".")[0]
+            assert "decoder." in result.stderr or part in result.stderr, (change, result.stderr)
+            try:
+                moefile.read_model(path)
+            except moefile.FormatError:
+                continue
+            assert False, change
 
 
 # ---- ../shared/llm ---------------------------------------------------------------------------------------------------

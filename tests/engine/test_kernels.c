@@ -572,11 +572,10 @@ static void heads_are_the_same_on_every_isa(void **state) {
                 const moe_heads one = { h[r].query, h[r].rows, h[r].n, heads, share, width, 0.3f, scores, STRIDE, y0 };
                 oracle->heads(&one, 1);
                 for (size_t c = 0; c < cols; c++)
-                    CHECK(
-                        same(y0[c], h[r].y[c]),
-                        "%s, kind %d: row %zu of %zu, %zu / %zu heads of width %zu, %zu keys, column %zu: %a, portable %a",
-                        isa_at(isa)->name, kind, r, count, heads, share, width, h[r].n, c, (double)h[r].y[c],
-                        (double)y0[c]);
+                    CHECK(same(y0[c], h[r].y[c]),
+                          "%s, kind %d: row %zu of %zu, %zu / %zu heads of %zu columns, %zu keys, %zu: %a, portable %a",
+                          isa_at(isa)->name, kind, r, count, heads, share, width, h[r].n, c, (double)h[r].y[c],
+                          (double)y0[c]);
             }
             free(query), free(carried), free(y), free(y0), free(scores);
         }

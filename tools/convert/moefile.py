@@ -712,8 +712,8 @@ class Entries:
     def tokens(self, key, vocabulary):
         """A list of token ids, perhaps empty."""
         value = self.meta.get(self.prefix + key, ())
-        if len(value) and (not isinstance(value, (list, tuple, np.ndarray))
-                           or not all(isinstance(x, (int, np.integer)) for x in value)):
+        if not isinstance(value, (list, tuple, np.ndarray)) or not all(isinstance(x, (int, np.integer))
+                                                                       for x in value):
             raise FormatError(f"{self.prefix}{key}: no list of token ids")
         if len(value) and not 0 <= min(value) <= max(value) < vocabulary:
             raise FormatError(f"{self.prefix}{key}: a token id is outside the vocabulary")
@@ -1052,8 +1052,8 @@ def describe_decoder(meta):
         raise FormatError(f"head.size: {sorted(m.rotary)}, where one even number is wanted with rotary positions")
     m.places = e.within("rotary.positions", 2, 1 << 24) if m.rotary else 0
     if m.rotary and m.limit_source + m.limit_target > m.places:
-        raise FormatError(f"limit.source and limit.target are {m.limit_source + m.limit_target} together: the positions "
-                          f"end at {m.places}")
+        raise FormatError(f"limit.source and limit.target are {m.limit_source + m.limit_target} together: there are "
+                          f"{m.places} positions")
     m.rules, m.beam = e.get("decode.rules", "hf", ("hf", "marian")), e.within("decode.beam", 1, MAX_BEAM, 1)
     m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 1.0)
     m.early_stopping, m.force_end = (e.get("decode." + x, 0, (0, 1)) for x in ("early_stopping", "force_end"))
