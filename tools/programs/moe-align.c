@@ -73,8 +73,8 @@ static void usage(FILE *to) {
           "each target token of the text counts for the source tokens that the model looks\n"
           "at. A source token has its 100 most probable targets. The output comes at the\n"
           "end; FILE appears whole or not at all. A text that the model has translated\n"
-          "itself gives the list that keeps its translations best; 100,000 lines are\n"
-          "little.\n"
+          "itself gives the list that keeps its translations best; a word that\n"
+          "the text lacks has no list, and 25,000 lines are far too few.\n"
           "\n",
           to);
     fputs(PROGRAM_HELP_MEMORY "\n" PROGRAM_HELP_SPEED("lines aligned"), to);
