@@ -364,7 +364,9 @@ static void mm_repair_key(mw_model *m, const char *key, const char *message, uin
     double least, most;
     char word[32];
     if (m->n_meta + 4 > MOE_COUNT(m->meta)) return;
-    if (strncmp(message, "is missing", 10) == 0) {
+    if (strcmp(key, "attention.kind") == 0) {
+        mw_text(m, key, fuzz_one_in(r, 2) ? "additive" : "product");
+    } else if (strncmp(message, "is missing", 10) == 0) {
         if (strstr(key, ".kind") || strstr(key, "architecture")) mw_text(m, key, mm_words[fuzz_below(r, 12)]);
         else mm_repair_missing_key(m, key, r);
     } else if (strncmp(message, "has a value", 11) == 0 || strncmp(message, "is not one of", 13) == 0) {
