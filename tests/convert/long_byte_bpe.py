@@ -2,7 +2,8 @@
 """tools/text/bpe.c and Hugging Face's `tokenizers` make the same ids of the same
 texts: lines of the corpus, and noise from the characters of Unicode 14.
 
-Usage: tests/python tests/convert/long_byte_bpe.py [--only NAME] [--lines N] [--seed N]
+Usage: tests/python tests/convert/long_byte_bpe.py [--only NAME] [--lines N]
+                                                     [--seed N]
 
 The tokenisers are those of tests/golden/byte-bpe.json, and those of ../shared
 where it is. N lines of noise, and as many of ../shared/corpus (20000).

