@@ -12,10 +12,11 @@ that tests/convert/test_marian_real.py caches in ~/.cache/moe-tests and converts
 (-m: a file instead). HTML and SRT go through moe_translate.documents.
 
 Kept: all tags of a text, in their nesting, with their attributes, and not
-empty; code and placeholders as they were; no letter beside a tag that had a space
-there; the times of a cue; the term as a word of its own. Whether tags are on
-the right words was judged by hand in every fifth (markup.tsv); the script says for
-how many of these the marked words are still those that were judged.
+empty; code and placeholders as they were; no letter beside a tag that had a
+space there; the times of a cue; the term as a word of its own. Whether tags
+are on the right words was judged by hand in every fifth (markup.tsv); the
+script says for how many of these the marked words are still those that were
+judged.
 """
 import argparse
 import collections
