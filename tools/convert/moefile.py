@@ -894,6 +894,8 @@ def describe_layer(meta, side, index):
             raise FormatError(f"{e.prefix}kv_heads: {x.kv_heads} do not divide {x.heads} heads")
         if x.kind == "cross" and (x.rotary or x.head_norm != "none"):
             raise FormatError(f"{e.prefix}rotary, {e.prefix}head.norm: they have no meaning between two sentences")
+        if x.rotary and architecture != "decoder":
+            raise FormatError(f"{e.prefix}rotary: only architecture 'decoder' has a table of rotary positions")
         x.head_size = x.head_size or meta["model.width"] // x.heads
     if getattr(x, "raw", 0) and (x.kind == "cross" or x.norm != "before"):
         raise FormatError(f"{e.prefix}raw: no norm comes before keys and values")
