@@ -5539,6 +5539,7 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
             first[job.groups++] = row;
         chunks = moe_max(chunks, list ? moe_divide_up(list->n, MOE_OUTPUT_CHUNK) : work->chunks);
         for (size_t i = 0; list && t->stride && i < t->cols; i++) moe_row_of(t, row)[i] = moe_from_bits(0xff800000u);
+        if (f->want[row] >= 0) moe_forbid(&f->want_logprob[row]); /* a list may lack it: an end that is never chosen */
     }
     first[job.groups] = rows;
     moe_pool_run(run->pool, chunks * job.groups, moe_output_task, &job);
