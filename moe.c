@@ -4048,19 +4048,27 @@ typedef struct moe_save {
     moe_error *error;
 } moe_save;
 
+/* Whether a file has a tensor whose name is the first `length` bytes of another and `part`. */
+static int moe_has_part(const moe_file *f, const char *layer, size_t length, const char *part) {
+    char name[96];
+    snprintf(name, sizeof name, "%.*s%s", (int)moe_min(length, 64), layer, part);
+    return moe_find_tensor(f, name) != NULL;
+}
+
 /* Matrices change type; vectors, positions and gates do not: rounding gates would move tokens to other experts. The
- * gate of a feed-forward layer, which has a matrix `down` too, chooses nothing. */
+ * gate of a feed-forward layer, which has a matrix `down` and no experts, chooses nothing. */
 static moe_type moe_save_type(const moe_file *f, const moe_tensor_info *t, const moe_save_params *params) {
     static const char *const parts[] = { ".gate.", ".parent.", "positions.", "rotary." };
-    char down[96];
+    const char *name = t->name.data;
     if (t->n_dims == 1) return t->type;
     if (t->experts) return params->experts;
     for (size_t i = 0; i < MOE_COUNT(parts); i++)
-        for (size_t at = 0, n = strlen(parts[i]); at + n <= t->name.length; at++) {
-            if (memcmp(t->name.data + at, parts[i], n) != 0) continue;
-            snprintf(down, sizeof down, "%.*s.down.weight", (int)moe_min(at, 64), t->name.data);
-            return i == 0 && moe_find_tensor(f, down) ? params->type : t->type;
-        }
+        for (size_t at = 0, n = strlen(parts[i]); at + n <= t->name.length; at++)
+            if (memcmp(name + at, parts[i], n) == 0)
+                return i || !moe_has_part(f, name, at, ".down.weight") || moe_has_part(f, name, at, ".experts") ||
+                               moe_has_part(f, name, at, ".experts.weight")
+                           ? t->type
+                           : params->type;
     return params->type;
 }
 

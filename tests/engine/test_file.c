@@ -1592,6 +1592,24 @@ static void add_golden(mw_model *m) {
     mw_text(m, "goldenrod.colour", "yellow");
 }
 
+/* A tensor that no layer reads, named as the last matrix of a feed-forward layer, makes no such gate of a mixture's. */
+static void saving_keeps_gates_of_mixtures_whatever_else_the_file_has(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    moe_model *model, *saved = NULL;
+    moe_model_params params = { 0 };
+    moe_error e = { MOE_OK, "", "" };
+    fixture f;
+    (void)state;
+    mw_random_matrix(m, "encoder.1.down.weight", MW_F32, MW_WIDTH, MW_WIDTH, 1);
+    f = build(m);
+    model = open_image(f.image);
+    save_as(model, in_directory("saved.bin"), MW_Q8);
+    CHECK(moe_model_open(in_directory("saved.bin"), &params, &saved, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    moe_model_close(saved);
+    moe_model_close(model);
+    drop(&f);
+}
+
 /* Every conversion between the four types, byte for byte. */
 static void saving_converts_as_the_format_says(void **state) {
     (void)state;
@@ -2389,6 +2407,7 @@ int main(void) {
         cmocka_unit_test(broken_scales_of_experts_are_found_by_verifying),
         cmocka_unit_test(open_survives_the_failure_of_every_allocation),
         cmocka_unit_test(saving_converts_as_the_format_says),
+        cmocka_unit_test(saving_keeps_gates_of_mixtures_whatever_else_the_file_has),
         cmocka_unit_test(saving_in_the_same_type_copies_the_file),
         cmocka_unit_test(wide_formats_lose_nothing_of_narrow_ones),
         cmocka_unit_test(a_model_can_be_saved_over_its_own_file),
