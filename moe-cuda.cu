@@ -1438,7 +1438,9 @@ __global__ void moe_k_join(moe_outputs a) {
     if (t != 0) return; /* no barrier follows */
     log_sum = sum >= 1.0f && sum <= FLT_MAX ? moe_logf(sum) : __uint_as_float(0x7fc00000u);
     if (a.want[row] >= 0) {
-        a.want_logprob[row] = moe_sub(moe_sub(a.want_logprob[row], max), log_sum);
+        /* a list may lack it: an end that is never chosen */
+        const float want = moe_list_place(list, a.want[row]) == SIZE_MAX ? -moe_infinity() : a.want_logprob[row];
+        a.want_logprob[row] = moe_sub(moe_sub(want, max), log_sum);
         return;
     }
     for (size_t i = row * a.n_starts; i < (row + 1) * a.n_starts; i++)

@@ -1017,6 +1017,23 @@ static void heads_that_align_give_the_bytes_of_the_cpu(void **state) {
     }
 }
 
+/* The rows of a sentence's list, in batches of other sentences; an end that is in no list is scored as one that is never
+ * chosen. */
+static void lists_give_the_bytes_of_the_cpu(void **state) {
+    const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
+    (void)state;
+    for (size_t k = 0; k < 4; k++) {
+        mw_model *m = mw_small(MW_GNMT, k % 2 ? MW_Q8 : MW_F32, 11);
+        mw_random_shortlist(m);
+        if (k / 2) mw_ints(m, "token.never", never, 5);
+        fixture f = open_model(m);
+        moe_session_params p = params_for(f.model, "cpu", 5, 1 + 3 * (int)(k / 2));
+        defaults();
+        free(assert_sides_agree(f.model, &p, "lists"));
+        drop(&f);
+    }
+}
+
 /* ---- The search ---- */
 
 /* Every rule with every beam; of penalty, pruning, number of results and least length every three together, and nothing
@@ -1758,6 +1775,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_device_without_cublas_gives_the_same_bytes),
         cmocka_unit_test(transformers_give_the_bytes_of_the_cpu),
         cmocka_unit_test(heads_that_align_give_the_bytes_of_the_cpu),
+        cmocka_unit_test(lists_give_the_bytes_of_the_cpu),
         cmocka_unit_test(gating_gives_the_bytes_of_the_cpu),
         cmocka_unit_test(searches_give_the_bytes_of_the_cpu),
         cmocka_unit_test(reranking_gives_the_bytes_of_the_cpu),

@@ -1743,6 +1743,29 @@ static void a_list_leaves_out_all_other_tokens(void **state) {
     drop(f);
 }
 
+/* The list of a sentence lacks an end that is never chosen: its score is not what another sentence left there. */
+static void an_end_that_is_never_chosen_scores_minus_infinity(void **state) {
+    const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
+    (void)state;
+    for (int variant = MW_GNMT; variant <= (MW_GNMT | LISTED); variant += LISTED) {
+        mw_model *m = small_model(variant, MW_Q8);
+        mw_ints(m, "token.never", never, 5);
+        fixture *f = open_model(m);
+        moe_session_params p = params_for(f->model);
+        ask *asks = random_asks(5, 12);
+        for (size_t k = 0; k < 12; k++) asks[k].scoring = 1, asks[k].prefix = 0, give_target(asks, k, 1 + k % 4);
+        heard *got = translate(f, &p, asks, 12);
+        for (size_t k = 0; k < 12; k++) {
+            const heard_hypothesis *h = got[k].hypotheses;
+            assert_int_equal(got[k].n, 1);
+            for (size_t i = 0; i < h->n_ids; i++) assert_true(h->logprobs[i] >= -FLT_MAX);
+            assert_true(h->logprobs[h->n_ids] < -FLT_MAX);
+        }
+        free(got), free(asks);
+        drop(f);
+    }
+}
+
 static void without_its_list_a_model_is_as_ever(void **state) {
     fixture *listed = small(MW_GNMT | LISTED, MW_Q8), *plain = small(MW_GNMT, MW_Q8);
     moe_session_params p = params_for(listed->model), q = params_for(plain->model);
@@ -3071,6 +3094,7 @@ int main(void) {
         cmocka_unit_test(another_thread_can_cancel_at_any_moment),
         cmocka_unit_test(work_goes_on_while_the_caller_has_nothing),
         cmocka_unit_test(a_list_leaves_out_all_other_tokens),
+        cmocka_unit_test(an_end_that_is_never_chosen_scores_minus_infinity),
         cmocka_unit_test(without_its_list_a_model_is_as_ever),
         cmocka_unit_test(broken_lists_are_refused),
         cmocka_unit_test(the_first_broken_number_is_named),

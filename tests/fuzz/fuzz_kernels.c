@@ -184,20 +184,26 @@ static void try_cell(bytes *b, const moe_kernels *isa, size_t n) {
     same(isa, "lstm_cell c", c_out[0], c_out[1], n, 0);
 }
 
-/* A few rows at once, whose keys and values are some of the same. */
+/* A few rows at once, whose keys and values are some of the same; heads may share theirs. */
 static void try_heads(bytes *b, const moe_kernels *isa, size_t n) {
     enum { ROWS = 4, PLACES = 12, STRIDE = 16 };
-    const size_t width = 1 + n % 130, heads = 1 + take(b, 5), cols = heads * width, count = 1 + take(b, ROWS);
-    const float *query = floats(b, count * cols), *data = floats(b, PLACES * 2 * cols), scale = number(b);
+    const size_t width = 1 + n % 130, share = 1 + take(b, 3), keys = 1 + take(b, 5), heads = keys * share;
+    const size_t cols = heads * width, pair = 2 * keys * width, count = 1 + take(b, ROWS);
+    const float *query = floats(b, count * cols), *data = floats(b, PLACES * pair), scale = number(b);
     const float *rows[ROWS][PLACES];
     float *y[2], *scores = room_for(b, ROWS * heads * STRIDE * sizeof *scores, 4);
     moe_heads h[ROWS];
     for (size_t r = 0; r < count; r++) {
-        h[r] = (moe_heads){
-            query + r * cols, rows[r], 1 + take(b, PLACES), heads, width, scale, scores + r * heads * STRIDE,
-            STRIDE,           NULL
-        };
-        for (size_t i = 0; i < h[r].n; i++) rows[r][i] = data + (take(b, 2) ? i : take(b, PLACES)) * 2 * cols;
+        h[r] = (moe_heads){ .query = query + r * cols,
+                            .rows = rows[r],
+                            .n = 1 + take(b, PLACES),
+                            .heads = heads,
+                            .share = share,
+                            .width = width,
+                            .scale = scale,
+                            .scores = scores + r * heads * STRIDE,
+                            .stride = STRIDE };
+        for (size_t i = 0; i < h[r].n; i++) rows[r][i] = data + (take(b, 2) ? i : take(b, PLACES)) * pair;
     }
     for (int i = 0; i < 2; i++) {
         y[i] = guarded(b, count * cols);
