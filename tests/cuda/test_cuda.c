@@ -1017,7 +1017,7 @@ static void heads_that_align_give_the_bytes_of_the_cpu(void **state) {
     }
 }
 
-/* The rows of a sentence's list, in batches of other sentences; an end that is in no list is scored as one that is never
+/* The rows of a sentence's list, in batches of other sentences; an end in no list scores as one that is never
  * chosen. */
 static void lists_give_the_bytes_of_the_cpu(void **state) {
     const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
