@@ -257,7 +257,8 @@ def shown(case, text):
         m = re.search(r"(?:\S+ )?\S*" + re.escape(case.term[1]) + r"\S*(?: \S+)?", text, re.I)
         return m[0] if m else ""
     if case.kind == "placeholder":
-        return re.search(r"(?:\S+ )?\S*(?:%s|\{name\})\S*(?: \S+)?", text)[0]
+        m = re.search(r"(?:\S+ )?\S*(?:%s|\{name\})\S*(?: \S+)?", text)
+        return m[0] if m else ""
     return "; ".join(f"{tag}: {words}" for tag, words in inside(text))
 
 

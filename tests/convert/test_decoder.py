@@ -204,10 +204,12 @@ def what_is_not_known_is_refused_by_name():
              ("hunyuan_v1_dense", {"num_experts": 4}), ("qwen3_moe", {"use_sliding_window": True}),
              ("qwen3_moe", {"attention_bias": True}), ("qwen3_moe", {"architectures": ["Qwen3MoeModel"]}),
              ("qwen3_moe", {"num_key_value_heads": 4}), ("qwen3_moe", {"head_dim": 13}),
-             ("hy_v3", {"mlp_layer_types": ["dense"]}), ("hy_v3", {"expert_hidden_dim": 21})]
+             ("hy_v3", {"mlp_layer_types": ["dense"]}), ("hy_v3", {"expert_hidden_dim": 21}),
+             ("hy_v3", {"model_type": ["x"]}), ("hy_v3", {"mlp_layer_types": [["dense"]] * 3})]
     ropes = [("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
              ("qwen3_moe", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
-             ("hy_v3", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}})]
+             ("hy_v3", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}),
+             ("hy_v3", {"rope_parameters": {"rope_type": ["default"], "rope_theta": 1e4}})]
     for family, changes in cases + ropes:
         with tempfile.TemporaryDirectory() as at:
             make.write(at, {**make.CONFIGS[family], **changes}, make.arrays_of(make.CONFIGS[family], 1))

@@ -200,6 +200,8 @@ def the_heads_that_align_are_found_and_written():
             assert "align" in convert_quietly(model, "-o", other + "2", "--align", wrong), wrong
         ours = os.path.join(ROOT, "models", "en-de-fr-es.bin")
         assert "attention of its own" in convert_quietly(ours, "-o", other + "2", "--align", "0:0")
+        language_model = os.path.join(ROOT, "models", "lm-en.bin")
+        assert "has none" in convert_quietly(language_model, "-o", other + "2", "--align", "0:0")
         assert not os.path.exists(other + "2")
 
 

@@ -60,6 +60,7 @@ SAME = re.compile(r"\\[rntvfd]|\\[pP]\{\^?[A-Za-z_]+\}|\\x\{[0-9a-fA-F]+\}|\\[^\
 def for_pcre2(expression):
     """The expression that means to PCRE2 what this one means to the published package."""
     out, inside, at = [], False, 0
+    utf8(expression, "expression", LONGEST_EXPRESSION)
     while at < len(expression):
         rest = expression[at:]
         same = SAME.match(rest)
@@ -235,6 +236,7 @@ def more_added(folder, added):
     path = os.path.join(folder, "tokenizer_config.json")
     more = read_json(path).get("added_tokens_decoder") if os.path.exists(path) else None
     reader, ids = Reader(path), {token.content: token.id for token in added}
+    known = set(ids)
     if more is None:
         return added
     if not isinstance(more, dict) or not all(re.fullmatch("[0-9]{1,9}", i) for i in more):
@@ -244,7 +246,7 @@ def more_added(folder, added):
         if ids.setdefault(token.content, token.id) != token.id:
             reader.fail(f"the added token {short(token.content)} has the id {token.id}, tokenizer.json says "
                         f"{ids[token.content]}")
-        if all(token.content != other.content for other in added):
+        if token.content not in known:
             found.append(token)
     return found
 

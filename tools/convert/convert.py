@@ -426,15 +426,20 @@ def aligner(setting):
     return {"align.layer": int(layer), "align.heads": sum(1 << head for head in set(map(int, heads.split(","))))}
 
 
+def check_aligner(args, m):
+    if args.align and not getattr(m, "align", None):
+        raise FormatError("--align is for Transformers with an encoder: this model has " +
+                          ("an attention of its own" if getattr(m, "attention", None) else "none"))
+
+
 def add_to_copy(args):
     """Copies a model file with a shortlist, or with other heads that align."""
     meta, tensors = moefile.read(args.input)
     moefile.check_model(meta, tensors)
     if args.shortlist:
         shortlist.put(meta, tensors, shortlist.read(args.shortlist, meta))
-    if args.align and moefile.describe(meta).attention:
-        raise FormatError("--align is for Transformers: this model has an attention of its own")
     meta.update(aligner(args.align))
+    check_aligner(args, moefile.describe(meta))
     moefile.check_model(meta, tensors)
     moefile.write_model(args.output, meta, tensors)
     return tensors
@@ -498,6 +503,7 @@ def convert_transformer(args, meta):
         meta[key] = value
     lists = listed(args.shortlist or getattr(found, "shortlist", None), meta)
     m, kinds = moefile.describe(meta), moefile.TYPES
+    check_aligner(args, m)
     tensors = {}
     for name, (layout, dims, f32) in moefile.shapes(m, found.tensors).items():
         rows = found.tensors.pop(name, None)

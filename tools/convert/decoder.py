@@ -40,7 +40,7 @@ SECOND = (("mlp.router.gate.", "mlp.gate."), ("mlp.gate.wg.", "mlp.gate."),
 def is_decoder(folder):
     """Whether config.json names one of these models; hf.py says what is wrong with others."""
     path = os.path.join(folder, "config.json")
-    return os.path.isfile(path) and read_json(path).get("model_type") in FAMILIES
+    return os.path.isfile(path) and read_json(path).get("model_type") in list(FAMILIES)
 
 
 def first_of(c, keys, kind, default=None, **limits):
@@ -61,8 +61,8 @@ def read_theta(c, m):
     inside = hf.Config(f"{c.path}: rope_parameters", about)
     given = inside if about.get("rope_theta") is not None else c
     theta = given.get("rope_theta", float, least=1.0, most=1e12)
-    kinds = {value for value in (about.get("type"), about.get("rope_type")) if value is not None}
-    kind = kinds.pop() if len(kinds) == 1 else "default" if not kinds else kinds
+    kinds = [value for value in (about.get("type"), about.get("rope_type")) if value is not None] or ["default"]
+    kind = kinds[0] if kinds[0] == kinds[-1] else kinds
     alpha = about.get("alpha") is not None
     if kind == "dynamic" and m.family.startswith("hunyuan") and alpha:
         if m.head < 4:
@@ -88,7 +88,7 @@ def sparse_layers(c, m):
         if kinds is None:
             first = c.get("first_k_dense_replace", int, 1, least=0)
             return [i >= first for i in layers]
-        if not isinstance(kinds, list) or len(kinds) != m.layers or not set(kinds) <= {"sparse", "dense"}:
+        if not isinstance(kinds, list) or len(kinds) != m.layers or any(x not in ("sparse", "dense") for x in kinds):
             raise FormatError(f"{c.path}: mlp_layer_types is {short(kinds)}: not 'sparse' or 'dense' for each layer")
         return [kind == "sparse" for kind in kinds]
     dense, step = c.values.get("mlp_only_layers") or [], c.get("decoder_sparse_step", int, 1, least=1)

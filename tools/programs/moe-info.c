@@ -221,7 +221,7 @@ static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
                     number(m, at, "gated") ? ", gated" : "");
     else if (strcmp(layer.kind, "ssru") == 0) text_append_string(out, "simpler simple recurrent unit");
     else if (strcmp(layer.kind, "average") == 0)
-        text_printf(out, "average attention, %lld products, %lld hidden units, %s%s", number(m, at, "depth") - 1,
+        text_printf(out, "average attention, depth %lld, %lld hidden units, %s%s", number(m, at, "depth"),
                     number(m, at, "hidden"), word(m, at, "activation"), number(m, at, "gated") ? ", gated" : "");
     else if (strcmp(layer.kind, "norm") == 0) text_printf(out, "%s norm", word(m, at, "norm.kind"));
     else

@@ -40,8 +40,8 @@ int32_t bpe_size(const bpe *tokeniser); /* ids are 0 .. size-1; not each of them
 
 /* Text to ids, and with `begins` (or NULL) where each of them begins in the normalised text: *begins is a buffer like
  * *ids, with *count elements, too. `added`: added tokens in the text are tokens, as in a template. What is no UTF-8
- * becomes U+FFFD; NUL bytes are text. Takes time in proportion to the text with the published expressions; an
- * expression that takes too many steps is an error. */
+ * becomes U+FFFD; NUL bytes are text. Takes time in proportion to the text with the published expressions. One
+ * that goes back too often at one place is an error; one that looks far ahead at every place takes the square. */
 typedef struct bpe_begins {
     uint32_t *data;
     size_t capacity;

@@ -68,8 +68,8 @@ static moe_status to_ids(const text_front *front, const text_options *options, c
 
 /* Whether a piece is <0x80> to <0xBF>: the one before it begins the character. */
 static int continues_character(const text_front *front, int32_t id) {
-    const moe_span piece = front->of_targets ? text_piece(front, id) : text_source_piece(front, id);
     if (front->bpe) return bpe_continues(front->bpe, id);
+    const moe_span piece = front->of_targets ? text_piece(front, id) : text_source_piece(front, id);
     const char high = piece.length == 6 && memcmp(piece.data, "<0x", 3) == 0 ? piece.data[3] : 0;
     return (high == '8' || high == '9' || high == 'A' || high == 'B') && piece.data[5] == '>';
 }
