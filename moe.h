@@ -292,7 +292,7 @@ typedef struct moe_routing {
     void *user;        /* of the request                                                                             */
     const char *layer; /* "encoder.2"                                                                                */
     size_t position;   /* of the token in the source, tag and end counted; or in the target, where position 0 is the */
-                       /* begin token; for a classifier, the number of the row                                       */
+                       /* begin token, or the first of a prompt; for a classifier, the number of the row             */
     int32_t token;     /* the id at this position; -1 in a classifier                                                */
     int empty;         /* 1: the mask selected no expert, and the model's policy chose instead                       */
     size_t n;          /* experts                                                                                    */

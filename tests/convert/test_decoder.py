@@ -268,12 +268,16 @@ def model_files_that_do_not_hang_together_are_refused():
                {"decoder.3.gate": "softmax"}, {"decoder.3.expert": "mlp"},
                {"decoder.3.shared": 21}, {"decoder.3.hidden": 40}, {"token.ends": np.array([make.V])},
                {"token.ends": np.arange(8)}, {"token.ends": 3},
-               "rotary.weight", "decoder.2.q_norm.weight", "decoder.3.shared.gate.weight", "decoder.3.experts"]
+               "rotary.weight", "decoder.2.q_norm.weight", "decoder.3.shared.gate.weight", "decoder.3.experts",
+               "decoder.3.experts.up_bias"]
     with converted("hy_v3") as (model, _, _), tempfile.TemporaryDirectory() as folder:
         meta, tensors = moefile.read(model)
         path = os.path.join(folder, "broken")
         for change in changes:
             some = {k: t for k, t in tensors.items() if k != change}
+            if isinstance(change, str) and change not in tensors:
+                biases = meta["decoder.3.experts"] * meta["decoder.3.hidden"]
+                some[change] = moefile.Tensor.encode(np.zeros(biases, np.float32))
             moefile.write_model(path, {**meta, **(change if isinstance(change, dict) else {})}, some)
             result = run([TRANSLATE, "-m", path, "--ids"], ["1 5"], status=3)
             name = change if isinstance(change, str) else next(iter(change))
