@@ -477,9 +477,10 @@ static inline void mw_free(mw_model *m) {
 static inline size_t mw_at_value(const mw_meta *e) { return e->at + mw_up(8 + strlen(e->key), 8); }
 
 /* A lexical shortlist: of source token t the tokens ids[offsets[t]] to ids[offsets[t + 1] - 1]. */
-static inline void mw_shortlist(mw_model *m, const float *offsets, const float *ids, size_t n, int first) {
+static inline void mw_shortlist(mw_model *m, size_t tokens, const float *offsets, const float *ids, size_t n,
+                                int first) {
     const float *const parts[] = { offsets, ids };
-    const size_t counts[] = { MW_VOCABULARY + 1, n };
+    const size_t counts[] = { tokens + 1, n };
     for (int i = 0; i < 2; i++) {
         mw_tensor *t = mw_add_tensor(m, i ? "shortlist.ids" : "shortlist.offsets", MW_F32, 0, counts[i] * 4);
         t->n_dims = 1;
@@ -503,7 +504,7 @@ static inline void mw_random_shortlist(mw_model *m) {
         }
         offsets[t + 1] = (float)n;
     }
-    mw_shortlist(m, offsets, ids, n, 4);
+    mw_shortlist(m, MW_VOCABULARY, offsets, ids, n, 4);
     mw_int(m, "shortlist.shared", 1);
 }
 

@@ -1816,7 +1816,7 @@ static void broken_lists_are_refused(void **state) {
         moe_error e = { MOE_OK, "", "" };
         const size_t key = i - MOE_COUNT(errors);
         for (size_t t = 0; t <= MW_VOCABULARY; t++) offsets[t] = t == 0 ? 0 : t == 1 ? 3 : 4;
-        mw_shortlist(m, offsets, ids, 4, 4);
+        mw_shortlist(m, MW_VOCABULARY, offsets, ids, 4, 4);
         if (i < MOE_COUNT(errors))
             memcpy(mw_find_tensor(m, errors[i].tensor)->data + 4 * errors[i].at, &errors[i].value, 4);
         else if (key < MOE_COUNT(keys)) mw_int(m, keys[key].key, keys[key].value);
@@ -1844,7 +1844,7 @@ static void the_first_broken_number_is_named(void **state) {
         moe_error e = { MOE_OK, "", "" };
         for (size_t t = 0; t <= MW_VOCABULARY; t++) offsets[t] = (float)(15 * t);
         for (size_t k = 0; k < ALL; k++) ids[k] = k < places[i] ? (float)(k % 15) : k % 2 ? INFINITY : NAN;
-        mw_shortlist(m, offsets, ids, ALL, 4);
+        mw_shortlist(m, MW_VOCABULARY, offsets, ids, ALL, 4);
         mw_image image = mw_build(m);
         const moe_status status = moe_model_open_memory(image.data, image.bytes, NULL, &model, &e);
         snprintf(wanted, sizeof wanted, "has element %zu, not a finite number", places[i]);

@@ -230,6 +230,7 @@ static void plan_session(plan *p, uint64_t *r) {
     if (fuzz_one_in(r, 6)) s->prune = mm_float(r);
     if (fuzz_one_in(r, 6)) s->rerank = (float)fuzz_below(r, 3);
     if (fuzz_one_in(r, 16)) s->max_len_factor = mm_float(r);
+    if (fuzz_one_in(r, 6)) s->shortlist = !s->shortlist;
     if (fuzz_one_in(r, 6)) s->gating = gatings[fuzz_below(r, 5)];
     if (fuzz_one_in(r, 6)) s->noise = 1, s->noise_seed = fuzz_next(r);
     s->target_tag = (int32_t)fuzz_below(r, (size_t)moe_min((size_t)vocabulary, 40));

@@ -4,7 +4,7 @@
 #ifndef MODEL_MUTATOR_H
 #define MODEL_MUTATOR_H
 
-enum { MM_REPAIRS = 60, MM_TENSOR_BYTES = 1 << 16 };
+enum { MM_REPAIRS = 60, MM_TENSOR_BYTES = 1 << 16, MM_MOST_TOKENS = 1 << 11 };
 
 /* ---- A file taken apart ---- */
 
@@ -74,6 +74,7 @@ static mw_model *mm_decode(const uint8_t *data, size_t size) {
 
 /* ---- Values ---- */
 
+enum { MM_KINDS = 4, MM_END_OF_KINDS = 12 }; /* of mm_words: architectures, kinds of layers */
 static const char *const mm_words[] = {
     "gnmt-moe", "moe-lm",   "deep-moe",  "transformer", "lstm",    "moe",     "attention", "cross", "ffn",
     "norm",     "ssru",     "average",   "rms",         "layer",   "none",    "before",    "after", "relu",
@@ -313,12 +314,61 @@ static void mm_mutate_tensor(mw_model *m, uint64_t *r) {
     }
 }
 
+/* ---- Lexical shortlists ---- */
+
+static size_t mm_tokens(mw_model *m, const char *key, size_t otherwise) {
+    const mw_meta *e = mw_find_meta(m, key);
+    int64_t n = 0;
+    if (e && e->kind == MW_INT) memcpy(&n, e->value, 8);
+    return n > 0 && n <= MM_MOST_TOKENS ? (size_t)n : otherwise;
+}
+
+/* Lists that fit the model; now and then all tokens, or nearly none. */
+static void mm_put_lists(mw_model *m, uint64_t *r) {
+    static float offsets[MM_MOST_TOKENS + 1], ids[4 * MM_MOST_TOKENS];
+    const size_t targets = mm_tokens(m, "vocab.size", 0), sources = mm_tokens(m, "source.vocab.size", targets);
+    const size_t most = fuzz_below(r, 5), step = fuzz_one_in(r, 4) ? 1 : 1 + fuzz_below(r, 20);
+    size_t n = 0;
+    mw_drop_tensor(m, "shortlist.offsets"), mw_drop_tensor(m, "shortlist.ids");
+    if (!targets || m->n_meta + 4 > MOE_COUNT(m->meta) || m->n_tensors + 2 > MOE_COUNT(m->tensors)) return;
+    for (size_t t = 0; t < sources; t++) {
+        offsets[t] = (float)n;
+        for (size_t id = fuzz_below(r, 12), k = 0; k < most && id < targets; k++, id += 1 + fuzz_below(r, step))
+            ids[n++] = (float)id;
+    }
+    offsets[sources] = (float)n;
+    if (!n) return;
+    mw_shortlist(m, sources, offsets, ids, n, (int)fuzz_below(r, fuzz_one_in(r, 4) ? targets + 1 : 4));
+    mw_int(m, "shortlist.multiple", (int64_t)(fuzz_one_in(r, 2) ? 1 : 1 + fuzz_below(r, 64)));
+    if (fuzz_one_in(r, 2)) mw_int(m, "shortlist.shared", 1);
+    else mw_drop(m, "shortlist.shared");
+}
+
+/* A number of them is another one: a token, its neighbour, one behind the last, none at all. */
+static void mm_mutate_lists(mw_model *m, uint64_t *r) {
+    mw_tensor *t = mw_find_tensor(m, fuzz_one_in(r, 2) ? "shortlist.ids" : "shortlist.offsets");
+    if (!t || t->bytes < 8 || fuzz_one_in(r, 4)) {
+        mm_put_lists(m, r);
+        return;
+    }
+    const size_t at = 4 * fuzz_below(r, t->bytes / 4);
+    float v;
+    memcpy(&v, t->data + at, 4);
+    switch (fuzz_below(r, 5)) {
+    case 0: v += 1; break;
+    case 1: v -= 1; break;
+    case 2: v = (float)mm_tokens(m, "vocab.size", 1); break;
+    case 3: v += 0.5f; break;
+    default: v = mm_float(r);
+    }
+    memcpy(t->data + at, &v, 4);
+}
+
 /* ---- Layers ---- */
 
 /* One layer more, or one less, or another kind of layer. */
 static void mm_mutate_layers(mw_model *m, uint64_t *r) {
     static const char *const sides[] = { "encoder.layers", "decoder.layers", "network.layers" };
-    static const char *const kinds[] = { "lstm", "moe", "attention", "cross", "ffn", "norm" };
     const char *side = sides[fuzz_below(r, 3)];
     mw_meta *count = mw_find_meta(m, side);
     char name[32], key[64];
@@ -331,14 +381,15 @@ static void mm_mutate_layers(mw_model *m, uint64_t *r) {
     }
     mm_layer_name(m, r, name, sizeof name);
     snprintf(key, sizeof key, "%s.kind", name);
-    mw_text(m, key, kinds[fuzz_below(r, 6)]);
+    mw_text(m, key, mm_words[MM_KINDS + fuzz_below(r, MM_END_OF_KINDS - MM_KINDS)]);
 }
 
 static void mm_mutate(mw_model *m, uint64_t *r) {
     for (size_t n = 1 + fuzz_below(r, 4); n; n--) {
-        const size_t roll = fuzz_below(r, 10);
-        if (roll < 5) mm_mutate_meta(m, r);
-        else if (roll < 8) mm_mutate_tensor(m, r);
+        const size_t roll = fuzz_below(r, 22);
+        if (roll < 10) mm_mutate_meta(m, r);
+        else if (roll < 16) mm_mutate_tensor(m, r);
+        else if (roll < 18) mm_mutate_lists(m, r);
         else mm_mutate_layers(m, r);
     }
 }
@@ -367,7 +418,8 @@ static void mm_repair_key(mw_model *m, const char *key, const char *message, uin
     if (strcmp(key, "attention.kind") == 0) {
         mw_text(m, key, fuzz_one_in(r, 2) ? "additive" : "product");
     } else if (strncmp(message, "is missing", 10) == 0) {
-        if (strstr(key, ".kind") || strstr(key, "architecture")) mw_text(m, key, mm_words[fuzz_below(r, 12)]);
+        if (strstr(key, ".kind") || strstr(key, "architecture"))
+            mw_text(m, key, mm_words[fuzz_below(r, MM_END_OF_KINDS)]);
         else mm_repair_missing_key(m, key, r);
     } else if (strncmp(message, "has a value", 11) == 0 || strncmp(message, "is not one of", 13) == 0) {
         mw_text(m, key, mm_words[fuzz_below(r, MOE_COUNT(mm_words))]);
@@ -398,6 +450,8 @@ static int mm_repair(mw_model *m, const moe_error *e, uint64_t *r) {
     int at = 0;
     if (sscanf(e->message, "metadata '%63[^']' %n", key, &at) == 1 && at) {
         mm_repair_key(m, key, e->message + at, r);
+    } else if (strncmp(e->message, "tensor shortlist.", 17) == 0) {
+        mm_put_lists(m, r);
     } else if (needs && sscanf(e->message, "tensor %63s is", name) == 1) {
         const int n = sscanf(needs + strcspn(needs, "["), "[%zu, %zu, %zu]", &d[0], &d[1], &d[2]);
         return n > 0 && mm_shape(m, name, (uint32_t)n, d, r);

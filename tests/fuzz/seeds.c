@@ -34,6 +34,10 @@ int main(int argc, char **argv) {
         for (int v = 0; v < MW_TRANSFORMERS; v++) {
             snprintf(name, sizeof name, "transformer-%d-%d", v, round);
             write_model(argv[1], name, mw_transformer(v, MW_F32, 1));
+            mw_model *listed = mw_transformer(v, MW_F32, 2);
+            mw_random_shortlist(listed);
+            snprintf(name, sizeof name, "listed-%d-%d", v, round);
+            write_model(argv[1], name, listed);
         }
         write_model(argv[1], round ? "hierarchy-1" : "hierarchy-0", mw_hierarchical(MW_F32, 1));
         write_model(argv[1], round ? "language-1" : "language-0", mw_language_model(MW_F32, 1));
