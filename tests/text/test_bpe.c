@@ -168,7 +168,7 @@ static void streams_hold_back_what_is_not_whole(void **state) {
     text_bytes out = { 0 }, wanted = { 0 };
     (void)state;
     for (size_t k = 0; k < N * N * N * N; k++) {
-        const unsigned char b[4] = { choice[k % N], choice[k / N % N], choice[k / N / N % N], choice[k / N / N / N] };
+        const unsigned char b[6] = { choice[k % N], choice[k / N % N], choice[k / N / N % N], choice[k / N / N / N] };
         bpe_stream stream = { 0 };
         text_clear(&out), text_clear(&wanted);
         for (size_t i = 0; i < 4; i++) {
