@@ -6250,8 +6250,10 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
     if (x->gate.weights == MOE_WEIGHTS_SIGMOID)
         x->gate.choice = moe_bind_vector(r, n, 1, "%s.gate.choice", layer->name);
     if (x->shared_hidden) moe_bind_units(r, layer, &x->shared, x->shared_hidden, 1);
-    if (!linear) moe_bind_experts(r, layer);
-    if (!linear) return;
+    if (!linear) {
+        moe_bind_experts(r, layer);
+        return;
+    }
     layer->out = layer->hidden;
     moe_bind_affine(r, layer, &x->stack, n * layer->hidden, layer->in, "experts");
 }

@@ -4,20 +4,11 @@ Arrays have the names and layouts of the published spelling. What is searched or
 difference on which a decision hung.
 """
 import numpy as np
+from transformer_numpy import log_softmax, softmax
 
 
 def silu(x):
     return x / (1 + np.exp(-x))
-
-
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def log_softmax(x):
-    x = x - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
 class Decoder:

@@ -49,6 +49,26 @@ static inline uint64_t fuzz_hash(uint64_t hash, const void *data, size_t bytes) 
     return hash;
 }
 
+/* A text of at most `most` bytes: fewer than `parts` parts, some of the n words, some of the input. Returns its bytes.
+ */
+static inline size_t fuzz_text(const char *const *words, size_t n, size_t parts, const uint8_t *data, size_t size,
+                               uint64_t *r, char *out, size_t most) {
+    size_t bytes = 0;
+    for (size_t k = fuzz_below(r, parts); k; k--) {
+        const char *word = words[fuzz_below(r, n)];
+        size_t length = strlen(word), at = fuzz_below(r, size);
+        if (fuzz_one_in(r, 3) && size) {
+            length = 1 + fuzz_below(r, 12);
+            if (length > size - at) length = size - at;
+            word = (const char *)data + at;
+        }
+        if (bytes + length > most) break;
+        memcpy(out + bytes, word, length);
+        bytes += length;
+    }
+    return bytes;
+}
+
 /* Read every byte, so that a sanitizer sees what lies outside. */
 static inline void fuzz_read(const void *data, size_t bytes) {
     const volatile unsigned char *p = data;

@@ -46,20 +46,7 @@ static size_t some_text(const uint8_t *data, size_t size, uint64_t *r, char *out
         "  ",   "\n",        "\xC3\xA9", "e\xCC\x81", "\xCC\x81\xCC\xA3", "\xF0\x9F\x98\x80",
         "\xFF", "aaaaaaaaaa"
     };
-    size_t n = 0;
-    for (size_t k = fuzz_below(r, 20); k; k--) {
-        const char *word = words[fuzz_below(r, sizeof words / sizeof *words)];
-        size_t length = strlen(word), at = fuzz_below(r, size);
-        if (fuzz_one_in(r, 4) && size) {
-            length = 1 + fuzz_below(r, 12);
-            if (length > size - at) length = size - at;
-            word = (const char *)data + at;
-        }
-        if (n + length > MOST_TEXT) break;
-        memcpy(out + n, word, length);
-        n += length;
-    }
-    return n;
+    return fuzz_text(words, sizeof words / sizeof *words, 20, data, size, r, out, MOST_TEXT);
 }
 
 static void use(const bpe *t, const uint8_t *data, size_t size, int composed, uint64_t *r) {

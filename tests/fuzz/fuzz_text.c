@@ -161,20 +161,7 @@ static size_t some_text(const uint8_t *data, size_t size, uint64_t *r, char *out
                                          "\xE2\x96\x81", "ABC", "\xEF\xBC\xA1", "\xF0\x9F\x98\x80",
                                          "<ab>",         "\t",  "1999",         "\xCC\x81",
                                          "aaaa" };
-    size_t n = 0;
-    for (size_t k = fuzz_below(r, 12); k; k--) {
-        const char *word = words[fuzz_below(r, sizeof words / sizeof *words)];
-        size_t length = strlen(word), at = fuzz_below(r, size);
-        if (fuzz_one_in(r, 3) && size) {
-            length = 1 + fuzz_below(r, 12);
-            if (length > size - at) length = size - at;
-            word = (const char *)data + at;
-        }
-        if (n + length > most) break;
-        memcpy(out + n, word, length);
-        n += length;
-    }
-    return n;
+    return fuzz_text(words, sizeof words / sizeof *words, 12, data, size, r, out, most);
 }
 
 static void check_line(const char *why) { FUZZ_CHECK(why[0] && !strchr(why, '\n'), "refused without a good reason"); }
