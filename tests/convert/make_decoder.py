@@ -133,6 +133,18 @@ def write(folder, config, arrays, generation=None, shards=1):
         json.dump({"weight_map": weight_map}, file)
 
 
+TOKENISER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden", "byte-bpe.json")
+
+
+def write_tokeniser(folder):
+    """The small tokeniser of tests/golden, of which ids go up to 424; what `tokenizers` makes of texts with it."""
+    with open(TOKENISER, encoding="utf-8") as file:
+        golden = json.load(file)
+    with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as file:
+        json.dump(golden["tokenizers"]["A"], file)
+    return golden["cases"]["A"]
+
+
 def make(folder, family, seed=5, second=False, shards=1, **changes):
     """Writes a checkpoint; (its config, its arrays in the published spelling, float64)."""
     config = {**CONFIGS[family], **changes}

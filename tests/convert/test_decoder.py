@@ -194,6 +194,40 @@ def both_spellings_and_shards_make_one_file():
         assert files[0] == files[1] == files[2]
 
 
+# ---- Text ------------------------------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def with_tokeniser(family, *options, **changes):
+    """(a model file that has a tokeniser, what `tokenizers` makes of texts with it)."""
+    with tempfile.TemporaryDirectory() as at:
+        make.make(at, family, vocab_size=448, **changes)
+        cases, model = make.write_tokeniser(at), os.path.join(at, "converted")
+        complaint = convert(at, model, *options)
+        assert complaint is None, (family, complaint)
+        yield model, cases
+
+
+@numpy_test
+def a_file_has_the_tokeniser_of_its_folder():
+    with with_tokeniser("hunyuan_v1_dense") as (model, cases):
+        cases = [c for c in cases if c["text"].strip() and not set("\n\r\0") & set(c["text"]) and len(c["ids"]) < 60]
+        texts = run([TRANSLATE, "-m", model, "--json", *limits(LIMIT)], [c["text"] for c in cases]).lines
+        ids = translate(model, [line(c.get("plain", c["ids"])) for c in cases], *limits(LIMIT))
+        assert len(cases) > 40
+        for case, text, wanted in zip(cases, texts, ids, strict=True):
+            found = json.loads(text)
+            assert (found["ids"], found["score"]) == (wanted["ids"], wanted["score"]), case["text"]
+
+
+@numpy_test
+def a_tokeniser_that_does_not_fit_is_refused():
+    with tempfile.TemporaryDirectory() as at:
+        make.make(at, "hy_v3", vocab_size=424)
+        make.write_tokeniser(at)
+        complaint = convert(at, os.path.join(at, "converted"))
+        assert complaint and "tokenizer.json" in complaint and "424" in complaint, complaint
+
+
 # ---- What is refused -------------------------------------------------------------------------------------------------
 
 @numpy_test

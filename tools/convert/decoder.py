@@ -13,6 +13,7 @@ import types
 
 import numpy as np
 
+import byte_bpe
 import hf
 import moefile
 from hf_json import read_json, short
@@ -294,6 +295,15 @@ def put_embeddings(b, m, say):
         lambda rows: (rotary_table(m.theta, at, min(rows, m.places - at), m.head) for at in range(0, m.places, rows))])
 
 
+def tokens_meta(folder, m, say):
+    """Metadata of the tokeniser that a folder holds."""
+    wanted = "tokenizer.json", "hy.tiktoken"
+    if any(os.path.exists(os.path.join(folder, name)) for name in wanted):
+        return byte_bpe.tokenizer_meta(folder, m.vocabulary)
+    say(f"no tokeniser: {folder} has no {' and no '.join(wanted)}. The model will take token ids only")
+    return {"tokenizer.kind": "none"}
+
+
 def read_decoder(folder, say=lambda message: None):
     """Metadata and tensors of a checkpoint."""
     path = os.path.join(folder, "config.json")
@@ -315,6 +325,6 @@ def read_decoder(folder, say=lambda message: None):
         if name not in b.taken and not name.endswith("rotary_emb.inv_freq"):
             raise FormatError(f"tensor {t.name} {list(t.shape)} is not part of what the configuration describes")
     meta = {"general.architecture": "decoder", "vocab.size": m.vocabulary, "model.width": m.width,
-            "rotary.positions": m.places, "tokenizer.kind": "none"}
+            "rotary.positions": m.places, **tokens_meta(folder, m, say)}
     files = [entry.path for entry in os.scandir(folder) if entry.is_file()]
     return types.SimpleNamespace(meta={**meta, **decode, **b.meta}, tensors=b.tensors, identity=hf.identity(files))

@@ -949,8 +949,8 @@ static int choose_language(const options *o, const text_front *front, moe_sessio
 }
 
 /* Whether something is kept: of text that is translated freely, by a search that knows constraints. */
-static int keeps(const options *o, const moe_session_params *params) {
-    return (!o->no_protect || o->glossary) && !o->score && !o->prefix && !o->self_test && !o->common.ids &&
+static int keeps(const options *o, const text_front *front, const moe_session_params *params) {
+    return !moe_model_prompted(front->model) && (!o->no_protect || o->glossary) && !o->score && !o->prefix && !o->self_test && !o->common.ids &&
            !o->common.pretokenized && (params->rules == MOE_RULES_PAPER || params->rules >= MOE_RULES_HF);
 }
 
@@ -991,7 +991,7 @@ int main(int argc, char **argv) {
     if (o.score && c->max_len < 0 && o.longest > params.max_target)
         params.max_target = o.longest; /* which may be longer than what is translated by itself */
     status = choose_language(&o, &front, &params);
-    if (!status && keeps(&o, &params)) params.max_constraints = MOE_MAX_CONSTRAINTS;
+    if (!status && keeps(&o, &front, &params)) params.max_constraints = MOE_MAX_CONSTRAINTS;
     const moe_session_params later = scoring_params(&o, &params);
     if (!status) status = program_session(c, &front, &params, c->routing ? &later : NULL, "a translation", &session);
     if (status < 0 && params.max_constraints) status = open_rules(&o, &front);

@@ -1356,7 +1356,7 @@ static moe_status open_sessions(moetext *t, const moe_session_params *params, te
 static moe_status open_rules(moetext *t, moe_session_params *params, moe_error *error) {
     const text_settings *s = &t->settings;
     const int protect = s->protect != 0, glossary = s->glossary[0] != 0;
-    if (t->model->form != TEXT_FORM_TEXT || (!protect && !glossary) ||
+    if (t->model->form != TEXT_FORM_TEXT || (!protect && !glossary) || moe_model_prompted(t->model->front.model) ||
         (params->rules != MOE_RULES_PAPER && params->rules < MOE_RULES_HF))
         return MOE_OK;
     params->max_constraints = MOE_MAX_CONSTRAINTS;
