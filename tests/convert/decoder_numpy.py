@@ -16,12 +16,28 @@ class Decoder:
         """`wrong`: readings that are wrong on purpose, so that tests see that they would be seen."""
         self.c, self.w, self.wrong = config, arrays, wrong
         self.head = config["head_dim"]
-        theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+        about = config.get("rope_parameters") or {}
+        theta = config.get("rope_theta") or about.get("rope_theta", 1e4)
         alpha = (config.get("rope_scaling") or {}).get("alpha")
         if alpha and "alpha" not in wrong:
             theta *= alpha ** (self.head / (self.head - 2))
         self.frequency = theta ** (-2.0 * np.arange(self.head // 2) / self.head)
+        if about.get("rope_type") == "llama3" and "llama3" not in wrong:
+            self.frequency = np.array([self.llama_3(f, about) for f in self.frequency])
         self.margin, self.experts = np.inf, []
+
+    @staticmethod
+    def llama_3(frequency, about):
+        """As Hugging Face's ROPE_INIT_FUNCTIONS["llama3"]."""
+        length, low, high = (about[key] for key in ("original_max_position_embeddings", "low_freq_factor",
+                                                    "high_freq_factor"))
+        wave = 2 * np.pi / frequency
+        if wave < length / high:
+            return frequency
+        if wave > length / low:
+            return frequency / about["factor"]
+        smooth = (length / wave - low) / (high - low)
+        return (1 - smooth) * frequency / about["factor"] + smooth * frequency
 
     def rms(self, x, name):
         return self.w[name] * (x / np.sqrt((x ** 2).mean(-1, keepdims=True) + self.c["rms_norm_eps"]))
@@ -39,12 +55,15 @@ class Decoder:
 
     def attention(self, z, at):
         n, queries, keys = len(z), self.c["num_attention_heads"], self.c["num_key_value_heads"]
-        hunyuan = self.c["model_type"] == "hunyuan_v1_dense"
+        family = self.c["model_type"]
         q, k, v = ((z @ self.w[f"{at}{part}_proj.weight"].T).reshape(n, heads, self.head)
                    for part, heads in (("q", queries), ("k", keys), ("v", keys)))
+        hunyuan = family == "hunyuan_v1_dense"
         names = ("query_layernorm", "key_layernorm") if hunyuan else ("q_norm", "k_norm")
         norms = [lambda x, name=name: self.rms(x, f"{at}{name}.weight") for name in names]
-        if hunyuan != ("side" in self.wrong):
+        if family == "llama":
+            q, k = self.turn(q), self.turn(k)
+        elif hunyuan != ("side" in self.wrong):
             q, k = (norm(self.turn(x)) for norm, x in zip(norms, (q, k)))
         else:
             q, k = (self.turn(norm(x)) for norm, x in zip(norms, (q, k)))

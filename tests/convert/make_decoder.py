@@ -20,9 +20,14 @@ CONFIGS = {
                          "rope_theta": 10000.0, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
     "qwen3_moe": {**COMMON, **SPARSE, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
                   "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "norm_topk_prob": True, "rope_theta": 1e6,
-                  "eos_token_id": 2, "num_attention_heads": 6, "decoder_sparse_step": 1, "mlp_only_layers": [1]}}
+                  "eos_token_id": 2, "num_attention_heads": 6, "decoder_sparse_step": 1, "mlp_only_layers": [1]},
+    "llama": {**COMMON, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5,
+              "tie_word_embeddings": True, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None,
+              "eos_token_id": 2, "num_attention_heads": 6, "rope_interleaved": False}}
+LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 48, "rope_theta": 100.0}
 GENERATION = {"do_sample": True, "temperature": 0.7, "top_k": -1, "top_p": 0.6, "repetition_penalty": 1.05}
-ENDS = {"hy_v3": [2], "hunyuan_v1_dense": [2], "qwen3_moe": [2, 3, 4]}
+ENDS = {"hy_v3": [2], "hunyuan_v1_dense": [2], "qwen3_moe": [2, 3, 4], "llama": [2]}
 
 
 def bf16(x):
@@ -52,7 +57,8 @@ def shapes(c):
             out[f"{at}{name}.weight"] = (d,)
         for part, rows, cols in ("q", queries * h, d), ("k", keys * h, d), ("v", keys * h, d), ("o", d, queries * h):
             out[f"{at}self_attn.{part}_proj.weight"] = (rows, cols)
-        for name in ("query_layernorm", "key_layernorm") if hunyuan else ("q_norm", "k_norm"):
+        norms = ("query_layernorm", "key_layernorm") if hunyuan else ("q_norm", "k_norm")
+        for name in norms if c["model_type"] != "llama" else ():
             out[f"{at}self_attn.{name}.weight"] = (h,)
         if not is_sparse(c, i):
             units(at + "mlp.", c["intermediate_size"])

@@ -31,7 +31,7 @@ except ImportError:
     np = None
 test = Suite()
 numpy_test = test.needs(np, "NumPy")
-FAMILIES = "hy_v3", "hunyuan_v1_dense", "qwen3_moe"
+FAMILIES = "hy_v3", "hunyuan_v1_dense", "qwen3_moe", "llama"
 PROMPTS, LIMIT = 16, 8
 
 
@@ -41,7 +41,7 @@ def line(ids):
 
 def convert(source, model, *options):
     with contextlib.redirect_stderr(io.StringIO()):
-        return convert_quietly("--from", "hf", source, "-o", model, *options)
+        return convert_quietly("--from", "hf", source, "-o", model, "--type", "f32", *options)
 
 
 @contextlib.contextmanager
@@ -109,7 +109,8 @@ def a_wrong_reading_is_seen():
     wrong = {"hy_v3": ("side", "neighbours", "spread", "exchanged", "bias ignored", "bias in the weights", "scale",
                        "shared"),
              "hunyuan_v1_dense": ("side", "neighbours", "spread", "exchanged", "alpha"),
-             "qwen3_moe": ("side", "neighbours", "spread", "exchanged", "norm")}
+             "qwen3_moe": ("side", "neighbours", "spread", "exchanged", "norm"),
+             "llama": ("neighbours", "spread", "exchanged")}
     for family, mistakes in wrong.items():
         with tempfile.TemporaryDirectory() as at:
             config, arrays = make.make(at, family)
@@ -119,6 +120,18 @@ def a_wrong_reading_is_seen():
             reading = decoder_numpy.Decoder(config, arrays, (mistake,))
             off = sum(not close(reading.score(s, TARGETS), x) for s, x in zip(sources, wanted))
             assert off > PROMPTS // 2, (family, mistake, off)
+
+
+@numpy_test
+def slower_angles_of_llama_3_are_those_of_the_reading():
+    with converted("llama", rope_parameters=make.LLAMA_3) as (model, config, arrays):
+        reading, other = (decoder_numpy.Decoder(config, arrays, wrong) for wrong in ((), ("llama3",)))
+        slower = reading.frequency / other.frequency
+        assert slower[0] == 1 and np.isclose(slower[-1], 1 / 8) and any(0.2 < x < 0.9 for x in slower), slower
+        source = make.prompt(0)
+        found, = scores(model, [(source, TARGETS)])
+        assert close(found, reading.score(source, TARGETS + [2]))
+        assert not close(found, other.score(source, TARGETS + [2]))
 
 
 @numpy_test
@@ -228,6 +241,18 @@ def a_tokeniser_that_does_not_fit_is_refused():
         assert complaint and "tokenizer.json" in complaint and "424" in complaint, complaint
 
 
+@numpy_test
+def matrices_are_q8_and_experts_q4_unless_said_otherwise():
+    for options, wanted in (((), (moefile.Q8, moefile.Q4)), (("--type", "f16"), (moefile.F16, moefile.F16)),
+                            (("--experts", "q8"), (moefile.Q8, moefile.Q8))):
+        with tempfile.TemporaryDirectory() as at, contextlib.redirect_stderr(io.StringIO()):
+            make.make(at, "qwen3_moe")
+            assert convert_quietly("--from", "hf", at, "-o", at + "/converted", *options) is None
+            tensors = moefile.read(at + "/converted")[1]
+            found = tensors["decoder.0.out.weight"].type, tensors["decoder.1.experts"].type
+            assert found == wanted and tensors["decoder.1.gate.weight"].type == moefile.F32, (options, found)
+
+
 # ---- What is refused -------------------------------------------------------------------------------------------------
 
 @numpy_test
@@ -239,11 +264,18 @@ def what_is_not_known_is_refused_by_name():
              ("qwen3_moe", {"attention_bias": True}), ("qwen3_moe", {"architectures": ["Qwen3MoeModel"]}),
              ("qwen3_moe", {"num_key_value_heads": 4}), ("qwen3_moe", {"head_dim": 13}),
              ("hy_v3", {"mlp_layer_types": ["dense"]}), ("hy_v3", {"expert_hidden_dim": 21}),
-             ("hy_v3", {"model_type": ["x"]}), ("hy_v3", {"mlp_layer_types": [["dense"]] * 3})]
+             ("hy_v3", {"model_type": ["x"]}), ("hy_v3", {"mlp_layer_types": [["dense"]] * 3}),
+             ("llama", {"hidden_act": "gelu"}), ("llama", {"attention_bias": True}), ("llama", {"mlp_bias": True}),
+             ("llama", {"pretraining_tp": 2}), ("llama", {"qk_norm": True}), ("llama", {"rope_interleaved": True}),
+             ("llama", {"num_local_experts": 8}), ("llama", {"architectures": ["MistralForCausalLM"]})]
     ropes = [("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
              ("qwen3_moe", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
              ("hy_v3", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}),
-             ("hy_v3", {"rope_parameters": {"rope_type": ["default"], "rope_theta": 1e4}})]
+             ("hy_v3", {"rope_parameters": {"rope_type": ["default"], "rope_theta": 1e4}}),
+             ("hy_v3", {"rope_parameters": make.LLAMA_3}), ("llama", {"rope_scaling": {"type": "linear", "factor": 2}}),
+             ("llama", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0}}),
+             ("llama", {"rope_parameters": {**make.LLAMA_3, "factor": None}}),
+             ("llama", {"rope_parameters": {**make.LLAMA_3, "low_freq_factor": 4.0}})]
     for family, changes in cases + ropes:
         with tempfile.TemporaryDirectory() as at:
             make.write(at, {**make.CONFIGS[family], **changes}, make.arrays_of(make.CONFIGS[family], 1))

@@ -391,7 +391,7 @@ def convert(args):
         meta[key] = value
     weights.update(listed(args.shortlist, meta))
     m.shortlist = meta.get("shortlist.entries", 0)
-    kind, experts, tensors = moefile.TYPES[args.type], moefile.TYPES[args.experts or args.type], {}
+    (kind, experts), tensors = number_formats(args), {}
     expected = moefile.shapes(m, weights)
     for tensor in expected:  # one at a time: a checkpoint may be as large as this machine's memory
         array = weights[tensor]()
@@ -486,15 +486,23 @@ def progress_line(began):
     return show
 
 
+def number_formats(args, matrices="f32", experts=None):
+    """Those of matrices and of experts; `matrices` and `experts`: where the command line says nothing."""
+    names = args.type or matrices, args.experts or args.type or experts or matrices
+    return [moefile.TYPES[name] for name in names]
+
+
 def convert_transformer(args, meta):
     """A folder of Hugging Face's layout or of Marian's files, or fairseq's files, tensor by tensor."""
     began, say = time.monotonic(), lambda message: print(message, file=sys.stderr)
     if args.layout == "fairseq":
-        found = fairseq.read_fairseq(args.input, args.spm, say)
+        found, formats = fairseq.read_fairseq(args.input, args.spm, say), number_formats(args)
     elif args.layout == "marian":
-        found = marian.read_marian(args.input, meta["general.licence"], say)
+        found, formats = marian.read_marian(args.input, meta["general.licence"], say), number_formats(args)
+    elif decoder.is_decoder(args.input):
+        found, formats = decoder.read_decoder(args.input, say), number_formats(args, "q8", "q4")
     else:
-        found = (decoder.read_decoder if decoder.is_decoder(args.input) else hf.read_hf)(args.input, say)
+        found, formats = hf.read_hf(args.input, say), number_formats(args)
     meta["general.architecture"] = "transformer"
     meta.update(found.meta)
     meta.update(aligner(args.align))
@@ -502,7 +510,7 @@ def convert_transformer(args, meta):
         key, value = parse_meta(meta, setting)
         meta[key] = value
     lists = listed(args.shortlist or getattr(found, "shortlist", None), meta)
-    m, kinds = moefile.describe(meta), moefile.TYPES
+    m = moefile.describe(meta)
     check_aligner(args, m)
     tensors = {}
     for name, (layout, dims, f32) in moefile.shapes(m, found.tensors).items():
@@ -513,10 +521,10 @@ def convert_transformer(args, meta):
         if rows is None:
             raise FormatError(f"tensor {name} is missing, which the settings call for")
         if layout != moefile.MATRIX:
-            kind = kinds[args.experts or args.type]
+            kind = formats[1]
             pieces = lambda rows=rows, kind=kind: expert_pieces(*rows, kind)
         else:
-            kind = moefile.F32 if f32 else kinds[args.type]
+            kind = moefile.F32 if f32 else formats[0]
             n, k = dims if len(dims) == 2 else (*dims, None)
             if kind == moefile.Q8 and getattr(rows, "coded", False):
                 pieces = lambda rows=rows: [moefile.encode_codes(*rows.codes())]
@@ -596,17 +604,18 @@ def parse_arguments():
                        help="the program that wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch "
                             "GNMT, tensorflow/nmt or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as "
                             "translate.ckpt-340000), or Hugging Face (hf: CHECKPOINT is the folder of an NLLB, "
-                            "NLLB-MoE, M2M-100 or Marian model), or fairseq (CHECKPOINT is the PREFIX of "
-                            "PREFIX-shared.pt and PREFIX-rank-0.pt, ... of NLLB-MoE, or one file of a dense NLLB or "
-                            "M2M-100), or Marian (marian: CHECKPOINT is the folder of a model of Firefox, "
-                            "Bergamot or OPUS-MT, or its .bin or .npz) (default: moe)")
+                            "NLLB-MoE, M2M-100, Marian, Hunyuan, Qwen3-MoE or Llama model), or fairseq (CHECKPOINT is "
+                            "the PREFIX of PREFIX-shared.pt and PREFIX-rank-0.pt, ... of NLLB-MoE, or one file of a "
+                            "dense NLLB or M2M-100), or Marian (marian: CHECKPOINT is the folder of a model of "
+                            "Firefox, Bergamot or OPUS-MT, or its .bin or .npz) (default: moe)")
     group.add_argument("--preset", choices=list(gnmt.PRESETS),
                        help="decode defaults to write into the file (default: those "
                        "of the program that wrote the checkpoint)")
     group.add_argument("--spm", metavar="FILE", help="SentencePiece model to put into the file (none: token ids only); "
                        "with fairseq NLLB's")
-    group.add_argument("--type", choices=list(moefile.TYPES), default="f32",
-                       help="number format of matrices and experts; gates and vectors stay f32 (default: f32)")
+    group.add_argument("--type", choices=list(moefile.TYPES),
+                       help="number format of matrices and experts; gates and vectors stay f32 (default: f32; of "
+                       "decoder-only models q8, and q4 for experts)")
     group.add_argument("--experts", choices=list(moefile.TYPES),
                        help="number format of experts, if different")
     group.add_argument("--resume", action="store_true",

@@ -1,5 +1,5 @@
-"""Decoder-only translation models of Hugging Face's layout as metadata and weights of a model file: Hunyuan's (Hy-MT2,
-HY-MT1.5, Hunyuan-MT) and Qwen3's mixtures.
+"""Decoder-only models of Hugging Face's layout as metadata and weights of a model file: Hunyuan's for translation
+(Hy-MT2, HY-MT1.5, Hunyuan-MT), Qwen3's mixtures, and Llama's kind.
 
     found = read_decoder(folder, say)     `found` as hf.read_hf's
 
@@ -20,7 +20,8 @@ from hf_json import read_json, short
 from moefile import FormatError
 
 FAMILIES = {"hy_v3": "HYV3ForCausalLM", "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
-            "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+            "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+            "llama": "LlamaForCausalLM"}
 MOST_PLACES = 1 << 15  # rows of the table of positions; published contexts are longer than translations need
 DEFAULT_LIMIT = 512
 # Keys that have one value, the first, in all models that are known, or a name for the same.
@@ -29,7 +30,10 @@ ONLY = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,
         "group_limited_greedy": (None, False), "use_sliding_window": (False,), "norm_type": ("rms",),
         "pretraining_tp": (1,), "use_mixed_mlp_moe": (False,), "quantization_config": (None,),
         "is_encoder_decoder": (False,), "moe_router_use_sigmoid": (True,), "moe_router_enable_expert_bias": (True,),
-        "route_norm": (True,), "use_rotary_pos_emb": (True,), "add_classification_head": (False,)}
+        "route_norm": (True,), "use_rotary_pos_emb": (True,), "add_classification_head": (False,),
+        "rope_interleaved": (False,)}
+ONE_EXPERT = {"num_experts": (None, 0, 1), "num_local_experts": (None, 0, 1)}
+DENSE = {"hunyuan_v1_dense": ONE_EXPERT, "llama": {**ONE_EXPERT, "qk_norm": (False,), "use_qk_norm": (False,)}}
 SECOND = (("mlp.router.gate.", "mlp.gate."), ("mlp.gate.wg.", "mlp.gate."),
           ("mlp.expert_bias", "mlp.e_score_correction_bias"), ("mlp.shared_mlp.", "mlp.shared_experts."),
           ("self_attn.query_layernorm.", "self_attn.q_norm."),
@@ -52,8 +56,9 @@ def first_of(c, keys, kind, default=None, **limits):
     return next(iter(found.values()), None) if found else c.get(keys[0], kind, default, **limits)
 
 
-def read_theta(c, m):
-    """The base of the angles; Hunyuan's alpha belongs to it at every length."""
+def read_frequencies(c, m):
+    """Of the angles, one for each pair of columns. Hunyuan's alpha belongs to their base at every length; Llama 3.1
+    has the slow ones slower, from its `rope_scaling`."""
     new, old = c.values.get("rope_parameters"), c.values.get("rope_scaling")
     for key, value in (("rope_parameters", new), ("rope_scaling", old)):
         if value is not None and not isinstance(value, dict):
@@ -61,28 +66,39 @@ def read_theta(c, m):
     about = {**(old or {}), **(new or {})}
     inside = hf.Config(f"{c.path}: rope_parameters", about)
     given = inside if about.get("rope_theta") is not None else c
-    theta = given.get("rope_theta", float, least=1.0, most=1e12)
+    theta = given.get("rope_theta", float, 1e4 if m.family == "llama" else None, least=1.0, most=1e12)
     kinds = [value for value in (about.get("type"), about.get("rope_type")) if value is not None] or ["default"]
     kind = kinds[0] if kinds[0] == kinds[-1] else kinds
     alpha = about.get("alpha") is not None
     if kind == "dynamic" and m.family.startswith("hunyuan") and alpha:
         if m.head < 4:
             raise FormatError(f"{c.path}: head_dim is {m.head}, which is not supported with alpha")
-        return theta * inside.get("alpha", float, least=1.0, most=1e9) ** (m.head / (m.head - 2))
-    if kind != "default":
-        raise FormatError(f"{c.path}: rope type {short(kind)}{' with alpha' if alpha else ''}: only 'default', or "
-                          "Hunyuan's 'dynamic' with alpha, is supported")
-    if alpha and inside.get("alpha", float) != 1.0:
-        raise FormatError(f"{c.path}: alpha is {short(about['alpha'])} with rope type 'default': not supported")
-    return theta
+        theta *= inside.get("alpha", float, least=1.0, most=1e9) ** (m.head / (m.head - 2))
+    elif kind != "default" and not (kind == "llama3" and m.family == "llama"):
+        raise FormatError(f"{c.path}: rope type {short(kind)}{' with alpha' if alpha else ''}: only 'default', "
+                          "Hunyuan's 'dynamic' with alpha and Llama's 'llama3' are supported")
+    elif alpha and inside.get("alpha", float) != 1.0:
+        raise FormatError(f"{c.path}: alpha is {short(about['alpha'])} with rope type {kind!r}: not supported")
+    frequencies = np.power(theta, -2 * np.arange(m.head // 2) / m.head)
+    return slower(inside, frequencies) if kind == "llama3" else frequencies
+
+
+def slower(c, frequencies):
+    """Those with fewer than `low_freq_factor` turns in the length that the model was first trained on are divided by
+    `factor`, those with more than `high_freq_factor` stay, and between them it goes over evenly."""
+    factor, low = c.get("factor", float, least=1.0, most=1e6), c.get("low_freq_factor", float, least=1e-3, most=1e6)
+    high = c.get("high_freq_factor", float, least=1e-3, most=1e6)
+    turns = c.get("original_max_position_embeddings", int, least=1, most=1 << 24) * frequencies / (2 * np.pi)
+    if high <= low:
+        raise FormatError(f"{c.path}: high_freq_factor is {high}, low_freq_factor {low}: not supported")
+    fast = np.clip((turns - low) / (high - low), 0, 1)
+    return frequencies * (fast + (1 - fast) / factor)
 
 
 def sparse_layers(c, m):
     """Which layers are mixtures."""
     layers = range(m.layers)
-    if m.family == "hunyuan_v1_dense":
-        if c.get("num_experts", int, 1) > 1:
-            raise FormatError(f"{c.path}: num_experts is {c.values['num_experts']} in a dense model")
+    if m.family in DENSE:
         return [False for _ in layers]
     if m.family == "hy_v3":
         kinds = c.values.get("mlp_layer_types")
@@ -129,29 +145,29 @@ def read_config(c):
     given = c.values.get("architectures") or [FAMILIES[family]]
     if given != [FAMILIES[family]]:
         raise FormatError(f"{c.path}: architectures is {short(given)}, this program knows {FAMILIES[family]}")
-    for key, values in ONLY.items():
+    for key, values in {**ONLY, **DENSE.get(family, {})}.items():
         c.only(key, *values)
     m = types.SimpleNamespace(family=family, width=c.get("hidden_size", int, least=1, most=1 << 20),
                               layers=c.get("num_hidden_layers", int, least=1, most=256),
                               heads=c.get("num_attention_heads", int, least=1, most=1 << 16),
                               vocabulary=c.get("vocab_size", int, least=4, most=1 << 24),
                               ffn=c.get("intermediate_size", int, least=1, most=1 << 24),
-                              epsilon=c.get("rms_norm_eps", float, 1e-6 if family == "qwen3_moe" else 1e-5, least=0.0,
-                                            most=1.0))
+                              epsilon=c.get("rms_norm_eps", float, 1e-6 if family in ("qwen3_moe", "llama") else 1e-5,
+                                            least=0.0, most=1.0))
     m.keys = c.get("num_key_value_heads", int, m.heads, least=1, most=m.heads)
     if m.heads % m.keys:
         raise FormatError(f"{c.path}: num_key_value_heads {m.keys} does not divide num_attention_heads {m.heads}")
     m.head = first_of(c, ("head_dim", "attention_head_dim"), int, m.width // m.heads, least=2, most=1 << 16)
     if m.head % 2:
         raise FormatError(f"{c.path}: head_dim is {m.head}, an odd number")
-    m.theta = read_theta(c, m)
-    m.tied = c.get("tie_word_embeddings", bool, family != "qwen3_moe" and family != "hy_v3")
+    m.frequencies = read_frequencies(c, m)
+    m.tied = c.get("tie_word_embeddings", bool, family.startswith("hunyuan"))
     m.context = c.get("max_position_embeddings", int, least=4, most=1 << 24)
     m.places = min(m.context, MOST_PLACES)
     m.sparse = sparse_layers(c, m)
     if any(m.sparse):
         read_mixture(c, m)
-    m.norm = "after" if family.startswith("hunyuan") else "before"
+    m.norm = "after" if family.startswith("hunyuan") else "none" if family == "llama" else "before"
     m.bos = c.get("bos_token_id", int, 0, least=0, most=m.vocabulary - 1)
     return m
 
@@ -186,9 +202,9 @@ def decode_meta(c, m, config):
 
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
-def rotary_table(theta, first, count, width):
-    """Cosines, then sines, of p theta^(-2i / width), made in float64."""
-    angle = np.arange(first, first + count)[:, None] * np.power(theta, -2 * np.arange(width // 2) / width)
+def rotary_table(frequencies, first, count):
+    """Cosines, then sines, of positions times frequencies, made in float64."""
+    angle = np.arange(first, first + count)[:, None] * frequencies
     return np.concatenate([np.cos(angle), np.sin(angle)], 1).astype(np.float32)
 
 
@@ -275,7 +291,7 @@ def put_layer(b, m, i):
     attention = source + "self_attn."
     b.matrix(name + ".qkv", (attention + "q_proj", queries, d), (attention + "k_proj", keys, d),
              (attention + "v_proj", keys, d))
-    for part in ("q_norm", "k_norm"):
+    for part in ("q_norm", "k_norm") if m.norm != "none" else ():
         b.weight(f"{name}.{part}", attention + part, m.head)
     b.weight(name + ".out", attention + "o_proj", d, queries)
     if m.sparse[i]:
@@ -292,7 +308,7 @@ def put_embeddings(b, m, say):
     if not m.tied:
         b.put("output.weight", b.take("lm_head.weight", m.vocabulary, m.width))
     b.tensors["rotary.weight"] = hf.Rows((m.places, m.head), [
-        lambda rows: (rotary_table(m.theta, at, min(rows, m.places - at), m.head) for at in range(0, m.places, rows))])
+        lambda rows: (rotary_table(m.frequencies, at, min(rows, m.places - at)) for at in range(0, m.places, rows))])
 
 
 def tokens_meta(folder, m, say):
