@@ -415,6 +415,11 @@ def the_direction_of_a_model_is_written():
             if wanted[1]:
                 models = [TRANSLATE, "-m", c.folder + ".bin", "-m", c.folder + ".bin"]
                 assert "they have: en de" in run([*models, "-s", "en", "-t", "fr", "a"], status=2).stderr
+            elif tagged:  # the tags are targets, the list has the sources
+                for several in [], ["-m", c.folder + ".bin"]:
+                    ask = [TRANSLATE, "-m", c.folder + ".bin", *several, "-t", next(iter(c.languages)), "-s"]
+                    assert run([*ask, "en", "a"]).stdout.count("\n") == 1
+                    assert "have: en" in run([*ask, "xx", "a"], status=2).stderr.replace("it has", "they have")
 
 
 @numpy_test

@@ -196,6 +196,19 @@ def a_call_is_cancelled():
 
 
 @test
+def a_model_of_another_program_says_how_to_convert_it():
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "model.npz").touch()
+        for given in {"path": folder}, {"models": folder}:
+            try:
+                Model(**given)
+            except MoeError as error:
+                assert f"convert it first: tools/convert/convert.py --from marian {folder} -o model.bin" in str(error)
+            else:
+                raise AssertionError(f"{given} is a model")
+
+
+@test
 def two_translators_share_the_models():
     model = Model(models=MODELS)
     with Translator(model, **FAST) as one, Translator(model, **FAST) as two:

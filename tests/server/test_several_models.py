@@ -164,6 +164,17 @@ def it_ends_while_models_work():
 
 
 @test
+def a_model_of_another_program_says_how_to_convert_it():
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "model.npz").touch()
+        for option in "-m", "--models":
+            found = subprocess.run([BIN / "moe-server", option, folder, "--port", "0"], capture_output=True, text=True,
+                                   timeout=60)
+            wanted = f"convert it first: tools/convert/convert.py --from marian {folder} -o model.bin"
+            assert found.returncode in (2, 3) and wanted in found.stderr, found
+
+
+@test
 def one_model_of_several_options_is_one_model():
     """-m once is what it was."""
     with serving() as server:

@@ -304,6 +304,58 @@ static void other_models_are_refused(void **state) {
     moetext_free(NULL);
 }
 
+static void write_file(const char *path, const char *data) {
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_true(fputs(data, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+static moe_error refused(const char *path, int several) {
+    moetext_model *m = NULL;
+    moe_error e = { .code = MOE_OK };
+    const char *const paths[] = { path };
+    const moe_status status =
+        several ? moetext_models_open(paths, 1, NULL, &m, &e) : moetext_model_open(path, NULL, &m, &e);
+    assert_true(status && status == e.code);
+    assert_null(m);
+    return e;
+}
+
+static void a_model_of_another_program_says_how_to_convert_it(void **state) {
+    char folder[] = "/tmp/moetext-XXXXXX", path[300], wanted[512];
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    static const char *const names[][2] = { { "model.npz", "marian" },
+                                            { "model.intgemm8.bin", "marian" },
+                                            { "lex.50.50.ende.s2t.bin", "marian" },
+                                            { "model.safetensors", "hf" },
+                                            { "pytorch_model.bin", "hf" } };
+    assert_null(strstr(refused(folder, 0).message, "convert"));
+    assert_null(strstr(refused(folder, 1).message, "convert"));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, names[i][0]);
+        assert_null(strstr(refused(path, 0).message, "convert")); /* it is not there */
+        write_file(path,
+                   "a model of another program, which is longer than the header of one of this engine's would be");
+        snprintf(wanted, sizeof wanted, "; convert it first: tools/convert/convert.py --from %s %s", names[i][1],
+                 folder);
+        for (int several = 0; several < 2; several++) assert_non_null(strstr(refused(folder, several).message, wanted));
+        snprintf(wanted, sizeof wanted,
+                 "offset 0: not a moe model file (no MOEMODEL at its start); convert it first: "
+                 "tools/convert/convert.py --from %s %s -o model.bin",
+                 names[i][1], i < 2 ? path : folder);
+        assert_non_null(strstr(refused(path, 1).message, wanted));
+        assert_non_null(strstr(refused(path, 0).message, strchr(wanted, ';')));
+        unlink(path);
+    }
+    snprintf(path, sizeof path, "%s/%0140d.npz", folder, 0); /* a long name does not fit beside the words */
+    write_file(path, "no model");
+    assert_non_null(strstr(refused(path, 0).message, "--from marian PATH -o model.bin --type q8"));
+    unlink(path);
+    rmdir(folder);
+}
+
 static void a_model_without_a_tokeniser_takes_ids(void **state) {
     moetext_model *m;
     moetext *t;
@@ -1129,6 +1181,7 @@ int main(void) {
         cmocka_unit_test(a_model_tells_what_it_knows),
         cmocka_unit_test(texts_are_cut_into_ids_and_back),
         cmocka_unit_test(other_models_are_refused),
+        cmocka_unit_test(a_model_of_another_program_says_how_to_convert_it),
         cmocka_unit_test(a_model_without_a_tokeniser_takes_ids),
         cmocka_unit_test(a_folder_of_models_is_one_model),
         cmocka_unit_test(lines_of_a_text_stay_lines),

@@ -9,7 +9,6 @@
 #include "tools/text/protect.h"
 #include "tools/text/spans.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -302,40 +301,12 @@ int program_words(program_common *o, int count, char *const *words) {
     return -1;
 }
 
-/* The layout of convert.py that a checkpoint has by its file's name; NULL: another one, or none. */
-static const char *layout_of(const char *name) {
-    static const char *const known[][2] = { { ".npz", "marian" },
-                                            { ".intgemm", "marian" },
-                                            { ".safetensors", "hf" },
-                                            { "pytorch_model", "hf" } };
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (strstr(name, known[i][0])) return known[i][1];
-    return NULL;
-}
-
-/* What was to be opened may be a model of another program, or a folder with one. */
-static void say_how_to_convert(const char *path) {
-    const char *name = strrchr(path, '/'), *layout = NULL;
-    DIR *dir = opendir(path);
-    int length = (int)strlen(path);
-    for (struct dirent *entry; dir && !layout && (entry = readdir(dir));) layout = layout_of(entry->d_name);
-    if (!dir && (layout = layout_of(name ? name + 1 : path)) && strcmp(layout, "hf") == 0) {
-        length = name ? (int)(name - path) : 1; /* the folder that it is in */
-        if (!name) path = ".";
-    }
-    if (dir) closedir(dir);
-    if (layout)
-        program_complain("convert it first: tools/convert/convert.py --from %s %.*s -o model.bin --type q8", layout,
-                         length, path);
-}
-
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front) {
     moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 2 };
     moe_error e;
     if (o->max_memory) params.allocator = text_memory_allocator();
     if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) {
         program_file_error(o->model, &e);
-        say_how_to_convert(o->model);
         return EXIT_MODEL;
     }
     int status = program_check_kind(o->model, front->model, kind);

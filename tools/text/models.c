@@ -48,14 +48,12 @@ static void free_codes(char **codes, size_t n) {
     free(codes);
 }
 
-/* The codes of a list in the metadata, or of the model's tags where there is no such list. */
-static int codes_of_model(const moe_model *m, const char *key, char ***codes, size_t *n) {
-    const ptrdiff_t at = moe_model_meta_find(m, key);
-    const int listed = at >= 0 && moe_model_meta_kind(m, (size_t)at) == MOE_META_TEXTS;
-    const size_t count = listed ? moe_model_meta_length(m, (size_t)at) : moe_model_language_count(m);
-    if (!(*codes = calloc(count + 1, sizeof **codes))) return 0;
-    for (; *n < count; ++*n) {
-        const moe_span code = listed ? moe_model_meta_text(m, (size_t)at, *n) : moe_model_language(m, *n);
+/* The languages of one side of a model. */
+static int codes_of_model(const moe_model *m, int target, char ***codes, size_t *n) {
+    const text_codes found = text_languages_of(m, target);
+    if (!(*codes = calloc(found.n + 1, sizeof **codes))) return 0;
+    for (; *n < found.n; ++*n) {
+        const moe_span code = text_code_at(&found, *n);
         if (!((*codes)[*n] = text_copy(code.data, code.length))) return 0;
     }
     return 1;
@@ -88,8 +86,7 @@ static int codes_of_name(const char *path, char ***sources, char ***targets) {
 
 /* What a file translates. */
 static moe_status read_directions(const moe_model *m, model_file *f, moe_error *error) {
-    int fine = codes_of_model(m, "languages.sources", &f->sources, &f->n_sources) &&
-               codes_of_model(m, "languages.targets", &f->targets, &f->n_targets);
+    int fine = codes_of_model(m, 0, &f->sources, &f->n_sources) && codes_of_model(m, 1, &f->targets, &f->n_targets);
     if (fine && !f->n_sources && !f->n_targets) {
         free(f->sources), free(f->targets);
         f->sources = f->targets = NULL;
@@ -108,8 +105,8 @@ static moe_status of_file(const char *path, const moe_error *e, moe_error *error
     if (!error) return e->code;
     *error = *e;
     if (strcmp(e->where, path) == 0) return e->code;
-    if (e->where[0] && e->code != MOE_ERROR_IO)
-        snprintf(error->message, sizeof error->message, "%s: %.150s", e->where, e->message);
+    if (e->where[0] && e->code != MOE_ERROR_IO && strlen(e->where) + strlen(e->message) + 2 < sizeof e->message)
+        text_fail(error, e->code, "", "%s: %s", e->where, e->message);
     snprintf(error->where, sizeof error->where, "%s", length > most ? path + length - most : path);
     return e->code;
 }
@@ -185,8 +182,9 @@ static moe_status add_folder(text_set *s, const char *folder, moe_error *error) 
     }
     free_codes(names, n);
     if (status || s->n > before) return status;
-    return text_fail(error, MOE_ERROR_ARGUMENT, folder,
-                     "there is no translation model (*.bin) in this folder; tools/convert/convert.py makes one");
+    text_fail(error, MOE_ERROR_ARGUMENT, folder, "there is no translation model (*.bin) in this folder");
+    text_say_how_to_convert(folder, error);
+    return MOE_ERROR_ARGUMENT;
 }
 
 /* ==== 2. Ways =========================================================================================== */

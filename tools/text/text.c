@@ -4,6 +4,7 @@
 #include "tools/text/text.h"
 #include "tools/text/sentences.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -387,11 +388,51 @@ const char *text_file_error(const char *file, const moe_error *error, char *out,
     return out;
 }
 
+/* Files of other programs' models: parts of their names, the layout of convert.py, whether a folder is one model. */
+static const struct {
+    const char *part, *layout;
+    int folder;
+} foreign[] = { { ".npz", "marian", 0 },
+                { ".intgemm", "marian", 0 },
+                { "lex.", "marian", 1 },
+                { ".safetensors", "hf", 1 },
+                { "pytorch_model", "hf", 1 } };
+enum { FOREIGN = sizeof foreign / sizeof *foreign };
+
+static size_t foreign_of(const char *name) {
+    size_t i = 0;
+    while (i < FOREIGN && !strstr(name, foreign[i].part)) i++;
+    return i;
+}
+
+void text_say_how_to_convert(const char *path, moe_error *error) {
+    const char *slash = strrchr(path, '/');
+    size_t length = strlen(path), found = FOREIGN;
+    DIR *dir = error ? opendir(path) : NULL;
+    if (dir) {
+        for (struct dirent *entry; found == FOREIGN && (entry = readdir(dir));) found = foreign_of(entry->d_name);
+        closedir(dir);
+    } else if (error && error->code == MOE_ERROR_FORMAT) {
+        found = foreign_of(slash ? slash + 1 : path);
+        if (found < FOREIGN && foreign[found].folder) {
+            if (!slash) path = ".";
+            length = slash && slash > path ? (size_t)(slash - path) : 1;
+        }
+    }
+    if (found == FOREIGN) return;
+    static const char form[] = "; convert it first: tools/convert/convert.py --from %s %.*s -o model.bin --type q8";
+    char hint[sizeof error->message];
+    const size_t said = strlen(error->message);
+    if (said + strlen(form) + length >= sizeof hint) path = "PATH", length = 4;
+    snprintf(hint, sizeof hint, form, foreign[found].layout, (int)length, path);
+    snprintf(error->message + said, sizeof error->message - said, "%s", hint);
+}
+
 moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
                      moe_error *error) {
     *front = (text_front){ .unknown = -1, .target_unknown = -1 };
     moe_status status = moe_model_open(path, params, &front->model, error);
-    if (status) return status;
+    if (status) return text_say_how_to_convert(path, error), status;
     front->source_extra = source_extra(front->model);
     status = text_open_tokeniser(front, level, error);
     if (status) text_close(front);
@@ -449,15 +490,7 @@ static void plain_code(const char *code, size_t length, char out[32]) {
     out[n] = '\0';
 }
 
-/* The codes of a model, those in its metadata, or those of a list. */
-typedef struct code_list {
-    const moe_model *model;
-    ptrdiff_t entry; /* of the metadata; -1: the model's tags */
-    const char *const *codes;
-    size_t n;
-} code_list;
-
-static moe_span code_at(const code_list *list, size_t i) {
+moe_span text_code_at(const text_codes *list, size_t i) {
     if (list->codes) return (moe_span){ list->codes[i], strlen(list->codes[i]) };
     return list->entry < 0 ? moe_model_language(list->model, i)
                            : moe_model_meta_text(list->model, (size_t)list->entry, i);
@@ -465,9 +498,9 @@ static moe_span code_at(const code_list *list, size_t i) {
 
 /* The number of the first code that is written like `code` but for case and dashes; with `part` only its first part
  * needs to be. -1: none. */
-static ptrdiff_t code_like(const code_list *list, const char *code, int part) {
+static ptrdiff_t code_like(const text_codes *list, const char *code, int part) {
     for (size_t i = 0; i < list->n; i++) {
-        const moe_span known = code_at(list, i);
+        const moe_span known = text_code_at(list, i);
         char plain[32];
         plain_code(known.data, known.length, plain);
         if (part) plain[strcspn(plain, "-")] = '\0';
@@ -477,7 +510,7 @@ static ptrdiff_t code_like(const code_list *list, const char *code, int part) {
 }
 
 /* The number of a language that is called otherwise: by a row of `aliases` one of whose names is `code`. */
-static ptrdiff_t code_of_alias(const code_list *list, const char *code) {
+static ptrdiff_t code_of_alias(const text_codes *list, const char *code) {
     for (const char *row = aliases; *row;) {
         const size_t shorter = strcspn(row, " "), longer = strcspn(row + shorter + 1, " ");
         char names[3][32]; /* de, deu-latn, deu */
@@ -495,11 +528,11 @@ static ptrdiff_t code_of_alias(const code_list *list, const char *code) {
 }
 
 /* As it is listed, then as others write it, then, `loose`, without what follows its first part: the region of pt-BR. */
-static ptrdiff_t find_code(const code_list *list, const char *code, int loose) {
+static ptrdiff_t find_code(const text_codes *list, const char *code, int loose) {
     const size_t length = strlen(code);
     char plain[32];
     for (size_t i = 0; i < list->n; i++) {
-        const moe_span known = code_at(list, i);
+        const moe_span known = text_code_at(list, i);
         if (known.length == length && memcmp(known.data, code, length) == 0) return (ptrdiff_t)i;
     }
     ptrdiff_t found = -1;
@@ -513,41 +546,41 @@ static ptrdiff_t find_code(const code_list *list, const char *code, int loose) {
 }
 
 ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *code, int loose) {
-    const code_list list = { .codes = codes, .n = n };
+    const text_codes list = { .codes = codes, .n = n };
     return find_code(&list, code, loose);
 }
 
-/* The languages that may stand on one side: the tags of the model, or, where it has none, what its file says. */
-static code_list languages_of(const text_front *front, int target) {
-    const moe_model *m = front->model;
-    code_list list = { .model = m, .entry = -1, .n = moe_model_language_count(m) };
-    if (list.n) return list;
-    list.entry = moe_model_meta_find(m, target ? "languages.targets" : "languages.sources");
-    if (list.entry >= 0 && moe_model_meta_kind(m, (size_t)list.entry) == MOE_META_TEXTS)
-        list.n = moe_model_meta_length(m, (size_t)list.entry);
-    return list;
+static text_codes tags_of(const moe_model *m) {
+    return (text_codes){ .model = m, .entry = -1, .n = moe_model_language_count(m) };
 }
 
-static void append_codes(const code_list *list, text_bytes *out) {
+text_codes text_languages_of(const moe_model *m, int target) {
+    const ptrdiff_t entry = moe_model_meta_find(m, target ? "languages.targets" : "languages.sources");
+    const int listed = entry >= 0 && moe_model_meta_kind(m, (size_t)entry) == MOE_META_TEXTS;
+    const size_t n = listed ? moe_model_meta_length(m, (size_t)entry) : 0;
+    return n ? (text_codes){ .model = m, .entry = entry, .n = n } : tags_of(m);
+}
+
+static void append_codes(const text_codes *list, text_bytes *out) {
     for (size_t i = 0; i < list->n; i++) {
-        const moe_span code = code_at(list, i);
+        const moe_span code = text_code_at(list, i);
         if (i) text_append(out, " ", 1);
         text_append_clean(out, code.data, code.length);
     }
 }
 
 void text_languages(const text_front *front, text_bytes *out) {
-    const code_list sources = languages_of(front, 0), targets = languages_of(front, 1);
-    if (sources.entry >= 0 && targets.entry >= 0) append_codes(&sources, out), text_append_string(out, " -> ");
+    const text_codes sources = text_languages_of(front->model, 0), targets = text_languages_of(front->model, 1);
+    if (sources.entry >= 0 || targets.entry >= 0) append_codes(&sources, out), text_append_string(out, " -> ");
     append_codes(&targets, out);
     text_append(out, "", 0);
 }
 
 moe_status text_language(const text_front *front, const char *code, int target, int32_t *tag, moe_error *error) {
-    const code_list list = languages_of(front, target);
-    const ptrdiff_t found = find_code(&list, code, 1);
-    if (found >= 0) {
-        *tag = list.entry < 0 ? moe_model_language_tag_at(front->model, (size_t)found) : -1;
+    const text_codes list = text_languages_of(front->model, target), tags = tags_of(front->model);
+    if (find_code(&list, code, 1) >= 0) {
+        const ptrdiff_t tagged = find_code(&tags, code, 1);
+        *tag = tagged < 0 ? -1 : moe_model_language_tag_at(front->model, (size_t)tagged);
         return MOE_OK;
     }
     text_bytes known = { 0 }, asked = { 0 };

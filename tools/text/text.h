@@ -111,6 +111,10 @@ typedef enum text_level {
     TEXT_IF_THERE
 } text_level;
 
+/* Where `path` looks like another program's model: let the error (may be NULL) end with the command that converts it.
+ */
+void text_say_how_to_convert(const char *path, moe_error *error);
+
 /* Open a model (`params` may be NULL) and the tokeniser inside it. *front is all zero on failure. */
 moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
                      moe_error *error);
@@ -127,14 +131,26 @@ moe_status text_wait_tokeniser(text_front *front, moe_error *error); /* MOE_OK w
  * borrowed: not to be closed. */
 text_front text_front_of_targets(const text_front *front);
 
+/* Codes of languages: in the metadata, the tags of the model, or a list. */
+typedef struct text_codes {
+    const moe_model *model;
+    ptrdiff_t entry; /* of the metadata; -1: the model's tags */
+    const char *const *codes;
+    size_t n;
+} text_codes;
+
+/* The languages that may stand on one side: what the file says (languages.sources, languages.targets in its metadata),
+ * or, where it says nothing, the model's tags. */
+text_codes text_languages_of(const moe_model *m, int target);
+moe_span text_code_at(const text_codes *codes, size_t i);
 /* Sets *tag of a source's or a target's language, which may be written as the model has it or as other models do: "de"
- * finds "deu_Latn" and "pt-BR" finds "pt". -1: the model has no tags, and its file says that this is its language. An
+ * finds "deu_Latn" and "pt-BR" finds "pt". -1: it is a language of the model without a tag. An
  * unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */
 moe_status text_language(const text_front *front, const char *code, int target, int32_t *tag, moe_error *error);
 /* The number of a language in a list of codes, by the same spellings; -1: it is not there. With `loose` "pt-BR" finds
  * "pt", too. */
 ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *code, int loose);
-/* "de en es fr", or "en -> pt" of a model for one direction whose file says it */
+/* "de en es fr", or "en -> pt" of a model whose file says it */
 void text_languages(const text_front *front, text_bytes *out);
 int text_cuts(const text_front *front); /* whether it has a tokeniser */
 /* The error that an answer of spm.h's other than 0 is: MOE_ERROR_MEMORY, or MOE_ERROR_ARGUMENT. */
