@@ -184,6 +184,7 @@ def main():
     p.add_argument("--tgt-len", type=int, default=25)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--workers", type=int, default=1, help="batches at a time, which share the threads")
+    p.add_argument("--once", action="store_true", help="translate once and end, for the cold start")
     p.add_argument("--plain", action="store_true", help="the wheel as it comes, for the difference")
     o = p.parse_args()
     if not o.plain:
@@ -213,6 +214,8 @@ def main():
         return sum(len(x.result().hypotheses[0]) for batch in under_way for x in batch)
 
     translate(work[-1:])
+    if o.once:
+        return
     peer.serve("CTranslate2 %s %s" % (ctranslate2.__version__, translator.compute_type), translate,
                sum(len(source) * n for source, _, n in work), warm_up=len(work) == 1)
 

@@ -6,6 +6,8 @@
         then --network in 8 bits: log-probabilities of random targets
     same_network.py run --batch 32 >> results
         one line of the table: both take turns, --rounds times
+    same_network.py cold
+        whole processes that translate one sentence, --rounds times by turns
     same_network.py table results
         Markdown: medians of the rounds' ratios
 
@@ -39,6 +41,7 @@ import sys
 import tempfile
 
 from compare import HERE, ROOT, Peer, program
+from marian import timed
 
 sys.path += [os.path.join(ROOT, "tools", "convert"), os.path.join(ROOT, "tests", "convert")]
 NETWORKS = ("opus-base", "m2m-418m", "nllb-600m")
@@ -185,6 +188,33 @@ def run(o):
                       "rounds": rounds}), flush=True)
 
 
+# ---- cold ------------------------------------------------------------------------------------------------------------
+
+def cold(o):
+    """One sentence of 25 tokens from the start of a process to its end. CTranslate2 runs as its wheel comes."""
+    lines = forced_sentences(o, o.network, 1, 25)
+    path = write_lines(o, o.network + "-cold.txt", lines)
+    target, language, *source = lines[0].split()
+    common = ["--beam", o.beam, "--threads", o.threads]
+    sides = {
+        "moe": ([program("moe-translate"), "-q", "-m", converted(o, o.network, "q8"), "--raw-ids", *common,
+                 "--min-target", target, "--max-len", target] + ["--force", language] * (int(language) >= 0),
+                " ".join(source) + "\n"),
+        "CTranslate2": ([sys.executable, os.path.join(HERE, "peer_ctranslate2.py"), *peer_options(o, o.network),
+                         "--sentences", path, "--batch", 1, *common, "--plain", "--once"], ""),
+    }
+    found = {name: [] for name in sides}
+    for turn in range(o.rounds + 1):
+        for name, (command, text) in sides.items():
+            run = timed(list(map(str, command)), text)
+            if turn:  # the first reads the files
+                found[name].append(run)
+    print("| network | threads | side | wall s | processor s | MB |\n" + "|---" * 6 + "|")
+    for name, runs in found.items():
+        wall, cpu, rss = (statistics.median(x[i] for x in runs) for i in range(3))
+        print(f"| {o.network} | {o.threads} | {name} | {wall:.3f} | {cpu:.3f} | {rss / 1e6:.0f} |")
+
+
 # ---- table -----------------------------------------------------------------------------------------------------------
 
 def table(o):
@@ -197,19 +227,21 @@ def table(o):
                     line = json.loads(text)
                 except ValueError:
                     sys.exit("%s: line %d is none that `run` has printed: %s" % (path, number, text[:60].strip()))
-                groups.setdefault((line["network"], line["lengths"], line["beam"], line["batch"]), []).append(line)
-    print("| network | sentences | beam | batch | moe tokens/s | CTranslate2 | moe : CTranslate2 | rounds "
-          "| of the bound | moe MB | CTranslate2 MB |\n" + "|---" * 11 + "|")
-    for (network, lengths, beam, batch), lines in groups.items():
+                kind = tuple(line[x] for x in ("network", "lengths", "threads", "beam", "batch"))
+                groups.setdefault(kind, []).append(line)
+    print("| network | sentences | threads | beam | batch | moe tokens/s | CTranslate2 | moe : CTranslate2 "
+          "| per processor second | rounds | of the bound | moe MB | CTranslate2 MB |\n" + "|---" * 13 + "|")
+    for (network, lengths, threads, beam, batch), lines in groups.items():
         rounds = [r for line in lines for r in line["rounds"]
                   if min(r["moe_cpus"], r["peer_cpus"]) >= o.min_cpus * line["threads"]]
         if not rounds:
             continue
         middle = {side: statistics.median(r[side] for r in rounds) for side in ("moe", "peer")}
         ratio = statistics.median(r["moe"] / r["peer"] for r in rounds)
+        busy = statistics.median(r["moe"] / r["moe_cpus"] / (r["peer"] / r["peer_cpus"]) for r in rounds)
         what = "25 + 25 tokens" if lengths == "forced" else "%d of newstest2014" % lines[0]["sentences"]
-        print("| %s | %s | %d | %d | %.0f | %.0f | %.2f | %d | %.2f | %.0f | %.0f |"
-              % (network, what, beam, batch, middle["moe"], middle["peer"], ratio, len(rounds),
+        print("| %s | %s | %d | %d | %d | %.0f | %.0f | %.2f | %.2f | %d | %.2f | %.0f | %.0f |"
+              % (network, what, threads, beam, batch, middle["moe"], middle["peer"], ratio, busy, len(rounds),
                  statistics.median(line["share"] for line in lines), max(line["moe_mb"] for line in lines),
                  max(line["peer_mb"] for line in lines)))
     for about in sorted({"%s, %d threads, %s kernels, %s; %s; memory read at %.0f GB/s, integer peak %.0f Gop/s"
@@ -222,7 +254,8 @@ def table(o):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = p.add_subparsers(dest="command", required=True)
-    for name, words in (("check", "both compute the same"), ("run", "one line of the table")):
+    for name, words in (("check", "both compute the same"), ("run", "one line of the table"),
+                        ("cold", "the start of a process")):
         c = commands.add_parser(name, help=words)
         c.add_argument("--network", default="opus-base", choices=NETWORKS)
         c.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "moe-bench"),
@@ -244,7 +277,7 @@ def main():
     o = p.parse_args()
     if o.command != "table":
         os.makedirs(o.folder, exist_ok=True)
-    sys.exit({"check": check, "run": run, "table": table}[o.command](o))
+    sys.exit({"check": check, "run": run, "cold": cold, "table": table}[o.command](o))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """same_network.py's standard output is a table's input, and nothing else. Prints `ok NAME` or `FAIL NAME` per test."""
+import json
 import os
 import subprocess
 import sys
@@ -35,6 +36,23 @@ def a_line_that_is_no_result_is_named():
             file.write("written: opus.bin\n")
         done = run("same_network.py", "table", folder + "/results")
         assert done.returncode == 1 and "line 1 is none" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@test
+def lines_of_other_threads_are_other_rows():
+    """Per processor second a side that got half its threads is not slow."""
+    def line(threads, moe, peer, cpus):
+        round_ = {"moe": moe, "peer": peer, "moe_cpus": threads, "peer_cpus": cpus}
+        machine = {"cpu": "x", "isa": "avx2", "dram_gbytes_s": 1, "integer_gops": 1}
+        return json.dumps({"network": "opus-base", "lengths": "forced", "batch": 32, "beam": 4, "sentences": 32,
+                           "peer": "p", "moe_mb": 1, "peer_mb": 2, "share": 0.5, "date": "d", "threads": threads,
+                           "machine": machine, "rounds": [round_]})
+    with tempfile.TemporaryDirectory() as folder:
+        with open(folder + "/results", "w", encoding="utf-8") as file:
+            file.write(line(1, 100, 50, 1) + "\n" + line(2, 200, 50, 1) + "\n")
+        rows = run("same_network.py", "table", "--min-cpus", "0.4", folder + "/results").stdout.splitlines()[2:]
+        cells = [[x.strip() for x in row.split("|")[3:10]] for row in rows]
+        assert cells == [["1", "4", "32", "100", "50", "2.00", "2.00"], ["2", "4", "32", "200", "50", "4.00", "2.00"]]
 
 
 if __name__ == "__main__":
