@@ -500,7 +500,7 @@ def convert_transformer(args, meta):
     elif args.layout == "marian":
         found, formats = marian.read_marian(args.input, meta["general.licence"], say), number_formats(args)
     elif decoder.is_decoder(args.input):
-        found, formats = decoder.read_decoder(args.input, say), number_formats(args, "q8", "q4")
+        found, formats = decoder.read_decoder(args.input, say, args.prompts), number_formats(args, "q8", "q4")
     else:
         found, formats = hf.read_hf(args.input, say), number_formats(args)
     meta["general.architecture"] = "transformer"
@@ -638,6 +638,9 @@ def parse_arguments():
                        "that moe-info gives a decoder layer with attention to the source, and heads from 0. "
                        "tests/bench/heads.py measures which ones align best. With a model file as CHECKPOINT, a copy "
                        "of it gets them")
+    group.add_argument("--prompts", metavar="NAME",
+                       help="of a decoder-only model: the wordings that it is asked with, a row of prompts.json, or "
+                            "none: each line is a whole prompt (default: by the model's kind and the folder's name)")
     group.add_argument("--meta", metavar="KEY=VALUE", action="append", default=[],
                        help="set a metadata number or text, e.g. decode.beam=8; may be repeated")
     group = parser.add_argument_group("converting tf-gnmt, whose checkpoints do not say")

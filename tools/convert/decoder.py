@@ -1,7 +1,7 @@
 """Decoder-only models of Hugging Face's layout as metadata and weights of a model file: Hunyuan's for translation
 (Hy-MT2, HY-MT1.5, Hunyuan-MT), Qwen3's mixtures, and Llama's kind.
 
-    found = read_decoder(folder, say)     `found` as hf.read_hf's
+    found = read_decoder(folder, say, row)     `found` as hf.read_hf's; row: of prompts.json, None: the one that fits
 
 A folder holds config.json, generation_config.json and safetensors, whole or in shards with an index. Both spellings of
 names are read: one tensor per expert and matrix, as published, or those of all experts in two tensors. What a
@@ -16,6 +16,7 @@ import numpy as np
 import byte_bpe
 import hf
 import moefile
+import prompts
 from hf_json import read_json, short
 from moefile import FormatError
 
@@ -311,16 +312,18 @@ def put_embeddings(b, m, say):
         lambda rows: (rotary_table(m.frequencies, at, min(rows, m.places - at)) for at in range(0, m.places, rows))])
 
 
-def tokens_meta(folder, m, say):
-    """Metadata of the tokeniser that a folder holds."""
+def tokens_meta(folder, m, say, row=None):
+    """Metadata of the tokeniser that a folder holds, and of its prompts."""
     wanted = "tokenizer.json", "hy.tiktoken"
     if any(os.path.exists(os.path.join(folder, name)) for name in wanted):
-        return byte_bpe.tokenizer_meta(folder, m.vocabulary)
+        name = os.path.basename(os.path.abspath(folder))
+        return {**byte_bpe.tokenizer_meta(folder, m.vocabulary),
+                **prompts.prompt_meta(folder, m.family, name, say, row)}
     say(f"no tokeniser: {folder} has no {' and no '.join(wanted)}. The model will take token ids only")
     return {"tokenizer.kind": "none"}
 
 
-def read_decoder(folder, say=lambda message: None):
+def read_decoder(folder, say=lambda message: None, row=None):
     """Metadata and tensors of a checkpoint."""
     path = os.path.join(folder, "config.json")
     config = hf.Config(path, read_json(path))
@@ -341,6 +344,6 @@ def read_decoder(folder, say=lambda message: None):
         if name not in b.taken and not name.endswith("rotary_emb.inv_freq"):
             raise FormatError(f"tensor {t.name} {list(t.shape)} is not part of what the configuration describes")
     meta = {"general.architecture": "decoder", "vocab.size": m.vocabulary, "model.width": m.width,
-            "rotary.positions": m.places, **tokens_meta(folder, m, say)}
+            "rotary.positions": m.places, **tokens_meta(folder, m, say, row)}
     files = [entry.path for entry in os.scandir(folder) if entry.is_file()]
     return types.SimpleNamespace(meta={**meta, **decode, **b.meta}, tensors=b.tensors, identity=hf.identity(files))

@@ -942,7 +942,8 @@ static int choose_language(const options *o, const text_front *front, moe_sessio
         return program_complain("-s: %s", e.message), EXIT_USAGE;
     if (o->target && text_language(front, o->target, 1, &params->target_tag, &e))
         return program_complain("-t: %s", e.message), EXIT_USAGE;
-    if (o->raw || o->self_test || !moe_model_language_count(front->model)) return 0;
+    const int whole = o->raw || (o->common.ids && moe_model_prompted(front->model)); /* lines are complete */
+    if (whole || o->self_test || !moe_model_language_count(front->model)) return 0;
     if (!o->target) return program_ask_language(front, "-t which language to translate into");
     if (source_too && !o->source) return program_ask_language(front, "-s which language the lines are in");
     return 0;
@@ -950,8 +951,9 @@ static int choose_language(const options *o, const text_front *front, moe_sessio
 
 /* Whether something is kept: of text that is translated freely, by a search that knows constraints. */
 static int keeps(const options *o, const text_front *front, const moe_session_params *params) {
-    return !moe_model_prompted(front->model) && (!o->no_protect || o->glossary) && !o->score && !o->prefix && !o->self_test && !o->common.ids &&
-           !o->common.pretokenized && (params->rules == MOE_RULES_PAPER || params->rules >= MOE_RULES_HF);
+    return !moe_model_prompted(front->model) && (!o->no_protect || o->glossary) && !o->score && !o->prefix &&
+           !o->self_test && !o->common.ids && !o->common.pretokenized &&
+           (params->rules == MOE_RULES_PAPER || params->rules >= MOE_RULES_HF);
 }
 
 /* -1, or a complaint and the exit status. */

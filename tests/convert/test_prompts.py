@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Prompts of decoder-only models: chat templates rendered once and cut, wordings
+and languages in the model file, and what is refused by name.
+
+Usage: tests/python tests/convert/test_prompts.py [--only NAME]
+"""
+import argparse
+import json
+import os
+import sys
+import tempfile
+
+from suite import Skip, Suite
+
+try:
+    import prompts
+except ImportError:  # NumPy
+    prompts = None
+try:
+    import jinja2
+except ImportError:
+    jinja2 = None
+test = Suite()
+template_test = test.needs(prompts and jinja2, "NumPy, or jinja2")
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SHARED = os.path.join(ROOT, "..", "shared", "llm")
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+# Those of the families, written for this test after llm.md, section 5.
+REASONS = """{%- if reasoning_effort is not defined %}{% set reasoning_effort = 'high' %}{%- endif %}
+{{- bos_token + '<mode>' + reasoning_effort }}
+{%- for m in messages %}
+    {% if m.role == 'user' %}
+{{- '<user>' + m.content }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<assistant><think>' }}{% if reasoning_effort == 'no_think' %}{{ '</think>' }}{% endif %}
+{%- endif %}"""
+CHATML = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and not enable_thinking %}
+{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"""
+
+
+def cut(template, family="hunyuan_v1_dense"):
+    return prompts.cut(template, {**TOKENS, **prompts.data()["settings"].get(family, {})}, "FILE")
+
+
+def complaint(template):
+    try:
+        return f"none: {cut(template)}"
+    except prompts.FormatError as error:
+        return str(error)
+
+
+@template_test
+def templates_are_cut_where_the_user_speaks():
+    assert cut("{{ bos_token }}{{ messages[0].content }}<e>") == ("<s>", "<e>")
+    assert cut(REASONS, "hy_v3") == ("<s><mode>no_think<user>", "<assistant><think></think>")
+    assert cut(CHATML, "qwen3_moe") == ("<|im_start|>user\n",
+                                        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert cut(CHATML)[1] == "<|im_end|>\n<|im_start|>assistant\n"  # others are not told about thinking
+    assert cut("{% for m in messages %}{% if loop.first %}{{ m['content'] | trim }}{% break %}{% endif %}{% endfor %}")
+
+
+@template_test
+def templates_that_do_harm_are_refused_by_name():
+    for template, part in [
+            ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "2 seconds"),
+            ("{% set x = namespace(a='x' * 1000000) %}{% for i in range(20) %}{% set x.a = x.a + x.a %}{% endfor %}",
+             "256 MB"),
+            ("{% for i in range(99999) %}{{ 'a long text' * 100 }}{% endfor %}", "1048576 characters"),
+            ("{% include '/etc/passwd' %}", "cannot be rendered"), ("{% import 'x' as y %}", "cannot be rendered"),
+            ("{{ messages.__class__.__mro__ }}{{ ''.__class__.__base__.__subclasses__() }}", "cannot be rendered"),
+            ("{{ raise_exception('no system turn') }}", "no system turn"), ("{{ open('/etc/passwd') }}", "open"),
+            ("{% if %}", "line 1"), ("{{ messages", "line 1"), ("{{ messages[0].content.x.y }}", "cannot be rendered"),
+            ("{% for m in messages %}{% for m in messages %}{% endfor %}", "cannot be rendered")]:
+        said = complaint(template)
+        assert said.startswith("FILE: the chat template") and part in said and "\n" not in said, (template, said)
+
+
+@template_test
+def templates_that_do_not_show_the_turn_once_are_refused():
+    for template, part in [("{{ bos_token }}", "0 times"), ("", "0 times"),
+                           ("{{ messages[0].content }}{{ messages[0].content }}", "2 times"),
+                           ("{{ messages[0].content | upper }}", "0 times"),
+                           ("{{ messages[0].content }}{{ messages[0].content | length }}", "depends on"),
+                           ("{{ 'x' * 20000 }}{{ messages[0].content }}", "16384 bytes")]:
+        said = complaint(template)
+        assert part in said, (template, said)
+
+
+def folder_with(**files):
+    found = tempfile.TemporaryDirectory()
+    for name, content in files.items():
+        name = {"jinja": "chat_template.jinja", "config": "tokenizer_config.json"}[name]
+        with open(os.path.join(found.name, name), "wb") as file:
+            file.write(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return found
+
+
+def meta(family="hy_v3", name="x", wanted=None, said=lambda x: None, **files):
+    with folder_with(**files) as folder:
+        return prompts.prompt_meta(folder, family, name, said, wanted)
+
+
+@template_test
+def a_template_stands_in_one_of_three_places():
+    about = {"bos_token": {"content": "<s>"}, "eos_token": None,
+             "chat_template": "A{{ bos_token + messages[0].content }}"}
+    assert meta(config=about)["prompt.prefix"] == "A<s>"
+    several = [{"name": "tool", "template": "T"}, {"name": "default", "template": "D{{ messages[0].content }}"}]
+    assert meta(config={**about, "chat_template": several})["prompt.prefix"] == "D"
+    assert meta(config=about, jinja=b"B{{ messages[0].content }}C")["prompt.prefix"] == "B"
+    said = []
+    assert meta(config={}, said=said.append) == {} and "no chat template" in said[0]
+    assert meta(config=about, wanted="none", said=said.append) == {} and "--prompts none" in said[1]
+    for bad in {"config": {"chat_template": 5}}, {"jinja": b"\xff{{ messages[0].content }}"}, {"config": b"{"}:
+        try:
+            assert not meta(**bad), bad
+        except prompts.FormatError as error:
+            assert "chat_template" in str(error) or "tokenizer_config" in str(error), error
+
+
+@template_test
+def wordings_and_languages_are_those_of_the_family():
+    template = {"jinja": b"{{ messages[0].content }}"}
+    rows = {"hy_v3": {"Hy-MT2-30B-A3B": "hy_mt2"}, "qwen3_moe": {"Hy-MT2": "general"},
+            "hunyuan_v1_dense": {"Hy-MT2-7B": "hy_mt2", "HY-MT1.5-7B": "hy_mt1_5", "Hunyuan-MT-7B": "hy_mt1_5"}}
+    for family, names in rows.items():
+        for name, row in names.items():
+            assert meta(family, name, **template)["prompt.name"] == row, (family, name)
+    assert meta("qwen3_moe", wanted="hy_mt2", **template)["prompt.name"] == "hy_mt2"
+    try:
+        assert not meta(wanted="other", **template)
+    except prompts.FormatError as error:
+        assert "--prompts other" in str(error) and "hy_mt2" in str(error)
+    found = meta(**template)
+    assert len(found["languages.codes"]) == len(set(found["languages.codes"])) == 38
+    both = zip(found["languages.english"], found["languages.chinese"], strict=True)
+    names = dict(zip(found["languages.codes"], both))
+    assert names["zh-Hant"] == ("Traditional Chinese", "繁体中文") and names["yue"] == ("Cantonese", "粤语")
+    assert names["de"] == ("German", "德语") and names["bo"] == ("Tibetan", "藏语")
+    for row in prompts.data()["rows"]:
+        assert any(key.startswith("plain.") for key in row["wordings"]), row
+        for key, text in row["wordings"].items():
+            assert text.count("{source_text}") == 1 and text.count("{target_lang}") == 1, (row["name"], key)
+
+
+@template_test
+def wordings_are_the_published_ones():
+    if not os.path.isdir(SHARED):
+        raise Skip("no ../shared/llm here")
+    with open(os.path.join(SHARED, "prompts.json"), encoding="utf-8") as file:
+        published = json.load(file)
+    for row in prompts.data()["rows"]:
+        of = published.get(row["name"], published["hy_mt2"])
+        for key, text in row["wordings"].items():
+            kind, language = key.split(".")
+            assert of[kind][language] == text, (row["name"], key)
+
+
+@template_test
+def shared_templates_give_what_transformers_gives():
+    if not os.path.isdir(SHARED):
+        raise Skip("no ../shared/llm here")
+    families = {"hy-v3": "hy_v3", "hunyuan-dense": "hunyuan_v1_dense", "qwen3-moe": "qwen3_moe"}
+    for name, family in families.items():
+        found = prompts.prompt_meta(os.path.join(SHARED, name), family, name, print)
+        with open(os.path.join(SHARED, name, "tokenizer_cases.json"), encoding="utf-8") as file:
+            cases = json.load(file)["chat"]
+        plain = [c for c in cases if len(c["messages"]) == 1]
+        assert plain, name
+        for case in plain:
+            text = found["prompt.prefix"] + case["messages"][0]["content"] + found["prompt.suffix"]
+            thinks = text.replace("<think>\n\n</think>\n\n", "")  # the cases do not ask Qwen3 to keep from it
+            assert case["text"] in (text, thinks), (name, case["text"], text)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="NAME", help="run the tests whose names contain this")
+    sys.exit(test.run(parser.parse_args().only))

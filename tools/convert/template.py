@@ -1,0 +1,66 @@
+"""Renders a chat template, in a process of its own: python3 template.py < REQUEST
+
+REQUEST is JSON: {template, values, marks}. For each mark the template is rendered with one turn of the user, the mark;
+printed is JSON: {texts} or {error}. The process may take 2 s of processor time and 256 MB; the template reads no file,
+sees no clock and has no other template: it is untrusted.
+"""
+import json
+import sys
+
+SECONDS, BYTES, LONGEST = 2, 256 << 20, 1 << 20
+
+
+def limit():
+    try:
+        import resource
+    except ImportError:
+        return
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    seconds = int(used) + SECONDS + 1
+    for what, most in (resource.RLIMIT_AS, BYTES), (resource.RLIMIT_CPU, seconds):
+        try:
+            resource.setrlimit(what, (most, most))
+        except (ValueError, OSError):  # a lower one is there already; macOS knows no limit of addresses
+            pass
+
+
+def refuse(why):
+    raise ValueError(why)
+
+
+def render(request):
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                                extensions=["jinja2.ext.loopcontrols"])
+    environment.globals["raise_exception"] = refuse
+    environment.filters["tojson"] = lambda x, indent=None, **_: json.dumps(x, ensure_ascii=False, indent=indent)
+    limit()
+    template, texts = environment.from_string(request["template"]), []
+    for mark in request["marks"]:
+        parts, length = [], 0
+        for part in template.generate(messages=[{"role": "user", "content": mark}], add_generation_prompt=True,
+                                      **request["values"]):
+            parts.append(part)
+            length += len(part)
+            if length > LONGEST:
+                refuse(f"it writes more than {LONGEST} characters")
+        texts.append("".join(parts))
+    return texts
+
+
+def main():
+    request = json.load(sys.stdin)
+    try:
+        answer = {"texts": render(request)}
+    except ModuleNotFoundError:
+        answer = {"error": "Python's module jinja2 is missing here, with which templates are rendered", "missing": True}
+    except MemoryError:
+        answer = {"error": f"it takes more than {BYTES >> 20} MB"}
+    except Exception as error:  # whatever a template raises
+        at = getattr(error, "lineno", None)
+        answer = {"error": (f"line {at}: " if at else "") + f"{error}"[:300].replace("\n", " ")}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
