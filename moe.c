@@ -4148,7 +4148,7 @@ static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int d
     char *out = s->piece + ((const char *)to.data - s->piece);
     for (size_t r = 0; r < to.rows; r++) {
         if (old) moe_matrix_row(&from, r, s->row);
-        else s->given.fill(s->given.user, index, piece, down ? to.cols + r : r, s->row, to.cols);
+        else s->given.fill(s->given.user, index, piece, down ? (size_t)t->experts * to.cols + r : r, s->row, to.cols);
         if (!moe_row_fits(t->type, to.cols, s->row))
             return moe_fail(s->error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s",
                             (int)t->name.length, t->name.data, moe_type_name(t->type));
@@ -4288,7 +4288,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
         *t = (moe_tensor_info){ .name = { spec->name, spec->name ? strlen(spec->name) : 0 },
                                 .type = spec->type,
                                 .n_dims = spec->n_dims,
-                                .experts = spec->n_dims == 3 };
+                                .experts = spec->n_dims == 3 ? 1 + (s.given.gated != 0) : 0 };
         if (known) memcpy(t->dims, spec->dims, spec->n_dims * sizeof *t->dims);
         if (!known || !moe_name_valid(t->name) || !moe_tensor_bytes(t))
             status = moe_fail(error, MOE_ERROR_ARGUMENT, "tensors", "tensor %zu has a wrong name, type or shape",

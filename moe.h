@@ -575,7 +575,8 @@ typedef struct moe_tensor_spec {
 } moe_tensor_spec;
 
 /* Fill out[cols] with row `row` of tensor number `tensor`; of expert `piece` rows 0 .. hidden-1 are the up matrix, the
- * following `width` rows the down matrix. Called once for each row, in the order of the file. */
+ * following `width` rows the down matrix; of a gated one `hidden` rows of the gate come first. Called once for each
+ * row, in the order of the file. */
 typedef void (*moe_fill_fn)(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols);
 
 typedef struct moe_write_params {
@@ -586,6 +587,7 @@ typedef struct moe_write_params {
     size_t n_tensors;
     moe_fill_fn fill;
     void *user;
+    int gated; /* 1: experts are gated */
 } moe_write_params;
 
 moe_status moe_model_write_sized(const char *path, const moe_write_params *params, size_t size, moe_error *error);

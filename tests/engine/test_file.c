@@ -1770,6 +1770,38 @@ static void writing_impossible_tensors_is_refused_and_leaves_nothing(void **stat
     assert_false(exists(path));
 }
 
+/* Row `row` is filled with its number and its piece's. */
+static void numbered_rows(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols) {
+    (void)user, (void)tensor;
+    for (size_t c = 0; c < cols; c++) out[c] = (float)(100 * piece + row);
+}
+
+/* Gate, up and down matrix of an expert lie in this order; the gate's rows are there only where experts are gated. */
+static void experts_are_written_gated_or_not(void **state) {
+    enum { N = 3, HIDDEN = 5, WIDTH = 7 };
+    static const moe_tensor_spec experts = { "experts", MOE_TYPE_F32, 3, { N, HIDDEN, WIDTH } };
+    const char *path = in_directory("written.bin");
+    (void)state;
+    for (int gated = 0; gated < 2; gated++) {
+        const moe_write_params p = { .tensors = &experts, .n_tensors = 1, .fill = numbered_rows, .gated = gated };
+        const size_t above = (size_t)(1 + gated) * HIDDEN * WIDTH, stride = 4096 / sizeof(float);
+        moe_error e;
+        mw_image image;
+        assert_int_equal(moe_model_write(path, &p, &e), MOE_OK);
+        image = read_file(path);
+        assert_int_equal(image.bytes, (size_t)4096 * (1 + N));
+        for (size_t piece = 0; piece < N; piece++) {
+            const float *slab = (const float *)(const void *)(image.data + 4096) + piece * stride;
+            const float *down = slab + (above + 15) / 16 * 16;
+            for (size_t i = 0; i < above; i++) assert_true(slab[i] == (float)(100 * piece + i / WIDTH));
+            for (size_t i = 0; i < WIDTH * HIDDEN; i++)
+                assert_true(down[i] == (float)(100 * piece + above / WIDTH + i / HIDDEN));
+        }
+        free(image.data);
+        remove(path);
+    }
+}
+
 /* In f32 it is a number, in the coarser type it would be infinite. */
 static void a_number_that_the_type_cannot_hold_is_refused(void **state) {
     const struct {
@@ -2412,6 +2444,7 @@ int main(void) {
         cmocka_unit_test(wide_formats_lose_nothing_of_narrow_ones),
         cmocka_unit_test(a_model_can_be_saved_over_its_own_file),
         cmocka_unit_test(writing_impossible_tensors_is_refused_and_leaves_nothing),
+        cmocka_unit_test(experts_are_written_gated_or_not),
         cmocka_unit_test(a_number_that_the_type_cannot_hold_is_refused),
         cmocka_unit_test(saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothing),
         cmocka_unit_test(a_full_disk_leaves_the_old_file_and_nothing_else),

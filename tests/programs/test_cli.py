@@ -495,6 +495,18 @@ def bench_forces_the_length_of_translations():
 
 
 @test
+def bench_tells_prompts_from_answers_in_models_without_an_encoder():
+    with tempfile.TemporaryDirectory() as folder:
+        path, _ = made(folder, "hy-mt2-narrow", "--layers", "3")
+        out = bench("-m", path, "--batch", "2", "--beam", "1", "--src-len", "40", "--tgt-len", "5", "--threads", "1")
+    [o] = [o for o in out if o["what"] == "model"]
+    assert abs(o["tok_s"] * o["ms_median"] / 1000 - 10) < 0.01, "not 5 tokens each: %r" % o
+    prompts, rest = 80 / o["prompt_tok_s"], 8 / o["decode_tok_s"]  # seconds
+    assert abs((prompts + rest) * 1000 / o["ms_median"] - 1) < 0.01, o
+    assert 3 <= o["experts_read"] <= 6, o  # 2 rows of 3 experts each
+
+
+@test
 def bench_translates_given_sentences():
     """Each with a length of its own: the tokens per second say how many there were."""
     lines = [(4, -1, 6), (9, -1, 3), (2, -1, 12), (7, 20, 5)]
@@ -1119,6 +1131,29 @@ def the_presets_of_papers_have_their_weights_and_gates():
         assert about["parameters"] == (3 * 32000 * 1024 + 2 * cell(1024) + cell(2048) + 6 * cell(1024) + 8 * cell(2048)
                                        + 2 * 1024 * 1024 + 1024), about["parameters"]
         assert len(run([TRANSLATE, "-m", deep, "--ids", "--max-len", "24"], ids).text.splitlines()) == 6
+
+
+@test
+def decoder_only_presets_have_the_form_of_hy_mt2():
+    """Narrow and cut to four layers: translates in every type the same way, and the first layer is dense."""
+    ids = "\n".join(" ".join(str(4 + (7919 * i + 104729 * j) % 590) for j in range(15)) for i in range(6)) + "\n"
+    d, v, heads, keys, head, dense, experts, hidden = 64, 600, 4, 2, 32, 96, 16, 32
+    attention = d + (heads + 2 * keys) * head * d + 2 * head + heads * head * d
+    mixture = d + experts * (d + 1) + (experts + 1) * 3 * hidden * d
+    with tempfile.TemporaryDirectory() as folder:
+        for options in ("--type", "f32"), ("--type", "q8", "--experts", "q4"), ("--type", "q4"):
+            path, about = made(folder, "hy-mt2-narrow", "--layers", "4", *options)
+            wanted = 2 * v * d + 4 * attention + d + 3 * dense * d + 3 * mixture + d
+            assert about["parameters"] == wanted + (1 << 15) * head, (about["parameters"], wanted)
+            assert about["parameters_in_experts"] == 3 * experts * 3 * hidden * d, about
+            lines = [run([TRANSLATE, "-m", path, "--ids", "--max-len", "9", "--batch", batch], ids).text
+                     for batch in ("1", "4")]
+            assert lines[0] == lines[1] and len(lines[0].splitlines()) == 6, lines
+        for wrong in ("--layers", "9"), ("--layers", "0"), ("--layers", "x"):
+            assert run([os.path.join(BIN, "moe-make-random"), "--preset", "hy-mt2-narrow", "-o", path,
+                        *wrong]).returncode == 2, wrong
+        result = run([os.path.join(BIN, "moe-make-random"), "--preset", "small", "--layers", "2", "-o", path])
+        assert result.returncode == 2 and "--layers" in result.complaint, result
 
 
 if __name__ == "__main__":

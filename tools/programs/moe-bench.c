@@ -100,10 +100,14 @@ static void usage(FILE *to) {
           "Models: tok_s is target tokens of best hypotheses per second of the median\n"
           "repetition, encoder included; ms_per_step is its time per decoder step; rss_mb\n"
           "is the peak memory of a process that does only this, mapped model included.\n"
-          "With --sentences src_len and tgt_len are means. With --profile there are also\n"
-          "lines with \"what\": \"profile\": one for each kind of node that took 0.2 % of a\n"
-          "run or more, one for all others, and one for the time outside of nodes. Nodes\n"
-          "of the same name in all layers are one kind: decoder.*.units.\n"
+          "With --sentences src_len and tgt_len are means. A model without an encoder has\n"
+          "prompt_tok_s, tokens of prompts per second until the first of the target, and\n"
+          "decode_tok_s, tokens behind that one per second of the rest. experts_read is\n"
+          "the mean number of experts that a mixture reads in a decoder run, prompts not\n"
+          "counted. With --profile there are also lines with \"what\": \"profile\": one for\n"
+          "each kind of node that took 0.2 % of a run or more, one for all others, and one\n"
+          "for the time outside of nodes. Nodes of the same name in all layers are one\n"
+          "kind: decoder.*.units.\n"
           "\n",
           to);
     fputs("roofline_share is bound / ms_median. The bound of a call is the sum over its\n"
@@ -1201,8 +1205,9 @@ typedef struct model_bench {
     sentences made;
     const sentences *text; /* `made`, or what the user gave */
     size_t sent, tokens, shorter;
-    int broken;
-    double *seconds;
+    int broken, only_prompts; /* 1: targets have one token */
+    double *seconds, *prompt_seconds;
+    double visits, read; /* experts in all runs of mixtures; in a run after those of the prompts, mean */
     double wall, busy, steps, rss_mb;
 } model_bench;
 
@@ -1218,7 +1223,7 @@ static int pull_source(void *user, int wait, moe_request *q) {
     q->raw = b->text != &b->made;
     q->force = next->force;
     q->user = (void *)(uintptr_t)next;
-    b->session->params.max_len_offset = next->target;
+    b->session->params.max_len_offset = b->only_prompts ? 1 : next->target;
     return MOE_PULL_REQUEST;
 }
 
@@ -1234,12 +1239,12 @@ static void count_result(void *user, const moe_result *result) {
     }
     tokens = h->n_ids + (size_t)h->finished + (size_t)(b->text == &b->made && b->model->forced_tag);
     b->tokens += tokens;
-    b->shorter += tokens < (size_t)of->target;
+    b->shorter += !b->only_prompts && tokens < (size_t)of->target;
 }
 
 /* Translate all sentences once; seconds, or a negative number. */
 static double translate_batch(model_bench *b) {
-    const uint64_t steps = b->session->stats.steps;
+    const moe_stats before = b->session->stats;
     moe_error e;
     double begin = now(), busy = processor_time();
     b->sent = 0;
@@ -1251,8 +1256,21 @@ static double translate_batch(model_bench *b) {
     begin = now() - begin;
     b->wall += begin;
     b->busy += processor_time() - busy;
-    b->steps = (double)(b->session->stats.steps - steps);
+    b->steps = (double)(b->session->stats.steps - before.steps);
+    b->visits = (double)(b->session->stats.expert_visits - before.expert_visits);
     return b->broken ? -1 : begin;
+}
+
+/* The same, and first with prompts alone, where there are such. */
+static int translate_twice(model_bench *b, int rep) {
+    b->only_prompts = moe_model_prompted(b->model);
+    b->steps = b->visits = 0;
+    if (b->only_prompts) b->prompt_seconds[rep] = translate_batch(b);
+    const double steps = b->steps, visits = b->visits;
+    b->only_prompts = 0;
+    b->seconds[rep] = translate_batch(b);
+    b->read = (b->visits - visits) / (b->steps - steps);
+    return b->seconds[rep] >= 0 && b->prompt_seconds[rep] >= 0;
 }
 
 /* A batch of sentences of random ids. */
@@ -1285,7 +1303,8 @@ static moe_status make_model_bench(const options *o, model_bench *b, moe_error *
     b->text = o->given.count ? &o->given : &b->made;
     if (!o->given.count) MOE_TRY(make_sentences(o, b, &b->made, e));
     b->seconds = calloc((size_t)o->reps, sizeof *b->seconds);
-    if (!b->seconds) return moe_fail(e, MOE_ERROR_MEMORY, "batch", "memory ran out");
+    b->prompt_seconds = calloc((size_t)o->reps, sizeof *b->prompt_seconds);
+    if (!b->seconds || !b->prompt_seconds) return moe_fail(e, MOE_ERROR_MEMORY, "batch", "memory ran out");
     p.threads = (int)b->machine->threads;
     p.batch = b->batch;
     p.beam = b->beam;
@@ -1303,8 +1322,9 @@ static void free_model_bench(model_bench *b) {
     moe_session_free(b->session);
     free_sentences(&b->made);
     free(b->seconds);
+    free(b->prompt_seconds);
     b->session = NULL;
-    b->seconds = NULL;
+    b->seconds = b->prompt_seconds = NULL;
 }
 
 static moe_status open_model(const options *o, const char *path, moe_model **out, moe_error *e) {
@@ -1352,10 +1372,16 @@ static double model_bound(const model_bench *b, const moe_node *like) {
     }
     at.resident = graph_weights(&s->graphs[MOE_DECODER]);
     at.sentences = batch;
+    const double prompt = moe_model_prompted(b->model) ? source - 1 : 0, room = (double)s->search.ahead;
+    for (double done = 0, rows = prompt * batch; done < rows && room > 0; done += room) {
+        at.rows = fmin(room, rows - done);
+        at.target = prompt / 2;
+        seconds += all / batch * graph_cost(b->machine, &s->graphs[MOE_DECODER], 0, like, &at).seconds;
+    }
     for (double step = 0; step < target; step++) {
         const double part = fmin(1, target - step) * all / batch;
         at.rows = batch * (step > 0 ? b->beam : 1);
-        at.target = step + 1;
+        at.target = prompt + step + 1;
         seconds += part * graph_cost(b->machine, &s->graphs[MOE_DECODER], 0, like, &at).seconds;
     }
     return seconds;
@@ -1457,6 +1483,10 @@ static void report_model(report *r, const options *o, model_bench *b) {
     const timing t = sum_up(b->seconds, (size_t)o->reps);
     const double share = model_bound(b, NULL) / t.median, tok_s = (double)b->tokens / t.median;
     const double ms_per_step = t.median * 1e3 / b->steps, cpu_share = b->busy / b->wall / (double)b->machine->threads;
+    const double prompts = sum_up(b->prompt_seconds, (size_t)o->reps).median; /* 0: the model has an encoder */
+    const double prompt_tok_s = b->text->sources / prompts,
+                 decode_tok_s = ((double)b->tokens - (double)b->text->count) / (t.median - prompts);
+    const size_t mixtures = moe_model_mixture_count(b->model);
     const char *isa = b->machine->kernels->name;
     char model[128], type[16];
     record out;
@@ -1473,6 +1503,9 @@ static void report_model(report *r, const options *o, model_bench *b) {
     json_digits(&out.json, "src_len", b->text->sources / (double)b->text->count, 4);
     json_digits(&out.json, "tgt_len", b->text->targets / (double)b->text->count, 4);
     json_digits(&out.json, "tok_s", tok_s, 5);
+    if (prompts > 0) json_digits(&out.json, "prompt_tok_s", prompt_tok_s, 5);
+    if (prompts > 0) json_digits(&out.json, "decode_tok_s", decode_tok_s, 5);
+    if (mixtures) json_digits(&out.json, "experts_read", b->read / (double)mixtures, 4);
     json_digits(&out.json, "ms_per_step", ms_per_step, 4);
     json_digits(&out.json, "ms_median", t.median * 1e3, 5);
     json_digits(&out.json, "ms_min", t.least * 1e3, 5);
@@ -1484,6 +1517,8 @@ static void report_model(report *r, const options *o, model_bench *b) {
     if (r->table)
         fprintf(stderr, "%-24s %-6s %-10s %5d %4d %9.1f %9.3f %10.2f %8.1f %7.0f %%\n", model, type, isa, b->batch,
                 b->beam, tok_s, ms_per_step, t.least * 1e3, b->rss_mb, 100 * share);
+    if (r->table && prompts > 0)
+        fprintf(stderr, "%33s prompts %.1f tok/s, then %.1f tok/s\n", "", prompt_tok_s, decode_tok_s);
     if (b->shorter)
         fprintf(stderr, "moe-bench: %s: %zu of %zu translations are shorter than they should be\n", model, b->shorter,
                 b->text->count);
@@ -1513,14 +1548,13 @@ static int bench_models(report *r, const options *o, model_bench *benches, size_
     int code = EXIT_DONE;
     for (size_t i = 0; i < n && !code; i++) {
         progress(r, "warming up, %zu of %zu", i + 1, n);
-        if (translate_batch(&benches[i]) < 0) code = EXIT_MODEL;
+        if (!translate_twice(&benches[i], 0)) code = EXIT_MODEL;
         benches[i].wall = benches[i].busy = 0;
     }
     for (int rep = 0; rep < o->reps && !code; rep++)
         for (size_t i = 0; i < n && !code; i++) {
             progress(r, "repetition %d of %d, %zu of %zu", rep + 1, o->reps, i + 1, n);
-            benches[i].seconds[rep] = translate_batch(&benches[i]);
-            if (benches[i].seconds[rep] < 0) code = EXIT_MODEL;
+            if (!translate_twice(&benches[i], rep)) code = EXIT_MODEL;
         }
     clear(r);
     if (!code && r->table)

@@ -69,6 +69,22 @@ static const transformer transformers[] = {
       0 },
 };
 
+/* Decoder-only models of Tencent's Hy-MT2: layer 0 is dense, all others are mixtures, if there are experts. Heads are
+ * `head` wide. Those of the dense models are normed behind the rotation. */
+typedef struct prompted {
+    const char *name, *words;
+    int layers, width, heads, keys, head, hidden, vocabulary, bos, eos, experts, k, expert_hidden;
+} prompted;
+
+static const prompted decoders[] = {
+    { "hy-mt2-30b-a3b", "Hy-MT2-30B-A3B: 128 experts of 768, 8 for a token", 48, 2048, 32, 4, 128, 6912, 120832, 120000,
+      120025, 128, 8, 768 },
+    { "hy-mt2-7b", "Hy-MT2-7B, dense", 32, 4096, 32, 8, 128, 14336, 128167, 127958, 127960, 0, 0, 0 },
+    { "hy-mt2-1.8b", "Hy-MT2-1.8B, dense", 32, 2048, 16, 4, 128, 6144, 120818, 120000, 120020, 0, 0, 0 },
+    { "hy-mt2-narrow", "the 30B's form, narrow: 16 experts of 32, for tests", 8, 64, 4, 2, 32, 96, 600, 1, 2, 16, 3,
+      32 },
+};
+
 static void usage(FILE *to) {
     fputs("Usage: moe-make-random --preset NAME -o FILE [OPTION]...\n"
           "Writes a model of a published size with random weights. Its translations are\n"
@@ -80,9 +96,12 @@ static void usage(FILE *to) {
         fprintf(to, "        %-16s  %s\n", shapes[i].name, shapes[i].words);
     for (size_t i = 0; i < sizeof transformers / sizeof *transformers; i++)
         fprintf(to, "        %-16s  %s\n", transformers[i].name, transformers[i].words);
+    for (size_t i = 0; i < sizeof decoders / sizeof *decoders; i++)
+        fprintf(to, "        %-16s  %s\n", decoders[i].name, decoders[i].words);
     fputs("  -o, --output FILE    model file to write\n"
           "      --type TYPE      type of the matrices: f32, f16, bf16, q8 (default), q4\n"
           "      --experts TYPE   type of the experts, if different\n"
+          "      --layers N       only so many layers of a Hy-MT2 model\n"
           "      --seed N         other weights (default: 1)\n"
           "  -h, --help           this text\n"
           "  -V, --version        version\n"
@@ -105,8 +124,10 @@ typedef struct maker {
     moe_tensor_spec tensors[MAX_TENSORS];
     float spread[MAX_TENSORS];   /* numbers are uniform in [-spread, spread] / sqrt(cols) */
     float middle[MAX_TENSORS];   /* around this number */
-    size_t n_tensors, positions; /* index of the table of positions; n_tensors: there is none */
+    size_t n_tensors, positions; /* index of the table of positions; MAX_TENSORS: there is none */
     int marian;                  /* whose it is */
+    int rotary, gated;           /* it has cosines and sines; experts are gated */
+    int layers;                  /* asked for; 0: all */
     moe_meta_entry entries[MAX_ENTRIES];
     size_t n_entries;
     moe_type type, experts;
@@ -143,6 +164,14 @@ static void put_matrix(maker *m, const char *prefix, const char *name, int rows,
 static void put_vector(maker *m, const char *prefix, const char *name, int n, float spread) {
     m->spread[m->n_tensors] = spread;
     m->tensors[m->n_tensors++] = (moe_tensor_spec){ name_of(m, prefix, name), MOE_TYPE_F32, 1, { (uint64_t)n, 0, 0 } };
+}
+
+static void put_experts(maker *m, const char *prefix, int experts, int hidden, int width) {
+    m->spread[m->n_tensors] = 2;
+    m->tensors[m->n_tensors++] = (moe_tensor_spec){ name_of(m, prefix, "experts"),
+                                                    m->experts,
+                                                    3,
+                                                    { (uint64_t)experts, (uint64_t)hidden, (uint64_t)width } };
 }
 
 static void put_real(maker *m, const char *prefix, const char *key, double value) {
@@ -191,12 +220,7 @@ static void put_moe(maker *m, const shape *s, const char *prefix) {
     if (s->thresholds)
         put_thresholds(m, prefix, "gate.threshold", s->experts, s->groups ? s->experts / s->groups : s->experts, s->k);
     if (s->thresholds && s->groups) put_thresholds(m, prefix, "parent.threshold", s->groups, s->groups, s->k);
-    m->spread[m->n_tensors] = 2;
-    m->tensors[m->n_tensors++] =
-        (moe_tensor_spec){ name_of(m, prefix, "experts"),
-                           m->experts,
-                           3,
-                           { (uint64_t)s->experts, (uint64_t)s->expert_hidden, (uint64_t)s->width } };
+    put_experts(m, prefix, s->experts, s->expert_hidden, s->width);
 }
 
 static void put_attention(maker *m, const shape *s) {
@@ -333,11 +357,7 @@ static void put_feed_forward(maker *m, const transformer *s, const char *prefix,
     put_text(m, prefix, "output", "none");
     put_real(m, prefix, "scale", 0.8);
     put_matrix(m, prefix, "gate.weight", s->experts, s->width, MOE_TYPE_F32, 4);
-    m->spread[m->n_tensors] = 2;
-    m->tensors[m->n_tensors++] = (moe_tensor_spec){ name_of(m, prefix, "experts"),
-                                                    m->experts,
-                                                    3,
-                                                    { (uint64_t)s->experts, (uint64_t)s->hidden, (uint64_t)s->width } };
+    put_experts(m, prefix, s->experts, s->hidden, s->width);
     put_vector(m, prefix, "experts.up_bias", s->experts * s->hidden, 1);
     put_vector(m, prefix, "experts.down_bias", s->experts * s->width, 1);
 }
@@ -380,6 +400,102 @@ static void describe_transformer(maker *m, const transformer *s) {
     put_side(m, s, "decoder");
 }
 
+/* ---- Decoder-only models ---- */
+
+static void put_normed(maker *m, const prompted *s, const char *prefix, const char *kind) {
+    put_text(m, prefix, "kind", kind);
+    put_real(m, prefix, "epsilon", 1e-5);
+    put_text(m, prefix, "norm.kind", "rms");
+    m->middle[m->n_tensors] = 1;
+    put_vector(m, prefix, "norm.weight", s->width, 1);
+    if (strcmp(kind, "norm") == 0) return;
+    put_text(m, prefix, "norm", "before");
+    put_int(m, prefix, "residual", 1);
+}
+
+static void put_rotated(maker *m, const prompted *s, const char *prefix) {
+    static const char *const norms[] = { "q_norm.weight", "k_norm.weight" };
+    put_normed(m, s, prefix, "attention");
+    put_int(m, prefix, "heads", s->heads);
+    put_int(m, prefix, "kv_heads", s->keys);
+    put_int(m, prefix, "head.size", s->head);
+    put_int(m, prefix, "rotary", 1);
+    put_text(m, prefix, "head.norm", s->experts ? "before" : "after");
+    put_matrix(m, prefix, "qkv.weight", (s->heads + 2 * s->keys) * s->head, s->width, m->type, 2);
+    for (int i = 0; i < 2; i++) m->middle[m->n_tensors] = 1, put_vector(m, prefix, norms[i], s->head, 1);
+    put_matrix(m, prefix, "out.weight", s->width, s->heads * s->head, m->type, 2);
+}
+
+static void put_units(maker *m, const prompted *s, const char *prefix, int hidden) {
+    put_matrix(m, prefix, "up.weight", hidden, s->width, m->type, 2);
+    put_matrix(m, prefix, "gate.weight", hidden, s->width, m->type, 2);
+    put_matrix(m, prefix, "down.weight", s->width, hidden, m->type, 2);
+}
+
+static void put_gated_mixture(maker *m, const prompted *s, const char *prefix) {
+    char shared[32];
+    snprintf(shared, sizeof shared, "%sshared.", prefix);
+    put_normed(m, s, prefix, "moe");
+    put_int(m, prefix, "experts", s->experts);
+    put_int(m, prefix, "k", s->k);
+    put_int(m, prefix, "hidden", s->expert_hidden);
+    put_text(m, prefix, "gate", "topk");
+    put_text(m, prefix, "weights", "sigmoid");
+    put_text(m, prefix, "expert", "gated");
+    put_text(m, prefix, "output", "none");
+    put_real(m, prefix, "scale", 2.826);
+    put_int(m, prefix, "shared", s->expert_hidden);
+    put_matrix(m, prefix, "gate.weight", s->experts, s->width, MOE_TYPE_F32, 4);
+    put_vector(m, prefix, "gate.choice", s->experts, 0.01f);
+    put_experts(m, prefix, s->experts, s->expert_hidden, s->width);
+    put_units(m, s, shared, s->expert_hidden);
+}
+
+static void describe_decoder(maker *m, const prompted *s) {
+    enum { PLACES = 1 << 15 };
+    const int layers = m->layers ? m->layers : s->layers;
+    char prefix[24];
+    describe_any(m, "decoder", s->name, s->vocabulary, s->width, s->bos, s->eos);
+    put_text(m, "", "decode.rules", "hf");
+    put_int(m, "", "decode.beam", 1);
+    put_real(m, "", "decode.length_penalty", 1);
+    put_real(m, "", "decode.length_constant", 0);
+    put_int(m, "", "decode.max_new", 512);
+    put_int(m, "", "rotary.positions", PLACES);
+    put_int(m, "", "decoder.layers", 2 * layers + 1);
+    put_matrix(m, "", "embedding.weight", s->vocabulary, s->width, m->type, 3);
+    if (s->experts) put_matrix(m, "", "output.weight", s->vocabulary, s->width, m->type, 3);
+    m->positions = m->n_tensors;
+    m->rotary = 1;
+    m->gated = s->experts > 0;
+    put_matrix(m, "", "rotary.weight", PLACES, s->head, MOE_TYPE_F32, 1);
+    for (int i = 0; i < layers; i++) {
+        snprintf(prefix, sizeof prefix, "decoder.%d.", 2 * i);
+        put_rotated(m, s, prefix);
+        snprintf(prefix, sizeof prefix, "decoder.%d.", 2 * i + 1);
+        if (i && s->experts) {
+            put_gated_mixture(m, s, prefix);
+            continue;
+        }
+        put_normed(m, s, prefix, "ffn");
+        put_int(m, prefix, "hidden", s->hidden);
+        put_text(m, prefix, "activation", "swish");
+        put_int(m, prefix, "gated", 1);
+        put_units(m, s, prefix, s->hidden);
+    }
+    snprintf(prefix, sizeof prefix, "decoder.%d.", 2 * layers);
+    put_normed(m, s, prefix, "norm");
+}
+
+/* Cosines, then sines: Hunyuan's. */
+static void fill_rotation(size_t row, float *out, size_t cols) {
+    for (size_t i = 0; i < cols / 2; i++) {
+        const double angle = (double)row * pow(11158840, -2.0 * (double)i / (double)cols);
+        out[i] = (float)cos(angle);
+        out[cols / 2 + i] = (float)sin(angle);
+    }
+}
+
 /* Sines, then cosines: M2M-100's begin with position 2, and their frequencies end at 1/10000. */
 static void fill_position(int marian, size_t row, float *out, size_t cols) {
     const size_t half = cols / 2;
@@ -403,7 +519,8 @@ static void fill(void *user, size_t tensor, size_t piece, size_t row, float *out
     maker *m = user;
     const float step = m->spread[tensor] / sqrtf((float)cols) / 8388608.0f, middle = m->middle[tensor];
     if (tensor == m->positions) {
-        fill_position(m->marian, row, out, cols);
+        if (m->rotary) fill_rotation(row, out, cols);
+        else fill_position(m->marian, row, out, cols);
         return;
     }
     for (size_t c = 0; c < cols; c += 2) {
@@ -424,14 +541,25 @@ static int parse_type(const char *name, moe_type *type) {
     return 0;
 }
 
-/* 0: there is none of that name. */
+/* A status of exit. */
 static int describe_preset(maker *m, const char *name) {
     m->positions = MAX_TENSORS;
+    for (size_t i = 0; i < sizeof decoders / sizeof *decoders; i++) {
+        if (strcmp(decoders[i].name, name) != 0) continue;
+        if (m->layers <= decoders[i].layers) return describe_decoder(m, &decoders[i]), EXIT_DONE;
+        fprintf(stderr, "moe-make-random: --layers: %s has %d\n", name, decoders[i].layers);
+        return EXIT_USAGE;
+    }
+    if (m->layers) {
+        fputs("moe-make-random: --layers is for Hy-MT2's presets\n", stderr);
+        return EXIT_USAGE;
+    }
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        if (strcmp(shapes[i].name, name) == 0) return describe(m, &shapes[i]), 1;
+        if (strcmp(shapes[i].name, name) == 0) return describe(m, &shapes[i]), EXIT_DONE;
     for (size_t i = 0; i < sizeof transformers / sizeof *transformers; i++)
-        if (strcmp(transformers[i].name, name) == 0) return describe_transformer(m, &transformers[i]), 1;
-    return 0;
+        if (strcmp(transformers[i].name, name) == 0) return describe_transformer(m, &transformers[i]), EXIT_DONE;
+    fprintf(stderr, "moe-make-random: no preset is called '%s'; --help lists them\n", name);
+    return EXIT_USAGE;
 }
 
 /* What was printed is there: EXIT_DONE, or a complaint and EXIT_INPUT_OUTPUT. */
@@ -442,13 +570,16 @@ static int printed(void) {
 }
 
 int main(int argc, char **argv) {
-    enum { PRESET = 256, TYPE, EXPERTS, SEED };
-    static const struct option known[] = {
-        { "preset", required_argument, NULL, PRESET }, { "output", required_argument, NULL, 'o' },
-        { "type", required_argument, NULL, TYPE },     { "experts", required_argument, NULL, EXPERTS },
-        { "seed", required_argument, NULL, SEED },     { "help", no_argument, NULL, 'h' },
-        { "version", no_argument, NULL, 'V' },         { NULL, 0, NULL, 0 }
-    };
+    enum { PRESET = 256, TYPE, EXPERTS, LAYERS, SEED };
+    static const struct option known[] = { { "preset", required_argument, NULL, PRESET },
+                                           { "output", required_argument, NULL, 'o' },
+                                           { "type", required_argument, NULL, TYPE },
+                                           { "experts", required_argument, NULL, EXPERTS },
+                                           { "layers", required_argument, NULL, LAYERS },
+                                           { "seed", required_argument, NULL, SEED },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { "version", no_argument, NULL, 'V' },
+                                           { NULL, 0, NULL, 0 } };
     static maker m;
     const char *preset = NULL, *out = NULL, *type = "q8", *experts = NULL, *seed = "1";
     char *end;
@@ -458,6 +589,12 @@ int main(int argc, char **argv) {
         case PRESET: preset = optarg; break;
         case TYPE: type = optarg; break;
         case EXPERTS: experts = optarg; break;
+        case LAYERS:
+            m.layers = (int)strtol(optarg, &end, 10);
+            if (*end || m.layers < 1 || m.layers > MOE_MAX_LAYERS)
+                return fprintf(stderr, "moe-make-random: --layers expects a number above 0, not '%s'\n", optarg),
+                       EXIT_USAGE;
+            break;
         case SEED: seed = optarg; break;
         case 'o': out = optarg; break;
         case 'h': usage(stdout); return printed();
@@ -473,14 +610,14 @@ int main(int argc, char **argv) {
     if (!*seed || *end)
         return fprintf(stderr, "moe-make-random: --seed expects a number, not '%s'\n", seed), EXIT_USAGE;
     m.show = isatty(2);
-    if (!describe_preset(&m, preset))
-        return fprintf(stderr, "moe-make-random: no preset is called '%s'; --help lists them\n", preset), EXIT_USAGE;
+    if (describe_preset(&m, preset)) return EXIT_USAGE;
     const moe_write_params params = { .entries = m.entries,
                                       .n_entries = m.n_entries,
                                       .tensors = m.tensors,
                                       .n_tensors = m.n_tensors,
                                       .fill = fill,
-                                      .user = &m };
+                                      .user = &m,
+                                      .gated = m.gated };
     moe_error e;
     moe_status status = moe_model_write(out, &params, &e);
     moe_model *model;
