@@ -281,15 +281,28 @@ static int find_route(const char *method, const char *path, const char **allow) 
     return known ? -1 : -2;
 }
 
-/* What the headers say about where a request ends, and whom it is for. */
+/* libmicrohttpd 0.9.75 and 0.9.76 (Debian 12's) unfold lines, take LF for their end and what is before a NUL for a
+ * value even where they are strict. They cut a request where it lies, so that the places of its parts tell whether
+ * anything but CR LF was between them. Versions after them refuse all of that themselves. */
+static int cut_in_place(void) {
+    const char *version = MHD_get_version();
+    return strcmp(version, "0.9.75") == 0 || strcmp(version, "0.9.76") == 0;
+}
+
+/* What the headers say about where a request ends, and whom it is for; where the next one has to begin, if known. */
 typedef struct framing {
     int hosts, lengths, codings, unknown;
+    const char *next;
 } framing;
 
 static enum MHD_Result take_header(void *closure, enum MHD_ValueKind kind, const char *name, const char *value) {
     framing *f = closure;
     (void)kind;
-    f->unknown |= strpbrk(name, " \t") != NULL; /* "Host : x" */
+    f->unknown |= strpbrk(name, " \t") || (value && strchr(value, '\r')); /* "Host : x" */
+    if (f->next && value) {
+        f->unknown |= name != f->next;
+        f->next = value + strlen(value) + 2;
+    }
     f->hosts += strcasecmp(name, MHD_HTTP_HEADER_HOST) == 0;
     f->lengths += strcasecmp(name, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0;
     if (strcasecmp(name, MHD_HTTP_HEADER_TRANSFER_ENCODING) != 0) return MHD_YES;
@@ -300,9 +313,15 @@ static enum MHD_Result take_header(void *closure, enum MHD_ValueKind kind, const
 
 /* Why another server might see another request in these headers; NULL: all see the same. libmicrohttpd's strict level
  * leaves some of it to us, in older versions more of it. */
-static const char *ambiguous(struct MHD_Connection *connection, const char *version) {
-    framing f = { 0 };
+static const char *ambiguous(struct MHD_Connection *connection, const char *url, const char *method,
+                             const char *version) {
+    framing f = { .next = cut_in_place() ? version + strlen(version) + 2 : NULL };
     MHD_get_connection_values(connection, MHD_HEADER_KIND, take_header, &f);
+    if (f.next) {
+        const union MHD_ConnectionInfo *i =
+            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+        f.unknown |= method + strlen(method) + 1 != url || (i && f.next + 2 != method + i->header_size);
+    }
     if (f.hosts > 1 || (!f.hosts && strcmp(version, MHD_HTTP_VERSION_1_0) != 0)) return "a request has one Host";
     if (f.lengths > 1) return "a request has one Content-Length";
     if (f.lengths && f.codings) return "a request has either Content-Length or Transfer-Encoding";
@@ -437,7 +456,7 @@ static enum MHD_Result begin_request(server *s, ask *a, const char *url, const c
         snprintf(a->method, sizeof a->method, "%s", method);
     }
     const int welcome = visitor_asks(s, a);
-    a->refused = ambiguous(a->connection, version);
+    a->refused = ambiguous(a->connection, url, method, version);
     if (a->refused) return send_error(s, a, MHD_HTTP_BAD_REQUEST, a->refused);
     if (welcome || (a->route >= 0 && api_routes[a->route].flags & ALWAYS)) return MHD_YES;
     a->refused = "too many connections of this address";
