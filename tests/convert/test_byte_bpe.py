@@ -233,6 +233,19 @@ def ids_and_texts_are_those_of_the_published_package():
 
 
 @numpy_test
+def bytes_without_a_token_are_left_out():
+    """As `tokenizers` 0.22.2 does it."""
+    values = tokeniser()
+    for byte in 4, 0xf1:
+        del values["model"]["vocab"][byte_bpe.STAND_INS[byte]]
+    with folder_of(values) as folder:
+        blob = byte_bpe.tokenizer_blob(folder)
+    id_of, rest = values["model"]["vocab"], byte_bpe.STAND_INS[0x80]
+    cases = {"h\4e": ["he"], "\4": [], "t\4h\4e\4": ["the"], "x\U00040000y": ["x", rest, rest, rest, "y"]}
+    agree(blob, list(cases), [[id_of[x] for x in ids] for ids in cases.values()], True)
+
+
+@numpy_test
 def ranks_of_tiktoken_are_merges():
     with open(os.path.join(ROOT, "tests", "golden", "byte-bpe.json"), encoding="utf-8") as file:
         golden = json.load(file)

@@ -96,6 +96,18 @@ static void the_lowest_rank_is_joined_first(void **state) {
     unmake(&m);
 }
 
+static void bytes_without_a_token_are_left_out(void **state) {
+    recipe r = usual();
+    (void)state;
+    r.without = 4;
+    r.expressions[1] = "[^ ]+| +";
+    made m = make(&r);
+    cut_is(m.t, "\4", "");
+    cut_is(m.t, "\4t\4\4he\4", "257@1"); /* what is left is joined */
+    cut_is(m.t, "a\4\4", "97@0");
+    unmake(&m);
+}
+
 static void what_is_no_utf8_is_replaced(void **state) {
     const recipe r = usual();
     made m = make(&r);
@@ -305,6 +317,8 @@ static void other_files_are_refused(void **state) {
     REFUSED(r.he = "hq", "does not give a token");
     REFUSED(r.he = "", "not of tokens");
     REFUSED(r.he = "e", "two tokens for one byte");
+    REFUSED(r.without = 0xEF, "no token for some byte");
+    REFUSED(r.without = '~', "no token for some byte");
     REFUSED(r.merges[0][0] = ABAB + 1, "not of tokens");
     REFUSED(r.merges[0][2] = UINT32_MAX, "does not give a token");
     REFUSED((r.merges[0][0] = HE, r.merges[0][2] = HE), "does not give a token"); /* a circle */
@@ -441,6 +455,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_become_ids),
         cmocka_unit_test(the_lowest_rank_is_joined_first),
+        cmocka_unit_test(bytes_without_a_token_are_left_out),
         cmocka_unit_test(what_is_no_utf8_is_replaced),
         cmocka_unit_test(added_tokens_are_found_where_they_may_be),
         cmocka_unit_test(texts_are_composed),

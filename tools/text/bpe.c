@@ -161,8 +161,9 @@ static void take_tokens(reader *r, bpe *t, uint32_t n) {
         if (t->bytes_ids[byte] >= 0) refuse(r, "the tokeniser has two tokens for one byte");
         t->bytes_ids[byte] = (int32_t)id;
     }
-    for (int b = 0; b < 256; b++)
-        if (t->bytes_ids[b] < 0) refuse(r, "the tokeniser has no token for some byte");
+    for (int b = 0x20; b <= 0xF0; b++) /* what control characters and the highest planes are of may lack */
+        if (t->bytes_ids[b] < 0 && b != 0x7F && b != 0xC0 && b != 0xC1)
+            refuse(r, "the tokeniser has no token for some byte");
 }
 
 static int by_right(const void *a, const void *b) {
@@ -410,7 +411,8 @@ static int is_composed(const char *text, size_t length) {
 
 #define NONE UINT32_MAX
 
-/* A part of a piece, at the place of its first byte; `id` -1: it was joined to the one before it. */
+/* A part of a piece, at the place of its first byte; `id` -1: none, it was joined to the one before it, or its byte has
+ * no token. */
 typedef struct part {
     int32_t id;
     uint32_t before, behind;
@@ -492,9 +494,14 @@ static int join_parts(encoder *e, const char *text, size_t length) {
     if (!heap) return no_memory(e);
     e->heap = heap;
     e->n_heap = 0;
+    for (uint32_t i = 0, last = NONE; i < n; i++) {
+        parts[i] = (part){ e->t->bytes_ids[(unsigned char)text[i]], last, NONE };
+        if (parts[i].id < 0) continue;
+        if (last != NONE) parts[last].behind = i;
+        last = i;
+    }
     for (uint32_t i = 0; i < n; i++)
-        parts[i] = (part){ e->t->bytes_ids[(unsigned char)text[i]], i ? i - 1 : NONE, i + 1 < n ? i + 1 : NONE };
-    for (uint32_t i = 0; i < n; i++) push_pair(e, i);
+        if (parts[i].id >= 0) push_pair(e, i);
     while (e->n_heap) {
         const uint64_t key = pop_pair(e);
         const uint32_t place = (uint32_t)key;
@@ -515,7 +522,10 @@ static int join_parts(encoder *e, const char *text, size_t length) {
 
 static int merge_piece(encoder *e, const char *text, size_t length, size_t begin) {
     int failed = join_parts(e, text, length);
-    for (uint32_t i = 0; i != NONE && !failed; i = e->parts[i].behind) failed = give(e, e->parts[i].id, begin + i);
+    uint32_t i = 0;
+    while (!failed && i < length && e->parts[i].id < 0) i++;
+    for (i = i < length ? i : NONE; i != NONE && !failed; i = e->parts[i].behind)
+        failed = give(e, e->parts[i].id, begin + i);
     return failed;
 }
 

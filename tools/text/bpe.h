@@ -5,6 +5,7 @@
  *   "MOE-BPE\0", then u32: version 1; 1 for NFC, else 0; how many expressions, tokens, merges and added tokens follow
  *   expressions   u16 length, text        PCRE2; each cuts the pieces of the one before
  *   tokens        u16 length, text        by id; bytes as GPT-2's stand-ins ("Ġ" is a space); length 0: no such token
+ *                 bytes of control characters and those above F0 may lack theirs: texts lose them
  *   merges        u32 left, right, both   ids; the first is joined first
  *   added tokens  u32 id, u32 flags, u16 length, text     flags 1: special, 2: is looked for in the normalised text
  *
