@@ -108,13 +108,14 @@ def fused(c, arrays):
     return out
 
 
-def write_safetensors(path, arrays):
+def write_safetensors(path, arrays, exact=False):
+    """In BF16, or in F32 (exact), as biases are."""
     header, data = {}, []
     at = 0
     for name, x in arrays.items():
-        exact = name.endswith(("expert_bias", "correction_bias"))
-        piece = x.astype("<f4").tobytes() if exact else (x.view(np.uint32) >> 16).astype("<u2").tobytes()
-        header[name] = {"dtype": "F32" if exact else "BF16", "shape": list(x.shape),
+        f32 = exact or name.endswith(("expert_bias", "correction_bias"))
+        piece = x.astype("<f4").tobytes() if f32 else (x.view(np.uint32) >> 16).astype("<u2").tobytes()
+        header[name] = {"dtype": "F32" if f32 else "BF16", "shape": list(x.shape),
                         "data_offsets": [at, at + len(piece)]}
         data.append(piece)
         at += len(piece)
@@ -142,13 +143,13 @@ def write(folder, config, arrays, generation=None, shards=1):
 TOKENISER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden", "byte-bpe.json")
 
 
-def write_tokeniser(folder):
+def write_tokeniser(folder, kind="A"):
     """The small tokeniser of tests/golden, of which ids go up to 424; what `tokenizers` makes of texts with it."""
     with open(TOKENISER, encoding="utf-8") as file:
         golden = json.load(file)
     with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as file:
-        json.dump(golden["tokenizers"]["A"], file)
-    return golden["cases"]["A"]
+        json.dump(golden["tokenizers"][kind], file)
+    return golden["cases"][kind]
 
 
 def make(folder, family, seed=5, second=False, shards=1, **changes):

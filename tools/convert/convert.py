@@ -48,6 +48,7 @@ import numpy as np
 
 import decoder
 import fairseq
+import gguf_file
 import gnmt
 import hf
 import hf_tokens
@@ -368,7 +369,7 @@ def convert(args):
         data = read_bounded(path, LARGEST_TEXT, "a licence or attribution") if path else b""
         texts.append(data.decode().replace("\r\n", "\n"))
     meta = {**general(name, args.description, *texts), **carried(args)}
-    if args.layout in ("hf", "fairseq", "marian"):
+    if args.layout in ("hf", "fairseq", "marian", "gguf"):
         return convert_transformer(args, meta)
     if args.layout == "moe":
         m, meta, weights = read_checkpoint(args.input, meta)
@@ -493,12 +494,15 @@ def number_formats(args, matrices="f32", experts=None):
 
 
 def convert_transformer(args, meta):
-    """A folder of Hugging Face's layout or of Marian's files, or fairseq's files, tensor by tensor."""
+    """A folder of Hugging Face's layout or of Marian's files, or fairseq's files, or GGUF, tensor by tensor."""
     began, say = time.monotonic(), lambda message: print(message, file=sys.stderr)
     if args.layout == "fairseq":
         found, formats = fairseq.read_fairseq(args.input, args.spm, say), number_formats(args)
     elif args.layout == "marian":
         found, formats = marian.read_marian(args.input, meta["general.licence"], say), number_formats(args)
+    elif args.layout == "gguf":
+        found, formats = gguf_file.read_gguf(args.input, say, args.prompts), number_formats(args, "q8", "q4")
+        meta["general.licence"] = meta["general.licence"] or found.licence
     elif decoder.is_decoder(args.input):
         found, formats = decoder.read_decoder(args.input, say, args.prompts), number_formats(args, "q8", "q4")
     else:
@@ -533,6 +537,9 @@ def convert_transformer(args, meta):
                                                                                    k)) if k else (
                 lambda rows=rows: map(moefile.encode_vector, rows.blocks()))
         tensors[name] = kind, layout, dims, pieces
+    if getattr(found, "quantised", ()) and moefile.Q4 in [t[0] for t in tensors.values()]:
+        say(f"{', '.join(found.quantised)} becomes Q4, on another grid: what was lost before is lost twice; with "
+            "--type q8 hardly anything is")
     if found.tensors:
         raise FormatError(f"tensor {next(iter(found.tensors))} has no place in the model file")
     journal = None
@@ -599,7 +606,7 @@ def parse_arguments():
                         help="write a checkpoint (train.py --init takes it), and the vocabulary to "
                         "the file that --spm names")
     group = parser.add_argument_group("converting")
-    layouts = ["moe", *gnmt.READERS, "hf", "fairseq", "marian"]
+    layouts = ["moe", *gnmt.READERS, "hf", "fairseq", "marian", "gguf"]
     group.add_argument("--from", dest="layout", choices=layouts, default="moe",
                        help="the program that wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch "
                             "GNMT, tensorflow/nmt or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as "
@@ -607,7 +614,9 @@ def parse_arguments():
                             "NLLB-MoE, M2M-100, Marian, Hunyuan, Qwen3-MoE or Llama model), or fairseq (CHECKPOINT is "
                             "the PREFIX of PREFIX-shared.pt and PREFIX-rank-0.pt, ... of NLLB-MoE, or one file of a "
                             "dense NLLB or M2M-100), or Marian (marian: CHECKPOINT is the folder of a model of "
-                            "Firefox, Bergamot or OPUS-MT, or its .bin or .npz) (default: moe)")
+                            "Firefox, Bergamot or OPUS-MT, or its .bin or .npz), or llama.cpp (gguf: CHECKPOINT is a "
+                            "GGUF file of Hunyuan's models, Qwen3's mixtures or Llama's kind, or a piece of one) "
+                            "(default: moe)")
     group.add_argument("--preset", choices=list(gnmt.PRESETS),
                        help="decode defaults to write into the file (default: those "
                        "of the program that wrote the checkpoint)")
@@ -619,7 +628,7 @@ def parse_arguments():
     group.add_argument("--experts", choices=list(moefile.TYPES),
                        help="number format of experts, if different")
     group.add_argument("--resume", action="store_true",
-                       help="hf, fairseq: continue a stopped conversion with the same command; its finished part "
+                       help="hf, fairseq, gguf: continue a stopped conversion with the same command; its finished part "
                        "stays beside OUT")
     group.add_argument("--name", metavar="TEXT", help="general.name (default: the checkpoint's file name)")
     group.add_argument("--description", metavar="TEXT", default="", help="general.description (default: empty)")

@@ -209,17 +209,6 @@ def rotary_table(frequencies, first, count):
     return np.concatenate([np.cos(angle), np.sin(angle)], 1).astype(np.float32)
 
 
-def part_of(t, index, begin, end):
-    """Rows [begin, end) of the index-th matrix of a tensor [n, rows, cols]."""
-    bytes = int(np.prod(t.shape[2:], dtype=np.int64)) * np.dtype(hf.DTYPES[t.kind]).itemsize
-
-    def opened():
-        file = t.open()
-        file.seek((index * t.shape[1] + begin) * bytes, os.SEEK_CUR)
-        return file
-    return hf.Stored(t.name, (end - begin, *t.shape[2:]), t.kind, t.file, opened, (t.place, index, begin))
-
-
 def one_spelling(stored, m, say):
     """Tensors by the names of transformers; layers behind the last one, which predict further tokens, are left out."""
     out, skipped = {}, set()
@@ -255,8 +244,8 @@ def put_experts(b, m, name, source):
     d, f, n = m.width, m.hidden, m.experts
     if source + "gate_up_proj" in b.stored:
         both, down = b.take(source + "gate_up_proj", n, 2 * f, d), b.take(source + "down_proj", n, d, f)
-        above = [[part_of(both, e, 0, 2 * f)] for e in range(n)]
-        below = [part_of(down, e, 0, d) for e in range(n)]
+        above = [[both.part(e, 0, 2 * f)] for e in range(n)]
+        below = [down.part(e, 0, d) for e in range(n)]
     else:
         above = [[b.take(f"{source}{e}.{part}_proj.weight", f, d) for part in ("gate", "up")] for e in range(n)]
         below = [b.take(f"{source}{e}.down_proj.weight", d, f) for e in range(n)]
@@ -331,10 +320,16 @@ def read_decoder(folder, say=lambda message: None, row=None):
     path = os.path.join(folder, "generation_config.json")
     if os.path.exists(path):
         generation = hf.Config(path, read_json(path))
+    files = [entry.path for entry in os.scandir(folder) if entry.is_file()]
+    return build(m, config, generation, hf.open_checkpoint(folder), tokens_meta(folder, m, say, row), files, say)
+
+
+def build(m, config, generation, stored, tokens, files, say):
+    """Metadata and tensors of what a configuration describes; `stored`: by one of the published spellings."""
     decode = decode_meta(generation, m, config)
     if m.places < m.context:
         say(f"positions end at {m.places}, of {m.context} that the model knows")
-    b = Builder(one_spelling(hf.open_checkpoint(folder), m, say))
+    b = Builder(one_spelling(stored, m, say))
     put_embeddings(b, m, say)
     for i in range(m.layers):
         put_layer(b, m, i)
@@ -344,6 +339,5 @@ def read_decoder(folder, say=lambda message: None, row=None):
         if name not in b.taken and not name.endswith("rotary_emb.inv_freq"):
             raise FormatError(f"tensor {t.name} {list(t.shape)} is not part of what the configuration describes")
     meta = {"general.architecture": "decoder", "vocab.size": m.vocabulary, "model.width": m.width,
-            "rotary.positions": m.places, **tokens_meta(folder, m, say, row)}
-    files = [entry.path for entry in os.scandir(folder) if entry.is_file()]
+            "rotary.positions": m.places, **tokens}
     return types.SimpleNamespace(meta={**meta, **decode, **b.meta}, tensors=b.tensors, identity=hf.identity(files))

@@ -10,6 +10,7 @@ that of a block.
     found.meta              metadata
     found.tensors           name -> Rows: shape, blocks() of float32 rows; experts: a pair of lists of Rows, (up, down)
 """
+import copy
 import json
 import math
 import os
@@ -67,22 +68,42 @@ class Stored:
     def __init__(self, name, shape, kind, file, open, place):
         self.name, self.shape, self.kind, self.file, self.open, self.place = name, tuple(shape), kind, file, open, place
 
+    def known(self):
+        """Whether its numbers can be read."""
+        return self.kind in DTYPES
+
+    def row_bytes(self):
+        return math.prod(self.shape[1:]) * np.dtype(DTYPES[self.kind]).itemsize
+
+    def numbers(self, data):
+        """Those of whole rows, as float32."""
+        x = np.frombuffer(data, DTYPES[self.kind])
+        return (x.astype(np.uint32) << 16).view(np.float32) if self.kind == "BF16" else x.astype(np.float32, copy=False)
+
     def read(self, rows):
         """Its rows as float32, `rows` at a time."""
-        dtype, shape = np.dtype(DTYPES[self.kind]), self.shape
-        width = int(np.prod(shape[1:], dtype=np.int64))
         with self.open() as file:
-            for at in range(0, shape[0], rows):
-                count = min(rows, shape[0] - at)
-                data = file.read(count * width * dtype.itemsize)
-                if len(data) < count * width * dtype.itemsize:
+            for at in range(0, self.shape[0], rows):
+                count = min(rows, self.shape[0] - at)
+                data = file.read(count * self.row_bytes())
+                if len(data) < count * self.row_bytes():
                     raise FormatError(f"{self.file}: tensor {self.name} is cut off")
-                x = np.frombuffer(data, dtype)
-                x = (x.astype(np.uint32) << 16).view(np.float32) if self.kind == "BF16" else x.astype(
-                    np.float32, copy=False)
+                x = self.numbers(data)
                 if not np.isfinite(x).all():
                     raise FormatError(f"tensor {self.name} holds values that are not finite")
-                yield x.reshape(count, *shape[1:])
+                yield x.reshape(count, *self.shape[1:])
+
+    def part(self, index, begin, end):
+        """Rows [begin, end) of the index-th matrix of a tensor [n, rows, cols]."""
+        inner = copy.copy(self)
+        inner.shape, inner.place = (end - begin, *self.shape[2:]), (self.place, index, begin)
+
+        def opened():
+            file = self.open()
+            file.seek((index * self.shape[1] + begin) * inner.row_bytes(), os.SEEK_CUR)
+            return file
+        inner.open = opened
+        return inner
 
 
 def open_at(path, offset):
@@ -362,8 +383,8 @@ class Builder:
         t = self.stored.get(name)
         if t is None:
             raise FormatError(f"tensor {name} is missing: the configuration calls for {list(shape)}")
-        if t.kind not in DTYPES:
-            raise FormatError(f"tensor {t.name} holds {t.kind} numbers: only F32, F16 and BF16 are supported")
+        if not t.known():
+            raise FormatError(f"tensor {t.name} holds {t.kind} numbers, which are not supported: F32, F16 and BF16 are")
         if t.shape != shape:
             raise FormatError(f"tensor {t.name} is {list(t.shape)}: the configuration calls for {list(shape)}")
         self.taken.add(name)

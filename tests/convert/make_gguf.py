@@ -1,0 +1,128 @@
+"""Writes checkpoints of make_decoder.py as GGUF, by the package `gguf` and as llama.cpp's converter names things.
+
+    write(path, config, arrays, ...)         a file, or pieces
+    keys_of(config)                          [(key, value)]
+"""
+import json
+import re
+
+import gguf
+import numpy as np
+
+from make_decoder import TOKENISER
+
+ARCHITECTURES = {"hy_v3": "hy_v3", "hunyuan_v1_dense": "hunyuan-dense", "qwen3_moe": "qwen3moe", "llama": "llama"}
+PRE = {"hy_v3": "hunyuan-dense", "hunyuan_v1_dense": "hunyuan-dense", "qwen3_moe": "qwen2", "llama": "smollm"}
+TOKENISERS = {"hy_v3": "A", "hunyuan_v1_dense": "A", "qwen3_moe": "C", "llama": "smollm"}
+NAMES = (("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output"),
+         ("model.layers.", "blk."), ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm"),
+         *((f"self_attn.{x}_proj", f"attn_{x}") for x in "qkv"), ("self_attn.o_proj", "attn_output"),
+         ("self_attn.query_layernorm", "attn_q_norm"), ("self_attn.key_layernorm", "attn_k_norm"),
+         ("self_attn.q_norm", "attn_q_norm"), ("self_attn.k_norm", "attn_k_norm"),
+         ("mlp.router.gate", "ffn_gate_inp"), ("mlp.gate.", "ffn_gate_inp."), ("mlp.expert_bias", "exp_probs_b.bias"),
+         *((f"mlp.shared_mlp.{x}_proj", f"ffn_{x}_shexp") for x in ("gate", "up", "down")),
+         *((f"mlp.{x}_proj", f"ffn_{x}") for x in ("gate", "up", "down")))
+EXPERT = re.compile(r"(.*\.)mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def keys_of(c):
+    """(key without the architecture, value)"""
+    theta = c.get("rope_theta") or c.get("rope_parameters", {}).get("rope_theta", 1e4)
+    alpha = (c.get("rope_scaling") or {}).get("alpha", 1)
+    keys = {"block_count": c["num_hidden_layers"], "context_length": c["max_position_embeddings"],
+            "embedding_length": c["hidden_size"], "feed_forward_length": c["intermediate_size"],
+            "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
+            "attention.key_length": c["head_dim"], "attention.value_length": c["head_dim"],
+            "attention.layer_norm_rms_epsilon": float(c["rms_norm_eps"]),
+            "rope.freq_base": float(theta * alpha ** (c["head_dim"] / (c["head_dim"] - 2)))}
+    if "num_experts" in c:
+        keys.update({"expert_count": c["num_experts"], "expert_used_count": c["num_experts_per_tok"],
+                     "expert_feed_forward_length": c["moe_intermediate_size"]})
+    if c["model_type"] == "hy_v3":
+        keys.update({"expert_shared_feed_forward_length": c["moe_intermediate_size"] * c["num_shared_experts"],
+                     "expert_weights_norm": True, "expert_weights_scale": c["router_scaling_factor"],
+                     "expert_gating_func": 2})
+    return keys
+
+
+def turned(x, heads):
+    """As llama.cpp's converter does with queries and keys of `llama`."""
+    return x.reshape(heads, 2, -1, x.shape[1]).swapaxes(1, 2).reshape(x.shape)
+
+
+def arrays_of(c, arrays, fused=False):
+    """Tensors by llama.cpp's names; fused: gates and ups of experts in one."""
+    out, experts = {}, {}
+    for name, x in arrays.items():
+        expert = EXPERT.fullmatch(name)
+        if expert:
+            experts.setdefault((expert[1], expert[3]), []).append(x)
+            continue
+        heads = {"q_proj": c["num_attention_heads"], "k_proj": c["num_key_value_heads"]}.get(name.split(".")[-2])
+        x = turned(x, heads) if heads and c["model_type"] == "llama" else x
+        for a, b in NAMES:
+            name = name.replace(a, b)
+        out[name] = x
+    for (at, part), matrices in experts.items():
+        at = at.replace("model.layers.", "blk.")
+        if fused and part == "gate":
+            both = [np.concatenate(pair) for pair in zip(matrices, experts[at.replace("blk.", "model.layers."), "up"])]
+            out[at + "ffn_gate_up_exps.weight"] = np.stack(both)
+        elif not fused or part == "down":
+            out[f"{at}ffn_{part}_exps.weight"] = np.stack(matrices)
+    return out
+
+
+def tokens_of(family, size):
+    """(tokens, kinds, merges) of the small tokeniser of tests/golden that the family has."""
+    with open(TOKENISER, encoding="utf-8") as file:
+        values = json.load(file)["tokenizers"][TOKENISERS[family]]
+    texts, kinds = [f"[PAD{i}]" for i in range(size)], [5] * size
+    for text, i in values["model"]["vocab"].items():
+        texts[i], kinds[i] = text, 1
+    for token in values["added_tokens"]:
+        texts[token["id"]], kinds[token["id"]] = token["content"], 3 if token["special"] else 4
+    merges = values["model"]["merges"]
+    return texts, kinds, [x if isinstance(x, str) else " ".join(x) for x in merges]
+
+
+def quantised(x, kind):
+    """(bytes as the package has them, the numbers that they stand for); kind: a name of GGMLQuantizationType."""
+    data = gguf.quants.quantize(np.ascontiguousarray(x, np.float32), gguf.GGMLQuantizationType[kind])
+    return data, gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]).astype(np.float32)
+
+
+def write(path, c, arrays, kinds=None, fused=False, pieces=0, tokens=False, change=None, **more):
+    """kinds: name of a tensor -> its kind, F32 where there is none; pieces: so many tensors in each; change: of the
+    tensors, before they are written; more: keys, dots as two underscores, None: left out."""
+    w = gguf.GGUFWriter(path, ARCHITECTURES[c["model_type"]], split_max_tensors=pieces)
+    keys = {f"{w.arch}.{key}": value for key, value in keys_of(c).items()}
+    keys.update({"tokenizer.ggml.bos_token_id": c["bos_token_id"], "tokenizer.ggml.eos_token_id": c["eos_token_id"]})
+    if tokens:
+        texts, kinds_of_tokens, merges = tokens_of(c["model_type"], c["vocab_size"])
+        keys.update({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": PRE[c["model_type"]],
+                     "tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": kinds_of_tokens,
+                     "tokenizer.ggml.merges": merges})
+    keys.update({key.replace("__", "."): value for key, value in more.items()})
+    for key, value in keys.items():
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            w.add_bool(key, value)
+        elif isinstance(value, int):
+            w.add_uint32(key, value)
+        elif isinstance(value, float):
+            w.add_float32(key, value)
+        elif isinstance(value, str):
+            w.add_string(key, value)
+        else:
+            w.add_array(key, value)
+    tensors = arrays_of(c, arrays, fused)
+    for name, x in (change(tensors) if change else tensors).items():
+        kind = (kinds or {}).get(name, "F32")
+        data = np.ascontiguousarray(x, np.float32) if kind == "F32" else quantised(x, kind)[0]
+        w.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()

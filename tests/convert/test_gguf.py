@@ -1,0 +1,325 @@
+#!/usr/bin/env python3
+"""GGUF files: they become the model files of the same weights in Hugging Face's
+layout, byte for byte; damaged and other ones are refused.
+
+Usage: tests/python tests/convert/test_gguf.py [--only NAME]
+
+The files are made by make_gguf.py, with the package's own writer. Prints
+`ok NAME` or `FAIL NAME` per test.
+"""
+import argparse
+import contextlib
+import io
+import json
+import os
+import struct
+import sys
+import tempfile
+from unittest import mock
+
+from converting import convert_quietly
+from suite import Suite
+
+try:
+    import gguf
+    import numpy as np
+
+    import gguf_file
+    import make_decoder as make
+    import make_gguf
+    import moefile
+except ImportError:
+    gguf = None
+test = Suite()
+gguf_test = test.needs(gguf, "NumPy or gguf")
+FAMILIES = "hy_v3", "hunyuan_v1_dense", "qwen3_moe", "llama"
+
+
+def convert(*command):
+    """(its complaint or None, what it said)"""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        complaint = convert_quietly(*command)
+    return complaint, said.getvalue()
+
+
+def made(folder, family, vocabulary=make.V, **changes):
+    """(config, arrays) of a checkpoint whose numbers of RoPE are the same in both kinds of file."""
+    if family == "hunyuan_v1_dense":
+        changes = {"rope_theta": 11158840.0, "rope_scaling": None, **changes}
+    config, arrays = make.make(folder, family, vocab_size=vocabulary, **changes)
+    return config, {name: x.astype(np.float32) for name, x in arrays.items()}
+
+
+def read(path):
+    """(metadata without what names the checkpoint, bytes of tensors by name)"""
+    meta, tensors = moefile.read(path)
+    meta = {key: value for key, value in meta.items() if not key.startswith("general.")}
+    return meta, {name: (t.type, t.dims, t.data) for name, t in tensors.items()}
+
+
+def assert_same(found, wanted, leave=()):
+    for key in {*found[0], *wanted[0]} - set(leave):
+        assert np.array_equal(found[0].get(key), wanted[0].get(key)), (key, found[0].get(key), wanted[0].get(key))
+    assert found[1].keys() == wanted[1].keys()
+    for name, t in wanted[1].items():
+        assert found[1][name] == t, name
+
+
+@contextlib.contextmanager
+def folder():
+    with tempfile.TemporaryDirectory() as at:
+        os.mkdir(at + "/hf")
+        yield at
+
+
+@gguf_test
+def the_file_is_that_of_the_same_weights_in_hugging_faces_layout():
+    for family in FAMILIES:
+        for options in ("--type", "f32"), ("--type", "f16"), ():
+            with folder() as at:
+                config, arrays = made(at + "/hf", family)
+                make_gguf.write(at + "/x.gguf", config, arrays)
+                assert convert("--from", "hf", at + "/hf", "-o", at + "/a", *options)[0] is None
+                complaint, said = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b", *options)
+                assert complaint is None and "twice" not in said, (family, complaint, said)
+                assert_same(read(at + "/b"), read(at + "/a"), ["token.ends"])
+
+
+@gguf_test
+def other_spellings_give_the_same_file():
+    """Gates and ups in one tensor, the bias without ".bias", pieces."""
+    for family in "hy_v3", "qwen3_moe":
+        rename = lambda tensors: {name.replace("exp_probs_b.bias", "exp_probs_b"): x for name, x in tensors.items()}
+        with folder() as at:
+            config, arrays = made(at + "/hf", family)
+            make_gguf.write(at + "/x.gguf", config, arrays)
+            make_gguf.write(at + "/y.gguf", config, arrays, fused=True, change=rename)
+            make_gguf.write(at + "/z.gguf", config, arrays, pieces=9)
+            pieces = sorted(x for x in os.listdir(at) if x.startswith("z-"))
+            assert len(pieces) > 2, pieces
+            wanted = None
+            for name in "x.gguf", "y.gguf", pieces[0], pieces[-1]:
+                assert convert("--from", "gguf", f"{at}/{name}", "-o", at + "/out")[0] is None, name
+                wanted = wanted or read(at + "/out")
+                assert_same(read(at + "/out"), wanted)
+            os.unlink(f"{at}/{pieces[1]}")
+            complaint, _ = convert("--from", "gguf", f"{at}/{pieces[0]}", "-o", at + "/out")
+            assert pieces[1] in complaint and "missing" in complaint, complaint
+            os.rename(f"{at}/{pieces[0]}", f"{at}/{pieces[1]}")
+            complaint, _ = convert("--from", "gguf", f"{at}/{pieces[1]}", "-o", at + "/out")
+            assert "missing" in complaint, complaint
+            os.rename(f"{at}/{pieces[1]}", f"{at}/z.gguf")
+            complaint, _ = convert("--from", "gguf", f"{at}/z.gguf", "-o", at + "/out")
+            assert "pieces" in complaint, complaint
+
+
+@gguf_test
+def quantised_numbers_are_those_of_the_package():
+    wide = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96, "moe_intermediate_size": 32,
+            "num_attention_heads": 4}
+    for family, kind in (("hy_v3", "Q4_0"), ("qwen3_moe", "Q8_0"), ("llama", "Q4_1"), ("hunyuan_v1_dense", "BF16"),
+                         ("llama", "F16"), ("hunyuan_v1_dense", "Q5_0")):
+        for options in ("--type", "f32"), ("--type", "q8", "--experts", "q4"):
+            with folder() as at:
+                config, arrays = made(at + "/hf", family, **wide)
+                kinds = {name: kind for name, x in make_gguf.arrays_of(config, arrays).items()
+                         if x.ndim > 1 and "gate_inp" not in name}
+                make_gguf.write(at + "/x.gguf", config, arrays, kinds)
+                meant = {name: make_gguf.quantised(x, kind)[1] if x.ndim > 1 and "gate.weight" not in name else x
+                         for name, x in arrays.items()}
+                make.write_safetensors(at + "/hf/model.safetensors", meant, exact=True)
+                assert convert("--from", "hf", at + "/hf", "-o", at + "/a", *options)[0] is None
+                complaint, said = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b", *options)
+                assert complaint is None, (family, kind, complaint)
+                assert ("lost twice" in said) == (kind[0] == "Q" and "q4" in options and "num_experts" in config), said
+                assert_same(read(at + "/b"), read(at + "/a"), ["token.ends"])
+
+
+@gguf_test
+def blocks_of_256_are_read():
+    """Row by row, and parts of experts."""
+    r = np.random.default_rng(3)
+    with folder() as at:
+        for kind, size in ("Q4_K", 144), ("Q6_K", 210):
+            data = r.integers(0, 255, (3, 4, 2 * size)).astype(np.uint8)
+            halves = data.reshape(-1, size)
+            for place in ((0, 2) if kind == "Q4_K" else (208,)):  # scales: halves that are numbers
+                halves[:, place:place + 2] = r.uniform(-1, 1, len(halves)).astype("<f2").view(np.uint8).reshape(-1, 2)
+            w = gguf.GGUFWriter(at + "/x.gguf", "llama")
+            w.add_tensor("t", data, raw_dtype=gguf.GGMLQuantizationType[kind])
+            w.write_header_to_file(), w.write_kv_data_to_file(), w.write_tensors_to_file(), w.close()
+            t = gguf_file.open_gguf(at + "/x.gguf")[1]["t"]
+            wanted = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
+            assert t.shape == (3, 4, 512) and np.array_equal(np.concatenate(list(t.read(2))), wanted)
+            assert np.array_equal(np.concatenate(list(t.part(1, 1, 4).read(2))), wanted[1, 1:4])
+
+
+# ---- Tokens ----------------------------------------------------------------------------------------------------------
+
+@gguf_test
+def tokenisers_are_those_of_tokenizer_json():
+    for family in FAMILIES:
+        with folder() as at:
+            config, arrays = made(at + "/hf", family, 448)
+            template = "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}|{% endfor %}"
+            make_gguf.write(at + "/x.gguf", config, arrays, tokens=True, tokenizer__chat_template=template)
+            make.write_tokeniser(at + "/hf", make_gguf.TOKENISERS[family])
+            with open(at + "/hf/tokenizer_config.json", "w", encoding="utf-8") as file:
+                bos = make_gguf.tokens_of(family, 448)[0][config["bos_token_id"]]
+                json.dump({"bos_token": bos, "chat_template": template}, file)
+            assert convert("--from", "hf", at + "/hf", "-o", at + "/a")[0] is None
+            assert convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")[0] is None
+            found, wanted = read(at + "/b"), read(at + "/a")
+            assert wanted[0]["tokenizer.kind"] == "byte-bpe" and wanted[0]["prompt.prefix"] == bos + "<user>"
+            assert_same(found, wanted, ["token.ends"])
+
+
+@gguf_test
+def other_tokenisers_are_refused_by_name():
+    cases = [({"tokenizer__ggml__model": "llama"}, "'llama'"), ({"tokenizer__ggml__pre": "llama-bpe"}, "'llama-bpe'"),
+             ({"tokenizer__ggml__pre": None}, "pre is None"), ({"tokenizer__ggml__merges": ["a"]}, "is no pair"),
+             ({"tokenizer__ggml__merges": None}, "merges are no list"),
+             ({"tokenizer__ggml__tokens": ["a"] * 449}, "does not fit"),
+             ({"tokenizer__ggml__tokens": ["a", "b"]}, "token_type"),
+             ({"tokenizer__ggml__eos_token_id": 448}, "eos_token_id is 448"),
+             ({"tokenizer__ggml__bos_token_id": "x"}, "bos_token_id is 'x'"),
+             ({"tokenizer__ggml__eos_token_id": None}, "eos_token_id is []"),
+             ({"tokenizer__chat_template": "{{ x"}, "chat template"),
+             ({"tokenizer__chat_template": 3}, "template is 3")]
+    for more, wanted in cases:
+        with folder() as at:
+            config, arrays = made(at + "/hf", "llama", 448)
+            make_gguf.write(at + "/x.gguf", config, arrays, tokens=True, **more)
+            complaint, _ = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
+            assert complaint and wanted in complaint and "x.gguf" in complaint, (more, complaint)
+
+
+@gguf_test
+def an_answer_ends_at_the_end_of_a_turn_too():
+    with folder() as at:
+        config, arrays = made(at + "/hf", "hunyuan_v1_dense", 448)
+        texts, kinds, _ = make_gguf.tokens_of("hunyuan_v1_dense", 448)
+        control = [i for i, kind in enumerate(kinds) if kind == 3]
+        for eos, eot, wanted in ((control[0], control[1], [control[0], control[1]]), (3, control[1], [control[1]]),
+                                 (3, None, [3]), (control[0], control[0], [control[0]])):
+            make_gguf.write(at + "/x.gguf", config, arrays, tokens=True, tokenizer__ggml__eos_token_id=eos,
+                            tokenizer__ggml__eot_token_id=eot)
+            complaint, said = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
+            assert complaint is None and ("piece of text" in said) == (eos == 3 and eot is not None), (complaint, said)
+            meta = moefile.read_meta(at + "/b")
+            assert [meta["token.eos"], *meta.get("token.ends", ())] == wanted, (eos, eot, texts[eos])
+
+
+# ---- What is refused -------------------------------------------------------------------------------------------------
+
+@gguf_test
+def what_is_not_known_is_refused_by_name():
+    cases = [("llama", {"general__architecture": "gemma"}, "'gemma'"),
+             ("llama", {"llama__rope__scaling__type": "yarn"}, "'yarn'"),
+             ("llama", {"llama__attention__value_length": 10}, "value_length is 10"),
+             ("llama", {"llama__rope__dimension_count": 6}, "dimension_count is 6"),
+             ("llama", {"llama__expert_count": 8}, None),  # without tensors of experts it means nothing
+             ("llama", {"llama__block_count": 4}, "tensor model.layers.3"),
+             ("llama", {"llama__block_count": None}, "block_count is missing"),
+             ("llama", {"llama__attention__head_count_kv": [2, 3, 2]}, "differs between layers"),
+             ("llama", {"llama__attention__head_count_kv": [2, 2, 2]}, None),
+             ("llama", {"llama__embedding_length": 16}, "[96, 32]"),
+             ("llama", {"general__alignment": 24}, "general.alignment"),
+             ("hy_v3", {"hy_v3__expert_gating_func": 1}, "expert_gating_func is 1"),
+             ("hy_v3", {"hy_v3__expert_weights_norm": False}, "route_norm"),
+             ("qwen3_moe", {"qwen3moe__expert_gating_func": 2}, "expert_gating_func is 2"),
+             ("qwen3_moe", {"qwen3moe__expert_used_count": 9}, "num_experts_per_tok"),
+             ("qwen3_moe", {"qwen3moe__attention__sliding_window": 64}, "sliding_window is 64"),
+             ("qwen3_moe", {"split__count": 3}, "pieces")]
+    for family, more, wanted in cases:
+        with folder() as at:
+            config, arrays = made(at + "/hf", family)
+            make_gguf.write(at + "/x.gguf", config, arrays, **more)
+            complaint, _ = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
+            assert (complaint is None) == (wanted is None), (family, more, complaint)
+            assert wanted is None or wanted in complaint and "x.gguf" in complaint, (family, more, complaint)
+            assert os.path.exists(at + "/b") == (wanted is None)
+
+
+@gguf_test
+def tensors_that_lack_or_are_too_many_are_refused():
+    for family in FAMILIES:
+        config, arrays = make.CONFIGS[family], make.arrays_of(make.CONFIGS[family], 1)
+        names = list(make_gguf.arrays_of(config, arrays))
+        for name in names[::5]:
+            for change in (lambda t: {k: x for k, x in t.items() if k != name},
+                           lambda t: {**t, name: t[name][:-1]}, lambda t: {**t, "blk.0.attn_q.bias": t[name]}):
+                with folder() as at:
+                    make_gguf.write(at + "/x.gguf", config, arrays, change=change)
+                    complaint, _ = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
+                    if complaint is None and name in ("output.weight", "token_embd.weight"):
+                        continue  # tied, as nothing else says; a smaller vocabulary
+                    assert complaint and ("tensor " in complaint or "differs" in complaint), (family, name, complaint)
+
+
+@gguf_test
+def slower_angles_are_divided_by_their_factors():
+    with folder() as at:
+        config, arrays = made(at + "/hf", "llama")
+        factors = np.array([1, 1, 2, 4, 8, 8], np.float32)
+        for x in factors, factors[:5], np.full(6, np.nan, np.float32), np.zeros(6, np.float32):
+            make_gguf.write(at + "/x.gguf", config, arrays, change=lambda t: {"rope_freqs.weight": x, **t})
+            complaint, _ = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
+            assert (complaint is None) == (x is factors), complaint
+            if x is factors:
+                table = moefile.read(at + "/b")[1]["rotary.weight"].array()
+                angle = 1e4 ** (-2 * np.arange(6) / 12) / factors
+                assert np.allclose(table[7], [*np.cos(7 * angle), *np.sin(7 * angle)], atol=1e-6)
+            else:
+                assert "rope_freqs" in complaint, complaint
+
+
+@gguf_test
+def damaged_files_are_refused_by_name():
+    """Cut anywhere, any byte of the header, and counts that nothing could hold."""
+    with folder() as at:
+        path, r = at + "/x.gguf", np.random.default_rng(11)
+        config, arrays = made(at + "/hf", "qwen3_moe", 448)
+        make_gguf.write(path, config, arrays, tokens=True)
+        with open(path, "rb") as file:
+            data = file.read()
+        head = data.index(b"output_norm.weight")
+        for i in range(100):
+            changed = bytearray(data)
+            if i < 30:
+                del changed[int(r.integers(0, head if i % 2 else len(data))):]
+            elif i < 60:
+                place = int(r.integers(0, head // 8)) * 8
+                changed[place:place + 8] = struct.pack("<Q", int(r.choice([1 << 40, (1 << 63) + 1, 1 << 31, 9])))
+            else:
+                changed[int(r.integers(0, head))] ^= 1 << int(r.integers(0, 8))
+            with open(path, "wb") as file:
+                file.write(changed)
+            complaint, _ = convert("--from", "gguf", path, "-o", at + "/b")
+            assert complaint is None or "x.gguf" in complaint and "\n" not in complaint, complaint
+            if complaint is None:
+                os.unlink(at + "/b")
+            assert i >= 30 or complaint, "a file that was cut"
+        for version in b"\1\0\0\0", b"\0\0\0\3", b"\4\0\0\0":
+            with open(path, "wb") as file:
+                file.write(data[:4] + version + data[8:])
+            complaint, _ = convert("--from", "gguf", path, "-o", at + "/b")
+            assert complaint and "version" in complaint, complaint
+
+
+@gguf_test
+def plain_numbers_need_no_package():
+    with folder() as at:
+        for kind in "F16", "Q8_0":
+            config, arrays = made(at + "/hf", "llama")
+            make_gguf.write(at + "/x.gguf", config, arrays, {"token_embd.weight": kind})
+            with mock.patch.dict(sys.modules, {"gguf": None}):
+                complaint, _ = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
+            assert complaint is None if kind == "F16" else "gguf==" in complaint, complaint
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="NAME", help="run the tests whose names contain this")
+    sys.exit(test.run(parser.parse_args().only))
