@@ -1409,8 +1409,9 @@ static void moe_q8_portable(const moe_linear *l, size_t row0, size_t row1, size_
         for (size_t r = row0; r < row1; r++) {
             const int8_t *w = (const int8_t *)l->w->data + block * 16 * cols, *x = l->codes + r * code_bytes;
             int32_t sums[16] = { 0 };
-            for (size_t k = 0; k < cols; k += 4, w += 64)
-                for (size_t i = 0; i < 64; i++) sums[i / 4] += w[i] * x[k + i % 4];
+            for (size_t k = 0; k < cols; k += 4)
+                for (size_t i = 0; i < 16; i++, w += 4)
+                    sums[i] += w[0] * x[k] + w[1] * x[k + 1] + w[2] * x[k + 2] + w[3] * x[k + 3];
             moe_finish_portable(l, r, block, 1, 1, sums);
         }
 }
