@@ -3,23 +3,19 @@
 corpus.
 
 Sentences of the corpus's test sets (FLORES-200 and Tatoeba) are cut to 1, 2, 3
-and 10 words: a window that a seed chooses, without punctuation. The server
-answers (POST /detect); --per-language sentences of each set.
+and 10 words: a window that a seed chooses, without punctuation. The library
+answers; --per-language sentences of each set.
 
     tests/python tests/bench/detect_short.py ../shared/corpus/test
 """
 
 import argparse
-import json
 import lzma
 import random
 import re
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from pathlib import Path
+
+from moe_translate import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 LANGUAGES = ["en", "de", "fr", "es"]
@@ -64,53 +60,20 @@ def samples(folder, count, seed):
     }
 
 
-class Server:
-    def __init__(self, program, model):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        self.url = f"http://127.0.0.1:{port}/"
-        self.process = subprocess.Popen([program, "-m", model, "--port", port, "--quiet"])
-
-    def __enter__(self):
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(self.url + "health", timeout=5).close()
-                return self
-            except OSError:
-                time.sleep(0.1)
-        sys.exit("the server does not answer")
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait()
-
-    def detect(self, texts):
-        """[(language, confidence)]"""
-        found = []
-        for i in range(0, len(texts), 200):
-            body = json.dumps({"q": texts[i : i + 200]}).encode()
-            request = urllib.request.Request(self.url + "detect", body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                found += [(x["language"], x["confidence"]) for (x,) in json.load(answer)]
-        return found
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="with flores200-devtest.tsv.xz and tatoeba-2k.*.tsv.xz")
-    parser.add_argument("--server", default=str(ROOT / "moe-server"), help="the program (default: this build's)")
     parser.add_argument("-m", "--model", default=str(ROOT / "models/en-de-fr-es.bin"))
     parser.add_argument("--per-language", type=int, default=500, help="texts of a set, length and language")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     print("set      words  texts  right %  confidence")
-    with Server(options.server, options.model) as server:
-        for (name, length), texts in samples(options.folder, options.per_language, options.seed).items():
-            found = server.detect([text for text, _ in texts])
-            right = sum(code == wanted for (code, _), (_, wanted) in zip(found, texts))
-            sure = sum(confidence for _, confidence in found)
-            print(f"{name:8} {length:5} {len(texts):6} {100 * right / len(texts):8.1f} {sure / len(texts):11.3f}")
+    model = Model(options.model)
+    for (name, length), texts in samples(options.folder, options.per_language, options.seed).items():
+        found = [model.detect(text)[0] for text, _ in texts]
+        right = sum(code == wanted for (code, _), (_, wanted) in zip(found, texts))
+        sure = sum(confidence for _, confidence in found)
+        print(f"{name:8} {length:5} {len(texts):6} {100 * right / len(texts):8.1f} {100 * sure / len(texts):11.1f}")
 
 
 if __name__ == "__main__":

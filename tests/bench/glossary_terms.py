@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How well a glossary is kept: 200 terms with their sentences, chosen out of the
-test sets by a seed, and what a glossary of thirty words costs ordinary
-sentences.
+test sets by a seed, and what these terms, or a glossary of thirty frequent
+words, cost ordinary sentences.
 
     tests/python tests/bench/glossary_terms.py terms ../shared/corpus/test
     tests/python tests/bench/glossary_terms.py bleu ../shared/corpus/test
@@ -138,7 +138,9 @@ def is_kept(case, output, old):
 
 
 def run_terms(args):
+    import sacrebleu
     total = kept = stand = gone = as_chosen = 0
+    costs = []
     for direction in args.directions:
         source, target = direction.split("-")
         ordinary, everything = pairs(args.folder, source, target)
@@ -148,8 +150,12 @@ def run_terms(args):
         plain = translate(args.moe_without, args.model, [a for a, _ in rows], target)
         cases = choose(known, rows, plain, rng)
         with with_glossary((case[3], case[4]) for case in cases) as file:
-            outputs = translate(args.moe, args.model, [case[0] for case in cases], target, "--glossary", file.name)
-        for case, output in zip(cases, outputs):
+            given = translate(args.moe, args.model, [a for a, _ in rows], target, "--glossary", file.name)
+        before, after = (sacrebleu.corpus_bleu(x, [[b for _, b in rows]]).score for x in (plain, given))
+        costs.append(before - after)
+        outputs = dict(zip((a for a, _ in rows), given))
+        for case in cases:
+            output = outputs[case[0]]
             old = CORRECTED.get((direction, case[3], case[5]), case[5])
             stands, is_gone = is_kept(case, output, old)
             as_chosen += all(is_kept(case, output, case[5]))
@@ -157,9 +163,10 @@ def run_terms(args):
             if args.verbose or (args.failed and not (stands and is_gone)):
                 print("# ", "" if stands else "no term", "" if is_gone else "old word",
                       f"{case[3]}={case[4]} ({old}): {case[0]} | {case[2]} -> {output}")
-        print(f"# {direction}: {len(cases)} terms; so far {kept} of {total} kept", flush=True)
+        print(f"# {direction}: {len(cases)} terms; so far {kept} of {total} kept; BLEU of {len(rows)} sentences "
+              f"{before:.2f} to {after:.2f}", flush=True)
     print(f"{kept} of {total} terms kept ({100 * kept / total:.1f} %): {stand} stand, of {gone} the old word is gone; "
-          f"{as_chosen} without the corrections")
+          f"{as_chosen} without the corrections; BLEU cost {sum(costs) / len(costs):.2f}, {max(costs):.2f} at most")
 
 
 def run_bleu(args):

@@ -117,7 +117,7 @@ static void read_lines(const text *t, uint64_t *r) {
     close(ends[0]);
 }
 
-/* ---- Sentences and capitals ---- */
+/* ---- Cells, sentences, halves and capitals ---- */
 
 static void check_sentences(const char *data, size_t length) {
     char *calm, *again, *loud;
@@ -129,6 +129,15 @@ static void check_sentences(const char *data, size_t length) {
         FUZZ_CHECK(text_utf8_valid(data + at, n) == n, "a sentence ends inside a letter");
         at += n;
     }
+    for (at = 0; at < length;) {
+        int separates;
+        const size_t n = text_cell(data + at, length - at, 1, &separates);
+        FUZZ_CHECK(n && n <= length - at, "a cell of %zu of %zu bytes", n, length - at);
+        FUZZ_CHECK(text_utf8_valid(data + at, n) == n, "a cell ends inside a letter");
+        at += n;
+    }
+    at = text_half(data, length, 1);
+    FUZZ_CHECK(at <= length && text_before_mark(data, at) <= at && (!at || at < length), "halves of %zu bytes", length);
     calm = malloc(3 * length + 3), again = calm + length + 1, loud = again + length + 1;
     if (!calm) abort();
     memcpy(calm, data, length);

@@ -307,6 +307,30 @@ def lines_without_letters_stay():
 
 
 @test
+def signs_between_words_stay_between_words():
+    """Whatever the model makes of them: it loses signs, and words between two."""
+    rows = [("Home", "About us", "Contact"), ("Red", "Green", "Blue", "Yellow"), ("Good morning", "Good evening"),
+            ("Products", "Prices", "Our team", "Help")]
+    signs = "| ¦ || // :: · • ▪ » › > < / ~ → ⇒".split()
+    lines = [f" {sign} ".join(row) for sign in signs for row in rows]
+    for target in ("de", "fr", "es"):
+        for line, got in zip(lines, translate(lines, "-s", "en", "-t", target, *FAST)):
+            sign = next(sign for sign in signs if f" {sign} " in line)
+            cells = got.split(f" {sign} ")
+            assert len(cells) == len(line.split(f" {sign} ")) and all(cells), (line, got)
+    plain = translate(["Good morning", "About us", "my dog"], "-s", "en", "-t", "de", *FAST)
+    assert translate(["  |  Good morning || About us |\tmy dog  |"], "-s", "en", "-t", "de", *FAST) == [
+        "  |  {} || {} |\t{}  |".format(*plain)]
+
+
+@test
+def signs_in_a_sentence_cut_none():
+    line = "You can use {{ name | upper }} and (one | two) here."
+    got = translate([line], "-s", "en", "-t", "de", *FAST)[0]
+    assert "{{ name | upper }}" in got and got.count("|") == 2 and got.endswith("."), got
+
+
+@test
 def tags_around_a_line_stay_around_it():
     for line in ('<string name="a">Good morning.</string>', "<b><i>Where is my book?</i></b>"):
         got = translate([line], "-t", "de", *FAST)[0]

@@ -419,6 +419,16 @@ static void cut_clauses(const char *data, size_t length) {
 
 static void halve(const char *data, size_t length) { (void)text_half(data, length, 1); }
 
+static void cut_cells(const char *data, size_t length) {
+    int separates;
+    for (size_t at = 0; at < length;) at += text_cell(data + at, length - at, 1, &separates);
+}
+
+static void look_for_signs(const char *data, size_t length) {
+    const moe_span source = { data, length / 2 }, target = { data + length / 2, length - length / 2 };
+    (void)text_signs_kept(source, target);
+}
+
 static void look_for_messages(const char *data, size_t length) {
     int open;
     (void)text_has_message(data, length, &open);
@@ -631,6 +641,8 @@ SCANNER(spans, grow, walk, texts)
 SCANNER(sentences, grow, cut_sentences, texts)
 SCANNER(clauses, grow, cut_clauses, texts)
 SCANNER(halves, grow, halve, texts)
+SCANNER(cells, grow, cut_cells, texts)
+SCANNER(signs, grow, look_for_signs, texts)
 SCANNER(messages, grow, look_for_messages, texts)
 SCANNER(messages_shown, grow, show_messages, texts)
 SCANNER(loops, grow, look_for_loops, texts)
@@ -712,17 +724,14 @@ static void a_square_is_seen(void **state) {
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* such as "html*" */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(spans),          cmocka_unit_test(sentences),
-        cmocka_unit_test(clauses),        cmocka_unit_test(halves),
-        cmocka_unit_test(messages),       cmocka_unit_test(messages_shown),
-        cmocka_unit_test(loops),          cmocka_unit_test(languages),
-        cmocka_unit_test(guards),         cmocka_unit_test(constraints),
-        cmocka_unit_test(terms),          cmocka_unit_test(glossaries),
-        cmocka_unit_test(cases),          cmocka_unit_test(lines),
-        cmocka_unit_test(json_strings),   cmocka_unit_test(html_of_texts),
-        cmocka_unit_test(html_of_markup), cmocka_unit_test(html_of_numbers),
-        cmocka_unit_test(xml_of_markup),  cmocka_unit_test(addresses),
-        cmocka_unit_test(tokens),         cmocka_unit_test(a_square_is_seen),
+        cmocka_unit_test(spans),         cmocka_unit_test(sentences),      cmocka_unit_test(clauses),
+        cmocka_unit_test(halves),        cmocka_unit_test(messages),       cmocka_unit_test(messages_shown),
+        cmocka_unit_test(loops),         cmocka_unit_test(languages),      cmocka_unit_test(guards),
+        cmocka_unit_test(constraints),   cmocka_unit_test(terms),          cmocka_unit_test(glossaries),
+        cmocka_unit_test(cases),         cmocka_unit_test(lines),          cmocka_unit_test(json_strings),
+        cmocka_unit_test(html_of_texts), cmocka_unit_test(html_of_markup), cmocka_unit_test(html_of_numbers),
+        cmocka_unit_test(xml_of_markup), cmocka_unit_test(addresses),      cmocka_unit_test(tokens),
+        cmocka_unit_test(cells),         cmocka_unit_test(signs),          cmocka_unit_test(a_square_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -939,6 +939,87 @@ static void halves_are_cut_where_clauses_are(void **state) {
     }
 }
 
+static void halves_are_cut_at_signs_first(void **state) {
+    static const struct {
+        const char *text;
+        size_t half;
+    } cases[] = {
+        { "Settings, all > Privacy > Cookies", 16 },
+        { "he / she goes home now", 5 },
+        { "one > <a href=\"x > y\">two, three</a>", 6 },
+        { "> one, two three", 7 },
+        { "one, two three >", 5 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const size_t half = text_half(cases[i].text, strlen(cases[i].text), 1);
+        if (half != cases[i].half) fail_msg("%s: %zu", cases[i].text, half);
+    }
+    assert_int_equal(text_before_mark("Settings > ", 11), 8);
+    assert_int_equal(text_before_mark("one, ", 5), 3);
+    assert_int_equal(text_before_mark("a one ", 6), 5);
+    assert_int_equal(text_before_mark("> ", 2), 1);
+}
+
+/* A row is marked here: "^" ends a cell, "=" the signs before one. */
+static void cells_end_at_tabs_and_at_signs_of_no_sentence(void **state) {
+    static const struct {
+        const char *text, *cells;
+        int spans;
+    } cases[] = {
+        { "Home | About us |  Contact", "Home ^| =About us ^|  =Contact^", 1 },
+        { "| a | | b |", "| =a ^| | =b ^|=", 1 },
+        { " \t a\tb | c", " \t a\t^b ^| =c^", 1 },
+        { "Home \xC2\xB7 News \xE2\x80\xA2 Help :: Shop", "Home ^\xC2\xB7 =News ^\xE2\x80\xA2 =Help ^:: =Shop^", 1 },
+        { "a|b, c || d.", "a|b, c ^|| =d.^", 1 },
+        { "Settings > Privacy, he / she", "Settings > Privacy, he / she^", 1 },
+        { "the filter (gcc | make) and [-v | -q]", "the filter (gcc | make) and [-v | -q]^", 1 },
+        { "\xC2\xAB Settings | Server \xC2\xBB | a) b | c", "\xC2\xAB Settings | Server \xC2\xBB ^| =a) b ^| =c^", 1 },
+        { "{{ name | upper }} is | here", "{{ name | upper }} is ^| =here^", 1 },
+        { "see `a | b` | <a title=\"x | y\">z</a>", "see `a | b` ^| =<a title=\"x | y\">z</a>^", 1 },
+        { "a | b\tc", "a | b\t^c^", 0 },
+        { "|", "|=", 1 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        text_bytes got = { 0 };
+        int separates;
+        for (size_t at = 0, n, length = strlen(cases[i].text); at < length; at += n) {
+            n = text_cell(cases[i].text + at, length - at, cases[i].spans, &separates);
+            assert_true(n > 0 && n <= length - at);
+            text_append(&got, cases[i].text + at, n);
+            text_append(&got, separates ? "=" : "^", 1);
+        }
+        assert_string_equal(got.data, cases[i].cells);
+        text_bytes_free(&got);
+    }
+}
+
+static void signs_between_words_are_missed(void **state) {
+    static const struct {
+        const char *source, *target;
+        int kept;
+    } cases[] = {
+        { "Settings > Privacy > Cookies", "Einstellungen > Datenschutz > Cookies", 1 },
+        { "Settings > Privacy > Cookies", "Einstellungen > Cookies", 0 },
+        { "Home \xE2\x80\xBA Shop \xE2\x80\xBA Help", "Heim \xE2\x80\xBA \xE2\x80\xBA Hilfe", 0 },
+        { "Home \xC2\xBB Shop", "Heim \"Laden\"", 0 },
+        { "\xC2\xAB Home \xC2\xBB is here", "\"Heim\" ist hier", 1 },
+        { "he / she goes", "er/sie geht", 1 },
+        { "he / she goes", "er oder sie geht", 0 },
+        { "> he goes >", "er geht", 1 },
+        { "he goes", "er geht", 1 },
+        { "see {a > b} here", "sieh hier", 1 },
+        { "", "", 1 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const moe_span source = { cases[i].source, strlen(cases[i].source) };
+        const moe_span target = { cases[i].target, strlen(cases[i].target) };
+        if (text_signs_kept(source, target) != cases[i].kept) fail_msg("%s", cases[i].source);
+    }
+}
+
 /* What a model could write for a text of a message, and what becomes of it; NULL: the source stays. */
 static void apostrophes_do_not_break_messages(void **state) {
     static const struct {
@@ -1038,6 +1119,9 @@ int main(void) {
         cmocka_unit_test(loops_are_told_from_repetitions_of_the_source),
         cmocka_unit_test(names_of_a_list_are_missed),
         cmocka_unit_test(halves_are_cut_where_clauses_are),
+        cmocka_unit_test(halves_are_cut_at_signs_first),
+        cmocka_unit_test(cells_end_at_tabs_and_at_signs_of_no_sentence),
+        cmocka_unit_test(signs_between_words_are_missed),
         cmocka_unit_test(capitals_come_and_go),
         cmocka_unit_test(jobs_leave_in_order_whatever_finishes_first),
         cmocka_unit_test(damaged_tokenisers_are_refused),

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/jobs.h"
+#include "tools/text/sentences.h"
 #include "tools/text/spans.h"
 
 #include <errno.h>
@@ -304,21 +305,13 @@ moe_status text_job_vary(const text_front *front, const text_options *options, t
     return status;
 }
 
-size_t text_before_mark(const char *data, size_t length) {
-    return length > 1 && (data[length - 1] == ',' || data[length - 1] == ';') && !is_blank(data[length - 2])
-               ? length - 1
-               : length;
-}
-
 moe_status text_job_divide(const text_front *front, const text_options *options, text_job *job, text_job *second,
                            size_t at, moe_error *error) {
     const text_bytes gap = second->gap;
-    size_t end = at;
+    const size_t end = text_before_mark(job->source.data, at);
     second->gap = job->gap, job->gap = gap;
     text_clear(&job->gap);
     text_append(&second->source, job->source.data + at, job->source.length - at);
-    while (end && is_blank(job->source.data[end - 1])) end--;
-    end = text_before_mark(job->source.data, end);
     text_append(&job->gap, job->source.data + end, at - end);
     job->source.data[job->source.length = end] = '\0';
     second->line = job->line;

@@ -61,7 +61,7 @@ typedef struct text_job {
     int verbatim;      /* the source is the output: it is no language */
     int message;       /* text_message_text of messages.h: it is of a line with an ICU message */
     int joined;        /* the next part of the line follows directly */
-    text_bytes gap;    /* white space, and a comma, between it and the next part of the line */
+    text_bytes gap;    /* white space, and a comma or sign, between it and the next part of the line */
     int failed;        /* `note` says why there is no output */
     moe_status status; /* why it failed */
     char note[256];
@@ -97,8 +97,6 @@ moe_status text_job_vary(const text_front *front, const text_options *options, t
  * MOE_ERROR_MEMORY. */
 moe_status text_job_divide(const text_front *front, const text_options *options, text_job *job, text_job *second,
                            size_t at, moe_error *error);
-/* The bytes of a part without the comma or semicolon at its end, which stays between the parts: models lose it. */
-size_t text_before_mark(const char *data, size_t length);
 void text_job_keep(text_job *job); /* its translation is the source, with a note */
 /* What the model wrote for a job, appended to *out in the form of its line: text in the capitals of the line and with
  * what is kept of it, pieces or ids. */

@@ -1,5 +1,6 @@
 /* lost.c - lost.h says what this is and has the contracts. */
 #include "tools/text/lost.h"
+#include "tools/text/sentences.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -126,4 +127,22 @@ text_names text_names_kept(moe_span source, moe_span target) {
     free(wanted);
     free(there);
     return answer;
+}
+
+/* ---- 3. Signs ------------------------------------------------------------------------------------------ */
+
+static size_t signs_of(moe_span text) {
+    size_t n = 0, bytes;
+    text_scan scan = text_scan_begin(text.data, text.length);
+    for (size_t at = 0; (at = text_sign(&scan, at, &bytes)) < text.length; at += bytes) n++;
+    return n;
+}
+
+int text_signs_kept(moe_span source, moe_span target) {
+    const size_t wanted = signs_of(source);
+    if (!wanted) return 1;
+    size_t n = signs_of(target);
+    for (size_t i = 1; i + 1 < target.length; i++)
+        n += target.data[i] == '/' && target.data[i - 1] != ' ' && target.data[i + 1] != ' ';
+    return n >= wanted;
 }

@@ -19,4 +19,8 @@ typedef enum text_names {
 /* Of a list: items with commas between, of words that all begin with a capital. Time is n log n. */
 text_names text_names_kept(moe_span source, moe_span target);
 
+/* Whether a translation has as many signs between words as its source (text_sign of sentences.h); a / without spaces
+ * counts too. */
+int text_signs_kept(moe_span source, moe_span target);
+
 #endif

@@ -183,6 +183,11 @@ static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <
 static int is_digit(char c) { return c >= '0' && c <= '9'; }
 static int is_space(char c) { return c == ' ' || c == '\t'; }
 
+static size_t over_space(const char *data, size_t length, size_t at) {
+    while (at < length && is_space(data[at])) at++;
+    return at;
+}
+
 static int compare_words(const void *word, const void *entry) {
     return strcmp(word, *(const char *const *)entry); /* of an abbreviation too: its word comes first */
 }
@@ -269,6 +274,67 @@ static int is_exchange(const char *data, size_t length, size_t end, size_t next)
            (end > 2 && begins_with(quotes, data + end - 3, 3));
 }
 
+/* Signs that separate cells, and no part of a sentence; and those between words that may be one. */
+#define SEPARATORS "|| | // :: \xC2\xA6 \xC2\xB7 \xE2\x80\x96 \xE2\x80\xA2 \xE2\x88\x99 \xE2\x97\x8F \xE2\x96\xAA"
+static const char separators[] = SEPARATORS;
+static const char between[] =
+    SEPARATORS " / > < ~ \xC2\xBB \xE2\x80\xBA \xE2\x86\x90 \xE2\x86\x92 \xE2\x87\x92 \xE2\x9F\xB6";
+
+/* The bytes of a sign of `signs` at data[at], with white space or nothing at its sides; 0: there is none. */
+static size_t sign_of(const char *signs, const char *data, size_t length, size_t at) {
+    const size_t n = !at || is_space(data[at - 1]) ? begins_with(signs, data + at, length - at) : 0;
+    return n && (at + n == length || is_space(data[at + n])) ? n : 0;
+}
+
+/* Whether data[at] lies in what is kept, which a walk from data[*begin] on meets; *begin: where that ends, else `at`.
+ * `scan`: that of the whole text; NULL: one from there is no longer than needed. */
+static int is_kept(text_scan *scan, const char *data, size_t length, size_t *begin, size_t at) {
+    const size_t base = scan ? 0 : *begin;
+    text_scan part;
+    if (!scan) {
+        part = text_scan_begin(data + base, text_utf8_cut(data + base, length - base, at - base + LONGEST_SPAN));
+        scan = &part;
+    }
+    for (size_t bytes; *begin < at; *begin += bytes) text_span_next(scan, *begin - base, &bytes);
+    return *begin > at;
+}
+
+/* Where the next of `signs` is, in nothing that is kept, or the next TAB, with *bytes 0; else `length`. Without the
+ * scan of the whole text: in no brackets and quotes either that open from `at` on. A quote that closes is no sign. */
+static size_t next_sign(const char *signs, text_scan *scan, const char *data, size_t length, size_t at, size_t *bytes) {
+    static const char opening[] = "( [ \xC2\xAB", closing[] = ") ] \xC2\xBB";
+    size_t begin = at, open = 0;
+    for (; at < length; at++) {
+        *bytes = 0;
+        if (data[at] == '\t') return at;
+        if (open && begins_with(closing, data + at, length - at)) open--;
+        else if ((!open || scan) && (*bytes = sign_of(signs, data, length, at))) {
+            if (!is_kept(scan, data, length, &begin, at)) return at;
+            at = begin - 1;
+        } else open += begins_with(opening, data + at, length - at) > 0;
+    }
+    return length;
+}
+
+size_t text_cell(const char *data, size_t length, int spans, int *separates) {
+    size_t at = over_space(data, length, 0), bytes;
+    for (*separates = 0; spans && (bytes = sign_of(separators, data, length, at)); *separates = 1)
+        at = over_space(data, length, at + bytes);
+    if (*separates) return at;
+    at = next_sign(spans ? separators : "", NULL, data, length, at, &bytes);
+    return bytes ? at : over_space(data, length, at);
+}
+
+size_t text_sign(text_scan *scan, size_t at, size_t *bytes) {
+    const char *const data = scan->data;
+    const size_t length = scan->length;
+    at = over_space(data, length, at); /* a sign with no words before it stands between none */
+    while ((*bytes = sign_of(between, data, length, at))) at = over_space(data, length, at + *bytes);
+    do at = next_sign(between, scan, data, length, at, bytes);
+    while (at < length && !*bytes && ++at);
+    return over_space(data, length, at + *bytes) < length ? at : length;
+}
+
 size_t text_sentence(const char *data, size_t length) {
     static const char ends[] = ". ! ? \xE2\x80\xA6",
                       wide[] = "\xE3\x80\x82 \xEF\xBC\x81 \xEF\xBC\x9F"; /* ..., of Chinese and Japanese */
@@ -300,11 +366,6 @@ static size_t run(const char *data, size_t length, int *verbatim) {
     *verbatim = n > RUN && ascii > n / 2;
     while (*verbatim && n < length && !is_space(data[n])) n++;
     return n;
-}
-
-static size_t over_space(const char *data, size_t length, size_t at) {
-    while (at < length && is_space(data[at])) at++;
-    return at;
 }
 
 /* Whether data[at] ends a clause; *bytes of it. 2: also without white space behind it. */
@@ -344,9 +405,32 @@ size_t text_clause(const char *data, size_t length, size_t limit, int spans, int
     return any && seen > RUN ? any : over_space(data, length, at > seen ? at : seen);
 }
 
+size_t text_before_mark(const char *data, size_t length) {
+    while (length && is_space(data[length - 1])) length--;
+    if (length > 1 && (data[length - 1] == ',' || data[length - 1] == ';') && !is_space(data[length - 2])) length--;
+    size_t word = length;
+    while (word && !is_space(data[word - 1])) word--;
+    if (!word || sign_of(between, data, length, word) != length - word) return length;
+    while (word && is_space(data[word - 1])) word--;
+    return word;
+}
+
+/* Where the words behind the sign that is nearest to the middle begin; 0: there is no sign. */
+static size_t behind_sign(const char *data, size_t length) {
+    size_t best = 0, bytes;
+    text_scan scan = text_scan_begin(data, length);
+    for (size_t at = 0; (at = text_sign(&scan, at, &bytes)) < length;) {
+        at = over_space(data, length, at + bytes);
+        if (!best || at <= length / 2) best = at;
+    }
+    return best;
+}
+
 size_t text_half(const char *data, size_t length, int spans) {
     int verbatim;
     while (length && is_space(data[length - 1])) length--;
+    const size_t sign = behind_sign(data, length);
+    if (sign) return sign;
     const size_t half = length ? text_clause(data, length, length / 2, spans, &verbatim) : 0;
     return half < length ? half : 0;
 }

@@ -15,22 +15,21 @@ static int is_long(const text_stream *s, const text_line *line) {
     return !*why && text_utf8_count(line->data, line->length) > s->split;
 }
 
-/* The bytes up to the next TAB between two words, it and the white space around it included. */
-static size_t cell(const char *data, size_t length) {
-    size_t at = 0, begin = 0;
-    while (begin < length && (data[begin] == ' ' || data[begin] == '\t')) begin++;
-    const char *tab = memchr(data + begin, '\t', length - begin);
-    if (!tab) return length;
-    for (at = (size_t)(tab - data); at < length && (data[at] == ' ' || data[at] == '\t'); at++) {}
-    return at;
+/* The bytes of the first cell of a text, or of the signs before it; all where nothing is kept. */
+static size_t cell(const text_stream *s, const char *data, size_t length, int *separates) {
+    const struct text_rules *rules = s->options.rules;
+    *separates = 0;
+    return rules ? text_cell(data, length, text_rules_spans(rules), separates) : length;
 }
 
-/* Whether a text goes in parts: the cells between TABs, where they are kept, and the sentences of what is long. */
+/* Whether a text goes in parts: cells between TABs and signs, where they are kept, and the sentences of what is long.
+ */
 static int is_cut(const text_stream *s, const text_line *line) {
     char why[64];
+    int separates;
     if (line->kept) return 0;
     if (is_long(s, line)) return 1;
-    if (!s->split || !s->options.rules || cell(line->data, line->length) == line->length) return 0;
+    if (!s->split || cell(s, line->data, line->length, &separates) == line->length) return 0;
     text_line_usable(line, why, sizeof why);
     return !*why;
 }
@@ -121,12 +120,13 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
     *line = c->rest;
     if (!c->piece && next_frame(c, line, more)) return MOE_PULL_REQUEST;
     if (!c->cell) {
-        c->cell = line->length = s->options.rules ? cell(line->data, c->piece) : c->piece;
         int open;
+        c->cell = line->length = cell(s, line->data, c->piece, &c->verbatim);
+        if (c->verbatim) c->sentence = c->cell;
         c->sentences = is_long(s, line) && !(s->options.rules && text_has_message(line->data, line->length, &open));
     }
     if (!c->sentence) begin_sentence(s, c, line);
-    else c->divided = 1;
+    else if (!c->verbatim) c->divided = 1;
     line->length = c->divided ? next_clause(s, c, line->data, c->sentence) : c->sentence;
     c->sentence -= line->length;
     c->cell -= line->length;
@@ -263,7 +263,7 @@ static int is_lost(text_stream *s, const text_options *options, text_job *job, c
     if (names == TEXT_NAMES_MEMORY) return no_memory(s), 0;
     if (job->names && (names == TEXT_NAMES_LOST || names == TEXT_NAMES_COUNT)) job->names = 2; /* so are its halves */
     return !h->finished || names == TEXT_NAMES_COUNT || (job->names == 2 && names != TEXT_NAMES) ||
-           text_loops(source, target);
+           text_loops(source, target) || !text_signs_kept(source, target);
 }
 
 static void try_again(text_stream *s, text_job *job) {

@@ -3,9 +3,9 @@
  * moetext.c and the programs with lines in and out (program_flow) are its two users, and so cut, calm and shout alike.
  * A sentence that is longer than the model reads goes in parts: clauses, else words; what has no words stays as it is.
  * So does what the model could not translate as a whole: its translation was cut, repeats itself, or lost names of a
- * list (lost.h). It is tried again by halves; a word that cannot be translated stays, with a note.
- * A text is one job, or several in a row whose `more` is set but for the last. The user owns the jobs and says what
- * becomes of them.
+ * list or signs between words (lost.h). It is tried again by halves; a word that cannot be translated stays, with a
+ * note. A text is one job, or several in a row whose `more` is set but for the last. The user owns the jobs and says
+ * what becomes of them.
  */
 #ifndef TEXT_STREAM_H
 #define TEXT_STREAM_H
