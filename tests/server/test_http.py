@@ -160,6 +160,18 @@ def other_methods_are_told_which():
 
 
 @test
+def an_extension_of_a_browser_may_ask_if_it_is_named():
+    origin = "chrome-extension://abcdefgh"
+    ask = "OPTIONS /translate HTTP/1.1\r\nHost: x\r\nOrigin: %s\r\nConnection: close\r\n\r\n" % origin
+    for options, named in ([], False), (["--allow-origin", origin], True):
+        with serving(*options) as server:
+            reply = raw(server, ask.encode()).lower()
+            assert status(reply) == 204, reply
+            assert (b"access-control-allow-origin: " + origin.encode() in reply) == named, reply
+            assert (b"access-control-allow-headers: content-type, authorization" in reply) == named, reply
+
+
+@test
 def one_address_locks_nobody_out():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
