@@ -260,10 +260,10 @@ def read(kind, largest):
             limit = GROWTH if largest else ROUGHLY**2
             found, growth = grows(kind, around, unit, sizes, limit)
             good = found[-1] < ENOUGH or growth <= limit
-            if not good and not largest:  # a square goes on: where an allocator changes its ways, one step is long
-                sizes = [sizes[1] << i for i in range(3)]
-                found, _ = grows(kind, around, unit, sizes, ROUGHLY)
-                good = min(after / before for before, after in zip(found, found[1:])) <= ROUGHLY
+            if not good:  # a square goes on: where an allocator changes its ways, one step is long
+                sizes, limit = [sizes[1] << i for i in range(3)], GROWTH if largest else ROUGHLY
+                found, _ = grows(kind, around, unit, sizes, limit)
+                good = min(after / before for before, after in zip(found, found[1:])) <= limit
             bad += not good
             if largest or not good:
                 times = " ".join(f"{seconds:.3f}" for seconds in found)
