@@ -6870,13 +6870,17 @@ static void moe_read_never(moe_reader *r, moe_model *m) {
             (int32_t)(i < m->n_suppressed ? moe_meta_int(suppressed, i) : moe_meta_int(never, i - m->n_suppressed));
 }
 
-/* Whether n numbers are whole and below `end`, of at most 2^30; without branches, as there can be millions. */
+/* Whether n numbers are whole and below `end`, of at most 2^30; in blocks without branches, as there can be millions.
+ */
 static int moe_are_whole(const float *v, size_t n, size_t end) {
+    enum { BLOCK = 256 };
+    const float most = (float)end, exact = 1 << 23; /* from there on all are whole; below, adding it rounds */
+    size_t at = 0;
     int fine = 1;
-    for (size_t i = 0; i < n; i++) {
-        const int in = (v[i] >= 0) & (v[i] < (float)end);
-        fine &= in & ((float)(int32_t)(in ? v[i] : 0) == v[i]);
-    }
+    for (; at + BLOCK <= n; at += BLOCK)
+        for (size_t i = at; i < at + BLOCK; i++)
+            fine &= (v[i] >= 0) & (v[i] < most) & (((v[i] + exact) - exact == v[i]) | (v[i] >= exact));
+    for (; at < n; at++) fine &= v[at] >= 0 && v[at] < most && (float)(int32_t)v[at] == v[at];
     return fine;
 }
 

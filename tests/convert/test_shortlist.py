@@ -233,6 +233,20 @@ def translations_are_those_of_the_reading():
 
 
 @numpy_test
+def a_broken_list_in_a_model_file_is_refused():
+    """Numbers are looked at in blocks: a bad one stands in one, between two, and behind the last."""
+    with listed() as (model, _):
+        meta, tensors = moefile.read(model)
+        ids = tensors["shortlist.ids"].array()
+        for at in 1, 255, 256, 700, len(ids) - 1:
+            for value in ids[at] + 0.5, -1, 1 << 20, 1 << 30, float("inf"):
+                broken = ids.copy()
+                broken[at] = value
+                moefile.write_model(model, meta, {**tensors, "shortlist.ids": moefile.Tensor.encode(broken)})
+                assert "shortlist.ids" in run([os.path.join(BIN, "moe-info"), model], status=3).stderr, (at, value)
+
+
+@numpy_test
 def scores_and_prefixes_add_their_tokens_to_the_set():
     sentences, outside = cases(30), 0
     with listed() as (model, reading):

@@ -29,6 +29,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 /* ==== 1. Options ======================================================================================== */
 
@@ -969,8 +972,17 @@ static int open_rules(options *o, const text_front *front) {
     return program_complain("%s: %s: %s", o->glossary, e.where, e.message), EXIT_USAGE;
 }
 
+/* The tokeniser is loaded by a thread. What glibc gives threads grows a page, and a system call, at a time. */
+static void share_memory(void) {
+#ifdef __GLIBC__
+    mallopt(M_ARENA_MAX, 1);
+    mallopt(M_TOP_PAD, 8 << 20);
+#endif
+}
+
 int main(int argc, char **argv) {
     options o;
+    share_memory();
     int status = program_begin("moe-translate");
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
