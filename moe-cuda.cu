@@ -593,15 +593,23 @@ __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor,
     }
 }
 
-/* moe_quantise_portable, without the sums. `count` on the device, if it is not NULL, is the number of rows. */
-__global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int padded, int8_t *q, size_t q_stride,
-                               float *scales, const int *count) {
-    const size_t row = blockIdx.x;
+/* Where the scales of a row's blocks of 64 codes are, from its codes on: moe_scales_at. */
+MOE_DEVICE size_t moe_scales_at(size_t cols_padded) { return cols_padded / 16 * 17; }
+
+/* moe_quantise_portable, moe_quantise_blocks, without the sums: of `span` columns, 64 if `scales` is NULL. `count` on
+ * the device, if it is not NULL, is the number of rows. */
+__global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int padded, int span, int8_t *q,
+                               size_t q_stride, float *scales, const int *count) {
+    const size_t parts = (size_t)(padded / span), row = blockIdx.x / parts, part = blockIdx.x % parts;
     float largest = 0.0f, broken = 0.0f, inverse;
     int unused = 0;
     if (count && (int)row >= *count) return; /* the whole block */
-    x += row * x_stride;
+    x += row * x_stride + part * (size_t)span;
     q += row * q_stride;
+    scales = scales ? scales + row : (float *)(void *)(q + moe_scales_at((size_t)padded)) + part;
+    q += part * (size_t)span;
+    cols -= (int)part * span;
+    if (cols > span) cols = span;
     for (int c = (int)threadIdx.x; c < cols; c += MOE_BLOCK) {
         const float a = __uint_as_float(__float_as_uint(x[c]) & 0x7fffffffu);
         if (a > largest) largest = a;
@@ -612,15 +620,13 @@ __global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int pa
     inverse = moe_div(127.0f, largest);
     if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
     if (broken != 0.0f || largest < FLT_MIN) cols = 0;
-    for (int c = (int)threadIdx.x; c < padded; c += MOE_BLOCK) {
+    for (int c = (int)threadIdx.x; c < span; c += MOE_BLOCK) {
         int v = 0;
         if (c < cols) v = (int)(__float_as_uint(moe_add(moe_mul(x[c], inverse), MOE_ROUND_MAGIC)) - 0x4b400000u);
         q[c] = (int8_t)(v > 127 ? 127 : v < -127 ? -127 : v);
     }
     if (threadIdx.x == 0)
-        scales[row] = broken != 0.0f      ? __uint_as_float(0x7fc00000u)
-                      : largest < FLT_MIN ? 0.0f
-                                          : moe_div(largest, 127.0f);
+        *scales = broken != 0.0f ? __uint_as_float(0x7fc00000u) : largest < FLT_MIN ? 0.0f : moe_div(largest, 127.0f);
 }
 
 __global__ void moe_k_pointwise(const float *a, size_t a_stride, const float *b, size_t b_stride, int product, int cols,
@@ -775,9 +781,9 @@ __global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_
  * expert (or its bay), first pair and pairs, a pair's input is row x_rows[pair] and its output row `pair`. */
 typedef struct moe_products {
     moe_weights w;
-    const void *x;   /* codes or floats */
-    size_t x_stride; /* bytes or floats */
-    const float *x_scales;
+    const void *x;               /* codes or floats */
+    size_t x_stride;             /* bytes or floats */
+    const float *x_scales;       /* NULL: every 64 codes of a row have their own */
     int rows;                    /* plain */
     const int *x_rows, *n_tiles; /* experts; x_rows may be NULL: row `pair` */
     const int4 *tiles;
@@ -809,52 +815,75 @@ MOE_DEVICE void moe_finish(const moe_products *p, int expert, size_t row, size_t
     p->y[row * p->y_stride + j] = p->relu ? moe_reluf(y) : y;
 }
 
+enum { MOE_WARPS = MOE_BLOCK / 32, MOE_WARP_OUTPUTS = 4 };
+
+/* The rows of codes of a tile; the last one stands for those that are missing. */
+MOE_DEVICE void moe_tile_rows(const moe_products *p, int4 tile, const int8_t *x[MOE_TILE]) {
+    MOE_UNROLL
+    for (int r = 0; r < MOE_TILE; r++) {
+        const int at = tile.y + (r < tile.z ? r : tile.z - 1);
+        x[r] = (const int8_t *)p->x + (size_t)(p->x_rows ? p->x_rows[at] : at) * p->x_stride;
+    }
+}
+
+/* Products of 16 columns from k on. */
+MOE_DEVICE void moe_multiply_codes(const moe_products *p, const int8_t *w, const int8_t *const x[MOE_TILE], size_t k,
+                                   int acc[MOE_TILE][MOE_WARP_OUTPUTS]) {
+    int4 v[MOE_WARP_OUTPUTS];
+    MOE_UNROLL
+    for (int o = 0; o < MOE_WARP_OUTPUTS; o++) v[o] = *(const int4 *)(const void *)(w + (size_t)o * p->w.stride + k);
+    MOE_UNROLL
+    for (int r = 0; r < MOE_TILE; r++) {
+        const int4 u = *(const int4 *)(const void *)(x[r] + k);
+        MOE_UNROLL
+        for (int o = 0; o < MOE_WARP_OUTPUTS; o++)
+            acc[r][o] = __dp4a(u.x, v[o].x, __dp4a(u.y, v[o].y, __dp4a(u.z, v[o].z, __dp4a(u.w, v[o].w, acc[r][o]))));
+    }
+}
+
 /* Codes. A warp computes 4 outputs for the rows of a tile, each of its threads every 32nd 16 bytes of the columns; then
- * thread t adds up the sums of result t. Blocks of the same outputs are neighbours, so that their weights are read from
- * memory once. */
+ * thread t adds up the sums of result t: at the end or, where codes have scales by block, after each 512 columns, in
+ * the order of the blocks. Blocks of the same outputs are neighbours, so that their weights are read from memory once.
+ */
 __global__ void moe_k_products(moe_products p) {
-    enum { OUTPUTS = 4, WARPS = MOE_BLOCK / 32 };
-    __shared__ int sums[WARPS][32][MOE_TILE * OUTPUTS + 1];
+    enum { OUTPUTS = MOE_WARP_OUTPUTS, SPAN = 512, THREADS = 64 / 16 };
+    __shared__ int sums[MOE_WARPS][32][MOE_TILE * OUTPUTS + 1];
     const int4 tile = moe_tile_of(&p);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const int first = ((int)(blockIdx.x / (unsigned)p.tiles_at_most) * WARPS + warp) * OUTPUTS;
+    const int first = ((int)(blockIdx.x / (unsigned)p.tiles_at_most) * MOE_WARPS + warp) * OUTPUTS;
+    const int8_t *w = (const int8_t *)moe_expert_data(&p.w, tile.x) + (size_t)first * p.w.stride, *x[MOE_TILE];
+    const size_t row = (size_t)(tile.y + lane / OUTPUTS), j = (size_t)(first + lane % OUTPUTS);
+    const int there = lane / OUTPUTS < tile.z && first + lane % OUTPUTS < p.w.rows;
+    const size_t x_row = there && p.x_rows ? (size_t)p.x_rows[row] : row;
+    const float *scales =
+        (const float *)(const void *)((const int8_t *)p.x + x_row * p.x_stride + moe_scales_at(p.w.stride));
     int acc[MOE_TILE][OUTPUTS], sum = 0;
+    float total = 0.0f;
     if (tile.z == 0) return; /* the whole block */
+    moe_tile_rows(&p, tile, x);
     for (int r = 0; r < MOE_TILE; r++)
         for (int o = 0; o < OUTPUTS; o++) acc[r][o] = 0;
-    if (first < p.w.rows_padded) {
-        const int8_t *w = (const int8_t *)moe_expert_data(&p.w, tile.x) + (size_t)first * p.w.stride;
-        const int8_t *x[MOE_TILE];
+    for (size_t k0 = 0; k0 < p.w.stride; k0 += SPAN) {
+        const size_t k = k0 + (size_t)lane * 16;
+        if (first < p.w.rows_padded && k < p.w.stride) moe_multiply_codes(&p, w, x, k, acc);
+        if (p.x_scales && k0 + SPAN < p.w.stride) continue;
         MOE_UNROLL
-        for (int r = 0; r < MOE_TILE; r++) {
-            const int at = tile.y + (r < tile.z ? r : tile.z - 1);
-            x[r] = (const int8_t *)p.x + (size_t)(p.x_rows ? p.x_rows[at] : at) * p.x_stride;
+        for (int r = 0; r < MOE_TILE; r++) MOE_UNROLL
+        for (int o = 0; o < OUTPUTS; o++) sums[warp][lane][r * OUTPUTS + o] = acc[r][o], acc[r][o] = 0;
+        __syncthreads();
+        for (int i = 0; i < 32; i++) {
+            sum += sums[warp][i][lane];
+            if (p.x_scales || i % THREADS < THREADS - 1) continue;
+            if (there && k0 + (size_t)i * 16 < p.w.stride)
+                total = moe_add(total, moe_mul((float)sum, scales[k0 / 64 + (size_t)(i / THREADS)]));
+            sum = 0;
         }
-        for (size_t k = (size_t)lane * 16; k < p.w.stride; k += 512) {
-            int4 v[OUTPUTS];
-            MOE_UNROLL
-            for (int o = 0; o < OUTPUTS; o++) v[o] = *(const int4 *)(const void *)(w + (size_t)o * p.w.stride + k);
-            MOE_UNROLL
-            for (int r = 0; r < MOE_TILE; r++) {
-                const int4 u = *(const int4 *)(const void *)(x[r] + k);
-                MOE_UNROLL
-                for (int o = 0; o < OUTPUTS; o++)
-                    acc[r][o] =
-                        __dp4a(u.x, v[o].x, __dp4a(u.y, v[o].y, __dp4a(u.z, v[o].z, __dp4a(u.w, v[o].w, acc[r][o]))));
-            }
-        }
+        __syncthreads();
     }
-    MOE_UNROLL
-    for (int r = 0; r < MOE_TILE; r++) MOE_UNROLL
-    for (int o = 0; o < OUTPUTS; o++) sums[warp][lane][r * OUTPUTS + o] = acc[r][o];
-    __syncthreads();
-    for (int i = 0; i < 32; i++) sum += sums[warp][i][lane];
-    if (lane / OUTPUTS < tile.z && first + lane % OUTPUTS < p.w.rows) {
-        const size_t row = (size_t)(tile.y + lane / OUTPUTS), j = (size_t)(first + lane % OUTPUTS);
-        const size_t x_row = p.x_rows ? (size_t)p.x_rows[row] : row;
+    if (there)
         moe_finish(&p, tile.x, row, j,
-                   moe_mul((float)sum, moe_mul(p.x_scales[x_row], moe_expert_scales(&p.w, tile.x)[j])));
-    }
+                   p.x_scales ? moe_mul((float)sum, moe_mul(p.x_scales[x_row], moe_expert_scales(&p.w, tile.x)[j]))
+                              : moe_mul(total, moe_expert_scales(&p.w, tile.x)[j]));
 }
 
 /* Floats: a block computes 32 outputs for the rows of a tile, 64 columns at a time; a thread one output and two
@@ -1633,7 +1662,11 @@ __global__ void moe_k_results(moe_searching a) {
  * step can be kept as a CUDA graph, except if moe_waits says that it reads numbers from the device first. All work goes
  * through one stream: data is overwritten only after the kernels launched before have used it. */
 
-static size_t moe_code_stride(size_t cols) { return moe_round_up(cols, 64); }
+/* Bytes of a row of codes that is no node's, with its scales by block. */
+static size_t moe_code_stride(size_t cols) {
+    const size_t padded = moe_round_up(cols, 64);
+    return padded + moe_round_up(padded / 8, 64);
+}
 
 /* ---- Weights ---- */
 
@@ -1735,9 +1768,9 @@ static void moe_gemm(moe_device *d, const moe_weights *w, int expert, const int8
                        "cublasGemmEx");
 }
 
-/* Whether cuBLAS computes a product of so many rows. */
+/* Whether cuBLAS computes a product of so many rows. It has no sums by block. */
 static int moe_by_gemm(const moe_device *d, moe_type type, size_t rows) {
-    return d->cublas && moe_quantised(type) && rows > MOE_FEW_ROWS;
+    return d->cublas && !d->graphs[1].blocks && moe_quantised(type) && rows > MOE_FEW_ROWS;
 }
 
 /* cuBLAS on this stream, tried with a product of ones; NULL and the reason if it cannot be used. This is not a failure:
@@ -1832,9 +1865,10 @@ static void moe_multiply_rows(moe_device *d, moe_products p, const float *add, s
 
 static void moe_quantise(moe_device *d, const float *x, size_t x_stride, size_t cols, int8_t *q, size_t q_stride,
                          float *scales, size_t rows, const int *count) {
+    const size_t padded = moe_round_up(cols, 64), span = scales ? padded : 64;
     if (rows)
-        MOE_LAUNCH(d, moe_k_quantise, rows, MOE_BLOCK, x, x_stride, (int)cols, (int)moe_code_stride(cols), q, q_stride,
-                   scales, count);
+        MOE_LAUNCH(d, moe_k_quantise, rows * (padded / span), MOE_BLOCK, x, x_stride, (int)cols, (int)padded, (int)span,
+                   q, q_stride, scales, count);
 }
 
 static void moe_launch_linear(moe_device *d, const moe_launch *l) {
@@ -1872,7 +1906,8 @@ static void moe_launch_lstm_layer(moe_device *d, const moe_launch *l) {
     MOE_CUDA_TRY(d, cudaMemsetAsync(c, 0, l->g->sentences * hidden * sizeof *c, d->stream));
     if (codes) {
         MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r_codes, 0, l->g->sentences * r_stride, d->stream));
-        MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r_scales, 0, l->g->sentences * sizeof(float), d->stream));
+        if (d->lstm.r_scales)
+            MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r_scales, 0, l->g->sentences * sizeof(float), d->stream));
     } else {
         MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r, 0, l->g->sentences * state * sizeof(float), d->stream));
     }
@@ -2131,7 +2166,7 @@ static void moe_run_group(moe_device *d, moe_products up, moe_products down, con
     if (above > hidden) MOE_LAUNCH(d, moe_k_gate_units, g->pairs, MOE_BLOCK, units, above, (int)hidden, g->count);
     if (moe_quantised(up.w.type))
         moe_quantise(d, units, above, hidden, d->moe.codes + g->begin * unit_stride, unit_stride,
-                     d->moe.code_scales + g->begin, g->pairs, g->count);
+                     d->moe.code_scales ? d->moe.code_scales + g->begin : NULL, g->pairs, g->count);
     if (by_gemm) moe_expert_gemms(d, down, d->moe.codes, g);
     else moe_tiles(d, &down);
 }
@@ -2880,8 +2915,11 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->lstm.r = (float *)moe_acquire(d, need->sentences * need->state, sizeof(float), what);
     d->lstm.r_codes = (int8_t *)moe_acquire(d, need->sentences, moe_code_stride(need->state) + 64, what);
     d->lstm.h_codes = (int8_t *)moe_acquire(d, need->sentences, moe_code_stride(need->hidden) + 64, what);
-    d->lstm.r_scales = (float *)moe_acquire(d, need->sentences, sizeof(float), what);
-    d->lstm.h_scales = (float *)moe_acquire(d, need->sentences, sizeof(float), what);
+    if (!d->graphs[1].blocks) {
+        d->lstm.r_scales = (float *)moe_acquire(d, need->sentences, sizeof(float), what);
+        d->lstm.h_scales = (float *)moe_acquire(d, need->sentences, sizeof(float), what);
+        d->moe.code_scales = (float *)moe_acquire(d, need->pairs, sizeof(float), what);
+    }
     d->moe.row_first = (int *)moe_acquire(d, rows, sizeof(int), what);
     d->moe.place = (int *)moe_acquire(d, need->pairs, sizeof(int), what);
     d->moe.count = (int *)moe_acquire(d, need->experts, 2 * sizeof(int), what);
@@ -2898,7 +2936,6 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->moe.input_scales = (float *)moe_acquire(d, need->pairs, sizeof(float), what);
     d->moe.units = (float *)moe_acquire(d, need->units, sizeof(float), what);
     d->moe.codes = (int8_t *)moe_acquire(d, need->unit_codes, 1, what);
-    d->moe.code_scales = (float *)moe_acquire(d, need->pairs, sizeof(float), what);
     d->moe.out = (float *)moe_acquire(d, need->out, sizeof(float), what);
     d->output.max = (float *)moe_acquire(d, d->graphs[1].rows * need->chunks, sizeof(float), what);
     d->output.sum = (float *)moe_acquire(d, d->graphs[1].rows * need->chunks, sizeof(float), what);

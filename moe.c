@@ -55,7 +55,9 @@
  * The same bytes everywhere. Three rules keep the promise, and each kernel below is written under them:
  *   - a float sum runs over 16 lanes (lane l takes elements l, l+16, ... ascending), and the lanes are joined
  *     by one fixed tree; products and sums round separately (no fused multiply-add);
- *   - quantised products are integers, so their order does not matter; one float expression turns them back;
+ *   - quantised products are integers, so their order does not matter; one float expression turns them back; where a
+ *     file asks for it (activation.block), activations have a scale for every 64 columns: integers within these, whose
+ *     floats are added from the first block on;
  *   - an output element is computed by one thread from its own row only.
  *
  * Traps (each has caused bugs): LSTM gate order is i f g o here, i j f o in TensorFlow; thresholds compare softmax over
@@ -313,7 +315,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 #define MOE_OPS(X)                                                                                           \
     X(INPUT, input, ROWS, 1)         /* rows of the frame's inputs */                                        \
     X(EMBED, embed, ROWS, 1)         /* ids -> rows of an embedding, times scale */                          \
-    X(QUANTISE, quantise, ROWS, 1)   /* rows -> int8 codes and a scale per row */                            \
+    X(QUANTISE, quantise, ROWS, 1)   /* rows -> int8 codes and a scale per row, or for 64 columns */         \
     X(LINEAR, linear, WHOLE, 0)      /* x -> w x + bias, or w x + another node's row */                      \
     X(POINTWISE, pointwise, ROWS, 1) /* a + b or a b, element by element */                                  \
     X(CONCAT, concat, ROWS, 1)                                                                               \
@@ -583,7 +585,7 @@ struct moe_node {
     size_t cols;   /* numbers in a row */
     size_t stride; /* distance of two rows in numbers (of codes: in bytes); 0: the rows need not be there */
     void *data;    /* [rows, stride] */
-    float *scales; /* quantise: [rows] */
+    float *scales; /* quantise: [rows]; NULL: in the rows, behind codes and their sums */
     union {        /* by op */
         moe_embed_op embed;
         moe_linear_op linear;
@@ -628,6 +630,7 @@ typedef struct moe_graph {
     int gating;                                             /* 1 + the kind of all gates; 0: that of the file */
     int noise; /* on logits of gates, drawn from noise_seed and the row's key */
     uint64_t noise_seed;
+    int blocks;                                                 /* activations have a scale for every 64 columns */
     int on_device;                                              /* a device has its own scratch */
     moe_stats *stats;                                           /* counters of experts, or NULL */
     void (*watch)(void *watcher, const moe_node *t, int after); /* on the processor, before and after a node; or NULL */
@@ -1081,10 +1084,11 @@ static float moe_quantise_row_q8(const float *x, size_t cols, size_t cols_padded
 }
 
 /* Bytes of a quantised row of activations: int8 codes [cols padded to 64], then an int16 sum of every 32 codes, for
- * kernels with an unsigned operand; padded to a cache line. */
+ * kernels with an unsigned operand, then a float scale of every 64 codes, unless the row has one scale; padded to a
+ * cache line. */
 MOE_INLINE size_t moe_code_bytes(size_t cols) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
-    return padded + moe_round_up(padded / MOE_CODE_GROUP * sizeof(int16_t), 64);
+    return padded + moe_round_up(padded / MOE_CODE_GROUP * sizeof(int16_t) + padded / MOE_Q8_COLS * sizeof(float), 64);
 }
 MOE_INLINE int16_t *moe_code_sums(int8_t *codes, size_t cols_padded) {
     return (int16_t *)(void *)(codes + cols_padded);
@@ -1098,6 +1102,20 @@ static float moe_quantise_portable(const float *x, size_t cols, int8_t *q) {
     memset(sums, 0, bytes - padded);
     for (size_t c = 0; c < padded; c++) sums[c / MOE_CODE_GROUP] = (int16_t)(sums[c / MOE_CODE_GROUP] + q[c]);
     return scale;
+}
+
+/* The same with a scale for every 64 columns, by the `quantise` of an instruction set. */
+static void moe_quantise_blocks(float (*quantise)(const float *, size_t, int8_t *), const float *x, size_t cols,
+                                int8_t *q) {
+    const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
+    int8_t *sums = q + padded, *scales = sums + padded / MOE_CODE_GROUP * sizeof(int16_t);
+    for (size_t c = 0; c < cols; c += MOE_Q8_COLS, q += MOE_Q8_COLS, sums += 4, scales += 4) {
+        int8_t block[2 * MOE_Q8_COLS] __attribute__((aligned(4)));
+        const float scale = quantise(x + c, moe_min(MOE_Q8_COLS, cols - c), block);
+        memcpy(q, block, MOE_Q8_COLS);
+        memcpy(sums, block + MOE_Q8_COLS, 4);
+        memcpy(scales, &scale, 4);
+    }
 }
 
 /* The best 4-bit form of one group u[n], in units of the row's scale: fills codes[n] and returns the sub. It tries subs
@@ -1251,7 +1269,7 @@ typedef struct moe_linear {
     const float *x; /* [rows, x_stride] */
     size_t x_stride;
     const int8_t *codes; /* [rows, moe_code_bytes(w->cols)] */
-    const float *scales; /* [rows] */
+    const float *scales; /* [rows]; NULL: every 64 codes have their own, behind the sums of codes */
     const float *bias;   /* [w->rows] or NULL */
     const float *add;    /* [rows, add_stride] or NULL */
     size_t add_stride;
@@ -1259,9 +1277,12 @@ typedef struct moe_linear {
     float *y; /* [rows, y_stride] */
     size_t y_stride;
     const void *next; /* a hint, or NULL: the weights that are needed after these */
-    int32_t *carry;   /* NULL, or [rows][16]: w is some columns of a block of 16 outputs, added to these sums */
-    size_t sums_at;   /* where the sums of these columns' codes are, from `codes` on */
-    int more;         /* columns follow */
+    /* Of some columns of a block of 16 outputs: */
+    int32_t *carry; /* [rows][16], sums so far; NULL: w is whole, or these: */
+    float *floats;  /* the same where codes have scales by block */
+    size_t sums_at,
+        scales_at; /* where the sums and scales of these columns' codes are, from `codes` on; 0: w is whole */
+    int more;      /* columns follow */
 } moe_linear;
 
 /* For every head: scores = softmax(query . key * scale), y = sum of scores[i] value[i], one row after the other. */
@@ -1324,9 +1345,38 @@ static const int32_t *moe_sums_so_far(const moe_linear *l, size_t row, size_t ro
     return l->more ? NULL : carry;
 }
 
+MOE_INLINE size_t moe_sums_at(const moe_linear *l) { return l->sums_at ? l->sums_at : l->w->cols_padded; }
+MOE_INLINE size_t moe_scales_at(const moe_linear *l) {
+    return l->scales_at ? l->scales_at : l->w->cols_padded + l->w->cols_padded / MOE_CODE_GROUP * sizeof(int16_t);
+}
+
+/* The scale of a row's codes from column k on, a multiple of 64. */
+MOE_INLINE float moe_block_scale(const moe_linear *l, size_t row, size_t k) {
+    float scale;
+    memcpy(&scale, l->codes + row * moe_code_bytes(l->w->cols) + moe_scales_at(l) + k / MOE_Q8_COLS * sizeof scale,
+           sizeof scale);
+    return scale;
+}
+
+/* Sums of a tile, [rows][16], of 64 columns, to floats, which are added to those of the columns before. */
+static void moe_add_block(const moe_linear *l, size_t row, size_t rows, const int32_t *sums) {
+    float *to = l->floats + row * 16;
+    for (size_t r = row; r < row + rows; r++, to += 16, sums += 16) {
+        const float scale = moe_block_scale(l, r, 0);
+        for (size_t j = 0; j < 16; j++) to[j] = to[j] + (float)sums[j] * scale;
+    }
+}
+
 /* Sums of a tile, [rows][blocks][16], to floats. */
 static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
                                 const int32_t *sums) {
+    if (!l->scales) {
+        moe_add_block(l, row, rows, sums);
+        for (size_t r = row; r < row + rows && !l->more; r++)
+            for (size_t j = block * 16; j < moe_min((block + 1) * 16, l->w->rows); j++)
+                moe_linear_put(l, r, j, l->floats[r * 16 + j - block * 16] * l->w->scales[j]);
+        return;
+    }
     if (l->carry && !(sums = moe_sums_so_far(l, row, rows, sums))) return;
     for (size_t r = row; r < row + rows; r++, sums += blocks * 16)
         for (size_t j = block * 16; j < moe_min((block + blocks) * 16, l->w->rows); j++)
@@ -1336,7 +1386,7 @@ static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, s
 /* 128 * sum of a row of codes, to be taken off where 128 was added to each weight. */
 MOE_INLINE int32_t moe_taken(const moe_linear *l, size_t row) {
     const int8_t *codes = l->codes + row * moe_code_bytes(l->w->cols);
-    const int16_t *sums = (const int16_t *)(const void *)(codes + (l->carry ? l->sums_at : l->w->cols_padded));
+    const int16_t *sums = (const int16_t *)(const void *)(codes + moe_sums_at(l));
     int32_t sum = 0;
     for (size_t g = 0; g < l->w->cols_padded / MOE_CODE_GROUP; g++) sum += sums[g];
     return 128 * sum;
@@ -1344,34 +1394,72 @@ MOE_INLINE int32_t moe_taken(const moe_linear *l, size_t row) {
 
 typedef void (*moe_linear_fn)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
 
+/* A linear of some rows of a block of 16 outputs `w`, which will be cut into columns. */
+static moe_linear moe_linear_cut(const moe_linear *l, size_t row, size_t block, moe_matrix *w) {
+    moe_linear part = *l;
+    *w = moe_matrix_part(l->w, block * 16, 16);
+    part.w = w;
+    part.codes += row * moe_code_bytes(l->w->cols);
+    if (l->scales) part.scales += row;
+    part.y += row * l->y_stride + block * 16;
+    if (l->bias) part.bias += block * 16;
+    if (l->add) part.add += row * l->add_stride + block * 16;
+    if (l->floats) part.floats += row * 16;
+    return part;
+}
+
+enum { MOE_CUT_ROWS = 64 };
+
 /* A linear of any quantised format by the Q8 kernel `q8`: so many columns of a block at a time are expanded to Q8, to
  * stay in L1 for so many rows. */
 static void moe_linear_expanded(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                                 moe_linear_fn q8) {
-    enum { COLS = 1024, ROWS = 64 };
-    const size_t stride = moe_code_bytes(l->w->cols), padded = l->w->cols_padded;
+    enum { COLS = 1024 };
+    const size_t padded = l->w->cols_padded;
     int8_t panel[COLS * 16];
-    int32_t sums[ROWS * 16];
+    int32_t sums[MOE_CUT_ROWS * 16];
+    float floats[MOE_CUT_ROWS * 16];
     for (size_t block = block0; block < block1; block++)
-        for (size_t row = row0; row < row1; row += ROWS) {
-            const size_t rows = moe_min(ROWS, row1 - row);
-            moe_matrix w = moe_matrix_part(l->w, block * 16, 16);
-            moe_linear part = *l;
-            memset(sums, 0, rows * 16 * sizeof *sums);
-            w.type = MOE_TYPE_Q8, w.data = panel;
-            part.w = &w;
-            part.scales += row;
-            part.y += row * l->y_stride + block * 16;
-            if (l->bias) part.bias += block * 16;
-            if (l->add) part.add += row * l->add_stride + block * 16;
-            part.carry = sums;
-            for (size_t k = 0; k < padded; k += COLS) {
+        for (size_t row = row0; row < row1; row += MOE_CUT_ROWS) {
+            const size_t rows = moe_min(MOE_CUT_ROWS, row1 - row);
+            moe_matrix w;
+            moe_linear part = moe_linear_cut(l, row, block, &w);
+            w.type = MOE_TYPE_Q8, w.bits = 8, w.data = panel, w.subs = NULL;
+            if (l->scales) part.carry = memset(sums, 0, rows * 16 * sizeof *sums);
+            else part.floats = memset(floats, 0, rows * 16 * sizeof *floats);
+            for (size_t k = 0; k < padded; k += COLS, part.codes += COLS) {
                 w.cols_padded = moe_min(COLS, padded - k);
                 moe_formats[l->w->type].expand(l->w, block, k, k + w.cols_padded, panel);
-                part.codes = l->codes + row * stride + k;
-                part.sums_at = padded - k + k / MOE_CODE_GROUP * sizeof(int16_t);
+                part.sums_at = moe_sums_at(l) - k + k / MOE_CODE_GROUP * sizeof(int16_t);
+                part.scales_at = moe_scales_at(l) - k + k / MOE_Q8_COLS * sizeof(float);
                 part.more = k + COLS < padded;
                 q8(&part, 0, rows, 0, 1);
+            }
+        }
+}
+
+/* A linear by `products`, which know no scales by block: 64 columns of 16 outputs at a time, if there are such. */
+static void moe_linear_blocks(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
+                              moe_linear_fn products) {
+    float floats[MOE_CUT_ROWS * 16];
+    if (l->scales) {
+        products(l, row0, row1, block0, block1);
+        return;
+    }
+    for (size_t block = block0; block < block1; block++)
+        for (size_t row = row0; row < row1; row += MOE_CUT_ROWS) {
+            const size_t rows = moe_min(MOE_CUT_ROWS, row1 - row);
+            moe_matrix w;
+            moe_linear part = moe_linear_cut(l, row, block, &w);
+            if (!l->floats) part.floats = memset(floats, 0, rows * 16 * sizeof *floats);
+            w.cols_padded = MOE_Q8_COLS;
+            for (size_t k = 0; k < l->w->cols_padded; k += MOE_Q8_COLS, part.codes += MOE_Q8_COLS) {
+                part.sums_at = moe_sums_at(l) - k + k / MOE_CODE_GROUP * sizeof(int16_t);
+                part.scales_at = moe_scales_at(l) - k + k / MOE_Q8_COLS * sizeof(float);
+                part.more = l->more || k + MOE_Q8_COLS < l->w->cols_padded;
+                products(&part, 0, rows, 0, 1);
+                w.data = (const char *)w.data + 2 * MOE_Q8_COLS * w.bits;
+                if (w.subs) w.subs += MOE_Q8_COLS / w.group * 16;
             }
         }
 }
@@ -1415,7 +1503,7 @@ static void moe_q8_portable(const moe_linear *l, size_t row0, size_t row1, size_
             moe_finish_portable(l, r, block, 1, 1, sums);
         }
 }
-MOE_LINEAR_OF(portable, portable, 0, moe_q8_portable(l, row0, row1, block0, block1))
+MOE_LINEAR_OF(portable, portable, 0, moe_linear_blocks(l, row0, row1, block0, block1, moe_q8_portable))
 
 static void moe_lstm_cell_portable(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h,
                                    float *c_out) {
@@ -1588,7 +1676,8 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
  *
  * Quantised tiles of x86: moe_ints_BITS is a register of MOE_ISA_BITS, the sums of 8 or 16 outputs, with
  * moe_ints_OPERATION_BITS: of(x), load(x), store(x, v), add(a, b), nibbles(v, shift), factor(subs), the subs of its
- * outputs in the low half of each lane. moe_OPERATION_ISA:
+ * outputs in the low half of each lane, add_block(y, v, scale), which adds v times a scale to floats.
+ * moe_OPERATION_ISA:
  *
  *   line_of(w)              a register of Q8 weights as `product` takes them; their type is moe_line_ISA
  *   product(sum, line, x)   adds the products of four columns; x has four codes in every lane
@@ -1749,29 +1838,31 @@ MOE_ISA_STATIC float K(quantise)(const float *x, size_t cols, int8_t *q) {
     return amax / 127.0f;
 }
 
+/* `sum`: integers, or floats where codes have scales by block. */
 MOE_ISA_INLINE void K(finish_block)(const moe_linear *l, size_t row, size_t rows, size_t j, const size_t n,
-                                    const int32_t *sum, size_t stride) {
+                                    const void *sum, size_t stride) {
     const V zero = L(of)(0.0f), scales = L(load)(l->w->scales + j, 16), bias = l->bias ? L(load)(l->bias + j, n) : zero;
-    const float *scale = l->scales + row, *add = l->add ? l->add + row * l->add_stride + j : NULL;
+    const float *scale = l->scales ? l->scales + row : NULL, *add = l->add ? l->add + row * l->add_stride + j : NULL;
     const size_t add_stride = l->add_stride, y_stride = l->y_stride;
     const int relu = l->relu;
     float *y = l->y + row * l->y_stride + j;
-    for (size_t r = 0; r < rows; r++, sum += stride, y += y_stride) {
-        V v = L(mul)(L(of_ints)(sum), L(mul)(L(of)(scale[r]), scales));
+    for (size_t r = 0; r < rows; r++, sum = (const char *)sum + 4 * stride, y += y_stride) {
+        V v = scale ? L(mul)(L(of_ints)(sum), L(mul)(L(of)(scale[r]), scales)) : L(mul)(L(load)(sum, 16), scales);
         v = L(add)(v, add ? L(load)(add + r * add_stride, n) : bias);
         L(store)(y, relu ? L(max)(zero, v) : v, n);
     }
 }
 
-/* Sums of a tile, [rows][blocks][16], to floats. In a function of its own, or gcc keeps sums in memory while they grow.
- */
+/* Sums of a tile, [rows][blocks][16], to outputs. In a function of its own, or gcc keeps sums in memory while they
+ * grow. */
 __attribute__((noinline)) MOE_ISA_STATIC void K(finish)(const moe_linear *l, size_t row, size_t block, size_t rows,
-                                                        size_t blocks, const int32_t *sums) {
+                                                        size_t blocks, const void *sums) {
     if (l->carry && !(sums = moe_sums_so_far(l, row, rows, sums))) return;
     for (size_t b = 0; b < blocks; b++) {
         const size_t j = (block + b) * 16, n = l->w->rows - j;
-        if (n >= 16) K(finish_block)(l, row, rows, j, 16, sums + b * 16, blocks * 16);
-        else K(finish_block)(l, row, rows, j, n, sums + b * 16, blocks * 16);
+        const void *of = (const char *)sums + b * 64;
+        if (n >= 16) K(finish_block)(l, row, rows, j, 16, of, blocks * 16);
+        else K(finish_block)(l, row, rows, j, n, of, blocks * 16);
     }
 }
 
@@ -1888,9 +1979,10 @@ MOE_ISA_INLINE void K(q8_line)(const moe_matrix *m, const int8_t *x, const char 
 
 /* A tile of a Q8 matrix: `rows` rows of codes at x by `wide` registers of outputs, all sums in registers. Few rows have
  * too few sums to keep the processor busy, so they take some lines of 16 outputs x 4 columns at once. */
-MOE_ISA_INLINE void K(q8_sums)(const moe_matrix *m, const int8_t *x, const char *w, Q sum[8][8], const int rows,
-                               const int wide, const int lines, const int started, const char *next, const int ask) {
-    const size_t steps = m->cols_padded / 4 / (size_t)lines;
+MOE_ISA_INLINE void K(q8_sums)(const moe_matrix *m, const int8_t *x, const char *w, size_t cols, Q sum[8][8],
+                               const int rows, const int wide, const int lines, const int started, const char *next,
+                               const int ask) {
+    const size_t steps = cols / 4 / (size_t)lines;
     for (size_t step = 0; step < steps; step++, w += 64 * lines, x += 4 * lines) {
         K(ask)(next, step, ask);
         K(q8_line)(m, x, w, sum, 0, rows, wide, started);
@@ -1903,11 +1995,11 @@ MOE_ISA_INLINE void K(q8_sums)(const moe_matrix *m, const int8_t *x, const char 
 /* The same for Q4, group by group. Nibbles are code + 8, unsigned as they are; 8 * sum(x) is taken off the part of a
  * group, which leaves sum(code * x), and 16 bits hold it (8 * 127 * 32 = 32512) when it is multiplied by the sub.
  * `apart`: low and high nibbles have parts of their own, so that few products wait for the one before. */
-MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const char *w, const int8_t *sub, Q sum[8][8],
-                               const int rows, const int wide, const int apart, const char *next, const int ask) {
+MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_t *x_sums, const char *w,
+                               const int8_t *sub, size_t cols, Q sum[8][8], const int rows, const int wide,
+                               const int apart, const char *next, const int ask) {
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
-    const int8_t *x_sums = x + m->cols_padded;
-    for (size_t g = 0; g < groups; g++, sub += 16, x_sums += 2) {
+    for (size_t g = 0; g < cols / MOE_Q4_GROUP; g++, sub += 16, x_sums += 2) {
         Q part[8][4];
         MOE_UNROLL_FOR (int r = 0; r < rows; r++)
             MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
@@ -1952,18 +2044,27 @@ MOE_ISA_INLINE void K(expect)(const moe_linear *l, size_t row, size_t block, con
         }
 }
 
+/* moe_taken of 64 columns. */
+MOE_ISA_INLINE const int32_t *K(taken)(const int8_t *sums, size_t code_bytes, const int rows, int32_t taken[8]) {
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
+        const int8_t *two = sums + (size_t)r * code_bytes;
+        taken[r] = 128 * (moe_code_sum(two) + moe_code_sum(two + 2));
+    }
+    return taken;
+}
+
 /* Loops that prefetch nothing have no instruction for it, and cases that cannot be no loop. */
-#define MOE_ASK(n)                                                                              \
-    case n:                                                                                     \
-        if (few ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                            \
-        if (type == MOE_TYPE_Q8) K(q8_sums)(m, x, w, sum, rows, wide, lines, started, next, n); \
-        else K(q4_sums)(m, x, w, sub, sum, rows, wide, apart, next, n);                         \
+#define MOE_ASK(n)                                                                                    \
+    case n:                                                                                           \
+        if (few ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                                  \
+        if (type == MOE_TYPE_Q8) K(q8_sums)(m, x, w, span, sum, rows, wide, lines, started, next, n); \
+        else K(q4_sums)(m, x, x_sums, w, sub, span, sum, rows, wide, apart, next, n);                 \
         break;
 
-/* Tiles from codes to floats, of `blocks` blocks, for few rows one after the other up to block1. `next`, `ask`: what to
- * prefetch meanwhile; few rows see to that themselves. */
+/* Tiles from codes to outputs, of `blocks` blocks, for few rows one after the other up to block1. `next`, `ask`: what
+ * to prefetch meanwhile; few rows see to that themselves. Where codes have scales by block, sums are of 64 columns. */
 MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
-                            const char *next, int ask, const moe_type type, const int rows, const int blocks,
+                            const char *hint, int ask, const moe_type type, const int rows, const int blocks,
                             const int started) {
     const moe_matrix *m = l->w;
     const int few = MOE_FEW(type, rows) && blocks == 1, registers = blocks * 16 / MOE_WIDTH;
@@ -1971,35 +2072,53 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
     /* at a time: several rows of Q4 have too many sums and parts for 16 registers */
     const int wide = type == MOE_TYPE_Q8 || MOE_WIDTH == 16 || rows == 1 ? registers : 1;
     const size_t bytes = type == MOE_TYPE_Q8 ? 16 : 8, sub_bytes = m->cols_padded / MOE_Q4_GROUP * 16;
-    const int8_t *x = l->codes + row * moe_code_bytes(m->cols);
+    const size_t span = l->scales ? m->cols_padded : MOE_Q8_COLS, code_bytes = moe_code_bytes(m->cols);
+    const int8_t *codes = l->codes + row * code_bytes;
     do {
         int32_t sums[8 * 3 * 16];
+        float sum_floats[8 * 3 * 16], *floats = l->floats ? l->floats + row * 16 : sum_floats;
         if (l->add) K(expect)(l, row, block, rows, blocks);
+        if (!l->scales && !l->floats) memset(floats, 0, (size_t)(rows * blocks) * 16 * sizeof *floats);
         for (int first = 0; first < registers; first += wide) {
             const char *w = (const char *)m->data + block * m->cols_padded * bytes + first * MOE_WIDTH * 4;
             const int8_t *sub = type == MOE_TYPE_Q8 ? NULL : m->subs + block * sub_bytes + first * MOE_WIDTH;
-            Q sum[8][8];
-            MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-                MOE_UNROLL_FOR (int v = 0; v < wide * lines; v++)
-                    sum[r][v] = started && v < wide ? K(start)(start, r, v) : I(of)(0);
-            if (few) next = w + MOE_AHEAD, ask = first ? 0 : lines;
-            switch (ask) {
-                MOE_ASK(0)
-                MOE_ASK(1)
-                MOE_ASK(2)
-                MOE_ASK(3)
-                MOE_ASK(4)
-                MOE_ASK(-1)
-                MOE_ASK(-2)
-                MOE_ASK(-3)
-            }
-            MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-                MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
-                    MOE_UNROLL_FOR (int i = 1; i < lines; i++) sum[r][v] = I(add)(sum[r][v], sum[r][i * wide + v]);
-                    I(store)(sums + r * blocks * 16 + (first + v) * MOE_WIDTH, sum[r][v]);
+            const int8_t *x = codes, *x_sums = codes + moe_sums_at(l);
+            const char *next = hint;
+            for (size_t k = 0; k < m->cols_padded; k += span) {
+                int32_t taken[8];
+                const int32_t *from = start;
+                Q sum[8][8];
+                if (MOE_ISA_VNNI && type == MOE_TYPE_Q8 && !l->scales) from = K(taken)(x_sums, code_bytes, rows, taken);
+                MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+                    MOE_UNROLL_FOR (int v = 0; v < wide * lines; v++)
+                        sum[r][v] = started && v < wide ? K(start)(from, r, v) : I(of)(0);
+                if (few) next = w + MOE_AHEAD, ask = first ? 0 : lines;
+                switch (ask) {
+                    MOE_ASK(0)
+                    MOE_ASK(1)
+                    MOE_ASK(2)
+                    MOE_ASK(3)
+                    MOE_ASK(4)
+                    MOE_ASK(-1)
+                    MOE_ASK(-2)
+                    MOE_ASK(-3)
                 }
+                MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
+                    const float scale = l->scales ? 0.0f : moe_block_scale(l, row + (size_t)r, k);
+                    MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
+                        const int at = r * blocks * 16 + (first + v) * MOE_WIDTH;
+                        MOE_UNROLL_FOR (int i = 1; i < lines; i++) sum[r][v] = I(add)(sum[r][v], sum[r][i * wide + v]);
+                        if (l->scales) I(store)(sums + at, sum[r][v]);
+                        else I(add_block)(floats + at, sum[r][v], scale);
+                    }
+                }
+                x += span, x_sums += span / MOE_CODE_GROUP * 2, w += span * bytes;
+                if (type != MOE_TYPE_Q8) sub += span / MOE_Q4_GROUP * 16;
+                next += span * bytes * (size_t)abs(ask);
+            }
         }
-        K(finish)(l, row, block, (size_t)rows, (size_t)blocks, sums);
+        if (l->scales) K(finish)(l, row, block, (size_t)rows, (size_t)blocks, sums);
+        else if (!l->more) K(finish)(l, row, block, (size_t)rows, (size_t)blocks, floats);
     } while (few && ++block < block1);
 }
 #undef MOE_ASK
@@ -2031,8 +2150,8 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
     int32_t start[ROWS] = { 0 };
     for (; row0 < row1; row0 += ROWS) {
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, most);
-        const int negative = !MOE_ISA_VNNI && q8 && cuts > 2; /* worth a pass over all weights */
-        for (size_t r = 0; MOE_ISA_VNNI && q8 && r < rows; r++) start[r] = moe_taken(l, row0 + r);
+        const int negative = !MOE_ISA_VNNI && q8 && l->scales && cuts > 2; /* worth a pass over all weights */
+        for (size_t r = 0; MOE_ISA_VNNI && q8 && l->scales && r < rows; r++) start[r] = moe_taken(l, row0 + r);
         if (rows <= most && MOE_FEW(l->w->type, rows)) {
             tiles[rows - 1][0](l, !MOE_ISA_VNNI ? NULL : start, row0, block0, block1, NULL, 0);
             continue;
@@ -2194,6 +2313,8 @@ typedef struct moe_line_avx2 {
 #define moe_ints_add_256 _mm256_add_epi32
 #define moe_ints_load_256(x) _mm256_loadu_si256((const void *)(x))
 #define moe_ints_store_256(x, v) _mm256_storeu_si256((void *)(x), v)
+#define moe_ints_add_block_256(y, v, scale) \
+    _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), _mm256_mul_ps(_mm256_cvtepi32_ps(v), _mm256_set1_ps(scale))))
 #define moe_ints_nibbles_256(v, shift) _mm256_and_si256(_mm256_srli_epi16(v, shift), _mm256_set1_epi8(15))
 #define moe_ints_factor_256(subs)                                                                            \
     _mm256_and_si256(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(subs))), _mm256_set1_epi32(0xffff))
@@ -2400,6 +2521,8 @@ typedef __m512i moe_ints_512, moe_line_avx512;
 #define moe_ints_add_512 _mm512_add_epi32
 #define moe_ints_load_512 _mm512_loadu_si512
 #define moe_ints_store_512 _mm512_storeu_si512
+#define moe_ints_add_block_512(y, v, scale) \
+    _mm512_storeu_ps(y, _mm512_add_ps(_mm512_loadu_ps(y), _mm512_mul_ps(_mm512_cvtepi32_ps(v), _mm512_set1_ps(scale))))
 #define moe_ints_nibbles_512(v, shift) _mm512_and_si512(_mm512_srli_epi16(v, shift), _mm512_set1_epi8(15))
 #define moe_ints_factor_512(subs)                                                                            \
     _mm512_and_si512(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(subs))), _mm512_set1_epi32(0xffff))
@@ -2575,6 +2698,7 @@ typedef uint8_t moe_u8x64 __attribute__((vector_size(64), may_alias)); /* so tha
 typedef uint16_t moe_u16x32 __attribute__((vector_size(64)));
 typedef uint32_t moe_u32x16 __attribute__((vector_size(64)));
 typedef int32_t moe_i32x16 __attribute__((vector_size(64)));
+typedef float moe_f32x16 __attribute__((vector_size(64), may_alias));
 
 enum {
     MOE_AMX_ROWS = 5,       /* fewer are faster without tiles: a B tile is then loaded for too few products */
@@ -2666,6 +2790,32 @@ MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stri
     }
 }
 
+/* The sums of C, of 64 columns, are added to floats by the scales of `high` times `height` rows of codes, of which
+ * `scales` is the first one's; C begins again. */
+MOE_AMX_INLINE void moe_amx_add_block(const int8_t *scales, const int8_t *scales1, size_t stride, size_t height,
+                                      size_t high, size_t tiles, float floats[4][16 * 16]) {
+    int32_t sums[4][16 * 16] __attribute__((aligned(64)));
+    MOE_TILE_STORED(0, sums[0], 64);
+    MOE_TILE_ZERO(0);
+    if (tiles > 1) MOE_TILE_STORED(1, sums[1], 64);
+    MOE_TILE_ZERO(1);
+    if (tiles > 2) MOE_TILE_STORED(2, sums[2], 64);
+    MOE_TILE_ZERO(2);
+    if (tiles > 3) MOE_TILE_STORED(3, sums[3], 64);
+    MOE_TILE_ZERO(3);
+    __asm__ volatile("" : : "r"(sums) : "memory");
+    for (size_t i = 0; i < tiles; i++) {
+        const int8_t *at = high > 1 && i % 2 ? scales1 : scales;
+        for (size_t r = 0; r < height; r++, at += stride) {
+            const moe_i32x16 *sum = (const void *)(sums[i] + r * 16);
+            moe_f32x16 *to = (void *)(floats[i] + r * 16);
+            float scale;
+            memcpy(&scale, at, sizeof scale);
+            *to = *to + __builtin_convertvector(*sum, moe_f32x16) * scale;
+        }
+    }
+}
+
 /* Row tiles have equal height, so that one configuration is enough; the last ones may begin early and repeat finished
  * rows. More than 16 rows make an even number of lower tiles, since a product should take as many cycles as A has rows.
  * A panel of blocks stays in a near cache for all row tiles: Q8 in L1 or L2, Q4 expanded once if it fits. */
@@ -2676,6 +2826,7 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
     const size_t high = tiles == 1 ? 1 : 2, wide = 4 / high;
     const size_t span = w->type == MOE_TYPE_Q8 ? k : moe_min(k, MOE_AMX_BUFFER / 16 / wide);
     int32_t sums[4][16 * 16] __attribute__((aligned(64)));
+    float floats[4][16 * 16] __attribute__((aligned(64)));
     int8_t expanded[MOE_AMX_BUFFER] __attribute__((aligned(64)));
     moe_amx_configure(height, high == 2);
     for (size_t block = block0; block < block1; block += wide) {
@@ -2687,6 +2838,7 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
             MOE_TILE_ZERO(1);
             MOE_TILE_ZERO(2);
             MOE_TILE_ZERO(3);
+            if (!l->scales) memset(floats, 0, sizeof floats);
             for (size_t k0 = 0; k0 < k; k0 += span) {
                 const size_t n = moe_min(span, k - k0);
                 const int8_t *b = w->type == MOE_TYPE_Q8 ? (const int8_t *)w->data + (block * k + k0) * 16 : expanded;
@@ -2699,8 +2851,13 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
                                  :
                                  : "r"(b)
                                  : "memory"); /* gcc 12 does not see that tile loads read what was stored */
-                if (high == 1) moe_amx_one(a + k0, stride, b, span * 16, blocks, n);
-                else moe_amx_two(a + k0, a1 + k0, stride, b, span * 16, blocks, n);
+                for (size_t at = 0, some = l->scales ? n : MOE_Q8_COLS; at < n; at += some) {
+                    const size_t scale_at = moe_scales_at(l) + (k0 + at) / MOE_Q8_COLS * sizeof(float);
+                    if (high == 1) moe_amx_one(a + k0 + at, stride, b + at * 16, span * 16, blocks, some);
+                    else moe_amx_two(a + k0 + at, a1 + k0 + at, stride, b + at * 16, span * 16, blocks, some);
+                    if (!l->scales)
+                        moe_amx_add_block(a + scale_at, a1 + scale_at, stride, height, high, high * blocks, floats);
+                }
                 __asm__ volatile("" : : "r"(b) : "memory"); /* before it is overwritten */
             }
             MOE_TILE_STORED(0, sums[0], 64);
@@ -2711,7 +2868,9 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
                 const size_t first = (tile + (i & (high - 1))) * height, begin = moe_min(first, rows - height);
                 if (first >= rows) continue;
                 MOE_NAME(moe_finish_, MOE_AMX_REST)(l, row0 + first, block + (i >> (high - 1)),
-                                                    moe_min(height, rows - first), 1, sums[i] + (first - begin) * 16);
+                                                    moe_min(height, rows - first), 1,
+                                                    l->scales ? (const void *)(sums[i] + (first - begin) * 16)
+                                                              : (const void *)(floats[i] + (first - begin) * 16));
             }
         }
     }
@@ -2719,7 +2878,7 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
 }
 
 static void moe_linear_amx(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    if (moe_type_quantised(l->w->type) && row1 - row0 >= MOE_AMX_ROWS)
+    if (moe_type_quantised(l->w->type) && row1 - row0 >= MOE_AMX_ROWS && !l->floats)
         moe_amx_panels(l, row0, row1 - row0, block0, block1);
     else MOE_NAME(moe_linear_, MOE_AMX_REST)(l, row0, row1, block0, block1);
 }
@@ -2850,6 +3009,13 @@ MOE_INLINE void moe_lanes_code_sums_neon(const int8_t *q, int16_t sums[2]) {
 #define MOE_ISA_FETCH(type, w) (void)(w) /* measured on no machine */
 #include "moe.c"
 
+/* Sums of a tile, [rows][16], to outputs, or, of 64 columns, to sums of floats. */
+static void moe_finish_sums_neon(const moe_linear *l, size_t row, size_t block, size_t rows, const int32_t *sums) {
+    if (!l->scales) moe_add_block(l, row, rows, sums);
+    if (l->scales) moe_finish_neon(l, row, block, rows, 1, sums);
+    else if (!l->more) moe_finish_neon(l, row, block, rows, 1, l->floats + row * 16);
+}
+
 /* The codes of 4 columns, four times. */
 #define moe_four_neon(codes) vreinterpretq_s8_s32(vdupq_n_s32(moe_four(codes)))
 
@@ -2883,7 +3049,7 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
     }
     for (size_t i = 0; i < 4 * rows; i++)
         vst1q_s32(sums + 4 * i, vpaddq_s32(sum[i / 4][i % 4 * 2], sum[i / 4][i % 4 * 2 + 1]));
-    moe_finish_neon(l, row, block, rows, 1, sums);
+    moe_finish_sums_neon(l, row, block, rows, sums);
 }
 
 /* The same for Q4. Nibbles are code + 8, so 8 * sum(x) has to come off. A group's sum of x times code lies within 32 *
@@ -2921,7 +3087,7 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
             }
         }
         for (size_t r = 0; r < rows; r++) {
-            const int32_t codes = moe_code_sum(l->codes + (row + r) * code_bytes + m->cols_padded + 2 * g);
+            const int32_t codes = moe_code_sum(l->codes + (row + r) * code_bytes + moe_sums_at(l) + 2 * g);
             for (size_t h = 0; h < 2; h++) { /* eight outputs */
                 uint16x8_t p[4], eight;
                 const int16x8_t sub = vmovl_s8(vld1_s8(subs + g * 16 + 8 * h));
@@ -2936,7 +3102,7 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
         }
     }
     for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, vreinterpretq_s32_u32(sum[i / 4][i % 4]));
-    moe_finish_neon(l, row, block, rows, 1, sums);
+    moe_finish_sums_neon(l, row, block, rows, sums);
 }
 
 #define MOE_ROWS_NEON(isa, n)                                             \
@@ -2952,7 +3118,7 @@ static void moe_quantised_neon(const moe_linear *l, size_t row0, size_t row1, si
         MOE_ROWS_NEON(neon, 1)
     }
 }
-MOE_LINEAR_OF(neon, neon, 1, moe_quantised_neon(l, row0, row1, block0, block1))
+MOE_LINEAR_OF(neon, neon, 1, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_neon))
 
 /* With sdot: one block of 16 outputs of a Q8 matrix against up to 4 input rows, 16 columns at a time. Few rows spread
  * the lines over several sums, which would else wait for each other. */
@@ -2980,7 +3146,7 @@ MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, siz
     for (size_t i = rows; i < rows * chains; i++)
         for (size_t q = 0; q < 4; q++) sum[i % rows][q] = vaddq_s32(sum[i % rows][q], sum[i][q]);
     for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, sum[i / 4][i % 4]);
-    moe_finish_neon(l, row, block, rows, 1, sums);
+    moe_finish_sums_neon(l, row, block, rows, sums);
 }
 
 /* The same for Q4, outputs 4 * quad .. of a block; see moe_q4_rows_neon. A single row keeps the sums of high nibbles
@@ -3008,7 +3174,7 @@ MOE_DOTPROD_INLINE void moe_q4_sums_dotprod(const moe_linear *l, size_t row, siz
         int32x4_t part[4][4];
         for (size_t r = 0; r < rows; r++) {
             const int8_t *codes = l->codes + (row + r) * code_bytes;
-            const int32x4_t first = vdupq_n_s32(-8 * moe_code_sum(codes + m->cols_padded + 2 * g));
+            const int32x4_t first = vdupq_n_s32(-8 * moe_code_sum(codes + moe_sums_at(l) + 2 * g));
             for (size_t q = 0; q < quads; q++) part[r][q] = first;
             x[r][0] = vld1q_s8(codes + g * MOE_Q4_GROUP);
             x[r][1] = vld1q_s8(codes + g * MOE_Q4_GROUP + 16);
@@ -3036,7 +3202,7 @@ MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, siz
     int32_t sums[4 * 16];
     MOE_UNROLL_FOR (size_t quad = 0; quad < 4; quad += rows == 4 ? 2 : 4)
         moe_q4_sums_dotprod(l, row, block, quad, rows, rows == 4 ? 2 : 4, sums);
-    moe_finish_neon(l, row, block, rows, 1, sums);
+    moe_finish_sums_neon(l, row, block, rows, sums);
 }
 
 MOE_DOTPROD static void moe_quantised_dotprod(const moe_linear *l, size_t row0, size_t row1, size_t block0,
@@ -3048,7 +3214,7 @@ MOE_DOTPROD static void moe_quantised_dotprod(const moe_linear *l, size_t row0, 
         MOE_ROWS_NEON(dotprod, 1)
     }
 }
-MOE_LINEAR_OF(dotprod, neon, 1, moe_quantised_dotprod(l, row0, row1, block0, block1))
+MOE_LINEAR_OF(dotprod, neon, 1, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_dotprod))
 
 /* smmla takes two rows and two outputs of 8 columns each. Of a block of weights, so many columns at a time are put in
  * that order (two neighbouring lines zipped; Q4 multiplied out to int8), for up to so many rows: 8 KiB that stay in L1.
@@ -3132,7 +3298,7 @@ MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows
             moe_tile_i8mm(codes, code_bytes, panel + 64, cols, sum + 16 * r + 8);
         }
     }
-    moe_finish_neon(l, row, block, rows, 1, sum);
+    moe_finish_sums_neon(l, row, block, rows, sum);
 }
 
 /* smmla takes the rows by eights. Up to 7 that are left go to sdot, which wastes no half of a pair of rows. */
@@ -3143,7 +3309,7 @@ static void moe_quantised_i8mm(const moe_linear *l, size_t row0, size_t row1, si
             moe_block_i8mm(l, r, moe_min(MOE_PANEL_ROWS, rest - r), block);
     if (rest < row1) moe_quantised_dotprod(l, rest, row1, block0, block1);
 }
-MOE_LINEAR_OF(i8mm, neon, 1, moe_quantised_i8mm(l, row0, row1, block0, block1))
+MOE_LINEAR_OF(i8mm, neon, 1, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_i8mm))
 
 static int moe_neon_available(void) { return 1; }
 
@@ -4436,8 +4602,14 @@ static moe_node *moe_op_quantise(moe_graph *g, moe_node *x) {
     return x->codes;
 }
 
+static void moe_quantise_row(const moe_kernels *kernels, const float *x, size_t cols, int8_t *codes, float *scale) {
+    if (scale) *scale = kernels->quantise(x, cols, codes);
+    else moe_quantise_blocks(kernels->quantise, x, cols, codes);
+}
+
 static void moe_compute_quantise_row(const moe_run *run, const moe_node *t, size_t row) {
-    t->scales[row] = run->kernels->quantise(moe_row_of(t->src[0], row), t->cols, (int8_t *)t->data + row * t->stride);
+    moe_quantise_row(run->kernels, moe_row_of(t->src[0], row), t->cols, (int8_t *)t->data + row * t->stride,
+                     t->scales ? t->scales + row : NULL);
 }
 
 /* The operand of a product with w: x, or its quantised form. */
@@ -4492,7 +4664,8 @@ static moe_linear moe_linear_of(const moe_matrix *w, const float *x, size_t x_st
 /* The same, of the rows of a node from `row` on. */
 static moe_linear moe_linear_from(const moe_matrix *w, const moe_node *x, size_t row, float *y, size_t y_stride) {
     if (!moe_is_codes(x)) return moe_linear_of(w, moe_row_of(x, row), x->stride, NULL, NULL, y, y_stride);
-    return moe_linear_of(w, NULL, 0, (const int8_t *)x->data + row * x->stride, x->scales + row, y, y_stride);
+    return moe_linear_of(w, NULL, 0, (const int8_t *)x->data + row * x->stride, x->scales ? x->scales + row : NULL, y,
+                         y_stride);
 }
 
 static void moe_compute_linear(const moe_run *run, const moe_node *t) {
@@ -4672,7 +4845,8 @@ static void moe_linear_piece(const moe_kernels *kernels, const moe_linear *l, si
     piece.w = &w;
     piece.next = next;
     if (l->x) piece.x += row0 * l->x_stride;
-    if (l->codes) piece.codes += row0 * moe_code_bytes(w.cols), piece.scales += row0;
+    if (l->codes) piece.codes += row0 * moe_code_bytes(w.cols);
+    if (l->scales) piece.scales += row0;
     if (l->bias) piece.bias += first;
     if (l->add) piece.add += row0 * l->add_stride + first;
     if (onto) piece.add = y, piece.add_stride = y_stride;
@@ -4753,8 +4927,8 @@ static void moe_lstm_layer_scratch(const moe_graph *g, moe_node *t, moe_layout *
     w->r = moe_carve(at, n * state, sizeof *w->r);
     w->h_codes = moe_carve(at, n, moe_code_bytes(hidden));
     w->r_codes = moe_carve(at, n, moe_code_bytes(state));
-    w->h_scales = moe_carve(at, n, sizeof *w->h_scales);
-    w->r_scales = moe_carve(at, n, sizeof *w->r_scales);
+    w->h_scales = g->blocks ? NULL : moe_carve(at, n, sizeof *w->h_scales);
+    w->r_scales = g->blocks ? NULL : moe_carve(at, n, sizeof *w->r_scales);
     moe_carve_threads(g, t, at, moe_cell_floats(n, hidden));
 }
 
@@ -4781,7 +4955,7 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
     memset(s->c, 0, begun * hidden * sizeof *s->c);
     memset(s->r, 0, begun * state * sizeof *s->r);
     memset(s->r_codes, 0, begun * moe_code_bytes(state));
-    memset(s->r_scales, 0, begun * sizeof *s->r_scales);
+    if (s->r_scales) memset(s->r_scales, 0, begun * sizeof *s->r_scales);
     for (size_t n = 0; n < f->steps; n++) {
         const size_t step = t->lstm.backward ? f->steps - 1 - n : n, live = f->live[step], first = f->first[step];
         const moe_strided out = { moe_row_of(t, first), t->stride }, c = { s->c, hidden };
@@ -5279,10 +5453,12 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * unit_stride);
     float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * unit_bytes),
           *unit_scales = scales + MOE_EXPERT_TILE;
+    const int blocks = moe_is_codes(x) && !x->scales;
     moe_matrix up, down;
-    moe_linear first = moe_linear_of(&up, inputs, width, (int8_t *)(void *)inputs, scales, units, unit_stride);
-    moe_linear second =
-        moe_linear_of(&down, units, unit_stride, unit_codes, unit_scales, work->out + pair * out_stride, out_stride);
+    moe_linear first =
+        moe_linear_of(&up, inputs, width, (int8_t *)(void *)inputs, blocks ? NULL : scales, units, unit_stride);
+    moe_linear second = moe_linear_of(&down, units, unit_stride, unit_codes, blocks ? NULL : unit_scales,
+                                      work->out + pair * out_stride, out_stride);
     if (!moe_slab_fine(job->run->graph, e, expert)) return;
     moe_experts_slab(e, expert, &up, &down);
     first.relu = !e->gated;
@@ -5292,7 +5468,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
         const size_t row = work->pair_row[pair + i];
         if (moe_is_codes(x)) {
             memcpy((int8_t *)(void *)inputs + i * x->stride, (const int8_t *)x->data + row * x->stride, x->stride);
-            scales[i] = x->scales[row];
+            if (!blocks) scales[i] = x->scales[row];
         } else {
             memcpy(inputs + i * width, moe_row_of(x, row), width * sizeof *inputs);
         }
@@ -5300,7 +5476,8 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     kernels->linear(&first, 0, rows, 0, moe_divide_up(e->up.rows, 16));
     for (size_t i = 0; e->gated && i < rows; i++) moe_gate_units(kernels, units + i * unit_stride, hidden);
     for (size_t i = 0; moe_is_codes(x) && i < rows; i++)
-        unit_scales[i] = kernels->quantise(units + i * unit_stride, hidden, unit_codes + i * unit_bytes);
+        moe_quantise_row(kernels, units + i * unit_stride, hidden, unit_codes + i * unit_bytes,
+                         blocks ? NULL : unit_scales + i);
     kernels->linear(&second, 0, rows, 0, moe_divide_up(width, 16));
 }
 
@@ -5633,7 +5810,8 @@ static void moe_graph_place(moe_graph *g, char *arena) {
         t->data = arena + t->offset;
         moe_carve_scratch(g, t, &(moe_layout){ arena + t->work_offset, 0, 0 });
         if (t->op == MOE_OP_VIEW) t->data = (float *)t->src[0]->data + t->column;
-        if (moe_is_codes(t)) t->scales = (float *)(void *)((char *)t->data + moe_round_up(g->rows * t->stride, 64));
+        if (moe_is_codes(t) && !g->blocks)
+            t->scales = (float *)(void *)((char *)t->data + moe_round_up(g->rows * t->stride, 64));
     }
 }
 
@@ -6657,6 +6835,7 @@ struct moe_model {
     const moe_meta *languages; /* TEXTS or NULL */
     const moe_meta *tags;      /* INTS */
     size_t width;              /* D */
+    int blocks;                /* activations of quantised products have a scale for every 64 columns, else one */
     float embedding_scale;
     moe_matrix source_embedding, target_embedding, output; /* [V, D]; the first [source_vocabulary, D] */
     const float *output_bias;                              /* [V] or NULL */
@@ -6912,12 +7091,14 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     static const moe_model_kind kinds[] = { MOE_MODEL_TRANSLATION, MOE_MODEL_LANGUAGE, MOE_MODEL_CLASSIFIER,
                                             MOE_MODEL_TRANSLATION, MOE_MODEL_TRANSLATION };
     moe_reader r = { .file = &m->file, .error = error, .rotary = &m->rotary };
-    const moe_meta *sources;
+    const moe_meta *sources, *block;
     const int architecture = moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
     m->kind = kinds[architecture];
     m->vocabulary = (int32_t)moe_read_int(&r, moe_read(&r, "vocab.size"), 2, INT32_MAX / 2, 0);
     m->source_vocabulary = m->vocabulary;
     m->width = (size_t)moe_read_int(&r, moe_read(&r, "model.width"), 1, MOE_WIDEST, 0);
+    block = moe_read(&r, "activation.block");
+    m->blocks = block && moe_read_int(&r, block, MOE_Q8_COLS, MOE_Q8_COLS, 0);
     if (m->kind == MOE_MODEL_CLASSIFIER) {
         m->eos = m->bos = -1;
         moe_bind_stack(&r, m, "network", MOE_IN_NETWORK);
@@ -8461,7 +8642,7 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     s->arena_bytes = 0;
     for (int g = 0; g < MOE_GRAPHS; g++) {
         builder.g = &s->graphs[g];
-        builder.g->count = 0;
+        builder.g->count = 0, builder.g->blocks = m->blocks;
         if (g == MOE_DECODER) moe_build_decoder(&builder, m);
         else if (m->n_encoder) moe_build_encoder(&builder, m);
         MOE_TRY(moe_graph_plan(builder.g, error));

@@ -194,6 +194,30 @@ def bytes_do_not_depend_on_batch_threads_instructions_or_device():
 
 
 @numpy_test
+def scales_by_block_give_the_same_bytes_everywhere():
+    """Rows of several blocks, beyond 512 columns too, the last one not whole. Without the key a row has one scale."""
+    sizes = {"hidden_size": 200, "moe_intermediate_size": 600, "intermediate_size": 136}
+    pairs = [(make.prompt(i), TARGETS) for i in range(7)]
+    texts = [f"{line(s)}\t{line(t)}" for s, t in pairs]
+    for kind in "q8", "q4":
+        with converted("hy_v3", "--type", kind, **sizes) as (model, _, _):
+            options = "-m", model, "--ids", "--json", "--score"
+            wanted = run([TRANSLATE, *options], texts).stdout
+            for more in ("--batch", "1"), ("--batch", "5", "--threads", "3"), ("--isa", "portable"):
+                assert run([TRANSLATE, *options, *more], texts).stdout == wanted, (kind, more)
+            if os.path.exists(EMULATED):
+                assert run([EMULATED, *options, "--device", "cuda"], texts).stdout == wanted, (kind, "device")
+            blocks, (meta, tensors) = scores(model, pairs), moefile.read(model)
+            assert meta.pop("activation.block") == 64
+            moefile.write_model(model, meta, tensors)
+            rows = scores(model, pairs)
+            differences = [abs(x - y) for a, b in zip(rows, blocks) for x, y in zip(a, b)]
+            assert rows != blocks and sum(differences) / len(differences) < 0.3, (kind, differences)
+            moefile.write_model(model, {**meta, "activation.block": 32}, tensors)
+            assert "activation.block" in run([TRANSLATE, "-m", model, "--ids"], ["1 5"], status=3).stderr
+
+
+@numpy_test
 def both_spellings_and_shards_make_one_file():
     with tempfile.TemporaryDirectory() as at:
         files = []

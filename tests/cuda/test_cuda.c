@@ -915,6 +915,28 @@ static void models_give_the_bytes_of_the_cpu(void **state) {
     }
 }
 
+/* Scales by block, which cuBLAS does not know: its products stay with the kernel. */
+static void models_with_scales_by_block_give_the_bytes_of_the_cpu(void **state) {
+    (void)state;
+    for (int which = 0; which < 3; which++) {
+        mw_model *m =
+            which ? mw_transformer(which == 1 ? MW_NLLB : MW_STUDENT, MW_F32, 11) : mw_small(MW_GNMT, MW_F32, 11);
+        fixture f32, quantised;
+        mw_int(m, "activation.block", 64);
+        f32 = open_model(m);
+        quantised = converted(&f32, which ? MOE_TYPE_Q4 : MOE_TYPE_Q8);
+        for (int batch = 1; batch <= 8; batch += 7) {
+            char what[64];
+            snprintf(what, sizeof what, "model %d with scales by block", which);
+            defaults();
+            emu_few_rows = 2;
+            assert_models_agree(quantised.model, batch, 4, 0, 0, NULL, what);
+            CHECK(emu_gemms() <= 1, "cuBLAS was used"); /* 1: tried */
+        }
+        drop(&quantised), drop(&f32);
+    }
+}
+
 static void keep_line(void *user, const char *message) { snprintf(user, 256, "%s", message); }
 
 /* Where cuBLAS does not start, does not know int8 or gives wrong sums the device's own kernels take all products, and
@@ -1772,6 +1794,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(heads_equal_the_cpu),
         cmocka_unit_test(outputs_equal_the_cpu),
         cmocka_unit_test(models_give_the_bytes_of_the_cpu),
+        cmocka_unit_test(models_with_scales_by_block_give_the_bytes_of_the_cpu),
         cmocka_unit_test(a_device_without_cublas_gives_the_same_bytes),
         cmocka_unit_test(transformers_give_the_bytes_of_the_cpu),
         cmocka_unit_test(heads_that_align_give_the_bytes_of_the_cpu),

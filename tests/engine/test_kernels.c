@@ -770,8 +770,19 @@ typedef struct linear_case {
 
 enum { GUARD = 0x7fedcba9 }; /* no result is this NaN */
 
+/* Codes with a scale a row, or for every 64 columns. */
+static void quantise_linear(linear_case *c, int blocks) {
+    for (size_t r = 0; r < c->rows; r++) {
+        const float *x = c->x + r * c->x_stride;
+        int8_t *codes = c->codes + r * moe_code_bytes(c->in);
+        if (blocks) moe_quantise_blocks(moe_quantise_portable, x, c->in, codes);
+        else c->scales[r] = moe_quantise_portable(x, c->in, codes);
+    }
+    c->linear.scales = blocks ? NULL : c->scales;
+}
+
 /* All buffers exactly as large as the contract asks for. addend: 0 none, 1 bias, 2 add; the rectifier is on in half of
- * the cases. */
+ * the cases, and codes have scales by block in half of them. */
 static linear_case make_linear(uint64_t *random, moe_type type, size_t rows, size_t in, size_t out, int addend,
                                int kind) {
     linear_case c = { .rows = rows, .in = in, .out = out, .type = type };
@@ -788,10 +799,8 @@ static linear_case make_linear(uint64_t *random, moe_type type, size_t rows, siz
     if (moe_type_quantised(type)) {
         c.codes = mw_zeros(rows * moe_code_bytes(in));
         c.scales = mw_zeros(rows * 4);
-        for (size_t r = 0; r < rows; r++)
-            c.scales[r] = moe_quantise_portable(c.x + r * c.x_stride, in, c.codes + r * moe_code_bytes(in));
         c.linear.codes = c.codes;
-        c.linear.scales = c.scales;
+        quantise_linear(&c, (int)mw_below(random, 2));
     } else {
         c.linear.x = c.x;
         c.linear.x_stride = c.x_stride;
@@ -946,6 +955,8 @@ static void amx_expands_and_finishes_as_portable_does(void **state) {
         linear_case c = make_linear(&random, MOE_TYPE_Q4, rows, in, out, (int)(round % 3), round % 2 ? MIXED : BROKEN);
         const size_t cols = c.matrix.cols_padded, k0 = mw_below(&random, cols / 64) * 64,
                      n = (rows - 1) * c.y_stride + out;
+        const int blocks = c.linear.scales == NULL;
+        float *floats = (float *)(void *)mw_zeros(rows * 64);
         int8_t *line = aligned_alloc(64, (cols - k0) * 16); /* 64 columns are 1024 bytes */
         int32_t *sums = mw_zeros(rows * 64);
         float *y = guarded(n);
@@ -956,21 +967,24 @@ static void amx_expands_and_finishes_as_portable_does(void **state) {
                 CHECK(line[moe_q8_index(cols - k0, j, k - k0)] == moe_matrix_code(&c.matrix, block * 16 + j, k),
                       "column %zu of output %zu is %d", k, block * 16 + j, line[moe_q8_index(cols - k0, j, k - k0)]);
         for (size_t i = 0; i < rows * 16; i++) sums[i] = (int32_t)mw_next(&random) >> mw_below(&random, 30);
+        for (size_t i = 0; i < rows * 16; i++) floats[i] = number(&random, MIXED);
         c.linear.w = &c.matrix;
         c.linear.y = y;
-        MOE_NAME(moe_finish_, MOE_AMX_REST)(&c.linear, 0, block, rows, 1, sums);
+        MOE_NAME(moe_finish_, MOE_AMX_REST)
+        (&c.linear, 0, block, rows, 1, blocks ? (const void *)floats : (const void *)sums);
         for (size_t i = 0; i < n; i++) {
             const size_t r = i / c.y_stride, j = i % c.y_stride;
             if (j >= block * 16 && j < out) {
-                const float want = (float)sums[r * 16 + j % 16] * (c.scales[r] * c.matrix.scales[j]) +
-                                   moe_linear_addend(&c.linear, r, j);
+                const float product = blocks ? floats[r * 16 + j % 16] * c.matrix.scales[j]
+                                             : (float)sums[r * 16 + j % 16] * (c.scales[r] * c.matrix.scales[j]);
+                const float want = product + moe_linear_addend(&c.linear, r, j);
                 CHECK(same(y[i], c.linear.relu ? moe_reluf(want) : want), "output %zu of row %zu: %a", j, r,
                       (double)y[i]);
             } else {
                 CHECK(moe_to_bits(y[i]) == GUARD, "wrote outside, at row %zu column %zu", r, j);
             }
         }
-        free(line), free(sums), free(y), free_linear(&c);
+        free(line), free(sums), free(floats), free(y), free_linear(&c);
     }
 }
 #endif
@@ -1168,8 +1182,11 @@ static void portable_linear_computes_wx_plus_addend(void **state) {
                                                 : 0,
                            size = fabs(want);
                     for (size_t k = 0; k < in; k++) {
+                        const float scale = c.linear.scales ? c.scales[r]
+                                            : c.codes       ? moe_block_scale(&c.linear, r, k / 64 * 64)
+                                                            : 1.0f;
                         const double x = moe_type_quantised((moe_type)type)
-                                             ? (double)c.codes[r * moe_code_bytes(in) + k] * (double)c.scales[r]
+                                             ? (double)c.codes[r * moe_code_bytes(in) + k] * (double)scale
                                              : (double)c.x[r * c.x_stride + k];
                         want += x * (double)w[k];
                         size += fabs(x * (double)w[k]);
@@ -1181,6 +1198,57 @@ static void portable_linear_computes_wx_plus_addend(void **state) {
             }
             free(y), free(w), free_linear(&c);
         }
+}
+
+/* Scales by block as moe_linear describes them, computed by hand: a block is quantised as if it were a row, its sum is
+ * exact, and floats are added from the first block on. */
+static void linear_adds_blocks_from_the_first_one_on(void **state) {
+    uint64_t random = 58;
+    (void)state;
+    for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++)
+        for (size_t round = 0; round < mw_rounds(60); round++) {
+            const size_t in = 1 + mw_below(&random, 400), out = 1 + mw_below(&random, 40), rows = 3;
+            linear_case c = make_linear(&random, (moe_type)type, rows, in, out, (int)(round % 3), MIXED);
+            float *y = guarded((rows - 1) * c.y_stride + out);
+            quantise_linear(&c, 1);
+            c.linear.w = &c.matrix;
+            c.linear.y = y;
+            oracle->linear(&c.linear, 0, rows, 0, moe_divide_up(out, 16));
+            for (size_t r = 0; r < rows; r++)
+                for (size_t j = 0; j < out; j++) {
+                    float want = 0.0f;
+                    for (size_t k = 0; k < in; k += 64) {
+                        const size_t n = moe_min(64, in - k);
+                        int8_t block[128] __attribute__((aligned(4)));
+                        const float scale = moe_quantise_portable(c.x + r * c.x_stride + k, n, block);
+                        int32_t sum = 0;
+                        for (size_t i = 0; i < n; i++) sum += block[i] * moe_matrix_code(&c.matrix, j, k + i);
+                        want = want + (float)sum * scale;
+                    }
+                    want = want * c.matrix.scales[j] + moe_linear_addend(&c.linear, r, j);
+                    if (c.linear.relu) want = moe_reluf(want);
+                    CHECK(same(y[r * c.y_stride + j], want), "%s [%zu, %zu], output %zu of row %zu: %a, by hand %a",
+                          moe_type_name((moe_type)type), out, in, j, r, (double)y[r * c.y_stride + j], (double)want);
+                }
+            free(y), free_linear(&c);
+        }
+}
+
+static void quantise_blocks_is_the_same_on_every_isa(void **state) {
+    uint64_t random = 59;
+    (void)state;
+    for (size_t isa = 0; isa_at(isa); isa++)
+        for (size_t w = 0; w < WIDTHS; w++)
+            for (int kind = 0; kind < KINDS; kind++) {
+                const size_t n = width_at(w), bytes = moe_code_bytes(n);
+                float *x = numbers(&random, n, kind);
+                int8_t *a = mw_zeros(bytes), *b = mw_zeros(bytes);
+                moe_quantise_blocks(oracle->quantise, x, n, a);
+                moe_quantise_blocks(isa_at(isa)->quantise, x, n, b);
+                CHECK(memcmp(a, b, bytes) == 0, "%s, n %zu, kind %d: other codes, sums or scales", isa_at(isa)->name, n,
+                      kind);
+                free(x), free(a), free(b);
+            }
 }
 
 /* The extremes of the integer path: every product at its limit, -128 included, which only a strange file can hold. */
@@ -1980,6 +2048,8 @@ int main(void) {
         cmocka_unit_test(linear_q4_survives_hostile_subs),
         cmocka_unit_test(linear_writes_only_its_rows_and_blocks),
         cmocka_unit_test(portable_linear_computes_wx_plus_addend),
+        cmocka_unit_test(linear_adds_blocks_from_the_first_one_on),
+        cmocka_unit_test(quantise_blocks_is_the_same_on_every_isa),
         cmocka_unit_test(linear_q8_never_saturates),
         cmocka_unit_test(linear_rows_do_not_depend_on_their_neighbours),
         cmocka_unit_test(isas_are_listed_named_and_chosen),

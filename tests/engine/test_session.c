@@ -31,12 +31,13 @@ enum {
     AVERAGE = MW_VARIANTS + MW_AVERAGE
 };
 
-enum { LISTED = 64 }; /* with this a model has a shortlist */
+enum { LISTED = 64, BLOCKS = 128 }; /* with these a model has a shortlist, scales by block */
 
 static mw_model *small_model(int variant, uint32_t type) {
-    const int plain = variant & ~LISTED;
+    const int plain = variant & ~(LISTED | BLOCKS);
     mw_model *m = plain < MW_VARIANTS ? mw_small(plain, type, 7) : mw_transformer(plain - MW_VARIANTS, type, 7);
     if (variant & LISTED) mw_random_shortlist(m);
+    if (variant & BLOCKS) mw_int(m, "activation.block", 64);
     return m;
 }
 
@@ -265,11 +266,13 @@ static const setting settings[] = {
     { MW_GNMT | LISTED, MW_Q8, 4, 0 },
     { MARIAN | LISTED, MW_BF16, 3, MOE_RULES_HF },
     { STUDENT | LISTED, MW_F32, 1, MOE_RULES_MARIAN },
+    { MW_GNMT | BLOCKS, MW_Q8, 4, 0 },
+    { MARIAN | BLOCKS, MW_Q8, 4, MOE_RULES_HF },
     { MW_GNMT, MW_Q8, 6, 0 },
     { MW_CARRIED_QUERY, MW_F32, 4, 0 },
     { MW_GNMT | LISTED, MW_F32, 3, 0 }, /* reranked */
 };
-enum { RERANKED = 29 }; /* the settings from here on */
+enum { RERANKED = 31 }; /* the settings from here on */
 
 /* Sentence by sentence, one thread, portable: what everything else must equal. */
 static fixture *models[MOE_COUNT(settings)];
@@ -1549,7 +1552,7 @@ static void attention_is_the_same_bytes_in_any_batch(void **state) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         attention_shown *shown[2];
         ask *asks;
-        if ((settings[i].variant & ~LISTED) == MARIAN) continue; /* its file names no heads that align */
+        if ((settings[i].variant & ~(LISTED | BLOCKS)) == MARIAN) continue; /* its file names no heads that align */
         asks = copied_sentences();
         for (size_t k = 0; k < SENTENCES; k++) {
             asks[k].scoring = 1;

@@ -124,6 +124,7 @@ static const char *const mm_keys[] = {
     "encoder.layers",
     "decoder.layers",
     "network.layers",
+    "activation.block",
     "general.architecture",
     "golden.0",
     "quality.bleu",

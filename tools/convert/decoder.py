@@ -339,5 +339,5 @@ def build(m, config, generation, stored, tokens, files, say):
         if name not in b.taken and not name.endswith("rotary_emb.inv_freq"):
             raise FormatError(f"tensor {t.name} {list(t.shape)} is not part of what the configuration describes")
     meta = {"general.architecture": "decoder", "vocab.size": m.vocabulary, "model.width": m.width,
-            "rotary.positions": m.places, **tokens}
+            "rotary.positions": m.places, "activation.block": 64, **tokens}
     return types.SimpleNamespace(meta={**meta, **decode, **b.meta}, tensors=b.tensors, identity=hf.identity(files))

@@ -1085,6 +1085,7 @@ def describe(meta):
         e.get("general." + key)
     m = ARCHITECTURES[architecture](meta)
     m.architecture = architecture
+    m.block = e.get("activation.block", 64, (64,)) if "activation.block" in meta else 0
     return m
 
 
