@@ -8,12 +8,14 @@ from their seeds by make_decoder.py. Where ../shared/llm is, its checkpoints
 are compared with its values too. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
+import collections
 import contextlib
 import io
 import json
 import os
 import sys
 import tempfile
+from unittest import mock
 
 from converting import ROOT, TRANSLATE, convert_quietly, run
 from suite import Skip, Suite
@@ -275,6 +277,17 @@ def matrices_are_q8_and_experts_q4_unless_said_otherwise():
             tensors = moefile.read(at + "/converted")[1]
             found = tensors["decoder.0.out.weight"].type, tensors["decoder.1.experts"].type
             assert found == wanted and tensors["decoder.1.gate.weight"].type == moefile.F32, (options, found)
+
+
+@numpy_test
+def a_disk_without_room_is_noticed_before():
+    room = collections.namedtuple("Room", "free")
+    with tempfile.TemporaryDirectory() as at:
+        make.make(at, "llama")
+        with mock.patch("shutil.disk_usage", lambda folder: room(5000)):
+            complaint = convert(at, at + "/converted")
+        assert complaint and "5,000 are free there" in complaint, complaint
+        assert not [x for x in os.listdir(at) if x.startswith("converted")]
 
 
 # ---- What is refused -------------------------------------------------------------------------------------------------

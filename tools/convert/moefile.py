@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import stat
 import struct
 import types
@@ -572,6 +573,16 @@ def write_tensor(file, size, count, pieces, moved):
     return sums
 
 
+def check_disk(path, size, journal):
+    """Refuses what has no room, before hours of work; what an interrupted one has written is there already."""
+    path = written_file(path)
+    there = os.stat(journal.partial).st_blocks * 512 if journal and os.path.exists(journal.partial) else 0
+    free = shutil.disk_usage(os.path.dirname(path)).free
+    if size - there > free:
+        raise FormatError(f"{path} takes {size:,} bytes, of which {size - there:,} are to be written, and {free:,} are "
+                          "free there")
+
+
 def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, name: None):
     """Writes a file whose tensors come piece by piece: name -> (type, layout, dims, function that yields bytes). The
     file appears whole under its name or not at all; with a Journal what was interrupted stays beside it, and is gone on
@@ -579,6 +590,7 @@ def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, n
     specs, checksums = {name: t[:3] for name, t in tensors.items()}, []
     counts = [pieces_of(*t[1:3]) for t in tensors.values()]
     _, offsets, end = pack_header(meta, specs, [[0] * count for count in counts])
+    check_disk(path, end, journal)
     with journal.open(path) if journal else new_file(path) as file:
         file.truncate(end)
         for index, ((name, t), offset, count) in enumerate(zip(tensors.items(), offsets, counts)):
