@@ -127,6 +127,7 @@ typedef struct moe_searching : moe_step_rows {
     int32_t *listed;     /* [slots, search.listed] */
     int32_t *starts;     /* [rows, max_constraints], and the decoder's outputs for them: */
     float *start_logprobs;
+    uint32_t *used;     /* [rows, search.used_words] */
     moe_beam answer;    /* but for the coverage: */
     float *coverage[2]; /* [rows, max_source] after the step before is in number *turn; by place it stays */
     const float *attention;
@@ -1366,13 +1367,17 @@ typedef struct moe_outputs : moe_chunks {
     size_t n_starts;
     const int32_t *starts; /* [rows, n_starts] */
     float *start_logprobs;
-    const moe_slot *slot; /* of a row, whose sentence has a list: slot[sentence[row]]; or NULL */
+    const moe_slot *slot; /* of a row: slot[sentence[row]]; or NULL */
+    int listed, kinds;    /* 1: sentences may have lists; 2: tokens that a hypothesis has are listed apart */
+    const uint32_t *used; /* [rows, used_words] */
+    size_t used_words;
+    float *top_weighed; /* [rows, top] or NULL */
     const int32_t *sentence;
 } moe_outputs;
 
 /* moe_list_of */
 MOE_DEVICE const moe_list *moe_row_list(const moe_outputs *a, size_t row) {
-    return a->slot && a->slot[a->sentence[row]].list.n ? &a->slot[a->sentence[row]].list : NULL;
+    return a->listed && a->slot[a->sentence[row]].list.n ? &a->slot[a->sentence[row]].list : NULL;
 }
 
 /* moe_logit_of */
@@ -1433,15 +1438,22 @@ __global__ void moe_k_output(moe_outputs a) {
     moe_block_forbid(&a, 0, a.n_suppressed, list, y, column, n);
     if (end) *end = -moe_infinity();
     __syncthreads();
-    for (int i = 0; i < a.top; i++) { /* the best one after the last one, larger values first, then lower ids */
+    const uint32_t *used = a.kinds > 1 && a.want[row] < 0 ? a.used + row * a.used_words : NULL;
+    for (int i = 0; i < a.top * (used ? 2 : 1);
+         i++) { /* the best one after the last one, larger first, then lower ids */
+        const size_t to = place * (size_t)(a.kinds * a.top) + (size_t)i;
         float best = -moe_infinity();
         int index = INT_MAX;
-        for (int c = t; c < n; c += MOE_BLOCK)
-            if ((y[c] < last || (y[c] == last && c > last_index)) && y[c] > best) best = y[c], index = c;
+        if (i == a.top) last = moe_infinity(), last_index = -1; /* from here on of those that are used */
+        for (int c = t; c < n; c += MOE_BLOCK) {
+            if (!(y[c] < last || (y[c] == last && c > last_index)) || !(y[c] > best)) continue;
+            if (used && moe_bit(used, list ? list->ids[column + c] : column + c) != (i >= a.top)) continue;
+            best = y[c], index = c;
+        }
         moe_block_best(&best, &index);
         if (t == 0) {
-            a.logits[place * (size_t)a.top + (size_t)i] = best;
-            a.ids[place * (size_t)a.top + (size_t)i] = index == INT_MAX ? -1 : column + index;
+            a.logits[to] = best;
+            a.ids[to] = index == INT_MAX ? -1 : column + index;
         }
         last = best;
         last_index = index;
@@ -1474,20 +1486,13 @@ __global__ void moe_k_join(moe_outputs a) {
     }
     for (size_t i = row * a.n_starts; i < (row + 1) * a.n_starts; i++)
         a.start_logprobs[i] = moe_sub(moe_sub(a.start_logprobs[i], max), log_sum);
-    float *logprobs = a.top_logprobs + row * top;
+    const moe_weighing by = { (size_t)a.kinds, a.kinds > 1 ? a.slot[a.sentence[row]].task.penalty : 1.0f,
+                              a.top_weighed != NULL };
+    const size_t lists = first * by.kinds * top;
     int32_t *ids = a.top_ids + row * top;
-    for (size_t i = 0; i < top; i++) logprobs[i] = -moe_infinity(), ids[i] = a.eos;
-    for (size_t c = 0; c < (size_t)chunks; c++)
-        for (size_t i = (first + c) * top; i < (first + c + 1) * top && a.logits[i] > logprobs[top - 1]; i++) {
-            size_t at = top - 1;
-            for (; at > 0 && !(logprobs[at - 1] >= a.logits[i]); at--) {
-                logprobs[at] = logprobs[at - 1];
-                ids[at] = ids[at - 1];
-            }
-            logprobs[at] = a.logits[i];
-            ids[at] = list ? list->ids[a.ids[i]] : a.ids[i];
-        }
-    for (size_t i = 0; i < top; i++) logprobs[i] = moe_sub(moe_sub(logprobs[i], max), log_sum);
+    moe_join_best(&by, a.logits + lists, a.ids + lists, (size_t)chunks, top, max, log_sum, a.top_logprobs + row * top,
+                  a.top_weighed ? a.top_weighed + row * top : NULL, ids);
+    for (size_t i = 0; i < top; i++) ids[i] = ids[i] < 0 ? a.eos : list ? list->ids[ids[i]] : ids[i];
 }
 
 /* ---- The search: a thread per slot, except where slots are counted ---- */
@@ -1573,6 +1578,20 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
         a.ids[row] = a.segment[row] = a.length[row] = a.hold[row] = a.positions[row] = a.sentence[row] = 0;
         a.parents[row] = a.want[row] = a.destination[row] = -1;
         for (size_t c = 0; c < a.search.max_constraints; c++) a.starts[(size_t)row * a.search.max_constraints + c] = -1;
+    }
+}
+
+/* A block per slot: the bits of the tokens of its hypotheses. */
+__global__ void moe_k_used(moe_searching a) {
+    const moe_slot *slot = &a.slot[blockIdx.x];
+    for (size_t h = 0; slot->active && h < slot->n_live; h++) {
+        const moe_live *live = &slot->live[h];
+        const size_t row = live->row + slot->ahead; /* with given tokens only the row of the last one may choose */
+        uint32_t *used = a.used + row * a.search.used_words;
+        if (live->ended || a.want[row] >= 0) continue;
+        for (size_t i = threadIdx.x; i < a.search.used_words; i += blockDim.x) used[i] = 0;
+        __syncthreads();
+        if (threadIdx.x == 0) moe_fill_used(slot, live->last + (int32_t)slot->ahead, used);
     }
 }
 
@@ -2304,7 +2323,12 @@ static void moe_launch_output(moe_device *d, const moe_launch *l) {
     a.n_starts = d->searching.search.max_constraints;
     a.starts = d->searching.starts;
     a.start_logprobs = d->searching.start_logprobs;
-    if (d->searching.search.listed) a.slot = d->searching.slot;
+    a.slot = d->searching.slot;
+    a.listed = d->searching.search.listed != 0;
+    a.kinds = d->searching.used ? 2 : 1;
+    a.used = d->searching.used;
+    a.used_words = d->searching.search.used_words;
+    a.top_weighed = d->searching.answer.top_weighed;
     a.sentence = d->sentence;
     for (size_t row = 0; row < l->rows; row += slice) {
         const size_t some = moe_min(l->rows - row, slice);
@@ -2488,6 +2512,7 @@ static void moe_run_search(moe_device *d, size_t rows) {
 static void moe_run_fill(moe_device *d, size_t rows) {
     MOE_LAUNCH(d, moe_k_fill, 1, MOE_BLOCK, d->searching, (int)rows);
     if (d->searching.chain) MOE_LAUNCH(d, moe_k_chain, d->searching.slots, 32, d->searching);
+    if (d->searching.used) MOE_LAUNCH(d, moe_k_used, d->searching.slots, MOE_BLOCK, d->searching);
 }
 
 /* The decoder, and the search around it if the device searches. */
@@ -2901,7 +2926,7 @@ static void moe_need_node(moe_needs *need, const moe_node *n, const moe_graph *g
 
 static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     const char *what = "scratch", *frame = "what goes up and down in a step";
-    const size_t rows = d->rows, top = d->graphs[1].top, up = MOE_UP * rows;
+    const size_t rows = d->rows, top = d->graphs[1].top, kinds = 1 + d->graphs[1].penalised, up = MOE_UP * rows;
     const size_t attention = moe_times(d, d->graphs[1].rows, d->graphs[1].max_source);
     const size_t host_ints = moe_max(need->experts + 1, moe_max(rows, 4)), inputs = rows * need->input_cols;
     int32_t **const parts[MOE_UP] = { &d->ids,         &d->parents, &d->segment,  &d->length,    &d->want, &d->hold,
@@ -2939,8 +2964,8 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->moe.out = (float *)moe_acquire(d, need->out, sizeof(float), what);
     d->output.max = (float *)moe_acquire(d, d->graphs[1].rows * need->chunks, sizeof(float), what);
     d->output.sum = (float *)moe_acquire(d, d->graphs[1].rows * need->chunks, sizeof(float), what);
-    d->output.logits = (float *)moe_acquire(d, d->graphs[1].rows * need->chunks * top, sizeof(float), what);
-    d->output.ids = (int *)moe_acquire(d, d->graphs[1].rows * need->chunks * top, sizeof(int), what);
+    d->output.logits = (float *)moe_acquire(d, d->graphs[1].rows * need->chunks * kinds * top, sizeof(float), what);
+    d->output.ids = (int *)moe_acquire(d, d->graphs[1].rows * need->chunks * kinds * top, sizeof(int), what);
     d->attention = (float *)moe_acquire(d, attention, sizeof *d->attention, what);
     /* one block to upload, one to download, and their pinned twins; results of the search have their own
      */
@@ -3000,6 +3025,10 @@ static void moe_take_search(moe_device *d) {
     a->listed = (int32_t *)moe_acquire(d, listed, sizeof *a->listed, what);
     a->starts = (int32_t *)moe_acquire(d, moe_times(d, g->rows, constraints), sizeof *a->starts, what);
     a->start_logprobs = (float *)moe_acquire(d, moe_times(d, g->rows, constraints), sizeof(float), what);
+    if (a->search.used_words)
+        a->used = (uint32_t *)moe_acquire(d, moe_times(d, g->rows, a->search.used_words), sizeof *a->used, what);
+    if (a->search.used_words && beam > 1)
+        a->answer.top_weighed = (float *)moe_acquire(d, moe_times(d, g->rows, g->top), sizeof(float), what);
     a->turn = (int32_t *)moe_acquire(d, 1, sizeof *a->turn, what);
     a->done = (int32_t *)moe_acquire(d, slots, sizeof *a->done, what);
     a->results = (int32_t *)moe_acquire(d, words, sizeof *a->results, what);

@@ -570,8 +570,8 @@ typedef struct moe_output_work {
     size_t chunks;
     size_t *first;    /* [groups + 1] first rows of groups: at most MOE_OUTPUT_ROWS with the same list */
     float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
-    float *logits;    /* [rows, chunks, top] the best of the chunk, descending, -infinity: none */
-    int32_t *ids;     /* [rows, chunks, top]                                                */
+    float *logits;    /* [rows, chunks, kinds, top] the best of the chunk, descending, -infinity: none */
+    int32_t *ids;     /* the same shape: their columns */
     float *seen;      /* [threads, rows, top] the largest logits that a thread has computed      */
 } moe_output_work;
 
@@ -625,10 +625,11 @@ typedef struct moe_graph {
     size_t count, capacity;                                 /* nodes  */
     size_t rows;                                            /* capacity in rows */
     size_t threads, sentences, max_source, max_target, top; /* the size of scratch depends on these */
-    int traced;                                             /* 1: a trace function reads every node */
-    int routed;                                             /* 1: a routing function reads every selection */
-    int gating;                                             /* 1 + the kind of all gates; 0: that of the file */
-    int noise; /* on logits of gates, drawn from noise_seed and the row's key */
+    size_t penalised; /* 1: tokens that a hypothesis has are among its best with a penalty */
+    int traced;       /* 1: a trace function reads every node */
+    int routed;       /* 1: a routing function reads every selection */
+    int gating;       /* 1 + the kind of all gates; 0: that of the file */
+    int noise;        /* on logits of gates, drawn from noise_seed and the row's key */
     uint64_t noise_seed;
     int blocks;                                                 /* activations have a scale for every 64 columns */
     int on_device;                                              /* a device has its own scratch */
@@ -669,13 +670,17 @@ typedef struct moe_beam {
     size_t attention_stride; /* of both, for the search */
     int32_t *want;           /* token to score, -1: find the best tokens */
     float *want_logprob;
-    char *hold;                   /* 1: the translation is too short to end here; NULL: none is too short */
+    char *hold; /* 1: the translation is too short to end here; NULL: none is too short */
+    uint32_t
+        *used; /* [rows, moe_bit_words] a bit for each token that a row's hypothesis has; NULL: none is penalised */
+    float *penalty;               /* of these tokens */
     size_t n_starts, most_starts; /* most_starts: of any row in this run */
     int32_t *starts; /* [rows, n_starts] more tokens to score, the first most_starts of each row, -1: none */
     float *start_logprobs;
     size_t top;
     int32_t *top_ids;    /* [rows, top], best first, ties by lower id */
     float *top_logprobs; /* [rows, top]; NaN in a broken row */
+    float *top_weighed;  /* [rows, top] the same with penalties, which the search adds up; NULL: it takes those above */
 } moe_beam;
 
 typedef struct moe_frame {
@@ -860,6 +865,54 @@ MOE_SHARED float moe_unaryf(moe_unary what, float x) {
     case MOE_UNARY_SIGMOID: break;
     }
     return moe_sigmoidf(x);
+}
+
+/* Insert v with its id into the descending list of at most `top`; equal values keep their order. */
+MOE_SHARED void moe_keep_best(float *best, int32_t *ids, size_t top, float v, int32_t id) {
+    size_t at = top - 1;
+    if (!(v > best[at])) return;
+    for (; at > 0 && !(best[at - 1] >= v); at--) {
+        best[at] = best[at - 1];
+        ids[at] = ids[at - 1];
+    }
+    best[at] = v;
+    ids[at] = id;
+}
+
+/* A set of numbers below n is as many words of bits. */
+MOE_SHARED size_t moe_bit_words(size_t n) { return n / 32 + 1; }
+MOE_SHARED int moe_bit(const uint32_t *set, int32_t i) { return set[i / 32] >> i % 32 & 1; }
+
+/* How the best tokens of a row are ordered. */
+typedef struct moe_weighing {
+    size_t kinds;    /* 2: those that the hypothesis has already have lists of their own... */
+    float penalty;   /* ...and this penalty */
+    int by_logprobs; /* on log-probabilities; 0: on logits */
+} moe_weighing;
+
+/* Hugging Face's repetition penalty. */
+MOE_SHARED float moe_penalised(float v, float penalty) { return v > 0.0f ? v / penalty : v * penalty; }
+
+/* The best of a row, from the lists of its chunks [chunks, kinds, top]: their log-probabilities, what these are with
+ * penalties (if not NULL), and their columns, -1: none. */
+MOE_SHARED void moe_join_best(const moe_weighing *by, const float *logits, const int32_t *columns, size_t chunks,
+                              size_t top, float max, float log_sum, float *logprobs, float *weighed, int32_t *best) {
+    float values[MOE_MAX_BEAM + MOE_MAX_ENDS];
+    int32_t places[MOE_MAX_BEAM + MOE_MAX_ENDS];
+    for (size_t i = 0; i < top; i++) values[i] = moe_from_bits(0xff800000u), places[i] = -1;
+    for (size_t list = 0; list < chunks * by->kinds; list++)
+        for (size_t i = list * top; i < (list + 1) * top; i++) {
+            float v = by->by_logprobs ? (logits[i] - max) - log_sum : logits[i];
+            if (list % by->kinds) v = moe_penalised(v, by->penalty);
+            if (!(v > values[top - 1])) break;
+            moe_keep_best(values, places, top, v, (int32_t)i);
+        }
+    for (size_t i = 0; i < top; i++) {
+        const int32_t place = places[i];
+        logprobs[i] = ((place < 0 ? values[i] : logits[place]) - max) - log_sum;
+        if (weighed) weighed[i] = values[i];
+        best[i] = place < 0 ? -1 : columns[place];
+    }
 }
 
 /* splitmix64's scrambler. */
@@ -4545,18 +4598,6 @@ static void moe_for_rows(const moe_run *run, const moe_node *t, size_t rows, siz
     moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_row_task, &job);
 }
 
-/* Insert v with its id into the descending list of at most `top`; equal values keep their order. */
-MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, int32_t id) {
-    size_t at = top - 1;
-    if (!(v > best[at])) return;
-    for (; at > 0 && !(best[at - 1] >= v); at--) {
-        best[at] = best[at - 1];
-        ids[at] = ids[at - 1];
-    }
-    best[at] = v;
-    ids[at] = id;
-}
-
 static void moe_softmax(const moe_kernels *kernels, const float *x, size_t n, float *p) {
     const float sum = kernels->exp_sum(x, n, kernels->max(x, n), p);
     for (size_t i = 0; i < n; i++) p[i] = p[i] / sum;
@@ -5569,13 +5610,18 @@ static void moe_output_scratch(const moe_graph *g, moe_node *t, moe_layout *at) 
     w->first = moe_carve(at, g->rows + 1, sizeof *w->first);
     w->max = moe_carve(at, g->rows * w->chunks, sizeof *w->max);
     w->sum = moe_carve(at, g->rows * w->chunks, sizeof *w->sum);
-    w->logits = moe_carve(at, g->rows * w->chunks * g->top, sizeof *w->logits);
-    w->ids = moe_carve(at, g->rows * w->chunks * g->top, sizeof *w->ids);
+    w->logits = moe_carve(at, g->rows * w->chunks * (1 + g->penalised) * g->top, sizeof *w->logits);
+    w->ids = moe_carve(at, g->rows * w->chunks * (1 + g->penalised) * g->top, sizeof *w->ids);
     w->seen = moe_carve(at, g->threads * g->rows * g->top, sizeof *w->seen);
     moe_carve_threads(g, t, at, moe_min(g->rows, MOE_OUTPUT_ROWS) * moe_row_stride(MOE_OUTPUT_CHUNK));
 }
 
 enum { MOE_OUTPUT_BLOCK = 64 };
+
+/* Make a logit, where there is one, that of a token which cannot be chosen. */
+static void moe_forbid(float *logit) {
+    if (logit) *logit = moe_from_bits(0xff800000u);
+}
 
 /* The `top` largest of x[n] with their ids, descending, except those that cannot be among the best of the row. `seen`
  * [top] contains the largest numbers of this row in this thread so far; x is added to it. A number that is left out has
@@ -5593,6 +5639,18 @@ static void moe_find_best(const moe_kernels *kernels, const float *x, size_t n, 
                 moe_keep_best(best, ids, top, x[j], first_id + (int32_t)j);
                 moe_keep_best(seen, unused, top, x[j], 0);
             }
+    }
+}
+
+/* The same of the tokens whose bit is set, which are taken out of x. `list`: the ids of x, or NULL: from first_id on.
+ */
+static void moe_take_used(const uint32_t *used, const int32_t *list, float *x, size_t n, size_t top, int32_t first_id,
+                          float *best, int32_t *ids) {
+    for (size_t i = 0; i < top; i++) best[i] = moe_from_bits(0xff800000u), ids[i] = -1;
+    for (size_t i = 0; i < n; i++) {
+        if (!moe_bit(used, list ? list[i] : first_id + (int32_t)i)) continue;
+        if (x[i] > best[top - 1]) moe_keep_best(best, ids, top, x[i], first_id + (int32_t)i);
+        moe_forbid(&x[i]);
     }
 }
 
@@ -5617,11 +5675,6 @@ static const moe_list *moe_list_of(const moe_beam *f, size_t row) {
 static float *moe_logit_of(const moe_logits *l, int32_t id) {
     const size_t at = moe_list_place(l->list, id) - l->column;
     return at < l->n ? l->y + at : NULL;
-}
-
-/* Make a logit, where there is one, that of a token which cannot be chosen. */
-static void moe_forbid(float *logit) {
-    if (logit) *logit = moe_from_bits(0xff800000u);
 }
 
 /* Compute logits of some rows. A list whose rows were not gathered takes them from the blocks of the whole matrix. */
@@ -5655,7 +5708,8 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     const moe_output_work *work = &t->work.output;
     const moe_beam *f = &job->run->frame->beam;
     const moe_kernels *kernels = job->run->kernels;
-    const size_t chunk = task / job->groups, group = task % job->groups, top = job->run->graph->top;
+    const size_t chunk = task / job->groups, group = task % job->groups, top = job->run->graph->top,
+                 kinds = 1 + job->run->graph->penalised;
     const size_t row0 = work->first[group], rows = work->first[group + 1] - row0,
                  stride = moe_row_stride(MOE_OUTPUT_CHUNK);
     moe_logits l = { .list = moe_list_of(f, row0), .column = chunk * MOE_OUTPUT_CHUNK };
@@ -5680,8 +5734,12 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
         for (size_t i = 0; i < o->n_suppressed; i++) /* these keep their probability, and can be asked for */
             moe_forbid(moe_logit_of(&l, o->never[i]));
         if (f->hold && f->hold[row]) moe_forbid(moe_logit_of(&l, o->eos));
-        moe_find_best(kernels, l.y, l.n, work->max[at], top, (int32_t)l.column, seen + row * top,
-                      work->logits + at * top, work->ids + at * top);
+        float *best = work->logits + at * kinds * top;
+        int32_t *ids = work->ids + at * kinds * top;
+        if (kinds > 1 && f->want[row] < 0)
+            moe_take_used(f->used + row * moe_bit_words(t->cols), l.list ? l.list->ids + l.column : NULL, l.y, l.n, top,
+                          (int32_t)l.column, best + top, ids + top);
+        moe_find_best(kernels, l.y, l.n, work->max[at], top, (int32_t)l.column, seen + row * top, best, ids);
     }
 }
 
@@ -5692,8 +5750,8 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
     const moe_list *list = moe_list_of(f, row);
     const size_t first = row * work->chunks, top = run->graph->top,
                  end = first + (list ? moe_divide_up(list->n, MOE_OUTPUT_CHUNK) : work->chunks);
-    float *logprobs = f->top_logprobs + row * top, max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
-    int32_t *ids = f->top_ids + row * top;
+    const moe_weighing by = { 1 + run->graph->penalised, f->penalty ? f->penalty[row] : 1.0f, f->top_weighed != NULL };
+    float max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
     for (size_t c = first; c < end; c++) max = work->max[c] > max ? work->max[c] : max;
     for (size_t c = first; c < end; c++) sum = sum + work->sum[c] * moe_expf(work->max[c] - max);
     log_sum = moe_logf(sum);
@@ -5704,11 +5762,13 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
     }
     for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++)
         f->start_logprobs[i] = (f->start_logprobs[i] - max) - log_sum;
-    for (size_t i = 0; i < top; i++) logprobs[i] = moe_from_bits(0xff800000u), ids[i] = t->output.eos;
-    for (size_t c = first; c < end; c++)
-        for (size_t i = c * top; i < (c + 1) * top && work->logits[i] > logprobs[top - 1]; i++)
-            moe_keep_best(logprobs, ids, top, work->logits[i], list ? list->ids[work->ids[i]] : work->ids[i]);
-    for (size_t i = 0; i < top; i++) logprobs[i] = (logprobs[i] - max) - log_sum;
+    moe_join_best(&by, work->logits + first * by.kinds * top, work->ids + first * by.kinds * top, end - first, top, max,
+                  log_sum, f->top_logprobs + row * top, f->top_weighed ? f->top_weighed + row * top : NULL,
+                  f->top_ids + row * top);
+    for (size_t i = row * top; i < (row + 1) * top; i++) {
+        if (f->top_ids[i] < 0) f->top_ids[i] = t->output.eos;
+        else if (list) f->top_ids[i] = list->ids[f->top_ids[i]];
+    }
 }
 
 static void moe_compute_output(const moe_run *run, const moe_node *t) {
@@ -7450,8 +7510,8 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
 
 /* Rules of the search. All but `unseen` are 0 or 1. */
 typedef struct moe_rule_set {
-    int prunes, reranks, constrains, covers; /* 1: the parameters for this may be other than 0 */
-    int by_place;                            /* coverage is kept per place in the beam; 0: per hypothesis */
+    int prunes, reranks, constrains, covers, penalises; /* 1: the parameters for this may be other than 0 */
+    int by_place;                                       /* coverage is kept per place in the beam; 0: per hypothesis */
     float unseen;      /* least coverage of a source token; 0: there is no penalty for tokens without attention */
     int counts_begin;  /* the length that divides a score includes the begin token */
     int counts_end;    /* and the end token */
@@ -7467,7 +7527,13 @@ typedef struct moe_rule_set {
 
 #if MOE_HOST
 static const moe_rule_set moe_rule_sets[] = {
-    [MOE_RULES_PAPER] = { .prunes = 1, .reranks = 1, .constrains = 1, .covers = 1, .unseen = 1e-10f, .counts_end = 1 },
+    [MOE_RULES_PAPER] = { .prunes = 1,
+                          .reranks = 1,
+                          .constrains = 1,
+                          .covers = 1,
+                          .penalises = 1,
+                          .unseen = 1e-10f,
+                          .counts_end = 1 },
     [MOE_RULES_NVIDIA] = { .covers = 1,
                            .by_place = 1,
                            .counts_begin = 1,
@@ -7476,8 +7542,14 @@ static const moe_rule_set moe_rule_sets[] = {
                            .cut_competes = 1 },
     [MOE_RULES_TF] = { .stay = 1, .divides = 1, .cut_competes = 1 },
     [MOE_RULES_MLPERF] = { .stay = 1, .divides = 1, .counts_later = 1, .cut_competes = 1 },
-    [MOE_RULES_HF] = { .constrains = 1, .counts_end = 1, .cut_competes = 1, .cuts_at_limit = 1, .waits = 1 },
+    [MOE_RULES_HF] = { .constrains = 1,
+                       .penalises = 1,
+                       .counts_end = 1,
+                       .cut_competes = 1,
+                       .cuts_at_limit = 1,
+                       .waits = 1 },
     [MOE_RULES_MARIAN] = { .constrains = 1,
+                           .penalises = 1,
                            .counts_end = 1,
                            .cut_competes = 1,
                            .cuts_at_limit = 1,
@@ -7503,6 +7575,7 @@ typedef struct moe_demand {
 /* A hypothesis: a live one, or a result, which has its end token or was cut. */
 typedef struct moe_live {
     float logprob;
+    float weighed; /* the same with penalties: scores are made of it */
     int32_t last;  /* index of its last token, -1 at the beginning */
     size_t row;    /* its row in this step; SIZE_MAX before the first */
     float rank;    /* orders the beam; of a result: its score */
@@ -7530,6 +7603,7 @@ struct moe_search {
     size_t ahead;      /* rows of a step for given tokens after the next one; 0: the decoder goes token by token */
     int looks;         /* 1: hypotheses include the source token of each token */
     size_t listed;     /* tokens that a sentence's list can have; 0: there are no lists */
+    size_t used_words; /* for the tokens that a hypothesis has; 0: the search does not penalise */
 };
 
 /* A sentence as the session passes it to the search, or to a device that searches. */
@@ -7542,6 +7616,7 @@ typedef struct moe_task {
     size_t n_target;        /* tokens to be scored; without scoring, the given beginning */
     size_t prompt;          /* the first of these tokens that are no part of the translation */
     size_t free;            /* the first of these tokens whose log-probability counts as 0 */
+    float penalty;          /* of tokens that the hypothesis has, if the search penalises */
     int scoring;
     size_t lead, n_source; /* tokens that the session puts before the request's tokens; request's tokens */
     size_t n_demands;
@@ -7583,7 +7658,7 @@ MOE_SHARED int moe_is_end(const moe_search *s, int32_t id) {
 
 /* Begin the sentence of a slot; its segment, length, limit and target are set. */
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
-    const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0 };
+    const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
     slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = 0;
     slot->broken = 0;
@@ -7615,6 +7690,13 @@ MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) { return 
 /* The places of the `n` tokens of a hypothesis that ends with token `last`, the begin token first. */
 MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, size_t n, int32_t *chain) {
     for (; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1) chain[n] = moe_token_place(slot, last);
+}
+
+/* The bits of the tokens up to `last`, the begin token's too. */
+MOE_SHARED void moe_fill_used(const moe_slot *slot, int32_t last, uint32_t *used) {
+    used[slot->task.begin / 32] |= 1u << slot->task.begin % 32;
+    for (; last >= 0; last = slot->tokens[last].parent)
+        used[slot->tokens[last].id / 32] |= 1u << slot->tokens[last].id % 32;
 }
 
 /* Whether all places of the beam are still one hypothesis: at the beginning, and while it follows a given target. */
@@ -7652,7 +7734,7 @@ MOE_SHARED float moe_coverage_penalty(const moe_search *s, const float *coverage
 
 MOE_SHARED float moe_score(const moe_search *s, const moe_slot *slot, const moe_live *live, const float *coverage) {
     const int more = s->rules.counts_begin + (live->ended && s->rules.counts_end);
-    return live->logprob / moe_length_penalty(s, live->tokens + (size_t)more) +
+    return live->weighed / moe_length_penalty(s, live->tokens + (size_t)more) +
            moe_coverage_penalty(s, coverage, slot->task.length);
 }
 
@@ -7705,11 +7787,11 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_beam 
         return 1;
     }
     if (s->rules.waits) { /* compared at its present length */
-        best = slot->live[0].logprob / moe_length_penalty(s, slot->steps - slot->task.prompt);
+        best = slot->live[0].weighed / moe_length_penalty(s, slot->steps - slot->task.prompt);
         return slot->n_finished == beam && (s->early_stopping || best <= slot->finished[beam - 1].rank);
     }
     for (size_t h = 0; h < slot->n_live; h++)
-        if (slot->live[h].logprob > best) best = slot->live[h].logprob;
+        if (slot->live[h].weighed > best) best = slot->live[h].weighed;
     return slot->n_finished >= (size_t)s->nbest &&
            slot->finished[0].rank >= best / moe_length_penalty(s, slot->task.limit - slot->task.prompt);
 }
@@ -7770,12 +7852,18 @@ MOE_SHARED void moe_demand_advance(const moe_slot *slot, moe_live *live) {
     live->inside = live->since = 0;
 }
 
+/* What the search adds to the rank of a hypothesis for one of the best tokens. */
+MOE_SHARED float moe_weight_at(const moe_beam *a, size_t at) {
+    return a->top_weighed ? a->top_weighed[at] : a->top_logprobs[at];
+}
+
 /* A hypothesis with its next token, or with its end. */
-MOE_SHARED moe_live moe_continue(const moe_live *from, int32_t id, float logprob, int ends) {
+MOE_SHARED moe_live moe_continue(const moe_live *from, int32_t id, float logprob, float weighed, int ends) {
     moe_live live = *from;
     live.id = id;
     live.latest = logprob;
     live.logprob = from->logprob + logprob;
+    live.weighed = from->weighed + weighed;
     live.ended = ends;
     live.tokens += (size_t)!ends;
     return live;
@@ -7874,7 +7962,8 @@ MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const
                                       moe_next *c, int begins, float rank) {
     const size_t at = from->row * a->top + c->taken;
     const int32_t id = begins ? c->id : a->top_ids[at];
-    moe_live live = moe_continue(from, id, begins ? c->logprob : a->top_logprobs[at], moe_is_end(s, id));
+    moe_live live = moe_continue(from, id, begins ? c->logprob : a->top_logprobs[at],
+                                 begins ? c->logprob : moe_weight_at(a, at), moe_is_end(s, id));
     live.rank = rank;
     if (begins) c->begun = 1;
     else c->taken++;
@@ -7895,7 +7984,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
     const size_t most = last_step || s->rules.shrinks ? beam : SIZE_MAX; /* candidates */
     slot->steps++;
     for (size_t h = 0; last_step && s->force_end && h < slot->n_live; h++) {
-        const moe_live live = moe_continue(&slot->live[h], s->eos, 0.0f, 1);
+        const moe_live live = moe_continue(&slot->live[h], s->eos, 0.0f, 0.0f, 1);
         moe_add_finished(s, slot, a, live, live.row);
     }
     if (last_step && s->force_end) return 1;
@@ -7910,7 +7999,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
             for (int own = 1; own >= 0; own--) { /* 1: its constraint's token */
                 if (own ? c->begun || c->bound == slot->task.n_demands : !moe_next_left(s, slot, a, l, c)) continue;
                 const float logprob = own ? c->logprob : a->top_logprobs[l->row * a->top + c->taken];
-                const float rank = l->rank + (own ? c->rank : logprob + c->stay);
+                const float rank = l->rank + (own ? c->rank : moe_weight_at(a, l->row * a->top + c->taken) + c->stay);
                 if (logprob != logprob || rank != rank) slot->broken = 1;
                 if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = own;
             }
@@ -7950,7 +8039,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
         for (size_t k = 0; k < a->top && !from->ended; k++) {
             const size_t at_k = from->row * a->top + k;
             const int32_t id = a->top_ids[at_k];
-            moe_live live = moe_continue(from, id, a->top_logprobs[at_k], moe_is_end(s, id));
+            moe_live live = moe_continue(from, id, a->top_logprobs[at_k], a->top_logprobs[at_k], moe_is_end(s, id));
             if (live.logprob != live.logprob) slot->broken = 1;
             if (!(live.logprob >= -FLT_MAX)) break;
             live.rank = moe_rank(s, live.logprob, live.tokens, 0);
@@ -7979,8 +8068,8 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, co
     moe_live *live = &slot->live[0];
     const size_t position = slot->steps++, place = s->rules.by_place ? at * (size_t)s->beam : live->row;
     const int ends = position == slot->task.n_target;
-    *live = moe_continue(live, ends ? s->eos : slot->target[position],
-                         position < slot->task.free ? 0.0f : a->want_logprob[live->row], ends);
+    const float logprob = position < slot->task.free ? 0.0f : a->want_logprob[live->row];
+    *live = moe_continue(live, ends ? s->eos : slot->target[position], logprob, logprob, ends);
     if (position < slot->task.prompt) live->tokens = 0;
     live->rank = live->logprob;
     slot->broken = live->logprob != live->logprob;
@@ -8230,6 +8319,9 @@ static const moe_param_row moe_param_rows[] = {
     { MOE_PARAM(shortlist, 0, 1, 0, "shortlist", "0 or 1",
                 "0: a translation may use all tokens, not only those of the model's shortlist (default: 1)"),
       .fallback = 1 },
+    { MOE_PARAM(repetition_penalty, 0, 100, 1, "repetition-penalty", "0 to 100",
+                "above 1: tokens that are there already become less probable; 0 or 1: none (default)"),
+      MOE_ONLY(penalises, "repetition penalty") },
     { MOE_PARAM(max_constraints, 0, MOE_MAX_CONSTRAINTS, 0, MOE_HIDDEN), MOE_ONLY(constrains, "constraints") },
     { MOE_PARAM(threads, 0, MOE_MAX_THREADS, 0, MOE_HIDDEN) },
     { MOE_PARAM(batch, 1, 1 << 16, 0, MOE_HIDDEN), .fallback = 32 },
@@ -8568,6 +8660,11 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
         b->starts = moe_carve(at, rows * b->n_starts, sizeof *b->starts);
         b->start_logprobs = moe_carve(at, rows * b->n_starts, sizeof(float));
     }
+    if (s->search.used_words) {
+        b->used = moe_carve(at, rows * s->search.used_words, sizeof *b->used);
+        b->penalty = moe_carve(at, rows, sizeof *b->penalty);
+        if (beam > 1) b->top_weighed = moe_carve(at, rows * top, sizeof *b->top_weighed);
+    }
     if (s->params.shortlist) b->lists = moe_carve(at, rows, sizeof *b->lists);
     b->segment = moe_carve(at, rows, sizeof(size_t));
     b->length = moe_carve(at, rows, sizeof(size_t));
@@ -8712,6 +8809,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
      * is summed from token to token. */
     const int together =
         m->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(m, MOE_BY_PARENT, 0) && p->coverage_penalty == 0.0f;
+    const int penalised = p->repetition_penalty != 0.0f && p->repetition_penalty != 1.0f;
     s->search = (moe_search){ .beam = p->beam,
                               .nbest = p->nbest,
                               .alpha = p->length_penalty,
@@ -8727,6 +8825,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                               .looks = p->max_constraints && m->shows,
                               .ahead = together ? moe_min(1024, 32 * (size_t)p->batch) : 0,
                               .listed = p->shortlist ? (size_t)m->vocabulary : 0,
+                              .used_words = penalised ? moe_bit_words((size_t)m->vocabulary) : 0,
                               .early_stopping = p->early_stopping || p->beam == 1,
                               .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
     MOE_TRY(moe_settle_rows(s, error));
@@ -8738,6 +8837,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                                     .sentences = s->n_slots,
                                     .max_source = (size_t)p->max_source,
                                     .max_target = s->search.max_target,
+                                    .penalised = (size_t)penalised,
                                     .traced = p->trace != NULL,
                                     .routed = p->routing != NULL,
                                     .gating = gating,
@@ -9284,6 +9384,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->task.limit =
         moe_min(max_target, (limit < (double)max_target ? (size_t)limit : max_target) + offset) + slot->task.prompt;
     slot->task.scoring = q->target && !q->prefix;
+    slot->task.penalty = s->params.repetition_penalty;
     slot->task.free = slot->task.prompt + (force >= 0);
     slot->shown = force >= 0 && !q->raw && q->force < 0 ? 1 : 0;
     slot->task.n_target = slot->task.free + (q->target ? q->n_target : 0);
@@ -9392,6 +9493,12 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
             f->keys[row] = moe_hash(f->keys[row] ^ (uint64_t)slot->tokens[token].id);
     }
     if (b->hold) b->hold[row] = (char)asked.hold;
+    if (b->used && asked.want < 0) {
+        uint32_t *used = b->used + row * s->search.used_words;
+        memset(used, 0, s->search.used_words * sizeof *used);
+        moe_fill_used(slot, live->last, used);
+        b->penalty[row] = slot->task.penalty;
+    }
     if (b->starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
 }
 

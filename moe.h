@@ -369,6 +369,10 @@ typedef struct moe_session_params {
     moe_trace_fn trace; /* may be NULL */
     void *trace_user;
     int shortlist; /* 1: only the tokens that the model's shortlist has for the source, and those of the request */
+    float repetition_penalty; /* r: tokens that the translation, or the prompt before it, has so far become less      */
+                              /* probable: logits z become z / r or, where negative, z * r if the beam is 1, else     */
+                              /* log-probabilities do, and scores are made of these; the log-probabilities of a       */
+                              /* result stay those of the model. 0, 1: none                                           */
 } moe_session_params;
 
 /* Set all parameters to the defaults of the model's file, or else of the library. `size`: sizeof *params. */

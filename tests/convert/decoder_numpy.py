@@ -11,6 +11,13 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
+def penalised(values, ids, penalty):
+    """Hugging Face's repetition penalty: once for each token of `ids`."""
+    out, used = values.copy(), np.unique(ids)
+    out[used] = np.where(values[used] > 0, values[used] / penalty, values[used] * penalty)
+    return out
+
+
 class Decoder:
     def __init__(self, config, arrays, wrong=()):
         """`wrong`: readings that are wrong on purpose, so that tests see that they would be seen."""
@@ -104,7 +111,7 @@ class Decoder:
         self.experts.append(chosen_by_row)
         return y + self.ffn(z, at + "shared_mlp.") if hy and "shared" not in self.wrong else y
 
-    def logprobs(self, ids):
+    def logits(self, ids):
         """[tokens, V]; `experts` has those of each token in each sparse layer."""
         self.experts, x = [], self.w["model.embed_tokens.weight"][ids]
         for i in range(self.c["num_hidden_layers"]):
@@ -114,17 +121,33 @@ class Decoder:
             sparse = at + "mlp.gate_proj.weight" not in self.w
             x = x + (self.mixture if sparse else self.ffn)(z, at + "mlp.")
         head = self.w.get("lm_head.weight", self.w["model.embed_tokens.weight"])
-        return log_softmax(self.rms(x, "model.norm.weight") @ head.T)
+        return self.rms(x, "model.norm.weight") @ head.T
+
+    def logprobs(self, ids):
+        return log_softmax(self.logits(ids))
 
     def score(self, source, target):
         found = self.logprobs(source + target[:-1])[len(source) - 1:]
         return [float(row[token]) for row, token in zip(found, target, strict=True)]
 
-    def search(self, source, beam, limit, ends, early):
+    def greedy(self, source, limit, ends, penalty=1.0):
+        """(ids, their log-probabilities without penalty)"""
+        ids, found = [], []
+        while len(ids) < limit and not (ids and ids[-1] in ends):
+            logits = self.logits(source + ids)[-1]
+            weighed = penalised(logits, source + ids, penalty)
+            best, second = np.argsort(-weighed, kind="stable")[:2]
+            self.margin = min(self.margin, weighed[best] - weighed[second])
+            found.append(float(log_softmax(logits[None])[0, best]))
+            ids.append(int(best))
+        return ids, found
+
+    def search(self, source, beam, limit, ends, early, penalty=1.0):
         """[(ids, score, finished)], best first; the prompt counts neither in the score nor in the length."""
         running, finished = [(0.0, [])], []
         for step in range(1, limit + 1):
-            rows = np.array([total + self.logprobs(source + ids)[-1] for total, ids in running])
+            rows = np.array([total + penalised(self.logprobs(source + ids)[-1], source + ids, penalty)
+                             for total, ids in running])
             most = max(2, 1 + len(ends)) * beam
             order = np.argsort(-rows, axis=None, kind="stable")[:most + 1]
             values = rows.reshape(-1)[order]

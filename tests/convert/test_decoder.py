@@ -154,6 +154,34 @@ def searches_find_what_the_reading_finds():
 
 
 @numpy_test
+def a_repetition_penalty_is_that_of_the_reading():
+    """On logits in greedy search, on log-probabilities with a beam; those that are reported are without it."""
+    for family in FAMILIES:
+        with converted(family) as (model, config, arrays):
+            reading, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
+            sure, moved = 0, 0
+            for penalty in 1.05, 1.5, 0.8:
+                options = f"--repetition-penalty={penalty}",
+                greedy = translate(model, [line(s) for s in sources], "--beam", "1", *limits(LIMIT), *options)
+                for got, source in zip(greedy, sources, strict=True):
+                    reading.margin = np.inf
+                    ids, logprobs = reading.greedy(source, LIMIT, make.ENDS[family], penalty)
+                    if reading.margin < 1e-4:
+                        continue
+                    assert got["ids"] + [ids[-1]] * got["finished"] == ids, (family, penalty, source, got, ids)
+                    assert close(got["token_logprobs"], logprobs), (family, penalty, source)
+                    sure, moved = sure + 1, moved + (ids != reading.greedy(source, LIMIT, make.ENDS[family])[0])
+                beam = searches(model, sources[:8], 4, 0, LIMIT, *options)
+                for got, source in zip(beam, sources, strict=False):
+                    reading.margin = np.inf
+                    wanted = reading.search(source, 4, LIMIT, make.ENDS[family], 0, penalty)
+                    if reading.margin >= 1e-4:
+                        assert_found(got, wanted, (family, penalty, source))
+                        sure += 1
+            assert sure > 2 * PROMPTS and moved > PROMPTS // 2, (family, sure, moved)
+
+
+@numpy_test
 def experts_are_those_of_the_reading():
     for family in "hy_v3", "qwen3_moe":
         with converted(family) as (model, config, arrays), tempfile.TemporaryDirectory() as at:
@@ -180,10 +208,11 @@ def experts_are_those_of_the_reading():
 @numpy_test
 def bytes_do_not_depend_on_batch_threads_instructions_or_device():
     for family in FAMILIES:
-        for kind in "f32", "q8", "q4":
+        for kind, search in ("f32", ()), ("q8", ("--repetition-penalty=1.3",)), ("q4", ()), \
+                ("f32", ("--beam", "1", "--repetition-penalty=1.3")):
             with converted(family, "--type", kind) as (model, _, _):
                 sources = [line(make.prompt(i)) for i in range(9)]
-                options = ("--beam", "4", "--nbest", "2", *limits(8))
+                options = *(() if "--beam" in search else ("--beam", "4", "--nbest", "2")), *limits(8), *search
                 wanted = run([TRANSLATE, "-m", model, "--ids", "--json", *options], sources).stdout
                 for more in ("--batch", "1"), ("--batch", "7", "--threads", "2"), ("--batch", "32", "--threads", "3"), \
                         ("--isa", "portable"):
@@ -416,6 +445,11 @@ def shared_checkpoints_give_what_transformers_gives():
                         wanted = [(h["ids"], h["score"] if beam > 1 else sum(h["logprobs"]) / len(h["logprobs"]),
                                    h["finished"]) for h in wanted]
                         assert_found(got, wanted, (name, kind, case["source"]))
+            for case in cases:
+                wanted = case["greedy_repetition_penalty"]
+                [got] = translate(model, [line(case["source"])], "--beam", "1", "--repetition-penalty=1.05",
+                                  *limits(case["limit"]))
+                assert got["ids"] == wanted["ids"][:len(got["ids"])] and got["finished"] == wanted["finished"], case
 
 
 if __name__ == "__main__":

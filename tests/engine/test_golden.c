@@ -807,7 +807,7 @@ static void check_score(const golden *g, const char *name, const moe_kernels *ke
                            .constant = (float)moe_meta_real(need_value(g, name, "constant"), 0),
                            .beta = (float)moe_meta_real(need_value(g, name, "beta"), 0) };
     const moe_slot slot = { .task.length = coverage.cols };
-    const moe_live live = { .logprob = (float)logprob, .tokens = length - 1, .ended = 1 };
+    const moe_live live = { .logprob = (float)logprob, .weighed = (float)logprob, .tokens = length - 1, .ended = 1 };
     const float expected = (float)wanted, score = moe_score(&s, &slot, &live, coverage.data);
     (void)kernels;
     expect_close(name, &score, &expected, 1, op_tolerance);
