@@ -49,6 +49,7 @@ try:
 
     import decoder_numpy
     import gguf_file
+    import moefile
     import test_byte_bpe
 except ImportError:
     gguf = None
@@ -79,7 +80,13 @@ def file():
 
 @functools.cache
 def converted(kind):
+    """kind: the number format; "q8 rows": one scale for a row of activations, as other models have it."""
     model = os.path.join(folder().name, kind + ".bin")
+    if kind == "q8 rows":
+        meta, tensors = moefile.read(converted("q8"))
+        del meta["activation.block"]
+        moefile.write_model(model, meta, tensors)
+        return model
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         complaint = convert_quietly("--from", "gguf", file(), "-o", model, "--type", kind)
@@ -184,11 +191,11 @@ def perplexity_in_f32_is_that_of_the_reading():
 
 
 @real_test
-def q8_with_a_scale_for_each_row_is_a_few_percent_off():
+def q8_is_close_with_a_scale_for_each_block_and_off_with_one_for_a_row():
     """The largest input of a row is ten times the others: a scale for all of them loses."""
-    wanted, found = wanted_perplexity(), found_perplexity("q8")
-    print(f"    perplexity: the reading {wanted:.4f}, q8 {found:.4f}")
-    assert 0.002 < found / wanted - 1 < 0.1, (wanted, found)
+    wanted, found, rows = wanted_perplexity(), found_perplexity("q8"), found_perplexity("q8 rows")
+    print(f"    perplexity: the reading {wanted:.4f}, q8 {found:.4f}, with a scale for a row {rows:.4f}")
+    assert abs(found / wanted - 1) < 0.03 and found < rows < 1.1 * wanted, (wanted, found, rows)
 
 
 @real_test
@@ -213,10 +220,7 @@ def greedy_tokens_are_those_of_the_reading():
 
 @real_test
 def ids_and_texts_are_those_of_the_package():
-    meta = {}
-    with contextlib.redirect_stderr(io.StringIO()):
-        import moefile
-        meta = moefile.read_meta(converted("q8"))
+    meta = moefile.read_meta(converted("q8"))
     texts = [line for line in news() if line][:6000]
     for path in sorted(glob.glob(os.path.join(CORPUS, "*", "*.tsv.xz"))):
         with lzma.open(path, "rt", encoding="utf-8", newline="\n") as lines:
@@ -231,7 +235,7 @@ def ids_and_texts_are_those_of_the_package():
 
 def figures():
     print(f"the reading {wanted_perplexity():.3f}")
-    for kind in "f32", "f16", "q8", "q4":
+    for kind in "f32", "f16", "q8", "q8 rows", "q4":
         print(f"{kind} {found_perplexity(kind):.3f}", flush=True)
 
 
