@@ -762,6 +762,14 @@ __global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *fr
         y[at * y_stride + c] = x[source * x_stride + c];
 }
 
+/* Row to[r] of kept rows = row r of x, a group in a thread; to[r] < 0: it is not kept. */
+__global__ void moe_k_keep(const float *x, size_t x_stride, const int32_t *to, moe_keep keep, char *y) {
+    const size_t row = blockIdx.x;
+    for (size_t group = threadIdx.x; group < keep.cols / keep.group && to[row] >= 0; group += MOE_BLOCK)
+        moe_keep_group(&keep, x + row * x_stride + group * keep.group, group,
+                       y + (size_t)to[row] * moe_keep_bytes(&keep));
+}
+
 /* moe_lstm_cell_portable; c_in may be c_out. */
 __global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_in, size_t c_in_stride, int hidden,
                                 float forget_bias, float *h, size_t h_stride, float *c_out, size_t c_out_stride) {
@@ -997,8 +1005,10 @@ __global__ void moe_k_attention(moe_attending a) {
 
 /* Rows of keys and values: of a sentence packed by time step, of a hypothesis' tokens, or of a source. */
 typedef struct moe_heads_args {
-    const float *query, *rows; /* rows: keys, `cols` numbers further values */
-    size_t query_stride, stride;
+    const float *query;
+    const char *rows; /* keys, `cols` numbers further values */
+    moe_keep keep;
+    size_t query_stride, stride; /* of rows: in bytes */
     int heads, share, width, cols;
     float scale;
     const int32_t *positions, *segment, *length;
@@ -1018,7 +1028,7 @@ MOE_DEVICE int moe_heads_count(const moe_heads_args *a, size_t row) {
     if (row >= (size_t)*a->live) return 0;
     return a->chain ? a->positions[row] + 1 : a->length[row];
 }
-MOE_DEVICE const float *moe_heads_row(const moe_heads_args *a, size_t row, int n) {
+MOE_DEVICE const void *moe_heads_row(const moe_heads_args *a, size_t row, int n) {
     const size_t at = a->first   ? (size_t)a->first[n] + row - (size_t)a->first[a->positions[row]]
                       : a->chain ? (size_t)a->chain[row * a->chain_stride + (size_t)n]
                                  : (size_t)a->segment[row] + (size_t)n;
@@ -1037,9 +1047,10 @@ __global__ void moe_k_heads(moe_heads_args a) {
     float *scores = a.scores + blockIdx.x * a.longest;
     for (int first = 0; first < n; first += AT_ONCE) {
         for (int i = t / MOE_LANES; i < AT_ONCE && first + i < n; i += GROUPS) {
-            const float *key = moe_heads_row(&a, row, first + i) + key_column;
+            const void *key = moe_heads_row(&a, row, first + i);
             float score = 0.0f;
-            for (int c = lane; c < a.width; c += MOE_LANES) score = moe_add(score, moe_mul(query[c], key[c]));
+            for (int c = lane; c < a.width; c += MOE_LANES)
+                score = moe_add(score, moe_mul(query[c], moe_kept(&a.keep, key, key_column + (size_t)c)));
             lanes[i][lane] = score;
         }
         __syncthreads();
@@ -1050,7 +1061,8 @@ __global__ void moe_k_heads(moe_heads_args a) {
     for (int c = t; c < a.width; c += MOE_BLOCK) {
         float y = 0.0f;
         for (int i = 0; i < n; i++)
-            y = moe_add(y, moe_mul(scores[i], moe_heads_row(&a, row, i)[(size_t)a.cols + key_column + (size_t)c]));
+            y = moe_add(y, moe_mul(scores[i], moe_kept(&a.keep, moe_heads_row(&a, row, i),
+                                                       (size_t)a.cols + key_column + (size_t)c)));
         a.y[row * a.y_stride + column + (size_t)c] = y;
     }
 }
@@ -1504,7 +1516,7 @@ __global__ void moe_k_slots(moe_searching a) {
     if (at < (size_t)a.slots) {
         moe_slot *slot = &a.slot[at];
         slot->active = 0;
-        slot->tokens = a.tokens + at * a.search.max_target * beam;
+        slot->tokens = a.tokens + at * moe_most_tokens(&a.search, beam);
         slot->live = a.live + at * beam;
         slot->finished = a.finished + at * beam;
         slot->target = a.target + at * a.search.max_target;
@@ -1992,8 +2004,9 @@ static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     memset(&a, 0, sizeof a);
     a.query = (const float *)x->data;
     a.query_stride = x->stride;
-    a.rows = n->heads.rows ? n->heads.rows : a.query + n->cols;
-    a.stride = n->heads.rows ? 2 * n->cols / n->heads.share : x->stride;
+    a.keep = n->heads.keep;
+    a.rows = (const char *)(n->heads.rows ? n->heads.rows : a.query + n->cols);
+    a.stride = n->heads.rows ? moe_keep_bytes(&a.keep) : x->stride * sizeof(float);
     a.heads = (int)n->heads.heads;
     a.share = (int)n->heads.share;
     a.width = (int)width;
@@ -2392,9 +2405,12 @@ static void moe_launch_gather(moe_device *d, const moe_launch *l) {
                l->n->stride);
 }
 static void moe_launch_store(moe_device *d, const moe_launch *l) {
-    MOE_LAUNCH(d, moe_k_scatter, l->rows, MOE_BLOCK, l->x0, l->s0->stride, (const int32_t *)NULL,
-               l->n->carried.by == MOE_BY_PARENT ? NULL : d->destination, (int)l->n->cols, l->n->carried.rows,
-               l->n->cols);
+    const moe_carried_op *o = &l->n->carried;
+    if (o->keep.type != MOE_TYPE_F32)
+        MOE_LAUNCH(d, moe_k_keep, l->rows, MOE_BLOCK, l->x0, l->s0->stride, d->destination, o->keep, (char *)o->rows);
+    else
+        MOE_LAUNCH(d, moe_k_scatter, l->rows, MOE_BLOCK, l->x0, l->s0->stride, (const int32_t *)NULL,
+                   o->by == MOE_BY_PARENT ? NULL : d->destination, (int)l->n->cols, o->rows, l->n->cols);
 }
 static void moe_launch_ssru(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_ssru, l->rows, MOE_BLOCK, l->x0, l->s0->stride, l->x1, l->s1->stride,
@@ -3015,7 +3031,7 @@ static void moe_take_search(moe_device *d) {
                      "the results of so many sentences are too large: take a smaller batch, nbest or max_target");
     a->rows = (int)g->rows;
     a->slot = (moe_slot *)moe_acquire(d, slots, sizeof *a->slot, what);
-    a->tokens = (moe_token *)moe_acquire(d, moe_times(d, hypotheses, max_target), sizeof *a->tokens, what);
+    a->tokens = (moe_token *)moe_acquire(d, moe_times(d, slots, moe_most_tokens(&a->search, beam)), sizeof *a->tokens, what);
     a->live = (moe_live *)moe_acquire(d, hypotheses, sizeof *a->live, what);
     a->next = (moe_live *)moe_acquire(d, hypotheses, sizeof *a->next, what);
     a->finished = (moe_live *)moe_acquire(d, hypotheses, sizeof *a->finished, what);

@@ -450,6 +450,7 @@ MOE_SHARED moe_selection moe_selection_at(const moe_selections *all, size_t row)
 
 enum { MOE_MAX_ENDS = 8 };   /* tokens of a model that end a translation */
 enum { MOE_ROW_ABOVE = -2 }; /* as a row's parent: the row above it, of the same run */
+enum { MOE_UNASKED = -2 };   /* as a row's token to score: nobody asks for its logits */
 
 /* Rows that outlive a run of their graph: the key by which they are found again. */
 typedef enum moe_carry {
@@ -490,9 +491,16 @@ typedef struct moe_turn_op {
     int norm_last;
 } moe_turn_op;
 
+/* How carried rows are kept: F32, F16, or Q8 with a scale for each `group` numbers. */
+typedef struct moe_keep {
+    moe_type type;
+    size_t cols, group; /* numbers in a row, in a group */
+} moe_keep;
+
 typedef struct moe_carried_op {
     moe_carry by;
-    float *rows; /* [rows, cols] without gaps */
+    moe_keep keep; /* F32, but for rows carried by token */
+    float *rows;   /* or other numbers, without gaps */
 } moe_carried_op;
 
 typedef struct moe_lstm_op {
@@ -514,7 +522,8 @@ typedef struct moe_attention_op {
 typedef struct moe_heads_op {
     size_t heads, share;
     int within;        /* a row attends to its own sentence: to all of it, in the decoder to its tokens so far */
-    const float *rows; /* NULL: src[0] has keys and values */
+    moe_keep keep;     /* of the carried rows: */
+    const float *rows; /* or other numbers; NULL: src[0] has keys and values */
     uint64_t shown;    /* bits: heads whose mean a frame's attention receives; 0: it is not of this node */
 } moe_heads_op;
 
@@ -547,7 +556,8 @@ typedef struct moe_lstm_work {
 typedef struct moe_heads_work {
     const float **seen; /* [threads, MOE_HEADS_ROWS, longest] */
     float *scores;      /* [threads, MOE_HEADS_ROWS, heads, longest] */
-    size_t longest;
+    float *unpacked;    /* [threads, MOE_HEADS_ROWS, MOE_HEADS_BLOCK, unpacked_stride] keys or values that are no F32 */
+    size_t longest, unpacked_stride;
 } moe_heads_work;
 
 /* Dense matrices for batchwise gates and for a trace, [rows, experts] or NULL. */
@@ -568,7 +578,7 @@ typedef struct moe_expert_work {
 /* Results of every chunk of the vocabulary for every row. Chunks are joined in index order. */
 typedef struct moe_output_work {
     size_t chunks;
-    size_t *first;    /* [groups + 1] first rows of groups: at most MOE_OUTPUT_ROWS with the same list */
+    size_t *first;    /* [groups, 2] first rows of groups, and ends: at most MOE_OUTPUT_ROWS with the same list */
     float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
     float *logits;    /* [rows, chunks, kinds, top] the best of the chunk, descending, -infinity: none */
     int32_t *ids;     /* the same shape: their columns */
@@ -668,7 +678,7 @@ typedef struct moe_beam {
     float *attention; /* [rows, max_source] weights, or NULL if they are not needed; a device keeps its own */
     float *coverage;  /* of the search: sums of `attention`, or by place: [slots, beam, max_source]; may be NULL */
     size_t attention_stride; /* of both, for the search */
-    int32_t *want;           /* token to score, -1: find the best tokens */
+    int32_t *want;           /* token to score; -1: find the best tokens; MOE_UNASKED */
     float *want_logprob;
     char *hold; /* 1: the translation is too short to end here; NULL: none is too short */
     uint32_t
@@ -773,6 +783,18 @@ MOE_SHARED float moe_f16_to_f32(uint16_t h) {
     float f = moe_from_bits(magnitude) * 0x1p112f;
     uint32_t bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : moe_to_bits(f); /* infinity, NaN */
     return moe_from_bits(bits | sign);
+}
+
+MOE_SHARED uint16_t moe_f32_to_f16(float f) {
+    uint32_t bits = moe_to_bits(f), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds beyond 65504 */
+    if (magnitude < 0x38800000u) {                                   /* subnormal: let one addition round at 2^-24 */
+        float rounded = moe_from_bits(magnitude) + 0.5f;
+        return (uint16_t)(sign | (moe_to_bits(rounded) - 0x3f000000u));
+    }
+    magnitude += 0xc8000fffu + ((magnitude >> 13) & 1u);
+    return (uint16_t)(sign | (magnitude >> 13));
 }
 
 /* Round to nearest even for |x| < 2^22, the same on every machine: adding 1.5 * 2^23 leaves the integer in the low
@@ -938,6 +960,63 @@ MOE_SHARED float moe_normal(uint64_t key, size_t expert) {
     return (float)(q < 0 ? -r : r);
 }
 
+/* The largest magnitude of a row, and whether all of it is finite. */
+MOE_SHARED float moe_largest(const float *x, size_t n, int *finite) {
+    float amax = 0.0f;
+    *finite = 1;
+    for (size_t i = 0; i < n; i++) {
+        float a = moe_from_bits(moe_to_bits(x[i]) & 0x7fffffffu);
+        if (a > amax) amax = a;
+        if (!(a <= FLT_MAX)) *finite = 0;
+    }
+    return amax;
+}
+
+/* Quantise numbers to codes; returns their scale. With infinity or NaN among them it is NaN, so that the damage stays
+ * visible. */
+MOE_SHARED float moe_quantise_numbers(const float *x, size_t n, int8_t *q) {
+    int finite;
+    const float amax = moe_largest(x, n, &finite);
+    if (amax < FLT_MIN || !finite) {
+        for (size_t c = 0; c < n; c++) q[c] = 0;
+        return finite ? 0.0f : moe_from_bits(0x7fc00000u);
+    }
+    float inverse = 127.0f / amax;
+    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
+    for (size_t c = 0; c < n; c++) {
+        const int32_t v = moe_round(x[c] * inverse);
+        q[c] = (int8_t)(v > 127 ? 127 : v < -127 ? -127 : v);
+    }
+    return amax / 127.0f;
+}
+
+/* Kept rows. Those of Q8 begin with the scales of their groups. */
+
+MOE_SHARED size_t moe_keep_scales(const moe_keep *k) { return k->type == MOE_TYPE_Q8 ? k->cols / k->group : 0; }
+
+MOE_SHARED size_t moe_keep_bytes(const moe_keep *k) {
+    const size_t one = k->type == MOE_TYPE_F32 ? sizeof(float) : k->type == MOE_TYPE_F16 ? sizeof(uint16_t) : 1;
+    return moe_round_up(moe_keep_scales(k) * sizeof(float) + k->cols * one, sizeof(float));
+}
+
+/* Put a group, numbers x[group], in its place in a row. */
+MOE_SHARED void moe_keep_group(const moe_keep *k, const float *x, size_t group, void *row) {
+    const size_t at = group * k->group;
+    float *floats = (float *)row;
+    if (k->type == MOE_TYPE_Q8)
+        floats[group] = moe_quantise_numbers(x, k->group, (int8_t *)(floats + moe_keep_scales(k)) + at);
+    for (size_t c = 0; c < k->group && k->type == MOE_TYPE_F16; c++) ((uint16_t *)row)[at + c] = moe_f32_to_f16(x[c]);
+    for (size_t c = 0; c < k->group && k->type == MOE_TYPE_F32; c++) floats[at + c] = x[c];
+}
+
+/* A number of a kept row. */
+MOE_SHARED float moe_kept(const moe_keep *k, const void *row, size_t col) {
+    const float *floats = (const float *)row;
+    if (k->type == MOE_TYPE_F32) return floats[col];
+    if (k->type == MOE_TYPE_F16) return moe_f16_to_f32(((const uint16_t *)row)[col]);
+    return (float)((const int8_t *)(floats + moe_keep_scales(k)))[col] * floats[col / k->group];
+}
+
 /* log(1 + exp(x)) */
 MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf(1.0f + moe_expf(x > 0.0f ? -x : x)); }
 
@@ -1011,18 +1090,6 @@ static uint16_t moe_f32_to_bf16(float f) {
     uint32_t bits = moe_to_bits(f);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 64u); /* quiet the NaN */
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
-static uint16_t moe_f32_to_f16(float f) {
-    uint32_t bits = moe_to_bits(f), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
-    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds beyond 65504 */
-    if (magnitude < 0x38800000u) {                                   /* subnormal: let one addition round at 2^-24 */
-        float rounded = moe_from_bits(magnitude) + 0.5f;
-        return (uint16_t)(sign | (moe_to_bits(rounded) - 0x3f000000u));
-    }
-    magnitude += 0xc8000fffu + ((magnitude >> 13) & 1u);
-    return (uint16_t)(sign | (magnitude >> 13));
 }
 
 /* Bytes of a matrix blob; 0 on overflow. */
@@ -1104,36 +1171,11 @@ MOE_INLINE int32_t moe_matrix_code(const moe_matrix *m, size_t row, size_t col) 
 /* Row `row` as floats: out[cols]. */
 static void moe_matrix_row(const moe_matrix *m, size_t row, float *out) { moe_formats[m->type].row(m, row, out); }
 
-/* The largest magnitude of a row, and whether all of it is finite. */
-static float moe_largest(const float *x, size_t n, int *finite) {
-    float amax = 0.0f;
-    *finite = 1;
-    for (size_t i = 0; i < n; i++) {
-        float a = moe_from_bits(moe_to_bits(x[i]) & 0x7fffffffu);
-        if (a > amax) amax = a;
-        if (!(a <= FLT_MAX)) *finite = 0;
-    }
-    return amax;
-}
-
-/* Quantise a row to codes q[cols_padded], padding zero; returns its scale. A row with infinity or NaN in it gets scale
- * NaN, so that the damage stays visible. */
+/* A row to codes q[cols_padded], padding zero; returns its scale. */
 static float moe_quantise_row_q8(const float *x, size_t cols, size_t cols_padded, int8_t *q, int8_t *subs) {
-    int finite;
-    float amax = moe_largest(x, cols, &finite), inverse;
     (void)subs;
-    if (amax < FLT_MIN || !finite) {
-        memset(q, 0, cols_padded);
-        return finite ? 0.0f : moe_from_bits(0x7fc00000u);
-    }
-    inverse = 127.0f / amax;
-    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
-    for (size_t c = 0; c < cols; c++) {
-        int32_t v = moe_round(x[c] * inverse);
-        q[c] = (int8_t)(v > 127 ? 127 : v < -127 ? -127 : v);
-    }
     memset(q + cols, 0, cols_padded - cols);
-    return amax / 127.0f;
+    return moe_quantise_numbers(x, cols, q);
 }
 
 /* Bytes of a quantised row of activations: int8 codes [cols padded to 64], then an int16 sum of every 32 codes, for
@@ -1338,15 +1380,20 @@ typedef struct moe_linear {
     int more;      /* columns follow */
 } moe_linear;
 
-/* For every head: scores = softmax(query . key * scale), y = sum of scores[i] value[i], one row after the other. */
+/* For every head: scores = softmax(query . key * scale), y = sum of scores[i] value[i], one row after the other. A call
+ * can do a part of this, and for rows [first, n) only: it goes on from the call for those before. */
+enum { MOE_HEADS_SCORES = 1, MOE_HEADS_SOFTMAX = 2, MOE_HEADS_BLEND = 4, MOE_HEADS_ALL = 7 };
 typedef struct moe_heads {
     const float *query;       /* [heads, width] */
-    const float *const *rows; /* [n] rows of keys and values: 2 [heads / share, width] */
+    const float *const *rows; /* [n] rows of keys and values, [heads / share, width] each */
+    size_t values;            /* where values begin in a row */
     size_t n, heads, share, width;
     float scale;
     float *scores; /* [heads, stride]; stride: a multiple of 16 */
     size_t stride;
     float *y; /* [heads, width] */
+    size_t first;
+    int parts;
 } moe_heads;
 
 typedef struct moe_kernels moe_kernels;
@@ -1369,7 +1416,9 @@ struct moe_kernels {
     /* y = (x - mean) / sqrt(variance + epsilon) * weight + bias */
     void (*norm)(const moe_norm_op *norm, const float *x, size_t n, float *y);
     void (*heads)(const moe_heads *h, size_t rows); /* of a few rows, which often read the same keys */
-    float (*max)(const float *x, size_t n);         /* -infinity for n = 0 */
+    /* Numbers [at, at + n) of a row that is kept as F16 or Q8: whole groups. */
+    void (*unpack)(const moe_keep *keep, const void *row, size_t at, size_t n, float *y);
+    float (*max)(const float *x, size_t n); /* -infinity for n = 0 */
     /* y[i] = exp(x[i] - shift), returns the sum in lane order; y may be x or NULL. */
     float (*exp_sum)(const float *x, size_t n, float shift, float *y);
 };
@@ -1644,17 +1693,31 @@ MOE_INLINE void moe_heads_by(const moe_heads *h, size_t rows, float (*dot)(const
     for (const moe_heads *end = h + rows; h < end; h++)
         for (size_t head = 0; head < h->heads; head++) {
             const size_t at = head * h->width, key = head / h->share * h->width;
-            float *p = h->scores + head * h->stride, sum;
-            for (size_t i = 0; i < h->n; i++) p[i] = dot(h->query + at, h->rows[i] + key, h->width) * h->scale;
-            sum = exp_sum(p, h->n, max(p, h->n), p);
-            for (size_t i = 0; i < h->n; i++) p[i] = p[i] / sum;
-            memset(h->y + at, 0, h->width * sizeof(float));
-            blend(p, h->rows, h->heads / h->share * h->width + key, h->n, h->width, h->y + at);
+            const size_t first = h->first, last = h->parts & MOE_HEADS_SCORES ? h->n : 0;
+            float *p = h->scores + head * h->stride;
+            for (size_t i = first; i < last; i++) p[i] = dot(h->query + at, h->rows[i] + key, h->width) * h->scale;
+            const float sum = h->parts & MOE_HEADS_SOFTMAX ? exp_sum(p, h->n, max(p, h->n), p) : 0.0f;
+            for (size_t i = 0; i < h->n && h->parts & MOE_HEADS_SOFTMAX; i++) p[i] = p[i] / sum;
+            if (!(h->parts & MOE_HEADS_BLEND)) continue;
+            if (!first) memset(h->y + at, 0, h->width * sizeof(float));
+            blend(p + first, h->rows + first, h->values + key, h->n - first, h->width, h->y + at);
         }
 }
 
 static void moe_heads_portable(const moe_heads *h, size_t rows) {
     moe_heads_by(h, rows, moe_dot_portable, moe_max_portable, moe_exp_sum_portable, moe_blend_portable);
+}
+
+/* Of groups of Q8. Compiled again by the rooms below. */
+MOE_INLINE void moe_unpack_codes(const moe_keep *keep, const void *row, size_t at, size_t n, float *y) {
+    const float *scales = row;
+    const int8_t *codes = (const int8_t *)(scales + moe_keep_scales(keep));
+    for (; n; at += keep->group, y += keep->group, n -= keep->group)
+        for (size_t c = 0; c < keep->group; c++) y[c] = (float)codes[at + c] * scales[at / keep->group];
+}
+
+static void moe_unpack_portable(const moe_keep *keep, const void *row, size_t at, size_t n, float *y) {
+    for (size_t c = 0; c < n; c++) y[c] = moe_kept(keep, row, at + c);
 }
 
 static int moe_portable_available(void) { return 1; }
@@ -1667,7 +1730,7 @@ static int moe_portable_available(void) { return 1; }
     .lstm_cell = MOE_NAME(moe_lstm_cell_, rest), .unary = MOE_NAME(moe_unary_, rest),                                  \
     .score_additive = MOE_NAME(moe_score_additive_, rest), .dot = MOE_NAME(moe_dot_, rest),                            \
     .axpy = MOE_NAME(moe_axpy_, rest), .heads = MOE_NAME(moe_heads_, rest), .norm = MOE_NAME(moe_norm_, rest),         \
-    .max = MOE_NAME(moe_max_, rest), .exp_sum = MOE_NAME(moe_exp_sum_, rest)
+    .max = MOE_NAME(moe_max_, rest), .exp_sum = MOE_NAME(moe_exp_sum_, rest), .unpack = MOE_NAME(moe_unpack_, rest)
 
 static const moe_kernels moe_kernels_portable = { MOE_KERNELS_OF(portable, moe_linear_portable, portable) };
 
@@ -1975,6 +2038,17 @@ MOE_ISA_STATIC void K(linear_float)(const moe_linear *l, size_t row0, size_t row
     if (l->w->type == MOE_TYPE_F32) K(float)(l, row0, row1, j0, j1, MOE_TYPE_F32);
     else if (l->w->type == MOE_TYPE_F16) K(float)(l, row0, row1, j0, j1, MOE_TYPE_F16);
     else K(float)(l, row0, row1, j0, j1, MOE_TYPE_BF16);
+}
+
+MOE_ISA_STATIC void K(unpack)(const moe_keep *keep, const void *row, size_t at, size_t n, float *y) {
+    const char *x = (const char *)row + at * sizeof(uint16_t);
+    size_t c = 0;
+    if (keep->type == MOE_TYPE_Q8) {
+        moe_unpack_codes(keep, row, at, n, y);
+        return;
+    }
+    for (; c + 16 <= n; c += 16) L(store)(y + c, K(weights)(MOE_TYPE_F16, x + c * sizeof(uint16_t), 16), 16);
+    if (c < n) L(store)(y + c, K(weights)(MOE_TYPE_F16, x + c * sizeof(uint16_t), n - c), n - c);
 }
 
 /* The AVX-512 room has heads of its own. */
@@ -2634,7 +2708,7 @@ MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const siz
 /* Adds rows [i, end) to `pieces` times 64 columns, or what is left of a head, from column `at` on. */
 MOE_AVX512_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end, size_t at, size_t left,
                                         const size_t pieces) {
-    const size_t width = h->width, first = h->heads / h->share * width + at / width / h->share * width + at % width;
+    const size_t width = h->width, first = h->values + at / width / h->share * width + at % width;
     const float *const *rows = h->rows, *p[4];
     float *y = h->y + at;
     __m512 sum[4][4];
@@ -2670,16 +2744,16 @@ MOE_AVX512 static void moe_softmax_avx512(float *p, size_t n) {
 /* The next row finds in L1 what a row has read: 4 keys, or a quarter of the columns of 32 values. */
 MOE_AVX512 static void moe_heads_avx512(const moe_heads *h, size_t rows) {
     enum { BLOCK = 8 };
-    const size_t width = h->width, cols = h->heads * width;
+    const size_t width = h->width, cols = h->heads * width, first = h->first;
     size_t longest = 0;
     for (size_t r = 0; r < rows; r++) longest = moe_max(longest, h[r].n);
-    for (size_t i = 0; i < longest; i += 4)
+    for (size_t i = first; i < longest && h->parts & MOE_HEADS_SCORES; i += 4)
         for (size_t r = 0; r < rows; r++)
             if (i < h[r].n && width == 64) moe_scores_avx512(&h[r], i, 64);
             else if (i < h[r].n) moe_scores_avx512(&h[r], i, width);
-    for (size_t r = 0; r < rows; r++)
+    for (size_t r = 0; r < rows && h->parts & MOE_HEADS_SOFTMAX; r++)
         for (size_t head = 0; head < h->heads; head++) moe_softmax_avx512(h[r].scores + head * h[r].stride, h[r].n);
-    for (size_t i = 0; i < longest; i += BLOCK)
+    for (size_t i = first; i < longest && h->parts & MOE_HEADS_BLEND; i += BLOCK)
         for (size_t at = 0, n; at < cols; at += n) {
             const int whole = h->share == 1 && width % 64 == 0 && at + 256 <= cols;
             n = whole ? 256 : moe_min(64, width - at % width);
@@ -4813,7 +4887,7 @@ static void moe_compute_turn_row(const moe_run *run, const moe_node *t, size_t r
 /* Rows carried by parent. */
 static moe_node *moe_op_gather(moe_graph *g, float *rows, size_t cols, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_GATHER, NULL, NULL, cols, name);
-    t->carried = (moe_carried_op){ MOE_BY_PARENT, rows };
+    t->carried = (moe_carried_op){ MOE_BY_PARENT, { MOE_TYPE_F32, cols, cols }, rows };
     return t;
 }
 
@@ -4823,8 +4897,10 @@ static void moe_compute_gather_row(const moe_run *run, const moe_node *t, size_t
     else memcpy(moe_row_of(t, row), t->carried.rows + (size_t)parent * t->cols, t->cols * sizeof(float));
 }
 
-static void moe_op_store(moe_graph *g, moe_node *x, moe_carry by, float *rows, const char *name) {
-    moe_add_node(g, MOE_OP_STORE, x, NULL, x->cols, name)->carried = (moe_carried_op){ by, rows };
+static moe_node *moe_op_store(moe_graph *g, moe_node *x, moe_carry by, float *rows, const char *name) {
+    moe_node *t = moe_add_node(g, MOE_OP_STORE, x, NULL, x->cols, name);
+    t->carried = (moe_carried_op){ by, { MOE_TYPE_F32, x->cols, x->cols }, rows };
+    return t;
 }
 
 static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t row) {
@@ -4833,7 +4909,10 @@ static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t 
     if (t->carried.by == MOE_BY_SOURCE) to = f->packed.destination[row];
     if (t->carried.by == MOE_BY_TOKEN) /* the last place of its chain */
         to = (size_t)f->beam.chain[row * run->graph->max_target + (size_t)f->positions[row]];
-    memcpy(t->carried.rows + to * t->cols, moe_row_of(t->src[0], row), t->cols * sizeof(float));
+    const moe_keep *keep = &t->carried.keep;
+    for (size_t group = 0; group < keep->cols / keep->group; group++)
+        moe_keep_group(keep, moe_row_of(t->src[0], row) + group * keep->group, group,
+                       (char *)(void *)t->carried.rows + to * moe_keep_bytes(keep));
 }
 
 /* ==== 22. Ops: recurrences ====================================================================================
@@ -5121,33 +5200,68 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
 static moe_node *moe_op_heads(moe_graph *g, size_t heads, size_t share, int within, const float *rows,
                               moe_node *queries, size_t cols, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_HEADS, queries, NULL, cols, name);
-    t->heads = (moe_heads_op){ heads, share, within, rows, 0 };
+    t->heads = (moe_heads_op){ heads, share, within, { MOE_TYPE_F32, 2 * cols / share, cols / heads }, rows, 0 };
     return t;
 }
 
-enum { MOE_HEADS_ROWS = 4 }; /* of a task; rows of one sentence read the same keys and values */
+enum { MOE_HEADS_ROWS = 4 };   /* of a task; rows of one sentence read the same keys and values */
+enum { MOE_HEADS_BLOCK = 16 }; /* keys or values of a row that are unpacked at a time */
 
 static void moe_heads_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     moe_heads_work *w = &t->work.heads;
     w->longest = moe_round_up(moe_max(g->max_source, g->max_target), 16);
     w->seen = moe_carve(at, g->threads * MOE_HEADS_ROWS * w->longest, sizeof *w->seen);
     w->scores = moe_carve(at, g->threads * MOE_HEADS_ROWS * t->heads.heads * w->longest, sizeof *w->scores);
+    w->unpacked_stride = t->heads.keep.type ? moe_row_stride(t->cols / t->heads.share) : 0;
+    w->unpacked = moe_carve(at, g->threads * MOE_HEADS_ROWS * MOE_HEADS_BLOCK * w->unpacked_stride, sizeof(float));
 }
 
 /* The rows of keys and values that a row attends to, in the order of their tokens. Returns their number. */
 static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, const float **seen) {
     const moe_frame *f = run->frame;
     const moe_beam *b = &f->beam;
-    const size_t width = 2 * t->cols / t->heads.share, position = (size_t)f->positions[row];
+    const size_t bytes = moe_keep_bytes(&t->heads.keep), position = (size_t)f->positions[row];
+    const char *rows = (const char *)t->heads.rows;
     size_t n = 0;
-    if (!t->heads.rows) /* row first[p] + i for every position of sentence i */
+    if (!rows) /* row first[p] + i for every position of sentence i */
         for (size_t i = row - f->packed.first[position]; n < f->packed.steps && f->packed.live[n] > i; n++)
             seen[n] = moe_row_of(t->src[0], f->packed.first[n] + i) + t->cols;
     else if (t->heads.within)
-        for (; n <= position; n++) seen[n] = t->heads.rows + (size_t)b->chain[row * run->graph->max_target + n] * width;
+        for (const int32_t *chain = b->chain + row * run->graph->max_target; n <= position; n++)
+            seen[n] = (const float *)(const void *)(rows + (size_t)chain[n] * bytes);
     else
-        for (; n < b->length[row]; n++) seen[n] = t->heads.rows + (b->segment[row] + n) * width;
+        for (; n < b->length[row]; n++) seen[n] = (const float *)(const void *)(rows + (b->segment[row] + n) * bytes);
     return n;
+}
+
+/* Scores, or sums of values, of rows from `row` on, where these are not F32: a block of them at a time is unpacked,
+ * once for all rows that see what the first one sees. */
+static void moe_heads_unpacked(const moe_run *run, const moe_node *t, moe_heads *h, size_t rows, size_t row, int part,
+                               size_t thread) {
+    const moe_heads_work *w = &t->work.heads;
+    const size_t half = t->heads.keep.cols / 2;
+    const float **seen = w->seen + thread * MOE_HEADS_ROWS * w->longest;
+    size_t n[MOE_HEADS_ROWS], longest = 0;
+    for (size_t r = 0; r < rows; r++) {
+        n[r] = moe_heads_seen(run, t, row + r, seen + r * w->longest);
+        longest = moe_max(longest, n[r]);
+    }
+    for (size_t first = 0; first < longest; first += MOE_HEADS_BLOCK) {
+        for (size_t r = rows; r-- > 0;) {
+            h[r].first = first, h[r].n = moe_max(first, moe_min(n[r], first + MOE_HEADS_BLOCK));
+            for (size_t i = first; i < h[r].n; i++) {
+                const float **at = seen + r * w->longest + i;
+                const int own = !r || i >= n[0] || *at != seen[i];
+                const size_t place = (thread * MOE_HEADS_ROWS + (own ? r : 0)) * MOE_HEADS_BLOCK + i - first;
+                float *to = w->unpacked + place * w->unpacked_stride;
+                if (own) run->kernels->unpack(&t->heads.keep, *at, part == MOE_HEADS_BLEND ? half : 0, half, to);
+                *at = to;
+            }
+            h[r].parts = part, h[r].values = 0;
+        }
+        run->kernels->heads(h, rows);
+    }
+    for (size_t r = 0; r < rows; r++) h[r].n = n[r], h[r].first = 0, h[r].parts = MOE_HEADS_SOFTMAX;
 }
 
 /* The mean of the weights of the heads in `shown`. */
@@ -5183,16 +5297,22 @@ static void moe_heads_task(void *arg, size_t task, size_t thread) {
         h[n] = (moe_heads){ .query = moe_row_of(t->src[0], row),
                             .rows = seen,
                             .n = moe_heads_seen(run, t, row, seen),
+                            .values = t->cols / t->heads.share,
                             .heads = heads,
                             .share = t->heads.share,
                             .width = width,
                             .scale = 1.0f / sqrtf((float)width),
                             .scores = w->scores + spot * heads * w->longest,
                             .stride = w->longest,
-                            .y = moe_row_of(t, row) };
+                            .y = moe_row_of(t, row),
+                            .parts = MOE_HEADS_ALL };
     }
+    const size_t row0 = task * job->rows_per_task;
+    const int unpacks = t->heads.keep.type != MOE_TYPE_F32;
+    if (unpacks) moe_heads_unpacked(run, t, h, n, row0, MOE_HEADS_SCORES, thread);
     if (n) run->kernels->heads(h, n);
-    for (size_t i = 0, row = task * job->rows_per_task; t->heads.shown && b->attention && i < n; i++, row++)
+    if (unpacks) moe_heads_unpacked(run, t, h, n, row0, MOE_HEADS_BLEND, thread);
+    for (size_t i = 0, row = row0; t->heads.shown && b->attention && i < n; i++, row++)
         moe_mean_of_heads(&h[i], t->heads.shown, b->attention + row * run->graph->max_source);
 }
 
@@ -5607,7 +5727,7 @@ static void moe_op_output(moe_graph *g, const moe_output_op *output, moe_node *x
 static void moe_output_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     moe_output_work *w = &t->work.output;
     w->chunks = moe_divide_up(t->cols, MOE_OUTPUT_CHUNK);
-    w->first = moe_carve(at, g->rows + 1, sizeof *w->first);
+    w->first = moe_carve(at, 2 * g->rows, sizeof *w->first);
     w->max = moe_carve(at, g->rows * w->chunks, sizeof *w->max);
     w->sum = moe_carve(at, g->rows * w->chunks, sizeof *w->sum);
     w->logits = moe_carve(at, g->rows * w->chunks * (1 + g->penalised) * g->top, sizeof *w->logits);
@@ -5710,7 +5830,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     const moe_kernels *kernels = job->run->kernels;
     const size_t chunk = task / job->groups, group = task % job->groups, top = job->run->graph->top,
                  kinds = 1 + job->run->graph->penalised;
-    const size_t row0 = work->first[group], rows = work->first[group + 1] - row0,
+    const size_t row0 = work->first[2 * group], rows = work->first[2 * group + 1] - row0,
                  stride = moe_row_stride(MOE_OUTPUT_CHUNK);
     moe_logits l = { .list = moe_list_of(f, row0), .column = chunk * MOE_OUTPUT_CHUNK };
     const size_t all = l.list ? l.list->n : t->cols;
@@ -5743,6 +5863,11 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     }
 }
 
+/* Whether nobody asks for a row's logits. */
+static int moe_unasked(const moe_run *run, const moe_node *t, size_t row) {
+    return !t->stride && run->frame->beam.want[row] == MOE_UNASKED;
+}
+
 /* Join the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
 static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
     const moe_output_work *work = &t->work.output;
@@ -5752,6 +5877,7 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
                  end = first + (list ? moe_divide_up(list->n, MOE_OUTPUT_CHUNK) : work->chunks);
     const moe_weighing by = { 1 + run->graph->penalised, f->penalty ? f->penalty[row] : 1.0f, f->top_weighed != NULL };
     float max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
+    if (moe_unasked(run, t, row)) return;
     for (size_t c = first; c < end; c++) max = work->max[c] > max ? work->max[c] : max;
     for (size_t c = first; c < end; c++) sum = sum + work->sum[c] * moe_expf(work->max[c] - max);
     log_sum = moe_logf(sum);
@@ -5781,13 +5907,15 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
         work->seen[i] = moe_from_bits(0xff800000u);
     for (size_t row = 0; row < rows; row++) {
         const moe_list *list = moe_list_of(f, row);
-        if (!row || row - first[job.groups - 1] == MOE_OUTPUT_ROWS || list != moe_list_of(f, row - 1))
-            first[job.groups++] = row;
+        if (moe_unasked(run, t, row)) continue;
+        size_t *last = first + 2 * job.groups - 2;
+        if (!job.groups || last[1] != row || row - last[0] == MOE_OUTPUT_ROWS || list != moe_list_of(f, row - 1))
+            last = first + 2 * job.groups++, last[0] = row;
+        last[1] = row + 1;
         chunks = moe_max(chunks, list ? moe_divide_up(list->n, MOE_OUTPUT_CHUNK) : work->chunks);
         for (size_t i = 0; list && t->stride && i < t->cols; i++) moe_row_of(t, row)[i] = moe_from_bits(0xff800000u);
         if (f->want[row] >= 0) moe_forbid(&f->want_logprob[row]); /* a list may lack it: an end that is never chosen */
     }
-    first[job.groups] = rows;
     moe_pool_run(run->pool, chunks * job.groups, moe_output_task, &job);
     moe_for_rows(run, t, rows, 512 * chunks, moe_output_join);
 }
@@ -6232,6 +6360,7 @@ typedef struct moe_carried {
 struct moe_builder {
     moe_graph *g;
     const moe_layer *layers;             /* all of the model */
+    moe_type keep;                       /* type of rows that are carried by token */
     moe_carried (*carried)[MOE_CARRIES]; /* [layers] */
     size_t first;                        /* the encoder's last states: place among rows carried by parent, 0: none */
     moe_node *contexts[MOE_CONTEXTS];    /* of GNMT's attention: none, of the last step, of this step */
@@ -6266,6 +6395,13 @@ static size_t moe_carried_cols(const moe_layer *layer, size_t k) {
     return *(const size_t *)(const void *)((const char *)layer + at);
 }
 
+/* How they are kept: by token as `type`, in groups of a head; else as F32. */
+static moe_keep moe_keep_of(const moe_layer *layer, size_t k, moe_type type) {
+    const size_t cols = moe_carried_cols(layer, k);
+    if (layer->type->carries[k].by != MOE_BY_TOKEN) return (moe_keep){ MOE_TYPE_F32, cols, cols };
+    return (moe_keep){ type, cols, layer->heads.size };
+}
+
 static moe_carried *moe_carried_of(const moe_builder *b, const moe_layer *layer) {
     return b->carried[layer - b->layers];
 }
@@ -6286,7 +6422,7 @@ static void moe_build_store(moe_builder *b, const moe_layer *layer, size_t k, mo
     const moe_carries *c = &layer->type->carries[k];
     moe_carried *carried = &moe_carried_of(b, layer)[k];
     if (!moe_carried_cols(layer, k)) return;
-    moe_op_store(b->g, x, c->by, carried->rows, MOE_PART(c->name));
+    moe_op_store(b->g, x, c->by, carried->rows, MOE_PART(c->name))->carried.keep = moe_keep_of(layer, k, b->keep);
     carried->node = x;
 }
 
@@ -6611,6 +6747,7 @@ static moe_node *moe_build_heads(moe_builder *b, const moe_layer *layer, moe_nod
     if (carries && !cross) moe_build_store(b, layer, 0, moe_op_view(b->g, q, queries, h->kv_cols, MOE_PART("kv")));
     q = moe_op_heads(b->g, h->heads, h->heads / h->kv_heads, !cross, carries ? moe_carried_of(b, layer)->rows : NULL, q,
                      queries, MOE_PART("heads"));
+    if (carries && !cross) q->heads.keep.type = b->keep;
     q->heads.shown = h->shown;
     return moe_build_affine(b, layer, &h->out, q, "out");
 }
@@ -7599,7 +7736,8 @@ struct moe_search {
     int early_stopping; /* with rules that wait: only until `beam` hypotheses have finished */
     int force_end;      /* with rules that cut at the limit: the last step adds end tokens at no cost */
     size_t min_target, max_constraints;
-    size_t max_target; /* steps of a sentence at most: also over the source, where it begins the target */
+    size_t max_target; /* steps of a sentence at most: also over the source, where it begins the target: */
+    size_t max_prompt; /* so many */
     size_t ahead;      /* rows of a step for given tokens after the next one; 0: the decoder goes token by token */
     int looks;         /* 1: hypotheses include the source token of each token */
     size_t listed;     /* tokens that a sentence's list can have; 0: there are no lists */
@@ -7629,7 +7767,7 @@ struct moe_slot {
     moe_task task;
     size_t steps;      /* decoder steps made */
     size_t ahead;      /* and steps that this run makes in addition to the next one */
-    moe_token *tokens; /* [max_target * beam] */
+    moe_token *tokens; /* [moe_most_tokens] */
     size_t n_tokens;
     moe_live *live; /* [beam] best first */
     size_t n_live;
@@ -7646,9 +7784,14 @@ struct moe_slot {
 /* The input of the decoder for a live hypothesis. */
 typedef struct moe_row {
     int32_t id, parent;
-    int32_t want; /* the token to score, -1: find the best tokens */
+    int32_t want; /* the token to score; -1: find the best tokens; MOE_UNASKED */
     int hold;     /* too short to end here */
 } moe_row;
+
+/* Tokens of a sentence at most: a prompt has one hypothesis. */
+MOE_SHARED size_t moe_most_tokens(const moe_search *s, size_t beam) {
+    return s->max_prompt + (s->max_target - s->max_prompt) * beam;
+}
 
 MOE_SHARED int moe_is_end(const moe_search *s, int32_t id) {
     int is = 0;
@@ -7679,7 +7822,10 @@ MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
     row.id = live->last < 0 ? slot->task.begin : slot->tokens[live->last].id;
     row.parent = live->row != SIZE_MAX ? (int32_t)live->row : slot->task.first;
     if (position > slot->steps) row.parent = MOE_ROW_ABOVE;
-    row.want = position < slot->task.n_target ? slot->target[position] : slot->task.scoring ? s->eos : -1;
+    row.want = position < slot->task.free       ? MOE_UNASKED
+               : position < slot->task.n_target ? slot->target[position]
+               : slot->task.scoring             ? s->eos
+                                                : -1;
     row.hold = !slot->task.scoring && position < s->min_target + slot->task.prompt;
     return row;
 }
@@ -8322,6 +8468,10 @@ static const moe_param_row moe_param_rows[] = {
     { MOE_PARAM(repetition_penalty, 0, 100, 1, "repetition-penalty", "0 to 100",
                 "above 1: tokens that are there already become less probable; 0 or 1: none (default)"),
       MOE_ONLY(penalises, "repetition penalty") },
+    { MOE_PARAM(kv_bits, 0, 32, 0, "kv-bits", "8, 16 or 32",
+                "bits of a kept key or value of a model without an encoder; others have 32 (default: 16)") },
+    { MOE_PARAM(piece, 0, 1 << 16, 0, "piece", "0 to 65536",
+                "rows of a step for prompts and other given tokens; 0: 512, with an encoder 32 a sentence") },
     { MOE_PARAM(max_constraints, 0, MOE_MAX_CONSTRAINTS, 0, MOE_HIDDEN), MOE_ONLY(constrains, "constraints") },
     { MOE_PARAM(threads, 0, MOE_MAX_THREADS, 0, MOE_HIDDEN) },
     { MOE_PARAM(batch, 1, 1 << 16, 0, MOE_HIDDEN), .fallback = 32 },
@@ -8478,6 +8628,12 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++) MOE_TRY(moe_check_param(&moe_param_rows[i], p, error));
     if (p->shortlist && !m->shortlist.ids)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "shortlist", "shortlist must be 0: the model has none");
+    if (!p->kv_bits) p->kv_bits = m->prompted ? 16 : 32;
+    if (p->kv_bits % 8 || p->kv_bits == 24)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "kv_bits", "kv_bits is %d, allowed are 8, 16 and 32", p->kv_bits);
+    if (p->kv_bits != 32 && !m->prompted)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "kv_bits",
+                        "kv_bits must be 32: the model has an encoder, or no attention to its own tokens");
     MOE_TRY(moe_check_number("min_target", p->min_target, 0, p->max_target, 0, error));
     MOE_TRY(moe_check_number("target_tag", p->target_tag, -1, m->source_vocabulary - 1, 0, error));
     MOE_TRY(moe_check_number("source_tag", p->source_tag, -1, m->source_vocabulary - 1, 0, error));
@@ -8507,6 +8663,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
         p->coverage_penalty = 0;
     }
     if (m->kind == MOE_MODEL_CLASSIFIER) p->max_target = 2;
+    if (!p->piece) p->piece = m->prompted ? 512 : 1 + (int)moe_min(1024, 32 * (size_t)p->batch);
     if (!p->threads) {
         long processors = sysconf(_SC_NPROCESSORS_ONLN);
         p->threads = processors < 1 ? 1 : processors > MOE_MAX_THREADS ? MOE_MAX_THREADS : (int)processors;
@@ -8559,6 +8716,7 @@ struct moe_session {
     void *device_carried, *device_arena;
     moe_graph graphs[MOE_GRAPHS];
     moe_carried (*carried)[MOE_CARRIES]; /* [layers of the model] */
+    moe_type keep;                       /* type of rows carried by token */
     size_t carried_rows[MOE_CARRY_COUNT];
     moe_damage damage; /* damage that the session found in its model */
     size_t rows, encode_tokens;
@@ -8619,11 +8777,12 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
         for (size_t k = 0; k < MOE_CARRIES; k++) {
             const moe_layer *layer = &s->model->layers[i];
             const size_t cols = moe_carried_cols(layer, k);
-            float *rows = moe_carve(at, cols ? s->carried_rows[layer->type->carries[k].by] : 0, cols * sizeof *rows);
+            const moe_keep keep = moe_keep_of(layer, k, s->keep);
+            float *rows = moe_carve(at, cols ? s->carried_rows[layer->type->carries[k].by] : 0, moe_keep_bytes(&keep));
             if (!at->base || !cols) continue;
             s->carried[i][k].rows = rows;
             if (!s->api && layer->type->carries[k].by == MOE_BY_PARENT && s->model->decoder_from_encoder)
-                memset(rows + s->rows * cols, 0, s->n_slots * cols * sizeof *rows);
+                memset(rows + s->rows * cols, 0, s->n_slots * cols * sizeof(float));
         }
 }
 
@@ -8698,7 +8857,7 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     const size_t begin = (64 - (uintptr_t)s->block % 64) % 64;
     moe_layout block = { s->block ? s->block + begin : NULL, 0, 0 }, lent = { s->device_carried, 0, 0 }, *at = &block,
                *carried = s->api ? &lent : &block;
-    moe_builder builder = { .layers = m->layers, .carried = s->carried, .first = s->rows };
+    moe_builder builder = { .layers = m->layers, .keep = s->keep, .carried = s->carried, .first = s->rows };
     char *arena = s->device_arena;
     moe_carried_layout(s, carried);
     s->slots = moe_carve(at, slots, sizeof *s->slots);
@@ -8708,7 +8867,7 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
         memset(&slot, 0, sizeof slot);
         slot.target = moe_carve(at, max_target, sizeof *slot.target);
         if (!s->api) {
-            slot.tokens = moe_carve(at, max_target * kept, sizeof *slot.tokens);
+            slot.tokens = moe_carve(at, moe_most_tokens(&s->search, kept), sizeof *slot.tokens);
             slot.live = moe_carve(at, kept, sizeof *slot.live);
             slot.finished = moe_carve(at, kept, sizeof *slot.finished);
         }
@@ -8772,7 +8931,7 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     s->rows += s->search.ahead;
     s->encode_tokens = max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
     /* Every hypothesis and token of a step may last to the end. Memory that no sentence needs is never touched. */
-    if (moe_model_carries(s->model, MOE_BY_TOKEN, 0)) s->token_rows = beam * s->search.max_target + 1;
+    if (moe_model_carries(s->model, MOE_BY_TOKEN, 0)) s->token_rows = moe_most_tokens(&s->search, beam) + 1;
     if (s->token_rows > INT32_MAX / s->n_slots)
         return moe_fail(
             error, MOE_ERROR_ARGUMENT, "batch",
@@ -8802,6 +8961,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     atomic_fetch_add(&m->self->holders, 1);
     MOE_TRY(moe_take_params(m, params, p, error));
     MOE_TRY(moe_check_params(m, p, error));
+    s->keep = p->kv_bits == 32 ? MOE_TYPE_F32 : p->kv_bits == 16 ? MOE_TYPE_F16 : MOE_TYPE_Q8;
     MOE_TRY(moe_choose_kernels(p->isa ? p->isa : getenv("MOE_ISA"), &s->kernels, error));
     MOE_TRY(moe_check_gates(m, p, &gating, error));
     MOE_TRY(moe_choose_device(s, p->device ? p->device : getenv("MOE_DEVICE"), error));
@@ -8821,9 +8981,10 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                               .n_ends = (int)m->n_ends,
                               .min_target = (size_t)p->min_target,
                               .max_target = (size_t)p->max_target + (m->prompted ? (size_t)p->max_source : 0),
+                              .max_prompt = m->prompted ? (size_t)p->max_source : 0,
                               .max_constraints = (size_t)p->max_constraints,
                               .looks = p->max_constraints && m->shows,
-                              .ahead = together ? moe_min(1024, 32 * (size_t)p->batch) : 0,
+                              .ahead = together ? (size_t)p->piece - 1 : 0,
                               .listed = p->shortlist ? (size_t)m->vocabulary : 0,
                               .used_words = penalised ? moe_bit_words((size_t)m->vocabulary) : 0,
                               .early_stopping = p->early_stopping || p->beam == 1,

@@ -373,6 +373,10 @@ typedef struct moe_session_params {
                               /* probable: logits z become z / r or, where negative, z * r if the beam is 1, else     */
                               /* log-probabilities do, and scores are made of these; the log-probabilities of a       */
                               /* result stay those of the model. 0, 1: none                                           */
+    int piece; /* rows of a step for prompts and other given tokens, beside those of translations; 0: 512, or 32 a   */
+               /* sentence, 1024 at most, with a model that has an encoder. No result depends on it                  */
+    int kv_bits; /* of a kept key or value: 32, 16 (F16) or 8 (Q8, a scale for each head of a token), as which */
+    /* attention always reads it; 0: 16, and 32, the only choice, with a model that has an encoder        */
 } moe_session_params;
 
 /* Set all parameters to the defaults of the model's file, or else of the library. `size`: sizeof *params. */

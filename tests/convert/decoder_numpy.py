@@ -19,9 +19,10 @@ def penalised(values, ids, penalty):
 
 
 class Decoder:
-    def __init__(self, config, arrays, wrong=()):
-        """`wrong`: readings that are wrong on purpose, so that tests see that they would be seen."""
-        self.c, self.w, self.wrong = config, arrays, wrong
+    def __init__(self, config, arrays, wrong=(), bits=32):
+        """`wrong`: readings that are wrong on purpose, so that tests see that they would be seen. `bits`: of a kept key
+        or value."""
+        self.c, self.w, self.wrong, self.bits = config, arrays, wrong, bits
         self.head = config["head_dim"]
         about = config.get("rope_parameters") or {}
         theta = config.get("rope_theta") or about.get("rope_theta", 1e4)
@@ -60,6 +61,15 @@ class Decoder:
         a, b = np.split(x, 2, -1)
         return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1)
 
+    def kept(self, x):
+        """What is left of keys or values [tokens, heads, head]: all of it, F16, or a byte and a scale for each head."""
+        if self.bits == 32:
+            return x
+        if self.bits == 16:
+            return x.astype(np.float16).astype(np.float64)
+        scale = np.abs(x).max((0, 1, 2) if "one scale" in self.wrong else -1, keepdims=True) / 127
+        return np.round(x / scale) * scale
+
     def attention(self, z, at):
         n, queries, keys = len(z), self.c["num_attention_heads"], self.c["num_key_value_heads"]
         family = self.c["model_type"]
@@ -77,11 +87,15 @@ class Decoder:
         which = np.arange(queries) // (queries // keys)
         if "spread" in self.wrong:
             which = np.arange(queries) % keys
-        k, v = k[:, which], v[:, which]
+        (own_k, own_v), (k, v) = ([x[:, which] for x in (f(k), f(v))] for f in (lambda x: x, self.kept))
         scores = np.einsum("ihd,jhd->hij", q, k) * self.head ** -0.5
-        scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
-        y = np.einsum("hij,jhd->ihd", softmax(scores), v).reshape(n, queries * self.head)
-        return y @ self.w[at + "o_proj.weight"].T
+        if "own" in self.wrong:  # a row sees its own key and value as they are before they are kept
+            scores[:, range(n), range(n)] = np.einsum("ihd,ihd->hi", q, own_k) * self.head ** -0.5
+        scores = softmax(np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf))
+        y = np.einsum("hij,jhd->ihd", scores, v)
+        if "own" in self.wrong:
+            y += np.einsum("hii,ihd->ihd", scores, own_v - v)
+        return y.reshape(n, queries * self.head) @ self.w[at + "o_proj.weight"].T
 
     def ffn(self, z, at):
         gate, up, down = (self.w[f"{at}{part}_proj.weight"] for part in ("gate", "up", "down"))

@@ -536,6 +536,63 @@ static void axpy_is_the_same_on_every_isa(void **state) {
             }
 }
 
+/* In blocks of keys, then in blocks of values. */
+static void heads_in_blocks(const moe_kernels *isa, moe_heads *h, size_t rows, size_t block) {
+    static const int parts[] = { MOE_HEADS_SCORES, MOE_HEADS_SOFTMAX, MOE_HEADS_BLEND };
+    size_t n[4], longest = 0;
+    for (size_t r = 0; r < rows; r++) {
+        n[r] = h[r].n;
+        longest = n[r] > longest ? n[r] : longest;
+    }
+    for (size_t part = 0; part < MOE_COUNT(parts); part++)
+        for (size_t first = 0, end; first < longest; first = end) {
+            end = parts[part] == MOE_HEADS_SOFTMAX ? longest : first + block;
+            for (size_t r = 0; r < rows; r++) {
+                h[r].parts = parts[part], h[r].first = first;
+                h[r].n = moe_max(first, moe_min(n[r], end));
+            }
+            isa->heads(h, rows);
+        }
+    for (size_t r = 0; r < rows; r++) h[r].n = n[r];
+}
+
+/* A kept row is the same everywhere, and what it holds is the nearest that its type can hold. */
+static void kept_rows_are_the_same_on_every_isa(void **state) {
+    static const size_t widths[] = { 1, 7, 16, 20, 64, 128, 130 };
+    static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_Q8 };
+    uint64_t random = 133;
+    (void)state;
+    for (size_t isa = 0; isa_at(isa); isa++)
+        for (size_t round = 0; round < MOE_COUNT(widths) * KINDS * MOE_COUNT(types) * 2; round++) {
+            const size_t width = widths[round % MOE_COUNT(widths)], groups = 1 + mw_below(&random, 6);
+            const moe_keep keep = { types[round % MOE_COUNT(types)], groups * width, width };
+            const int kind = (int)(round / MOE_COUNT(widths) % KINDS);
+            const size_t bytes = moe_keep_bytes(&keep), from = mw_below(&random, groups);
+            float *x = numbers(&random, keep.cols, kind), *y = numbers(&random, keep.cols, kind);
+            char *row = mw_zeros(bytes);
+            CHECK(bytes == (keep.type == MOE_TYPE_F32   ? 4 * keep.cols
+                            : keep.type == MOE_TYPE_F16 ? (2 * keep.cols + 3) / 4 * 4
+                                                        : 4 * groups + (keep.cols + 3) / 4 * 4),
+                  "%zu bytes", bytes);
+            for (size_t g = 0; g < groups; g++) moe_keep_group(&keep, x + g * width, g, row);
+            if (keep.type != MOE_TYPE_F32) isa_at(isa)->unpack(&keep, row, from * width, keep.cols - from * width, y);
+            for (size_t c = 0; c < keep.cols; c++) {
+                int finite;
+                const float kept = moe_kept(&keep, row, c), most = moe_largest(x + c / width * width, width, &finite);
+                if (keep.type != MOE_TYPE_F32 && c >= from * width)
+                    CHECK(same(y[c - from * width], kept), "%s, type %d, kind %d, %zu: %a, portable %a",
+                          isa_at(isa)->name, (int)keep.type, kind, c, (double)y[c - from * width], (double)kept);
+                if (keep.type == MOE_TYPE_F32) CHECK(same(kept, x[c]), "%a", (double)kept);
+                else if (keep.type == MOE_TYPE_F16) CHECK(same(kept, moe_f16_to_f32(moe_f32_to_f16(x[c]))), "%zu", c);
+                else if (!finite) CHECK(kept != kept, "%zu: %a", c, (double)kept);
+                else if (most >= 1e-30f)
+                    CHECK(fabs((double)kept - (double)x[c]) <= (double)most / 253, "%zu: %a of %a", c, (double)kept,
+                          (double)x[c]);
+            }
+            free(x), free(y), free(row);
+        }
+}
+
 /* One to four rows at a time, of which some look at the same keys and values, which lie anywhere. */
 static void heads_are_the_same_on_every_isa(void **state) {
     enum { ROWS = 4, LONGEST = 40, STRIDE = 48, PLACES = 60 };
@@ -562,14 +619,17 @@ static void heads_are_the_same_on_every_isa(void **state) {
                                     .width = width,
                                     .scale = 0.3f,
                                     .y = y + r * cols,
+                                    .values = cols / share,
                                     .scores = scores + r * heads * STRIDE,
-                                    .stride = STRIDE };
+                                    .stride = STRIDE,
+                                    .parts = MOE_HEADS_ALL };
                 for (size_t i = 0; i < h[r].n; i++)
                     rows[r][i] = carried + (mw_below(&random, 2) ? i : mw_below(&random, PLACES)) * 2 * cols / share;
             }
-            isa_at(isa)->heads(h, count);
+            heads_in_blocks(isa_at(isa), h, count, mw_below(&random, 2) ? LONGEST : 16);
             for (size_t r = 0; r < count; r++) {
-                const moe_heads one = { h[r].query, h[r].rows, h[r].n, heads, share, width, 0.3f, scores, STRIDE, y0 };
+                moe_heads one = h[r];
+                one.scores = scores, one.y = y0, one.first = 0, one.parts = MOE_HEADS_ALL;
                 oracle->heads(&one, 1);
                 for (size_t c = 0; c < cols; c++)
                     CHECK(same(y0[c], h[r].y[c]),
@@ -2020,6 +2080,7 @@ int main(void) {
         cmocka_unit_test(dot_is_the_same_on_every_isa),
         cmocka_unit_test(axpy_is_the_same_on_every_isa),
         cmocka_unit_test(heads_are_the_same_on_every_isa),
+        cmocka_unit_test(kept_rows_are_the_same_on_every_isa),
         cmocka_unit_test(norm_is_the_same_on_every_isa),
         cmocka_unit_test(max_is_the_same_on_every_isa),
         cmocka_unit_test(max_of_mixed_zeros_has_the_same_sign_on_every_isa),

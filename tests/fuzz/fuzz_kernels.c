@@ -203,9 +203,11 @@ static void try_heads(bytes *b, const moe_kernels *isa, size_t n) {
                             .heads = heads,
                             .share = share,
                             .width = width,
+                            .values = pair / 2,
                             .scale = scale,
                             .scores = scores + r * heads * STRIDE,
-                            .stride = STRIDE };
+                            .stride = STRIDE,
+                            .parts = MOE_HEADS_ALL };
         for (size_t i = 0; i < h[r].n; i++) rows[r][i] = data + (take(b, 2) ? i : take(b, PLACES)) * pair;
     }
     for (int i = 0; i < 2; i++) {
