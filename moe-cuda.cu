@@ -1516,6 +1516,7 @@ __global__ void moe_k_slots(moe_searching a) {
     if (at < (size_t)a.slots) {
         moe_slot *slot = &a.slot[at];
         slot->active = 0;
+        slot->pages = NULL;
         slot->tokens = a.tokens + at * moe_most_tokens(&a.search, beam);
         slot->live = a.live + at * beam;
         slot->finished = a.finished + at * beam;
@@ -3031,7 +3032,8 @@ static void moe_take_search(moe_device *d) {
                      "the results of so many sentences are too large: take a smaller batch, nbest or max_target");
     a->rows = (int)g->rows;
     a->slot = (moe_slot *)moe_acquire(d, slots, sizeof *a->slot, what);
-    a->tokens = (moe_token *)moe_acquire(d, moe_times(d, slots, moe_most_tokens(&a->search, beam)), sizeof *a->tokens, what);
+    a->tokens =
+        (moe_token *)moe_acquire(d, moe_times(d, slots, moe_most_tokens(&a->search, beam)), sizeof *a->tokens, what);
     a->live = (moe_live *)moe_acquire(d, hypotheses, sizeof *a->live, what);
     a->next = (moe_live *)moe_acquire(d, hypotheses, sizeof *a->next, what);
     a->finished = (moe_live *)moe_acquire(d, hypotheses, sizeof *a->finished, what);

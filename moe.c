@@ -460,6 +460,8 @@ typedef enum moe_carry {
     MOE_CARRY_COUNT
 } moe_carry;
 
+enum { MOE_PAGE = 16 }; /* rows carried by token that a sentence is given at a time */
+
 enum { MOE_OUTPUT_CHUNK = 1024 }; /* tokens in a chunk; the softmax over the vocabulary is joined from chunks */
 
 typedef struct moe_embed_op {
@@ -7748,7 +7750,7 @@ struct moe_search {
 typedef struct moe_task {
     size_t segment, length; /* its tokens among the rows carried by source */
     size_t limit;           /* longest target, end included */
-    size_t place;           /* of its first row among those carried by token */
+    size_t place;           /* of its first row among those carried by token, if it has no pages */
     int32_t first;          /* parent of its first row: states that the encoder wrote for its slot; -1: none */
     int32_t begin;          /* the token before its first one */
     size_t n_target;        /* tokens to be scored; without scoring, the given beginning */
@@ -7773,7 +7775,12 @@ struct moe_slot {
     size_t n_live;
     moe_live *finished; /* [beam] results, best first */
     size_t n_finished;
-    moe_list list;       /* of its tokens */
+    moe_list list;  /* of its tokens */
+    int32_t *pages; /* numbers of its pages of rows carried by token; NULL: the rows follow task.place */
+    size_t n_pages;
+    int waits;           /* for pages: it has none, and no row in a step */
+    uint64_t age;        /* its place among all sentences so far */
+    uint64_t gave;       /* how many sentences were done when it gave its pages back; UINT64_MAX: it never did */
     int32_t *target;     /* [max_target], of which the task has n_target */
     moe_demand *demands; /* [max_constraints], of which the task has n_demands */
     int32_t *demand_ids; /* [max_target] their tokens */
@@ -7831,7 +7838,10 @@ MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
 }
 
 /* The place of token `last` among the rows carried by token; the begin token, -1, comes first. */
-MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) { return (int32_t)slot->task.place + last + 1; }
+MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) {
+    if (!slot->pages) return (int32_t)slot->task.place + last + 1;
+    return slot->pages[(last + 1) / MOE_PAGE] * MOE_PAGE + (last + 1) % MOE_PAGE;
+}
 
 /* The places of the `n` tokens of a hypothesis that ends with token `last`, the begin token first. */
 MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, size_t n, int32_t *chain) {
@@ -8472,6 +8482,8 @@ static const moe_param_row moe_param_rows[] = {
                 "bits of a kept key or value of a model without an encoder; others have 32 (default: 16)") },
     { MOE_PARAM(piece, 0, 1 << 16, 0, "piece", "0 to 65536",
                 "rows of a step for prompts and other given tokens; 0: 512, with an encoder 32 a sentence") },
+    { MOE_PARAM(context_memory, 0, 1 << 20, 0, "context-memory", "0 to 1048576",
+                "MB for keys and values of all sentences under way; 0: as much as they can need") },
     { MOE_PARAM(max_constraints, 0, MOE_MAX_CONSTRAINTS, 0, MOE_HIDDEN), MOE_ONLY(constrains, "constraints") },
     { MOE_PARAM(threads, 0, MOE_MAX_THREADS, 0, MOE_HIDDEN) },
     { MOE_PARAM(batch, 1, 1 << 16, 0, MOE_HIDDEN), .fallback = 32 },
@@ -8726,8 +8738,11 @@ struct moe_session {
     size_t n_waiting;    /* 0: results go to the caller as they are */
     moe_waiting *waiting;
     uint64_t arrivals;
-    size_t token_rows; /* carried by token, of a slot: for its longest translations; 0: none are */
-    size_t *active;    /* [n_active] slots in the order of their segments: `length` rows carried by source each */
+    size_t token_rows;      /* carried by token, of a slot: for its longest translations; 0: none are */
+    size_t n_pages, n_free; /* of these rows, unless a device has them */
+    int32_t *free_pages;    /* [n_free] */
+    uint64_t begun, ended;  /* sentences so far */
+    size_t *active;         /* [n_active] slots in the order of their segments: `length` rows carried by source each */
     size_t n_active;
     /* the group of sentences that is being encoded */
     int32_t *staged;              /* [encode_tokens] their ids, one after the other */
@@ -8786,6 +8801,17 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
         }
 }
 
+/* Pages of rows carried by token, all of them free. */
+static void moe_pages_layout(moe_session *s, moe_layout *at) {
+    s->free_pages = moe_carve(at, s->n_pages, sizeof *s->free_pages);
+    for (s->n_free = 0; at->base && s->n_free < s->n_pages; s->n_free++)
+        s->free_pages[s->n_free] = (int32_t)(s->n_pages - 1 - s->n_free);
+    for (size_t i = 0; s->n_pages && i < s->n_slots; i++) {
+        int32_t *pages = moe_carve(at, moe_divide_up(s->token_rows, MOE_PAGE), sizeof *pages);
+        if (at->base) s->slots[i].pages = pages;
+    }
+}
+
 /* Carve the arguments and results of a decoder step beside the graph's nodes, and the results of sentences. */
 static void moe_frame_layout(moe_session *s, moe_layout *at) {
     const size_t max_source = (size_t)s->params.max_source, max_target = s->search.max_target;
@@ -8836,6 +8862,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
         s->coverage_next = moe_carve(at, rows * max_source, sizeof(float));
     s->next = moe_carve(at, beam, sizeof *s->next);
     s->results = moe_carve(at, moe_most_words(&s->search), sizeof *s->results);
+    moe_pages_layout(s, at);
 }
 
 enum { MOE_GATHERED = 4096 }; /* most rows of the output layer that are gathered for a sentence */
@@ -8913,12 +8940,31 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
 
 /* ---- Plan: settle what the parameters ask for ---- */
 
+/* No more pages than fit in context_memory. */
+static moe_status moe_limit_pages(moe_session *s, moe_error *error) {
+    size_t bytes = 0;
+    for (const moe_layer *layer = s->model->layers; layer < s->model->layers + s->model->n_layers; layer++)
+        for (size_t k = 0; k < MOE_CARRIES; k++) {
+            const moe_keep keep = moe_keep_of(layer, k, s->keep);
+            if (layer->type->carries[k].by == MOE_BY_TOKEN) bytes += MOE_PAGE * moe_keep_bytes(&keep);
+        }
+    if (!bytes)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "context_memory",
+                        "context_memory must be 0: the model keeps no keys and values of the tokens that it writes");
+    s->n_pages = moe_max(1, moe_min(s->n_pages, ((size_t)s->params.context_memory << 20) / bytes));
+    return MOE_OK;
+}
+
 /* The number of rows of each kind, the rows that are kept, and the tokens that end a translation. */
 static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam,
                  max_source = (size_t)s->params.max_source;
     const size_t tokens = s->params.batch_tokens ? (size_t)s->params.batch_tokens : 64 * batch;
+    const int bits = s->params.kv_bits;
     memcpy(s->search.ends, s->model->ends, sizeof s->search.ends);
+    s->keep = bits == 32 ? MOE_TYPE_F32 : bits == 16 ? MOE_TYPE_F16 : MOE_TYPE_Q8;
+    if (s->model->prompted) s->search.max_prompt = max_source - 1; /* a prompt's first token begins the target */
+    s->search.max_target += s->search.max_prompt;
     s->n_slots = batch;
     s->rows = s->model->kind == MOE_MODEL_TRANSLATION ? batch * beam : batch;
     if (s->params.rerank > 0.0f && beam > 1) {
@@ -8932,7 +8978,7 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     s->encode_tokens = max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
     /* Every hypothesis and token of a step may last to the end. Memory that no sentence needs is never touched. */
     if (moe_model_carries(s->model, MOE_BY_TOKEN, 0)) s->token_rows = moe_most_tokens(&s->search, beam) + 1;
-    if (s->token_rows > INT32_MAX / s->n_slots)
+    if (moe_round_up(s->token_rows, MOE_PAGE) > INT32_MAX / s->n_slots)
         return moe_fail(
             error, MOE_ERROR_ARGUMENT, "batch",
             "a batch of %d, a beam of %d and max_target %d are too many: their product must stay below 2^31",
@@ -8941,6 +8987,9 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     /* A request is pulled before its length is known, so capacity for a longest one is always free. */
     s->carried_rows[MOE_BY_SOURCE] = max_source + tokens + 32 * (s->n_slots - batch);
     s->carried_rows[MOE_BY_TOKEN] = s->token_rows * s->n_slots;
+    if (!s->api) s->n_pages = moe_divide_up(s->token_rows, MOE_PAGE) * s->n_slots;
+    if (s->params.context_memory) MOE_TRY(moe_limit_pages(s, error));
+    if (s->n_pages) s->carried_rows[MOE_BY_TOKEN] = s->n_pages * MOE_PAGE;
     return MOE_OK;
 }
 
@@ -8961,7 +9010,6 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     atomic_fetch_add(&m->self->holders, 1);
     MOE_TRY(moe_take_params(m, params, p, error));
     MOE_TRY(moe_check_params(m, p, error));
-    s->keep = p->kv_bits == 32 ? MOE_TYPE_F32 : p->kv_bits == 16 ? MOE_TYPE_F16 : MOE_TYPE_Q8;
     MOE_TRY(moe_choose_kernels(p->isa ? p->isa : getenv("MOE_ISA"), &s->kernels, error));
     MOE_TRY(moe_check_gates(m, p, &gating, error));
     MOE_TRY(moe_choose_device(s, p->device ? p->device : getenv("MOE_DEVICE"), error));
@@ -8980,8 +9028,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                               .eos = m->eos,
                               .n_ends = (int)m->n_ends,
                               .min_target = (size_t)p->min_target,
-                              .max_target = (size_t)p->max_target + (m->prompted ? (size_t)p->max_source : 0),
-                              .max_prompt = m->prompted ? (size_t)p->max_source : 0,
+                              .max_target = (size_t)p->max_target,
                               .max_constraints = (size_t)p->max_constraints,
                               .looks = p->max_constraints && m->shows,
                               .ahead = together ? (size_t)p->piece - 1 : 0,
@@ -9077,6 +9124,7 @@ static moe_status moe_session_bind(moe_session *s, moe_error *error) {
 /* Refuse features that exist on the processor only. */
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     const char *what = s->graphs[MOE_DECODER].routed                             ? "routing"
+                       : s->params.context_memory                                ? "context_memory"
                        : s->params.attention                                     ? "attention"
                        : s->graphs[MOE_DECODER].noise                            ? "noise"
                        : s->graphs[MOE_DECODER].gating == 1 + MOE_GATE_BATCHWISE ? "batchwise gating"
@@ -9367,8 +9415,76 @@ static void moe_activate(moe_session *s, size_t at, size_t length) {
     s->n_active++;
 }
 
+/* ---- Pages ---- */
+
+/* Whether a sentence has pages for its first `rows` rows; those that lack are taken, as long as some are free. */
+static int moe_take_pages(moe_session *s, moe_slot *slot, size_t rows) {
+    while (slot->pages && slot->n_pages * MOE_PAGE < rows) {
+        if (!s->n_free) return 0;
+        slot->pages[slot->n_pages++] = s->free_pages[--s->n_free];
+    }
+    return 1;
+}
+
+static void moe_give_pages(moe_session *s, moe_slot *slot) {
+    while (slot->n_pages) s->free_pages[s->n_free++] = slot->pages[--slot->n_pages];
+}
+
+/* The oldest sentence that waits for pages, or does not, and is younger than `age`; NULL: there is none. */
+static moe_slot *moe_oldest(const moe_session *s, int waits, uint64_t age) {
+    moe_slot *oldest = NULL;
+    for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++)
+        if (slot->active && slot->waits == waits && slot->age > age && (!oldest || slot->age < oldest->age))
+            oldest = slot;
+    return oldest;
+}
+
+/* What a sentence needs for its next step, or to begin. */
+static size_t moe_rows_needed(const moe_slot *slot) { return 1 + (slot->waits ? slot->task.n_target : slot->n_tokens); }
+
+/* 1 if there are pages for all sentences, which then have them. */
+static int moe_all_have_pages(moe_session *s) {
+    size_t pages = 0;
+    for (const moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
+        if (!slot->active) continue;
+        if (slot->waits && slot->gave == s->ended) return 0;
+        pages += moe_max(moe_divide_up(moe_rows_needed(slot), MOE_PAGE), slot->n_pages) - slot->n_pages;
+    }
+    for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots && pages <= s->n_free; slot++)
+        if (slot->active) moe_take_pages(s, slot, moe_rows_needed(slot)), slot->waits = 0;
+    return pages <= s->n_free;
+}
+
+/* Pages for the next step of all sentences that have some, the oldest first: where none is free, the youngest gives its
+ * pages back, waits, and is computed again from its beginning. Then those that wait begin, the oldest first, if there
+ * are pages for what they are given; one that gave its pages back also waits until another sentence is done. A single
+ * sentence always finds enough: moe_must_decode refuses those that may need more pages than there are. */
+static void moe_share_pages(moe_session *s) {
+    moe_slot *slot;
+    int some = 0;
+    if (!s->n_pages || moe_all_have_pages(s)) return;
+    for (uint64_t age = 0; (slot = moe_oldest(s, 0, age)) != NULL; age = slot->age, some |= !slot->waits)
+        while (!slot->waits && !moe_take_pages(s, slot, moe_rows_needed(slot))) {
+            moe_slot *youngest = slot;
+            for (moe_slot *next = slot; next; next = moe_oldest(s, 0, next->age)) youngest = next;
+            moe_give_pages(s, youngest);
+            moe_slot_begin(youngest);
+            youngest->waits = 1;
+            youngest->gave = s->ended;
+        }
+    while ((slot = moe_oldest(s, 1, 0)) != NULL) {
+        const size_t rows = moe_rows_needed(slot);
+        if (some && (slot->gave == s->ended || s->n_free <= moe_divide_up(rows, MOE_PAGE))) break;
+        moe_take_pages(s, slot, rows);
+        slot->waits = 0;
+        some = 1;
+    }
+}
+
 static void moe_deactivate(moe_session *s, size_t at) {
     size_t i = 0;
+    moe_give_pages(s, &s->slots[at]);
+    s->ended++;
     while (s->active[i] != at) i++;
     for (s->n_active--; i < s->n_active; i++) s->active[i] = s->active[i + 1];
     s->slots[at].active = 0;
@@ -9441,6 +9557,29 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
     return MOE_OK;
 }
 
+/* The longest target of n_source tokens, `n` with those that the session adds. */
+static size_t moe_limit(const moe_session *s, size_t n_source, size_t n) {
+    const int counts_source = s->search.rules.counts_source;
+    const size_t most = (size_t)s->params.max_target, offset = (size_t)s->params.max_len_offset;
+    double limit = (double)(float)(counts_source ? n : n_source) * (double)s->params.max_len_factor;
+    if (counts_source) limit = ceil(limit);
+    return moe_min(most, (limit < (double)most ? (size_t)limit : most) + offset);
+}
+
+/* Whether a request that can be served will find enough pages once it is alone. */
+static moe_status moe_check_pages(const moe_session *s, const moe_request *q, moe_error *why) {
+    const size_t n = q->n_source + (q->raw ? 0 : moe_source_extra(s->model)), prompt = s->model->prompted ? n - 1 : 0;
+    const size_t given = (q->target ? q->n_target : 0) + (moe_forced_token(s->model, q) >= 0);
+    size_t limit = moe_limit(s, q->n_source, n), rows = 1 + prompt + given, tokens = 0;
+    for (size_t c = 0; c < q->n_constraints; c++) tokens += q->constraints[c].n_ids;
+    limit = moe_max(limit, given + tokens + 1);
+    if (!q->target || q->prefix) rows += (limit - given) * (size_t)s->params.beam;
+    if (!s->n_pages || rows <= s->n_pages * MOE_PAGE) return MOE_OK;
+    return moe_fail(why, MOE_ERROR_LIMIT, "request",
+                    "it may need keys and values of %zu tokens, context_memory has room for %zu", rows,
+                    s->n_pages * MOE_PAGE);
+}
+
 /* 1 if the request for slot `at` must be decoded; else its result is handed over. */
 static int moe_must_decode(moe_session *s, size_t at) {
     const moe_request *q = &s->tickets[at].request;
@@ -9450,8 +9589,11 @@ static int moe_must_decode(moe_session *s, size_t at) {
         moe_refuse(s, at, why.code, why.message);
         return 0;
     }
-    if (s->model->kind == MOE_MODEL_LANGUAGE || q->n_source) return 1;
-    if (q->target && !q->raw && moe_source_extra(s->model)) return 1;
+    if (s->model->kind == MOE_MODEL_LANGUAGE || q->n_source || (q->target && !q->raw && moe_source_extra(s->model))) {
+        if (!moe_check_pages(s, q, &why)) return 1;
+        moe_refuse(s, at, why.code, why.message);
+        return 0;
+    }
     moe_hand_over(s, at, (moe_result){ q->user, MOE_OK, "", 1, &nothing }, NULL); /* of nothing: an empty one */
     return 0;
 }
@@ -9522,10 +9664,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     moe_slot *slot = &s->slots[at];
     int32_t *ids = s->staged + staged;
     const int32_t force = moe_forced_token(m, q);
-    const int counts_source = s->search.rules.counts_source;
-    const size_t max_target = (size_t)s->params.max_target, offset = (size_t)s->params.max_len_offset;
     size_t n = 0;
-    double limit;
     s->tickets[at].staged = staged;
     if (m->source_tag && !q->raw) ids[n++] = m->source_tag == 2 ? q->source_tag : q->target_tag;
     if (m->source_bos && !q->raw) ids[n++] = m->bos;
@@ -9540,10 +9679,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     if (slot->task.prompt) memcpy(slot->target, ids + 1, slot->task.prompt * sizeof *ids);
     slot->key = 0;
     for (size_t i = 0; s->frames[MOE_ENCODER].keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
-    limit = (double)(float)(counts_source ? n : q->n_source) * (double)s->params.max_len_factor;
-    if (counts_source) limit = ceil(limit);
-    slot->task.limit =
-        moe_min(max_target, (limit < (double)max_target ? (size_t)limit : max_target) + offset) + slot->task.prompt;
+    slot->task.limit = moe_limit(s, q->n_source, n) + slot->task.prompt;
     slot->task.scoring = q->target && !q->prefix;
     slot->task.penalty = s->params.repetition_penalty;
     slot->task.free = slot->task.prompt + (force >= 0);
@@ -9552,6 +9688,9 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->task.n_demands = slot->task.scoring ? 0 : q->n_constraints;
     moe_admit_constraints(slot, q);
     slot->task.place = at * s->token_rows;
+    slot->waits = s->n_pages != 0;
+    slot->age = ++s->begun;
+    slot->gave = UINT64_MAX;
     slot->task.first = m->decoder_from_encoder ? (int32_t)(s->rows + at) : -1;
     if (force >= 0) slot->target[slot->task.prompt] = force;
     if (q->target && q->n_target) memcpy(slot->target + slot->task.free, q->target, q->n_target * sizeof *slot->target);
@@ -9669,7 +9808,7 @@ static void moe_fill_frame(moe_session *s) {
     size_t rows = 0, spare = s->search.ahead, *starts = &s->frames[MOE_DECODER].beam.most_starts;
     *starts = 0;
     for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
-        if (!slot->active) continue;
+        if (!slot->active || slot->waits) continue;
         *starts = moe_max(*starts, slot->task.n_demands);
         for (size_t h = 0; h < slot->n_live; h++) {
             if (slot->live[h].ended) continue;
@@ -9678,6 +9817,7 @@ static void moe_fill_frame(moe_session *s) {
         }
         moe_live live = slot->live[0];
         for (; spare && slot->ahead < moe_slot_given(slot); spare--) {
+            if (!moe_take_pages(s, slot, slot->n_tokens + slot->ahead + 2)) break;
             moe_give_token(slot, &live);
             moe_fill_row(s, slot, &live, slot->steps + ++slot->ahead, rows++);
         }
@@ -9695,7 +9835,7 @@ static void moe_add_coverage(moe_session *s) {
     for (size_t i = 0; i < s->n_slots; i++) {
         const moe_slot *slot = &s->slots[i];
         const int one = by_place && moe_slot_is_one(slot);
-        for (size_t h = 0; slot->active && h < (one ? beam : slot->n_live); h++) {
+        for (size_t h = 0; slot->active && !slot->waits && h < (one ? beam : slot->n_live); h++) {
             const moe_live *live = &slot->live[one ? 0 : h];
             const size_t to = by_place ? i * beam + h : live->row, from = by_place ? to : (size_t)b->parents[live->row];
             const float *attention = b->attention + live->row * stride;
@@ -9738,6 +9878,7 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
     if (s->api) {
         MOE_TRY(s->api->step(s->device, s->params.trace, s->params.trace_user, &step, error));
     } else {
+        moe_share_pages(s);
         moe_fill_frame(s);
         MOE_TRY(moe_session_run(s, MOE_DECODER, error));
         step.rows = d->rows;
@@ -9747,12 +9888,12 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
     for (; step.done > 0; step.done--) step.results = moe_deliver(s, step.results);
     if (s->api) return MOE_OK;
     for (size_t i = 0; (s->params.routing || s->params.attention) && i < (size_t)s->params.batch; i++)
-        for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live; h++)
+        for (size_t h = 0; s->slots[i].active && !s->slots[i].waits && h < s->slots[i].n_live; h++)
             for (size_t k = 0; !s->slots[i].live[h].ended && k <= s->slots[i].ahead; k++)
                 moe_report_live(s, i, s->slots[i].live[h].row + k);
     if (d->beam.coverage) moe_add_coverage(s);
     for (size_t i = 0; i < s->n_slots; i++)
-        if (moe_slot_steps(&s->search, &s->slots[i], i, &d->beam, s->next)) {
+        if (!s->slots[i].waits && moe_slot_steps(&s->search, &s->slots[i], i, &d->beam, s->next)) {
             moe_write_head(&s->search, &s->slots[i], i, s->results);
             for (int32_t h = 0; h < s->results[1]; h++)
                 moe_write_result(&s->search, &s->slots[i], (size_t)h, s->results);
@@ -9790,7 +9931,7 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
         if (s->n_active) status = moe_step(s, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
     }
-    for (size_t i = 0; i < s->n_slots; i++) s->slots[i].active = 0;
+    for (size_t i = 0; i < s->n_slots; i++) moe_give_pages(s, &s->slots[i]), s->slots[i].active = 0;
     for (size_t i = 0; i < s->n_waiting; i++) s->waiting[i].used = 0;
     s->n_active = 0;
     if (s->api) s->api->forget(s->device);

@@ -377,6 +377,10 @@ typedef struct moe_session_params {
                /* sentence, 1024 at most, with a model that has an encoder. No result depends on it                  */
     int kv_bits; /* of a kept key or value: 32, 16 (F16) or 8 (Q8, a scale for each head of a token), as which */
     /* attention always reads it; 0: 16, and 32, the only choice, with a model that has an encoder        */
+    int context_memory; /* MB of keys and values of tokens for all sentences under way; 0: what they can need at most.
+                         */
+    /* Without room a sentence waits, or gives its rows back and is computed again; one that may    */
+    /* need more than there is is refused                                                           */
 } moe_session_params;
 
 /* Set all parameters to the defaults of the model's file, or else of the library. `size`: sizeof *params. */

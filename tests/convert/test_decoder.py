@@ -58,10 +58,11 @@ def converted(family, *options, **changes):
 
 
 def translate(model, lines, *options, program=TRANSLATE):
-    """With keys and values in F32, if nothing else is said."""
-    bits = () if "--kv-bits" in options else ("--kv-bits", "32")
-    result = run([program, "-m", model, "--ids", "--json", *options, *bits], lines)
+    result = run([program, "-m", model, "--ids", "--json", *options], lines)
     return [json.loads(x) for x in result.lines]
+
+
+EXACT = "--kv-bits", "32"  # keys and values are what the readings below have
 
 
 def limits(limit):
@@ -71,14 +72,14 @@ def limits(limit):
 def searches(model, sources, beam, early, limit=LIMIT, *options):
     """[[(ids without end, score, finished)]] of every source."""
     found = translate(model, [line(s) for s in sources], "--beam", str(beam), "--nbest", str(beam),
-                      f"--early-stopping={early}", *limits(limit), *options)
+                      f"--early-stopping={early}", *limits(limit), *EXACT, *options)
     return [[(h["ids"], h["score"], h["finished"]) for h in x.get("nbest", [x])] for x in found]
 
 
-def scores(model, pairs, *options):
+def scores(model, pairs, *options, exact=EXACT):
     """Log-probabilities of targets with their end."""
     lines = [f"{line(s)}\t{line(t)}" for s, t in pairs]
-    return [x["token_logprobs"] for x in translate(model, lines, "--score", *options)]
+    return [x["token_logprobs"] for x in translate(model, lines, "--score", *exact, *options)]
 
 
 def close(found, wanted):
@@ -190,7 +191,7 @@ def experts_are_those_of_the_reading():
         with converted(family) as (model, config, arrays), tempfile.TemporaryDirectory() as at:
             sources = [make.prompt(i) for i in range(8)]
             path = os.path.join(at, "routing")
-            translate(model, [line(s) for s in sources], "--routing", path, *limits(2), "--beam", "1")
+            translate(model, [line(s) for s in sources], "--routing", path, *limits(2), "--beam", "1", *EXACT)
             found = {}
             with open(path, encoding="utf-8") as file:
                 for row in filter(lambda row: "line" in row, map(json.loads, file)):
@@ -222,7 +223,7 @@ def kept_keys_and_values_are_those_of_the_reading():
                 return [decoder_numpy.Decoder(config, arrays, wrong, bits).score(s, t + [2]) for s, t in pairs]
             right = {bits: reading(bits) for bits in (8, 16, 32)}
             for bits in 8, 16:
-                found = scores(model, pairs, "--kv-bits", str(bits))
+                found = scores(model, pairs, exact=("--kv-bits", str(bits)))
                 others = [right[x] for x in right if x != bits] + [reading(bits, "own")]
                 if bits == 8:
                     others.append(reading(bits, "one scale"))
@@ -275,6 +276,25 @@ def scales_by_block_give_the_same_bytes_everywhere():
             assert rows != blocks and sum(differences) / len(differences) < 0.3, (kind, differences)
             moefile.write_model(model, {**meta, "activation.block": 32}, tensors)
             assert "activation.block" in run([TRANSLATE, "-m", model, "--ids"], ["1 5"], status=3).stderr
+
+
+@numpy_test
+def a_limited_context_changes_no_bytes():
+    """1 MB has room for 1,808 tokens: 32 sentences of four hypotheses wait for each other, the least that is too large
+    is refused."""
+    with converted("hy_v3", "--type", "q8") as (model, _, _):
+        sources = [line(range(5, 5 + 3 * i % 60)) for i in range(1, 60)]
+        options = ("--ids", "--json", "--beam", "8", "--kv-bits", "32", *limits(64))
+        wanted = run([TRANSLATE, "-m", model, *options], sources).stdout
+        for more in ("--piece", "512"), ("--piece", "7", "--threads", "2"), ("--batch", "7"), ("--batch", "59"):
+            got = run([TRANSLATE, "-m", model, *options, *more, "--context-memory", "1"], sources)
+            assert got.stdout == wanted, more
+        options = ("--ids", "--json", "--kv-bits", "32", *limits(64))
+        large = run([TRANSLATE, "-m", model, *options, "--beam", "29", "--context-memory", "1"],
+                    [line([5, 6]), line([5])], status=1)
+        assert "of 1858 tokens, context_memory has room for 1808" in large.stderr, large.stderr
+        fits = run([TRANSLATE, "-m", model, *options, "--beam", "28", "--context-memory", "1"], [line([5, 6])])
+        assert len(fits.lines) == 1
 
 
 @numpy_test
@@ -422,8 +442,8 @@ def positions_and_prompts_beyond_the_limits_are_refused():
         assert "128 together" in more.stderr, more.stderr
         bits = run([TRANSLATE, "-m", model, "--ids", "--kv-bits", "24"], [line([1, 5])], status=2)
         assert "kv_bits is 24, allowed are 8, 16 and 32" in bits.stderr, bits.stderr
-    other = run([TRANSLATE, "-m", os.path.join(ROOT, "models", "en-de-fr-es.bin"), "-t", "de", "--kv-bits", "16"], ["a"],
-                status=2)
+    recurrent = os.path.join(ROOT, "models", "en-de-fr-es.bin")
+    other = run([TRANSLATE, "-m", recurrent, "-t", "de", "--kv-bits", "16"], ["a"], status=2)
     assert "kv_bits must be 32" in other.stderr, other.stderr
 
 

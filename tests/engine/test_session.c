@@ -710,6 +710,49 @@ static heard *run_alone(const fixture *f, moe_session_params p, const ask *asked
     return out;
 }
 
+/* Sentences that find no room for their keys and values wait, or give their rows back and are computed again: each
+ * gives what it gives with room. One that is dropped, and a run that is cancelled, give their rows back too. */
+static void a_limited_context_changes_no_sentence(void **state) {
+    enum { N = 20 };
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        fixture *f = small(NLLB, MW_Q8);
+        moe_session_params p = params_for(f->model);
+        ask *asks = random_asks(5, N);
+        heard *wanted, found[N];
+        if (i) poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* they do not end by themselves */
+        p.source_tag = MW_TAG_DE;
+        p.batch = 16, p.beam = 12, p.max_target = p.max_len_offset = LONGEST, p.threads = 2;
+        wanted = translate(f, &p, asks, N);
+        for (size_t k = 0; k < N; k++) assert_int_equal(wanted[k].status, MOE_OK);
+        moe_session *s = new_session(f, &p);
+        translate_with(s, asks, N, NULL, 0, found);
+        const moe_stats plenty = moe_session_stats(s);
+        moe_session_free(s);
+        p.context_memory = 1;
+        s = new_session(f, &p);
+        for (int round = 0; round < 2; round++) {
+            moe_error e;
+            request_feed feed = { .asks = asks, .n = N, .heard = found, .random = 1, .cancel_after = 18 };
+            assert_int_equal(moe_translate(s, pull, done, &feed, &e), MOE_ERROR_CANCELLED);
+            const size_t rows = moe_session_stats(s).rows;
+            translate_with(s, asks, N, NULL, round, found);
+            assert_same(wanted, found, N, "a limited context");
+            CHECK(moe_session_stats(s).rows - rows >= plenty.rows, "rows");
+            if (i && !round)
+                CHECK(moe_session_stats(s).rows - rows > plenty.rows + plenty.rows / 20,
+                      "%zu rows, with room %zu: "
+                      "nothing was computed again",
+                      (size_t)(moe_session_stats(s).rows - rows), (size_t)plenty.rows);
+        }
+        CHECK(moe_session_stats(s).bytes + (1 << 19) < plenty.bytes, "%zu bytes, with room %zu",
+              (size_t)moe_session_stats(s).bytes, (size_t)plenty.bytes);
+        moe_session_free(s);
+        free(wanted), free(asks);
+        drop(f);
+    }
+}
+
 /* A recurrent decoder without a product that reads its state, or one of averages, scores what it wrote in a run or two,
  * to the same bits. */
 static void given_tokens_of_a_student_run_together(void **state) {
@@ -3059,6 +3102,7 @@ int main(void) {
         cmocka_unit_test(a_translation_goes_on_from_how_it_has_to_begin),
         cmocka_unit_test(scoring_and_translating_share_a_batch),
         cmocka_unit_test(given_tokens_of_a_transformer_run_together),
+        cmocka_unit_test(a_limited_context_changes_no_sentence),
         cmocka_unit_test(given_tokens_of_a_student_run_together),
         cmocka_unit_test(reranking_is_what_scoring_the_other_way_says),
         cmocka_unit_test(a_request_can_say_what_language_it_is_in),
