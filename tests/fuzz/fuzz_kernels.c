@@ -135,12 +135,12 @@ static void try_linear(bytes *b, const moe_kernels *isa) {
     if (quantised) {
         float *scales = room_for(b, rows * sizeof *scales, 4);
         int8_t *codes = room_for(b, rows * moe_code_bytes(in), 64);
-        const int blocks = (int)take(b, 2);
+        const int by_block = (int)take(b, 2);
         for (size_t r = 0; r < rows; r++)
-            if (blocks)
+            if (by_block)
                 moe_quantise_blocks(moe_quantise_portable, x + r * x_stride, in, codes + r * moe_code_bytes(in));
             else scales[r] = moe_quantise_portable(x + r * x_stride, in, codes + r * moe_code_bytes(in));
-        l.scales = blocks ? NULL : scales, l.codes = codes;
+        l.scales = by_block ? NULL : scales, l.codes = codes;
     } else {
         l.x = x;
     }
