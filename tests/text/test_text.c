@@ -18,6 +18,7 @@
 #include "tools/text/json.h"
 #include "tools/text/lost.h"
 #include "tools/text/messages.h"
+#include "tools/text/prompt.h"
 #include "tools/text/spans.h"
 #include "tools/text/protect.h"
 #include "tools/text/sentences.h"
@@ -1100,6 +1101,76 @@ static void messages_are_looked_at_once(void **state) {
     free(line);
 }
 
+static void answers_in_words_lack_signs(void **state) {
+    static const struct {
+        const char *source, *target, *lost;
+    } cases[] = { { "Hello {name}, <b>all</b>", "Hallo {name}, <b>alle</b>", "" },
+                  { "Hello {name}!", "Hallo Name!", "{name}" },
+                  { "{a} and {a}", "{a} und a", "{a}" },
+                  { "<b>all</b>", "<b>alle", "</b>" },
+                  { "see https://example.org/x", "siehe https://example.org/y", "https://example.org/x" },
+                  { "in 3 days", "in drei Tagen", "" },
+                  { "%s of 12", "%s von 12", "" },
+                  { "", "", "" },
+                  { "a {x}", "", "{x}" } };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const moe_span lost = text_prompt_lost(span(cases[i].source), span(cases[i].target));
+        assert_int_equal(lost.length, strlen(cases[i].lost));
+        assert_memory_equal(lost.data, cases[i].lost, lost.length);
+    }
+}
+
+/* Answers that are made up; languages of the shipped model: de en es fr. */
+static void answers_in_words_are_doubted(void **state) {
+    static const char text[] = "The old house near the river has a garden with many apple trees.";
+    static const struct {
+        const char *source, *target, *part; /* NULL: fine */
+    } cases[] = {
+        { text, "Das alte Haus am Fluss hat einen Garten mit vielen Apfelb\xC3\xA4umen.", NULL },
+        { "Yes.", "Jawohl, selbstverst\xC3\xA4ndlich.", NULL },
+        { "\xE4\xBB\x8A\xE5\xA4\xA9\xE5\xA4\xA9\xE6\xB0\x94\xE5\xBE\x88\xE5\xA5\xBD",
+          "Das Wetter ist heute sch\xC3\xB6n.", NULL },
+        { text, "", "empty" },
+        { "12", "", NULL }, /* it says nothing */
+        { text, "Haus.", "far shorter" },
+        { "A house.",
+          "Ein Haus. Erkl\xC3\xA4rung: der Satz besteht aus einem Artikel und einem Substantiv. Ich habe ihn "
+          "w\xC3\xB6rtlich \xC3\xBC"
+          "bersetzt.",
+          "far longer" },
+        { text, text, "text itself" },
+        { "Berlin", "Berlin", NULL },
+        { text,
+          "\xE6\xB2\xB3\xE8\xBE\xB9\xE7\x9A\x84\xE8\x80\x81\xE6\x88\xBF\xE5\xAD\x90"
+          "\xE6\x9C\x89\xE4\xB8\x80\xE4\xB8\xAA\xE8\x8A\xB1\xE5\x9B\xAD",
+          "not written as" },
+        { "the \xD0\xB4\xD0\xBE\xD0\xBC", "das \xD0\xB4\xD0\xBE\xD0\xBC", NULL }, /* short: it may be a name */
+    };
+    text_front front;
+    moe_error e;
+    (void)state;
+    assert_int_equal(text_open("models/en-de-fr-es.bin", TEXT_IDS_ONLY, NULL, &front, &e), MOE_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *why = text_prompt_doubt(&front, 0, span(cases[i].source), span(cases[i].target));
+        if (!cases[i].part) assert_null(why);
+        else assert_non_null(why), assert_non_null(strstr(why, cases[i].part));
+    }
+    assert_null(text_prompt_doubt(&front, -1, span(text),
+                                  span("\xD0\xA1\xD1\x82\xD0\xB0\xD1\x80\xD1\x8B\xD0\xB9 "
+                                       "\xD0\xB4\xD0\xBE\xD0\xBC \xD1\x83 "
+                                       "\xD1\x80\xD0\xB5\xD0\xBA\xD0\xB8")));
+    text_close(&front);
+}
+
+static void texts_of_signs_alone_say_nothing(void **state) {
+    (void)state;
+    assert_false(text_prompt_speaks("12 <br/> {name} https://example.org", 35));
+    assert_false(text_prompt_speaks("", 0));
+    assert_true(text_prompt_speaks("12 <br/> a", 10));
+    assert_true(text_prompt_speaks("\xE8\x80\x81", 3));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_character_is_valid),
@@ -1137,6 +1208,9 @@ int main(void) {
         cmocka_unit_test(apostrophes_do_not_break_messages),
         cmocka_unit_test(messages_go_over_lines),
         cmocka_unit_test(messages_are_looked_at_once),
+        cmocka_unit_test(answers_in_words_lack_signs),
+        cmocka_unit_test(answers_in_words_are_doubted),
+        cmocka_unit_test(texts_of_signs_alone_say_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

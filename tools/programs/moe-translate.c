@@ -17,6 +17,7 @@
 #include "tools/programs/routing.h"
 #include "tools/text/detect.h"
 #include "tools/text/json.h"
+#include "tools/text/prompt.h"
 #include "tools/text/protect.h"
 #include "tools/text/settings.h"
 #include "tools/text/several.h"
@@ -124,6 +125,12 @@ static void usage(FILE *to) {
           "                            translation as written; longer terms go first. The\n"
           "                            source is also found in capitals and with regular\n"
           "                            endings. A name alone on a line stays as it is\n"
+          "      --style WORDS         how a model that is asked in words shall write, such\n"
+          "                            as formal\n"
+          "      --context N           show such a model N earlier lines with each line\n"
+          "      --prompt TEXT         your own wording for such a model, which has\n"
+          "                            {source_text} once, and {target_lang}; or delimiters,\n"
+          "                            or structured:JSON, of the model's own\n"
           "      --truncate            cut a line at its first unusable part; without\n"
           "                            this option such a line fails\n"
           "\n",
@@ -226,6 +233,9 @@ static int parse_options(int argc, char **argv, options *o) {
         GLOSSARY,
         MODELS,
         MODELS_MEMORY,
+        STYLE,
+        CONTEXT,
+        PROMPT,
         PARAM = 512 /* and its number */
     };
     static const struct option own[] = { PROGRAM_OPTIONS,
@@ -248,6 +258,9 @@ static int parse_options(int argc, char **argv, options *o) {
                                          { "paragraphs", no_argument, NULL, PARAGRAPHS },
                                          { "no-protect", no_argument, NULL, NO_PROTECT },
                                          { "glossary", required_argument, NULL, GLOSSARY },
+                                         { "style", required_argument, NULL, STYLE },
+                                         { "context", required_argument, NULL, CONTEXT },
+                                         { "prompt", required_argument, NULL, PROMPT },
                                          { "models", required_argument, NULL, MODELS },
                                          { "models-memory", required_argument, NULL, MODELS_MEMORY } };
     static const int repeated[] = { 'm', MODELS, 0 };
@@ -270,8 +283,12 @@ static int parse_options(int argc, char **argv, options *o) {
     int c, status = -1;
     uint64_t given = 0;
     while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:t:s:", known, repeated, &given)) != -1) {
-        if (c == PRESET || (c >= PARAM && c < PARAM + TEXT_PARAMS)) {
-            const char *name = c == PRESET ? "preset" : moe_param_at((size_t)(c - PARAM))->option;
+        if (c == PRESET || (c >= STYLE && c < PARAM + TEXT_PARAMS)) {
+            const char *name = c == PRESET    ? "preset"
+                               : c == STYLE   ? "style"
+                               : c == CONTEXT ? "context"
+                               : c == PROMPT  ? "prompt"
+                                              : moe_param_at((size_t)(c - PARAM))->option;
             if (text_settings_set(&o->search, name, optarg ? optarg : "1", "--", &e))
                 status = program_usage_error("%s", e.message);
             continue;
@@ -528,8 +545,9 @@ static void app_see(program_flow *flow, text_job *job, const moe_result *result)
                  said ? "; " : "", best->n_ids);
     }
     if (!a->second) return;
-    const size_t prompt = moe_model_prompted(flow->stream.front->model) && job->source_ids.length
-                              ? job->source_ids.length - 1
+    const size_t given = job->prompt.length ? job->prompt.length : job->source_ids.length;
+    const size_t prompt = moe_model_prompted(flow->stream.front->model) && given
+                              ? given - 1
                               : 0; /* steps before the first one of the translation */
     routing_sentence *sentence = routing_begin(&a->routing, job->line);
     if (!sentence) flow->stream.trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
@@ -578,8 +596,9 @@ static int second_pull(void *user, int wait, moe_request *request) {
     text_job *job = a->next;
     if (!job) return MOE_PULL_END;
     a->next = job->next;
-    request->source = ids_of(&job->source_ids);
-    request->n_source = job->source_ids.length;
+    const text_ids *source = job->prompt.length ? &job->prompt : &job->source_ids;
+    request->source = ids_of(source);
+    request->n_source = source->length;
     request->target = ids_of(&job->target_ids);
     request->n_target = job->target_ids.length;
     request->user = job;
@@ -620,11 +639,12 @@ static moe_status app_leave(program_flow *flow, text_job *job, moe_error *error)
         *error = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
         return error->code;
     }
-    text_ids source = waits->source_ids, target = waits->target_ids;
+    text_ids source = waits->source_ids, target = waits->target_ids, prompt = waits->prompt;
     waits->line = job->line;
     waits->extra = job->extra;
     waits->source_ids = job->source_ids, job->source_ids = source;
     waits->target_ids = job->target_ids, job->target_ids = target;
+    waits->prompt = job->prompt, job->prompt = prompt;
     return ++a->waiting < a->second_batch ? MOE_OK : route_waiting(a, error);
 }
 
@@ -909,6 +929,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
                         .see = app_see,
                         .line = app_line,
                         .stats = c->stats ? app_stats : NULL } };
+    const text_wishes wishes = text_settings_wishes(&o->search);
     const int brief = o->rules && text_rules_spans(o->rules) && params->rules == MOE_RULES_PAPER;
     a.flow.stream.options = (text_options){ .ids = c->ids,
                                             .pretokenized = c->pretokenized,
@@ -918,6 +939,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
                                                      : o->prefix ? "--prefix"
                                                                  : NULL,
                                             .brief = brief,
+                                            .wishes = &wishes,
                                             .calm = !c->ids && !c->pretokenized && !o->score && !o->prefix,
                                             .max_source = (size_t)params->max_source,
                                             .max_target = (size_t)params->max_target + (size_t)(o->raw != 0) };
@@ -954,9 +976,9 @@ static int choose_language(const options *o, const text_front *front, moe_sessio
 
 /* Whether something is kept: of text that is translated freely, by a search that knows constraints. */
 static int keeps(const options *o, const text_front *front, const moe_session_params *params) {
-    return !moe_model_prompted(front->model) && (!o->no_protect || o->glossary) && !o->score && !o->prefix &&
-           !o->self_test && !o->common.ids && !o->common.pretokenized &&
-           (params->rules == MOE_RULES_PAPER || params->rules >= MOE_RULES_HF);
+    return (!moe_model_prompted(front->model) || moe_model_meta_find(front->model, "prompt.prefix") >= 0) &&
+           (!o->no_protect || o->glossary) && !o->score && !o->prefix && !o->self_test && !o->common.ids &&
+           !o->common.pretokenized && (params->rules == MOE_RULES_PAPER || params->rules >= MOE_RULES_HF);
 }
 
 /* -1, or a complaint and the exit status. */
@@ -1005,10 +1027,14 @@ int main(int argc, char **argv) {
     if (o.score && c->max_len < 0 && o.longest > params.max_target)
         params.max_target = o.longest; /* which may be longer than what is translated by itself */
     status = choose_language(&o, &front, &params);
-    if (!status && keeps(&o, &front, &params)) params.max_constraints = MOE_MAX_CONSTRAINTS;
+    const int kept = !status && keeps(&o, &front, &params);
+    if (kept && !moe_model_prompted(front.model)) params.max_constraints = MOE_MAX_CONSTRAINTS;
     const moe_session_params later = scoring_params(&o, &params);
     if (!status) status = program_session(c, &front, &params, c->routing ? &later : NULL, "a translation", &session);
-    if (status < 0 && params.max_constraints) status = open_rules(&o, &front);
+    if (status < 0 && kept) status = open_rules(&o, &front);
+    const text_wishes wishes = text_settings_wishes(&o.search);
+    moe_error e;
+    if (status < 0 && text_prompt_check(front.prompt, &wishes, &e)) status = program_usage_error("%s", e.message);
     if (status < 0) status = o.self_test ? run_self_test(&front, session, c->model) : run(&o, &front, session, &params);
     program_session_free(session);
     text_rules_free(o.rules);

@@ -94,6 +94,33 @@ static void limit_ids(const text_front *front, const text_options *options, cons
     ids->length = keep;
 }
 
+static size_t room_of(const text_front *front, const text_options *options) { return text_job_room(front, options); }
+
+size_t text_job_room(const text_front *front, const text_options *options) {
+    const size_t extra = text_job_is_asked(front, options) ? text_prompt_extra(front->prompt) : front->source_extra;
+    return options->max_source > extra ? options->max_source - extra : 0;
+}
+
+int text_job_is_asked(const text_front *front, const text_options *options) {
+    return front->prompt && !options->ids && !options->pretokenized;
+}
+
+static int keeps_spans(const text_options *options) { return options->rules && text_rules_spans(options->rules); }
+
+/* The same for a model that is asked in words: it reads all of a text, and what has no words stays as it is. */
+static moe_status prepare_asked(const text_front *front, const text_options *options, text_job *job, moe_span source,
+                                moe_error *error) {
+    while (source.length && is_blank(source.data[source.length - 1])) source.length--;
+    while (source.length && is_blank(*source.data)) source.data++, source.length--;
+    text_clear(&job->shown);
+    text_append(&job->shown, source.data, source.length);
+    text_append(&job->shown, "", 0);
+    if (job->shown.failed) return text_out_of_memory(error);
+    if (keeps_spans(options) && !options->pairs && source.length && !text_prompt_speaks(source.data, source.length))
+        job->verbatim = 1;
+    return to_ids(front, options, &job->shown, &job->source_ids, job, error);
+}
+
 /* The ids of a job's source, but for what is kept of it. */
 static moe_status prepare_source(const text_front *front, const text_options *options, text_job *job,
                                  moe_error *error) {
@@ -103,6 +130,11 @@ static moe_status prepare_source(const text_front *front, const text_options *op
         job->message ? (moe_span){ read.data, read.length } : (moe_span){ job->source.data, job->source.length };
     moe_span shown = source;
     moe_status status = read.failed ? text_out_of_memory(error) : MOE_OK;
+    if (text_job_is_asked(front, options)) {
+        if (!status) status = prepare_asked(front, options, job, source, error);
+        text_bytes_free(&read);
+        return status;
+    }
     if (options->rules && !status)
         status = text_guard_begin(options->rules, source.data, source.length, job->more, job->attempt,
                                   (text_message_text)job->message, (text_terms)job->terms, &job->guard, &shown, error);
@@ -121,10 +153,6 @@ static moe_status prepare_source(const text_front *front, const text_options *op
                                  options->max_target, error);
     text_bytes_free(&text);
     return status;
-}
-
-static size_t room_of(const text_front *front, const text_options *options) {
-    return options->max_source > front->source_extra ? options->max_source - front->source_extra : 0;
 }
 
 moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
@@ -170,12 +198,47 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     return MOE_OK;
 }
 
+/* The white space at both ends of a source, without what is between. */
+static moe_span blanks_before(const text_bytes *source) {
+    size_t n = 0;
+    while (n < source->length && is_blank(source->data[n])) n++;
+    return (moe_span){ source->data, n };
+}
+
+static moe_span blanks_behind(const text_bytes *source) {
+    size_t n = 0;
+    while (n < source->length && is_blank(source->data[source->length - 1 - n])) n++;
+    return (moe_span){ source->length ? source->data + source->length - n : "", n };
+}
+
+/* An answer in words, trimmed, with the white space of its source. */
+static moe_status write_asked(const text_front *front, const text_options *options, const text_job *job,
+                              const moe_hypothesis *h, text_bytes *out, int *sound, moe_error *error) {
+    const int keeps = keeps_spans(options) && !options->pairs;
+    const moe_span before = blanks_before(&job->source), behind = blanks_behind(&job->source);
+    text_bytes answer = { 0 };
+    moe_status status = text_decode(front, h->ids, h->n_ids, &answer, error);
+    size_t begin = 0, end = answer.length;
+    *sound = 1;
+    while (end && is_blank(answer.data[end - 1])) end--;
+    while (begin < end && is_blank(answer.data[begin])) begin++;
+    const size_t at = out->length;
+    if (keeps && before.length < job->source.length) text_append(out, before.data, before.length);
+    text_append(out, end ? answer.data + begin : "", end - begin);
+    if (keeps && before.length < job->source.length) text_append(out, behind.data, behind.length);
+    if (!status && job->message)
+        *sound = text_message_mend((text_message_text)job->message, job->source.data, job->source.length, at, out);
+    text_bytes_free(&answer);
+    return status || !out->failed ? status : text_out_of_memory(error);
+}
+
 /* What the model wrote for a job whose source does not stay, appended to *out; *sound: it has all that is kept. */
 static moe_status write_job(const text_front *front, const text_options *options, const text_job *job, int shout,
                             const moe_hypothesis *h, text_bytes *out, int *sound, moe_error *error) {
     const size_t begin = out->length;
     const int guarded = options->rules && text_guard_used(job->guard);
     moe_status status = MOE_OK;
+    if (text_job_is_asked(front, options)) return write_asked(front, options, job, h, out, sound, error);
     if (guarded) status = text_guard_restore(options->rules, job->guard, h, job->manner, shout, out, error);
     else if (options->pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
     else if (options->ids) text_append_ids(out, h->ids, h->n_ids);
@@ -186,6 +249,11 @@ static moe_status write_job(const text_front *front, const text_options *options
     if (!status && job->message)
         *sound &= text_message_mend((text_message_text)job->message, job->source.data, job->source.length, begin, out);
     return status || !out->failed ? status : text_out_of_memory(error);
+}
+
+static void stay(text_job *job) {
+    job->stays = 1;
+    note(job, &job->cut, "what is to be kept did not come through the translation: the text stays as it is");
 }
 
 /* With other stand-ins. If that has been, or cannot be, the text stays. */
@@ -199,9 +267,43 @@ static moe_status second_try(const text_front *front, const text_options *option
         if (status || *again) return status;
         job->failed = 0;
     }
-    job->stays = 1;
-    note(job, &job->cut, "what is to be kept did not come through the translation: the text stays as it is");
+    stay(job);
     return MOE_OK;
+}
+
+moe_status text_job_ask(const text_front *front, const text_options *options, text_job *job, moe_request *request,
+                        moe_error *error) {
+    const text_asked asked = { .text = { job->shown.data, job->shown.length },
+                               .context = { job->context.data, job->context.length },
+                               .source = request->source_tag,
+                               .target = request->target_tag,
+                               .glossary = options->rules ? text_rules_glossary(options->rules) : NULL,
+                               .strictly = job->attempt };
+    const moe_status status = text_prompt_ids(front, options->wishes, &asked, options->max_source, &job->prompt, error);
+    request->source = job->prompt.data;
+    request->n_source = job->prompt.length;
+    return status;
+}
+
+moe_status text_job_look(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
+                         int32_t language, int *again, moe_error *error) {
+    text_bytes written = { 0 };
+    int sound = 0;
+    *again = 0;
+    if (job->failed || job->stays || options->pairs) return MOE_OK;
+    const moe_status status = write_job(front, options, job, 0, h, &written, &sound, error);
+    const moe_span source = { job->source.data, job->source.length },
+                   target = { written.data ? written.data : "", written.length };
+    if (!status && keeps_spans(options) && (!sound || text_prompt_lost(source, target).length)) {
+        *again = !job->attempt;
+        if (*again) job->attempt = 1;
+        else stay(job);
+    } else if (!status && h->finished) {
+        const char *why = text_prompt_doubt(front, language, source, target);
+        if (why && !job->divided) note(job, &job->divided, "doubtful: %s", why);
+    }
+    text_bytes_free(&written);
+    return status;
 }
 
 moe_status text_job_again(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
@@ -326,7 +428,9 @@ moe_status text_job_divide(const text_front *front, const text_options *options,
     job->manner = TEXT_AS_IT_IS;
     job->attempt = job->terms = 0;
     text_guard_clear(job->guard); /* of another text */
-    moe_status status = job->gap.failed || second->source.failed ? text_out_of_memory(error) : MOE_OK;
+    text_append(&second->context, job->context.data, job->context.length);
+    moe_status status =
+        job->gap.failed || second->source.failed || second->context.failed ? text_out_of_memory(error) : MOE_OK;
     if (!status) status = prepare_source(front, options, job, error);
     return status ? status : prepare_source(front, options, second, error);
 }
@@ -353,8 +457,10 @@ void text_job_clear(text_job *job) {
     text_clear(&job->source);
     text_clear(&job->target);
     text_clear(&job->output);
+    text_clear(&job->shown);
+    text_clear(&job->context);
     text_guard_clear(job->guard); /* the next text may come without rules */
-    job->source_ids.length = job->target_ids.length = 0;
+    job->source_ids.length = job->target_ids.length = job->prompt.length = 0;
     job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
     job->attempt = job->terms = job->stays = job->brief = 0;
     job->manner = TEXT_AS_IT_IS;
@@ -371,11 +477,12 @@ void text_job_clear(text_job *job) {
 }
 
 void text_job_free(text_job *job) {
-    text_bytes *const all[] = { &job->source, &job->target, &job->output, &job->gap };
+    text_bytes *const all[] = { &job->source, &job->target, &job->output, &job->gap, &job->shown, &job->context };
     text_bytes_free_all(all, sizeof all / sizeof *all);
     text_ids_free(&job->source_ids);
     text_ids_free(&job->target_ids);
     text_ids_free(&job->aside_ids);
+    text_ids_free(&job->prompt);
     text_guard_free(job->guard);
 }
 

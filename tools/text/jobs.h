@@ -11,6 +11,7 @@
 #define TEXT_JOBS_H
 
 #include "moe.h"
+#include "tools/text/prompt.h"
 #include "tools/text/protect.h"
 #include "tools/text/text.h"
 
@@ -27,7 +28,8 @@ typedef struct text_options {
     int truncate;                   /* cut what cannot be used whole, and say so, rather than refuse it    */
     const struct text_rules *rules; /* what is kept as it is (protect.h); NULL: nothing */
     int brief;                      /* short texts without a sign at their end are tried in each text_manner */
-    int calm;          /* what is written in capitals is encoded as in small letters: few models have learned those */
+    int calm; /* what is written in capitals is encoded as in small letters: few models have learned those */
+    const struct text_wishes *wishes; /* of a model that is asked in words; NULL: none */
     size_t max_source; /* tokens, source_extra included: moe_session_params; of a language model its max_target */
     size_t max_target; /* tokens, end included                                                */
 } text_options;
@@ -38,6 +40,10 @@ typedef struct text_job {
     uint64_t line;
     text_bytes source, target; /* as read, cut if so */
     text_ids source_ids, target_ids;
+    text_bytes shown;         /* of a model that is asked in words: the text, without white space at both ends */
+    text_bytes context;       /* the earlier lines that it is shown */
+    text_ids prompt;          /* what it is given; length 0: source_ids */
+    int32_t language;         /* that it was asked for */
     int blank;                /* nothing to translate: the output is empty, or the white space where it is kept */
     int shouted;              /* it was in capitals, so should its translation be */
     struct text_guard *guard; /* what is kept of it (protect.h); NULL: nothing ever was */
@@ -75,6 +81,18 @@ typedef struct text_job {
  * status: what is returned is MOE_OK or MOE_ERROR_MEMORY. */
 moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
                             moe_error *error);
+
+/* Tokens that a text may have. */
+size_t text_job_room(const text_front *front, const text_options *options);
+/* Whether a text is asked for in words: `prompt` of its job. */
+int text_job_is_asked(const text_front *front, const text_options *options);
+/* The prompt of a job for a request, which then has it as its source. */
+moe_status text_job_ask(const text_front *front, const text_options *options, text_job *job, moe_request *request,
+                        moe_error *error);
+/* Of such a job: whether its translation lacks what is kept, so that it is asked for once more; after that its text
+ * stays, with a note. Where it lacks nothing, a note says what may be wrong with it. Errors: MOE_ERROR_MEMORY. */
+moe_status text_job_look(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
+                         int32_t language, int *again, moe_error *error);
 
 /* For the sake of the terms of a glossary a job may be tried four times (text_terms in protect.h). Then: whether all
  * that is kept of a job comes through this translation of it. If not, text_job_again prepares a second try

@@ -391,6 +391,7 @@ struct moetext {
     const moetext_model *model;
     text_settings settings;
     moe_session *session;
+    text_wishes wishes;
     text_rules *rules;              /* NULL: nothing is kept */
     int32_t source_tag, target_tag; /* of texts that name no languages; -1: none */
     int auto_source;                /* theirs is to be found out */
@@ -1094,6 +1095,27 @@ static int stream_next(text_stream *stream, int wait, text_line *line) {
     return MOE_PULL_REQUEST;
 }
 
+/* The earlier lines of the text itself. */
+static void stream_before(text_stream *stream, const text_line *line, size_t lines, text_bytes *out) {
+    const moetext_request *q = &translator_of(stream)->unit->request;
+    const size_t end = q->text ? (size_t)(line->data - q->text) : 0;
+    size_t begin = end;
+    while (begin && lines) {
+        const size_t behind = begin;
+        for (begin--; begin && q->text[begin - 1] != '\n';) begin--;
+        lines -= !text_stream_is_blank(q->text + begin, behind - begin);
+    }
+    if (text_utf8_valid(q->text + begin, end - begin) < end - begin) return;
+    for (size_t at = begin, next; at < end; at = next) {
+        const char *line_end = memchr(q->text + at, '\n', end - at);
+        next = line_end ? (size_t)(line_end + 1 - q->text) : end;
+        const size_t length = next - at - (size_t)(next - at > 1 && q->text[next - 2] == '\r') - 1;
+        if (text_stream_is_blank(q->text + at, next - at)) continue;
+        text_append(out, q->text + at, length);
+        text_append(out, "\n", 1);
+    }
+}
+
 static text_job *stream_add(text_stream *stream, const text_line *line, int more) {
     moetext *t = translator_of(stream);
     unit *u = t->unit;
@@ -1356,10 +1378,11 @@ static moe_status open_sessions(moetext *t, const moe_session_params *params, te
 static moe_status open_rules(moetext *t, moe_session_params *params, moe_error *error) {
     const text_settings *s = &t->settings;
     const int protect = s->protect != 0, glossary = s->glossary[0] != 0;
-    if (t->model->form != TEXT_FORM_TEXT || (!protect && !glossary) || moe_model_prompted(t->model->front.model) ||
+    if (t->model->form != TEXT_FORM_TEXT || (!protect && !glossary) ||
         (params->rules != MOE_RULES_PAPER && params->rules < MOE_RULES_HF))
         return MOE_OK;
-    params->max_constraints = MOE_MAX_CONSTRAINTS;
+    if (!moe_model_prompted(t->model->front.model)) params->max_constraints = MOE_MAX_CONSTRAINTS;
+    else if (!t->model->front.prompt) return MOE_OK; /* each text is a whole prompt */
     t->brief = protect && params->rules == MOE_RULES_PAPER;
     if (s->terms) return text_rules_read(&t->model->front, protect, s->glossary, s->terms, &t->rules, error);
     return text_rules_new(&t->model->front, protect, glossary ? s->glossary : NULL, &t->rules, error);
@@ -1411,11 +1434,13 @@ static void set_stream(moetext *t, const moe_session_params *p) {
                                .insert = stream_insert,
                                .ask = stream_ask,
                                .finish = stream_finish,
+                               .before = stream_before,
                                .goes_on = 1 };
     t->stream.options = (text_options){ .option = "option ",
                                         .ids = t->model->form == TEXT_FORM_IDS,
                                         .pretokenized = t->model->form == TEXT_FORM_PIECES,
                                         .truncate = t->settings.truncate > 0,
+                                        .wishes = &t->wishes,
                                         .max_source = (size_t)p->max_source,
                                         .max_target = (size_t)p->max_target };
     t->most_parts = 16 * (size_t)p->batch + 256;
@@ -1447,6 +1472,8 @@ moe_status text_leg_new(const moetext_model *m, const text_settings *settings, t
     if (!status) status = option_tag(m, "target", t->settings.target, 1, &t->target_tag, error);
     moe_session_params params = moe_session_params_default(m->front.model);
     text_settings_apply(&t->settings, &params);
+    t->wishes = text_settings_wishes(&t->settings);
+    if (!status) status = text_prompt_check(m->front.prompt, &t->wishes, error);
     if (!status) status = open_rules(t, &params, error);
     if (!status) status = open_sessions(t, &params, room, user, error);
     if (status) return moetext_free(t), status;

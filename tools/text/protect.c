@@ -123,6 +123,7 @@ moe_status text_rules_with(const text_rules *base, const char *const *sources, c
 }
 
 int text_rules_spans(const text_rules *r) { return r->spans; }
+const text_glossary *text_rules_glossary(const text_rules *r) { return r->glossary; }
 size_t text_rules_terms(const text_rules *r) { return text_glossary_count(r->glossary); }
 const char *text_rules_target(const text_rules *r, size_t i) { return text_glossary_target(r->glossary, i); }
 

@@ -28,10 +28,11 @@ moe_status text_rules_read(const text_front *front, int spans, const char *gloss
 /* The same rules with these terms instead; `rules` must outlive them. Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
 moe_status text_rules_with(const text_rules *rules, const char *const *sources, const char *const *translations,
                            size_t n, text_rules **out, moe_error *error);
-void text_rules_free(text_rules *rules);                          /* NULL is fine */
-int text_rules_spans(const text_rules *rules);                    /* whether spans are kept */
-size_t text_rules_terms(const text_rules *rules);                 /* of the glossary */
-const char *text_rules_target(const text_rules *rules, size_t i); /* of a term */
+void text_rules_free(text_rules *rules);                                  /* NULL is fine */
+int text_rules_spans(const text_rules *rules);                            /* whether spans are kept */
+const struct text_glossary *text_rules_glossary(const text_rules *rules); /* NULL: none */
+size_t text_rules_terms(const text_rules *rules);                         /* of the glossary */
+const char *text_rules_target(const text_rules *rules, size_t i);         /* of a term */
 
 /* What becomes of the terms in a text: each try has its own. */
 typedef enum text_terms {

@@ -1,6 +1,7 @@
 /* settings.c - settings.h says what this is; moetext_option shows the table. */
 #include "tools/text/settings.h"
 #include "tools/text/memory.h"
+#include "tools/text/prompt.h"
 
 #include <errno.h>
 #include <math.h>
@@ -55,6 +56,11 @@ static const option table[] = {
       WHOLE_OF(protect, 0, 1, "0 or 1") },
     { "glossary", "a file of terms, source TAB target on a line, or CSV; a name alone on a line stays as it is",
       WORD_OF(glossary, "a file") },
+    { "style", "how a model that is asked in words shall write, such as formal", WORD_OF(style, "a few words") },
+    { "context", "earlier lines that a model that is asked in words is shown, never translations (default: 0)",
+      WHOLE_OF(context, 0, TEXT_PROMPT_CONTEXT, "0 to 16") },
+    { "prompt", "wording for such a model, with {target_lang}, {source_text}; or delimiters, structured:JSON",
+      WORD_OF(prompt, "a wording") },
     { "alignment", "link the words of text and translation: more time and memory (default: 0)",
       WHOLE_OF(alignment, 0, 1, "0 or 1") },
     { "share", "link two words if each has at least share times the other's largest weight (default: 0.7)",
@@ -269,4 +275,8 @@ void text_settings_apply(const text_settings *s, moe_session_params *p) {
     if (s->gpu_memory > 0) p->device_memory = (size_t)s->gpu_memory << 20;
     if (s->gating[0]) p->gating = s->gating;
     if (s->noise >= 0) p->noise = 1, p->noise_seed = (uint64_t)s->noise;
+}
+
+text_wishes text_settings_wishes(const text_settings *s) {
+    return (text_wishes){ .style = s->style, .wording = s->prompt, .context = s->context > 0 ? (size_t)s->context : 0 };
 }

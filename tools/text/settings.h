@@ -16,8 +16,9 @@ typedef enum text_form { TEXT_FORM_TEXT, TEXT_FORM_PIECES, TEXT_FORM_IDS } text_
 typedef struct text_settings {
     int verify, copy; /* moe_model_params */
     int form;         /* text_form */
-    char target[32], source[32], preset[16], isa[32], device[32], gating[16], glossary[1024];
+    char style[256], prompt[1024], target[32], source[32], preset[16], isa[32], device[32], gating[16], glossary[1024];
     double params[TEXT_PARAMS]; /* by the number of moe_param_at; NaN where nothing is said */
+    int context;                /* earlier lines; -1: nothing is said */
     int max_len, split, truncate, capitals, protect, alignment;
     float share;
     int threads, batch, batch_tokens, gpu_memory, noise;
@@ -26,6 +27,7 @@ typedef struct text_settings {
 } text_settings;
 
 text_settings text_settings_none(void);
+struct text_wishes text_settings_wishes(const text_settings *settings); /* prompt.h; its words are the settings' */
 
 /* Sets one option. `before` stands before the name in messages: "--" of programs, "option " of the library. */
 moe_status text_settings_set(text_settings *settings, const char *name, const char *value, const char *before,

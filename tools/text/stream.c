@@ -2,14 +2,54 @@
 #include "tools/text/stream.h"
 #include "tools/text/lost.h"
 #include "tools/text/sentences.h"
+#include "tools/text/settings.h"
 #include "tools/text/spans.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int is_long(const text_stream *s, const text_line *line) {
+static void no_memory(text_stream *s) {
+    s->trouble = (moe_error){ .code = MOE_OK };
+    text_out_of_memory(&s->trouble);
+}
+
+/* Tokens of a part of a sentence that the model cannot read at once: as many as it has learned to read. Bytes of it
+ * that are cut into tokens to find where they end. */
+enum { PART = 48, WINDOW = 2048 };
+
+/* Where the tokens of data[length] reach `tokens`; `length` if there are no more. */
+static moe_status reach(const text_stream *s, const char *data, size_t length, size_t tokens, size_t *bytes,
+                        moe_error *error) {
+    uint32_t *begins = NULL;
+    size_t capacity = 0, count = 0;
+    char why[128];
+    const int failed = text_encode_begins(s->front, data, length, &begins, &capacity, &count, why, sizeof why);
+    *bytes = failed || count <= tokens ? length : begins[tokens];
+    free(begins);
+    return failed ? text_spm_failed(failed, "text", why, error) : MOE_OK;
+}
+
+/* Whether lines are split by tokens: for a model that is asked in words, unless a number of characters is given. */
+static int counts_tokens(const text_stream *s) {
+    return s->split == TEXT_SPLIT && text_job_is_asked(s->front, &s->options);
+}
+
+/* Whether a text is one request. */
+static int is_whole(text_stream *s, const char *data, size_t length) {
+    const size_t room = text_job_room(s->front, &s->options),
+                 most = room < TEXT_PROMPT_WHOLE ? room : TEXT_PROMPT_WHOLE;
+    size_t bytes = length;
+    if (length <= most) return 1;
+    return length <= 64 * most && !reach(s, data, length, most, &bytes, &s->trouble) && bytes == length;
+}
+
+static int is_long(text_stream *s, const text_line *line) {
     char why[64];
+    if (counts_tokens(s)) {
+        text_line_usable(line, why, sizeof why);
+        return !*why && !is_whole(s, line->data, line->length);
+    }
     if (!s->split || line->length <= s->split) return 0;
     text_line_usable(line, why, sizeof why);
     return !*why && text_utf8_count(line->data, line->length) > s->split;
@@ -24,7 +64,7 @@ static size_t cell(const text_stream *s, const char *data, size_t length, int *s
 
 /* Whether a text goes in parts: cells between TABs and signs, where they are kept, and the sentences of what is long.
  */
-static int is_cut(const text_stream *s, const text_line *line) {
+static int is_cut(text_stream *s, const text_line *line) {
     char why[64];
     int separates;
     if (line->kept) return 0;
@@ -44,25 +84,9 @@ static int is_framed(const text_stream *s, const text_line *line) {
     return !*why && text_message_is(line->data, line->length);
 }
 
-/* Tokens of a part of a sentence that the model cannot read at once: as many as it has learned to read. Bytes of it
- * that are cut into tokens to find where they end. */
-enum { PART = 48, WINDOW = 2048 };
-
-/* Where the tokens of data[length] reach `tokens`; `length` if there are no more. */
-static moe_status reach(const text_stream *s, const char *data, size_t length, size_t tokens, size_t *bytes,
-                        moe_error *error) {
-    uint32_t *begins = NULL;
-    size_t capacity = 0, count = 0;
-    char why[128];
-    const int failed = text_encode_begins(s->front, data, length, &begins, &capacity, &count, why, sizeof why);
-    *bytes = failed || count <= tokens ? length : begins[tokens];
-    free(begins);
-    return failed ? text_spm_failed(failed, "text", why, error) : MOE_OK;
-}
-
 /* Whether a sentence is more than the model reads at once. */
 static int is_too_long(text_stream *s, const char *data, size_t length) {
-    const size_t most = s->options.max_source, room = most > s->front->source_extra ? most - s->front->source_extra : 0;
+    const size_t room = text_job_room(s->front, &s->options);
     size_t bytes = length;
     if (!text_cuts(s->front) || s->options.truncate || room < 8 || length < room) return 0;
     if (length > 64 * room) return 1;
@@ -71,7 +95,7 @@ static int is_too_long(text_stream *s, const char *data, size_t length) {
 
 /* The bytes of the next part of a sentence that is too long. */
 static size_t next_clause(text_stream *s, text_cursor *c, const char *data, size_t length) {
-    const size_t room = s->options.max_source - s->front->source_extra, tokens = room < PART ? room : PART;
+    const size_t room = text_job_room(s->front, &s->options), tokens = room < PART ? room : PART;
     const size_t window = text_utf8_cut(data, length, WINDOW);
     size_t bytes = window;
     if (reach(s, data, window, tokens, &bytes, &s->trouble)) return length;
@@ -81,6 +105,11 @@ static size_t next_clause(text_stream *s, text_cursor *c, const char *data, size
 /* The sentence at hand, and whether it is cut. */
 static void begin_sentence(text_stream *s, text_cursor *c, const text_line *line) {
     c->sentence = c->sentences ? text_sentence(line->data, c->cell) : c->cell;
+    while (c->sentences && c->sentence < c->cell && counts_tokens(s)) { /* as many as are one request */
+        const size_t next = c->sentence + text_sentence(line->data + c->sentence, c->cell - c->sentence);
+        if (!is_whole(s, line->data, next)) break;
+        c->sentence = next;
+    }
     c->divided = c->sentences && is_too_long(s, line->data, c->sentence);
     c->told = 0;
 }
@@ -99,6 +128,40 @@ static int next_frame(text_cursor *c, text_line *line, int *more) {
     return c->verbatim = 1;
 }
 
+int text_stream_is_blank(const char *data, size_t length) {
+    size_t i = 0;
+    while (i < length && strchr(" \t\r\n", data[i]) && data[i]) i++;
+    return i == length;
+}
+
+/* The last `lines` lines of a text, each ended by a line break. */
+static moe_span last_lines(const text_bytes *t, size_t lines) {
+    size_t at = t->length;
+    for (; at && lines; lines--)
+        for (at--; at && t->data[at - 1] != '\n';) at--;
+    return (moe_span){ t->data + at, t->length - at };
+}
+
+/* The earlier lines that a new one is shown; it is an earlier one then. */
+static void look_back(text_stream *s, const text_line *line) {
+    const size_t lines = s->options.wishes && text_job_is_asked(s->front, &s->options) ? s->options.wishes->context : 0;
+    char why[64];
+    text_clear(&s->context);
+    if (!lines) return;
+    if (s->before) {
+        s->before(s, line, lines, &s->context);
+    } else {
+        const moe_span last = last_lines(&s->earlier, lines);
+        text_append(&s->context, last.data, last.length);
+        text_clear(&s->earlier);
+        text_append(&s->earlier, s->context.data, s->context.length);
+        const size_t usable = text_line_usable(line, why, sizeof why);
+        if (!text_stream_is_blank(line->data, usable))
+            text_append(&s->earlier, line->data, usable), text_append(&s->earlier, "\n", 1);
+    }
+    if (s->context.failed || s->earlier.failed) no_memory(s);
+}
+
 /* The next text, or the next part of one; *more: others follow behind *gap, white space that is no part of any. */
 static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_span *gap) {
     const int turn = s->turn ? s->turn(s, wait) : MOE_PULL_REQUEST;
@@ -110,6 +173,7 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
     if (!c->rest.length) {
         const int answer = s->next(s, wait, line);
         if (answer == MOE_PULL_REQUEST && s->seen) s->seen(s, line);
+        if (answer == MOE_PULL_REQUEST) look_back(s, line);
         c->framed = answer == MOE_PULL_REQUEST && is_framed(s, line);
         if (answer != MOE_PULL_REQUEST || !(c->framed || is_cut(s, line))) return answer;
         c->rest = *line;
@@ -142,11 +206,6 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
     return MOE_PULL_REQUEST;
 }
 
-static void no_memory(text_stream *s) {
-    s->trouble = (moe_error){ .code = MOE_OK };
-    text_out_of_memory(&s->trouble);
-}
-
 /* If memory ran out, that is what becomes of a job, and the others go on, where the user wants that. */
 static void lose(text_stream *s, text_job *job) {
     if (s->trouble.code != MOE_ERROR_MEMORY || !s->goes_on) return;
@@ -161,7 +220,12 @@ static int ask(text_stream *s, text_job *job, moe_request *request) {
     s->asked++;
     request->user = job;
     s->ask(s, job, request);
-    if (!job->aside_ids.length) text_guard_ask(job->guard, request);
+    if (text_job_is_asked(s->front, &s->options)) {
+        text_options options = s->options; /* of the text at hand, which may be another one */
+        options.rules = job->rules;
+        job->language = request->target_tag;
+        if (!s->trouble.code) text_job_ask(s->front, &options, job, request, &s->trouble);
+    } else if (!job->aside_ids.length) text_guard_ask(job->guard, request);
     else request->source = job->aside_ids.data, request->n_source = job->aside_ids.length;
     return s->trouble.code ? MOE_PULL_CANCEL : MOE_PULL_REQUEST;
 }
@@ -172,7 +236,7 @@ static void tell_divided(text_stream *s, text_job *job) {
     job->divided = 1;
     snprintf(job->note, sizeof job->note,
              "a sentence is longer than the %zu tokens that the model reads at once: translated in parts",
-             s->options.max_source - s->front->source_extra);
+             text_job_room(s->front, &s->options));
 }
 
 /* Fill a job from its part of the line. 0: there is nothing to ask for, or trouble. */
@@ -193,7 +257,8 @@ static int prepare_part(text_stream *s, const text_line *line, moe_span gap, tex
     job->dividable =
         s->split && text_cuts(s->front) && !s->options.ids && !s->options.pretokenized && !s->options.pairs;
     job->names = c->divided;
-    if (job->gap.failed || job->source.failed) no_memory(s);
+    text_append(&job->context, s->context.data, s->context.length);
+    if (job->gap.failed || job->source.failed || job->context.failed) no_memory(s);
     if (s->trouble.code) return 0;
     if (text_job_aside(s->front, &s->options, job, NULL, &s->trouble)) return 0;
     if (c->divided) tell_divided(s, job);
@@ -267,7 +332,7 @@ static int is_lost(text_stream *s, const text_options *options, text_job *job, c
 }
 
 static void try_again(text_stream *s, text_job *job) {
-    if (job->failed || !job->source_ids.length) s->finish(s, job, NULL);
+    if (job->failed || job->verbatim || !job->source_ids.length) s->finish(s, job, NULL);
     else job->again = s->again, s->again = job;
 }
 
@@ -292,13 +357,18 @@ static int divide(text_stream *s, const text_options *options, text_job *job) {
  */
 static int is_tried_again(text_stream *s, const text_options *options, text_job *job, const moe_hypothesis *h) {
     int again = 0;
-    if (job->manner == TEXT_AS_IT_IS) {
+    const int asked = text_job_is_asked(s->front, options);
+    if (job->manner == TEXT_AS_IT_IS && !asked) {
         if (text_job_again(s->front, options, job, h, &again, &s->trouble)) return 0;
         if (again) return try_again(s, job), 1;
     }
     const int lost = is_lost(s, options, job, h);
     if (s->trouble.code) return 0;
     if (lost && job->manner == TEXT_AS_IT_IS) return divide(s, options, job);
+    if (asked) {
+        if (text_job_look(s->front, options, job, h, job->language, &again, &s->trouble) || !again) return 0;
+        return try_again(s, job), 1;
+    }
     if (!job->brief || job->stays || job->cut) return 0;
     if (text_job_vary(s->front, options, job, h, !lost, &again, &s->trouble) || !again) return 0;
     return try_again(s, job), 1;
@@ -346,6 +416,8 @@ moe_status text_stream_run(text_stream *s, moe_session *session, moe_error *erro
     s->again = NULL, s->asked = 0, s->ended = 0;
     const moe_status status = moe_translate(session, stream_pull, stream_done, s, error);
     text_bytes_free(&s->text);
+    text_bytes_free(&s->earlier);
+    text_bytes_free(&s->context);
     if (!s->trouble.code) return status;
     if (error) *error = s->trouble;
     return s->trouble.code;

@@ -48,6 +48,12 @@ struct text_stream {
     void (*ask)(text_stream *stream, text_job *job, moe_request *request); /* fill the request: ids and all else */
     void (*finish)(text_stream *stream, text_job *job, const moe_result *result); /* result NULL: it was not asked */
 
+    /* The earlier lines of a text that a model is shown with a new one, but for blank ones: appended to *out, each with
+     * a line break. NULL: the lines of all texts, which are kept here. */
+    void (*before)(text_stream *stream, const text_line *line, size_t lines, text_bytes *out);
+
+    text_bytes earlier;              /* those lines */
+    text_bytes context;              /* of the line at hand */
     uint64_t pieces, unknown_pieces; /* of the ids that were asked for */
     moe_error trouble;               /* code set: memory ran out, or worse */
     text_cursor *at, own;            /* of the text at hand; of all texts, without `turn` */
@@ -56,6 +62,8 @@ struct text_stream {
     int ended;                       /* no texts are left */
     text_bytes text;                 /* of the translation at hand */
 };
+
+int text_stream_is_blank(const char *data, size_t length); /* of a line: white space alone */
 
 /* Append what stands between a part and the next one: the white space of the source, or a space where a script without
  * spaces had none; nothing at the frame of a message. */

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/text.h"
+#include "tools/text/prompt.h"
 #include "tools/text/sentences.h"
 
 #include <dirent.h>
@@ -297,7 +298,8 @@ static moe_status open_bpe(text_front *front, moe_error *error) {
     front->unknown = front->target_unknown = -1; /* bytes are tokens: nothing is unknown */
     front->bpe = bpe_new(bytes.data, bytes.length, why, sizeof why);
     if (!front->bpe) return not_made("tokenizer.model", why, error);
-    if (bpe_size(front->bpe) <= moe_model_vocabulary(front->model)) return MOE_OK;
+    if (bpe_size(front->bpe) <= moe_model_vocabulary(front->model))
+        return text_prompt_new(front, &front->prompt, error);
     return text_fail(error, MOE_ERROR_FORMAT, "tokenizer.model",
                      "the tokeniser has ids up to %d, the model only %d tokens", (int)bpe_size(front->bpe) - 1,
                      (int)moe_model_vocabulary(front->model));
@@ -443,6 +445,7 @@ void text_close(text_front *front) {
     text_wait_tokeniser(front, NULL);
     spm_free(front->tokeniser);
     spm_free(front->joiner);
+    text_prompt_free(front->prompt);
     bpe_free(front->bpe);
     free(front->map.ids);
     free(front->map.pieces);
@@ -480,7 +483,8 @@ static const char aliases[] =
     "sr srp_Cyrl ss ssw_Latn st sot_Latn su sun_Latn sv swe_Latn sw swh_Latn ta tam_Taml te tel_Telu tg tgk_Cyrl "
     "th tha_Thai ti tir_Ethi tk tuk_Latn tl tgl_Latn tn tsn_Latn tr tur_Latn ts tso_Latn tt tat_Cyrl tw twi_Latn "
     "ug uig_Arab uk ukr_Cyrl ur urd_Arab uz uzn_Latn vi vie_Latn wo wol_Latn xh xho_Latn yi ydd_Hebr yo yor_Latn "
-    "zh zho_Hans zh-hant zho_Hant zh-tw zho_Hant zh-hk zho_Hant yue yue_Hant zu zul_Latn ";
+    "zh zho_Hans zh-hant zho_Hant zh-tw zho_Hant zh-hk zho_Hant zh-tw zh-Hant zh-hk zh-Hant yue yue_Hant "
+    "zu zul_Latn ";
 
 /* A code in small letters with '-' between its parts. */
 static void plain_code(const char *code, size_t length, char out[32]) {

@@ -88,7 +88,8 @@ typedef struct text_front {
     moe_model *model;
     spm *tokeniser; /* both NULL: no text, but ids, and pieces where there is a vocabulary */
     bpe *bpe;
-    spm *joiner; /* of what the model writes; NULL: the same */
+    struct text_prompt *prompt; /* how the model is asked (prompt.h); NULL: a text is all of its input */
+    spm *joiner;                /* of what the model writes; NULL: the same */
     text_map map;
     text_vocabulary vocabulary;
     text_vocabulary sources;         /* of sources, where those have ids of their own; count 0: the same */

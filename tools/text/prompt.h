@@ -1,0 +1,59 @@
+/* prompt.h - how a decoder-only model is asked for a translation.
+ *
+ * Its file says it (tools/convert/prompts.py): what its chat template puts around the user's turn, wordings of that
+ * turn, and what they call the languages. A text is never read for tokens, whatever it spells.
+ */
+#ifndef TEXT_PROMPT_H
+#define TEXT_PROMPT_H
+
+#include "tools/text/glossary.h"
+#include "tools/text/text.h"
+
+/* Never changes: any number of threads may share it. */
+typedef struct text_prompt text_prompt;
+
+enum {
+    TEXT_PROMPT_WHOLE = 256, /* tokens of a line that is one request; a longer one goes by sentences */
+    TEXT_PROMPT_CONTEXT = 16 /* most earlier lines */
+};
+
+/* What a user wishes of all translations. All zero: nothing. */
+typedef struct text_wishes {
+    const char *style;   /* "formal"; NULL or "": none */
+    const char *wording; /* one's own, with {source_text}, or "delimiters", "structured" or "structured:JSON" of the
+                            model's; NULL or "": the model's for the case at hand */
+    size_t context;      /* earlier lines that are shown, at most TEXT_PROMPT_CONTEXT */
+} text_wishes;
+
+/* One request. */
+typedef struct text_asked {
+    moe_span text, context;        /* context: earlier lines, ended by line breaks; empty: none */
+    int32_t source, target;        /* numbers of languages; source -1: not known */
+    const text_glossary *glossary; /* NULL: none */
+    int strictly;                  /* signs were lost: the wording that asks for them */
+} text_asked;
+
+/* The prompts of the model of a front whose tokeniser is open; *out NULL: each text is a whole prompt. Errors:
+ * MOE_ERROR_FORMAT, MOE_ERROR_MEMORY. */
+moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error *error);
+void text_prompt_free(text_prompt *prompt);              /* NULL is fine */
+size_t text_prompt_extra(const text_prompt *prompt);     /* tokens around a text of the longest plain wording */
+const char *text_prompt_name(const text_prompt *prompt); /* of the wordings, ended by a NUL */
+
+/* Whether the model has what is wished. Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_UNSUPPORTED. */
+moe_status text_prompt_check(const text_prompt *prompt, const text_wishes *wishes, moe_error *error);
+
+/* The ids of a whole prompt, at most `room` if fewer earlier lines and then fewer terms make that possible. Errors:
+ * MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
+moe_status text_prompt_ids(const text_front *front, const text_wishes *wishes, const text_asked *asked, size_t room,
+                           text_ids *out, moe_error *error);
+
+/* Whether there is language in a text: a letter outside of markup, placeholders, addresses. */
+int text_prompt_speaks(const char *data, size_t length);
+/* The first markup, placeholder or address of a source that its translation has fewer times; length 0: none. */
+moe_span text_prompt_lost(moe_span source, moe_span target);
+/* Why a translation may be none, or NULL: it is empty, far longer or shorter than its source, the source itself, or not
+ * in a writing of its language. `language`: its code. */
+const char *text_prompt_doubt(const text_front *front, int32_t language, moe_span source, moe_span target);
+
+#endif
