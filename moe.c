@@ -1471,20 +1471,26 @@ static void moe_add_block(const moe_linear *l, size_t row, size_t rows, const in
     }
 }
 
-/* Sums of a tile, [rows][blocks][16], to floats. */
+/* Sums of a tile, [rows][blocks][16], to outputs: integers or, without scales of whole rows, floats. */
 static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
-                                const int32_t *sums) {
-    if (!l->scales) {
-        moe_add_block(l, row, rows, sums);
-        for (size_t r = row; r < row + rows && !l->more; r++)
-            for (size_t j = block * 16; j < moe_min((block + 1) * 16, l->w->rows); j++)
-                moe_linear_put(l, r, j, l->floats[r * 16 + j - block * 16] * l->w->scales[j]);
-        return;
-    }
+                                const void *sums) {
+    const int32_t *integers;
+    const float *floats = sums;
     if (l->carry && !(sums = moe_sums_so_far(l, row, rows, sums))) return;
-    for (size_t r = row; r < row + rows; r++, sums += blocks * 16)
-        for (size_t j = block * 16; j < moe_min((block + blocks) * 16, l->w->rows); j++)
-            moe_linear_put(l, r, j, (float)sums[j - block * 16] * (l->scales[r] * l->w->scales[j]));
+    integers = sums;
+    for (size_t r = row; r < row + rows; r++, integers += blocks * 16, floats += blocks * 16)
+        for (size_t j = block * 16, i = 0; j < moe_min((block + blocks) * 16, l->w->rows); j++, i++)
+            moe_linear_put(l, r, j,
+                           l->scales ? (float)integers[i] * (l->scales[r] * l->w->scales[j])
+                                     : floats[i] * l->w->scales[j]);
+}
+
+/* Sums of a tile, [rows][16], to outputs by `finish`, or, of 64 columns, to sums of floats. */
+MOE_INLINE void moe_finish_sums(const moe_linear *l, size_t row, size_t block, size_t rows, const int32_t *sums,
+                                void (*finish)(const moe_linear *, size_t, size_t, size_t, size_t, const void *)) {
+    if (!l->scales) moe_add_block(l, row, rows, sums);
+    if (l->scales) finish(l, row, block, rows, 1, sums);
+    else if (!l->more) finish(l, row, block, rows, 1, l->floats + row * 16);
 }
 
 /* 128 * sum of a row of codes, to be taken off where 128 was added to each weight. */
@@ -1604,7 +1610,7 @@ static void moe_q8_portable(const moe_linear *l, size_t row0, size_t row1, size_
             for (size_t k = 0; k < cols; k += 4)
                 for (size_t i = 0; i < 16; i++, w += 4)
                     sums[i] += w[0] * x[k] + w[1] * x[k + 1] + w[2] * x[k + 2] + w[3] * x[k + 3];
-            moe_finish_portable(l, r, block, 1, 1, sums);
+            moe_finish_sums(l, r, block, 1, sums, moe_finish_portable);
         }
 }
 MOE_LINEAR_OF(portable, portable, 0, moe_linear_blocks(l, row0, row1, block0, block1, moe_q8_portable))
@@ -3138,13 +3144,6 @@ MOE_INLINE void moe_lanes_code_sums_neon(const int8_t *q, int16_t sums[2]) {
 #define MOE_ISA_FETCH(type, w) (void)(w) /* measured on no machine */
 #include "moe.c"
 
-/* Sums of a tile, [rows][16], to outputs, or, of 64 columns, to sums of floats. */
-static void moe_finish_sums_neon(const moe_linear *l, size_t row, size_t block, size_t rows, const int32_t *sums) {
-    if (!l->scales) moe_add_block(l, row, rows, sums);
-    if (l->scales) moe_finish_neon(l, row, block, rows, 1, sums);
-    else if (!l->more) moe_finish_neon(l, row, block, rows, 1, l->floats + row * 16);
-}
-
 /* The codes of 4 columns, four times. */
 #define moe_four_neon(codes) vreinterpretq_s8_s32(vdupq_n_s32(moe_four(codes)))
 
@@ -3178,7 +3177,7 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
     }
     for (size_t i = 0; i < 4 * rows; i++)
         vst1q_s32(sums + 4 * i, vpaddq_s32(sum[i / 4][i % 4 * 2], sum[i / 4][i % 4 * 2 + 1]));
-    moe_finish_sums_neon(l, row, block, rows, sums);
+    moe_finish_sums(l, row, block, rows, sums, moe_finish_neon);
 }
 
 /* The same for Q4. Nibbles are code + 8, so 8 * sum(x) has to come off. A group's sum of x times code lies within 32 *
@@ -3231,7 +3230,7 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
         }
     }
     for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, vreinterpretq_s32_u32(sum[i / 4][i % 4]));
-    moe_finish_sums_neon(l, row, block, rows, sums);
+    moe_finish_sums(l, row, block, rows, sums, moe_finish_neon);
 }
 
 #define MOE_ROWS_NEON(isa, n)                                             \
@@ -3275,7 +3274,7 @@ MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, siz
     for (size_t i = rows; i < rows * chains; i++)
         for (size_t q = 0; q < 4; q++) sum[i % rows][q] = vaddq_s32(sum[i % rows][q], sum[i][q]);
     for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, sum[i / 4][i % 4]);
-    moe_finish_sums_neon(l, row, block, rows, sums);
+    moe_finish_sums(l, row, block, rows, sums, moe_finish_neon);
 }
 
 /* The same for Q4, outputs 4 * quad .. of a block; see moe_q4_rows_neon. A single row keeps the sums of high nibbles
@@ -3331,7 +3330,7 @@ MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, siz
     int32_t sums[4 * 16];
     MOE_UNROLL_FOR (size_t quad = 0; quad < 4; quad += rows == 4 ? 2 : 4)
         moe_q4_sums_dotprod(l, row, block, quad, rows, rows == 4 ? 2 : 4, sums);
-    moe_finish_sums_neon(l, row, block, rows, sums);
+    moe_finish_sums(l, row, block, rows, sums, moe_finish_neon);
 }
 
 MOE_DOTPROD static void moe_quantised_dotprod(const moe_linear *l, size_t row0, size_t row1, size_t block0,
@@ -3427,7 +3426,7 @@ MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows
             moe_tile_i8mm(codes, code_bytes, panel + 64, cols, sum + 16 * r + 8);
         }
     }
-    moe_finish_sums_neon(l, row, block, rows, sum);
+    moe_finish_sums(l, row, block, rows, sum, moe_finish_neon);
 }
 
 /* smmla takes the rows by eights. Up to 7 that are left go to sdot, which wastes no half of a pair of rows. */
