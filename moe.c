@@ -8992,6 +8992,33 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     return MOE_OK;
 }
 
+/* How the sentences of a session are searched; their memory is set later. */
+static moe_search moe_search_of(const moe_model *m, const moe_session_params *p) {
+    /* Given tokens run together unless some layer's product reads the state that the token before leaves, or coverage
+     * is summed from token to token. */
+    const int together =
+        m->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(m, MOE_BY_PARENT, 0) && p->coverage_penalty == 0.0f;
+    const int penalised = p->repetition_penalty != 0.0f && p->repetition_penalty != 1.0f;
+    return (moe_search){ .beam = p->beam,
+                         .nbest = p->nbest,
+                         .alpha = p->length_penalty,
+                         .constant = p->length_constant,
+                         .beta = p->coverage_penalty,
+                         .prune = p->prune,
+                         .rules = moe_rule_sets[p->rules],
+                         .eos = m->eos,
+                         .n_ends = (int)m->n_ends,
+                         .min_target = (size_t)p->min_target,
+                         .max_target = (size_t)p->max_target,
+                         .max_constraints = (size_t)p->max_constraints,
+                         .looks = p->max_constraints && m->shows,
+                         .ahead = together ? (size_t)p->piece - 1 : 0,
+                         .listed = p->shortlist ? (size_t)m->vocabulary : 0,
+                         .used_words = penalised ? moe_bit_words((size_t)m->vocabulary) : 0,
+                         .early_stopping = p->early_stopping || p->beam == 1,
+                         .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
+}
+
 /* A session without memory. *out must be freed after a failure too. */
 static moe_status moe_session_plan(const moe_model *m, const moe_session_params *params, moe_session **out,
                                    moe_error *error) {
@@ -9012,29 +9039,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     MOE_TRY(moe_choose_kernels(p->isa ? p->isa : getenv("MOE_ISA"), &s->kernels, error));
     MOE_TRY(moe_check_gates(m, p, &gating, error));
     MOE_TRY(moe_choose_device(s, p->device ? p->device : getenv("MOE_DEVICE"), error));
-    /* Given tokens run together unless some layer's product reads the state that the token before leaves, or coverage
-     * is summed from token to token. */
-    const int together =
-        m->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(m, MOE_BY_PARENT, 0) && p->coverage_penalty == 0.0f;
-    const int penalised = p->repetition_penalty != 0.0f && p->repetition_penalty != 1.0f;
-    s->search = (moe_search){ .beam = p->beam,
-                              .nbest = p->nbest,
-                              .alpha = p->length_penalty,
-                              .constant = p->length_constant,
-                              .beta = p->coverage_penalty,
-                              .prune = p->prune,
-                              .rules = moe_rule_sets[p->rules],
-                              .eos = m->eos,
-                              .n_ends = (int)m->n_ends,
-                              .min_target = (size_t)p->min_target,
-                              .max_target = (size_t)p->max_target,
-                              .max_constraints = (size_t)p->max_constraints,
-                              .looks = p->max_constraints && m->shows,
-                              .ahead = together ? (size_t)p->piece - 1 : 0,
-                              .listed = p->shortlist ? (size_t)m->vocabulary : 0,
-                              .used_words = penalised ? moe_bit_words((size_t)m->vocabulary) : 0,
-                              .early_stopping = p->early_stopping || p->beam == 1,
-                              .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
+    s->search = moe_search_of(m, p);
     MOE_TRY(moe_settle_rows(s, error));
     for (int g = 0; g < MOE_GRAPHS; g++)
         s->graphs[g] = (moe_graph){ .nodes = (moe_node *)(void *)(s + 1) + (size_t)g * nodes,
@@ -9044,7 +9049,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                                     .sentences = s->n_slots,
                                     .max_source = (size_t)p->max_source,
                                     .max_target = s->search.max_target,
-                                    .penalised = (size_t)penalised,
+                                    .penalised = s->search.used_words != 0,
                                     .traced = p->trace != NULL,
                                     .routed = p->routing != NULL,
                                     .gating = gating,
