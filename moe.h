@@ -14,11 +14,10 @@
  *   moe_result and does not disturb the others. All other pointers must not be NULL, unless this header allows it.
  *
  * Sizes
- *   Programs and libraries of different versions never write past each other's structs. moe_session_params contains its
- *   size; other structs of the caller are passed with theirs to functions named ..._sized, which inline functions
- *   without this suffix call. New members come only at the end of such structs: a newer program is refused if it sets
- *   one that an older library does not have, and an older program gets its default. All other structs, arrays of them
- *   too, change only with the number in the name of the shared library, 0.MINOR until 1.0.
+ *   Versions never write past each other's structs. moe_session_params contains its size; other structs of the caller
+ *   are passed with theirs to functions named ..._sized, which inline functions without this suffix call. New members
+ *   come at the end of such structs: a newer program is refused if it sets one that an older library does not have, an
+ *   older program gets its default. Other structs, arrays too, change only with the library's number, 0.MINOR for now.
  *
  * Callbacks
  *   pull, done, routing, attention and trace run in the thread that called moe_translate or moe_classify, log in the
@@ -27,14 +26,13 @@
  *   classify with it, or leave by longjmp or a C++ exception.
  *
  * Promises
- *   - The same bytes everywhere. A result does not depend on the batch, on the order of requests, on the number of
- *     threads or on the instruction set, bit for bit.
+ *   - The same bytes everywhere: no result depends on batch, order of requests, number of threads, instruction set.
  *   - The library never aborts, exits, prints or leaks. It has no global state and no signal handler.
  *   - A model file is untrusted input: every length, offset and product in it is checked before use.
  *
  * Processes
  *   A child of fork() may use its parent's models, but must make its own sessions. Calls return MOE_ERROR_IO if a
- *   mapped file was written to or truncated, but pages that vanish while a step runs end the process (SIGBUS): replace
+ *   mapped file was written to or truncated; pages that vanish while a step runs end the process (SIGBUS): replace
  *   model files by renaming, or open them with moe_model_params.copy.
  *
  * Shapes are written [rows, cols], row-major. Weights are [out, in]. Sources of formulas: Shazeer et al. 2017
@@ -95,15 +93,14 @@ typedef struct moe_error {
     char where[96];    /* a file offset, tensor, metadata key or parameter */
 } moe_error;
 
-/* Set all three functions or none. `allocate` returns memory aligned to 16 bytes, or NULL. Sizes are exact, so that a
- * hook can count. The library calls the hooks only in the thread that opens, makes or frees an object. */
+/* Set all three functions or none. `allocate` returns memory aligned to 16 bytes, or NULL. Sizes are exact. The library
+ * calls them only in the thread that opens, makes or frees an object. */
 typedef struct moe_allocator {
     void *(*allocate)(void *user, size_t bytes);
     void *(*reallocate)(void *user, void *old, size_t old_bytes, size_t new_bytes);
     void (*release)(void *user, void *old, size_t old_bytes);
     void *user;
 } moe_allocator;
-
 typedef void (*moe_log_fn)(void *user, const char *message);
 
 /* ---- Number formats ------------------------------------------------------------------------------------ */
@@ -116,7 +113,6 @@ typedef enum moe_type {
     MOE_TYPE_Q4 = 4, /* 4-bit codes, one integer factor for 32 columns, and Q8's scale; products are exact integers */
     MOE_TYPE_COUNT
 } moe_type;
-
 const char *moe_type_name(moe_type type);            /* "f32", "f16", "bf16", "q8", "q4"; "?" if unknown */
 int moe_type_parse(const char *name, moe_type *out); /* 1 and *out set, or 0 */
 
@@ -141,8 +137,7 @@ static inline moe_status moe_model_open(const char *path, const moe_model_params
     return moe_model_open_sized(path, p, sizeof *p, out, e);
 }
 
-/* Open a model file whose bytes are in memory. Tensors are not copied. The bytes must be aligned to 64 (else
- * MOE_ERROR_ARGUMENT) and must outlive the model and its sessions. */
+/* The same of bytes in memory, aligned to 64 (else MOE_ERROR_ARGUMENT): they must outlive model and sessions. */
 moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe_model_params *params, size_t size,
                                        moe_model **out, moe_error *error);
 static inline moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model_params *p,
@@ -151,7 +146,6 @@ static inline moe_status moe_model_open_memory(const void *data, size_t bytes, c
 }
 
 void moe_model_close(moe_model *model); /* NULL is fine. Its sessions go on; new ones cannot be made */
-
 /* Verify every tensor not yet verified, perhaps in another thread while sessions run. With verify = 2, moe_session_new
  * verifies all but experts, and each of these is verified when the first row goes to it (for a GPU, and in files of
  * version 1, by moe_session_new too). Errors: MOE_ERROR_FORMAT (names tensor and expert), MOE_ERROR_IO. */
@@ -167,7 +161,6 @@ typedef enum moe_meta_kind {
     MOE_META_REALS = 6,
     MOE_META_TEXTS = 7
 } moe_meta_kind;
-
 typedef struct moe_span {
     const char *data; /* not NUL-terminated */
     size_t length;
@@ -179,7 +172,6 @@ typedef enum moe_model_kind {
     MOE_MODEL_LANGUAGE,    /* previous tokens -> next token: moe_translate with a target and no source     */
     MOE_MODEL_CLASSIFIER   /* numbers -> a class: moe_classify                                               */
 } moe_model_kind;
-
 moe_model_kind moe_model_get_kind(const moe_model *model);
 size_t moe_model_width(const moe_model *model); /* columns of an embedding; of a classifier: its inputs */
 
@@ -196,7 +188,6 @@ typedef struct moe_setting {
     const char *text; /* the value if it is a word; NULL if it is a number */
     double number;
 } moe_setting;
-
 size_t moe_model_layer_count(const moe_model *model);
 void moe_model_layer_sized(const moe_model *model, size_t index, moe_layer_info *out, size_t size);
 static inline moe_layer_info moe_model_layer(const moe_model *model, size_t index) { /* all zero if out of range */
@@ -227,7 +218,6 @@ typedef struct moe_mixture {
     size_t hidden;              /* units of an expert */
     int noise;                  /* 1: the file has W_noise of eq 4 */
 } moe_mixture;
-
 size_t moe_model_mixture_count(const moe_model *model);
 void moe_model_mixture_sized(const moe_model *model, size_t index, moe_mixture *out, size_t size);
 static inline moe_mixture moe_model_mixture(const moe_model *model, size_t index) { /* encoder first; or all zero */
@@ -252,15 +242,14 @@ typedef struct moe_tensor_info {
     moe_type type;
     uint32_t n_dims;
     uint64_t dims[4]; /* [out, in]; experts: [experts, hidden, width] */
-    int experts;      /* 1: slabs, aligned to 4096 bytes, of up matrix [hidden, width], down matrix [width, hidden]; */
-                      /* 2: the gate's matrix [hidden, width] lies on top of the up matrix                          */
-    uint64_t offset;  /* from the start of the file */
+    int experts; /* 1: slabs, aligned to 4096 bytes, of up matrix [hidden, width], down matrix [width, hidden]; 2: on */
+                 /* top of the up matrix the gate's [hidden, width]                                                   */
+    uint64_t offset; /* from the start of the file */
     uint64_t bytes;
     uint64_t parameters;   /* trained numbers, without padding */
     uint32_t checksum;     /* CRC-32 (IEEE) of the bytes; of `slabs` if that is not NULL */
     const uint32_t *slabs; /* experts, file version 2: [experts] CRC-32 of each slab; else NULL */
 } moe_tensor_info;
-
 size_t moe_model_tensor_count(const moe_model *model);
 void moe_model_tensor_sized(const moe_model *model, size_t index, moe_tensor_info *out, size_t size);
 static inline moe_tensor_info moe_model_tensor(const moe_model *model, size_t index) { /* all zero if out of range */
@@ -273,7 +262,7 @@ uint64_t moe_model_file_bytes(const moe_model *model);
 uint32_t moe_model_file_version(const moe_model *model);
 int32_t moe_model_vocabulary(const moe_model *model);        /* token ids are 0 .. vocabulary-1 */
 int32_t moe_model_source_vocabulary(const moe_model *model); /* of sources, which may have ids of their own */
-int moe_model_prompted(const moe_model *model); /* 1: no encoder, a source is the beginning of its target */
+int moe_model_prompted(const moe_model *model); /* 1: no encoder. A source is a prompt, the beginning of its target */
 size_t moe_model_language_count(const moe_model *model);
 moe_span moe_model_language(const moe_model *model, size_t i); /* "en" */
 /* The token id, one of sources, that stands for a language, by code or number; -1 if the model does not have it. */
@@ -331,8 +320,9 @@ typedef struct moe_session_params {
     int threads;            /* threads that compute, the caller's included; 0: one per processor           */
     int batch;              /* sentences decoded at once                                                   */
     int batch_tokens;       /* source tokens of the sentences decoded at once, about; 0: 64 per sentence   */
-    int max_source;         /* longest source in tokens, tag and end included                              */
-    int max_target;         /* longest target in tokens, end included                                      */
+    int max_source;         /* longest source in tokens, tag and end included; or longest prompt           */
+    int max_target;         /* longest target in tokens, end included, prompt not. A model's positions     */
+                            /* limit both, with prompts both together                                      */
     int min_target;         /* least number of tokens of a translation, end not counted                    */
     int32_t target_tag;     /* default of moe_request.target_tag; -1: none                                 */
     int beam;               /* 1: greedy                                                                   */
@@ -369,18 +359,18 @@ typedef struct moe_session_params {
     moe_trace_fn trace; /* may be NULL */
     void *trace_user;
     int shortlist; /* 1: only the tokens that the model's shortlist has for the source, and those of the request */
-    float repetition_penalty; /* r: tokens that the translation, or the prompt before it, has so far become less      */
-                              /* probable: logits z become z / r or, where negative, z * r if the beam is 1, else     */
-                              /* log-probabilities do, and scores are made of these; the log-probabilities of a       */
-                              /* result stay those of the model. 0, 1: none                                           */
-    int piece; /* rows of a step for prompts and other given tokens, beside those of translations; 0: 512, or 32 a   */
-               /* sentence, 1024 at most, with a model that has an encoder. No result depends on it                  */
-    int kv_bits; /* of a kept key or value: 32, 16 (F16) or 8 (Q8, a scale for each head of a token), as which */
-    /* attention always reads it; 0: 16, and 32, the only choice, with a model that has an encoder        */
-    int context_memory; /* MB of keys and values of tokens for all sentences under way; 0: what they can need at most.
-                         */
-    /* Without room a sentence waits, or gives its rows back and is computed again; one that may    */
-    /* need more than there is is refused                                                           */
+    /* r: tokens that the translation, or the prompt before it, has become less probable: logits z become z / r or,
+     * where negative, z * r if the beam is 1, else log-probabilities do, and scores are made of these; the
+     * log-probabilities of a result stay those of the model. 0, 1: none */
+    float repetition_penalty;
+    int piece; /* rows of a step for prompts and other given tokens, beside those of translations; 0: 512, or 32 a    */
+               /* sentence, 1024 at most, with a model that has an encoder. No result depends on it                   */
+    /* Bits of a kept key or value, as attention reads it: 32, 16 (F16) or 8 (Q8, a scale for each head of a token); 0:
+     * 16, and 32, the only choice, with a model that has an encoder. */
+    int kv_bits;
+    /* MB of keys and values of all sentences under way; 0: what they can need at most. Without room a sentence waits,
+     * or is computed again later; one that may need more than there is is refused. No result depends on it. */
+    int context_memory;
 } moe_session_params;
 
 /* Set all parameters to the defaults of the model's file, or else of the library. `size`: sizeof *params. */
@@ -405,7 +395,6 @@ typedef struct moe_param {
     double least, most;
     int real; /* 1: a float; 0: an int */
 } moe_param;
-
 const moe_param *moe_param_at(size_t i); /* NULL after the last */
 double moe_param_get(const moe_session_params *params, size_t i);
 int moe_param_set(moe_session_params *params, size_t i, double value); /* 1; 0: outside its limits, nothing changed */
@@ -416,7 +405,6 @@ int moe_param_set(moe_session_params *params, size_t i, double value); /* 1; 0: 
 moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
                            moe_error *error);
 void moe_session_free(moe_session *session); /* NULL is fine */
-
 /* The bytes of host memory that a session with these parameters would allocate. */
 moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error);
 
@@ -437,7 +425,6 @@ typedef struct moe_stats {
     uint64_t expert_fetches;        /* ...and visits that had to fetch the expert from host memory          */
     uint64_t expert_fetch_bytes;
 } moe_stats;
-
 void moe_session_stats_sized(const moe_session *session, moe_stats *out, size_t size); /* waits until a GPU is idle */
 static inline moe_stats moe_session_stats(const moe_session *session) {
     moe_stats stats;
@@ -469,8 +456,8 @@ typedef struct moe_request {
     int32_t force; /* the first token of the translation, which the result includes; its log-probability counts as  */
                    /* 0. -1: none, or the token that the model's format forces (NLLB: the tag of the target         */
                    /* language), which the result does not include                                                  */
-    int raw;       /* 1: `source` is the whole input of the encoder: the session adds no tag, begin or end, and the */
-                   /* result includes a first token that the model's format forces                                  */
+    int raw;       /* 1: `source` is the whole input of the encoder, or prompt: the session adds no tag, begin or   */
+                   /* end, and the result includes a first token that the model's format forces                     */
     int prefix;    /* 1: `target` is the beginning of the translation, and the search finds the rest. It counts in  */
                    /* scores and lengths, but the length limit always allows one more token                         */
     const moe_constraint *constraints; /* [n_constraints]; no two may share a token; scoring ignores them */
@@ -478,9 +465,9 @@ typedef struct moe_request {
     int32_t target_tag; /* the language to translate into, by moe_model_language_tag */
     int32_t source_tag; /* the language of the source, for reranking and for models that read it (NLLB, M2M-100) */
     void *user;         /* handed back with the result */
-    const int
-        *dropped; /* NULL, or a flag, valid until the result. Any thread may set it, as an atomic: before the next */
-                  /* step (on a GPU, if it has not begun) the request is dropped with MOE_ERROR_CANCELLED          */
+    /* NULL, or a flag, valid until the result, that any thread may set as an atomic: before the next step (on a GPU, if
+     * it has not begun) the request is dropped with MOE_ERROR_CANCELLED. */
+    const int *dropped;
 } moe_request;
 
 typedef struct moe_hypothesis {
@@ -510,11 +497,11 @@ enum { MOE_PULL_REQUEST = 1, MOE_PULL_END = 0, MOE_PULL_LATER = -1, MOE_PULL_CAN
 /* Gives the next request. With `wait` 0 other requests are under way: return MOE_PULL_LATER rather than block. */
 typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
 
-/* Receives a result. Requests finish in another order than they were pulled in: moe_request.user tells them apart. */
+/* Receives a result. Requests finish in any order: moe_request.user tells them apart. */
 typedef void (*moe_done_fn)(void *user, const moe_result *result);
 
-/* Stop a session, from any thread or a signal handler: this only sets a flag. The running call, or else the next one,
- * drops its requests and returns MOE_ERROR_CANCELLED within a few milliseconds, on a GPU after the current step. */
+/* Stop a session, from any thread or a signal handler (it sets a flag): the running call, or else the next one, drops
+ * its requests and returns MOE_ERROR_CANCELLED within a few milliseconds, on a GPU after the current step. */
 void moe_session_cancel(moe_session *session);
 void moe_session_uncancel(moe_session *session); /* forget a cancel that came too late for the last call */
 
@@ -530,19 +517,18 @@ moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn don
 moe_status moe_translate_ids(moe_session *session, const int32_t *source, size_t n, int32_t *out, size_t capacity,
                              size_t *n_out, moe_error *error);
 
-/* Classify inputs [rows, moe_model_width], in portions of the session's batch. The session's `nbest` most probable
- * classes and their log-probabilities go to classes and logprobs [rows, nbest], best first. Errors: MOE_ERROR_ARGUMENT
- * (the model is no classifier), MOE_ERROR_NUMERIC (a result is not-a-number), MOE_ERROR_DEVICE. */
+/* Classify inputs [rows, moe_model_width], a batch of the session at a time. The `nbest` most probable classes and
+ * their log-probabilities go to classes, logprobs [rows, nbest], best first. Errors: MOE_ERROR_ARGUMENT (it is no
+ * classifier), MOE_ERROR_NUMERIC (a result is not-a-number), MOE_ERROR_DEVICE. */
 moe_status moe_classify(moe_session *session, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
                         moe_error *error);
 
 /* ---- Writing models ------------------------------------------------------------------------------------ */
 
-/* A model file appears whole under its name or not at all: it is written under a temporary name, ".moe-...", in the
- * same folder, flushed to the disk and renamed. A symbolic link stays a link, a file that replaces another one takes
- * over its permissions, and only regular files are written. A file beyond RLIMIT_FSIZE is an error, not a signal.
- * SIGHUP, SIGINT and SIGTERM, if they have their default action, are blocked in the calling thread: after such a signal
- * the call removes what it wrote before the signal ends the process (unless another thread receives it). */
+/* A model file appears whole or not at all: it is written as ".moe-..." in the same folder, flushed to the disk and
+ * renamed. Symbolic links stay links, permissions of a replaced file are kept, only regular files are written. A file
+ * beyond RLIMIT_FSIZE is an error, no signal. SIGHUP, SIGINT, SIGTERM with their default action are blocked in the
+ * calling thread: what is not whole is removed before they end the process (unless another thread receives them). */
 
 typedef struct moe_meta_entry { /* metadata to write: an integer, a real or a text */
     const char *key;            /* 1 to 255 characters of [a-z0-9._-] */
@@ -567,18 +553,17 @@ typedef struct moe_save_params {
     size_t n_vectors;
 } moe_save_params;
 
-/* Write the model to `path` in the number formats of `params`. All metadata are kept, except that golden.* and
- * quality.* are dropped when a type or a vector changes, because they describe the old numbers. A finer type than the
- * model's is allowed, but does not restore lost precision. Errors: MOE_ERROR_ARGUMENT (also for a number that the type
- * cannot hold), MOE_ERROR_MEMORY, MOE_ERROR_IO, MOE_ERROR_CANCELLED (by a signal). */
+/* Write the model to `path` in the number formats of `params`. All metadata are kept, but golden.* and quality.* only
+ * if no type or vector changes. A finer type does not restore lost precision. Errors: MOE_ERROR_ARGUMENT (also for a
+ * number that the type cannot hold), MOE_ERROR_MEMORY, MOE_ERROR_IO, MOE_ERROR_CANCELLED (by a signal). */
 moe_status moe_model_save_sized(const moe_model *model, const char *path, const moe_save_params *params, size_t size,
                                 moe_error *error);
 static inline moe_status moe_model_save(const moe_model *m, const char *path, const moe_save_params *p, moe_error *e) {
     return moe_model_save_sized(m, path, p, sizeof *p, e);
 }
 
-/* A new model file, for converters and benchmarks, takes memory for the largest matrix or expert only. Names, types and
- * shapes are checked; moe_model_open checks that the result is a model. Errors: those of moe_model_save. */
+/* A new model file takes memory for its largest matrix or expert. Names, types and shapes are checked; moe_model_open
+ * checks that the result is a model. Errors: those of moe_model_save. */
 typedef struct moe_tensor_spec {
     const char *name;
     moe_type type;   /* F32 where n_dims is 1 */
@@ -601,7 +586,6 @@ typedef struct moe_write_params {
     void *user;
     int gated; /* 1: experts are gated */
 } moe_write_params;
-
 moe_status moe_model_write_sized(const char *path, const moe_write_params *params, size_t size, moe_error *error);
 static inline moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error) {
     return moe_model_write_sized(path, params, sizeof *params, error);
