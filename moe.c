@@ -40,14 +40,18 @@
  *   36. Sessions: translating  the queue, continuous batching, the public calls
  *
  * To add                begin at
- *   an activation       moe_unary (room 4), its function in moe_unaryf (room 7), its name in moe_ffn_activations (29)
+ *   an activation       moe_unary (room 4, which says where), moe_unaryf (room 7), moe_ffn_activations (room 29); its
+ *                       name in tools/convert: moefile.py, reference.py, ACTIVATIONS of hf.py. Vector code (room 10)
+ *                       is optional. Experts of a mixture have their own: relu, or gated by swish
  *   an op               MOE_OPS (room 4), a paragraph in rooms 20 to 26; its kernel and launcher in moe-cuda.cu
  *   a kind of layer     room 28, whose banner lists the places
  *   a number format     moe_type in moe.h, moe_formats (room 8, whose comment says the rest); TYPES in moefile.py
  *   an instruction set  MOE_ISAS (above room 15), and a room beside 11 to 14
  *   rules of search     moe_rules in moe.h, moe_rule_sets (room 31); their preset in room 33
- *   a decoding option   room 33
- *   a place of experts  moe_experts_slab (room 25); moe_lift_expert in moe-cuda.cu
+ *   a decoding option   room 33, whose banner lists the places
+ *   a place of experts  room 25, whose banner says how their bytes are found
+ *
+ * To find a room: grep '==== 31' moe.c.
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output (projection),
  * E experts, K experts selected per token, A attention size, V vocabulary.
@@ -339,8 +343,8 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 #define MOE_OP_VALUE(NAME, name, how, cost) MOE_OP_##NAME,
 typedef enum moe_op { MOE_OPS(MOE_OP_VALUE) MOE_OP_COUNT } moe_op;
 
-/* The first ones can be chosen in a file: moe_ffn_activations has their names. Those from SWISH to SIGMOID have vector
- * code. */
+/* RELU to SWISH can be chosen in a file: moe_ffn_activations has their names. SWISH to SIGMOID have vector code. So a
+ * new one for files stands between GELU and SWISH, or behind SWISH if it has vector code. */
 typedef enum moe_unary { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH, MOE_UNARY_SIGMOID } moe_unary;
 
 /* A weight matrix [rows, cols] = [out, in] where its bytes lie in host memory; room 8 says how. */
@@ -5533,9 +5537,10 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
 }
 
 /* ==== 25. Ops: experts ========================================================================================
- * Owns the computation of experts. Two functions turn an expert's number into its bytes: moe_experts_slab for the
- * processor, and moe_lift_expert in moe-cuda.cu for a GPU. Invariant: in any order of work, the outputs of a row's
- * experts are added in the order of their numbers. */
+ * Owns the computation of experts. Invariant: in any order of work, the outputs of a row's experts are added in the
+ * order of their numbers. Two functions turn an expert's number into its bytes: moe_experts_slab, for the processor,
+ * into an address, at each use; moe_lift_expert in moe-cuda.cu, for a GPU, by an upload, once, or whenever it is not
+ * there (room 32 decides which ones stay). */
 
 enum { MOE_EXPERT_TILE = 64 }; /* most rows of one expert task */
 
@@ -7643,8 +7648,9 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
  * share a run of a decoder that carries no rows by parent.
  *
  * That is MOE_RULES_PAPER. The differences of the other rules are members of moe_rule_set. Hypotheses are dropped in
- * moe_search_step (finished ones leave the beam; width and margin), in moe_insert for moe_beam_step (they stay; width),
- * and in moe_end_step (finished ones; margin). */
+ * moe_search_step (finished ones leave the beam; width and margin), in moe_insert (width: of the beam of moe_beam_step,
+ * where finished ones stay, and through moe_add_finished of every list of finished ones), and in moe_end_step (finished
+ * ones; margin). */
 
 /* Rules of the search. All but `unseen` are 0 or 1. */
 typedef struct moe_rule_set {
@@ -8414,8 +8420,9 @@ MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *
 /* ==== 33. Session parameters ==================================================================================
  * Owns the parameters of a session: one row for each number, with its limits, default, presets and help. Invariant: no
  * other place lists them. A new decoding option is the last member of moe_session_params, a row here, before the hidden
- * ones, and a member of moe_search (room 31), which moe_session_plan (room 34) sets; programs, libmoetext and Python
- * take it from here. New rules of search have a name and a column of presets here. */
+ * ones, and a member of moe_search (room 31), which moe_search_of (room 34) sets and the step functions of room 31
+ * read, on a GPU too. Where only some rules have it, the row says MOE_ONLY, with a member of moe_rule_set (room 31).
+ * Programs, libmoetext and Python take it from here. New rules of search have a name and a column of presets here. */
 
 enum { MOE_RULE_SETS = MOE_RULES_MARIAN + 1 };
 

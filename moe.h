@@ -178,7 +178,7 @@ size_t moe_model_width(const moe_model *model); /* columns of an embedding; of a
 /* A layer: of the encoder, then of the decoder, then the attention of a GNMT model; or of a classifier's network. */
 typedef struct moe_layer_info {
     const char *name; /* "encoder.2" */
-    const char *kind; /* "lstm", "moe", "attention", "cross", "ffn", "norm", "gnmt-attention" */
+    const char *kind; /* "lstm", "moe", "attention", "cross", "ffn", "norm", "ssru", "average", "gnmt-attention" */
     size_t in, out;   /* columns of its input (the attention's context not counted) and of its output */
 } moe_layer_info;
 
@@ -369,7 +369,7 @@ typedef struct moe_session_params {
      * 16, and 32, the only choice, with a model that has an encoder. */
     int kv_bits;
     /* MB of keys and values of all sentences under way; 0: what they can need at most. Without room a sentence waits,
-     * or is computed again later; one that may need more than there is is refused. No result depends on it. */
+     * or is computed again later; one that may need more is refused. Not on a GPU. No result depends on it. */
     int context_memory;
 } moe_session_params;
 
