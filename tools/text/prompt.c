@@ -331,7 +331,7 @@ moe_status text_prompt_ids(const text_front *front, const text_wishes *wishes, c
 static moe_status measure(const text_front *front, text_prompt *p, moe_error *error) {
     text_ids ids = { 0 };
     moe_status status = MOE_OK;
-    for (int l = 0; l < LANGUAGES && !status; l++) {
+    for (int l = 0; l < LANGUAGES && !status && p->names[l]; l++) {
         text_bytes turn = { 0 };
         size_t longest = 0;
         for (size_t i = 1; i < p->languages; i++)
