@@ -2195,43 +2195,43 @@ MOE_ISA_INLINE const int32_t *K(taken)(const int8_t *sums, size_t code_bytes, co
 /* Loops that prefetch nothing have no instruction for it, and cases that cannot be no loop. */
 #define MOE_ASK(n)                                                                                    \
     case n:                                                                                           \
-        if (few ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                                  \
+        if (few || blocked ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                       \
         if (type == MOE_TYPE_Q8) K(q8_sums)(m, x, w, span, sum, rows, wide, lines, started, next, n); \
         else K(q4_sums)(m, x, x_sums, w, sub, span, sum, rows, wide, apart, next, n);                 \
         break;
 
 /* Tiles from codes to outputs, of `blocks` blocks, for few rows one after the other up to block1. `next`, `ask`: what
- * to prefetch meanwhile; few rows see to that themselves. Where codes have scales by block, sums are of 64 columns. */
+ * to prefetch meanwhile; few rows see to that themselves. `blocked`: codes have scales by block, sums are of 64
+ * columns; it is a constant, since a loop of one turn costs few rows 3 %. */
 MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
-                            const char *hint, int ask, const moe_type type, const int rows, const int blocks,
-                            const int started) {
+                            const char *next, int ask, const moe_type type, const int rows, const int blocks,
+                            const int started, const int blocked) {
     const moe_matrix *m = l->w;
     const int few = MOE_FEW(type, rows) && blocks == 1, registers = blocks * 16 / MOE_WIDTH;
     const int lines = type == MOE_TYPE_Q8 ? MOE_ISA_LINES(rows) : 1, apart = few && MOE_ISA_VNNI;
     /* at a time: several rows of Q4 have too many sums and parts for 16 registers */
     const int wide = type == MOE_TYPE_Q8 || MOE_WIDTH == 16 || rows == 1 ? registers : 1;
     const size_t bytes = type == MOE_TYPE_Q8 ? 16 : 8, sub_bytes = m->cols_padded / MOE_Q4_GROUP * 16;
-    const size_t span = l->scales ? m->cols_padded : MOE_Q8_COLS, code_bytes = moe_code_bytes(m->cols);
+    const size_t span = blocked ? MOE_Q8_COLS : m->cols_padded, code_bytes = moe_code_bytes(m->cols);
     const int8_t *codes = l->codes + row * code_bytes;
     do {
         int32_t sums[8 * 3 * 16];
         float sum_floats[8 * 3 * 16], *floats = l->floats ? l->floats + row * 16 : sum_floats;
         if (l->add) K(expect)(l, row, block, rows, blocks);
-        if (!l->scales && !l->floats) memset(floats, 0, (size_t)(rows * blocks) * 16 * sizeof *floats);
+        if (blocked && !l->floats) memset(floats, 0, (size_t)(rows * blocks) * 16 * sizeof *floats);
         for (int first = 0; first < registers; first += wide) {
             const char *w = (const char *)m->data + block * m->cols_padded * bytes + first * MOE_WIDTH * 4;
             const int8_t *sub = type == MOE_TYPE_Q8 ? NULL : m->subs + block * sub_bytes + first * MOE_WIDTH;
-            const int8_t *x = codes, *x_sums = codes + moe_sums_at(l);
-            const char *next = hint;
-            for (size_t k = 0; k < m->cols_padded; k += span) {
+            const int8_t *x = codes, *x_sums = codes + (blocked ? moe_sums_at(l) : m->cols_padded);
+            for (size_t k = 0; k < (blocked ? m->cols_padded : 1); k += span) {
                 int32_t taken[8];
                 const int32_t *from = start;
                 Q sum[8][8];
-                if (MOE_ISA_VNNI && type == MOE_TYPE_Q8 && !l->scales) from = K(taken)(x_sums, code_bytes, rows, taken);
+                if (started && blocked) from = K(taken)(x_sums, code_bytes, rows, taken);
                 MOE_UNROLL_FOR (int r = 0; r < rows; r++)
                     MOE_UNROLL_FOR (int v = 0; v < wide * lines; v++)
                         sum[r][v] = started && v < wide ? K(start)(from, r, v) : I(of)(0);
-                if (few) next = w + MOE_AHEAD, ask = first ? 0 : lines;
+                if (few || blocked) next = w + MOE_AHEAD, ask = few && !first ? lines : 0;
                 switch (ask) {
                     MOE_ASK(0)
                     MOE_ASK(1)
@@ -2243,20 +2243,19 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
                     MOE_ASK(-3)
                 }
                 MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-                    const float scale = l->scales ? 0.0f : moe_block_scale(l, row + (size_t)r, k);
+                    const float scale = blocked ? moe_block_scale(l, row + (size_t)r, k) : 0.0f;
                     MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
                         const int at = r * blocks * 16 + (first + v) * MOE_WIDTH;
                         MOE_UNROLL_FOR (int i = 1; i < lines; i++) sum[r][v] = I(add)(sum[r][v], sum[r][i * wide + v]);
-                        if (l->scales) I(store)(sums + at, sum[r][v]);
-                        else I(add_block)(floats + at, sum[r][v], scale);
+                        if (blocked) I(add_block)(floats + at, sum[r][v], scale);
+                        else I(store)(sums + at, sum[r][v]);
                     }
                 }
                 x += span, x_sums += span / MOE_CODE_GROUP * 2, w += span * bytes;
                 if (type != MOE_TYPE_Q8) sub += span / MOE_Q4_GROUP * 16;
-                next += span * bytes * (size_t)abs(ask);
             }
         }
-        if (l->scales) K(finish)(l, row, block, (size_t)rows, (size_t)blocks, sums);
+        if (!blocked) K(finish)(l, row, block, (size_t)rows, (size_t)blocks, sums);
         else if (!l->more) K(finish)(l, row, block, (size_t)rows, (size_t)blocks, floats);
     } while (few && ++block < block1);
 }
@@ -2265,9 +2264,12 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
 #define MOE_TILE(type, rows, blocks)                                                                                 \
     MOE_ISA_STATIC void K(tile_##type##_##rows##x##blocks)(const moe_linear *l, const int32_t *start, size_t row,    \
                                                            size_t block, size_t block1, const char *next, int ask) { \
-        if (MOE_TYPE_##type == MOE_TYPE_Q8 && (start || MOE_ISA_VNNI))                                               \
-            K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, 1);                      \
-        else K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, 0);                     \
+        const int q8 = MOE_TYPE_##type == MOE_TYPE_Q8;                                                               \
+        if (!l->scales)                                                                                              \
+            K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, q8 && MOE_ISA_VNNI, 1);  \
+        else if (q8 && (start || MOE_ISA_VNNI))                                                                      \
+            K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, 1, 0);                   \
+        else K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, 0, 0);                  \
     }
 #define MOE_TILE_AT(type, rows, blocks)                                                              \
     [MOE_TYPE_##type == MOE_TYPE_Q4][(rows) - 1][(blocks) - 1] = K(tile_##type##_##rows##x##blocks),
