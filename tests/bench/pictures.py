@@ -119,7 +119,7 @@ def speeds():
     for cells in re.findall(r"^\| (.*) \|$", text, re.M):
         cells = [x.strip() for x in cells.split("|")]
         network = cells[0] or network
-        if len(cells) == 9 and cells[2].isdigit() and "real" not in cells[1]:
+        if len(cells) == 9 and cells[2].isdigit() and not cells[1].isdigit() and "real" not in cells[1]:
             found.append((network, int(cells[2]), int(cells[3]), int(cells[4])))
     machine = re.search(r"Two cores[^(]*", text)[0].strip()
     version, day = re.search(r"CTranslate2 is ([\d.]+)", text)[1], re.search(r"(\d{4}-\d\d-\d\d), commit", text)[1]

@@ -43,11 +43,11 @@ def convert(*command):
     return complaint, said.getvalue()
 
 
-def made(folder, family, vocabulary=make.V, **changes):
+def made(folder, family, vocabulary=None, **changes):
     """(config, arrays) of a checkpoint whose numbers of RoPE are the same in both kinds of file."""
     if family == "hunyuan_v1_dense":
         changes = {"rope_theta": 11158840.0, "rope_scaling": None, **changes}
-    config, arrays = make.make(folder, family, vocab_size=vocabulary, **changes)
+    config, arrays = make.make(folder, family, vocab_size=vocabulary or make.V, **changes)
     return config, {name: x.astype(np.float32) for name, x in arrays.items()}
 
 

@@ -129,8 +129,8 @@ static void usage(FILE *to) {
           "                            as formal\n"
           "      --context N           show such a model N earlier lines with each line\n"
           "      --prompt TEXT         your own wording for such a model, which has\n"
-          "                            {source_text} once, and {target_lang}; or delimiters,\n"
-          "                            or structured:JSON, of the model's own\n"
+          "                            {source_text} once, and {target_lang}; or\n"
+          "                            delimiters, or structured:JSON, of the model's own\n"
           "      --truncate            cut a line at its first unusable part; without\n"
           "                            this option such a line fails\n"
           "\n",
