@@ -153,6 +153,28 @@ def earlier_lines_are_context():
     assert_asked([x for x in found if x["source"]], wanted)
 
 
+SHOWN = """import resource, sys
+from moe_translate import Translator
+exec(sys.argv[1])
+given = "\\n".join(text)
+options = dict(target="de", threads=1, max_len_factor=0, max_len_offset=2)
+Translator(sys.argv[2], context=1, **options).translate(given)
+used = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+Translator(sys.argv[2], **options).translate(given)
+print(used, resource.getrusage(resource.RUSAGE_SELF).ru_utime - used)
+"""
+
+
+@model_test
+def context_takes_no_time_by_blank_lines_and_by_the_length_of_lines():
+    for text in "['1', *[''] * 100000, '2']", "['1' * 900000, 'a. ' * 100]":
+        done = subprocess.run([sys.executable, "-c", SHOWN, f"text = {text}", model()[0]], capture_output=True,
+                              encoding="utf-8", timeout=300)
+        assert done.returncode == 0, done.stderr
+        shown, alone = map(float, done.stdout.split())
+        assert shown < 5 * alone + 10, (text, shown, alone)
+
+
 @model_test
 def a_wording_of_ones_own_is_taken():
     own = "Into {target_lang}: {source_text}!"

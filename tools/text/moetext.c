@@ -1100,10 +1100,10 @@ static void stream_before(text_stream *stream, const text_line *line, size_t lin
     const moetext_request *q = &translator_of(stream)->unit->request;
     const size_t end = q->text ? (size_t)(line->data - q->text) : 0;
     size_t begin = end;
-    while (begin && lines) {
-        const size_t behind = begin;
-        for (begin--; begin && q->text[begin - 1] != '\n';) begin--;
-        lines -= !text_stream_is_blank(q->text + begin, behind - begin);
+    for (size_t at = begin; at && lines; begin = at) {
+        for (at--; at && q->text[at - 1] != '\n' && end - at <= TEXT_PROMPT_BACK;) at--;
+        if (end - at > TEXT_PROMPT_BACK) break;
+        lines -= !text_stream_is_blank(q->text + at, begin - at);
     }
     if (text_utf8_valid(q->text + begin, end - begin) < end - begin) return;
     for (size_t at = begin, next; at < end; at = next) {

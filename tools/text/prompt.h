@@ -13,8 +13,9 @@
 typedef struct text_prompt text_prompt;
 
 enum {
-    TEXT_PROMPT_WHOLE = 256, /* tokens of a line that is one request; a longer one goes by sentences */
-    TEXT_PROMPT_CONTEXT = 16 /* most earlier lines */
+    TEXT_PROMPT_WHOLE = 256,   /* tokens of a line that is one request; a longer one goes by sentences */
+    TEXT_PROMPT_CONTEXT = 16,  /* most earlier lines */
+    TEXT_PROMPT_BACK = 1 << 15 /* most bytes of those: the ones before them are not shown */
 };
 
 /* What a user wishes of all translations. All zero: nothing. */

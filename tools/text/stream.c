@@ -134,12 +134,14 @@ int text_stream_is_blank(const char *data, size_t length) {
     return i == length;
 }
 
-/* The last `lines` lines of a text, each ended by a line break. */
+/* The last `lines` lines of a text, each ended by a line break: fewer where those are too long. */
 static moe_span last_lines(const text_bytes *t, size_t lines) {
-    size_t at = t->length;
-    for (; at && lines; lines--)
+    size_t begin = t->length;
+    for (size_t at = begin; at && lines; lines--, begin = at) {
         for (at--; at && t->data[at - 1] != '\n';) at--;
-    return (moe_span){ t->data + at, t->length - at };
+        if (t->length - at > TEXT_PROMPT_BACK) break;
+    }
+    return (moe_span){ t->data + begin, t->length - begin };
 }
 
 /* The earlier lines that a new one is shown; it is an earlier one then. */
@@ -147,7 +149,7 @@ static void look_back(text_stream *s, const text_line *line) {
     const size_t lines = s->options.wishes && text_job_is_asked(s->front, &s->options) ? s->options.wishes->context : 0;
     char why[64];
     text_clear(&s->context);
-    if (!lines) return;
+    if (!lines || text_stream_is_blank(line->data, line->length)) return;
     if (s->before) {
         s->before(s, line, lines, &s->context);
     } else {
