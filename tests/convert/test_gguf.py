@@ -259,6 +259,17 @@ def tensors_that_lack_or_are_too_many_are_refused():
 
 
 @gguf_test
+def a_tensor_of_more_experts_than_there_are_takes_no_memory():
+    many = np.zeros((1 << 16, 1, 1), np.float32)
+    with folder() as at:
+        for family in "qwen3_moe", "llama":
+            config, arrays = make.CONFIGS[family], make.arrays_of(make.CONFIGS[family], 1)
+            make_gguf.write(at + "/x.gguf", config, arrays, change=lambda t: {**t, "blk.0.ffn_up_exps.weight": many})
+            complaint, _ = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
+            assert f"for each of {config.get('num_experts', 0)} experts" in complaint, complaint
+
+
+@gguf_test
 def slower_angles_are_divided_by_their_factors():
     with folder() as at:
         config, arrays = made(at + "/hf", "llama")

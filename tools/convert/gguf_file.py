@@ -256,7 +256,7 @@ class Turned(hf.Stored):
             yield block.reshape(-1, self.head // 2, 2, block.shape[1]).swapaxes(1, 2).reshape(block.shape)
 
 
-def with_names(stored, layers, path):
+def with_names(stored, m, path):
     """Tensors by the names of transformers."""
     out = {}
 
@@ -271,13 +271,14 @@ def with_names(stored, layers, path):
             continue
         at, part, end = f"model.layers.{int(found[1])}.", found[2], found[3] or ""
         experts = re.fullmatch("ffn_(gate|up|down|gate_up)_exps", part)
-        if int(found[1]) >= layers:
+        if int(found[1]) >= m.layers:
             put(at + name, t)
         elif part == "exp_probs_b":
             put(at + "mlp.e_score_correction_bias", t)
         elif experts and end == ".weight":
-            if len(t.shape) != 3:
-                raise FormatError(f"{path}: tensor {name} {list(t.shape)} is no matrix for each expert")
+            if len(t.shape) != 3 or t.shape[0] != getattr(m, "experts", 0):
+                raise FormatError(f"{path}: tensor {name} {list(t.shape)} is no matrix for each of "
+                                  f"{getattr(m, 'experts', 0)} experts")
             if f"blk.{found[1]}.ffn_gate_up_exps.weight" in stored:
                 put(f"{at}mlp.experts.{experts[1]}_proj", t)
                 continue
@@ -463,7 +464,7 @@ def read_gguf(path, say=lambda message: None, row=None):
     m = decoder.read_config(config)
     bos = token_of(k, values, "bos", m.vocabulary)
     m.bos = m.bos if bos is None else bos
-    named = with_names(stored, m.layers, path)
+    named = with_names(stored, m, path)
     if architecture == "llama":
         for name, t in named.items():
             if re.search(r"\.self_attn\.[qk]_proj\.weight\Z", name) and len(t.shape) == 2 and t.shape[0] % m.head == 0:
