@@ -9463,9 +9463,10 @@ static int moe_all_have_pages(moe_session *s) {
         if (slot->waits && slot->gave == s->ended) return 0;
         pages += moe_max(moe_divide_up(moe_rows_needed(slot), MOE_PAGE), slot->n_pages) - slot->n_pages;
     }
-    for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots && pages <= s->n_free; slot++)
+    if (pages > s->n_free) return 0;
+    for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++)
         if (slot->active) moe_take_pages(s, slot, moe_rows_needed(slot)), slot->waits = 0;
-    return pages <= s->n_free;
+    return 1;
 }
 
 /* Pages for the next step of all sentences that have some, the oldest first: where none is free, the youngest gives its
