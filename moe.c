@@ -1012,7 +1012,7 @@ MOE_SHARED void moe_keep_group(const moe_keep *k, const float *x, size_t group, 
     if (k->type == MOE_TYPE_Q8)
         floats[group] = moe_quantise_numbers(x, k->group, (int8_t *)(floats + moe_keep_scales(k)) + at);
     for (size_t c = 0; c < k->group && k->type == MOE_TYPE_F16; c++) ((uint16_t *)row)[at + c] = moe_f32_to_f16(x[c]);
-    for (size_t c = 0; c < k->group && k->type == MOE_TYPE_F32; c++) floats[at + c] = x[c];
+    if (k->type == MOE_TYPE_F32) memcpy(floats + at, x, k->group * sizeof *x);
 }
 
 /* A number of a kept row. */
@@ -4917,9 +4917,10 @@ static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t 
     if (t->carried.by == MOE_BY_TOKEN) /* the last place of its chain */
         to = (size_t)f->beam.chain[row * run->graph->max_target + (size_t)f->positions[row]];
     const moe_keep *keep = &t->carried.keep;
-    for (size_t group = 0; group < keep->cols / keep->group; group++)
-        moe_keep_group(keep, moe_row_of(t->src[0], row) + group * keep->group, group,
-                       (char *)(void *)t->carried.rows + to * moe_keep_bytes(keep));
+    const float *x = moe_row_of(t->src[0], row);
+    char *kept = (char *)(void *)t->carried.rows + to * moe_keep_bytes(keep);
+    for (size_t group = 0; group < keep->cols / keep->group; group++, x += keep->group)
+        moe_keep_group(keep, x, group, kept);
 }
 
 /* ==== 22. Ops: recurrences ====================================================================================
@@ -5916,8 +5917,8 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
     for (size_t row = 0; row < rows; row++) {
         const moe_list *list = moe_list_of(f, row);
         if (moe_unasked(run, t, row)) continue;
-        size_t *last = first + 2 * job.groups - 2;
-        if (!job.groups || last[1] != row || row - last[0] == MOE_OUTPUT_ROWS || list != moe_list_of(f, row - 1))
+        size_t *last = job.groups ? first + 2 * (job.groups - 1) : NULL;
+        if (!last || last[1] != row || row - last[0] == MOE_OUTPUT_ROWS || list != moe_list_of(f, row - 1))
             last = first + 2 * job.groups++, last[0] = row;
         last[1] = row + 1;
         chunks = moe_max(chunks, list ? moe_divide_up(list->n, MOE_OUTPUT_CHUNK) : work->chunks);
@@ -9807,7 +9808,7 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
             f->keys[row] = moe_hash(f->keys[row] ^ (uint64_t)slot->tokens[token].id);
     }
     if (b->hold) b->hold[row] = (char)asked.hold;
-    if (b->used && asked.want < 0) {
+    if (b->used && (asked.want == -1 || (asked.want == MOE_UNASKED && s->graphs[MOE_DECODER].traced))) {
         uint32_t *used = b->used + row * s->search.used_words;
         memset(used, 0, s->search.used_words * sizeof *used);
         moe_fill_used(slot, live->last, used);
