@@ -41,17 +41,20 @@ static moe_span meta_text(const moe_model *m, const char *key) {
 
 static int span_is(moe_span a, moe_span b) { return a.length == b.length && memcmp(a.data, b.data, a.length) == 0; }
 
-/* The first place of a mark at or after `from`; the length of the wording: none. */
-static size_t find_mark(moe_span s, size_t from, const char *mark) {
-    const size_t n = strlen(mark);
-    for (size_t at = from; at + n <= s.length; at++)
-        if (memcmp(s.data + at, mark, n) == 0) return at;
-    return s.length;
+static moe_span span_of(const char *s) { return (moe_span){ s ? s : "", s ? strlen(s) : 0 }; }
+
+/* The first place of `of` at or after `from`; the length of `in`: none. */
+static size_t find_span(moe_span in, size_t from, moe_span of) {
+    for (size_t at = from; at + of.length <= in.length; at++)
+        if (memcmp(in.data + at, of.data, of.length) == 0) return at;
+    return in.length;
 }
 
-static int count_marks(moe_span s, const char *mark) {
-    int n = 0;
-    for (size_t at = find_mark(s, 0, mark); at < s.length; at = find_mark(s, at + 1, mark)) n++;
+static size_t find_mark(moe_span s, size_t from, const char *mark) { return find_span(s, from, span_of(mark)); }
+
+static size_t occurrences(moe_span in, moe_span of) {
+    size_t n = 0;
+    for (size_t at = 0; of.length && (at = find_span(in, at, of)) < in.length; at += of.length) n++;
     return n;
 }
 
@@ -69,7 +72,7 @@ static moe_status take_wordings(const moe_model *m, text_prompt *p, moe_error *e
         for (int l = 0; l < LANGUAGES; l++) {
             snprintf(key, sizeof key, "prompt.%s.%s", kind_names[k], l == CHINESE ? "zh" : "en");
             const moe_span s = p->wordings[k][l] = meta_text(m, key);
-            if (s.length && (s.length > LONGEST_PIECE || count_marks(s, TEXT) != 1))
+            if (s.length && (s.length > LONGEST_PIECE || occurrences(s, span_of(TEXT)) != 1))
                 return text_fail(error, MOE_ERROR_FORMAT, key, "it has not %s once, or more than %d bytes", TEXT,
                                  (int)LONGEST_PIECE);
         }
@@ -173,7 +176,6 @@ typedef struct values {
     moe_span text, target, style, context, format, term, translation;
 } values;
 
-static moe_span span_of(const char *s) { return (moe_span){ s ? s : "", s ? strlen(s) : 0 }; }
 
 /* Append a wording with its marks replaced. What takes a mark's place is not looked at: a text may spell one. */
 static void put_wording(moe_span wording, const values *v, text_bytes *out) {
@@ -365,7 +367,7 @@ moe_status text_prompt_check(const text_prompt *p, const text_wishes *w, moe_err
     if (style && w->context && !own)
         return text_fail(error, MOE_ERROR_ARGUMENT, "style",
                          "no wording has both style and context; prompt takes one of your own");
-    if (called == KINDS && count_marks(span_of(w->wording), TEXT) != 1)
+    if (called == KINDS && occurrences(span_of(w->wording), span_of(TEXT)) != 1)
         return text_fail(error, MOE_ERROR_ARGUMENT, "prompt",
                          "a wording needs %s once; or it is delimiters, structured", TEXT);
     return MOE_OK;
@@ -384,14 +386,6 @@ int text_prompt_speaks(const char *data, size_t length) {
         if (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO) return 1;
     }
     return 0;
-}
-
-static size_t occurrences(moe_span in, moe_span of) {
-    size_t n = 0;
-    for (size_t at = 0; of.length && at + of.length <= in.length;)
-        if (memcmp(in.data + at, of.data, of.length) == 0) n++, at += of.length;
-        else at++;
-    return n;
 }
 
 enum { MOST_LOOKED_AT = 256 }; /* spans of a text: one with more is no sentence */
