@@ -7789,6 +7789,7 @@ struct moe_slot {
     int waits;           /* for pages: it has none, and no row in a step */
     uint64_t age;        /* its place among all sentences so far */
     uint64_t gave;       /* how many sentences were done when it gave its pages back; UINT64_MAX: it never did */
+    size_t reported;     /* steps that it had made then: they are computed again, not reported again */
     int32_t *target;     /* [max_target], of which the task has n_target */
     moe_demand *demands; /* [max_constraints], of which the task has n_demands */
     int32_t *demand_ids; /* [max_target] their tokens */
@@ -8960,7 +8961,8 @@ static moe_status moe_limit_pages(moe_session *s, moe_error *error) {
     if (!bytes)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "context_memory",
                         "context_memory must be 0: the model keeps no keys and values of the tokens that it writes");
-    s->n_pages = moe_max(1, moe_min(s->n_pages, ((size_t)s->params.context_memory << 20) / bytes));
+    const uint64_t most = ((uint64_t)s->params.context_memory << 20) / bytes;
+    s->n_pages = moe_max(1, most < s->n_pages ? (size_t)most : s->n_pages);
     return MOE_OK;
 }
 
@@ -9483,6 +9485,7 @@ static void moe_share_pages(moe_session *s) {
             moe_slot *youngest = slot;
             for (moe_slot *next = slot; next; next = moe_oldest(s, 0, next->age)) youngest = next;
             moe_give_pages(s, youngest);
+            youngest->reported = moe_max(youngest->reported, youngest->steps);
             moe_slot_begin(youngest);
             youngest->waits = 1;
             youngest->gave = s->ended;
@@ -9706,6 +9709,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->waits = s->n_pages != 0;
     slot->age = ++s->begun;
     slot->gave = UINT64_MAX;
+    slot->reported = 0;
     slot->task.first = m->decoder_from_encoder ? (int32_t)(s->rows + at) : -1;
     if (force >= 0) slot->target[slot->task.prompt] = force;
     if (q->target && q->n_target) memcpy(slot->target + slot->task.free, q->target, q->n_target * sizeof *slot->target);
@@ -9882,6 +9886,7 @@ static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     const size_t position = (size_t)d->positions[row];
     void *user = s->tickets[at].request.user;
     const moe_attention attention = { user, position - slot->shown, slot->task.n_source, weights };
+    if (position < slot->reported) return;
     if (s->params.routing) moe_report_row(s, MOE_DECODER, row, user, position);
     if (weights && position >= slot->shown) s->params.attention(s->params.attention_user, &attention);
 }

@@ -710,8 +710,29 @@ static heard *run_alone(const fixture *f, moe_session_params p, const ask *asked
     return out;
 }
 
+typedef struct reports {
+    size_t routing, attention;
+    uint64_t sum; /* of what they say, in any order */
+} reports;
+
+static uint64_t crc_of(const void *data, size_t n) { return mw_crc(data, n); }
+
+static void sum_routing(void *user, const moe_routing *r) {
+    reports *seen = user;
+    seen->routing++;
+    seen->sum += (crc_of(&r->position, sizeof r->position) << 16) + crc_of(&r->token, sizeof r->token) +
+                 crc_of(r->weights, r->n * sizeof *r->weights) + crc_of(r->layer, strlen(r->layer));
+}
+
+static void sum_attention(void *user, const moe_attention *a) {
+    reports *seen = user;
+    seen->attention++;
+    seen->sum += (crc_of(&a->position, sizeof a->position) << 16) + crc_of(a->weights, a->n * sizeof *a->weights);
+}
+
 /* Sentences that find no room for their keys and values wait, or give their rows back and are computed again: each
- * gives what it gives with room. One that is dropped, and a run that is cancelled, give their rows back too. */
+ * gives what it gives with room, and reports its routing and attention once. One that is dropped, and a run that is
+ * cancelled, give their rows back too. */
 static void a_limited_context_changes_no_sentence(void **state) {
     enum { N = 20 };
     (void)state;
@@ -725,19 +746,27 @@ static void a_limited_context_changes_no_sentence(void **state) {
         p.batch = 16, p.beam = 12, p.max_target = p.max_len_offset = LONGEST, p.threads = 2;
         wanted = translate(f, &p, asks, N);
         for (size_t k = 0; k < N; k++) assert_int_equal(wanted[k].status, MOE_OK);
+        reports once = { 0 }, seen = { 0 };
+        p.routing = sum_routing, p.attention = sum_attention;
+        p.routing_user = p.attention_user = &once;
         moe_session *s = new_session(f, &p);
         translate_with(s, asks, N, NULL, 0, found);
         const moe_stats plenty = moe_session_stats(s);
         moe_session_free(s);
         p.context_memory = 1;
+        p.routing_user = p.attention_user = &seen;
         s = new_session(f, &p);
         for (int round = 0; round < 2; round++) {
             moe_error e;
             request_feed feed = { .asks = asks, .n = N, .heard = found, .random = 1, .cancel_after = 18 };
             assert_int_equal(moe_translate(s, pull, done, &feed, &e), MOE_ERROR_CANCELLED);
             const size_t rows = moe_session_stats(s).rows;
+            seen = (reports){ 0 };
             translate_with(s, asks, N, NULL, round, found);
             assert_same(wanted, found, N, "a limited context");
+            CHECK(seen.routing == once.routing && seen.attention == once.attention && seen.sum == once.sum,
+                  "%zu and %zu reports, %zu and %zu with room", seen.routing, seen.attention, once.routing,
+                  once.attention);
             CHECK(moe_session_stats(s).rows - rows >= plenty.rows, "rows");
             if (i && !round)
                 CHECK(moe_session_stats(s).rows - rows > plenty.rows + plenty.rows / 20,
