@@ -362,8 +362,14 @@ def carried(args):
     return {key: value for key, value in meta.items() if CARRIED.fullmatch(key) and key not in given}
 
 
+def default_name(path):
+    """What a checkpoint is called: a folder by all of its name, "Hy-MT2-1.8B", a file or prefix without its ending."""
+    name = gnmt.default_name(os.path.abspath(path))
+    return name if os.path.isdir(path) else os.path.splitext(name)[0]
+
+
 def convert(args):
-    name = args.name or os.path.splitext(gnmt.default_name(args.input))[0]
+    name = args.name or default_name(args.input)
     texts = []
     for path in (args.licence, args.attribution):
         data = read_bounded(path, LARGEST_TEXT, "a licence or attribution") if path else b""
@@ -630,7 +636,8 @@ def parse_arguments():
     group.add_argument("--resume", action="store_true",
                        help="hf, fairseq, gguf: continue a stopped conversion with the same command; its finished part "
                        "stays beside OUT")
-    group.add_argument("--name", metavar="TEXT", help="general.name (default: the checkpoint's file name)")
+    group.add_argument("--name", metavar="TEXT", help="general.name (default: the name of the checkpoint's folder or "
+                       "file)")
     group.add_argument("--description", metavar="TEXT", default="", help="general.description (default: empty)")
     group.add_argument("--licence", metavar="FILE", help="text for general.licence (default: empty)")
     group.add_argument("--attribution", metavar="FILE", help="text for general.attribution (default: empty)")
@@ -687,7 +694,7 @@ def main():
         sys.exit(130)
     except MemoryError:
         fail(f"{args.input}: it needs more memory than there is")
-    except (FormatError, OSError, UnicodeDecodeError) as error:
+    except (FormatError, OSError, UnicodeError) as error:
         where = "" if isinstance(error, OSError) else f"{args.input}: "
         fail(f"{where}{error}")
     print(f"{args.output}: {len(tensors)} tensors, {os.path.getsize(args.output):,} bytes")

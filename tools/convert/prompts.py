@@ -58,6 +58,8 @@ def cut(template, values, where):
     if pieces[0] != pieces[1]:
         raise FormatError(f"{where}: the chat template depends on what the user says, which is not supported")
     for piece in pieces[0]:
+        if any(0xD800 <= ord(x) < 0xE000 for x in piece):
+            raise FormatError(f"{where}: the chat template writes a lone surrogate, which is no character")
         if len(piece.encode()) > LONGEST_PIECE or "\0" in piece:
             raise FormatError(f"{where}: the chat template writes more than {LONGEST_PIECE} bytes around what the user "
                               "says, or a NUL byte")
