@@ -326,11 +326,12 @@ static void a_model_of_another_program_says_how_to_convert_it(void **state) {
     char folder[] = "/tmp/moetext-XXXXXX", path[300], wanted[512];
     (void)state;
     assert_non_null(mkdtemp(folder));
-    static const char *const names[][2] = { { "model.npz", "marian" },
-                                            { "model.intgemm8.bin", "marian" },
-                                            { "lex.50.50.ende.s2t.bin", "marian" },
-                                            { "model.safetensors", "hf" },
-                                            { "pytorch_model.bin", "hf" } };
+    static const char *const names[][3] = { { "model.npz", "marian", " --type q8" },
+                                            { "model.intgemm8.bin", "marian", " --type q8" },
+                                            { "x-Q8_0.gguf", "gguf", "" },
+                                            { "lex.50.50.ende.s2t.bin", "marian", " --type q8" },
+                                            { "model.safetensors", "hf", " --type q8 --experts q4" },
+                                            { "pytorch_model.bin", "hf", " --type q8 --experts q4" } };
     assert_null(strstr(refused(folder, 0).message, "convert"));
     assert_null(strstr(refused(folder, 1).message, "convert"));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -338,13 +339,16 @@ static void a_model_of_another_program_says_how_to_convert_it(void **state) {
         assert_null(strstr(refused(path, 0).message, "convert")); /* it is not there */
         write_file(path,
                    "a model of another program, which is longer than the header of one of this engine's would be");
+        const char *of_folder = strcmp(names[i][1], "gguf") == 0 ? path : folder;
         snprintf(wanted, sizeof wanted, "; convert it first: tools/convert/convert.py --from %s %s", names[i][1],
-                 folder);
-        for (int several = 0; several < 2; several++) assert_non_null(strstr(refused(folder, several).message, wanted));
+                 of_folder);
+        assert_non_null(strstr(refused(folder, 1).message, wanted)); /* a file of that name may be named itself */
+        snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), " -o model.bin%s", names[i][2]);
+        assert_string_equal(strchr(refused(folder, 0).message, ';'), wanted);
         snprintf(wanted, sizeof wanted,
                  "offset 0: not a moe model file (no MOEMODEL at its start); convert it first: "
-                 "tools/convert/convert.py --from %s %s -o model.bin",
-                 names[i][1], i < 2 ? path : folder);
+                 "tools/convert/convert.py --from %s %s -o model.bin%s",
+                 names[i][1], i < 3 ? path : folder, names[i][2]);
         assert_non_null(strstr(refused(path, 1).message, wanted));
         assert_non_null(strstr(refused(path, 0).message, strchr(wanted, ';')));
         unlink(path);

@@ -1131,8 +1131,7 @@ static void answers_in_words_are_doubted(void **state) {
         { "Yes.", "Jawohl, selbstverst\xC3\xA4ndlich.", NULL },
         { "\xE4\xBB\x8A\xE5\xA4\xA9\xE5\xA4\xA9\xE6\xB0\x94\xE5\xBE\x88\xE5\xA5\xBD",
           "Das Wetter ist heute sch\xC3\xB6n.", NULL },
-        { text, "", "empty" },
-        { "12", "", NULL }, /* it says nothing */
+        { "12", "13", NULL }, /* it says nothing */
         { text, "Haus.", "far shorter" },
         { "A house.",
           "Ein Haus. Erkl\xC3\xA4rung: der Satz besteht aus einem Artikel und einem Substantiv. Ich habe ihn "
@@ -1171,8 +1170,81 @@ static void texts_of_signs_alone_say_nothing(void **state) {
     assert_true(text_prompt_speaks("\xE8\x80\x81", 3));
 }
 
+/* Languages of models that have both writings of Chinese, or one of them. */
+static void languages_are_found_in_their_script(void **state) {
+    static const char *const hy[] = { "zh", "en", "zh-Hant", "yue", "sr" }, *const nllb[] = { "zho_Hans", "zho_Hant",
+                                                                                              "yue_Hant", "kas_Arab",
+                                                                                              "kas_Deva", "srp_Cyrl" },
+                             *const opus[] = { "cmn_Hans", "cmn_Hant", "yue", "nob" },
+                             *const regions[] = { "zh_CN", "zh_TW", "pt", "pt_BR" }, *const m2m[] = { "zh", "no" };
+    static const struct {
+        const char *const *codes;
+        size_t n;
+        const char *asked, *found; /* NULL: none */
+    } cases[] = {
+        { hy, 5, "zh-Hant-TW", "zh-Hant" },
+        { hy, 5, "zh_Hant_TW", "zh-Hant" },
+        { hy, 5, "zh-MO", "zh-Hant" },
+        { hy, 5, "zh-TW", "zh-Hant" },
+        { hy, 5, "zh-HK", "zh-Hant" },
+        { hy, 5, "zho-HK", "zh-Hant" },
+        { hy, 5, "zho_Hant", "zh-Hant" },
+        { hy, 5, "cmn-Hant-MO", "zh-Hant" },
+        { hy, 5, "zh-cmn-Hant", "zh-Hant" },
+        { hy, 5, "zh-Hans-HK", "zh" },
+        { hy, 5, "zh-CN", "zh" },
+        { hy, 5, "zh-Hans", "zh" },
+        { hy, 5, "zh-SG", "zh" },
+        { hy, 5, "zho_Hans", "zh" },
+        { hy, 5, "cmn", "zh" },
+        { hy, 5, "ZH-hant-hk", "zh-Hant" },
+        { hy, 5, "yue-HK", "yue" },
+        { hy, 5, "yue-Hant-HK", "yue" },
+        { hy, 5, "yue_Hant", "yue" },
+        { hy, 5, "zh-yue", "yue" },
+        { hy, 5, "zh-yue-HK", "yue" },
+        { hy, 5, "en-TW", "en" },
+        { hy, 5, "sr-Latn-RS", "sr" },
+        { hy, 5, "zh-tw-x-mo", "zh-Hant" },
+        { nllb, 6, "zh-Hant-TW", "zho_Hant" },
+        { nllb, 6, "zh-MO", "zho_Hant" },
+        { nllb, 6, "zh", "zho_Hans" },
+        { nllb, 6, "zh-Hans-CN", "zho_Hans" },
+        { nllb, 6, "yue", "yue_Hant" },
+        { nllb, 6, "zh-yue-Hant", "yue_Hant" },
+        { nllb, 6, "ks-Deva-IN", "kas_Deva" },
+        { nllb, 6, "ks", "kas_Arab" },
+        { nllb, 6, "sr-Cyrl-RS", "srp_Cyrl" },
+        { opus, 4, "zh-Hant-TW", "cmn_Hant" },
+        { opus, 4, "zh", "cmn_Hans" },
+        { opus, 4, "zh-MO", "cmn_Hant" },
+        { opus, 4, "yue-HK", "yue" },
+        { opus, 4, "no-NO", "nob" },
+        { regions, 4, "zh-Hant", "zh_TW" },
+        { regions, 4, "zh-MO", "zh_TW" },
+        { regions, 4, "zh", "zh_CN" },
+        { regions, 4, "pt-BR", "pt_BR" },
+        { regions, 4, "pt-AO", "pt" },
+        { m2m, 2, "zh-Hant-TW", "zh" },
+        { m2m, 2, "zho-TW", "zh" },
+        { m2m, 2, "yue-HK", NULL },
+        { m2m, 2, "zh-yue", NULL },
+        { nllb, 2, "yue", NULL },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const ptrdiff_t found = text_language_among(cases[i].codes, cases[i].n, cases[i].asked, 1);
+        const char *code = found < 0 ? "none" : cases[i].codes[found];
+        if (strcmp(code, cases[i].found ? cases[i].found : "none") != 0)
+            fail_msg("'%s' finds %s, not %s", cases[i].asked, code, cases[i].found ? cases[i].found : "none");
+    }
+    assert_int_equal(text_language_among(regions, 4, "pt-AO", 0), -1); /* not loose: a file's own code */
+    assert_int_equal(text_language_among(hy, 5, "zh-Hant-TW", 0), 2);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(languages_are_found_in_their_script),
         cmocka_unit_test(every_character_is_valid),
         cmocka_unit_test(short_strings_agree_with_a_plain_decoder),
         cmocka_unit_test(cuts_fall_between_characters),

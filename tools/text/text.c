@@ -390,16 +390,18 @@ const char *text_file_error(const char *file, const moe_error *error, char *out,
     return out;
 }
 
-/* Files of other programs' models: parts of their names, the layout of convert.py, whether a folder is one model. */
+/* Files of other programs' models: parts of their names, the layout of convert.py and its options, whether a folder is
+ * one model. */
 static const struct {
-    const char *part, *layout;
+    const char *part, *layout, *type;
     int folder;
-} foreign[] = { { ".npz", "marian", 0 },
-                { ".intgemm", "marian", 0 },
-                { "lex.", "marian", 1 },
-                { ".safetensors", "hf", 1 },
-                { "pytorch_model", "hf", 1 } };
-enum { FOREIGN = sizeof foreign / sizeof *foreign };
+} foreign[] = { { ".npz", "marian", " --type q8", 0 },
+                { ".intgemm", "marian", " --type q8", 0 },
+                { "lex.", "marian", " --type q8", 1 },
+                { ".safetensors", "hf", " --type q8 --experts q4", 1 },
+                { "pytorch_model", "hf", " --type q8 --experts q4", 1 },
+                { ".gguf", "gguf", "", 0 } };
+enum { FOREIGN = sizeof foreign / sizeof *foreign, GGUF = FOREIGN - 1 };
 
 static size_t foreign_of(const char *name) {
     size_t i = 0;
@@ -407,12 +409,26 @@ static size_t foreign_of(const char *name) {
     return i;
 }
 
+/* The first of them that a folder has; *name becomes that of the first file in GGUF. */
+static size_t foreign_in(DIR *dir, text_bytes *name) {
+    size_t found = FOREIGN;
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        const size_t i = foreign_of(entry->d_name);
+        if (i < found) found = i;
+        if (i != GGUF || (name->length && strcmp(entry->d_name, name->data) > 0)) continue;
+        text_clear(name);
+        text_append_string(name, entry->d_name);
+    }
+    return found;
+}
+
 void text_say_how_to_convert(const char *path, moe_error *error) {
     const char *slash = strrchr(path, '/');
     size_t length = strlen(path), found = FOREIGN;
     DIR *dir = error ? opendir(path) : NULL;
+    text_bytes name = { 0 };
     if (dir) {
-        for (struct dirent *entry; found == FOREIGN && (entry = readdir(dir));) found = foreign_of(entry->d_name);
+        found = foreign_in(dir, &name);
         closedir(dir);
     } else if (error && error->code == MOE_ERROR_FORMAT) {
         found = foreign_of(slash ? slash + 1 : path);
@@ -421,13 +437,18 @@ void text_say_how_to_convert(const char *path, moe_error *error) {
             length = slash && slash > path ? (size_t)(slash - path) : 1;
         }
     }
-    if (found == FOREIGN) return;
-    static const char form[] = "; convert it first: tools/convert/convert.py --from %s %.*s -o model.bin --type q8";
-    char hint[sizeof error->message];
-    const size_t said = strlen(error->message);
-    if (said + strlen(form) + length >= sizeof hint) path = "PATH", length = 4;
-    snprintf(hint, sizeof hint, form, foreign[found].layout, (int)length, path);
-    snprintf(error->message + said, sizeof error->message - said, "%s", hint);
+    if (found < FOREIGN) {
+        static const char form[] = "; convert it first: tools/convert/convert.py --from %s %.*s%s%s -o model.bin%s";
+        const char *file = found == GGUF && name.length ? name.data : "",
+                   *joint = *file && path[length - 1] != '/' ? "/" : "", *type = foreign[found].type;
+        char hint[sizeof error->message];
+        const size_t said = strlen(error->message);
+        if (said + strlen(form) + length + name.length + strlen(type) >= sizeof hint)
+            path = "PATH", length = 4, file = joint = "";
+        snprintf(hint, sizeof hint, form, foreign[found].layout, (int)length, path, joint, file, type);
+        snprintf(error->message + said, sizeof error->message - said, "%s", hint);
+    }
+    text_bytes_free(&name);
 }
 
 moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
@@ -483,8 +504,7 @@ static const char aliases[] =
     "sr srp_Cyrl ss ssw_Latn st sot_Latn su sun_Latn sv swe_Latn sw swh_Latn ta tam_Taml te tel_Telu tg tgk_Cyrl "
     "th tha_Thai ti tir_Ethi tk tuk_Latn tl tgl_Latn tn tsn_Latn tr tur_Latn ts tso_Latn tt tat_Cyrl tw twi_Latn "
     "ug uig_Arab uk ukr_Cyrl ur urd_Arab uz uzn_Latn vi vie_Latn wo wol_Latn xh xho_Latn yi ydd_Hebr yo yor_Latn "
-    "zh zho_Hans zh-hant zho_Hant zh-tw zho_Hant zh-hk zho_Hant zh-tw zh-Hant zh-hk zh-Hant yue yue_Hant "
-    "zu zul_Latn ";
+    "zh zho_Hans zh cmn_Hans yue yue_Hant zu zul_Latn ";
 
 /* A code in small letters with '-' between its parts. */
 static void plain_code(const char *code, size_t length, char out[32]) {
@@ -531,7 +551,57 @@ static ptrdiff_t code_of_alias(const text_codes *list, const char *code) {
     return -1;
 }
 
-/* As it is listed, then as others write it, then, `loose`, without what follows its first part: the region of pt-BR. */
+/* What a code says by the rules of BCP 47: "zh-yue-HK" is yue. */
+typedef struct written {
+    char language[32], script[5]; /* no script: it names none, and none follows from it */
+} written;
+
+/* Of a plain code. Chinese is written in simplified characters, but in Taiwan, Hong Kong and Macau. */
+static written written_of(const char *plain) {
+    written w = { "", "" };
+    int first = 1, traditional = 0;
+    snprintf(w.language, sizeof w.language, "%.*s", (int)strcspn(plain, "-"), plain);
+    for (; (plain = strchr(plain, '-')); first = 0) {
+        const size_t n = strcspn(++plain, "-");
+        if (n == 3 && first && *plain >= 'a') snprintf(w.language, sizeof w.language, "%.3s", plain);
+        if (n == 4 && *plain >= 'a') snprintf(w.script, sizeof w.script, "%.4s", plain);
+        if (n == 2) traditional |= !strncmp(plain, "tw", 2) || !strncmp(plain, "hk", 2) || !strncmp(plain, "mo", 2);
+    }
+    if (!*w.script && (!strcmp(w.language, "zh") || !strcmp(w.language, "zho") || !strcmp(w.language, "cmn")))
+        memcpy(w.script, traditional ? "hant" : "hans", sizeof w.script);
+    return w;
+}
+
+/* The shorter name of a language, zh of zho and cmn; its own where there is none. */
+static void short_name(const char *language, char out[32]) {
+    for (const char *row = aliases; *row; row += strcspn(row, " ") + 1) {
+        const char *shorter = row;
+        row += strcspn(row, " ") + 1;
+        plain_code(row, strcspn(row, "_"), out);
+        if (strcmp(language, out) != 0) continue;
+        plain_code(shorter, strcspn(shorter, " "), out);
+        return;
+    }
+    snprintf(out, 32, "%s", language);
+}
+
+/* The number of the first code of the same language in the same script, if `code` says which one; -1: none. */
+static ptrdiff_t code_in_script(const text_codes *list, const char *code) {
+    const written wanted = written_of(code);
+    char plain[32], names[2][32];
+    short_name(wanted.language, names[0]);
+    for (size_t i = 0; *wanted.script && i < list->n; i++) {
+        const moe_span known = text_code_at(list, i);
+        plain_code(known.data, known.length, plain);
+        const written found = written_of(plain);
+        if (strcmp(found.script, wanted.script) != 0) continue;
+        short_name(found.language, names[1]);
+        if (strcmp(names[0], names[1]) == 0) return (ptrdiff_t)i;
+    }
+    return -1;
+}
+
+/* As it is listed, then as others write it, then in its script, then, `loose`, the language alone: pt of pt-BR. */
 static ptrdiff_t find_code(const text_codes *list, const char *code, int loose) {
     const size_t length = strlen(code);
     char plain[32];
@@ -542,11 +612,14 @@ static ptrdiff_t find_code(const text_codes *list, const char *code, int loose) 
     ptrdiff_t found = -1;
     plain_code(code, length, plain);
     for (int whole = 1; found < 0 && whole >= !loose; whole--) {
-        if (!whole) plain[strcspn(plain, "-")] = '\0';
-        found = code_like(list, plain, 0);
-        if (found < 0) found = code_of_alias(list, plain);
+        const written w = written_of(plain);
+        const char *wanted = whole ? plain : w.language;
+        found = code_like(list, wanted, 0);
+        if (found < 0) found = code_of_alias(list, wanted);
+        if (found < 0 && whole) found = code_in_script(list, plain);
+        if (found < 0 && !whole && strlen(wanted) == 3) found = code_like(list, wanted, 1);
     }
-    return found < 0 && loose && strlen(plain) == 3 ? code_like(list, plain, 1) : found;
+    return found;
 }
 
 ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *code, int loose) {
