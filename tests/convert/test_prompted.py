@@ -12,6 +12,7 @@ import argparse
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,21 +38,54 @@ here = tempfile.TemporaryDirectory()
 
 def model(row="hy_mt2"):
     """(a model file, its tokeniser's bytes)."""
-    return made(row)
+    return made(row, 512)
 
 
 @functools.cache
-def made(row):
-    at = os.path.join(here.name, row)
+def made(row, limit):
+    at = os.path.join(here.name, f"{row}-{limit}")
     os.mkdir(at)
-    make.make(at, "hunyuan_v1_dense", vocab_size=448, max_position_embeddings=2048)
+    make.make(at, "hunyuan_v1_dense", vocab_size=448, max_position_embeddings=4096)
     make.write_tokeniser(at)
     with open(os.path.join(at, "chat_template.jinja"), "w", encoding="utf-8") as file:
         file.write(TEMPLATE)
     path = os.path.join(at, "converted")
-    complaint = convert_quietly("--from", "hf", at, "-o", path, "--prompts", row)
+    complaint = convert_quietly("--from", "hf", at, "-o", path, "--prompts", row, "--meta", f"limit.source={limit}")
     assert complaint is None, complaint
     return path, byte_bpe.tokenizer_blob(at, 448)
+
+
+TO_GERMAN = "de", "German", "德语"
+
+
+def answering(name, answers, languages=(TO_GERMAN,), **more):
+    """A model file whose answers are made up. It keeps nothing but the last token: a text that ends in chr(97 + i) is
+    answered with answers[i], a prompt that ends in "!", for signs that were lost, with the last of them."""
+    import moefile
+    import numpy as np
+    stand_ins = byte_bpe.STAND_INS
+    tokens = {b: stand_ins[b] for b in range(256)}
+    tokens.update({256 + i: "".join(stand_ins[b] for b in x.encode()) for i, x in enumerate(answers) if x})
+    width = end = 256 + len(answers)
+    follows = np.zeros((width + 1, width), np.float32)
+    follows[end] = 1
+    for i, x in enumerate(answers):
+        follows[256 + i if x else end, 97 + i] = 9
+    follows[256 + len(answers) - 1, ord("!")] = 9
+    tensors = {"embedding.weight": np.eye(width + 1, width, dtype=np.float32), "output.weight": follows,
+               "decoder.0.norm.weight": np.ones(width, np.float32)}
+    meta = {"general.architecture": "decoder", "general.name": name, "vocab.size": width + 1, "model.width": width,
+            "token.bos": 0, "token.eos": end, "decode.rules": "hf", "decode.beam": 1, "decode.max_new": 64,
+            "limit.source": 2048, "limit.target": 64, "decoder.layers": 1, "decoder.0.kind": "norm",
+            "decoder.0.norm.kind": "rms", "source.tag": 0, "tokenizer.kind": byte_bpe.KIND,
+            "tokenizer.model": byte_bpe.pack(tokens, [], [byte_bpe.Added(end, "<end>", True)], ["[0-9]+"]),
+            "prompt.prefix": "", "prompt.suffix": "", "prompt.name": "made up",
+            "prompt.plain.en": "{target_lang}: {source_text}", "prompt.delimiters.en": "{target_lang}: {source_text}!",
+            "languages.codes": [x[0] for x in languages], "languages.tags": np.arange(len(languages)),
+            "languages.english": [x[1] for x in languages], "languages.chinese": [x[2] for x in languages], **more}
+    path = os.path.join(here.name, name)
+    moefile.write_model(path, meta, {key: moefile.Tensor.encode(x) for key, x in tensors.items()})
+    return path
 
 
 def encode(text, row="hy_mt2", added=False):
@@ -78,7 +112,11 @@ def plain(text, language, of="en", row="hy_mt2"):
 
 
 def as_text(lines, *options, row="hy_mt2"):
-    return [json.loads(x) for x in run([TRANSLATE, "-m", model(row)[0], "--json", *LIMITS, *options], lines).lines]
+    """What came back, also of lines that were answered with nothing, as random weights may do."""
+    found = subprocess.run([TRANSLATE, "-m", model(row)[0], "--json", *LIMITS, *options],
+                           input="".join(x + "\n" for x in lines), capture_output=True, encoding="utf-8", timeout=300)
+    assert found.returncode == any("answered nothing" in x for x in found.stderr.split("\n")), found.stderr
+    return [json.loads(x) for x in found.stdout.split("\n")[:-1]]
 
 
 def as_ids(prompts_, row="hy_mt2"):
@@ -184,6 +222,24 @@ def a_wording_of_ones_own_is_taken():
                  [asked(text.replace("{source_text}", "house"))])
 
 
+@model_test
+def a_folder_is_called_by_all_of_its_name():
+    import moefile
+    with tempfile.TemporaryDirectory() as folder:
+        at = os.path.join(folder, "Hy-MT2-1.8B")
+        os.mkdir(at)
+        make.make(at, "hunyuan_v1_dense", vocab_size=448)
+        make.write_tokeniser(at)
+        with open(os.path.join(at, "tokenizer_config.json"), "w", encoding="utf-8") as file:
+            json.dump({"chat_template": "{{ messages[0].content }}\ud800"}, file)
+        path = os.path.join(folder, "model")
+        said = convert_quietly("--from", "hf", at, "-o", path)
+        assert "a lone surrogate" in said and "\n" not in said and not os.path.exists(path), said
+        for given in at, at + "/":
+            assert convert_quietly("--from", "hf", given, "-o", path, "--prompts", "none") is None
+            assert moefile.read_meta(path)["general.name"] == "Hy-MT2-1.8B"
+
+
 # ---- What comes back -------------------------------------------------------------------------------------------------
 
 @model_test
@@ -234,9 +290,79 @@ def scores_prefixes_and_n_best_are_of_the_answer():
 
 
 @model_test
+def a_line_that_is_answered_with_nothing_has_failed():
+    path = answering("nothing", ["", "Haus", "   "])
+    lines = ["the house a", "the house b", "", "the house c", "  ", "12 a"]
+    done = run([TRANSLATE, "-m", path, "-t", "de"], lines, 1)
+    assert done.lines == ["", "Haus", "", "", "  ", ""], done.lines
+    assert "3 of 6 lines could not be translated" in done.stderr, done.stderr
+    assert "line 4: the model answered nothing" in done.stderr and "line 5" not in done.stderr, done.stderr
+    found = [json.loads(x) for x in run([TRANSLATE, "-m", path, "-t", "de", "--json"], lines, 1).lines]
+    assert ["error" in x for x in found] == [True, False, False, True, False, True], found
+    sentences = run([TRANSLATE, "-m", path, "-t", "de", "--split", "4"], ["The house b. The house a"], 1)
+    assert sentences.lines[0].startswith("Haus") or sentences.lines == [""], sentences.lines
+    kept = run([TRANSLATE, "-m", path, "-t", "de"], ["a house {x} a"])  # what is to be kept is not in it
+    assert kept.lines == ["a house {x} a"] and "stays as it is" in kept.stderr, kept.stderr
+
+
+@model_test
+def the_room_of_a_text_is_that_of_the_wording_in_use():
+    path = answering("room", ["Haus"], **{
+        "prompt.style.en": "In the style of {target_style}" + " and at length" * 30 + ": {source_text}",
+        "prompt.context.en": "{background_text}" + " was before" * 40 + ": {source_text}", "limit.source": 700,
+        "prompt.terms.en": "{term} is {translation}\n\n" + "With these terms" * 20 + "{target_lang}: {source_text}"})
+    line = ("sofa " * 128).strip()  # one request as it is; too long with a style
+    for options in [], ["--style", "a lawyer"], ["--context", "3"], ["--prompt", "x" * 400 + "{source_text}"]:
+        found = run([TRANSLATE, "-m", path, "-t", "de", *options], [line] * 4)
+        assert len(found.lines) == 4 and all(found.lines) and "fit" not in found.stderr, (options, found.stderr)
+    refused = run([TRANSLATE, "-m", path, "-t", "de", "--style", "a lawyer", "--split", "0"], [line], 1)
+    assert "at most" in refused.stderr, refused.stderr
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
+        file.write("sofa\tSofa\n")
+        file.flush()
+        found = run([TRANSLATE, "-m", path, "-t", "de", "--glossary", file.name, "--split", "0"], [line])
+        assert all(found.lines) and "have no place in the prompt: 1" in found.stderr, found.stderr
+
+
+@model_test
+def all_terms_are_asked_for_that_have_room():
+    terms = [f"{a}{b}" for a in "qxz" for b in "abcdefghijklmnopqrstuvwxyz"]
+    line, path = " ".join(terms[:70]), made("hy_mt2", 2000)[0]
+    turn = wording("terms", "en").replace("{target_lang}", "German").replace("{source_text}", line)
+    turn = turn.replace("{term} translates to {translation}", "\n".join(f"{x} translates to {x.upper()}"
+                                                                       for x in terms[:70]))
+    command = [TRANSLATE, "-m", path, "--json", *LIMITS]
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
+        file.writelines(f"{x}\t{x.upper()}\n" for x in terms)
+        file.flush()
+        options = "-t", "de", "--glossary", file.name
+        found, = (json.loads(x) for x in run([*command, *options], [line]).lines)
+        wanted, = run([*command, "--ids"], [" ".join(map(str, asked(turn)))]).lines
+        assert found["token_logprobs"] == json.loads(wanted)["token_logprobs"], found
+        assert "no place" not in found.get("note", ""), found
+        some, = as_text([line], *options)  # a prompt of 512 tokens
+        told = re.search("terms of the glossary that have no place in the prompt: ([0-9]+)", some["note"])
+        assert told and 0 < int(told[1]) < 70, some
+        kept = 70 - int(told[1])
+        lines = turn.split("\n")
+        shown = asked("\n".join(lines[:1 + kept] + lines[71:]))
+        more = asked("\n".join(lines[:2 + kept] + lines[71:]))
+        assert len(shown) <= 512 < len(more), (len(shown), len(more))
+        assert_asked([some], [shown])
+
+
+@model_test
 def what_such_a_model_cannot_do_is_refused_by_name():
     for options, part in [(["--rerank", "1"], "rerank"), (["--style", "x", "--context", "2"], "style and context"),
                           (["--prompt", "none here"], "{source_text}"), (["--context", "17"], "0 to 16"),
+                          (["--prompt", "{source_text}", "--style", "x"], "{target_style}"),
+                          (["--prompt", "{source_text}", "--context", "1"], "{background_text}"),
+                          (["--prompt", "delimiters", "--style", "x"], "no place for style"),
+                          (["--prompt", "structured:YAML", "--context", "1"], "no place for context"),
+                          (["--pretokenized", "--style", "x"], "style is for text"),
+                          (["--pretokenized", "--context", "1"], "context is for text"),
+                          (["--pretokenized", "--prompt", "{source_text}"], "prompt is for text"),
+                          (["--ids", "--style", "x"], "style is for text"),
                           (["-t", "xx"], "does not have the language"), ([], "-t which language")]:
         target = [] if "-t" in options or not options else ["-t", "de"]
         done = subprocess.run([TRANSLATE, "-m", model()[0], *target, *options], input="house\n", capture_output=True,

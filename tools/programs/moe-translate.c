@@ -50,9 +50,10 @@ typedef struct options {
     int score, prefix, self_test, paragraphs, no_protect;
     const char *glossary;
     text_rules *rules; /* NULL: nothing is kept */
-    int raw, force;    /* -1: not given */
-    int32_t end;       /* the model's end token, for --raw-ids */
-    int longest;       /* target that it can write at all; 0: it does not say */
+    text_wishes wishes;
+    int raw, force; /* -1: not given */
+    int32_t end;    /* the model's end token, for --raw-ids */
+    int longest;    /* target that it can write at all; 0: it does not say */
 } options;
 
 /* Whether a parameter's option stands for 1 where no value is given. */
@@ -473,7 +474,7 @@ static moe_status json_line(const text_front *front, const options *o, text_job 
 static moe_status plain_line(const text_front *front, const options *o, text_job *job, const moe_result *result,
                              moe_error *error) {
     if (job->verbatim) text_append(&job->output, job->source.data, job->source.length);
-    if (!result || !result->n_hypotheses) return MOE_OK;
+    if (!result || !result->n_hypotheses || job->failed) return MOE_OK;
     if (o->score) {
         const moe_hypothesis h = scored(o, job, result);
         text_append_float(&job->output, h.logprob);
@@ -931,7 +932,6 @@ static int run(const options *o, const text_front *front, moe_session *session, 
                         .see = app_see,
                         .line = app_line,
                         .stats = c->stats ? app_stats : NULL } };
-    const text_wishes wishes = text_settings_wishes(&o->search);
     const int brief = o->rules && text_rules_spans(o->rules) && params->rules == MOE_RULES_PAPER;
     a.flow.stream.options = (text_options){ .ids = c->ids,
                                             .pretokenized = c->pretokenized,
@@ -941,7 +941,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
                                                      : o->prefix ? "--prefix"
                                                                  : NULL,
                                             .brief = brief,
-                                            .wishes = &wishes,
+                                            .wishes = &o->wishes,
                                             .calm = !c->ids && !c->pretokenized && !o->score && !o->prefix,
                                             .max_source = (size_t)params->max_source,
                                             .max_target = (size_t)params->max_target + (size_t)(o->raw != 0) };
@@ -1034,9 +1034,11 @@ int main(int argc, char **argv) {
     const moe_session_params later = scoring_params(&o, &params);
     if (!status) status = program_session(c, &front, &params, c->routing ? &later : NULL, "a translation", &session);
     if (status < 0 && kept) status = open_rules(&o, &front);
-    const text_wishes wishes = text_settings_wishes(&o.search);
+    o.wishes = text_settings_wishes(&o.search);
     moe_error e;
-    if (status < 0 && text_prompt_check(front.prompt, &wishes, &e)) status = program_usage_error("%s", e.message);
+    if (status < 0 && text_prompt_check(&front, &o.wishes, c->ids || c->pretokenized, &e))
+        status = e.code == MOE_ERROR_MEMORY ? (program_complain("%s", e.message), EXIT_MODEL)
+                                            : program_usage_error("%s", e.message);
     if (status < 0) status = o.self_test ? run_self_test(&front, session, c->model) : run(&o, &front, session, &params);
     program_session_free(session);
     text_rules_free(o.rules);

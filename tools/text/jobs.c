@@ -97,7 +97,9 @@ static void limit_ids(const text_front *front, const text_options *options, cons
 static size_t room_of(const text_front *front, const text_options *options) { return text_job_room(front, options); }
 
 size_t text_job_room(const text_front *front, const text_options *options) {
-    const size_t extra = text_job_is_asked(front, options) ? text_prompt_extra(front->prompt) : front->source_extra;
+    const size_t extra = !text_job_is_asked(front, options) ? front->source_extra
+                         : options->wishes                  ? options->wishes->extra
+                                                            : text_prompt_extra(front->prompt);
     return options->max_source > extra ? options->max_source - extra : 0;
 }
 
@@ -279,10 +281,20 @@ moe_status text_job_ask(const text_front *front, const text_options *options, te
                                .target = request->target_tag,
                                .glossary = options->rules ? text_rules_glossary(options->rules) : NULL,
                                .strictly = job->attempt };
-    const moe_status status = text_prompt_ids(front, options->wishes, &asked, options->max_source, &job->prompt, error);
+    size_t left = 0;
+    const moe_status status =
+        text_prompt_ids(front, options->wishes, &asked, options->max_source, &job->prompt, &left, error);
+    if (!status && left && !job->attempt)
+        note(job, &job->divided, "terms of the glossary that have no place in the prompt: %zu", left);
     request->source = job->prompt.data;
     request->n_source = job->prompt.length;
     return status;
+}
+
+static int is_nothing(const text_bytes *text) {
+    size_t n = 0;
+    while (n < text->length && is_blank(text->data[n])) n++;
+    return n == text->length;
 }
 
 moe_status text_job_look(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
@@ -298,9 +310,12 @@ moe_status text_job_look(const text_front *front, const text_options *options, t
         *again = !job->attempt;
         if (*again) job->attempt = 1;
         else stay(job);
+    } else if (!status && is_nothing(&written)) {
+        note(job, &job->failed, "the model answered nothing");
+        job->status = MOE_ERROR_UNSUPPORTED;
     } else if (!status && h->finished) {
         const char *why = text_prompt_doubt(front, language, source, target);
-        if (why && !job->divided) note(job, &job->divided, "doubtful: %s", why);
+        if (why) note(job, &job->divided, "doubtful: %s", why);
     }
     text_bytes_free(&written);
     return status;

@@ -90,7 +90,8 @@ int text_job_is_asked(const text_front *front, const text_options *options);
 moe_status text_job_ask(const text_front *front, const text_options *options, text_job *job, moe_request *request,
                         moe_error *error);
 /* Of such a job: whether its translation lacks what is kept, so that it is asked for once more; after that its text
- * stays, with a note. Where it lacks nothing, a note says what may be wrong with it. Errors: MOE_ERROR_MEMORY. */
+ * stays, with a note. Where it lacks nothing, a note says what may be wrong with it; nothing at all is no translation,
+ * and the job has failed. Errors: MOE_ERROR_MEMORY. */
 moe_status text_job_look(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
                          int32_t language, int *again, moe_error *error);
 

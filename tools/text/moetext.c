@@ -1162,7 +1162,9 @@ static void stream_finish(text_stream *stream, text_job *job, const moe_result *
     unit *u = p->unit;
     moe_error *trouble = &stream->trouble;
     t->under_way--;
-    if (result ? part_keep(t, p, result, trouble) : job->verbatim ? part_keep_source(p, trouble) : MOE_OK) {
+    if (result && !job->failed ? part_keep(t, p, result, trouble)
+        : job->verbatim        ? part_keep_source(p, trouble)
+                               : MOE_OK) {
         if (trouble->code != MOE_ERROR_MEMORY) return;
         trouble->code = MOE_OK;
         u->lost = 1;
@@ -1473,7 +1475,7 @@ moe_status text_leg_new(const moetext_model *m, const text_settings *settings, t
     moe_session_params params = moe_session_params_default(m->front.model);
     text_settings_apply(&t->settings, &params);
     t->wishes = text_settings_wishes(&t->settings);
-    if (!status) status = text_prompt_check(m->front.prompt, &t->wishes, error);
+    if (!status) status = text_prompt_check(&m->front, &t->wishes, m->form != TEXT_FORM_TEXT, error);
     if (!status) status = open_rules(t, &params, error);
     if (!status) status = open_sessions(t, &params, room, user, error);
     if (status) return moetext_free(t), status;

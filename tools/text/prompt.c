@@ -15,7 +15,7 @@
 typedef enum kind { PLAIN, TERMS, CONTEXT, STYLE, DELIMITERS, STRUCTURED, KINDS } kind;
 typedef enum wording_language { ENGLISH, CHINESE, LANGUAGES } wording_language;
 
-enum { LONGEST_PIECE = 1 << 14, MOST_LANGUAGES = 1024, MOST_TERMS = 64 };
+enum { LONGEST_PIECE = 1 << 14, MOST_LANGUAGES = 1024, TOKEN = 16 /* bytes that few tokens have */ };
 
 static const char *const kind_names[] = { "plain", "terms", "context", "style", "delimiters", "structured" };
 static const char TEXT[] = "{source_text}", TARGET[] = "{target_lang}", STYLE_[] = "{target_style}",
@@ -106,7 +106,10 @@ static moe_status take_names(const moe_model *m, text_prompt *p, moe_error *erro
     return MOE_OK;
 }
 
-static moe_status measure(const text_front *front, text_prompt *p, moe_error *error);
+static moe_status measure(const text_front *front, const text_prompt *p, const text_wishes *w, size_t *extra,
+                          moe_error *error);
+
+static const text_wishes nothing = { 0 };
 
 moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error *error) {
     *out = NULL;
@@ -120,7 +123,7 @@ moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error
     if (!status) status = take_piece(front, "prompt.suffix", &p->suffix, error);
     if (!status) status = take_wordings(front->model, p, error);
     if (!status) status = take_names(front->model, p, error);
-    if (!status) status = measure(front, p, error);
+    if (!status) status = measure(front, p, &nothing, &p->extra, error);
     if (status) return text_prompt_free(p), status;
     *out = p;
     return MOE_OK;
@@ -141,17 +144,42 @@ const char *text_prompt_name(const text_prompt *p) { return p->name; }
 /* ---- 2. Asking ----------------------------------------------------------------------------------------- */
 
 /* Terms of the glossary in a text, each once. */
+typedef struct found_term {
+    moe_span source;
+    const char *target;
+    size_t end; /* of its line in the user's turn */
+} found_term;
+
 typedef struct found_terms {
-    moe_span sources[MOST_TERMS];
-    const char *targets[MOST_TERMS];
-    size_t n;
+    found_term *each; /* [n] */
+    size_t n, capacity, bytes;
+    size_t begin; /* of their lines in the turn; SIZE_MAX: they are not in it */
+    text_index index;
 } found_terms;
 
-static void find_terms(const text_asked *a, found_terms *found) {
+static void terms_free(found_terms *found) {
+    free(found->each);
+    text_index_free(&found->index);
+}
+
+/* 0: no memory. */
+static int add_term(found_terms *found, moe_span source, const char *target) {
+    const uint32_t hash = text_hash(source.data, source.length);
+    uint32_t i;
+    for (size_t at = 0; (i = text_index_next(&found->index, hash, &at)) != TEXT_NONE;)
+        if (span_is(found->each[i].source, source)) return 1;
+    found_term *larger = text_grown(found->each, &found->capacity, found->n + 1, sizeof *larger);
+    if (!larger) return 0;
+    found->each = larger;
+    larger[found->n] = (found_term){ source, target, 0 };
+    found->bytes += source.length + strlen(target);
+    return text_index_add(&found->index, hash, found->n++);
+}
+
+static moe_status find_terms(const text_asked *a, found_terms *found, moe_error *error) {
     size_t bytes, word = 0;
     int inflected;
-    found->n = 0;
-    for (size_t at = 0; a->glossary && at < a->text.length && found->n < MOST_TERMS; at += bytes) {
+    for (size_t at = 0; a->glossary && at < a->text.length; at += bytes) {
         const char *text = a->text.data;
         const int unspaced = text_is_unspaced(text, a->text.length, at);
         const text_term *term = at >= word || unspaced
@@ -162,23 +190,26 @@ static void find_terms(const text_asked *a, found_terms *found) {
             for (bytes = 1; at + bytes < a->text.length && ((unsigned char)text[at + bytes] & 0xC0) == 0x80; bytes++) {}
             continue;
         }
-        const moe_span source = { text + at, bytes };
-        int known = 0;
-        for (size_t i = 0; i < found->n; i++) known |= span_is(found->sources[i], source);
-        if (known) continue;
-        found->sources[found->n] = source;
-        found->targets[found->n++] = term->target;
+        if (!add_term(found, (moe_span){ text + at, bytes }, term->target)) return text_out_of_memory(error);
     }
+    return MOE_OK;
 }
 
-/* What stands for a mark; `data` NULL: it is no mark that is known here. */
+/* What stands for a mark. */
 typedef struct values {
     moe_span text, target, style, context, format, term, translation;
 } values;
 
+static const values blank = { { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 } };
+
+/* What the user says. */
+typedef struct turn {
+    text_bytes text;
+    size_t context; /* where that is in it; SIZE_MAX: nowhere */
+} turn;
 
 /* Append a wording with its marks replaced. What takes a mark's place is not looked at: a text may spell one. */
-static void put_wording(moe_span wording, const values *v, text_bytes *out) {
+static void put_wording(moe_span wording, const values *v, turn *out) {
     const struct {
         const char *mark;
         const moe_span *value;
@@ -191,30 +222,33 @@ static void put_wording(moe_span wording, const values *v, text_bytes *out) {
         for (size_t i = 0; wording.data[at] == '{' && i < sizeof marks / sizeof *marks && !bytes; i++) {
             const size_t n = strlen(marks[i].mark);
             if (n > wording.length - at || memcmp(wording.data + at, marks[i].mark, n) != 0) continue;
-            text_append(out, marks[i].value->data, marks[i].value->length);
+            if (marks[i].value == &v->context) out->context = out->text.length;
+            text_append(&out->text, marks[i].value->data, marks[i].value->length);
             bytes = n;
         }
-        if (!bytes) text_append(out, wording.data + at, 1), bytes = 1;
+        if (!bytes) text_append(&out->text, wording.data + at, 1), bytes = 1;
         at += bytes;
     }
 }
 
 /* The lines of the wording for terms that come before its last part: the one with {term} repeats. */
-static void put_terms(moe_span wording, const found_terms *terms, values *v, text_bytes *out) {
+static void put_terms(moe_span wording, found_terms *terms, values *v, turn *out) {
     const size_t term = find_mark(wording, 0, TERM);
     size_t begin = term, end = find_mark(wording, term, TRANSLATION);
     if (end == wording.length) return;
     while (begin && wording.data[begin - 1] != '\n') begin--;
     while (end < wording.length && wording.data[end] != '\n') end++;
     put_wording((moe_span){ wording.data, begin }, v, out);
+    terms->begin = out->text.length;
     for (size_t i = 0; i < terms->n; i++) {
-        v->term = terms->sources[i];
-        v->translation = span_of(terms->targets[i]);
+        v->term = terms->each[i].source;
+        v->translation = span_of(terms->each[i].target);
         put_wording((moe_span){ wording.data + begin, end - begin }, v, out);
-        text_append(out, "\n", 1);
+        text_append(&out->text, "\n", 1);
+        terms->each[i].end = out->text.length;
     }
     size_t after = end + (end < wording.length);
-    while (after < wording.length && wording.data[after] == '\n') text_append(out, "\n", 1), after++;
+    while (after < wording.length && wording.data[after] == '\n') text_append(&out->text, "\n", 1), after++;
 }
 
 /* The part of the wording for terms behind those lines. */
@@ -264,39 +298,54 @@ static kind kind_called(const char *wording) {
 
 static int given(const char *s) { return s && *s; }
 
-/* The user's turn. */
-static moe_status put_turn(const text_prompt *p, const text_wishes *w, const text_asked *a, const found_terms *terms,
-                           moe_span context, text_bytes *out, moe_error *error) {
-    wording_language language = language_for(p, a), of_terms = language;
+/* The wording for what is wished; `strictly`: for what must keep its signs, where there is one. */
+static moe_span wording_for(const text_prompt *p, const text_wishes *w, int strictly, int context,
+                            wording_language *language) {
     const kind own = given(w->wording) ? kind_called(w->wording) : KINDS;
-    const kind wanted = a->strictly && p->wordings[DELIMITERS][ENGLISH].length ? DELIMITERS
-                        : own != KINDS                                         ? own
-                        : context.length                                       ? CONTEXT
-                        : given(w->style)                                      ? STYLE
-                                                                               : PLAIN;
-    moe_span wording = given(w->wording) && own == KINDS && wanted != DELIMITERS ? span_of(w->wording)
-                                                                                 : wording_of(p, wanted, &language);
-    if (!wording.length) wording = wording_of(p, PLAIN, &language);
-    const moe_span before = terms->n ? wording_of(p, TERMS, &of_terms) : (moe_span){ NULL, 0 };
-    if (before.length && wanted == PLAIN && !given(w->wording)) wording = behind_terms(before), language = of_terms;
-    while (context.length && context.data[context.length - 1] == '\n') context.length--;
-    const char *format = given(w->wording) ? strchr(w->wording, ':') : NULL;
-    values v = { .text = a->text,
-                 .target = p->names[language][a->target],
-                 .style = span_of(w->style),
-                 .context = context,
-                 .format = span_of(own == KINDS || !format ? "JSON" : format + 1),
-                 .term = { "", 0 },
-                 .translation = { "", 0 } };
-    if (before.length) put_terms(before, terms, &v, out);
-    put_wording(wording, &v, out);
-    return out->failed ? text_out_of_memory(error) : MOE_OK;
+    const int delimiters = strictly && p->wordings[DELIMITERS][ENGLISH].length;
+    if (given(w->wording) && own == KINDS && !delimiters) return span_of(w->wording);
+    const moe_span found = wording_of(p,
+                                      delimiters        ? DELIMITERS
+                                      : own != KINDS    ? own
+                                      : context         ? CONTEXT
+                                      : given(w->style) ? STYLE
+                                                        : PLAIN,
+                                      language);
+    return found.length ? found : wording_of(p, PLAIN, language);
 }
 
-static moe_status join_ids(const text_front *front, const text_prompt *p, const text_bytes *turn, text_ids *out,
+/* What stands for the marks of a wording, but for context, terms and the text. */
+static values values_of(const text_wishes *w, moe_span target) {
+    values v = blank;
+    const char *format = given(w->wording) && kind_called(w->wording) != KINDS ? strchr(w->wording, ':') : NULL;
+    v.target = target;
+    v.style = span_of(w->style);
+    v.format = span_of(format ? format + 1 : "JSON");
+    return v;
+}
+
+static moe_status put_turn(const text_prompt *p, const text_wishes *w, const text_asked *a, moe_span context,
+                           found_terms *terms, turn *out, moe_error *error) {
+    wording_language language = language_for(p, a), of_terms = language;
+    const int strictly = a->strictly && p->wordings[DELIMITERS][ENGLISH].length, own = given(w->wording);
+    const moe_span before = terms->n ? wording_of(p, TERMS, &of_terms) : (moe_span){ NULL, 0 };
+    moe_span wording = wording_for(p, w, strictly, context.length > 0, &language);
+    if (before.length && !strictly && !own && !context.length && !given(w->style))
+        wording = behind_terms(before), language = of_terms;
+    while (context.length && context.data[context.length - 1] == '\n') context.length--;
+    values v = values_of(w, p->names[language][a->target]);
+    v.text = a->text, v.context = context;
+    text_clear(&out->text);
+    out->context = terms->begin = SIZE_MAX;
+    if (before.length) put_terms(before, terms, &v, out);
+    put_wording(wording, &v, out);
+    return out->text.failed ? text_out_of_memory(error) : MOE_OK;
+}
+
+static moe_status join_ids(const text_front *front, const text_prompt *p, const turn *said, text_ids *out,
                            moe_error *error) {
     text_ids ids = { 0 };
-    moe_status status = text_encode(front, turn->data ? turn->data : "", turn->length, &ids, error);
+    moe_status status = text_encode(front, said->text.data ? said->text.data : "", said->text.length, &ids, error);
     if (!status) status = text_ids_set(out, p->prefix.data, p->prefix.length, error);
     if (!status) status = text_ids_append(out, ids.data, ids.length, error);
     if (!status) status = text_ids_append(out, p->suffix.data, p->suffix.length, error);
@@ -304,65 +353,102 @@ static moe_status join_ids(const text_front *front, const text_prompt *p, const 
     return status;
 }
 
+/* The first lines of the context go, then the last terms, until the turn has `over` tokens less, about. */
+static moe_status shorten(const text_front *front, const turn *said, size_t over, moe_span *context, found_terms *terms,
+                          moe_error *error) {
+    uint32_t *begins = NULL;
+    size_t capacity = 0, n = 0, token = 0, saved = 0, at = said->context;
+    char why[128];
+    const int failed =
+        text_encode_begins(front, said->text.data, said->text.length, &begins, &capacity, &n, why, sizeof why);
+    if (at == SIZE_MAX) context->length = 0;
+    while (!failed && token < n && begins[token] < at) token++;
+    while (!failed && context->length && saved < over) {
+        const char *line = memchr(context->data, '\n', context->length);
+        const size_t bytes = line ? (size_t)(line + 1 - context->data) : context->length;
+        context->data += bytes, context->length -= bytes;
+        for (at += bytes; token < n && begins[token] < at; token++) saved++;
+    }
+    if (terms->begin == SIZE_MAX) terms->n = 0;
+    for (token = n; !failed && terms->n && saved < over; terms->n--) {
+        const size_t begin = terms->n > 1 ? terms->each[terms->n - 2].end : terms->begin;
+        while (token && begins[token - 1] >= terms->each[terms->n - 1].end) token--;
+        for (; token && begins[token - 1] >= begin; token--) saved++;
+    }
+    free(begins);
+    return failed ? text_spm_failed(failed, "text", why, error) : MOE_OK;
+}
+
 moe_status text_prompt_ids(const text_front *front, const text_wishes *wishes, const text_asked *asked, size_t room,
-                           text_ids *out, moe_error *error) {
-    static const text_wishes none = { 0 };
+                           text_ids *out, size_t *left, moe_error *error) {
     const text_prompt *p = front->prompt;
-    found_terms terms;
-    text_bytes turn = { 0 };
+    found_terms terms = { .n = 0 };
+    turn said = { .context = SIZE_MAX };
     moe_span context = asked->context;
-    moe_status status = MOE_OK;
     if (!knows(p, asked->target))
         return text_fail(error, MOE_ERROR_ARGUMENT, "target", "no language to translate into");
-    find_terms(asked, &terms);
-    for (;;) {
-        text_clear(&turn);
-        status = put_turn(p, wishes ? wishes : &none, asked, &terms, context, &turn, error);
-        if (!status) status = join_ids(front, p, &turn, out, error);
+    moe_status status = find_terms(asked, &terms, error);
+    const size_t found = terms.n;
+    for (; terms.n && terms.bytes > TOKEN * room; terms.n--)
+        terms.bytes -= terms.each[terms.n - 1].source.length + strlen(terms.each[terms.n - 1].target);
+    while (!status) {
+        status = put_turn(p, wishes ? wishes : &nothing, asked, context, &terms, &said, error);
+        if (!status) status = join_ids(front, p, &said, out, error);
         if (status || out->length <= room || (!context.length && !terms.n)) break;
-        const char *line = context.length ? memchr(context.data, '\n', context.length) : NULL;
-        if (line) context.length -= (size_t)(line + 1 - context.data), context.data = line + 1;
-        else if (context.length) context.length = 0;
-        else terms.n--;
+        status = shorten(front, &said, out->length - room, &context, &terms, error);
     }
-    text_bytes_free(&turn);
+    *left = terms.begin == SIZE_MAX ? found : found - terms.n;
+    text_bytes_free(&said.text);
+    terms_free(&terms);
     return status;
 }
 
-/* The tokens around a text, of the longest name. */
-static moe_status measure(const text_front *front, text_prompt *p, moe_error *error) {
+/* The tokens around a text: of the longest name, in both languages, and where signs were lost. */
+static moe_status measure(const text_front *front, const text_prompt *p, const text_wishes *w, size_t *extra,
+                          moe_error *error) {
+    turn said = { .context = SIZE_MAX };
     text_ids ids = { 0 };
     moe_status status = MOE_OK;
-    for (int l = 0; l < LANGUAGES && !status && p->names[l]; l++) {
-        text_bytes turn = { 0 };
+    *extra = 0;
+    for (int i = 0; i < 2 * LANGUAGES && !status; i++) {
+        wording_language l = i / 2 ? CHINESE : ENGLISH;
+        const moe_span wording = wording_for(p, w, i % 2, 0, &l);
         size_t longest = 0;
-        for (size_t i = 1; i < p->languages; i++)
-            if (p->names[l][i].length > p->names[l][longest].length) longest = i;
-        const values v = { .target = p->names[l][longest],
-                           .text = { "", 0 },
-                           .style = { "", 0 },
-                           .context = { "", 0 },
-                           .format = { "", 0 },
-                           .term = { "", 0 },
-                           .translation = { "", 0 } };
-        put_wording(p->wordings[PLAIN][l], &v, &turn);
-        status = turn.failed ? text_out_of_memory(error) : join_ids(front, p, &turn, &ids, error);
-        if (ids.length > p->extra) p->extra = ids.length;
-        text_bytes_free(&turn);
+        for (size_t k = 1; k < p->languages; k++)
+            if (p->names[l][k].length > p->names[l][longest].length) longest = k;
+        const values v = values_of(w, p->names[l][longest]);
+        text_clear(&said.text);
+        put_wording(wording, &v, &said);
+        status = said.text.failed ? text_out_of_memory(error) : join_ids(front, p, &said, &ids, error);
+        if (ids.length > *extra) *extra = ids.length;
     }
+    text_bytes_free(&said.text);
     text_ids_free(&ids);
     return status;
 }
 
-moe_status text_prompt_check(const text_prompt *p, const text_wishes *w, moe_error *error) {
-    const int style = given(w->style), own = given(w->wording);
-    if (!style && !own && !w->context) return MOE_OK;
+/* Whether a wording lacks a place in some language that has it. */
+static int lacks(const text_prompt *p, kind called, moe_span own, const char *mark) {
+    int lacking = called == KINDS && find_mark(own, 0, mark) == own.length;
+    for (int l = 0; l < LANGUAGES && called != KINDS; l++) {
+        const moe_span s = p->wordings[called][l];
+        lacking |= s.length && find_mark(s, 0, mark) == s.length;
+    }
+    return lacking;
+}
+
+moe_status text_prompt_check(const text_front *front, text_wishes *w, int plain, moe_error *error) {
+    const text_prompt *p = front->prompt;
+    const int style = given(w->style), own = given(w->wording), wished = style || own || w->context;
     const char *name = own ? "prompt" : style ? "style" : "context";
-    if (!p)
+    if (wished && plain)
+        return text_fail(error, MOE_ERROR_ARGUMENT, name, "%s is for text: ids and pieces are whole prompts", name);
+    if (wished && !p)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, name,
                          "%s is for models that are asked in words: the file of this one has no prompt", name);
-    const kind called = own ? kind_called(w->wording) : style ? STYLE : CONTEXT;
-    if (called != KINDS && !p->wordings[called][ENGLISH].length && !p->wordings[called][CHINESE].length)
+    if (!p) return MOE_OK;
+    const kind called = own ? kind_called(w->wording) : style ? STYLE : w->context ? CONTEXT : PLAIN;
+    if (wished && called != KINDS && !p->wordings[called][ENGLISH].length && !p->wordings[called][CHINESE].length)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, name, "this model has no wording '%s'", kind_names[called]);
     if (style && w->context && !own)
         return text_fail(error, MOE_ERROR_ARGUMENT, "style",
@@ -370,7 +456,13 @@ moe_status text_prompt_check(const text_prompt *p, const text_wishes *w, moe_err
     if (called == KINDS && occurrences(span_of(w->wording), span_of(TEXT)) != 1)
         return text_fail(error, MOE_ERROR_ARGUMENT, "prompt",
                          "a wording needs %s once; or it is delimiters, structured", TEXT);
-    return MOE_OK;
+    if (style && lacks(p, called, span_of(w->wording), STYLE_))
+        return text_fail(error, MOE_ERROR_ARGUMENT, "style", "the wording of prompt has no place for style: %s",
+                         STYLE_);
+    if (w->context && lacks(p, called, span_of(w->wording), BACKGROUND))
+        return text_fail(error, MOE_ERROR_ARGUMENT, "context", "the wording of prompt has no place for context: %s",
+                         BACKGROUND);
+    return measure(front, p, w, &w->extra, error);
 }
 
 /* ---- 3. Looking ---------------------------------------------------------------------------------------- */
@@ -462,7 +554,6 @@ enum { FEW = 40, SOME = 8, TIMES = 4 };
 const char *text_prompt_doubt(const text_front *front, int32_t language, moe_span source, moe_span target) {
     const writing from = look(source), to = look(target);
     if (!from.letters) return NULL;
-    if (!to.characters) return "the translation is empty";
     if (weight(&to) > TIMES * weight(&from) + FEW) return "the translation is far longer than the text";
     if (TIMES * weight(&to) + FEW < weight(&from)) return "the translation is far shorter than the text";
     if (from.letters >= FEW && span_is(source, target)) return "the translation is the text itself";

@@ -24,6 +24,7 @@ typedef struct text_wishes {
     const char *wording; /* one's own, with {source_text}, or "delimiters", "structured" or "structured:JSON" of the
                             model's; NULL or "": the model's for the case at hand */
     size_t context;      /* earlier lines that are shown, at most TEXT_PROMPT_CONTEXT */
+    size_t extra;        /* tokens around a text at most, without context and terms: text_prompt_check sets it */
 } text_wishes;
 
 /* One request. */
@@ -38,16 +39,17 @@ typedef struct text_asked {
  * MOE_ERROR_FORMAT, MOE_ERROR_MEMORY. */
 moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error *error);
 void text_prompt_free(text_prompt *prompt);              /* NULL is fine */
-size_t text_prompt_extra(const text_prompt *prompt);     /* tokens around a text of the longest plain wording */
+size_t text_prompt_extra(const text_prompt *prompt);     /* text_wishes.extra where nothing is wished */
 const char *text_prompt_name(const text_prompt *prompt); /* of the wordings, ended by a NUL */
 
-/* Whether the model has what is wished. Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_UNSUPPORTED. */
-moe_status text_prompt_check(const text_prompt *prompt, const text_wishes *wishes, moe_error *error);
+/* Whether the model has what is wished, and how long that is. `plain`: lines are ids or pieces. Errors:
+ * MOE_ERROR_ARGUMENT, MOE_ERROR_UNSUPPORTED, MOE_ERROR_MEMORY. */
+moe_status text_prompt_check(const text_front *front, text_wishes *wishes, int plain, moe_error *error);
 
-/* The ids of a whole prompt, at most `room` if fewer earlier lines and then fewer terms make that possible. Errors:
- * MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
+/* The ids of a whole prompt, at most `room` if fewer earlier lines and then fewer terms make that possible; *left terms
+ * are left out. Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
 moe_status text_prompt_ids(const text_front *front, const text_wishes *wishes, const text_asked *asked, size_t room,
-                           text_ids *out, moe_error *error);
+                           text_ids *out, size_t *left, moe_error *error);
 
 /* Whether there is language in a text: a letter outside of markup, placeholders, addresses. */
 int text_prompt_speaks(const char *data, size_t length);

@@ -218,8 +218,9 @@ static void lose(text_stream *s, text_job *job) {
     s->finish(s, job, NULL);
 }
 
+/* Fill the request of a job; 0: it is lost, and the request as it was, or there is trouble. */
 static int ask(text_stream *s, text_job *job, moe_request *request) {
-    s->asked++;
+    const moe_request before = *request;
     request->user = job;
     s->ask(s, job, request);
     if (text_job_is_asked(s->front, &s->options)) {
@@ -229,7 +230,11 @@ static int ask(text_stream *s, text_job *job, moe_request *request) {
         if (!s->trouble.code) text_job_ask(s->front, &options, job, request, &s->trouble);
     } else if (!job->aside_ids.length) text_guard_ask(job->guard, request);
     else request->source = job->aside_ids.data, request->n_source = job->aside_ids.length;
-    return s->trouble.code ? MOE_PULL_CANCEL : MOE_PULL_REQUEST;
+    s->asked += !s->trouble.code;
+    if (!s->trouble.code) return 1;
+    *request = before;
+    lose(s, job);
+    return 0;
 }
 
 /* What is said of a sentence that is cut, once. */
@@ -296,7 +301,8 @@ static int stream_pull(void *user, int wait, moe_request *request) {
         if (s->again) {
             text_job *job = s->again;
             s->again = job->again;
-            return ask(s, job, request);
+            if (ask(s, job, request)) return MOE_PULL_REQUEST;
+            continue;
         }
         if (s->turn && !wait && idle == MOST_IDLE) return MOE_PULL_LATER;
         const int answer = s->ended ? MOE_PULL_END : next_part(s, wait, &line, &more, &gap);
@@ -316,7 +322,7 @@ static int stream_pull(void *user, int wait, moe_request *request) {
         s->pieces += job->source_ids.length;
         for (size_t i = 0; i < job->source_ids.length; i++)
             s->unknown_pieces += (uint64_t)text_is_unknown(s->front, job->source_ids.data[i]);
-        return ask(s, job, request);
+        if (ask(s, job, request)) return MOE_PULL_REQUEST;
     }
 }
 
