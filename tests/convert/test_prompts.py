@@ -75,7 +75,8 @@ def templates_that_do_harm_are_refused_by_name():
             ("{{ messages.__class__.__mro__ }}{{ ''.__class__.__base__.__subclasses__() }}", "cannot be rendered"),
             ("{{ raise_exception('no system turn') }}", "no system turn"), ("{{ open('/etc/passwd') }}", "open"),
             ("{% if %}", "line 1"), ("{{ messages", "line 1"), ("{{ messages[0].content.x.y }}", "cannot be rendered"),
-            ("{{ messages[0].content }}\ud800", "a lone surrogate"), ("\udfff{{ messages[0].content }}", "a lone surrogate"),
+            ("{{ messages[0].content }}\ud800", "a lone surrogate"),
+            ("\udfff{{ messages[0].content }}", "a lone surrogate"),
             ("{% for m in messages %}{% for m in messages %}{% endfor %}", "cannot be rendered")]:
         said = complaint(template)
         assert said.startswith("FILE: the chat template") and part in said and "\n" not in said, (template, said)
