@@ -885,6 +885,7 @@ int program_flow_run(program_flow *f, moe_session *session) {
     f->stream.finish = flow_finish;
     if (status < 0) status = flow_through(f, session);
     status = program_close_streams(f->options, in, &f->out, status);
+    text_stream_free(&f->stream);
     text_reader_free(&f->reader);
     text_queue_free(&f->queue);
     text_bytes_free(&f->block);

@@ -298,7 +298,7 @@ static int is_nothing(const text_bytes *text) {
 }
 
 moe_status text_job_look(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                         int32_t language, int *again, moe_error *error) {
+                         text_doubts *doubts, int *again, moe_error *error) {
     text_bytes written = { 0 };
     int sound = 0;
     *again = 0;
@@ -314,7 +314,11 @@ moe_status text_job_look(const text_front *front, const text_options *options, t
         note(job, &job->failed, "the model answered nothing");
         job->status = MOE_ERROR_UNSUPPORTED;
     } else if (!status && h->finished) {
-        const char *why = text_prompt_doubt(front, language, source, target);
+        const moe_span none = { "", 0 };
+        const int lines = !job->message && text_decodes_lines(front, h->ids, h->n_ids);
+        const char *why =
+            text_doubt(doubts, job->language < 0 ? none : moe_model_language(front->model, (size_t)job->language),
+                       source, target, lines);
         if (why) note(job, &job->divided, "doubtful: %s", why);
     }
     text_bytes_free(&written);

@@ -11,6 +11,7 @@
 #define TEXT_JOBS_H
 
 #include "moe.h"
+#include "tools/text/doubt.h"
 #include "tools/text/prompt.h"
 #include "tools/text/protect.h"
 #include "tools/text/text.h"
@@ -93,7 +94,7 @@ moe_status text_job_ask(const text_front *front, const text_options *options, te
  * stays, with a note. Where it lacks nothing, a note says what may be wrong with it; nothing at all is no translation,
  * and the job has failed. Errors: MOE_ERROR_MEMORY. */
 moe_status text_job_look(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                         int32_t language, int *again, moe_error *error);
+                         text_doubts *doubts, int *again, moe_error *error);
 
 /* For the sake of the terms of a glossary a job may be tried four times (text_terms in protect.h). Then: whether all
  * that is kept of a job comes through this translation of it. If not, text_job_again prepares a second try

@@ -1527,6 +1527,7 @@ void moetext_free(moetext *t) {
     text_detector_close(t->detector);
     free(t->hypotheses);
     text_bytes_free(&t->message);
+    text_stream_free(&t->stream);
     text_rules_free(t->rules);
     moe_session_free(t->session);
     moe_session_free(t->second);

@@ -55,8 +55,5 @@ moe_status text_prompt_ids(const text_front *front, const text_wishes *wishes, c
 int text_prompt_speaks(const char *data, size_t length);
 /* The first markup, placeholder or address of a source that its translation has fewer times; length 0: none. */
 moe_span text_prompt_lost(moe_span source, moe_span target);
-/* Why a translation may be none, or NULL: it is empty, far longer or shorter than its source, the source itself, or not
- * in a writing of its language. `language`: its code. */
-const char *text_prompt_doubt(const text_front *front, int32_t language, moe_span source, moe_span target);
 
 #endif

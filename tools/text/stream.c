@@ -374,7 +374,7 @@ static int is_tried_again(text_stream *s, const text_options *options, text_job 
     if (s->trouble.code) return 0;
     if (lost && job->manner == TEXT_AS_IT_IS) return divide(s, options, job);
     if (asked) {
-        if (text_job_look(s->front, options, job, h, job->language, &again, &s->trouble) || !again) return 0;
+        if (text_job_look(s->front, options, job, h, &s->doubts, &again, &s->trouble) || !again) return 0;
         return try_again(s, job), 1;
     }
     if (!job->brief || job->stays || job->cut) return 0;
@@ -417,6 +417,8 @@ static void stream_done(void *user, const moe_result *result) {
     }
     s->finish(s, job, result);
 }
+
+void text_stream_free(text_stream *s) { text_doubts_free(&s->doubts); }
 
 moe_status text_stream_run(text_stream *s, moe_session *session, moe_error *error) {
     s->at = &s->own;

@@ -61,6 +61,7 @@ struct text_stream {
     size_t asked;                    /* jobs under way */
     int ended;                       /* no texts are left */
     text_bytes text;                 /* of the translation at hand */
+    text_doubts doubts;              /* all zero before the first run */
 };
 
 int text_stream_is_blank(const char *data, size_t length); /* of a line: white space alone */
@@ -71,5 +72,6 @@ void text_stream_join(const text_job *before, text_bytes *out);
 
 /* Until the end of the texts. Trouble is returned like any failure of moe_translate. */
 moe_status text_stream_run(text_stream *stream, moe_session *session, moe_error *error);
+void text_stream_free(text_stream *stream); /* what runs have left in it */
 
 #endif

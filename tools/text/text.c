@@ -881,6 +881,17 @@ moe_status text_decode(const text_front *front, const int32_t *ids, size_t count
     return out->failed ? text_out_of_memory(error) : MOE_OK;
 }
 
+int text_decodes_lines(const text_front *front, const int32_t *ids, size_t count) {
+    char why[200], *text = NULL;
+    size_t length = 0, begin = 0;
+    if (join(front, ids, count, &text, &length, why, sizeof why)) length = 0;
+    while (length && strchr(" \t\r\n", text[length - 1])) length--;
+    while (begin < length && strchr(" \t\r\n", text[begin])) begin++;
+    const int lines = begin < length && memchr(text + begin, '\n', length - begin) != NULL;
+    free(text);
+    return lines;
+}
+
 static int is_blank(char c) { return c == ' ' || c == '\t'; }
 
 static moe_status append_id(text_ids *ids, int32_t id, moe_error *error) {

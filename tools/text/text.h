@@ -162,6 +162,7 @@ moe_status text_encode_template(const text_front *front, const char *text, size_
                                 moe_error *error);
 /* Appends to *out. The result holds no line break and no TAB, whatever the pieces say: they become spaces. */
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error);
+int text_decodes_lines(const text_front *front, const int32_t *ids, size_t count); /* whether there are several */
 /* Where each of the ids that text_encode gives begins in the text, as spm_encode_begins. */
 int text_encode_begins(const text_front *front, const char *text, size_t length, uint32_t **begins, size_t *capacity,
                        size_t *count, char *error, size_t error_size);

@@ -76,6 +76,7 @@ class Result:
     # language; "": it went through one.
     between: str = ""
     between_language: str = ""
+    note: str = ""  # what is to be said of a translation, such as why it is doubtful
 
 
 def options() -> list[tuple[str, str, str]]:
@@ -817,6 +818,7 @@ def _result(model, text, raw):
         source_ids,
         ctypes.string_at(raw.between, raw.between_length).decode("utf-8") if raw.between else "",
         (raw.between_language or b"").decode("utf-8"),
+        "" if raw.status else raw.message.decode("utf-8", "replace"),
     )
 
 

@@ -1,0 +1,354 @@
+/* doubt.c - see doubt.h for what it is and for the contract.
+ *
+ *   1. Writings   in which letters a language is written
+ *   2. Phrases    by which an answer speaks of itself
+ *   3. Looking
+ */
+#include "tools/text/doubt.h"
+#include "tools/text/bytes.h"
+#include "tools/text/words.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <utf8proc.h>
+
+/* The character at data[at]; *bytes of it. 0: it is none. */
+static utf8proc_int32_t character(moe_span s, size_t at, size_t *bytes) {
+    utf8proc_int32_t c;
+    const utf8proc_ssize_t n =
+        utf8proc_iterate((const utf8proc_uint8_t *)s.data + at, (utf8proc_ssize_t)(s.length - at), &c);
+    *bytes = n > 0 ? (size_t)n : 1;
+    return n > 0 ? c : 0;
+}
+
+/* ---- 1. Writings --------------------------------------------------------------------------------------- */
+
+enum {
+    LATIN,
+    CYRILLIC,
+    HEBREW,
+    ARABIC,
+    DEVANAGARI,
+    BENGALI,
+    GUJARATI,
+    TAMIL,
+    TELUGU,
+    THAI,
+    TIBETAN,
+    BURMESE,
+    KHMER,
+    MONGOLIAN,
+    HANGUL,
+    KANA,
+    HAN,
+    OTHER,
+    WRITINGS
+};
+
+static const struct {
+    utf8proc_int32_t first, last;
+    int writing;
+} blocks[] = { { 0x41, 0x24F, LATIN },     { 0x400, 0x52F, CYRILLIC },   { 0x590, 0x5FF, HEBREW },
+               { 0x600, 0x77F, ARABIC },   { 0x900, 0x97F, DEVANAGARI }, { 0x980, 0x9FF, BENGALI },
+               { 0xA80, 0xAFF, GUJARATI }, { 0xB80, 0xBFF, TAMIL },      { 0xC00, 0xC7F, TELUGU },
+               { 0xE00, 0xE7F, THAI },     { 0xF00, 0xFFF, TIBETAN },    { 0x1000, 0x109F, BURMESE },
+               { 0x1100, 0x11FF, HANGUL }, { 0x1780, 0x17FF, KHMER },    { 0x1800, 0x18AF, MONGOLIAN },
+               { 0x1E00, 0x1EFF, LATIN },  { 0x3040, 0x30FF, KANA },     { 0x3130, 0x318F, HANGUL },
+               { 0x3400, 0x9FFF, HAN },    { 0xAC00, 0xD7AF, HANGUL },   { 0xF900, 0xFAFF, HAN },
+               { 0xFB50, 0xFDFF, ARABIC }, { 0xFE70, 0xFEFF, ARABIC },   { 0x20000, 0x3FFFF, HAN } };
+
+/* Of the languages of decoder-only models; one that is not listed may have any. */
+static const struct {
+    const char *codes;
+    unsigned writings; /* a bit each */
+} written[] = { { " en fr pt es tr it de vi ms id tl pl cs nl ", 1u << LATIN },
+                { " ru uk ", 1u << CYRILLIC },
+                { " kk ", 1u << CYRILLIC | 1u << ARABIC | 1u << LATIN },
+                { " mn ", 1u << CYRILLIC | 1u << MONGOLIAN },
+                { " ar fa ur ug ", 1u << ARABIC },
+                { " zh zh-Hant yue ", 1u << HAN },
+                { " ja ", 1u << HAN | 1u << KANA },
+                { " ko ", 1u << HANGUL | 1u << HAN },
+                { " th ", 1u << THAI },
+                { " hi mr ", 1u << DEVANAGARI },
+                { " km ", 1u << KHMER },
+                { " my ", 1u << BURMESE },
+                { " gu ", 1u << GUJARATI },
+                { " te ", 1u << TELUGU },
+                { " he ", 1u << HEBREW },
+                { " bn ", 1u << BENGALI },
+                { " ta ", 1u << TAMIL },
+                { " bo ", 1u << TIBETAN } };
+
+/* Frequent characters that only one of the two writings of Chinese has. */
+static const char simplified[] =
+    "这们来时国说会为对过发经还间问题现实开样学长门车马鱼鸟见贝页风飞饭话请谢钱银铁线红绿给结组织",
+                  traditional[] =
+                      "這們來時國說會為對過發經還間問題現實開樣學長門車馬魚鳥見貝頁風飛飯話請謝錢銀鐵線紅綠給結組織";
+
+typedef struct writing {
+    size_t letters, characters, simplified, traditional;
+    size_t kinds[WRITINGS];
+} writing;
+
+static int writing_of(utf8proc_int32_t c) {
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
+        if (c >= blocks[i].first && c <= blocks[i].last) return blocks[i].writing;
+    return OTHER;
+}
+
+static int is_letter(utf8proc_int32_t c) {
+    const utf8proc_category_t category = utf8proc_category(c);
+    return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
+}
+
+static writing look(moe_span s) {
+    writing w = { 0 };
+    for (size_t at = 0, bytes; at < s.length; at += bytes) {
+        const utf8proc_int32_t c = character(s, at, &bytes);
+        w.characters++;
+        if (!is_letter(c)) continue;
+        const int kind = writing_of(c);
+        w.letters++, w.kinds[kind]++;
+        if (kind != HAN || bytes != 3) continue;
+        const char han[4] = { s.data[at], s.data[at + 1], s.data[at + 2], '\0' };
+        w.simplified += strstr(simplified, han) != NULL;
+        w.traditional += strstr(traditional, han) != NULL;
+    }
+    return w;
+}
+
+static int is_code(moe_span language, const char *code) {
+    return language.length == strlen(code) && memcmp(language.data, code, language.length) == 0;
+}
+
+enum { FEW = 40, SOME = 8, TIMES = 4, TOLD = 60 /* letters by which a language is told */ };
+
+/* Whether the letters are those of a language. */
+static int is_written(moe_span language, const writing *w) {
+    char padded[32];
+    size_t fits = 0;
+    unsigned writings = 0;
+    snprintf(padded, sizeof padded, " %.*s ", (int)(language.length < 24 ? language.length : 24),
+             language.length ? language.data : "");
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++)
+        if (strstr(written[i].codes, padded)) writings = written[i].writings;
+    for (int k = 0; k < WRITINGS; k++) fits += writings >> k & 1 ? w->kinds[k] : 0;
+    if (!writings || w->letters < SOME) return 1;
+    if (3 * fits < w->letters) return 0;
+    if (is_code(language, "ja") && w->kinds[HAN] >= FEW / 2 && !w->kinds[KANA]) return 0;
+    if (writings == 1u << HAN && 8 * w->kinds[KANA] > w->letters) return 0;
+    if (is_code(language, "zh") && w->traditional > 3 && w->traditional > 4 * w->simplified) return 0;
+    return !(is_code(language, "zh-Hant") && w->simplified > 3 && w->simplified > 4 * w->traditional);
+}
+
+/* What a writing says in as many characters as Latin letters would take, about. */
+static size_t weight(const writing *w) { return w->characters + 2 * (w->kinds[HAN] + w->kinds[KANA]); }
+
+/* ---- 2. Phrases ---------------------------------------------------------------------------------------- */
+
+/* How an answer begins that speaks of itself before a colon; in small letters. */
+static const char *const preambles[] = { "here is",
+                                         "here's",
+                                         "here are",
+                                         "sure",
+                                         "certainly",
+                                         "of course",
+                                         "translation",
+                                         "translated",
+                                         "the translation",
+                                         "the translated",
+                                         "the following is",
+                                         "below is",
+                                         "translate the following",
+                                         "please translate",
+                                         "hier ist die",
+                                         "die \xC3\xBC"
+                                         "bersetzung",
+                                         "\xC3\xBC"
+                                         "bersetzung",
+                                         "voici la traduction",
+                                         "traduction",
+                                         "la traduction",
+                                         "aqu\xC3\xAD est\xC3\xA1 la traducci\xC3\xB3n",
+                                         "aqu\xC3\xAD tienes la traducci\xC3\xB3n",
+                                         "traducci\xC3\xB3n",
+                                         "la traducci\xC3\xB3n",
+                                         "aqui est\xC3\xA1 a tradu\xC3\xA7\xC3\xA3o",
+                                         "tradu\xC3\xA7\xC3\xA3o",
+                                         "ecco la traduzione",
+                                         "traduzione",
+                                         "вот перевод",
+                                         "перевод",
+                                         "以下是",
+                                         "翻译",
+                                         "译文",
+                                         "好的",
+                                         "当然",
+                                         "将以下文本",
+                                         "请将以下",
+                                         "翻譯",
+                                         "譯文",
+                                         "以下は",
+                                         "翻訳",
+                                         "번역",
+                                         "다음은" };
+
+/* Before a remark on a translation. */
+static const char *const remarks[] = { "note:",
+                                       "notes:",
+                                       "explanation:",
+                                       "translator's note",
+                                       "hinweis:",
+                                       "anmerkung:",
+                                       "erkl\xC3\xA4rung:",
+                                       "remarque :",
+                                       "remarque:",
+                                       "explication :",
+                                       "explication:",
+                                       "nota:",
+                                       "explicaci\xC3\xB3n:",
+                                       "примечание:",
+                                       "пояснение:",
+                                       "注：",
+                                       "注:",
+                                       "说明：",
+                                       "解释：",
+                                       "備註：",
+                                       "説明：",
+                                       "참고:",
+                                       "설명:" };
+
+/* Of a machine that refuses. */
+static const char *const refusals[] = { "as an ai",
+                                        "i am an ai",
+                                        "i'm an ai",
+                                        "as a language model",
+                                        "assist with that request",
+                                        "assist with this request",
+                                        "als ki-",
+                                        "als sprachmodell",
+                                        "en tant qu'ia",
+                                        "en tant que mod\xC3\xA8le",
+                                        "como modelo de lengua",
+                                        "como modelo de lingua",
+                                        "как языковая модель",
+                                        "作为一个ai",
+                                        "作为ai",
+                                        "作为一个人工智能",
+                                        "作为人工智能",
+                                        "作为一个语言模型",
+                                        "身為ai",
+                                        "作為ai",
+                                        "aiとして",
+                                        "言語モデルとして",
+                                        "ai로서" };
+/* Which such a text may be about. */
+static const char *const machines[] = { "model",  "mod\xC3\xA8le", "sprachm", "intelligen", "intellig", " ai",  " ki",
+                                        " ia",    "l'ia",          "модел",   "искусств",   "模型",     "人工", "ai",
+                                        "モデル", "모델" };
+
+enum { BEGINNING = 160 };
+
+/* The beginning of a text in small letters, at most `most` bytes. */
+static void small_letters(moe_span s, size_t most, text_bytes *out) {
+    text_clear(out);
+    for (size_t at = 0, bytes; at < s.length && out->length < most; at += bytes) {
+        utf8proc_uint8_t letter[4];
+        const utf8proc_int32_t c = character(s, at, &bytes);
+        const utf8proc_ssize_t n = c ? utf8proc_encode_char(utf8proc_tolower(c), letter) : 0;
+        if (n > 0) text_append(out, (const char *)letter, (size_t)n);
+    }
+    text_append(out, "", 0);
+}
+
+static int has_one_of(const char *text, const char *const *phrases, size_t n) {
+    int has = 0;
+    for (size_t i = 0; i < n && !has; i++) has = strstr(text, phrases[i]) != NULL;
+    return has;
+}
+
+static size_t colons(const char *text) {
+    size_t n = 0;
+    for (; (text = strpbrk(text, ":\xEF")); text++) n += *text == ':' || strncmp(text, "\xEF\xBC\x9A", 3) == 0;
+    return n;
+}
+
+static int begins(const char *text, const char *const *phrases, size_t n) {
+    int does = 0;
+    text += strspn(text, " *#\"'(");
+    for (size_t i = 0; i < n && !does; i++) does = strncmp(text, phrases[i], strlen(phrases[i])) == 0;
+    return does;
+}
+
+#define LIST(phrases) phrases, sizeof phrases / sizeof *(phrases)
+
+/* What an answer says of itself; both in small letters. */
+static const char *phrase_of(const char *source, const char *target) {
+    if (has_one_of(target, LIST(refusals)) && !has_one_of(source, LIST(machines)) &&
+        !has_one_of(source, LIST(refusals)))
+        return "the model may have refused";
+    if (colons(target) <= colons(source)) return NULL;
+    if (begins(target, LIST(preambles)) && !begins(source, LIST(preambles)))
+        return "the answer speaks of the translation";
+    for (size_t i = 0; i < sizeof remarks / sizeof *remarks; i++) {
+        const char *at = strstr(target, remarks[i]);
+        if (at > target && strchr(" (*[\xA0", at[-1])) return "the answer explains the translation";
+        if (at > target && (unsigned char)*at >= 0x80 && (unsigned char)at[-1] >= 0x80)
+            return "the answer explains the translation";
+    }
+    return NULL;
+}
+
+/* ---- 3. Looking ---------------------------------------------------------------------------------------- */
+
+void text_doubts_free(text_doubts *d) {
+    text_words_close(d->words);
+    *d = (text_doubts){ NULL, 0 };
+}
+
+/* Whether a text is in another language than `language`, of those that have lists of words. */
+static int is_foreign(text_doubts *d, moe_span language, moe_span target) {
+    static const char *const known[] = { "de", "en", "es", "fr" };
+    ptrdiff_t wanted = -1;
+    float confidence;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (is_code(language, known[i])) wanted = (ptrdiff_t)i;
+    if (wanted < 0 || d->failed) return 0;
+    if (!d->words && !(d->words = text_words_open(known, sizeof known / sizeof *known))) return d->failed = 1, 0;
+    const ptrdiff_t found = text_words_detect(d->words, target.data, target.length, &confidence);
+    return found >= 0 && found != wanted && confidence > 0.999f;
+}
+
+static int span_is(moe_span a, moe_span b) { return a.length == b.length && memcmp(a.data, b.data, a.length) == 0; }
+
+static moe_span trimmed(moe_span s) {
+    while (s.length && (*s.data == ' ' || *s.data == '\t')) s.data++, s.length--;
+    while (s.length && (s.data[s.length - 1] == ' ' || s.data[s.length - 1] == '\t')) s.length--;
+    return s;
+}
+
+static int ends_of(moe_span in, moe_span of) {
+    return in.length > of.length && (memcmp(in.data, of.data, of.length) == 0 ||
+                                     memcmp(in.data + in.length - of.length, of.data, of.length) == 0);
+}
+
+const char *text_doubt(text_doubts *doubts, moe_span language, moe_span source, moe_span target, int lines) {
+    source = trimmed(source), target = trimmed(target);
+    const writing from = look(source), to = look(target);
+    text_bytes small[2] = { { 0 }, { 0 } };
+    if (!from.letters) return NULL;
+    small_letters(source, SIZE_MAX, &small[0]);
+    small_letters(target, SIZE_MAX, &small[1]);
+    const char *why = small[0].failed || small[1].failed ? NULL : phrase_of(small[0].data, small[1].data);
+    text_bytes_free(&small[0]), text_bytes_free(&small[1]);
+    if (why) return why;
+    if (from.letters >= FEW && span_is(source, target)) return "the translation is the text itself";
+    if (from.letters >= FEW && ends_of(target, source)) return "the translation has the text itself in it";
+    if (!is_written(language, &to)) return "the translation is not written as its language is";
+    if (weight(&to) > TIMES * weight(&from) + FEW) return "the translation is far longer than the text";
+    if (TIMES * weight(&to) + FEW < weight(&from)) return "the translation is far shorter than the text";
+    if (doubts && to.letters >= TOLD && is_foreign(doubts, language, target))
+        return "the translation seems to be in another language";
+    return lines ? "the translation has several lines" : NULL;
+}
