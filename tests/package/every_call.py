@@ -41,7 +41,7 @@ def look(result: Result) -> str:
     tokens: tuple[str, ...] = model.tokens(best.ids)
     assert tokens == best.tokens and result.source_tokens == model.tokens(result.source_ids)
     assert numbers and best.finished and best.text == result.text
-    between: str = result.between + result.between_language
+    between: str = result.between + result.between_language + result.note
     assert not between
     return result.text
 
