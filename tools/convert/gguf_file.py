@@ -134,7 +134,7 @@ def package_of(kind):
         import gguf
     except ImportError:
         raise FormatError(f"it holds {kind} numbers, which Python's package gguf reads: pip install gguf==0.19.0, or "
-                          "tools/install-deps --train") from None
+                          "tools/install-deps --convert and .venv/bin/python") from None
     return gguf
 
 

@@ -1,15 +1,23 @@
-"""Imported first by the scripts of tools/: where a module of Python is missing, they say what to do about it."""
+"""Imported first by the scripts of tools/: where a module of Python is missing, they go on with .venv's interpreter, or
+say what to do about it."""
 import os
 import sys
+
+TOOLS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
 def hook(kind, error, trace):
     if not issubclass(kind, ModuleNotFoundError):
         sys.__excepthook__(kind, error, trace)
         return
-    script = os.path.relpath(sys.argv[0])
-    print(f"{os.path.basename(script)}: Python's module {error.name} is missing here. tools/install-deps --train makes "
-          f"an environment that has it; then run .venv/bin/python {script}", file=sys.stderr)
+    environment = os.path.realpath(os.path.join(os.path.dirname(TOOLS), ".venv", "bin"))
+    python = os.path.join(environment, "python")
+    if os.access(python, os.X_OK) and os.path.realpath(os.path.dirname(sys.executable)) != environment:
+        os.execv(python, [python, *sys.argv])
+    script = os.path.realpath(sys.argv[0])
+    purpose = "convert" if os.path.dirname(script) == os.path.join(TOOLS, "convert") else "train"
+    print(f"{os.path.basename(script)}: Python's module {error.name} is missing here; tools/install-deps --{purpose} "
+          "makes an environment that has it", file=sys.stderr)
 
 
 sys.excepthook = hook

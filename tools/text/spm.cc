@@ -34,6 +34,7 @@ extern "C" {
 
 struct spm {
     sentencepiece::SentencePieceProcessor processor;
+    int32_t size = 0;       // pieces; the library takes hundreds of instructions to say how many
     std::string normaliser; // its character map
     size_t joining = 1;     // bytes of the longest replacement in a text that was joined
     size_t unknown = 5;     // bytes that stand for an unknown token there
@@ -371,7 +372,7 @@ void give_begins(const sentencepiece::ImmutableSentencePieceText &pieces, uint32
     *count = n;
 }
 
-bool in_range(const spm *t, int32_t id) { return t && id >= 0 && id < t->processor.GetPieceSize(); }
+bool in_range(const spm *t, int32_t id) { return t && id >= 0 && id < t->size; }
 
 void check_ids(const spm *t, const int32_t *ids, size_t count) {
     if (count > SPM_MAX_TEXT) throw std::length_error("more than 16 Mi token ids");
@@ -408,6 +409,7 @@ extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t erro
             throw bad_model(std::string("SentencePiece refuses the tokeniser: ") + status.error_message());
         // The first call of this one allocates; spm_piece, which has no error to give, needs no memory behind it.
         static_cast<void>(made->processor.IdToPiece(0));
+        made->size = made->processor.GetPieceSize();
         return 0;
     });
     if (!failed) return made;
@@ -508,7 +510,7 @@ extern "C" int spm_decode_pieces(const spm *t, const char *pieces, size_t bytes,
 
 // ---- 5. Pieces ----------------------------------------------------------------------------------------------
 
-extern "C" int32_t spm_size(const spm *t) { return t->processor.GetPieceSize(); }
+extern "C" int32_t spm_size(const spm *t) { return t->size; }
 
 extern "C" const char *spm_piece(const spm *t, int32_t id) {
     return in_range(t, id) ? t->processor.IdToPiece(id).c_str() : "";
