@@ -110,7 +110,25 @@ REPEATED = (  # fmt: skip
         "# a\n", "#, fuzzy\n", "#| a\n", '#~ msgid "a"\n', "\n", " \n", "\\", '"', 'msgid "', 'msgid ""\n',
         'msgid ""\nmsgstr ""\n\n', 'msgctxt "a"\nmsgid "a b"\nmsgstr ""\n\n',
         'msgid "a"\nmsgid_plural "b"\nmsgstr[0] ""\nmsgstr[1] ""\n\n', 'msgid "a b"\nmsgstr "c"\n\n', "#: a:1\n",
-        "#: a:1 b:2 ", "%s ", "{", "\x0b", "\u2028", "a",
+        "#: a:1 b:2 ", "%s ", "{", "\x0b", "\u2028", "a", "## a\n", " # a\n", "#~ # a\n",
+    ]),
+    ("po", 'msgctxt ""\n%smsgid "a b"\nmsgstr ""\n', [
+        '"a "\n',
+    ]),
+    ("po", 'msgid "a"\nmsgid_plural ""\n%smsgstr[0] ""\nmsgstr[1] ""\n', [
+        '"a "\n',
+    ]),
+    ("po", 'msgid "a b"\nmsgstr ""\n%s', [
+        '"a "\n',
+    ]),
+    ("po", '#| msgid ""\n%smsgid "a b"\nmsgstr ""\n', [
+        '#| "a "\n',
+    ]),
+    ("po", '#~ msgid ""\n%s', [
+        '#~ "a "\n',
+    ]),
+    ("po", 'msgid ""\nmsgstr "A: b\\n"\n%s', [
+        '"a\\n"\n',
     ]),
     ("po", 'msgid ""\n%s\nmsgstr ""\n', [
         '"a "\n', '"a\\n"\n', '"a. "\n', '"\\\\"\n', '"%s {x} "\n', '"<b>"\n', '"&lt;a"\n', '"<b "\n', '"_a "\n',

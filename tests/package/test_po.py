@@ -12,7 +12,7 @@ import sys
 import time
 
 import polib
-from moe_translate import Translator
+from moe_translate import Translator, po
 from moe_translate.documents import translate_document
 from suite import Suite
 
@@ -160,6 +160,49 @@ def long_comments_are_read_in_seconds():
     comments, begin = "# a\n" * (1 << 19), time.process_time()  # 24 s when each was put behind those before
     text = translate_document(comments + 'msgid "a b"\nmsgstr ""\n', "po", lambda texts: ["c d" for _ in texts])
     assert text == comments + '#, fuzzy\nmsgid "a b"\nmsgstr "c d"\n' and time.process_time() - begin < 8
+
+
+@test
+def no_line_is_put_behind_those_before():  # 1 MB of them took seconds, and twice as much four times as long
+    parser, put = polib._POFileParser, []
+    handlers = {name: getattr(parser, name) for name in ("handle_mc", "handle_tc", "handle_he")}
+    message = 'msgid "a b"\nmsgstr ""\n'
+    try:
+        for name, handler in handlers.items():
+            setattr(parser, name, lambda self, handler=handler: put.append(self.current_line) or handler(self))
+        for before, line, behind in (
+            ('msgid ""\n', '"a "\n', 'msgstr ""\n'),
+            ('msgctxt ""\n', '"a "\n', message),
+            ('msgid "a"\nmsgid_plural ""\n', '"a "\n', 'msgstr[0] ""\nmsgstr[1] ""\n'),
+            ('msgid "a b"\nmsgstr ""\n', '"a "\n', "\n" + message),
+            ('#| msgid ""\n', '#| "a "\n', message),
+            (message + '\n#~ msgid ""\n', '#~ "a "\n', '#~ msgstr ""\n'),
+            ('msgid ""\nmsgstr "A: b\\n"\n', '"a\\n"\n', "\n" + message),
+            *(("", comment, message) for comment in ("# a\n", "#. a\n", "#: a\n", "## a\n", "\t# a\n", "#~ # a\n")),
+        ):
+            entries = po.read(before + 100 * line + behind)
+            assert not put, (before, line, put[:3])
+            assert entries[-1].msgid or entries[-1].obsolete, before
+        assert po.read(HEAD + message)[0].msgid == ""  # the library makes fields of the header in the same way
+    finally:
+        for name, handler in handlers.items():
+            setattr(parser, name, handler)
+
+
+@test
+def a_string_says_the_same_in_one_line_and_in_many():
+    rows = [r'"50 \\"', r'"n \"so\" "', '""', r'"\ta\n"  ', '\t"b %s"']
+    one = "".join(row.strip()[1:-1] for row in rows)
+    for end in "\n", "\r\n", "\r":
+        before = ["# c", "#| msgid " + rows[0], *("#| " + row.strip() for row in rows[1:]), "#, c-format"]
+        lines = [*before, "msgid " + rows[0], *rows[1:], 'msgstr ""', "", 'msgid "a b %s"', 'msgstr ""', ""]
+        said, data = [], end.join(lines)
+        got = translated(data, lambda texts: [text.replace("%s", "") for text in texts], said)
+        assert [place for place, _ in said] == ["line 2", f"line {len(lines) - 2}"], said
+        assert [line for line in re.split("\r\n|\r|\n", got) if line != "#, fuzzy"] == lines, got
+        entries = po.read(data)
+        assert [entry.msgid for entry in entries] == [polib.unescape(one), "a b %s"], entries
+        assert entries[0].previous_msgid == polib.unescape(one) and entries[0].flags == ["c-format"], entries
 
 
 if __name__ == "__main__":

@@ -13,7 +13,14 @@ from .lines import Line, text_parts
 
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 ENTRY = re.compile(r'^\s*(?:msgctxt|msgid)\s*"')
-COMMENT = re.compile(r"^#(?:[ \t.:][^\r\n]*)?(?=[\r\n]|\Z)", re.M)  # the library joins them one by one
+# What polib puts behind what it has, one line after the other: comments, and the lines of a string.
+COMMENT = re.compile(r"^[ \t]*(?:#~[ \t]+)?#(?:[ \t.:#][^\r\n]*)?(?=[\r\n]|\Z)", re.M)
+STRING = r'"([^"\\\r\n]*(?:\\[^\r\n][^"\\\r\n]*)*)"'
+LINES = re.compile(
+    rf"^[ \t]*(?:#[~|][ \t]*)?(?:msg[a-z_]+(?:\[\d+\])?[ \t]*)?{STRING}[ \t]*"
+    rf"(?:(?:\r\n|\r|\n)[ \t]*(?:#[~|][ \t]*)?{STRING}[ \t]*)+(?=[\r\n]|\Z)",
+    re.M,
+)
 MSGSTR = re.compile(r'^(\s*msgstr(?:\[(\d+)\])?)\s*"')
 EMPTY = "\x00"  # in a msgstr: a text that is not translated
 OURS = re.compile("\x01(\\d+)\x02")  # at the beginning of each msgstr that is written here: the message's line
@@ -121,10 +128,24 @@ def parts(data, overwrite=False, target=None):
     return found
 
 
+class Messages(polib.POFile):
+    """The header is a message like the others: a field of it that goes over many lines is put together by each."""
+
+    def find(self, *_, **__):
+        return None
+
+
+def in_one_line(lines):
+    """A string over several lines, with as many line ends behind it."""
+    strings = re.findall(STRING, lines[0])
+    return lines[0][: lines[0].index('"')] + f'"{"".join(strings)}"' + "\n" * (len(strings) - 1)
+
+
 def read(data):
-    """polib's entries, without the header, which it takes away; all with the number of their first line."""
+    """polib's entries, all with the number of their first line."""
+    data = COMMENT.sub("", data.translate(SEPARATORS))
     try:
-        entries = list(polib.pofile(COMMENT.sub("", data.translate(SEPARATORS)) + "\n"))
+        entries = list(polib.pofile(LINES.sub(in_one_line, data) + "\n", klass=Messages))
     except (OSError, ValueError, UnicodeError) as error:
         raise ValueError("not a PO file: " + str(error).split("\n")[0]) from None
     for entry in entries:
