@@ -21,28 +21,42 @@ import subprocess
 import sys
 import tempfile
 
-SCANNERS = ("spans sentences clauses halves messages messages_shown loops languages guards constraints terms "
-            "glossaries cases lines json_strings html_of_texts html_of_markup html_of_numbers xml_of_markup "
-            "addresses").split()
+SCANNERS = ("spans sentences clauses halves cells signs messages messages_shown message_lines loops names answers "
+            "links languages guards constraints terms glossaries cases lines json_strings html_of_texts "
+            "html_of_markup html_of_numbers xml_of_markup addresses tokens").split()
 MOST = 2.3
 CALLGRIND = ["valgrind", "--tool=callgrind"]
 JSON = '{"source":"en","target":"xx",%s}'  # it is read, and then refused
 MULTIPART = '--xx\r\nContent-Disposition: form-data; name="q"\r\n\r\n%s\r\n--xx--\r\n'
-BODIES = (  # (content type, what is around it, what comes again and again; \1: a number that grows)
-    ("application/json", JSON % '"q":"%s"', ["a", "\\n", "\\u0041", "\\\\", '\\"', "é", "\\ud83d\\ude00", "//",
-                                             "\\u0000"]),
-    ("application/json", JSON % '"q":[%s"a"]', ['"a",', '"",', '"\\n",', "1,", "[],", "{},", "null,"]),
-    ("application/json", JSON % '"q":"a",%s"x":1', ['"a":1,', '"\1":1,', '"q":"a",', '"glossary":{},', '"x":"y",']),
-    ("application/json", JSON % '"q":"a","glossary":{%s"x":"y"}', ['"a":"b",', '"\1":"b",', '"":"",']),
-    ("application/json", "%s", ["[", "{", '{"a":', '"', " ", "\n", ",", "1", "-", "1e", "[1,", "tru", "\\", "}"]),
-    ("application/x-www-form-urlencoded", "source=en&target=xx&q=%s",
-     ["a", "%41", "+", "%", "%4", "&q=a", "&", "=", "&a=b", "%00", "&&", "&\1=b", "\r\n"]),
-    ("multipart/form-data; boundary=xx", MULTIPART,
-     ["a", "\r", "\n", "\r\n", "-", "\r\n-", "\r\n--", "--xx", "\r\n--x", " "]),
-    ("multipart/form-data; boundary=xx", "--xx\r\n%s",
-     ["a", "a: b\r\n", "\r\n--xx\r\n", "Content-Disposition: form-data; ", "--xx\r\n", "\r\n", "--xx--\r\n",
-      '; name="a"']),
-)
+FILE = MULTIPART.replace('"q"', '"file"; filename="a.html"')
+NAME = MULTIPART.replace("%s", "a b").replace('"q"', '"file"; filename="%s.txt"')
+BODIES = {  # by address: (content type, what is around it, what comes again and again; \1: a number that grows)
+    "/translate": (
+        ("application/json", JSON % '"q":"%s"', ["a", "\\n", "\\u0041", "\\\\", '\\"', "é", "\\ud83d\\ude00", "//",
+                                                 "\\u0000"]),
+        ("application/json", JSON % '"q":[%s"a"]', ['"a",', '"",', '"\\n",', "1,", "[],", "{},", "null,"]),
+        ("application/json", JSON % '"q":"a",%s"x":1', ['"a":1,', '"\1":1,', '"q":"a",', '"glossary":{},', '"x":"y",']),
+        ("application/json", JSON % '"q":"a","glossary":{%s"x":"y"}', ['"a":"b",', '"\1":"b",', '"":"",']),
+        ("application/json", "%s", ["[", "{", '{"a":', '"', " ", "\n", ",", "1", "-", "1e", "[1,", "tru", "\\", "}"]),
+        ("application/x-www-form-urlencoded", "source=en&target=xx&q=%s",
+         ["a", "%41", "+", "%", "%4", "&q=a", "&", "=", "&a=b", "%00", "&&", "&\1=b", "\r\n"]),
+        ("multipart/form-data; boundary=xx", MULTIPART,
+         ["a", "\r", "\n", "\r\n", "-", "\r\n-", "\r\n--", "--xx", "\r\n--x", " "]),
+        ("multipart/form-data; boundary=xx", "--xx\r\n%s",
+         ["a", "a: b\r\n", "\r\n--xx\r\n", "Content-Disposition: form-data; ", "--xx\r\n", "\r\n", "--xx--\r\n",
+          '; name="a"']),
+    ),
+    "/translate_file": (
+        ("multipart/form-data; boundary=xx", FILE, ["<b>x", "\r\n", "a "]),
+        ("multipart/form-data; boundary=xx", NAME, ["a", "/", ".", '\\"']),
+    ),
+    "/v2/translate": (
+        ("application/json", '{"target_lang":"XX","text":[%s"a"]}', ['"a",', '"",', '"\\n",']),
+        ("application/json", '{"target_lang":"XX","tag_handling":"%s","text":["a"]}', ["html ", "\\u0020"]),
+        ("application/x-www-form-urlencoded", "target_lang=XX%s", ["&text=a", "&text=", "&tag_handling=xml", "&a"]),
+    ),
+    "/imme": (("application/json", '{"target_lang":"xx","text_list":[%s"a"]}', ['"a",', '"\\n",']),),
+}
 
 
 def worst(program, scanner):
@@ -89,19 +103,19 @@ def reading_server(server, folder):
 
 def of_bodies(args, _, sizes):
     with tempfile.TemporaryDirectory() as folder, reading_server(args.server, folder) as port:
-        for kind, around, units in BODIES:
-            for unit in units:
+        for address, bodies in BODIES.items():
+            for kind, around, unit in ((kind, around, unit) for kind, around, units in bodies for unit in units):
                 counts = []
                 for size in sizes:
                     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=3000)
-                    connection.request("POST", "/translate", body_of(around, unit, size), {"Content-Type": kind})
+                    connection.request("POST", address, body_of(around, unit, size), {"Content-Type": kind})
                     connection.getresponse().read()
                     connection.close()
                     newest = max(glob.glob(folder + "/out.*"), key=lambda name: int(name.rsplit(".", 1)[1]))
                     with open(newest, encoding="utf-8") as file:
                         counts.append(int(re.search(r"^(?:totals|summary): (\d+)", file.read(), re.M).group(1)))
                 place = around.replace("%s", "...")[-40:]
-                yield f"`{unit!r}` in `{place!r}` |", counts
+                yield f"{address}: `{unit!r}` in `{place!r}` |", counts
 
 
 def main():

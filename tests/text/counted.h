@@ -27,10 +27,18 @@ static inline void *counted_memmem(const void *s, size_t n, const void *word, si
     return (void *)found;
 }
 
+static inline int counted_memcmp(const void *a, const void *b, size_t n) {
+    size_t same = 0;
+    while (same < n && ((const char *)a)[same] == ((const char *)b)[same]) same++;
+    counted(same);
+    return memcmp(a, b, n);
+}
+
 static inline size_t counted_strcspn(const char *s, const char *reject) { return counted(strcspn(s, reject)); }
 
 #define memchr(s, c, n) counted_memchr(s, c, n)
 #define memmem(s, n, word, length) counted_memmem(s, n, word, length)
+#define memcmp(a, b, n) counted_memcmp(a, b, n)
 #define memcpy(to, from, n) memcpy(to, from, counted(n))
 #define memmove(to, from, n) memmove(to, from, counted(n))
 #define memset(to, c, n) memset(to, c, counted(n))

@@ -17,10 +17,12 @@
  */
 #include "tools/server/address.h"
 #include "tools/server/html.h"
+#include "tools/text/align.h"
 #include "tools/text/bpe.h"
 #include "tools/text/glossary.h"
 #include "tools/text/json.h"
 #include "tools/text/lost.h"
+#include "tools/text/prompt.h"
 #include "tools/text/protect.h"
 #include "tools/text/sentences.h"
 #include "tools/text/spans.h"
@@ -203,6 +205,9 @@ static const char *const texts[] = { " ",
                                      "{n, plural, a {",
                                      "{n, plural, other {a}} ",
                                      "{n, select, a {{m, plural, other {",
+                                     "{n, plural,\n",
+                                     "{n, plural, other {a\n\n",
+                                     "{n, plural, other {a}}\n",
                                      "}}",
                                      "%1$s",
                                      "%-10.3f",
@@ -442,6 +447,32 @@ static void show_messages(const char *data, size_t length) {
     text_bytes_free(&out);
 }
 
+/* The lines of a text as its translator goes over them. */
+static void read_message_lines(const char *data, size_t length) {
+    for (size_t at = 0, line, stays = 0; at < length; at += line + 1) {
+        const char *end = memchr(data + at, '\n', length - at);
+        line = end ? (size_t)(end - data) - at : length - at;
+        if (at < stays) continue;
+        int open;
+        const size_t all = text_message_lines(data + at, length - at, line, &open);
+        if (all > line && !open && text_message_is(data + at, all)) line = all;
+        else if (all > line) stays = at + all;
+    }
+}
+
+static void look_for_names(const char *data, size_t length) {
+    const moe_span source = { data, length / 2 }, target = { data + length / 2, length - length / 2 };
+    assert_int_not_equal(text_names_kept(source, target), TEXT_NAMES_MEMORY);
+}
+
+static void look_at_answers(const char *data, size_t length) {
+    const text_front none = { .unknown = -1 };
+    const moe_span source = { data, length / 2 }, target = { data + length / 2, length - length / 2 };
+    (void)text_prompt_speaks(data, length);
+    (void)text_prompt_lost(source, target);
+    (void)text_prompt_doubt(&none, -1, source, target);
+}
+
 static void look_for_loops(const char *data, size_t length) {
     const moe_span source = { data, length / 2 }, target = { data + length / 2, length - length / 2 };
     (void)text_loops(source, target);
@@ -546,6 +577,26 @@ static void write_json(const char *data, size_t length) {
     text_bytes_free(&out);
 }
 
+/* Each word is linked to itself. */
+static text_links linked(const char *data, size_t length) {
+    text_links links = { .data = malloc((length / 2 + 1) * sizeof(moetext_link)) };
+    assert_non_null(links.data);
+    for (size_t at = 0, end; at < length; at = end + 1) {
+        for (end = at; end < length && data[end] != ' '; end++) {}
+        if (end > at) links.data[links.n++] = (moetext_link){ at, end, at, end };
+    }
+    return links;
+}
+
+static void link_through(const char *data, size_t length) {
+    text_links links = linked(data, length), through = { 0 };
+    moe_error e;
+    assert_int_equal(text_links_through(links.data, links.n, links.data, links.n, &through, &e), MOE_OK);
+    assert_int_equal(through.n, links.n);
+    free(through.data);
+    free(links.data);
+}
+
 static const text_bytes *nothing(const void *user, size_t segment) {
     (void)segment;
     return user;
@@ -561,7 +612,9 @@ static void cut_markup(const char *data, size_t length, int xml) {
         size_t n;
         const char *source = html_source(document, i, &n);
         text_bytes placed = { 0 }, pieces = { 0 };
-        html_place(document, i, source, n, NULL, 0, &placed);
+        text_links links = linked(source, n);
+        html_place(document, i, source, n, links.data, links.n, &placed);
+        free(links.data);
         html_pieces(document, i, &pieces);
         html_place_pieces(document, i, pieces.data ? pieces.data : "", pieces.length, &placed);
         text_bytes_free(&placed);
@@ -585,6 +638,8 @@ static void grow(void (*scan)(const char *, size_t), const char *const *units, s
     char *text = malloc((first << (SIZES - 1)) + 64);
     unsigned long long most = 0;
     size_t most_unit = 0, most_around = 0;
+    unsigned long long steepest_steps[SIZES] = { 0 };
+    size_t steepest_unit = 0, steepest_around = 0;
     double steepest = 0.0;
     int steep = 0;
     assert_non_null(text);
@@ -600,6 +655,7 @@ static void grow(void (*scan)(const char *, size_t), const char *const *units, s
     for (size_t u = 0; u < n_units; u++)
         for (size_t around = 0; around < AROUND; around++) {
             unsigned long long steps[SIZES] = { 0 };
+            double steeper = steepest;
             for (size_t i = 0; i < n_sizes; i++) {
                 const size_t length = fill(text, first << i, units[u], around);
                 counted_steps = 0;
@@ -608,18 +664,24 @@ static void grow(void (*scan)(const char *, size_t), const char *const *units, s
                 assert_true(steps[i] > 0);
                 if (i + 1 == n_sizes && steps[i] > most) most = steps[i], most_unit = u + 1, most_around = around + 1;
                 const double growth = i && steps[i] > FEW ? (double)steps[i] / (double)steps[i - 1] : 0.0;
-                if (growth > steepest) steepest = growth;
+                if (growth > steeper) steeper = growth;
                 if (growth <= GROWTH) continue;
                 print_message("\"%s\" behind \"%s\": %llu steps, %llu for twice the text\n", units[u], before[around],
                               steps[i - 1], steps[i]);
                 steep++;
                 break;
             }
+            if (steeper <= steepest) continue;
+            steepest = steeper, steepest_unit = u + 1, steepest_around = around + 1;
+            memcpy(steepest_steps, steps, sizeof steps);
         }
     free(text);
     print_message("most steps for %zu bytes: %llu, by trigger %zu %zu\n", first << (n_sizes - 1), most, most_unit,
                   most_around);
-    print_message("most growth of any trigger, for twice the text: %.3f\n", steepest);
+    print_message("most growth for twice the text: %.3f, by trigger %zu %zu:", steepest, steepest_unit,
+                  steepest_around);
+    for (size_t i = 0; i < n_sizes; i++) print_message(" %llu", steepest_steps[i]);
+    print_message(" steps\n");
     assert_int_equal(steep, 0);
 }
 
@@ -645,7 +707,11 @@ SCANNER(cells, grow, cut_cells, texts)
 SCANNER(signs, grow, look_for_signs, texts)
 SCANNER(messages, grow, look_for_messages, texts)
 SCANNER(messages_shown, grow, show_messages, texts)
+SCANNER(message_lines, grow, read_message_lines, texts)
 SCANNER(loops, grow, look_for_loops, texts)
+SCANNER(names, grow, look_for_names, texts)
+SCANNER(answers, grow, look_at_answers, texts)
+SCANNER(links, grow, link_through, texts)
 SCANNER(guards, grow, guard, texts)
 SCANNER(constraints, with_tokeniser, bind_kept, texts)
 SCANNER(terms, with_tokeniser, name_terms, texts)
@@ -724,14 +790,20 @@ static void a_square_is_seen(void **state) {
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* such as "html*" */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(spans),         cmocka_unit_test(sentences),      cmocka_unit_test(clauses),
-        cmocka_unit_test(halves),        cmocka_unit_test(messages),       cmocka_unit_test(messages_shown),
-        cmocka_unit_test(loops),         cmocka_unit_test(languages),      cmocka_unit_test(guards),
-        cmocka_unit_test(constraints),   cmocka_unit_test(terms),          cmocka_unit_test(glossaries),
-        cmocka_unit_test(cases),         cmocka_unit_test(lines),          cmocka_unit_test(json_strings),
-        cmocka_unit_test(html_of_texts), cmocka_unit_test(html_of_markup), cmocka_unit_test(html_of_numbers),
-        cmocka_unit_test(xml_of_markup), cmocka_unit_test(addresses),      cmocka_unit_test(tokens),
-        cmocka_unit_test(cells),         cmocka_unit_test(signs),          cmocka_unit_test(a_square_is_seen),
+        cmocka_unit_test(spans),          cmocka_unit_test(sentences),
+        cmocka_unit_test(clauses),        cmocka_unit_test(halves),
+        cmocka_unit_test(messages),       cmocka_unit_test(messages_shown),
+        cmocka_unit_test(message_lines),  cmocka_unit_test(names),
+        cmocka_unit_test(answers),        cmocka_unit_test(links),
+        cmocka_unit_test(loops),          cmocka_unit_test(languages),
+        cmocka_unit_test(guards),         cmocka_unit_test(constraints),
+        cmocka_unit_test(terms),          cmocka_unit_test(glossaries),
+        cmocka_unit_test(cases),          cmocka_unit_test(lines),
+        cmocka_unit_test(json_strings),   cmocka_unit_test(html_of_texts),
+        cmocka_unit_test(html_of_markup), cmocka_unit_test(html_of_numbers),
+        cmocka_unit_test(xml_of_markup),  cmocka_unit_test(addresses),
+        cmocka_unit_test(tokens),         cmocka_unit_test(cells),
+        cmocka_unit_test(signs),          cmocka_unit_test(a_square_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

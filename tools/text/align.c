@@ -1,5 +1,6 @@
 /* align.c - align.h says what this is and has the contract. */
 #include "tools/text/align.h"
+#include "tools/text/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,10 +39,7 @@ moe_status text_align(text_aligner *a, const text_side *source, const text_side 
     const size_t n = source->words, m = target->words;
     moe_status status = MOE_OK;
     if (!n || !m) return MOE_OK;
-    if (!reserve(a, n, m)) {
-        if (error) *error = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
-        return MOE_ERROR_MEMORY;
-    }
+    if (!reserve(a, n, m)) return text_out_of_memory(error);
     float *fit = a->fit, *other = fit + n * m,      /* [m, n], [n, m] */
                              *best = other + n * m; /* [n] of the source's words and [m] */
     look_of_words(target, source, forward, fit);
@@ -65,4 +63,35 @@ moe_status text_align(text_aligner *a, const text_side *source, const text_side 
 void text_aligner_free(text_aligner *a) {
     free(a->fit);
     *a = (text_aligner){ 0 };
+}
+
+/* The first of some links that ends behind byte `at` of its source: words come in their order, and none in another. */
+static const moetext_link *link_behind(const moetext_link *links, size_t n, size_t at) {
+    size_t low = 0, high = n;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (links[middle].source_end <= at) low = middle + 1;
+        else high = middle;
+    }
+    return links + low;
+}
+
+moe_status text_links_through(const moetext_link *first, size_t n_first, const moetext_link *second, size_t n_second,
+                              text_links *out, moe_error *error) {
+    size_t word = out->n; /* links of the word at hand begin here: those of others are none of its */
+    for (const moetext_link *a = first; a < first + n_first; a++) {
+        if (a > first && a->source_begin != a[-1].source_begin) word = out->n;
+        const moetext_link *b = link_behind(second, n_second, a->target_begin);
+        for (; b < second + n_second && b->source_begin < a->target_end; b++) {
+            const moetext_link link = { a->source_begin, a->source_end, b->target_begin, b->target_end };
+            size_t j = word;
+            while (j < out->n && memcmp(&out->data[j], &link, sizeof link) != 0) j++;
+            if (j < out->n) continue;
+            moetext_link *larger = text_grown(out->data, &out->capacity, out->n + 1, sizeof *larger);
+            if (!larger) return text_out_of_memory(error);
+            out->data = larger;
+            larger[out->n++] = link;
+        }
+    }
+    return MOE_OK;
 }

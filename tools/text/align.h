@@ -2,7 +2,7 @@
 #ifndef TEXT_ALIGN_H
 #define TEXT_ALIGN_H
 
-#include "moe.h"
+#include "tools/text/moetext.h"
 
 /* One side of a pair: the word of each of its tokens; -1: none. */
 typedef struct text_side {
@@ -25,5 +25,16 @@ typedef moe_status (*text_link_fn)(void *user, size_t source_word, size_t target
 moe_status text_align(text_aligner *aligner, const text_side *source, const text_side *target, const float *forward,
                       const float *back, float share, text_link_fn link, void *user, moe_error *error);
 void text_aligner_free(text_aligner *aligner);
+
+/* Links, as they come in moetext.h. */
+typedef struct text_links {
+    moetext_link *data;
+    size_t n, capacity;
+} text_links;
+
+/* Append the links of a text through two models: `first` leads from its words to others, `second` from those on. Time
+ * is n log n. Errors: MOE_ERROR_MEMORY. */
+moe_status text_links_through(const moetext_link *first, size_t n_first, const moetext_link *second, size_t n_second,
+                              text_links *out, moe_error *error);
 
 #endif

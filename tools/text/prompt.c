@@ -4,6 +4,8 @@
  *   2. Asking       a prompt
  *   3. Looking      at what came back
  */
+#define _GNU_SOURCE /* memmem */
+
 #include "tools/text/prompt.h"
 #include "tools/text/spans.h"
 
@@ -45,9 +47,8 @@ static moe_span span_of(const char *s) { return (moe_span){ s ? s : "", s ? strl
 
 /* The first place of `of` at or after `from`; the length of `in`: none. */
 static size_t find_span(moe_span in, size_t from, moe_span of) {
-    for (size_t at = from; at + of.length <= in.length; at++)
-        if (memcmp(in.data + at, of.data, of.length) == 0) return at;
-    return in.length;
+    const char *found = from < in.length ? memmem(in.data + from, in.length - from, of.data, of.length) : NULL;
+    return found ? (size_t)(found - in.data) : in.length;
 }
 
 static size_t find_mark(moe_span s, size_t from, const char *mark) { return find_span(s, from, span_of(mark)); }
@@ -480,16 +481,19 @@ int text_prompt_speaks(const char *data, size_t length) {
     return 0;
 }
 
-enum { MOST_LOOKED_AT = 256 }; /* spans of a text: one with more is no sentence */
+enum { MOST_LOOKED_AT = 256 }; /* different spans of a text: one with more is no sentence */
 
 moe_span text_prompt_lost(moe_span source, moe_span target) {
     text_scan scan = text_scan_begin(source.data, source.length);
-    size_t bytes, looked = 0;
-    for (size_t at = 0; at < source.length && looked < MOST_LOOKED_AT; at += bytes) {
+    moe_span looked_at[MOST_LOOKED_AT];
+    size_t bytes, n = 0;
+    for (size_t at = 0, same; at < source.length && n < MOST_LOOKED_AT; at += bytes) {
         const text_span_kind found = text_span_next(&scan, at, &bytes);
         const moe_span span = { source.data + at, bytes };
         if (found == TEXT_SPAN_NONE || found == TEXT_SPAN_NUMBER || found == TEXT_SPAN_HYPHEN) continue;
-        looked++;
+        for (same = 0; same < n && !span_is(looked_at[same], span); same++) {}
+        if (same < n) continue;
+        looked_at[n++] = span;
         if (occurrences(target, span) < occurrences(source, span)) return span;
     }
     return (moe_span){ source.data, 0 };

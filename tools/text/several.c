@@ -8,6 +8,7 @@
  *   5. Translators  life
  */
 #include "tools/text/several.h"
+#include "tools/text/align.h"
 #include "tools/text/detect.h"
 #include "tools/text/glossary.h"
 #include "tools/text/text.h"
@@ -78,8 +79,7 @@ struct text_several {
     text_bytes message;
     moetext_hypothesis *hypotheses; /* of a result with links through two models */
     size_t hypothesis_capacity;
-    moetext_link *links;
-    size_t link_capacity;
+    text_links links;
 
     _Atomic(moetext *) running; /* what a call from anywhere has to cancel; NULL: nothing */
     atomic_int cancelled, cancelling;
@@ -384,38 +384,20 @@ static int take(text_several *s, int wait) {
     return answer;
 }
 
-/* The links of two models, word to word and word to word: links from the first one's words to the second one's. */
-static moe_status join_links(text_several *s, const item *x, const moetext_hypothesis *h, size_t *n, moe_error *error) {
-    const size_t first = *n;
-    for (size_t i = 0; i < x->n_links; i++)
-        for (size_t k = 0; k < h->n_links; k++) {
-            const moetext_link *a = &x->links[i], *b = &h->links[k];
-            if (a->target_begin >= b->source_end || b->source_begin >= a->target_end) continue;
-            const moetext_link link = { a->source_begin, a->source_end, b->target_begin, b->target_end };
-            size_t j = first;
-            while (j < *n && memcmp(&s->links[j], &link, sizeof link) != 0) j++;
-            if (j < *n) continue;
-            moetext_link *larger = text_grown(s->links, &s->link_capacity, *n + 1, sizeof *larger);
-            if (!larger) return text_out_of_memory(error);
-            s->links = larger;
-            larger[(*n)++] = link;
-        }
-    return MOE_OK;
-}
-
 /* The hypotheses of a result with links from the caller's text. */
 static moe_status link_through(text_several *s, const item *x, const moetext_result *r) {
-    size_t n = 0;
     moetext_hypothesis *larger = text_grown(s->hypotheses, &s->hypothesis_capacity, r->n_hypotheses, sizeof *larger);
     if (!larger) return MOE_ERROR_MEMORY;
     s->hypotheses = larger;
+    s->links.n = 0;
     for (size_t i = 0; i < r->n_hypotheses; i++) {
-        const size_t before = n;
-        larger[i] = r->hypotheses[i];
-        if (join_links(s, x, &r->hypotheses[i], &n, NULL)) return MOE_ERROR_MEMORY;
-        larger[i].n_links = n - before;
+        const moetext_hypothesis *h = &r->hypotheses[i];
+        const size_t before = s->links.n;
+        larger[i] = *h;
+        if (text_links_through(x->links, x->n_links, h->links, h->n_links, &s->links, NULL)) return MOE_ERROR_MEMORY;
+        larger[i].n_links = s->links.n - before;
     }
-    for (size_t i = 0, at = 0; i < r->n_hypotheses; at += larger[i++].n_links) larger[i].links = s->links + at;
+    for (size_t i = 0, at = 0; i < r->n_hypotheses; at += larger[i++].n_links) larger[i].links = s->links.data + at;
     return MOE_OK;
 }
 
@@ -656,7 +638,7 @@ void text_several_free(text_several *s) {
     text_bytes_free(&s->terms);
     text_bytes_free(&s->message);
     free(s->hypotheses);
-    free(s->links);
+    free(s->links.data);
     free(s);
 }
 
