@@ -644,6 +644,7 @@ typedef struct moe_graph {
     size_t penalised; /* 1: tokens that a hypothesis has are among its best with a penalty */
     int traced;       /* 1: a trace function reads every node */
     int routed;       /* 1: a routing function reads every selection */
+    int mixes;        /* 1: a row's selection depends on the other rows of its run */
     int gating;       /* 1 + the kind of all gates; 0: that of the file */
     int noise;        /* on logits of gates, drawn from noise_seed and the row's key */
     uint64_t noise_seed;
@@ -5348,6 +5349,7 @@ static moe_node *moe_op_gate(moe_graph *g, const moe_gating *gating, moe_node *x
     t->gate = (moe_gate_op){ gating, kind, grouped, capacity, layer };
     t->stride = moe_row_stride(2 + 2 * capacity);
     if (g->routed) t->last = SIZE_MAX; /* the session reads selections after the run */
+    g->mixes |= kind == MOE_GATE_BATCHWISE;
     return t;
 }
 
@@ -7785,7 +7787,7 @@ struct moe_slot {
     size_t n_finished;
     moe_list list;  /* of its tokens */
     int32_t *pages; /* numbers of its pages of rows carried by token; NULL: the rows follow task.place */
-    size_t n_pages;
+    size_t n_pages, n_filled;
     int waits;           /* for pages: it has none, and no row in a step */
     uint64_t age;        /* its place among all sentences so far */
     uint64_t gave;       /* how many sentences were done when it gave its pages back; UINT64_MAX: it never did */
@@ -8721,6 +8723,14 @@ typedef struct moe_ticket {
     size_t staged;        /* place of the first of its ids among those that are staged */
 } moe_ticket;
 
+/* Of the rows carried by token: a sentence's, or shared by sentences that begin with the same tokens. */
+typedef struct moe_page {
+    size_t users;            /* sentences that have it */
+    uint64_t serial, before; /* of this page as a beginning, 0: it is none; of the page before it, 0: it is the first */
+    int32_t ids[MOE_PAGE];
+    int filled; /* all rows are stored */
+} moe_page;
+
 struct moe_session {
     const moe_model *model;
     moe_allocator allocator;
@@ -8750,9 +8760,15 @@ struct moe_session {
     uint64_t arrivals;
     size_t token_rows;      /* carried by token, of a slot: for its longest translations; 0: none are */
     size_t n_pages, n_free; /* of these rows, unless a device has them */
+    moe_page *pages;        /* [n_pages] */
     int32_t *free_pages;    /* [n_free] */
-    uint64_t begun, ended;  /* sentences so far */
-    size_t *active;         /* [n_active] slots in the order of their segments: `length` rows carried by source each */
+    int shares;             /* sentences that begin alike share the pages of their beginning: */
+    int32_t *beginnings;    /* [n_pages] the last page whose tokens have this hash */
+    size_t n_idle;
+    int32_t *idle_pages;   /* [n_idle] beginnings of sentences that are done, the one not used for longest first */
+    uint64_t serials;      /* given to beginnings so far */
+    uint64_t begun, ended; /* sentences so far */
+    size_t *active;        /* [n_active] slots in the order of their segments: `length` rows carried by source each */
     size_t n_active;
     /* the group of sentences that is being encoded */
     int32_t *staged;              /* [encode_tokens] their ids, one after the other */
@@ -8811,11 +8827,21 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
         }
 }
 
+/* Most idle pages: a small part of all, since they are memory that no other page leaves untouched. */
+static size_t moe_most_idle(const moe_session *s) { return moe_divide_up(s->n_pages, 8); }
+
 /* Pages of rows carried by token, all of them free. */
 static void moe_pages_layout(moe_session *s, moe_layout *at) {
+    s->pages = moe_carve(at, s->n_pages, sizeof *s->pages);
     s->free_pages = moe_carve(at, s->n_pages, sizeof *s->free_pages);
-    for (s->n_free = 0; at->base && s->n_free < s->n_pages; s->n_free++)
-        s->free_pages[s->n_free] = (int32_t)(s->n_pages - 1 - s->n_free);
+    s->beginnings = moe_carve(at, s->n_pages, sizeof *s->beginnings);
+    s->idle_pages = moe_carve(at, moe_most_idle(s), sizeof *s->idle_pages);
+    s->n_free = s->n_idle = 0;
+    for (size_t i = 0; at->base && i < s->n_pages; i++) {
+        s->free_pages[s->n_free++] = (int32_t)(s->n_pages - 1 - i);
+        s->pages[i] = (moe_page){ .serial = 0 };
+        s->beginnings[i] = -1;
+    }
     for (size_t i = 0; s->n_pages && i < s->n_slots; i++) {
         int32_t *pages = moe_carve(at, moe_divide_up(s->token_rows, MOE_PAGE), sizeof *pages);
         if (at->base) s->slots[i].pages = pages;
@@ -9115,6 +9141,14 @@ static void moe_verify_task(void *user, size_t task, size_t thread) {
     if (s->api || !t->slabs) moe_check_tensor(&s->model->file, t, &s->damage, NULL);
 }
 
+/* Whether keys and values of a prompt depend on its tokens alone, and nobody asks what else its rows compute. */
+static int moe_may_share(const moe_session *s) {
+    const moe_graph *g = &s->graphs[MOE_DECODER];
+    return s->n_pages && s->model->prompted && !moe_model_carries(s->model, MOE_BY_PARENT, 0) &&
+           !moe_model_carries(s->model, MOE_BY_PARENT, 1) && !g->noise && !g->mixes && !g->routed && !g->traced &&
+           !s->params.attention;
+}
+
 /* Upload the weights, start the threads, verify the tensors that must be verified now and are not yet. */
 static moe_status moe_session_bind(moe_session *s, moe_error *error) {
     const moe_file *f = &s->model->file;
@@ -9125,6 +9159,7 @@ static moe_status moe_session_bind(moe_session *s, moe_error *error) {
     if (f->checked) moe_pool_run(&s->pool, f->n_tensors, moe_verify_task, s);
     MOE_TRY(moe_report_damage(f, &s->damage, error));
     for (int g = 0; g < MOE_GRAPHS; g++) s->graphs[g].stats = &s->stats, s->graphs[g].damage = &s->damage;
+    s->shares = moe_may_share(s);
     s->stats.bytes = s->block_bytes + s->bytes;
     s->stats.isa = s->kernels->name;
     s->stats.device = s->api ? s->api->describe(s->device, &s->stats.device_bytes) : "cpu";
@@ -9433,17 +9468,50 @@ static void moe_activate(moe_session *s, size_t at, size_t length) {
 
 /* ---- Pages ---- */
 
-/* Whether a sentence has pages for its first `rows` rows; those that lack are taken, as long as some are free. */
+static int32_t moe_take_idle(moe_session *s, size_t at) {
+    const int32_t page = s->idle_pages[at];
+    memmove(s->idle_pages + at, s->idle_pages + at + 1, (--s->n_idle - at) * sizeof *s->idle_pages);
+    return page;
+}
+
+static void moe_free_page(moe_session *s, int32_t page) {
+    s->pages[page].serial = 0;
+    s->free_pages[s->n_free++] = page;
+}
+
+/* Whether a sentence has pages for its first `rows` rows; those that lack are taken, as long as there are some: free
+ * ones, then idle ones. */
 static int moe_take_pages(moe_session *s, moe_slot *slot, size_t rows) {
     while (slot->pages && slot->n_pages * MOE_PAGE < rows) {
-        if (!s->n_free) return 0;
-        slot->pages[slot->n_pages++] = s->free_pages[--s->n_free];
+        if (!s->n_free && !s->n_idle) return 0;
+        const int32_t page = s->n_free ? s->free_pages[--s->n_free] : moe_take_idle(s, 0);
+        s->pages[page] = (moe_page){ .users = 1 };
+        slot->pages[slot->n_pages++] = page;
     }
     return 1;
 }
 
+/* What runs have stored completely may be shared. */
+static void moe_mark_filled(moe_session *s, moe_slot *slot) {
+    for (; slot->n_filled < moe_min(slot->n_pages, slot->steps / MOE_PAGE); slot->n_filled++)
+        s->pages[slot->pages[slot->n_filled]].filled = 1;
+}
+
+/* Beginnings become idle, the first page as the last one. */
 static void moe_give_pages(moe_session *s, moe_slot *slot) {
-    while (slot->n_pages) s->free_pages[s->n_free++] = slot->pages[--slot->n_pages];
+    moe_mark_filled(s, slot);
+    while (slot->n_pages) {
+        const int32_t page = slot->pages[--slot->n_pages];
+        moe_page *p = &s->pages[page];
+        if (--p->users) continue;
+        if (!p->serial || !p->filled) {
+            moe_free_page(s, page);
+            continue;
+        }
+        if (s->n_idle == moe_most_idle(s)) moe_free_page(s, moe_take_idle(s, 0));
+        s->idle_pages[s->n_idle++] = page;
+    }
+    slot->n_filled = 0;
 }
 
 /* The oldest sentence that waits for pages, or does not, and is younger than `age`; NULL: there is none. */
@@ -9458,6 +9526,57 @@ static moe_slot *moe_oldest(const moe_session *s, int waits, uint64_t age) {
 /* What a sentence needs for its next step, or to begin. */
 static size_t moe_rows_needed(const moe_slot *slot) { return 1 + (slot->waits ? slot->task.n_target : slot->n_tokens); }
 
+/* Where the table of beginnings has a sentence's page that follows the beginning `before`; `ids` become its tokens. */
+static int32_t *moe_find_beginning(const moe_session *s, const moe_slot *slot, size_t page, uint64_t before,
+                                   int32_t *ids) {
+    uint64_t key = before;
+    for (size_t i = 0, row = page * MOE_PAGE; i < MOE_PAGE; i++, row++) {
+        ids[i] = row ? slot->target[row - 1] : slot->task.begin;
+        key = moe_hash(key ^ (uint64_t)ids[i]);
+    }
+    return &s->beginnings[key % s->n_pages];
+}
+
+/* Give a beginning one more user; it is idle no more. */
+static void moe_share_page(moe_session *s, int32_t page) {
+    size_t at = 0;
+    if (s->pages[page].users++) return;
+    while (s->idle_pages[at] != page) at++;
+    moe_take_idle(s, at);
+}
+
+/* Begin a sentence that waits, for which there are pages: the first ones are shared with sentences that begin with the
+ * same tokens, as far as nobody asks for the rows; its search goes on behind them. While another sentence still fills
+ * such a page, this one waits. */
+static void moe_begin_pages(moe_session *s, size_t at) {
+    moe_slot *slot = &s->slots[at];
+    const size_t alike = s->shares ? slot->task.free / MOE_PAGE : 0, rows = moe_rows_needed(slot);
+    uint64_t before = 0;
+    int32_t ids[MOE_PAGE];
+    while (slot->n_pages < alike) {
+        const int32_t page = *moe_find_beginning(s, slot, slot->n_pages, before, ids);
+        const moe_page *p = &s->pages[page < 0 ? 0 : page];
+        if (page < 0 || !p->serial || p->before != before || memcmp(ids, p->ids, sizeof ids) != 0) break;
+        if (!p->filled) {
+            moe_give_pages(s, slot);
+            return;
+        }
+        before = p->serial;
+        moe_share_page(s, page);
+        slot->pages[slot->n_pages++] = page;
+    }
+    slot->n_filled = slot->n_pages;
+    while (slot->steps < slot->n_filled * MOE_PAGE) moe_score_step(&s->search, slot, at, &s->frames[MOE_DECODER].beam);
+    moe_take_pages(s, slot, rows);
+    for (size_t i = slot->n_filled; i < moe_min(alike, slot->n_pages); i++) {
+        moe_page *p = &s->pages[slot->pages[i]];
+        *moe_find_beginning(s, slot, i, before, p->ids) = slot->pages[i];
+        p->before = before;
+        p->serial = before = ++s->serials;
+    }
+    slot->waits = 0;
+}
+
 /* 1 if there are pages for all sentences, which then have them. */
 static int moe_all_have_pages(moe_session *s) {
     size_t pages = 0;
@@ -9466,9 +9585,12 @@ static int moe_all_have_pages(moe_session *s) {
         if (slot->waits && slot->gave == s->ended) return 0;
         pages += moe_max(moe_divide_up(moe_rows_needed(slot), MOE_PAGE), slot->n_pages) - slot->n_pages;
     }
-    if (pages > s->n_free) return 0;
-    for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++)
-        if (slot->active) moe_take_pages(s, slot, moe_rows_needed(slot)), slot->waits = 0;
+    if (pages > s->n_free + s->n_idle) return 0;
+    for (size_t i = 0; i < s->n_slots; i++) {
+        moe_slot *slot = &s->slots[i];
+        if (slot->active && slot->waits) moe_begin_pages(s, i);
+        else if (slot->active) moe_take_pages(s, slot, moe_rows_needed(slot));
+    }
     return 1;
 }
 
@@ -9479,7 +9601,9 @@ static int moe_all_have_pages(moe_session *s) {
 static void moe_share_pages(moe_session *s) {
     moe_slot *slot;
     int some = 0;
-    if (!s->n_pages || moe_all_have_pages(s)) return;
+    if (!s->n_pages) return;
+    for (size_t i = 0; i < s->n_active; i++) moe_mark_filled(s, &s->slots[s->active[i]]);
+    if (moe_all_have_pages(s)) return;
     for (uint64_t age = 0; (slot = moe_oldest(s, 0, age)) != NULL; age = slot->age, some |= !slot->waits)
         while (!slot->waits && !moe_take_pages(s, slot, moe_rows_needed(slot))) {
             moe_slot *youngest = slot;
@@ -9490,12 +9614,10 @@ static void moe_share_pages(moe_session *s) {
             youngest->waits = 1;
             youngest->gave = s->ended;
         }
-    while ((slot = moe_oldest(s, 1, 0)) != NULL) {
-        const size_t rows = moe_rows_needed(slot);
-        if (some && (slot->gave == s->ended || s->n_free <= moe_divide_up(rows, MOE_PAGE))) break;
-        moe_take_pages(s, slot, rows);
-        slot->waits = 0;
-        some = 1;
+    for (uint64_t age = 0; (slot = moe_oldest(s, 1, age)) != NULL; age = slot->age, some = 1) {
+        const size_t pages = moe_divide_up(moe_rows_needed(slot), MOE_PAGE);
+        if (some && (slot->gave == s->ended || s->n_free + s->n_idle <= pages)) break;
+        moe_begin_pages(s, (size_t)(slot - s->slots));
     }
 }
 

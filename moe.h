@@ -365,11 +365,11 @@ typedef struct moe_session_params {
     float repetition_penalty;
     int piece; /* rows of a step for prompts and other given tokens, beside those of translations; 0: 512, or 32 a    */
                /* sentence, 1024 at most, with a model that has an encoder. No result depends on it                   */
-    /* Bits of a kept key or value, as attention reads it: 32, 16 (F16) or 8 (Q8, a scale for each head of a token); 0:
-     * 16, and 32, the only choice, with a model that has an encoder. */
-    int kv_bits;
-    /* MB of keys and values of all sentences under way; 0: what they can need at most. Without room a sentence waits,
-     * or is computed again later; one that may need more is refused. Not on a GPU. No result depends on it. */
+    int kv_bits; /* of a kept key or value, as attention reads it: 32, 16 (F16) or 8 (Q8, a scale for each head of a  */
+                 /* token); 0: 16, and 32, the only choice, with a model that has an encoder                          */
+    /* MB of keys and values of all sentences under way, which share those of alike beginnings; 0: what they can need at
+     * most. Without room a sentence waits, or is computed again later; one that may need more is refused. Not on a GPU.
+     * No result depends on it. */
     int context_memory;
 } moe_session_params;
 

@@ -13,6 +13,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 from unittest import mock
@@ -295,6 +296,38 @@ def a_limited_context_changes_no_bytes():
         assert "of 1858 tokens, context_memory has room for 1808" in large.stderr, large.stderr
         fits = run([TRANSLATE, "-m", model, *options, "--beam", "28", "--context-memory", "1"], [line([5, 6])])
         assert len(fits.lines) == 1
+
+
+def rows_run(stderr):
+    """Rows of all runs of the decoder, as --stats tells them."""
+    steps, rows = re.search(r"decoder steps +(\d+), ([\d.]+) rows each", stderr).groups()
+    return int(steps) * float(rows)
+
+
+@numpy_test
+def shared_beginnings_change_no_bytes():
+    """Prompts that have 0 to 50 tokens in common, and whole ones again and again: what one computes another does not,
+    in any order, with keys and values of each kind, beside sentences that give theirs back, and with a beam. What
+    stands behind another beginning is not the same. A program with a single line has nobody to share with."""
+    long, other = [5 + 7 * i % 80 for i in range(60)], [6 + 11 * i % 80 for i in range(60)]
+    sources = [(beginning[:n] + [5 + n, 9, 5 + n]) for n in (0, 14, 15, 16, 17, 31, 32, 33, 42, 47)
+               for beginning in (long, other)]
+    sources = sources + sources[::-1] + sources[::3]
+    sources += [[i] * 16 + after[16:34] for i in range(5, 35) for after in (long, other)]
+    for family in FAMILIES:
+        with converted(family, "--type", "q8") as (model, _, _):
+            for bits, beam, score in ("16", "1", ()), ("8", "3", ()), ("32", "1", ("--score",)):
+                options = "-m", model, "--ids", "--beam", beam, "--kv-bits", bits, *score, *limits(8)
+                lines = [f"{line(x)}\t{line(TARGETS)}" if score else line(x) for x in sources]
+                alone = {x: run([TRANSLATE, *options], [x]).stdout for x in lines}
+                wanted = "".join(alone[x] for x in lines)
+                for more in ("--batch", "1"), ("--batch", "7", "--threads", "2"), ("--batch", "64"), \
+                        ("--batch", "32", "--piece", "1"), ("--piece", "16"), ("--piece", "512", "--threads", "3"), \
+                        ("--batch", "40", "--context-memory", "1"):
+                    got = run([TRANSLATE, *options, *more, "--stats"], lines)
+                    assert got.stdout == wanted, (family, bits, beam, score, more)
+                    saved = 1 - rows_run(got.stderr) / sum(len(x) + 8 for x in sources)
+                    assert beam != "1" or more == ("--batch", "1") or 0.1 < saved < 0.8, (family, bits, more, saved)
 
 
 @numpy_test

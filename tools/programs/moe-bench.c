@@ -1315,7 +1315,9 @@ static moe_status make_model_bench(const options *o, model_bench *b, moe_error *
     p.prune = p.rerank = 0;
     p.isa = b->machine->kernels->name;
     if (m->source_tag && p.target_tag < 0) p.target_tag = m->tags ? (int32_t)moe_meta_int(m->tags, 0) : 0;
-    return moe_session_new(m, &p, &b->session, e);
+    MOE_TRY(moe_session_new(m, &p, &b->session, e));
+    b->session->shares = 0; /* the same prompts come again, and each of them is to be computed */
+    return MOE_OK;
 }
 
 static void free_model_bench(model_bench *b) {
