@@ -4,6 +4,7 @@
 #define TESTS_COUNTED_H
 
 #define _GNU_SOURCE /* memmem */
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #undef _DEFAULT_SOURCE /* _GNU_SOURCE defined it; a source may do so again */
@@ -34,10 +35,17 @@ static inline int counted_memcmp(const void *a, const void *b, size_t n) {
     return memcmp(a, b, n);
 }
 
+static inline char *counted_strstr(const char *s, const char *word) {
+    const char *found = strstr(s, word);
+    counted(found ? (size_t)(found - s) : (strlen)(s));
+    return (char *)(uintptr_t)found;
+}
+
 static inline size_t counted_strcspn(const char *s, const char *reject) { return counted(strcspn(s, reject)); }
 
 #define memchr(s, c, n) counted_memchr(s, c, n)
 #define memmem(s, n, word, length) counted_memmem(s, n, word, length)
+#define strstr(s, word) counted_strstr(s, word)
 #define memcmp(a, b, n) counted_memcmp(a, b, n)
 #define memcpy(to, from, n) memcpy(to, from, counted(n))
 #define memmove(to, from, n) memmove(to, from, counted(n))
