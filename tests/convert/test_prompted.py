@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -55,36 +56,10 @@ def made(row, limit):
     return path, byte_bpe.tokenizer_blob(at, 448)
 
 
-TO_GERMAN = "de", "German", "德语"
-
-
-def answering(name, answers, languages=(TO_GERMAN,), **more):
-    """A model file whose answers are made up: it looks at the last character of a prompt alone, and answers with
-    answers[it]. "!" ends the prompts of those whose signs were lost."""
-    import moefile
-    import numpy as np
-    stand_ins, texts = byte_bpe.STAND_INS, sorted(set(answers.values()))
-    tokens = {b: stand_ins[b] for b in range(256)}
-    tokens.update({256 + i: "".join(stand_ins[b] for b in x.encode()) for i, x in enumerate(texts) if x})
-    width = end = 256 + len(texts)
-    follows = np.zeros((width + 1, width), np.float32)
-    follows[end] = 1
-    for key, text in answers.items():
-        follows[256 + texts.index(text) if text else end, ord(key)] = 9
-    tensors = {"embedding.weight": np.eye(width + 1, width, dtype=np.float32), "output.weight": follows,
-               "decoder.0.norm.weight": np.ones(width, np.float32)}
-    meta = {"general.architecture": "decoder", "general.name": name, "vocab.size": width + 1, "model.width": width,
-            "token.bos": 0, "token.eos": end, "decode.rules": "hf", "decode.beam": 1, "decode.max_new": 64,
-            "limit.source": 2048, "limit.target": 64, "decoder.layers": 1, "decoder.0.kind": "norm",
-            "decoder.0.norm.kind": "rms", "source.tag": 0, "tokenizer.kind": byte_bpe.KIND,
-            "tokenizer.model": byte_bpe.pack(tokens, [], [byte_bpe.Added(end, "<end>", True)], ["[0-9]+"]),
-            "prompt.prefix": "", "prompt.suffix": "", "prompt.name": "made up",
-            "prompt.plain.en": "{target_lang}: {source_text}", "prompt.delimiters.en": "{target_lang}: {source_text}!",
-            "languages.codes": [x[0] for x in languages], "languages.tags": np.arange(len(languages)),
-            "languages.english": [x[1] for x in languages], "languages.chinese": [x[2] for x in languages], **more}
-    path = os.path.join(here.name, name)
-    moefile.write_model(path, meta, {key: moefile.Tensor.encode(x) for key, x in tensors.items()})
-    return path
+def answering(name, answers, **more):
+    """A model file whose answers are made up (made_up.py)."""
+    import made_up
+    return made_up.write(os.path.join(here.name, name), answers, **more)
 
 
 def encode(text, row="hy_mt2", added=False):
@@ -182,9 +157,6 @@ def earlier_lines_are_context():
     lines = ["one", "two", "", "four", "five"]
     found = as_text(lines, "-t", "de", "--context", "2", "--batch", "2")
 
-    def with_context(text, context):
-        turn = wording("context", "en").replace("{target_lang}", "German").replace("{background_text}", context)
-        return asked(turn.replace("{source_text}", text))
     wanted = [plain("one", "de"), with_context("two", "one"), with_context("four", "one\ntwo"),
               with_context("five", "two\nfour")]
     assert_asked([x for x in found if x["source"]], wanted)
@@ -367,6 +339,74 @@ def long_texts_go_in_parts_whatever_is_in_them():
     for line in "sofa " * 3000, "sofa, " * 1500 + "sofa a":
         done = run([TRANSLATE, "-m", path, "-t", "de"], [line.strip()])
         assert "Haus" in done.lines[0] and len(done.lines) == 1 and "in parts" in done.stderr, done.stderr
+
+
+# ---- What stands before ----------------------------------------------------------------------------------------------
+
+def with_context(text, context):
+    turn = wording("context", "en").replace("{target_lang}", "German").replace("{background_text}", context)
+    return asked(turn.replace("{source_text}", text))
+
+
+@model_test
+def a_text_brings_what_stands_before_it():
+    from moe_translate import MoeError, Text, Translator
+    options = dict(target="de", threads=1, max_len_factor=0, max_len_offset=LIMIT)
+    before = "one\r\n\n two\nthree"
+    cases = [("four", "", 2, plain("four", "de")), (Text("four", before), "", 2, with_context("four", " two\nthree")),
+             (Text("four", before), "", 0, with_context("four", "one\n two\nthree")),
+             (Text("four", "x\n" * 40), "", 0, with_context("four", "\n".join("x" * 16))),
+             (Text("four", "  \n"), "", 2, plain("four", "de")),
+             (Text("four\nfive", before), "", 2, with_context("five", "three\nfour"))]
+    for (text, _, context, _), wanted in zip(cases, as_ids([x[3] for x in cases]), strict=True):
+        with Translator(model()[0], **options, **({"context": context} if context else {})) as translator:
+            result, = translator.results([text])
+        found = result.hypotheses[0].token_logprobs
+        assert list(found[-len(wanted["token_logprobs"]):]) == [struct.unpack("f", struct.pack("f", x))[0] for x in
+                                                                wanted["token_logprobs"]], (text, found, wanted)
+    with Translator(model()[0], **options) as translator:
+        for bad in "a\0b", "\ud800":
+            assert "the context is not UTF-8" in next(translator.results([Text("x", bad)])).error
+    with Translator(model()[0], **options, style="formal") as translator:
+        assert "both style and context" in next(translator.results([Text("x", "y")])).error
+    with Translator(os.path.join(ROOT, "models", "en-de-fr-es.bin"), target="de", threads=1) as translator:
+        result = next(translator.results([Text("A house.", "Look!")]))
+        assert result.status == "unsupported" and "asked in words" in result.error, result
+        assert translator.translate(Text("A house.")) == "Ein Haus."
+    try:
+        Translator(os.path.join(ROOT, "models", "en-de-fr-es.bin"), target="de", context=2)
+        raise AssertionError("not refused")
+    except MoeError as error:
+        assert error.where == "context"
+
+
+@model_test
+def documents_show_what_stands_before():
+    from moe_translate.documents import translate_document
+    given = []
+
+    def translate(texts):
+        given.extend((str(x), getattr(x, "before", None)) for x in texts)
+        return [x.replace("house", "Haus").replace("T", "Z") for x in texts]
+    page = "<p>One <b>big</b> house</p><p>12</p><p>Two</p><p>One <b>big</b> house</p><p>Three</p>"
+    assert translate_document(page, "html", translate).count("Haus") == 2 and {x[1] for x in given} == {None}
+    given.clear()
+    translate_document(page, "html", translate, context=2)
+    assert given == [("One <x1>big</x1> house", ""), ("Two", "One big house"), ("Three", "Two\nOne big house")], given
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "page.txt")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("the a\nthe b\nthe a again b\n")
+        # The wording ends with the context, whose last letter decides.
+        shown = answering("documents", {"a": "Anna", "b": "Bert"}, **{
+            "prompt.context.en": "{target_lang}: {source_text} {background_text}"})
+        command = [sys.executable, "-m", "moe_translate.documents", "-m", shown, "-t", "de", path]
+        assert run(command).stdout == "Anna\nBert\nBert\n"
+        assert run([*command, "--context", "1"]).stdout == "Anna\nAnna\nBert\n"
+        refused = run([*command, "--context", "17"], status=2)
+        assert "0 to 16" in refused.stderr
+        other = [*command, "--context", "1", "-m", os.path.join(ROOT, "models", "en-de-fr-es.bin")]
+        assert "asked in words" in run(other, status=3).stderr
 
 
 @model_test

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import moe_translate
-from moe_translate import Hypothesis, Link, Model, MoeError, Result, TextError, Translator
+from moe_translate import Hypothesis, Link, Model, MoeError, Result, Text, TextError, Translator
 
 path: str = sys.argv[1] if len(sys.argv) > 1 else moe_translate.default_model()
 version: str = moe_translate.__version__
@@ -68,6 +68,8 @@ with Translator(model, target="de", glossary={"Mary": "Mary"}, beam=2, rerank=0,
     more: list[Hypothesis] = translator.score(["It rains."], [text])
     assert scored == more[0] and translator.detect("It rains.")[0][0] == translator.model.languages[0]
     assert asyncio.run(ask(translator))[0] == text
+    shown: Text = Text("It rains.", before="")
+    assert translator.translate([shown])[0] == text and not shown.before
     translator.cancel()
     try:
         translator.translate("a\0b")

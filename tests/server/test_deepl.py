@@ -23,8 +23,14 @@ try:
 except ImportError:
     deepl = None
 
+try:
+    import made_up
+except ImportError:  # NumPy
+    made_up = None
+
 test = Suite()
 test_client = test.needs(deepl, "deepl")
+made_up_test = test.needs(made_up, "NumPy")
 FORM = "application/x-www-form-urlencoded"
 
 
@@ -65,6 +71,32 @@ def deepls_own_client_is_answered():
         assert french.detected_source_lang == "FR" and french.text == "Where is my book?"
         assert client.translate_text("Où est mon livre ?", target_lang="EN-US").text == french.text
         assert client.translate_text([], source_lang="EN", target_lang="DE") == []
+
+
+@made_up_test
+def what_stands_before_is_shown_to_models_that_are_asked_in_words():
+    with tempfile.TemporaryDirectory() as folder:
+        # The wording ends with the context, whose last letter decides.
+        path = made_up.write(
+            folder + "/model", {"a": "Anna", "b": "Bert"},
+            **{"prompt.context.en": "{target_lang}: {source_text} {background_text}"})  # fmt: skip
+        with serving("--threads", "1", model=path, fast=False) as server:
+            for given, wanted in ((None, "Anna"), ("the b", "Bert"), ("b\nthe a\n", "Anna"), ("", "Anna")):
+                more = {} if given is None else {"context": given}
+                assert server.translate("the a", **more) == (200, {"translatedText": "Anna" if not given else wanted})
+                body = {"text": ["the a", "the b"], "target_lang": "DE", **more}
+                found = [x["text"] for x in server.ask("/v2/translate", body)[1]["translations"]]
+                assert found == ([wanted] * 2 if given else ["Anna", "Bert"]), (given, found)
+            lines = ("x" * 90 + "\n") * 100 + "the b"  # more than a form is read at once
+            form = urllib.parse.urlencode({"q": "the a", "source": "en", "target": "de", "context": lines})
+            assert server.ask("/translate", form.encode(), FORM)[1] == {"translatedText": "Bert"}
+            for bad, status in ((7, 400), (["b"], 400), ("b" * 70000, 413), ("a\0b", 400)):
+                assert server.translate("the a", context=bad)[0] == status, bad
+            form = urllib.parse.urlencode({"q": "the a", "target": "de", "context": b"\xff"})
+            assert server.ask("/translate", form.encode(), FORM)[0] == 400
+            assert server.translate("the a", context=None)[1] == {"translatedText": "Anna"}
+    with serving() as server:  # another model does not know it
+        assert server.translate(LINES, context="a b")[1] == {"translatedText": moe_translate(LINES, "de")}
 
 
 @test_client

@@ -15,6 +15,8 @@
  *   2. Scanners
  *   3. Growth
  */
+#define _GNU_SOURCE /* posix_memalign */
+
 #include "tools/server/address.h"
 #include "tools/server/html.h"
 #include "tools/text/align.h"
@@ -39,7 +41,7 @@
 
 #include <cmocka.h>
 
-#include "tests/text/small_bpe.h"
+#include "tests/text/small_asked.h"
 
 #define GROWTH 2.3
 enum { SIZES = 3, LEAST = 16384, FEW = 20000 }; /* bytes to begin with; steps that do not matter */
@@ -726,6 +728,55 @@ SCANNER(html_of_markup, grow, cut_html, markup)
 SCANNER(html_of_numbers, grow, cut_html, numbers)
 SCANNER(xml_of_markup, grow, cut_xml, markup)
 
+/* Steps of a prompt with so many lines before the text, or so many terms, of which few have room. */
+static unsigned long long shorten(const text_front *asked, size_t lines, size_t terms) {
+    static const text_wishes wishes = { .context = 1 };
+    text_bytes context = { 0 }, text = { 0 }, list = { 0 };
+    text_glossary *glossary = NULL;
+    text_ids ids = { 0 };
+    size_t left;
+    moe_error e;
+    for (size_t i = 0; i < lines; i++) text_printf(&context, "line %zu\n", i);
+    text_append(&list, "zz=zz\n", 6);
+    for (size_t i = 0; i < terms; i++) {
+        text_printf(&text, "t%zu ", i);
+        text_printf(&list, "t%zu\tu%zu\n", i, i);
+    }
+    text_append(&text, "he", 2);
+    assert_int_equal(text_glossary_read(asked, "x.tsv", list.data, list.length, &glossary, &e), MOE_OK);
+    const text_asked q = { .text = { text.data, text.length },
+                           .context = { context.data, context.length },
+                           .source = -1,
+                           .glossary = glossary };
+    counted_steps = 0;
+    const size_t room = text.length + 200;
+    assert_int_equal(text_prompt_ids(asked, &wishes, &q, room, &ids, &left, &e), MOE_OK);
+    const unsigned long long steps = counted_steps;
+    assert_true(ids.length <= room && ids.length > room - 60);
+    assert_true(terms ? left > terms / 4 && left < terms : left == 0);
+    text_glossary_free(glossary);
+    text_ids_free(&ids);
+    text_bytes *const all[] = { &context, &text, &list };
+    text_bytes_free_all(all, 3);
+    return steps;
+}
+
+static void prompts(void **state) {
+    static const char path[] = "build/test-linear-asked.bin";
+    text_front asked;
+    moe_error e;
+    (void)state;
+    write_asked(path);
+    assert_int_equal(text_open(path, TEXT_REQUIRED, NULL, &asked, &e), MOE_OK);
+    const unsigned long long lines = shorten(&asked, 1000, 0), more_lines = shorten(&asked, 2000, 0),
+                             terms = shorten(&asked, 0, 1000), more_terms = shorten(&asked, 0, 2000);
+    print_message("%llu steps, %llu for twice the lines; %llu, %llu for twice the terms\n", lines, more_lines, terms,
+                  more_terms);
+    assert_true((double)more_lines <= GROWTH * (double)lines && (double)more_terms <= GROWTH * (double)terms);
+    text_close(&asked);
+    remove(path);
+}
+
 static void languages(void **state) {
     static const char *const names[] = { "de", "en", "es", "fr" };
     (void)state;
@@ -797,20 +848,35 @@ static void a_square_is_seen(void **state) {
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* such as "html*" */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(spans),          cmocka_unit_test(sentences),
-        cmocka_unit_test(clauses),        cmocka_unit_test(halves),
-        cmocka_unit_test(messages),       cmocka_unit_test(messages_shown),
-        cmocka_unit_test(message_lines),  cmocka_unit_test(names),
-        cmocka_unit_test(answers),        cmocka_unit_test(links),
-        cmocka_unit_test(loops),          cmocka_unit_test(languages),
-        cmocka_unit_test(guards),         cmocka_unit_test(constraints),
-        cmocka_unit_test(terms),          cmocka_unit_test(glossaries),
-        cmocka_unit_test(cases),          cmocka_unit_test(lines),
-        cmocka_unit_test(json_strings),   cmocka_unit_test(html_of_texts),
-        cmocka_unit_test(html_of_markup), cmocka_unit_test(html_of_numbers),
-        cmocka_unit_test(xml_of_markup),  cmocka_unit_test(addresses),
-        cmocka_unit_test(tokens),         cmocka_unit_test(cells),
-        cmocka_unit_test(signs),          cmocka_unit_test(a_square_is_seen),
+        cmocka_unit_test(spans),
+        cmocka_unit_test(sentences),
+        cmocka_unit_test(clauses),
+        cmocka_unit_test(halves),
+        cmocka_unit_test(messages),
+        cmocka_unit_test(messages_shown),
+        cmocka_unit_test(message_lines),
+        cmocka_unit_test(names),
+        cmocka_unit_test(answers),
+        cmocka_unit_test(links),
+        cmocka_unit_test(loops),
+        cmocka_unit_test(languages),
+        cmocka_unit_test(guards),
+        cmocka_unit_test(constraints),
+        cmocka_unit_test(terms),
+        cmocka_unit_test(glossaries),
+        cmocka_unit_test(cases),
+        cmocka_unit_test(lines),
+        cmocka_unit_test(json_strings),
+        cmocka_unit_test(html_of_texts),
+        cmocka_unit_test(html_of_markup),
+        cmocka_unit_test(html_of_numbers),
+        cmocka_unit_test(xml_of_markup),
+        cmocka_unit_test(addresses),
+        cmocka_unit_test(prompts),
+        cmocka_unit_test(tokens),
+        cmocka_unit_test(cells),
+        cmocka_unit_test(signs),
+        cmocka_unit_test(a_square_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

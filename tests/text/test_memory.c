@@ -1,4 +1,4 @@
-/* test_memory.c - libmoetext where memory runs out, with the shipped model.
+/* test_memory.c - libmoetext where memory runs out, with the shipped model, and one that is asked in words.
  *
  * One allocation of a request fails, each of them in turn, or all that would take more than so many bytes: a text has
  * the status MOE_ERROR_MEMORY and a message, and nothing else, or it is translated as ever. Then the
@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 
+#include "tests/text/small_asked.h"
 #include "tools/text/detect.h"
 #include "tools/text/moetext.h"
 
@@ -30,9 +31,9 @@
 #define FAIL_WITHIN
 #include "tests/programs/fail_allocation.c"
 
-enum { TEXTS = 4, BYTES = 1 << 14, MOST = 2000, LEAST = 10000 };
+enum { TEXTS = 4, ROOM = 1 << 14, MOST = 2000, LEAST = 10000 };
 
-static const char glossary_file[] = "build/test-memory-glossary.tsv";
+static const char glossary_file[] = "build/test-memory-glossary.tsv", asked_file[] = "build/test-memory-asked.bin";
 
 typedef struct request_case {
     const char *name, *form, *options;
@@ -85,13 +86,19 @@ static const request_case cases[] = {
         "dog ." },
       NULL },
     { "ids", "ids", FAST "beam=1;rerank=0", 0, { "40 50 60" }, NULL },
+    { "asked",
+      "text",
+      FAST "beam=1;context=2;glossary=build/test-memory-glossary.tsv;max-len=8",
+      0,
+      { "the HOUND, the hound dog\nhe <b>abab</b> the", "ab {name}", "12", "the 50 tokens of this text are too many" },
+      NULL },
 };
 
 /* What became of a text: everything in the result, as bytes. */
 typedef struct outcome {
     size_t times, length, hypotheses;
     moe_status status;
-    char message[256], bytes[BYTES];
+    char message[256], bytes[ROOM];
 } outcome;
 
 typedef struct feed {
@@ -113,8 +120,8 @@ static int pull(void *user, int wait, moetext_request *request) {
     return MOE_PULL_REQUEST;
 }
 
-static void put(outcome *o, const void *bytes, size_t length) {
-    if (length > BYTES - o->length) abort();
+static void keep(outcome *o, const void *bytes, size_t length) {
+    if (length > ROOM - o->length) abort();
     if (length) memcpy(o->bytes + o->length, bytes, length);
     o->length += length;
 }
@@ -126,18 +133,18 @@ static void done(void *user, const moetext_result *r) {
     o->status = r->status;
     o->hypotheses = r->n_hypotheses;
     snprintf(o->message, sizeof o->message, "%s", r->message);
-    put(o, &r->flags, sizeof r->flags);
-    put(o, &r->n_parts, sizeof r->n_parts);
-    put(o, r->source_ids, r->n_source_ids * sizeof *r->source_ids);
+    keep(o, &r->flags, sizeof r->flags);
+    keep(o, &r->n_parts, sizeof r->n_parts);
+    keep(o, r->source_ids, r->n_source_ids * sizeof *r->source_ids);
     for (size_t k = 0; k < r->n_hypotheses; k++) {
         const moetext_hypothesis *h = &r->hypotheses[k];
-        put(o, h->text, h->length + 1);
-        put(o, &h->score, sizeof h->score);
-        put(o, &h->reverse, sizeof h->reverse);
-        put(o, &h->finished, sizeof h->finished);
-        put(o, h->ids, h->n_ids * sizeof *h->ids);
-        put(o, h->token_logprobs, h->n_logprobs * sizeof *h->token_logprobs);
-        put(o, h->links, h->n_links * sizeof *h->links);
+        keep(o, h->text, h->length + 1);
+        keep(o, &h->score, sizeof h->score);
+        keep(o, &h->reverse, sizeof h->reverse);
+        keep(o, &h->finished, sizeof h->finished);
+        keep(o, h->ids, h->n_ids * sizeof *h->ids);
+        keep(o, h->token_logprobs, h->n_logprobs * sizeof *h->token_logprobs);
+        keep(o, h->links, h->n_links * sizeof *h->links);
     }
 }
 
@@ -228,7 +235,8 @@ static void run_case(const request_case *c) {
     char form[32];
     long long allocations, most, hits, total = 0;
     snprintf(form, sizeof form, "form=%s", c->form);
-    if (moetext_model_open("models/en-de-fr-es.bin", form, &model, &e)) fail_msg("%s", e.message);
+    const char *path = strcmp(c->name, "asked") == 0 ? asked_file : "models/en-de-fr-es.bin";
+    if (moetext_model_open(path, form, &model, &e)) fail_msg("%s: %s", e.where, e.message);
     measure(model, c, &allocations, &most);
     const long long step = allocations / MOST + 1;
     const long long before = blocks;
@@ -262,7 +270,9 @@ static void every_allocation_of_a_request_may_fail(void **state) {
     assert_non_null(file);
     fputs("hound\tJagdhund\nAcme\n", file);
     assert_int_equal(fclose(file), 0);
+    write_asked(asked_file);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) run_case(&cases[i]);
+    remove(asked_file);
     print_message("%lld failures\n", all_hits);
     assert_true(all_hits >= LEAST);
     remove(glossary_file);

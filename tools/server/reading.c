@@ -45,6 +45,20 @@ static int is_texts(const reader *read, const char *name) {
     return read->speaks->texts && strcmp(name, read->speaks->texts) == 0;
 }
 
+static int is_context(const reader *read, const char *name) {
+    return read->speaks->texts && strcmp(name, "context") == 0;
+}
+
+/* A part of what stands before the texts; 0: no memory. */
+static int take_context(reader *read, const char *value, size_t length) {
+    enum { MOST = 1 << 16 };
+    text_bytes *context = &read->a->context;
+    if (context->length + length > MOST)
+        refuse(read->r, MHD_HTTP_CONTENT_TOO_LARGE, "the %s is too large: at most 64 KB", "context");
+    else text_append(context, value, length);
+    return !context->failed;
+}
+
 /* A parameter by name, but for the texts. */
 static void take_parameter(reader *read, const char *name, const char *value, size_t length) {
     const dialect *d = read->speaks;
@@ -54,6 +68,7 @@ static void take_parameter(reader *read, const char *name, const char *value, si
     else if (strcmp(name, "api_key") == 0) take_word(a->key, sizeof a->key, value, length);
     else if (d->texts && strcmp(name, "glossary") == 0)
         refuse(read->r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s is an object of terms, in JSON", name);
+    else if (is_context(read, name)) take_context(read, value, length);
     else if (!read->r->status) d->take(a, name, value, length, read->r);
 }
 
@@ -79,6 +94,7 @@ static enum MHD_Result take_field(void *closure, enum MHD_ValueKind kind, const 
     ask *a = read->a;
     (void)kind, (void)type, (void)encoding;
     if (!name) return MHD_YES;
+    if (is_context(read, name)) return take_context(read, data, size) ? MHD_YES : MHD_NO;
     if (!is_texts(read, name)) {
         if (!offset) take_parameter(read, name, data, size);
         return MHD_YES;
@@ -237,6 +253,8 @@ static void read_json(reader *read) {
         if (!member->string || r->status || cJSON_IsNull(member) || is_texts(read, member->string)) continue;
         if (read->speaks->texts && cJSON_IsObject(member) && strcmp(member->string, "glossary") == 0)
             take_glossary(read, member);
+        else if (is_context(read, member->string) && !cJSON_IsString(member))
+            refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s is no text", "context");
         else take_member(read, member);
     }
     if (!r->status && read->speaks->texts) take_texts(read, cJSON_GetObjectItemCaseSensitive(all, read->speaks->texts));
@@ -253,6 +271,11 @@ void read_body(ask *a, size_t max_texts, refusal *r) {
     a->body = (text_bytes){ 0 };
     if (!r->status && d->texts && !a->n_items && !a->is_list)
         refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: missing %s parameter", d->texts);
+    if (!r->status && a->context.length &&
+        (text_utf8_valid(a->context.data, a->context.length) < a->context.length ||
+         memchr(a->context.data, '\0', a->context.length)))
+        refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s is not UTF-8, or has a NUL byte", "context");
+    if (!r->status && a->context.failed) refuse(r, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory%s", "");
     for (size_t i = 0; i < a->n_items && !r->status; i++)
         if (text_utf8_valid(a->items[i].text, a->items[i].length) != a->items[i].length)
             refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s is not UTF-8", d->texts);

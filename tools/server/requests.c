@@ -40,6 +40,7 @@ static void ask_free(ask *a) {
     text_bytes_free(&a->lines);
     text_bytes_free(&a->file);
     text_bytes_free(&a->terms);
+    text_bytes_free(&a->context);
     moetext_glossary_free(a->glossary);
     free(a);
 }
@@ -315,6 +316,8 @@ static int pull_text(void *closure, int wait, moetext_request *request) {
         request->source = item->of->source[0] ? item->of->source : item->source;
         request->target = item->of->target;
         request->glossary = item->of->glossary;
+        if (moetext_takes_context(s->translator)) /* others do not know the parameter */
+            request->context = item->of->context.data, request->context_length = item->of->context.length;
         request->place = &item->place;
         request->dropped = &item->of->dropped;
         request->user = item;

@@ -136,6 +136,7 @@ struct ask {
     text_bytes terms;    /* of a glossary: each, and its translation, ended by NULs */
     size_t n_terms;
     moetext_glossary *glossary; /* NULL: none of its own */
+    text_bytes context;         /* what stands before the texts */
     int is_list, alternatives, details, experts, stream, html;
     page *pages; /* [n_pages] of an ask for HTML, whose items are segments of them */
     size_t n_pages;

@@ -391,7 +391,8 @@ struct moetext {
     const moetext_model *model;
     text_settings settings;
     moe_session *session;
-    text_wishes wishes;
+    text_wishes wishes, in_context; /* in_context: of texts that bring one */
+    moe_error no_context;           /* code set: why texts may bring none */
     text_rules *rules;              /* NULL: nothing is kept */
     int32_t source_tag, target_tag; /* of texts that name no languages; -1: none */
     int auto_source;                /* theirs is to be found out */
@@ -1009,6 +1010,10 @@ static unit *begin_text(moetext *t, const moetext_request *q) {
     if (is_dropped(q)) refuse(t, q, MOE_ERROR_CANCELLED, "dropped by the caller");
     else if (tags_of(t, q, &source_tag, &target_tag, &e)) refuse(t, q, e.code, e.message);
     else if ((unsigned)q->task > MOETEXT_SCORE) refuse(t, q, MOE_ERROR_ARGUMENT, "this is no task");
+    else if (q->context_length && t->no_context.code) refuse(t, q, t->no_context.code, t->no_context.message);
+    else if (q->context_length && (text_utf8_valid(q->context, q->context_length) < q->context_length ||
+                                   memchr(q->context, '\0', q->context_length)))
+        refuse(t, q, MOE_ERROR_ARGUMENT, "the context is not UTF-8, or has a NUL byte");
     else if (!(u = unit_new(t, q))) refuse(t, q, MOE_ERROR_MEMORY, "out of memory");
     else u->source_tag = source_tag, u->target_tag = target_tag;
     return u;
@@ -1050,6 +1055,7 @@ static int stream_turn(text_stream *stream, int wait) {
     stream->at = &t->unit->cursor;
     stream->split = plain ? t->split : 0;
     stream->options.pairs = plain ? NULL : "given";
+    stream->options.wishes = u->request.context_length ? &t->in_context : &t->wishes;
     stream->options.rules = !plain ? NULL : u->request.glossary ? u->request.glossary->rules : t->rules;
     stream->options.brief = plain && t->brief;
     stream->options.calm = plain && t->model->form == TEXT_FORM_TEXT && t->settings.capitals != 0;
@@ -1095,25 +1101,39 @@ static int stream_next(text_stream *stream, int wait, text_line *line) {
     return MOE_PULL_REQUEST;
 }
 
-/* The earlier lines of the text itself. */
-static void stream_before(text_stream *stream, const text_line *line, size_t lines, text_bytes *out) {
-    const moetext_request *q = &translator_of(stream)->unit->request;
-    const size_t end = q->text ? (size_t)(line->data - q->text) : 0;
+/* Where the last *lines lines of a text begin, blank ones not counted, at most TEXT_PROMPT_BACK bytes before its end;
+ * *lines becomes how many are missing. */
+static size_t last_lines(const char *text, size_t end, size_t *lines) {
     size_t begin = end;
-    for (size_t at = begin; at && lines; begin = at) {
-        for (at--; at && q->text[at - 1] != '\n' && end - at <= TEXT_PROMPT_BACK;) at--;
+    for (size_t at = begin; at && *lines; begin = at) {
+        for (at--; at && text[at - 1] != '\n' && end - at <= TEXT_PROMPT_BACK;) at--;
         if (end - at > TEXT_PROMPT_BACK) break;
-        lines -= !text_stream_is_blank(q->text + at, begin - at);
+        *lines -= !text_stream_is_blank(text + at, begin - at);
     }
-    if (text_utf8_valid(q->text + begin, end - begin) < end - begin) return;
-    for (size_t at = begin, next; at < end; at = next) {
-        const char *line_end = memchr(q->text + at, '\n', end - at);
-        next = line_end ? (size_t)(line_end + 1 - q->text) : end;
-        const size_t length = next - at - (size_t)(next - at > 1 && q->text[next - 2] == '\r') - 1;
-        if (text_stream_is_blank(q->text + at, next - at)) continue;
-        text_append(out, q->text + at, length);
+    return begin;
+}
+
+/* Append lines but blank ones; of what is no UTF-8 nothing. */
+static void append_lines(const char *text, size_t length, text_bytes *out) {
+    if (!length || text_utf8_valid(text, length) < length) return;
+    for (size_t at = 0, next; at < length; at = next) {
+        const char *end = memchr(text + at, '\n', length - at);
+        size_t n = (end ? (size_t)(end - text) : length) - at;
+        next = at + n + (end != NULL);
+        n -= (size_t)(n && text[at + n - 1] == '\r');
+        if (text_stream_is_blank(text + at, n)) continue;
+        text_append(out, text + at, n);
         text_append(out, "\n", 1);
     }
+}
+
+/* The earlier lines of the text itself, and before them those of its context. */
+static void stream_before(text_stream *stream, const text_line *line, size_t lines, text_bytes *out) {
+    const moetext_request *q = &translator_of(stream)->unit->request;
+    const size_t end = q->text ? (size_t)(line->data - q->text) : 0, own = last_lines(q->text, end, &lines);
+    const size_t other = q->context_length ? last_lines(q->context, q->context_length, &lines) : 0;
+    if (q->context_length) append_lines(q->context + other, q->context_length - other, out);
+    if (end > own) append_lines(q->text + own, end - own, out);
 }
 
 static text_job *stream_add(text_stream *stream, const text_line *line, int more) {
@@ -1476,6 +1496,9 @@ moe_status text_leg_new(const moetext_model *m, const text_settings *settings, t
     text_settings_apply(&t->settings, &params);
     t->wishes = text_settings_wishes(&t->settings);
     if (!status) status = text_prompt_check(&m->front, &t->wishes, m->form != TEXT_FORM_TEXT, error);
+    t->in_context = t->wishes;
+    if (!t->in_context.context) t->in_context.context = TEXT_PROMPT_CONTEXT;
+    if (!status) text_prompt_check(&m->front, &t->in_context, m->form != TEXT_FORM_TEXT, &t->no_context);
     if (!status) status = open_rules(t, &params, error);
     if (!status) status = open_sessions(t, &params, room, user, error);
     if (status) return moetext_free(t), status;
@@ -1563,5 +1586,7 @@ void moetext_stats_sized(const moetext *t, moe_stats *out, size_t size) {
     memset(out, 0, size);
     memcpy(out, &sum, size < sizeof sum ? size : sizeof sum);
 }
+
+int moetext_takes_context(const moetext *t) { return !t->several && !t->no_context.code; }
 
 size_t moetext_under_way(const moetext *t) { return t->several ? text_several_under_way(t->several) : t->under_way; }

@@ -171,6 +171,8 @@ static inline moe_stats moetext_stats(const moetext *translator) {
     moetext_stats_sized(translator, &stats, sizeof stats);
     return stats;
 }
+/* 1 if texts may bring a context: one model, which is asked in words, and whose wording has a place for it. */
+int moetext_takes_context(const moetext *translator);
 /* The number of parts of texts that were pulled and are not decoded yet, for pull functions that keep capacity free for
  * later texts. */
 size_t moetext_under_way(const moetext *translator);
@@ -221,6 +223,13 @@ typedef struct moetext_request {
      * more. The parts under way are then dropped before the decoder's next step, and the other parts when the request
      * is given once more. The status of the text is MOE_ERROR_CANCELLED. */
     const int *dropped;
+
+    /* What stands before the text, in its language, [context_length]: it is not translated, but shown to a model that
+     * is asked in words, with the text's own lines before each line. Of both the last lines are shown, as many as the
+     * option context says; 16, where it says 0. Where moetext_takes_context is 0, a text with a context has the status
+     * MOE_ERROR_UNSUPPORTED or MOE_ERROR_ARGUMENT, and the message says why. */
+    const char *context;
+    size_t context_length;
 } moetext_request;
 
 /* A link from a word of the source to a word of the translation, without the spaces around them. A word can have

@@ -356,6 +356,7 @@ static void begin_text(text_several *s, const moetext_request *q) {
     item *x = NULL;
     if (is_dropped(q)) refuse(s, q, MOE_ERROR_CANCELLED, "dropped by the caller");
     else if ((unsigned)q->task > MOETEXT_SCORE) refuse(s, q, MOE_ERROR_ARGUMENT, "this is no task");
+    else if (q->context_length) refuse(s, q, MOE_ERROR_UNSUPPORTED, "several models take no context of a text");
     else if (way_of(s, q, &way, &e)) refuse(s, q, e.code, e.message);
     else if (!way.n && q->task == MOETEXT_TRANSLATE && text_utf8_valid(q->text, q->length) == q->length)
         deliver_same(s, q);

@@ -4,6 +4,7 @@ from moe_translate import Translator
 Translator("model.bin", target="de").translate("Where is my book?")
 """
 
+from .text import Text
 from .translator import (
     Hypothesis,
     Link,
@@ -24,6 +25,7 @@ __all__ = [
     "Model",
     "MoeError",
     "Result",
+    "Text",
     "TextError",
     "Translator",
     "cached",

@@ -134,9 +134,10 @@ def encoded(text, kind, encoding):
 # ---- Translating -------------------------------------------------------
 
 
-def translate_document(data, kind, translate, kept=None, encoding=None, **options):
+def translate_document(data, kind, translate, kept=None, encoding=None, context=0, **options):
     """`data` translated, str or bytes as it is. kind: a key of FORMATS; `translate`: list of texts -> list of
     translations, "" where there is none. kept(place, why): called for each place that is, or in part, as it was.
+    context: so many earlier texts of the document come with each one (Text.before).
     Options, of which those that a format has no use for are ignored: target, the language, where the format notes it;
     overwrite=True: messages of PO, XLIFF and Qt that have a translation, too; columns of a table, names or numbers."""
     if kind not in FORMATS:
@@ -156,7 +157,7 @@ def translate_document(data, kind, translate, kept=None, encoding=None, **option
     notes = []
     if not any(isinstance(part, Segment) and (part.source() or inner(part)) for part in parts) and kept and parts:
         kept("", "no text to translate was found in it")
-    text = translate_parts(parts, translate, lambda segment, why: notes.append((segment, why)))
+    text = translate_parts(parts, translate, lambda segment, why: notes.append((segment, why)), context)
     if kept and notes:
         report(parts, notes, kept)
     if finish:
@@ -196,10 +197,11 @@ def report(parts, notes, kept):
 
 
 class Watched:
-    """A Translator's results as texts, "" for what is not translated whole; `notes` has what else is to be said."""
+    """A Translator's results as texts, "" for what is not translated whole; `notes` has what else is to be said, and
+    `doubts` what may be wrong with a text that is."""
 
     def __init__(self, translator, progress=False):
-        self.translator, self.notes, self.done = translator, {}, 0
+        self.translator, self.notes, self.doubts, self.done = translator, {}, {}, 0
         self.progress = progress
 
     def __call__(self, texts):
@@ -212,6 +214,8 @@ class Watched:
                 self.notes[text] = "the translation was cut at its longest length"
             elif result.truncated:
                 self.notes[text] = "only its beginning was translated"
+            elif result.note.startswith("doubtful"):
+                self.doubts[text] = result.note
             self.done += 1
             if self.progress and (self.done % 20 == 0 or len(found) == len(texts)):
                 print(f"\r{self.done} texts", end="", file=sys.stderr, flush=True)
@@ -285,8 +289,17 @@ def arguments_of(arguments):
         help="terms, source TAB target a line, or CSV: the targets stand in the translation. A line with a name alone: "
         "it stays",
     )
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=0,
+        metavar="N",
+        help="show a model that is asked in words N earlier texts of the document with each one, 1 to 16",
+    )
     parser.add_argument("--columns", help="CSV, TSV: columns to translate, names or numbers from 1 (1,3); default: all")
     options = parser.parse_args(arguments)
+    if not 0 <= options.context <= 16:
+        parser.error(f"--context {options.context}: 0 to 16 are allowed")
     directory = options.output and os.path.isdir(options.output)
     if options.in_place and options.output:
         parser.error("--in-place and -o are two places to write")
@@ -346,12 +359,14 @@ def one_document(path, kind, output, watched, options):
         with open(path, "rb") as file:
             data = file.read()
     watched.notes.clear()
+    watched.doubts.clear()
     result = translate_document(
         data,
         kind,
         watched,
         kept,
         options.encoding,
+        options.context,
         overwrite=options.overwrite or None,
         source=options.source,
         target=options.target,
@@ -361,10 +376,14 @@ def one_document(path, kind, output, watched, options):
         write_file(output, result)
     else:
         write_all(sys.stdout.fileno(), result)
-    said += [f"{path}: {why}: {text[:60]!r}{'...' * (len(text) > 60)}" for text, why in watched.notes.items()]
-    for line in said:
+    said += shown(path, watched.notes)
+    for line in [*said, *shown(path, watched.doubts)]:
         say(line)
     return int(any("no text to translate" not in line for line in said))
+
+
+def shown(path, notes):
+    return [f"{path}: {why}: {text[:60]!r}{'...' * (len(text) > 60)}" for text, why in notes.items()]
 
 
 def failure(path, error, need):
@@ -404,7 +423,7 @@ def run(options):
     for path, kind, output in options.jobs:
         try:
             if watched is None:
-                names = "source", "target", "glossary", "models"
+                names = "source", "target", "glossary", "models", "context"
                 wishes = {name: value for name in names if (value := getattr(options, name))}
                 watched = Watched(Translator(options.model, **wishes), sys.stderr.isatty())
             status = max(status, one_document(path, kind, output, watched, options))

@@ -300,8 +300,9 @@ class Engine:
 
     def fill(self, job, request):
         call = job.call
-        text, given = kept = _bytes(job.text), _bytes(job.given)
+        text, given, before = kept = _bytes(job.text), _bytes(job.given), _bytes(getattr(job.text, "before", None))
         request.text, request.length = text[0], text[1]
+        request.context, request.context_length = before
         request.given, request.given_length = given[0], given[1]
         request.task, request.source, request.target = call.task, call.source, call.target
         request.dropped = ctypes.addressof(call.dropped)

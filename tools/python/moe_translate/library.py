@@ -47,6 +47,8 @@ class Request(ctypes.Structure):
         ("user", c_void_p),
         ("place", c_void_p),
         ("dropped", c_void_p),
+        ("context", c_char_p),
+        ("context_length", c_size_t),
     ]
 
 

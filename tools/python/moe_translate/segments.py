@@ -10,6 +10,8 @@ import itertools
 import re
 from dataclasses import dataclass, field
 
+from .text import Text
+
 TAG = re.compile(r"<(/?)x(\d+)(/?)>")
 SPACE = re.compile(r"[ \t\r\n\f]+")
 WORD = re.compile(r"[^\W\d_]")
@@ -191,11 +193,21 @@ def sensible(translate):
     return checked
 
 
-def translate_segments(segments, translate, kept=None):
+def behind_others(sources, context):
+    """Each source, with as many before it as `context` says."""
+    if not context:
+        return sources
+    shown = [TAG.sub("", source) for source in sources]
+    return [Text(source, "\n".join(shown[max(0, at - context) : at])) for at, source in enumerate(sources)]
+
+
+def translate_segments(segments, translate, kept=None, context=0):
     """The raw text of each segment, translated, by its id(). `translate` answers "" for a text that it cannot do:
-    the source stays there. kept(segment, why): called for each segment that is, at least in part, as it was."""
+    the source stays there. kept(segment, why): called for each segment that is, at least in part, as it was. context:
+    so many sources that stand before it come with each one, as `before` of a Text."""
     segments, translate = [segment for segment in segments if segment.source()], sensible(translate)
-    texts = translate([segment.source() for segment in segments]) if segments else []
+    sources = behind_others([segment.source() for segment in segments], context)
+    texts = translate(sources) if segments else []
     done = {id(segment): segment.accept(text) if text else None for segment, text in zip(segments, texts, strict=True)}
     broken = [segment for segment in segments if done[id(segment)] is None]
     pieces = [piece for segment in broken for piece in segment.pieces() if piece]
@@ -214,12 +226,12 @@ def joined(parts, done):
     return "".join(part if isinstance(part, str) else done.get(id(part)) or part.original() for part in parts)
 
 
-def translate_parts(parts, translate, kept=None):
-    """The document of `parts`, translated; `translate` and `kept` as above."""
+def translate_parts(parts, translate, kept=None, context=0):
+    """The document of `parts`, translated; `translate`, `kept` and `context` as above."""
     segments = [part for part in parts if isinstance(part, Segment)]
     marks = [mark for segment in segments for mark in segment.marks() if mark.parts]
     inner = [part for mark in marks for part in mark.parts if isinstance(part, Segment)]
     inside = translate_segments(inner, translate, kept)
     for mark in marks:
         mark.raw = joined(mark.parts, inside)
-    return joined(parts, translate_segments(segments, translate, kept))
+    return joined(parts, translate_segments(segments, translate, kept, context))
