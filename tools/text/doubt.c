@@ -163,19 +163,17 @@ static const char *const preambles[] = { "here is",
                                          "translate the following",
                                          "please translate",
                                          "hier ist die",
-                                         "die \xC3\xBC"
-                                         "bersetzung",
-                                         "\xC3\xBC"
-                                         "bersetzung",
+                                         "die übersetzung",
+                                         "übersetzung",
                                          "voici la traduction",
                                          "traduction",
                                          "la traduction",
-                                         "aqu\xC3\xAD est\xC3\xA1 la traducci\xC3\xB3n",
-                                         "aqu\xC3\xAD tienes la traducci\xC3\xB3n",
-                                         "traducci\xC3\xB3n",
-                                         "la traducci\xC3\xB3n",
-                                         "aqui est\xC3\xA1 a tradu\xC3\xA7\xC3\xA3o",
-                                         "tradu\xC3\xA7\xC3\xA3o",
+                                         "aquí está la traducción",
+                                         "aquí tienes la traducción",
+                                         "traducción",
+                                         "la traducción",
+                                         "aqui está a tradução",
+                                         "tradução",
                                          "ecco la traduzione",
                                          "traduzione",
                                          "вот перевод",
@@ -195,29 +193,12 @@ static const char *const preambles[] = { "here is",
                                          "다음은" };
 
 /* Before a remark on a translation. */
-static const char *const remarks[] = { "note:",
-                                       "notes:",
-                                       "explanation:",
-                                       "translator's note",
-                                       "hinweis:",
-                                       "anmerkung:",
-                                       "erkl\xC3\xA4rung:",
-                                       "remarque :",
-                                       "remarque:",
-                                       "explication :",
-                                       "explication:",
-                                       "nota:",
-                                       "explicaci\xC3\xB3n:",
-                                       "примечание:",
-                                       "пояснение:",
-                                       "注：",
-                                       "注:",
-                                       "说明：",
-                                       "解释：",
-                                       "備註：",
-                                       "説明：",
-                                       "참고:",
-                                       "설명:" };
+static const char *const remarks[] = { "note:",        "notes:",        "explanation:", "translator's note",
+                                       "hinweis:",     "anmerkung:",    "erklärung:",   "remarque :",
+                                       "remarque:",    "explication :", "explication:", "nota:",
+                                       "explicación:", "примечание:",   "пояснение:",   "注：",
+                                       "注:",          "说明：",        "解释：",       "備註：",
+                                       "説明：",       "참고:",         "설명:" };
 
 /* Of a machine that refuses. */
 static const char *const refusals[] = { "as an ai",
@@ -229,7 +210,7 @@ static const char *const refusals[] = { "as an ai",
                                         "als ki-",
                                         "als sprachmodell",
                                         "en tant qu'ia",
-                                        "en tant que mod\xC3\xA8le",
+                                        "en tant que modèle",
                                         "como modelo de lengua",
                                         "como modelo de lingua",
                                         "как языковая модель",
@@ -244,9 +225,10 @@ static const char *const refusals[] = { "as an ai",
                                         "言語モデルとして",
                                         "ai로서" };
 /* Which such a text may be about. */
-static const char *const machines[] = { "model",  "mod\xC3\xA8le", "sprachm", "intelligen", "intellig", " ai",  " ki",
-                                        " ia",    "l'ia",          "модел",   "искусств",   "模型",     "人工", "ai",
-                                        "モデル", "모델" };
+static const char *const machines[] = {
+    "model", "modèle", "sprachm",  "intelligen", "intellig", " ai", " ki",    " ia",
+    "l'ia",  "модел",  "искусств", "模型",       "人工",     "ai",  "モデル", "모델"
+};
 
 enum { BEGINNING = 160 };
 
@@ -281,7 +263,7 @@ static int begins(const char *text, const char *const *phrases, size_t n) {
     return does;
 }
 
-#define LIST(phrases) phrases, sizeof phrases / sizeof *(phrases)
+#define LIST(phrases) (phrases), sizeof(phrases) / sizeof *(phrases)
 
 /* What an answer says of itself; both in small letters. */
 static const char *phrase_of(const char *source, const char *target) {

@@ -167,7 +167,7 @@ static void terms_free(found_terms *found) {
 static int add_term(found_terms *found, moe_span source, const char *target) {
     const uint32_t hash = text_hash(source.data, source.length);
     uint32_t i;
-    for (size_t at = 0; (i = text_index_next(&found->index, hash, &at)) != TEXT_NONE;)
+    for (size_t at = 0; found->each && (i = text_index_next(&found->index, hash, &at)) != TEXT_NONE;)
         if (span_is(found->each[i].source, source)) return 1;
     found_term *larger = text_grown(found->each, &found->capacity, found->n + 1, sizeof *larger);
     if (!larger) return 0;
