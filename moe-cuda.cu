@@ -156,6 +156,8 @@ typedef struct moe_routes {
 struct moe_chunks {
     float *max, *sum, *logits; /* [rows, chunks], [rows, chunks, top] */
     int *ids;
+    float *plain; /* [slots, vocabulary] of rows whose token is drawn, as moe_output_work has them; or NULL */
+    uint32_t *weights;
 };
 
 struct moe_device : moe_step_rows {
@@ -1392,6 +1394,12 @@ MOE_DEVICE const moe_list *moe_row_list(const moe_outputs *a, size_t row) {
     return a->listed && a->slot[a->sentence[row]].list.n ? &a->slot[a->sentence[row]].list : NULL;
 }
 
+/* moe_is_drawn: of the last row of its slot. Fillers have a slot that is not theirs. */
+MOE_DEVICE int moe_row_is_drawn(const moe_outputs *a, size_t row) {
+    const moe_slot *slot = &a->slot[a->sentence[row]];
+    return a->want[row] == -1 && slot->active && slot->live[0].row + slot->ahead == row;
+}
+
 /* moe_logit_of */
 MOE_DEVICE float *moe_block_logit(const moe_list *list, float *y, int column, int n, int32_t id) {
     const size_t at = moe_list_place(list, id) - (size_t)column;
@@ -1451,6 +1459,12 @@ __global__ void moe_k_output(moe_outputs a) {
     if (end) *end = -moe_infinity();
     __syncthreads();
     const uint32_t *used = a.kinds > 1 && a.want[row] < 0 ? a.used + row * a.used_words : NULL;
+    for (int i = t; a.weights && moe_row_is_drawn(&a, row) && i < n; i += MOE_BLOCK) { /* moe_keep_logits */
+        const size_t to = (size_t)a.sentence[row] * (size_t)all + (size_t)(column + i);
+        const int has = used && moe_bit(used, list ? list->ids[column + i] : column + i);
+        a.plain[to] = y[i];
+        a.weights[to] = moe_to_bits(has ? moe_penalised(y[i], a.slot[a.sentence[row]].task.penalty) : y[i]);
+    }
     for (int i = 0; i < a.top * (used ? 2 : 1);
          i++) { /* the best one after the last one, larger first, then lower ids */
         const size_t to = place * (size_t)(a.kinds * a.top) + (size_t)i;
@@ -1505,6 +1519,75 @@ __global__ void moe_k_join(moe_outputs a) {
     moe_join_best(&by, a.logits + lists, a.ids + lists, (size_t)chunks, top, max, log_sum, a.top_logprobs + row * top,
                   a.top_weighed ? a.top_weighed + row * top : NULL, ids);
     for (size_t i = 0; i < top; i++) ids[i] = ids[i] < 0 ? a.eos : list ? list->ids[ids[i]] : ids[i];
+    a.max[first] = max; /* for moe_k_draw */
+    a.sum[first] = log_sum;
+}
+
+/* moe_walk */
+MOE_DEVICE moe_stop moe_block_walk(const uint32_t *weights, int n, int counts_them, uint64_t target) {
+    __shared__ unsigned long long counts[MOE_DIGITS], sums[MOE_DIGITS];
+    moe_stop at = { 0, 0, 0 };
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < MOE_DIGITS; i += MOE_BLOCK) counts[i] = sums[i] = 0;
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK) {
+            if ((uint64_t)weights[i] >> (shift + 8) != at.weight) continue;
+            const uint32_t digit = weights[i] >> shift & (MOE_DIGITS - 1);
+            atomicAdd(&counts[digit], 1ull);
+            atomicAdd(&sums[digit], (unsigned long long)weights[i]);
+        }
+        __syncthreads();
+        moe_walk_on(&at, counts, sums, counts_them, target);
+    }
+    return at;
+}
+
+/* moe_draw for the slot of the block, which has a row as `a` does, and what moe_output_join does with it. */
+__global__ void moe_k_draw(moe_outputs a, moe_search s) {
+    __shared__ unsigned long long all, firm;
+    const moe_drawing *d = &s.drawing;
+    const moe_slot *slot = &a.slot[blockIdx.x];
+    const size_t row = slot->active ? slot->live[0].row + slot->ahead : 0, of = blockIdx.x * (size_t)a.p.w.rows;
+    const int t = (int)threadIdx.x, drawn = slot->active && a.want[row] == -1;
+    const int n = !drawn ? 0 : slot->list.n ? (int)slot->list.n : a.p.w.rows;
+    uint32_t *weights = a.weights + of;
+    float best = -moe_infinity();
+    int unused = 0, ties = 0, before;
+    moe_stop at;
+    if (t == 0) all = firm = 0;
+    for (int i = t; i < n; i += MOE_BLOCK) best = moe_from_bits(weights[i]) > best ? moe_from_bits(weights[i]) : best;
+    moe_block_best(&best, &unused);
+    for (int i = t; i < n; i += MOE_BLOCK) {
+        weights[i] = moe_weight_of(d, moe_from_bits(weights[i]), best);
+        atomicAdd(&all, (unsigned long long)weights[i]);
+        if ((float)weights[i] >= d->min_p * MOE_WEIGHT_MOST) atomicAdd(&firm, (unsigned long long)weights[i]);
+    }
+    __syncthreads();
+    uint64_t sum = all;
+    if (!sum) return; /* all threads */
+    if (d->top_k && d->top_k < (size_t)n) {
+        at = moe_block_walk(weights, n, 1, d->top_k - 1);
+        sum = moe_sum_of_first(&at, d->top_k);
+    }
+    if (d->top_p < 1.0f) {
+        const uint64_t target = moe_sum_short_of(d, sum);
+        at = moe_block_walk(weights, n, 0, target);
+        sum = moe_sum_up_to(&at, target);
+    }
+    const uint64_t bits = moe_draw_number(&s, slot, slot->steps + slot->ahead),
+                   target = moe_share_of(bits, sum < firm ? sum : firm);
+    at = moe_block_walk(weights, n, 0, target);
+    const int tie = (int)((target - at.sum) / at.weight), begin = moe_share(n, t), end = moe_share(n, t + 1);
+    for (int i = begin; i < end; i++) ties += weights[i] == at.weight;
+    before = moe_block_before(ties, &unused);
+    for (int i = begin; i < end; i++) {
+        if (weights[i] != at.weight || before++ != tie) continue;
+        moe_put_first(slot->list.n ? slot->list.ids[i] : i,
+                      moe_sub(moe_sub(a.plain[of + (size_t)i], a.max[row * (size_t)a.chunks]),
+                              a.sum[row * (size_t)a.chunks]),
+                      (size_t)a.top, a.top_ids + row * (size_t)a.top, a.top_logprobs + row * (size_t)a.top);
+    }
 }
 
 /* ---- The search: a thread per slot, except where slots are counted ---- */
@@ -2363,6 +2446,7 @@ static void moe_launch_output(moe_device *d, const moe_launch *l) {
         MOE_LAUNCH(d, moe_k_output, some * chunks, MOE_BLOCK, a);
     }
     MOE_LAUNCH(d, moe_k_join, l->rows, MOE_BLOCK, a);
+    if (a.weights) MOE_LAUNCH(d, moe_k_draw, d->searching.slots, MOE_BLOCK, a, d->searching.search);
 }
 
 /* ---- The run of a graph ---- */
@@ -3047,6 +3131,11 @@ static void moe_take_search(moe_device *d) {
         a->used = (uint32_t *)moe_acquire(d, moe_times(d, g->rows, a->search.used_words), sizeof *a->used, what);
     if (a->search.used_words && beam > 1)
         a->answer.top_weighed = (float *)moe_acquire(d, moe_times(d, g->rows, g->top), sizeof(float), what);
+    if (a->search.drawing.temperature != 0.0f) {
+        const size_t logits = moe_times(d, slots, g->nodes[g->count - 1].output.w->rows);
+        d->output.plain = (float *)moe_acquire(d, logits, sizeof(float), what);
+        d->output.weights = (uint32_t *)moe_acquire(d, logits, sizeof(uint32_t), what);
+    }
     a->turn = (int32_t *)moe_acquire(d, 1, sizeof *a->turn, what);
     a->done = (int32_t *)moe_acquire(d, slots, sizeof *a->done, what);
     a->results = (int32_t *)moe_acquire(d, words, sizeof *a->results, what);

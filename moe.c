@@ -589,6 +589,10 @@ typedef struct moe_output_work {
     float *logits;    /* [rows, chunks, kinds, top] the best of the chunk, descending, -infinity: none */
     int32_t *ids;     /* the same shape: their columns */
     float *seen;      /* [threads, rows, top] the largest logits that a thread has computed      */
+    /* of rows whose token is drawn: */
+    size_t *drawn;     /* [rows] the place of a row among them */
+    float *plain;      /* [sentences, vocabulary] logits */
+    uint32_t *weights; /* [sentences, vocabulary] the bits of logits with penalties, then weights */
 } moe_output_work;
 
 /* A node and the rows that it makes. Weights are in host memory. Data, scales and carried rows, which the session
@@ -641,12 +645,13 @@ typedef struct moe_graph {
     size_t count, capacity;                                 /* nodes  */
     size_t rows;                                            /* capacity in rows */
     size_t threads, sentences, max_source, max_target, top; /* the size of scratch depends on these */
-    size_t penalised; /* 1: tokens that a hypothesis has are among its best with a penalty */
-    int traced;       /* 1: a trace function reads every node */
-    int routed;       /* 1: a routing function reads every selection */
-    int mixes;        /* 1: a row's selection depends on the other rows of its run */
-    int gating;       /* 1 + the kind of all gates; 0: that of the file */
-    int noise;        /* on logits of gates, drawn from noise_seed and the row's key */
+    size_t penalised;                  /* 1: tokens that a hypothesis has are among its best with a penalty */
+    const struct moe_drawing *drawing; /* how tokens are drawn (room 7); NULL: the best are taken */
+    int traced;                        /* 1: a trace function reads every node */
+    int routed;                        /* 1: a routing function reads every selection */
+    int mixes;                         /* 1: a row's selection depends on the other rows of its run */
+    int gating;                        /* 1 + the kind of all gates; 0: that of the file */
+    int noise;                         /* on logits of gates, drawn from noise_seed and the row's key */
     uint64_t noise_seed;
     int blocks;                                                 /* activations have a scale for every 64 columns */
     int on_device;                                              /* a device has its own scratch */
@@ -691,11 +696,12 @@ typedef struct moe_beam {
     uint32_t
         *used; /* [rows, moe_bit_words] a bit for each token that a row's hypothesis has; NULL: none is penalised */
     float *penalty;               /* of these tokens */
+    uint64_t *draws;              /* [rows] a number for each row whose token is drawn; NULL: none is */
     size_t n_starts, most_starts; /* most_starts: of any row in this run */
     int32_t *starts; /* [rows, n_starts] more tokens to score, the first most_starts of each row, -1: none */
     float *start_logprobs;
     size_t top;
-    int32_t *top_ids;    /* [rows, top], best first, ties by lower id */
+    int32_t *top_ids;    /* [rows, top], best first, ties by lower id; before them the token that was drawn */
     float *top_logprobs; /* [rows, top]; NaN in a broken row */
     float *top_weighed;  /* [rows, top] the same with penalties, which the search adds up; NULL: it takes those above */
 } moe_beam;
@@ -950,6 +956,68 @@ MOE_SHARED uint64_t moe_hash(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
+}
+
+/* How a token is drawn from logits with penalties. They are divided by the temperature; then only the most probable
+ * tokens stay, ties by lower id: top_k of them (0: all), those that are needed to reach top_p of their probability, and
+ * those with min_p of the best one's. Probabilities are whole numbers, weights, so that every sum of them is exact. */
+typedef struct moe_drawing {
+    float temperature; /* 0: none is drawn */
+    size_t top_k;
+    float top_p, min_p;
+    uint64_t seed;
+} moe_drawing;
+
+#define MOE_WEIGHT_MOST 0x1p30f /* the best token's */
+
+MOE_SHARED uint32_t moe_weight_of(const moe_drawing *d, float logit, float best) {
+    const float p = moe_expf((logit - best) / d->temperature);
+    return p > 0.0f ? (uint32_t)(p * MOE_WEIGHT_MOST) : 0;
+}
+
+/* A walk over weights, larger first, that stops at one: */
+typedef struct moe_stop {
+    uint32_t weight;
+    uint64_t count, sum; /* of those that are larger */
+} moe_stop;
+
+enum { MOE_DIGITS = 256 }; /* the walk finds its weight digit by digit */
+
+/* The next digit, by number and sum of the weights with each digit that agree in those above: the walk stops where it
+ * has more than `target` weights, or a larger sum. */
+MOE_SHARED void moe_walk_on(moe_stop *at, const unsigned long long *counts, const unsigned long long *sums,
+                            int counts_them, uint64_t target) {
+    uint32_t digit = MOE_DIGITS - 1;
+    for (; digit > 0 && (counts_them ? at->count + counts[digit] : at->sum + sums[digit]) <= target; digit--)
+        at->count += counts[digit], at->sum += sums[digit];
+    at->weight = at->weight * MOE_DIGITS + digit;
+}
+
+/* Sum of the first top_k weights, of which the walk stops at the last. */
+MOE_SHARED uint64_t moe_sum_of_first(const moe_stop *at, size_t n) { return at->sum + (n - at->count) * at->weight; }
+
+/* The largest sum of weights before the last one that top_p needs, and the sum up to the one where the walk stops. */
+MOE_SHARED uint64_t moe_sum_short_of(const moe_drawing *d, uint64_t sum) {
+    const double least = (double)d->top_p * (double)sum;
+    const uint64_t whole = (uint64_t)least;
+    return whole - (whole > 0 && (double)whole >= least);
+}
+MOE_SHARED uint64_t moe_sum_up_to(const moe_stop *at, uint64_t target) {
+    return at->sum + ((target - at->sum) / at->weight + 1) * at->weight;
+}
+
+/* The whole number below `sum` that random bits stand for: a share, so that it hardly moves with the sum. */
+MOE_SHARED uint64_t moe_share_of(uint64_t bits, uint64_t sum) {
+    return (uint64_t)((double)(bits >> 11) * 0x1p-53 * (double)sum);
+}
+
+/* Put a drawn token before the best ones, [top]. */
+MOE_SHARED void moe_put_first(int32_t id, float logprob, size_t top, int32_t *ids, float *logprobs) {
+    size_t at = 0;
+    while (at + 1 < top && ids[at] != id) at++;
+    for (; at > 0; at--) ids[at] = ids[at - 1], logprobs[at] = logprobs[at - 1];
+    ids[0] = id;
+    logprobs[0] = logprob;
 }
 
 /* Noise: a standard normal number from a row's key, a gate's name and an expert. Quantiles by Wichura's PPND7 (AS 241,
@@ -5744,6 +5812,11 @@ static void moe_output_scratch(const moe_graph *g, moe_node *t, moe_layout *at) 
     w->logits = moe_carve(at, g->rows * w->chunks * (1 + g->penalised) * g->top, sizeof *w->logits);
     w->ids = moe_carve(at, g->rows * w->chunks * (1 + g->penalised) * g->top, sizeof *w->ids);
     w->seen = moe_carve(at, g->threads * g->rows * g->top, sizeof *w->seen);
+    if (g->drawing) {
+        w->drawn = moe_carve(at, g->rows, sizeof *w->drawn);
+        w->plain = moe_carve(at, g->sentences * t->cols, sizeof *w->plain);
+        w->weights = moe_carve(at, g->sentences * t->cols, sizeof *w->weights);
+    }
     moe_carve_threads(g, t, at, moe_min(g->rows, MOE_OUTPUT_ROWS) * moe_row_stride(MOE_OUTPUT_CHUNK));
 }
 
@@ -5831,6 +5904,66 @@ static void moe_output_logits(const moe_run *run, const moe_node *t, size_t row0
     }
 }
 
+static int moe_is_drawn(const moe_run *run, size_t row) {
+    return run->graph->drawing && run->frame->beam.want[row] == -1;
+}
+
+/* Keep logits of a row, from which its token is drawn. */
+static void moe_keep_logits(const moe_run *run, const moe_node *t, size_t row, const moe_logits *l) {
+    const moe_beam *f = &run->frame->beam;
+    const size_t at = t->work.output.drawn[row] * t->cols + l->column;
+    const uint32_t *used = f->used ? f->used + row * moe_bit_words(t->cols) : NULL;
+    for (size_t i = 0; i < l->n; i++) {
+        const int32_t id = l->list ? l->list->ids[l->column + i] : (int32_t)(l->column + i);
+        const float v = used && moe_bit(used, id) ? moe_penalised(l->y[i], f->penalty[row]) : l->y[i];
+        t->work.output.plain[at + i] = l->y[i];
+        t->work.output.weights[at + i] = moe_to_bits(v);
+    }
+}
+
+static moe_stop moe_walk(const uint32_t *weights, size_t n, int counts_them, uint64_t target) {
+    moe_stop at = { 0, 0, 0 };
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        unsigned long long counts[MOE_DIGITS] = { 0 }, sums[MOE_DIGITS] = { 0 };
+        for (size_t i = 0; i < n; i++) {
+            if ((uint64_t)weights[i] >> (shift + 8) != at.weight) continue;
+            const uint32_t digit = weights[i] >> shift & (MOE_DIGITS - 1);
+            counts[digit]++;
+            sums[digit] += weights[i];
+        }
+        moe_walk_on(&at, counts, sums, counts_them, target);
+    }
+    return at;
+}
+
+/* Draw one of n tokens whose logits' bits become weights; n: there is none, they are not-a-number. */
+static size_t moe_draw(const moe_drawing *d, uint32_t *weights, size_t n, uint64_t number) {
+    float best = moe_from_bits(0xff800000u);
+    uint64_t sum = 0, firm = 0;
+    moe_stop at;
+    size_t i = 0;
+    for (; i < n; i++) best = moe_from_bits(weights[i]) > best ? moe_from_bits(weights[i]) : best;
+    for (i = 0; i < n; i++) {
+        weights[i] = moe_weight_of(d, moe_from_bits(weights[i]), best);
+        sum += weights[i];
+        if ((float)weights[i] >= d->min_p * MOE_WEIGHT_MOST) firm += weights[i];
+    }
+    if (!sum) return n;
+    if (d->top_k && d->top_k < n) {
+        at = moe_walk(weights, n, 1, d->top_k - 1);
+        sum = moe_sum_of_first(&at, d->top_k);
+    }
+    if (d->top_p < 1.0f) {
+        const uint64_t target = moe_sum_short_of(d, sum);
+        at = moe_walk(weights, n, 0, target);
+        sum = moe_sum_up_to(&at, target);
+    }
+    number = moe_share_of(number, sum < firm ? sum : firm);
+    at = moe_walk(weights, n, 0, number);
+    for (number = (number - at.sum) / at.weight, i = 0;; i++)
+        if (weights[i] == at.weight && !number--) return i;
+}
+
 /* One chunk of the vocabulary, or of a list, for a group of rows: logits, the best of them, the sum of exponentials. */
 static void moe_output_task(void *arg, size_t task, size_t thread) {
     const moe_output_job *job = arg;
@@ -5865,6 +5998,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
         for (size_t i = 0; i < o->n_suppressed; i++) /* these keep their probability, and can be asked for */
             moe_forbid(moe_logit_of(&l, o->never[i]));
         if (f->hold && f->hold[row]) moe_forbid(moe_logit_of(&l, o->eos));
+        if (moe_is_drawn(job->run, row)) moe_keep_logits(job->run, t, row, &l);
         float *best = work->logits + at * kinds * top;
         int32_t *ids = work->ids + at * kinds * top;
         if (kinds > 1 && f->want[row] < 0)
@@ -5906,6 +6040,12 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
         if (f->top_ids[i] < 0) f->top_ids[i] = t->output.eos;
         else if (list) f->top_ids[i] = list->ids[f->top_ids[i]];
     }
+    if (!moe_is_drawn(run, row)) return;
+    const size_t n = list ? list->n : t->cols, of = work->drawn[row] * t->cols,
+                 drawn = moe_draw(run->graph->drawing, work->weights + of, n, f->draws[row]);
+    if (drawn < n)
+        moe_put_first(list ? list->ids[drawn] : (int32_t)drawn, (work->plain[of + drawn] - max) - log_sum, top,
+                      f->top_ids + row * top, f->top_logprobs + row * top);
 }
 
 static void moe_compute_output(const moe_run *run, const moe_node *t) {
@@ -5913,12 +6053,13 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
     const size_t rows = run->frame->rows;
     const moe_output_work *work = &t->work.output;
     moe_output_job job = { run, t, 0 };
-    size_t *first = work->first, chunks = 0;
+    size_t *first = work->first, chunks = 0, drawn = 0;
     for (size_t i = 0; i < run->graph->threads * rows * run->graph->top; i++)
         work->seen[i] = moe_from_bits(0xff800000u);
     for (size_t row = 0; row < rows; row++) {
         const moe_list *list = moe_list_of(f, row);
         if (moe_unasked(run, t, row)) continue;
+        if (moe_is_drawn(run, row)) work->drawn[row] = drawn++;
         size_t *last = job.groups ? first + 2 * (job.groups - 1) : NULL;
         if (!last || last[1] != row || row - last[0] == MOE_OUTPUT_ROWS || list != moe_list_of(f, row - 1))
             last = first + 2 * job.groups++, last[0] = row;
@@ -7754,6 +7895,7 @@ struct moe_search {
     int looks;         /* 1: hypotheses include the source token of each token */
     size_t listed;     /* tokens that a sentence's list can have; 0: there are no lists */
     size_t used_words; /* for the tokens that a hypothesis has; 0: the search does not penalise */
+    moe_drawing drawing;
 };
 
 /* A sentence as the session passes it to the search, or to a device that searches. */
@@ -7767,6 +7909,7 @@ typedef struct moe_task {
     size_t prompt;          /* the first of these tokens that are no part of the translation */
     size_t free;            /* the first of these tokens whose log-probability counts as 0 */
     float penalty;          /* of tokens that the hypothesis has, if the search penalises */
+    uint64_t key;           /* of its source, for noise and draws */
     int scoring;
     size_t lead, n_source; /* tokens that the session puts before the request's tokens; request's tokens */
     size_t n_demands;
@@ -7775,7 +7918,6 @@ typedef struct moe_task {
 /* One sentence under translation. If a device searches, the session has a slot too, without hypotheses. */
 struct moe_slot {
     int active;
-    uint64_t key; /* of its source, for noise */
     moe_task task;
     size_t steps;      /* decoder steps made */
     size_t ahead;      /* and steps that this run makes in addition to the next one */
@@ -7846,6 +7988,11 @@ MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
                                                 : -1;
     row.hold = !slot->task.scoring && position < s->min_target + slot->task.prompt;
     return row;
+}
+
+/* The number by which the token at `position` is drawn: of its sentence and place in the translation alone. */
+MOE_SHARED uint64_t moe_draw_number(const moe_search *s, const moe_slot *slot, size_t position) {
+    return moe_hash(moe_hash(slot->task.key + s->drawing.seed) + (position - slot->task.prompt));
 }
 
 /* The place of token `last` among the rows carried by token; the begin token, -1, comes first. */
@@ -8024,6 +8171,13 @@ MOE_SHARED float moe_weight_at(const moe_beam *a, size_t at) {
     return a->top_weighed ? a->top_weighed[at] : a->top_logprobs[at];
 }
 
+/* What orders it: a drawn token, which comes first, stands for the best one. So draws do not move constraints. */
+MOE_SHARED float moe_order_at(const moe_search *s, const moe_beam *a, size_t row, size_t taken) {
+    const float *own = a->top_logprobs + row * a->top;
+    if (s->drawing.temperature == 0.0f || taken || a->top < 2) return moe_weight_at(a, row * a->top + taken);
+    return own[1] > own[0] ? own[1] : own[0];
+}
+
 /* A hypothesis with its next token, or with its end. */
 MOE_SHARED moe_live moe_continue(const moe_live *from, int32_t id, float logprob, float weighed, int ends) {
     moe_live live = *from;
@@ -8166,7 +8320,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
             for (int own = 1; own >= 0; own--) { /* 1: its constraint's token */
                 if (own ? c->begun || c->bound == slot->task.n_demands : !moe_next_left(s, slot, a, l, c)) continue;
                 const float logprob = own ? c->logprob : a->top_logprobs[l->row * a->top + c->taken];
-                const float rank = l->rank + (own ? c->rank : moe_weight_at(a, l->row * a->top + c->taken) + c->stay);
+                const float rank = l->rank + (own ? c->rank : moe_order_at(s, a, l->row, c->taken) + c->stay);
                 if (logprob != logprob || rank != rank) slot->broken = 1;
                 if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = own;
             }
@@ -8203,7 +8357,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
             from->rank = moe_rank(s, from->logprob, from->tokens, 1);
             moe_insert(s, next, &n, from);
         }
-        for (size_t k = 0; k < a->top && !from->ended; k++) {
+        for (size_t k = 0; k < (s->drawing.temperature == 0.0f ? a->top : 1) && !from->ended; k++) {
             const size_t at_k = from->row * a->top + k;
             const int32_t id = a->top_ids[at_k];
             moe_live live = moe_continue(from, id, a->top_logprobs[at_k], a->top_logprobs[at_k], moe_is_end(s, id));
@@ -8490,6 +8644,22 @@ static const moe_param_row moe_param_rows[] = {
     { MOE_PARAM(repetition_penalty, 0, 100, 1, "repetition-penalty", "0 to 100",
                 "above 1: tokens that are there already become less probable; 0 or 1: none (default)"),
       MOE_ONLY(penalises, "repetition penalty") },
+    { MOE_PARAM(sample, 0, 1, 0, "sample", "0 or 1",
+                "1: tokens are drawn, by the model's settings where none are given; needs a beam of 1 (default: 0)") },
+    { MOE_PARAM(temperature, 0, 100, 1, "temperature", "0 to 100",
+                "of draws: below 1 more, above 1 less of what is probable; 0: none (default: the model's)"),
+      MOE_DEFAULT("decode.temperature", 100, 1) },
+    { MOE_PARAM(top_k, 0, 1 << 30, 0, "top-k", "0 to 1073741824",
+                "draw from so many of the most probable tokens; 0: from all (default: the model's)"),
+      MOE_DEFAULT("decode.top_k", 1 << 30, 0) },
+    { MOE_PARAM(top_p, 0, 1, 1, "top-p", "0 to 1",
+                "draw from the most probable tokens that have this probability together (default: the model's)"),
+      MOE_DEFAULT("decode.top_p", 1, 1) },
+    { MOE_PARAM(min_p, 0, 1, 1, "min-p", "0 to 1",
+                "draw from tokens with this share of the most probable one's probability (default: the model's)"),
+      MOE_DEFAULT("decode.min_p", 1, 0) },
+    { MOE_PARAM(seed, 0, INT32_MAX, 0, "seed", "0 to 2147483647",
+                "another one draws other tokens; the same text has the same translation (default: 0)") },
     { MOE_PARAM(kv_bits, 0, 32, 0, "kv-bits", "8, 16 or 32",
                 "bits of a kept key or value of a model without an encoder; others have 32 (default: 16)") },
     { MOE_PARAM(piece, 0, 1 << 16, 0, "piece", "0 to 65536",
@@ -8645,6 +8815,10 @@ static moe_status moe_check_param(const moe_param_row *row, const moe_session_pa
 
 static moe_status moe_check_params(const moe_model *m, moe_session_params *p, moe_error *error) {
     MOE_TRY(moe_check_number("rules", (int)p->rules, 0, MOE_RULE_SETS - 1, 0, error));
+    if (p->temperature == 0.0f) p->sample = 0;
+    if (p->sample && p->repetition_penalty == 0.0f && moe_rule_sets[p->rules].penalises)
+        p->repetition_penalty = (float)moe_meta_number(m, "decode.repetition_penalty", 0, 100, 0);
+    if (p->repetition_penalty == 1.0f) p->repetition_penalty = 0; /* none, with all rules */
     if (p->rerank > 0.0f && !moe_can_rerank(m))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "rerank",
                         "rerank must be 0: the model has no tags of several languages, with which it could "
@@ -8662,6 +8836,9 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     MOE_TRY(moe_check_number("target_tag", p->target_tag, -1, m->source_vocabulary - 1, 0, error));
     MOE_TRY(moe_check_number("source_tag", p->source_tag, -1, m->source_vocabulary - 1, 0, error));
     MOE_TRY(moe_check_number("nbest", p->nbest, 1, p->beam, 0, error));
+    if (p->sample && p->beam > 1)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "sample",
+                        "sample must be 0 with a beam of %d: draws give one translation, with a beam of 1", p->beam);
     if (m->kind == MOE_MODEL_TRANSLATION && !m->shows && (p->attention || p->coverage_penalty != 0.0f))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
                         "a Transformer has many attentions: its file does not say which heads align (align.heads)");
@@ -8886,6 +9063,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
         b->penalty = moe_carve(at, rows, sizeof *b->penalty);
         if (beam > 1) b->top_weighed = moe_carve(at, rows * top, sizeof *b->top_weighed);
     }
+    if (s->graphs[MOE_DECODER].drawing) b->draws = moe_carve(at, rows, sizeof *b->draws);
     if (s->params.shortlist) b->lists = moe_carve(at, rows, sizeof *b->lists);
     b->segment = moe_carve(at, rows, sizeof(size_t));
     b->length = moe_carve(at, rows, sizeof(size_t));
@@ -9036,7 +9214,6 @@ static moe_search moe_search_of(const moe_model *m, const moe_session_params *p)
      * is summed from token to token. */
     const int together =
         m->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(m, MOE_BY_PARENT, 0) && p->coverage_penalty == 0.0f;
-    const int penalised = p->repetition_penalty != 0.0f && p->repetition_penalty != 1.0f;
     return (moe_search){ .beam = p->beam,
                          .nbest = p->nbest,
                          .alpha = p->length_penalty,
@@ -9052,7 +9229,9 @@ static moe_search moe_search_of(const moe_model *m, const moe_session_params *p)
                          .looks = p->max_constraints && m->shows,
                          .ahead = together ? (size_t)p->piece - 1 : 0,
                          .listed = p->shortlist ? (size_t)m->vocabulary : 0,
-                         .used_words = penalised ? moe_bit_words((size_t)m->vocabulary) : 0,
+                         .used_words = p->repetition_penalty != 0.0f ? moe_bit_words((size_t)m->vocabulary) : 0,
+                         .drawing = { p->sample && m->kind == MOE_MODEL_TRANSLATION ? p->temperature : 0.0f,
+                                      (size_t)p->top_k, p->top_p, p->min_p, (uint64_t)p->seed },
                          .early_stopping = p->early_stopping || p->beam == 1,
                          .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
 }
@@ -9088,6 +9267,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                                     .max_source = (size_t)p->max_source,
                                     .max_target = s->search.max_target,
                                     .penalised = s->search.used_words != 0,
+                                    .drawing = s->search.drawing.temperature != 0.0f ? &s->search.drawing : NULL,
                                     .traced = p->trace != NULL,
                                     .routed = p->routing != NULL,
                                     .gating = gating,
@@ -9817,8 +9997,8 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->task.begin = m->prompted ? ids[0] : m->bos;
     slot->task.prompt = m->prompted ? n - 1 : 0;
     if (slot->task.prompt) memcpy(slot->target, ids + 1, slot->task.prompt * sizeof *ids);
-    slot->key = 0;
-    for (size_t i = 0; s->frames[MOE_ENCODER].keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
+    slot->task.key = 0;
+    for (size_t i = 0; i < n; i++) slot->task.key = moe_hash(slot->task.key ^ (uint64_t)ids[i]);
     slot->task.limit = moe_limit(s, q->n_source, n) + slot->task.prompt;
     slot->task.scoring = q->target && !q->prefix;
     slot->task.penalty = s->params.repetition_penalty;
@@ -9859,7 +10039,7 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
             const moe_slot *slot = &s->slots[p->sentence[live]];
             if (slot->task.length <= step) break;
             f->ids[f->rows] = s->staged[s->tickets[p->sentence[live]].staged + step];
-            if (f->keys) f->keys[f->rows] = moe_hash(slot->key ^ step);
+            if (f->keys) f->keys[f->rows] = moe_hash(slot->task.key ^ step);
             f->positions[f->rows] = (int32_t)step;
             p->destination[f->rows++] = slot->task.segment + step;
         }
@@ -9929,7 +10109,7 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
     b->want[row] = asked.want;
     if (b->chain) moe_fill_chain(slot, live->last, position + 1, b->chain + row * s->search.max_target);
     if (f->keys) {
-        f->keys[row] = ~slot->key;
+        f->keys[row] = ~slot->task.key;
         for (int32_t token = live->last; token >= 0; token = slot->tokens[token].parent)
             f->keys[row] = moe_hash(f->keys[row] ^ (uint64_t)slot->tokens[token].id);
     }
@@ -9940,6 +10120,7 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
         moe_fill_used(slot, live->last, used);
         b->penalty[row] = slot->task.penalty;
     }
+    if (b->draws) b->draws[row] = moe_draw_number(&s->search, slot, position);
     if (b->starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
 }
 

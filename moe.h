@@ -361,16 +361,16 @@ typedef struct moe_session_params {
     int shortlist; /* 1: only the tokens that the model's shortlist has for the source, and those of the request */
     /* r: tokens that the translation, or the prompt before it, has become less probable: logits z become z / r or,
      * where negative, z * r if the beam is 1, else log-probabilities do, and scores are made of these; the
-     * log-probabilities of a result stay those of the model. 0, 1: none */
+     * log-probabilities of a result stay those of the model. 0: none, or with `sample` the model's; 1: none */
     float repetition_penalty;
-    int piece; /* rows of a step for prompts and other given tokens, beside those of translations; 0: 512, or 32 a    */
-               /* sentence, 1024 at most, with a model that has an encoder. No result depends on it                   */
-    int kv_bits; /* of a kept key or value, as attention reads it: 32, 16 (F16) or 8 (Q8, a scale for each head of a  */
-                 /* token); 0: 16, and 32, the only choice, with a model that has an encoder                          */
-    /* MB of keys and values of all sentences under way, which share those of alike beginnings; 0: what they can need at
-     * most. Without room a sentence waits, or is computed again later; one that may need more is refused. Not on a GPU.
-     * No result depends on it. */
-    int context_memory;
+    int piece; /* rows of a step for given tokens beside others; 0: 512, with an encoder 32 a sentence, 1024 at most */
+    int kv_bits; /* of a kept key or value: 32, 16 (F16) or 8 (Q8 by head); 0: 16, with an encoder 32, no other */
+    int context_memory; /* MB of keys and values of all sentences under way, shared where they begin alike; 0: what   */
+                        /* they can need. Without room one waits, or begins again, or is refused. Not on a GPU        */
+    /* 1: tokens are drawn, by seed, source and place alone, with a beam of 1. Temperature divides logits; of the most
+     * probable tokens top_k (0: all) stay, of these as few as reach top_p, then those with min_p of the best one's. */
+    int sample, top_k, seed;
+    float temperature, top_p, min_p;
 } moe_session_params;
 
 /* Set all parameters to the defaults of the model's file, or else of the library. `size`: sizeof *params. */

@@ -18,6 +18,36 @@ def penalised(values, ids, penalty):
     return out
 
 
+def scrambled(z):
+    """splitmix64's, of the number after z."""
+    z = (z + 0x9e3779b97f4a7c15) % 2 ** 64
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9 % 2 ** 64
+    z = (z ^ z >> 27) * 0x94d049bb133111eb % 2 ** 64
+    return z ^ z >> 31
+
+
+def draw(logits, bits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """(a token, how near the draw was to another one, as a share of all)"""
+    weights = np.floor(2.0 ** 30 * np.exp((logits - logits.max()) / temperature))
+    order = np.argsort(-weights, kind="stable")
+    if top_k:
+        order = order[:top_k]
+    falling = weights[order]
+    sums = np.cumsum(falling)
+    before, margin = sums - falling, np.inf
+    if top_p < 1:
+        stay = before < np.float64(np.float32(top_p)) * sums[-1]
+        margin = np.abs(before / sums[-1] - top_p)[1:].min(initial=1)
+        order, falling, sums = order[stay], falling[stay], sums[stay]
+    if min_p:
+        least = np.float64(np.float32(min_p)) * 2.0 ** 30
+        margin = min(margin, np.abs(falling / least - 1).min())
+        order, sums = order[falling >= least], sums[falling >= least]
+    at = np.floor(np.float64(bits >> 11) * 2.0 ** -53 * sums[-1])
+    return int(order[np.searchsorted(sums, at, "right")]), min(margin, np.abs(sums - at)[:-1].min(initial=sums[-1]) /
+                                                              sums[-1])
+
+
 class Decoder:
     def __init__(self, config, arrays, wrong=(), bits=32):
         """`wrong`: readings that are wrong on purpose, so that tests see that they would be seen. `bits`: of a kept key
@@ -154,6 +184,20 @@ class Decoder:
             self.margin = min(self.margin, weighed[best] - weighed[second])
             found.append(float(log_softmax(logits[None])[0, best]))
             ids.append(int(best))
+        return ids, found
+
+    def sample(self, source, limit, ends, seed, penalty=1.0, **how):
+        """The same of drawn tokens."""
+        ids, found, key = [], [], 0
+        for token in source:
+            key = scrambled(key ^ token)
+        key = scrambled((key + seed) % 2 ** 64)
+        while len(ids) < limit and not (ids and ids[-1] in ends):
+            logits = self.logits(source + ids)[-1]
+            token, margin = draw(penalised(logits, source + ids, penalty), scrambled((key + len(ids)) % 2 ** 64), **how)
+            self.margin = min(self.margin, margin)
+            found.append(float(log_softmax(logits[None])[0, token]))
+            ids.append(token)
         return ids, found
 
     def search(self, source, beam, limit, ends, early, penalty=1.0):

@@ -186,6 +186,54 @@ def a_repetition_penalty_is_that_of_the_reading():
             assert sure > 2 * PROMPTS and moved > PROMPTS // 2, (family, sure, moved)
 
 
+DRAWS = ({}, {"temperature": 0.7}, {"top_k": 3}, {"temperature": 1.5, "top_p": 0.6}, {"min_p": 0.3}, {"penalty": 1.3},
+         {"temperature": 0.7, "top_k": 20, "top_p": 0.6, "penalty": 1.05}, {"top_k": 9, "top_p": 0.9, "min_p": 0.1})
+
+
+def draws(seed, how):
+    """Options of moe-translate: the model's own recommendations are none of these."""
+    told = {"sample": 1, "temperature": 1, "top_k": 0, "top_p": 1, "repetition_penalty": 1, "seed": seed,
+            **{key: value for key, value in how.items() if key != "penalty"}}
+    told["repetition_penalty"] = how.get("penalty", 1)
+    return [f"--{name.replace('_', '-')}={value}" for name, value in told.items()]
+
+
+@numpy_test
+def draws_are_those_of_the_reading():
+    """Token by token for many seeds, but where a draw hung on the last digits. One vocabulary has several chunks."""
+    for family in FAMILIES:
+        with converted(family, **({"vocab_size": 2500} if family == "llama" else {})) as (model, config, arrays):
+            reading, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
+            sure, others = 0, set()
+            for seed, how in enumerate(DRAWS if family == "llama" else 2 * DRAWS):
+                found = translate(model, [line(s) for s in sources], *limits(LIMIT), *draws(seed, how), *EXACT)
+                for got, source in zip(found, sources, strict=True):
+                    reading.margin = np.inf
+                    ids, logprobs = reading.sample(source, LIMIT, make.ENDS[family], seed, **how)
+                    if reading.margin < 1e-5:
+                        continue
+                    assert got["ids"] + ids[-1:] * got["finished"] == ids, (family, seed, how, source, got, ids)
+                    assert close(got["token_logprobs"], logprobs), (family, seed, how, source)
+                    sure += 1
+                    others.add((tuple(source), tuple(ids)))
+            assert sure > 6 * PROMPTS and len(others) > 5 * PROMPTS, (family, sure, len(others))
+
+
+@numpy_test
+def draws_are_asked_for():
+    """One of the most probable token is greedy search; so is no temperature. A beam is refused by name."""
+    with converted("qwen3_moe") as (model, _, _):
+        lines = [line(make.prompt(i)) for i in range(PROMPTS)]
+        greedy = run([TRANSLATE, "-m", model, "--ids", "--json", "--beam", "1", *limits(LIMIT)], lines).stdout
+        for options in ("--top-k=1", "--repetition-penalty=1"), ("--temperature=0", "--seed=3"), \
+                ("--sample=0", "--top-p=0.5"), ("--top-p=0", "--repetition-penalty=1"), \
+                ("--min-p=1", "--repetition-penalty=1"):
+            assert run([TRANSLATE, "-m", model, "--ids", "--json", "--beam", "1", *limits(LIMIT), *options],
+                       lines).stdout == greedy, options
+        refused = run([TRANSLATE, "-m", model, "--ids", "--temperature=1", "--beam=2"], lines, 2)
+        assert "beam of 2" in refused.stderr, refused.stderr
+
+
 @numpy_test
 def experts_are_those_of_the_reading():
     for family in "hy_v3", "qwen3_moe":
@@ -236,7 +284,9 @@ def kept_keys_and_values_are_those_of_the_reading():
 def bytes_do_not_depend_on_batch_threads_instructions_or_device():
     for family in FAMILIES:
         for kind, bits, search in ("f32", "16", ()), ("q8", "8", ("--repetition-penalty=1.3",)), ("q4", "32", ()), \
-                ("f32", "16", ("--beam", "1", "--repetition-penalty=1.3")):
+                ("f32", "16", ("--beam", "1", "--repetition-penalty=1.3")), \
+                ("q8", "16", ("--beam", "1", "--temperature=0.9", "--top-p=0.9", "--top-k=40", "--min-p=0.01",
+                              "--seed=7", "--repetition-penalty=1.1")):
             with converted(family, "--type", kind) as (model, _, _):
                 sources = [line(make.prompt(i)) for i in range(9)] + [line(range(5, 65))]
                 options = (*(() if "--beam" in search else ("--beam", "4", "--nbest", "2")), *limits(8), *search,

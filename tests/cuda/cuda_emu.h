@@ -350,8 +350,8 @@ static inline int __dp4a(int a, int b, int c) {
     for (int i = 0; i < 4; i++) c = (int)((uint32_t)c + (uint32_t)(x[i] * y[i]));
     return c;
 }
-static inline int atomicAdd(int *at, int by) {
-    const int old = *at;
+template <class T> static inline T atomicAdd(T *at, T by) {
+    const T old = *at;
     *at += by;
     return old;
 }

@@ -1056,6 +1056,34 @@ static void lists_give_the_bytes_of_the_cpu(void **state) {
     }
 }
 
+/* Drawn tokens, by every rule, with lists, constraints and penalties. */
+static void draws_are_those_of_the_cpu(void **state) {
+    size_t different = 0;
+    (void)state;
+    for (size_t k = 0; k < 4 * MOE_RULE_SETS; k++) {
+        mw_model *m = mw_small(k % 3 ? MW_GNMT : MW_FROM_ENCODER, k % 2 ? MW_Q8 : MW_F32, 11);
+        if (k % 4 == 1) mw_random_shortlist(m);
+        fixture f = open_model(m);
+        moe_session_params p = params_for(f.model, "cpu", k % 4 ? 5 : 1, 1);
+        feed *drawn, *best;
+        defaults();
+        emu_few_rows = k % 2 ? 2 : 32;
+        p.rules = (moe_rules)(k / 4);
+        best = assert_sides_agree(f.model, &p, "the best tokens");
+        p.sample = 1, p.seed = (int)k, p.temperature = 0.8f;
+        if (k % 4 > 1) p.top_k = 7, p.min_p = 0.03f;
+        if (k % 4 != 2) p.top_p = 0.8f;
+        if (k % 4 == 3 && moe_rule_sets[p.rules].constrains) p.max_constraints = 2, p.repetition_penalty = 1.3f;
+        drawn = assert_sides_agree(f.model, &p, "draws");
+        for (size_t i = 0; i < SENTENCES; i++)
+            different +=
+                memcmp(drawn->answers[i].ids[0], best->answers[i].ids[0], sizeof drawn->answers[i].ids[0]) != 0;
+        free(drawn), free(best);
+        drop(&f);
+    }
+    CHECK(different > MOE_RULE_SETS * SENTENCES, "%zu draws are others than the best tokens", different);
+}
+
 /* ---- The search ---- */
 
 /* Every rule with every beam; of penalty, pruning, number of results and least length every three together, and nothing
@@ -1794,6 +1822,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(heads_equal_the_cpu),
         cmocka_unit_test(outputs_equal_the_cpu),
         cmocka_unit_test(models_give_the_bytes_of_the_cpu),
+        cmocka_unit_test(draws_are_those_of_the_cpu),
         cmocka_unit_test(models_with_scales_by_block_give_the_bytes_of_the_cpu),
         cmocka_unit_test(a_device_without_cublas_gives_the_same_bytes),
         cmocka_unit_test(transformers_give_the_bytes_of_the_cpu),

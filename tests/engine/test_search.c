@@ -1,5 +1,5 @@
 /* test_search.c - the search by the paper's rules and by Marian's, with constraints and without, against a naive
- * reading.
+ * reading; so are draws, which also have the chances that they should have.
  *
  * No model is run: log-probabilities and attention are made of the tokens so far. The engine keeps tokens in a tree,
  * and counts; the reference keeps whole sentences, in double, and finds what it wants to know by looking at all of one.
@@ -377,7 +377,130 @@ static void the_search_is_that_of_the_reference(void **state) {
     CHECK(kept > 20000, "%zu constraints", kept);
 }
 
+/* ---- Draws ---- */
+
+enum { MOST = 3000 };
+
+typedef struct weighed {
+    uint32_t weight;
+    size_t id;
+} weighed;
+
+static int by_weight(const void *a, const void *b) {
+    const weighed *x = a, *y = b;
+    if (x->weight != y->weight) return x->weight < y->weight ? 1 : -1;
+    return x->id < y->id ? -1 : 1;
+}
+
+/* The kept tokens in order; their weights' sum. */
+static size_t keep_naively(const moe_drawing *d, const float *logits, size_t n, weighed *out, uint64_t *sum) {
+    float best = -INFINITY;
+    uint64_t all = 0, before = 0;
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++) best = fmaxf(best, logits[i]);
+    for (size_t i = 0; i < n; i++) {
+        const double share = (double)moe_expf((logits[i] - best) / d->temperature);
+        out[i] = (weighed){ (uint32_t)floor(share * 1073741824), i };
+    }
+    qsort(out, n, sizeof *out, by_weight);
+    if (d->top_k && d->top_k < n) n = d->top_k;
+    for (size_t i = 0; i < n; i++) all += out[i].weight;
+    for (; kept < n; before += out[kept++].weight)
+        if ((kept && d->top_p < 1 && (double)before >= (double)d->top_p * (double)all) ||
+            (double)out[kept].weight < (double)d->min_p * 1073741824)
+            break;
+    *sum = before;
+    return kept;
+}
+
+static size_t draw_naively(const moe_drawing *d, const float *logits, size_t n, uint64_t bits) {
+    static weighed kept[MOST];
+    uint64_t sum, at, before = 0;
+    keep_naively(d, logits, n, kept, &sum);
+    at = (uint64_t)floor((double)(bits >> 11) / 9007199254740992.0 * (double)sum);
+    for (size_t i = 0;; before += kept[i++].weight)
+        if (at < before + kept[i].weight) return kept[i].id;
+}
+
+static moe_drawing random_drawing(uint64_t *r) {
+    static const float temperatures[] = { 1, 0.7f, 0.1f, 1.6f, 100 };
+    return (moe_drawing){ .temperature = temperatures[mw_below(r, 5)],
+                          .top_k = mw_below(r, 2) ? 1 + mw_below(r, 60) : 0,
+                          .top_p = mw_below(r, 2) ? (float)uniform(r) : 1,
+                          .min_p = mw_below(r, 3) ? 0 : (float)uniform(r) };
+}
+
+/* Few numbers give many ties; some tokens cannot be drawn. */
+static void random_logits(uint64_t *r, float *logits, size_t n) {
+    const size_t values = mw_below(r, 2) ? 1 + mw_below(r, 9) : 0;
+    for (size_t i = 0; i < n; i++) {
+        logits[i] = values ? 0.5f * (float)mw_below(r, values) : (float)(16 * uniform(r) - 8);
+        if (!mw_below(r, 20) && i) logits[i] = -INFINITY;
+    }
+}
+
+static void draws_are_those_of_the_reference(void **state) {
+    static float logits[MOST];
+    static uint32_t weights[MOST];
+    (void)state;
+    for (uint64_t number = 0; number < 4000; number++) {
+        uint64_t r = number;
+        const size_t n = 1 + mw_below(&r, number % 10 ? 60 : MOST - 1);
+        const moe_drawing d = random_drawing(&r);
+        random_logits(&r, logits, n);
+        for (int i = 0; i < 8; i++) {
+            const uint64_t bits = i > 1 ? moe_hash(number + (uint64_t)i) : i ? 0 : UINT64_MAX;
+            memcpy(weights, logits, n * sizeof *weights);
+            const size_t found = moe_draw(&d, weights, n, bits), wanted = draw_naively(&d, logits, n, bits);
+            CHECK(found == wanted, "%llu: token %zu, not %zu", (unsigned long long)number, found, wanted);
+        }
+    }
+    for (size_t i = 0; i < 3; i++) logits[i] = NAN;
+    memcpy(weights, logits, 3 * sizeof *weights);
+    assert_int_equal(moe_draw(&(moe_drawing){ .temperature = 1, .top_p = 1 }, weights, 3, 7), 3); /* none */
+}
+
+/* How often a token is drawn fits its probability: chi square beyond its 0.9999 quantile would be chance once in
+ * 10,000, and seeds are fixed. The seeds and steps of one sentence are numbers as good as any. */
+static void draws_have_their_chances(void **state) {
+    static const moe_drawing drawings[] = { { 1, 0, 1, 0, 0 },
+                                            { 0.7f, 0, 1, 0, 0 },
+                                            { 1, 5, 1, 0, 0 },
+                                            { 1.3f, 0, 0.8f, 0, 0 },
+                                            { 1, 0, 1, 0.2f, 0 } };
+    enum { N = 12, DRAWS = 40000 };
+    float logits[N];
+    uint32_t weights[N];
+    weighed kept[N];
+    uint64_t sum, r = 3;
+    (void)state;
+    for (size_t i = 0; i < N; i++) logits[i] = (float)(3 * uniform(&r));
+    for (size_t k = 0; k < MOE_COUNT(drawings); k++) {
+        size_t counts[N] = { 0 };
+        double chi = 0;
+        const size_t n = keep_naively(&drawings[k], logits, N, kept, &sum);
+        for (size_t i = 0; i < DRAWS; i++) {
+            const moe_search s = { .drawing = { .seed = i % 200 } };
+            const moe_slot slot = { .task = { .key = 12345, .prompt = 7 } };
+            memcpy(weights, logits, sizeof weights);
+            counts[moe_draw(&drawings[k], weights, N, moe_draw_number(&s, &slot, 7 + i / 200))]++;
+        }
+        for (size_t i = 0; i < n; i++) {
+            const double wanted = DRAWS * (double)kept[i].weight / (double)sum,
+                         off = (double)counts[kept[i].id] - wanted;
+            chi += off * off / wanted;
+            counts[kept[i].id] = 0;
+        }
+        for (size_t i = 0; i < N; i++) assert_int_equal(counts[i], 0); /* nothing else was drawn */
+        /* Wilson and Hilferty */
+        const double free = (double)n - 1, limit = free * pow(1 - 2 / (9 * free) + 3.719 * sqrt(2 / (9 * free)), 3);
+        CHECK(chi < limit && n > 2, "case %zu: chi square %g of %zu tokens, at most %g", k, chi, n, limit);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(the_search_is_that_of_the_reference) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(the_search_is_that_of_the_reference),
+                                        cmocka_unit_test(draws_are_those_of_the_reference),
+                                        cmocka_unit_test(draws_have_their_chances) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -232,9 +232,11 @@ enum { SENTENCES = 26 };
 typedef struct setting {
     int variant;
     uint32_t type;
-    int beam;
+    int beam; /* DRAWN: 1, and tokens are drawn */
     moe_rules rules;
 } setting;
+
+enum { DRAWN = 0 };
 
 static const setting settings[] = {
     { MW_GNMT, MW_F32, 1, 0 },
@@ -268,11 +270,17 @@ static const setting settings[] = {
     { STUDENT | LISTED, MW_F32, 1, MOE_RULES_MARIAN },
     { MW_GNMT | BLOCKS, MW_Q8, 4, 0 },
     { MARIAN | BLOCKS, MW_Q8, 4, MOE_RULES_HF },
+    { MW_GNMT, MW_Q8, DRAWN, 0 },
+    { MW_PRODUCT, MW_F32, DRAWN, MOE_RULES_NVIDIA },
+    { MW_FROM_ENCODER, MW_F32, DRAWN, MOE_RULES_TF },
+    { NLLB, MW_Q8, DRAWN, MOE_RULES_HF },
+    { STUDENT, MW_F32, DRAWN, MOE_RULES_MARIAN },
+    { MARIAN | LISTED, MW_BF16, DRAWN, MOE_RULES_HF },
     { MW_GNMT, MW_Q8, 6, 0 },
     { MW_CARRIED_QUERY, MW_F32, 4, 0 },
     { MW_GNMT | LISTED, MW_F32, 3, 0 }, /* reranked */
 };
-enum { RERANKED = 31 }; /* the settings from here on */
+enum { RERANKED = 37 }; /* the settings from here on */
 
 /* Sentence by sentence, one thread, portable: what everything else must equal. */
 static fixture *models[MOE_COUNT(settings)];
@@ -281,9 +289,13 @@ static ask *sentences;
 
 static moe_session_params setting_params(size_t i) {
     moe_session_params p = params_for(models[i]->model);
-    p.beam = settings[i].beam;
-    p.nbest = settings[i].beam;
+    p.sample = settings[i].beam == DRAWN;
+    p.beam = p.nbest = p.sample ? 1 : settings[i].beam;
     p.rules = settings[i].rules;
+    if (p.sample) p.seed = (int)i, p.temperature = 0.6f + 0.1f * (float)(i % 4);
+    if (p.sample && i % 3 == 0) p.top_k = 9, p.top_p = 0.95f;
+    if (p.sample && i % 3 == 1) p.top_p = 0.7f, p.min_p = 0.05f;
+    if (p.sample && moe_rule_sets[p.rules].penalises) p.repetition_penalty = 1.2f;
     if (p.rules == MOE_RULES_NVIDIA || (!p.rules && i % 2)) p.coverage_penalty = 0.2f;
     if (!p.rules && i % 3 == 2) p.prune = 3;
     if (settings[i].variant == NLLB) p.source_tag = MW_TAG_DE;
@@ -577,7 +589,7 @@ static void scoring_gives_the_bits_that_translating_gave(void **state) {
         for (int round = 0; round < 2; round++) {
             heard *out;
             p.batch = round ? 9 : 1;
-            p.beam = p.nbest = round ? settings[i].beam : 1;
+            p.beam = p.nbest = round && settings[i].beam != DRAWN ? settings[i].beam : 1;
             p.isa = round ? NULL : "portable";
             out = translate(models[i], &p, asks, n);
             for (size_t k = 0; k < n; k++) {
@@ -627,7 +639,7 @@ static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
         assert_same(free_ones, led, SENTENCES, "its own beginning");
         free(led), free(free_ones);
 
-        p.beam = p.nbest = settings[i].beam;
+        p.beam = p.nbest = settings[i].beam == DRAWN ? 1 : settings[i].beam;
         for (size_t k = 0; k < SENTENCES; k++)
             give_target(asks, k, k == 7 ? (size_t)p.max_target - 1 - forced(i) : k % 6);
         led = translate(models[i], &p, asks, SENTENCES);
@@ -1336,12 +1348,14 @@ static void constraints_are_kept_whatever_the_search(void **state) {
     static const struct {
         int variant, beam, nbest, rules, max_target;
         float prune, coverage, rerank;
-    } cases[] = { { MW_GNMT, 1, 1, 0, 30, 0, 0, 0 },
-                  { MW_GNMT, 4, 4, 0, 30, 0, 0, 0 },
-                  { MW_PRODUCT, 8, 3, 0, 24, 2, 0.2f, 0 },
-                  { MW_GNMT, 4, 2, 0, 30, 0, 0, 0.5f },
-                  { MW_CARRIED_QUERY, 3, 3, MOE_RULES_HF, 30, 0, 0, 0 },
-                  { MW_FROM_ENCODER, 2, 2, 0, 20, 0.5f, 0, 0 } };
+        int sample;
+    } cases[] = {
+        { MW_GNMT, 1, 1, 0, 30, 0, 0, 0, 0 },           { MW_GNMT, 1, 1, 0, 30, 2, 0, 0, 1 },
+        { NLLB, 1, 1, MOE_RULES_HF, 30, 0, 0, 0, 1 },   { STUDENT, 1, 1, MOE_RULES_MARIAN, 30, 0, 0, 0, 1 },
+        { MW_GNMT, 4, 4, 0, 30, 0, 0, 0, 0 },           { MW_PRODUCT, 8, 3, 0, 24, 2, 0.2f, 0, 0 },
+        { MW_GNMT, 4, 2, 0, 30, 0, 0, 0.5f, 0 },        { MW_CARRIED_QUERY, 3, 3, MOE_RULES_HF, 30, 0, 0, 0, 0 },
+        { MW_FROM_ENCODER, 2, 2, 0, 20, 0.5f, 0, 0, 0 }
+    };
     enum { N = 40 };
     size_t constraints = 0, repeated = 0;
     (void)state;
@@ -1353,6 +1367,7 @@ static void constraints_are_kept_whatever_the_search(void **state) {
         p.beam = cases[i].beam, p.nbest = cases[i].nbest, p.rules = (moe_rules)cases[i].rules;
         p.max_target = cases[i].max_target, p.prune = cases[i].prune, p.coverage_penalty = cases[i].coverage;
         p.rerank = cases[i].rerank, p.max_constraints = 3, p.batch = 8, p.isa = NULL;
+        p.sample = cases[i].sample, p.source_tag = MW_TAG_DE;
         got = translate(f, &p, asks, N);
         for (size_t k = 0; k < N; k++) {
             CHECK(got[k].status == MOE_OK && got[k].n >= 1, "case %zu request %zu: %s", i, k, got[k].message);
@@ -2469,7 +2484,13 @@ static void impossible_parameters_are_refused_by_name(void **state) {
         REFUSE(prune, bad[i]);
         REFUSE(rerank, bad[i]);
         REFUSE(max_len_factor, bad[i]);
+        REFUSE(temperature, bad[i]);
+        REFUSE(top_p, bad[i]);
+        REFUSE(min_p, bad[i]);
     }
+    REFUSE(sample, 2);
+    REFUSE(top_k, -1);
+    REFUSE(seed, -1);
     REFUSE(isa, "pentium");
     REFUSE(device, "gpu");
     REFUSE(device, "cuda1");
@@ -2498,8 +2519,14 @@ static void rules_refuse_what_they_do_not_know(void **state) {
         assert_string_equal(moe_rules_name(p.rules), known[i]);
         assert_true(p.rerank == 0 && p.beam > 1 && (p.prune == 0) == (i > 0));
         p.max_len_offset = 5;
+        p.repetition_penalty = 1; /* none */
         assert_int_equal(moe_session_new(f->model, &p, &s, NULL), MOE_OK);
         moe_session_free(s);
+        p.repetition_penalty = 1.5f;
+        if (i >= 1 && i <= 3) refuse_params(f->model, &p, "repetition_penalty", MOE_ERROR_ARGUMENT);
+        p.repetition_penalty = 0, p.sample = 1;
+        refuse_params(f->model, &p, "sample", MOE_ERROR_ARGUMENT); /* with a beam */
+        p.sample = 0;
         if (!i) continue;
         p.prune = 1;
         refuse_params(f->model, &p, "prune", MOE_ERROR_ARGUMENT);
@@ -2548,6 +2575,11 @@ static void defaults_come_from_the_file(void **state) {
     mw_real(m, "decode.rerank", 0.75);
     mw_real(m, "decode.max_len_factor", 1.5);
     mw_int(m, "decode.max_len_offset", 6);
+    mw_real(m, "decode.temperature", 0.75);
+    mw_int(m, "decode.top_k", 20);
+    mw_real(m, "decode.top_p", 0.625);
+    mw_real(m, "decode.min_p", 0.0625);
+    mw_real(m, "decode.repetition_penalty", 1.5);
     mw_int(m, "limit.source", 33);
     mw_int(m, "limit.target", 44);
     f = open_model(m);
@@ -2555,6 +2587,8 @@ static void defaults_come_from_the_file(void **state) {
     assert_true(p.beam == 3 && p.nbest == 1 && p.max_source == 33 && p.max_target == 44 && p.max_len_offset == 6);
     assert_true(p.length_penalty == 0.25f && p.length_constant == 4 && p.coverage_penalty == 0.125f &&
                 p.prune == 2.5f && p.max_len_factor == 1.5f);
+    assert_true(p.temperature == 0.75f && p.top_k == 20 && p.top_p == 0.625f && p.min_p == 0.0625f && p.seed == 0 &&
+                !p.sample && p.repetition_penalty == 0);
     assert_true(p.rerank == 0.75f && p.source_tag == -1 && p.target_tag == -1 && p.isa == NULL && p.log == NULL &&
                 p.trace == NULL && p.threads == 0);
     {
@@ -2574,7 +2608,36 @@ static void defaults_come_from_the_file(void **state) {
     assert_true(p.beam == 4 && p.max_source == 512 && p.max_target == 512 && p.max_len_offset == 10);
     assert_true(p.length_penalty == 0.6f && p.length_constant == 5 && p.coverage_penalty == 0 && p.prune == 0 &&
                 p.max_len_factor == 2);
-    assert_true(p.rerank == 0);
+    assert_true(p.rerank == 0 && p.temperature == 1 && p.top_k == 0 && p.top_p == 1 && p.min_p == 0);
+    drop(f);
+}
+
+/* What a model's authors recommend of a penalty goes with drawing alone, and gives way to what is said. */
+static void a_recommended_penalty_goes_with_draws(void **state) {
+    enum { N = 12, CASES = 4 };
+    static const struct {
+        int sample, top_k; /* 1: the best token is drawn */
+        float penalty, same_as;
+    } cases[CASES] = { { 0, 0, 0, 1 }, { 1, 1, 0, 3 }, { 1, 1, 1, 1 }, { 1, 1, 2, 2 } };
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    ask *asks = random_asks(3, N);
+    (void)state;
+    mw_real(m, "decode.repetition_penalty", 3);
+    fixture *f = open_model(m);
+    heard *greedy[4] = { NULL };
+    for (size_t i = 0; i < CASES; i++)
+        for (int plain = 1; plain >= 0; plain--) {
+            moe_session_params p = params_for(f->model);
+            p.beam = 1, p.repetition_penalty = plain ? cases[i].same_as : cases[i].penalty;
+            if (!plain) p.sample = cases[i].sample, p.top_k = cases[i].top_k;
+            heard *got = translate(f, &p, asks, N);
+            if (plain) greedy[i] = got;
+            else assert_same(greedy[i], got, N, "a penalty"), free(got);
+        }
+    assert_memory_not_equal(greedy[0], greedy[1], N * sizeof **greedy);
+    assert_memory_not_equal(greedy[1], greedy[3], N * sizeof **greedy);
+    for (size_t i = 0; i < CASES; i++) free(greedy[i]);
+    free(asks);
     drop(f);
 }
 
@@ -3178,6 +3241,7 @@ int main(void) {
         cmocka_unit_test(rules_refuse_what_they_do_not_know),
         cmocka_unit_test(parameters_at_their_limits_work),
         cmocka_unit_test(defaults_come_from_the_file),
+        cmocka_unit_test(a_recommended_penalty_goes_with_draws),
         cmocka_unit_test(odd_defaults_in_the_file_still_make_a_session),
         cmocka_unit_test(isa_is_chosen_by_parameter_then_environment),
         cmocka_unit_test(log_tells_one_line_about_the_session),

@@ -249,10 +249,16 @@ moe_status text_settings_parse(text_settings *s, const char *options, moe_error 
 
 /* ---- 3. Applying --------------------------------------------------------------------------------------- */
 
+/* Who gives one of these wants tokens to be drawn. */
+static const char *const draws[] = { "temperature", "top_k", "top_p", "min_p", "seed" };
+
 void text_settings_search(const text_settings *s, moe_session_params *p) {
     if (s->preset[0]) moe_session_params_preset(p, s->preset);
     for (size_t i = 0; i < TEXT_PARAMS; i++)
         if (!isnan(s->params[i])) moe_param_set(p, i, s->params[i]);
+    for (size_t i = 0; i < sizeof draws / sizeof *draws && isnan(text_settings_param(s, "sample")); i++)
+        if (!isnan(text_settings_param(s, draws[i]))) p->sample = 1;
+    if (isnan(text_settings_param(s, "beam")) && p->sample && p->temperature > 0) p->beam = 1;
     if (isnan(text_settings_param(s, "beam")) && p->beam < p->nbest) p->beam = p->nbest;
     if (p->nbest > p->beam) p->nbest = p->beam; /* the model's default, with a narrower beam */
 }
