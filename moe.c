@@ -8898,6 +8898,7 @@ typedef struct moe_ticket {
     moe_waiting *waiting; /* NULL: it is not reranked */
     size_t question;      /* of `waiting`; SIZE_MAX: the translation itself */
     size_t staged;        /* place of the first of its ids among those that are staged */
+    int32_t told;         /* index of the last token of the slot that the caller knows, or is not told of */
 } moe_ticket;
 
 /* Of the rows carried by token: a sentence's, or shared by sentences that begin with the same tokens. */
@@ -9877,20 +9878,20 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
     return MOE_OK;
 }
 
-/* The longest target of n_source tokens, `n` with those that the session adds. */
-static size_t moe_limit(const moe_session *s, size_t n_source, size_t n) {
+/* The longest target of a request with `n` source tokens, those that the session adds included. */
+static size_t moe_limit(const moe_session *s, const moe_request *q, size_t n) {
     const int counts_source = s->search.rules.counts_source;
     const size_t most = (size_t)s->params.max_target, offset = (size_t)s->params.max_len_offset;
-    double limit = (double)(float)(counts_source ? n : n_source) * (double)s->params.max_len_factor;
+    double limit = (double)(float)(counts_source ? n : q->n_source) * (double)s->params.max_len_factor;
     if (counts_source) limit = ceil(limit);
-    return moe_min(most, (limit < (double)most ? (size_t)limit : most) + offset);
+    return moe_min(q->limit ? moe_min(q->limit, most) : most, (limit < (double)most ? (size_t)limit : most) + offset);
 }
 
 /* Whether a request that can be served will find enough pages once it is alone. */
 static moe_status moe_check_pages(const moe_session *s, const moe_request *q, moe_error *why) {
     const size_t n = q->n_source + (q->raw ? 0 : moe_source_extra(s->model)), prompt = s->model->prompted ? n - 1 : 0;
     const size_t given = (q->target ? q->n_target : 0) + (moe_forced_token(s->model, q) >= 0);
-    size_t limit = moe_limit(s, q->n_source, n), rows = 1 + prompt + given, tokens = 0;
+    size_t limit = moe_limit(s, q, n), rows = 1 + prompt + given, tokens = 0;
     for (size_t c = 0; c < q->n_constraints; c++) tokens += q->constraints[c].n_ids;
     limit = moe_max(limit, given + tokens + 1);
     if (!q->target || q->prefix) rows += (limit - given) * (size_t)s->params.beam;
@@ -9999,12 +10000,13 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     if (slot->task.prompt) memcpy(slot->target, ids + 1, slot->task.prompt * sizeof *ids);
     slot->task.key = 0;
     for (size_t i = 0; i < n; i++) slot->task.key = moe_hash(slot->task.key ^ (uint64_t)ids[i]);
-    slot->task.limit = moe_limit(s, q->n_source, n) + slot->task.prompt;
+    slot->task.limit = moe_limit(s, q, n) + slot->task.prompt;
     slot->task.scoring = q->target && !q->prefix;
     slot->task.penalty = s->params.repetition_penalty;
     slot->task.free = slot->task.prompt + (force >= 0);
     slot->shown = force >= 0 && !q->raw && q->force < 0 ? 1 : 0;
     slot->task.n_target = slot->task.free + (q->target ? q->n_target : 0);
+    s->tickets[at].told = (int32_t)(slot->task.prompt + slot->shown) - 1;
     slot->task.n_demands = slot->task.scoring ? 0 : q->n_constraints;
     moe_admit_constraints(slot, q);
     slot->task.place = at * s->token_rows;
@@ -10180,6 +10182,35 @@ static const int32_t *moe_deliver(moe_session *s, const int32_t *words) {
     return end;
 }
 
+/* The index of the last token that all hypotheses of a slot have in common; -1: there is none. A token comes after
+ * those before it. */
+static int32_t moe_common_token(const moe_slot *slot) {
+    int32_t common = slot->live[0].last;
+    for (size_t h = 1; h < slot->n_live + slot->n_finished; h++) {
+        const moe_live *live = h < slot->n_live ? &slot->live[h] : &slot->finished[h - slot->n_live];
+        for (int32_t other = live->last; common != other;) {
+            int32_t *later = common > other ? &common : &other;
+            *later = slot->tokens[*later].parent;
+        }
+    }
+    return common;
+}
+
+/* Tell the caller what is new of the translation in slot `at`. One that is computed again is the same. */
+static void moe_tell(moe_session *s, size_t at) {
+    const moe_slot *slot = &s->slots[at];
+    moe_ticket *ticket = &s->tickets[at];
+    const int32_t told = ticket->told;
+    size_t n = 0;
+    if (!slot->active || slot->task.scoring || !ticket->request.partial) return;
+    const int32_t last = moe_common_token(slot);
+    for (int32_t i = last; i > told; i = slot->tokens[i].parent) n++;
+    if (!n) return;
+    for (int32_t i = last, k = (int32_t)n; i > told; i = slot->tokens[i].parent) s->results[--k] = slot->tokens[i].id;
+    ticket->told = last;
+    ticket->request.partial(s->user, ticket->request.user, s->results, n);
+}
+
 /* Report routing and attention of a row of slot `at` to the caller. */
 static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     const moe_slot *slot = &s->slots[at];
@@ -10215,13 +10246,16 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
             for (size_t k = 0; !s->slots[i].live[h].ended && k <= s->slots[i].ahead; k++)
                 moe_report_live(s, i, s->slots[i].live[h].row + k);
     if (d->beam.coverage) moe_add_coverage(s);
-    for (size_t i = 0; i < s->n_slots; i++)
-        if (!s->slots[i].waits && moe_slot_steps(&s->search, &s->slots[i], i, &d->beam, s->next)) {
-            moe_write_head(&s->search, &s->slots[i], i, s->results);
-            for (int32_t h = 0; h < s->results[1]; h++)
-                moe_write_result(&s->search, &s->slots[i], (size_t)h, s->results);
-            moe_deliver(s, s->results);
+    for (size_t i = 0; i < s->n_slots; i++) {
+        if (s->slots[i].waits) continue;
+        if (!moe_slot_steps(&s->search, &s->slots[i], i, &d->beam, s->next)) {
+            moe_tell(s, i);
+            continue;
         }
+        moe_write_head(&s->search, &s->slots[i], i, s->results);
+        for (int32_t h = 0; h < s->results[1]; h++) moe_write_result(&s->search, &s->slots[i], (size_t)h, s->results);
+        moe_deliver(s, s->results);
+    }
     return MOE_OK;
 }
 

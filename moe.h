@@ -20,10 +20,10 @@
  *   older program gets its default. Other structs, arrays too, change only with the library's number, 0.MINOR for now.
  *
  * Callbacks
- *   pull, done, routing, attention and trace run in the thread that called moe_translate or moe_classify, log in the
- *   thread that makes or runs the session, never two at a time. A callback may read the model, cancel any session, read
- *   the statistics of its own session and use other sessions freely. It must not free its own session, translate or
- *   classify with it, or leave by longjmp or a C++ exception.
+ *   pull, done, partial, routing, attention, trace run in the thread that called moe_translate or moe_classify, log in
+ *   the thread that makes or runs the session, never two at a time. A callback may read the model, cancel any session,
+ *   read the statistics of its own session and use other sessions freely. It must not free its own session, translate
+ *   or classify with it, or leave by longjmp or a C++ exception.
  *
  * Promises
  *   - The same bytes everywhere: no result depends on batch, order of requests, number of threads, instruction set.
@@ -125,8 +125,7 @@ typedef struct moe_model_params {
     moe_allocator allocator; /* all zero: malloc, realloc, free */
     int verify; /* When tensors are verified (compared with their checksums). 1: at opening, which reads the whole */
                 /* file. 2: before their first use. -1: never. 0: 1 up to MOE_VERIFY_BYTES, else 2                 */
-    int copy;   /* 0: map the file. 1: read it into private memory, in huge pages where the system has them. Then  */
-                /* translating is faster, opening is slower, and no other process shares the memory                */
+    int copy;   /* 0: map the file, which processes share. 1: read it into huge pages: faster, but opened slower   */
 } moe_model_params;
 
 /* Open and check a model file. `params` NULL: defaults.
@@ -242,8 +241,7 @@ typedef struct moe_tensor_info {
     moe_type type;
     uint32_t n_dims;
     uint64_t dims[4]; /* [out, in]; experts: [experts, hidden, width] */
-    int experts; /* 1: slabs, aligned to 4096 bytes, of up matrix [hidden, width], down matrix [width, hidden]; 2: on */
-                 /* top of the up matrix the gate's [hidden, width]                                                   */
+    int experts; /* 1: slabs, aligned to 4096 bytes: up [hidden, width], down [width, hidden]. 2: a gate comes first */
     uint64_t offset; /* from the start of the file */
     uint64_t bytes;
     uint64_t parameters;   /* trained numbers, without padding */
@@ -453,9 +451,8 @@ typedef struct moe_request {
     size_t n_source;
     const int32_t *target; /* [n_target] token ids of a translation to be scored; NULL: translate */
     size_t n_target;
-    int32_t force; /* the first token of the translation, which the result includes; its log-probability counts as  */
-                   /* 0. -1: none, or the token that the model's format forces (NLLB: the tag of the target         */
-                   /* language), which the result does not include                                                  */
+    int32_t force; /* the first token of the translation; the result has it, with log-probability 0. -1: none, or   */
+                   /* what the model's format forces (NLLB: the target's tag), which the result does not have       */
     int raw;       /* 1: `source` is the whole input of the encoder, or prompt: the session adds no tag, begin or   */
                    /* end, and the result includes a first token that the model's format forces                     */
     int prefix;    /* 1: `target` is the beginning of the translation, and the search finds the rest. It counts in  */
@@ -468,6 +465,10 @@ typedef struct moe_request {
     /* NULL, or a flag, valid until the result, that any thread may set as an atomic: before the next step (on a GPU, if
      * it has not begun) the request is dropped with MOE_ERROR_CANCELLED. */
     const int *dropped;
+    size_t limit; /* most tokens of the translation, end included, where the session allows more; 0: the session's */
+    /* NULL, or called with moe_translate's user and this request's, after each step that adds to the beginning that all
+     * hypotheses have in common (all tokens, if the beam is 1): the next ids [n] of it. Not on a GPU. */
+    void (*partial)(void *user, void *request, const int32_t *ids, size_t n);
 } moe_request;
 
 typedef struct moe_hypothesis {
@@ -479,8 +480,7 @@ typedef struct moe_hypothesis {
     float score;                 /* logprob / length penalty + coverage penalty (GNMT eq 14). Reranking adds       */
                                  /* rerank * reverse / length penalty of the source                                */
     int finished;                /* 0: cut at the length limit, no end token                                       */
-    float reverse;               /* log P(source | this hypothesis), end included; 0: not reranked, also where the */
-                                 /* source exceeds the limit for targets or a hypothesis that for sources          */
+    float reverse;               /* log P(source | this hypothesis), end included; 0: not reranked, or too long    */
 } moe_hypothesis;
 
 typedef struct moe_result {

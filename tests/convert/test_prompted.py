@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 
 from converting import ROOT, TRANSLATE, convert_quietly, run
 from suite import Suite
@@ -453,6 +454,45 @@ def all_terms_are_asked_for_that_have_room():
         more = asked("\n".join(lines[:2 + kept] + lines[71:]))
         assert len(shown) <= 512 < len(more), (len(shown), len(more))
         assert_asked([some], [shown])
+
+
+@model_test
+def an_answer_comes_in_pieces():
+    """Of a model that answers noise: characters that are cut between tokens, and bytes that are none."""
+    from moe_translate import Translator
+    limits = {"max_len_factor": 0, "max_len_offset": 60, "threads": 1}
+    lines = [x for x in HOSTILE if "\t" not in x] + ["  a house  "]
+    with Translator(model()[0], target="de", split=0, **limits) as translator:
+        wanted, several = [translator.translate(x) for x in lines], 0
+        for line, text in zip(lines, wanted):
+            pieces = list(translator.stream(line))
+            assert "".join(pieces) == text, (line, pieces)
+            several += len(pieces) > 10
+        assert several > 10 and any("\ufffd" in x for x in wanted), several
+        every = "\n".join(lines)
+        assert "".join(translator.stream(every)) == translator.translate(every)
+    with Translator(model()[0], target="de", split=0, beam=3, **limits) as translator:
+        assert "".join(translator.stream(lines[0])) == translator.translate(lines[0])
+    with Translator(model()[0], target="de", **limits) as translator:
+        pairs = list(translator.stream(lines[1], after=True))
+        assert "".join(x for x, _ in pairs) == translator.translate(lines[1]) and len(pairs) > 10
+
+
+@model_test
+def texts_and_begun_translations_do_not_meddle():
+    """White space around a text stays, also while translations that are begun are under way."""
+    from moe_translate import Translator
+    options = {"split": 0, "max_len_factor": 0, "max_len_offset": 30, "batch": 4, "threads": 1}
+    with Translator(model()[0], target="de", **options) as translator:
+        line, begun = "  a house  ", ["house"] * 40
+        wanted, given = translator.translate(line), translator.translate("house", prefix="Haus")
+        for _ in range(3):
+            thread = threading.Thread(target=lambda: translator.translate(begun, prefix=["Haus"] * len(begun)))
+            thread.start()
+            found = [translator.translate(line) for _ in range(4)]
+            thread.join()
+            assert found == [wanted] * 4, (found, wanted)
+        assert translator.translate("house", prefix="Haus") == given
 
 
 @model_test

@@ -44,6 +44,11 @@ CHATML = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.conten
 
 
 def cut(template, family="hunyuan_v1_dense"):
+    found = pieces(template, family)
+    return found["prefix"], found["suffix"]
+
+
+def pieces(template, family="hunyuan_v1_dense"):
     return prompts.cut(template, {**TOKENS, **prompts.data()["settings"].get(family, {})}, "FILE")
 
 
@@ -62,6 +67,35 @@ def templates_are_cut_where_the_user_speaks():
                                         "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert cut(CHATML)[1] == "<|im_end|>\n<|im_start|>assistant\n"  # others are not told about thinking
     assert cut("{% for m in messages %}{% if loop.first %}{{ m['content'] | trim }}{% break %}{% endif %}{% endfor %}")
+
+
+def talks(template, family="hunyuan_v1_dense"):
+    """Pieces beside those of one turn."""
+    return {key: text for key, text in pieces(template, family).items() if "." in key}
+
+
+@template_test
+def templates_have_places_for_the_system_and_for_answers_or_none():
+    """What is put together of the pieces is what the template writes of a whole conversation."""
+    user, end = "<|im_start|>user\n", "<|im_end|>\n"
+    assert talks(CHATML) == {"system.prefix": "<|im_start|>system\n", "system.suffix": end + user,
+                             "answer.prefix": end + "<|im_start|>assistant\n", "answer.suffix": end + user}
+    default = CHATML.replace("{% for", "{% if messages[0].role != 'system' %}<d>{% endif %}{% for", 1)
+    assert cut(default)[0] == "<d>" + user and talks(default) == talks(CHATML)
+    assert talks(REASONS, "hy_v3") == {}  # it shows what users say alone
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+    assert sorted(talks(refuses)) == ["answer.prefix", "answer.suffix"]
+    once = "{% for m in messages %}{% if m.role == 'user' %}{{ '<u>' + m.content }}{% elif m.role == 'system' %}" \
+           "{{ '<s>' + m.content }}{% else %}{{ m.content + (loop.index | string) }}{% endif %}{% endfor %}<a>"
+    assert sorted(talks(once)) == ["system.prefix", "system.suffix"]  # answers are written in two ways
+    said = "{{ messages | map(attribute='content') | join('|') }}"
+    assert talks(said) == {"system.prefix": "", "system.suffix": "|", "answer.prefix": "|", "answer.suffix": "|"}
+    whole = jinja2.Template(CHATML, trim_blocks=True).render(messages=[
+        {"role": role, "content": role * 2} for role in ("system", "user", "assistant", "user")],
+        add_generation_prompt=True)
+    p = pieces(CHATML)
+    assert whole == (p["system.prefix"] + "systemsystem" + p["system.suffix"] + "useruser" + p["answer.prefix"] +
+                     "assistantassistant" + p["answer.suffix"] + "useruser" + p["suffix"])
 
 
 @template_test

@@ -99,10 +99,27 @@ typedef struct request_feed {
     uint64_t random;
     int later;              /* answers MOE_PULL_LATER now and then */
     size_t cancel_after;    /* requests; 0: never */
+    size_t limit;           /* of each request */
     moe_session *cancelled; /* NULL: by the answer of the pull function, else this by a call */
     moe_constraint constraints[3];
     int32_t scratch[LONGEST], target_scratch[LONGEST]; /* valid until the next pull only */
+    struct told *told;                                 /* [n] NULL: nobody listens */
 } request_feed;
+
+/* What was said of a request before it came back. */
+typedef struct told {
+    int32_t ids[LONGEST];
+    size_t n;
+} told;
+
+static void partial(void *user, void *request, const int32_t *ids, size_t n) {
+    const request_feed *f = user;
+    const heard *h = request;
+    told *t = &f->told[h - f->heard];
+    CHECK(n && t->n + n <= LONGEST && !h->delivered, "%zu tokens after %zu", n, t->n);
+    memcpy(t->ids + t->n, ids, n * sizeof *ids);
+    t->n += n;
+}
 
 static int pull(void *user, int wait, moe_request *r) {
     request_feed *f = user;
@@ -137,6 +154,8 @@ static int pull(void *user, int wait, moe_request *r) {
     if (a->tag) r->target_tag = a->tag;
     if (a->source_tag) r->source_tag = a->source_tag;
     r->user = &f->heard[which];
+    if (f->told) r->partial = partial;
+    r->limit = f->limit;
     return MOE_PULL_REQUEST;
 }
 
@@ -162,6 +181,17 @@ static void done(void *user, const moe_result *r) {
         to->finished = from->finished;
         if (from->sources && from->n_ids) memcpy(to->sources, from->sources, from->n_ids * sizeof *to->sources);
     }
+}
+
+/* All hypotheses begin with what was said. */
+static void done_and_told(void *user, const moe_result *r) {
+    const request_feed *f = user;
+    const told *t = &f->told[(const heard *)r->user - f->heard];
+    for (size_t i = 0; i < r->n_hypotheses; i++)
+        CHECK(t->n <= r->hypotheses[i].n_ids && memcmp(t->ids, r->hypotheses[i].ids, t->n * sizeof *t->ids) == 0,
+              "hypothesis %zu of %zu tokens does not begin with the %zu that were said", i, r->hypotheses[i].n_ids,
+              t->n);
+    done(user, r);
 }
 
 /* Random sentences of all lengths up to what the models allow; of some, how the translation begins is given. */
@@ -202,10 +232,12 @@ static void translate_with(moe_session *s, const ask *asks, size_t n, const size
                           .order = order,
                           .heard = out,
                           .random = 1 + (uint64_t)later,
-                          .later = later };
+                          .later = later,
+                          .told = mw_zeros((n + 1) * sizeof(told)) };
     moe_error e = { MOE_OK, "", "" };
     memset(out, 0, n * sizeof *out);
-    CHECK(moe_translate(s, pull, done, &feed, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    CHECK(moe_translate(s, pull, done_and_told, &feed, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    free(feed.told);
     for (size_t i = 0; i < n; i++) CHECK(out[i].delivered == 1, "request %zu came back %zu times", i, out[i].delivered);
 }
 
@@ -791,6 +823,42 @@ static void a_limited_context_changes_no_sentence(void **state) {
         moe_session_free(s);
         free(wanted), free(asks);
         drop(f);
+    }
+}
+
+/* With a beam of one every token is said at once, with others those in which all hypotheses agree; a limit of the
+ * request ends it. */
+static void tokens_are_said_before_the_result(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        moe_session_params p = setting_params(i);
+        size_t said = 0, all = 0;
+        moe_session *s = new_session(models[i], &p);
+        heard out[SENTENCES];
+        told tells[SENTENCES];
+        request_feed feed = { .asks = sentences, .n = SENTENCES, .heard = out, .told = tells };
+        moe_error e;
+        memset(out, 0, sizeof out), memset(tells, 0, sizeof tells);
+        assert_int_equal(moe_translate(s, pull, done_and_told, &feed, &e), MOE_OK);
+        assert_same(baselines[i], out, SENTENCES, "listening");
+        for (size_t k = 0; k < SENTENCES; k++) {
+            const heard_hypothesis *best = &out[k].hypotheses[0];
+            said += tells[k].n, all += best->n_ids;
+            if (p.beam > 1 || p.rules == MOE_RULES_HF) continue;
+            const size_t last = !best->finished && best->n_ids; /* it comes with the result */
+            CHECK(tells[k].n + last == best->n_ids, "%zu of %zu tokens were said", tells[k].n, best->n_ids);
+        }
+        CHECK(said && said <= all, "setting %zu: %zu of %zu tokens were said", i, said, all);
+        feed = (request_feed){ .asks = sentences, .n = SENTENCES, .heard = out, .limit = 3 };
+        memset(out, 0, sizeof out);
+        assert_int_equal(moe_translate(s, pull, done, &feed, &e), MOE_OK);
+        for (size_t k = 0; k < SENTENCES; k++) {
+            const heard_hypothesis *now = &out[k].hypotheses[0], *best = &baselines[i][k].hypotheses[0];
+            const size_t given = sentences[k].prefix ? sentences[k].n_target : 0, most = given < 3 ? 3 : given + 1;
+            CHECK(now->n_ids + (size_t)now->finished + forced(i) <= most + forced(i), "%zu tokens", now->n_ids);
+            if (p.beam == 1 && !p.rules) assert_memory_equal(now->ids, best->ids, now->n_ids * sizeof *now->ids);
+        }
+        moe_session_free(s);
     }
 }
 
@@ -3188,6 +3256,7 @@ int main(void) {
         cmocka_unit_test(order_and_pauses_do_not_change_a_bit),
         cmocka_unit_test(limits_of_the_session_do_not_change_a_bit),
         cmocka_unit_test(two_sessions_of_one_model_run_in_two_threads),
+        cmocka_unit_test(tokens_are_said_before_the_result),
         cmocka_unit_test(hypotheses_add_up_and_stand_in_order),
         cmocka_unit_test(asking_for_more_hypotheses_keeps_the_best),
         cmocka_unit_test(scoring_gives_the_bits_that_translating_gave),

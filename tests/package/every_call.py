@@ -59,6 +59,8 @@ async def ask(translator: Translator) -> list[str]:
 
 with Translator(model, target="de", glossary={"Mary": "Mary"}, beam=2, rerank=0, threads=1, alignment=1) as translator:
     text: str = translator.translate("It rains.")
+    pieces: list[str] = list(translator.stream("It rains.", target="de", prefix="Es"))
+    pairs: list[tuple[str, str]] = list(translator.stream("It rains.", source="en", glossary={"a": "b"}, after=True))
     several: list[str] = translator.translate(["It rains.", "x"], target="de", source="en", errors="empty")
     begun: str = translator.translate("It rains.", prefix="Es")
     termed: str = translator.translate("The dog sleeps.", glossary={"dog": "Gugelhupf"})

@@ -55,6 +55,10 @@ def a_pivot_is_two_translators():
             assert result.source_ids == next(second.results([middle])).source_ids
             assert result.hypotheses[0].tokens == second.model.tokens(result.hypotheses[0].ids)
         assert next(both.results(TEXTS[:1], target="de", source="en")).between == ""
+        for text, end in zip(TEXTS, wanted, strict=True):
+            pairs = list(both.stream(text, target="fr", source="en", after=True))
+            assert "".join(piece for piece, _ in pairs) == end, (pairs, end)
+        assert any(behind for _, behind in pairs), pairs
 
         async def work():
             return await both.translate_async(TEXTS, target="fr", source="en")

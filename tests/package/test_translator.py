@@ -269,6 +269,52 @@ def memory_is_bounded_by_what_is_under_way():
 
 
 @test
+def a_translation_comes_in_pieces():
+    """What is said stays: joined it is the translation. What seems to follow is shown before a part is finished."""
+    text = "\n".join(LINES)
+    with Translator(MODEL, target="de", **FAST) as translator:
+        wanted = translator.translate(text)
+        pieces = list(translator.stream(text))
+        assert "".join(pieces) == wanted and len(pieces) > 4 and all(pieces), pieces
+        pairs = list(translator.stream(text, after=True))
+        assert "".join(piece for piece, _ in pairs) == wanted
+        assert len({behind for _, behind in pairs}) > 6, pairs
+        assert "".join(translator.stream("")) == "" and "".join(translator.stream(" \n ")) == " \n "
+        terms = {"book": "Werk"}
+        assert "".join(translator.stream(LINES[0], glossary=terms)) == translator.translate(LINES[0], glossary=terms)
+    with Translator(MODEL, target="de", split=0, protect=0, beam=1, rerank=0) as translator:
+        for line in LINES[:1] + LINES[6:8]:
+            pieces = list(translator.stream(line))
+            assert "".join(pieces) == translator.translate(line) and len(pieces) > 4, pieces
+        pieces = list(translator.stream(LINES[2], prefix="Sie liest"))
+        assert "".join(pieces) == translator.translate(LINES[2], prefix="Sie liest") and len(pieces) > 3, pieces
+    with Translator(MODEL, target="de", beam=4, rerank=1, split=0, protect=0) as translator:
+        pieces = list(translator.stream(LINES[2]))
+        assert "".join(pieces) == translator.translate(LINES[2]) and pieces, pieces
+
+
+@test
+def pieces_end_with_an_error_or_when_nobody_wants_them():
+    long = "word " * 3000
+    with Translator(MODEL, target="de", split=0, **FAST) as translator:
+        pieces = translator.stream(f"{LINES[0]}\n{long}")
+        try:
+            assert list(pieces) is None
+        except TextError as error:
+            assert error.status == "limit", error
+        fails("argument", lambda: list(translator.stream("a", target="xx")))
+        pieces = translator.stream("\n".join(LINES * 100))
+        next(pieces)
+        pieces.close()
+        begin = time.monotonic()
+        assert translator.translate(LINES[0]) and time.monotonic() - begin < 5
+        pieces = translator.stream("\n".join(LINES * 100))
+        next(pieces)
+        translator.cancel()
+        fails("cancelled", lambda: list(pieces))
+
+
+@test
 def an_iterator_may_be_left():
     with Translator(MODEL, target="de", **FAST) as translator:
         stream = translator.results(f"It rains in {i}." for i in range(10**9))

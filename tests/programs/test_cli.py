@@ -867,6 +867,43 @@ def progress_is_for_terminals():
     assert run(DE, data).complaint == ""
 
 
+def on_terminals(command, text):
+    """What two terminals show: of standard output, and of standard error."""
+    (out, out_end), (err, err_end) = pty.openpty(), pty.openpty()
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out_end, stderr=err_end)
+    os.close(out_end), os.close(err_end)
+    process.stdin.write(text.encode())
+    process.stdin.close()
+    shown = {out: b"", err: b""}
+    while shown.keys() and (ready := select.select([out, err], [], [], 5)[0]):
+        chunks = []
+        for end in ready:
+            try:
+                chunks.append(os.read(end, 65536))
+            except OSError:  # the other side is closed
+                continue
+            shown[end] += chunks[-1]
+        if not any(chunks):
+            break
+    assert process.wait(60) == 0
+    os.close(out), os.close(err)
+    return shown[out].decode().replace("\r\n", "\n"), shown[err].decode()
+
+
+@test
+def a_line_is_shown_as_it_grows_where_the_output_is_a_terminal():
+    """Standard output has the finished lines alone; what grows is on standard error, and goes."""
+    text = "We have known each other for ten years, and she has been reading since this morning.\n" * 3 + "It rains.\n"
+    wanted = run(DE, text).stdout.decode()
+    out, err = on_terminals(DE, text)
+    assert out == wanted, out
+    lines, grown = wanted.splitlines(), re.findall(r"\r([^\r]+)\x1b\[K", err)
+    assert grown and all(any(line.startswith(x) for line in lines) for x in grown), err
+    assert err.endswith("\r\x1b[K") and "\n" not in err, err
+    assert on_terminals([*DE, "-q"], text) == (wanted, "")
+    assert on_terminals([*DE, "--json"], "It rains.\n")[1] == ""
+
+
 @test
 def a_full_disk_keeps_whole_lines_in_the_output_file():
     """-o takes back the part of a line that still fitted. A limit on file size stands in for the disk."""

@@ -5,6 +5,9 @@
 
     prompt.prefix, prompt.suffix   what the checkpoint's chat template puts around one turn of the user: texts in which
                                    special tokens are tokens
+    prompt.system.prefix, .suffix  the same around a text of the system, in the place of prompt.prefix
+    prompt.answer.prefix, .suffix  the same around an answer between two turns of the user. A template that cannot do
+                                   that, or not always in the same way, has none of these
     prompt.name                    the row of prompts.json that the wordings are of
     prompt.KIND.LANGUAGE           wordings: plain, terms, context, style, delimiters, structured; en, zh
     prompt.chinese                 languages for which Chinese wordings are taken, on either side
@@ -24,7 +27,9 @@ from moefile import FormatError, read_bounded
 HERE = os.path.dirname(os.path.abspath(__file__))
 LARGEST_TEMPLATE, LONGEST_PIECE = 1 << 18, 1 << 14
 PATIENCE = 60  # seconds of the clock; template.py ends itself after 2 of the processor
-MARKS = "\ue000prompt\ue001", "\ue002another one, which is longer\ue003"
+MARKS = "\ue000{}\ue001", "\ue002another one, {}, which is longer\ue003"
+TALKS = "u", "su", "uauau", "suau"  # system, user, assistant
+ROLES = {"s": "system", "u": "user", "a": "assistant"}
 TOKENS = "bos_token", "eos_token", "pad_token", "unk_token"
 
 
@@ -33,8 +38,10 @@ def data():
 
 
 def render(template, values, where):
-    """What a template makes of both marks."""
-    request = json.dumps({"template": template, "values": values, "marks": MARKS})
+    """What a template makes of each of TALKS, with both marks."""
+    talks = [[{"role": ROLES[role], "content": mark.format(i)} for i, role in enumerate(talk)]
+             for talk in TALKS for mark in MARKS]
+    request = json.dumps({"template": template, "values": values, "talks": talks, "needed": len(MARKS)})
     try:
         result = subprocess.run([sys.executable, "-I", os.path.join(HERE, "template.py")], input=request.encode(),
                                 capture_output=True, timeout=PATIENCE)
@@ -48,22 +55,54 @@ def render(template, values, where):
     return answer["texts"]
 
 
-def cut(template, values, where):
-    """(what stands before the user's turn, what stands behind it)."""
+def surrogates(piece):
+    return any(0xD800 <= ord(x) < 0xE000 for x in piece)
+
+
+def fits(pieces):
+    return not any(surrogates(x) or len(x.encode()) > LONGEST_PIECE or "\0" in x for x in pieces)
+
+
+def between(text, mark, n):
+    """What stands before, between and behind n messages; None: that is not each of them once, in their order."""
     pieces = []
-    for text, mark in zip(render(template, values, where), MARKS):
-        if text.count(mark) != 1:
-            raise FormatError(f"{where}: the chat template shows what the user says {text.count(mark)} times, not once")
-        pieces.append(tuple(text.split(mark)))
-    if pieces[0] != pieces[1]:
-        raise FormatError(f"{where}: the chat template depends on what the user says, which is not supported")
-    for piece in pieces[0]:
-        if any(0xD800 <= ord(x) < 0xE000 for x in piece):
+    for i in range(n):
+        if text is None or text.count(mark.format(i)) != 1:
+            return None
+        piece, text = text.split(mark.format(i))
+        pieces.append(piece)
+    return [*pieces, text]
+
+
+def cut(template, values, where):
+    """{prefix, suffix: what stands around the user's turn; system.prefix, ...: see above}."""
+    texts = render(template, values, where)
+    for text, mark in zip(texts, MARKS):
+        times = text.count(mark.format(0))
+        if times != 1:
+            raise FormatError(f"{where}: the chat template shows what the user says {times} times, not once")
+    cuts = []
+    for i, talk in enumerate(TALKS):
+        both = [between(text, mark, len(talk)) for text, mark in zip(texts[2 * i:2 * i + 2], MARKS)]
+        cuts.append(both[0] if both[0] == both[1] and both[0] is not None and fits(both[0]) else None)
+        if not i and both[0] != both[1]:
+            raise FormatError(f"{where}: the chat template depends on what the user says, which is not supported")
+        if not i and surrogates("".join(both[0])):
             raise FormatError(f"{where}: the chat template writes a lone surrogate, which is no character")
-        if len(piece.encode()) > LONGEST_PIECE or "\0" in piece:
-            raise FormatError(f"{where}: the chat template writes more than {LONGEST_PIECE} bytes around what the user "
-                              "says, or a NUL byte")
-    return pieces[0]
+    if cuts[0] is None:
+        raise FormatError(f"{where}: the chat template writes more than {LONGEST_PIECE} bytes around what the user "
+                          "says, or a NUL byte")
+    (prefix, suffix), found = cuts[0], {}
+    system = cuts[1][:2] if cuts[1] and cuts[1][2] == suffix else None
+    answer = cuts[2][1:3] if cuts[2] else None
+    if answer and cuts[2] != [prefix, *answer, *answer, suffix]:
+        answer = None
+    if answer and system and cuts[3] != [*system, *answer, suffix]:
+        answer = None
+    for name, around in ("system", system), ("answer", answer):
+        if around:
+            found.update({f"{name}.prefix": around[0], f"{name}.suffix": around[1]})
+    return {"prefix": prefix, "suffix": suffix, **found}
 
 
 def row_for(rows, family, name, wanted):
@@ -81,9 +120,9 @@ def row_for(rows, family, name, wanted):
 def meta_of(template, tokens, family, name, where, wanted=None):
     known = data()
     row = row_for(known["rows"], family, name, wanted)
-    prefix, suffix = cut(template, {**tokens, **known["settings"].get(family, {})}, where)
+    pieces = cut(template, {**tokens, **known["settings"].get(family, {})}, where)
     codes, english, chinese = (list(x) for x in zip(*known["languages"]))
-    return {"prompt.prefix": prefix, "prompt.suffix": suffix, "prompt.name": row["name"],
+    return {**{f"prompt.{name}": text for name, text in pieces.items()}, "prompt.name": row["name"],
             **{f"prompt.{key}": text for key, text in row["wordings"].items()}, "prompt.chinese": known["chinese"],
             "languages.codes": codes, "languages.tags": np.arange(len(codes), dtype=np.int64), "source.tag": 0,
             "languages.english": english, "languages.chinese": chinese}

@@ -1,8 +1,9 @@
 """Renders a chat template, in a process of its own: python3 template.py < REQUEST
 
-REQUEST is JSON: {template, values, marks}. For each mark the template is rendered with one turn of the user, the mark;
-printed is JSON: {texts} or {error}. The process may take 2 s of processor time and 256 MB; the template reads no file,
-sees no clock and has no other template: it is untrusted.
+REQUEST is JSON: {template, values, talks, needed}. The template is rendered with each list of messages; printed is
+JSON: {texts} or {error}. The first `needed` must go; the text of another one that does not is null. The process may
+take 2 s of processor time and 256 MB; the template reads no file, sees no clock and has no other template: it is
+untrusted.
 """
 import json
 import sys
@@ -36,16 +37,24 @@ def render(request):
     environment.filters["tojson"] = lambda x, indent=None, **_: json.dumps(x, ensure_ascii=False, indent=indent)
     limit()
     template, texts = environment.from_string(request["template"]), []
-    for mark in request["marks"]:
-        parts, length = [], 0
-        for part in template.generate(messages=[{"role": "user", "content": mark}], add_generation_prompt=True,
-                                      **request["values"]):
-            parts.append(part)
-            length += len(part)
-            if length > LONGEST:
-                refuse(f"it writes more than {LONGEST} characters")
-        texts.append("".join(parts))
+    for number, messages in enumerate(request["talks"]):
+        try:
+            texts.append(write(template, messages, request["values"]))
+        except Exception:
+            if number < request["needed"]:
+                raise
+            texts.append(None)
     return texts
+
+
+def write(template, messages, values):
+    parts, length = [], 0
+    for part in template.generate(messages=messages, add_generation_prompt=True, **values):
+        parts.append(part)
+        length += len(part)
+        if length > LONGEST:
+            refuse(f"it writes more than {LONGEST} characters")
+    return "".join(parts)
 
 
 def main():

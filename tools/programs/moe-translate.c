@@ -529,6 +529,7 @@ static void app_ask(text_stream *stream, text_job *job, moe_request *request) {
     request->n_source = job->source_ids.length;
     request->raw = a->options->raw;
     request->force = a->options->force;
+    if (a->flow.grows) request->partial = text_stream_grow;
     if (a->detector && !job->tagged) job->tagged = 1, job->tag = a->source_tag;
     if (a->detector) request->source_tag = job->tag; /* of a second try as well */
     if (!a->options->score && !a->options->prefix) return;
@@ -929,6 +930,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
                         .options = c,
                         .done_word = "translated",
                         .paragraphs = o->paragraphs,
+                        .grows = !c->json && !o->score && o->nbest <= 1,
                         .see = app_see,
                         .line = app_line,
                         .stats = c->stats ? app_stats : NULL } };

@@ -19,10 +19,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#include <utf8proc.h>
 
 /* ---- 1. Begin and end ---------------------------------------------------------------------------------- */
 
@@ -127,6 +129,30 @@ void program_progress_show(program_progress *p) {
     p->last = now;
     fprintf(stderr, "\r%llu lines, %.0f tokens/s\033[K", (unsigned long long)p->lines,
             (double)p->tokens / (now - p->begin > 1e-3 ? now - p->begin : 1e-3));
+    fflush(stderr);
+    progress_shown = 1;
+}
+
+/* Columns of the terminal that standard error is. */
+static size_t terminal_columns(void) {
+    struct winsize size;
+    return !ioctl(STDERR_FILENO, TIOCGWINSZ, &size) && size.ws_col > 1 ? size.ws_col : 80;
+}
+
+void program_show_line(const char *text, size_t length) {
+    size_t columns = terminal_columns() - 1, begin = length;
+    text_bytes line = { 0 };
+    while (begin) { /* from its end on, character by character */
+        const size_t at = text_utf8_cut(text, length, begin - 1);
+        utf8proc_int32_t c = 0;
+        utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(begin - at), &c);
+        const size_t width = (size_t)utf8proc_charwidth(c);
+        if (width > columns) break;
+        columns -= width, begin = at;
+    }
+    text_append_clean(&line, text + begin, length - begin);
+    if (!line.failed) fprintf(stderr, "\r%s\033[K", line.data);
+    text_bytes_free(&line);
     fflush(stderr);
     progress_shown = 1;
 }
@@ -638,6 +664,7 @@ static void drain(program_flow *f) {
         return;
     }
     if (whole) {
+        program_progress_hide();
         program_write(&f->out, block->data, whole);
         memmove(block->data, block->data + whole, block->length -= whole);
     }
@@ -778,6 +805,22 @@ static text_job *flow_insert(text_stream *stream, text_job *before, size_t at) {
     return text_queue_insert(&flow_of(stream)->queue, before);
 }
 
+enum { SHOWN_A_SECOND = 20 }; /* times that a growing line is shown at most */
+
+/* The line that comes next as it is now, up to the end of a part that is not finished. */
+static void flow_grown(text_stream *stream, text_job *job) {
+    program_flow *f = flow_of(stream);
+    const double now = program_seconds();
+    if (job != f->queue.first || now - f->shown < 1.0 / SHOWN_A_SECOND) return;
+    text_clear(&f->grown);
+    text_append(&f->grown, f->block.data ? f->block.data : "", f->block.length);
+    if (f->grown.length) text_stream_join(&f->before, &f->grown);
+    text_job_show(stream->front, &stream->options, job, &f->grown);
+    if (f->grown.failed || !f->grown.length) return;
+    f->shown = now;
+    program_show_line(f->grown.data, f->grown.length);
+}
+
 static void flow_finish(text_stream *stream, text_job *job, const moe_result *result) {
     program_flow *f = flow_of(stream);
     moe_error e = no_memory;
@@ -840,6 +883,7 @@ static int flow_through(program_flow *f, moe_session *session) {
         fputs("One sentence per line; end with ^D.\n", stderr);
     f->progress.on = !o->quiet && isatty(STDERR_FILENO) && !isatty(f->out.fd) && !isatty(f->reader.fd);
     f->progress.begin = program_seconds();
+    f->grows = f->grows && !o->quiet && isatty(STDERR_FILENO) && isatty(f->out.fd);
 
     moe_error e = { .code = MOE_OK };
     moe_status status = session ? text_stream_run(&f->stream, session, &e)
@@ -883,12 +927,14 @@ int program_flow_run(program_flow *f, moe_session *session) {
     f->stream.add = flow_add;
     f->stream.insert = flow_insert;
     f->stream.finish = flow_finish;
+    f->stream.grown = flow_grown;
     if (status < 0) status = flow_through(f, session);
     status = program_close_streams(f->options, in, &f->out, status);
     text_stream_free(&f->stream);
     text_reader_free(&f->reader);
     text_queue_free(&f->queue);
     text_bytes_free(&f->block);
+    text_bytes_free(&f->grown);
     text_bytes_free(&f->before.gap);
     text_bytes_free(&f->paragraph);
     text_bytes_free(&f->ahead);

@@ -71,6 +71,8 @@ typedef struct program_progress {
 
 void program_progress_show(program_progress *p);
 void program_progress_hide(void);
+/* The end of a line that is not finished, as much as the terminal has room for. */
+void program_show_line(const char *text, size_t length);
 
 /* ---- 3. Options ---------------------------------------------------------------------------------------- */
 
@@ -265,6 +267,7 @@ struct program_flow {
     moetext *several; /* a translator of several models; NULL: one model, through the stream */
     int messages;     /* it keeps ICU messages, which may go over several lines */
     int paragraphs;   /* lines are joined up to the next blank one */
+    int grows;        /* where the output is a terminal, a line is shown as it grows: `ask` sets text_stream_grow */
 
     text_reader reader;
     text_bytes paragraph; /* the lines so far; those that were handed over, if `over` */
@@ -279,6 +282,8 @@ struct program_flow {
     int line_failed;  /* a part of the line that is leaving */
     text_job before;  /* the gap behind the part that left last */
     program_output out;
+    text_bytes grown; /* the line that grows, */
+    double shown;     /* when it was shown last */
     program_progress progress;
     int read_error; /* errno */
 };

@@ -160,6 +160,9 @@ static moe_status prepare_source(const text_front *front, const text_options *op
 moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
                             moe_error *error) {
     job->line = line->number;
+    job->pair = options->pairs != NULL;
+    job->answers = line->prompt != NULL;
+    if (job->answers) return text_ids_set(&job->source_ids, line->prompt, line->n_prompt, error);
     size_t length = usable(options, line, job);
     if (job->failed) return MOE_OK; /* source stays empty: what is left of it is not what was written */
     const char *tab = options->pairs && !line->given && length ? memchr(line->data, '\t', length) : NULL;
@@ -216,7 +219,7 @@ static moe_span blanks_behind(const text_bytes *source) {
 /* An answer in words, trimmed, with the white space of its source. */
 static moe_status write_asked(const text_front *front, const text_options *options, const text_job *job,
                               const moe_hypothesis *h, text_bytes *out, int *sound, moe_error *error) {
-    const int keeps = keeps_spans(options) && !options->pairs;
+    const int keeps = keeps_spans(options) && !job->pair;
     const moe_span before = blanks_before(&job->source), behind = blanks_behind(&job->source);
     text_bytes answer = { 0 };
     moe_status status = text_decode(front, h->ids, h->n_ids, &answer, error);
@@ -234,12 +237,22 @@ static moe_status write_asked(const text_front *front, const text_options *optio
     return status || !out->failed ? status : text_out_of_memory(error);
 }
 
+/* An answer with its line breaks. */
+static moe_status write_answer(const text_front *front, const moe_hypothesis *h, text_bytes *out, moe_error *error) {
+    bpe_stream stream = { 0 };
+    text_decode_more(front, &stream, h->ids, h->n_ids, 1, out);
+    bpe_decode_end(&stream, out);
+    return out->failed ? text_out_of_memory(error) : MOE_OK;
+}
+
 /* What the model wrote for a job whose source does not stay, appended to *out; *sound: it has all that is kept. */
 static moe_status write_job(const text_front *front, const text_options *options, const text_job *job, int shout,
                             const moe_hypothesis *h, text_bytes *out, int *sound, moe_error *error) {
     const size_t begin = out->length;
     const int guarded = options->rules && text_guard_used(job->guard);
     moe_status status = MOE_OK;
+    *sound = 1;
+    if (job->answers) return write_answer(front, h, out, error);
     if (text_job_is_asked(front, options)) return write_asked(front, options, job, h, out, sound, error);
     if (guarded) status = text_guard_restore(options->rules, job->guard, h, job->manner, shout, out, error);
     else if (options->pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
@@ -302,7 +315,7 @@ moe_status text_job_look(const text_front *front, const text_options *options, t
     text_bytes written = { 0 };
     int sound = 0;
     *again = 0;
-    if (job->failed || job->stays || options->pairs) return MOE_OK;
+    if (job->failed || job->stays || job->pair) return MOE_OK;
     const moe_status status = write_job(front, options, job, 0, h, &written, &sound, error);
     const moe_span source = { job->source.data, job->source.length },
                    target = { written.data ? written.data : "", written.length };
@@ -472,19 +485,72 @@ moe_status text_job_write(const text_front *front, const text_options *options, 
     return out->failed ? text_out_of_memory(error) : MOE_OK;
 }
 
+/* Whether the translation of a job is the one that is written, whatever it is. */
+static int is_steady(const text_front *front, const text_options *options, const text_job *job) {
+    if (job->answers) return 1;
+    if (job->dividable || job->brief || job->message || job->shouted || job->manner || text_guard_used(job->guard))
+        return 0;
+    const moe_span source = { job->source.data, job->source.length }, nothing = { "", 0 };
+    return job->pair || !text_job_is_asked(front, options) || !keeps_spans(options) ||
+           !text_prompt_lost(source, nothing).length;
+}
+
+void text_job_begin(const text_front *front, const text_options *options, text_job *job) {
+    text_clear(&job->begun);
+    job->begun_ids.length = 0;
+    job->decoding = (bpe_stream){ 0 };
+    job->steady = is_steady(front, options, job);
+}
+
+void text_job_grow(const text_front *front, const text_options *options, text_job *job, const int32_t *ids, size_t n) {
+    moe_status status = text_ids_append(&job->begun_ids, ids, n, NULL);
+    const text_ids *all = &job->begun_ids;
+    if (front->bpe && !options->ids && !options->pretokenized) {
+        text_decode_more(front, &job->decoding, ids, n, job->answers, &job->begun);
+    } else if (!status) {
+        text_clear(&job->begun);
+        if (options->ids) text_append_ids(&job->begun, all->data, all->length);
+        else
+            status = (options->pretokenized ? text_join_pieces : text_decode)(front, all->data, all->length,
+                                                                              &job->begun, NULL);
+    }
+    job->begun.failed |= status != MOE_OK;
+}
+
+size_t text_job_show(const text_front *front, const text_options *options, const text_job *job, text_bytes *out) {
+    static const char broken[] = "\xEF\xBF\xBD"; /* bytes of a character that may become whole */
+    const size_t at = out->length;
+    const char *data = job->begun.data;
+    size_t begin = 0, end = job->begun.failed || job->stays ? 0 : job->begun.length;
+    if (job->message || job->manner || text_guard_used(job->guard)) end = 0;
+    if (!job->answers && !options->ids && !options->pretokenized) {
+        const int asked = text_job_is_asked(front, options);
+        while (end && (is_blank(data[end - 1]) || (!front->bpe && text_ends_with(data, end, broken))))
+            end -= is_blank(data[end - 1]) ? 1 : sizeof broken - 1;
+        while (asked && begin < end && is_blank(data[begin])) begin++;
+        const moe_span before = blanks_before(&job->source);
+        if (asked && begin < end && job->rules && text_rules_spans(job->rules))
+            text_append(out, before.data, before.length);
+    }
+    if (begin < end) text_append(out, data + begin, end - begin);
+    if (job->shouted && !out->failed) text_shout(out->data + at, out->length - at);
+    return job->steady ? out->length - at : 0;
+}
+
 void text_job_clear(text_job *job) {
     text_clear(&job->source);
     text_clear(&job->target);
     text_clear(&job->output);
     text_clear(&job->shown);
     text_clear(&job->context);
+    text_clear(&job->begun);
     text_guard_clear(job->guard); /* the next text may come without rules */
     job->source_ids.length = job->target_ids.length = job->prompt.length = 0;
     job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
     job->attempt = job->terms = job->stays = job->brief = 0;
     job->manner = TEXT_AS_IT_IS;
     job->aside_ids.length = job->asides = 0;
-    job->divided = job->verbatim = job->message = job->joined = 0;
+    job->divided = job->verbatim = job->message = job->joined = job->pair = job->answers = 0;
     job->dividable = job->names = job->loud = job->tagged = 0;
     job->rules = NULL;
     text_clear(&job->gap);
@@ -496,12 +562,14 @@ void text_job_clear(text_job *job) {
 }
 
 void text_job_free(text_job *job) {
-    text_bytes *const all[] = { &job->source, &job->target, &job->output, &job->gap, &job->shown, &job->context };
+    text_bytes *const all[] = { &job->source, &job->target,  &job->output, &job->gap,
+                                &job->shown,  &job->context, &job->begun };
     text_bytes_free_all(all, sizeof all / sizeof *all);
     text_ids_free(&job->source_ids);
     text_ids_free(&job->target_ids);
     text_ids_free(&job->aside_ids);
     text_ids_free(&job->prompt);
+    text_ids_free(&job->begun_ids);
     text_guard_free(job->guard);
 }
 

@@ -74,8 +74,14 @@ typedef struct text_job {
     char note[256];
     text_bytes output; /* the caller's, without line break */
     int finished;      /* the caller sets it when `output` is final */
-    int more;          /* the caller's: its line goes on with the next job */
-    void *extra;       /* the caller's; NULL in a new job           */
+    int pair;          /* its target was given (text_options.pairs) */
+    int answers;       /* source_ids are a whole prompt, and what the model writes stays as it is */
+    text_bytes begun;  /* what it has written so far (text_job_grow), */
+    text_ids begun_ids;
+    bpe_stream decoding;
+    int steady;  /* which stays: the job is not tried again, whatever comes */
+    int more;    /* the caller's: its line goes on with the next job */
+    void *extra; /* the caller's; NULL in a new job           */
 } text_job;
 
 /* Fill source, target and ids from a line; sets blank, cut and note. A line that cannot be used is `failed`, never a
@@ -122,6 +128,15 @@ void text_job_keep(text_job *job); /* its translation is the source, with a note
  * what is kept of it, pieces or ids. */
 moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job,
                           const moe_hypothesis *h, text_bytes *out, moe_error *error);
+
+/* More of what the model writes for a job comes in; before the first of it, text_job_begin. Without memory for it,
+ * nothing is shown. */
+void text_job_begin(const text_front *front, const text_options *options, text_job *job);
+void text_job_grow(const text_front *front, const text_options *options, text_job *job, const int32_t *ids, size_t n);
+/* What text_job_write would make of that, appended to *out, in whole characters; nothing, where what is kept is not in
+ * place before the end. Returns how many bytes of it are there at the end too, whatever comes; the others look so. */
+size_t text_job_show(const text_front *front, const text_options *options, const text_job *job, text_bytes *out);
+
 void text_job_clear(text_job *job); /* blank again, with the memory that it has */
 void text_job_free(text_job *job);  /* what it holds, not the job */
 

@@ -251,6 +251,22 @@ moe_status moetext_model_decode(const moetext_model *m, const int32_t *ids, size
     return status;
 }
 
+moe_status moetext_model_prompt(const moetext_model *m, const moetext_message *messages, size_t n, int32_t *ids,
+                                size_t capacity, size_t *count, moe_error *error) {
+    text_ids found = { NULL, 0, 0 };
+    if (!m->front.prompt || m->form != TEXT_FORM_TEXT)
+        return text_fail(error, MOE_ERROR_UNSUPPORTED, "messages",
+                         "this model translates, but does not answer messages: its file has no prompt");
+    const moe_status status = text_prompt_answer(&m->front, messages, n, &found, error);
+    if (!status) {
+        *count = found.length;
+        if (found.length && capacity)
+            memcpy(ids, found.data, (found.length < capacity ? found.length : capacity) * sizeof *ids);
+    }
+    text_ids_free(&found);
+    return status;
+}
+
 moe_status moetext_detector_new(const moetext_model *m, moetext_detector **out, moe_error *error) {
     if (m->set) return text_detector_open((const char *const *)m->languages, m->n_languages, out, error);
     return text_detector_of_model(m->front.model, out, error);
@@ -327,6 +343,7 @@ typedef struct unit {
     unsigned flags;
     size_t noted; /* number of the part that `note` is of; 0: there is none */
     char note[sizeof((text_job *)0)->note];
+    size_t told; /* bytes of the translation that its caller has (moetext_partial) */
     size_t parts, translated, blank, cut_tokens;
     text_ids source_ids;
     size_t *source_ends, n_source_ends, source_end_capacity;
@@ -424,6 +441,7 @@ struct moetext {
     moetext_hypothesis *hypotheses;
     size_t hypothesis_capacity;
     text_bytes message;
+    text_bytes news, begun; /* of a text that is under way */
     rows rows;
 };
 
@@ -946,9 +964,51 @@ static void deliver(moetext *t, unit *u) {
     unit_reuse(t, u);
 }
 
+/* What the first part of a text that is not joined shows, behind the others (`j`), and what is to stand between, at the
+ * end of *out. Returns how many bytes of it stay. */
+static size_t show_part(const moetext *t, const unit *u, const part *p, const joined *j, text_bytes *out) {
+    enum { LOOKED_AT = 16 }; /* bytes before a joint */
+    const size_t all = j ? j->text.length : 0, before = all < LOOKED_AT ? all : LOOKED_AT;
+    text_clear(out);
+    if (before) text_append(out, j->text.data + all - before, before);
+    if (*p->joint != ' ') text_append_string(out, p->joint);
+    else if (j && all > j->line) text_stream_join(&u->before->job, out);
+    const size_t joint = out->length - before;
+    const size_t stays = text_job_show(t->stream.front, &t->stream.options, &p->job, out);
+    if (out->length == before + joint) out->length = before;
+    if (before) memmove(out->data, out->data + before, out->length -= before);
+    return stays ? joint + stays : 0;
+}
+
+/* Hand over what is new of a text. */
+static void tell(moetext *t, unit *u) {
+    const part *p = u->first;
+    const joined *j = u->n_joined ? &u->joined[0] : NULL;
+    const size_t all = j ? j->text.length : 0;
+    size_t stays = 0, known = u->told > all ? u->told - all : 0; /* of the part that is under way */
+    if (!u->request.partial || u->dropped || u->lost) return;
+    text_clear(&t->news);
+    text_clear(&t->begun);
+    if (u->told < all) text_append(&t->news, j->text.data + u->told, all - u->told);
+    if (p && p->job.begun.length) stays = show_part(t, u, p, j, &t->begun);
+    if (stays > known) text_append(&t->news, t->begun.data + known, stays - known), known = stays;
+    text_append(&t->news, "", 0);
+    text_append(&t->begun, "", 0);
+    if (t->news.failed || t->begun.failed || (!t->news.length && known >= t->begun.length)) return;
+    u->told += t->news.length;
+    const moetext_partial partial = { .user = u->request.user,
+                                      .text = t->news.data,
+                                      .length = t->news.length,
+                                      .after = t->begun.data + known,
+                                      .after_length = t->begun.length - known,
+                                      .n_ids = (j ? j->sums.n_ids : 0) + (p ? p->job.begun_ids.length : 0) };
+    u->request.partial(t->user, &partial);
+}
+
 /* A part is finished: it and those behind it are joined, as far as all before them are. */
 static void part_done(moetext *t, part *p) {
     unit *u = p->unit;
+    const part *first = u->first;
     p->finished = 1;
     while ((p = u->first) && p->finished) {
         if (!(u->first = p->next)) u->last = NULL;
@@ -958,6 +1018,7 @@ static void part_done(moetext *t, part *p) {
         u->before = p;
     }
     if (!u->first && u->closed) deliver(t, u);
+    else if (u->first != first) tell(t, u);
 }
 
 static void refuse(const moetext *t, const moetext_request *q, moe_status status, const char *message) {
@@ -1004,12 +1065,15 @@ static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_
 
 /* Begin a text. NULL: it cannot be, and was handed over. */
 static unit *begin_text(moetext *t, const moetext_request *q) {
-    int32_t source_tag, target_tag;
+    int32_t source_tag = -1, target_tag = -1;
+    const int answers = q->task == MOETEXT_ANSWER;
     moe_error e;
     unit *u = NULL;
     if (is_dropped(q)) refuse(t, q, MOE_ERROR_CANCELLED, "dropped by the caller");
-    else if (tags_of(t, q, &source_tag, &target_tag, &e)) refuse(t, q, e.code, e.message);
-    else if ((unsigned)q->task > MOETEXT_SCORE) refuse(t, q, MOE_ERROR_ARGUMENT, "this is no task");
+    else if (!answers && tags_of(t, q, &source_tag, &target_tag, &e)) refuse(t, q, e.code, e.message);
+    else if ((unsigned)q->task > MOETEXT_ANSWER) refuse(t, q, MOE_ERROR_ARGUMENT, "this is no task");
+    else if (answers && (!t->model->front.prompt || t->model->form != TEXT_FORM_TEXT || !q->ids))
+        refuse(t, q, MOE_ERROR_UNSUPPORTED, "this model does not answer prompts");
     else if (q->context_length && t->no_context.code) refuse(t, q, t->no_context.code, t->no_context.message);
     else if (q->context_length && (text_utf8_valid(q->context, q->context_length) < q->context_length ||
                                    memchr(q->context, '\0', q->context_length)))
@@ -1091,7 +1155,9 @@ static int stream_next(text_stream *stream, int wait, text_line *line) {
     *line = (text_line){ .data = begin, .length = length - (size_t)carriage, .kept = kept };
     line->too_long = line->length > TEXT_MAX_LINE;
     if (line->too_long) line->length = TEXT_MAX_LINE;
-    if (q->task) {
+    if (q->task == MOETEXT_ANSWER) {
+        line->prompt = q->ids, line->n_prompt = q->n_ids;
+    } else if (q->task) {
         line->given = q->given ? q->given : "";
         line->given_length = q->given ? q->given_length : 0;
     }
@@ -1170,10 +1236,17 @@ static void stream_ask(text_stream *stream, text_job *job, moe_request *request)
     request->source_tag = u->source_tag;
     request->target_tag = u->target_tag;
     request->dropped = u->request.dropped;
-    if (!u->request.task) return;
+    if (u->request.partial) request->partial = text_stream_grow;
+    if (u->request.task == MOETEXT_ANSWER) request->limit = u->request.limit;
+    if (!u->request.task || u->request.task == MOETEXT_ANSWER) return;
     request->target = ids_or_nothing(&job->target_ids);
     request->n_target = job->target_ids.length;
     request->prefix = u->request.task == MOETEXT_PREFIX;
+}
+
+static void stream_grown(text_stream *stream, text_job *job) {
+    part *p = (part *)(void *)job;
+    if (p == p->unit->first) tell(translator_of(stream), p->unit);
 }
 
 static void stream_finish(text_stream *stream, text_job *job, const moe_result *result) {
@@ -1192,7 +1265,7 @@ static void stream_finish(text_stream *stream, text_job *job, const moe_result *
     }
     if (job->failed && job->status == MOE_ERROR_MEMORY) u->lost = 1;
     if (job->failed && job->status == MOE_ERROR_CANCELLED) u->dropped = 1;
-    if (t->second && result && p->n) wait_for_links(t, p, trouble);
+    if (t->second && result && p->n && !job->answers) wait_for_links(t, p, trouble);
     else part_done(t, p);
 }
 
@@ -1456,6 +1529,7 @@ static void set_stream(moetext *t, const moe_session_params *p) {
                                .insert = stream_insert,
                                .ask = stream_ask,
                                .finish = stream_finish,
+                               .grown = stream_grown,
                                .before = stream_before,
                                .goes_on = 1 };
     t->stream.options = (text_options){ .option = "option ",
@@ -1551,6 +1625,8 @@ void moetext_free(moetext *t) {
     free(t->hypotheses);
     text_bytes_free(&t->message);
     text_stream_free(&t->stream);
+    text_bytes_free(&t->news);
+    text_bytes_free(&t->begun);
     text_rules_free(t->rules);
     moe_session_free(t->session);
     moe_session_free(t->second);

@@ -136,6 +136,22 @@ moe_status moetext_model_encode(const moetext_model *model, const char *text, si
 moe_status moetext_model_decode(const moetext_model *model, const int32_t *ids, size_t count, char *text,
                                 size_t capacity, size_t *length, moe_error *error);
 
+/* A conversation with a decoder-only model, as its checkpoint's template writes it. */
+typedef enum moetext_role { MOETEXT_SYSTEM, MOETEXT_USER, MOETEXT_ASSISTANT } moetext_role;
+typedef struct moetext_message {
+    moetext_role role;
+    const char *text; /* [length] it is never read for special tokens */
+    size_t length;
+} moetext_message;
+
+/* The prompt of the answer to messages: the user's first one (before it perhaps one of the system), the assistant's
+ * answer, the user's next one, and so on up to one of the user's. The first `capacity` ids are written to `ids`, and
+ * the number of all to *count. A template without a place for the system has its text before the user's first one, and
+ * a blank line between. Errors: MOE_ERROR_ARGUMENT (other messages, not UTF-8), MOE_ERROR_UNSUPPORTED (the model does
+ * not answer messages, or its file knows one message alone), MOE_ERROR_MEMORY. */
+moe_status moetext_model_prompt(const moetext_model *model, const moetext_message *messages, size_t n, int32_t *ids,
+                                size_t capacity, size_t *count, moe_error *error);
+
 /* ---- Language of a text -------------------------------------------------------------------------------- */
 
 typedef struct moetext_detector moetext_detector; /* one thread at a time may use it */
@@ -195,8 +211,24 @@ void moetext_glossary_free(moetext_glossary *glossary); /* NULL is fine */
 typedef enum moetext_task {
     MOETEXT_TRANSLATE = 0, /* `given` is ignored */
     MOETEXT_PREFIX,        /* the translation begins with `given` */
-    MOETEXT_SCORE          /* compute the probability of the translation `given`; nothing is translated */
+    MOETEXT_SCORE,         /* compute the probability of the translation `given`; nothing is translated */
+    MOETEXT_ANSWER         /* go on behind the prompt `ids`; what the model writes stays as it is, line breaks too */
 } moetext_task;
+
+/* What is new of a translation that is under way. */
+typedef struct moetext_partial {
+    void *user;       /* of the request */
+    const char *text; /* [length] whole characters, which stay: all of them together begin the translation */
+    size_t length;
+    const char *after; /* [after_length] what seems to follow: another call, or the result, may have it otherwise */
+    size_t after_length, n_ids; /* n_ids: of all tokens so far */
+} moetext_partial;
+
+/* Called after steps of the decoder, in the thread that called moetext_translate, with its `user`. A part of a text may
+ * be tried again until it is finished (its markup or names are lost, it is cut, it repeats itself); what stays before
+ * that are tokens of MOETEXT_PREFIX and MOETEXT_ANSWER, and, with the option split=0, of texts without anything that is
+ * kept. With a beam these are the tokens in which all hypotheses agree. None are seen on a GPU. */
+typedef void (*moetext_partial_fn)(void *user, const moetext_partial *partial);
 
 /* One text to translate. Before the pull function is called, the translator presets every field to 0. All memory that
  * the fields point to must stay valid until the pull function is called again or moetext_translate returns; with a
@@ -230,6 +262,10 @@ typedef struct moetext_request {
      * MOE_ERROR_UNSUPPORTED or MOE_ERROR_ARGUMENT, and the message says why. */
     const char *context;
     size_t context_length;
+
+    moetext_partial_fn partial; /* NULL: nothing is said before the text is finished */
+    const int32_t *ids;         /* [n_ids] of MOETEXT_ANSWER, which has no text and no languages: the whole prompt */
+    size_t n_ids, limit;        /* limit: most tokens of an answer; 0: the translator's */
 } moetext_request;
 
 /* A link from a word of the source to a word of the translation, without the spaces around them. A word can have

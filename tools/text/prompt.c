@@ -26,6 +26,8 @@ static const char TEXT[] = "{source_text}", TARGET[] = "{target_lang}", STYLE_[]
 
 struct text_prompt {
     text_ids prefix, suffix;
+    text_ids system[2], answer[2];       /* before and behind those, */
+    int has_system, has_answer;          /* where the template has a place for them */
     moe_span wordings[KINDS][LANGUAGES]; /* length 0: there is none */
     moe_span *names[LANGUAGES];          /* [languages] */
     unsigned char *chinese;              /* [languages] asked in Chinese, on either side */
@@ -65,6 +67,21 @@ static moe_status take_piece(const text_front *front, const char *key, text_ids 
         return text_fail(error, MOE_ERROR_FORMAT, key, "it has %zu bytes, at most %d are allowed", piece.length,
                          (int)LONGEST_PIECE);
     return piece.length ? text_encode_template(front, piece.data, piece.length, ids, error) : MOE_OK;
+}
+
+/* Both pieces around a message of the system, or an answer. */
+static moe_status take_pair(const text_front *front, const char *of, text_ids pair[2], int *has, moe_error *error) {
+    static const char *const ends[] = { "prefix", "suffix" };
+    moe_status status = MOE_OK;
+    char key[64];
+    int n = 0;
+    for (int i = 0; i < 2 && !status; i++) {
+        snprintf(key, sizeof key, "prompt.%s.%s", of, ends[i]);
+        n += moe_model_meta_find(front->model, key) >= 0;
+        status = take_piece(front, key, &pair[i], error);
+    }
+    *has = n == 2;
+    return !status && n == 1 ? text_fail(error, MOE_ERROR_FORMAT, key, "one of prefix and suffix is missing") : status;
 }
 
 static moe_status take_wordings(const moe_model *m, text_prompt *p, moe_error *error) {
@@ -122,6 +139,8 @@ moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error
     if (name.length) snprintf(p->name, sizeof p->name, "%.*s", (int)(name.length < 63 ? name.length : 63), name.data);
     moe_status status = take_piece(front, "prompt.prefix", &p->prefix, error);
     if (!status) status = take_piece(front, "prompt.suffix", &p->suffix, error);
+    if (!status) status = take_pair(front, "system", p->system, &p->has_system, error);
+    if (!status) status = take_pair(front, "answer", p->answer, &p->has_answer, error);
     if (!status) status = take_wordings(front->model, p, error);
     if (!status) status = take_names(front->model, p, error);
     if (!status) status = measure(front, p, &nothing, &p->extra, error);
@@ -134,6 +153,7 @@ void text_prompt_free(text_prompt *p) {
     if (!p) return;
     text_ids_free(&p->prefix);
     text_ids_free(&p->suffix);
+    for (int i = 0; i < 2; i++) text_ids_free(&p->system[i]), text_ids_free(&p->answer[i]);
     for (int l = 0; l < LANGUAGES; l++) free(p->names[l]);
     free(p->chinese);
     free(p);
@@ -343,15 +363,19 @@ static moe_status put_turn(const text_prompt *p, const text_wishes *w, const tex
     return out->text.failed ? text_out_of_memory(error) : MOE_OK;
 }
 
-static moe_status join_ids(const text_front *front, const text_prompt *p, const turn *said, text_ids *out,
-                           moe_error *error) {
+static moe_status add_text(const text_front *front, const char *text, size_t length, text_ids *out, moe_error *error) {
     text_ids ids = { 0 };
-    moe_status status = text_encode(front, said->text.data ? said->text.data : "", said->text.length, &ids, error);
-    if (!status) status = text_ids_set(out, p->prefix.data, p->prefix.length, error);
+    moe_status status = text_encode(front, text, length, &ids, error);
     if (!status) status = text_ids_append(out, ids.data, ids.length, error);
-    if (!status) status = text_ids_append(out, p->suffix.data, p->suffix.length, error);
     text_ids_free(&ids);
     return status;
+}
+
+static moe_status join_ids(const text_front *front, const text_prompt *p, const turn *said, text_ids *out,
+                           moe_error *error) {
+    moe_status status = text_ids_set(out, p->prefix.data, p->prefix.length, error);
+    if (!status) status = add_text(front, said->text.data ? said->text.data : "", said->text.length, out, error);
+    return status ? status : text_ids_append(out, p->suffix.data, p->suffix.length, error);
 }
 
 /* The first lines of the context go, then the last terms, until the turn has `over` tokens less, about. */
@@ -401,6 +425,48 @@ moe_status text_prompt_ids(const text_front *front, const text_wishes *wishes, c
     *left = terms.begin == SIZE_MAX ? found : found - terms.n;
     text_bytes_free(&said.text);
     terms_free(&terms);
+    return status;
+}
+
+/* Why messages are no conversation that goes on, or NULL. */
+static const char *no_talk(const moetext_message *m, size_t n) {
+    const size_t first = n && m->role == MOETEXT_SYSTEM;
+    for (size_t i = 0; i < n; i++) {
+        const moetext_role wanted = i < first ? MOETEXT_SYSTEM : (i - first) % 2 ? MOETEXT_ASSISTANT : MOETEXT_USER;
+        if (m[i].role != wanted && m[i].role == MOETEXT_SYSTEM) return "a message of the system comes first, and alone";
+        if (m[i].role != wanted) return "the user and the assistant speak in turns, the user first";
+        if (text_utf8_valid(m[i].text, m[i].length) < m[i].length) return "a message is not UTF-8";
+    }
+    return n <= first ? "there is no message of the user" : (n - first) % 2 ? NULL : "the last message is the user's";
+}
+
+moe_status text_prompt_answer(const text_front *front, const moetext_message *m, size_t n, text_ids *out,
+                              moe_error *error) {
+    const text_prompt *p = front->prompt;
+    const char *why = no_talk(m, n);
+    if (why) return text_fail(error, MOE_ERROR_ARGUMENT, "messages", "%s", why);
+    const size_t first = m->role == MOETEXT_SYSTEM;
+    const int placed = first && p->has_system;
+    text_bytes both = { 0 }; /* the user's first message, and before it what the template has no place for */
+    moe_status status = MOE_OK;
+    if (n > first + 1 && !p->has_answer)
+        return text_fail(error, MOE_ERROR_UNSUPPORTED, "messages",
+                         "this model's template, or its file, has no place for earlier messages: send the last one");
+    if (first && !placed) text_append(&both, m->text, m->length), text_append_string(&both, "\n\n");
+    text_append(&both, m[first].text, m[first].length);
+    text_append(&both, "", 0);
+    const text_ids *before = placed ? &p->system[0] : &p->prefix;
+    status = both.failed ? text_out_of_memory(error) : text_ids_set(out, before->data, before->length, error);
+    if (!status && placed) status = add_text(front, m->text, m->length, out, error);
+    if (!status && placed) status = text_ids_append(out, p->system[1].data, p->system[1].length, error);
+    if (!status) status = add_text(front, both.data, both.length, out, error);
+    for (size_t i = first + 1; i < n && !status; i++) {
+        const text_ids *piece = &p->answer[(i - first - 1) % 2];
+        status = text_ids_append(out, piece->data, piece->length, error);
+        if (!status) status = add_text(front, m[i].text, m[i].length, out, error);
+    }
+    if (!status) status = text_ids_append(out, p->suffix.data, p->suffix.length, error);
+    text_bytes_free(&both);
     return status;
 }
 

@@ -7,6 +7,7 @@
 #define TEXT_PROMPT_H
 
 #include "tools/text/glossary.h"
+#include "tools/text/moetext.h"
 #include "tools/text/text.h"
 
 /* Never changes: any number of threads may share it. */
@@ -50,6 +51,10 @@ moe_status text_prompt_check(const text_front *front, text_wishes *wishes, int p
  * are left out. Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
 moe_status text_prompt_ids(const text_front *front, const text_wishes *wishes, const text_asked *asked, size_t room,
                            text_ids *out, size_t *left, moe_error *error);
+
+/* The ids of moetext_model_prompt (moetext.h), of a model that has prompts. */
+moe_status text_prompt_answer(const text_front *front, const moetext_message *messages, size_t n, text_ids *out,
+                              moe_error *error);
 
 /* Whether there is language in a text: a letter outside of markup, placeholders, addresses. */
 int text_prompt_speaks(const char *data, size_t length);

@@ -355,7 +355,8 @@ static void begin_text(text_several *s, const moetext_request *q) {
     moe_error e;
     item *x = NULL;
     if (is_dropped(q)) refuse(s, q, MOE_ERROR_CANCELLED, "dropped by the caller");
-    else if ((unsigned)q->task > MOETEXT_SCORE) refuse(s, q, MOE_ERROR_ARGUMENT, "this is no task");
+    else if (q->task == MOETEXT_ANSWER) refuse(s, q, MOE_ERROR_UNSUPPORTED, "several models do not answer prompts");
+    else if ((unsigned)q->task > MOETEXT_ANSWER) refuse(s, q, MOE_ERROR_ARGUMENT, "this is no task");
     else if (q->context_length) refuse(s, q, MOE_ERROR_UNSUPPORTED, "several models take no context of a text");
     else if (way_of(s, q, &way, &e)) refuse(s, q, e.code, e.message);
     else if (!way.n && q->task == MOETEXT_TRANSLATE && text_utf8_valid(q->text, q->length) == q->length)
@@ -471,6 +472,14 @@ static item *next_item(text_several *s, leg *l) {
     return x ? x : queue_take(&s->begun);
 }
 
+/* The last leg has something new of a text. */
+static void leg_partial(void *user, const moetext_partial *partial) {
+    const item *x = partial->user;
+    moetext_partial own = *partial;
+    own.user = x->request.user;
+    x->request.partial(((text_several *)user)->user, &own);
+}
+
 /* Fill in what the leg is asked for. */
 static moe_status fill(text_several *s, leg *l, item *x, moetext_request *q, moe_error *error) {
     const int last = x->hop + 1 == x->way.n;
@@ -485,6 +494,7 @@ static moe_status fill(text_several *s, leg *l, item *x, moetext_request *q, moe
     q->user = x;
     q->place = &x->place;
     q->dropped = x->request.dropped;
+    if (last && x->request.partial) q->partial = leg_partial;
     return status;
 }
 

@@ -223,9 +223,11 @@ static int ask(text_stream *s, text_job *job, moe_request *request) {
     const moe_request before = *request;
     request->user = job;
     s->ask(s, job, request);
-    if (text_job_is_asked(s->front, &s->options)) {
-        text_options options = s->options; /* of the text at hand, which may be another one */
-        options.rules = job->rules;
+    text_options options = s->options; /* of the text at hand, which may be another one */
+    options.rules = job->rules;
+    if (job->aside_ids.length) request->partial = NULL;
+    else if (request->partial) text_job_begin(s->front, &options, job);
+    if (text_job_is_asked(s->front, &options) && !job->answers) {
         job->language = request->target_tag;
         if (!s->trouble.code) text_job_ask(s->front, &options, job, request, &s->trouble);
     } else if (!job->aside_ids.length) text_guard_ask(job->guard, request);
@@ -326,6 +328,13 @@ static int stream_pull(void *user, int wait, moe_request *request) {
     }
 }
 
+void text_stream_grow(void *stream, void *job, const int32_t *ids, size_t n) {
+    text_stream *s = stream;
+    if (s->trouble.code) return;
+    text_job_grow(s->front, &s->options, job, ids, n);
+    if (s->grown) s->grown(s, job);
+}
+
 /* Whether a translation is not one of all of the source. */
 static int is_lost(text_stream *s, const text_options *options, text_job *job, const moe_hypothesis *h) {
     if (!job->dividable || job->stays || job->cut) return 0;
@@ -366,6 +375,7 @@ static int divide(text_stream *s, const text_options *options, text_job *job) {
 static int is_tried_again(text_stream *s, const text_options *options, text_job *job, const moe_hypothesis *h) {
     int again = 0;
     const int asked = text_job_is_asked(s->front, options);
+    if (job->answers) return 0;
     if (job->manner == TEXT_AS_IT_IS && !asked) {
         if (text_job_again(s->front, options, job, h, &again, &s->trouble)) return 0;
         if (again) return try_again(s, job), 1;

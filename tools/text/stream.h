@@ -47,6 +47,7 @@ struct text_stream {
     text_job *(*insert)(text_stream *stream, text_job *before, size_t at); /* another, behind one whose text is cut */
     void (*ask)(text_stream *stream, text_job *job, moe_request *request); /* fill the request: ids and all else */
     void (*finish)(text_stream *stream, text_job *job, const moe_result *result); /* result NULL: it was not asked */
+    void (*grown)(text_stream *stream, text_job *job); /* a job whose request has text_stream_grow; may be NULL */
 
     /* The earlier lines of a text that a model is shown with a new one, but for blank ones: appended to *out, each with
      * a line break. NULL: the lines of all texts, which are kept here. */
@@ -65,6 +66,9 @@ struct text_stream {
 };
 
 int text_stream_is_blank(const char *data, size_t length); /* of a line: white space alone */
+
+/* For moe_request.partial: what the model writes for a job is kept as it comes (text_job_show), and `grown` called. */
+void text_stream_grow(void *stream, void *job, const int32_t *ids, size_t n);
 
 /* Append what stands between a part and the next one: the white space of the source, or a space where a script without
  * spaces had none; nothing at the frame of a message. */

@@ -824,11 +824,16 @@ int text_decode_begins(const text_front *front, const int32_t *ids, size_t n, ui
     return failed;
 }
 
+/* More of a text; what is none is left out. */
+static void bpe_add(const text_front *front, bpe_stream *stream, const int32_t *ids, size_t count, text_bytes *out) {
+    for (size_t i = 0; i < count; i++)
+        if (!is_control(front, ids[i])) bpe_decode(front->bpe, stream, &ids[i], 1, out);
+}
+
 static int bpe_join(const text_front *front, const int32_t *ids, size_t count, char **text, size_t *length) {
     text_bytes out = { 0 };
     bpe_stream stream = { 0 };
-    for (size_t i = 0; i < count; i++)
-        if (!is_control(front, ids[i])) bpe_decode(front->bpe, &stream, &ids[i], 1, &out);
+    bpe_add(front, &stream, ids, count, &out);
     bpe_decode_end(&stream, &out);
     *text = out.data;
     *length = out.length;
@@ -866,6 +871,12 @@ static int join(const text_front *front, const int32_t *ids, size_t count, char 
     return failed;
 }
 
+/* Spaces in the place of line breaks and TABs, unless `lines` stay, and of NUL bytes. */
+static void blank_breaks(char *text, size_t length, int lines) {
+    for (size_t i = 0; i < length; i++)
+        if (!text[i] || (!lines && (text[i] == '\n' || text[i] == '\r' || text[i] == '\t'))) text[i] = ' ';
+}
+
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error) {
     char why[200] = "out of memory", *text = NULL;
     size_t length = 0;
@@ -874,8 +885,7 @@ moe_status text_decode(const text_front *front, const int32_t *ids, size_t count
         free(text);
         return text_spm_failed(failed, "ids", why, error);
     }
-    for (size_t i = 0; i < length; i++)
-        if (text[i] == '\n' || text[i] == '\r' || text[i] == '\t' || text[i] == '\0') text[i] = ' ';
+    blank_breaks(text, length, 0);
     text_append(out, text, length);
     free(text);
     return out->failed ? text_out_of_memory(error) : MOE_OK;
@@ -890,6 +900,13 @@ int text_decodes_lines(const text_front *front, const int32_t *ids, size_t count
     const int lines = begin < length && memchr(text + begin, '\n', length - begin) != NULL;
     free(text);
     return lines;
+}
+
+void text_decode_more(const text_front *front, bpe_stream *stream, const int32_t *ids, size_t count, int lines,
+                      text_bytes *out) {
+    const size_t begin = out->length;
+    bpe_add(front, stream, ids, count, out);
+    if (!out->failed && out->length > begin) blank_breaks(out->data + begin, out->length - begin, lines);
 }
 
 static int is_blank(char c) { return c == ' ' || c == '\t'; }
@@ -1101,7 +1118,7 @@ text_read text_reader_next(text_reader *r, int wait, text_line *line) {
             line->data = data + r->begin;
             line->length = stop - r->begin;
             line->number = ++r->lines;
-            line->given = NULL;
+            line->given = NULL, line->prompt = NULL;
             line->kept = 0;
             r->begin = r->searched = end ? stop + 1 : stop;
             r->skipping = !end && !r->at_end;

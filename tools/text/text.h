@@ -163,6 +163,10 @@ moe_status text_encode_template(const text_front *front, const char *text, size_
 /* Appends to *out. The result holds no line break and no TAB, whatever the pieces say: they become spaces. */
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error);
 int text_decodes_lines(const text_front *front, const int32_t *ids, size_t count); /* whether there are several */
+/* The same of tokens as they come, appended to *out, so that all of it together is what one call gives. `lines`: line
+ * breaks and TABs stay. Only with bpe (bpe_decode_end ends it). */
+void text_decode_more(const text_front *front, bpe_stream *stream, const int32_t *ids, size_t count, int lines,
+                      text_bytes *out);
 /* Where each of the ids that text_encode gives begins in the text, as spm_encode_begins. */
 int text_encode_begins(const text_front *front, const char *text, size_t length, uint32_t **begins, size_t *capacity,
                        size_t *count, char *error, size_t error_size);
@@ -203,6 +207,8 @@ typedef struct text_line {
     int kept;          /* it is of an ICU message that goes over several lines, and stays as it is */
     const char *given; /* [given_length] the target, NULL: there is none, or it is in `data` (text_options.pairs) */
     size_t given_length;
+    const int32_t *prompt; /* [n_prompt] ids that are answered, in the place of `data`; NULL: there are none */
+    size_t n_prompt;
 } text_line;
 
 typedef struct text_reader {

@@ -98,6 +98,7 @@ class Call:
         self.task, self.source, self.target = task, language(source), language(target)
         self.glossary = glossary
         self.found, self.error, self.live, self.queued = {}, None, True, False
+        self.tell = None  # called in the engine's thread with what is new of a text before its result; None: never
 
     def next(self):
         return self.again.popleft() if self.again else next(self.jobs, None)
@@ -177,6 +178,7 @@ class Engine:
         self.calls, self.waiting = set(), deque()  # all that live; those with jobs to begin
         self.under_way, self.numbers = {}, itertools.count(1)
         self.worker, self.closed, self.glossaries, self.makers = None, False, weakref.WeakSet(), 0
+        self.partial = None  # the function for the library, as long as the thread runs
         error = c.Error()
         code = lib().moetext_new(model._handle, settings, ctypes.byref(self.handle), ctypes.byref(error))
         if code != c.OK:
@@ -262,7 +264,9 @@ class Engine:
             if self.worker is not None or self.closed:
                 return
             self.worker = threading.current_thread()
-        pull, done = c.PULL(self.pull), c.DONE(self.done)
+        pull, done, partial = c.PULL(self.pull), c.DONE(self.done), c.PARTIAL(self.tell)
+        with self.state:
+            self.partial = partial
         try:
             while self.goes_on():
                 error = c.Error()
@@ -270,6 +274,8 @@ class Engine:
                 self.settle(code, error)
         finally:
             with self.state:
+                if self.partial is partial:
+                    self.partial = None  # which would keep this object
                 if self.worker is threading.current_thread():
                     self.worker = None
                     if self.closed:
@@ -307,9 +313,19 @@ class Engine:
         request.task, request.source, request.target = call.task, call.source, call.target
         request.dropped = ctypes.addressof(call.dropped)
         request.glossary = call.glossary and call.glossary.handle
+        request.partial = ctypes.cast(self.partial, ctypes.c_void_p) if call.tell else None
         request.user = number = next(self.numbers)
         job.kept = kept
         self.under_way[number] = job
+
+    def tell(self, _, partial):
+        with self.state:
+            call = self.under_way[partial[0].user].call
+        if call.live:
+            try:
+                call.tell(partial[0])
+            except BaseException as error:
+                call.fail(error)
 
     def done(self, _, result):
         with self.state:

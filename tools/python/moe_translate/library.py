@@ -49,6 +49,10 @@ class Request(ctypes.Structure):
         ("dropped", c_void_p),
         ("context", c_char_p),
         ("context_length", c_size_t),
+        ("partial", c_void_p),
+        ("ids", POINTER(c_int32)),
+        ("n_ids", c_size_t),
+        ("limit", c_size_t),
     ]
 
 
@@ -98,8 +102,20 @@ class Result(ctypes.Structure):
     ]
 
 
+class Partial(ctypes.Structure):
+    _fields_ = [
+        ("user", c_void_p),
+        ("text", c_void_p),
+        ("length", c_size_t),
+        ("after", c_void_p),
+        ("after_length", c_size_t),
+        ("n_ids", c_size_t),
+    ]
+
+
 PULL = CFUNCTYPE(c_int, c_void_p, c_int, POINTER(Request))
 DONE = CFUNCTYPE(None, c_void_p, POINTER(Result))
+PARTIAL = CFUNCTYPE(None, c_void_p, POINTER(Partial))
 
 FUNCTIONS = {  # name: (result, arguments)
     "moe_status_name": (c_char_p, [c_int]),

@@ -7,9 +7,10 @@ import itertools
 import os
 import tempfile
 import threading
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 from . import library as c
 from .engine import (
@@ -389,6 +390,44 @@ class _Stream(Call):
         return result
 
 
+class _Growing(Call):
+    """One text, and what is new of its translation as it comes. The library may begin it anew, to the same bytes."""
+
+    def __init__(self, text, given, notify, **more):
+        super().__init__(iter(()), None, notify, **more)
+        self.jobs = self.begin(text, given)
+        self.tell, self.news, self.ended = self.add, deque(), False
+        self.seen = self.sent = 0  # bytes that the library has said since it began; that are among the news or were
+
+    def begin(self, text, given):
+        yield Job(self, 0, text, given)
+
+    def next(self):
+        job = super().next()
+        if job:
+            self.seen = 0
+        return job
+
+    def add(self, raw):
+        text, before = ctypes.string_at(raw.text, raw.length), self.seen
+        self.seen += len(text)
+        text = text[max(0, self.sent - before) :]
+        self.sent += len(text)
+        self.news.append((text, ctypes.string_at(raw.after, raw.after_length)))
+        self.notify()
+
+    def put(self, job, raw):
+        text, status, message = _best(job, raw)
+        self.news.append((text[self.sent :], b""))
+        if status:
+            self.error = TextError(message.decode("utf-8", "replace"), lib().moe_status_name(status).decode(), 0)
+        self.ended = True
+        self.notify()
+
+    def done(self):
+        return self.error or self.ended
+
+
 class Translator:
     """Translates texts with one model (default: default_model()). Options by name, as options() lists them: target,
     beam, batch, threads... glossary: terms that translations must use, a file (option glossary) or {source: target}; a
@@ -560,6 +599,65 @@ class Translator:
                     arrived.wait(_LOOK)
         finally:
             stream.leave()
+
+    @overload
+    def stream(
+        self,
+        text: str,
+        target: "str | None" = None,
+        source: "str | None" = None,
+        prefix: "str | None" = None,
+        glossary: "Mapping[str, str] | None" = None,
+        *,
+        after: "Literal[False]" = False,
+    ) -> Iterator[str]: ...
+
+    @overload
+    def stream(
+        self,
+        text: str,
+        target: "str | None" = None,
+        source: "str | None" = None,
+        prefix: "str | None" = None,
+        glossary: "Mapping[str, str] | None" = None,
+        *,
+        after: "Literal[True]",
+    ) -> Iterator[tuple[str, str]]: ...
+
+    def stream(
+        self,
+        text: str,
+        target: "str | None" = None,
+        source: "str | None" = None,
+        prefix: "str | None" = None,
+        glossary: "Mapping[str, str] | None" = None,
+        *,
+        after: bool = False,
+    ) -> "Iterator[str] | Iterator[tuple[str, str]]":
+        """The translation of one text while it is made, in pieces that stay: joined they are translate(text). A part, a
+        sentence or line, comes as a whole, since it may be tried again until it is finished; with the option split=0,
+        or a prefix, its words come one by one, unless something in the text is kept. after: pairs of such a piece and
+        of what seems to follow, to be shown until the next one. Closing the iterator stops the work."""
+        arrived = threading.Event()
+        named = self._for(target, source, glossary, prefix)
+        task = c.TRANSLATE if prefix is None else c.PREFIX
+        call = _Growing(checked(text), None if prefix is None else checked(prefix), arrived.set, task=task, **named)
+        try:
+            self._submit(call)
+            while call.news or not call.done():
+                arrived.clear()
+                if call.news:
+                    piece, behind = (part.decode("utf-8") for part in call.news.popleft())
+                    if after:
+                        yield piece, behind
+                    elif piece:
+                        yield piece
+                elif not call.done():
+                    arrived.wait(_LOOK)
+            if call.error:
+                raise call.error
+        finally:
+            self._engine.end(call)
 
     async def stream_async(
         self,
