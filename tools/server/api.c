@@ -154,8 +154,13 @@ static void take_libre(ask *a, const char *name, const char *value, size_t lengt
     }
 }
 
-static const dialect libre_texts = { "q",        "source", "target",         "error", MHD_HTTP_TOO_MANY_REQUESTS,
-                                     take_libre, NULL,     send_translations };
+static const dialect libre_texts = { .texts = "q",
+                                     .source = "source",
+                                     .target = "target",
+                                     .error = "error",
+                                     .beyond = MHD_HTTP_TOO_MANY_REQUESTS,
+                                     .take = take_libre,
+                                     .send = send_translations };
 
 /* ==== 3. Translate ====================================================================================== */
 
@@ -167,12 +172,12 @@ static int leads(const server *s, const char *source, const char *target) {
 }
 
 /* Languages and limits of a request to translate. */
-static void check_translation(const server *s, ask *a, refusal *r) {
+static void check_translation(server *s, ask *a, refusal *r) {
     const dialect *d = api_routes[a->route].speaks;
     const int known = moetext_model_language_count(s->model) > 0;
     if (strcmp(a->source, "auto") == 0) a->source[0] = 0;
     if (d->check) d->check(s, a, r);
-    if (r->status) return;
+    if (r->status || d->read) return;
     if (!a->target[0]) refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: missing %s parameter", d->target);
     else if (known && moetext_model_language_find(s->model, a->target) < 0)
         refuse(r, MHD_HTTP_BAD_REQUEST, "%s is not supported", a->target);
@@ -280,8 +285,9 @@ static enum MHD_Result send_stream(server *s, ask *a) {
     void **closure = malloc(2 * sizeof *closure);
     if (!closure) return MHD_NO;
     closure[0] = a, closure[1] = s;
-    return send_response(s, a, MHD_HTTP_OK, "application/x-ndjson",
-                         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 4096, stream_lines, closure, free));
+    struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 4096, stream_lines, closure, free);
+    if (r) MHD_add_response_header(r, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
+    return send_response(s, a, MHD_HTTP_OK, a->chat ? "text/event-stream" : "application/x-ndjson", r);
 }
 
 /* The first text that could not be translated, and why. NULL: there is none. */
@@ -291,15 +297,17 @@ static const text_item *failed_item(const ask *a) {
     return NULL;
 }
 
+int is_theirs(const text_item *item) { return item->status == MOE_ERROR_ARGUMENT || item->status == MOE_ERROR_LIMIT; }
+
 static enum MHD_Result send_failure(server *s, ask *a, const text_item *item) {
-    const int theirs = item->status == MOE_ERROR_ARGUMENT || item->status == MOE_ERROR_LIMIT;
     text_bytes message = { 0 };
     if (a->is_list)
         text_printf(&message, "%s[%zu]: ", api_routes[a->route].speaks->texts,
                     a->html ? item->page : (size_t)(item - a->items));
     text_append(&message, item->answer.data ? item->answer.data : "", item->answer.length);
-    const enum MHD_Result result = send_error(s, a, theirs ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_INTERNAL_SERVER_ERROR,
-                                              message.data ? message.data : "out of memory");
+    const enum MHD_Result result =
+        send_error(s, a, is_theirs(item) ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_INTERNAL_SERVER_ERROR,
+                   message.data ? message.data : "out of memory");
     text_bytes_free(&message);
     return result;
 }
@@ -530,6 +538,9 @@ const route api_routes[] = {
     { "GET", "/v2/usage", NEEDS_BODY | NEEDS_KEY, deepl_usage, &deepl_parameters },
     { "POST", "/v2/usage", NEEDS_BODY | NEEDS_KEY, deepl_usage, &deepl_parameters },
     { "POST", "/imme", NEEDS_BODY | NEEDS_KEY, answer_translate, &immersive_texts },
+    { "POST", "/v1/chat/completions", NEEDS_BODY | NEEDS_KEY, answer_translate, &openai_chat },
+    { "GET", "/v1/models", NEEDS_KEY, openai_list, &openai_models },
+    { "GET", "/v1/models/", NEEDS_KEY, openai_model, &openai_models },
     { "GET", "/health", ALWAYS, answer_health, NULL },
     { "GET", "/metrics", NEEDS_KEY, answer_metrics, NULL },
     { "GET", "/", 0, answer_page, NULL },

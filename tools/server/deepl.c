@@ -196,9 +196,14 @@ static enum MHD_Result send_list(server *s, ask *a) {
     return send_bytes(s, a, MHD_HTTP_OK, "application/json", &out);
 }
 
-const dialect deepl_texts = { "text",         "source_lang", "target_lang", "message",
-                              QUOTA_EXCEEDED, take_deepl,    NULL,          send_list };
-const dialect deepl_parameters = { NULL, NULL, NULL, "message", QUOTA_EXCEEDED, take_deepl, NULL, NULL };
+const dialect deepl_texts = { .texts = "text",
+                              .source = "source_lang",
+                              .target = "target_lang",
+                              .error = "message",
+                              .beyond = QUOTA_EXCEEDED,
+                              .take = take_deepl,
+                              .send = send_list };
+const dialect deepl_parameters = { .error = "message", .beyond = QUOTA_EXCEEDED, .take = take_deepl };
 
 enum MHD_Result deepl_usage(server *s, ask *a) {
     text_bytes out = { 0 };
@@ -220,5 +225,10 @@ static void take_immersive(ask *a, const char *name, const char *value, size_t l
     if (strcmp(name, "token") == 0) take_word(a->key, sizeof a->key, value, length);
 }
 
-const dialect immersive_texts = { "text_list",    "source_lang", "target_lang", "error", MHD_HTTP_TOO_MANY_REQUESTS,
-                                  take_immersive, NULL,          send_list };
+const dialect immersive_texts = { .texts = "text_list",
+                                  .source = "source_lang",
+                                  .target = "target_lang",
+                                  .error = "error",
+                                  .beyond = MHD_HTTP_TOO_MANY_REQUESTS,
+                                  .take = take_immersive,
+                                  .send = send_list };

@@ -144,7 +144,7 @@ static void take_nothing(ask *a, const char *name, const char *value, size_t len
     (void)a, (void)name, (void)value, (void)length, (void)r;
 }
 
-static void check_file(const server *s, ask *a, refusal *r) {
+static void check_file(server *s, ask *a, refusal *r) {
     const text_item *text = &a->items[0];
     const char *ending = ending_of(&a->file);
     (void)s;
@@ -195,8 +195,14 @@ static enum MHD_Result send_address(server *s, ask *a) {
                  : send_error(s, a, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory, or of random bytes");
 }
 
-const dialect file_texts = { "file",       "source",   "target",    "error", MHD_HTTP_TOO_MANY_REQUESTS,
-                             take_nothing, check_file, send_address };
+const dialect file_texts = { .texts = "file",
+                             .source = "source",
+                             .target = "target",
+                             .error = "error",
+                             .beyond = MHD_HTTP_TOO_MANY_REQUESTS,
+                             .take = take_nothing,
+                             .check = check_file,
+                             .send = send_address };
 
 static void file_was_sent(void *closure) {
     shared_data *data = closure;

@@ -252,8 +252,10 @@ enum MHD_Result send_bytes(server *s, ask *a, unsigned status, const char *type,
 enum MHD_Result send_error(server *s, ask *a, unsigned status, const char *message) {
     text_bytes out = { 0 };
     json j = { .out = &out };
+    const dialect *d = a->route >= 0 ? api_routes[a->route].speaks : NULL;
     json_open(&j, NULL, '{');
-    json_clean(&j, api_error_name(a), message, strlen(message));
+    if (d && d->put_error) d->put_error(a, &j, message, status);
+    else json_clean(&j, api_error_name(a), message, strlen(message));
     json_close(&j, '}');
     text_append(&out, "\n", 1);
     return send_bytes(s, a, status, "application/json", &out);
@@ -438,7 +440,8 @@ static enum MHD_Result answer_whole(server *s, ask *a) {
     find_key(a);
     a->known = key_number(s, a->key);
     if (!r.status && (to->flags & NEEDS_KEY) && s->n_keys && !a->known)
-        refuse(&r, MHD_HTTP_FORBIDDEN, "Invalid API key%s", "");
+        refuse(&r, to->speaks && to->speaks->put_error ? MHD_HTTP_UNAUTHORIZED : MHD_HTTP_FORBIDDEN,
+               "Invalid API key%s", "");
     return r.status ? send_error(s, a, r.status, r.message) : to->answer(s, a);
 }
 

@@ -33,7 +33,8 @@ static void usage(FILE *to) {
           "Translates over HTTP, with LibreTranslate's interface, and one page to try it:\n"
           "POST /translate, /translate_file, /detect; GET /languages, /health, /metrics,\n"
           "/frontend/settings, /spec, /; DeepL's /v2/translate, /v2/languages, /v2/usage;\n"
-          "immersive-translate's /imme. All clients are decoded together.\n"
+          "immersive-translate's /imme; OpenAI's /v1/chat/completions, /v1/models with\n"
+          "a decoder-only model. All clients are decoded together.\n"
           "\n" PROGRAM_HELP_MODEL "                            May be repeated: all directions that the models\n"
           "                            give, alone or two with a language between them\n"
           "      --models DIR          the same with all models (*.bin) of a folder, each\n"
@@ -276,6 +277,14 @@ static int is_given(const options *o, const char *name) {
     return 0;
 }
 
+/* A parameter by its name; 0: there is none. */
+static double param_of(const moe_session_params *p, const char *name) {
+    const moe_param *param;
+    for (size_t i = 0; (param = moe_param_at(i)); i++)
+        if (strcmp(param->name, name) == 0) return moe_param_get(p, i);
+    return 0;
+}
+
 /* Who has texts in the batch already leaves a quarter of it to those who have none: else they would wait until as many
  * of the others' sentences, which began together, end together, and what is asked to rerank those. */
 static void keep_room(server *s) {
@@ -286,9 +295,17 @@ static void keep_room(server *s) {
     if (engine) p = moe_session_params_default(engine);
     if (text_settings_parse(&wishes, s->options.settings.data, &error)) return;
     text_settings_apply(&wishes, &p);
+    s->max_prompt = (size_t)p.max_source;
+    s->temperature = param_of(&p, "sample") > 0 ? param_of(&p, "temperature") : 0;
     if (p.batch < 4) return;
     s->busy = (size_t)p.batch * 3 / 4;
     s->calm = s->busy - (size_t)p.batch / 4; /* the encoder takes sentences in groups */
+}
+
+static int answers_messages(const moetext_model *model) {
+    const moetext_message hello = { .role = MOETEXT_USER, .text = "" };
+    size_t n;
+    return moetext_model_prompt(model, &hello, 1, NULL, 0, &n, NULL) == MOE_OK;
 }
 
 /* The translator, by default with what the page shows: other translations, and which words belong together. */
@@ -306,12 +323,14 @@ static int open_translator(server *s) {
     };
     const size_t n = sizeof extras / sizeof *extras;
     size_t length = s->options.settings.length;
-    int asked = is_given(&s->options, "nbest") || is_given(&s->options, "alignment");
+    s->answers = answers_messages(s->model); /* which are greedy, as moe-translate is with such a model */
+    const int asked = s->answers || is_given(&s->options, "nbest") || is_given(&s->options, "alignment");
     for (size_t i = asked ? n - 1 : 0; i < n; i++) {
         s->options.settings.length = length;
         text_append_string(&s->options.settings, extras[i]);
         if (s->options.settings.failed) break;
         if (moetext_new(s->model, s->options.settings.data, &s->translator, &error)) continue;
+        s->began = time(NULL);
         s->aligned = strstr(s->options.settings.data, "alignment=1") != NULL;
         keep_room(s);
         return -1;

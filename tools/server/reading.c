@@ -230,6 +230,20 @@ static void take_texts(reader *read, const cJSON *texts) {
         }
 }
 
+/* The texts and parameters of an object. */
+static void take_members(reader *read, const cJSON *all) {
+    const dialect *d = read->speaks;
+    const cJSON *member;
+    cJSON_ArrayForEach(member, all) {
+        if (!member->string || read->r->status || cJSON_IsNull(member) || is_texts(read, member->string)) continue;
+        if (d->texts && cJSON_IsObject(member) && strcmp(member->string, "glossary") == 0) take_glossary(read, member);
+        else if (is_context(read, member->string) && !cJSON_IsString(member))
+            refuse(read->r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s is no text", "context");
+        else take_member(read, member);
+    }
+    if (!read->r->status && d->texts) take_texts(read, cJSON_GetObjectItemCaseSensitive(all, d->texts));
+}
+
 static void read_json(reader *read) {
     ask *a = read->a;
     refusal *r = read->r;
@@ -241,23 +255,15 @@ static void read_json(reader *read) {
         return;
     }
     read->has_texts = 1;
-    MHD_get_connection_values_n(a->connection, MHD_GET_ARGUMENT_KIND, take_argument, read);
+    if (!read->speaks->read) MHD_get_connection_values_n(a->connection, MHD_GET_ARGUMENT_KIND, take_argument, read);
     cJSON *all = raw_nul ? NULL : cJSON_ParseWithLengthOpts(data, a->body.length, &behind, 0);
-    const cJSON *member;
     if (raw_nul) refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: a NUL byte in JSON%s", "");
     else if (!cJSON_IsObject(all)) refuse(r, MHD_HTTP_BAD_REQUEST, "the request is no JSON object%s", "");
     else if (!at_end(behind, data + a->body.length))
         refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: something stands behind the JSON object%s", "");
     else if (names_nul(&a->body)) refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: a text holds U+0000%s", "");
-    cJSON_ArrayForEach(member, all) {
-        if (!member->string || r->status || cJSON_IsNull(member) || is_texts(read, member->string)) continue;
-        if (read->speaks->texts && cJSON_IsObject(member) && strcmp(member->string, "glossary") == 0)
-            take_glossary(read, member);
-        else if (is_context(read, member->string) && !cJSON_IsString(member))
-            refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s is no text", "context");
-        else take_member(read, member);
-    }
-    if (!r->status && read->speaks->texts) take_texts(read, cJSON_GetObjectItemCaseSensitive(all, read->speaks->texts));
+    else if (read->speaks->read) read->speaks->read(a, all, r);
+    else take_members(read, all);
     cJSON_Delete(all);
 }
 
@@ -265,7 +271,7 @@ void read_body(ask *a, size_t max_texts, refusal *r) {
     const dialect *d = api_routes[a->route].speaks;
     reader read = { .a = a, .r = r, .speaks = d, .max_texts = max_texts };
     const char *type = MHD_lookup_connection_value(a->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_TYPE);
-    if (type && strncasecmp(type, "application/json", 16) == 0) read_json(&read);
+    if (d->read || (type && strncasecmp(type, "application/json", 16) == 0)) read_json(&read);
     else read_form(&read);
     text_bytes_free(&a->body);
     a->body = (text_bytes){ 0 };

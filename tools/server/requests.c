@@ -42,11 +42,11 @@ static void ask_free(ask *a) {
     text_bytes_free(&a->terms);
     text_bytes_free(&a->context);
     moetext_glossary_free(a->glossary);
+    chat_free(a->chat);
     free(a);
 }
 
-/* With the lock held: let the connection go on, if it waits. */
-static void ask_wake(ask *a) {
+void ask_wake(ask *a) {
     if (!a->suspended) return;
     a->suspended = 0;
     MHD_resume_connection(a->connection);
@@ -105,7 +105,8 @@ const char *requests_why(const ask *a) {
 static void ask_cut(server *s, ask *a, unsigned why) {
     a->cut = why;
     __atomic_store_n(&a->dropped, 1, __ATOMIC_RELAXED);
-    if (a->stream && why != CLIENT_GONE) {
+    if (a->stream && a->chat && why != CLIENT_GONE) chat_error(a, requests_why(a), why);
+    else if (a->stream && why != CLIENT_GONE) {
         json j = { .out = &a->lines };
         json_open(&j, NULL, '{');
         json_text(&j, "error", requests_why(a));
@@ -318,6 +319,7 @@ static int pull_text(void *closure, int wait, moetext_request *request) {
         request->glossary = item->of->glossary;
         if (moetext_takes_context(s->translator)) /* others do not know the parameter */
             request->context = item->of->context.data, request->context_length = item->of->context.length;
+        if (item->of->chat) chat_ask(item, request);
         request->place = &item->place;
         request->dropped = &item->of->dropped;
         request->user = item;
@@ -484,7 +486,9 @@ static void item_finish(server *s, text_item *item) {
         return;
     }
     if (a->state != ASK_WAITING) return;
-    if (a->stream) write_item(a, item), ask_wake(a);
+    if (a->stream && a->chat) chat_end(s, a);
+    else if (a->stream) write_item(a, item);
+    if (a->stream) ask_wake(a);
     if (a->n_done == a->n_items) ask_finish(s, a);
 }
 
@@ -506,7 +510,8 @@ static void text_done(void *closure, const moetext_result *result) {
     server *s = the_server(closure);
     text_item *item = result->user;
     item->status = result->status;
-    if (result->status || !result->n_hypotheses)
+    if (item->of->chat) chat_done(item, result);
+    else if (result->status || !result->n_hypotheses)
         text_append_string(&item->answer, result->status ? result->message : "");
     else {
         const moetext_hypothesis *best = &result->hypotheses[0];

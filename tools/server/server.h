@@ -8,6 +8,7 @@
  *   reading.c      parsing requests: JSON, forms and multipart
  *   api.c          the answers of all addresses; their table is api_routes
  *   deepl.c        the interfaces of DeepL and of immersive-translate
+ *   openai.c       the interface of OpenAI's chat, for models that answer messages
  *   files.c        files that are translated, and kept until they are fetched
  *
  * Threads. libmicrohttpd has threads that read and write; the decoder's thread runs one moetext_translate for as long
@@ -29,6 +30,7 @@
 #include "tools/text/json.h"
 #include "tools/text/moetext.h"
 
+#include <cjson/cJSON.h>
 #include <microhttpd.h>
 #include <pthread.h>
 #include <sys/types.h>
@@ -64,6 +66,7 @@ enum { FETCHED = 160, KEPT_FILES = 100 }; /* bytes of a translated file's name; 
 enum { HTML_XML = 2 }; /* ask.html of XML */
 
 typedef struct ask ask;
+typedef struct chat chat; /* what an ask for an answer to messages has beside; its one item has the answer */
 
 typedef struct guest { /* a client: an API key or an address. One lives while the decoder has texts to come from it */
     struct guest *next, *before; /* in a ring */
@@ -140,6 +143,7 @@ struct ask {
     int is_list, alternatives, details, experts, stream, html;
     page *pages; /* [n_pages] of an ask for HTML, whose items are segments of them */
     size_t n_pages;
+    chat *chat;            /* NULL: it is none of openai.c */
     int billed;            /* how many characters each text has is asked for */
     int targets;           /* languages as targets */
     text_bytes file;       /* the name of a file that is to be translated */
@@ -187,9 +191,14 @@ typedef struct server {
     options options;
     moetext_model *model;
     moetext *translator;
-    experts *experts;        /* the decoder's; NULL: not needed yet, or see no_experts */
-    int no_experts;          /* they cannot be seen */
-    int aligned;             /* its results have links between words */
+    experts *experts;   /* the decoder's; NULL: not needed yet, or see no_experts */
+    int no_experts;     /* they cannot be seen */
+    int aligned;        /* its results have links between words */
+    int answers;        /* the model answers messages, */
+    size_t max_prompt;  /* of so many tokens at most, */
+    double temperature; /* with this temperature; 0: greedily */
+    uint64_t n_answers; /* that were begun; atomic */
+    time_t began;
     text_detector *detector; /* NULL: languages cannot be told */
     pthread_mutex_t detecting;
     int64_t minute; /* that `rates` is of */
@@ -283,6 +292,8 @@ size_t requests_cut(server *s);
 size_t requests_under_way(server *s);
 /* Why an ask was cut, in words. */
 const char *requests_why(const ask *a);
+/* With the lock held: let the connection of a request go on, if it waits. */
+void ask_wake(ask *a);
 /* Hand the texts of a request to the decoder and let its connection wait. */
 void requests_enqueue(server *s, ask *a, refusal *r);
 /* The connection is done with a request, or gone. */
@@ -311,8 +322,10 @@ typedef struct dialect {
     const char *error;                   /* the member with the error */
     unsigned beyond;                     /* the status where the quota of a key is spent */
     void (*take)(ask *a, const char *name, const char *value, size_t length, refusal *r); /* other parameters */
-    void (*check)(const server *s, ask *a, refusal *r); /* all is read; NULL: there is nothing to be looked at */
+    void (*check)(server *s, ask *a, refusal *r);       /* all is read; NULL: there is nothing to be looked at */
     enum MHD_Result (*send)(server *s, ask *a);         /* all that was asked for is translated */
+    void (*read)(ask *a, const cJSON *all, refusal *r); /* the JSON of a body, in the place of `take` */
+    void (*put_error)(const ask *a, json *j, const char *message, unsigned status); /* in the place of `error` */
 } dialect;
 
 enum { NEEDS_BODY = 1, NEEDS_KEY = 2, ALWAYS = 4 }; /* ALWAYS: limits of its client do not count */
@@ -327,6 +340,8 @@ typedef struct route {
 extern const route api_routes[];
 extern const size_t api_route_count;
 
+/* Whether an item failed because of what was asked. */
+int is_theirs(const text_item *item);
 /* The name of the member with the error of an ask. */
 const char *api_error_name(const ask *a);
 /* Texts or documents of an ask, and what one has become: valid until *whole is freed. */
@@ -344,6 +359,20 @@ const char *language_name(const char *code);
 extern const dialect deepl_texts, deepl_parameters, immersive_texts;
 enum MHD_Result deepl_languages(server *s, ask *a);
 enum MHD_Result deepl_usage(server *s, ask *a);
+
+/* ---- openai.c ------------------------------------------------------------------------------------------ */
+
+extern const dialect openai_chat, openai_models;
+enum MHD_Result openai_list(server *s, ask *a);
+enum MHD_Result openai_model(server *s, ask *a);
+void chat_free(chat *c); /* NULL is fine */
+/* In the decoder's thread: what it is asked; that it has more, or all, of an answer. */
+void chat_ask(const text_item *item, moetext_request *request);
+void chat_partial(void *closure, const moetext_partial *partial);
+void chat_done(text_item *item, const moetext_result *result);
+/* With the lock held: the last events of a stream; or that it failed. */
+void chat_end(const server *s, ask *a);
+void chat_error(ask *a, const char *message, unsigned status);
 
 /* ---- files.c ------------------------------------------------------------------------------------------- */
 
