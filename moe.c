@@ -8648,16 +8648,16 @@ static const moe_param_row moe_param_rows[] = {
                 "1: tokens are drawn, by the model's settings where none are given; needs a beam of 1 (default: 0)") },
     { MOE_PARAM(temperature, 0, 100, 1, "temperature", "0 to 100",
                 "of draws: below 1 more, above 1 less of what is probable; 0: none (default: the model's)"),
-      MOE_DEFAULT("decode.temperature", 100, 1) },
+      MOE_DEFAULT("sample.temperature", 100, 1) },
     { MOE_PARAM(top_k, 0, 1 << 30, 0, "top-k", "0 to 1073741824",
                 "draw from so many of the most probable tokens; 0: from all (default: the model's)"),
-      MOE_DEFAULT("decode.top_k", 1 << 30, 0) },
+      MOE_DEFAULT("sample.top_k", 1 << 30, 0) },
     { MOE_PARAM(top_p, 0, 1, 1, "top-p", "0 to 1",
                 "draw from the most probable tokens that have this probability together (default: the model's)"),
-      MOE_DEFAULT("decode.top_p", 1, 1) },
+      MOE_DEFAULT("sample.top_p", 1, 1) },
     { MOE_PARAM(min_p, 0, 1, 1, "min-p", "0 to 1",
                 "draw from tokens with this share of the most probable one's probability (default: the model's)"),
-      MOE_DEFAULT("decode.min_p", 1, 0) },
+      MOE_DEFAULT("sample.min_p", 1, 0) },
     { MOE_PARAM(seed, 0, INT32_MAX, 0, "seed", "0 to 2147483647",
                 "another one draws other tokens; the same text has the same translation (default: 0)") },
     { MOE_PARAM(kv_bits, 0, 32, 0, "kv-bits", "8, 16 or 32",
@@ -8817,7 +8817,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     MOE_TRY(moe_check_number("rules", (int)p->rules, 0, MOE_RULE_SETS - 1, 0, error));
     if (p->temperature == 0.0f) p->sample = 0;
     if (p->sample && p->repetition_penalty == 0.0f && moe_rule_sets[p->rules].penalises)
-        p->repetition_penalty = (float)moe_meta_number(m, "decode.repetition_penalty", 0, 100, 0);
+        p->repetition_penalty = (float)moe_meta_number(m, "sample.repetition_penalty", 0, 100, 0);
     if (p->repetition_penalty == 1.0f) p->repetition_penalty = 0; /* none, with all rules */
     if (p->rerank > 0.0f && !moe_can_rerank(m))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "rerank",

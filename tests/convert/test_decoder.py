@@ -235,6 +235,27 @@ def draws_are_asked_for():
 
 
 @numpy_test
+def what_the_authors_recommend_is_in_the_file():
+    """Used by those who ask for draws, unless they say otherwise; shown by moe-info."""
+    with converted("llama") as (model, _, _):
+        lines = [line(make.prompt(i)) for i in range(PROMPTS)]
+        meta = moefile.read_meta(model)
+        found = {key: meta[f"sample.{key}"] for key in ("temperature", "top_k", "top_p", "repetition_penalty")}
+        assert found == {"temperature": 0.7, "top_k": 0, "top_p": 0.6, "repetition_penalty": 1.05}, found
+        shown = run([os.path.join(os.path.dirname(TRANSLATE), "moe-info"), model]).stdout
+        assert "--sample 1" in shown and "repetition_penalty 1.05" in " ".join(shown.split()), shown
+
+        def said(*options):
+            return run([TRANSLATE, "-m", model, "--ids", "--json", *limits(LIMIT), *options], lines).stdout
+        told = [f"--{key.replace('_', '-')}={value}" for key, value in found.items()]
+        assert said("--sample=1") == said("--seed=0") == said("--sample=1", *told)
+        for option in told:
+            name = option.split("=")[0]
+            other = {"--temperature": 2, "--top-k": 1, "--top-p": 1, "--repetition-penalty": 2}[name]
+            assert said("--sample=1", f"{name}={other}") != said("--sample=1"), name
+
+
+@numpy_test
 def experts_are_those_of_the_reading():
     for family in "hy_v3", "qwen3_moe":
         with converted(family) as (model, config, arrays), tempfile.TemporaryDirectory() as at:

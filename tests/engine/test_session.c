@@ -2643,11 +2643,11 @@ static void defaults_come_from_the_file(void **state) {
     mw_real(m, "decode.rerank", 0.75);
     mw_real(m, "decode.max_len_factor", 1.5);
     mw_int(m, "decode.max_len_offset", 6);
-    mw_real(m, "decode.temperature", 0.75);
-    mw_int(m, "decode.top_k", 20);
-    mw_real(m, "decode.top_p", 0.625);
-    mw_real(m, "decode.min_p", 0.0625);
-    mw_real(m, "decode.repetition_penalty", 1.5);
+    mw_real(m, "sample.temperature", 0.75);
+    mw_int(m, "sample.top_k", 20);
+    mw_real(m, "sample.top_p", 0.625);
+    mw_real(m, "sample.min_p", 0.0625);
+    mw_real(m, "sample.repetition_penalty", 1.5);
     mw_int(m, "limit.source", 33);
     mw_int(m, "limit.target", 44);
     f = open_model(m);
@@ -2690,7 +2690,7 @@ static void a_recommended_penalty_goes_with_draws(void **state) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     ask *asks = random_asks(3, N);
     (void)state;
-    mw_real(m, "decode.repetition_penalty", 3);
+    mw_real(m, "sample.repetition_penalty", 3);
     fixture *f = open_model(m);
     heard *greedy[4] = { NULL };
     for (size_t i = 0; i < CASES; i++)

@@ -173,8 +173,18 @@ def read_config(c):
     return m
 
 
-# generation_config.json may ask for sampling, which is not what this engine does by itself.
+# generation_config.json may ask for sampling, which is not what this engine does by itself: its settings are kept for
+# those who ask for it. Key: what it is, its least and most. Without one the engine has none, unlike transformers.
 ACCEPTED = "do_sample", "repetition_penalty"
+SAMPLING = {"temperature": (float, 0.0, 100.0), "top_k": (int, -1, 1 << 30), "top_p": (float, 0.0, 1.0),
+            "min_p": (float, 0.0, 1.0), "repetition_penalty": (float, 0.0, 100.0)}
+
+
+def sampling_meta(c):
+    """sample.*: what the authors recommend."""
+    found = {key: c.get(key, kind, least=least, most=most) for key, (kind, least, most) in SAMPLING.items()
+             if c.values.get(key) is not None}
+    return {f"sample.{key}": max(value, 0) for key, value in found.items()}  # a top_k of -1 is none
 
 
 def decode_meta(c, m, config):
@@ -192,7 +202,7 @@ def decode_meta(c, m, config):
             "decode.beam": c.get("num_beams", int, 1, least=1, most=64),
             "decode.length_penalty": c.get("length_penalty", float, 1.0, least=0.0, most=100.0),
             "decode.length_constant": 0.0, "decode.early_stopping": int(c.get("early_stopping", bool, False)),
-            "decode.max_new": limit, "limit.source": limit, "limit.target": limit}
+            "decode.max_new": limit, "limit.source": limit, "limit.target": limit, **sampling_meta(c)}
     if ends[1:]:
         meta["token.ends"] = np.array(ends[1:], np.int64)
     pad = c.values.get("pad_token_id", config.values.get("pad_token_id"))

@@ -973,6 +973,10 @@ def describe_limits(e, m):
     m.coverage_penalty, m.rerank = (e.within("decode." + x, 0.0, 100.0, 0.0) for x in ("coverage_penalty", "rerank"))
     m.max_len_factor = e.within("decode.max_len_factor", 0.0, 1e6, 2.0)
     m.max_len_offset = e.within("decode.max_len_offset", 0, LONGEST, 10)
+    m.temperature, m.repetition_penalty = (e.within("sample." + x, 0.0, 100.0, otherwise)
+                                           for x, otherwise in (("temperature", 1.0), ("repetition_penalty", 0.0)))
+    m.top_k, m.top_p, m.min_p = e.within("sample.top_k", 0, 1 << 30, 0), e.within("sample.top_p", 0.0, 1.0, 1.0), \
+        e.within("sample.min_p", 0.0, 1.0, 0.0)
 
 
 def describe_attention(meta, m):

@@ -427,6 +427,7 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
                human_bytes(bytes, c), p.batch, p.beam, p.max_source, p.max_target);
 
     print_entries(m, "Decoding, unless told otherwise", "decode.", lost);
+    print_entries(m, "Drawing tokens (--sample 1), unless told otherwise", "sample.", lost);
     print_entries(m, "Training", "training.", lost);
     print_entries(m, "Data", "source.licences", lost);
     print_entries(m, "Quality of this file, as measured by its maker", "quality.", lost);
