@@ -1527,19 +1527,20 @@ MOE_INLINE size_t moe_scales_at(const moe_linear *l) {
     return l->scales_at ? l->scales_at : l->w->cols_padded + l->w->cols_padded / MOE_CODE_GROUP * sizeof(int16_t);
 }
 
-/* The scale of a row's codes from column k on, a multiple of 64. */
-MOE_INLINE float moe_block_scale(const moe_linear *l, size_t row, size_t k) {
+/* A scale of 64 codes. */
+MOE_INLINE float moe_block_scale(const int8_t *at) {
     float scale;
-    memcpy(&scale, l->codes + row * moe_code_bytes(l->w->cols) + moe_scales_at(l) + k / MOE_Q8_COLS * sizeof scale,
-           sizeof scale);
+    memcpy(&scale, at, sizeof scale);
     return scale;
 }
 
 /* Sums of a tile, [rows][16], of 64 columns, to floats, which are added to those of the columns before. */
 static void moe_add_block(const moe_linear *l, size_t row, size_t rows, const int32_t *sums) {
+    const size_t stride = moe_code_bytes(l->w->cols);
+    const int8_t *scales = l->codes + row * stride + moe_scales_at(l);
     float *to = l->floats + row * 16;
-    for (size_t r = row; r < row + rows; r++, to += 16, sums += 16) {
-        const float scale = moe_block_scale(l, r, 0);
+    for (size_t r = 0; r < rows; r++, to += 16, sums += 16) {
+        const float scale = moe_block_scale(scales + r * stride);
         for (size_t j = 0; j < 16; j++) to[j] = to[j] + (float)sums[j] * scale;
     }
 }
@@ -2161,6 +2162,8 @@ MOE_ISA_STATIC void K(heads)(const moe_heads *h, size_t rows) {
 #define I(name) MOE_NAME(moe_ints_##name##_, MOE_ISA_BITS)
 #define Q MOE_NAME(moe_ints_, MOE_ISA_BITS)
 #define MOE_WIDTH (MOE_ISA_BITS / 32)
+/* A sum stays in its register: gcc 12 would store it at every step of a loop that is within another. */
+#define MOE_HOLD(sum) __asm__("" : "+v"(sum))
 /* Few rows are limited by memory, which is fastest if read in order: block by block, each line 6 KB ahead. Registers of
  * 8 outputs always read so. */
 #define MOE_FEW(type, rows) (MOE_WIDTH == 8 || (rows) <= ((type) == MOE_TYPE_Q8 ? 3 : 2))
@@ -2169,6 +2172,14 @@ MOE_ISA_STATIC void K(heads)(const moe_heads *h, size_t rows) {
 MOE_ISA_INLINE void K(ask)(const char *next, size_t i, const int ask) {
     MOE_UNROLL_FOR (int n = 0; n < ask; n++) __builtin_prefetch(next + (i * (size_t)ask + (size_t)n) * 64);
     MOE_UNROLL_FOR (int n = 0; n < -ask; n++) __builtin_prefetch(next + (i * (size_t)-ask + (size_t)n) * 64, 0, 2);
+}
+
+/* Prefetch the steps of 64 columns at once; returns where those of the next ones begin. */
+MOE_ISA_INLINE const char *K(ask_block)(const char *next, size_t steps, int ask) {
+    const size_t lines = steps * (size_t)abs(ask);
+    for (size_t i = 0; i < lines && ask > 0; i++) __builtin_prefetch(next + i * 64);
+    for (size_t i = 0; i < lines && ask < 0; i++) __builtin_prefetch(next + i * 64, 0, 2);
+    return next + lines * 64;
 }
 
 /* A line of 16 outputs x 4 columns, for sums from `at` on. Not a loop over lines: clang would keep sums in memory. */
@@ -2181,7 +2192,10 @@ MOE_ISA_INLINE void K(q8_line)(const moe_matrix *m, const int8_t *x, const char 
         line[v] = K(line_of)(w + moe_register_at(v * MOE_WIDTH, m->cols_padded * 16, 4), started);
     MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
         const Q four = I(of)(moe_four(x + (size_t)r * code_bytes));
-        MOE_UNROLL_FOR (int v = 0; v < wide; v++) sum[r][at + v] = K(product)(sum[r][at + v], line[v], four, started);
+        MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
+            sum[r][at + v] = K(product)(sum[r][at + v], line[v], four, started);
+            MOE_HOLD(sum[r][at + v]);
+        }
     }
 }
 
@@ -2237,6 +2251,7 @@ MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_
             MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                 const Q whole = apart ? I(add)(part[r][v], part[r][wide + v]) : part[r][v];
                 sum[r][v] = K(times_sub)(sum[r][v], whole, moe_code_sum(x_sums + (size_t)r * code_bytes), factor);
+                MOE_HOLD(sum[r][v]);
             }
         }
     }
@@ -2292,6 +2307,7 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
             const char *w = (const char *)m->data + block * m->cols_padded * bytes + first * MOE_WIDTH * 4;
             const int8_t *sub = type == MOE_TYPE_Q8 ? NULL : m->subs + block * sub_bytes + first * MOE_WIDTH;
             const int8_t *x = codes, *x_sums = codes + (blocked ? moe_sums_at(l) : m->cols_padded);
+            const int8_t *x_scales = codes + moe_scales_at(l);
             for (size_t k = 0; k < (blocked ? m->cols_padded : 1); k += span) {
                 int32_t taken[8];
                 const int32_t *from = start;
@@ -2300,8 +2316,9 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
                 MOE_UNROLL_FOR (int r = 0; r < rows; r++)
                     MOE_UNROLL_FOR (int v = 0; v < wide * lines; v++)
                         sum[r][v] = started && v < wide ? K(start)(from, r, v) : I(of)(0);
-                if (few || blocked) next = w + MOE_AHEAD, ask = few && !first ? lines : 0;
-                switch (ask) {
+                if (few) next = w + MOE_AHEAD, ask = first ? 0 : lines;
+                else if (blocked && ask) next = K(ask_block)(next, span * bytes / 64, ask);
+                switch (few || !blocked ? ask : 0) {
                     MOE_ASK(0)
                     MOE_ASK(1)
                     MOE_ASK(2)
@@ -2311,8 +2328,9 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
                     MOE_ASK(-2)
                     MOE_ASK(-3)
                 }
+                if (blocked && !few) __asm__ volatile("" : : "r"(floats) : "memory"); /* they get no registers */
                 MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-                    const float scale = blocked ? moe_block_scale(l, row + (size_t)r, k) : 0.0f;
+                    const float scale = blocked ? moe_block_scale(x_scales + (size_t)r * code_bytes) : 0.0f;
                     MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
                         const int at = r * blocks * 16 + (first + v) * MOE_WIDTH;
                         MOE_UNROLL_FOR (int i = 1; i < lines; i++) sum[r][v] = I(add)(sum[r][v], sum[r][i * wide + v]);
@@ -2320,7 +2338,7 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
                         else I(store)(sums + at, sum[r][v]);
                     }
                 }
-                x += span, x_sums += span / MOE_CODE_GROUP * 2, w += span * bytes;
+                x += span, x_sums += span / MOE_CODE_GROUP * 2, x_scales += sizeof(float), w += span * bytes;
                 if (type != MOE_TYPE_Q8) sub += span / MOE_Q4_GROUP * 16;
             }
         }
@@ -2391,6 +2409,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
 #undef MOE_TILE_AT
 #undef MOE_FEW
 #undef MOE_WIDTH
+#undef MOE_HOLD
 #undef Q
 #undef I
 #undef MOE_ISA_TILES

@@ -1237,17 +1237,17 @@ static void portable_linear_computes_wx_plus_addend(void **state) {
             for (size_t j = 0; j < out; j++) {
                 moe_matrix_row(&c.matrix, j, w);
                 for (size_t r = 0; r < rows; r++) {
+                    const int8_t *codes = c.codes ? c.codes + r * moe_code_bytes(in) : NULL;
                     double want = addend == 1   ? (double)c.bias[j]
                                   : addend == 2 ? (double)c.add[r * c.add_stride + j]
                                                 : 0,
                            size = fabs(want);
                     for (size_t k = 0; k < in; k++) {
                         const float scale = c.linear.scales ? c.scales[r]
-                                            : c.codes       ? moe_block_scale(&c.linear, r, k / 64 * 64)
-                                                            : 1.0f;
-                        const double x = moe_type_quantised((moe_type)type)
-                                             ? (double)c.codes[r * moe_code_bytes(in) + k] * (double)scale
-                                             : (double)c.x[r * c.x_stride + k];
+                                            : codes ? moe_block_scale(codes + moe_scales_at(&c.linear) + k / 64 * 4)
+                                                    : 1.0f;
+                        const double x = moe_type_quantised((moe_type)type) ? (double)codes[k] * (double)scale
+                                                                            : (double)c.x[r * c.x_stride + k];
                         want += x * (double)w[k];
                         size += fabs(x * (double)w[k]);
                     }
