@@ -68,6 +68,8 @@ static void usage(FILE *to) {
           "      --width N        width of the model (default: 512)\n"
           "      --hidden N       hidden units (default: 2048)\n"
           "      --vocabulary N   tokens of softmax (default: 32000)\n"
+          "      --blocks         activations have a scale for every 64 columns, as in\n"
+          "                       Hy-MT2\n"
           "\n"
           "Both\n"
           "      --isa LIST       instruction sets of the kernels (default: MOE_ISA, else\n"
@@ -102,7 +104,8 @@ static void usage(FILE *to) {
           "is the peak memory of a process that does only this, mapped model included.\n"
           "With --sentences src_len and tgt_len are means. A model without an encoder has\n"
           "prompt_tok_s, tokens of prompts per second until the first of the target, and\n"
-          "decode_tok_s, tokens behind that one per second of the rest. experts_read is\n"
+          "decode_tok_s, tokens behind that one per second of the rest; what follows a\n"
+          "prompt is drawn at random. experts_read is\n"
           "the mean number of experts that a mixture reads in a decoder run, prompts not\n"
           "counted. With --profile there are also lines with \"what\": \"profile\": one for\n"
           "each kind of node that took 0.2 % of a run or more, one for all others, and one\n"
@@ -169,7 +172,7 @@ typedef struct options {
     size_t n_models;
     text_list layers, types, isas;
     int_list rows, batch, beam;
-    int experts, k, width, hidden, vocabulary, src_len, tgt_len, threads, reps, profile, no_mmap;
+    int experts, k, width, hidden, vocabulary, src_len, tgt_len, threads, reps, profile, no_mmap, blocks;
     sentences given; /* --sentences; count 0: none */
 } options;
 
@@ -794,7 +797,8 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
     case MOE_OP_MIX: c.floating += rows * 2 * (double)t->src[0]->cols; break;
     case MOE_OP_EXPERTS: {
         const double n = (double)t->experts->count, k = fmin(n, wanted_experts(t->src[1]));
-        const double hidden = (double)t->experts->hidden, ops = rows * k * 4 * hidden * cols;
+        const double hidden = (double)t->experts->hidden;
+        const double ops = rows * k * 2 * (double)(t->experts->up.rows + t->experts->hidden) * cols;
         if (moe_type_quantised(t->experts->up.type)) c.integer += ops;
         else c.floating += ops;
         c.floating += rows * k * (hidden * 7 + cols * 2);
@@ -1039,6 +1043,7 @@ static int make_layer_bench(const options *o, stack *s, const machine *m, size_t
                             .sentences = s->sentences,
                             .max_source = (size_t)o->src_len,
                             .top = top,
+                            .blocks = o->blocks,
                             .watch = note_inputs,
                             .watcher = b };
     b->ints = calloc(rows * (2 + top), sizeof *b->ints);
@@ -1206,10 +1211,44 @@ typedef struct model_bench {
     const sentences *text; /* `made`, or what the user gave */
     size_t sent, tokens, shorter;
     int broken, only_prompts; /* 1: targets have one token */
+    uint64_t random;          /* draws tokens of targets */
+    profile *profile;         /* of a run under the clock, or NULL */
     double *seconds, *prompt_seconds;
     double visits, read; /* experts in all runs of mixtures; in a run after those of the prompts, mean */
     double wall, busy, steps, rss_mb;
 } model_bench;
+
+static void note_node(profile *p, const moe_node *t, int after) {
+    const double at = now();
+    size_t i = 0;
+    if (!after) {
+        p->begin = at;
+        return;
+    }
+    while (i < p->count && !same_kind(&p->nodes[i].like, t)) i++;
+    if (i == MOE_COUNT(p->nodes)) return;
+    if (i == p->count) p->nodes[p->count++].like = *t; /* its seconds are 0 */
+    p->nodes[i].seconds += at - p->begin;
+}
+
+/* Each row's best token becomes a random one: greedy ones of random weights soon repeat themselves, and what is the
+ * same goes to the same experts. */
+static void draw_tokens(model_bench *b) {
+    const moe_session *s = b->session;
+    const moe_beam *f = &s->frames[MOE_DECODER].beam;
+    for (size_t r = 0; r < s->frames[MOE_DECODER].rows; r++) {
+        int32_t *id = f->top_ids + r * s->graphs[MOE_DECODER].top;
+        b->random = b->random * 6364136223846793005u + 1442695040888963407u;
+        *id = (int32_t)((b->random >> 33) % (uint64_t)b->model->vocabulary);
+        while (moe_is_end(&s->search, *id)) *id = (*id + 1) % (int32_t)b->model->vocabulary;
+    }
+}
+
+static void watch_node(void *watcher, const moe_node *t, int after) {
+    model_bench *b = watcher;
+    if (b->profile) note_node(b->profile, t, after);
+    if (after && t->op == MOE_OP_OUTPUT && b->text == &b->made && moe_model_prompted(b->model)) draw_tokens(b);
+}
 
 /* A request has no limit on its length of its own, but the session takes it from its parameters right after this. */
 static int pull_source(void *user, int wait, moe_request *q) {
@@ -1317,6 +1356,7 @@ static moe_status make_model_bench(const options *o, model_bench *b, moe_error *
     if (m->source_tag && p.target_tag < 0) p.target_tag = m->tags ? (int32_t)moe_meta_int(m->tags, 0) : 0;
     MOE_TRY(moe_session_new(m, &p, &b->session, e));
     b->session->shares = 0; /* the same prompts come again, and each of them is to be computed */
+    for (int g = 0; g < MOE_GRAPHS; g++) b->session->graphs[g].watch = watch_node, b->session->graphs[g].watcher = b;
     return MOE_OK;
 }
 
@@ -1403,20 +1443,6 @@ static void name_model(const char *path, char *out, size_t size) {
     plain(path, strlen(path), out, size);
 }
 
-static void note_node(void *watcher, const moe_node *t, int after) {
-    profile *p = watcher;
-    const double at = now();
-    size_t i = 0;
-    if (!after) {
-        p->begin = at;
-        return;
-    }
-    while (i < p->count && !same_kind(&p->nodes[i].like, t)) i++;
-    if (i == MOE_COUNT(p->nodes)) return;
-    if (i == p->count) p->nodes[p->count++].like = *t; /* its seconds are 0 */
-    p->nodes[i].seconds += at - p->begin;
-}
-
 /* The name of a kind of node: decoder.*.units. */
 static void name_kind(const moe_node *t, char *out) {
     for (const char *x = t->name; *x; x++) {
@@ -1452,12 +1478,11 @@ static void report_node(report *r, const model_bench *b, const char *node, const
 /* One more run under the clock. Time outside of all nodes is the search's and the queue's. */
 static int profile_model(report *r, model_bench *b) {
     profile *p = calloc(1, sizeof *p);
-    moe_graph *graphs = b->session->graphs;
     double whole, rest, small = 0, small_bound = 0;
     if (!p) return out_of_memory();
-    for (int g = 0; g < MOE_GRAPHS; g++) graphs[g].watch = note_node, graphs[g].watcher = p;
+    b->profile = p;
     whole = translate_batch(b);
-    for (int g = 0; g < MOE_GRAPHS; g++) graphs[g].watch = NULL;
+    b->profile = NULL;
     if (whole < 0) {
         free(p);
         return EXIT_MODEL;
@@ -1595,7 +1620,8 @@ static int parse_options(int argc, char **argv, options *o) {
         THREADS,
         REPS,
         SENTENCES,
-        NO_MMAP
+        NO_MMAP,
+        BLOCKS
     };
     static const char layers[] = "moe,lstm,dense,softmax,attention";
     static const struct option known[] = { { "batch", required_argument, NULL, BATCH },
@@ -1616,6 +1642,7 @@ static int parse_options(int argc, char **argv, options *o) {
                                            { "reps", required_argument, NULL, REPS },
                                            { "sentences", required_argument, NULL, SENTENCES },
                                            { "no-mmap", no_argument, NULL, NO_MMAP },
+                                           { "blocks", no_argument, NULL, BLOCKS },
                                            { "help", no_argument, NULL, 'h' },
                                            { "version", no_argument, NULL, 'V' },
                                            { NULL, 0, NULL, 0 } };
@@ -1656,6 +1683,7 @@ static int parse_options(int argc, char **argv, options *o) {
         case REPS: good = parse_int("reps", optarg, 1, 10000, &o->reps); break;
         case SENTENCES: good = read_sentences(optarg, &o->given); break;
         case NO_MMAP: o->no_mmap = 1; break;
+        case BLOCKS: o->blocks = 1; break;
         case 'h': usage(stdout); exit(printed());
         case 'V': printf("moe-bench %s\n", moe_version()); exit(printed());
         default: fputs("Try moe-bench --help\n", stderr); return 0;
