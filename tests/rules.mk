@@ -146,9 +146,8 @@ valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind $(VALGRIND_SUITES:%=$(BUIL
 # What a compiler does not see: .clang-tidy says what is looked for.
 TIDY ?= $(firstword $(shell command -v clang-tidy-14) clang-tidy)
 tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD)/server-html.inc $(BUILD)/spec-json.inc
-	@$(TIDY) --quiet --checks='-clang-analyzer-core.*' moe.c -- -std=c11 -I. $(SYSTEM) 2>/dev/null
-	@printf '%s\n' $(filter-out %/moe-bench.c,$(wildcard tools/*/*.c)) | xargs -P $(JOBS) -I FILE \
-	    $(TIDY) --quiet FILE -- -std=c11 -I. -I$(BUILD) $(SYSTEM) 2>/dev/null
+	@printf '%s\n' "moe.c --checks=-clang-analyzer-core.*" $(filter-out %/moe-bench.c,$(wildcard tools/*/*.c)) | \
+	    xargs -P $(JOBS) -L 1 sh -c '$(TIDY) --quiet "$$@" -- -std=c11 -I. -I$(BUILD) $(SYSTEM) 2>/dev/null' tidy
 
 # ---- Fuzzing: tests/fuzz/README.md ----
 # clang's libFuzzer; a second make builds what it instruments. The kernels are those of a release, by $(CC), and so is
