@@ -5004,11 +5004,12 @@ static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t 
     if (t->carried.by == MOE_BY_SOURCE) to = f->packed.destination[row];
     if (t->carried.by == MOE_BY_TOKEN) /* the last place of its chain */
         to = (size_t)f->beam.chain[row * run->graph->max_target + (size_t)f->positions[row]];
-    const moe_keep *keep = &t->carried.keep;
+    moe_keep keep = t->carried.keep;
     const float *x = moe_row_of(t->src[0], row);
-    char *kept = (char *)(void *)t->carried.rows + to * moe_keep_bytes(keep);
-    for (size_t group = 0; group < keep->cols / keep->group; group++, x += keep->group)
-        moe_keep_group(keep, x, group, kept);
+    char *kept = (char *)(void *)t->carried.rows + to * moe_keep_bytes(&keep);
+    if (keep.type != MOE_TYPE_Q8) keep.group = keep.cols; /* without scales of groups: at once */
+    for (size_t group = 0; group < keep.cols / keep.group; group++, x += keep.group)
+        moe_keep_group(&keep, x, group, kept);
 }
 
 /* ==== 22. Ops: recurrences ====================================================================================
