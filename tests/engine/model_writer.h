@@ -910,4 +910,18 @@ static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed
     return m;
 }
 
+/* A decoder without an encoder. */
+static inline mw_model *mw_decoder(uint32_t type, uint64_t seed) {
+    mw_model *m = mw_begin("decoder", type, seed * 77 + 301);
+    mw_real(m, "embedding.scale", 1);
+    mw_random_matrix(m, "embedding.weight", type, MW_VOCABULARY, MW_WIDTH, 0.6f);
+    mw_random_matrix(m, "positions.weight", MW_F32, 60, MW_WIDTH, 0.8f);
+    mw_int(m, "decoder.layers", 3);
+    mw_heads(m, "decoder.0.", "attention", 2, "before", 1);
+    mw_biased_moe(m, "decoder.1.", 5, 12, "before");
+    mw_heads(m, "decoder.2.", "attention", 4, "before", 1);
+    mw_random_vector(m, "output.bias", MW_VOCABULARY, -0.5f, 0.5f);
+    return m;
+}
+
 #endif /* MODEL_WRITER_H */

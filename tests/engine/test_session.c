@@ -862,6 +862,50 @@ static void tokens_are_said_before_the_result(void **state) {
     }
 }
 
+/* Prompts of which many have a whole page in common: each gives what it gives in a session of its own, and with a batch
+ * the page is computed once. What a session has of sentences that are done gives way where memory is short, and a trace
+ * sees every row. */
+static void prompts_that_begin_alike_share_it(void **state) {
+    enum { N = 40, LENGTH = 20 };
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        fixture *f = open_model(mw_decoder(i ? MW_Q8 : MW_F32, 3));
+        moe_session_params p = params_for(f->model);
+        ask *asks = mw_zeros(N * sizeof *asks);
+        heard *wanted = mw_zeros(N * sizeof *wanted), found[N];
+        size_t alone = 0;
+        poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* they do not end by themselves */
+        p.beam = i == 2 ? 3 : 1, p.max_source = 24, p.max_target = p.max_len_offset = 10;
+        for (size_t k = 0; k < N; k++) {
+            asks[k].n_source = LENGTH - k % 7;
+            for (size_t t = 0; t < asks[k].n_source; t++)
+                asks[k].source[t] = (int32_t)(8 + (t < 16 ? (k / 2 % 3 + 1) * t : k * t) % (MW_VOCABULARY - 8));
+        }
+        for (size_t k = 0; k < N; k++) {
+            moe_session *s = new_session(f, &p);
+            translate_with(s, &asks[k], 1, NULL, 0, &wanted[k]);
+            assert_int_equal(wanted[k].status, MOE_OK);
+            alone += moe_session_stats(s).rows;
+            moe_session_free(s);
+        }
+        for (int batch = 1; batch <= 30; batch = 2 * batch + 1) {
+            p.batch = batch;
+            p.piece = batch == 7 ? 1 : batch;
+            moe_session *s = new_session(f, &p);
+            for (int round = 0; round < 3; round++) {
+                const size_t rows = moe_session_stats(s).rows;
+                translate_with(s, asks, N, NULL, round, found);
+                assert_same(wanted, found, N, "shared beginnings");
+                CHECK(moe_session_stats(s).rows - rows + 5 * N < alone || batch == 1, "%zu rows, alone %zu",
+                      (size_t)(moe_session_stats(s).rows - rows), alone);
+            }
+            moe_session_free(s);
+        }
+        free(wanted), free(asks);
+        drop(f);
+    }
+}
+
 /* A recurrent decoder without a product that reads its state, or one of averages, scores what it wrote in a run or two,
  * to the same bits. */
 static void given_tokens_of_a_student_run_together(void **state) {
@@ -3264,6 +3308,7 @@ int main(void) {
         cmocka_unit_test(scoring_and_translating_share_a_batch),
         cmocka_unit_test(given_tokens_of_a_transformer_run_together),
         cmocka_unit_test(a_limited_context_changes_no_sentence),
+        cmocka_unit_test(prompts_that_begin_alike_share_it),
         cmocka_unit_test(given_tokens_of_a_student_run_together),
         cmocka_unit_test(reranking_is_what_scoring_the_other_way_says),
         cmocka_unit_test(a_request_can_say_what_language_it_is_in),
