@@ -130,8 +130,9 @@ tsan: $(BUILD)/.deps-test
 	@TSAN_OPTIONS=halt_on_error=1 python3 tests/run build/tsan/test_threads
 
 # Lines of moe.c that its tests reach. -O1: at -O0 kernels take minutes.
-COVERAGE = $(filter-out %/test_cuda,$(patsubst tests/engine/%.c,build/coverage/%,$(wildcard tests/engine/test_*.c)) \
-	$(EMULATED_PROGRAMS:$(BUILD)/%=build/coverage/%))
+# test_session-emulated reaches none that the others do not.
+COVERAGE = $(filter-out %/test_cuda %/test_session-emulated,$(patsubst tests/engine/%.c,build/coverage/%,\
+	$(wildcard tests/engine/test_*.c)) $(EMULATED_PROGRAMS:$(BUILD)/%=build/coverage/%))
 coverage: $(BUILD)/.deps-test
 	@$(MAKE) --no-print-directory BUILD=build/coverage BIN=build/coverage EXTRA='-O1 --coverage' $(COVERAGE)
 	@JOBS=$(JOBS) tests/coverage build/coverage $(COVERAGE)
