@@ -119,9 +119,9 @@ asan:
 	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' c-suites
 
 # test_linear counts, which sanitizers change nothing of; test_memory has an allocator of its own, as they have.
-c-suites: $(BUILD)/.deps-test $(PROGRAMS) $(filter-out %/test_linear %/test_memory,$(TEST_PROGRAMS))
-	@BIN="$(BIN)" BUILD="$(BUILD)" MOE_TEST_TIMEOUT=1800 python3 tests/run -j $(JOBS) \
-	    $(filter-out %/test_linear %/test_memory $(LEAVE_OUT:%=$(BUILD)/%),$(TEST_PROGRAMS)) $(ASAN_SCRIPTS)
+C_SUITES = $(filter-out %/test_linear %/test_memory $(LEAVE_OUT:%=$(BUILD)/%),$(TEST_PROGRAMS))
+c-suites: $(BUILD)/.deps-test $(PROGRAMS) $(C_SUITES)
+	@BIN="$(BIN)" BUILD="$(BUILD)" MOE_TEST_TIMEOUT=1800 python3 tests/run -j $(JOBS) $(C_SUITES) $(ASAN_SCRIPTS)
 
 # Threads that share a model, and sessions with threads of their own.
 tsan: $(BUILD)/.deps-test
