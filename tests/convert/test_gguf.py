@@ -52,9 +52,9 @@ def made(folder, family, vocabulary=None, **changes):
 
 
 def read(path):
-    """(metadata without what names the checkpoint, bytes of tensors by name)"""
+    """(metadata without what names the checkpoint, or is recommended for draws, bytes of tensors by name)"""
     meta, tensors = moefile.read(path)
-    meta = {key: value for key, value in meta.items() if not key.startswith("general.")}
+    meta = {key: value for key, value in meta.items() if not key.startswith(("general.", "sample."))}
     return meta, {name: (t.type, t.dims, t.data) for name, t in tensors.items()}
 
 
@@ -84,6 +84,21 @@ def the_file_is_that_of_the_same_weights_in_hugging_faces_layout():
                 complaint, said = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b", *options)
                 assert complaint is None and "twice" not in said, (family, complaint, said)
                 assert_same(read(at + "/b"), read(at + "/a"), ["token.ends"])
+
+
+@gguf_test
+def what_is_recommended_for_draws_is_kept():
+    with folder() as at:
+        config, arrays = made(at + "/hf", "qwen3_moe")
+        keys = {"temp": 0.75, "top_k": 20, "top_p": 0.5, "min_p": 0.25, "penalty_repeat": 1.5, "mirostat": 2}
+        make_gguf.write(at + "/x.gguf", config, arrays, **{f"general__sampling__{x}": y for x, y in keys.items()})
+        assert convert("--from", "gguf", at + "/x.gguf", "-o", at + "/out")[0] is None
+        meta = moefile.read(at + "/out")[0]
+        assert {x: y for x, y in meta.items() if x.startswith("sample.")} == {
+            "sample.temperature": 0.75, "sample.top_k": 20, "sample.top_p": 0.5, "sample.min_p": 0.25,
+            "sample.repetition_penalty": 1.5}, meta
+        make_gguf.write(at + "/x.gguf", config, arrays, general__sampling__temp=-1.0)
+        assert "temperature" in convert("--from", "gguf", at + "/x.gguf", "-o", at + "/out")[0]
 
 
 @gguf_test

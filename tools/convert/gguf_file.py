@@ -442,7 +442,8 @@ def tokeniser_meta(path, values, m, say, wanted):
 
 # ---- All of it -------------------------------------------------------------------------------------------------------
 
-SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "penalty_repeat": "repetition_penalty"}
+SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+            "penalty_repeat": "repetition_penalty"}
 
 
 def generation_of(values, ends):
