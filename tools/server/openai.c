@@ -88,19 +88,21 @@ static void take_messages(ask *a, const cJSON *messages, refusal *r) {
         refuse(r, MHD_HTTP_BAD_REQUEST, "messages is a list of 1 to 1000 messages%s", "");
         return;
     }
-    if (!(c->messages = calloc((size_t)n, sizeof *c->messages))) no_memory(r);
+    if (!(c->messages = calloc((size_t)n, sizeof *c->messages))) {
+        no_memory(r);
+        return;
+    }
     text_append(&all, "", 0);
-    if (!r->status) cJSON_ArrayForEach(message, messages) {
-            const int role = role_of(message);
-            const size_t begin = all.length;
-            if (role < 0)
-                refuse(r, MHD_HTTP_BAD_REQUEST, "the role of a message is system, developer, user or assistant%s", "");
-            else if (!add_content(message, &all))
-                refuse(r, MHD_HTTP_BAD_REQUEST, "the content of a message is a text, or a list of parts that are%s",
-                       "");
-            if (r->status) break;
-            c->messages[c->n++] = (moetext_message){ .role = (moetext_role)role, .length = all.length - begin };
-        }
+    cJSON_ArrayForEach(message, messages) {
+        const int role = role_of(message);
+        const size_t begin = all.length;
+        if (role < 0)
+            refuse(r, MHD_HTTP_BAD_REQUEST, "the role of a message is system, developer, user or assistant%s", "");
+        else if (!add_content(message, &all))
+            refuse(r, MHD_HTTP_BAD_REQUEST, "the content of a message is a text, or a list of parts that are%s", "");
+        if (r->status) break;
+        c->messages[c->n++] = (moetext_message){ .role = (moetext_role)role, .length = all.length - begin };
+    }
     if (!r->status && (all.failed || !add_text(a, all.data, all.length))) no_memory(r);
     for (size_t i = 0, at = 0; !r->status && i < c->n; at += c->messages[i++].length)
         c->messages[i].text = a->items[0].text + at;
