@@ -188,7 +188,8 @@ static void done_and_told(void *user, const moe_result *r) {
     const request_feed *f = user;
     const told *t = &f->told[(const heard *)r->user - f->heard];
     for (size_t i = 0; i < r->n_hypotheses; i++)
-        CHECK(t->n <= r->hypotheses[i].n_ids && memcmp(t->ids, r->hypotheses[i].ids, t->n * sizeof *t->ids) == 0,
+        CHECK(t->n <= r->hypotheses[i].n_ids &&
+                  (!t->n || memcmp(t->ids, r->hypotheses[i].ids, t->n * sizeof *t->ids) == 0),
               "hypothesis %zu of %zu tokens does not begin with the %zu that were said", i, r->hypotheses[i].n_ids,
               t->n);
     done(user, r);
