@@ -935,7 +935,7 @@ MOE_SHARED void moe_join_best(const moe_weighing *by, const float *logits, const
     float values[MOE_MAX_BEAM + MOE_MAX_ENDS];
     int32_t places[MOE_MAX_BEAM + MOE_MAX_ENDS];
     for (size_t i = 0; i < top; i++) values[i] = moe_from_bits(0xff800000u), places[i] = -1;
-    for (size_t list = 0; list < chunks * by->kinds; list += (size_t)1 + (by->kinds > 1 && by->penalty == 1.0f))
+    for (size_t list = 0; list < chunks * by->kinds; list++)
         for (size_t i = list * top; i < (list + 1) * top; i++) {
             float v = by->by_logprobs ? (logits[i] - max) - log_sum : logits[i];
             if (list % by->kinds) v = moe_penalised(v, by->penalty);
@@ -5932,7 +5932,7 @@ static int moe_is_drawn(const moe_run *run, size_t row) {
 static void moe_keep_logits(const moe_run *run, const moe_node *t, size_t row, const moe_logits *l) {
     const moe_beam *f = &run->frame->beam;
     const size_t at = t->work.output.drawn[row] * t->cols + l->column;
-    const uint32_t *used = f->used && f->penalty[row] != 1.0f ? f->used + row * moe_bit_words(t->cols) : NULL;
+    const uint32_t *used = f->used ? f->used + row * moe_bit_words(t->cols) : NULL;
     for (size_t i = 0; i < l->n; i++) {
         const int32_t id = l->list ? l->list->ids[l->column + i] : (int32_t)(l->column + i);
         const float v = used && moe_bit(used, id) ? moe_penalised(l->y[i], f->penalty[row]) : l->y[i];
@@ -6021,7 +6021,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
         if (moe_is_drawn(job->run, row)) moe_keep_logits(job->run, t, row, &l);
         float *best = work->logits + at * kinds * top;
         int32_t *ids = work->ids + at * kinds * top;
-        if (kinds > 1 && f->want[row] < 0 && f->penalty[row] != 1.0f)
+        if (kinds > 1 && f->want[row] < 0)
             moe_take_used(f->used + row * moe_bit_words(t->cols), l.list ? l.list->ids + l.column : NULL, l.y, l.n, top,
                           (int32_t)l.column, best + top, ids + top);
         moe_find_best(kernels, l.y, l.n, work->max[at], top, (int32_t)l.column, seen + row * top, best, ids);
@@ -7892,7 +7892,6 @@ typedef struct moe_live {
     float latest;  /* log-probability of its last token, the end counted */
     int32_t id;    /* that token */
     int ended;     /* it has its end token, and no row from now on */
-    int looped;    /* it was cut where it began to repeat itself */
     size_t tokens; /* without the end token */
     /* with constraints only */
     uint64_t met;  /* bit c: it contains constraint c */
@@ -7917,7 +7916,6 @@ struct moe_search {
     size_t listed;     /* tokens that a sentence's list can have; 0: there are no lists */
     size_t used_words; /* for the tokens that a hypothesis has; 0: the search does not penalise */
     moe_drawing drawing;
-    int stops_loops;
 };
 
 /* A sentence as the session passes it to the search, or to a device that searches. */
@@ -7930,8 +7928,7 @@ typedef struct moe_task {
     size_t n_target;        /* tokens to be scored; without scoring, the given beginning */
     size_t prompt;          /* the first of these tokens that are no part of the translation */
     size_t free;            /* the first of these tokens whose log-probability counts as 0 */
-    float penalty;          /* of tokens that the hypothesis has, if the search penalises; 1: none */
-    size_t spared;          /* the first of its tokens that have none, the begin token counted */
+    float penalty;          /* of tokens that the hypothesis has, if the search penalises */
     uint64_t key;           /* of its source, for noise and draws */
     int scoring;
     size_t lead, n_source; /* tokens that the session puts before the request's tokens; request's tokens */
@@ -7984,7 +7981,7 @@ MOE_SHARED int moe_is_end(const moe_search *s, int32_t id) {
 
 /* Begin the sentence of a slot; its segment, length, limit and target are set. */
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
-    const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
+    const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
     slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = 0;
     slot->broken = 0;
@@ -8029,10 +8026,10 @@ MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, size_t n, int
     for (; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1) chain[n] = moe_token_place(slot, last);
 }
 
-/* The bits of the tokens up to `last`, the begin token's too, but for those that are spared. */
+/* The bits of the tokens up to `last`, the begin token's too. */
 MOE_SHARED void moe_fill_used(const moe_slot *slot, int32_t last, uint32_t *used) {
-    if (!slot->task.spared) used[slot->task.begin / 32] |= 1u << slot->task.begin % 32;
-    for (; last >= 0 && last + 1 >= (int32_t)slot->task.spared; last = slot->tokens[last].parent)
+    used[slot->task.begin / 32] |= 1u << slot->task.begin % 32;
+    for (; last >= 0; last = slot->tokens[last].parent)
         used[slot->tokens[last].id / 32] |= 1u << slot->tokens[last].id % 32;
 }
 
@@ -8423,81 +8420,11 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, co
     return ends;
 }
 
-/* ---- Loops ----
- * Small models may write the same again and again. With a beam of 1 a translation whose last tokens repeat with a
- * period of at most MOE_LOOP_WIDEST is cut behind the first of them: of a token or two after MOE_LOOP_LEAST tokens, of
- * a sentence after three repetitions, and twice as much where the prompt repeats itself as well. */
-
-enum { MOE_LOOP_WIDEST = 128, MOE_LOOP_LEAST = 60 };
-
-/* How many of the n ids before `end`, at most, equal the one `period` before. They lie `stride` apart. */
-MOE_SHARED size_t moe_repeats(const int32_t *end, size_t stride, size_t n, size_t period, size_t most) {
-    size_t run = 0;
-    for (; run < most && run + period < n &&
-           end[-(ptrdiff_t)((run + 1) * stride)] == end[-(ptrdiff_t)((run + 1 + period) * stride)];)
-        run++;
-    return run;
-}
-
-/* The longest such run anywhere in a slot's prompt. */
-MOE_SHARED size_t moe_prompt_repeats(const moe_slot *slot) {
-    const int32_t *ids = slot->target;
-    size_t longest = 0;
-    for (size_t period = 1; period <= MOE_LOOP_WIDEST; period++)
-        for (size_t i = period, run = 0; i < slot->task.prompt; i++) {
-            run = ids[i] == ids[i - period] ? run + 1 : 0;
-            if (run > longest) longest = run;
-        }
-    return longest;
-}
-
-/* The tokens at the end of a translation, without those of its prompt, that repeat others before them; 0: no loop. */
-MOE_SHARED size_t moe_loop(const moe_slot *slot, const moe_live *live) {
-    const size_t stride = sizeof(moe_token) / sizeof(int32_t), n = live->tokens;
-    const int32_t *end = &slot->tokens[live->last].id + stride; /* a single hypothesis has its tokens in order */
-    for (size_t period = 1; period <= MOE_LOOP_WIDEST; period++) {
-        const size_t least = 3 * period > MOE_LOOP_LEAST ? 3 * period : MOE_LOOP_LEAST;
-        if (least + period > n) return 0;
-        if (moe_repeats(end, stride, n, period, least) < least) continue;
-        const size_t run = moe_repeats(end, stride, n, period, n);
-        if (run > 2 * moe_prompt_repeats(slot)) return run;
-    }
-    return 0;
-}
-
-/* The tokens at the end of the only hypothesis that may still be cut. */
-MOE_SHARED size_t moe_uncertain(const moe_slot *slot, const moe_live *live) {
-    const size_t stride = sizeof(moe_token) / sizeof(int32_t), n = live->tokens;
-    size_t most = 0;
-    for (size_t period = 1; period <= MOE_LOOP_WIDEST && period < n; period++)
-        most = moe_max(most, moe_repeats(&slot->tokens[live->last].id + stride, stride, n, period, n));
-    return most;
-}
-
-/* Cut the only hypothesis if it loops, before it has a next token. Returns 1 if it does: it is the result. */
-MOE_SHARED int moe_cut_loop(const moe_search *s, moe_slot *slot, const moe_beam *a) {
-    moe_live *live = &slot->live[0];
-    const size_t run = s->stops_loops && slot->n_live == 1 && !live->ended ? moe_loop(slot, live) : 0;
-    if (!run) return 0;
-    live->tokens -= run;
-    live->last -= (int32_t)run;
-    live->looped = 1;
-    live->logprob = 0.0f;
-    for (int32_t at = (int32_t)slot->task.prompt; at <= live->last; at++)
-        live->logprob = live->logprob + slot->tokens[at].logprob;
-    live->weighed = live->logprob;
-    slot->n_finished = 0;
-    moe_add_finished(s, slot, a, *live, live->row);
-    return 1;
-}
-
 /* The step of slot number `at` by its rules. Returns 1 when the sentence is done; the slot is then not active. */
 MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
-    const int given = slot->task.scoring || slot->steps < slot->task.n_target;
-    int done = given           ? moe_score_step(s, slot, at, a)
-               : s->rules.stay ? moe_beam_step(s, slot, at, a, next)
-                               : moe_search_step(s, slot, a, next);
-    if (!done && !given) done = moe_cut_loop(s, slot, a);
+    const int done = slot->task.scoring || slot->steps < slot->task.n_target ? moe_score_step(s, slot, at, a)
+                     : s->rules.stay                                         ? moe_beam_step(s, slot, at, a, next)
+                                                                             : moe_search_step(s, slot, a, next);
     if (done) slot->active = 0;
     return done;
 }
@@ -8519,19 +8446,18 @@ MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
 }
 
 /* Results of a sentence as 32-bit words, which a device downloads: slot, number of hypotheses (0: broken). For each
- * hypothesis: n_ids, finished, logprob and score (floats), looped, ids [n_ids], logprobs [n_ids + finished] (floats),
- * with search.looks sources [n_ids]. The words before those of hypothesis h: */
-enum { MOE_HEAD_WORDS = 5 };
+ * hypothesis: n_ids, finished, logprob and score (floats), ids [n_ids], logprobs [n_ids + finished] (floats), with
+ * search.looks sources [n_ids]. The words before those of hypothesis h: */
 MOE_SHARED size_t moe_result_words(const moe_search *s, const moe_slot *slot, size_t h) {
     size_t words = 2;
     for (const moe_live *f = slot->finished; f < slot->finished + h; f++)
-        words += MOE_HEAD_WORDS + (size_t)(2 + s->looks) * f->tokens + (size_t)f->ended;
+        words += 4 + (size_t)(2 + s->looks) * f->tokens + (size_t)f->ended;
     return words;
 }
 
 /* As many as a sentence can have. */
 MOE_SHARED size_t moe_most_words(const moe_search *s) {
-    return 2 + (size_t)s->nbest * (MOE_HEAD_WORDS + 1 + (size_t)(2 + s->looks) * s->max_target);
+    return 2 + (size_t)s->nbest * (5 + (size_t)(2 + s->looks) * s->max_target);
 }
 
 MOE_SHARED void moe_write_head(const moe_search *s, const moe_slot *slot, size_t at, int32_t *words) {
@@ -8541,15 +8467,13 @@ MOE_SHARED void moe_write_head(const moe_search *s, const moe_slot *slot, size_t
 
 MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size_t h, int32_t *words) {
     const moe_live *f = &slot->finished[h];
-    int32_t *to = words + moe_result_words(s, slot, h), *ids = to + MOE_HEAD_WORDS,
-            *sources = ids + 2 * f->tokens + f->ended;
-    float *numbers = (float *)(void *)to, *logprobs = numbers + MOE_HEAD_WORDS + f->tokens;
+    int32_t *to = words + moe_result_words(s, slot, h), *ids = to + 4, *sources = ids + 2 * f->tokens + f->ended;
+    float *numbers = (float *)(void *)to, *logprobs = numbers + 4 + f->tokens;
     int32_t at = f->last;
     to[0] = (int32_t)f->tokens;
     to[1] = f->ended;
     numbers[2] = f->logprob;
     numbers[3] = f->rank;
-    to[4] = f->looped;
     if (f->ended) logprobs[f->tokens] = f->latest;
     for (size_t i = f->tokens; i-- > 0; at = slot->tokens[at].parent) {
         ids[i] = slot->tokens[at].id;
@@ -8740,8 +8664,6 @@ static const moe_param_row moe_param_rows[] = {
     { MOE_PARAM(repetition_penalty, 0, 100, 1, "repetition-penalty", "0 to 100",
                 "above 1: tokens that are there already become less probable; 0 or 1: none (default)"),
       MOE_ONLY(penalises, "repetition penalty") },
-    { MOE_PARAM(stop_loops, 0, 1, 0, "stop-loops", "0 or 1",
-                "1: with a beam of 1 a translation that repeats itself ends (default: 1 without an encoder, else 0)") },
     { MOE_PARAM(sample, 0, 1, 0, "sample", "0 or 1",
                 "1: tokens are drawn, by the model's settings where none are given; needs a beam of 1 (default: 0)") },
     { MOE_PARAM(temperature, 0, 100, 1, "temperature", "0 to 100",
@@ -8840,7 +8762,6 @@ static moe_session_params moe_default_params(const moe_model *m) {
     if (!moe_can_rerank(m) || !moe_rule_sets[m->rules].reranks) p.rerank = 0;
     if (!m->shortlist.ids) p.shortlist = 0;
     p.rules = m->rules;
-    p.stop_loops = m->prompted;
     const int longest = (int)moe_meta_number(m, "decode.max_new", 1, 1 << 16, 0);
     if (!longest) return p;
     p.max_target = longest < p.max_target ? longest : p.max_target;
@@ -8918,7 +8839,6 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (p->sample && p->repetition_penalty == 0.0f && moe_rule_sets[p->rules].penalises)
         p->repetition_penalty = (float)moe_meta_number(m, "sample.repetition_penalty", 0, 100, 0);
     if (p->repetition_penalty == 1.0f) p->repetition_penalty = 0; /* none, with all rules */
-    if (p->beam != 1 || !moe_rule_sets[p->rules].penalises) p->stop_loops = 0;
     if (p->rerank > 0.0f && !moe_can_rerank(m))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "rerank",
                         "rerank must be 0: the model has no tags of several languages, with which it could "
@@ -9315,7 +9235,6 @@ static moe_search moe_search_of(const moe_model *m, const moe_session_params *p)
      * is summed from token to token. */
     const int together =
         m->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(m, MOE_BY_PARENT, 0) && p->coverage_penalty == 0.0f;
-    const int penalised = p->repetition_penalty != 0.0f || p->stop_loops;
     return (moe_search){ .beam = p->beam,
                          .nbest = p->nbest,
                          .alpha = p->length_penalty,
@@ -9331,9 +9250,7 @@ static moe_search moe_search_of(const moe_model *m, const moe_session_params *p)
                          .looks = p->max_constraints && m->shows,
                          .ahead = together ? (size_t)p->piece - 1 : 0,
                          .listed = p->shortlist ? (size_t)m->vocabulary : 0,
-                         .used_words =
-                             penalised && m->kind == MOE_MODEL_TRANSLATION ? moe_bit_words((size_t)m->vocabulary) : 0,
-                         .stops_loops = p->stop_loops,
+                         .used_words = p->repetition_penalty != 0.0f ? moe_bit_words((size_t)m->vocabulary) : 0,
                          .drawing = { p->sample && m->kind == MOE_MODEL_TRANSLATION ? p->temperature : 0.0f,
                                       (size_t)p->top_k, p->top_p, p->min_p, (uint64_t)p->seed },
                          .early_stopping = p->early_stopping || p->beam == 1,
@@ -9550,15 +9467,14 @@ static const int32_t *moe_read_result(const moe_session *s, const int32_t *words
     for (moe_hypothesis *h = out; h < out + n; h++) {
         const size_t n_ids = (size_t)words[0];
         const float *numbers = (const float *)(const void *)words;
-        const int32_t *ids = words + MOE_HEAD_WORDS, *sources = ids + 2 * n_ids + words[1];
-        *h = (moe_hypothesis){ .ids = ids + shown,
-                               .token_logprobs = numbers + MOE_HEAD_WORDS + n_ids + shown,
+        const int32_t *sources = words + 4 + 2 * n_ids + words[1];
+        *h = (moe_hypothesis){ .ids = words + 4 + shown,
+                               .token_logprobs = numbers + 4 + n_ids + shown,
                                .sources = s->search.looks ? sources + shown : NULL,
                                .n_ids = n_ids - shown,
                                .logprob = numbers[2],
                                .score = numbers[3],
-                               .finished = words[1],
-                               .looped = words[4] };
+                               .finished = words[1] };
         words = sources + (s->search.looks ? n_ids : 0);
     }
     return words;
@@ -9977,10 +9893,6 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
     if (n_target + 1 > max_target || q->n_target > max_target)
         return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu target tokens, the limit is %zu", n_target + 1,
                         max_target);
-    if (q->repetition_penalty != 0.0f && !s->search.used_words)
-        return MOE_BAD(why, "a repetition_penalty of its own needs a session that has one, or stop_loops");
-    if (!(q->repetition_penalty >= 0.0f && q->repetition_penalty <= 100.0f))
-        return MOE_BAD(why, "repetition_penalty is %g, allowed are 0 to 100", (double)q->repetition_penalty);
     if (m->kind == MOE_MODEL_LANGUAGE && (!q->target || q->prefix || q->n_source))
         return MOE_BAD(why, "a language model scores a target and takes no source");
     return MOE_OK;
@@ -10110,10 +10022,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     for (size_t i = 0; i < n; i++) slot->task.key = moe_hash(slot->task.key ^ (uint64_t)ids[i]);
     slot->task.limit = moe_limit(s, q, n) + slot->task.prompt;
     slot->task.scoring = q->target && !q->prefix;
-    slot->task.penalty = q->repetition_penalty != 0.0f          ? q->repetition_penalty
-                         : s->params.repetition_penalty != 0.0f ? s->params.repetition_penalty
-                                                                : 1.0f;
-    slot->task.spared = q->repetition_penalty != 0.0f ? slot->task.prompt + 1 : 0;
+    slot->task.penalty = s->params.repetition_penalty;
     slot->task.free = slot->task.prompt + (force >= 0);
     slot->shown = force >= 0 && !q->raw && q->force < 0 ? 1 : 0;
     slot->task.n_target = slot->task.free + (q->target ? q->n_target : 0);
@@ -10229,9 +10138,9 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
     if (b->hold) b->hold[row] = (char)asked.hold;
     if (b->used && (asked.want == -1 || (asked.want == MOE_UNASKED && s->graphs[MOE_DECODER].traced))) {
         uint32_t *used = b->used + row * s->search.used_words;
+        memset(used, 0, s->search.used_words * sizeof *used);
+        moe_fill_used(slot, live->last, used);
         b->penalty[row] = slot->task.penalty;
-        if (b->penalty[row] != 1.0f) memset(used, 0, s->search.used_words * sizeof *used);
-        if (b->penalty[row] != 1.0f) moe_fill_used(slot, live->last, used);
     }
     if (b->draws) b->draws[row] = moe_draw_number(&s->search, slot, position);
     if (b->starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
@@ -10314,8 +10223,7 @@ static void moe_tell(moe_session *s, size_t at) {
     const int32_t told = ticket->told;
     size_t n = 0;
     if (!slot->active || slot->task.scoring || !ticket->request.partial) return;
-    int32_t last = moe_common_token(slot);
-    if (s->search.stops_loops && slot->n_live == 1) last -= (int32_t)moe_uncertain(slot, &slot->live[0]);
+    const int32_t last = moe_common_token(slot);
     for (int32_t i = last; i > told; i = slot->tokens[i].parent) n++;
     if (!n) return;
     for (int32_t i = last, k = (int32_t)n; i > told; i = slot->tokens[i].parent) s->results[--k] = slot->tokens[i].id;

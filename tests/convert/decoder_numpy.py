@@ -13,7 +13,7 @@ def silu(x):
 
 def penalised(values, ids, penalty):
     """Hugging Face's repetition penalty: once for each token of `ids`."""
-    out, used = values.copy(), np.unique(ids).astype(int)
+    out, used = values.copy(), np.unique(ids)
     out[used] = np.where(values[used] > 0, values[used] / penalty, values[used] * penalty)
     return out
 
@@ -174,14 +174,12 @@ class Decoder:
         found = self.logprobs(source + target[:-1])[len(source) - 1:]
         return [float(row[token]) for row, token in zip(found, target, strict=True)]
 
-    def greedy(self, source, limit, ends, penalty=1.0, spared=0, stop=None, least=0):
-        """(ids, their log-probabilities without penalty). spared: tokens of the source without penalty. stop: whether
-        ids, the source's too, end there. least: ids before an end."""
+    def greedy(self, source, limit, ends, penalty=1.0):
+        """(ids, their log-probabilities without penalty)"""
         ids, found = [], []
-        while len(ids) < limit and not (ids and (ids[-1] in ends or stop and stop(ids, source))):
+        while len(ids) < limit and not (ids and ids[-1] in ends):
             logits = self.logits(source + ids)[-1]
-            weighed = penalised(logits, (source + ids)[spared:], penalty)
-            weighed[ends if len(ids) < least else []] = -np.inf
+            weighed = penalised(logits, source + ids, penalty)
             best, second = np.argsort(-weighed, kind="stable")[:2]
             self.margin = min(self.margin, weighed[best] - weighed[second])
             found.append(float(log_softmax(logits[None])[0, best]))

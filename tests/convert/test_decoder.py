@@ -234,57 +234,6 @@ def draws_are_asked_for():
         assert "beam of 2" in refused.stderr, refused.stderr
 
 
-def loop(ids, prompt=()):
-    """The tokens at the end that repeat those before them; 0: it is no loop."""
-    most = max((len(run) for p in range(1, 129) for run in "".join(
-        "x" if a == b else " " for a, b in zip(prompt, prompt[p:])).split()), default=0)
-    for p in range(1, 129):
-        run = next((i for i, (a, b) in enumerate(zip(ids[::-1], ids[::-1][p:])) if a != b), len(ids) - p)
-        if run >= max(3 * p, 60, 2 * most + 1):
-            return run
-    return 0
-
-
-@numpy_test
-def a_loop_is_stopped_and_tried_again_with_a_penalty():
-    """Twice; then the translation ends where it begins to repeat itself, which is said. The prompt is not penalised.
-    Large embeddings, which are the output too, make a model repeat tokens."""
-    limit, seen, true = 220, collections.Counter(), make.arrays_of
-
-    def stopped(ids, prompt):
-        return loop(ids, prompt) if len(ids) < limit else 0
-
-    def repeating(*about):
-        arrays = true(*about)
-        return {**arrays, "model.embed_tokens.weight": make.bf16(4 * arrays["model.embed_tokens.weight"])}
-    with mock.patch.object(make, "arrays_of", repeating), \
-            converted("llama", max_position_embeddings=512) as (model, config, arrays):
-        reading, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(8)]
-        options = "--beam", "1", "--min-target", str(limit - 5), *limits(limit), *EXACT
-        free = translate(model, [line(s) for s in sources], *options, "--stop-loops=0")
-        found = translate(model, [line(s) for s in sources], *options)
-        for got, plain, source in zip(found, free, sources, strict=True):
-            looped = [n for n in range(1, len(plain["ids"]) + 1) if stopped(plain["ids"][:n], source)]
-            if not looped:
-                assert got == plain
-                seen["none"] += 1
-                continue
-            wanted, reading.margin = plain["ids"][:looped[0]], np.inf
-            for tries in 1, 2:
-                wanted, _ = reading.greedy(source, limit, make.ENDS["llama"], (1.1, 1.3)[tries - 1], len(source),
-                                           stopped, limit - 5)
-                if not stopped(wanted, source):
-                    break
-            if reading.margin < 1e-4:
-                continue
-            run = stopped(wanted, source)
-            wanted = wanted[:len(wanted) - run - (wanted[-1] in make.ENDS["llama"])]
-            assert got["ids"] == wanted, (source, got, wanted)
-            assert got.get("looped", False) == bool(run) == ("repeats itself" in str(got)), (got, run)
-            seen[tries, bool(run)] += 1
-        assert {(1, False), (2, False), (2, True)} <= set(seen), seen
-
-
 @numpy_test
 def what_the_authors_recommend_is_in_the_file():
     """Used by those who ask for draws, unless they say otherwise; shown by moe-info."""

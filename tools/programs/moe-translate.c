@@ -426,7 +426,6 @@ static moe_status json_hypothesis(const text_front *front, const options *o, con
     json_float(j, "logprob", h->logprob);
     if (h->reverse != 0.0f) json_float(j, "reverse", h->reverse);
     if (!o->score) json_bool(j, "finished", h->finished);
-    if (h->looped) json_bool(j, "looped", 1);
     else json_whole(j, "tokens", (int64_t)tokens);
     json_open(j, "ids", '[');
     for (size_t i = 0; i < h->n_ids; i++) json_whole(j, NULL, h->ids[i]);

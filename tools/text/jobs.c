@@ -286,51 +286,22 @@ static moe_status second_try(const text_front *front, const text_options *option
     return MOE_OK;
 }
 
-static moe_status prompt_of(const text_front *front, const text_options *options, const text_job *job, int strictly,
-                            text_ids *ids, size_t *left, moe_error *error) {
-    const text_asked asked = { .text = { job->shown.data, job->shown.length },
-                               .context = { job->context.data, job->context.length },
-                               .source = job->from,
-                               .target = job->language,
-                               .glossary = options->rules ? text_rules_glossary(options->rules) : NULL,
-                               .strictly = strictly };
-    return text_prompt_ids(front, options->wishes, &asked, options->max_source, ids, left, error);
-}
-
-/* Whether a second try would ask for the same in other words: in the same ones it would give the same. */
-static moe_status may_vary(const text_front *front, const text_options *options, const text_job *job, int *varies,
-                           moe_error *error) {
-    text_ids other = { 0 };
-    size_t left = 0;
-    const moe_status status = prompt_of(front, options, job, 1, &other, &left, error);
-    *varies = !status && (other.length != job->prompt.length ||
-                          memcmp(other.data, job->prompt.data, other.length * sizeof *other.data) != 0);
-    text_ids_free(&other);
-    return status;
-}
-
 moe_status text_job_ask(const text_front *front, const text_options *options, text_job *job, moe_request *request,
                         moe_error *error) {
+    const text_asked asked = { .text = { job->shown.data, job->shown.length },
+                               .context = { job->context.data, job->context.length },
+                               .source = request->source_tag,
+                               .target = request->target_tag,
+                               .glossary = options->rules ? text_rules_glossary(options->rules) : NULL,
+                               .strictly = job->attempt };
     size_t left = 0;
-    job->language = request->target_tag, job->from = request->source_tag;
-    const moe_status status = prompt_of(front, options, job, job->attempt, &job->prompt, &left, error);
+    const moe_status status =
+        text_prompt_ids(front, options->wishes, &asked, options->max_source, &job->prompt, &left, error);
     if (!status && left && !job->attempt)
         note(job, &job->divided, "terms of the glossary that have no place in the prompt: %zu", left);
     request->source = job->prompt.data;
     request->n_source = job->prompt.length;
     return status;
-}
-
-static const float penalties[TEXT_LOOPS] = { 1.1f, 1.3f };
-
-int text_job_loops(text_job *job) {
-    if (job->loops++ < TEXT_LOOPS) return 1;
-    note(job, &job->cut, "the translation repeats itself again and again: it ends where that begins");
-    return 0;
-}
-
-float text_job_penalty(const text_job *job) {
-    return job->loops ? penalties[job->loops < TEXT_LOOPS ? job->loops - 1 : TEXT_LOOPS - 1] : 0;
 }
 
 static int is_nothing(const text_bytes *text) {
@@ -345,11 +316,11 @@ moe_status text_job_look(const text_front *front, const text_options *options, t
     int sound = 0;
     *again = 0;
     if (job->failed || job->stays || job->pair) return MOE_OK;
-    moe_status status = write_job(front, options, job, 0, h, &written, &sound, error);
+    const moe_status status = write_job(front, options, job, 0, h, &written, &sound, error);
     const moe_span source = { job->source.data, job->source.length },
                    target = { written.data ? written.data : "", written.length };
     if (!status && keeps_spans(options) && (!sound || text_prompt_lost(source, target).length)) {
-        if (!job->attempt) status = may_vary(front, options, job, again, error);
+        *again = !job->attempt;
         if (*again) job->attempt = 1;
         else stay(job);
     } else if (!status && is_nothing(&written)) {
@@ -487,7 +458,7 @@ moe_status text_job_divide(const text_front *front, const text_options *options,
     second->dividable = 1;
     second->loud = job->loud |= job->shouted;
     job->manner = TEXT_AS_IT_IS;
-    job->attempt = job->terms = job->loops = 0;
+    job->attempt = job->terms = 0;
     text_guard_clear(job->guard); /* of another text */
     text_append(&second->context, job->context.data, job->context.length);
     moe_status status =
@@ -576,7 +547,7 @@ void text_job_clear(text_job *job) {
     text_guard_clear(job->guard); /* the next text may come without rules */
     job->source_ids.length = job->target_ids.length = job->prompt.length = 0;
     job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
-    job->attempt = job->terms = job->stays = job->brief = job->loops = 0;
+    job->attempt = job->terms = job->stays = job->brief = 0;
     job->manner = TEXT_AS_IT_IS;
     job->aside_ids.length = job->asides = 0;
     job->divided = job->verbatim = job->message = job->joined = job->pair = job->answers = 0;
