@@ -304,10 +304,10 @@ moe_status text_job_ask(const text_front *front, const text_options *options, te
     return status;
 }
 
-static int is_nothing(const text_bytes *text) {
+static int is_nothing(moe_span text) {
     size_t n = 0;
-    while (n < text->length && is_blank(text->data[n])) n++;
-    return n == text->length;
+    while (n < text.length && is_blank(text.data[n])) n++;
+    return n == text.length;
 }
 
 moe_status text_job_look(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
@@ -323,7 +323,7 @@ moe_status text_job_look(const text_front *front, const text_options *options, t
         *again = !job->attempt;
         if (*again) job->attempt = 1;
         else stay(job);
-    } else if (!status && is_nothing(&written)) {
+    } else if (!status && is_nothing(target)) {
         note(job, &job->failed, "the model answered nothing");
         job->status = MOE_ERROR_UNSUPPORTED;
     } else if (!status && h->finished) {
