@@ -7947,18 +7947,18 @@ struct moe_slot {
     size_t n_live;
     moe_live *finished; /* [beam] results, best first */
     size_t n_finished;
-    moe_list list;  /* of its tokens */
-    int32_t *pages; /* numbers of its pages of rows carried by token; NULL: the rows follow task.place */
-    size_t n_pages, n_filled;
-    int waits;           /* for pages: it has none, and no row in a step */
-    uint64_t age;        /* its place among all sentences so far */
-    uint64_t gave;       /* how many sentences were done when it gave its pages back; UINT64_MAX: it never did */
-    size_t reported;     /* steps that it had made then: they are computed again, not reported again */
-    int32_t *target;     /* [max_target], of which the task has n_target */
-    moe_demand *demands; /* [max_constraints], of which the task has n_demands */
-    int32_t *demand_ids; /* [max_target] their tokens */
-    size_t shown;        /* index of the first token of the result */
-    int broken;          /* 1: an answer was not-a-number */
+    moe_list list;            /* of its tokens */
+    int32_t *pages;           /* numbers of its pages of rows carried by token; NULL: the rows follow task.place */
+    size_t n_pages, n_filled; /* n_filled: of these, the first ones, whose rows are all stored */
+    int waits;                /* for pages: it has none, and no row in a step */
+    uint64_t age;             /* its place among all sentences so far */
+    uint64_t gave;            /* how many sentences were done when it gave its pages back; UINT64_MAX: it never did */
+    size_t reported;          /* steps that it had made then: they are computed again, not reported again */
+    int32_t *target;          /* [max_target], of which the task has n_target */
+    moe_demand *demands;      /* [max_constraints], of which the task has n_demands */
+    int32_t *demand_ids;      /* [max_target] their tokens */
+    size_t shown;             /* index of the first token of the result */
+    int broken;               /* 1: an answer was not-a-number */
 };
 
 /* The input of the decoder for a live hypothesis. */
