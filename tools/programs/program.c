@@ -811,7 +811,7 @@ enum { SHOWN_A_SECOND = 20 }; /* times that a growing line is shown at most */
 static void flow_grown(text_stream *stream, text_job *job) {
     program_flow *f = flow_of(stream);
     const double now = program_seconds();
-    if (job != f->queue.first || now - f->shown < 1.0 / SHOWN_A_SECOND) return;
+    if (job != f->queue.first || now - f->shown < 1.0 / (double)SHOWN_A_SECOND) return;
     text_clear(&f->grown);
     text_append(&f->grown, f->block.data ? f->block.data : "", f->block.length);
     if (f->grown.length) text_stream_join(&f->before, &f->grown);
