@@ -573,11 +573,12 @@ typedef struct moe_gate_work {
 } moe_gate_work;
 
 typedef struct moe_expert_work {
-    size_t *first;      /* [E + 1] first pair of every expert                     */
+    size_t *first;      /* [E + 2] first pair of every expert                     */
     uint32_t *pair_row; /* [pairs] row of a pair, pairs sorted by expert          */
     uint32_t *row_pair; /* [pairs] pairs of a row in expert order                 */
     size_t *row_first;  /* [rows] first of them                                   */
-    uint32_t *task;     /* [tasks, 3] expert, first pair, pairs                   */
+    int32_t *visit;     /* [visits] experts with pairs, in the order of work      */
+    uint32_t *task;     /* [tasks, 3] visit, first pair, pairs                    */
     float *out;         /* [pairs, D]                                             */
 } moe_expert_work;
 
@@ -4160,6 +4161,9 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, si
     return moe_sort_names(f->tensors, f->n_tensors, sizeof *f->tensors, "tensor directory", f->names, error);
 }
 
+/* The bytes of a tensor. */
+static const char *moe_tensor_data(const moe_file *f, const moe_tensor_info *t) { return f->data + t->offset; }
+
 /* Where the first of n numbers that is not finite, or below `least`, stands; n if there is none. Blocks are looked at
  * as a whole: all numbers of a file are, before its first translation. */
 static size_t moe_find_broken(const float *v, size_t n, float least) {
@@ -4182,7 +4186,7 @@ static size_t moe_broken_scale(const moe_matrix *m) {
 static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t, size_t piece, moe_error *error) {
     const size_t bytes = (size_t)t->bytes / moe_pieces_of(t),
                  slabs = t->experts ? moe_experts_of(t) / moe_pieces_of(t) : 0;
-    const char *data = f->data + t->offset;
+    const char *data = moe_tensor_data(f, t);
     const int length = (int)moe_min(t->name.length, 80);
     char where[96], expert[32] = "";
     snprintf(where, sizeof where, "tensor %.*s", length, t->name.data);
@@ -4533,7 +4537,7 @@ static size_t moe_save_header(const moe_save *s, char *out) {
 static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int down) {
     const moe_tensor_info *t = &s->tensors[index].info, *old = s->tensors[index].old;
     const moe_matrix to = moe_tensor_matrix(t, s->piece, 0, down);
-    const moe_matrix from = old ? moe_tensor_matrix(old, s->old->data + old->offset, piece, down) : to;
+    const moe_matrix from = old ? moe_tensor_matrix(old, moe_tensor_data(s->old, old), piece, down) : to;
     char *out = s->piece + ((const char *)to.data - s->piece);
     for (size_t r = 0; r < to.rows; r++) {
         if (old) moe_matrix_row(&from, r, s->row);
@@ -4553,7 +4557,7 @@ static moe_status moe_save_tensor_at(moe_save *s, size_t index) {
     if (x->old) {
         /* It gets a new checksum, so damage must be found now. */
         MOE_TRY(moe_check_tensor(s->old, x->old, NULL, s->error));
-        if (x->old->type == x->info.type) whole = s->old->data + x->old->offset;
+        if (x->old->type == x->info.type) whole = moe_tensor_data(s->old, x->old);
     }
     for (size_t p = 0; p < n; p++) {
         const char *data = whole ? whole + p * bytes : s->piece;
@@ -5682,10 +5686,11 @@ static void moe_experts_scratch(const moe_graph *g, moe_node *t, moe_layout *at)
     const size_t pairs = moe_expert_pairs(g, t->src[1]), unit_floats = moe_code_bytes(e->hidden) / sizeof(float);
     const size_t unit_stride = moe_row_stride(e->up.rows);
     moe_expert_work *w = &t->work.experts;
-    w->first = moe_carve(at, e->count + 1, sizeof *w->first);
+    w->first = moe_carve(at, e->count + 2, sizeof *w->first);
     w->pair_row = moe_carve(at, pairs, sizeof *w->pair_row);
     w->row_pair = moe_carve(at, pairs, sizeof *w->row_pair);
     w->row_first = moe_carve(at, g->rows, sizeof *w->row_first);
+    w->visit = moe_carve(at, e->count, sizeof *w->visit);
     w->task = moe_carve(at, 3 * pairs, sizeof *w->task);
     w->out = moe_carve(at, pairs * moe_row_stride(t->cols), sizeof *w->out);
     /* of a tile: inputs, hidden units, these as codes, two scales a row */
@@ -5705,7 +5710,8 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const moe_experts *e = job->t->experts;
     const moe_kernels *kernels = job->run->kernels;
     const moe_node *x = job->t->src[0];
-    const size_t expert = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2];
+    const size_t pair = work->task[3 * task + 1], rows = work->task[3 * task + 2],
+                 expert = (size_t)work->visit[work->task[3 * task]];
     const size_t width = e->up.cols, hidden = e->hidden, unit_bytes = moe_code_bytes(hidden);
     const size_t unit_stride = moe_row_stride(e->up.rows), out_stride = moe_row_stride(width);
     float *inputs = moe_thread_of(job->t, thread);
@@ -5757,40 +5763,56 @@ static void moe_combine_row(const moe_run *run, const moe_node *t, size_t row) {
     moe_weigh(run, t, row, t->experts->scale, w->out, moe_row_stride(t->cols), w->row_pair + w->row_first[row]);
 }
 
-/* Count, sort the (row, expert) pairs by expert, cut them into tasks, run them from one queue, combine per row. A token
- * may select any number of experts, so rows go in chunks whose pairs fit the plan; chunks do not change a bit. */
-static void moe_compute_experts(const moe_run *run, const moe_node *t) {
+/* Sort the (row, expert) pairs of the rows from job->first on by expert, as many rows as fit the plan, up to job->end.
+ * Returns the pairs: a token may select any number of experts. */
+static size_t moe_sort_pairs(const moe_run *run, const moe_node *t, moe_job *job) {
     const moe_node *gate = t->src[1];
     const moe_expert_work *w = &t->work.experts;
-    const size_t rows = run->frame->rows, n = t->experts->count, capacity = moe_expert_pairs(run->graph, gate);
+    const size_t n = t->experts->count, capacity = moe_expert_pairs(run->graph, gate);
+    size_t pairs = 0;
+    memset(w->first, 0, (n + 2) * sizeof *w->first);
+    for (job->end = job->first; job->end < run->frame->rows; job->end++) {
+        const moe_selection s = moe_selection_of(gate, job->end);
+        if (pairs + *s.count > capacity) break;
+        w->row_first[job->end] = pairs;
+        pairs += *s.count;
+        for (size_t j = 0; j < *s.count; j++) w->first[s.experts[j] + 2]++;
+    }
+    for (size_t e = 0; e < n; e++) w->first[e + 1] += w->first[e];
+    for (size_t r = job->first, pair = 0; r < job->end; r++) {
+        const moe_selection s = moe_selection_of(gate, r);
+        for (size_t j = 0; j < *s.count;
+             j++) { /* first[e + 1] moves on to the next pair of e, and ends behind its last */
+            w->pair_row[w->first[s.experts[j] + 1]] = (uint32_t)r;
+            w->row_pair[pair++] = (uint32_t)w->first[s.experts[j] + 1]++;
+        }
+    }
+    return pairs;
+}
+
+/* Compute sorted pairs from the slabs of their experts, in tasks from one queue. Returns the number of experts. */
+static size_t moe_compute_pairs(moe_job *job) {
+    const moe_expert_work *w = &job->t->work.experts;
+    size_t visits = 0, tasks = 0;
+    for (size_t e = 0; e < job->t->experts->count; e++)
+        if (w->first[e + 1] > w->first[e]) w->visit[visits++] = (int32_t)e;
+    for (size_t v = 0; v < visits; v++) {
+        const size_t *first = &w->first[w->visit[v]];
+        for (size_t p = first[0]; p < first[1]; p += MOE_EXPERT_TILE, tasks++) {
+            w->task[3 * tasks] = (uint32_t)v;
+            w->task[3 * tasks + 1] = (uint32_t)p;
+            w->task[3 * tasks + 2] = (uint32_t)moe_min(MOE_EXPERT_TILE, first[1] - p);
+        }
+    }
+    moe_pool_run(job->run->pool, tasks, moe_expert_task, job);
+    return visits;
+}
+
+/* Sort, compute and combine, in chunks of rows, which do not change a bit. */
+static void moe_compute_experts(const moe_run *run, const moe_node *t) {
     moe_job job = { run, t, 0, 0, 1, moe_combine_row };
-    for (; job.first < rows; job.first = job.end) {
-        size_t pairs = 0, tasks = 0, visits = 0;
-        memset(w->first, 0, (n + 1) * sizeof *w->first);
-        for (job.end = job.first; job.end < rows; job.end++) {
-            const moe_selection s = moe_selection_of(gate, job.end);
-            if (pairs + *s.count > capacity) break;
-            w->row_first[job.end] = pairs;
-            pairs += *s.count;
-            for (size_t j = 0; j < *s.count; j++) w->first[s.experts[j] + 1]++;
-        }
-        for (size_t e = 0; e < n; e++) {
-            visits += w->first[e + 1] > 0;
-            w->first[e + 1] += w->first[e];
-            for (size_t p = w->first[e]; p < w->first[e + 1]; p += MOE_EXPERT_TILE, tasks++) {
-                w->task[3 * tasks] = (uint32_t)e;
-                w->task[3 * tasks + 1] = (uint32_t)p;
-                w->task[3 * tasks + 2] = (uint32_t)moe_min(MOE_EXPERT_TILE, w->first[e + 1] - p);
-            }
-        }
-        for (size_t r = job.first, pair = 0; r < job.end; r++) {
-            const moe_selection s = moe_selection_of(gate, r);
-            for (size_t j = 0; j < *s.count; j++) { /* first[e] moves on to the next pair of e */
-                w->pair_row[w->first[s.experts[j]]] = (uint32_t)r;
-                w->row_pair[pair++] = (uint32_t)w->first[s.experts[j]]++;
-            }
-        }
-        moe_pool_run(run->pool, tasks, moe_expert_task, &job);
+    for (; job.first < run->frame->rows; job.first = job.end) {
+        const size_t pairs = moe_sort_pairs(run, t, &job), visits = moe_compute_pairs(&job);
         moe_pool_run(run->pool, job.end - job.first, moe_row_task, &job);
         if (run->graph->stats) {
             run->graph->stats->expert_pairs += pairs;
@@ -6484,7 +6506,7 @@ static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t 
     const moe_tensor_info *t = moe_find_bound(r, 2, (const uint64_t[]){ rows, cols }, optional, format, name);
     *out = (moe_matrix){ .rows = 0 };
     if (!t) return;
-    *out = moe_tensor_matrix(t, r->file->data + t->offset, 0, 0);
+    *out = moe_tensor_matrix(t, moe_tensor_data(r->file, t), 0, 0);
     const size_t broken = moe_broken_scale(out);
     if (broken < rows) moe_reader_fail(r, "has a scale that is not a number >= 0: that of row %zu", broken);
 }
@@ -6497,7 +6519,7 @@ static void moe_check_finite(moe_reader *r, const float *v, size_t n) {
 
 static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const char *format, const char *name) {
     const moe_tensor_info *t = moe_find_bound(r, 1, (const uint64_t[]){ n }, optional, format, name);
-    const float *v = t ? (const float *)(const void *)(r->file->data + t->offset) : NULL;
+    const float *v = t ? (const float *)(const void *)moe_tensor_data(r->file, t) : NULL;
     if (v) moe_check_finite(r, v, n);
     return r->status == MOE_OK ? v : NULL;
 }
@@ -6760,7 +6782,7 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
     const moe_tensor_info *t =
         moe_find_bound(r, 3, (const uint64_t[]){ e->count, layer->hidden, layer->in }, 0, "%s.experts", layer->name);
     if (!t) return;
-    const char *slab = r->file->data + t->offset;
+    const char *slab = moe_tensor_data(r->file, t);
     e->file = r->file;
     e->tensor = (size_t)(t - e->file->tensors);
     e->hidden = layer->hidden;
