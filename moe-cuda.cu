@@ -1458,7 +1458,9 @@ __global__ void moe_k_output(moe_outputs a) {
     moe_block_forbid(&a, 0, a.n_suppressed, list, y, column, n);
     if (end) *end = -moe_infinity();
     __syncthreads();
-    const uint32_t *used = a.kinds > 1 && a.want[row] < 0 ? a.used + row * a.used_words : NULL;
+    const uint32_t *used = a.kinds > 1 && a.want[row] < 0 && a.slot[a.sentence[row]].task.penalty != 1.0f
+                               ? a.used + row * a.used_words
+                               : NULL;
     for (int i = t; a.weights && moe_row_is_drawn(&a, row) && i < n; i += MOE_BLOCK) { /* moe_keep_logits */
         const size_t to = (size_t)a.sentence[row] * (size_t)all + (size_t)(column + i);
         const int has = used && moe_bit(used, list ? list->ids[column + i] : column + i);
@@ -1684,7 +1686,7 @@ __global__ void moe_k_used(moe_searching a) {
         const moe_live *live = &slot->live[h];
         const size_t row = live->row + slot->ahead; /* with given tokens only the row of the last one may choose */
         uint32_t *used = a.used + row * a.search.used_words;
-        if (live->ended || a.want[row] >= 0) continue;
+        if (live->ended || a.want[row] >= 0 || slot->task.penalty == 1.0f) continue;
         for (size_t i = threadIdx.x; i < a.search.used_words; i += blockDim.x) used[i] = 0;
         __syncthreads();
         if (threadIdx.x == 0) moe_fill_used(slot, live->last + (int32_t)slot->ahead, used);
@@ -3104,8 +3106,8 @@ static void moe_take_search(moe_device *d) {
     const size_t targets =
         moe_times(d, slots, max_target) + demand_ids + MOE_DEMAND_WORDS * moe_times(d, slots, constraints) + listed;
     const size_t coverage = a->search.beta != 0.0f ? moe_times(d, g->rows, g->max_source) : 0;
-    const size_t result =
-        moe_times(d, (size_t)a->search.nbest, moe_times(d, max_target, a->search.looks ? 3 : 2) + 5); /* words */
+    const size_t result = moe_times(d, (size_t)a->search.nbest,
+                                    moe_times(d, max_target, a->search.looks ? 3 : 2) + MOE_HEAD_WORDS + 1); /* words */
     const size_t words = moe_times(d, slots, result + 2) + MOE_RESULTS;
     const size_t begun_bytes = moe_times(d, slots, sizeof *d->sentences.begun);
     const size_t target_bytes = moe_times(d, targets, sizeof *d->sentences.targets);

@@ -936,7 +936,7 @@ MOE_SHARED void moe_join_best(const moe_weighing *by, const float *logits, const
     float values[MOE_MAX_BEAM + MOE_MAX_ENDS];
     int32_t places[MOE_MAX_BEAM + MOE_MAX_ENDS];
     for (size_t i = 0; i < top; i++) values[i] = moe_from_bits(0xff800000u), places[i] = -1;
-    for (size_t list = 0; list < chunks * by->kinds; list++)
+    for (size_t list = 0; list < chunks * by->kinds; list += (size_t)1 + (by->kinds > 1 && by->penalty == 1.0f))
         for (size_t i = list * top; i < (list + 1) * top; i++) {
             float v = by->by_logprobs ? (logits[i] - max) - log_sum : logits[i];
             if (list % by->kinds) v = moe_penalised(v, by->penalty);
@@ -5954,7 +5954,7 @@ static int moe_is_drawn(const moe_run *run, size_t row) {
 static void moe_keep_logits(const moe_run *run, const moe_node *t, size_t row, const moe_logits *l) {
     const moe_beam *f = &run->frame->beam;
     const size_t at = t->work.output.drawn[row] * t->cols + l->column;
-    const uint32_t *used = f->used ? f->used + row * moe_bit_words(t->cols) : NULL;
+    const uint32_t *used = f->used && f->penalty[row] != 1.0f ? f->used + row * moe_bit_words(t->cols) : NULL;
     for (size_t i = 0; i < l->n; i++) {
         const int32_t id = l->list ? l->list->ids[l->column + i] : (int32_t)(l->column + i);
         const float v = used && moe_bit(used, id) ? moe_penalised(l->y[i], f->penalty[row]) : l->y[i];
@@ -6043,7 +6043,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
         if (moe_is_drawn(job->run, row)) moe_keep_logits(job->run, t, row, &l);
         float *best = work->logits + at * kinds * top;
         int32_t *ids = work->ids + at * kinds * top;
-        if (kinds > 1 && f->want[row] < 0)
+        if (kinds > 1 && f->want[row] < 0 && f->penalty[row] != 1.0f)
             moe_take_used(f->used + row * moe_bit_words(t->cols), l.list ? l.list->ids + l.column : NULL, l.y, l.n, top,
                           (int32_t)l.column, best + top, ids + top);
         moe_find_best(kernels, l.y, l.n, work->max[at], top, (int32_t)l.column, seen + row * top, best, ids);
@@ -7914,6 +7914,7 @@ typedef struct moe_live {
     float latest;  /* log-probability of its last token, the end counted */
     int32_t id;    /* that token */
     int ended;     /* it has its end token, and no row from now on */
+    int looped;    /* it was cut where it began to repeat itself */
     size_t tokens; /* without the end token */
     /* with constraints only */
     uint64_t met;  /* bit c: it contains constraint c */
@@ -7938,6 +7939,7 @@ struct moe_search {
     size_t listed;     /* tokens that a sentence's list can have; 0: there are no lists */
     size_t used_words; /* for the tokens that a hypothesis has; 0: the search does not penalise */
     moe_drawing drawing;
+    int stops_loops;
 };
 
 /* A sentence as the session passes it to the search, or to a device that searches. */
@@ -7950,12 +7952,16 @@ typedef struct moe_task {
     size_t n_target;        /* tokens to be scored; without scoring, the given beginning */
     size_t prompt;          /* the first of these tokens that are no part of the translation */
     size_t free;            /* the first of these tokens whose log-probability counts as 0 */
-    float penalty;          /* of tokens that the hypothesis has, if the search penalises */
+    float penalty;          /* of tokens that the hypothesis has, if the search penalises; 1: none */
+    size_t spared;          /* the first of its tokens that have none, the begin token counted */
+    size_t repeats;         /* of its source's tokens: moe_most_repeats */
     uint64_t key;           /* of its source, for noise and draws */
     int scoring;
     size_t lead, n_source; /* tokens that the session puts before the request's tokens; request's tokens */
     size_t n_demands;
 } moe_task;
+
+enum { MOE_LOOP_WIDEST = 128 };
 
 /* One sentence under translation. If a device searches, the session has a slot too, without hypotheses. */
 struct moe_slot {
@@ -7980,7 +7986,8 @@ struct moe_slot {
     moe_demand *demands;      /* [max_constraints], of which the task has n_demands */
     int32_t *demand_ids;      /* [max_target] their tokens */
     size_t shown;             /* index of the first token of the result */
-    int broken;               /* 1: an answer was not-a-number */
+    uint32_t repeats[MOE_LOOP_WIDEST]; /* by period, from 1 on: tokens at the end that equal those a period before */
+    int broken;                        /* 1: an answer was not-a-number */
 };
 
 /* The input of the decoder for a live hypothesis. */
@@ -8003,10 +8010,11 @@ MOE_SHARED int moe_is_end(const moe_search *s, int32_t id) {
 
 /* Begin the sentence of a slot; its segment, length, limit and target are set. */
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
-    const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0 };
+    const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
     slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = 0;
     slot->broken = 0;
+    for (size_t i = 0; i < MOE_LOOP_WIDEST; i++) slot->repeats[i] = 0;
     slot->live[0] = first;
     slot->n_live = 1;
 }
@@ -8048,10 +8056,10 @@ MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, size_t n, int
     for (; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1) chain[n] = moe_token_place(slot, last);
 }
 
-/* The bits of the tokens up to `last`, the begin token's too. */
+/* The bits of the tokens up to `last`, the begin token's too, but for those that are spared. */
 MOE_SHARED void moe_fill_used(const moe_slot *slot, int32_t last, uint32_t *used) {
-    used[slot->task.begin / 32] |= 1u << slot->task.begin % 32;
-    for (; last >= 0; last = slot->tokens[last].parent)
+    if (!slot->task.spared) used[slot->task.begin / 32] |= 1u << slot->task.begin % 32;
+    for (; last >= 0 && last + 1 >= (int32_t)slot->task.spared; last = slot->tokens[last].parent)
         used[slot->tokens[last].id / 32] |= 1u << slot->tokens[last].id % 32;
 }
 
@@ -8442,11 +8450,60 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, co
     return ends;
 }
 
+/* ---- Loops ----
+ * Small models may write the same again and again. With a beam of 1 a translation is cut where the last tokens that it
+ * wrote itself equal those a period of at most MOE_LOOP_WIDEST before: MOE_LOOP_LEAST of them, three periods at least,
+ * and more than twice as many as do so in its source. What is left ends with one period. */
+
+enum { MOE_LOOP_LEAST = 60 };
+
+/* The most ids in a row that equal those a period before. */
+MOE_SHARED size_t moe_most_repeats(const int32_t *ids, size_t n) {
+    size_t most = 0;
+    for (size_t period = 1; period <= MOE_LOOP_WIDEST; period++)
+        for (size_t i = period, run = 0; i < n; i++) {
+            run = ids[i] == ids[i - period] ? run + 1 : 0;
+            if (run > most) most = run;
+        }
+    return most;
+}
+
+/* Count the token that the only hypothesis has just got. Returns how many tokens at its end are a loop; 0: none. */
+MOE_SHARED size_t moe_count_repeats(moe_slot *slot, const moe_live *live) {
+    const moe_token *token = &slot->tokens[live->last]; /* a single hypothesis has its tokens in order */
+    size_t loop = 0;
+    for (size_t period = MOE_LOOP_WIDEST; period > 0; period--) {
+        uint32_t *run = &slot->repeats[period - 1];
+        *run = period < live->tokens && token->id == token[-(ptrdiff_t)period].id ? *run + 1 : 0;
+        if (*run >= MOE_LOOP_LEAST && *run >= 3 * period && *run > 2 * slot->task.repeats) loop = *run;
+    }
+    return loop;
+}
+
+/* Cut the only hypothesis, which has a new token, if it loops. Returns 1 if it does: it is the result. */
+MOE_SHARED int moe_cut_loop(const moe_search *s, moe_slot *slot, const moe_beam *a) {
+    moe_live *live = &slot->live[0];
+    const size_t run = s->stops_loops ? moe_count_repeats(slot, live) : 0;
+    if (!run) return 0;
+    live->tokens -= run;
+    live->last -= (int32_t)run;
+    live->looped = 1;
+    live->logprob = 0.0f;
+    for (int32_t at = (int32_t)slot->task.prompt; at <= live->last; at++)
+        live->logprob = live->logprob + slot->tokens[at].logprob;
+    live->weighed = live->logprob;
+    slot->n_finished = 0;
+    moe_add_finished(s, slot, a, *live, live->row);
+    return 1;
+}
+
 /* The step of slot number `at` by its rules. Returns 1 when the sentence is done; the slot is then not active. */
 MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
-    const int done = slot->task.scoring || slot->steps < slot->task.n_target ? moe_score_step(s, slot, at, a)
-                     : s->rules.stay                                         ? moe_beam_step(s, slot, at, a, next)
-                                                                             : moe_search_step(s, slot, a, next);
+    const int given = slot->task.scoring || slot->steps < slot->task.n_target;
+    int done = given           ? moe_score_step(s, slot, at, a)
+               : s->rules.stay ? moe_beam_step(s, slot, at, a, next)
+                               : moe_search_step(s, slot, a, next);
+    if (!done && !given) done = moe_cut_loop(s, slot, a);
     if (done) slot->active = 0;
     return done;
 }
@@ -8468,18 +8525,19 @@ MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
 }
 
 /* Results of a sentence as 32-bit words, which a device downloads: slot, number of hypotheses (0: broken). For each
- * hypothesis: n_ids, finished, logprob and score (floats), ids [n_ids], logprobs [n_ids + finished] (floats), with
- * search.looks sources [n_ids]. The words before those of hypothesis h: */
+ * hypothesis: n_ids, finished, logprob and score (floats), looped, ids [n_ids], logprobs [n_ids + finished] (floats),
+ * with search.looks sources [n_ids]. The words before those of hypothesis h: */
+enum { MOE_HEAD_WORDS = 5 };
 MOE_SHARED size_t moe_result_words(const moe_search *s, const moe_slot *slot, size_t h) {
     size_t words = 2;
     for (const moe_live *f = slot->finished; f < slot->finished + h; f++)
-        words += 4 + (size_t)(2 + s->looks) * f->tokens + (size_t)f->ended;
+        words += MOE_HEAD_WORDS + (size_t)(2 + s->looks) * f->tokens + (size_t)f->ended;
     return words;
 }
 
 /* As many as a sentence can have. */
 MOE_SHARED size_t moe_most_words(const moe_search *s) {
-    return 2 + (size_t)s->nbest * (5 + (size_t)(2 + s->looks) * s->max_target);
+    return 2 + (size_t)s->nbest * (MOE_HEAD_WORDS + 1 + (size_t)(2 + s->looks) * s->max_target);
 }
 
 MOE_SHARED void moe_write_head(const moe_search *s, const moe_slot *slot, size_t at, int32_t *words) {
@@ -8489,13 +8547,15 @@ MOE_SHARED void moe_write_head(const moe_search *s, const moe_slot *slot, size_t
 
 MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size_t h, int32_t *words) {
     const moe_live *f = &slot->finished[h];
-    int32_t *to = words + moe_result_words(s, slot, h), *ids = to + 4, *sources = ids + 2 * f->tokens + f->ended;
-    float *numbers = (float *)(void *)to, *logprobs = numbers + 4 + f->tokens;
+    int32_t *to = words + moe_result_words(s, slot, h), *ids = to + MOE_HEAD_WORDS,
+            *sources = ids + 2 * f->tokens + f->ended;
+    float *numbers = (float *)(void *)to, *logprobs = numbers + MOE_HEAD_WORDS + f->tokens;
     int32_t at = f->last;
     to[0] = (int32_t)f->tokens;
     to[1] = f->ended;
     numbers[2] = f->logprob;
     numbers[3] = f->rank;
+    to[4] = f->looped;
     if (f->ended) logprobs[f->tokens] = f->latest;
     for (size_t i = f->tokens; i-- > 0; at = slot->tokens[at].parent) {
         ids[i] = slot->tokens[at].id;
@@ -8686,6 +8746,8 @@ static const moe_param_row moe_param_rows[] = {
     { MOE_PARAM(repetition_penalty, 0, 100, 1, "repetition-penalty", "0 to 100",
                 "above 1: tokens that are there already become less probable; 0 or 1: none (default)"),
       MOE_ONLY(penalises, "repetition penalty") },
+    { MOE_PARAM(stop_loops, 0, 1, 0, "stop-loops", "0 or 1",
+                "1: with a beam of 1 a translation that repeats itself ends (default: 1 without an encoder, else 0)") },
     { MOE_PARAM(sample, 0, 1, 0, "sample", "0 or 1",
                 "1: tokens are drawn, by the model's settings where none are given; needs a beam of 1 (default: 0)") },
     { MOE_PARAM(temperature, 0, 100, 1, "temperature", "0 to 100",
@@ -8784,6 +8846,7 @@ static moe_session_params moe_default_params(const moe_model *m) {
     if (!moe_can_rerank(m) || !moe_rule_sets[m->rules].reranks) p.rerank = 0;
     if (!m->shortlist.ids) p.shortlist = 0;
     p.rules = m->rules;
+    p.stop_loops = m->prompted;
     const int longest = (int)moe_meta_number(m, "decode.max_new", 1, 1 << 16, 0);
     if (!longest) return p;
     p.max_target = longest < p.max_target ? longest : p.max_target;
@@ -8861,6 +8924,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (p->sample && p->repetition_penalty == 0.0f && moe_rule_sets[p->rules].penalises)
         p->repetition_penalty = (float)moe_meta_number(m, "sample.repetition_penalty", 0, 100, 0);
     if (p->repetition_penalty == 1.0f) p->repetition_penalty = 0; /* none, with all rules */
+    if (p->beam != 1 || !moe_rule_sets[p->rules].penalises) p->stop_loops = 0;
     if (p->rerank > 0.0f && !moe_can_rerank(m))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "rerank",
                         "rerank must be 0: the model has no tags of several languages, with which it could "
@@ -9257,6 +9321,7 @@ static moe_search moe_search_of(const moe_model *m, const moe_session_params *p)
      * is summed from token to token. */
     const int together =
         m->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(m, MOE_BY_PARENT, 0) && p->coverage_penalty == 0.0f;
+    const int penalised = p->repetition_penalty != 0.0f || p->stop_loops;
     return (moe_search){ .beam = p->beam,
                          .nbest = p->nbest,
                          .alpha = p->length_penalty,
@@ -9272,7 +9337,9 @@ static moe_search moe_search_of(const moe_model *m, const moe_session_params *p)
                          .looks = p->max_constraints && m->shows,
                          .ahead = together ? (size_t)p->piece - 1 : 0,
                          .listed = p->shortlist ? (size_t)m->vocabulary : 0,
-                         .used_words = p->repetition_penalty != 0.0f ? moe_bit_words((size_t)m->vocabulary) : 0,
+                         .used_words =
+                             penalised && m->kind == MOE_MODEL_TRANSLATION ? moe_bit_words((size_t)m->vocabulary) : 0,
+                         .stops_loops = p->stop_loops,
                          .drawing = { p->sample && m->kind == MOE_MODEL_TRANSLATION ? p->temperature : 0.0f,
                                       (size_t)p->top_k, p->top_p, p->min_p, (uint64_t)p->seed },
                          .early_stopping = p->early_stopping || p->beam == 1,
@@ -9489,14 +9556,15 @@ static const int32_t *moe_read_result(const moe_session *s, const int32_t *words
     for (moe_hypothesis *h = out; h < out + n; h++) {
         const size_t n_ids = (size_t)words[0];
         const float *numbers = (const float *)(const void *)words;
-        const int32_t *sources = words + 4 + 2 * n_ids + words[1];
-        *h = (moe_hypothesis){ .ids = words + 4 + shown,
-                               .token_logprobs = numbers + 4 + n_ids + shown,
+        const int32_t *ids = words + MOE_HEAD_WORDS, *sources = ids + 2 * n_ids + words[1];
+        *h = (moe_hypothesis){ .ids = ids + shown,
+                               .token_logprobs = numbers + MOE_HEAD_WORDS + n_ids + shown,
                                .sources = s->search.looks ? sources + shown : NULL,
                                .n_ids = n_ids - shown,
                                .logprob = numbers[2],
                                .score = numbers[3],
-                               .finished = words[1] };
+                               .finished = words[1],
+                               .looped = words[4] };
         words = sources + (s->search.looks ? n_ids : 0);
     }
     return words;
@@ -9915,6 +9983,10 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
     if (n_target + 1 > max_target || q->n_target > max_target)
         return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu target tokens, the limit is %zu", n_target + 1,
                         max_target);
+    if (q->repetition_penalty != 0.0f && !s->search.used_words)
+        return MOE_BAD(why, "a repetition_penalty of its own needs a session that has one, or stop_loops");
+    if (!(q->repetition_penalty >= 0.0f && q->repetition_penalty <= 100.0f))
+        return MOE_BAD(why, "repetition_penalty is %g, allowed are 0 to 100", (double)q->repetition_penalty);
     if (m->kind == MOE_MODEL_LANGUAGE && (!q->target || q->prefix || q->n_source))
         return MOE_BAD(why, "a language model scores a target and takes no source");
     return MOE_OK;
@@ -10040,11 +10112,15 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->task.begin = m->prompted ? ids[0] : m->bos;
     slot->task.prompt = m->prompted ? n - 1 : 0;
     if (slot->task.prompt) memcpy(slot->target, ids + 1, slot->task.prompt * sizeof *ids);
+    slot->task.repeats = s->search.stops_loops ? moe_most_repeats(ids, n) : 0;
     slot->task.key = 0;
     for (size_t i = 0; i < n; i++) slot->task.key = moe_hash(slot->task.key ^ (uint64_t)ids[i]);
     slot->task.limit = moe_limit(s, q, n) + slot->task.prompt;
     slot->task.scoring = q->target && !q->prefix;
-    slot->task.penalty = s->params.repetition_penalty;
+    slot->task.penalty = q->repetition_penalty != 0.0f          ? q->repetition_penalty
+                         : s->params.repetition_penalty != 0.0f ? s->params.repetition_penalty
+                                                                : 1.0f;
+    slot->task.spared = q->repetition_penalty != 0.0f ? slot->task.prompt + 1 : 0;
     slot->task.free = slot->task.prompt + (force >= 0);
     slot->shown = force >= 0 && !q->raw && q->force < 0 ? 1 : 0;
     slot->task.n_target = slot->task.free + (q->target ? q->n_target : 0);
@@ -10160,9 +10236,9 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
     if (b->hold) b->hold[row] = (char)asked.hold;
     if (b->used && (asked.want == -1 || (asked.want == MOE_UNASKED && s->graphs[MOE_DECODER].traced))) {
         uint32_t *used = b->used + row * s->search.used_words;
-        memset(used, 0, s->search.used_words * sizeof *used);
-        moe_fill_used(slot, live->last, used);
         b->penalty[row] = slot->task.penalty;
+        if (b->penalty[row] != 1.0f) memset(used, 0, s->search.used_words * sizeof *used);
+        if (b->penalty[row] != 1.0f) moe_fill_used(slot, live->last, used);
     }
     if (b->draws) b->draws[row] = moe_draw_number(&s->search, slot, position);
     if (b->starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
@@ -10245,7 +10321,10 @@ static void moe_tell(moe_session *s, size_t at) {
     const int32_t told = ticket->told;
     size_t n = 0;
     if (!slot->active || slot->task.scoring || !ticket->request.partial) return;
-    const int32_t last = moe_common_token(slot);
+    int32_t last = moe_common_token(slot);
+    uint32_t may_go = 0; /* of its last tokens, if it loops */
+    for (size_t i = 0; i < MOE_LOOP_WIDEST; i++) may_go = slot->repeats[i] > may_go ? slot->repeats[i] : may_go;
+    last -= (int32_t)may_go;
     for (int32_t i = last; i > told; i = slot->tokens[i].parent) n++;
     if (!n) return;
     for (int32_t i = last, k = (int32_t)n; i > told; i = slot->tokens[i].parent) s->results[--k] = slot->tokens[i].id;

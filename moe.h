@@ -224,7 +224,6 @@ static inline moe_mixture moe_model_mixture(const moe_model *model, size_t index
     moe_model_mixture_sized(model, index, &mixture, sizeof mixture);
     return mixture;
 }
-
 size_t moe_model_meta_count(const moe_model *model);
 moe_span moe_model_meta_key(const moe_model *model, size_t index);
 moe_meta_kind moe_model_meta_kind(const moe_model *model, size_t index);
@@ -255,7 +254,6 @@ static inline moe_tensor_info moe_model_tensor(const moe_model *model, size_t in
     moe_model_tensor_sized(model, index, &tensor, sizeof tensor);
     return tensor;
 }
-
 uint64_t moe_model_file_bytes(const moe_model *model);
 uint32_t moe_model_file_version(const moe_model *model);
 int32_t moe_model_vocabulary(const moe_model *model);        /* token ids are 0 .. vocabulary-1 */
@@ -369,6 +367,7 @@ typedef struct moe_session_params {
      * probable tokens top_k (0: all) stay, of these as few as reach top_p, then those with min_p of the best one's. */
     int sample, top_k, seed;
     float temperature, top_p, min_p;
+    int stop_loops; /* 1: with a beam of 1 a translation that repeats itself ends there. 1 without an encoder, else 0 */
 } moe_session_params;
 
 /* Set all parameters to the defaults of the model's file, or else of the library. `size`: sizeof *params. */
@@ -467,8 +466,9 @@ typedef struct moe_request {
     const int *dropped;
     size_t limit; /* most tokens of the translation, end included, where the session allows more; 0: the session's */
     /* NULL, or called with moe_translate's user and this request's, after each step that adds to the beginning that all
-     * hypotheses have in common (all tokens, if the beam is 1): the next ids [n] of it. Not on a GPU. */
+     * hypotheses have in common (with a beam of 1 all but what may be a loop): the next ids [n] of it. Not on a GPU. */
     void (*partial)(void *user, void *request, const int32_t *ids, size_t n);
+    float repetition_penalty; /* of tokens of this translation, its prompt not counted. 0: the session's for both */
 } moe_request;
 
 typedef struct moe_hypothesis {
@@ -479,7 +479,7 @@ typedef struct moe_hypothesis {
     float logprob;               /* their sum                                                                      */
     float score;                 /* logprob / length penalty + coverage penalty (GNMT eq 14). Reranking adds       */
                                  /* rerank * reverse / length penalty of the source                                */
-    int finished;                /* 0: cut at the length limit, no end token                                       */
+    int finished, looped;        /* finished 0: no end token. Cut at the length limit, or, looped 1, by stop_loops */
     float reverse;               /* log P(source | this hypothesis), end included; 0: not reranked, or too long    */
 } moe_hypothesis;
 
@@ -491,7 +491,7 @@ typedef struct moe_result {
     const moe_hypothesis *hypotheses; /* valid during the call only */
 } moe_result;
 
-/* What a pull function returns: *request is filled; no more requests; none at the moment; stop and drop all work. */
+/* What a pull function returns: a request, no more requests, none at the moment, stop and drop all work. */
 enum { MOE_PULL_REQUEST = 1, MOE_PULL_END = 0, MOE_PULL_LATER = -1, MOE_PULL_CANCEL = -2 };
 
 /* Gives the next request. With `wait` 0 other requests are under way: return MOE_PULL_LATER rather than block. */

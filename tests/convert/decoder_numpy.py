@@ -13,7 +13,7 @@ def silu(x):
 
 def penalised(values, ids, penalty):
     """Hugging Face's repetition penalty: once for each token of `ids`."""
-    out, used = values.copy(), np.unique(ids)
+    out, used = values.copy(), np.unique(ids).astype(int)
     out[used] = np.where(values[used] > 0, values[used] / penalty, values[used] * penalty)
     return out
 
@@ -174,12 +174,14 @@ class Decoder:
         found = self.logprobs(source + target[:-1])[len(source) - 1:]
         return [float(row[token]) for row, token in zip(found, target, strict=True)]
 
-    def greedy(self, source, limit, ends, penalty=1.0):
-        """(ids, their log-probabilities without penalty)"""
-        ids, found = [], []
-        while len(ids) < limit and not (ids and ids[-1] in ends):
+    def greedy(self, source, limit, ends, penalty=1.0, spared=0, stop=None, least=0, begin=()):
+        """(ids, their log-probabilities without penalty). spared: tokens of the source without penalty. stop: whether
+        ids end there. least: ids before an end. begin: ids that are given, without log-probabilities here."""
+        ids, found = list(begin), []
+        while len(ids) < limit and not (found and (ids[-1] in ends or stop and stop(ids))):
             logits = self.logits(source + ids)[-1]
-            weighed = penalised(logits, source + ids, penalty)
+            weighed = penalised(logits, (source + ids)[spared:], penalty)
+            weighed[ends if len(ids) < least else []] = -np.inf
             best, second = np.argsort(-weighed, kind="stable")[:2]
             self.margin = min(self.margin, weighed[best] - weighed[second])
             found.append(float(log_softmax(logits[None])[0, best]))

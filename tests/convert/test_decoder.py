@@ -234,6 +234,53 @@ def draws_are_asked_for():
         assert "beam of 2" in refused.stderr, refused.stderr
 
 
+def loop(ids, source, given=0):
+    """The tokens at the end that repeat those before them; 0: it is no loop. The first `given` are none of it."""
+    most = max((len(run) for p in range(1, 129) for run in "".join(
+        "x" if a == b else " " for a, b in zip(source, source[p:])).split()), default=0)
+    for p in range(1, 129):
+        run = next((i for i, (a, b) in enumerate(zip(ids[::-1], ids[::-1][p:])) if a != b), len(ids) - p)
+        run = min(run, len(ids) - given)
+        if run >= max(3 * p, 60, 2 * most + 1):
+            return run
+    return 0
+
+
+@numpy_test
+def a_loop_is_stopped_and_tried_again_with_a_penalty():
+    """It goes on where it began to repeat itself, twice; then it ends there, which is said. The prompt is not
+    penalised. Large embeddings, which are the output too, make a model repeat tokens."""
+    limit, seen, true = 220, collections.Counter(), make.arrays_of
+
+    def repeating(*about):
+        arrays = true(*about)
+        return {**arrays, "model.embed_tokens.weight": make.bf16(4 * arrays["model.embed_tokens.weight"])}
+    with mock.patch.object(make, "arrays_of", repeating), \
+            converted("llama", max_position_embeddings=512) as (model, config, arrays):
+        reading, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(8)]
+        options = "--beam", "1", "--min-target", str(limit - 5), *limits(limit), *EXACT
+        free = translate(model, [line(s) for s in sources], *options, "--stop-loops=0")
+        found = translate(model, [line(s) for s in sources], *options)
+        for got, plain, source in zip(found, free, sources, strict=True):
+            wanted, tries, given, reading.margin = plain["ids"], 0, 0, np.inf
+            run = next((n for n in range(1, limit) if loop(wanted[:n], source)), None)
+            wanted = wanted[:run]
+            while run := loop(wanted, source, given) if len(wanted) < limit else 0:
+                wanted, given = wanted[:-run], len(wanted) - run
+                if tries == 2:
+                    break
+                wanted, _ = reading.greedy(source, limit, make.ENDS["llama"], (1.1, 1.3)[tries], len(source),
+                                           lambda ids: loop(ids, source, given), limit - 5, wanted)
+                tries += 1
+            if reading.margin < 1e-4:
+                continue
+            assert got["ids"] == wanted[:len(wanted) - (wanted[-1] in make.ENDS["llama"])], (source, got, wanted)
+            assert got.get("looped", False) == bool(run) == ("repeats itself" in str(got)), (got, run)
+            assert tries or got == plain
+            seen[tries, bool(run)] += 1
+        assert {(1, False), (2, False), (2, True)} <= set(seen), seen
+
+
 @numpy_test
 def what_the_authors_recommend_is_in_the_file():
     """Used by those who ask for draws, unless they say otherwise; shown by moe-info."""

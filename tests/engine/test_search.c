@@ -1,5 +1,5 @@
 /* test_search.c - the search by the paper's rules and by Marian's, with constraints and without, against a naive
- * reading; so are draws, which also have the chances that they should have.
+ * reading; so are loops, and draws, which also have the chances that they should have.
  *
  * No model is run: log-probabilities and attention are made of the tokens so far. The engine keeps tokens in a tree,
  * and counts; the reference keeps whole sentences, in double, and finds what it wants to know by looking at all of one.
@@ -377,6 +377,67 @@ static void the_search_is_that_of_the_reference(void **state) {
     CHECK(kept > 20000, "%zu constraints", kept);
 }
 
+/* ---- Loops ---- */
+
+/* How many tokens at the end, not the `given` ones, equal those before them by the least period that is a loop. */
+static size_t loop_naively(const int32_t *prompt, size_t n_prompt, const int32_t *ids, size_t n, size_t given) {
+    size_t prompts = 0;
+    for (size_t p = 1; p <= 128; p++)
+        for (size_t begin = p; begin < n_prompt; begin++) {
+            size_t run = 0;
+            while (begin + run < n_prompt && prompt[begin + run] == prompt[begin + run - p]) run++;
+            prompts = run > prompts ? run : prompts;
+        }
+    for (size_t p = 1; p <= 128; p++) {
+        size_t run = 0;
+        while (run + p < n && run + given < n && ids[n - 1 - run] == ids[n - 1 - run - p]) run++;
+        if (run + p >= 4 * p && run + p >= p + 60 && run > 2 * prompts) return run;
+    }
+    return 0;
+}
+
+/* Written token by token: where a loop is seen first, and what is left of the translation. */
+static void loops_are_those_of_the_reference(void **state) {
+    enum { TEXT = 700, PROMPT = 90 };
+    static moe_token tokens[PROMPT + TEXT];
+    int32_t ids[TEXT], prompt[PROMPT];
+    size_t loops = 0, others = 0;
+    (void)state;
+    for (uint64_t number = 0; number < 600; number++) {
+        uint64_t r = number;
+        const size_t unit = 1 + mw_below(&r, mw_below(&r, 2) ? 4 : 140), begin = mw_below(&r, 100),
+                     times = mw_below(&r, 2) ? 3 : 1000, n_prompt = 1 + mw_below(&r, PROMPT - 1);
+        const size_t same = mw_below(&r, 3) ? 0 : mw_below(&r, n_prompt); /* of the prompt's tokens in a row */
+        const size_t given = mw_below(&r, 3) ? 0 : mw_below(&r, 150);
+        for (size_t i = 0; i < n_prompt; i++) prompt[i] = i && i < same ? 1 : (int32_t)mw_below(&r, 50);
+        for (size_t i = 0; i < TEXT; i++)
+            ids[i] = i >= begin + unit && i < begin + unit * times ? ids[i - unit] : (int32_t)mw_below(&r, 1000);
+        for (size_t i = 0; i < n_prompt; i++) tokens[i] = (moe_token){ prompt[i], (int32_t)i - 1, -1, 0 };
+        for (size_t i = 0; i < TEXT; i++)
+            tokens[n_prompt + i] = (moe_token){ ids[i], (int32_t)(n_prompt + i) - 1, -1, -0.5f };
+        moe_live live = { .logprob = -7 }, finished;
+        moe_slot slot = { .tokens = tokens, .live = &live, .finished = &finished, .target = prompt, .n_live = 1 };
+        slot.task.prompt = n_prompt;
+        slot.task.repeats = moe_most_repeats(prompt, n_prompt);
+        const moe_search s = { .beam = 1, .stops_loops = 1 };
+        for (size_t n = 1 + given; n <= TEXT; n++) {
+            const size_t wanted = loop_naively(prompt, n_prompt, ids, n, given);
+            live.tokens = n, live.last = (int32_t)(n_prompt + n) - 1;
+            const int cut = moe_cut_loop(&s, &slot, &(moe_beam){ .top = 1 });
+            CHECK(cut == (wanted > 0), "%llu: %zu tokens, a run of %zu", (unsigned long long)number, n, wanted);
+            others += !cut;
+            if (!cut) continue;
+            loops++;
+            CHECK(slot.n_finished == 1 && finished.looped && !finished.ended && finished.tokens == n - wanted &&
+                      finished.last == (int32_t)(n_prompt + n - wanted) - 1 &&
+                      finished.logprob == -0.5f * (float)finished.tokens && finished.rank == finished.logprob,
+                  "%llu: %zu tokens are left of %zu", (unsigned long long)number, finished.tokens, n);
+            break;
+        }
+    }
+    CHECK(loops > 100 && others > 100000, "%zu loops", loops);
+}
+
 /* ---- Draws ---- */
 
 enum { MOST = 3000 };
@@ -500,6 +561,7 @@ static void draws_have_their_chances(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = { cmocka_unit_test(the_search_is_that_of_the_reference),
+                                        cmocka_unit_test(loops_are_those_of_the_reference),
                                         cmocka_unit_test(draws_are_those_of_the_reference),
                                         cmocka_unit_test(draws_have_their_chances) };
     return cmocka_run_group_tests(tests, NULL, NULL);

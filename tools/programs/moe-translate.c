@@ -427,6 +427,7 @@ static moe_status json_hypothesis(const text_front *front, const options *o, con
     if (h->reverse != 0.0f) json_float(j, "reverse", h->reverse);
     if (!o->score) json_bool(j, "finished", h->finished);
     else json_whole(j, "tokens", (int64_t)tokens);
+    if (h->looped) json_bool(j, "looped", 1);
     json_open(j, "ids", '[');
     for (size_t i = 0; i < h->n_ids; i++) json_whole(j, NULL, h->ids[i]);
     if (shows_end(o, h)) json_whole(j, NULL, o->end);

@@ -132,6 +132,7 @@ static moe_status prepare_source(const text_front *front, const text_options *op
         job->message ? (moe_span){ read.data, read.length } : (moe_span){ job->source.data, job->source.length };
     moe_span shown = source;
     moe_status status = read.failed ? text_out_of_memory(error) : MOE_OK;
+    job->loops = 0;
     if (text_job_is_asked(front, options)) {
         if (!status) status = prepare_asked(front, options, job, source, error);
         text_bytes_free(&read);
@@ -286,22 +287,60 @@ static moe_status second_try(const text_front *front, const text_options *option
     return MOE_OK;
 }
 
-moe_status text_job_ask(const text_front *front, const text_options *options, text_job *job, moe_request *request,
-                        moe_error *error) {
+static moe_status prompt_of(const text_front *front, const text_options *options, const text_job *job, int strictly,
+                            text_ids *ids, size_t *left, moe_error *error) {
     const text_asked asked = { .text = { job->shown.data, job->shown.length },
                                .context = { job->context.data, job->context.length },
-                               .source = request->source_tag,
-                               .target = request->target_tag,
+                               .source = job->from,
+                               .target = job->language,
                                .glossary = options->rules ? text_rules_glossary(options->rules) : NULL,
-                               .strictly = job->attempt };
+                               .strictly = strictly };
+    return text_prompt_ids(front, options->wishes, &asked, options->max_source, ids, left, error);
+}
+
+/* Whether a second try would ask for the same in other words: in the same ones it would give the same. */
+static moe_status may_vary(const text_front *front, const text_options *options, const text_job *job, int *varies,
+                           moe_error *error) {
+    text_ids other = { 0 };
     size_t left = 0;
-    const moe_status status =
-        text_prompt_ids(front, options->wishes, &asked, options->max_source, &job->prompt, &left, error);
+    const moe_status status = prompt_of(front, options, job, 1, &other, &left, error);
+    *varies = !status && (other.length != job->prompt.length ||
+                          memcmp(other.data, job->prompt.data, other.length * sizeof *other.data) != 0);
+    text_ids_free(&other);
+    return status;
+}
+
+moe_status text_job_ask(const text_front *front, const text_options *options, text_job *job, moe_request *request,
+                        moe_error *error) {
+    size_t left = 0;
+    job->language = request->target_tag, job->from = request->source_tag;
+    const moe_status status = prompt_of(front, options, job, job->attempt, &job->prompt, &left, error);
     if (!status && left && !job->attempt)
         note(job, &job->divided, "terms of the glossary that have no place in the prompt: %zu", left);
     request->source = job->prompt.data;
     request->n_source = job->prompt.length;
     return status;
+}
+
+moe_status text_job_loops(text_job *job, const moe_hypothesis *h, int *again, moe_error *error) {
+    *again = job->loops < TEXT_LOOPS;
+    if (!*again) return MOE_OK;
+    job->loops++;
+    return text_ids_set(&job->sound_ids, h->ids, h->n_ids, error);
+}
+
+void text_job_go_on(const text_job *job, moe_request *request) {
+    static const float penalties[TEXT_LOOPS] = { 1.1f, 1.3f };
+    /* A token that the session writes itself is among them, unless it is the tag of a request that is not raw. */
+    const size_t forced = request->force >= 0 || (request->raw && job->sound_ids.data[0] == request->target_tag);
+    request->target = job->sound_ids.data + forced;
+    request->n_target = job->sound_ids.length - forced;
+    request->prefix = 1;
+    request->repetition_penalty = penalties[job->loops - 1];
+}
+
+void text_job_say_looped(text_job *job) {
+    note(job, &job->cut, "the translation repeats itself again and again: it ends where that begins");
 }
 
 static int is_nothing(moe_span text) {
@@ -316,12 +355,12 @@ moe_status text_job_look(const text_front *front, const text_options *options, t
     int sound = 0;
     *again = 0;
     if (job->failed || job->stays || job->pair) return MOE_OK;
-    const moe_status status = write_job(front, options, job, 0, h, &written, &sound, error);
+    moe_status status = write_job(front, options, job, 0, h, &written, &sound, error);
     const moe_span source = { job->source.data, job->source.length },
                    target = { written.data ? written.data : "", written.length };
     if (!status && keeps_spans(options) && (!sound || text_prompt_lost(source, target).length)) {
-        *again = !job->attempt;
-        if (*again) job->attempt = 1;
+        if (!job->attempt) status = may_vary(front, options, job, again, error);
+        if (*again) job->attempt = 1, job->loops = 0;
         else stay(job);
     } else if (!status && is_nothing(target)) {
         note(job, &job->failed, "the model answered nothing");
@@ -547,7 +586,7 @@ void text_job_clear(text_job *job) {
     text_guard_clear(job->guard); /* the next text may come without rules */
     job->source_ids.length = job->target_ids.length = job->prompt.length = 0;
     job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
-    job->attempt = job->terms = job->stays = job->brief = 0;
+    job->attempt = job->terms = job->stays = job->brief = job->loops = 0;
     job->manner = TEXT_AS_IT_IS;
     job->aside_ids.length = job->asides = 0;
     job->divided = job->verbatim = job->message = job->joined = job->pair = job->answers = 0;
@@ -568,6 +607,7 @@ void text_job_free(text_job *job) {
     text_ids_free(&job->source_ids);
     text_ids_free(&job->target_ids);
     text_ids_free(&job->aside_ids);
+    text_ids_free(&job->sound_ids);
     text_ids_free(&job->prompt);
     text_ids_free(&job->begun_ids);
     text_guard_free(job->guard);

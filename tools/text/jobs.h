@@ -44,7 +44,7 @@ typedef struct text_job {
     text_bytes shown;         /* of a model that is asked in words: the text, without white space at both ends */
     text_bytes context;       /* the earlier lines that it is shown */
     text_ids prompt;          /* what it is given; length 0: source_ids */
-    int32_t language;         /* that it was asked for */
+    int32_t language, from;   /* that it was asked for; that it is in */
     int blank;                /* nothing to translate: the output is empty, or the white space where it is kept */
     int shouted;              /* it was in capitals, so should its translation be */
     struct text_guard *guard; /* what is kept of it (protect.h); NULL: nothing ever was */
@@ -52,6 +52,8 @@ typedef struct text_job {
     size_t asides;            /* how many were */
     int cut;                  /* `note` says what was cut */
     int attempt;              /* 1: the second, as stand-ins of the first did not come through */
+    int loops;                /* how many translations were stopped because they repeat themselves */
+    text_ids sound_ids;       /* of the last one of these, up to there */
     int terms;                /* what becomes of those of a glossary: text_terms (protect.h) */
     int stays;                /* nor did those of the second: what is written is the source */
     int brief;                /* text_is_brief: it is tried in each manner; 0: it is not, or the best is known */
@@ -96,6 +98,13 @@ int text_job_is_asked(const text_front *front, const text_options *options);
 /* The prompt of a job for a request, which then has it as its source. */
 moe_status text_job_ask(const text_front *front, const text_options *options, text_job *job, moe_request *request,
                         moe_error *error);
+/* A translation that was stopped because it repeats itself goes on from there with a penalty (text_job_go_on), twice.
+ * If it still does, a note says that it was cut. Errors: MOE_ERROR_MEMORY. */
+enum { TEXT_LOOPS = 2 };
+moe_status text_job_loops(text_job *job, const moe_hypothesis *h, int *again, moe_error *error);
+void text_job_go_on(const text_job *job, moe_request *request);
+void text_job_say_looped(text_job *job);
+
 /* Of such a job: whether its translation lacks what is kept, so that it is asked for once more; after that its text
  * stays, with a note. Where it lacks nothing, a note says what may be wrong with it; nothing at all is no translation,
  * and the job has failed. Errors: MOE_ERROR_MEMORY. */

@@ -228,10 +228,10 @@ static int ask(text_stream *s, text_job *job, moe_request *request) {
     if (job->aside_ids.length) request->partial = NULL;
     else if (request->partial) text_job_begin(s->front, &options, job);
     if (text_job_is_asked(s->front, &options) && !job->answers) {
-        job->language = request->target_tag;
         if (!s->trouble.code) text_job_ask(s->front, &options, job, request, &s->trouble);
     } else if (!job->aside_ids.length) text_guard_ask(job->guard, request);
     else request->source = job->aside_ids.data, request->n_source = job->aside_ids.length;
+    if (job->loops) text_job_go_on(job, request);
     s->asked += !s->trouble.code;
     if (!s->trouble.code) return 1;
     *request = before;
@@ -370,17 +370,23 @@ static int divide(text_stream *s, const text_options *options, text_job *job) {
     return 1;
 }
 
+static int is_one_sentence(const text_job *job) {
+    return text_sentence(job->source.data, job->source.length) == job->source.length;
+}
+
 /* What becomes of a translation. 1: the job is tried once more, or its halves are; 0: it is done, or there is trouble.
  */
 static int is_tried_again(text_stream *s, const text_options *options, text_job *job, const moe_hypothesis *h) {
     int again = 0;
     const int asked = text_job_is_asked(s->front, options);
     if (job->answers) return 0;
+    if (h->looped && text_job_loops(job, h, &again, &s->trouble)) return 0;
+    if (again) return try_again(s, job), 1;
     if (job->manner == TEXT_AS_IT_IS && !asked) {
         if (text_job_again(s->front, options, job, h, &again, &s->trouble)) return 0;
         if (again) return try_again(s, job), 1;
     }
-    const int lost = is_lost(s, options, job, h);
+    const int lost = !(h->looped && is_one_sentence(job)) && is_lost(s, options, job, h);
     if (s->trouble.code) return 0;
     if (lost && job->manner == TEXT_AS_IT_IS) return divide(s, options, job);
     if (asked) {
@@ -412,6 +418,7 @@ static void stream_done(void *user, const moe_result *result) {
             lose(s, job);
             return;
         }
+        if (result->hypotheses[0].looped) text_job_say_looped(job);
     }
     if (result->status == MOE_ERROR_NUMERIC && text_guard_binds(job->guard)) {
         int again;
