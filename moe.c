@@ -20,38 +20,39 @@
  *   16. Threads                a pool that splits outputs, never sums
  *   17. Model file: reader     mapped bytes, bounded cursor, metadata, directory
  *   18. Model file: writer     files that appear whole or not at all; metadata and tensors into one
- *   19. Graph                  the common parts of ops
- *   20. Ops: rows              a row from the same row of other nodes
- *   21. Ops: carried rows      rows that outlive a run
- *   22. Ops: recurrences       LSTM cells and layers
- *   23. Ops: attention         the context of a row
- *   24. Ops: gates             which experts a row is sent to
- *   25. Ops: experts           the outputs of experts, and where their bytes lie
- *   26. Ops: output            logits, the best tokens
- *   27. Plan and run           the table of ops, places in memory, the run of a graph
- *   28. Layers                 what all layers have in common: settings, weights, nodes
- *   29. Kinds of layers        LSTM, mixture, attention, ...: a section for each
- *   30. Models                 binding, opening, saving, querying a model; its encoder and decoder
- *   31. Beam search            hypotheses, penalties, pruning
- *   32. Expert cache           which experts stay in a GPU's memory that cannot hold all
- *   33. Session parameters     one row for each: limits, defaults, presets, help
- *   34. Sessions: making       plan, place, bind
- *   35. Reranking              translations that wait for the score of their source
- *   36. Sessions: translating  the queue, continuous batching, the public calls
+ *   19. Expert cache             which experts stay in a memory that cannot hold all
+ *   20. Expert bank              experts of a streamed file: slots, and the threads that read into them
+ *   21. Graph                  the common parts of ops
+ *   22. Ops: rows              a row from the same row of other nodes
+ *   23. Ops: carried rows      rows that outlive a run
+ *   24. Ops: recurrences       LSTM cells and layers
+ *   25. Ops: attention         the context of a row
+ *   26. Ops: gates             which experts a row is sent to
+ *   27. Ops: experts           the outputs of experts, and where their bytes lie
+ *   28. Ops: output            logits, the best tokens
+ *   29. Plan and run           the table of ops, places in memory, the run of a graph
+ *   30. Layers                 what all layers have in common: settings, weights, nodes
+ *   31. Kinds of layers        LSTM, mixture, attention, ...: a section for each
+ *   32. Models                 binding, opening, saving, querying a model; its encoder and decoder
+ *   33. Beam search            hypotheses, penalties, pruning
+ *   34. Session parameters     one row for each: limits, defaults, presets, help
+ *   35. Sessions: making       plan, place, bind
+ *   36. Reranking              translations that wait for the score of their source
+ *   37. Sessions: translating  the queue, continuous batching, the public calls
  *
  * To add                begin at
- *   an activation       moe_unary (room 4, which says where), moe_unaryf (room 7), moe_ffn_activations (room 29); its
+ *   an activation       moe_unary (room 4, which says where), moe_unaryf (room 7), moe_ffn_activations (room 31); its
  *                       name in tools/convert: moefile.py, reference.py, ACTIVATIONS of hf.py. Vector code (room 10)
  *                       is optional. Experts of a mixture have their own: relu, or gated by swish
- *   an op               MOE_OPS (room 4), a paragraph in rooms 20 to 26; its kernel and launcher in moe-cuda.cu
- *   a kind of layer     room 28, whose banner lists the places
+ *   an op               MOE_OPS (room 4), a paragraph in rooms 22 to 28; its kernel and launcher in moe-cuda.cu
+ *   a kind of layer     room 30, whose banner lists the places
  *   a number format     moe_type in moe.h, moe_formats (room 8, whose comment says the rest); TYPES in moefile.py
  *   an instruction set  MOE_ISAS (above room 15), and a room beside 11 to 14
- *   rules of search     moe_rules in moe.h, moe_rule_sets (room 31); their preset in room 33
- *   a decoding option   room 33, whose banner lists the places
- *   a place of experts  room 25, whose banner says how their bytes are found
+ *   rules of search     moe_rules in moe.h, moe_rule_sets (room 33); their preset in room 34
+ *   a decoding option   room 34, whose banner lists the places
+ *   a place of experts  room 27, whose banner says how their bytes are found
  *
- * To find a room: grep '==== 31' moe.c.
+ * To find a room: grep '==== 33' moe.c.
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output (projection),
  * E experts, K experts selected per token, A attention size, V vocabulary.
@@ -69,7 +70,7 @@
  * than K experts; Q8 rows are padded to 64 columns and 16 rows with zeros.
  */
 
-/* moe-cuda.cu includes this file for rooms 4 to 7, 31, 32 and what stands outside MOE_HOST in rooms 1 and 2. It
+/* moe-cuda.cu includes this file for rooms 4 to 7, 19, 33 and what stands outside MOE_HOST in rooms 1 and 2. It
  * defines MOE_SHARED first, which stands before every function that it uses, and includes moe.h and their headers. The
  * file includes itself for room 10 only, with MOE_ISA. */
 #ifndef MOE_ISA
@@ -171,6 +172,15 @@
 #define MOE_MTIME(file) ((file).st_mtim)
 #endif
 
+/* Reads that leave the page cache alone; 0: by F_NOCACHE, or not at all. Without _GNU_SOURCE glibc shows one name. */
+#if defined(O_DIRECT)
+#define MOE_O_DIRECT O_DIRECT
+#elif defined(__O_DIRECT)
+#define MOE_O_DIRECT __O_DIRECT
+#else
+#define MOE_O_DIRECT 0
+#endif
+
 #define MOE_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Tell the processor that this thread only waits. */
@@ -180,6 +190,12 @@ MOE_INLINE void moe_pause(void) {
 #elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
     __asm__ volatile("yield");
 #endif
+}
+
+static uint64_t moe_nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 /* Bytes of a core's first-level data cache; 0: unknown. */
@@ -314,7 +330,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
  * Owns the nodes of a graph for the processor and a device: numbers, matrices and addresses, without layers or models.
  * Invariant: a row of a node is computed from the same row of its sources, so that any rows may run together. */
 
-/* Every op: its name, how it runs (room 27) and, for ops that run row by row, products per column. The
+/* Every op: its name, how it runs (room 29) and, for ops that run row by row, products per column. The
  * enum, the table and the launchers of a device are made from this list. */
 #define MOE_OPS(X)                                                                                           \
     X(INPUT, input, ROWS, 1)         /* rows of the frame's inputs */                                        \
@@ -660,6 +676,7 @@ typedef struct moe_graph {
     void (*watch)(void *watcher, const moe_node *t, int after); /* on the processor, before and after a node; or NULL */
     void *watcher;
     struct moe_damage *damage; /* where a run reports a damaged slab, or NULL */
+    struct moe_bank *bank;     /* of a streamed file, where its experts are; or NULL */
     size_t bytes;              /* of the planned arena */
     int overflow;
 } moe_graph;
@@ -725,7 +742,7 @@ typedef struct moe_frame {
  * are downloaded. */
 
 typedef struct moe_device moe_device;
-typedef struct moe_search moe_search; /* room 31 */
+typedef struct moe_search moe_search; /* room 33 */
 typedef struct moe_slot moe_slot;
 
 /* The outcome of a step of a device that searches. */
@@ -3766,7 +3783,8 @@ typedef struct moe_meta {
 
 typedef struct moe_file {
     const char *data;
-    size_t bytes, held; /* of the file; of them, those that are in memory */
+    size_t bytes, held; /* of the file; of them, those that are in memory: of a streamed file all but its experts */
+    int fd, direct;     /* of a streamed file, else -1; its slabs are read around the page cache */
     uint32_t version;
     moe_layout block; /* memory of the header and of all that is as long as it says */
     char *header; /* [header_bytes] a copy: checked bytes stay the same even if another process writes to the file */
@@ -3776,6 +3794,7 @@ typedef struct moe_file {
     moe_tensor_info *tensors;
     size_t n_tensors;
     const moe_span **keys, **names; /* [n_meta], [n_tensors] those of metadata and tensors, sorted */
+    size_t *moved;                  /* [n_tensors] bytes that are missing in memory before each */
     /* A piece is compared with a checksum as a whole: a tensor, or a slab if the file has checksums of slabs. */
     size_t *pieces; /* [n_tensors] the first one of each */
     size_t n_pieces;
@@ -4091,6 +4110,7 @@ static void moe_carve_file(moe_file *f, moe_layout *at) {
     f->keys = moe_carve(at, f->n_meta, sizeof *f->keys);
     f->names = moe_carve(at, f->n_tensors, sizeof *f->names);
     f->pieces = moe_carve(at, f->n_tensors, sizeof *f->pieces);
+    f->moved = moe_carve(at, f->n_tensors, sizeof *f->moved);
 }
 
 /* Copy the header and check its fixed part. */
@@ -4111,7 +4131,7 @@ static moe_status moe_parse_header(moe_file *f, const moe_allocator *a, moe_erro
                         "the file has %zu bytes, its header says %" PRIu64 ": cut off or damaged", bytes, h.file_bytes);
     if (h.header_bytes < sizeof h || h.header_bytes > bytes || h.header_bytes % 8)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 16", "impossible header size %" PRIu64, h.header_bytes);
-    if (h.header_bytes > MOE_MAX_HEADER)
+    if (h.header_bytes > moe_min(MOE_MAX_HEADER, f->held))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 16", "a header of %" PRIu64 " bytes, at most %d are read",
                         h.header_bytes, MOE_MAX_HEADER);
     /* An entry has at least 24 bytes, so the counts cannot need more memory than the file's own size. */
@@ -4141,7 +4161,7 @@ static moe_status moe_parse_header(moe_file *f, const moe_allocator *a, moe_erro
 static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, size_t held, const moe_allocator *a,
                                  moe_error *error) {
     uint64_t data_end;
-    *f = (moe_file){ .data = data, .bytes = bytes, .held = held };
+    *f = (moe_file){ .data = data, .bytes = bytes, .held = held, .fd = -1 };
     MOE_TRY(moe_parse_header(f, a, error));
     moe_cursor c = { f->header, sizeof(moe_header), f->header_bytes, 0 };
     for (size_t i = 0; i < f->n_meta; i++) MOE_TRY(moe_parse_meta(&c, &f->meta[i], a, error));
@@ -4161,8 +4181,10 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, si
     return moe_sort_names(f->tensors, f->n_tensors, sizeof *f->tensors, "tensor directory", f->names, error);
 }
 
-/* The bytes of a tensor. */
-static const char *moe_tensor_data(const moe_file *f, const moe_tensor_info *t) { return f->data + t->offset; }
+/* The bytes of a tensor, unless they are streamed. */
+static const char *moe_tensor_data(const moe_file *f, const moe_tensor_info *t) {
+    return f->data + (t->offset - f->moved[t - f->tensors]);
+}
 
 /* Where the first of n numbers that is not finite, or below `least`, stands; n if there is none. Blocks are looked at
  * as a whole: all numbers of a file are, before its first translation. */
@@ -4182,28 +4204,33 @@ static size_t moe_broken_scale(const moe_matrix *m) {
     return m->scales ? moe_find_broken(m->scales, m->rows, 0) : m->rows;
 }
 
-/* Verify a piece of a tensor: of experts also their scales, which binding does not read. */
-static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t, size_t piece, moe_error *error) {
+/* Verify a piece of a tensor, whose bytes are data: of experts also their scales, which binding does not read. */
+static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t, size_t piece, const char *data,
+                                    moe_error *error) {
     const size_t bytes = (size_t)t->bytes / moe_pieces_of(t),
                  slabs = t->experts ? moe_experts_of(t) / moe_pieces_of(t) : 0;
-    const char *data = moe_tensor_data(f, t);
     const int length = (int)moe_min(t->name.length, 80);
     char where[96], expert[32] = "";
     snprintf(where, sizeof where, "tensor %.*s", length, t->name.data);
     if (t->slabs) snprintf(expert, sizeof expert, "expert %zu of ", piece);
-    if (moe_crc32(0, data + piece * bytes, bytes) != (t->slabs ? t->slabs[piece] : t->checksum))
+    if (moe_crc32(0, data, bytes) != (t->slabs ? t->slabs[piece] : t->checksum))
         return moe_fail(error, MOE_ERROR_FORMAT, where,
                         "the checksum of %s%.*s is wrong: the file is damaged, get it again", expert, length,
                         t->name.data);
     for (size_t i = piece * slabs; i < (piece + 1) * slabs; i++)
         for (int down = 0; down < 2; down++) {
-            const moe_matrix m = moe_tensor_matrix(t, data, i, down);
+            const moe_matrix m = moe_tensor_matrix(t, data, i - piece * slabs, down);
             if (moe_broken_scale(&m) < m.rows)
                 return moe_fail(error, MOE_ERROR_FORMAT, where, "a scale of expert %zu of %.*s is not a number >= 0", i,
                                 length, t->name.data);
         }
     if (f->checked) atomic_store_explicit(&f->checked[f->pieces[t - f->tensors] + piece], 1, memory_order_relaxed);
     return MOE_OK;
+}
+
+/* The same of a piece that is in memory. */
+static moe_status moe_compare_held(const moe_file *f, const moe_tensor_info *t, size_t piece, moe_error *error) {
+    return moe_compare_piece(f, t, piece, moe_tensor_data(f, t) + piece * ((size_t)t->bytes / moe_pieces_of(t)), error);
 }
 
 /* 1 + the piece that a run of a graph found damaged; 0: none. */
@@ -4219,7 +4246,7 @@ static int moe_piece_checked(const moe_file *f, const moe_tensor_info *t, size_t
 /* Verify the pieces of a tensor that are not yet verified. */
 static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, moe_damage *damage, moe_error *error) {
     for (size_t i = 0; i < moe_pieces_of(t); i++) {
-        if (moe_piece_checked(f, t, i) || moe_compare_piece(f, t, i, error) == MOE_OK) continue;
+        if (moe_piece_checked(f, t, i) || moe_compare_held(f, t, i, error) == MOE_OK) continue;
         if (damage) atomic_store(&damage->piece, f->pieces[t - f->tensors] + i + 1);
         return MOE_ERROR_FORMAT;
     }
@@ -4233,8 +4260,111 @@ static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_e
     if (!found) return MOE_OK;
     do t--;
     while (f->pieces[t - f->tensors] > piece);
-    MOE_TRY(moe_compare_piece(f, t, piece - f->pieces[t - f->tensors], error));
+    MOE_TRY(moe_compare_held(f, t, piece - f->pieces[t - f->tensors], error));
     return moe_fail(error, MOE_ERROR_IO, "model", "the model's file changes while it is in use");
+}
+
+/* ---- Streamed files ---- */
+
+/* Read `bytes` bytes of a file; fewer, *got, where it ends. Returns 0 or the number of the error. */
+static int moe_read_at(int fd, char *data, size_t bytes, uint64_t from, size_t *got) {
+    for (*got = 0; *got < bytes;) {
+        const ssize_t n = pread(fd, data + *got, moe_min(bytes - *got, (size_t)1 << 30), (off_t)(from + *got));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno;
+        if (!n) break;
+        *got += (size_t)n;
+    }
+    return 0;
+}
+
+/* Read a slab of a streamed file, to memory aligned to MOE_SLAB_ALIGN. */
+static int moe_read_slab(const moe_file *f, char *slab, size_t bytes, uint64_t from, size_t *got) {
+    const int code = moe_read_at(f->fd, slab, bytes, from, got);
+#if defined(POSIX_FADV_DONTNEED)
+    if (!f->direct) posix_fadvise(f->fd, (off_t)from, (off_t)bytes, POSIX_FADV_DONTNEED); /* a wish */
+#endif
+    return code;
+}
+
+/* Read the slab of an expert of a streamed file. */
+static moe_status moe_read_expert(const moe_file *f, const moe_tensor_info *t, size_t expert, char *slab,
+                                  moe_error *error) {
+    static const char ending[] = ".experts";
+    const size_t bytes = (size_t)(t->bytes / t->dims[0]), n = sizeof ending - 1;
+    const moe_span name = t->name;
+    const int layer = name.length > n && memcmp(name.data + name.length - n, ending, n) == 0;
+    const uint64_t from = t->offset + expert * bytes;
+    char where[96];
+    size_t got = 0;
+    const int code = moe_read_slab(f, slab, bytes, from, &got);
+    snprintf(where, sizeof where, "%.*s expert %zu", (int)moe_min(layer ? name.length - n : name.length, 64), name.data,
+             expert);
+    if (code) return moe_fail(error, MOE_ERROR_IO, where, "%s: %s", where, strerror(code));
+    if (got == bytes) return MOE_OK;
+    return moe_fail(error, MOE_ERROR_IO, where, "%s: the file ends at byte %" PRIu64 ": it was cut off", where,
+                    from + got);
+}
+
+/* From here on reads go around the page cache, if the system does so, and does it well: the block at `from` must be
+ * the one that is read without (FUSE was seen to return other bytes). */
+static void moe_read_directly(moe_file *f, uint64_t from) {
+    char room[3 * MOE_SLAB_ALIGN], *direct = room + (MOE_SLAB_ALIGN - (uintptr_t)room % MOE_SLAB_ALIGN);
+    char *block = direct + MOE_SLAB_ALIGN;
+    size_t got[2];
+#if defined(F_NOCACHE)
+    f->direct = fcntl(f->fd, F_NOCACHE, 1) != -1;
+#endif
+    const int flags = MOE_O_DIRECT ? fcntl(f->fd, F_GETFL) : -1;
+    if (flags < 0 || moe_read_at(f->fd, block, MOE_SLAB_ALIGN, from, &got[0]) ||
+        fcntl(f->fd, F_SETFL, flags | MOE_O_DIRECT) < 0)
+        return;
+    f->direct = !moe_read_at(f->fd, direct, MOE_SLAB_ALIGN, from, &got[1]) && got[0] == got[1] &&
+                memcmp(direct, block, got[0]) == 0;
+    if (!f->direct) fcntl(f->fd, F_SETFL, flags);
+}
+
+/* Of a file of which the header was read, map memory and read all into it but the slabs of experts. */
+static moe_status moe_file_stream(moe_file *f, int fd, moe_error *error) {
+    const moe_tensor_info *experts = NULL;
+    uint64_t missing = f->n_tensors ? f->tensors[0].offset / MOE_SLAB_ALIGN * MOE_SLAB_ALIGN : 0, at = missing;
+    char *data;
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const moe_tensor_info *t = &f->tensors[i];
+        f->moved[i] = (size_t)missing;
+        if (!t->experts) continue;
+        if (!t->slabs && f->checked)
+            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "stream",
+                            "a file of version 1 has no checksums of experts: write it again, with moe-quantize");
+        missing += t->bytes;
+        experts = t;
+    }
+    f->held = moe_max(1, f->bytes - (size_t)missing);
+    data = mmap(NULL, f->held, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED)
+        return moe_fail(error, MOE_ERROR_MEMORY, "stream", "no memory for the %zu MB of the model that are no experts",
+                        f->held >> 20);
+    f->data = data;
+    f->fd = fd;
+#if defined(MADV_HUGEPAGE)
+    madvise(data, f->held, MADV_HUGEPAGE); /* a wish */
+#endif
+    for (size_t i = 0; i <= f->n_tensors; i++) {
+        const int last = i == f->n_tensors;
+        if (!last && !f->tensors[i].experts) continue;
+        const uint64_t end = last ? f->bytes : f->tensors[i].offset;
+        const size_t bytes = (size_t)(end - at);
+        size_t got = 0;
+        const int code = bytes ? moe_read_slab(f, data, bytes, at, &got) : 0;
+        if (code || got < bytes)
+            return moe_fail(error, MOE_ERROR_IO, "stream", "cannot read the file: %s",
+                            code ? strerror(code) : "it became shorter");
+        data += bytes;
+        if (!last) at = end + f->tensors[i].bytes;
+    }
+    mprotect((void *)(uintptr_t)f->data, f->held, PROT_READ);
+    if (experts) moe_read_directly(f, experts->offset);
+    return MOE_OK;
 }
 
 static const moe_meta *moe_find_meta(const moe_file *f, const char *key) {
@@ -4692,7 +4822,488 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
     return status;
 }
 
-/* ==== 19. Graph ===============================================================================================
+#endif /* MOE_HOST */
+
+/* ==== 19. Expert cache ========================================================================================
+ * Owns which experts are kept in a memory that cannot hold all experts of a session: numbers only, the caller moves the
+ * bytes. Invariant: which experts are kept depends on the runs of layers so far, and on nothing else. A bay of that
+ * memory holds any one expert.
+ *
+ * A run of a layer passes the experts that it needs to moe_cache_plan, which returns the resident ones and their bays.
+ * Missing experts get bays in the order of fetching: a few bays are for transit, used in turn. A missing expert with
+ * a higher value than the resident of the lowest value becomes a resident in its transit bay, and the bay of that
+ * resident becomes a transit bay. The value of an expert: the runs of its layer so far, times its frequency in them, a
+ * decaying mean: f <- 0.97 f + 0.03 [needed]. On a tie the resident stays. Otherwise experts used in rotation would
+ * evict each other every time, as LRU does. */
+
+/* A layer of experts; the caller stores it. */
+typedef struct moe_cache_layer {
+    size_t first, count; /* its experts have the numbers first, first + 1, ... */
+    uint64_t runs;
+} moe_cache_layer;
+
+typedef struct moe_cache {
+    size_t bays;            /* 0: there is no cache, all experts are resident */
+    size_t transit;         /* the number of transit bays, at least 1; 0: each expert has the bay of its number */
+    size_t turn;            /* the next transit bay */
+    int32_t *bay;           /* [experts] bay of an expert, -1: none */
+    float *frequency;       /* [experts] */
+    int32_t *expert;        /* [bays] the expert in it, -1: none */
+    float *value;           /* [bays] value of a resident */
+    int32_t *order;         /* [bays] first transit bays, then bays of residents: while a run is planned, a heap */
+    uint64_t hits, fetches; /* experts that runs needed: resident ones, missing ones */
+} moe_cache;
+
+MOE_SHARED size_t moe_cache_bytes(size_t experts, size_t bays) { return (2 * experts + 3 * bays) * sizeof(int32_t); }
+
+/* An empty cache in moe_cache_bytes of memory. */
+MOE_SHARED void moe_cache_begin(moe_cache *c, void *memory, size_t experts, size_t bays, size_t transit) {
+    c->bays = bays;
+    c->transit = transit;
+    c->turn = 0;
+    c->hits = c->fetches = 0;
+    c->frequency = (float *)memory;
+    c->value = c->frequency + experts;
+    c->bay = (int32_t *)(void *)(c->value + bays);
+    c->expert = c->bay + experts;
+    c->order = c->expert + bays;
+    for (size_t i = 0; i < experts; i++) c->frequency[i] = 0.0f, c->bay[i] = -1;
+    for (size_t i = 0; i < bays; i++) c->expert[i] = -1, c->value[i] = -1.0f, c->order[i] = (int32_t)i;
+}
+
+/* Whether bay a goes before bay b: its resident has a lower value. */
+MOE_SHARED int moe_cache_before(const moe_cache *c, int32_t a, int32_t b) {
+    return c->value[a] < c->value[b] || (c->value[a] == c->value[b] && a < b);
+}
+
+/* Move entry `at` of the heap down to its place. */
+MOE_SHARED void moe_cache_sink(const moe_cache *c, size_t at) {
+    int32_t *heap = c->order + c->transit;
+    const size_t n = c->bays - c->transit;
+    const int32_t bay = heap[at];
+    for (size_t next; (next = 2 * at + 1) < n; at = next) {
+        if (next + 1 < n && moe_cache_before(c, heap[next + 1], heap[next])) next++;
+        if (moe_cache_before(c, bay, heap[next])) break;
+        heap[at] = heap[next];
+    }
+    heap[at] = bay;
+}
+
+MOE_SHARED void moe_cache_heap(const moe_cache *c) {
+    for (size_t i = (c->bays - c->transit) / 2; i-- > 0;) moe_cache_sink(c, i);
+}
+
+/* Find a bay for the missing expert `number`. Experts of the same run have the value FLT_MAX meanwhile, and so
+ * stay. */
+MOE_SHARED int32_t moe_cache_place(moe_cache *c, size_t number, float value) {
+    int32_t *transit = &c->order[c->turn], *least = &c->order[c->transit];
+    if (!c->transit) return c->bay[number] = (int32_t)number;
+    const int32_t bay = *transit;
+    c->turn = (c->turn + 1) % c->transit;
+    if (c->expert[bay] >= 0) c->bay[c->expert[bay]] = -1;
+    c->expert[bay] = (int32_t)number;
+    c->bay[number] = bay;
+    if (c->bays > c->transit && value > c->value[*least]) {
+        c->value[bay] = FLT_MAX;
+        *transit = *least;
+        *least = bay;
+        moe_cache_sink(c, 0);
+    }
+    return bay;
+}
+
+/* A run of a layer needs its experts wanted[n]. Sort them into the order of work, resident ones first, then missing
+ * ones, and write their bays to place[n]. Any `transit` consecutive missing experts get distinct bays; after that,
+ * bays are reused. Returns the number of resident ones. */
+MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *wanted, size_t n, int32_t *place) {
+    float *frequency = c->frequency + layer->first;
+    const int32_t *bay = c->bay + layer->first;
+    const float runs = (float)++layer->runs;
+    size_t here = 0, missing = 0;
+    for (size_t e = 0; e < layer->count; e++) {
+        frequency[e] = 0.97f * frequency[e];
+        if (bay[e] >= 0) c->value[bay[e]] = frequency[e] * runs;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const int32_t e = wanted[i];
+        frequency[e] = frequency[e] + 0.03f;
+        if (bay[e] >= 0) c->value[bay[e]] = FLT_MAX, wanted[here++] = e;
+        else place[missing++] = e;
+    }
+    for (size_t i = 0; i < missing; i++) wanted[here + i] = place[i];
+    if (missing) moe_cache_heap(c);
+    for (size_t i = 0; i < n; i++) {
+        const int32_t e = wanted[i];
+        place[i] = i < here ? bay[e] : moe_cache_place(c, layer->first + (size_t)e, frequency[e] * runs);
+    }
+    for (size_t i = 0; i < n; i++) c->value[place[i]] = frequency[wanted[i]] * runs;
+    c->hits += here;
+    c->fetches += missing;
+    return here;
+}
+
+/* A bay for the next expert of a layer that is missing and was needed by most of its runs, to be fetched ahead of its
+ * next run: its number in the layer; -1: there is none. */
+MOE_SHARED int32_t moe_cache_ahead(moe_cache *c, const moe_cache_layer *layer, int32_t *place) {
+    for (size_t e = 0; e < layer->count; e++) {
+        const size_t number = layer->first + e;
+        if (c->bay[number] >= 0 || !(c->frequency[number] >= 0.6f)) continue;
+        moe_cache_heap(c);
+        *place = moe_cache_place(c, number, c->frequency[number] * (float)layer->runs);
+        c->value[*place] = c->frequency[number] * (float)layer->runs;
+        return (int32_t)e;
+    }
+    return -1;
+}
+
+/* An expert that was to be fetched is not there after all. */
+MOE_SHARED void moe_cache_forget(moe_cache *c, size_t number) {
+    const int32_t bay = c->bay[number];
+    if (bay < 0) return;
+    c->expert[bay] = c->bay[number] = -1;
+    c->value[bay] = -1.0f;
+}
+
+#if MOE_HOST
+
+/* ==== 20. Expert bank =========================================================================================
+ * Owns the experts of a streamed file: a session's slots, and the threads that read whole slabs into them. Invariant:
+ * bytes of experts are in slots only, and all that touches a slot does so in one order, that of the plans. Who waits
+ * for an expert waits only for what comes before it, so nobody waits for ever, not even with two slots.
+ *
+ * A run of a layer is planned before it is computed (room 19 says who stays): experts that are there come first, then
+ * missing ones, in the order in which they are read. Whatever touches a slot, a read or a visit by tasks, has a number
+ * there, and begins when as many are done. Behind a plan, experts of the next layer that its runs hardly ever lack are
+ * read ahead. A read that fails ends the run; what was planned and not read is forgotten then, and the session goes on.
+ */
+
+enum { MOE_READERS = 2 };
+
+typedef struct moe_bank_layer {
+    const moe_experts *experts;
+    moe_cache_layer cache;
+} moe_bank_layer;
+
+typedef struct moe_bank_read {
+    const moe_bank_layer *layer;
+    size_t expert, slot; /* the expert's number in its layer */
+    unsigned number;     /* of this read in the slot */
+    int done;
+} moe_bank_read;
+
+typedef struct moe_bank_visit {
+    size_t slot;
+    unsigned number;    /* of this visit in the slot */
+    atomic_size_t left; /* tasks */
+} moe_bank_visit;
+
+typedef struct moe_bank {
+    const moe_file *file;     /* NULL: the experts are in memory, and there is no bank */
+    moe_bank_layer *layers;   /* [n_layers] */
+    size_t n_layers, decoder; /* the decoder's first one; its last one comes before it */
+    size_t experts, longest;  /* of all layers, of any layer */
+    size_t slots, slot_bytes, most_ahead;
+    moe_cache cache;
+    char *memory;           /* [slots, slot_bytes] aligned to MOE_SLAB_ALIGN */
+    unsigned *planned;      /* [slots] reads and visits of it so far */
+    atomic_uint *done;      /* [slots] of these */
+    char *early;            /* [slots] what is in it was read ahead and has had no visit */
+    int32_t *place;         /* [longest] */
+    moe_bank_visit *visits; /* [longest] of the run under way */
+    atomic_size_t open;     /* of them, those that are not done */
+    moe_bank_read *reads;   /* [capacity] a ring; the next one to be claimed, the next one to be issued: */
+    size_t capacity, claimed, issued;
+    size_t busy;       /* readers that have claimed one */
+    int stop, abandon; /* readers end; they give up what they have claimed */
+    atomic_int failed;
+    moe_error error; /* the first one since it was reported */
+    pthread_t threads[MOE_READERS];
+    size_t n_threads;
+    int locks; /* mutex and cond are initialised */
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    uint64_t ahead, ahead_used;
+    atomic_uint_least64_t fetches, fetch_bytes, wait_ns;
+} moe_bank;
+
+/* ---- Making ---- */
+
+/* Count the experts of the graphs, and find how many slots fit the budget. */
+static moe_status moe_bank_measure(moe_bank *b, const moe_graph *graphs, size_t budget, moe_error *error) {
+    b->n_layers = b->experts = b->longest = b->slot_bytes = b->decoder = 0;
+    for (int g = 0; g < MOE_GRAPHS; g++) {
+        if (g == MOE_DECODER) b->decoder = b->n_layers;
+        for (const moe_node *t = graphs[g].nodes; t < graphs[g].nodes + graphs[g].count; t++) {
+            if (t->op != MOE_OP_EXPERTS) continue;
+            b->n_layers++;
+            b->experts += t->experts->count;
+            b->longest = moe_max(b->longest, t->experts->count);
+            b->slot_bytes = moe_max(b->slot_bytes, t->experts->stride);
+        }
+    }
+    const size_t least = moe_min(2, b->experts);
+    if (!b->experts)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "expert_memory",
+                        "expert_memory must be 0: the model has no experts that could be streamed");
+    b->slots = moe_min(b->experts, budget / b->slot_bytes);
+    if (b->slots >= least) return MOE_OK;
+    return moe_fail(
+        error, MOE_ERROR_MEMORY, "expert_memory",
+        "expert_memory is %zu bytes; %zu experts at a time are the least, %zu bytes; all %zu take %zu bytes", budget,
+        least, least * b->slot_bytes, b->experts, b->experts * b->slot_bytes);
+}
+
+/* Carve a bank that was measured. */
+static void moe_bank_layout(moe_bank *b, const moe_graph *graphs, size_t threads, moe_layout *at) {
+    const size_t most = 4 + threads, transit = b->slots < b->experts ? moe_max(2, moe_min(most, b->slots / 8)) : 0;
+    size_t n = 0, first = 0;
+    b->most_ahead = transit ? transit : most;
+    b->capacity = b->longest + 2 * (b->most_ahead + MOE_READERS);
+    b->layers = moe_carve(at, b->n_layers, sizeof *b->layers);
+    b->planned = moe_carve(at, b->slots, sizeof *b->planned);
+    b->done = moe_carve(at, b->slots, sizeof *b->done);
+    b->early = moe_carve(at, b->slots, sizeof *b->early);
+    b->place = moe_carve(at, moe_max(b->longest, b->most_ahead), sizeof *b->place);
+    b->visits = moe_carve(at, b->longest, sizeof *b->visits);
+    b->reads = moe_carve(at, b->capacity, sizeof *b->reads);
+    void *cache = moe_carve(at, moe_cache_bytes(b->experts, b->slots), 1);
+    b->memory = moe_carve(at, b->slots, b->slot_bytes);
+    moe_carve(at, MOE_SLAB_ALIGN, 1);
+    if (!at->base) return;
+    b->memory += (MOE_SLAB_ALIGN - (uintptr_t)b->memory % MOE_SLAB_ALIGN) % MOE_SLAB_ALIGN;
+    moe_cache_begin(&b->cache, cache, b->experts, b->slots, transit);
+    for (size_t i = 0; i < b->slots; i++) {
+        b->planned[i] = 0;
+        b->early[i] = 0;
+        atomic_init(&b->done[i], 0);
+    }
+    for (int g = 0; g < MOE_GRAPHS; g++)
+        for (const moe_node *t = graphs[g].nodes; t < graphs[g].nodes + graphs[g].count; t++) {
+            if (t->op != MOE_OP_EXPERTS) continue;
+            b->layers[n++] = (moe_bank_layer){ t->experts, { first, t->experts->count, 0 } };
+            first += t->experts->count;
+        }
+}
+
+/* ---- Reading ---- */
+
+static int moe_bank_failed(const moe_bank *b) { return b && atomic_load(&b->failed); }
+
+/* Whether it is the turn of number `number` in a slot. */
+static int moe_bank_turn(const moe_bank *b, size_t slot, unsigned number) {
+    return atomic_load_explicit(&b->done[slot], memory_order_acquire) == number;
+}
+
+/* With a slot for each expert the readers end when all are there. */
+static int moe_bank_complete(const moe_bank *b) { return !b->cache.transit && atomic_load(&b->fetches) == b->experts; }
+
+/* A read that was claimed. Called with the mutex locked. */
+static void moe_bank_serve(moe_bank *b, moe_bank_read *r) {
+    const size_t expert = r->expert;
+    const moe_file *f = b->file;
+    const moe_tensor_info *t = &f->tensors[r->layer->experts->tensor];
+    char *slab = b->memory + r->slot * b->slot_bytes;
+    moe_error error = { MOE_OK, "", "" };
+    while (!moe_bank_turn(b, r->slot, r->number) && !b->stop && !b->abandon && !atomic_load(&b->failed))
+        pthread_cond_wait(&b->changed, &b->mutex);
+    if (b->stop || b->abandon || atomic_load(&b->failed)) return;
+    pthread_mutex_unlock(&b->mutex);
+    moe_status status = moe_read_expert(f, t, expert, slab, &error);
+    if (!status && f->checked && !moe_piece_checked(f, t, expert))
+        status = moe_compare_piece(f, t, expert, slab, &error);
+    pthread_mutex_lock(&b->mutex);
+    if (status == MOE_OK) {
+        r->done = 1;
+        atomic_fetch_add(&b->fetches, 1);
+        atomic_fetch_add(&b->fetch_bytes, t->bytes / t->dims[0]);
+        atomic_fetch_add(&b->done[r->slot], 1);
+    } else if (!atomic_load(&b->failed)) {
+        b->error = error;
+        atomic_store(&b->failed, 1);
+    }
+}
+
+static void *moe_bank_reader(void *user) {
+    moe_bank *b = user;
+    pthread_mutex_lock(&b->mutex);
+    while (!b->stop && !moe_bank_complete(b)) {
+        if (b->claimed == b->issued || b->abandon || atomic_load(&b->failed)) {
+            pthread_cond_wait(&b->changed, &b->mutex);
+            continue;
+        }
+        b->busy++;
+        moe_bank_serve(b, &b->reads[b->claimed++ % b->capacity]);
+        b->busy--;
+        pthread_cond_broadcast(&b->changed);
+    }
+    pthread_mutex_unlock(&b->mutex);
+    return NULL;
+}
+
+static void moe_bank_close(moe_bank *b) {
+    if (!b->locks) return;
+    pthread_mutex_lock(&b->mutex);
+    b->stop = 1;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->mutex);
+    while (b->n_threads) pthread_join(b->threads[--b->n_threads], NULL);
+    pthread_cond_destroy(&b->changed);
+    pthread_mutex_destroy(&b->mutex);
+    b->locks = 0;
+}
+
+/* Start the readers. After a failure the bank must be closed too. */
+static moe_status moe_bank_open(moe_bank *b, moe_error *error) {
+    if (pthread_mutex_init(&b->mutex, NULL))
+        return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory", "no mutex left for the reading of experts");
+    if (pthread_cond_init(&b->changed, NULL)) {
+        pthread_mutex_destroy(&b->mutex);
+        return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory", "no condition variable left");
+    }
+    b->locks = 1;
+    for (; b->n_threads < MOE_READERS; b->n_threads++) {
+        const int code = pthread_create(&b->threads[b->n_threads], NULL, moe_bank_reader, b);
+        if (code)
+            return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory", "cannot start a thread that reads experts: %s",
+                            strerror(code));
+    }
+    return MOE_OK;
+}
+
+/* ---- A run of a layer ---- */
+
+static void moe_bank_issue(moe_bank *b, const moe_bank_layer *layer, int32_t expert, int32_t slot, int early) {
+    b->reads[b->issued++ % b->capacity] = (moe_bank_read){ layer, (size_t)expert, (size_t)slot, b->planned[slot]++, 0 };
+    b->early[slot] = (char)early;
+    b->ahead += (uint64_t)early;
+}
+
+/* Sort experts by falling rows, first[e + 1] - first[e], and where these are equal by number (Shell 1959). */
+static void moe_bank_sort(int32_t *experts, size_t n, const size_t *first) {
+    for (size_t gap = n / 2; gap; gap /= 2)
+        for (size_t i = gap; i < n; i++) {
+            const int32_t e = experts[i];
+            const size_t rows = first[e + 1] - first[e];
+            size_t at = i;
+            for (; at >= gap; at -= gap) {
+                const int32_t other = experts[at - gap];
+                const size_t others = first[other + 1] - first[other];
+                if (others > rows || (others == rows && other < e)) break;
+                experts[at] = other;
+            }
+            experts[at] = e;
+        }
+}
+
+/* Of n experts that a cache has, those that are still being read come last. */
+static void moe_bank_part(const moe_bank *b, int32_t *experts, size_t n) {
+    for (size_t i = 0; i < n;) {
+        const int32_t e = experts[i], slot = b->place[i];
+        if (moe_bank_turn(b, (size_t)slot, b->planned[slot])) {
+            i++;
+            continue;
+        }
+        experts[i] = experts[--n], b->place[i] = b->place[n];
+        experts[n] = e, b->place[n] = slot;
+    }
+}
+
+/* Plan a run of a layer that needs the experts wanted[n], and put them into the order of work: tasks of visit i are of
+ * wanted[i]. first: of all experts of the layer. With `last` the next run is of the next layer. */
+static void moe_bank_plan(moe_bank *b, const moe_experts *experts, int32_t *wanted, size_t n, const size_t *first,
+                          int last) {
+    moe_bank_layer *layer = b->layers;
+    while (layer->experts != experts) layer++;
+    const size_t next = (size_t)(layer - b->layers) + 1;
+    const moe_bank_layer *after = &b->layers[next < b->n_layers ? next : b->decoder];
+    moe_bank_sort(wanted, n, first);
+    const size_t here = moe_cache_plan(&b->cache, &layer->cache, wanted, n, b->place);
+    pthread_mutex_lock(&b->mutex);
+    moe_bank_part(b, wanted, here);
+    for (size_t i = 0; i < n; i++) {
+        const int32_t slot = b->place[i];
+        if (i >= here) moe_bank_issue(b, layer, wanted[i], slot, 0);
+        b->ahead_used += (uint64_t)b->early[slot];
+        b->early[slot] = 0;
+        b->visits[i].slot = (size_t)slot;
+        b->visits[i].number = b->planned[slot]++;
+    }
+    atomic_store(&b->open, n);
+    for (size_t i = 0; last && i < b->most_ahead; i++) {
+        const int32_t e = moe_cache_ahead(&b->cache, &after->cache, b->place);
+        if (e < 0) break;
+        moe_bank_issue(b, after, e, b->place[0], 1);
+    }
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->mutex);
+}
+
+/* The slab of a visit, as soon as it is there. NULL: the run has failed, or is cancelled. */
+static const char *moe_bank_wait(moe_bank *b, size_t visit, const moe_pool *pool) {
+    const moe_bank_visit *v = &b->visits[visit];
+    if (!moe_bank_turn(b, v->slot, v->number)) {
+        const uint64_t begin = moe_nanoseconds();
+        pthread_mutex_lock(&b->mutex);
+        while (!moe_bank_turn(b, v->slot, v->number) && !moe_bank_failed(b) && !moe_pool_cancelled(pool))
+            pthread_cond_wait(&b->changed, &b->mutex);
+        pthread_mutex_unlock(&b->mutex);
+        atomic_fetch_add(&b->wait_ns, moe_nanoseconds() - begin);
+        if (!moe_bank_turn(b, v->slot, v->number)) return NULL;
+    }
+    return b->memory + v->slot * b->slot_bytes;
+}
+
+/* One task of a visit is done; with the last one the slot is free for what comes next. */
+static void moe_bank_done(moe_bank *b, size_t visit) {
+    moe_bank_visit *v = &b->visits[visit];
+    if (atomic_fetch_sub(&v->left, 1) > 1) return;
+    pthread_mutex_lock(&b->mutex);
+    atomic_fetch_add(&b->done[v->slot], 1);
+    atomic_fetch_sub(&b->open, 1);
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->mutex);
+}
+
+/* Behind the tasks of a run that ended early: nothing is under way, and what was not read is not there. */
+static void moe_bank_settle(moe_bank *b) {
+    pthread_mutex_lock(&b->mutex);
+    b->abandon = 1;
+    pthread_cond_broadcast(&b->changed);
+    while (b->busy) pthread_cond_wait(&b->changed, &b->mutex);
+    for (size_t i = b->issued - moe_min(b->issued, b->capacity); i < b->issued; i++) {
+        moe_bank_read *r = &b->reads[i % b->capacity];
+        if (!r->done) moe_cache_forget(&b->cache, r->layer->cache.first + r->expert);
+        r->done = 1;
+    }
+    for (size_t i = 0; i < b->slots; i++) atomic_store(&b->done[i], b->planned[i]);
+    atomic_store(&b->open, 0);
+    b->claimed = b->issued;
+    b->abandon = 0;
+    pthread_mutex_unlock(&b->mutex);
+}
+
+static void moe_bank_stats(const moe_bank *b, moe_stats *stats) {
+    stats->experts = b->experts;
+    stats->experts_held = b->slots;
+    stats->expert_hits = b->cache.hits;
+    stats->expert_fetches = atomic_load(&b->fetches);
+    stats->expert_fetch_bytes = atomic_load(&b->fetch_bytes);
+    stats->expert_wait_ns = atomic_load(&b->wait_ns);
+    stats->expert_ahead = b->ahead;
+    stats->expert_ahead_used = b->ahead_used;
+}
+
+/* The first failure since the last call, if there was one. */
+static moe_status moe_bank_status(moe_bank *b, moe_error *error) {
+    if (!atomic_load(&b->failed)) return MOE_OK;
+    moe_bank_settle(b);
+    if (error) *error = b->error;
+    const moe_status status = b->error.code;
+    atomic_store(&b->failed, 0);
+    return status;
+}
+
+/* ==== 21. Graph ===============================================================================================
  * Owns the common parts of ops: adding a node to a graph, computing its rows on all threads. Every node of a graph has
  * the same number of rows. A graph is built and planned once for a capacity and run with the current number of rows.
  *
@@ -4776,7 +5387,7 @@ static void moe_softmax(const moe_kernels *kernels, const float *x, size_t n, fl
     for (size_t i = 0; i < n; i++) p[i] = p[i] / sum;
 }
 
-/* ==== 20. Ops: rows ===========================================================================================
+/* ==== 22. Ops: rows ===========================================================================================
  * Owns the ops that make a row from the same row of other nodes. Invariant: here and in the rooms below, the compute
  * function of an op writes its node, its scratch and outputs of the frame only, and splits only outputs over threads.
  */
@@ -4979,7 +5590,7 @@ static void moe_compute_turn_row(const moe_run *run, const moe_node *t, size_t r
     memcpy(y, x, o->keys * width * sizeof *y);
 }
 
-/* ==== 21. Ops: carried rows ===================================================================================
+/* ==== 23. Ops: carried rows ===================================================================================
  * Owns the ops that read and write carried rows, which outlive a run (moe_carry lists the kinds). Invariant: in a graph
  * all gathers from some rows come before the stores to them, so that no second buffer is needed. */
 
@@ -5016,7 +5627,7 @@ static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t 
         moe_keep_group(&keep, x, group, kept);
 }
 
-/* ==== 22. Ops: recurrences ====================================================================================
+/* ==== 24. Ops: recurrences ====================================================================================
  * Owns LSTM cells: a step of them for the rows of a beam, a whole layer of them for packed sentences. Invariant: z, the
  * sums of the four gates, stays in a thread's cache from the products to the cell. */
 
@@ -5246,7 +5857,7 @@ static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_
     } while (++row < run->frame->rows && parents[row] == MOE_ROW_ABOVE);
 }
 
-/* ==== 23. Ops: attention ======================================================================================
+/* ==== 25. Ops: attention ======================================================================================
  * Owns the context that a row of the decoder reads from its source sentence. */
 
 /* `keys` and `values` [tokens, size], [tokens, width] are carried by source. If `before` is given, only rows that begin
@@ -5426,7 +6037,7 @@ static void moe_compute_heads(const moe_run *run, const moe_node *t) {
     moe_pool_run(run->pool, tasks, moe_heads_task, &job);
 }
 
-/* ==== 24. Ops: gates ==========================================================================================
+/* ==== 26. Ops: gates ==========================================================================================
  * Owns which experts a row is sent to. Invariant: a row's selections are ascending, and never more than the gate's
  * capacity. No row depends on another, except in batchwise gates, which are for analysis. */
 
@@ -5633,11 +6244,12 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
     trace(trace_user, name, work->probabilities, run->frame->rows, t->cols, t->cols);
 }
 
-/* ==== 25. Ops: experts ========================================================================================
+/* ==== 27. Ops: experts ========================================================================================
  * Owns the computation of experts. Invariant: in any order of work, the outputs of a row's experts are added in the
  * order of their numbers. Two functions turn an expert's number into its bytes: moe_experts_slab, for the processor,
- * into an address, at each use; moe_lift_expert in moe-cuda.cu, for a GPU, by an upload, once, or whenever it is not
- * there (room 32 decides which ones stay). */
+ * into an address, at each use, of a streamed file with the help of room 20; moe_lift_expert in moe-cuda.cu, for a GPU,
+ * by an upload, once, or whenever it is not there (room 19 decides which ones stay). Pairs that moe_compute_pairs
+ * computes are sorted by expert, and depend neither on each other nor on where they are computed. */
 
 enum { MOE_EXPERT_TILE = 64 }; /* most rows of one expert task */
 
@@ -5656,15 +6268,25 @@ static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert
     if (!e->file || !e->file->checked) return 1;
     t = &e->file->tensors[e->tensor];
     slab = t->slabs ? expert : 0;
-    if (moe_piece_checked(e->file, t, slab) || moe_compare_piece(e->file, t, slab, NULL) == MOE_OK) return 1;
+    if (moe_piece_checked(e->file, t, slab) || moe_compare_held(e->file, t, slab, NULL) == MOE_OK) return 1;
     if (g->damage) atomic_store(&g->damage->piece, e->file->pieces[e->tensor] + slab + 1);
     return 0;
 }
 
-/* The two matrices of an expert. All slabs are mapped. (Room 32 serves the GPU only.) */
-static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up, moe_matrix *down) {
+/* The two matrices of an expert that visit number `visit` of a run needs. 0: they cannot be had, and the run ends. */
+static int moe_experts_slab(const moe_run *run, const moe_experts *e, size_t visit, size_t expert, moe_matrix *up,
+                            moe_matrix *down) {
+    if (run->graph->bank) {
+        const char *slab = moe_bank_wait(run->graph->bank, visit, run->pool);
+        if (!slab) return 0;
+        *up = moe_tensor_matrix(&e->file->tensors[e->tensor], slab, 0, 0);
+        *down = moe_tensor_matrix(&e->file->tensors[e->tensor], slab, 0, 1);
+        return 1;
+    }
+    if (!moe_slab_fine(run->graph, e, expert)) return 0;
     *up = moe_matrix_moved(&e->up, expert * e->stride);
     *down = moe_matrix_moved(&e->down, expert * e->stride);
+    return 1;
 }
 
 /* The number of (expert, row) pairs that run at once: the expected number with a reserve, at most 2^14, and at least as
@@ -5691,7 +6313,7 @@ static void moe_experts_scratch(const moe_graph *g, moe_node *t, moe_layout *at)
     w->row_pair = moe_carve(at, pairs, sizeof *w->row_pair);
     w->row_first = moe_carve(at, g->rows, sizeof *w->row_first);
     w->visit = moe_carve(at, e->count, sizeof *w->visit);
-    w->task = moe_carve(at, 3 * pairs, sizeof *w->task);
+    w->task = moe_carve(at, 3 * (pairs + g->threads), sizeof *w->task);
     w->out = moe_carve(at, pairs * moe_row_stride(t->cols), sizeof *w->out);
     /* of a tile: inputs, hidden units, these as codes, two scales a row */
     moe_carve_threads(g, t, at, MOE_EXPERT_TILE * (moe_expert_input_floats(e) + unit_stride + unit_floats + 2));
@@ -5710,8 +6332,8 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const moe_experts *e = job->t->experts;
     const moe_kernels *kernels = job->run->kernels;
     const moe_node *x = job->t->src[0];
-    const size_t pair = work->task[3 * task + 1], rows = work->task[3 * task + 2],
-                 expert = (size_t)work->visit[work->task[3 * task]];
+    const size_t visit = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2],
+                 expert = (size_t)work->visit[visit];
     const size_t width = e->up.cols, hidden = e->hidden, unit_bytes = moe_code_bytes(hidden);
     const size_t unit_stride = moe_row_stride(e->up.rows), out_stride = moe_row_stride(width);
     float *inputs = moe_thread_of(job->t, thread);
@@ -5725,8 +6347,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
         moe_linear_of(&up, inputs, width, (int8_t *)(void *)inputs, blocks ? NULL : scales, units, unit_stride);
     moe_linear second = moe_linear_of(&down, units, unit_stride, unit_codes, blocks ? NULL : unit_scales,
                                       work->out + pair * out_stride, out_stride);
-    if (!moe_slab_fine(job->run->graph, e, expert)) return;
-    moe_experts_slab(e, expert, &up, &down);
+    if (!moe_experts_slab(job->run, e, visit, expert, &up, &down)) return;
     first.relu = !e->gated;
     if (e->up_bias) first.bias = e->up_bias + expert * hidden;
     if (e->down_bias) second.bias = e->down_bias + expert * width;
@@ -5745,6 +6366,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
         moe_quantise_row(kernels, units + i * unit_stride, hidden, unit_codes + i * unit_bytes,
                          blocks ? NULL : unit_scales + i);
     kernels->linear(&second, 0, rows, 0, moe_divide_up(width, 16));
+    if (job->run->graph->bank) moe_bank_done(job->run->graph->bank, visit);
 }
 
 /* y = scale * sum over the row's experts in index order (eq 1): of rows out[places[j]]. */
@@ -5790,21 +6412,31 @@ static size_t moe_sort_pairs(const moe_run *run, const moe_node *t, moe_job *job
     return pairs;
 }
 
-/* Compute sorted pairs from the slabs of their experts, in tasks from one queue. Returns the number of experts. */
+/* Compute sorted pairs from the slabs of their experts, in tasks from one queue. Behind those that compute a bank has
+ * one for each thread but one, which sleeps until the last expert is there. Returns the number of experts. */
 static size_t moe_compute_pairs(moe_job *job) {
     const moe_expert_work *w = &job->t->work.experts;
+    moe_bank *bank = job->run->graph->bank;
     size_t visits = 0, tasks = 0;
     for (size_t e = 0; e < job->t->experts->count; e++)
         if (w->first[e + 1] > w->first[e]) w->visit[visits++] = (int32_t)e;
+    if (bank) moe_bank_plan(bank, job->t->experts, w->visit, visits, w->first, job->end == job->run->frame->rows);
+    const size_t idle = bank && visits ? job->run->pool->count - 1 : 0;
     for (size_t v = 0; v < visits; v++) {
-        const size_t *first = &w->first[w->visit[v]];
+        const size_t *first = &w->first[w->visit[v]], begin = tasks;
         for (size_t p = first[0]; p < first[1]; p += MOE_EXPERT_TILE, tasks++) {
             w->task[3 * tasks] = (uint32_t)v;
             w->task[3 * tasks + 1] = (uint32_t)p;
             w->task[3 * tasks + 2] = (uint32_t)moe_min(MOE_EXPERT_TILE, first[1] - p);
         }
+        if (bank) atomic_store(&bank->visits[v].left, tasks - begin + (v + 1 == visits ? idle : 0));
+    }
+    for (size_t i = 0; i < idle; i++, tasks++) {
+        w->task[3 * tasks] = (uint32_t)visits - 1;
+        w->task[3 * tasks + 1] = w->task[3 * tasks + 2] = 0;
     }
     moe_pool_run(job->run->pool, tasks, moe_expert_task, job);
+    if (bank && atomic_load(&bank->open)) moe_bank_settle(bank);
     return visits;
 }
 
@@ -5832,7 +6464,7 @@ static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t ro
     moe_weigh(run, t, row, t->scale, moe_row_of(t->src[0], row), t->cols, moe_selection_of(t->src[1], row).experts);
 }
 
-/* ==== 26. Ops: output =========================================================================================
+/* ==== 28. Ops: output =========================================================================================
  * Owns the output layer and its results for the search: the best tokens of a row and their log-probabilities. The
  * [rows, vocabulary] matrix of logits exists only if it is traced. */
 
@@ -6114,7 +6746,7 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, rows, 512 * chunks, moe_output_join);
 }
 
-/* ==== 27. Plan and run ========================================================================================
+/* ==== 29. Plan and run ========================================================================================
  * Owns the table of ops, the places of nodes in memory, and the run of a graph. Invariant: after moe_graph_plan no
  * other node uses the place of a node's rows between the node itself and its last reader. */
 
@@ -6197,10 +6829,13 @@ static void moe_graph_place(moe_graph *g, char *arena) {
     }
 }
 
-/* A run that is cancelled or meets a damaged slab ends early: no node reads unfinished rows of another one. */
+/* A run that is cancelled, or has no slab or a damaged one, ends early: no node reads unfinished rows of another one.
+ */
 static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_user) {
     for (size_t i = 0; i < run->graph->count; i++) {
-        if (moe_pool_cancelled(run->pool) || (run->graph->damage && atomic_load(&run->graph->damage->piece))) return;
+        if (moe_pool_cancelled(run->pool) || (run->graph->damage && atomic_load(&run->graph->damage->piece)) ||
+            moe_bank_failed(run->graph->bank))
+            return;
         const moe_node *t = &run->graph->nodes[i];
         const moe_op_row *op = &moe_ops[t->op];
         if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 0);
@@ -6213,7 +6848,7 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
     }
 }
 
-/* ==== 28. Layers ==============================================================================================
+/* ==== 30. Layers ==============================================================================================
  * Owns what a file says of a layer, its weights, the rows that it carries and its nodes in a graph. Invariant: a bound
  * layer's shapes agree, its ids are in range, and its small tensors contain finite numbers; no code below looks up a
  * name again.
@@ -6620,7 +7255,7 @@ static void moe_build_store(moe_builder *b, const moe_layer *layer, size_t k, mo
     carried->node = x;
 }
 
-/* ==== 29. Kinds of layers =====================================================================================
+/* ==== 31. Kinds of layers =====================================================================================
  * Owns what is special to each kind: keys, weights, carried rows, nodes. Invariant: nothing outside of a kind's part
  * of this room depends on which kinds there are, but for GNMT's attention, which the decoder's LSTM reads. */
 
@@ -7189,7 +7824,7 @@ static moe_node *moe_build_layer(moe_builder *b, const moe_layer *layer, moe_nod
     return layer->norm_place == MOE_NORM_AFTER ? moe_build_normed(b, layer, y) : y;
 }
 
-/* ==== 30. Models ==============================================================================================
+/* ==== 32. Models ==============================================================================================
  * Owns the model that a file's metadata describes, its graphs, and the calls of a program for it: open, close, save,
  * query. Invariant: an open model never changes. */
 
@@ -7210,8 +7845,8 @@ struct moe_model {
     atomic_size_t holders; /* sessions, plus 1 until the caller closes it */
     moe_allocator allocator;
     moe_file file;
-    int mapped;         /* the model must unmap the file */
-    int fd;             /* of a file that is mapped, not copied; -1: none */
+    int mapped;         /* the model must unmap what it has of the file */
+    int fd;             /* of a file that is mapped or streamed; -1: none */
     struct stat opened; /* status of the file at opening */
     moe_model_kind kind;
     int32_t vocabulary, bos, eos;
@@ -7560,15 +8195,35 @@ static moe_status moe_check_unchanged(const moe_model *m, moe_error *error) {
                     "such files by renaming");
 }
 
+/* Verify the experts of a streamed file, one after the other. */
+static moe_status moe_verify_streamed(const moe_model *m, const moe_tensor_info *t, moe_error *error) {
+    const size_t room = (size_t)(t->bytes / t->dims[0]) + MOE_SLAB_ALIGN;
+    char *memory = m->allocator.allocate(m->allocator.user, room);
+    moe_status status = MOE_OK;
+    if (!memory) return moe_fail(error, MOE_ERROR_MEMORY, "verify", "no memory for an expert of %zu bytes", room);
+    char *slab = memory + (MOE_SLAB_ALIGN - (uintptr_t)memory % MOE_SLAB_ALIGN) % MOE_SLAB_ALIGN;
+    for (size_t i = 0; i < t->dims[0] && !status; i++) {
+        if (moe_piece_checked(&m->file, t, i)) continue;
+        status = moe_read_expert(&m->file, t, i, slab, error);
+        if (!status) status = moe_compare_piece(&m->file, t, i, slab, error);
+    }
+    moe_release(&m->allocator, memory, room);
+    return status;
+}
+
 moe_status moe_model_verify(const moe_model *m, moe_error *error) {
     MOE_TRY(moe_check_unchanged(m, error));
-    for (size_t i = 0; i < m->file.n_tensors; i++)
-        MOE_TRY(moe_check_tensor(&m->file, &m->file.tensors[i], NULL, error));
+    for (size_t i = 0; i < m->file.n_tensors; i++) {
+        const moe_tensor_info *t = &m->file.tensors[i];
+        MOE_TRY(m->file.fd >= 0 && t->experts ? moe_verify_streamed(m, t, error)
+                                              : moe_check_tensor(&m->file, t, NULL, error));
+    }
     return MOE_OK;
 }
 
-static moe_status moe_model_create(const void *data, size_t bytes, const moe_model_params *params, moe_model **out,
-                                   moe_error *error) {
+/* A model of a file of which data [held] are in memory. If that is its header only, the rest is read from fd. */
+static moe_status moe_model_create(const void *data, size_t bytes, size_t held, int fd, const moe_model_params *params,
+                                   moe_model **out, moe_error *error) {
     moe_allocator a = moe_allocator_or_default(&params->allocator);
     const int verify = params->verify;
     moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
@@ -7578,16 +8233,18 @@ static moe_status moe_model_create(const void *data, size_t bytes, const moe_mod
     m->holders = 1;
     m->allocator = a;
     m->fd = -1;
-    status = moe_file_parse(&m->file, data, bytes, bytes, &a, error);
+    status = moe_file_parse(&m->file, data, bytes, held, &a, error);
     if (status == MOE_OK && verify >= 0) {
         m->file.checked = moe_allocate_zeroed(&a, m->file.n_pieces * sizeof *m->file.checked);
         if (!m->file.checked) status = moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory to verify the tensors");
     }
+    if (status == MOE_OK && fd >= 0) status = moe_file_stream(&m->file, fd, error);
+    if (m->file.fd >= 0) m->mapped = 1;
     if (status == MOE_OK && (verify == 1 || (verify == 0 && bytes <= MOE_VERIFY_BYTES)))
         status = moe_model_verify(m, error);
     if (status == MOE_OK) status = moe_bind(m, error);
     if (status != MOE_OK) {
-        moe_model_close(m); /* not mapped yet: the caller unmaps */
+        moe_model_close(m); /* the caller unmaps what it mapped */
         return status;
     }
     *out = m;
@@ -7600,7 +8257,9 @@ moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe
     MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_model_params", error));
     if (!data || (uintptr_t)data % MOE_ALIGN)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "data", "the model's bytes must be aligned to %d", MOE_ALIGN);
-    return moe_model_create(data, bytes, &params, out, error);
+    if (params.stream)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "stream", "stream must be 0: the model's bytes are in memory");
+    return moe_model_create(data, bytes, bytes, -1, &params, out, error);
 }
 
 /* Anonymous mapped memory with the contents of a file, or MAP_FAILED. */
@@ -7610,19 +8269,33 @@ static void *moe_read_file(int fd, size_t bytes) {
 #if defined(MADV_HUGEPAGE)
     madvise(data, bytes, MADV_HUGEPAGE); /* a wish */
 #endif
-    for (size_t at = 0; at < bytes;) {
-        const ssize_t got = pread(fd, data + at, moe_min(bytes - at, (size_t)1 << 30), (off_t)at);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) {
-            const int code = got < 0 ? errno : EIO; /* it became shorter */
-            munmap(data, bytes);
-            errno = code;
-            return MAP_FAILED;
-        }
-        at += (size_t)got;
+    size_t got;
+    const int code = moe_read_at(fd, data, bytes, 0, &got);
+    if (code || got < bytes) {
+        munmap(data, bytes);
+        errno = code ? code : EIO; /* it became shorter */
+        return MAP_FAILED;
     }
     mprotect(data, bytes, PROT_READ);
     return data;
+}
+
+/* The same of all but the experts: the header says where they are. */
+static moe_status moe_model_stream(int fd, size_t bytes, const moe_model_params *params, moe_model **out,
+                                   moe_error *error) {
+    const moe_allocator a = moe_allocator_or_default(&params->allocator);
+    moe_header h = { .header_bytes = 0 };
+    size_t got, held;
+    int code = moe_read_at(fd, (char *)&h, sizeof h, 0, &got);
+    held = moe_min(bytes, moe_max(sizeof h, moe_min(MOE_MAX_HEADER, (size_t)h.header_bytes)));
+    char *header = a.allocate(a.user, held);
+    if (!header) return moe_fail(error, MOE_ERROR_MEMORY, "header", "no memory for a header of %zu bytes", held);
+    if (!code) code = moe_read_at(fd, header, held, 0, &got);
+    const moe_status status = code || got < held ? moe_fail(error, MOE_ERROR_IO, "header", "cannot read the file: %s",
+                                                            code ? strerror(code) : "it became shorter")
+                                                 : moe_model_create(header, bytes, held, fd, params, out, error);
+    moe_release(&a, header, held);
+    return status;
 }
 
 moe_status moe_model_open_sized(const char *path, const moe_model_params *given, size_t size, moe_model **out,
@@ -7634,27 +8307,30 @@ moe_status moe_model_open_sized(const char *path, const moe_model_params *given,
     moe_status status;
     int fd;
     MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_model_params", error));
+    const int copied = params.copy && !params.stream;
     fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for the writer of a pipe */
     if (fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         status = moe_fail(error, MOE_ERROR_IO, "open", "%s is not a file", path);
     } else if (info.st_size <= 0 || (uint64_t)info.st_size > SIZE_MAX / 2) {
         status = moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "%s is empty or too large to map", path);
+    } else if (params.stream) {
+        status = moe_model_stream(fd, (size_t)info.st_size, &params, out, error);
     } else {
         bytes = (size_t)info.st_size;
         data = params.copy ? moe_read_file(fd, bytes) : mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
         status = data != MAP_FAILED
-                     ? moe_model_create(data, bytes, &params, out, error)
+                     ? moe_model_create(data, bytes, bytes, -1, &params, out, error)
                      : moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(errno));
     }
     if (status == MOE_OK) {
         (*out)->mapped = 1;
         (*out)->opened = info;
-        if (!params.copy) (*out)->fd = fd;
+        if (!copied) (*out)->fd = fd;
     } else if (data != MAP_FAILED) {
         munmap(data, bytes);
     }
-    if (status != MOE_OK || params.copy) close(fd);
+    if (status != MOE_OK || copied) close(fd);
     return status;
 }
 
@@ -7662,7 +8338,7 @@ void moe_model_close(moe_model *m) {
     moe_allocator a;
     if (!m || atomic_fetch_sub(&m->holders, 1) > 1) return;
     a = m->allocator;
-    if (m->mapped) munmap((void *)(uintptr_t)m->file.data, m->file.bytes);
+    if (m->mapped) munmap((void *)(uintptr_t)m->file.data, m->file.held);
     moe_release(&a, m->layers, (m->n_encoder + m->n_decoder + 1) * sizeof *m->layers);
     moe_release(&a, m->never, m->n_never * sizeof *m->never);
     moe_file_free(&m->file, &a);
@@ -7675,6 +8351,9 @@ moe_status moe_model_save_sized(const moe_model *m, const char *path, const moe_
     moe_save_params params;
     MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_save_params", error));
     MOE_TRY(moe_check_unchanged(m, error));
+    if (m->file.fd >= 0)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "stream",
+                        "a model whose experts are streamed cannot be saved: open it without stream");
     return moe_file_save(&m->file, &m->allocator, path, &params, error);
 }
 
@@ -7771,6 +8450,7 @@ void moe_model_tensor_sized(const moe_model *m, size_t i, moe_tensor_info *out, 
     moe_give_struct(out, size, i < m->file.n_tensors ? &m->file.tensors[i] : &none, sizeof none);
 }
 uint64_t moe_model_file_bytes(const moe_model *m) { return m->file.bytes; }
+uint64_t moe_model_held_bytes(const moe_model *m) { return m->file.held; }
 uint32_t moe_model_file_version(const moe_model *m) { return m->file.version; }
 int32_t moe_model_vocabulary(const moe_model *m) { return m->vocabulary; }
 int32_t moe_model_source_vocabulary(const moe_model *m) { return m->source_vocabulary; }
@@ -7820,7 +8500,7 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
 
 #endif /* MOE_HOST */
 
-/* ==== 31. Beam search =========================================================================================
+/* ==== 33. Beam search =========================================================================================
  * Owns the hypotheses of one sentence. Invariant: a sentence's outcome depends on its own rows only, ties are broken by
  * rank, and the search touches nothing but what the slot points to. So any batch gives the same result, on any machine.
  * Every product and sum is rounded by itself.
@@ -8564,126 +9244,13 @@ MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size
     }
 }
 
-/* ==== 32. Expert cache ========================================================================================
- * Owns which experts are kept in a memory that cannot hold all experts of a session: numbers only, the caller moves the
- * bytes. Invariant: which experts are kept depends on the runs of layers so far, and on nothing else. A bay of that
- * memory holds any one expert.
- *
- * A run of a layer passes the experts that it needs to moe_cache_plan, which returns the resident ones and their bays.
- * Missing experts get bays in the order of fetching: a few bays are for transit, used in turn. A missing expert with
- * a higher value than the resident of the lowest value becomes a resident in its transit bay, and the bay of that
- * resident becomes a transit bay. The value of an expert: the runs of its layer so far, times its frequency in them, a
- * decaying mean: f <- 0.97 f + 0.03 [needed]. On a tie the resident stays. Otherwise experts used in rotation would
- * evict each other every time, as LRU does. */
-
-/* A layer of experts; the caller stores it. */
-typedef struct moe_cache_layer {
-    size_t first, count; /* its experts have the numbers first, first + 1, ... */
-    uint64_t runs;
-} moe_cache_layer;
-
-typedef struct moe_cache {
-    size_t bays;            /* 0: there is no cache, all experts are resident */
-    size_t transit;         /* the number of transit bays, at least 1 */
-    size_t turn;            /* the next transit bay */
-    int32_t *bay;           /* [experts] bay of an expert, -1: none */
-    float *frequency;       /* [experts] */
-    int32_t *expert;        /* [bays] the expert in it, -1: none */
-    float *value;           /* [bays] value of a resident */
-    int32_t *order;         /* [bays] first transit bays, then bays of residents: while a run is planned, a heap */
-    uint64_t hits, fetches; /* experts that runs needed: resident ones, missing ones */
-} moe_cache;
-
-MOE_SHARED size_t moe_cache_bytes(size_t experts, size_t bays) { return (2 * experts + 3 * bays) * sizeof(int32_t); }
-
-/* An empty cache in moe_cache_bytes of memory. */
-MOE_SHARED void moe_cache_begin(moe_cache *c, void *memory, size_t experts, size_t bays, size_t transit) {
-    c->bays = bays;
-    c->transit = transit;
-    c->turn = 0;
-    c->hits = c->fetches = 0;
-    c->frequency = (float *)memory;
-    c->value = c->frequency + experts;
-    c->bay = (int32_t *)(void *)(c->value + bays);
-    c->expert = c->bay + experts;
-    c->order = c->expert + bays;
-    for (size_t i = 0; i < experts; i++) c->frequency[i] = 0.0f, c->bay[i] = -1;
-    for (size_t i = 0; i < bays; i++) c->expert[i] = -1, c->value[i] = -1.0f, c->order[i] = (int32_t)i;
-}
-
-/* Whether bay a goes before bay b: its resident has a lower value. */
-MOE_SHARED int moe_cache_before(const moe_cache *c, int32_t a, int32_t b) {
-    return c->value[a] < c->value[b] || (c->value[a] == c->value[b] && a < b);
-}
-
-/* Move entry `at` of the heap down to its place. */
-MOE_SHARED void moe_cache_sink(const moe_cache *c, size_t at) {
-    int32_t *heap = c->order + c->transit;
-    const size_t n = c->bays - c->transit;
-    const int32_t bay = heap[at];
-    for (size_t next; (next = 2 * at + 1) < n; at = next) {
-        if (next + 1 < n && moe_cache_before(c, heap[next + 1], heap[next])) next++;
-        if (moe_cache_before(c, bay, heap[next])) break;
-        heap[at] = heap[next];
-    }
-    heap[at] = bay;
-}
-
-/* Find a bay for the missing expert `number`. Experts of the same run have the value FLT_MAX meanwhile, and so
- * stay. */
-MOE_SHARED int32_t moe_cache_place(moe_cache *c, size_t number, float value) {
-    int32_t *transit = &c->order[c->turn], *least = &c->order[c->transit];
-    const int32_t bay = *transit;
-    c->turn = (c->turn + 1) % c->transit;
-    if (c->expert[bay] >= 0) c->bay[c->expert[bay]] = -1;
-    c->expert[bay] = (int32_t)number;
-    c->bay[number] = bay;
-    if (c->bays > c->transit && value > c->value[*least]) {
-        c->value[bay] = FLT_MAX;
-        *transit = *least;
-        *least = bay;
-        moe_cache_sink(c, 0);
-    }
-    return bay;
-}
-
-/* A run of a layer needs its experts wanted[n]. Sort them into the order of work, resident ones first, then missing
- * ones, and write their bays to place[n]. Any `transit` consecutive missing experts get distinct bays; after that,
- * bays are reused. Returns the number of resident ones. */
-MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *wanted, size_t n, int32_t *place) {
-    float *frequency = c->frequency + layer->first;
-    const int32_t *bay = c->bay + layer->first;
-    const float runs = (float)++layer->runs;
-    size_t here = 0, missing = 0;
-    for (size_t e = 0; e < layer->count; e++) {
-        frequency[e] = 0.97f * frequency[e];
-        if (bay[e] >= 0) c->value[bay[e]] = frequency[e] * runs;
-    }
-    for (size_t i = 0; i < n; i++) {
-        const int32_t e = wanted[i];
-        frequency[e] = frequency[e] + 0.03f;
-        if (bay[e] >= 0) c->value[bay[e]] = FLT_MAX, wanted[here++] = e;
-        else place[missing++] = e;
-    }
-    for (size_t i = 0; i < missing; i++) wanted[here + i] = place[i];
-    for (size_t i = missing ? (c->bays - c->transit) / 2 : 0; i-- > 0;) moe_cache_sink(c, i);
-    for (size_t i = 0; i < n; i++) {
-        const int32_t e = wanted[i];
-        place[i] = i < here ? bay[e] : moe_cache_place(c, layer->first + (size_t)e, frequency[e] * runs);
-    }
-    for (size_t i = 0; i < n; i++) c->value[place[i]] = frequency[wanted[i]] * runs;
-    c->hits += here;
-    c->fetches += missing;
-    return here;
-}
-
 #if MOE_HOST
 
-/* ==== 33. Session parameters ==================================================================================
+/* ==== 34. Session parameters ==================================================================================
  * Owns the parameters of a session: one row for each number, with its limits, default, presets and help. Invariant: no
  * other place lists them. A new decoding option is the last member of moe_session_params, a row here, before the hidden
- * ones, and a member of moe_search (room 31), which moe_search_of (room 34) sets and the step functions of room 31
- * read, on a GPU too. Where only some rules have it, the row says MOE_ONLY, with a member of moe_rule_set (room 31).
+ * ones, and a member of moe_search (room 33), which moe_search_of (room 35) sets and the step functions of room 33
+ * read, on a GPU too. Where only some rules have it, the row says MOE_ONLY, with a member of moe_rule_set (room 33).
  * Programs, libmoetext and Python take it from here. New rules of search have a name and a column of presets here. */
 
 enum { MOE_RULE_SETS = MOE_RULES_MARIAN + 1 };
@@ -8702,6 +9269,8 @@ typedef struct moe_param_row {
 #define MOE_PARAM(member, least, most, real, ...)                                                    \
     .shown = { #member, __VA_ARGS__, least, most, real }, .at = offsetof(moe_session_params, member)
 #define MOE_HIDDEN NULL, NULL, NULL
+#define MOE_BYTES 2     /* moe_param.real of a size_t: */
+#define MOE_AUTO 0x1p64 /* the value of SIZE_MAX */
 #define MOE_DEFAULT(metadata, most, otherwise) .fallback = (otherwise), .key = (metadata), .stated = (most)
 #define MOE_ONLY(member, name) .allowed = offsetof(moe_rule_set, member), .what = (name)
 #define MOE_PRESETS(paper, nvidia, tf, mlperf, hf, marian)                \
@@ -8770,6 +9339,8 @@ static const moe_param_row moe_param_rows[] = {
                 "rows of a step for prompts and other given tokens; 0: 512, with an encoder 32 a sentence") },
     { MOE_PARAM(context_memory, 0, 1 << 20, 0, "context-memory", "0 to 1048576",
                 "MB for keys and values of all sentences under way; 0: as much as they can need") },
+    { MOE_PARAM(expert_memory, 0, MOE_AUTO, MOE_BYTES, "expert-memory", "a size such as 8G, or auto",
+                "memory for experts, which are read from the file as needed (default: all of it is mapped)") },
     { MOE_PARAM(max_constraints, 0, MOE_MAX_CONSTRAINTS, 0, MOE_HIDDEN), MOE_ONLY(constrains, "constraints") },
     { MOE_PARAM(threads, 0, MOE_MAX_THREADS, 0, MOE_HIDDEN) },
     { MOE_PARAM(batch, 1, 1 << 16, 0, MOE_HIDDEN), .fallback = 32 },
@@ -8782,12 +9353,14 @@ static const moe_param_row moe_param_rows[] = {
 
 static double moe_param_value(const moe_param_row *row, const moe_session_params *p) {
     const void *at = (const char *)p + row->at;
+    if (row->shown.real == MOE_BYTES) return *(const size_t *)at == SIZE_MAX ? MOE_AUTO : (double)*(const size_t *)at;
     return row->shown.real ? (double)*(const float *)at : *(const int *)at;
 }
 
 static void moe_set_param(const moe_param_row *row, moe_session_params *p, double value) {
     void *at = (char *)p + row->at;
-    if (row->shown.real) *(float *)at = (float)value;
+    if (row->shown.real == MOE_BYTES) *(size_t *)at = value < (double)SIZE_MAX ? (size_t)value : SIZE_MAX;
+    else if (row->shown.real) *(float *)at = (float)value;
     else *(int *)at = (int)value;
 }
 
@@ -8797,7 +9370,8 @@ const moe_param *moe_param_at(size_t i) {
 
 /* Whether the caller's struct, which may be shorter or of version 0.1, has the number at offset `at`. */
 static int moe_param_in(const moe_session_params *p, size_t at) {
-    return p->size <= MOE_LARGEST_STRUCT && at + sizeof(int) <= p->size;
+    const size_t bytes = at == offsetof(moe_session_params, expert_memory) ? sizeof(size_t) : sizeof(int);
+    return p->size <= MOE_LARGEST_STRUCT && at + bytes <= p->size;
 }
 
 double moe_param_get(const moe_session_params *p, size_t i) {
@@ -8978,7 +9552,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     return MOE_OK;
 }
 
-/* ==== 34. Sessions: making ====================================================================================
+/* ==== 35. Sessions: making ====================================================================================
  * Owns a session's one block of memory. Three steps: plan, place, bind. Invariant: the same code measures and places.
  */
 
@@ -9035,6 +9609,7 @@ struct moe_session {
     moe_type keep;                       /* type of rows carried by token */
     size_t carried_rows[MOE_CARRY_COUNT];
     moe_damage damage; /* damage that the session found in its model */
+    moe_bank bank;     /* of experts, if it streams them */
     size_t rows, encode_tokens;
     size_t n_slots;      /* batch, and slots of one hypothesis for the session's own requests, which are scored */
     moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
@@ -9197,6 +9772,66 @@ static void moe_list_layout(const moe_session *s, int gathers, moe_list *list, m
     if (s->model->output_bias) list->bias = moe_carve(at, rows, sizeof *list->bias);
 }
 
+/* A file of the system as text. "": there is none, or it cannot be read. */
+static const char *moe_system_text(const char *path, char *text, size_t size) {
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    size_t got = 0;
+    if (fd >= 0 && moe_read_at(fd, text, size - 1, 0, &got)) got = 0;
+    if (fd >= 0) close(fd);
+    text[got] = 0;
+    return text;
+}
+
+/* The least limit of the control groups that the process is in: version 2, or 1 of memory. */
+static uint64_t moe_group_limit(void) {
+    static const char *const keys[] = { "0::", ":memory:" }, *const files[] = { "memory.max", "memory.limit_in_bytes" },
+                             *const roots[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/memory" };
+    char groups[4096], path[4096 + 64], number[32];
+    uint64_t least = UINT64_MAX;
+    moe_system_text("/proc/self/cgroup", groups, sizeof groups);
+    for (int i = 0; i < 2; i++) {
+        const char *begin = strstr(groups, keys[i]);
+        int length = begin ? (int)strcspn(begin += strlen(keys[i]), "\n") : 0;
+        for (; begin && length >= 0; length--) { /* its parents too */
+            if (length && begin[length] != '/' && begin[length] != '\n') continue;
+            snprintf(path, sizeof path, "%s%.*s/%s", roots[i], length, begin, files[i]);
+            moe_system_text(path, number, sizeof number);
+            const uint64_t limit = *number >= '0' && *number <= '9' ? strtoull(number, NULL, 10) : UINT64_MAX;
+            if (limit < least) least = limit;
+        }
+    }
+    return least;
+}
+
+/* Memory that is left for experts beside a model that is there and a session of `rest` bytes: all that can be had
+ * without swapping, but for 1 GB. */
+static size_t moe_spare_memory(const moe_model *m, size_t rest) {
+    char text[4096];
+    const char *line = strstr(moe_system_text("/proc/meminfo", text, sizeof text), "MemAvailable:");
+    const uint64_t held = m->file.held, beside = rest + ((uint64_t)1 << 30), group = moe_group_limit();
+    struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
+    uint64_t all = line ? strtoull(line + 13, NULL, 10) << 10 : 0;
+#if defined(_SC_PHYS_PAGES)
+    if (!line) all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) - held;
+#endif
+    getrlimit(RLIMIT_AS, &limit);
+    if (group < UINT64_MAX && group - moe_min(group, held) < all) all = group - moe_min(group, held);
+    if (limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur - moe_min(limit.rlim_cur, held) < all)
+        all = limit.rlim_cur - moe_min(limit.rlim_cur, held);
+    return (size_t)(all - moe_min(all, beside));
+}
+
+/* Carve the slots of experts that are streamed, behind all else. */
+static moe_status moe_experts_layout(moe_session *s, moe_layout *at, moe_error *error) {
+    const size_t asked = s->params.expert_memory;
+    if (!s->bank.file) return MOE_OK;
+    if (!at->base)
+        MOE_TRY(moe_bank_measure(&s->bank, s->graphs, asked < SIZE_MAX ? asked : moe_spare_memory(s->model, at->used),
+                                 error));
+    moe_bank_layout(&s->bank, s->graphs, (size_t)s->params.threads, at);
+    return MOE_OK;
+}
+
 /* Carve the session's memory and build the graphs on it. Before memory is allocated this only measures. */
 static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     const moe_model *m = s->model;
@@ -9253,9 +9888,9 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
         s->arena_bytes = moe_max(s->arena_bytes, builder.g->bytes); /* they take turns */
     }
     if (!s->api) arena = moe_carve(at, s->arena_bytes, 1);
+    MOE_TRY(moe_experts_layout(s, at, error));
     for (int g = 0; arena && g < MOE_GRAPHS; g++) moe_graph_place(&s->graphs[g], arena);
-    s->block_bytes = at->used + 64;
-    s->carried_bytes = lent.used;
+    s->block_bytes = at->used + 64, s->carried_bytes = lent.used;
     return MOE_OK;
 }
 
@@ -9297,7 +9932,8 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
         s->rows += moe_max(beam, 4 * batch);
     }
     s->rows += s->search.ahead;
-    s->encode_tokens = max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
+    /* Every run of an encoder that streams its experts reads nearly all of them. */
+    s->encode_tokens = max_source + moe_min(s->api || s->bank.file ? 4096 : 1024, 32 * s->n_slots);
     /* Every hypothesis and token of a step may last to the end. Memory that no sentence needs is never touched. */
     if (moe_model_carries(s->model, MOE_BY_TOKEN, 0)) s->token_rows = moe_most_tokens(&s->search, beam) + 1;
     if (moe_round_up(s->token_rows, MOE_PAGE) > INT32_MAX / s->n_slots)
@@ -9367,6 +10003,10 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     MOE_TRY(moe_check_gates(m, p, &gating, error));
     MOE_TRY(moe_choose_device(s, p->device ? p->device : getenv("MOE_DEVICE"), error));
     s->search = moe_search_of(m, p);
+    if (m->file.fd >= 0) s->bank.file = &m->file;
+    else if (p->expert_memory)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "expert_memory",
+                        "expert_memory must be 0: the model was not opened with moe_model_params.stream");
     MOE_TRY(moe_settle_rows(s, error));
     for (int g = 0; g < MOE_GRAPHS; g++)
         s->graphs[g] = (moe_graph){ .nodes = (moe_node *)(void *)(s + 1) + (size_t)g * nodes,
@@ -9411,8 +10051,8 @@ static moe_status moe_session_place(moe_session *s, moe_error *error) {
         s->allocator.allocate(s->allocator.user, s->block_bytes); /* not zeroed: pages are touched when they are used */
     if (!s->block)
         return moe_fail(error, MOE_ERROR_MEMORY, "session",
-                        "no memory for a session: %zu MB are needed, ask for a smaller batch, beam or max_source",
-                        s->block_bytes >> 20);
+                        "no memory for a session: %zu MB are needed, ask for a smaller batch, beam or max_source%s",
+                        s->block_bytes >> 20, s->bank.file ? ", or for less expert_memory" : "");
     if (s->api) {
         MOE_TRY(s->api->open(&device, &s->device, error));
         MOE_TRY(s->api->allocate(s->device, s->carried_bytes, "keys, values and states", &s->device_carried, error));
@@ -9445,10 +10085,14 @@ static moe_status moe_session_bind(moe_session *s, moe_error *error) {
     const moe_search *search = s->model->kind == MOE_MODEL_CLASSIFIER ? NULL : &s->search;
     if (s->api) MOE_TRY(s->api->bind(s->device, s->graphs, search, error));
     MOE_TRY(moe_pool_start(&s->pool, s->api ? 1 : (size_t)s->params.threads, error));
+    if (s->bank.file) MOE_TRY(moe_bank_open(&s->bank, error));
     MOE_TRY(moe_check_unchanged(s->model, error));
     if (f->checked) moe_pool_run(&s->pool, f->n_tensors, moe_verify_task, s);
     MOE_TRY(moe_report_damage(f, &s->damage, error));
-    for (int g = 0; g < MOE_GRAPHS; g++) s->graphs[g].stats = &s->stats, s->graphs[g].damage = &s->damage;
+    for (int g = 0; g < MOE_GRAPHS; g++) {
+        s->graphs[g].stats = &s->stats, s->graphs[g].damage = &s->damage;
+        if (s->bank.file) s->graphs[g].bank = &s->bank;
+    }
     s->shares = moe_may_share(s);
     s->stats.bytes = s->block_bytes + s->bytes;
     s->stats.isa = s->kernels->name;
@@ -9459,6 +10103,10 @@ static moe_status moe_session_bind(moe_session *s, moe_error *error) {
     else
         moe_log(s, "%s kernels, %d threads, %d sentences x beam %d, %llu KB of memory", s->kernels->name,
                 s->params.threads, s->params.batch, s->params.beam, (unsigned long long)(s->stats.bytes >> 10));
+    if (s->bank.file)
+        moe_log(s, "%zu of %zu experts fit %zu MB, the others are read %s the page cache", s->bank.slots,
+                s->bank.experts, (s->bank.slots * s->bank.slot_bytes) >> 20,
+                f->direct ? "around" : "through, since the file system has no way around,");
     return MOE_OK;
 }
 
@@ -9467,10 +10115,19 @@ static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     const char *what = s->graphs[MOE_DECODER].routed                             ? "routing"
                        : s->params.context_memory                                ? "context_memory"
                        : s->params.attention                                     ? "attention"
+                       : s->bank.file                                            ? "a streamed model"
                        : s->graphs[MOE_DECODER].noise                            ? "noise"
                        : s->graphs[MOE_DECODER].gating == 1 + MOE_GATE_BATCHWISE ? "batchwise gating"
                                                                                  : NULL;
     return what ? moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "%s works on the device cpu only", what) : MOE_OK;
+}
+
+/* What went wrong with the model's bytes in a run of a graph. */
+static moe_status moe_session_failure(moe_session *s, moe_error *error) {
+    MOE_TRY(moe_report_damage(&s->model->file, &s->damage, error));
+    if (!s->bank.file) return MOE_OK;
+    MOE_TRY(moe_bank_status(&s->bank, error));
+    return moe_check_unchanged(s->model, error); /* while it was read */
 }
 
 moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
@@ -9502,6 +10159,7 @@ void moe_session_free(moe_session *s) {
     const moe_allocator a = s->allocator;
     if (s->api) s->api->close(s->device);
     moe_pool_free(&s->pool, s->pool.count);
+    moe_bank_close(&s->bank);
     moe_release(&a, s->block, s->block_bytes);
     moe_model_close(s->model->self);
     moe_release(&a, s, s->bytes);
@@ -9519,10 +10177,11 @@ moe_status moe_session_bytes(const moe_model *model, const moe_session_params *p
 void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) {
     moe_stats stats = s->stats;
     if (s->api) s->api->stats(s->device, &stats);
+    if (s->bank.file) moe_bank_stats(&s->bank, &stats);
     moe_give_struct(out, size, &stats, sizeof stats);
 }
 
-/* ==== 35. Reranking ===========================================================================================
+/* ==== 36. Reranking ===========================================================================================
  * Owns what stands between the engine and the caller of moe_translate: translations that wait to be reranked. Each
  * needs the log-probability of its source given each hypothesis. A question is the computation of one of these: the
  * engine pulls it like a request of the caller, and this room swallows its result. Invariant: the outcome depends on
@@ -9695,7 +10354,7 @@ static void moe_refuse(moe_session *s, size_t at, moe_status status, const char 
     moe_hand_over(s, at, (moe_result){ s->tickets[at].request.user, status, message, 0, NULL }, NULL);
 }
 
-/* ==== 36. Sessions: translating ===============================================================================
+/* ==== 37. Sessions: translating ===============================================================================
  * Owns the queue of requests and the loop. Invariant: rows of a step are the live hypotheses of the active slots in
  * slot order; a finished sentence's slot and its rows that are carried by source are free for the next request at once.
  */
@@ -9727,8 +10386,8 @@ static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
     MOE_TRY(moe_check_unchanged(s->model, error));
     if (s->api) return s->api->run(s->device, which, run.frame, s->params.trace, s->params.trace_user, error);
     moe_graph_run(&run, s->params.trace, s->params.trace_user);
-    const moe_status damaged = moe_report_damage(&s->model->file, &s->damage, error);
-    return damaged ? damaged : moe_heed(s, error);
+    MOE_TRY(moe_session_failure(s, error));
+    return moe_heed(s, error);
 }
 
 /* ---- Admitting and encoding ---- */
@@ -10384,7 +11043,7 @@ void moe_session_cancel(moe_session *s) { atomic_store(&s->pool.cancelled, 1); }
 void moe_session_uncancel(moe_session *s) { atomic_store(&s->pool.cancelled, 0); }
 
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
-    const size_t batch = (size_t)s->params.batch, behind = s->n_slots - batch;
+    const size_t batch = (size_t)s->params.batch, behind = s->n_slots - batch, few = batch / (s->bank.file ? 2 : 4);
     moe_status status = MOE_OK;
     int answer = MOE_PULL_REQUEST, beginning = 1;
     if (s->model->kind == MOE_MODEL_CLASSIFIER)
@@ -10397,7 +11056,7 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
         /* The encoder runs on groups of sentences; a large batch begins with several groups, one after the other. */
         const size_t free = moe_free_slots(s, 0, batch);
         const int own = behind && moe_free_slots(s, batch, s->n_slots) >= behind / 4;
-        const int more = answer != MOE_PULL_END && free >= (beginning ? 1 : moe_max(1, batch / 4));
+        const int more = answer != MOE_PULL_END && free >= (beginning ? 1 : moe_max(1, few));
         beginning = beginning && free;
         if (own || more) {
             status = moe_refill(s, own, more, &answer, error);

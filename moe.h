@@ -33,7 +33,7 @@
  * Processes
  *   A child of fork() may use its parent's models, but must make its own sessions. Calls return MOE_ERROR_IO if a
  *   mapped file was written to or truncated; pages that vanish while a step runs end the process (SIGBUS): replace
- *   model files by renaming, or open them with moe_model_params.copy.
+ *   model files by renaming, or open them with moe_model_params.copy or stream.
  *
  * Shapes are written [rows, cols], row-major. Weights are [out, in]. Sources of formulas: Shazeer et al. 2017
  * (arXiv 1701.06538, "eq n" and "App. X" below), Wu et al. 2016 (arXiv 1609.08144, "GNMT").
@@ -126,6 +126,7 @@ typedef struct moe_model_params {
     int verify; /* When tensors are verified (compared with their checksums). 1: at opening, which reads the whole */
                 /* file. 2: before their first use. -1: never. 0: 1 up to MOE_VERIFY_BYTES, else 2                 */
     int copy;   /* 0: map the file, which processes share. 1: read it into huge pages: faster, but opened slower   */
+    int stream; /* 1: read all but the experts so; a session holds as many of these as its expert_memory allows    */
 } moe_model_params;
 
 /* Open and check a model file. `params` NULL: defaults.
@@ -196,8 +197,7 @@ static inline moe_layer_info moe_model_layer(const moe_model *model, size_t inde
 }
 moe_setting moe_model_layer_setting(const moe_model *model, size_t index, size_t i); /* `key` NULL after the last */
 
-/* A gate decides which experts a row goes to and with which weights. With the logits l [n] of one level and
- * p = softmax(l), it selects: */
+/* A gate says to which experts a row goes, and with which weights. Of the logits l [n] of a level, p = softmax(l): */
 typedef enum moe_gate {
     MOE_GATE_SOFTMAX,   /* every expert, with weight p_i (eq 2, 15) */
     MOE_GATE_TOPK,      /* the k largest, with a softmax over them (eq 3, 16, 17); a file may say other weights */
@@ -241,11 +241,10 @@ typedef struct moe_tensor_info {
     uint32_t n_dims;
     uint64_t dims[4]; /* [out, in]; experts: [experts, hidden, width] */
     int experts; /* 1: slabs, aligned to 4096 bytes: up [hidden, width], down [width, hidden]. 2: a gate comes first */
-    uint64_t offset; /* from the start of the file */
-    uint64_t bytes;
-    uint64_t parameters;   /* trained numbers, without padding */
-    uint32_t checksum;     /* CRC-32 (IEEE) of the bytes; of `slabs` if that is not NULL */
-    const uint32_t *slabs; /* experts, file version 2: [experts] CRC-32 of each slab; else NULL */
+    uint64_t offset, bytes; /* offset: from the start of the file */
+    uint64_t parameters;    /* trained numbers, without padding */
+    uint32_t checksum;      /* CRC-32 (IEEE) of the bytes; of `slabs` if that is not NULL */
+    const uint32_t *slabs;  /* experts, file version 2: [experts] CRC-32 of each slab; else NULL */
 } moe_tensor_info;
 size_t moe_model_tensor_count(const moe_model *model);
 void moe_model_tensor_sized(const moe_model *model, size_t index, moe_tensor_info *out, size_t size);
@@ -255,6 +254,7 @@ static inline moe_tensor_info moe_model_tensor(const moe_model *model, size_t in
     return tensor;
 }
 uint64_t moe_model_file_bytes(const moe_model *model);
+uint64_t moe_model_held_bytes(const moe_model *model); /* of them, in memory or mapped: streamed, all but experts */
 uint32_t moe_model_file_version(const moe_model *model);
 int32_t moe_model_vocabulary(const moe_model *model);        /* token ids are 0 .. vocabulary-1 */
 int32_t moe_model_source_vocabulary(const moe_model *model); /* of sources, which may have ids of their own */
@@ -340,8 +340,7 @@ typedef struct moe_session_params {
                           /* one scores better, at its present length, than the worst of these. The same for beam 1 */
     const char *isa;      /* kernels to use, one of moe_isa_names; NULL: $MOE_ISA, else the best of this machine    */
     const char *device;   /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU if one can be used              */
-    size_t device_memory; /* bytes of GPU memory that the session may use; 0: all that is free. Experts that do     */
-                          /* not fit stay in host memory and are fetched when a token goes to them                  */
+    size_t device_memory; /* bytes of GPU memory for the session; 0: all that is free. Experts beyond are fetched    */
     moe_log_fn log;       /* may be NULL                                                                            */
     void *log_user;
     const char *gating; /* kind of gate for every mixture, by name; NULL: the file's. "batchwise" breaks a promise:  */
@@ -368,6 +367,9 @@ typedef struct moe_session_params {
     int sample, top_k, seed;
     float temperature, top_p, min_p;
     int stop_loops; /* 1: with a beam of 1 a translation that repeats itself ends there. 1 without an encoder, else 0 */
+    /* With moe_model_params.stream: bytes for the experts that are held at a time, the others are read when they are
+     * needed; SIZE_MAX: what the machine and the limits of the process leave, less 1 GB. */
+    size_t expert_memory;
 } moe_session_params;
 
 /* Set all parameters to the defaults of the model's file, or else of the library. `size`: sizeof *params. */
@@ -390,7 +392,7 @@ typedef struct moe_param {
     const char *values; /* "0 to 100" */
     const char *help;   /* its effect, in one line */
     double least, most;
-    int real; /* 1: a float; 0: an int */
+    int real; /* 2: a size_t, bytes, 2^64 being SIZE_MAX, "auto"; 1: a float; 0: an int */
 } moe_param;
 const moe_param *moe_param_at(size_t i); /* NULL after the last */
 double moe_param_get(const moe_session_params *params, size_t i);
@@ -399,8 +401,7 @@ int moe_param_set(moe_session_params *params, size_t i, double value); /* 1; 0: 
 /* Make a session. `params` NULL: defaults. A GPU that params->device names must work; if it names none, and none works
  * here, the session uses the processor and logs the reason. Errors: MOE_ERROR_ARGUMENT (names the parameter),
  * MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (by this machine, build or model), MOE_ERROR_DEVICE. */
-moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
-                           moe_error *error);
+moe_status moe_session_new(const moe_model *m, const moe_session_params *params, moe_session **out, moe_error *error);
 void moe_session_free(moe_session *session); /* NULL is fine */
 /* The bytes of host memory that a session with these parameters would allocate. */
 moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error);
@@ -417,10 +418,11 @@ typedef struct moe_stats {
     uint64_t device_bytes;  /* memory of the GPU that the session holds              */
     uint64_t expert_pairs;  /* (row, expert) pairs that expert layers computed       */
     uint64_t expert_visits; /* experts with rows, summed over runs of expert layers (several if rows do not fit) */
-    uint64_t experts, experts_held; /* GPU: experts of all layers; experts that fit its memory at a time */
-    uint64_t expert_hits;           /* GPU that cannot hold all experts: visits of experts in its memory... */
-    uint64_t expert_fetches;        /* ...and visits that had to fetch the expert from host memory          */
-    uint64_t expert_fetch_bytes;
+    uint64_t experts, experts_held; /* GPU, or streamed: experts of all layers; of them, those that fit at a time */
+    uint64_t expert_hits;           /* where not all fit: visits of experts that were there...                    */
+    uint64_t expert_fetches;        /* ...and experts that were fetched, from host memory or from the file        */
+    uint64_t expert_fetch_bytes, expert_wait_ns; /* streamed: how long threads waited for experts, together       */
+    uint64_t expert_ahead, expert_ahead_used;    /* experts fetched before a token went to them; those of use then   */
 } moe_stats;
 void moe_session_stats_sized(const moe_session *session, moe_stats *out, size_t size); /* waits until a GPU is idle */
 static inline moe_stats moe_session_stats(const moe_session *session) {
@@ -506,9 +508,9 @@ void moe_session_cancel(moe_session *session);
 void moe_session_uncancel(moe_session *session); /* forget a cancel that came too late for the last call */
 
 /* Pull requests until MOE_PULL_END, decode them together and hand over each result as soon as it is final. A request
- * that cannot be served (too long, unknown id) has a status of its own. The return value is for the session: MOE_OK,
- * MOE_ERROR_CANCELLED, MOE_ERROR_DEVICE, MOE_ERROR_MEMORY (of a GPU). After the first two the session can be used
- * again. After a failure of the GPU the requests under way are lost, and every later call fails in the same way. */
+ * that cannot be served (too long, unknown id) has a status of its own. Returns MOE_OK, or a failure that loses the
+ * requests under way: MOE_ERROR_CANCELLED, MOE_ERROR_IO or _FORMAT (the file was changed, cannot be read, is damaged),
+ * after which the session can be used again; MOE_ERROR_DEVICE or _MEMORY (of a GPU), which every later call returns. */
 moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error);
 
 /* Translate one sentence, the pieces of text source [n], with the session's defaults. The ids of the best translation
@@ -545,8 +547,7 @@ typedef struct moe_vector_entry { /* an F32 vector to write */
 } moe_vector_entry;
 
 typedef struct moe_save_params {
-    moe_type type;                 /* number format of matrices; gates, thresholds and biases stay F32 */
-    moe_type experts;              /* number format of experts */
+    moe_type type, experts; /* number formats of matrices (gates, thresholds and biases stay F32) and of experts */
     const moe_meta_entry *entries; /* [n_entries] metadata to add or replace; may be NULL */
     size_t n_entries;
     const moe_vector_entry *vectors; /* [n_vectors] vectors to add or replace; may be NULL */
@@ -572,8 +573,7 @@ typedef struct moe_tensor_spec {
 } moe_tensor_spec;
 
 /* Fill out[cols] with row `row` of tensor number `tensor`; of expert `piece` rows 0 .. hidden-1 are the up matrix, the
- * following `width` rows the down matrix; of a gated one `hidden` rows of the gate come first. Called once for each
- * row, in the order of the file. */
+ * next `width` rows the down matrix; of a gated one `hidden` rows of the gate come first. Rows come in file order. */
 typedef void (*moe_fill_fn)(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols);
 
 typedef struct moe_write_params {

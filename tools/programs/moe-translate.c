@@ -63,7 +63,11 @@ static int is_switch(const moe_param *p) { return !p->real && p->least == 0 && p
 static void params_usage(FILE *to) {
     const moe_param *p;
     for (size_t i = 0; (p = moe_param_at(i)); i++) {
-        int column = fprintf(to, "      --%s%s", p->option, is_switch(p) ? "[=0]" : p->real ? " X" : " N");
+        int column = fprintf(to, "      --%s%s", p->option,
+                             is_switch(p)   ? "[=0]"
+                             : p->real == 2 ? " SIZE"
+                             : p->real      ? " X"
+                                            : " N");
         fprintf(to, "%*s", column < 27 ? 28 - column : 2, "");
         column = column < 27 ? 28 : column + 2;
         for (const char *word = p->help, *end; *word; word = end + (*end == ' ')) {
@@ -322,6 +326,7 @@ static int parse_options(int argc, char **argv, options *o) {
     if ((status = program_default_model(&common->model)) >= 0) return status;
     o->several |= o->n_models > 1;
     if (text_settings_check(&o->search, "--", &e)) return program_usage_error("%s", e.message);
+    common->stream = !isnan(text_settings_param(&o->search, "expert-memory"));
     if (text_settings_param(&o->search, "nbest") > 0) o->nbest = (int)text_settings_param(&o->search, "nbest");
     if (o->force >= 0 && o->score)
         return program_usage_error("--force and --score do not go together: the target says it");

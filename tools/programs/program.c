@@ -109,6 +109,10 @@ void program_expert_stats(const moe_stats *s) {
         fprintf(stderr, "experts fetched  %llu times (%.1f MiB); %llu visits found theirs\n",
                 (unsigned long long)s->expert_fetches, (double)s->expert_fetch_bytes / 1048576.0,
                 (unsigned long long)s->expert_hits);
+    if (s->expert_wait_ns)
+        fprintf(stderr, "experts awaited  %.1f s, by all threads together; %llu of %llu read ahead were of use\n",
+                (double)s->expert_wait_ns * 1e-9, (unsigned long long)s->expert_ahead_used,
+                (unsigned long long)s->expert_ahead);
 }
 
 static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out of memory" };
@@ -328,7 +332,7 @@ int program_words(program_common *o, int count, char *const *words) {
 }
 
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front) {
-    moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 2 };
+    moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 2, .stream = o->stream };
     moe_error e;
     if (o->max_memory) params.allocator = text_memory_allocator();
     if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) {
@@ -423,8 +427,11 @@ static void report_memory(const program_common *o, size_t weights, size_t sessio
     const double mib = 1048576.0;
     printf("weights          %.1f MiB%s\nsession          %.1f MiB\nprogram          %.1f MiB, with the tokeniser\n"
            "peak             %.1f MiB\n",
-           (double)weights / mib, o->no_mmap ? "" : ", mapped from the file", (double)sessions / mib,
-           (double)rest / mib, (double)(weights + sessions + rest) / mib);
+           (double)weights / mib,
+           o->stream    ? ", without experts: those are in the session"
+           : o->no_mmap ? ""
+                        : ", mapped from the file",
+           (double)sessions / mib, (double)rest / mib, (double)(weights + sessions + rest) / mib);
 }
 
 /* --dry-run and --max-memory: -1, or the exit status. */
@@ -434,7 +441,7 @@ static int check_memory(const program_common *o, text_front *front, const moe_se
     moe_error e;
     if (!o->dry_run && !o->max_memory) return -1;
     if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
-    const size_t weights = (size_t)moe_model_file_bytes(front->model), copied = o->no_mmap ? weights : 0;
+    const size_t weights = (size_t)moe_model_held_bytes(front->model), copied = o->no_mmap || o->stream ? weights : 0;
     const size_t now = resident_beside(o->model), rest = now > copied ? now - copied : 0;
     text_memory memory = { .limit = o->max_memory, .beside = rest + copied, .as_arguments = 1 };
     if (text_memory_check(front->model, both, later ? 2 : 1, &memory, &e))

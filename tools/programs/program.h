@@ -87,7 +87,7 @@ typedef struct program_common {
     int threads, batch, max_len; /* -1: not given */
     int noise;
     uint64_t noise_seed;
-    int ids, pretokenized, truncate, json, stats, quiet, verbose, no_mmap, no_verify, dry_run;
+    int ids, pretokenized, truncate, json, stats, quiet, verbose, no_mmap, no_verify, dry_run, stream;
     size_t max_memory; /* 0: not given */
 } program_common;
 

@@ -489,7 +489,18 @@ static enum MHD_Result answer_metrics(server *s, ask *a) {
     COUNTER("target_tokens_total", s->stats.target_tokens);
     COUNTER("decoder_steps_total", s->stats.steps);
     COUNTER("decoder_rows_total", s->stats.rows);
+    COUNTER("expert_visits_total", s->stats.expert_visits);
+    COUNTER("expert_hits_total", s->stats.expert_hits);
+    COUNTER("expert_fetches_total", s->stats.expert_fetches);
+    COUNTER("expert_fetched_bytes_total", s->stats.expert_fetch_bytes);
+    COUNTER("experts_ahead_total", s->stats.expert_ahead);
+    COUNTER("experts_ahead_used_total", s->stats.expert_ahead_used);
 #undef COUNTER
+    text_printf(&out,
+                "# TYPE moe_expert_wait_seconds_total counter\nmoe_expert_wait_seconds_total %.6f\n"
+                "# TYPE moe_experts gauge\nmoe_experts %llu\n# TYPE moe_experts_held gauge\nmoe_experts_held %llu\n",
+                (double)s->stats.expert_wait_ns * 1e-9, (unsigned long long)s->stats.experts,
+                (unsigned long long)s->stats.experts_held);
     size_t open = 0;
     for (const ask *other = s->waiting; other; other = other->next) open++;
     text_printf(&out, "# TYPE moe_requests_open gauge\nmoe_requests_open %zu\n", open);

@@ -19,6 +19,7 @@
 #include "tools/text/spans.h"
 #include "tools/text/stream.h"
 
+#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,6 +81,7 @@ moe_status text_model_open(const char *path, const text_settings *settings, moet
     const moe_allocator none = { 0 };
     moe_error e = { .code = MOE_OK };
     const moe_model_params params = { .copy = settings->copy > 0,
+                                      .stream = !isnan(text_settings_param(settings, "expert-memory")),
                                       .verify = settings->verify < 0 ? 0
                                                 : settings->verify   ? 1
                                                                      : -1,
@@ -97,7 +99,7 @@ moe_status text_model_open(const char *path, const text_settings *settings, moet
                       ? "this model has no tokeniser but a list of pieces: open it with form=pieces"
                       : "this model has no tokeniser: open it with form=ids");
     if (!status) status = copy_texts(m, &e);
-    if (!status && params.copy) m->copied = (size_t)moe_model_file_bytes(m->front.model);
+    if (!status && (params.copy || params.stream)) m->copied = (size_t)moe_model_held_bytes(m->front.model);
     if (!status) return *out = m, MOE_OK;
     moetext_model_close(m);
     if (error) *error = e;

@@ -170,6 +170,10 @@ static int take(text_settings *s, const option *o, const char *value) {
 static int take_param(text_settings *s, size_t i, const char *value) {
     const moe_param *p = moe_param_at(i);
     char *end;
+    size_t bytes = SIZE_MAX;
+    if (p->real == 2 && (strcmp(value, "auto") == 0 || text_parse_size(value, &bytes)))
+        return s->params[i] = bytes < SIZE_MAX ? (double)bytes : p->most, 1;
+    if (p->real == 2) return 0;
     errno = 0;
     const double x = p->real ? (double)strtof(value, &end) : (double)strtol(value, &end, 10);
     if (end == value || *end || errno == ERANGE || !(x >= p->least && x <= p->most)) return 0;

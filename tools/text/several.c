@@ -169,7 +169,8 @@ static void add_stats(moe_stats *sum, const moe_stats *s) {
     sum->experts += s->experts, sum->experts_held += s->experts_held;
     sum->expert_hits += s->expert_hits;
     sum->expert_fetches += s->expert_fetches;
-    sum->expert_fetch_bytes += s->expert_fetch_bytes;
+    sum->expert_fetch_bytes += s->expert_fetch_bytes, sum->expert_wait_ns += s->expert_wait_ns;
+    sum->expert_ahead += s->expert_ahead, sum->expert_ahead_used += s->expert_ahead_used;
     if (s->isa) sum->isa = s->isa;
     if (s->device) sum->device = s->device;
 }
