@@ -186,7 +186,7 @@ $(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(BUILD)/libtext.a $(
 $(BIN)/moe-make-random: $(addprefix $(BUILD)/,moe-make-random.o options.o) $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
-$(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o options.o json.o bytes.o)
+$(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o options.o json.o bytes.o memory.o)
 	$(LINK) -lm -o $@
 
 # ---- Use -----------------------------------------------------------------------------------------------------

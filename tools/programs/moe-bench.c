@@ -20,6 +20,7 @@
 
 #include "tools/programs/options.h"
 #include "tools/text/json.h"
+#include "tools/text/memory.h"
 
 #include <errno.h>
 #include <math.h>
@@ -54,6 +55,12 @@ static void usage(FILE *to) {
           "                       encoder reads\n"
           "      --no-mmap        read the models into private memory, as with\n"
           "                       moe-translate\n"
+          "      --expert-memory SIZE  hold so much of the experts, such as 4G, and read\n"
+          "                       the others from the file. Also prints how many visits\n"
+          "                       found their expert, bytes read per token, the speed of\n"
+          "                       the disk at slabs of the file, measured by the same\n"
+          "                       readers, and the share of the larger one of reading at\n"
+          "                       this speed and computing in the measured time\n"
           "      --profile        measure the time of the nodes of the graphs, in one\n"
           "                       more run of every model\n"
           "\n"
@@ -173,7 +180,8 @@ typedef struct options {
     text_list layers, types, isas;
     int_list rows, batch, beam;
     int experts, k, width, hidden, vocabulary, src_len, tgt_len, threads, reps, profile, no_mmap, blocks;
-    sentences given; /* --sentences; count 0: none */
+    size_t expert_memory; /* 0: the models are mapped */
+    sentences given;      /* --sentences; count 0: none */
 } options;
 
 static int bad_usage(const char *name, const char *text, const char *wanted) {
@@ -1216,6 +1224,7 @@ typedef struct model_bench {
     double *seconds, *prompt_seconds;
     double visits, read; /* experts in all runs of mixtures; in a run after those of the prompts, mean */
     double wall, busy, steps, rss_mb;
+    double hits, fetched; /* of the last run: visits of experts that were there, bytes of those that were not */
 } model_bench;
 
 static void note_node(profile *p, const moe_node *t, int after) {
@@ -1283,7 +1292,7 @@ static void count_result(void *user, const moe_result *result) {
 
 /* Translate all sentences once; seconds, or a negative number. */
 static double translate_batch(model_bench *b) {
-    const moe_stats before = b->session->stats;
+    const moe_stats before = moe_session_stats(b->session);
     moe_error e;
     double begin = now(), busy = processor_time();
     b->sent = 0;
@@ -1295,8 +1304,11 @@ static double translate_batch(model_bench *b) {
     begin = now() - begin;
     b->wall += begin;
     b->busy += processor_time() - busy;
-    b->steps = (double)(b->session->stats.steps - before.steps);
-    b->visits = (double)(b->session->stats.expert_visits - before.expert_visits);
+    const moe_stats after = moe_session_stats(b->session);
+    b->steps = (double)(after.steps - before.steps);
+    b->visits = (double)(after.expert_visits - before.expert_visits);
+    b->hits = (double)(after.expert_hits - before.expert_hits);
+    b->fetched = (double)(after.expert_fetch_bytes - before.expert_fetch_bytes);
     return b->broken ? -1 : begin;
 }
 
@@ -1353,6 +1365,7 @@ static moe_status make_model_bench(const options *o, model_bench *b, moe_error *
     p.max_len_factor = 0;
     p.prune = p.rerank = 0;
     p.isa = b->machine->kernels->name;
+    p.expert_memory = o->expert_memory;
     if (m->source_tag && p.target_tag < 0) p.target_tag = m->tags ? (int32_t)moe_meta_int(m->tags, 0) : 0;
     MOE_TRY(moe_session_new(m, &p, &b->session, e));
     b->session->shares = 0; /* the same prompts come again, and each of them is to be computed */
@@ -1370,7 +1383,7 @@ static void free_model_bench(model_bench *b) {
 }
 
 static moe_status open_model(const options *o, const char *path, moe_model **out, moe_error *e) {
-    const moe_model_params params = { .copy = o->no_mmap };
+    const moe_model_params params = { .copy = o->no_mmap, .stream = o->expert_memory != 0 };
     return moe_model_open(path, &params, out, e);
 }
 
@@ -1506,6 +1519,69 @@ static int profile_model(report *r, model_bench *b) {
     return EXIT_DONE;
 }
 
+/* Reads slabs at random, as a session's readers do. */
+typedef struct disk_reader {
+    const moe_bank *bank;
+    char *slab;
+    uint64_t random;
+    double end, bytes;
+    pthread_t thread;
+} disk_reader;
+
+static void *read_slabs(void *user) {
+    disk_reader *d = user;
+    moe_error e;
+    while (now() < d->end) {
+        d->random = d->random * 6364136223846793005u + 1442695040888963407u;
+        const size_t number = (size_t)(d->random >> 33) % d->bank->experts;
+        const moe_bank_layer *layer = d->bank->layers;
+        while (number >= layer->cache.first + layer->cache.count) layer++;
+        const moe_tensor_info *t = &d->bank->file->tensors[layer->experts->tensor];
+        if (moe_read_expert(d->bank->file, t, number - layer->cache.first, d->slab, &e)) return d->bytes = 0, NULL;
+        d->bytes += (double)layer->experts->stride;
+    }
+    return NULL;
+}
+
+/* Bytes a second; 0: it could not be measured. */
+static double measure_disk(const moe_bank *bank) {
+    disk_reader readers[MOE_READERS];
+    const double begin = now();
+    double bytes = 0;
+    size_t n = 0;
+    for (; n < MOE_READERS; n++) {
+        disk_reader *d = &readers[n];
+        void *slab = NULL;
+        *d = (disk_reader){ .bank = bank, .random = n + 1, .end = begin + 2 };
+        if (posix_memalign(&slab, MOE_SLAB_ALIGN, bank->slot_bytes)) break;
+        memset(slab, 0, bank->slot_bytes);
+        d->slab = slab;
+        if (pthread_create(&d->thread, NULL, read_slabs, d)) {
+            free(slab);
+            break;
+        }
+    }
+    for (size_t i = 0; i < n; i++) pthread_join(readers[i].thread, NULL), bytes += readers[i].bytes;
+    for (size_t i = 0; i < n; i++) free(readers[i].slab);
+    return n < MOE_READERS ? 0 : bytes / (now() - begin);
+}
+
+/* Of a model whose experts are read from its file: into the record, and the table's second line. */
+static void report_experts(report *r, record *out, const model_bench *b, double seconds) {
+    const double disk = measure_disk(&b->session->bank), read = disk > 0 ? b->fetched / disk : 0,
+                 least = fmax(read, model_bound(b, NULL)), per_token = b->fetched / (double)b->tokens;
+    json_whole(&out->json, "experts", (int64_t)b->session->bank.experts);
+    json_whole(&out->json, "experts_held", (int64_t)b->session->bank.slots);
+    json_fixed(&out->json, "hit_rate", b->hits / fmax(b->visits, 1), 4);
+    json_digits(&out->json, "bytes_token", per_token, 5);
+    json_fixed(&out->json, "disk_gb_s", disk * 1e-9, 3);
+    json_fixed(&out->json, "read_share", read / seconds, 3);
+    json_fixed(&out->json, "bound_share", least / seconds, 3);
+    if (r->table)
+        fprintf(stderr, "%33s hits %.1f %%, %.2f MB a token, disk %.2f GB/s, %.0f %% of max(read, compute)\n", "",
+                100 * b->hits / fmax(b->visits, 1), per_token * 1e-6, disk * 1e-9, 100 * least / seconds);
+}
+
 static void report_model(report *r, const options *o, model_bench *b) {
     const timing t = sum_up(b->seconds, (size_t)o->reps);
     const double share = model_bound(b, NULL) / t.median, tok_s = (double)b->tokens / t.median;
@@ -1540,6 +1616,7 @@ static void report_model(report *r, const options *o, model_bench *b) {
     json_fixed(&out.json, "rss_mb", b->rss_mb, 1);
     json_fixed(&out.json, "roofline_share", share, 3);
     json_fixed(&out.json, "cpu_share", cpu_share, 2);
+    if (b->session->bank.file) report_experts(r, &out, b, t.median);
     end_record(r, &out);
     if (r->table)
         fprintf(stderr, "%-24s %-6s %-10s %5d %4d %9.1f %9.3f %10.2f %8.1f %7.0f %%\n", model, type, isa, b->batch,
@@ -1621,7 +1698,8 @@ static int parse_options(int argc, char **argv, options *o) {
         REPS,
         SENTENCES,
         NO_MMAP,
-        BLOCKS
+        BLOCKS,
+        EXPERT_MEMORY
     };
     static const char layers[] = "moe,lstm,dense,softmax,attention";
     static const struct option known[] = { { "batch", required_argument, NULL, BATCH },
@@ -1643,6 +1721,7 @@ static int parse_options(int argc, char **argv, options *o) {
                                            { "sentences", required_argument, NULL, SENTENCES },
                                            { "no-mmap", no_argument, NULL, NO_MMAP },
                                            { "blocks", no_argument, NULL, BLOCKS },
+                                           { "expert-memory", required_argument, NULL, EXPERT_MEMORY },
                                            { "help", no_argument, NULL, 'h' },
                                            { "version", no_argument, NULL, 'V' },
                                            { NULL, 0, NULL, 0 } };
@@ -1684,6 +1763,10 @@ static int parse_options(int argc, char **argv, options *o) {
         case SENTENCES: good = read_sentences(optarg, &o->given); break;
         case NO_MMAP: o->no_mmap = 1; break;
         case BLOCKS: o->blocks = 1; break;
+        case EXPERT_MEMORY:
+            if (!text_parse_size(optarg, &o->expert_memory))
+                good = bad_usage("expert-memory", optarg, "a size such as 512M or 4G");
+            break;
         case 'h': usage(stdout); exit(printed());
         case 'V': printf("moe-bench %s\n", moe_version()); exit(printed());
         default: fputs("Try moe-bench --help\n", stderr); return 0;
