@@ -122,6 +122,19 @@ static int is_linear_experts(const moe_model *m, moe_span name) {
     return layer && span_begins((moe_span){ name.data + n, name.length - n }, ".experts.");
 }
 
+/* Bytes of all experts that can be read when they are needed, and of the largest one. */
+static uint64_t expert_bytes(const moe_model *m, uint64_t *largest) {
+    uint64_t all = 0;
+    *largest = 0;
+    for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
+        const moe_tensor_info t = moe_model_tensor(m, i);
+        if (!t.experts) continue;
+        all += t.bytes;
+        if (t.bytes / t.dims[0] > *largest) *largest = t.bytes / t.dims[0];
+    }
+    return all;
+}
+
 static count count_all(const moe_model *m) {
     count c = { 0 };
     for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
@@ -363,7 +376,7 @@ static void print_tensors(const moe_model *m, int *lost) {
 
 static void print_pages(const text_front *front, const char *path, int tensors, int checked, int *lost) {
     const moe_model *m = front->model;
-    char a[64], c[32], d[32];
+    char a[64], c[32], d[32], rest[32];
     count n = count_all(m);
     printf("%s: %s, file version %u\n", path, human_bytes(moe_model_file_bytes(m), c),
            (unsigned)moe_model_file_version(m));
@@ -413,6 +426,11 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
         if (n.tensors[type])
             printf("  %-18s %llu tensors, %s\n", moe_type_name((moe_type)type), (unsigned long long)n.tensors[type],
                    human_bytes(n.bytes[type], c));
+    uint64_t slab;
+    const uint64_t experts = expert_bytes(m, &slab);
+    if (experts)
+        printf("  %-18s %s; with --expert-memory %s or more of them, and %s of the rest, are in memory\n", "experts",
+               human_bytes(experts, c), human_bytes(2 * slab, d), human_bytes(moe_model_file_bytes(m) - experts, rest));
     moe_session_params p = moe_session_params_default(m);
     size_t bytes = 0;
     moe_error e;
@@ -595,6 +613,9 @@ static int print_json(const text_front *front, const char *path, int checked) {
     json_whole(&j, "parameters_in_experts", (int64_t)n.expert_parameters);
     json_whole(&j, "parameters_per_token", (int64_t)n.active);
     json_types(&j, &n);
+    uint64_t slab;
+    json_whole(&j, "expert_bytes", (int64_t)expert_bytes(m, &slab));
+    json_whole(&j, "largest_expert_bytes", (int64_t)slab);
     const moe_status sized = moe_session_bytes(m, &p, &bytes, NULL);
     out.failed |= sized == MOE_ERROR_MEMORY;
     if (sized) json_null(&j, "session_bytes");
