@@ -61,7 +61,7 @@ VERSION := $(shell sed -n 's/^\#define MOE_VERSION "\(.*\)"/\1/p' moe.h)
 # Until 1.0 any minor version may change structs: 0.MINOR is the number of the shared libraries, from 1 on MAJOR alone.
 SONUMBER = $(patsubst 0,0.$(word 2,$(subst ., ,$(VERSION))),$(firstword $(subst ., ,$(VERSION))))
 SHARED_LIBRARIES = $(foreach l,libmoe libmoetext,$(BIN)/$(call shared_name,$(l)))
-TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate routing align)
+TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate prune routing align)
 PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-make-random $(BIN)/moe-bench
 
 # ---- Build ---------------------------------------------------------------------------------------------------
@@ -170,7 +170,8 @@ $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
 # What a program with text in and out is made of beside its own object.
-$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o options.o output.o routing.o json.o) $(TEXT_OBJECTS)
+$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o options.o output.o routing.o json.o measure.o passes.o \
+	calibration.o) $(TEXT_OBJECTS)
 	rm -f $@
 	$(AR) rcs $@ $^
 

@@ -596,6 +596,7 @@ typedef struct moe_expert_work {
     int32_t *visit;     /* [visits] experts with pairs, in the order of work      */
     uint32_t *task;     /* [tasks, 3] visit, first pair, pairs                    */
     float *out;         /* [pairs, D]                                             */
+    float *sizes;       /* [rows, E] of a trace: norms of these; else NULL        */
 } moe_expert_work;
 
 /* Results of every chunk of the vocabulary for every row. Chunks are joined in index order. */
@@ -4243,10 +4244,15 @@ static int moe_piece_checked(const moe_file *f, const moe_tensor_info *t, size_t
     return f->checked && atomic_load_explicit(&f->checked[f->pieces[t - f->tensors] + slab], memory_order_relaxed);
 }
 
+/* Verify a piece that is in memory unless it was verified before. */
+static moe_status moe_check_piece(const moe_file *f, const moe_tensor_info *t, size_t piece, moe_error *error) {
+    return moe_piece_checked(f, t, piece) ? MOE_OK : moe_compare_held(f, t, piece, error);
+}
+
 /* Verify the pieces of a tensor that are not yet verified. */
 static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, moe_damage *damage, moe_error *error) {
     for (size_t i = 0; i < moe_pieces_of(t); i++) {
-        if (moe_piece_checked(f, t, i) || moe_compare_held(f, t, i, error) == MOE_OK) continue;
+        if (moe_check_piece(f, t, i, error) == MOE_OK) continue;
         if (damage) atomic_store(&damage->piece, f->pieces[t - f->tensors] + i + 1);
         return MOE_ERROR_FORMAT;
     }
@@ -4554,7 +4560,8 @@ typedef struct moe_save_tensor {
     moe_tensor_info info;
     const moe_tensor_info *old;
     const float *vector;
-    uint32_t *sums; /* [experts] checksums of slabs, in s->header */
+    const uint32_t *rows; /* the rows, or experts, of `old` that it has; NULL: all */
+    uint32_t *sums;       /* [experts] checksums of slabs, in s->header */
 } moe_save_tensor;
 
 typedef struct moe_save {
@@ -4583,7 +4590,7 @@ static int moe_has_part(const moe_file *f, const char *layer, size_t length, con
 static moe_type moe_save_type(const moe_file *f, const moe_tensor_info *t, const moe_save_params *params) {
     static const char *const parts[] = { ".gate.", ".parent.", "positions.", "rotary." };
     const char *name = t->name.data;
-    if (t->n_dims == 1) return t->type;
+    if (t->n_dims == 1 || (t->experts ? params->experts : params->type) == MOE_TYPE_KEEP) return t->type;
     if (t->experts) return params->experts;
     for (size_t i = 0; i < MOE_COUNT(parts); i++)
         for (size_t at = 0, n = strlen(parts[i]); at + n <= t->name.length; at++)
@@ -4611,17 +4618,23 @@ static void moe_put(char *out, size_t *at, const void *data, size_t bytes) {
 }
 
 static void moe_put_entry(char *out, size_t *at, const moe_meta_entry *e) {
-    const uint32_t begin[2] = { (uint32_t)e->kind, (uint32_t)strlen(e->key) };
-    const uint64_t length = e->text.length;
-    moe_put(out, at, begin, sizeof begin);
-    moe_put(out, at, e->key, begin[1]);
+    const uint32_t head[2] = { (uint32_t)e->kind, (uint32_t)strlen(e->key) };
+    moe_put(out, at, head, sizeof head);
+    moe_put(out, at, e->key, head[1]);
     *at = moe_round_up(*at, 8);
     if (e->kind == MOE_META_INT) moe_put(out, at, &e->integer, 8);
     if (e->kind == MOE_META_REAL) moe_put(out, at, &e->real, 8);
-    if (e->kind != MOE_META_TEXT) return;
-    moe_put(out, at, &length, 8);
-    moe_put(out, at, e->text.data, e->text.length);
-    *at = moe_round_up(*at, 8);
+    if (e->kind < MOE_META_TEXT) return;
+    uint64_t lines = 1;
+    for (size_t i = 0; i < e->text.length; i++) lines += e->text.data[i] == '\n';
+    if (e->kind == MOE_META_TEXTS) moe_put(out, at, &lines, 8);
+    for (size_t begin = 0, end; begin <= e->text.length; begin = end + 1) {
+        for (end = begin; end < e->text.length && (e->kind == MOE_META_TEXT || e->text.data[end] != '\n');) end++;
+        const uint64_t length = end - begin;
+        moe_put(out, at, &length, 8);
+        moe_put(out, at, e->text.data + begin, end - begin);
+        *at = moe_round_up(*at, 8);
+    }
 }
 
 /* The header of the new file into `out`, which is zeroed at first, but for the checksums of slabs; or only its size
@@ -4663,6 +4676,20 @@ static size_t moe_save_header(const moe_save *s, char *out) {
     return at;
 }
 
+/* Some rows of a matrix, or numbers of a vector, of the old file as they are into s->piece, which is zeroed. */
+static void moe_save_rows(moe_save *s, const moe_save_tensor *x) {
+    const moe_tensor_info *t = x->old;
+    const size_t n = (size_t)x->info.dims[0], cols = t->n_dims > 1 ? (size_t)t->dims[1] : 1;
+    const moe_matrix from = moe_matrix_view(t->type, (size_t)t->dims[0], cols, moe_tensor_data(s->old, t));
+    const moe_matrix to = moe_matrix_view(t->type, n, cols, s->piece);
+    for (size_t i = 0; i < n; i++) {
+        moe_copy_row(&from, x->rows[i], &to, i);
+        if (from.scales) /* the sum of a row's codes */
+            memcpy(s->piece + ((const char *)(to.scales + moe_round_up(n, MOE_Q8_ROWS) + i) - s->piece),
+                   from.scales + moe_round_up(from.rows, MOE_Q8_ROWS) + x->rows[i], sizeof(int32_t));
+    }
+}
+
 /* A matrix of piece `piece` of a tensor into s->piece, which is zeroed; of an expert the up or the down matrix. */
 static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int down) {
     const moe_tensor_info *t = &s->tensors[index].info, *old = s->tensors[index].old;
@@ -4684,13 +4711,16 @@ static moe_status moe_save_tensor_at(moe_save *s, size_t index) {
     moe_save_tensor *x = &s->tensors[index];
     const size_t n = moe_experts_of(&x->info), bytes = (size_t)(x->info.bytes / n);
     const char *whole = (const char *)x->vector; /* bytes that go into the file as they are */
+    const uint32_t *experts = x->info.experts ? x->rows : NULL;
     if (x->old) {
         /* It gets a new checksum, so damage must be found now. */
-        MOE_TRY(moe_check_tensor(s->old, x->old, NULL, s->error));
+        if (!experts || !x->old->slabs) MOE_TRY(moe_check_tensor(s->old, x->old, NULL, s->error));
         if (x->old->type == x->info.type) whole = moe_tensor_data(s->old, x->old);
     }
+    if (x->rows && !experts) whole = memset(s->piece, 0, bytes), moe_save_rows(s, x);
     for (size_t p = 0; p < n; p++) {
-        const char *data = whole ? whole + p * bytes : s->piece;
+        const char *data = whole ? whole + (experts ? experts[p] : p) * bytes : s->piece;
+        if (experts && x->old->slabs) MOE_TRY(moe_check_piece(s->old, x->old, experts[p], s->error));
         if (!whole) memset(s->piece, 0, bytes);
         for (int down = 0; !whole && down <= (x->info.experts > 0); down++) MOE_TRY(moe_save_matrix(s, index, p, down));
         x->info.checksum = moe_crc32(0, data, bytes);
@@ -4721,7 +4751,7 @@ static moe_status moe_save_run(moe_save *s, const char *path) {
     moe_file f;
     for (size_t i = 0; i < s->given.n_entries; i++) /* the reader checks the rest */
         if (!s->given.entries[i].key || s->given.entries[i].kind < MOE_META_INT ||
-            s->given.entries[i].kind > MOE_META_TEXT)
+            (s->given.entries[i].kind > MOE_META_TEXT && s->given.entries[i].kind != MOE_META_TEXTS))
             return moe_fail(s->error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or a wrong kind",
                             i);
     s->file_bytes = s->header_bytes = moe_save_header(s, NULL);
@@ -4769,17 +4799,33 @@ static int moe_save_vector(moe_save *s, const moe_vector_entry *v) {
     return moe_name_valid(x->info.name);
 }
 
+/* A tensor of the old file with some of its rows, in the type that they have. */
+static int moe_save_some(moe_save *s, const moe_rows_entry *e) {
+    const moe_tensor_info *old = e->name ? moe_find_tensor(s->old, e->name) : NULL;
+    moe_save_tensor *x = old ? &s->tensors[old - s->old->tensors] : NULL;
+    if (!x || x->rows || x->vector || x->info.type != old->type || !e->rows || !e->n) return 0;
+    for (size_t i = 0; i < e->n; i++)
+        if (e->rows[i] >= old->dims[0]) return 0;
+    x->info.dims[0] = e->n;
+    x->info.slabs = NULL;
+    x->rows = e->rows;
+    return 1;
+}
+
 static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const char *path,
                                 const moe_save_params *params, moe_error *error) {
     const size_t bytes = (f->n_tensors + params->n_vectors) * sizeof(moe_save_tensor);
     moe_save s = { .old = f,
-                   .same_type = !params->n_vectors,
+                   .same_type = !params->n_vectors && !params->n_rows,
                    .given = { .allocator = *a, .entries = params->entries, .n_entries = params->n_entries },
                    .n_tensors = f->n_tensors,
                    .error = error };
     moe_status status = MOE_OK;
-    if (!moe_type_known((uint32_t)params->type) || !moe_type_known((uint32_t)params->experts))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
+    for (int i = 0; i < 2; i++) {
+        const moe_type type = i ? params->experts : params->type;
+        if (!moe_type_known((uint32_t)type) && type != MOE_TYPE_KEEP)
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
+    }
     s.tensors = moe_allocate_zeroed(a, bytes);
     if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory for the tensor directory");
     for (size_t i = 0; i < f->n_tensors; i++) {
@@ -4790,6 +4836,9 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
     for (size_t i = 0; i < params->n_vectors && status == MOE_OK; i++)
         if (!moe_save_vector(&s, &params->vectors[i]))
             status = moe_fail(error, MOE_ERROR_ARGUMENT, "vectors", "vector %zu has a wrong name, or no numbers", i);
+    for (size_t i = 0; i < params->n_rows && status == MOE_OK; i++)
+        if (!moe_save_some(&s, &params->rows[i]))
+            status = moe_fail(error, MOE_ERROR_ARGUMENT, "rows", "entry %zu has a wrong name or wrong rows", i);
     if (status == MOE_OK) status = moe_save_run(&s, path);
     moe_release(a, s.tensors, bytes);
     return status;
@@ -6268,7 +6317,7 @@ static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert
     if (!e->file || !e->file->checked) return 1;
     t = &e->file->tensors[e->tensor];
     slab = t->slabs ? expert : 0;
-    if (moe_piece_checked(e->file, t, slab) || moe_compare_held(e->file, t, slab, NULL) == MOE_OK) return 1;
+    if (moe_check_piece(e->file, t, slab, NULL) == MOE_OK) return 1;
     if (g->damage) atomic_store(&g->damage->piece, e->file->pieces[e->tensor] + slab + 1);
     return 0;
 }
@@ -6315,6 +6364,7 @@ static void moe_experts_scratch(const moe_graph *g, moe_node *t, moe_layout *at)
     w->visit = moe_carve(at, e->count, sizeof *w->visit);
     w->task = moe_carve(at, 3 * (pairs + g->threads), sizeof *w->task);
     w->out = moe_carve(at, pairs * moe_row_stride(t->cols), sizeof *w->out);
+    if (g->traced) w->sizes = moe_carve(at, g->rows * e->count, sizeof *w->sizes);
     /* of a tile: inputs, hidden units, these as codes, two scales a row */
     moe_carve_threads(g, t, at, MOE_EXPERT_TILE * (moe_expert_input_floats(e) + unit_stride + unit_floats + 2));
 }
@@ -6380,8 +6430,22 @@ static void moe_weigh(const moe_run *run, const moe_node *t, size_t row, float s
         for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * scale;
 }
 
+/* The norm of each output that a row gets, 0 of other experts. */
+static void moe_measure_row(const moe_node *t, size_t row, float *sizes) {
+    const moe_expert_work *w = &t->work.experts;
+    const moe_selection s = moe_selection_of(t->src[1], row);
+    memset(sizes, 0, t->experts->count * sizeof *sizes);
+    for (size_t j = 0; j < *s.count; j++) {
+        const float *out = w->out + w->row_pair[w->row_first[row] + j] * moe_row_stride(t->cols);
+        float sum = 0.0f;
+        for (size_t c = 0; c < t->cols; c++) sum = sum + out[c] * out[c];
+        sizes[s.experts[j]] = sqrtf(sum);
+    }
+}
+
 static void moe_combine_row(const moe_run *run, const moe_node *t, size_t row) {
     const moe_expert_work *w = &t->work.experts;
+    if (w->sizes) moe_measure_row(t, row, w->sizes + row * t->experts->count);
     moe_weigh(run, t, row, t->experts->scale, w->out, moe_row_stride(t->cols), w->row_pair + w->row_first[row]);
 }
 
@@ -6451,6 +6515,13 @@ static void moe_compute_experts(const moe_run *run, const moe_node *t) {
             run->graph->stats->expert_visits += visits;
         }
     }
+}
+
+static void moe_trace_sizes(const moe_run *run, const moe_node *t, moe_trace_fn trace, void *trace_user) {
+    const size_t n = t->experts->count;
+    char name[sizeof t->name + 8];
+    snprintf(name, sizeof name, "%s.sizes", t->name);
+    trace(trace_user, name, t->work.experts.sizes, run->frame->rows, n, n);
 }
 
 /* The same sum for linear experts: x contains the outputs of all experts side by side. */
@@ -6845,6 +6916,7 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
         if (!trace || moe_is_codes(t) || t->op == MOE_OP_STORE) continue;
         if (t->op == MOE_OP_GATE) moe_trace_gate(run, t, trace, trace_user);
         else trace(trace_user, t->name, t->data, run->frame->rows, t->cols, t->stride);
+        if (t->op == MOE_OP_EXPERTS) moe_trace_sizes(run, t, trace, trace_user);
     }
 }
 

@@ -111,7 +111,8 @@ typedef enum moe_type {
     MOE_TYPE_BF16 = 2,
     MOE_TYPE_Q8 = 3, /* int8 and one float scale per output row; products are exact integers */
     MOE_TYPE_Q4 = 4, /* 4-bit codes, one integer factor for 32 columns, and Q8's scale; products are exact integers */
-    MOE_TYPE_COUNT
+    MOE_TYPE_COUNT,
+    MOE_TYPE_KEEP = 255 /* moe_save_params: as it is in the file */
 } moe_type;
 const char *moe_type_name(moe_type type);            /* "f32", "f16", "bf16", "q8", "q4"; "?" if unknown */
 int moe_type_parse(const char *name, moe_type *out); /* 1 and *out set, or 0 */
@@ -120,7 +121,6 @@ int moe_type_parse(const char *name, moe_type *out); /* 1 and *out set, or 0 */
 
 typedef struct moe_model moe_model;
 typedef struct moe_session moe_session;
-
 typedef struct moe_model_params {
     moe_allocator allocator; /* all zero: malloc, realloc, free */
     int verify; /* When tensors are verified (compared with their checksums). 1: at opening, which reads the whole */
@@ -181,7 +181,6 @@ typedef struct moe_layer_info {
     const char *kind; /* "lstm", "moe", "attention", "cross", "ffn", "norm", "ssru", "average", "gnmt-attention" */
     size_t in, out;   /* columns of its input (the attention's context not counted) and of its output */
 } moe_layer_info;
-
 /* One setting of a layer: the value of the metadata key "NAME.key", or its default where the file has no such key. */
 typedef struct moe_setting {
     const char *key;
@@ -269,7 +268,8 @@ int32_t moe_model_language_tag_at(const moe_model *model, size_t i);
 
 /* Receives the output of every graph node after it ran, [rows, cols]; row r begins at data + r * stride. `name` is for
  * instance "decoder.logits". A gate, "encoder.2.gate", is dense: [rows, experts], 0 if not selected. Then comes
- * "encoder.2.gate.probabilities", the softmax before the mask (0 in groups that were not selected). Tracing is slow. */
+ * "encoder.2.gate.probabilities", the softmax before the mask (0 in groups that were not selected); behind experts with
+ * hidden units "encoder.2.experts.sizes", the norms of their outputs. Tracing is slow. */
 typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride);
 
 /* The experts of one token in one mixture. */
@@ -284,7 +284,6 @@ typedef struct moe_routing {
     const uint32_t *experts; /* [n] ascending */
     const float *weights;    /* [n] */
 } moe_routing;
-
 /* Called for every token and mixture while requests are under way, with a beam for the rows of all hypotheses. To get
  * the routing of one translation only, score that translation: the bytes are the same. */
 typedef void (*moe_routing_fn)(void *user, const moe_routing *routing);
@@ -495,10 +494,8 @@ typedef struct moe_result {
 
 /* What a pull function returns: a request, no more requests, none at the moment, stop and drop all work. */
 enum { MOE_PULL_REQUEST = 1, MOE_PULL_END = 0, MOE_PULL_LATER = -1, MOE_PULL_CANCEL = -2 };
-
 /* Gives the next request. With `wait` 0 other requests are under way: return MOE_PULL_LATER rather than block. */
 typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
-
 /* Receives a result. Requests finish in any order: moe_request.user tells them apart. */
 typedef void (*moe_done_fn)(void *user, const moe_result *result);
 
@@ -534,28 +531,33 @@ moe_status moe_classify(moe_session *session, const float *inputs, size_t rows, 
 
 typedef struct moe_meta_entry { /* metadata to write: an integer, a real or a text */
     const char *key;            /* 1 to 255 characters of [a-z0-9._-] */
-    moe_meta_kind kind;         /* MOE_META_INT, MOE_META_REAL or MOE_META_TEXT */
+    moe_meta_kind kind;         /* MOE_META_INT, MOE_META_REAL, MOE_META_TEXT; MOE_META_TEXTS: the lines of `text` */
     int64_t integer;
     double real;
     moe_span text; /* UTF-8 */
 } moe_meta_entry;
-
 typedef struct moe_vector_entry { /* an F32 vector to write */
     const char *name;
     const float *data; /* [n] */
     size_t n;
 } moe_vector_entry;
-
+typedef struct moe_rows_entry { /* a tensor that keeps some of its rows, numbers or experts as they are */
+    const char *name;
+    const uint32_t *rows; /* [n] */
+    size_t n;
+} moe_rows_entry;
 typedef struct moe_save_params {
     moe_type type, experts; /* number formats of matrices (gates, thresholds and biases stay F32) and of experts */
     const moe_meta_entry *entries; /* [n_entries] metadata to add or replace; may be NULL */
     size_t n_entries;
     const moe_vector_entry *vectors; /* [n_vectors] vectors to add or replace; may be NULL */
     size_t n_vectors;
+    const moe_rows_entry *rows; /* [n_rows] may be NULL */
+    size_t n_rows;
 } moe_save_params;
 
 /* Write the model to `path` in the number formats of `params`. All metadata are kept, but golden.* and quality.* only
- * if no type or vector changes. A finer type does not restore lost precision. Errors: MOE_ERROR_ARGUMENT (also for a
+ * if no number changes. A finer type does not restore lost precision. Errors: MOE_ERROR_ARGUMENT (also for a
  * number that the type cannot hold), MOE_ERROR_MEMORY, MOE_ERROR_IO, MOE_ERROR_CANCELLED (by a signal). */
 moe_status moe_model_save_sized(const moe_model *model, const char *path, const moe_save_params *params, size_t size,
                                 moe_error *error);
@@ -571,11 +573,9 @@ typedef struct moe_tensor_spec {
     uint32_t n_dims; /* 1: a vector. 2: a matrix [out, in]. 3: experts [experts, hidden, width] */
     uint64_t dims[3];
 } moe_tensor_spec;
-
 /* Fill out[cols] with row `row` of tensor number `tensor`; of expert `piece` rows 0 .. hidden-1 are the up matrix, the
  * next `width` rows the down matrix; of a gated one `hidden` rows of the gate come first. Rows come in file order. */
 typedef void (*moe_fill_fn)(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols);
-
 typedef struct moe_write_params {
     moe_allocator allocator; /* all zero: malloc, realloc, free */
     const moe_meta_entry *entries;

@@ -65,6 +65,7 @@ RUNS = {
     "quantize": (["{0}/translation", "{1}", "q8"], ""),
     "quantize-measure": (["{0}/language", "{1}", "q8", "--measure", "{0}/sample"], ""),
     "calibrate": (["-m", "{0}/translation", "-o", "{1}", "--text", "{0}/pairs", "--threads", "1"], ""),
+    "prune": (["-m", "{0}/translation", "-o", "{1}", "--experts", "{0}/list"], ""),
     "routing": (["-", "-o", "-"], ROUTING),
 }
 
@@ -84,6 +85,8 @@ class Runs:
         small_models.write(folder + "/classifier", *small_models.classifier())
         with open(folder + "/sample", "w") as file:
             file.write("ab cd\nx y\n")
+        with open(folder + "/list", "w") as file:
+            file.write("[0, 5, 9, 14, 20]")
         with open(folder + "/pairs", "w") as file:
             file.write("\t\tab cd\tx y\n\t\ta\tb\n")
 

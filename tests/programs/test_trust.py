@@ -62,7 +62,8 @@ def nothing_is_printed_to_a_full_disk_in_silence():
     work = {"translate": (["-m", MODEL, "-t", "de"], "Hello\n"), "align": (["-m", MODEL, "-s", "en", "-t", "de"],
                                                                          "Hello\tHallo\n"),
             "score": (["-m", LM], "Hello\n"), "classify": (["-m", DIGITS], row), "info": ([MODEL], ""),
-            "routing": (["-", "-o", "-"], ROUTING), "quantize": None, "calibrate": None, "make-random": None,
+            "routing": (["-", "-o", "-"], ROUTING), "quantize": None, "calibrate": None, "prune": None,
+            "make-random": None,
             "server": None, "bench": (["--layer", "lstm", "--rows", "1", "--reps", "1", "--width", "16",
                                        "--hidden", "16"], "")}
     assert sorted(work) == [x.removeprefix("moe-") for x in PROGRAMS], PROGRAMS

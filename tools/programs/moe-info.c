@@ -444,6 +444,7 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
         printf("  %-18s %s beside the file: batch %d, beam %d, %d source and %d target tokens, 1 thread\n", "a session",
                human_bytes(bytes, c), p.batch, p.beam, p.max_source, p.max_target);
 
+    print_entries(m, "Experts that stay of a larger model", "prune.", lost);
     print_entries(m, "Decoding, unless told otherwise", "decode.", lost);
     print_entries(m, "Drawing tokens (--sample 1), unless told otherwise", "sample.", lost);
     print_entries(m, "Training", "training.", lost);

@@ -666,6 +666,16 @@ static int next_field(moe_span *rest, moe_span *field) {
     return 1;
 }
 
+/* The ids of a source; of a model that is asked in words, of the prompt. */
+static moe_status parse_source(const text_front *front, const text_options *options, moe_span source, text_pair *p,
+                               moe_error *error) {
+    const text_asked asked = { .text = source, .source = p->source_tag, .target = p->tag };
+    size_t left;
+    if (!front->prompt || options->ids || options->pretokenized)
+        return parse_text(front, options, source.data, source.length, &p->source, error);
+    return text_prompt_ids(front, options->wishes, &asked, SIZE_MAX, &p->source, &left, error);
+}
+
 static moe_status read_pair(const text_front *front, const text_options *options, moe_span rest, int targets_wanted,
                             text_pair *p, moe_error *error) {
     const text_front targets = text_front_of_targets(front);
@@ -682,9 +692,14 @@ static moe_status read_pair(const text_front *front, const text_options *options
     else if (n < 3)
         return text_fail(error, MOE_ERROR_ARGUMENT, "",
                          "expected source language, target language, source and target, TABs between");
-    snprintf(code, sizeof code, "%.*s", fields[1].length < 31 ? (int)fields[1].length : 31, fields[1].data);
-    if (moe_model_language_count(front->model)) status = text_language(front, code, 1, &p->tag, error);
-    if (!status) status = parse_text(front, options, source->data, source->length, &p->source, error);
+    for (int side = 0; side < 2 && moe_model_language_count(front->model); side++) {
+        snprintf(code, sizeof code, "%.*s", fields[side].length < 31 ? (int)fields[side].length : 31,
+                 fields[side].data);
+        status = text_language(front, code, side, side ? &p->tag : &p->source_tag, error);
+        if (status == MOE_ERROR_ARGUMENT && !side) p->source_tag = -1;
+        else if (status) return status;
+    }
+    status = parse_source(front, options, *source, p, error);
     p->has_target = targets_wanted || rest.length;
     if (!status && p->has_target) status = parse_text(&targets, options, rest.data, rest.length, &p->target, error);
     return status;
@@ -702,7 +717,7 @@ static moe_status add_pair(const text_front *front, const text_options *options,
         sample->capacity = more;
     }
     text_pair *p = &sample->pairs[sample->count];
-    *p = (text_pair){ .line = line->number, .tag = -1 };
+    *p = (text_pair){ .line = line->number, .source_tag = -1, .tag = -1 };
     text_line_usable(line, why, sizeof why);
     if (*why) status = text_fail(error, MOE_ERROR_ARGUMENT, "", "%s", why);
     else status = read_pair(front, options, (moe_span){ line->data, line->length }, targets_wanted, p, error);

@@ -166,8 +166,8 @@ void text_queue_free(text_queue *queue);
 
 typedef struct text_pair {
     uint64_t line;
-    int32_t tag;             /* of the target language; -1 if the model has no languages */
-    text_ids source, target; /* a language model's text is a target */
+    int32_t source_tag, tag; /* of the languages; -1: the model has no tag for it */
+    text_ids source, target; /* a source as it is asked for; a language model's text is a target */
     int has_target;
 } text_pair;
 
@@ -176,8 +176,9 @@ typedef struct text_sample { /* all zero is empty */
     size_t count, capacity;
 } text_sample;
 
-/* Read all of a file. Lines are source language TAB target language TAB source TAB target for a translation model (what
- * language the source has is not looked at), text for a language model, whose blank lines are passed over.
+/* Read all of a file. Lines are source language TAB target language TAB source TAB target for a translation model (a
+ * source language that the model does not know does no harm), text for a language model, whose blank lines are passed
+ * over.
  * `targets_wanted` 0: the last field may be missing or empty. Of the options ids and pretokenized count. An error's
  * `where` says which line it was. */
 moe_status text_sample_read(const text_front *front, const text_options *options, const char *path, int targets_wanted,

@@ -1,0 +1,379 @@
+#!/usr/bin/env python3
+"""moe-prune on small models with every kind of gate, against the same models written with fewer experts; what it takes
+for important, against a count of the routing; thresholds, against moe-calibrate.
+
+Usage: tests/python tests/programs/test_pruning.py
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are. Checkpoints of
+published kinds are in tests/convert/test_prune.py.
+"""
+import collections
+import contextlib
+import json
+import math
+import os
+import random
+import struct
+import sys
+import tempfile
+
+import small_models
+from suite import Suite
+from test_cli import BIN, INFO, LINES, MODEL, QUANTIZE, TRANSLATE, run
+
+PRUNE, CALIBRATE, SCORE, CLASSIFY = (os.path.join(BIN, "moe-" + x) for x in ("prune", "calibrate", "score", "classify"))
+test = Suite()
+
+
+def prune(model, out, *options, status=0):
+    result = run([PRUNE, "-m", model, "-o", out, *options])
+    assert result.returncode == status, (options, result.returncode, result.complaint)
+    if status:
+        assert len(result.complaint.splitlines()) == 1 and not os.path.exists(out), result.complaint
+    assert not [x for x in os.listdir(os.path.dirname(out)) if "prune" in x or x.startswith(".moe")]
+    return result.complaint if status else result.text
+
+
+def about(path):
+    return json.loads(run([INFO, "--json", "--check", path]).text)
+
+
+def file_of(folder, name, text):
+    with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+        file.write(text)
+    return file.name
+
+
+@contextlib.contextmanager
+def small(made):
+    """(a model's path, its folder)"""
+    with tempfile.TemporaryDirectory() as folder:
+        small_models.write(folder + "/model.bin", *made)
+        yield folder + "/model.bin", folder
+
+
+# ---- Against the same model with fewer experts -----------------------------------------------------------------------
+
+def cut(meta, tensors, kept):
+    """The model whose mixtures have only these experts: rows and slabs are taken out of its tensors here."""
+    meta, out = dict(meta), {}
+    for layer, experts in kept.items():
+        groups, of = meta.get(layer + ".groups", 0), meta[layer + ".experts"]
+        meta[layer + ".experts"] = len(experts)
+        if groups:
+            each = of // groups
+            stay = sorted({e // each for e in experts})
+            meta[layer + ".groups"] = len(stay)
+            compete = len(experts) // len(stay)
+        else:
+            stay, compete = [], len(experts)
+        if meta.get(layer + ".k", 0) > compete:
+            meta[layer + ".k"] = compete
+        if groups and meta.get(layer + ".parent.k", 0) > len(stay):
+            meta[layer + ".parent.k"] = len(stay)
+    for name, (dims, data) in tensors.items():
+        layer = next((x for x in kept if name.startswith(x + ".")), None)
+        part = name[len(layer) + 1:] if layer else ""
+        some = None
+        if part.startswith("parent."):
+            groups = dims[0]
+            some = sorted({e // (before(tensors, layer) // groups) for e in kept[layer]})
+        elif part.startswith("experts") or part.startswith("gate.") and not part.startswith("gate.hidden"):
+            some = kept[layer]
+            groups = before(tensors, layer)
+        if some is not None:
+            one = len(data) // groups
+            data = b"".join(data[i * one:(i + 1) * one] for i in some)
+            dims = (dims[0] // groups * len(some), *dims[1:])
+        out[name] = (dims, data)
+    return meta, out
+
+
+def before(tensors, layer):
+    return tensors[layer + ".gate.weight"][0][0]
+
+
+def numbers(meta, kept):
+    """The experts through all mixtures, those of the encoder first."""
+    layers = [key[:-8] for key in meta if key.endswith(".experts")]
+    at, out = 0, []
+    for layer in sorted(layers, key=lambda x: (not x.startswith("encoder"), x)):
+        out += [at + e for e in kept[layer]]
+        at += meta[layer + ".experts"]
+    return out
+
+
+IDS = [" ".join(str(4 + (i * 7 + j * j) % 36) for j in range(i % 9 + 1)) for i in range(30)]
+FLAT = [0, 2, 3, 7, 8, 11], [1, 2, 4, 5, 6, 10]
+GROUPED = [3, 5, 6, 8], [0, 1, 2, 9, 10, 11]  # of 4 groups of 3, and of 12 experts in 4 groups: whole ones go
+EVERY_GATE = [dict(gate="topk"), dict(gate="topk", noise=1), dict(gate="softmax", k=0), dict(gate="sigmoid", k=0),
+              dict(gate="threshold", k=7), dict(gate="threshold", empty="zero"), dict(gate="topk", units=6)]
+
+
+@test
+def every_gate_chooses_among_the_experts_that_stay():
+    for how in EVERY_GATE:
+        made = small_models.translation(**how)
+        kept = dict(zip(("encoder.1", "decoder.1"), FLAT))
+        with small(made) as (model, folder):
+            said = prune(model, model + ".cut", "--experts", file_of(folder, "l", json.dumps(numbers(made[0], kept))))
+            assert said.count("6 of 12 experts") == 2 and "12 of 24 experts" in said, said
+            small_models.write(model + ".same", *cut(*made, kept))
+            for options in ([], ["--noise", "5"] if how.get("noise") else ["--beam", "3"]):
+                got, wanted, whole = (run([TRANSLATE, "-m", x, "--ids", "--json", *options], "\n".join(IDS) + "\n").text
+                                      for x in (model + ".cut", model + ".same", model))
+                assert got == wanted != whole, (how, options)
+
+
+@test
+def two_levels_choose_among_the_groups_that_stay():
+    for parent in ("topk", "softmax", "threshold"):
+        for gate in ("topk", "softmax", "threshold", "sigmoid"):
+            k = 0 if gate in ("softmax", "sigmoid") else 2
+            noise = parent == gate == "topk"
+            made = small_models.translation(groups=4, gate=gate, k=k, parent=parent, parent_k=2, noise=noise)
+            kept = dict(zip(("encoder.1", "decoder.1"), GROUPED))
+            with small(made) as (model, folder):
+                said = prune(model, model + ".cut", "--experts",
+                             file_of(folder, "l", json.dumps(numbers(made[0], kept))))
+                assert said.count("2 of 4 groups") == 2, said
+                small_models.write(model + ".same", *cut(*made, kept))
+                options = ["--noise", "3"] if noise else []
+                got, wanted, whole = (run([TRANSLATE, "-m", x, "--ids", "--json", *options], "\n".join(IDS) + "\n").text
+                                      for x in (model + ".cut", model + ".same", model))
+                assert got == wanted != whole, (parent, gate)
+
+
+@test
+def groups_of_different_sizes_are_refused_and_gates_without_enough():
+    made = small_models.translation(groups=4)
+    with small(made) as (model, folder):
+        for kept, words in (([0, 1, 3, 4, 5] + [12, 13, 15, 16], "equal"), ([0, 1] + [12, 13, 15, 16], "1 groups"),
+                            ([0, 3] + [12, 13, 15, 16], "1 experts of a group")):
+            bad = run([PRUNE, "-m", model, "-o", folder + "/out", "--experts", file_of(folder, "l", json.dumps(kept))])
+            assert bad.returncode in (2, 3) and words in bad.complaint, (kept, bad.complaint)
+            assert not os.path.exists(folder + "/out")
+
+
+@test
+def linear_experts_in_quantised_matrices_keep_their_codes():
+    """Blocks of 16 rows lie side by side in Q8 and Q4; 10 rows of an expert begin anywhere in them."""
+    made = small_models.classifier()
+    kept = {"network.0": [0, 2], "network.1": [1]}
+    rows = "".join(" ".join(str((i * 7 + j * 3) % 11 - 5) for j in range(6)) + "\n" for i in range(20))
+    with small(made) as (model, folder):
+        listed = file_of(folder, "l", json.dumps(numbers(made[0], kept)))
+        small_models.write(model + ".same", *cut(*made, kept))
+        for kind in ("f32", "q8", "q4"):
+            for name in (model, model + ".same"):
+                assert run([QUANTIZE, name, name + ".q", kind]).returncode == 0
+            prune(model + ".q", folder + "/cut", "--experts", listed)
+            got, wanted, whole = (run([CLASSIFY, "-m", x, "--json", "--top", "4"], rows).text
+                                  for x in (folder + "/cut", model + ".same.q", model + ".q"))
+            assert got == wanted != whole, kind
+            datas = []
+            for name in (folder + "/cut", model + ".same.q"):
+                with open(name, "rb") as file:
+                    data = file.read()
+                datas.append({t["name"]: data[t["offset"]:t["offset"] + t["bytes"]] for t in about(name)["tensors"]})
+            assert datas[0] == datas[1], kind
+
+
+# ---- Importance ------------------------------------------------------------------------------------------------------
+
+def counted(model, lines, by):
+    """{(layer, language): experts, the most important first}, from the routing of given translations."""
+    directions, uses = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for source, target, text, translation in lines:
+            directions.setdefault((source, target), []).append(f"{text}\t{translation}\n")
+        for (source, target), pairs in directions.items():
+            named = ["-s", source, "-t", target] if source else ["--ids"]
+            done = run([TRANSLATE, "-m", model, "--score", "--split", "0", "--routing", folder + "/r", *named],
+                       "".join(pairs))
+            assert done.returncode == 0, done.complaint
+            with open(folder + "/r", encoding="utf-8") as file:
+                header, *rows = map(json.loads, file)
+            sizes = {x["layer"]: x["experts"] for x in header["layers"]}
+            for row in rows:
+                layer = row["layer"]
+                at = uses.setdefault((layer, source if layer.startswith("encoder") else target),
+                                     [[0, 0.0, 0.0] for _ in range(sizes[layer])])
+                pairs = list(zip(row["experts"], row["weights"]))
+                for expert, weight in pairs:
+                    at[expert][2] += weight
+                if pairs:
+                    best = max(pairs, key=lambda x: (x[1], -x[0]))
+                    at[best[0]][0] += 1
+                    at[best[0]][1] += best[1]
+    importance = {"first": lambda n, weight, total: n * math.exp(weight / n) if n else 0,
+                  "mass": lambda n, weight, total: total}[by]
+    return {key: sorted(range(len(x)), key=lambda e: (-importance(*x[e]), -x[e][2], e)) for key, x in uses.items()}
+
+
+def kept_of(path):
+    """{layer: experts}, as the file says it."""
+    out = {}
+    for line in about(path)["metadata"]["prune.kept"]:
+        layer, _, ranges = line.split(":")
+        parts = [list(map(int, x.split("-"))) for x in ranges.split()]
+        out[layer] = [e for x in parts for e in range(x[0], x[-1] + 1)]
+    return out
+
+
+@test
+def the_experts_that_matter_most_to_each_language_stay():
+    r = random.Random(4)
+    german = ["Der Hund schläft.", "Ich habe ein Buch.", "Wo ist der Bahnhof?", "Wir gehen heute nach Hause."]
+    english = ["The dog sleeps.", "I have a book.", "Where is the station?", "We are going home today."]
+    french = ["Le chien dort.", "J'ai un livre.", "Où est la gare ?", "Nous rentrons aujourd'hui."]
+    lines = [("en", "de", *x) for x in zip(english, german)] + [("fr", "de", *x) for x in zip(french, german)]
+    r.shuffle(lines)
+    with tempfile.TemporaryDirectory() as folder:
+        sample, out = file_of(folder, "s.tsv", "".join("\t".join(x) + "\n" for x in lines)), folder + "/out.bin"
+        for by, options, sizes in (("first", ["--keep", "25%"], (8, 8)),
+                                   ("mass", ["--keep", "25", "--rank", "mass"], (8, 8)),
+                                   ("first", ["--keep", "25%", "--ratio", "3:1"], (12, 4)),
+                                   ("first", ["--keep", "75%", "--ratio", "3:1"], (32, 16))):
+            said = prune(MODEL, out, "--sample", sample, *options)
+            best = counted(MODEL, lines, by)
+            wanted = {"encoder.2": sorted({e for x in ("en", "fr") for e in best["encoder.2", x][:sizes[0]]}),
+                      "decoder.1": sorted(best["decoder.1", "de"][:sizes[1]])}
+            assert kept_of(out) == wanted, (options, kept_of(out), wanted)
+            meta = about(out)["metadata"]
+            assert set(meta["prune.directions"]) == {"en-de", "fr-de"} and "8 lines of s.tsv" in meta["prune.by"], meta
+            assert f"{sizes[1]} of 32 experts" in said, said
+        prune(MODEL, out, "--sample", sample, "--keep", "25%", "--pair", "fr-de")
+        best = counted(MODEL, [x for x in lines if x[0] == "fr"], "first")
+        assert kept_of(out) == {"encoder.2": sorted(best["encoder.2", "fr"][:8]),
+                                "decoder.1": sorted(best["decoder.1", "de"][:8])}
+
+
+@test
+def every_gate_is_measured():
+    pairs = [(x, y) for x, y in zip(IDS, reversed(IDS))]
+    lines = [("", "", *x) for x in pairs]
+    for how in EVERY_GATE:
+        with small(small_models.translation(**how)) as (model, folder):
+            sample = file_of(folder, "s", "".join(f"a\tb\t{x}\t{y}\n" for x, y in pairs))
+            prune(model, model + ".cut", "--sample", sample, "--keep", "50%", "--ids")
+            best = counted(model, lines, "first")
+            assert kept_of(model + ".cut") == {x: sorted(best[x, ""][:6]) for x in ("encoder.1", "decoder.1")}, how
+            bytes_of = set()
+            for options in (["--batch", "1"], ["--batch", "7", "--threads", "3"], ["--batch", "32"]):
+                prune(model, model + ".again", "--sample", sample, "--keep", "50%", "--ids", *options)
+                with open(model + ".again", "rb") as file:
+                    bytes_of.add(file.read())
+            with open(model + ".cut", "rb") as file:
+                assert bytes_of == {file.read()}, how
+            assert run([TRANSLATE, "-m", model + ".cut", "--ids"], "\n".join(IDS) + "\n").returncode == 0
+
+
+@test
+def groups_may_go_whole():
+    """Of 4 groups of 3, 25 % are 3 experts: 1 group with 3 of them, or 3 groups with 1 each, whichever is best."""
+    pairs = [(x, y) for x, y in zip(IDS, reversed(IDS))]
+    for how in (dict(k=1, parent_k=1), dict(gate="softmax", k=0, parent="softmax", parent_k=0), dict(k=2, parent_k=2)):
+        with small(small_models.translation(groups=4, **how)) as (model, folder):
+            sample = file_of(folder, "s", "".join(f"a\tb\t{x}\t{y}\n" for x, y in pairs))
+            prune(model, model + ".cut", "--sample", sample, "--keep", "25%", "--ids", "--rank", "mass")
+            with tempfile.TemporaryDirectory() as other:
+                run([TRANSLATE, "-m", model, "--score", "--ids", "--routing", other + "/r"],
+                    "".join(f"{x}\t{y}\n" for x, y in pairs))
+                with open(other + "/r") as file:
+                    rows = [json.loads(x) for x in file][1:]
+            for layer, kept in kept_of(model + ".cut").items():
+                mass = collections.Counter()
+                for row in rows:
+                    if row["layer"] == layer:
+                        mass.update(dict(zip(row["experts"], row["weights"])))
+                least, groups = max(how.get("k"), 1), max(how.get("parent_k"), 1)
+                n, best = max(3, least * groups), -1
+                for inside in range(least, 4):
+                    many = min(4, n // inside)
+                    if many >= groups:
+                        sums = [sum(sorted((mass[g * 3 + i] for i in range(3)), reverse=True)[:inside])
+                                for g in range(4)]
+                        best = max(best, sum(sorted(sums, reverse=True)[:many]))
+                assert abs(sum(mass[e] for e in kept) - best) < 1e-4 * (1 + best), (how, layer, kept)
+                assert len(kept) <= n, (how, kept)
+            assert run([TRANSLATE, "-m", model + ".cut", "--ids"], "\n".join(IDS) + "\n").returncode == 0
+
+
+@test
+def language_models_are_cut_by_a_text():
+    with small(small_models.language()) as (model, folder):
+        sample = file_of(folder, "s", "\n".join(IDS) + "\n")
+        said = prune(model, model + ".cut", "--sample", sample, "--keep", "25%", "--ids")
+        assert "3 of 12 experts" in said, said
+        assert "sum of weights in 30 lines of s" == about(model + ".cut")["metadata"]["prune.by"]
+        assert run([SCORE, "-m", model + ".cut", "--ids"], "\n".join(IDS) + "\n").returncode == 0
+        few = prune(model, model + ".few", "--sample", folder + "/s", "--keep", "1%", "--ids")
+        assert "2 of 12 experts" in few, few  # never fewer than a token goes to
+
+
+# ---- Thresholds, the loss --------------------------------------------------------------------------------------------
+
+@test
+def thresholds_are_those_that_moe_calibrate_finds():
+    pairs = "".join(f"a\tb\t{x}\t{y}\n" for x, y in zip(IDS, reversed(IDS)))
+    for how in (dict(gate="threshold"), dict(gate="threshold", groups=4, parent="threshold", k=1, parent_k=1)):
+        made = small_models.translation(**how)
+        kept = dict(zip(("encoder.1", "decoder.1"), GROUPED if "groups" in how else FLAT))
+        with small(made) as (model, folder):
+            sample, listed = file_of(folder, "s", pairs), file_of(folder, "l", json.dumps(numbers(made[0], kept)))
+            prune(model, folder + "/plain", "--experts", listed)
+            prune(model, folder + "/set", "--experts", listed, "--sample", sample, "--ids")
+            run([CALIBRATE, "-m", folder + "/plain", "-o", folder + "/wanted", "--text", sample, "--ids"])
+            files = []
+            for name in ("plain", "set", "wanted"):
+                with open(f"{folder}/{name}", "rb") as file:
+                    data = file.read()
+                files.append({t["name"]: data[t["offset"]:t["offset"] + t["bytes"]]
+                              for t in about(f"{folder}/{name}")["tensors"]})
+            assert files[1] == files[2] and files[0] != files[1], how
+            old = struct.unpack("<12f", made[1]["encoder.1.gate.threshold"][1])
+            assert struct.pack("<%df" % len(kept["encoder.1"]), *(old[e] for e in kept["encoder.1"])) \
+                == files[0]["encoder.1.gate.threshold"]
+
+
+@test
+def the_loss_is_measured_and_written():
+    with small(small_models.translation()) as (model, folder):
+        sample = file_of(folder, "s", "".join(f"a\tb\t{x}\t{y}\n" for x, y in zip(IDS, reversed(IDS))))
+        result = run([PRUNE, "-m", model, "-o", model + ".cut", "--sample", sample, "--keep", "50%", "--ids",
+                      "--measure", sample])
+        assert result.returncode == 0 and "nats per token before" in result.complaint, result.complaint
+        meta = about(model + ".cut")["metadata"]
+        assert meta["quality.nats_per_token"] != meta["quality.nats_per_token_before"], meta
+        scores = [json.loads(x) for name in (model, model + ".cut") for x in run(
+            [TRANSLATE, "-m", name, "--ids", "--score", "--json"],
+            "".join(f"{x}\t{y}\n" for x, y in zip(IDS, reversed(IDS)))).text.splitlines()]
+        tokens = sum(len(x["token_logprobs"]) for x in scores[:30])
+        for key, some in (("_before", scores[:30]), ("", scores[30:])):
+            wanted = -sum(x["logprob"] for x in some) / tokens
+            assert abs(meta["quality.nats_per_token" + key] - wanted) < 1e-5, (key, meta, wanted)
+
+
+@test
+def bad_samples_are_refused():
+    with tempfile.TemporaryDirectory() as folder:
+        good, out = file_of(folder, "good", "en\tde\t%s\tJa.\n" % LINES[0]), folder + "/out"
+        keep = "--sample", good, "--keep"
+        for options, status, words in (
+                ((*keep, "0"), 2, "--keep"), ((*keep, "0%"), 2, "--keep"), ((*keep, "101%"), 2, "--keep"),
+                ((*keep, "x"), 2, "--keep"), (("--sample", good), 2, "--keep"), (("--keep", "5"), 2, "--sample"),
+                ((*keep, "25%", "--ratio", "3"), 2, "--ratio"), ((*keep, "25%", "--ratio", "3:0"), 2, "--ratio"),
+                ((*keep, "25%", "--rank", "size"), 2, "--rank"), ((*keep, "25%", "--experts", good), 2, "--experts"),
+                ((*keep, "25%", "--pair", "fr-de"), 3, "no line for these directions"),
+                (("--sample", file_of(folder, "bad", "one\ttwo\n"), "--keep", "25%"), 3, "line 1"),
+                (("--sample", file_of(folder, "it", "en\tit\tYes.\tSi.\n"), "--keep", "25%"), 3, "'it'"),
+                (("--sample", folder + "/none", "--keep", "25%"), 4, "none"),
+                (("--sample", file_of(folder, "empty", ""), "--keep", "25%"), 4, "empty")):
+            bad = prune(MODEL, out, *options, status=status)
+            assert words in bad, (options, bad)
+        small_models.write(folder + "/classifier", *small_models.classifier())
+        assert "classifier" in prune(folder + "/classifier", out, *keep, "25%", status=2)
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

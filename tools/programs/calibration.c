@@ -1,0 +1,331 @@
+/* calibration.c - calibration.h says what this is and has the contracts.
+ *
+ * Contents
+ *   1. Levels     every gate with its new thresholds, and the largest probabilities that decide them
+ *   2. Mixtures   selections before and after
+ *   3. Passes     the text through the model
+ *   4. Saving     OUT
+ */
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+
+#include "tools/programs/calibration.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static moe_status fail(moe_error *e, moe_status code, const char *message) {
+    *e = (moe_error){ .code = code };
+    snprintf(e->message, sizeof e->message, "%s", message);
+    return code;
+}
+
+static moe_status no_memory(moe_error *e) { return fail(e, MOE_ERROR_MEMORY, "out of memory"); }
+
+/* ==== 1. Levels ========================================================================================= */
+
+static void level_free(level *l) {
+    free(l->rows), free(l->seen), free(l->first), free(l->count), free(l->kept), free(l->threshold), free(l->old);
+}
+
+static int level_allocate(level *l) {
+    l->rows = calloc(l->blocks, sizeof *l->rows);
+    l->seen = calloc(l->blocks, sizeof *l->seen);
+    l->first = calloc(l->n + 1, sizeof *l->first);
+    l->count = calloc(l->n, sizeof *l->count);
+    l->threshold = calloc(l->n, sizeof *l->threshold);
+    return l->rows && l->seen && l->first && l->count && l->threshold;
+}
+
+/* How many of `rows` rows an expert should get. */
+static uint64_t places(const level *l, uint64_t rows) {
+    uint64_t m = l->k * rows / l->compete;
+    return m ? m : 1;
+}
+
+/* Ready for a pass over l->rows. */
+static int level_begin(level *l) {
+    size_t total = 0;
+    for (size_t i = 0; i < l->n; i++) {
+        l->first[i] = total;
+        uint64_t rows = l->rows[i / l->compete], m = places(l, rows);
+        total += (size_t)(m < rows ? m + 1 : 0); /* else all of them are selected, and nothing has to be kept */
+    }
+    l->first[l->n] = total;
+    memset(l->count, 0, l->n * sizeof *l->count);
+    memset(l->seen, 0, l->blocks * sizeof *l->seen);
+    free(l->kept);
+    l->kept = malloc((total + 1) * sizeof *l->kept);
+    return l->kept != NULL;
+}
+
+static void keep(level *l, size_t i, float p) {
+    float *heap = l->kept + l->first[i];
+    size_t capacity = l->first[i + 1] - l->first[i], at;
+    if (l->count[i] < capacity) {
+        for (at = l->count[i]++; at && heap[(at - 1) / 2] > p; at = (at - 1) / 2) heap[at] = heap[(at - 1) / 2];
+        heap[at] = p;
+        return;
+    }
+    if (!capacity || !(p > heap[0])) return;
+    for (at = 0;;) {
+        size_t child = 2 * at + 1;
+        if (child + 1 < capacity && heap[child + 1] < heap[child]) child++;
+        if (child >= capacity || !(heap[child] < p)) break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = p;
+}
+
+/* Probabilities of one row: of each block 0 everywhere, or a softmax, of which some are not 0. */
+static void level_see(level *l, const float *p) {
+    for (size_t b = 0; b < l->blocks; b++) {
+        const float *q = p + b * l->compete;
+        size_t any = l->blocks == 1;
+        for (size_t i = 0; !any && i < l->compete; i++) any = q[i] > 0.0f;
+        if (!any) continue;
+        l->seen[b]++;
+        for (size_t i = 0; i < l->compete; i++) keep(l, b * l->compete + i, q[i]);
+    }
+}
+
+/* Set the thresholds that the pass found. An expert that never competed keeps its own, or gets the mean of the others'
+ * known so far. */
+static void level_end(level *l) {
+    double sum = 0;
+    size_t known = 0;
+    l->unseen = 0;
+    for (size_t i = 0; i < l->n; i++) {
+        if (!l->rows[i / l->compete]) continue;
+        l->threshold[i] = l->first[i + 1] > l->first[i] ? l->kept[l->first[i]] : 0;
+        sum += (double)l->threshold[i];
+        known++;
+    }
+    for (size_t i = 0; i < l->n; i++) {
+        if (l->rows[i / l->compete]) continue;
+        l->threshold[i] = l->old ? l->old[i] : known ? (float)(sum / (double)known) : 1.0f / (float)l->compete;
+        l->unseen++;
+    }
+}
+
+/* The thresholds that the file has: a vector of floats where its directory says. */
+static moe_status read_old(int file, const moe_model *m, level *l, moe_error *e) {
+    char name[64];
+    snprintf(name, sizeof name, "%s.threshold", l->name);
+    for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
+        moe_tensor_info t = moe_model_tensor(m, i);
+        if (t.name.length != strlen(name) || memcmp(t.name.data, name, t.name.length) != 0) continue;
+        size_t bytes = l->n * sizeof *l->old;
+        if (!(l->old = malloc(bytes))) return no_memory(e);
+        if (t.bytes != bytes || pread(file, l->old, bytes, (off_t)t.offset) != (ssize_t)bytes)
+            return fail(e, MOE_ERROR_IO, "the thresholds of IN cannot be read again");
+    }
+    return MOE_OK;
+}
+
+/* ==== 2. Mixtures ======================================================================================= */
+
+static picks *picks_of(calibration *c, size_t line, size_t x) { return &c->picks[line * c->n_mixtures + x]; }
+
+static int picks_add(picks *p, const moe_routing *r) {
+    if (p->length + r->n + 1 > p->capacity) {
+        size_t more = p->capacity * 2 + r->n + 16;
+        uint32_t *grown = realloc(p->data, more * sizeof *grown);
+        if (!grown) return 0;
+        p->data = grown;
+        p->capacity = more;
+    }
+    p->data[p->length++] = (uint32_t)r->n;
+    if (r->n) memcpy(p->data + p->length, r->experts, r->n * sizeof *r->experts);
+    p->length += r->n;
+    return 1;
+}
+
+/* How many experts of the next token are in both; both lists ascend. */
+static uint64_t picks_same(picks *p, const moe_routing *r) {
+    uint64_t same = 0;
+    if (p->read >= p->length) return 0;
+    size_t n = p->data[p->read++], at = p->read;
+    p->read += n;
+    for (size_t i = 0; i < r->n; i++) {
+        while (at < p->read && p->data[at] < r->experts[i]) at++;
+        same += (uint64_t)(at < p->read && p->data[at] == r->experts[i]);
+    }
+    return same;
+}
+
+static int everybody(const calibrated *x) {
+    return program_gate_is_dense(x->about.gate) && (!x->parent || program_gate_is_dense(x->about.parent_gate));
+}
+
+static void see_routing(void *user, const moe_routing *r) {
+    calibration *c = user;
+    size_t line = (size_t)((text_pair *)r->user - c->text.sample.pairs), i = 0;
+    while (strcmp(c->mixtures[i].about.layer, r->layer) != 0) i++;
+    calibrated *x = &c->mixtures[i];
+    tally *t = &x->of[c->which];
+    t->rows++;
+    t->pairs += r->n;
+    t->empty += (uint64_t)(r->empty != 0);
+    for (size_t j = 0; j < r->n; j++) t->load[r->experts[j]]++;
+    if (everybody(x)) x->same += c->which ? r->n : 0;
+    else if (c->which) x->same += picks_same(picks_of(c, line, i), r);
+    else if (!picks_add(picks_of(c, line, i), r)) no_memory(&c->text.trouble);
+}
+
+static void see_trace(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    calibration *c = user;
+    for (size_t i = 0; i < c->n_levels; i++) {
+        if (strcmp(c->levels[i].probabilities, name) != 0 || cols != c->levels[i].n) continue;
+        for (size_t r = 0; r < rows; r++) level_see(&c->levels[i], data + r * stride);
+    }
+}
+
+/* Fill in a level and the number that it wants. */
+static moe_status add_level(calibration *c, int file, const calibrated *x, const char *part, size_t n, size_t compete,
+                            size_t k, level **out, moe_error *e) {
+    level *l = &c->levels[c->n_levels++];
+    *l = (level){ .n = n, .compete = compete, .blocks = n / compete, .k = k };
+    snprintf(l->name, sizeof l->name, "%s.%s", x->about.layer, part);
+    snprintf(l->probabilities, sizeof l->probabilities, "%s.probabilities", l->name);
+    snprintf(l->k_key, sizeof l->k_key, strcmp(part, "gate") == 0 ? "%s.k" : "%s.parent.k", x->about.layer);
+    if (!k && c->k < 0) {
+        e->code = MOE_ERROR_ARGUMENT;
+        snprintf(e->where, sizeof e->where, "%s", l->name);
+        snprintf(e->message, sizeof e->message,
+                 "a softmax gate that does not say how many experts are wanted; say it with --k");
+        return e->code;
+    }
+    if (!k) l->k = (size_t)c->k;
+    if (l->k > compete) l->k = compete;
+    l->k_given = l->k != k;
+    *out = l;
+    if (!level_allocate(l)) return no_memory(e);
+    return read_old(file, c->model, l, e);
+}
+
+static int is_wanted(const calibration *c, moe_gate gate) { return !c->masks || gate == MOE_GATE_THRESHOLD; }
+
+moe_status calibration_find(calibration *c, int file, moe_error *e) {
+    size_t n = moe_model_mixture_count(c->model);
+    if (!n) return fail(e, MOE_ERROR_ARGUMENT, "it has no mixtures, so there is nothing to calibrate");
+    c->mixtures = calloc(n, sizeof *c->mixtures);
+    c->levels = calloc(2 * n, sizeof *c->levels);
+    if (!c->mixtures || !c->levels) return no_memory(e);
+    moe_status status = MOE_OK;
+    for (; c->n_mixtures < n && !status; c->n_mixtures++) {
+        calibrated *x = &c->mixtures[c->n_mixtures];
+        x->about = moe_model_mixture(c->model, c->n_mixtures);
+        const moe_mixture *a = &x->about;
+        if (a->groups && is_wanted(c, a->parent_gate))
+            status = add_level(c, file, x, "parent", a->groups, a->groups, a->parent_k, &x->parent, e);
+        if (!status && is_wanted(c, a->gate))
+            status = add_level(c, file, x, "gate", a->experts, a->groups ? a->experts / a->groups : a->experts, a->k,
+                               &x->gate, e);
+        for (int i = 0; i < 2 && !status; i++)
+            if (!(x->of[i].load = calloc(a->experts, sizeof *x->of[i].load))) status = no_memory(e);
+    }
+    return status;
+}
+
+void calibration_free(calibration *c) {
+    for (size_t i = 0; c->picks && i < c->text.sample.count * c->n_mixtures; i++) free(c->picks[i].data);
+    for (size_t i = 0; i < c->n_mixtures; i++) free(c->mixtures[i].of[0].load), free(c->mixtures[i].of[1].load);
+    for (size_t i = 0; i < c->n_levels; i++) level_free(&c->levels[i]);
+    free(c->picks), free(c->mixtures), free(c->levels);
+    passes_free(&c->text);
+}
+
+/* ==== 3. Passes ========================================================================================= */
+
+/* All lines through a model. */
+static moe_status run(calibration *c, const moe_model *model, const char *verb, int look, moe_error *e) {
+    c->text.routing = see_routing;
+    c->text.trace = look ? see_trace : NULL;
+    c->text.user = c;
+    return passes_run(&c->text, model, verb, e);
+}
+
+/* How many rows a pass will have, from the lengths of the lines; 0 where a parent gate decides. */
+static void assume_rows(calibration *c, size_t source_extra) {
+    uint64_t encoder = 0, decoder = 0;
+    for (size_t i = 0; i < c->text.sample.count; i++) {
+        if (c->text.left_out[i]) continue;
+        encoder += c->text.sample.pairs[i].source.length + source_extra;
+        decoder += c->text.sample.pairs[i].target.length + 1;
+    }
+    for (size_t i = 0; i < c->n_levels; i++)
+        if (c->levels[i].blocks == 1)
+            c->levels[i].rows[0] = strncmp(c->levels[i].name, "encoder.", 8) == 0 ? encoder : decoder;
+}
+
+/* Run the pass that collects; once more if the number of rows was not the assumed one, which is known then. */
+static moe_status collect(calibration *c, moe_error *e) {
+    for (int again = 1; again;) {
+        for (size_t i = 0; i < c->n_levels; i++)
+            if (!level_begin(&c->levels[i])) return no_memory(e);
+        for (size_t i = 0; i < c->n_mixtures; i++) {
+            tally *t = &c->mixtures[i].of[0];
+            t->rows = t->pairs = t->empty = 0;
+            memset(t->load, 0, c->mixtures[i].about.experts * sizeof *t->load);
+        }
+        for (size_t i = 0; i < c->text.sample.count * c->n_mixtures; i++) c->picks[i].length = 0;
+        moe_status status = run(c, c->model, "measuring", 1, e);
+        if (status) return status;
+        again = 0;
+        for (size_t i = 0; i < c->n_levels; i++) {
+            level *l = &c->levels[i];
+            again |= memcmp(l->rows, l->seen, l->blocks * sizeof *l->rows) != 0;
+            memcpy(l->rows, l->seen, l->blocks * sizeof *l->rows);
+        }
+    }
+    if (!c->mixtures[0].of[0].rows) return fail(e, MOE_ERROR_ARGUMENT, "the model can score none of the lines");
+    for (size_t i = 0; i < c->n_levels; i++) level_end(&c->levels[i]);
+    return MOE_OK;
+}
+
+moe_status calibration_measure(calibration *c, size_t source_extra, moe_error *e) {
+    c->picks = calloc(c->text.sample.count * c->n_mixtures + 1, sizeof *c->picks);
+    if (!c->picks) return no_memory(e);
+    assume_rows(c, source_extra);
+    return collect(c, e);
+}
+
+moe_status calibration_compare(calibration *c, const moe_model *out, moe_error *e) {
+    c->which = 1;
+    return run(c, out, "comparing", 0, e);
+}
+
+/* ==== 4. Saving ========================================================================================= */
+
+moe_status calibration_save(const calibration *c, const char *path, moe_error *e) {
+    static const char threshold[] = "threshold";
+    const moe_span word = { threshold, sizeof threshold - 1 };
+    moe_meta_entry *entries = calloc(2 * c->n_levels, sizeof *entries);
+    moe_vector_entry *vectors = calloc(c->n_levels, sizeof *vectors);
+    char (*names)[2][56] = calloc(c->n_levels, sizeof *names);
+    moe_save_params params = { .type = MOE_TYPE_KEEP,
+                               .experts = MOE_TYPE_KEEP,
+                               .entries = entries,
+                               .vectors = vectors };
+    moe_status status = entries && vectors && names ? MOE_OK : no_memory(e);
+    for (size_t i = 0; i < c->n_levels && !status; i++) {
+        const level *l = &c->levels[i];
+        const char *stem =
+            strrchr(l->name, '.'); /* "encoder.2.gate" is a key, "encoder.2.parent" is "encoder.2.parent.gate" */
+        snprintf(names[i][0], sizeof names[i][0], strcmp(stem, ".gate") == 0 ? "%s" : "%s.gate", l->name);
+        snprintf(names[i][1], sizeof names[i][1], "%s.threshold", l->name);
+        entries[params.n_entries++] = (moe_meta_entry){ .key = names[i][0], .kind = MOE_META_TEXT, .text = word };
+        if (l->k_given)
+            entries[params.n_entries++] =
+                (moe_meta_entry){ .key = l->k_key, .kind = MOE_META_INT, .integer = (int64_t)l->k };
+        vectors[params.n_vectors++] = (moe_vector_entry){ names[i][1], l->threshold, l->n };
+    }
+    if (!status) status = moe_model_save(c->model, path, &params, e);
+    free(entries), free(vectors), free(names);
+    return status;
+}

@@ -1,0 +1,175 @@
+/* measure.c - measure.h says what this is and has the contract. */
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+
+#include "tools/programs/measure.h"
+#include "tools/text/jobs.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The outcome of a pair of the sample. */
+typedef struct verdict {
+    int left_out;      /* too long, or the target holds a piece that the model cannot generate */
+    double logprob[2]; /* of the target by IN and OUT */
+    text_ids output[2];
+} verdict;
+
+typedef struct sample {
+    text_sample text;
+    verdict *verdicts; /* [text.count] */
+    int translates;    /* 1: the model translates. 0: a language model, which scores only */
+} sample;
+
+static moe_status read_sample(const char *path, int ids, const text_front *front, sample *s, moe_error *e) {
+    moe_status status = text_sample_read(front, &(text_options){ .ids = ids }, path, 1, &s->text, e);
+    if (status) return status;
+    s->translates = moe_model_get_kind(front->model) == MOE_MODEL_TRANSLATION;
+    s->verdicts = calloc(s->text.count, sizeof *s->verdicts);
+    if (s->verdicts) return MOE_OK;
+    *e = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "no memory for the sample" };
+    return e->code;
+}
+
+static void free_sample(sample *s) {
+    for (size_t i = 0; s->verdicts && i < s->text.count; i++)
+        for (int k = 0; k < 2; k++) text_ids_free(&s->verdicts[i].output[k]);
+    free(s->verdicts);
+    text_sample_free(&s->text);
+}
+
+typedef struct walk {
+    sample *s;
+    size_t next;
+    int which;   /* 0 IN, 1 OUT */
+    int scoring; /* else translating */
+    int show;
+    const char *complaint;
+} walk;
+
+static int pull(void *user, int wait, moe_request *request) {
+    static const int32_t nothing[1] = { 0 }; /* ids of an empty text */
+    walk *w = user;
+    (void)wait;
+    if (w->complaint) return MOE_PULL_CANCEL;
+    if (w->next == w->s->text.count) return MOE_PULL_END;
+    const text_pair *p = &w->s->text.pairs[w->next];
+    request->user = &w->s->verdicts[w->next++];
+    request->source = p->source.data;
+    request->n_source = p->source.length;
+    if (w->scoring) {
+        request->target = p->target.data ? p->target.data : nothing;
+        request->n_target = p->target.length;
+    }
+    request->target_tag = p->tag;
+    request->source_tag = p->source_tag;
+    if (w->show && w->next % 16 == 0)
+        fprintf(stderr, "\r%s: %s %zu of %zu ", w->which ? "after" : "before", w->scoring ? "scoring" : "translating",
+                w->next, w->s->text.count);
+    return MOE_PULL_REQUEST;
+}
+
+static void done(void *user, const moe_result *result) {
+    walk *w = user;
+    verdict *p = result->user;
+    moe_error e;
+    if (result->status == MOE_ERROR_LIMIT || result->status == MOE_ERROR_ARGUMENT) {
+        p->left_out = 1;
+        return;
+    }
+    if (result->status || !result->n_hypotheses) {
+        w->complaint = "the network's output is not a number: the model's weights are broken";
+        return;
+    }
+    const moe_hypothesis *h = &result->hypotheses[0];
+    if (w->scoring) {
+        p->logprob[w->which] = (double)h->logprob;
+    } else if (text_ids_set(&p->output[w->which], h->ids, h->n_ids, &e)) {
+        w->complaint = "no memory for the translations";
+    }
+}
+
+static moe_status measure_one(const moe_model *model, sample *s, int which, moe_error *e) {
+    moe_session_params p = moe_session_params_default(model);
+    moe_session *session;
+    moe_status status = moe_session_new(model, &p, &session, e);
+    if (status) return status;
+    walk w = { .s = s, .which = which, .show = isatty(2) };
+    for (w.scoring = 1; w.scoring >= !s->translates && !status; w.scoring--) {
+        w.next = 0;
+        status = moe_translate(session, pull, done, &w, e);
+        if (w.complaint) {
+            *e = (moe_error){ .code = status = MOE_ERROR_NUMERIC };
+            snprintf(e->message, sizeof e->message, "%s", w.complaint);
+        }
+    }
+    if (w.show) fputs("\r\033[K", stderr);
+    moe_session_free(session);
+    return status;
+}
+
+static const char *main_type(const moe_model *m) {
+    uint64_t best = 0;
+    const char *name = "?";
+    for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
+        moe_tensor_info t = moe_model_tensor(m, i);
+        if (t.bytes > best) best = t.bytes, name = moe_type_name(t.type);
+    }
+    return name;
+}
+
+moe_status measure_loss(const text_front *in, const char *out, const char *sample_path, int ids, moe_error *e) {
+    sample s = { .verdicts = NULL };
+    moe_model *after;
+    double tokens = 0, before_sum = 0, after_sum = 0, same = 0, count = 0;
+    moe_status status = moe_model_open(out, NULL, &after, e);
+    if (status) return status;
+    text_front front = *in; /* borrowed; OUT may have fewer languages */
+    front.model = after;
+    status = read_sample(sample_path, ids, &front, &s, e);
+    if (!status) status = measure_one(in->model, &s, 0, e);
+    if (!status) status = measure_one(after, &s, 1, e);
+    for (size_t i = 0; i < s.text.count; i++) {
+        const verdict *p = &s.verdicts[i];
+        if (p->left_out) continue;
+        count++;
+        tokens += (double)(s.text.pairs[i].target.length + 1);
+        before_sum -= p->logprob[0];
+        after_sum -= p->logprob[1];
+        same += p->output[0].length == p->output[1].length &&
+                (!p->output[0].length ||
+                 !memcmp(p->output[0].data, p->output[1].data, p->output[0].length * sizeof(int32_t)));
+    }
+    const char *base = strrchr(sample_path, '/') ? strrchr(sample_path, '/') + 1 : sample_path,
+               *type = main_type(in->model);
+    const moe_meta_entry entries[] = {
+        { .key = "quality.sample", .kind = MOE_META_TEXT, .text = { base, strlen(base) } },
+        { .key = "quality.sentences", .kind = MOE_META_INT, .integer = (int64_t)count },
+        { .key = "quality.compared_with", .kind = MOE_META_TEXT, .text = { type, strlen(type) } },
+        { .key = "quality.nats_per_token", .kind = MOE_META_REAL, .real = after_sum / tokens },
+        { .key = "quality.nats_per_token_before", .kind = MOE_META_REAL, .real = before_sum / tokens },
+        { .key = "quality.same_translations", .kind = MOE_META_REAL, .real = same / count },
+    };
+    if (!status && count == 0) {
+        *e = (moe_error){ .code = status = MOE_ERROR_ARGUMENT };
+        snprintf(e->message, sizeof e->message, "no line of the sample can be scored by this model");
+    }
+    if (!status) {
+        const moe_save_params p = { .type = MOE_TYPE_KEEP,
+                                    .experts = MOE_TYPE_KEEP,
+                                    .entries = entries,
+                                    .n_entries = sizeof entries / sizeof *entries -
+                                                 !s.translates }; /* the last is about translations */
+        status = moe_model_save(after, out, &p, e);
+        fprintf(stderr, "%s: %.4f nats per token before, %.4f after", base, before_sum / tokens, after_sum / tokens);
+        if (s.translates) fprintf(stderr, "; %.1f %% of %.0f translations the same", 100 * same / count, count);
+        if (count < (double)s.text.count)
+            fprintf(stderr, "; %.0f lines left out that the model cannot score", (double)s.text.count - count);
+        fputc('\n', stderr);
+    }
+    moe_model_close(after);
+    free_sample(&s);
+    return status;
+}

@@ -1,0 +1,989 @@
+/* moe-prune - a model with some of its experts: see usage() below, or --help.
+ *
+ * Contents
+ *   1. Options      the command line
+ *   2. Plan         the experts that stay
+ *   3. Directions   which languages the model is for
+ *   4. Lists        which experts a file names
+ *   5. Importance   which experts a text needs
+ *   6. Cut          rows of routers, experts and metadata of OUT
+ *   7. Main
+ *
+ * Cutting. The experts that go take their rows of the router with them (weights, noise, biases, thresholds), so that a
+ * softmax runs over those that stay; all else stays as it is, byte for byte. With two levels a group whose experts all
+ * go goes too.
+ */
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+
+#include "moe.h"
+#include "tools/programs/calibration.h"
+#include "tools/programs/measure.h"
+#include "tools/programs/passes.h"
+#include "tools/programs/program.h"
+#include "tools/text/text.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ==== 1. Options ======================================================================================== */
+
+enum { MOST_PAIRS = 256, CODE = 32, LONGEST_LIST = 1 << 30 };
+
+typedef enum rank {
+    RANK_FIRST,  /* share of tokens whose first choice it is, times e to the mean weight that it then has */
+    RANK_MASS,   /* sum of weights */
+    RANK_OUTPUT, /* mean of weight times norm of the output, over the tokens that it gets */
+    RANKS
+} rank;
+
+static const char *const rank_names[RANKS] = { "first", "mass", "output" };
+
+typedef struct options {
+    program_common common;
+    const char *experts, *languages, *sample, *measure;
+    float keep, ratio[2]; /* share of the experts, 0: not given; of the encoder's to the decoder's */
+    int rank;             /* -1: not given */
+    int unbiased;
+    const char *pairs[MOST_PAIRS];
+    size_t n_pairs;
+} options;
+
+static void usage(FILE *to) {
+    fputs("Usage: moe-prune -m IN -o OUT --experts FILE [OPTION]...\n"
+          "       moe-prune -m IN -o OUT --sample FILE --keep N% [OPTION]...\n"
+          "Writes the model IN to OUT with some of its experts. The others go, and with\n"
+          "them their rows of the routers; all other weights stay as they are. For the\n"
+          "languages that a model is cut to, a fraction of its experts does nearly all of\n"
+          "the work, but translations change. OUT knows its languages, refuses others, and\n"
+          "moe-info says what was cut.\n"
+          "\n"
+          "  -m, --model IN            the model\n"
+          "  -o, --output OUT          the file to write; it appears whole or not at all\n"
+          "  -v, --verbose             report kernels and memory on standard error\n"
+          "  -q, --quiet               no progress and no table\n"
+          "\n"
+          "Which experts stay\n"
+          "      --experts FILE        those of a list in JSON: numbers of experts, counted\n"
+          "                            through all mixtures, those of the encoder first\n"
+          "                            (mixture x experts + expert). Or an object of such\n"
+          "                            lists: of pairs (\"eng_Latn-deu_Latn\"), or of\n"
+          "                            languages, of which the encoder's experts count for\n"
+          "                            a source language and the decoder's for a target\n"
+          "      --sample FILE         those that a text needs most, of which some hundred\n"
+          "                            lines are enough. Lines: source language TAB target\n"
+          "                            language TAB source TAB target; if the target is\n"
+          "                            missing, IN translates first. For a language model\n"
+          "                            lines of text\n"
+          "      --keep N%             with --sample: so many of the experts, the same\n"
+          "                            number in each mixture, in the encoder for each\n"
+          "                            source language, in the decoder for each target\n"
+          "                            language; never fewer than a token goes to\n"
+          "      --ratio A:B           keep A times as large a share of the encoder's as B\n"
+          "                            times of the decoder's experts (default: 1:1)\n"
+          "      --rank NAME           what is important. first: share of tokens whose first\n"
+          "                            choice an expert is, times e to the mean weight that\n"
+          "                            it then has (Koishekenov et al. 2023). mass: sum of\n"
+          "                            its weights. output: mean of weight times size of\n"
+          "                            its output over the tokens that it gets (Lasby et\n"
+          "                            al. 2025), one line at a time. Default: mass for a\n"
+          "                            model without an encoder, else first\n"
+          "      --pair SRC-TGT        a direction that OUT is for; may be given again\n"
+          "                            (default: those of the sample)\n"
+          "      --languages A,B,...   all directions between these languages\n"
+          "\n",
+          to);
+    fputs("What else changes\n"
+          "      --no-choice-bias      set the bias to 0 by which gates of sigmoids choose\n"
+          "                            (it was made to balance all of IN's experts)\n"
+          "      --measure FILE        compare OUT with IN on a sample, print the loss and\n"
+          "                            the share of equal translations, and write both into\n"
+          "                            OUT. Lines as for --sample, with targets\n"
+          "      --ids                 texts are token ids with spaces between them\n"
+          "      --pretokenized        texts are pieces of the model's vocabulary with\n"
+          "                            spaces between them\n"
+          "      --max-len N           leave out lines with more tokens than this\n"
+          "\n" PROGRAM_HELP_SPEED("lines measured"),
+          to);
+    fputs("\n"
+          "Several directions keep all experts that one of them needs. With --sample,\n"
+          "thresholds of gates are set anew for the experts that stay, as moe-calibrate\n"
+          "does, also beside --experts; without it they stay as they are. With two levels\n"
+          "of gates, groups that lose all experts go too, and those that stay keep the same\n"
+          "number each. OUT has neither the golden sentences nor the measured quality of\n"
+          "IN, and does not rerank unless told to if it lost the other direction.\n"
+          "\n"
+          "Exit status: 0 done, 2 usage, 3 a file is not a model or a list of its experts,\n"
+          "or memory ran out, 4 a file could not be read or written.\n",
+          to);
+}
+
+/* "25%" or "25", above 0 and at most 100, as a share. */
+static int parse_keep(const char *text, float *out) {
+    char *end;
+    const float percent = strtof(text, &end);
+    if (end == text || (strcmp(end, "%") != 0 && *end) || !(percent > 0 && percent <= 100))
+        return program_usage_error("--keep expects a percentage above 0 and up to 100, not '%s'", text);
+    *out = percent / 100;
+    return -1;
+}
+
+static int parse_ratio(const char *text, float out[2]) {
+    char *end, *last;
+    out[0] = strtof(text, &end);
+    out[1] = *end == ':' ? strtof(end + 1, &last) : 0;
+    if (end == text || *end != ':' || last == end + 1 || *last || !(out[0] > 0 && out[0] < 1e6f) ||
+        !(out[1] > 0 && out[1] < 1e6f))
+        return program_usage_error("--ratio expects two numbers such as 3:1, not '%s'", text);
+    return -1;
+}
+
+static int parse_rank(const char *text, int *out) {
+    for (*out = 0; *out < RANKS; ++*out)
+        if (strcmp(text, rank_names[*out]) == 0) return -1;
+    return program_usage_error("--rank expects first, mass or output, not '%s'", text);
+}
+
+static int parse_options(int argc, char **argv, options *o) {
+    enum { EXPERTS = 256, PAIR, LANGUAGES, SAMPLE, KEEP, RATIO, RANK, NO_CHOICE_BIAS, MEASURE };
+    static const struct option known[] = { PROGRAM_OPTIONS,
+                                           { "experts", required_argument, NULL, EXPERTS },
+                                           { "pair", required_argument, NULL, PAIR },
+                                           { "languages", required_argument, NULL, LANGUAGES },
+                                           { "sample", required_argument, NULL, SAMPLE },
+                                           { "keep", required_argument, NULL, KEEP },
+                                           { "ratio", required_argument, NULL, RATIO },
+                                           { "rank", required_argument, NULL, RANK },
+                                           { "no-choice-bias", no_argument, NULL, NO_CHOICE_BIAS },
+                                           { "measure", required_argument, NULL, MEASURE },
+                                           { "ids", no_argument, NULL, PROGRAM_IDS },
+                                           { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED },
+                                           { "max-len", required_argument, NULL, PROGRAM_MAX_LEN },
+                                           { NULL, 0, NULL, 0 } };
+    static const int repeated[] = { PAIR, 0 };
+    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 },
+                    .ratio = { 1, 1 },
+                    .rank = -1 };
+    int c, status = -1;
+    uint64_t given = 0;
+    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT, known, repeated, &given)) != -1) {
+        switch (c) {
+        case EXPERTS: o->experts = optarg; break;
+        case LANGUAGES: o->languages = optarg; break;
+        case SAMPLE: o->sample = optarg; break;
+        case MEASURE: o->measure = optarg; break;
+        case NO_CHOICE_BIAS: o->unbiased = 1; break;
+        case KEEP: status = parse_keep(optarg, &o->keep); break;
+        case RATIO: status = parse_ratio(optarg, o->ratio); break;
+        case RANK: status = parse_rank(optarg, &o->rank); break;
+        case PAIR:
+            if (o->n_pairs == MOST_PAIRS) return program_usage_error("at most %d pairs", (int)MOST_PAIRS);
+            o->pairs[o->n_pairs++] = optarg;
+            break;
+        default: status = program_option(&o->common, c); break;
+        }
+    }
+    if (status >= 0) return status;
+    if (optind < argc) return program_usage_error("'%s' is one word too many", argv[optind]);
+    if (!o->common.model || !o->common.output) return program_usage_error("expects -m IN and -o OUT");
+    if (!o->experts && !(o->sample && o->keep > 0))
+        return program_usage_error("which experts stay? Say it with --experts FILE, or --sample FILE and --keep N%%");
+    if (o->experts && (o->keep > 0 || o->rank >= 0))
+        return program_usage_error("--experts says which experts stay: --keep and --rank do not go with it");
+    if (o->common.ids && o->common.pretokenized)
+        return program_usage_error("--ids and --pretokenized do not go together");
+    if (o->languages && o->n_pairs) return program_usage_error("--pair and --languages do not go together");
+    if (strcmp(o->common.model, o->common.output) == 0 || program_same_file(o->common.model, o->common.output))
+        return program_usage_error("%s and %s are the same file; write to another name", o->common.model,
+                                   o->common.output);
+    return -1;
+}
+
+static moe_status fail(moe_error *e, moe_status code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+static moe_status fail(moe_error *e, moe_status code, const char *format, ...) {
+    va_list arguments;
+    *e = (moe_error){ .code = code };
+    va_start(arguments, format);
+    vsnprintf(e->message, sizeof e->message, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+static moe_status no_memory(moe_error *e) { return fail(e, MOE_ERROR_MEMORY, "out of memory"); }
+
+/* ==== 2. Plan =========================================================================================== */
+
+/* The experts of a mixture that stay. */
+typedef struct mixture {
+    moe_mixture about;
+    size_t first;           /* the number of its first expert in a list */
+    char *stays;            /* [experts] */
+    uint32_t *kept, *group; /* [n] those that stay, ascending; [n_groups] the groups that do */
+    size_t n, n_groups;
+    int decodes;
+} mixture;
+
+/* A language that the model has, on one side. */
+typedef struct language {
+    char code[CODE]; /* as the model spells it, or as it was given to a model without languages */
+} language;
+
+typedef struct plan {
+    const options *options;
+    const moe_model *model;
+    const text_front *front;
+    mixture *mixtures;
+    size_t n_mixtures, experts, kept, encoders; /* of all mixtures; experts of the encoder */
+    language (*pairs)[2];                       /* [n_pairs] */
+    size_t n_pairs;
+    passes text;   /* of --sample */
+    text_bytes by; /* what decided */
+} plan;
+
+static moe_status find_mixtures(plan *p, moe_error *e) {
+    const size_t n = moe_model_mixture_count(p->model);
+    if (!n) return fail(e, MOE_ERROR_ARGUMENT, "it has no experts, so there is nothing to cut");
+    if (!(p->mixtures = calloc(n, sizeof *p->mixtures))) return no_memory(e);
+    for (; p->n_mixtures < n; p->n_mixtures++) {
+        mixture *x = &p->mixtures[p->n_mixtures];
+        x->about = moe_model_mixture(p->model, p->n_mixtures);
+        x->first = p->experts;
+        x->decodes = strncmp(x->about.layer, "encoder.", 8) != 0;
+        p->experts += x->about.experts;
+        if (!x->decodes) p->encoders = p->experts;
+        x->stays = calloc(x->about.experts, 1);
+        x->kept = calloc(x->about.experts, sizeof *x->kept);
+        x->group = calloc(x->about.groups + 1, sizeof *x->group);
+        if (!x->stays || !x->kept || !x->group) return no_memory(e);
+    }
+    return MOE_OK;
+}
+
+static void free_plan(plan *p) {
+    for (size_t i = 0; i < p->n_mixtures; i++) {
+        free(p->mixtures[i].stays), free(p->mixtures[i].kept), free(p->mixtures[i].group);
+    }
+    free(p->mixtures), free(p->pairs);
+    passes_free(&p->text);
+    text_bytes_free(&p->by);
+}
+
+/* Whether a gate that wants `k` can choose among `n`. */
+static moe_status enough(const mixture *x, moe_gate gate, size_t k, size_t n, const char *what, moe_error *e) {
+    if (n && (gate != MOE_GATE_TOPK || n >= k)) return MOE_OK;
+    return fail(e, MOE_ERROR_ARGUMENT, "%zu %s of %s would stay, but a token goes to %zu", n, what, x->about.layer,
+                k ? k : 1);
+}
+
+/* List what stays of a mixture, and check that its gate can go on with it. */
+static moe_status settle(plan *p, mixture *x, moe_error *e) {
+    const moe_mixture *a = &x->about;
+    const size_t each = a->groups ? a->experts / a->groups : a->experts;
+    size_t in_group = 0;
+    x->n = x->n_groups = 0;
+    for (size_t i = 0; i < a->experts; i++)
+        if (x->stays[i]) x->kept[x->n++] = (uint32_t)i;
+    p->kept += x->n;
+    for (size_t g = 0; g < a->groups; g++) {
+        size_t n = 0;
+        for (size_t i = 0; i < each; i++) n += (size_t)(x->stays[g * each + i] != 0);
+        if (!n) continue;
+        if (x->n_groups && n != in_group)
+            return fail(e, MOE_ERROR_UNSUPPORTED,
+                        "%zu experts of group %zu of %s would stay, but %zu of another: groups that stay must be equal",
+                        n, g, a->layer, in_group);
+        in_group = n;
+        x->group[x->n_groups++] = (uint32_t)g;
+    }
+    if (!a->groups) return enough(x, a->gate, a->k, x->n, "experts", e);
+    const moe_status status = enough(x, a->parent_gate, a->parent_k, x->n_groups, "groups", e);
+    return status ? status : enough(x, a->gate, a->k, in_group, "experts of a group", e);
+}
+
+/* ==== 3. Directions ===================================================================================== */
+
+/* A code as the model spells it, or as it is given where the model has no languages. */
+static moe_status spell(const plan *p, const char *code, int target, language *out, moe_error *e) {
+    const text_codes all = text_languages_of(p->model, target);
+    if (!all.n) return snprintf(out->code, sizeof out->code, "%s", code), MOE_OK;
+    const char **codes = calloc(all.n + 1, sizeof *codes);
+    text_bytes names = { 0 };
+    moe_status status = codes ? MOE_OK : no_memory(e);
+    for (size_t i = 0; i < all.n; i++) {
+        const moe_span known = text_code_at(&all, i);
+        text_append(&names, known.data, known.length);
+        text_append(&names, "", 1);
+    }
+    if (!status && names.failed) status = no_memory(e);
+    const char *at = names.data;
+    for (size_t i = 0; i < all.n && !status; i++, at += strlen(at) + 1) codes[i] = at;
+    const ptrdiff_t found = status ? -1 : text_language_among(codes, all.n, code, 1);
+    if (found >= 0) snprintf(out->code, sizeof out->code, "%s", codes[found]);
+    int32_t tag;
+    if (!status && found < 0) status = text_language(p->front, code, target, &tag, e);
+    text_bytes_free(&names);
+    free(codes);
+    return status;
+}
+
+static moe_status add_pair(plan *p, const char *source, const char *target, moe_error *e) {
+    const char *const codes[2] = { source, target };
+    language(*more)[2] = realloc(p->pairs, (p->n_pairs + 1) * sizeof *more), found[2];
+    if (!more) return no_memory(e);
+    p->pairs = more;
+    for (int side = 0; side < 2; side++) {
+        const moe_status status = spell(p, codes[side], side, &found[side], e);
+        if (status) return status;
+    }
+    for (size_t i = 0; i < p->n_pairs; i++)
+        if (memcmp(p->pairs[i], found, sizeof found) == 0) return MOE_OK;
+    memcpy(p->pairs[p->n_pairs++], found, sizeof found);
+    return MOE_OK;
+}
+
+/* "eng_Latn-deu_Latn"; a code may have a dash of its own. */
+static moe_status add_named_pair(plan *p, const char *pair, moe_error *e) {
+    moe_status status = MOE_ERROR_ARGUMENT;
+    fail(e, status, "'%.80s' is no pair of languages such as eng_Latn-deu_Latn", pair);
+    for (const char *dash = strchr(pair, '-'); dash && status == MOE_ERROR_ARGUMENT; dash = strchr(dash + 1, '-')) {
+        char source[CODE];
+        if (dash == pair || !dash[1] || dash - pair >= CODE || strlen(dash + 1) >= CODE) continue;
+        snprintf(source, sizeof source, "%.*s", (int)(dash - pair), pair);
+        status = add_pair(p, source, dash + 1, e);
+    }
+    return status;
+}
+
+static moe_status add_languages(plan *p, const char *list, moe_error *e) {
+    char codes[64][CODE];
+    size_t n = 0;
+    moe_status status = MOE_OK;
+    for (const char *at = list; *at; at += *at == ',') {
+        const size_t length = strcspn(at, ",");
+        if (!length || length >= CODE || n == 64)
+            return fail(e, MOE_ERROR_ARGUMENT, "--languages expects codes with commas between, 64 at most");
+        snprintf(codes[n++], CODE, "%.*s", (int)length, at);
+        at += length;
+    }
+    if (n < 2) return fail(e, MOE_ERROR_ARGUMENT, "--languages expects two languages or more");
+    for (size_t a = 0; a < n && !status; a++)
+        for (size_t b = 0; b < n && !status; b++)
+            if (a != b) status = add_pair(p, codes[a], codes[b], e);
+    return status;
+}
+
+static moe_status find_directions(plan *p, moe_error *e) {
+    const options *o = p->options;
+    moe_status status = MOE_OK;
+    for (size_t i = 0; i < o->n_pairs && !status; i++) status = add_named_pair(p, o->pairs[i], e);
+    if (!status && o->languages) status = add_languages(p, o->languages, e);
+    return status;
+}
+
+/* ==== 4. Lists ========================================================================================== */
+
+/* The experts of a list of numbers from `least` to below `most` stay; others are passed over, those of no mixture are
+ * an error. */
+static moe_status keep_listed(plan *p, const cJSON *list, size_t least, size_t most, moe_error *e) {
+    const cJSON *item;
+    if (!cJSON_IsArray(list)) return fail(e, MOE_ERROR_FORMAT, "expected a list of numbers of experts");
+    cJSON_ArrayForEach(item, list) {
+        const double number = cJSON_IsNumber(item) ? item->valuedouble : -1;
+        if (!(number >= 0 && number < (double)p->experts) || number != (double)(size_t)number) {
+            if (!cJSON_IsNumber(item)) return fail(e, MOE_ERROR_FORMAT, "expected a list of numbers of experts");
+            return fail(e, MOE_ERROR_FORMAT, "it names expert %.10g, but the model has those from 0 to %zu", number,
+                        p->experts - 1);
+        }
+        const size_t id = (size_t)number;
+        size_t i = 0;
+        while (i + 1 < p->n_mixtures && id >= p->mixtures[i + 1].first) i++;
+        if (id >= least && id < most) p->mixtures[i].stays[id - p->mixtures[i].first] = 1;
+    }
+    return MOE_OK;
+}
+
+/* The list of a language, by any spelling of its code; *out NULL: there is none. */
+static moe_status list_of(const cJSON *lists, const char *code, const cJSON **out, moe_error *e) {
+    size_t n = 0;
+    const cJSON *item;
+    const char **keys = calloc((size_t)cJSON_GetArraySize(lists) + 1, sizeof *keys);
+    if (!keys) return no_memory(e);
+    cJSON_ArrayForEach(item, lists) keys[n++] = item->string ? item->string : "";
+    const ptrdiff_t found = text_language_among(keys, n, code, 0);
+    *out = found < 0 ? NULL : cJSON_GetArrayItem(lists, (int)found);
+    free(keys);
+    return MOE_OK;
+}
+
+static moe_status keep_of_pair(plan *p, const cJSON *lists, const language pair[2], moe_error *e) {
+    char key[2 * CODE + 1];
+    snprintf(key, sizeof key, "%s-%s", pair[0].code, pair[1].code);
+    const cJSON *whole = cJSON_GetObjectItemCaseSensitive(lists, key);
+    if (whole) return keep_listed(p, whole, 0, p->experts, e);
+    for (int side = 0; side < 2; side++) {
+        const cJSON *list = NULL;
+        moe_status status = list_of(lists, pair[side].code, &list, e);
+        if (!status && !list)
+            status =
+                fail(e, MOE_ERROR_ARGUMENT, "it has neither the pair %s nor the language %s", key, pair[side].code);
+        if (!status) status = keep_listed(p, list, side ? p->encoders : 0, side ? p->experts : p->encoders, e);
+        if (status) return status;
+    }
+    return MOE_OK;
+}
+
+/* All of a file; *out ends with a NUL. */
+static moe_status read_file(const char *path, text_bytes *out, moe_error *e) {
+    char block[1 << 16];
+    FILE *in = fopen(path, "rb");
+    if (!in) return fail(e, MOE_ERROR_IO, "cannot open: %s", strerror(errno));
+    size_t n;
+    while (out->length <= LONGEST_LIST && !out->failed && (n = fread(block, 1, sizeof block, in)) > 0)
+        text_append(out, block, n);
+    const int broken = ferror(in);
+    text_append(out, "", 1);
+    fclose(in);
+    if (broken) return fail(e, MOE_ERROR_IO, "cannot read: %s", strerror(errno));
+    if (out->failed) return no_memory(e);
+    return out->length > LONGEST_LIST ? fail(e, MOE_ERROR_FORMAT, "it is longer than 1 GiB") : MOE_OK;
+}
+
+static moe_status keep_by_list(plan *p, const char *path, moe_error *e) {
+    text_bytes text = { 0 };
+    moe_status status = read_file(path, &text, e);
+    cJSON *lists = status ? NULL : cJSON_ParseWithLengthOpts(text.data, text.length, NULL, 1);
+    text_bytes_free(&text);
+    if (status) return status;
+    if (cJSON_IsArray(lists)) status = keep_listed(p, lists, 0, p->experts, e);
+    else if (!cJSON_IsObject(lists)) status = fail(e, MOE_ERROR_FORMAT, "it is no JSON list, and no object of lists");
+    else if (!p->n_pairs)
+        status = fail(e, MOE_ERROR_ARGUMENT, "it has lists for languages; say which with --pair or --languages");
+    for (size_t i = 0; i < p->n_pairs && cJSON_IsObject(lists) && !status; i++)
+        status = keep_of_pair(p, lists, p->pairs[i], e);
+    cJSON_Delete(lists);
+    const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    text_append_string(&p->by, "list ");
+    text_append_clean(&p->by, base, strlen(base));
+    return status;
+}
+
+/* ==== 5. Importance ===================================================================================== */
+
+/* What a mixture's experts did for one language: of the source in an encoder, else of the target. */
+typedef struct use {
+    int32_t tag;
+    uint64_t *first;      /* [experts] tokens whose first choice it was */
+    double *weight, *sum; /* [experts] sums of its weights, when first and in all */
+    double *output;       /* [experts] sum of weight times norm of the output */
+    uint64_t *tokens;     /* [experts] that were measured so */
+} use;
+
+typedef struct uses {
+    use *each; /* [n] */
+    size_t n;
+} uses;
+
+typedef struct survey {
+    plan *plan;
+    uses *of;       /* [mixtures] */
+    float *weights; /* [rows, experts] of the gate that was traced last */
+} survey;
+
+static void free_use(use *u) { free(u->first), free(u->weight), free(u->sum), free(u->output), free(u->tokens); }
+
+static void free_survey(survey *v) {
+    for (size_t m = 0; v->of && m < v->plan->n_mixtures; m++) {
+        for (size_t i = 0; i < v->of[m].n; i++) free_use(&v->of[m].each[i]);
+        free(v->of[m].each);
+    }
+    free(v->of), free(v->weights);
+}
+
+/* The use by a language; NULL: no memory. */
+static use *use_of(uses *all, int32_t tag, size_t experts) {
+    for (size_t i = 0; i < all->n; i++)
+        if (all->each[i].tag == tag) return &all->each[i];
+    use *more = realloc(all->each, (all->n + 1) * sizeof *more);
+    if (!more) return NULL;
+    all->each = more;
+    use *u = &more[all->n++];
+    *u = (use){ .tag = tag,
+                .first = calloc(experts, sizeof *u->first),
+                .weight = calloc(experts, sizeof *u->weight),
+                .sum = calloc(experts, sizeof *u->sum),
+                .output = calloc(experts, sizeof *u->output),
+                .tokens = calloc(experts, sizeof *u->tokens) };
+    return u->first && u->weight && u->sum && u->output && u->tokens ? u : NULL;
+}
+
+static int32_t language_of(const mixture *x, const text_pair *line) {
+    return x->decodes ? line->tag : line->source_tag;
+}
+
+static void see_routing(void *user, const moe_routing *r) {
+    survey *v = user;
+    const text_pair *line = r->user;
+    size_t m = 0, best = 0;
+    while (strcmp(v->plan->mixtures[m].about.layer, r->layer) != 0) m++;
+    const mixture *x = &v->plan->mixtures[m];
+    use *u = use_of(&v->of[m], language_of(x, line), x->about.experts);
+    if (!u) {
+        no_memory(&v->plan->text.trouble);
+        return;
+    }
+    for (size_t i = 0; i < r->n; i++) {
+        u->sum[r->experts[i]] += (double)r->weights[i];
+        if (r->weights[i] > r->weights[best]) best = i;
+    }
+    if (!r->n) return;
+    u->first[r->experts[best]]++;
+    u->weight[r->experts[best]] += (double)r->weights[best];
+}
+
+/* A gate's weights, then the sizes of what they weigh. */
+static void see_sizes(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    survey *v = user;
+    const text_pair *line = &v->plan->text.sample.pairs[v->plan->text.next - 1];
+    for (size_t m = 0; m < v->plan->n_mixtures; m++) {
+        const mixture *x = &v->plan->mixtures[m];
+        const size_t length = strlen(x->about.layer), n = x->about.experts;
+        if (strncmp(name, x->about.layer, length) != 0 || cols != n) continue;
+        if (strcmp(name + length, ".gate") == 0) {
+            float *more = realloc(v->weights, (rows * n + 1) * sizeof *more);
+            if (!more) no_memory(&v->plan->text.trouble);
+            if (more) v->weights = more;
+            for (size_t r = 0; more && r < rows; r++) memcpy(more + r * n, data + r * stride, n * sizeof *more);
+        }
+        if (strcmp(name + length, ".experts.sizes") != 0 || v->plan->text.trouble.code) continue;
+        use *u = use_of(&v->of[m], language_of(x, line), n);
+        if (!u) no_memory(&v->plan->text.trouble);
+        for (size_t r = 0; u && r < rows; r++)
+            for (size_t i = 0; i < n; i++) {
+                if (!(data[r * stride + i] > 0)) continue;
+                u->output[i] += (double)v->weights[r * n + i] * (double)data[r * stride + i];
+                u->tokens[i]++;
+            }
+    }
+}
+
+/* The importance of an expert, and how those of the same are ordered. */
+typedef struct ranked {
+    double importance, sum;
+    size_t expert;
+} ranked;
+
+static int by_importance(const void *a, const void *b) {
+    const ranked *x = a, *y = b;
+    if (x->importance != y->importance) return x->importance > y->importance ? -1 : 1;
+    if (x->sum != y->sum) return x->sum > y->sum ? -1 : 1;
+    return x->expert < y->expert ? -1 : x->expert > y->expert;
+}
+
+static ranked rank_of(const use *u, rank by, size_t expert) {
+    ranked r = { .sum = u->sum[expert], .expert = expert };
+    const double first = (double)u->first[expert];
+    const double tokens = (double)u->tokens[expert];
+    if (by == RANK_FIRST) r.importance = first > 0 ? first * exp(u->weight[expert] / first) : 0;
+    if (by == RANK_MASS) r.importance = r.sum;
+    if (by == RANK_OUTPUT) r.importance = tokens > 0 ? u->output[expert] / tokens : 0;
+    return r;
+}
+
+/* How many experts of a mixture a gate needs at least: of each group, and groups. */
+static size_t least_inside(const moe_mixture *a) { return a->gate == MOE_GATE_TOPK ? a->k : 1; }
+static size_t least_groups(const moe_mixture *a) {
+    return a->groups && a->parent_gate == MOE_GATE_TOPK ? a->parent_k : 1;
+}
+
+/* Of the groups, sorted inside, the best `groups` with their best `inside` experts: how important all of these are.
+ * They are marked in `stays`, unless it is NULL. */
+static double best_groups(const ranked *all, const moe_mixture *a, size_t groups, size_t inside, ranked *order,
+                          char *stays) {
+    const size_t of = a->groups ? a->groups : 1, each = a->experts / of;
+    double sum = 0;
+    for (size_t g = 0; g < of; g++) {
+        order[g] = (ranked){ .expert = g };
+        for (size_t i = 0; i < inside; i++) {
+            order[g].importance += all[g * each + i].importance;
+            order[g].sum += all[g * each + i].sum;
+        }
+    }
+    qsort(order, of, sizeof *order, by_importance);
+    for (size_t g = 0; g < groups; g++) {
+        sum += order[g].importance;
+        for (size_t i = 0; stays && i < inside; i++) stays[all[order[g].expert * each + i].expert] = 1;
+    }
+    return sum;
+}
+
+/* The n most important experts of a mixture stay, or with groups as many as that allows: whichever number of groups is
+ * best, each with the same number of experts. */
+static moe_status keep_best(mixture *x, const use *u, rank by, size_t n, moe_error *e) {
+    const moe_mixture *a = &x->about;
+    const size_t of = a->groups ? a->groups : 1, each = a->experts / of;
+    ranked *all = calloc(a->experts, sizeof *all), *order = calloc(of, sizeof *order);
+    moe_status status = all && order ? MOE_OK : no_memory(e);
+    for (size_t i = 0; i < a->experts && !status; i++) all[i] = rank_of(u, by, i);
+    for (size_t g = 0; g < of && !status; g++) qsort(all + g * each, each, sizeof *all, by_importance);
+    size_t inside = least_inside(a), groups = least_groups(a);
+    double best = -1;
+    for (size_t some = least_inside(a); some <= each && !status; some++) {
+        const size_t many = n / some < of ? n / some : of;
+        if (many < least_groups(a)) continue;
+        const double found = best_groups(all, a, many, some, order, NULL);
+        if (found >= best) best = found, inside = some, groups = many;
+    }
+    if (!status) best_groups(all, a, groups, inside, order, x->stays);
+    free(all), free(order);
+    return status;
+}
+
+/* How many experts of a mixture --keep and --ratio leave. A side that has all gives the rest to the other. */
+static size_t share_of(const plan *p, const mixture *x) {
+    const double all = (double)p->experts, n[2] = { (double)p->encoders, all - (double)p->encoders };
+    const float *ratio = p->options->ratio;
+    const double keep = (double)p->options->keep,
+                 unit = keep * all / ((double)ratio[0] * n[0] + (double)ratio[1] * n[1]);
+    double share[2] = { unit * (double)ratio[0], unit * (double)ratio[1] };
+    for (int side = 0; side < 2; side++)
+        if (share[side] > 1 && n[!side] > 0) share[!side] = (keep * all - n[side]) / n[!side], share[side] = 1;
+    const double wanted = floor(share[x->decodes] * (double)x->about.experts + 0.5);
+    const size_t least = least_groups(&x->about) * least_inside(&x->about);
+    const size_t most = x->about.experts, some = wanted < (double)most ? (size_t)wanted : most;
+    return some > least ? some : least;
+}
+
+/* The code of a language by its tag, or NULL. */
+static const char *code_of(const plan *p, int32_t tag, char out[CODE]) {
+    for (size_t i = 0; i < moe_model_language_count(p->model); i++) {
+        const moe_span code = moe_model_language(p->model, i);
+        if (moe_model_language_tag_at(p->model, i) != tag) continue;
+        snprintf(out, CODE, "%.*s", (int)(code.length < CODE ? code.length : CODE - 1), code.data);
+        return out;
+    }
+    return NULL;
+}
+
+/* Lines in other directions than the given ones are left out; without given ones those of the lines are taken. */
+static moe_status choose_lines(plan *p, moe_error *e) {
+    const int given = p->n_pairs > 0;
+    size_t left = 0;
+    for (size_t i = 0; i < p->text.sample.count; i++) {
+        const text_pair *line = &p->text.sample.pairs[i];
+        char source[CODE], target[CODE];
+        if (!code_of(p, line->source_tag, source) || !code_of(p, line->tag, target)) continue;
+        if (!given) {
+            const moe_status status = add_pair(p, source, target, e);
+            if (status) return status;
+            continue;
+        }
+        size_t at = 0;
+        while (at < p->n_pairs &&
+               (strcmp(p->pairs[at][0].code, source) != 0 || strcmp(p->pairs[at][1].code, target) != 0))
+            at++;
+        p->text.left_out[i] |= at == p->n_pairs;
+        left += (size_t)(p->text.left_out[i] != 0);
+    }
+    return left == p->text.sample.count ? fail(e, MOE_ERROR_ARGUMENT, "it has no line for these directions") : MOE_OK;
+}
+
+static int measured(const use *u, const mixture *x) {
+    for (size_t i = 0; i < x->about.experts; i++)
+        if (u->tokens[i]) return 1;
+    return 0;
+}
+
+static moe_status keep_by_sample(plan *p, moe_error *e) {
+    survey v = { .plan = p, .of = calloc(p->n_mixtures, sizeof *v.of) };
+    const rank by = p->options->rank >= 0 ? (rank)p->options->rank : p->encoders ? RANK_FIRST : RANK_MASS;
+    moe_status status = v.of ? MOE_OK : no_memory(e);
+    p->text.routing = see_routing;
+    p->text.user = &v;
+    p->text.trace = by == RANK_OUTPUT ? see_sizes : NULL;
+    p->text.alone = by == RANK_OUTPUT;
+    if (!status) status = passes_run(&p->text, p->model, "measuring", e);
+    if (!status && passes_left_out(&p->text) == p->text.sample.count)
+        status = fail(e, MOE_ERROR_ARGUMENT, "the model can score none of the lines");
+    for (size_t m = 0; m < p->n_mixtures && !status; m++)
+        for (size_t i = 0; i < v.of[m].n && !status; i++)
+            if (by == RANK_OUTPUT && !measured(&v.of[m].each[i], &p->mixtures[m]))
+                status = fail(e, MOE_ERROR_UNSUPPORTED, "the outputs of %s cannot be measured; --rank mass can be",
+                              p->mixtures[m].about.layer);
+    for (size_t m = 0; m < p->n_mixtures && !status; m++)
+        for (size_t i = 0; i < v.of[m].n && !status; i++)
+            status = keep_best(&p->mixtures[m], &v.of[m].each[i], by, share_of(p, &p->mixtures[m]), e);
+    free_survey(&v);
+    const char *path = p->options->sample, *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    static const char *const words[RANKS] = { "first choices", "sum of weights", "weight times size of output" };
+    text_printf(&p->by, "%s in %zu lines of ", words[by], p->text.sample.count - passes_left_out(&p->text));
+    text_append_clean(&p->by, base, strlen(base));
+    return status;
+}
+
+/* ==== 6. Cut ============================================================================================ */
+
+enum { KEY = 96 };
+
+/* What goes into OUT. Texts and keys are kept here until it is written. */
+typedef struct cut {
+    moe_meta_entry *entries;
+    moe_rows_entry *rows;
+    char (*keys)[KEY];         /* [n_entries] */
+    char (*names)[256];        /* [n_rows + n_vectors] */
+    moe_vector_entry *vectors; /* [n_vectors] */
+    float *zeros;
+    size_t n_entries, n_rows, n_vectors;
+    text_bytes kept, pairs, sides[2];
+} cut;
+
+static void free_cut(cut *c) {
+    for (size_t i = 0; i < c->n_rows; i++) free((uint32_t *)(uintptr_t)c->rows[i].rows);
+    free(c->entries), free(c->rows), free(c->keys), free(c->names), free(c->vectors), free(c->zeros);
+    text_bytes_free(&c->kept), text_bytes_free(&c->pairs);
+    for (int side = 0; side < 2; side++) text_bytes_free(&c->sides[side]);
+}
+
+static void put_number(cut *c, const char *layer, const char *key, size_t value) {
+    snprintf(c->keys[c->n_entries], KEY, "%s.%s", layer, key);
+    c->entries[c->n_entries] =
+        (moe_meta_entry){ .key = c->keys[c->n_entries], .kind = MOE_META_INT, .integer = (int64_t)value };
+    c->n_entries++;
+}
+
+static void put_text(cut *c, const char *key, moe_meta_kind kind, const text_bytes *text) {
+    if (!text->length) return;
+    c->entries[c->n_entries++] = (moe_meta_entry){ .key = key, .kind = kind, .text = { text->data, text->length } };
+}
+
+/* The sizes of a mixture. A gate that selects as many as pass says how many it wants: no more than there are. */
+static void put_sizes(cut *c, const mixture *x) {
+    const moe_mixture *a = &x->about;
+    const size_t compete = a->groups ? x->n / x->n_groups : x->n;
+    put_number(c, a->layer, "experts", x->n);
+    if (a->k > compete) put_number(c, a->layer, "k", compete);
+    if (!a->groups) return;
+    put_number(c, a->layer, "groups", x->n_groups);
+    if (a->parent_k > x->n_groups) put_number(c, a->layer, "parent.k", x->n_groups);
+    else if (a->k > compete) put_number(c, a->layer, "parent.k", a->parent_k); /* whose default is k */
+}
+
+/* A tensor of a mixture, if it has something for each expert or group: of each the same number of rows. */
+static moe_status put_tensor(cut *c, const mixture *x, const moe_tensor_info *t, int unbiased, moe_error *e) {
+    const size_t length = strlen(x->about.layer);
+    char *name = c->names[c->n_rows + c->n_vectors];
+    snprintf(name, sizeof *c->names, "%.*s", (int)t->name.length, t->name.data);
+    if (strncmp(name, x->about.layer, length) != 0 || name[length] != '.') return MOE_OK;
+    const char *part = name + length + 1;
+    const int parent = strncmp(part, "parent.", 7) == 0;
+    if (!parent && strcmp(part, "experts") != 0 && strncmp(part, "experts.", 8) != 0 &&
+        (strncmp(part, "gate.", 5) != 0 || strncmp(part, "gate.hidden.", 12) == 0))
+        return MOE_OK;
+    const size_t of = parent ? x->about.groups : x->about.experts, n = parent ? x->n_groups : x->n;
+    const size_t each = (size_t)t->dims[0] / of;
+    if (unbiased && strcmp(part, "gate.choice") == 0) {
+        c->vectors[c->n_vectors++] = (moe_vector_entry){ name, c->zeros, n };
+        return MOE_OK;
+    }
+    const uint32_t *kept = parent ? x->group : x->kept;
+    uint32_t *rows = calloc(n * each + 1, sizeof *rows);
+    if (!rows) return no_memory(e);
+    for (size_t i = 0; i < n; i++)
+        for (size_t r = 0; r < each; r++) rows[i * each + r] = (uint32_t)(kept[i] * each + r);
+    c->rows[c->n_rows++] = (moe_rows_entry){ name, rows, n * each };
+    return MOE_OK;
+}
+
+/* "encoder.7: 36 of 128: 0 2-4 9 ...", a line for each mixture. */
+static void say_kept(const plan *p, text_bytes *out) {
+    for (size_t m = 0; m < p->n_mixtures; m++) {
+        const mixture *x = &p->mixtures[m];
+        text_printf(out, "%s%s: %zu of %zu:", m ? "\n" : "", x->about.layer, x->n, x->about.experts);
+        for (size_t i = 0, end; i < x->n; i = end) {
+            for (end = i + 1; end < x->n && x->kept[end] == x->kept[end - 1] + 1;) end++;
+            text_printf(out, end - i > 1 ? " %u-%u" : " %u", x->kept[i], x->kept[end - 1]);
+        }
+    }
+}
+
+/* The codes of one side, each once, one in each line. */
+static void say_side(const plan *p, int side, text_bytes *out) {
+    for (size_t i = 0; i < p->n_pairs; i++) {
+        size_t before = 0;
+        while (strcmp(p->pairs[before][side].code, p->pairs[i][side].code) != 0) before++;
+        if (before == i) text_printf(out, "%s%s", out->length ? "\n" : "", p->pairs[i][side].code);
+    }
+}
+
+/* Reranking asks the model for the other direction: is it in OUT? */
+static int goes_back(const plan *p) {
+    for (size_t i = 0; i < p->n_pairs; i++) {
+        size_t back = 0;
+        while (back < p->n_pairs && (strcmp(p->pairs[back][0].code, p->pairs[i][1].code) != 0 ||
+                                     strcmp(p->pairs[back][1].code, p->pairs[i][0].code) != 0))
+            back++;
+        if (back == p->n_pairs) return 0;
+    }
+    return 1;
+}
+
+static moe_status put_words(const plan *p, cut *c, moe_error *e) {
+    say_kept(p, &c->kept);
+    for (size_t i = 0; i < p->n_pairs; i++)
+        text_printf(&c->pairs, "%s%s-%s", i ? "\n" : "", p->pairs[i][0].code, p->pairs[i][1].code);
+    for (int side = 0; side < 2; side++) say_side(p, side, &c->sides[side]);
+    if (c->kept.failed || c->pairs.failed || c->sides[0].failed || c->sides[1].failed || p->by.failed)
+        return no_memory(e);
+    put_text(c, "prune.by", MOE_META_TEXT, &p->by);
+    put_text(c, "prune.kept", MOE_META_TEXTS, &c->kept);
+    put_text(c, "prune.directions", MOE_META_TEXTS, &c->pairs);
+    for (int side = 0; side < 2; side++)
+        if (text_languages_of(p->model, side).n)
+            put_text(c, side ? "languages.targets" : "languages.sources", MOE_META_TEXTS, &c->sides[side]);
+    if (moe_model_meta_find(p->model, "decode.rerank") >= 0 && !goes_back(p))
+        c->entries[c->n_entries++] = (moe_meta_entry){ .key = "decode.rerank", .kind = MOE_META_REAL, .real = 0 };
+    return MOE_OK;
+}
+
+static moe_status save(const plan *p, const char *path, moe_error *e) {
+    const size_t most = 4 * p->n_mixtures + 8, tensors = moe_model_tensor_count(p->model);
+    cut c = { .entries = calloc(most, sizeof *c.entries),
+              .keys = calloc(most, sizeof *c.keys),
+              .rows = calloc(tensors + 1, sizeof *c.rows),
+              .names = calloc(tensors + 1, sizeof *c.names),
+              .vectors = calloc(p->n_mixtures, sizeof *c.vectors),
+              .zeros = calloc(p->experts, sizeof *c.zeros) };
+    const int memory = c.entries && c.keys && c.rows && c.names && c.vectors && c.zeros;
+    moe_status status = memory ? put_words(p, &c, e) : no_memory(e);
+    for (size_t m = 0; m < p->n_mixtures && !status; m++) {
+        const mixture *x = &p->mixtures[m];
+        put_sizes(&c, x);
+        for (size_t i = 0; i < tensors && !status; i++) {
+            const moe_tensor_info t = moe_model_tensor(p->model, i);
+            status = put_tensor(&c, x, &t, p->options->unbiased, e);
+        }
+    }
+    const moe_save_params params = { .type = MOE_TYPE_KEEP,
+                                     .experts = MOE_TYPE_KEEP,
+                                     .entries = c.entries,
+                                     .n_entries = c.n_entries,
+                                     .vectors = c.vectors,
+                                     .n_vectors = c.n_vectors,
+                                     .rows = c.rows,
+                                     .n_rows = c.n_rows };
+    if (!status) status = moe_model_save(p->model, path, &params, e);
+    free_cut(&c);
+    return status;
+}
+
+/* ==== 7. Main =========================================================================================== */
+
+/* Thresholds for the experts that stay: of the text through the cut model, which is a file without a name meanwhile. */
+static moe_status calibrate(const plan *p, calibration *c, moe_error *e) {
+    char path[4096];
+    moe_model *model = NULL;
+    const int length = snprintf(path, sizeof path, "%s.moe-prune-%ld", p->options->common.output, (long)getpid());
+    if (length >= (int)sizeof path) return fail(e, MOE_ERROR_IO, "the name of OUT is too long");
+    moe_status status = save(p, path, e);
+    if (status) return status;
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    status = file < 0 ? fail(e, MOE_ERROR_IO, "the cut model cannot be opened: %s", strerror(errno))
+                      : moe_model_open(path, &(moe_model_params){ .verify = -1 }, &model, e);
+    unlink(path);
+    c->model = model;
+    if (!status) status = calibration_find(c, file, e);
+    if (!status) status = calibration_measure(c, p->front->source_extra, e);
+    if (!status) status = calibration_save(c, p->options->common.output, e);
+    if (file >= 0) close(file);
+    moe_model_close(model);
+    return status;
+}
+
+/* OUT, whose thresholds are those of IN where there is no text to find others with. */
+static moe_status write_out(plan *p, moe_error *e) {
+    int masks = 0;
+    for (size_t m = 0; m < p->n_mixtures; m++) {
+        const moe_mixture *a = &p->mixtures[m].about;
+        masks |= a->gate == MOE_GATE_THRESHOLD || (a->groups && a->parent_gate == MOE_GATE_THRESHOLD);
+    }
+    if (!masks || !p->options->sample) return save(p, p->options->common.output, e);
+    calibration c = { .common = &p->options->common, .k = -1, .masks = 1, .text = p->text };
+    const moe_status status = calibrate(p, &c, e);
+    p->text = c.text;
+    c.text = (passes){ 0 };
+    calibration_free(&c);
+    return status;
+}
+
+/* The table. Opening OUT checks that it is a model. */
+static moe_status report(const plan *p, moe_error *e) {
+    moe_model *out;
+    const moe_status status = moe_model_open(p->options->common.output, NULL, &out, e);
+    if (status) return status;
+    if (!p->options->common.quiet) {
+        for (size_t i = 0; i < p->n_pairs; i++)
+            printf("%s%s-%s%s", i ? " " : "for ", p->pairs[i][0].code, p->pairs[i][1].code,
+                   i + 1 == p->n_pairs ? "\n" : "");
+        for (size_t m = 0; m < p->n_mixtures; m++) {
+            const mixture *x = &p->mixtures[m];
+            printf("%-14s %zu of %zu experts", x->about.layer, x->n, x->about.experts);
+            if (x->about.groups) printf(", %zu of %zu groups", x->n_groups, x->about.groups);
+            putchar('\n');
+        }
+        printf("%zu of %zu experts stay: %.1f MiB -> %.1f MiB\n", p->kept, p->experts,
+               (double)moe_model_file_bytes(p->model) / 1048576, (double)moe_model_file_bytes(out) / 1048576);
+    }
+    moe_model_close(out);
+    return MOE_OK;
+}
+
+static moe_status open_text(const options *o, text_front *front, moe_error *e) {
+    if (moe_model_get_kind(front->model) == MOE_MODEL_CLASSIFIER)
+        return fail(e, MOE_ERROR_ARGUMENT, "it is a classifier, which reads no text: only --experts goes with it");
+    return text_open_tokeniser(front, program_level(&o->common), e);
+}
+
+static moe_status read_sample(plan *p, moe_error *e) {
+    const moe_status status = passes_read(&p->text, p->front, p->options->sample, e);
+    return status ? status : choose_lines(p, e);
+}
+
+int main(int argc, char **argv) {
+    options o;
+    int status = program_begin("moe-prune");
+    if (status < 0) status = parse_options(argc, argv, &o);
+    if (status >= 0) return status;
+
+    /* The weights are about to be saved under fresh checksums, so damage must be found now or never. */
+    const moe_model_params params = { .verify = o.common.no_verify ? -1 : 2, .copy = o.common.no_mmap };
+    text_front front;
+    moe_error e = { .code = MOE_OK };
+    if (text_open(o.common.model, TEXT_IDS_ONLY, &params, &front, &e))
+        return program_file_error(o.common.model, &e), EXIT_MODEL;
+    plan p = { .options = &o, .model = front.model, .front = &front, .text = { .common = &o.common } };
+    const char *file = o.common.model;
+    moe_status got = find_mixtures(&p, &e);
+    if (!got && (o.sample || o.measure)) got = open_text(&o, &front, &e);
+    if (!got) got = find_directions(&p, &e);
+    if (!got && o.sample) file = o.sample, got = read_sample(&p, &e);
+    if (!got && o.experts) file = o.experts, got = keep_by_list(&p, o.experts, &e);
+    if (!got && !o.experts) got = keep_by_sample(&p, &e);
+    for (size_t m = 0; m < p.n_mixtures && !got; m++) got = settle(&p, &p.mixtures[m], &e);
+    if (!got) file = o.common.output, got = write_out(&p, &e);
+    if (!got && o.measure) file = o.measure, got = measure_loss(&front, o.common.output, o.measure, o.common.ids, &e);
+    if (!got) file = o.common.output, got = report(&p, &e);
+    status = got ? program_file_error(file, &e) : program_printed();
+    /* Nothing is wrong with model or list. */
+    if (got == MOE_ERROR_ARGUMENT && file != o.sample && file != o.measure) status = EXIT_USAGE;
+    free_plan(&p);
+    text_close(&front);
+    return status;
+}
