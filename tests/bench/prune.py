@@ -7,10 +7,10 @@ and at random.
 
 The experts that stay are those that --lines sentences need most, or as many of
 each mixture drawn at random (--draws times, each with a seed of its own); the
-sentences follow those of the test set that are translated. Thresholds are set anew in both, from the same sentences.
-BLEU of the first --limit sentences of the test set, and the loss in nats a
-token of their references. A Markdown table. Needs sacreBLEU (tools/install-deps
---train).
+sentences follow those of the test set that are translated. Thresholds are set
+anew in both, from the same sentences. BLEU of the first --limit sentences of
+the test set, and the loss in nats a token of their references. A Markdown
+table. Needs sacreBLEU (tools/install-deps --train).
 """
 import argparse
 import json

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""moe-prune: models with some of their experts, against readings whose routers have only the rows that stay.
+"""moe-prune: models with some of their experts, against readings whose
+routers have only the rows that stay.
 
 Usage: tests/python tests/convert/test_prune.py [--only NAME]
 
-Readings are transformer_numpy.py and decoder_numpy.py in float64, whose weights are cut here; checkpoints are made from
-their seeds. Prints `ok NAME` or `FAIL NAME` per test.
+Readings are transformer_numpy.py and decoder_numpy.py in float64, whose
+weights are cut here; checkpoints are made from their seeds. Prints `ok NAME`
+or `FAIL NAME` per test.
 """
 import argparse
 import contextlib
