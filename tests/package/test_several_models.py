@@ -221,6 +221,21 @@ def two_translators_share_the_models():
 
 
 @test
+def a_model_that_was_cut_to_a_direction_has_that_one():
+    with tempfile.TemporaryDirectory() as folder:
+        listed, cut = os.path.join(folder, "list.json"), os.path.join(folder, "cut.bin")
+        with open(listed, "w", encoding="utf-8") as file:
+            file.write(str(list(range(0, 64, 2))))
+        subprocess.run([BIN / "moe-prune", "-q", "-m", several_models.SHIPPED, "-o", cut, "--experts", listed, "--pair",
+                        "en-de"], check=True)
+        assert Model(cut).directions == [("en", "de")]
+        with Translator(cut, source="en", target="de", **FAST) as translator:
+            assert translator.translate("Good morning.")
+        fails(MoeError, "does not have the language 'fr'; it has: de", Translator, cut, target="fr")
+        fails(MoeError, "does not have the language 'de'; it has: en", Translator, cut, source="de", target="de")
+
+
+@test
 def documents_go_through_two():
     html = b"<p>Where is <b>my book</b>?</p>"
     program = [sys.executable, "-m", "moe_translate.documents"]

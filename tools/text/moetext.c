@@ -46,12 +46,40 @@ struct moetext_model {
     size_t n_languages;
     char **languages; /* [n_languages] */
     int32_t *tags;    /* [n_languages] */
+    char *sides[2];   /* [n_languages] 1: it may be a source; a target. NULL: all may */
     char **texts;     /* [entries of metadata] NULL where one is no text */
 };
 
 const char *moetext_version(void) { return MOE_VERSION; }
 
 const char *moetext_tokeniser_version(void) { return spm_library_version(); }
+
+/* Which languages the file lists for one side, in the same spelling. */
+static moe_status mark_side(moetext_model *m, int target, moe_error *error) {
+    const text_codes listed = text_languages_of(m->front.model, target);
+    text_index index = { 0 };
+    uint32_t found;
+    size_t known = 0;
+    moe_status status = MOE_OK;
+    if (listed.entry < 0) return MOE_OK;
+    if (!(m->sides[target] = calloc(m->n_languages + 1, 1))) return text_out_of_memory(error);
+    for (size_t i = 0; i < listed.n && !status; i++) {
+        const moe_span code = text_code_at(&listed, i);
+        if (!text_index_add(&index, text_hash(code.data, code.length), i)) status = text_out_of_memory(error);
+    }
+    for (size_t i = 0; i < m->n_languages && !status; i++) {
+        const size_t length = strlen(m->languages[i]);
+        for (size_t at = 0; (found = text_index_next(&index, text_hash(m->languages[i], length), &at)) != TEXT_NONE;) {
+            const moe_span code = text_code_at(&listed, found);
+            if (code.length != length || memcmp(code.data, m->languages[i], length) != 0) continue;
+            m->sides[target][i] = 1;
+            known++;
+        }
+    }
+    text_index_free(&index);
+    if (known < listed.n) free(m->sides[target]), m->sides[target] = NULL; /* OPUS-MT: sources have no tags */
+    return status;
+}
 
 static moe_status copy_texts(moetext_model *m, moe_error *error) {
     const moe_model *engine = m->front.model;
@@ -66,6 +94,10 @@ static moe_status copy_texts(moetext_model *m, moe_error *error) {
         if (!code) return text_out_of_memory(error);
         m->languages[m->n_languages] = code;
         m->tags[m->n_languages] = moe_model_language_tag_at(engine, m->n_languages);
+    }
+    for (int side = 0; side < 2; side++) {
+        const moe_status status = mark_side(m, side, error);
+        if (status) return status;
     }
     for (size_t i = 0; i < entries; i++) {
         if (moe_model_meta_kind(engine, i) != MOE_META_TEXT) continue;
@@ -155,7 +187,7 @@ void moetext_model_close(moetext_model *m) {
     if (m->front.model)
         for (size_t i = 0; m->texts && i < moe_model_meta_count(m->front.model); i++) free(m->texts[i]);
     free(m->languages);
-    free(m->tags);
+    free(m->tags), free(m->sides[0]), free(m->sides[1]);
     free(m->texts);
     text_close(&m->front);
     free(m);
@@ -164,7 +196,8 @@ void moetext_model_close(moetext_model *m) {
 const moe_model *moetext_model_engine(const moetext_model *m) { return m->front.model; }
 
 int moetext_model_hops(const moetext_model *m, size_t source, size_t target) {
-    return m->set ? text_set_hops(m->set, source, target) : 1;
+    if (m->set) return text_set_hops(m->set, source, target);
+    return (!m->sides[0] || m->sides[0][source]) && (!m->sides[1] || m->sides[1][target]);
 }
 
 const char *moetext_model_meta(const moetext_model *m, const char *key) {

@@ -99,7 +99,7 @@ void moetext_model_close(moetext_model *model); /* NULL is fine */
 moe_status moetext_models_open(const char *const *paths, size_t n, const char *options, moetext_model **out,
                                moe_error *error);
 /* How many models a text goes through from one language, by its number, to another: 0, there is no way; 1; 2. Of a
- * single model always 1. */
+ * single model 1, but where its file lists the languages of a side (languages.sources, .targets) for these alone. */
 int moetext_model_hops(const moetext_model *model, size_t source, size_t target);
 
 /* The moe_model inside, for the functions of moe.h: metadata, layers, sizes. It is valid as long as the model. NULL:
