@@ -402,6 +402,21 @@ def stats_go_to_standard_error():
 
 
 @test
+def experts_are_read_as_they_are_needed():
+    data = "\n".join(LINES) + "\n"
+    base = translate(data).text
+    for size in "600K", "8M", "auto":
+        result = translate(data, "--expert-memory", size, "--stats")
+        assert result.text == base, size
+        assert "experts held" in result.complaint and "experts awaited" in result.complaint, result.complaint
+        assert ("experts fetched" in result.complaint) == (size != "auto"), result.complaint
+    assert "without experts" in translate(data, "--expert-memory", "8M", "--dry-run").text
+    assert "are the least" in translate(data, "--expert-memory", "100K", status=3).complaint
+    for size in "0", "8", "-1M", "all":
+        assert "expects a size such as 8G, or auto" in translate(data, "--expert-memory", size, status=2).complaint
+
+
+@test
 def greedy_search_and_penalties_are_accepted():
     options = ["--beam", "1"], ["--length-penalty", "0"], ["--coverage-penalty", "0.2"], ["--prune", "3"], [
         "--preset", "tf"], ["--max-len", "60"]

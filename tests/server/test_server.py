@@ -382,6 +382,17 @@ def addresses_of_libretranslate():
 
 
 @test
+def experts_are_read_as_they_are_needed():
+    with serving("--set", "expert-memory=8M") as server:
+        assert server.translate(LINES)[1]["translatedText"] == moe_translate(LINES, "de")
+        figures = dict(re.findall(r"^moe_(experts?_\w+|experts) ([\d.]+)$", server.ask("/metrics")[1], re.M))
+        assert 0 < int(figures["experts_held"]) < int(figures["experts"]), figures
+        for name in "visits_total", "hits_total", "fetches_total", "fetched_bytes_total":
+            assert int(figures["expert_" + name]) > 0, figures
+        assert float(figures["expert_wait_seconds_total"]) > 0 and "experts_ahead_used_total" in figures
+
+
+@test
 def mistakes_are_named():
     with serving("--max-body", "16", "--max-texts", "3") as server:
         for body, status, word in (
