@@ -417,6 +417,24 @@ def experts_are_read_as_they_are_needed():
 
 
 @test
+def gated_experts_are_read_as_they_are_needed():
+    ids = "\n".join(" ".join(str(10 + (7 * i * i + 31 * k) % 500) for k in range(3 + 5 * i)) for i in range(4)) + "\n"
+    options = ["--ids", "--raw-ids", "--max-len", "24"]
+    with tempfile.TemporaryDirectory() as folder:
+        for experts, slab in ("f32", 24), ("q8", 12), ("q4", 8):
+            model = os.path.join(folder, experts + ".bin")
+            make = os.path.join(BIN, "moe-make-random")
+            assert run([make, "--preset", "hy-mt2-narrow", "--experts", experts, "-o", model]).returncode == 0
+            base = run([TRANSLATE, "-m", model, *options], ids)
+            assert base.returncode == 0 and len(base.text) > 100, base.complaint
+            for slots in 2, 40, 112:
+                size = f"{slab * slots}K"
+                result = run([TRANSLATE, "-m", model, *options, "--expert-memory", size, "--stats"], ids)
+                assert result.text == base.text, (experts, slots)
+                assert f" {slots} of 112\n" in result.complaint, result.complaint
+
+
+@test
 def greedy_search_and_penalties_are_accepted():
     options = ["--beam", "1"], ["--length-penalty", "0"], ["--coverage-penalty", "0.2"], ["--prune", "3"], [
         "--preset", "tf"], ["--max-len", "60"]
