@@ -131,7 +131,7 @@ moe_status measure_loss(const text_front *in, const char *out, const char *sampl
     status = read_sample(sample_path, ids, &front, &s, e);
     if (!status) status = measure_one(in->model, &s, 0, e);
     if (!status) status = measure_one(after, &s, 1, e);
-    for (size_t i = 0; i < s.text.count; i++) {
+    for (size_t i = 0; !status && i < s.text.count; i++) {
         const verdict *p = &s.verdicts[i];
         if (p->left_out) continue;
         count++;

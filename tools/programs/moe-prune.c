@@ -327,8 +327,8 @@ static moe_status spell(const plan *p, const char *code, int target, language *o
     }
     if (!status && names.failed) status = no_memory(e);
     const char *at = names.data;
-    for (size_t i = 0; i < all.n && !status; i++, at += strlen(at) + 1) codes[i] = at;
-    const ptrdiff_t found = status ? -1 : text_language_among(codes, all.n, code, 1);
+    for (size_t i = 0; codes && at && i < all.n && !status; i++, at += strlen(at) + 1) codes[i] = at;
+    const ptrdiff_t found = status || !codes ? -1 : text_language_among(codes, all.n, code, 1);
     if (found >= 0) snprintf(out->code, sizeof out->code, "%s", codes[found]);
     int32_t tag;
     if (!status && found < 0) status = text_language(p->front, code, target, &tag, e);
@@ -633,20 +633,23 @@ static moe_status keep_best(mixture *x, const use *u, rank by, size_t n, moe_err
     const moe_mixture *a = &x->about;
     const size_t of = a->groups ? a->groups : 1, each = a->experts / of;
     ranked *all = calloc(a->experts, sizeof *all), *order = calloc(of, sizeof *order);
-    moe_status status = all && order ? MOE_OK : no_memory(e);
-    for (size_t i = 0; i < a->experts && !status; i++) all[i] = rank_of(u, by, i);
-    for (size_t g = 0; g < of && !status; g++) qsort(all + g * each, each, sizeof *all, by_importance);
+    if (!all || !order) {
+        free(all), free(order);
+        return no_memory(e);
+    }
+    for (size_t i = 0; i < a->experts; i++) all[i] = rank_of(u, by, i);
+    for (size_t g = 0; g < of; g++) qsort(all + g * each, each, sizeof *all, by_importance);
     size_t inside = least_inside(a), groups = least_groups(a);
     double best = -1;
-    for (size_t some = least_inside(a); some <= each && !status; some++) {
+    for (size_t some = least_inside(a); some <= each; some++) {
         const size_t many = n / some < of ? n / some : of;
         if (many < least_groups(a)) continue;
         const double found = best_groups(all, a, many, some, order, NULL);
         if (found >= best) best = found, inside = some, groups = many;
     }
-    if (!status) best_groups(all, a, groups, inside, order, x->stays);
+    best_groups(all, a, groups, inside, order, x->stays);
     free(all), free(order);
-    return status;
+    return MOE_OK;
 }
 
 /* How many experts of a mixture --keep and --ratio leave. A side that has all gives the rest to the other. */
@@ -705,14 +708,14 @@ static int measured(const use *u, const mixture *x) {
 }
 
 static moe_status keep_by_sample(plan *p, moe_error *e) {
-    survey v = { .plan = p, .of = calloc(p->n_mixtures, sizeof *v.of) };
+    survey v = { .plan = p, .of = calloc(p->n_mixtures + 1, sizeof *v.of) };
     const rank by = p->options->rank >= 0 ? (rank)p->options->rank : p->encoders ? RANK_FIRST : RANK_MASS;
-    moe_status status = v.of ? MOE_OK : no_memory(e);
+    if (!v.of) return no_memory(e);
     p->text.routing = see_routing;
     p->text.user = &v;
     p->text.trace = by == RANK_OUTPUT ? see_sizes : NULL;
     p->text.alone = by == RANK_OUTPUT;
-    if (!status) status = passes_run(&p->text, p->model, "measuring", e);
+    moe_status status = passes_run(&p->text, p->model, "measuring", e);
     if (!status && passes_left_out(&p->text) == p->text.sample.count)
         status = fail(e, MOE_ERROR_ARGUMENT, "the model can score none of the lines");
     for (size_t m = 0; m < p->n_mixtures && !status; m++)
@@ -864,7 +867,11 @@ static moe_status save(const plan *p, const char *path, moe_error *e) {
               .vectors = calloc(p->n_mixtures, sizeof *c.vectors),
               .zeros = calloc(p->experts, sizeof *c.zeros) };
     const int memory = c.entries && c.keys && c.rows && c.names && c.vectors && c.zeros;
-    moe_status status = memory ? put_words(p, &c, e) : no_memory(e);
+    if (!memory) {
+        free_cut(&c);
+        return no_memory(e);
+    }
+    moe_status status = put_words(p, &c, e);
     for (size_t m = 0; m < p->n_mixtures && !status; m++) {
         const mixture *x = &p->mixtures[m];
         put_sizes(&c, x);
