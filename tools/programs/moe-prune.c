@@ -864,8 +864,8 @@ static moe_status save(const plan *p, const char *path, moe_error *e) {
               .keys = calloc(most, sizeof *c.keys),
               .rows = calloc(tensors + 1, sizeof *c.rows),
               .names = calloc(tensors + 1, sizeof *c.names),
-              .vectors = calloc(p->n_mixtures, sizeof *c.vectors),
-              .zeros = calloc(p->experts, sizeof *c.zeros) };
+              .vectors = calloc(p->n_mixtures + 1, sizeof *c.vectors),
+              .zeros = calloc(p->experts + 1, sizeof *c.zeros) };
     const int memory = c.entries && c.keys && c.rows && c.names && c.vectors && c.zeros;
     if (!memory) {
         free_cut(&c);
