@@ -1397,7 +1397,8 @@ MOE_DEVICE const moe_list *moe_row_list(const moe_outputs *a, size_t row) {
 /* moe_is_drawn: of the last row of its slot. Fillers have a slot that is not theirs. */
 MOE_DEVICE int moe_row_is_drawn(const moe_outputs *a, size_t row) {
     const moe_slot *slot = &a->slot[a->sentence[row]];
-    return a->want[row] == -1 && slot->active && slot->live[0].row + slot->ahead == row;
+    return a->want[row] == -1 && slot->active && slot->task.drawing.temperature != 0.0f &&
+           slot->live[0].row + slot->ahead == row;
 }
 
 /* moe_logit_of */
@@ -1546,12 +1547,12 @@ MOE_DEVICE moe_stop moe_block_walk(const uint32_t *weights, int n, int counts_th
 }
 
 /* moe_draw for the slot of the block, which has a row as `a` does, and what moe_output_join does with it. */
-__global__ void moe_k_draw(moe_outputs a, moe_search s) {
+__global__ void moe_k_draw(moe_outputs a) {
     __shared__ unsigned long long all, firm;
-    const moe_drawing *d = &s.drawing;
     const moe_slot *slot = &a.slot[blockIdx.x];
+    const moe_drawing *d = &slot->task.drawing;
     const size_t row = slot->active ? slot->live[0].row + slot->ahead : 0, of = blockIdx.x * (size_t)a.p.w.rows;
-    const int t = (int)threadIdx.x, drawn = slot->active && a.want[row] == -1;
+    const int t = (int)threadIdx.x, drawn = slot->active && d->temperature != 0.0f && a.want[row] == -1;
     const int n = !drawn ? 0 : slot->list.n ? (int)slot->list.n : a.p.w.rows;
     uint32_t *weights = a.weights + of;
     float best = -moe_infinity();
@@ -1577,7 +1578,7 @@ __global__ void moe_k_draw(moe_outputs a, moe_search s) {
         at = moe_block_walk(weights, n, 0, target);
         sum = moe_sum_up_to(&at, target);
     }
-    const uint64_t bits = moe_draw_number(&s, slot, slot->steps + slot->ahead),
+    const uint64_t bits = moe_draw_number(slot, slot->steps + slot->ahead),
                    target = moe_share_of(bits, sum < firm ? sum : firm);
     at = moe_block_walk(weights, n, 0, target);
     const int tie = (int)((target - at.sum) / at.weight), begin = moe_share(n, t), end = moe_share(n, t + 1);
@@ -2448,7 +2449,7 @@ static void moe_launch_output(moe_device *d, const moe_launch *l) {
         MOE_LAUNCH(d, moe_k_output, some * chunks, MOE_BLOCK, a);
     }
     MOE_LAUNCH(d, moe_k_join, l->rows, MOE_BLOCK, a);
-    if (a.weights) MOE_LAUNCH(d, moe_k_draw, d->searching.slots, MOE_BLOCK, a, d->searching.search);
+    if (a.weights) MOE_LAUNCH(d, moe_k_draw, d->searching.slots, MOE_BLOCK, a);
 }
 
 /* ---- The run of a graph ---- */
@@ -3133,7 +3134,7 @@ static void moe_take_search(moe_device *d) {
         a->used = (uint32_t *)moe_acquire(d, moe_times(d, g->rows, a->search.used_words), sizeof *a->used, what);
     if (a->search.used_words && beam > 1)
         a->answer.top_weighed = (float *)moe_acquire(d, moe_times(d, g->rows, g->top), sizeof(float), what);
-    if (a->search.drawing.temperature != 0.0f) {
+    if (a->search.draws) {
         const size_t logits = moe_times(d, slots, g->nodes[g->count - 1].output.w->rows);
         d->output.plain = (float *)moe_acquire(d, logits, sizeof(float), what);
         d->output.weights = (uint32_t *)moe_acquire(d, logits, sizeof(uint32_t), what);

@@ -663,13 +663,13 @@ typedef struct moe_graph {
     size_t count, capacity;                                 /* nodes  */
     size_t rows;                                            /* capacity in rows */
     size_t threads, sentences, max_source, max_target, top; /* the size of scratch depends on these */
-    size_t penalised;                  /* 1: tokens that a hypothesis has are among its best with a penalty */
-    const struct moe_drawing *drawing; /* how tokens are drawn (room 7); NULL: the best are taken */
-    int traced;                        /* 1: a trace function reads every node */
-    int routed;                        /* 1: a routing function reads every selection */
-    int mixes;                         /* 1: a row's selection depends on the other rows of its run */
-    int gating;                        /* 1 + the kind of all gates; 0: that of the file */
-    int noise;                         /* on logits of gates, drawn from noise_seed and the row's key */
+    size_t penalised; /* 1: tokens that a hypothesis has are among its best with a penalty */
+    int draws;        /* 1: tokens of rows may be drawn */
+    int traced;       /* 1: a trace function reads every node */
+    int routed;       /* 1: a routing function reads every selection */
+    int mixes;        /* 1: a row's selection depends on the other rows of its run */
+    int gating;       /* 1 + the kind of all gates; 0: that of the file */
+    int noise;        /* on logits of gates, drawn from noise_seed and the row's key */
     uint64_t noise_seed;
     int blocks;                                                 /* activations have a scale for every 64 columns */
     int on_device;                                              /* a device has its own scratch */
@@ -715,7 +715,7 @@ typedef struct moe_beam {
     uint32_t
         *used; /* [rows, moe_bit_words] a bit for each token that a row's hypothesis has; NULL: none is penalised */
     float *penalty;               /* of these tokens */
-    uint64_t *draws;              /* [rows] a number for each row whose token is drawn; NULL: none is */
+    struct moe_lot *lots;         /* [rows] how the token of a row is drawn (room 7); NULL: none is */
     size_t n_starts, most_starts; /* most_starts: of any row in this run */
     int32_t *starts; /* [rows, n_starts] more tokens to score, the first most_starts of each row, -1: none */
     float *start_logprobs;
@@ -986,6 +986,12 @@ typedef struct moe_drawing {
     float top_p, min_p;
     uint64_t seed;
 } moe_drawing;
+
+/* What a row's token is drawn by. */
+typedef struct moe_lot {
+    const moe_drawing *how; /* NULL: the best token is taken */
+    uint64_t number;
+} moe_lot;
 
 #define MOE_WEIGHT_MOST 0x1p30f /* the best token's */
 
@@ -6557,7 +6563,7 @@ static void moe_output_scratch(const moe_graph *g, moe_node *t, moe_layout *at) 
     w->logits = moe_carve(at, g->rows * w->chunks * (1 + g->penalised) * g->top, sizeof *w->logits);
     w->ids = moe_carve(at, g->rows * w->chunks * (1 + g->penalised) * g->top, sizeof *w->ids);
     w->seen = moe_carve(at, g->threads * g->rows * g->top, sizeof *w->seen);
-    if (g->drawing) {
+    if (g->draws) {
         w->drawn = moe_carve(at, g->rows, sizeof *w->drawn);
         w->plain = moe_carve(at, g->sentences * t->cols, sizeof *w->plain);
         w->weights = moe_carve(at, g->sentences * t->cols, sizeof *w->weights);
@@ -6650,7 +6656,8 @@ static void moe_output_logits(const moe_run *run, const moe_node *t, size_t row0
 }
 
 static int moe_is_drawn(const moe_run *run, size_t row) {
-    return run->graph->drawing && run->frame->beam.want[row] == -1;
+    const moe_beam *f = &run->frame->beam;
+    return f->lots && f->lots[row].how && f->want[row] == -1;
 }
 
 /* Keep logits of a row, from which its token is drawn. */
@@ -6787,7 +6794,7 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
     }
     if (!moe_is_drawn(run, row)) return;
     const size_t n = list ? list->n : t->cols, of = work->drawn[row] * t->cols,
-                 drawn = moe_draw(run->graph->drawing, work->weights + of, n, f->draws[row]);
+                 drawn = moe_draw(f->lots[row].how, work->weights + of, n, f->lots[row].number);
     if (drawn < n)
         moe_put_first(list ? list->ids[drawn] : (int32_t)drawn, (work->plain[of + drawn] - max) - log_sum, top,
                       f->top_ids + row * top, f->top_logprobs + row * top);
@@ -8690,7 +8697,7 @@ struct moe_search {
     int looks;         /* 1: hypotheses include the source token of each token */
     size_t listed;     /* tokens that a sentence's list can have; 0: there are no lists */
     size_t used_words; /* for the tokens that a hypothesis has; 0: the search does not penalise */
-    moe_drawing drawing;
+    int draws;         /* 1: tokens of sentences may be drawn */
     int stops_loops;
 };
 
@@ -8708,6 +8715,7 @@ typedef struct moe_task {
     size_t spared;          /* the first of its tokens that have none, the begin token counted */
     size_t repeats;         /* of its source's tokens: moe_most_repeats */
     uint64_t key;           /* of its source, for noise and draws */
+    moe_drawing drawing;
     int scoring;
     size_t lead, n_source; /* tokens that the session puts before the request's tokens; request's tokens */
     size_t n_demands;
@@ -8793,8 +8801,14 @@ MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
 }
 
 /* The number by which the token at `position` is drawn: of its sentence and place in the translation alone. */
-MOE_SHARED uint64_t moe_draw_number(const moe_search *s, const moe_slot *slot, size_t position) {
-    return moe_hash(moe_hash(slot->task.key + s->drawing.seed) + (position - slot->task.prompt));
+MOE_SHARED uint64_t moe_draw_number(const moe_slot *slot, size_t position) {
+    return moe_hash(moe_hash(slot->task.key + slot->task.drawing.seed) + (position - slot->task.prompt));
+}
+
+MOE_SHARED moe_lot moe_lot_of(const moe_slot *slot, size_t position) {
+    const moe_lot lot = { slot->task.drawing.temperature != 0.0f ? &slot->task.drawing : NULL,
+                          moe_draw_number(slot, position) };
+    return lot;
 }
 
 /* The place of token `last` among the rows carried by token; the begin token, -1, comes first. */
@@ -8974,9 +8988,9 @@ MOE_SHARED float moe_weight_at(const moe_beam *a, size_t at) {
 }
 
 /* What orders it: a drawn token, which comes first, stands for the best one. So draws do not move constraints. */
-MOE_SHARED float moe_order_at(const moe_search *s, const moe_beam *a, size_t row, size_t taken) {
+MOE_SHARED float moe_order_at(const moe_slot *slot, const moe_beam *a, size_t row, size_t taken) {
     const float *own = a->top_logprobs + row * a->top;
-    if (s->drawing.temperature == 0.0f || taken || a->top < 2) return moe_weight_at(a, row * a->top + taken);
+    if (slot->task.drawing.temperature == 0.0f || taken || a->top < 2) return moe_weight_at(a, row * a->top + taken);
     return own[1] > own[0] ? own[1] : own[0];
 }
 
@@ -9122,7 +9136,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
             for (int own = 1; own >= 0; own--) { /* 1: its constraint's token */
                 if (own ? c->begun || c->bound == slot->task.n_demands : !moe_next_left(s, slot, a, l, c)) continue;
                 const float logprob = own ? c->logprob : a->top_logprobs[l->row * a->top + c->taken];
-                const float rank = l->rank + (own ? c->rank : moe_order_at(s, a, l->row, c->taken) + c->stay);
+                const float rank = l->rank + (own ? c->rank : moe_order_at(slot, a, l->row, c->taken) + c->stay);
                 if (logprob != logprob || rank != rank) slot->broken = 1;
                 if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = own;
             }
@@ -9159,7 +9173,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
             from->rank = moe_rank(s, from->logprob, from->tokens, 1);
             moe_insert(s, next, &n, from);
         }
-        for (size_t k = 0; k < (s->drawing.temperature == 0.0f ? a->top : 1) && !from->ended; k++) {
+        for (size_t k = 0; k < (slot->task.drawing.temperature == 0.0f ? a->top : 1) && !from->ended; k++) {
             const size_t at_k = from->row * a->top + k;
             const int32_t id = a->top_ids[at_k];
             moe_live live = moe_continue(from, id, a->top_logprobs[at_k], a->top_logprobs[at_k], moe_is_end(s, id));
@@ -9564,10 +9578,27 @@ static moe_status moe_check_param(const moe_param_row *row, const moe_session_pa
                     moe_rules_name(p->rules), row->what, shown->name);
 }
 
+/* Whether the parameters of a request's own, sample to min_p, are within their limits. */
+static moe_status moe_check_sampling(const moe_session_params *p, int draws, moe_error *error) {
+    const size_t first = offsetof(moe_session_params, sample), last = offsetof(moe_session_params, min_p);
+    if (!draws || !moe_param_in(p, last))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "sampling",
+                        "sampling of its own needs a session with sample 1, and parameters that have it");
+    for (const moe_param_row *row = moe_param_rows; row < moe_param_rows + MOE_COUNT(moe_param_rows); row++)
+        if (row->at >= first && row->at <= last)
+            MOE_TRY(moe_check_number(row->shown.name, moe_param_value(row, p), row->shown.least, row->shown.most,
+                                     row->shown.real, error));
+    return MOE_OK;
+}
+
+static moe_drawing moe_drawing_of(const moe_session_params *p) {
+    return (moe_drawing){ p->sample ? p->temperature : 0.0f, (size_t)p->top_k, p->top_p, p->min_p, (uint64_t)p->seed };
+}
+
 static moe_status moe_check_params(const moe_model *m, moe_session_params *p, moe_error *error) {
     MOE_TRY(moe_check_number("rules", (int)p->rules, 0, MOE_RULE_SETS - 1, 0, error));
-    if (p->temperature == 0.0f) p->sample = 0;
-    if (p->sample && p->repetition_penalty == 0.0f && moe_rule_sets[p->rules].penalises)
+    if (p->temperature == 0.0f && p->beam > 1) p->sample = 0;
+    if (p->sample && p->temperature != 0.0f && p->repetition_penalty == 0.0f && moe_rule_sets[p->rules].penalises)
         p->repetition_penalty = (float)moe_meta_number(m, "sample.repetition_penalty", 0, 100, 0);
     if (p->repetition_penalty == 1.0f) p->repetition_penalty = 0; /* none, with all rules */
     if (p->beam != 1 || !moe_rule_sets[p->rules].penalises) p->stop_loops = 0;
@@ -9817,7 +9848,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
         b->penalty = moe_carve(at, rows, sizeof *b->penalty);
         if (beam > 1) b->top_weighed = moe_carve(at, rows * top, sizeof *b->top_weighed);
     }
-    if (s->graphs[MOE_DECODER].drawing) b->draws = moe_carve(at, rows, sizeof *b->draws);
+    if (s->search.draws) b->lots = moe_carve(at, rows, sizeof *b->lots);
     if (s->params.shortlist) b->lists = moe_carve(at, rows, sizeof *b->lists);
     b->segment = moe_carve(at, rows, sizeof(size_t));
     b->length = moe_carve(at, rows, sizeof(size_t));
@@ -10048,8 +10079,7 @@ static moe_search moe_search_of(const moe_model *m, const moe_session_params *p)
                          .used_words =
                              penalised && m->kind == MOE_MODEL_TRANSLATION ? moe_bit_words((size_t)m->vocabulary) : 0,
                          .stops_loops = p->stop_loops,
-                         .drawing = { p->sample && m->kind == MOE_MODEL_TRANSLATION ? p->temperature : 0.0f,
-                                      (size_t)p->top_k, p->top_p, p->min_p, (uint64_t)p->seed },
+                         .draws = p->sample && m->kind == MOE_MODEL_TRANSLATION,
                          .early_stopping = p->early_stopping || p->beam == 1,
                          .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
 }
@@ -10089,7 +10119,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                                     .max_source = (size_t)p->max_source,
                                     .max_target = s->search.max_target,
                                     .penalised = s->search.used_words != 0,
-                                    .drawing = s->search.drawing.temperature != 0.0f ? &s->search.drawing : NULL,
+                                    .draws = s->search.draws,
                                     .traced = p->trace != NULL,
                                     .routed = p->routing != NULL,
                                     .gating = gating,
@@ -10716,8 +10746,8 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
                         max_target);
     if (q->repetition_penalty != 0.0f && !s->search.used_words)
         return MOE_BAD(why, "a repetition_penalty of its own needs a session that has one, or stop_loops");
-    if (!(q->repetition_penalty >= 0.0f && q->repetition_penalty <= 100.0f))
-        return MOE_BAD(why, "repetition_penalty is %g, allowed are 0 to 100", (double)q->repetition_penalty);
+    MOE_TRY(moe_check_number("repetition_penalty", (double)q->repetition_penalty, 0, 100, 1, why));
+    if (q->sampling) MOE_TRY(moe_check_sampling(q->sampling, s->search.draws, why));
     if (m->kind == MOE_MODEL_LANGUAGE && (!q->target || q->prefix || q->n_source))
         return MOE_BAD(why, "a language model scores a target and takes no source");
     return MOE_OK;
@@ -10846,11 +10876,11 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->task.repeats = s->search.stops_loops ? moe_most_repeats(ids, n) : 0;
     slot->task.key = 0;
     for (size_t i = 0; i < n; i++) slot->task.key = moe_hash(slot->task.key ^ (uint64_t)ids[i]);
+    slot->task.drawing = moe_drawing_of(q->sampling ? q->sampling : &s->params);
     slot->task.limit = moe_limit(s, q, n) + slot->task.prompt;
     slot->task.scoring = q->target && !q->prefix;
-    slot->task.penalty = q->repetition_penalty != 0.0f          ? q->repetition_penalty
-                         : s->params.repetition_penalty != 0.0f ? s->params.repetition_penalty
-                                                                : 1.0f;
+    const float penalty = q->repetition_penalty != 0.0f ? q->repetition_penalty : s->params.repetition_penalty;
+    slot->task.penalty = penalty != 0.0f ? penalty : 1.0f;
     slot->task.spared = q->repetition_penalty != 0.0f ? slot->task.prompt + 1 : 0;
     slot->task.free = slot->task.prompt + (force >= 0);
     slot->shown = force >= 0 && !q->raw && q->force < 0 ? 1 : 0;
@@ -10971,7 +11001,7 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
         if (b->penalty[row] != 1.0f) memset(used, 0, s->search.used_words * sizeof *used);
         if (b->penalty[row] != 1.0f) moe_fill_used(slot, live->last, used);
     }
-    if (b->draws) b->draws[row] = moe_draw_number(&s->search, slot, position);
+    if (b->lots) b->lots[row] = moe_lot_of(slot, position);
     if (b->starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
 }
 

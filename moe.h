@@ -316,8 +316,7 @@ typedef struct moe_session_params {
     int batch;              /* sentences decoded at once                                                   */
     int batch_tokens;       /* source tokens of the sentences decoded at once, about; 0: 64 per sentence   */
     int max_source;         /* longest source in tokens, tag and end included; or longest prompt           */
-    int max_target;         /* longest target in tokens, end included, prompt not. A model's positions     */
-                            /* limit both, with prompts both together                                      */
+    int max_target;         /* longest target, end included, prompt not. Positions limit both, or prompt and target */
     int min_target;         /* least number of tokens of a translation, end not counted                    */
     int32_t target_tag;     /* default of moe_request.target_tag; -1: none                                 */
     int beam;               /* 1: greedy                                                                   */
@@ -363,7 +362,7 @@ typedef struct moe_session_params {
                         /* they can need. Without room one waits, or begins again, or is refused. Not on a GPU        */
     /* 1: tokens are drawn, by seed, source and place alone, with a beam of 1. Temperature divides logits; of the most
      * probable tokens top_k (0: all) stay, of these as few as reach top_p, then those with min_p of the best one's. */
-    int sample, top_k, seed;
+    int sample, top_k, seed; /* temperature 0: none is drawn but for a moe_request.sampling */
     float temperature, top_p, min_p;
     int stop_loops; /* 1: with a beam of 1 a translation that repeats itself ends there. 1 without an encoder, else 0 */
     /* With moe_model_params.stream: bytes for the experts that are held at a time, the others are read when they are
@@ -470,6 +469,7 @@ typedef struct moe_request {
      * hypotheses have in common (with a beam of 1 all but what may be a loop): the next ids [n] of it. Not on a GPU. */
     void (*partial)(void *user, void *request, const int32_t *ids, size_t n);
     float repetition_penalty; /* of tokens of this translation, its prompt not counted. 0: the session's for both */
+    const moe_session_params *sampling; /* NULL, or its own sample to min_p, as valid as `source`; needs sample 1 */
 } moe_request;
 
 typedef struct moe_hypothesis {

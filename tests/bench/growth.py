@@ -23,7 +23,7 @@ import tempfile
 
 SCANNERS = ("spans sentences clauses halves cells signs messages messages_shown message_lines loops names answers "
             "links languages guards constraints terms glossaries cases lines json_strings html_of_texts "
-            "html_of_markup html_of_numbers xml_of_markup addresses tokens").split()
+            "html_of_markup html_of_numbers xml_of_markup addresses stop_texts tokens").split()
 MOST = 2.3
 CALLGRIND = ["valgrind", "--tool=callgrind"]
 JSON = '{"source":"en","target":"xx",%s}'  # it is read, and then refused
@@ -56,6 +56,19 @@ BODIES = {  # by address: (content type, what is around it, what comes again and
         ("application/json", '{"target_lang":"XX","text":[%s"a"]}', ['"a",', '"",', '"\\n",']),
         ("application/json", '{"target_lang":"XX","tag_handling":"%s","text":["a"]}', ["html ", "\\u0020"]),
         ("application/x-www-form-urlencoded", "target_lang=XX%s", ["&text=a", "&text=", "&tag_handling=xml", "&a"]),
+    ),
+    "/v1/chat/completions": (
+        ("application/json", '{"messages":[%s{"role":"user","content":"a"}]}',
+         ['{"role":"user","content":"a"},', '{"role":"x","content":"a"},', "{},", "[],", "1,",
+          '{"role":"user","content":[{"type":"text","text":"a"}]},']),
+        ("application/json", '{"messages":[{"role":"user","content":"%s"}]}', ["a", "\\n", "<", "é"]),
+        ("application/json", '{"messages":[{"role":"user","content":[%s{"type":"text","text":"a"}]}]}',
+         ['{"type":"text","text":"a"},', "{},", "["]),
+        ("application/json", '{"messages":[{"role":"%s","content":"a"}]}', ["a", "user"]),
+        ("application/json", '{"stop":[%s"a"],"messages":[]}', ['"a",', "[", "1,", '"\1",']),
+        ("application/json", '{"stop":"%s","messages":[]}', ["a"]),
+        ("application/json", '{%s"messages":[{"role":"user","content":"a"}]}',
+         ['"a":1,', '"\1":1,', '"stop":"a",', '"seed":1,', '"messages":[],', '"stream_options":{},']),
     ),
     "/imme": (("application/json", '{"target_lang":"xx","text_list":[%s"a"]}', ['"a",', '"\\n",']),),
 }

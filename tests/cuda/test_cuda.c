@@ -744,6 +744,8 @@ typedef struct feed {
     int language;    /* a language model: no source, always a target */
     int forces;      /* every third sentence begins with a forced token */
     int constrained; /* every second sentence has two constraints */
+    int drawn;       /* every third one is drawn by settings of its own: */
+    moe_session_params own[2];
     int32_t ids[LONGEST], target[LONGEST], words[3];
     moe_constraint constraints[2];
     uint64_t random;
@@ -773,6 +775,7 @@ static int pull(void *user, int wait, moe_request *r) {
         r->constraints = f->constraints;
         r->n_constraints = 2;
     }
+    if (f->drawn && f->next % 3 == 1) r->sampling = &f->own[f->next / 3 % 2];
     r->user = &f->answers[f->next++];
     return MOE_PULL_REQUEST;
 }
@@ -827,6 +830,9 @@ static feed *translate(const moe_model *model, const moe_session_params *p) {
     CHECK(moe_session_new(model, p, &s, &e) == MOE_OK, "%s: %s", e.where, e.message);
     assert_string_equal(moe_session_stats(s).device, p->device[1] == 'u' ? "cuda:0 emulated" : "cpu");
     f->constrained = p->max_constraints > 0;
+    f->drawn = p->sample;
+    f->own[0] = f->own[1] = *p;
+    f->own[0].temperature = 0, f->own[1].temperature = 1.5f, f->own[1].top_k = 20;
     CHECK(moe_translate(s, pull, done, f, &e) == MOE_OK, "%s: %s", e.where, e.message);
     f->stats = moe_session_stats(s);
     moe_session_free(s);

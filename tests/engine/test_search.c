@@ -487,7 +487,9 @@ static moe_drawing random_drawing(uint64_t *r) {
     static const float temperatures[] = { 1, 0.7f, 0.1f, 1.6f, 100 };
     return (moe_drawing){ .temperature = temperatures[mw_below(r, 5)],
                           .top_k = mw_below(r, 2) ? 1 + mw_below(r, 60) : 0,
-                          .top_p = mw_below(r, 2) ? (float)uniform(r) : 1,
+                          .top_p = mw_below(r, 2)   ? 1
+                                   : mw_below(r, 3) ? (float)uniform(r)
+                                                    : 0.25f * (float)mw_below(r, 4), /* what ties reach exactly */
                           .min_p = mw_below(r, 3) ? 0 : (float)uniform(r) };
 }
 
@@ -541,10 +543,9 @@ static void draws_have_their_chances(void **state) {
         double chi = 0;
         const size_t n = keep_naively(&drawings[k], logits, N, kept, &sum);
         for (size_t i = 0; i < DRAWS; i++) {
-            const moe_search s = { .drawing = { .seed = i % 200 } };
-            const moe_slot slot = { .task = { .key = 12345, .prompt = 7 } };
+            const moe_slot slot = { .task = { .key = 12345, .prompt = 7, .drawing = { .seed = i % 200 } } };
             memcpy(weights, logits, sizeof weights);
-            counts[moe_draw(&drawings[k], weights, N, moe_draw_number(&s, &slot, 7 + i / 200))]++;
+            counts[moe_draw(&drawings[k], weights, N, moe_draw_number(&slot, 7 + i / 200))]++;
         }
         for (size_t i = 0; i < n; i++) {
             const double wanted = DRAWS * (double)kept[i].weight / (double)sum,

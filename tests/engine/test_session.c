@@ -71,6 +71,7 @@ typedef struct ask {
     moe_constraint constraints[3]; /* whose ids are: */
     int32_t constraint_ids[3][3];
     size_t n_constraints;
+    const moe_session_params *sampling;
 } ask;
 
 typedef struct heard_hypothesis {
@@ -151,6 +152,7 @@ static int pull(void *user, int wait, moe_request *r) {
     r->constraints = a->n_constraints ? f->constraints : NULL;
     r->n_constraints = a->n_constraints;
     r->raw = a->raw;
+    r->sampling = a->sampling;
     if (a->tag) r->target_tag = a->tag;
     if (a->source_tag) r->source_tag = a->source_tag;
     r->user = &f->heard[which];
@@ -2754,6 +2756,62 @@ static void a_recommended_penalty_goes_with_draws(void **state) {
     drop(f);
 }
 
+/* Each gives what a session with these settings gives, in any company; without a session for draws they are refused. */
+static void requests_are_drawn_by_settings_of_their_own(void **state) {
+    enum { N = 24, WAYS = 5 };
+    static const struct {
+        float temperature, top_p, min_p;
+        int top_k, seed;
+    } ways[WAYS] = { { 0, 1, 0, 0, 0 },
+                     { 1, 1, 0, 0, 7 },
+                     { 0.7f, 0.8f, 0, 0, 7 },
+                     { 1.5f, 1, 0.1f, 5, 3 },
+                     { 1, 1, 0, 0, 8 } };
+    fixture *f = small(MW_GNMT, MW_F32);
+    ask *asks = random_asks(3, N);
+    moe_session_params p = params_for(f->model), own[WAYS];
+    heard *alone[WAYS], *found = mw_zeros(N * sizeof *found);
+    size_t different = 0;
+    (void)state;
+    p.beam = p.nbest = 1;
+    for (size_t i = 0; i < WAYS; i++) {
+        own[i] = p;
+        own[i].sample = 1, own[i].seed = ways[i].seed, own[i].top_k = ways[i].top_k;
+        own[i].temperature = ways[i].temperature, own[i].top_p = ways[i].top_p, own[i].min_p = ways[i].min_p;
+        alone[i] = translate(f, &own[i], asks, N);
+        different += i && memcmp(alone[i], alone[i - 1], N * sizeof **alone) != 0;
+    }
+    CHECK(different == WAYS - 1, "%zu ways are others than the one before", different);
+    for (size_t i = 0; i < N; i++) asks[i].sampling = i % 6 ? &own[i % 6 - 1] : NULL;
+    for (int drawn = 0; drawn < 2; drawn++) { /* what a request says nothing about is the session's */
+        moe_session_params shared = own[2 * drawn];
+        shared.batch = 7, shared.threads = 2, shared.isa = NULL;
+        moe_session *s = new_session(f, &shared);
+        for (int later = 0; later < 2; later++) {
+            translate_with(s, asks, N, NULL, later, found);
+            for (size_t i = 0; i < N; i++)
+                assert_same(&alone[i % 6 ? i % 6 - 1 : 2 * (size_t)drawn][i], &found[i], 1, "drawing in company");
+        }
+        moe_session_free(s);
+    }
+    const char *const wrong[] = { "temperature", "top_p", "min_p", "top_k", "seed", "sample" };
+    for (size_t i = 0; i <= MOE_COUNT(wrong); i++) {
+        moe_session_params bad[] = { own[1], own[1], own[1], own[1], own[1], own[1], own[1] };
+        bad[0].temperature = -1, bad[1].top_p = 1.5f, bad[2].min_p = NAN, bad[3].top_k = -1, bad[4].seed = -1;
+        bad[5].sample = 2;
+        asks[0].sampling = &bad[i];
+        p.sample = i < MOE_COUNT(wrong);
+        heard *got = translate(f, &p, asks, 1);
+        const char *said = p.sample ? wrong[i] : "a session with sample 1";
+        assert_int_equal(got->status, MOE_ERROR_ARGUMENT);
+        CHECK(strstr(got->message, said) != NULL, "%s: %s", said, got->message);
+        free(got);
+    }
+    for (size_t i = 0; i < WAYS; i++) free(alone[i]);
+    free(found), free(asks);
+    drop(f);
+}
+
 static void odd_defaults_in_the_file_still_make_a_session(void **state) {
     static const double odd[] = { (double)NAN, (double)INFINITY, -1, 1e300, 0 };
     static const char *const keys[] = {
@@ -3357,6 +3415,7 @@ int main(void) {
         cmocka_unit_test(parameters_at_their_limits_work),
         cmocka_unit_test(defaults_come_from_the_file),
         cmocka_unit_test(a_recommended_penalty_goes_with_draws),
+        cmocka_unit_test(requests_are_drawn_by_settings_of_their_own),
         cmocka_unit_test(odd_defaults_in_the_file_still_make_a_session),
         cmocka_unit_test(isa_is_chosen_by_parameter_then_environment),
         cmocka_unit_test(log_tells_one_line_about_the_session),

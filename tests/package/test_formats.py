@@ -256,6 +256,21 @@ def right_to_left_is_said_where_a_format_can():
 
 
 @test
+def traditional_chinese_and_cantonese_keep_their_codes():
+    """As documents write them: with a script only where it says another writing than the language's usual one."""
+    po = 'msgid ""\nmsgstr "Language: \\n"\n\nmsgid "One"\nmsgstr ""\n'
+    for target, code in {"zh-Hant": "zh-Hant", "zho_Hant": "zh-Hant", "zh-hant-HK": "zh-Hant-HK", "cmn_Hans": "zh",
+                         "zh": "zh", "zh-TW": "zh-TW", "yue": "yue", "yue_Hant": "yue", "zh-yue": "yue",
+                         "deu_Latn": "de", "pt_BR": "pt-BR", "srp_Cyrl": "sr"}.items():  # fmt: skip
+        assert f'trgLang="{code}"' in translate_document(PLAIN["xliff"] % "One", "xliff", louder, target=target), target
+        done = translate_document(po, "po", louder, target=target)
+        assert f"Language: {code.replace('-', '_')}\\n" in done, (target, done)
+        assert not code.startswith(("zh", "yue")) or "nplurals=1;" in translate_document(
+            po.replace("Language: ", "Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\\nLanguage: "), "po", louder,
+            target=target), target
+
+
+@test
 def each_format_says_what_stayed():
     texts = {
         "text": "%s\n",

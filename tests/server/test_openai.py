@@ -227,11 +227,14 @@ def what_is_unknown_is_ignored_and_what_cannot_be_had_is_refused():
         plain = create(server).choices[0].message.content
         for more in ({"temperature": 0, "top_p": 0.3, "seed": 5, "user": "me", "n": 1, "presence_penalty": 0},
                      {"logprobs": False, "tools": [], "response_format": {"type": "text"}, "stop": None},
-                     {"extra_body": {"enable_thinking": False, "top_k": 3}, "store": True}):  # fmt: skip
+                     {"extra_body": {"enable_thinking": False, "min_p": None}, "store": True}):  # fmt: skip
             assert create(server, **more).choices[0].message.content == plain
         for word, more in [
             ("n is not", {"n": 2}), ("tools is not", {"tools": [{"type": "function", "function": {"name": "x"}}]}),
-            ("temperature is not", {"temperature": 0.7}), ("logprobs is not", {"logprobs": True}),
+            ("temperature is a number, 0 to 100", {"temperature": -1}), ("top_p is a number", {"top_p": 1.5}),
+            ("seed is a whole number, 0 to", {"seed": 1 << 40}), ("seed is a whole", {"seed": 1.5}),
+            ("top_k is a whole", {"extra_body": {"top_k": -1}}), ("min_p is a", {"extra_body": {"min_p": "x"}}),
+            ("temperature is a", {"temperature": True}), ("logprobs is not", {"logprobs": True}),
             ("response_format is not", {"response_format": {"type": "json_object"}}),
             ("presence_penalty is not", {"presence_penalty": 1}), ("stop is", {"stop": "x" * 257}),
             ("stop is", {"stop": ["a"] * 17}), ("stop is", {"stop": [""]}), ("max_tokens is", {"max_tokens": 0}),
@@ -256,6 +259,55 @@ def what_is_unknown_is_ignored_and_what_cannot_be_had_is_refused():
         body = json.dumps({"messages": HELLO}).encode()  # curl -d, which says that it is a form
         status, answer = server.ask("/v1/chat/completions", body, "application/x-www-form-urlencoded")
         assert status == 200 and answer["choices"][0]["message"]["content"] == plain
+
+
+@chat_test
+def an_answer_is_drawn_as_it_asks():
+    """Whatever the others ask for at the same time; moe-translate says what it is to be."""
+    wishes = [{}, {"temperature": 0.8}, {"temperature": 1.3, "seed": 7, "top_p": 0.9}, {"seed": 9}, {"top_k": 1},
+              {"temperature": 1, "top_k": 5, "min_p": 0.05, "seed": 4}, {"temperature": 0, "seed": 4}]  # fmt: skip
+    wanted = []
+    for wish in wishes:
+        options = [f"--{name.replace('_', '-')}={value}" for name, value in wish.items()]
+        ((ids, _),) = answers([prompt_of(HELLO)], LONGEST, "--beam=1", "--repetition-penalty=1", *options)
+        wanted.append(text_of(ids))
+    assert len(set(wanted)) == len(wanted) - 2 and wanted[0] == wanted[4] == wanted[6]
+
+    def ask(server, wish, way=create):
+        plain = {name: wish[name] for name in wish if name not in ("top_k", "min_p")}
+        return way(server, **plain, extra_body={name: wish[name] for name in wish if name not in plain})
+    with chatting("--set", "batch=5") as server:
+        found = {}
+
+        def work(i):
+            wish = wishes[i % len(wishes)]
+            found[i] = ask(server, wish, streamed)[0] if i % 2 else ask(server, wish).choices[0].message.content
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(2 * len(wishes))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == {i: wanted[i % len(wishes)] for i in range(2 * len(wishes))}, found
+    for setting in "beam=2", "sample=0":
+        with chatting("--set", setting) as server:
+            assert ask(server, {"temperature": 0, "seed": 1}) and create(server)
+            with refused(openai.BadRequestError, "temperature can only be 0"):
+                create(server, temperature=0.5)
+    with chatting("--set", "temperature=0.8", "--set", "repetition-penalty=1") as server:
+        assert create(server).choices[0].message.content == wanted[1]
+        assert create(server, temperature=0).choices[0].message.content == wanted[0]
+
+
+@chat_test
+def what_has_no_room_is_refused():
+    """The session's memory for keys and values is too small for it, which the decoder says."""
+    with endless("--set", "context-memory=1") as server:
+        with refused(openai.BadRequestError, "context_memory has room for"):
+            create(server)
+        text = {"q": "The old house stands near the river.", "source": "en", "target": "de"}
+        status, answer = server.ask("/translate", text)
+        assert status == 400 and "context_memory has room for" in answer["error"], (status, answer)
+        assert create(server, max_tokens=5).choices[0].message.content
 
 
 @chat_test
@@ -357,7 +409,8 @@ LONG = ["--set", "max-len-factor=0", "--set", "max-len-offset=4000", "--set", "m
 def endless(*options):
     """A server whose answers take long: a larger model that never ends."""
     path = made(hidden_size=256, intermediate_size=1024, num_hidden_layers=12, max_position_embeddings=8192)[0]
-    with serving(*LONG, "--set", "min-target=3900", "--threads", "1", *options, fast=False, model=path) as server:
+    forever = ["--set", "min-target=3900", "--set", "stop-loops=0", "--threads", "1"]
+    with serving(*LONG, *forever, *options, fast=False, model=path) as server:
         yield server
 
 

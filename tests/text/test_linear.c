@@ -19,6 +19,7 @@
 
 #include "tools/server/address.h"
 #include "tools/server/html.h"
+#include "tools/server/stops.h"
 #include "tools/text/align.h"
 #include "tools/text/bpe.h"
 #include "tools/text/doubt.h"
@@ -792,6 +793,29 @@ static void answers(void **state) {
     text_doubts_free(&doubts);
 }
 
+/* An answer, three bytes at a time. The texts to stop at are beginnings of it with another end: none comes. */
+static void look_for_stops(const char *data, size_t length) {
+    char ends[STOPS_MOST][STOPS_LONGEST + 1];
+    stops s = { .n = STOPS_MOST, .longest = STOPS_LONGEST };
+    text_bytes answer = { 0 };
+    for (size_t i = 0; i < STOPS_MOST; i++) {
+        const size_t n = STOPS_LONGEST - i * i; /* so that texts of all lengths are there */
+        snprintf(ends[i], sizeof ends[i], "%.*s\1", (int)n - 1, data);
+        s.texts[i] = ends[i];
+    }
+    for (size_t at = 0, n; at < length; at += n) {
+        n = length - at < 3 ? length - at : 3;
+        if (stops_add(&s, &answer, data + at, n)) break;
+        (void)stops_held(&s, &answer);
+    }
+    text_bytes_free(&answer);
+}
+
+static void stop_texts(void **state) {
+    (void)state;
+    grow(look_for_stops, texts, sizeof texts / sizeof *texts);
+}
+
 /* All but what PCRE2 does, whose steps are not counted. */
 static const bpe *tokeniser;
 
@@ -848,35 +872,16 @@ static void a_square_is_seen(void **state) {
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* such as "html*" */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(spans),
-        cmocka_unit_test(sentences),
-        cmocka_unit_test(clauses),
-        cmocka_unit_test(halves),
-        cmocka_unit_test(messages),
-        cmocka_unit_test(messages_shown),
-        cmocka_unit_test(message_lines),
-        cmocka_unit_test(names),
-        cmocka_unit_test(answers),
-        cmocka_unit_test(links),
-        cmocka_unit_test(loops),
-        cmocka_unit_test(languages),
-        cmocka_unit_test(guards),
-        cmocka_unit_test(constraints),
-        cmocka_unit_test(terms),
-        cmocka_unit_test(glossaries),
-        cmocka_unit_test(cases),
-        cmocka_unit_test(lines),
-        cmocka_unit_test(json_strings),
-        cmocka_unit_test(html_of_texts),
-        cmocka_unit_test(html_of_markup),
-        cmocka_unit_test(html_of_numbers),
-        cmocka_unit_test(xml_of_markup),
-        cmocka_unit_test(addresses),
-        cmocka_unit_test(prompts),
-        cmocka_unit_test(tokens),
-        cmocka_unit_test(cells),
-        cmocka_unit_test(signs),
-        cmocka_unit_test(a_square_is_seen),
+        cmocka_unit_test(spans),           cmocka_unit_test(sentences),     cmocka_unit_test(clauses),
+        cmocka_unit_test(halves),          cmocka_unit_test(messages),      cmocka_unit_test(messages_shown),
+        cmocka_unit_test(message_lines),   cmocka_unit_test(names),         cmocka_unit_test(answers),
+        cmocka_unit_test(links),           cmocka_unit_test(loops),         cmocka_unit_test(languages),
+        cmocka_unit_test(guards),          cmocka_unit_test(constraints),   cmocka_unit_test(terms),
+        cmocka_unit_test(glossaries),      cmocka_unit_test(cases),         cmocka_unit_test(lines),
+        cmocka_unit_test(json_strings),    cmocka_unit_test(html_of_texts), cmocka_unit_test(html_of_markup),
+        cmocka_unit_test(html_of_numbers), cmocka_unit_test(xml_of_markup), cmocka_unit_test(addresses),
+        cmocka_unit_test(stop_texts),      cmocka_unit_test(prompts),       cmocka_unit_test(tokens),
+        cmocka_unit_test(cells),           cmocka_unit_test(signs),         cmocka_unit_test(a_square_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

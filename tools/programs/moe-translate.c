@@ -372,7 +372,7 @@ static void apply_options(const options *o, moe_session_params *p) {
         p->max_len_offset = common.max_len;
     }
     if (o->device) p->device = o->device;
-    if (o->gpu_memory > 0) p->device_memory = (size_t)o->gpu_memory << 20;
+    if (o->gpu_memory > 0) p->device_memory = text_mebibytes(o->gpu_memory);
     if (o->self_test) return; /* the stored sentences were made with the model's own settings */
     text_settings_search(&o->search, p);
     if (!o->score) return;

@@ -277,14 +277,6 @@ static int is_given(const options *o, const char *name) {
     return 0;
 }
 
-/* A parameter by its name; 0: there is none. */
-static double param_of(const moe_session_params *p, const char *name) {
-    const moe_param *param;
-    for (size_t i = 0; (param = moe_param_at(i)); i++)
-        if (strcmp(param->name, name) == 0) return moe_param_get(p, i);
-    return 0;
-}
-
 /* Who has texts in the batch already leaves a quarter of it to those who have none: else they would wait until as many
  * of the others' sentences, which began together, end together, and what is asked to rerank those. */
 static void keep_room(server *s) {
@@ -296,7 +288,10 @@ static void keep_room(server *s) {
     if (text_settings_parse(&wishes, s->options.settings.data, &error)) return;
     text_settings_apply(&wishes, &p);
     s->max_prompt = (size_t)p.max_source;
-    s->temperature = param_of(&p, "sample") > 0 ? param_of(&p, "temperature") : 0;
+    s->draws = p.sample && p.beam == 1;
+    s->sampling = p;
+    if (p.temperature == 0 && engine) /* unless an answer asks for draws, and then as the model's authors recommend */
+        s->sampling.sample = 0, s->sampling.temperature = moe_session_params_default(engine).temperature;
     if (p.batch < 4) return;
     s->busy = (size_t)p.batch * 3 / 4;
     s->calm = s->busy - (size_t)p.batch / 4; /* the encoder takes sentences in groups */
@@ -321,9 +316,13 @@ static int open_translator(server *s) {
         /* what a narrow beam or a model without attention has, as much as goes */
         ";nbest=3;alignment=1", ";nbest=2;alignment=1", ";alignment=1", ";nbest=3", ";nbest=2", ""
     };
+    static const char *const draws[] = { "sample", "temperature", "top_k", "top_p", "min_p", "seed" };
     const size_t n = sizeof extras / sizeof *extras;
-    size_t length = s->options.settings.length;
+    int sampled = 0;
     s->answers = answers_messages(s->model); /* which are greedy, as moe-translate is with such a model */
+    for (size_t i = 0; i < sizeof draws / sizeof *draws; i++) sampled |= is_given(&s->options, draws[i]);
+    if (s->answers && !sampled) text_append_string(&s->options.settings, ";sample=1;temperature=0");
+    size_t length = s->options.settings.length;
     const int asked = s->answers || is_given(&s->options, "nbest") || is_given(&s->options, "alignment");
     for (size_t i = asked ? n - 1 : 0; i < n; i++) {
         s->options.settings.length = length;

@@ -8,26 +8,26 @@
  *
  * A message is the model's own: nothing of it is kept, split or tried again, unlike a text of /translate.
  */
-#define _GNU_SOURCE /* memmem */
-
 #include "tools/server/server.h"
+#include "tools/server/stops.h"
 
 #include <cjson/cJSON.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { MOST_STOPS = 16, LONGEST_STOP = 256, MOST_MESSAGES = 1000 };
+enum { MOST_MESSAGES = 1000 };
 
 struct chat {
     moetext_message *messages; /* [n] their texts lie in that of the ask's item */
     size_t n;
     int32_t *ids; /* [n_ids] the prompt */
     size_t n_ids, limit;
-    char *stops[MOST_STOPS]; /* [n_stops] */
-    size_t n_stops, longest;
-    int usage;          /* a stream ends with it */
-    double temperature; /* that is asked for; -1: none is */
+    stops stops;
+    int usage;                   /* a stream ends with it */
+    moe_session_params sampling; /* by which it is drawn, */
+    uint64_t sampled;            /* where it asks for that: a bit for each parameter, by its number */
     time_t created;
     uint64_t number;
     const char *code; /* of an error; NULL: it has none */
@@ -40,7 +40,7 @@ struct chat {
 
 void chat_free(chat *c) {
     if (!c) return;
-    for (size_t i = 0; i < c->n_stops; i++) free(c->stops[i]);
+    for (size_t i = 0; i < c->stops.n; i++) free(c->stops.texts[i]);
     free(c->messages);
     free(c->ids);
     free(c);
@@ -111,11 +111,11 @@ static void take_messages(ask *a, const cJSON *messages, refusal *r) {
 
 static void take_stop(chat *c, const cJSON *stop, refusal *r) {
     const size_t length = cJSON_IsString(stop) ? strlen(stop->valuestring) : 0;
-    if (!length || length > LONGEST_STOP || c->n_stops == MOST_STOPS)
+    if (!length || length > STOPS_LONGEST || c->stops.n == STOPS_MOST)
         refuse(r, MHD_HTTP_BAD_REQUEST, "stop is a text of 1 to 256 bytes, or a list of up to 16%s", "");
-    else if (!(c->stops[c->n_stops] = text_copy(stop->valuestring, length))) no_memory(r);
-    else c->n_stops++;
-    if (length > c->longest) c->longest = length;
+    else if (!(c->stops.texts[c->stops.n] = text_copy(stop->valuestring, length))) no_memory(r);
+    else c->stops.n++;
+    if (length > c->stops.longest) c->stops.longest = length;
 }
 
 static int is_false(const cJSON *x) {
@@ -155,20 +155,39 @@ static size_t take_limit(const cJSON *all, refusal *r) {
     return 0;
 }
 
+/* How an answer is drawn: parameters of the search by their own names. */
+static void take_sampling(chat *c, const cJSON *all, refusal *r) {
+    static const char *const names[] = { "temperature", "top_p", "top_k", "min_p", "seed" };
+    const moe_param *param;
+    char why[96];
+    c->sampling.size = sizeof c->sampling;
+    for (size_t i = 0; (param = moe_param_at(i)) && !r->status; i++)
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+            if (strcmp(param->name, names[k]) != 0) continue;
+            const cJSON *number = cJSON_GetObjectItemCaseSensitive(all, names[k]);
+            if (!number || cJSON_IsNull(number)) break;
+            c->sampled |= (uint64_t)1 << i;
+            if (cJSON_IsNumber(number) && (param->real || floor(number->valuedouble) == number->valuedouble) &&
+                moe_param_set(&c->sampling, i, number->valuedouble))
+                break;
+            snprintf(why, sizeof why, "%s is a %s, %s", param->name, param->real ? "number" : "whole number",
+                     param->values);
+            refuse(r, MHD_HTTP_BAD_REQUEST, "%s", why);
+            break;
+        }
+}
+
 static void chat_read(ask *a, const cJSON *all, refusal *r) {
     const cJSON *stop = cJSON_GetObjectItemCaseSensitive(all, "stop"), *one,
-                *wishes = cJSON_GetObjectItemCaseSensitive(all, "stream_options"),
-                *temperature = cJSON_GetObjectItemCaseSensitive(all, "temperature");
+                *wishes = cJSON_GetObjectItemCaseSensitive(all, "stream_options");
     chat *c = a->chat = calloc(1, sizeof *c);
     if (!c) {
         no_memory(r);
         return;
     }
     c->created = time(NULL);
-    c->temperature = cJSON_IsNumber(temperature) ? temperature->valuedouble : -1;
     refuse_others(all, r);
-    if (!r->status && temperature && !cJSON_IsNull(temperature) && !(c->temperature >= 0))
-        refuse(r, MHD_HTTP_BAD_REQUEST, "%s is a number from 0 on", "temperature");
+    if (!r->status) take_sampling(c, all, r);
     if (!r->status) c->limit = take_limit(all, r);
     if (!r->status && cJSON_IsArray(stop)) cJSON_ArrayForEach(one, stop) {
             if (!r->status) take_stop(c, one, r);
@@ -179,6 +198,20 @@ static void chat_read(ask *a, const cJSON *all, refusal *r) {
     if (!r->status) take_messages(a, cJSON_GetObjectItemCaseSensitive(all, "messages"), r);
 }
 
+/* The server's own parameters, with those that are asked for. */
+static void check_sampling(const server *s, chat *c, refusal *r) {
+    const moe_session_params wishes = c->sampling;
+    c->sampling = s->sampling;
+    c->sampling.sample = 1;
+    for (size_t i = 0; moe_param_at(i); i++)
+        if (c->sampled >> i & 1) moe_param_set(&c->sampling, i, moe_param_get(&wishes, i));
+    if (s->draws) return;
+    if (c->sampled && c->sampling.temperature > 0)
+        refuse(r, MHD_HTTP_BAD_REQUEST, "this server draws no tokens (it has a beam, or sample=0): %s can only be 0",
+               "temperature");
+    c->sampled = 0;
+}
+
 /* The prompt, or why there is none. */
 static void chat_check(server *s, ask *a, refusal *r) {
     chat *c = a->chat;
@@ -186,11 +219,8 @@ static void chat_check(server *s, ask *a, refusal *r) {
     c->number = __atomic_add_fetch(&s->n_answers, 1, __ATOMIC_RELAXED);
     const size_t most = s->max_prompt ? s->max_prompt : 1;
     char beyond[96];
-    snprintf(beyond, sizeof beyond, "%g", s->temperature);
-    if (c->temperature >= 0 && (float)c->temperature != (float)s->temperature) {
-        refuse(r, MHD_HTTP_BAD_REQUEST, "temperature is not supported but for %s, which all answers here have", beyond);
-        return;
-    }
+    if (s->answers) check_sampling(s, c, r);
+    if (r->status) return;
     if (!(c->ids = malloc(most * sizeof *c->ids))) {
         no_memory(r);
         return;
@@ -216,36 +246,13 @@ void chat_ask(const text_item *item, moetext_request *request) {
     request->ids = c->ids, request->n_ids = c->n_ids;
     request->limit = c->limit;
     request->partial = chat_partial;
-}
-
-/* The first of all texts to stop at, from byte `from` on; the end: there is none. */
-static size_t find_stop(const chat *c, const text_bytes *text, size_t from) {
-    size_t first = text->length;
-    for (size_t i = 0; i < c->n_stops; i++) {
-        const char *at = memmem(text->data + from, text->length - from, c->stops[i], strlen(c->stops[i]));
-        if (at && (size_t)(at - text->data) < first) first = (size_t)(at - text->data);
-    }
-    return first;
-}
-
-/* The bytes at the end of a text that may begin one to stop at. */
-static size_t held_back(const chat *c, const text_bytes *text) {
-    for (size_t n = c->longest < text->length ? c->longest : text->length; n > 0; n--)
-        for (size_t i = 0; i < c->n_stops; i++)
-            if (n < strlen(c->stops[i]) && memcmp(text->data + text->length - n, c->stops[i], n) == 0) return n;
-    return 0;
+    if (c->sampled) request->sampling = &c->sampling;
 }
 
 /* More of an answer; it may end there. */
 static void chat_add(text_item *item, const char *text, size_t length) {
     chat *c = item->of->chat;
-    const size_t from = item->answer.length < c->longest ? 0 : item->answer.length - c->longest;
-    text_append(&item->answer, text, length);
-    if (item->answer.failed || !c->n_stops) return;
-    const size_t stop = find_stop(c, &item->answer, from);
-    if (stop == item->answer.length) return;
-    item->answer.data[item->answer.length = stop] = '\0';
-    c->finish = "stop";
+    if (stops_add(&c->stops, &item->answer, text, length)) c->finish = "stop";
 }
 
 /* The name of the model, its own or that of its file. */
@@ -323,7 +330,7 @@ void chat_partial(void *closure, const moetext_partial *partial) {
     if (c->finish) __atomic_store_n(&a->dropped, 1, __ATOMIC_RELAXED); /* the rest is not wanted */
     pthread_mutex_lock(&s->lock);
     if (a->stream && a->connection && a->state == ASK_WAITING) {
-        say_more(s, a, item->answer.length - (c->finish ? 0 : held_back(c, &item->answer)));
+        say_more(s, a, item->answer.length - (c->finish ? 0 : stops_held(&c->stops, &item->answer)));
         ask_wake(a);
     }
     pthread_mutex_unlock(&s->lock);

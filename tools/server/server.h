@@ -9,6 +9,7 @@
  *   api.c          the answers of all addresses; their table is api_routes
  *   deepl.c        the interfaces of DeepL and of immersive-translate
  *   openai.c       the interface of OpenAI's chat, for models that answer messages
+ *   stops.c        texts at which an answer stops
  *   files.c        files that are translated, and kept until they are fetched
  *
  * Threads. libmicrohttpd has threads that read and write; the decoder's thread runs one moetext_translate for as long
@@ -191,13 +192,14 @@ typedef struct server {
     options options;
     moetext_model *model;
     moetext *translator;
-    experts *experts;   /* the decoder's; NULL: not needed yet, or see no_experts */
-    int no_experts;     /* they cannot be seen */
-    int aligned;        /* its results have links between words */
-    int answers;        /* the model answers messages, */
-    size_t max_prompt;  /* of so many tokens at most, */
-    double temperature; /* with this temperature; 0: greedily */
-    uint64_t n_answers; /* that were begun; atomic */
+    experts *experts;            /* the decoder's; NULL: not needed yet, or see no_experts */
+    int no_experts;              /* they cannot be seen */
+    int aligned;                 /* its results have links between words */
+    int answers;                 /* the model answers messages, */
+    size_t max_prompt;           /* of so many tokens at most, */
+    moe_session_params sampling; /* drawn like this, */
+    int draws;                   /* or as they ask for */
+    uint64_t n_answers;          /* that were begun; atomic */
     time_t began;
     text_detector *detector; /* NULL: languages cannot be told */
     pthread_mutex_t detecting;

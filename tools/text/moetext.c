@@ -1272,7 +1272,7 @@ static void stream_ask(text_stream *stream, text_job *job, moe_request *request)
     request->target_tag = u->target_tag;
     request->dropped = u->request.dropped;
     if (u->request.partial) request->partial = text_stream_grow;
-    if (u->request.task == MOETEXT_ANSWER) request->limit = u->request.limit;
+    if (u->request.task == MOETEXT_ANSWER) request->limit = u->request.limit, request->sampling = u->request.sampling;
     if (!u->request.task || u->request.task == MOETEXT_ANSWER) return;
     request->target = ids_or_nothing(&job->target_ids);
     request->n_target = job->target_ids.length;

@@ -266,6 +266,7 @@ typedef struct moetext_request {
     moetext_partial_fn partial; /* NULL: nothing is said before the text is finished */
     const int32_t *ids;         /* [n_ids] of MOETEXT_ANSWER, which has no text and no languages: the whole prompt */
     size_t n_ids, limit;        /* limit: most tokens of an answer; 0: the translator's */
+    const moe_session_params *sampling; /* how tokens of an answer are drawn: moe_request.sampling */
 } moetext_request;
 
 /* A link from a word of the source to a word of the translation, without the spaces around them. A word can have

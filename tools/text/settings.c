@@ -267,6 +267,8 @@ void text_settings_search(const text_settings *s, moe_session_params *p) {
     if (p->nbest > p->beam) p->nbest = p->beam; /* the model's default, with a narrower beam */
 }
 
+size_t text_mebibytes(int n) { return (size_t)n > SIZE_MAX >> 20 ? SIZE_MAX : (size_t)n << 20; }
+
 void text_settings_apply(const text_settings *s, moe_session_params *p) {
     if (s->batch_tokens > 0) { /* short sentences have about eight tokens */
         p->batch_tokens = s->batch_tokens;
@@ -282,7 +284,7 @@ void text_settings_apply(const text_settings *s, moe_session_params *p) {
     text_settings_search(s, p);
     if (s->isa[0]) p->isa = s->isa;
     if (s->device[0]) p->device = s->device;
-    if (s->gpu_memory > 0) p->device_memory = (size_t)s->gpu_memory << 20;
+    if (s->gpu_memory > 0) p->device_memory = text_mebibytes(s->gpu_memory);
     if (s->gating[0]) p->gating = s->gating;
     if (s->noise >= 0) p->noise = 1, p->noise_seed = (uint64_t)s->noise;
 }

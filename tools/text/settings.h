@@ -40,6 +40,8 @@ double text_settings_param(const text_settings *settings, const char *name);
 /* 0, or why the preset and the parameters do not go together. */
 moe_status text_settings_check(const text_settings *settings, const char *before, moe_error *error);
 
+/* Bytes; where size_t has no such number, its largest. */
+size_t text_mebibytes(int n);
 /* The preset and the parameters of the search. */
 void text_settings_search(const text_settings *settings, moe_session_params *params);
 /* The settings of a session, except languages: they need the tokens of a model. */

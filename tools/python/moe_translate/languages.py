@@ -3,7 +3,7 @@
 THREE = dict(
     pair.split("=")
     for pair in "afr=af amh=am arb=ar ara=ar azj=az bel=be ben=bn bos=bs bul=bg cat=ca ces=cs cym=cy dan=da deu=de "
-    "ell=el "
+    "cmn=zh ell=el "
     "eng=en "
     "epo=eo est=et eus=eu fin=fi fra=fr gle=ga glg=gl guj=gu hau=ha heb=he hin=hi hrv=hr hun=hu hye=hy ibo=ig "
     "ind=id isl=is ita=it jpn=ja kan=kn kat=ka kaz=kk khm=km kir=ky kor=ko lao=lo lit=lt lvs=lv mal=ml mar=mr mkd=mk "
@@ -16,10 +16,14 @@ RIGHT_TO_LEFT = set(
 
 
 def two_letters(target):
-    """ "de" of "deu_Latn", "pt_BR" of "pt-BR"; what it does not know comes back as it is."""
+    """ "de" of "deu_Latn", "pt_BR" of "pt-BR", "zh_Hant" of "zho_Hant": traditional Chinese is another writing, as
+    Cantonese, "yue", is another language. What it does not know comes back as it is."""
     parts = target.replace("-", "_").split("_")
-    language = THREE.get(parts[0].lower(), parts[0].lower())
-    return language + "".join("_" + part.upper() for part in parts[1:2] if len(part) == 2)
+    first, rest = THREE.get(parts[0].lower(), parts[0].lower()), [part.lower() for part in parts[1:]]
+    if first == "zh" and "yue" in rest:
+        first = "yue"
+    script = "_Hant" if first == "zh" and "hant" in rest else ""
+    return first + script + "".join("_" + part.upper() for part in rest[:2] if len(part) == 2)
 
 
 def right_to_left(target):

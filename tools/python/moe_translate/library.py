@@ -53,6 +53,7 @@ class Request(ctypes.Structure):
         ("ids", POINTER(c_int32)),
         ("n_ids", c_size_t),
         ("limit", c_size_t),
+        ("sampling", c_void_p),
     ]
 
 
