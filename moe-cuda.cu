@@ -11,11 +11,11 @@
  * adding a product of zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers,
  * exact in any order: cuBLAS computes them for many rows, a kernel over dp4a for few.
  *
- * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 expanded to int8;
- * if not all experts fit, missing ones are uploaded when they are needed. States and hypotheses live there too: the ids
- * of a sentence (inputs of a classifier's step) are uploaded, its results (a classifier's best classes) are downloaded
- * when it is done, and each step in between downloads the number of rows of the next one. Beam search is the code of
- * the processor, one thread per sentence.
+ * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 and Q4M expanded to
+ * int8; if not all experts fit, missing ones are uploaded when they are needed. States and hypotheses live there too:
+ * the ids of a sentence (inputs of a classifier's step) are uploaded, its results (a classifier's best classes) are
+ * downloaded when it is done, and each step in between downloads the number of rows of the next one. Beam search is the
+ * code of the processor, one thread per sentence.
  *
  * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda/cuda_emu.h, which runs every kernel on the
  * processor: so kernels are launched by MOE_LAUNCH only, use no warp primitives, and every thread of a block reaches
@@ -71,13 +71,13 @@ static const size_t MOE_MARGIN =
 
 /* A matrix on the device, or the matrix of the first of many experts. */
 typedef struct moe_weights {
-    moe_type type; /* Q8 for both quantised types */
+    moe_type type; /* Q8 for quantised ones without parts, Q4M with them */
     int rows, cols;
     int rows_padded;     /* of the rows of a matrix: 16 for codes   */
     size_t stride;       /* from row to row: bytes of codes, numbers */
     size_t step;         /* from expert to expert: bytes, of data and of scales */
     const void *data;    /* NULL: no such matrix */
-    const float *scales; /* [rows_padded], behind the codes */
+    const float *scales; /* [rows_padded], behind the codes; then of Q4M parts [rows_padded, stride / 64] */
 } moe_weights;
 
 /* The parts of a node on the device. */
@@ -182,7 +182,7 @@ struct moe_device : moe_step_rows {
     cudaEvent_t landed[2];
     int next_stage;
     size_t uploaded, announced, bound_bytes; /* the last: uploads for binding */
-    int8_t *subs;                            /* of Q4, for one matrix */
+    int8_t *subs;                            /* of Q4 and what lies with them, for one matrix */
     moe_known *known;
     size_t n_known, known_capacity;
     /* graphs */
@@ -245,7 +245,7 @@ struct moe_device : moe_step_rows {
 };
 
 static size_t moe_longest(const moe_graph *g) { return moe_max(g->max_source, g->max_target); }
-static_assert(MOE_TYPE_COUNT == 5, "a new number format: moe_quantised, moe_weight, moe_lift_matrix, moe_data_bytes");
+static_assert(MOE_TYPE_COUNT == 6, "a new number format: moe_quantised, moe_weight, moe_lift_matrix, moe_data_bytes");
 static int moe_quantised(moe_type type) { return type >= MOE_TYPE_Q8; }
 
 /* What to do about a CUDA error. */
@@ -554,6 +554,10 @@ MOE_DEVICE const float *moe_expert_scales(const moe_weights *w, int expert) {
     return (const float *)(const void *)((const char *)w->scales + (size_t)expert * w->step);
 }
 
+MOE_DEVICE const float *moe_expert_parts(const moe_weights *w, int expert) {
+    return moe_expert_scales(w, expert) + w->rows_padded;
+}
+
 /* Units of four codes from Q8's interleave [n/16][k/4][16][4] to rows. */
 __global__ void moe_k_unpack_q8(const uint32_t *from, size_t first_unit, size_t units, size_t cols_padded, int8_t *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, unit = first_unit + i, groups = cols_padded / 4;
@@ -563,16 +567,27 @@ __global__ void moe_k_unpack_q8(const uint32_t *from, size_t first_unit, size_t 
     }
 }
 
-/* Bytes of two codes from Q4's [n/16][k/8][16][4], times subs [n/16][k/32][16]. */
+/* Bytes of two codes from Q4's [n/16][k/8][16][4], times subs; `sides` lie beside 64 columns: of Q4M middles too. */
 __global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t bytes, size_t cols_padded,
-                                const int8_t *subs, int8_t *to) {
+                                const int8_t *subs, size_t sides, int8_t *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = first_byte + i, units = cols_padded / 8;
     if (i < bytes) {
         const size_t block = at / (units * 64), unit = at / 64 % units, row = at / 4 % 16, col = unit * 8 + at % 4;
-        const int sub = subs[(block * (cols_padded / 32) + col / 32) * 16 + row];
+        const int8_t *side = subs + ((block * (cols_padded / 64) + col / 64) * sides + col / 32 % 2) * 16 + row;
+        const int sub = side[0], mid = sides > 2 ? side[32] : 0;
         int8_t *out = to + (block * 16 + row) * cols_padded + col;
-        out[0] = (int8_t)(((from[i] & 15) - 8) * sub);
-        out[4] = (int8_t)(((from[i] >> 4) - 8) * sub);
+        out[0] = (int8_t)(((from[i] & 15) - 8) * sub + mid);
+        out[4] = (int8_t)(((from[i] >> 4) - 8) * sub + mid);
+    }
+}
+
+/* Parts [rows, cols_padded / 64] of Q4M. */
+__global__ void moe_k_unpack_parts(const int8_t *sides, size_t n, size_t cols_padded, float *to) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, units = cols_padded / 64;
+    if (i < n) {
+        const size_t row = i / units;
+        const int8_t *low = sides + ((row / 16 * units + i % units) * 6 + 4) * 16 + row % 16;
+        to[i] = moe_f16_to_f32((uint16_t)((uint8_t)low[0] | (uint8_t)low[16] << 8));
     }
 }
 
@@ -588,8 +603,11 @@ __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor,
     const size_t row = blockIdx.x, id = (size_t)ids[row];
     for (int c = (int)threadIdx.x; c < table.cols; c += MOE_BLOCK) {
         const size_t at = id * table.stride + (size_t)c;
-        const float v = table.type == MOE_TYPE_Q8 ? moe_mul((float)((const int8_t *)table.data)[at], table.scales[id])
-                                                  : moe_weight(table.data, table.type, at);
+        float scale = table.scales ? table.scales[id] : 1.0f, v;
+        if (table.type == MOE_TYPE_Q4M)
+            scale = moe_mul(scale, moe_expert_parts(&table, 0)[id * (table.stride / 64) + (size_t)c / 64]);
+        v = table.scales ? moe_mul((float)((const int8_t *)table.data)[at], scale)
+                         : moe_weight(table.data, table.type, at);
         const float scaled = moe_mul(v, factor);
         y[row * y_stride + (size_t)c] =
             rows ? moe_add(scaled, rows[(size_t)positions[row] * (size_t)table.cols + (size_t)c]) : scaled;
@@ -853,8 +871,8 @@ MOE_DEVICE void moe_multiply_codes(const moe_products *p, const int8_t *w, const
 }
 
 /* Codes. A warp computes 4 outputs for the rows of a tile, each of its threads every 32nd 16 bytes of the columns; then
- * thread t adds up the sums of result t: at the end or, where codes have scales by block, after each 512 columns, in
- * the order of the blocks. Blocks of the same outputs are neighbours, so that their weights are read from memory once.
+ * thread t adds up the sums of result t: at the end or, where sums are by block, after each 512 columns, in the order
+ * of the blocks. Blocks of the same outputs are neighbours, so that their weights are read from memory once.
  */
 __global__ void moe_k_products(moe_products p) {
     enum { OUTPUTS = MOE_WARP_OUTPUTS, SPAN = 512, THREADS = 64 / 16 };
@@ -868,6 +886,9 @@ __global__ void moe_k_products(moe_products p) {
     const size_t x_row = there && p.x_rows ? (size_t)p.x_rows[row] : row;
     const float *scales =
         (const float *)(const void *)((const int8_t *)p.x + x_row * p.x_stride + moe_scales_at(p.w.stride));
+    const float *parts =
+        p.w.type == MOE_TYPE_Q4M ? moe_expert_parts(&p.w, tile.x) + (there ? j : 0) * (p.w.stride / 64) : NULL;
+    const int by_block = !p.x_scales || parts;
     int acc[MOE_TILE][OUTPUTS], sum = 0;
     float total = 0.0f;
     if (tile.z == 0) return; /* the whole block */
@@ -877,24 +898,27 @@ __global__ void moe_k_products(moe_products p) {
     for (size_t k0 = 0; k0 < p.w.stride; k0 += SPAN) {
         const size_t k = k0 + (size_t)lane * 16;
         if (first < p.w.rows_padded && k < p.w.stride) moe_multiply_codes(&p, w, x, k, acc);
-        if (p.x_scales && k0 + SPAN < p.w.stride) continue;
+        if (!by_block && k0 + SPAN < p.w.stride) continue;
         MOE_UNROLL
         for (int r = 0; r < MOE_TILE; r++) MOE_UNROLL
         for (int o = 0; o < OUTPUTS; o++) sums[warp][lane][r * OUTPUTS + o] = acc[r][o], acc[r][o] = 0;
         __syncthreads();
         for (int i = 0; i < 32; i++) {
             sum += sums[warp][i][lane];
-            if (p.x_scales || i % THREADS < THREADS - 1) continue;
-            if (there && k0 + (size_t)i * 16 < p.w.stride)
-                total = moe_add(total, moe_mul((float)sum, scales[k0 / 64 + (size_t)(i / THREADS)]));
+            if (!by_block || i % THREADS < THREADS - 1) continue;
+            if (there && k0 + (size_t)i * 16 < p.w.stride) {
+                const size_t at = k0 / 64 + (size_t)(i / THREADS);
+                const float scale = p.x_scales ? p.x_scales[x_row] : scales[at];
+                total = moe_add(total, moe_mul((float)sum, parts ? moe_mul(scale, parts[at]) : scale));
+            }
             sum = 0;
         }
         __syncthreads();
     }
     if (there)
         moe_finish(&p, tile.x, row, j,
-                   p.x_scales ? moe_mul((float)sum, moe_mul(p.x_scales[x_row], moe_expert_scales(&p.w, tile.x)[j]))
-                              : moe_mul(total, moe_expert_scales(&p.w, tile.x)[j]));
+                   by_block ? moe_mul(total, moe_expert_scales(&p.w, tile.x)[j])
+                            : moe_mul((float)sum, moe_mul(p.x_scales[x_row], moe_expert_scales(&p.w, tile.x)[j])));
 }
 
 /* Floats: a block computes 32 outputs for the rows of a tile, 64 columns at a time; a thread one output and two
@@ -1795,7 +1819,8 @@ static size_t moe_data_bytes(const moe_matrix *m) {
                                   : m->rows * m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
 }
 static size_t moe_scale_bytes(const moe_matrix *m) {
-    return moe_quantised(m->type) ? moe_round_up(m->rows, 16) * sizeof(float) : 0;
+    const size_t parts = m->parts ? m->cols_padded / 64 : 0;
+    return moe_quantised(m->type) ? moe_round_up(m->rows, 16) * (1 + parts) * sizeof(float) : 0;
 }
 static size_t moe_both_bytes(const moe_matrix *m) { return moe_round_up(moe_data_bytes(m) + moe_scale_bytes(m), 64); }
 /* The same with its bias, and both matrices of an expert with theirs. */
@@ -1810,7 +1835,7 @@ static size_t moe_expert_bytes(const moe_experts *e) {
 static moe_weights moe_weights_at(const moe_matrix *m, const char *at, size_t step) {
     moe_weights w;
     memset(&w, 0, sizeof w);
-    w.type = moe_quantised(m->type) ? MOE_TYPE_Q8 : m->type;
+    w.type = m->parts ? MOE_TYPE_Q4M : moe_quantised(m->type) ? MOE_TYPE_Q8 : m->type;
     w.rows = (int)m->rows;
     w.cols = (int)m->cols;
     w.rows_padded = moe_quantised(m->type) ? (int)(moe_round_up(m->rows, 16)) : w.rows;
@@ -1823,12 +1848,12 @@ static moe_weights moe_weights_at(const moe_matrix *m, const char *at, size_t st
 
 static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
     const size_t stride = m->cols_padded, codes = moe_data_bytes(m),
-                 bytes = moe_quantised(m->type) ? codes / 8 * m->bits : codes;
+                 bytes = moe_quantised(m->type) ? codes / 8 * m->bits : codes, rows = moe_round_up(m->rows, 16);
     if (!moe_quantised(m->type)) {
         moe_upload_to(d, to, m->data, bytes);
         return;
     }
-    if (m->subs) moe_upload_to(d, d->subs, m->subs, codes / m->group);
+    if (m->subs) moe_upload_to(d, d->subs, m->subs, codes / 64 * m->sides);
     for (size_t at = 0, n; at < bytes && d->status == MOE_OK; at += n) {
         const int i = d->next_stage;
         char *landing;
@@ -1839,10 +1864,13 @@ static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
                        n / 4, stride, (int8_t *)to);
         else
             MOE_LAUNCH(d, moe_k_unpack_q4, moe_divide_up(n, 256), 256, (const uint8_t *)(void *)landing, at, n, stride,
-                       d->subs, (int8_t *)to);
+                       d->subs, m->sides, (int8_t *)to);
         MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
     }
-    moe_upload_to(d, to + codes, m->scales, moe_scale_bytes(m));
+    moe_upload_to(d, to + codes, m->scales, rows * sizeof(float));
+    if (m->parts)
+        MOE_LAUNCH(d, moe_k_unpack_parts, moe_divide_up(codes / 64, 256), 256, d->subs, codes / 64, stride,
+                   (float *)(void *)(to + codes + rows * sizeof(float)));
 }
 
 /* Expert `e` of a node as two matrices, each with its bias, one after the other. */
@@ -1888,7 +1916,7 @@ static void moe_gemm(moe_device *d, const moe_weights *w, int expert, const int8
 
 /* Whether cuBLAS computes a product of so many rows. It has no sums by block. */
 static int moe_by_gemm(const moe_device *d, moe_type type, size_t rows) {
-    return d->cublas && !d->graphs[1].blocks && moe_quantised(type) && rows > MOE_FEW_ROWS;
+    return d->cublas && !d->graphs[1].blocks && moe_quantised(type) && type != MOE_TYPE_Q4M && rows > MOE_FEW_ROWS;
 }
 
 /* cuBLAS on this stream, tried with a product of ones; NULL and the reason if it cannot be used. This is not a failure:
@@ -2991,7 +3019,7 @@ typedef struct moe_needs {
 static void moe_need_matrix(moe_needs *need, const moe_matrix *m) {
     const size_t rows = moe_round_up(m->rows, 16);
     moe_most_of(&need->outputs, rows);
-    if (m->subs) moe_most_of(&need->subs, rows * m->cols_padded / m->group);
+    if (m->subs) moe_most_of(&need->subs, rows * m->cols_padded / 64 * m->sides);
 }
 
 static void moe_need_node(moe_needs *need, const moe_node *n, const moe_graph *g, size_t rows) {

@@ -9,7 +9,7 @@
  *    5. Frames                 the arguments of a run
  *    6. Devices                the interface to a device
  *    7. Elementary functions   exp, log, tanh, sigmoid, gelu, softplus: one definition for every machine
- *    8. Number formats         F32, F16, BF16, Q8, Q4: the meaning of a matrix's bytes
+ *    8. Number formats         F32, F16, BF16, Q8, Q4, Q4M: the meaning of a matrix's bytes
  *    9. Kernels: portable      the oracle: all other kernels must equal it bit for bit
  *   10. Kernels: shared        floats, quantised tiles of x86: one text for all instruction sets below
  *   11. Kernels: AVX2          plain, with VNNI
@@ -367,11 +367,12 @@ typedef enum moe_unary { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UN
 typedef struct moe_matrix {
     moe_type type;
     size_t rows, cols;
-    size_t cols_padded;  /* Q8, Q4: multiple of 64; else cols */
-    const void *data;    /* Q8, Q4: the codes */
-    const int8_t *subs;  /* Q4 */
-    const float *scales; /* Q8, Q4: [rows padded to 16] */
-    size_t bits, group;  /* of a number or code; columns that share a sub, 0: none */
+    size_t cols_padded;  /* quantised: multiple of 64; else cols */
+    const void *data;    /* quantised: the codes */
+    const int8_t *subs;  /* Q4, Q4M */
+    const int8_t *parts; /* Q4M, or NULL: see moe_part */
+    const float *scales; /* quantised: [rows padded to 16] */
+    size_t bits, sides;  /* of a number or code; bytes of subs and what lies with them, for 64 columns of a row */
 } moe_matrix;
 
 /* The matrix of the same shape `bytes` further on, of another expert. */
@@ -379,6 +380,7 @@ MOE_SHARED moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
     moe_matrix moved = *m;
     moved.data = (const char *)m->data + bytes;
     if (m->subs) moved.subs = m->subs + bytes;
+    if (m->parts) moved.parts = m->parts + bytes;
     if (m->scales) moved.scales = (const float *)(const void *)((const char *)(const void *)m->scales + bytes);
     return moved;
 }
@@ -1133,7 +1135,14 @@ MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf
  * Q4: a number is code * sub * scale[row] with a 4-bit code in [-8, 7] and an integer sub in [-15, 15] for every 32
  * columns of a row, so code * sub is an int8 and the arithmetic is Q8's. Codes lie [n/16][k/8][16][4], one byte for two
  * of them: the low nibble is code + 8 of column 8g + i, the high one that of column 8g + 4 + i, so that a mask and a
- * shift give two units of Q8's interleave. After them int8 sub [n/16][k/32][16], then scales and sums as in Q8. */
+ * shift give two units of Q8's interleave. After them int8 sub [n/16][k/32][16], then scales and sums as in Q8.
+ *
+ * Q4M, Q4 with a middle: a number is (code * sub + mid) * part * scale[row], with a sub in [1, 16] and a mid for every
+ * 32 columns, such that code * sub + mid is an int8 in [-127, 127], and an F16 part for every 64 columns. It holds
+ * numbers that had a scale and a minimum for 32 columns before (GGUF's Q4_1, Q4_K) with the codes that they had. Codes
+ * lie as in Q4; after them, for every 64 columns of 16 rows, 16 bytes each of: two subs, two mids, low and high bytes
+ * of the part. Sums of 64 columns become floats, times their part and the scale of the row's activations, whether these
+ * have a scale for a row or for a block. */
 
 enum {
     MOE_Q8_ROWS = 16,
@@ -1155,7 +1164,8 @@ static int moe_find_word(const char *const *words, const char *word) {
  * unpack kernel; an assertion about MOE_TYPE_COUNT in moe-cuda.cu lists the places there. */
 typedef struct moe_format {
     const char *name;
-    size_t bits, group; /* of a number or code; columns that share a sub, 0: none */
+    size_t bits, sides; /* as in moe_matrix */
+    size_t part;        /* which of the sides is the low byte of a part, 0: none */
     float largest;      /* in magnitude that does not round to infinity */
     void (*row)(const moe_matrix *m, size_t row, float *out); /* out[cols] */
     void (*put)(void *data, size_t at, float x);              /* a format of floats */
@@ -1163,8 +1173,9 @@ typedef struct moe_format {
     int32_t (*code)(const moe_matrix *m, size_t row, size_t col); /* an int8 */
     /* Codes of columns [k0, k1), multiples of 32, of a block of 16 rows as Q8 lays them: out[k / 4][16][4]. */
     void (*expand)(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out);
-    /* codes[cols_padded] and subs[cols_padded / group] of a row, returns its scale; puts a code into zeroed bytes. */
-    float (*quantise)(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs);
+    /* codes[cols_padded] and sides[cols_padded / 64 * sides] of a row, returns its scale; puts a code into zeroed
+     * bytes. */
+    float (*quantise)(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides);
     void (*put_code)(void *data, size_t cols_padded, size_t row, size_t col, int code);
 } moe_format;
 
@@ -1194,13 +1205,13 @@ static uint16_t moe_f32_to_bf16(float f) {
 
 /* Bytes of a matrix blob; 0 on overflow. */
 static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
-    const size_t bits = moe_formats[type].bits, group = moe_formats[type].group;
+    const size_t bits = moe_formats[type].bits, sides = moe_formats[type].sides;
     uint64_t bytes;
     if (moe_type_quantised(type)) {
         if (rows > UINT64_MAX / 2 || cols > UINT64_MAX / 2) return 0;
         rows = (rows + MOE_Q8_ROWS - 1) / MOE_Q8_ROWS * MOE_Q8_ROWS;
         cols = (cols + MOE_Q8_COLS - 1) / MOE_Q8_COLS * MOE_Q8_COLS;
-        return moe_multiply(rows, cols / 8 * bits + (group ? cols / group : 0) + 8, &bytes) ? bytes : 0;
+        return moe_multiply(rows, cols / 8 * bits + cols / 64 * sides + 8, &bytes) ? bytes : 0;
     }
     if (!moe_multiply(rows, cols, &bytes)) return 0;
     return moe_multiply(bytes, bits / 8, &bytes) ? bytes : 0;
@@ -1208,16 +1219,15 @@ static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
 
 /* The caller has checked that the blob is moe_matrix_bytes long. */
 static moe_matrix moe_matrix_view(moe_type type, size_t rows, size_t cols, const void *blob) {
-    const size_t bits = moe_formats[type].bits, group = moe_formats[type].group;
-    moe_matrix m = { type, rows, cols, cols, blob, NULL, NULL, bits, group };
+    const size_t bits = moe_formats[type].bits, sides = moe_formats[type].sides, part = moe_formats[type].part;
+    moe_matrix m = { type, rows, cols, cols, blob, NULL, NULL, NULL, bits, sides };
     if (moe_type_quantised(type)) {
         const size_t padded = moe_round_up(cols, MOE_Q8_COLS), padded_rows = moe_round_up(rows, MOE_Q8_ROWS);
         const char *behind = (const char *)blob + padded_rows * (padded / 8 * bits);
         m.cols_padded = padded;
-        if (group) {
-            m.subs = (const int8_t *)behind;
-            behind += padded_rows * (padded / group);
-        }
+        if (sides) m.subs = (const int8_t *)behind;
+        if (part) m.parts = m.subs + part * 16;
+        behind += padded_rows * (padded / 64 * sides);
         m.scales = (const float *)(const void *)behind;
     }
     return m;
@@ -1228,7 +1238,8 @@ static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t coun
     moe_matrix part = *m;
     part.rows = moe_min(count, m->rows - first);
     part.data = (const char *)m->data + first * m->cols_padded * m->bits / 8;
-    if (m->subs) part.subs = m->subs + first * (m->cols_padded / m->group);
+    if (m->subs) part.subs = m->subs + first * (m->cols_padded / 64 * m->sides);
+    if (m->parts) part.parts = m->parts + first * (m->cols_padded / 64 * m->sides);
     if (m->scales) part.scales = m->scales + first;
     return part;
 }
@@ -1236,7 +1247,7 @@ static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t coun
 /* A row of a matrix becomes row `at` of another one of the same format and columns. */
 static void moe_copy_row(const moe_matrix *from, size_t row, const moe_matrix *to, size_t at) {
     const size_t bytes = from->cols * from->bits / 8, pieces = from->cols_padded * from->bits / 32,
-                 subs = from->subs ? from->cols_padded / from->group : 0;
+                 subs = from->subs ? from->cols_padded / 64 * from->sides : 0;
     char *data = (char *)(uintptr_t)to->data;
     if (!from->scales) {
         memcpy(data + at * bytes, (const char *)from->data + row * bytes, bytes);
@@ -1255,9 +1266,15 @@ MOE_INLINE size_t moe_q8_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 4) + col / 4) * 64 + row % 16 * 4 + col % 4;
 }
 
-MOE_INLINE size_t moe_sub_index(size_t cols_padded, size_t group, size_t row, size_t col) {
-    return (row / 16 * (cols_padded / group) + col / group) * 16 + row % 16;
+/* Of the first side of a row's 64 columns; the next one is 16 bytes on. */
+MOE_INLINE size_t moe_side_index(size_t cols_padded, size_t sides, size_t row, size_t col) {
+    return (row / 16 * (cols_padded / 64) + col / 64) * sides * 16 + row % 16;
 }
+/* The part of an output's 64 columns, whose low byte is at `low`. */
+MOE_INLINE float moe_part(const int8_t *low) {
+    return moe_f16_to_f32((uint16_t)((uint8_t)low[0] | (uint8_t)low[16] << 8));
+}
+
 /* The byte of a code; it is the high nibble if column / 4 is odd. */
 MOE_INLINE size_t moe_q4_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 8) + col / 8) * 64 + row % 16 * 4 + col % 4;
@@ -1362,6 +1379,86 @@ static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded
     return scale;
 }
 
+/* The step between the levels of a group u[32] and its least number. Where the numbers lie on a grid of at most 16
+ * levels it is that one, as after another format's four bits; else there are 16 levels from end to end. */
+static float moe_group_step(const float *u, float *low) {
+    float sorted[MOE_Q4_GROUP], range, gap, levels;
+    int on_grid;
+    for (size_t i = 0, at; i < MOE_Q4_GROUP; i++) {
+        for (at = i; at > 0 && sorted[at - 1] > u[i]; at--) sorted[at] = sorted[at - 1];
+        sorted[at] = u[i];
+    }
+    *low = sorted[0];
+    range = gap = sorted[MOE_Q4_GROUP - 1] - *low;
+    if (range == 0.0f) return 0.0f;
+    for (size_t i = 1; i < MOE_Q4_GROUP; i++) {
+        const float between = sorted[i] - sorted[i - 1];
+        if (between > range * 0.03125f && between < gap) gap = between; /* equal ones were rounded apart */
+    }
+    levels = (float)moe_round(range / gap);
+    on_grid = levels <= 15.0f;
+    for (size_t i = 0; i < MOE_Q4_GROUP && on_grid; i++) {
+        const float level = (sorted[i] - *low) / (range / levels);
+        on_grid = fabsf(level - (float)moe_round(level)) < 0.03125f;
+    }
+    return range / (on_grid ? levels : 15.0f);
+}
+
+/* The form of 64 numbers u, in units of the row's scale, with a `part`: codes[64], two subs and two mids; returns the
+ * sum of squared errors. */
+static float moe_quantise_pair(const float *u, const float step[2], const float low[2], float part, int8_t *codes,
+                               int8_t *sides) {
+    float error = 0.0f;
+    for (int half = 0; half < 2; half++, codes += MOE_Q4_GROUP, u += MOE_Q4_GROUP) {
+        const int wanted_sub = moe_round(step[half] / part), wanted = moe_round((low[half] + 8.0f * step[half]) / part);
+        const int sub = wanted_sub < 1 ? 1 : wanted_sub > 16 ? 16 : wanted_sub;
+        const int mid = wanted < -127 ? -127 : wanted > 127 ? 127 : wanted;
+        const int down = (127 + mid) / sub, up = (127 - mid) / sub;
+        const int first = down < 8 ? -down : -8, last = up < 7 ? up : 7;
+        for (size_t i = 0; i < MOE_Q4_GROUP; i++) {
+            int code = moe_round((u[i] / part - (float)mid) / (float)sub);
+            float difference;
+            code = code < first ? first : code > last ? last : code;
+            difference = u[i] - (float)(code * sub + mid) * part;
+            error = error + difference * difference;
+            codes[i] = (int8_t)code;
+        }
+        sides[half] = (int8_t)sub, sides[2 + half] = (int8_t)mid;
+    }
+    return error;
+}
+
+/* codes[cols_padded] and sides[cols_padded / 64 * 6] of a row; returns its scale: NaN as with moe_quantise_row_q8. Of
+ * parts that make the larger sub 16 to 8 the first with the least error is chosen; padding counts as zeros. */
+static float moe_quantise_row_q4m(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides) {
+    int finite;
+    const float scale = moe_largest(x, cols, &finite) / 16.0f;
+    memset(codes, 0, cols_padded);
+    memset(sides, 0, cols_padded / 64 * 6);
+    if (scale < FLT_MIN || !finite) return finite ? 0.0f : moe_from_bits(0x7fc00000u);
+    for (size_t c = 0; c < cols; c += 64, sides += 6) {
+        float u[64] = { 0 }, step[2], low[2], largest = 0.0f, best = FLT_MAX;
+        for (size_t i = 0; i < moe_min(64, cols - c); i++) {
+            u[i] = x[c + i] / scale;
+            if (fabsf(u[i]) > largest) largest = fabsf(u[i]);
+        }
+        for (int half = 0; half < 2; half++) step[half] = moe_group_step(u + 32 * half, &low[half]);
+        for (int sub = 16; sub >= 8 && largest > 0.0f; sub--) {
+            const float wide = (step[0] > step[1] ? step[0] : step[1]) / (float)sub, least = largest / 127.0f;
+            const uint16_t half = moe_f32_to_f16(wide > least ? wide : least);
+            const float part = moe_f16_to_f32(half);
+            int8_t tried[64], with[4];
+            float error;
+            if (part == 0.0f || (error = moe_quantise_pair(u, step, low, part, tried, with)) >= best) continue;
+            best = error;
+            memcpy(codes + c, tried, 64);
+            memcpy(sides, with, 4);
+            sides[4] = (int8_t)(half & 0xff), sides[5] = (int8_t)(half >> 8);
+        }
+    }
+    return scale;
+}
+
 /* Whether a row can be stored: its numbers are finite in the type. A quantised row is always finite: its largest number
  * determines its scale. */
 static int moe_row_fits(moe_type type, size_t cols, const float *x) {
@@ -1376,7 +1473,7 @@ static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, co
                          int8_t *scratch) {
     const moe_format *format = &moe_formats[type];
     const moe_matrix m = moe_matrix_view(type, rows, cols, blob);
-    int8_t *subs = scratch + m.cols_padded, *subs_at;
+    int8_t *sides = scratch + m.cols_padded, *sides_at;
     char *scales;
     float scale;
     int32_t sum = 0;
@@ -1384,11 +1481,11 @@ static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, co
         for (size_t c = 0; c < cols; c++) format->put(blob, row * cols + c, x[c]);
         return;
     }
-    scale = format->quantise(x, cols, m.cols_padded, scratch, subs);
+    scale = format->quantise(x, cols, m.cols_padded, scratch, sides);
     scales = (char *)blob + ((const char *)m.scales - (const char *)blob);
-    subs_at = (int8_t *)scales - (m.group ? moe_round_up(rows, MOE_Q8_ROWS) * (m.cols_padded / m.group) : 0);
-    for (size_t c = 0; m.group && c < m.cols_padded; c += m.group)
-        subs_at[moe_sub_index(m.cols_padded, m.group, row, c)] = subs[c / m.group];
+    sides_at = (int8_t *)scales - moe_round_up(rows, MOE_Q8_ROWS) * (m.cols_padded / 64 * m.sides);
+    sides_at += moe_side_index(m.cols_padded, m.sides, row, 0);
+    for (size_t i = 0; i < m.cols_padded / 64 * m.sides; i++) sides_at[i * 16] = sides[i];
     for (size_t c = 0; c < m.cols_padded; c++) {
         format->put_code(blob, m.cols_padded, row, c, scratch[c]);
         sum += moe_matrix_code(&m, row, c);
@@ -1417,7 +1514,12 @@ MOE_INLINE int32_t moe_code_q8(const moe_matrix *m, size_t row, size_t col) {
 }
 MOE_INLINE int32_t moe_code_q4(const moe_matrix *m, size_t row, size_t col) {
     const uint8_t byte = ((const uint8_t *)m->data)[moe_q4_index(m->cols_padded, row, col)];
-    return ((byte >> (col / 4 % 2 * 4) & 15) - 8) * m->subs[moe_sub_index(m->cols_padded, MOE_Q4_GROUP, row, col)];
+    return ((byte >> (col / 4 % 2 * 4) & 15) - 8) *
+           m->subs[moe_side_index(m->cols_padded, m->sides, row, col) + col / 32 % 2 * 16];
+}
+MOE_INLINE int32_t moe_code_q4m(const moe_matrix *m, size_t row, size_t col) {
+    return moe_code_q4(m, row, col) +
+           m->subs[moe_side_index(m->cols_padded, m->sides, row, col) + 32 + col / 32 % 2 * 16];
 }
 static void moe_put_q8(void *data, size_t cols_padded, size_t row, size_t col, int code) {
     ((int8_t *)data)[moe_q8_index(cols_padded, row, col)] = (int8_t)code;
@@ -1430,8 +1532,12 @@ static void moe_put_q4(void *data, size_t cols_padded, size_t row, size_t col, i
 /* `row` and `expand` from `code`. */
 #define MOE_FROM_CODE(format)                                                                                \
     static void moe_row_##format(const moe_matrix *m, size_t row, float *out) {                              \
-        const float scale = m->scales[row];                                                                  \
-        for (size_t c = 0; c < m->cols; c++) out[c] = (float)moe_code_##format(m, row, c) * scale;           \
+        const int8_t *part = m->parts ? m->parts + moe_side_index(m->cols_padded, m->sides, row, 0) : NULL;  \
+        float scale = m->scales[row];                                                                        \
+        for (size_t c = 0; c < m->cols; c++) {                                                               \
+            if (part && c % 64 == 0) scale = m->scales[row] * moe_part(part + c / 64 * m->sides * 16);       \
+            out[c] = (float)moe_code_##format(m, row, c) * scale;                                            \
+        }                                                                                                    \
     }                                                                                                        \
     static void moe_expand_##format(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {  \
         for (size_t k = k0; k < k1; k += 4)                                                                  \
@@ -1440,17 +1546,20 @@ static void moe_put_q4(void *data, size_t cols_padded, size_t row, size_t col, i
     }
 MOE_FROM_CODE(q8)
 MOE_FROM_CODE(q4)
+MOE_FROM_CODE(q4m)
+#define moe_put_q4m moe_put_q4
 
 #define MOE_QUANTISED(name)                                                                          \
     .largest = FLT_MAX, .row = moe_row_##name, .code = moe_code_##name, .expand = moe_expand_##name, \
     .quantise = moe_quantise_row_##name, .put_code = moe_put_##name
-_Static_assert(MOE_TYPE_COUNT == 5, "a new format of floats needs its conversion in the kernels of each room");
+_Static_assert(MOE_TYPE_COUNT == 6, "a new format of floats needs its conversion in the kernels of each room");
 static const moe_format moe_formats[MOE_TYPE_COUNT] = {
     [MOE_TYPE_F32] = { "f32", 32, .largest = FLT_MAX, .row = moe_row_f32, .put = moe_put_f32 },
     [MOE_TYPE_F16] = { "f16", 16, .largest = 65519.996f, .row = moe_row_f16, .put = moe_put_f16 },
     [MOE_TYPE_BF16] = { "bf16", 16, .largest = 0x1.fefffep127f, .row = moe_row_bf16, .put = moe_put_bf16 },
     [MOE_TYPE_Q8] = { "q8", 8, MOE_QUANTISED(q8) },
-    [MOE_TYPE_Q4] = { "q4", 4, MOE_Q4_GROUP, MOE_QUANTISED(q4) },
+    [MOE_TYPE_Q4] = { "q4", 4, 2, MOE_QUANTISED(q4) },
+    [MOE_TYPE_Q4M] = { "q4m", 4, 6, 4, MOE_QUANTISED(q4m) },
 };
 
 /* ==== 9. Kernels: portable ====================================================================================
@@ -1559,18 +1668,21 @@ MOE_INLINE float moe_block_scale(const int8_t *at) {
     return scale;
 }
 
+/* Whether sums are of 64 columns at a time: codes have scales by block, or weights have parts. */
+MOE_INLINE int moe_by_block(const moe_linear *l) { return !l->scales || l->w->parts; }
+
 /* Sums of a tile, [rows][16], of 64 columns, to floats, which are added to those of the columns before. */
 static void moe_add_block(const moe_linear *l, size_t row, size_t rows, const int32_t *sums) {
     const size_t stride = moe_code_bytes(l->w->cols);
-    const int8_t *scales = l->codes + row * stride + moe_scales_at(l);
+    const int8_t *scales = l->codes + row * stride + moe_scales_at(l), *parts = l->w->parts;
     float *to = l->floats + row * 16;
     for (size_t r = 0; r < rows; r++, to += 16, sums += 16) {
-        const float scale = moe_block_scale(scales + r * stride);
-        for (size_t j = 0; j < 16; j++) to[j] = to[j] + (float)sums[j] * scale;
+        const float scale = l->scales ? l->scales[row + r] : moe_block_scale(scales + r * stride);
+        for (size_t j = 0; j < 16; j++) to[j] = to[j] + (float)sums[j] * (parts ? scale * moe_part(parts + j) : scale);
     }
 }
 
-/* Sums of a tile, [rows][blocks][16], to outputs: integers or, without scales of whole rows, floats. */
+/* Sums of a tile, [rows][blocks][16], to outputs: integers or, of sums by block, floats. */
 static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
                                 const void *sums) {
     const int32_t *integers;
@@ -1580,15 +1692,16 @@ static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, s
     for (size_t r = row; r < row + rows; r++, integers += blocks * 16, floats += blocks * 16)
         for (size_t j = block * 16, i = 0; j < moe_min((block + blocks) * 16, l->w->rows); j++, i++)
             moe_linear_put(l, r, j,
-                           l->scales ? (float)integers[i] * (l->scales[r] * l->w->scales[j])
-                                     : floats[i] * l->w->scales[j]);
+                           moe_by_block(l) ? floats[i] * l->w->scales[j]
+                                           : (float)integers[i] * (l->scales[r] * l->w->scales[j]));
 }
 
 /* Sums of a tile, [rows][16], to outputs by `finish`, or, of 64 columns, to sums of floats. */
 MOE_INLINE void moe_finish_sums(const moe_linear *l, size_t row, size_t block, size_t rows, const int32_t *sums,
                                 void (*finish)(const moe_linear *, size_t, size_t, size_t, size_t, const void *)) {
-    if (!l->scales) moe_add_block(l, row, rows, sums);
-    if (l->scales) finish(l, row, block, rows, 1, sums);
+    const int by_block = moe_by_block(l);
+    if (by_block) moe_add_block(l, row, rows, sums);
+    if (!by_block) finish(l, row, block, rows, 1, sums);
     else if (!l->more) finish(l, row, block, rows, 1, l->floats + row * 16);
 }
 
@@ -1633,11 +1746,13 @@ static void moe_linear_expanded(const moe_linear *l, size_t row0, size_t row1, s
             const size_t rows = moe_min(MOE_CUT_ROWS, row1 - row);
             moe_matrix w;
             moe_linear part = moe_linear_cut(l, row, block, &w);
+            const int8_t *parts = w.parts;
             w.type = MOE_TYPE_Q8, w.bits = 8, w.data = panel, w.subs = NULL;
-            if (l->scales) part.carry = memset(sums, 0, rows * 16 * sizeof *sums);
+            if (!moe_by_block(l)) part.carry = memset(sums, 0, rows * 16 * sizeof *sums);
             else part.floats = memset(floats, 0, rows * 16 * sizeof *floats);
             for (size_t k = 0; k < padded; k += COLS, part.codes += COLS) {
                 w.cols_padded = moe_min(COLS, padded - k);
+                if (parts) w.parts = parts + k / 64 * w.sides * 16;
                 moe_formats[l->w->type].expand(l->w, block, k, k + w.cols_padded, panel);
                 part.sums_at = moe_sums_at(l) - k + k / MOE_CODE_GROUP * sizeof(int16_t);
                 part.scales_at = moe_scales_at(l) - k + k / MOE_Q8_COLS * sizeof(float);
@@ -1647,11 +1762,11 @@ static void moe_linear_expanded(const moe_linear *l, size_t row0, size_t row1, s
         }
 }
 
-/* A linear by `products`, which know no scales by block: 64 columns of 16 outputs at a time, if there are such. */
+/* A linear by `products`, which know no sums by block: 64 columns of 16 outputs at a time, if there are such. */
 static void moe_linear_blocks(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                               moe_linear_fn products) {
     float floats[MOE_CUT_ROWS * 16];
-    if (l->scales) {
+    if (!moe_by_block(l)) {
         products(l, row0, row1, block0, block1);
         return;
     }
@@ -1668,16 +1783,18 @@ static void moe_linear_blocks(const moe_linear *l, size_t row0, size_t row1, siz
                 part.more = l->more || k + MOE_Q8_COLS < l->w->cols_padded;
                 products(&part, 0, rows, 0, 1);
                 w.data = (const char *)w.data + 2 * MOE_Q8_COLS * w.bits;
-                if (w.subs) w.subs += MOE_Q8_COLS / w.group * 16;
+                if (w.subs) w.subs += w.sides * 16;
+                if (w.parts) w.parts += w.sides * 16;
             }
         }
 }
 
-/* The linear of an instruction set: `products` for Q8 and, if `q4`, for Q4; `rest` is the suffix of other kernels. */
-#define MOE_LINEAR_OF(name, rest, q4, products)                                                                   \
+/* The linear of an instruction set: `products` for Q8 and formats up to `last`; `rest` is the suffix of other kernels.
+ */
+#define MOE_LINEAR_OF(name, rest, last, products)                                                                 \
     static void moe_linear_##name(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {  \
         const moe_type type = l->w->type;                                                                         \
-        if (type == MOE_TYPE_Q8 || ((q4) && type == MOE_TYPE_Q4)) (products);                                     \
+        if (type >= MOE_TYPE_Q8 && type <= MOE_TYPE_##last) (products);                                           \
         else if (moe_type_quantised(type)) moe_linear_expanded(l, row0, row1, block0, block1, moe_linear_##name); \
         else moe_linear_float_##rest(l, row0, row1, block0, block1);                                              \
     }
@@ -1712,7 +1829,7 @@ static void moe_q8_portable(const moe_linear *l, size_t row0, size_t row1, size_
             moe_finish_sums(l, r, block, 1, sums, moe_finish_portable);
         }
 }
-MOE_LINEAR_OF(portable, portable, 0, moe_linear_blocks(l, row0, row1, block0, block1, moe_q8_portable))
+MOE_LINEAR_OF(portable, portable, Q8, moe_linear_blocks(l, row0, row1, block0, block1, moe_q8_portable))
 
 static void moe_lstm_cell_portable(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h,
                                    float *c_out) {
@@ -1899,17 +2016,17 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
  *
  * Quantised tiles of x86: moe_ints_BITS is a register of MOE_ISA_BITS, the sums of 8 or 16 outputs, with
  * moe_ints_OPERATION_BITS: of(x), load(x), store(x, v), add(a, b), nibbles(v, shift), factor(subs), the subs of its
- * outputs in the low half of each lane, add_block(y, v, scale), which adds v times a scale to floats.
- * moe_OPERATION_ISA:
+ * outputs in the low half of each lane, middles(mids), the mids in the high half, part(low), the parts of its outputs,
+ * add_block(y, v, scale), which adds v times a scale to floats, or add_part(y, v, scale, part). moe_OPERATION_ISA:
  *
  *   line_of(w)              a register of Q8 weights as `product` takes them; their type is moe_line_ISA
  *   product(sum, line, x)   adds the products of four columns; x has four codes in every lane
  *   start(start, r, v)      what the sums of row r, register v begin with, if they are `started`
  *   part_of(x_sum)          what a group's part begins with: nibbles are code + 8, so 8 * sum(x) has to come off
  *   product_q4(part, n, x)  as product, of nibbles
- *   times_sub(sum, part, x_sum, factor)  adds part times sub
+ *   times_sub(sum, part, x_sum, factor, mids)  adds part times sub and, of Q4M, x_sum times mid
  *
- * and MOE_ISA_TILES(X), a list of X(format, rows, blocks); MOE_ISA_ROWS, the most rows of a tile of Q8 (of Q4: 4);
+ * and MOE_ISA_TILES(X), a list of X(format, rows, blocks); MOE_ISA_ROWS, the most rows of a tile of Q8 (else 4);
  * MOE_ISA_LINES(rows), the lines of weights that a tile of few rows takes at once; MOE_ISA_VNNI, whether products are
  * of unsigned by signed bytes: each weight is made unsigned by adding 128, and start[r] is 128 * sum(codes of row r),
  * which is taken off. Else start[16] is moe_negative_avx2 of a block, or NULL. */
@@ -2061,11 +2178,12 @@ MOE_ISA_STATIC float K(quantise)(const float *x, size_t cols, int8_t *q) {
     return amax / 127.0f;
 }
 
-/* `sum`: integers, or floats where codes have scales by block. */
+/* `sum`: integers, or floats of sums by block. */
 MOE_ISA_INLINE void K(finish_block)(const moe_linear *l, size_t row, size_t rows, size_t j, const size_t n,
                                     const void *sum, size_t stride) {
     const V zero = L(of)(0.0f), scales = L(load)(l->w->scales + j, 16), bias = l->bias ? L(load)(l->bias + j, n) : zero;
-    const float *scale = l->scales ? l->scales + row : NULL, *add = l->add ? l->add + row * l->add_stride + j : NULL;
+    const float *scale = moe_by_block(l) ? NULL : l->scales + row,
+                *add = l->add ? l->add + row * l->add_stride + j : NULL;
     const size_t add_stride = l->add_stride, y_stride = l->y_stride;
     const int relu = l->relu;
     float *y = l->y + row * l->y_stride + j;
@@ -2186,6 +2304,7 @@ MOE_ISA_STATIC void K(heads)(const moe_heads *h, size_t rows) {
 #ifdef MOE_ISA_TILES
 #define I(name) MOE_NAME(moe_ints_##name##_, MOE_ISA_BITS)
 #define Q MOE_NAME(moe_ints_, MOE_ISA_BITS)
+#define F MOE_NAME(moe_floats_, MOE_ISA_BITS)
 #define MOE_WIDTH (MOE_ISA_BITS / 32)
 /* A sum stays in its register: gcc 12 would store it at every step of a loop that is within another. */
 #define MOE_HOLD(sum) __asm__("" : "+v"(sum))
@@ -2244,8 +2363,9 @@ MOE_ISA_INLINE void K(q8_sums)(const moe_matrix *m, const int8_t *x, const char 
  * `apart`: low and high nibbles have parts of their own, so that few products wait for the one before. */
 MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_t *x_sums, const char *w,
                                const int8_t *sub, size_t cols, Q sum[8][8], const int rows, const int wide,
-                               const int apart, const char *next, const int ask) {
+                               const int apart, const int mids, const char *next, const int ask) {
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
+    const size_t side_bytes = groups / 2 * (mids ? 6 : 2) * 16;
     for (size_t g = 0; g < cols / MOE_Q4_GROUP; g++, sub += 16, x_sums += 2) {
         Q part[8][4];
         MOE_UNROLL_FOR (int r = 0; r < rows; r++)
@@ -2272,10 +2392,11 @@ MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_
             }
         }
         MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
-            const Q factor = I(factor)(sub + moe_register_at(v * MOE_WIDTH, groups * 16, 1));
+            const int8_t *side = sub + moe_register_at(v * MOE_WIDTH, side_bytes, 1);
+            const Q factor = mids ? I(add)(I(factor)(side), I(middles)(side + 32)) : I(factor)(side);
             MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                 const Q whole = apart ? I(add)(part[r][v], part[r][wide + v]) : part[r][v];
-                sum[r][v] = K(times_sub)(sum[r][v], whole, moe_code_sum(x_sums + (size_t)r * code_bytes), factor);
+                sum[r][v] = K(times_sub)(sum[r][v], whole, moe_code_sum(x_sums + (size_t)r * code_bytes), factor, mids);
                 MOE_HOLD(sum[r][v]);
             }
         }
@@ -2301,26 +2422,51 @@ MOE_ISA_INLINE const int32_t *K(taken)(const int8_t *sums, size_t code_bytes, co
     return taken;
 }
 
+/* A tile's sums, of registers of outputs from `first` on, to integers [rows][blocks][16], or `blocked` to floats. */
+MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const int8_t *x_scales, const int8_t *part_at,
+                                size_t side_bytes, Q sum[8][8], int32_t *sums, float *floats, int first, const int rows,
+                                const int blocks, const int wide, const int lines, const int blocked, const int parts) {
+    const size_t code_bytes = moe_code_bytes(l->w->cols);
+    F part[3];
+    if (parts)
+        MOE_UNROLL_FOR (int v = 0; v < wide; v++)
+            part[v] = I(part)(part_at + moe_register_at(v * MOE_WIDTH, side_bytes, 1));
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
+        const float scale = !blocked    ? 0.0f
+                            : l->scales ? l->scales[row + (size_t)r]
+                                        : moe_block_scale(x_scales + (size_t)r * code_bytes);
+        MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
+            const int at = r * blocks * 16 + (first + v) * MOE_WIDTH;
+            MOE_UNROLL_FOR (int i = 1; i < lines; i++) sum[r][v] = I(add)(sum[r][v], sum[r][i * wide + v]);
+            if (parts) I(add_part)(floats + at, sum[r][v], scale, part[v]);
+            else if (blocked) I(add_block)(floats + at, sum[r][v], scale);
+            else I(store)(sums + at, sum[r][v]);
+        }
+    }
+}
+
 /* Loops that prefetch nothing have no instruction for it, and cases that cannot be no loop. */
 #define MOE_ASK(n)                                                                                    \
     case n:                                                                                           \
         if (few || blocked ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                       \
         if (type == MOE_TYPE_Q8) K(q8_sums)(m, x, w, span, sum, rows, wide, lines, started, next, n); \
-        else K(q4_sums)(m, x, x_sums, w, sub, span, sum, rows, wide, apart, next, n);                 \
+        else K(q4_sums)(m, x, x_sums, w, sub, span, sum, rows, wide, apart, mids, next, n);           \
         break;
 
 /* Tiles from codes to outputs, of `blocks` blocks, for few rows one after the other up to block1. `next`, `ask`: what
- * to prefetch meanwhile; few rows see to that themselves. `blocked`: codes have scales by block, sums are of 64
- * columns; it is a constant, since a loop of one turn costs few rows 3 %. */
+ * to prefetch meanwhile; few rows see to that themselves. `blocked`: sums are of 64 columns; it is a constant, since a
+ * loop of one turn costs few rows 3 %. */
 MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
                             const char *next, int ask, const moe_type type, const int rows, const int blocks,
                             const int started, const int blocked) {
     const moe_matrix *m = l->w;
     const int few = MOE_FEW(type, rows) && blocks == 1, registers = blocks * 16 / MOE_WIDTH;
     const int lines = type == MOE_TYPE_Q8 ? MOE_ISA_LINES(rows) : 1, apart = few && MOE_ISA_VNNI;
+    const int mids = type == MOE_TYPE_Q4M, parts = mids || (type == MOE_TYPE_Q8 && blocked && m->parts);
     /* at a time: several rows of Q4 have too many sums and parts for 16 registers */
     const int wide = type == MOE_TYPE_Q8 || MOE_WIDTH == 16 || rows == 1 ? registers : 1;
-    const size_t bytes = type == MOE_TYPE_Q8 ? 16 : 8, sub_bytes = m->cols_padded / MOE_Q4_GROUP * 16;
+    const size_t bytes = type == MOE_TYPE_Q8 ? 16 : 8, sides = type == MOE_TYPE_Q4 ? 32 : 96,
+                 side_bytes = m->cols_padded / 64 * sides;
     const size_t span = blocked ? MOE_Q8_COLS : m->cols_padded, code_bytes = moe_code_bytes(m->cols);
     const int8_t *codes = l->codes + row * code_bytes;
     do {
@@ -2330,7 +2476,8 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
         if (blocked && !l->floats) memset(floats, 0, (size_t)(rows * blocks) * 16 * sizeof *floats);
         for (int first = 0; first < registers; first += wide) {
             const char *w = (const char *)m->data + block * m->cols_padded * bytes + first * MOE_WIDTH * 4;
-            const int8_t *sub = type == MOE_TYPE_Q8 ? NULL : m->subs + block * sub_bytes + first * MOE_WIDTH;
+            const int8_t *sub = type == MOE_TYPE_Q8 ? NULL : m->subs + block * side_bytes + first * MOE_WIDTH;
+            const int8_t *part_at = parts ? m->parts + block * side_bytes + first * MOE_WIDTH : NULL;
             const int8_t *x = codes, *x_sums = codes + (blocked ? moe_sums_at(l) : m->cols_padded);
             const int8_t *x_scales = codes + moe_scales_at(l);
             for (size_t k = 0; k < (blocked ? m->cols_padded : 1); k += span) {
@@ -2354,17 +2501,11 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
                     MOE_ASK(-3)
                 }
                 if (blocked && !few) __asm__ volatile("" : : "r"(floats) : "memory"); /* they get no registers */
-                MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-                    const float scale = blocked ? moe_block_scale(x_scales + (size_t)r * code_bytes) : 0.0f;
-                    MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
-                        const int at = r * blocks * 16 + (first + v) * MOE_WIDTH;
-                        MOE_UNROLL_FOR (int i = 1; i < lines; i++) sum[r][v] = I(add)(sum[r][v], sum[r][i * wide + v]);
-                        if (blocked) I(add_block)(floats + at, sum[r][v], scale);
-                        else I(store)(sums + at, sum[r][v]);
-                    }
-                }
+                K(put_sums)(l, row, x_scales, part_at, side_bytes, sum, sums, floats, first, rows, blocks, wide, lines,
+                            blocked, parts);
                 x += span, x_sums += span / MOE_CODE_GROUP * 2, x_scales += sizeof(float), w += span * bytes;
-                if (type != MOE_TYPE_Q8) sub += span / MOE_Q4_GROUP * 16;
+                if (type != MOE_TYPE_Q8) sub += span / 64 * sides;
+                if (parts) part_at += sides;
             }
         }
         if (!blocked) K(finish)(l, row, block, (size_t)rows, (size_t)blocks, sums);
@@ -2377,16 +2518,16 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
     MOE_ISA_STATIC void K(tile_##type##_##rows##x##blocks)(const moe_linear *l, const int32_t *start, size_t row,    \
                                                            size_t block, size_t block1, const char *next, int ask) { \
         const int q8 = MOE_TYPE_##type == MOE_TYPE_Q8;                                                               \
-        if (!l->scales)                                                                                              \
+        if (MOE_TYPE_##type == MOE_TYPE_Q4M || moe_by_block(l))                                                      \
             K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, q8 && MOE_ISA_VNNI, 1);  \
         else if (q8 && (start || MOE_ISA_VNNI))                                                                      \
             K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, 1, 0);                   \
         else K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, 0, 0);                  \
     }
-#define MOE_TILE_AT(type, rows, blocks)                                                              \
-    [MOE_TYPE_##type == MOE_TYPE_Q4][(rows) - 1][(blocks) - 1] = K(tile_##type##_##rows##x##blocks),
+#define MOE_TILE_AT(type, rows, blocks)                                                             \
+    [MOE_TYPE_##type - MOE_TYPE_Q8][(rows) - 1][(blocks) - 1] = K(tile_##type##_##rows##x##blocks),
 MOE_ISA_TILES(MOE_TILE)
-static const moe_tile_fn K(tiles)[2][8][3] = { MOE_ISA_TILES(MOE_TILE_AT) };
+static const moe_tile_fn K(tiles)[3][8][3] = { MOE_ISA_TILES(MOE_TILE_AT) };
 
 /* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut
  * evenly, so that no tile has a single row. Each cut prefetches its part of the next tile: if the first one prefetched
@@ -2396,15 +2537,15 @@ static const moe_tile_fn K(tiles)[2][8][3] = { MOE_ISA_TILES(MOE_TILE_AT) };
 MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                                  int small) {
     enum { ROWS = 64 };
-    const int q8 = l->w->type == MOE_TYPE_Q8;
+    const int q8 = l->w->type == MOE_TYPE_Q8, start_rows = q8 && !moe_by_block(l);
     const size_t block_bytes = l->w->cols_padded * (q8 ? 16 : 8), most = q8 ? MOE_ISA_ROWS : 4,
                  widest = MOE_WIDTH == 16 ? 3 : 1;
-    const moe_tile_fn(*tiles)[3] = K(tiles)[!q8];
+    const moe_tile_fn(*tiles)[3] = K(tiles)[l->w->type - MOE_TYPE_Q8];
     int32_t start[ROWS] = { 0 };
     for (; row0 < row1; row0 += ROWS) {
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, most);
-        const int negative = !MOE_ISA_VNNI && q8 && l->scales && cuts > 2; /* worth a pass over all weights */
-        for (size_t r = 0; MOE_ISA_VNNI && q8 && l->scales && r < rows; r++) start[r] = moe_taken(l, row0 + r);
+        const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* worth a pass over all weights */
+        for (size_t r = 0; MOE_ISA_VNNI && start_rows && r < rows; r++) start[r] = moe_taken(l, row0 + r);
         if (rows <= most && MOE_FEW(l->w->type, rows)) {
             tiles[rows - 1][0](l, !MOE_ISA_VNNI ? NULL : start, row0, block0, block1, NULL, 0);
             continue;
@@ -2436,6 +2577,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
 #undef MOE_WIDTH
 #undef MOE_HOLD
 #undef Q
+#undef F
 #undef I
 #undef MOE_ISA_TILES
 #undef MOE_ISA_BITS
@@ -2559,6 +2701,7 @@ enum { MOE_AHEAD = 6144 };
 /* ---- Quantised tiles ---- */
 
 typedef __m256i moe_ints_256;
+typedef __m256 moe_floats_256;
 typedef struct moe_line_avx2 {
     __m256i size, sign;
 } moe_line_avx2;
@@ -2567,8 +2710,16 @@ typedef struct moe_line_avx2 {
 #define moe_ints_add_256 _mm256_add_epi32
 #define moe_ints_load_256(x) _mm256_loadu_si256((const void *)(x))
 #define moe_ints_store_256(x, v) _mm256_storeu_si256((void *)(x), v)
-#define moe_ints_add_block_256(y, v, scale) \
-    _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), _mm256_mul_ps(_mm256_cvtepi32_ps(v), _mm256_set1_ps(scale))))
+#define moe_ints_add_factor_256(y, v, factor)                                                            \
+    _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), _mm256_mul_ps(_mm256_cvtepi32_ps(v), factor)))
+#define moe_ints_add_block_256(y, v, scale) moe_ints_add_factor_256(y, v, _mm256_set1_ps(scale))
+#define moe_ints_add_part_256(y, v, scale, part)                              \
+    moe_ints_add_factor_256(y, v, _mm256_mul_ps(_mm256_set1_ps(scale), part))
+MOE_AVX2_INLINE __m256 moe_ints_part_256(const int8_t *low) {
+    return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_loadl_epi64((const void *)low),
+                                             _mm_loadl_epi64((const void *)(low + 16))));
+}
+#define moe_ints_middles_256(mids) _mm256_slli_epi32(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(mids))), 16)
 #define moe_ints_nibbles_256(v, shift) _mm256_and_si256(_mm256_srli_epi16(v, shift), _mm256_set1_epi8(15))
 #define moe_ints_factor_256(subs)                                                                            \
     _mm256_and_si256(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(subs))), _mm256_set1_epi32(0xffff))
@@ -2610,9 +2761,11 @@ MOE_AVX2_INLINE __m256i moe_product_q4_avx2(__m256i part, __m256i nibbles, __m25
     __asm__("" : "+x"(part)); /* or gcc sums all products of a group in the end and spills them */
     return part;
 }
-MOE_AVX2_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_sum, __m256i sub) {
-    const __m256i whole = _mm256_madd_epi16(part, _mm256_set1_epi16(1));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_sub_epi32(whole, _mm256_set1_epi32(8 * x_sum)), sub));
+MOE_AVX2_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_sum, __m256i sub, const int mids) {
+    part = _mm256_madd_epi16(part, _mm256_set1_epi16(1));
+    part = _mm256_sub_epi32(part, _mm256_set1_epi32(8 * x_sum));
+    if (mids) part = _mm256_blend_epi16(part, _mm256_set1_epi16((int16_t)x_sum), 0xaa);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(part, sub));
 }
 
 #define MOE_ISA avx2
@@ -2626,7 +2779,7 @@ MOE_AVX2_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_
 #define MOE_ISA_LINES(rows) 1
 #define MOE_ISA_ROWS 4
 #define MOE_FOUR_TILES(X, type) X(type, 1, 1) X(type, 2, 1) X(type, 3, 1) X(type, 4, 1)
-#define MOE_ISA_TILES(X) MOE_FOUR_TILES(X, Q8) MOE_FOUR_TILES(X, Q4)
+#define MOE_ISA_TILES(X) MOE_FOUR_TILES(X, Q8) MOE_FOUR_TILES(X, Q4) MOE_FOUR_TILES(X, Q4M)
 #include "moe.c"
 
 static int moe_avx2_available(void) {
@@ -2637,7 +2790,7 @@ static int moe_avx2_available(void) {
            (ecx >> 29 & 1); /* F16C, which older compilers cannot ask for */
 }
 
-MOE_LINEAR_OF(avx2, avx2, 1, moe_quantised_avx2(l, row0, row1, block0, block1, 0))
+MOE_LINEAR_OF(avx2, avx2, Q4M, moe_quantised_avx2(l, row0, row1, block0, block1, 0))
 static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_OF(avx2, moe_linear_avx2, avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
@@ -2667,7 +2820,11 @@ MOE_AVXVNNI_INLINE __m256i moe_product_avxvnni(__m256i sum, __m256i line, __m256
 #define moe_start_avxvnni(start, r, v) _mm256_set1_epi32(-(start)[r])
 #define moe_part_of_avxvnni(x_sum) _mm256_set1_epi32(-8 * (x_sum))
 #define moe_product_q4_avxvnni(part, nibbles, four) moe_product_avxvnni(part, nibbles, four, 0)
-#define moe_times_sub_avxvnni(sum, part, x_sum, sub) _mm256_add_epi32(sum, _mm256_madd_epi16(part, sub))
+MOE_AVXVNNI_INLINE __m256i moe_times_sub_avxvnni(__m256i sum, __m256i part, int32_t x_sum, __m256i sub,
+                                                 const int mids) {
+    if (mids) part = _mm256_blend_epi16(part, _mm256_set1_epi16((int16_t)x_sum), 0xaa);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(part, sub));
+}
 #define moe_finish_avxvnni moe_finish_avx2
 
 #define MOE_ISA avxvnni
@@ -2677,10 +2834,10 @@ MOE_AVXVNNI_INLINE __m256i moe_product_avxvnni(__m256i sum, __m256i line, __m256
 #define MOE_ISA_VNNI 1
 #define MOE_ISA_LINES(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
 #define MOE_ISA_ROWS 6
-#define MOE_ISA_TILES(X) MOE_FOUR_TILES(X, Q8) X(Q8, 5, 1) X(Q8, 6, 1) MOE_FOUR_TILES(X, Q4)
+#define MOE_ISA_TILES(X) MOE_FOUR_TILES(X, Q8) X(Q8, 5, 1) X(Q8, 6, 1) MOE_FOUR_TILES(X, Q4) MOE_FOUR_TILES(X, Q4M)
 #include "moe.c"
 
-MOE_LINEAR_OF(avxvnni, avx2, 1, moe_quantised_avxvnni(l, row0, row1, block0, block1, 0))
+MOE_LINEAR_OF(avxvnni, avx2, Q4M, moe_quantised_avxvnni(l, row0, row1, block0, block1, 0))
 static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_OF(avxvnni, moe_linear_avxvnni, avx2) };
 #endif /* MOE_X86 */
 
@@ -2770,13 +2927,23 @@ MOE_AVX512_INLINE void moe_lanes_put_avx512(const moe_linear *l, size_t row, siz
 /* ---- Quantised tiles ---- */
 
 typedef __m512i moe_ints_512, moe_line_avx512;
+typedef __m512 moe_floats_512;
 
 #define moe_ints_of_512 _mm512_set1_epi32
 #define moe_ints_add_512 _mm512_add_epi32
 #define moe_ints_load_512 _mm512_loadu_si512
 #define moe_ints_store_512 _mm512_storeu_si512
-#define moe_ints_add_block_512(y, v, scale) \
-    _mm512_storeu_ps(y, _mm512_add_ps(_mm512_loadu_ps(y), _mm512_mul_ps(_mm512_cvtepi32_ps(v), _mm512_set1_ps(scale))))
+#define moe_ints_add_factor_512(y, v, factor)                                                            \
+    _mm512_storeu_ps(y, _mm512_add_ps(_mm512_loadu_ps(y), _mm512_mul_ps(_mm512_cvtepi32_ps(v), factor)))
+#define moe_ints_add_block_512(y, v, scale) moe_ints_add_factor_512(y, v, _mm512_set1_ps(scale))
+#define moe_ints_add_part_512(y, v, scale, part)                              \
+    moe_ints_add_factor_512(y, v, _mm512_mul_ps(_mm512_set1_ps(scale), part))
+MOE_AVX512_INLINE __m512 moe_ints_part_512(const int8_t *low) {
+    const __m256i lows = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)low));
+    const __m256i highs = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)(low + 16)));
+    return _mm512_cvtph_ps(_mm256_or_si256(lows, _mm256_slli_epi16(highs, 8)));
+}
+#define moe_ints_middles_512(mids) _mm512_slli_epi32(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(mids))), 16)
 #define moe_ints_nibbles_512(v, shift) _mm512_and_si512(_mm512_srli_epi16(v, shift), _mm512_set1_epi8(15))
 #define moe_ints_factor_512(subs)                                                                            \
     _mm512_and_si512(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(subs))), _mm512_set1_epi32(0xffff))
@@ -2785,7 +2952,10 @@ typedef __m512i moe_ints_512, moe_line_avx512;
 #define moe_start_avx512(start, r, v) _mm512_set1_epi32(-(start)[r])
 #define moe_part_of_avx512(x_sum) _mm512_set1_epi32(-8 * (x_sum))
 #define moe_product_q4_avx512 _mm512_dpbusd_epi32
-#define moe_times_sub_avx512(sum, part, x_sum, sub) _mm512_dpwssd_epi32(sum, part, sub)
+MOE_AVX512_INLINE __m512i moe_times_sub_avx512(__m512i sum, __m512i part, int32_t x_sum, __m512i sub, const int mids) {
+    if (mids) part = _mm512_mask_blend_epi16(0xaaaaaaaau, part, _mm512_set1_epi16((int16_t)x_sum));
+    return _mm512_dpwssd_epi32(sum, part, sub);
+}
 
 #define MOE_ISA avx512
 #define MOE_ISA_STATIC MOE_AVX512 static
@@ -2800,13 +2970,13 @@ typedef __m512i moe_ints_512, moe_line_avx512;
 /* Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two an output. */
 #define MOE_WIDE(X, type, rows) X(type, rows, 1) X(type, rows, 2) X(type, rows, 3)
 #define MOE_WIDE_Q8(X) MOE_WIDE(X, Q8, 4) MOE_WIDE(X, Q8, 5) MOE_WIDE(X, Q8, 6) MOE_WIDE(X, Q8, 7) MOE_WIDE(X, Q8, 8)
-#define MOE_WIDE_Q4(X) MOE_WIDE(X, Q4, 2) MOE_WIDE(X, Q4, 3) MOE_WIDE(X, Q4, 4)
-#define MOE_ISA_TILES(X) X(Q8, 1, 1) X(Q8, 2, 1) X(Q8, 3, 1) MOE_WIDE_Q8(X) X(Q4, 1, 1) MOE_WIDE_Q4(X)
+#define MOE_WIDE_Q4(X, type) X(type, 1, 1) MOE_WIDE(X, type, 2) MOE_WIDE(X, type, 3) MOE_WIDE(X, type, 4)
+#define MOE_ISA_TILES(X) X(Q8, 1, 1) X(Q8, 2, 1) X(Q8, 3, 1) MOE_WIDE_Q8(X) MOE_WIDE_Q4(X, Q4) MOE_WIDE_Q4(X, Q4M)
 #include "moe.c"
 #undef MOE_ISA_HEADS
 
-MOE_LINEAR_OF(avx512, avx512, 1, moe_quantised_avx512(l, row0, row1, block0, block1, 0))
-MOE_LINEAR_OF(small_avx512, avx512, 1, moe_quantised_avx512(l, row0, row1, block0, block1, 1))
+MOE_LINEAR_OF(avx512, avx512, Q4M, moe_quantised_avx512(l, row0, row1, block0, block1, 0))
+MOE_LINEAR_OF(small_avx512, avx512, Q4M, moe_quantised_avx512(l, row0, row1, block0, block1, 1))
 
 /* Scores of four rows from row i on: so many are read in one go. */
 MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const size_t width) {
@@ -2979,23 +3149,24 @@ MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
     MOE_TILE_LOADCONFIG(&config);
 }
 
-/* Columns [k0, k1) of a block of a Q4 matrix in the form of Q8, to `out`, aligned to 64. There is no product of bytes,
- * but a nibble n times |sub| stays below 256, so one 16-bit product computes two: (n - 8) s is n s - 8 s, and
- * (15 - n) |s| - 7 |s| where s is negative. */
+/* Columns [k0, k1) of a block of a Q4 or Q4M matrix in the form of Q8, to `out`, aligned to 64. There is no product of
+ * bytes, but a nibble n times |sub| stays below 256, so one 16-bit product computes two: (n - 8) s is n s - 8 s, and
+ * (15 - n) |s| - 7 |s| where s is negative. The middle goes into what is taken off. */
 MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
     const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
-    const int8_t *subs = m->subs + (block * m->cols_padded + k0) / MOE_Q4_GROUP * 16;
-    for (size_t k = k0; k < k1; k += MOE_Q4_GROUP, subs += 16) {
-        moe_i32x16 s;
+    const int8_t *side = m->subs + (block * m->cols_padded + k0) / 64 * m->sides * 16;
+    for (size_t k = k0; k < k1; k += MOE_Q4_GROUP, side += k % 64 ? 16 : m->sides * 16 - 16) {
+        moe_i32x16 s, mid = { 0 };
         moe_u32x16 negative, magnitude;
         moe_u16x32 factor, flip;
         moe_u8x64 offset;
-        MOE_AMX_WIDEN(s, subs);
+        MOE_AMX_WIDEN(s, side);
+        if (m->parts) MOE_AMX_WIDEN(mid, side + 32);
         negative = (moe_u32x16)(s >> 31);
         magnitude = ((moe_u32x16)s ^ negative) - negative;
         factor = (moe_u16x32)(magnitude * 0x00010001u);
         flip = (moe_u16x32)(negative & 0x0f0f0f0fu);
-        offset = (moe_u8x64)((magnitude * 8 - (magnitude & negative)) * 0x01010101u);
+        offset = (moe_u8x64)(((magnitude * 8 - (magnitude & negative) - (moe_u32x16)mid) & 0xff) * 0x01010101u);
         for (size_t unit = 0; unit < 4; unit++, codes += 64, out += 128) {
             moe_u16x32 nibbles;
             memcpy(&nibbles, codes, sizeof nibbles);
@@ -3044,10 +3215,32 @@ MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stri
     }
 }
 
-/* The sums of C, of 64 columns, are added to floats by the scales of `high` times `height` rows of codes, of which
- * `scales` is the first one's; C begins again. */
-MOE_AMX_INLINE void moe_amx_add_block(const int8_t *scales, const int8_t *scales1, size_t stride, size_t height,
-                                      size_t high, size_t tiles, float floats[4][16 * 16]) {
+/* By which sums of 64 columns are multiplied: scales of two row tiles, `stride` bytes from row to row, and parts of the
+ * weights or NULL, `part_step` bytes from block to block. */
+typedef struct moe_amx_scales {
+    const void *at[2];
+    size_t stride, part_step;
+    const int8_t *parts;
+} moe_amx_scales;
+
+/* For columns from k on; the tiles' rows begin at row0 and row1. */
+static moe_amx_scales moe_amx_scales_of(const moe_linear *l, size_t row0, size_t row1, size_t block, size_t k) {
+    const moe_matrix *w = l->w;
+    const size_t stride = moe_code_bytes(w->cols), side_bytes = w->sides * 16;
+    const int8_t *scales = l->codes + moe_scales_at(l) + k / 64 * sizeof(float);
+    moe_amx_scales s = { { scales + row0 * stride, scales + row1 * stride },
+                         stride,
+                         w->cols_padded / 64 * side_bytes,
+                         NULL };
+    if (l->scales) s.at[0] = l->scales + row0, s.at[1] = l->scales + row1, s.stride = sizeof(float);
+    if (w->parts) s.parts = w->parts + block * s.part_step + k / 64 * side_bytes;
+    return s;
+}
+
+/* The sums of C, of 64 columns, are added to floats by their scales, of `high` times `height` rows of codes; C begins
+ * again. */
+MOE_AMX_INLINE void moe_amx_add_block(moe_amx_scales scales, size_t height, size_t high, size_t tiles,
+                                      float floats[4][16 * 16]) {
     int32_t sums[4][16 * 16] __attribute__((aligned(64)));
     MOE_TILE_STORED(0, sums[0], 64);
     MOE_TILE_ZERO(0);
@@ -3059,13 +3252,17 @@ MOE_AMX_INLINE void moe_amx_add_block(const int8_t *scales, const int8_t *scales
     MOE_TILE_ZERO(3);
     __asm__ volatile("" : : "r"(sums) : "memory");
     for (size_t i = 0; i < tiles; i++) {
-        const int8_t *at = high > 1 && i % 2 ? scales1 : scales;
-        for (size_t r = 0; r < height; r++, at += stride) {
+        const char *at = scales.at[high > 1 && i % 2];
+        moe_f32x16 part = { 0 };
+        for (int j = 0; scales.parts && j < 16; j++)
+            part[j] = moe_part(scales.parts + (i >> (high - 1)) * scales.part_step + j);
+        for (size_t r = 0; r < height; r++, at += scales.stride) {
             const moe_i32x16 *sum = (const void *)(sums[i] + r * 16);
             moe_f32x16 *to = (void *)(floats[i] + r * 16);
             float scale;
             memcpy(&scale, at, sizeof scale);
-            *to = *to + __builtin_convertvector(*sum, moe_f32x16) * scale;
+            if (scales.parts) *to = *to + __builtin_convertvector(*sum, moe_f32x16) * (part * scale);
+            else *to = *to + __builtin_convertvector(*sum, moe_f32x16) * scale;
         }
     }
 }
@@ -3079,6 +3276,7 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
     const size_t tiles = rows <= 16 ? 1 : moe_round_up(moe_divide_up(rows, 16), 2), height = moe_divide_up(rows, tiles);
     const size_t high = tiles == 1 ? 1 : 2, wide = 4 / high;
     const size_t span = w->type == MOE_TYPE_Q8 ? k : moe_min(k, MOE_AMX_BUFFER / 16 / wide);
+    const int by_block = moe_by_block(l);
     int32_t sums[4][16 * 16] __attribute__((aligned(64)));
     float floats[4][16 * 16] __attribute__((aligned(64)));
     int8_t expanded[MOE_AMX_BUFFER] __attribute__((aligned(64)));
@@ -3086,31 +3284,32 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
     for (size_t block = block0; block < block1; block += wide) {
         const size_t blocks = moe_min(wide, block1 - block);
         for (size_t tile = 0; tile < tiles; tile += high) {
-            const int8_t *a = l->codes + (row0 + moe_min(tile * height, rows - height)) * stride;
-            const int8_t *a1 = l->codes + (row0 + moe_min((tile + 1) * height, rows - height)) * stride;
+            const size_t begin0 = row0 + moe_min(tile * height, rows - height),
+                         begin1 = row0 + moe_min((tile + 1) * height, rows - height);
+            const int8_t *a = l->codes + begin0 * stride, *a1 = l->codes + begin1 * stride;
             MOE_TILE_ZERO(0);
             MOE_TILE_ZERO(1);
             MOE_TILE_ZERO(2);
             MOE_TILE_ZERO(3);
-            if (!l->scales) memset(floats, 0, sizeof floats);
+            if (by_block) memset(floats, 0, sizeof floats);
             for (size_t k0 = 0; k0 < k; k0 += span) {
                 const size_t n = moe_min(span, k - k0);
                 const int8_t *b = w->type == MOE_TYPE_Q8 ? (const int8_t *)w->data + (block * k + k0) * 16 : expanded;
                 for (size_t i = 0; i < blocks && b == expanded && (tile == 0 || span < k); i++) {
                     int8_t *to = expanded + i * span * 16;
-                    if (w->type == MOE_TYPE_Q4) moe_amx_expand(w, block + i, k0, k0 + n, to);
+                    if (w->type == MOE_TYPE_Q4 || w->type == MOE_TYPE_Q4M) moe_amx_expand(w, block + i, k0, k0 + n, to);
                     else moe_formats[w->type].expand(w, block + i, k0, k0 + n, to);
                 }
                 __asm__ volatile(""
                                  :
                                  : "r"(b)
                                  : "memory"); /* gcc 12 does not see that tile loads read what was stored */
-                for (size_t at = 0, some = l->scales ? n : MOE_Q8_COLS; at < n; at += some) {
-                    const size_t scale_at = moe_scales_at(l) + (k0 + at) / MOE_Q8_COLS * sizeof(float);
+                for (size_t at = 0, some = by_block ? MOE_Q8_COLS : n; at < n; at += some) {
                     if (high == 1) moe_amx_one(a + k0 + at, stride, b + at * 16, span * 16, blocks, some);
                     else moe_amx_two(a + k0 + at, a1 + k0 + at, stride, b + at * 16, span * 16, blocks, some);
-                    if (!l->scales)
-                        moe_amx_add_block(a + scale_at, a1 + scale_at, stride, height, high, high * blocks, floats);
+                    if (by_block)
+                        moe_amx_add_block(moe_amx_scales_of(l, begin0, begin1, block, k0 + at), height, high,
+                                          high * blocks, floats);
                 }
                 __asm__ volatile("" : : "r"(b) : "memory"); /* before it is overwritten */
             }
@@ -3123,8 +3322,8 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
                 if (first >= rows) continue;
                 MOE_NAME(moe_finish_, MOE_AMX_REST)(l, row0 + first, block + (i >> (high - 1)),
                                                     moe_min(height, rows - first), 1,
-                                                    l->scales ? (const void *)(sums[i] + (first - begin) * 16)
-                                                              : (const void *)(floats[i] + (first - begin) * 16));
+                                                    by_block ? (const void *)(floats[i] + (first - begin) * 16)
+                                                             : (const void *)(sums[i] + (first - begin) * 16));
             }
         }
     }
@@ -3365,7 +3564,7 @@ static void moe_quantised_neon(const moe_linear *l, size_t row0, size_t row1, si
         MOE_ROWS_NEON(neon, 1)
     }
 }
-MOE_LINEAR_OF(neon, neon, 1, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_neon))
+MOE_LINEAR_OF(neon, neon, Q4, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_neon))
 
 /* With sdot: one block of 16 outputs of a Q8 matrix against up to 4 input rows, 16 columns at a time. Few rows spread
  * the lines over several sums, which would else wait for each other. */
@@ -3461,7 +3660,7 @@ MOE_DOTPROD static void moe_quantised_dotprod(const moe_linear *l, size_t row0, 
         MOE_ROWS_NEON(dotprod, 1)
     }
 }
-MOE_LINEAR_OF(dotprod, neon, 1, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_dotprod))
+MOE_LINEAR_OF(dotprod, neon, Q4, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_dotprod))
 
 /* smmla takes two rows and two outputs of 8 columns each. Of a block of weights, so many columns at a time are put in
  * that order (two neighbouring lines zipped; Q4 multiplied out to int8), for up to so many rows: 8 KiB that stay in L1.
@@ -3482,7 +3681,7 @@ MOE_INLINE void moe_panel_q8(const moe_matrix *m, size_t block, size_t col, size
 
 MOE_INLINE void moe_panel_q4(const moe_matrix *m, size_t block, size_t col, size_t cols, int8_t *panel) {
     const uint8_t *w = (const uint8_t *)m->data + moe_q4_index(m->cols_padded, block * 16, col);
-    const int8_t *subs = m->subs + moe_sub_index(m->cols_padded, MOE_Q4_GROUP, block * 16, col);
+    const int8_t *subs = m->subs + moe_side_index(m->cols_padded, m->sides, block * 16, col);
     for (; cols; cols -= MOE_Q4_GROUP, w += 256, subs += 16, panel += 512)
         for (size_t q = 0; q < 4; q++) {
             uint8_t four[16]; /* the subs of 4 outputs, each for 4 columns */
@@ -3556,7 +3755,7 @@ static void moe_quantised_i8mm(const moe_linear *l, size_t row0, size_t row1, si
             moe_block_i8mm(l, r, moe_min(MOE_PANEL_ROWS, rest - r), block);
     if (rest < row1) moe_quantised_dotprod(l, rest, row1, block0, block1);
 }
-MOE_LINEAR_OF(i8mm, neon, 1, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_i8mm))
+MOE_LINEAR_OF(i8mm, neon, Q4, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_i8mm))
 
 static int moe_neon_available(void) { return 1; }
 
@@ -4206,9 +4405,14 @@ static size_t moe_find_broken(const float *v, size_t n, float least) {
     return at;
 }
 
-/* The first row of a matrix whose scale is not a number >= 0; the number of rows if there is none. */
+/* A row of a matrix whose scale, or a part of it, is not a number >= 0; the number of rows if there is none. */
 static size_t moe_broken_scale(const moe_matrix *m) {
-    return m->scales ? moe_find_broken(m->scales, m->rows, 0) : m->rows;
+    const size_t row = m->scales ? moe_find_broken(m->scales, m->rows, 0) : m->rows, blocks = m->cols_padded / 64;
+    for (size_t i = 0; m->parts && i < moe_divide_up(row, 16) * blocks; i++)
+        for (size_t r = 0; r < 16; r++) /* the high byte is below that of infinity, without a sign */
+            if ((uint8_t)m->parts[i * m->sides * 16 + 16 + r] >= 0x7c && i / blocks * 16 + r < row)
+                return i / blocks * 16 + r;
+    return row;
 }
 
 /* Verify a piece of a tensor, whose bytes are data: of experts also their scales, which binding does not read. */

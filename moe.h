@@ -93,8 +93,7 @@ typedef struct moe_error {
     char where[96];    /* a file offset, tensor, metadata key or parameter */
 } moe_error;
 
-/* Set all three functions or none. `allocate` returns memory aligned to 16 bytes, or NULL. Sizes are exact. The library
- * calls them only in the thread that opens, makes or frees an object. */
+/* All three or none. `allocate`: aligned to 16, or NULL. Called only in threads that open, make or free an object. */
 typedef struct moe_allocator {
     void *(*allocate)(void *user, size_t bytes);
     void *(*reallocate)(void *user, void *old, size_t old_bytes, size_t new_bytes);
@@ -109,12 +108,13 @@ typedef enum moe_type {
     MOE_TYPE_F32 = 0,
     MOE_TYPE_F16 = 1,
     MOE_TYPE_BF16 = 2,
-    MOE_TYPE_Q8 = 3, /* int8 and one float scale per output row; products are exact integers */
-    MOE_TYPE_Q4 = 4, /* 4-bit codes, one integer factor for 32 columns, and Q8's scale; products are exact integers */
+    MOE_TYPE_Q8 = 3,  /* int8 and one float scale per output row; products are exact integers */
+    MOE_TYPE_Q4 = 4,  /* 4-bit codes, one integer factor for 32 columns, and Q8's scale; products are exact integers */
+    MOE_TYPE_Q4M = 5, /* Q4 with a middle too for 32 columns, and a scale for 64, whose products are exact */
     MOE_TYPE_COUNT,
     MOE_TYPE_KEEP = 255 /* moe_save_params: as it is in the file */
 } moe_type;
-const char *moe_type_name(moe_type type);            /* "f32", "f16", "bf16", "q8", "q4"; "?" if unknown */
+const char *moe_type_name(moe_type type);            /* "f32", "f16", "bf16", "q8", "q4", "q4m"; "?" if unknown */
 int moe_type_parse(const char *name, moe_type *out); /* 1 and *out set, or 0 */
 
 /* ---- Model --------------------------------------------------------------------------------------------- */

@@ -930,6 +930,7 @@ static void linear_f16_is_the_same_on_every_isa(void **state) { (void)state, lin
 static void linear_bf16_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_BF16, 43); }
 static void linear_q8_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_Q8, 44); }
 static void linear_q4_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_Q4, 48); }
+static void linear_q4m_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_Q4M, 60); }
 
 /* Where rows are cut into tiles every count is another case, and so is a Q4 matrix too wide for a buffer. */
 static void linear_quantised_is_the_same_at_every_row_count_and_width(void **state) {
@@ -1012,10 +1013,11 @@ static void amx_expands_and_finishes_as_portable_does(void **state) {
     for (size_t round = 0; round < mw_rounds(200); round++) {
         const size_t rows = 1 + mw_below(&random, 16), in = 1 + mw_below(&random, 300), out = 1 + mw_below(&random, 60),
                      block = (out - 1) / 16;
-        linear_case c = make_linear(&random, MOE_TYPE_Q4, rows, in, out, (int)(round % 3), round % 2 ? MIXED : BROKEN);
+        const moe_type type = round / 2 % 2 ? MOE_TYPE_Q4M : MOE_TYPE_Q4;
+        linear_case c = make_linear(&random, type, rows, in, out, (int)(round % 3), round % 2 ? MIXED : BROKEN);
         const size_t cols = c.matrix.cols_padded, k0 = mw_below(&random, cols / 64) * 64,
                      n = (rows - 1) * c.y_stride + out;
-        const int blocks = c.linear.scales == NULL;
+        const int blocks = c.linear.scales == NULL || type == MOE_TYPE_Q4M;
         float *floats = (float *)(void *)mw_zeros(rows * 64);
         int8_t *line = aligned_alloc(64, (cols - k0) * 16); /* 64 columns are 1024 bytes */
         int32_t *sums = mw_zeros(rows * 64);
@@ -1054,12 +1056,12 @@ static void amx_linear_configures_once_multiplies_no_more_than_it_must_and_relea
     uint64_t random = 53;
     (void)state;
     for (size_t rows = 1; rows <= 67; rows++)
-        for (int q4 = 0; q4 < 2; q4++) {
+        for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++) {
             const size_t in = 1 + mw_below(&random, 200), out = 1 + mw_below(&random, 150),
                          blocks = moe_divide_up(out, 16);
             const size_t tiles = rows < MOE_AMX_ROWS ? 0 : rows <= 16 ? 1 : rows <= 32 ? 2 : rows <= 64 ? 4 : 6;
             const size_t configurations = amx.configurations, products = amx.products;
-            linear_case c = make_linear(&random, q4 ? MOE_TYPE_Q4 : MOE_TYPE_Q8, rows, in, out, 0, PLAIN);
+            linear_case c = make_linear(&random, (moe_type)type, rows, in, out, 0, PLAIN);
             compare_linear(&moe_kernels_amx, &c, 0, rows, 0, blocks);
             CHECK(amx.palette == 0, "%zu rows: tiles were not released", rows);
             CHECK(amx.configurations - configurations == (tiles > 0), "%zu rows: %zu configurations", rows,
@@ -1185,16 +1187,103 @@ static void q4_lies_where_its_description_says(void **state) {
     }
 }
 
+/* The F16 part of 64 columns of a row, as the head of room "Number formats" describes its place. */
+static float part_of(const moe_matrix *m, size_t row, size_t col) {
+    const unsigned char *side = (const unsigned char *)m->data + mw_up(m->rows, 16) * m->cols_padded / 2;
+    side += ((row / 16 * (m->cols_padded / 64) + col / 64) * 6 + 4) * 16 + row % 16;
+    return moe_f16_to_f32((uint16_t)(side[0] + 256 * side[16]));
+}
+
+/* Q4M as the same head describes it, read back by hand. */
+static void q4m_lies_where_its_description_says(void **state) {
+    uint64_t random = 61;
+    (void)state;
+    for (size_t round = 0; round < mw_rounds(60); round++) {
+        const size_t out = 1 + mw_below(&random, 40), in = 1 + mw_below(&random, 150), rows = mw_up(out, 16),
+                     cols = mw_up(in, 64), sides = cols / 64 * 6;
+        float *w = numbers(&random, out * in, PLAIN), *back = mw_zeros(in * 4);
+        int8_t *scratch = mw_zeros(2 * cols);
+        unsigned char *blob = mw_zeros((size_t)moe_matrix_bytes(MOE_TYPE_Q4M, out, in));
+        const int8_t *side = (const int8_t *)blob + rows * cols / 2;
+        const float *scales = (const float *)(const void *)(side + rows * sides);
+        const int32_t *sums = (const int32_t *)(const void *)(scales + rows);
+        const moe_matrix m = moe_matrix_view(MOE_TYPE_Q4M, out, in, blob);
+        assert_int_equal(moe_matrix_bytes(MOE_TYPE_Q4M, out, in), rows * cols / 2 + rows * sides + 8 * rows);
+        for (size_t r = 0; r < out; r++) moe_pack_row(MOE_TYPE_Q4M, out, in, r, w + r * in, blob, scratch);
+        for (size_t r = 0; r < out; r++) {
+            float amax = 0;
+            int32_t sum = 0;
+            for (size_t c = 0; c < in; c++) amax = fabsf(w[r * in + c]) > amax ? fabsf(w[r * in + c]) : amax;
+            assert_true(scales[r] == amax / 16.0f);
+            moe_matrix_row(&m, r, back);
+            for (size_t c = 0; c < cols; c++) {
+                const unsigned char byte = blob[(r / 16 * (cols / 8) + c / 8) * 64 + r % 16 * 4 + c % 4];
+                const int8_t *at = side + (r / 16 * sides + c / 64 * 6 + c / 32 % 2) * 16 + r % 16;
+                const int code = (((c % 8 < 4 ? byte : byte >> 4) & 15) - 8) * at[0] + at[32];
+                const float part = part_of(&m, r, c);
+                assert_true(at[0] >= 0 && at[0] <= 16 && code >= -127 && code <= 127);
+                sum += code;
+                if (c >= in) continue;
+                assert_true(back[c] == (float)code * (scales[r] * part));
+                /* a sub has at most half an integer to its step, at eight steps from the middle, which is an integer */
+                CHECK(fabsf(back[c] - w[r * in + c]) <= ((float)at[0] * 0.51f + 4.6f) * scales[r] * part,
+                      "row %zu, column %zu: %g became %g", r, c, (double)w[r * in + c], (double)back[c]);
+            }
+            assert_int_equal(sums[r], sum);
+        }
+        assert_int_equal(moe_broken_scale(&m), out);
+        for (int high = 0x7c; high < 256; high += 4) { /* infinity, a negative number */
+            unsigned char *part = blob + rows * cols / 2 + (out / 2 / 16 * sides + sides - 1) * 16 + out / 2 % 16;
+            *part = (unsigned char)high;
+            assert_int_equal(moe_broken_scale(&m), out / 2);
+        }
+        free(w), free(back), free(scratch), free(blob);
+    }
+}
+
+/* Numbers that had a scale and a minimum for 32 columns keep their codes, also where not all of these occur: errors are
+ * below half a step, and their squares a tenth of those of numbers that are rounded to such steps. */
+static void q4m_keeps_the_codes_of_a_scale_and_a_minimum(void **state) {
+    uint64_t random = 62;
+    double squares = 0;
+    const size_t rounds = 200;
+    (void)state;
+    for (size_t round = 0; round < rounds; round++) {
+        float w[64], back[64], step[2], low = 0;
+        int8_t scratch[128];
+        unsigned char *blob = mw_zeros((size_t)moe_matrix_bytes(MOE_TYPE_Q4M, 1, 64));
+        const moe_matrix m = moe_matrix_view(MOE_TYPE_Q4M, 1, 64, blob);
+        for (size_t c = 0; c < 64; c++) {
+            if (c % 32 == 0) {
+                step[c / 32] = (1.0f + (float)mw_below(&random, 1024) / 1024.0f) / 256.0f;
+                low = -step[c / 32] * (5.0f + (float)mw_below(&random, 1024) / 256.0f);
+            }
+            w[c] = low + step[c / 32] * (float)(c % 32 < 4 ? c % 32 : 1 + mw_below(&random, 13));
+        }
+        moe_pack_row(MOE_TYPE_Q4M, 1, 64, 0, w, blob, scratch);
+        moe_matrix_row(&m, 0, back);
+        for (size_t c = 0; c < 64; c++) {
+            const double error = ((double)back[c] - (double)w[c]) / (double)step[c / 32];
+            squares += error * error / (double)(64 * rounds);
+            CHECK(fabs(error) < 0.5, "round %zu, column %zu: %g became %g, a step is %g", round, c, (double)w[c],
+                  (double)back[c], (double)step[c / 32]);
+        }
+        free(blob);
+    }
+    CHECK(squares < 1.0 / 120, "the mean squared error is %g of a step", squares);
+}
+
 /* Subs that no quantiser makes, as a hostile file may hold: the numbers are garbage, sanitizers see nothing. */
 static void linear_q4_survives_hostile_subs(void **state) {
     uint64_t random = 50;
     (void)state;
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
         for (size_t rows = 1; rows < 40; rows += 12) {
-            linear_case c = make_linear(&random, MOE_TYPE_Q4, rows, 2048, 32, 0, PLAIN);
+            const moe_type type = rows % 24 == 1 ? MOE_TYPE_Q4 : MOE_TYPE_Q4M;
+            linear_case c = make_linear(&random, type, rows, 2048, 32, 0, PLAIN);
             int8_t *subs = (int8_t *)c.blob + 32 * 2048 / 2;
             float *y = guarded(rows * c.y_stride);
-            for (size_t i = 0; i < 32 * 2048 / 32; i++) subs[i] = (int8_t)mw_below(&random, 256);
+            for (size_t i = 0; i < 32 * 2048 / 64 * c.matrix.sides; i++) subs[i] = (int8_t)mw_below(&random, 256);
             c.linear.w = &c.matrix;
             c.linear.y = y;
             (isa_at(isa) ? isa_at(isa) : oracle)->linear(&c.linear, 0, rows, 0, 2);
@@ -1283,7 +1372,7 @@ static void linear_adds_blocks_from_the_first_one_on(void **state) {
                         const float scale = moe_quantise_portable(c.x + r * c.x_stride + k, n, block);
                         int32_t sum = 0;
                         for (size_t i = 0; i < n; i++) sum += block[i] * moe_matrix_code(&c.matrix, j, k + i);
-                        want = want + (float)sum * scale;
+                        want = want + (float)sum * (c.matrix.parts ? scale * part_of(&c.matrix, j, k) : scale);
                     }
                     want = want * c.matrix.scales[j] + moe_linear_addend(&c.linear, r, j);
                     if (c.linear.relu) want = moe_reluf(want);
@@ -2095,6 +2184,7 @@ int main(void) {
         cmocka_unit_test(linear_bf16_is_the_same_on_every_isa),
         cmocka_unit_test(linear_q8_is_the_same_on_every_isa),
         cmocka_unit_test(linear_q4_is_the_same_on_every_isa),
+        cmocka_unit_test(linear_q4m_is_the_same_on_every_isa),
         cmocka_unit_test(linear_quantised_is_the_same_at_every_row_count_and_width),
         cmocka_unit_test(linear_of_expanded_codes_is_the_same_on_every_isa),
         cmocka_unit_test(expanded_codes_are_those_of_the_matrix),
@@ -2106,6 +2196,8 @@ int main(void) {
         cmocka_unit_test(amx_emulation_faults_and_multiplies_as_the_manual_says),
 #endif
         cmocka_unit_test(q4_lies_where_its_description_says),
+        cmocka_unit_test(q4m_lies_where_its_description_says),
+        cmocka_unit_test(q4m_keeps_the_codes_of_a_scale_and_a_minimum),
         cmocka_unit_test(linear_q4_survives_hostile_subs),
         cmocka_unit_test(linear_writes_only_its_rows_and_blocks),
         cmocka_unit_test(portable_linear_computes_wx_plus_addend),

@@ -545,7 +545,7 @@ def convert_transformer(args, meta):
         tensors[name] = kind, layout, dims, pieces
     if getattr(found, "quantised", ()) and moefile.Q4 in [t[0] for t in tensors.values()]:
         say(f"{', '.join(found.quantised)} becomes Q4, on another grid: what was lost before is lost twice; with "
-            "--type q8 hardly anything is")
+            "--type q8 or q4m hardly anything is")
     if found.tensors:
         raise FormatError(f"tensor {next(iter(found.tensors))} has no place in the model file")
     journal = None

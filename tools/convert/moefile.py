@@ -24,8 +24,9 @@ import numpy as np
 
 MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # what is written here, as by moe.c; version 1 can be read too
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
-F32, F16, BF16, Q8, Q4 = range(5)
-TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4}
+F32, F16, BF16, Q8, Q4, Q4M = range(6)
+TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4, "q4m": Q4M}
+SIDES = {Q8: 0, Q4: 2, Q4M: 6}  # of quantised formats: bytes beside the codes, for 64 columns of a row
 MATRIX, EXPERTS, GATED = 0, 1, 2  # matrices that lie on each other in front of a slab's down matrix: of gated ones two
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
 LARGEST_TEXT = 1 << 26  # bytes of a vocabulary, a list of merges or a licence
@@ -123,19 +124,70 @@ def q4_quantise(w):
     return codes, subs, scale
 
 
+def group_steps(u):
+    """(steps, least numbers) of groups u [32, groups]: of the grid of at most 16 levels that the numbers of a group lie
+    on, else of 16 levels from end to end; as moe_group_step in moe.c."""
+    u = np.sort(u, axis=0)
+    low, extent, between = u[0], u[-1] - u[0], np.diff(u, axis=0)
+    gap = np.where(between > extent * np.float32(0.03125), between, extent).min(0)
+    some = extent > 0
+    levels = np.rint(np.divide(extent, gap, out=np.ones_like(extent), where=some))
+    step = np.divide(extent, levels, out=np.ones_like(extent), where=some)
+    level = (u - low) / step
+    on_grid = (levels <= 15) & (np.abs(level - np.rint(level)) < np.float32(0.03125)).all(0)
+    return np.where(some, np.where(on_grid, step, extent / np.float32(15)), np.float32(0)), low
+
+
+def q4m_blocks(u):
+    """Codes int8 [64, blocks] and sides int8 [6, blocks] of numbers u [64, blocks] in units of their rows' scales; as
+    moe_quantise_row_q4m in moe.c."""
+    one, blocks = np.float32(1), u.shape[1]
+    halves = u.reshape(2, 32, blocks)
+    steps, lows = (np.stack(x) for x in zip(*map(group_steps, halves)))
+    largest, least = np.abs(u).max(0), np.full(blocks, np.finfo(np.float32).max, np.float32)
+    codes, sides = np.zeros(u.shape, np.int8), np.zeros((6, blocks), np.int8)
+    for most in range(16, 7, -1):
+        half = np.maximum(steps.max(0) / np.float32(most), largest / np.float32(127)).astype("<f2")
+        there, part = half > 0, np.where(half > 0, half.astype(np.float32), one)
+        subs = np.clip(np.rint(steps / part), 1, 16)
+        mids = np.clip(np.rint((lows + np.float32(8) * steps) / part), -127, 127)
+        first, last = np.maximum(-((127 + mids) // subs), -8)[:, None], np.minimum((127 - mids) // subs, 7)[:, None]
+        tried = np.clip(np.rint((halves / part - mids[:, None]) / subs[:, None]), first, last)
+        difference = (halves - (tried * subs[:, None] + mids[:, None]) * part).reshape(u.shape)
+        np.multiply(difference, difference, out=difference)
+        error = difference[0].copy()
+        for row in difference[1:]:  # in this order: sums of floats
+            error += row
+        better = there & (error < least)
+        least = np.where(better, error, least)
+        np.copyto(codes, tried.reshape(u.shape).astype(np.int8), where=better)
+        part = half.view(np.int8).reshape(blocks, 2).T
+        np.copyto(sides, np.concatenate([subs.astype(np.int8), mids.astype(np.int8), part]), where=better)
+    return codes, sides
+
+
+def q4m_quantise(w):
+    """Codes int8 [n, columns], sides int8 [n, columns / 64, 6] and scales float32 [n] of a float32 matrix [n, k]."""
+    n, k = w.shape
+    columns = q8_padded(n, k)[1]
+    scale = np.abs(w).max(1, initial=np.float32(0)) / np.float32(16)
+    scale[scale < np.finfo(np.float32).tiny] = 0
+    u = np.zeros((n, columns), np.float32)
+    np.divide(w, scale[:, None], out=u[:, :k], where=scale[:, None] > 0)
+    u = u.reshape(-1, 64).T
+    codes, sides = np.empty(u.shape, np.int8), np.empty((6, u.shape[1]), np.int8)
+    for at in range(0, u.shape[1], 1024):  # what is at work stays in the cache
+        codes[:, at:at + 1024], sides[:, at:at + 1024] = q4m_blocks(np.ascontiguousarray(u[:, at:at + 1024]))
+    return codes.T.reshape(n, columns), sides.T.reshape(n, -1, 6), scale
+
+
 def q8_padded(n, k):
     return round_up(n, 16), round_up(k, 64)
 
 
 def blob_bytes(type, n, k):
     """Bytes of a matrix [n, k] in a number format."""
-    if type == Q8:
-        rows, columns = q8_padded(n, k)
-        return rows * columns + 8 * rows
-    if type == Q4:
-        rows, columns = q8_padded(n, k)
-        return rows * (columns // 2 + columns // 32 + 8)
-    return n * k * (4 if type == F32 else 2)
+    return sum(blob_regions(type, n, k))
 
 
 def encode_blob(w, type):
@@ -162,14 +214,26 @@ def encode_blob(w, type):
         return encode_codes(*q8_quantise(w))
     rows, columns = q8_padded(n, k)
     codes, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, "<f4")
-    subs = np.zeros((rows, columns // Q4_GROUP), np.int8)
-    codes[:n], subs[:n], scale[:n] = q4_quantise(w)
-    sums = np.einsum("rgc,rg->r", codes.reshape(rows, -1, Q4_GROUP), subs, dtype=np.int32).astype("<i4")
+    sides = np.zeros((rows, columns // 64, SIDES[type]), np.int8)
+    if type == Q4:
+        codes[:n], subs, scale[:n] = q4_quantise(w)
+        sides[:n] = subs.reshape(n, -1, 2)
+    else:
+        codes[:n], sides[:n], scale[:n] = q4m_quantise(w)
+    sums = int8_codes(codes, sides).sum(1, dtype=np.int32).astype("<i4")
     codes[:n] += 8
     nibbles = codes.view(np.uint8).reshape(rows // 16, 16, columns // 8, 2, 4)
     pairs = (nibbles[:, :, :, 0] | nibbles[:, :, :, 1] << 4).transpose(0, 2, 1, 3)
-    return pairs.tobytes() + subs.reshape(rows // 16, 16, -1).transpose(0, 2,
-                                                                        1).tobytes() + scale.tobytes() + sums.tobytes()
+    planes = sides.reshape(rows // 16, 16, -1).transpose(0, 2, 1)
+    return pairs.tobytes() + planes.tobytes() + scale.tobytes() + sums.tobytes()
+
+
+def int8_codes(codes, sides):
+    """What stands for weights in products, int32 [rows, columns]: codes times subs and, of Q4M, middles added."""
+    groups = codes.reshape(len(codes), -1, 2, 32) * sides[:, :, :2, None].astype(np.int32)
+    if sides.shape[2] > 2:
+        groups += sides[:, :, 2:4, None]
+    return groups.reshape(codes.shape)
 
 
 def encode_codes(given, scales):
@@ -185,11 +249,11 @@ def encode_codes(given, scales):
 
 def blob_regions(type, n, k):
     """Bytes of the parts of a blob. Each holds what belongs to the rows 16 by 16 (or one by one), in their order."""
-    if type not in (Q8, Q4):
-        return [blob_bytes(type, n, k)]
+    if type not in SIDES:
+        return [n * k * (4 if type == F32 else 2)]
     rows, columns = q8_padded(n, k)
-    return [rows * columns, 4 * rows, 4 * rows] if type == Q8 else [rows * columns // 2, rows * columns // 32, 4 * rows,
-                                                                    4 * rows]
+    codes = rows * columns if type == Q8 else rows * columns // 2
+    return [codes, *([rows * columns // 64 * SIDES[type]] if SIDES[type] else []), 4 * rows, 4 * rows]
 
 
 def encode_blocks(blocks, type, n, k):
@@ -228,39 +292,48 @@ def decode_blob(data, type, n, k):
     if type == BF16:
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(n, k)
     rows, columns = q8_padded(n, k)
-    codes, at = q8_codes(data, rows, columns) if type == Q8 else q4_codes(data, rows, columns)
+    codes, parts, at = q8_codes(data, rows, columns) if type == Q8 else q4_codes(data, rows, columns, SIDES[type])
     scale = np.frombuffer(data, "<f4", rows, at)
     sums = np.frombuffer(data, "<i4", rows, at + 4 * rows)
     if (codes.sum(1, dtype=np.int32) != sums).any():
         raise FormatError("codes do not fit their sums")
-    if codes[n:].any() or codes[:, k:].any() or scale[n:].any():
+    if codes[n:].any() or (type != Q4M and codes[:, k:].any()) or scale[n:].any():
         raise FormatError("padding is not zero")
     if not (np.isfinite(scale).all() and (scale >= 0).all()):
         raise FormatError("a scale is negative or not finite")
-    return codes[:n, :k].astype(np.float32) * scale[:n, None]
+    scales = scale[:, None] if parts is None else np.repeat(scale[:, None] * parts, 64, axis=1)[:n, :k]
+    return codes[:n, :k].astype(np.float32) * scales[:n]
 
 
 def q8_codes(data, rows, columns):
-    """(int8 [rows, columns], bytes read): 16 rows times 4 columns lie together."""
+    """(int8 [rows, columns], no parts, bytes read): 16 rows times 4 columns lie together."""
     tiles = np.frombuffer(data, np.int8, rows * columns).reshape(rows // 16, columns // 4, 16, 4)
     codes = tiles.transpose(0, 2, 1, 3).reshape(rows, columns)
     if (codes == -128).any():
         raise FormatError("a Q8 code is -128")
-    return codes, rows * columns
+    return codes, None, rows * columns
 
 
-def q4_codes(data, rows, columns):
-    """The same of Q4: code * sub. A byte holds columns 8g + i (low nibble) and 8g + 4 + i; a sub belongs to 32
-    columns."""
+def q4_codes(data, rows, columns, sides):
+    """The same of Q4 and Q4M, which has parts [rows, columns / 64]. A byte holds columns 8g + i (low nibble) and
+    8g + 4 + i."""
     pairs = np.frombuffer(data, np.uint8, rows * columns // 2).reshape(rows // 16, columns // 8, 16, 4)
     nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).astype(np.int32) - 8  # [rows/16, columns/8, 2, 16, 4]
-    codes = nibbles.transpose(0, 3, 1, 2, 4).reshape(rows, columns // 32, 32)
-    subs = np.frombuffer(data, np.int8, rows * columns // 32, rows * columns // 2).reshape(rows // 16, columns // 32,
-                                                                                           16)
-    if (np.abs(subs.astype(np.int32)) > 15).any():
-        raise FormatError("a Q4 sub is outside -15 .. 15")
-    codes = codes * subs.transpose(0, 2, 1).reshape(rows, columns // 32, 1)
-    return codes.reshape(rows, columns), rows * columns // 2 + rows * columns // 32
+    codes = nibbles.transpose(0, 3, 1, 2, 4).reshape(rows, columns)
+    side = np.frombuffer(data, np.int8, rows * columns // 64 * sides, rows * columns // 2)
+    side = side.reshape(rows // 16, -1, 16).transpose(0, 2, 1).reshape(rows, columns // 64, sides)
+    least, most = (-15, 15) if sides == SIDES[Q4] else (0, 16)
+    if (side[:, :, :2] < least).any() or (side[:, :, :2] > most).any():
+        raise FormatError(f"a sub is outside {least} .. {most}")
+    codes, end = int8_codes(codes, side), rows * columns // 2 + side.size
+    if (np.abs(codes) > 127).any():
+        raise FormatError("a code is outside -127 .. 127")
+    if sides == SIDES[Q4]:
+        return codes, None, end
+    parts = np.ascontiguousarray(side[:, :, 4:]).view("<f2")[:, :, 0].astype(np.float32)
+    if not (np.isfinite(parts).all() and (parts >= 0).all()):
+        raise FormatError("a part of a scale is negative or not finite")
+    return codes, parts, end
 
 
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
@@ -662,7 +735,7 @@ def read(path):
     tensors, end = {}, header_bytes
     for _ in range(n_tensors):
         kind, layout, n_dims, name_length = cursor.unpack("IIII")
-        if kind not in range(Q4 + 1) or layout not in (MATRIX, EXPERTS, GATED) or not 1 <= n_dims <= 4:
+        if kind not in TYPES.values() or layout not in (MATRIX, EXPERTS, GATED) or not 1 <= n_dims <= 4:
             raise FormatError(f"tensor {len(tensors)}: unknown type, layout or number of dimensions")
         dims = cursor.unpack(f"{n_dims}Q")
         offset, size, crc, zero = cursor.unpack("QQII")
