@@ -2110,12 +2110,13 @@ static void experts_give_the_same_bits_in_chunks_batches_threads_and_isas(void *
                     assert_memory_equal(log.data, whole.data, whole.used * 4);
                     free(log.data);
                 }
-            for (size_t r = 0; r < rows; r += 7) { /* one row alone: its part of each of the four tensors */
+            for (size_t r = 0; r < rows; r += 7) { /* one row alone: its part of gates, outputs and their sizes */
                 trace_log log = { NULL, 0, 0 };
                 run_moe(c, pools[1], oracle, &parents[r], 1, &log);
                 assert_memory_equal(log.data, whole.data + r * n, n * 4);
-                assert_memory_equal(log.data + log.used - width, whole.data + whole.used - (rows - r) * width,
-                                    width * 4);
+                assert_memory_equal(log.data + log.used - n - width,
+                                    whole.data + whole.used - rows * n - (rows - r) * width, width * 4);
+                assert_memory_equal(log.data + log.used - n, whole.data + whole.used - (rows - r) * n, n * 4);
                 free(log.data);
             }
             free(whole.data);
