@@ -179,8 +179,7 @@ $(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -o $@
 
 # The rooms of moe-server, but for its main.
-SERVER_OBJECTS = $(addprefix $(BUILD)/,http.o address.o log.o requests.o reading.o api.o deepl.o openai.o stops.o \
-	files.o html.o experts.o)
+SERVER_OBJECTS = $(patsubst %,$(BUILD)/%.o,http address log requests reading api deepl openai stops files html experts)
 $(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
 

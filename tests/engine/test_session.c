@@ -2431,7 +2431,7 @@ static void cancel_after_node(void *user, const char *name, const float *data, s
                               size_t stride) {
     cancel_in_graph *c = user;
     (void)data, (void)rows, (void)cols, (void)stride;
-    if (strstr(name, ".probabilities")) return; /* shown with its gate */
+    if (strstr(name, ".probabilities") || strstr(name, ".sizes")) return; /* shown with a gate, with experts */
     c->late += c->seen > c->after;
     if (c->seen++ == c->after) moe_session_cancel(c->session);
 }

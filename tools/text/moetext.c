@@ -68,10 +68,11 @@ static moe_status mark_side(moetext_model *m, int target, moe_error *error) {
         if (!text_index_add(&index, text_hash(code.data, code.length), i)) status = text_out_of_memory(error);
     }
     for (size_t i = 0; i < m->n_languages && !status; i++) {
-        const size_t length = strlen(m->languages[i]);
-        for (size_t at = 0; (found = text_index_next(&index, text_hash(m->languages[i], length), &at)) != TEXT_NONE;) {
+        const char *name = m->languages[i];
+        const size_t length = name ? strlen(name) : 0;
+        for (size_t at = 0; length && (found = text_index_next(&index, text_hash(name, length), &at)) != TEXT_NONE;) {
             const moe_span code = text_code_at(&listed, found);
-            if (code.length != length || memcmp(code.data, m->languages[i], length) != 0) continue;
+            if (code.length != length || memcmp(code.data, name, length) != 0) continue;
             m->sides[target][i] = 1;
             known++;
         }
