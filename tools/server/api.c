@@ -318,9 +318,19 @@ static enum MHD_Result send_finished(server *s, ask *a) {
     return failed ? send_failure(s, a, failed) : api_routes[a->route].speaks->send(s, a);
 }
 
+/* Whether a stream may begin. What fails before has a status of its own. */
+static int is_begun(server *s, const ask *a) {
+    pthread_mutex_lock(&s->lock);
+    const int begun = a->stream && a->said;
+    pthread_mutex_unlock(&s->lock);
+    return begun;
+}
+
 enum MHD_Result answer_translate(server *s, ask *a) {
     refusal r = { 0 };
     if (a->state == ASK_DONE && a->cut == CLIENT_GONE) return MHD_NO;
+    if (is_begun(s, a)) return send_stream(s, a);
+    if (a->state == ASK_WAITING) return MHD_YES;
     if (a->state == ASK_DONE && !a->cut) return send_finished(s, a);
     if (a->state == ASK_DONE) { /* what took too long was translated in part, and counts */
         if (a->cut != MHD_HTTP_GATEWAY_TIMEOUT) quota_give_back(s, a);
@@ -337,9 +347,8 @@ enum MHD_Result answer_translate(server *s, ask *a) {
         quota_give_back(s, a);
         return send_error(s, a, r.status, r.message);
     }
-    if (a->stream) return send_stream(s, a);
     /* One that waits may be answered already, or given up: libmicrohttpd comes back with it. */
-    return a->n_items ? MHD_YES : send_finished(s, a);
+    return a->n_items ? MHD_YES : a->stream ? send_stream(s, a) : send_finished(s, a);
 }
 
 /* ==== 4. Addresses ====================================================================================== */

@@ -493,8 +493,8 @@ static enum MHD_Result on_request(void *closure, struct MHD_Connection *connecti
     if (a->too_large) return send_error(s, a, MHD_HTTP_CONTENT_TOO_LARGE, "the request is too large");
     if (a->too_many)
         return send_error(s, a, MHD_HTTP_SERVICE_UNAVAILABLE, "too many requests are coming in; try again");
-    if (a->state == ASK_WAITING) return MHD_YES;
-    return a->state == ASK_DONE ? api_routes[a->route].answer(s, a) : answer_whole(s, a);
+    if (a->state == ASK_WAITING && !a->stream) return MHD_YES;
+    return a->state == ASK_WAITING || a->state == ASK_DONE ? api_routes[a->route].answer(s, a) : answer_whole(s, a);
 }
 
 /* The status that says why a request has no answer, or not all of it; 0: it has. */

@@ -34,7 +34,6 @@ struct chat {
 
     /* the decoder's; that of the item is the text of the answer */
     size_t tokens, said; /* bytes of the answer that are among the events */
-    int begun;           /* so is its first event */
     const char *finish;  /* why it ended; NULL: it goes on */
 };
 
@@ -296,7 +295,7 @@ static void write_event(const server *s, ask *a, const char *text, size_t length
         json_open(&j, NULL, '{');
         json_whole(&j, "index", 0);
         json_open(&j, "delta", '{');
-        if (!c->begun) json_text(&j, "role", "assistant");
+        if (!a->said) json_text(&j, "role", "assistant");
         if (text) json_string(&j, "content", text, length);
         json_close(&j, '}');
         put_finish(finish, &j);
@@ -307,7 +306,7 @@ static void write_event(const server *s, ask *a, const char *text, size_t length
     else if (c->usage) json_null(&j, "usage");
     json_close(&j, '}');
     text_append_string(&a->lines, "\n\n");
-    c->begun = 1;
+    a->said = 1;
 }
 
 /* An event with what may be said of the answer, if there is something new. */
@@ -331,7 +330,7 @@ void chat_partial(void *closure, const moetext_partial *partial) {
     pthread_mutex_lock(&s->lock);
     if (a->stream && a->connection && a->state == ASK_WAITING) {
         say_more(s, a, item->answer.length - (c->finish ? 0 : stops_held(&c->stops, &item->answer)));
-        ask_wake(a);
+        if (a->said) ask_wake(a);
     }
     pthread_mutex_unlock(&s->lock);
 }
@@ -355,7 +354,8 @@ void chat_done(text_item *item, const moetext_result *result) {
 
 void chat_end(const server *s, ask *a) {
     const text_item *item = &a->items[0];
-    if (item->status) { /* what failed does not end like what is whole */
+    if (item->status && !a->said) return; /* it is no stream yet */
+    if (item->status) {                   /* what failed does not end like what is whole */
         a->cut = is_theirs(item) ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_INTERNAL_SERVER_ERROR;
         chat_error(a, item->answer.data ? item->answer.data : "out of memory", a->cut);
         return;

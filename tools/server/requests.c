@@ -167,7 +167,7 @@ static void enqueue(server *s, ask *a, guest *c) {
     a->socket = MHD_get_connection_info(a->connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
     ask_link(&s->waiting, a);
     a->is_counted = 1, s->under_way++;
-    if (!a->stream) a->suspended = 1, MHD_suspend_connection(a->connection);
+    a->suspended = 1, MHD_suspend_connection(a->connection);
     pthread_cond_signal(&s->filled);
 }
 
@@ -444,6 +444,7 @@ void write_page(const ask *a, const page *p, size_t k, text_bytes *out) {
  * that is the reason why there is none, whose message is in `text`. */
 static void write_line(ask *a, size_t index, int failed, const text_bytes *text) {
     json j = { .out = &a->lines };
+    a->said |= !failed;
     json_open(&j, NULL, '{');
     json_whole(&j, "index", (int64_t)index);
     json_string(&j, failed ? "error" : "translatedText", text->data ? text->data : "", text->length);
@@ -488,7 +489,7 @@ static void item_finish(server *s, text_item *item) {
     if (a->state != ASK_WAITING) return;
     if (a->stream && a->chat) chat_end(s, a);
     else if (a->stream) write_item(a, item);
-    if (a->stream) ask_wake(a);
+    if (a->stream && a->said) ask_wake(a);
     if (a->n_done == a->n_items) ask_finish(s, a);
 }
 

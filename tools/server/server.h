@@ -15,8 +15,8 @@
  * Threads. libmicrohttpd has threads that read and write; the decoder's thread runs one moetext_translate for as long
  * as the server lives. A request is parsed, its texts wait in its client's ring, and its connection is suspended. The
  * decoder takes a sentence of each client in turn whenever a slot is free, so that texts of all clients share its
- * batches. The last result of a request resumes its connection. `server.lock` guards the rings, all asks in state
- * ASK_WAITING, and the figures.
+ * batches. The last result of a request resumes its connection, of a stream the first one that is no error.
+ * `server.lock` guards the rings, all asks in state ASK_WAITING, and the figures.
  */
 #ifndef SERVER_SERVER_H
 #define SERVER_SERVER_H
@@ -152,6 +152,7 @@ struct ask {
 
     text_bytes lines;  /* of a stream: what is finished and may not be sent yet, */
     size_t lines_from; /* from this byte of all on */
+    int said;          /* it has had something that is no error */
 };
 
 enum { RATES = 512, RATE_WAYS = 8 }; /* places for addresses whose requests are counted, and addresses in each */
