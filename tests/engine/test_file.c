@@ -638,7 +638,7 @@ static void unknown_number_format_is_unsupported_and_names_the_tensor(void **sta
     fixture f = small();
     (void)state;
     for (size_t i = 0; i < f.m->n_tensors; i += 3) {
-        break32(&f, f.m->tensors[i].at, 5, MOE_ERROR_UNSUPPORTED, tensor_where(&f.m->tensors[i]));
+        break32(&f, f.m->tensors[i].at, MOE_TYPE_COUNT, MOE_ERROR_UNSUPPORTED, tensor_where(&f.m->tensors[i]));
         break32(&f, f.m->tensors[i].at, 16, MOE_ERROR_UNSUPPORTED, tensor_where(&f.m->tensors[i]));
         break32(&f, f.m->tensors[i].at, UINT32_MAX, MOE_ERROR_UNSUPPORTED, tensor_where(&f.m->tensors[i]));
     }
@@ -1730,7 +1730,7 @@ static void writing_impossible_tensors_is_refused_and_leaves_nothing(void **stat
         { "Upper", MOE_TYPE_F32, 1, { 4 } },
         { "", MOE_TYPE_F32, 1, { 4 } },
         { NULL, MOE_TYPE_F32, 1, { 4 } },
-        { "a", (moe_type)5, 2, { 4, 4 } },
+        { "a", MOE_TYPE_COUNT, 2, { 4, 4 } },
         { "a", MOE_TYPE_Q8, 1, { 4 } },
         { "a", MOE_TYPE_F32, 0, { 4 } },
         { "a", MOE_TYPE_F32, 4, { 4, 4, 4 } },
@@ -1861,7 +1861,7 @@ static void saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothin
     assert_int_equal(moe_model_save(model, in_directory("no/such/place.bin"),
                                     &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 }, NULL),
                      MOE_ERROR_IO);
-    assert_int_equal(moe_model_save(model, in_directory("saved.bin"), &(moe_save_params){ .type = (moe_type)5 }, &e),
+    assert_int_equal(moe_model_save(model, in_directory("saved.bin"), &(moe_save_params){ .type = MOE_TYPE_COUNT }, &e),
                      MOE_ERROR_ARGUMENT);
     assert_int_equal(moe_model_save(model, in_directory("saved.bin"), &(moe_save_params){ .experts = (moe_type)16 },
                                     &e),
