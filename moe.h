@@ -269,7 +269,7 @@ int32_t moe_model_language_tag_at(const moe_model *model, size_t i);
 /* Receives the output of every graph node after it ran, [rows, cols]; row r begins at data + r * stride. `name` is for
  * instance "decoder.logits". A gate, "encoder.2.gate", is dense: [rows, experts], 0 if not selected. Then comes
  * "encoder.2.gate.probabilities", the softmax before the mask (0 in groups that were not selected); behind experts with
- * hidden units "encoder.2.experts.sizes", the norms of their outputs. Tracing is slow. */
+ * hidden units, but on no GPU, "encoder.2.experts.sizes", the norms of their outputs. Tracing is slow. */
 typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride);
 
 /* The experts of one token in one mixture. */
