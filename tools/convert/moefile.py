@@ -79,6 +79,16 @@ def q8_quantise(w):
     return codes, scale
 
 
+def squared_error(difference):
+    """Sums of squares [groups] of numbers [32, groups], which are overwritten. Rows are added in their order, as
+    moe.c adds floats."""
+    np.multiply(difference, difference, out=difference)
+    error = difference[0].copy()
+    for row in difference[1:]:
+        error += row
+    return error
+
+
 def q4_group_codes(u):
     """Codes int8 [32, groups] and subs int8 [groups] of numbers u [32, groups] in units of their rows' scales: of the
     subs around the one that makes the largest number a -8, the one with the least sum of squared errors, as
@@ -93,11 +103,7 @@ def q4_group_codes(u):
             s = (around + np.float32(sub)) * np.float32(side)
             there = (s != 0) & (np.abs(s) <= 15)
             tried = np.clip(np.rint(u / np.where(there, s, np.float32(1))), -8, 7)
-            difference = u - tried * s
-            np.multiply(difference, difference, out=difference)
-            error = difference[0].copy()
-            for row in difference[1:]:  # in this order: sums of floats
-                error += row
+            error = squared_error(u - tried * s)
             better = there & (error < least)
             least = np.where(better, error, least)
             subs = np.where(better, s, subs)
@@ -153,11 +159,7 @@ def q4m_blocks(u):
         mids = np.clip(np.rint((lows + np.float32(8) * steps) / part), -127, 127)
         first, last = np.maximum(-((127 + mids) // subs), -8)[:, None], np.minimum((127 - mids) // subs, 7)[:, None]
         tried = np.clip(np.rint((halves / part - mids[:, None]) / subs[:, None]), first, last)
-        difference = (halves - (tried * subs[:, None] + mids[:, None]) * part).reshape(u.shape)
-        np.multiply(difference, difference, out=difference)
-        error = difference[0].copy()
-        for row in difference[1:]:  # in this order: sums of floats
-            error += row
+        error = squared_error((halves - (tried * subs[:, None] + mids[:, None]) * part).reshape(u.shape))
         better = there & (error < least)
         least = np.where(better, error, least)
         np.copyto(codes, tried.reshape(u.shape).astype(np.int8), where=better)
