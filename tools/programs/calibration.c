@@ -17,14 +17,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static moe_status fail(moe_error *e, moe_status code, const char *message) {
-    *e = (moe_error){ .code = code };
-    snprintf(e->message, sizeof e->message, "%s", message);
-    return code;
-}
-
-static moe_status no_memory(moe_error *e) { return fail(e, MOE_ERROR_MEMORY, "out of memory"); }
-
 /* ==== 1. Levels ========================================================================================= */
 
 static void level_free(level *l) {
@@ -120,9 +112,9 @@ static moe_status read_old(int file, const moe_model *m, level *l, moe_error *e)
         moe_tensor_info t = moe_model_tensor(m, i);
         if (t.name.length != strlen(name) || memcmp(t.name.data, name, t.name.length) != 0) continue;
         size_t bytes = l->n * sizeof *l->old;
-        if (!(l->old = malloc(bytes))) return no_memory(e);
+        if (!(l->old = malloc(bytes))) return text_out_of_memory(e);
         if (t.bytes != bytes || pread(file, l->old, bytes, (off_t)t.offset) != (ssize_t)bytes)
-            return fail(e, MOE_ERROR_IO, "the thresholds of IN cannot be read again");
+            return text_fail(e, MOE_ERROR_IO, "", "the thresholds of IN cannot be read again");
     }
     return MOE_OK;
 }
@@ -174,7 +166,7 @@ static void see_routing(void *user, const moe_routing *r) {
     for (size_t j = 0; j < r->n; j++) t->load[r->experts[j]]++;
     if (everybody(x)) x->same += c->which ? r->n : 0;
     else if (c->which) x->same += picks_same(picks_of(c, line, i), r);
-    else if (!picks_add(picks_of(c, line, i), r)) no_memory(&c->text.trouble);
+    else if (!picks_add(picks_of(c, line, i), r)) text_out_of_memory(&c->text.trouble);
 }
 
 static void see_trace(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
@@ -204,7 +196,7 @@ static moe_status add_level(calibration *c, int file, const calibrated *x, const
     if (l->k > compete) l->k = compete;
     l->k_given = l->k != k;
     *out = l;
-    if (!level_allocate(l)) return no_memory(e);
+    if (!level_allocate(l)) return text_out_of_memory(e);
     return read_old(file, c->model, l, e);
 }
 
@@ -212,10 +204,10 @@ static int is_wanted(const calibration *c, moe_gate gate) { return !c->masks || 
 
 moe_status calibration_find(calibration *c, int file, moe_error *e) {
     size_t n = moe_model_mixture_count(c->model);
-    if (!n) return fail(e, MOE_ERROR_ARGUMENT, "it has no mixtures, so there is nothing to calibrate");
+    if (!n) return text_fail(e, MOE_ERROR_ARGUMENT, "", "it has no mixtures, so there is nothing to calibrate");
     c->mixtures = calloc(n, sizeof *c->mixtures);
     c->levels = calloc(2 * n, sizeof *c->levels);
-    if (!c->mixtures || !c->levels) return no_memory(e);
+    if (!c->mixtures || !c->levels) return text_out_of_memory(e);
     moe_status status = MOE_OK;
     for (; c->n_mixtures < n && !status; c->n_mixtures++) {
         calibrated *x = &c->mixtures[c->n_mixtures];
@@ -227,7 +219,7 @@ moe_status calibration_find(calibration *c, int file, moe_error *e) {
             status = add_level(c, file, x, "gate", a->experts, a->groups ? a->experts / a->groups : a->experts, a->k,
                                &x->gate, e);
         for (int i = 0; i < 2 && !status; i++)
-            if (!(x->of[i].load = calloc(a->experts, sizeof *x->of[i].load))) status = no_memory(e);
+            if (!(x->of[i].load = calloc(a->experts, sizeof *x->of[i].load))) status = text_out_of_memory(e);
     }
     return status;
 }
@@ -267,7 +259,7 @@ static void assume_rows(calibration *c, size_t source_extra) {
 static moe_status collect(calibration *c, moe_error *e) {
     for (int again = 1; again;) {
         for (size_t i = 0; i < c->n_levels; i++)
-            if (!level_begin(&c->levels[i])) return no_memory(e);
+            if (!level_begin(&c->levels[i])) return text_out_of_memory(e);
         for (size_t i = 0; i < c->n_mixtures; i++) {
             tally *t = &c->mixtures[i].of[0];
             t->rows = t->pairs = t->empty = 0;
@@ -283,14 +275,15 @@ static moe_status collect(calibration *c, moe_error *e) {
             memcpy(l->rows, l->seen, l->blocks * sizeof *l->rows);
         }
     }
-    if (!c->mixtures[0].of[0].rows) return fail(e, MOE_ERROR_ARGUMENT, "the model can score none of the lines");
+    if (!c->mixtures[0].of[0].rows)
+        return text_fail(e, MOE_ERROR_ARGUMENT, "", "the model can score none of the lines");
     for (size_t i = 0; i < c->n_levels; i++) level_end(&c->levels[i]);
     return MOE_OK;
 }
 
 moe_status calibration_measure(calibration *c, size_t source_extra, moe_error *e) {
     c->picks = calloc(c->text.sample.count * c->n_mixtures + 1, sizeof *c->picks);
-    if (!c->picks) return no_memory(e);
+    if (!c->picks) return text_out_of_memory(e);
     assume_rows(c, source_extra);
     return collect(c, e);
 }
@@ -312,7 +305,7 @@ moe_status calibration_save(const calibration *c, const char *path, moe_error *e
                                .experts = MOE_TYPE_KEEP,
                                .entries = entries,
                                .vectors = vectors };
-    moe_status status = entries && vectors && names ? MOE_OK : no_memory(e);
+    moe_status status = entries && vectors && names ? MOE_OK : text_out_of_memory(e);
     for (size_t i = 0; i < c->n_levels && !status; i++) {
         const level *l = &c->levels[i];
         const char *stem =

@@ -28,7 +28,6 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -209,19 +208,6 @@ static int parse_options(int argc, char **argv, options *o) {
     return -1;
 }
 
-static moe_status fail(moe_error *e, moe_status code, const char *format, ...) __attribute__((format(printf, 3, 4)));
-
-static moe_status fail(moe_error *e, moe_status code, const char *format, ...) {
-    va_list arguments;
-    *e = (moe_error){ .code = code };
-    va_start(arguments, format);
-    vsnprintf(e->message, sizeof e->message, format, arguments);
-    va_end(arguments);
-    return code;
-}
-
-static moe_status no_memory(moe_error *e) { return fail(e, MOE_ERROR_MEMORY, "out of memory"); }
-
 /* ==== 2. Plan =========================================================================================== */
 
 /* The experts of a mixture that stay. */
@@ -253,8 +239,8 @@ typedef struct plan {
 
 static moe_status find_mixtures(plan *p, moe_error *e) {
     const size_t n = moe_model_mixture_count(p->model);
-    if (!n) return fail(e, MOE_ERROR_ARGUMENT, "it has no experts, so there is nothing to cut");
-    if (!(p->mixtures = calloc(n, sizeof *p->mixtures))) return no_memory(e);
+    if (!n) return text_fail(e, MOE_ERROR_ARGUMENT, "", "it has no experts, so there is nothing to cut");
+    if (!(p->mixtures = calloc(n, sizeof *p->mixtures))) return text_out_of_memory(e);
     for (; p->n_mixtures < n; p->n_mixtures++) {
         mixture *x = &p->mixtures[p->n_mixtures];
         x->about = moe_model_mixture(p->model, p->n_mixtures);
@@ -265,7 +251,7 @@ static moe_status find_mixtures(plan *p, moe_error *e) {
         x->stays = calloc(x->about.experts, 1);
         x->kept = calloc(x->about.experts, sizeof *x->kept);
         x->group = calloc(x->about.groups + 1, sizeof *x->group);
-        if (!x->stays || !x->kept || !x->group) return no_memory(e);
+        if (!x->stays || !x->kept || !x->group) return text_out_of_memory(e);
     }
     return MOE_OK;
 }
@@ -282,8 +268,8 @@ static void free_plan(plan *p) {
 /* Whether a gate that wants `k` can choose among `n`. */
 static moe_status enough(const mixture *x, moe_gate gate, size_t k, size_t n, const char *what, moe_error *e) {
     if (n && (gate != MOE_GATE_TOPK || n >= k)) return MOE_OK;
-    return fail(e, MOE_ERROR_ARGUMENT, "%zu %s of %s would stay, but a token goes to %zu", n, what, x->about.layer,
-                k ? k : 1);
+    return text_fail(e, MOE_ERROR_ARGUMENT, "", "%zu %s of %s would stay, but a token goes to %zu", n, what,
+                     x->about.layer, k ? k : 1);
 }
 
 /* List what stays of a mixture, and check that its gate can go on with it. */
@@ -300,9 +286,10 @@ static moe_status settle(plan *p, mixture *x, moe_error *e) {
         for (size_t i = 0; i < each; i++) n += (size_t)(x->stays[g * each + i] != 0);
         if (!n) continue;
         if (x->n_groups && n != in_group)
-            return fail(e, MOE_ERROR_UNSUPPORTED,
-                        "%zu experts of group %zu of %s would stay, but %zu of another: groups that stay must be equal",
-                        n, g, a->layer, in_group);
+            return text_fail(
+                e, MOE_ERROR_UNSUPPORTED, "",
+                "%zu experts of group %zu of %s would stay, but %zu of another: groups that stay must be equal", n, g,
+                a->layer, in_group);
         in_group = n;
         x->group[x->n_groups++] = (uint32_t)g;
     }
@@ -319,13 +306,13 @@ static moe_status spell(const plan *p, const char *code, int target, language *o
     if (!all.n) return snprintf(out->code, sizeof out->code, "%s", code), MOE_OK;
     const char **codes = calloc(all.n + 1, sizeof *codes);
     text_bytes names = { 0 };
-    moe_status status = codes ? MOE_OK : no_memory(e);
+    moe_status status = codes ? MOE_OK : text_out_of_memory(e);
     for (size_t i = 0; i < all.n; i++) {
         const moe_span known = text_code_at(&all, i);
         text_append(&names, known.data, known.length);
         text_append(&names, "", 1);
     }
-    if (!status && names.failed) status = no_memory(e);
+    if (!status && names.failed) status = text_out_of_memory(e);
     const char *at = names.data;
     for (size_t i = 0; codes && at && i < all.n && !status; i++, at += strlen(at) + 1) codes[i] = at;
     const ptrdiff_t found = status || !codes ? -1 : text_language_among(codes, all.n, code, 1);
@@ -340,7 +327,7 @@ static moe_status spell(const plan *p, const char *code, int target, language *o
 static moe_status add_pair(plan *p, const char *source, const char *target, moe_error *e) {
     const char *const codes[2] = { source, target };
     language(*more)[2] = realloc(p->pairs, (p->n_pairs + 1) * sizeof *more), found[2];
-    if (!more) return no_memory(e);
+    if (!more) return text_out_of_memory(e);
     p->pairs = more;
     for (int side = 0; side < 2; side++) {
         const moe_status status = spell(p, codes[side], side, &found[side], e);
@@ -355,7 +342,7 @@ static moe_status add_pair(plan *p, const char *source, const char *target, moe_
 /* "eng_Latn-deu_Latn"; a code may have a dash of its own. */
 static moe_status add_named_pair(plan *p, const char *pair, moe_error *e) {
     moe_status status = MOE_ERROR_ARGUMENT;
-    fail(e, status, "'%.80s' is no pair of languages such as eng_Latn-deu_Latn", pair);
+    text_fail(e, status, "", "'%.80s' is no pair of languages such as eng_Latn-deu_Latn", pair);
     for (const char *dash = strchr(pair, '-'); dash && status == MOE_ERROR_ARGUMENT; dash = strchr(dash + 1, '-')) {
         char source[CODE];
         if (dash == pair || !dash[1] || dash - pair >= CODE || strlen(dash + 1) >= CODE) continue;
@@ -372,11 +359,11 @@ static moe_status add_languages(plan *p, const char *list, moe_error *e) {
     for (const char *at = list; *at; at += *at == ',') {
         const size_t length = strcspn(at, ",");
         if (!length || length >= CODE || n == 64)
-            return fail(e, MOE_ERROR_ARGUMENT, "--languages expects codes with commas between, 64 at most");
+            return text_fail(e, MOE_ERROR_ARGUMENT, "", "--languages expects codes with commas between, 64 at most");
         snprintf(codes[n++], CODE, "%.*s", (int)length, at);
         at += length;
     }
-    if (n < 2) return fail(e, MOE_ERROR_ARGUMENT, "--languages expects two languages or more");
+    if (n < 2) return text_fail(e, MOE_ERROR_ARGUMENT, "", "--languages expects two languages or more");
     for (size_t a = 0; a < n && !status; a++)
         for (size_t b = 0; b < n && !status; b++)
             if (a != b) status = add_pair(p, codes[a], codes[b], e);
@@ -397,13 +384,14 @@ static moe_status find_directions(plan *p, moe_error *e) {
  * an error. */
 static moe_status keep_listed(plan *p, const cJSON *list, size_t least, size_t most, moe_error *e) {
     const cJSON *item;
-    if (!cJSON_IsArray(list)) return fail(e, MOE_ERROR_FORMAT, "expected a list of numbers of experts");
+    if (!cJSON_IsArray(list)) return text_fail(e, MOE_ERROR_FORMAT, "", "expected a list of numbers of experts");
     cJSON_ArrayForEach(item, list) {
         const double number = cJSON_IsNumber(item) ? item->valuedouble : -1;
         if (!(number >= 0 && number < (double)p->experts) || number != (double)(size_t)number) {
-            if (!cJSON_IsNumber(item)) return fail(e, MOE_ERROR_FORMAT, "expected a list of numbers of experts");
-            return fail(e, MOE_ERROR_FORMAT, "it names expert %.10g, but the model has those from 0 to %zu", number,
-                        p->experts - 1);
+            if (!cJSON_IsNumber(item))
+                return text_fail(e, MOE_ERROR_FORMAT, "", "expected a list of numbers of experts");
+            return text_fail(e, MOE_ERROR_FORMAT, "", "it names expert %.10g, but the model has those from 0 to %zu",
+                             number, p->experts - 1);
         }
         const size_t id = (size_t)number;
         size_t i = 0;
@@ -418,7 +406,7 @@ static moe_status list_of(const cJSON *lists, const char *code, const cJSON **ou
     size_t n = 0;
     const cJSON *item;
     const char **keys = calloc((size_t)cJSON_GetArraySize(lists) + 1, sizeof *keys);
-    if (!keys) return no_memory(e);
+    if (!keys) return text_out_of_memory(e);
     cJSON_ArrayForEach(item, lists) keys[n++] = item->string ? item->string : "";
     const ptrdiff_t found = text_language_among(keys, n, code, 0);
     *out = found < 0 ? NULL : cJSON_GetArrayItem(lists, (int)found);
@@ -435,8 +423,8 @@ static moe_status keep_of_pair(plan *p, const cJSON *lists, const language pair[
         const cJSON *list = NULL;
         moe_status status = list_of(lists, pair[side].code, &list, e);
         if (!status && !list)
-            status =
-                fail(e, MOE_ERROR_ARGUMENT, "it has neither the pair %s nor the language %s", key, pair[side].code);
+            status = text_fail(e, MOE_ERROR_ARGUMENT, "", "it has neither the pair %s nor the language %s", key,
+                               pair[side].code);
         if (!status) status = keep_listed(p, list, side ? p->encoders : 0, side ? p->experts : p->encoders, e);
         if (status) return status;
     }
@@ -447,16 +435,16 @@ static moe_status keep_of_pair(plan *p, const cJSON *lists, const language pair[
 static moe_status read_file(const char *path, text_bytes *out, moe_error *e) {
     char block[1 << 16];
     FILE *in = fopen(path, "rb");
-    if (!in) return fail(e, MOE_ERROR_IO, "cannot open: %s", strerror(errno));
+    if (!in) return text_fail(e, MOE_ERROR_IO, "", "cannot open: %s", strerror(errno));
     size_t n;
     while (out->length <= LONGEST_LIST && !out->failed && (n = fread(block, 1, sizeof block, in)) > 0)
         text_append(out, block, n);
     const int broken = ferror(in);
     text_append(out, "", 1);
     fclose(in);
-    if (broken) return fail(e, MOE_ERROR_IO, "cannot read: %s", strerror(errno));
-    if (out->failed) return no_memory(e);
-    return out->length > LONGEST_LIST ? fail(e, MOE_ERROR_FORMAT, "it is longer than 1 GiB") : MOE_OK;
+    if (broken) return text_fail(e, MOE_ERROR_IO, "", "cannot read: %s", strerror(errno));
+    if (out->failed) return text_out_of_memory(e);
+    return out->length > LONGEST_LIST ? text_fail(e, MOE_ERROR_FORMAT, "", "it is longer than 1 GiB") : MOE_OK;
 }
 
 static moe_status keep_by_list(plan *p, const char *path, moe_error *e) {
@@ -466,9 +454,11 @@ static moe_status keep_by_list(plan *p, const char *path, moe_error *e) {
     text_bytes_free(&text);
     if (status) return status;
     if (cJSON_IsArray(lists)) status = keep_listed(p, lists, 0, p->experts, e);
-    else if (!cJSON_IsObject(lists)) status = fail(e, MOE_ERROR_FORMAT, "it is no JSON list, and no object of lists");
+    else if (!cJSON_IsObject(lists))
+        status = text_fail(e, MOE_ERROR_FORMAT, "", "it is no JSON list, and no object of lists");
     else if (!p->n_pairs)
-        status = fail(e, MOE_ERROR_ARGUMENT, "it has lists for languages; say which with --pair or --languages");
+        status =
+            text_fail(e, MOE_ERROR_ARGUMENT, "", "it has lists for languages; say which with --pair or --languages");
     for (size_t i = 0; i < p->n_pairs && cJSON_IsObject(lists) && !status; i++)
         status = keep_of_pair(p, lists, p->pairs[i], e);
     cJSON_Delete(lists);
@@ -539,7 +529,7 @@ static void see_routing(void *user, const moe_routing *r) {
     const mixture *x = &v->plan->mixtures[m];
     use *u = use_of(&v->of[m], language_of(x, line), x->about.experts);
     if (!u) {
-        no_memory(&v->plan->text.trouble);
+        text_out_of_memory(&v->plan->text.trouble);
         return;
     }
     for (size_t i = 0; i < r->n; i++) {
@@ -561,13 +551,13 @@ static void see_sizes(void *user, const char *name, const float *data, size_t ro
         if (strncmp(name, x->about.layer, length) != 0 || cols != n) continue;
         if (strcmp(name + length, ".gate") == 0) {
             float *more = realloc(v->weights, (rows * n + 1) * sizeof *more);
-            if (!more) no_memory(&v->plan->text.trouble);
+            if (!more) text_out_of_memory(&v->plan->text.trouble);
             if (more) v->weights = more;
             for (size_t r = 0; more && r < rows; r++) memcpy(more + r * n, data + r * stride, n * sizeof *more);
         }
         if (strcmp(name + length, ".experts.sizes") != 0 || v->plan->text.trouble.code) continue;
         use *u = use_of(&v->of[m], language_of(x, line), n);
-        if (!u) no_memory(&v->plan->text.trouble);
+        if (!u) text_out_of_memory(&v->plan->text.trouble);
         for (size_t r = 0; u && r < rows; r++)
             for (size_t i = 0; i < n; i++) {
                 if (!(data[r * stride + i] > 0)) continue;
@@ -635,7 +625,7 @@ static moe_status keep_best(mixture *x, const use *u, rank by, size_t n, moe_err
     ranked *all = calloc(a->experts, sizeof *all), *order = calloc(of, sizeof *order);
     if (!all || !order) {
         free(all), free(order);
-        return no_memory(e);
+        return text_out_of_memory(e);
     }
     for (size_t i = 0; i < a->experts; i++) all[i] = rank_of(u, by, i);
     for (size_t g = 0; g < of; g++) qsort(all + g * each, each, sizeof *all, by_importance);
@@ -698,7 +688,8 @@ static moe_status choose_lines(plan *p, moe_error *e) {
         p->text.left_out[i] |= at == p->n_pairs;
         left += (size_t)(p->text.left_out[i] != 0);
     }
-    return left == p->text.sample.count ? fail(e, MOE_ERROR_ARGUMENT, "it has no line for these directions") : MOE_OK;
+    return left == p->text.sample.count ? text_fail(e, MOE_ERROR_ARGUMENT, "", "it has no line for these directions")
+                                        : MOE_OK;
 }
 
 static int measured(const use *u, const mixture *x) {
@@ -710,18 +701,19 @@ static int measured(const use *u, const mixture *x) {
 static moe_status keep_by_sample(plan *p, moe_error *e) {
     survey v = { .plan = p, .of = calloc(p->n_mixtures + 1, sizeof *v.of) };
     const rank by = p->options->rank >= 0 ? (rank)p->options->rank : p->encoders ? RANK_FIRST : RANK_MASS;
-    if (!v.of) return no_memory(e);
+    if (!v.of) return text_out_of_memory(e);
     p->text.routing = see_routing;
     p->text.user = &v;
     p->text.trace = by == RANK_OUTPUT ? see_sizes : NULL;
     p->text.alone = by == RANK_OUTPUT;
     moe_status status = passes_run(&p->text, p->model, "measuring", e);
     if (!status && passes_left_out(&p->text) == p->text.sample.count)
-        status = fail(e, MOE_ERROR_ARGUMENT, "the model can score none of the lines");
+        status = text_fail(e, MOE_ERROR_ARGUMENT, "", "the model can score none of the lines");
     for (size_t m = 0; m < p->n_mixtures && !status; m++)
         for (size_t i = 0; i < v.of[m].n && !status; i++)
             if (by == RANK_OUTPUT && !measured(&v.of[m].each[i], &p->mixtures[m]))
-                status = fail(e, MOE_ERROR_UNSUPPORTED, "the outputs of %s cannot be measured; --rank mass can be",
+                status =
+                    text_fail(e, MOE_ERROR_UNSUPPORTED, "", "the outputs of %s cannot be measured; --rank mass can be",
                               p->mixtures[m].about.layer);
     for (size_t m = 0; m < p->n_mixtures && !status; m++)
         for (size_t i = 0; i < v.of[m].n && !status; i++)
@@ -800,7 +792,7 @@ static moe_status put_tensor(cut *c, const mixture *x, const moe_tensor_info *t,
     }
     const uint32_t *kept = parent ? x->group : x->kept;
     uint32_t *rows = calloc(n * each + 1, sizeof *rows);
-    if (!rows) return no_memory(e);
+    if (!rows) return text_out_of_memory(e);
     for (size_t i = 0; i < n; i++)
         for (size_t r = 0; r < each; r++) rows[i * each + r] = (uint32_t)(kept[i] * each + r);
     c->rows[c->n_rows++] = (moe_rows_entry){ name, rows, n * each };
@@ -846,7 +838,7 @@ static moe_status put_words(const plan *p, cut *c, moe_error *e) {
         text_printf(&c->pairs, "%s%s-%s", i ? "\n" : "", p->pairs[i][0].code, p->pairs[i][1].code);
     for (int side = 0; side < 2; side++) say_side(p, side, &c->sides[side]);
     if (c->kept.failed || c->pairs.failed || c->sides[0].failed || c->sides[1].failed || p->by.failed)
-        return no_memory(e);
+        return text_out_of_memory(e);
     put_text(c, "prune.by", MOE_META_TEXT, &p->by);
     put_text(c, "prune.kept", MOE_META_TEXTS, &c->kept);
     put_text(c, "prune.directions", MOE_META_TEXTS, &c->pairs);
@@ -869,7 +861,7 @@ static moe_status save(const plan *p, const char *path, moe_error *e) {
     const int memory = c.entries && c.keys && c.rows && c.names && c.vectors && c.zeros;
     if (!memory) {
         free_cut(&c);
-        return no_memory(e);
+        return text_out_of_memory(e);
     }
     moe_status status = put_words(p, &c, e);
     for (size_t m = 0; m < p->n_mixtures && !status; m++) {
@@ -900,11 +892,11 @@ static moe_status calibrate(const plan *p, calibration *c, moe_error *e) {
     char path[4096];
     moe_model *model = NULL;
     const int length = snprintf(path, sizeof path, "%s.moe-prune-%ld", p->options->common.output, (long)getpid());
-    if (length >= (int)sizeof path) return fail(e, MOE_ERROR_IO, "the name of OUT is too long");
+    if (length >= (int)sizeof path) return text_fail(e, MOE_ERROR_IO, "", "the name of OUT is too long");
     moe_status status = save(p, path, e);
     if (status) return status;
     const int file = open(path, O_RDONLY | O_CLOEXEC);
-    status = file < 0 ? fail(e, MOE_ERROR_IO, "the cut model cannot be opened: %s", strerror(errno))
+    status = file < 0 ? text_fail(e, MOE_ERROR_IO, "", "the cut model cannot be opened: %s", strerror(errno))
                       : moe_model_open(path, &(moe_model_params){ .verify = -1 }, &model, e);
     unlink(path);
     c->model = model;
@@ -956,7 +948,8 @@ static moe_status report(const plan *p, moe_error *e) {
 
 static moe_status open_text(const options *o, text_front *front, moe_error *e) {
     if (moe_model_get_kind(front->model) == MOE_MODEL_CLASSIFIER)
-        return fail(e, MOE_ERROR_ARGUMENT, "it is a classifier, which reads no text: only --experts goes with it");
+        return text_fail(e, MOE_ERROR_ARGUMENT, "",
+                         "it is a classifier, which reads no text: only --experts goes with it");
     return text_open_tokeniser(front, program_level(&o->common), e);
 }
 

@@ -8,12 +8,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static moe_status fail(moe_error *e, moe_status code, const char *message) {
-    *e = (moe_error){ .code = code };
-    snprintf(e->message, sizeof e->message, "%s", message);
-    return code;
-}
-
 static int shows(const passes *p) { return !p->common->quiet && isatty(STDERR_FILENO); }
 
 static int pull(void *user, int wait, moe_request *request) {
@@ -43,7 +37,7 @@ static void done(void *user, const moe_result *result) {
     passes *p = user;
     text_pair *x = result->user;
     if (result->status == MOE_ERROR_LIMIT || result->status == MOE_ERROR_ARGUMENT) p->left_out[x - p->sample.pairs] = 1;
-    else if (result->status) fail(&p->trouble, result->status, result->message);
+    else if (result->status) text_fail(&p->trouble, result->status, "", "%s", result->message);
     else if (p->translating)
         text_ids_set(&x->target, result->hypotheses[0].ids, result->hypotheses[0].n_ids, &p->trouble);
 }
@@ -83,7 +77,7 @@ moe_status passes_read(passes *p, const text_front *front, const char *path, moe
     moe_status status = text_sample_read(front, &how, path, 0, &p->sample, e);
     if (status) return status;
     p->left_out = calloc(p->sample.count, 1);
-    if (!p->left_out) return fail(e, MOE_ERROR_MEMORY, "out of memory");
+    if (!p->left_out) return text_out_of_memory(e);
     for (size_t i = 0; i < p->sample.count; i++) p->translating |= !p->sample.pairs[i].has_target;
     if (p->translating) status = passes_run(p, front->model, "translating", e);
     p->translating = 0;

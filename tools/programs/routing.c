@@ -8,13 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static moe_status no_memory(moe_error *error) {
-    *error = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
-    return MOE_ERROR_MEMORY;
-}
-
 static moe_status flush_text(routing_file *f, moe_error *error) {
-    if (f->text.failed) return no_memory(error);
+    if (f->text.failed) return text_out_of_memory(error);
     const moe_status status = output_write(f->out, f->text.data, f->text.length, error);
     f->text.length = 0;
     return status;
@@ -53,7 +48,7 @@ moe_status routing_open(routing_file *f, const text_front *front, const char *pa
     moe_status status = MOE_OK;
     *f = (routing_file){ .front = front, .n_layers = n };
     f->layers = malloc((n + 1) * sizeof *f->layers);
-    if (!f->layers) status = no_memory(error);
+    if (!f->layers) status = text_out_of_memory(error);
     for (size_t i = 0; !status && i < n; i++) f->layers[i] = moe_model_mixture(front->model, i).layer;
     if (!status) status = output_open(path, &f->out, error);
     if (!status) append_header(f, gating);
@@ -147,7 +142,7 @@ static void append_entry(routing_file *f, const routing_sentence *s, const routi
 }
 
 moe_status routing_put(routing_file *f, routing_sentence *s, moe_error *error) {
-    moe_status status = s->failed ? no_memory(error) : MOE_OK;
+    moe_status status = s->failed ? text_out_of_memory(error) : MOE_OK;
     if (s->n_entries) qsort(s->entries, s->n_entries, sizeof *s->entries, by_layer_and_position);
     for (size_t i = 0; !status && i < s->n_entries; i++) {
         append_entry(f, s, &s->entries[i]);
