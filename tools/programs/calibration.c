@@ -305,7 +305,8 @@ moe_status calibration_save(const calibration *c, const char *path, moe_error *e
                                .experts = MOE_TYPE_KEEP,
                                .entries = entries,
                                .vectors = vectors };
-    moe_status status = entries && vectors && names ? MOE_OK : text_out_of_memory(e);
+    moe_status status = entries && vectors && names ? MOE_OK : MOE_ERROR_MEMORY;
+    if (status) text_out_of_memory(e);
     for (size_t i = 0; i < c->n_levels && !status; i++) {
         const level *l = &c->levels[i];
         const char *stem =

@@ -45,10 +45,11 @@ static void append_header(routing_file *f, const char *gating) {
 moe_status routing_open(routing_file *f, const text_front *front, const char *path, const char *gating,
                         moe_error *error) {
     size_t n = moe_model_mixture_count(front->model);
-    moe_status status = MOE_OK;
+    moe_status status;
     *f = (routing_file){ .front = front, .n_layers = n };
     f->layers = malloc((n + 1) * sizeof *f->layers);
-    if (!f->layers) status = text_out_of_memory(error);
+    status = f->layers ? MOE_OK : MOE_ERROR_MEMORY;
+    if (status) text_out_of_memory(error);
     for (size_t i = 0; !status && i < n; i++) f->layers[i] = moe_model_mixture(front->model, i).layer;
     if (!status) status = output_open(path, &f->out, error);
     if (!status) append_header(f, gating);
