@@ -31,7 +31,7 @@ def routing_of(path):
         text = file.read()
     assert text.endswith("\n"), "the last line is not whole"
     header, *entries = [json.loads(line) for line in text.splitlines()]
-    assert set(header) == {"model", "layers"}, header
+    assert set(header) - {"source", "target"} == {"model", "layers"}, header
     layers = {x["layer"]: i for i, x in enumerate(header["layers"])}
     limits = {x["layer"]: x["experts"] for x in header["layers"]}
     flat = {x["layer"] for x in header["layers"] if not x["groups"]}

@@ -18,7 +18,7 @@ import tempfile
 
 import small_models
 from suite import Suite
-from test_cli import BIN, INFO, LINES, MODEL, QUANTIZE, TRANSLATE, run
+from test_cli import BIN, INFO, LINES, MODEL, QUANTIZE, ROUTING, TRANSLATE, run
 
 PRUNE, CALIBRATE, SCORE, CLASSIFY = (os.path.join(BIN, "moe-" + x) for x in ("prune", "calibrate", "score", "classify"))
 test = Suite()
@@ -246,6 +246,30 @@ def the_experts_that_matter_most_to_each_language_stay():
         best = counted(MODEL, [x for x in lines if x[0] == "fr"], "first")
         assert kept_of(out) == {"encoder.2": sorted(best["encoder.2", "fr"][:8]),
                                 "decoder.1": sorted(best["decoder.1", "de"][:8])}
+
+
+@test
+def moe_routing_lists_experts_in_the_order_in_which_they_stay():
+    """Files of --routing name the languages that -s and -t were, as the model spells them."""
+    pairs = {("en", "DE"): ["The dog sleeps.\tDer Hund schläft.", "Where is my book?\tWo ist mein Buch?"],
+             ("fr_FR", "deu"): ["Le chien dort.\tDer Hund schläft.", "J'ai un livre.\tIch habe ein Buch."]}
+    with tempfile.TemporaryDirectory() as folder:
+        files, sample = [], []
+        for (source, target), lines in pairs.items():
+            files.append(os.path.join(folder, source))
+            done = run([TRANSLATE, "-m", MODEL, "--score", "--split", "0", "-s", source, "-t", target, "--routing",
+                        files[-1]], "\n".join(lines) + "\n")
+            assert done.returncode == 0, done.complaint
+            sample += [f"{source}\t{target}\t{x}\n" for x in lines]
+        done = run([ROUTING, *files, "--json"])
+        assert done.returncode == 0, done.complaint
+        uses = {x["layer"]: {u["language"]: [e[0] for e in u["experts"]] for u in x["languages"]}
+                for x in json.loads(done.text)["layers"]}
+        assert {x: set(u) for x, u in uses.items()} == {"encoder.2": {"en", "fr"}, "decoder.1": {"de"}}, uses
+        for percent, n in (10, 3), (25, 8):
+            prune(MODEL, folder + "/out", "--sample", file_of(folder, "s", "".join(sample)), "--keep", str(percent))
+            assert kept_of(folder + "/out") == {x: sorted({e for best in u.values() for e in best[:n]})
+                                                for x, u in uses.items()}, percent
 
 
 @test

@@ -289,10 +289,108 @@ def json_is_the_summary_of_the_page():
     summary, whole = json.loads(run(objects, "-", "--json").text), page(objects).data
     for l in whole["layers"]:
         del l["preferred"]
-    assert summary == {k: whole[k] for k in ("title", "model", "made_by", "sentences", "tokens_routed", "layers")}
+    assert summary == {k: whole[k] for k in ("title", "model", "made_by", "sentences", "tokens_routed", "rank",
+                                             "layers")}
     with tempfile.TemporaryDirectory() as folder:
         assert run(objects, "-", "--json", "-o", folder + "/s.json").text == ""
         assert json.load(open(folder + "/s.json")) == summary
+
+
+# ---- Languages -------------------------------------------------------------------------------------------------------
+
+
+def of_files(files, *options, status=0):
+    """The summary of several files, or the complaint."""
+    with tempfile.TemporaryDirectory() as folder:
+        names = ["%s/%d.jsonl" % (folder, i) for i in range(len(files))]
+        for name, objects in zip(names, files):
+            with open(name, "w") as f:
+                f.write(lines_of(objects))
+        result = run("", *names, *(options or ["--json"]), status=status)
+    return result.complaint if status else result.text if options else json.loads(result.text)
+
+
+def spoken(objects, source=None, target=None):
+    return [dict(objects[0], **{k: v for k, v in (("source", source), ("target", target)) if v})] + objects[1:]
+
+
+@test
+def a_language_has_its_experts_the_most_important_first():
+    layers = {"layer": "encoder.1"}, {"layer": "decoder.1"}
+    one = [header(*layers),
+           row(1, 0, "x", [0, 2], [0.75, 0.25], "encoder.1"), row(1, 1, "y", [1, 2], [0.25, 0.75], "encoder.1"),
+           row(1, 2, "z", [2, 3], [0.5, 0.5], "encoder.1"), row(1, 0, "a", [1, 3], [0.25, 0.75], "decoder.1")]
+    two = [header(*layers), row(1, 0, "x", [0, 3], [0.75, 0.25], "encoder.1"),
+           row(1, 0, "b", [0], [1], "decoder.1"), row(2, 0, "b", [], [], "decoder.1", empty=True)]
+    s = of_files([spoken(one, "en", "de"), spoken(two, "en", "fr")])
+    encoder, decoder = s["layers"]
+    # first choices of en: 0 twice with 0.75 each, 2 twice (a tie goes to the lower number) with 0.75 and 0.5
+    assert (s["rank"], s["sentences"], s["tokens_routed"]) == ("first", 3, 7), s
+    assert encoder["languages"] == [{"language": "en", "tokens": 4, "experts": [
+        [0, 0.375, 0.375], [2, 0.375, 0.75], [3, 0.1875, 0.9375], [1, 0.0625, 1]]}], encoder["languages"]
+    assert decoder["languages"] == [{"language": "de", "tokens": 1, "experts": [[3, 0.75, 0.75], [1, 0.25, 1]]},
+                                    {"language": "fr", "tokens": 2, "experts": [[0, 1, 1]]}], decoder["languages"]
+    assert encoder["load"] == [2, 1, 3, 2] and decoder["load"] == [1, 1, 0, 1], s
+    # without an encoder by the sum of weights: 3 wins, though 1 is the first choice of two
+    data = [header({"layer": "decoder.0"}), row(1, 0, "x", [1, 3], [0.51, 0.49], "decoder.0"),
+            row(1, 1, "y", [1, 3], [0.51, 0.49], "decoder.0"), row(1, 2, "z", [3], [1], "decoder.0")]
+    s = of_files([spoken(data, "en", "de")])
+    assert s["rank"] == "mass" and [x[0] for x in s["layers"][0]["languages"][0]["experts"]] == [3, 1], s
+    assert of_files([spoken(data, "en")])["layers"][0]["languages"] == of_files([data])["layers"][0]["languages"] == []
+
+
+@test
+def sentences_of_several_files_stay_apart():
+    one = [header({}), row(1, 0, "x", [0], [1]), row(1, 1, "y", [0], [1]), row(2, 0, "y", [1], [1])]
+    two = [header({}), row(2, 0, "z", [2], [1]), row(3, 0, "x", [0], [1])]
+    p = Page(of_files([one, two, two], "-o", "-")).data
+    shown = [(s["line"], [p["tokens"][t[0]][0] for t in s["layers"][0]["tokens"]]) for s in p["text"]]
+    assert shown == [(1, ["x", "y"]), (2, ["y"]), (2, ["z"]), (3, ["x"]), (2, ["z"]), (3, ["x"])], shown
+    assert p["sentences"] == 6 and p["layers"][0]["load"] == [4, 1, 2, 0]
+    assert Page(of_files([one, two, two], "-o", "-", "--sentences", "3")).data["text"] == p["text"][:3]
+
+
+@test
+def generated_languages_agree_with_an_independent_computation():
+    layers = [{"layer": "encoder.0", "experts": 24, "groups": 0, "k": 2, "gate": "threshold"},
+              {"layer": "decoder.0", "experts": 60, "groups": 5, "k": 4, "gate": "topk"}]
+    spoken_by = ("en", "de"), ("fr", "de"), ("en", "fr"), (None, "es")
+    files = [list(generate(20 + i, 60, layers, 80)) for i in range(4)]
+    s = of_files([spoken(x, *pair) for x, pair in zip(files, spoken_by)])
+    for side, (got, names) in enumerate(zip(s["layers"], (["en", "fr"], ["de", "fr", "es"]))):
+        assert sorted(x["language"] for x in got["languages"]) == sorted(names), got["languages"]
+        for use in got["languages"]:
+            rows = [x for data, pair in zip(files, spoken_by) if pair[side] == use["language"]
+                    for x in data[1:] if x["layer"] == layers[side]["layer"]]
+            mass, first = collections.Counter(), collections.defaultdict(list)
+            for x in rows:
+                mass.update(dict(zip(x["experts"], map(f32, x["weights"]))))
+                if x["experts"]:
+                    best = max(x["weights"])
+                    first[x["experts"][x["weights"].index(best)]].append(f32(best))
+            by = {e: len(w) * math.exp(sum(w) / len(w)) for e, w in first.items()}
+            order = sorted((e for e in mass if mass[e] > 0), key=lambda e: (-by.get(e, 0), -mass[e], e))
+            assert [x[0] for x in use["experts"]] == order and use["tokens"] == len(rows), (use["language"], side)
+            so_far, total = 0, sum(mass.values())
+            for e, share, up_to in use["experts"]:
+                so_far += mass[e] / total
+                assert abs(share - mass[e] / total) < 1e-9 and abs(up_to - so_far) < 1e-9, (use["language"], e)
+
+
+@test
+def files_of_different_models_are_refused():
+    first = [header({}, {"layer": "b", "experts": 6, "groups": 3}), row(1, 0, "x", [0, 2], [0.5, 0.5])]
+    layers = first[0]["layers"]
+    for change, words in (({"model": "n"}, "model: is 'n'"), ({"layers": layers[:1]}, "layers: there are 1, and 2"),
+                          ({"layers": layers[::-1]}, "layers: 'b' is another"), ({"source": 5}, "source"),
+                          ({"target": None}, "target"), ({"target": "x" * 1025}, "target"),
+                          *(({"layers": [layers[0], dict(layers[1], **x)]}, "layers: 'b' is another")
+                            for x in ({"experts": 9}, {"groups": 2}, {"k": 3}, {"gate": "threshold"}))):
+        bad = of_files([first, [dict(first[0], **change)] + first[1:]], "--json", status=3)
+        assert "1.jsonl: line 1: " in bad and words in bad, (change, bad)
+    for bad in [first, [first[1]]], [first, []], [first, first + [first[1]]]:
+        assert "1.jsonl: line " in of_files(bad, "--json", status=3)
+    assert of_files([first, first])["layers"][0]["load"] == [2, 0, 2, 0]
 
 
 @test
@@ -351,13 +449,14 @@ HOSTILE = ["</script><script>alert(1)</script>", "<!--<script>", "]]>", "\"'`\\"
 def hostile_strings_stay_text():
     plain = page([header(), row(1, 0, "x", [0], [1])])
     for hostile in HOSTILE:
-        objects = [header({"layer": hostile}, model=hostile)] + [row(1, i, t, [0], [1], hostile)
-                                                                 for i, t in enumerate(HOSTILE)]
+        objects = spoken([header({"layer": hostile}, model=hostile)], hostile, hostile)
+        objects += [row(1, i, t, [0], [1], hostile) for i, t in enumerate(HOSTILE)]
         for options in ([], ["--title", hostile]):
             text = run(objects, "-", "-o", "-", *options).text
             p = Page(text)
             assert p.tags == plain.tags and p.scripts[1] == plain.scripts[1], "other tags or script: %r" % hostile
-            assert p.data["model"] == p.data["layers"][0]["layer"] == hostile, p.data["model"]
+            layer, = p.data["layers"]
+            assert p.data["model"] == layer["layer"] == layer["languages"][0]["language"] == hostile, p.data["model"]
             assert [t[0] for t in p.data["tokens"]] == HOSTILE, p.data["tokens"]
             visible = re.sub("[\x00-\x08\x0b-\x1f\x7f\u2028-\u202e\u2066-\u2069]", "\ufffd", hostile)
             visible = visible.replace("\t", " ").replace("\n", " ")
@@ -566,7 +665,7 @@ def a_closed_output_is_an_error():
 
 @test
 def usage_errors_help_and_version():
-    for options in ([], ["-"], ["-o", "x"], ["-", "y", "-o", "-"], ["-", "-o", "-", "--top", "x"],
+    for options in ([], ["-"], ["-o", "x"], ["y", "z"], ["-", "-o", "-", "--top", "x"],
                     ["-", "-o", "-", "--top", "-1"], ["-", "-o", "-", "--top", ""],
                     ["-", "-o", "-", "--min-count", "0"], ["-", "-o", "-", "--sentences", "1.5"], ["-", "--nonsense"],
                     ["-", "-o"]):
@@ -657,7 +756,7 @@ global.document = { documentElement: new Element("html"),
 global.window = { pageXOffset: 0, pageYOffset: 0, addEventListener: function () {} };
 global.setTimeout = function (f) { f(); }; global.clearTimeout = function () {};
 var $ = document.getElementById, data = text.slice(text.indexOf('id="data">') + 10);
-$("expert-order").value = "number";
+$("expert-order").value = "number"; $("keep").value = "25";
 $("data").own = data.slice(0, data.indexOf("</script>"));
 (0, eval)(text.slice(text.lastIndexOf("<script>") + 8, text.lastIndexOf("</script>")));
 function state() { return { about: $("about").textContent, summary: $("summary").textContent,
@@ -668,6 +767,9 @@ function state() { return { about: $("about").textContent, summary: $("summary")
   hues: $("sentences").all("token").map(function (e) { return e.style["--h"] || ""; }),
   rows: $("sentences").children.length, count: $("sentence-count").textContent, charts: $("charts").children.length,
   paths: $("charts").all("value").map(function (e) { return e.attributes.d; }).join(" "),
+  languages: $("languages").textContent, unspoken: $("of-languages").hidden,
+  kept: $("languages").all("kept").map(function (e) { return e.textContent; }),
+  gone: $("languages").all("gone").length,
   tip: $("tip").hidden ? null : $("tip").textContent }; }
 var out = [state()];
 JSON.parse(process.argv[3]).forEach(function (step) {
@@ -743,6 +845,35 @@ def the_script_draws_and_searches():
             and len(alone["tokens"]) == sum(len(l["tokens"]) for l in p["text"][1]["layers"]))
     assert together["rows"] == 20 and other["charts"] == 3 and other["tokens"] != together["tokens"]
     assert len(set(grouped["hues"])) <= 5 + 1 and group["tip"].startswith("group ")
+
+
+@test
+def the_script_shows_the_experts_of_each_language():
+    layers = [{"layer": "encoder.0", "experts": 40, "groups": 0, "k": 2, "gate": "threshold"},
+              {"layer": "decoder.0", "experts": 60, "groups": 0, "k": 4, "gate": "topk"}]
+    files = [spoken(list(generate(i, 60, layers, 60)), *pair) for i, pair in ((1, ("en", "de")), (2, ("fr", "de")))]
+    text = of_files(files, "-o", "-")
+    p = Page(text).data["layers"]
+    start, half, none, decoder = script(text, ("keep", "input", "50", None), ("keep", "input", "", None),
+                                        ("layer", "click", None, 1))
+    for state, x, n in (start, p[0], 10), (half, p[0], 20), (none, p[0], 1), (decoder, p[1], 4):
+        uses, together = x["languages"], set()
+        shares = [(e, 100 * share) for u in uses for e, share, _ in u["experts"][:n]]
+        assert state["kept"] == ["%d\u2002%.*f\u2009%%" % (e, 2 if share < 10 else 1, share) for e, share in shares], n
+        assert state["gone"] == sum(len(u["experts"]) - n for u in uses), n
+        for u in uses:
+            together |= {e[0] for e in u["experts"][:n]}
+            assert "the first %d have %.1f\u2009%% of the weights" % (n, 100 * u["experts"][n - 1][2]) \
+                in state["languages"] or 100 * u["experts"][n - 1][2] < 10, (n, state["languages"])
+        assert ("Together %d of %d experts" % (len(together), x["experts"]) in state["languages"]) == (len(uses) > 1)
+        assert not state["unspoken"] and all(u["language"] in state["languages"] for u in uses)
+    alone = script(run(files[0], "-", "-o", "-").text)[0]
+    assert "Together" not in alone["languages"]
+    one = [header(), row(1, 0, "x", [0], [1])]
+    both, focused = script(of_files([one, one], "-o", "-"), ("row", "click", None, 1))
+    assert (both["rows"], focused["rows"]) == (2, 1)  # both are line 1
+    unspoken = script(run(one, "-", "-o", "-").text)[0]
+    assert unspoken["unspoken"] and not unspoken["languages"]
 
 
 @test

@@ -641,7 +641,7 @@ int main(int argc, char **argv) {
     if (status < 0 && !app_allocate(&a)) out_of_memory(&a), status = a.status;
     if (status < 0) {
         status = program_open_streams(c, &in, &a.out);
-        if (status < 0) status = program_routing_open(c, &front, &a.routing);
+        if (status < 0) status = program_routing_open(c, &front, (const char *const[2]){ NULL }, &a.routing);
         if (status < 0) status = program_routing_close(&a.routing, run(&a, in));
         status = program_close_streams(c, in, &a.out, status);
     }

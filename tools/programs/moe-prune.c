@@ -304,24 +304,11 @@ static moe_status settle(plan *p, mixture *x, moe_error *e) {
 static moe_status spell(const plan *p, const char *code, int target, language *out, moe_error *e) {
     const text_codes all = text_languages_of(p->model, target);
     if (!all.n) return snprintf(out->code, sizeof out->code, "%s", code), MOE_OK;
-    const char **codes = calloc(all.n + 1, sizeof *codes);
-    text_bytes names = { 0 };
-    moe_status status = codes ? MOE_OK : text_out_of_memory(e);
-    for (size_t i = 0; i < all.n; i++) {
-        const moe_span known = text_code_at(&all, i);
-        text_append(&names, known.data, known.length);
-        text_append(&names, "", 1);
-    }
-    if (!status && names.failed) status = text_out_of_memory(e);
-    const char *at = names.data;
-    for (size_t i = 0; codes && at && i < all.n && !status; i++, at += strlen(at) + 1) codes[i] = at;
-    const ptrdiff_t found = status || !codes ? -1 : text_language_among(codes, all.n, code, 1);
-    if (found >= 0) snprintf(out->code, sizeof out->code, "%s", codes[found]);
+    const moe_span known = text_language_spelled(p->model, code, target);
     int32_t tag;
-    if (!status && found < 0) status = text_language(p->front, code, target, &tag, e);
-    text_bytes_free(&names);
-    free(codes);
-    return status;
+    if (!known.data) return text_language(p->front, code, target, &tag, e); /* which says what the model has */
+    snprintf(out->code, sizeof out->code, "%.*s", (int)known.length, known.data);
+    return MOE_OK;
 }
 
 static moe_status add_pair(plan *p, const char *source, const char *target, moe_error *e) {

@@ -7,19 +7,22 @@
  *   4. Reading     JSON lines, every field checked
  *   5. Text out    JSON and HTML, with nothing in it that a browser could take for markup
  *   6. Summary     the numbers of a layer
- *   7. Tokens      the tokens that an expert prefers
- *   8. Page        tools/programs/routing.html with the data in it
- *   9. Main
+ *   7. Languages   the experts that a language uses
+ *   8. Tokens      the tokens that an expert prefers
+ *   9. Page        tools/programs/routing.html with the data in it
+ *  10. Main
  *
- * The input is a file that --routing of moe-translate, moe-score or moe-classify wrote: a header, then a line for every
- * token and layer; layer by layer in a sentence, sentences in order. The program holds one layer of one sentence, to
- * know the words around a token; then it counts and forgets them. The counts take 88 to 96 bytes for each pair of an
- * expert and a distinct token that occurred. The sentences that the page shows are kept too.
+ * The input are files that --routing of moe-translate, moe-score or moe-classify wrote: a header, the same in all but
+ * for the languages, then a line for every token and layer; layer by layer in a sentence, sentences in order. The
+ * program holds one layer of one sentence, to know the words around a token; then it counts and forgets them. The
+ * counts take 88 to 96 bytes for each pair of an expert and a distinct token that occurred. The sentences that the page
+ * shows are kept too.
  *
  * The page only draws. Every number in it was computed here and stands in it as JSON (<script id="data">):
  *
  *   title, model, made_by        texts
  *   sentences, tokens_routed     counts over the input
+ *   rank                         by what moe-prune ranks the experts of such a model: first or mass (its --rank)
  *   layers[]                     in the header's order
  *     layer, gate, experts, groups, k
  *     tokens, pairs              tokens seen; (token, expert) pairs
@@ -29,14 +32,14 @@
  *     cv_load, cv_importance     population standard deviation / mean, over experts; null where there is nothing
  *     max_over_mean_load         of experts
  *     dead                       experts without a token
- *   and not with --json:
- *   top, min_count               the options
- *   layers[].preferred[]         for the experts with the largest loads, by number:
- *     expert
- *     weight[]                   tokens by the largest weight that they got here: t (an index into `tokens`), n times
- *                                here, w largest weight, sum of weights, and where w was: line, before[], after[]
- *     lift[]                     tokens by lift: t, n, all (times in this layer), lift = (n / load) / (all / tokens)
- *   text[]                       sentences: line, layers[] of { layer (index), tokens[] of
+ *     languages[]                of sources in an encoder, else of targets, as the headers have them:
+ *       language, tokens
+ *       experts[]                those with a weight, in the order in which moe-prune --sample would keep them:
+ * [expert, its share of the weights, the share of all up to it] and not with --json: top, min_count               the
+ * options layers[].preferred[]         for the experts with the largest loads, by number: expert weight[] tokens by the
+ * largest weight that they got here: t (an index into `tokens`), n times here, w largest weight, sum of weights, and
+ * where w was: line, before[], after[] lift[]                     tokens by lift: t, n, all (times in this layer), lift
+ * = (n / load) / (all / tokens) text[]                       sentences: line, layers[] of { layer (index), tokens[] of
  *                                [t, empty, experts in all, expert, weight, expert, weight, ... largest first] }
  *   tokens[]                     [text or null, id or null]; both null: a classifier's input, which is no token
  */
@@ -61,17 +64,21 @@
 /* ==== 1. Options ======================================================================================== */
 
 typedef struct options {
-    const char *input, *output, *title;
+    char **inputs; /* [n_inputs] */
+    size_t n_inputs;
+    const char *output, *title;
     int top, min_count, experts, sentences, json;
 } options;
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-routing FILE -o PAGE.html [OPTION]...\n"
-          "Makes one self-contained web page from a file of moe-translate --routing: load\n"
-          "and importance of every expert, dead experts, empty masks, the preferred\n"
-          "tokens of each expert, and sentences coloured by expert.\n"
+    fputs("Usage: moe-routing FILE... -o PAGE.html [OPTION]...\n"
+          "Makes one self-contained web page from files of moe-translate --routing: load\n"
+          "and importance of every expert, dead experts, empty masks, the experts that\n"
+          "each language uses, the preferred tokens of each expert, and sentences\n"
+          "coloured by expert.\n"
           "\n"
-          "  FILE                  routing, as JSON lines; - for standard input\n"
+          "  FILE                  routing, as JSON lines; - for standard input. Several\n"
+          "                        files, of other languages say, are of one model\n"
           "  -o, --output PAGE     the page; - for standard output. It appears whole or not\n"
           "                        at all\n"
           "      --title TEXT      title of the page (default: Routing of MODEL)\n"
@@ -91,7 +98,9 @@ static void usage(FILE *to) {
           "Load is the number of tokens of an expert. Importance is the sum of their\n"
           "weights. CV is the population standard deviation over experts, divided by the\n"
           "mean. Lift is a token's share among the tokens of an expert, divided by its\n"
-          "share among the tokens of the layer.\n"
+          "share among the tokens of the layer. Of a language an encoder's experts count\n"
+          "if it is the source's, a decoder's if it is the target's (moe-translate -s, -t);\n"
+          "they are listed in the order in which moe-prune --sample would keep them.\n"
           "\n"
           "Memory grows with the number of different (expert, token) pairs (about 100 bytes\n"
           "each), with --sentences and with the longest sentence, not with the number of\n"
@@ -136,9 +145,9 @@ static int parse_options(int argc, char **argv, options *o) {
         }
     }
     if (bad >= 0) return bad;
-    if (optind + 1 != argc || !argv[optind])
-        return program_usage_error("name one routing file, or - for standard input");
-    o->input = argv[optind];
+    if (optind >= argc) return program_usage_error("name a routing file, or - for standard input");
+    o->inputs = argv + optind;
+    o->n_inputs = (size_t)(argc - optind);
     if (!o->output && !o->json) return program_usage_error("say with -o where the page goes");
     if (!o->output) o->output = "-";
     if (o->json) o->top = o->sentences = 0; /* neither is in the summary */
@@ -176,6 +185,13 @@ typedef struct pair {
     int64_t line;
 } pair;
 
+/* What a layer's experts did for one language. */
+typedef struct use {
+    uint64_t tokens;
+    uint64_t *first;      /* [experts] tokens whose first choice it was; NULL: none had this language */
+    double *weight, *sum; /* [experts] sums of its weights, when first and in all */
+} use;
+
 typedef struct layer {
     char *name;
     const char *gate;
@@ -184,7 +200,9 @@ typedef struct layer {
     uint64_t *load;      /* [experts]     */
     double *importance;  /* [experts]     */
     uint64_t *histogram; /* [experts + 1] tokens by how many experts they got */
-    uint64_t *seen;      /* [seen_capacity] times that a token came here, by its number */
+    use *uses;           /* [uses_capacity] by language */
+    size_t uses_capacity;
+    uint64_t *seen; /* [seen_capacity] times that a token came here, by its number */
     size_t seen_capacity;
     pair *pairs;
     size_t n_pairs, pairs_capacity;
@@ -201,6 +219,7 @@ typedef struct row {
 
 /* The same in a sentence that the page shows. */
 typedef struct shown_row {
+    uint64_t sentence;
     int64_t line;
     uint32_t layer, token, n, kept;
     int empty;
@@ -223,8 +242,14 @@ typedef struct routing {
     text_index index; /* of tokens */
     text_bytes texts;
 
-    int64_t line;   /* of the sentence that is being read; 0: none yet */
-    size_t current; /* its layer */
+    char **languages; /* [n_languages] */
+    size_t n_languages, languages_capacity;
+    ptrdiff_t spoken[2]; /* of source and target in the file that is being read; -1: not known */
+
+    const char *input; /* the file that is being read */
+    size_t files;      /* that were read before */
+    int64_t line;      /* of the sentence that is being read; 0: none yet */
+    size_t current;    /* its layer */
     row *rows;
     uint32_t *experts;
     double *weights;
@@ -235,7 +260,7 @@ typedef struct routing {
     shown_weight *shown_weights;
     size_t n_shown, shown_capacity, n_shown_weights, shown_weights_capacity;
 
-    uint64_t number;    /* of the line of the input, from 1 */
+    uint64_t number;    /* of the line of the file, from 1 */
     text_bytes trouble; /* what is wrong with it */
 } routing;
 
@@ -293,8 +318,13 @@ static void routing_free(routing *r) {
     for (size_t i = 0; i < r->n_layers; i++) {
         layer *l = &r->layers[i];
         free(l->name), free(l->load), free(l->importance), free(l->histogram), free(l->seen), free(l->pairs);
+        for (size_t u = 0; u < l->uses_capacity; u++)
+            free(l->uses[u].first), free(l->uses[u].weight), free(l->uses[u].sum);
+        free(l->uses);
         text_index_free(&l->index);
     }
+    for (size_t i = 0; i < r->n_languages; i++) free(r->languages[i]);
+    free(r->languages);
     free(r->model), free(r->layers), free(r->tokens), free(r->rows), free(r->experts), free(r->weights);
     free(r->shown), free(r->shown_weights);
     text_index_free(&r->index);
@@ -378,7 +408,8 @@ static int keep_row(routing *r, size_t i) {
         memmove(to + at + 1, to + at, (kept - at - 1) * sizeof *to);
         to[at] = one;
     }
-    r->shown[r->n_shown++] = (shown_row){ .line = r->line,
+    r->shown[r->n_shown++] = (shown_row){ .sentence = r->sentences,
+                                          .line = r->line,
                                           .layer = (uint32_t)r->current,
                                           .token = w->token,
                                           .n = (uint32_t)w->n,
@@ -389,10 +420,45 @@ static int keep_row(routing *r, size_t i) {
     return 0;
 }
 
+/* Whether a layer reads the source, by its name. */
+static int encodes(const layer *l) { return strncmp(l->name, "encoder.", 8) == 0; }
+
+/* The use of a layer by the language of the sentence at hand; NULL: memory ran out. */
+static use *use_at_hand(layer *l, size_t language) {
+    if (!room(&l->uses, &l->uses_capacity, language + 1, sizeof *l->uses)) return NULL;
+    use *u = &l->uses[language];
+    const size_t n = (size_t)l->experts;
+    if (!u->first) u->first = calloc(n, sizeof *u->first);
+    if (!u->weight) u->weight = calloc(n, sizeof *u->weight);
+    if (!u->sum) u->sum = calloc(n, sizeof *u->sum);
+    return u->first && u->weight && u->sum ? u : NULL;
+}
+
+/* Count the sentence at hand for its language, as moe-prune does. */
+static int count_use(routing *r, layer *l) {
+    const ptrdiff_t language = r->spoken[!encodes(l)];
+    if (language < 0 || !r->n_rows) return 0;
+    use *u = use_at_hand(l, (size_t)language);
+    if (!u) return no_memory(r);
+    for (size_t i = 0; i < r->n_rows; i++) {
+        const row *w = &r->rows[i];
+        size_t best = w->first;
+        u->tokens++;
+        for (size_t j = w->first; j < w->first + w->n; j++) {
+            u->sum[r->experts[j]] += (double)(float)r->weights[j];
+            if (r->weights[j] > r->weights[best]) best = j;
+        }
+        if (!w->n) continue;
+        u->first[r->experts[best]]++;
+        u->weight[r->experts[best]] += (double)(float)r->weights[best];
+    }
+    return 0;
+}
+
 /* Count a layer of a sentence, which is complete. */
 static int count_rows(routing *r) {
-    int status = 0;
     layer *l = &r->layers[r->current];
+    int status = count_use(r, l);
     for (size_t i = 0; i < r->n_rows && !status; i++) {
         const row *w = &r->rows[i];
         l->tokens++;
@@ -447,55 +513,96 @@ static const char *known_gate(const char *name) {
     return NULL;
 }
 
-/* {"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"} into the next layer. *total: experts so far.
- */
-static int read_layer(routing *r, const cJSON *from, int64_t *total) {
+/* A layer of the first file, its counts at 0. */
+static int add_layer(routing *r, const char *name, layer l) {
+    const size_t n = (size_t)l.experts;
+    layer *to = &r->layers[r->n_layers++];
+    *to = l;
+    to->name = malloc(strlen(name) + 1);
+    to->load = calloc(n, sizeof *to->load);
+    to->importance = calloc(n, sizeof *to->importance);
+    to->histogram = calloc(n + 1, sizeof *to->histogram);
+    if (!to->name || !to->load || !to->importance || !to->histogram) return no_memory(r);
+    memcpy(to->name, name, strlen(name) + 1);
+    return 0;
+}
+
+/* {"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}: layer `at`, of the first file a new one.
+ * *total: experts so far. */
+static int read_layer(routing *r, const cJSON *from, size_t at, int64_t *total) {
     static const char *const names[] = { "layer", "experts", "groups", "k", "gate" };
     const cJSON *f[5];
     const char *name = "", *gate = "";
     int status;
-    layer *l = &r->layers[r->n_layers];
+    layer l = { 0 };
     if (!cJSON_IsObject(from)) return fail(r, "layers: must be a list of objects");
     if ((status = fields(r, from, names, f, 5)) || (status = string(r, "layer", f[0], &name)) ||
-        (status = whole(r, "experts", f[1], 1, MAX_EXPERTS, &l->experts)) ||
-        (status = whole(r, "groups", f[2], 0, l->experts, &l->groups)) ||
-        (status = whole(r, "k", f[3], 0, l->experts, &l->k)) || (status = string(r, "gate", f[4], &gate)))
+        (status = whole(r, "experts", f[1], 1, MAX_EXPERTS, &l.experts)) ||
+        (status = whole(r, "groups", f[2], 0, l.experts, &l.groups)) ||
+        (status = whole(r, "k", f[3], 0, l.experts, &l.k)) || (status = string(r, "gate", f[4], &gate)))
         return status;
     if (!*name) return fail(r, "layer: is empty");
-    for (size_t i = 0; i < r->n_layers; i++)
+    for (size_t i = 0; i < at; i++)
         if (strcmp(r->layers[i].name, name) == 0) return fail(r, "layer: '%s' is there twice", quoted(name).text);
-    if (!(l->gate = known_gate(gate)))
+    if (!(l.gate = known_gate(gate)))
         return fail(r, "gate: must be softmax, topk, threshold, sigmoid or batchwise, not '%s'", quoted(gate).text);
-    if (l->groups && l->experts % l->groups)
-        return fail(r, "groups: %lld does not divide %lld experts", (long long)l->groups, (long long)l->experts);
-    if ((*total += l->experts) > MAX_EXPERTS) return fail(r, "experts: more than %d in all layers", MAX_EXPERTS);
-    size_t n = (size_t)l->experts;
-    r->n_layers++; /* from here on routing_free knows it */
-    l->name = malloc(strlen(name) + 1);
-    l->load = calloc(n, sizeof *l->load);
-    l->importance = calloc(n, sizeof *l->importance);
-    l->histogram = calloc(n + 1, sizeof *l->histogram);
-    if (!l->name || !l->load || !l->importance || !l->histogram) return no_memory(r);
-    memcpy(l->name, name, strlen(name) + 1);
+    if (l.groups && l.experts % l.groups)
+        return fail(r, "groups: %lld does not divide %lld experts", (long long)l.groups, (long long)l.experts);
+    if ((*total += l.experts) > MAX_EXPERTS) return fail(r, "experts: more than %d in all layers", MAX_EXPERTS);
+    if (!r->files) return add_layer(r, name, l);
+    const layer *first = &r->layers[at];
+    if (strcmp(name, first->name) != 0 || l.experts != first->experts || l.groups != first->groups || l.k != first->k ||
+        l.gate != first->gate)
+        return fail(r, "layers: '%s' is another one than in the first file", quoted(name).text);
     return 0;
 }
 
+/* The language of one side of all sentences of a file: its number among those that were named, or -1. */
+static int read_language(routing *r, const char *key, const cJSON *from, ptrdiff_t *out) {
+    const char *code = "";
+    int status;
+    *out = -1;
+    if (!from) return 0;
+    if ((status = string(r, key, from, &code))) return status;
+    for (size_t i = 0; i < r->n_languages; i++)
+        if (strcmp(r->languages[i], code) == 0) *out = (ptrdiff_t)i;
+    if (*out >= 0) return 0;
+    char *copy = malloc(strlen(code) + 1);
+    if (!copy || !room(&r->languages, &r->languages_capacity, r->n_languages + 1, sizeof *r->languages)) {
+        free(copy);
+        return no_memory(r);
+    }
+    memcpy(copy, code, strlen(code) + 1);
+    *out = (ptrdiff_t)r->n_languages;
+    r->languages[r->n_languages++] = copy;
+    return 0;
+}
+
+/* Of a file behind the first: its model must be the same. */
 static int read_header(routing *r, const cJSON *from) {
-    static const char *const names[] = { "model", "layers" };
-    const cJSON *f[2];
+    static const char *const names[] = { "model", "layers", "source", "target" };
+    const cJSON *f[4];
     const char *model = "";
     int64_t total = 0;
+    size_t at = 0;
     int status;
-    if ((status = fields(r, from, names, f, 2)) || (status = string(r, "model", f[0], &model))) return status;
+    if ((status = fields(r, from, names, f, 4)) || (status = string(r, "model", f[0], &model))) return status;
     if (!f[1]) return fail(r, "layers: is missing: this line is no header");
     int n = cJSON_IsArray(f[1]) ? cJSON_GetArraySize(f[1]) : 0;
     if (n < 1 || n > MAX_LAYERS) return fail(r, "layers: must be a list of 1 to %d layers", MAX_LAYERS);
-    r->model = malloc(strlen(model) + 1);
-    r->layers = calloc((size_t)n, sizeof *r->layers);
-    if (!r->model || !r->layers) return no_memory(r);
-    memcpy(r->model, model, strlen(model) + 1);
-    for (const cJSON *c = f[1]->child; c && !status; c = c->next) status = read_layer(r, c, &total);
-    return status;
+    if (r->files && strcmp(model, r->model) != 0)
+        return fail(r, "model: is '%s', and that of the first file '%s'", quoted(model).text, quoted(r->model).text);
+    if (r->files && (size_t)n != r->n_layers)
+        return fail(r, "layers: there are %d, and %zu in the first file", n, r->n_layers);
+    if (!r->files) {
+        r->model = malloc(strlen(model) + 1);
+        r->layers = calloc((size_t)n, sizeof *r->layers);
+        if (!r->model || !r->layers) return no_memory(r);
+        memcpy(r->model, model, strlen(model) + 1);
+    }
+    for (const cJSON *c = f[1]->child; c && !status; c = c->next) status = read_layer(r, c, at++, &total);
+    if (!status) status = read_language(r, "source", f[2], &r->spoken[0]);
+    return status ? status : read_language(r, "target", f[3], &r->spoken[1]);
 }
 
 /* "experts":[3,17],"weights":[0.61,0.39] onto the end of r->experts and r->weights */
@@ -606,9 +713,7 @@ static int read_line(routing *r, const char *data, size_t length) { /* data[leng
     return status;
 }
 
-static const char *input_name(const routing *r) {
-    return strcmp(r->options->input, "-") == 0 ? "standard input" : r->options->input;
-}
+static const char *input_name(const routing *r) { return strcmp(r->input, "-") == 0 ? "standard input" : r->input; }
 
 static int input_error(const routing *r) {
     fprintf(stderr, "moe-routing: %s: %s, after line %llu\n", input_name(r), strerror(errno),
@@ -616,11 +721,14 @@ static int input_error(const routing *r) {
     return EXIT_INPUT_OUTPUT;
 }
 
-/* Read the whole input; gives the exit status. */
+/* Read a file whole; gives the exit status. */
 static int read_all(routing *r, FILE *in) {
     static char block[1 << 16];
     text_bytes line = { 0 };
     int status = 0;
+    r->number = 0;
+    r->line = 0;
+    r->current = 0;
     for (size_t got; !status && (errno = 0, got = fread(block, 1, sizeof block, in)) > 0;) {
         for (size_t at = 0; at < got && !status;) {
             const char *end = memchr(block + at, '\n', got - at);
@@ -640,6 +748,7 @@ static int read_all(routing *r, FILE *in) {
     if (!status && line.length) status = read_line(r, line.data, line.length);
     if (!status && !r->number) r->number = 1, status = fail(r, "the header is missing");
     if (!status) status = count_rows(r);
+    r->files++;
     text_bytes_free(&line);
     if (status)
         fprintf(stderr, "moe-routing: %s: line %llu: %s\n", input_name(r), (unsigned long long)r->number,
@@ -751,6 +860,14 @@ static void put_layer(const layer *l, json *j) {
     put_groups(l, j);
 }
 
+/* What moe-prune goes by, unless it is told otherwise: a model without an encoder has no first choices that it trusts.
+ */
+static int ranks_first(const routing *r) {
+    for (size_t i = 0; i < r->n_layers; i++)
+        if (encodes(&r->layers[i])) return 1;
+    return 0;
+}
+
 /* The beginning of --json's object and of the page's; the list of layers is left open. */
 static void put_head(const routing *r, const char *title, json *j) {
     char made_by[64];
@@ -763,25 +880,85 @@ static void put_head(const routing *r, const char *title, json *j) {
     json_text(j, "made_by", made_by);
     json_whole(j, "sentences", (int64_t)r->sentences);
     json_whole(j, "tokens_routed", (int64_t)routed);
+    json_text(j, "rank", ranks_first(r) ? "first" : "mass");
     json_open(j, "layers", '[');
     json_break(j);
 }
 
-static void put_summary(const routing *r, const char *title, text_bytes *out) {
+/* ==== 7. Languages ====================================================================================== */
+
+/* How important an expert is to a language: the order of moe-prune --sample. */
+typedef struct ranked_expert {
+    double importance, sum;
+    size_t expert;
+} ranked_expert;
+
+static int by_importance(const void *a, const void *b) {
+    const ranked_expert *x = a, *y = b;
+    if (x->importance != y->importance) return x->importance > y->importance ? -1 : 1;
+    if (x->sum != y->sum) return x->sum > y->sum ? -1 : 1;
+    return x->expert < y->expert ? -1 : x->expert > y->expert;
+}
+
+static void put_use(const use *u, const char *language, size_t experts, int first, ranked_expert *order, json *j) {
+    double all = 0, so_far = 0;
+    for (size_t i = 0; i < experts; i++) {
+        const double times = (double)u->first[i];
+        order[i] = (ranked_expert){ .sum = u->sum[i], .expert = i };
+        order[i].importance = !first ? u->sum[i] : times > 0 ? times * exp(u->weight[i] / times) : 0;
+        all += u->sum[i];
+    }
+    qsort(order, experts, sizeof *order, by_importance);
+    json_break(j);
+    json_open(j, NULL, '{');
+    json_text(j, "language", language);
+    json_whole(j, "tokens", (int64_t)u->tokens);
+    json_open(j, "experts", '[');
+    for (size_t i = 0; i < experts; i++) {
+        if (!(order[i].sum > 0)) continue;
+        so_far += order[i].sum;
+        json_open(j, NULL, '[');
+        json_whole(j, NULL, (int64_t)order[i].expert);
+        json_digits(j, NULL, order[i].sum / all, DIGITS);
+        json_digits(j, NULL, so_far / all, DIGITS);
+        json_close(j, ']');
+    }
+    json_close(j, ']');
+    json_close(j, '}');
+}
+
+/* The languages of a layer, in the order in which the files name them; gives the exit status. */
+static int put_languages(const routing *r, const layer *l, json *j) {
+    const size_t n = (size_t)l->experts;
+    ranked_expert *order = malloc(n * sizeof *order);
+    if (!order) return EXIT_MODEL;
+    json_break(j);
+    json_open(j, "languages", '[');
+    for (size_t i = 0; i < r->n_languages && i < l->uses_capacity; i++)
+        if (l->uses[i].tokens) put_use(&l->uses[i], r->languages[i], n, ranks_first(r), order, j);
+    json_close(j, ']');
+    free(order);
+    return 0;
+}
+
+static int put_summary(const routing *r, const char *title, text_bytes *out) {
     json j = { .out = out, .script = 1 };
+    int status = 0;
     put_head(r, title, &j);
-    for (size_t i = 0; i < r->n_layers; i++) {
+    for (size_t i = 0; i < r->n_layers && !status; i++) {
         json_break(&j);
         json_open(&j, NULL, '{');
         put_layer(&r->layers[i], &j);
+        status = put_languages(r, &r->layers[i], &j);
         json_close(&j, '}');
     }
     json_close(&j, ']');
     json_close(&j, '}');
     text_append(out, "\n", 1);
+    return status;
 }
 
-/* ==== 7. Tokens ========================================================================================= */
+/* ==== 8. Tokens ========================================================================================= */
 
 /* Candidates for a list, the best first: by key, then by second, then in the order of their first appearance. */
 typedef struct candidate {
@@ -900,7 +1077,7 @@ static int put_preferred(routing *r, layer *l, uint32_t *order, size_t *n_order,
     return status;
 }
 
-/* ==== 8. Page =========================================================================================== */
+/* ==== 9. Page =========================================================================================== */
 
 static void put_row(routing *r, const shown_row *s, uint32_t *order, size_t *n_order, json *j) {
     json_open(j, NULL, '[');
@@ -917,17 +1094,17 @@ static void put_row(routing *r, const shown_row *s, uint32_t *order, size_t *n_o
 static void put_sentences(routing *r, uint32_t *order, size_t *n_order, json *j) {
     json_open(j, "text", '[');
     for (size_t i = 0, end; i < r->n_shown; i = end) { /* a sentence */
-        const int64_t line = r->shown[i].line;
+        const uint64_t sentence = r->shown[i].sentence;
         if (i) json_break(j);
         json_open(j, NULL, '{');
-        json_whole(j, "line", line);
+        json_whole(j, "line", r->shown[i].line);
         json_open(j, "layers", '[');
-        for (end = i; end < r->n_shown && r->shown[end].line == line;) { /* a layer of it */
+        for (end = i; end < r->n_shown && r->shown[end].sentence == sentence;) { /* a layer of it */
             const uint32_t number = r->shown[end].layer;
             json_open(j, NULL, '{');
             json_whole(j, "layer", number);
             json_open(j, "tokens", '[');
-            for (; end < r->n_shown && r->shown[end].line == line && r->shown[end].layer == number; end++)
+            for (; end < r->n_shown && r->shown[end].sentence == sentence && r->shown[end].layer == number; end++)
                 put_row(r, &r->shown[end], order, n_order, j);
             json_close(j, ']');
             json_close(j, '}');
@@ -963,9 +1140,10 @@ static int put_data(routing *r, const char *title, text_bytes *out) {
         json_break(&j);
         json_open(&j, NULL, '{');
         put_layer(&r->layers[i], &j);
+        status = put_languages(r, &r->layers[i], &j);
         json_break(&j);
         json_open(&j, "preferred", '[');
-        status = put_preferred(r, &r->layers[i], order, &n_order, &j);
+        if (!status) status = put_preferred(r, &r->layers[i], order, &n_order, &j);
         json_close(&j, ']');
         json_close(&j, '}');
     }
@@ -1002,7 +1180,7 @@ static int put_page(routing *r, const char *title, text_bytes *out) {
     return status;
 }
 
-/* ==== 9. Main =========================================================================================== */
+/* ==== 10. Main ========================================================================================== */
 
 static int output_error(const char *name, int number) {
     fprintf(stderr, "moe-routing: %s: %s\n", name, strerror(number ? number : EIO));
@@ -1014,16 +1192,35 @@ static int write_stream(FILE *to, const text_bytes *page) {
     return fwrite(page->data, 1, page->length, to) == page->length && fflush(to) == 0;
 }
 
-static int run(const options *o, FILE *in) {
+/* -1, or the exit status: one of the files is the output. */
+static int keep_inputs(const options *o) {
+    for (size_t i = 0; i < o->n_inputs && strcmp(o->output, "-") != 0; i++)
+        if (strcmp(o->inputs[i], "-") == 0 ? program_is_open_file(fileno(stdin), o->output)
+                                           : program_same_file(o->inputs[i], o->output))
+            return program_usage_error("%s is the input, and would be overwritten", o->output);
+    return -1;
+}
+
+static int read_input(routing *r, const char *name) {
+    FILE *in = strcmp(name, "-") == 0 ? stdin : fopen(name, "rb");
+    if (!in) return output_error(name, errno);
+    r->input = name;
+    const int status = read_all(r, in);
+    if (in != stdin) fclose(in);
+    return status;
+}
+
+static int run(const options *o) {
     routing r = { .options = o };
     text_bytes title = { 0 }, page = { 0 };
-    int status = read_all(&r, in);
+    int status = 0;
+    for (size_t i = 0; i < o->n_inputs && !status; i++) status = read_input(&r, o->inputs[i]);
     if (!status) {
         const char *name = o->title ? o->title : r.model ? r.model : "";
         text_append_string(&title, o->title ? "" : "Routing of ");
         text_append_clean(&title, name, strlen(name));
         if (title.failed) page.failed = 1;
-        else if (o->json) put_summary(&r, title.data, &page);
+        else if (o->json) status = put_summary(&r, title.data, &page);
         else status = put_page(&r, title.data, &page);
         if (status || page.failed) {
             fputs("moe-routing: out of memory\n", stderr);
@@ -1045,12 +1242,6 @@ int main(int argc, char **argv) {
     options o;
     int status = program_begin("moe-routing");
     if (status < 0) status = parse_options(argc, argv, &o);
-    if (status >= 0 || !o.input || !o.output) return status;
-    FILE *in = strcmp(o.input, "-") == 0 ? stdin : fopen(o.input, "rb");
-    if (!in) return output_error(o.input, errno);
-    if (strcmp(o.output, "-") != 0 && program_is_open_file(fileno(in), o.output))
-        status = program_usage_error("%s is the input, and would be overwritten", o.output);
-    else status = run(&o, in);
-    if (in != stdin) fclose(in);
-    return status;
+    if (status < 0) status = keep_inputs(&o);
+    return status < 0 ? run(&o) : status;
 }

@@ -231,7 +231,7 @@ int main(int argc, char **argv) {
                                             .max_source = (size_t)params.max_target,
                                             .max_target = (size_t)params.max_target };
     status = program_session(&o, &front, &params, NULL, "a line's score", &session);
-    if (status < 0) status = program_routing_open(&o, &front, &a.routing);
+    if (status < 0) status = program_routing_open(&o, &front, (const char *const[2]){ NULL }, &a.routing);
     if (status < 0) status = program_routing_close(&a.routing, program_flow_run(&a.flow, session));
     program_session_free(session);
     text_close(&front);

@@ -681,7 +681,8 @@ static int begin_routing(app *a, const moe_session_params *params) {
     a->second_batch = (size_t)p.batch;
     if (program_session_new(a->flow.stream.front->model, &p, &a->second, &e))
         return program_complain("%s", e.message), EXIT_MODEL;
-    return program_routing_open(o, a->flow.stream.front, &a->routing);
+    return program_routing_open(o, a->flow.stream.front,
+                                (const char *const[]){ a->options->source, a->options->target }, &a->routing);
 }
 
 /* Write the rest of the routing if all went well; else remove the file. */

@@ -624,10 +624,11 @@ int program_close_whole(const program_common *o, int in, output_file *file, int 
     return status;
 }
 
-int program_routing_open(const program_common *o, const text_front *front, routing_file *file) {
+int program_routing_open(const program_common *o, const text_front *front, const char *const languages[2],
+                         routing_file *file) {
     moe_error e;
     if (!o->routing) return -1;
-    if (routing_open(file, front, o->routing, o->gating, &e)) return program_file_error(o->routing, &e);
+    if (routing_open(file, front, o->routing, o->gating, languages, &e)) return program_file_error(o->routing, &e);
     remember_temporary(file->out);
     return -1;
 }

@@ -240,8 +240,10 @@ int program_is_open_file(int fd, const char *path);  /* the same for the file th
 /* Write a file with this content, whole or not at all (output.h): -1, or a complaint and the exit status. */
 int program_save(const char *path, const char *data, size_t length);
 
-/* Open the file of --routing, if it is given: -1, or a complaint and the exit status. */
-int program_routing_open(const program_common *o, const text_front *front, routing_file *file);
+/* Open the file of --routing, if it is given: -1, or a complaint and the exit status. `languages` as in routing_open.
+ */
+int program_routing_open(const program_common *o, const text_front *front, const char *const languages[2],
+                         routing_file *file);
 /* Close it; it stays if `status` says that all went well. Gives the exit status. */
 int program_routing_close(routing_file *file, int status);
 

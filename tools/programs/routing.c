@@ -18,13 +18,24 @@ static moe_status flush_text(routing_file *f, moe_error *error) {
 /* How many of `n` competing experts or groups are wanted, where the file says `k`. */
 static size_t wanted(size_t k, size_t n) { return k ? k : n; }
 
-static void append_header(routing_file *f, const char *gating) {
+/* A language as the model spells it: the one that is named, else the only one that the model has on this side. */
+static void append_language(json *j, const char *key, const moe_model *m, const char *named, int target) {
+    const text_codes all = text_languages_of(m, target);
+    const moe_span code = named        ? text_language_spelled(m, named, target)
+                          : all.n == 1 ? text_code_at(&all, 0)
+                                       : (moe_span){ NULL, 0 };
+    if (code.data) json_clean(j, key, code.data, code.length);
+}
+
+static void append_header(routing_file *f, const char *gating, const char *const languages[2]) {
     const moe_model *m = f->front->model;
     json j = { .out = &f->text };
     ptrdiff_t name = moe_model_meta_find(m, "general.name");
     moe_span s = name < 0 ? (moe_span){ "", 0 } : moe_model_meta_text(m, (size_t)name, 0);
     json_open(&j, NULL, '{');
     json_clean(&j, "model", s.data, s.length);
+    append_language(&j, "source", m, languages[0], 0);
+    append_language(&j, "target", m, languages[1], 1);
     json_open(&j, "layers", '[');
     for (size_t i = 0; i < f->n_layers; i++) {
         moe_mixture x = moe_model_mixture(m, i);
@@ -43,7 +54,7 @@ static void append_header(routing_file *f, const char *gating) {
 }
 
 moe_status routing_open(routing_file *f, const text_front *front, const char *path, const char *gating,
-                        moe_error *error) {
+                        const char *const languages[2], moe_error *error) {
     size_t n = moe_model_mixture_count(front->model);
     moe_status status;
     *f = (routing_file){ .front = front, .n_layers = n };
@@ -52,7 +63,7 @@ moe_status routing_open(routing_file *f, const text_front *front, const char *pa
     if (status) text_out_of_memory(error);
     for (size_t i = 0; !status && i < n; i++) f->layers[i] = moe_model_mixture(front->model, i).layer;
     if (!status) status = output_open(path, &f->out, error);
-    if (!status) append_header(f, gating);
+    if (!status) append_header(f, gating, languages);
     if (!status) status = flush_text(f, error);
     if (status) routing_close(f, 0, NULL);
     return status;

@@ -1,13 +1,15 @@
 /* routing.h - the routing of tokens as JSON lines. moe-translate, moe-score and moe-classify write them, moe-routing
  * reads them.
  *
- *   {"model":"en-de-fr-es","layers":[{"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}]}
+ *   {"model":"en-de-fr-es","source":"en","target":"de",
+ *    "layers":[{"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}]}
  *   {"line":12,"layer":"encoder.2","position":3,"id":123,"token":"Haus",
  *    "experts":[3,17],"weights":[0.61,0.39],"empty":false}
  *
- * Each object is one line. The header comes first. Its k is the number of experts per token: with two levels, the
- * product of both; with a softmax, which names no number, all experts. Then sentences follow in order. Each has all
- * tokens of its first layer by position, then those of the next layer.
+ * Each object is one line. The header comes first. It says the languages of all sentences, where they are known, as the
+ * model spells them. k is the number of experts per token: with two levels, the product of both; with a softmax, which
+ * names no number, all experts. Then sentences follow in order. Each has all tokens of its first layer by position,
+ * then those of the next layer.
  *
  *   line       counts from 1
  *   position   counts from 0. In an encoder tag and end count; position t of a decoder predicts token t
@@ -58,9 +60,10 @@ typedef struct routing_file {
     text_bytes text;
 } routing_file;
 
-/* `gating` as in moe_session_params. All zero on failure. Errors of all: those of output.h. */
+/* `gating` as in moe_session_params; `languages` of the sentences, source and target: NULL is not known. All zero on
+ * failure. Errors of all: those of output.h. */
 moe_status routing_open(routing_file *file, const text_front *front, const char *path, const char *gating,
-                        moe_error *error);
+                        const char *const languages[2], moe_error *error);
 /* A new empty sentence; routing_put or routing_close takes it back. NULL: out of memory. */
 routing_sentence *routing_begin(routing_file *file, uint64_t line);
 void routing_keep(routing_sentence *sentence, const moe_routing *routing);

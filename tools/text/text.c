@@ -638,6 +638,12 @@ text_codes text_languages_of(const moe_model *m, int target) {
     return n ? (text_codes){ .model = m, .entry = entry, .n = n } : tags_of(m);
 }
 
+moe_span text_language_spelled(const moe_model *m, const char *code, int target) {
+    const text_codes list = text_languages_of(m, target);
+    const ptrdiff_t found = find_code(&list, code, 1);
+    return found < 0 ? (moe_span){ NULL, 0 } : text_code_at(&list, (size_t)found);
+}
+
 static void append_codes(const text_codes *list, text_bytes *out) {
     for (size_t i = 0; i < list->n; i++) {
         const moe_span code = text_code_at(list, i);

@@ -148,6 +148,8 @@ moe_span text_code_at(const text_codes *codes, size_t i);
  * finds "deu_Latn" and "pt-BR" finds "pt". -1: it is a language of the model without a tag. An
  * unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */
 moe_status text_language(const text_front *front, const char *code, int target, int32_t *tag, moe_error *error);
+/* A language of one side as the model spells it, by the same spellings; its data is NULL where it is none. */
+moe_span text_language_spelled(const moe_model *m, const char *code, int target);
 /* The number of a language in a list of codes, by the same spellings; -1: it is not there. With `loose` "pt-BR" finds
  * "pt", too. */
 ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *code, int loose);
