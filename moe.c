@@ -2310,7 +2310,7 @@ MOE_ISA_STATIC void K(heads)(const moe_heads *h, size_t rows) {
 #define MOE_HOLD(sum) __asm__("" : "+v"(sum))
 /* Few rows are limited by memory, which is fastest if read in order: block by block, each line 6 KB ahead. Registers of
  * 8 outputs always read so. */
-#define MOE_FEW(type, rows) (MOE_WIDTH == 8 || (rows) <= ((type) == MOE_TYPE_Q8 ? 3 : 2))
+#define MOE_FEW(type, rows) (MOE_WIDTH == 8 || (rows) <= ((type) == MOE_TYPE_Q8 ? 4 : 2))
 
 /* Prefetch step i's lines from `next` on: `ask` lines into the first-level cache, or -ask lines into the second. */
 MOE_ISA_INLINE void K(ask)(const char *next, size_t i, const int ask) {
@@ -2461,7 +2461,7 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
                             const int started, const int blocked) {
     const moe_matrix *m = l->w;
     const int few = MOE_FEW(type, rows) && blocks == 1, registers = blocks * 16 / MOE_WIDTH;
-    const int lines = type == MOE_TYPE_Q8 ? MOE_ISA_LINES(rows) : 1, apart = few && MOE_ISA_VNNI;
+    const int lines = few && type == MOE_TYPE_Q8 ? MOE_ISA_LINES(rows) : 1, apart = few && MOE_ISA_VNNI;
     const int mids = type == MOE_TYPE_Q4M, parts = mids || (type == MOE_TYPE_Q8 && blocked && m->parts);
     /* at a time: several rows of Q4 have too many sums and parts for 16 registers */
     const int wide = type == MOE_TYPE_Q8 || MOE_WIDTH == 16 || rows == 1 ? registers : 1;
@@ -2531,22 +2531,26 @@ static const moe_tile_fn K(tiles)[3][8][3] = { MOE_ISA_TILES(MOE_TILE_AT) };
 
 /* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut
  * evenly, so that no tile has a single row. Each cut prefetches its part of the next tile: if the first one prefetched
- * all, it would wait for memory, which would be idle during the others. A `small` first-level cache is kept for the
- * current tile if it cannot hold both. Beyond block1 only the caller's hint is prefetched: another thread may work on
- * the rest. */
+ * all, it would wait for memory, which would be idle during the others. A single cut has tiles of which a first-level
+ * cache holds two; four rows read a matrix that no second-level cache holds as few rows do. A `small` first-level cache
+ * is kept for the current tile if it cannot hold both. Beyond block1 only the caller's hint is prefetched: another
+ * thread may work on the rest. */
 MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                                  int small) {
-    enum { ROWS = 64 };
+    enum { ROWS = 64, TILE = 20 << 10, LARGE = 2 << 20 }; /* bytes */
     const int q8 = l->w->type == MOE_TYPE_Q8, start_rows = q8 && !moe_by_block(l);
     const size_t block_bytes = l->w->cols_padded * (q8 ? 16 : 8), most = q8 ? MOE_ISA_ROWS : 4,
-                 widest = MOE_WIDTH == 16 ? 3 : 1;
+                 most_blocks = MOE_WIDTH == 16 ? 3 : 1;
+    const int few_rows = MOE_WIDTH == 16 && q8 && l->w->rows * l->w->cols_padded <= LARGE ? 3 : (int)most;
     const moe_tile_fn(*tiles)[3] = K(tiles)[l->w->type - MOE_TYPE_Q8];
     int32_t start[ROWS] = { 0 };
     for (; row0 < row1; row0 += ROWS) {
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, most);
+        const size_t fitting = q8 && cuts == 1 ? moe_max(rows > 4 ? 2 : 1, TILE / block_bytes) : most_blocks;
+        const size_t widest = moe_min(most_blocks, fitting);
         const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* worth a pass over all weights */
         for (size_t r = 0; MOE_ISA_VNNI && start_rows && r < rows; r++) start[r] = moe_taken(l, row0 + r);
-        if (rows <= most && MOE_FEW(l->w->type, rows)) {
+        if (rows <= most && (int)rows <= few_rows && MOE_FEW(l->w->type, rows)) {
             tiles[rows - 1][0](l, !MOE_ISA_VNNI ? NULL : start, row0, block0, block1, NULL, 0);
             continue;
         }
@@ -2965,7 +2969,7 @@ MOE_AVX512_INLINE __m512i moe_times_sub_avx512(__m512i sum, __m512i part, int32_
 #define MOE_ISA_HEADS
 #define MOE_ISA_BITS 512
 #define MOE_ISA_VNNI 1
-#define MOE_ISA_LINES(rows) ((rows) <= 3 ? 4 : 1)
+#define MOE_ISA_LINES(rows) ((rows) <= 4 ? 4 : 1)
 #define MOE_ISA_ROWS 8
 /* Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two an output. */
 #define MOE_WIDE(X, type, rows) X(type, rows, 1) X(type, rows, 2) X(type, rows, 3)
