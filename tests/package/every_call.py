@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import moe_translate
-from moe_translate import Hypothesis, Link, Model, MoeError, Result, Text, TextError, Translator
+from moe_translate import Hypothesis, Link, Model, MoeError, Result, Stats, Text, TextError, Translator
 
 path: str = sys.argv[1] if len(sys.argv) > 1 else moe_translate.default_model()
 version: str = moe_translate.__version__
@@ -68,6 +68,13 @@ with Translator(model, target="de", glossary={"Mary": "Mary"}, beam=2, rerank=0,
     assert [look(result) for result in translator.results(iter(["It rains."]))] == [text] == several[:1] == [begun]
     scored: Hypothesis = translator.score("It rains.", text)
     more: list[Hypothesis] = translator.score(["It rains."], [text])
+    stats: Stats = translator.stats()
+    assert 0 < stats.sentences <= stats.source_tokens and 0 < stats.target_tokens and 0 < stats.steps <= stats.rows
+    assert stats.bytes and stats.isa and stats.device and stats.device_bytes >= 0
+    assert 0 < stats.expert_visits <= stats.expert_pairs
+    assert 0 <= stats.experts_held <= stats.experts and 0 <= stats.expert_hits <= stats.expert_visits
+    assert stats.expert_fetches * stats.expert_fetch_bytes >= 0 <= stats.expert_wait_ns
+    assert 0 <= stats.expert_ahead_used <= stats.expert_ahead
     assert scored == more[0] and translator.detect("It rains.")[0][0] == translator.model.languages[0]
     assert asyncio.run(ask(translator))[0] == text
     shown: Text = Text("It rains.", before="")

@@ -179,6 +179,7 @@ class Engine:
         self.under_way, self.numbers = {}, itertools.count(1)
         self.worker, self.closed, self.glossaries, self.makers = None, False, weakref.WeakSet(), 0
         self.partial = None  # the function for the library, as long as the thread runs
+        self.counts = c.Stats()
         error = c.Error()
         code = lib().moetext_new(model._handle, settings, ctypes.byref(self.handle), ctypes.byref(error))
         if code != c.OK:
@@ -228,6 +229,17 @@ class Engine:
                 call.fail(MoeError("cancelled", "cancelled"))
                 self.end(call)
 
+    def stats(self):
+        """The library's counts; while it works, those of when a text was finished last: only its thread may ask it."""
+        with self.state:
+            self.check()
+            if self.worker is None:
+                self.count()
+            return c.Stats.from_buffer_copy(self.counts)
+
+    def count(self):
+        lib().moetext_stats_sized(self.handle, ctypes.byref(self.counts), ctypes.sizeof(self.counts))
+
     def close(self):
         if self.pid != os.getpid():
             return  # its threads are not in this process
@@ -264,6 +276,7 @@ class Engine:
             if self.worker is not None or self.closed:
                 return
             self.worker = threading.current_thread()
+            self.count()
         pull, done, partial = c.PULL(self.pull), c.DONE(self.done), c.PARTIAL(self.tell)
         with self.state:
             self.partial = partial
@@ -330,6 +343,7 @@ class Engine:
     def done(self, _, result):
         with self.state:
             job = self.under_way.pop(result[0].user)
+            self.count()
         if job.call.live:
             try:
                 job.call.put(job, result[0])

@@ -16,6 +16,7 @@ from ctypes import (
     c_size_t,
     c_ssize_t,
     c_uint,
+    c_uint64,
     c_void_p,
 )
 
@@ -114,6 +115,30 @@ class Partial(ctypes.Structure):
     ]
 
 
+class Stats(ctypes.Structure):  # moe_stats
+    _fields_ = [
+        ("sentences", c_uint64),
+        ("source_tokens", c_uint64),
+        ("target_tokens", c_uint64),
+        ("steps", c_uint64),
+        ("rows", c_uint64),
+        ("bytes", c_uint64),
+        ("isa", c_char_p),
+        ("device", c_char_p),
+        ("device_bytes", c_uint64),
+        ("expert_pairs", c_uint64),
+        ("expert_visits", c_uint64),
+        ("experts", c_uint64),
+        ("experts_held", c_uint64),
+        ("expert_hits", c_uint64),
+        ("expert_fetches", c_uint64),
+        ("expert_fetch_bytes", c_uint64),
+        ("expert_wait_ns", c_uint64),
+        ("expert_ahead", c_uint64),
+        ("expert_ahead_used", c_uint64),
+    ]
+
+
 PULL = CFUNCTYPE(c_int, c_void_p, c_int, POINTER(Request))
 DONE = CFUNCTYPE(None, c_void_p, POINTER(Result))
 PARTIAL = CFUNCTYPE(None, c_void_p, POINTER(Partial))
@@ -154,6 +179,7 @@ FUNCTIONS = {  # name: (result, arguments)
     ),
     "moetext_glossary_free": (None, [c_void_p]),
     "moetext_cancel": (None, [c_void_p]),
+    "moetext_stats_sized": (None, [c_void_p, POINTER(Stats), c_size_t]),
     "moetext_translate": (c_int, [c_void_p, PULL, DONE, c_void_p, POINTER(Error)]),
 }
 

@@ -80,6 +80,33 @@ class Result:
     note: str = ""  # what is to be said of a translation, such as why it is doubtful
 
 
+@dataclass(frozen=True)
+class Stats:
+    """What a Translator did so far, and holds: moe_stats of moe.h."""
+
+    sentences: int
+    source_tokens: int
+    target_tokens: int
+    steps: int
+    rows: int
+    bytes: int  # memory of the session
+    isa: str
+    device: str
+    device_bytes: int
+    expert_pairs: int
+    expert_visits: int
+    # With the option expert_memory, or on a GPU: experts of all layers, and how many of them fit at a time; where not
+    # all do, visits of experts that were there, and experts that were fetched.
+    experts: int
+    experts_held: int
+    expert_hits: int
+    expert_fetches: int
+    expert_fetch_bytes: int
+    expert_wait_ns: int  # that threads waited for experts, together
+    expert_ahead: int  # fetched before a token went to them
+    expert_ahead_used: int
+
+
 def options() -> list[tuple[str, str, str]]:
     """(name, values, help) of every option that Translator takes."""
     found, at = [], 0
@@ -712,6 +739,12 @@ class Translator:
         rows = [next(found) if is_there else (None, 0, b"") for is_there in there]
         texts = pyarrow.array([row[0] for row in rows], pyarrow.large_binary()).cast(pyarrow.large_string())
         return texts, pyarrow.array([row[1] for row in rows], pyarrow.uint8())
+
+    def stats(self) -> Stats:
+        """Counts since it was made; while texts are under way, those of when the last one was finished."""
+        counts = self._engine.stats()
+        values = {name: getattr(counts, name) for name, _ in counts._fields_}
+        return Stats(**{name: (x or b"").decode() if name in ("isa", "device") else x for name, x in values.items()})
 
     def cancel(self) -> None:
         """Stop all calls that are under way: each raises a MoeError with status "cancelled"."""
