@@ -2537,7 +2537,7 @@ static const moe_tile_fn K(tiles)[3][8][3] = { MOE_ISA_TILES(MOE_TILE_AT) };
  * thread may work on the rest. */
 MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                                  int small) {
-    enum { ROWS = 64, TILE = 20 << 10, LARGE = 2 << 20 }; /* bytes */
+    enum { ROWS = 64, TILE = 20 << 10, LARGE = 8 << 20 }; /* bytes */
     const int q8 = l->w->type == MOE_TYPE_Q8, start_rows = q8 && !moe_by_block(l);
     const size_t block_bytes = l->w->cols_padded * (q8 ? 16 : 8), most = q8 ? MOE_ISA_ROWS : 4,
                  most_blocks = MOE_WIDTH == 16 ? 3 : 1;
