@@ -954,6 +954,24 @@ static void linear_quantised_is_the_same_at_every_row_count_and_width(void **sta
         }
 }
 
+/* Four rows read a matrix that no cache holds in another order. */
+static void linear_q8_of_a_large_matrix_is_the_same_on_every_isa(void **state) {
+    const size_t in = 2110, out = 4090, rows = 4;
+    uint64_t random = 61;
+    (void)state;
+    if (mw_slow()) return;
+    for (int addend = 0; addend < 3; addend += 2) {
+        linear_case c = make_linear(&random, MOE_TYPE_Q8, rows, in, out, addend, MIXED);
+        assert_true(moe_matrix_bytes(MOE_TYPE_Q8, out, in) > 8 << 20);
+        for (int blocks = 0; blocks < 2; blocks++) {
+            quantise_linear(&c, blocks);
+            for (size_t isa = 0; isa_at(isa); isa++)
+                compare_linear(isa_at(isa), &c, 0, rows, 3, moe_divide_up(out, 16) - 2);
+        }
+        free_linear(&c);
+    }
+}
+
 static moe_linear_fn expanded_for;
 static void linear_by_expansion(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     moe_linear_expanded(l, row0, row1, block0, block1, expanded_for);
@@ -2187,6 +2205,7 @@ int main(void) {
         cmocka_unit_test(linear_q4_is_the_same_on_every_isa),
         cmocka_unit_test(linear_q4m_is_the_same_on_every_isa),
         cmocka_unit_test(linear_quantised_is_the_same_at_every_row_count_and_width),
+        cmocka_unit_test(linear_q8_of_a_large_matrix_is_the_same_on_every_isa),
         cmocka_unit_test(linear_of_expanded_codes_is_the_same_on_every_isa),
         cmocka_unit_test(expanded_codes_are_those_of_the_matrix),
 #if MOE_AMX
