@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Runs a command on a machine that has less memory.
+
+    sudo tests/bench/limited.py --memory 8G --drop model.bin -- \\
+        ./moe-bench -m model.bin --expert-memory 4G --batch 1
+
+The command runs in a memory group of its own, where pages of files that it
+reads count as well. --drop takes files out of the page cache before, since
+what is there already counts for nobody. --times 2 runs the command again in
+the same group: what it reads from the disk then, the limit has pushed out.
+
+Prints a JSON object for each run: seconds, processor seconds, the status, the
+highest memory of the group so far (with pages of files), the highest of the
+process alone, and bytes read from the disk. Needs root and groups of Linux,
+version 1 or 2. The command's own output is shown as it comes, on stderr.
+"""
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def size(text):
+    """Bytes; 8G is 8 x 2^30."""
+    unit = UNITS.get(text[-1:].upper(), 1)
+    return int(float(text[:-1] if unit > 1 else text) * unit)
+
+
+def files_of_group():
+    """(parent folder, name of the limit, name of the peak)"""
+    if os.path.exists("/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        return "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes"
+    with open("/sys/fs/cgroup/cgroup.subtree_control", "w", encoding="ascii") as file:
+        file.write("+memory")
+    return "/sys/fs/cgroup", "memory.max", "memory.peak"
+
+
+def drop(path):
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def run(command, group):
+    """What one run took. The child enters the group before it becomes the command."""
+    def enter():
+        with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as file:
+            file.write(str(os.getpid()))
+    begin, before, read = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN), 0
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=enter)
+    while True:  # waited for, the process has no /proc any more: look when it has ended, and wait then
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with open(f"/proc/{process.pid}/io", encoding="ascii") as file:
+            read = next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
+        if ended:
+            break
+    status = process.wait()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"status": status, "seconds": round(time.monotonic() - begin, 2),
+            "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2),
+            "peak_process_mb": round(after.ru_maxrss / 1024, 1), "read_mb": round(read / 1e6, 1)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--memory", type=size, required=True, help="limit of the group, such as 8G")
+    parser.add_argument("--drop", nargs="+", default=[], metavar="FILE", help="out of the page cache first")
+    parser.add_argument("--times", type=int, default=1, help="runs, one after the other")
+    parser.add_argument("command", nargs="+")
+    o = parser.parse_args()
+    parent, limit, peak = files_of_group()
+    group = os.path.join(parent, f"moe-limited-{os.getpid()}")
+    os.mkdir(group)
+    try:
+        with open(os.path.join(group, limit), "w", encoding="ascii") as file:
+            file.write(str(o.memory))
+        for path in o.drop:
+            drop(path)
+        for _ in range(o.times):
+            found = run(o.command, group)
+            with open(os.path.join(group, peak), encoding="ascii") as file:
+                found["peak_group_mb"] = round(int(file.read()) / (1 << 20), 1)
+            print(json.dumps(found), flush=True)
+    finally:
+        os.rmdir(group)
+    return found["status"] != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
