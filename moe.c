@@ -36,7 +36,7 @@
  *   32. Models                 binding, opening, saving, querying a model; its encoder and decoder
  *   33. Beam search            hypotheses, penalties, pruning
  *   34. Session parameters     one row for each: limits, defaults, presets, help
- *   35. Sessions: making       plan, place, bind
+ *   35. Sessions: making       plan, place, bind; the run of a graph, with other ranks or alone
  *   36. Reranking              translations that wait for the score of their source
  *   37. Sessions: translating  the queue, continuous batching, the public calls
  *
@@ -597,8 +597,18 @@ typedef struct moe_expert_work {
     size_t *row_first;  /* [rows] first of them                                   */
     int32_t *visit;     /* [visits] experts with pairs, in the order of work      */
     uint32_t *task;     /* [tasks, 3] visit, first pair, pairs                    */
-    float *out;         /* [pairs, D]                                             */
+    float *out;         /* [pairs, stride]                                        */
+    size_t stride;      /* at least D                                             */
     float *sizes;       /* [rows, E] of a trace: norms of these; else NULL        */
+    /* Of ranks: pairs go to the rank of their expert, and outputs come back. */
+    size_t each, input_bytes;      /* most experts of a rank, and 1; a row of inputs, its scale included */
+    uint32_t *to, *from;           /* [ranks, each] pairs by expert; in the last place: whether another chunk follows */
+    size_t *to_bytes, *from_bytes; /* [ranks]                                                     */
+    char *sent, *taken;            /* [pairs, input_bytes], [ranks * pairs, input_bytes]          */
+    float *back;                   /* [ranks * pairs, D] outputs in the order of `taken`          */
+    size_t *taken_first;           /* [E + 2] these three are first, pair_row and task of `taken` */
+    uint32_t *taken_row;           /* [ranks * pairs]                                             */
+    int takes;                     /* 1: in their places; inputs are in `taken`, outputs go to `back` */
 } moe_expert_work;
 
 /* Results of every chunk of the vocabulary for every row. Chunks are joined in index order. */
@@ -680,6 +690,7 @@ typedef struct moe_graph {
     void *watcher;
     struct moe_damage *damage; /* where a run reports a damaged slab, or NULL */
     struct moe_bank *bank;     /* of a streamed file, where its experts are; or NULL */
+    struct moe_ranks *ranks;   /* that share the experts; or NULL */
     size_t bytes;              /* of the planned arena */
     int overflow;
 } moe_graph;
@@ -6512,9 +6523,35 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
  * order of their numbers. Two functions turn an expert's number into its bytes: moe_experts_slab, for the processor,
  * into an address, at each use, of a streamed file with the help of room 20; moe_lift_expert in moe-cuda.cu, for a GPU,
  * by an upload, once, or whenever it is not there (room 19 decides which ones stay). Pairs that moe_compute_pairs
- * computes are sorted by expert, and depend neither on each other nor on where they are computed. */
+ * computes are sorted by expert, and depend neither on each other nor on where they are computed: with ranks on the
+ * rank that has the expert, and each output comes home before any is added. */
 
 enum { MOE_EXPERT_TILE = 64 }; /* most rows of one expert task */
+
+/* Processes, or sessions, that run the same graphs at the same time and share the experts. */
+typedef struct moe_ranks {
+    moe_wire wire;
+    moe_status status; /* of the wire: after a failure it is not used any more */
+    moe_error error;
+    int told; /* all ranks know of the failure that is being returned */
+} moe_ranks;
+
+#define MOE_WIRE(ranks, call, ...)                                                                               \
+    ((ranks)->status ? (ranks)->status                                                                           \
+                     : ((ranks)->status = (ranks)->wire.call((ranks)->wire.user, __VA_ARGS__, &(ranks)->error)))
+
+static size_t moe_rank_count(const moe_graph *g) { return g->ranks ? (size_t)g->ranks->wire.ranks : 1; }
+
+/* The first expert that a rank has; it reads no other. */
+static size_t moe_rank_first(const moe_ranks *r, size_t rank, size_t experts) {
+    return rank * experts / (size_t)r->wire.ranks;
+}
+
+/* A run that is cancelled, or has no slab or a damaged one, fails. */
+static int moe_run_failed(const moe_run *run) {
+    const moe_graph *g = run->graph;
+    return moe_pool_cancelled(run->pool) || (g->damage && atomic_load(&g->damage->piece)) || moe_bank_failed(g->bank);
+}
 
 static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_node *x, moe_node *gate,
                                 const char *name) {
@@ -6552,13 +6589,14 @@ static int moe_experts_slab(const moe_run *run, const moe_experts *e, size_t vis
     return 1;
 }
 
-/* The number of (expert, row) pairs that run at once: the expected number with a reserve, at most 2^14, and at least as
- * many as one row may select. */
+/* The number of (expert, row) pairs that run at once: the expected number with a reserve, at most 2^14 of all ranks,
+ * and at least as many as one row may select. */
 static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
     size_t wanted = 2 * gate->gate.gating->k;
     if (gate->gate.grouped) wanted *= gate->src[1]->gate.gating->k;
     if (moe_gate_is_dense(gate->gate.kind) || !wanted) wanted = gate->gate.capacity;
-    return moe_max(moe_min(g->rows * moe_min(gate->gate.capacity, wanted), 1 << 14), gate->gate.capacity);
+    return moe_max(moe_min(g->rows * moe_min(gate->gate.capacity, wanted), (1 << 14) / moe_rank_count(g)),
+                   gate->gate.capacity);
 }
 
 /* A row of inputs in a tile: floats or codes. */
@@ -6566,21 +6604,61 @@ static size_t moe_expert_input_floats(const moe_experts *e) {
     return moe_max(moe_row_stride(e->up.cols), moe_code_bytes(e->up.cols) / sizeof(float));
 }
 
+/* The bytes of such a row without its scale. */
+static size_t moe_expert_input_bytes(const moe_node *t) {
+    return moe_is_codes(t->src[0]) ? t->src[0]->stride : t->cols * sizeof(float);
+}
+
+/* What the exchange with other ranks takes: any of them may get all pairs of all ranks. */
+static void moe_ranks_scratch(const moe_graph *g, const moe_node *t, moe_expert_work *w, size_t pairs, moe_layout *at) {
+    const size_t ranks = moe_rank_count(g), count = t->experts->count;
+    w->each = moe_divide_up(count, ranks) + 1;
+    w->input_bytes = moe_expert_input_bytes(t) + (moe_is_codes(t->src[0]) && !g->blocks ? sizeof(float) : 0);
+    w->to = moe_carve(at, ranks * w->each, sizeof *w->to);
+    w->from = moe_carve(at, ranks * w->each, sizeof *w->from);
+    w->to_bytes = moe_carve(at, ranks, sizeof *w->to_bytes);
+    w->from_bytes = moe_carve(at, ranks, sizeof *w->from_bytes);
+    w->sent = moe_carve(at, pairs, w->input_bytes);
+    w->taken = moe_carve(at, ranks * pairs, w->input_bytes);
+    w->back = moe_carve(at, ranks * pairs, t->cols * sizeof *w->back);
+    w->taken_first = moe_carve(at, count + 2, sizeof *w->taken_first);
+    w->taken_row = moe_carve(at, ranks * pairs, sizeof *w->taken_row);
+}
+
 static void moe_experts_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     const moe_experts *e = t->experts;
     const size_t pairs = moe_expert_pairs(g, t->src[1]), unit_floats = moe_code_bytes(e->hidden) / sizeof(float);
-    const size_t unit_stride = moe_row_stride(e->up.rows);
+    const size_t unit_stride = moe_row_stride(e->up.rows), out_stride = moe_row_stride(t->cols);
     moe_expert_work *w = &t->work.experts;
     w->first = moe_carve(at, e->count + 2, sizeof *w->first);
     w->pair_row = moe_carve(at, pairs, sizeof *w->pair_row);
     w->row_pair = moe_carve(at, pairs, sizeof *w->row_pair);
     w->row_first = moe_carve(at, g->rows, sizeof *w->row_first);
     w->visit = moe_carve(at, e->count, sizeof *w->visit);
-    w->task = moe_carve(at, 3 * (pairs + g->threads), sizeof *w->task);
-    w->out = moe_carve(at, pairs * moe_row_stride(t->cols), sizeof *w->out);
+    w->task = moe_carve(at, 3 * (moe_rank_count(g) * pairs + g->threads), sizeof *w->task);
+    w->stride = g->ranks ? t->cols : out_stride;
+    w->out = moe_carve(at, pairs * w->stride, sizeof *w->out);
     if (g->traced) w->sizes = moe_carve(at, g->rows * e->count, sizeof *w->sizes);
-    /* of a tile: inputs, hidden units, these as codes, two scales a row */
-    moe_carve_threads(g, t, at, MOE_EXPERT_TILE * (moe_expert_input_floats(e) + unit_stride + unit_floats + 2));
+    if (g->ranks) moe_ranks_scratch(g, t, w, pairs, at);
+    /* of a tile: inputs, hidden units, these as codes, two scales a row, of ranks outputs */
+    moe_carve_threads(g, t, at,
+                      MOE_EXPERT_TILE *
+                          (moe_expert_input_floats(e) + unit_stride + unit_floats + 2 + (g->ranks ? out_stride : 0)));
+}
+
+/* The inputs of a row, and its scale unless it lies among the codes. */
+static void moe_expert_input(const moe_node *t, size_t row, void *to, float *scale) {
+    const moe_node *x = t->src[0];
+    const moe_expert_work *w = &t->work.experts;
+    const size_t bytes = moe_expert_input_bytes(t);
+    if (w->takes) {
+        memcpy(to, w->taken + row * w->input_bytes, bytes);
+        memcpy(scale, w->taken + row * w->input_bytes + bytes, w->input_bytes - bytes);
+        return;
+    }
+    if (moe_is_codes(x)) memcpy(to, (const char *)x->data + row * x->stride, bytes);
+    else memcpy(to, moe_row_of(x, row), bytes);
+    if (x->scales) *scale = x->scales[row];
 }
 
 /* x[0 .. n) = swish(x[0 .. n)) x[n .. 2 n) */
@@ -6599,37 +6677,34 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const size_t visit = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2],
                  expert = (size_t)work->visit[visit];
     const size_t width = e->up.cols, hidden = e->hidden, unit_bytes = moe_code_bytes(hidden);
-    const size_t unit_stride = moe_row_stride(e->up.rows), out_stride = moe_row_stride(width);
+    const size_t unit_stride = moe_row_stride(e->up.rows), out_stride = moe_row_stride(width),
+                 input_bytes = moe_expert_input_bytes(job->t);
     float *inputs = moe_thread_of(job->t, thread);
     float *units = inputs + MOE_EXPERT_TILE * moe_expert_input_floats(e);
     int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * unit_stride);
     float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * unit_bytes),
-          *unit_scales = scales + MOE_EXPERT_TILE;
+          *unit_scales = scales + MOE_EXPERT_TILE,
+          *out = work->takes ? unit_scales + MOE_EXPERT_TILE : work->out + pair * out_stride;
     const int blocks = moe_is_codes(x) && !x->scales;
     moe_matrix up, down;
     moe_linear first =
         moe_linear_of(&up, inputs, width, (int8_t *)(void *)inputs, blocks ? NULL : scales, units, unit_stride);
-    moe_linear second = moe_linear_of(&down, units, unit_stride, unit_codes, blocks ? NULL : unit_scales,
-                                      work->out + pair * out_stride, out_stride);
+    moe_linear second =
+        moe_linear_of(&down, units, unit_stride, unit_codes, blocks ? NULL : unit_scales, out, out_stride);
     if (!moe_experts_slab(job->run, e, visit, expert, &up, &down)) return;
     first.relu = !e->gated;
     if (e->up_bias) first.bias = e->up_bias + expert * hidden;
     if (e->down_bias) second.bias = e->down_bias + expert * width;
-    for (size_t i = 0; i < rows; i++) {
-        const size_t row = work->pair_row[pair + i];
-        if (moe_is_codes(x)) {
-            memcpy((int8_t *)(void *)inputs + i * x->stride, (const int8_t *)x->data + row * x->stride, x->stride);
-            if (!blocks) scales[i] = x->scales[row];
-        } else {
-            memcpy(inputs + i * width, moe_row_of(x, row), width * sizeof *inputs);
-        }
-    }
+    for (size_t i = 0; i < rows; i++)
+        moe_expert_input(job->t, work->pair_row[pair + i], (char *)inputs + i * input_bytes, &scales[i]);
     kernels->linear(&first, 0, rows, 0, moe_divide_up(e->up.rows, 16));
     for (size_t i = 0; e->gated && i < rows; i++) moe_gate_units(kernels, units + i * unit_stride, hidden);
     for (size_t i = 0; moe_is_codes(x) && i < rows; i++)
         moe_quantise_row(kernels, units + i * unit_stride, hidden, unit_codes + i * unit_bytes,
                          blocks ? NULL : unit_scales + i);
     kernels->linear(&second, 0, rows, 0, moe_divide_up(width, 16));
+    for (size_t i = 0; work->takes && i < rows; i++)
+        memcpy(work->back + work->pair_row[pair + i] * width, out + i * out_stride, width * sizeof *out);
     if (job->run->graph->bank) moe_bank_done(job->run->graph->bank, visit);
 }
 
@@ -6650,7 +6725,7 @@ static void moe_measure_row(const moe_node *t, size_t row, float *sizes) {
     const moe_selection s = moe_selection_of(t->src[1], row);
     memset(sizes, 0, t->experts->count * sizeof *sizes);
     for (size_t j = 0; j < *s.count; j++) {
-        const float *out = w->out + w->row_pair[w->row_first[row] + j] * moe_row_stride(t->cols);
+        const float *out = w->out + w->row_pair[w->row_first[row] + j] * w->stride;
         float sum = 0.0f;
         for (size_t c = 0; c < t->cols; c++) sum = sum + out[c] * out[c];
         sizes[s.experts[j]] = sqrtf(sum);
@@ -6660,7 +6735,7 @@ static void moe_measure_row(const moe_node *t, size_t row, float *sizes) {
 static void moe_combine_row(const moe_run *run, const moe_node *t, size_t row) {
     const moe_expert_work *w = &t->work.experts;
     if (w->sizes) moe_measure_row(t, row, w->sizes + row * t->experts->count);
-    moe_weigh(run, t, row, t->experts->scale, w->out, moe_row_stride(t->cols), w->row_pair + w->row_first[row]);
+    moe_weigh(run, t, row, t->experts->scale, w->out, w->stride, w->row_pair + w->row_first[row]);
 }
 
 /* Sort the (row, expert) pairs of the rows from job->first on by expert, as many rows as fit the plan, up to job->end.
@@ -6718,17 +6793,106 @@ static size_t moe_compute_pairs(moe_job *job) {
     return visits;
 }
 
+/* ---- Ranks ---- */
+
+/* Tell each rank how many pairs there are for its experts, and learn the same. Returns whether any rank has more rows
+ * than those of these pairs. */
+static int moe_count_pairs(moe_ranks *r, const moe_node *t, int more) {
+    const moe_expert_work *w = &t->work.experts;
+    const size_t ranks = (size_t)r->wire.ranks, n = t->experts->count;
+    memset(w->to, 0, ranks * w->each * sizeof *w->to);
+    for (size_t rank = 0; rank < ranks; rank++) {
+        const size_t first = moe_rank_first(r, rank, n), end = moe_rank_first(r, rank + 1, n);
+        uint32_t *to = w->to + rank * w->each;
+        for (size_t e = first; e < end; e++) to[e - first] = (uint32_t)(w->first[e + 1] - w->first[e]);
+        to[w->each - 1] = (uint32_t)more;
+    }
+    if (MOE_WIRE(r, counts, w->to, w->from, w->each)) return 0;
+    more = 0;
+    for (size_t rank = 0; rank < ranks; rank++) more |= (int)w->from[(rank + 1) * w->each - 1];
+    return more;
+}
+
+/* Send the inputs of pairs to the ranks of their experts, or outputs home: `bytes` a pair. */
+static void moe_swap_pairs(moe_ranks *r, const moe_expert_work *w, int home, const void *send, void *take,
+                           size_t bytes) {
+    for (size_t rank = 0; rank < (size_t)r->wire.ranks; rank++) {
+        w->to_bytes[rank] = w->from_bytes[rank] = 0;
+        for (size_t i = rank * w->each; i < (rank + 1) * w->each - 1; i++) {
+            w->to_bytes[rank] += w->to[i] * bytes;
+            w->from_bytes[rank] += w->from[i] * bytes;
+        }
+    }
+    MOE_WIRE(r, swap, send, home ? w->from_bytes : w->to_bytes, take, home ? w->to_bytes : w->from_bytes);
+}
+
+/* Sort the pairs that came, which are in the order of ranks, by expert, as moe_sort_pairs does. Returns their number.
+ */
+static size_t moe_sort_taken(const moe_ranks *r, const moe_node *t) {
+    const moe_expert_work *w = &t->work.experts;
+    const size_t n = t->experts->count, own = moe_rank_first(r, (size_t)r->wire.rank, n);
+    const size_t owned = moe_rank_first(r, (size_t)r->wire.rank + 1, n) - own;
+    size_t pair = 0, *first = w->taken_first + own + 1;
+    memset(w->taken_first, 0, (n + 2) * sizeof *w->taken_first);
+    for (size_t rank = 0; rank < (size_t)r->wire.ranks; rank++)
+        for (size_t i = 0; i < owned; i++) first[i + 1] += w->from[rank * w->each + i];
+    for (size_t e = 0; e < n; e++) w->taken_first[e + 1] += w->taken_first[e];
+    for (size_t rank = 0; rank < (size_t)r->wire.ranks; rank++)
+        for (size_t i = 0; i < owned; i++)
+            for (size_t k = w->from[rank * w->each + i]; k > 0; k--) w->taken_row[first[i]++] = (uint32_t)pair++;
+    return pair;
+}
+
+static void moe_send_pair(const moe_run *run, const moe_node *t, size_t pair) {
+    const moe_expert_work *w = &t->work.experts;
+    const size_t bytes = moe_expert_input_bytes(t);
+    char *to = w->sent + pair * w->input_bytes;
+    float scale = 0.0f;
+    (void)run;
+    moe_expert_input(t, w->pair_row[pair], to, &scale);
+    memcpy(to + bytes, &scale, w->input_bytes - bytes);
+}
+
+/* Sort, send, compute what came, send it back, and combine, until no rank has rows left. A rank without rows takes
+ * part, and so does one whose run has failed: its outputs are of no use, and all ranks hear of it behind the run. */
+static void moe_share_experts(const moe_run *run, const moe_node *t) {
+    moe_ranks *r = run->graph->ranks;
+    const moe_expert_work *w = &t->work.experts;
+    moe_node theirs = *t;
+    moe_job job = { run, t, 0, 0, 1, moe_combine_row }, taken = { run, &theirs, 0, 0, 1, NULL };
+    theirs.work.experts.takes = 1;
+    theirs.work.experts.first = w->taken_first;
+    theirs.work.experts.pair_row = w->taken_row;
+    for (int more = 1; more; job.first = job.end) {
+        if (moe_run_failed(run)) job.first = run->frame->rows;
+        const size_t sent = moe_sort_pairs(run, t, &job);
+        more = moe_count_pairs(r, t, job.end < run->frame->rows);
+        moe_for_rows(run, t, sent, t->cols, moe_send_pair);
+        moe_swap_pairs(r, w, 0, w->sent, w->taken, w->input_bytes);
+        if (r->status) return;
+        const size_t pairs = moe_sort_taken(r, t), visits = moe_compute_pairs(&taken);
+        moe_swap_pairs(r, w, 1, w->back, w->out, t->cols * sizeof *w->out);
+        if (r->status) return;
+        moe_pool_run(run->pool, job.end - job.first, moe_row_task, &job);
+        if (!run->graph->stats) continue;
+        run->graph->stats->expert_pairs += pairs;
+        run->graph->stats->expert_visits += visits;
+    }
+}
+
 /* Sort, compute and combine, in chunks of rows, which do not change a bit. */
 static void moe_compute_experts(const moe_run *run, const moe_node *t) {
     moe_job job = { run, t, 0, 0, 1, moe_combine_row };
-    for (; job.first < run->frame->rows; job.first = job.end) {
-        const size_t pairs = moe_sort_pairs(run, t, &job), visits = moe_compute_pairs(&job);
-        moe_pool_run(run->pool, job.end - job.first, moe_row_task, &job);
-        if (run->graph->stats) {
-            run->graph->stats->expert_pairs += pairs;
-            run->graph->stats->expert_visits += visits;
+    if (run->graph->ranks) moe_share_experts(run, t);
+    else
+        for (; job.first < run->frame->rows; job.first = job.end) {
+            const size_t pairs = moe_sort_pairs(run, t, &job), visits = moe_compute_pairs(&job);
+            moe_pool_run(run->pool, job.end - job.first, moe_row_task, &job);
+            if (run->graph->stats) {
+                run->graph->stats->expert_pairs += pairs;
+                run->graph->stats->expert_visits += visits;
+            }
         }
-    }
 }
 
 static void moe_trace_sizes(const moe_run *run, const moe_node *t, moe_trace_fn trace, void *trace_user) {
@@ -7115,15 +7279,18 @@ static void moe_graph_place(moe_graph *g, char *arena) {
     }
 }
 
-/* A run that is cancelled, or has no slab or a damaged one, ends early: no node reads unfinished rows of another one.
- */
+/* A run that fails ends early: no node reads unfinished rows of another one. With ranks it still meets the others, as
+ * one without rows does. */
 static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_user) {
+    const moe_ranks *ranks = run->graph->ranks;
     for (size_t i = 0; i < run->graph->count; i++) {
-        if (moe_pool_cancelled(run->pool) || (run->graph->damage && atomic_load(&run->graph->damage->piece)) ||
-            moe_bank_failed(run->graph->bank))
-            return;
         const moe_node *t = &run->graph->nodes[i];
         const moe_op_row *op = &moe_ops[t->op];
+        if (moe_run_failed(run) || (ranks && (ranks->status || !run->frame->rows))) {
+            if (!ranks || ranks->status) return;
+            if (t->op == MOE_OP_EXPERTS) op->compute(run, t);
+            continue;
+        }
         if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 0);
         if (op->compute) op->compute(run, t);
         else if (op->row) moe_for_rows(run, t, run->frame->rows, op->cost * t->cols, op->row);
@@ -9664,7 +9831,7 @@ const moe_param *moe_param_at(size_t i) {
 
 /* Whether the caller's struct, which may be shorter or of version 0.1, has the number at offset `at`. */
 static int moe_param_in(const moe_session_params *p, size_t at) {
-    const size_t bytes = at == offsetof(moe_session_params, expert_memory) ? sizeof(size_t) : sizeof(int);
+    const size_t bytes = at >= offsetof(moe_session_params, expert_memory) ? sizeof(size_t) : sizeof(int);
     return p->size <= MOE_LARGEST_STRUCT && at + bytes <= p->size;
 }
 
@@ -9921,6 +10088,7 @@ struct moe_session {
     size_t carried_rows[MOE_CARRY_COUNT];
     moe_damage damage; /* damage that the session found in its model */
     moe_bank bank;     /* of experts, if it streams them */
+    moe_ranks ranks;   /* that share its experts, if it has a wire */
     size_t rows, encode_tokens;
     size_t n_slots;      /* batch, and slots of one hypothesis for the session's own requests, which are scored */
     moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
@@ -10292,6 +10460,14 @@ static moe_search moe_search_of(const moe_model *m, const moe_session_params *p)
                          .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
 }
 
+static moe_status moe_check_wire(const moe_wire *w, moe_error *error) {
+    if (w->ranks >= 1 && w->ranks <= MOE_MAX_RANKS && w->rank >= 0 && w->rank < w->ranks && w->agree && w->counts &&
+        w->swap)
+        return MOE_OK;
+    return moe_fail(error, MOE_ERROR_ARGUMENT, "wire", "it needs three functions, and a rank of at most %d from 0 on",
+                    MOE_MAX_RANKS);
+}
+
 /* A session without memory. *out must be freed after a failure too. */
 static moe_status moe_session_plan(const moe_model *m, const moe_session_params *params, moe_session **out,
                                    moe_error *error) {
@@ -10317,6 +10493,11 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     else if (p->expert_memory)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "expert_memory",
                         "expert_memory must be 0: the model was not opened with moe_model_params.stream");
+    if (p->wire && s->bank.file)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "wire",
+                        "ranks share the experts of a mapped file: do without moe_model_params.stream");
+    if (p->wire) MOE_TRY(moe_check_wire(p->wire, error));
+    if (p->wire) s->ranks.wire = *p->wire;
     MOE_TRY(moe_settle_rows(s, error));
     for (int g = 0; g < MOE_GRAPHS; g++)
         s->graphs[g] = (moe_graph){ .nodes = (moe_node *)(void *)(s + 1) + (size_t)g * nodes,
@@ -10333,7 +10514,8 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                                     .gating = gating,
                                     .noise = p->noise,
                                     .noise_seed = p->noise_seed,
-                                    .on_device = s->api != NULL };
+                                    .on_device = s->api != NULL,
+                                    .ranks = p->wire ? &s->ranks : NULL };
     s->graphs[MOE_DECODER].top =
         moe_min(m->kind == MOE_MODEL_CLASSIFIER ? (size_t)p->nbest : (size_t)p->beam + m->n_ends,
                 (size_t)m->vocabulary);
@@ -10426,6 +10608,7 @@ static moe_status moe_check_device(const moe_session *s, moe_error *error) {
                        : s->params.context_memory                                ? "context_memory"
                        : s->params.attention                                     ? "attention"
                        : s->bank.file                                            ? "a streamed model"
+                       : s->params.wire                                          ? "a wire between ranks"
                        : s->graphs[MOE_DECODER].noise                            ? "noise"
                        : s->graphs[MOE_DECODER].gating == 1 + MOE_GATE_BATCHWISE ? "batchwise gating"
                                                                                  : NULL;
@@ -10440,8 +10623,9 @@ static moe_status moe_session_failure(moe_session *s, moe_error *error) {
     return moe_check_unchanged(s->model, error); /* while it was read */
 }
 
-moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
-                           moe_error *error) {
+/* A session that no other rank knows of yet. */
+static moe_status moe_session_make(const moe_model *model, const moe_session_params *params, moe_session **out,
+                                   moe_error *error) {
     moe_session *s = NULL;
     moe_session_params on_cpu;
     moe_error why = { MOE_OK, "", "" };
@@ -10461,7 +10645,85 @@ moe_status moe_session_new(const moe_model *model, const moe_session_params *par
         on_cpu.device = "cpu";
     }
     moe_session_free(s);
-    return tries ? moe_session_new(model, &on_cpu, out, error) : status;
+    return tries ? moe_session_make(model, &on_cpu, out, error) : status;
+}
+
+/* ---- Ranks ---- */
+
+/* Learn what all ranks do: what the one that wants the first of the graphs wants. If some have failed, all do, with the
+ * error of one of them. */
+static moe_status moe_agree(moe_ranks *r, int *which, moe_status status, moe_error *error) {
+    enum { FAILED = 65536, WORDS = sizeof(moe_error) / sizeof(uint32_t) };
+    int64_t wanted[] = { MOE_GRAPHS - *which, status ? (int64_t)status * FAILED + r->wire.rank : 0 }, text[WORDS];
+    uint32_t words[WORDS];
+    moe_error told;
+    MOE_WIRE(r, agree, wanted, 2);
+    *which = MOE_GRAPHS - (int)wanted[0];
+    const int failed = (int)(wanted[1] % FAILED);
+    if (!r->status && !wanted[1]) return MOE_OK;
+    memcpy(words, error, sizeof words);
+    for (size_t i = 0; i < WORDS; i++) text[i] = failed == r->wire.rank ? words[i] : 0;
+    r->told = 1;
+    if (MOE_WIRE(r, agree, text, WORDS))
+        return moe_fail(error, r->status, "wire", "the wire between ranks failed: %s", r->error.message);
+    for (size_t i = 0; i < WORDS; i++) words[i] = (uint32_t)text[i];
+    memcpy(&told, words, sizeof told);
+    return moe_fail(error, (moe_status)(wanted[1] / FAILED), told.where, "rank %d: %s", failed, told.message);
+}
+
+/* What the exchange of experts depends on: all ranks need the same. */
+static moe_status moe_ranks_shape(const moe_session *s, uint32_t *shape, moe_error *error) {
+    *shape = (uint32_t)s->ranks.wire.ranks;
+    for (int which = 0; which < MOE_GRAPHS; which++)
+        for (size_t i = 0; i < s->graphs[which].count; i++) {
+            const moe_node *t = &s->graphs[which].nodes[i];
+            if (t->op != MOE_OP_EXPERTS) continue;
+            const uint64_t row = moe_max(t->work.experts.input_bytes, t->cols * sizeof(float)),
+                           pairs = moe_expert_pairs(&s->graphs[which], t->src[1]) * (uint64_t)s->ranks.wire.ranks,
+                           numbers[] = { row, pairs, t->experts->count };
+            if (pairs * row > INT32_MAX)
+                return moe_fail(error, MOE_ERROR_ARGUMENT, "wire", "%s exchanges 2 GB: ask for a smaller batch",
+                                t->name);
+            *shape = moe_crc32(*shape, numbers, sizeof numbers);
+        }
+    return MOE_OK;
+}
+
+/* A session of one rank becomes one of all ranks if all could make theirs, of the same build, file and shape. */
+static moe_status moe_join_ranks(moe_ranks *r, const moe_session *s, moe_status status, moe_error *error) {
+    static const char *const differ[] = { "the ranks run different builds of moe: all need the same",
+                                          "the ranks have different model files: all need the same",
+                                          "the ranks' sessions differ in batch, beam, gating or longest source" };
+    int which = MOE_GRAPHS;
+    uint32_t shape = 0;
+    moe_header header = { .checksum = 0 };
+    if (!status) status = moe_ranks_shape(s, &shape, error);
+    MOE_TRY(moe_agree(r, &which, status, error));
+    memcpy(&header, s->model->file.header, sizeof header);
+    const int64_t own[] = { (int64_t)MOE_VERSION_NUMBER << 16 | (int64_t)sizeof(moe_session_params), header.checksum,
+                            shape };
+    int64_t values[2 * MOE_COUNT(own)];
+    for (size_t i = 0; i < MOE_COUNT(own); i++) values[2 * i] = own[i], values[2 * i + 1] = -own[i];
+    if (MOE_WIRE(r, agree, values, MOE_COUNT(values))) return moe_agree(r, &which, MOE_OK, error);
+    for (size_t i = 0; i < MOE_COUNT(own); i++)
+        if (values[2 * i] != -values[2 * i + 1]) return moe_fail(error, MOE_ERROR_ARGUMENT, "wire", "%s", differ[i]);
+    return MOE_OK;
+}
+
+moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
+                           moe_error *error) {
+    const int has = params && moe_param_in(params, offsetof(moe_session_params, wire));
+    moe_ranks ranks = { .status = MOE_OK };
+    moe_error why = { MOE_OK, "", "" };
+    moe_session *s = NULL;
+    if (!has || !params->wire) return moe_session_make(model, params, out, error);
+    MOE_TRY(moe_check_wire(params->wire, error));
+    ranks.wire = *params->wire;
+    const moe_status made = moe_session_make(model, params, &s, &why), status = moe_join_ranks(&ranks, s, made, &why);
+    if (status && error) *error = why;
+    if (status) moe_session_free(s);
+    else *out = s;
+    return status;
 }
 
 void moe_session_free(moe_session *s) {
@@ -10489,6 +10751,52 @@ void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) 
     if (s->api) s->api->stats(s->device, &stats);
     if (s->bank.file) moe_bank_stats(&s->bank, &stats);
     moe_give_struct(out, size, &stats, sizeof stats);
+}
+
+/* ---- Run ---- */
+
+/* Stop if moe_session_cancel set the flag, and clear the flag. */
+static moe_status moe_heed(moe_session *s, moe_error *error) {
+    if (!moe_pool_cancelled(&s->pool)) return MOE_OK;
+    atomic_store(&s->pool.cancelled, 0);
+    return moe_fail(error, MOE_ERROR_CANCELLED, "session", "cancelled");
+}
+
+/* Run one of the two graphs on a frame, on the session's device. */
+static moe_status moe_run_frame(moe_session *s, int which, const moe_frame *frame, moe_error *error) {
+    const moe_run run = { s->kernels, &s->pool, &s->graphs[which], frame, 0 };
+    if (s->api) return s->api->run(s->device, which, run.frame, s->params.trace, s->params.trace_user, error);
+    moe_graph_run(&run, s->params.trace, s->params.trace_user);
+    MOE_TRY(moe_session_failure(s, error));
+    return moe_heed(s, error);
+}
+
+/* Run what ranks agree on until it is `which`, or, if that is MOE_GRAPHS, until no rank wants to run anything: without
+ * rows where this rank wants something else. Behind a run all hear whether it failed on one. */
+static moe_status moe_run_ranks(moe_session *s, int which, moe_status status, moe_error *error) {
+    const moe_frame none = { .rows = 0 };
+    for (int now = which;; now = which) {
+        if (!status) status = moe_check_unchanged(s->model, error);
+        MOE_TRY(moe_agree(&s->ranks, &now, status, error));
+        if (now == MOE_GRAPHS) return MOE_OK;
+        status = moe_run_frame(s, now, now == which ? &s->frames[which] : &none, error);
+        MOE_TRY(moe_agree(&s->ranks, &(int){ now }, status, error));
+        if (now == which) return MOE_OK;
+    }
+}
+
+static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
+    if (s->params.wire) return moe_run_ranks(s, which, MOE_OK, error);
+    MOE_TRY(moe_check_unchanged(s->model, error));
+    return moe_run_frame(s, which, &s->frames[which], error);
+}
+
+/* The end of a call: of ranks all end theirs together, or with the failure of one, which they may know already. */
+static moe_status moe_end_call(moe_session *s, moe_status status, moe_error *why, moe_error *error) {
+    if (!s->ranks.told) status = moe_run_ranks(s, MOE_GRAPHS, status, why);
+    s->ranks.told = 0;
+    if (status && error) *error = *why;
+    return status;
 }
 
 /* ==== 36. Reranking ===========================================================================================
@@ -10681,23 +10989,6 @@ static void moe_report_row(const moe_session *s, int which, size_t row, void *us
                                       *chosen.count, chosen.experts, chosen.weights };
         s->params.routing(s->params.routing_user, &routing);
     }
-}
-
-/* Stop if moe_session_cancel set the flag, and clear the flag. */
-static moe_status moe_heed(moe_session *s, moe_error *error) {
-    if (!moe_pool_cancelled(&s->pool)) return MOE_OK;
-    atomic_store(&s->pool.cancelled, 0);
-    return moe_fail(error, MOE_ERROR_CANCELLED, "session", "cancelled");
-}
-
-/* Run one of the two graphs on its frame, on the session's device. */
-static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
-    const moe_run run = { s->kernels, &s->pool, &s->graphs[which], &s->frames[which], 0 };
-    MOE_TRY(moe_check_unchanged(s->model, error));
-    if (s->api) return s->api->run(s->device, which, run.frame, s->params.trace, s->params.trace_user, error);
-    moe_graph_run(&run, s->params.trace, s->params.trace_user);
-    MOE_TRY(moe_session_failure(s, error));
-    return moe_heed(s, error);
 }
 
 /* ---- Admitting and encoding ---- */
@@ -11352,7 +11643,7 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
 void moe_session_cancel(moe_session *s) { atomic_store(&s->pool.cancelled, 1); }
 void moe_session_uncancel(moe_session *s) { atomic_store(&s->pool.cancelled, 0); }
 
-moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
+static moe_status moe_translate_all(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, behind = s->n_slots - batch, few = batch / (s->bank.file ? 2 : 4);
     moe_status status = MOE_OK;
     int answer = MOE_PULL_REQUEST, beginning = 1;
@@ -11383,6 +11674,12 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
     s->n_active = 0;
     if (s->api) s->api->forget(s->device);
     return status;
+}
+
+moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
+    moe_error why = { MOE_OK, "", "" };
+    if (!s->params.wire) return moe_translate_all(s, pull, done, user, error);
+    return moe_end_call(s, moe_translate_all(s, pull, done, user, &why), &why, error);
 }
 
 /* The sentence of moe_translate_ids. */
@@ -11424,8 +11721,8 @@ moe_status moe_translate_ids(moe_session *s, const int32_t *source, size_t n, in
 
 /* ---- Classifying ---- */
 
-moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
-                        moe_error *error) {
+static moe_status moe_classify_all(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
+                                   moe_error *error) {
     const size_t batch = (size_t)s->params.batch, width = s->model->width, top = s->graphs[MOE_DECODER].top,
                  nbest = (size_t)s->params.nbest;
     moe_frame *f = &s->frames[MOE_DECODER];
@@ -11459,6 +11756,13 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
         s->stats.steps++;
     }
     return MOE_OK;
+}
+
+moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
+                        moe_error *error) {
+    moe_error why = { MOE_OK, "", "" };
+    if (!s->params.wire) return moe_classify_all(s, inputs, rows, classes, logprobs, error);
+    return moe_end_call(s, moe_classify_all(s, inputs, rows, classes, logprobs, &why), &why, error);
 }
 
 #endif /* MOE_HOST */

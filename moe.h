@@ -7,29 +7,24 @@
  *   moe_session  one translator with its threads and memory. One thread at a time may use it. It allocates all of its
  *                memory when it is made (moe_session_bytes: how much).
  *   moe_request  the input: token ids; moe_result: token ids, scores, log-probabilities. tools/text/ makes ids of text.
- *
  * Errors
  *   Every function that can fail returns a moe_status and fills the caller's moe_error, which may be NULL. Outputs are
  *   untouched on failure unless stated otherwise. A request that cannot be served has a status of its own in its
  *   moe_result and does not disturb the others. All other pointers must not be NULL, unless this header allows it.
- *
  * Sizes
  *   Versions never write past each other's structs. moe_session_params contains its size; other structs of the caller
  *   are passed with theirs to functions named ..._sized, which inline functions without this suffix call. New members
  *   come at the end of such structs: a newer program is refused if it sets one that an older library does not have, an
  *   older program gets its default. Other structs, arrays too, change only with the library's number, 0.MINOR for now.
- *
  * Callbacks
  *   pull, done, partial, routing, attention, trace run in the thread that called moe_translate or moe_classify, log in
  *   the thread that makes or runs the session, never two at a time. A callback may read the model, cancel any session,
  *   read the statistics of its own session and use other sessions freely. It must not free its own session, translate
  *   or classify with it, or leave by longjmp or a C++ exception.
- *
  * Promises
  *   - The same bytes everywhere: no result depends on batch, order of requests, number of threads, instruction set.
  *   - The library never aborts, exits, prints or leaks. It has no global state and no signal handler.
  *   - A model file is untrusted input: every length, offset and product in it is checked before use.
- *
  * Processes
  *   A child of fork() may use its parent's models, but must make its own sessions. Calls return MOE_ERROR_IO if a
  *   mapped file was written to or truncated; pages that vanish while a step runs end the process (SIGBUS): replace
@@ -62,6 +57,7 @@ enum {
     MOE_MAX_CONSTRAINTS = 64,    /* most constraints of a request                                         */
     MOE_MAX_LAYERS = 256,        /* layers on one side of a model                                         */
     MOE_MAX_THREADS = 256,       /* threads of one session                                                */
+    MOE_MAX_RANKS = 4096,        /* of a wire                                                             */
     MOE_VERIFY_BYTES = 64 << 20, /* files up to this size are verified when opened                        */
     MOE_MAX_HEADER = 256 << 20,  /* bytes of a file before its first tensor: metadata and directory       */
     MOE_MAX_ENTRIES = 65536,     /* metadata entries, and tensors; their names have 1 to 255 characters   */
@@ -144,13 +140,11 @@ static inline moe_status moe_model_open_memory(const void *data, size_t bytes, c
                                                moe_model **out, moe_error *e) {
     return moe_model_open_memory_sized(data, bytes, p, sizeof *p, out, e);
 }
-
 void moe_model_close(moe_model *model); /* NULL is fine. Its sessions go on; new ones cannot be made */
 /* Verify every tensor not yet verified, perhaps in another thread while sessions run. With verify = 2, moe_session_new
  * verifies all but experts, and each of these is verified when the first row goes to it (for a GPU, and in files of
  * version 1, by moe_session_new too). Errors: MOE_ERROR_FORMAT (names tensor and expert), MOE_ERROR_IO. */
 moe_status moe_model_verify(const moe_model *model, moe_error *error);
-
 /* Metadata: typed key-value pairs. The model owns keys and values; they are valid as long as the model. */
 typedef enum moe_meta_kind {
     MOE_META_INT = 1,   /* int64_t                               */
@@ -195,7 +189,6 @@ static inline moe_layer_info moe_model_layer(const moe_model *model, size_t inde
     return layer;
 }
 moe_setting moe_model_layer_setting(const moe_model *model, size_t index, size_t i); /* `key` NULL after the last */
-
 /* A gate says to which experts a row goes, and with which weights. Of the logits l [n] of a level, p = softmax(l): */
 typedef enum moe_gate {
     MOE_GATE_SOFTMAX,   /* every expert, with weight p_i (eq 2, 15) */
@@ -271,7 +264,6 @@ int32_t moe_model_language_tag_at(const moe_model *model, size_t i);
  * "encoder.2.gate.probabilities", the softmax before the mask (0 in groups that were not selected); behind experts with
  * hidden units, but on no GPU, "encoder.2.experts.sizes", the norms of their outputs. Tracing is slow. */
 typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride);
-
 /* The experts of one token in one mixture. */
 typedef struct moe_routing {
     void *user;        /* of the request                                                                             */
@@ -287,7 +279,6 @@ typedef struct moe_routing {
 /* Called for every token and mixture while requests are under way, with a beam for the rows of all hypotheses. To get
  * the routing of one translation only, score that translation: the bytes are the same. */
 typedef void (*moe_routing_fn)(void *user, const moe_routing *routing);
-
 typedef struct moe_attention { /* the weights of one target token: GNMT's, or of the heads of align.heads */
     void *user;                /* of the request */
     size_t position;           /* of the token in the target; the end token comes after the last one */
@@ -309,6 +300,20 @@ typedef enum moe_rules {
     MOE_RULES_HF,        /* Hugging Face: lengths count a forced token, cut ones compete, early_stopping ends search */
     MOE_RULES_MARIAN     /* Marian: the beam shrinks with each end, cut ones compete, limits count tag and end      */
 } moe_rules;
+
+/* What ranks 0 .. ranks-1, processes or sessions that share the experts of a model (Shazeer et al. 2017, 3.1),
+ * exchange. Each has requests of its own. All make their sessions, and call moe_translate or moe_classify, at the same
+ * time: these calls end together, an error of one is an error of all, results are those of one process. A rank reads
+ * only its own experts. Once a function of the wire has failed, the session returns its error. */
+typedef struct moe_wire {
+    void *user;
+    int rank, ranks;
+    moe_status (*agree)(void *user, int64_t *values, size_t n, moe_error *error); /* each: the largest of all ranks */
+    /* To and from each rank, one behind the other: `each` numbers; bytes, together less than 2^31. */
+    moe_status (*counts)(void *user, const uint32_t *send, uint32_t *recv, size_t each, moe_error *error);
+    moe_status (*swap)(void *user, const void *send, const size_t *send_bytes, void *recv, const size_t *recv_bytes,
+                       moe_error *error);
+} moe_wire;
 
 typedef struct moe_session_params {
     size_t size;            /* of the struct; moe_session_params_init sets it                              */
@@ -368,6 +373,7 @@ typedef struct moe_session_params {
     /* With moe_model_params.stream: bytes for the experts that are held at a time, the others are read when they are
      * needed; SIZE_MAX: what the machine and the limits of the process leave, less 1 GB. */
     size_t expert_memory;
+    const moe_wire *wire; /* of ranks, which share the experts; NULL: alone. Not on a GPU, and not with stream      */
 } moe_session_params;
 
 /* Set all parameters to the defaults of the model's file, or else of the library. `size`: sizeof *params. */
@@ -377,12 +383,10 @@ static inline moe_session_params moe_session_params_default(const moe_model *mod
     moe_session_params_init(&params, sizeof params, model);
     return params;
 }
-
 /* Set rules, beam, penalties, pruning and length limit to the values of "paper", "nvidia", "tf", "mlperf", "hf" or
  * "marian", and rerank to 0. Returns 1, or 0 for another name, which changes nothing. */
 int moe_session_params_preset(moe_session_params *params, const char *name);
 const char *moe_rules_name(moe_rules rules); /* "paper", ... "?" if unknown */
-
 /* A numeric parameter that users may set. Programs, libmoetext and Python have an option for each. */
 typedef struct moe_param {
     const char *name;   /* name of the member: "length_penalty" */
@@ -395,7 +399,6 @@ typedef struct moe_param {
 const moe_param *moe_param_at(size_t i); /* NULL after the last */
 double moe_param_get(const moe_session_params *params, size_t i);
 int moe_param_set(moe_session_params *params, size_t i, double value); /* 1; 0: outside its limits, nothing changed */
-
 /* Make a session. `params` NULL: defaults. A GPU that params->device names must work; if it names none, and none works
  * here, the session uses the processor and logs the reason. Errors: MOE_ERROR_ARGUMENT (names the parameter),
  * MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (by this machine, build or model), MOE_ERROR_DEVICE. */
@@ -403,7 +406,6 @@ moe_status moe_session_new(const moe_model *m, const moe_session_params *params,
 void moe_session_free(moe_session *session); /* NULL is fine */
 /* The bytes of host memory that a session with these parameters would allocate. */
 moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error);
-
 typedef struct moe_stats {
     uint64_t sentences;     /* requests; reranking counts in steps and rows only     */
     uint64_t source_tokens; /* tag and end included                                  */
@@ -441,7 +443,6 @@ typedef struct moe_constraint {
     size_t n_ids, first, n_source; /* they translate source tokens first .. first+n_source-1; n_source 0: unknown */
     int once;                      /* 1: they appear nowhere else, if possible */
 } moe_constraint;
-
 /* One sentence. Its ids are pieces of text only: the session adds the tag, begin and end tokens of the model's format.
  * Before the pull function is called, the session presets every field: tags to the session's defaults, force to
  * -1, the rest to 0. `source` and `target` must stay valid until the pull function is called again. */
@@ -471,7 +472,6 @@ typedef struct moe_request {
     float repetition_penalty; /* of tokens of this translation, its prompt not counted. 0: the session's for both */
     const moe_session_params *sampling; /* NULL, or its own sample to min_p, as valid as `source`; needs sample 1 */
 } moe_request;
-
 typedef struct moe_hypothesis {
     const int32_t *ids;          /* [n_ids] without begin and end                                                  */
     const float *token_logprobs; /* [n_ids + finished] natural logarithms; the end token's comes last              */
@@ -483,7 +483,6 @@ typedef struct moe_hypothesis {
     int finished, looped;        /* finished 0: no end token. Cut at the length limit, or, looped 1, by stop_loops */
     float reverse;               /* log P(source | this hypothesis), end included; 0: not reranked, or too long    */
 } moe_hypothesis;
-
 typedef struct moe_result {
     void *user;                       /* of the request */
     moe_status status;                /* MOE_OK, or why this request has no hypotheses */

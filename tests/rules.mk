@@ -126,8 +126,10 @@ c-suites: $(BUILD)/.deps-test $(PROGRAMS) $(C_SUITES)
 # Threads that share a model, and sessions with threads of their own.
 tsan: $(BUILD)/.deps-test
 	@$(MAKE) --no-print-directory BUILD=build/tsan BIN=build/tsan \
-	    EXTRA='-O1 -fsanitize=thread -fno-omit-frame-pointer' build/tsan/test_threads build/tsan/test_bank
-	@TSAN_OPTIONS=halt_on_error=1 python3 tests/run build/tsan/test_threads build/tsan/test_bank
+	    EXTRA='-O1 -fsanitize=thread -fno-omit-frame-pointer' build/tsan/test_threads build/tsan/test_bank \
+	    build/tsan/test_ranks
+	@TSAN_OPTIONS=halt_on_error=1 python3 tests/run build/tsan/test_threads build/tsan/test_bank \
+	    build/tsan/test_ranks
 
 # Lines of moe.c that its tests reach. -O1: at -O0 kernels take minutes.
 # test_session-emulated reaches none that the others do not.
