@@ -160,7 +160,7 @@ class Checkpoint:
     {code: id}."""
 
     def __init__(self, folder, kind, target_spm=None, **how):
-        self.folder, self.kind, texts = folder, kind, lines()
+        self.folder, self.kind, self.how, texts = folder, kind, how, lines()
         self.spm, self.end, self.unknown = how.get("spm") or Unigram(texts, 420), 2, 3
         self.other = how.get("other") or Unigram([x[::-1] for x in texts], 300)
         getattr(self, kind)(texts)
@@ -172,7 +172,8 @@ class Checkpoint:
         self.languages = {code: size + 1 + i for i, code in enumerate(codes)}
         self.encode = lambda text: [ids.get(x, 3) for x in self.spm.cut(text)]
         self.names = {i: x for x, i in ids.items()} | {3: " \u2047 "}
-        make.make(self.folder, "nllb", vocab_size=size + 1 + len(codes) + 1)
+        make.make(self.folder, self.how.get("family", "nllb"), vocab_size=size + 1 + len(codes) + 1,
+                  **self.how.get("changes", {}))
         write_bytes(self.folder + "/sentencepiece.bpe.model", self.spm.bytes)
         write_json(self.folder + "/special_tokens_map.json", {"bos_token": "<s>", "additional_special_tokens": codes})
 

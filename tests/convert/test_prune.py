@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import sys
 import tempfile
@@ -30,6 +31,8 @@ try:
     import make_decoder
     import make_transformers
     import moefile
+    import test_hf_tokens
+    import test_prompted
     import transformer_numpy
 except ImportError:
     np = None
@@ -226,18 +229,153 @@ def decoders_cut_by_half_are_the_reading_with_these_rows():
 
 
 @numpy_test
-def experts_of_a_decoder_are_ranked_as_the_reading_says():
-    """Sum of weights; mean of weight times norm of the output. Prompts count, and given answers."""
-    class Measured(decoder_numpy.Decoder):
-        def mixture(self, z, at):
-            y = super().mixture(z, at)
-            sums = self.sums.setdefault(at, np.zeros((3, 8)))
-            for row, pairs in enumerate(self.experts[-1]):
-                for expert, weight in pairs:
-                    size = np.linalg.norm(self.ffn(z[row], f"{at}experts.{expert}."))
-                    sums[:, expert] += weight, weight * size, 1
+def a_bias_of_the_choice_stays_or_is_0_as_the_table_says():
+    with of_decoder("hy_v3") as (model, config, arrays, folder):
+        kept, ids = chosen((4, 4), 8, 5)
+        listed, routing = write_list(folder, ids), model + ".routing"
+        for options, sign, words in ((), 1, "stays"), (("--no-choice-bias",), 0, "is 0"):
+            said = prune(model, model + ".cut", "--experts", listed, *options)
+            assert f"the choice bias {words}" in said, said
+            about = json.loads(run([INFO, "--json", model + ".cut"]).stdout)["metadata"]["prune.by"]
+            assert about == "list experts.json" + ", without the choice bias" * (not sign), about
+            some = {name: x * sign if name.endswith("expert_bias") else x for name, x in arrays.items()}
+            reading, other = (decoder_numpy.Decoder(config, cut_decoder(config, x, kept)) for x in (some, arrays))
+            moved = 0
+            for i in range(12):
+                source, target = make_decoder.prompt(i), [5, 12, 19, 26, 33]
+                got, = translate(model + ".cut", [f"{line(source)}\t{line(target)}"], "--score", "--kv-bits", "32",
+                                 "--routing", routing, raw="--ids")
+                assert close(got["token_logprobs"], reading.score(source, target + [2]), "hy_v3"), (options, i)
+                with open(routing, encoding="utf-8") as file:
+                    rows = [json.loads(x)["experts"] for x in list(file)[1:]]
+                wanted = [[e for e, _ in pairs] for layer in reading.experts for pairs in layer]
+                assert rows == wanted, (options, i)
+                other.score(source, target + [2])
+                moved += wanted != [[e for e, _ in pairs] for layer in other.experts for pairs in layer]
+            assert (moved > 3) == (not sign), (options, moved)
+        tensors = {end: moefile.read(model + end)[1] for end in ("", ".cut")}
+        differ = [name for name, x in tensors[".cut"].items()
+                  if name.endswith(".gate.choice") and x.array().any() or x.dims == tensors[""][name].dims
+                  and x.data != tensors[""][name].data]
+        assert not differ, differ
+    with of_decoder("qwen3_moe") as (model, _, _, folder):
+        listed = write_list(folder, chosen((4, 4), 8, 5)[1])
+        bad = prune(model, folder + "/out.bin", "--experts", listed, "--no-choice-bias", status=2)
+        assert "no gate of it has a choice bias" in bad, bad
+        assert "bias" not in prune(model, folder + "/out.bin", "--experts", listed)
+
+
+def kept_of(path):
+    """Experts by mixture, as the file says it."""
+    out = []
+    for said in json.loads(run([INFO, "--json", path]).stdout)["metadata"]["prune.kept"]:
+        spans = [x.split("-") for x in said.split(": ")[2].split()]
+        out.append([e for x in spans for e in range(int(x[0]), int(x[-1]) + 1)])
+    return out
+
+
+@numpy_test
+def lines_of_a_sample_are_given_in_their_source_language():
+    """NLLB's encoder reads the source's tag, its decoder begins with the target's: each counts for its language."""
+    class Weighed(transformer_numpy.Transformer):
+        def route(self, name, w, x):
+            y = super().route(name, w, x)
+            p = transformer_numpy.softmax(x.reshape(-1, self.width) @ w["router"]["classifier"]["weight"].T)
+            best = np.sort(p)[:, :-3:-1]
+            self.weights.append(best[:, 0] / best.sum(1))
             return y
 
+    texts = [x for x in test_hf_tokens.lines(60) if x.strip() and "\t" not in x]
+    directions = [("eng_Latn", "deu_Latn"), ("rus_Cyrl", "deu_Latn"), ("rus_Cyrl", "zho_Hans")]
+    lines = [(*directions[i % 3], texts[i], texts[-1 - i]) for i in range(24)]
+    with test_hf_tokens.checkpoint("nllb", family="nllb-moe", changes={"num_experts": 16}) as c:
+        model = test_hf_tokens.converted(c)
+        folder, reading = os.path.dirname(model), Weighed(c.folder)
+
+        def ranks(tag=str, sides=(0, 1)):
+            """The best experts of each mixture by language, where sources have the tag of tag(source), and encoders
+            and decoders count for these sides."""
+            uses = {}
+            for source, target, text, translation in lines:
+                reading.weights = []
+                reading.score([c.languages[tag(source)], *c.encode(text), c.end],
+                              [c.languages[target], *c.encode(translation), c.end])
+                for (name, best), weights in zip(reading.experts, reading.weights, strict=True):
+                    language = (source, target)[sides[not name.startswith("enc")]]
+                    use = uses.setdefault(name, {}).setdefault(language, np.zeros((2, 16)))
+                    for expert, weight in zip(best[:, 0], weights, strict=True):
+                        use[:, expert] += 1, weight
+            best = [[np.argsort(-n * np.exp(w / np.maximum(n, 1)))[:4].tolist() for n, w in of.values()]
+                    for of in uses.values()]
+            return [sorted({e for some in of for e in some}) for of in best]
+
+        sample = os.path.join(folder, "sample.tsv")
+        with open(sample, "w", encoding="utf-8") as file:
+            file.writelines("\t".join(x) + "\n" for x in lines)
+        assert "2 lines left out that the model cannot score" in \
+            prune(model, model + ".cut", "--sample", sample, "--keep", "25%")
+        said = prune(model, model + ".cut", "--sample", sample, "--keep", "25%", "--max-len", "127")
+        assert "left out" not in said, said
+        wanted = ranks()
+        assert kept_of(model + ".cut") == wanted, (kept_of(model + ".cut"), wanted)
+        wrong = [ranks(*x) == wanted for x in ((lambda source: "fra_Latn",), (str, (1, 1)), (str, (0, 0)))]
+        assert not any(wrong), ("the test cannot tell one language from the other", wrong)
+        about = json.loads(run([INFO, "--json", model + ".cut"]).stdout)["metadata"]
+        assert about["prune.directions"] == ["-".join(x) for x in directions], about
+        bad = run([TRANSLATE, "-m", model + ".cut", "-s", "fra_Latn", "-t", "deu_Latn"], ["x"], status=2).stderr
+        assert "eng_Latn rus_Cyrl" in bad, bad
+
+
+class Measured(decoder_numpy.Decoder if np else object):
+    """Sums of weights, and of weights times sizes of outputs, and counts, of each expert in each mixture."""
+
+    def mixture(self, z, at):
+        y = super().mixture(z, at)
+        sums = self.sums.setdefault(at, np.zeros((3, 8)))
+        for row, pairs in enumerate(self.experts[-1]):
+            for expert, weight in pairs:
+                size = np.linalg.norm(self.ffn(z[row], f"{at}experts.{expert}."))
+                sums[:, expert] += weight, weight * size, 1
+        return y
+
+
+@test.needs(np and os.path.exists(test_prompted.LINES), "NumPy, or bpe_lines")
+def lines_of_a_sample_become_prompts_in_the_models_own_words():
+    texts = [x for x in test_prompted.HOSTILE if "\t" not in x]
+    with tempfile.TemporaryDirectory() as folder:
+        config, arrays = make_decoder.make(folder, "hy_v3", vocab_size=448, max_position_embeddings=4096)
+        make_decoder.write_tokeniser(folder)
+        with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as file:
+            file.write(test_prompted.TEMPLATE)
+        model, sample = folder + "/model.bin", folder + "/sample.tsv"
+        complaint = convert_quietly("--from", "hf", folder, "-o", model, "--type", "f32", "--prompts", "hy_mt2")
+        assert complaint is None, complaint
+        lines = [(*(("en", "de"), ("de", "fr"), ("en", "zh"))[i % 3], x, texts[-1 - i]) for i, x in enumerate(texts)]
+        with open(sample, "w", encoding="utf-8") as file:
+            file.writelines("\t".join(x) + "\n" for x in lines)
+
+        def ranks(ask):
+            reading, uses = Measured(config, arrays), {}
+            for source, target, text, translation in lines:
+                reading.sums = uses.setdefault(target, {})
+                reading.logits(ask(source, target, text) + test_prompted.encode(translation))
+            best = [[np.argsort(-x[0])[:3].tolist() for x in sums.values()] for sums in uses.values()]
+            return [sorted({e for of in mixture for e in of}) for mixture in zip(*best)]
+
+        def asked(source, target, text):
+            return test_prompted.plain(text, target, "zh" if "zh" in (source, target) else "en")
+
+        prune(model, model + ".cut", "--sample", sample, "--keep", "37%")
+        wanted = ranks(asked)
+        assert kept_of(model + ".cut") == wanted, (kept_of(model + ".cut"), wanted)
+        assert wanted != ranks(lambda source, target, text: test_prompted.encode(text)), "any prompt would do"
+        about = json.loads(run([INFO, "--json", model + ".cut"]).stdout)["metadata"]
+        assert about["prune.directions"] == ["en-de", "de-fr", "en-zh"], about
+
+
+@numpy_test
+def experts_of_a_decoder_are_ranked_as_the_reading_says():
+    """Sum of weights; mean of weight times norm of the output. Prompts count, and given answers."""
     pairs = [(make_decoder.prompt(i), [5 + 7 * i % 80, 12, 40 + i]) for i in range(8)]
     for family in "hy_v3", "qwen3_moe":
         with of_decoder(family) as (model, config, arrays, folder):
@@ -250,12 +388,9 @@ def experts_of_a_decoder_are_ranked_as_the_reading_says():
             differ = 0
             for options in (), ("--rank", "output"):
                 prune(model, model + ".cut", "--sample", sample, "--keep", "50%", "--ids", *options)
-                about = json.loads(run([INFO, "--json", model + ".cut"]).stdout)["metadata"]["prune.kept"]
-                for said, sums in zip(about, reading.sums.values(), strict=True):
+                for found, sums in zip(kept_of(model + ".cut"), reading.sums.values(), strict=True):
                     ranks = sums[1] / np.maximum(sums[2], 1) if options else sums[0]
                     best = sorted(np.argsort(-ranks)[:4].tolist())
-                    spans = [x.split("-") for x in said.split(": ")[2].split()]
-                    found = [e for x in spans for e in range(int(x[0]), int(x[-1]) + 1)]
                     assert found == best, (family, options, ranks)
                     differ += best != sorted(np.argsort(-sums[0])[:4].tolist())
             assert differ, "the test cannot tell one from the other"
@@ -293,6 +428,32 @@ def bytes_depend_neither_on_the_batch_nor_on_threads():
                         "--threads", threads], lines).stdout
                    for batch in ("1", "7", "32") for threads in ("1", "3")}
         assert len(outputs) == 1
+
+
+@numpy_test
+def a_cut_model_whose_experts_are_read_as_needed_has_the_same_bytes():
+    sources = [line(make_transformers.case("nllb-moe", i)[0]) for i in range(16)]
+    prompts = [line(make_decoder.prompt(i)) for i in range(12)]
+    for kind, sizes, most in (("nllb-moe", (3, 4, 5, 3), 15), ("hy_v3", (4, 5), 9)):
+        for experts in "f32", "q8", "q4":
+            types = "--type", "f32" if experts == "f32" else "q8", "--experts", experts
+            made = of_transformer(*types) if kind == "nllb-moe" else of_decoder(kind, *types[2:])
+            with made as (model, *_, folder):
+                prune(model, model + ".cut", "--experts", write_list(folder, chosen(sizes, 8)[1]))
+                lines, raw = (sources, ["--raw-ids", "--beam", "3"]) if kind == "nllb-moe" else (
+                    prompts, ["--ids", "--repetition-penalty", "1", "--max-len-factor", "0", "--max-len-offset", "12"])
+                command = [TRANSLATE, "-m", model + ".cut", "--json", *raw]
+                mapped = run(command, lines).stdout
+                assert mapped != run([TRANSLATE, "-m", model, "--json", *raw], lines).stdout
+                least = run([*command, "--expert-memory", "1K"], lines, status=3).stderr
+                sizes_of = re.search(r" 2 experts .* ([0-9]+) bytes; all .* ([0-9]+) bytes", least)
+                least, full = map(int, sizes_of.groups())
+                for memory, batch, threads in (least, 1, 1), (least * 2, 7, 3), (full, 32, 2):
+                    got = run([*command, "--stats", "--expert-memory", f"{memory // 1024}K", "--batch", str(batch),
+                               "--threads", str(threads)], lines)
+                    assert got.stdout == mapped, (kind, experts, memory)
+                    held, of = map(int, re.search(r"experts held +([0-9]+) of ([0-9]+)", got.stderr).groups())
+                    assert of == most and held == min(most, memory * 2 // least), (kind, experts, held, got.stderr)
 
 
 # ---- Languages -------------------------------------------------------------------------------------------------------

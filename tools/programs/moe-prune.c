@@ -103,7 +103,8 @@ static void usage(FILE *to) {
           to);
     fputs("What else changes\n"
           "      --no-choice-bias      set the bias to 0 by which gates of sigmoids choose\n"
-          "                            (it was made to balance all of IN's experts)\n"
+          "                            (it was made to balance all of IN's experts); the\n"
+          "                            table and moe-info say so\n"
           "      --measure FILE        compare OUT with IN on a sample, print the loss and\n"
           "                            the share of equal translations, and write both\n"
           "                            into OUT. Lines as for --sample, with targets\n"
@@ -231,10 +232,12 @@ typedef struct plan {
     const text_front *front;
     mixture *mixtures;
     size_t n_mixtures, experts, kept, encoders; /* of all mixtures; experts of the encoder */
+    int biased;                                 /* a gate has a choice bias */
     language (*pairs)[2];                       /* [n_pairs] */
     size_t n_pairs;
-    passes text;   /* of --sample */
-    text_bytes by; /* what decided */
+    passes text;     /* of --sample */
+    size_t unscored; /* its lines that the model cannot score */
+    text_bytes by;   /* what decided */
 } plan;
 
 static moe_status find_mixtures(plan *p, moe_error *e) {
@@ -254,6 +257,18 @@ static moe_status find_mixtures(plan *p, moe_error *e) {
         if (!x->stays || !x->kept || !x->group) return text_out_of_memory(e);
     }
     return MOE_OK;
+}
+
+/* Whether a gate has a bias that --no-choice-bias would set to 0. */
+static moe_status find_bias(plan *p, moe_error *e) {
+    static const char end[] = ".gate.choice";
+    for (size_t i = 0; i < moe_model_tensor_count(p->model); i++) {
+        const moe_span name = moe_model_tensor(p->model, i).name;
+        p->biased |=
+            name.length >= sizeof end && memcmp(name.data + name.length - (sizeof end - 1), end, sizeof end - 1) == 0;
+    }
+    if (p->biased || !p->options->unbiased) return MOE_OK;
+    return text_fail(e, MOE_ERROR_ARGUMENT, "", "--no-choice-bias: no gate of it has a choice bias");
 }
 
 static void free_plan(plan *p) {
@@ -693,7 +708,9 @@ static moe_status keep_by_sample(plan *p, moe_error *e) {
     p->text.user = &v;
     p->text.trace = by == RANK_OUTPUT ? see_sizes : NULL;
     p->text.alone = by == RANK_OUTPUT;
+    const size_t others = passes_left_out(&p->text); /* of other directions */
     moe_status status = passes_run(&p->text, p->model, "measuring", e);
+    p->unscored = passes_left_out(&p->text) - others;
     if (!status && passes_left_out(&p->text) == p->text.sample.count)
         status = text_fail(e, MOE_ERROR_ARGUMENT, "", "the model can score none of the lines");
     for (size_t m = 0; m < p->n_mixtures && !status; m++)
@@ -926,6 +943,8 @@ static moe_status report(const plan *p, moe_error *e) {
             if (x->about.groups) printf(", %zu of %zu groups", x->n_groups, x->about.groups);
             putchar('\n');
         }
+        if (p->unscored) printf("%zu lines left out that the model cannot score\n", p->unscored);
+        if (p->biased) printf("the choice bias %s\n", p->options->unbiased ? "is 0" : "stays");
         printf("%zu of %zu experts stay: %.1f MiB -> %.1f MiB\n", p->kept, p->experts,
                (double)moe_model_file_bytes(p->model) / 1048576, (double)moe_model_file_bytes(out) / 1048576);
     }
@@ -960,12 +979,14 @@ int main(int argc, char **argv) {
     plan p = { .options = &o, .model = front.model, .front = &front, .text = { .common = &o.common } };
     const char *file = o.common.model;
     moe_status got = find_mixtures(&p, &e);
+    if (!got) got = find_bias(&p, &e);
     if (!got && (o.sample || o.measure)) got = open_text(&o, &front, &e);
     if (!got) got = find_directions(&p, &e);
     if (!got && o.sample) file = o.sample, got = read_sample(&p, &e);
     if (!got && o.experts) file = o.experts, got = keep_by_list(&p, o.experts, &e);
     if (!got && !o.experts) got = keep_by_sample(&p, &e);
     for (size_t m = 0; m < p.n_mixtures && !got; m++) got = settle(&p, &p.mixtures[m], &e);
+    if (o.unbiased) text_append_string(&p.by, ", without the choice bias");
     if (!got) file = o.common.output, got = write_out(&p, &e);
     if (!got && o.measure) file = o.measure, got = measure_loss(&front, o.common.output, o.measure, o.common.ids, &e);
     if (!got) file = o.common.output, got = report(&p, &e);
