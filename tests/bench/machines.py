@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Which model on which machine: the tables of tools/MACHINES.md, computed.
+
+    tests/bench/machines.py [--disk 1,3] [--most 14,28]
+
+Bytes of files from the shapes; bytes that a token reads where fewer experts are
+held than there are, with those held that are asked for most often; tokens a
+second as the least of that and of what the processor does (--most: with one
+sentence and a beam of 4, and with 8 sentences). Sentences have 25 tokens,
+translations 28, and tokens go to all experts alike, which is the worst case.
+Standard library only.
+"""
+import argparse
+
+GIB = 1 << 30
+SLAB = 17_907_712         # bytes of an expert of NLLB-MoE-54B in Q4, as in the file
+DENSE = 30.5e9 - 12 * 128 * SLAB  # all else of its file, in Q8
+LAYERS, K, SOURCE, TARGET = 6, 2, 25, 28  # mixtures of a side, experts of a token
+AT_ONCE = (1, 4), (8, 1)  # sentences, beam
+SESSION = 1.4e9           # the larger one of both: twice what nllb-1.3b's --dry-run says, of the same layers and half
+#                           the width: 414 MiB and 669 MiB
+SYSTEM = 1.0e9
+WHOLE, PAIR, FOUR = (128, 128), (36, 12), (377 / 6, 223 / 6)  # experts in a mixture of encoder and decoder
+
+
+def visited(experts, rows):
+    """Experts of a mixture that some row goes to."""
+    return experts * (1 - (1 - K / experts) ** rows)
+
+
+def read(experts, batch, beam, budget):
+    """Bytes that a token reads from the disk."""
+    encoder, decoder = experts
+    # how often a step asks for each expert; the encoder runs once in TARGET steps
+    asked = sorted([(visited(decoder, batch * beam) / decoder, LAYERS * decoder),
+                    (visited(encoder, batch * SOURCE) / encoder / TARGET, LAYERS * encoder)], reverse=True)
+    slots, reads = budget / SLAB, 0.0
+    for often, count in asked:
+        held = min(count, slots)
+        slots -= held
+        reads += often * (count - held)
+    return reads * SLAB / batch
+
+
+def size(experts):
+    return DENSE + LAYERS * sum(experts) * SLAB
+
+
+def files():
+    yield "| NLLB-MoE-54B | experts | file, GB |"
+    yield "|---|---|---|"
+    for name, experts in ("whole", WHOLE), ("four languages, all directions", FOUR), ("one pair of languages", PAIR):
+        yield f"| {name} | {LAYERS * sum(experts):,.0f} | {size(experts) / 1e9:.1f} |"
+
+
+def machines(disks, most):
+    yield ("| memory | file | `--expert-memory` | in memory, GB | tokens/s, one sentence, disk of "
+           + " / ".join(f"{x:g}" for x in disks) + " GB/s | 8 sentences |")
+    yield "|---|---|---|---|---|---|"
+    for memory, name, experts, budget in ((8, "one pair", PAIR, 2), (16, "one pair", PAIR, None),
+                                          (16, "whole", WHOLE, 9), (32, "four languages", FOUR, None),
+                                          (32, "whole", WHOLE, 24), (64, "whole", WHOLE, None)):
+        held = budget * GIB if budget else LAYERS * sum(experts) * SLAB
+        taken = DENSE + held + SESSION
+        assert taken + SYSTEM < memory * GIB, (memory, name, taken)
+        cells = []
+        for (batch, beam), speed in zip(AT_ONCE, most):
+            bytes_read = read(experts, batch, beam, held)
+            cells.append(" / ".join(f"{min(speed, x * 1e9 / bytes_read) if bytes_read > 1 else speed:.1f}"
+                                    for x in disks) if budget else f"{speed:g}")
+        yield (f"| {memory} GB | {name}, {size(experts) / 1e9:.1f} GB | {f'{budget}G' if budget else 'without'} | "
+               f"{taken / 1e9:.1f} | {cells[0]} | {cells[1]} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--disk", default="1,3", help="GB/s (1,3)")
+    parser.add_argument("--most", default="14,28", help="tokens/s of the processor (14,28)")
+    o = parser.parse_args()
+    disks, most = ([float(x) for x in text.split(",")] for text in (o.disk, o.most))
+    print("\n".join([*files(), "", *machines(disks, most)]))
+
+
+if __name__ == "__main__":
+    main()
