@@ -9,6 +9,7 @@
 # make wheel           a wheel of the Python package in build/wheel, with all libraries in it (Linux)
 # make clean           remove what was built
 # make CUDA=1          the programs use a GPU where there is one (needs nvcc; variables: tools/cuda.mk)
+# make MPI=1           mpirun -n 4 ./moe-translate ...: processes that share a model's experts (needs OpenMPI)
 #
 # Variables: CC, CXX, CFLAGS, LDFLAGS as usual; HARDEN= for no hardening; WERROR=-Werror makes errors of warnings, as CI
 # does; BUILD (objects) and BIN (programs) let variants such as `make asan` live beside the normal build; JOBS (as many
@@ -46,13 +47,11 @@ CXX_FLAGS = -std=c++17 $(COMMON)
 LINK     = $(CXX) $(EXTRA) $(LDFLAGS) $(HARDEN_LINK) -pthread $(filter %.o,$^) $(filter %.a,$^)
 TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lpcre2-8 -lexttextcat-2.0 -lutf8proc -lm $(CUDA_LIBS)
 
-# HARDEN and HARDEN_LINK, Homebrew, the names and flags of shared libraries.
-include tools/platform.mk
+# HARDEN and HARDEN_LINK, Homebrew, the names and flags of shared libraries; the build with MPI=1.
+include tools/platform.mk tools/mpi.mk
 
 MOE_OBJECTS = $(BUILD)/moe.o
-ifneq ($(filter-out 0,$(CUDA)),)
-include tools/cuda.mk
-endif
+include $(if $(filter-out 0,$(CUDA)),tools/cuda.mk)
 
 # Libraries: libmoe is the engine, libmoetext the engine with text in and out.
 LIBRARY  = $(BIN)/libmoe.a

@@ -2,6 +2,7 @@
 # make test-long       the others: long ones, and those that need PyTorch or transformers
 # make test-fresh      make demo and make test on a new Debian: SUITE=bookworm or trixie (as root)
 # make test-spark      the Python package on a Spark of this machine, a worker killed (needs 600 MB)
+# make test-mpi        moe-translate as 2 to 4 processes that share experts, one of them killed (needs OpenMPI)
 # make test-arm        compile for AArch64 and run kernels and whole models under qemu (SLOW= for all rounds)
 # make check           quick checks of the source: exported names, tables of contents, layout
 # make asan            run the C suites with the address and undefined-behaviour sanitizers
@@ -13,7 +14,8 @@
 # make fuzz-coverage   say which lines of moe.c the inputs reach that make fuzz-model found
 # tests/cuda/gpu-check     on a machine with a GPU: bytes, races and speed of the CUDA build in one table
 
-.PHONY: test test-long test-fresh test-arm test-spark check asan tsan valgrind c-suites coverage tidy fuzz fuzz-coverage
+.PHONY: test test-long test-fresh test-arm test-spark test-mpi check asan tsan valgrind c-suites coverage tidy fuzz \
+	fuzz-coverage
 
 vpath %.c tests/engine tests/text tests/convert tests/programs tests/cuda tests/cross tests/fuzz
 
@@ -21,7 +23,8 @@ vpath %.c tests/engine tests/text tests/convert tests/programs tests/cuda tests/
 # libmoe.a; one that does not links with it. tests/*/test_*.py and .sh print ok and FAIL lines.
 TEST_SOURCES = $(notdir $(wildcard tests/*/test_*.c))
 TEST_PROGRAMS = $(TEST_SOURCES:%.c=$(BUILD)/%) $(EMULATED_PROGRAMS)
-TEST_SCRIPTS = $(filter-out tests/package/test_spark.py,$(wildcard tests/*/test_*.py tests/*/test_*.sh))
+TEST_SCRIPTS = $(filter-out tests/package/test_spark.py tests/programs/test_ranks.py,\
+	$(wildcard tests/*/test_*.py tests/*/test_*.sh))
 
 # Hardly a machine has AMX, and many lack AVX-VNNI: these have both as emulations.
 EMULATED_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine 2>/dev/null || uname -m)),\
@@ -111,6 +114,11 @@ check: $(BUILD)/moe.o
 # PySpark is large: `make test` does without.
 test-spark: $(BUILD)/.deps-test $(BUILD)/.deps-spark all
 	@BIN="$(BIN)" python3 tests/run tests/package/test_spark.py
+
+# A build of its own, since not every machine has an MPI.
+test-mpi: $(BUILD)/.deps-test $(BUILD)/.deps-mpi
+	@$(MAKE) --no-print-directory MPI=1 BUILD=build/mpi BIN=build/mpi build/mpi/moe-translate
+	@MPI_BIN=build/mpi python3 tests/run tests/programs/test_ranks.py
 
 # All C suites, and what programs do with small models. LEAVE_OUT=test_cuda saves many minutes.
 ASAN_SCRIPTS = $(addprefix tests/programs/test_,versions.py cli_gating.py routing.py several.py)

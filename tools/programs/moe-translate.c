@@ -14,6 +14,7 @@
 
 #include "moe.h"
 #include "tools/programs/program.h"
+#include "tools/programs/ranks.h"
 #include "tools/programs/routing.h"
 #include "tools/text/detect.h"
 #include "tools/text/json.h"
@@ -202,6 +203,10 @@ static void usage(FILE *to) {
           "be translated gives an empty line, and standard error names the line and the\n"
           "reason. If a line is split, only the sentences that fail are left out. CRLF\n"
           "line ends are read, LF is written.\n"
+          "\n"
+          "In a build with MPI=1, mpirun -n 4 moe-translate ... starts processes, on\n"
+          "several machines if you like, each of which reads only its share of the\n"
+          "model's experts. The first one reads and writes the lines.\n"
           "\n",
           to);
     fputs(PROGRAM_HELP_EXIT("all translated", "some lines were not (or the self-test failed)"), to);
@@ -930,7 +935,8 @@ static int run_several(const options *o) {
 /* ==== 7. Main =========================================================================================== */
 
 /* The work, once model and session are there. */
-static int run(const options *o, const text_front *front, moe_session *session, const moe_session_params *params) {
+static int run(const options *o, const text_front *front, moe_session *session, const moe_session_params *params,
+               ranks_part *part) {
     const program_common *c = &o->common;
     app a = { .options = o,
               .flow = { .stream = { .front = front, .split = (size_t)o->split, .ask = app_ask },
@@ -940,6 +946,8 @@ static int run(const options *o, const text_front *front, moe_session *session, 
                         .grows = !c->json && !o->score && o->nbest <= 1,
                         .see = app_see,
                         .line = app_line,
+                        .part = part != NULL,
+                        .earlier = part ? part->before : 0,
                         .stats = c->stats ? app_stats : NULL } };
     const int brief = o->rules && text_rules_spans(o->rules) && params->rules == MOE_RULES_PAPER;
     a.flow.stream.options = (text_options){ .ids = c->ids,
@@ -966,6 +974,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
         status = begin_routing(&a, params);
     }
     if (status < 0) status = program_flow_run(&a.flow, session);
+    if (part) part->lines = a.flow.progress.lines, part->failed = a.flow.progress.failed;
     text_detector_close(a.detector);
     return c->routing ? end_routing(&a, status) : status;
 }
@@ -1013,44 +1022,91 @@ static void share_memory(void) {
 #endif
 }
 
+/* A part of the lines of ranks. */
+typedef struct rank_work {
+    const options *o;
+    const text_front *front;
+    moe_session *session;
+    const moe_session_params *params;
+} rank_work;
+
+static int translate_part(void *user, ranks_part *part) {
+    const rank_work *w = user;
+    options o = *w->o;
+    o.common.input = o.common.output = NULL;
+    o.common.text = NULL;
+    return run(&o, w->front, w->session, w->params, part);
+}
+
+/* -1, or a complaint and the exit status: ranks cannot do this. */
+static int check_ranks(const options *o) {
+    const program_common *c = &o->common;
+    const char *what = o->several                                         ? "several models"
+                       : o->paragraphs                                    ? "--paragraphs"
+                       : o->self_test                                     ? "--self-test"
+                       : text_settings_wishes(&o->search).context         ? "--context"
+                       : c->routing                                       ? "--routing"
+                       : c->stats                                         ? "--stats"
+                       : c->dry_run                                       ? "--dry-run"
+                       : c->max_memory                                    ? "--max-memory"
+                       : c->stream                                        ? "--expert-memory"
+                       : c->gating && strcmp(c->gating, "batchwise") == 0 ? "--gating batchwise"
+                       : o->device && strcmp(o->device, "cpu") != 0       ? "a GPU (--device)"
+                                                                          : NULL;
+    return what ? program_usage_error("%s: not with several processes (mpirun)", what) : -1;
+}
+
+/* What the options ask for: by this process, or as one of several ranks. */
+static int translate(options *o, int ranks) {
+    if (o->several) {
+        program_handle_signals();
+        return run_several(o);
+    }
+    static text_front front; /* what the end leaves to the system can be reached from here */
+    const program_common *c = &o->common;
+    int status = program_open(c, MOE_MODEL_TRANSLATION, o->self_test ? TEXT_IF_THERE : program_level(c), &front);
+    if ((status = ranks_status(status)) >= 0) return status;
+    program_handle_signals();
+    moe_session_params params = moe_session_params_default(front.model);
+    moe_session *session = NULL;
+    apply_options(o, &params);
+    params.wire = ranks_wire();
+    o->end = (int32_t)meta_int(front.model, "token.eos");
+    if (o->raw) front.source_extra = 0; /* lines are complete */
+    o->longest = (int)meta_int(front.model, "limit.target");
+    if (o->score && c->max_len < 0 && o->longest > params.max_target)
+        params.max_target = o->longest; /* which may be longer than what is translated by itself */
+    status = ranks_status(choose_language(o, &front, &params));
+    const int kept = !status && keeps(o, &front, &params);
+    if (kept && !moe_model_prompted(front.model)) params.max_constraints = MOE_MAX_CONSTRAINTS;
+    const moe_session_params later = scoring_params(o, &params);
+    if (!status) status = program_session(c, &front, &params, c->routing ? &later : NULL, "a translation", &session);
+    if (status < 0 && kept) status = open_rules(o, &front);
+    o->wishes = text_settings_wishes(&o->search);
+    moe_error e;
+    if (status < 0 && text_prompt_check(&front, &o->wishes, c->ids || c->pretokenized, &e))
+        status = e.code == MOE_ERROR_MEMORY ? (program_complain("%s", e.message), EXIT_MODEL)
+                                            : program_usage_error("%s", e.message);
+    status = ranks_status(status);
+    ranks_part part = { .translate = translate_part, .user = &(rank_work){ o, &front, session, &params } };
+    if (status < 0 && ranks > 1) status = ranks_translate(c, 8 * (size_t)params.batch, &part);
+    else if (status < 0)
+        status = o->self_test ? run_self_test(&front, session, c->model) : run(o, &front, session, &params, NULL);
+    program_session_free(session);
+    text_rules_free(o->rules);
+    text_wait_tokeniser(&front, NULL); /* no text_close: the pieces of a vocabulary take 3 ms to free one by one */
+    return status;
+}
+
 int main(int argc, char **argv) {
     options o;
     share_memory();
     int status = program_begin("moe-translate");
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
-
-    if (o.several) {
-        program_handle_signals();
-        return run_several(&o);
-    }
-    static text_front front; /* what the end leaves to the system can be reached from here */
-    const program_common *c = &o.common;
-    status = program_open(c, MOE_MODEL_TRANSLATION, o.self_test ? TEXT_IF_THERE : program_level(c), &front);
-    if (status >= 0) return status;
-    program_handle_signals();
-    moe_session_params params = moe_session_params_default(front.model);
-    moe_session *session = NULL;
-    apply_options(&o, &params);
-    o.end = (int32_t)meta_int(front.model, "token.eos");
-    if (o.raw) front.source_extra = 0; /* lines are complete */
-    o.longest = (int)meta_int(front.model, "limit.target");
-    if (o.score && c->max_len < 0 && o.longest > params.max_target)
-        params.max_target = o.longest; /* which may be longer than what is translated by itself */
-    status = choose_language(&o, &front, &params);
-    const int kept = !status && keeps(&o, &front, &params);
-    if (kept && !moe_model_prompted(front.model)) params.max_constraints = MOE_MAX_CONSTRAINTS;
-    const moe_session_params later = scoring_params(&o, &params);
-    if (!status) status = program_session(c, &front, &params, c->routing ? &later : NULL, "a translation", &session);
-    if (status < 0 && kept) status = open_rules(&o, &front);
-    o.wishes = text_settings_wishes(&o.search);
-    moe_error e;
-    if (status < 0 && text_prompt_check(&front, &o.wishes, c->ids || c->pretokenized, &e))
-        status = e.code == MOE_ERROR_MEMORY ? (program_complain("%s", e.message), EXIT_MODEL)
-                                            : program_usage_error("%s", e.message);
-    if (status < 0) status = o.self_test ? run_self_test(&front, session, c->model) : run(&o, &front, session, &params);
-    program_session_free(session);
-    text_rules_free(o.rules);
-    text_wait_tokeniser(&front, NULL); /* no text_close: the pieces of a vocabulary take 3 ms to free one by one */
+    const int ranks = ranks_begin();
+    if (ranks > 1) status = check_ranks(&o);
+    if (status < 0) status = translate(&o, ranks);
+    ranks_end();
     return status;
 }

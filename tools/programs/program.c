@@ -918,7 +918,7 @@ static int flow_through(program_flow *f, moe_session *session) {
         const moe_stats stats = session ? moe_session_stats(session) : moetext_stats(f->several);
         f->stats(f, &stats, elapsed);
     }
-    if (f->progress.failed)
+    if (f->progress.failed && !f->part)
         program_complain("%llu of %llu lines could not be %s", (unsigned long long)f->progress.failed,
                          (unsigned long long)f->progress.lines, f->done_word);
     return f->progress.failed ? EXIT_SOME_LINES : EXIT_DONE;
@@ -927,6 +927,7 @@ static int flow_through(program_flow *f, moe_session *session) {
 int program_flow_run(program_flow *f, moe_session *session) {
     int in, status = program_open_streams(f->options, &in, &f->out);
     text_reader_init(&f->reader, in, &program_signal, program_wake);
+    f->reader.lines = f->earlier;
     if (status < 0 && f->options->text && !text_reader_take(&f->reader, f->options->text)) {
         program_complain("%s", no_memory.message);
         status = EXIT_MODEL;

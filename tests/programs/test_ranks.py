@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""moe-translate as several processes that mpirun starts, which share the experts of a model: the bytes of one process,
+lines that fail, what is refused, a process that is killed.
+
+Usage: tests/python tests/programs/test_ranks.py     (`make test-mpi` installs and builds what it needs)
+Prints `ok NAME`, `skip NAME: why` or `FAIL NAME` per test; standard library only. MPI_BIN says where the build with
+MPI=1 is. tests/engine/test_ranks.c tests the engine's part without MPI.
+"""
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import small_models
+from suite import Suite
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / os.environ.get("MPI_BIN", "build/mpi") / "moe-translate"
+MODEL = ROOT / "models/en-de-fr-es.bin"
+MPIRUN = ("mpirun --allow-run-as-root --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 "
+          "--mca btl_vader_single_copy_mechanism none").split()
+COMMON = ["--threads", "1", "--batch", "4"]
+KILLED = 5  # seconds until all processes are gone
+suite = Suite()
+test = suite.needs(shutil.which("mpirun") and PROGRAM.exists(), "mpirun, or no build with MPI=1,")
+folder = pathlib.Path(tempfile.mkdtemp())
+
+LINES = ["Where is the train station?", "I would like a cup of coffee.", "Hello", "", "The <b>old</b> house, {name}!",
+         "We went to the market, but it was closed; so we went there once more and bought three apples."]
+MESSAGE = ["{n, plural,", " one {a letter}", " other {# letters}", "}"]
+
+
+def text(count):
+    """Lines that differ, of all lengths, with messages that go over several of them; the first line has a mark."""
+    lines = []
+    for i in range(count):
+        lines += MESSAGE if i % 17 == 8 else [f"{LINES[i % 6]} {i // 6}" if i > 11 else LINES[i % 6]]
+    return "\ufeff" + "\n".join(lines)
+
+
+def one(*options, given="", program=None):
+    done = subprocess.run([program or PROGRAM, *COMMON, *options], input=given.encode(), capture_output=True,
+                          timeout=120)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+def ranks(n, *options, given=""):
+    done = subprocess.run([*MPIRUN, "-n", str(n), str(PROGRAM), *COMMON, *options], input=given.encode(),
+                          capture_output=True, timeout=240)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+@test
+def ranks_give_the_bytes_of_one_process():
+    given = text(90)
+    expected = one("-m", MODEL, "-t", "de", given=given)
+    assert expected[0] == 0 and expected[1].count(b"\n") == given.count("\n") + 1, expected
+    for n in 2, 3, 4:
+        assert ranks(n, "-m", MODEL, "-t", "de", given=given)[:2] == expected[:2], n
+
+
+@test
+def with_every_form_of_lines():
+    given = "\n".join(LINES * 3)
+    for options in ["--json", "--nbest", "3", "--beam", "3"], ["--rerank", "0.5", "-s", "auto"], \
+            ["--gating", "sigmoid"]:
+        options = ["-m", MODEL, "-t", "fr", *options]
+        expected = one(*options, given=given)
+        assert expected[0] == 0 and ranks(2, *options, given=given)[:2] == expected[:2], options
+
+
+@test
+def fewer_lines_than_ranks():
+    for given, words in ("", []), ("Hello.\n", []), ("", ["Good morning!"]):
+        options = ["-m", MODEL, "-t", "es", *words]
+        assert ranks(3, *options, given=given)[:2] == one(*options, given=given)[:2], (given, words)
+
+
+@test
+def lines_that_fail_are_named_as_by_one_process():
+    lines = text(60).split("\n")
+    lines[50] = "a\0b"
+    given, out = "\n".join(lines), folder / "out.txt"
+    status, expected, said = one("-m", MODEL, "-t", "de", given=given)
+    assert status == 1 and "line 51: " in said, said
+    status, _, told = ranks(2, "-m", MODEL, "-t", "de", "-o", out, given=given)
+    assert status == 1 and out.read_bytes() == expected, told
+    for line in said.splitlines():
+        assert line in told.splitlines(), (line, told)
+
+
+@test
+def what_ranks_cannot_do_is_refused_by_name():
+    for options, name in [(["--stats"], "--stats"), (["--routing", folder / "r"], "--routing"),
+                          (["--expert-memory", "1G"], "--expert-memory"), (["--paragraphs"], "--paragraphs"),
+                          (["--device", "cuda"], "a GPU (--device)"),
+                          (["--gating", "batchwise"], "--gating batchwise")]:
+        status, out, said = ranks(2, "-m", MODEL, "-t", "de", *options, given="Hello.")
+        assert status == 2 and not out and said.count(f"{name}: not with several processes") == 2, (options, said)
+
+
+@test
+def other_files_are_refused_on_all_ranks():
+    for seed in 1, 2:
+        small_models.write(folder / f"{seed}.bin", *small_models.translation(seed=seed))
+    parts = []
+    for model in folder / "1.bin", folder / "1.bin", folder / "2.bin":
+        parts += [":", "-n", "1", str(PROGRAM), *COMMON, "--ids", "-m", str(model)]
+    done = subprocess.run([*MPIRUN, *parts[1:]], input=b"5 6\n", capture_output=True, timeout=120)
+    said = done.stderr.decode()
+    assert done.returncode == 3 - 1 and not done.stdout, (done.returncode, said)
+    assert said.count("the ranks have different model files") == 3, said
+    missing = [*parts[1:-1], str(folder / "none.bin")]
+    done = subprocess.run([*MPIRUN, *missing], input=b"5 6\n", capture_output=True, timeout=120)
+    assert done.returncode in (3, 4) and not done.stdout and "none.bin" in done.stderr.decode(), done
+
+
+def process_of(rank, parent):
+    """The process of a rank that mpirun, `parent`, has started."""
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) != parent:
+                continue
+            if f"OMPI_COMM_WORLD_RANK={rank}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                return int(entry.name)
+        except OSError:
+            pass
+    return None
+
+
+def runs(process):
+    """Whether it is there, and not only waits for somebody to ask how it ended."""
+    try:
+        return pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@test
+def a_killed_rank_ends_the_job_and_cuts_no_line():
+    out = folder / "killed.txt"
+    lines = [f"The number of this house is {i}." for i in range(20000)]
+    (folder / "in.txt").write_text("".join(line + "\n" for line in lines))
+    options = ["-m", str(MODEL), "-t", "de", "--beam", "1", "-i", str(folder / "in.txt"), "-o", str(out)]
+    job = subprocess.Popen([*MPIRUN, "-n", "2", str(PROGRAM), *COMMON, *options], stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE)
+    end = time.monotonic() + 60
+    while time.monotonic() < end and (not out.exists() or not out.stat().st_size):
+        time.sleep(0.05)
+    others = [process_of(rank, job.pid) for rank in (0, 1)]
+    assert all(others), others
+    begin = time.monotonic()
+    os.kill(others[1], signal.SIGKILL)
+    _, said = job.communicate(timeout=30)
+    seconds = time.monotonic() - begin
+    assert job.returncode and seconds < KILLED, (job.returncode, seconds, said)
+    while runs(others[0]) and time.monotonic() < begin + KILLED:
+        time.sleep(0.05)
+    assert not runs(others[0])
+    written = out.read_bytes()
+    assert written.endswith(b"\n"), written[-100:]
+    count = written.count(b"\n")
+    expected = one("-m", MODEL, "-t", "de", "--beam", "1", given="".join(line + "\n" for line in lines[:count]))
+    assert 0 < count < len(lines) and written == expected[1], count
+
+
+if __name__ == "__main__":
+    failed = suite.run(*sys.argv[1:])
+    shutil.rmtree(folder)
+    sys.exit(failed)
