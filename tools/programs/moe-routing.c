@@ -437,7 +437,7 @@ static use *use_at_hand(layer *l, size_t language) {
 /* Count the sentence at hand for its language, as moe-prune does. */
 static int count_use(routing *r, layer *l) {
     const ptrdiff_t language = r->spoken[!encodes(l)];
-    if (language < 0 || !r->n_rows) return 0;
+    if (language < 0) return 0;
     use *u = use_at_hand(l, (size_t)language);
     if (!u) return no_memory(r);
     for (size_t i = 0; i < r->n_rows; i++) {
@@ -457,6 +457,7 @@ static int count_use(routing *r, layer *l) {
 
 /* Count a layer of a sentence, which is complete. */
 static int count_rows(routing *r) {
+    if (!r->layers || !r->n_rows) return 0; /* the first of a file comes */
     layer *l = &r->layers[r->current];
     int status = count_use(r, l);
     for (size_t i = 0; i < r->n_rows && !status; i++) {
@@ -519,8 +520,8 @@ static int add_layer(routing *r, const char *name, layer l) {
     layer *to = &r->layers[r->n_layers++];
     *to = l;
     to->name = malloc(strlen(name) + 1);
-    to->load = calloc(n, sizeof *to->load);
-    to->importance = calloc(n, sizeof *to->importance);
+    to->load = calloc(n + 1, sizeof *to->load);
+    to->importance = calloc(n + 1, sizeof *to->importance);
     to->histogram = calloc(n + 1, sizeof *to->histogram);
     if (!to->name || !to->load || !to->importance || !to->histogram) return no_memory(r);
     memcpy(to->name, name, strlen(name) + 1);
@@ -1242,6 +1243,7 @@ int main(int argc, char **argv) {
     options o;
     int status = program_begin("moe-routing");
     if (status < 0) status = parse_options(argc, argv, &o);
-    if (status < 0) status = keep_inputs(&o);
+    if (status >= 0 || !o.output) return status;
+    status = keep_inputs(&o);
     return status < 0 ? run(&o) : status;
 }
