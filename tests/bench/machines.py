@@ -72,13 +72,20 @@ def machines(disks, most):
                f"{taken / 1e9:.1f} | {cells[0]} | {cells[1]} |")
 
 
+def ranks():
+    yield "| machines that share the experts (`mpirun`) | 1 | 2 | 4 | 8 |"
+    yield "|---|---|---|---|---|"
+    yield "| whole, GB in memory of each | " + " | ".join(
+        f"{(DENSE + LAYERS * sum(WHOLE) * SLAB / n + SESSION) / 1e9:.1f}" for n in (1, 2, 4, 8)) + " |"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--disk", default="1,3", help="GB/s (1,3)")
     parser.add_argument("--most", default="14,28", help="tokens/s of the processor (14,28)")
     o = parser.parse_args()
     disks, most = ([float(x) for x in text.split(",")] for text in (o.disk, o.most))
-    print("\n".join([*files(), "", *machines(disks, most)]))
+    print("\n".join([*files(), "", *machines(disks, most), "", *ranks()]))
 
 
 if __name__ == "__main__":
