@@ -912,7 +912,7 @@ static int flow_through(program_flow *f, moe_session *session) {
     if (f->stream.trouble.code)
         return program_complain("%s", f->stream.trouble.message),
                f->stream.trouble.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
-    if (program_signal) return program_stopped(o, &f->out);
+    if (program_signal) return f->part ? 128 + (int)program_signal : program_stopped(o, &f->out);
     if (status) return program_complain("%s", e.message), EXIT_MODEL;
     if (f->stats) {
         const moe_stats stats = session ? moe_session_stats(session) : moetext_stats(f->several);

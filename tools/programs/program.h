@@ -269,7 +269,7 @@ struct program_flow {
     moetext *several; /* a translator of several models; NULL: one model, through the stream */
     int messages;     /* it keeps ICU messages, which may go over several lines */
     int paragraphs;   /* lines are joined up to the next blank one */
-    int part;         /* it is a part of a text, whose failed lines are counted elsewhere, */
+    int part;         /* it is a part of a text, whose lines are counted elsewhere, */
     uint64_t earlier; /* and so many lines come before it */
     int grows;        /* where the output is a terminal, a line is shown as it grows: `ask` sets text_stream_grow */
 

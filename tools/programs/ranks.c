@@ -250,6 +250,7 @@ int ranks_translate(const program_common *o, size_t lines, ranks_part *part) {
         if (next[0] >= 0 || !next[1]) break;
         const int worst = one_round(&s, (size_t)next[1], part, tickets, &out, &sum);
         if (worst > status) status = worst;
+        if (status > EXIT_SOME_LINES && all.rank == 0 && program_signal) program_stopped(o, &out);
         if (status > EXIT_SOME_LINES) break;
         if (all.rank != 0) continue;
         memmove(s.buffer.data, s.buffer.data + next[1], s.buffer.length -= (size_t)next[1]);
