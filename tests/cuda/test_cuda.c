@@ -1574,6 +1574,43 @@ static size_t megabytes(const char *message, const char *before) {
     return strtoul(at + strlen(before), NULL, 10);
 }
 
+/* Of a rank that is alone. */
+static moe_status agree_alone(void *user, int64_t *values, size_t n, moe_error *error) {
+    (void)user, (void)values, (void)n, (void)error;
+    return MOE_OK;
+}
+
+static moe_status count_alone(void *user, const uint32_t *send, uint32_t *recv, size_t each, moe_error *error) {
+    (void)user, (void)error;
+    memcpy(recv, send, each * sizeof *recv);
+    return MOE_OK;
+}
+
+static moe_status swap_alone(void *user, const void *send, const size_t *send_bytes, void *recv,
+                             const size_t *recv_bytes, moe_error *error) {
+    (void)user, (void)recv_bytes, (void)error;
+    memcpy(recv, send, *send_bytes);
+    return MOE_OK;
+}
+
+static void ranks_are_refused_and_the_processor_takes_over(void **state) {
+    const moe_wire wire = { NULL, 0, 1, agree_alone, count_alone, swap_alone };
+    fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
+    moe_session_params p = params_for(f.model, "cuda", 4, 2);
+    moe_session *s = NULL;
+    moe_error e = { MOE_OK, "", "" };
+    (void)state;
+    defaults();
+    p.wire = &wire;
+    CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "a wire between ranks"),
+          "%s", e.message);
+    p.device = NULL;
+    CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_OK, "%s", e.message);
+    assert_string_equal(moe_session_stats(s).device, "cpu");
+    moe_session_free(s);
+    drop(&f);
+}
+
 /* What a message says is needed is enough, and no less is; without a budget what is free decides. */
 static void memory_that_is_needed_is_named(void **state) {
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
@@ -1853,6 +1890,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(traces_show_what_the_cpu_shows),
         cmocka_unit_test(fetches_are_those_of_a_simulation),
         cmocka_unit_test(fetching_gives_the_bytes_of_the_cpu),
+        cmocka_unit_test(ranks_are_refused_and_the_processor_takes_over),
         cmocka_unit_test(memory_that_is_needed_is_named),
         cmocka_unit_test(failures_leave_nothing_behind),
         cmocka_unit_test(no_failure_of_a_step_is_missed),
