@@ -29,9 +29,10 @@ static struct {
     int *send_bytes, *send_from, *receive_bytes, *receive_at; /* [ranks] */
 } all = { .ranks = 1 };
 
-static void give_up(const char *what) {
+static _Noreturn void give_up(const char *what) {
     program_complain("rank %d: %s", all.rank, what);
     MPI_Abort(MPI_COMM_WORLD, EXIT_INPUT_OUTPUT);
+    abort();
 }
 
 static moe_status agree(void *user, int64_t *values, size_t n, moe_error *error) {
