@@ -162,6 +162,7 @@ def slice_of(text, begin, end):
 def collapsed(items, escape):
     """Names, addresses and formulas as one word."""
     other, found, at = partners(items), [], 0
+    formulas = []  # (tag, its text in parts): a long one would be copied for each sign that it grows by
     while at < len(items):
         item, end = items[at], other.get(at, -1)
         if not isinstance(item, Mark) or item.kind != "open" or end - at > NEAR:
@@ -188,14 +189,17 @@ def collapsed(items, escape):
                 at = end + 1 if not WORD.search(text) else at + 1
                 continue
             if isinstance(before, Mark):
-                before.raw += raw
+                if not formulas or formulas[-1][0] is not before:
+                    formulas.append((before, [before.raw]))
             else:
                 found[-1] = slice_of(before, 0, start)
-                found.append(Tag(raw_of(slice_of(before, start, len(before)), escape) + raw, "word", name="formula"))
+                found.append(Tag("", "word", name="formula"))
+                formulas.append((found[-1], [raw_of(slice_of(before, start, len(before)), escape)]))
+            formulas[-1][1].append(raw)
             after = items[end + 1] if end + 1 < len(items) else ""
             more = MORE_SYMBOL.match(after) if isinstance(after, str) else None
             if more:
-                found[-1].raw += raw_of(slice_of(after, 0, more.end()), escape)
+                formulas[-1][1].append(raw_of(slice_of(after, 0, more.end()), escape))
                 items[end + 1] = slice_of(after, more.end(), len(after))
                 end += not items[end + 1]
         else:
@@ -203,6 +207,8 @@ def collapsed(items, escape):
             at += 1
             continue
         at = end + 1
+    for tag, parts in formulas:
+        tag.raw = "".join(parts)
     return [item for item in found if item != ""]
 
 
