@@ -253,7 +253,7 @@ def too_much_memory_is_refused_before_it_is_taken_and_what_would_fit_is_said():
         result = run(name, *options, *limit, data=line, address_space=address_space)
         assert result.returncode == 3 and result.text == "" and result.complaint.count("\n") == 1, result
         said = float(re.search(r"needs ([\d.]+) MiB", result.complaint)[1])
-        assert abs(said - need) < 0.5 or SANITIZED, (need, result)
+        assert abs(said - need) < 1 or SANITIZED, (need, result)  # each run measures what the program itself takes
         fits = re.search(r"with ((?:--[a-z-]+ \d+ ?)+)it would need", result.complaint)[1].split()
         kept = list(options)
         for option in fits[::2]:
