@@ -78,7 +78,8 @@ $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 # What needs PyTorch or transformers, or takes minutes, waits for test-long; test_cuda_golden.sh is the emulated GPU's
 # short part. In both the longest begin first, so that no core is idle at the end.
 LONG_SUITES = tests/convert/test_transformers.py tests/train/test_gating.py $(BUILD)/test_cuda \
-	tests/server/test_fair.py $(BUILD)/test_memory $(BUILD)/test_linear tests/package/test_linear.py \
+	tests/server/test_fair.py tests/convert/test_decoder.py tests/server/test_abuse.py \
+	$(BUILD)/test_memory $(BUILD)/test_linear tests/package/test_linear.py \
 	tests/train/test_curve.py tests/train/test_mixtures.py tests/train/test_speech.py tests/train/test_finetune.py \
 	tests/package/long_formats.py tests/package/long_documents.py tests/convert/test_hf_tokens.py \
 	tests/convert/long_byte_bpe.py \
