@@ -106,30 +106,33 @@ typedef struct source {
     int fd, at_end; /* -1: all of it is in the buffer */
     text_bytes buffer;
     int error;
+    size_t at, looked, lines, held; /* measured so far: bytes of whole lines, bytes looked at, lines, lines of a message
+                                       that still count as its own */
 } source;
 
-/* The bytes of the first `lines` lines in the buffer, and *found, how many there are. A cut does not go through the
+/* Go on to measure until there are so many lines. Their bytes, or 0 if more must be read. A cut does not go through the
  * lines of a message. */
-static size_t measure(const source *s, size_t lines, size_t *found) {
-    size_t at = 0, held = 0, n = 0;
-    while (at < s->buffer.length && (n < lines || held)) {
-        const char *data = s->buffer.data + at, *end = memchr(data, '\n', s->buffer.length - at);
-        if (!end && !s->at_end) break;
-        const size_t length = end ? (size_t)(end - data) : s->buffer.length - at;
+static size_t measure(source *s, size_t lines) {
+    while (s->at < s->buffer.length && (s->lines < lines || s->held)) {
+        const char *data = s->buffer.data, *end;
         int open = 0;
-        if (length <= TEXT_MAX_LINE) text_message_lines(data, length, length, &open);
-        held = open ? MESSAGE_LINES : held - (held > 0);
-        at += length + (end != NULL);
-        n++;
+        if (s->looked < s->at) s->looked = s->at;
+        end = memchr(data + s->looked, '\n', s->buffer.length - s->looked);
+        s->looked = end ? (size_t)(end - data) : s->buffer.length;
+        if (!end && !s->at_end) break;
+        const size_t length = s->looked - s->at;
+        if (length <= TEXT_MAX_LINE) text_message_lines(data + s->at, length, length, &open);
+        s->held = open ? MESSAGE_LINES : s->held - (s->held > 0);
+        s->at = s->looked + (end != NULL);
+        s->lines++;
     }
-    *found = n;
-    return (n < lines || held) && !s->at_end ? 0 : at;
+    return (s->lines < lines || s->held) && !s->at_end ? 0 : s->at;
 }
 
 /* Read until the buffer has the lines of a round; gives their bytes. */
 static size_t read_round(source *s, size_t lines) {
-    size_t bytes, found;
-    while (!(bytes = measure(s, lines, &found)) && !s->at_end && !s->error && !program_signal) {
+    size_t bytes;
+    while (!(bytes = measure(s, lines)) && !s->at_end && !s->error && !program_signal) {
         if (s->buffer.length > MOST_BYTES || !text_room(&s->buffer, 1 << 16)) {
             s->error = ENOMEM;
             break;
@@ -172,17 +175,15 @@ static int translate_part(ranks_part *part, const char *bytes, size_t n, text_by
 
 /* Cut the bytes of a round into parts of about the same length. */
 static void cut(const source *s, size_t bytes, uint64_t before, ticket *tickets) {
-    source rest = { .at_end = 1 };
     size_t at = 0;
     for (int i = 0; i < all.ranks; i++) {
         const size_t aim = bytes * (size_t)(i + 1) / (size_t)all.ranks;
         tickets[i] = (ticket){ .before = (int64_t)before };
         while (at < bytes && (at < aim || i == all.ranks - 1)) {
-            size_t found;
-            rest.buffer = (text_bytes){ .data = s->buffer.data + at, .length = bytes - at };
-            const size_t more = measure(&rest, 1, &found);
+            source rest = { .at_end = 1, .buffer = { .data = s->buffer.data + at, .length = bytes - at } };
+            const size_t more = measure(&rest, 1);
             tickets[i].bytes += (int64_t)more;
-            before += found;
+            before += rest.lines;
             at += more;
         }
     }
@@ -255,6 +256,7 @@ int ranks_translate(const program_common *o, size_t lines, ranks_part *part) {
         if (status > EXIT_SOME_LINES) break;
         if (all.rank != 0) continue;
         memmove(s.buffer.data, s.buffer.data + next[1], s.buffer.length -= (size_t)next[1]);
+        s.at = s.looked = s.lines = s.held = 0;
     }
     if (all.rank == 0 && opened < 0) {
         if (sum.failed && status <= EXIT_SOME_LINES)
