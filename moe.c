@@ -2552,7 +2552,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
     const int q8 = l->w->type == MOE_TYPE_Q8, start_rows = q8 && !moe_by_block(l);
     const size_t block_bytes = l->w->cols_padded * (q8 ? 16 : 8), most = q8 ? MOE_ISA_ROWS : 4,
                  most_blocks = MOE_WIDTH == 16 ? 3 : 1;
-    const int few_rows = MOE_WIDTH == 16 && q8 && l->w->rows * l->w->cols_padded <= LARGE ? 3 : (int)most;
+    const size_t few_rows = MOE_WIDTH == 16 && q8 && l->w->rows * l->w->cols_padded <= LARGE ? 3 : most;
     const moe_tile_fn(*tiles)[3] = K(tiles)[l->w->type - MOE_TYPE_Q8];
     int32_t start[ROWS] = { 0 };
     for (; row0 < row1; row0 += ROWS) {
@@ -2561,7 +2561,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
         const size_t widest = moe_min(most_blocks, fitting);
         const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* worth a pass over all weights */
         for (size_t r = 0; MOE_ISA_VNNI && start_rows && r < rows; r++) start[r] = moe_taken(l, row0 + r);
-        if (rows <= most && (int)rows <= few_rows && MOE_FEW(l->w->type, rows)) {
+        if (rows <= few_rows && MOE_FEW(l->w->type, rows)) {
             tiles[rows - 1][0](l, !MOE_ISA_VNNI ? NULL : start, row0, block0, block1, NULL, 0);
             continue;
         }

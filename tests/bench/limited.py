@@ -51,14 +51,11 @@ def run(command, group):
     def enter():
         with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as file:
             file.write(str(os.getpid()))
-    begin, before, read = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN), 0
+    begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=enter)
-    while True:  # waited for, the process has no /proc any more: look when it has ended, and wait then
-        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        with open(f"/proc/{process.pid}/io", encoding="ascii") as file:
-            read = next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
-        if ended:
-            break
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended; behind wait() it has no /proc any more
+    with open(f"/proc/{process.pid}/io", encoding="ascii") as file:
+        read = next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
     status = process.wait()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"status": status, "seconds": round(time.monotonic() - begin, 2),
