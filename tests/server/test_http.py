@@ -200,6 +200,30 @@ def what_drips_is_ended():
 
 
 @test
+def an_answer_that_is_taken_in_drips_is_ended():
+    """It kept its memory for as long as its client liked, and every address may have a hundred connections."""
+    asked = {"q": [f"<!-- {'x' * 8000} -->"] * 900, "source": "en", "target": "de", "format": "html"}
+    with tempfile.NamedTemporaryFile() as log, serving(
+        "--read-timeout", "1", "--max-body", "8192", "--log", log.name
+    ) as server:
+        for stream in (False, True):
+            body = json.dumps({**asked, "stream": stream}).encode()
+            request = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            assert raw(server, request).count(b"<!--") == 900  # who takes it gets it
+            os.truncate(log.name, 0)
+            with socket.socket() as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.connect(("127.0.0.1", server.port))
+                connection.sendall(request)
+                begin = time.monotonic()
+                while not os.path.getsize(log.name) and connection.recv(2000):
+                    assert time.monotonic() - begin < 25  # seven would do
+                    time.sleep(0.2)
+            line = json.loads(pathlib.Path(log.name).read_text())
+            assert (line["status"], line["cut"]) == (200, 408) and line["ms"] > 6000, line
+
+
+@test
 def bodies_on_their_way_are_bounded_together():
     """And no address has more than is left for others."""
     padded = BODY + b" " * 170000

@@ -277,7 +277,9 @@ static ssize_t stream_lines(void *closure, uint64_t position, char *out, size_t 
         a->suspended = 1;
         MHD_suspend_connection(a->connection);
     }
+    const size_t whole = a->state == ASK_DONE ? a->lines_from + a->lines.length : 0;
     pthread_mutex_unlock(&s->lock);
+    if (whole) http_answered(s, a, whole);
     return result;
 }
 

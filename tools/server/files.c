@@ -228,7 +228,7 @@ enum MHD_Result answer_file(server *s, ask *a) {
         file_was_sent(data);
         return MHD_NO;
     }
-    if (data) a->sent = data->bytes.length;
+    if (data) a->sent = data->bytes.length, http_answered(s, a, a->sent);
     if (!response)
         return send_error(s, a, MHD_HTTP_NOT_FOUND, "there is no such file; they are kept for ten minutes at most");
     const char *name = strchr(a->fetched, '.') + 1;

@@ -245,6 +245,7 @@ enum MHD_Result send_bytes(server *s, ask *a, unsigned status, const char *type,
         return MHD_NO;
     }
     a->sent = bytes->length;
+    http_answered(s, a, bytes->length);
     return send_response(s, a, status, type,
                          MHD_create_response_from_buffer(bytes->length, bytes->data, MHD_RESPMEM_MUST_FREE));
 }
@@ -342,7 +343,7 @@ static int visitor_asks(server *s, const ask *a) {
     visitor *v = visitor_of(a->connection);
     if (!v) return 1;
     pthread_mutex_lock(&s->doors);
-    v->since = a->begin;
+    v->until = a->begin + s->options.read_timeout;
     const uint64_t key = address_key(&a->client);
     const int proxy = v->peer == ADDRESS_NOBODY, full = proxy && count_of(s, key) >= s->options.max_address;
     if (proxy) v->client = key;
@@ -355,11 +356,19 @@ static int visitor_waits(server *s, struct MHD_Connection *connection, int done)
     visitor *v = visitor_of(connection);
     if (!v) return 0;
     pthread_mutex_lock(&s->doors);
-    v->since = done ? program_seconds() : 0;
+    v->until = done ? program_seconds() + s->options.read_timeout : 0;
     if (done) v->client = v->peer;
     const int slow = v->slow;
     pthread_mutex_unlock(&s->doors);
     return slow;
+}
+
+void http_answered(server *s, const ask *a, size_t bytes) {
+    visitor *v = visitor_of(a->connection);
+    if (!v) return;
+    pthread_mutex_lock(&s->doors);
+    if (v->until <= 0) v->until = program_seconds() + s->options.read_timeout * (1 + (double)(bytes >> 20));
+    pthread_mutex_unlock(&s->doors);
 }
 
 /* Counts the memory that the body of a request is going to take. 0: there would be too much of all, or more of this
@@ -557,7 +566,7 @@ static void on_connection(void *closure, struct MHD_Connection *connection, void
         v->peer = v->client = is_proxy(s, &peer) ? ADDRESS_NOBODY : address_key(&peer);
         const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
         v->socket = info ? info->connect_fd : MHD_INVALID_SOCKET;
-        v->since = program_seconds();
+        v->until = program_seconds() + s->options.read_timeout;
         v->next = s->visitors;
         if (v->next) v->next->before = v;
         s->visitors = v;
@@ -577,8 +586,7 @@ void http_end_slow(server *s) {
     const double now = program_seconds();
     pthread_mutex_lock(&s->doors);
     for (visitor *v = s->visitors; v; v = v->next)
-        if (v->since > 0 && now - v->since > s->options.read_timeout)
-            shutdown(v->socket, SHUT_RDWR), v->since = 0, v->slow = 1;
+        if (v->until > 0 && now > v->until) shutdown(v->socket, SHUT_RDWR), v->until = 0, v->slow = 1;
     pthread_mutex_unlock(&s->doors);
 }
 

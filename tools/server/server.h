@@ -166,7 +166,7 @@ typedef struct visitor { /* a connection */
     struct visitor *next, *before;
     uint64_t peer, client; /* keys of its address: a trusted proxy has none, but its clients have while they ask */
     MHD_socket socket;
-    double since; /* when it began to send its request; 0: it is not sending */
+    double until; /* when its request must be here, or its answer taken; 0: its request is here, its answer is not */
     size_t body;  /* memory that its body takes */
     int slow;     /* it was closed for that */
 } visitor;
@@ -261,8 +261,10 @@ typedef struct refusal {
 struct MHD_Daemon *http_listen(server *s);
 /* The socket's file goes, unless another server has put its own there. */
 void http_unlink(const server *s);
-/* Connections whose request has been coming in for too long are closed. */
+/* Connections are closed whose request has been coming in, or whose answer has been going out, for too long. */
 void http_end_slow(server *s);
+/* An answer of so many bytes is there as a whole: its client must take it in time. */
+void http_answered(server *s, const ask *a, size_t bytes);
 /* How many characters were asked for with the ask's key, and how many may be. */
 void quota_of(server *s, const ask *a, uint64_t *characters, uint64_t *limit);
 /* Counts those of an ask. 0: there would be too many. */
