@@ -323,6 +323,12 @@ def a_prompt_beyond_the_context_is_refused_with_both_numbers():
                 assert re.search(r"\d{4} tokens, and at most \d+ fit", str(error)), error
             else:
                 raise AssertionError("it was taken")
+        part = {"type": "text", "text": "a"}
+        talk = [{"role": ("user", "assistant")[i % 2], "content": [part] * 2} for i in range(999)]
+        with refused(openai.BadRequestError, "tokens, and at most"):  # and not for the number of its values
+            create(server, talk)
+        with refused(openai.APIStatusError, "too many values in one request: at most 10000"):
+            create(server, [{"role": "user", "content": [part] * 4000}])
         assert create(server, [{"role": "user", "content": "house " * 100}]).usage.prompt_tokens > 300
         with refused(openai.APIStatusError, "too large"):
             create(server, [{"role": "user", "content": "a" * (1 << 20)}])

@@ -454,6 +454,8 @@ def too_many_texts_take_no_memory():
         body = b'{"q":[' + b'"",' * 340000 + b'""],"target":"de"}'
         for _ in range(3):
             assert server.ask("/translate", body)[0] == 413
+        nested = b'{"x":[' + (b"[" * 900 + b"]" * 900 + b",") * 550 + b'1],"q":"It rains.","source":"en","target":"de"}'
+        assert server.ask("/translate", nested)[0] == 413  # of a value a byte or two, and hardly a comma
         assert server.ask("/translate", b"q=&" * 340000 + b"target=de", "application/x-www-form-urlencoded")[0] == 413
         assert resident(server.process.pid) - before < 16 << 20
 

@@ -140,14 +140,14 @@ static void read_form(reader *read) {
     a->is_list = a->n_items > 1;
 }
 
-/* How many values the widest list of JSON can hold: the commas outside its texts, and one. */
-static size_t most_values(const text_bytes *body) {
+/* How many values JSON can hold: the commas and opening brackets outside its texts, and one. */
+static size_t count_values(const text_bytes *body) {
     size_t n = 1;
     int inside = 0;
     for (size_t i = 0; body->data && i < body->length; i++) {
         if (inside && body->data[i] == '\\') i++;
         else if (body->data[i] == '"') inside = !inside;
-        else n += !inside && body->data[i] == ',';
+        else n += !inside && (body->data[i] == ',' || body->data[i] == '[' || body->data[i] == '{');
     }
     return n;
 }
@@ -171,7 +171,8 @@ static int at_end(const char *at, const char *end) {
 enum {
     MOST_MEMBERS = 100, /* of a request's object, beside its texts */
     MOST_TERMS = 1000,  /* of its glossary, */
-    TERM_BYTES = 65536  /* and of them together */
+    TERM_BYTES = 65536, /* and of them together */
+    MOST_VALUES = 10000 /* of an interface that has no such texts: 1000 messages of some parts each */
 };
 
 /* A member of the request's object, but for the texts; a list of words is the words with commas. */
@@ -249,11 +250,11 @@ static void read_json(reader *read) {
     refusal *r = read->r;
     const char *data = a->body.data ? a->body.data : "", *behind = data;
     const int raw_nul = memchr(data, 0, a->body.length) != NULL; /* where cJSON would end a text */
-    if (most_values(&a->body) >
-        read->max_texts + MOST_MEMBERS + MOST_TERMS) { /* before a value of 2 bytes takes 64 of memory */
-        too_many(read);
-        return;
-    }
+    const size_t n_values = count_values(&a->body);              /* before one of 2 bytes takes 64 of memory */
+    if (read->speaks->read && n_values > MOST_VALUES)
+        refuse(r, MHD_HTTP_CONTENT_TOO_LARGE, "too many values in one request: at most 10000%s", "");
+    else if (!read->speaks->read && n_values > read->max_texts + MOST_MEMBERS + MOST_TERMS) too_many(read);
+    if (r->status) return;
     read->has_texts = 1;
     if (!read->speaks->read) MHD_get_connection_values_n(a->connection, MHD_GET_ARGUMENT_KIND, take_argument, read);
     cJSON *all = raw_nul ? NULL : cJSON_ParseWithLengthOpts(data, a->body.length, &behind, 0);
