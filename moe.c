@@ -1988,6 +1988,14 @@ MOE_INLINE size_t moe_register_at(int at, size_t block_bytes, size_t unit) {
     return (size_t)at / 16 * block_bytes + (size_t)at % 16 * unit;
 }
 
+/* Where some rows of a tile are in their columns: codes, sums and scales of the rows, codes and sides of the weights.
+ */
+typedef struct moe_columns {
+    const int8_t *x, *x_sums, *x_scales, *sub, *part;
+    const char *w;
+} moe_columns;
+typedef void (*moe_columns_fn)(const moe_linear *l, size_t row, const moe_columns *c, float *floats);
+
 /* Some rows of a tile of a quantised matrix: see room 10. */
 typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
                             const char *next, int ask);
@@ -2434,18 +2442,18 @@ MOE_ISA_INLINE const int32_t *K(taken)(const int8_t *sums, size_t code_bytes, co
 }
 
 /* A tile's sums, of registers of outputs from `first` on, to integers [rows][blocks][16], or `blocked` to floats. */
-MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const int8_t *x_scales, const int8_t *part_at,
-                                size_t side_bytes, Q sum[8][8], int32_t *sums, float *floats, int first, const int rows,
-                                const int blocks, const int wide, const int lines, const int blocked, const int parts) {
+MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_columns *c, size_t side_bytes, Q sum[8][8],
+                                int32_t *sums, float *floats, int first, const int rows, const int blocks,
+                                const int wide, const int lines, const int blocked, const int parts) {
     const size_t code_bytes = moe_code_bytes(l->w->cols);
     F part[3];
     if (parts)
         MOE_UNROLL_FOR (int v = 0; v < wide; v++)
-            part[v] = I(part)(part_at + moe_register_at(v * MOE_WIDTH, side_bytes, 1));
+            part[v] = I(part)(c->part + moe_register_at(v * MOE_WIDTH, side_bytes, 1));
     MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
         const float scale = !blocked    ? 0.0f
                             : l->scales ? l->scales[row + (size_t)r]
-                                        : moe_block_scale(x_scales + (size_t)r * code_bytes);
+                                        : moe_block_scale(c->x_scales + (size_t)r * code_bytes);
         MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
             const int at = r * blocks * 16 + (first + v) * MOE_WIDTH;
             MOE_UNROLL_FOR (int i = 1; i < lines; i++) sum[r][v] = I(add)(sum[r][v], sum[r][i * wide + v]);
@@ -2457,83 +2465,107 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const int8_t *x
 }
 
 /* Loops that prefetch nothing have no instruction for it, and cases that cannot be no loop. */
-#define MOE_ASK(n)                                                                                    \
-    case n:                                                                                           \
-        if (few || blocked ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                       \
-        if (type == MOE_TYPE_Q8) K(q8_sums)(m, x, w, span, sum, rows, wide, lines, started, next, n); \
-        else K(q4_sums)(m, x, x_sums, w, sub, span, sum, rows, wide, apart, mids, next, n);           \
+#define MOE_ASK(n)                                                                                          \
+    case n:                                                                                                 \
+        if (few || blocked ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                             \
+        if (type == MOE_TYPE_Q8) K(q8_sums)(m, c->x, c->w, span, sum, rows, wide, lines, started, next, n); \
+        else K(q4_sums)(m, c->x, c->x_sums, c->w, c->sub, span, sum, rows, wide, apart, mids, next, n);     \
         break;
 
-/* Tiles from codes to outputs, of `blocks` blocks, for few rows one after the other up to block1. `next`, `ask`: what
- * to prefetch meanwhile; few rows see to that themselves. `blocked`: sums are of 64 columns; it is a constant, since a
- * loop of one turn costs few rows 3 %. */
-MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
-                            const char *next, int ask, const moe_type type, const int rows, const int blocks,
-                            const int started, const int blocked) {
+/* Bytes of the sides of 64 columns of a block. Q8 has none, but of expanded Q4M. */
+#define MOE_SIDES(type) ((type) == MOE_TYPE_Q4 ? 32 : 96)
+
+/* Several rows of Q4 have too many sums and parts for 16 registers: these are so many at a time. */
+#define MOE_TOGETHER(type, rows, registers) ((type) == MOE_TYPE_Q8 || MOE_WIDTH == 16 || (rows) == 1 ? (registers) : 1)
+
+/* Whether sums of 64 columns have a function of their own: in a loop within another one gcc 12 stores those of several
+ * rows of Q8 at every step, which takes twice the time. Those of Q4 are faster in one. */
+#define MOE_APART(type, rows, blocks) ((type) == MOE_TYPE_Q8 && !(MOE_FEW(type, rows) && (blocks) == 1))
+
+/* A tile's sums of all columns, or `blocked` of the next 64: constant, since a loop of one turn costs few rows 3 %. */
+MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t row, const moe_columns *c,
+                               const char *next, int ask, int32_t *sums, float *floats, int first, const moe_type type,
+                               const int rows, const int blocks, const int started, const int blocked) {
     const moe_matrix *m = l->w;
-    const int few = MOE_FEW(type, rows) && blocks == 1, registers = blocks * 16 / MOE_WIDTH;
+    const int few = MOE_FEW(type, rows) && blocks == 1, wide = MOE_TOGETHER(type, rows, blocks * 16 / MOE_WIDTH);
     const int lines = few && type == MOE_TYPE_Q8 ? MOE_ISA_LINES(rows) : 1, apart = few && MOE_ISA_VNNI;
     const int mids = type == MOE_TYPE_Q4M, parts = mids || (type == MOE_TYPE_Q8 && blocked && m->parts);
-    /* at a time: several rows of Q4 have too many sums and parts for 16 registers */
-    const int wide = type == MOE_TYPE_Q8 || MOE_WIDTH == 16 || rows == 1 ? registers : 1;
-    const size_t bytes = type == MOE_TYPE_Q8 ? 16 : 8, sides = type == MOE_TYPE_Q4 ? 32 : 96,
-                 side_bytes = m->cols_padded / 64 * sides;
-    const size_t span = blocked ? MOE_Q8_COLS : m->cols_padded, code_bytes = moe_code_bytes(m->cols);
-    const int8_t *codes = l->codes + row * code_bytes;
+    size_t span = blocked ? MOE_Q8_COLS : m->cols_padded;
+    int32_t taken[8];
+    Q sum[8][8];
+    if (started && blocked) start = K(taken)(c->x_sums, moe_code_bytes(m->cols), rows, taken);
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+        MOE_UNROLL_FOR (int v = 0; v < wide * lines; v++)
+            sum[r][v] = started && v < wide ? K(start)(start, r, v) : I(of)(0);
+    if (MOE_APART(type, rows, blocks)) __asm__("" : "+r"(span)); /* in a loop of known length gcc 12 stores all sums */
+    if (few) next = c->w + MOE_AHEAD, ask = first ? 0 : lines;
+    switch (few || !blocked ? ask : 0) {
+        MOE_ASK(0)
+        MOE_ASK(1)
+        MOE_ASK(2)
+        MOE_ASK(3)
+        MOE_ASK(4)
+        MOE_ASK(-1)
+        MOE_ASK(-2)
+        MOE_ASK(-3)
+    }
+    K(put_sums)(l, row, c, m->cols_padded / 64 * MOE_SIDES(type), sum, sums, floats, first, rows, blocks, wide, lines,
+                blocked, parts);
+}
+#undef MOE_ASK
+
+/* Tiles from codes to outputs, of `blocks` blocks, for few rows one after the other up to block1. `next`, `ask`: what
+ * to prefetch meanwhile; few rows see to that themselves. `apart`: the function for 64 columns, see MOE_APART. */
+MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
+                            const char *next, int ask, const moe_type type, const int rows, const int blocks,
+                            const int started, const int blocked, moe_columns_fn apart) {
+    const moe_matrix *m = l->w;
+    const int few = MOE_FEW(type, rows) && blocks == 1, registers = blocks * 16 / MOE_WIDTH;
+    const size_t bytes = type == MOE_TYPE_Q8 ? 16 : 8, side_bytes = m->cols_padded / 64 * MOE_SIDES(type);
+    const size_t span = blocked ? MOE_Q8_COLS : m->cols_padded;
+    const int8_t *codes = l->codes + row * moe_code_bytes(m->cols);
     do {
         int32_t sums[8 * 3 * 16];
         float sum_floats[8 * 3 * 16], *floats = l->floats ? l->floats + row * 16 : sum_floats;
         if (l->add) K(expect)(l, row, block, rows, blocks);
         if (blocked && !l->floats) memset(floats, 0, (size_t)(rows * blocks) * 16 * sizeof *floats);
-        for (int first = 0; first < registers; first += wide) {
-            const char *w = (const char *)m->data + block * m->cols_padded * bytes + first * MOE_WIDTH * 4;
-            const int8_t *sub = type == MOE_TYPE_Q8 ? NULL : m->subs + block * side_bytes + first * MOE_WIDTH;
-            const int8_t *part_at = parts ? m->parts + block * side_bytes + first * MOE_WIDTH : NULL;
-            const int8_t *x = codes, *x_sums = codes + (blocked ? moe_sums_at(l) : m->cols_padded);
-            const int8_t *x_scales = codes + moe_scales_at(l);
+        for (int first = 0; first < registers; first += MOE_TOGETHER(type, rows, registers)) {
+            const size_t side = block * side_bytes + (size_t)first * MOE_WIDTH;
+            moe_columns c = { codes,
+                              codes + (blocked ? moe_sums_at(l) : m->cols_padded),
+                              codes + moe_scales_at(l),
+                              m->subs ? m->subs + side : NULL,
+                              m->parts ? m->parts + side : NULL,
+                              (const char *)m->data + block * m->cols_padded * bytes + first * MOE_WIDTH * 4 };
             for (size_t k = 0; k < (blocked ? m->cols_padded : 1); k += span) {
-                int32_t taken[8];
-                const int32_t *from = start;
-                Q sum[8][8];
-                if (started && blocked) from = K(taken)(x_sums, code_bytes, rows, taken);
-                MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-                    MOE_UNROLL_FOR (int v = 0; v < wide * lines; v++)
-                        sum[r][v] = started && v < wide ? K(start)(from, r, v) : I(of)(0);
-                if (few) next = w + MOE_AHEAD, ask = first ? 0 : lines;
-                else if (blocked && ask) next = K(ask_block)(next, span * bytes / 64, ask);
-                switch (few || !blocked ? ask : 0) {
-                    MOE_ASK(0)
-                    MOE_ASK(1)
-                    MOE_ASK(2)
-                    MOE_ASK(3)
-                    MOE_ASK(4)
-                    MOE_ASK(-1)
-                    MOE_ASK(-2)
-                    MOE_ASK(-3)
-                }
-                if (blocked && !few) __asm__ volatile("" : : "r"(floats) : "memory"); /* they get no registers */
-                K(put_sums)(l, row, x_scales, part_at, side_bytes, sum, sums, floats, first, rows, blocks, wide, lines,
-                            blocked, parts);
-                x += span, x_sums += span / MOE_CODE_GROUP * 2, x_scales += sizeof(float), w += span * bytes;
-                if (type != MOE_TYPE_Q8) sub += span / 64 * sides;
-                if (parts) part_at += sides;
+                if (blocked && !few && ask) next = K(ask_block)(next, span * bytes / 64, ask);
+                if (blocked && MOE_APART(type, rows, blocks)) apart(l, row, &c, floats);
+                else
+                    K(columns)(l, start, row, &c, next, ask, sums, floats, first, type, rows, blocks, started, blocked);
+                c.x += span, c.x_sums += span / MOE_CODE_GROUP * 2, c.x_scales += sizeof(float), c.w += span * bytes;
+                if (m->subs) c.sub += span / 64 * MOE_SIDES(type);
+                if (m->parts) c.part += span / 64 * MOE_SIDES(type);
             }
         }
         if (!blocked) K(finish)(l, row, block, (size_t)rows, (size_t)blocks, sums);
         else if (!l->more) K(finish)(l, row, block, (size_t)rows, (size_t)blocks, floats);
     } while (few && ++block < block1);
 }
-#undef MOE_ASK
 
 #define MOE_TILE(type, rows, blocks)                                                                                 \
+    __attribute__((noinline)) MOE_UNUSED MOE_ISA_STATIC void K(columns_##type##_##rows##x##blocks)(                  \
+        const moe_linear *l, size_t row, const moe_columns *c, float *floats) {                                      \
+        K(columns)(l, NULL, row, c, NULL, 0, NULL, floats, 0, MOE_TYPE_##type, rows, blocks, MOE_ISA_VNNI, 1);       \
+    }                                                                                                                \
     MOE_ISA_STATIC void K(tile_##type##_##rows##x##blocks)(const moe_linear *l, const int32_t *start, size_t row,    \
                                                            size_t block, size_t block1, const char *next, int ask) { \
         const int q8 = MOE_TYPE_##type == MOE_TYPE_Q8;                                                               \
         if (MOE_TYPE_##type == MOE_TYPE_Q4M || moe_by_block(l))                                                      \
-            K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, q8 && MOE_ISA_VNNI, 1);  \
+            K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, q8 && MOE_ISA_VNNI, 1,   \
+                    K(columns_##type##_##rows##x##blocks));                                                          \
         else if (q8 && (start || MOE_ISA_VNNI))                                                                      \
-            K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, 1, 0);                   \
-        else K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, 0, 0);                  \
+            K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, 1, 0, NULL);             \
+        else K(tile)(l, start, row, block, block1, next, ask, MOE_TYPE_##type, rows, blocks, 0, 0, NULL);            \
     }
 #define MOE_TILE_AT(type, rows, blocks)                                                             \
     [MOE_TYPE_##type - MOE_TYPE_Q8][(rows) - 1][(blocks) - 1] = K(tile_##type##_##rows##x##blocks),
@@ -2589,6 +2621,9 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
 #undef MOE_TILE
 #undef MOE_TILE_AT
 #undef MOE_FEW
+#undef MOE_TOGETHER
+#undef MOE_SIDES
+#undef MOE_APART
 #undef MOE_WIDTH
 #undef MOE_HOLD
 #undef Q
