@@ -121,6 +121,13 @@ def a_client_may_have_so_much_waiting():
         assert server.translate(LINES[0], api_key="b")[0] == 200
         big.close()
         wait_for(lambda: server.translate(LINES[0], api_key="a")[0] == 200)
+        page = f"<p>{''.join(LONG) * 30}</p>" + "<b></b>" * 1200  # its tags count: they took 12 MB for each of 1 MB
+        big = post(server, asked(page, format="html", api_key="a"))
+        wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
+        status, answer = server.translate(LINES[0], api_key="a")
+        assert status == 429 and "13 KB of your texts are waiting, and 8 may: wait" in answer["error"], answer
+        big.close()
+        wait_for(lambda: server.translate(LINES[0], api_key="a")[0] == 200)
 
 
 def figure_of(server, key, name):

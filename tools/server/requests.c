@@ -171,8 +171,16 @@ static void enqueue(server *s, ask *a, guest *c) {
     pthread_cond_signal(&s->filled);
 }
 
+/* What was sent to be translated: a document counts with its tags, which take more memory than its words. */
+static size_t bytes_of(const ask *a) {
+    size_t bytes = a->context.length + a->terms.length;
+    for (size_t i = 0; i < a->n_pages; i++) bytes += a->pages[i].length;
+    for (size_t i = 0; i < a->n_items && !a->html; i++) bytes += a->items[i].length;
+    return bytes;
+}
+
 void requests_enqueue(server *s, ask *a, refusal *r) {
-    for (size_t i = 0; i < a->n_items; i++) a->bytes += a->items[i].length;
+    a->bytes = bytes_of(a);
     pthread_mutex_lock(&s->lock);
     if (s->broken) refuse(r, MHD_HTTP_INTERNAL_SERVER_ERROR, "the translator failed%s", "");
     else if (s->ending) refuse(r, MHD_HTTP_SERVICE_UNAVAILABLE, "the server is ending%s", "");

@@ -129,7 +129,7 @@ struct ask {
     text_item *items;
     size_t n_items, n_done, n_taken;
     size_t n_begun, n_queued;      /* items that the decoder has got, in order; that it is still to get */
-    size_t bytes;                  /* of all texts */
+    size_t bytes;                  /* of all that was sent to be translated */
     guest *of;                     /* NULL: the decoder has nothing to get from it */
     ask *turn_after, *turn_before; /* in the ring of the client */
     text_item *again, *open;       /* that are tried again; of which the decoder may have to get more parts */
