@@ -140,7 +140,10 @@ def what_was_not_answered_says_why():
             for more in ({}, {"stream": True}):
                 before = len(lines_of(log))
                 raw = post(server, {**body, **more})
-                time.sleep(0.5)
+                if more:
+                    raw.recv(1)  # it has begun
+                else:
+                    time.sleep(0.5)
                 raw.close()
                 wait_for(lambda: len(lines_of(log)) > before)
                 line = lines_of(log)[-1]
