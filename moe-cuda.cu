@@ -71,13 +71,13 @@ static const size_t MOE_MARGIN =
 
 /* A matrix on the device, or the matrix of the first of many experts. */
 typedef struct moe_weights {
-    moe_type type; /* Q8 for quantised ones without parts, Q4M with them */
+    moe_type type; /* Q8 for quantised ones without parts, Q8B with them */
     int rows, cols;
     int rows_padded;     /* of the rows of a matrix: 16 for codes   */
     size_t stride;       /* from row to row: bytes of codes, numbers */
     size_t step;         /* from expert to expert: bytes, of data and of scales */
     const void *data;    /* NULL: no such matrix */
-    const float *scales; /* [rows_padded], behind the codes; then of Q4M parts [rows_padded, stride / 64] */
+    const float *scales; /* [rows_padded], behind the codes; then of Q8B parts [rows_padded, stride / 64] */
 } moe_weights;
 
 /* The parts of a node on the device. */
@@ -245,7 +245,7 @@ struct moe_device : moe_step_rows {
 };
 
 static size_t moe_longest(const moe_graph *g) { return moe_max(g->max_source, g->max_target); }
-static_assert(MOE_TYPE_COUNT == 6, "a new number format: moe_quantised, moe_weight, moe_lift_matrix, moe_data_bytes");
+static_assert(MOE_TYPE_COUNT == 7, "a new number format: moe_quantised, moe_weight, moe_lift_matrix, moe_data_bytes");
 static int moe_quantised(moe_type type) { return type >= MOE_TYPE_Q8; }
 
 /* What to do about a CUDA error. */
@@ -581,12 +581,12 @@ __global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t b
     }
 }
 
-/* Parts [rows, cols_padded / 64] of Q4M. */
-__global__ void moe_k_unpack_parts(const int8_t *sides, size_t n, size_t cols_padded, float *to) {
+/* Parts [rows, cols_padded / 64]: the last two of so many sides. */
+__global__ void moe_k_unpack_parts(const int8_t *from, size_t sides, size_t n, size_t cols_padded, float *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, units = cols_padded / 64;
     if (i < n) {
         const size_t row = i / units;
-        const int8_t *low = sides + ((row / 16 * units + i % units) * 6 + 4) * 16 + row % 16;
+        const int8_t *low = from + ((row / 16 * units + i % units + 1) * sides - 2) * 16 + row % 16;
         to[i] = moe_f16_to_f32((uint16_t)((uint8_t)low[0] | (uint8_t)low[16] << 8));
     }
 }
@@ -604,7 +604,7 @@ __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor,
     for (int c = (int)threadIdx.x; c < table.cols; c += MOE_BLOCK) {
         const size_t at = id * table.stride + (size_t)c;
         float scale = table.scales ? table.scales[id] : 1.0f, v;
-        if (table.type == MOE_TYPE_Q4M)
+        if (table.type == MOE_TYPE_Q8B)
             scale = moe_mul(scale, moe_expert_parts(&table, 0)[id * (table.stride / 64) + (size_t)c / 64]);
         v = table.scales ? moe_mul((float)((const int8_t *)table.data)[at], scale)
                          : moe_weight(table.data, table.type, at);
@@ -887,7 +887,7 @@ __global__ void moe_k_products(moe_products p) {
     const float *scales =
         (const float *)(const void *)((const int8_t *)p.x + x_row * p.x_stride + moe_scales_at(p.w.stride));
     const float *parts =
-        p.w.type == MOE_TYPE_Q4M ? moe_expert_parts(&p.w, tile.x) + (there ? j : 0) * (p.w.stride / 64) : NULL;
+        p.w.type == MOE_TYPE_Q8B ? moe_expert_parts(&p.w, tile.x) + (there ? j : 0) * (p.w.stride / 64) : NULL;
     const int by_block = !p.x_scales || parts;
     int acc[MOE_TILE][OUTPUTS], sum = 0;
     float total = 0.0f;
@@ -1835,7 +1835,7 @@ static size_t moe_expert_bytes(const moe_experts *e) {
 static moe_weights moe_weights_at(const moe_matrix *m, const char *at, size_t step) {
     moe_weights w;
     memset(&w, 0, sizeof w);
-    w.type = m->parts ? MOE_TYPE_Q4M : moe_quantised(m->type) ? MOE_TYPE_Q8 : m->type;
+    w.type = m->parts ? MOE_TYPE_Q8B : moe_quantised(m->type) ? MOE_TYPE_Q8 : m->type;
     w.rows = (int)m->rows;
     w.cols = (int)m->cols;
     w.rows_padded = moe_quantised(m->type) ? (int)(moe_round_up(m->rows, 16)) : w.rows;
@@ -1859,7 +1859,7 @@ static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
         char *landing;
         n = moe_min(bytes - at, MOE_STAGE_BYTES);
         landing = moe_lift(d, (const char *)m->data + at, n, NULL);
-        if (m->type == MOE_TYPE_Q8)
+        if (m->bits == 8)
             MOE_LAUNCH(d, moe_k_unpack_q8, moe_divide_up(n / 4, 256), 256, (const uint32_t *)(void *)landing, at / 4,
                        n / 4, stride, (int8_t *)to);
         else
@@ -1869,7 +1869,7 @@ static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
     }
     moe_upload_to(d, to + codes, m->scales, rows * sizeof(float));
     if (m->parts)
-        MOE_LAUNCH(d, moe_k_unpack_parts, moe_divide_up(codes / 64, 256), 256, d->subs, codes / 64, stride,
+        MOE_LAUNCH(d, moe_k_unpack_parts, moe_divide_up(codes / 64, 256), 256, d->subs, m->sides, codes / 64, stride,
                    (float *)(void *)(to + codes + rows * sizeof(float)));
 }
 
@@ -1916,7 +1916,7 @@ static void moe_gemm(moe_device *d, const moe_weights *w, int expert, const int8
 
 /* Whether cuBLAS computes a product of so many rows. It has no sums by block. */
 static int moe_by_gemm(const moe_device *d, moe_type type, size_t rows) {
-    return d->cublas && !d->graphs[1].blocks && moe_quantised(type) && type != MOE_TYPE_Q4M && rows > MOE_FEW_ROWS;
+    return d->cublas && !d->graphs[1].blocks && (type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4) && rows > MOE_FEW_ROWS;
 }
 
 /* cuBLAS on this stream, tried with a product of ones; NULL and the reason if it cannot be used. This is not a failure:

@@ -9,7 +9,7 @@
  *    5. Frames                 the arguments of a run
  *    6. Devices                the interface to a device
  *    7. Elementary functions   exp, log, tanh, sigmoid, gelu, softplus: one definition for every machine
- *    8. Number formats         F32, F16, BF16, Q8, Q4, Q4M: the meaning of a matrix's bytes
+ *    8. Number formats         F32, F16, BF16, Q8, Q4, Q4M, Q8B: the meaning of a matrix's bytes
  *    9. Kernels: portable      the oracle: all other kernels must equal it bit for bit
  *   10. Kernels: shared        floats, quantised tiles of x86: one text for all instruction sets below
  *   11. Kernels: AVX2          plain, with VNNI
@@ -369,8 +369,8 @@ typedef struct moe_matrix {
     size_t rows, cols;
     size_t cols_padded;  /* quantised: multiple of 64; else cols */
     const void *data;    /* quantised: the codes */
-    const int8_t *subs;  /* Q4, Q4M */
-    const int8_t *parts; /* Q4M, or NULL: see moe_part */
+    const int8_t *subs;  /* what lies beside the codes, or NULL: of Q4 and Q4M subs first */
+    const int8_t *parts; /* Q4M, Q8B, or NULL: see moe_part */
     const float *scales; /* quantised: [rows padded to 16] */
     size_t bits, sides;  /* of a number or code; bytes of subs and what lies with them, for 64 columns of a row */
 } moe_matrix;
@@ -1153,7 +1153,11 @@ MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf
  * numbers that had a scale and a minimum for 32 columns before (GGUF's Q4_1, Q4_K) with the codes that they had. Codes
  * lie as in Q4; after them, for every 64 columns of 16 rows, 16 bytes each of: two subs, two mids, low and high bytes
  * of the part. Sums of 64 columns become floats, times their part and the scale of the row's activations, whether these
- * have a scale for a row or for a block. */
+ * have a scale for a row or for a block.
+ *
+ * Q8B, Q8 by blocks: a number is code * part * scale[row], with an F16 part for every 64 columns. Codes lie as in Q8;
+ * after them, for every 64 columns of 16 rows, 16 low and 16 high bytes of the part. Its products are those of Q8 with
+ * the parts of Q4M: kernels look at the bits of a code. */
 
 enum {
     MOE_Q8_ROWS = 16,
@@ -1175,9 +1179,9 @@ static int moe_find_word(const char *const *words, const char *word) {
  * unpack kernel; an assertion about MOE_TYPE_COUNT in moe-cuda.cu lists the places there. */
 typedef struct moe_format {
     const char *name;
-    size_t bits, sides; /* as in moe_matrix */
-    size_t part;        /* which of the sides is the low byte of a part, 0: none */
-    float largest;      /* in magnitude that does not round to infinity */
+    size_t bits, sides;                                       /* as in moe_matrix */
+    int parts;                                                /* the last two of the sides are a part */
+    float largest;                                            /* in magnitude that does not round to infinity */
     void (*row)(const moe_matrix *m, size_t row, float *out); /* out[cols] */
     void (*put)(void *data, size_t at, float x);              /* a format of floats */
     /* Quantised formats: products take quantised rows, and a weight is code * scale[row]. */
@@ -1230,14 +1234,14 @@ static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
 
 /* The caller has checked that the blob is moe_matrix_bytes long. */
 static moe_matrix moe_matrix_view(moe_type type, size_t rows, size_t cols, const void *blob) {
-    const size_t bits = moe_formats[type].bits, sides = moe_formats[type].sides, part = moe_formats[type].part;
+    const size_t bits = moe_formats[type].bits, sides = moe_formats[type].sides;
     moe_matrix m = { type, rows, cols, cols, blob, NULL, NULL, NULL, bits, sides };
     if (moe_type_quantised(type)) {
         const size_t padded = moe_round_up(cols, MOE_Q8_COLS), padded_rows = moe_round_up(rows, MOE_Q8_ROWS);
         const char *behind = (const char *)blob + padded_rows * (padded / 8 * bits);
         m.cols_padded = padded;
         if (sides) m.subs = (const int8_t *)behind;
-        if (part) m.parts = m.subs + part * 16;
+        if (moe_formats[type].parts) m.parts = m.subs + (sides - 2) * 16;
         behind += padded_rows * (padded / 64 * sides);
         m.scales = (const float *)(const void *)behind;
     }
@@ -1470,6 +1474,27 @@ static float moe_quantise_row_q4m(const float *x, size_t cols, size_t cols_padde
     return scale;
 }
 
+/* codes[cols_padded] and a part for every 64 columns of a row; returns its scale: NaN as with moe_quantise_row_q8. The
+ * scale is a power of two: parts are exact where blocks had F16 scales before, as in GGUF's Q8_0. */
+static float moe_quantise_row_q8b(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *parts) {
+    int finite;
+    const float scale = moe_from_bits(moe_to_bits(moe_largest(x, cols, &finite) / 127.0f) & 0x7f800000u);
+    memset(codes, 0, cols_padded);
+    memset(parts, 0, cols_padded / 64 * 2);
+    if (scale < FLT_MIN || !finite) return finite ? 0.0f : moe_from_bits(0x7fc00000u);
+    for (size_t c = 0; c < cols; c += 64, parts += 2) {
+        const size_t n = moe_min(64, cols - c);
+        const uint16_t half = moe_f32_to_f16(moe_largest(x + c, n, &finite) / 127.0f / scale);
+        const float step = scale * moe_f16_to_f32(half);
+        for (size_t i = 0; i < n && step > 0.0f; i++) {
+            const int32_t code = moe_round(x[c + i] / step);
+            codes[c + i] = (int8_t)(code > 127 ? 127 : code < -127 ? -127 : code);
+        }
+        parts[0] = (int8_t)(half & 0xff), parts[1] = (int8_t)(half >> 8);
+    }
+    return scale;
+}
+
 /* Whether a row can be stored: its numbers are finite in the type. A quantised row is always finite: its largest number
  * determines its scale. */
 static int moe_row_fits(moe_type type, size_t cols, const float *x) {
@@ -1560,17 +1585,18 @@ MOE_FROM_CODE(q4)
 MOE_FROM_CODE(q4m)
 #define moe_put_q4m moe_put_q4
 
-#define MOE_QUANTISED(name)                                                                          \
-    .largest = FLT_MAX, .row = moe_row_##name, .code = moe_code_##name, .expand = moe_expand_##name, \
-    .quantise = moe_quantise_row_##name, .put_code = moe_put_##name
-_Static_assert(MOE_TYPE_COUNT == 6, "a new format of floats needs its conversion in the kernels of each room");
+#define MOE_QUANTISED(codes, name)                                                                      \
+    .largest = FLT_MAX, .row = moe_row_##codes, .code = moe_code_##codes, .expand = moe_expand_##codes, \
+    .quantise = moe_quantise_row_##name, .put_code = moe_put_##codes
+_Static_assert(MOE_TYPE_COUNT == 7, "a new format of floats needs its conversion in the kernels of each room");
 static const moe_format moe_formats[MOE_TYPE_COUNT] = {
     [MOE_TYPE_F32] = { "f32", 32, .largest = FLT_MAX, .row = moe_row_f32, .put = moe_put_f32 },
     [MOE_TYPE_F16] = { "f16", 16, .largest = 65519.996f, .row = moe_row_f16, .put = moe_put_f16 },
     [MOE_TYPE_BF16] = { "bf16", 16, .largest = 0x1.fefffep127f, .row = moe_row_bf16, .put = moe_put_bf16 },
-    [MOE_TYPE_Q8] = { "q8", 8, MOE_QUANTISED(q8) },
-    [MOE_TYPE_Q4] = { "q4", 4, 2, MOE_QUANTISED(q4) },
-    [MOE_TYPE_Q4M] = { "q4m", 4, 6, 4, MOE_QUANTISED(q4m) },
+    [MOE_TYPE_Q8] = { "q8", 8, MOE_QUANTISED(q8, q8) },
+    [MOE_TYPE_Q4] = { "q4", 4, 2, MOE_QUANTISED(q4, q4) },
+    [MOE_TYPE_Q4M] = { "q4m", 4, 6, 1, MOE_QUANTISED(q4m, q4m) },
+    [MOE_TYPE_Q8B] = { "q8b", 8, 2, 1, MOE_QUANTISED(q8, q8b) },
 };
 
 /* ==== 9. Kernels: portable ====================================================================================
@@ -1686,10 +1712,11 @@ MOE_INLINE int moe_by_block(const moe_linear *l) { return !l->scales || l->w->pa
 static void moe_add_block(const moe_linear *l, size_t row, size_t rows, const int32_t *sums) {
     const size_t stride = moe_code_bytes(l->w->cols);
     const int8_t *scales = l->codes + row * stride + moe_scales_at(l), *parts = l->w->parts;
-    float *to = l->floats + row * 16;
+    float *to = l->floats + row * 16, part[16] = { 0 };
+    for (size_t j = 0; parts && j < 16; j++) part[j] = moe_part(parts + j);
     for (size_t r = 0; r < rows; r++, to += 16, sums += 16) {
         const float scale = l->scales ? l->scales[row + r] : moe_block_scale(scales + r * stride);
-        for (size_t j = 0; j < 16; j++) to[j] = to[j] + (float)sums[j] * (parts ? scale * moe_part(parts + j) : scale);
+        for (size_t j = 0; j < 16; j++) to[j] = to[j] + (float)sums[j] * (parts ? scale * part[j] : scale);
     }
 }
 
@@ -1800,12 +1827,12 @@ static void moe_linear_blocks(const moe_linear *l, size_t row0, size_t row1, siz
         }
 }
 
-/* The linear of an instruction set: `products` for Q8 and formats up to `last`; `rest` is the suffix of other kernels.
- */
+/* The linear of an instruction set: `products` for codes of 8 bits and formats up to `last`; `rest` is the suffix of
+ * other kernels. */
 #define MOE_LINEAR_OF(name, rest, last, products)                                                                 \
     static void moe_linear_##name(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {  \
         const moe_type type = l->w->type;                                                                         \
-        if (type >= MOE_TYPE_Q8 && type <= MOE_TYPE_##last) (products);                                           \
+        if (l->w->bits == 8 || (type >= MOE_TYPE_Q8 && type <= MOE_TYPE_##last)) (products);                      \
         else if (moe_type_quantised(type)) moe_linear_expanded(l, row0, row1, block0, block1, moe_linear_##name); \
         else moe_linear_float_##rest(l, row0, row1, block0, block1);                                              \
     }
@@ -2472,8 +2499,9 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_colum
         else K(q4_sums)(m, c->x, c->x_sums, c->w, c->sub, span, sum, rows, wide, apart, mids, next, n);     \
         break;
 
-/* Bytes of the sides of 64 columns of a block. Q8 has none, but of expanded Q4M. */
-#define MOE_SIDES(type) ((type) == MOE_TYPE_Q4 ? 32 : 96)
+/* Bytes of the sides of 64 columns of a block: of codes of 8 bits known by the matrix alone, which may be an expanded
+ * one. */
+#define MOE_SIDES(type) ((type) == MOE_TYPE_Q8 ? m->sides * 16 : (type) == MOE_TYPE_Q4 ? 32 : 96)
 
 /* Several rows of Q4 have too many sums and parts for 16 registers: these are so many at a time. */
 #define MOE_TOGETHER(type, rows, registers) ((type) == MOE_TYPE_Q8 || MOE_WIDTH == 16 || (rows) == 1 ? (registers) : 1)
@@ -2581,11 +2609,12 @@ static const moe_tile_fn K(tiles)[3][8][3] = { MOE_ISA_TILES(MOE_TILE_AT) };
 MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                                  int small) {
     enum { ROWS = 64, TILE = 20 << 10, LARGE = 8 << 20 }; /* bytes */
-    const int q8 = l->w->type == MOE_TYPE_Q8, start_rows = q8 && !moe_by_block(l);
+    const int q8 = l->w->bits == 8, start_rows = q8 && !moe_by_block(l);
+    const moe_type type = q8 ? MOE_TYPE_Q8 : l->w->type;
     const size_t block_bytes = l->w->cols_padded * (q8 ? 16 : 8), most = q8 ? MOE_ISA_ROWS : 4,
                  most_blocks = MOE_WIDTH == 16 ? 3 : 1;
     const size_t few_rows = MOE_WIDTH == 16 && q8 && l->w->rows * l->w->cols_padded <= LARGE ? 3 : most;
-    const moe_tile_fn(*tiles)[3] = K(tiles)[l->w->type - MOE_TYPE_Q8];
+    const moe_tile_fn(*tiles)[3] = K(tiles)[type - MOE_TYPE_Q8];
     int32_t start[ROWS] = { 0 };
     for (; row0 < row1; row0 += ROWS) {
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, most);
@@ -2593,7 +2622,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
         const size_t widest = moe_min(most_blocks, fitting);
         const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* worth a pass over all weights */
         for (size_t r = 0; MOE_ISA_VNNI && start_rows && r < rows; r++) start[r] = moe_taken(l, row0 + r);
-        if (rows <= few_rows && MOE_FEW(l->w->type, rows)) {
+        if (rows <= few_rows && MOE_FEW(type, rows)) {
             tiles[rows - 1][0](l, !MOE_ISA_VNNI ? NULL : start, row0, block0, block1, NULL, 0);
             continue;
         }
@@ -3152,6 +3181,7 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, m
 #define MOE_TILE_DPBSSD(c, a, b) _tile_dpbssd(c, a, b)
 /* 16 int8 to int32, of which gcc 12 makes scalar code if it is written as __builtin_convertvector. */
 #define MOE_AMX_WIDEN(to, from) ((to) = (moe_i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(from))))
+#define MOE_AMX_PARTS(to, low) ((to) = (moe_f32x16)moe_ints_part_512(low))
 
 /* The processor has tiles, the system saves them (XCR0), and this process may use them: Linux requires a request, since
  * 8 KB more may not fit a signal stack of the program. Requesting twice is harmless. */
@@ -3304,8 +3334,7 @@ MOE_AMX_INLINE void moe_amx_add_block(moe_amx_scales scales, size_t height, size
     for (size_t i = 0; i < tiles; i++) {
         const char *at = scales.at[high > 1 && i % 2];
         moe_f32x16 part = { 0 };
-        for (int j = 0; scales.parts && j < 16; j++)
-            part[j] = moe_part(scales.parts + (i >> (high - 1)) * scales.part_step + j);
+        if (scales.parts) MOE_AMX_PARTS(part, scales.parts + (i >> (high - 1)) * scales.part_step);
         for (size_t r = 0; r < height; r++, at += scales.stride) {
             const moe_i32x16 *sum = (const void *)(sums[i] + r * 16);
             moe_f32x16 *to = (void *)(floats[i] + r * 16);
@@ -3325,7 +3354,7 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
     const size_t k = w->cols_padded, stride = moe_code_bytes(w->cols);
     const size_t tiles = rows <= 16 ? 1 : moe_round_up(moe_divide_up(rows, 16), 2), height = moe_divide_up(rows, tiles);
     const size_t high = tiles == 1 ? 1 : 2, wide = 4 / high;
-    const size_t span = w->type == MOE_TYPE_Q8 ? k : moe_min(k, MOE_AMX_BUFFER / 16 / wide);
+    const size_t span = w->bits == 8 ? k : moe_min(k, MOE_AMX_BUFFER / 16 / wide);
     const int by_block = moe_by_block(l);
     int32_t sums[4][16 * 16] __attribute__((aligned(64)));
     float floats[4][16 * 16] __attribute__((aligned(64)));
@@ -3344,7 +3373,7 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
             if (by_block) memset(floats, 0, sizeof floats);
             for (size_t k0 = 0; k0 < k; k0 += span) {
                 const size_t n = moe_min(span, k - k0);
-                const int8_t *b = w->type == MOE_TYPE_Q8 ? (const int8_t *)w->data + (block * k + k0) * 16 : expanded;
+                const int8_t *b = w->bits == 8 ? (const int8_t *)w->data + (block * k + k0) * 16 : expanded;
                 for (size_t i = 0; i < blocks && b == expanded && (tile == 0 || span < k); i++) {
                     int8_t *to = expanded + i * span * 16;
                     if (w->type == MOE_TYPE_Q4 || w->type == MOE_TYPE_Q4M) moe_amx_expand(w, block + i, k0, k0 + n, to);
@@ -3601,9 +3630,9 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
     moe_finish_sums(l, row, block, rows, sums, moe_finish_neon);
 }
 
-#define MOE_ROWS_NEON(isa, n)                                             \
-    for (; r + (n) <= row1; r += (n))                                     \
-        if (l->w->type == MOE_TYPE_Q8) moe_q8_rows_##isa(l, r, block, n); \
+#define MOE_ROWS_NEON(isa, n)                                   \
+    for (; r + (n) <= row1; r += (n))                           \
+        if (l->w->bits == 8) moe_q8_rows_##isa(l, r, block, n); \
         else moe_q4_rows_##isa(l, r, block, n);
 
 /* Outputs outside, rows inside: a block of weights is read once from memory and stays in L1 for all rows. */
@@ -3786,7 +3815,7 @@ MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows
     memset(sum, 0, rows * 16 * sizeof *sum);
     for (size_t col = 0; col < m->cols_padded; col += MOE_PANEL_COLS) {
         const size_t cols = moe_min(MOE_PANEL_COLS, m->cols_padded - col);
-        if (m->type == MOE_TYPE_Q8) moe_panel_q8(m, block, col, cols, panel);
+        if (m->bits == 8) moe_panel_q8(m, block, col, cols, panel);
         else moe_panel_q4(m, block, col, cols, panel);
         for (size_t r = 0; r < rows; r += 8) {
             const int8_t *codes = l->codes + (row + r) * code_bytes + col;

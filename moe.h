@@ -107,10 +107,11 @@ typedef enum moe_type {
     MOE_TYPE_Q8 = 3,  /* int8 and one float scale per output row; products are exact integers */
     MOE_TYPE_Q4 = 4,  /* 4-bit codes, one integer factor for 32 columns, and Q8's scale; products are exact integers */
     MOE_TYPE_Q4M = 5, /* Q4 with a middle too for 32 columns, and a scale for 64, whose products are exact */
+    MOE_TYPE_Q8B = 6, /* Q8 with a scale for 64 columns too, as in Q4M */
     MOE_TYPE_COUNT,
     MOE_TYPE_KEEP = 255 /* moe_save_params: as it is in the file */
 } moe_type;
-const char *moe_type_name(moe_type type);            /* "f32", "f16", "bf16", "q8", "q4", "q4m"; "?" if unknown */
+const char *moe_type_name(moe_type type);            /* "f32", "f16", "bf16", "q8" and so on; "?" if unknown */
 int moe_type_parse(const char *name, moe_type *out); /* 1 and *out set, or 0 */
 
 /* ---- Model --------------------------------------------------------------------------------------------- */
@@ -291,8 +292,7 @@ typedef void (*moe_attention_fn)(void *user, const moe_attention *attention); /*
  * paper's prune and rerank, only the paper's and NVIDIA's have a coverage penalty. NVIDIA, TF and MLPERF keep finished
  * hypotheses in the beam until all have finished, or until the length limit, where those that it cuts compete too. */
 typedef enum moe_rules {
-    MOE_RULES_PAPER = 0, /* GNMT section 7: finished hypotheses leave the beam and rank above those that the length */
-                         /* limit cuts. Lengths count the end token                                                 */
+    MOE_RULES_PAPER = 0, /* GNMT section 7: finished ones leave the beam, above cut ones. Lengths count the end     */
     MOE_RULES_NVIDIA,    /* NVIDIA's PyTorch GNMT: penalties count once all hypotheses have finished, never at the  */
                          /* length limit. Lengths count begin and end. Coverage is kept per place in the beam       */
     MOE_RULES_TF,        /* tensorflow/nmt: every step orders the beam by normalised score, the end not counted     */

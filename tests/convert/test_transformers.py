@@ -373,8 +373,8 @@ def half_precision_is_read():
 def types_are_those_of_the_library():
     """--type and --experts give what moe-quantize makes of the F32 file, byte for byte."""
     with converted("nllb-moe") as plain:
-        for kind, experts in (("q8", "q4"), ("q4", "q4m"), ("q4m", "q4"), ("f16", "q8"),
-                              ("bf16", "bf16")):
+        for kind, experts in (("q8", "q4"), ("q4", "q4m"), ("q4m", "q4"), ("f16", "q8b"),
+                              ("q8b", "q8"), ("bf16", "bf16")):
             run([os.path.join(BIN, "moe-quantize"), "--experts", experts, plain, plain + ".there", kind])
             with converted("nllb-moe", "--type", kind, "--experts", experts) as here:
                 a, b = moefile.read(here)[1], moefile.read(plain + ".there")[1]

@@ -214,9 +214,8 @@ static void rows_of_ids(int32_t *ids, size_t rows, size_t n, uint64_t *random) {
 }
 
 static void products_and_rows_equal_the_cpu(void **state) {
-    static const moe_type types[] = {
-        MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_BF16
-    };
+    static const moe_type types[] = { MOE_TYPE_Q8,  MOE_TYPE_Q4,  MOE_TYPE_Q4M, MOE_TYPE_Q8B,
+                                      MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_BF16 };
     static const size_t shapes[][3] = { { 1, 1, 1 },    { 2, 17, 16 },   { 7, 64, 33 },  { 8, 63, 100 },
                                         { 9, 130, 15 }, { 16, 513, 48 }, { 33, 31, 70 }, { 45, 200, 64 } };
     uint64_t random = 5;
@@ -256,7 +255,9 @@ static void build_step(moe_graph *g, void *user, void *states) {
 }
 
 static void states_and_steps_equal_the_cpu(void **state) {
-    static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_F32, MOE_TYPE_BF16 };
+    static const moe_type types[] = {
+        MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_F32, MOE_TYPE_BF16
+    };
     uint64_t random = 6;
     (void)state;
     defaults();
@@ -316,7 +317,9 @@ static void build_mixture(moe_graph *g, void *user, void *states) {
 }
 
 static void mixtures_equal_the_cpu(void **state) {
-    static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_F32, MOE_TYPE_BF16 };
+    static const moe_type types[] = {
+        MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_F32, MOE_TYPE_BF16
+    };
     static const size_t shapes[][5] = {
         /* rows, experts, k, hidden, width */
         { 1, 1, 1, 3, 5 },    { 4, 5, 2, 40, 16 }, { 5, 130, 3, 17, 70 },
@@ -991,7 +994,9 @@ static void a_device_without_cublas_gives_the_same_bytes(void **state) {
 
 /* What is forced, hidden, suppressed and cut is the same too; experts that do not fit are fetched with their biases. */
 static void transformers_give_the_bytes_of_the_cpu(void **state) {
-    static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_BF16 };
+    static const moe_type types[] = {
+        MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_BF16
+    };
     size_t finished = 0, cut = 0, hidden = 0;
     (void)state;
     for (int variant = 0; variant < MW_TRANSFORMERS; variant++) {
@@ -1305,7 +1310,9 @@ static void gating_gives_the_bytes_of_the_cpu(void **state) {
     static const char *const models[] = { "two levels", "language model", "classifier" }, *const gatings[] = {
         NULL, "softmax", "topk"
     };
-    static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_BF16 };
+    static const moe_type types[] = {
+        MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_BF16
+    };
     static const int batches[] = { 1, 3, 8 };
     (void)state;
     for (int which = 0; which < 3; which++) {
@@ -1393,7 +1400,8 @@ static void traces_show_what_the_cpu_shows(void **state) {
 
 static size_t room_of(moe_type type, size_t rows, size_t cols) { /* of a matrix on the device */
     if (type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4) return moe_round_up(rows, 16) * (moe_round_up(cols, 64) + 4);
-    if (type == MOE_TYPE_Q4M) return moe_round_up(rows, 16) * (moe_round_up(cols, 64) / 64 * 68 + 4);
+    if (type == MOE_TYPE_Q4M || type == MOE_TYPE_Q8B)
+        return moe_round_up(rows, 16) * (moe_round_up(cols, 64) / 64 * 68 + 4);
     return moe_round_up(rows * cols * (type == MOE_TYPE_F32 ? 4 : 2), 64);
 }
 
@@ -1536,7 +1544,9 @@ static void fetches_are_those_of_a_simulation(void **state) {
 
 /* Any number of bays, batches, chunks of rows, cuBLAS and kernels: the same bytes. */
 static void fetching_gives_the_bytes_of_the_cpu(void **state) {
-    static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4M, MOE_TYPE_Q4, MOE_TYPE_F16 };
+    static const moe_type types[] = {
+        MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_Q4, MOE_TYPE_F16
+    };
     static const int batches[] = { 1, 8, 3 };
     (void)state;
     for (int which = 0; which < 5; which++) {

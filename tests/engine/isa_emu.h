@@ -56,6 +56,8 @@ __attribute__((target("avx2"))) static inline __m256i avxvnni_dpbusd(__m256i sum
 #define MOE_TILE_DPBSSD(c, a, b) amx_dpbssd(c, a, b)
 #define MOE_AMX_WIDEN(to, from)                                     \
     for (int lane = 0; lane < 16; lane++) (to)[lane] = (from)[lane]
+#define MOE_AMX_PARTS(to, low)                                                \
+    for (int lane = 0; lane < 16; lane++) (to)[lane] = moe_part((low) + lane)
 
 static inline int moe_amx_available(void) { return 1; }
 

@@ -243,6 +243,7 @@ static inline size_t mw_matrix_bytes(uint32_t type, size_t rows, size_t cols) {
     if (type == MW_Q8) return mw_up(rows, 16) * mw_up(cols, 64) + 8 * mw_up(rows, 16);
     if (type == 4) return mw_up(rows, 16) * (mw_up(cols, 64) / 2 + mw_up(cols, 64) / 32 + 8);     /* q4: sizes only */
     if (type == 5) return mw_up(rows, 16) * (mw_up(cols, 64) / 2 + mw_up(cols, 64) / 64 * 6 + 8); /* q4m: the same */
+    if (type == 6) return mw_up(rows, 16) * (mw_up(cols, 64) + mw_up(cols, 64) / 32 + 8);         /* q8b: the same */
     return rows * cols * (type == MW_F32 ? 4 : 2);
 }
 

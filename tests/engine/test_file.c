@@ -1810,7 +1810,7 @@ static void a_number_that_the_type_cannot_hold_is_refused(void **state) {
         int fits;
     } cases[] = { { MOE_TYPE_F16, 65519.996f, 1 }, { MOE_TYPE_F16, 65520.0f, 0 }, { MOE_TYPE_F16, -1e6f, 0 },
                   { MOE_TYPE_BF16, 1e38f, 1 },     { MOE_TYPE_BF16, FLT_MAX, 0 }, { MOE_TYPE_Q8, 1e38f, 1 },
-                  { MOE_TYPE_Q4, 1e6f, 1 } };
+                  { MOE_TYPE_Q4, 1e6f, 1 },        { MOE_TYPE_Q8B, FLT_MAX, 1 } };
     (void)state;
     for (size_t i = 0; i < MOE_COUNT(cases); i++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);

@@ -931,6 +931,7 @@ static void linear_bf16_is_the_same_on_every_isa(void **state) { (void)state, li
 static void linear_q8_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_Q8, 44); }
 static void linear_q4_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_Q4, 48); }
 static void linear_q4m_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_Q4M, 60); }
+static void linear_q8b_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_Q8B, 63); }
 
 /* Where rows are cut into tiles every count is another case, and so is a Q4 matrix too wide for a buffer. */
 static void linear_quantised_is_the_same_at_every_row_count_and_width(void **state) {
@@ -960,8 +961,8 @@ static void linear_q8_of_a_large_matrix_is_the_same_on_every_isa(void **state) {
     uint64_t random = 61;
     (void)state;
     if (mw_slow()) return;
-    for (int addend = 0; addend < 3; addend += 2) {
-        linear_case c = make_linear(&random, MOE_TYPE_Q8, rows, in, out, addend, MIXED);
+    for (int addend = 0; addend < 3; addend++) {
+        linear_case c = make_linear(&random, addend % 2 ? MOE_TYPE_Q8B : MOE_TYPE_Q8, rows, in, out, addend, MIXED);
         assert_true(moe_matrix_bytes(MOE_TYPE_Q8, out, in) > 8 << 20);
         for (int blocks = 0; blocks < 2; blocks++) {
             quantise_linear(&c, blocks);
@@ -1207,8 +1208,10 @@ static void q4_lies_where_its_description_says(void **state) {
 
 /* The F16 part of 64 columns of a row, as the head of room "Number formats" describes its place. */
 static float part_of(const moe_matrix *m, size_t row, size_t col) {
-    const unsigned char *side = (const unsigned char *)m->data + mw_up(m->rows, 16) * m->cols_padded / 2;
-    side += ((row / 16 * (m->cols_padded / 64) + col / 64) * 6 + 4) * 16 + row % 16;
+    const size_t sides = m->type == MOE_TYPE_Q4M ? 6 : 2;
+    const unsigned char *side = (const unsigned char *)m->data;
+    side += mw_up(m->rows, 16) * m->cols_padded / (m->type == MOE_TYPE_Q4M ? 2 : 1);
+    side += ((row / 16 * (m->cols_padded / 64) + col / 64) * sides + sides - 2) * 16 + row % 16;
     return moe_f16_to_f32((uint16_t)(side[0] + 256 * side[16]));
 }
 
@@ -1289,6 +1292,78 @@ static void q4m_keeps_the_codes_of_a_scale_and_a_minimum(void **state) {
         free(blob);
     }
     CHECK(squares < 1.0 / 120, "the mean squared error is %g of a step", squares);
+}
+
+/* Q8B as the same head describes it, read back by hand. */
+static void q8b_lies_where_its_description_says(void **state) {
+    uint64_t random = 64;
+    (void)state;
+    for (size_t round = 0; round < mw_rounds(60); round++) {
+        const size_t out = 1 + mw_below(&random, 40), in = 1 + mw_below(&random, 150), rows = mw_up(out, 16),
+                     cols = mw_up(in, 64);
+        float *w = numbers(&random, out * in, PLAIN), *back = mw_zeros(in * 4);
+        int8_t *scratch = mw_zeros(2 * cols), *blob = mw_zeros((size_t)moe_matrix_bytes(MOE_TYPE_Q8B, out, in));
+        int8_t *parts = blob + rows * cols;
+        const float *scales = (const float *)(const void *)(parts + rows * cols / 32);
+        const int32_t *sums = (const int32_t *)(const void *)(scales + rows);
+        const moe_matrix m = moe_matrix_view(MOE_TYPE_Q8B, out, in, blob);
+        assert_int_equal(moe_matrix_bytes(MOE_TYPE_Q8B, out, in), rows * cols + rows * cols / 32 + 8 * rows);
+        for (size_t r = 0; r < out; r++) moe_pack_row(MOE_TYPE_Q8B, out, in, r, w + r * in, blob, scratch);
+        for (size_t r = 0; r < out; r++) {
+            int exponent;
+            int32_t sum = 0;
+            assert_true(frexpf(scales[r], &exponent) == 0.5f);
+            moe_matrix_row(&m, r, back);
+            for (size_t c = 0; c < cols; c++) {
+                const int code = blob[(r / 16 * (cols / 4) + c / 4) * 64 + r % 16 * 4 + c % 4];
+                const float step = scales[r] * part_of(&m, r, c);
+                float amax = 0;
+                for (size_t i = c / 64 * 64; i < moe_min(c / 64 * 64 + 64, in); i++)
+                    amax = fabsf(w[r * in + i]) > amax ? fabsf(w[r * in + i]) : amax;
+                assert_true(code >= -127 && code <= 127 && fabsf(step - amax / 127.0f) <= amax / 127.0f / 2048.0f);
+                sum += code;
+                if (c >= in) continue;
+                assert_true(back[c] == (float)code * step);
+                CHECK(fabsf(back[c] - w[r * in + c]) <= 0.57f * step, "row %zu, column %zu: %g became %g", r, c,
+                      (double)w[r * in + c], (double)back[c]); /* 127 steps of one that was rounded down are .06 less */
+            }
+            assert_int_equal(sums[r], sum);
+        }
+        assert_int_equal(moe_broken_scale(&m), out);
+        parts[(out / 2 / 16 * (cols / 64) + cols / 64 - 1) * 32 + 16 + out / 2 % 16] = 0x7c;
+        assert_int_equal(moe_broken_scale(&m), out / 2);
+        free(w), free(back), free(scratch), free(blob);
+    }
+}
+
+/* Numbers that were codes times an F16 scale before come back as they were, in every block but the last, whose second
+ * half had a smaller scale; there they are within half a step. Blocks of zeros, and ones too small for a part, are
+ * zeros. */
+static void q8b_keeps_the_codes_of_an_f16_scale(void **state) {
+    enum { COLS = 5 * 64 };
+    uint64_t random = 65;
+    (void)state;
+    for (size_t round = 0; round < 200; round++) {
+        float w[COLS], back[COLS], step = 0;
+        int8_t scratch[2 * COLS];
+        unsigned char *blob = mw_zeros((size_t)moe_matrix_bytes(MOE_TYPE_Q8B, 1, COLS));
+        const moe_matrix m = moe_matrix_view(MOE_TYPE_Q8B, 1, COLS, blob);
+        for (size_t c = 0; c < COLS; c++) {
+            if (c % 64 == 0) step = moe_f16_to_f32((uint16_t)(0x1800 + mw_below(&random, 0x1000)));
+            if (c == COLS - 32) step = moe_f16_to_f32(0x1400);
+            w[c] = step * (float)(c % 64 ? (int)mw_below(&random, 255) - 127 : 127);
+            if (c / 64 == 2) w[c] = round % 2 ? 0.0f : step * 0x1p-60f;
+        }
+        moe_pack_row(MOE_TYPE_Q8B, 1, COLS, 0, w, blob, scratch);
+        moe_matrix_row(&m, 0, back);
+        for (size_t c = 0; c < COLS; c++) {
+            const float step_of_block = w[c / 64 * 64] / 127.0f;
+            if (c / 64 == 2) assert_true(back[c] == 0.0f);
+            else if (c < COLS - 32) assert_true(back[c] == w[c]);
+            else assert_true(fabsf(back[c] - w[c]) <= 0.5f * step_of_block);
+        }
+        free(blob);
+    }
 }
 
 /* Subs that no quantiser makes, as a hostile file may hold: the numbers are garbage, sanitizers see nothing. */
@@ -2204,6 +2279,7 @@ int main(void) {
         cmocka_unit_test(linear_q8_is_the_same_on_every_isa),
         cmocka_unit_test(linear_q4_is_the_same_on_every_isa),
         cmocka_unit_test(linear_q4m_is_the_same_on_every_isa),
+        cmocka_unit_test(linear_q8b_is_the_same_on_every_isa),
         cmocka_unit_test(linear_quantised_is_the_same_at_every_row_count_and_width),
         cmocka_unit_test(linear_q8_of_a_large_matrix_is_the_same_on_every_isa),
         cmocka_unit_test(linear_of_expanded_codes_is_the_same_on_every_isa),
@@ -2218,6 +2294,8 @@ int main(void) {
         cmocka_unit_test(q4_lies_where_its_description_says),
         cmocka_unit_test(q4m_lies_where_its_description_says),
         cmocka_unit_test(q4m_keeps_the_codes_of_a_scale_and_a_minimum),
+        cmocka_unit_test(q8b_lies_where_its_description_says),
+        cmocka_unit_test(q8b_keeps_the_codes_of_an_f16_scale),
         cmocka_unit_test(linear_q4_survives_hostile_subs),
         cmocka_unit_test(linear_writes_only_its_rows_and_blocks),
         cmocka_unit_test(portable_linear_computes_wx_plus_addend),

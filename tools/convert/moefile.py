@@ -24,9 +24,9 @@ import numpy as np
 
 MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # what is written here, as by moe.c; version 1 can be read too
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
-F32, F16, BF16, Q8, Q4, Q4M = range(6)
-TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4, "q4m": Q4M}
-SIDES = {Q8: 0, Q4: 2, Q4M: 6}  # of quantised formats: bytes beside the codes, for 64 columns of a row
+F32, F16, BF16, Q8, Q4, Q4M, Q8B = range(7)
+TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4, "q4m": Q4M, "q8b": Q8B}
+SIDES = {Q8: 0, Q4: 2, Q4M: 6, Q8B: 2}  # of quantised formats: bytes beside the codes, for 64 columns of a row
 MATRIX, EXPERTS, GATED = 0, 1, 2  # matrices that lie on each other in front of a slab's down matrix: of gated ones two
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
 LARGEST_TEXT = 1 << 26  # bytes of a vocabulary, a list of merges or a licence
@@ -183,6 +183,22 @@ def q4m_quantise(w):
     return codes.T.reshape(n, columns), sides.T.reshape(n, -1, 6), scale
 
 
+def q8b_quantise(w):
+    """Codes int8 [n, columns], parts F16 [n, columns / 64] and scales float32 [n], powers of two, of a float32 matrix
+    [n, k]; as moe_quantise_row_q8b in moe.c."""
+    n, k = w.shape
+    columns, most = q8_padded(n, k)[1], np.float32(127)
+    scale = ((np.abs(w).max(1, initial=np.float32(0)) / most).view(np.uint32) & 0x7f800000).view(np.float32)
+    blocks = np.zeros((n, columns), np.float32)
+    blocks[:, :k] = w * (scale[:, None] > 0)
+    blocks = blocks.reshape(n, columns // 64, 64)
+    parts = (np.abs(blocks).max(2) / most / np.where(scale > 0, scale, np.float32(1))[:, None]).astype("<f2")
+    step = (parts.astype(np.float32) * scale[:, None])[:, :, None]
+    codes = np.zeros(blocks.shape, np.float32)
+    np.divide(blocks, step, out=codes, where=step > 0)
+    return np.clip(np.rint(codes), -127, 127).astype(np.int8).reshape(n, columns), parts, scale
+
+
 def q8_padded(n, k):
     return round_up(n, 16), round_up(k, 64)
 
@@ -215,6 +231,9 @@ def encode_blob(w, type):
     if type == Q8:
         return encode_codes(*q8_quantise(w))
     rows, columns = q8_padded(n, k)
+    if type == Q8B:
+        codes, parts, scale = q8b_quantise(w)
+        return encode_codes(codes, scale, parts)
     codes, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, "<f4")
     sides = np.zeros((rows, columns // 64, SIDES[type]), np.int8)
     if type == Q4:
@@ -226,8 +245,7 @@ def encode_blob(w, type):
     codes[:n] += 8
     nibbles = codes.view(np.uint8).reshape(rows // 16, 16, columns // 8, 2, 4)
     pairs = (nibbles[:, :, :, 0] | nibbles[:, :, :, 1] << 4).transpose(0, 2, 1, 3)
-    planes = sides.reshape(rows // 16, 16, -1).transpose(0, 2, 1)
-    return pairs.tobytes() + planes.tobytes() + scale.tobytes() + sums.tobytes()
+    return pairs.tobytes() + side_bytes(sides) + scale.tobytes() + sums.tobytes()
 
 
 def int8_codes(codes, sides):
@@ -238,15 +256,37 @@ def int8_codes(codes, sides):
     return groups.reshape(codes.shape)
 
 
-def encode_codes(given, scales):
-    """The bytes in Q8 of codes int8 [n, k] with scales float32 [n]."""
+def encode_codes(given, scales, parts=None):
+    """The bytes in Q8 of codes int8 [n, k] with scales float32 [n]; in Q8B, with parts F16 [n, columns / 64]."""
     n, k = given.shape
     rows, columns = q8_padded(n, k)
     codes, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, "<f4")
     codes[:n, :k], scale[:n] = given, scales
     sums = codes.sum(1, dtype=np.int32).astype("<i4")
     tiles = codes.reshape(rows // 16, 16, columns // 4, 4).transpose(0, 2, 1, 3)
-    return tiles.tobytes() + scale.tobytes() + sums.tobytes()
+    planes = np.zeros((rows, columns // 64, 2 * (parts is not None)), np.int8)
+    if parts is not None:
+        planes[:n] = parts.view(np.int8).reshape(n, -1, 2)
+    return tiles.tobytes() + side_bytes(planes) + scale.tobytes() + sums.tobytes()
+
+
+def side_bytes(sides):
+    """Of sides int8 [rows, columns / 64, sides]: 16 rows lie beside each other."""
+    return sides.reshape(len(sides) // 16, 16, -1).transpose(0, 2, 1).tobytes()
+
+
+def read_sides(data, rows, blocks, sides, at):
+    """What side_bytes has written."""
+    found = np.frombuffer(data, np.int8, rows * blocks * sides, at).reshape(rows // 16, -1, 16)
+    return found.transpose(0, 2, 1).reshape(rows, blocks, sides)
+
+
+def parts_of(sides):
+    """Parts float32 [rows, columns / 64], the last two of the sides."""
+    parts = np.ascontiguousarray(sides[:, :, -2:]).view("<f2")[:, :, 0].astype(np.float32)
+    if not (np.isfinite(parts).all() and (parts >= 0).all()):
+        raise FormatError("a part of a scale is negative or not finite")
+    return parts
 
 
 def blob_regions(type, n, k):
@@ -254,7 +294,7 @@ def blob_regions(type, n, k):
     if type not in SIDES:
         return [n * k * (4 if type == F32 else 2)]
     rows, columns = q8_padded(n, k)
-    codes = rows * columns if type == Q8 else rows * columns // 2
+    codes = rows * columns if type in (Q8, Q8B) else rows * columns // 2
     return [codes, *([rows * columns // 64 * SIDES[type]] if SIDES[type] else []), 4 * rows, 4 * rows]
 
 
@@ -294,7 +334,7 @@ def decode_blob(data, type, n, k):
     if type == BF16:
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(n, k)
     rows, columns = q8_padded(n, k)
-    codes, parts, at = q8_codes(data, rows, columns) if type == Q8 else q4_codes(data, rows, columns, SIDES[type])
+    codes, parts, at = (q8_codes if type in (Q8, Q8B) else q4_codes)(data, rows, columns, SIDES[type])
     scale = np.frombuffer(data, "<f4", rows, at)
     sums = np.frombuffer(data, "<i4", rows, at + 4 * rows)
     if (codes.sum(1, dtype=np.int32) != sums).any():
@@ -307,35 +347,29 @@ def decode_blob(data, type, n, k):
     return codes[:n, :k].astype(np.float32) * scales[:n]
 
 
-def q8_codes(data, rows, columns):
-    """(int8 [rows, columns], no parts, bytes read): 16 rows times 4 columns lie together."""
+def q8_codes(data, rows, columns, sides):
+    """(int8 [rows, columns], of Q8B parts [rows, columns / 64], bytes read): 16 rows times 4 columns lie together."""
     tiles = np.frombuffer(data, np.int8, rows * columns).reshape(rows // 16, columns // 4, 16, 4)
     codes = tiles.transpose(0, 2, 1, 3).reshape(rows, columns)
     if (codes == -128).any():
         raise FormatError("a Q8 code is -128")
-    return codes, None, rows * columns
+    side = read_sides(data, rows, columns // 64, sides, rows * columns)
+    return codes, parts_of(side) if sides else None, rows * columns + side.size
 
 
 def q4_codes(data, rows, columns, sides):
-    """The same of Q4 and Q4M, which has parts [rows, columns / 64]. A byte holds columns 8g + i (low nibble) and
-    8g + 4 + i."""
+    """The same of Q4 and Q4M, which has parts. A byte holds columns 8g + i (low nibble) and 8g + 4 + i."""
     pairs = np.frombuffer(data, np.uint8, rows * columns // 2).reshape(rows // 16, columns // 8, 16, 4)
     nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).astype(np.int32) - 8  # [rows/16, columns/8, 2, 16, 4]
     codes = nibbles.transpose(0, 3, 1, 2, 4).reshape(rows, columns)
-    side = np.frombuffer(data, np.int8, rows * columns // 64 * sides, rows * columns // 2)
-    side = side.reshape(rows // 16, -1, 16).transpose(0, 2, 1).reshape(rows, columns // 64, sides)
+    side = read_sides(data, rows, columns // 64, sides, rows * columns // 2)
     least, most = (-15, 15) if sides == SIDES[Q4] else (0, 16)
     if (side[:, :, :2] < least).any() or (side[:, :, :2] > most).any():
         raise FormatError(f"a sub is outside {least} .. {most}")
     codes, end = int8_codes(codes, side), rows * columns // 2 + side.size
     if (np.abs(codes) > 127).any():
         raise FormatError("a code is outside -127 .. 127")
-    if sides == SIDES[Q4]:
-        return codes, None, end
-    parts = np.ascontiguousarray(side[:, :, 4:]).view("<f2")[:, :, 0].astype(np.float32)
-    if not (np.isfinite(parts).all() and (parts >= 0).all()):
-        raise FormatError("a part of a scale is negative or not finite")
-    return codes, parts, end
+    return codes, parts_of(side) if sides == SIDES[Q4M] else None, end
 
 
 # ---- Tensors ---------------------------------------------------------------------------------------------------------

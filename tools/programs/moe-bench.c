@@ -69,7 +69,8 @@ static void usage(FILE *to) {
           "                       products), dense (one product, width to hidden), softmax\n"
           "                       (output product and the best tokens), attention; or all\n"
           "      --rows LIST      rows per call (default: 1,8,32,128,512)\n"
-          "      --type LIST      types of weights: q8 (default), q4, q4m, f32, f16, bf16\n"
+          "      --type LIST      types of weights: q8 (default), q8b, q4, q4m, f32, f16,\n"
+          "                       bf16\n"
           "      --experts N      experts (default: 32)\n"
           "      --k N            experts per row (default: 4)\n"
           "      --width N        width of the model (default: 512)\n"
@@ -1780,7 +1781,7 @@ static int parse_options(int argc, char **argv, options *o) {
     for (size_t i = 0; i < o->types.count; i++) {
         moe_type type;
         if (!moe_type_parse(o->types.values[i], &type))
-            return bad_usage("type", o->types.values[i], "q8, q4, q4m, f32, f16, bf16");
+            return bad_usage("type", o->types.values[i], "q8, q8b, q4, q4m, f32, f16, bf16");
     }
     for (size_t i = 0; i < o->layers.count; i++) {
         text_list all;

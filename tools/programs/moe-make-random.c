@@ -99,7 +99,8 @@ static void usage(FILE *to) {
     for (size_t i = 0; i < sizeof decoders / sizeof *decoders; i++)
         fprintf(to, "        %-16s  %s\n", decoders[i].name, decoders[i].words);
     fputs("  -o, --output FILE    model file to write\n"
-          "      --type TYPE      type of matrices: f32, f16, bf16, q8 (default), q4, q4m\n"
+          "      --type TYPE      type of matrices: f32, f16, bf16, q8 (default), q8b, q4,\n"
+          "                       q4m\n"
           "      --experts TYPE   type of the experts, if different\n"
           "      --layers N       only so many layers of a Hy-MT2 model\n"
           "      --seed N         other weights (default: 1)\n"
@@ -537,7 +538,8 @@ static void fill(void *user, size_t tensor, size_t piece, size_t row, float *out
 
 static int parse_type(const char *name, moe_type *type) {
     if (moe_type_parse(name, type)) return 1;
-    fprintf(stderr, "moe-make-random: '%s' is not a number format; there are f32, f16, bf16, q8, q4 and q4m\n", name);
+    fprintf(stderr, "moe-make-random: '%s' is not a number format; there are f32, f16, bf16, q8, q8b, q4 and q4m\n",
+            name);
     return 0;
 }
 

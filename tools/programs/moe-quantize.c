@@ -20,6 +20,7 @@ static void usage(FILE *to) {
           "        f16   2 bytes, 11 bits of precision\n"
           "        bf16  2 bytes, 8 bits of precision and the range of f32\n"
           "        q8    1 byte, one scale per row\n"
+          "        q8b   3 % more than q8, with a scale for every 64 weights\n"
           "        q4    a little over half a byte, one scale for every 32 weights\n"
           "        q4m   a tenth more than q4, with a middle too for every 32 weights: what\n"
           "              had a scale and a minimum before (Q4_1, Q4_K) keeps its codes\n"
@@ -57,7 +58,7 @@ static moe_status size_of(const char *path, uint64_t *bytes, moe_error *e) {
 
 static int parse_type(const char *name, moe_type *type) {
     if (moe_type_parse(name, type)) return 1;
-    program_usage_error("'%s' is not a number format; there are f32, f16, bf16, q8, q4 and q4m", name);
+    program_usage_error("'%s' is not a number format; there are f32, f16, bf16, q8, q8b, q4 and q4m", name);
     return 0;
 }
 
