@@ -395,8 +395,9 @@ static size_t fill(char *out, size_t n, const char *unit, size_t around) {
         memset(out, ' ', n / 2);
         out[length = n / 2] = 'x', length++;
     }
-    if (!strchr(unit, 1))
-        for (; length + step <= n; length += step) memcpy(out + length, unit, step);
+    if (!strchr(unit, 1)) /* an even number: what compares the halves finds the same in them at every size */
+        for (; length + 2 * step <= n; length += 2 * step)
+            memcpy(out + length, unit, step), memcpy(out + length + step, unit, step);
     else
         for (size_t number = 1; length + step + 16 <= n; number++)
             for (size_t i = 0; i < step; i++) {
