@@ -2508,7 +2508,7 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_colum
 
 /* Whether sums of 64 columns have a function of their own: in a loop within another one gcc 12 stores those of several
  * rows of Q8 at every step, which takes twice the time. Those of Q4 are faster in one. */
-#define MOE_APART(type, rows, blocks) ((type) == MOE_TYPE_Q8 && !(MOE_FEW(type, rows) && (blocks) == 1))
+#define MOE_APART(type, rows) ((type) == MOE_TYPE_Q8 && (rows) > (MOE_WIDTH == 8 ? 1 : 3))
 
 /* A tile's sums of all columns, or `blocked` of the next 64: constant, since a loop of one turn costs few rows 3 %. */
 MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t row, const moe_columns *c,
@@ -2525,7 +2525,7 @@ MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t
     MOE_UNROLL_FOR (int r = 0; r < rows; r++)
         MOE_UNROLL_FOR (int v = 0; v < wide * lines; v++)
             sum[r][v] = started && v < wide ? K(start)(start, r, v) : I(of)(0);
-    if (MOE_APART(type, rows, blocks)) __asm__("" : "+r"(span)); /* in a loop of known length gcc 12 stores all sums */
+    if (MOE_APART(type, rows)) __asm__("" : "+r"(span)); /* in a loop of known length gcc 12 stores all sums */
     if (few) next = c->w + MOE_AHEAD, ask = first ? 0 : lines;
     switch (few || !blocked ? ask : 0) {
         MOE_ASK(0)
@@ -2567,7 +2567,7 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
                               (const char *)m->data + block * m->cols_padded * bytes + first * MOE_WIDTH * 4 };
             for (size_t k = 0; k < (blocked ? m->cols_padded : 1); k += span) {
                 if (blocked && !few && ask) next = K(ask_block)(next, span * bytes / 64, ask);
-                if (blocked && MOE_APART(type, rows, blocks)) apart(l, row, &c, floats);
+                if (blocked && MOE_APART(type, rows)) apart(l, row, &c, floats);
                 else
                     K(columns)(l, start, row, &c, next, ask, sums, floats, first, type, rows, blocks, started, blocked);
                 c.x += span, c.x_sums += span / MOE_CODE_GROUP * 2, c.x_scales += sizeof(float), c.w += span * bytes;
