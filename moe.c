@@ -5171,8 +5171,9 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
  * Missing experts get bays in the order of fetching: a few bays are for transit, used in turn. A missing expert with
  * a higher value than the resident of the lowest value becomes a resident in its transit bay, and the bay of that
  * resident becomes a transit bay. The value of an expert: the runs of its layer so far, times its frequency in them, a
- * decaying mean: f <- 0.97 f + 0.03 [needed]. On a tie the resident stays. Otherwise experts used in rotation would
- * evict each other every time, as LRU does. */
+ * decaying mean: f <- 0.97 f + 0.03 [needed]. On a tie the resident stays, and the need of the run itself counts only
+ * afterwards, since residents of other layers may have one coming. Otherwise experts used in rotation would evict each
+ * other every time, as LRU does. */
 
 /* A layer of experts; the caller stores it. */
 typedef struct moe_cache_layer {
@@ -5264,7 +5265,6 @@ MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *
     }
     for (size_t i = 0; i < n; i++) {
         const int32_t e = wanted[i];
-        frequency[e] = frequency[e] + 0.03f;
         if (bay[e] >= 0) c->value[bay[e]] = FLT_MAX, wanted[here++] = e;
         else place[missing++] = e;
     }
@@ -5274,7 +5274,10 @@ MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *
         const int32_t e = wanted[i];
         place[i] = i < here ? bay[e] : moe_cache_place(c, layer->first + (size_t)e, frequency[e] * runs);
     }
-    for (size_t i = 0; i < n; i++) c->value[place[i]] = frequency[wanted[i]] * runs;
+    for (size_t i = 0; i < n; i++) {
+        frequency[wanted[i]] = frequency[wanted[i]] + 0.03f;
+        c->value[place[i]] = frequency[wanted[i]] * runs;
+    }
     c->hits += here;
     c->fetches += missing;
     return here;
