@@ -17,7 +17,7 @@
 .PHONY: test test-long test-fresh test-arm test-spark test-mpi check asan tsan valgrind c-suites coverage tidy fuzz \
 	fuzz-coverage
 
-vpath %.c tests/engine tests/text tests/convert tests/programs tests/cuda tests/cross tests/fuzz
+vpath %.c tests/engine tests/text tests/convert tests/programs tests/cuda tests/cross tests/fuzz tests/bench
 
 # tests/*/test_*.c are cmocka programs. One that includes moe.c has the library inside it and takes nothing from
 # libmoe.a; one that does not links with it. tests/*/test_*.py and .sh print ok and FAIL lines.
@@ -71,6 +71,10 @@ $(BUILD)/stuck.so: tests/server/stuck.c | $(BUILD)/.deps-test
 $(BUILD)/bpe_lines: $(addprefix $(BUILD)/,bpe_lines.o bpe.o bytes.o)
 	$(LINK) $(TEXT_LIBS) -o $@
 
+# For tests/bench/belady.py.
+$(BUILD)/bank_reads: $(BUILD)/bank_reads.o
+	$(LINK) -lm -o $@
+
 # For tests/engine/parity.py, and for tests/cuda/gpu-check on a machine with a GPU.
 $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
@@ -85,7 +89,7 @@ LONG_SUITES = tests/convert/test_transformers.py tests/train/test_gating.py $(BU
 	tests/convert/long_byte_bpe.py \
 	tests/convert/test_marian_real.py tests/convert/test_smollm2.py tests/golden/test_fixtures.py \
 	tests/convert/test_keys.py \
-	tests/train/test_mutations.py tests/server/test_page.py tests/programs/test_robustness.py
+	tests/train/test_mutations.py tests/server/test_page.py tests/programs/test_robustness.py tests/bench/test_belady.py
 FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py server/test_server.py \
 	programs/test_cli_gating.py convert/test_damage.py convert/test_gnmt.py \
 	programs/test_allocations.py package/test_translator.py) \
@@ -94,7 +98,7 @@ SUITES = $(filter-out $(LONG_SUITES),$(TEST_PROGRAMS) $(TEST_SCRIPTS))
 # Fuzz targets run elsewhere, but what they use changes here.
 FUZZ_OBJECTS = $(patsubst tests/fuzz/%.c,$(BUILD)/%.o,$(wildcard tests/fuzz/fuzz_*.c))
 NEEDED_BY_TESTS = all $(FUZZ_OBJECTS) $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated $(BUILD)/bpe_lines \
-	$(BUILD)/short_io.so $(BUILD)/stuck.so
+	$(BUILD)/short_io.so $(BUILD)/stuck.so $(BUILD)/bank_reads
 RUN_SUITES = BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS)
 
 test: $(BUILD)/.deps-test $(NEEDED_BY_TESTS)

@@ -1,0 +1,80 @@
+/* bank_reads.c - what the expert bank of moe.c reads for a trace, without a model: for tests/bench/belady.py.
+ *
+ * Input, numbers with white space between: the slots; the threads; the mixtures, of which so many are the encoder's,
+ * and the experts of each; then runs: the mixture, how many experts it needs, and of each its number and rows. A run
+ * of mixture -1 begins the count. Output: visits, reads, those of them that were read ahead, and transit slots.
+ *
+ * Plans are the bank's own, slots and read-ahead included. There are no readers: all is read before the next run.
+ */
+#include "moe.c"
+
+enum { MOST = 64, SLAB = 64 };
+
+static size_t next(void) {
+    long n;
+    if (scanf("%ld", &n) == 1 && n >= 0) return (size_t)n;
+    fputs("bank_reads: expected a number\n", stderr);
+    exit(2);
+}
+
+static void open_bank(moe_bank *b, moe_graph *graphs, size_t slots, size_t threads) {
+    moe_layout at = { NULL, 0, 0 };
+    moe_error e;
+    if (moe_bank_measure(b, graphs, slots * SLAB, &e)) exit((fprintf(stderr, "bank_reads: %s\n", e.message), 2));
+    moe_bank_layout(b, graphs, threads, &at);
+    at = (moe_layout){ calloc(at.used, 1), 0, 0 };
+    if (!at.base) exit(3);
+    moe_bank_layout(b, graphs, threads, &at);
+    pthread_mutex_init(&b->mutex, NULL);
+    pthread_cond_init(&b->changed, NULL);
+}
+
+/* What was planned is read, and used. */
+static size_t finish(moe_bank *b) {
+    const size_t reads = b->issued - b->claimed;
+    for (; b->claimed < b->issued; b->claimed++) b->reads[b->claimed % b->capacity].done = 1;
+    for (size_t i = 0; i < b->slots; i++) atomic_store(&b->done[i], b->planned[i]);
+    return reads;
+}
+
+int main(void) {
+    static moe_experts experts[MOST];
+    static moe_node nodes[MOST];
+    moe_graph graphs[MOE_GRAPHS] = { { .nodes = nodes } };
+    moe_bank b = { .file = NULL };
+    const size_t slots = next(), threads = next(), n = next(), encoders = next();
+    size_t visits = 0, reads = 0, ahead = 0;
+    long layer;
+    if (n > MOST || encoders > n) return 2;
+    for (size_t i = 0; i < n; i++) {
+        experts[i] = (moe_experts){ .count = next(), .stride = SLAB };
+        nodes[i] = (moe_node){ .op = MOE_OP_EXPERTS, .experts = &experts[i] };
+    }
+    graphs[MOE_ENCODER].count = encoders;
+    graphs[MOE_DECODER] = (moe_graph){ .nodes = nodes + encoders, .count = n - encoders };
+    open_bank(&b, graphs, slots, threads);
+    size_t *first = calloc(b.longest + 1, sizeof *first), *rows = calloc(b.longest, sizeof *rows);
+    int32_t *wanted = calloc(b.longest, sizeof *wanted);
+    if (!first || !rows || !wanted) return 3;
+    while (scanf("%ld", &layer) == 1) {
+        if (layer < 0) {
+            visits = reads = 0;
+            ahead = b.ahead;
+            continue;
+        }
+        const size_t wants = next();
+        if ((size_t)layer >= n || wants > experts[layer].count) return 2;
+        memset(rows, 0, b.longest * sizeof *rows);
+        for (size_t i = 0; i < wants; i++) {
+            wanted[i] = (int32_t)next();
+            if ((size_t)wanted[i] >= experts[layer].count) return 2;
+            rows[wanted[i]] = next();
+        }
+        for (size_t i = 0; i < experts[layer].count; i++) first[i + 1] = first[i] + rows[i];
+        moe_bank_plan(&b, &experts[layer], wanted, wants, first, 1);
+        visits += wants;
+        reads += finish(&b);
+    }
+    printf("%zu %zu %zu %zu\n", visits, reads, (size_t)b.ahead - ahead, b.cache.transit);
+    return 0;
+}
