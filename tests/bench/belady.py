@@ -195,8 +195,8 @@ def main():
     if o.text:
         with open(o.text, encoding="utf-8") as file:
             lines = file.read().splitlines()
-    print("| experts, and how rows go to them | batch | `--expert-memory` | LRU, % | moe, % | fixed set, % | Belady, % |"
-          "\n|---|---|---|---|---|---|---|")
+    print("| experts, and rows | batch | `--expert-memory` | LRU, % | moe, % | fixed set, % | Belady, % |")
+    print("|---|---|---|---|---|---|---|")
     broken = 0
     for network in networks(lines, o.target):
         for batch in map(int, o.batch.split(",")):

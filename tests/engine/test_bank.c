@@ -59,8 +59,10 @@ static int watched_flags(int fd, int command, int flags) {
 /* ---- Models in files ---- */
 
 enum { SENTENCES = 10, LONGEST = 40, SLAB = 4096 };
-enum { GNMT, LEVELS, NLLB, PROMPTED, WIDE, DENSE, KINDS };
-static const char *const kind_names[] = { "gnmt", "two levels", "nllb", "prompted", "wide", "dense" };
+enum { GNMT, LEVELS, NLLB, PROMPTED, WIDE, DENSE, LANGUAGE, RERANKED, KINDS };
+static const char *const kind_names[] = { "gnmt", "two levels", "nllb",           "prompted",
+                                          "wide", "dense",      "language model", "reranked" };
+static float rerank; /* of the sessions to come */
 
 static void replace_mixture(mw_model *m, size_t n, size_t k, size_t hidden, const char *gate) {
     mw_drop_tensor(m, "decoder.1.gate.weight");
@@ -72,6 +74,7 @@ static mw_model *model_of(int kind, uint32_t type) {
     mw_model *m = kind == LEVELS     ? mw_hierarchical(type, 5)
                   : kind == NLLB     ? mw_transformer(MW_NLLB, type, 7)
                   : kind == PROMPTED ? mw_decoder(type, 7)
+                  : kind == LANGUAGE ? mw_language_model(type, 7)
                                      : mw_small(MW_GNMT, type, 7);
     if (kind == WIDE) replace_mixture(m, 48, 2, 12, "topk");
     if (kind == DENSE) replace_mixture(m, 60, 0, 12, "softmax");
@@ -131,11 +134,12 @@ typedef struct heard {
     int32_t ids[LONGEST];
     float logprobs[LONGEST + 1];
     size_t n_ids;
-    float score;
+    float score, reverse;
 } heard;
 
 typedef struct feed {
     heard *out;
+    int scores; /* a language model's: the sentence is what is scored */
     size_t next;
     int32_t source[LONGEST];
 } feed;
@@ -149,6 +153,7 @@ static int pull(void *user, int wait, moe_request *r) {
     for (size_t k = 0; k < r->n_source; k++)
         f->source[k] = 6 + (int32_t)((11 * i + 5 * k + i * k) % (MW_VOCABULARY - 6));
     r->source = f->source;
+    if (f->scores) r->target = f->source, r->n_target = r->n_source, r->source = NULL, r->n_source = 0;
     r->user = &f->out[f->next++];
     return MOE_PULL_REQUEST;
 }
@@ -161,7 +166,7 @@ static void done(void *user, const moe_result *r) {
     if (!r->n_hypotheses) return;
     const moe_hypothesis *best = &r->hypotheses[0];
     h->n_ids = best->n_ids;
-    h->score = best->score;
+    h->score = best->score, h->reverse = best->reverse;
     if (best->n_ids) memcpy(h->ids, best->ids, best->n_ids * sizeof *h->ids);
     memcpy(h->logprobs, best->token_logprobs, (best->n_ids + (size_t)best->finished) * sizeof *h->logprobs);
 }
@@ -170,7 +175,8 @@ static moe_session_params params_of(const moe_model *m, int threads, int batch, 
     moe_session_params p = moe_session_params_default(m);
     p.threads = threads;
     p.batch = batch;
-    p.beam = 3;
+    p.beam = moe_model_get_kind(m) == MOE_MODEL_LANGUAGE ? 1 : 3;
+    p.rerank = rerank;
     p.max_source = 20, p.max_target = 20;
     p.target_tag = MW_TAG_DE, p.source_tag = MW_TAG_EN;
     p.device = "cpu";
@@ -186,7 +192,7 @@ static moe_session *session_of(const moe_model *m, const moe_session_params *p) 
 }
 
 static moe_status translate(moe_session *s, heard *out, moe_error *e) {
-    feed f = { .out = out };
+    feed f = { .out = out, .scores = moe_model_get_kind(s->model) == MOE_MODEL_LANGUAGE };
     memset(out, 0, SENTENCES * sizeof *out);
     return moe_translate(s, pull, done, &f, e);
 }
@@ -231,7 +237,10 @@ static void the_bytes_are_those_of_the_mapped_file(void **state) {
         for (size_t t = 0; t < 3; t++) {
             const on_disk d = write_kind(kind, types[t]);
             heard wanted[SENTENCES];
+            rerank = kind == RERANKED ? 0.7f : 0;
             mapped(&d, wanted);
+            CHECK((wanted[0].reverse != 0) == (kind == RERANKED), "%s: %g", kind_names[kind],
+                  (double)wanted[0].reverse);
             moe_model *m = streamed(&d);
             const size_t n = experts_of(m), slots[] = { 2, 3, n - 1, n };
             for (size_t i = 0; i < 36; i++) {
@@ -247,13 +256,51 @@ static void the_bytes_are_those_of_the_mapped_file(void **state) {
                 CHECK(stats.experts == n && stats.experts_held == slots[i / 9], "%s: %llu of %llu", what,
                       (unsigned long long)stats.experts_held, (unsigned long long)stats.experts);
                 CHECK(stats.expert_fetch_bytes == stats.expert_fetches * SLAB, "%s: bytes fetched", what);
-                CHECK(slots[i / 9] < n - 1 ? stats.expert_fetches > slots[i / 9] : stats.expert_fetches <= 9 * n,
+                CHECK(kind == RERANKED || kind == LANGUAGE ? stats.expert_fetches >= slots[i / 9]
+                      : slots[i / 9] < n - 1               ? stats.expert_fetches > slots[i / 9]
+                                                           : stats.expert_fetches <= 9 * n,
                       "%s: %llu experts were fetched", what, (unsigned long long)stats.expert_fetches);
                 moe_session_free(s);
             }
             moe_model_close(m);
             unlink(d.path);
         }
+    rerank = 0;
+}
+
+/* One level and two, dense gates, thresholds, experts of one matrix. */
+static void classes_are_those_of_the_mapped_file(void **state) {
+    enum { ROWS = 50 };
+    static const uint32_t types[] = { MW_F32, MW_Q8 };
+    float inputs[ROWS * MW_INPUTS], wanted[ROWS], logprobs[ROWS];
+    int32_t right[ROWS], classes[ROWS];
+    uint64_t random = 5;
+    moe_error e = { MOE_OK, "", "" };
+    (void)state;
+    for (size_t i = 0; i < ROWS * MW_INPUTS; i++) inputs[i] = mw_uniform(&random, -1, 1);
+    for (size_t t = 0; t < MOE_COUNT(types); t++) {
+        const on_disk d = write_image(mw_classifier(types[t], 3));
+        moe_model *m = open_file(d.path, (moe_model_params){ .verify = 0 });
+        for (size_t slots = 0; slots <= 19; slots += slots ? 1 : 2) { /* none: mapped */
+            moe_session_params p = moe_session_params_default(m);
+            p.batch = 1 + (int)slots * 3, p.threads = 1 + (int)slots % 3, p.device = "cpu";
+            p.expert_memory = slots * SLAB;
+            moe_session *s = session_of(m, &p);
+            CHECK(moe_classify(s, inputs, ROWS, slots ? classes : right, slots ? logprobs : wanted, &e) == MOE_OK,
+                  "%s: %s", e.where, e.message);
+            if (slots) {
+                assert_memory_equal(classes, right, sizeof right);
+                assert_memory_equal(logprobs, wanted, sizeof wanted);
+                CHECK(moe_session_stats(s).expert_fetches > 0, "nothing was read");
+            }
+            moe_session_free(s);
+            if (slots) continue;
+            moe_model_close(m);
+            m = streamed(&d);
+        }
+        moe_model_close(m);
+        unlink(d.path);
+    }
 }
 
 static void a_model_without_its_experts_is_small(void **state) {
@@ -582,6 +629,37 @@ static void more_memory_means_fewer_reads(void **state) {
     unlink(d.path);
 }
 
+/* What this process has read from a disk. */
+static uint64_t read_from_disk(void) {
+    char line[64];
+    unsigned long long bytes = 0;
+    FILE *f = fopen("/proc/self/io", "r");
+    while (f && fgets(line, sizeof line, f)) sscanf(line, "read_bytes: %llu", &bytes);
+    if (f) fclose(f);
+    return bytes;
+}
+
+static void nothing_is_read_after_the_first_pass(void **state) {
+    const on_disk d = write_kind(DENSE, MW_F32);
+    moe_model *m = streamed(&d);
+    const moe_session_params p = params_of(m, 2, 8, 64 * SLAB);
+    const uint64_t before = read_from_disk();
+    moe_session *s = session_of(m, &p);
+    heard out[SENTENCES];
+    moe_error e;
+    (void)state;
+    assert_int_equal(translate(s, out, &e), MOE_OK);
+    const uint64_t first = read_from_disk();
+    for (int i = 0; i < 3; i++) assert_int_equal(translate(s, out, &e), MOE_OK);
+    const uint64_t after = read_from_disk(), all = 64 * SLAB;
+    assert_int_equal(moe_session_stats(s).expert_fetches, 64);
+    assert_int_equal(after, first);
+    if (m->file.direct && before + all > first) printf("# /tmp is no disk: reads there are not counted\n");
+    moe_session_free(s);
+    moe_model_close(m);
+    unlink(d.path);
+}
+
 static void a_scan_of_all_experts_finds_those_that_are_held(void **state) {
     static const size_t slots[] = { 16, 32, 48, 60 };
     const on_disk d = write_kind(DENSE, MW_F32); /* every run visits 60, of 64 experts */
@@ -658,6 +736,7 @@ static void a_model_four_times_the_limit_translates(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_bytes_are_those_of_the_mapped_file),
+        cmocka_unit_test(classes_are_those_of_the_mapped_file),
         cmocka_unit_test(a_model_without_its_experts_is_small),
         cmocka_unit_test(the_session_takes_what_was_said),
         cmocka_unit_test(too_little_memory_is_refused_with_numbers),
@@ -669,6 +748,7 @@ int main(void) {
         cmocka_unit_test(a_session_can_be_cancelled_while_it_waits),
         cmocka_unit_test(what_fails_to_be_allocated_is_said),
         cmocka_unit_test(more_memory_means_fewer_reads),
+        cmocka_unit_test(nothing_is_read_after_the_first_pass),
         cmocka_unit_test(a_scan_of_all_experts_finds_those_that_are_held),
         cmocka_unit_test(a_model_four_times_the_limit_translates),
     };
