@@ -379,7 +379,7 @@ def scales_by_block_give_the_same_bytes_everywhere():
     sizes = {"hidden_size": 200, "moe_intermediate_size": 600, "intermediate_size": 136}
     pairs = [(make.prompt(i), TARGETS) for i in range(7)]
     texts = [f"{line(s)}\t{line(t)}" for s, t in pairs]
-    for kind in "q8", "q4":
+    for kind in "q8", "q8b", "q4":
         with converted("hy_v3", "--type", kind, **sizes) as (model, _, _):
             options = "-m", model, "--ids", "--json", "--score"
             wanted = run([TRANSLATE, *options], texts).stdout
@@ -497,9 +497,9 @@ def a_tokeniser_that_does_not_fit_is_refused():
 
 
 @numpy_test
-def matrices_are_q8_and_experts_q4_unless_said_otherwise():
-    for options, wanted in (((), (moefile.Q8, moefile.Q4)), (("--type", "f16"), (moefile.F16, moefile.F16)),
-                            (("--experts", "q8"), (moefile.Q8, moefile.Q8))):
+def matrices_are_q8b_and_experts_q4_unless_said_otherwise():
+    for options, wanted in (((), (moefile.Q8B, moefile.Q4)), (("--type", "f16"), (moefile.F16, moefile.F16)),
+                            (("--experts", "q8"), (moefile.Q8B, moefile.Q8))):
         with tempfile.TemporaryDirectory() as at, contextlib.redirect_stderr(io.StringIO()):
             make.make(at, "qwen3_moe")
             assert convert_quietly("--from", "hf", at, "-o", at + "/converted", *options) is None

@@ -507,10 +507,10 @@ def convert_transformer(args, meta):
     elif args.layout == "marian":
         found, formats = marian.read_marian(args.input, meta["general.licence"], say), number_formats(args)
     elif args.layout == "gguf":
-        found, formats = gguf_file.read_gguf(args.input, say, args.prompts), number_formats(args, "q8", "q4")
+        found, formats = gguf_file.read_gguf(args.input, say, args.prompts), number_formats(args, "q8b", "q4")
         meta["general.licence"] = meta["general.licence"] or found.licence
     elif decoder.is_decoder(args.input):
-        found, formats = decoder.read_decoder(args.input, say, args.prompts), number_formats(args, "q8", "q4")
+        found, formats = decoder.read_decoder(args.input, say, args.prompts), number_formats(args, "q8b", "q4")
     else:
         found, formats = hf.read_hf(args.input, say), number_formats(args)
     meta["general.architecture"] = "transformer"
@@ -545,7 +545,7 @@ def convert_transformer(args, meta):
         tensors[name] = kind, layout, dims, pieces
     if getattr(found, "quantised", ()) and moefile.Q4 in [t[0] for t in tensors.values()]:
         say(f"{', '.join(found.quantised)} becomes Q4, on another grid: what was lost before is lost twice; with "
-            "--type q8 or q4m hardly anything is")
+            "--type q8b or q4m hardly anything is")
     if found.tensors:
         raise FormatError(f"tensor {next(iter(found.tensors))} has no place in the model file")
     journal = None
@@ -630,7 +630,7 @@ def parse_arguments():
                        "with fairseq NLLB's")
     group.add_argument("--type", choices=list(moefile.TYPES),
                        help="number format of matrices and experts; gates and vectors stay f32 (default: f32; of "
-                       "decoder-only models q8, and q4 for experts)")
+                       "decoder-only models q8b, and q4 for experts)")
     group.add_argument("--experts", choices=list(moefile.TYPES),
                        help="number format of experts, if different")
     group.add_argument("--resume", action="store_true",
