@@ -562,6 +562,22 @@ def bench_translates_given_sentences():
 
 
 @test
+def bench_says_what_reading_experts_costs():
+    found = []
+    for size in "1M", "8M", "1G":
+        out = bench("-m", MODEL, "--batch", "4", "--beam", "2", "--src-len", "9", "--tgt-len", "6", "--reps", "1",
+                    "--threads", "1", "--expert-memory", size)
+        [o] = [o for o in out if o["what"] == "model"]
+        read = o["bytes_token"] * o["tok_s"] / (o["disk_gb_s"] * 1e9)  # share of the time
+        assert o["disk_gb_s"] > 0 and 0 < o["disk_cpu_s_gb"] < 2, o
+        assert abs(read - o["read_share"]) < 0.001 + 0.01 * read, (read, o)
+        assert abs(max(o["read_share"], o["roofline_share"]) - o["bound_share"]) < 0.0015, o
+        found.append((o["experts_held"], o["hit_rate"], -o["bytes_token"]))
+    assert found == sorted(found) and found[0][1] < found[1][1], found
+    assert found[2] == (64, 1, 0), found
+
+
+@test
 def bench_usage_errors():
     for options in (["--layer", "nonsense"], ["--layer", "moe", "-m", MODEL], ["--rows", "0"], ["--rows", "1,"],
                     ["--type", "q5"],

@@ -865,6 +865,38 @@ static void rows_do_not_depend_on_batch_or_threads(void **state) {
     moetext_free(t);
 }
 
+static void experts_are_read_as_they_are_needed(void **state) {
+    static const char *const sizes[] = { "600K", "8M", "auto" };
+    moetext_rows wanted, rows;
+    moe_error e = { .code = MOE_OK };
+    (void)state;
+    moetext *mapped = translator(FAST ";target=de");
+    assert_int_equal(moetext_translate_strings(mapped, sentences, SENTENCES, NULL, NULL, &wanted, NULL), MOE_OK);
+    assert_int_equal(moetext_stats(mapped).experts, 0);
+    for (size_t i = 0; i < 3; i++) {
+        char options[80];
+        moetext_model *streamed = NULL;
+        moetext *t = NULL;
+        snprintf(options, sizeof options, FAST ";target=de;expert-memory=%s", sizes[i]);
+        assert_int_equal(moetext_model_open("models/en-de-fr-es.bin", options, &streamed, &e), MOE_OK);
+        assert_int_equal(moetext_new(streamed, FAST ";target=de;expert-memory=1K", &t, &e), MOE_ERROR_MEMORY);
+        assert_non_null(strstr(e.message, "are the least"));
+        assert_int_equal(moetext_new(streamed, options, &t, &e), MOE_OK);
+        assert_int_equal(moetext_translate_strings(t, sentences, SENTENCES, NULL, NULL, &rows, &e), MOE_OK);
+        for (size_t k = 0; k < SENTENCES; k++) {
+            assert_string_equal(rows.strings[k], wanted.strings[k]);
+            assert_memory_equal(&rows.scores[k], &wanted.scores[k], sizeof(float));
+        }
+        const moe_stats stats = moetext_stats(t);
+        assert_int_equal(stats.experts, 64);
+        assert_true(i == 2 ? stats.experts_held == 64 : stats.experts_held > 1 && stats.experts_held < 64);
+        assert_true(stats.expert_fetches > 0 && stats.expert_fetch_bytes / stats.expert_fetches > 1024);
+        moetext_free(t);
+        moetext_model_close(streamed);
+    }
+    moetext_free(mapped);
+}
+
 /* ==== 6. Stopping ======================================================================================= */
 
 static void *cancel_soon(void *user) {
@@ -1205,6 +1237,7 @@ int main(void) {
         cmocka_unit_test(rows_are_what_texts_are),
         cmocka_unit_test(what_is_under_way_is_counted),
         cmocka_unit_test(rows_do_not_depend_on_batch_or_threads),
+        cmocka_unit_test(experts_are_read_as_they_are_needed),
         cmocka_unit_test(a_translator_can_be_cancelled_and_used_again),
         cmocka_unit_test(callbacks_can_cancel),
         cmocka_unit_test(texts_in_turns_are_what_they_are_alone),

@@ -58,8 +58,9 @@ static void usage(FILE *to) {
           "      --expert-memory SIZE  hold so much of the experts, such as 4G, and read\n"
           "                       the others from the file. Also prints how many visits\n"
           "                       found their expert, bytes read per token, the speed of\n"
-          "                       the disk at slabs of the file, measured by the same\n"
-          "                       readers, and the share of the larger one of reading at\n"
+          "                       the disk at slabs of the file, read at random by as many\n"
+          "                       readers, the processor time that they take for 10^9\n"
+          "                       bytes, and the share of the larger one of reading at\n"
           "                       this speed and computing in the measured time\n"
           "      --profile        measure the time of the nodes of the graphs, in one\n"
           "                       more run of every model\n"
@@ -1525,7 +1526,7 @@ typedef struct disk_reader {
     const moe_bank *bank;
     char *slab;
     uint64_t random;
-    double end, bytes;
+    double end, bytes, busy; /* busy: processor time */
     pthread_t thread;
 } disk_reader;
 
@@ -1541,14 +1542,16 @@ static void *read_slabs(void *user) {
         if (moe_read_expert(d->bank->file, t, number - layer->cache.first, d->slab, &e)) return d->bytes = 0, NULL;
         d->bytes += (double)layer->experts->stride;
     }
+    d->busy = seconds_of(CLOCK_THREAD_CPUTIME_ID);
     return NULL;
 }
 
-/* Bytes a second; 0: it could not be measured. */
-static double measure_disk(const moe_bank *bank) {
+/* Bytes a second, and of processor time; 0: it could not be measured. */
+static double measure_disk(const moe_bank *bank, double *of_busy) {
     disk_reader readers[MOE_READERS];
     const double begin = now();
-    double bytes = 0;
+    double bytes = 0, busy = 0;
+    *of_busy = 0;
     size_t n = 0;
     for (; n < MOE_READERS; n++) {
         disk_reader *d = &readers[n];
@@ -1562,25 +1565,32 @@ static double measure_disk(const moe_bank *bank) {
             break;
         }
     }
-    for (size_t i = 0; i < n; i++) pthread_join(readers[i].thread, NULL), bytes += readers[i].bytes;
+    for (size_t i = 0; i < n; i++)
+        pthread_join(readers[i].thread, NULL), bytes += readers[i].bytes, busy += readers[i].busy;
     for (size_t i = 0; i < n; i++) free(readers[i].slab);
-    return n < MOE_READERS ? 0 : bytes / (now() - begin);
+    if (n < MOE_READERS) return 0;
+    if (busy > 0) *of_busy = bytes / busy;
+    return bytes / (now() - begin);
 }
 
 /* Of a model whose experts are read from its file: into the record, and the table's second line. */
 static void report_experts(report *r, record *out, const model_bench *b, double seconds) {
-    const double disk = measure_disk(&b->session->bank), read = disk > 0 ? b->fetched / disk : 0,
-                 least = fmax(read, model_bound(b, NULL)), per_token = b->fetched / (double)b->tokens;
+    double of_busy;
+    const double disk = measure_disk(&b->session->bank, &of_busy), read = disk > 0 ? b->fetched / disk : 0,
+                 busy = of_busy > 0 ? 1e9 / of_busy : 0, least = fmax(read, model_bound(b, NULL)),
+                 per_token = b->fetched / (double)b->tokens;
     json_whole(&out->json, "experts", (int64_t)b->session->bank.experts);
     json_whole(&out->json, "experts_held", (int64_t)b->session->bank.slots);
     json_fixed(&out->json, "hit_rate", b->hits / fmax(b->visits, 1), 4);
     json_digits(&out->json, "bytes_token", per_token, 5);
     json_fixed(&out->json, "disk_gb_s", disk * 1e-9, 3);
+    json_fixed(&out->json, "disk_cpu_s_gb", busy, 4);
     json_fixed(&out->json, "read_share", read / seconds, 3);
     json_fixed(&out->json, "bound_share", least / seconds, 3);
     if (r->table)
-        fprintf(stderr, "%33s hits %.1f %%, %.2f MB a token, disk %.2f GB/s, %.0f %% of max(read, compute)\n", "",
-                100 * b->hits / fmax(b->visits, 1), per_token * 1e-6, disk * 1e-9, 100 * least / seconds);
+        fprintf(stderr,
+                "%33s hits %.1f %%, %.2f MB a token, disk %.2f GB/s, %.2f s/GB, %.0f %% of max(read, compute)\n", "",
+                100 * b->hits / fmax(b->visits, 1), per_token * 1e-6, disk * 1e-9, busy, 100 * least / seconds);
 }
 
 static void report_model(report *r, const options *o, model_bench *b) {
