@@ -197,7 +197,7 @@ def eight_bits_are_close_with_a_scale_for_each_block_and_off_with_one_for_a_row(
     a scale for each block."""
     wanted, blocks, found, rows = wanted_perplexity(), *map(found_perplexity, ("q8b", "q8", "q8 rows"))
     print(f"    perplexity: the reading {wanted:.4f}, q8b {blocks:.4f}, q8 {found:.4f}, a scale for a row {rows:.4f}")
-    most = 0.005 if os.path.exists(CORPUS) else 0.009
+    most = 0.005 if os.path.exists(CORPUS) else 0.013
     assert abs(blocks / wanted - 1) < most and abs(found / wanted - 1) < most + 0.004, (wanted, blocks, found)
     assert 1.02 * found < rows < 1.1 * wanted, (wanted, found, rows)
 
