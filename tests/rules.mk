@@ -126,7 +126,7 @@ test-mpi: $(BUILD)/.deps-test $(BUILD)/.deps-mpi
 	@MPI_BIN=build/mpi python3 tests/run tests/programs/test_ranks.py
 
 # All C suites, and what programs do with small models. LEAVE_OUT=test_cuda saves many minutes.
-ASAN_SCRIPTS = $(addprefix tests/programs/test_,versions.py cli_gating.py routing.py several.py)
+ASAN_SCRIPTS = $(addprefix tests/programs/test_,versions.py routing.py several.py)
 asan:
 	@$(MAKE) --no-print-directory BUILD=build/asan BIN=build/asan \
 	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' c-suites
