@@ -89,7 +89,8 @@ LONG_SUITES = tests/convert/test_transformers.py tests/train/test_gating.py $(BU
 	tests/convert/long_byte_bpe.py \
 	tests/convert/test_marian_real.py tests/convert/test_smollm2.py tests/golden/test_fixtures.py \
 	tests/convert/test_keys.py \
-	tests/train/test_mutations.py tests/server/test_page.py tests/programs/test_robustness.py tests/bench/test_belady.py
+	tests/train/test_mutations.py tests/server/test_page.py tests/programs/test_robustness.py tests/bench/test_belady.py \
+	tests/bench/test_limited.py
 FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py server/test_server.py \
 	programs/test_cli_gating.py convert/test_damage.py convert/test_gnmt.py \
 	programs/test_allocations.py package/test_translator.py) \

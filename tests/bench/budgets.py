@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Whether more memory for experts is ever slower.
+
+    make && ./moe-make-random --preset paper-2048 --type q4 -o big.bin
+    tests/bench/budgets.py -m big.bin 1G 2G 4G
+
+Each budget translates --batch sentences once in its turn, --rounds times;
+moe-bench warms each up before. A line of JSON for each turn, then a table of
+medians; the status is 1 if a budget has less than 0.97 of the tokens a second
+of a smaller one.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LEAST = 0.97
+
+
+def turn(o, budget):
+    lines = subprocess.run([os.path.join(ROOT, "moe-bench"), "-m", o.model, "--expert-memory", budget, "--batch",
+                            str(o.batch), "--beam", str(o.beam), "--threads", str(o.threads), "--reps", "1"],
+                           capture_output=True, text=True, check=True).stdout.splitlines()
+    found = next(x for x in map(json.loads, lines) if x["what"] == "model")
+    return {"budget": budget, **{key: found[key] for key in ("tok_s", "hit_rate", "bound_share", "disk_gb_s",
+                                                             "disk_cpu_s_gb")}}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("budgets", nargs="+", help="the smallest first, such as 1G 2G 4G")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--beam", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=5)
+    o = parser.parse_args()
+    turns = {budget: [] for budget in o.budgets}
+    for _ in range(o.rounds):
+        for budget, of in turns.items():
+            of.append(turn(o, budget))
+            print(json.dumps(of[-1]), flush=True)
+    keys = [key for key in turns[o.budgets[0]][0] if key != "budget"]
+    print(f"\n| budget | {' | '.join(keys)} | to the best smaller one |\n|---|{'---|' * (len(keys) + 1)}")
+    best, slower = 0.0, False
+    for budget, of in turns.items():
+        median = {key: statistics.median(x[key] for x in of) for key in keys}
+        ratio = median["tok_s"] / best if best else None
+        slower |= ratio is not None and ratio < LEAST
+        print(f"| {budget} | {' | '.join(f'{median[key]:.4g}' for key in keys)} | {f'{ratio:.2f}' if ratio else ''} |")
+        best = max(best, median["tok_s"])
+    return slower
+
+
+if __name__ == "__main__":
+    sys.exit(main())

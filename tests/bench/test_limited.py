@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""A budget for experts is kept, pages of the file included. Prints `ok NAME` or `FAIL NAME`; root's, on Linux.
+
+A mixture of 650 MB with random weights translates in a memory group, with as much as --dry-run says and 64 MB more,
+after its pages were dropped.
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+from suite import Skip, Suite
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
+TRANSLATE, MAKE = (os.path.join(BIN, "moe-" + x) for x in ("translate", "make-random"))
+IDS = "\n".join(" ".join(str(7 * i * i + 100 * line) for i in range(5, 25)) for line in range(8)) + "\n"
+MORE = 64  # MiB
+test = Suite()
+
+
+def limited(folder, memory, model, *options):
+    """(what limited.py found, the output) of a translation in a group of so many MiB."""
+    with open(folder + "/ids", "w", encoding="ascii") as file:
+        file.write(IDS)
+    shell = f'"$0" "$@" < {folder}/ids > {folder}/out'
+    done = subprocess.run(
+        [sys.executable, os.path.join(ROOT, "tests", "bench", "limited.py"), "--memory", f"{memory}M", "--drop", model,
+         "--", "sh", "-c", shell, TRANSLATE, "-m", model, "--ids", "--max-len", "24", "--batch", "4", *options],
+        capture_output=True, text=True, timeout=600, check=False)
+    if "memory.max" in done.stderr or "/sys/fs/cgroup" in done.stderr:
+        raise Skip("no memory groups can be made here: " + done.stderr.strip().splitlines()[-1])
+    with open(folder + "/out", "rb") as file:
+        return json.loads(done.stdout), file.read()
+
+
+@test
+def memory_with_pages_of_the_file_is_what_was_said():
+    with tempfile.TemporaryDirectory() as folder:
+        model = folder + "/model.bin"
+        subprocess.run([MAKE, "--preset", "nllb-moe-1b", "--experts", "q4", "-o", model], check=True,
+                       capture_output=True, timeout=600)
+        budget = "--expert-memory", "64M"
+        said = subprocess.run([TRANSLATE, "-m", model, "--ids", "--max-len", "24", "--batch", "4", *budget,
+                               "--dry-run"], capture_output=True, text=True, check=True, timeout=60).stdout
+        most = int(float(re.search(r"^peak +([0-9.]+) MiB$", said, re.M)[1])) + MORE
+        whole, wanted = limited(folder, 4096, model, "--no-mmap")
+        assert whole["status"] == 0 and whole["peak_group_mb"] > most + 100, (whole, most)
+        free, out = limited(folder, 4096, model, *budget)  # pages could be kept, and are not
+        assert free["status"] == 0 and free["peak_group_mb"] <= most and out == wanted, (free, said)
+        tight, out = limited(folder, most, model, *budget)
+        assert tight["status"] == 0 and out == wanted, (tight, said)
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())
