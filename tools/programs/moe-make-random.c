@@ -463,6 +463,7 @@ static void describe_decoder(maker *m, const prompted *s) {
     put_real(m, "", "decode.length_constant", 0);
     put_int(m, "", "decode.max_new", 512);
     put_int(m, "", "rotary.positions", PLACES);
+    put_int(m, "", "activation.block", 64); /* as the converter writes it */
     put_int(m, "", "decoder.layers", 2 * layers + 1);
     put_matrix(m, "", "embedding.weight", s->vocabulary, s->width, m->type, 3);
     if (s->experts) put_matrix(m, "", "output.weight", s->vocabulary, s->width, m->type, 3);
