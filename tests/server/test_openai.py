@@ -109,6 +109,7 @@ def byte_bpe_tokens(blob):
     back = {sign: byte for byte, sign in stand_ins.items()}
     for number, token in enumerate(model.tokens(range(448))):
         found[number] = bytes(back[x] for x in token) if token and all(x in back for x in token) else None
+    found[make.COMMON["bos_token_id"]] = None  # whatever it spells
     return found
 
 
