@@ -1546,12 +1546,12 @@ static void *read_slabs(void *user) {
     return NULL;
 }
 
-/* Bytes a second, and of processor time; 0: it could not be measured. */
-static double measure_disk(const moe_bank *bank, double *of_busy) {
+/* Bytes a second, 0: it could not be measured; *busy: processor seconds of 10^9 bytes. */
+static double measure_disk(const moe_bank *bank, double *busy) {
     disk_reader readers[MOE_READERS];
     const double begin = now();
-    double bytes = 0, busy = 0;
-    *of_busy = 0;
+    double bytes = 0;
+    *busy = 0;
     size_t n = 0;
     for (; n < MOE_READERS; n++) {
         disk_reader *d = &readers[n];
@@ -1566,19 +1566,18 @@ static double measure_disk(const moe_bank *bank, double *of_busy) {
         }
     }
     for (size_t i = 0; i < n; i++)
-        pthread_join(readers[i].thread, NULL), bytes += readers[i].bytes, busy += readers[i].busy;
+        pthread_join(readers[i].thread, NULL), bytes += readers[i].bytes, *busy += readers[i].busy;
     for (size_t i = 0; i < n; i++) free(readers[i].slab);
-    if (n < MOE_READERS) return 0;
-    if (busy > 0) *of_busy = bytes / busy;
+    if (n < MOE_READERS) bytes = 0;
+    *busy = bytes > 0 ? *busy * 1e9 / bytes : 0;
     return bytes / (now() - begin);
 }
 
 /* Of a model whose experts are read from its file: into the record, and the table's second line. */
 static void report_experts(report *r, record *out, const model_bench *b, double seconds) {
-    double of_busy;
-    const double disk = measure_disk(&b->session->bank, &of_busy), read = disk > 0 ? b->fetched / disk : 0,
-                 busy = of_busy > 0 ? 1e9 / of_busy : 0, least = fmax(read, model_bound(b, NULL)),
-                 per_token = b->fetched / (double)b->tokens;
+    double busy;
+    const double disk = measure_disk(&b->session->bank, &busy), read = disk > 0 ? b->fetched / disk : 0,
+                 least = fmax(read, model_bound(b, NULL)), per_token = b->fetched / (double)b->tokens;
     json_whole(&out->json, "experts", (int64_t)b->session->bank.experts);
     json_whole(&out->json, "experts_held", (int64_t)b->session->bank.slots);
     json_fixed(&out->json, "hit_rate", b->hits / fmax(b->visits, 1), 4);
