@@ -143,7 +143,8 @@
 #pragma GCC optimize("-ffp-contract=off")
 #endif
 
-#if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
+/* MOE_PORTABLE: the portable kernels alone, which compile in a fifth of the time. */
+#if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && !defined(MOE_PORTABLE)
 #define MOE_X86 1
 #include <cpuid.h>
 #include <immintrin.h>
@@ -152,7 +153,7 @@
 #endif
 
 /* gcc 10 is the first version with i8mm. */
-#if defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__)) && \
+#if defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__)) && !defined(MOE_PORTABLE) && \
     (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 10))
 #define MOE_ARM 1
 #include <arm_neon.h>
@@ -196,6 +197,18 @@ static uint64_t moe_nanoseconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* A wish for huge pages under memory that was not touched yet. A read around the page cache then finds its memory in
+ * one piece instead of hundreds, and goes half as fast again. */
+static void moe_wish_huge_pages(char *memory, size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    enum { HUGE_PAGE = 1 << 21 };
+    const size_t skip = (HUGE_PAGE - (uintptr_t)memory % HUGE_PAGE) % HUGE_PAGE;
+    if (bytes > skip) madvise(memory + skip, bytes - skip, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)bytes;
+#endif
 }
 
 /* Bytes of a core's first-level data cache; 0: unknown. */
@@ -444,6 +457,7 @@ typedef struct moe_experts {
     moe_matrix up, down; /* [hidden, width], [width, hidden] of expert 0; the others follow every `stride` bytes */
     size_t stride;
     const float *up_bias, *down_bias; /* [count, hidden], [count, width], or NULL */
+    const float *load;                /* [count] how often rows asked for each of them, at least 0; or NULL */
     const struct moe_file *file;      /* file and number of its tensor that contain them; NULL: none */
     size_t tensor;
 } moe_experts;
@@ -600,7 +614,9 @@ typedef struct moe_expert_work {
     float *out;         /* [pairs, stride]                                        */
     size_t stride;      /* at least D                                             */
     float *sizes;       /* [rows, E] of a trace: norms of these; else NULL        */
-    /* Of ranks: pairs go to the rank of their expert, and outputs come back. */
+    /* Of ranks: pairs go to the rank of their expert, and outputs come back. The experts of a rank lie side by side, so
+     * that first and visit are by place. */
+    uint32_t *place, *expert;      /* [E] the place of an expert, and the expert of a place; NULL: they are the same */
     size_t each, input_bytes;      /* most experts of a rank, and 1; a row of inputs, its scale included */
     uint32_t *to, *from;           /* [ranks, each] pairs by expert; in the last place: whether another chunk follows */
     size_t *to_bytes, *from_bytes; /* [ranks]                                                     */
@@ -4641,9 +4657,7 @@ static moe_status moe_file_stream(moe_file *f, int fd, moe_error *error) {
                         f->held >> 20);
     f->data = data;
     f->fd = fd;
-#if defined(MADV_HUGEPAGE)
-    madvise(data, f->held, MADV_HUGEPAGE); /* a wish */
-#endif
+    moe_wish_huge_pages(data, f->held);
     for (size_t i = 0; i <= f->n_tensors; i++) {
         const int last = i == f->n_tensors;
         if (!last && !f->tensors[i].experts) continue;
@@ -5251,9 +5265,10 @@ MOE_SHARED int32_t moe_cache_place(moe_cache *c, size_t number, float value) {
     return bay;
 }
 
-/* A run of a layer needs its experts wanted[n]. Sort them into the order of work, resident ones first, then missing
- * ones, and write their bays to place[n]. Any `transit` consecutive missing experts get distinct bays; after that,
- * bays are reused. Returns the number of resident ones. */
+/* A run of a layer needs its experts wanted[n]. Sort them, resident ones first, then missing ones, and write their bays
+ * to place[n]. Any `transit` consecutive missing experts get distinct bays; after that, bays are reused. A resident one
+ * may be in a transit bay: it is used before the missing one that gets this bay. Returns the number of resident ones.
+ */
 MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *wanted, size_t n, int32_t *place) {
     float *frequency = c->frequency + layer->first;
     const int32_t *bay = c->bay + layer->first;
@@ -5283,12 +5298,13 @@ MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *
     return here;
 }
 
-/* A bay for the next expert of a layer that is missing and was needed by most of its runs, to be fetched ahead of its
- * next run: its number in the layer; -1: there is none. */
+/* A bay for the next expert of a layer that is missing and was needed by nearly all of its runs, to be fetched ahead of
+ * its next run: its number in the layer; -1: there is none. Where experts are missing the disk has enough to do: at .6
+ * of the runs more was read in vain, and nothing came sooner. */
 MOE_SHARED int32_t moe_cache_ahead(moe_cache *c, const moe_cache_layer *layer, int32_t *place) {
     for (size_t e = 0; e < layer->count; e++) {
         const size_t number = layer->first + e;
-        if (c->bay[number] >= 0 || !(c->frequency[number] >= 0.6f)) continue;
+        if (c->bay[number] >= 0 || !(c->frequency[number] >= 0.9f)) continue;
         moe_cache_heap(c);
         *place = moe_cache_place(c, number, c->frequency[number] * (float)layer->runs);
         c->value[*place] = c->frequency[number] * (float)layer->runs;
@@ -5312,10 +5328,11 @@ MOE_SHARED void moe_cache_forget(moe_cache *c, size_t number) {
  * bytes of experts are in slots only, and all that touches a slot does so in one order, that of the plans. Who waits
  * for an expert waits only for what comes before it, so nobody waits for ever, not even with two slots.
  *
- * A run of a layer is planned before it is computed (room 19 says who stays): experts that are there come first, then
- * missing ones, in the order in which they are read. Whatever touches a slot, a read or a visit by tasks, has a number
- * there, and begins when as many are done. Behind a plan, experts of the next layer that its runs hardly ever lack are
- * read ahead. A read that fails ends the run; what was planned and not read is forgotten then, and the session goes on.
+ * A run of a layer is planned before it is computed (room 19 says who stays). Missing experts, in the order in which
+ * they are read, are spread among those that are there: behind all of these, readers would wait for a slot that is free
+ * until their computation ends. Whatever touches a slot, a read or a visit by tasks, has a number there, and begins
+ * when as many are done. Behind a plan, experts of the next layer that its runs hardly ever lack are read ahead. A read
+ * that fails ends the run; what was planned and not read is forgotten then, and the session goes on.
  */
 
 enum { MOE_READERS = 2 };
@@ -5349,7 +5366,7 @@ typedef struct moe_bank {
     unsigned *planned;      /* [slots] reads and visits of it so far */
     atomic_uint *done;      /* [slots] of these */
     char *early;            /* [slots] what is in it was read ahead and has had no visit */
-    int32_t *place;         /* [longest] */
+    int32_t *place, *order; /* [longest] */
     moe_bank_visit *visits; /* [longest] of the run under way */
     atomic_size_t open;     /* of them, those that are not done */
     moe_bank_read *reads;   /* [capacity] a ring; the next one to be claimed, the next one to be issued: */
@@ -5405,6 +5422,7 @@ static void moe_bank_layout(moe_bank *b, const moe_graph *graphs, size_t threads
     b->done = moe_carve(at, b->slots, sizeof *b->done);
     b->early = moe_carve(at, b->slots, sizeof *b->early);
     b->place = moe_carve(at, moe_max(b->longest, b->most_ahead), sizeof *b->place);
+    b->order = moe_carve(at, b->longest, sizeof *b->order);
     b->visits = moe_carve(at, b->longest, sizeof *b->visits);
     b->reads = moe_carve(at, b->capacity, sizeof *b->reads);
     void *cache = moe_carve(at, moe_cache_bytes(b->experts, b->slots), 1);
@@ -5412,6 +5430,7 @@ static void moe_bank_layout(moe_bank *b, const moe_graph *graphs, size_t threads
     moe_carve(at, MOE_SLAB_ALIGN, 1);
     if (!at->base) return;
     b->memory += (MOE_SLAB_ALIGN - (uintptr_t)b->memory % MOE_SLAB_ALIGN) % MOE_SLAB_ALIGN;
+    moe_wish_huge_pages(b->memory, b->slots * b->slot_bytes);
     moe_cache_begin(&b->cache, cache, b->experts, b->slots, transit);
     for (size_t i = 0; i < b->slots; i++) {
         b->planned[i] = 0;
@@ -5536,17 +5555,25 @@ static void moe_bank_sort(int32_t *experts, size_t n, const size_t *first) {
         }
 }
 
-/* Of n experts that a cache has, those that are still being read come last. */
-static void moe_bank_part(const moe_bank *b, int32_t *experts, size_t n) {
+static void moe_bank_swap(const moe_bank *b, int32_t *experts, size_t i, size_t j) {
+    const int32_t e = experts[i], slot = b->place[i];
+    experts[i] = experts[j], b->place[i] = b->place[j];
+    experts[j] = e, b->place[j] = slot;
+}
+
+/* Of n experts that a cache had before a run was planned, those that are still being read come last, and those whose
+ * slot is for a missing one of the run come first. Counts the latter, and returns how many are there. */
+static size_t moe_bank_part(const moe_bank *b, const moe_bank_layer *layer, int32_t *experts, size_t n,
+                            size_t *leaving) {
     for (size_t i = 0; i < n;) {
-        const int32_t e = experts[i], slot = b->place[i];
-        if (moe_bank_turn(b, (size_t)slot, b->planned[slot])) {
-            i++;
-            continue;
-        }
-        experts[i] = experts[--n], b->place[i] = b->place[n];
-        experts[n] = e, b->place[n] = slot;
+        if (moe_bank_turn(b, (size_t)b->place[i], b->planned[b->place[i]])) i++;
+        else moe_bank_swap(b, experts, i, --n);
     }
+    *leaving = 0;
+    for (size_t i = 0; i < n; i++)
+        if (b->cache.expert[b->place[i]] != (int32_t)layer->cache.first + experts[i])
+            moe_bank_swap(b, experts, i, (*leaving)++);
+    return n;
 }
 
 /* Plan a run of a layer that needs the experts wanted[n], and put them into the order of work: tasks of visit i are of
@@ -5560,15 +5587,20 @@ static void moe_bank_plan(moe_bank *b, const moe_experts *experts, int32_t *want
     moe_bank_sort(wanted, n, first);
     const size_t here = moe_cache_plan(&b->cache, &layer->cache, wanted, n, b->place);
     pthread_mutex_lock(&b->mutex);
-    moe_bank_part(b, wanted, here);
+    size_t leaving, behind = 0;
+    const size_t held = moe_bank_part(b, layer, wanted, here, &leaving), awaited = n - held;
     for (size_t i = 0; i < n; i++) {
-        const int32_t slot = b->place[i];
-        if (i >= here) moe_bank_issue(b, layer, wanted[i], slot, 0);
+        const int turn = i >= leaving && (behind + 1) * (n - leaving) <= (i + 1 - leaving) * awaited;
+        const size_t at = turn ? held + behind++ : i - behind;
+        const int32_t slot = b->place[at];
+        b->order[i] = wanted[at];
+        if (at >= here) moe_bank_issue(b, layer, wanted[at], slot, 0);
         b->ahead_used += (uint64_t)b->early[slot];
         b->early[slot] = 0;
         b->visits[i].slot = (size_t)slot;
         b->visits[i].number = b->planned[slot]++;
     }
+    memcpy(wanted, b->order, n * sizeof *wanted);
     atomic_store(&b->open, n);
     for (size_t i = 0; last && i < b->most_ahead; i++) {
         const int32_t e = moe_cache_ahead(&b->cache, &after->cache, b->place);
@@ -6609,9 +6641,38 @@ typedef struct moe_ranks {
 
 static size_t moe_rank_count(const moe_graph *g) { return g->ranks ? (size_t)g->ranks->wire.ranks : 1; }
 
-/* The first expert that a rank has; it reads no other. */
+/* The place of the first expert that a rank has; it reads no other. */
 static size_t moe_rank_first(const moe_ranks *r, size_t rank, size_t experts) {
     return rank * experts / (size_t)r->wire.ranks;
+}
+
+static size_t moe_place_of(const moe_expert_work *w, uint32_t expert) { return w->place ? w->place[expert] : expert; }
+
+/* The larger load first, of the same the one with the smaller number. */
+static int moe_compare_loads(const void *a, const void *b) {
+    const float *x = *(const float *const *)a, *y = *(const float *const *)b;
+    return *x != *y ? (*x < *y) - (*x > *y) : (x > y) - (x < y);
+}
+
+/* Carve who has which experts of a mixture: each rank as many. The busiest come first, each goes to the rank that has
+ * the least to do so far: where one had all the busy ones, the others would wait for it. */
+static void moe_place_experts(const moe_ranks *r, moe_node *t, moe_layout *at) {
+    double sum[MOE_MAX_RANKS] = { 0 };
+    size_t next[MOE_MAX_RANKS], ranks = (size_t)r->wire.ranks, n = t->experts->count;
+    const float *load = t->experts->load, **order = moe_carve(at, n, sizeof *order);
+    uint32_t *place = t->work.experts.place = moe_carve(at, 2 * n, sizeof *place);
+    t->work.experts.expert = at->base ? place + n : NULL;
+    for (size_t rank = 0; rank < ranks; rank++) next[rank] = moe_rank_first(r, rank, n);
+    for (size_t i = 0; at->base && i < n; i++) order[i] = &load[i];
+    if (at->base) qsort(order, n, sizeof *order, moe_compare_loads);
+    for (size_t i = 0, best = ranks; at->base && i < n; i++, best = ranks) {
+        const size_t expert = (size_t)(order[i] - load);
+        for (size_t rank = 0; rank < ranks; rank++)
+            if (next[rank] < moe_rank_first(r, rank + 1, n) && (best == ranks || sum[rank] < sum[best])) best = rank;
+        sum[best] += (double)*order[i];
+        place[expert] = (uint32_t)next[best];
+        place[n + next[best]++] = (uint32_t)expert;
+    }
 }
 
 /* A run that is cancelled, or has no slab or a damaged one, fails. */
@@ -6742,7 +6803,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const moe_kernels *kernels = job->run->kernels;
     const moe_node *x = job->t->src[0];
     const size_t visit = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2],
-                 expert = (size_t)work->visit[visit];
+                 place = (size_t)work->visit[visit], expert = work->expert ? work->expert[place] : place;
     const size_t width = e->up.cols, hidden = e->hidden, unit_bytes = moe_code_bytes(hidden);
     const size_t unit_stride = moe_row_stride(e->up.rows), out_stride = moe_row_stride(width),
                  input_bytes = moe_expert_input_bytes(job->t);
@@ -6818,15 +6879,15 @@ static size_t moe_sort_pairs(const moe_run *run, const moe_node *t, moe_job *job
         if (pairs + *s.count > capacity) break;
         w->row_first[job->end] = pairs;
         pairs += *s.count;
-        for (size_t j = 0; j < *s.count; j++) w->first[s.experts[j] + 2]++;
+        for (size_t j = 0; j < *s.count; j++) w->first[moe_place_of(w, s.experts[j]) + 2]++;
     }
     for (size_t e = 0; e < n; e++) w->first[e + 1] += w->first[e];
     for (size_t r = job->first, pair = 0; r < job->end; r++) {
         const moe_selection s = moe_selection_of(gate, r);
-        for (size_t j = 0; j < *s.count;
-             j++) { /* first[e + 1] moves on to the next pair of e, and ends behind its last */
-            w->pair_row[w->first[s.experts[j] + 1]] = (uint32_t)r;
-            w->row_pair[pair++] = (uint32_t)w->first[s.experts[j] + 1]++;
+        for (size_t j = 0; j < *s.count; j++) {
+            size_t *next = &w->first[moe_place_of(w, s.experts[j]) + 1]; /* ends behind the last pair of the expert */
+            w->pair_row[*next] = (uint32_t)r;
+            w->row_pair[pair++] = (uint32_t)(*next)++;
         }
     }
     return pairs;
@@ -7950,6 +8011,9 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
     e->up_bias = moe_bind_vector(r, e->count * layer->hidden, 1, "%s.experts.up_bias", layer->name);
     if (e->up_bias && e->gated) moe_reader_fail(r, "is there: gated experts have none");
     e->down_bias = moe_bind_vector(r, e->count * layer->in, 1, "%s.experts.down_bias", layer->name);
+    e->load = moe_bind_vector(r, e->count, 1, "%s.experts.load", layer->name);
+    for (size_t i = 0; e->load && i < e->count; i++)
+        if (e->load[i] < 0) moe_reader_fail(r, "has element %zu, which is negative", i);
 }
 
 static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
@@ -8787,9 +8851,7 @@ moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe
 static void *moe_read_file(int fd, size_t bytes) {
     char *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) return data;
-#if defined(MADV_HUGEPAGE)
-    madvise(data, bytes, MADV_HUGEPAGE); /* a wish */
-#endif
+    moe_wish_huge_pages(data, bytes);
     size_t got;
     const int code = moe_read_at(fd, data, bytes, 0, &got);
     if (code || got < bytes) {
@@ -9274,9 +9336,12 @@ MOE_SHARED void moe_fill_used(const moe_slot *slot, int32_t last, uint32_t *used
 /* Whether all places of the beam are still one hypothesis: at the beginning, and while it follows a given target. */
 MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->task.n_target; }
 
-/* The number of steps after a slot's next one that fit in the same run, because their tokens are given. */
+/* The number of steps after a slot's next one that fit in the same run, because their tokens are given. Those of a
+ * translation with constraints do not: each may be a part of one. */
 MOE_SHARED size_t moe_slot_given(const moe_slot *slot) {
-    return slot->active && moe_slot_is_one(slot) && !slot->task.n_demands ? slot->task.n_target - slot->steps : 0;
+    const size_t before = slot->task.prompt ? slot->task.prompt - 1 : 0;
+    const size_t end = slot->task.n_demands ? before : slot->task.n_target;
+    return slot->active && slot->steps < end ? end - slot->steps : 0;
 }
 
 /* Append the next given token, not yet scored, to a slot's hypothesis; `live` is a copy of it. */
@@ -9649,12 +9714,12 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, co
     const int ends = position == slot->task.n_target;
     const float logprob = position < slot->task.free ? 0.0f : a->want_logprob[live->row];
     *live = moe_continue(live, ends ? s->eos : slot->target[position], logprob, logprob, ends);
-    if (position < slot->task.prompt) live->tokens = 0;
     live->rank = live->logprob;
     slot->broken = live->logprob != live->logprob;
     if (slot->broken) return 1;
     if (ends) moe_add_finished(s, slot, a, *live, place);
     else moe_add_token(s, slot, a, live);
+    if (position < slot->task.prompt) live->tokens = live->since = 0, live->met = 0; /* it is no translation */
     return ends;
 }
 
@@ -10066,10 +10131,9 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
                         "sample must be 0 with a beam of %d: draws give one translation, with a beam of 1", p->beam);
     if (m->kind == MOE_MODEL_TRANSLATION && !m->shows && (p->attention || p->coverage_penalty != 0.0f))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
-                        "a Transformer has many attentions: its file does not say which heads align (align.heads)");
-    if (m->prompted && p->max_constraints)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "max_constraints",
-                        "max_constraints must be 0: a model without an encoder takes no constraints");
+                        m->prompted ? "the model has no encoder, whose words could be linked with those that it writes"
+                                    : "a Transformer has many attentions: its file does not say which heads align "
+                                      "(align.heads)");
     if (m->n_ends > 1 && p->min_target)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "min_target",
                         "min_target must be 0: the model has several end tokens");
@@ -10367,9 +10431,12 @@ static size_t moe_spare_memory(const moe_model *m, size_t rest) {
     return (size_t)(all - moe_min(all, beside));
 }
 
-/* Carve the slots of experts that are streamed, behind all else. */
+/* Carve the places of experts of ranks; or the slots of those that are streamed, behind all else. */
 static moe_status moe_experts_layout(moe_session *s, moe_layout *at, moe_error *error) {
     const size_t asked = s->params.expert_memory;
+    for (int g = 0; g < MOE_GRAPHS && s->params.wire; g++)
+        for (moe_node *t = s->graphs[g].nodes; t < s->graphs[g].nodes + s->graphs[g].count; t++)
+            if (t->op == MOE_OP_EXPERTS && t->experts->load) moe_place_experts(&s->ranks, t, at);
     if (!s->bank.file) return MOE_OK;
     if (!at->base)
         MOE_TRY(moe_bank_measure(&s->bank, s->graphs, asked < SIZE_MAX ? asked : moe_spare_memory(s->model, at->used),
@@ -10752,29 +10819,50 @@ static moe_status moe_ranks_shape(const moe_session *s, uint32_t *shape, moe_err
                 return moe_fail(error, MOE_ERROR_ARGUMENT, "wire", "%s exchanges 2 GB: ask for a smaller batch",
                                 t->name);
             *shape = moe_crc32(*shape, numbers, sizeof numbers);
+            if (t->work.experts.place) *shape = moe_crc32(*shape, t->work.experts.place, 4 * t->experts->count);
         }
+    return MOE_OK;
+}
+
+/* What ranks say and when. In all protocols a moe_ranks_alike of one number is the first. */
+enum { MOE_WIRE_PROTOCOL = 2 };
+#ifndef MOE_SOURCE
+#define MOE_SOURCE 0 /* checksum of moe.c and moe.h, which the Makefile gives */
+#endif
+
+/* What ranks need in common to give the bytes of one process: messages, source, and what the compiler made of the
+ * arithmetic, which is the same for all compilers and instruction sets but with options such as -ffast-math. */
+static uint32_t moe_identity(void) {
+    const uint32_t numbers[] = { MOE_WIRE_PROTOCOL, MOE_VERSION_NUMBER, MOE_SOURCE };
+    float x[99], y[99];
+    for (int i = 0; i < 99; i++) x[i] = (float)(i * 37 % 100 - 50) / 7.0f;
+    moe_kernels_portable.unary(MOE_UNARY_GELU, x, 99, y);
+    y[0] = moe_kernels_portable.dot(x, y, 99) + moe_kernels_portable.exp_sum(x, 99, 8, NULL);
+    return moe_crc32(moe_crc32(0, numbers, sizeof numbers), y, sizeof y);
+}
+
+/* Whether numbers of all ranks, of 32 bits, are the same; the first that is not is refused with its words. */
+static moe_status moe_ranks_alike(moe_ranks *r, const uint32_t *own, size_t n, const char *const *words,
+                                  moe_error *error) {
+    int64_t values[4];
+    for (size_t i = 0; i < n; i++) values[2 * i] = own[i], values[2 * i + 1] = -(int64_t)own[i];
+    if (MOE_WIRE(r, agree, values, 2 * n)) return moe_agree(r, &(int){ MOE_GRAPHS }, MOE_OK, error);
+    for (size_t i = 0; i < n; i++)
+        if (values[2 * i] != -values[2 * i + 1]) return moe_fail(error, MOE_ERROR_ARGUMENT, "wire", "%s", words[i]);
     return MOE_OK;
 }
 
 /* A session of one rank becomes one of all ranks if all could make theirs, of the same build, file and shape. */
 static moe_status moe_join_ranks(moe_ranks *r, const moe_session *s, moe_status status, moe_error *error) {
-    static const char *const differ[] = { "the ranks run different builds of moe: all need the same",
-                                          "the ranks have different model files: all need the same",
-                                          "the ranks' sessions differ in batch, beam, gating or longest source" };
-    int which = MOE_GRAPHS;
-    uint32_t shape = 0;
-    moe_header header = { .checksum = 0 };
-    if (!status) status = moe_ranks_shape(s, &shape, error);
-    MOE_TRY(moe_agree(r, &which, status, error));
-    memcpy(&header, s->model->file.header, sizeof header);
-    const int64_t own[] = { (int64_t)MOE_VERSION_NUMBER << 16 | (int64_t)sizeof(moe_session_params), header.checksum,
-                            shape };
-    int64_t values[2 * MOE_COUNT(own)];
-    for (size_t i = 0; i < MOE_COUNT(own); i++) values[2 * i] = own[i], values[2 * i + 1] = -own[i];
-    if (MOE_WIRE(r, agree, values, MOE_COUNT(values))) return moe_agree(r, &which, MOE_OK, error);
-    for (size_t i = 0; i < MOE_COUNT(own); i++)
-        if (values[2 * i] != -values[2 * i + 1]) return moe_fail(error, MOE_ERROR_ARGUMENT, "wire", "%s", differ[i]);
-    return MOE_OK;
+    static const char *const words[] = { "the ranks run different builds of moe: all need the same",
+                                         "the ranks have different model files: all need the same",
+                                         "the ranks' sessions differ in batch, beam, gating or longest source" };
+    uint32_t identity = moe_identity(), own[2] = { 0 };
+    MOE_TRY(moe_ranks_alike(r, &identity, 1, words, error));
+    if (!status) status = moe_ranks_shape(s, &own[1], error);
+    MOE_TRY(moe_agree(r, &(int){ MOE_GRAPHS }, status, error));
+    memcpy(&own[0], s->model->file.header + offsetof(moe_header, checksum), sizeof own[0]);
+    return moe_ranks_alike(r, own, 2, words + 1, error);
 }
 
 moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
@@ -11258,7 +11346,7 @@ static const char moe_dropped_text[] = "dropped by the caller";
 /* Whether a request's constraints can be kept. */
 static moe_status moe_check_constraints(const moe_session *s, const moe_request *q, size_t n_target, moe_error *why) {
     const moe_model *m = s->model;
-    const size_t most = s->search.max_constraints, max_target = s->search.max_target;
+    const size_t most = s->search.max_constraints, max_target = (size_t)s->params.max_target;
     size_t tokens = 0;
     if (q->n_constraints > most) return MOE_BAD(why, "%zu constraints, max_constraints is %zu", q->n_constraints, most);
     for (size_t c = 0; c < q->n_constraints; c++) {

@@ -37,15 +37,23 @@ $(BUILD)/%-emulated.o: %.c $(BUILD)/.flags | $(BUILD)/.deps-test
 $(BUILD)/cuda_emu.o: moe-cuda.cu $(BUILD)/.flags | $(BUILD)/.deps-test
 	$(CXX) $(CXX_FLAGS) -DMOE_CUDA_EMULATOR -include tests/cuda/cuda_emu.h -x c++ -c $< -o $@
 
-$(BUILD)/test_cuda.o: C_FLAGS += -DMOE_CUDA
+$(BUILD)/test_cuda.o $(BUILD)/emulated-moe.o: C_FLAGS += -DMOE_CUDA
 $(BUILD)/test_cuda: $(BUILD)/cuda_emu.o
+
+# These have moe.c inside them for other rooms than those of kernels, which are most of what it takes to compile.
+PORTABLE = bank_reads test_bank test_cache test_cuda test_ranks test_search emulated-moe
+$(PORTABLE:%=$(BUILD)/%.o): C_FLAGS += -DMOE_PORTABLE
 
 $(TEST_PROGRAMS:%=%.o): | $(BUILD)/.deps-test
 
 $(TEST_PROGRAMS): %: %.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -lcmocka -o $@
 
-$(BUILD)/moe-translate-emulated: $(addprefix $(BUILD)/,moe-translate.o moe-with-cuda.o cuda_emu.o libtext.a)
+# moe.c with other settings, here and for test-mpi.
+$(addprefix $(BUILD)/,emulated-moe.o moe-plain.o moe-engine.o): moe.c $(BUILD)/.flags | $(BUILD)/.deps-build
+	$(CC) $(C_FLAGS) -c $< -o $@
+
+$(BUILD)/moe-translate-emulated: $(addprefix $(BUILD)/,moe-translate.o emulated-moe.o cuda_emu.o libtext.a)
 	$(LINK) $(TEXT_LIBS) -o $@
 
 # The scanners of text with their steps counted.
@@ -96,17 +104,21 @@ FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py 
 	programs/test_allocations.py package/test_translator.py) \
 	$(addprefix $(BUILD)/,test_session test_session-emulated test_kernels-emulated test_kernels)
 SUITES = $(filter-out $(LONG_SUITES),$(TEST_PROGRAMS) $(TEST_SCRIPTS))
-# Fuzz targets run elsewhere, but what they use changes here.
-FUZZ_OBJECTS = $(patsubst tests/fuzz/%.c,$(BUILD)/%.o,$(wildcard tests/fuzz/fuzz_*.c))
-NEEDED_BY_TESTS = all $(FUZZ_OBJECTS) $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated $(BUILD)/bpe_lines \
-	$(BUILD)/short_io.so $(BUILD)/stuck.so $(BUILD)/bank_reads
+# Fuzz targets run elsewhere, but what they use changes here: the compiler only reads them.
+FUZZ_READ = $(patsubst tests/fuzz/%.c,$(BUILD)/%.read,$(wildcard tests/fuzz/fuzz_*.c))
+$(FUZZ_READ): $(BUILD)/%.read: %.c $(BUILD)/.flags | $(BUILD)/.deps-build
+	$(CC) $(C_FLAGS) -fsyntax-only -MT $@ -MF $@.d $<
+	@touch $@
+
+NEEDED_BY_TESTS = all $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines short_io.so stuck.so \
+	test_file test_damage test_output) # the last three for test_io.py
 RUN_SUITES = BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS)
 
-test: $(BUILD)/.deps-test $(NEEDED_BY_TESTS)
+test: $(BUILD)/.deps-test $(NEEDED_BY_TESTS) $(FUZZ_READ) $(filter $(BUILD)/%,$(SUITES))
 	@$(RUN_SUITES) tests/check-source $(filter $(SUITES),$(FIRST_SUITES)) $(filter-out $(FIRST_SUITES),$(SUITES))
 	@echo 'Left for make test-long: $(notdir $(LONG_SUITES))'
 
-test-long: $(BUILD)/.deps-test-long $(NEEDED_BY_TESTS)
+test-long: $(BUILD)/.deps-test-long $(NEEDED_BY_TESTS) $(BUILD)/bank_reads $(filter $(BUILD)/%,$(LONG_SUITES))
 	@MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) $(LONG_SUITES)
 
 # COMMANDS: what is run there, in quotes.
@@ -121,29 +133,45 @@ check: $(BUILD)/moe.o
 test-spark: $(BUILD)/.deps-test $(BUILD)/.deps-spark all
 	@BIN="$(BIN)" python3 tests/run tests/package/test_spark.py
 
-# A build of its own, since not every machine has an MPI.
-test-mpi: $(BUILD)/.deps-test $(BUILD)/.deps-mpi
-	@$(MAKE) --no-print-directory MPI=1 BUILD=build/mpi BIN=build/mpi build/mpi/moe-translate
+# Programs of their own, since not every machine has an MPI. Beside them ranks whose engine has the portable kernels and
+# was optimised less, and ranks of another engine or another program.
+MPI_PROGRAMS = $(addprefix $(BUILD)/moe-translate,-plain -engine -program)
+$(BUILD)/moe-plain.o $(BUILD)/moe-engine.o: SPEED = -O1
+$(BUILD)/moe-plain.o: C_FLAGS += -DMOE_PORTABLE -DMOE_SOURCE=$(MOE_SOURCE)
+$(BUILD)/moe-engine.o: C_FLAGS += -DMOE_PORTABLE -DMOE_SOURCE=1u
+$(BUILD)/ranks-program.o: C_FLAGS += -DRANKS_SOURCE=1u
+$(BUILD)/ranks-program.o: tools/programs/ranks.c $(BUILD)/.flags | $(BUILD)/.deps-build
+	$(CC) $(C_FLAGS) -c $< -o $@
+$(BUILD)/moe-translate-plain: $(BUILD)/moe-plain.o $(BUILD)/ranks.o
+$(BUILD)/moe-translate-engine: $(BUILD)/moe-engine.o $(BUILD)/ranks.o
+$(BUILD)/moe-translate-program: $(MOE_OBJECTS) $(BUILD)/ranks-program.o
+$(MPI_PROGRAMS): $(BUILD)/moe-translate.o $(BUILD)/libtext.a
+	$(LINK) $(TEXT_LIBS) -o $@
+
+test-mpi: $(BUILD)/.deps-test $(BUILD)/.deps-mpi $(BUILD)/moe.o
+	@$(MAKE) --no-print-directory MPI=1 BUILD=build/mpi BIN=build/mpi MOE_OBJECTS=$(BUILD)/moe.o \
+	    $(addprefix build/mpi/moe-,translate translate-plain translate-engine translate-program calibrate)
 	@MPI_BIN=build/mpi python3 tests/run tests/programs/test_ranks.py
 
 # All C suites, and what programs do with small models. LEAVE_OUT=test_cuda saves many minutes.
 ASAN_SCRIPTS = $(addprefix tests/programs/test_,versions.py routing.py several.py)
 asan:
-	@$(MAKE) --no-print-directory BUILD=build/asan BIN=build/asan \
+	@$(MAKE) --no-print-directory BUILD=build/asan BIN=build/asan PORTABLE="$(PORTABLE) test_file test_gating" \
 	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' c-suites
 
 # test_linear counts, which sanitizers change nothing of; test_memory has an allocator of its own, as they have.
 C_SUITES = $(filter-out %/test_linear %/test_memory $(LEAVE_OUT:%=$(BUILD)/%),$(TEST_PROGRAMS))
-c-suites: $(BUILD)/.deps-test $(PROGRAMS) $(C_SUITES)
+c-suites: $(BUILD)/.deps-test $(filter-out %/moe-bench,$(PROGRAMS)) $(C_SUITES)
 	@BIN="$(BIN)" BUILD="$(BUILD)" MOE_TEST_TIMEOUT=1800 python3 tests/run -j $(JOBS) $(C_SUITES) $(ASAN_SCRIPTS)
 
-# Threads that share a model, and sessions with threads of their own.
+# Threads that share a model, and sessions with threads of their own. No kernel knows of threads. Fewer sizes of
+# budgets and ranks, as under valgrind, unless SLOW is empty.
 tsan: $(BUILD)/.deps-test
-	@$(MAKE) --no-print-directory BUILD=build/tsan BIN=build/tsan \
+	@$(MAKE) --no-print-directory BUILD=build/tsan BIN=build/tsan PORTABLE="$(PORTABLE) moe" \
 	    EXTRA='-O1 -fsanitize=thread -fno-omit-frame-pointer' build/tsan/test_threads build/tsan/test_bank \
 	    build/tsan/test_ranks
-	@TSAN_OPTIONS=halt_on_error=1 python3 tests/run build/tsan/test_threads build/tsan/test_bank \
-	    build/tsan/test_ranks
+	@VALGRIND=$(SLOW) TSAN_OPTIONS=halt_on_error=1 python3 tests/run -j $(JOBS) build/tsan/test_bank \
+	    build/tsan/test_ranks "env VALGRIND= build/tsan/test_threads"
 
 # Lines of moe.c that its tests reach. -O1: at -O0 kernels take minutes.
 # test_session-emulated reaches none that the others do not.
@@ -170,7 +198,7 @@ tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD
 # clang's libFuzzer; a second make builds what it instruments. The kernels are those of a release, by $(CC), and so is
 # the engine below the text programs, which `model` has to itself.
 FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
-FUZZ_PYTHON = convert gguf marian-bin marian-npz marian-yml marian-spm shortlist
+FUZZ_PYTHON = convert decoder gguf marian-bin marian-npz marian-yml marian-spm shortlist
 FUZZ_TARGETS = model kernels kernels-emulated text bpe lines routing idx server $(FUZZ_PYTHON)
 SECONDS ?= 20
 FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=pointer-overflow,object-size \
@@ -212,8 +240,8 @@ $(BUILD)/fuzz_routing $(BUILD)/fuzz_idx: %: %.o $(BUILD)/libtext.a $(LIBRARY)
 $(BUILD)/fuzz_server: $(BUILD)/fuzz_server.o $(SERVER_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)
 	$(FUZZ_LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
 
-$(BUILD)/fuzz_routing.o: C_FLAGS += -I$(BUILD)
-$(BUILD)/fuzz_routing.o: $(BUILD)/routing-html.inc
+$(BUILD)/fuzz_routing.o $(BUILD)/fuzz_routing.read: C_FLAGS += -I$(BUILD)
+$(BUILD)/fuzz_routing.o $(BUILD)/fuzz_routing.read: $(BUILD)/routing-html.inc
 
 $(BUILD)/seeds: $(BUILD)/seeds.o $(LIBRARY)
 	$(LINK) -lm -o $@
@@ -249,6 +277,6 @@ $(BUILD)/translate: $(BUILD)/translate.o $(BUILD)/moe.o
 	$(LINK) -lm -o $@
 
 test-arm: $(addprefix $(BUILD)/,arm-test_kernels arm-translate translate)
-	@VALGRIND=$(SLOW) python3 tests/run \
-	    $(foreach cpu,max neoverse-n1 cortex-a53,"qemu-aarch64 -cpu $(cpu) $(BUILD)/arm-test_kernels") \
-	    "python3 tests/cross/translations.py $(BUILD)/translate $(BUILD)/arm-translate"
+	@VALGRIND=$(SLOW) python3 tests/run -j $(JOBS) \
+	    "python3 tests/cross/translations.py $(BUILD)/translate $(BUILD)/arm-translate" \
+	    $(foreach cpu,max neoverse-n1 cortex-a53,"qemu-aarch64 -cpu $(cpu) $(BUILD)/arm-test_kernels")

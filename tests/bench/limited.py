@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs a command on a machine that has less memory.
+"""Runs a command on a machine that has less memory, and a slower disk.
 
     sudo tests/bench/limited.py --memory 8G --drop model.bin -- \\
         ./moe-bench -m model.bin --expert-memory 4G --batch 1
@@ -8,6 +8,8 @@ The command runs in a memory group of its own, where pages of files that it
 reads count as well. --drop takes files out of the page cache before, since
 what is there already counts for nobody. --times 2 runs the command again in
 the same group: what it reads from the disk then, the limit has pushed out.
+--disk 900M is the most that the disk of the first of these files gives in a
+second.
 
 Prints a JSON object for each run: seconds, processor seconds, the status, the
 highest memory of the group so far (with pages of files), the highest of the
@@ -40,17 +42,39 @@ def files_of_group():
     return "/sys/fs/cgroup", "memory.max", "memory.peak"
 
 
+def slower_disk(group, path, speed):
+    """The folder of a group that reads no faster from the disk of a file; version 2 has it in the same group."""
+    number = os.stat(path).st_dev
+    block = os.path.realpath(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if os.path.exists(block + "/partition"):
+        block = os.path.dirname(block)
+    with open(block + "/dev", encoding="ascii") as file:
+        device = file.read().strip()
+    limit, value = os.path.join(group, "io.max"), f"rbps={speed}"
+    if os.path.exists("/sys/fs/cgroup/blkio"):
+        group = "/sys/fs/cgroup/blkio/" + os.path.basename(group)
+        os.mkdir(group)
+        limit, value = group + "/blkio.throttle.read_bps_device", speed
+    else:
+        with open("/sys/fs/cgroup/cgroup.subtree_control", "w", encoding="ascii") as file:
+            file.write("+io")
+    with open(limit, "w", encoding="ascii") as file:
+        file.write(f"{device} {value}")
+    return group
+
+
 def drop(path):
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def run(command, group):
-    """What one run took. The child enters the group before it becomes the command."""
+def run(command, groups):
+    """What one run took. The child enters the groups before it becomes the command."""
     def enter():
-        with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as file:
-            file.write(str(os.getpid()))
+        for group in groups:
+            with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as file:
+                file.write(str(os.getpid()))
     begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=enter)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended; behind wait() it has no /proc any more
@@ -67,24 +91,31 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory", type=size, required=True, help="limit of the group, such as 8G")
     parser.add_argument("--drop", nargs="+", default=[], metavar="FILE", help="out of the page cache first")
+    parser.add_argument("--disk", type=size, metavar="SPEED", help="bytes a second of the disk, such as 900M")
     parser.add_argument("--times", type=int, default=1, help="runs, one after the other")
     parser.add_argument("command", nargs="+")
     o = parser.parse_args()
+    if o.disk and not o.drop:
+        parser.error("--disk: --drop says which disk")
     parent, limit, peak = files_of_group()
     group = os.path.join(parent, f"moe-limited-{os.getpid()}")
     os.mkdir(group)
+    groups = {group}
     try:
+        if o.disk:
+            groups.add(slower_disk(group, o.drop[0], o.disk))
         with open(os.path.join(group, limit), "w", encoding="ascii") as file:
             file.write(str(o.memory))
         for path in o.drop:
             drop(path)
         for _ in range(o.times):
-            found = run(o.command, group)
+            found = run(o.command, groups)
             with open(os.path.join(group, peak), encoding="ascii") as file:
                 found["peak_group_mb"] = round(int(file.read()) / (1 << 20), 1)
             print(json.dumps(found), flush=True)
     finally:
-        os.rmdir(group)
+        for group in groups:
+            os.rmdir(group)
     return found["status"] != 0
 
 

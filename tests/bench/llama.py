@@ -7,8 +7,10 @@
     tests/python tests/bench/llama.py experts FOLDER >> results
     tests/python tests/bench/llama.py table results
 
-30B-A3B is measured by 4 and 8 of its 48 layers, 1.8B whole. pip builds
-llama.cpp from the package's source; the files take 28 GB and an hour.
+30B-A3B is measured by 4 and 8 of its 48 layers, 1.8B whole. --layers 16 before
+the command: by so many alone, and nothing is scaled, for rows where what four
+layers take is lost in the noise. pip builds llama.cpp from the package's
+source; the files take 28 GB and an hour.
 
 make: a GGUF of random weights in Q8_0 (the embedding wide, so that a token's
 own decides about its experts in all layers; else they collapse to a few), of
@@ -185,11 +187,14 @@ def make(o):
         for layers in MEASURED[shape]:
             part = path_of(o, shape, layers, ".gguf")
             once(part, lambda new: cut(new, whole, c, layers))
-            for ending, options in MOE[shape].values():
-                once(path_of(o, shape, layers, ending),
-                     lambda new: call(sys.executable, os.path.join(ROOT, "tools", "convert", "convert.py"), "--from",
-                                      "gguf", part, "-o", new, *options))
+            for side, (ending, options) in MOE[shape].items():
+                if re.search(o.only, side):
+                    once(path_of(o, shape, layers, ending),
+                         lambda new: call(sys.executable, os.path.join(ROOT, "tools", "convert", "convert.py"),
+                                          "--from", "gguf", part, "-o", new, *options))
         for kind, ending in PEER[shape].items():
+            if not re.search(o.only, kind):
+                continue
             source = path_of(o, shape, most, ending)
             once(source, lambda new: call(sys.executable, PEER_PROGRAM, "quantise", whole, new, kind))
             for layers in MEASURED[shape]:
@@ -334,20 +339,24 @@ def bounds(shape, side, of, rates, keys):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, help="of 30B-A3B, instead of 4 and 8")
     commands = parser.add_subparsers(required=True)
     for name, step in ("make", make), ("run", run), ("experts", experts):
         p = commands.add_parser(name)
         p.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
         p.add_argument("folder")
         p.set_defaults(step=step)
+        if step in (make, run):
+            p.add_argument("--only", default="", help="of the sides whose names match this")
         if step is run:
             p.add_argument("--rounds", type=int, default=3)
-            p.add_argument("--only", default="", help="of the sides whose names match this")
             p.add_argument("--isa", help="of moe's kernels")
     p = commands.add_parser("table")
     p.add_argument("results")
     p.set_defaults(step=table)
     o = parser.parse_args()
+    if o.layers:
+        MEASURED["30b"], SHAPES["30b"]["num_hidden_layers"] = (o.layers,), o.layers
     o.step(o)
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A budget for experts is kept, pages of the file included. Prints `ok NAME` or `FAIL NAME`; root's, on Linux.
+"""What is said of memory is kept. Prints `ok NAME` or `FAIL NAME`; root's, on Linux.
 
 A mixture of 650 MB with random weights translates in a memory group, with as much as --dry-run says and 64 MB more,
-after its pages were dropped.
+after its pages were dropped. A session of Hy-MT2-30B-A3B for 32 requests stays below 1.7 GB.
 """
 import json
 import os
@@ -52,6 +52,29 @@ def memory_with_pages_of_the_file_is_what_was_said():
         assert free["status"] == 0 and free["peak_group_mb"] <= most and out == wanted, (free, said)
         tight, out = limited(folder, most, model, *budget)
         assert tight["status"] == 0 and out == wanted, (tight, said)
+
+
+def session_mb(model, pool):
+    """What a session for 32 requests takes beside its pool, in MiB."""
+    said = subprocess.run([TRANSLATE, "-m", model, "--ids", "--batch", "32", "--max-len", "256", "--context-memory",
+                           str(pool), "--dry-run"], capture_output=True, text=True, check=True, timeout=60).stdout
+    return float(re.search(r"^session +([0-9.]+) MiB$", said, re.M)[1]) - pool
+
+
+@test
+def thirty_two_requests_of_512_tokens_to_hy_mt2_30b_take_less_than_1_7_gb():
+    token = 2 * 4 * 128 * 2 / 2**20  # MiB of a layer: keys and values of 4 heads of 128, F16
+    with tempfile.TemporaryDirectory() as folder:
+        def beside_pool(preset, layers, pool):
+            subprocess.run([MAKE, "--preset", preset, "--experts", "q4", "--layers", str(layers), "-o", folder + "/m"],
+                           check=True, capture_output=True, timeout=600)
+            return session_mb(folder + "/m", pool)
+
+        # Layers share all but keys and values, so that two of the 48 do.
+        assert abs(beside_pool("hy-mt2-narrow", 2, 1) - beside_pool("hy-mt2-narrow", 8, 1)) < 0.5
+        rest = beside_pool("hy-mt2-30b-a3b", 2, round(32 * 512 * 2 * token))
+        whole = (rest + 32 * 512 * 48 * token) * 2**20 / 1e6
+        assert 1610 < whole < 1700, whole
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Makes small checkpoints of decoder-only models from seeds, in Hugging Face's layout."""
+import base64
 import json
+import math
 import os
 import struct
 
@@ -124,6 +126,20 @@ def write_safetensors(path, arrays, exact=False):
         file.write(struct.pack("<Q", len(text)) + text + b"".join(data))
 
 
+def write_zeros(folder, config):
+    """A checkpoint of any size that takes no room on most disks."""
+    header, at = {}, 0
+    for name, shape in shapes(config).items():
+        end = at + 2 * math.prod(shape)
+        header[name], at = {"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}, end
+    text = json.dumps(header).encode()
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + at)
+
+
 def write(folder, config, arrays, generation=None, shards=1):
     for name, values in ("config", config), ("generation_config", generation):
         if values is not None:
@@ -150,6 +166,20 @@ def write_tokeniser(folder, kind="A"):
     with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as file:
         json.dump(golden["tokenizers"][kind], file)
     return golden["cases"][kind]
+
+
+def ranks():
+    """The tokeniser "C" of tests/golden in the form of tiktoken: {token: rank}."""
+    import byte_bpe
+    with open(TOKENISER, encoding="utf-8") as file:
+        vocabulary = json.load(file)["tokenizers"]["C"]["model"]["vocab"]
+    bytes_of = {text: byte for byte, text in byte_bpe.STAND_INS.items()}
+    return {bytes(bytes_of[c] for c in text): i for text, i in vocabulary.items()}
+
+
+def write_ranks(folder):
+    with open(os.path.join(folder, "hy.tiktoken"), "wb") as file:
+        file.writelines(base64.b64encode(token) + b" %d\n" % i for token, i in ranks().items())
 
 
 def make(folder, family, seed=5, second=False, shards=1, **changes):

@@ -14,8 +14,10 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
+import time
 from unittest import mock
 
 from converting import ROOT, TRANSLATE, convert_quietly, run
@@ -403,11 +405,12 @@ def a_limited_context_changes_no_bytes():
     is refused."""
     with converted("hy_v3", "--type", "q8") as (model, _, _):
         sources = [line(range(5, 5 + 3 * i % 60)) for i in range(1, 60)]
-        options = ("--ids", "--json", "--beam", "8", "--kv-bits", "32", *limits(64))
-        wanted = run([TRANSLATE, "-m", model, *options], sources).stdout
-        for more in ("--piece", "512"), ("--piece", "7", "--threads", "2"), ("--batch", "7"), ("--batch", "59"):
-            got = run([TRANSLATE, "-m", model, *options, *more, "--context-memory", "1"], sources)
-            assert got.stdout == wanted, more
+        for search in ("--beam", "8"), ("--temperature=1.1", "--seed=3", "--top-p=0.95"):
+            options = ("--ids", "--json", *search, "--kv-bits", "32", *limits(64))
+            wanted = run([TRANSLATE, "-m", model, *options], sources).stdout
+            for more in ("--piece", "512"), ("--piece", "7", "--threads", "2"), ("--batch", "7"), ("--batch", "59"):
+                got = run([TRANSLATE, "-m", model, *options, *more, "--context-memory", "1"], sources)
+                assert got.stdout == wanted, (search, more)
         options = ("--ids", "--json", "--kv-bits", "32", *limits(64))
         large = run([TRANSLATE, "-m", model, *options, "--beam", "29", "--context-memory", "1"],
                     [line([5, 6]), line([5])], status=1)
@@ -434,16 +437,17 @@ def shared_beginnings_change_no_bytes():
     sources += [[i] * 16 + after[16:34] for i in range(5, 35) for after in (long, other)]
     for family in FAMILIES:
         with converted(family, "--type", "q8") as (model, _, _):
-            for bits, beam, score in ("16", "1", ()), ("8", "3", ()), ("32", "1", ("--score",)):
-                options = "-m", model, "--ids", "--beam", beam, "--kv-bits", bits, *score, *limits(8)
-                lines = [f"{line(x)}\t{line(TARGETS)}" if score else line(x) for x in sources]
+            for bits, beam, how in ("16", "1", ()), ("8", "3", ()), ("32", "1", ("--score",)), \
+                    ("16", "1", ("--temperature=1.1", "--seed=3", "--repetition-penalty=1.1")):
+                options = "-m", model, "--ids", "--beam", beam, "--kv-bits", bits, *how, *limits(8)
+                lines = [f"{line(x)}\t{line(TARGETS)}" if "--score" in how else line(x) for x in sources]
                 alone = {x: run([TRANSLATE, *options], [x]).stdout for x in lines}
                 wanted = "".join(alone[x] for x in lines)
                 for more in ("--batch", "1"), ("--batch", "7", "--threads", "2"), ("--batch", "64"), \
                         ("--batch", "32", "--piece", "1"), ("--piece", "16"), ("--piece", "512", "--threads", "3"), \
                         ("--batch", "40", "--context-memory", "1"):
                     got = run([TRANSLATE, *options, *more, "--stats"], lines)
-                    assert got.stdout == wanted, (family, bits, beam, score, more)
+                    assert got.stdout == wanted, (family, bits, beam, how, more)
                     saved = 1 - rows_run(got.stderr) / sum(len(x) + 8 for x in sources)
                     assert beam != "1" or more == ("--batch", "1") or 0.1 < saved < 0.8, (family, bits, more, saved)
 
@@ -517,6 +521,58 @@ def a_disk_without_room_is_noticed_before():
             complaint = convert(at, at + "/converted")
         assert complaint and "5,000 are free there" in complaint, complaint
         assert not [x for x in os.listdir(at) if x.startswith("converted")]
+
+
+@numpy_test
+def a_conversion_that_was_stopped_goes_on():
+    for family, shards in ("hy_v3", 1), ("qwen3_moe", 2):
+        with tempfile.TemporaryDirectory() as at:
+            make.make(at, family, shards=shards)
+            out, encode, done = os.path.join(at, "converted"), moefile.encode_blob, []
+
+            def stopping(w, kind):
+                done.append(kind)
+                if len(done) == 12:
+                    raise KeyboardInterrupt
+                return encode(w, kind)
+            assert convert(at, out, "--experts", "q4") is None
+            with open(out, "rb") as file:
+                whole = file.read()
+            os.unlink(out)
+            with mock.patch("moefile.encode_blob", stopping):
+                assert convert(at, out, "--experts", "q4", "--resume") == "130", family
+            assert sorted(x for x in os.listdir(at) if x.startswith("conv")) == ["converted.partial",
+                                                                              "converted.partial.log"]
+            left = []
+            with mock.patch("moefile.encode_blob", lambda w, kind: left.append(kind) or encode(w, kind)):
+                complaint = convert(at, out, "--experts", "q4", "--resume")
+            assert complaint is None, complaint
+            with open(out, "rb") as file:
+                assert file.read() == whole, family
+            with mock.patch("moefile.encode_blob", lambda w, kind: done.append(kind) or encode(w, kind)):
+                done.clear()
+                assert convert(at, out, "--experts", "q4") is None
+            assert len(left) < len(done) - 5, (family, len(left), len(done))
+
+
+@numpy_test
+def large_matrices_go_by_rows():
+    """Hy-MT2-30B-A3B's embedding, whose numbers take 990 MB: the whole conversion stays below that."""
+    if not os.path.exists("/proc/self/status"):
+        raise Skip("no /proc here")
+    config = {**make.CONFIGS["llama"], "vocab_size": 120832, "hidden_size": 2048, "num_hidden_layers": 1}
+    with tempfile.TemporaryDirectory() as at:
+        make.write_zeros(at, config)
+        program = os.path.join(ROOT, "tools", "convert", "convert.py")
+        process = subprocess.Popen([sys.executable, program, "--from", "hf", at, "-o", at + "/out"],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        peak = 0
+        while process.poll() is None:
+            with open(f"/proc/{process.pid}/status", encoding="ascii") as file:
+                peak = max([peak, *(int(x.split()[1]) for x in file if x.startswith("RssAnon"))])
+            time.sleep(0.005)
+        assert process.returncode == 0 and os.path.getsize(at + "/out") > 120832 * 2048
+        assert 20 << 10 < peak < 800 << 10, f"{peak >> 10} MB"
 
 
 # ---- What is refused -------------------------------------------------------------------------------------------------
@@ -629,16 +685,55 @@ def model_files_that_do_not_hang_together_are_refused():
 
 # ---- ../shared/llm ---------------------------------------------------------------------------------------------------
 
+def assert_experts(model, cases, scale):
+    """Those that the last token of a prompt is sent to."""
+    cases = [c for c in cases if "experts" in c]
+    with tempfile.TemporaryDirectory() as at:
+        path, found = os.path.join(at, "routing"), {}
+        translate(model, [line(c["source"]) for c in cases], "--routing", path, *limits(2), "--beam", "1", *EXACT)
+        with open(path, encoding="utf-8") as file:
+            for row in filter(lambda row: "line" in row, map(json.loads, file)):
+                if row["position"] == len(cases[row["line"] - 1]["source"]) - 1:
+                    pairs = sorted(zip(row["experts"], row["weights"]))
+                    found.setdefault(row["line"], []).append([(e, scale * w) for e, w in pairs])
+        for number, case in enumerate(cases, 1):
+            for got, wanted in zip(found[number], case["experts"].values(), strict=True):
+                assert [e for e, _ in got] == [e for e, _ in sorted(wanted)], case["source"]
+                assert close([w for _, w in got], [w for _, w in sorted(wanted)]), case["source"]
+
+
+def assert_first_draws(model, cases, end, seeds=150):
+    """Of the tokens that are left, each as often as is probable (five deviations)."""
+    cases = [c for c in cases if "sampling_first" in c]
+    counts = [collections.Counter() for _ in cases]
+    how = {"temperature": 0.7, "top_k": 20, "top_p": 0.6, "penalty": 1.05}
+    for seed in range(seeds):
+        found = translate(model, [line(c["source"]) for c in cases], *limits(1), *draws(seed, how), *EXACT)
+        for got, count in zip(found, counts, strict=True):
+            count[got["ids"][0] if got["ids"] else end] += 1
+    for case, count in zip(cases, counts):
+        wanted = dict(case["sampling_first"])
+        assert set(count) <= set(wanted), (case["source"], count)
+        for token, p in wanted.items():
+            assert abs(count[token] - seeds * p) < 5 * (seeds * p * (1 - p)) ** 0.5 + 0.01, (case["source"], count)
+
+
 @numpy_test
 def shared_checkpoints_give_what_transformers_gives():
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/llm here")
     for name, expected in ("hy-v3", "hy-v3"), ("hy-v3-fused", "hy-v3"), ("hunyuan-dense",) * 2, ("qwen3-moe",) * 2:
         with open(os.path.join(SHARED, expected, "expected.json"), encoding="utf-8") as file:
-            cases = json.load(file)["cases"]
+            about = json.load(file)
+        with open(os.path.join(SHARED, name, "config.json"), encoding="utf-8") as file:
+            scale = json.load(file).get("router_scaling_factor", 1.0)
+        cases = about["cases"]
         with tempfile.TemporaryDirectory() as at:
             model = os.path.join(at, "converted")
             assert convert(os.path.join(SHARED, name), model) is None, name
+            assert_first_draws(model, cases, about["eos"][0])
+            if any("experts" in c for c in cases):
+                assert_experts(model, cases, scale)
             for got, case in zip(scores(model, [(c["source"], c["target"][:-1]) for c in cases]), cases, strict=True):
                 assert close(got, case["target_logprobs"]), (name, case["source"])
             for kind, beam, early in ("greedy", 1, 0), ("beam4", 4, 0), ("beam4_early", 4, 1):

@@ -41,8 +41,8 @@ def engine_table():
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "keys")
         source = os.path.join(ROOT, "tests", "convert", "keys.c")
-        command = [*os.environ.get("CC", "cc").split(), "-std=c11", "-w", "-O0", "-I" + ROOT, "-pthread",
-                   "-ffp-contract=off", source, "-o", program, "-lm"]
+        command = [*os.environ.get("CC", "cc").split(), "-std=c11", "-w", "-O0", "-DMOE_PORTABLE", "-I" + ROOT,
+                   "-pthread", "-ffp-contract=off", source, "-o", program, "-lm"]
         subprocess.run(command, check=True)
         lines = run([program]).lines
     rows = [line.split("\t") for line in lines]

@@ -179,8 +179,8 @@ def answers(kind, lines, *options):
     return [json.loads(x) for x in run([TRANSLATE, "-m", converted(kind), "--ids", "--json", *options], lines).lines]
 
 
-def found_perplexity(kind):
-    rows = answers(kind, [f"{ids[0]}\t{numbers(ids[1:])}" for ids in pieces()], "--score", "--batch", "4")
+def found_perplexity(kind, *options):
+    rows = answers(kind, [f"{ids[0]}\t{numbers(ids[1:])}" for ids in pieces()], "--score", "--batch", "4", *options)
     return perplexity([x["token_logprobs"][:LENGTH - 1] for x in rows])
 
 
@@ -264,6 +264,8 @@ def figures():
     print(f"the reading {wanted_perplexity():.3f}")
     for kind in "f32", "f16", "q8b", "q8", "q8 rows", "q4m layers", "q4 layers", "q4m", "q4":
         print(f"{kind} {found_perplexity(kind):.3f}, {os.path.getsize(converted(kind))} bytes", flush=True)
+    for bits in "32", "16", "8":
+        print(f"q8b, --kv-bits {bits}: {found_perplexity('q8b', '--kv-bits', bits):.3f}", flush=True)
 
 
 if __name__ == "__main__":

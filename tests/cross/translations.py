@@ -5,6 +5,8 @@ Usage: tests/cross/translations.py HOST ARM     tests/cross/translate.c, built f
 
 Every run has another batch size and another number of threads, so that these are compared too.
 """
+import concurrent.futures
+import os
 import subprocess
 import sys
 
@@ -46,8 +48,9 @@ verdict("portable kernels translate here",
         broken or next((m + ": no output" for m in reference if len(reference[m]) < 48), ""))
 _, others, broken = translate([host], "auto", 64, 4, SMALL + [SHIPPED])
 verdict("the best kernels here give the same bytes", broken or ("other bytes" if others != reference else ""))
-for cpu, isa, expected, batch, threads, models in RUNS:
-    kernels, got, broken = translate(["qemu-aarch64", "-cpu", cpu, arm], isa, batch, threads, models)
+with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    emulated = list(pool.map(lambda x: translate(["qemu-aarch64", "-cpu", x[0], arm], x[1], *x[3:]), RUNS))
+for (cpu, isa, expected, batch, threads, models), (kernels, got, broken) in zip(RUNS, emulated):
     name = "%s, %s kernels, batch %d, %d threads" % (cpu, expected, batch, threads)
     verdict(name + ": chosen", broken or ("got '%s'" % kernels if kernels != expected else ""))
     for m in models:

@@ -1574,6 +1574,64 @@ static void constrained_results_are_the_same_bytes_in_any_batch(void **state) {
     }
 }
 
+/* Of a model without an encoder: what stands in a prompt is no part of the translation. The prompt runs in pieces. */
+static void constraints_stand_behind_the_prompt(void **state) {
+    enum { N = 40 };
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        fixture *f = open_model(mw_decoder(i ? MW_Q8 : MW_F32, 3));
+        moe_session_params p = params_for(f->model);
+        ask *asks = constrained_asks(23, N), *free_ones = constrained_asks(23, N);
+        heard *one, *many, *none, *room;
+        size_t given = 0, steps[2];
+        p.beam = i == 2 ? 3 : 1, p.nbest = p.beam, p.sample = i == 3, p.max_source = 24;
+        p.max_target = p.max_len_offset = 24;
+        for (size_t k = 0; k < N; k++) {
+            const size_t n = asks[k].n_constraints ? asks[k].constraints[0].n_ids : 0;
+            asks[k].tag = free_ones[k].tag = 0;
+            memcpy(asks[k].source, asks[k].constraint_ids[0], n * sizeof *asks[k].source); /* it is there already */
+            memcpy(free_ones[k].source, asks[k].source, sizeof asks[k].source);
+            asks[k].n_source = free_ones[k].n_source = moe_max(asks[k].n_source, n);
+            if (k % 8 == 2 && n == 3) memcpy(asks[k].target, asks[k].constraint_ids[0], 2 * sizeof *asks[k].target);
+            if (k % 8 == 2 && n == 3) asks[k].n_target = 2, given++; /* of what is to come */
+            for (size_t c = 0; c < asks[k].n_constraints; c++) asks[k].constraints[c].n_source = 0;
+            free_ones[k].n_constraints = 0;
+        }
+        none = translate(f, &p, free_ones, N);
+        p.max_constraints = 3;
+        room = translate(f, &p, free_ones, N);
+        assert_same(none, room, N, "room for constraints");
+        one = translate(f, &p, asks, N);
+        for (size_t k = 0; k < N; k++) {
+            CHECK(one[k].status == MOE_OK && one[k].n >= 1, "request %zu: %s", k, one[k].message);
+            for (size_t j = 0; j < one[k].n; j++)
+                for (size_t c = 0; c < asks[k].n_constraints; c++)
+                    CHECK(count_of(&one[k].hypotheses[j], asks[k].constraint_ids[c], asks[k].constraints[c].n_ids),
+                          "request %zu hypothesis %zu lacks constraint %zu", k, j, c);
+        }
+        for (int batch = 3; batch <= 32; batch = 2 * batch + 1) {
+            p.batch = batch, p.threads = 1 + batch % 3, p.piece = batch == 7 ? 1 : batch, p.isa = NULL;
+            p.context_memory = batch == 15;
+            many = translate(f, &p, asks, N);
+            assert_same(one, many, N, "a batch");
+            free(many);
+        }
+        p.batch = 1, p.context_memory = 0;
+        for (int small = 0; small < 2; small++) {
+            p.piece = small ? 1 : 512;
+            moe_session *s = new_session(f, &p);
+            many = mw_zeros(N * sizeof *many);
+            translate_with(s, asks, N, NULL, 0, many);
+            steps[small] = moe_session_stats(s).steps;
+            moe_session_free(s), free(many);
+        }
+        CHECK(steps[0] + 5 * N / 2 < steps[1], "%zu steps, with pieces of one row %zu", steps[0], steps[1]);
+        CHECK(given > 0, "%zu begun", given);
+        free(one), free(none), free(room), free(asks), free(free_ones);
+        drop(f);
+    }
+}
+
 /* Room for constraints changes no bit of a request that has none. */
 static void a_request_without_constraints_is_searched_as_ever(void **state) {
     enum { N = 30 };
@@ -3382,6 +3440,7 @@ int main(void) {
         cmocka_unit_test(constraints_are_kept_whatever_the_search),
         cmocka_unit_test(a_constraint_begins_behind_given_tokens),
         cmocka_unit_test(constrained_results_are_the_same_bytes_in_any_batch),
+        cmocka_unit_test(constraints_stand_behind_the_prompt),
         cmocka_unit_test(a_request_without_constraints_is_searched_as_ever),
         cmocka_unit_test(constraints_that_cannot_be_kept_are_refused),
         cmocka_unit_test(coverage_penalty_is_that_of_eq_14),

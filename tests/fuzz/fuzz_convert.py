@@ -9,9 +9,10 @@ header of safetensors, the pickle inside a zip file, blocks of a TensorFlow inde
 must end with status 0 and a file that moe-info opens, or with status 1, one line on standard error and no file. It may
 take 10 seconds and 768 MB of address space beyond what the program itself has.
 
-TARGET `convert` does so with the checkpoints of other programs, `gguf` with GGUF files; those of marian_damage.py
-damage what one reader of Marian's files reads. But for `convert` the complaint has to name a file, or a tensor of the
-model. A complaint that memory ran out is a finding: none of these files is large.
+TARGET `convert` does so with the checkpoints of other programs, `decoder` with folders of decoder-only models
+(settings, tokenizer.json or hy.tiktoken, chat template), `gguf` with GGUF files; those of marian_damage.py damage what
+one reader of Marian's files reads. But for `convert` of other layouts than Hugging Face's the complaint has to name a
+file, or a tensor of the model. A complaint that memory ran out is a finding: none of these files is large.
 
 A finding is shown once for each place in the source; its checkpoint stays in build/fuzz/crashes/TARGET-SEED-N.
 """
@@ -60,6 +61,8 @@ def sound(target, folder):
     """name -> arguments of convert.py, in which {} stands for the folder"""
     if target == "gguf":
         return sound_gguf(folder)
+    if target == "decoder":
+        return sound_decoder(folder)
     if target != "convert":
         for name in marian_damage.CASES[target]:
             os.makedirs(f"{folder}/{name}")
@@ -108,7 +111,63 @@ def sound_gguf(folder):
     return cases
 
 
+TEMPLATE = """{% set about = messages[0].content if messages[0].role == 'system' else '' %}
+{{- '<s>' }}{% if about %}{{ about + '\\n' }}{% endif %}
+{%- for message in messages if message.role != 'system' %}
+{%- if message.role == 'user' %}{{ '<|User|>' + message.content | trim }}{% else %}{{ message['content'] }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|Assistant|>' }}{% endif %}"""
+HARM = ("{% for i in range(10 ** 9) %}{% endfor %}", "{{ 'x' * 10 ** 9 }}", "{% include '/etc/hostname' %}",
+        "{{ ''.__class__.__mro__ }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ raise_exception('no') }}",
+        "{% set x = [0] %}{% for i in range(99) %}{% set x = x + x %}{% endfor %}", "{{", "{% if %}", "\x00", "\ud800")
+
+
+def sound_decoder(folder):
+    """Of each family, with a tokeniser in either form, and a template in a file of its own or in the settings."""
+    cases = {}
+    for number, family in enumerate(make_decoder.CONFIGS):
+        at = f"{folder}/{family}"
+        os.makedirs(at)
+        make_decoder.make(at, family, vocab_size=700, shards=1 + number % 2)
+        about = {"bos_token": "<s>", **({"chat_template": TEMPLATE} if number % 2 else {})}
+        if family == "hy_v3":
+            make_decoder.write_ranks(at)
+        else:
+            make_decoder.write_tokeniser(at)
+        with open(at + "/tokenizer_config.json", "w", encoding="utf-8") as file:
+            json.dump(about, file)
+        if not number % 2:
+            with open(at + "/chat_template.jinja", "w", encoding="utf-8") as file:
+                file.write(TEMPLATE)
+        cases[family] = ["--from", "hf", "{}"]
+    return cases
+
+
 # ---- Damage ----
+
+def damage_template(r, data):
+    """Something harmful somewhere, or a damaged text."""
+    text = data.decode("utf-8", "replace")
+    at = r.choice([x.end() for x in re.finditer("[%}]}|^", text)])
+    return (text[:at] + r.choice(HARM) + text[at:]).encode("utf-8", "surrogatepass")
+
+
+def damage_ranks(r, data):
+    """A line of hy.tiktoken missing, moved, doubled, or another number or token in it."""
+    lines = data.split(b"\n")
+    at, to, kind = r.randrange(len(lines)), r.randrange(len(lines)), r.randrange(5)
+    if kind == 0:
+        del lines[at]
+    elif kind == 1:
+        lines[at], lines[to] = lines[to], lines[at]
+    elif kind == 2:
+        lines.insert(to, lines[at])
+    elif kind == 3:
+        lines[at] = lines[at].split(b" ")[0] + b" %d" % r.choice(NUMBERS)
+    else:
+        lines[at] = damage_bytes(r, lines[at])
+    return b"\n".join(lines)
+
 
 def damage_gguf(r, data):
     """Numbers and texts of the header, the rest of the file left or moved."""
@@ -199,7 +258,7 @@ def damage_index(r, data):
 
 def damage(r, target, folder):
     """Damages one file, sometimes two; says what it did."""
-    if target not in ("convert", "gguf"):
+    if target not in ("convert", "decoder", "gguf"):
         return marian_damage.damage(r, target, folder)
     said = []
     for _ in range(r.choice((1, 1, 1, 2))):
@@ -213,6 +272,10 @@ def damage(r, target, folder):
             ways += [damage_json] * 5
         if path.endswith(".safetensors"):
             ways += [damage_safetensors] * 3
+        if path.endswith(".jinja"):
+            ways += [damage_template] * 5
+        if path.endswith(".tiktoken"):
+            ways += [damage_ranks] * 5
         if data[:4] == b"GGUF":
             ways += [damage_gguf] * 5
         if data[:2] == b"PK":
@@ -321,6 +384,8 @@ def judge(folder, arguments):
     named = said.replace(f"convert.py: {folder}: ", "").replace(f"convert.py: {folder}/model", "")
     if "gguf" in arguments and not re.search(r"x\S*\.gguf|tensor |model\.layers", said):
         return "no file is named: " + said.strip(), said
+    if "hf" in arguments and not re.search(re.escape(folder) + r"\b|tensor |model\.|lm_head", said):
+        return "no file is named: " + said.strip(), said
     if "marian" in arguments and not re.search(re.escape(folder) + r"\b|model\.(bin|npz)|tensor ", named):
         return "no file is named: " + named.strip(), said
     return None, said
@@ -385,7 +450,7 @@ def main():
     os.chdir(ROOT)
     if len(sys.argv) == 3 and sys.argv[1] == "--again":
         return again(sys.argv[2])
-    targets = ["convert", "gguf", *marian_damage.CASES]
+    targets = ["convert", "decoder", "gguf", *marian_damage.CASES]
     if len(sys.argv) not in (3, 4) or sys.argv[1] not in targets or not sys.argv[2].isdigit():
         print(__doc__, f"The targets: {' '.join(targets)}", sep="\n", file=sys.stderr)
         return 2

@@ -226,6 +226,46 @@ def calibrated_experts_get_equal_shares():
 
 
 @test
+def loads_are_counts_of_the_routing():
+    """And all else stays as it is; experts that moe-prune takes away take theirs along."""
+    pairs = ["%s\t%s" % (line, line[::-1]) for line in many_lines(20)]
+    with tempfile.TemporaryDirectory() as folder:
+        out, path, cut = folder + "/out.bin", folder + "/r", folder + "/cut.bin"
+        table = calibrate(MODEL, out, ["en\tde\t" + x for x in pairs], "--loads").lines
+        assert [row.split()[:2] for row in table[1:]] == [["encoder.2", "32"], ["decoder.1", "32"]], table
+        assert run([TRANSLATE, "-m", MODEL, "-s", "en", "-t", "de", "--score", "--routing", path],
+                   "".join(x + "\n" for x in pairs)).returncode == 0
+        wanted = {"encoder.2": [0] * 32, "decoder.1": [0] * 32}
+        for entry in routing_of(path)[1]:
+            for expert in entry["experts"]:
+                wanted[entry["layer"]][expert] += 1
+        assert loads_of(out) == wanted
+        same = run([TRANSLATE, "-m", MODEL, "-t", "fr"], TEXT).text
+        assert run([TRANSLATE, "-m", out, "-t", "fr"], TEXT).text == same
+        with open(path, "w") as file:
+            json.dump([3, 5, 8, 32 + 30, 32 + 31, 32 + 7], file)
+        assert run([os.path.join(BIN, "moe-prune"), "-q", "-m", out, "-o", cut, "--experts", path]).returncode == 0
+        kept = {"encoder.2": (3, 5, 8), "decoder.1": (7, 30, 31)}
+        assert loads_of(cut) == {layer: [wanted[layer][e] for e in experts] for layer, experts in kept.items()}
+        assert "--k does not go" in calibrate(MODEL, out, pairs, "--loads", "--k", "2", status=2).complaint
+        model = folder + "/linear.bin"
+        small_models.write(model, *small_models.language(linear=small_models.WIDTH))
+        assert "to share out" in calibrate(model, out, ["4 5 6"], "--ids", "--loads", status=2).complaint
+
+
+def loads_of(model):
+    """{layer: loads of its experts} of a file."""
+    found = {}
+    for tensor in about(model)["tensors"]:
+        if tensor["name"].endswith(".experts.load"):
+            with open(model, "rb") as file:
+                file.seek(tensor["offset"])
+                found[tensor["name"][:-13]] = [int(x) for x in struct.unpack("<%df" % (tensor["bytes"] // 4),
+                                                                           file.read(tensor["bytes"]))]
+    return found
+
+
+@test
 def calibrated_experts_of_groups_get_equal_shares():
     """All groups are wanted, so all rows count in every group; none is added where a mask is empty. One line: every
     line begins with the same probabilities, and of equal ones on both sides of the threshold none is selected."""

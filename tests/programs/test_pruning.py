@@ -18,7 +18,7 @@ import tempfile
 
 import small_models
 from suite import Suite
-from test_cli import BIN, INFO, LINES, MODEL, QUANTIZE, ROUTING, TRANSLATE, run
+from test_cli import BIN, INFO, LINES, MODEL, QUANTIZE, ROUTING, TRANSLATE, many_lines, run
 
 PRUNE, CALIBRATE, SCORE, CLASSIFY = (os.path.join(BIN, "moe-" + x) for x in ("prune", "calibrate", "score", "classify"))
 test = Suite()
@@ -249,6 +249,26 @@ def the_experts_that_matter_most_to_each_language_stay():
 
 
 @test
+def a_quarter_that_matters_loses_less_than_a_quarter_by_chance():
+    """Of what the whole model answers, in lines that the sample does not have. tests/bench/prune.py measures BLEU."""
+    lines, r = [x for x in many_lines(90) if x.strip()], random.Random(8)
+    answers = run([TRANSLATE, "-m", MODEL, "-s", "en", "-t", "de"], "".join(x + "\n" for x in lines)).text.splitlines()
+    pairs = [f"en\tde\t{x}\t{y}\n" for x, y in zip(lines, answers)]
+    with tempfile.TemporaryDirectory() as folder:
+        sample, rest = file_of(folder, "s", "".join(pairs[::2])), file_of(folder, "r", "".join(pairs[1::2]))
+
+        def loss(*options):
+            out = folder + "/out.bin"
+            assert run([PRUNE, "-q", "-m", MODEL, "-o", out, "--pair", "en-de", "--sample", sample, "--measure", rest,
+                        *options]).returncode == 0
+            return about(out)["metadata"]["quality.nats_per_token"]
+        drawn = [[m * 32 + e for m in range(2) for e in r.sample(range(32), 8)] for _ in range(3)]
+        chance = [loss("--experts", file_of(folder, "list", json.dumps(ids))) for ids in drawn]
+        matters = loss("--keep", "25%")
+        assert matters + 0.1 < min(chance), (matters, chance)
+
+
+@test
 def moe_routing_lists_experts_in_the_order_in_which_they_stay():
     """Files of --routing name the languages that -s and -t were, as the model spells them."""
     pairs = {("en", "DE"): ["The dog sleeps.\tDer Hund schläft.", "Where is my book?\tWo ist mein Buch?"],
@@ -376,6 +396,13 @@ def the_loss_is_measured_and_written():
         for key, some in (("_before", scores[:30]), ("", scores[30:])):
             wanted = -sum(x["logprob"] for x in some) / tokens
             assert abs(meta["quality.nats_per_token" + key] - wanted) < 1e-5, (key, meta, wanted)
+        answers = [run([TRANSLATE, "-m", name, "--ids"], "".join(x + "\n" for x in IDS)).text.splitlines()
+                   for name in (model, model + ".cut")]
+        same = sum(x == y for x, y in zip(*answers))
+        assert 0 < same < len(IDS), answers
+        assert abs(meta["quality.same_translations"] - same / len(IDS)) < 1e-6, (meta, same)
+        said = f"{100 * same / len(IDS):.1f} % of {len(IDS)} translations the same"
+        assert said in result.complaint, result.complaint
 
 
 @test

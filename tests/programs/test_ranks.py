@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """moe-translate as several processes that mpirun starts, which share the experts of a model: the bytes of one process,
-lines that fail, what is refused, a process that is killed.
+lines that fail, busy experts shared out, what is refused, other builds, a process that is killed.
 
 Usage: tests/python tests/programs/test_ranks.py     (`make test-mpi` installs and builds what it needs)
 Prints `ok NAME`, `skip NAME: why` or `FAIL NAME` per test; standard library only. MPI_BIN says where the build with
@@ -117,6 +117,58 @@ def other_files_are_refused_on_all_ranks():
     missing = [*parts[1:-1], str(folder / "none.bin")]
     done = subprocess.run([*MPIRUN, *missing], input=b"5 6\n", capture_output=True, timeout=120)
     assert done.returncode in (3, 4) and not done.stdout and "none.bin" in done.stderr.decode(), done
+
+
+def mixed(*parts, given):
+    """Ranks of several programs: (how many, options of mpirun, program, options)."""
+    command = []
+    for n, before, program, options in parts:
+        command += [":", "-n", str(n), *before, f"{PROGRAM}{program}", *COMMON, *map(str, options)]
+    done = subprocess.run([*MPIRUN, *command[1:]], input=given.encode(), capture_output=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+@test
+def other_builds_are_refused_on_all_ranks():
+    """A program of another engine, and one whose lines may be cut into other tokens, as rank 0 and as the last one."""
+    small_models.write(folder / "small.bin", *small_models.translation(seed=1))
+    out = folder / "refused.txt"
+    options = ["--ids", "-m", folder / "small.bin", "-o", out]
+    for other, words in ("-engine", "different builds of moe:"), ("-program", "different builds of moe-translate:"):
+        for programs in ("", other), (other, ""):
+            status, written, said = mixed((2, [], programs[0], options), (1, [], programs[1], options), given="5 6\n")
+            assert status == 2 and not written and not out.exists(), (status, written, said)
+            assert said.count(words) == 3, said
+
+
+@test
+def compilers_and_instruction_sets_may_differ():
+    given, options = text(40), ["-m", MODEL, "-t", "de"]
+    expected = one(*options, given=given)
+    parts = (1, [], "", options), (1, ["-x", "MOE_ISA=portable"], "-plain", options)
+    assert mixed(*parts, given=given)[:2] == expected[:2]
+
+
+@test
+def one_rank_with_other_options_ends_all():
+    options = ["-m", MODEL, "-t", "de"]
+    status, out, said = mixed((1, [], "", options), (1, [], "", [*options, "--stats"]), given="Hello.\n")
+    assert status == 2 and not out and said.count("--stats: not with several processes") == 1, (status, out, said)
+
+
+@test
+def busy_experts_are_shared_out():
+    sample, loads, given = folder / "sample.tsv", folder / "loads.bin", text(60)
+    sample.write_text("".join(f"en\tde\t{line}\n" for line in LINES if line))
+    done = subprocess.run([PROGRAM.with_name("moe-calibrate"), "--loads", "-m", MODEL, "-o", loads, "--text", sample],
+                          capture_output=True, timeout=120)
+    assert done.returncode == 0 and loads.read_bytes().count(b".experts.load") == 2, done
+    expected = one("-m", MODEL, "-t", "de", given=given)
+    assert ranks(3, "-m", loads, "-t", "de", given=given)[:2] == expected[:2]
+    # who has which expert is part of the file: others that translate the same do not go with it
+    parts = [(1, [], "", ["-m", model, "-t", "de"]) for model in (MODEL, loads)]
+    status, out, said = mixed(*parts, given=given)
+    assert status == 2 and not out and said.count("the ranks have different model files") == 2, (status, said)
 
 
 def process_of(rank, parent):

@@ -476,6 +476,8 @@ static void look_at_answers(const char *data, size_t length) {
     const moe_span source = { data, length / 2 }, target = { data + length / 2, length - length / 2 };
     (void)text_prompt_speaks(data, length);
     (void)text_prompt_lost(source, target);
+    moe_span number;
+    assert_int_equal(text_prompt_lost_number(source, target, &number, NULL), MOE_OK);
     (void)text_doubt(&doubts, (moe_span){ "de", 2 }, (moe_span){ data, length }, source, 0); /* not the text itself */
 }
 

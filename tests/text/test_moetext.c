@@ -357,6 +357,11 @@ static void a_model_of_another_program_says_how_to_convert_it(void **state) {
     write_file(path, "no model");
     assert_non_null(strstr(refused(path, 0).message, "--from marian PATH -o model.bin --type q8"));
     unlink(path);
+    static const char *const decoder[] = { "chat_template.jinja", "model.safetensors" };
+    for (int i = 0; i < 2; i++) snprintf(path, sizeof path, "%s/%s", folder, decoder[i]), write_file(path, "x");
+    snprintf(wanted, sizeof wanted, "; convert it first: tools/convert/convert.py --from hf %s -o model.bin", folder);
+    assert_string_equal(strchr(refused(folder, 0).message, ';'), wanted);
+    for (int i = 0; i < 2; i++) snprintf(path, sizeof path, "%s/%s", folder, decoder[i]), unlink(path);
     rmdir(folder);
 }
 

@@ -1109,6 +1109,10 @@ static void answers_in_words_lack_signs(void **state) {
                   { "Hello {name}!", "Hallo Name!", "{name}" },
                   { "{a} and {a}", "{a} und a", "{a}" },
                   { "<b>all</b>", "<b>alle", "</b>" },
+                  { "<b>all</b>", "</b>alle<b>", "</b>" },
+                  { "<i>x <b>y</b></i>", "<i>x <b>y</i></b>", "</i>" },
+                  { "<i>x</i> <b>y</b>", "<b>y <i>x</i></b>", "" },
+                  { "</b> all <b>", "<b> </b>", "" },
                   { "see https://example.org/x", "siehe https://example.org/y", "https://example.org/x" },
                   { "in 3 days", "in drei Tagen", "" },
                   { "%s of 12", "%s von 12", "" },
@@ -1123,6 +1127,36 @@ static void answers_in_words_lack_signs(void **state) {
 }
 
 /* Answers that are made up. */
+static void answers_in_words_lack_numbers(void **state) {
+    static const struct {
+        const char *source, *target, *lost;
+    } cases[] = { { "in 1984", "im Jahr 1984", "" },
+                  { "in 1984", "im Jahr 1948", "1984" },
+                  { "1,234.50 of them", "1.234,50 davon", "" },
+                  { "1,234.5 of them", "1\u202F234,5 davon", "" },
+                  { "1234 of them", "1 234 davon", "" },
+                  { "1,234.5 of them", "1.234 davon", "1,234.5" },
+                  { "2,300,000 people", "2,3 Millionen Menschen", "" },
+                  { "2,300,000 people", "230\xE4\xB8\x87\xE4\xBA\xBA", "" },
+                  { "\xD9\xA2\xD9\xA0\xD9\xA2\xD9\xA4", "2024", "" },
+                  { "2024", "\xE0\xA5\xA8\xE0\xA5\xA6\xE0\xA5\xA8\xE0\xA5\xAA", "" },
+                  { "2024\xE5\xB9\xB4", "last year", "2024" },
+                  { "12 and 100 and 007", "zw\xC3\xB6lf, hundert und sieben", "" },
+                  { "the 1990s, an A320, x_123", "Neunziger, Airbus", "" },
+                  { "at 12:345, 2024-11-28, 11/12/2024", "heute", "" },
+                  { "{p123} and <a href=\"x?1234\">", "nichts", "" },
+                  { "see https://example.org/1234", "nichts", "" },
+                  { "first 1984, then 365", "erst 1984, dann", "365" },
+                  { "", "", "" } };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        moe_span lost;
+        assert_int_equal(text_prompt_lost_number(span(cases[i].source), span(cases[i].target), &lost, NULL), MOE_OK);
+        if (lost.length != strlen(cases[i].lost) || memcmp(lost.data, cases[i].lost, lost.length) != 0)
+            fail_msg("%s: %s lacks '%.*s'", cases[i].source, cases[i].target, (int)lost.length, lost.data);
+    }
+}
+
 static void answers_in_words_are_doubted(void **state) {
     static const char text[] = "The old house near the river has a garden with many apple trees.";
     static const struct {
@@ -1207,7 +1241,7 @@ static void human_translations_are_not_doubted(void **state) {
     FILE *file = path ? fopen(path, "rb") : NULL;
     text_doubts doubts = { 0 };
     char line[1 << 14], *fields[3];
-    size_t n = 0, doubted = 0;
+    size_t n = 0, doubted = 0, numbers = 0;
     (void)state;
     if (!file) skip();
     while (fgets(line, sizeof line, file)) {
@@ -1215,9 +1249,11 @@ static void human_translations_are_not_doubted(void **state) {
         if (!fields[2]) continue;
         const char *why = text_doubt(&doubts, span(fields[0]), span(fields[1]), span(fields[2]), 0);
         if (why) print_message("%s: %s: %s = %s\n", why, fields[0], fields[1], fields[2]);
-        n++, doubted += why != NULL;
+        moe_span number;
+        assert_int_equal(text_prompt_lost_number(span(fields[1]), span(fields[2]), &number, NULL), MOE_OK);
+        n++, doubted += why != NULL, numbers += number.length > 0;
     }
-    print_message("%zu of %zu are doubted\n", doubted, n);
+    print_message("%zu of %zu are doubted, %zu lack a number\n", doubted, n, numbers);
     fclose(file);
     text_doubts_free(&doubts);
     assert_true(n > 100 && doubted * 1000 < n);
@@ -1342,6 +1378,7 @@ int main(void) {
         cmocka_unit_test(messages_go_over_lines),
         cmocka_unit_test(messages_are_looked_at_once),
         cmocka_unit_test(answers_in_words_lack_signs),
+        cmocka_unit_test(answers_in_words_lack_numbers),
         cmocka_unit_test(answers_in_words_are_doubted),
         cmocka_unit_test(human_translations_are_not_doubted),
         cmocka_unit_test(texts_of_signs_alone_say_nothing),

@@ -550,8 +550,10 @@ def convert_transformer(args, meta):
         raise FormatError(f"tensor {next(iter(found.tensors))} has no place in the model file")
     journal = None
     if args.resume:
+        own = os.path.basename(moefile.written_file(args.output))  # which may lie among the checkpoint's files
+        own = own, own + ".partial", own + ".partial.log", own + ".partial.log.new"
         about = repr((sorted(meta.items(), key=lambda x: x[0]), [(n, t[:3]) for n, t in tensors.items()],
-                      found.identity))
+                      [x for x in found.identity if x[0] not in own]))
         journal = moefile.Journal(args.output, about.encode())
     moefile.write_pieces(args.output, meta, tensors, journal, progress_line(began))
     return tensors

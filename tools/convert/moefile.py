@@ -1277,6 +1277,7 @@ def shapes(m, present=()):
                 add_if_present(name + part + ".bias", n)
         if x.expert != "linear":
             add(name + ".experts", x.experts, x.hidden, width, layout=GATED if x.expert == "gated" else EXPERTS)
+            add_if_present(name + ".experts.load", x.experts)
             return width
         add(name + ".experts.weight", x.experts * x.hidden, width)
         add_if_present(name + ".experts.bias", x.experts * x.hidden)

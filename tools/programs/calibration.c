@@ -200,7 +200,19 @@ static moe_status add_level(calibration *c, int file, const calibrated *x, const
     return read_old(file, c->model, l, e);
 }
 
-static int is_wanted(const calibration *c, moe_gate gate) { return !c->masks || gate == MOE_GATE_THRESHOLD; }
+static int is_wanted(const calibration *c, moe_gate gate) {
+    return !c->loads && (!c->masks || gate == MOE_GATE_THRESHOLD);
+}
+
+int calibration_shares(const moe_model *m, const moe_mixture *x) {
+    char name[64];
+    snprintf(name, sizeof name, "%s.experts", x->layer);
+    for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
+        const moe_tensor_info t = moe_model_tensor(m, i);
+        if (t.name.length == strlen(name) && memcmp(t.name.data, name, t.name.length) == 0) return t.experts != 0;
+    }
+    return 0;
+}
 
 moe_status calibration_find(calibration *c, int file, moe_error *e) {
     size_t n = moe_model_mixture_count(c->model);
@@ -221,6 +233,11 @@ moe_status calibration_find(calibration *c, int file, moe_error *e) {
         for (int i = 0; i < 2 && !status; i++)
             if (!(x->of[i].load = calloc(a->experts, sizeof *x->of[i].load))) status = text_out_of_memory(e);
     }
+    size_t shared = 0;
+    for (size_t i = 0; i < c->n_mixtures && c->loads; i++)
+        shared += (size_t)calibration_shares(c->model, &c->mixtures[i].about);
+    if (!status && c->loads && !shared)
+        status = text_fail(e, MOE_ERROR_ARGUMENT, "", "--loads: no expert of it has matrices of its own to share out");
     return status;
 }
 
@@ -237,7 +254,7 @@ void calibration_free(calibration *c) {
 /* All lines through a model. */
 static moe_status run(calibration *c, const moe_model *model, const char *verb, int look, moe_error *e) {
     c->text.routing = see_routing;
-    c->text.trace = look ? see_trace : NULL;
+    c->text.trace = look && c->n_levels ? see_trace : NULL;
     c->text.user = c;
     return passes_run(&c->text, model, verb, e);
 }
@@ -295,7 +312,35 @@ moe_status calibration_compare(calibration *c, const moe_model *out, moe_error *
 
 /* ==== 4. Saving ========================================================================================= */
 
+/* The loads of all mixtures whose experts can be shared out. */
+static moe_status save_loads(const calibration *c, const char *path, moe_error *e) {
+    size_t experts = 0, at = 0, n = 0;
+    for (size_t i = 0; i < c->n_mixtures; i++) experts += c->mixtures[i].about.experts;
+    moe_vector_entry *vectors = calloc(c->n_mixtures + 1, sizeof *vectors);
+    char (*names)[56] = calloc(c->n_mixtures + 1, sizeof *names);
+    float *loads = calloc(experts + 1, sizeof *loads);
+    if (!vectors || !names || !loads) {
+        free(vectors), free(names), free(loads);
+        return text_out_of_memory(e);
+    }
+    for (size_t i = 0; i < c->n_mixtures; i++) {
+        const calibrated *x = &c->mixtures[i];
+        if (!calibration_shares(c->model, &x->about)) continue;
+        snprintf(names[i], sizeof names[i], "%s.experts.load", x->about.layer);
+        vectors[n++] = (moe_vector_entry){ names[i], loads + at, x->about.experts };
+        for (size_t j = 0; j < x->about.experts; j++) loads[at++] = (float)x->of[0].load[j];
+    }
+    const moe_save_params params = { .type = MOE_TYPE_KEEP,
+                                     .experts = MOE_TYPE_KEEP,
+                                     .vectors = vectors,
+                                     .n_vectors = n };
+    const moe_status status = moe_model_save(c->model, path, &params, e);
+    free(vectors), free(names), free(loads);
+    return status;
+}
+
 moe_status calibration_save(const calibration *c, const char *path, moe_error *e) {
+    if (c->loads) return save_loads(c, path, e);
     static const char threshold[] = "threshold";
     const moe_span word = { threshold, sizeof threshold - 1 };
     moe_meta_entry *entries = calloc(2 * c->n_levels, sizeof *entries);

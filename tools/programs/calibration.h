@@ -1,4 +1,5 @@
-/* calibration.h - thresholds for the gates of a model, from a text: moe-calibrate, and moe-prune where experts go.
+/* calibration.h - thresholds for the gates of a model, or loads of its experts, from a text: moe-calibrate, and
+ * moe-prune where experts go.
  *
  * The closed form. An expert that competes with n-1 others for k places should get m = k X / n of X rows (rounded down,
  * at least 1): the rows with its m largest probabilities. These lie above its (m+1)-th largest probability, which
@@ -48,11 +49,12 @@ typedef struct calibrated {
     uint64_t same;        /* pairs of OUT that IN has too */
 } calibrated;
 
-typedef struct calibration { /* the first four are the caller's, the rest is zero at first */
+typedef struct calibration { /* the first five are the caller's, the rest is zero at first */
     const program_common *common;
     const moe_model *model;
     int k;     /* of softmax gates, which have none; -1: not given */
     int masks; /* 1: threshold gates alone; 0: all gates */
+    int loads; /* 1: no gate; instead of thresholds OUT gets how many rows went to each expert */
     passes text;
     calibrated *mixtures;
     size_t n_mixtures;
@@ -62,6 +64,8 @@ typedef struct calibration { /* the first four are the caller's, the rest is zer
     int which;    /* 0 IN, 1 OUT */
 } calibration;
 
+/* Whether the experts of a mixture have matrices of their own, which ranks can share out. */
+int calibration_shares(const moe_model *model, const moe_mixture *mixture);
 /* The gates of IN, whose thresholds, if it has any, are read from `file`. Errors: MOE_ERROR_ARGUMENT (there is nothing
  * to calibrate, or no `k`), MOE_ERROR_IO, MOE_ERROR_MEMORY. */
 moe_status calibration_find(calibration *c, int file, moe_error *error);

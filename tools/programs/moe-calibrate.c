@@ -27,11 +27,13 @@ typedef struct options {
     program_common common;
     const char *text;
     int k; /* -1: not given */
+    int loads;
 } options;
 
 static void usage(FILE *to) {
     fputs("Usage: moe-calibrate -m IN -o OUT --text FILE [OPTION]...\n"
-          "Writes the model IN, which may have any gates, to OUT with threshold gates.\n"
+          "Writes the model IN, which may have any gates, to OUT with threshold gates;\n"
+          "or, with --loads, with its own gates and a note of which experts are busy.\n"
           "Each mixture gets thresholds that distribute the tokens of a text equally over\n"
           "its experts, k of n experts per token on average. All else stays as it is.\n"
           "\n"
@@ -46,6 +48,10 @@ static void usage(FILE *to) {
           "      --k N                 experts per token, for softmax gates, which have\n"
           "                            no such number (with two levels: per level of this\n"
           "                            kind)\n"
+          "      --loads               leave the gates as they are, and write into OUT how\n"
+          "                            many tokens of the text went to each expert:\n"
+          "                            processes that mpirun starts then share the busy\n"
+          "                            experts out, so that none waits for another\n"
           "      --ids                 texts are token ids with spaces between them\n"
           "      --pretokenized        texts are pieces of the model's vocabulary with\n"
           "                            spaces between them\n"
@@ -74,10 +80,11 @@ static void usage(FILE *to) {
 }
 
 static int parse_options(int argc, char **argv, options *o) {
-    enum { TEXT = 256, K };
+    enum { TEXT = 256, K, LOADS };
     static const struct option known[] = { PROGRAM_OPTIONS,
                                            { "text", required_argument, NULL, TEXT },
                                            { "k", required_argument, NULL, K },
+                                           { "loads", no_argument, NULL, LOADS },
                                            { "ids", no_argument, NULL, PROGRAM_IDS },
                                            { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED },
                                            { "max-len", required_argument, NULL, PROGRAM_MAX_LEN },
@@ -88,6 +95,7 @@ static int parse_options(int argc, char **argv, options *o) {
     while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT, known, NULL, &given)) != -1) {
         switch (c) {
         case TEXT: o->text = optarg; break;
+        case LOADS: o->loads = 1; break;
         case K: status = program_int("k", optarg, 1, 1 << 20, &o->k); break;
         default: status = program_option(&o->common, c); break;
         }
@@ -98,6 +106,7 @@ static int parse_options(int argc, char **argv, options *o) {
         return program_usage_error("expects -m IN, -o OUT and --text FILE");
     if (o->common.ids && o->common.pretokenized)
         return program_usage_error("--ids and --pretokenized do not go together");
+    if (o->loads && o->k >= 0) return program_usage_error("--loads changes no gate: --k does not go with it");
     if (strcmp(o->common.model, o->common.output) == 0 || program_same_file(o->common.model, o->common.output))
         return program_usage_error("%s and %s are the same file; write to another name", o->common.model,
                                    o->common.output);
@@ -149,6 +158,24 @@ static void print_table(const calibration *c) {
     for (size_t i = 0; i < c->n_levels; i++) print_level(&c->levels[i]);
 }
 
+/* How unequal the loads are. */
+static void print_loads(const calibration *c) {
+    printf("%-12s %9s %9s %20s %10s\n", "mixture", "experts", "tokens", "busiest / mean load", "no token");
+    for (size_t i = 0; i < c->n_mixtures; i++) {
+        const calibrated *x = &c->mixtures[i];
+        const tally *t = &x->of[0];
+        uint64_t most = 0;
+        size_t none = 0;
+        if (!calibration_shares(c->model, &x->about)) continue;
+        for (size_t j = 0; j < x->about.experts; j++) {
+            if (t->load[j] > most) most = t->load[j];
+            none += t->load[j] == 0;
+        }
+        printf("%-12s %9zu %9llu %20.2f %10zu\n", x->about.layer, x->about.experts, (unsigned long long)t->rows,
+               share(most, t->pairs) * (double)x->about.experts, none);
+    }
+}
+
 /* ==== 3. Main =========================================================================================== */
 
 /* Run OUT over the same text. */
@@ -184,7 +211,11 @@ int main(int argc, char **argv) {
     moe_error e = { .code = MOE_OK };
     if (text_open(o.common.model, TEXT_IDS_ONLY, &params, &front, &e))
         return program_file_error(o.common.model, &e), EXIT_MODEL;
-    calibration c = { .common = &o.common, .model = front.model, .k = o.k, .text = { .common = &o.common } };
+    calibration c = { .common = &o.common,
+                      .model = front.model,
+                      .k = o.k,
+                      .loads = o.loads,
+                      .text = { .common = &o.common } };
     const char *file = o.common.model;
     moe_status got = MOE_OK;
     status = EXIT_DONE;
@@ -198,10 +229,10 @@ int main(int argc, char **argv) {
         if (!got) got = calibration_measure(&c, front.source_extra, &e);
     }
     if (!got && !status) file = o.common.output, got = calibration_save(&c, o.common.output, &e);
-    if (!got && !status) got = measure_out(&o, &c, &e);
+    if (!got && !status && !o.loads) got = measure_out(&o, &c, &e);
     if (got) status = program_file_error(file, &e);
     if (got == MOE_ERROR_ARGUMENT && file == o.common.model) status = EXIT_USAGE; /* nothing is wrong with it */
-    if (!status && !o.common.quiet) print_table(&c);
+    if (!status && !o.common.quiet) (o.loads ? print_loads : print_table)(&c);
     if (!status) status = program_printed();
     calibration_free(&c);
     text_close(&front);

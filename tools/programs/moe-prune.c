@@ -21,6 +21,7 @@
 #include "tools/programs/measure.h"
 #include "tools/programs/passes.h"
 #include "tools/programs/program.h"
+#include "tools/programs/ranking.h"
 #include "tools/text/text.h"
 
 #include <cjson/cJSON.h>
@@ -36,15 +37,6 @@
 /* ==== 1. Options ======================================================================================== */
 
 enum { MOST_PAIRS = 256, CODE = 32, LONGEST_LIST = 1 << 30 };
-
-typedef enum rank {
-    RANK_FIRST,  /* share of tokens whose first choice it is, times e to the mean weight that it then has */
-    RANK_MASS,   /* sum of weights */
-    RANK_OUTPUT, /* mean of weight times norm of the output, over the tokens that it gets */
-    RANKS
-} rank;
-
-static const char *const rank_names[RANKS] = { "first", "mass", "output" };
 
 typedef struct options {
     program_common common;
@@ -472,17 +464,10 @@ static moe_status keep_by_list(plan *p, const char *path, moe_error *e) {
 
 /* ==== 5. Importance ===================================================================================== */
 
-/* What a mixture's experts did for one language: of the source in an encoder, else of the target. */
-typedef struct use {
-    int32_t tag;
-    uint64_t *first;      /* [experts] tokens whose first choice it was */
-    double *weight, *sum; /* [experts] sums of its weights, when first and in all */
-    double *output;       /* [experts] sum of weight times norm of the output */
-    uint64_t *tokens;     /* [experts] that were measured so */
-} use;
-
+/* What a mixture's experts did for each language, by its tag. */
 typedef struct uses {
-    use *each; /* [n] */
+    expert_use *each; /* [n] */
+    int32_t *tags;
     size_t n;
 } uses;
 
@@ -492,31 +477,25 @@ typedef struct survey {
     float *weights; /* [rows, experts] of the gate that was traced last */
 } survey;
 
-static void free_use(use *u) { free(u->first), free(u->weight), free(u->sum), free(u->output), free(u->tokens); }
-
 static void free_survey(survey *v) {
     for (size_t m = 0; v->of && m < v->plan->n_mixtures; m++) {
-        for (size_t i = 0; i < v->of[m].n; i++) free_use(&v->of[m].each[i]);
-        free(v->of[m].each);
+        for (size_t i = 0; i < v->of[m].n; i++) expert_use_end(&v->of[m].each[i]);
+        free(v->of[m].each), free(v->of[m].tags);
     }
     free(v->of), free(v->weights);
 }
 
 /* The use by a language; NULL: no memory. */
-static use *use_of(uses *all, int32_t tag, size_t experts) {
+static expert_use *use_of(uses *all, int32_t tag, size_t experts) {
     for (size_t i = 0; i < all->n; i++)
-        if (all->each[i].tag == tag) return &all->each[i];
-    use *more = realloc(all->each, (all->n + 1) * sizeof *more);
-    if (!more) return NULL;
-    all->each = more;
-    use *u = &more[all->n++];
-    *u = (use){ .tag = tag,
-                .first = calloc(experts, sizeof *u->first),
-                .weight = calloc(experts, sizeof *u->weight),
-                .sum = calloc(experts, sizeof *u->sum),
-                .output = calloc(experts, sizeof *u->output),
-                .tokens = calloc(experts, sizeof *u->tokens) };
-    return u->first && u->weight && u->sum && u->output && u->tokens ? u : NULL;
+        if (all->tags[i] == tag) return &all->each[i];
+    expert_use *more = realloc(all->each, (all->n + 1) * sizeof *more);
+    if (more) all->each = more;
+    int32_t *tags = realloc(all->tags, (all->n + 1) * sizeof *tags);
+    if (tags) all->tags = tags;
+    if (!more || !tags || !expert_use_begin(&more[all->n], experts)) return NULL;
+    tags[all->n] = tag;
+    return &more[all->n++];
 }
 
 static int32_t language_of(const mixture *x, const text_pair *line) {
@@ -529,7 +508,7 @@ static void see_routing(void *user, const moe_routing *r) {
     size_t m = 0, best = 0;
     while (strcmp(v->plan->mixtures[m].about.layer, r->layer) != 0) m++;
     const mixture *x = &v->plan->mixtures[m];
-    use *u = use_of(&v->of[m], language_of(x, line), x->about.experts);
+    expert_use *u = use_of(&v->of[m], language_of(x, line), x->about.experts);
     if (!u) {
         text_out_of_memory(&v->plan->text.trouble);
         return;
@@ -558,38 +537,15 @@ static void see_sizes(void *user, const char *name, const float *data, size_t ro
             for (size_t r = 0; more && r < rows; r++) memcpy(more + r * n, data + r * stride, n * sizeof *more);
         }
         if (strcmp(name + length, ".experts.sizes") != 0 || v->plan->text.trouble.code) continue;
-        use *u = use_of(&v->of[m], language_of(x, line), n);
+        expert_use *u = use_of(&v->of[m], language_of(x, line), n);
         if (!u) text_out_of_memory(&v->plan->text.trouble);
         for (size_t r = 0; u && r < rows; r++)
             for (size_t i = 0; i < n; i++) {
                 if (!(data[r * stride + i] > 0)) continue;
                 u->output[i] += (double)v->weights[r * n + i] * (double)data[r * stride + i];
-                u->tokens[i]++;
+                u->measured[i]++;
             }
     }
-}
-
-/* The importance of an expert, and how those of the same are ordered. */
-typedef struct ranked {
-    double importance, sum;
-    size_t expert;
-} ranked;
-
-static int by_importance(const void *a, const void *b) {
-    const ranked *x = a, *y = b;
-    if (x->importance != y->importance) return x->importance > y->importance ? -1 : 1;
-    if (x->sum != y->sum) return x->sum > y->sum ? -1 : 1;
-    return x->expert < y->expert ? -1 : x->expert > y->expert;
-}
-
-static ranked rank_of(const use *u, rank by, size_t expert) {
-    ranked r = { .sum = u->sum[expert], .expert = expert };
-    const double first = (double)u->first[expert];
-    const double tokens = (double)u->tokens[expert];
-    if (by == RANK_FIRST) r.importance = first > 0 ? first * exp(u->weight[expert] / first) : 0;
-    if (by == RANK_MASS) r.importance = r.sum;
-    if (by == RANK_OUTPUT) r.importance = tokens > 0 ? u->output[expert] / tokens : 0;
-    return r;
 }
 
 /* How many experts of a mixture a gate needs at least: of each group, and groups. */
@@ -600,18 +556,18 @@ static size_t least_groups(const moe_mixture *a) {
 
 /* Of the groups, sorted inside, the best `groups` with their best `inside` experts: how important all of these are.
  * They are marked in `stays`, unless it is NULL. */
-static double best_groups(const ranked *all, const moe_mixture *a, size_t groups, size_t inside, ranked *order,
-                          char *stays) {
+static double best_groups(const ranked_expert *all, const moe_mixture *a, size_t groups, size_t inside,
+                          ranked_expert *order, char *stays) {
     const size_t of = a->groups ? a->groups : 1, each = a->experts / of;
     double sum = 0;
     for (size_t g = 0; g < of; g++) {
-        order[g] = (ranked){ .expert = g };
+        order[g] = (ranked_expert){ .expert = g };
         for (size_t i = 0; i < inside; i++) {
             order[g].importance += all[g * each + i].importance;
             order[g].sum += all[g * each + i].sum;
         }
     }
-    qsort(order, of, sizeof *order, by_importance);
+    rank_sort(order, of);
     for (size_t g = 0; g < groups; g++) {
         sum += order[g].importance;
         for (size_t i = 0; stays && i < inside; i++) stays[all[order[g].expert * each + i].expert] = 1;
@@ -621,19 +577,19 @@ static double best_groups(const ranked *all, const moe_mixture *a, size_t groups
 
 /* The n most important experts of a mixture stay, or with groups as many as that allows: whichever number of groups is
  * best, each with the same number of experts. */
-static moe_status keep_best(mixture *x, const use *u, rank by, size_t n, moe_error *e) {
+static moe_status keep_best(mixture *x, const expert_use *u, expert_rank by, size_t n, moe_error *e) {
     const moe_mixture *a = &x->about;
     const size_t of = a->groups ? a->groups : 1, each = a->experts / of;
-    ranked *all = calloc(a->experts, sizeof *all), *order = calloc(of, sizeof *order);
+    ranked_expert *all = calloc(a->experts, sizeof *all), *order = calloc(of, sizeof *order);
     if (!all || !order) {
         free(all), free(order);
         return text_out_of_memory(e);
     }
-    for (size_t i = 0; i < a->experts; i++) all[i] = rank_of(u, by, i);
-    for (size_t g = 0; g < of; g++) qsort(all + g * each, each, sizeof *all, by_importance);
+    for (size_t i = 0; i < a->experts; i++) all[i] = rank_expert(u, by, i);
+    for (size_t g = 0; g < of; g++) rank_sort(all + g * each, each);
     size_t inside = least_inside(a), groups = least_groups(a);
     double best = -1;
-    for (size_t some = least_inside(a); some <= each; some++) {
+    for (size_t some = inside ? inside : 1; some <= each; some++) {
         const size_t many = n / some < of ? n / some : of;
         if (many < least_groups(a)) continue;
         const double found = best_groups(all, a, many, some, order, NULL);
@@ -694,15 +650,15 @@ static moe_status choose_lines(plan *p, moe_error *e) {
                                         : MOE_OK;
 }
 
-static int measured(const use *u, const mixture *x) {
+static int measured(const expert_use *u, const mixture *x) {
     for (size_t i = 0; i < x->about.experts; i++)
-        if (u->tokens[i]) return 1;
+        if (u->measured[i]) return 1;
     return 0;
 }
 
 static moe_status keep_by_sample(plan *p, moe_error *e) {
     survey v = { .plan = p, .of = calloc(p->n_mixtures + 1, sizeof *v.of) };
-    const rank by = p->options->rank >= 0 ? (rank)p->options->rank : p->encoders ? RANK_FIRST : RANK_MASS;
+    const expert_rank by = p->options->rank >= 0 ? (expert_rank)p->options->rank : rank_default(p->encoders > 0);
     if (!v.of) return text_out_of_memory(e);
     p->text.routing = see_routing;
     p->text.user = &v;

@@ -48,6 +48,7 @@
 
 #include "moe.h"
 #include "tools/programs/program.h"
+#include "tools/programs/ranking.h"
 #include "tools/text/json.h"
 
 #include "routing-html.inc" /* routing_html[]: the lines of tools/programs/routing.html, made by the Makefile */
@@ -188,8 +189,7 @@ typedef struct pair {
 /* What a layer's experts did for one language. */
 typedef struct use {
     uint64_t tokens;
-    uint64_t *first;      /* [experts] tokens whose first choice it was; NULL: none had this language */
-    double *weight, *sum; /* [experts] sums of its weights, when first and in all */
+    expert_use experts; /* of which nothing is measured */
 } use;
 
 typedef struct layer {
@@ -318,8 +318,7 @@ static void routing_free(routing *r) {
     for (size_t i = 0; i < r->n_layers; i++) {
         layer *l = &r->layers[i];
         free(l->name), free(l->load), free(l->importance), free(l->histogram), free(l->seen), free(l->pairs);
-        for (size_t u = 0; u < l->uses_capacity; u++)
-            free(l->uses[u].first), free(l->uses[u].weight), free(l->uses[u].sum);
+        for (size_t u = 0; u < l->uses_capacity; u++) expert_use_end(&l->uses[u].experts);
         free(l->uses);
         text_index_free(&l->index);
     }
@@ -427,11 +426,7 @@ static int encodes(const layer *l) { return strncmp(l->name, "encoder.", 8) == 0
 static use *use_at_hand(layer *l, size_t language) {
     if (!room(&l->uses, &l->uses_capacity, language + 1, sizeof *l->uses)) return NULL;
     use *u = &l->uses[language];
-    const size_t n = (size_t)l->experts;
-    if (!u->first) u->first = calloc(n, sizeof *u->first);
-    if (!u->weight) u->weight = calloc(n, sizeof *u->weight);
-    if (!u->sum) u->sum = calloc(n, sizeof *u->sum);
-    return u->first && u->weight && u->sum ? u : NULL;
+    return u->experts.first || expert_use_begin(&u->experts, (size_t)l->experts) ? u : NULL;
 }
 
 /* Count the sentence at hand for its language, as moe-prune does. */
@@ -445,12 +440,12 @@ static int count_use(routing *r, layer *l) {
         size_t best = w->first;
         u->tokens++;
         for (size_t j = w->first; j < w->first + w->n; j++) {
-            u->sum[r->experts[j]] += (double)(float)r->weights[j];
+            u->experts.sum[r->experts[j]] += (double)(float)r->weights[j];
             if (r->weights[j] > r->weights[best]) best = j;
         }
         if (!w->n) continue;
-        u->first[r->experts[best]]++;
-        u->weight[r->experts[best]] += (double)(float)r->weights[best];
+        u->experts.first[r->experts[best]]++;
+        u->experts.weight[r->experts[best]] += (double)(float)r->weights[best];
     }
     return 0;
 }
@@ -861,12 +856,11 @@ static void put_layer(const layer *l, json *j) {
     put_groups(l, j);
 }
 
-/* What moe-prune goes by, unless it is told otherwise: a model without an encoder has no first choices that it trusts.
- */
-static int ranks_first(const routing *r) {
-    for (size_t i = 0; i < r->n_layers; i++)
-        if (encodes(&r->layers[i])) return 1;
-    return 0;
+/* What moe-prune goes by, unless it is told otherwise. */
+static expert_rank rank_of(const routing *r) {
+    int has_encoder = 0;
+    for (size_t i = 0; i < r->n_layers; i++) has_encoder |= encodes(&r->layers[i]);
+    return rank_default(has_encoder);
 }
 
 /* The beginning of --json's object and of the page's; the list of layers is left open. */
@@ -881,35 +875,20 @@ static void put_head(const routing *r, const char *title, json *j) {
     json_text(j, "made_by", made_by);
     json_whole(j, "sentences", (int64_t)r->sentences);
     json_whole(j, "tokens_routed", (int64_t)routed);
-    json_text(j, "rank", ranks_first(r) ? "first" : "mass");
+    json_text(j, "rank", rank_names[rank_of(r)]);
     json_open(j, "layers", '[');
     json_break(j);
 }
 
 /* ==== 7. Languages ====================================================================================== */
 
-/* How important an expert is to a language: the order of moe-prune --sample. */
-typedef struct ranked_expert {
-    double importance, sum;
-    size_t expert;
-} ranked_expert;
-
-static int by_importance(const void *a, const void *b) {
-    const ranked_expert *x = a, *y = b;
-    if (x->importance != y->importance) return x->importance > y->importance ? -1 : 1;
-    if (x->sum != y->sum) return x->sum > y->sum ? -1 : 1;
-    return x->expert < y->expert ? -1 : x->expert > y->expert;
-}
-
-static void put_use(const use *u, const char *language, size_t experts, int first, ranked_expert *order, json *j) {
+static void put_use(const use *u, const char *language, size_t experts, expert_rank by, ranked_expert *order, json *j) {
     double all = 0, so_far = 0;
     for (size_t i = 0; i < experts; i++) {
-        const double times = (double)u->first[i];
-        order[i] = (ranked_expert){ .sum = u->sum[i], .expert = i };
-        order[i].importance = !first ? u->sum[i] : times > 0 ? times * exp(u->weight[i] / times) : 0;
-        all += u->sum[i];
+        order[i] = rank_expert(&u->experts, by, i);
+        all += order[i].sum;
     }
-    qsort(order, experts, sizeof *order, by_importance);
+    rank_sort(order, experts);
     json_break(j);
     json_open(j, NULL, '{');
     json_text(j, "language", language);
@@ -936,7 +915,7 @@ static int put_languages(const routing *r, const layer *l, json *j) {
     json_break(j);
     json_open(j, "languages", '[');
     for (size_t i = 0; i < r->n_languages && i < l->uses_capacity; i++)
-        if (l->uses[i].tokens) put_use(&l->uses[i], r->languages[i], n, ranks_first(r), order, j);
+        if (l->uses[i].tokens) put_use(&l->uses[i], r->languages[i], n, rank_of(r), order, j);
     json_close(j, ']');
     free(order);
     return 0;

@@ -1078,7 +1078,7 @@ static int translate(options *o, int ranks) {
         params.max_target = o->longest; /* which may be longer than what is translated by itself */
     status = ranks_status(choose_language(o, &front, &params));
     const int kept = !status && keeps(o, &front, &params);
-    if (kept && !moe_model_prompted(front.model)) params.max_constraints = MOE_MAX_CONSTRAINTS;
+    if (kept) params.max_constraints = MOE_MAX_CONSTRAINTS;
     const moe_session_params later = scoring_params(o, &params);
     if (!status) status = program_session(c, &front, &params, c->routing ? &later : NULL, "a translation", &session);
     if (status < 0 && kept) status = open_rules(o, &front);
@@ -1105,7 +1105,8 @@ int main(int argc, char **argv) {
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
     const int ranks = ranks_begin();
-    if (ranks > 1) status = check_ranks(&o);
+    if (ranks > 1) status = ranks_status(check_ranks(&o));
+    if (ranks < 1) status = EXIT_USAGE;
     if (status < 0) status = translate(&o, ranks);
     ranks_end();
     return status;

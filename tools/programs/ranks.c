@@ -63,6 +63,16 @@ static moe_status swap(void *user, const void *send, const size_t *send_bytes, v
     return MOE_OK;
 }
 
+/* Whether all ranks are made of the same sources: others may cut lines into other tokens, or wait for other messages.
+ * In all builds this is what ranks say first. */
+static int alike(void) {
+    int64_t own = RANKS_SOURCE, values[2];
+    for (const char *at = SPM_LIBRARY_VERSION; *at; at++) own = (own * 31 + *at) % UINT32_MAX;
+    values[0] = own, values[1] = -own;
+    MPI_Allreduce(MPI_IN_PLACE, values, 2, MPI_INT64_T, MPI_MAX, all.wire);
+    return values[0] == -values[1];
+}
+
 /* Processes that mpirun did not start are alone, and need not wait for MPI. */
 int ranks_begin(void) {
     int level;
@@ -78,7 +88,9 @@ int ranks_begin(void) {
     all.receive_bytes = all.send_from + all.ranks;
     all.receive_at = all.receive_bytes + all.ranks;
     if (level < MPI_THREAD_FUNNELED) give_up("this MPI is not for programs with threads");
-    return all.ranks;
+    if (alike()) return all.ranks;
+    program_complain("rank %d: the ranks run different builds of moe-translate: all need the same", all.rank);
+    return 0;
 }
 
 void ranks_end(void) {

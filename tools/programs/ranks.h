@@ -16,7 +16,8 @@ typedef struct ranks_part {
 } ranks_part;
 
 #ifdef MOE_MPI
-int ranks_begin(void); /* how many ranks there are; 1: this process is alone */
+/* How many ranks there are; 1: this process is alone; 0: they do not go together, which was said. */
+int ranks_begin(void);
 void ranks_end(void);
 const moe_wire *ranks_wire(void);
 int ranks_status(int status); /* the largest of all ranks */

@@ -314,11 +314,13 @@ moe_status text_job_ask(const text_front *front, const text_options *options, te
                         moe_error *error) {
     size_t left = 0;
     job->language = request->target_tag, job->from = request->source_tag;
-    const moe_status status = prompt_of(front, options, job, job->attempt, &job->prompt, &left, error);
+    const moe_status status = prompt_of(front, options, job, job->attempt == 1, &job->prompt, &left, error);
     if (!status && left && !job->attempt)
         note(job, &job->divided, "terms of the glossary that have no place in the prompt: %zu", left);
     request->source = job->prompt.data;
     request->n_source = job->prompt.length;
+    request->constraints = job->attempt ? job->bound->each : NULL;
+    request->n_constraints = job->attempt ? job->bound->n : 0;
     return status;
 }
 
@@ -343,6 +345,21 @@ void text_job_say_looped(text_job *job) {
     note(job, &job->cut, "the translation repeats itself again and again: it ends where that begins");
 }
 
+/* Ask for a text once more: strictly, where signs were lost, and what is kept of it must be there. */
+static moe_status bind(const text_front *front, const text_options *options, text_job *job, moe_span target,
+                       int strictly, int *again, moe_error *error) {
+    const moe_span source = { job->shown.data, job->shown.length };
+    if (!job->bound && !(job->bound = calloc(1, sizeof *job->bound))) return text_out_of_memory(error);
+    moe_status status =
+        text_prompt_bind(front, source, target, options->max_target - options->max_target / 4, job->bound, error);
+    *again = !status && job->bound->n;
+    if (!status && !*again && strictly) status = may_vary(front, options, job, again, error);
+    if (*again) job->attempt = strictly ? 1 : 2, job->loops = 0;
+    return status;
+}
+
+int text_job_is_bound(const text_job *job) { return job->attempt && job->bound && job->bound->n; }
+
 static int is_nothing(moe_span text) {
     size_t n = 0;
     while (n < text.length && is_blank(text.data[n])) n++;
@@ -358,10 +375,14 @@ moe_status text_job_look(const text_front *front, const text_options *options, t
     moe_status status = write_job(front, options, job, 0, h, &written, &sound, error);
     const moe_span source = { job->source.data, job->source.length },
                    target = { written.data ? written.data : "", written.length };
-    if (!status && keeps_spans(options) && (!sound || text_prompt_lost(source, target).length)) {
-        if (!job->attempt) status = may_vary(front, options, job, again, error);
-        if (*again) job->attempt = 1, job->loops = 0;
-        else stay(job);
+    const int keeps = keeps_spans(options), lost = keeps && (!sound || text_prompt_lost(source, target).length);
+    moe_span number = { NULL, 0 };
+    if (!status && keeps) status = text_prompt_lost_number(source, target, &number, error);
+    if (!status && !job->attempt && (lost || number.length))
+        status = bind(front, options, job, target, lost, again, error);
+    if (*again) {
+    } else if (!status && lost) {
+        stay(job);
     } else if (!status && is_nothing(target)) {
         note(job, &job->failed, "the model answered nothing");
         job->status = MOE_ERROR_UNSUPPORTED;
@@ -372,6 +393,9 @@ moe_status text_job_look(const text_front *front, const text_options *options, t
             text_doubt(doubts, job->language < 0 ? none : moe_model_language(front->model, (size_t)job->language),
                        source, target, lines);
         if (why) note(job, &job->divided, "doubtful: %s", why);
+        else if (number.length)
+            note(job, &job->divided, "doubtful: it lacks the number %.*s",
+                 (int)text_utf8_cut(number.data, number.length, 40), number.data);
     }
     text_bytes_free(&written);
     return status;
@@ -530,8 +554,10 @@ static int is_steady(const text_front *front, const text_options *options, const
     if (job->dividable || job->brief || job->message || job->shouted || job->manner || text_guard_used(job->guard))
         return 0;
     const moe_span source = { job->source.data, job->source.length }, nothing = { "", 0 };
-    return job->pair || !text_job_is_asked(front, options) || !keeps_spans(options) ||
-           !text_prompt_lost(source, nothing).length;
+    moe_span number = { NULL, 0 };
+    if (job->pair || !text_job_is_asked(front, options) || !keeps_spans(options)) return 1;
+    if (text_prompt_lost(source, nothing).length) return 0;
+    return !text_prompt_lost_number(source, nothing, &number, NULL) && !number.length;
 }
 
 void text_job_begin(const text_front *front, const text_options *options, text_job *job) {
@@ -611,6 +637,8 @@ void text_job_free(text_job *job) {
     text_ids_free(&job->prompt);
     text_ids_free(&job->begun_ids);
     text_guard_free(job->guard);
+    if (job->bound) text_ids_free(&job->bound->ids);
+    free(job->bound);
 }
 
 /* ---- 2. The queue --------------------------------------------------------------------------------------- */

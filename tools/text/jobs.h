@@ -51,7 +51,9 @@ typedef struct text_job {
     text_ids aside_ids;       /* words that are asked for by themselves (text_guard_aside); length 0: none are */
     size_t asides;            /* how many were */
     int cut;                  /* `note` says what was cut */
-    int attempt;              /* 1: the second, as stand-ins of the first did not come through */
+    int attempt;              /* 1: the second, as stand-ins of the first did not come through; of a model that is
+                                 asked in words 2, if only numbers did not */
+    struct text_bound *bound; /* what the second answer of such a model must have (prompt.h); NULL: nothing ever was */
     int loops;                /* how many translations were stopped because they repeat themselves */
     text_ids sound_ids;       /* of the last one of these, up to there */
     int terms;                /* what becomes of those of a glossary: text_terms (protect.h) */
@@ -110,6 +112,9 @@ void text_job_say_looped(text_job *job);
  * and the job has failed. Errors: MOE_ERROR_MEMORY. */
 moe_status text_job_look(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
                          text_doubts *doubts, int *again, moe_error *error);
+
+/* Whether the search must write what is kept of such a job. */
+int text_job_is_bound(const text_job *job);
 
 /* For the sake of the terms of a glossary a job may be tried four times (text_terms in protect.h). Then: whether all
  * that is kept of a job comes through this translation of it. If not, text_job_again prepares a second try

@@ -1512,8 +1512,9 @@ static moe_status open_rules(moetext *t, moe_session_params *params, moe_error *
     if (t->model->form != TEXT_FORM_TEXT || (!protect && !glossary) ||
         (params->rules != MOE_RULES_PAPER && params->rules < MOE_RULES_HF))
         return MOE_OK;
-    if (!moe_model_prompted(t->model->front.model)) params->max_constraints = MOE_MAX_CONSTRAINTS;
-    else if (!t->model->front.prompt) return MOE_OK; /* each text is a whole prompt */
+    if (moe_model_prompted(t->model->front.model) && !t->model->front.prompt)
+        return MOE_OK; /* each is a whole prompt */
+    params->max_constraints = MOE_MAX_CONSTRAINTS;
     t->brief = protect && params->rules == MOE_RULES_PAPER;
     if (s->terms) return text_rules_read(&t->model->front, protect, s->glossary, s->terms, &t->rules, error);
     return text_rules_new(&t->model->front, protect, glossary ? s->glossary : NULL, &t->rules, error);

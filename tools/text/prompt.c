@@ -547,20 +547,186 @@ int text_prompt_speaks(const char *data, size_t length) {
     return 0;
 }
 
-enum { MOST_LOOKED_AT = 256 }; /* different spans of a text: one with more is no sentence */
+enum { MOST_LOOKED_AT = 256, MOST_OPEN = 32, TOLD_BY = 3 };
+/* Different spans of a text: one with more is no sentence. Tags that are open at once. Digits of a number that is
+ * looked for: people write shorter ones in words, or they are times and days, which languages write in their own ways.
+ */
+
+/* Whether each tag that closes is that of the last one that is open, and none stays open. */
+static int is_nested(moe_span s) {
+    text_scan scan = text_scan_begin(s.data, s.length);
+    moe_span open[MOST_OPEN];
+    size_t bytes, n = 0;
+    for (size_t at = 0; at < s.length; at += bytes) {
+        const text_span_kind found = text_span_next(&scan, at, &bytes);
+        moe_span name;
+        if (found != TEXT_SPAN_OPEN && found != TEXT_SPAN_CLOSE) continue;
+        if (!(name.length = text_tag_name(s.data + at, bytes, &name.data))) continue;
+        if (found == TEXT_SPAN_CLOSE ? !n || !span_is(open[--n], name) : n == MOST_OPEN) return 0;
+        if (found == TEXT_SPAN_OPEN) open[n++] = name;
+    }
+    return !n;
+}
 
 moe_span text_prompt_lost(moe_span source, moe_span target) {
     text_scan scan = text_scan_begin(source.data, source.length);
-    moe_span looked_at[MOST_LOOKED_AT];
+    moe_span looked_at[MOST_LOOKED_AT], markup = { source.data, 0 };
     size_t bytes, n = 0;
     for (size_t at = 0, same; at < source.length && n < MOST_LOOKED_AT; at += bytes) {
         const text_span_kind found = text_span_next(&scan, at, &bytes);
         const moe_span span = { source.data + at, bytes };
         if (found == TEXT_SPAN_NONE || found == TEXT_SPAN_NUMBER || found == TEXT_SPAN_HYPHEN) continue;
+        if (found == TEXT_SPAN_CLOSE) markup = span;
         for (same = 0; same < n && !span_is(looked_at[same], span); same++) {}
         if (same < n) continue;
         looked_at[n++] = span;
         if (occurrences(target, span) < occurrences(source, span)) return span;
     }
+    if (markup.length && is_nested(source) && !is_nested(target)) return markup;
     return (moe_span){ source.data, 0 };
+}
+
+/* The digit that begins a text, 0 to 9; -1: none does. */
+static int digit_of(moe_span s, size_t at, size_t *bytes) {
+    static const utf8proc_int32_t zeros[] = { '0',   0x660, 0x6F0, 0x966, 0x9E6,  0xA66,  0xAE6,  0xBE6,
+                                              0xC66, 0xE50, 0xED0, 0xF20, 0x1040, 0x17E0, 0x1810, 0xFF10 };
+    utf8proc_int32_t c;
+    const utf8proc_ssize_t n =
+        utf8proc_iterate((const utf8proc_uint8_t *)s.data + at, (utf8proc_ssize_t)(s.length - at), &c);
+    *bytes = n > 0 ? (size_t)n : 1;
+    for (size_t i = 0; n > 0 && i < sizeof zeros / sizeof *zeros; i++)
+        if (c >= zeros[i] && c < zeros[i] + 10) return (int)(c - zeros[i]);
+    return -1;
+}
+
+/* The bytes of what may stand between the digits of one number, and a digit behind it; 0: this is none. */
+static size_t separator(moe_span s, size_t at, int spaces) {
+    static const char *const all[] = { ".",        ",",        "'", "\xC2\xA0", "\xE2\x80\xAF", "\xE2\x80\x99",
+                                       "\xD9\xAB", "\xD9\xAC", " " };
+    size_t bytes;
+    for (size_t i = 0; i < sizeof all / sizeof *all - (size_t)!spaces; i++) {
+        const size_t n = strlen(all[i]);
+        if (at + n < s.length && memcmp(s.data + at, all[i], n) == 0 && digit_of(s, at + n, &bytes) >= 0) return n;
+    }
+    return 0;
+}
+
+/* Append the digits from `at` on. Returns the bytes of their number. */
+static size_t put_digits(moe_span s, size_t at, int spaces, text_bytes *out) {
+    size_t end = at, bytes;
+    for (int digit; end < s.length; end += bytes) {
+        if ((digit = digit_of(s, end, &bytes)) >= 0) text_append(out, &"0123456789"[digit], 1);
+        else if (end == at || !(bytes = separator(s, end, spaces))) break;
+    }
+    return end - at;
+}
+
+/* Whether what stands beside a number makes it none: letters, signs of times, dates and ranges with digits behind. */
+static int is_joined(moe_span s, size_t begin, size_t end) {
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_", signs[] = ":/-";
+    size_t bytes;
+    if (begin && strchr(letters, s.data[begin - 1])) return 1;
+    if (end < s.length && strchr(letters, s.data[end])) return 1;
+    if (begin > 1 && strchr(signs, s.data[begin - 1]) && strchr("0123456789", s.data[begin - 2])) return 1;
+    return end + 1 < s.length && strchr(signs, s.data[end]) && digit_of(s, end + 1, &bytes) >= 0;
+}
+
+/* The next number that is looked for from *at on, whose digits without zeros at both ends are put into `digits`; 0:
+ * there is none. */
+static int next_number(text_scan *scan, size_t *at, moe_span *number, text_bytes *digits) {
+    const moe_span s = { scan->data, scan->length };
+    size_t span = 0, end = *at; /* what is in a span that is no number is passed over */
+    for (; *at < s.length; *at += span) {
+        if (*at >= end) {
+            const text_span_kind found = text_span_next(scan, *at, &span);
+            end = *at + span;
+            if (found != TEXT_SPAN_NONE && found != TEXT_SPAN_NUMBER) continue;
+        }
+        if (digit_of(s, *at, &span) < 0) continue;
+        text_clear(digits);
+        const size_t begin = *at, bytes = put_digits(s, begin, 0, digits);
+        *at += bytes, span = 0;
+        size_t first = 0, last = digits->length;
+        if (digits->failed) return 0;
+        while (first < last && digits->data[first] == '0') first++;
+        while (last > first && digits->data[last - 1] == '0') last--;
+        if (digits->length < TOLD_BY || last - first < 2 || is_joined(s, begin, begin + bytes)) continue;
+        memmove(digits->data, digits->data + first, last - first);
+        digits->length = last - first;
+        *number = (moe_span){ s.data + begin, bytes };
+        return 1;
+    }
+    return 0;
+}
+
+/* The digits of all numbers of a text, a sign between them. */
+static void put_numbers(moe_span s, text_bytes *out) {
+    for (size_t at = 0, bytes; at < s.length; at += bytes) {
+        if (digit_of(s, at, &bytes) < 0) continue;
+        bytes = put_digits(s, at, 1, out);
+        text_append(out, "|", 1);
+    }
+}
+
+moe_status text_prompt_lost_number(moe_span source, moe_span target, moe_span *lost, moe_error *error) {
+    text_scan scan = text_scan_begin(source.data, source.length);
+    text_bytes there = { 0 }, digits = { 0 };
+    moe_span number;
+    size_t at = 0, n = 0;
+    *lost = (moe_span){ source.data, 0 };
+    put_numbers(target, &there);
+    while (!lost->length && n++ < MOST_LOOKED_AT && next_number(&scan, &at, &number, &digits))
+        if (!occurrences((moe_span){ there.data, there.length }, (moe_span){ digits.data, digits.length }))
+            *lost = number;
+    const int failed = there.failed || digits.failed;
+    text_bytes_free(&there);
+    text_bytes_free(&digits);
+    return failed ? text_out_of_memory(error) : MOE_OK;
+}
+
+/* One more span that must be there; a space before it is a part of its first token. */
+static moe_status bind_span(const text_front *front, moe_span source, moe_span span, int spaced, size_t room,
+                            text_bound *bound, moe_error *error) {
+    const size_t begin = (size_t)(span.data - source.data);
+    text_bytes text = { 0 };
+    text_ids ids = { 0 };
+    if (bound->n == MOE_MAX_CONSTRAINTS) return MOE_OK;
+    if (spaced && (!begin || strchr(" \t\n", source.data[begin - 1]))) text_append(&text, " ", 1);
+    text_append(&text, span.data, span.length);
+    moe_status status =
+        text.failed ? text_out_of_memory(error) : text_encode(front, text.data, text.length, &ids, error);
+    if (!status && ids.length && bound->ids.length + ids.length <= room) {
+        bound->each[bound->n++] = (moe_constraint){ .n_ids = ids.length, .once = 1 };
+        status = text_ids_append(&bound->ids, ids.data, ids.length, error);
+    }
+    text_bytes_free(&text);
+    text_ids_free(&ids);
+    return status;
+}
+
+moe_status text_prompt_bind(const text_front *front, moe_span source, moe_span target, size_t room, text_bound *bound,
+                            moe_error *error) {
+    text_scan scan = text_scan_begin(source.data, source.length);
+    text_bytes there = { 0 }, digits = { 0 };
+    moe_status status = MOE_OK;
+    moe_span number;
+    int spaced = 1;
+    for (size_t at = 0; at < target.length && spaced; at++)
+        spaced = ((unsigned char)target.data[at] & 0xC0) == 0x80 || !text_is_unspaced(target.data, target.length, at);
+    bound->n = bound->ids.length = 0;
+    for (size_t at = 0, bytes; at < source.length && !status; at += bytes) {
+        const text_span_kind found = text_span_next(&scan, at, &bytes);
+        if (found == TEXT_SPAN_NONE || found == TEXT_SPAN_NUMBER || found == TEXT_SPAN_HYPHEN) continue;
+        status = bind_span(front, source, (moe_span){ source.data + at, bytes }, spaced, room, bound, error);
+    }
+    put_numbers(target, &there);
+    scan = text_scan_begin(source.data, source.length);
+    for (size_t at = 0, n = 0; !status && n++ < MOST_LOOKED_AT && next_number(&scan, &at, &number, &digits);)
+        if (!occurrences((moe_span){ there.data, there.length }, (moe_span){ digits.data, digits.length }))
+            status = bind_span(front, source, number, spaced, room, bound, error);
+    if (!status && (there.failed || digits.failed)) status = text_out_of_memory(error);
+    for (size_t i = 0, at = 0; i < bound->n; at += bound->each[i++].n_ids) bound->each[i].ids = bound->ids.data + at;
+    text_bytes_free(&there);
+    text_bytes_free(&digits);
+    return status;
 }

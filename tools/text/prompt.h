@@ -58,7 +58,23 @@ moe_status text_prompt_answer(const text_front *front, const moetext_message *me
 
 /* Whether there is language in a text: a letter outside of markup, placeholders, addresses. */
 int text_prompt_speaks(const char *data, size_t length);
-/* The first markup, placeholder or address of a source that its translation has fewer times; length 0: none. */
+/* The first markup, placeholder or address of a source that its translation has fewer times, or the last tag if those
+ * of the translation are no pairs any more; length 0: none. */
 moe_span text_prompt_lost(moe_span source, moe_span target);
+/* The first number of a source whose digits its translation lacks, in whatever script and with whatever signs between
+ * them; length 0: none. Numbers of less than three digits, and zeros at their ends, are not looked for, nor times and
+ * dates: languages write them in their own ways. Errors: MOE_ERROR_MEMORY. */
+moe_status text_prompt_lost_number(moe_span source, moe_span target, moe_span *lost, moe_error *error);
+
+/* What the search must write. Free with text_ids_free(&bound->ids). */
+typedef struct text_bound {
+    moe_constraint each[MOE_MAX_CONSTRAINTS]; /* [n] */
+    size_t n;
+    text_ids ids;
+} text_bound;
+/* All markup, placeholders and addresses of a source, and the numbers that this translation of it has lost: as many as
+ * have at most `room` tokens. Errors: MOE_ERROR_MEMORY and those of the tokeniser. */
+moe_status text_prompt_bind(const text_front *front, moe_span source, moe_span target, size_t room, text_bound *bound,
+                            moe_error *error);
 
 #endif

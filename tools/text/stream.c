@@ -420,7 +420,9 @@ static void stream_done(void *user, const moe_result *result) {
         }
         if (result->hypotheses[0].looped) text_job_say_looped(job);
     }
-    if (result->status == MOE_ERROR_NUMERIC && text_guard_binds(job->guard)) {
+    const int refused = result->status == MOE_ERROR_ARGUMENT || result->status == MOE_ERROR_LIMIT;
+    if (result->status == MOE_ERROR_NUMERIC ? text_guard_binds(job->guard) || text_job_is_bound(job)
+                                            : refused && text_job_is_bound(job)) {
         int again;
         if (text_job_refused(s->front, &options, job, &again, &s->trouble)) lose(s, job);
         else if (again) try_again(s, job);

@@ -398,6 +398,7 @@ static const struct {
 } foreign[] = { { ".npz", "marian", " --type q8", 0 },
                 { ".intgemm", "marian", " --type q8", 0 },
                 { "lex.", "marian", " --type q8", 1 },
+                { "chat_template.", "hf", "", 1 }, /* a decoder alone: the converter's own choice is better */
                 { ".safetensors", "hf", " --type q8 --experts q4", 1 },
                 { "pytorch_model", "hf", " --type q8 --experts q4", 1 },
                 { ".gguf", "gguf", "", 0 } };
