@@ -153,11 +153,12 @@ test-mpi: $(BUILD)/.deps-test $(BUILD)/.deps-mpi $(BUILD)/moe.o
 	    $(addprefix build/mpi/moe-,translate translate-plain translate-engine translate-program calibrate)
 	@MPI_BIN=build/mpi python3 tests/run tests/programs/test_ranks.py
 
-# All C suites, and what programs do with small models. LEAVE_OUT=test_cuda saves many minutes.
+# All C suites, and what programs do with small models. LEAVE_OUT=test_cuda saves many minutes; with ALSO=--coverage
+# tests/coverage build/asan says what was reached.
 ASAN_SCRIPTS = $(addprefix tests/programs/test_,versions.py routing.py several.py)
 asan:
 	@$(MAKE) --no-print-directory BUILD=build/asan BIN=build/asan PORTABLE="$(PORTABLE) test_file test_gating" \
-	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' c-suites
+	    EXTRA='-O1 $(ALSO) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' c-suites
 
 # test_linear counts, which sanitizers change nothing of; test_memory has an allocator of its own, as they have.
 C_SUITES = $(filter-out %/test_linear %/test_memory $(LEAVE_OUT:%=$(BUILD)/%),$(TEST_PROGRAMS))

@@ -179,9 +179,16 @@ def answers(kind, lines, *options):
     return [json.loads(x) for x in run([TRANSLATE, "-m", converted(kind), "--ids", "--json", *options], lines).lines]
 
 
-def found_perplexity(kind, *options):
-    rows = answers(kind, [f"{ids[0]}\t{numbers(ids[1:])}" for ids in pieces()], "--score", "--batch", "4", *options)
-    return perplexity([x["token_logprobs"][:LENGTH - 1] for x in rows])
+@functools.cache
+def scores(kind, n, *options):
+    """Log-probabilities of the tokens of the first n pieces."""
+    rows = answers(kind, [f"{ids[0]}\t{numbers(ids[1:])}" for ids in pieces()[:n]], "--score", "--batch", "4", *options)
+    return [x["token_logprobs"][:LENGTH - 1] for x in rows]
+
+
+def found_perplexity(kind, *options, first=PIECES):
+    """Of the first pieces."""
+    return perplexity(scores(kind, first, *options))
 
 
 @real_test
@@ -204,7 +211,8 @@ def eight_bits_are_close_with_a_scale_for_each_block_and_off_with_one_for_a_row(
 
 @real_test
 def q4m_keeps_the_codes_that_the_layers_of_the_file_have():
-    q8, found, q4 = found_perplexity("q8"), found_perplexity("q4m layers"), found_perplexity("q4 layers")
+    q8 = perplexity(scores("q8", PIECES)[:4])
+    found, q4 = (found_perplexity(kind, first=4) for kind in ("q4m layers", "q4 layers"))
     print(f"    perplexity: layers in q8 {q8:.4f}, q4m {found:.4f}, q4 {q4:.4f}")
     assert abs(found / q8 - 1) < 0.005 < 0.1 < q4 / q8 - 1, (q8, found, q4)
 
