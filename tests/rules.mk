@@ -89,15 +89,14 @@ $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 
 # What needs PyTorch or transformers, or takes minutes, waits for test-long; test_cuda_golden.sh is the emulated GPU's
 # short part. In both the longest begin first, so that no core is idle at the end.
-LONG_SUITES = tests/convert/test_transformers.py tests/train/test_gating.py $(BUILD)/test_cuda \
-	tests/server/test_fair.py tests/convert/test_decoder.py tests/server/test_abuse.py \
-	$(BUILD)/test_memory $(BUILD)/test_linear tests/package/test_linear.py \
-	tests/train/test_curve.py tests/train/test_mixtures.py tests/train/test_speech.py tests/train/test_finetune.py \
-	tests/package/long_formats.py tests/package/long_documents.py tests/convert/test_hf_tokens.py \
-	tests/convert/long_byte_bpe.py \
-	tests/convert/test_marian_real.py tests/convert/test_smollm2.py tests/golden/test_fixtures.py \
-	tests/convert/test_keys.py \
-	tests/train/test_mutations.py tests/server/test_page.py tests/programs/test_robustness.py tests/bench/test_belady.py \
+LONG_SUITES = tests/convert/test_smollm2.py tests/server/test_fair.py $(BUILD)/test_linear $(BUILD)/test_cuda \
+	$(BUILD)/test_memory tests/convert/test_decoder.py tests/package/long_formats.py \
+	tests/convert/test_transformers.py tests/server/test_abuse.py tests/package/test_linear.py \
+	tests/package/long_documents.py tests/train/test_gating.py tests/train/test_curve.py \
+	tests/train/test_mixtures.py tests/train/test_speech.py tests/train/test_finetune.py \
+	tests/convert/test_hf_tokens.py tests/convert/long_byte_bpe.py tests/convert/test_marian_real.py \
+	tests/golden/test_fixtures.py tests/convert/test_keys.py tests/train/test_mutations.py \
+	tests/server/test_page.py tests/programs/test_robustness.py tests/bench/test_belady.py \
 	tests/bench/test_limited.py
 FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py server/test_server.py \
 	programs/test_cli_gating.py convert/test_damage.py convert/test_gnmt.py \
@@ -153,12 +152,12 @@ test-mpi: $(BUILD)/.deps-test $(BUILD)/.deps-mpi $(BUILD)/moe.o
 	    $(addprefix build/mpi/moe-,translate translate-plain translate-engine translate-program calibrate)
 	@MPI_BIN=build/mpi python3 tests/run tests/programs/test_ranks.py
 
-# All C suites, and what programs do with small models. LEAVE_OUT=test_cuda saves many minutes; with ALSO=--coverage
-# tests/coverage build/asan says what was reached.
+# All C suites, and what programs do with small models. LEAVE_OUT=test_cuda saves many minutes.
 ASAN_SCRIPTS = $(addprefix tests/programs/test_,versions.py routing.py several.py)
 asan:
-	@$(MAKE) --no-print-directory BUILD=build/asan BIN=build/asan PORTABLE="$(PORTABLE) test_file test_gating" \
-	    EXTRA='-O1 $(ALSO) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' c-suites
+	@$(MAKE) --no-print-directory BUILD=build/asan BIN=build/asan \
+	    PORTABLE="$(PORTABLE) test_file test_gating test_golden" \
+	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' c-suites
 
 # test_linear counts, which sanitizers change nothing of; test_memory has an allocator of its own, as they have.
 C_SUITES = $(filter-out %/test_linear %/test_memory $(LEAVE_OUT:%=$(BUILD)/%),$(TEST_PROGRAMS))
@@ -175,9 +174,10 @@ tsan: $(BUILD)/.deps-test
 	    build/tsan/test_ranks "env VALGRIND= build/tsan/test_threads"
 
 # Lines of moe.c that its tests reach. -O1: at -O0 kernels take minutes.
-# test_session-emulated reaches none that the others do not.
-COVERAGE = $(filter-out %/test_cuda %/test_session-emulated,$(patsubst tests/engine/%.c,build/coverage/%,\
-	$(wildcard tests/engine/test_*.c)) $(EMULATED_PROGRAMS:$(BUILD)/%=build/coverage/%))
+# test_session-emulated reaches none that the others do not, nor does test_kernels where it runs emulated, too.
+COVERAGE = $(filter-out %/test_cuda %/test_session-emulated $(if $(EMULATED_PROGRAMS),%/test_kernels),\
+	$(patsubst tests/engine/%.c,build/coverage/%,$(wildcard tests/engine/test_*.c)) \
+	$(EMULATED_PROGRAMS:$(BUILD)/%=build/coverage/%))
 coverage: $(BUILD)/.deps-test
 	@$(MAKE) --no-print-directory BUILD=build/coverage BIN=build/coverage EXTRA='-O1 --coverage' $(COVERAGE)
 	@JOBS=$(JOBS) tests/coverage build/coverage $(COVERAGE)

@@ -126,6 +126,13 @@ def write_safetensors(path, arrays, exact=False):
         file.write(struct.pack("<Q", len(text)) + text + b"".join(data))
 
 
+def write_config(folder, config, generation=None):
+    for name, values in ("config", config), ("generation_config", generation):
+        if values is not None:
+            with open(os.path.join(folder, name + ".json"), "w", encoding="utf-8") as file:
+                json.dump(values, file)
+
+
 def write_zeros(folder, config):
     """A checkpoint of any size that takes no room on most disks."""
     header, at = {}, 0
@@ -133,18 +140,14 @@ def write_zeros(folder, config):
         end = at + 2 * math.prod(shape)
         header[name], at = {"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}, end
     text = json.dumps(header).encode()
-    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
-        json.dump(config, file)
+    write_config(folder, config)
     with open(os.path.join(folder, "model.safetensors"), "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + at)
 
 
 def write(folder, config, arrays, generation=None, shards=1):
-    for name, values in ("config", config), ("generation_config", generation):
-        if values is not None:
-            with open(os.path.join(folder, name + ".json"), "w", encoding="utf-8") as file:
-                json.dump(values, file)
+    write_config(folder, config, generation)
     if shards == 1:
         return write_safetensors(os.path.join(folder, "model.safetensors"), arrays)
     names, weight_map = list(arrays), {}

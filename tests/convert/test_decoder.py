@@ -304,18 +304,22 @@ def what_the_authors_recommend_is_in_the_file():
             assert said("--sample=1", f"{name}={other}") != said("--sample=1"), name
 
 
+def routed(model, sources):
+    """{(line, layer, position): [(expert, weight)]}"""
+    with tempfile.TemporaryDirectory() as at:
+        path = os.path.join(at, "routing")
+        translate(model, [line(s) for s in sources], "--routing", path, *limits(2), "--beam", "1", *EXACT)
+        with open(path, encoding="utf-8") as file:
+            rows = [row for row in map(json.loads, file) if "line" in row]
+    return {(row["line"], row["layer"], row["position"]): list(zip(row["experts"], row["weights"])) for row in rows}
+
+
 @numpy_test
 def experts_are_those_of_the_reading():
     for family in "hy_v3", "qwen3_moe":
-        with converted(family) as (model, config, arrays), tempfile.TemporaryDirectory() as at:
+        with converted(family) as (model, config, arrays):
             sources = [make.prompt(i) for i in range(8)]
-            path = os.path.join(at, "routing")
-            translate(model, [line(s) for s in sources], "--routing", path, *limits(2), "--beam", "1", *EXACT)
-            found = {}
-            with open(path, encoding="utf-8") as file:
-                for row in filter(lambda row: "line" in row, map(json.loads, file)):
-                    key = row["line"], row["layer"], row["position"]
-                    found[key] = list(zip(row["experts"], row["weights"]))
+            found = routed(model, sources)
             for number, source in enumerate(sources, 1):
                 reading = decoder_numpy.Decoder(config, arrays)
                 reading.logprobs(source)
@@ -688,18 +692,13 @@ def model_files_that_do_not_hang_together_are_refused():
 def assert_experts(model, cases, scale):
     """Those that the last token of a prompt is sent to."""
     cases = [c for c in cases if "experts" in c]
-    with tempfile.TemporaryDirectory() as at:
-        path, found = os.path.join(at, "routing"), {}
-        translate(model, [line(c["source"]) for c in cases], "--routing", path, *limits(2), "--beam", "1", *EXACT)
-        with open(path, encoding="utf-8") as file:
-            for row in filter(lambda row: "line" in row, map(json.loads, file)):
-                if row["position"] == len(cases[row["line"] - 1]["source"]) - 1:
-                    pairs = sorted(zip(row["experts"], row["weights"]))
-                    found.setdefault(row["line"], []).append([(e, scale * w) for e, w in pairs])
-        for number, case in enumerate(cases, 1):
-            for got, wanted in zip(found[number], case["experts"].values(), strict=True):
-                assert [e for e, _ in got] == [e for e, _ in sorted(wanted)], case["source"]
-                assert close([w for _, w in got], [w for _, w in sorted(wanted)]), case["source"]
+    found = routed(model, [c["source"] for c in cases])
+    for number, case in enumerate(cases, 1):
+        last = [found[key] for key in found if key[0] == number and key[2] == len(case["source"]) - 1]
+        for got, wanted in zip(last, case["experts"].values(), strict=True):
+            got, wanted = sorted(got), sorted(wanted)
+            assert [e for e, _ in got] == [e for e, _ in wanted], case["source"]
+            assert close([scale * w for _, w in got], [w for _, w in wanted]), case["source"]
 
 
 def assert_first_draws(model, cases, end, seeds=150):
