@@ -583,7 +583,7 @@ def post(server, body, source="127.0.0.1"):
     """A connection on which a request was sent."""
     data = json.dumps(body).encode()
     raw = socket.create_connection(("127.0.0.1", server.port), 60, (source, 0))
-    head = "POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length:"
+    head = "POST /translate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length:"
     raw.sendall(f"{head} {len(data)}\r\n\r\n".encode() + data)
     return raw
 
