@@ -583,8 +583,8 @@ def post(server, body, source="127.0.0.1"):
     """A connection on which a request was sent."""
     data = json.dumps(body).encode()
     raw = socket.create_connection(("127.0.0.1", server.port), 60, (source, 0))
-    head = "POST /translate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length:"
-    raw.sendall(f"{head} {len(data)}\r\n\r\n".encode() + data)
+    head = "POST /translate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    raw.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     return raw
 
 
