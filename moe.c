@@ -3176,7 +3176,7 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, m
  * sum is ready after 52, a tile is loaded from L1 in 8: so four C are filled in turns, 2 A x 2 B or, up to 16 rows, 1 A
  * x 4 B. For 64 columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a
  * cycle, VNNI has 128. Measured beside the AVX-512 room, a product of 512 x 2048 in cache is 1.5 times as fast at 5
- * rows, 2.8 times at 32 (Q4: as fast, and 2.7 times). Hints as that room gives them gained nothing here.
+ * rows, 2.8 times at 32 (Q4: 1.1 times at 10, 1.7 at 32). Hints as that room gives them gained nothing here.
  *
  * Vectors are the compiler's own, not intrinsics: tests/engine/isa_emu.h compiles this room with tiles in plain C
  * (MOE_TILE_*) for machines that need not even have AVX-512. */
@@ -3222,6 +3222,7 @@ typedef float moe_f32x16 __attribute__((vector_size(64), may_alias));
 
 enum {
     MOE_AMX_ROWS = 5,       /* fewer are faster without tiles: a B tile is then loaded for too few products */
+    MOE_AMX_ROWS_Q4 = 9,    /* what is expanded first */
     MOE_AMX_BUFFER = 65536, /* bytes of expanded Q4 on the stack: two blocks of 2048 columns, read from L2 at worst */
 };
 
@@ -3426,7 +3427,8 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
 }
 
 static void moe_linear_amx(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    if (moe_type_quantised(l->w->type) && row1 - row0 >= MOE_AMX_ROWS && !l->floats)
+    const size_t least = l->w->bits == 8 ? MOE_AMX_ROWS : MOE_AMX_ROWS_Q4;
+    if (moe_type_quantised(l->w->type) && row1 - row0 >= least && !l->floats)
         moe_amx_panels(l, row0, row1 - row0, block0, block1);
     else MOE_NAME(moe_linear_, MOE_AMX_REST)(l, row0, row1, block0, block1);
 }

@@ -1078,9 +1078,10 @@ static void amx_linear_configures_once_multiplies_no_more_than_it_must_and_relea
         for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++) {
             const size_t in = 1 + mw_below(&random, 200), out = 1 + mw_below(&random, 150),
                          blocks = moe_divide_up(out, 16);
-            const size_t tiles = rows < MOE_AMX_ROWS ? 0 : rows <= 16 ? 1 : rows <= 32 ? 2 : rows <= 64 ? 4 : 6;
-            const size_t configurations = amx.configurations, products = amx.products;
             linear_case c = make_linear(&random, (moe_type)type, rows, in, out, 0, PLAIN);
+            const size_t least = c.matrix.bits == 8 ? MOE_AMX_ROWS : MOE_AMX_ROWS_Q4;
+            const size_t tiles = rows < least ? 0 : rows <= 16 ? 1 : rows <= 32 ? 2 : rows <= 64 ? 4 : 6;
+            const size_t configurations = amx.configurations, products = amx.products;
             compare_linear(&moe_kernels_amx, &c, 0, rows, 0, blocks);
             CHECK(amx.palette == 0, "%zu rows: tiles were not released", rows);
             CHECK(amx.configurations - configurations == (tiles > 0), "%zu rows: %zu configurations", rows,
