@@ -3176,7 +3176,8 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, m
  * sum is ready after 52, a tile is loaded from L1 in 8: so four C are filled in turns, 2 A x 2 B or, up to 16 rows, 1 A
  * x 4 B. For 64 columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a
  * cycle, VNNI has 128. Measured beside the AVX-512 room, a product of 512 x 2048 in cache is 1.5 times as fast at 5
- * rows, 2.8 times at 32 (Q4: 1.1 times at 10, 1.7 at 32). Hints as that room gives them gained nothing here.
+ * rows, 2.8 times at 32; of Q4 with scales by block, 768 x 2048, 1.1 times at 12, 1.7 at 32. Hints as that room gives
+ * them gained nothing here.
  *
  * Vectors are the compiler's own, not intrinsics: tests/engine/isa_emu.h compiles this room with tiles in plain C
  * (MOE_TILE_*) for machines that need not even have AVX-512. */

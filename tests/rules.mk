@@ -8,7 +8,7 @@
 # make asan            run the C suites with the address and undefined-behaviour sanitizers
 # make tsan            run the tests of threads with the thread sanitizer
 # make valgrind        run the C suites under valgrind (VALGRIND_SUITES=... some of them)
-# make coverage        say which lines of moe.c its tests reach; fails below 96 % (SLOW= for all rounds)
+# make coverage        say which lines of moe.c its tests reach; fails below 96 %
 # make tidy            look for mistakes with clang-tidy, as .clang-tidy says
 # make fuzz SECONDS=N  run every fuzz target for N seconds; make fuzz-NAME one of them: tests/fuzz/README.md
 # make fuzz-coverage   say which lines of moe.c the inputs reach that make fuzz-model found
@@ -173,15 +173,14 @@ tsan: $(BUILD)/.deps-test
 	@VALGRIND=$(SLOW) TSAN_OPTIONS=halt_on_error=1 python3 tests/run -j $(JOBS) build/tsan/test_bank \
 	    build/tsan/test_ranks "env VALGRIND= build/tsan/test_threads"
 
-# Lines of moe.c that its tests reach. -O1: at -O0 kernels take minutes. Fewer rounds, unless SLOW is empty: they reach
-# .7 % less.
+# Lines of moe.c that its tests reach. -O1: at -O0 kernels take minutes.
 # test_session-emulated reaches none that the others do not, nor does test_kernels where it runs emulated, too.
 COVERAGE = $(filter-out %/test_cuda %/test_session-emulated $(if $(EMULATED_PROGRAMS),%/test_kernels),\
 	$(patsubst tests/engine/%.c,build/coverage/%,$(wildcard tests/engine/test_*.c)) \
 	$(EMULATED_PROGRAMS:$(BUILD)/%=build/coverage/%))
 coverage: $(BUILD)/.deps-test
 	@$(MAKE) --no-print-directory BUILD=build/coverage BIN=build/coverage EXTRA='-O1 --coverage' $(COVERAGE)
-	@VALGRIND=$(SLOW) JOBS=$(JOBS) tests/coverage build/coverage $(COVERAGE)
+	@JOBS=$(JOBS) tests/coverage build/coverage $(COVERAGE)
 
 # valgrind knows no instruction set beyond AVX2, and nothing of the fibres in tests/cuda/cuda_emu.h.
 VALGRIND_SUITES ?= $(patsubst $(BUILD)/%,%,$(filter-out %/test_cuda %/test_linear,$(TEST_PROGRAMS)))

@@ -580,7 +580,7 @@ def figure(server, name):
 
 
 def post(server, body, source="127.0.0.1"):
-    """A connection on which a request was sent."""
+    """A connection on which a request was sent; the server closes it behind the answer."""
     data = json.dumps(body).encode()
     raw = socket.create_connection(("127.0.0.1", server.port), 60, (source, 0))
     head = "POST /translate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
