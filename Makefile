@@ -61,7 +61,7 @@ VERSION := $(shell sed -n 's/^\#define MOE_VERSION "\(.*\)"/\1/p' moe.h)
 SONUMBER = $(patsubst 0,0.$(word 2,$(subst ., ,$(VERSION))),$(firstword $(subst ., ,$(VERSION))))
 SHARED_LIBRARIES = $(foreach l,libmoe libmoetext,$(BIN)/$(call shared_name,$(l)))
 TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate prune routing align)
-PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-make-random $(BIN)/moe-bench
+PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
@@ -102,8 +102,7 @@ $(BUILD)/%.o: %.c $(BUILD)/.flags | $(BUILD)/.deps-build
 $(BUILD)/%.o: %.cc $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CXX) $(CXX_FLAGS) -c $< -o $@
 
-# The engine, and what has it inside it.
-$(BUILD)/moe.o $(BUILD)/moe-with-cuda.o $(BUILD)/moe-bench.o: SPEED = $(if $(findstring -O,$(EXTRA)),,-O3)
+$(BUILD)/moe.o $(BUILD)/moe-with-cuda.o: SPEED = $(if $(findstring -O,$(EXTRA)),,-O3)
 
 $(BUILD)/moe-with-cuda.o: moe.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -DMOE_CUDA -c $< -o $@
@@ -182,12 +181,6 @@ SERVER_OBJECTS = $(patsubst %,$(BUILD)/%.o,http address log requests reading api
 $(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
 
-$(BIN)/moe-make-random: $(addprefix $(BUILD)/,moe-make-random.o options.o) $(LIBRARY)
-	$(LINK) -lm $(CUDA_LIBS) -o $@
-
-$(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o options.o json.o bytes.o memory.o)
-	$(LINK) -lm -o $@
-
 # ---- Use -----------------------------------------------------------------------------------------------------
 
 # The comment at the top of this file, and that of tests/rules.mk.
@@ -213,6 +206,7 @@ uninstall:
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' tools/install uninstall
 
 clean:
-	rm -rf build $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES) $(SHARED_LIBRARIES:=.$(SONUMBER))
+	rm -rf build $(PROGRAMS) $(BENCH_PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES) \
+	    $(SHARED_LIBRARIES:=.$(SONUMBER))
 
 -include tests/rules.mk

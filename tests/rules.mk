@@ -4,6 +4,7 @@
 # make test-spark      the Python package on a Spark of this machine, a worker killed (needs 600 MB)
 # make test-mpi        moe-translate as 2 to 4 processes that share experts, one of them killed (needs OpenMPI)
 # make test-arm        compile for AArch64 and run kernels and whole models under qemu (SLOW= for all rounds)
+# make bench           build moe-bench and moe-make-random, which measure speed (tests/bench/README.md)
 # make check           quick checks of the source: exported names, tables of contents, layout
 # make asan            run the C suites with the address and undefined-behaviour sanitizers
 # make tsan            run the tests of threads with the thread sanitizer
@@ -14,8 +15,8 @@
 # make fuzz-coverage   say which lines of moe.c the inputs reach that make fuzz-model found
 # tests/cuda/gpu-check     on a machine with a GPU: bytes, races and speed of the CUDA build in one table
 
-.PHONY: test test-long test-fresh test-arm test-spark test-mpi check asan tsan valgrind c-suites coverage tidy fuzz \
-	fuzz-coverage
+.PHONY: bench test test-long test-fresh test-arm test-spark test-mpi check asan tsan valgrind c-suites coverage tidy \
+	fuzz fuzz-coverage
 
 vpath %.c tests/engine tests/text tests/convert tests/programs tests/cuda tests/cross tests/fuzz tests/bench
 
@@ -79,6 +80,17 @@ $(BUILD)/stuck.so: tests/server/stuck.c | $(BUILD)/.deps-test
 $(BUILD)/bpe_lines: $(addprefix $(BUILD)/,bpe_lines.o bpe.o bytes.o)
 	$(LINK) $(TEXT_LIBS) -o $@
 
+# Not installed. moe-bench includes moe.c.
+BENCH_PROGRAMS = $(BIN)/moe-bench $(BIN)/moe-make-random
+bench: $(BENCH_PROGRAMS)
+
+$(BUILD)/moe-bench.o: SPEED = $(if $(findstring -O,$(EXTRA)),,-O3)
+$(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o options.o json.o bytes.o memory.o)
+	$(LINK) -lm -o $@
+
+$(BIN)/moe-make-random: $(addprefix $(BUILD)/,moe-make-random.o options.o) $(LIBRARY)
+	$(LINK) -lm $(CUDA_LIBS) -o $@
+
 # For tests/bench/belady.py.
 $(BUILD)/bank_reads: $(BUILD)/bank_reads.o
 	$(LINK) -lm -o $@
@@ -109,7 +121,7 @@ $(FUZZ_READ): $(BUILD)/%.read: %.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -fsyntax-only -MT $@ -MF $@.d $<
 	@touch $@
 
-NEEDED_BY_TESTS = all $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines short_io.so stuck.so \
+NEEDED_BY_TESTS = all $(BENCH_PROGRAMS) $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines short_io.so stuck.so \
 	test_file test_damage test_output) # the last three for test_io.py
 RUN_SUITES = BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS)
 
@@ -161,7 +173,7 @@ asan:
 
 # test_linear counts, which sanitizers change nothing of; test_memory has an allocator of its own, as they have.
 C_SUITES = $(filter-out %/test_linear %/test_memory $(LEAVE_OUT:%=$(BUILD)/%),$(TEST_PROGRAMS))
-c-suites: $(BUILD)/.deps-test $(filter-out %/moe-bench,$(PROGRAMS)) $(C_SUITES)
+c-suites: $(BUILD)/.deps-test $(PROGRAMS) $(C_SUITES)
 	@BIN="$(BIN)" BUILD="$(BUILD)" MOE_TEST_TIMEOUT=1800 python3 tests/run -j $(JOBS) $(C_SUITES) $(ASAN_SCRIPTS)
 
 # Threads that share a model, and sessions with threads of their own. No kernel knows of threads. Fewer sizes of
@@ -192,7 +204,7 @@ valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind $(VALGRIND_SUITES:%=$(BUIL
 # What a compiler does not see: .clang-tidy says what is looked for.
 TIDY ?= $(firstword $(shell command -v clang-tidy-14) clang-tidy)
 tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD)/server-html.inc $(BUILD)/spec-json.inc
-	@printf '%s\n' "moe.c --checks=-clang-analyzer-core.*" $(filter-out %/moe-bench.c,$(wildcard tools/*/*.c)) | \
+	@printf '%s\n' "moe.c --checks=-clang-analyzer-core.*" $(wildcard tools/*/*.c) tests/bench/moe-make-random.c | \
 	    xargs -P $(JOBS) -L 1 sh -c '$(TIDY) --quiet "$$@" -- -std=c11 -I. -I$(BUILD) $(SYSTEM) 2>/dev/null' tidy
 
 # ---- Fuzzing: tests/fuzz/README.md ----

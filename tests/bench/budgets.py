@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether more memory for experts is ever slower.
 
-    make && ./moe-make-random --preset paper-2048 --type q4 -o big.bin
+    make all bench && ./moe-make-random --preset paper-2048 --type q4 -o big.bin
     tests/bench/budgets.py -m big.bin 1G 2G 4G
 
 Each budget translates --batch sentences three times in its turn, --rounds

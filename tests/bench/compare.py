@@ -16,9 +16,9 @@
     compare.py tokens    24 million tokens through one process, of a very small
                          model. Fails if memory grows or a byte differs
 
-Programs: ./moe-bench, ./moe-make-random and ./moe-translate, built by `make`;
-BIN says where else they are. `speed` wants a Python with the peers' packages
-(--python, default this one):
+Programs: ./moe-bench, ./moe-make-random and ./moe-translate, built by
+`make all bench`; BIN is their folder if not this one. `speed` needs a Python
+with the peers' packages (--python, default this one):
 
     python3 -m venv .venv
     .venv/bin/pip install torch ctranslate2 intel-openmp numpy

@@ -21,7 +21,7 @@ from suite import Skip, Suite
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
 MODEL, DIGITS, LM = (f"{ROOT}/models/{x}.bin" for x in ("en-de-fr-es", "digits", "lm-en"))
-PROGRAMS = sorted(os.path.basename(x)[:-2] for x in glob.glob(ROOT + "/tools/*/moe-*.c"))
+PROGRAMS = sorted(os.path.basename(x)[:-2] for x in glob.glob(ROOT + "/t*/*/moe-*.c"))
 SANITIZED = "asan" in BIN  # shadow memory does not fit below a limit on addresses
 test = Suite()
 
