@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The pictures of README.md are there, small, and the plot is that of the table. Prints `ok NAME` or `FAIL NAME`."""
+"""The pictures of the pages exist, are small, and the plot shows the table. Prints `ok NAME` or `FAIL NAME`."""
 import os
 import re
 import sys
@@ -10,14 +10,20 @@ from suite import Suite
 test = Suite()
 
 
-def pictures_of_readme():
-    with open(os.path.join(pictures.ROOT, "README.md"), encoding="utf-8") as file:
-        return [os.path.join(pictures.ROOT, x) for x in re.findall(r"!\[[^]]*\]\(([^)]*)\)", file.read())]
+def pages():
+    for folder in "", "tools/programs":
+        path = os.path.join(pictures.ROOT, folder)
+        with open(os.path.join(path, "README.md"), encoding="utf-8") as file:
+            yield path, file.read()
+
+
+def shown_pictures():
+    return [os.path.join(path, x) for path, text in pages() for x in re.findall(r"!\[[^]]*\]\(([^)]*)\)", text)]
 
 
 @test
 def pictures_are_there_and_small():
-    paths = pictures_of_readme()
+    paths = shown_pictures()
     assert len(paths) == 3
     for path in paths:
         assert os.path.getsize(path) < 100_000, path
@@ -25,7 +31,7 @@ def pictures_are_there_and_small():
 
 @test
 def the_plot_shows_the_numbers_of_the_table():
-    (path,) = [x for x in pictures_of_readme() if x.endswith(".svg")]
+    (path,) = [x for x in shown_pictures() if x.endswith(".svg")]
     with open(path, encoding="utf-8") as file:
         plot = file.read()
     assert plot == pictures.drawn()
@@ -36,8 +42,8 @@ def the_plot_shows_the_numbers_of_the_table():
 def the_version_beside_the_pictures_is_this_one():
     with open(os.path.join(pictures.ROOT, "moe.h"), encoding="utf-8") as file:
         version = re.search(r'MOE_VERSION "(.*)"', file.read())[1]
-    with open(os.path.join(pictures.ROOT, "README.md"), encoding="utf-8") as file:
-        assert re.findall(r"The page of `moe-\w+` \((.*?)\)", file.read()) == [version] * 2
+    text = "".join(x for _, x in pages())
+    assert re.findall(r"The page of `moe-\w+` \((.*?)\)", text) == [version] * 2
 
 
 if __name__ == "__main__":
