@@ -79,7 +79,7 @@ def a_list_of_files_is_a_model_too():
     fails(MoeError, "several models have no token ids", model.encode, "a")
     fails(MoeError, "several models have no token ids", model.decode, [5])
     assert model.tokens([5]) == ("",)
-    fails(TypeError, "one path, or of models", Model, MODELS, models=MODELS)
+    fails(TypeError, "mutually exclusive", Model, MODELS, models=MODELS)
     fails(MoeError, "no model was named", Model, models=[])
     fails(MoeError, "no translation model", Model, models=[ROOT / "models" / "lm-en.bin"])
     fails(MoeError, "form", Model, models=MODELS, form="ids")
@@ -88,9 +88,9 @@ def a_list_of_files_is_a_model_too():
 @test
 def what_is_missing_is_said():
     with Translator(models=MODELS, **FAST) as both:
-        fails(MoeError, "set the option target", both.translate, "a", source="en")
-        fails(MoeError, "set the option source", both.translate, "a", target="fr")
-        fails(MoeError, "does not have 'pt'", both.translate, "a", target="pt", source="en")
+        fails(MoeError, "pass target to the call", both.translate, "a", source="en")
+        fails(MoeError, "pass source to the call", both.translate, "a", target="fr")
+        fails(MoeError, "no language 'pt'", both.translate, "a", target="pt", source="en")
         fails(TextError, "lead from en to es; from en: de fr; to es: de fr", both.translate, "a", target="es",
               source="en")
         assert both.translate("Where is my house?", target="fr", source="auto") == \

@@ -1,8 +1,8 @@
-"""The thread of a translator: it decodes the texts of all callers together, and hands each caller its own results.
+"""The thread of a translator: decodes the texts of all callers together and hands each caller its own results.
 
-A Call is what one caller wants. Callers take turns, a text each, so that a short text need not wait for a long list.
-The thread runs while there is something to do. A caller that leaves, by Ctrl-C or because its task is cancelled, does
-not wait for the library: what that reads, the engine keeps.
+A Call holds one caller's jobs. Callers take turns, one text each, so a short text need not wait for a long list. The
+thread runs while there are jobs. A caller that leaves, by Ctrl-C or because its task is cancelled, does not wait for
+the library: the engine keeps the memory that the library reads.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from . import library as c
 
 
 class MoeError(RuntimeError):
-    """What the library said. status: "argument", "format", "memory", ...; where: an option, a file offset."""
+    """An error of the library. status: "argument", "format", "memory", ...; where: an option, a file offset."""
 
     def __init__(self, message: str, status: str = "", where: str = ""):
         super().__init__(f"{where}: {message}" if where else message)
@@ -31,7 +31,7 @@ _load = threading.Lock()
 
 
 def lib():
-    """The library, loaded when it is first needed."""
+    """Return the library; load it at the first call."""
     global _lib
     if _lib is None:
         with _load:
@@ -39,12 +39,12 @@ def lib():
     return _lib
 
 
-# What has locks: another thread may hold one when the process forks, and is not in the child to let it go.
+# Objects with locks. Another thread may hold a lock during fork(), and does not exist in the child to release it.
 _locking: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-def remembered(one):
-    """In the child of a fork its _forked() is called."""
+def register_for_fork(one):
+    """Call its _forked() in the child of every fork."""
     _locking.add(one)
 
 
@@ -59,7 +59,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def failure(code, error):
-    """The exception of a moe_error."""
+    """Convert a moe_error to an exception."""
     return MoeError(
         error.message.decode("utf-8", "replace"),
         lib().moe_status_name(code).decode(),
@@ -67,8 +67,8 @@ def failure(code, error):
     )
 
 
-FORKED = "this Translator was made before fork(): make one in the child"
-NO_TEXT = "a text is a str, not {}: decode bytes first, as in data.decode('utf-8')"
+FORKED = "this Translator was created before fork(): create one in the child"
+NO_TEXT = "a text must be a str, not {}: decode bytes first, as in data.decode('utf-8')"
 
 
 def checked(text):
@@ -79,26 +79,26 @@ def checked(text):
 
 @dataclass(slots=True)
 class Job:
-    """A text of a call; `text` and `given` are str, or of Arrow's arrays (address, length)."""
+    """A text of a call; `text` and `given` are str or, for Arrow arrays, (address, length)."""
 
     call: "Call"
     number: int
     text: object
     given: object = None
-    kept: object = None  # what the library reads while the text is under way
+    kept: object = None  # the memory that the library reads while the text is in flight
 
 
 class Call:
-    """What one caller wants: jobs, lazily, and where their results go. `convert` makes something of a result while the
-    library still has it; `notify` is called in the engine's thread when there is news."""
+    """One caller's jobs, lazily, and their results. `convert` copies a result while the library still holds it;
+    `notify` is called in the engine's thread when a result arrives."""
 
     def __init__(self, jobs, convert, notify, task=c.TRANSLATE, source=None, target=None, glossary=None):
         self.jobs, self.again, self.convert, self.notify = jobs, deque(), convert, notify
-        self.dropped = ctypes.c_int(0)  # 1: the library stops what is under way of it
+        self.dropped = ctypes.c_int(0)  # 1: the library drops the texts in flight
         self.task, self.source, self.target = task, language(source), language(target)
         self.glossary = glossary
         self.found, self.error, self.live, self.queued = {}, None, True, False
-        self.tell = None  # called in the engine's thread with what is new of a text before its result; None: never
+        self.tell = None  # called in the engine's thread with partial results, if not None
 
     def next(self):
         return self.again.popleft() if self.again else next(self.jobs, None)
@@ -112,28 +112,28 @@ class Call:
         self.notify()
 
     def forked(self):
-        """The thread that works for it is not in this process."""
+        """Fail: the engine's thread does not exist in this process."""
         self.live, self.notify = False, lambda: None
         self.fail(MoeError(FORKED, "argument"))
 
 
 def language(code):
-    """Bytes that a lone surrogate is no obstacle to: the library does not know it."""
+    """Encode with surrogatepass; the library rejects lone surrogates itself."""
     return None if code is None else code.encode("utf-8", "surrogatepass")
 
 
 def without_nul(data):
-    """Bytes that C takes for the end where it is."""
     if b"\0" in data:
-        raise ValueError(f"there is a NUL in {data!r}")
+        raise ValueError(f"unexpected NUL in {data!r}")
     return data
 
 
 def checked_terms(terms):
-    """The pairs of {source: target}."""
+    """Return the pairs of {source: target}."""
     for pair in terms.items():
         if not all(isinstance(text, str) and not set(text) & set("\t\r\n\0") and text.strip() for text in pair):
-            raise MoeError(f"{pair!r} is no term: both are texts of one line, without TABs", "argument", "glossary")
+            raise MoeError(f"invalid term {pair!r}: both must be non-empty, on one line, without TABs", "argument",
+                           "glossary")
     return list(terms.items())
 
 
@@ -147,7 +147,7 @@ class Glossary:
         sources, targets = ((ctypes.c_char_p * len(pairs))(*side) for side in sides)
         with engine.state:
             engine.check()
-            engine.makers += 1  # who closes the translator waits; the others go on meanwhile
+            engine.makers += 1  # close() waits for it; other calls continue
         try:
             code = lib().moetext_glossary_new(
                 engine.handle, sources, targets, len(pairs), ctypes.byref(self.handle), ctypes.byref(error)
@@ -170,23 +170,23 @@ class Glossary:
 
 
 class Engine:
-    """The library's translator. `model` is kept because the library's has to outlive it."""
+    """The library's translator. Holds `model`, whose library object must outlive it."""
 
     def __init__(self, model, settings):
         self.model, self.handle, self.pid = model, ctypes.c_void_p(), os.getpid()
-        self.state = threading.Condition()  # of all below; it may be entered again, since __del__ comes at any time
-        self.calls, self.waiting = set(), deque()  # all that live; those with jobs to begin
+        self.state = threading.Condition()  # guards all below; reentrant, since __del__ may run at any time
+        self.calls, self.waiting = set(), deque()  # live calls; those with jobs to start
         self.under_way, self.numbers = {}, itertools.count(1)
         self.worker, self.closed, self.glossaries, self.makers = None, False, weakref.WeakSet(), 0
-        self.partial = None  # the function for the library, as long as the thread runs
+        self.partial = None  # the library's callback while the thread runs
         self.counts = c.Stats()
         error = c.Error()
         code = lib().moetext_new(model._handle, settings, ctypes.byref(self.handle), ctypes.byref(error))
         if code != c.OK:
             raise failure(code, error)
-        remembered(self)
+        register_for_fork(self)
 
-    # ---- of callers ----
+    # ---- Callers ----
 
     def check(self):
         if self.pid != os.getpid():
@@ -195,13 +195,13 @@ class Engine:
             raise MoeError("this Translator is closed", "argument")
 
     def begin(self, call):
-        """A call lives that has no jobs yet: who closes the translator, or cancels, ends it too."""
+        """Register a call without jobs, so that close() and cancel() end it too."""
         with self.state:
             self.check()
             self.calls.add(call)
 
     def submit(self, call):
-        """A call has jobs, the first ones or more of them."""
+        """Start decoding the new jobs of a call."""
         self.check()
         with self.state:
             self.check()
@@ -211,11 +211,11 @@ class Engine:
             if not call.queued:
                 call.queued = True
                 self.waiting.append(call)
-            if self.worker is None:  # a second one that is started meanwhile sees the first
+            if self.worker is None:  # a second thread started meanwhile sees the first and exits
                 threading.Thread(target=self.work, name="moe", daemon=True).start()
 
     def end(self, call):
-        """Nobody wants a call any more."""
+        """Drop a call and its texts in flight."""
         with self.state:
             call.live = False
             call.dropped.value = 1
@@ -230,7 +230,7 @@ class Engine:
                 self.end(call)
 
     def stats(self):
-        """The library's counts; while it works, those of when a text was finished last: only its thread may ask it."""
+        """Return the library's counts; while it works, those at the last finished text, as only its thread may ask."""
         with self.state:
             self.check()
             if self.worker is None:
@@ -242,7 +242,7 @@ class Engine:
 
     def close(self):
         if self.pid != os.getpid():
-            return  # its threads are not in this process
+            return  # its threads do not exist in this process
         with self.state:
             self.closed = True
             for call in list(self.calls):
@@ -254,7 +254,7 @@ class Engine:
                 self.free()
 
     def _forked(self):
-        """In the child: nothing is under way here, and nothing will be."""
+        """Fail all calls in the child: nothing decodes them there."""
         self.state, calls, self.calls = threading.Condition(), self.calls, set()
         self.worker, self.under_way, self.waiting = None, {}, deque()
         for call in calls:
@@ -265,11 +265,11 @@ class Engine:
             self.state.wait(0.2)
         handle, self.handle = self.handle, None
         if handle:
-            for glossary in list(self.glossaries):  # which it has to outlive
+            for glossary in list(self.glossaries):  # the translator must outlive them
                 glossary.free()
             lib().moetext_free(handle)
 
-    # ---- of the thread ----
+    # ---- The thread ----
 
     def work(self):
         with self.state:
@@ -281,24 +281,24 @@ class Engine:
         with self.state:
             self.partial = partial
         try:
-            while self.goes_on():
+            while self.has_work():
                 error = c.Error()
                 code = lib().moetext_translate(self.handle, pull, done, None, ctypes.byref(error))
                 self.settle(code, error)
         finally:
             with self.state:
                 if self.partial is partial:
-                    self.partial = None  # which would keep this object
+                    self.partial = None  # breaks a reference cycle
                 if self.worker is threading.current_thread():
                     self.worker = None
                     if self.closed:
                         self.free()
                     self.state.notify_all()
 
-    def goes_on(self):
+    def has_work(self):
         with self.state:
             if not self.waiting and not self.closed:
-                self.worker = None  # whoever comes now starts another one
+                self.worker = None  # the next caller starts another thread
             return self.worker is not None and not self.closed
 
     def pull(self, _, wait, request):
@@ -311,7 +311,7 @@ class Engine:
                         self.fill(job, request[0])
                         self.waiting.rotate(-1)
                         return c.PULL_REQUEST
-                except BaseException as error:  # such as no memory: an exception does not get through the library
+                except BaseException as error:  # an exception must not unwind through the library
                     call.fail(error)
                 self.waiting.popleft()
                 call.queued = False
@@ -351,21 +351,21 @@ class Engine:
                 job.call.fail(error)
 
     def settle(self, code, error):
-        """After the library came back, with all done or not."""
+        """Fail or requeue the texts that the library left unfinished."""
         with self.state:
             left, self.under_way = list(self.under_way.values()), {}
-            if code not in (c.OK, c.CANCELLED):  # whoever had a part in it, or else all: there must be an end
+            if code not in (c.OK, c.CANCELLED):  # fail the calls involved, or all of them, so that the loop ends
                 for call in {job.call for job in left} or list(self.calls):
                     call.fail(failure(code, error))
                     self.end(call)
-            for job in left:  # a call that came when the others were stopped
+            for job in left:  # of a call that arrived while the others were being cancelled
                 if job.call.live:
                     job.call.again.append(job)
                     self.submit(job.call)
 
 
 def _bytes(text):
-    """(bytes or an address, length); the library reads it while the text is under way."""
+    """Return (bytes or an address, length) for the library to read while the text is in flight."""
     if isinstance(text, str):
         text = text.encode("utf-8", "surrogatepass")
     return text if isinstance(text, tuple) else (text, len(text)) if text is not None else (None, 0)
@@ -373,9 +373,9 @@ def _bytes(text):
 
 @atexit.register
 def _stop():
-    """A thread in the library must not want Python back when that is gone."""
+    """Stop worker threads before the interpreter shuts down."""
     for engine in list(_locking):
         if isinstance(engine, Engine) and engine.worker is not None:
-            # Only daemon threads are left. One that writes an error now may hold stderr when Python ends, which aborts.
+            # Only daemon threads are left. One that prints an error while Python exits may hold stderr's lock: abort.
             threading.excepthook = lambda *_: None
             engine.close()

@@ -1,4 +1,4 @@
-"""Translator: texts to translations by a model file of moe."""
+"""Translator: translate texts with a model file of moe."""
 
 import contextlib
 import ctypes
@@ -25,22 +25,22 @@ from .engine import (
     failure,
     language,
     lib,
-    remembered,
+    register_for_fork,
     without_nul,
 )
 
 
 class TextError(MoeError):
-    """A text that could not be translated; index: its number in the list."""
+    """A text that could not be translated; index: its position in the list."""
 
-    def __init__(self, message: str, status: str = "", index: int = 0):  # what is left out pickle brings
+    def __init__(self, message: str, status: str = "", index: int = 0):  # pickle passes the message alone
         super().__init__(message, status)
         self.index = index
 
 
 @dataclass(frozen=True)
 class Link:
-    """Characters [begin, end) of source and translation that belong together."""
+    """Aligned characters [begin, end) of source and translation."""
 
     source_begin: int
     source_end: int
@@ -51,18 +51,18 @@ class Link:
 @dataclass(frozen=True)
 class Hypothesis:
     text: str
-    score: float  # what hypotheses are ordered by
+    score: float  # ranks the hypotheses
     logprob: float  # sum of token_logprobs
-    token_logprobs: tuple[float, ...]  # natural logarithms; the end of every sentence counts as a token
+    token_logprobs: tuple[float, ...]  # natural logarithms, including the end token of every sentence
     ids: tuple[int, ...]
     finished: bool  # False: cut at the length limit
     alignment: tuple[Link, ...]  # with the option alignment=1
-    tokens: tuple[str, ...] = ()  # that the ids stand for
+    tokens: tuple[str, ...] = ()  # the pieces of `ids`
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one text. error: why it, or a part of it, is not translated; "" where all is well."""
+    """The result of one text. error: why it, or a part of it, is not translated; "" on success."""
 
     text: str
     hypotheses: tuple[Hypothesis, ...]
@@ -73,16 +73,15 @@ class Result:
     incomplete: bool  # parts are missing
     source_tokens: tuple[str, ...] = ()
     source_ids: tuple[int, ...] = ()
-    # Of a text that went through two models: the text in between, of which all tokens, ids and scores are, and its
-    # language; "": it went through one.
+    # The pivot text and its language if two models translated; tokens, ids and scores then refer to it. Else "".
     between: str = ""
     between_language: str = ""
-    note: str = ""  # what is to be said of a translation, such as why it is doubtful
+    note: str = ""  # a remark about the translation, such as why it is doubtful
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What a Translator did so far, and holds: moe_stats of moe.h."""
+    """Counts of a Translator since its creation: moe_stats of moe.h."""
 
     sentences: int
     source_tokens: int
@@ -95,20 +94,20 @@ class Stats:
     device_bytes: int
     expert_pairs: int
     expert_visits: int
-    # With the option expert_memory, or on a GPU: experts of all layers, and how many of them fit at a time; where not
-    # all do, visits of experts that were there, and experts that were fetched.
+    # With the option expert_memory, or on a GPU: experts in all layers, experts that fit at a time and, if not all fit,
+    # visits that found their expert in memory, and experts fetched.
     experts: int
     experts_held: int
     expert_hits: int
     expert_fetches: int
     expert_fetch_bytes: int
-    expert_wait_ns: int  # that threads waited for experts, together
-    expert_ahead: int  # fetched before a token went to them
+    expert_wait_ns: int  # total time that threads waited for experts
+    expert_ahead: int  # prefetched
     expert_ahead_used: int
 
 
 def options() -> list[tuple[str, str, str]]:
-    """(name, values, help) of every option that Translator takes."""
+    """Return (name, values, help) of every option of Translator."""
     found, at = [], 0
     while (info := lib().moetext_option(at)).name:
         found.append((info.name.decode(), info.values.decode(), info.help.decode()))
@@ -117,8 +116,8 @@ def options() -> list[tuple[str, str, str]]:
 
 
 def default_model() -> str:
-    """The model that is used where none is named: as for moe-translate $MOE_MODEL, else the installed one, else that in
-    the repository. MoeError: there is none."""
+    """Return the path of the default model: $MOE_MODEL, else the installed model, else the repository's. Raises
+    MoeError if there is none."""
     path, error = ctypes.create_string_buffer(8192), c.Error()
     code = lib().moetext_default_model(path, len(path), ctypes.byref(error))
     if code != c.OK:
@@ -132,7 +131,7 @@ def version() -> str:
 
 @contextlib.contextmanager
 def _glossary(terms):
-    """The path of a file with these terms; None: there are none. It may go once the library has read it."""
+    """Yield the path of a file with these terms, or None if there are none."""
     if terms is None or isinstance(terms, (str, os.PathLike)):
         yield None if terms is None else os.fspath(terms)
         return
@@ -150,64 +149,65 @@ def _glossary(terms):
         os.unlink(path)
 
 
-def _settings(wishes):
+def _option_string(settings):
     parts = []
-    for name, value in wishes.items():
+    for name, value in settings.items():
         if value is None:
             continue
         text = str(int(value)) if isinstance(value, bool) else str(value)
         if ";" in text or "\0" in text:
-            raise MoeError(f"{text!r} has a semicolon or a NUL in it", "argument", name)
+            raise MoeError(f"invalid value {text!r}: contains a semicolon or NUL", "argument", name)
         parts.append(f"{name.replace('_', '-')}={text}")
-    return os.fsencode(";".join(parts))  # a file's name may be no UTF-8
+    return os.fsencode(";".join(parts))  # file names need not be UTF-8
 
 
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 
 class Model:
-    """A model file (default: default_model()). Translators of one model share its memory, in any number of threads. The
-    options are those with of_model of moetext.h; others are left to the translators.
+    """A model file (default: default_model()). Translators in any number of threads share its memory. Options are those
+    marked of_model in moetext.h; others are passed to the translators.
 
-    models: several files as one model, a folder of them or a list of files and folders. A text goes through the one
-    that translates from its language into the wanted one, or through two with a language between them."""
+    models: several files as one model, given as a folder or a list of files and folders. One of them translates a text
+    if it has the direction, else two through a pivot language."""
 
     def __init__(
         self,
         path: "str | os.PathLike[str] | None" = None,
         models: "Paths | None" = None,
-        **wishes: "str | float | bool | None",
+        **settings: "str | float | bool | None",
     ) -> None:
         self._handle, error = ctypes.c_void_p(), c.Error()
         self._pieces, self._detector, self._detecting = {}, None, threading.Lock()
         self._several = models is not None
         if path is not None and models is not None:
-            raise TypeError("a Model is of one path, or of models")
+            raise TypeError("path and models are mutually exclusive")
         several = [models] if isinstance(models, (str, os.PathLike)) else list(models or ())
+        encoded = _option_string(settings)
         if self._several:
             self.path = ":".join(os.fsdecode(one) for one in several)
             paths = (ctypes.c_char_p * len(several))(*(without_nul(os.fsencode(one)) for one in several))
             code = lib().moetext_models_open(
-                paths, len(several), _settings(wishes), ctypes.byref(self._handle), ctypes.byref(error)
+                paths, len(several), encoded, ctypes.byref(self._handle), ctypes.byref(error)
             )
         else:
             self.path = os.fspath(default_model() if path is None else path)
             code = lib().moetext_model_open(
-                without_nul(os.fsencode(self.path)), _settings(wishes), ctypes.byref(self._handle), ctypes.byref(error)
+                without_nul(os.fsencode(self.path)), encoded, ctypes.byref(self._handle), ctypes.byref(error)
             )
         if code != c.OK:
             raise failure(code, error)
-        remembered(self)
+        register_for_fork(self)
 
     def _forked(self):
-        """In the child of a fork: the lock and the detector may have been in use."""
+        """Replace the lock and the detector, which another thread may have been using at the fork."""
         self._detector, self._detecting = None, threading.Lock()
 
     def __repr__(self) -> str:
         return f"<moe_translate.Model {os.fsdecode(self.path)!r}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError("a Model is memory of its process: open it where it works, with moe_translate.Model(path)")
+        raise TypeError("cannot pickle a Model: open it in the process that uses it, with moe_translate.Model(path)")
 
     @property
     def languages(self) -> list[str]:
@@ -215,21 +215,21 @@ class Model:
         return [lib().moetext_model_language(self._handle, i).decode() for i in range(count)]
 
     def meta(self, key: str) -> str:
-        """The text of a metadata key, such as "general.licence"; "" where there is none."""
+        """Return the text of a metadata key, such as "general.licence"; "" if the file lacks it."""
         return lib().moetext_model_meta(self._handle, without_nul(checked(key).encode("utf-8"))).decode("utf-8")
 
     def knows(self, language: str) -> bool:
-        """ "de", "DE", "de_DE" and "deu_Latn" are one language."""
+        """Return whether the model has a language; "de", "DE", "de_DE" and "deu_Latn" are equivalent."""
         return lib().moetext_model_language_find(self._handle, _code(language)) >= 0
 
     @property
     def directions(self) -> list[tuple[str, str]]:
-        """(source, target) of all languages that a text can be translated from and into."""
+        """Every (source, target) that the model translates."""
         known = list(enumerate(self.languages))
         return [(a, b) for i, a in known for k, b in known if i != k and lib().moetext_model_hops(self._handle, i, k)]
 
     def _has_one_source(self, target):
-        """Whether there is one language alone from which there is a way."""
+        """Return whether exactly one language translates into `target`."""
         to = lib().moetext_model_language_find(self._handle, _code(target))
         sources = range(lib().moetext_model_language_count(self._handle))
         return sum(lib().moetext_model_hops(self._handle, i, to) > 0 for i in sources) == 1
@@ -239,9 +239,8 @@ class Model:
         return bool(lib().moetext_model_needs_source(self._handle))
 
     def encode(self, text: str, translation: bool = False) -> tuple[int, ...]:
-        """The token ids of a text, as the tokeniser cuts it, or of a translation: some models write them otherwise.
-        Tokens that begin and end a sentence are not among them. The model sees those of a sentence, whose markup and
-        the like the translator has taken out: Result.source_ids has them."""
+        """Tokenise a text, or a translation, for which some models have other ids; without begin and end tokens. The
+        model itself sees sentences without markup: Result.source_ids has those ids."""
         data, room = checked(text).encode("utf-8", "surrogatepass"), len(text) + 16
         while True:
             ids, count, error = (ctypes.c_int32 * room)(), ctypes.c_size_t(), c.Error()
@@ -255,7 +254,7 @@ class Model:
             room = count.value
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text that token ids of a translation stand for. MoeError: the model has no such id."""
+        """Convert the token ids of a translation to text. Raises MoeError for an id outside the vocabulary."""
         numbers = _ids(ids)
         room, several = 16 * len(numbers) + 16, (ctypes.c_int32 * len(numbers))(*numbers)
         while True:
@@ -266,23 +265,22 @@ class Model:
             if code != c.OK:
                 raise failure(code, error)
             if length.value <= room:
-                return text.raw[: length.value].decode("utf-8", "replace")  # half a character of bytes may end it
+                return text.raw[: length.value].decode("utf-8", "replace")  # may end inside a character
             room = length.value
 
     def tokens(self, ids: Iterable[int], source: bool = False) -> tuple[str, ...]:
-        """The pieces of text that token ids of a translation, or of a source, stand for, as the tokeniser writes them.
-        "": there is no such id."""
+        """Return the tokeniser's pieces for the ids of a translation, or of a source; "" for an invalid id."""
         return self._tokens(_ids(ids), source, self._handle)
 
     def _tokens(self, numbers, source, handle):
-        """Of several models one has them: another one may get its handle when it is closed."""
+        """Cache pieces for a single model only: with several, a closed model's handle may be reused by another."""
         known = {} if self._several else self._pieces
         return tuple([known.get((number, source)) or _piece(known, number, source, handle) for number in numbers])
 
     def detect(self, text: str) -> list[tuple[str, float]]:
-        """The languages of the model that a text may be in, with the probability of each, likeliest first; those below
-        1 % are left out. [] for a text without letters. Where languages are told by fingerprints, as in models of many
-        languages, the likeliest alone, and how far it is ahead, from 0 to 1."""
+        """Detect the language of a text: (language, probability) of each that reaches 1 %, most probable first; [] for
+        a text without letters. Models with many languages use fingerprints, which give the best language only, with its
+        lead over the second, from 0 to 1."""
         data, error = checked(text).encode("utf-8", "replace"), c.Error()
         found = (ctypes.c_float * (lib().moetext_model_language_count(self._handle) + 1))()
         with self._detecting:
@@ -315,24 +313,24 @@ def _piece(known, number, source, handle):
 
 
 def _code(code):
-    """The bytes of a language's code."""
+    """Encode a language code."""
     if not isinstance(code, str):
-        raise TypeError(f"the code of a language is a str, not {type(code).__name__}")
+        raise TypeError(f"a language code must be a str, not {type(code).__name__}")
     return without_nul(language(code))
 
 
 def _ids(ids):
     numbers = list(ids)
     for number in numbers:
-        if not hasattr(number, "__index__"):  # as NumPy's have it, too
-            raise TypeError(f"a token id is an int, not {type(number).__name__}")
+        if not hasattr(number, "__index__"):  # NumPy's integers have it too
+            raise TypeError(f"a token id must be an int, not {type(number).__name__}")
         if not -(1 << 31) <= number < 1 << 31:
-            raise ValueError(f"{number} is no token id")
+            raise ValueError(f"token id {number} out of range")
     return numbers
 
 
 class _List(Call):
-    """A list of texts; `given`: what belongs to each, or None."""
+    """A list of texts; `given`: a prefix or translation of each, or None."""
 
     def __init__(self, texts, given=None, convert=None, **more):
         pairs = zip(texts, given if given is not None else [None] * len(texts), strict=True)
@@ -355,7 +353,7 @@ class _List(Call):
 
 
 class _Stream(Call):
-    """Texts that come one after the other, at most `ahead` of them under way; their results leave in order."""
+    """Texts from an iterable, at most `ahead` of them in flight; results are returned in order."""
 
     def __init__(self, engine, ahead, convert, notify, **more):
         super().__init__(iter(()), convert, notify, **more)
@@ -377,12 +375,12 @@ class _Stream(Call):
         return self.live and self.sent - self.given >= self.ahead
 
     def end(self, broken=None):
-        """No more texts come; what their source raised comes behind the results of those before."""
+        """Note the end of the texts; an exception of their source is raised after the results of earlier texts."""
         self.broken, self.ended = broken, True
         self.notify()
 
     def read(self, pairs):
-        """In a thread: the source may keep its reader waiting for longer than a result takes."""
+        """Read the source, in a thread of its own: it may block for longer than a result takes."""
         try:
             for pair in pairs:
                 self.add(*pair)
@@ -408,7 +406,7 @@ class _Stream(Call):
         return self.ended and self.given == self.sent
 
     def next_result(self):
-        """None: it is not there yet."""
+        """Return the next result, or None if it has not arrived."""
         result = self.found.pop(self.given, None)
         if result:
             with self.room:
@@ -418,13 +416,13 @@ class _Stream(Call):
 
 
 class _Growing(Call):
-    """One text, and what is new of its translation as it comes. The library may begin it anew, to the same bytes."""
+    """One text and the new parts of its translation. The library may restart it; the bytes are the same."""
 
     def __init__(self, text, given, notify, **more):
         super().__init__(iter(()), None, notify, **more)
         self.jobs = self.begin(text, given)
         self.tell, self.news, self.ended = self.add, deque(), False
-        self.seen = self.sent = 0  # bytes that the library has said since it began; that are among the news or were
+        self.seen = self.sent = 0  # bytes from the library since the last start; bytes passed on
 
     def begin(self, text, given):
         yield Job(self, 0, text, given)
@@ -456,31 +454,31 @@ class _Growing(Call):
 
 
 class Translator:
-    """Translates texts with one model (default: default_model()). Options by name, as options() lists them: target,
-    beam, batch, threads... glossary: terms that translations must use, a file (option glossary) or {source: target}; a
-    name that stays is its own target. models: several, as for Model; models_memory="512M": those open at a time take
-    no more, and the others are closed.
+    """Translates texts with a model (default: default_model()). Keywords are the options that options() lists: target,
+    beam, batch, threads... glossary: terms that translations must contain, a file or {source: target}; list a name that
+    must not change as its own target. models: several, as for Model; models_memory="512M" limits the memory of open
+    models and closes the least recently used.
 
         with Translator("model.bin", target="de", beam=4) as translator:
             translator.translate(["Good morning!", "Where is my book?"])
 
-    Any number of threads, tasks and loops may use it at once: their texts are decoded together, in turns, which changes
-    no translation. target and source of a call: languages, instead of those of the options."""
+    Any number of threads, tasks and loops may use it at once: their texts are decoded together, which changes no
+    translation. target and source of a call override those of the options."""
 
     def __init__(
         self,
         model: "str | os.PathLike[str] | Model | None" = None,
         glossary: "str | os.PathLike[str] | Mapping[str, str] | None" = None,
         models: "Paths | None" = None,
-        **wishes: "str | float | bool | None",
+        **settings: "str | float | bool | None",
     ) -> None:
         if isinstance(model, Model) and models is not None:
-            raise TypeError("a Translator is of one model, or of models")
-        self.model = model if isinstance(model, Model) else Model(model, models, **wishes)
-        self._named = {name for name in ("target", "source") if wishes.get(name)}
-        self._wishes = {name: value for name, value in wishes.items() if value is not None}
+            raise TypeError("model and models are mutually exclusive")
+        self.model = model if isinstance(model, Model) else Model(model, models, **settings)
+        self._named = {name for name in ("target", "source") if settings.get(name)}
+        self._settings = {name: value for name, value in settings.items() if value is not None}
         with _glossary(glossary) as path:
-            self._engine = Engine(self.model, _settings(wishes | {"glossary": path}))
+            self._engine = Engine(self.model, _option_string(settings | {"glossary": path}))
 
     @overload
     def translate(
@@ -513,10 +511,10 @@ class Translator:
         prefix: "str | Sequence[str] | None" = None,
         glossary: "Mapping[str, str] | None" = None,
     ) -> "str | list[str]":
-        """The best translation of a text, or of each text of a list. A text may have several lines and any length.
-        errors: "raise" a TextError for the first text that cannot be translated, or let it "empty". prefix: how the
-        translation begins, or that of each text; such a text is one line, and nothing in it is protected. glossary:
-        terms of this call, instead of the translator's."""
+        """Translate a text, or each text of a list. A text may have several lines and any length. errors: "raise" a
+        TextError for the first text that cannot be translated, or return it "empty". prefix: the first words of the
+        translation, or of each one; such a text must be one line, and nothing in it is protected. glossary: terms for
+        this call, instead of the translator's."""
         call = self._texts(texts, errors, prefix, self._for(target, source, glossary, prefix))
         return _strings(self._wait(call), errors, isinstance(texts, str))
 
@@ -551,7 +549,7 @@ class Translator:
         prefix: "str | Sequence[str] | None" = None,
         glossary: "Mapping[str, str] | None" = None,
     ) -> "str | list[str]":
-        """translate() for asyncio. A task that is cancelled drops its texts."""
+        """translate() for asyncio. Cancelling the task drops its texts."""
         named = await self._for_async(target, source, glossary, prefix)
         call = self._texts(texts, errors, prefix, named)
         arrived, call.notify = _event()
@@ -584,19 +582,19 @@ class Translator:
         target: "str | None" = None,
         source: "str | None" = None,
     ) -> "Hypothesis | list[Hypothesis]":
-        """How probable a given translation is, or that of each text: logprob of the whole, token_logprobs of `tokens`
-        and of the end. TextError: one cannot be scored."""
+        """Score a given translation, or one of each text: logprob of the whole, token_logprobs of `tokens` and the end
+        token. Raises TextError if one cannot be scored."""
         alone = isinstance(texts, str)
         if alone is not isinstance(translations, str):
             raise TypeError("score() expects a text and a translation, or a list of each")
         texts, translations = _several(texts), _several(translations)
         if len(texts) != len(translations):
-            raise ValueError(f"there are {len(texts)} texts and {len(translations)} translations")
+            raise ValueError(f"{len(texts)} texts but {len(translations)} translations")
         call = _List(texts, translations, self._result, task=c.SCORE, **self._for(target, source))
         found = self._wait(call)
         for number, result in enumerate(found):
             if result.error or not result.hypotheses:
-                raise TextError(result.error or "there is nothing to score", result.status, number)
+                raise TextError(result.error or "nothing to score", result.status, number)
         hypotheses = [result.hypotheses[0] for result in found]
         return hypotheses[0] if alone else hypotheses
 
@@ -609,9 +607,9 @@ class Translator:
         prefix: "Iterable[str] | None" = None,
         glossary: "Mapping[str, str] | None" = None,
     ) -> Iterator[Result]:
-        """A Result for each text, in order, while `texts` is still being read, in another thread: at most `ahead` texts
-        are under way, so memory does not grow with their number. prefix: how each translation begins.
-        glossary: terms of this call. Closing the iterator stops the work."""
+        """Yield a Result for each text, in order, while another thread reads `texts`. At most `ahead` texts are in
+        flight, so memory does not grow with their number. prefix: the first words of each translation. glossary: terms
+        for this call. Closing the iterator stops the work."""
         arrived = threading.Event()
         stream = self._stream(arrived.set, ahead, prefix, self._for(target, source, glossary, prefix))
         try:
@@ -661,10 +659,10 @@ class Translator:
         *,
         after: bool = False,
     ) -> "Iterator[str] | Iterator[tuple[str, str]]":
-        """The translation of one text while it is made, in pieces that stay: joined they are translate(text). A part, a
-        sentence or line, comes as a whole, since it may be tried again until it is finished; with the option split=0,
-        or a prefix, its words come one by one, unless something in the text is kept. after: pairs of such a piece and
-        of what seems to follow, to be shown until the next one. Closing the iterator stops the work."""
+        """Yield the translation of one text in final pieces; joined they equal translate(text). A sentence or line
+        arrives whole, since it may be retried until it is finished; with the option split=0, or a prefix, words arrive
+        one by one, unless the text contains protected parts. after: yield pairs of a piece and the likely continuation,
+        to show until the next pair. Closing the iterator stops the work."""
         arrived = threading.Event()
         named = self._for(target, source, glossary, prefix)
         task = c.TRANSLATE if prefix is None else c.PREFIX
@@ -674,9 +672,9 @@ class Translator:
             while call.news or not call.done():
                 arrived.clear()
                 if call.news:
-                    piece, behind = (part.decode("utf-8") for part in call.news.popleft())
+                    piece, likely = (part.decode("utf-8") for part in call.news.popleft())
                     if after:
-                        yield piece, behind
+                        yield piece, likely
                     elif piece:
                         yield piece
                 elif not call.done():
@@ -724,8 +722,8 @@ class Translator:
         return self.model.detect(text)
 
     def translate_arrow(self, array: Any, target: "str | None" = None, source: "str | None" = None) -> Any:
-        """A pyarrow array of strings -> (large_string array of translations, uint8 array of statuses, 0 is well). Null
-        stays null."""
+        """Translate a pyarrow array of strings: (large_string array of translations, uint8 array of statuses, 0 on
+        success). Null remains null."""
         import pyarrow
 
         if isinstance(array, pyarrow.ChunkedArray):
@@ -734,20 +732,20 @@ class Translator:
         there = array.is_valid().to_pylist()
         spans = itertools.compress(_spans(array), there)
         call = _List(list(spans), **self._for(target, source))
-        call.kept = array  # the library reads its memory
+        call.kept = array  # the library reads its buffers
         found = iter(self._wait(call))
         rows = [next(found) if is_there else (None, 0, b"") for is_there in there]
         texts = pyarrow.array([row[0] for row in rows], pyarrow.large_binary()).cast(pyarrow.large_string())
         return texts, pyarrow.array([row[1] for row in rows], pyarrow.uint8())
 
     def stats(self) -> Stats:
-        """Counts since it was made; while texts are under way, those of when the last one was finished."""
+        """Return the counts since creation; while texts are in flight, those at the last finished one."""
         counts = self._engine.stats()
         values = {name: getattr(counts, name) for name, _ in counts._fields_}
         return Stats(**{name: (x or b"").decode() if name in ("isa", "device") else x for name, x in values.items()})
 
     def cancel(self) -> None:
-        """Stop all calls that are under way: each raises a MoeError with status "cancelled"."""
+        """Stop all running calls: each raises a MoeError with status "cancelled"."""
         self._engine.cancel()
 
     def close(self) -> None:
@@ -765,50 +763,49 @@ class Translator:
         self.close()
 
     def __repr__(self) -> str:
-        wishes = "".join(f", {name}={value!r}" for name, value in self._wishes.items())
+        settings = "".join(f", {name}={value!r}" for name, value in self._settings.items())
         closed = ", closed" if self._engine.closed else ""
-        return f"<moe_translate.Translator {os.fsdecode(self.model.path)!r}{wishes}{closed}>"
+        return f"<moe_translate.Translator {os.fsdecode(self.model.path)!r}{settings}{closed}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a Translator has threads and memory of its process: open it where it works, with "
-            "moe_translate.cached(path, ...)"
+            "cannot pickle a Translator: create it where it is used, with moe_translate.cached(path, ...)"
         )
 
     def _for(self, target, source, glossary=None, prefix=None):
-        """Keywords for a call. MoeError: the model does not know a language, or wants one more; no terms."""
+        """Return the keywords of a call. Raises MoeError for an unknown or missing language, or invalid terms."""
         if glossary and prefix is not None:
-            raise ValueError("a translation that is begun has no glossary")
+            raise ValueError("prefix and glossary are mutually exclusive")
         for name, code in ("target", target), ("source", source):
             if code is None or (name, code) == ("source", "auto"):
                 wanted = name not in self._named and (name == "target" or self._needs_source(target))
                 if code is None and wanted and lib().moetext_model_language_count(self.model._handle):
-                    raise MoeError(f"no language: set the option {name}, or name it in the call", "argument", name)
+                    raise MoeError(f"missing language: pass {name} to the call or the Translator", "argument", name)
             elif not self.model.knows(code):
                 known = ", ".join(self.model.languages[:20])
-                raise MoeError(f"the model does not have {code!r}; it has {known}", "argument", name)
+                raise MoeError(f"model has no language {code!r}; available: {known}", "argument", name)
         terms = Glossary(self._engine, _terms(glossary)) if glossary else None
         return {"target": target, "source": source, "glossary": terms}
 
     def _needs_source(self, target):
-        target = target or self._wishes.get("target")
+        target = target or self._settings.get("target")
         if self.model._several and target and self.model.knows(str(target)):
             return not self.model._has_one_source(str(target))
         return self.model.needs_source
 
     def _texts(self, texts, errors, prefix, languages):
         if errors not in ("raise", "empty"):
-            raise ValueError('errors is "raise" or "empty"')
+            raise ValueError('errors must be "raise" or "empty"')
         texts = _several(texts)
         if isinstance(prefix, str):
             prefix = [prefix] * len(texts)
         elif prefix is not None and len(_no_bytes(prefix)) != len(texts):
-            raise ValueError(f"there are {len(texts)} texts and {len(prefix)} beginnings")
+            raise ValueError(f"{len(texts)} texts but {len(prefix)} prefixes")
         task = c.TRANSLATE if prefix is None else c.PREFIX
         return _List(texts, None if prefix is None else _several(prefix), task=task, **languages)
 
     async def _for_async(self, target, source, glossary, prefix=None):
-        """The same while the loop goes on: many terms take long to read."""
+        """_for() without blocking the loop: many terms take long to read."""
         if not glossary:
             return self._for(target, source, None, prefix)
         import asyncio
@@ -841,12 +838,12 @@ class Translator:
         return _result(self.model, job.text, raw)
 
 
-_LOOK = 0.2  # seconds between two looks for a signal: it may have been given to another thread than the one that waits
+_LOOK = 0.2  # seconds between checks for a signal, which may have gone to another thread than the waiting one
 
 
 def _event():
-    """An event of asyncio, and what sets it from another thread."""
-    import asyncio  # which takes longer to load than all the rest
+    """Return an event of asyncio and a function that sets it from another thread."""
+    import asyncio  # loads slower than everything else here
 
     loop, event = asyncio.get_running_loop(), asyncio.Event()
 
@@ -860,7 +857,7 @@ def _event():
 def _pairs(texts, prefix):
     for many in (texts,) if prefix is None else (texts, prefix):
         if isinstance(many, (str, bytes, bytearray, memoryview)) or not isinstance(many, Iterable):
-            raise TypeError(f"results() expects many texts, not one {type(many).__name__}")
+            raise TypeError(f"results() expects an iterable of texts, not {type(many).__name__}")
     return ((text,) for text in texts) if prefix is None else zip(texts, prefix, strict=True)
 
 
@@ -872,7 +869,7 @@ async def _read_async(stream, texts, room):
                 room.clear()
                 await room.wait()
         stream.end()
-    except BaseException as error:  # of the source of texts, whose own task may have been cancelled
+    except BaseException as error:  # from the source of texts, whose own task may have been cancelled
         stream.end(error)
         if not isinstance(error, Exception):
             raise
@@ -880,12 +877,12 @@ async def _read_async(stream, texts, room):
 
 def _terms(glossary):
     if not isinstance(glossary, Mapping):
-        raise TypeError(f"terms are {{source: target}}, not {type(glossary).__name__}")
+        raise TypeError(f"glossary terms must be {{source: target}}, not {type(glossary).__name__}")
     return glossary
 
 
 def _spans(array):
-    """(address, length) of each string of an Arrow array."""
+    """Return (address, length) of each string of an Arrow array."""
     if not len(array):
         return []
     _, offsets, data = array.buffers()
@@ -913,7 +910,7 @@ def _strings(found, errors, alone):
 
 
 def _best(job, raw):
-    """The bytes of the best translation, and what is to be said of it."""
+    """Return the bytes of the best translation, its status and message."""
     best = raw.hypotheses[0] if raw.n_hypotheses else None
     return ctypes.string_at(best.text, best.length) if best else b"", raw.status, raw.message or b""
 
@@ -954,7 +951,7 @@ def _result(model, text, raw):
 
 
 def _links(text, data, h):
-    """Offsets of bytes as offsets of characters."""
+    """Convert byte offsets to character offsets."""
     if not h.n_links:
         return ()
     source, target = _characters(text.encode("utf-8", "surrogatepass")), _characters(data)
@@ -965,7 +962,7 @@ def _links(text, data, h):
 
 
 def _characters(data):
-    """Characters before each byte of UTF-8, and behind the last one."""
+    """Return the number of characters before each byte of UTF-8, and before the end."""
     counts, count = [], 0
     for byte in data:
         counts.append(count if byte & 0xC0 != 0x80 else count - 1)
@@ -974,14 +971,14 @@ def _characters(data):
 
 
 @functools.lru_cache(maxsize=8)
-def _cached(pid, path, wishes, closed):
-    return Translator(path, **dict(wishes))
+def _cached(pid, path, settings, closed):
+    return Translator(path, **dict(settings))
 
 
-def cached(path: "str | os.PathLike[str]", **wishes: "str | float | bool | None") -> Translator:
-    """The translator of this process for these options, made at the first call: for workers of Spark and the like."""
-    known = os.getpid(), os.fspath(path), tuple(sorted(wishes.items()))
-    for closed in itertools.count():  # those that somebody closed, as a with statement does
+def cached(path: "str | os.PathLike[str]", **settings: "str | float | bool | None") -> Translator:
+    """Return this process's translator with these options, created at the first call: for workers of Spark etc."""
+    known = os.getpid(), os.fspath(path), tuple(sorted(settings.items()))
+    for closed in itertools.count():  # skip translators that were closed, as by a with statement
         found = _cached(*known, closed)
         if not found._engine.closed:
             break
