@@ -176,7 +176,7 @@ $(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o options.o output.o routing.o
 $(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -o $@
 
-# The rooms of moe-server, but for its main.
+# The files of moe-server, except its main.
 SERVER_OBJECTS = $(patsubst %,$(BUILD)/%.o,http address log requests reading api deepl openai stops files html experts)
 $(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) -lmicrohttpd $(TEXT_LIBS) -o $@

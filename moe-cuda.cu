@@ -1,5 +1,5 @@
 /* moe-cuda.cu - the CUDA backend of moe.c: the graphs of a session and its search on one GPU. The
- * interface is room "Devices" of moe.c.
+ * interface is the section Devices of moe.c.
  *
  *   1. Checks and memory  the first failure, device memory within a budget, uploads of weights, bays of experts
  *   2. Kernels            the arithmetic of moe.c's portable kernels, operation by operation

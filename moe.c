@@ -1,58 +1,78 @@
 /* moe.c - inference for Mixture-of-Experts translation models. The contract is in moe.h.
  *
- * Read it from top to bottom: every room uses only rooms above it.
+ * Every section uses only the sections above it.
  *
  *    1. Platform               compiler, processor and operating system
  *    2. Errors                 status codes, messages, checked arithmetic
  *    3. Memory                 allocator hooks, the bump layout that sizes a session before it exists
- *    4. Graph data             the structs of a graph: nodes, ops, matrices
- *    5. Frames                 the arguments of a run
- *    6. Devices                the interface to a device
- *    7. Elementary functions   exp, log, tanh, sigmoid, gelu, softplus: one definition for every machine
- *    8. Number formats         F32, F16, BF16, Q8, Q4, Q4M, Q8B: the meaning of a matrix's bytes
- *    9. Kernels: portable      the oracle: all other kernels must equal it bit for bit
- *   10. Kernels: shared        floats, quantised tiles of x86: one text for all instruction sets below
- *   11. Kernels: AVX2          plain, with VNNI
- *   12. Kernels: AVX-512       with VNNI
- *   13. Kernels: AMX           int8 tiles, all else as in the AVX-512 room
- *   14. Kernels: NEON          plain, with dot products, with matrix products
- *   15. Dispatch               choosing an instruction set at run time
- *   16. Threads                a pool that splits outputs, never sums
- *   17. Model file: reader     mapped bytes, bounded cursor, metadata, directory
- *   18. Model file: writer     files that appear whole or not at all; metadata and tensors into one
- *   19. Expert cache             which experts stay in a memory that cannot hold all
- *   20. Expert bank              experts of a streamed file: slots, and the threads that read into them
- *   21. Graph                  the common parts of ops
- *   22. Ops: rows              a row from the same row of other nodes
- *   23. Ops: carried rows      rows that outlive a run
- *   24. Ops: recurrences       LSTM cells and layers
- *   25. Ops: attention         the context of a row
- *   26. Ops: gates             which experts a row is sent to
- *   27. Ops: experts           the outputs of experts, and where their bytes lie
- *   28. Ops: output            logits, the best tokens
- *   29. Plan and run           the table of ops, places in memory, the run of a graph
- *   30. Layers                 what all layers have in common: settings, weights, nodes
- *   31. Kinds of layers        LSTM, mixture, attention, ...: a section for each
- *   32. Models                 binding, opening, saving, querying a model; its encoder and decoder
- *   33. Beam search            hypotheses, penalties, pruning
- *   34. Session parameters     one row for each: limits, defaults, presets, help
- *   35. Sessions: making       plan, place, bind; the run of a graph, with other ranks or alone
- *   36. Reranking              translations that wait for the score of their source
- *   37. Sessions: translating  the queue, continuous batching, the public calls
+ *    4. System memory          huge pages, limits, available memory
+ *    5. Graph data             the structs of a graph: nodes, ops, matrices
+ *    6. Frames                 the arguments of a run
+ *    7. Devices                the interface to a device
+ *    8. Elementary functions   exp, log, tanh, sigmoid, gelu, softplus: one definition for every machine
+ *    9. Number formats         F32, F16, BF16, Q8, Q4, Q4M, Q8B: the meaning of a matrix's bytes
+ *   10. Kernels: portable      the oracle: all other kernels must equal it bit for bit
+ *   11. Kernels: shared        floats, quantised tiles of x86: one text for all instruction sets below
+ *   12. Kernels: AVX2          plain, with VNNI
+ *   13. Kernels: AVX-512       with VNNI
+ *   14. Kernels: AMX           int8 tiles, all else as in Kernels: AVX-512
+ *   15. Kernels: NEON          plain, with dot products, with matrix products
+ *   16. Dispatch               choosing an instruction set at run time
+ *   17. Threads                a pool that splits outputs, never sums
+ *   18. Model file: reader     mapped bytes, bounded cursor, metadata, directory
+ *   19. Model file: writer     files that appear whole or not at all; metadata and tensors into one
+ *   20. Expert cache           which experts to keep in a memory that cannot hold all
+ *   21. Expert bank            experts of a streamed file: slots, and the threads that read into them
+ *   22. Graph                  the common parts of ops
+ *   23. Ops: rows              a row from the same row of other nodes
+ *   24. Ops: carried rows      rows that outlive a run
+ *   25. Ops: recurrences       LSTM cells and layers
+ *   26. Ops: attention         the context of a row
+ *   27. Ops: gates             which experts a row is sent to
+ *   28. Ops: experts           the outputs of experts, and where their bytes lie
+ *   29. Ops: output            logits, the best tokens
+ *   30. Plan and run           the table of ops, places in memory, the run of a graph
+ *   31. Layers                 what all layers have in common: settings, weights, nodes
+ *   32. Kinds of layers        LSTM, mixture, attention, ...: a section for each
+ *   33. Models                 binding, opening, saving, querying a model; its encoder and decoder
+ *   34. Beam search            hypotheses, penalties, pruning
+ *   35. Session parameters     one row for each: limits, defaults, presets, help
+ *   36. Sessions: making       plan, place, bind
+ *   37. Sessions: running      the run of a graph, alone or with other ranks
+ *   38. Reranking              translations that wait for the score of their source
+ *   39. Sessions: translating  the queue, continuous batching, the public calls
+ *
+ * Read these sections first. One sentence calls 204 functions (2,100 lines), nearly all of them here, in this order:
+ *   Sessions: translating  moe_translate_ids, moe_refill, moe_admit; moe_encode; moe_step until moe_deliver
+ *   Sessions: running      moe_session_run: the encoder's or the decoder's graph
+ *   Graph data, Frames     moe_node, moe_graph, moe_frame
+ *   Plan and run           moe_graph_run
+ *   Graph, Threads         moe_for_rows, moe_pool_run
+ *   Ops: rows              moe_compute_embed_row, moe_compute_linear
+ *   Number formats         moe_quantise_row_q8, moe_code_q8
+ *   Kernels: portable      moe_linear_portable
+ *   Ops: recurrences       moe_compute_lstm_layer in the encoder, moe_compute_lstm_step in the decoder
+ *   Ops: gates             moe_compute_gate
+ *   Ops: experts           moe_compute_experts
+ *   Ops: attention         moe_compute_attention_row
+ *   Ops: output            moe_compute_output
+ *   Beam search            moe_slot_begin, moe_slot_step, moe_slot_results
+ *   Reranking              moe_rerank_keep, moe_rerank_questions, moe_rerank_answer, if `rerank` is not 0
  *
  * To add                begin at
- *   an activation       moe_unary (room 4, which says where), moe_unaryf (room 7), moe_ffn_activations (room 31); its
- *                       name in tools/convert: moefile.py, reference.py, ACTIVATIONS of hf.py. Vector code (room 10)
- *                       is optional. Experts of a mixture have their own: relu, or gated by swish
- *   an op               MOE_OPS (room 4), a paragraph in rooms 22 to 28; its kernel and launcher in moe-cuda.cu
- *   a kind of layer     room 30, whose banner lists the places
- *   a number format     moe_type in moe.h, moe_formats (room 8, whose comment says the rest); TYPES in moefile.py
- *   an instruction set  MOE_ISAS (above room 15), and a room beside 11 to 14
- *   rules of search     moe_rules in moe.h, moe_rule_sets (room 33); their preset in room 34
- *   a decoding option   room 34, whose banner lists the places
- *   a place of experts  room 27, whose banner says how their bytes are found
+ *   an activation       moe_unary in Graph data, moe_unaryf in Elementary functions, moe_ffn_activations in Kinds of
+ *                       layers; its name in tools/convert: moefile.py, reference.py, ACTIVATIONS of hf.py. Vector code
+ *                       in Kernels: shared is optional. Experts of a mixture have their own: relu, or gated by swish
+ *   an op               MOE_OPS in Graph data, a paragraph in a section Ops; its kernel and launcher in moe-cuda.cu
+ *   a kind of layer     Layers, whose banner lists the places
+ *   a number format     moe_type in moe.h, moe_formats in Number formats, whose comment lists the rest; TYPES in
+ *                       moefile.py
+ *   an instruction set  MOE_ISAS above Dispatch, and a section like Kernels: AVX2
+ *   rules of search     moe_rules in moe.h, moe_rule_sets in Beam search; their preset in Session parameters
+ *   a decoding option   Session parameters, whose banner lists the places
+ *   a place of experts  Ops: experts, whose banner says how their bytes are found
  *
- * To find a room: grep '==== 33' moe.c.
+ * To list the sections: grep -n '^/\* ====' moe.c. Comments cite them by title.
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output (projection),
  * E experts, K experts selected per token, A attention size, V vocabulary.
@@ -70,9 +90,9 @@
  * than K experts; Q8 rows are padded to 64 columns and 16 rows with zeros.
  */
 
-/* moe-cuda.cu includes this file for rooms 4 to 7, 19, 33 and what stands outside MOE_HOST in rooms 1 and 2. It
- * defines MOE_SHARED first, which stands before every function that it uses, and includes moe.h and their headers. The
- * file includes itself for room 10 only, with MOE_ISA. */
+/* moe-cuda.cu includes this file for Graph data, Frames, Devices, Elementary functions, Expert cache, Beam search and
+ * what Platform and Errors have outside MOE_HOST. It defines MOE_SHARED, the qualifier of every function that it uses,
+ * and includes moe.h and the system's headers first. The file includes itself, with MOE_ISA, for Kernels: shared. */
 #ifndef MOE_ISA
 #ifdef MOE_SHARED
 #define MOE_HOST 0
@@ -199,18 +219,6 @@ static uint64_t moe_nanoseconds(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* A wish for huge pages under memory that was not touched yet. A read around the page cache then finds its memory in
- * one piece instead of hundreds, and goes half as fast again. */
-static void moe_wish_huge_pages(char *memory, size_t bytes) {
-#if defined(MADV_HUGEPAGE)
-    enum { HUGE_PAGE = 1 << 21 };
-    const size_t skip = (HUGE_PAGE - (uintptr_t)memory % HUGE_PAGE) % HUGE_PAGE;
-    if (bytes > skip) madvise(memory + skip, bytes - skip, MADV_HUGEPAGE);
-#else
-    (void)memory, (void)bytes;
-#endif
-}
-
 /* Bytes of a core's first-level data cache; 0: unknown. */
 static size_t moe_l1_bytes(void) {
 #if defined(_SC_LEVEL1_DCACHE_SIZE)
@@ -227,6 +235,22 @@ MOE_SHARED size_t moe_min(size_t a, size_t b) { return a < b ? a : b; }
 MOE_SHARED size_t moe_max(size_t a, size_t b) { return a > b ? a : b; }
 MOE_SHARED size_t moe_round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 MOE_SHARED size_t moe_divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
+
+#if MOE_HOST
+
+/* Read `bytes` bytes of a file; fewer, *got, where it ends. Returns 0 or the number of the error. */
+static int moe_read_at(int fd, char *data, size_t bytes, uint64_t from, size_t *got) {
+    for (*got = 0; *got < bytes;) {
+        const ssize_t n = pread(fd, data + *got, moe_min(bytes - *got, (size_t)1 << 30), (off_t)(from + *got));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno;
+        if (!n) break;
+        *got += (size_t)n;
+    }
+    return 0;
+}
+
+#endif /* MOE_HOST */
 
 /* ==== 2. Errors ===============================================================================================
  * Owns the way a failure reaches the caller. Invariant: a function that returns another status than MOE_OK has
@@ -337,13 +361,77 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     return piece;
 }
 
+/* ==== 4. System memory ========================================================================================
+ * Owns everything that depends on how the system manages memory: huge pages, limits, available memory. */
+
+/* Advise huge pages for untouched memory. A read that bypasses the page cache is then 1.5 times as fast, since its
+ * target is contiguous. */
+static void moe_wish_huge_pages(char *memory, size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    enum { HUGE_PAGE = 1 << 21 };
+    const size_t skip = (HUGE_PAGE - (uintptr_t)memory % HUGE_PAGE) % HUGE_PAGE;
+    if (bytes > skip) madvise(memory + skip, bytes - skip, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)bytes;
+#endif
+}
+
+/* Read a file of the system as text: "" if it is missing or cannot be read. */
+static const char *moe_system_text(const char *path, char *text, size_t size) {
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    size_t got = 0;
+    if (fd >= 0 && moe_read_at(fd, text, size - 1, 0, &got)) got = 0;
+    if (fd >= 0) close(fd);
+    text[got] = 0;
+    return text;
+}
+
+/* The lowest memory limit of the process's control groups, of version 2 or 1. */
+static uint64_t moe_group_limit(void) {
+    static const char *const keys[] = { "0::", ":memory:" }, *const files[] = { "memory.max", "memory.limit_in_bytes" },
+                             *const roots[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/memory" };
+    char groups[4096], path[4096 + 64], number[32];
+    uint64_t least = UINT64_MAX;
+    moe_system_text("/proc/self/cgroup", groups, sizeof groups);
+    for (int i = 0; i < 2; i++) {
+        const char *begin = strstr(groups, keys[i]);
+        int length = begin ? (int)strcspn(begin += strlen(keys[i]), "\n") : 0;
+        for (; begin && length >= 0; length--) { /* its parents too */
+            if (length && begin[length] != '/' && begin[length] != '\n') continue;
+            snprintf(path, sizeof path, "%s%.*s/%s", roots[i], length, begin, files[i]);
+            moe_system_text(path, number, sizeof number);
+            const uint64_t limit = *number >= '0' && *number <= '9' ? strtoull(number, NULL, 10) : UINT64_MAX;
+            if (limit < least) least = limit;
+        }
+    }
+    return least;
+}
+
+/* Memory available for experts, given an open model that holds `held` bytes and `rest` bytes of session: as much as
+ * the system gives without swapping, less 1 GB. */
+static size_t moe_spare_memory(uint64_t held, size_t rest) {
+    char text[4096];
+    const char *line = strstr(moe_system_text("/proc/meminfo", text, sizeof text), "MemAvailable:");
+    const uint64_t beside = rest + ((uint64_t)1 << 30), group = moe_group_limit();
+    struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
+    uint64_t all = line ? strtoull(line + 13, NULL, 10) << 10 : 0;
+#if defined(_SC_PHYS_PAGES)
+    if (!line) all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) - held;
+#endif
+    getrlimit(RLIMIT_AS, &limit);
+    if (group < UINT64_MAX && group - moe_min(group, held) < all) all = group - moe_min(group, held);
+    if (limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur - moe_min(limit.rlim_cur, held) < all)
+        all = limit.rlim_cur - moe_min(limit.rlim_cur, held);
+    return (size_t)(all - moe_min(all, beside));
+}
+
 #endif /* MOE_HOST */
 
-/* ==== 4. Graph data ===========================================================================================
+/* ==== 5. Graph data ===========================================================================================
  * Owns the nodes of a graph for the processor and a device: numbers, matrices and addresses, without layers or models.
  * Invariant: a row of a node is computed from the same row of its sources, so that any rows may run together. */
 
-/* Every op: its name, how it runs (room 29) and, for ops that run row by row, products per column. The
+/* Every op: its name, how it runs (see Plan and run) and, for ops that run row by row, products per column. The
  * enum, the table and the launchers of a device are made from this list. */
 #define MOE_OPS(X)                                                                                           \
     X(INPUT, input, ROWS, 1)         /* rows of the frame's inputs */                                        \
@@ -376,7 +464,7 @@ typedef enum moe_op { MOE_OPS(MOE_OP_VALUE) MOE_OP_COUNT } moe_op;
  * new one for files stands between GELU and SWISH, or behind SWISH if it has vector code. */
 typedef enum moe_unary { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH, MOE_UNARY_SIGMOID } moe_unary;
 
-/* A weight matrix [rows, cols] = [out, in] where its bytes lie in host memory; room 8 says how. */
+/* A weight matrix [rows, cols] = [out, in] where its bytes lie in host memory, as Number formats says. */
 typedef struct moe_matrix {
     moe_type type;
     size_t rows, cols;
@@ -711,7 +799,7 @@ typedef struct moe_graph {
     int overflow;
 } moe_graph;
 
-/* ==== 5. Frames ===============================================================================================
+/* ==== 6. Frames ===============================================================================================
  * Owns the arguments of one run of a graph. Invariant: all of them are in host memory. */
 
 enum { MOE_ENCODER, MOE_DECODER, MOE_GRAPHS }; /* the graph of a classifier counts as a decoder */
@@ -744,7 +832,7 @@ typedef struct moe_beam {
     uint32_t
         *used; /* [rows, moe_bit_words] a bit for each token that a row's hypothesis has; NULL: none is penalised */
     float *penalty;               /* of these tokens */
-    struct moe_lot *lots;         /* [rows] how the token of a row is drawn (room 7); NULL: none is */
+    struct moe_lot *lots;         /* [rows] how the token of a row is drawn (Elementary functions); NULL: none is */
     size_t n_starts, most_starts; /* most_starts: of any row in this run */
     int32_t *starts; /* [rows, n_starts] more tokens to score, the first most_starts of each row, -1: none */
     float *start_logprobs;
@@ -764,7 +852,7 @@ typedef struct moe_frame {
     moe_beam beam;       /* of the decoder's, all [rows] */
 } moe_frame;
 
-/* ==== 6. Devices ==============================================================================================
+/* ==== 7. Devices ==============================================================================================
  * Owns the interface between a session and a device. The session plans. The device owns two blocks of memory, in which
  * the plan places carried rows and activations; it also owns the weights and its scratch. Order of calls: count, open,
  * allocate (carried rows, activations), bind, run..., close. For translations and scores the device also searches: run
@@ -772,7 +860,7 @@ typedef struct moe_frame {
  * are downloaded. */
 
 typedef struct moe_device moe_device;
-typedef struct moe_search moe_search; /* room 33 */
+typedef struct moe_search moe_search; /* see Beam search */
 typedef struct moe_slot moe_slot;
 
 /* The outcome of a step of a device that searches. */
@@ -820,10 +908,10 @@ typedef struct moe_device_api {
 
 const moe_device_api *moe_cuda(void); /* in moe-cuda.cu */
 
-/* ==== 7. Elementary functions =================================================================================
- * Owns the one definition of exp, log, tanh, sigmoid, gelu, softplus and of noise. Invariant: room 10 repeats exp, tanh
- * and sigmoid operation by operation; the others have this text only. Errors stay below 2e-7 absolute for tanh and
- * sigmoid, 3e-7 relative for exp and log (tests/engine/test_kernels.c). */
+/* ==== 8. Elementary functions =================================================================================
+ * Owns the one definition of exp, log, tanh, sigmoid, gelu, softplus and of noise. Invariant: Kernels: shared repeats
+ * exp, tanh and sigmoid operation by operation; the others are defined only here. Errors are below 2e-7 absolute for
+ * tanh and sigmoid, 3e-7 relative for exp and log (tests/engine/test_kernels.c). */
 
 MOE_SHARED float moe_from_bits(uint32_t bits) {
     float f;
@@ -1151,7 +1239,7 @@ MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf
 
 #if MOE_HOST
 
-/* ==== 8. Number formats =======================================================================================
+/* ==== 9. Number formats =======================================================================================
  * Owns the meaning of the bytes of a weight. Invariant: moe_matrix_row and moe_pack_row are exact inverses for all
  * numbers that the format can hold, on every machine.
  *
@@ -1604,7 +1692,7 @@ MOE_FROM_CODE(q4m)
 #define MOE_QUANTISED(codes, name)                                                                      \
     .largest = FLT_MAX, .row = moe_row_##codes, .code = moe_code_##codes, .expand = moe_expand_##codes, \
     .quantise = moe_quantise_row_##name, .put_code = moe_put_##codes
-_Static_assert(MOE_TYPE_COUNT == 7, "a new format of floats needs its conversion in the kernels of each room");
+_Static_assert(MOE_TYPE_COUNT == 7, "a new format of floats needs its conversion in all sections of kernels");
 static const moe_format moe_formats[MOE_TYPE_COUNT] = {
     [MOE_TYPE_F32] = { "f32", 32, .largest = FLT_MAX, .row = moe_row_f32, .put = moe_put_f32 },
     [MOE_TYPE_F16] = { "f16", 16, .largest = 65519.996f, .row = moe_row_f16, .put = moe_put_f16 },
@@ -1615,7 +1703,7 @@ static const moe_format moe_formats[MOE_TYPE_COUNT] = {
     [MOE_TYPE_Q8B] = { "q8b", 8, 2, 1, MOE_QUANTISED(q8, q8b) },
 };
 
-/* ==== 9. Kernels: portable ====================================================================================
+/* ==== 10. Kernels: portable ===================================================================================
  * Owns the meaning of every hot loop. Invariant: kernels of every instruction set give the same bits for the same
  * arguments. */
 
@@ -1911,7 +1999,7 @@ static void moe_axpy_portable(float a, const float *x, size_t n, float *y) {
 }
 
 /* The sum of x[i] - shift, or of its square, in lane order. This and the next are plain C that compilers turn into good
- * vector code: rooms below compile them again for their instruction sets. */
+ * vector code: the sections below compile them again for their instruction sets. */
 MOE_INLINE float moe_centred_sum(const float *x, size_t n, float shift, int squared) {
     float lane[MOE_LANES] = { 0 };
     const size_t whole = n / MOE_LANES * MOE_LANES;
@@ -1986,7 +2074,7 @@ static void moe_heads_portable(const moe_heads *h, size_t rows) {
     moe_heads_by(h, rows, moe_dot_portable, moe_max_portable, moe_exp_sum_portable, moe_blend_portable);
 }
 
-/* Of groups of Q8. Compiled again by the rooms below. */
+/* Of groups of Q8. Compiled again by the sections below. */
 MOE_INLINE void moe_unpack_codes(const moe_keep *keep, const void *row, size_t at, size_t n, float *y) {
     const float *scales = row;
     const int8_t *codes = (const int8_t *)(scales + moe_keep_scales(keep));
@@ -2000,7 +2088,7 @@ static void moe_unpack_portable(const moe_keep *keep, const void *row, size_t at
 
 static int moe_portable_available(void) { return 1; }
 
-/* A row of room 15's table: `rest` is the suffix of all kernels but the linear. */
+/* A row of the table in Dispatch: `rest` is the suffix of all kernels but the linear. */
 #define MOE_PASTE(a, b) a##b
 #define MOE_NAME(name, isa) MOE_PASTE(name, isa)
 #define MOE_KERNELS_OF(isa, products, rest)                                                                            \
@@ -2039,7 +2127,7 @@ typedef struct moe_columns {
 } moe_columns;
 typedef void (*moe_columns_fn)(const moe_linear *l, size_t row, const moe_columns *c, float *floats);
 
-/* Some rows of a tile of a quantised matrix: see room 10. */
+/* Some rows of a tile of a quantised matrix: see Kernels: shared. */
 typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
                             const char *next, int ask);
 
@@ -2056,10 +2144,10 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
 #endif /* MOE_HOST */
 #endif /* MOE_ISA */
 
-/* ==== 10. Kernels: shared =====================================================================================
+/* ==== 11. Kernels: shared =====================================================================================
  * Owns the kernels that have the same text for several instruction sets. Rooms 11, 12 and 14 include this file for this
- * room only. They define MOE_ISA, the suffix of every name here, and registers with some operations. Invariant: the
- * order of all sums and roundings of floats is that of room 9.
+ * section only. They define MOE_ISA, the suffix of every name here, and registers with some operations. Invariant: the
+ * order of all sums and roundings of floats is that of Kernels: portable.
  *
  * Floats: moe_lanes_ISA is 16 floats in registers, with moe_lanes_OPERATION_ISA:
  *
@@ -2338,7 +2426,7 @@ MOE_ISA_STATIC void K(unpack)(const moe_keep *keep, const void *row, size_t at, 
     if (c < n) L(store)(y + c, K(weights)(MOE_TYPE_F16, x + c * sizeof(uint16_t), n - c), n - c);
 }
 
-/* The AVX-512 room has heads of its own. */
+/* Kernels: AVX-512 has heads of its own. */
 #ifndef MOE_ISA_HEADS
 MOE_ISA_STATIC void K(blend)(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
                              float *y) {
@@ -2690,7 +2778,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
 #else
 #if MOE_HOST
 
-/* ==== 11. Kernels: AVX2 =======================================================================================
+/* ==== 12. Kernels: AVX2 =======================================================================================
  * Owns 256-bit x86: two instruction sets, which differ in the quantised linears. Invariant: two registers hold the 16
  * lanes, [0..7] and [8..15]; tails are done by loading into a zeroed buffer, since adding a product of zeros to a lane
  * leaves it as it was. */
@@ -2889,7 +2977,7 @@ MOE_LINEAR_OF(avx2, avx2, Q4M, moe_quantised_avx2(l, row0, row1, block0, block1,
 static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_OF(avx2, moe_linear_avx2, avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
- * vpdpbusd as in the AVX-512 room: weights are made unsigned by adding 128 to each, the codes of a row are the signed
+ * vpdpbusd as in Kernels: AVX-512: weights are made unsigned by adding 128 to each, the codes of a row are the signed
  * side. tests/engine/isa_emu.h compiles these kernels with an emulation of the instruction in AVX2. */
 
 #ifndef MOE_DPBUSD
@@ -2936,7 +3024,7 @@ MOE_LINEAR_OF(avxvnni, avx2, Q4M, moe_quantised_avxvnni(l, row0, row1, block0, b
 static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_OF(avxvnni, moe_linear_avxvnni, avx2) };
 #endif /* MOE_X86 */
 
-/* ==== 12. Kernels: AVX-512 ====================================================================================
+/* ==== 13. Kernels: AVX-512 ====================================================================================
  * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes; tails are loaded and stored under a mask,
  * which touches no memory outside it and fills with zeros: adding a product of zeros to a lane leaves it as it was.
  *
@@ -3167,19 +3255,19 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, m
                                                     .small = &moe_kernels_small_avx512 };
 #endif /* MOE_X86 */
 
-/* ==== 13. Kernels: AMX ========================================================================================
- * Owns the int8 tiles of x86; everything else is the AVX-512 room's. Invariant: tiles are configured while a linear
+/* ==== 14. Kernels: AMX ========================================================================================
+ * Owns the int8 tiles of x86; everything else is from Kernels: AVX-512. Invariant: tiles are configured while a linear
  * runs and at no other time.
  *
  * A tile is 16 rows of 64 bytes. A holds 64 columns of up to 16 code rows, B 64 columns of a block of 16 outputs, which
  * is how Q8 lies in the file (1024 bytes in a row), C the 16 x 16 sums. By the manual a product takes 16 cycles and its
  * sum is ready after 52, a tile is loaded from L1 in 8: so four C are filled in turns, 2 A x 2 B or, up to 16 rows, 1 A
  * x 4 B. For 64 columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a
- * cycle, VNNI has 128. Measured beside the AVX-512 room, a product of 512 x 2048 in cache is 1.5 times as fast at 5
- * rows, 2.8 times at 32; of Q4 with scales by block, 768 x 2048, 1.1 times at 12, 1.7 at 32. Hints as that room gives
- * them gained nothing here.
+ * cycle, VNNI has 128. Compared with Kernels: AVX-512, a product of 512 x 2048 in cache is 1.5 times as fast at 5
+ * rows, 2.8 times at 32; of Q4 with scales by block, 768 x 2048, 1.1 times at 12, 1.7 at 32. Prefetch hints
+ * like those of Kernels: AVX-512 gained nothing here.
  *
- * Vectors are the compiler's own, not intrinsics: tests/engine/isa_emu.h compiles this room with tiles in plain C
+ * Vectors are the compiler's own, not intrinsics: tests/engine/isa_emu.h compiles this section with tiles in plain C
  * (MOE_TILE_*) for machines that need not even have AVX-512. */
 
 #if MOE_X86 && (defined(MOE_TILE_LOADCONFIG) ||                                                        \
@@ -3439,7 +3527,7 @@ static const moe_kernels moe_kernels_amx = { MOE_KERNELS_OF(amx, moe_linear_amx,
 #define MOE_AMX 0
 #endif
 
-/* ==== 14. Kernels: NEON =======================================================================================
+/* ==== 15. Kernels: NEON =======================================================================================
  * Owns AArch64. Invariant: four registers hold the 16 lanes; tails are done by loading into a zeroed buffer, since
  * adding a product of zeros to a lane leaves it as it was. Three instruction sets, which differ in the quantised
  * linears only: "neon" is every AArch64 machine, "dotprod" has sdot (4 products into each 32-bit sum), "i8mm" has smmla
@@ -3875,7 +3963,7 @@ static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_OF(dotprod, moe_lin
 static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_OF(i8mm, moe_linear_i8mm, neon) };
 #endif /* MOE_ARM */
 
-/* ==== 15. Dispatch ============================================================================================
+/* ==== 16. Dispatch ============================================================================================
  * Owns the choice of an instruction set. Invariant: the choice is made once per session and changes speed only. */
 
 #if MOE_AMX
@@ -3924,7 +4012,7 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
                     moe_isa_names());
 }
 
-/* ==== 16. Threads =============================================================================================
+/* ==== 17. Threads =============================================================================================
  * Owns the worker threads of a session. Invariant: a job's tasks are claimed one by one from one atomic word
  * (generation, tasks left), so that a worker which wakes late finds nothing and the caller never waits for it. A
  * cancelled session ends after the current task. */
@@ -4046,9 +4134,9 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
     return MOE_OK;
 }
 
-/* ==== 17. Model file: reader ==================================================================================
- * Owns the bytes of a model. Invariant: after moe_file_parse every pointer that this room returns is inside the mapping
- * or the copy of the header, is aligned for its type, and every count has been multiplied out without overflow.
+/* ==== 18. Model file: reader ==================================================================================
+ * Owns the bytes of a model. Invariant: after moe_file_parse every pointer that this section returns is inside the
+ * mapping or the copy of the header, is aligned for its type, and every count has been multiplied out without overflow.
  *
  * Versions 1 and 2, little-endian:
  *   moe_header
@@ -4580,18 +4668,6 @@ static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_e
 
 /* ---- Streamed files ---- */
 
-/* Read `bytes` bytes of a file; fewer, *got, where it ends. Returns 0 or the number of the error. */
-static int moe_read_at(int fd, char *data, size_t bytes, uint64_t from, size_t *got) {
-    for (*got = 0; *got < bytes;) {
-        const ssize_t n = pread(fd, data + *got, moe_min(bytes - *got, (size_t)1 << 30), (off_t)(from + *got));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return errno;
-        if (!n) break;
-        *got += (size_t)n;
-    }
-    return 0;
-}
-
 /* Read a slab of a streamed file, to memory aligned to MOE_SLAB_ALIGN. */
 static int moe_read_slab(const moe_file *f, char *slab, size_t bytes, uint64_t from, size_t *got) {
     const int code = moe_read_at(f->fd, slab, bytes, from, got);
@@ -4709,7 +4785,7 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
     return moe_find_name(f->names, f->n_tensors, name);
 }
 
-/* ==== 18. Model file: writer ==================================================================================
+/* ==== 19. Model file: writer ==================================================================================
  * Owns the way of bytes into a new file. Invariant: a file appears under its name whole or not at all, and an older
  * file of that name is never damaged. */
 
@@ -5179,7 +5255,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
 
 #endif /* MOE_HOST */
 
-/* ==== 19. Expert cache ========================================================================================
+/* ==== 20. Expert cache ========================================================================================
  * Owns which experts are kept in a memory that cannot hold all experts of a session: numbers only, the caller moves the
  * bytes. Invariant: which experts are kept depends on the runs of layers so far, and on nothing else. A bay of that
  * memory holds any one expert.
@@ -5326,16 +5402,16 @@ MOE_SHARED void moe_cache_forget(moe_cache *c, size_t number) {
 
 #if MOE_HOST
 
-/* ==== 20. Expert bank =========================================================================================
+/* ==== 21. Expert bank =========================================================================================
  * Owns the experts of a streamed file: a session's slots, and the threads that read whole slabs into them. Invariant:
  * bytes of experts are in slots only, and all that touches a slot does so in one order, that of the plans. Who waits
  * for an expert waits only for what comes before it, so nobody waits for ever, not even with two slots.
  *
- * A run of a layer is planned before it is computed (room 19 says who stays). Missing experts, in the order in which
- * they are read, are spread among those that are there: behind all of these, readers would wait for a slot that is free
- * until their computation ends. Whatever touches a slot, a read or a visit by tasks, has a number there, and begins
- * when as many are done. Behind a plan, experts of the next layer that its runs hardly ever lack are read ahead. A read
- * that fails ends the run; what was planned and not read is forgotten then, and the session goes on.
+ * A run of a layer is planned before it is computed (Expert cache decides which stay). Missing experts, in the order in
+ * which they are read, are spread among those present: after all of these, readers would wait for a free slot until
+ * their computation ends. Whatever touches a slot, a read or a visit by tasks, has a number there, and begins when as
+ * many are done. After planning, experts that nearly every run of the next layer uses are prefetched. A read that fails
+ * ends the run and drops the rest of the plan; the session can go on.
  */
 
 enum { MOE_READERS = 2 };
@@ -5679,13 +5755,13 @@ static moe_status moe_bank_status(moe_bank *b, moe_error *error) {
     return status;
 }
 
-/* ==== 21. Graph ===============================================================================================
+/* ==== 22. Graph ===============================================================================================
  * Owns the common parts of ops: adding a node to a graph, computing its rows on all threads. Every node of a graph has
  * the same number of rows. A graph is built and planned once for a capacity and run with the current number of rows.
  *
- * An op is one line of MOE_OPS and the structs of its parameters and its scratch (room 4), one paragraph in the rooms
- * that follow (builder, scratch, compute function), and one launcher in moe-cuda.cu. If it has a matrix or scratch
- * memory, its cases in moe_matrix_of, moe_bind_node and moe_need_node of moe-cuda.cu too.
+ * An op is one line of MOE_OPS and the structs of its parameters and its scratch (Graph data), one paragraph in the
+ * sections that follow (builder, scratch, compute function), and one launcher in moe-cuda.cu. If it has a matrix or
+ * scratch memory, its cases in moe_matrix_of, moe_bind_node and moe_need_node of moe-cuda.cu too.
  */
 
 typedef struct moe_run {
@@ -5763,8 +5839,8 @@ static void moe_softmax(const moe_kernels *kernels, const float *x, size_t n, fl
     for (size_t i = 0; i < n; i++) p[i] = p[i] / sum;
 }
 
-/* ==== 22. Ops: rows ===========================================================================================
- * Owns the ops that make a row from the same row of other nodes. Invariant: here and in the rooms below, the compute
+/* ==== 23. Ops: rows ===========================================================================================
+ * Owns the ops that make a row from the same row of other nodes. Invariant: here and in the sections below, the compute
  * function of an op writes its node, its scratch and outputs of the frame only, and splits only outputs over threads.
  */
 
@@ -5966,7 +6042,7 @@ static void moe_compute_turn_row(const moe_run *run, const moe_node *t, size_t r
     memcpy(y, x, o->keys * width * sizeof *y);
 }
 
-/* ==== 23. Ops: carried rows ===================================================================================
+/* ==== 24. Ops: carried rows ===================================================================================
  * Owns the ops that read and write carried rows, which outlive a run (moe_carry lists the kinds). Invariant: in a graph
  * all gathers from some rows come before the stores to them, so that no second buffer is needed. */
 
@@ -6003,7 +6079,7 @@ static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t 
         moe_keep_group(&keep, x, group, kept);
 }
 
-/* ==== 24. Ops: recurrences ====================================================================================
+/* ==== 25. Ops: recurrences ====================================================================================
  * Owns LSTM cells: a step of them for the rows of a beam, a whole layer of them for packed sentences. Invariant: z, the
  * sums of the four gates, stays in a thread's cache from the products to the cell. */
 
@@ -6233,7 +6309,7 @@ static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_
     } while (++row < run->frame->rows && parents[row] == MOE_ROW_ABOVE);
 }
 
-/* ==== 25. Ops: attention ======================================================================================
+/* ==== 26. Ops: attention ======================================================================================
  * Owns the context that a row of the decoder reads from its source sentence. */
 
 /* `keys` and `values` [tokens, size], [tokens, width] are carried by source. If `before` is given, only rows that begin
@@ -6413,7 +6489,7 @@ static void moe_compute_heads(const moe_run *run, const moe_node *t) {
     moe_pool_run(run->pool, tasks, moe_heads_task, &job);
 }
 
-/* ==== 26. Ops: gates ==========================================================================================
+/* ==== 27. Ops: gates ==========================================================================================
  * Owns which experts a row is sent to. Invariant: a row's selections are ascending, and never more than the gate's
  * capacity. No row depends on another, except in batchwise gates, which are for analysis. */
 
@@ -6620,13 +6696,13 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
     trace(trace_user, name, work->probabilities, run->frame->rows, t->cols, t->cols);
 }
 
-/* ==== 27. Ops: experts ========================================================================================
+/* ==== 28. Ops: experts ========================================================================================
  * Owns the computation of experts. Invariant: in any order of work, the outputs of a row's experts are added in the
- * order of their numbers. Two functions turn an expert's number into its bytes: moe_experts_slab, for the processor,
- * into an address, at each use, of a streamed file with the help of room 20; moe_lift_expert in moe-cuda.cu, for a GPU,
- * by an upload, once, or whenever it is not there (room 19 decides which ones stay). Pairs that moe_compute_pairs
- * computes are sorted by expert, and depend neither on each other nor on where they are computed: with ranks on the
- * rank that has the expert, and each output comes home before any is added. */
+ * order of their numbers. Two functions turn an expert's number into its bytes. For the processor moe_experts_slab
+ * returns an address at each use, of a streamed file with the help of Expert bank. For a GPU moe_lift_expert in
+ * moe-cuda.cu uploads the expert once, or whenever it is missing (Expert cache decides which stay). The pairs of
+ * moe_compute_pairs are sorted by expert, and depend neither on each other nor on where they are computed: with ranks
+ * on the rank that has the expert, which returns each output before any is added. */
 
 enum { MOE_EXPERT_TILE = 64 }; /* most rows of one expert task */
 
@@ -7044,7 +7120,7 @@ static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t ro
     moe_weigh(run, t, row, t->scale, moe_row_of(t->src[0], row), t->cols, moe_selection_of(t->src[1], row).experts);
 }
 
-/* ==== 28. Ops: output =========================================================================================
+/* ==== 29. Ops: output =========================================================================================
  * Owns the output layer and its results for the search: the best tokens of a row and their log-probabilities. The
  * [rows, vocabulary] matrix of logits exists only if it is traced. */
 
@@ -7327,7 +7403,7 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, rows, 512 * chunks, moe_output_join);
 }
 
-/* ==== 29. Plan and run ========================================================================================
+/* ==== 30. Plan and run ========================================================================================
  * Owns the table of ops, the places of nodes in memory, and the run of a graph. Invariant: after moe_graph_plan no
  * other node uses the place of a node's rows between the node itself and its last reader. */
 
@@ -7433,12 +7509,12 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
     }
 }
 
-/* ==== 30. Layers ==============================================================================================
+/* ==== 31. Layers ==============================================================================================
  * Owns what a file says of a layer, its weights, the rows that it carries and its nodes in a graph. Invariant: a bound
  * layer's shapes agree, its ids are in range, and its small tensors contain finite numbers; no code below looks up a
  * name again.
  *
- * A kind of layer is a struct in the union of moe_layer, a part of the next room (keys, binding, nodes, and its row, a
+ * A kind of layer is a struct in the union of moe_layer, a part of the next section (keys, binding, nodes, a
  * moe_layer_type) and a line of moe_layer_types. Rows that it carries from run to run are declared in its row; sessions
  * lay them out. tools/convert/ has its keys and shapes (moefile.py) and its formulas (reference.py) too. */
 
@@ -7840,9 +7916,9 @@ static void moe_build_store(moe_builder *b, const moe_layer *layer, size_t k, mo
     carried->node = x;
 }
 
-/* ==== 31. Kinds of layers =====================================================================================
+/* ==== 32. Kinds of layers =====================================================================================
  * Owns what is special to each kind: keys, weights, carried rows, nodes. Invariant: nothing outside of a kind's part
- * of this room depends on which kinds there are, but for GNMT's attention, which the decoder's LSTM reads. */
+ * of this section depends on which kinds there are, but for GNMT's attention, which the decoder's LSTM reads. */
 
 /* ---- LSTM ---- */
 
@@ -8412,7 +8488,7 @@ static moe_node *moe_build_layer(moe_builder *b, const moe_layer *layer, moe_nod
     return layer->norm_place == MOE_NORM_AFTER ? moe_build_normed(b, layer, y) : y;
 }
 
-/* ==== 32. Models ==============================================================================================
+/* ==== 33. Models ==============================================================================================
  * Owns the model that a file's metadata describes, its graphs, and the calls of a program for it: open, close, save,
  * query. Invariant: an open model never changes. */
 
@@ -9086,7 +9162,7 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
 
 #endif /* MOE_HOST */
 
-/* ==== 33. Beam search =========================================================================================
+/* ==== 34. Beam search =========================================================================================
  * Owns the hypotheses of one sentence. Invariant: a sentence's outcome depends on its own rows only, ties are broken by
  * rank, and the search touches nothing but what the slot points to. So any batch gives the same result, on any machine.
  * Every product and sum is rounded by itself.
@@ -9842,11 +9918,11 @@ MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size
 
 #if MOE_HOST
 
-/* ==== 34. Session parameters ==================================================================================
+/* ==== 35. Session parameters ==================================================================================
  * Owns the parameters of a session: one row for each number, with its limits, default, presets and help. Invariant: no
  * other place lists them. A new decoding option is the last member of moe_session_params, a row here, before the hidden
- * ones, and a member of moe_search (room 33), which moe_search_of (room 35) sets and the step functions of room 33
- * read, on a GPU too. Where only some rules have it, the row says MOE_ONLY, with a member of moe_rule_set (room 33).
+ * ones, and a member of moe_search (Beam search), which moe_search_of sets and the step functions of Beam search
+ * read, on a GPU too. Where only some rules have it, the row says MOE_ONLY, with a member of moe_rule_set.
  * Programs, libmoetext and Python take it from here. New rules of search have a name and a column of presets here. */
 
 enum { MOE_RULE_SETS = MOE_RULES_MARIAN + 1 };
@@ -10164,11 +10240,11 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     return MOE_OK;
 }
 
-/* ==== 35. Sessions: making ====================================================================================
+/* ==== 36. Sessions: making ====================================================================================
  * Owns a session's one block of memory. Three steps: plan, place, bind. Invariant: the same code measures and places.
  */
 
-/* A translation that waits to be reranked (room "Reranking"). */
+/* A translation that waits to be reranked (see Reranking). */
 typedef struct moe_waiting {
     moe_request request; /* the caller's; source_tag -1: to be detected; its source is a copy: */
     int32_t *source;     /* [n_source] without tag and end */
@@ -10385,55 +10461,6 @@ static void moe_list_layout(const moe_session *s, int gathers, moe_list *list, m
     if (s->model->output_bias) list->bias = moe_carve(at, rows, sizeof *list->bias);
 }
 
-/* A file of the system as text. "": there is none, or it cannot be read. */
-static const char *moe_system_text(const char *path, char *text, size_t size) {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    size_t got = 0;
-    if (fd >= 0 && moe_read_at(fd, text, size - 1, 0, &got)) got = 0;
-    if (fd >= 0) close(fd);
-    text[got] = 0;
-    return text;
-}
-
-/* The least limit of the control groups that the process is in: version 2, or 1 of memory. */
-static uint64_t moe_group_limit(void) {
-    static const char *const keys[] = { "0::", ":memory:" }, *const files[] = { "memory.max", "memory.limit_in_bytes" },
-                             *const roots[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/memory" };
-    char groups[4096], path[4096 + 64], number[32];
-    uint64_t least = UINT64_MAX;
-    moe_system_text("/proc/self/cgroup", groups, sizeof groups);
-    for (int i = 0; i < 2; i++) {
-        const char *begin = strstr(groups, keys[i]);
-        int length = begin ? (int)strcspn(begin += strlen(keys[i]), "\n") : 0;
-        for (; begin && length >= 0; length--) { /* its parents too */
-            if (length && begin[length] != '/' && begin[length] != '\n') continue;
-            snprintf(path, sizeof path, "%s%.*s/%s", roots[i], length, begin, files[i]);
-            moe_system_text(path, number, sizeof number);
-            const uint64_t limit = *number >= '0' && *number <= '9' ? strtoull(number, NULL, 10) : UINT64_MAX;
-            if (limit < least) least = limit;
-        }
-    }
-    return least;
-}
-
-/* Memory that is left for experts beside a model that is there and a session of `rest` bytes: all that can be had
- * without swapping, but for 1 GB. */
-static size_t moe_spare_memory(const moe_model *m, size_t rest) {
-    char text[4096];
-    const char *line = strstr(moe_system_text("/proc/meminfo", text, sizeof text), "MemAvailable:");
-    const uint64_t held = m->file.held, beside = rest + ((uint64_t)1 << 30), group = moe_group_limit();
-    struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
-    uint64_t all = line ? strtoull(line + 13, NULL, 10) << 10 : 0;
-#if defined(_SC_PHYS_PAGES)
-    if (!line) all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) - held;
-#endif
-    getrlimit(RLIMIT_AS, &limit);
-    if (group < UINT64_MAX && group - moe_min(group, held) < all) all = group - moe_min(group, held);
-    if (limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur - moe_min(limit.rlim_cur, held) < all)
-        all = limit.rlim_cur - moe_min(limit.rlim_cur, held);
-    return (size_t)(all - moe_min(all, beside));
-}
-
 /* Carve the places of experts of ranks; or the slots of those that are streamed, behind all else. */
 static moe_status moe_experts_layout(moe_session *s, moe_layout *at, moe_error *error) {
     const size_t asked = s->params.expert_memory;
@@ -10442,8 +10469,8 @@ static moe_status moe_experts_layout(moe_session *s, moe_layout *at, moe_error *
             if (t->op == MOE_OP_EXPERTS && t->experts->load) moe_place_experts(&s->ranks, t, at);
     if (!s->bank.file) return MOE_OK;
     if (!at->base)
-        MOE_TRY(moe_bank_measure(&s->bank, s->graphs, asked < SIZE_MAX ? asked : moe_spare_memory(s->model, at->used),
-                                 error));
+        MOE_TRY(moe_bank_measure(&s->bank, s->graphs,
+                                 asked < SIZE_MAX ? asked : moe_spare_memory(s->model->file.held, at->used), error));
     moe_bank_layout(&s->bank, s->graphs, (size_t)s->params.threads, at);
     return MOE_OK;
 }
@@ -10785,6 +10812,55 @@ static moe_status moe_session_make(const moe_model *model, const moe_session_par
     return tries ? moe_session_make(model, &on_cpu, out, error) : status;
 }
 
+void moe_session_free(moe_session *s) {
+    if (!s) return;
+    const moe_allocator a = s->allocator;
+    if (s->api) s->api->close(s->device);
+    moe_pool_free(&s->pool, s->pool.count);
+    moe_bank_close(&s->bank);
+    moe_release(&a, s->block, s->block_bytes);
+    moe_model_close(s->model->self);
+    moe_release(&a, s, s->bytes);
+}
+
+moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error) {
+    moe_session *s = NULL;
+    moe_status status = moe_session_plan(model, params, &s, error);
+    if (status == MOE_OK) status = moe_session_layout(s, error);
+    if (status == MOE_OK) *out = s->block_bytes + s->bytes;
+    moe_session_free(s);
+    return status;
+}
+
+void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) {
+    moe_stats stats = s->stats;
+    if (s->api) s->api->stats(s->device, &stats);
+    if (s->bank.file) moe_bank_stats(&s->bank, &stats);
+    moe_give_struct(out, size, &stats, sizeof stats);
+}
+
+/* ==== 37. Sessions: running ===================================================================================
+ * Owns the runs of a session's graphs and the protocol of ranks: which sessions take part, which graph runs next, when
+ * a call ends. Invariant: all ranks run the same graphs in the same order, and all report a failure of one. */
+
+/* ---- Run ---- */
+
+/* Stop if moe_session_cancel set the flag, and clear the flag. */
+static moe_status moe_heed(moe_session *s, moe_error *error) {
+    if (!moe_pool_cancelled(&s->pool)) return MOE_OK;
+    atomic_store(&s->pool.cancelled, 0);
+    return moe_fail(error, MOE_ERROR_CANCELLED, "session", "cancelled");
+}
+
+/* Run one of the two graphs on a frame, on the session's device. */
+static moe_status moe_run_frame(moe_session *s, int which, const moe_frame *frame, moe_error *error) {
+    const moe_run run = { s->kernels, &s->pool, &s->graphs[which], frame, 0 };
+    if (s->api) return s->api->run(s->device, which, run.frame, s->params.trace, s->params.trace_user, error);
+    moe_graph_run(&run, s->params.trace, s->params.trace_user);
+    MOE_TRY(moe_session_failure(s, error));
+    return moe_heed(s, error);
+}
+
 /* ---- Ranks ---- */
 
 /* Learn what all ranks do: what the one that wants the first of the graphs wants. If some have failed, all do, with the
@@ -10868,67 +10944,6 @@ static moe_status moe_join_ranks(moe_ranks *r, const moe_session *s, moe_status 
     return moe_ranks_alike(r, own, 2, words + 1, error);
 }
 
-moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
-                           moe_error *error) {
-    const int has = params && moe_param_in(params, offsetof(moe_session_params, wire));
-    moe_ranks ranks = { .status = MOE_OK };
-    moe_error why = { MOE_OK, "", "" };
-    moe_session *s = NULL;
-    if (!has || !params->wire) return moe_session_make(model, params, out, error);
-    MOE_TRY(moe_check_wire(params->wire, error));
-    ranks.wire = *params->wire;
-    const moe_status made = moe_session_make(model, params, &s, &why), status = moe_join_ranks(&ranks, s, made, &why);
-    if (status && error) *error = why;
-    if (status) moe_session_free(s);
-    else *out = s;
-    return status;
-}
-
-void moe_session_free(moe_session *s) {
-    if (!s) return;
-    const moe_allocator a = s->allocator;
-    if (s->api) s->api->close(s->device);
-    moe_pool_free(&s->pool, s->pool.count);
-    moe_bank_close(&s->bank);
-    moe_release(&a, s->block, s->block_bytes);
-    moe_model_close(s->model->self);
-    moe_release(&a, s, s->bytes);
-}
-
-moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error) {
-    moe_session *s = NULL;
-    moe_status status = moe_session_plan(model, params, &s, error);
-    if (status == MOE_OK) status = moe_session_layout(s, error);
-    if (status == MOE_OK) *out = s->block_bytes + s->bytes;
-    moe_session_free(s);
-    return status;
-}
-
-void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) {
-    moe_stats stats = s->stats;
-    if (s->api) s->api->stats(s->device, &stats);
-    if (s->bank.file) moe_bank_stats(&s->bank, &stats);
-    moe_give_struct(out, size, &stats, sizeof stats);
-}
-
-/* ---- Run ---- */
-
-/* Stop if moe_session_cancel set the flag, and clear the flag. */
-static moe_status moe_heed(moe_session *s, moe_error *error) {
-    if (!moe_pool_cancelled(&s->pool)) return MOE_OK;
-    atomic_store(&s->pool.cancelled, 0);
-    return moe_fail(error, MOE_ERROR_CANCELLED, "session", "cancelled");
-}
-
-/* Run one of the two graphs on a frame, on the session's device. */
-static moe_status moe_run_frame(moe_session *s, int which, const moe_frame *frame, moe_error *error) {
-    const moe_run run = { s->kernels, &s->pool, &s->graphs[which], frame, 0 };
-    if (s->api) return s->api->run(s->device, which, run.frame, s->params.trace, s->params.trace_user, error);
-    moe_graph_run(&run, s->params.trace, s->params.trace_user);
-    MOE_TRY(moe_session_failure(s, error));
-    return moe_heed(s, error);
-}
-
 /* Run what ranks agree on until it is `which`, or, if that is MOE_GRAPHS, until no rank wants to run anything: without
  * rows where this rank wants something else. Behind a run all hear whether it failed on one. */
 static moe_status moe_run_ranks(moe_session *s, int which, moe_status status, moe_error *error) {
@@ -10957,10 +10972,26 @@ static moe_status moe_end_call(moe_session *s, moe_status status, moe_error *why
     return status;
 }
 
-/* ==== 36. Reranking ===========================================================================================
+moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
+                           moe_error *error) {
+    const int has = params && moe_param_in(params, offsetof(moe_session_params, wire));
+    moe_ranks ranks = { .status = MOE_OK };
+    moe_error why = { MOE_OK, "", "" };
+    moe_session *s = NULL;
+    if (!has || !params->wire) return moe_session_make(model, params, out, error);
+    MOE_TRY(moe_check_wire(params->wire, error));
+    ranks.wire = *params->wire;
+    const moe_status made = moe_session_make(model, params, &s, &why), status = moe_join_ranks(&ranks, s, made, &why);
+    if (status && error) *error = why;
+    if (status) moe_session_free(s);
+    else *out = s;
+    return status;
+}
+
+/* ==== 38. Reranking ===========================================================================================
  * Owns what stands between the engine and the caller of moe_translate: translations that wait to be reranked. Each
  * needs the log-probability of its source given each hypothesis. A question is the computation of one of these: the
- * engine pulls it like a request of the caller, and this room swallows its result. Invariant: the outcome depends on
+ * engine pulls it like a request of the caller, and this section swallows its result. Invariant: the outcome depends on
  * the sentence alone. Questions begin before new sentences, so that places for twice the sentences of a batch are
  * always enough. */
 
@@ -11130,7 +11161,7 @@ static void moe_refuse(moe_session *s, size_t at, moe_status status, const char 
     moe_hand_over(s, at, (moe_result){ s->tickets[at].request.user, status, message, 0, NULL }, NULL);
 }
 
-/* ==== 37. Sessions: translating ===============================================================================
+/* ==== 39. Sessions: translating ===============================================================================
  * Owns the queue of requests and the loop. Invariant: rows of a step are the live hypotheses of the active slots in
  * slot order; a finished sentence's slot and its rows that are carried by source are free for the next request at once.
  */
@@ -11429,8 +11460,7 @@ static moe_status moe_check_pages(const moe_session *s, const moe_request *q, mo
     if (!q->target || q->prefix) rows += (limit - given) * (size_t)s->params.beam;
     if (!s->n_pages || rows <= s->n_pages * MOE_PAGE) return MOE_OK;
     return moe_fail(why, MOE_ERROR_LIMIT, "request",
-                    "it may need keys and values of %zu tokens, context_memory has room for %zu", rows,
-                    s->n_pages * MOE_PAGE);
+                    "it may need keys and values of %zu tokens, context_memory holds %zu", rows, s->n_pages * MOE_PAGE);
 }
 
 /* 1 if the request for slot `at` must be decoded; else its result is handed over. */

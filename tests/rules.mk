@@ -41,7 +41,7 @@ $(BUILD)/cuda_emu.o: moe-cuda.cu $(BUILD)/.flags | $(BUILD)/.deps-test
 $(BUILD)/test_cuda.o $(BUILD)/emulated-moe.o: C_FLAGS += -DMOE_CUDA
 $(BUILD)/test_cuda: $(BUILD)/cuda_emu.o
 
-# These have moe.c inside them for other rooms than those of kernels, which are most of what it takes to compile.
+# These have moe.c inside them for sections other than the kernels, which take most of the time to compile.
 PORTABLE = bank_reads test_bank test_cache test_cuda test_ranks test_search emulated-moe
 $(PORTABLE:%=$(BUILD)/%.o): C_FLAGS += -DMOE_PORTABLE
 
@@ -259,10 +259,10 @@ $(BUILD)/fuzz_routing.o $(BUILD)/fuzz_routing.read: $(BUILD)/routing-html.inc
 $(BUILD)/seeds: $(BUILD)/seeds.o $(LIBRARY)
 	$(LINK) -lm -o $@
 
-# What the inputs reach that fuzz-model has kept so far, in the rooms that read what a file says.
+# What the inputs reach that fuzz-model has kept so far, in the sections that read the file.
 fuzz-coverage:
 	@$(MAKE) --no-print-directory BUILD=build/fuzz-coverage EXTRA='-O1 --coverage' build/fuzz-coverage/replay
-	@tests/coverage --least 95 --rooms 'Model file: reader,Layers,Kinds of layers' build/fuzz-coverage \
+	@tests/coverage --least 95 --sections 'Model file: reader,Layers,Kinds of layers' build/fuzz-coverage \
 	    'build/fuzz-coverage/replay build/fuzz/corpus/model build/fuzz/seeds-model'
 
 $(BUILD)/replay: $(BUILD)/replay.o $(BUILD)/fuzz_model.o

@@ -4,7 +4,7 @@
     make build/bank_reads
     tests/python tests/bench/belady.py [--steps N] [--text FILE] [--target de]
 
-The engine's own plans (moe.c, rooms 19 and 20: the slots of the budget, transit
+The engine's own plans (moe.c, Expert cache and Expert bank: the slots of the budget, transit
 slots and reading ahead included; `bank_reads` drives them), an LRU that takes
 hits first, and Belady's optimum, which knows what comes and need not keep what
 it reads, over the same runs: sentences of 25 tokens, translations of 28, a beam

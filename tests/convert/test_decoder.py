@@ -418,7 +418,7 @@ def a_limited_context_changes_no_bytes():
         options = ("--ids", "--json", "--kv-bits", "32", *limits(64))
         large = run([TRANSLATE, "-m", model, *options, "--beam", "29", "--context-memory", "1"],
                     [line([5, 6]), line([5])], status=1)
-        assert "of 1858 tokens, context_memory has room for 1808" in large.stderr, large.stderr
+        assert "of 1858 tokens, context_memory holds 1808" in large.stderr, large.stderr
         fits = run([TRANSLATE, "-m", model, *options, "--beam", "28", "--context-memory", "1"], [line([5, 6])])
         assert len(fits.lines) == 1
 

@@ -2,7 +2,7 @@
  * tiles of AMX (palette 1) in plain C, and AVX-VNNI's vpdpbusd in AVX2.
  *
  * Included before moe.c (the Makefile says -include, and makes test_NAME-emulated of test_NAME so) it gives any x86-64
- * machine an AMX room, and one with AVX2 that of AVX-VNNI. What a processor would refuse ends the program: it is a
+ * machine Kernels: AMX, and one with AVX2 that of AVX-VNNI. What a processor would refuse ends the program: it is a
  * mistake of the kernel, whatever numbers come out. */
 #ifndef ISA_EMU_H
 #define ISA_EMU_H
@@ -43,7 +43,7 @@ __attribute__((target("avx2"))) static inline __m256i avxvnni_dpbusd(__m256i sum
 
 /* ---- AMX ---- */
 
-/* Beside the tiles the room is compiled for the machine as it is, and the rest of its kernels are portable. */
+/* Apart from the tiles the section is compiled for the machine as it is, and the rest of its kernels are portable. */
 #define MOE_AMX_TARGET
 #define MOE_AMX_INLINE static inline __attribute__((always_inline))
 #define MOE_AMX_REST portable

@@ -160,7 +160,7 @@ static int by_place(const void *a, const void *b) {
 
 /* ---- The same bytes everywhere ---- */
 
-/* Runs the model in other batches, threads and rooms; results and routes must stay. */
+/* Runs the model in other batches, threads and limits; results and routes must stay. */
 static void compare_everywhere(const char *path, int noise) {
     moe_model *m = open_model(path);
     script *first = new_script(m, 5), *other = new_script(m, 5);

@@ -1022,7 +1022,7 @@ MOE_AMX_TARGET static void expand(const moe_matrix *m, size_t block, size_t k0, 
     moe_amx_expand(m, block, k0, k1, out);
 }
 
-/* What the AMX room does beside its tiles is AVX-512 here where the machine has that, and plain C under emulation. */
+/* What Kernels: AMX does besides its tiles is AVX-512 here where the machine has that, and plain C under emulation. */
 static void amx_expands_and_finishes_as_portable_does(void **state) {
     uint64_t random = 54;
     (void)state;
@@ -1166,7 +1166,7 @@ static void amx_emulation_faults_and_multiplies_as_the_manual_says(void **state)
 }
 #endif
 
-/* Q4 as the head of room "Number formats" describes it, read back by hand. */
+/* Q4 as the head of section Number formats describes it, read back by hand. */
 static void q4_lies_where_its_description_says(void **state) {
     uint64_t random = 49;
     (void)state;
@@ -1207,7 +1207,7 @@ static void q4_lies_where_its_description_says(void **state) {
     }
 }
 
-/* The F16 part of 64 columns of a row, as the head of room "Number formats" describes its place. */
+/* The F16 part of 64 columns of a row, as the head of section Number formats describes its place. */
 static float part_of(const moe_matrix *m, size_t row, size_t col) {
     const size_t sides = m->type == MOE_TYPE_Q4M ? 6 : 2;
     const unsigned char *side = (const unsigned char *)m->data;

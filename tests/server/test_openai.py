@@ -304,12 +304,12 @@ def what_has_no_room_is_refused_before_a_stream_begins():
     """The session's memory for keys and values is too small for it, which the decoder says."""
     with endless("--set", "context-memory=1") as server:
         for stream in False, True:
-            with refused(openai.BadRequestError, "context_memory has room for"):
+            with refused(openai.BadRequestError, "context_memory holds"):
                 create(server, stream=stream)
         text = {"q": "The old house stands near the river.", "source": "en", "target": "de"}
         for more in {}, {"stream": True}, {"stream": True, "q": [text["q"]] * 3}:
             status, answer = server.ask("/translate", {**text, **more})
-            assert status == 400 and "context_memory has room for" in answer["error"], (status, answer)
+            assert status == 400 and "context_memory holds" in answer["error"], (status, answer)
         assert create(server, max_tokens=5).choices[0].message.content
 
 
