@@ -672,7 +672,7 @@ def ctrl_c_ends_a_long_document_within_a_second_and_leaves_nothing():
                     )
                     took.append(time.monotonic() - float(done.stdout))
                 assert done.returncode == 130 and took[-1] < 1, (name, done.returncode, took, done.stderr)
-                assert done.stderr == "moe-documents: interrupted; nothing was written\n", done.stderr
+                assert done.stderr == "moe-documents: interrupted; nothing written\n", done.stderr
                 assert os.listdir(folder) == [name] and path.read_text(encoding="utf-8") == text
 
 

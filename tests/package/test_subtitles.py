@@ -119,7 +119,7 @@ def a_file_without_cues_says_so():
     assert (
         translate_document("Good morning.\n", "subtitles", louder, lambda *what: said.append(what)) == "Good morning.\n"
     )
-    assert said == [("", "no text to translate was found in it")]
+    assert said == [("", "no text to translate")]
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def a_library_of_another_version_is_refused():
         library.VERSION = wanted[0], wanted[1] + 1
         library.opened(os.environ["MOE_LIBRARY"])
     except OSError as error:
-        assert "this is version {}.{} of libmoetext, the package needs {}.{}".format(*found, *library.VERSION) == \
+        assert "libmoetext has version {}.{}, the package requires {}.{}".format(*found, *library.VERSION) == \
             str(error), error
     else:
         raise AssertionError("it was taken")

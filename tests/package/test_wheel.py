@@ -125,7 +125,7 @@ def it_brings_the_program_moe_translate():
     try:
         assert "cannot be run" in run(program, "It rains.", status=3)
         file.rename(file.with_name("away"))
-        assert "is not here" in run(program, "It rains.", status=3)
+        assert "program not found" in run(program, "It rains.", status=3)
     finally:
         if file.with_name("away").exists():
             file.with_name("away").rename(file)
@@ -180,9 +180,9 @@ def where_the_library_cannot_be_loaded_the_reason_is_said():
         part.with_name("away").rename(part)
     assert part.name in said and "not here" not in said and said.count("\n") == 1, said
     said = documents("a.txt", "Good morning!\n", status=3, MOE_LIBRARY="/no/such/library.so")
-    assert "MOE_LIBRARY names /no/such/library.so" in said and said.count("\n") == 1, said
+    assert "MOE_LIBRARY: no such file: /no/such/library.so" in said and said.count("\n") == 1, said
     said = documents("a.txt", "Good morning!\n", status=3, MOE_LIBRARY=str(ROOT / "moe.h"))
-    assert "moe.h cannot be used" in said and said.count("\n") == 1, said
+    assert "cannot load" in said and "moe.h" in said and said.count("\n") == 1, said
 
 
 if __name__ == "__main__":

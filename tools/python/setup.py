@@ -1,5 +1,5 @@
-"""`pip install tools/python`: builds libmoetext and moe-translate with the repository's Makefile and puts them into the
-package, with the data by which they tell languages. `make wheel` then puts the libraries beside them that they need."""
+"""`pip install tools/python`: builds libmoetext and moe-translate with the repository's Makefile and copies them into
+the package, with the data for language detection. `make wheel` then adds the libraries that they need."""
 
 import pathlib
 import re
@@ -15,16 +15,16 @@ from setuptools.dist import Distribution
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAME = "libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"
 BUILT = (NAME, "moe-translate")
-DATA = {  # name beside the library (tools/text/places.h): where it may be installed
+DATA = {  # name next to the library (tools/text/places.h): possible install locations
     "libexttextcat": [f"{prefix}/share/libexttextcat" for prefix in ("/usr", "/usr/local", "/opt/homebrew")],
 }
 
 
-SYSTEM = ("libc6", "libgcc-s1", "libstdc++6")  # packages whose libraries are there wherever Python is
+SYSTEM = ("libc6", "libgcc-s1", "libstdc++6")  # packages whose libraries every Python system has
 
 
 def notices(built):
-    """The copyright files of the Debian packages whose libraries this library or program needs; {} elsewhere."""
+    """Find the copyright files of the Debian packages whose libraries this binary needs; {} on other systems."""
     if not shutil.which("dpkg-query") or not shutil.which("ldd"):
         return {}
     found = {}

@@ -1,4 +1,4 @@
-"""Machine translation on this machine: Python's interface to moe.
+"""Offline machine translation: the Python interface to moe.
 
 from moe_translate import Translator
 Translator("model.bin", target="de").translate("Where is my book?")
@@ -40,6 +40,6 @@ __version__: str
 
 
 def __getattr__(name: str) -> str:
-    if name == "__version__":  # the library's, which is loaded when it is first needed
+    if name == "__version__":  # the library's, which is loaded at first use
         return version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`moe-translate` and `python -m moe_translate`: the program of that name, which comes with the package."""
+"""`moe-translate` and `python -m moe_translate`: run the program of that name in the package."""
 
 import os
 import pathlib
@@ -8,16 +8,16 @@ NAME = "moe-translate"
 
 
 def main() -> int:
-    """Becomes the program, in the same process: signals, statuses and pipes are its own."""
+    """Replace this process by the program, which then owns signals, exit status and pipes."""
     here = pathlib.Path(__file__).resolve().parent
-    for path in here / NAME, here.parents[2] / NAME:  # in the package; in the repository that the package lies in
+    for path in here / NAME, here.parents[2] / NAME:  # in the package, or in the repository that contains it
         if path.is_file():
             try:
                 os.execv(path, [NAME, *sys.argv[1:]])
             except OSError as error:
-                print(f"{NAME}: {path} cannot be run: {error.strerror}", file=sys.stderr)
+                print(f"{NAME}: cannot run {path}: {error.strerror}", file=sys.stderr)
                 return 3
-    print(f"{NAME}: the program is not here: build it with `make` in the repository of moe", file=sys.stderr)
+    print(f"{NAME}: program not found: build it with `make` in the repository of moe", file=sys.stderr)
     return 3
 
 

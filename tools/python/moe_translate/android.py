@@ -1,5 +1,5 @@
-"""Android's strings.xml: strings, arrays and plurals, with markup, CDATA and the escapes of its own. What is not
-translatable, names and comments stay."""
+"""Android's strings.xml: strings, arrays and plurals, with markup, CDATA and Android's escapes. Names, comments and
+strings marked untranslatable do not change."""
 
 import re
 
@@ -14,7 +14,7 @@ SIGNS = {"n": "\n", "t": "\t"}
 
 
 class Marked(Segment):
-    """A string with markup, or CDATA, that keeps its bytes, `raw`, unless its words change."""
+    """A string with markup or CDATA that keeps its bytes, `raw`, unless its words change."""
 
     raw = None
 
@@ -28,7 +28,7 @@ def keeping(part, raw):
 
 
 def plain(text):
-    """What a user sees of a text; line breaks of the file are blanks."""
+    """Return a text as displayed, with the file's line breaks as spaces."""
     text = re.sub(r"\s+", " ", text)
     return ESCAPE.sub(lambda m: chr(int(m[1][1:], 16)) if len(m[1]) == 5 else SIGNS.get(m[1], m[1]), text)
 
@@ -43,7 +43,7 @@ def in_markup(text):
 
 
 def value(tree, node):
-    """The parts of an element's content; None where there is nothing to translate."""
+    """Return the parts of an element's content, or None if there is nothing to translate."""
     raw, texts = tree.raw(node.inside, node.inside_end), [c for c in node.children if isinstance(c, Text)]
     whole = "".join(text.text for text in texts)
     if not (prose(plain(whole)) or any(isinstance(c, Node) for c in node.children)) or whole.lstrip()[:1] in ("@", "?"):
@@ -85,7 +85,7 @@ def parts(data):
     tree, changes = Tree(data), []
     root = next((node for node in tree.root.children if isinstance(node, Node)), None)
     if root is None or root.name != "resources":
-        raise ValueError("there is no <resources> in it: not Android's strings")
+        raise ValueError("not Android strings: missing <resources> element")
     for node in root.children:
         if not isinstance(node, Node) or node.attributes.get("translatable") == "false":
             continue

@@ -1,5 +1,5 @@
-"""Documents that are zip files with XML in them: docx, odt, epub. Members without text keep their bytes, and so do the
-order, dates and ways of compression."""
+"""Documents that are zip files of XML: docx, odt, epub. Members without text keep their bytes; the order, dates and
+compression methods do not change."""
 
 import io
 import re
@@ -21,14 +21,14 @@ class Archive:
         self.names = {info.filename for info in self.infos}
         sizes = [info.file_size for info in self.infos]
         if len(sizes) > 50000 or sum(sizes) > MOST or any(size > LARGEST for size in sizes):
-            raise ValueError(f"{sum(sizes)} bytes in {len(sizes)} files when unpacked, which is refused")
+            raise ValueError(f"too large: {sum(sizes)} bytes in {len(sizes)} files when unpacked")
         for info in self.infos:
             if info.file_size > 1 << 22 and info.file_size > RATIO * max(1, info.compress_size):
-                raise ValueError(f"{info.filename} is {info.file_size} bytes when unpacked, a zip bomb; refused")
+                raise ValueError(f"{info.filename}: suspected zip bomb, {info.file_size} bytes when unpacked")
             if info.flag_bits & 1:
                 raise ValueError(f"{info.filename} is encrypted")
         if len(self.names) < len(self.infos):
-            raise ValueError("two of its files have one name")
+            raise ValueError("duplicate file name in the archive")
 
     def read(self, name):
         try:
@@ -39,17 +39,17 @@ class Archive:
             raise ValueError(f"{name} is damaged: {error}") from None
 
     def text(self, name):
-        """A member's XML, read as UTF-8, or UTF-16 with a mark."""
+        """Return a member's XML, decoded as UTF-8, or UTF-16 with a byte order mark."""
         data = self.read(name)
         if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
             return re.sub(r"(<\?xml[^>]*?)\s+encoding=\S+?(?=\s|\?>)", r"\1", data.decode("utf-16"), count=1)
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError:
-            raise ValueError(f"{name} is not UTF-8") from None
+            raise ValueError(f"{name} is not valid UTF-8") from None
 
     def written(self, changed):
-        """The archive with other bytes for the members of `changed`."""
+        """Return the archive with the members of `changed` replaced."""
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as file:
             file.comment = self.file.comment
@@ -64,8 +64,8 @@ class Archive:
 
 
 class Flow:
-    """The parts of all members in one list, so that one call translates them. What stands inside a sentence without
-    being a part of it (a picture, a footnote, and their text) is an object, a list of parts of its own."""
+    """The parts of all members in one list, so that one call translates them. Anchored content inside a sentence (a
+    picture, a footnote, and their text) is an object with its own list of parts."""
 
     def __init__(self, archive):
         self.archive, self.members, self.objects = archive, [], []
@@ -74,7 +74,7 @@ class Flow:
         self.members.append((name, parts))
 
     def put(self, parts):
-        """What stands for an object until the end."""
+        """Add an object; return the characters that represent it until finish()."""
         self.objects.append(parts)
         return f"\x01{len(self.objects) - 1}\x02"
 
@@ -90,7 +90,7 @@ class Flow:
         for parts in self.objects:
             for part in parts:
                 if not isinstance(part, str):
-                    part.place = "a text box, note or the like"
+                    part.place = "a text box or note"
             found += ["\x00", *parts]
         return found
 
@@ -105,7 +105,7 @@ class Flow:
         return self.archive.written(self.checked(changed, report))
 
     def checked(self, changed, report):
-        """Only what is well-formed XML still, as it was."""
+        """Drop changes that are no longer well-formed XML."""
         from .xmltree import Tree
 
         for name in list(changed):
@@ -113,5 +113,5 @@ class Flow:
                 Tree(changed[name])
             except ValueError as error:
                 del changed[name]
-                report(name, f"stays as it was: its translation is {error}")
+                report(name, f"left untranslated: the translation is {error}")
         return changed

@@ -1,15 +1,15 @@
-"""What a program puts its values into (%s, {name}), tags and addresses inside a text, and the sign of a key (&File): a
-translation must have the same."""
+"""Placeholders (%s, {name}), tags and addresses in a text, and its accelerator key (&File): a translation must contain
+the same ones."""
 
 import re
 from collections import Counter
 
-# The sign of a key: &File, Save &As, _Open, E_xit; not R&D, file_name, &amp;
+# An accelerator key: &File, Save &As, _Open, E_xit; not R&D, file_name, &amp;
 KEY = re.compile(
     r"(?:(?<![A-Z&])(?=&)|(?<![^\s(])(?=_)|(?<=[A-Z])(?=_[a-z])|(?<=[A-Z][a-z])(?=_[a-z]))([&_])([^\W\d_])(?!\w*[;_])"
 )
 
-# Conversions by the flag of the message; without one, those that any program may mean.
+# Placeholders by the message's flag; without a flag, those of any language.
 C = (
     r"%(?:\d+\$)?[-+ #0'I]*(?:\*|[1-9]\d*)?(?:\.(?:\*|\d+)?)?(?:hh|h|ll|l|L|q|j|z|t)?"
     r"(?:[diouxXeEfFgGaAcCsSpnm@%]|<PRI\w+>)"
@@ -50,15 +50,15 @@ ANY = "|".join(
         r"\{\w*\}",
         r"\$\{\w+\}",
         r"\$[a-zA-Z_]\w*\$?",  # $COUNT$ of browsers' extensions
-        r"\\[nrt]",  # line breaks that a program makes of \n
+        r"\\[nrt]",  # line breaks written as \n
     )
 )
-# What no text of any format may lose: tags, also as XML has them, and addresses
+# Required in every format: tags, also escaped as in XML, and addresses
 MARKUP = r"</?[a-zA-Z][^<>]*>|&lt;/?[a-zA-Z](?:(?!&[lg]t;).)*&gt;|https?://[^\s<>\"'&]*[\w/]"
 
 
 def conversions(text, flags):
-    """The conversions of a text by number, and in order those that take the next argument."""
+    """Return a text's placeholders with explicit numbers, and in order those that take the next argument."""
     named = [FORMATS[flag] for flag in flags if flag in FORMATS]
     found = [match[0] for form in [*(named or [ANY]), MARKUP] for match in re.finditer(form, text)]
     counting = [form for form in found if re.match(r"%[^%\d(<]*[a-zA-Z]|%\d+[a-zA-Z]|\{\}", form)]
@@ -66,13 +66,13 @@ def conversions(text, flags):
 
 
 def same_conversions(source):
-    """A Segment's check: whether a translation has the conversions of `source`."""
+    """Return a Segment's check that a translation contains the placeholders of `source`."""
     wanted = conversions(source, ())
     return lambda raw: conversions(raw, ()) == wanted
 
 
 def prose(text):
-    """Whether it is something to read, not a name for programs: not user_id, app.title, /a/b, #fff, btnOk, a@b.c."""
+    """Return whether a value reads like text, not an identifier: not user_id, app.title, /a/b, #fff, btnOk, a@b.c."""
     word = text.strip()
     if not re.search(r"[^\W\d_]", word):
         return False

@@ -1,4 +1,4 @@
-"""Documents: only their text is translated; structure keeps its bytes.
+"""Translate documents: only their text changes; the structure keeps its bytes.
 
 moe-documents -m model.bin -s en -t de page.html -o seite.html
 
@@ -22,7 +22,7 @@ from .segments import Place, Segment, translate_parts
 
 @dataclass(frozen=True)
 class Format:
-    """`module` has parts(text, **options), or for files that are no text unpack(bytes, **options)."""
+    """`module` defines parts(text, **options) or, for binary formats, unpack(bytes, **options)."""
 
     endings: tuple
     module: str = ""
@@ -46,7 +46,7 @@ FORMATS = {
     "properties": Format((".properties",), "properties"),
     "yaml": Format((".yaml", ".yml"), "strings_yaml"),
 }
-# Where a document itself says how its characters are written
+# Encodings that documents declare
 DECLARED = {
     "html": re.compile(
         rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?([\w.:-]+)|<\?xml[^>]{0,100}?encoding=[\"']([\w.:-]+)", re.I
@@ -54,11 +54,11 @@ DECLARED = {
     "po": re.compile(rb"Content-Type:[^\"\\]*charset=([\w.:-]+)", re.I),
     "xml": re.compile(rb"\A\s*<\?xml[^>]{0,100}?encoding=[\"']([\w.:-]+)"),
 }
-# What files have that are no UTF-8, where a rule says so: Java's for .properties
+# Encodings of files that are not UTF-8, by the format's standard: Java's for .properties
 OTHERWISE = {"properties": "iso-8859-1"}
 XML = ("html", "android", "qt", "xliff")
 MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
-# Where a module has another name than the package that brings it
+# Packages of modules with other names
 PACKAGES = {"markdown_it": "markdown-it-py", "yaml": "PyYAML"}
 
 
@@ -67,7 +67,7 @@ class DocumentError(ValueError):
 
 
 def text_parts(data):
-    """A segment a line."""
+    """One segment per line."""
     parts = []
     for line in data.splitlines(keepends=True):
         body = line.rstrip("\r\n")
@@ -76,7 +76,7 @@ def text_parts(data):
 
 
 def format_of(path):
-    """The name of a file's format by its ending; None if unknown."""
+    """Return the name of a file's format by its suffix; None if it is unknown."""
     ending = os.path.splitext(path)[1].lower()
     return next((name for name, form in FORMATS.items() if ending in form.endings), None)
 
@@ -85,7 +85,7 @@ def format_of(path):
 
 
 def decoded(data, kind, encoding=None):
-    """(text, encoding, what stands before the text) of a file's bytes."""
+    """Decode a file's bytes: (text, encoding, byte order mark)."""
     for mark, name in MARKS:
         if data.startswith(mark):
             return decode(data[len(mark) :], name), name, mark
@@ -115,19 +115,17 @@ def decode(data, encoding):
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         raise DocumentError(
-            f"byte {error.start} is not {encoding.upper()}; say --encoding, such as windows-1252, or convert it"
+            f"byte {error.start} is not valid {encoding.upper()}: pass --encoding, e.g. windows-1252"
         ) from None
 
 
 def encoded(text, kind, encoding):
     instead = {"properties": "javapropertiesreplace"} | dict.fromkeys(XML, "xmlcharrefreplace")
     try:
-        # The translation may want signs that the source did not.
         return text.encode(encoding, instead.get(kind, "strict"))
     except UnicodeEncodeError as error:
-        sign = text[error.start]
         raise DocumentError(
-            f"{sign!r} of the translation cannot be written in {encoding}; convert the document to UTF-8"
+            f"cannot encode {text[error.start]!r} of the translation in {encoding}: convert the document to UTF-8"
         ) from None
 
 
@@ -135,15 +133,15 @@ def encoded(text, kind, encoding):
 
 
 def translate_document(data, kind, translate, kept=None, encoding=None, context=0, **options):
-    """`data` translated, str or bytes as it is. kind: a key of FORMATS; `translate`: list of texts -> list of
-    translations, "" where there is none. kept(place, why): called for each place that is, or in part, as it was.
-    context: so many earlier texts of the document come with each one (Text.before).
-    Options, of which those that a format has no use for are ignored: target, the language, where the format notes it;
-    overwrite=True: messages of PO, XLIFF and Qt that have a translation, too; columns of a table, names or numbers."""
+    """Translate `data`; returns str or bytes, as given. kind: a key of FORMATS. `translate` maps a list of texts to
+    translations, "" for each failure. kept(place, why) is called for each place left untranslated at least in part.
+    context: number of earlier texts to pass with each one (Text.before). Options, ignored by formats without use for
+    them: target, the language, for formats that record it; overwrite=True, to replace existing translations in PO,
+    XLIFF and Qt; columns of a table, names or numbers."""
     if kind not in FORMATS:
-        raise ValueError(f"unknown format {kind!r}; known are {', '.join(FORMATS)}")
+        raise ValueError(f"unknown format {kind!r}; available: {', '.join(FORMATS)}")
     form = FORMATS[kind]
-    # Each format has a module, which imports its library itself, so that nobody needs all of them.
+    # Each format's module imports its library itself, so that users install only those they need.
     module = load(form.module, kind) if form.module else None
     read = (module.unpack if form.binary else module.parts) if module else text_parts
     known = inspect.signature(read).parameters
@@ -156,7 +154,7 @@ def translate_document(data, kind, translate, kept=None, encoding=None, context=
         parts, finish = parts
     notes = []
     if not any(isinstance(part, Segment) and (part.source() or inner(part)) for part in parts) and kept and parts:
-        kept("", "no text to translate was found in it")
+        kept("", "no text to translate")
     text = translate_parts(parts, translate, lambda segment, why: notes.append((segment, why)), context)
     if kept and notes:
         report(parts, notes, kept)
@@ -170,7 +168,7 @@ def load(module, kind):
         return importlib.import_module("." + module, __package__)
     except ModuleNotFoundError as error:
         package = PACKAGES.get((error.name or "").split(".")[0], error.name)
-        raise ImportError(f"{kind}: {package} is missing; pip install {package}", name=error.name) from None
+        raise ImportError(f"{kind}: missing package {package}; pip install {package}", name=error.name) from None
 
 
 def inner(segment):
@@ -178,7 +176,7 @@ def inner(segment):
 
 
 def report(parts, notes, kept):
-    """Say where the segments stand."""
+    """Report the place and text of each segment in `notes`."""
     where, line = {}, 1
     for part in parts:
         if isinstance(part, Place):
@@ -197,8 +195,8 @@ def report(parts, notes, kept):
 
 
 class Watched:
-    """A Translator's results as texts, "" for what is not translated whole; `notes` has what else is to be said, and
-    `doubts` what may be wrong with a text that is."""
+    """A Translator's results as texts, "" for failures; `notes` collects errors and truncations, `doubts` suspicious
+    translations."""
 
     def __init__(self, translator, progress=False):
         self.translator, self.notes, self.doubts, self.done = translator, {}, {}, 0
@@ -211,9 +209,9 @@ class Watched:
             if result.error:
                 self.notes[text] = result.error
             elif result.cut:
-                self.notes[text] = "the translation was cut at its longest length"
+                self.notes[text] = "translation was cut at the length limit"
             elif result.truncated:
-                self.notes[text] = "only its beginning was translated"
+                self.notes[text] = "only the beginning was translated"
             elif result.note.startswith("doubtful"):
                 self.doubts[text] = result.note
             self.done += 1
@@ -228,7 +226,7 @@ class Watched:
 
 
 def write_file(path, data):
-    """All of `data`, or nothing: the file that was there stays until all is on the disk."""
+    """Write all of `data` or nothing: replace an existing file only once all is on disk."""
     path = os.path.realpath(path)
     if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
         with open(path, "wb", buffering=0) as file:  # a pipe or a device
@@ -263,72 +261,71 @@ def arguments_of(arguments):
         prog="moe-documents",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=f"Translate documents: {', '.join(FORMATS)}.\nOnly text is translated; structure keeps its bytes.",
-        epilog="Exit status: 0 all translated; 1 some text stayed as it was, or was cut: stderr says where and why;\n"
-        "2 usage; 3 model, memory or a Python package that is missing; 4 input or output, and nothing is written;\n"
-        "130 interrupted.",
+        epilog="Exit status: 0 all translated; 1 some text left untranslated or cut, with place and reason on stderr;\n"
+        "2 usage; 3 model, memory or a missing Python package; 4 input or output, nothing written;\n130 interrupted.",
     )
-    parser.add_argument("input", nargs="+", help="document; - is standard input. Several need -o DIRECTORY")
+    parser.add_argument("input", nargs="+", help="document, or - for standard input; several need -o DIRECTORY")
     parser.add_argument("-m", "--model", help="model file (default: as for moe-translate)")
     parser.add_argument(
         "--models",
         metavar="DIR",
-        help="folder of model files: a document goes through one of them, or through two with a language between them",
+        help="folder of models: translate with one of them, or with two through a pivot language",
     )
-    parser.add_argument("-s", "--source", help="language of the document, for models that read it")
+    parser.add_argument("-s", "--source", help="language of the document, if the model needs it")
     parser.add_argument("-t", "--target", help="language to translate into")
     parser.add_argument("-o", "--output", help="file or directory to write (default: standard output)")
     parser.add_argument("--in-place", action="store_true", help="write the translation over the document")
-    parser.add_argument("-f", "--format", choices=FORMATS, help="format (default: by the ending of the file)")
-    parser.add_argument("--encoding", help="character encoding (default: as the document says, or UTF-8)")
+    parser.add_argument("-f", "--format", choices=FORMATS, help="format (default: by the file's suffix)")
+    parser.add_argument("--encoding", help="character encoding (default: as the document declares, or UTF-8)")
     parser.add_argument(
-        "--overwrite", action="store_true", help="PO, XLIFF, Qt: also translate messages that have a translation"
+        "--overwrite", action="store_true", help="PO, XLIFF, Qt: also replace existing translations"
     )
     parser.add_argument(
         "--glossary",
         metavar="FILE",
-        help="terms, source TAB target a line, or CSV: the targets stand in the translation. A line with a name alone: "
-        "it stays",
+        help="terms that translations must contain: source TAB target per line, or CSV; a name alone on a line does "
+        "not change",
     )
     parser.add_argument(
         "--context",
         type=int,
         default=0,
         metavar="N",
-        help="show a model that is asked in words N earlier texts of the document with each one, 1 to 16",
+        help="prompted models: show N earlier texts of the document with each one, 1 to 16",
     )
     parser.add_argument("--columns", help="CSV, TSV: columns to translate, names or numbers from 1 (1,3); default: all")
     options = parser.parse_args(arguments)
     if not 0 <= options.context <= 16:
-        parser.error(f"--context {options.context}: 0 to 16 are allowed")
+        parser.error(f"--context {options.context}: out of range, 0 to 16")
     directory = options.output and os.path.isdir(options.output)
     if options.in_place and options.output:
-        parser.error("--in-place and -o are two places to write")
+        parser.error("--in-place and -o are mutually exclusive")
     if len(options.input) > 1 and not directory and not options.in_place:
-        parser.error("several documents want -o DIRECTORY, one that exists, or --in-place")
+        parser.error("several documents require -o DIRECTORY, which must exist, or --in-place")
     options.jobs = []
     for path in options.input:
         kind = options.format or format_of(path)
         if not kind:
             known = ", ".join(ending for form in FORMATS.values() for ending in form.endings)
-            parser.error(f"{path}: unknown ending; known are {known}; or say --format " + ", ".join(FORMATS))
+            parser.error(f"{path}: unknown suffix, known: {known}; or pass --format " + ", ".join(FORMATS))
         output = path if options.in_place else options.output
         if directory:
             output = os.path.join(options.output, os.path.basename(path))
         if options.in_place and path == "-":
-            parser.error("standard input has no place to be written to: leave out --in-place")
+            parser.error("standard input cannot be written in place: omit --in-place")
         if output and not options.in_place and path != "-" and same_file(path, output):
-            parser.error(f"{output} is the document itself; say --in-place to write over it")
+            parser.error(f"{output} is the document itself: pass --in-place to overwrite it")
         options.jobs.append((path, kind, output))
     outputs = [output for _, _, output in options.jobs if output]
     if len(set(outputs)) < len(outputs):
-        parser.error("two of the documents have one name, and would be written to one file")
+        parser.error("two documents have the same name and would be written to one file")
     if options.encoding:
         try:
             b"".decode(options.encoding)
         except LookupError:
             parser.error(f"--encoding {options.encoding}: unknown")
     if options.model and options.models:
-        parser.error("--model and --models are two models")
+        parser.error("--model and --models are mutually exclusive")
     if options.model is None and options.models is None:
         from .translator import MoeError, default_model
 
@@ -347,7 +344,7 @@ def same_file(one, other):
 
 
 def one_document(path, kind, output, watched, options):
-    """Status of a document: 0 or 1; failures are exceptions."""
+    """Translate a document; return 0, or 1 if some text was left untranslated. Failures are exceptions."""
     said = []
 
     def kept(place, why):
@@ -387,7 +384,7 @@ def shown(path, notes):
 
 
 def failure(path, error, need):
-    """(status, message) of an exception; None if it is none that a document or a machine may cause."""
+    """Return the exit status and message of an exception."""
     from .translator import MoeError
 
     if isinstance(error, MoeError) and error.where.startswith("glossary"):
@@ -395,14 +392,14 @@ def failure(path, error, need):
     if isinstance(error, (MoeError, ImportError)):
         return 3, str(error)
     if isinstance(error, MemoryError):
-        return 3, f"{path}: not enough memory"
+        return 3, f"{path}: out of memory"
     if isinstance(error, OSError):
-        return 4, f"{error.filename or path}: {error.strerror or error}; nothing was written"
+        return 4, f"{error.filename or path}: {error.strerror or error}; nothing written"
     if isinstance(error, RecursionError):
-        return 4, f"{path}: nested too deeply; nothing was written"
+        return 4, f"{path}: nested too deeply; nothing written"
     if isinstance(error, (ValueError, AssertionError)):
-        return 4, f"{path}: {error}; nothing was written"
-    return 4, f"{path}: cannot be read as {need} ({type(error).__name__}: {error}); nothing was written"
+        return 4, f"{path}: {error}; nothing written"
+    return 4, f"{path}: cannot read as {need} ({type(error).__name__}: {error}); nothing written"
 
 
 def main(arguments=None):
@@ -412,7 +409,7 @@ def main(arguments=None):
         say(str(error))
         return 3
     except KeyboardInterrupt:
-        say("interrupted; nothing was written")
+        say("interrupted; nothing written")
         return 130
 
 
@@ -424,15 +421,15 @@ def run(options):
         try:
             if watched is None:
                 names = "source", "target", "glossary", "models", "context"
-                wishes = {name: value for name in names if (value := getattr(options, name))}
-                watched = Watched(Translator(options.model, **wishes), sys.stderr.isatty())
+                given = {name: value for name in names if (value := getattr(options, name))}
+                watched = Watched(Translator(options.model, **given), sys.stderr.isatty())
             status = max(status, one_document(path, kind, output, watched, options))
         except KeyboardInterrupt:
             if len(options.jobs) == 1:
                 raise
-            say(f"interrupted at {path}; it was not written")
+            say(f"interrupted at {path}, which was not written")
             return 130
-        except Exception as error:  # noqa: BLE001 - whatever a document causes, it is one line
+        except Exception as error:  # noqa: BLE001 - any failure of a document is one line
             code, text = failure(path, error, kind)
             say(text)
             status = max(status, code)

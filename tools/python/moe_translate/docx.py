@@ -1,7 +1,6 @@
-"""Word's documents (.docx): paragraphs of the text, of tables, headers, footers, notes and text boxes. A paragraph is
-translated whole; its runs' formats, links and fields are marks in it. Insertions are text, deletions stay as they are;
-code (styles named Verbatim, Code, Source), formulas and names of merge fields too. Expat, not python-docx, reads it:
-that writes the parts it knows anew."""
+"""Word documents (.docx): paragraphs of the text, tables, headers, footers, notes and text boxes. A paragraph is
+translated whole; formats of its runs, links and fields are marks. Insertions are text; deletions, code (styles named
+Verbatim, Code, Source), formulas and merge fields are not translated. python-docx would rewrite the parts it knows."""
 
 import re
 from collections import Counter
@@ -13,21 +12,21 @@ from .xmltree import Node, Text, Tree, escape
 
 KINDS = ("document.main", "template.main", "document.macroEnabled.main", "header", "footer", "footnotes", "endnotes")
 CONTAINERS = set("hyperlink ins moveTo smartTag fldSimple sdt customXml dir bdo".split())
-DROPPED = {"w:proofErr", "w:lastRenderedPageBreak"}  # Word's own notes on its last look at the text
+DROPPED = {"w:proofErr", "w:lastRenderedPageBreak"}  # Word's notes on its last proofreading and layout
 BREAKS = {"w:tab", "w:br", "w:cr", "w:ptab"}
 CODE = re.compile(r"verbatim|source|code|preformatted|listing", re.I)
 FIELDS = re.compile(r"\s*(?:MERGEFIELD|ADDIN|FILENAME|AUTHOR|DATE|TIME|DOCPROPERTY|CITATION|EQ|SYMBOL|FORM\w+)\b")
 LANGUAGE = re.compile(r"<w:lang\b[^>]*/>|<w:noProof\s*/>")
 SIGN = re.compile("(\x01\\d+\x02|\x03\\d+\x04|\x03/\x04)")
-BEHIND_BIDI = re.compile(
+AFTER_BIDI = re.compile(
     r"<w:(?:adjustRightInd|snapToGrid|spacing|ind|contextualSpacing|mirrorIndents|suppressOverlap|jc|textDirection"
     r"|textAlignment|textboxTightWrap|outlineLvl|divId|cnfStyle|rPr|sectPr|pPrChange)\b|</w:pPr>"
 )
-BEHIND_RTL = re.compile(r"<w:(?:cs|em|lang|eastAsianLayout|specVanish|oMath|rPrChange)\b|</w:rPr>")
+AFTER_RTL = re.compile(r"<w:(?:cs|em|lang|eastAsianLayout|specVanish|oMath|rPrChange)\b|</w:rPr>")
 
 
 class Sentence(Segment):
-    """A paragraph, or its part between breaks; `formats`: properties of runs, the first one those of most text."""
+    """A paragraph, or its part between breaks; `formats`: properties of runs, most frequent first."""
 
     def __init__(self, items, formats):
         self.formats = formats
@@ -56,7 +55,7 @@ class Part:
         return self.tree.spliced(0, len(self.tree.data), self.changes(root))
 
     def changes(self, node):
-        """Of all paragraphs in it that stand in no other one."""
+        """Return the changes of the outermost paragraphs below `node`."""
         found, waiting = [], [node]
         while waiting:
             at = waiting.pop()
@@ -84,7 +83,7 @@ class Part:
             raw = self.tree.raw(properties.begin, properties.end) if properties else "<w:pPr></w:pPr>"
             raw = re.sub(r"^<w:pPr\s*/>$", "<w:pPr></w:pPr>", raw)
             if "<w:bidi" not in raw:
-                raw = BEHIND_BIDI.sub(lambda match: "<w:bidi/>" + match[0], raw, count=1)
+                raw = AFTER_BIDI.sub(lambda match: "<w:bidi/>" + match[0], raw, count=1)
             changes = [(properties.begin if properties else begin, begin, [raw]), *changes]
         return changes
 
@@ -128,7 +127,7 @@ class Part:
                 atoms.append(self.object(child, tag + old, end))
 
     def field(self, node):
-        """Complex fields: their instructions stand in runs before the text."""
+        """Track complex fields, whose instructions are in runs before the text."""
         if node.name == "w:fldChar":
             kind = node.attributes.get("w:fldCharType")
             if kind == "begin":
@@ -154,7 +153,7 @@ class Part:
         for at, atom in enumerate(atoms):
             if atom[0] == "text":
                 if atom[1].isspace() and at and atoms[at - 1][0] == "text":
-                    atoms[at] = ("text", atom[1], atoms[at - 1][2])  # blanks have no look of their own
+                    atoms[at] = ("text", atom[1], atoms[at - 1][2])  # the format of blanks is invisible
                 sizes[atoms[at][2]] += len(atom[1])
         formats = [raw for raw, _ in sizes.most_common()] or [""]
         numbers = {raw: number for number, raw in enumerate(formats)}
@@ -181,7 +180,7 @@ class Part:
 
 def right_run(raw):
     raw = raw or "<w:rPr></w:rPr>"
-    return raw if "<w:rtl" in raw else BEHIND_RTL.sub(lambda match: "<w:rtl/>" + match[0], raw, count=1)
+    return raw if "<w:rtl" in raw else AFTER_RTL.sub(lambda match: "<w:rtl/>" + match[0], raw, count=1)
 
 
 def unpack(data, target=None):
@@ -197,10 +196,10 @@ def unpack(data, target=None):
             refuse_entities(text, name)
             flow.member(name, Part(text, flow, right_to_left(target)).parts())
     if not flow.members:
-        raise ValueError("there is no Word document in it")
+        raise ValueError("not a Word document")
     return flow.parts(), flow.finish
 
 
 def refuse_entities(text, name):
     if "<!ENTITY" in text:
-        raise ValueError(f"{name} declares an entity, which is refused")
+        raise ValueError(f"{name}: unsupported entity declaration")

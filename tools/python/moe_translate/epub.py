@@ -1,4 +1,4 @@
-"""Books (.epub): chapters by the HTML module, the table of contents, and the language that the book names."""
+"""Books (.epub): chapters as HTML, the table of contents, and the declared language."""
 
 import posixpath
 from urllib.parse import unquote
@@ -21,7 +21,7 @@ def unpack(data, source=None, target=None):
         if book in archive.names:
             package(archive, flow, book, source, target)
     if not flow.members:
-        raise ValueError("there is no book in it")
+        raise ValueError("not an EPUB book")
     return flow.parts(), flow.finish
 
 

@@ -1,4 +1,4 @@
-"""What documents must know of a language that a model names "de", "pt_BR" or "deu_Latn"."""
+"""Language tags for documents: models name a language "de", "pt_BR" or "deu_Latn"."""
 
 THREE = dict(
     pair.split("=")
@@ -16,8 +16,8 @@ RIGHT_TO_LEFT = set(
 
 
 def two_letters(target):
-    """ "de" of "deu_Latn", "pt_BR" of "pt-BR", "zh_Hant" of "zho_Hant": traditional Chinese is another writing, as
-    Cantonese, "yue", is another language. What it does not know comes back as it is."""
+    """Normalise a code: "de" from "deu_Latn", "pt_BR" from "pt-BR", "zh_Hant" from "zho_Hant" (another script), while
+    Cantonese, "yue", is another language. Return unknown codes unchanged."""
     parts = target.replace("-", "_").split("_")
     first, rest = THREE.get(parts[0].lower(), parts[0].lower()), [part.lower() for part in parts[1:]]
     if first == "zh" and "yue" in rest:

@@ -20,7 +20,7 @@ from ctypes import (
     c_void_p,
 )
 
-VERSION = 0, 2  # whose structs are below: they may change with the minor version
+VERSION = 0, 2  # of the structs below, which may change with the minor version
 OK, CANCELLED = 0, 8  # moe_status
 TRANSLATE, PREFIX, SCORE = 0, 1, 2  # moetext_task
 PULL_REQUEST, PULL_END, PULL_LATER, PULL_CANCEL = 1, 0, -1, -2
@@ -185,7 +185,7 @@ FUNCTIONS = {  # name: (result, arguments)
 
 
 def candidates():
-    """Where the library may be: MOE_LIBRARY, this package, the repository that this package lies in, the system."""
+    """Yield possible paths of the library: MOE_LIBRARY, this package, the repository containing it, the system."""
     here = pathlib.Path(__file__).resolve().parent
     if os.environ.get("MOE_LIBRARY"):
         yield os.environ["MOE_LIBRARY"]
@@ -195,33 +195,32 @@ def candidates():
 
 
 def opened(path):
-    """The library at `path`, its functions typed. OSError: it cannot be loaded, or is another version."""
+    """Load the library at `path` and declare its functions. Raise OSError on failure or if the version differs."""
     library = ctypes.CDLL(path)
     for name, (result, arguments) in FUNCTIONS.items():
         try:
             function = getattr(library, name)
         except AttributeError as error:
-            raise OSError(f"this is another version of libmoetext than the package needs ({error})") from None
+            raise OSError(f"incompatible version of libmoetext ({error})") from None
         function.restype, function.argtypes = result, arguments
     found = divmod(library.moe_version_number() // 1000, 1000)
     if found != VERSION:
-        raise OSError("this is version {}.{} of libmoetext, the package needs {}.{}".format(*found, *VERSION))
+        raise OSError("libmoetext has version {}.{}, the package requires {}.{}".format(*found, *VERSION))
     return library
 
 
 def load():
-    """The first library that can be loaded. ImportError: why the one that is here cannot be, or that none is here."""
+    """Load the first library that works. Raise ImportError with the reasons if there is none."""
     why = []
     for path in candidates():
         try:
             return opened(path)
         except OSError as error:
-            if os.path.exists(path):  # the loader names a library that this one needs, or what is wrong with it
-                why.append(f"{path} cannot be used: {error}")
+            if os.path.exists(path):  # the loader's message names a missing library or a defect
+                why.append(f"cannot load {path}: {error}")
     if not why and os.environ.get("MOE_LIBRARY"):
-        why.append(f"MOE_LIBRARY names {os.environ['MOE_LIBRARY']}, which is not there")
+        why.append(f"MOE_LIBRARY: no such file: {os.environ['MOE_LIBRARY']}")
     raise ImportError(
         "; ".join(why)
-        or "libmoetext is not here: build it with `make` in the repository of moe, or `make install` it, or name it in "
-        "MOE_LIBRARY"
+        or "libmoetext not found: build it with `make` in the repository of moe, `make install` it, or set MOE_LIBRARY"
     )

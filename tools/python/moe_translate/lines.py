@@ -1,6 +1,6 @@
-"""Texts of several lines in files of strings: as many line breaks come out as went in. A sentence that was wrapped is
-translated whole, and its words are dealt out to the lines again. The sign of a key (&File, _Open) goes to the same
-letter of the translation, or to its first one."""
+"""Texts of several lines in files of strings: the number of line breaks does not change. A wrapped sentence is
+translated whole, and its words are distributed over the lines again. An accelerator key (&File, _Open) moves to the
+same letter of the translation, or to its first one."""
 
 import re
 
@@ -12,9 +12,9 @@ END = re.compile(r"[.!?:;。！？؟]['\"”’»)\]]*$")
 
 
 class Line(Segment):
-    """A line, or several that are one sentence; `newline`: how the document writes a line break; keys: whether & or _
-    may be the sign of a key; checked: a translation with other conversions (%s, {name}) than the line is not taken;
-    raw: how the document writes it, where it stays."""
+    """A line, or several that form one sentence. newline: a line break as the document writes it; keys: whether & or _
+    may mark an accelerator; checked: reject translations with other placeholders (%s, {name}) than the line; raw: the
+    original text, used if the line is not translated."""
 
     def __init__(self, lines, escape=str, newline="\n", keys=False, checked=False, raw=None):
         self.rows, self.newline, self.key, self.raw = lines, newline, None, raw
@@ -43,7 +43,7 @@ class Line(Segment):
             begin = at
             left = max(
                 0, min(len(self.rows) - row, len(words) - row) - 1
-            )  # each of them gets a word, if there are as many
+            )  # each line gets a word, if there are enough
             while len(words) - at > left and (
                 not left or at == begin or passed + len(words[at]) / 2 < size * done / total
             ):
@@ -54,14 +54,14 @@ class Line(Segment):
         return self.newline.join(out)
 
     def _signed(self, text):
-        """The sign of the key before the same letter, or before the first one."""
+        """Put the accelerator's mark before the same letter, or before the first one."""
         letters = [match.start() for match in re.finditer(r"(?<![\\%&])[^\W\d_]", text)]
         same = [at for at in letters if text[at].lower() == self.key[2].lower()]
         at = (same or letters or [len(text)])[0]
         return text[:at] + self.escape(self.key[1]) + text[at:]
 
 
-def goes_on(line, following):
+def continues(line, following):
     return (
         len(line) > 40
         and bool(following.strip())
@@ -72,7 +72,7 @@ def goes_on(line, following):
 
 
 def raw_lines(raw, newline):
-    """What is written between line breaks that are written `newline`, such as \\n, which \\\\n has none of."""
+    """Split at line breaks written as `newline`, such as \\n, but not within \\\\n."""
     lines = [[]]
     for token in re.findall(r"\\.|[^\\]+|\\", raw, re.S) if newline == "\\n" else re.split("(\n)", raw):
         if token == newline:
@@ -83,12 +83,12 @@ def raw_lines(raw, newline):
 
 
 def text_parts(text, make=Line, newline="\n", raw=None, **options):
-    """A text as its line breaks and Segments, which make(lines, newline=...) makes. raw: how the document writes it."""
+    """Return a text's line breaks and Segments, created by make(lines, newline=...). raw: the text in the document."""
     lines, found, at = text.split("\n"), [], 0
     raws = raw_lines(raw, newline) if raw is not None else []
     while at < len(lines):
         end = at + 1
-        while end < len(lines) and goes_on(lines[end - 1], lines[end]):
+        while end < len(lines) and continues(lines[end - 1], lines[end]):
             end += 1
         found += [newline] if at else []
         kept = {"raw": newline.join(raws[at:end])} if len(raws) == len(lines) else {}

@@ -1,6 +1,6 @@
-"""Markdown (CommonMark with tables and strikethrough, and what is written everywhere: front matter, alerts, notes, task
-lists, lists of definitions, ids of headings, formulas, shortcodes). markdown-it-py finds the blocks, their text is
-translated; code, addresses and every sign of structure stay. A paragraph that was wrapped comes out as one line."""
+"""Markdown: CommonMark with tables, strikethrough and common extensions (front matter, alerts, footnotes, task lists,
+definition lists, heading ids, formulas, shortcodes). markdown-it-py finds the blocks, whose text is translated; code,
+addresses and all markup do not change. A wrapped paragraph becomes one line."""
 
 import re
 from bisect import bisect_right
@@ -18,7 +18,7 @@ ALERT = re.compile(r"\[!\w+\][ \t]*$")
 DEFINITION = re.compile(r":[ \t]+")
 FORMULA = re.compile(r"^[ \t>]*\$\$(?:(?!\n[ \t>]*\n)[^$])*\$\$[ \t]*$", re.M)
 BLOCK_SIGN = re.compile(r"^(#{1,6}(?= |$)|>|[-+*](?= |$)|\d{1,9}[.)](?= |$)|={1,}$|-{3,}$|~~~|```|\|)")
-# What goes on until its end comes, whatever is between, has a longest length: its end is looked for at each beginning.
+# Constructs that extend to a closing mark have a maximum length, because every opening mark starts a search.
 INLINE = re.compile(
     r"""
     (?P<word>(?<!`)(?P<ticks>`{1,100})(?!`).{1,1000}?(?<!`)(?P=ticks)(?!`)
@@ -43,7 +43,7 @@ VOID = set("br hr img input wbr".split())
 
 
 def link_items(match, references):
-    """The marks of a link and its text; None if it is none: there is no address to its name."""
+    """Return the marks of a link and its text, or None if its reference is undefined."""
     dest = match["dest"]
     if dest in (None, "[]"):
         if normalizeReference(match["text"]) not in references:
@@ -56,7 +56,7 @@ def link_items(match, references):
 
 
 def items(text, references):
-    """Texts and marks of the inline Markdown `text`."""
+    """Return the texts and marks of the inline Markdown `text`."""
     found, end, at = [], 0, 0
     while match := INLINE.search(text, at):
         at, sign = match.end(), match["sign"]
@@ -82,7 +82,7 @@ def items(text, references):
 
 
 def shape(text, references):
-    """What inline Markdown consists of, its texts left out."""
+    """Return the structure of inline Markdown without its texts."""
 
     def walk(tokens):
         for token in tokens or ():
@@ -100,7 +100,7 @@ def brackets(text):
 
 
 def segments(text, cell, references):
-    """The parts that a line of Markdown is."""
+    """Return the parts of a line of Markdown."""
 
     def escape(plain):
         return plain.replace("|", r"\|") if cell and "|" in plain and r"\|" not in plain else plain
@@ -127,8 +127,8 @@ def segments(text, cell, references):
 
 
 def block_parts(data, spots, references, number):
-    """A block whose lines of text lie at `spots`: joined, but for hard breaks, behind which signs of lists and quotes
-    come again. number(): of the line of a place."""
+    """Return the parts of a block with lines at `spots`, joined except at hard breaks, after which list and quote
+    markers are repeated. number(): the line number of an offset."""
     found, text = [], ""
     cell = len(spots) == 1 and bool(CELL.match(data, spots[0][1]))
     for at, (begin, end) in enumerate(spots):
@@ -170,7 +170,7 @@ def parts(data):
             continue
         spots = []
         for line, content in enumerate(token.content.split("\n"), token.map[0]):
-            # Each line of the content is the end of a source line, behind signs of lists and quotes.
+            # Each line of the content ends a source line, after list and quote markers.
             low = max(spots[-1][1] if spots else position, starts[line])
             at = data.find(content.strip(), low, starts[line + 1])
             if at < 0:

@@ -1,6 +1,6 @@
-"""OpenDocument texts and slides (.odt, .odp): paragraphs and headings, also in tables, headers, footers, notes and
-frames. Spans and links are marks; deletions, annotations, fields and code stay as they are. Expat, not odfpy, reads it:
-that writes all of the XML anew."""
+"""OpenDocument texts and slides (.odt, .odp): paragraphs and headings, including those in tables, headers, footers,
+notes and frames. Spans and links are marks; deletions, annotations, fields and code are not translated. odfpy would
+rewrite all of the XML."""
 
 import re
 
@@ -36,7 +36,7 @@ class Part:
         return self.tree.spliced(0, len(self.tree.data), self.changes(self.tree.root))
 
     def changes(self, node):
-        """Of all paragraphs in it that stand in no other one."""
+        """Return the changes of the outermost paragraphs below `node`."""
         found, waiting = [], [node]
         while waiting:
             at = waiting.pop()
@@ -65,7 +65,7 @@ class Part:
         return [(node.inside, node.inside_end, parts)]
 
     def visit(self, node, chunks):
-        """Items on the last of the chunks; a break between chunks is a string."""
+        """Append items to the last chunk; a break between chunks is a string."""
         for child in node.children:
             if isinstance(child, Text):
                 chunks[-1].append(child.text)
@@ -92,5 +92,5 @@ def unpack(data):
             refuse_entities(text, name)
             flow.member(name, Part(text, flow).parts())
     if not flow.members:
-        raise ValueError("there is no OpenDocument text in it")
+        raise ValueError("not an OpenDocument text")
     return flow.parts(), flow.finish

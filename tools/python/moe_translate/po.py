@@ -1,7 +1,6 @@
-"""Gettext's PO files: messages without a translation get one, marked fuzzy; polib reads, all other lines stay. Drafts
-that are there already, fuzzy or not, stay too, unless overwriting is asked for. A template (.pot) gets the charset and
-the plural forms of the target language. A translation whose conversions (%s, {name}) are not those of its message is
-never written: the message stays without one, and the caller hears of it."""
+"""Gettext's PO files: adds missing translations, marked fuzzy, and replaces others, fuzzy or not, with overwrite; polib
+parses, and all other lines keep their bytes. A template (.pot) receives the charset and the target's plural forms. A
+translation whose placeholders (%s, {name}) differ from its message's is not written but reported."""
 
 import re
 
@@ -13,7 +12,7 @@ from .lines import Line, text_parts
 
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 ENTRY = re.compile(r'^\s*(?:msgctxt|msgid)\s*"')
-# What polib puts behind what it has, one line after the other: comments, and the lines of a string.
+# Lines that polib appends one by one, in quadratic time: comments, and the lines of a string.
 COMMENT = re.compile(r"^[ \t]*(?:#~[ \t]+)?#(?:[ \t.:#][^\r\n]*)?(?=[\r\n]|\Z)", re.M)
 STRING = r'"([^"\\\r\n]*(?:\\[^\r\n][^"\\\r\n]*)*)"'
 LINES = re.compile(
@@ -22,12 +21,12 @@ LINES = re.compile(
     re.M,
 )
 MSGSTR = re.compile(r'^(\s*msgstr(?:\[(\d+)\])?)\s*"')
-EMPTY = "\x00"  # in a msgstr: a text that is not translated
-OURS = re.compile("\x01(\\d+)\x02")  # at the beginning of each msgstr that is written here: the message's line
-# polib takes these for ends of lines, gettext does not
+EMPTY = "\x00"  # in a msgstr: marks a text that was not translated
+OURS = re.compile("\x01(\\d+)\x02")  # at the start of each new msgstr: marks the message's line
+# line ends for polib, not for gettext
 SEPARATORS = {ord(sign): 0xF700 + at for at, sign in enumerate("\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")}
 BACK = {there: here for here, there in SEPARATORS.items()}
-# nplurals and plural of the languages that a model here may know: Unicode's CLDR by way of gettext's own table.
+# nplurals and plural of the models' languages, from Unicode's CLDR and gettext's table.
 PLURALS = {
     "nplurals=1; plural=0;": "ja ko zh vi th lo id ms my jv su km tpi yue",
     "nplurals=2; plural=(n != 1);": "en de nl sv da no nb nn fo et fi hu it es el bg ca gl eu eo he tr az ka kk ky uz "
@@ -56,10 +55,9 @@ PLURALS_OF = {name: forms for forms, names in PLURALS.items() for name in names.
 
 
 class Message(Line):
-    """A line of a msgstr, or several that are one sentence. Where it cannot be translated EMPTY stands there, for
-    finish()."""
+    """A line of a msgstr, or several that form one sentence; EMPTY, for finish(), if it cannot be translated."""
 
-    speaks = False  # finish() says what became of it
+    speaks = False  # finish() reports it
 
     def __init__(self, lines, newline, keys=False):
         super().__init__(lines, polib.escape, newline, keys)
@@ -77,7 +75,7 @@ class Message(Line):
 
 
 def message(keyword, text, newline, line):
-    """The parts of one msgstr; line: of its message."""
+    """Return the parts of one msgstr; line: its message's."""
     return [f'{keyword} "\x01{line}\x02', *text_parts(text, Message, "\\n", keys=True), '"' + newline]
 
 
@@ -87,7 +85,7 @@ def plurals_of(target):
 
 
 def header(lines, target, plural):
-    """The lines of the header's msgstr, placeholders of a template filled in."""
+    """Return the lines of the header's msgstr with a template's blanks filled in."""
     language, forms, found = two_letters(target) if target else None, plurals_of(target), []
     for line in lines:
         line = line.replace("charset=CHARSET", "charset=UTF-8")
@@ -103,9 +101,9 @@ def header(lines, target, plural):
 
 
 def parts(data, overwrite=False, target=None):
-    """Lines of the file, and the parts of each msgstr that is wanted."""
+    """Return the lines of the file, with the parts of each msgstr to translate."""
     if re.search("[\x00-\x02]", data):
-        raise ValueError("there is a control character in it")
+        raise ValueError("unexpected control character")
     lines = LINE.findall(data)
     wanted, forms = {}, plurals_of(target)
     for entry in read(data):
@@ -129,45 +127,45 @@ def parts(data, overwrite=False, target=None):
 
 
 class Messages(polib.POFile):
-    """The header is a message like the others: a field of it that goes over many lines is put together by each."""
+    """Parse the header's fields, joining those that span several lines."""
 
     def find(self, *_, **__):
         return None
 
 
 def in_one_line(lines):
-    """A string over several lines, with as many line ends behind it."""
+    """Write a string over several lines as one, followed by the same number of line ends."""
     strings = re.findall(STRING, lines[0])
     return lines[0][: lines[0].index('"')] + f'"{"".join(strings)}"' + "\n" * (len(strings) - 1)
 
 
 def read(data):
-    """polib's entries, all with the number of their first line."""
+    """Return polib's entries, each with the number of its first line."""
     data = COMMENT.sub("", data.translate(SEPARATORS))
     try:
         entries = list(polib.pofile(LINES.sub(in_one_line, data) + "\n", klass=Messages))
     except (OSError, ValueError, UnicodeError) as error:
         raise ValueError("not a PO file: " + str(error).split("\n")[0]) from None
     for entry in entries:
-        if not entry.linenum:  # polib does not count the first one's
+        if not entry.linenum:  # polib does not set the first one's
             entry.linenum = next(n for n, line in enumerate(LINE.findall(data), 1) if line.strip("\ufeff \t\r\n"))
         entry.msgid, entry.msgid_plural = entry.msgid.translate(BACK), entry.msgid_plural.translate(BACK)
     return entries
 
 
 def header_line(data):
-    """The number of lines before the message with the empty msgid; None without one."""
+    """Return the number of lines before the message with an empty msgid, or None if there is none."""
     match = re.search(r'^[ \t]*msgid[ \t]+""[ \t]*\r?\n[ \t]*msgstr', data, re.M)
     return len(LINE.findall(data[: match.start()])) if match else None
 
 
 def has_translation(entry):
-    """Also a fuzzy one: it is somebody's draft."""
+    """Fuzzy translations count: they are drafts by people."""
     return bool(entry.msgstr.strip()) or any(text.strip() for text in entry.msgstr_plural.values())
 
 
 def strings_of(lines, at):
-    """[first, last) line of the msgstr of the entry at `at`."""
+    """Return the lines [first, last) of the msgstr of the entry at `at`."""
     while at < len(lines) and not MSGSTR.match(lines[at]):
         at += 1
     first = at
@@ -177,7 +175,7 @@ def strings_of(lines, at):
 
 
 def one_entry(entry, lines, at, found, forms):
-    """The parts of an entry that gets a translation, on `found`; the number of the line behind it."""
+    """Append the parts of an entry to translate to `found`; return the number of the line after it."""
     flagged = "fuzzy" in entry.flags
     first, last = strings_of(lines, at)
     for line in lines[at:first]:
@@ -196,7 +194,7 @@ def one_entry(entry, lines, at, found, forms):
         return last
     match = re.match(r"nplurals *= *(\d)", forms or "")
     count = int(match[1]) if match else max(2, len(entry.msgstr_plural))
-    # Where the first form is not for 1 alone it needs the number, as the plural has it.
+    # A first form for other numbers than 1 must show the number, as the plural does.
     once = count == 2 and "%" not in (forms or "") and ">" not in (forms or "")
     same = once or conversions(entry.msgid, entry.flags) == conversions(entry.msgid_plural, entry.flags)
     for number in range(count):
@@ -209,11 +207,11 @@ def line_end(line):
     return line[len(line.rstrip("\r\n")) :] or "\n"
 
 
-# ---- What came out -----------------------------------------------------
+# ---- Results -----------------------------------------------------------
 
 
 def finish(text, report):
-    """The file without translations that must not be in it; report(line number of the source, why) for each."""
+    """Remove invalid translations from the file; call report(line number of the source, why) for each."""
     lines = LINE.findall(text)
     ours = {at: match[1] for at, line in enumerate(lines) if (match := OURS.search(line))}
     empty = {at for at in ours if EMPTY in lines[at]}
@@ -227,17 +225,17 @@ def finish(text, report):
         if not empty.isdisjoint(mine):
             why = "could not be translated"
         elif not fits(entry):
-            why = "its translation has other conversions (%s, {name}) than it"
+            why = "its translation has other placeholders (%s, {name})"
         else:
             continue
-        report(int(ours[mine[0]]), f"{why}: it stays without a translation: {entry.msgid[:60]!r}")
+        report(int(ours[mine[0]]), f"{why}; left untranslated: {entry.msgid[:60]!r}")
         for at in mine:
             lines[at] = MSGSTR.match(lines[at])[1] + ' ""' + line_end(lines[at])
     return "".join(lines)
 
 
 def fits(entry):
-    """Whether each translation has the conversions of its message."""
+    """Return whether each translation has the placeholders of its message."""
     one, many = conversions(entry.msgid, entry.flags), conversions(entry.msgid_plural, entry.flags)
     for text in entry.msgstr_plural.values() if entry.msgid_plural else [entry.msgstr]:
         if text.startswith("\n") != entry.msgid.startswith("\n") or text.endswith("\n") != entry.msgid.endswith("\n"):

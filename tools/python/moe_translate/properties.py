@@ -1,5 +1,5 @@
-"""Java's .properties: values are translated; keys, comments and what is between them stay. javaproperties knows the
-escapes. Where a value is a MessageFormat ({0}) its '' are apostrophes."""
+"""Java's .properties: translates values; keys, comments and spacing do not change. javaproperties decodes the escapes.
+In a MessageFormat value ({0}) '' is an apostrophe."""
 
 import re
 
@@ -11,12 +11,12 @@ from .lines import text_parts
 JOIN = r"\\(?:\r\n|\r|\n)[ \t\f]*"
 BLANK = rf"(?:[ \t\f]|{JOIN})*"
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
-APART = re.compile(r"[ \t\f]*(?:[#!]|[\r\n]|\Z)")  # a comment or a blank line, which no other one belongs to
+APART = re.compile(r"[ \t\f]*(?:[#!]|[\r\n]|\Z)")  # a comment or a blank line is never continued
 KEY = re.compile(rf"{BLANK}(?:\\(?:\r\n|\r|\n|.)|[^\\:= \t\f\r\n])*{BLANK}(?:[:=]{BLANK})?", re.S)
 
 
 def logical_lines(data):
-    """The lines of each logical one."""
+    """Yield the lines of each logical line."""
     lines, rows = [match[0] for match in LINE.finditer(data)], []
     for line in lines:
         rows.append(line)
@@ -30,7 +30,7 @@ def logical_lines(data):
 
 
 def read(lines):
-    """(source, what the library makes of it) of a logical line. It would read what it has once more for each line."""
+    """Yield (source, parsed value) of each logical line; one call per line keeps the library linear."""
     source = "".join(lines)
     if len(lines) == 1:
         return [(source, element) for element in javaproperties.parse(source)]
@@ -52,7 +52,7 @@ def parts(data):
         body = source.rstrip("\r\n")
         begin = KEY.match(body).end()
         if javaproperties.unescape(re.sub(JOIN, "", body[begin:])) != element.value:
-            found.append(source)  # unlike what the library reads
+            found.append(source)  # the library would read it differently
             continue
         found += [source[:begin], *value(element.value, ascii_only, body[begin:]), source[len(body) :]]
     return found

@@ -1,5 +1,4 @@
-"""Qt's .ts files: unfinished messages without a translation get one and stay unfinished, for a person to look at.
-Messages with a translation stay, unless overwriting is asked for."""
+"""Qt's .ts files: adds missing translations, marked unfinished for review, and replaces others with overwrite."""
 
 import re
 
@@ -13,7 +12,7 @@ def parts(data, overwrite=False, target=None):
     tree, changes = Tree(data), []
     root = next((node for node in tree.root.children if isinstance(node, Node) and node.name == "TS"), None)
     if root is None:
-        raise ValueError("there is no <TS> in it: not a file of Qt Linguist")
+        raise ValueError("not a Qt Linguist file: missing <TS> element")
     if target:
         tag = with_attribute(tree.tag(root), "language", two_letters(target))
         changes.append((root.begin, root.inside, [tag] if not root.attributes.get("language") else [tree.tag(root)]))

@@ -1,9 +1,9 @@
-"""Text to translate, cut out of a document, with the markup inside it.
+"""The translatable text of a document, with the markup inside it.
 
-A document is a list of strings, which stay as they are, and Segments. A Segment's items are texts and Marks. A
-translator sees the texts with numbered tags in the place of marks ("Click <x1>Save</x1>."), and puts the tags where
-they belong. Where it loses one, or nests them wrongly, the texts between the marks are translated one by one instead:
-the document keeps its structure in any case.
+A document is a list of strings, which are copied, and Segments. A Segment's items are texts and Marks. A translator
+sees the texts with numbered tags for the marks ("Click <x1>Save</x1>.") and places the tags in its translation. If it
+loses one, or nests them wrongly, the texts between the marks are translated separately, so that the document keeps
+its structure.
 """
 
 import itertools
@@ -19,8 +19,8 @@ WORD = re.compile(r"[^\W\d_]")
 
 @dataclass
 class Mark:
-    """Markup inside a sentence. kind: "open" and "close" come in pairs, "single" stands alone. `parts`: strings and
-    Segments that `raw` is made of where there is something to translate in it."""
+    """Markup inside a sentence. kind: "open" and "close" for pairs, else "single". `parts`: the strings and Segments of
+    `raw` if it contains translatable text."""
 
     raw: str
     kind: str = "single"
@@ -29,18 +29,18 @@ class Mark:
 
 @dataclass
 class Segment:
-    """`escape` makes a text as the document writes it of one that a reader sees; the items have it as a reader does."""
+    """A translatable text. Its items hold decoded text; `escape` encodes text as the document does."""
 
     items: list
     escape: object = str
-    check: object = None  # raw text of a translation -> False: not as it should be
+    check: object = None  # check(raw text of a translation) returns False if it is invalid
     _before: list = field(default_factory=list, repr=False)
     _after: list = field(default_factory=list, repr=False)
 
     def __post_init__(self):
         items = merge(self.items)
         other, first, last = partners(items), 0, len(items)
-        # Markup and space around all text stay outside.
+        # Exclude markup and space around the whole text.
         while first < last:
             if loose(items[first]):
                 first += 1
@@ -60,7 +60,7 @@ class Segment:
         self.items = items
 
     def source(self):
-        """What the translator sees; "" if there are no words."""
+        """Return the text for the translator; "" if it has no words."""
         if not any(isinstance(item, str) and WORD.search(item) for item in self.items):
             return ""
         names = self._names()
@@ -69,7 +69,7 @@ class Segment:
         )
 
     def accept(self, translation):
-        """The raw text of a translation; None if its tags are not those of the source, well nested."""
+        """Return the raw text of a translation, or None if its tags are not the source's, well nested."""
         if translation == self.source():
             return self.unchanged()
         names = {name: self.items[at] for at, name in self._names().items()}
@@ -92,7 +92,7 @@ class Segment:
         return [item for item in (*self._before, *self.items, *self._after) if isinstance(item, Mark)]
 
     def pieces(self):
-        """The texts between the marks, to be translated one by one."""
+        """Return the texts between the marks, to translate separately."""
         return [
             SPACE.sub(" ", item).strip() if isinstance(item, str) and WORD.search(item) else "" for item in self.items
         ]
@@ -110,7 +110,7 @@ class Segment:
         return self._checked("".join(out), self.original())
 
     def unchanged(self):
-        """Where the translation is the source."""
+        """Return the raw text if the translation equals the source."""
         return self.original()
 
     def original(self):
@@ -125,7 +125,7 @@ class Segment:
         return "".join(text[: len(self._before)]) + raw + "".join(text[len(self._before) :])
 
     def _names(self):
-        """Item number -> tag."""
+        """Map item numbers to tags."""
         names, stack, number = {}, [], 0
         for at, item in enumerate(self.items):
             if isinstance(item, Mark) and item.kind == "close":
@@ -139,8 +139,7 @@ class Segment:
 
 
 class Place(str):
-    """An empty string among the parts of a document: what comes behind it stands in this line of the source, though the
-    parts so far may have more or fewer lines."""
+    """An empty string among the parts of a document that gives the source line of the next part."""
 
     def __new__(cls, line):
         place = super().__new__(cls)
@@ -149,12 +148,12 @@ class Place(str):
 
 
 def loose(item):
-    """Stands outside a segment that it is at an end of."""
+    """Return whether an item at an end of a segment belongs outside it."""
     return item.kind == "single" if isinstance(item, Mark) else not item.strip()
 
 
 def merge(items):
-    """Neighbouring texts as one; empty ones go."""
+    """Join adjacent texts; drop empty ones."""
     merged = []
     for texts, group in itertools.groupby((x for x in items if x != ""), lambda item: isinstance(item, str)):
         group = list(group)
@@ -163,7 +162,7 @@ def merge(items):
 
 
 def partners(items):
-    """Item number -> that of its partner. Marks without one become single."""
+    """Map item numbers of paired marks to each other. Marks without a partner become single."""
     stack, found = [], {}
     for at, item in enumerate(items):
         if isinstance(item, Mark) and item.kind == "open":
@@ -180,8 +179,8 @@ def partners(items):
 
 
 def sensible(translate):
-    """`translate` with "" in the place of what says nothing, such as " - " for "page - 1"; no space around a text: it
-    could be a document's own, such as an indentation. A text that comes again is translated once."""
+    """Wrap `translate`: translate equal texts once, strip translations (outer space belongs to the document), and
+    replace those without words, such as " - ", by ""."""
 
     def checked(texts):
         once = list(dict.fromkeys(texts))
@@ -193,8 +192,8 @@ def sensible(translate):
     return checked
 
 
-def behind_others(sources, context):
-    """Each source, with as many before it as `context` says."""
+def with_context(sources, context):
+    """Attach to each source the `context` previous ones."""
     if not context:
         return sources
     shown = [TAG.sub("", source) for source in sources]
@@ -202,11 +201,11 @@ def behind_others(sources, context):
 
 
 def translate_segments(segments, translate, kept=None, context=0):
-    """The raw text of each segment, translated, by its id(). `translate` answers "" for a text that it cannot do:
-    the source stays there. kept(segment, why): called for each segment that is, at least in part, as it was. context:
-    so many sources that stand before it come with each one, as `before` of a Text."""
+    """Return the translated raw text of each segment, by id(). `translate` returns "" for a text that it cannot
+    translate; then the source is used. kept(segment, why) is called for each segment left untranslated at least in
+    part. context: number of previous sources to pass with each one, as `before` of a Text."""
     segments, translate = [segment for segment in segments if segment.source()], sensible(translate)
-    sources = behind_others([segment.source() for segment in segments], context)
+    sources = with_context([segment.source() for segment in segments], context)
     texts = translate(sources) if segments else []
     done = {id(segment): segment.accept(text) if text else None for segment, text in zip(segments, texts, strict=True)}
     broken = [segment for segment in segments if done[id(segment)] is None]
@@ -218,7 +217,7 @@ def translate_segments(segments, translate, kept=None, context=0):
         if kept and not all(answer for answer, piece in zip(answers, segment.pieces()) if piece):
             kept(segment, "could not be translated")
         elif kept and done[id(segment)] == segment.original() and answers != segment.pieces():
-            kept(segment, "its translation would have changed the structure of the document")
+            kept(segment, "left untranslated: the translation would change the structure of the document")
     return done
 
 
@@ -227,7 +226,7 @@ def joined(parts, done):
 
 
 def translate_parts(parts, translate, kept=None, context=0):
-    """The document of `parts`, translated; `translate`, `kept` and `context` as above."""
+    """Return the translated document of `parts`; `translate`, `kept` and `context` as in translate_segments()."""
     segments = [part for part in parts if isinstance(part, Segment)]
     marks = [mark for segment in segments for mark in segment.marks() if mark.parts]
     inner = [part for mark in marks for part in mark.parts if isinstance(part, Segment)]

@@ -3,23 +3,23 @@
     from moe_translate.spark import translate_column
     translate_column(df, "text", "/models/model.bin", target="de").write.parquet("out")
 
-Each worker opens the model once and keeps it. The file must be on every node: by SparkContext.addFile, or on a file
-system that all nodes see. One row comes out for each row that goes in. Results do not depend on partitions, batches or
-retries, so failed tasks and speculative ones give the same bytes. A worker has as many threads as its task has
-processors (spark.task.cpus), unless the option threads says otherwise.
+Each worker opens the model once. The file must be on every node: by SparkContext.addFile, or on a shared file system.
+Each input row gives one output row. Results do not depend on partitions, batches or retries, so failed and speculative
+tasks give the same bytes. A worker uses one thread per processor of its task (spark.task.cpus) unless the option
+threads is given.
 
-A long job goes file by file, and goes on where it ended when it is started again:
+A long job proceeds file by file and resumes when restarted:
 
     translate_files(spark, ["/corpus/a.txt", "/corpus/b.parquet"], "/translated", "/models/model.bin", target="de")
 
-Without Python on the nodes, the program does it too: see tools/python/README.md.
+tools/python/README.md shows how to do without Python on the nodes.
 """
 
 import os
 
 
 def translate_batches(batches, column, model, output="translation", status="status", **options):
-    """For mapInArrow: record batches with two columns more, the translation and its status (0 is well)."""
+    """For mapInArrow: add two columns to record batches, the translation and its status (0 on success)."""
     import pyarrow
 
     from .translator import cached
@@ -35,26 +35,25 @@ def translate_batches(batches, column, model, output="translation", status="stat
 
 
 def translate_column(df, column, model, output="translation", status="status", **options):
-    """`df` with two columns more. model: a path on every node, or the name of a file that SparkContext.addFile sent."""
+    """Add two columns to `df`. model: a path on every node, or the name of a file that SparkContext.addFile sent."""
     from pyspark.sql.types import ByteType, StringType, StructField, StructType
 
     if column not in df.columns:
-        raise ValueError(f"there is no column {column!r}; there are {', '.join(df.columns)}")
+        raise ValueError(f"unknown column {column!r}; available: {', '.join(df.columns)}")
     for name in (output, status):
         if name in df.columns:
-            raise ValueError(f"there is a column {name!r} already")
+            raise ValueError(f"column {name!r} already exists")
     schema = StructType([*df.schema.fields, StructField(output, StringType()), StructField(status, ByteType())])
     return df.mapInArrow(lambda batches: translate_batches(batches, column, model, output, status, **options), schema)
 
 
 def translate_files(spark, files, output, model, column="value", **options):
-    """Translates files one after the other: each becomes output/NAME, a folder in Parquet with two columns more.
-    Files that end in .parquet are read as such, others as text, whose lines are the column "value". What is there as a
-    whole is left out, so that a job that failed can be started again. Returns the folders that this call made. A folder
-    that has not as many rows as its file is a RuntimeError."""
+    """Translate files one by one: each becomes output/NAME, a Parquet folder with two more columns. Files named
+    *.parquet are Parquet, others text with one column, "value". Complete folders are skipped, so that a failed
+    job can be restarted. Return the new folders. Raise RuntimeError if a folder's row count differs from its file's."""
     made, names = [], [os.path.basename(file.rstrip("/")) for file in files]
     if len(set(names)) < len(names):
-        raise ValueError("two of the files have the same name")
+        raise ValueError("two files have the same name")
     for file, name in zip(files, names, strict=True):
         folder = f"{output.rstrip('/')}/{name}"
         if _exists(spark, f"{folder}/_SUCCESS"):
@@ -74,7 +73,7 @@ def _exists(spark, path):
 
 
 def _processors():
-    """Of this task; 1 where it is none of Spark's."""
+    """Return the processors of this task; 1 outside Spark."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

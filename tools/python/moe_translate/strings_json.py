@@ -1,6 +1,6 @@
-"""JSON with texts for people, such as those of i18next, Vue, Flutter (.arb): values that read like text are translated,
-keys, numbers, names for programs and what belongs to keys with @ or $ stay. All other bytes stay, comments too, which
-the messages of browsers' extensions may have."""
+"""JSON with user-visible strings, such as those of i18next, Vue and Flutter (.arb): translates values that read like
+text. Keys, numbers, identifiers, values of keys with @ or $, comments (in messages of browser extensions) and all other
+bytes do not change."""
 
 import json
 import re
@@ -15,7 +15,7 @@ TOKEN = re.compile(rf"{STRING}|{COMMENT}|[{{}}\[\],:]", re.S)
 def parts(data):
     check(data)
     ascii_only = data.isascii() and "\\u" in data
-    found, end, stack, key = [], 0, [], None  # stack: (kind, whether what is in it stays)
+    found, end, stack, key = [], 0, [], None  # stack: (kind, whether its content is left untranslated)
     tokens = [match for match in TOKEN.finditer(data) if match[0][0] != "/"]
     for at, match in enumerate(tokens):
         sign = match[0]
@@ -47,7 +47,7 @@ def value(text, ascii_only, raw):
 
 
 def check(data):
-    """One value, or one a line."""
+    """One value, or one per line."""
     try:
         json.loads(TOKEN.sub(lambda match: " " if match[0][0] == "/" else match[0], data), strict=False)
     except RecursionError:

@@ -1,6 +1,6 @@
-"""YAML with texts for people, such as the locales of Rails: values that read like text are translated; keys, comments,
-anchors, numbers, names for programs and layout stay. PyYAML says where values stand; nothing is built of them. A locale
-whose only key is its language gets the target's."""
+"""YAML with user-visible strings, such as the locales of Rails: translates values that read like text. Keys, comments,
+anchors, numbers, identifiers and layout do not change. PyYAML locates the values; no objects are constructed. If the
+only top-level key is the source language, it becomes the target."""
 
 import json
 import re
@@ -16,12 +16,12 @@ PLAIN = re.compile(r"[^\W\d_][^:#\[\]{},&*!|>'\"%@`\n\\]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}(?:[-_][A-Z]{2})?")
 
 
-DEEPEST = 100  # the library looks at all levels at each sign
+DEEPEST = 100  # the library inspects all levels at each token
 
 
 def scalars(data):
-    """(event, whether it is a key, depth) of each scalar."""
-    stack = []  # for a mapping whether a key comes next, for a list None
+    """Yield (event, whether it is a key, depth) of each scalar."""
+    stack = []  # for a mapping whether a key is next, for a list None
     for event in yaml.parse(data, Loader=yaml.SafeLoader):
         node = isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent))
         key = bool(stack and stack[-1])
@@ -36,7 +36,7 @@ def scalars(data):
         elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
             stack.pop()
         if len(stack) > DEEPEST:
-            raise ValueError(f"lists and mappings are nested more than {DEEPEST} deep")
+            raise ValueError(f"lists and mappings nested more than {DEEPEST} deep")
 
 
 def parts(data, target=None):
@@ -78,7 +78,7 @@ def quoted(text):
 
 
 class Plain(Line):
-    """A scalar without quotes, which a translation may come to need."""
+    """A scalar without quotes, which its translation may need."""
 
     def _whole(self, raw):
         text = super()._whole(raw)
@@ -88,7 +88,7 @@ class Plain(Line):
 
 
 def block(raw, style):
-    """A block's header and lines; those of a folded one that make a paragraph are translated as one."""
+    """Yield a block's header and lines; lines of a folded paragraph are translated as one."""
     lines, found, at = raw.split("\n"), [], 1
     found.append(lines[0])
     while at < len(lines):

@@ -1,6 +1,6 @@
-"""SubRip, WebVTT, SubViewer (.sbv) and SubStation (.ass): a sentence that runs over several cues is translated whole,
-and its words are dealt out to the cues again. Numbers, times, settings, styles, notes and line ends stay, and so does
-what says who speaks and how: dashes, names, voices, places on the screen, signs of songs, brackets of sounds."""
+"""SubRip, WebVTT, SubViewer (.sbv) and SubStation (.ass): a sentence that spans several cues is translated whole, and
+its words are distributed over the cues again. Numbers, times, settings, styles, notes and line ends do not change, nor
+do speaker marks: dashes, names, voices, positions, music signs, brackets of sounds."""
 
 import re
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ DIALOGUE = re.compile(r"(Dialogue:\s*)([^\r\n]*)")
 
 TAG = r"<(?:/?[a-zA-Z][^<>]{0,200}|/?[a-zA-Z]|\d[\d:.]*)>|\{\\[^{}]{0,500}\}"
 MARKUP = re.compile(r"<(/?)([a-zA-Z][\w.]*)[^<>]*>|<\d[\d:.]*>|\{\\[^{}]*\}")
-# What a line of another speaker, of another place or of another kind begins with
+# The start of a line by another speaker, at another position or of another kind
 PLACE = re.compile(r"\{\\(?:an?\d|pos|move|org|fad)[^{}]{0,500}\}|<v[ .][^<>]{0,200}>")
 LEAD = re.compile(rf"(?:{TAG}|\s)*")
 DASH = re.compile(r"(?:[-–—‐―]+|>>+)(?!\d)\s*")
@@ -26,22 +26,22 @@ SONG_END = re.compile(rf"(?:(?<!\s)\s+|(?<![\s♪♫♬#*]))[♪♫♬#*]+(?:{TA
 SPACE = re.compile(r"\s*")
 SOUND = re.compile(rf"(?:\([^()]*\)|\[[^\[\]]*\])(?:{TAG})*(?=\s|$)")
 END = re.compile(r"[.!?…:;。！？؟]['\"”’»)\]]*$")
-SHORT = re.compile(  # an article or so: the sentence goes on, though a capital follows
+SHORT = re.compile(  # an article, preposition or the like: the sentence continues, even if a capital follows
     r"(?:^|\s)(?:the|an?|of|to|in|on|at|by|for|from|with|and|or|but|my|your|his|her|our|their|is|are|I|der|die|das|den"
     r"|dem|des|eine?[mnrs]?|und|oder|mit|von|zum?|zur|im|am|ist|meine?[nr]?|le|la|les|une?|du|de|et|ou|avec|el|los|las"
     r"|una|y|con|del|al)$"
 )
-APART = 3.0  # seconds between cues that no sentence lasts
-MOST = 4  # cues that a sentence runs over
+APART = 3.0  # longest gap in seconds between cues of a sentence
+MOST = 4  # cues of a sentence
 
 
 @dataclass
 class Unit:
-    """What one speaks in a cue: whole lines of it, or part of one."""
+    """The text of one speaker in a cue: whole lines of it, or part of one."""
 
-    before: str  # what stands in the file between the text of the unit before and this one
+    before: str  # the file's content between the previous unit's text and this one's
     lines: list
-    ends: list = field(default_factory=list)  # what stands between the lines
+    ends: list = field(default_factory=list)  # separators of the lines
     prefix: str = ""
     suffix: str = ""
     times: tuple = (0.0, 0.0)
@@ -55,7 +55,7 @@ class Unit:
         return "".join(a + b for a, b in zip(self.lines, [*self.ends, ""]))
 
     def wrapped(self, words, between):
-        """Words on as many lines as before, about equally long."""
+        """Distribute words over the same number of lines, about equally long."""
         rows = min(len(self.lines), len(words)) or 1
         total, out, at = sum(map(len, words)) + len(words), [], 0
         for row in range(rows):
@@ -72,7 +72,7 @@ class Unit:
 
 
 class Run(Segment):
-    """A sentence over one cue or more: what stands between its cues in the file comes between its words again."""
+    """A sentence over one or more cues; the file's content between the cues returns between its words."""
 
     def __init__(self, units):
         self.units = units
@@ -110,7 +110,7 @@ class Run(Segment):
 
 
 def split_words(text):
-    """At spaces, but not inside a tag."""
+    """Split at spaces, but not inside a tag."""
     return re.findall(r"(?:<[^<>]*>|\{\\[^{}]*\}|[^\s<{]+|[<{])+", text)
 
 
@@ -123,11 +123,11 @@ def cue_items(text):
     return [*items, text[end:]]
 
 
-# ---- Who speaks --------------------------------------------------------
+# ---- Speakers ----------------------------------------------------------
 
 
 def lead(line):
-    """How much of a line's beginning is no text but says who speaks and how; whether a new turn begins with it."""
+    """Return the length of a line's speaker mark, and whether a new turn starts there."""
     start = LEAD.match(line).end()
     at, new = start, bool(PLACE.search(line, 0, start))
     for sign in (DASH, NAME, SONG):
@@ -136,12 +136,12 @@ def lead(line):
             at = LEAD.match(line, at).end()
     if at == start:
         place = [match.end() for match in PLACE.finditer(line, 0, start)]
-        at = place[-1] if place else 0  # italics stay with the text
+        at = place[-1] if place else 0  # italics belong to the text
     return at, new or bool(PROPER.match(line, at)) or bool(SOUND.match(line, LEAD.match(line, at).end()))
 
 
 def turns(lines, ends, before, times):
-    """Units of a cue: cut where another one speaks, and at sounds in brackets."""
+    """Split a cue into units where the speaker changes, and at sounds in brackets."""
     found = []
     for at, line in enumerate(lines):
         stood = before if not found else ends[at - 1]
@@ -173,8 +173,8 @@ def turns(lines, ends, before, times):
     return found
 
 
-def goes_on(a, b):
-    """Whether a sentence that stands in `a`, the last of a cue, goes on in `b`, the first of the next one."""
+def continues(a, b):
+    """Return whether a sentence in `a`, the last unit of a cue, continues in `b`, the first of the next cue."""
     text, more = MARKUP.sub("", a.text).strip(), MARKUP.sub("", b.text).strip()
     if not (a.last and b.first) or a.suffix or b.prefix or b.suffix or not text or not more or END.search(text):
         return False
@@ -186,10 +186,10 @@ def goes_on(a, b):
 
 
 def runs(units):
-    """Units that belong to one sentence, at most MOST."""
+    """Group the units of each sentence, at most MOST."""
     group = []
     for unit in units:
-        if group and (len(group) == MOST or not goes_on(group[-1], unit)):
+        if group and (len(group) == MOST or not continues(group[-1], unit)):
             yield group
             group = []
         group.append(unit)
@@ -208,7 +208,7 @@ def seconds(clock):
 
 
 def cues(data):
-    """(what stands before it, lines, ends, times) of each cue, and what stands behind the last."""
+    """Return (preceding content, lines, line ends, times) of each cue, and the content after the last."""
     rows = [(match[1], match[2]) for match in LINES.finditer(data) if match[0]]
     vtt = data.lstrip("\ufeff").startswith("WEBVTT")
     timings = {at: match for at, (line, _) in enumerate(rows) if (match := TIMING.match(line))}
@@ -218,10 +218,10 @@ def cues(data):
         line, end = rows[at]
         if at in timings:
             times = (seconds(timings[at][1]), seconds(timings[at][2]))
-        bare = NUMBER.match(line) and (not at or not rows[at - 1][0].strip())  # of a cue that lost its times
+        bare = NUMBER.match(line) and (not at or not rows[at - 1][0].strip())  # of a cue without times
         if at in timings or at in heads or not line.strip() or times is None or bare:
             if not line.strip() and vtt:
-                times = None  # what follows is no text until the next times
+                times = None  # no text until the next times
             before += line + end
             at += 1
             continue
@@ -235,7 +235,7 @@ def cues(data):
 
 
 def script_cues(data):
-    """The same for SubStation, whose cues are the last field of lines."""
+    """The same for SubStation, in which a cue is the last field of a line."""
     fields, found, before, at, events = 10, [], "", 0, False
     for match in LINES.finditer(data):
         line = match[1]
@@ -259,7 +259,7 @@ def script_cues(data):
 
 
 def parts(data):
-    """What is no cue's text, and one Run a sentence."""
+    """Return the parts: content outside the cues' text, and one Run per sentence."""
     script = re.search(r"^\[(?:Script Info|V4\+? Styles|Events)\]", data, re.M | re.I)
     found, after = (script_cues if script else cues)(data)
     units = [unit for before, lines, ends, times in found for unit in turns(lines, ends, before, times)]

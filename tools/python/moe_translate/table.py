@@ -1,12 +1,12 @@
-"""Tables, as CSV or TSV: cells that read like text are translated; numbers, names for programs, quotes, delimiters and
-line ends stay. Columns by name keep the first row, which has the names."""
+"""CSV and TSV tables: translates cells that read like text; numbers, identifiers, quotes, delimiters and line ends do
+not change, nor does the first row if columns are selected by name."""
 
 import re
 
 from .conversions import prose
 from .lines import text_parts
 
-BARE = "\x01"  # around a cell without quotes, which may come to need them
+BARE = "\x01"  # around a cell without quotes, which its translation may need
 
 
 def delimiter_of(data):
@@ -15,7 +15,7 @@ def delimiter_of(data):
 
 
 def cells(data, delimiter):
-    """(row, column, begin, end) of each cell."""
+    """Yield (row, column, begin, end) of each cell."""
     field = re.compile(rf'"(?:[^"]|"")*"(?=[{re.escape(delimiter)}\r\n]|\Z)|[^{re.escape(delimiter)}\r\n]*')
     at = row = column = 0
     while at < len(data):
@@ -34,21 +34,21 @@ def unquoted(raw):
 
 
 def chosen(columns, names):
-    """(numbers of the columns, whether the first row stays)."""
-    wishes, numbers = [wish.strip() for wish in columns.split(",")], set()
-    for wish in wishes:
-        if wish in names:
-            numbers.add(names.index(wish))
-        elif wish.isdigit() and 0 < int(wish) <= len(names):
-            numbers.add(int(wish) - 1)
+    """Return the column numbers, and whether the first row is a header."""
+    wanted, numbers = [name.strip() for name in columns.split(",")], set()
+    for name in wanted:
+        if name in names:
+            numbers.add(names.index(name))
+        elif name.isdigit() and 0 < int(name) <= len(names):
+            numbers.add(int(name) - 1)
         else:
-            raise ValueError(f"there is no column {wish!r}; the first row has {', '.join(map(repr, names))}")
-    return numbers, any(wish in names for wish in wishes)
+            raise ValueError(f"unknown column {name!r}; available: {', '.join(map(repr, names))}")
+    return numbers, any(name in names for name in wanted)
 
 
 def parts(data, columns=None):
     if BARE in data:
-        raise ValueError("there is a control character in it")
+        raise ValueError("unexpected control character")
     delimiter = delimiter_of(data)
     where = list(cells(data, delimiter))
     names = [unquoted(data[begin:end]).strip("\ufeff ") for row, _, begin, end in where if row == 0]

@@ -1,9 +1,9 @@
-"""A text with what stands before it."""
+"""A text with its context."""
 
 
 class Text(str):
-    """A text, and `before`: lines that stand before it. A model that is asked in words is shown the last of them, as
-    many as the option context says, or 16; with other models such a text fails."""
+    """A text, and `before`: the lines that precede it. Prompted models are shown the last lines, up to the option
+    context, default 16; other models reject such a text."""
 
     before: str
 

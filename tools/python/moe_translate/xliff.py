@@ -1,6 +1,5 @@
-"""XLIFF 1.2 and 2: segments without a translation get one. Inline elements are marks; codes of the original format keep
-their content. Translations that are there stay, unless overwriting is asked for. The translate-toolkit would read it
-too, but is under the GPL and writes the file anew."""
+"""XLIFF 1.2 and 2: adds missing translations, and replaces others with overwrite. Inline elements are marks; codes of
+the original format keep their content. The translate-toolkit is under the GPL and would rewrite the file."""
 
 import re
 
@@ -37,7 +36,7 @@ def items(tree, node):
 
 
 def unit(tree, node, overwrite, old):
-    """The change that gives a trans-unit or segment its target; None where it has one."""
+    """Return the change that adds a target to a trans-unit or segment; None if it has one."""
     source = next((child for child in node.children if isinstance(child, Node) and local(child) == "source"), None)
     if source is None or not re.search(r"[^\W\d_]", "".join(t for t in items(tree, source) if isinstance(t, str))):
         return None
@@ -74,7 +73,7 @@ def parts(data, overwrite=False, target=None):
     tree = Tree(data)
     root = next((node for node in tree.root.nodes() if local(node) == "xliff"), None)
     if root is None:
-        raise ValueError("there is no <xliff> in it")
+        raise ValueError("not an XLIFF file: missing <xliff> element")
     old = not root.attributes.get("version", "1.2").startswith("2")
     changes, language = [], two_letters(target).replace("_", "-") if target else None
     for node in tree.root.nodes():

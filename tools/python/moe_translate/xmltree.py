@@ -1,5 +1,5 @@
-"""XML as a tree whose nodes know where they stand in the bytes: what is not translated keeps them. Expat (of Python
-itself) reads; it resolves nothing outside the document, and entities are not expanded."""
+"""XML as a tree whose nodes know their byte offsets, so that untranslated parts keep their bytes. Expat, part of
+Python, parses; it resolves nothing outside the document and expands no entities."""
 
 import re
 from bisect import bisect_left
@@ -20,8 +20,8 @@ class Text:
 
 
 class Node:
-    """An element; its content is [inside, inside_end). name: as the document has it, prefix and all. An entity that
-    the document itself declares is a Node without a name."""
+    """An element with content [inside, inside_end). name: as written, including the prefix; "" for a reference to an
+    entity that the document declares."""
 
     def __init__(self, name, attributes, begin, parent):
         self.name, self.attributes, self.begin, self.parent = name, attributes, begin, parent
@@ -29,7 +29,7 @@ class Node:
         self.children = []
 
     def nodes(self, name=None):
-        """The elements in it, at any depth, in order."""
+        """Yield all descendant elements in document order."""
         waiting = [self]
         while waiting:
             node = waiting.pop()
@@ -48,7 +48,7 @@ class Tree:
     def __init__(self, data):
         """data: str, or UTF-8 as bytes."""
         self.data = data.encode("utf-8") if isinstance(data, str) else data
-        self.root, self.starts = Node("", {}, 0, None), []  # starts: where something begins
+        self.root, self.starts = Node("", {}, 0, None), []  # starts: offsets of events
         self.at, self.depth, self.cdata, self.lines = self.root, 0, False, []
         self.parser = parser = expat.ParserCreate("utf-8" if isinstance(data, str) else None)
         parser.StartElementHandler, parser.EndElementHandler = self.start, self.end
@@ -64,7 +64,7 @@ class Tree:
         self.root.inside_end = self.root.end = len(self.data)
 
     def last(self, begin):
-        """What was open ends where the next thing begins."""
+        """End the open text or tag where the next event starts."""
         for node, key in self.starts:
             setattr(node, key, begin)
         self.starts = []
@@ -74,7 +74,7 @@ class Tree:
         self.last(begin)
         self.depth += 1
         if self.depth > DEEPEST:
-            raise ValueError(f"elements are nested more than {DEEPEST} deep")
+            raise ValueError(f"elements nested more than {DEEPEST} deep")
         node = Node(name, attributes, begin, self.at)
         self.at.children.append(node)
         self.at = node
@@ -111,7 +111,7 @@ class Tree:
 
     def declared(self, name, parameter, value, base, system, public, notation):
         if parameter or system or value is None or "&" in value or "%" in value or len(value) > 1000:
-            raise ValueError(f"declares the entity {name!r}, which is refused")
+            raise ValueError(f"unsupported declaration of entity {name!r}")
 
     def raw(self, begin, end):
         return self.data[begin:end].decode("utf-8")
@@ -120,7 +120,7 @@ class Tree:
         return self.raw(node.begin, node.inside)
 
     def spliced(self, begin, end, changes):
-        """The parts of [begin, end) with (begin, end, parts) of `changes` in their places."""
+        """Return the parts of [begin, end) with each (begin, end, parts) of `changes` substituted."""
         found = []
         for low, high, parts in sorted(changes, key=lambda change: change[0]):
             line = self.line(low)
@@ -142,7 +142,7 @@ def escape(text):
 
 
 def with_attribute(tag, name, value):
-    """A start tag with an attribute changed or added."""
+    """Return a start tag with an attribute changed or added."""
     pattern = rf"(\s{re.escape(name)}\s*=\s*)(\"[^\"]*\"|'[^']*')"
     if re.search(pattern, tag):
         return re.sub(pattern, lambda match: f'{match[1]}"{value}"', tag, count=1)
@@ -151,5 +151,5 @@ def with_attribute(tag, name, value):
 
 
 def opening(tag):
-    """The start tag of an element that has a content from now on."""
+    """Return the start tag of an element, converted from an empty-element tag if necessary."""
     return tag[:-2].rstrip() + ">" if tag.endswith("/>") else tag
