@@ -135,7 +135,7 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
-TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o several.o models.o places.o settings.o memory.o align.o detect.o \
+TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o several.o models.o places.o settings.o memory.o align.o detect.o html.o \
 	words.o stream.o jobs.o text.o sentences.o lost.o spans.o messages.o glossary.o protect.o prompt.o doubt.o spm.o \
 	bpe.o bytes.o)
 
@@ -177,7 +177,7 @@ $(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -o $@
 
 # The files of moe-server, except its main.
-SERVER_OBJECTS = $(patsubst %,$(BUILD)/%.o,http address log requests reading api deepl openai stops files html experts)
+SERVER_OBJECTS = $(patsubst %,$(BUILD)/%.o,http address log requests reading api deepl openai stops files experts)
 $(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
 

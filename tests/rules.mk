@@ -64,7 +64,7 @@ $(BUILD)/%-counted.o: %.c tests/text/counted.h $(BUILD)/.flags | $(BUILD)/.deps-
 $(BUILD)/test_linear: $(patsubst %,$(BUILD)/%-counted.o,spans sentences messages lost words protect html bytes \
     json text glossary address stops bpe prompt doubt align)
 # The same as they are, for tests/bench/growth.py.
-$(BUILD)/test_linear-plain: $(addprefix $(BUILD)/,test_linear.o html.o address.o stops.o libtext.a) $(LIBRARY)
+$(BUILD)/test_linear-plain: $(addprefix $(BUILD)/,test_linear.o address.o stops.o libtext.a) $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -lcmocka -o $@
 $(BUILD)/test_glossary: $(patsubst %,$(BUILD)/%-counted.o,glossary spans bytes)
 

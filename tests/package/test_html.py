@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/python/moe_translate/html.py: rows of links, names, references, optional end tags, attributes, depth.
+"""HTML in Python: rows of links, names, references, optional end tags, attributes, depth.
 
 Usage: tests/python tests/package/test_html.py
 """
@@ -10,7 +10,7 @@ import re
 import sys
 import time
 
-from moe_translate import html as pages
+from moe_translate import Translator, pages
 from moe_translate.segments import translate_parts
 from suite import Suite
 
@@ -83,6 +83,20 @@ def deep_and_long_pages_take_no_time():
         begin = time.process_time()
         assert translate(page) == page, page[:30]
         assert time.process_time() - begin < 10, (page[:30], time.process_time() - begin)
+
+
+@test
+def a_translator_takes_pages():
+    with Translator(target="de", source="en") as translator:
+        page = '<html lang="en"><p title="Good morning">Where is <b>my book</b>?</p>'
+        wanted = '<html lang="de"><p title="Guten Morgen">Wo ist <b>mein Buch</b>?</p>'
+        assert translator.translate(page, format="html") == wanted
+        assert translator.translate([page, "<hr>"], format="html") == [wanted, "<hr>"]
+        try:
+            translator.translate(page, format="rtf")
+        except ValueError:
+            return
+        raise AssertionError("another format was accepted")
 
 
 if __name__ == "__main__":

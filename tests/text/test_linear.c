@@ -18,7 +18,6 @@
 #define _GNU_SOURCE /* posix_memalign */
 
 #include "tools/server/address.h"
-#include "tools/server/html.h"
 #include "tools/server/stops.h"
 #include "tools/text/align.h"
 #include "tools/text/bpe.h"
@@ -606,37 +605,40 @@ static void link_through(const char *data, size_t length) {
     free(links.data);
 }
 
-static const text_bytes *nothing(const void *user, size_t segment) {
+static const char *nothing(void *user, size_t segment, size_t *length) {
     (void)segment;
+    *length = strlen(user);
     return user;
 }
 
-static void cut_markup(const char *data, size_t length, int xml) {
-    text_bytes out = { 0 }, word = { 0 };
-    const html_wish wish = { 1, xml, "", "de" };
-    html *document = html_read(data, length, &wish);
-    assert_non_null(document);
-    text_append_string(&word, "x");
-    for (size_t i = 0; i < html_count(document); i++) {
-        size_t n;
-        const char *source = html_source(document, i, &n);
-        text_bytes placed = { 0 }, pieces = { 0 };
+static void cut_markup(const char *data, size_t length, moetext_html_tags tags, int xml) {
+    char word[] = "x";
+    const moetext_html_options options = { .tags = tags, .xml = xml, .target = "de" };
+    moetext_html *document;
+    size_t n, all;
+    assert_int_equal(moetext_html_new(data, length, &options, &document, NULL), MOE_OK);
+    for (size_t i = 0; i < moetext_html_count(document); i++) {
+        const char *source = moetext_html_source(document, i, &n);
+        char *text = text_copy(source, n);
         text_links links = linked(source, n);
-        html_place(document, i, source, n, links.data, links.n, &placed);
-        free(links.data);
-        html_pieces(document, i, &pieces);
-        html_place_pieces(document, i, pieces.data ? pieces.data : "", pieces.length, &placed);
-        text_bytes_free(&placed);
-        text_bytes_free(&pieces);
+        moetext_html_place(document, i, text, n, links.data, links.n, &all);
+        text[n - 1] = '.'; /* else it is the source again */
+        moetext_html_place(document, i, text, n, links.data, links.n, &all);
+        free(links.data), free(text);
+        text = text_copy(moetext_html_pieces(document, i, &n), n);
+        assert_non_null(moetext_html_place_pieces(document, i, text, n, &all));
+        free(text);
     }
-    html_write(document, nothing, &word, &out);
-    text_bytes_free(&out);
-    text_bytes_free(&word);
-    html_free(document);
+    assert_non_null(moetext_html_write(document, NULL, NULL, &n));
+    assert_non_null(moetext_html_write(document, nothing, word, &n));
+    moetext_html_free(document);
 }
 
-static void cut_html(const char *data, size_t length) { cut_markup(data, length, 0); }
-static void cut_xml(const char *data, size_t length) { cut_markup(data, length, 1); }
+static void cut_html(const char *data, size_t length) {
+    cut_markup(data, length, MOETEXT_TAGS_LINKED, 0);
+    cut_markup(data, length, MOETEXT_TAGS_MARKED, 0);
+}
+static void cut_xml(const char *data, size_t length) { cut_markup(data, length, MOETEXT_TAGS_LINKED, 1); }
 
 /* ==== 3. Growth ========================================================================================= */
 

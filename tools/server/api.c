@@ -20,15 +20,16 @@ enum { MOST_OTHERS = 64 }; /* alternatives that can be asked for; there are neve
 
 size_t ask_count(const ask *a) { return a->html ? a->n_pages : a->n_items; }
 
-const text_bytes *ask_translation(const ask *a, size_t i, text_bytes *whole) {
-    if (!a->html) return &a->items[i].answer;
-    write_page(a, &a->pages[i], 0, whole);
-    return whole;
+void put_text(const ask *a, json *j, const char *key, size_t i, size_t k) {
+    size_t length;
+    const char *text = ask_text(a, i, k, &length);
+    json_string(j, key, text ? text : "", text ? length : 0);
+    j->out->failed |= !text;
 }
 
 /* What a text says, or the words of a document, as much as detection looks at. */
 static void sample(const ask *a, size_t i, text_bytes *out) {
-    const size_t first = a->html ? a->pages[i].first : i, n = a->html ? html_count(a->pages[i].document) : 1;
+    const size_t first = a->html ? a->pages[i].first : i, n = a->html ? moetext_html_count(a->pages[i].document) : 1;
     for (size_t k = first; a->items && k < first + n && out->length < 1000; k++) {
         text_append(out, a->items[k].text, a->items[k].length);
         if (k + 1 < first + n) text_append(out, " ", 1);
@@ -55,26 +56,11 @@ const char *api_error_name(const ask *a) {
 static void put_alternatives(const ask *a, json *j, size_t i) {
     const page *p = a->html ? &a->pages[i] : NULL;
     size_t n = p ? 0 : a->items[i].n_others;
-    for (size_t k = 0; p && k < html_count(p->document); k++)
+    for (size_t k = 0; p && k < moetext_html_count(p->document); k++)
         if (a->items[p->first + k].n_others > n) n = a->items[p->first + k].n_others;
     json_open(j, a->is_list ? NULL : "alternatives", '[');
-    for (size_t k = 0; k < n; k++) {
-        text_bytes whole = { 0 };
-        if (a->html) write_page(a, &a->pages[i], k + 1, &whole);
-        const text_bytes *text = a->html ? &whole : &a->items[i].others[k];
-        json_string(j, NULL, text->data ? text->data : "", text->length);
-        j->out->failed |= whole.failed;
-        text_bytes_free(&whole);
-    }
+    for (size_t k = 1; k <= n; k++) put_text(a, j, NULL, i, k);
     json_close(j, ']');
-}
-
-static void put_translation(const ask *a, json *j, size_t i) {
-    text_bytes whole = { 0 };
-    const text_bytes *text = ask_translation(a, i, &whole);
-    json_string(j, a->is_list ? NULL : "translatedText", text->data ? text->data : "", text->length);
-    j->out->failed |= whole.failed;
-    text_bytes_free(&whole);
 }
 
 /* A member for each text, which is a JSON object; of documents and of what failed it is null. */
@@ -114,7 +100,7 @@ static enum MHD_Result send_translations(server *s, ask *a) {
     const size_t n = ask_count(a);
     json_open(&j, NULL, '{');
     if (a->is_list) json_open(&j, "translatedText", '[');
-    for (size_t i = 0; i < n; i++) put_translation(a, &j, i);
+    for (size_t i = 0; i < n; i++) put_text(a, &j, a->is_list ? NULL : "translatedText", i, 0);
     if (a->is_list) json_close(&j, ']');
     if (a->alternatives && a->is_list) json_open(&j, "alternatives", '[');
     for (size_t i = 0; i < n && a->alternatives; i++) put_alternatives(a, &j, i);
@@ -217,7 +203,10 @@ static void open_glossary(const server *s, ask *a, refusal *r) {
 static void cut_pages(const server *s, ask *a, refusal *r) {
     text_item *texts = a->items;
     const size_t n = a->n_items;
-    const html_wish wish = { s->aligned, a->html == HTML_XML, a->source, a->target };
+    const moetext_html_options o = { .tags = s->aligned ? MOETEXT_TAGS_LINKED : MOETEXT_TAGS_SPLIT,
+                                     .xml = a->html == HTML_XML,
+                                     .source = a->source,
+                                     .target = a->target };
     a->items = NULL, a->n_items = 0;
     a->pages = calloc(n + 1, sizeof *a->pages);
     int failed = !a->pages;
@@ -226,12 +215,11 @@ static void cut_pages(const server *s, ask *a, refusal *r) {
         p->first = a->n_items;
         p->text = texts[i].text, texts[i].text = NULL;
         p->length = texts[i].length;
-        p->document = html_read(p->text, p->length, &wish);
-        failed = !p->document;
-        p->unfinished = failed ? 0 : html_count(p->document);
+        failed = moetext_html_new(p->text, p->length, &o, &p->document, NULL) != MOE_OK;
+        p->unfinished = failed ? 0 : moetext_html_count(p->document);
         for (size_t k = 0; k < p->unfinished && !failed; k++) {
             size_t length;
-            const char *source = html_source(p->document, k, &length);
+            const char *source = moetext_html_source(p->document, k, &length);
             failed = !add_text(a, source, length);
             if (!failed) a->items[a->n_items - 1].page = i;
         }
@@ -250,7 +238,8 @@ static void find_sources(server *s, ask *a) {
         const char *code = language >= 0                    ? moetext_model_language(s->model, (size_t)language)
                            : moetext_model_engine(s->model) ? moetext_model_language(s->model, 0)
                                                             : a->target; /* without letters: it stays */
-        const size_t n = a->html ? html_count(a->pages[i].document) : 1, first = a->html ? a->pages[i].first : i;
+        const size_t n = a->html ? moetext_html_count(a->pages[i].document) : 1,
+                     first = a->html ? a->pages[i].first : i;
         for (size_t k = first; a->items && k < first + n; k++) a->items[k].source = code;
     }
 }

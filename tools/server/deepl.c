@@ -172,10 +172,8 @@ static enum MHD_Result send_list(server *s, ask *a) {
     json_open(&j, NULL, '{');
     json_open(&j, "translations", '[');
     for (size_t i = 0; i < ask_count(a); i++) {
-        text_bytes whole = { 0 };
         float confidence;
         size_t length;
-        const text_bytes *text = ask_translation(a, i, &whole);
         const char *source = source_text(a, i, &length);
         const ptrdiff_t language =
             a->source[0] ? moetext_model_language_find(s->model, a->source) : ask_detect(s, a, i, &confidence);
@@ -184,11 +182,9 @@ static enum MHD_Result send_list(server *s, ask *a) {
         else
             json_text(&j, "detected_source_lang",
                       language < 0 ? "en" : moetext_model_language(s->model, (size_t)language));
-        json_string(&j, "text", text->data ? text->data : "", text->length);
+        put_text(a, &j, "text", i, 0);
         if (a->billed) json_whole(&j, "billed_characters", (int64_t)text_utf8_count(source, length));
         json_close(&j, '}');
-        out.failed |= whole.failed;
-        text_bytes_free(&whole);
     }
     json_close(&j, ']');
     json_close(&j, '}');

@@ -172,11 +172,11 @@ static void put_address(const ask *a, const char *name, text_bytes *out) {
 }
 
 static enum MHD_Result send_address(server *s, ask *a) {
-    text_bytes name = { 0 }, whole = { 0 }, copy = { 0 }, url = { 0 }, out = { 0 };
-    const text_bytes *text = ask_translation(a, 0, &whole);
-    text_append(&copy, text->data ? text->data : "", text->length);
-    copy.failed |= whole.failed;
-    text_bytes_free(&whole);
+    text_bytes name = { 0 }, copy = { 0 }, url = { 0 }, out = { 0 };
+    size_t length;
+    const char *text = ask_text(a, 0, 0, &length);
+    text_append(&copy, text ? text : "", text ? length : 0);
+    copy.failed |= !text;
     const int named = !copy.failed && make_name(a, &name), good = named && keep(s, a, name.data, &copy);
     if (good) {
         put_address(a, name.data, &url);

@@ -33,7 +33,7 @@ void items_free(text_item *items, size_t n) {
 
 static void ask_free(ask *a) {
     items_free(a->items, a->n_items);
-    for (size_t i = 0; i < a->n_pages; i++) html_free(a->pages[i].document), free(a->pages[i].text);
+    for (size_t i = 0; i < a->n_pages; i++) moetext_html_free(a->pages[i].document), free(a->pages[i].text);
     free(a->pages);
     if (a->form) MHD_destroy_post_processor(a->form);
     text_bytes_free(&a->body);
@@ -379,31 +379,34 @@ static void write_details(text_item *item, const moetext_hypothesis *best) {
     free(source.marks), free(target.marks);
 }
 
-/* A translation as it is answered: HTML of a segment has its tags. 0: they cannot be put into it. */
-static int write_translation(const text_item *item, const moetext_hypothesis *h, text_bytes *out) {
-    const page *of = item->of->html ? &item->of->pages[item->page] : NULL;
-    const size_t segment = of ? (size_t)(item - item->of->items) - of->first : 0;
-    text_append(out, "", 0); /* what is empty is a text too */
-    if (!of) text_append(out, h->text, h->length);
-    else if (item->pieces) html_place_pieces(of->document, segment, h->text, h->length, out);
-    else return html_place(of->document, segment, h->text, h->length, h->links, h->n_links, out);
-    return 1;
+static size_t segment_of(const text_item *item) {
+    return (size_t)(item - item->of->items) - item->of->pages[item->page].first;
 }
 
-/* The item again, its texts one by one. 0: nobody waits for it any more: it stays untranslated. */
+/* Append a translation, with its markup if it is a segment of HTML. Return 0 if the markup cannot be placed. */
+static int write_translation(const text_item *item, const moetext_hypothesis *h, text_bytes *out) {
+    moetext_html *of = item->of->html ? item->of->pages[item->page].document : NULL;
+    const char *text = h->text;
+    size_t length = h->length;
+    if (of && item->pieces) text = moetext_html_place_pieces(of, segment_of(item), h->text, h->length, &length);
+    else if (of) text = moetext_html_place(of, segment_of(item), h->text, h->length, h->links, h->n_links, &length);
+    text_append(out, text ? text : "", text ? length : 0); /* an empty text is an answer too */
+    return text != NULL;
+}
+
+/* Queue the texts of a segment one by one. Return 0 if the request has ended: the segment remains untranslated. */
 static int try_pieces(server *s, text_item *item) {
-    const page *of = &item->of->pages[item->page];
-    const size_t segment = (size_t)(item - item->of->items) - of->first;
-    text_bytes text = { 0 };
-    html_pieces(of->document, segment, &text);
+    moetext_html *of = item->of->pages[item->page].document;
+    size_t length;
+    const char *pieces = moetext_html_pieces(of, segment_of(item), &length);
+    char *text = pieces && length ? text_copy(pieces, length) : NULL;
     item->pieces = 1;
-    item->answer.length = 0;
     pthread_mutex_lock(&s->lock);
     ask *a = item->of;
-    const int again = !text.failed && text.length && !s->ended && a->connection && a->state == ASK_WAITING;
+    const int again = text && !s->ended && a->connection && a->state == ASK_WAITING;
     if (again) {
         free(item->text);
-        item->text = text.data, item->length = text.length;
+        item->text = text, item->length = length;
         item->taken = 0, a->n_taken--;
         if (a->open == item) a->open = NULL;
         item->next = a->again, a->again = item;
@@ -411,8 +414,10 @@ static int try_pieces(server *s, text_item *item) {
     }
     pthread_mutex_unlock(&s->lock);
     if (again) return 1;
-    text_bytes_free(&text);
-    html_place_pieces(of->document, segment, "", 0, &item->answer);
+    free(text);
+    const char *whole = moetext_html_place_pieces(of, segment_of(item), "", 0, &length);
+    text_append(&item->answer, whole ? whole : "", whole ? length : 0);
+    item->answer.failed |= !whole;
     return 0;
 }
 
@@ -423,7 +428,7 @@ static void write_others(text_item *item, const moetext_result *result) {
     if (n && !item->others) item->status = MOE_ERROR_MEMORY;
     for (; item->others && item->n_others < n; item->n_others++) {
         text_bytes *other = &item->others[item->n_others];
-        if (!write_translation(item, &result->hypotheses[item->n_others + 1], other)) /* it is the best one then */
+        if (!write_translation(item, &result->hypotheses[item->n_others + 1], other)) /* use the best one */
             text_append(other, item->answer.data, item->answer.length);
         if (item->others[item->n_others].failed) item->status = MOE_ERROR_MEMORY;
     }
@@ -435,44 +440,45 @@ typedef struct choice {
     size_t first, k;
 } choice;
 
-static const text_bytes *chosen(const void *user, size_t segment) {
+static const char *chosen(void *user, size_t segment, size_t *length) {
     const choice *c = user;
     const text_item *item = &c->of->items[c->first + segment];
-    return c->k && item->n_others ? &item->others[c->k <= item->n_others ? c->k - 1 : item->n_others - 1]
-                                  : &item->answer;
+    const text_bytes *text =
+        c->k && item->n_others ? &item->others[c->k <= item->n_others ? c->k - 1 : item->n_others - 1] : &item->answer;
+    *length = text->length;
+    return text->data ? text->data : "";
 }
 
-void write_page(const ask *a, const page *p, size_t k, text_bytes *out) {
-    const choice c = { a, p->first, k };
-    text_append(out, "", 0);
-    html_write(p->document, chosen, &c, out);
+const char *ask_text(const ask *a, size_t i, size_t k, size_t *length) {
+    choice c = { a, a->html ? a->pages[i].first : i, k };
+    return a->html ? moetext_html_write(a->pages[i].document, chosen, &c, length) : chosen(&c, 0, length);
 }
 
 /* {"index": 3, "translatedText": "..."} and a line break: a finished text of a stream, or document. `failed`: the item
  * that is the reason why there is none, whose message is in `text`. */
-static void write_line(ask *a, size_t index, int failed, const text_bytes *text) {
+static void write_line(ask *a, size_t index, int failed, const char *text, size_t length) {
     json j = { .out = &a->lines };
     a->said |= !failed;
     json_open(&j, NULL, '{');
     json_whole(&j, "index", (int64_t)index);
-    json_string(&j, failed ? "error" : "translatedText", text->data ? text->data : "", text->length);
+    json_string(&j, failed ? "error" : "translatedText", text, length);
     json_close(&j, '}');
     text_append(&a->lines, "\n", 1);
 }
 
 void write_page_line(ask *a, size_t index) {
-    text_bytes whole = { 0 };
-    write_page(a, &a->pages[index], 0, &whole);
-    write_line(a, index, 0, &whole);
-    a->lines.failed |= whole.failed;
-    text_bytes_free(&whole);
+    size_t length;
+    const char *text = ask_text(a, index, 0, &length);
+    if (text) write_line(a, index, 0, text, length);
+    else a->lines.failed = 1;
 }
 
 /* A document is finished with its last segment, or with the first one that failed. */
 static void write_item(ask *a, const text_item *item) {
     page *p = a->html ? &a->pages[item->page] : NULL;
     if (!p || (item->status && p->unfinished))
-        write_line(a, p ? item->page : (size_t)(item - a->items), item->status != 0, &item->answer);
+        write_line(a, p ? item->page : (size_t)(item - a->items), item->status != 0,
+                   item->answer.data ? item->answer.data : "", item->answer.length);
     else if (p->unfinished == 1) write_page_line(a, item->page);
     if (p) p->unfinished = item->status || !p->unfinished ? 0 : p->unfinished - 1;
 }

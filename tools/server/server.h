@@ -25,7 +25,6 @@
 #include "tools/programs/program.h"
 #include "tools/server/address.h"
 #include "tools/server/experts.h"
-#include "tools/server/html.h"
 #include "tools/text/bytes.h"
 #include "tools/text/detect.h"
 #include "tools/text/json.h"
@@ -96,7 +95,7 @@ typedef struct text_item { /* one text of an ask */
 } text_item;
 
 typedef struct page { /* a document of an ask for HTML */
-    html *document;
+    moetext_html *document;
     char *text; /* [length] that it lies in */
     size_t length;
     size_t first;      /* item of its first segment */
@@ -304,8 +303,9 @@ void requests_enqueue(server *s, ask *a, refusal *r);
 /* The connection is done with a request, or gone. */
 void requests_leave(server *s, ask *a);
 void items_free(text_item *items, size_t n);
-/* Document p of an ask, translated; k: with alternative k of each segment, 0 the translation. */
-void write_page(const ask *a, const page *p, size_t k, text_bytes *out);
+/* The answer of text or document `i`: its translation, or alternative k from 1. Valid until the next call with this
+ * document. NULL: out of memory. */
+const char *ask_text(const ask *a, size_t i, size_t k, size_t *length);
 /* A finished document of a stream. */
 void write_page_line(ask *a, size_t index);
 
@@ -349,9 +349,9 @@ extern const size_t api_route_count;
 int is_theirs(const text_item *item);
 /* The name of the member with the error of an ask. */
 const char *api_error_name(const ask *a);
-/* Texts or documents of an ask, and what one has become: valid until *whole is freed. */
-size_t ask_count(const ask *a);
-const text_bytes *ask_translation(const ask *a, size_t i, text_bytes *whole);
+size_t ask_count(const ask *a); /* number of texts or documents */
+/* Append ask_text as a string. */
+void put_text(const ask *a, json *j, const char *key, size_t i, size_t k);
 /* The language that one seems to be in, or -1; and how sure that is, 0 to 1. */
 ptrdiff_t ask_detect(server *s, const ask *a, size_t i, float *confidence);
 /* The languages that a request names are checked, its texts are translated, and then its dialect sends them. */

@@ -206,6 +206,65 @@ moe_status moetext_glossary_new(const moetext *translator, const char *const *so
                                 size_t n, moetext_glossary **out, moe_error *error);
 void moetext_glossary_free(moetext_glossary *glossary); /* NULL is fine */
 
+/* A link from a word of the source to a word of the translation, without the spaces around them. A word can have
+ * several links or none. */
+typedef struct moetext_link {
+    size_t source_begin, source_end; /* in moetext_request.text */
+    size_t target_begin, target_end; /* in moetext_hypothesis.text */
+} moetext_link;
+
+/* ---- HTML ----------------------------------------------------------------------------------------------
+ * Translate the text of a page, and attributes that readers see, and keep every other byte:
+ *
+ *     moetext_html_new(page, length, &options, &html, &error);
+ *     for each segment i: translate moetext_html_source(html, i), and moetext_html_place the translation
+ *     moetext_html_write(html, translation_of, user, &length);
+ *
+ * A segment is the text between two block tags, without the markup and the white space at its ends. A link without
+ * words around it is a segment of its own. Code, names and formulas are words that the translation keeps: their mark in
+ * the source is {1}. Tags are always written once and well nested. */
+typedef struct moetext_html moetext_html; /* one thread at a time may use it */
+
+typedef enum moetext_html_tags {
+    MOETEXT_TAGS_SPLIT = 0, /* split sentences at tags: each text between two tags is a segment */
+    MOETEXT_TAGS_LINKED, /* the source has no tags; place them by the links of the translation (option alignment=1) */
+    MOETEXT_TAGS_MARKED  /* the source has marks <x1>...</x1> and <x2/>, which the translation must contain */
+} moetext_html_tags;
+
+typedef struct moetext_html_options {
+    moetext_html_tags tags;
+    int xml;                     /* 1: XML. Element names have no meaning, and attributes are not translated */
+    const char *source, *target; /* languages, or NULL: <html lang=source> becomes lang=target, for any source if it is
+                                    NULL or "" */
+} moetext_html_options;
+
+/* Cut a page into segments. The text, which is UTF-8, and the languages must remain valid until moetext_html_free.
+ * Errors: MOE_ERROR_MEMORY. */
+moe_status moetext_html_new(const char *text, size_t length, const moetext_html_options *options, moetext_html **out,
+                            moe_error *error);
+void moetext_html_free(moetext_html *html);          /* NULL is fine */
+size_t moetext_html_count(const moetext_html *html); /* number of segments */
+const char *moetext_html_source(const moetext_html *html, size_t segment, size_t *length);
+
+/* The functions below return bytes of *length that are valid until the next call with this page, or NULL if memory runs
+ * out. The bytes of a placed segment can contain segment numbers of attributes, each between two bytes 0xff;
+ * moetext_html_write replaces them. */
+
+/* Put the markup of a segment into its translation. Also NULL if the translation lacks a mark, or if a pair of tags
+ * lost its words: then translate the pieces. */
+const char *moetext_html_place(moetext_html *html, size_t segment, const char *text, size_t length,
+                               const moetext_link *links, size_t n_links, size_t *out_length);
+/* The texts between the tags of a segment, one per line, and the segment with their translations. A piece whose line is
+ * empty remains untranslated, and so do all pieces if the number of lines differs. */
+const char *moetext_html_pieces(moetext_html *html, size_t segment, size_t *length);
+const char *moetext_html_place_pieces(moetext_html *html, size_t segment, const char *text, size_t length,
+                                      size_t *out_length);
+/* The page with the placed segments that `translation` returns. NULL: with the number of each segment between two bytes
+ * 0xff. */
+const char *moetext_html_write(moetext_html *html,
+                               const char *(*translation)(void *user, size_t segment, size_t *length), void *user,
+                               size_t *length);
+
 /* ---- Streaming ----------------------------------------------------------------------------------------- */
 
 typedef enum moetext_task {
@@ -268,13 +327,6 @@ typedef struct moetext_request {
     size_t n_ids, limit;        /* limit: most tokens of an answer; 0: the translator's */
     const moe_session_params *sampling; /* how tokens of an answer are drawn: moe_request.sampling */
 } moetext_request;
-
-/* A link from a word of the source to a word of the translation, without the spaces around them. A word can have
- * several links or none. */
-typedef struct moetext_link {
-    size_t source_begin, source_end; /* in moetext_request.text */
-    size_t target_begin, target_end; /* in moetext_hypothesis.text */
-} moetext_link;
 
 typedef struct moetext_hypothesis {
     const char *text; /* [length], and a NUL after it */

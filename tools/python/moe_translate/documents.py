@@ -31,7 +31,7 @@ class Format:
 
 FORMATS = {
     "text": Format((".txt", ".text")),
-    "html": Format((".html", ".htm", ".xhtml"), "html"),
+    "html": Format((".html", ".htm", ".xhtml"), "pages"),
     "markdown": Format((".md", ".markdown"), "markdown"),
     "subtitles": Format((".srt", ".vtt", ".sbv", ".ass", ".ssa"), "subtitles"),
     "po": Format((".po", ".pot"), "po"),

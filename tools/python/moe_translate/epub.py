@@ -3,7 +3,7 @@
 import posixpath
 from urllib.parse import unquote
 
-from . import html
+from . import pages
 from .archive import Archive, Flow
 from .languages import right_to_left, two_letters
 from .lines import Line
@@ -46,7 +46,7 @@ def package(archive, flow, book, source, target):
             continue
         done.add(name)
         if kind == "application/xhtml+xml":
-            flow.member(name, html.parts(archive.text(name), source, target))
+            flow.member(name, pages.parts(archive.text(name), source, target))
         elif kind == "application/x-dtbncx+xml":
             flow.member(name, contents(archive.text(name)))
     flow.member(book, tree.spliced(0, len(tree.data), changes))

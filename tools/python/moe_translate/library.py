@@ -104,6 +104,13 @@ class Result(ctypes.Structure):
     ]
 
 
+TAGS_MARKED = 2  # moetext_html_tags
+
+
+class HtmlOptions(ctypes.Structure):
+    _fields_ = [("tags", c_int), ("xml", c_int), ("source", c_char_p), ("target", c_char_p)]
+
+
 class Partial(ctypes.Structure):
     _fields_ = [
         ("user", c_void_p),
@@ -178,6 +185,16 @@ FUNCTIONS = {  # name: (result, arguments)
         [c_void_p, POINTER(c_char_p), POINTER(c_char_p), c_size_t, POINTER(c_void_p), POINTER(Error)],
     ),
     "moetext_glossary_free": (None, [c_void_p]),
+    "moetext_html_new": (c_int, [c_char_p, c_size_t, POINTER(HtmlOptions), POINTER(c_void_p), POINTER(Error)]),
+    "moetext_html_free": (None, [c_void_p]),
+    "moetext_html_source": (c_void_p, [c_void_p, c_size_t, POINTER(c_size_t)]),
+    "moetext_html_place": (
+        c_void_p,
+        [c_void_p, c_size_t, c_char_p, c_size_t, c_void_p, c_size_t, POINTER(c_size_t)],
+    ),
+    "moetext_html_pieces": (c_void_p, [c_void_p, c_size_t, POINTER(c_size_t)]),
+    "moetext_html_place_pieces": (c_void_p, [c_void_p, c_size_t, c_char_p, c_size_t, POINTER(c_size_t)]),
+    "moetext_html_write": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(c_size_t)]),
     "moetext_cancel": (None, [c_void_p]),
     "moetext_stats_sized": (None, [c_void_p, POINTER(Stats), c_size_t]),
     "moetext_translate": (c_int, [c_void_p, PULL, DONE, c_void_p, POINTER(Error)]),

@@ -227,10 +227,16 @@ def joined(parts, done):
 
 def translate_parts(parts, translate, kept=None, context=0):
     """Return the translated document of `parts`; `translate`, `kept` and `context` as in translate_segments()."""
-    segments = [part for part in parts if isinstance(part, Segment)]
+    return translate_all([parts], translate, kept, context)[0]
+
+
+def translate_all(documents, translate, kept=None, context=0):
+    """Translate several documents with one call of `translate`."""
+    segments = [part for parts in documents for part in parts if isinstance(part, Segment)]
     marks = [mark for segment in segments for mark in segment.marks() if mark.parts]
     inner = [part for mark in marks for part in mark.parts if isinstance(part, Segment)]
     inside = translate_segments(inner, translate, kept)
     for mark in marks:
         mark.raw = joined(mark.parts, inside)
-    return joined(parts, translate_segments(segments, translate, kept, context))
+    done = translate_segments(segments, translate, kept, context)
+    return [joined(parts, done) for parts in documents]

@@ -489,6 +489,7 @@ class Translator:
         errors: str = "raise",
         prefix: "str | None" = None,
         glossary: "Mapping[str, str] | None" = None,
+        format: "str | None" = None,
     ) -> str: ...
 
     @overload
@@ -500,6 +501,7 @@ class Translator:
         errors: str = "raise",
         prefix: "str | Sequence[str] | None" = None,
         glossary: "Mapping[str, str] | None" = None,
+        format: "str | None" = None,
     ) -> list[str]: ...
 
     def translate(
@@ -510,13 +512,30 @@ class Translator:
         errors: str = "raise",
         prefix: "str | Sequence[str] | None" = None,
         glossary: "Mapping[str, str] | None" = None,
+        format: "str | None" = None,
     ) -> "str | list[str]":
         """Translate a text, or each text of a list. A text may have several lines and any length. errors: "raise" a
         TextError for the first text that cannot be translated, or return it "empty". prefix: the first words of the
         translation, or of each one; such a text must be one line, and nothing in it is protected. glossary: terms for
-        this call, instead of the translator's."""
+        this call, instead of the translator's. format: "html" translates pages and keeps their markup; texts that
+        cannot be translated remain."""
+        if format == "html" and prefix is None:
+            return self._pages(texts, target, source, glossary)
+        if format not in (None, "text"):
+            raise ValueError('format is "text" or "html"; HTML takes no prefix')
         call = self._texts(texts, errors, prefix, self._for(target, source, glossary, prefix))
         return _strings(self._wait(call), errors, isinstance(texts, str))
+
+    def _pages(self, pages, target, source, glossary):
+        from .pages import translate_pages
+
+        found = translate_pages(
+            _several(pages),
+            lambda texts: self.translate(texts, target, source, "empty", None, glossary),
+            source or self._wishes.get("source"),
+            target or self._wishes.get("target"),
+        )
+        return found[0] if isinstance(pages, str) else found
 
     @overload
     async def translate_async(

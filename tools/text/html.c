@@ -1,43 +1,50 @@
-/* html.c - html.h says what this is.
+/* html.c - HTML and XML: cuts a document into segments and puts their translations back (moetext.h).
  *
  * Contents
- *   1. Tokens       texts, tags and the rest of a document
+ *   1. Tokens       texts, tags and other markup
  *   2. Characters   references such as &amp;
- *   3. Segments     what a translator sees
- *   4. Placing      tags among the words of a translation
+ *   3. Segments     the texts that the translator receives
+ *   4. Placing      restore the markup in a translation
+ *
+ * The tokeniser follows the HTML standard but builds no tree: libraries that report byte ranges build one, and a
+ * hostile page makes its size quadratic.
  */
 #define _GNU_SOURCE /* memmem */
-#include "tools/server/html.h"
+#include "tools/text/bytes.h"
+#include "tools/text/moetext.h"
 
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <utf8proc.h>
+
+typedef moetext_html html;
 
 /* ==== 1. Tokens =========================================================================================
- * The states of the HTML standard's tokeniser, as far as they decide where a token ends. */
+ * Implements the tokeniser states of the HTML standard that decide where a token ends. */
 
 typedef enum kind { TEXT, OPEN, CLOSE, SINGLE, WORD } kind;
 
 typedef struct token {
-    kind kind;    /* SINGLE: stands inside a sentence without a partner; WORD: a word that stays as it is */
-    int link;     /* it may be a segment of its own in a sentence too */
-    int raised;   /* an exponent, an index */
-    int formula;  /* a WORD that one belongs to */
-    int edge;     /* white space or a single mark: at an end of a segment it stays outside */
-    int number;   /* of a WORD's stand-in, {number} */
-    size_t words; /* tokens with words before it, of those that were collected with it */
+    kind kind;    /* SINGLE: an unpaired tag; WORD: markup or code that the translation keeps as one word */
+    int link;     /* a link or label: may be a segment of its own inside a sentence */
+    int raised;   /* superscript or subscript */
+    int formula;  /* WORD: contains an exponent or index */
+    int edge;     /* white space or an unpaired tag: excluded at both ends of a segment */
+    int number;   /* N in the mark {N}, <xN> or <xN/>; 0 if it has none */
+    size_t words; /* preceding tokens with words, counted within the collected tokens */
     size_t begin, end;
-    size_t partner; /* of OPEN and CLOSE */
-    size_t at;      /* the byte of the segment's source where it stands */
-    size_t stop;    /* of a text: where it ends there */
+    size_t partner; /* OPEN and CLOSE: index of the other tag */
+    size_t at;      /* position in the segment's source */
+    size_t stop;    /* TEXT: its end in the source */
 } token;
 
 static int is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\f' || c == '\r'; }
 static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 static char small(char c) { return (char)(c >= 'A' && c <= 'Z' ? c + 32 : c); }
 
-/* 1 if data[0 .. n) is one of the words of a list, whatever its case. */
+/* Return 1 if data[0 .. n) is one of the words of a list, ignoring case. */
 static int is_one_of(const char *list, const char *data, size_t n) {
     for (const char *word = list; *word;) {
         const size_t length = strcspn(word, " ");
@@ -49,25 +56,25 @@ static int is_one_of(const char *list, const char *data, size_t n) {
     return 0;
 }
 
-/* Attributes that are looked at; the first four are always what a reader sees. */
+/* Attributes of interest; the first four are always visible to a reader. */
 enum { ALT, TITLE, PLACEHOLDER, LABEL, VALUE, CONTENT, TYPE, NAME, PROPERTY, LANG, N_SPOTS };
 static const char *const spot_names[N_SPOTS] = { "alt",     "title", "placeholder", "aria-label", "value",
                                                  "content", "type",  "name",        "property",   "lang" };
 
-typedef struct spot { /* the value of an attribute; all zero: there is none */
+typedef struct spot { /* value of an attribute; all zero if absent */
     size_t begin, end;
     int quoted;
 } spot;
 
 typedef struct tag {
-    size_t name, name_end, end; /* end: behind its >, or of the document */
-    int kept;                   /* its author wants its content as it is */
-    int empty;                  /* it ends with />, which counts for svg and math */
-    int slash;                  /* it ends with /> */
+    size_t name, name_end, end; /* end: after its '>', or the end of the document */
+    int kept;                   /* translate="no" or class="notranslate" */
+    int slash;                  /* ends in "/>" */
+    int empty;                  /* ends in "/>" and is svg or math, for which HTML honours it */
     spot spots[N_SPOTS];
 } tag;
 
-/* 1 if a list of classes has "notranslate". */
+/* Return 1 if a class list contains "notranslate". */
 static int has_class(const char *data, size_t n) {
     for (size_t at = 0; at < n;) {
         while (at < n && is_space(data[at])) at++;
@@ -79,7 +86,7 @@ static int has_class(const char *data, size_t n) {
     return 0;
 }
 
-/* The tag whose name begins at `at`. */
+/* Parse the tag whose name starts at `at`. */
 static tag read_tag(const char *data, size_t length, size_t at) {
     tag t = { .name = at };
     while (at < length && !is_space(data[at]) && data[at] != '/' && data[at] != '>') at++;
@@ -89,7 +96,7 @@ static tag read_tag(const char *data, size_t length, size_t at) {
             at++;
             continue;
         }
-        const size_t name = at++; /* which may begin with = */
+        const size_t name = at++; /* may start with = */
         while (at < length && !is_space(data[at]) && data[at] != '/' && data[at] != '>' && data[at] != '=') at++;
         const size_t name_end = at;
         while (at < length && is_space(data[at])) at++;
@@ -112,15 +119,15 @@ static tag read_tag(const char *data, size_t length, size_t at) {
     return t;
 }
 
-/* Behind the next `what`, or the document's end. */
-static size_t behind(const char *data, size_t length, size_t at, const char *what) {
+/* Return the position after the next `what`, or the end of the document. */
+static size_t after(const char *data, size_t length, size_t at, const char *what) {
     const size_t n = strlen(what);
     for (; at + n <= length; at++)
         if (memcmp(data + at, what, n) == 0) return at + n;
     return length;
 }
 
-/* Where the end tag of a name begins, or the document's end: what stands before it is no markup. */
+/* Return the start of the next end tag with this name, or the end of the document. */
 static size_t end_tag(const char *data, size_t length, size_t at, const char *name, size_t n) {
     for (; at + 2 + n <= length; at++) {
         if (data[at] != '<' || data[at + 1] != '/') continue;
@@ -132,22 +139,22 @@ static size_t end_tag(const char *data, size_t length, size_t at, const char *na
     return length;
 }
 
-/* 1 if no text goes on at data[at], which is a <. */
+/* Return 1 if the '<' at data[at] starts markup. */
 static int begins_markup(const char *data, size_t length, size_t at) {
     const char next = at + 1 < length ? data[at + 1] : 0;
     return is_letter(next) || next == '!' || next == '?' || (next == '/' && at + 2 < length);
 }
 
-/* The end of a comment, a declaration or the like, whose < is at `at`. */
+/* Return the end of the comment, declaration or processing instruction at `at`. */
 static size_t end_of_other(const char *data, size_t length, size_t at) {
-    static const char *const programs[] = { "<?php", "<?=" }; /* which have > of their own */
+    static const char *const programs[] = { "<?php", "<?=" }; /* may contain '>' */
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++)
         if (at + strlen(programs[i]) <= length && !memcmp(data + at, programs[i], strlen(programs[i])))
-            return behind(data, length, at, "?>");
-    if (at + 4 > length || memcmp(data + at, "<!--", 4) != 0) return behind(data, length, at, ">");
+            return after(data, length, at, "?>");
+    if (at + 4 > length || memcmp(data + at, "<!--", 4) != 0) return after(data, length, at, ">");
     if (at + 4 < length && data[at + 4] == '>') return at + 5;
-    /* Both ends in one search: one for each, and many comments with the rarer end would be looked through to the end of
-     * the document. */
+    /* Search for both ends together. Separate searches for the rarer end would scan the rest of the document for each
+     * comment. */
     for (size_t end = at + 4 - (at + 5 < length && data[at + 4] == '-'); end + 3 <= length; end++) {
         if (data[end] != '-' || data[end + 1] != '-') continue;
         if (data[end + 2] == '>') return end + 3;
@@ -157,9 +164,9 @@ static size_t end_of_other(const char *data, size_t length, size_t at) {
 }
 
 /* ==== 2. Characters =====================================================================================
- * Names of characters that texts in Latin letters have. Others stay as they are written. */
+ * Decodes the named characters common in Latin text. Unknown references are passed through as written. */
 
-static const char latin[] = /* U+00A0 and those behind it, in their order */
+static const char latin[] = /* U+00A0 to U+00FF in order */
     "nbsp iexcl cent pound curren yen brvbar sect uml copy ordf laquo not shy reg macr deg plusmn sup2 sup3 acute "
     "micro para middot cedil sup1 ordm raquo frac14 frac12 frac34 iquest Agrave Aacute Acirc Atilde Auml Aring "
     "AElig Ccedil Egrave Eacute Ecirc Euml Igrave Iacute Icirc Iuml ETH Ntilde Ograve Oacute Ocirc Otilde Ouml "
@@ -191,7 +198,7 @@ static uint32_t named(const char *name, size_t n) {
     return 0;
 }
 
-/* The longest of the names that need no semicolon which a text begins with: its length, and its character. */
+/* Find the longest prefix of a text that is a name valid without a semicolon. Return its length. */
 static size_t without_semicolon(const char *name, size_t n, uint32_t *code) {
     static const struct {
         const char *name;
@@ -230,14 +237,14 @@ static uint32_t numbered(const char *data, size_t length, size_t *n) {
                                                                                                                 : 0;
 }
 
-/* The bytes of something like &name; or &#1; that data begins with; 0: of nothing. */
+/* Return the length of the reference, such as &name; or &#1;, at the start of data, or 0. */
 static size_t reference_length(const char *data, size_t length) {
     size_t at = length > 1 && data[1] == '#' ? 2 : 1;
     while (at < length && at < 40 && is_alnum(data[at])) at++;
     return at > 2 && at < length && data[at] == ';' ? at + 1 : 0;
 }
 
-/* The character of the reference that begins at data[0], and its length; 0: it is none that is known. */
+/* Decode the reference at data[0]; *n receives its length. Return 0 if it is unknown. */
 static uint32_t reference(const char *data, size_t length, size_t *n) {
     if (length < 3 || data[0] != '&') return 0;
     if (data[1] == '#') return numbered(data, length, n);
@@ -258,7 +265,7 @@ static size_t put_utf8(uint32_t code, char out[4]) {
     return n;
 }
 
-/* One character of a text at data[0 .. length): its bytes in out, how many in *n; gives how many it was read from. */
+/* Decode the first character of data[0 .. length) to out[*n]. Return the number of bytes read. */
 static size_t character(const char *data, size_t length, char out[4], size_t *n) {
     size_t read = 1;
     const uint32_t code = reference(data, length, &read);
@@ -268,64 +275,90 @@ static size_t character(const char *data, size_t length, char out[4], size_t *n)
     return *n;
 }
 
+static utf8proc_category_t category_of(const char *c, size_t n) {
+    utf8proc_int32_t code = (unsigned char)*c;
+    if (n > 1) utf8proc_iterate((const utf8proc_uint8_t *)c, (utf8proc_ssize_t)n, &code);
+    return utf8proc_category(code);
+}
+
+/* Return 1 for white space, including no-break and thin spaces. */
 static int is_blank(const char *c, size_t n) {
-    return (n == 1 && is_space(*c)) || (n == 2 && !memcmp(c, "\xc2\xa0", 2));
+    return n == 1 ? is_space(*c) : category_of(c, n) == UTF8PROC_CATEGORY_ZS;
+}
+
+enum { LETTERS = 1, WORDLIKE = 2 }; /* contents of a text: letters; letters or digits */
+
+/* The contents of one character: 0, WORDLIKE or both. */
+static int contents_of(const char *c, size_t n) {
+    const utf8proc_category_t category = category_of(c, n);
+    if (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO) return LETTERS | WORDLIKE;
+    return category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO ? WORDLIKE : 0;
+}
+
+/* The contents of decoded text. */
+static int contents(const char *text, size_t length) {
+    int found = 0;
+    for (size_t at = 0, n; at < length && found != (LETTERS | WORDLIKE); at += n) {
+        for (n = 1; at + n < length && ((unsigned char)text[at + n] & 0xc0) == 0x80;) n++;
+        found |= contents_of(text + at, n);
+    }
+    return found;
 }
 
 /* ==== 3. Segments =======================================================================================
- * Tokens are collected until a block tag comes; what stands between two of them becomes a segment, or several. */
+ * Collects tokens up to the next block tag, then divides them into segments. */
 
-enum { MOST_MARKS = 64 }; /* in one segment: placing them takes time with their square, and stack with their depth */
+enum { MOST_MARKS = 64 }; /* per segment: placing is quadratic in them and recursive in their depth */
 
 typedef struct segment {
-    int attribute;         /* it is the value of one, without tokens */
-    size_t begin, end;     /* bytes of the document that its translation replaces */
-    size_t first, last;    /* tokens [first .. last) in it, TEXT, OPEN, CLOSE and SINGLE */
-    size_t source, length; /* of html.sources */
+    int attribute;         /* the value of an attribute; has no tokens */
+    size_t begin, end;     /* the bytes of the document that the translation replaces */
+    size_t first, last;    /* tokens [first .. last) */
+    size_t source, length; /* in html.sources */
 } segment;
 
 typedef struct range {
     size_t first, last; /* tokens */
-    int sentence;       /* it is not to be divided */
+    int sentence;       /* must not be divided */
 } range;
 
-struct html {
+struct moetext_html {
     const char *data;
     size_t length;
-    html_wish wish;
+    moetext_html_options options;
     int failed;
-    spot lang;     /* what becomes wish.target */
-    token *tokens; /* of all segments, and behind them those that are collected */
+    spot lang;     /* value to replace by options.target */
+    token *tokens; /* of all segments, followed by the collected ones */
     size_t n_tokens, token_capacity, collected;
     segment *segments;
     size_t n_segments, segment_capacity;
-    size_t *attributes; /* [n_attributes] numbers of the segments that are */
+    size_t *attributes; /* [n_attributes] segment numbers of the attributes */
     size_t n_attributes, attribute_capacity;
-    text_bytes sources;
-    range *ranges; /* what is to be cut into segments */
+    text_bytes sources, out; /* out: the text that the last call returned */
+    range *ranges;           /* stack of ranges to divide */
     size_t n_ranges, range_capacity;
 };
 
+/* Grow a block to at least n elements. NULL without memory. */
+static void *grow(html *h, void *block, size_t *capacity, size_t n, size_t size) {
+    void *more = h->failed ? NULL : text_grown(block, capacity, n, size);
+    h->failed |= !more;
+    return more;
+}
+
 static void add(html *h, kind what, size_t begin, size_t end) {
-    if (begin == end || h->failed) return;
     token *last = h->n_tokens > h->collected ? &h->tokens[h->n_tokens - 1] : NULL;
+    if (begin == end) return;
     if (last && what == TEXT && last->kind == TEXT && last->end == begin) {
         last->end = end;
         return;
     }
-    if (!h->tokens || h->n_tokens == h->token_capacity) {
-        token *more = realloc(h->tokens, (2 * h->n_tokens + 64) * sizeof *more);
-        if (!more) {
-            h->failed = 1;
-            return;
-        }
-        h->tokens = more, h->token_capacity = 2 * h->n_tokens + 64;
-    }
-    h->tokens[h->n_tokens++] = (token){ .kind = what, .begin = begin, .end = end };
+    token *more = grow(h, h->tokens, &h->token_capacity, h->n_tokens + 1, sizeof *more);
+    if (more) (h->tokens = more)[h->n_tokens++] = (token){ .kind = what, .begin = begin, .end = end };
 }
 
-/* Opening and closing tags find each other by their order, whatever their names; those that do not become single. The
- * partner of what opens serves as the stack. */
+/* Pair opening and closing tags by their order, ignoring their names; unpaired ones become SINGLE. The partner field of
+ * open tags serves as the stack. */
 static void pair_up(token *t, size_t first, size_t last) {
     size_t top = SIZE_MAX;
     for (size_t i = first; i < last; i++) {
@@ -342,7 +375,7 @@ static void pair_up(token *t, size_t first, size_t last) {
     for (size_t next; top != SIZE_MAX; top = next) next = t[top].partner, t[top].kind = SINGLE;
 }
 
-/* The bytes of a text that are white space: at its beginning, or at its end. */
+/* The length of the white space at the start or the end of a text. */
 static size_t blank_begin(const html *h, const token *t) {
     char c[4];
     size_t at = t->begin, n;
@@ -355,7 +388,7 @@ static size_t blank_begin(const html *h, const token *t) {
 
 static size_t blank_end(const html *h, const token *t) {
     char c[4];
-    size_t at = t->begin, from = t->begin, n; /* from: where the white space that goes on begins */
+    size_t at = t->begin, from = t->begin, n; /* from: start of the last run of white space */
     for (size_t read; at < t->end; at += read) {
         read = character(h->data + at, t->end - at, c, &n);
         if (!is_blank(c, n)) from = at + read;
@@ -367,69 +400,82 @@ static int is_blank_text(const html *h, const token *t) {
     return t->kind == TEXT && blank_begin(h, t) == t->end - t->begin;
 }
 
-/* Which numbers a segment has a stand-in of itself: taken[number]. Of those up to `most` that it can have, all in one
- * pass. NULL: no memory. */
+/* Mark the numbers up to `most` that the segment's own text uses as {N}. NULL without memory. */
 static unsigned char *taken_numbers(const html *h, const segment *s, size_t most) {
     const size_t end = h->tokens[s->last - 1].end;
     unsigned char *taken = calloc(most + 1, 1);
     for (size_t at = h->tokens[s->first].begin; taken && at < end; at++) {
-        size_t number = 0, behind = at + 1;
-        if (h->data[at] != '{' || behind == end || h->data[behind] == '0') continue;
-        for (; behind < end && is_digit(h->data[behind], 0) && number <= most; behind++)
-            number = 10 * number + (size_t)(h->data[behind] - '0');
-        if (behind < end && h->data[behind] == '}' && number <= most) taken[number] = 1;
+        size_t number = 0, next = at + 1;
+        if (h->data[at] != '{' || next == end || h->data[next] == '0') continue;
+        for (; next < end && is_digit(h->data[next], 0) && number <= most; next++)
+            number = 10 * number + (size_t)(h->data[next] - '0');
+        if (next < end && h->data[next] == '}' && number <= most) taken[number] = 1;
     }
     return taken;
 }
 
-/* The words that stay get the first numbers from one on whose stand-ins the segment does not have itself. */
-static void number_words(html *h, const segment *s) {
-    size_t words = 0, number = 0;
-    for (size_t i = s->first; i < s->last; i++) words += h->tokens[i].kind == WORD;
-    if (!words) return;
-    /* As many stand-ins, of three bytes or more, as there is room for leave a number free below this. */
-    unsigned char *taken = taken_numbers(h, s, words + (h->tokens[s->last - 1].end - h->tokens[s->first].begin) / 3);
+static int is_numbered(const html *h, const token *t) {
+    return t->kind == WORD || (h->options.tags == MOETEXT_TAGS_MARKED && (t->kind == OPEN || t->kind == SINGLE));
+}
+
+/* Number the marks of a segment from 1, skipping the numbers that its own text uses. */
+static void number_marks(html *h, const segment *s) {
+    size_t marks = 0, number = 0;
+    for (size_t i = s->first; i < s->last; i++) marks += (size_t)is_numbered(h, &h->tokens[i]);
+    if (!marks) return;
+    /* A text of N bytes uses at most N / 3 numbers, so enough are free below this limit. */
+    unsigned char *taken = taken_numbers(h, s, marks + (h->tokens[s->last - 1].end - h->tokens[s->first].begin) / 3);
     h->failed |= !taken;
     for (size_t i = s->first; taken && i < s->last; i++) {
-        if (h->tokens[i].kind != WORD) continue;
+        if (!is_numbered(h, &h->tokens[i])) continue;
         for (number++; taken[number];) number++;
         h->tokens[i].number = (int)number;
     }
     free(taken);
 }
 
-/* The words of the tokens, in which white space is one space; a stand-in for each word that stays. 1 if there is a
- * letter. */
+/* Write the mark that the translator receives for a token; its length is 0 if the token has none. */
+static size_t mark_of(const html *h, size_t i, char out[32]) {
+    static const char *const formats[] = { [OPEN] = "<x%d>", [CLOSE] = "</x%d>", [SINGLE] = "<x%d/>", [WORD] = "{%d}" };
+    const token *t = &h->tokens[i];
+    const int number = h->tokens[t->kind == CLOSE ? t->partner : i].number;
+    return t->kind == TEXT || !number ? 0 : (size_t)snprintf(out, 32, formats[t->kind], number);
+}
+
+/* Append decoded text, with each run of white space as one space and none at `source`. Return its contents. */
+static int put_words(const html *h, text_bytes *out, size_t begin, size_t end, size_t source) {
+    int found = 0;
+    for (size_t at = begin, n; at < end;) {
+        char c[4];
+        at += character(h->data + at, end - at, c, &n);
+        const int space = n == 1 && is_space(c[0]);
+        if (space && (out->length == source || out->data[out->length - 1] == ' ')) continue;
+        if (!(found & LETTERS)) found |= contents_of(c, n);
+        text_append(out, space ? " " : c, space ? 1 : n);
+    }
+    return found;
+}
+
+/* Write the source of a segment: its words and marks. Return 1 if it has letters. */
 static int write_source(html *h, segment *s) {
-    int letters = 0;
+    int found = 0;
+    char mark[32];
     s->source = h->sources.length;
-    number_words(h, s);
+    number_marks(h, s);
     for (size_t i = s->first; i < s->last; i++) {
         token *t = &h->tokens[i];
         t->at = h->sources.length - s->source;
-        if (t->kind == WORD) text_printf(&h->sources, "{%d}", t->number);
-        for (size_t at = t->begin, n; t->kind == TEXT && at < t->end;) {
-            char c[4];
-            at += character(h->data + at, t->end - at, c, &n);
-            const int space = n == 1 && is_space(c[0]);
-            if (space && (h->sources.length == s->source || h->sources.data[h->sources.length - 1] == ' ')) continue;
-            letters |= n > 1 ? !is_blank(c, n) : is_letter(c[0]);
-            text_append(&h->sources, space ? " " : c, space ? 1 : n);
-        }
+        if (t->kind == TEXT) found |= put_words(h, &h->sources, t->begin, t->end, s->source);
+        else text_append(&h->sources, mark, mark_of(h, i, mark));
         t->stop = h->sources.length - s->source;
     }
     s->length = h->sources.length - s->source;
-    return letters;
+    return found & LETTERS;
 }
 
 static void keep_segment(html *h, const segment *s) {
-    segment *more = text_grown(h->segments, &h->segment_capacity, h->n_segments + 1, sizeof *more);
-    if (!more) {
-        h->failed = 1;
-        return;
-    }
-    h->segments = more;
-    h->segments[h->n_segments++] = *s;
+    segment *more = grow(h, h->segments, &h->segment_capacity, h->n_segments + 1, sizeof *more);
+    if (more) (h->segments = more)[h->n_segments++] = *s;
 }
 
 static void add_segment(html *h, size_t first, size_t last) {
@@ -443,11 +489,11 @@ static void add_segment(html *h, size_t first, size_t last) {
     else h->sources.length = s.source;
 }
 
-/* ---- Names and formulas: one word, markup and all ---- */
+/* ---- Names and formulas: each becomes one WORD, including its markup ---- */
 
 enum { NEAR = 16, LONGEST_NAME = 200 }; /* tokens, bytes */
 
-/* The text of tokens (first .. last), as far as it is at most LONGEST_NAME bytes; SIZE_MAX: it is longer. */
+/* Copy the text of tokens (first .. last). Return SIZE_MAX if it exceeds LONGEST_NAME bytes. */
 static size_t text_inside(const html *h, size_t first, size_t last, char *out) {
     size_t length = 0;
     for (size_t i = first + 1; i < last; i++)
@@ -460,25 +506,19 @@ static size_t text_inside(const html *h, size_t first, size_t last, char *out) {
 
 static int is_wordlike(char c) { return is_alnum(c) || (unsigned char)c >= 0x80; }
 
-static int has_wordlike(const char *text, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        if (is_wordlike(text[i])) return 1;
-    return 0;
-}
-
 /* An address, @name, #tag. */
 static int is_name(const char *text, size_t n) {
     static const char *const begins[] = { "http://", "https://", "www." };
     for (size_t i = 0; i < n; i++)
         if (is_space(text[i])) return 0;
-    if (n > 1 && (*text == '@' || *text == '#')) return has_wordlike(text, n) && !memchr(text + 1, *text, n - 1);
+    if (n > 1 && (*text == '@' || *text == '#')) return contents(text, n) && !memchr(text + 1, *text, n - 1);
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
         if (n > strlen(begins[i]) && !memcmp(text, begins[i], strlen(begins[i]))) return 1;
     const char *sign = n ? memchr(text, '@', n) : NULL;
     return sign && sign > text && memchr(sign, '.', n - (size_t)(sign - text)) != NULL;
 }
 
-/* The bytes at the end of a text that an exponent or an index can stand at: a number, or at most two letters. */
+/* The length of a number, or of one or two letters, at the end of a text: the base of an exponent or index. */
 static size_t symbol_before(const html *h, const token *t) {
     size_t at = t->end, digits = 0;
     while (at > t->begin && is_wordlike(h->data[at - 1]) && t->end - at < 40)
@@ -487,17 +527,17 @@ static size_t symbol_before(const html *h, const token *t) {
     return n && (n <= 2 || digits == n) ? n : 0;
 }
 
-static size_t symbol_behind(const html *h, const token *t) {
+static size_t symbol_after(const html *h, const token *t) {
     size_t n = 0, digits = 0;
     while (t->begin + n < t->end && is_wordlike(h->data[t->begin + n]) && n < 40)
         digits += (size_t)is_digit(h->data[t->begin + n++], 0);
     return n <= 2 || digits == n ? n : 0;
 }
 
-/* An element with a text of `n` bytes that stands raised behind `before`: it becomes a part of a formula, or a note.
- * `next`: the token behind it. */
+/* Turn a raised element with a text of `n` bytes into part of a formula or a note. `before` and `next` are its
+ * neighbours. Return 0 if it is neither. */
 static int take_raised(html *h, token *before, token *t, token *next, const char *text, size_t n, size_t *kept) {
-    if (before->end != t->begin || memchr(text, ' ', n) || !has_wordlike(text, n)) return 0;
+    if (before->end != t->begin || memchr(text, ' ', n) || !contents(text, n)) return 0;
     if (before->kind == TEXT) {
         const size_t symbol = symbol_before(h, before);
         int letters = 0;
@@ -519,13 +559,13 @@ static int take_raised(html *h, token *before, token *t, token *next, const char
     }
     token *word = &h->tokens[*kept - 1];
     if (next && next->kind == TEXT && next->begin == word->end) {
-        const size_t more = symbol_behind(h, next);
+        const size_t more = symbol_after(h, next);
         word->end += more, next->begin += more;
     }
     return 1;
 }
 
-/* The collected tokens from `first` on, with names and formulas as one. */
+/* Merge names and formulas among the collected tokens. */
 static void collapse(html *h, size_t first) {
     size_t kept = first;
     char text[LONGEST_NAME];
@@ -539,7 +579,7 @@ static void collapse(html *h, size_t first) {
         if (n != SIZE_MAX) {
             for (size_t k = i + 1; k < last; k++) word |= h->tokens[k].kind == WORD;
             t.end = h->tokens[last].end;
-            if (!word && !has_wordlike(text, n)) t.kind = SINGLE;
+            if (!word && !contents(text, n)) t.kind = SINGLE;
             else if (!word && is_name(text, n)) t.kind = WORD;
             else if (!word && t.raised && kept > first &&
                      take_raised(h, &h->tokens[kept - 1], &t, next, text, n, &kept)) {
@@ -559,40 +599,35 @@ static void collapse(html *h, size_t first) {
 
 /* ---- Cutting ---- */
 
-static int push(html *h, size_t first, size_t last, int sentence) {
-    if (first >= last) return 1;
-    if (h->n_ranges == h->range_capacity) {
-        range *more = realloc(h->ranges, (2 * h->n_ranges + 64) * sizeof *more);
-        if (!more) return h->failed = 1, 0;
-        h->ranges = more, h->range_capacity = 2 * h->n_ranges + 64;
-    }
-    h->ranges[h->n_ranges++] = (range){ first, last, sentence };
-    return 1;
+static void push(html *h, size_t first, size_t last, int sentence) {
+    if (first >= last) return;
+    range *more = grow(h, h->ranges, &h->range_capacity, h->n_ranges + 1, sizeof *more);
+    if (more) (h->ranges = more)[h->n_ranges++] = (range){ first, last, sentence };
 }
 
 static size_t words_before(const html *h, size_t i, size_t all) { return i < h->n_tokens ? h->tokens[i].words : all; }
 
-/* What is at each token, and the words before it. Gives all words. */
+/* Set `edge` and `words` of the collected tokens. Return the number of tokens with words. */
 static size_t measure(html *h, size_t first) {
     size_t words = 0;
     for (size_t i = first; i < h->n_tokens; i++) {
         token *t = &h->tokens[i];
-        int letters = t->kind == WORD;
+        int found = t->kind == WORD ? LETTERS : 0;
         t->words = words, t->edge = t->kind == SINGLE;
         if (t->kind == TEXT) {
             t->edge = is_blank_text(h, t);
-            for (size_t at = t->begin, n; at < t->end && !letters;) {
+            for (size_t at = t->begin, n; at < t->end && !(found & LETTERS);) {
                 char c[4];
                 at += character(h->data + at, t->end - at, c, &n);
-                letters = n > 1 ? !is_blank(c, n) : is_letter(c[0]);
+                found |= contents_of(c, n);
             }
         }
-        words += (size_t)letters;
+        words += (size_t)(found & LETTERS);
     }
     return words;
 }
 
-/* Push the elements of a range that stand alone, their neighbours being no words, and what is between them. */
+/* Push each element of a range whose neighbours are not words, and the ranges between these elements. */
 static void divide(html *h, range r, size_t all) {
     const token *t = h->tokens;
     const size_t bottom = h->n_ranges;
@@ -617,7 +652,7 @@ static void divide(html *h, range r, size_t all) {
         left = element ? 0 : left || words;
     }
     push(h, begin, r.last, 1);
-    for (size_t a = bottom, b = h->n_ranges; a + 1 < b;) { /* the first one is on top */
+    for (size_t a = bottom, b = h->n_ranges; a + 1 < b;) { /* reverse: the first range on top */
         const range swap = h->ranges[a];
         h->ranges[a++] = h->ranges[--b], h->ranges[b] = swap;
     }
@@ -626,7 +661,7 @@ static void divide(html *h, range r, size_t all) {
 static void add_sentence(html *h, size_t first, size_t last) {
     size_t marks = 0;
     for (size_t i = first; i < last; i++) marks += h->tokens[i].kind != TEXT;
-    if (h->wish.whole && marks <= MOST_MARKS) {
+    if (h->options.tags != MOETEXT_TAGS_SPLIT && marks <= MOST_MARKS) {
         add_segment(h, first, last);
         return;
     }
@@ -634,10 +669,10 @@ static void add_sentence(html *h, size_t first, size_t last) {
         if (h->tokens[i].kind == TEXT && !h->tokens[i].edge) add_segment(h, i, i + 1);
 }
 
-/* Make segments of what is collected. Markup and white space around all words stay outside. */
+/* Divide the collected tokens into segments, which exclude markup and white space at their ends. */
 static void flush(html *h) {
     pair_up(h->tokens, h->collected, h->n_tokens);
-    if (h->wish.whole) collapse(h, h->collected);
+    if (h->options.tags != MOETEXT_TAGS_SPLIT) collapse(h, h->collected);
     pair_up(h->tokens, h->collected, h->n_tokens);
     const size_t all = measure(h, h->collected);
     push(h, h->collected, h->n_tokens, 0);
@@ -659,21 +694,20 @@ static void flush(html *h) {
 
 static const char INLINE[] = "a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark q s small span "
                              "strike strong sub sup time tt u";
-static const char SENTENCE[] = "img wbr input code kbd samp var"; /* inline; the first three have no content */
+static const char SENTENCE[] = "img wbr input code kbd samp var"; /* inline; the first three are void */
 static const char VOID[] = "area base br col embed hr img input link meta source track wbr";
 static const char KEPT[] = "script style pre textarea template svg math noscript code kbd samp var xmp iframe noembed "
                            "noframes";
 static const char MUTE[] = "script style pre template svg math noscript xmp iframe noembed noframes";
 static const char METAS[] = "description keywords og:title og:description twitter:title twitter:description";
-static const char RAW[] = "script style textarea title xmp iframe noembed noframes noscript"; /* no tags inside */
+static const char RAW[] = "script style textarea title xmp iframe noembed noframes noscript"; /* contain no tags */
 
 #define BLOCKS                                                                                                        \
     "address article aside blockquote center details dialog dir div dl fieldset figcaption figure footer form h1 h2 " \
     "h3 h4 h5 h6 header hgroup hr main menu nav ol pre search section summary table ul"
 #define ROWS "tbody thead tfoot tr"
 
-/* Elements whose end tag may be left out: the start tags and the end tags that end them unless they belong to one of
- * `inside`. */
+/* Elements with an optional end tag, and the start tags and end tags that close them, except within `inside`. */
 static const struct {
     const char *name, *starts, *ends, *inside;
 } ended[] = {
@@ -689,7 +723,7 @@ static const struct {
 
 /* ---- Attributes ---- */
 
-/* What programs make a value of is none of ours. */
+/* Return 1 if a value contains template syntax. */
 static int is_template(const char *data, size_t n) {
     for (size_t i = 0; i + 1 < n; i++) {
         if (data[i] == '{' && strchr("%{#", data[i + 1])) return 1;
@@ -698,44 +732,35 @@ static int is_template(const char *data, size_t n) {
     return 0;
 }
 
-/* The value of an attribute as a segment, if it has letters. */
+/* Make the value of an attribute a segment if it has letters. */
 static void add_attribute(html *h, spot at) {
     const token text = { .kind = TEXT, .begin = at.begin, .end = at.end };
     segment s = { .attribute = 1, .begin = at.begin, .end = at.end, .source = h->sources.length };
-    int letters = 0;
     if (!at.quoted || h->failed || is_template(h->data + at.begin, at.end - at.begin)) return;
     s.begin += blank_begin(h, &text);
     if (s.begin < s.end) s.end -= blank_end(h, &text);
-    for (size_t i = s.begin, n; i < s.end;) {
-        char c[4];
-        i += character(h->data + i, s.end - i, c, &n);
-        letters |= n > 1 ? !is_blank(c, n) : is_letter(c[0]);
-        text_append(&h->sources, c, n);
-    }
+    const int found = put_words(h, &h->sources, s.begin, s.end, s.source);
     s.length = h->sources.length - s.source;
-    size_t *more =
-        letters ? text_grown(h->attributes, &h->attribute_capacity, h->n_attributes + 1, sizeof *more) : NULL;
-    if (!letters) h->sources.length = s.source;
-    else if (!more) h->failed = 1;
-    else {
-        h->attributes = more;
-        h->attributes[h->n_attributes++] = h->n_segments;
-        keep_segment(h, &s);
+    if (!(found & LETTERS)) {
+        h->sources.length = s.source;
+        return;
     }
+    size_t *more = grow(h, h->attributes, &h->attribute_capacity, h->n_attributes + 1, sizeof *more);
+    if (more) (h->attributes = more)[h->n_attributes++] = h->n_segments, keep_segment(h, &s);
 }
 
 static int spot_is(const html *h, const tag *t, int which, const char *list) {
     return is_one_of(list, h->data + t->spots[which].begin, t->spots[which].end - t->spots[which].begin);
 }
 
-/* 1 if the first part of a language's code is the same: en and en-GB. */
+/* Return 1 if two language codes have the same first part, such as en and en-GB. */
 static int same_language(const char *a, size_t n, const char *b) {
     size_t i = 0;
     while (i < n && a[i] != '-' && a[i] != '_' && b[i] && small(a[i]) == small(b[i])) i++;
     return i && (i == n || a[i] == '-' || a[i] == '_') && (!b[i] || b[i] == '-' || b[i] == '_');
 }
 
-/* The attributes of a tag that a reader sees, in their order. */
+/* Add the visible attributes of a tag, in document order. */
 static void take_attributes(html *h, const tag *t) {
     const char *name = h->data + t->name;
     const size_t n = t->name_end - t->name;
@@ -754,20 +779,22 @@ static void take_attributes(html *h, const tag *t) {
         wanted[next] = 0, at = t->spots[next].begin;
     }
     const spot *lang = &t->spots[LANG];
-    if (html_tag && h->wish.target && !h->lang.end && lang->end > lang->begin &&
-        (!h->wish.source[0] || same_language(h->data + lang->begin, lang->end - lang->begin, h->wish.source)))
+    if (html_tag && h->options.target && !h->lang.end && lang->end > lang->begin &&
+        (!h->options.source || !h->options.source[0] ||
+         same_language(h->data + lang->begin, lang->end - lang->begin, h->options.source)))
         h->lang = *lang;
 }
 
 /* ---- Markup ---- */
 
-/* Behind the end tag of an element that is kept, whose content begins at `at`; before what ends it without one. */
+/* Return the end of an untranslated element whose content starts at `at`: after its end tag, or before the tag that
+ * closes it implicitly. */
 static size_t end_of_kept(const html *h, size_t at, const char *name, size_t n) {
     const char *data = h->data;
     const size_t length = h->length;
     const char *starts = "", *ends = "", *inside = "";
     for (size_t i = 0; i < sizeof ended / sizeof *ended; i++)
-        if (!h->wish.xml && is_one_of(ended[i].name, name, n))
+        if (!h->options.xml && is_one_of(ended[i].name, name, n))
             starts = ended[i].starts, ends = ended[i].ends, inside = ended[i].inside;
     for (size_t depth = 1, nested = 0; at < length;) {
         if (data[at] != '<' || !begins_markup(data, length, at)) {
@@ -785,16 +812,16 @@ static size_t end_of_kept(const html *h, size_t at, const char *name, size_t n) 
         if (!nested && depth == 1 && is_one_of(closes ? ends : starts, data + t.name, t.name_end - t.name)) return at;
         if (is_one_of(inside, data + t.name, t.name_end - t.name)) nested += closes ? (size_t)-1 : 1;
         at = t.end;
-        if (same == n && t.name_end - t.name == n && !(h->wish.xml ? t.slash : t.empty) && !nested)
+        if (same == n && t.name_end - t.name == n && !(h->options.xml ? t.slash : t.empty) && !nested)
             depth += closes ? (size_t)-1 : 1;
         if (!depth) return at;
-        if (!closes && !h->wish.xml && is_one_of(RAW, data + t.name, t.name_end - t.name) && same < n)
+        if (!closes && !h->options.xml && is_one_of(RAW, data + t.name, t.name_end - t.name) && same < n)
             at = end_tag(data, length, at, data + t.name, t.name_end - t.name);
     }
     return length;
 }
 
-/* A tag of XML: any element may stand in a sentence; what its neighbours are tells (divide). */
+/* Take a tag of XML, where any element may be inline: divide() decides from its neighbours. */
 static size_t take_element(html *h, size_t at, const tag *t, int closes) {
     if (closes || t->slash || !t->kept) {
         add(h, closes ? CLOSE : t->slash ? SINGLE : OPEN, at, t->end);
@@ -805,25 +832,25 @@ static size_t take_element(html *h, size_t at, const tag *t, int closes) {
     return end;
 }
 
-/* What is no tag: a comment goes with its sentence, a declaration does not. */
+/* Take markup other than tags: a comment belongs to its sentence, a declaration ends it. */
 static size_t take_other(html *h, size_t at) {
     static const char cdata[] = "<![CDATA[";
     const char *data = h->data;
     size_t end = end_of_other(data, h->length, at);
-    if (h->wish.xml && h->length - at >= sizeof cdata - 1 && !memcmp(data + at, cdata, sizeof cdata - 1))
-        end = behind(data, h->length, at, "]]>");
-    if (h->wish.xml && data[at + 1] == '?') end = behind(data, h->length, at, "?>");
+    if (h->options.xml && h->length - at >= sizeof cdata - 1 && !memcmp(data + at, cdata, sizeof cdata - 1))
+        end = after(data, h->length, at, "]]>");
+    if (h->options.xml && data[at + 1] == '?') end = after(data, h->length, at, "?>");
     if (data[at + 1] == '!' && end - at > 3 && data[at + 2] == '-') add(h, SINGLE, at, end);
     else flush(h);
     return end;
 }
 
-/* A tag that ends a sentence. */
+/* Take a tag that ends a sentence. */
 static size_t take_block(html *h, const tag *t, int closes) {
     const char *name = h->data + t->name;
     const size_t n = t->name_end - t->name;
     flush(h);
-    if (!closes && is_one_of("title", name, n)) { /* text without tags */
+    if (!closes && is_one_of("title", name, n)) { /* contains no tags */
         const size_t end = end_tag(h->data, h->length, t->end, name, n);
         add(h, TEXT, t->end, end);
         flush(h);
@@ -832,7 +859,7 @@ static size_t take_block(html *h, const tag *t, int closes) {
     return is_one_of("plaintext", name, n) ? h->length : t->end;
 }
 
-/* The tag or the like at `at`, a <; gives where the next token begins. */
+/* Take the markup at `at`. Return the start of the next token. */
 static size_t take_markup(html *h, size_t at) {
     const char *data = h->data;
     const int closes = data[at + 1] == '/';
@@ -840,7 +867,7 @@ static size_t take_markup(html *h, size_t at) {
     const tag t = read_tag(data, h->length, at + 1 + (size_t)closes);
     const char *name = data + t.name;
     const size_t n = t.name_end - t.name;
-    if (h->wish.xml) return take_element(h, at, &t, closes);
+    if (h->options.xml) return take_element(h, at, &t, closes);
     const int in_sentence = is_one_of(INLINE, name, n) || is_one_of(SENTENCE, name, n);
     const int empty = t.empty || is_one_of(VOID, name, n);
     size_t end = t.end;
@@ -862,54 +889,68 @@ static size_t take_markup(html *h, size_t at) {
     return end;
 }
 
-html *html_read(const char *data, size_t length, const html_wish *wish) {
+moe_status moetext_html_new(const char *data, size_t length, const moetext_html_options *options, moetext_html **out,
+                            moe_error *error) {
     html *h = calloc(1, sizeof *h);
-    if (!h) return NULL;
-    h->data = data, h->length = length, h->wish = *wish;
-    for (size_t at = 0; at < length;) {
+    if (h) h->data = data, h->length = length, h->options = *options;
+    for (size_t at = 0; h && at < length;) {
         size_t end = at;
         while (end < length && (data[end] != '<' || !begins_markup(data, length, end))) end++;
         add(h, TEXT, at, end);
         at = end < length ? take_markup(h, end) : end;
     }
-    flush(h);
-    if (!h->failed && !h->sources.failed) return h;
-    html_free(h);
-    return NULL;
+    if (h) flush(h);
+    if (h && !h->failed && !h->sources.failed) return *out = h, MOE_OK;
+    moetext_html_free(h);
+    if (error) *error = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+    return MOE_ERROR_MEMORY;
 }
 
-void html_free(html *h) {
+void moetext_html_free(moetext_html *h) {
     if (!h) return;
     free(h->tokens), free(h->segments), free(h->attributes), free(h->ranges);
-    text_bytes_free(&h->sources);
+    text_bytes_free(&h->sources), text_bytes_free(&h->out);
     free(h);
 }
 
-size_t html_count(const html *h) { return h->n_segments; }
+size_t moetext_html_count(const moetext_html *h) { return h->n_segments; }
 
-const char *html_source(const html *h, size_t i, size_t *length) {
+const char *moetext_html_source(const moetext_html *h, size_t i, size_t *length) {
     *length = h->segments[i].length;
     return h->sources.data + h->segments[i].source;
 }
 
 /* ---- Writing ----
- * A tag in a sentence goes where its words went, and its attributes with it: what html_place makes of the sentence has
- * their numbers in their places, between two bytes that no text has. */
+ * A tag inside a sentence moves with its words, and so do its attributes: the placed sentence contains their segment
+ * numbers between two bytes MARK, which UTF-8 never uses. */
 
 enum { MARK = 0xff };
 
-/* Bytes of the document, the language in its place. */
+static text_bytes *begin_output(html *h) {
+    text_clear(&h->out);
+    text_append(&h->out, "", 0);
+    return &h->out;
+}
+
+static const char *end_output(const html *h, size_t *length) {
+    *length = h->out.length;
+    return h->out.failed ? NULL : h->out.data;
+}
+
+static void put_number(text_bytes *out, size_t number) { text_printf(out, "%c%zu%c", MARK, number, MARK); }
+
+/* Copy bytes of the document, replacing the language of the page. */
 static void put_raw(const html *h, size_t from, size_t to, text_bytes *out) {
     const spot *lang = &h->lang;
     if (lang->end && lang->begin >= from && lang->end <= to) {
         text_append(out, h->data + from, lang->begin - from);
-        for (const char *c = h->wish.target; *c; c++) text_append(out, *c == '_' ? "-" : c, 1);
+        for (const char *c = h->options.target; *c; c++) text_append(out, *c == '_' ? "-" : c, 1);
         from = lang->end;
     }
     text_append(out, h->data + from, to - from);
 }
 
-/* Bytes of a tag in a sentence, with the numbers of its attributes. */
+/* Copy the bytes of a tag in a sentence, with the numbers of its attributes. */
 static void put_tag(const html *h, size_t from, size_t to, text_bytes *out) {
     size_t low = 0, high = h->n_attributes;
     while (low < high) {
@@ -920,54 +961,51 @@ static void put_tag(const html *h, size_t from, size_t to, text_bytes *out) {
     for (; low < h->n_attributes && h->segments[h->attributes[low]].begin < to; low++) {
         const segment *s = &h->segments[h->attributes[low]];
         text_append(out, h->data + from, s->begin - from);
-        text_printf(out, "%c%zu%c", MARK, h->attributes[low], MARK);
+        put_number(out, h->attributes[low]);
         from = s->end;
     }
     text_append(out, h->data + from, to - from);
 }
 
-typedef struct writing {
-    const html *h;
-    const text_bytes *(*translation)(const void *user, size_t segment);
-    const void *user;
-    text_bytes *out;
-} writing;
+typedef const char *translation_fn(void *user, size_t segment, size_t *length);
 
-/* What became of a segment, with what became of its attributes. */
-static void put_translated(const writing *w, size_t i) {
-    const text_bytes *text = w->translation(w->user, i);
-    for (size_t at = 0; at < text->length;) {
-        const char *mark = memchr(text->data + at, MARK, text->length - at);
-        const size_t n = mark ? (size_t)(mark - text->data) - at : text->length - at;
-        char *end = NULL;
-        text_append(w->out, text->data + at, n);
+/* Append the translation of a segment and of the attributes inside it. */
+static void put_translated(html *h, size_t i, translation_fn *translation, void *user) {
+    size_t length, n;
+    const char *text = translation(user, i, &length);
+    for (const char *end = text + length, *next; text < end; text = next) {
+        const char *mark = memchr(text, MARK, (size_t)(end - text));
+        text_append(&h->out, text, (size_t)((mark ? mark : end) - text));
         if (!mark) break;
-        const unsigned long long number = strtoull(mark + 1, &end, 10);
-        if ((unsigned char)*end == MARK && number < w->h->n_segments && w->h->segments[number].attribute) {
-            const text_bytes *value = w->translation(w->user, (size_t)number);
-            if (value->length) text_append(w->out, value->data, value->length);
-        }
-        at = (size_t)(end - text->data) + ((unsigned char)*end == MARK);
+        size_t number = 0;
+        for (next = mark + 1; next < end && is_digit(*next, 0) && number < h->n_segments; next++)
+            number = 10 * number + (size_t)(*next - '0');
+        if (next == end || (unsigned char)*next != MARK) continue;
+        next++;
+        if (number >= h->n_segments || !h->segments[number].attribute) continue;
+        const char *value = translation(user, number, &n);
+        text_append(&h->out, value, n);
     }
 }
 
-void html_write(const html *h, const text_bytes *(*translation)(const void *user, size_t segment), const void *user,
-                text_bytes *out) {
-    const writing w = { h, translation, user, out };
+const char *moetext_html_write(moetext_html *h, translation_fn *translation, void *user, size_t *length) {
     size_t at = 0;
-    for (size_t i = 0, a = 0; i < h->n_segments || a < h->n_attributes;) { /* sentences and attributes in their order */
+    begin_output(h);
+    for (size_t i = 0, a = 0; i < h->n_segments || a < h->n_attributes;) { /* merge both by position */
         while (i < h->n_segments && h->segments[i].attribute) i++;
         const int sentence =
             i < h->n_segments && (a == h->n_attributes || h->segments[i].begin <= h->segments[h->attributes[a]].begin);
         if (!sentence && a == h->n_attributes) break;
         const size_t which = sentence ? i++ : h->attributes[a++];
         const segment *s = &h->segments[which];
-        if (s->begin < at) continue; /* an attribute that went with its sentence */
-        put_raw(h, at, s->begin, out);
-        put_translated(&w, which);
+        if (s->begin < at) continue; /* an attribute inside a sentence that has been written */
+        put_raw(h, at, s->begin, &h->out);
+        if (translation) put_translated(h, which, translation, user);
+        else put_number(&h->out, which);
         at = s->end;
     }
-    put_raw(h, at, h->length, out);
+    put_raw(h, at, h->length, &h->out);
+    return end_output(h, length);
 }
 
 /* ==== 4. Placing ======================================================================================== */
@@ -980,13 +1018,13 @@ typedef struct placing {
     const moetext_link *links;
     size_t n_links;
     text_bytes *out;
-    int wrong;       /* a pair of tags lost its words, or a word that stays was lost */
-    size_t seen;     /* byte of the document behind the reference that was found last */
-    size_t misses;   /* what looks like a reference and is none, */
-    size_t searched; /* and the bytes that those which came out of their order were looked for in */
+    int wrong;       /* a pair of tags lost its words, or a WORD is missing */
+    size_t seen;     /* position in the document after the last reference found */
+    size_t misses;   /* references that the document does not contain */
+    size_t searched; /* bytes searched for references out of order */
 } placing;
 
-/* Where a byte of the source is in the translation, as far as its place in the sentence tells; between words. */
+/* Estimate the position of a source byte in the translation from its relative position; between words. */
 static size_t in_proportion(const placing *p, size_t at) {
     size_t byte = p->s->length ? (size_t)((double)at / (double)p->s->length * (double)p->length) : 0;
     if (at >= p->s->length) return p->length;
@@ -994,10 +1032,10 @@ static size_t in_proportion(const placing *p, size_t at) {
     return byte;
 }
 
-/* Where markup goes that stands before byte `at` of the source. */
+/* The position in the translation of markup that precedes byte `at` of the source. */
 static size_t place_single(const placing *p, size_t at) {
     const moetext_link *next = NULL, *before = NULL;
-    if (at && is_wordlike(p->h->sources.data[p->s->source + at - 1])) { /* a note at a word */
+    if (at && is_wordlike(p->h->sources.data[p->s->source + at - 1])) { /* a note attached to a word */
         for (const moetext_link *l = p->links; l < p->links + p->n_links; l++)
             if (l->source_begin < at && (!before || l->source_end > before->source_end ||
                                          (l->source_end == before->source_end && l->target_end > before->target_end)))
@@ -1018,7 +1056,7 @@ typedef struct place {
     size_t token, begin, end;
 } place;
 
-/* The bytes of the translation that go between a pair of tags, or where a single one goes. */
+/* The range of the translation that a pair of tags encloses, or the position of an unpaired one. */
 static place place_of(const placing *p, size_t i) {
     const token *t = &p->h->tokens[i];
     place found = { .token = i };
@@ -1042,16 +1080,16 @@ static place place_of(const placing *p, size_t i) {
     return found;
 }
 
-/* Where the stand-in of a word that stays is; begin is end: nowhere. */
+/* The range of the mark of a WORD; empty if it is missing. */
 static place word_place(const placing *p, size_t i) {
-    char name[16];
-    const size_t n = (size_t)snprintf(name, sizeof name, "{%d}", p->h->tokens[i].number);
+    char name[32];
+    const size_t n = mark_of(p->h, i, name);
     const char *found = p->length ? memmem(p->text, p->length, name, n) : NULL;
     const size_t at = found ? (size_t)(found - p->text) : 0;
     return (place){ i, at, at + (found ? n : 0) };
 }
 
-/* The place of a token; a pair stands around all that is inside it, and nothing in the middle of a stand-in. */
+/* The place of a token. A pair encloses everything inside it and never splits the mark of a WORD. */
 static place whole_place(const placing *p, size_t i) {
     const token *t = p->h->tokens;
     if (t[i].kind == WORD) return word_place(p, i);
@@ -1074,8 +1112,8 @@ static place whole_place(const placing *p, size_t i) {
     return found;
 }
 
-/* Whether a segment has a reference that is not known: looked for from where the one before it was, since they come in
- * their order, mostly; and for a few that do not, from the beginning. */
+/* Return 1 if a segment contains this unknown reference. Search from the previous one, since they are mostly in order,
+ * then from the start, within a limit. */
 static int had_reference(placing *p, const char *name, size_t n) {
     const char *data = p->h->data;
     const size_t begin = p->s->begin, end = p->s->end, from = p->seen > begin ? p->seen : begin;
@@ -1090,7 +1128,7 @@ static int had_reference(placing *p, const char *name, size_t n) {
     return found != NULL;
 }
 
-/* A text as HTML. A reference that is not known was shown to the translator as it is written, and stays so. */
+/* Append a text as HTML. Unknown references were passed to the translator as written and are restored unchanged. */
 static void escape(placing *p, const char *text, size_t length) {
     for (size_t i = 0, n; i < length; i++) {
         const char *name = text[i] == '&' ? "&amp;" : text[i] == '<' ? "&lt;" : text[i] == '>' ? "&gt;" : NULL;
@@ -1112,24 +1150,24 @@ static void put_token(const placing *p, size_t i) {
     put_tag(p->h, t->begin, t->end, p->out);
 }
 
-/* Whether there was a word between the tags of a pair, or a number. */
-static int held_words(const placing *p, size_t first, size_t last) {
-    const token *t = p->h->tokens;
+/* The contents of the source between the tags of a pair. */
+static int contents_inside(const placing *p, size_t first, size_t last) {
+    int found = 0;
     for (size_t i = first; i < last; i++) {
-        if (t[i].kind == WORD) return 1;
-        if (t[i].kind == TEXT && has_wordlike(p->h->sources.data + p->s->source + t[i].at, t[i].stop - t[i].at))
-            return 1;
+        const token *t = &p->h->tokens[i];
+        if (t->kind == WORD) return LETTERS | WORDLIKE;
+        if (t->kind == TEXT) found |= contents(p->h->sources.data + p->s->source + t->at, t->stop - t->at);
     }
-    return 0;
+    return found;
 }
 
-/* White space stood on both sides of a token. */
+/* Return 1 if a token has white space on both sides. */
 static int is_spaced(const html *h, const token *t) {
     return t->begin && t->end < h->length && is_space(h->data[t->begin - 1]) && is_space(h->data[t->end]);
 }
 
-/* The words [begin .. end) of the translation with the marks among tokens [first .. last). Marks that would cross stand
- * one behind the other. */
+/* Append bytes [begin .. end) of the translation with the markup of tokens [first .. last). Tags that would overlap
+ * follow one another. */
 static void put_range(placing *p, size_t first, size_t last, size_t begin, size_t end) { /* NOLINT(misc-no-recursion) */
     place places[MOST_MARKS];
     const token *t = p->h->tokens;
@@ -1157,70 +1195,127 @@ static void put_range(placing *p, size_t first, size_t last, size_t begin, size_
         if (spaced && p->text[to] != ' ') text_append(p->out, " ", 1);
         if (mark->kind == WORD) p->wrong |= from == to || from != places[i].begin || to != places[i].end;
         if (mark->kind != OPEN) continue;
-        p->wrong |= held_words(p, places[i].token + 1, mark->partner) != has_wordlike(p->text + from, to - from);
+        p->wrong |= !contents_inside(p, places[i].token + 1, mark->partner) != !contents(p->text + from, to - from);
         put_range(p, places[i].token + 1, mark->partner, from, to);
         put_token(p, mark->partner);
     }
     escape(p, p->text + at, end - at);
 }
 
-int html_place(const html *h, size_t i, const char *text, size_t length, const moetext_link *links, size_t n_links,
-               text_bytes *out) {
-    placing p = { .h = h, .s = &h->segments[i], .text = text, .length = length };
-    const size_t begin = out->length;
-    p.links = links, p.n_links = n_links, p.out = out;
-    if (p.s->attribute) { /* one that is still the same keeps its bytes */
-        const int same = length == p.s->length && !memcmp(text, h->sources.data + p.s->source, length);
-        if (same) text_append(out, h->data + p.s->begin, p.s->end - p.s->begin);
-        else escape(&p, text, length);
-        return 1;
+/* ---- By marks ---- */
+
+/* Parse a mark at the start of text. Return its length, or 0 if the text starts otherwise. */
+static size_t read_mark(const char *text, size_t length, kind *what, int *number) {
+    const int word = length && *text == '{', closes = length > 1 && text[1] == '/';
+    size_t at = word ? 1 : closes ? 3 : 2;
+    if (length < 3 || (!word && (*text != '<' || text[at - 1] != 'x'))) return 0;
+    const size_t first = at;
+    for (*number = 0; at < length && is_digit(text[at], 0) && *number < 1000000; at++)
+        *number = 10 * *number + text[at] - '0';
+    const int single = !word && !closes && at < length && text[at] == '/';
+    at += (size_t)single;
+    *what = word ? WORD : closes ? CLOSE : single ? SINGLE : OPEN;
+    return at > first + (size_t)single && at < length && text[at] == (word ? '}' : '>') ? at + 1 : 0;
+}
+
+/* The unused token of a mark, or the end of the segment. */
+static size_t token_of(const placing *p, kind what, int number, const unsigned char *used) {
+    const token *t = p->h->tokens;
+    size_t i = p->s->first;
+    for (; i < p->s->last; i++)
+        if (t[i].kind == what && t[what == CLOSE ? t[i].partner : i].number == number && !used[i - p->s->first]) break;
+    return i;
+}
+
+/* Append a translation with its marks replaced by the markup. Return 0 if a mark is missing, repeated or badly nested,
+ * or a pair of tags lost or gained words. */
+static int put_marked(placing *p) {
+    unsigned char used[2 * MOST_MARKS + 1] = { 0 }; /* texts separate the marks */
+    size_t open[MOST_MARKS + 1], depth = 0, from = 0, left = 0;
+    int held[MOST_MARKS + 1] = { 0 }, number;
+    const token *t = p->h->tokens;
+    kind what = TEXT;
+    if (p->s->last - p->s->first > sizeof used) return 0;
+    for (size_t i = p->s->first; i < p->s->last; i++) left += t[i].kind != TEXT;
+    for (size_t at = 0, n; at <= p->length; at += n) {
+        n = at < p->length ? read_mark(p->text + at, p->length - at, &what, &number) : 0;
+        const size_t i = n ? token_of(p, what, number, used) : p->s->last;
+        if (n && i == p->s->last && what != WORD) return 0;
+        if (i == p->s->last && at < p->length) {
+            n = n ? n : 1; /* the text's own */
+            continue;
+        }
+        held[depth] |= contents(p->text + from, at - from);
+        escape(p, p->text + from, at - from);
+        if (at == p->length) break;
+        from = at + n, left--, used[i - p->s->first] = 1;
+        if (what == WORD) held[depth] = LETTERS | WORDLIKE;
+        if (what == OPEN) open[depth++] = i, held[depth] = 0;
+        if (what == CLOSE) {
+            if (!depth || open[depth - 1] != t[i].partner) return 0;
+            if (held[depth] != contents_inside(p, t[i].partner + 1, i)) return 0;
+            held[depth - 1] |= held[depth], depth--;
+        }
+        put_token(p, i);
     }
-    put_range(&p, p.s->first, p.s->last, 0, length);
-    if (p.wrong) out->length = begin;
-    return !p.wrong;
+    return !left && !depth;
+}
+
+const char *moetext_html_place(moetext_html *h, size_t i, const char *text, size_t length, const moetext_link *links,
+                               size_t n_links, size_t *out_length) {
+    placing p = { .h = h, .s = &h->segments[i], .text = text, .length = length, .links = links, .n_links = n_links };
+    const int marked = h->options.tags == MOETEXT_TAGS_MARKED;
+    const int same = length == p.s->length && !memcmp(text, h->sources.data + p.s->source, length);
+    p.out = begin_output(h);
+    if (same && p.s->attribute) text_append(p.out, h->data + p.s->begin, p.s->end - p.s->begin);
+    else if (same && marked) put_tag(h, p.s->begin, p.s->end, p.out);
+    else if (p.s->attribute) escape(&p, text, length);
+    else if (marked) p.wrong = !put_marked(&p);
+    else put_range(&p, p.s->first, p.s->last, 0, length);
+    return p.wrong ? NULL : end_output(h, out_length);
 }
 
 /* ---- Piece by piece ---- */
 
-/* 1 if token i of a segment is a text with letters: source bytes [*begin .. *end), without the spaces at its ends. */
-static int is_piece(const html *h, const segment *s, size_t i, size_t *begin, size_t *end) {
+/* Return 1 if token i of a segment is a text with letters. */
+static int is_piece(const html *h, const segment *s, size_t i) {
     const token *t = &h->tokens[i];
-    const char *source = h->sources.data + s->source;
-    int letters = 0;
-    *begin = t->at, *end = t->stop;
-    while (*begin < *end && source[*begin] == ' ') ++*begin;
-    while (*end > *begin && source[*end - 1] == ' ') --*end;
-    for (size_t at = *begin; at < *end; at++) letters |= is_letter(source[at]) || (unsigned char)source[at] >= 0x80;
-    return t->kind == TEXT && letters;
+    return t->kind == TEXT && contents(h->sources.data + s->source + t->at, t->stop - t->at) & LETTERS;
 }
 
-void html_pieces(const html *h, size_t i, text_bytes *out) {
+const char *moetext_html_pieces(moetext_html *h, size_t i, size_t *length) {
     const segment *s = &h->segments[i];
-    size_t begin, end;
+    text_bytes *out = begin_output(h);
+    if (s->attribute) text_append(out, h->sources.data + s->source, s->length);
     for (size_t k = s->first, n = 0; k < s->last; k++) {
-        if (!is_piece(h, s, k, &begin, &end)) continue;
+        const token *t = &h->tokens[k];
+        if (!is_piece(h, s, k)) continue;
         if (n++) text_append(out, "\n", 1);
-        text_append(out, h->sources.data + s->source + begin, end - begin);
+        put_words(h, out, t->begin + blank_begin(h, t), t->end - blank_end(h, t), out->length);
     }
+    return end_output(h, length);
 }
 
-void html_place_pieces(const html *h, size_t i, const char *text, size_t length, text_bytes *out) {
+const char *moetext_html_place_pieces(moetext_html *h, size_t i, const char *text, size_t length, size_t *out_length) {
     const segment *s = &h->segments[i];
-    size_t begin, end, lines = 1, pieces = 0;
-    placing p = { .h = h, .s = s, .out = out };
+    size_t lines = 1, pieces = 0;
+    placing p = { .h = h, .s = s, .out = begin_output(h) };
     for (size_t at = 0; at < length; at++) lines += text[at] == '\n';
-    for (size_t k = s->first; k < s->last; k++) pieces += (size_t)is_piece(h, s, k, &begin, &end);
+    for (size_t k = s->first; k < s->last; k++) pieces += (size_t)is_piece(h, s, k);
+    if (s->attribute && length) return moetext_html_place(h, i, text, length, NULL, 0, out_length);
+    if (s->attribute) text_append(p.out, h->data + s->begin, s->end - s->begin);
     for (size_t k = s->first; k < s->last; k++) {
         const token *t = &h->tokens[k];
-        if (lines != pieces || !is_piece(h, s, k, &begin, &end)) {
-            put_tag(h, t->begin, t->end, out);
-            continue;
+        const int piece = lines == pieces && is_piece(h, s, k);
+        const char *newline = piece && length ? memchr(text, '\n', length) : NULL;
+        const size_t n = !piece ? 0 : newline ? (size_t)(newline - text) : length;
+        if (!n) put_tag(h, t->begin, t->end, p.out);
+        else {
+            text_append(p.out, h->data + t->begin, blank_begin(h, t));
+            escape(&p, text, n);
+            text_append(p.out, h->data + t->end - blank_end(h, t), blank_end(h, t));
         }
-        const char *newline = memchr(text, '\n', length);
-        const size_t n = newline ? (size_t)(newline - text) : length;
-        text_append(out, h->data + t->begin, blank_begin(h, t));
-        escape(&p, text, n);
-        text_append(out, h->data + t->end - blank_end(h, t), blank_end(h, t));
         text += n + (newline != NULL), length -= n + (newline != NULL);
     }
+    return end_output(h, out_length);
 }

@@ -1,0 +1,82 @@
+"""HTML: libmoetext cuts a page into segments and puts their translations back (moetext.h)."""
+
+import ctypes
+
+from . import library as c
+from .engine import failure, lib
+from .segments import Mark, Segment, translate_all
+
+
+class Page:
+    """Names segments by number. Between two bytes 0xff, a number represents a segment in the library's output."""
+
+    def __init__(self, text, source, target):
+        self.text, self.handle, error = text.encode("utf-8", "surrogatepass"), ctypes.c_void_p(), c.Error()
+        languages = [code.encode() if source and target else None for code in (source or "", target or "")]
+        self.options = c.HtmlOptions(c.TAGS_MARKED, 0, *languages)
+        status = lib().moetext_html_new(self.text, len(self.text), self.options, self.handle, error)
+        if status != c.OK:
+            raise failure(status, error)
+
+    def __del__(self):
+        lib().moetext_html_free(self.handle)
+
+    def call(self, name, *arguments):
+        """Call a function that returns bytes or NULL."""
+        length = ctypes.c_size_t()
+        data = getattr(lib(), "moetext_html_" + name)(self.handle, *arguments, length)
+        return ctypes.string_at(data, length.value) if data else None
+
+
+def texts_of(data):
+    """The texts in the library's output, and the segment numbers between them."""
+    found = [part.decode("utf-8", "surrogatepass") for part in data.split(b"\xff")]
+    found[1::2] = map(int, found[1::2])
+    return found
+
+
+class PageSegment(Segment):
+    """A sentence or an attribute. The attributes of tags inside a sentence are parts of its marks."""
+
+    def __init__(self, page, number):
+        self.page, self.number, self.items, self._before, self._after = page, number, [], [], []
+        inside = texts_of(self._placed("place_pieces", ""))[1::2]
+        self.inner = {inner: Mark("", "single", [PageSegment(page, inner)]) for inner in inside}
+
+    def _placed(self, name, text, *links):
+        data = text.encode("utf-8", "surrogatepass")
+        return self.page.call(name, self.number, data, len(data), *links)
+
+    def _text(self, placed):
+        if placed is None:
+            return None
+        return "".join(part if isinstance(part, str) else self.inner[part].raw for part in texts_of(placed))
+
+    def source(self):
+        return self.page.call("source", self.number).decode("utf-8", "surrogatepass")
+
+    def accept(self, translation):
+        return self._text(self._placed("place", translation, None, 0))
+
+    def marks(self):
+        return list(self.inner.values())
+
+    def pieces(self):
+        return self.page.call("pieces", self.number).decode("utf-8", "surrogatepass").split("\n")
+
+    def accept_pieces(self, translations):
+        return self._text(self._placed("place_pieces", "\n".join(" ".join(text.split("\n")) for text in translations)))
+
+    def original(self):
+        return self.accept_pieces([])
+
+
+def parts(data, source=None, target=None):
+    """source, target: languages; lang=source of <html> becomes lang=target."""
+    page = Page(data, source, target)
+    found = texts_of(page.call("write", None, None))
+    return [part if isinstance(part, str) else PageSegment(page, part) for part in found]
+
+
+def translate_pages(pages, translate, source=None, target=None):
+    return translate_all([parts(page, source, target) for page in pages], translate)
