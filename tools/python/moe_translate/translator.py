@@ -532,8 +532,8 @@ class Translator:
         found = translate_pages(
             _several(pages),
             lambda texts: self.translate(texts, target, source, "empty", None, glossary),
-            source or self._options.get("source"),
-            target or self._options.get("target"),
+            source or self._settings.get("source"),
+            target or self._settings.get("target"),
         )
         return found[0] if isinstance(pages, str) else found
 
