@@ -6,7 +6,7 @@
 #define _GNU_SOURCE
 
 #include "moe.h"
-#include "tools/text/jobs.h"
+#include "tools/text/strategy.h"
 #include "tools/text/spm.h"
 
 #include "tests/engine/model_writer.h"
@@ -278,14 +278,15 @@ static void use_front(const text_front *front, const uint8_t *data, size_t size,
                                  .number = 1,
                                  .too_long = fuzz_one_in(r, 16),
                                  .kept = fuzz_one_in(r, 16) };
-        const text_options options = { .ids = !pieces && !texts ? 1 : fuzz_one_in(r, 5),
-                                       .pretokenized = !texts || fuzz_one_in(r, 5),
-                                       .truncate = fuzz_one_in(r, 2),
-                                       .calm = fuzz_one_in(r, 2),
-                                       .pairs = fuzz_one_in(r, 4) ? "--score" : NULL,
-                                       .max_source = 1 + fuzz_below(r, 20),
-                                       .max_target = 1 + fuzz_below(r, 20) };
+        text_options options = { .ids = !pieces && !texts ? 1 : fuzz_one_in(r, 5),
+                                 .pretokenized = !texts || fuzz_one_in(r, 5),
+                                 .truncate = fuzz_one_in(r, 2),
+                                 .calm = fuzz_one_in(r, 2),
+                                 .pairs = fuzz_one_in(r, 4) ? "--score" : NULL,
+                                 .max_source = 1 + fuzz_below(r, 20),
+                                 .max_target = 1 + fuzz_below(r, 20) };
         text_job job = { 0 };
+        options.strategy = text_strategy_of(front, &options);
         check_status(text_job_prepare(front, &options, &line, &job, &e), &e);
         if (!job.failed) check_ids(front, &job.source_ids), check_ids(front, &job.target_ids);
         FUZZ_CHECK(!job.failed || job.note[0], "a line failed without a note");

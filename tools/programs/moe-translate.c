@@ -414,8 +414,7 @@ static moe_hypothesis scored(const options *o, const text_job *job, const moe_re
 /* A hypothesis as text, as ids (--ids) or as pieces (--pretokenized). */
 static moe_status append_translation(const text_front *front, const options *o, const text_job *job,
                                      const moe_hypothesis *h, text_bytes *out, moe_error *error) {
-    const text_options form = { .ids = o->common.ids, .pretokenized = o->common.pretokenized, .rules = o->rules };
-    moe_status status = text_job_write(front, &form, job, h, out, error);
+    moe_status status = text_job_write(front, job, h, out, error);
     if (!status && shows_end(o, h)) text_printf(out, h->n_ids ? " %d" : "%d", (int)o->end);
     return status;
 }

@@ -823,7 +823,7 @@ static void flow_grown(text_stream *stream, text_job *job) {
     text_clear(&f->grown);
     text_append(&f->grown, f->block.data ? f->block.data : "", f->block.length);
     if (f->grown.length) text_stream_join(&f->before, &f->grown);
-    text_job_show(stream->front, &stream->options, job, &f->grown);
+    text_job_show(stream->front, job, &f->grown);
     if (f->grown.failed || !f->grown.length) return;
     f->shown = now;
     program_show_line(f->grown.data, f->grown.length);

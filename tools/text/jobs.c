@@ -2,8 +2,10 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/jobs.h"
+#include "tools/text/lost.h"
 #include "tools/text/sentences.h"
 #include "tools/text/spans.h"
+#include "tools/text/strategy.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,14 +20,7 @@ static int is_blank(char c) { return c == ' ' || c == '\t'; }
 
 /* ---- 1. Jobs ------------------------------------------------------------------------------------------- */
 
-/* One note per job: the first. */
-static void note(text_job *job, int *flag, const char *format, ...)
-#ifdef __GNUC__
-    __attribute__((format(printf, 3, 4)))
-#endif
-    ;
-
-static void note(text_job *job, int *flag, const char *format, ...) {
+void text_job_note(text_job *job, int *flag, const char *format, ...) {
     const int first = !job->cut && !job->failed;
     const size_t said = job->divided ? strlen(job->note) : 0;
     *flag = 1;
@@ -38,6 +33,8 @@ static void note(text_job *job, int *flag, const char *format, ...) {
     va_end(arguments);
 }
 
+int text_job_keeps_source(const text_job *job) { return job->attempt.step == TEXT_KEEP_SOURCE; }
+
 static const char *before_option(const text_options *options) { return options->option ? options->option : "--"; }
 
 /* How much of a line is fit for use: all of it, or with `truncate` what comes before the first trouble. */
@@ -45,8 +42,9 @@ static size_t usable(const text_options *options, const text_line *line, text_jo
     char why[128];
     const size_t length = text_line_usable(line, why, sizeof why);
     if (*why)
-        note(job, options->truncate ? &job->cut : &job->failed, options->truncate ? "%s: cut there" : "%s; %s%s", why,
-             before_option(options), "truncate would cut it there");
+        text_job_note(job, options->truncate ? &job->cut : &job->failed,
+                      options->truncate ? "%s: cut there" : "%s; %s%s", why, before_option(options),
+                      "truncate would cut it there");
     return length;
 }
 
@@ -57,14 +55,18 @@ static moe_status parse_text(const text_front *front, const text_options *option
                                    : text_encode(front, data, length, ids, error);
 }
 
-static moe_status to_ids(const text_front *front, const text_options *options, const text_bytes *text, text_ids *ids,
-                         text_job *job, moe_error *error) {
+static moe_status to_ids(const text_front *front, text_job *job, const text_bytes *text, text_ids *ids,
+                         moe_error *error) {
     moe_error why;
     ids->length = 0;
-    moe_status status = parse_text(front, options, text->data, text->length, ids, &why);
+    moe_status status = parse_text(front, &job->options, text->data, text->length, ids, &why);
     if (status == MOE_ERROR_MEMORY) return text_out_of_memory(error);
-    if (status) note(job, &job->failed, "%s", why.message);
+    if (status) text_job_note(job, &job->failed, "%s", why.message);
     return MOE_OK;
+}
+
+moe_status text_job_encode(const text_front *front, text_job *job, const text_bytes *text, moe_error *error) {
+    return to_ids(front, job, text, &job->source_ids, error);
 }
 
 /* Whether a piece is <0x80> to <0xBF>: the one before it begins the character. */
@@ -80,9 +82,9 @@ static void limit_ids(const text_front *front, const text_options *options, cons
                       text_ids *ids, text_job *job) {
     if (job->failed || ids->length <= limit) return;
     if (!options->truncate) {
-        note(job, &job->failed,
-             "the %s has %zu tokens, at most %zu fit; %struncate would cut it, %smax-len allows more", what,
-             ids->length, limit, before_option(options), before_option(options));
+        text_job_note(job, &job->failed,
+                      "the %s has %zu tokens, at most %zu fit; %struncate would cut it, %smax-len allows more", what,
+                      ids->length, limit, before_option(options), before_option(options));
         job->status = MOE_ERROR_LIMIT;
         return;
     }
@@ -90,80 +92,35 @@ static void limit_ids(const text_front *front, const text_options *options, cons
     if (text_cuts(front) && !options->ids && !options->pretokenized) {
         while (keep && continues_character(front, ids->data[keep])) keep--;
     }
-    note(job, &job->cut, "the %s has %zu tokens: cut after %zu", what, ids->length, keep);
+    text_job_note(job, &job->cut, "the %s has %zu tokens: cut after %zu", what, ids->length, keep);
     ids->length = keep;
 }
 
-static size_t room_of(const text_front *front, const text_options *options) { return text_job_room(front, options); }
+int text_keeps_spans(const text_options *options) { return options->rules && text_rules_spans(options->rules); }
 
-size_t text_job_room(const text_front *front, const text_options *options) {
-    const size_t extra = !text_job_is_asked(front, options) ? front->source_extra
-                         : options->wishes                  ? options->wishes->extra
-                                                            : text_prompt_extra(front->prompt);
-    return options->max_source > extra ? options->max_source - extra : 0;
+static size_t room_of(const text_front *front, const text_job *job) {
+    return job->options.strategy->room(front, &job->options);
 }
 
-int text_job_is_asked(const text_front *front, const text_options *options) {
-    return front->prompt && !options->ids && !options->pretokenized;
-}
-
-static int keeps_spans(const text_options *options) { return options->rules && text_rules_spans(options->rules); }
-
-/* The same for a model that is asked in words: it reads all of a text, and what has no words stays as it is. */
-static moe_status prepare_asked(const text_front *front, const text_options *options, text_job *job, moe_span source,
-                                moe_error *error) {
-    while (source.length && is_blank(source.data[source.length - 1])) source.length--;
-    while (source.length && is_blank(*source.data)) source.data++, source.length--;
-    text_clear(&job->shown);
-    text_append(&job->shown, source.data, source.length);
-    text_append(&job->shown, "", 0);
-    if (job->shown.failed) return text_out_of_memory(error);
-    if (keeps_spans(options) && !options->pairs && source.length && !text_prompt_speaks(source.data, source.length))
-        job->verbatim = 1;
-    return to_ids(front, options, &job->shown, &job->source_ids, job, error);
-}
-
-/* The ids of a job's source, but for what is kept of it. */
-static moe_status prepare_source(const text_front *front, const text_options *options, text_job *job,
-                                 moe_error *error) {
-    text_bytes text = { 0 }, read = { 0 };
-    if (job->message) text_message_show((text_message_text)job->message, job->source.data, job->source.length, &read);
-    const moe_span source =
-        job->message ? (moe_span){ read.data, read.length } : (moe_span){ job->source.data, job->source.length };
-    moe_span shown = source;
-    moe_status status = read.failed ? text_out_of_memory(error) : MOE_OK;
-    job->loops = 0;
-    if (text_job_is_asked(front, options)) {
-        if (!status) status = prepare_asked(front, options, job, source, error);
-        text_bytes_free(&read);
-        return status;
+/* The ids of a job's source, for its attempt. */
+static moe_status prepare_source(const text_front *front, text_job *job, moe_error *error) {
+    text_bytes read = { 0 };
+    moe_span source = { job->source.data, job->source.length };
+    if (job->message) {
+        text_message_show((text_message_text)job->message, source.data, source.length, &read);
+        source = (moe_span){ read.data, read.length };
     }
-    if (options->rules && !status)
-        status = text_guard_begin(options->rules, source.data, source.length, job->more, job->attempt,
-                                  (text_message_text)job->message, (text_terms)job->terms, &job->guard, &shown, error);
-    if (!status) text_append(&text, shown.data, shown.length);
+    const moe_status status =
+        read.failed ? text_out_of_memory(error) : job->options.strategy->prepare(front, job, source, error);
     text_bytes_free(&read);
-    if (status) return status;
-    job->shouted = options->calm && !text.failed && (job->loud || text_is_shouted(text.data, text.length));
-    if (job->shouted) text_calm(text.data, text.length);
-    job->brief = options->brief && !job->shouted && !text.failed ? text_is_brief(text.data, text.length) : 0;
-    text_put_manner(job->manner, &text);
-    if ((job->shouted || job->manner) && !text.failed && text_guard_used(job->guard))
-        text_guard_recall(job->guard, text.data);
-    status = text.failed ? text_out_of_memory(error) : to_ids(front, options, &text, &job->source_ids, job, error);
-    if (!status && !job->failed && text_guard_used(job->guard))
-        status = text_guard_bind(options->rules, job->guard, text.data, text.length, &job->source_ids,
-                                 options->max_target, error);
-    text_bytes_free(&text);
     return status;
 }
 
 moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
                             moe_error *error) {
     job->line = line->number;
-    job->pair = options->pairs != NULL;
-    job->answers = line->prompt != NULL;
-    if (job->answers) return text_ids_set(&job->source_ids, line->prompt, line->n_prompt, error);
+    job->options = *options;
+    if (line->prompt) return text_ids_set(&job->source_ids, line->prompt, line->n_prompt, error);
     size_t length = usable(options, line, job);
     if (job->failed) return MOE_OK; /* source stays empty: what is left of it is not what was written */
     const char *tab = options->pairs && !line->given && length ? memchr(line->data, '\t', length) : NULL;
@@ -175,26 +132,26 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     const int pair = tab || line->given;
     if (line->given && (text_utf8_valid(line->given, line->given_length) < line->given_length ||
                         (line->given_length && memchr(line->given, '\0', line->given_length)))) {
-        note(job, &job->failed, "the target is not UTF-8, or has a NUL byte");
+        text_job_note(job, &job->failed, "the target is not UTF-8, or has a NUL byte");
         return MOE_OK;
     }
     if (options->pairs && length && !pair) {
-        note(job, &job->failed, "%s expects source TAB target, and there is no TAB", options->pairs);
+        text_job_note(job, &job->failed, "%s expects source TAB target, and there is no TAB", options->pairs);
         return MOE_OK;
     }
 
     int open = 0;
     text_append(&job->source, "", 0); /* data is never NULL */
-    if (line->kept || (options->rules && text_rules_spans(options->rules) &&
-                       text_has_message(job->source.data, job->source.length, &open)))
-        note(job, &job->divided, "an ICU message ({n, plural, ...}) stays as it is: its branches are not translated");
+    if (line->kept || (text_keeps_spans(options) && text_has_message(job->source.data, job->source.length, &open)))
+        text_job_note(job, &job->divided,
+                      "an ICU message ({n, plural, ...}) stays as it is: its branches are not translated");
     job->verbatim = open |= line->kept;
     if (open) return MOE_OK;
     const text_front targets = text_front_of_targets(front);
-    moe_status status = prepare_source(front, options, job, error);
-    if (!status && pair && !job->failed) status = to_ids(&targets, options, &job->target, &job->target_ids, job, error);
+    moe_status status = prepare_source(front, job, error);
+    if (!status && pair && !job->failed) status = to_ids(&targets, job, &job->target, &job->target_ids, error);
     if (status || job->failed) return status;
-    limit_ids(front, options, "line", room_of(front, options), &job->source_ids, job);
+    limit_ids(front, options, "line", room_of(front, job), &job->source_ids, job);
     if (pair)
         limit_ids(&targets, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids,
                   job);
@@ -204,308 +161,81 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     return MOE_OK;
 }
 
-/* The white space at both ends of a source, without what is between. */
-static moe_span blanks_before(const text_bytes *source) {
-    size_t n = 0;
-    while (n < source->length && is_blank(source->data[n])) n++;
-    return (moe_span){ source->data, n };
-}
-
-static moe_span blanks_behind(const text_bytes *source) {
-    size_t n = 0;
-    while (n < source->length && is_blank(source->data[source->length - 1 - n])) n++;
-    return (moe_span){ source->length ? source->data + source->length - n : "", n };
-}
-
-/* An answer in words, trimmed, with the white space of its source. */
-static moe_status write_asked(const text_front *front, const text_options *options, const text_job *job,
-                              const moe_hypothesis *h, text_bytes *out, int *sound, moe_error *error) {
-    const int keeps = keeps_spans(options) && !job->pair;
-    const moe_span before = blanks_before(&job->source), behind = blanks_behind(&job->source);
-    text_bytes answer = { 0 };
-    moe_status status = text_decode(front, h->ids, h->n_ids, &answer, error);
-    size_t begin = 0, end = answer.length;
-    *sound = 1;
-    while (end && is_blank(answer.data[end - 1])) end--;
-    while (begin < end && is_blank(answer.data[begin])) begin++;
-    const size_t at = out->length;
-    if (keeps && before.length < job->source.length) text_append(out, before.data, before.length);
-    text_append(out, end ? answer.data + begin : "", end - begin);
-    if (keeps && before.length < job->source.length) text_append(out, behind.data, behind.length);
-    if (!status && job->message)
-        *sound = text_message_mend((text_message_text)job->message, job->source.data, job->source.length, at, out);
-    text_bytes_free(&answer);
-    return status || !out->failed ? status : text_out_of_memory(error);
-}
-
-/* An answer with its line breaks. */
-static moe_status write_answer(const text_front *front, const moe_hypothesis *h, text_bytes *out, moe_error *error) {
-    bpe_stream stream = { 0 };
-    text_decode_more(front, &stream, h->ids, h->n_ids, 1, out);
-    bpe_decode_end(&stream, out);
-    return out->failed ? text_out_of_memory(error) : MOE_OK;
-}
-
-/* What the model wrote for a job whose source does not stay, appended to *out; *sound: it has all that is kept. */
-static moe_status write_job(const text_front *front, const text_options *options, const text_job *job, int shout,
-                            const moe_hypothesis *h, text_bytes *out, int *sound, moe_error *error) {
-    const size_t begin = out->length;
-    const int guarded = options->rules && text_guard_used(job->guard);
-    moe_status status = MOE_OK;
-    *sound = 1;
-    if (job->answers) return write_answer(front, h, out, error);
-    if (text_job_is_asked(front, options)) return write_asked(front, options, job, h, out, sound, error);
-    if (guarded) status = text_guard_restore(options->rules, job->guard, h, job->manner, shout, out, error);
-    else if (options->pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
-    else if (options->ids) text_append_ids(out, h->ids, h->n_ids);
-    else status = text_decode(front, h->ids, h->n_ids, out, error);
-    if (!status && !guarded) text_take_manner(job->manner, out, begin);
-    if (!status && !out->failed && shout && !guarded) text_shout(out->data + begin, out->length - begin);
-    *sound = status || !guarded || text_guard_sound(job->guard);
-    if (!status && job->message)
-        *sound &= text_message_mend((text_message_text)job->message, job->source.data, job->source.length, begin, out);
-    return status || !out->failed ? status : text_out_of_memory(error);
-}
-
-static void stay(text_job *job) {
-    job->stays = 1;
-    note(job, &job->cut, "what is to be kept did not come through the translation: the text stays as it is");
-}
-
-/* With other stand-ins. If that has been, or cannot be, the text stays. */
-static moe_status second_try(const text_front *front, const text_options *options, text_job *job, int *again,
-                             moe_error *error) {
-    *again = 0;
-    if (options->rules && text_guard_used(job->guard) && !job->attempt && !job->target_ids.length) {
-        job->attempt = 1;
-        const moe_status status = prepare_source(front, options, job, error);
-        *again = !status && !job->failed && job->source_ids.length <= room_of(front, options);
-        if (status || *again) return status;
-        job->failed = 0;
-    }
-    stay(job);
-    return MOE_OK;
-}
-
-static moe_status prompt_of(const text_front *front, const text_options *options, const text_job *job, int strictly,
-                            text_ids *ids, size_t *left, moe_error *error) {
-    const text_asked asked = { .text = { job->shown.data, job->shown.length },
-                               .context = { job->context.data, job->context.length },
-                               .source = job->from,
-                               .target = job->language,
-                               .glossary = options->rules ? text_rules_glossary(options->rules) : NULL,
-                               .strictly = strictly };
-    return text_prompt_ids(front, options->wishes, &asked, options->max_source, ids, left, error);
-}
-
-/* Whether a second try would ask for the same in other words: in the same ones it would give the same. */
-static moe_status may_vary(const text_front *front, const text_options *options, const text_job *job, int *varies,
-                           moe_error *error) {
-    text_ids other = { 0 };
-    size_t left = 0;
-    const moe_status status = prompt_of(front, options, job, 1, &other, &left, error);
-    *varies = !status && (other.length != job->prompt.length ||
-                          memcmp(other.data, job->prompt.data, other.length * sizeof *other.data) != 0);
-    text_ids_free(&other);
-    return status;
-}
-
-moe_status text_job_ask(const text_front *front, const text_options *options, text_job *job, moe_request *request,
-                        moe_error *error) {
-    size_t left = 0;
-    job->language = request->target_tag, job->from = request->source_tag;
-    const moe_status status = prompt_of(front, options, job, job->attempt == 1, &job->prompt, &left, error);
-    if (!status && left && !job->attempt)
-        note(job, &job->divided, "terms of the glossary that have no place in the prompt: %zu", left);
-    request->source = job->prompt.data;
-    request->n_source = job->prompt.length;
-    request->constraints = job->attempt ? job->bound->each : NULL;
-    request->n_constraints = job->attempt ? job->bound->n : 0;
-    return status;
-}
-
-moe_status text_job_loops(text_job *job, const moe_hypothesis *h, int *again, moe_error *error) {
-    *again = job->loops < TEXT_LOOPS;
-    if (!*again) return MOE_OK;
-    job->loops++;
-    return text_ids_set(&job->sound_ids, h->ids, h->n_ids, error);
-}
-
-void text_job_go_on(const text_job *job, moe_request *request) {
-    static const float penalties[TEXT_LOOPS] = { 1.1f, 1.3f };
-    /* A token that the session writes itself is among them, unless it is the tag of a request that is not raw. */
-    const size_t forced = request->force >= 0 || (request->raw && job->sound_ids.data[0] == request->target_tag);
-    request->target = job->sound_ids.data + forced;
-    request->n_target = job->sound_ids.length - forced;
-    request->prefix = 1;
-    request->repetition_penalty = penalties[job->loops - 1];
-}
-
-void text_job_say_looped(text_job *job) {
-    note(job, &job->cut, "the translation repeats itself again and again: it ends where that begins");
-}
-
-/* Ask for a text once more: strictly, where signs were lost, and what is kept of it must be there. */
-static moe_status bind(const text_front *front, const text_options *options, text_job *job, moe_span target,
-                       int strictly, int *again, moe_error *error) {
-    const moe_span source = { job->shown.data, job->shown.length };
-    if (!job->bound && !(job->bound = calloc(1, sizeof *job->bound))) return text_out_of_memory(error);
-    moe_status status =
-        text_prompt_bind(front, source, target, options->max_target - options->max_target / 4, job->bound, error);
-    *again = !status && job->bound->n;
-    if (!status && !*again && strictly) status = may_vary(front, options, job, again, error);
-    if (*again) job->attempt = strictly ? 1 : 2, job->loops = 0;
-    return status;
-}
-
-int text_job_is_bound(const text_job *job) { return job->attempt && job->bound && job->bound->n; }
-
-static int is_nothing(moe_span text) {
-    size_t n = 0;
-    while (n < text.length && is_blank(text.data[n])) n++;
-    return n == text.length;
-}
-
-moe_status text_job_look(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                         text_doubts *doubts, int *again, moe_error *error) {
+moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypothesis *h, text_verdict *v,
+                         moe_error *error) {
     text_bytes written = { 0 };
-    int sound = 0;
-    *again = 0;
-    if (job->failed || job->stays || job->pair) return MOE_OK;
-    moe_status status = write_job(front, options, job, 0, h, &written, &sound, error);
-    const moe_span source = { job->source.data, job->source.length },
-                   target = { written.data ? written.data : "", written.length };
-    const int keeps = keeps_spans(options), lost = keeps && (!sound || text_prompt_lost(source, target).length);
-    moe_span number = { NULL, 0 };
-    if (!status && keeps) status = text_prompt_lost_number(source, target, &number, error);
-    if (!status && !job->attempt && (lost || number.length))
-        status = bind(front, options, job, target, lost, again, error);
-    if (*again) {
-    } else if (!status && lost) {
-        stay(job);
-    } else if (!status && is_nothing(target)) {
-        note(job, &job->failed, "the model answered nothing");
-        job->status = MOE_ERROR_UNSUPPORTED;
-    } else if (!status && h->finished) {
-        const moe_span none = { "", 0 };
-        const int lines = !job->message && text_decodes_lines(front, h->ids, h->n_ids);
-        const char *why =
-            text_doubt(doubts, job->language < 0 ? none : moe_model_language(front->model, (size_t)job->language),
-                       source, target, lines);
-        if (why) note(job, &job->divided, "doubtful: %s", why);
-        else if (number.length)
-            note(job, &job->divided, "doubtful: it lacks the number %.*s",
-                 (int)text_utf8_cut(number.data, number.length, 40), number.data);
+    const moe_span source = { job->source.data, job->source.length };
+    if (!job->dividable || job->cut) return MOE_OK;
+    if (h->looped && text_sentence(source.data, source.length) == source.length) return MOE_OK;
+    moe_status status = text_job_write(front, job, h, &written, error);
+    const moe_span target = { written.data, written.length };
+    const text_names names = status ? TEXT_NO_NAMES : text_names_kept(source, target);
+    if (names == TEXT_NAMES_MEMORY) status = text_out_of_memory(error);
+    if (job->names && (names == TEXT_NAMES_LOST || names == TEXT_NAMES_COUNT)) job->names = 2; /* so are its halves */
+    if (!status && (!h->finished || names == TEXT_NAMES_COUNT || (job->names == 2 && names != TEXT_NAMES) ||
+                    text_loops(source, target) || !text_signs_kept(source, target))) {
+        v->half = text_half(source.data, source.length, job->options.rules != NULL);
+        v->reasons |= v->half ? TEXT_PART_LOST : TEXT_WORD_LOST;
     }
     text_bytes_free(&written);
     return status;
 }
 
-moe_status text_job_again(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                          int *again, moe_error *error) {
-    text_bytes unused = { 0 };
-    const int guarded = options->rules && text_guard_used(job->guard);
-    int sound;
-    *again = 0;
-    if (job->failed || job->stays || !(guarded || job->message)) return MOE_OK;
-    moe_status status = write_job(front, options, job, 0, h, &unused, &sound, error);
-    text_bytes_free(&unused);
-    text_terms terms = (text_terms)job->terms;
-    if (!status && guarded) status = text_guard_next_terms(job->guard, h, sound, &terms, error);
+/* Prepare the attempt of a job; *fits 0: the model cannot read that. */
+static moe_status prepare_attempt(const text_front *front, text_job *job, int *fits, moe_error *error) {
+    const moe_status status = prepare_source(front, job, error);
+    *fits = !job->failed && job->source_ids.length <= room_of(front, job);
+    if (!status && !*fits) job->failed = 0;
+    return status;
+}
+
+moe_status text_job_next(const text_front *front, text_doubts *doubts, text_job *job, const moe_result *result,
+                         moe_error *error) {
+    static const text_verdict unfit = { .reasons = TEXT_UNFIT };
+    text_attempt *a = &job->attempt;
+    text_verdict verdict = { 0 };
+    int fits = 0;
+    moe_status status = job->options.strategy->judge(front, doubts, job, result, &verdict, error);
     if (status) return status;
-    for (; terms != (text_terms)job->terms; terms = TEXT_TERMS_LAST) { /* LAST, where stand-ins cannot be */
-        job->terms = (int)terms;
-        status = prepare_source(front, options, job, error);
-        *again = !status && !job->failed && job->source_ids.length <= room_of(front, options);
-        if (status || *again) return status;
-        job->failed = 0;
+    if (result->status && !verdict.reasons) {
+        a->step = TEXT_FAIL;
+        job->failed = 1;
+        job->status = result->status;
+        snprintf(job->note, sizeof job->note, "%s", result->message);
+        return MOE_OK;
     }
-    if (sound) return MOE_OK;
-    return second_try(front, options, job, again, error);
+    *a = text_attempt_next(*a, &verdict);
+    if (a->step == TEXT_RESUME)
+        return text_ids_set(&job->resumed_ids, result->hypotheses->ids, result->hypotheses->n_ids, error);
+    for (; a->step < TEXT_HALVE && !fits; *a = fits ? *a : text_attempt_next(*a, &unfit))
+        if ((status = prepare_attempt(front, job, &fits, error))) return status;
+    if (a->step == TEXT_FAIL) job->status = MOE_ERROR_UNSUPPORTED;
+    if (a->note) text_job_note(job, a->step == TEXT_FAIL ? &job->failed : &job->cut, "%s", a->note);
+    return MOE_OK;
 }
 
-moe_status text_job_refused(const text_front *front, const text_options *options, text_job *job, int *again,
-                            moe_error *error) {
-    const moe_hypothesis nothing = { .score = -FLT_MAX };
-    if (job->manner) return text_job_vary(front, options, job, &nothing, 0, again, error);
-    const moe_status status = second_try(front, options, job, again, error);
-    job->verbatim = !status && !*again;
+static void resume(const text_job *job, moe_request *request) {
+    static const float penalties[TEXT_RESUMES] = { 1.1f, 1.3f };
+    /* A token that the session writes itself is among them, unless it is the tag of a request that is not raw. */
+    const size_t forced = request->force >= 0 || (request->raw && job->resumed_ids.data[0] == request->target_tag);
+    request->target = job->resumed_ids.data + forced;
+    request->n_target = job->resumed_ids.length - forced;
+    request->prefix = 1;
+    request->repetition_penalty = penalties[job->attempt.resumed - 1];
+}
+
+moe_status text_job_request(const text_front *front, text_job *job, moe_request *request, moe_error *error) {
+    text_clear(&job->partial.text);
+    job->partial.ids.length = 0;
+    job->partial.decoding = (bpe_stream){ 0 };
+    const moe_status status = job->options.strategy->request(front, job, request, error);
+    if (job->attempt.step == TEXT_RESUME) resume(job, request);
     return status;
 }
 
-moe_status text_job_aside(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                          moe_error *error) {
-    text_bytes text = { 0 };
-    size_t source;
-    int small;
-    moe_status status = MOE_OK;
-    job->aside_ids.length = 0;
-    if (!options->rules || !text_guard_used(job->guard)) return MOE_OK;
-    if (h) {
-        text_guard_aside(job->guard, job->asides++, &source, &small);
-        status = text_decode(front, h->ids, h->n_ids, &text, error);
-        if (!status && (text.failed || !text_guard_know(job->guard, source, text.data ? text.data : "", text.length)))
-            status = text_out_of_memory(error);
-    }
-    text_clear(&text);
-    const moe_span words = text_guard_aside(job->guard, job->asides, &source, &small);
-    if (!status && words.length) {
-        text_append(&text, words.data, words.length);
-        text_put_manner(small ? TEXT_SMALL : TEXT_AS_IT_IS, &text);
-        status = text.failed ? text_out_of_memory(error)
-                             : text_encode(front, text.data, text.length, &job->aside_ids, error);
-        if (!status && job->aside_ids.length > room_of(front, options)) job->aside_ids.length = 0;
-    }
-    text_bytes_free(&text);
-    return status;
-}
-
-/* Prepare a job once more, in another manner; *fits 0: the model cannot read it so. */
-static moe_status prepare_manner(const text_front *front, const text_options *options, text_job *job,
-                                 text_manner manner, int *fits, moe_error *error) {
-    text_options form = *options;
-    form.brief = 0;
-    job->manner = manner;
-    const moe_status status = prepare_source(front, &form, job, error);
-    *fits = !job->failed && job->source_ids.length <= room_of(front, options);
-    return status;
-}
-
-/* Whether a translation ends with a sign, though its text does not. */
-static int is_closed(const text_bytes *t) {
-    static const char *const signs[] = { ".", "!", "?", ":", "\xE2\x80\xA6", "\xEF\xBC\x9F" };
-    int closed = !t->length;
-    for (size_t i = 0; i < sizeof signs / sizeof *signs; i++) closed |= text_ends_with(t->data, t->length, signs[i]);
-    return closed;
-}
-
-moe_status text_job_vary(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                         int fits, int *again, moe_error *error) {
-    const text_manner tried = job->manner;
-    const int brief = job->brief;
-    text_bytes written = { 0 };
-    int sound = 1;
-    moe_status status = MOE_OK;
-    *again = 0;
-    if (tried) {
-        status = write_job(front, options, job, 0, h, &written, &sound, error);
-        fits &= sound && !is_closed(&written) && !(text_guard_used(job->guard) && text_guard_lacks_term(job->guard));
-        text_bytes_free(&written);
-        if (status) return status;
-    }
-    if (!tried || (fits && h->score > job->best_score)) job->best = tried, job->best_score = h->score;
-    for (text_manner next = tried + 1; next < TEXT_MANNERS && !*again && !status; next++)
-        if (next != TEXT_SMALL || brief > 1) status = prepare_manner(front, options, job, next, again, error);
-    job->failed = 0;
-    if (*again || status) job->brief = brief;
-    else if (job->best != job->manner) return prepare_manner(front, options, job, job->best, again, error);
-    return status;
-}
-
-moe_status text_job_divide(const text_front *front, const text_options *options, text_job *job, text_job *second,
-                           size_t at, moe_error *error) {
+moe_status text_job_divide(const text_front *front, text_job *job, text_job *second, moe_error *error) {
+    const size_t at = job->attempt.half, end = text_before_mark(job->source.data, at);
     const text_bytes gap = second->gap;
-    const size_t end = text_before_mark(job->source.data, at);
     second->gap = job->gap, job->gap = gap;
     text_clear(&job->gap);
     text_append(&second->source, job->source.data + at, job->source.length - at);
@@ -513,34 +243,28 @@ moe_status text_job_divide(const text_front *front, const text_options *options,
     job->source.data[job->source.length = end] = '\0';
     second->line = job->line;
     second->more = job->more, job->more = 1;
-    second->rules = job->rules, second->calm = job->calm;
+    second->options = job->options;
+    second->attempt = job->attempt;
     second->tag = job->tag, second->tagged = job->tagged;
     second->names = job->names;
     second->message = job->message;
     second->joined = job->joined, job->joined = 0;
     second->dividable = 1;
     second->loud = job->loud |= job->shouted;
-    job->manner = TEXT_AS_IT_IS;
-    job->attempt = job->terms = 0;
     text_guard_clear(job->guard); /* of another text */
     text_append(&second->context, job->context.data, job->context.length);
     moe_status status =
         job->gap.failed || second->source.failed || second->context.failed ? text_out_of_memory(error) : MOE_OK;
-    if (!status) status = prepare_source(front, options, job, error);
-    return status ? status : prepare_source(front, options, second, error);
+    if (!status) status = prepare_source(front, job, error);
+    return status ? status : prepare_source(front, second, error);
 }
 
-void text_job_keep(text_job *job) {
-    job->stays = 1;
-    note(job, &job->cut, "the model cannot translate a part of it: that stays as it is");
-}
-
-moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job,
-                          const moe_hypothesis *h, text_bytes *out, moe_error *error) {
+moe_status text_job_write(const text_front *front, const text_job *job, const moe_hypothesis *h, text_bytes *out,
+                          moe_error *error) {
     const size_t begin = out->length;
     int sound = 0;
-    if (!job->stays) {
-        const moe_status status = write_job(front, options, job, job->shouted, h, out, &sound, error);
+    if (!text_job_keeps_source(job)) {
+        const moe_status status = job->options.strategy->write(front, job, job->shouted, h, out, &sound, error);
         if (status || sound) return status;
     }
     out->length = begin; /* it stays, or is one of several */
@@ -548,94 +272,80 @@ moe_status text_job_write(const text_front *front, const text_options *options, 
     return out->failed ? text_out_of_memory(error) : MOE_OK;
 }
 
-/* Whether the translation of a job is the one that is written, whatever it is. */
-static int is_steady(const text_front *front, const text_options *options, const text_job *job) {
-    if (job->answers) return 1;
-    if (job->dividable || job->brief || job->message || job->shouted || job->manner || text_guard_used(job->guard))
-        return 0;
-    const moe_span source = { job->source.data, job->source.length }, nothing = { "", 0 };
-    moe_span number = { NULL, 0 };
-    if (job->pair || !text_job_is_asked(front, options) || !keeps_spans(options)) return 1;
-    if (text_prompt_lost(source, nothing).length) return 0;
-    return !text_prompt_lost_number(source, nothing, &number, NULL) && !number.length;
-}
-
-void text_job_begin(const text_front *front, const text_options *options, text_job *job) {
-    text_clear(&job->begun);
-    job->begun_ids.length = 0;
-    job->decoding = (bpe_stream){ 0 };
-    job->steady = is_steady(front, options, job);
-}
-
-void text_job_grow(const text_front *front, const text_options *options, text_job *job, const int32_t *ids, size_t n) {
-    moe_status status = text_ids_append(&job->begun_ids, ids, n, NULL);
-    const text_ids *all = &job->begun_ids;
-    if (front->bpe && !options->ids && !options->pretokenized) {
-        text_decode_more(front, &job->decoding, ids, n, job->answers, &job->begun);
+void text_job_grow(const text_front *front, text_job *job, const int32_t *ids, size_t n) {
+    text_partial *p = &job->partial;
+    const text_options *o = &job->options;
+    moe_status status = text_ids_append(&p->ids, ids, n, NULL);
+    if (front->bpe && !o->ids && !o->pretokenized) {
+        text_decode_more(front, &p->decoding, ids, n, o->strategy->answers, &p->text);
     } else if (!status) {
-        text_clear(&job->begun);
-        if (options->ids) text_append_ids(&job->begun, all->data, all->length);
+        text_clear(&p->text);
+        if (o->ids) text_append_ids(&p->text, p->ids.data, p->ids.length);
         else
-            status = (options->pretokenized ? text_join_pieces : text_decode)(front, all->data, all->length,
-                                                                              &job->begun, NULL);
+            status =
+                (o->pretokenized ? text_join_pieces : text_decode)(front, p->ids.data, p->ids.length, &p->text, NULL);
     }
-    job->begun.failed |= status != MOE_OK;
+    p->text.failed |= status != MOE_OK;
 }
 
-size_t text_job_show(const text_front *front, const text_options *options, const text_job *job, text_bytes *out) {
-    static const char broken[] = "\xEF\xBF\xBD"; /* bytes of a character that may become whole */
+size_t text_job_show(const text_front *front, const text_job *job, text_bytes *out) {
     const size_t at = out->length;
-    const char *data = job->begun.data;
-    size_t begin = 0, end = job->begun.failed || job->stays ? 0 : job->begun.length;
-    if (job->message || job->manner || text_guard_used(job->guard)) end = 0;
-    if (!job->answers && !options->ids && !options->pretokenized) {
-        const int asked = text_job_is_asked(front, options);
-        while (end && (is_blank(data[end - 1]) || (!front->bpe && text_ends_with(data, end, broken))))
-            end -= is_blank(data[end - 1]) ? 1 : sizeof broken - 1;
-        while (asked && begin < end && is_blank(data[begin])) begin++;
-        const moe_span before = blanks_before(&job->source);
-        if (asked && begin < end && job->rules && text_rules_spans(job->rules))
-            text_append(out, before.data, before.length);
-    }
-    if (begin < end) text_append(out, data + begin, end - begin);
+    if (job->partial.text.failed || text_job_keeps_source(job)) return 0;
+    job->options.strategy->show(front, job, out);
     if (job->shouted && !out->failed) text_shout(out->data + at, out->length - at);
-    return job->steady ? out->length - at : 0;
+    return job->partial.final ? out->length - at : 0;
+}
+
+moe_span text_blanks_before(const text_bytes *source) {
+    size_t n = 0;
+    while (n < source->length && is_blank(source->data[n])) n++;
+    return (moe_span){ source->data, n };
+}
+
+moe_span text_blanks_after(const text_bytes *source) {
+    size_t n = 0;
+    while (n < source->length && is_blank(source->data[source->length - 1 - n])) n++;
+    return (moe_span){ source->length ? source->data + source->length - n : "", n };
+}
+
+void text_show_partial(const text_front *front, const text_partial *p, size_t begin, text_bytes *out) {
+    static const char broken[] = "\xEF\xBF\xBD"; /* bytes of a character that may become whole */
+    size_t end = p->text.length;
+    const char *data = p->text.data;
+    while (end && (is_blank(data[end - 1]) || (!front->bpe && text_ends_with(data, end, broken))))
+        end -= is_blank(data[end - 1]) ? 1 : sizeof broken - 1;
+    if (begin < end) text_append(out, data + begin, end - begin);
+}
+
+/* The memory of a job, which is all that is left of one that is cleared. */
+enum { TEXTS = 7, IDS = 6 };
+
+static void memory_of(text_job *job, text_bytes *texts[TEXTS], text_ids *ids[IDS]) {
+    text_bytes *const t[TEXTS] = { &job->source, &job->target, &job->gap,         &job->context,
+                                   &job->shown,  &job->output, &job->partial.text };
+    text_ids *const i[IDS] = { &job->source_ids, &job->target_ids,  &job->prompt,
+                               &job->phrase_ids, &job->resumed_ids, &job->partial.ids };
+    memcpy(texts, t, sizeof t), memcpy(ids, i, sizeof i);
 }
 
 void text_job_clear(text_job *job) {
-    text_clear(&job->source);
-    text_clear(&job->target);
-    text_clear(&job->output);
-    text_clear(&job->shown);
-    text_clear(&job->context);
-    text_clear(&job->begun);
+    text_job blank = { .guard = job->guard, .bound = job->bound };
+    text_bytes *texts[2][TEXTS];
+    text_ids *ids[2][IDS];
+    memory_of(job, texts[0], ids[0]);
+    memory_of(&blank, texts[1], ids[1]);
+    for (int i = 0; i < TEXTS; i++) text_clear(texts[0][i]), *texts[1][i] = *texts[0][i];
+    for (int i = 0; i < IDS; i++) ids[0][i]->length = 0, *ids[1][i] = *ids[0][i];
     text_guard_clear(job->guard); /* the next text may come without rules */
-    job->source_ids.length = job->target_ids.length = job->prompt.length = 0;
-    job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
-    job->attempt = job->terms = job->stays = job->brief = job->loops = 0;
-    job->manner = TEXT_AS_IT_IS;
-    job->aside_ids.length = job->asides = 0;
-    job->divided = job->verbatim = job->message = job->joined = job->pair = job->answers = 0;
-    job->dividable = job->names = job->loud = job->tagged = 0;
-    job->rules = NULL;
-    text_clear(&job->gap);
-    job->note[0] = '\0';
-    job->line = 0;
-    job->status = MOE_OK;
-    job->extra = NULL;
-    job->next = NULL;
+    *job = blank;
 }
 
 void text_job_free(text_job *job) {
-    text_bytes *const all[] = { &job->source, &job->target,  &job->output, &job->gap,
-                                &job->shown,  &job->context, &job->begun };
-    text_bytes_free_all(all, sizeof all / sizeof *all);
-    text_ids_free(&job->source_ids);
-    text_ids_free(&job->target_ids);
-    text_ids_free(&job->aside_ids);
-    text_ids_free(&job->sound_ids);
-    text_ids_free(&job->prompt);
-    text_ids_free(&job->begun_ids);
+    text_bytes *texts[TEXTS];
+    text_ids *ids[IDS];
+    memory_of(job, texts, ids);
+    text_bytes_free_all(texts, TEXTS);
+    for (int i = 0; i < IDS; i++) text_ids_free(ids[i]);
     text_guard_free(job->guard);
     if (job->bound) text_ids_free(&job->bound->ids);
     free(job->bound);

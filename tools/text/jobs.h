@@ -11,6 +11,7 @@
 #define TEXT_JOBS_H
 
 #include "moe.h"
+#include "tools/text/attempt.h"
 #include "tools/text/doubt.h"
 #include "tools/text/prompt.h"
 #include "tools/text/protect.h"
@@ -28,128 +29,101 @@ typedef struct text_options {
     const char *pairs;              /* lines are source TAB target, as this option asks for; NULL: they are not */
     int truncate;                   /* cut what cannot be used whole, and say so, rather than refuse it    */
     const struct text_rules *rules; /* what is kept as it is (protect.h); NULL: nothing */
-    int brief;                      /* short texts without a sign at their end are tried in each text_manner */
+    int brief;                      /* short texts without a sign at their end are tried in each text_variant */
     int calm; /* what is written in capitals is encoded as in small letters: few models have learned those */
     const struct text_wishes *wishes; /* of a model that is asked in words; NULL: none */
     size_t max_source; /* tokens, source_extra included: moe_session_params; of a language model its max_target */
     size_t max_target; /* tokens, end included                                                */
+    const struct text_strategy *strategy; /* how texts are translated (strategy.h); text_stream_run sets it */
 } text_options;
 
+/* What a model has written so far. */
+typedef struct text_partial {
+    text_bytes text;
+    text_ids ids;
+    bpe_stream decoding;
+    int final; /* the job is not retried, whatever comes */
+} text_partial;
+
 typedef struct text_job {
-    struct text_job *next;  /* the queue's */
-    struct text_job *again; /* the stream's */
-    uint64_t line;
+    /* memory, which text_job_clear keeps */
     text_bytes source, target; /* as read, cut if so */
+    text_bytes gap;            /* white space, and a comma or sign, between it and the next part of the line */
+    text_bytes context;        /* prompted: the earlier lines that the model is shown */
+    text_bytes shown;          /* prompted: the text, without white space at both ends */
+    text_bytes output;         /* the caller's, without line break */
     text_ids source_ids, target_ids;
-    text_bytes shown;         /* of a model that is asked in words: the text, without white space at both ends */
-    text_bytes context;       /* the earlier lines that it is shown */
-    text_ids prompt;          /* what it is given; length 0: source_ids */
-    int32_t language, from;   /* that it was asked for; that it is in */
-    int blank;                /* nothing to translate: the output is empty, or the white space where it is kept */
-    int shouted;              /* it was in capitals, so should its translation be */
-    struct text_guard *guard; /* what is kept of it (protect.h); NULL: nothing ever was */
-    text_ids aside_ids;       /* words that are asked for by themselves (text_guard_aside); length 0: none are */
-    size_t asides;            /* how many were */
-    int cut;                  /* `note` says what was cut */
-    int attempt;              /* 1: the second, as stand-ins of the first did not come through; of a model that is
-                                 asked in words 2, if only numbers did not */
-    struct text_bound *bound; /* what the second answer of such a model must have (prompt.h); NULL: nothing ever was */
-    int loops;                /* how many translations were stopped because they repeat themselves */
-    text_ids sound_ids;       /* of the last one of these, up to there */
-    int terms;                /* what becomes of those of a glossary: text_terms (protect.h) */
-    int stays;                /* nor did those of the second: what is written is the source */
-    int brief;                /* text_is_brief: it is tried in each manner; 0: it is not, or the best is known */
-    text_manner manner, best; /* the one at hand; that with the best translation so far, which has this score */
-    float best_score;
-    int divided;   /* `note` says that a sentence goes in parts, or that a message stays */
-    int dividable; /* a text that may go in parts, if it cannot be translated as a whole */
-    int names;     /* it is of a long list of names: 1, those that are lost are looked for; 2, all stay */
-    int loud;      /* it is a part of what was in capitals */
-    const struct text_rules *rules; /* by which it was prepared */
-    int calm;
+    text_ids prompt;          /* prompted: what the model is given; length 0: source_ids */
+    text_ids phrase_ids;      /* guarded: a phrase that is translated separately; length 0: none */
+    text_ids resumed_ids;     /* TEXT_RESUME: what the model wrote before the repetition */
+    struct text_guard *guard; /* guarded: what is kept of it (protect.h); NULL: nothing ever was */
+    struct text_bound *bound; /* prompted: what the second answer must have (prompt.h); NULL: nothing ever was */
+    text_partial partial;
+
+    struct text_job *next;  /* the queue's */
+    struct text_job *retry; /* the stream's */
+    uint64_t line;
+    text_options options;   /* when it was prepared */
+    text_attempt attempt;   /* what is tried, or how it ended */
+    int32_t language, from; /* prompted: of the request */
+    int shouted;            /* it was in capitals, so should its translation be */
+    int loud;               /* it is a part of what was in capitals */
+    int dividable;          /* it may be halved if it cannot be translated as a whole */
+    int names;              /* it is of a long list of names: 1, those that are lost are looked for; 2, all stay */
+    int message;            /* text_message_text of messages.h: it is of a line with an ICU message */
+    int blank;              /* nothing to translate: the output is empty, or the white space where it is kept */
+    int verbatim;           /* the source is the output: it is no language */
+    int cut;                /* `note` says what was cut */
+    int divided;            /* `note` says that a sentence goes in parts, or that a message stays */
+    int failed;             /* `note` says why there is no output */
+    moe_status status;      /* why it failed */
+    char note[256];
+    int joined;  /* the next part of the line follows directly */
     int32_t tag; /* the caller's: the language it is in; tagged 0: not known */
     int tagged;
-    int verbatim;      /* the source is the output: it is no language */
-    int message;       /* text_message_text of messages.h: it is of a line with an ICU message */
-    int joined;        /* the next part of the line follows directly */
-    text_bytes gap;    /* white space, and a comma or sign, between it and the next part of the line */
-    int failed;        /* `note` says why there is no output */
-    moe_status status; /* why it failed */
-    char note[256];
-    text_bytes output; /* the caller's, without line break */
-    int finished;      /* the caller sets it when `output` is final */
-    int pair;          /* its target was given (text_options.pairs) */
-    int answers;       /* source_ids are a whole prompt, and what the model writes stays as it is */
-    text_bytes begun;  /* what it has written so far (text_job_grow), */
-    text_ids begun_ids;
-    bpe_stream decoding;
-    int steady;  /* which stays: the job is not tried again, whatever comes */
-    int more;    /* the caller's: its line goes on with the next job */
-    void *extra; /* the caller's; NULL in a new job           */
+    int finished; /* the caller sets it when `output` is final */
+    int more;     /* the caller's: its line goes on with the next job */
+    void *extra;  /* the caller's; NULL in a new job */
 } text_job;
+
+/* Whether the source is the output, since no translation of it could be used. */
+int text_job_keeps_source(const text_job *job);
+/* Add to a job's note and set one of its flags; what was cut, or why it failed, is said once. */
+void text_job_note(text_job *job, int *flag, const char *format, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 3, 4)))
+#endif
+    ;
+int text_keeps_spans(const text_options *options);
 
 /* Fill source, target and ids from a line; sets blank, cut and note. A line that cannot be used is `failed`, never a
  * status: what is returned is MOE_OK or MOE_ERROR_MEMORY. */
 moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
                             moe_error *error);
+/* Encode a text as a source of the job, which fails if it cannot be. Errors: MOE_ERROR_MEMORY. */
+moe_status text_job_encode(const text_front *front, text_job *job, const text_bytes *text, moe_error *error);
 
-/* Tokens that a text may have. */
-size_t text_job_room(const text_front *front, const text_options *options);
-/* Whether a text is asked for in words: `prompt` of its job. */
-int text_job_is_asked(const text_front *front, const text_options *options);
-/* The prompt of a job for a request, which then has it as its source. */
-moe_status text_job_ask(const text_front *front, const text_options *options, text_job *job, moe_request *request,
-                        moe_error *error);
-/* A translation that was stopped because it repeats itself goes on from there with a penalty (text_job_go_on), twice.
- * If it still does, a note says that it was cut. Errors: MOE_ERROR_MEMORY. */
-enum { TEXT_LOOPS = 2 };
-moe_status text_job_loops(text_job *job, const moe_hypothesis *h, int *again, moe_error *error);
-void text_job_go_on(const text_job *job, moe_request *request);
-void text_job_say_looped(text_job *job);
-
-/* Of such a job: whether its translation lacks what is kept, so that it is asked for once more; after that its text
- * stays, with a note. Where it lacks nothing, a note says what may be wrong with it; nothing at all is no translation,
- * and the job has failed. Errors: MOE_ERROR_MEMORY. */
-moe_status text_job_look(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                         text_doubts *doubts, int *again, moe_error *error);
-
-/* Whether the search must write what is kept of such a job. */
-int text_job_is_bound(const text_job *job);
-
-/* For the sake of the terms of a glossary a job may be tried four times (text_terms in protect.h). Then: whether all
- * that is kept of a job comes through this translation of it. If not, text_job_again prepares a second try
- * of the job; after that one, or where it cannot be, it sets `stays`, with a note, and returns 0 in *again. Errors:
- * MOE_ERROR_MEMORY. */
-moe_status text_job_again(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                          int *again, moe_error *error);
-/* The same where the search found nothing: no translation has all that a job with constraints must have. */
-moe_status text_job_refused(const text_front *front, const text_options *options, text_job *job, int *again,
-                            moe_error *error);
-/* aside_ids of the next words that are asked for by themselves, after what the model made of the last ones (NULL: there
- * were none). Errors: MOE_ERROR_MEMORY. */
-moe_status text_job_aside(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                          moe_error *error);
-/* The same for a job that is `brief`, of a translation that is one of all of the source (`fits`): the next manner, or
- * the best one again. `fits` in: what the caller found. */
-moe_status text_job_vary(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
-                         int fits, int *again, moe_error *error);
-/* Both parts of a job whose source is cut behind `at` bytes (text_half), ready to be asked for. Errors:
- * MOE_ERROR_MEMORY. */
-moe_status text_job_divide(const text_front *front, const text_options *options, text_job *job, text_job *second,
-                           size_t at, moe_error *error);
-void text_job_keep(text_job *job); /* its translation is the source, with a note */
+/* Fill the request of a job's attempt; the caller has set all but its source. */
+moe_status text_job_request(const text_front *front, text_job *job, moe_request *request, moe_error *error);
+/* Judge a result and prepare the next attempt. If its step is final, the job is done; otherwise it is to be requested
+ * again, after TEXT_HALVE as two jobs (text_job_divide). Errors: MOE_ERROR_MEMORY and those of the tokeniser. */
+moe_status text_job_next(const text_front *front, text_doubts *doubts, text_job *job, const moe_result *result,
+                         moe_error *error);
+/* Both halves of a job, ready to be requested. Errors: MOE_ERROR_MEMORY. */
+moe_status text_job_divide(const text_front *front, text_job *job, text_job *second, moe_error *error);
+/* The reason why a translation is not one of all of the source: TEXT_PART_LOST or TEXT_WORD_LOST; or 0. */
+moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypothesis *h, text_verdict *verdict,
+                         moe_error *error);
 /* What the model wrote for a job, appended to *out in the form of its line: text in the capitals of the line and with
  * what is kept of it, pieces or ids. */
-moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job,
-                          const moe_hypothesis *h, text_bytes *out, moe_error *error);
+moe_status text_job_write(const text_front *front, const text_job *job, const moe_hypothesis *h, text_bytes *out,
+                          moe_error *error);
 
-/* More of what the model writes for a job comes in; before the first of it, text_job_begin. Without memory for it,
- * nothing is shown. */
-void text_job_begin(const text_front *front, const text_options *options, text_job *job);
-void text_job_grow(const text_front *front, const text_options *options, text_job *job, const int32_t *ids, size_t n);
+/* More of what the model writes for a job. Without memory for it, nothing is shown. */
+void text_job_grow(const text_front *front, text_job *job, const int32_t *ids, size_t n);
 /* What text_job_write would make of that, appended to *out, in whole characters; nothing, where what is kept is not in
- * place before the end. Returns how many bytes of it are there at the end too, whatever comes; the others look so. */
-size_t text_job_show(const text_front *front, const text_options *options, const text_job *job, text_bytes *out);
+ * place before the end. Returns how many bytes of it are final. */
+size_t text_job_show(const text_front *front, const text_job *job, text_bytes *out);
 
 void text_job_clear(text_job *job); /* blank again, with the memory that it has */
 void text_job_free(text_job *job);  /* what it holds, not the job */

@@ -588,9 +588,7 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
     for (size_t k = 0; !status && k < result->n_hypotheses; k++) {
         const moe_hypothesis *h = &result->hypotheses[k];
         const size_t n = h->n_ids + (size_t)(h->finished != 0), before = p->text.length;
-        text_options form = t->stream.options; /* those of the text at hand, which may be another one */
-        form.rules = p->job.rules;
-        status = text_job_write(t->stream.front, &form, &p->job, h, &p->text, error);
+        status = text_job_write(t->stream.front, &p->job, h, &p->text, error);
         if (!status) status = text_ids_append(&p->ids, h->ids, h->n_ids, error);
         if (!status)
             status = append_floats(&p->logprobs, &p->n_logprobs, &p->logprob_capacity, h->token_logprobs, n, error);
@@ -673,12 +671,12 @@ static moe_status keep_link(void *user, size_t source, size_t target, moe_error 
 
 /* What the model read of a job's text, in the same bytes but for a sign at its end: *read becomes a copy. */
 static moe_status read_again(moetext *t, const text_job *job, moe_span *read, moe_error *error) {
-    if (!job->shouted && !job->manner) return MOE_OK;
-    while (job->manner && read->length && strchr(" \t", read->data[read->length - 1])) read->length--;
+    if (!job->shouted && !job->attempt.variant) return MOE_OK;
+    while (job->attempt.variant && read->length && strchr(" \t", read->data[read->length - 1])) read->length--;
     text_clear(&t->read);
     text_append(&t->read, read->data, read->length);
     if (job->shouted && !t->read.failed) text_calm(t->read.data, t->read.length);
-    text_put_manner(job->manner, &t->read);
+    text_apply_variant(job->attempt.variant, &t->read);
     if (t->read.failed) return text_out_of_memory(error);
     *read = (moe_span){ t->read.data, t->read.length };
     return MOE_OK;
@@ -698,7 +696,7 @@ static moe_status link_words(moetext *t, part *p, size_t k, const look *forward,
     const text_job *job = &p->job;
     size_t begin = 0;
     for (size_t i = 0; i < k; i++) begin += p->found[i].length;
-    const size_t before = job->verbatim || job->stays ? SIZE_MAX : text_guard_plain(job->guard);
+    const size_t before = job->verbatim || text_job_keeps_source(job) ? SIZE_MAX : text_guard_plain(job->guard);
     if (before == SIZE_MAX || before > p->found[k].length) return MOE_OK; /* markup and the like: no words but others */
     const char *text = p->text.data + begin + before;
     const size_t length = p->found[k].length - before;
@@ -708,7 +706,7 @@ static moe_status link_words(moetext *t, part *p, size_t k, const look *forward,
     int known = 0;
     if (status || forward->failed || !job->source_ids.length || !forward->n_ids) return status;
     status = find_begins(t, source, read.data, read.length, NULL, job->source_ids.length, &known, error);
-    if (!status && known && job->manner == TEXT_CLOSED) /* what was written may have lost its beginning */
+    if (!status && known && job->attempt.variant == TEXT_CLOSED) /* what was written may have lost its beginning */
         status = begins_with(t, p->ids.data + forward->first, forward->n_ids, text, length, &known, error);
     if (!status && known)
         status = find_begins(t, target, text, length, p->ids.data + forward->first, forward->n_ids, &known, error);
@@ -922,7 +920,7 @@ static void describe_part(unit *u, const part *p) {
         u->noted = u->parts;
         memcpy(u->note, job->note, sizeof u->note);
     }
-    if (job->cut && !job->stays) u->flags |= MOETEXT_TRUNCATED;
+    if (job->cut && !text_job_keeps_source(job)) u->flags |= MOETEXT_TRUNCATED;
     if (p->n && !p->found[0].finished && u->request.task != MOETEXT_SCORE)
         u->flags |= MOETEXT_CUT, u->cut_tokens += p->found[0].n_ids;
     u->translated += p->n > 0 && !job->blank;
@@ -1010,7 +1008,7 @@ static size_t show_part(const moetext *t, const unit *u, const part *p, const jo
     if (*p->joint != ' ') text_append_string(out, p->joint);
     else if (j && all > j->line) text_stream_join(&u->before->job, out);
     const size_t joint = out->length - before;
-    const size_t stays = text_job_show(t->stream.front, &t->stream.options, &p->job, out);
+    const size_t stays = text_job_show(t->stream.front, &p->job, out);
     if (out->length == before + joint) out->length = before;
     if (before) memmove(out->data, out->data + before, out->length -= before);
     return stays ? joint + stays : 0;
@@ -1026,7 +1024,7 @@ static void tell(moetext *t, unit *u) {
     text_clear(&t->news);
     text_clear(&t->begun);
     if (u->told < all) text_append(&t->news, j->text.data + u->told, all - u->told);
-    if (p && p->job.begun.length) stays = show_part(t, u, p, j, &t->begun);
+    if (p && p->job.partial.text.length) stays = show_part(t, u, p, j, &t->begun);
     if (stays > known) text_append(&t->news, t->begun.data + known, stays - known), known = stays;
     text_append(&t->news, "", 0);
     text_append(&t->begun, "", 0);
@@ -1037,7 +1035,7 @@ static void tell(moetext *t, unit *u) {
                                       .length = t->news.length,
                                       .after = t->begun.data + known,
                                       .after_length = t->begun.length - known,
-                                      .n_ids = (j ? j->sums.n_ids : 0) + (p ? p->job.begun_ids.length : 0) };
+                                      .n_ids = (j ? j->sums.n_ids : 0) + (p ? p->job.partial.ids.length : 0) };
     u->request.partial(t->user, &partial);
 }
 
@@ -1301,7 +1299,7 @@ static void stream_finish(text_stream *stream, text_job *job, const moe_result *
     }
     if (job->failed && job->status == MOE_ERROR_MEMORY) u->lost = 1;
     if (job->failed && job->status == MOE_ERROR_CANCELLED) u->dropped = 1;
-    if (t->second && result && p->n && !job->answers) wait_for_links(t, p, trouble);
+    if (t->second && result && p->n && u->request.task != MOETEXT_ANSWER) wait_for_links(t, p, trouble);
     else part_done(t, p);
 }
 

@@ -1352,7 +1352,7 @@ static void put_verbatim(const text_guard *g, text_bytes *out) {
     text_append(out, g->text.data + at, g->text.length - at);
 }
 
-moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypothesis *h, text_manner manner,
+moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypothesis *h, text_variant manner,
                               int shout, text_bytes *out, moe_error *error) {
     const text_front *f = r->front;
     char why[128];
@@ -1367,7 +1367,7 @@ moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypo
         status = text_decode(f, h->ids, h->n_ids, t, error);
         if (status) return status;
         text_append(t, "", 0);
-        const size_t lost = text_take_manner(manner, t, 0);
+        const size_t lost = text_undo_variant(manner, t, 0);
         g->n_places = 0;
         failed = text_decode_begins(f, h->ids, h->n_ids, &g->places, &g->place_capacity, &g->n_places, why, sizeof why);
         if (failed == SPM_NO_MEMORY) return text_out_of_memory(error);

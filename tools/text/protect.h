@@ -60,7 +60,7 @@ void text_guard_ask(const text_guard *guard, moe_request *request);
 int text_guard_binds(const text_guard *guard); /* whether there are any */
 /* Append the translation that a hypothesis of the shown text, in this manner, is. `shout`: in capitals, but for what is
  * kept. */
-moe_status text_guard_restore(const text_rules *rules, text_guard *guard, const moe_hypothesis *h, text_manner manner,
+moe_status text_guard_restore(const text_rules *rules, text_guard *guard, const moe_hypothesis *h, text_variant manner,
                               int shout, text_bytes *out, moe_error *error);
 /* Whether the translation that was restored last has each stand-in once, no part of one, and no broken character. */
 int text_guard_sound(const text_guard *guard);

@@ -1,9 +1,9 @@
 /* stream.c - stream.h says what this is and has the contracts. */
 #include "tools/text/stream.h"
-#include "tools/text/lost.h"
 #include "tools/text/sentences.h"
 #include "tools/text/settings.h"
 #include "tools/text/spans.h"
+#include "tools/text/strategy.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +18,8 @@ static void no_memory(text_stream *s) {
  * that are cut into tokens to find where they end. */
 enum { PART = 48, WINDOW = 2048 };
 
+static size_t room_of(const text_stream *s) { return s->options.strategy->room(s->front, &s->options); }
+
 /* Where the tokens of data[length] reach `tokens`; `length` if there are no more. */
 static moe_status reach(const text_stream *s, const char *data, size_t length, size_t tokens, size_t *bytes,
                         moe_error *error) {
@@ -31,14 +33,11 @@ static moe_status reach(const text_stream *s, const char *data, size_t length, s
 }
 
 /* Whether lines are split by tokens: for a model that is asked in words, unless a number of characters is given. */
-static int counts_tokens(const text_stream *s) {
-    return s->split == TEXT_SPLIT && text_job_is_asked(s->front, &s->options);
-}
+static int counts_tokens(const text_stream *s) { return s->split == TEXT_SPLIT && s->options.strategy->prompts; }
 
 /* Whether a text is one request. */
 static int is_whole(text_stream *s, const char *data, size_t length) {
-    const size_t room = text_job_room(s->front, &s->options),
-                 most = room < TEXT_PROMPT_WHOLE ? room : TEXT_PROMPT_WHOLE;
+    const size_t room = room_of(s), most = room < TEXT_PROMPT_WHOLE ? room : TEXT_PROMPT_WHOLE;
     size_t bytes = length;
     if (length <= most) return 1;
     return length <= 64 * most && !reach(s, data, length, most, &bytes, &s->trouble) && bytes == length;
@@ -86,7 +85,7 @@ static int is_framed(const text_stream *s, const text_line *line) {
 
 /* Whether a sentence is more than the model reads at once. */
 static int is_too_long(text_stream *s, const char *data, size_t length) {
-    const size_t room = text_job_room(s->front, &s->options);
+    const size_t room = room_of(s);
     size_t bytes = length;
     if (!text_cuts(s->front) || s->options.truncate || room < 8 || length < room) return 0;
     if (length > 64 * room) return 1;
@@ -95,7 +94,7 @@ static int is_too_long(text_stream *s, const char *data, size_t length) {
 
 /* The bytes of the next part of a sentence that is too long. */
 static size_t next_clause(text_stream *s, text_cursor *c, const char *data, size_t length) {
-    const size_t room = text_job_room(s->front, &s->options), tokens = room < PART ? room : PART;
+    const size_t room = room_of(s), tokens = room < PART ? room : PART;
     const size_t window = text_utf8_cut(data, length, WINDOW);
     size_t bytes = window;
     if (reach(s, data, window, tokens, &bytes, &s->trouble)) return length;
@@ -146,7 +145,7 @@ static moe_span last_lines(const text_bytes *t, size_t lines) {
 
 /* The earlier lines that a new one is shown; it is an earlier one then. */
 static void look_back(text_stream *s, const text_line *line) {
-    const size_t lines = s->options.wishes && text_job_is_asked(s->front, &s->options) ? s->options.wishes->context : 0;
+    const size_t lines = s->options.wishes && s->options.strategy->prompts ? s->options.wishes->context : 0;
     char why[64];
     text_clear(&s->context);
     if (!lines || text_stream_is_blank(line->data, line->length)) return;
@@ -223,15 +222,7 @@ static int ask(text_stream *s, text_job *job, moe_request *request) {
     const moe_request before = *request;
     request->user = job;
     s->ask(s, job, request);
-    text_options options = s->options; /* of the text at hand, which may be another one */
-    options.rules = job->rules;
-    if (job->aside_ids.length) request->partial = NULL;
-    else if (request->partial) text_job_begin(s->front, &options, job);
-    if (text_job_is_asked(s->front, &options) && !job->answers) {
-        if (!s->trouble.code) text_job_ask(s->front, &options, job, request, &s->trouble);
-    } else if (!job->aside_ids.length) text_guard_ask(job->guard, request);
-    else request->source = job->aside_ids.data, request->n_source = job->aside_ids.length;
-    if (job->loops) text_job_go_on(job, request);
+    if (!s->trouble.code) text_job_request(s->front, job, request, &s->trouble);
     s->asked += !s->trouble.code;
     if (!s->trouble.code) return 1;
     *request = before;
@@ -244,8 +235,7 @@ static void tell_divided(text_stream *s, text_job *job) {
     if (s->at->told++ || job->failed || job->cut || job->divided) return;
     job->divided = 1;
     snprintf(job->note, sizeof job->note,
-             "a sentence is longer than the %zu tokens that the model reads at once: translated in parts",
-             text_job_room(s->front, &s->options));
+             "a sentence is longer than the %zu tokens that the model reads at once: translated in parts", room_of(s));
 }
 
 /* Fill a job from its part of the line. 0: there is nothing to ask for, or trouble. */
@@ -259,17 +249,17 @@ static int prepare_part(text_stream *s, const text_line *line, moe_span gap, tex
         job->verbatim = 1;
         text_append(&job->source, line->data, line->length);
         if (!job->more) text_append(&job->source, gap.data, gap.length);
-    } else if (text_job_prepare(s->front, &s->options, line, job, &s->trouble)) {
-        return 0;
+    } else {
+        text_options options = s->options;
+        if (line->prompt) options.strategy = &text_answered;
+        if (text_job_prepare(s->front, &options, line, job, &s->trouble)) return 0;
     }
-    job->rules = s->options.rules, job->calm = s->options.calm;
     job->dividable =
         s->split && text_cuts(s->front) && !s->options.ids && !s->options.pretokenized && !s->options.pairs;
     job->names = c->divided;
     text_append(&job->context, s->context.data, s->context.length);
     if (job->gap.failed || job->source.failed || job->context.failed) no_memory(s);
     if (s->trouble.code) return 0;
-    if (text_job_aside(s->front, &s->options, job, NULL, &s->trouble)) return 0;
     if (c->divided) tell_divided(s, job);
     return !job->failed && !job->verbatim && (!job->blank || s->blank_too);
 }
@@ -300,9 +290,9 @@ static int stream_pull(void *user, int wait, moe_request *request) {
         text_line line;
         moe_span gap;
         if (s->trouble.code) return MOE_PULL_CANCEL;
-        if (s->again) {
-            text_job *job = s->again;
-            s->again = job->again;
+        if (s->retries) {
+            text_job *job = s->retries;
+            s->retries = job->retry;
             if (ask(s, job, request)) return MOE_PULL_REQUEST;
             continue;
         }
@@ -331,110 +321,49 @@ static int stream_pull(void *user, int wait, moe_request *request) {
 void text_stream_grow(void *stream, void *job, const int32_t *ids, size_t n) {
     text_stream *s = stream;
     if (s->trouble.code) return;
-    text_job_grow(s->front, &s->options, job, ids, n);
+    text_job_grow(s->front, job, ids, n);
     if (s->grown) s->grown(s, job);
-}
-
-/* Whether a translation is not one of all of the source. */
-static int is_lost(text_stream *s, const text_options *options, text_job *job, const moe_hypothesis *h) {
-    if (!job->dividable || job->stays || job->cut) return 0;
-    text_clear(&s->text);
-    if (text_job_write(s->front, options, job, h, &s->text, &s->trouble)) return 0;
-    const moe_span source = { job->source.data, job->source.length }, target = { s->text.data, s->text.length };
-    const text_names names = text_names_kept(source, target);
-    if (names == TEXT_NAMES_MEMORY) return no_memory(s), 0;
-    if (job->names && (names == TEXT_NAMES_LOST || names == TEXT_NAMES_COUNT)) job->names = 2; /* so are its halves */
-    return !h->finished || names == TEXT_NAMES_COUNT || (job->names == 2 && names != TEXT_NAMES) ||
-           text_loops(source, target) || !text_signs_kept(source, target);
 }
 
 static void try_again(text_stream *s, text_job *job) {
     if (job->failed || job->verbatim || !job->source_ids.length) s->finish(s, job, NULL);
-    else job->again = s->again, s->again = job;
+    else job->retry = s->retries, s->retries = job;
 }
 
-/* The halves of a job are tried instead of it. 0: it is one word, which stays as it is, or there is trouble. */
-static int divide(text_stream *s, const text_options *options, text_job *job) {
-    const size_t at = text_half(job->source.data, job->source.length, options->rules != NULL);
-    if (!at) return text_job_keep(job), 0;
-    text_job *second = s->insert(s, job, at);
-    if (!second) return no_memory(s), 0;
-    const moe_status status = text_job_divide(s->front, options, job, second, at, &s->trouble);
-    if (status) {
+/* The halves of a job are tried instead of it. */
+static void divide(text_stream *s, text_job *job) {
+    text_job *second = s->insert(s, job, job->attempt.half);
+    if (!second) {
+        no_memory(s);
+        lose(s, job);
+        return;
+    }
+    if (text_job_divide(s->front, job, second, &s->trouble)) {
         const moe_error trouble = s->trouble;
         lose(s, second);
-        return s->trouble = trouble, 0;
+        s->trouble = trouble;
+        lose(s, job);
+        return;
     }
     try_again(s, second);
     try_again(s, job);
-    return 1;
-}
-
-static int is_one_sentence(const text_job *job) {
-    return text_sentence(job->source.data, job->source.length) == job->source.length;
-}
-
-/* What becomes of a translation. 1: the job is tried once more, or its halves are; 0: it is done, or there is trouble.
- */
-static int is_tried_again(text_stream *s, const text_options *options, text_job *job, const moe_hypothesis *h) {
-    int again = 0;
-    const int asked = text_job_is_asked(s->front, options);
-    if (job->answers) return 0;
-    if (h->looped && text_job_loops(job, h, &again, &s->trouble)) return 0;
-    if (again) return try_again(s, job), 1;
-    if (job->manner == TEXT_AS_IT_IS && !asked) {
-        if (text_job_again(s->front, options, job, h, &again, &s->trouble)) return 0;
-        if (again) return try_again(s, job), 1;
-    }
-    const int lost = !(h->looped && is_one_sentence(job)) && is_lost(s, options, job, h);
-    if (s->trouble.code) return 0;
-    if (lost && job->manner == TEXT_AS_IT_IS) return divide(s, options, job);
-    if (asked) {
-        if (text_job_look(s->front, options, job, h, &s->doubts, &again, &s->trouble) || !again) return 0;
-        return try_again(s, job), 1;
-    }
-    if (!job->brief || job->stays || job->cut) return 0;
-    if (text_job_vary(s->front, options, job, h, !lost, &again, &s->trouble) || !again) return 0;
-    return try_again(s, job), 1;
 }
 
 static void stream_done(void *user, const moe_result *result) {
     text_stream *s = user;
     text_job *job = result->user;
-    text_options options = s->options; /* those of the text at hand, which may be another one */
-    options.rules = job->rules, options.calm = job->calm, options.brief = 0;
     s->asked--;
     if (s->trouble.code) return;
-    if (job->aside_ids.length && !result->status) {
-        const moe_hypothesis nothing = { 0 };
-        if (text_job_aside(s->front, &options, job, result->n_hypotheses ? result->hypotheses : &nothing, &s->trouble))
-            lose(s, job);
-        else try_again(s, job);
-        return;
+    if (text_job_next(s->front, &s->doubts, job, result, &s->trouble)) {
+        lose(s, job);
+    } else if (job->attempt.step == TEXT_HALVE) {
+        divide(s, job);
+    } else if (job->attempt.step < TEXT_HALVE) {
+        try_again(s, job);
+    } else {
+        if (result->status && text_job_keeps_source(job)) job->verbatim = 1;
+        s->finish(s, job, job->verbatim ? NULL : result);
     }
-    if (!result->status && result->n_hypotheses) {
-        if (is_tried_again(s, &options, job, &result->hypotheses[0])) return;
-        if (s->trouble.code) {
-            lose(s, job);
-            return;
-        }
-        if (result->hypotheses[0].looped) text_job_say_looped(job);
-    }
-    const int refused = result->status == MOE_ERROR_ARGUMENT || result->status == MOE_ERROR_LIMIT;
-    if (result->status == MOE_ERROR_NUMERIC ? text_guard_binds(job->guard) || text_job_is_bound(job)
-                                            : refused && text_job_is_bound(job)) {
-        int again;
-        if (text_job_refused(s->front, &options, job, &again, &s->trouble)) lose(s, job);
-        else if (again) try_again(s, job);
-        else s->finish(s, job, NULL);
-        return;
-    }
-    if (result->status) {
-        job->failed = 1;
-        job->status = result->status;
-        snprintf(job->note, sizeof job->note, "%s", result->message);
-    }
-    s->finish(s, job, result);
 }
 
 void text_stream_free(text_stream *s) { text_doubts_free(&s->doubts); }
@@ -442,9 +371,9 @@ void text_stream_free(text_stream *s) { text_doubts_free(&s->doubts); }
 moe_status text_stream_run(text_stream *s, moe_session *session, moe_error *error) {
     s->at = &s->own;
     s->own = (text_cursor){ 0 };
-    s->again = NULL, s->asked = 0, s->ended = 0;
+    s->retries = NULL, s->asked = 0, s->ended = 0;
+    s->options.strategy = text_strategy_of(s->front, &s->options);
     const moe_status status = moe_translate(session, stream_pull, stream_done, s, error);
-    text_bytes_free(&s->text);
     text_bytes_free(&s->earlier);
     text_bytes_free(&s->context);
     if (!s->trouble.code) return status;

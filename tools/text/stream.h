@@ -58,10 +58,9 @@ struct text_stream {
     uint64_t pieces, unknown_pieces; /* of the ids that were asked for */
     moe_error trouble;               /* code set: memory ran out, or worse */
     text_cursor *at, own;            /* of the text at hand; of all texts, without `turn` */
-    text_job *again;                 /* jobs that wait for a second try, one behind the other */
+    text_job *retries;               /* jobs that wait for another request */
     size_t asked;                    /* jobs under way */
     int ended;                       /* no texts are left */
-    text_bytes text;                 /* of the translation at hand */
     text_doubts doubts;              /* all zero before the first run */
 };
 

@@ -156,13 +156,13 @@ int text_is_brief(const char *data, size_t length) {
     return 1 + (capital && (one || is_small(character(data, length, bytes, &second))));
 }
 
-void text_put_manner(text_manner manner, text_bytes *text) {
+void text_apply_variant(text_variant manner, text_bytes *text) {
     if (manner == TEXT_CLOSED) text_append(text, ".", 1);
     if (manner == TEXT_SMALL && !text->failed) text_calm_first(text->data, text->length);
 }
 
 /* Whether s[length] ends with these bytes. */
-size_t text_take_manner(text_manner manner, text_bytes *out, size_t begin) {
+size_t text_undo_variant(text_variant manner, text_bytes *out, size_t begin) {
     static const char *const signs[] = { ".", "!", "\xE3\x80\x82", "\xEF\xBC\x81" };
     static const char opening[] = "\xC2\xA1";
     size_t bytes, lost = 0;

@@ -55,18 +55,17 @@ void text_calm_first(char *data, size_t length); /* the first letter alone */
 void text_shout(char *data, size_t length);
 
 /* How a short text without a sign at its end is written for the model: few models have learned those. */
-typedef enum text_manner {
-    TEXT_AS_IT_IS,
+typedef enum text_variant {
+    TEXT_UNCHANGED,
     TEXT_CLOSED, /* with a full stop, which the translation loses again */
-    TEXT_SMALL,  /* its first letter small; that of the translation is a capital then */
-    TEXT_MANNERS
-} text_manner;
+    TEXT_SMALL   /* its first letter small; that of the translation is a capital then */
+} text_variant;
 
 /* Whether a text is one: five words at most, a letter at its end. 2: it begins with the one capital of its word. */
 int text_is_brief(const char *data, size_t length);
-void text_put_manner(text_manner manner, text_bytes *text);
+void text_apply_variant(text_variant manner, text_bytes *text);
 /* The translation out[begin ..) as the text has it. Returns the bytes that it lost at its beginning. */
-size_t text_take_manner(text_manner manner, text_bytes *out, size_t begin);
+size_t text_undo_variant(text_variant manner, text_bytes *out, size_t begin);
 
 /* ---- 3. Model and tokeniser ---------------------------------------------------------------------------- */
 

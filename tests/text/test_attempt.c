@@ -1,0 +1,224 @@
+/* test_attempt.c - attempt.h without a model: the step after each verdict. */
+#include "tools/text/attempt.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static text_attempt next(text_attempt a, unsigned reasons) {
+    return text_attempt_next(a, &(text_verdict){ .reasons = reasons });
+}
+
+static int is_final(text_step step) { return step >= TEXT_ACCEPT; }
+
+/* Each reason alone: its steps until nothing is left to try. */
+static void every_reason_leads_to_its_steps(void **state) {
+    static const struct {
+        unsigned reason;
+        text_attempt first;
+        text_step steps[4];
+        const char *note;
+    } cases[] = {
+        { 0, { 0 }, { TEXT_ACCEPT }, NULL },
+        { TEXT_UNFIT, { 0 }, { TEXT_ACCEPT }, NULL },
+        { TEXT_UNFIT,
+          { .step = TEXT_BIND_TERMS, .terms = TEXT_TERMS_BOUND },
+          { TEXT_REBIND_TERMS, TEXT_ACCEPT },
+          NULL },
+        { TEXT_UNFIT,
+          { .step = TEXT_NAME_TERMS, .terms = TEXT_TERMS_NAMED },
+          { TEXT_REBIND_TERMS, TEXT_ACCEPT },
+          NULL },
+        { TEXT_UNFIT, { .step = TEXT_PLACEHOLDERS, .placeholders = 1 }, { TEXT_KEEP_SOURCE }, "stays as it is" },
+        { TEXT_UNFIT, { .step = TEXT_VARY, .variant = 1, .variants = 2 }, { TEXT_VARY, TEXT_BEST, TEXT_ACCEPT }, NULL },
+        { TEXT_LOOPED, { 0 }, { TEXT_RESUME, TEXT_RESUME, TEXT_ACCEPT }, "repeats itself" },
+        { TEXT_LOOPED, { .resumed = TEXT_RESUMES }, { TEXT_ACCEPT }, "repeats itself" },
+        { TEXT_PHRASE_DONE, { .phrases = TEXT_MAX_PHRASES - 2 }, { TEXT_PHRASE, TEXT_PHRASE, TEXT_ACCEPT }, NULL },
+        { TEXT_TERM_MISSING, { 0 }, { TEXT_BIND_TERMS, TEXT_ACCEPT }, NULL },
+        { TEXT_TERM_DOUBLED, { .terms = TEXT_TERMS_BOUND }, { TEXT_NAME_TERMS, TEXT_ACCEPT }, NULL },
+        { TEXT_TERM_WORSE, { .terms = TEXT_TERMS_NAMED }, { TEXT_REBIND_TERMS, TEXT_ACCEPT }, NULL },
+        { TEXT_PLACEHOLDER_LOST, { 0 }, { TEXT_PLACEHOLDERS, TEXT_KEEP_SOURCE }, "stays as it is" },
+        { TEXT_SIGN_LOST, { 0 }, { TEXT_KEEP_SOURCE }, "stays as it is" },
+        { TEXT_PART_LOST, { 0 }, { TEXT_HALVE }, NULL },
+        { TEXT_WORD_LOST, { 0 }, { TEXT_KEEP_SOURCE }, "cannot translate" },
+        { TEXT_SIGN_MISSING, { 0 }, { TEXT_BIND_SIGNS, TEXT_ACCEPT }, NULL },
+        { TEXT_NUMBER_MISSING, { 0 }, { TEXT_BIND_NUMBERS, TEXT_ACCEPT }, NULL },
+        { TEXT_EMPTY, { 0 }, { TEXT_FAIL }, "answered nothing" },
+        { TEXT_SHORT, { 0 }, { TEXT_ACCEPT }, NULL },
+        { TEXT_SHORT, { .variants = TEXT_CLOSED }, { TEXT_VARY, TEXT_BEST, TEXT_ACCEPT }, NULL },
+        { TEXT_SHORT, { .variants = TEXT_SMALL }, { TEXT_VARY, TEXT_VARY, TEXT_BEST, TEXT_ACCEPT }, NULL },
+    };
+    unsigned seen = 0;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        text_attempt a = cases[i].first;
+        seen |= cases[i].reason;
+        for (size_t k = 0; !k || (a.step != TEXT_HALVE && !is_final(a.step)); k++) {
+            a = next(a, cases[i].reason);
+            if (a.step != cases[i].steps[k]) fail_msg("case %zu: step %zu is %d", i, k, (int)a.step);
+        }
+        if (cases[i].note ? !a.note || !strstr(a.note, cases[i].note) : a.note != NULL)
+            fail_msg("case %zu: note %s", i, a.note ? a.note : "none");
+    }
+    assert_int_equal(seen, (1u << TEXT_REASONS) - 1);
+}
+
+/* Of several reasons the first row of the table decides. */
+static void reasons_have_an_order(void **state) {
+    static const struct {
+        unsigned reasons;
+        text_step step;
+    } cases[] = { { TEXT_LOOPED | TEXT_SHORT | TEXT_PART_LOST, TEXT_RESUME },
+                  { TEXT_TERM_MISSING | TEXT_PLACEHOLDER_LOST, TEXT_BIND_TERMS },
+                  { TEXT_TERM_WORSE | TEXT_PLACEHOLDER_LOST, TEXT_REBIND_TERMS },
+                  { TEXT_PLACEHOLDER_LOST | TEXT_PART_LOST, TEXT_PLACEHOLDERS },
+                  { TEXT_PART_LOST | TEXT_SIGN_MISSING, TEXT_HALVE },
+                  { TEXT_EMPTY | TEXT_SHORT, TEXT_FAIL } };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(next((text_attempt){ .variants = TEXT_SMALL }, cases[i].reasons).step, cases[i].step);
+}
+
+/* Whole lives of a text: verdicts, steps, and what is in force at the end. */
+static void attempts_end_as_they_should(void **state) {
+    static const struct {
+        unsigned reasons[8];
+        text_step steps[8];
+        text_terms terms;
+        int placeholders, bound;
+    } cases[] = {
+        { { TEXT_TERM_MISSING, TEXT_TERM_DOUBLED, TEXT_TERM_WORSE, 0 },
+          { TEXT_BIND_TERMS, TEXT_NAME_TERMS, TEXT_REBIND_TERMS, TEXT_ACCEPT },
+          TEXT_TERMS_LAST,
+          0,
+          0 },
+        { { TEXT_TERM_MISSING, TEXT_TERM_DOUBLED, TEXT_UNFIT, 0 },
+          { TEXT_BIND_TERMS, TEXT_NAME_TERMS, TEXT_REBIND_TERMS, TEXT_ACCEPT },
+          TEXT_TERMS_LAST,
+          0,
+          0 },
+        { { TEXT_PLACEHOLDER_LOST, TEXT_TERM_MISSING, TEXT_PLACEHOLDER_LOST },
+          { TEXT_PLACEHOLDERS, TEXT_BIND_TERMS, TEXT_KEEP_SOURCE },
+          TEXT_TERMS_BOUND,
+          1,
+          0 },
+        { { TEXT_TERM_MISSING, TEXT_PLACEHOLDER_LOST, TEXT_UNFIT },
+          { TEXT_BIND_TERMS, TEXT_PLACEHOLDERS, TEXT_KEEP_SOURCE },
+          TEXT_TERMS_BOUND,
+          1,
+          0 },
+        { { TEXT_LOOPED, TEXT_LOOPED, TEXT_LOOPED | TEXT_PART_LOST },
+          { TEXT_RESUME, TEXT_RESUME, TEXT_HALVE },
+          TEXT_TERMS_FREE,
+          0,
+          0 },
+        { { TEXT_LOOPED, TEXT_LOOPED, TEXT_LOOPED | TEXT_SIGN_MISSING, TEXT_LOOPED, TEXT_LOOPED, TEXT_SIGN_LOST },
+          { TEXT_RESUME, TEXT_RESUME, TEXT_BIND_SIGNS, TEXT_RESUME, TEXT_RESUME, TEXT_KEEP_SOURCE },
+          TEXT_TERMS_FREE,
+          0,
+          1 },
+        { { TEXT_NUMBER_MISSING, 0 }, { TEXT_BIND_NUMBERS, TEXT_ACCEPT }, TEXT_TERMS_FREE, 0, 2 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        text_attempt a = { 0 };
+        for (size_t k = 0; a.step != TEXT_HALVE && !is_final(a.step); k++) {
+            a = next(a, cases[i].reasons[k]);
+            if (a.step != cases[i].steps[k]) fail_msg("case %zu: step %zu is %d", i, k, (int)a.step);
+        }
+        assert_int_equal(a.terms, cases[i].terms);
+        assert_int_equal(a.placeholders, cases[i].placeholders);
+        assert_int_equal(a.bound, cases[i].bound);
+    }
+}
+
+/* The variant with the best score of those that fit wins; the text as it is always fits. */
+static void the_best_variant_wins(void **state) {
+    static const struct {
+        text_verdict verdicts[3];
+        text_variant best;
+    } cases[] = {
+        { { { TEXT_SHORT, 0, -3, 0 }, { TEXT_SHORT, 1, -2, 0 }, { TEXT_SHORT, 1, -1, 0 } }, TEXT_SMALL },
+        { { { TEXT_SHORT, 0, -3, 0 }, { TEXT_SHORT, 1, -2, 0 }, { TEXT_SHORT, 0, -1, 0 } }, TEXT_CLOSED },
+        { { { TEXT_SHORT, 0, -3, 0 }, { TEXT_SHORT, 0, -2, 0 }, { TEXT_SHORT, 1, -4, 0 } }, TEXT_UNCHANGED },
+        { { { TEXT_SHORT, 0, -3, 0 }, { TEXT_UNFIT, 0, 0, 0 }, { TEXT_SHORT, 1, -2, 0 } }, TEXT_SMALL },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        text_attempt a = { .variants = TEXT_SMALL };
+        for (size_t k = 0; k < 3; k++) a = text_attempt_next(a, &cases[i].verdicts[k]);
+        assert_int_equal(a.step, cases[i].best == TEXT_SMALL ? TEXT_ACCEPT : TEXT_BEST);
+        assert_int_equal(a.variant, cases[i].best);
+    }
+    /* Once something else was tried, variants are not. */
+    const text_attempt bound = next((text_attempt){ .variants = TEXT_SMALL }, TEXT_TERM_MISSING);
+    assert_int_equal(next(bound, TEXT_SHORT).step, TEXT_ACCEPT);
+}
+
+static void halves_begin_anew(void **state) {
+    const text_attempt before = { .terms = TEXT_TERMS_LAST, .placeholders = 1, .bound = 1, .resumed = 2, .variant = 2 };
+    const text_attempt a = text_attempt_next(before, &(text_verdict){ .reasons = TEXT_PART_LOST, .half = 7 });
+    (void)state;
+    assert_int_equal(a.step, TEXT_HALVE);
+    assert_int_equal(a.half, 7);
+    assert_int_equal((int)a.terms + a.placeholders + a.bound + a.resumed + (int)a.variant, 0);
+}
+
+/* What may still be tried: each step that is not final takes some of it. */
+static int left_to_try(const text_attempt *a) {
+    const int other = TEXT_MAX_PHRASES - a->phrases + (int)(TEXT_TERMS_LAST - a->terms) + !a->placeholders + !a->bound +
+                      (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
+    return (TEXT_RESUMES + 1) * other + TEXT_RESUMES - a->resumed;
+}
+
+static void takes_something(text_attempt a) {
+    const int before = left_to_try(&a);
+    for (unsigned i = 0; i < TEXT_REASONS; i++)
+        for (unsigned k = i; k < TEXT_REASONS; k++) {
+            const text_verdict v = { .reasons = 1u << i | 1u << k, .fits = (int)(k & 1), .score = 1 };
+            const text_attempt b = text_attempt_next(a, &v);
+            if (b.step == TEXT_HALVE || is_final(b.step)) continue;
+            if (left_to_try(&b) >= before || left_to_try(&b) < 0)
+                fail_msg("step %d after %d takes nothing", (int)b.step, (int)a.step);
+        }
+}
+
+/* So no sequence of verdicts goes on for ever, whatever was tried before; halves are shorter. */
+static void no_attempt_goes_on_for_ever(void **state) {
+    static const int most[] = {
+        TEXT_HALVE, 2, TEXT_RESUMES, TEXT_TERMS_LAST, 1, TEXT_SMALL, TEXT_SMALL, TEXT_SMALL, 2
+    };
+    enum { MEMBERS = sizeof most / sizeof *most };
+    int m[MEMBERS] = { 0 };
+    (void)state;
+    for (size_t i = 0; i < MEMBERS;) {
+        if (m[6] <= m[5] && m[7] <= m[5])
+            takes_something((text_attempt){ .step = (text_step)m[0],
+                                            .phrases = m[1] ? TEXT_MAX_PHRASES - 2 + m[1] : 0,
+                                            .resumed = m[2],
+                                            .terms = (text_terms)m[3],
+                                            .placeholders = m[4],
+                                            .variants = (text_variant)m[5],
+                                            .variant = (text_variant)m[6],
+                                            .best = (text_variant)m[7],
+                                            .bound = m[8] });
+        for (i = 0; i < MEMBERS && m[i] == most[i]; i++) m[i] = 0;
+        if (i < MEMBERS) m[i]++;
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_reason_leads_to_its_steps),
+        cmocka_unit_test(reasons_have_an_order),
+        cmocka_unit_test(attempts_end_as_they_should),
+        cmocka_unit_test(the_best_variant_wins),
+        cmocka_unit_test(halves_begin_anew),
+        cmocka_unit_test(no_attempt_goes_on_for_ever),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

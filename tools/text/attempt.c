@@ -1,0 +1,81 @@
+/* attempt.c - see attempt.h. */
+#include "tools/text/attempt.h"
+
+#define KEPT "what is to be kept did not come through the translation: the text stays as it is"
+
+/* The first row with a reason of the verdict and a step that can be taken decides; without one the translation is
+ * accepted. `after`: bits of the steps that were taken last; 0: any. */
+static const struct {
+    unsigned reasons, after;
+    text_step step;
+    const char *note;
+} rules[] = {
+    { TEXT_PHRASE_DONE, 0, TEXT_PHRASE, NULL },
+    { TEXT_LOOPED, 0, TEXT_RESUME, NULL },
+    { TEXT_TERM_MISSING, 0, TEXT_BIND_TERMS, NULL },
+    { TEXT_TERM_DOUBLED, 0, TEXT_NAME_TERMS, NULL },
+    { TEXT_TERM_WORSE, 0, TEXT_REBIND_TERMS, NULL },
+    { TEXT_UNFIT, 1u << TEXT_BIND_TERMS | 1u << TEXT_NAME_TERMS, TEXT_REBIND_TERMS, NULL },
+    { TEXT_PLACEHOLDER_LOST, 0, TEXT_PLACEHOLDERS, NULL },
+    { TEXT_UNFIT, 1u << TEXT_PLACEHOLDERS, TEXT_KEEP_SOURCE, KEPT },
+    { TEXT_PLACEHOLDER_LOST | TEXT_SIGN_LOST, 0, TEXT_KEEP_SOURCE, KEPT },
+    { TEXT_PART_LOST, 0, TEXT_HALVE, NULL },
+    { TEXT_WORD_LOST, 0, TEXT_KEEP_SOURCE, "the model cannot translate a part of it: that stays as it is" },
+    { TEXT_SIGN_MISSING, 0, TEXT_BIND_SIGNS, NULL },
+    { TEXT_NUMBER_MISSING, 0, TEXT_BIND_NUMBERS, NULL },
+    { TEXT_EMPTY, 0, TEXT_FAIL, "the model answered nothing" },
+    { TEXT_SHORT | TEXT_UNFIT, 0, TEXT_VARY, NULL },
+    { TEXT_SHORT | TEXT_UNFIT, 0, TEXT_BEST, NULL },
+    { TEXT_LOOPED, 0, TEXT_ACCEPT, "the translation repeats itself again and again: it ends where that begins" },
+};
+
+/* Every step but the final ones makes progress in the member that allows it, so that no attempt goes on for ever. */
+static int may_take(const text_attempt *a, text_step step) {
+    switch (step) {
+    case TEXT_PHRASE: return a->phrases < TEXT_MAX_PHRASES;
+    case TEXT_RESUME: return a->resumed < TEXT_RESUMES;
+    case TEXT_BIND_TERMS: return a->terms < TEXT_TERMS_BOUND;
+    case TEXT_NAME_TERMS: return a->terms < TEXT_TERMS_NAMED;
+    case TEXT_REBIND_TERMS: return a->terms < TEXT_TERMS_LAST;
+    case TEXT_PLACEHOLDERS: return !a->placeholders;
+    case TEXT_VARY: return a->variant < a->variants;
+    case TEXT_BEST: return a->variants && a->variant != a->best;
+    case TEXT_BIND_SIGNS:
+    case TEXT_BIND_NUMBERS: return !a->bound;
+    default: return 1;
+    }
+}
+
+static text_attempt take(text_attempt a, text_step step) {
+    a.step = step;
+    a.note = NULL;
+    a.resumed = step == TEXT_RESUME ? a.resumed + 1 : 0;
+    if (step >= TEXT_BIND_TERMS && step <= TEXT_PLACEHOLDERS) a.variants = TEXT_UNCHANGED;
+    switch (step) {
+    case TEXT_PHRASE: a.phrases++; break;
+    case TEXT_BIND_TERMS: a.terms = TEXT_TERMS_BOUND; break;
+    case TEXT_NAME_TERMS: a.terms = TEXT_TERMS_NAMED; break;
+    case TEXT_REBIND_TERMS: a.terms = TEXT_TERMS_LAST; break;
+    case TEXT_PLACEHOLDERS: a.placeholders = 1; break;
+    case TEXT_VARY: a.variant++; break;
+    case TEXT_BEST: a.variant = a.best, a.variants = TEXT_UNCHANGED; break;
+    case TEXT_BIND_SIGNS: a.bound = 1; break;
+    case TEXT_BIND_NUMBERS: a.bound = 2; break;
+    case TEXT_HALVE: a = (text_attempt){ .step = step }; break;
+    default: break;
+    }
+    return a;
+}
+
+text_attempt text_attempt_next(text_attempt a, const text_verdict *v) {
+    if (v->reasons & TEXT_SHORT && (!a.variant || (v->fits && v->score > a.best_score)))
+        a.best = a.variant, a.best_score = v->score;
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        if (!(v->reasons & rules[i].reasons) || (rules[i].after && !(rules[i].after >> a.step & 1))) continue;
+        if (!may_take(&a, rules[i].step)) continue;
+        a = take(a, rules[i].step);
+        a.note = rules[i].note, a.half = v->half;
+        return a;
+    }
+    return take(a, TEXT_ACCEPT);
+}

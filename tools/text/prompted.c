@@ -1,0 +1,214 @@
+/* prompted.c - the strategy for decoder-only models, which are asked through a prompt (prompt.h), and that for texts
+ * which are whole prompts. */
+#include "tools/text/strategy.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- 1. Prompted --------------------------------------------------------------------------------------- */
+
+static int is_blank(char c) { return c == ' ' || c == '\t'; }
+
+static size_t room(const text_front *front, const text_options *options) {
+    const size_t extra = options->wishes ? options->wishes->extra : text_prompt_extra(front->prompt);
+    return options->max_source > extra ? options->max_source - extra : 0;
+}
+
+/* The model reads all of a text; what has no words stays as it is. */
+static moe_status prepare(const text_front *front, text_job *job, moe_span source, moe_error *error) {
+    const text_options *o = &job->options;
+    if (job->attempt.bound) return MOE_OK; /* the same text */
+    while (source.length && is_blank(source.data[source.length - 1])) source.length--;
+    while (source.length && is_blank(*source.data)) source.data++, source.length--;
+    text_clear(&job->shown);
+    text_append(&job->shown, source.data, source.length);
+    text_append(&job->shown, "", 0);
+    if (job->shown.failed) return text_out_of_memory(error);
+    if (text_keeps_spans(o) && !o->pairs && source.length && !text_prompt_speaks(source.data, source.length))
+        job->verbatim = 1;
+    return text_job_encode(front, job, &job->shown, error);
+}
+
+static moe_status prompt_of(const text_front *front, const text_job *job, int strictly, text_ids *ids, size_t *left,
+                            moe_error *error) {
+    const text_options *o = &job->options;
+    const text_asked asked = { .text = { job->shown.data, job->shown.length },
+                               .context = { job->context.data, job->context.length },
+                               .source = job->from,
+                               .target = job->language,
+                               .glossary = o->rules ? text_rules_glossary(o->rules) : NULL,
+                               .strictly = strictly };
+    return text_prompt_ids(front, o->wishes, &asked, o->max_source, ids, left, error);
+}
+
+/* Whether nothing that an answer may lack is in the text. */
+static int keeps_nothing(const text_job *job) {
+    const moe_span source = { job->source.data, job->source.length }, nothing = { "", 0 };
+    moe_span number = { NULL, 0 };
+    if (job->options.pairs || !text_keeps_spans(&job->options)) return 1;
+    return !text_prompt_lost(source, nothing).length && !text_prompt_lost_number(source, nothing, &number, NULL) &&
+           !number.length;
+}
+
+static moe_status request(const text_front *front, text_job *job, moe_request *r, moe_error *error) {
+    const int bound = job->attempt.bound;
+    size_t left = 0;
+    if (r->partial) job->partial.final = !job->dividable && !job->message && keeps_nothing(job);
+    job->language = r->target_tag, job->from = r->source_tag;
+    const moe_status status = prompt_of(front, job, bound == 1, &job->prompt, &left, error);
+    if (!status && left && !bound)
+        text_job_note(job, &job->divided, "terms of the glossary that have no place in the prompt: %zu", left);
+    r->source = job->prompt.data;
+    r->n_source = job->prompt.length;
+    r->constraints = bound ? job->bound->each : NULL;
+    r->n_constraints = bound ? job->bound->n : 0;
+    return status;
+}
+
+/* Whether the strict wording gives another prompt; the same one would give the same answer. */
+static moe_status has_strict_prompt(const text_front *front, const text_job *job, int *has, moe_error *error) {
+    text_ids other = { 0 };
+    size_t left = 0;
+    const moe_status status = prompt_of(front, job, 1, &other, &left, error);
+    *has = !status && (other.length != job->prompt.length ||
+                       memcmp(other.data, job->prompt.data, other.length * sizeof *other.data) != 0);
+    text_ids_free(&other);
+    return status;
+}
+
+/* Make constraints of what an answer lacks; `strictly`: signs. *can 0: asking again would change nothing. */
+static moe_status bind(const text_front *front, text_job *job, moe_span target, int strictly, int *can,
+                       moe_error *error) {
+    const moe_span source = { job->shown.data, job->shown.length };
+    const size_t most = job->options.max_target - job->options.max_target / 4;
+    if (!job->bound && !(job->bound = calloc(1, sizeof *job->bound))) return text_out_of_memory(error);
+    const moe_status status = text_prompt_bind(front, source, target, most, job->bound, error);
+    *can = !status && job->bound->n;
+    return status || *can || !strictly ? status : has_strict_prompt(front, job, can, error);
+}
+
+/* An answer, trimmed, with the white space of its source. */
+static moe_status write_text(const text_front *front, const text_job *job, int shout, const moe_hypothesis *h,
+                             text_bytes *out, int *sound, moe_error *error) {
+    const moe_span before = text_blanks_before(&job->source), after = text_blanks_after(&job->source);
+    const int keeps = text_keeps_spans(&job->options) && !job->options.pairs && before.length < job->source.length;
+    text_bytes answer = { 0 };
+    moe_status status = text_decode(front, h->ids, h->n_ids, &answer, error);
+    size_t begin = 0, end = answer.length;
+    (void)shout;
+    *sound = 1;
+    while (end && is_blank(answer.data[end - 1])) end--;
+    while (begin < end && is_blank(answer.data[begin])) begin++;
+    const size_t at = out->length;
+    if (keeps) text_append(out, before.data, before.length);
+    text_append(out, end ? answer.data + begin : "", end - begin);
+    if (keeps) text_append(out, after.data, after.length);
+    if (!status && job->message)
+        *sound = text_message_mend((text_message_text)job->message, job->source.data, job->source.length, at, out);
+    text_bytes_free(&answer);
+    return status || !out->failed ? status : text_out_of_memory(error);
+}
+
+static int is_nothing(moe_span text) {
+    size_t n = 0;
+    while (n < text.length && is_blank(text.data[n])) n++;
+    return n == text.length;
+}
+
+/* Note what may be wrong with an answer. */
+static void note_doubts(const text_front *front, text_doubts *doubts, text_job *job, const moe_hypothesis *h,
+                        moe_span target, moe_span number) {
+    const moe_span source = { job->source.data, job->source.length }, none = { "", 0 };
+    const int lines = !job->message && text_decodes_lines(front, h->ids, h->n_ids);
+    const char *why =
+        text_doubt(doubts, job->language < 0 ? none : moe_model_language(front->model, (size_t)job->language), source,
+                   target, lines);
+    if (why) text_job_note(job, &job->divided, "doubtful: %s", why);
+    else if (number.length)
+        text_job_note(job, &job->divided, "doubtful: it lacks the number %.*s",
+                      (int)text_utf8_cut(number.data, number.length, 40), number.data);
+}
+
+static moe_status judge_answer(const text_front *front, text_doubts *doubts, text_job *job, const moe_hypothesis *h,
+                               text_verdict *v, moe_error *error) {
+    text_bytes written = { 0 };
+    moe_span number = { NULL, 0 };
+    int sound = 0, can = 0;
+    moe_status status = write_text(front, job, 0, h, &written, &sound, error);
+    const moe_span source = { job->source.data, job->source.length },
+                   target = { written.data ? written.data : "", written.length };
+    const int keeps = text_keeps_spans(&job->options),
+              lost = keeps && (!sound || text_prompt_lost(source, target).length);
+    if (!status && keeps) status = text_prompt_lost_number(source, target, &number, error);
+    if (!status && !job->attempt.bound && (lost || number.length)) status = bind(front, job, target, lost, &can, error);
+    if (can) v->reasons |= lost ? TEXT_SIGN_MISSING : TEXT_NUMBER_MISSING;
+    else if (lost) v->reasons |= TEXT_SIGN_LOST;
+    else if (is_nothing(target)) v->reasons |= TEXT_EMPTY;
+    else if (!status && h->finished) note_doubts(front, doubts, job, h, target, number);
+    text_bytes_free(&written);
+    return status;
+}
+
+static moe_status judge(const text_front *front, text_doubts *doubts, text_job *job, const moe_result *result,
+                        text_verdict *v, moe_error *error) {
+    const moe_hypothesis *h = result->hypotheses;
+    const int refused = result->status == MOE_ERROR_NUMERIC || result->status == MOE_ERROR_ARGUMENT ||
+                        result->status == MOE_ERROR_LIMIT;
+    if (refused && job->attempt.bound && job->bound->n) v->reasons = TEXT_SIGN_LOST;
+    if (result->status || !result->n_hypotheses) return MOE_OK;
+    if (h->looped) v->reasons |= TEXT_LOOPED;
+    if (text_attempt_next(job->attempt, v).step == TEXT_RESUME) return MOE_OK;
+    const moe_status status = text_job_lost(front, job, h, v, error);
+    if (status || v->reasons & ~(unsigned)TEXT_LOOPED || job->options.pairs) return status;
+    return judge_answer(front, doubts, job, h, v, error);
+}
+
+static void show(const text_front *front, const text_job *job, text_bytes *out) {
+    const text_partial *p = &job->partial;
+    const size_t at = out->length;
+    size_t begin = 0;
+    if (job->message) return;
+    while (begin < p->text.length && is_blank(p->text.data[begin])) begin++;
+    const moe_span before = text_blanks_before(&job->source);
+    if (text_keeps_spans(&job->options)) text_append(out, before.data, before.length);
+    const size_t shown = out->length;
+    text_show_partial(front, p, begin, out);
+    if (out->length == shown) out->length = at;
+}
+
+const struct text_strategy text_prompted = { 1, 0, room, prepare, request, judge, write_text, show };
+
+/* ---- 2. Answered --------------------------------------------------------------------------------------- */
+
+static moe_status request_answer(const text_front *front, text_job *job, moe_request *r, moe_error *error) {
+    (void)front, (void)r, (void)error;
+    job->partial.final = 1;
+    job->attempt.resumed = TEXT_RESUMES; /* an answer ends where it begins to repeat itself */
+    return MOE_OK;
+}
+
+static moe_status judge_nothing(const text_front *front, text_doubts *doubts, text_job *job, const moe_result *result,
+                                text_verdict *v, moe_error *error) {
+    (void)front, (void)doubts, (void)job, (void)error;
+    if (!result->status && result->n_hypotheses && result->hypotheses->looped) v->reasons = TEXT_LOOPED;
+    return MOE_OK;
+}
+
+/* With its line breaks. */
+static moe_status write_answer(const text_front *front, const text_job *job, int shout, const moe_hypothesis *h,
+                               text_bytes *out, int *sound, moe_error *error) {
+    bpe_stream stream = { 0 };
+    (void)job, (void)shout;
+    text_decode_more(front, &stream, h->ids, h->n_ids, 1, out);
+    bpe_decode_end(&stream, out);
+    *sound = 1;
+    return out->failed ? text_out_of_memory(error) : MOE_OK;
+}
+
+static void show_answer(const text_front *front, const text_job *job, text_bytes *out) {
+    (void)front;
+    text_append(out, job->partial.text.data, job->partial.text.length);
+}
+
+const struct text_strategy text_answered = { 0,          1, room, prepare, request_answer, judge_nothing, write_answer,
+                                             show_answer };
