@@ -85,10 +85,10 @@ BENCH_PROGRAMS = $(BIN)/moe-bench $(BIN)/moe-make-random
 bench: $(BENCH_PROGRAMS)
 
 $(BUILD)/moe-bench.o: SPEED = $(if $(findstring -O,$(EXTRA)),,-O3)
-$(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o options.o json.o bytes.o memory.o)
+$(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o options.o settings.o rows.o json.o bytes.o memory.o)
 	$(LINK) -lm -o $@
 
-$(BIN)/moe-make-random: $(addprefix $(BUILD)/,moe-make-random.o options.o) $(LIBRARY)
+$(BIN)/moe-make-random: $(addprefix $(BUILD)/,moe-make-random.o options.o settings.o rows.o bytes.o memory.o) $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
 # For tests/bench/belady.py.

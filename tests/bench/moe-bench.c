@@ -33,119 +33,6 @@
 
 enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
-static void usage(FILE *to) {
-    fputs("Usage: moe-bench --layer LIST [OPTION]...     single layers with random weights\n"
-          "       moe-bench -m FILE [OPTION]...          whole models, forced lengths\n"
-          "       moe-bench                              the machine only\n"
-          "Prints one JSON object per line on standard output, and a table and progress\n"
-          "on standard error if that is a terminal. Commas separate the elements of a\n"
-          "LIST.\n"
-          "\n"
-          "Whole models\n"
-          "  -m FILE              model file; several -m: all of them, taking turns\n"
-          "      --batch LIST     sentences decoded at once (default: 1,8,32,128)\n"
-          "      --beam LIST      beam (default: 1,4). For a layer (default: 4): softmax\n"
-          "                       selects beam + 1 tokens; in attention the rows of a\n"
-          "                       beam attend to one sentence\n"
-          "      --src-len N      tokens of a source, tag and end included (default: 25)\n"
-          "      --tgt-len N      exact length of a target in tokens (default: 25)\n"
-          "      --sentences FILE translate these instead, --batch at once. FILE has\n"
-          "                       numbers: each line the length of its target, its first\n"
-          "                       token (-1: the model's choice), and the ids that the\n"
-          "                       encoder reads\n"
-          "      --no-mmap        read the models into private memory, as with\n"
-          "                       moe-translate\n"
-          "      --expert-memory SIZE  hold so much of the experts, such as 4G, and read\n"
-          "                       the others from the file. Also prints how many visits\n"
-          "                       found their expert, bytes read per token, the speed of\n"
-          "                       the disk at slabs of the file, read at random by as many\n"
-          "                       readers, the processor time that they take for 10^9\n"
-          "                       bytes, and the share of the larger one of reading at\n"
-          "                       this speed and computing in the measured time\n"
-          "      --profile        measure the time of the nodes of the graphs, in one\n"
-          "                       more run of every model\n"
-          "\n"
-          "Layers\n"
-          "      --layer LIST     moe (gate and experts), lstm (one step of a cell with its\n"
-          "                       products), dense (one product, width to hidden), softmax\n"
-          "                       (output product and the best tokens), attention; or all\n"
-          "      --rows LIST      rows per call (default: 1,8,32,128,512)\n"
-          "      --type LIST      types of weights: q8 (default), q8b, q4, q4m, f32, f16,\n"
-          "                       bf16\n"
-          "      --experts N      experts (default: 32)\n"
-          "      --k N            experts per row (default: 4)\n"
-          "      --width N        width of the model (default: 512)\n"
-          "      --hidden N       hidden units (default: 2048)\n"
-          "      --vocabulary N   tokens of softmax (default: 32000)\n"
-          "      --blocks         activations have a scale for every 64 columns, as in\n"
-          "                       Hy-MT2\n"
-          "\n"
-          "Both\n"
-          "      --isa LIST       instruction sets of the kernels (default: MOE_ISA, else\n"
-          "                       auto); auto is the best one of this machine\n"
-          "      --threads N      threads (default: one per processor)\n"
-          "      --reps N         repetitions (default: 5); in each the configurations take\n"
-          "                       turns, after a warm-up\n"
-          "  -h, --help           this text\n"
-          "  -V, --version        version\n"
-          "\n",
-          to);
-    fputs("The first lines have \"what\": \"machine\", with measurements of the same run,\n"
-          "with the same threads:\n"
-          "  dram_gbytes_s, cache_gbytes_s, l2_gbytes_s\n"
-          "                       10^9 bytes per second, reading a buffer far larger than\n"
-          "                       the last cache, one of 16 MB, and one of half of a\n"
-          "                       core's second-level cache\n"
-          "  integer_gops         multiply-adds of the instruction set's own instruction in\n"
-          "                       registers; each counts as two operations\n"
-          "  float_gops           float multiplications and additions, each rounded (the\n"
-          "                       engine never fuses them)\n"
-          "The best of many short attempts counts. Peaks and L2 are measured per processor\n"
-          "time, times the processors in use.\n"
-          "\n"
-          "Layers: ms_median and ms_min are the time of one call; gops is 10^9 operations\n"
-          "per second; gbytes_s is the bytes of weights and inputs that must be read per\n"
-          "second, in 10^9. Every call gets other rows, so that the experts change as in\n"
-          "a model; inputs are in memory before.\n"
-          "\n"
-          "Models: tok_s is target tokens of best hypotheses per second of the median\n"
-          "repetition, encoder included; ms_per_step is its time per decoder step; rss_mb\n"
-          "is the peak memory of a process that does only this, mapped model included.\n"
-          "With --sentences src_len and tgt_len are means. A model without an encoder has\n"
-          "prompt_tok_s, tokens of prompts per second until the first of the target, and\n"
-          "decode_tok_s, tokens behind that one per second of the rest; what follows a\n"
-          "prompt is drawn at random. experts_read is\n"
-          "the mean number of experts that a mixture reads in a decoder run, prompts not\n"
-          "counted. With --profile there are also lines with \"what\": \"profile\": one for\n"
-          "each kind of node that took 0.2 % of a run or more, one for all others, and one\n"
-          "for the time outside of nodes. Nodes of the same name in all layers are one\n"
-          "kind: decoder.*.units.\n"
-          "\n",
-          to);
-    fputs("roofline_share is bound / ms_median. The bound of a call is the sum over its\n"
-          "nodes of max(integer operations / integer peak + float operations / float peak,\n"
-          "weights / bandwidth of the level that holds the working set + inputs / bandwidth\n"
-          "of the level that holds the inputs). The working set is all weights of the graph\n"
-          "(a layer, a decoder step); of the recurrence inside an encoder layer it is its\n"
-          "two matrices. exp, tanh and sigmoid count as 30 float operations. The experts\n"
-          "that a call reads are estimated for random routing: E (1 - (1 - k/E)^rows).\n"
-          "Quantised products count as integer operations, others as float.\n"
-          "\n"
-          "dram_share is for a layer whose weights do not fit the last cache: gbytes_s\n"
-          "divided by the speed of reading the same memory in order. That speed is\n"
-          "measured again after every repetition, since the memory of a shared machine\n"
-          "changes speed from second to second; the median of these pairs counts. Weights\n"
-          "that every call reads, such as a gate's, may still come from a cache.\n"
-          "\n"
-          "cpu_share is the processor time of the threads / (time * threads). A value\n"
-          "well under 1 means that other processes used the machine, or that the work was\n"
-          "too little for so many threads.\n"
-          "\n"
-          "Exit status: 0 done, 2 usage, 3 FILE is not a model or memory ran out, 4 output\n"
-          "could not be written.\n",
-          to);
-}
-
 /* ==== 1. Options ========================================================================================= */
 
 enum { MAX_LIST = 16 };
@@ -186,48 +73,46 @@ typedef struct options {
     sentences given;      /* --sentences; count 0: none */
 } options;
 
-static int bad_usage(const char *name, const char *text, const char *wanted) {
-    fprintf(stderr, "moe-bench: --%s expects %s, not '%s'; see moe-bench --help\n", name, wanted, text);
-    return 0;
+static const option_program program;
+
+static int bad_value(const char *name, const char *text, const char *wanted) {
+    return option_refuse(&program, "invalid value '%s' for --%s: expected %s", text, name, wanted);
 }
 
-static int parse_texts(const char *name, const char *text, text_list *out) {
+/* Words with commas between them. */
+static int take_texts(void *user, const option_row *row, const char *text) {
+    text_list *out = (text_list *)(void *)((char *)user + row->at);
     char *at = out->text;
-    if (strlen(text) >= sizeof out->text) return bad_usage(name, text, "a shorter list");
+    if (strlen(text) >= sizeof out->text) return bad_value(row->name, text, "a shorter list");
     snprintf(out->text, sizeof out->text, "%s", text);
     for (out->count = 0; at; out->count++) {
         char *comma = strchr(at, ',');
         if (out->count == MAX_LIST || !*at || *at == ',')
-            return bad_usage(name, text, "1 to 16 words with commas between");
+            return bad_value(row->name, text, "1 to 16 words separated by commas");
         out->values[out->count] = at;
         if (comma) *comma++ = '\0';
         at = comma;
     }
-    return 1;
+    return -1;
 }
 
-static int parse_ints(const char *name, const char *text, int low, int high, int_list *out) {
-    char wanted[80];
-    snprintf(wanted, sizeof wanted, "1 to %d numbers from %d to %d with commas between", MAX_LIST, low, high);
+static int take_ints(void *user, const option_row *row, const char *text) {
+    int_list *out = (int_list *)(void *)((char *)user + row->at);
     for (out->count = 0;; text++) {
         char *end;
         long v;
         errno = 0;
         v = strtol(text, &end, 10);
-        if (out->count == MAX_LIST || end == text || errno || v < low || v > high || (*end && *end != ','))
-            return bad_usage(name, text, wanted);
+        if (out->count == MAX_LIST || end == text || errno || (double)v < row->low || (double)v > row->high ||
+            (*end && *end != ','))
+            return option_refuse(&program,
+                                 "invalid value '%s' for --%s: expected 1 to %d numbers from %.0f to %.0f "
+                                 "separated by commas",
+                                 text, row->name, MAX_LIST, row->low, row->high);
         out->values[out->count++] = (int)v;
-        if (!*end) return 1;
+        if (!*end) return -1;
         text = end;
     }
-}
-
-static int parse_int(const char *name, const char *text, int low, int high, int *out) {
-    int_list list;
-    if (!parse_ints(name, text, low, high, &list)) return 0;
-    if (list.count != 1) return bad_usage(name, text, "one number");
-    *out = list.values[0];
-    return 1;
 }
 
 static void free_sentences(sentences *s) {
@@ -257,13 +142,15 @@ static int parse_sentence(char *line, sentence *s, int32_t *ids) {
 }
 
 /* Every number takes two bytes of the file at least. */
-static int read_sentences(const char *path, sentences *out) {
+static int read_sentences(void *user, const option_row *row, const char *path) {
+    sentences *out = &((options *)user)->given;
     FILE *file = fopen(path, "r");
     struct stat info;
     char *line = NULL;
     size_t room = 0, n = 0, size;
     int good = file && fstat(fileno(file), &info) == 0;
     size = good && info.st_size > 0 ? (size_t)info.st_size / 2 + 1 : 1;
+    (void)row;
     free_sentences(out);
     out->all = calloc(size, sizeof *out->all);
     out->ids = calloc(size, sizeof *out->ids);
@@ -282,7 +169,7 @@ static int read_sentences(const char *path, sentences *out) {
                 moe_max(1, out->count));
     free(line);
     if (file) fclose(file);
-    return good && out->count;
+    return good && out->count ? -1 : EXIT_USAGE;
 }
 
 /* ==== 2. Results ========================================================================================= */
@@ -1683,125 +1570,164 @@ static int bench_models(report *r, const options *o, model_bench *benches, size_
 
 /* ==== 7. Main ============================================================================================ */
 
-/* What was printed is there: EXIT_DONE, or a complaint and EXIT_INPUT_OUTPUT. */
-static int printed(void) {
-    if (!fflush(stdout) && !ferror(stdout)) return EXIT_DONE;
-    fprintf(stderr, "moe-bench: standard output: %s\n", strerror(errno));
-    return EXIT_INPUT_OUTPUT;
+static int take_model(void *user, const option_row *row, const char *path) {
+    options *o = user;
+    if (o->n_models == MAX_LIST) return option_refuse(&program, "more than %d --%s", MAX_LIST, row->name);
+    o->models[o->n_models++] = path;
+    return -1;
+}
+
+#define MODELS "Whole models"
+#define LAYERS "Layers"
+#define BOTH "Both"
+#define LIST_OF(take_, member) .kind = ROW_CALL, .take = (take_), .at = offsetof(options, member)
+
+static const char every_layer[] = "moe,lstm,dense,softmax,attention";
+
+static const option_row own_rows[] = {
+    { "model", "FILE", "model file; several take turns", .letter = 'm', .group = MODELS, .kind = ROW_CALL,
+      .take = take_model, .repeated = 1 },
+    { "batch", "LIST", "sentences decoded at once (default: 1,8,32,128)", .group = MODELS, LIST_OF(take_ints, batch),
+      .low = 1, .high = 1 << 16 },
+    { "beam", "LIST", "beam (default: 1,4; for a layer 4)", .group = MODELS, LIST_OF(take_ints, beam), .low = 1,
+      .high = MOE_MAX_BEAM,
+      .more =
+          ". For a layer: softmax selects beam + 1 tokens; in attention the rows of a beam attend to one sentence" },
+    { "src-len", "N", "tokens of a source, including tag and end (default: 25)", .group = MODELS,
+      OPTION_INT(src_len, 1, 1 << 16) },
+    { "tgt-len", "N", "exact length of a target in tokens (default: 25)", .group = MODELS,
+      OPTION_INT(tgt_len, 2, 1 << 16) },
+    { "sentences", "FILE", "translate these instead, --batch at once", .group = MODELS, .kind = ROW_CALL,
+      .take = read_sentences,
+      .more =
+          ". Each line of FILE contains numbers: the length of the target, its first token (-1: the model's choice), "
+          "and the ids that the encoder reads" },
+    { "no-mmap", NULL, "read the models into private memory", .group = MODELS, OPTION_FLAG(no_mmap) },
+    { "expert-memory", "SIZE", "memory for experts, e.g. 4G; the others are read from the file", .group = MODELS,
+      OPTION_MEMBER(ROW_SIZE, expert_memory), .values = "a size such as 512M or 4G",
+      .more =
+          ". Also prints the share of visits that found their expert, bytes read per token, the speed of the disk at "
+          "slabs of the file, read at random by as many readers, the processor time that they take for 10^9 bytes, "
+          "and the share of the larger one of reading at this speed and computing in the measured time" },
+    { "profile", NULL, "measure the time of the graphs' nodes in one more run of every model", .group = MODELS,
+      OPTION_FLAG(profile) },
+    { "layer", "LIST",
+      "moe (gate and experts), lstm (one step of a cell with its products), dense (one product, width "
+      "to hidden), softmax (output product and the best tokens), attention; or all",
+      .group = LAYERS, LIST_OF(take_texts, layers) },
+    { "rows", "LIST", "rows per call (default: 1,8,32,128,512)", .group = LAYERS, LIST_OF(take_ints, rows), .low = 1,
+      .high = 1 << 20 },
+    { "type", "LIST", "types of weights: q8 (default), q8b, q4, q4m, f32, f16, bf16", .group = LAYERS,
+      LIST_OF(take_texts, types) },
+    { "experts", "N", "number of experts (default: 32)", .group = LAYERS, OPTION_INT(experts, 1, 1 << 16) },
+    { "k", "N", "experts per row (default: 4)", .group = LAYERS, OPTION_INT(k, 1, 1 << 16) },
+    { "width", "N", "width of the model (default: 512)", .group = LAYERS, OPTION_INT(width, 1, 1 << 16) },
+    { "hidden", "N", "hidden units (default: 2048)", .group = LAYERS, OPTION_INT(hidden, 1, 1 << 16) },
+    { "vocabulary", "N", "tokens of softmax (default: 32000)", .group = LAYERS, OPTION_INT(vocabulary, 2, 1 << 20) },
+    { "blocks", NULL, "activations have a scale per 64 columns, as in Hy-MT2", .group = LAYERS, OPTION_FLAG(blocks) },
+    { "isa", "LIST", "instruction sets of the kernels; auto is the best one available (default: MOE_ISA, else auto)",
+      .group = BOTH, LIST_OF(take_texts, isas) },
+    { "threads", "N", "number of threads (default: one per processor)", .group = BOTH,
+      OPTION_INT(threads, 1, MOE_MAX_THREADS) },
+    { "reps", "N", "repetitions, in each of which the configurations take turns after a warm-up (default: 5)",
+      .group = BOTH, OPTION_INT(reps, 1, 10000) },
+    { 0 },
+};
+
+static const option_list all_rows[] = { { own_rows, 0, NULL } };
+
+static const option_program program = {
+    .name = "moe-bench",
+    .usage = "--layer LIST [OPTION]...     single layers with random weights\n"
+             "-m FILE [OPTION]...          whole models, forced lengths\n"
+             "                             the machine only",
+    .about = "Measure layers and models: one JSON object per line, a table on a terminal.\n"
+             "\n"
+             "Results are printed to standard output, the table and progress to standard error if it is a terminal. "
+             "Commas separate the elements of a LIST.",
+    OPTION_LISTS(all_rows),
+    .notes = "The first lines have \"what\": \"machine\", with measurements of the same run, with the same threads:\n"
+             "  dram_gbytes_s, cache_gbytes_s, l2_gbytes_s\n"
+             "                       10^9 bytes per second, reading a buffer far larger than\n"
+             "                       the last cache, one of 16 MB, and one of half of a\n"
+             "                       core's second-level cache\n"
+             "  integer_gops         multiply-adds of the instruction set's own instruction in\n"
+             "                       registers; each counts as two operations\n"
+             "  float_gops           float multiplications and additions, each rounded (the\n"
+             "                       engine never fuses them)\n"
+             "The best of many short attempts counts. Peaks and L2 are measured per processor time, times the "
+             "processors in use.\n"
+             "\n"
+             "Layers: ms_median and ms_min are the time of one call; gops is 10^9 operations per second; gbytes_s is "
+             "the bytes of weights and inputs that must be read per second, in 10^9. Every call gets other rows, so "
+             "that the experts change as in a model; inputs are in memory before.\n"
+             "\n"
+             "Models: tok_s is target tokens of best hypotheses per second of the median repetition, encoder "
+             "included; ms_per_step is its time per decoder step; rss_mb is the peak memory of a process that does "
+             "only this, mapped model included. With --sentences src_len and tgt_len are means. A model without an "
+             "encoder has prompt_tok_s, tokens of prompts per second until the first of the target, and decode_tok_s, "
+             "tokens behind that one per second of the rest; what follows a prompt is drawn at random. experts_read "
+             "is the mean number of experts that a mixture reads in a decoder run, prompts not counted. With "
+             "--profile there are also lines with \"what\": \"profile\": one for each kind of node that took 0.2 % of "
+             "a run or more, one for all others, and one for the time outside of nodes. Nodes of the same name in all "
+             "layers are one kind: decoder.*.units.\n"
+             "\n"
+             "roofline_share is bound / ms_median. The bound of a call is the sum over its nodes of max(integer "
+             "operations / integer peak + float operations / float peak, weights / bandwidth of the level that holds "
+             "the working set + inputs / bandwidth of the level that holds the inputs). The working set is all "
+             "weights of the graph (a layer, a decoder step); of the recurrence inside an encoder layer it is its two "
+             "matrices. exp, tanh and sigmoid count as 30 float operations. The experts that a call reads are "
+             "estimated for random routing: E (1 - (1 - k/E)^rows). Quantised products count as integer operations, "
+             "others as float.\n"
+             "\n"
+             "dram_share is for a layer whose weights do not fit the last cache: gbytes_s divided by the speed of "
+             "reading the same memory in order. That speed is measured again after every repetition, since the memory "
+             "of a shared machine changes speed from second to second; the median of these pairs counts. Weights that "
+             "every call reads, such as a gate's, may still come from a cache.\n"
+             "\n"
+             "cpu_share is the processor time of the threads / (time * threads). A value well under 1 means that "
+             "other processes used the machine, or that the work was too little for so many threads.\n"
+             "\n"
+             "Exit status: 0 done, 2 usage error, 3 model or memory error, 4 output error.\n",
+};
+
+static void set_list(options *o, const char *name, const char *text) {
+    const option_row *row = own_rows;
+    while (strcmp(row->name, name) != 0) row++;
+    row->take(o, row, text);
+}
+
+static int check_layer(const char *name) {
+    for (const char *at = every_layer; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (strcspn(at, ",") == strlen(name) && strncmp(at, name, strlen(name)) == 0) return -1;
+    return bad_value("layer", name, "moe, lstm, dense, softmax, attention or all");
 }
 
 static int parse_options(int argc, char **argv, options *o) {
-    enum {
-        BATCH = 256,
-        BEAM,
-        SRC_LEN,
-        TGT_LEN,
-        PROFILE,
-        LAYER,
-        ROWS,
-        TYPE,
-        EXPERTS,
-        K,
-        WIDTH,
-        HIDDEN,
-        VOCABULARY,
-        ISA,
-        THREADS,
-        REPS,
-        SENTENCES,
-        NO_MMAP,
-        BLOCKS,
-        EXPERT_MEMORY
-    };
-    static const char layers[] = "moe,lstm,dense,softmax,attention";
-    static const struct option known[] = { { "batch", required_argument, NULL, BATCH },
-                                           { "beam", required_argument, NULL, BEAM },
-                                           { "src-len", required_argument, NULL, SRC_LEN },
-                                           { "tgt-len", required_argument, NULL, TGT_LEN },
-                                           { "profile", no_argument, NULL, PROFILE },
-                                           { "layer", required_argument, NULL, LAYER },
-                                           { "rows", required_argument, NULL, ROWS },
-                                           { "type", required_argument, NULL, TYPE },
-                                           { "experts", required_argument, NULL, EXPERTS },
-                                           { "k", required_argument, NULL, K },
-                                           { "width", required_argument, NULL, WIDTH },
-                                           { "hidden", required_argument, NULL, HIDDEN },
-                                           { "vocabulary", required_argument, NULL, VOCABULARY },
-                                           { "isa", required_argument, NULL, ISA },
-                                           { "threads", required_argument, NULL, THREADS },
-                                           { "reps", required_argument, NULL, REPS },
-                                           { "sentences", required_argument, NULL, SENTENCES },
-                                           { "no-mmap", no_argument, NULL, NO_MMAP },
-                                           { "blocks", no_argument, NULL, BLOCKS },
-                                           { "expert-memory", required_argument, NULL, EXPERT_MEMORY },
-                                           { "help", no_argument, NULL, 'h' },
-                                           { "version", no_argument, NULL, 'V' },
-                                           { NULL, 0, NULL, 0 } };
     const char *isa = getenv("MOE_ISA");
-    int good = 1;
-    uint64_t repeated = 0;
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    int status;
     memset(o, 0, sizeof *o);
     o->experts = 32, o->k = 4, o->width = 512, o->hidden = 2048, o->vocabulary = 32000;
     o->src_len = o->tgt_len = 25;
     o->reps = 5;
     o->threads = processors < 1 ? 1 : processors > MOE_MAX_THREADS ? MOE_MAX_THREADS : (int)processors;
-    parse_ints("rows", "1,8,32,128,512", 1, 1 << 20, &o->rows);
-    parse_ints("batch", "1,8,32,128", 1, 1 << 16, &o->batch);
-    parse_texts("type", "q8", &o->types);
-    parse_texts("isa", isa && *isa ? isa : "auto", &o->isas);
-    for (int c; good && (c = program_next_option(argc, argv, "m:hV", known, NULL, &repeated)) != -1;) {
-        switch (c) {
-        case 'm':
-            if (o->n_models == MAX_LIST) good = bad_usage("m", optarg, "16 files at most");
-            else o->models[o->n_models++] = optarg;
-            break;
-        case BATCH: good = parse_ints("batch", optarg, 1, 1 << 16, &o->batch); break;
-        case BEAM: good = parse_ints("beam", optarg, 1, MOE_MAX_BEAM, &o->beam); break;
-        case SRC_LEN: good = parse_int("src-len", optarg, 1, 1 << 16, &o->src_len); break;
-        case TGT_LEN: good = parse_int("tgt-len", optarg, 2, 1 << 16, &o->tgt_len); break;
-        case PROFILE: o->profile = 1; break;
-        case LAYER: good = parse_texts("layer", strcmp(optarg, "all") ? optarg : layers, &o->layers); break;
-        case ROWS: good = parse_ints("rows", optarg, 1, 1 << 20, &o->rows); break;
-        case TYPE: good = parse_texts("type", optarg, &o->types); break;
-        case EXPERTS: good = parse_int("experts", optarg, 1, 1 << 16, &o->experts); break;
-        case K: good = parse_int("k", optarg, 1, 1 << 16, &o->k); break;
-        case WIDTH: good = parse_int("width", optarg, 1, 1 << 16, &o->width); break;
-        case HIDDEN: good = parse_int("hidden", optarg, 1, 1 << 16, &o->hidden); break;
-        case VOCABULARY: good = parse_int("vocabulary", optarg, 2, 1 << 20, &o->vocabulary); break;
-        case ISA: good = parse_texts("isa", optarg, &o->isas); break;
-        case THREADS: good = parse_int("threads", optarg, 1, MOE_MAX_THREADS, &o->threads); break;
-        case REPS: good = parse_int("reps", optarg, 1, 10000, &o->reps); break;
-        case SENTENCES: good = read_sentences(optarg, &o->given); break;
-        case NO_MMAP: o->no_mmap = 1; break;
-        case BLOCKS: o->blocks = 1; break;
-        case EXPERT_MEMORY:
-            if (!text_parse_size(optarg, &o->expert_memory))
-                good = bad_usage("expert-memory", optarg, "a size such as 512M or 4G");
-            break;
-        case 'h': usage(stdout); exit(printed());
-        case 'V': printf("moe-bench %s\n", moe_version()); exit(printed());
-        default: fputs("Try moe-bench --help\n", stderr); return 0;
-        }
-    }
-    if (!good) return 0;
-    if (optind != argc || (o->n_models && o->layers.count))
-        return fputs("moe-bench: expects --layer or -m, not both, and nothing else; see moe-bench --help\n", stderr), 0;
-    if (o->k > o->experts) return bad_usage("k", "more", "no more than there are experts");
-    if (!o->beam.count) parse_ints("beam", o->n_models ? "1,4" : "4", 1, MOE_MAX_BEAM, &o->beam);
+    set_list(o, "rows", "1,8,32,128,512");
+    set_list(o, "batch", "1,8,32,128");
+    set_list(o, "type", "q8");
+    set_list(o, "isa", isa && *isa ? isa : "auto");
+    if ((status = option_parse(&program, argc, argv, o)) >= 0) return status;
+    if (o->n_models && o->layers.count) return option_refuse(&program, "--layer cannot be combined with --model");
+    if (o->k > o->experts) return option_refuse(&program, "--k is larger than --experts");
+    if (!o->beam.count) set_list(o, "beam", o->n_models ? "1,4" : "4");
+    if (o->layers.count == 1 && strcmp(o->layers.values[0], "all") == 0) set_list(o, "layer", every_layer);
     for (size_t i = 0; i < o->types.count; i++) {
         moe_type type;
         if (!moe_type_parse(o->types.values[i], &type))
-            return bad_usage("type", o->types.values[i], "q8, q8b, q4, q4m, f32, f16, bf16");
+            return bad_value("type", o->types.values[i], "q8, q8b, q4, q4m, f32, f16 or bf16");
     }
-    for (size_t i = 0; i < o->layers.count; i++) {
-        text_list all;
-        int found = 0;
-        parse_texts("layer", layers, &all);
-        for (size_t k = 0; k < all.count; k++) found |= strcmp(all.values[k], o->layers.values[i]) == 0;
-        if (!found) return bad_usage("layer", o->layers.values[i], "moe, lstm, dense, softmax, attention or all");
-    }
-    return 1;
+    for (size_t i = 0; i < o->layers.count && status < 0; i++) status = check_layer(o->layers.values[i]);
+    return status;
 }
 
 int main(int argc, char **argv) {
@@ -1813,8 +1739,9 @@ int main(int argc, char **argv) {
     moe_pool *pool = NULL;
     moe_error e;
     size_t n;
-    int code = EXIT_DONE;
-    if (!parse_options(argc, argv, &o)) return EXIT_USAGE;
+    int code;
+    if ((code = parse_options(argc, argv, &o)) >= 0) return code;
+    code = EXIT_DONE;
     memset(machines, 0, sizeof machines);
     for (size_t i = 0; i < o.isas.count; i++) {
         machines[i].threads = (size_t)o.threads;

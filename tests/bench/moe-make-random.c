@@ -85,36 +85,6 @@ static const prompted decoders[] = {
       32 },
 };
 
-static void usage(FILE *to) {
-    fputs("Usage: moe-make-random --preset NAME -o FILE [OPTION]...\n"
-          "Writes a model of a published size with random weights. Its translations are\n"
-          "nonsense, at the speed of a trained model.\n"
-          "\n"
-          "      --preset NAME    one of these:\n",
-          to);
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        fprintf(to, "        %-16s  %s\n", shapes[i].name, shapes[i].words);
-    for (size_t i = 0; i < sizeof transformers / sizeof *transformers; i++)
-        fprintf(to, "        %-16s  %s\n", transformers[i].name, transformers[i].words);
-    for (size_t i = 0; i < sizeof decoders / sizeof *decoders; i++)
-        fprintf(to, "        %-16s  %s\n", decoders[i].name, decoders[i].words);
-    fputs("  -o, --output FILE    model file to write\n"
-          "      --type TYPE      type of matrices: f32, f16, bf16, q8 (default), q8b, q4,\n"
-          "                       q4m\n"
-          "      --experts TYPE   type of the experts, if different\n"
-          "      --layers N       only so many layers of a Hy-MT2 model\n"
-          "      --seed N         other weights (default: 1)\n"
-          "  -h, --help           this text\n"
-          "  -V, --version        version\n"
-          "\n"
-          "With groups a token goes to 2 experts in each of 2 groups. lm-131072 has smaller\n"
-          "layers than the paper's model (128-32-128), so that it fits a disk. It needs\n"
-          "little memory: it makes and writes one expert at a time.\n"
-          "\n"
-          "Exit status: 0 done, 2 usage, 3 memory ran out, 4 FILE could not be written.\n",
-          to);
-}
-
 /* ==== 2. Model ========================================================================================== */
 
 enum { MAX_TENSORS = 1024, MAX_ENTRIES = 1536, NAME = 48 };
@@ -537,11 +507,45 @@ static void fill(void *user, size_t tensor, size_t piece, size_t row, float *out
 
 /* ==== 3. Main =========================================================================================== */
 
-static int parse_type(const char *name, moe_type *type) {
-    if (moe_type_parse(name, type)) return 1;
-    fprintf(stderr, "moe-make-random: '%s' is not a number format; there are f32, f16, bf16, q8, q8b, q4 and q4m\n",
-            name);
-    return 0;
+typedef struct options {
+    const char *preset, *output, *type, *experts;
+    int layers;
+    int64_t seed;
+} options;
+
+static int is_type(const char *name) {
+    moe_type type;
+    return moe_type_parse(name, &type);
+}
+
+#define TYPE_OF(member)                                                                               \
+    OPTION_MEMBER(ROW_WORD, member), .valid = is_type, .values = "f32, f16, bf16, q8, q8b, q4 or q4m"
+
+static const option_row own_rows[] = {
+    { "preset", "NAME", "one of the presets above", .group = GROUP_MODEL, OPTION_MEMBER(ROW_WORD, preset) },
+    { "output", "FILE", "model file to write", .letter = 'o', .group = GROUP_MODEL, OPTION_MEMBER(ROW_WORD, output) },
+    { "type", "TYPE", "type of matrices: f32, f16, bf16, q8 (default), q8b, q4, q4m", .group = GROUP_MODEL,
+      TYPE_OF(type) },
+    { "experts", "TYPE", "type of the experts, if different", .group = GROUP_MODEL, TYPE_OF(experts) },
+    { "layers", "N", "number of layers of a Hy-MT2 model, if fewer", .group = GROUP_MODEL,
+      OPTION_INT(layers, 1, MOE_MAX_LAYERS) },
+    { "seed", "N", "random seed of the weights (default: 1)", .group = GROUP_MODEL, OPTION_MEMBER(ROW_SEED, seed) },
+    { 0 },
+};
+
+static const option_list all_rows[] = { { own_rows, 0, NULL } };
+
+/* What --help says before the options, with the presets. */
+static void describe_presets(char *about, size_t size) {
+    size_t n = (size_t)snprintf(about, size,
+                                "Write a model of a published size with random weights.\n\nIts "
+                                "translations are nonsense, at the speed of a trained model. Presets:\n");
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        n += (size_t)snprintf(about + n, size - n, "  %-16s  %s\n", shapes[i].name, shapes[i].words);
+    for (size_t i = 0; i < sizeof transformers / sizeof *transformers; i++)
+        n += (size_t)snprintf(about + n, size - n, "  %-16s  %s\n", transformers[i].name, transformers[i].words);
+    for (size_t i = 0; i < sizeof decoders / sizeof *decoders; i++)
+        n += (size_t)snprintf(about + n, size - n, "  %-16s  %s\n", decoders[i].name, decoders[i].words);
 }
 
 /* A status of exit. */
@@ -565,55 +569,31 @@ static int describe_preset(maker *m, const char *name) {
     return EXIT_USAGE;
 }
 
-/* What was printed is there: EXIT_DONE, or a complaint and EXIT_INPUT_OUTPUT. */
-static int printed(void) {
-    if (!fflush(stdout) && !ferror(stdout)) return EXIT_DONE;
-    fprintf(stderr, "moe-make-random: standard output: %s\n", strerror(errno));
-    return EXIT_INPUT_OUTPUT;
-}
-
 int main(int argc, char **argv) {
-    enum { PRESET = 256, TYPE, EXPERTS, LAYERS, SEED };
-    static const struct option known[] = { { "preset", required_argument, NULL, PRESET },
-                                           { "output", required_argument, NULL, 'o' },
-                                           { "type", required_argument, NULL, TYPE },
-                                           { "experts", required_argument, NULL, EXPERTS },
-                                           { "layers", required_argument, NULL, LAYERS },
-                                           { "seed", required_argument, NULL, SEED },
-                                           { "help", no_argument, NULL, 'h' },
-                                           { "version", no_argument, NULL, 'V' },
-                                           { NULL, 0, NULL, 0 } };
     static maker m;
-    const char *preset = NULL, *out = NULL, *type = "q8", *experts = NULL, *seed = "1";
-    char *end;
-    uint64_t given = 0;
-    for (int c; (c = program_next_option(argc, argv, "o:hV", known, NULL, &given)) != -1;) {
-        switch (c) {
-        case PRESET: preset = optarg; break;
-        case TYPE: type = optarg; break;
-        case EXPERTS: experts = optarg; break;
-        case LAYERS:
-            m.layers = (int)strtol(optarg, &end, 10);
-            if (*end || m.layers < 1 || m.layers > MOE_MAX_LAYERS)
-                return fprintf(stderr, "moe-make-random: --layers expects a number above 0, not '%s'\n", optarg),
-                       EXIT_USAGE;
-            break;
-        case SEED: seed = optarg; break;
-        case 'o': out = optarg; break;
-        case 'h': usage(stdout); return printed();
-        case 'V': printf("moe-make-random %s\n", moe_version()); return printed();
-        default: fputs("Try moe-make-random --help\n", stderr); return EXIT_USAGE;
-        }
-    }
-    if (!preset || !out || optind != argc)
-        return fputs("moe-make-random: expects --preset NAME and -o FILE; see moe-make-random --help\n", stderr),
-               EXIT_USAGE;
-    if (!parse_type(type, &m.type) || !parse_type(experts ? experts : type, &m.experts)) return EXIT_USAGE;
-    m.random = strtoull(seed, &end, 10);
-    if (!*seed || *end)
-        return fprintf(stderr, "moe-make-random: --seed expects a number, not '%s'\n", seed), EXIT_USAGE;
+    char about[8192];
+    options o = { .type = "q8", .seed = 1 };
+    const option_program program = {
+        .name = "moe-make-random",
+        .usage = "--preset NAME -o FILE [OPTION]...",
+        .about = about,
+        OPTION_LISTS(all_rows),
+        .notes = "With groups a token goes to 2 experts in each of 2 groups. lm-131072 has smaller layers than the "
+                 "paper's model (128-32-128), so that it fits a disk. The program needs little memory: it makes and "
+                 "writes one expert at a time.\n"
+                 "\n"
+                 "Exit status: 0 done, 2 usage error, 3 out of memory, 4 output error.\n",
+        .required = "preset output",
+    };
+    describe_presets(about, sizeof about);
+    const int parsed = option_parse(&program, argc, argv, &o);
+    if (parsed >= 0) return parsed;
+    moe_type_parse(o.type, &m.type);
+    moe_type_parse(o.experts ? o.experts : o.type, &m.experts);
+    m.layers = o.layers;
+    m.random = (uint64_t)o.seed;
     m.show = isatty(2);
-    if (describe_preset(&m, preset)) return EXIT_USAGE;
+    if (describe_preset(&m, o.preset)) return EXIT_USAGE;
     const moe_write_params params = { .entries = m.entries,
                                       .n_entries = m.n_entries,
                                       .tensors = m.tensors,
@@ -622,15 +602,15 @@ int main(int argc, char **argv) {
                                       .user = &m,
                                       .gated = m.gated };
     moe_error e;
-    moe_status status = moe_model_write(out, &params, &e);
+    moe_status status = moe_model_write(o.output, &params, &e);
     moe_model *model;
     if (m.show) fputs("\r\033[K", stderr);
-    if (!status) status = moe_model_open(out, NULL, &model, &e);
+    if (!status) status = moe_model_open(o.output, NULL, &model, &e);
     if (status) {
         fprintf(stderr, "moe-make-random: %s\n", e.message);
         return status == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
     }
-    fprintf(stderr, "%s: %s, %.1f MiB\n", out, preset, (double)moe_model_file_bytes(model) / 1048576);
+    fprintf(stderr, "%s: %s, %.1f MiB\n", o.output, o.preset, (double)moe_model_file_bytes(model) / 1048576);
     moe_model_close(model);
     return EXIT_DONE;
 }

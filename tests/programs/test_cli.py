@@ -71,7 +71,7 @@ def a_word_that_is_a_file_gets_a_hint():
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         assert f"-i {file.name}" in run(DE + [file.name]).complaint
     assert not run(DE + ["house"]).complaint
-    assert "nvidia, tf, mlperf, hf or marian" in run([DE[0], "--help"]).text
+    assert "nvidia, tf, mlperf, hf or marian" in " ".join(run([DE[0], "--help"]).text.split())
 
 
 @test
@@ -79,7 +79,7 @@ def a_translation_can_be_longer():
     short = json.loads(run(DE + ["--json", "Where is my book?"]).text)
     long = json.loads(run(DE + ["--json", "--min-target", "15", "Where is my book?"]).text)
     assert len(short["ids"]) < 15 <= len(long["ids"]), (short, long)
-    assert "--min-target expects" in run(DE + ["--min-target", "-1"]).complaint
+    assert "value '-1' of --min-target is out of range" in run(DE + ["--min-target", "-1"]).complaint
 
 
 @test
@@ -413,7 +413,7 @@ def experts_are_read_as_they_are_needed():
     assert "without experts" in translate(data, "--expert-memory", "8M", "--dry-run").text
     assert "are the least" in translate(data, "--expert-memory", "100K", status=3).complaint
     for size in "0", "8", "-1M", "all":
-        assert "expects a size such as 8G, or auto" in translate(data, "--expert-memory", size, status=2).complaint
+        assert "expected a size such as 8G, or auto" in translate(data, "--expert-memory", size, status=2).complaint
 
 
 @test

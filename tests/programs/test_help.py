@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""--help of every program and script: it succeeds, fits 80 columns and, for programs in C, names every option.
+"""--help of every program and script: it succeeds and fits 80 columns. tests/programs/test_options.c has the printer.
 
 Usage: tests/python tests/programs/test_help.py
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
@@ -42,22 +42,11 @@ def help_of(*command):
     return done.stdout
 
 
-def options_of(source):
-    """The long options in a C program's tables, and in those that program.h has for several programs."""
-    shared = dict(re.findall(r"#define (PROGRAM_\w*OPTIONS)((?:.*\\\n)*.*)", text_of("tools/programs/program.h")))
-    own = text_of(source)
-    used = own + "".join(text for name, text in shared.items() if re.search(rf"\b{name}\b", own))
-    return set(re.findall(r'"([a-z][a-z-]*)", (?:no|required)_argument', used))
-
-
 def of_program(source):
     def names_every_option():
         name = os.path.basename(source)[:-2]
         text = help_of(os.path.join(BIN, name))
-        found = options_of(source)
-        assert {"help", "version"} <= found or name == "moe-make-random", found
-        missing = [x for x in found if not re.search(rf"--{x}(?![a-z-])", text)]
-        assert not missing, missing
+        assert "\n  -h, --help" in text and "\n  -V, --version" in text, text
         assert "Exit status" in text, text[-300:]
     return names_every_option
 

@@ -233,9 +233,9 @@ def what_is_no_model_is_refused_by_name():
                    ["--pretokenized"], ["--routing", TMP / "r"], ["--force", "3"], ["--dry-run"],
                    ["--max-memory", "1G"]):
         found = translate("a", *PAIR, "-s", "en", "-t", "fr", *option)
-        assert found[0] == 2 and "several models do not go together with" in found[2] and option[0] in found[2], found
+        assert found[0] == 2 and "several models cannot be combined with" in found[2] and option[0] in found[2], found
     found = translate("a", "-m", several_models.SHIPPED, "-t", "fr", "--models-memory", "1G")
-    assert found[0] == 2 and "--models-memory is for several models" in found[2], found
+    assert found[0] == 2 and "--models-memory requires several models" in found[2], found
 
 
 @test

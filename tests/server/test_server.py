@@ -759,7 +759,7 @@ def addresses_of_ipv6_have_brackets():
 @test
 def options_are_named_as_they_are_written():
     for options, why in (
-        (["--port", "x"], " --port expects"),
+        (["--port", "x"], "invalid value 'x' for --port"),
         (["--port", "1", "--port", "2"], "--port is given twice"),
         (["--nothing"], "unrecognized option"),
     ):

@@ -1,4 +1,4 @@
-/* moe-align - link the words of parallel text that belong together: see usage() below, or --help.
+/* moe-align - link the words of parallel text that belong together.
  *
  * Contents
  *   1. Options   the command line
@@ -9,8 +9,6 @@
  *   6. Lines     in, through the model, out
  *   7. Main
  */
-#define _GNU_SOURCE      /* getopt_long on Linux */
-#define _DARWIN_C_SOURCE /* and on macOS         */
 
 #include "moe.h"
 #include "tools/programs/output.h"
@@ -19,7 +17,6 @@
 #include "tools/text/text.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,101 +31,67 @@ typedef struct options {
     int lexicon, pairs; /* pairs: most token pairs that are counted */
 } options;
 
-static void usage(FILE *to) {
-    fputs("Usage: moe-align [-m MODEL] -s LANG -t LANG [OPTION]...\n"
-          "Aligns the words of a text and its translation. Lines of standard input are\n"
-          "source TAB translation, in UTF-8. Each gives one line such as 0-0 1-2 2-1, in\n"
-          "the same order (the format of Moses): the number of a word of the source, and\n"
-          "of a word of the translation, both from 0. Spaces separate words.\n"
-          "\n" PROGRAM_HELP_MODEL "  -s, --source LANG         language of the source, such as en\n"
-          "  -t, --target LANG         language of the translation. A model without\n"
-          "                            language tags needs neither -s nor -t\n"
-          "  -i, --input FILE          read this file instead of standard input\n"
-          "  -o, --output FILE         write to this file instead of standard output; after\n"
-          "                            a failure or ^C it holds the whole lines that were\n"
-          "                            finished\n"
-          "      --share X             link two words if each has at least X times the\n"
-          "                            largest weight of the other. 1 links only pairs of\n"
-          "                            words with each other's largest weight; less gives\n"
-          "                            more links (default: 0.7)\n"
-          "      --ids                 lines are token ids with spaces between them; each\n"
-          "                            is a word\n"
-          "      --pretokenized        lines are pieces of the model's vocabulary with\n"
-          "                            spaces between them; each is a word\n"
-          "      --max-len N           longest source and longest translation, in tokens\n"
-          "      --lexicon             instead of links write a lexical shortlist of all\n"
-          "                            lines for convert.py --shortlist: see below\n"
-          "      --pairs N             most pairs of tokens that are counted for it; each\n"
-          "                            takes 64 bytes, of other numbers than powers of 2\n"
-          "                            up to 128 (default: 4194304, 256 MiB). When\n"
-          "                            there are more, the rarest are forgotten\n"
-          "  -v, --verbose             report kernels, GPU and memory on standard error\n"
-          "  -q, --quiet               no progress; a line that fails is still reported\n"
-          "\n"
-          "The weight of two words is the attention on the source word when the model\n"
-          "writes the word of the translation. If the model has both languages, it scores\n"
-          "both directions, and the product of both weights counts.\n"
-          "\n"
-          "With --lexicon a line of the output is: target source probability. The first\n"
-          "two are tokens as the model's vocabulary calls them (ids where it has none);\n"
-          "each target token of the text counts for the source tokens that the model looks\n"
-          "at. A source token has its 100 most probable targets. The output comes at the\n"
-          "end; FILE appears whole or not at all. A text that the model has translated\n"
-          "itself gives the list that keeps its translations best; a word that\n"
-          "the text lacks has no list, and 25,000 lines are far too few.\n"
-          "\n",
-          to);
-    fputs(PROGRAM_HELP_MEMORY "\n" PROGRAM_HELP_SPEED("lines aligned"), to);
-    fputs("\n"
-          "A line that cannot be aligned gives an empty line, and standard error names\n"
-          "the line and the reason.\n"
-          "\n",
-          to);
-    fputs(PROGRAM_HELP_EXIT("all aligned", "some lines were not"), to);
-    fputs("\n"
-          "Examples: paste in.en out.de | moe-align -m models/en-de-fr-es.bin -s en -t de\n"
-          "          moe-align -m en-pt.bin --lexicon -i pairs.tsv -o lex.txt\n",
-          to);
-}
+static const option_row own_rows[] = {
+    { "source", "LANG", "language of the source, e.g. en", .letter = 's', .group = GROUP_LANGUAGES,
+      OPTION_MEMBER(ROW_WORD, source) },
+    { "target", "LANG", "language of the translation", .letter = 't', .group = GROUP_LANGUAGES,
+      OPTION_MEMBER(ROW_WORD, target), .more = ". A model without language tags needs neither -s nor -t" },
+    { "share", "X", "link two words if each has at least X times the other's largest weight (default: 0.7)",
+      .group = "Alignment", OPTION_MEMBER(ROW_FLOAT, share), .high = 1,
+      .more = ". 1 links only pairs of words with each other's largest weight; lower values give more links" },
+    { "max-len", "N", "maximum length of source and translation in tokens", .group = "Alignment",
+      OPTION_INT(common.settings.max_len, 4, 1 << 16) },
+    { "lexicon", NULL, "write a lexical shortlist of all lines for convert.py --shortlist instead of links",
+      .group = "Shortlist", OPTION_FLAG(lexicon) },
+    { "pairs", "N", "maximum number of token pairs to count, 64 bytes each (default: 4194304, 256 MiB)",
+      .group = "Shortlist", OPTION_INT(pairs, 16, 1 << 28), .more = ". Beyond it the rarest pairs are dropped" },
+    { 0 },
+};
+
+static const option_list all_rows[] = {
+    PROGRAM_ROWS("model input output ids pretokenized"),
+    { own_rows, 0, NULL },
+    PROGRAM_MEMORY_ROWS,
+    PROGRAM_SPEED_ROWS,
+    PROGRAM_ROWS("verbose quiet"),
+};
+
+static const char *const exclusions[] = { "ids pretokenized", "lexicon share", NULL };
+
+static const option_program program = {
+    .name = "moe-align",
+    .usage = "[-m MODEL] -s LANG -t LANG [OPTION]...",
+    .about = "Align the words of a text and its translation: lines of source TAB translation.\n"
+             "\n"
+             "Each line of UTF-8 text on standard input gives one line of output, in the same order, such as 0-0 1-2 "
+             "2-1: indices from 0 of a source word and of a word of the translation, in the format of Moses. Words "
+             "are separated by spaces; with --ids or --pretokenized each token is a word.",
+    OPTION_LISTS(all_rows),
+    .notes =
+        "The weight of two words is the attention to the source word while the model generates the word of the "
+        "translation. A model that has both languages scores both directions, and the weights are multiplied.\n"
+        "\n"
+        "With --lexicon, output lines are target, source and probability. The first two are tokens of the model's "
+        "vocabulary, or ids if it has none; each target token counts for the source tokens that the model attends to. "
+        "Each source token has its 100 most probable targets. The output appears when it is complete. Text that the "
+        "model itself has translated gives the shortlist that preserves its translations best; words that the text "
+        "lacks have no entries, so 25,000 lines are far too few.\n"
+        "\n"
+        "A line that cannot be aligned gives an empty line and an error message.\n"
+        "\n" PROGRAM_HELP_EXIT("all lines aligned", "some lines failed"),
+    .examples = "  paste in.en out.de | moe-align -m models/en-de-fr-es.bin -s en -t de\n"
+                "  moe-align -m en-pt.bin --lexicon -i pairs.tsv -o lex.txt\n",
+    .exclusions = exclusions,
+    .version = program_version,
+};
 
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
-    enum { SHARE = 256, LEXICON, PAIRS };
-    static const struct option known[] = { PROGRAM_OPTIONS,
-                                           PROGRAM_MEMORY_OPTIONS,
-                                           { "input", required_argument, NULL, 'i' },
-                                           { "source", required_argument, NULL, 's' },
-                                           { "target", required_argument, NULL, 't' },
-                                           { "share", required_argument, NULL, SHARE },
-                                           { "lexicon", no_argument, NULL, LEXICON },
-                                           { "pairs", required_argument, NULL, PAIRS },
-                                           { "ids", no_argument, NULL, PROGRAM_IDS },
-                                           { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED },
-                                           { "max-len", required_argument, NULL, PROGRAM_MAX_LEN },
-                                           { NULL, 0, NULL, 0 } };
-    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 }, .share = -1.0f };
-    int c, status = -1;
-    uint64_t given = 0;
-    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:s:t:", known, NULL, &given)) != -1) {
-        switch (c) {
-        case 's': o->source = optarg; break;
-        case 't': o->target = optarg; break;
-        case SHARE: status = program_float("share", optarg, &o->share); break;
-        case LEXICON: o->lexicon = 1; break;
-        case PAIRS: status = program_int("pairs", optarg, 16, 1 << 28, &o->pairs); break;
-        default: status = program_option(&o->common, c); break;
-        }
-    }
+    *o = (options){ .common = program_common_none(), .share = 0.7f };
+    int status = option_parse(&program, argc, argv, o);
+    if (status < 0) status = program_default_model(&o->common.model);
     if (status >= 0) return status;
-    if (optind < argc)
-        return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
-    if ((status = program_default_model(&o->common.model)) >= 0) return status;
-    if (o->common.ids && o->common.pretokenized)
-        return program_usage_error("--ids and --pretokenized do not go together");
-    if (o->share > 1.0f) return program_usage_error("--share is at most 1");
-    if (o->lexicon && o->share >= 0.0f) return program_usage_error("--lexicon and --share do not go together");
-    if (o->pairs && !o->lexicon) return program_usage_error("--pairs is for --lexicon");
-    if (o->share < 0.0f) o->share = 0.7f;
+    if (o->pairs && !o->lexicon) return program_usage_error("--pairs requires --lexicon");
     if (!o->pairs) o->pairs = 1 << 22;
     return -1;
 }

@@ -15,7 +15,6 @@
 #include "tools/text/text.h"
 
 #include <fcntl.h>
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,87 +29,64 @@ typedef struct options {
     int loads;
 } options;
 
-static void usage(FILE *to) {
-    fputs("Usage: moe-calibrate -m IN -o OUT --text FILE [OPTION]...\n"
-          "Writes the model IN, which may have any gates, to OUT with threshold gates;\n"
-          "or, with --loads, with its own gates and a note of which experts are busy.\n"
-          "Each mixture gets thresholds that distribute the tokens of a text equally over\n"
-          "its experts, k of n experts per token on average. All else stays as it is.\n"
-          "\n"
-          "  -m, --model IN            the model: a translation model or a language model\n"
-          "  -o, --output OUT          the file to write; it appears whole or not at all\n"
-          "      --text FILE           the text to measure with; a few thousand lines are\n"
-          "                            enough. For a translation model as for\n"
-          "                            moe-quantize --measure: source language TAB target\n"
-          "                            language TAB source TAB target. If the target is\n"
-          "                            missing, IN translates first. For a language\n"
-          "                            model: lines of text\n"
-          "      --k N                 experts per token, for softmax gates, which have\n"
-          "                            no such number (with two levels: per level of this\n"
-          "                            kind)\n"
-          "      --loads               leave the gates as they are, and write into OUT how\n"
-          "                            many tokens of the text went to each expert:\n"
-          "                            processes that mpirun starts then share the busy\n"
-          "                            experts out, so that none waits for another\n"
-          "      --ids                 texts are token ids with spaces between them\n"
-          "      --pretokenized        texts are pieces of the model's vocabulary with\n"
-          "                            spaces between them\n"
-          "      --max-len N           leave out lines with more tokens than this\n"
-          "  -v, --verbose             report kernels, GPU and memory on standard error\n"
-          "  -q, --quiet               no progress and no table\n"
-          "\n",
-          to);
-    fputs(PROGRAM_HELP_SPEED("lines measured"), to);
-    fputs("\n"
-          "IN is measured with its own gates; its decoder reads the given targets. The\n"
-          "threshold of an expert is the (m+1)-th largest of its probabilities, where m = k\n"
-          "x tokens / n. Inside a group only the tokens that selected the group count.\n"
-          "The table on standard output compares OUT with IN on the same text: experts\n"
-          "per token, empty masks, variation of the experts' loads, and the share of\n"
-          "equal (token, expert) pairs.\n"
-          "\n"
-          "OUT has neither the golden sentences nor the measured quality of IN, which are\n"
-          "not valid for it. tools/convert/convert.py --golden and moe-quantize --measure\n"
-          "make new ones. Memory in addition to the model: 8 bytes per selected (token,\n"
-          "expert) pair.\n"
-          "\n"
-          "Exit status: 0 done, 2 usage, 3 a file is not a model or memory ran out, 4 a\n"
-          "file could not be read or written.\n",
-          to);
-}
+static const option_row own_rows[] = {
+    { "model", "IN", "model to read: a translation model or a language model", .letter = 'm', .group = GROUP_FILES,
+      OPTION_MEMBER(ROW_WORD, common.model) },
+    { "output", "OUT", "model to write; it appears when it is complete", .letter = 'o', .group = GROUP_FILES,
+      OPTION_MEMBER(ROW_WORD, common.output) },
+    { "text", "FILE", "text to measure with; a few thousand lines suffice", .group = GROUP_FILES,
+      OPTION_MEMBER(ROW_WORD, text),
+      .more = ". For a translation model lines are source language TAB target language TAB source TAB target, as for "
+              "moe-quantize --measure; if the target is missing, IN translates first" },
+    { "max-len", "N", "skip lines with more than N tokens", .group = GROUP_FILES,
+      OPTION_INT(common.settings.max_len, 4, 1 << 16) },
+    { "k", "N", "experts per token, for softmax gates (with two levels: per softmax level)", .group = "Calibration",
+      OPTION_INT(k, 1, 1 << 20) },
+    { "loads", NULL, "keep the gates and record how many tokens of the text each expert received",
+      .group = "Calibration", OPTION_FLAG(loads),
+      .more = ". Processes that mpirun starts then share the busy experts evenly" },
+    { 0 },
+};
 
+static const option_list all_rows[] = {
+    { own_rows, 0, NULL },
+    PROGRAM_ROWS("ids pretokenized verbose quiet"),
+    PROGRAM_SPEED_ROWS,
+};
+
+static const char *const exclusions[] = { "ids pretokenized", "loads k", NULL };
+
+static const option_program program = {
+    .name = "moe-calibrate",
+    .usage = "-m IN -o OUT --text FILE [OPTION]...",
+    .about = "Replace the gates of a model by threshold gates that balance its experts on a text.\n"
+             "\n"
+             "Each mixture gets thresholds that distribute the tokens of the text equally over its experts, k of n "
+             "experts per token on average. Everything else is unchanged. With --loads the gates are unchanged and "
+             "OUT records which experts are busy.",
+    OPTION_LISTS(all_rows),
+    .notes =
+        "IN is measured with its own gates; its decoder reads the given targets. The threshold of an expert is the "
+        "(m+1)-th largest of its probabilities, where m = k x tokens / n. Inside a group only the tokens that "
+        "selected the group count. The table on standard output compares OUT with IN on the same text: experts per "
+        "token, empty masks, variation of the experts' loads, and the share of equal (token, expert) pairs.\n"
+        "\n"
+        "OUT contains neither the golden sentences nor the measured quality of IN, which do not apply to it. "
+        "tools/convert/convert.py --golden and moe-quantize --measure make new ones. Memory in addition to the model: "
+        "8 bytes per selected (token, expert) pair.\n"
+        "\n"
+        "Exit status: 0 done, 2 usage error, 3 model or memory error, 4 input or output error.\n",
+    .examples = "  moe-calibrate -m topk.bin -o thresholds.bin --text sample.tsv\n",
+    .required = "model output text",
+    .exclusions = exclusions,
+    .version = program_version,
+};
+
+/* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
-    enum { TEXT = 256, K, LOADS };
-    static const struct option known[] = { PROGRAM_OPTIONS,
-                                           { "text", required_argument, NULL, TEXT },
-                                           { "k", required_argument, NULL, K },
-                                           { "loads", no_argument, NULL, LOADS },
-                                           { "ids", no_argument, NULL, PROGRAM_IDS },
-                                           { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED },
-                                           { "max-len", required_argument, NULL, PROGRAM_MAX_LEN },
-                                           { NULL, 0, NULL, 0 } };
-    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 }, .k = -1 };
-    int c, status = -1;
-    uint64_t given = 0;
-    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT, known, NULL, &given)) != -1) {
-        switch (c) {
-        case TEXT: o->text = optarg; break;
-        case LOADS: o->loads = 1; break;
-        case K: status = program_int("k", optarg, 1, 1 << 20, &o->k); break;
-        default: status = program_option(&o->common, c); break;
-        }
-    }
-    if (status >= 0) return status;
-    if (optind < argc) return program_usage_error("'%s' is one word too many", argv[optind]);
-    if (!o->common.model || !o->common.output || !o->text)
-        return program_usage_error("expects -m IN, -o OUT and --text FILE");
-    if (o->common.ids && o->common.pretokenized)
-        return program_usage_error("--ids and --pretokenized do not go together");
-    if (o->loads && o->k >= 0) return program_usage_error("--loads changes no gate: --k does not go with it");
-    if (strcmp(o->common.model, o->common.output) == 0 || program_same_file(o->common.model, o->common.output))
-        return program_usage_error("%s and %s are the same file; write to another name", o->common.model,
-                                   o->common.output);
-    return -1;
+    *o = (options){ .common = program_common_none(), .k = -1 };
+    const int status = option_parse(&program, argc, argv, o);
+    return status < 0 ? program_check_copy(o->common.model, o->common.output) : status;
 }
 
 /* ==== 2. Table ========================================================================================== */

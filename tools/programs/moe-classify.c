@@ -1,4 +1,4 @@
-/* moe-classify - tell the classes of images or rows of numbers: see usage() below, or --help.
+/* moe-classify - tell the classes of images or rows of numbers.
  *
  * Contents
  *   1. Options    the command line
@@ -10,8 +10,9 @@
  *   7. Labels     the right answers
  *   8. Main
  */
-#define _GNU_SOURCE      /* getopt_long on Linux */
-#define _DARWIN_C_SOURCE /* and on macOS         */
+
+#define _GNU_SOURCE /* O_CLOEXEC */
+#define _DARWIN_C_SOURCE
 
 #include "moe.h"
 #include "tools/programs/program.h"
@@ -21,7 +22,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <limits.h>
 #include <math.h>
 #include <poll.h>
@@ -40,96 +40,67 @@ typedef struct options {
     int n_files, top, x, y; /* x, y -1: not given */
 } options;
 
-static void usage(FILE *to) {
-    fputs("Usage: moe-classify -m MODEL [OPTION]... [FILE]...\n"
-          "Prints the most probable class of each row of the files, or of standard input,\n"
-          "by a classifier. Each row gives one line, in the same order: CLASS TAB\n"
-          "PROBABILITY.\n"
-          "\n"
-          "  FILE  images in the IDX format of MNIST (unpack .gz files with gzip -dc);\n"
-          "        their pixels are scaled to 0 .. 1. Or text: one row of numbers in\n"
-          "        each line, with spaces, TABs or commas between the numbers\n"
-          "\n"
-          "  -m, --model MODEL         the model\n"
-          "  -o, --output FILE         write to this file instead of standard output; after\n"
-          "                            a failure or ^C it holds the whole lines that were\n"
-          "                            finished\n"
-          "      --top N               give the N most probable classes: CLASS TAB\n"
-          "                            PROBABILITY TAB CLASS ... (default: 1)\n"
-          "      --offset X,Y          position of a smaller image in the square input of\n"
-          "                            the model: columns to its left, rows above it\n"
-          "                            (default: in the middle)\n"
-          "      --labels FILE         the right classes, an IDX file of bytes; standard\n"
-          "                            error gets the accuracy\n"
-          "      --json                one JSON object per row: class, name, probability,\n"
-          "                            logprob, top; label if there is one; error if a\n"
-          "                            row could not be classified\n"
-          "      --stats               report seconds and memory on standard error at the\n"
-          "                            end\n"
-          "  -v, --verbose             report kernels, GPU and memory on standard error\n"
-          "  -q, --quiet               no warnings; a row that fails is still reported\n"
-          "\n",
-          to);
-    fputs(PROGRAM_HELP_GATES("row") "\n" PROGRAM_HELP_MEMORY "\n" PROGRAM_HELP_SPEED("rows classified"), to);
-    fputs("\n"
-          "An empty line gives an empty line. A row that cannot be classified gives an\n"
-          "empty line too, and standard error names the row and the reason.\n"
-          "\n",
-          to);
-    fputs(PROGRAM_HELP_EXIT("all classified", "some rows were not, or had no label"), to);
-    fputs("\n"
-          "Example: moe-classify -m models/digits.bin --labels t10k-labels-idx1-ubyte \\\n"
-          "             t10k-images-idx3-ubyte\n",
-          to);
-}
-
-static int parse_offset(const char *text, options *o) {
+static int take_offset(void *user, const option_row *row, const char *text) {
+    options *o = user;
     char *comma, *end = NULL;
     const long x = strtol(text, &comma, 10), y = comma > text && *comma == ',' ? strtol(comma + 1, &end, 10) : -1;
     if (!end || end == comma + 1 || *end || x < 0 || x > INT_MAX || y < 0 || y > INT_MAX)
-        return program_usage_error("--offset expects X,Y, whole numbers from 0, not '%s'", text);
+        return program_usage_error("invalid value '%s' for --%s: expected X,Y", text, row->name);
     o->x = (int)x, o->y = (int)y;
     return -1;
 }
 
+static const option_row own_rows[] = {
+    { "model", "FILE", "model file", .letter = 'm', .group = GROUP_MODEL, OPTION_MEMBER(ROW_WORD, common.model) },
+    { "top", "N", "print the N most probable classes: CLASS TAB PROBABILITY TAB CLASS ... (default: 1)",
+      .group = GROUP_FILES, OPTION_INT(top, 1, MOE_MAX_BEAM) },
+    { "offset", "X,Y", "position of a smaller image in the model's square input: left column, top row",
+      .more = " (default: centred)", .group = GROUP_FILES, .kind = ROW_CALL, .take = take_offset },
+    { "labels", "FILE", "correct classes, an IDX file of bytes; the accuracy is printed to standard error",
+      .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, labels) },
+    { "json", NULL, "one JSON object per row: class, name, probability, logprob, top, label; error on failure",
+      .group = GROUP_FILES, OPTION_FLAG(common.json) },
+    { 0 },
+};
+
+static const option_list all_rows[] = {
+    { own_rows, 0, NULL }, PROGRAM_ROWS("output stats verbose quiet"), PROGRAM_GATE_ROWS, PROGRAM_MEMORY_ROWS,
+    PROGRAM_SPEED_ROWS,
+};
+
+static const option_program program = {
+    .name = "moe-classify",
+    .usage = "-m MODEL [OPTION]... [FILE]...",
+    .about =
+        "Print the most probable class of each row of FILEs or standard input: CLASS TAB PROBABILITY.\n"
+        "\n"
+        "A FILE contains images in the IDX format of MNIST (decompress .gz files with gzip -dc), whose pixels are "
+        "scaled to 0 .. 1; or text, one row of numbers per line, separated by spaces, TABs or commas. Each row gives "
+        "one line of output, in the same order.",
+    OPTION_LISTS(all_rows),
+    .notes = "An empty line gives an empty line. A row that cannot be classified gives an empty line and an error "
+             "message.\n"
+             "\n" PROGRAM_HELP_EXIT("all rows classified", "some rows failed or had no label"),
+    .examples = "  moe-classify -m models/digits.bin --labels t10k-labels-idx1-ubyte \\\n"
+                "      t10k-images-idx3-ubyte\n",
+    .required = "model",
+    .most = INT_MAX,
+    .version = program_version,
+};
+
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
-    enum { TOP = 256, LABELS, OFFSET };
-    static const struct option known[] = { PROGRAM_OPTIONS,
-                                           PROGRAM_GATE_OPTIONS,
-                                           PROGRAM_MEMORY_OPTIONS,
-                                           { "json", no_argument, NULL, PROGRAM_JSON },
-                                           { "stats", no_argument, NULL, PROGRAM_STATS },
-                                           { "top", required_argument, NULL, TOP },
-                                           { "labels", required_argument, NULL, LABELS },
-                                           { "offset", required_argument, NULL, OFFSET },
-                                           { NULL, 0, NULL, 0 } };
     program_common *common = &o->common;
-    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 },
-                    .top = 1,
-                    .x = -1,
-                    .y = -1 };
-    int c, status = -1;
-    uint64_t given = 0;
-    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT, known, NULL, &given)) != -1) {
-        switch (c) {
-        case TOP: status = program_int("top", optarg, 1, MOE_MAX_BEAM, &o->top); break;
-        case LABELS: o->labels = optarg; break;
-        case OFFSET: status = parse_offset(optarg, o); break;
-        default: status = program_option(common, c); break;
-        }
-    }
+    *o = (options){ .common = program_common_none(), .top = 1, .x = -1, .y = -1 };
+    const int status = option_parse(&program, argc, argv, o);
     if (status >= 0) return status;
-    if (!common->model) return program_usage_error("say which model with -m");
     o->files = argv + optind;
     o->n_files = argc - optind;
     if (o->n_files) common->input = o->files[0];
     for (int i = 0; i <= o->n_files; i++) {
         const char *file = i < o->n_files ? o->files[i] : o->labels;
-        if (program_same_file(file, common->output) || program_same_file(file, common->routing)) {
-            program_complain("%s: this is the input, and would be overwritten", file);
-            return EXIT_USAGE;
-        }
+        if (program_same_file(file, common->output) || program_same_file(file, common->routing))
+            return program_complain("%s is an input and would be overwritten", file), EXIT_USAGE;
     }
     return -1;
 }

@@ -1,4 +1,4 @@
-/* moe-info - say what is in a model file: see usage() below, or --help.
+/* moe-info - say what is in a model file.
  *
  * Contents
  *   1. Metadata   reading the key-value pairs
@@ -21,30 +21,38 @@
 
 #include <errno.h>
 #include <float.h>
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static void usage(FILE *to) {
-    fputs("Usage: moe-info [OPTION]... MODEL\n"
-          "Prints the contents of a model file.\n"
-          "\n"
-          "      --tensors       list the tensors too\n"
-          "      --attribution   print only the licence, and the sources of the training\n"
-          "                      text, in full\n"
-          "      --check         read the whole file: compare the checksums, and check\n"
-          "                      that the scales of experts are numbers\n"
-          "      --json          print everything as one JSON object, with every metadata\n"
-          "                      entry and tensor\n"
-          "  -h, --help          this text\n"
-          "  -V, --version       version\n"
-          "\n"
-          "Exit status: 0 fine, 2 usage, 3 the file is missing, not a model or damaged,\n"
-          "4 output failed.\n",
-          to);
-}
+typedef struct options {
+    int tensors, attribution, check, json;
+} options;
+
+static const option_row own_rows[] = {
+    { "tensors", NULL, "list the tensors, too", .group = "Output", OPTION_FLAG(tensors) },
+    { "attribution", NULL, "print only the licence and the sources of the training text, in full", .group = "Output",
+      OPTION_FLAG(attribution) },
+    { "json", NULL, "print everything as one JSON object, with all metadata and tensors", .group = "Output",
+      OPTION_FLAG(json) },
+    { "check", NULL, "read the whole file: verify checksums and the scales of experts", .group = "Output",
+      OPTION_FLAG(check) },
+    { 0 },
+};
+
+static const option_list all_rows[] = { { own_rows, 0, NULL } };
+
+static const option_program program = {
+    .name = "moe-info",
+    .usage = "[OPTION]... MODEL",
+    .about = "Print the contents of a model file.",
+    OPTION_LISTS(all_rows),
+    .notes = "Exit status: 0 done, 2 usage error, 3 the file is missing, damaged or not a model, 4 output error.\n",
+    .examples = "  moe-info --check models/en-de-fr-es.bin\n",
+    .least = 1,
+    .most = 1,
+};
 
 /* ==== 1. Metadata ======================================================================================= */
 
@@ -635,37 +643,19 @@ static int print_json(const text_front *front, const char *path, int checked) {
 /* ==== 6. Main =========================================================================================== */
 
 int main(int argc, char **argv) {
-    enum { TENSORS = 256, ATTRIBUTION, CHECK, JSON };
-    static const struct option known[] = { { "tensors", no_argument, NULL, TENSORS },
-                                           { "check", no_argument, NULL, CHECK },
-                                           { "attribution", no_argument, NULL, ATTRIBUTION },
-                                           { "json", no_argument, NULL, JSON },
-                                           { "help", no_argument, NULL, 'h' },
-                                           { "version", no_argument, NULL, 'V' },
-                                           { NULL, 0, NULL, 0 } };
-    int tensors = 0, attribution = 0, check = 0, as_json = 0, lost = 0, status = program_begin("moe-info");
+    options o = { 0 };
+    int lost = 0, status = program_begin("moe-info");
+    if (status < 0) status = option_parse(&program, argc, argv, &o);
     if (status >= 0) return status;
-    for (int c; (c = getopt_long(argc, argv, "hV", known, NULL)) != -1;) {
-        switch (c) {
-        case TENSORS: tensors = 1; break;
-        case ATTRIBUTION: attribution = 1; break;
-        case CHECK: check = 1; break;
-        case JSON: as_json = 1; break;
-        case 'h': usage(stdout); return program_printed();
-        case 'V': printf("moe-info %s\n", moe_version()); return program_printed();
-        default: fputs("Try moe-info --help\n", stderr); return EXIT_USAGE;
-        }
-    }
-    if (optind + 1 != argc) return program_usage_error("name one model file");
     const char *path = argv[optind];
-    const moe_model_params params = { .verify = check ? 1 : -1 };
+    const moe_model_params params = { .verify = o.check ? 1 : -1 };
     text_front front;
     moe_error e;
     if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(path, &e), EXIT_MODEL;
     status = EXIT_DONE;
-    if (attribution) print_attribution(front.model, &lost);
-    else if (as_json) status = print_json(&front, path, check);
-    else print_pages(&front, path, tensors, check, &lost);
+    if (o.attribution) print_attribution(front.model, &lost);
+    else if (o.json) status = print_json(&front, path, o.check);
+    else print_pages(&front, path, o.tensors, o.check, &lost);
     if (lost) program_complain("out of memory: what is printed is not complete"), status = EXIT_MODEL;
     if (!status) status = program_printed();
     text_close(&front);

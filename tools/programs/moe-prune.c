@@ -1,4 +1,4 @@
-/* moe-prune - a model with some of its experts: see usage() below, or --help.
+/* moe-prune - a model with some of its experts.
  *
  * Contents
  *   1. Options      the command line
@@ -27,7 +27,6 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,157 +47,114 @@ typedef struct options {
     size_t n_pairs;
 } options;
 
-static void usage(FILE *to) {
-    fputs("Usage: moe-prune -m IN -o OUT --experts FILE [OPTION]...\n"
-          "       moe-prune -m IN -o OUT --sample FILE --keep N% [OPTION]...\n"
-          "Writes the model IN to OUT with some of its experts. The others go, and with\n"
-          "them their rows of the routers; all other weights stay as they are. For the\n"
-          "languages that a model is cut to, a fraction of its experts does nearly all of\n"
-          "the work, but translations change. OUT knows its languages, refuses others, and\n"
-          "moe-info says what was cut.\n"
-          "\n"
-          "  -m, --model IN            the model\n"
-          "  -o, --output OUT          the file to write; it appears whole or not at all\n"
-          "  -v, --verbose             report kernels and memory on standard error\n"
-          "  -q, --quiet               no progress and no table\n"
-          "\n"
-          "Which experts stay\n"
-          "      --experts FILE        those of a list in JSON: numbers of experts counted\n"
-          "                            through all mixtures, those of the encoder first\n"
-          "                            (mixture x experts + expert). Or an object of such\n"
-          "                            lists: of pairs (\"eng_Latn-deu_Latn\"), or of\n"
-          "                            languages, of which the encoder's experts count for\n"
-          "                            a source language and the decoder's for a target\n"
-          "      --sample FILE         those that a text needs most, of which some hundred\n"
-          "                            lines are enough. Lines: source language TAB target\n"
-          "                            language TAB source TAB target; if the target is\n"
-          "                            missing, IN translates first. For a language model\n"
-          "                            lines of text\n"
-          "      --keep N%             with --sample: so many of the experts, the same\n"
-          "                            number in each mixture, in the encoder for each\n"
-          "                            source language, in the decoder for each target\n"
-          "                            language; never fewer than a token goes to\n"
-          "      --ratio A:B           keep A times as large a share of the encoder's as B\n"
-          "                            times of the decoder's experts (default: 1:1)\n"
-          "      --rank NAME           what is important. first: share of tokens whose\n"
-          "                            first choice an expert is, times e to the mean\n"
-          "                            weight that it then has (Koishekenov et al. 2023).\n"
-          "                            mass: sum of its weights. output: mean of weight\n"
-          "                            times size of its output over the tokens that it\n"
-          "                            gets (Lasby et al. 2025), one line at a time.\n"
-          "                            Default: mass for a model without an encoder, else\n"
-          "                            first\n"
-          "      --pair SRC-TGT        a direction that OUT is for; may be given again\n"
-          "                            (default: those of the sample)\n"
-          "      --languages A,B,...   all directions between these languages\n"
-          "\n",
-          to);
-    fputs("What else changes\n"
-          "      --no-choice-bias      set the bias to 0 by which gates of sigmoids choose\n"
-          "                            (it was made to balance all of IN's experts); the\n"
-          "                            table and moe-info say so\n"
-          "      --measure FILE        compare OUT with IN on a sample, print the loss and\n"
-          "                            the share of equal translations, and write both\n"
-          "                            into OUT. Lines as for --sample, with targets\n"
-          "      --ids                 texts are token ids with spaces between them\n"
-          "      --pretokenized        texts are pieces of the model's vocabulary with\n"
-          "                            spaces between them\n"
-          "      --max-len N           leave out lines with more tokens than this\n"
-          "\n" PROGRAM_HELP_SPEED("lines measured"),
-          to);
-    fputs("\n"
-          "Several directions keep all experts that one of them needs. With --sample,\n"
-          "thresholds of gates are set anew for the experts that stay, as moe-calibrate\n"
-          "does, also beside --experts; without it they stay as they are. With two levels\n"
-          "of gates, groups that lose all experts go too, and those that stay keep the\n"
-          "same number each. OUT has neither the golden sentences nor the measured\n"
-          "quality of IN, and does not rerank unless told to if it lost the other\n"
-          "direction.\n"
-          "\n"
-          "Exit status: 0 done, 2 usage, 3 a file is not a model or a list of its experts,\n"
-          "or memory ran out, 4 a file could not be read or written.\n",
-          to);
-}
-
-/* "25%" or "25", above 0 and at most 100, as a share. */
-static int parse_keep(const char *text, float *out) {
+static int take_keep(void *user, const option_row *row, const char *text) {
     char *end;
     const float percent = strtof(text, &end);
     if (end == text || (strcmp(end, "%") != 0 && *end) || !(percent > 0 && percent <= 100))
-        return program_usage_error("--keep expects a percentage above 0 and up to 100, not '%s'", text);
-    *out = percent / 100;
+        return program_usage_error("invalid value '%s' for --%s: expected a percentage above 0, up to 100", text,
+                                   row->name);
+    ((options *)user)->keep = percent / 100;
     return -1;
 }
 
-static int parse_ratio(const char *text, float out[2]) {
+static int take_ratio(void *user, const option_row *row, const char *text) {
+    float *out = ((options *)user)->ratio;
     char *end, *last;
     out[0] = strtof(text, &end);
     out[1] = *end == ':' ? strtof(end + 1, &last) : 0;
     if (end == text || *end != ':' || last == end + 1 || *last || !(out[0] > 0 && out[0] < 1e6f) ||
         !(out[1] > 0 && out[1] < 1e6f))
-        return program_usage_error("--ratio expects two numbers such as 3:1, not '%s'", text);
+        return program_usage_error("invalid value '%s' for --%s: expected two numbers such as 3:1", text, row->name);
     return -1;
 }
 
-static int parse_rank(const char *text, int *out) {
-    for (*out = 0; *out < RANKS; ++*out)
-        if (strcmp(text, rank_names[*out]) == 0) return -1;
-    return program_usage_error("--rank expects first, mass or output, not '%s'", text);
+static int take_pair(void *user, const option_row *row, const char *text) {
+    options *o = user;
+    if (o->n_pairs == MOST_PAIRS) return program_usage_error("more than %d --%s", (int)MOST_PAIRS, row->name);
+    o->pairs[o->n_pairs++] = text;
+    return -1;
 }
+
+#define CHOICE "Choice of experts"
+#define CHANGES "Other changes"
+
+static const option_row own_rows[] = {
+    { "model", "IN", "model to read", .letter = 'm', .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, common.model) },
+    { "output", "OUT", "model to write; it appears when it is complete", .letter = 'o', .group = GROUP_FILES,
+      OPTION_MEMBER(ROW_WORD, common.output) },
+    { "max-len", "N", "skip lines with more than N tokens", .group = GROUP_FILES,
+      OPTION_INT(common.settings.max_len, 4, 1 << 16) },
+    { "experts", "FILE", "keep the experts listed in a JSON file", .group = CHOICE, OPTION_MEMBER(ROW_WORD, experts),
+      .more = ": indices through all mixtures, encoder first (mixture x experts + expert). Or an object of such lists "
+              "by direction (\"eng_Latn-deu_Latn\"), or by language, whose encoder experts count for a source "
+              "language and whose decoder experts for a target language" },
+    { "sample", "FILE", "keep the experts most important for a text; a few hundred lines suffice", .group = CHOICE,
+      OPTION_MEMBER(ROW_WORD, sample),
+      .more = ". Lines: source language TAB target language TAB source TAB target; if the target is missing, IN "
+              "translates first. For a language model: lines of text" },
+    { "keep", "N%", "with --sample: share of the experts to keep", .group = CHOICE, .kind = ROW_CALL, .take = take_keep,
+      .more = ", the same number in each mixture, in the encoder for each source language, in the decoder for each "
+              "target language; never fewer than a token uses" },
+    { "ratio", "A:B", "share to keep in the encoder, relative to the decoder (default: 1:1)", .group = CHOICE,
+      .kind = ROW_CALL, .take = take_ratio },
+    { "rank", "NAME", "measure of importance: first, mass or output", .group = CHOICE, OPTION_INT(rank, 0, RANKS - 1),
+      .names = rank_names, .values = "first, mass or output",
+      .more = ". first: share of tokens whose first choice is the expert, times e to its mean weight there "
+              "(Koishekenov et al. 2023). mass: sum of its weights. output: mean of weight times norm of the output "
+              "over its tokens (Lasby et al. 2025), one line at a time. Default: mass for a decoder-only model, "
+              "else first" },
+    { "pair", "SRC-TGT", "direction that OUT supports; may be repeated (default: those of the sample)", .group = CHOICE,
+      .kind = ROW_CALL, .take = take_pair, .repeated = 1 },
+    { "languages", "A,B,...", "all directions between these languages", .group = CHOICE,
+      OPTION_MEMBER(ROW_WORD, languages) },
+    { "no-choice-bias", NULL, "set the selection bias of sigmoid gates to 0, which balanced all experts of IN",
+      .group = CHANGES, OPTION_FLAG(unbiased) },
+    { "measure", "FILE",
+      "compare OUT with IN on a sample; print and store the loss and the share of equal translations", .group = CHANGES,
+      OPTION_MEMBER(ROW_WORD, measure), .more = ". Lines as for --sample, with targets" },
+    { 0 },
+};
+
+static const option_list all_rows[] = {
+    { own_rows, 0, NULL },
+    PROGRAM_ROWS("ids pretokenized verbose quiet"),
+    PROGRAM_SPEED_ROWS,
+};
+
+static const char *const exclusions[] = { "experts keep rank", "ids pretokenized", "pair languages", NULL };
+
+static const option_program program = {
+    .name = "moe-prune",
+    .usage = "-m IN -o OUT --experts FILE [OPTION]...\n-m IN -o OUT --sample FILE --keep N% [OPTION]...",
+    .about =
+        "Remove experts from a model, for example those that some languages do not need.\n"
+        "\n"
+        "The other experts and their router rows are removed; all other weights are unchanged. For a few languages "
+        "a fraction of the experts does nearly all of the work, but translations change. OUT knows its languages "
+        "and rejects others; moe-info shows what was removed.",
+    OPTION_LISTS(all_rows),
+    .notes =
+        "Several directions keep every expert that one of them needs. With --sample, gate thresholds are recomputed "
+        "for the remaining experts as by moe-calibrate, even with --experts; otherwise they are unchanged. With two "
+        "levels of gates, groups that lose all experts are removed, and the others keep the same number each. OUT "
+        "contains neither the golden sentences nor the measured quality of IN, and reranks only on request if it lost "
+        "the other direction.\n"
+        "\n"
+        "Exit status: 0 done, 2 usage error, 3 model, expert list or memory error, 4 input or output error.\n",
+    .examples = "  moe-prune -m in.bin -o en-de.bin --experts list.json --pair en-de\n"
+                "  moe-prune -m in.bin -o en-de.bin --sample sample.tsv --keep 25%\n",
+    .required = "model output",
+    .exclusions = exclusions,
+    .version = program_version,
+};
 
 static int parse_options(int argc, char **argv, options *o) {
-    enum { EXPERTS = 256, PAIR, LANGUAGES, SAMPLE, KEEP, RATIO, RANK, NO_CHOICE_BIAS, MEASURE };
-    static const struct option known[] = { PROGRAM_OPTIONS,
-                                           { "experts", required_argument, NULL, EXPERTS },
-                                           { "pair", required_argument, NULL, PAIR },
-                                           { "languages", required_argument, NULL, LANGUAGES },
-                                           { "sample", required_argument, NULL, SAMPLE },
-                                           { "keep", required_argument, NULL, KEEP },
-                                           { "ratio", required_argument, NULL, RATIO },
-                                           { "rank", required_argument, NULL, RANK },
-                                           { "no-choice-bias", no_argument, NULL, NO_CHOICE_BIAS },
-                                           { "measure", required_argument, NULL, MEASURE },
-                                           { "ids", no_argument, NULL, PROGRAM_IDS },
-                                           { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED },
-                                           { "max-len", required_argument, NULL, PROGRAM_MAX_LEN },
-                                           { NULL, 0, NULL, 0 } };
-    static const int repeated[] = { PAIR, 0 };
-    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 },
-                    .ratio = { 1, 1 },
-                    .rank = -1 };
-    int c, status = -1;
-    uint64_t given = 0;
-    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT, known, repeated, &given)) != -1) {
-        switch (c) {
-        case EXPERTS: o->experts = optarg; break;
-        case LANGUAGES: o->languages = optarg; break;
-        case SAMPLE: o->sample = optarg; break;
-        case MEASURE: o->measure = optarg; break;
-        case NO_CHOICE_BIAS: o->unbiased = 1; break;
-        case KEEP: status = parse_keep(optarg, &o->keep); break;
-        case RATIO: status = parse_ratio(optarg, o->ratio); break;
-        case RANK: status = parse_rank(optarg, &o->rank); break;
-        case PAIR:
-            if (o->n_pairs == MOST_PAIRS) return program_usage_error("at most %d pairs", (int)MOST_PAIRS);
-            o->pairs[o->n_pairs++] = optarg;
-            break;
-        default: status = program_option(&o->common, c); break;
-        }
-    }
+    *o = (options){ .common = program_common_none(), .ratio = { 1, 1 }, .rank = -1 };
+    const int status = option_parse(&program, argc, argv, o);
     if (status >= 0) return status;
-    if (optind < argc) return program_usage_error("'%s' is one word too many", argv[optind]);
-    if (!o->common.model || !o->common.output) return program_usage_error("expects -m IN and -o OUT");
     if (!o->experts && !(o->sample && o->keep > 0))
-        return program_usage_error("which experts stay? Say it with --experts FILE, or --sample FILE and --keep N%%");
-    if (o->experts && (o->keep > 0 || o->rank >= 0))
-        return program_usage_error("--experts says which experts stay: --keep and --rank do not go with it");
-    if (o->common.ids && o->common.pretokenized)
-        return program_usage_error("--ids and --pretokenized do not go together");
-    if (o->languages && o->n_pairs) return program_usage_error("--pair and --languages do not go together");
-    if (strcmp(o->common.model, o->common.output) == 0 || program_same_file(o->common.model, o->common.output))
-        return program_usage_error("%s and %s are the same file; write to another name", o->common.model,
-                                   o->common.output);
-    return -1;
+        return program_usage_error("missing --experts FILE, or --sample FILE and --keep N%%");
+    return program_check_copy(o->common.model, o->common.output);
 }
 
 /* ==== 2. Plan =========================================================================================== */

@@ -1,4 +1,4 @@
-/* moe-routing - make a web page that shows which experts the tokens went to: see usage() below, or --help.
+/* moe-routing - make a web page that shows which experts the tokens went to.
  *
  * Contents
  *   1. Options     the command line
@@ -43,8 +43,6 @@
  *                                [t, empty, experts in all, expert, weight, expert, weight, ... largest first] }
  *   tokens[]                     [text or null, id or null]; both null: a classifier's input, which is no token
  */
-#define _GNU_SOURCE      /* getopt_long on Linux */
-#define _DARWIN_C_SOURCE /* and on macOS         */
 
 #include "moe.h"
 #include "tools/programs/program.h"
@@ -55,7 +53,7 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <getopt.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -71,85 +69,61 @@ typedef struct options {
     int top, min_count, experts, sentences, json;
 } options;
 
-static void usage(FILE *to) {
-    fputs("Usage: moe-routing FILE... -o PAGE.html [OPTION]...\n"
-          "Makes one self-contained web page from files of moe-translate --routing: load\n"
-          "and importance of every expert, dead experts, empty masks, the experts that\n"
-          "each language uses, the preferred tokens of each expert, and sentences\n"
-          "coloured by expert.\n"
-          "\n"
-          "  FILE                  routing, as JSON lines; - for standard input. Several\n"
-          "                        files, of other languages say, are of one model\n"
-          "  -o, --output PAGE     the page; - for standard output. It appears whole or not\n"
-          "                        at all\n"
-          "      --title TEXT      title of the page (default: Routing of MODEL)\n"
-          "      --top N           tokens listed for an expert, by weight and by lift\n"
-          "                        (default: 12); 0 counts no tokens\n"
-          "      --min-count N     rank a token of an expert by lift only if the expert\n"
-          "                        received it N times or more (default: 5)\n"
-          "      --experts N       list the tokens of the N experts of each layer that have\n"
-          "                        the largest loads (default: 1024)\n"
-          "      --sentences N     the page can show the first N sentences (default: 500);\n"
-          "                        it counts all\n"
-          "      --json            the summary as one JSON object instead of the page, to\n"
-          "                        standard output unless -o names a file\n"
-          "  -h, --help            this text\n"
-          "  -V, --version         version\n"
-          "\n"
-          "Load is the number of tokens of an expert. Importance is the sum of their\n"
-          "weights. CV is the population standard deviation over experts, divided by the\n"
-          "mean. Lift is a token's share among the tokens of an expert, divided by its\n"
-          "share among the tokens of the layer. Of a language an encoder's experts count\n"
-          "if it is the source's, a decoder's if it is the target's (moe-translate -s, -t);\n"
-          "they are listed in the order in which moe-prune --sample would keep them.\n"
-          "\n"
-          "Memory grows with the number of different (expert, token) pairs (about 100 bytes\n"
-          "each), with --sentences and with the longest sentence, not with the number of\n"
-          "lines.\n"
-          "\n"
-          "Exit status: 0 done, 2 usage, 3 the input is not a routing file (or memory ran\n"
-          "out), 4 input or output failed.\n"
-          "\n"
-          "Example: moe-translate -m models/en-de-fr-es.bin -t de --routing r.jsonl < text\n"
-          "         moe-routing r.jsonl -o r.html\n",
-          to);
-}
+static const option_row own_rows[] = {
+    { "output", "PAGE", "page to write, - for standard output; it appears when it is complete", .letter = 'o',
+      .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, output) },
+    { "json", NULL, "write the summary as one JSON object instead of a page, to standard output without -o",
+      .group = GROUP_FILES, OPTION_FLAG(json) },
+    { "title", "TEXT", "title of the page (default: Routing of MODEL)", .group = "Page",
+      OPTION_MEMBER(ROW_WORD, title) },
+    { "top", "N", "number of tokens listed per expert, by weight and by lift; 0 disables (default: 12)",
+      .group = "Page", OPTION_INT(top, 0, 10000) },
+    { "min-count", "N", "rank a token by lift only if the expert received it N times or more (default: 5)",
+      .group = "Page", OPTION_INT(min_count, 1, 1 << 30) },
+    { "experts", "N", "list the tokens of the N busiest experts of each layer (default: 1024)", .group = "Page",
+      OPTION_INT(experts, 0, 1 << 24) },
+    { "sentences", "N", "show the first N sentences; all are counted (default: 500)", .group = "Page",
+      OPTION_INT(sentences, 0, 1 << 24) },
+    { 0 },
+};
+
+static const option_list all_rows[] = { { own_rows, 0, NULL } };
+
+static const option_program program = {
+    .name = "moe-routing",
+    .usage = "FILE... -o PAGE.html [OPTION]...",
+    .about =
+        "Make a self-contained web page from files of moe-translate --routing.\n"
+        "\n"
+        "The page shows load and importance of every expert, dead experts, empty masks, the experts that each "
+        "language uses, the preferred tokens of each expert, and sentences coloured by expert. FILEs are JSON lines "
+        "of one model, for example of several languages; - is standard input.",
+    OPTION_LISTS(all_rows),
+    .notes =
+        "Load is the number of tokens of an expert. Importance is the sum of their weights. CV is the population "
+        "standard deviation over experts, divided by the mean. Lift is a token's share among the tokens of an "
+        "expert, divided by its share among the tokens of the layer. Encoder experts count for the source language, "
+        "decoder experts for the target language (moe-translate -s, -t); they are listed in the order in which "
+        "moe-prune --sample would keep them.\n"
+        "\n"
+        "Memory grows with the number of different (expert, token) pairs (about 100 bytes each), with --sentences "
+        "and with the longest sentence, not with the number of lines.\n"
+        "\n"
+        "Exit status: 0 done, 2 usage error, 3 not a routing file, or out of memory, 4 input or output error.\n",
+    .examples = "  moe-translate -m models/en-de-fr-es.bin -t de --routing r.jsonl < text\n"
+                "  moe-routing r.jsonl -o r.html\n",
+    .least = 1,
+    .most = INT_MAX,
+};
 
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
-    enum { TITLE = 256, TOP, MIN_COUNT, EXPERTS, SENTENCES, JSON };
-    static const struct option known[] = { { "output", required_argument, NULL, 'o' },
-                                           { "title", required_argument, NULL, TITLE },
-                                           { "top", required_argument, NULL, TOP },
-                                           { "min-count", required_argument, NULL, MIN_COUNT },
-                                           { "experts", required_argument, NULL, EXPERTS },
-                                           { "sentences", required_argument, NULL, SENTENCES },
-                                           { "json", no_argument, NULL, JSON },
-                                           { "help", no_argument, NULL, 'h' },
-                                           { "version", no_argument, NULL, 'V' },
-                                           { NULL, 0, NULL, 0 } };
     *o = (options){ .top = 12, .min_count = 5, .experts = 1024, .sentences = 500 };
-    int bad = -1;
-    uint64_t given = 0;
-    for (int c; bad < 0 && (c = program_next_option(argc, argv, "o:hV", known, NULL, &given)) != -1;) {
-        switch (c) {
-        case 'o': o->output = optarg; break;
-        case TITLE: o->title = optarg; break;
-        case TOP: bad = program_int("top", optarg, 0, 10000, &o->top); break;
-        case MIN_COUNT: bad = program_int("min-count", optarg, 1, 1 << 30, &o->min_count); break;
-        case EXPERTS: bad = program_int("experts", optarg, 0, 1 << 24, &o->experts); break;
-        case SENTENCES: bad = program_int("sentences", optarg, 0, 1 << 24, &o->sentences); break;
-        case JSON: o->json = 1; break;
-        case 'h': usage(stdout); return program_printed();
-        case 'V': printf("moe-routing %s\n", moe_version()); return program_printed();
-        default: fputs("Try moe-routing --help\n", stderr); return EXIT_USAGE; /* getopt said why */
-        }
-    }
-    if (bad >= 0) return bad;
-    if (optind >= argc) return program_usage_error("name a routing file, or - for standard input");
+    const int status = option_parse(&program, argc, argv, o);
+    if (status >= 0) return status;
     o->inputs = argv + optind;
     o->n_inputs = (size_t)(argc - optind);
-    if (!o->output && !o->json) return program_usage_error("say with -o where the page goes");
+    if (!o->output && !o->json) return program_usage_error("missing --output PAGE");
     if (!o->output) o->output = "-";
     if (o->json) o->top = o->sentences = 0; /* neither is in the summary */
     return -1;

@@ -1,4 +1,4 @@
-/* moe-score - log-probability and perplexity of lines of text by a language model: see usage() below, or --help.
+/* moe-score - log-probability and perplexity of lines of text by a language model.
  *
  * Contents
  *   1. Options    the command line
@@ -7,16 +7,12 @@
  *   4. Totals     the figures at the end
  *   5. Main
  */
-#define _GNU_SOURCE      /* getopt_long on Linux */
-#define _DARWIN_C_SOURCE /* and on macOS         */
-
 #include "moe.h"
 #include "tools/programs/program.h"
 #include "tools/programs/routing.h"
 #include "tools/text/json.h"
 #include "tools/text/text.h"
 
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,66 +20,43 @@
 
 /* ==== 1. Options ======================================================================================== */
 
-static void usage(FILE *to) {
-    fputs("Usage: moe-score -m MODEL [OPTION]...\n"
-          "Scores lines of UTF-8 text from standard input with a language model. Each\n"
-          "input line gives one output line, in the same order: the natural logarithm of\n"
-          "its probability TAB tokens TAB perplexity. The end of a line is a token too.\n"
-          "Standard error gets the totals; perplexity is exp(nats / count). Counts of\n"
-          "words or characters include the end of a line as one.\n"
-          "\n"
-          "  -m, --model FILE          the model\n"
-          "  -i, --input FILE          read this file instead of standard input\n"
-          "  -o, --output FILE         write to this file instead of standard output; after\n"
-          "                            a failure or ^C it holds the whole lines that were\n"
-          "                            finished\n"
-          "      --ids                 lines are token ids with spaces between them\n"
-          "      --pretokenized        lines are pieces of the model's vocabulary with\n"
-          "                            spaces between them; other pieces become the unknown\n"
-          "                            token\n"
-          "      --json                one JSON object per line: text, logprob, tokens,\n"
-          "                            perplexity, ids, token_logprobs; error if a line\n"
-          "                            could not be scored\n"
-          "      --max-len N           longest line, in tokens, its end included\n"
-          "      --truncate            cut a line at its first unusable part; without\n"
-          "                            this option such a line fails\n"
-          "      --stats               report seconds and memory on standard error at the\n"
-          "                            end\n"
-          "  -v, --verbose             report kernels, GPU and memory on standard error\n"
-          "  -q, --quiet               no progress, no warnings and no totals; a line that\n"
-          "                            fails is still reported\n"
-          "\n",
-          to);
-    fputs(PROGRAM_HELP_GATES("token") "\n" PROGRAM_HELP_MEMORY "\n" PROGRAM_HELP_SPEED("lines scored"), to);
-    fputs("\n"
-          "An empty line is scored as well: only its end. A line that is too long cannot\n"
-          "be scored. It gives an empty line, and standard error names the line and the\n"
-          "reason.\n"
-          "moe-translate --score scores translations.\n"
-          "\n",
-          to);
-    fputs(PROGRAM_HELP_EXIT("all scored", "some lines were not"), to);
-    fputs("\n"
-          "Example: echo 'Good morning!' | moe-score -m models/lm-en.bin\n",
-          to);
-}
+typedef program_common options;
 
-/* -1: go on; else the exit status. */
-static int parse_options(int argc, char **argv, program_common *o) {
-    static const struct option known[] = { PROGRAM_OPTIONS,      PROGRAM_GATE_OPTIONS,   PROGRAM_STREAM_OPTIONS,
-                                           PROGRAM_LINE_OPTIONS, PROGRAM_MEMORY_OPTIONS, { NULL, 0, NULL, 0 } };
-    *o = (program_common){ .usage = usage, .threads = -1, .batch = -1, .max_len = -1 };
-    int c, status = -1;
-    uint64_t given = 0;
-    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:", known, NULL, &given)) != -1)
-        status = program_option(o, c);
-    if (status >= 0) return status;
-    if (optind < argc)
-        return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
-    if (!o->model) return program_usage_error("say which model with -m");
-    if (o->ids && o->pretokenized) return program_usage_error("--ids and --pretokenized do not go together");
-    return -1;
-}
+static const option_row own_rows[] = {
+    { "model", "FILE", "model file", .letter = 'm', .group = GROUP_MODEL, OPTION_MEMBER(ROW_WORD, model) },
+    { "json", NULL,
+      "one JSON object per line: text, logprob, tokens, perplexity, ids, token_logprobs; error on failure",
+      .group = GROUP_FILES, OPTION_FLAG(json) },
+    { 0 },
+};
+
+static const option_list all_rows[] = {
+    { own_rows, 0, NULL }, PROGRAM_ROWS("input output ids pretokenized stats verbose quiet"),
+    PROGRAM_GATE_ROWS,     PROGRAM_SETTINGS("max-len truncate"),
+    PROGRAM_MEMORY_ROWS,   PROGRAM_SPEED_ROWS,
+};
+
+static const char *const exclusions[] = { "ids pretokenized", NULL };
+
+static const option_program program = {
+    .name = "moe-score",
+    .usage = "-m MODEL [OPTION]...",
+    .about =
+        "Score lines of text with a language model: log-probability TAB tokens TAB perplexity.\n"
+        "\n"
+        "Each line of UTF-8 text on standard input gives one line of output, in the same order. The log-probability "
+        "is natural; the end of a line counts as a token. Totals are printed to standard error: perplexity is "
+        "exp(nats / count), and counts of words or characters include the end of each line as one.",
+    OPTION_LISTS(all_rows),
+    .notes =
+        "An empty line is scored by its end token alone. A line that cannot be scored, for example because it is too "
+        "long, gives an empty line and an error message. moe-translate --score scores translations.\n"
+        "\n" PROGRAM_HELP_EXIT("all lines scored", "some lines failed"),
+    .examples = "  echo 'Good morning!' | moe-score -m models/lm-en.bin\n",
+    .required = "model",
+    .exclusions = exclusions,
+    .version = program_version,
+};
 
 /* ==== 2. Lines ========================================================================================== */
 
@@ -205,7 +178,7 @@ static void app_totals(const program_flow *flow, const moe_stats *s, double elap
 int main(int argc, char **argv) {
     program_common o;
     int status = program_begin("moe-score");
-    if (status < 0) status = parse_options(argc, argv, &o);
+    if (status < 0) status = option_parse(&program, argc, argv, &o);
     if (status >= 0) return status;
 
     text_front front;
@@ -227,7 +200,7 @@ int main(int argc, char **argv) {
     if (o.routing) params.routing = routing_keep_of_job;
     a.flow.stream.options = (text_options){ .ids = o.ids,
                                             .pretokenized = o.pretokenized,
-                                            .truncate = o.truncate,
+                                            .truncate = o.settings.truncate > 0,
                                             .max_source = (size_t)params.max_target,
                                             .max_target = (size_t)params.max_target };
     status = program_session(&o, &front, &params, NULL, "a line's score", &session);

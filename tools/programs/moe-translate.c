@@ -1,4 +1,4 @@
-/* moe-translate - translate lines of text: see usage() below, or --help.
+/* moe-translate - translate lines of text.
  *
  * Contents
  *   1. Options      the command line
@@ -9,9 +9,6 @@
  *   6. Several models
  *   7. Main
  */
-#define _GNU_SOURCE      /* getopt_long on Linux */
-#define _DARWIN_C_SOURCE /* and on macOS         */
-
 #include "moe.h"
 #include "tools/programs/program.h"
 #include "tools/programs/ranks.h"
@@ -26,7 +23,6 @@
 #include "tools/text/text.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,350 +36,159 @@
 enum { MOST_MODELS = 64 };
 
 typedef struct options {
-    program_common common;
+    program_common common;           /* its settings have the preset, the parameters, the languages and more */
     const char *models[MOST_MODELS]; /* [n_models] of -m and --models */
     size_t n_models;
     int several; /* they are a translator of several */
-    const char *models_memory;
-    const char *target, *source, *device;
-    text_settings search;                       /* preset and parameters */
-    int nbest, batch_tokens, gpu_memory, split; /* -1: not given */
+    int nbest;   /* -1: not given */
     int score, prefix, self_test, paragraphs, no_protect;
-    const char *glossary;
     text_rules *rules; /* NULL: nothing is kept */
     text_wishes wishes;
-    int raw, force; /* -1: not given */
+    int raw, force; /* force: -1 if not given */
     int32_t end;    /* the model's end token, for --raw-ids */
     int longest;    /* target that it can write at all; 0: it does not say */
 } options;
 
-/* Whether a parameter's option stands for 1 where no value is given. */
-static int is_switch(const moe_param *p) { return !p->real && p->least == 0 && p->most == 1; }
-
-/* The options that the engine's parameters are, 28 columns and then what they do. */
-static void params_usage(FILE *to) {
-    const moe_param *p;
-    for (size_t i = 0; (p = moe_param_at(i)); i++) {
-        int column = fprintf(to, "      --%s%s", p->option,
-                             is_switch(p)   ? "[=0]"
-                             : p->real == 2 ? " SIZE"
-                             : p->real      ? " X"
-                                            : " N");
-        fprintf(to, "%*s", column < 27 ? 28 - column : 2, "");
-        column = column < 27 ? 28 : column + 2;
-        for (const char *word = p->help, *end; *word; word = end + (*end == ' ')) {
-            end = word + strcspn(word, " ");
-            if (word > p->help && column + 1 + (int)(end - word) > 78) column = 28, fprintf(to, "\n%28s", "");
-            else if (word > p->help) column++, fputc(' ', to);
-            column += fprintf(to, "%.*s", (int)(end - word), word);
-        }
-        fputc('\n', to);
-    }
-}
-
-static void usage(FILE *to) {
-    fputs("Usage: moe-translate [-m MODEL] -t LANG [OPTION]... [TEXT]...\n"
-          "Translates TEXT, or else lines of UTF-8 text from standard input. Each input\n"
-          "line gives one output line, in the same order.\n"
-          "\n"
-          "Files and languages\n" PROGRAM_HELP_MODEL
-          "                            May be repeated: a line goes through the model\n"
-          "                            that translates from -s to -t, or through two\n"
-          "                            with a language between them\n"
-          "      --models DIR          the same with all models (*.bin) of a folder\n"
-          "      --models-memory SIZE  close models so that those open, with their\n"
-          "                            sessions, take no more, such as 512M; the one not\n"
-          "                            used for the longest time goes first\n"
-          "  -t, --target LANG         language to translate into, such as de\n"
-          "  -s, --source LANG         language of the input. Required for NLLB and\n"
-          "                            M2M-100; \"auto\" detects it per line. Other models\n"
-          "                            need it only for --rerank, and detect it\n"
-          "  -i, --input FILE          read this file instead of standard input (-)\n"
-          "  -o, --output FILE         write to this file instead of standard output; after\n"
-          "                            a failure or ^C it holds the whole lines that were\n"
-          "                            finished\n"
-          "\n"
-          "Search\n"
-          "      --preset NAME         search rules of the paper or of another program:\n"
-          "                            paper, nvidia, tf, mlperf, hf or marian (default:\n"
-          "                            the model's). The options below change parts of it\n",
-          to);
-    params_usage(to);
-    fputs("      --force ID            first token of every translation; its\n"
-          "                            log-probability counts as 0\n"
-          "      --max-len N           longest line and longest translation, in tokens;\n"
-          "                            with a Transformer only the translation\n"
-          "      --split N             translate a line of more than N characters sentence\n"
-          "                            by sentence, and split sentences that are too\n"
-          "                            long; 0: never (default: 1; 0 with --json,\n"
-          "                            --nbest, --score, --prefix, --routing, --ids and\n"
-          "                            --pretokenized, which show whole lines)\n"
-          "      --paragraphs          join lines up to the next blank line: each paragraph\n"
-          "                            gives one line\n"
-          "      --no-protect          do not protect parts of the text. Without this\n"
-          "                            option the program puts markup around the\n"
-          "                            translations of the words that it stood around,\n"
-          "                            and copies placeholders ({name}, %s, ${x}), web\n"
-          "                            and mail addresses, paths, numbers, emoji, spaces\n"
-          "                            and TABs at both ends, and TABs between cells\n"
-          "      --glossary FILE       terms, source TAB target on a line, or CSV. If the\n"
-          "                            source is in a line, the target is in its\n"
-          "                            translation as written; longer terms go first. The\n"
-          "                            source is also found in capitals and with regular\n"
-          "                            endings. A name alone on a line stays as it is.\n"
-          "                            A model that is asked in words has the terms in\n"
-          "                            its prompt, and may not use them\n"
-          "      --style WORDS         how a model that is asked in words shall write, such\n"
-          "                            as formal\n"
-          "      --context N           show such a model N earlier lines with each line\n"
-          "      --prompt TEXT         your own wording for such a model, which has\n"
-          "                            {source_text} once, and {target_lang}; or\n"
-          "                            delimiters, or structured:JSON, of the model's own\n"
-          "      --truncate            cut a line at its first unusable part; without\n"
-          "                            this option such a line fails\n"
-          "\n",
-          to);
-    fputs("Input and output\n"
-          "      --ids                 lines are token ids with spaces between them, in and\n"
-          "                            out\n"
-          "      --raw-ids             as --ids, but an input line is the whole input of\n"
-          "                            the encoder, language token and end included, and\n"
-          "                            the output has all generated tokens. The same\n"
-          "                            holds for the targets of --score and --prefix\n"
-          "      --pretokenized        lines are pieces of the model's vocabulary with\n"
-          "                            spaces between them, in and out. Other pieces become\n"
-          "                            the unknown token. tools/convert/moses-bpe.py makes\n"
-          "                            the pieces for Moses + BPE\n"
-          "      --score               lines are source TAB target; output lines are the\n"
-          "                            target's log-probability TAB its number of tokens\n"
-          "      --prefix              lines are source TAB first words of a translation;\n"
-          "                            output lines are the whole translations\n"
-          "      --json                one JSON object per line: source, prefix,\n"
-          "                            translation, score, ids, token_logprobs, nbest;\n"
-          "                            error if a line could not be translated\n"
-          "      --stats               report tokens, seconds and memory on standard error\n"
-          "                            at the end\n"
-          "  -v, --verbose             report kernels or GPU, and memory, on standard\n"
-          "                            error\n"
-          "  -q, --quiet               no progress and no warnings; a line that fails is\n"
-          "                            still reported\n"
-          "\n",
-          to);
-    fputs(PROGRAM_HELP_GATES("token"), to);
-    fputs("                            The file has the routing of the best translations,\n"
-          "                            which are scored once more for this\n"
-          "\n" PROGRAM_HELP_MEMORY "\n"
-          "Speed (these options do not change the output)\n"
-          "      --threads N           threads that compute (default: one per processor)\n"
-          "      --batch N             sentences decoded at once (default: 32, with\n"
-          "                            --score 128)\n"
-          "      --batch-tokens N      source tokens decoded at once, about: many short\n"
-          "                            sentences or few long ones\n"
-          "      --no-mmap             read the model into private memory: a tenth\n"
-          "                            faster, but slower to start\n" PROGRAM_HELP_VERIFY
-          "      --isa NAME            instruction set of the kernels (default: MOE_ISA,\n"
-          "                            else the best one of this machine)\n"
-          "      --device NAME         cpu, cuda or cuda:N (default: MOE_DEVICE, else a GPU\n"
-          "                            if this build and this machine have one that works)\n"
-          "      --gpu-memory MB       use at most this much of the GPU's memory\n"
-          "                            (default: all that is free). Experts that do not\n"
-          "                            fit stay in host memory; each is fetched when a\n"
-          "                            token goes to it: slower, same bytes\n"
-          "\n"
-          "      --self-test           translate the golden sentences of the model file\n"
-          "                            and compare\n"
-          "  -h, --help                this text\n"
-          "  -V, --version             version of moe and of SentencePiece, and the kernels\n"
-          "                            of this build\n"
-          "\n"
-          "A line in capitals is translated like small letters; the translation is in\n"
-          "capitals. Unless --no-protect is given, a line of a few words without a\n"
-          "punctuation mark at the end is translated in several variants, and the best\n"
-          "translation is used. A line of white space stays as it is. A line that cannot\n"
-          "be translated gives an empty line, and standard error names the line and the\n"
-          "reason. If a line is split, only the sentences that fail are left out. CRLF\n"
-          "line ends are read, LF is written.\n"
-          "\n"
-          "In a build with MPI=1, mpirun -n 4 moe-translate ... starts processes, on\n"
-          "several machines if you like, each of which reads only its share of the\n"
-          "model's experts. The first one reads and writes the lines.\n"
-          "\n",
-          to);
-    fputs(PROGRAM_HELP_EXIT("all translated", "some lines were not (or the self-test failed)"), to);
-    fputs("\n"
-          "Examples: moe-translate -t de 'Good morning!'\n"
-          "          moe-translate -m models/en-de-fr-es.bin -t de < in.txt > out.txt\n",
-          to);
-}
-
-/* A model of -m, or a folder of --models. */
-static int add_model(options *o, const char *path) {
-    if (o->n_models == MOST_MODELS)
-        return program_usage_error("more than %d models; --models takes a folder", MOST_MODELS);
+static int add_model(void *user, const option_row *row, const char *path) {
+    options *o = user;
+    if (o->n_models == MOST_MODELS) return program_usage_error("more than %d models: use --models DIR", MOST_MODELS);
     if (!o->n_models) o->common.model = path;
     o->models[o->n_models++] = path;
+    o->several |= o->n_models > 1 || !row->letter;
     return -1;
 }
 
-static int is_auto(const options *o) { return o->source && strcmp(o->source, "auto") == 0; }
+static const option_row own_rows[] = {
+    { "model", "FILE", "model file (default: MOE_MODEL, else the installed model, else the one in the repository)",
+      .more = ". If repeated, each line uses the model that translates from -s to -t, or two models with a pivot "
+              "language between them",
+      .letter = 'm', .group = GROUP_MODEL, .kind = ROW_CALL, .take = add_model, .repeated = 1 },
+    { "models", "DIR", "use all models (*.bin) in a directory", .group = GROUP_MODEL, .kind = ROW_CALL,
+      .take = add_model, .repeated = 1 },
+    { "raw-ids", NULL, "like --ids, with language and end tokens in input lines and all generated tokens in the output",
+      .group = GROUP_FILES, OPTION_FLAG(raw), .more = ". This includes the targets of --score and --prefix" },
+    { "paragraphs", NULL, "join lines up to the next blank line; each paragraph gives one line", .group = GROUP_FILES,
+      OPTION_FLAG(paragraphs) },
+    { "score", NULL, "lines are source TAB target; print the target's log-probability TAB its number of tokens",
+      .group = GROUP_FILES, OPTION_FLAG(score) },
+    { "prefix", NULL, "lines are source TAB the first words of a translation; print the whole translation",
+      .group = GROUP_FILES, OPTION_FLAG(prefix) },
+    { "json", NULL,
+      "one JSON object per line: source, prefix, translation, score, ids, token_logprobs, nbest; error on failure",
+      .group = GROUP_FILES, OPTION_FLAG(common.json) },
+    { "force", "ID", "force the first token of every translation; its log-probability is 0", .group = GROUP_SEARCH,
+      OPTION_INT(force, 0, INT32_MAX) },
+    { "no-protect", NULL, "do not protect parts of the text", .group = GROUP_TEXT, OPTION_FLAG(no_protect),
+      .more = ". By default markup moves with the words it encloses, and placeholders ({name}, %s, ${x}), web and mail "
+              "addresses, paths, numbers, emoji, surrounding white space and TABs between cells are copied" },
+    { "self-test", NULL, "translate the golden sentences stored in the model and compare", .group = GROUP_OTHER,
+      OPTION_FLAG(self_test) },
+    { 0 },
+};
 
-/* -1: go on; else the exit status. */
-static int parse_options(int argc, char **argv, options *o) {
-    enum {
-        BATCH_TOKENS = 256,
-        PRESET,
-        SCORE,
-        SELF_TEST,
-        DEVICE,
-        GPU_MEMORY,
-        SPLIT,
-        PREFIX,
-        RAW_IDS,
-        FORCE,
-        PARAGRAPHS,
-        NO_PROTECT,
-        GLOSSARY,
-        MODELS,
-        MODELS_MEMORY,
-        STYLE,
-        CONTEXT,
-        PROMPT,
-        PARAM = 512 /* and its number */
-    };
-    static const struct option own[] = { PROGRAM_OPTIONS,
-                                         PROGRAM_GATE_OPTIONS,
-                                         PROGRAM_STREAM_OPTIONS,
-                                         PROGRAM_LINE_OPTIONS,
-                                         PROGRAM_MEMORY_OPTIONS,
-                                         { "target", required_argument, NULL, 't' },
-                                         { "source", required_argument, NULL, 's' },
-                                         { "batch-tokens", required_argument, NULL, BATCH_TOKENS },
-                                         { "preset", required_argument, NULL, PRESET },
-                                         { "score", no_argument, NULL, SCORE },
-                                         { "self-test", no_argument, NULL, SELF_TEST },
-                                         { "device", required_argument, NULL, DEVICE },
-                                         { "gpu-memory", required_argument, NULL, GPU_MEMORY },
-                                         { "split", required_argument, NULL, SPLIT },
-                                         { "prefix", no_argument, NULL, PREFIX },
-                                         { "raw-ids", no_argument, NULL, RAW_IDS },
-                                         { "force", required_argument, NULL, FORCE },
-                                         { "paragraphs", no_argument, NULL, PARAGRAPHS },
-                                         { "no-protect", no_argument, NULL, NO_PROTECT },
-                                         { "glossary", required_argument, NULL, GLOSSARY },
-                                         { "style", required_argument, NULL, STYLE },
-                                         { "context", required_argument, NULL, CONTEXT },
-                                         { "prompt", required_argument, NULL, PROMPT },
-                                         { "models", required_argument, NULL, MODELS },
-                                         { "models-memory", required_argument, NULL, MODELS_MEMORY } };
-    static const int repeated[] = { 'm', MODELS, 0 };
-    struct option known[sizeof own / sizeof *own + TEXT_PARAMS + 1] = { { NULL, 0, NULL, 0 } };
-    const moe_param *param;
-    moe_error e = { .code = MOE_OK };
-    size_t n = 0;
+static const option_list all_rows[] = {
+    { own_rows, 0, NULL },
+    PROGRAM_ROWS("no-verify input output ids pretokenized"),
+    PROGRAM_SETTINGS(NULL),
+    PROGRAM_ROWS("routing dry-run no-mmap stats verbose quiet"),
+};
+
+static const char *const exclusions[] = {
+    "ids pretokenized",
+    "raw-ids pretokenized",
+    "score prefix nbest force",
+    "paragraphs score prefix ids raw-ids pretokenized",
+    "self-test score prefix ids raw-ids pretokenized json input output routing gating noise",
+    NULL,
+};
+
+static const option_program program = {
+    .name = "moe-translate",
+    .usage = "[-m MODEL] -t LANG [OPTION]... [TEXT]...",
+    .about = "Translate TEXT, or lines of UTF-8 text from standard input, line by line.",
+    OPTION_LISTS(all_rows),
+    .notes =
+        "Text in capitals is translated as lower case and the translation is capitalised. Unless --no-protect is "
+        "given, a line of a few words without final punctuation is translated in several variants, and the best "
+        "translation is used. White space is copied. A line that cannot be translated gives an empty line, and an "
+        "error message names the line and the reason; of a split line only the sentences that fail are left out. CRLF "
+        "line ends are accepted, LF is written.\n"
+        "\n"
+        "In a build with MPI=1, mpirun -n 4 moe-translate ... starts processes, also on several machines, each of "
+        "which reads only its share of the experts. The first process reads and writes the lines.\n"
+        "\n" PROGRAM_HELP_EXIT("all lines translated", "some lines failed (or the self-test did)"),
+    .examples = "  moe-translate -t de 'Good morning!'\n"
+                "  moe-translate -m models/en-de-fr-es.bin -t de < in.txt > out.txt\n",
+    .exclusions = exclusions,
+    .most = INT32_MAX,
+    .version = program_version,
+};
+
+static int is_auto(const options *o) { return strcmp(o->common.settings.source, "auto") == 0; }
+
+/* What the rows cannot say: -1, or an exit status. */
+static int check_options(options *o) {
     program_common *common = &o->common;
-    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 },
-                    .search = text_settings_none(),
-                    .nbest = -1,
-                    .batch_tokens = -1,
-                    .gpu_memory = -1,
-                    .split = -1,
-                    .force = -1 };
-    for (; n < TEXT_PARAMS && (param = moe_param_at(n)); n++)
-        known[n] = (struct option){ param->option, is_switch(param) ? optional_argument : required_argument, NULL,
-                                    PARAM + (int)n };
-    memcpy(known + n, own, sizeof own);
-    int c, status = -1;
-    uint64_t given = 0;
-    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:t:s:", known, repeated, &given)) != -1) {
-        if (c == PRESET || (c >= STYLE && c < PARAM + TEXT_PARAMS)) {
-            const char *name = c == PRESET    ? "preset"
-                               : c == STYLE   ? "style"
-                               : c == CONTEXT ? "context"
-                               : c == PROMPT  ? "prompt"
-                                              : moe_param_at((size_t)(c - PARAM))->option;
-            if (text_settings_set(&o->search, name, optarg ? optarg : "1", "--", &e))
-                status = program_usage_error("%s", e.message);
-            continue;
-        }
-        switch (c) {
-        case 'm': status = add_model(o, optarg); break;
-        case MODELS: status = add_model(o, optarg), o->several = 1; break;
-        case MODELS_MEMORY: o->models_memory = optarg; break;
-        case 't': o->target = optarg; break;
-        case 's': o->source = optarg; break;
-        case BATCH_TOKENS: status = program_int("batch-tokens", optarg, 1, 1 << 24, &o->batch_tokens); break;
-        case SCORE: o->score = 1; break;
-        case PREFIX: o->prefix = 1; break;
-        case RAW_IDS: o->raw = common->ids = 1; break;
-        case FORCE: status = program_int("force", optarg, 0, INT32_MAX, &o->force); break;
-        case NO_PROTECT: o->no_protect = 1; break;
-        case GLOSSARY: o->glossary = optarg; break;
-        case DEVICE: o->device = optarg; break;
-        case GPU_MEMORY: status = program_int("gpu-memory", optarg, 1, 1 << 30, &o->gpu_memory); break;
-        case SPLIT: status = program_int("split", optarg, 0, TEXT_MAX_LINE, &o->split); break;
-        case SELF_TEST: o->self_test = 1; break;
-        case PARAGRAPHS: o->paragraphs = 1; break;
-        default: status = program_option(common, c); break;
-        }
-    }
-    if (status >= 0) return status;
-    if ((status = program_words(common, argc - optind, argv + optind)) >= 0) return status;
-    if ((status = program_default_model(&common->model)) >= 0) return status;
-    o->several |= o->n_models > 1;
-    if (text_settings_check(&o->search, "--", &e)) return program_usage_error("%s", e.message);
-    common->stream = !isnan(text_settings_param(&o->search, "expert-memory"));
-    if (text_settings_param(&o->search, "nbest") > 0) o->nbest = (int)text_settings_param(&o->search, "nbest");
-    if (o->force >= 0 && o->score)
-        return program_usage_error("--force and --score do not go together: the target says it");
-    if (common->ids && common->pretokenized) return program_usage_error("--ids and --pretokenized do not go together");
-    if (o->score && o->prefix) return program_usage_error("--score and --prefix do not go together");
-    if (o->score && o->nbest > 0) return program_usage_error("--score and --nbest do not go together");
+    text_settings *settings = &common->settings;
     const int whole =
         common->json || o->nbest > 0 || o->score || o->prefix || common->routing || common->ids || common->pretokenized;
-    if (whole && o->split > 0)
-        return program_usage_error(
-            "--split does not go together with --json, --nbest, --score, --prefix, --routing, --ids or --pretokenized");
-    if (o->split < 0) o->split = whole ? 0 : TEXT_SPLIT;
-    if (o->self_test && (o->score || o->prefix || common->ids || common->pretokenized || common->json ||
-                         common->input || common->text || common->output || common->routing))
-        return program_usage_error("--self-test reads and writes nothing else");
-    if (o->paragraphs && (o->score || o->prefix || common->ids || common->pretokenized))
-        return program_usage_error(
-            "--paragraphs is for text alone, without --score, --prefix, --ids or --pretokenized");
+    if (whole && settings->split > 0)
+        return program_usage_error("--split cannot be combined with --json, --nbest, --score, --prefix, --routing, "
+                                   "--ids or --pretokenized");
+    if (settings->split < 0) settings->split = whole ? 0 : TEXT_SPLIT;
+    if (o->self_test && common->text) return program_usage_error("--self-test does not translate other text");
     if (is_auto(o) && (common->routing || common->ids || common->pretokenized))
-        return program_usage_error("-s auto does not go together with --routing, --ids, --raw-ids or --pretokenized");
-    if (o->self_test && (common->gating || common->noise))
-        return program_usage_error("--self-test is for the model's own gates");
-    if (o->models_memory && !o->several) return program_usage_error("--models-memory is for several models");
-    if (o->several && (whole || o->force >= 0 || o->self_test || common->max_memory || common->dry_run))
-        return program_usage_error("several models do not go together with --json, --nbest, --score, --prefix, --ids, "
+        return program_usage_error("-s auto cannot be combined with --routing, --ids, --raw-ids or --pretokenized");
+    if (settings->models_memory && !o->several) return program_usage_error("--models-memory requires several models");
+    if (o->several && (whole || o->force >= 0 || o->self_test || settings->max_memory || common->dry_run))
+        return program_usage_error("several models cannot be combined with --json, --nbest, --score, --prefix, --ids, "
                                    "--raw-ids, --pretokenized, --routing, --force, --self-test, --max-memory or "
                                    "--dry-run");
     return -1;
 }
 
+/* -1: go on; else the exit status. */
+static int parse_options(int argc, char **argv, options *o) {
+    program_common *common = &o->common;
+    moe_error e;
+    *o = (options){ .common = program_common_none(), .nbest = -1, .force = -1 };
+    int status = option_parse(&program, argc, argv, o);
+    if (status < 0) status = program_words(common, argc - optind, argv + optind);
+    if (status < 0) status = program_default_model(&common->model);
+    if (status >= 0) return status;
+    if (text_settings_check(&common->settings, "--", &e)) return program_usage_error("%s", e.message);
+    common->ids |= o->raw;
+    common->stream = !isnan(text_settings_param(&common->settings, "expert-memory"));
+    if (text_settings_param(&common->settings, "nbest") > 0)
+        o->nbest = (int)text_settings_param(&common->settings, "nbest");
+    return check_options(o);
+}
+
 static void apply_options(const options *o, moe_session_params *p) {
     program_common common = o->common;
-    if (o->self_test) common.max_len = -1;
-    if (o->batch_tokens > 0) { /* short sentences have about eight tokens */
-        p->batch_tokens = o->batch_tokens;
-        p->batch = o->batch_tokens < 8 ? 1 : o->batch_tokens / 8 > 4096 ? 4096 : o->batch_tokens / 8;
+    const text_settings *settings = &o->common.settings;
+    if (o->self_test) common.settings.max_len = -1;
+    if (settings->batch_tokens > 0) { /* short sentences have about eight tokens */
+        p->batch_tokens = settings->batch_tokens;
+        p->batch = settings->batch_tokens < 8          ? 1
+                   : settings->batch_tokens / 8 > 4096 ? 4096
+                                                       : settings->batch_tokens / 8;
     }
     const int max_source = p->max_source;
     program_apply(&common, p);
-    if (common.max_len > 0 && p->rules == MOE_RULES_HF) { /* counts what is generated */
+    if (common.settings.max_len > 0 && p->rules == MOE_RULES_HF) { /* counts what is generated */
         p->max_source = max_source;
         p->max_len_factor = 0;
-        p->max_len_offset = common.max_len;
+        p->max_len_offset = common.settings.max_len;
     }
-    if (o->device) p->device = o->device;
-    if (o->gpu_memory > 0) p->device_memory = text_mebibytes(o->gpu_memory);
+    if (settings->device[0]) p->device = settings->device;
+    if (settings->gpu_memory > 0) p->device_memory = text_mebibytes(settings->gpu_memory);
     if (o->self_test) return; /* the stored sentences were made with the model's own settings */
-    text_settings_search(&o->search, p);
+    text_settings_search(settings, p);
     if (!o->score) return;
     p->beam = p->nbest = 1; /* nothing is chosen */
     p->rerank = 0;
-    if (common.batch < 0 && o->batch_tokens < 0) p->batch = PROGRAM_SCORED_AT_ONCE;
+    if (settings->batch < 0 && settings->batch_tokens < 0) p->batch = PROGRAM_SCORED_AT_ONCE;
 }
 
 /* ==== 2. Lines ========================================================================================== */
@@ -681,12 +486,14 @@ static moe_session_params scoring_params(const options *o, const moe_session_par
 static int begin_routing(app *a, const moe_session_params *params) {
     const program_common *o = &a->options->common;
     const moe_session_params p = scoring_params(a->options, params);
+    const text_settings *settings = &o->settings;
+    const char *const languages[2] = { settings->source[0] ? settings->source : NULL,
+                                       settings->target[0] ? settings->target : NULL };
     moe_error e;
     a->second_batch = (size_t)p.batch;
     if (program_session_new(a->flow.stream.front->model, &p, &a->second, &e))
         return program_complain("%s", e.message), EXIT_MODEL;
-    return program_routing_open(o, a->flow.stream.front,
-                                (const char *const[]){ a->options->source, a->options->target }, &a->routing);
+    return program_routing_open(o, a->flow.stream.front, languages, &a->routing);
 }
 
 /* Write the rest of the routing if all went well; else remove the file. */
@@ -841,41 +648,17 @@ static int run_self_test(const text_front *front, moe_session *session, const ch
 
 /* ==== 6. Several models ================================================================================= */
 
-/* The options as settings of libmoetext. -1, or a complaint and the exit status. */
-static int describe_several(const options *o, text_settings *settings) {
-    const program_common *c = &o->common;
-    const struct {
-        const char *name, *value;
-    } words[] = {
-        { "target", o->target }, { "source", o->source }, { "glossary", o->glossary },          { "isa", c->isa },
-        { "device", o->device }, { "gating", c->gating }, { "models-memory", o->models_memory }
-    };
-    moe_error e;
-    *settings = o->search;
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        if (words[i].value && text_settings_set(settings, words[i].name, words[i].value, "--", &e))
-            return program_usage_error("%s", e.message);
-    if (c->noise && c->noise_seed > INT32_MAX)
-        return program_usage_error("--noise expects at most %d with several models", INT32_MAX);
-    if (c->noise) settings->noise = (int)c->noise_seed;
-    settings->copy = c->no_mmap;
-    settings->verify = c->no_verify ? 0 : -1;
-    settings->threads = c->threads, settings->batch = c->batch, settings->batch_tokens = o->batch_tokens;
-    settings->max_len = c->max_len, settings->truncate = c->truncate, settings->split = o->split;
-    settings->protect = !o->no_protect, settings->gpu_memory = o->gpu_memory;
-    return -1;
-}
-
 /* The way between the languages that are named, its models opened. -1, or a complaint and the exit status. */
 static int open_way(const options *o, moetext *translator) {
     text_way way;
     moe_error e;
     const text_set *set = text_set_of(translator);
-    if (!o->target || (!o->source && text_translator_way(translator, &way, &e))) {
+    const text_settings *settings = &o->common.settings;
+    if (!settings->target[0] || (!settings->source[0] && text_translator_way(translator, &way, &e))) {
         program_complain("say with %s; %s",
-                         o->target ? "-s which language the lines are in"
-                                   : "-t which language to "
-                                     "translate into",
+                         settings->target[0] ? "-s which language the lines are in"
+                                             : "-t which language to "
+                                               "translate into",
                          text_set_says(set));
         return EXIT_USAGE;
     }
@@ -899,12 +682,15 @@ static int keep_models(const options *o, const text_set *set) {
 }
 
 static int run_several(const options *o) {
-    text_settings settings;
+    text_settings settings = o->common.settings;
     moetext_model *models = NULL;
     moetext *translator = NULL;
     moe_error e;
-    int status = describe_several(o, &settings);
-    if (status < 0 && text_models_open(o->models, o->n_models, &settings, &models, &e)) {
+    int status = -1;
+    settings.copy = o->common.no_mmap;
+    settings.verify = o->common.no_verify ? 0 : -1;
+    settings.protect = !o->no_protect;
+    if (text_models_open(o->models, o->n_models, &settings, &models, &e)) {
         program_file_error(o->models[0], &e);
         status = EXIT_MODEL;
     }
@@ -915,7 +701,7 @@ static int run_several(const options *o) {
     if (status < 0) status = keep_models(o, text_set_of(translator));
     if (status < 0) status = open_way(o, translator);
     if (status < 0) {
-        program_flow flow = { .stream = { .split = (size_t)o->split },
+        program_flow flow = { .stream = { .split = (size_t)o->common.settings.split },
                               .options = &o->common,
                               .done_word = "translated",
                               .several = translator,
@@ -938,7 +724,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
                ranks_part *part) {
     const program_common *c = &o->common;
     app a = { .options = o,
-              .flow = { .stream = { .front = front, .split = (size_t)o->split, .ask = app_ask },
+              .flow = { .stream = { .front = front, .split = (size_t)o->common.settings.split, .ask = app_ask },
                         .options = c,
                         .done_word = "translated",
                         .paragraphs = o->paragraphs,
@@ -951,7 +737,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
     const int brief = o->rules && text_rules_spans(o->rules) && params->rules == MOE_RULES_PAPER;
     a.flow.stream.options = (text_options){ .ids = c->ids,
                                             .pretokenized = c->pretokenized,
-                                            .truncate = c->truncate,
+                                            .truncate = c->settings.truncate > 0,
                                             .rules = o->rules,
                                             .pairs = o->score    ? "--score"
                                                      : o->prefix ? "--prefix"
@@ -981,36 +767,38 @@ static int run(const options *o, const text_front *front, moe_session *session, 
 /* The language tags that the options name. */
 static int choose_language(const options *o, const text_front *front, moe_session_params *params) {
     const int source_too = meta_int(front->model, "source.tag") == 2;
+    const text_settings *settings = &o->common.settings;
     moe_error e;
-    if (o->source && !is_auto(o) && text_language(front, o->source, 0, &params->source_tag, &e))
+    if (settings->source[0] && !is_auto(o) && text_language(front, settings->source, 0, &params->source_tag, &e))
         return program_complain("-s: %s", e.message), EXIT_USAGE;
-    if (o->target && text_language(front, o->target, 1, &params->target_tag, &e))
+    if (settings->target[0] && text_language(front, settings->target, 1, &params->target_tag, &e))
         return program_complain("-t: %s", e.message), EXIT_USAGE;
     const int whole = o->raw || (o->common.ids && moe_model_prompted(front->model)); /* lines are complete */
     if (whole || o->self_test || !moe_model_language_count(front->model)) return 0;
-    if (!o->target) return program_ask_language(front, "-t which language to translate into");
-    if (source_too && !o->source) return program_ask_language(front, "-s which language the lines are in");
+    if (!settings->target[0]) return program_ask_language(front, "-t which language to translate into");
+    if (source_too && !settings->source[0]) return program_ask_language(front, "-s which language the lines are in");
     return 0;
 }
 
 /* Whether something is kept: of text that is translated freely, by a search that knows constraints. */
 static int keeps(const options *o, const text_front *front, const moe_session_params *params) {
     return (!moe_model_prompted(front->model) || moe_model_meta_find(front->model, "prompt.prefix") >= 0) &&
-           (!o->no_protect || o->glossary) && !o->score && !o->prefix && !o->self_test && !o->common.ids &&
-           !o->common.pretokenized && (params->rules == MOE_RULES_PAPER || params->rules >= MOE_RULES_HF);
+           (!o->no_protect || o->common.settings.glossary[0]) && !o->score && !o->prefix && !o->self_test &&
+           !o->common.ids && !o->common.pretokenized &&
+           (params->rules == MOE_RULES_PAPER || params->rules >= MOE_RULES_HF);
 }
 
 /* -1, or a complaint and the exit status. */
 static int open_rules(options *o, const text_front *front) {
+    const char *glossary = o->common.settings.glossary[0] ? o->common.settings.glossary : NULL;
     moe_error e;
-    if (!text_rules_new(front, !o->no_protect, o->glossary, &o->rules, &e)) {
-        if (o->glossary && o->common.verbose)
-            program_complain("%s: %zu terms", o->glossary, text_rules_terms(o->rules));
+    if (!text_rules_new(front, !o->no_protect, glossary, &o->rules, &e)) {
+        if (glossary && o->common.verbose) program_complain("%s: %zu terms", glossary, text_rules_terms(o->rules));
         return -1;
     }
     if (e.code == MOE_ERROR_IO) return program_complain("%s", e.message), EXIT_INPUT_OUTPUT;
     if (e.code == MOE_ERROR_MEMORY) return program_complain("%s", e.message), EXIT_MODEL;
-    return program_complain("%s: %s: %s", o->glossary, e.where, e.message), EXIT_USAGE;
+    return program_complain("%s: %s: %s", glossary, e.where, e.message), EXIT_USAGE;
 }
 
 /* The tokeniser is loaded by a thread. What glibc gives threads grows a page, and a system call, at a time. */
@@ -1040,18 +828,18 @@ static int translate_part(void *user, ranks_part *part) {
 /* -1, or a complaint and the exit status: ranks cannot do this. */
 static int check_ranks(const options *o) {
     const program_common *c = &o->common;
-    const char *what = o->several                                         ? "several models"
-                       : o->paragraphs                                    ? "--paragraphs"
-                       : o->self_test                                     ? "--self-test"
-                       : text_settings_wishes(&o->search).context         ? "--context"
-                       : c->routing                                       ? "--routing"
-                       : c->stats                                         ? "--stats"
-                       : c->dry_run                                       ? "--dry-run"
-                       : c->max_memory                                    ? "--max-memory"
-                       : c->stream                                        ? "--expert-memory"
-                       : c->gating && strcmp(c->gating, "batchwise") == 0 ? "--gating batchwise"
-                       : o->device && strcmp(o->device, "cpu") != 0       ? "a GPU (--device)"
-                                                                          : NULL;
+    const char *what = o->several                                                        ? "several models"
+                       : o->paragraphs                                                   ? "--paragraphs"
+                       : o->self_test                                                    ? "--self-test"
+                       : text_settings_wishes(&o->common.settings).context               ? "--context"
+                       : c->routing                                                      ? "--routing"
+                       : c->stats                                                        ? "--stats"
+                       : c->dry_run                                                      ? "--dry-run"
+                       : c->settings.max_memory                                          ? "--max-memory"
+                       : c->stream                                                       ? "--expert-memory"
+                       : strcmp(c->settings.gating, "batchwise") == 0                    ? "--gating batchwise"
+                       : c->settings.device[0] && strcmp(c->settings.device, "cpu") != 0 ? "a GPU (--device)"
+                                                                                         : NULL;
     return what ? program_usage_error("%s: not with several processes (mpirun)", what) : -1;
 }
 
@@ -1073,7 +861,7 @@ static int translate(options *o, int ranks) {
     o->end = (int32_t)meta_int(front.model, "token.eos");
     if (o->raw) front.source_extra = 0; /* lines are complete */
     o->longest = (int)meta_int(front.model, "limit.target");
-    if (o->score && c->max_len < 0 && o->longest > params.max_target)
+    if (o->score && c->settings.max_len < 0 && o->longest > params.max_target)
         params.max_target = o->longest; /* which may be longer than what is translated by itself */
     status = ranks_status(choose_language(o, &front, &params));
     const int kept = !status && keeps(o, &front, &params);
@@ -1081,7 +869,7 @@ static int translate(options *o, int ranks) {
     const moe_session_params later = scoring_params(o, &params);
     if (!status) status = program_session(c, &front, &params, c->routing ? &later : NULL, "a translation", &session);
     if (status < 0 && kept) status = open_rules(o, &front);
-    o->wishes = text_settings_wishes(&o->search);
+    o->wishes = text_settings_wishes(&o->common.settings);
     moe_error e;
     if (status < 0 && text_prompt_check(&front, &o->wishes, c->ids || c->pretokenized, &e))
         status = e.code == MOE_ERROR_MEMORY ? (program_complain("%s", e.message), EXIT_MODEL)

@@ -1,14 +1,49 @@
-/* options.h - the next option of a command line; also for programs without all that program.h has. */
+/* options.h - command lines: one parser and one printer of --help for the rows of all programs (tools/text/rows.h). */
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
-#include <getopt.h>
-#include <stdint.h>
+#include "tools/text/rows.h"
 
-/* The next option, from getopt_long. One that takes a value may be given once, but for those in `repeated` (which 0
- * ends; NULL: none): else '?', after a complaint. *given, which begins with 0, knows those that were there, the first
- * 64 of `known`. */
-int program_next_option(int argc, char **argv, const char *letters, const struct option *known, const int *repeated,
-                        uint64_t *given);
+#include <getopt.h> /* optind */
+
+/* Rows of a program; `names` chooses some of them ("model input"), NULL takes all that have a group. `rows` end with a
+ * row without a name; NULL: those of libmoetext. `base` is the offset of the struct that the rows' members are in. Of
+ * rows with the same name the first one counts. */
+typedef struct option_list {
+    const option_row *rows;
+    size_t base;
+    const char *names;
+} option_list;
+
+/* Texts are wrapped to the width of a terminal, except lines that begin with a space. */
+typedef struct option_program {
+    const char *name;
+    const char *usage;        /* what follows the name, one line for each form */
+    const char *about;        /* the second line of the synopsis, and more after it */
+    const option_list *lists; /* [n_lists] */
+    size_t n_lists;
+    const char *notes;             /* after the options; may be NULL */
+    const char *examples;          /* may be NULL */
+    const char *required;          /* names of options that must be given: "model output" */
+    const char *const *exclusions; /* "ids json stats": the first option excludes the others; NULL-terminated */
+    int least, most;               /* number of arguments that are not options; most 0: none */
+    const char *(*version)(void);  /* text after the program's name; NULL: the engine's version */
+} option_program;
+
+#define OPTION_LISTS(array) .lists = (array), .n_lists = sizeof(array) / sizeof *(array)
+
+/* Members of rows whose struct is a program's `options`. */
+#define OPTION_MEMBER(kind_, field) .kind = (kind_), .at = offsetof(options, field)
+#define OPTION_FLAG(field) OPTION_MEMBER(ROW_FLAG, field), .low = 1
+#define OPTION_INT(field, least, most_) OPTION_MEMBER(ROW_INT, field), .low = (least), .high = (most_)
+
+/* Set the fields of `options` from the command line. Returns -1, or an exit status after --help, --version or a
+ * message; optind is the index of the first argument that is not an option. */
+int option_parse(const option_program *program, int argc, char **argv, void *options);
+/* "NAME: MESSAGE; see NAME --help" on standard error; returns the exit status of a usage error. */
+#ifdef __GNUC__
+__attribute__((format(printf, 2, 3)))
+#endif
+int option_refuse(const option_program *program, const char *format, ...);
 
 #endif

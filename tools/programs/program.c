@@ -11,7 +11,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
@@ -215,79 +214,43 @@ static void log_line(void *user, const char *message) {
 
 /* ---- 3. Options ---------------------------------------------------------------------------------------- */
 
-int program_int(const char *name, const char *text, int low, int high, int *out) {
-    char *end;
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    if (end == text || *end || errno || value < low || value > high)
-        return program_usage_error("--%s expects a whole number from %d to %d, not '%s'", name, low, high, text);
-    *out = (int)value;
-    return -1;
-}
+#define ROW(kind_, field) .kind = (kind_), .at = offsetof(program_common, field)
+#define FLAG(field) ROW(ROW_FLAG, field), .low = 1
 
-int program_float(const char *name, const char *text, float *out) {
-    char *end;
-    float value = strtof(text, &end);
-    if (end == text || *end || !isfinite(value) || value < 0.0f)
-        return program_usage_error("--%s expects a number that is not negative, not '%s'", name, text);
-    *out = value;
-    return -1;
-}
+const option_row program_rows[] = {
+    { "model", "FILE", "model file (default: MOE_MODEL, else the installed model, else the one in the repository)",
+      .letter = 'm', .group = GROUP_MODEL, ROW(ROW_WORD, model) },
+    { "no-verify", NULL, "do not check the model for damage", .group = GROUP_MODEL, FLAG(no_verify),
+      .more = ". Models of up to 64 MiB are checked unless this option is given; moe-info --check checks larger ones" },
+    { "input", "FILE", "read FILE instead of standard input (-)", .letter = 'i', .group = GROUP_FILES,
+      ROW(ROW_PATH, input) },
+    { "output", "FILE", "write to FILE instead of standard output (-)", .letter = 'o', .group = GROUP_FILES,
+      ROW(ROW_PATH, output), .more = ". After an error or ^C it contains the complete lines written so far" },
+    { "ids", NULL, "lines are token ids separated by spaces", .group = GROUP_FILES, FLAG(ids) },
+    { "pretokenized", NULL, "lines are pieces of the model's vocabulary separated by spaces", .group = GROUP_FILES,
+      FLAG(pretokenized), .more = ". Unknown pieces become the unknown token" },
+    { "routing", "FILE", "write the experts of every token or row and their weights as JSON lines, for moe-routing",
+      .group = GROUP_GATES, ROW(ROW_WORD, routing),
+      .more = ". FILE appears when it is complete; a pipe receives each line at once" },
+    { "dry-run", NULL, "print the memory needed and exit", .group = GROUP_MEMORY, FLAG(dry_run) },
+    { "no-mmap", NULL, "read the model into private memory instead of mapping it: a tenth faster, slower to start",
+      .group = GROUP_SPEED, FLAG(no_mmap) },
+    { "stats", NULL, "print time and memory statistics to standard error at the end", .group = GROUP_OTHER,
+      FLAG(stats) },
+    { "verbose", NULL, "print kernels, GPU and memory use to standard error", .letter = 'v', .group = GROUP_OTHER,
+      FLAG(verbose) },
+    { "quiet", NULL, "print errors only, without progress or warnings", .letter = 'q', .group = GROUP_OTHER,
+      FLAG(quiet) },
+    { 0 },
+};
 
-static int parse_seed(program_common *o, const char *text) {
-    char *end;
-    errno = 0;
-    o->noise_seed = strtoull(text, &end, 10);
-    if (end == text || *end || errno || *text < '0' || *text > '9')
-        return program_usage_error("--noise expects a seed, a whole number from 0, not '%s'", text);
-    o->noise = 1;
-    return -1;
-}
+program_common program_common_none(void) { return (program_common){ .settings = text_settings_none() }; }
 
-static int parse_memory(program_common *o, const char *text) {
-    if (text_parse_size(text, &o->max_memory)) return -1;
-    return program_usage_error("--max-memory expects a size such as 512M or 2G, not '%s'", text);
-}
-
-static int parse_gating(program_common *o, const char *name) {
-    moe_gate ignored;
-    if (!moe_gate_parse(name, &ignored))
-        return program_usage_error("--gating is softmax, topk, threshold, sigmoid or batchwise, not '%s'", name);
-    o->gating = name;
-    return -1;
-}
-
-int program_option(program_common *o, int c) {
-    switch (c) {
-    case 'm': o->model = optarg; break;
-    case 'i': o->input = strcmp(optarg, "-") == 0 ? NULL : optarg; break; /* - is the standard stream */
-    case 'o': o->output = strcmp(optarg, "-") == 0 ? NULL : optarg; break;
-    case 'q': o->quiet = 1; break;
-    case 'v': o->verbose = 1; break;
-    case PROGRAM_THREADS: return program_int("threads", optarg, 1, MOE_MAX_THREADS, &o->threads);
-    case PROGRAM_BATCH: return program_int("batch", optarg, 1, 4096, &o->batch);
-    case PROGRAM_MAX_LEN: return program_int("max-len", optarg, 4, 1 << 16, &o->max_len);
-    case PROGRAM_GATING: return parse_gating(o, optarg);
-    case PROGRAM_NOISE: return parse_seed(o, optarg);
-    case PROGRAM_MAX_MEMORY: return parse_memory(o, optarg);
-    case PROGRAM_DRY_RUN: o->dry_run = 1; break;
-    case PROGRAM_ISA: o->isa = optarg; break;
-    case PROGRAM_NO_MMAP: o->no_mmap = 1; break;
-    case PROGRAM_NO_VERIFY: o->no_verify = 1; break;
-    case PROGRAM_ROUTING: o->routing = optarg; break;
-    case PROGRAM_JSON: o->json = 1; break;
-    case PROGRAM_STATS: o->stats = 1; break;
-    case PROGRAM_IDS: o->ids = 1; break;
-    case PROGRAM_PRETOKENIZED: o->pretokenized = 1; break;
-    case PROGRAM_TRUNCATE: o->truncate = 1; break;
-    case 'h': o->usage(stdout); return program_printed();
-    case 'V':
-        printf("%s %s (SentencePiece %s; kernels: %s)\n", program_name, moe_version(), spm_library_version(),
-               moe_isa_names());
-        return program_printed();
-    default: fprintf(stderr, "Try %s --help\n", program_name); return EXIT_USAGE; /* getopt said why */
-    }
-    return -1;
+const char *program_version(void) {
+    static char text[512];
+    snprintf(text, sizeof text, "%s (SentencePiece %s; kernels: %s)", moe_version(), spm_library_version(),
+             moe_isa_names());
+    return text;
 }
 
 int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind) {
@@ -300,6 +263,11 @@ int program_check_kind(const char *path, const moe_model *model, moe_model_kind 
     if (is == kind) return -1;
     program_complain("%s is %s", path, words[is]);
     return EXIT_USAGE;
+}
+
+int program_check_copy(const char *in, const char *out) {
+    if (strcmp(in, out) != 0 && !program_same_file(in, out)) return -1;
+    return program_usage_error("%s and %s are the same file: write to another name", in, out);
 }
 
 int program_default_model(const char **model) {
@@ -317,7 +285,7 @@ int program_default_model(const char **model) {
 int program_words(program_common *o, int count, char *const *words) {
     static text_bytes text; /* until the program ends */
     if (!count) return -1;
-    if (o->input) return program_usage_error("'%s' is one word too many: the text comes from -i", words[0]);
+    if (o->input) return program_usage_error("unexpected argument '%s': -i names the input", words[0]);
     for (int i = 0; i < count; i++) {
         if (i) text_append(&text, " ", 1);
         text_append_string(&text, words[i]);
@@ -334,7 +302,7 @@ int program_words(program_common *o, int count, char *const *words) {
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front) {
     moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 2, .stream = o->stream };
     moe_error e;
-    if (o->max_memory) params.allocator = text_memory_allocator();
+    if (o->settings.max_memory) params.allocator = text_memory_allocator();
     if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) {
         program_file_error(o->model, &e);
         return EXIT_MODEL;
@@ -367,14 +335,14 @@ text_level program_level(const program_common *o) {
 }
 
 void program_apply(const program_common *o, moe_session_params *p) {
-    if (o->threads > 0) p->threads = o->threads;
-    if (o->batch > 0) p->batch = o->batch;
-    if (o->max_len > 0) p->max_source = p->max_target = o->max_len;
-    if (o->isa) p->isa = o->isa;
+    const text_settings *s = &o->settings;
+    if (s->threads > 0) p->threads = s->threads;
+    if (s->batch > 0) p->batch = s->batch;
+    if (s->max_len > 0) p->max_source = p->max_target = s->max_len;
+    if (s->isa[0]) p->isa = s->isa;
+    if (s->gating[0]) p->gating = s->gating;
+    if (s->noise >= 0) p->noise = 1, p->noise_seed = (uint64_t)s->noise;
     if (o->verbose) p->log = log_line;
-    p->gating = o->gating;
-    p->noise = o->noise;
-    p->noise_seed = o->noise_seed;
 }
 
 moe_status program_session_new(const moe_model *model, const moe_session_params *params, moe_session **session,
@@ -439,11 +407,11 @@ static int check_memory(const program_common *o, text_front *front, const moe_se
                         const moe_session_params *later) {
     const moe_session_params both[2] = { *params, later ? *later : *params };
     moe_error e;
-    if (!o->dry_run && !o->max_memory) return -1;
+    if (!o->dry_run && !o->settings.max_memory) return -1;
     if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     const size_t weights = (size_t)moe_model_held_bytes(front->model), copied = o->no_mmap || o->stream ? weights : 0;
     const size_t now = resident_beside(o->model), rest = now > copied ? now - copied : 0;
-    text_memory memory = { .limit = o->max_memory, .beside = rest + copied, .as_arguments = 1 };
+    text_memory memory = { .limit = o->settings.max_memory, .beside = rest + copied, .as_arguments = 1 };
     if (text_memory_check(front->model, both, later ? 2 : 1, &memory, &e))
         return program_complain("%s", e.message),
                e.code == MOE_ERROR_ARGUMENT || e.code == MOE_ERROR_UNSUPPORTED ? EXIT_USAGE : EXIT_MODEL;
@@ -628,7 +596,8 @@ int program_routing_open(const program_common *o, const text_front *front, const
                          routing_file *file) {
     moe_error e;
     if (!o->routing) return -1;
-    if (routing_open(file, front, o->routing, o->gating, languages, &e)) return program_file_error(o->routing, &e);
+    const char *gating = o->settings.gating[0] ? o->settings.gating : NULL;
+    if (routing_open(file, front, o->routing, gating, languages, &e)) return program_file_error(o->routing, &e);
     remember_temporary(file->out);
     return -1;
 }

@@ -1,6 +1,6 @@
 /* program.h - the parts of all programs that a user sees: options, messages, whole lines out, signals, exit statuses.
  *
- *   program_common   the options that several programs have, with their words in --help
+ *   program_common   the options that several programs have
  *   program_output   stdout or -o: whole lines, or an error
  *   program_flow     lines in, moe_translate, lines out, in order; moe-translate.c and moe-score.c are examples
  *
@@ -15,10 +15,11 @@
 #include "tools/programs/output.h"
 #include "tools/programs/routing.h"
 #include "tools/text/moetext.h"
+#include "tools/text/settings.h"
 #include "tools/text/stream.h"
 
-#include <getopt.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <sys/types.h>
@@ -34,8 +35,8 @@
 enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 #define PROGRAM_HELP_EXIT(done, some)                                               \
-    "Exit status: 0 " done ", 1 " some ",\n"                                        \
-    "2 usage, 3 model or memory, 4 input or output, 128 + N stopped by signal N.\n"
+    "Exit status: 0 " done ", 1 " some ", 2 usage error, 3 model or memory error, " \
+    "4 input or output error, 128 + N stopped by signal N.\n"
 
 extern volatile sig_atomic_t program_signal; /* the number of a signal that asked to stop, or 0 */
 extern int program_wake;                     /* a descriptor that can be read from once there is one; -1: none */
@@ -76,110 +77,26 @@ void program_show_line(const char *text, size_t length);
 
 /* ---- 3. Options ---------------------------------------------------------------------------------------- */
 
-int program_int(const char *name, const char *text, int low, int high, int *out);
-int program_float(const char *name, const char *text, float *out); /* not negative */
-
 typedef struct program_common {
-    void (*usage)(FILE *to); /* set by the program */
-    const char *model;       /* the first one of several */
-    const char *input, *output, *routing, *isa, *gating;
-    char *text;                  /* input from the command line; NULL: there is none */
-    int threads, batch, max_len; /* -1: not given */
-    int noise;
-    uint64_t noise_seed;
-    int ids, pretokenized, truncate, json, stats, quiet, verbose, no_mmap, no_verify, dry_run, stream;
-    size_t max_memory; /* 0: not given */
+    const char *model; /* the first one of several */
+    const char *input, *output, *routing;
+    char *text;             /* input from the command line; NULL if none */
+    text_settings settings; /* threads, batch, max-len, gating, noise and others, as far as the program has them */
+    int ids, pretokenized, json, stats, quiet, verbose, no_mmap, no_verify, dry_run, stream;
 } program_common;
 
-enum {
-    PROGRAM_THREADS = 1000,
-    PROGRAM_BATCH,
-    PROGRAM_ISA,
-    PROGRAM_NO_MMAP,
-    PROGRAM_NO_VERIFY,
-    PROGRAM_GATING,
-    PROGRAM_NOISE,
-    PROGRAM_ROUTING,
-    PROGRAM_JSON,
-    PROGRAM_STATS,
-    PROGRAM_IDS,
-    PROGRAM_PRETOKENIZED,
-    PROGRAM_TRUNCATE,
-    PROGRAM_MAX_LEN,
-    PROGRAM_MAX_MEMORY,
-    PROGRAM_DRY_RUN
-};
+/* The rows of program_common, which is the first member of the program's options, and of its settings. */
+extern const option_row program_rows[];
+#define PROGRAM_ROWS(names) { program_rows, 0, names }
+#define PROGRAM_SETTINGS(names) { NULL, offsetof(program_common, settings), names }
+#define PROGRAM_SPEED_ROWS PROGRAM_SETTINGS("threads batch isa"), PROGRAM_ROWS("no-mmap no-verify")
+#define PROGRAM_GATE_ROWS PROGRAM_SETTINGS("gating noise"), PROGRAM_ROWS("routing")
+#define PROGRAM_MEMORY_ROWS PROGRAM_ROWS("dry-run"), PROGRAM_SETTINGS("max-memory")
 
-#define PROGRAM_SHORT "m:o:vqhV"
-#define PROGRAM_OPTIONS                                                                                               \
-    { "model", required_argument, NULL, 'm' }, { "output", required_argument, NULL, 'o' },                            \
-        { "verbose", no_argument, NULL, 'v' }, { "quiet", no_argument, NULL, 'q' },                                   \
-        { "threads", required_argument, NULL, PROGRAM_THREADS }, { "batch", required_argument, NULL, PROGRAM_BATCH }, \
-        { "isa", required_argument, NULL, PROGRAM_ISA }, { "no-mmap", no_argument, NULL, PROGRAM_NO_MMAP },           \
-        { "no-verify", no_argument, NULL, PROGRAM_NO_VERIFY }, { "help", no_argument, NULL, 'h' },                    \
-        { "version", no_argument, NULL, 'V' }
-#define PROGRAM_GATE_OPTIONS                                                                                      \
-    { "gating", required_argument, NULL, PROGRAM_GATING }, { "noise", required_argument, NULL, PROGRAM_NOISE }, { \
-        "routing", required_argument, NULL, PROGRAM_ROUTING                                                       \
-    }
-#define PROGRAM_STREAM_OPTIONS                                                                \
-    { "input", required_argument, NULL, 'i' }, { "json", no_argument, NULL, PROGRAM_JSON }, { \
-        "stats", no_argument, NULL, PROGRAM_STATS                                             \
-    }
-#define PROGRAM_LINE_OPTIONS                                                                                \
-    { "ids", no_argument, NULL, PROGRAM_IDS }, { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED }, \
-        { "truncate", no_argument, NULL, PROGRAM_TRUNCATE }, {                                              \
-        "max-len", required_argument, NULL, PROGRAM_MAX_LEN                                                 \
-    }
-
-#define PROGRAM_MEMORY_OPTIONS                                                                                       \
-    { "max-memory", required_argument, NULL, PROGRAM_MAX_MEMORY }, { "dry-run", no_argument, NULL, PROGRAM_DRY_RUN }
-
-#define PROGRAM_HELP_MODEL                                                               \
-    "  -m, --model FILE          the model (default: MOE_MODEL, else the one that was\n" \
-    "                            installed, else the one in the repository)\n"
-
-#define PROGRAM_HELP_GATES(unit)                                                       \
-    "Gates\n"                                                                          \
-    "      --gating NAME         use this gate in every mixture instead of the\n"      \
-    "                            model's own: softmax, topk, threshold, sigmoid or\n"  \
-    "                            batchwise. With batchwise a result depends on the\n"  \
-    "                            other lines of its batch\n"                           \
-    "      --noise SEED          add noise to the gates' logits, as in training (eq\n" \
-    "                            4). It depends on SEED and the text only, not on\n"   \
-    "                            the batch (default: no noise)\n"                      \
-    "      --routing FILE        write the experts of every " unit " and their\n"      \
-    "                            weights: JSON lines for moe-routing. FILE appears\n"  \
-    "                            at the end, whole, or not at all; a pipe gets\n"      \
-    "                            each line at once\n"
-
-#define PROGRAM_HELP_VERIFY                                                           \
-    "      --no-verify           do not check the model for damage. Without this\n"   \
-    "                            option models of up to 64 MiB are checked; larger\n" \
-    "                            ones only by moe-info --check\n"
-
-#define PROGRAM_HELP_MEMORY                                                           \
-    "Memory\n"                                                                        \
-    "      --dry-run             print the needed memory, and do nothing else\n"      \
-    "      --max-memory SIZE     refuse to start if more than SIZE is needed, such\n" \
-    "                            as 512M or 2G, and allocate all of it at once. A\n"  \
-    "                            mapped model does not count, because the system\n"   \
-    "                            can drop it\n"
-
-#define PROGRAM_HELP_SPEED(units)                                                                         \
-    "Speed (these options do not change the output)\n"                                                    \
-    "      --threads N           threads that compute (default: one per processor)\n"                     \
-    "      --batch N             " units " at once\n"                                                     \
-    "      --no-mmap             read the model into private memory, do not map it\n" PROGRAM_HELP_VERIFY \
-    "      --isa NAME            instruction set of the kernels (default: MOE_ISA,\n"                     \
-    "                            else the best one of this machine)\n"                                    \
-    "\n"                                                                                                  \
-    "  -h, --help                this text\n"                                                             \
-    "  -V, --version             version of moe and of SentencePiece, and the kernels\n"                  \
-    "                            of this build\n"
-
-/* Takes an option from getopt that the program does not handle itself; --help and --version end here. */
-int program_option(program_common *o, int c);
+program_common program_common_none(void);
+const char *program_version(void);
+/* -1, or a message and EXIT_USAGE if both are the same file. */
+int program_check_copy(const char *in, const char *out);
 /* Where no model was named, the default one (moetext_default_model): -1, or a complaint and EXIT_USAGE. */
 int program_default_model(const char **model);
 /* The words of the command line, joined by spaces, become the input: -1, or a complaint and the exit status. */

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-const char *const rank_names[RANKS] = { "first", "mass", "output" };
+const char *const rank_names[RANKS + 1] = { "first", "mass", "output" };
 
 expert_rank rank_default(int has_encoder) { return has_encoder ? RANK_FIRST : RANK_MASS; }
 

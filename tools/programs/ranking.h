@@ -13,7 +13,7 @@ typedef enum expert_rank {
     RANKS
 } expert_rank;
 
-extern const char *const rank_names[RANKS];
+extern const char *const rank_names[RANKS + 1];
 
 /* A model without an encoder has no first choices that can be trusted. */
 expert_rank rank_default(int has_encoder);

@@ -1,18 +1,17 @@
-/* moe-server - translation over HTTP, with LibreTranslate's interface: see usage() below, or --help.
+/* moe-server - translation over HTTP, with LibreTranslate's interface.
  * server.h says which file has what.
  *
  * Contents
  *   1. Options    the command line
  *   2. Main       the model; serve until a signal
  */
-#define _GNU_SOURCE      /* getopt_long on Linux */
-#define _DARWIN_C_SOURCE /* and on macOS         */
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
 
 #include "tools/server/server.h"
 #include "tools/text/settings.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -28,214 +27,144 @@
 
 /* ==== 1. Options ======================================================================================== */
 
-static void usage(FILE *to) {
-    fputs("Usage: moe-server [OPTION]...\n"
-          "Translates over HTTP, with LibreTranslate's interface, and one page to try it:\n"
-          "POST /translate, /translate_file, /detect; GET /languages, /health, /metrics,\n"
-          "/frontend/settings, /spec, /; DeepL's /v2/translate, /v2/languages, /v2/usage;\n"
-          "immersive-translate's /imme; OpenAI's /v1/chat/completions, /v1/models with\n"
-          "a decoder-only model. All clients are decoded together.\n"
-          "\n" PROGRAM_HELP_MODEL "                            May be repeated: all directions that the models\n"
-          "                            give, alone or two with a language between them\n"
-          "      --models DIR          the same with all models (*.bin) of a folder, each\n"
-          "                            opened when a text first needs it\n"
-          "      --models-memory SIZE  close models so that those open, with their\n"
-          "                            sessions, take no more, such as 512M; the one not\n"
-          "                            used for the longest time goes first\n"
-          "      --host ADDRESS        address to listen at (default: 127.0.0.1, this\n"
-          "                            machine only)\n"
-          "      --port N              port; 0: any free port (default: 5000)\n"
-          "      --listen unix:PATH    a Unix domain socket instead of host and port, for\n"
-          "                            the owner and the group; a stale one is replaced\n"
-          "      --set NAME=VALUE      a setting of the translator, an option of\n"
-          "                            moe-translate: beam=4, rerank=0, batch=64. May be\n"
-          "                            repeated\n"
-          "      --threads N           threads that translate (default: one per processor)\n"
-          "      --max-memory SIZE     refuse to start if the translator needs more than\n"
-          "                            SIZE, such as 512M, and allocate all of it at\n"
-          "                            once. A mapped model and requests do not count\n"
-          "\n",
-          to);
-    fputs("Limits\n"
-          "      --max-body KB         largest request (default: 1024); beyond: 413\n"
-          "      --max-texts N         texts in one request (default: 1000); beyond: 413\n"
-          "      --max-queue N         waiting texts (default: 10000); beyond: 429, or\n"
-          "                            413 if one request has more\n"
-          "      --max-client KB       waiting texts of one client (API key or address;\n"
-          "                            default: 4096); beyond, if some wait already: 429\n"
-          "      --max-client-texts N  number of these texts (default: 4000); beyond: 429\n"
-          "      --timeout SECONDS     longest time of an answer (default: 60); beyond:\n"
-          "                            504\n"
-          "      --grace SECONDS       time after a signal for requests under way\n"
-          "                            (default: 5)\n"
-          "      --max-bodies KB       size of all incoming requests (default: 65536);\n"
-          "                            one address gets no more than the free part;\n"
-          "                            beyond: 503, or 413 for one larger than half\n"
-          "      --max-connections N   connections of all clients (default: 1000); others\n"
-          "                            wait\n"
-          "      --max-address N       connections of one address (default: 100; for IPv6\n"
-          "                            of the same first 64 bits); others are closed\n"
-          "      --read-timeout SECONDS\n"
-          "                            longest time to receive a request, and for a\n"
-          "                            client to take each MB of an answer (default: 30)\n"
-          "      --rate N              requests per minute from one address; beyond: 429\n"
-          "                            (default: 0, no limit); /health does not count\n"
-          "      --api-keys FILE       one key per line, with an optional TAB and number\n"
-          "                            of characters to translate; requests need a key as\n"
-          "                            api_key or Bearer, else 403; beyond: 429 or 456\n"
-          "      --allow-origin URL    web pages of this origin may send requests; *: all\n"
-          "                            (default: only the server's own page)\n"
-          "      --trust-proxy ADDRESS[/BITS]\n"
-          "                            a trusted proxy. Its requests count for the last\n"
-          "                            untrusted address in X-Forwarded-For, a header\n"
-          "                            that the proxy must write itself. May be repeated;\n"
-          "                            unix: all clients of --listen\n"
-          "      --log FILE            one line of JSON per request; -: to standard\n"
-          "                            error. SIGHUP reopens FILE\n"
-          "\n"
-          "  -q, --quiet               report only errors\n"
-          "  -h, --help                this text\n"
-          "  -V, --version             version of moe and of SentencePiece\n"
-          "\n"
-          "SIGTERM and SIGINT: no new connections or requests; requests under way are\n"
-          "answered for --grace seconds, then end with an error; a second signal ends the\n"
-          "server at once. Texts of a client that closes its connection are dropped.\n"
-          "Exit status: 0 ended by a signal, 2 usage, 3 model or memory, 4 the port\n"
-          "cannot be opened.\n",
-          to);
-}
-
-enum {
-    OPTION_HOST = 1000,
-    OPTION_PORT,
-    OPTION_LISTEN,
-    OPTION_SET,
-    OPTION_THREADS,
-    OPTION_MEMORY,
-    OPTION_MODELS,
-    OPTION_MODELS_MEMORY,
-    OPTION_BODY,
-    OPTION_TEXTS,
-    OPTION_QUEUE,
-    OPTION_CLIENT,
-    OPTION_CLIENT_TEXTS,
-    OPTION_TIMEOUT,
-    OPTION_GRACE,
-    OPTION_RATE,
-    OPTION_BODIES,
-    OPTION_CONNECTIONS,
-    OPTION_ADDRESS,
-    OPTION_READ,
-    OPTION_KEYS,
-    OPTION_ORIGIN,
-    OPTION_PROXY,
-    OPTION_LOG
-};
-
-static const struct option long_options[] = {
-    { "model", required_argument, NULL, 'm' },
-    { "host", required_argument, NULL, OPTION_HOST },
-    { "port", required_argument, NULL, OPTION_PORT },
-    { "listen", required_argument, NULL, OPTION_LISTEN },
-    { "set", required_argument, NULL, OPTION_SET },
-    { "threads", required_argument, NULL, OPTION_THREADS },
-    { "max-memory", required_argument, NULL, OPTION_MEMORY },
-    { "models", required_argument, NULL, OPTION_MODELS },
-    { "models-memory", required_argument, NULL, OPTION_MODELS_MEMORY },
-    { "max-body", required_argument, NULL, OPTION_BODY },
-    { "max-texts", required_argument, NULL, OPTION_TEXTS },
-    { "max-queue", required_argument, NULL, OPTION_QUEUE },
-    { "max-client", required_argument, NULL, OPTION_CLIENT },
-    { "max-client-texts", required_argument, NULL, OPTION_CLIENT_TEXTS },
-    { "timeout", required_argument, NULL, OPTION_TIMEOUT },
-    { "grace", required_argument, NULL, OPTION_GRACE },
-    { "max-bodies", required_argument, NULL, OPTION_BODIES },
-    { "max-connections", required_argument, NULL, OPTION_CONNECTIONS },
-    { "max-address", required_argument, NULL, OPTION_ADDRESS },
-    { "read-timeout", required_argument, NULL, OPTION_READ },
-    { "rate", required_argument, NULL, OPTION_RATE },
-    { "api-keys", required_argument, NULL, OPTION_KEYS },
-    { "allow-origin", required_argument, NULL, OPTION_ORIGIN },
-    { "trust-proxy", required_argument, NULL, OPTION_PROXY },
-    { "log", required_argument, NULL, OPTION_LOG },
-    { "quiet", no_argument, NULL, 'q' },
-    { "help", no_argument, NULL, 'h' },
-    { "version", no_argument, NULL, 'V' },
-    { NULL, 0, NULL, 0 },
-};
-
-static int add_setting(options *o, const char *name, const char *value) {
+/* Append NAME=VALUE, or the value of --set, to the settings of libmoetext. */
+static int add_setting(void *user, const option_row *row, const char *value) {
+    options *o = user;
+    text_settings checked = text_settings_none();
+    moe_error e;
     if (o->settings.length) text_append_string(&o->settings, ";");
-    text_append_string(&o->settings, name);
+    if (strcmp(row->name, "set") != 0) text_printf(&o->settings, "%s=", row->name);
     text_append_string(&o->settings, value);
-    return o->settings.failed ? EXIT_MODEL : -1;
+    if (o->settings.failed) return program_complain("out of memory"), EXIT_MODEL;
+    return text_settings_parse(&checked, o->settings.data, &e) ? program_usage_error("%s", e.message) : -1;
 }
 
-static int add_proxy(options *o, const char *text) {
+static int add_proxy(void *user, const option_row *row, const char *text) {
+    options *o = user;
     network *more = realloc(o->proxies, (o->n_proxies + 1) * sizeof *more);
     if (!more) return EXIT_MODEL;
     o->proxies = more;
     if (network_read(text, &o->proxies[o->n_proxies])) return o->n_proxies++, -1;
-    return program_usage_error("--trust-proxy expects ADDRESS or ADDRESS/BITS, such as 10.0.0.0/8, not '%s'", text);
+    return program_usage_error("invalid value '%s' for --%s: expected ADDRESS or ADDRESS/BITS, such as 10.0.0.0/8",
+                               text, row->name);
 }
 
 /* A model of -m, or a folder of --models. */
-static int add_model(options *o, const char *path) {
+static int add_model(void *user, const option_row *row, const char *path) {
+    options *o = user;
     const char **more = realloc(o->models, (o->n_models + 1) * sizeof *more);
     if (!more) return program_complain("out of memory"), EXIT_MODEL;
     o->models = more;
     o->models[o->n_models++] = path;
     o->model = o->models[0];
+    o->several |= o->n_models > 1 || !row->letter;
     return -1;
 }
 
-static int take_path(options *o, const char *text) {
+static int take_path(void *user, const option_row *row, const char *text) {
     const size_t most = sizeof((struct sockaddr_un *)0)->sun_path - 1, length = strlen(text);
     if (strncmp(text, "unix:", 5) != 0 || length == 5 || length - 5 > most)
-        return program_usage_error("--listen expects unix:PATH, of a path that a socket can have, not '%s'", text);
-    return o->path = text + 5, -1;
+        return program_usage_error("invalid value '%s' for --%s: expected unix:PATH with a path of at most %zu bytes",
+                                   text, row->name, most);
+    return ((options *)user)->path = text + 5, -1;
 }
 
-/* Takes one option: -1, or the exit status. */
-static int take_option(options *o, int c) {
-    switch (c) {
-    case 'm': o->several |= o->n_models > 0; return add_model(o, optarg);
-    case OPTION_MODELS: o->several = 1; return add_model(o, optarg);
-    case 'q': o->quiet = 1; return -1;
-    case 'h': usage(stdout); return program_printed();
-    case 'V':
-        printf("moe-server %s, SentencePiece %s\n", moetext_version(), moetext_tokeniser_version());
-        return program_printed();
-    case OPTION_HOST: o->host = optarg; return -1;
-    case OPTION_KEYS: o->keys = optarg; return -1;
-    case OPTION_ORIGIN: o->origin = optarg; return -1;
-    case OPTION_LOG: o->log = optarg; return -1;
-    case OPTION_PROXY: return add_proxy(o, optarg);
-    case OPTION_LISTEN: return take_path(o, optarg);
-    case OPTION_PORT: return program_int("port", optarg, 0, 65535, &o->port);
-    case OPTION_THREADS: return program_int("threads", optarg, 1, MOE_MAX_THREADS, &o->threads);
-    case OPTION_BODY: return program_int("max-body", optarg, 1, 1 << 20, &o->max_body);
-    case OPTION_TEXTS: return program_int("max-texts", optarg, 1, 1 << 20, &o->max_texts);
-    case OPTION_QUEUE: return program_int("max-queue", optarg, 1, 1 << 24, &o->max_queue);
-    case OPTION_CLIENT: return program_int("max-client", optarg, 1, 1 << 24, &o->max_client);
-    case OPTION_CLIENT_TEXTS: return program_int("max-client-texts", optarg, 1, 1 << 24, &o->max_client_texts);
-    case OPTION_TIMEOUT: return program_int("timeout", optarg, 1, 86400, &o->timeout);
-    case OPTION_GRACE: return program_int("grace", optarg, 0, 86400, &o->grace);
-    case OPTION_BODIES: return program_int("max-bodies", optarg, 1, 1 << 24, &o->max_bodies);
-    case OPTION_CONNECTIONS: return program_int("max-connections", optarg, 2, 1 << 20, &o->max_connections);
-    case OPTION_ADDRESS: return program_int("max-address", optarg, 1, 1 << 20, &o->max_address);
-    case OPTION_READ: return program_int("read-timeout", optarg, 1, 86400, &o->read_timeout);
-    case OPTION_RATE: return program_int("rate", optarg, 0, 1 << 20, &o->rate);
-    case OPTION_MODELS_MEMORY: return add_setting(o, "models-memory=", optarg);
-    case OPTION_MEMORY: return add_setting(o, "max-memory=", optarg);
-    case OPTION_SET: return add_setting(o, "", optarg);
-    default: fputs("Try moe-server --help\n", stderr); return EXIT_USAGE; /* getopt said why */
-    }
+static const option_row own_rows[] = {
+    { "model", "FILE", "model file (default: MOE_MODEL, else the installed model, else the one in the repository)",
+      .more = ". If repeated, the server offers all directions of the models, direct or through a pivot language",
+      .letter = 'm', .group = GROUP_MODEL, .kind = ROW_CALL, .take = add_model, .repeated = 1 },
+    { "models", "DIR", "use all models (*.bin) in a directory; each is opened when first needed", .group = GROUP_MODEL,
+      .kind = ROW_CALL, .take = add_model, .repeated = 1 },
+    { "models-memory", "SIZE", "limit memory for open models, e.g. 512M; the least recently used is closed first",
+      .group = GROUP_MODEL, .kind = ROW_CALL, .take = add_setting },
+    { "max-memory", "SIZE", "fail if the translator needs more than SIZE, e.g. 512M; else allocate all of it at once",
+      .more = ". A mapped model and requests do not count", .group = GROUP_MODEL, .kind = ROW_CALL,
+      .take = add_setting },
+    { "threads", "N", "number of translation threads (default: one per processor)", .group = GROUP_MODEL,
+      .kind = ROW_CALL, .take = add_setting },
+    { "set", "NAME=VALUE", "set an option of moe-translate, e.g. beam=4, rerank=0, batch=64; may be repeated",
+      .group = "Translation", .kind = ROW_CALL, .take = add_setting, .repeated = 1 },
+    { "host", "ADDRESS", "address to listen on (default: 127.0.0.1, this machine only)", .group = "Network",
+      OPTION_MEMBER(ROW_WORD, host) },
+    { "port", "N", "port to listen on; 0 chooses a free one (default: 5000)", .group = "Network",
+      OPTION_INT(port, 0, 65535) },
+    { "listen", "unix:PATH",
+      "Unix domain socket instead of host and port, for owner and group; a stale one is replaced", .group = "Network",
+      .kind = ROW_CALL, .take = take_path },
+    { "api-keys", "FILE", "accept only requests with one of these keys, as api_key or Bearer; others: 403",
+      .more = ". One key per line, optionally followed by TAB and a limit of characters; beyond it: 429 or 456",
+      .group = "Network", OPTION_MEMBER(ROW_WORD, keys) },
+    { "allow-origin", "URL", "web pages of this origin may send requests; *: all (default: the server's page only)",
+      .group = "Network", OPTION_MEMBER(ROW_WORD, origin) },
+    { "trust-proxy", "ADDRESS[/BITS]", "use X-Forwarded-For of this proxy: its last untrusted address is the client's",
+      .more = ". The proxy must write this header itself. May be repeated; unix: all clients of --listen",
+      .group = "Network", .kind = ROW_CALL, .take = add_proxy, .repeated = 1 },
+    { "max-body", "KB", "maximum size of a request (default: 1024); beyond it: 413", .group = "Limits",
+      OPTION_INT(max_body, 1, 1 << 20) },
+    { "max-texts", "N", "maximum number of texts in a request (default: 1000); beyond it: 413", .group = "Limits",
+      OPTION_INT(max_texts, 1, 1 << 20) },
+    { "max-queue", "N", "maximum number of waiting texts (default: 10000); beyond it: 429, or 413 for one request",
+      .group = "Limits", OPTION_INT(max_queue, 1, 1 << 24) },
+    { "max-client", "KB", "maximum size of one client's waiting texts (default: 4096); beyond it: 429",
+      .more = ". A client is an API key or address; its first request is always accepted", .group = "Limits",
+      OPTION_INT(max_client, 1, 1 << 24) },
+    { "max-client-texts", "N", "maximum number of one client's waiting texts (default: 4000); beyond it: 429",
+      .group = "Limits", OPTION_INT(max_client_texts, 1, 1 << 24) },
+    { "timeout", "SECONDS", "maximum time to answer a request (default: 60); beyond it: 504", .group = "Limits",
+      OPTION_INT(timeout, 1, 86400) },
+    { "read-timeout", "SECONDS", "maximum time to receive a request, and to send each MB of an answer (default: 30)",
+      .group = "Limits", OPTION_INT(read_timeout, 1, 86400) },
+    { "grace", "SECONDS", "time to finish requests after a signal (default: 5)", .group = "Limits",
+      OPTION_INT(grace, 0, 86400) },
+    { "max-bodies", "KB", "maximum size of all incoming requests (default: 65536); beyond it: 503",
+      .more = ". One address gets at most the free part; a request larger than half gets 413", .group = "Limits",
+      OPTION_INT(max_bodies, 1, 1 << 24) },
+    { "max-connections", "N", "maximum number of connections (default: 1000); others wait", .group = "Limits",
+      OPTION_INT(max_connections, 2, 1 << 20) },
+    { "max-address", "N", "maximum number of connections per address (default: 100); others are closed",
+      .more = ". IPv6 addresses count by their first 64 bits", .group = "Limits", OPTION_INT(max_address, 1, 1 << 20) },
+    { "rate", "N", "maximum requests per minute and address, /health excluded; beyond it: 429 (default: 0, no limit)",
+      .group = "Limits", OPTION_INT(rate, 0, 1 << 20) },
+    { "log", "FILE", "write a line of JSON per request, to standard error if -; SIGHUP reopens FILE",
+      .group = GROUP_OTHER, OPTION_MEMBER(ROW_WORD, log) },
+    { "quiet", NULL, "print errors only", .letter = 'q', .group = GROUP_OTHER, OPTION_FLAG(quiet) },
+    { 0 },
+};
+
+static const char *version(void) {
+    static char text[128];
+    snprintf(text, sizeof text, "%s, SentencePiece %s", moetext_version(), moetext_tokeniser_version());
+    return text;
 }
+
+static const option_list all_rows[] = { { own_rows, 0, NULL } };
+
+static const char *const exclusions[] = { "listen host port", NULL };
+
+static const option_program program = {
+    .name = "moe-server",
+    .usage = "[OPTION]...",
+    .about =
+        "Translate over HTTP, with LibreTranslate's API and a web page.\n"
+        "\n"
+        "POST /translate, /translate_file, /detect; GET /languages, /health, /metrics, /frontend/settings, /spec, "
+        "/; DeepL's /v2/translate, /v2/languages, /v2/usage; immersive-translate's /imme; with a decoder-only model "
+        "OpenAI's /v1/chat/completions and /v1/models. Texts of all clients are decoded together.",
+    OPTION_LISTS(all_rows),
+    .notes =
+        "After SIGTERM or SIGINT the server accepts no connections or requests; requests in progress are answered for "
+        "--grace seconds, then fail. A second signal ends the server at once. Texts of a client that closes its "
+        "connection are dropped.\n"
+        "\n"
+        "Exit status: 0 ended by a signal, 2 usage error, 3 model or memory error, 4 cannot listen on the port.\n",
+    .examples = "  moe-server --port 8080\n"
+                "  moe-server --models models --models-memory 2G --set beam=2\n",
+    .exclusions = exclusions,
+    .version = version,
+};
 
 static int read_options(options *o, int argc, char **argv) {
-    static const char here[] = "127.0.0.1";
-    *o = (options){ .host = here,
+    *o = (options){ .host = "127.0.0.1",
                     .port = 5000,
                     .max_body = 1024,
                     .max_texts = 1000,
@@ -248,22 +177,8 @@ static int read_options(options *o, int argc, char **argv) {
                     .max_connections = 1000,
                     .max_address = 100,
                     .read_timeout = 30 };
-    static const int repeated[] = { OPTION_SET, OPTION_PROXY, OPTION_MODELS, 'm', 0 };
-    uint64_t given = 0;
-    for (int c; (c = program_next_option(argc, argv, "m:qhV", long_options, repeated, &given)) != -1;) {
-        int status = take_option(o, c);
-        if (status >= 0) return status;
-    }
-    if (optind < argc) return program_usage_error("'%s': moe-server takes no arguments", argv[optind]);
-    if (o->path && (o->host != here || o->port != 5000))
-        return program_usage_error("--listen is in the place of %s", "--host and --port");
-    const int status = program_default_model(&o->model);
-    if (status >= 0) return status;
-    if (o->threads) {
-        if (o->settings.length) text_append_string(&o->settings, ";");
-        text_printf(&o->settings, "threads=%d", o->threads);
-    }
-    return -1;
+    const int status = option_parse(&program, argc, argv, o);
+    return status < 0 ? program_default_model(&o->model) : status;
 }
 
 /* ==== 2. Main =========================================================================================== */

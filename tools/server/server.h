@@ -46,7 +46,7 @@ typedef struct options {
     text_bytes settings; /* of libmoetext */
     network *proxies;    /* [n_proxies] whose X-Forwarded-For is believed */
     size_t n_proxies;
-    int port, threads, max_body, max_texts, max_queue, max_client, max_client_texts, timeout, grace, rate, quiet;
+    int port, max_body, max_texts, max_queue, max_client, max_client_texts, timeout, grace, rate, quiet;
     int max_connections, max_address, max_bodies, read_timeout;
 } options;
 

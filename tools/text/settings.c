@@ -1,96 +1,130 @@
 /* settings.c - settings.h says what this is; moetext_option shows the table. */
 #include "tools/text/settings.h"
-#include "tools/text/memory.h"
 #include "tools/text/prompt.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- 1. The table -------------------------------------------------------------------------------------- */
 
-typedef enum kind { WHOLE, REAL, WORD, SIZE } kind;
-
-typedef struct option {
-    const char *name, *help;
-    size_t offset; /* in text_settings */
-    size_t size;   /* of a WORD */
-    kind kind;
-    int of_model, low, high;  /* of a WHOLE; of a REAL the largest value, 0: none */
-    const char *const *words; /* names of 0, 1, ... of a WHOLE; NULL: it is a number */
-    const char *values;
-} option;
-
-#define AT(field) .offset = offsetof(text_settings, field)
-#define WHOLE_OF(field, least, most, shown) AT(field), .kind = WHOLE, .low = (least), .high = (most), .values = shown
-#define REAL_OF(field, most, shown) AT(field), .kind = REAL, .high = (most), .values = shown
-#define SIZE_OF(field, shown) AT(field), .kind = SIZE, .values = shown
-#define WORD_OF(field, shown) AT(field), .kind = WORD, .size = sizeof((text_settings *)0)->field, .values = shown
+#define AT(field) .at = offsetof(text_settings, field)
+#define WHOLE_OF(field, least, most, shown) AT(field), .kind = ROW_INT, .low = (least), .high = (most), .values = shown
+#define SWITCH_OF(field) WHOLE_OF(field, 0, 1, "0 or 1"), .optional = 1
+#define SIZE_OF(field) AT(field), .kind = ROW_SIZE, .values = "a size such as 512M or 2G"
+#define TEXT_OF(field, shown) AT(field), .kind = ROW_TEXT, .size = sizeof((text_settings *)0)->field, .values = shown
 
 static const char *const forms[] = { "text", "pieces", "ids", NULL };
 
-static const option table[] = {
-    { "verify", "check the model for damage at opening (default: 1 up to 64 MiB)", WHOLE_OF(verify, 0, 1, "0 or 1"),
+static int is_preset(const char *name) {
+    moe_session_params params = { .size = sizeof params };
+    return moe_session_params_preset(&params, name);
+}
+
+static int is_gate(const char *name) {
+    moe_gate gate;
+    return moe_gate_parse(name, &gate);
+}
+
+/* A row with a group is an option of the programs, too. */
+static const option_row table[] = {
+    { "verify", NULL, "check the model for damage when opening it (default: 1 up to 64 MiB)", SWITCH_OF(verify),
       .of_model = 1 },
-    { "copy", "read the model into private memory: faster, but slower to start (default: 0)",
-      WHOLE_OF(copy, 0, 1, "0 or 1"), .of_model = 1 },
-    { "form", "input and output: text, the model's pieces or its token ids (default: text)",
-      WHOLE_OF(form, 0, 2, "text, pieces or ids"), .of_model = 1, .words = forms },
-    { "target", "language to translate into, for texts that name none", WORD_OF(target, "a language of the model") },
-    { "source", "language of texts that name none; auto: detected for each, if the model needs it",
-      WORD_OF(source, "auto or a language of the model") },
-    { "preset", "search rules of the paper or of another program (default: the model's)",
-      WORD_OF(preset, "paper, nvidia, tf, mlperf, hf or marian") },
-    { "max-len", "longest sentence and translation in tokens; with a Transformer only the translation",
+    { "copy", NULL, "read the model into private memory: faster, but slower to start (default: 0)", SWITCH_OF(copy),
+      .of_model = 1 },
+    { "form", NULL, "input and output as text, as the model's pieces or as token ids (default: text)",
+      WHOLE_OF(form, 0, 2, "text, pieces or ids"), .of_model = 1, .names = forms },
+    { "target", "LANG", "language to translate into, e.g. de", .letter = 't', .group = GROUP_LANGUAGES,
+      TEXT_OF(target, "a language of the model") },
+    { "source", "LANG", "language of the input; auto detects it for each text",
+      .more = ". NLLB and M2M-100 require it; other models use it only for --rerank", .letter = 's',
+      .group = GROUP_LANGUAGES, TEXT_OF(source, "auto or a language of the model") },
+    { "preset", "NAME", "search rules: paper, nvidia, tf, mlperf, hf or marian (default: the model's)",
+      .more = ". Other search options override them", .group = GROUP_SEARCH,
+      TEXT_OF(preset, "paper, nvidia, tf, mlperf, hf or marian"), .valid = is_preset },
+    { "max-len", "N", "maximum length of a text and its translation in tokens",
+      .more = "; with a Transformer, of the translation only", .group = GROUP_SEARCH,
       WHOLE_OF(max_len, 4, 1 << 16, "4 to 65536") },
-    { "split", "lines of more characters are translated sentence by sentence; 0: never (default: 1)",
-      WHOLE_OF(split, 0, 1 << 20, "0 to 1048576") },
-    { "truncate", "cut a line at its first unusable part instead of refusing it (default: 0)",
-      WHOLE_OF(truncate, 0, 1, "0 or 1") },
-    { "capitals", "translate lines in capitals like small letters, and back into capitals (default: 1)",
-      WHOLE_OF(capitals, 0, 1, "0 or 1") },
-    { "protect", "keep markup, placeholders, addresses, numbers, white space (default: 1)",
-      WHOLE_OF(protect, 0, 1, "0 or 1") },
-    { "glossary", "a file of terms, source TAB target on a line, or CSV; a name alone on a line stays as it is",
-      WORD_OF(glossary, "a file") },
-    { "style", "how a model that is asked in words shall write, such as formal", WORD_OF(style, "a few words") },
-    { "context", "earlier lines that a model that is asked in words is shown, never translations (default: 0)",
+    { "split", "N", "split texts longer than N characters into sentences; 0 disables (default: 1)",
+      .more = ". The default is 0 with options that show whole lines: --json, --nbest, --score, --prefix, --routing, "
+              "--ids and --pretokenized",
+      .group = GROUP_TEXT, WHOLE_OF(split, 0, 1 << 20, "0 to 1048576") },
+    { "truncate", NULL, "cut a text at its first unusable part instead of rejecting it (default: 0)",
+      .group = GROUP_TEXT, SWITCH_OF(truncate) },
+    { "capitals", NULL, "translate text in capitals as lower case, then restore capitals (default: 1)",
+      SWITCH_OF(capitals) },
+    { "protect", NULL, "preserve markup, placeholders, addresses, numbers and white space (default: 1)",
+      SWITCH_OF(protect) },
+    { "glossary", "FILE", "terms: source TAB target on each line, or CSV; a source alone is copied unchanged",
+      .more = ". A term applies to capitalised and regularly inflected forms; the longest match wins. Prompted models "
+              "receive the terms in the prompt and may ignore them",
+      .group = GROUP_TEXT, TEXT_OF(glossary, "a file") },
+    { "style", "WORDS", "style for prompted models, e.g. formal", .group = GROUP_PROMPT,
+      TEXT_OF(style, "a few words") },
+    { "context", "N", "show the model N earlier lines, without their translations (default: 0)", .group = GROUP_PROMPT,
       WHOLE_OF(context, 0, TEXT_PROMPT_CONTEXT, "0 to 16") },
-    { "prompt", "wording for such a model, with {target_lang}, {source_text}; or delimiters, structured:JSON",
-      WORD_OF(prompt, "a wording") },
-    { "alignment", "link the words of text and translation: more time and memory (default: 0)",
-      WHOLE_OF(alignment, 0, 1, "0 or 1") },
-    { "share", "link two words if each has at least share times the other's largest weight (default: 0.7)",
-      REAL_OF(share, 1, "0 to 1") },
-    { "threads", "threads that compute (default: one per processor)",
+    { "prompt", "TEXT", "prompt with {source_text}, {target_lang}; or delimiters, structured:JSON",
+      .more = " for the model's own prompts of these kinds", .group = GROUP_PROMPT, TEXT_OF(prompt, "a prompt") },
+    { "alignment", NULL, "align the words of text and translation: more time and memory (default: 0)",
+      SWITCH_OF(alignment) },
+    { "share", NULL, "link words if each has at least this share of the other's top weight (default: 0.7)", AT(share),
+      .kind = ROW_FLOAT, .high = 1, .values = "0 to 1" },
+    { "threads", "N", "number of threads (default: one per processor)", .group = GROUP_SPEED,
       WHOLE_OF(threads, 1, MOE_MAX_THREADS, "1 to 256") },
-    { "batch", "sentences decoded at once (default: 32)", WHOLE_OF(batch, 1, 4096, "1 to 4096") },
-    { "batch-tokens", "source tokens decoded at once, about: many short sentences or few long ones",
-      WHOLE_OF(batch_tokens, 1, 1 << 24, "1 to 16777216") },
-    { "gating", "use this gate in every mixture instead of the model's own",
-      WORD_OF(gating, "softmax, topk, threshold, sigmoid or batchwise") },
-    { "noise", "add noise to the gates' logits, as in training; a seed (default: no noise)",
-      WHOLE_OF(noise, 0, INT32_MAX, "0 or more") },
-    { "isa", "instruction set of the kernels (default: the best of this machine)",
-      WORD_OF(isa, "a name of moe_isa_names") },
-    { "device", "processor or GPU (default: a GPU if one works)", WORD_OF(device, "cpu, cuda or cuda:N") },
-    { "gpu-memory", "MiB of the GPU's memory to use (default: all that is free)",
-      WHOLE_OF(gpu_memory, 1, 1 << 30, "1 or more") },
-    { "max-memory", "refuse a session that needs more, mapped weights not counted; allocate all of it at once",
-      SIZE_OF(max_memory, "a size such as 512M or 2G") },
-    { "models-memory", "of several models: those open at a time, with their sessions, take no more; others are closed",
-      SIZE_OF(models_memory, "a size such as 512M or 2G") },
+    { "batch", "N", "sentences, lines or rows per batch (default: 32, for scoring 128)", .group = GROUP_SPEED,
+      WHOLE_OF(batch, 1, 4096, "1 to 4096") },
+    { "batch-tokens", "N", "source tokens per batch, approximately: many short sentences or few long ones",
+      .group = GROUP_SPEED, WHOLE_OF(batch_tokens, 1, 1 << 24, "1 to 16777216") },
+    { "gating", "NAME", "replace all gates: softmax, topk, threshold, sigmoid or batchwise",
+      .more = ". With batchwise, a result depends on the other lines in its batch", .group = GROUP_GATES,
+      TEXT_OF(gating, "softmax, topk, threshold, sigmoid or batchwise"), .valid = is_gate },
+    { "noise", "SEED", "add noise to the gate logits, as in training (default: no noise)",
+      .more = ". It depends on SEED and the text, not on the batch", .group = GROUP_GATES, AT(noise), .kind = ROW_SEED,
+      .values = "0 or more" },
+    { "isa", "NAME", "instruction set of the kernels (default: MOE_ISA, else the best one available)",
+      .group = GROUP_SPEED, TEXT_OF(isa, "a name of moe_isa_names") },
+    { "device", "NAME", "cpu, cuda or cuda:N (default: MOE_DEVICE, else a GPU if one works)", .group = GROUP_SPEED,
+      TEXT_OF(device, "cpu, cuda or cuda:N") },
+    { "gpu-memory", "MB", "limit GPU memory (default: all that is free)",
+      .more = ". Experts that do not fit are fetched from host memory when needed: slower, same output",
+      .group = GROUP_SPEED, WHOLE_OF(gpu_memory, 1, 1 << 30, "1 or more") },
+    { "max-memory", "SIZE", "fail if more than SIZE is needed, e.g. 512M; else allocate all of it at once",
+      .more = ". A mapped model does not count, because the system can drop it", .group = GROUP_MEMORY,
+      SIZE_OF(max_memory) },
+    { "models-memory", "SIZE", "limit memory for open models, e.g. 512M; the least recently used is closed first",
+      .group = GROUP_MEMORY, SIZE_OF(models_memory) },
 };
 
 enum { OPTIONS = sizeof table / sizeof *table };
 
-moetext_option_info moetext_option(size_t i) {
+int text_settings_row(size_t i, option_row *row) {
     const moe_param *p = i < OPTIONS ? NULL : moe_param_at(i - OPTIONS);
-    if (i < OPTIONS) return (moetext_option_info){ table[i].name, table[i].values, table[i].help, table[i].of_model };
-    return p ? (moetext_option_info){ p->option, p->values, p->help, 0 } : (moetext_option_info){ 0 };
+    if (i < OPTIONS) return *row = table[i], 1;
+    if (!p || i - OPTIONS >= TEXT_PARAMS) return 0;
+    const int is_switch = !p->real && p->least == 0 && p->most == 1;
+    *row = (option_row){ .name = p->option,
+                         .argument = is_switch      ? NULL
+                                     : p->real == 2 ? "SIZE"
+                                     : p->real      ? "X"
+                                                    : "N",
+                         .help = p->help,
+                         .group = p->real == 2 ? GROUP_MEMORY : GROUP_SEARCH,
+                         .kind = p->real == 2 ? ROW_BYTES
+                                 : p->real    ? ROW_PARAM
+                                              : ROW_WHOLE,
+                         .optional = is_switch,
+                         .at = offsetof(text_settings, params) + (i - OPTIONS) * sizeof(double),
+                         .low = p->least,
+                         .high = p->most,
+                         .values = p->values };
+    return 1;
+}
+
+moetext_option_info moetext_option(size_t i) {
+    option_row row;
+    if (!text_settings_row(i, &row)) return (moetext_option_info){ 0 };
+    return (moetext_option_info){ row.name, row.values, row.help, row.of_model };
 }
 
 /* ---- 2. Setting ---------------------------------------------------------------------------------------- */
@@ -99,9 +133,10 @@ text_settings text_settings_none(void) {
     text_settings s;
     memset(&s, 0, sizeof s);
     for (size_t i = 0; i < OPTIONS; i++) {
-        void *at = (char *)&s + table[i].offset;
-        if (table[i].kind == WHOLE) *(int *)at = -1;
-        if (table[i].kind == REAL) *(float *)at = NAN;
+        void *at = (char *)&s + table[i].at;
+        if (table[i].kind == ROW_INT) *(int *)at = -1;
+        if (table[i].kind == ROW_SEED) *(int64_t *)at = -1;
+        if (table[i].kind == ROW_FLOAT) *(float *)at = NAN;
     }
     for (size_t i = 0; i < TEXT_PARAMS; i++) s.params[i] = NAN;
     return s;
@@ -131,73 +166,24 @@ static int same_name(const char *a, const char *b) {
     return *a == *b;
 }
 
-/* The number of an option in moetext_option's order; SIZE_MAX: there is none. */
-static size_t find(const char *name) {
-    const moe_param *p;
-    for (size_t i = 0; i < OPTIONS; i++)
-        if (same_name(table[i].name, name)) return i;
-    for (size_t i = 0; i < TEXT_PARAMS && (p = moe_param_at(i)); i++)
-        if (same_name(p->option, name)) return OPTIONS + i;
+/* The index of an option, SIZE_MAX if unknown; *row is set. */
+static size_t find(const char *name, option_row *row) {
+    for (size_t i = 0; text_settings_row(i, row); i++)
+        if (same_name(row->name, name)) return i;
     return SIZE_MAX;
 }
 
-/* Set an option. 0 if it does not allow `value`. */
-static int take(text_settings *s, const option *o, const char *value) {
-    void *at = (char *)s + o->offset;
-    char *end;
-    errno = 0;
-    if (o->kind == WORD) {
-        if (!*value || strlen(value) >= o->size) return 0;
-        memcpy(at, value, strlen(value) + 1);
-        return 1;
-    }
-    if (o->kind == SIZE) return text_parse_size(value, at);
-    if (o->kind == REAL) {
-        const float x = strtof(value, &end);
-        if (end == value || *end || !isfinite(x) || x < 0 || (o->high && x > (float)o->high)) return 0;
-        *(float *)at = x;
-        return 1;
-    }
-    for (int i = 0; o->words && o->words[i]; i++)
-        if (strcmp(o->words[i], value) == 0) return *(int *)at = i, 1;
-    const long n = strtol(value, &end, 10);
-    if (o->words || end == value || *end || errno || n < o->low || n > o->high) return 0;
-    *(int *)at = (int)n;
-    return 1;
-}
-
-/* The same for a parameter of the engine. */
-static int take_param(text_settings *s, size_t i, const char *value) {
-    const moe_param *p = moe_param_at(i);
-    char *end;
-    size_t bytes = SIZE_MAX;
-    if (p->real == 2 && (strcmp(value, "auto") == 0 || text_parse_size(value, &bytes)))
-        return s->params[i] = bytes < SIZE_MAX ? (double)bytes : p->most, 1;
-    if (p->real == 2) return 0;
-    errno = 0;
-    const double x = p->real ? (double)strtof(value, &end) : (double)strtol(value, &end, 10);
-    if (end == value || *end || errno == ERANGE || !(x >= p->least && x <= p->most)) return 0;
-    s->params[i] = x;
-    return 1;
-}
-
-moe_status text_settings_set(text_settings *s, const char *name, const char *value, const char *before,
-                             moe_error *error) {
-    const size_t at = find(name);
-    moe_session_params preset = { .size = sizeof preset };
-    moe_gate gate;
-    if (at == SIZE_MAX) return refuse(error, name, "there is no option '%.60s'", name);
-    const moetext_option_info o = moetext_option(at);
-    if (at >= OPTIONS ? take_param(s, at - OPTIONS, value)
-                      : take(s, &table[at], value) &&
-                            (strcmp(o.name, "preset") != 0 || moe_session_params_preset(&preset, value)) &&
-                            (strcmp(o.name, "gating") != 0 || moe_gate_parse(value, &gate)))
-        return MOE_OK;
-    return refuse(error, o.name, "%s%s expects %s, not '%.60s'", before, o.name, o.values, value);
+static moe_status set_option(text_settings *s, const option_row *row, const char *value, moe_error *error) {
+    char message[sizeof error->message];
+    const row_result result = option_row_set(row, s, value);
+    if (result == ROW_OK) return MOE_OK;
+    option_row_error(row, result, "option ", value, message, sizeof message);
+    return refuse(error, row->name, "%s", message);
 }
 
 double text_settings_param(const text_settings *s, const char *name) {
-    const size_t at = find(name);
+    option_row row;
+    const size_t at = find(name, &row);
     return at >= OPTIONS && at != SIZE_MAX ? s->params[at - OPTIONS] : (double)NAN;
 }
 
@@ -230,12 +216,13 @@ static moe_status parse_part(text_settings *s, const char *part, size_t length, 
     if (!equals) return refuse(error, name, "option '%.60s' has no value: write it as name=value", name);
     memcpy(text, part + value, last - value);
     text[last - value] = '\0';
-    const size_t at = find(name);
-    const uint64_t bit = at == SIZE_MAX ? 0 : (uint64_t)1 << at;
-    if (*given & bit)
-        return refuse(error, moetext_option(at).name, "option %s is given twice", moetext_option(at).name);
+    option_row row;
+    const size_t at = find(name, &row);
+    if (at == SIZE_MAX) return refuse(error, name, "unknown option '%.60s'", name);
+    const uint64_t bit = (uint64_t)1 << at;
+    if (*given & bit) return refuse(error, row.name, "option %s is given twice", row.name);
     *given |= bit;
-    return text_settings_set(s, name, text, "option ", error);
+    return set_option(s, &row, text, error);
 }
 
 moe_status text_settings_parse(text_settings *s, const char *options, moe_error *error) {

@@ -4,8 +4,10 @@
 
 #include "tools/text/bytes.h"
 #include "tools/text/moetext.h"
+#include "tools/text/rows.h"
 
 #include <stddef.h>
+#include <stdint.h>
 
 enum { TEXT_PARAMS = 32 };
 enum { TEXT_SPLIT = 1 }; /* characters of a line that is not split, unless the settings say otherwise */
@@ -21,7 +23,8 @@ typedef struct text_settings {
     int context;                /* earlier lines; -1: nothing is said */
     int max_len, split, truncate, capitals, protect, alignment;
     float share;
-    int threads, batch, batch_tokens, gpu_memory, noise;
+    int threads, batch, batch_tokens, gpu_memory;
+    int64_t noise;                    /* seed */
     size_t max_memory, models_memory; /* 0: nothing is said */
     const text_bytes *terms;          /* what is in the file of the glossary; NULL: it is to be read */
 } text_settings;
@@ -29,9 +32,8 @@ typedef struct text_settings {
 text_settings text_settings_none(void);
 struct text_wishes text_settings_wishes(const text_settings *settings); /* prompt.h; its words are the settings' */
 
-/* Sets one option. `before` stands before the name in messages: "--" of programs, "option " of the library. */
-moe_status text_settings_set(text_settings *settings, const char *name, const char *value, const char *before,
-                             moe_error *error);
+/* Row number `i` of the options, from 0. Returns 0 after the last. */
+int text_settings_row(size_t i, option_row *row);
 /* "beam=4;target=de"; NULL: nothing. */
 moe_status text_settings_parse(text_settings *settings, const char *options, moe_error *error);
 
