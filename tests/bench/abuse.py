@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""moe-server under abuse of every kind that we know, with one client that behaves.
+"""moe-server under every known kind of abuse, with one well-behaved client, the canary.
 
     tests/python tests/bench/abuse.py                  # ten minutes
     tests/python tests/bench/abuse.py --seconds 60 --size 0.1
 
-Attackers of other loopback addresses send what once stopped the server: texts
-that a quadratic scan takes hours for, lists of nothing, bodies that drip or
-never end, connections that are held, HTTP that can be read in two ways,
-requests for nobody. Meanwhile the canary asks for sentences, four a second.
+Attackers at other loopback addresses send requests that once stopped the
+server: texts that a quadratic scan would take hours for, empty lists, bodies
+that trickle or never end, idle connections, ambiguous HTTP, abandoned requests.
+Meanwhile the canary requests four sentences per second.
 
-Fails if one of the canary's answers is not moe-translate's, byte for byte, if
-its 99th percentile is 2 seconds or more, if an attacker gets a status that it
-should not, if memory is not back within 10 % at the end, or if SIGTERM under
-abuse takes more than --grace and two seconds.
+Fails if one of the canary's answers differs from moe-translate's, if its 99th
+percentile reaches 2 seconds, if an attacker receives an unexpected status, if
+memory does not return to within 10 %, or if SIGTERM under abuse takes more than
+--grace plus two seconds.
 """
 import argparse
 import collections
@@ -41,9 +41,9 @@ SENTENCES = ["Where is my book?", "It rains.", "We have known each other for ten
              "I can see the streets of the city, and they are wet."]
 GRACE, QUIET = 2, 20  # seconds: of the server; until memory is looked at
 ATTACKERS, HOLDERS = 6, 3  # addresses
-FINE = {200, 204, 400, 403, 404, 405, 413, 414, 415, 429, 431, 503, 504, "closed"}  # what an attacker may be told
+FINE = {200, 204, 400, 403, 404, 405, 413, 414, 415, 429, 431, 503, 504, "closed"}  # for attackers
 
-# What scanners of text, of HTML and of Markdown once took quadratic time for, or may.
+# Inputs for which scanners of text, HTML and Markdown once took quadratic time, or might.
 TRIGGERS = ("..", "1+", "a@", "http://", "((", "%(", "{{", "``", "$x", "\\", "--", "''", "a.", "A. ", "é", "e\u0301",
             "\u200b", "<<", "&", "#a", ":a", "/*", "+1 ", "One. ", "\"", "[x](", "0x", "\U0001f600", "\ufffd", "\t",
             ",,")
@@ -57,7 +57,7 @@ def resident(pid):
 
 
 class Attacker:
-    """Sends what nobody should, from an address of its own."""
+    """An attacker with its own address."""
 
     def __init__(self, number, port, size, seed):
         self.address, self.port, self.size = f"127.0.0.{number + 2}", port, size
@@ -69,7 +69,7 @@ class Attacker:
         return socket.create_connection(("127.0.0.1", self.port), 70, (self.address, 0))
 
     def some(self, n):
-        """So many, for this size."""
+        """Scale a number by the size."""
         return max(1, int(n * self.size))
 
     def post(self, body, path="/translate", kind="application/json", more=""):
@@ -78,12 +78,12 @@ class Attacker:
         return head.encode() + body
 
     def ask(self, data):
-        """The status that comes back."""
+        """Return the status of the response."""
         with self.connect() as raw:
             try:
                 raw.sendall(data)
             except OSError:
-                pass  # it may be refused before it is all sent
+                pass  # the server may reject it before all is sent
             try:
                 reply = raw.makefile("rb").read()
             except OSError:
@@ -100,7 +100,7 @@ class Attacker:
             self.over.wait(seconds)
         return "closed"
 
-    # ---- Kinds of abuse: each returns the status it was told ----
+    # ---- Kinds of abuse: each returns the response's status ----
 
     def try_trigger(self):
         part = self.pick.choice(TRIGGERS)
@@ -193,7 +193,7 @@ class Attacker:
                 self.seen[kind[4:], status] += 1
 
     def hold(self):
-        """As many connections as it gets, some of which send a byte now and then."""
+        """Hold all connections it can get; some send a byte now and then."""
         held = collections.deque()
         while not self.over.is_set():
             with contextlib.suppress(OSError):
@@ -215,7 +215,7 @@ class Attacker:
 
 
 def attack(port, size, seed, over, results):
-    """A process of its own, so that the canary's times are the server's."""
+    """Run in a separate process, so that the canary's times are the server's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
     attackers = [Attacker(number, port, size, seed) for number in range(ATTACKERS + HOLDERS)]
@@ -230,7 +230,7 @@ def attack(port, size, seed, over, results):
 
 
 class Canary:
-    """Asks for a sentence now and then. It has what moe-translate says of each."""
+    """Requests a sentence now and then and compares it with moe-translate's output."""
 
     def __init__(self, port, wanted):
         self.port, self.wanted, self.seconds, self.wrong = port, wanted, [], []
@@ -251,7 +251,7 @@ class Canary:
                 return
             begin = time.monotonic()
             try:
-                if not connection or i % 5 == 0:  # a new one now and then: others may hold all there are
+                if not connection or i % 5 == 0:  # reconnect now and then: attackers may hold all connections
                     connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
                 got = self.ask(connection, text)
             except (OSError, http.client.HTTPException) as error:
@@ -266,14 +266,14 @@ class Canary:
 
 
 class Abuse:
-    """What happened: times, what was wrong, what attackers were told, memory, the end."""
+    """The results: times, errors, statuses of attackers, memory, the exit."""
 
     def __init__(self, seconds, size=1.0, seed=1, settings=(), options=()):
         more = [x for setting in settings for x in ("--set", setting)]
         self.process, self.port = self.start([*more, *options])
         self.wanted = dict(zip(SENTENCES, self.translations([f"--{x}" for x in settings]), strict=True))
         warm = Attacker(0, self.port, size, seed)
-        warm.translate(SENTENCES * 60)  # a full batch; and what most of the model's file is read for
+        warm.translate(SENTENCES * 60)  # fill a batch, and touch most of the model's file
         warm.translate([f"{text} She saw {text} and {text * 9}, but not me." for text in (*TRIGGERS, *TAGS)])
         self.before = resident(self.process.pid)
         over, results, attackers = self.attack(size, seed)
@@ -307,12 +307,12 @@ class Abuse:
         return over, results, process
 
     def memory_after(self, quiet=QUIET):
-        """MiB, when all are gone and what was asked for them is done or dropped."""
+        """Return MiB once all attackers have left and their requests are done or dropped."""
         time.sleep(quiet)
         return resident(self.process.pid)
 
     def end(self, size=1.0):
-        """Seconds that SIGTERM takes in the middle of it, and the exit status."""
+        """Return the seconds from SIGTERM under abuse to the exit, and the exit status."""
         over, _, attackers = self.attack(size, 2)
         time.sleep(5)
         begin = time.monotonic()
@@ -329,16 +329,16 @@ class Abuse:
         return self.seconds[min(len(self.seconds) - 1, int(part * len(self.seconds)))]
 
     def unfit(self):
-        """What attackers were told and should not have been."""
+        """Return the unexpected statuses of attackers."""
         return {f"{kind}: {status}": n for (kind, status), n in self.seen.items() if status not in FINE}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600, help="how long (600)")
-    parser.add_argument("--size", type=float, default=1, help="of what is sent (1: a megabyte)")
+    parser.add_argument("--size", type=float, default=1, help="size of the requests (1: a megabyte)")
     parser.add_argument("--seed", type=int, default=1, help="of the attackers' choices")
-    parser.add_argument("--set", action="append", default=[], metavar="X=Y", help="a setting, as moe-server has it")
+    parser.add_argument("--set", action="append", default=[], metavar="X=Y", help="a setting for moe-server")
     options = parser.parse_args()
     abuse = Abuse(options.seconds, options.size, options.seed, options.set)
     after = abuse.memory_after()
@@ -357,7 +357,7 @@ def main():
     problems = {"canary": abuse.wrong, "p99": abuse.percentile(.99) >= 2, "memory": after > 1.1 * abuse.before,
                 "attackers": abuse.unfit(), "end": status or seconds > GRACE + 2}
     failed = [name for name, problem in problems.items() if problem]
-    print("failed: " + ", ".join(failed) if failed else "all as it should be")
+    print("failed: " + ", ".join(failed) if failed else "passed")
     return bool(failed)
 
 

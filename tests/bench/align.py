@@ -1,13 +1,11 @@
 #!/usr/bin/env python3
-"""moe-align beside the statistical aligner of tools/train/phrases.py, on the
+"""Compare moe-align with the statistical aligner of tools/train/phrases.py on the
 Tatoeba dev sentences.
 
-That one has learned from about a hundred times as many sentence pairs what
-stands for what; its links of 0.5 and more in the product of both directions are
-taken as sure. Two numbers say how far moe-align agrees: which share of the sure
-links it has, and of its own links at words with a sure one, which share is
-sure. It reads the training text and these sentences, no reference: nobody
-aligned them.
+The aligner has learned from about a hundred times as many sentence pairs; its
+links of at least 0.5 in the product of both directions count as sure. Prints
+the share of the sure links that moe-align finds, and the share of sure links
+among its own at words with a sure link. There is no human alignment.
 
     tests/python tests/bench/align.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus --share 0.5 0.7 1
@@ -27,12 +25,12 @@ SURE = 0.5
 
 
 def places(cell):
-    """Of its words in the statistical aligner's sense, which word between spaces each is in."""
+    """Map the statistical aligner's words to words between spaces."""
     return [cell[:match.start()].count(" ") for match in phrases.WORD.finditer(cell)]
 
 
 def sure_links(train, dev):
-    """Of every dev pair that can be aligned: number -> {(source word, target word)}."""
+    """Return number -> {(source word, target word)} for every dev pair that can be aligned."""
     lefts, rights = (list(a) + list(b) for a, b in zip(train, dev))
     found = {}
     for rows, _, _, both in phrases.agreement(phrases.Side(lefts), phrases.Side(rights)):
@@ -44,8 +42,8 @@ def sure_links(train, dev):
 
 
 def agree(lines, sure):
-    """(links, share of the sure links that they have, share that is sure of those at words with a sure link) of
-    moe-align's lines."""
+    """Return, for moe-align's lines, the number of links, the share of the sure links found, and the share of sure
+    links among those at words with a sure link."""
     total = right = known = links = 0
     for number, wanted in sure.items():
         mine = {tuple(map(int, x.split("-"))) for x in lines[number].split()}

@@ -1,10 +1,10 @@
-/* bank_reads.c - what the expert bank of moe.c reads for a trace, without a model: for tests/bench/belady.py.
+/* bank_reads.c - reads of the expert bank of moe.c for a trace, without a model: for tests/bench/belady.py.
  *
- * Input, numbers with white space between: the slots; the threads; the mixtures, of which so many are the encoder's,
- * and the experts of each; then runs: the mixture, how many experts it needs, and of each its number and rows. A run
- * of mixture -1 begins the count. Output: visits, reads, those of them that were read ahead, and transit slots.
+ * Input, numbers separated by white space: slots; threads; mixtures, of these the encoder's, and the experts of each;
+ * then runs: mixture, number of experts, and for each expert its number and rows. A run of mixture -1 starts the count.
+ * Output: visits, reads, prefetches among them, and transit slots.
  *
- * Plans are the bank's own, slots and read-ahead included. There are no readers: all is read before the next run.
+ * The bank makes its own plans, with slots and prefetching. Reads complete before the next run, without reader threads.
  */
 #include "moe.c"
 
@@ -29,7 +29,7 @@ static void open_bank(moe_bank *b, moe_graph *graphs, size_t slots, size_t threa
     pthread_cond_init(&b->changed, NULL);
 }
 
-/* What was planned is read, and used. */
+/* Complete all planned reads and use the experts. */
 static size_t finish(moe_bank *b) {
     const size_t reads = b->issued - b->claimed;
     for (; b->claimed < b->issued; b->claimed++) b->reads[b->claimed % b->capacity].done = 1;

@@ -1,27 +1,26 @@
 #!/usr/bin/env python3
-"""How many visits find their expert in memory, beside what is possible.
+"""Share of visits that find their expert in memory, and the optimum.
 
     make build/bank_reads
     tests/python tests/bench/belady.py [--steps N] [--text FILE] [--target de]
 
 The engine's own plans (moe.c, Expert cache and Expert bank: the slots of the budget, transit
 slots and reading ahead included; `bank_reads` drives them), an LRU that takes
-hits first, and Belady's optimum, which knows what comes and need not keep what
+hits first, and Belady's optimum, which knows the future and need not keep what
 it reads, over the same runs: sentences of 25 tokens, translations of 28, a beam
-of 4, batches that are refilled by halves. A share counts what was read, ahead
-or not. Rows go to all experts alike, in the shapes of NLLB-MoE-54B and
-paper-2048; or in the first of these as in one direction of the shipped model:
-how often it asks for each expert is measured with moe-translate --routing, on
-the phrases of tests/train/phrasebook.tsv or the lines of --text, and an expert
-of its 32 stands for 4 of the 128.
+of 4, batches refilled by halves. A share counts all reads, prefetched or not.
+Routing is uniform in the shapes of NLLB-MoE-54B and paper-2048, or in the first
+of these as in one direction of the shipped model: the frequency of each expert
+is measured with moe-translate --routing on the phrases of
+tests/train/phrasebook.tsv or the lines of --text, and each of its 32 experts
+represents 4 of the 128.
 
-Where rows do not depend on those before, nobody who does not know what comes
-does better than a fixed set, since each slot finds its expert needed with the
-probability that this one has. Belady's share is far above it where experts are
-needed now and then.
+If rows are independent, no algorithm without knowledge of the future beats a
+fixed set of the most frequent experts. Belady's share is far higher if experts
+are needed rarely.
 
-A table in Markdown. Exit status 1: moe is more points below one of the last two
-than it may be. Standard library only.
+Prints a Markdown table. Exit status 1 if moe is too many points below one of
+the last two. Standard library only.
 """
 import argparse
 import csv
@@ -44,7 +43,7 @@ BELOW_FIXED = 4  # points, at most
 
 
 def rows_over(weights, k):
-    """Each row draws k experts with these weights."""
+    """Sample k experts per row with these weights."""
     n, sums = len(weights), list(itertools.accumulate(weights))
 
     def draw(r, rows):
@@ -60,7 +59,7 @@ def rows_over(weights, k):
 
 
 def rows_over_groups(groups, each, k):
-    """Each row draws k groups, and k experts in each."""
+    """Sample k groups per row, and k experts in each."""
     def draw(r, rows):
         return Counter(group * each + expert for _ in range(rows) for group in r.sample(range(groups), k)
                        for expert in r.sample(range(each), k))
@@ -74,11 +73,11 @@ class Network:
         self.experts = sum(n for n, _ in self.mixtures)
 
     def runs(self, batch, steps, r):
-        """(mixture, {expert: rows}) of each run of a mixture in so many steps of the decoder; None after a third."""
+        """Yield (mixture, {expert: rows}) for each run of a mixture over the decoder's steps; None after a third."""
         for step in range(steps):
             if step == steps // 3:
                 yield None
-            new = batch // 2 if step % (TARGET // 2) == 0 else 0  # one half of the batch follows the other
+            new = batch // 2 if step % (TARGET // 2) == 0 else 0  # the halves of the batch alternate
             for m in range(self.encoders if new else 0):
                 yield m, self.mixtures[m][1](r, new * SOURCE)
             for m in range(self.encoders, len(self.mixtures)):
@@ -86,7 +85,7 @@ class Network:
 
 
 def bank(network, runs, slots, threads=2):
-    """Share of visits that need no reading."""
+    """Return the share of visits without a read."""
     numbers = [slots, threads, len(network.mixtures), network.encoders, *(n for n, _ in network.mixtures)]
     text = [" ".join(map(str, numbers))]
     for run in runs:
@@ -124,7 +123,7 @@ def fixed(runs, slots):
 
 
 def belady(runs, slots):
-    """After each run those stay that are needed soonest, of what was there and what was read."""
+    """Keep, after each run, the experts that are needed soonest."""
     after, following = [], {}
     for i in range(len(runs) - 1, -1, -1):  # when each expert of a run is needed next
         wanted = [(runs[i][0], expert) for expert in runs[i][1]] if runs[i] else []
@@ -153,7 +152,7 @@ def phrases(language):
 
 
 def popularity(lines, target):
-    """How often the shipped model asks for each expert, of its encoder's and its decoder's mixture."""
+    """Return how often the shipped model uses each expert of its encoder's and its decoder's mixture."""
     with tempfile.TemporaryDirectory() as folder:
         routing = os.path.join(folder, "routing.jsonl")
         subprocess.run([os.path.join(BIN, "moe-translate"), "-m", MODEL, "-s", "en", "-t", target, "-q", "--beam",
@@ -174,7 +173,7 @@ def networks(lines, target):
 
 
 def compare(network, batch, steps):
-    """(budget in GiB, % of the LRU, moe, the fixed set, Belady) of each budget."""
+    """Yield (budget in GiB, % of the LRU, moe, the fixed set, Belady) for each budget."""
     runs = list(network.runs(batch, steps, random.Random(batch)))
     for budget in network.budgets:
         slots = min(network.experts, budget * GIB // network.slab)
@@ -187,7 +186,7 @@ def too_low(network, found, best_fixed, best):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=900, help="of the decoder; the first third only warms up (900)")
+    parser.add_argument("--steps", type=int, default=900, help="decoder steps; the first third is warm-up (900)")
     parser.add_argument("--batch", default="32,128", help="sentences at once (32,128)")
     parser.add_argument("--text", help="English lines (the phrases of the phrasebook)")
     parser.add_argument("--target", default="de")

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Whether more memory for experts is ever slower.
+"""Check that more memory for experts is never slower.
 
     make all bench && ./moe-make-random --preset paper-2048 --type q4 -o big.bin
     tests/bench/budgets.py -m big.bin 1G 2G 4G
 
-Each budget translates --batch sentences three times in its turn, --rounds
-times; moe-bench warms each up before. A line of JSON for each turn, then a
-table of medians; the status is 1 if a budget has less than 0.97 of the tokens
-a second of a smaller one. "of the bound": of the lesser of two speeds, that at
-which the disk gives the bytes, and that of the budget that reads least.
+Each budget translates --batch sentences three times per turn, --rounds times,
+after a warm-up. Prints a line of JSON per turn, then a table of medians. The
+status is 1 if a budget reaches less than 0.97 of a smaller budget's speed. "of
+the bound": the lower of the disk's speed for the bytes read, and the speed of
+the budget that reads least.
 """
 import argparse
 import json
@@ -33,7 +33,7 @@ def turn(o, budget):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", required=True)
-    parser.add_argument("budgets", nargs="+", help="the smallest first, such as 1G 2G 4G")
+    parser.add_argument("budgets", nargs="+", help="ascending, e.g. 1G 2G 4G")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--beam", type=int, default=4)
     parser.add_argument("--threads", type=int, default=os.cpu_count())

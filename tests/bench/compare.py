@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Speed beside the peers, cold start, and endurance.
+"""Speed relative to peers, cold start, and endurance.
 
     compare.py speed     target tokens per second of the paper's 32-expert
                          network: moe, CTranslate2 with a Transformer-base (the
                          usual engine for the same task) and PyTorch with the
-                         same network, taking turns in one run. Prints the
-                         Markdown table of tests/bench/README.md; takes about 20
-                         minutes (--quick: 3, and most is left out).
+                         same network, alternating in one run. Prints the
+                         Markdown table of tests/bench/README.md in about 20
+                         minutes (--quick: a small part, in 3).
                          --network opus-base (or another Transformer of
                          moe-make-random): moe and CTranslate2, the same shape
     compare.py cold      from process start to the first translation, and memory
-                         beside the mapped file
+                         excluding the mapped file
     compare.py lines     100,000 lines through one process: memory and speed at
                          the beginning and at the end
     compare.py tokens    24 million tokens through one process, of a very small
@@ -24,9 +24,9 @@ with the peers' packages (--python, default this one):
     .venv/bin/pip install torch ctranslate2 intel-openmp numpy
     .venv/bin/python tests/bench/compare.py speed
 
-and 500 MB in --folder for models of random weights; those that are there are
-used again. Nothing else should run meanwhile: a program that got less than
---min-cpus of its processors is marked with *.
+and 500 MB in --folder for models with random weights, which are reused. Nothing
+else should run meanwhile: a * marks a program that got less than --min-cpus of
+its processors.
 """
 import argparse
 import datetime
@@ -49,7 +49,7 @@ BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
 def program(name):
     path = os.path.join(BIN, name)
     if not os.path.exists(path):
-        sys.exit("%s is missing: run make, or say BIN=FOLDER" % path)
+        sys.exit("%s is missing: run make all bench, or set BIN=FOLDER" % path)
     return path
 
 
@@ -59,7 +59,7 @@ MIXTURE = "paper-32"  # the network that PyTorch runs too
 
 
 class Peer:
-    """A program of ours that stays loaded and measures when told to."""
+    """One of our programs, which measures on request without reloading."""
 
     def __init__(self, o, script, *options):
         command = [o.python, os.path.join(HERE, script), "--batch", o.batch, "--beam", o.beam, "--src-len", o.src_len,
@@ -86,7 +86,7 @@ class Peer:
 
 
 class Moe:
-    """moe-bench measures at least five times by itself, so it comes and goes."""
+    """moe-bench, restarted for each turn, as it repeats at least five times itself."""
 
     def __init__(self, o, path):
         self.o, self.path = o, path
@@ -189,8 +189,8 @@ def speed(o):
 
 
 def status_mb(pid, key):
-    """A line of /proc/PID/status in MB; None when the process has ended. The peak that wait() reports would count the
-    parent that it was forked from."""
+    """Return a line of /proc/PID/status in MB, or None if the process has ended. wait()'s peak would include the parent
+    before exec."""
     with open("/proc/%d/status" % pid) as f:
         return next((int(line.split()[1]) / 1024 for line in f if line.startswith(key + ":")), None)
 
@@ -237,7 +237,7 @@ def block_of_lines(count):
 
 
 def tokens(o):
-    """Lines of token ids through a very small model: what a process does wrong now and then, it does soon."""
+    """Lines of token ids for a very small model, so that rare faults occur soon."""
     sys.path.insert(0, os.path.join(ROOT, "tests", "programs"))
     import small_models
     choose = random.Random(4)
@@ -256,7 +256,7 @@ def tokens(o):
 
 
 def lines(o, block=None, **more):
-    """The same 1,000 lines over and over, so that the beginning and the end are the same work."""
+    """Repeat the same 1,000 lines, so that the beginning and the end are equal work."""
     block = block or block_of_lines(1000)
     data = ("\n".join(block) + "\n").encode()
     repeats = -(-o.count // len(block))
@@ -298,7 +298,7 @@ def main():
     numbers = lambda text: [int(x) for x in text.split(",")]  # noqa: E731
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = p.add_subparsers(dest="command", required=True)
-    s = commands.add_parser("speed", help="moe beside CTranslate2 and PyTorch")
+    s = commands.add_parser("speed", help="moe, CTranslate2 and PyTorch")
     s.add_argument("--python", default=sys.executable, help="a Python with torch, ctranslate2, intel-openmp and numpy")
     s.add_argument("--network", default=MIXTURE, choices=[MIXTURE, "opus-base", "m2m-418m", "nllb-600m"])
     s.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "moe-bench"),
@@ -307,7 +307,7 @@ def main():
     s.add_argument("--beams", type=numbers, default=[4, 1], metavar="LIST")
     s.add_argument("--torch", type=lambda text: [t for t in text.split(",") if t], default=["int8", "bf16", "f32"],
                    metavar="LIST", help="PyTorch's types: int8,bf16,f32; '' for none")
-    s.add_argument("--isa", help="moe's kernels, where not the best ones")
+    s.add_argument("--isa", help="moe's kernels (default: the best)")
     s.add_argument("--src-len", type=int, default=25)
     s.add_argument("--tgt-len", type=int, default=25)
     s.add_argument("--threads", type=int, default=os.cpu_count())
@@ -323,7 +323,7 @@ def main():
         c.add_argument("-m", "--model", default=os.path.join(ROOT, "models/en-de-fr-es.bin"))
         c.add_argument("-t", "--to", default="de", help="target language")
         c.add_argument("--option", action="append", default=[], metavar="OPTION",
-                       help="handed to moe-translate, for instance --option=--threads=1")
+                       help="passed to moe-translate, e.g. --option=--threads=1")
         if name == "cold":
             c.add_argument("--runs", type=int, default=20)
         else:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How often the language of a few words is detected, among the four of the
-corpus.
+"""Accuracy of language detection for a few words, among the corpus's four
+languages.
 
-Sentences of the corpus's test sets (FLORES-200 and Tatoeba) are cut to 1, 2, 3
-and 10 words: a window that a seed chooses, without punctuation. The library
-answers; --per-language sentences of each set.
+Cuts sentences of the corpus's test sets (FLORES-200 and Tatoeba) to 1, 2, 3 and
+10 words: a window selected by a seed, without punctuation; --per-language
+sentences of each set.
 
     tests/python tests/bench/detect_short.py ../shared/corpus/test
 """
@@ -40,7 +40,7 @@ def sentences(folder):
 
 
 def windows(texts, length, count, seed):
-    """`count` windows of `length` words out of sentences in a random order."""
+    """Return `count` windows of `length` words from sentences in random order."""
     chance = random.Random(f"{seed} {length}")
     found = []
     for text in chance.sample(texts, len(texts)):
@@ -64,7 +64,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="with flores200-devtest.tsv.xz and tatoeba-2k.*.tsv.xz")
     parser.add_argument("-m", "--model", default=str(ROOT / "models/en-de-fr-es.bin"))
-    parser.add_argument("--per-language", type=int, default=500, help="texts of a set, length and language")
+    parser.add_argument("--per-language", type=int, default=500, help="texts per set, length and language")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     print("set      words  texts  right %  confidence")

@@ -1,18 +1,16 @@
 #!/usr/bin/env python3
-"""How much the mask at inference differs from the one of training: batchwise
-(eq 18) against thresholds (eq 19), the thresholds that were learned (eq 20) and
-those of moe-calibrate's closed form.
+"""Compare the inference masks with the training mask: batchwise (eq 18) with
+thresholds (eq 19), both learned (eq 20) and from moe-calibrate's closed form.
 
     tests/python tests/bench/gates.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus [--limit N] [--calibrate FILE]
 
 For every test set and direction: BLEU of ./moe-translate with the file's gates,
-with `--gating batchwise` and, where a text to calibrate on is given, of a
-calibrated copy; and, with the reference translation forced, which experts each
-gives a token: the share of all (token, expert) pairs on which the two masks
-agree, and of the pairs that either selects the share that both do. A batch is
-128 sentences: what batchwise gives hangs on it. Two Markdown tables. Needs
-sacreBLEU (tools/install-deps --train).
+with `--gating batchwise` and, with --calibrate, of a calibrated copy; and, with
+the reference translation forced, the share of all (token, expert) pairs on
+which the two masks agree, and the share selected by both of the pairs selected
+by either. A batch is 128 sentences, on which batchwise results depend. Prints
+two Markdown tables. Requires sacreBLEU (tools/install-deps --train).
 """
 import argparse
 import json
@@ -40,7 +38,7 @@ def program(name, *arguments, text=None):
 
 
 def selections(model, source, target, pairs, options, folder):
-    """(layers of the header, (line, layer, position) -> set of experts) with the targets forced."""
+    """Return the header's layers and (line, layer, position) -> set of experts, with forced targets."""
     path = os.path.join(folder, "routing")
     program("moe-translate", "-m", model, "-s", source, "-t", target, "--score", "--truncate", *BATCH, "--routing",
             path, *options,
@@ -73,7 +71,7 @@ def main():
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("--corpus", type=pathlib.Path, default=pathlib.Path("../shared/corpus"))
     parser.add_argument("--sets", default="tatoeba,newstest2014")
-    parser.add_argument("--limit", type=int, help="only the first so many sentences of each direction")
+    parser.add_argument("--limit", type=int, help="use the first N sentences of each direction")
     parser.add_argument("--calibrate", help="text for moe-calibrate (lines: source language, target language, source, "
                                             "target)")
     o = parser.parse_args()

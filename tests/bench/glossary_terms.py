@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""How well a glossary is kept: 200 terms with their sentences, chosen out of the
-test sets by a seed, and what a glossary of thirty words costs ordinary
-sentences.
+"""How many glossary terms appear in translations: 200 terms with their sentences,
+sampled from the test sets, and the cost of a glossary of thirty words for
+ordinary sentences.
 
     tests/python tests/bench/glossary_terms.py terms ../shared/corpus/test
     tests/python tests/bench/glossary_terms.py bleu ../shared/corpus/test
 
-A term is a word of a sentence and a translation of it that the reference has,
-by how often both occur together in the sets, and that the model did not write:
-it wrote another one. A term is kept if it stands in the output as a word of its
-own, and the word that the model wrote for it without a glossary is gone; which
-word that is was corrected by hand for some (CORRECTED).
-All terms of a direction are one glossary.
+A term is a word of a sentence and the reference's translation of it, found by
+co-occurrence, which the model translated differently. A term counts as kept if
+it appears in the output as a separate word and replaces the model's own word,
+which was corrected by hand for some terms (CORRECTED). All terms of a direction
+form one glossary.
 """
 import argparse
 import collections
@@ -32,7 +31,7 @@ def words(text):
 
 
 def pairs(folder, source, target):
-    """The rows of tatoeba's set; then those of all sets, which say what translates what."""
+    """Return the rows of tatoeba's set, and those of all sets, for co-occurrence."""
     ordinary, everything = [], []
     for path in sorted(pathlib.Path(folder).glob("*.tsv.xz")):
         lines = lzma.open(path, "rt", encoding="utf-8").read().split("\n")[:-1]
@@ -48,7 +47,7 @@ def pairs(folder, source, target):
 
 
 class Words:
-    """What translates what: Dice's coefficient of words in rows."""
+    """Return Dice's coefficient of word pairs in rows."""
 
     def __init__(self, rows):
         self.source, self.target, self.both = (collections.Counter() for _ in range(3))
@@ -108,8 +107,8 @@ def choose(known, rows, plain, rng):
     return rng.sample(found, min(EACH, len(found)))
 
 
-# What Dice's coefficient calls the word that the model wrote, and is not, by a look at the sentence and at its
-# translation without a glossary: another word is, or none (""), as the word was left out.
+# Corrections by hand of the model's own word, where Dice's coefficient finds the wrong one: another word, or none ("")
+# if the translation omits it.
 CORRECTED = {("en-de", "thinks", "denke"): "glaubt", ("de-en", "mehr", "no"): "", ("de-en", "einmal", "again"): "",
              ("de-en", "Gebrauchtwagen", "car"): "", ("es-en", "quiero", "I"): "would",
              ("de-fr", "getroffen", "l'ai"): "rencontrée", ("de-fr", "Weil", "n'ai"): "Comme",
@@ -118,7 +117,7 @@ CORRECTED = {("en-de", "thinks", "denke"): "glaubt", ("de-en", "mehr", "no"): ""
 
 
 def parts(text):
-    """Words in small letters; what stands before an apostrophe is one, too: l'anglais has the word anglais."""
+    """Return the words in lower case; an apostrophe separates words: l'anglais contains anglais."""
     return [word.lower() for word in re.findall(r"[^\W\d_]+", text)]
 
 
@@ -127,7 +126,7 @@ def count(sequence, wanted):
 
 
 def is_kept(case, output, old):
-    """Whether the term stands there; whether the old word, which may be a part of the term, is gone."""
+    """Return whether the term appears, and whether the old word, which may be part of the term, is gone."""
     term, old = parts(case[4]), parts(old)
     before, after = parts(case[2]), parts(output)
     stands = count(after, term) > 0
@@ -164,7 +163,7 @@ def run_terms(args):
                       f"{case[3]}={case[4]} ({old}): {case[0]} | {case[2]} -> {output}")
         print(f"# {direction}: {len(cases)} terms; so far {kept} of {total} kept; BLEU of these sentences "
               f"{before:.2f} to {after:.2f}", flush=True)
-    print(f"{kept} of {total} terms kept ({100 * kept / total:.1f} %): {stand} stand, of {gone} the old word is gone; "
+    print(f"{kept} of {total} terms kept ({100 * kept / total:.1f} %): {stand} appear, {gone} replace the old word; "
           f"{as_chosen} without the corrections; BLEU {sum(gains) / len(gains):+.2f} on average")
 
 
@@ -204,11 +203,11 @@ def main():
     parser.add_argument("--directions", default=DIRECTIONS, type=lambda s: s.split(","))
     parser.add_argument("-m", "--model", default="models/en-de-fr-es.bin")
     parser.add_argument("--moe", default="./moe-translate")
-    parser.add_argument("--moe-without", help="what chooses the terms, without a glossary; another version, to compare")
-    parser.add_argument("--failed", action="store_true", help="print the terms that are not kept")
+    parser.add_argument("--moe-without", help="model that selects the terms, to compare versions")
+    parser.add_argument("--failed", action="store_true", help="print the terms that were lost")
     parser.add_argument("-v", "--verbose", action="store_true", help="print all terms")
     parser.add_argument("--seed", type=int, default=SEED,
-                        help="another choice of terms; the corrections are of %(default)s")
+                        help="seed of the sample; the corrections are for %(default)s")
     args = parser.parse_args()
     args.moe_without = args.moe_without or args.moe
     (run_terms if args.what == "terms" else run_bleu)(args)

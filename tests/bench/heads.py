@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Which heads of a Transformer align words: where training has not chosen one,
-the file has to say which ones moe-align, tags and glossaries follow.
+"""Find the heads of a Transformer that align words. Unless training selected one,
+the model file must name the heads for moe-align, tags and glossaries.
 
-Nobody has aligned the text. The statistical aligner of tools/train/phrases.py
-learns from all of it, and its links of 0.5 and more in the product of both
-directions are taken as sure. Of each head of each decoder layer moe-align links
-the first lines: the mark is the harmonic mean of the share of the sure links
-that it finds, and of the share of its links at words with a sure one that are
-sure. Then heads join the best one where the mark of their mean grows by a
-point. Some thousand lines are needed; translations by the model itself will do.
+The statistical aligner of tools/train/phrases.py learns from the text; its links
+of at least 0.5 in the product of both directions count as sure. moe-align links
+the first lines with each head of each decoder layer. A head's mark is the
+harmonic mean of the share of sure links found and the share of sure links among
+its own at words with a sure link. Then heads join the best one if the mark of
+their mean grows by a point. Use several thousand lines; translations by the
+model itself are good enough.
 
     tests/python tests/bench/heads.py -m opus.bin pairs.tsv
     tools/convert/convert.py opus.bin -o opus-aligned.bin --align LAYER:HEADS
@@ -24,18 +24,18 @@ import zlib
 import align
 import moefile
 
-PAYS = 0.01  # a head joins others for this
+GAIN = 0.01  # required for a head to join others
 
 
 class Trial:
-    """A copy of a model file whose heads are changed in place: files are large, headers are not."""
+    """A copy of a model file in which set() rewrites only the header."""
 
     def __init__(self, model, path):
         meta, tensors = moefile.read(model)
         self.model, self.path = moefile.check_model(meta, tensors), path
         self.layers = [i for i, layer in enumerate(self.model.decoder) if layer.kind == "cross"]
         if self.model.attention or not self.layers:
-            sys.exit(f"heads.py: {model} is no Transformer: its attention is the one that aligns")
+            sys.exit(f"heads.py: {model} is not a Transformer: its only attention aligns")
         self.meta = {**meta, "align.layer": self.layers[0], "align.heads": 1}
         moefile.write_model(path, self.meta, tensors)
 
@@ -56,7 +56,7 @@ class Trial:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pairs", help="a line: source TAB translation")
+    parser.add_argument("pairs", help="per line: source TAB translation")
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("-s", "--source", help="language of the source, where the model has tags")
     parser.add_argument("-t", "--target", help="language of the translation")
@@ -98,7 +98,7 @@ def main():
         for other, head in order[1:]:
             if other == layer and marks[other, head][0] > best[0] / 2:
                 joined = mark(layer, sorted(heads + [head]))
-                if joined[0] > best[0] + PAYS:
+                if joined[0] > best[0] + GAIN:
                     heads, best = sorted(heads + [head]), joined
                     row(layer, heads, best)
     print(f"--align {layer}:{','.join(map(str, heads))}")

@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""Runs a command on a machine that has less memory, and a slower disk.
+"""Run a command with less memory and a slower disk.
 
     sudo tests/bench/limited.py --memory 8G --drop model.bin -- \\
         ./moe-bench -m model.bin --expert-memory 4G --batch 1
 
-The command runs in a memory group of its own, where pages of files that it
-reads count as well. --drop takes files out of the page cache before, since
-what is there already counts for nobody. --times 2 runs the command again in
-the same group: what it reads from the disk then, the limit has pushed out.
---disk 900M is the most that the disk of the first of these files gives in a
-second.
+The command runs in its own memory group, where page cache counts as well.
+--drop evicts files from the page cache first, since pages already there are not
+counted. --times 2 runs the command again in the same group: it then rereads
+from the disk only what the limit has evicted. --disk 900M limits the bandwidth
+of the first of these files' disk.
 
 Prints a JSON object for each run: seconds, processor seconds, the status, the
-highest memory of the group so far (with pages of files), the highest of the
-process alone, and bytes read from the disk. Needs root and groups of Linux,
-version 1 or 2. The command's own output is shown as it comes, on stderr.
+peak memory of the group so far (page cache included), the peak of the process
+alone, and bytes read from disk. Requires root and Linux cgroups, version 1 or
+2. The command's own output goes to stderr.
 """
 import argparse
 import json
@@ -34,7 +33,7 @@ def size(text):
 
 
 def files_of_group():
-    """(parent folder, name of the limit, name of the peak)"""
+    """Return the parent folder and the names of the limit and the peak."""
     if os.path.exists("/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         return "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes"
     with open("/sys/fs/cgroup/cgroup.subtree_control", "w", encoding="ascii") as file:
@@ -43,7 +42,7 @@ def files_of_group():
 
 
 def slower_disk(group, path, speed):
-    """The folder of a group that reads no faster from the disk of a file; version 2 has it in the same group."""
+    """Limit a group's reads from a file's disk; return the folder of its group, in version 2 the same one."""
     number = os.stat(path).st_dev
     block = os.path.realpath(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if os.path.exists(block + "/partition"):
@@ -70,14 +69,14 @@ def drop(path):
 
 
 def run(command, groups):
-    """What one run took. The child enters the groups before it becomes the command."""
+    """Measure one run. The child enters the groups before exec."""
     def enter():
         for group in groups:
             with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as file:
                 file.write(str(os.getpid()))
     begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=enter)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended; behind wait() it has no /proc any more
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, but /proc lists it until wait()
     with open(f"/proc/{process.pid}/io", encoding="ascii") as file:
         read = next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
     status = process.wait()
@@ -90,13 +89,13 @@ def run(command, groups):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory", type=size, required=True, help="limit of the group, such as 8G")
-    parser.add_argument("--drop", nargs="+", default=[], metavar="FILE", help="out of the page cache first")
+    parser.add_argument("--drop", nargs="+", default=[], metavar="FILE", help="evict from the page cache first")
     parser.add_argument("--disk", type=size, metavar="SPEED", help="bytes a second of the disk, such as 900M")
     parser.add_argument("--times", type=int, default=1, help="runs, one after the other")
     parser.add_argument("command", nargs="+")
     o = parser.parse_args()
     if o.disk and not o.drop:
-        parser.error("--disk: --drop says which disk")
+        parser.error("--disk requires --drop, which names the disk")
     parent, limit, peak = files_of_group()
     group = os.path.join(parent, f"moe-limited-{os.getpid()}")
     os.mkdir(group)

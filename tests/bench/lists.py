@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a lexical shortlist costs and brings.
+"""Cost and benefit of a lexical shortlist.
 
     tests/python tests/bench/lists.py random opus-base.bin listed.bin
         puts random lists of 50 tokens into a model of random weights
@@ -22,7 +22,7 @@ EACH, FIRST = 50, 50
 
 
 def put_random(source, out):
-    """Distinct targets all over the vocabulary."""
+    """Distinct targets across the vocabulary."""
     meta, tensors = moefile.read(source)
     size, part = meta.get("source.vocab.size", meta["vocab.size"]), meta["vocab.size"] // EACH
     ids = np.random.default_rng(1).integers(0, part, (size, EACH)) + np.arange(EACH) * part
@@ -33,7 +33,7 @@ def put_random(source, out):
 
 
 def sets(model, sources):
-    """The mean size of the sets of sources (ids); tokens that fill them up to a multiple are not counted."""
+    """Return the mean size of the sets for sources (ids), without padding to a multiple."""
     meta, tensors = moefile.read(model)
     offsets, ids = (tensors[f"shortlist.{x}"].array().astype(int) for x in ("offsets", "ids"))
     first = set(range(meta["shortlist.first"]))

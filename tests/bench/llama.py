@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe beside llama.cpp on the shapes of Hy-MT2.
+"""moe and llama.cpp on the shapes of Hy-MT2.
 
     .venv/bin/pip install gguf==0.19.0 llama-cpp-python==0.3.36
     tests/python tests/bench/llama.py make FOLDER
@@ -7,28 +7,27 @@
     tests/python tests/bench/llama.py experts FOLDER >> results
     tests/python tests/bench/llama.py table results
 
-30B-A3B is measured by 4 and 8 of its 48 layers, 1.8B whole. --layers 16 before
-the command: by so many alone, and nothing is scaled, for rows where what four
-layers take is lost in the noise. pip builds llama.cpp from the package's
-source; the files take 28 GB and an hour.
+30B-A3B is measured with 4 and 8 of its 48 layers, 1.8B completely. --layers 16
+before the command measures 16 layers without scaling, where the time of four
+layers would vanish in the noise. pip builds llama.cpp from the package's source;
+the files take 28 GB and an hour.
 
-make: a GGUF of random weights in Q8_0 (the embedding wide, so that a token's
-own decides about its experts in all layers; else they collapse to a few), of
-which llama.cpp makes Q4_0 and Q4_K_M, and convert.py moe's two files: the
-default one and all Q4. That of 4 layers is cut from that of 8, since Q4_K_M
-gives more bits to every second layer.
+make: a GGUF of random weights in Q8_0 (with a wide embedding, so that the token
+itself selects its experts in all layers; otherwise few experts are used).
+llama.cpp quantises it to Q4_0 and Q4_K_M, convert.py to moe's default and to all
+Q4. The file of 4 layers is cut from that of 8, since Q4_K_M gives more bits to
+every second layer.
 
-run: all files take turns, --rounds times. A turn reads its file, warms up, and
-measures: prompts of 64 tokens and 48 that come out, at batch 1, 8 and 32, and
-a prompt of 512. llama.cpp runs with repacked weights and as they lie.
+run: all files alternate, --rounds times. A turn reads its file, warms up, and
+measures: prompts of 64 tokens with 48 generated ones, at batch 1, 8 and 32, and
+a prompt of 512. llama.cpp runs with repacked weights and without repacking.
 
-experts: how many experts llama.cpp reads in a step of such a batch, of each
-layer. moe-bench says that of moe in each turn.
+experts: the number of experts per layer that llama.cpp reads in a step of such
+a batch. moe-bench reports moe's in each turn.
 
 table: medians of the rounds, seconds scaled to 48 layers (t8 + 10 (t8 - t4)),
-beside llama.cpp's best of a row and beside the least time in which memory
-gives the weights of a step, at the bandwidth that moe-bench measured in its
-turns.
+relative to llama.cpp's best and to the time that reading a step's weights takes
+at the bandwidth that moe-bench measured.
 """
 import argparse
 import json
@@ -54,7 +53,7 @@ SHAPES = {
              "intermediate_size": 6144, "rope_theta": 1e4, "rope_scaling": {"alpha": 1000.0}}}
 MEASURED = {"30b": (4, 8), "1.8b": (32,)}  # layers
 PEER_PROGRAM = os.path.join(HERE, "peer_llama.py")
-# What runs: the ending of its file, and convert.py's or llama.cpp's word for it.
+# Variants: the suffix of the file, and the type's name for convert.py or llama.cpp.
 MOE = {"30b": {"moe, experts Q4, the rest Q8": (".bin", ()), "moe, all Q4": ("-q4.bin", ("--type", "q4"))},
        "1.8b": {"moe, Q8": (".bin", ()), "moe, Q4": ("-q4.bin", ("--type", "q4"))}}
 PEER = {"30b": {"Q4_0": "-q4_0.gguf", "Q4_K_M": "-q4_k_m.gguf"},
@@ -96,7 +95,7 @@ def tensors(c, layers):
 
 
 def writer_of(path, c, layers):
-    """A writer that has all keys. The tokeniser has 256 bytes and one merge: nobody gives it text."""
+    """Return a writer with all keys. The tokeniser has 256 bytes and one merge, since it gets no text."""
     import gguf
     import make_gguf
     w = gguf.GGUFWriter(path, make_gguf.ARCHITECTURES[c["model_type"]])
@@ -132,7 +131,7 @@ def write(w, named, data_of):
 
 
 def make_random(path, c, layers):
-    """Normal numbers in Q8_0: every tensor takes pieces of some thousand rows from random places of the same ones."""
+    """Normally distributed numbers in Q8_0: tensors reuse random slices of the same few thousand rows."""
     import gguf
     q8, f32 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32
     random, piece = np.random.default_rng(1), 1 << 14
@@ -204,7 +203,7 @@ def make(o):
 # ---- Turns -----------------------------------------------------------------------------------------------------------
 
 def json_lines(*command):
-    """The JSON lines that a program prints."""
+    """Return the JSON lines that a program prints."""
     done = subprocess.run([str(x) for x in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(f"{command}: status {done.returncode}\n{done.stderr[-2000:]}")
@@ -240,7 +239,7 @@ def run(o):
         for shape in o.shapes:
             sides = [(name, ending, None) for name, (ending, _) in MOE[shape].items()]
             for repacked in 1, 0:
-                sides += [(f"{kind}, {'repacked' if repacked else 'as it lies'}", ending, repacked)
+                sides += [(f"{kind}, {'repacked' if repacked else 'not repacked'}", ending, repacked)
                           for kind, ending in PEER[shape].items()]
             for name, ending, repacked in sides[::-1] if turn % 2 else sides:
                 for layers in MEASURED[shape]:
@@ -273,7 +272,7 @@ def step_bytes(c, kind, expert_kind, read):
 
 
 def scaled(by_layers, layers):
-    """Of a whole model: what a layer adds is the difference of two files."""
+    """Scale to the whole model; the difference of two files is the cost of the added layers."""
     if len(by_layers) == 1:
         return by_layers[max(by_layers)]
     less, more = sorted(by_layers)
@@ -301,7 +300,7 @@ def table(o):
         for side, of in turns.items():
             whole[side] = {key: rate(key, scaled({n: statistics.median(t["seconds"][key] for t in some)
                                                   for n, some in of.items()}, layers)) for key in keys}
-        print(f"{shape}, tokens a second\n\n| | {' | '.join(keys)} |\n|---|{'---|' * len(keys)}")
+        print(f"{shape}, tokens per second\n\n| | {' | '.join(keys)} |\n|---|{'---|' * len(keys)}")
         for side in turns:
             print(f"| {side} | {' | '.join(f'{whole[side][key]:.1f}' for key in keys)} |")
         for side in MOE[shape]:
@@ -319,12 +318,12 @@ def table(o):
         for n, read in line.get("experts", {}).items():
             counted.setdefault(line["side"], {}).setdefault(int(n), []).append(read)
     for side, of in counted.items():
-        print(f"experts that a layer reads in a step, {side}: " +
+        print(f"experts read per layer and step, {side}: " +
               ", ".join(f"{statistics.mean(read):.1f} at batch {n}" for n, read in sorted(of.items())))
 
 
 def bounds(shape, side, of, rates, keys):
-    """Shares of what memory gives, with its bandwidth."""
+    """Return the shares of the memory bound, with the bandwidth."""
     c, some = SHAPES[shape], [t for turns in of.values() for t in turns]
     speed = statistics.median(t["gbytes_s"] for t in some)
     kinds = ("q4", "q4") if side.endswith("Q4") else ("q8", "q4") if shape == "30b" else ("q8", "q8")
@@ -339,7 +338,7 @@ def bounds(shape, side, of, rates, keys):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, help="of 30B-A3B, instead of 4 and 8")
+    parser.add_argument("--layers", type=int, help="layers of 30B-A3B, instead of 4 and 8")
     commands = parser.add_subparsers(required=True)
     for name, step in ("make", make), ("run", run), ("experts", experts):
         p = commands.add_parser(name)
@@ -347,7 +346,7 @@ def main():
         p.add_argument("folder")
         p.set_defaults(step=step)
         if step in (make, run):
-            p.add_argument("--only", default="", help="of the sides whose names match this")
+            p.add_argument("--only", default="", help="only variants whose names match this")
         if step is run:
             p.add_argument("--rounds", type=int, default=3)
             p.add_argument("--isa", help="of moe's kernels")

@@ -1,37 +1,36 @@
 #!/usr/bin/env python3
-"""Which model on which machine: the tables of tools/MACHINES.md, computed.
+"""Compute the tables of tools/MACHINES.md: which model on which machine.
 
     tests/bench/machines.py [--disk 1,3] [--most 14,28]
 
-Bytes of files from the shapes; bytes that a token reads where fewer experts are
-held than there are, with those held that are asked for most often; tokens a
-second as the least of that and of what the processor does (--most: with one
-sentence and a beam of 4, and with 8 sentences). Sentences have 25 tokens,
-translations 28, and tokens go to all experts alike, which is the worst case.
-Standard library only.
+File sizes follow from the shapes. Bytes read per token assume that the cache
+holds the most frequent experts. Tokens per second are the lower of the disk's
+and the processor's (--most: one sentence with a beam of 4, and 8 sentences).
+Sentences have 25 tokens, translations 28, and routing is uniform, the worst
+case. Standard library only.
 """
 import argparse
 
 GIB = 1 << 30
 SLAB = 17_907_712         # bytes of an expert of NLLB-MoE-54B in Q4, as in the file
-DENSE = 30.5e9 - 12 * 128 * SLAB  # all else of its file, in Q8
-LAYERS, K, SOURCE, TARGET = 6, 2, 25, 28  # mixtures of a side, experts of a token
+DENSE = 30.5e9 - 12 * 128 * SLAB  # the rest of its file, in Q8
+LAYERS, K, SOURCE, TARGET = 6, 2, 25, 28  # mixtures per side, experts per token
 AT_ONCE = (1, 4), (8, 1)  # sentences, beam
-SESSION = 1.4e9           # the larger one of both: twice what nllb-1.3b's --dry-run says, of the same layers and half
+SESSION = 1.4e9           # the larger of two: twice nllb-1.3b's --dry-run, which has as many layers and half
 #                           the width: 414 MiB and 669 MiB
 SYSTEM = 1.0e9
 WHOLE, PAIR, FOUR = (128, 128), (36, 12), (377 / 6, 223 / 6)  # experts in a mixture of encoder and decoder
 
 
 def visited(experts, rows):
-    """Experts of a mixture that some row goes to."""
+    """Return the expected number of a mixture's experts that any row visits."""
     return experts * (1 - (1 - K / experts) ** rows)
 
 
 def read(experts, batch, beam, budget):
-    """Bytes that a token reads from the disk."""
+    """Return the bytes read from disk per token."""
     encoder, decoder = experts
-    # how often a step asks for each expert; the encoder runs once in TARGET steps
+    # frequency of each expert per step; the encoder runs once in TARGET steps
     asked = sorted([(visited(decoder, batch * beam) / decoder, LAYERS * decoder),
                     (visited(encoder, batch * SOURCE) / encoder / TARGET, LAYERS * encoder)], reverse=True)
     slots, reads = budget / SLAB, 0.0

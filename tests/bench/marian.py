@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe beside Bergamot on the same Marian student, taking turns.
+"""moe and Bergamot on the same Marian student, alternating.
 
     P=~/.pyenv/versions/3.10.13/bin/python
     $P -m venv /tmp/bergamot && /tmp/bergamot/bin/pip install bergamot==0.4.5
@@ -7,10 +7,10 @@
         --peer /tmp/bergamot/bin/python --config DIR/config.intgemm8bitalpha.yml
 
 Each round runs every side on all lines, many at a time and one at a time. A
-line of the table has the medians of the rounds: seconds of processor time and
-of the wall for the lines alone (moe: a whole process less one that translates
-one line; Bergamot measures itself), sentences a second, the largest resident
-memory; and the start, which is a whole process with one line.
+line of the table has the medians of the rounds: processor and wall seconds for
+the lines alone (moe: a whole process less one that translates one line;
+Bergamot measures itself), sentences per second, peak resident memory; and the
+start, a whole process with one line.
 """
 
 import argparse

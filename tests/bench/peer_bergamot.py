@@ -3,8 +3,8 @@
 
 Usage: peer_bergamot.py CONFIG [--threads N] [--one] [--full] [--times N]   (lines on stdin, translations on stdout)
 
---one: a line at a time, as an app does; --full: without the shortlist. One line of JSON on stderr: seconds until the
-model was there, seconds of each time, processor seconds of each time, the largest resident memory in bytes.
+--one: a line at a time, as an app does; --full: without the shortlist. One line of JSON on stderr: seconds to load the
+model, wall and processor seconds of each repetition, peak resident memory in bytes.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import yaml
 
 
 def extension():
-    """The package's own __init__ wants the network: only its extension is loaded."""
+    """Load the extension alone: the package's __init__ requires the network."""
     (folder,) = importlib.util.find_spec("bergamot").submodule_search_locations
     spec = importlib.util.spec_from_file_location("_bergamot", glob.glob(os.path.join(folder, "_bergamot*.so"))[0])
     module = importlib.util.module_from_spec(spec)
@@ -29,7 +29,7 @@ def extension():
 
 
 def configuration(path, full):
-    """The model's own, with absolute paths."""
+    """The model's configuration with absolute paths."""
     folder = os.path.dirname(os.path.abspath(path))
     with open(path) as file:
         config = yaml.safe_load(file)

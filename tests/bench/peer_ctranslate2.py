@@ -9,17 +9,16 @@
         a checkpoint of tests/convert/make_transformers.py (dense), token i of
         which is called w<i>
 
-The model is made in --folder where it is not there yet. --sentences FILE: what
-moe-bench translates with this option. The library has no lengths for each
-sentence: --batch sentences whose targets are about as long go together, and
-each of them gets the mean of their lengths, so that none waits for another.
+The model is created in --folder if missing. --sentences FILE: as for moe-bench.
+The library has one target length per call: batches hold sentences with targets
+of similar length, and each uses their mean, so that none waits for another.
 --score FILE prints the log-probabilities of these sentences' own first tokens
 instead, as targets.
 
 The wheel's own OpenMP sleeps between the pools of the library's main thread
-and its worker, which costs it most of its speed on few processors; Intel's
-does not. Memory that is freed stays in the heap, and comes in huge pages.
-Measured without, CTranslate2 is several times slower: do not quote that.
+and its worker, which costs most of its speed on few processors; Intel's does
+not. Freed memory remains in the heap, in huge pages. Without these settings
+CTranslate2 is several times slower: do not quote that.
 """
 import argparse
 import json
@@ -68,7 +67,7 @@ def checkpoint_weights(model, config, read, numpy):
     """The weights of a checkpoint, as the library's own converter places them. Returns the tokens."""
     from transformer_numpy import m2m_positions, marian_positions
     marian, width = config["model_type"] == "marian", config["d_model"]
-    vocabulary = config["vocab_size"] - marian  # the last is a pad with which decoding begins: zeros
+    vocabulary = config["vocab_size"] - marian  # the last row is the pad token that starts decoding: zeros
     table = read("model.shared.weight")[:vocabulary]
     positions = (marian_positions if marian else m2m_positions)(config["max_position_embeddings"], width)
 
@@ -174,18 +173,18 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--folder", required=True, help="where the model is or will be (60 to 620 MB)")
     p.add_argument("--checkpoint", help="a folder in Hugging Face's layout")
-    p.add_argument("--save", default="int8", help="how a model that is made holds its weights: int8, float32")
+    p.add_argument("--save", default="int8", help="weights of a new model: int8, float32")
     p.add_argument("--compute", default="int8", help="CTranslate2's compute_type")
-    p.add_argument("--sentences", metavar="FILE", help="instead of a batch of --src-len and --tgt-len")
-    p.add_argument("--score", metavar="FILE", help="log-probabilities, and no more")
+    p.add_argument("--sentences", metavar="FILE", help="sentences instead of --src-len and --tgt-len")
+    p.add_argument("--score", metavar="FILE", help="only print log-probabilities")
     p.add_argument("--batch", type=int, default=32)
     p.add_argument("--beam", type=int, default=4)
     p.add_argument("--src-len", type=int, default=25)
     p.add_argument("--tgt-len", type=int, default=25)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--workers", type=int, default=1, help="batches at a time, which share the threads")
-    p.add_argument("--once", action="store_true", help="translate once and end, for the cold start")
-    p.add_argument("--plain", action="store_true", help="the wheel as it comes, for the difference")
+    p.add_argument("--once", action="store_true", help="translate once and exit, for the cold start")
+    p.add_argument("--plain", action="store_true", help="the wheel with its own OpenMP")
     o = p.parse_args()
     if not o.plain:
         # OMP_NUM_THREADS is for the main thread, which only waits; the worker has intra_threads
@@ -195,7 +194,7 @@ def main():
     import ctranslate2
 
     if not os.path.exists(os.path.join(o.folder, "model.bin")):
-        # A process of its own, whose memory does not count.
+        # In another process, whose memory is not counted.
         maker = multiprocessing.Process(target=make, args=(o.folder, o.checkpoint, o.save))
         maker.start()
         maker.join()

@@ -84,7 +84,7 @@ def bench(o, model):
 
 
 class Watch:
-    """Called before and behind every tensor of a graph: counts the different experts that a mixture's rows choose."""
+    """Count the distinct experts that a mixture's rows select; called before and after every tensor of a graph."""
 
     def __init__(self, o):
         base = ctypes.CDLL(o.base)
@@ -96,7 +96,7 @@ class Watch:
         self.function = lib.ggml_backend_sched_eval_callback(self.seen)
 
     def seen(self, tensor, ask, _):
-        """The chosen ones are the first k columns of rows as long as there are experts."""
+        """The selected experts are the first k columns; rows have one column per expert."""
         if not re.match(rb"ffn_moe_topk-\d", self.name_of(tensor)):
             return not ask
         if not ask:
@@ -126,7 +126,7 @@ def quantise(o):
     p = lib.llama_model_quantize_default_params()
     p.ftype, p.allow_requantize, p.nthread = getattr(lib, "LLAMA_FTYPE_MOSTLY_" + o.kind), True, o.threads
     if lib.llama_model_quantize(o.model.encode(), o.out.encode(), ctypes.byref(p)):
-        sys.exit(f"{o.model} could not be quantised")
+        sys.exit(f"cannot quantise {o.model}")
 
 
 def main():
@@ -145,7 +145,7 @@ def main():
     parser.add_argument("--k", type=int, default=8)
     o = parser.parse_args()
     if lib is None:
-        sys.exit("it needs llama-cpp-python==0.3.36")
+        sys.exit("llama-cpp-python==0.3.36 is required")
     lib.llama_backend_init()
     if o.step == "quantise":
         quantise(o)
@@ -156,7 +156,7 @@ def main():
     p.use_extra_bufts = bool(o.repack)
     model = lib.llama_model_load_from_file(o.model.encode(), p)
     if not model:
-        sys.exit(f"{o.model} could not be loaded")
+        sys.exit(f"cannot load {o.model}")
     (bench if o.step == "bench" else experts)(o, model)
 
 

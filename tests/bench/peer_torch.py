@@ -5,13 +5,13 @@ eager PyTorch, random weights, forced length.
 Encoder: LSTM, LSTM, mixture, LSTM. Decoder: LSTM with the attention of App. G,
 mixture, LSTM. LSTMs have 2048 cells projected to 512, experts 2048 units; of 32
 experts about 4 pass the threshold for a token. Residuals around every layer,
-sigmoid behind the mixtures.
+sigmoid after the mixtures.
 
 Products run on oneDNN with weights packed once (f32, bf16), or are PyTorch's
 dynamic quantisation (int8: scales per row of the weights, one for all
 activations of a call). The best of a row's 32,000 logits are found by blocks,
-which is twice as fast as one topk. Memory that is freed stays in the heap, and
-OpenMP is Intel's.
+twice as fast as one topk. Freed memory remains in the heap, and OpenMP is
+Intel's.
 """
 import argparse
 import sys
@@ -83,10 +83,10 @@ class Mixture:
 
     def __call__(self, x):
         p = torch.nn.functional.linear(x, self.gate).float().softmax(1)
-        if self.threshold is None:  # what as many pass of the first rows as should
+        if self.threshold is None:  # such that the intended number passes for the first rows
             self.threshold = p.view(-1).sort(descending=True)[0][len(p) * CHOSEN]
         mask = p > self.threshold
-        mask.scatter_(1, p.argmax(1, keepdim=True), True)  # where nothing passes, the best
+        mask.scatter_(1, p.argmax(1, keepdim=True), True)  # the best one if none passes
         experts, rows = mask.t().nonzero(as_tuple=True)
         weights = (p / (p * mask).sum(1, keepdim=True))[rows, experts]
         sorted_x, parts, at = x[rows], [], 0
@@ -112,7 +112,7 @@ class Network:
 
     def encode(self, ids):
         """ids [batch, source] -> memory and keys, [batch, source, width]"""
-        x = self.embedding[ids.t().reshape(-1)]  # one time step behind the other
+        x = self.embedding[ids.t().reshape(-1)]  # one time step after the other
         for layer, cell in enumerate(self.encoder):
             if layer == 2:
                 x = x + self.encoder_mixture(x)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The pictures of README.md: the server's page, a page of experts, and the speed beside other engines.
+"""Make the pictures of the pages: the server's page, a page of experts, and a plot of speeds.
 
-    tests/python tests/bench/pictures.py      # where make has built the programs; needs chromium on PATH
+    tests/python tests/bench/pictures.py      # after make; requires chromium on PATH
 
-Pages are those of moe-server and moe-routing, as a browser shows them. Speeds are the rows of tests/bench/README.md's
-tables, which say on what machine and by which commands they were measured.
+The pages are screenshots of moe-server and moe-routing. Speeds come from the tables of tests/bench/README.md, which
+name machine and commands.
 """
 import http.server
 import os
@@ -21,18 +21,18 @@ from html import escape
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MODEL = os.path.join(ROOT, "models", "en-de-fr-es.bin")
 TEXT = "She has been reading since this morning. Where is my book?"
-POINT = "Morgen"  # the word of the translation that the mouse is on
-# What a mouse would do, once the translation is there.
+POINT = "Morgen"  # the word of the translation under the mouse
+# Move the mouse once the translation has arrived.
 POINTING = """<script>new MutationObserver((list, self) => {
   const word = [...document.querySelectorAll("#out .word")].find(x => x.textContent === "%s");
   if (word) { self.disconnect(); document.activeElement.blur(); setTimeout(() => {
-    document.getElementById("state").textContent = ""; // the time of a browser that waits for nothing is none
+    document.getElementById("state").textContent = ""; // virtual time shows no duration
     word.onmouseenter();
   }, 200); }
 }).observe(document.getElementById("out"), { childList: true });</script>"""
 SCROLLING = """<script>setTimeout(() => {
   const search = document.querySelector("input[type=search]");
-  search.value = "#3"; // one that likes the first person and what is denied
+  search.value = "#3"; // an expert that prefers the first person and negations
   search.dispatchEvent(new Event("input"));
   const part = [...document.querySelectorAll("h2")].find(x => x.textContent.startsWith("What each"));
   document.querySelector("main").style.marginTop = 55 - part.getBoundingClientRect().top + "px";
@@ -53,11 +53,11 @@ def photograph(address, path, width, height, *more):
     size = os.path.getsize(path)
     print("%s: %d bytes" % (os.path.relpath(path, ROOT), size))
     if size > 100_000:
-        sys.exit("that is more than 100 KB")
+        sys.exit("larger than 100 KB")
 
 
 class Between(http.server.BaseHTTPRequestHandler):
-    """Between browser and server: adds the pointing to the page."""
+    """A proxy that adds the mouse movement to the page."""
 
     def do_GET(self, body=None):
         asked = urllib.request.Request(self.server.behind + self.path, body,
@@ -83,7 +83,7 @@ class Between(http.server.BaseHTTPRequestHandler):
 
 
 def server_page():
-    """The page of moe-server, a word of the translation pointed at."""
+    """Photograph moe-server's page with the mouse on a word of the translation."""
     with subprocess.Popen([program("moe-server"), "-m", MODEL, "--port", "0"], stderr=subprocess.PIPE, text=True) as it:
         try:
             between = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Between)
@@ -98,7 +98,7 @@ def server_page():
 
 
 def page_of_experts():
-    """The page that moe-routing makes of the phrasebook's English sentences."""
+    """Photograph moe-routing's page of the phrasebook's English sentences."""
     with open(PHRASES, encoding="utf-8") as file:
         lines = "".join(x.split("\t")[2] + "\n" for x in file if x.split("\t")[1] == "en")
     with tempfile.TemporaryDirectory() as folder:
@@ -112,7 +112,7 @@ def page_of_experts():
 
 
 def speeds():
-    """[(network, batch, moe, CTranslate2)] of the table of tests/bench/README.md with the same weights in both."""
+    """Read [(network, batch, moe, CTranslate2)] from the table with the same weights in tests/bench/README.md."""
     with open(os.path.join(ROOT, "tests/bench/README.md"), encoding="utf-8") as file:
         text = file.read().split("## Transformers: the same network")[1].split("\n## ")[0]
     found, network = [], ""
@@ -127,7 +127,7 @@ def speeds():
 
 
 def drawn():
-    """The plot as SVG. Bars: tokens a second of either engine, each network on a scale of its own."""
+    """Draw the plot as SVG: tokens per second of either engine, each network on its own scale."""
     rows, about = speeds()
     networks = list(dict.fromkeys(row[0] for row in rows))
     half, bottom, high = 400, 262, 175

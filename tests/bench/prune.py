@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""What a model loses when moe-prune cuts it to one direction: by importance
-and at random.
+"""Loss of a model that moe-prune reduces to one direction, by importance and at
+random.
 
     tests/python tests/bench/prune.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus [--direction en-de] [--limit N] [--lines N]
 
-The experts that stay are those that --lines sentences need most, or as many of
-each mixture drawn at random (--draws times, each with a seed of its own); the
-sentences follow those of the test set that are translated. Thresholds are set
-anew in both, from the same sentences. BLEU of the first --limit sentences of
-the test set, and the loss in nats a token of their references. A Markdown
-table. Needs sacreBLEU (tools/install-deps --train).
+Keeps the experts that --lines sentences use most, or the same number per
+mixture at random (--draws times, with different seeds); these sentences follow
+the translated ones in the test set. Both recalibrate thresholds on the same
+sentences. Prints a Markdown table with BLEU of the first --limit sentences of
+the test set and the loss in nats per token of their references. Requires
+sacreBLEU (tools/install-deps --train).
 """
 import argparse
 import json
@@ -49,12 +49,12 @@ def main():
     parser.add_argument("--limit", type=int, default=500, help="sentences of the test set (500)")
     parser.add_argument("--lines", type=int, default=500, help="sentences of the sample (500)")
     parser.add_argument("--keep", default="75,50,25", help="percentages (75,50,25)")
-    parser.add_argument("--draws", type=int, default=3, help="random cuts of each (3)")
+    parser.add_argument("--draws", type=int, default=3, help="random prunings of each (3)")
     o = parser.parse_args()
     source, target = o.direction.split("-")
     found = {(s, t): pairs for s, t, *pairs in evaluate.directions(o.corpus, o.set)}[source, target]
     sentences, references = found[0][:o.limit], found[1][:o.limit]
-    # those behind the ones that are translated: nothing of these is seen
+    # those after the translated ones, which it must not see
     sample = list(zip(*(x[o.limit:o.limit + o.lines] for x in found)))
     if len(sentences) < o.limit or len(sample) < o.lines:
         sys.exit(f"prune.py: {o.set} has only {len(found[0])} sentences of {o.direction}")
@@ -83,7 +83,7 @@ def main():
             return (score(out), meta["quality.nats_per_token"], meta["quality.nats_per_token_before"],
                     meta["quality.same_translations"])
 
-        print("| experts that stay | file | BLEU, by importance | BLEU, at random | their mean | nats a token, by "
+        print("| experts kept | file | BLEU, by importance | BLEU, at random | their mean | nats per token, by "
               "importance | at random, mean | same translations, by importance |\n|---|---|---|---|---|---|---|---|")
         whole = score(o.model)
         for percent in map(int, o.keep.split(",")):

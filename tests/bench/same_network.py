@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""moe beside CTranslate2 on one network: the same random weights in both, 8 bits.
+"""moe and CTranslate2 on one network: the same random weights in both, 8 bits.
 
     same_network.py check
-        do both compute the same? Small networks of either family in float32,
-        then --network in 8 bits: log-probabilities of random targets
+        compare log-probabilities of random targets: small networks of either
+        family in float32, then --network in 8 bits
     same_network.py run --batch 32 >> results
-        one line of the table: both take turns, --rounds times
+        one line of the table: both alternate, --rounds times
     same_network.py cold
-        whole processes that translate one sentence, --rounds times by turns
+        whole processes that translate one sentence, alternating --rounds times
     same_network.py table results
         Markdown: medians of the rounds' ratios
 
@@ -16,10 +16,10 @@ A checkpoint in Hugging Face's layout, from a seed
 and, for CTranslate2, by peer_ctranslate2.py. --lengths forced: --batch
 sentences of 25 ids, 25 tokens each. --lengths real: every n-th sentence of
 newstest2014 (--corpus) in pieces of the shipped model, and targets as long as
-the reference. moe takes these as they come and gives each its own length.
-CTranslate2 has one length for a call: it gets sentences sorted by the length
-of their targets, and each batch their mean, so that nothing waits for a longer
-neighbour. That is more than it could know in use.
+the reference. moe decodes each sentence to its own length, in input order.
+CTranslate2 has one length per call: its sentences are sorted by target length,
+and each batch uses their mean, so that none waits for a longer neighbour. That
+is more than it could know in use.
 
 Run it with a Python that has the packages (numpy, ctranslate2, intel-openmp,
 sentencepiece), while nothing else runs:
@@ -45,15 +45,15 @@ from marian import timed
 
 sys.path += [os.path.join(ROOT, "tools", "convert"), os.path.join(ROOT, "tests", "convert")]
 NETWORKS = ("opus-base", "m2m-418m", "nllb-600m")
-SENTENCES = {"opus-base": 512, "m2m-418m": 160, "nllb-600m": 160}  # of newstest2014: what a minute translates
-# int8 against int8: either side rounds activations in its own way. These log-probabilities lie 4 to 30 below zero.
+SENTENCES = {"opus-base": 512, "m2m-418m": 160, "nllb-600m": 160}  # sentences of newstest2014, for about a minute
+# int8 against int8: the sides round activations differently. These log-probabilities are -30 to -4.
 MEAN, MOST = 0.25, 1.5
 
 
 # ---- Networks and sentences ------------------------------------------------------------------------------------------
 
 def checkpoint_of(o, name):
-    """The folder of a checkpoint: a published shape, or a family's small one."""
+    """Return the folder of a checkpoint: a published shape, or a family's small one."""
     import make_transformers as checkpoints
     folder = os.path.join(o.folder, name + "-hf")
     if not os.path.exists(os.path.join(folder, "config.json")):
@@ -74,7 +74,7 @@ def converted(o, name, kind):
 
 
 def special(o, name):
-    """Whether the network is one of M2M-100, and the ids that no sentence should have."""
+    """Return whether the network is an M2M-100, and the ids to avoid in sentences."""
     with open(os.path.join(checkpoint_of(o, name), "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     size = config["vocab_size"]
@@ -82,8 +82,8 @@ def special(o, name):
 
 
 def line_of(m2m, end, size, tail, target, pieces):
-    """A line of moe-bench's --sentences: the last ids of M2M-100 are languages, one before the source and one first in
-    the target, and the end is behind the source."""
+    """Return a line of moe-bench's --sentences. M2M-100's last ids are languages: one precedes the source, one starts
+    the target; the end token follows the source."""
     ids = [4 + x % (size - tail - 4) for x in pieces]
     source, target_language = ([size - tail + 1] + ids, size - tail + 2) if m2m else (ids, -1)
     return " ".join(map(str, [target, target_language, *source, end]))
@@ -191,7 +191,7 @@ def run(o):
 # ---- cold ------------------------------------------------------------------------------------------------------------
 
 def cold(o):
-    """One sentence of 25 tokens from the start of a process to its end. CTranslate2 runs as its wheel comes."""
+    """Time whole processes with one sentence of 25 tokens. CTranslate2 runs with its wheel's own OpenMP."""
     lines = forced_sentences(o, o.network, 1, 25)
     path = write_lines(o, o.network + "-cold.txt", lines)
     target, language, *source = lines[0].split()
@@ -207,7 +207,7 @@ def cold(o):
     for turn in range(o.rounds + 1):
         for name, (command, text) in sides.items():
             run = timed(list(map(str, command)), text)
-            if turn:  # the first reads the files
+            if turn:  # the first run reads the files
                 found[name].append(run)
     print("| network | threads | side | wall s | processor s | MB |\n" + "|---" * 6 + "|")
     for name, runs in found.items():
@@ -218,7 +218,7 @@ def cold(o):
 # ---- table -----------------------------------------------------------------------------------------------------------
 
 def table(o):
-    """Rounds of equal lines are put together; those in which a side did not get its processors are left out."""
+    """Combine the rounds of equal lines; skip those in which a side did not get its processors."""
     groups = collections.OrderedDict()
     for path in o.results:
         with open(path, encoding="utf-8") as file:
@@ -226,7 +226,7 @@ def table(o):
                 try:
                     line = json.loads(text)
                 except ValueError:
-                    sys.exit("%s: line %d is none that `run` has printed: %s" % (path, number, text[:60].strip()))
+                    sys.exit("%s: line %d was not printed by `run`: %s" % (path, number, text[:60].strip()))
                 kind = tuple(line[x] for x in ("network", "lengths", "threads", "beam", "batch"))
                 groups.setdefault(kind, []).append(line)
     print("| network | sentences | threads | beam | batch | moe tokens/s | CTranslate2 | moe : CTranslate2 "
@@ -259,7 +259,7 @@ def main():
         c = commands.add_parser(name, help=words)
         c.add_argument("--network", default="opus-base", choices=NETWORKS)
         c.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "moe-bench"),
-                       help="for checkpoints and models, which are used again: 0.5 to 4 GB (default %(default)s)")
+                       help="for checkpoints and models, which are reused: 0.5 to 4 GB (default %(default)s)")
         if name == "check":
             continue
         c.add_argument("--lengths", default="forced", choices=("forced", "real"))
@@ -271,9 +271,9 @@ def main():
         c.add_argument("--workers", type=int, default=1, help="CTranslate2's: batches at a time")
         c.add_argument("--count", type=int, help="sentences of --lengths real")
         c.add_argument("--corpus", default=os.path.join(ROOT, "..", "shared", "corpus"))
-    c = commands.add_parser("table", help="Markdown from what run has printed")
+    c = commands.add_parser("table", help="Markdown of the output of run")
     c.add_argument("results", nargs="+")
-    c.add_argument("--min-cpus", type=float, default=0.9, help="of the threads; other rounds do not count")
+    c.add_argument("--min-cpus", type=float, default=0.9, help="minimum share of the threads for a valid round")
     o = p.parse_args()
     if o.command != "table":
         os.makedirs(o.folder, exist_ok=True)

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""How long a program takes from a signal to its exit, with long lines under way.
+"""Time from a signal to a program's exit, with long lines in flight.
 
     tests/python tests/bench/stop.py -- ./moe-translate -t de --split 0
 
-Sends the signal at moments spread over the time that the program takes for its
-input, one moment a round. Gives the median and the longest time. Fails if a
-line of the output is not whole.
+Sends the signal at moments spread over the program's run time, one per round.
+Prints the median and the longest time. Fails if an output line is incomplete.
 """
 import argparse
 import signal
@@ -57,7 +56,7 @@ def main():
             if process.returncode not in (128 + number, -number):
                 sys.exit(f"exit status {process.returncode}: {complaint.decode()}")
             if not whole.startswith(out) or (out and not out.endswith(b"\n")):
-                sys.exit("the output is not whole lines")
+                sys.exit("incomplete output line")
     print(f"{args.lines} lines take {full:.2f} s; from {args.signal} to the exit "
           f"{1000 * statistics.median(took):.0f} ms (median), {1000 * max(took):.0f} ms (longest of {len(took)})")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The bank keeps experts nearly as well as what is possible; an LRU would not. Prints `ok NAME` or `FAIL NAME`."""
+"""The bank caches experts nearly optimally; an LRU would not. Prints `ok NAME` or `FAIL NAME`."""
 import sys
 
 import belady
@@ -10,7 +10,7 @@ test = Suite()
 
 @test
 def few_visits_have_to_read():
-    """A short form of the table: for each network and batch of 32 an LRU is too low somewhere, and moe nowhere."""
+    """A short form of the table: for each network at batch 32 an LRU fails somewhere, and moe nowhere."""
     for network in belady.networks(belady.phrases("en"), "de"):
         for batch in (32, 128) if network.name == "NLLB-MoE-54B, uniform" else (32,):
             found = list(belady.compare(network, batch, 450))
@@ -21,7 +21,7 @@ def few_visits_have_to_read():
 @test
 def belady_and_the_fixed_set_are_those_of_a_trace_by_hand():
     runs = [(0, dict.fromkeys(x, 1)) for x in ((0, 1), (2,), (0, 1), (2,), (0,))]
-    assert belady.belady(runs, 1) == 2 / 7  # 0 stays
+    assert belady.belady(runs, 1) == 2 / 7  # keep 0
     assert belady.belady(runs, 2) == 3 / 7
     assert belady.belady(runs, 3) == 4 / 7
     assert belady.lru(runs, 2) == 2 / 7 and belady.lru(runs, 3) == 4 / 7

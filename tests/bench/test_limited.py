@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What is said of memory is kept. Prints `ok NAME` or `FAIL NAME`; root's, on Linux.
+"""Statements about memory hold. Prints `ok NAME` or `FAIL NAME`; requires root on Linux.
 
-A mixture of 650 MB with random weights translates in a memory group, with as much as --dry-run says and 64 MB more,
-after its pages were dropped. A session of Hy-MT2-30B-A3B for 32 requests stays below 1.7 GB.
+A mixture of 650 MB with random weights translates in a memory group of the size that --dry-run prints plus 64 MB, after
+its pages were evicted. A session of Hy-MT2-30B-A3B for 32 requests takes less than 1.7 GB.
 """
 import json
 import os
@@ -22,7 +22,7 @@ test = Suite()
 
 
 def limited(folder, memory, model, *options):
-    """(what limited.py found, the output) of a translation in a group of so many MiB."""
+    """Translate in a group of the given MiB; return limited.py's result and the output."""
     with open(folder + "/ids", "w", encoding="ascii") as file:
         file.write(IDS)
     shell = f'"$0" "$@" < {folder}/ids > {folder}/out'
@@ -31,7 +31,7 @@ def limited(folder, memory, model, *options):
          "--", "sh", "-c", shell, TRANSLATE, "-m", model, "--ids", "--max-len", "24", "--batch", "4", *options],
         capture_output=True, text=True, timeout=600, check=False)
     if "memory.max" in done.stderr or "/sys/fs/cgroup" in done.stderr:
-        raise Skip("no memory groups can be made here: " + done.stderr.strip().splitlines()[-1])
+        raise Skip("cannot create memory groups: " + done.stderr.strip().splitlines()[-1])
     with open(folder + "/out", "rb") as file:
         return json.loads(done.stdout), file.read()
 
@@ -48,14 +48,14 @@ def memory_with_pages_of_the_file_is_what_was_said():
         most = int(float(re.search(r"^peak +([0-9.]+) MiB$", said, re.M)[1])) + MORE
         whole, wanted = limited(folder, 4096, model, "--no-mmap")
         assert whole["status"] == 0 and whole["peak_group_mb"] > most + 100, (whole, most)
-        free, out = limited(folder, 4096, model, *budget)  # pages could be kept, and are not
+        free, out = limited(folder, 4096, model, *budget)  # page cache could grow, and does not
         assert free["status"] == 0 and free["peak_group_mb"] <= most and out == wanted, (free, said)
         tight, out = limited(folder, most, model, *budget)
         assert tight["status"] == 0 and out == wanted, (tight, said)
 
 
 def session_mb(model, pool):
-    """What a session for 32 requests takes beside its pool, in MiB."""
+    """Memory of a session for 32 requests without its pool, in MiB."""
     said = subprocess.run([TRANSLATE, "-m", model, "--ids", "--batch", "32", "--max-len", "256", "--context-memory",
                            str(pool), "--dry-run"], capture_output=True, text=True, check=True, timeout=60).stdout
     return float(re.search(r"^session +([0-9.]+) MiB$", said, re.M)[1]) - pool
@@ -70,7 +70,7 @@ def thirty_two_requests_of_512_tokens_to_hy_mt2_30b_take_less_than_1_7_gb():
                            check=True, capture_output=True, timeout=600)
             return session_mb(folder + "/m", pool)
 
-        # Layers share all but keys and values, so that two of the 48 do.
+        # Layers share everything but keys and values, so two of the 48 suffice.
         assert abs(beside_pool("hy-mt2-narrow", 2, 1) - beside_pool("hy-mt2-narrow", 8, 1)) < 0.5
         rest = beside_pool("hy-mt2-30b-a3b", 2, round(32 * 512 * 2 * token))
         whole = (rest + 32 * 512 * 48 * token) * 2**20 / 1e6

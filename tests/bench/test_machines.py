@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The tables of tools/MACHINES.md are those of machines.py, and its formulas those of drawn rows. Prints `ok NAME` or
-`FAIL NAME`."""
+"""tools/MACHINES.md has the tables of machines.py, whose formulas agree with simulation. Prints `ok NAME` or `FAIL
+NAME`."""
 import os
 import random
 import sys
@@ -31,12 +31,12 @@ def visits_are_those_of_drawn_rows():
 
 @test
 def bytes_are_those_of_a_cache_that_knows_what_is_asked_for_most():
-    """Steps are drawn; the experts that are held are those that the formula holds: decoder's before encoder's."""
+    """Simulate steps with the cache that the formula assumes: the decoder's experts before the encoder's."""
     r = random.Random(2)
     for experts, (batch, beam), budget in ((machines.PAIR, (1, 4), 2), (machines.WHOLE, (1, 4), 9),
                                            (machines.WHOLE, (8, 1), 9), (machines.PAIR, (8, 1), 1)):
         slots, reads, sentences = int(budget * machines.GIB / machines.SLAB), 0, 40
-        room = []  # by side, decoder first: how many of each mixture's experts are held
+        room = []  # by side, decoder first: cached experts per mixture
         for n in experts[::-1]:
             room.append(min(n, slots / machines.LAYERS))
             slots -= room[-1] * machines.LAYERS

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What `make` does on a machine that lacks something: the compiler comes late, nobody is root, flags change; what is
-said and what is installed; and what tests/run shows.
+"""`make` on an incomplete machine: the compiler is installed late, the user is not root, flags change; messages,
+installed packages, and the output of tests/run.
 
 Usage: tests/python tests/install/test_build.py
-Standard library only. Builds go to a folder of their own.
+Standard library only. Builds use a separate folder.
 """
 import os
 import pty
@@ -36,7 +36,7 @@ OURS = "MAKE", "MFLAGS", "CFLAGS", "HARDEN", "EXTRA", "WERROR", "CI", "DEPS", "C
 
 
 def made(work, *words, status=0, **more):
-    """What make prints of an object in a folder of its own."""
+    """Return make's output for an object in a separate folder."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
     done = subprocess.run(["make", f"BUILD={work}/build", f"BIN={work}/build", *words], cwd=ROOT, env={**clean, **more},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
@@ -53,7 +53,7 @@ def bytes_of(path):
 def flags_are_the_same_where_the_compiler_comes_with_the_libraries():
     with tempfile.TemporaryDirectory() as work:
         real = shutil.which(COMPILER.split()[0])
-        kept = script(work + "/kept", f'exec {real} "$@"\n')  # no link: ccache goes by the name that it is called by
+        kept = script(work + "/kept", f'exec {real} "$@"\n')  # a script: ccache depends on argv[0]
         late = script(work + "/install", f"[ -e {work}/late ] || ln -s {kept} {work}/late\n")
         first = made(work, f"CC={work}/late", "DEPS=" + late, "CXX=c++", work + "/build/bytes.o")
         there = bytes_of(work + "/build/bytes.o")
@@ -83,7 +83,7 @@ def what_is_missing_is_installed_one_after_the_other():
 
 @test
 def nothing_is_cut_without_hardening_or_at_another_level():
-    """Names that could be cut are warned of, and warnings are errors here."""
+    """Truncated names cause warnings, which are errors here."""
     for flags in ["HARDEN="], ["CFLAGS=-O3"], ["HARDEN=", "CFLAGS=-O3"]:
         with tempfile.TemporaryDirectory() as work:
             objects = (f"{work}/build/{x}.o" for x in ("moe-make-random", "program", "routing"))
@@ -118,7 +118,7 @@ def whoever_is_not_root_and_has_no_sudo_is_told_the_command():
 
 
 def bare(work):
-    """The environment of a user with sudo on a machine that has no package yet; work/ran notes what is installed."""
+    """Return the environment of a user with sudo on a machine without packages; work/ran records installations."""
     tools = work + "/bin"
     os.mkdir(tools)
     script(tools + "/id", "echo 1000\n")
@@ -139,14 +139,14 @@ def make_installs_nothing_and_says_what_is_missing():
             assert f"run: CC='no-cc' CXX='no-cxx' {command}\n" in said, said
             assert "apt-get install -y --no-install-recommends g++ libsentencepiece-dev" in said, said
         assert not os.path.exists(work + "/ran") and not os.path.exists(work + "/build/.deps-build")
-        made(work, "all", "-n", "DEPS=true", **more)  # who knows better is believed
+        made(work, "all", "-n", "DEPS=true", **more)  # the user's choice wins
 
 
 @test
 def the_commands_that_set_up_a_machine_install_and_say_so():
     for goal in "deps", "demo", "test":
         with tempfile.TemporaryDirectory() as work:
-            said = made(work, goal, status=2 * (goal != "deps"), **bare(work))  # what was "installed" is not there
+            said = made(work, goal, status=2 * (goal != "deps"), **bare(work))  # "installed" packages are still missing
             assert "Installing with apt-get:" in said and "missing:" not in said, said
             assert "apt-get install -y -qq --no-install-recommends g++" in text_of(work + "/ran"), said
 
@@ -173,12 +173,12 @@ def every_target_stands_in_the_help():
     targets = " ".join(re.findall(r"^\.PHONY: ((?:.*\\\n)*.*)", rules, re.M))
     named = set(targets.replace("\\\n", " ").split()) - {"all", "help", "c-suites", "FORCE"}
     assert len(named) > 15 and sorted(listed) == sorted(named), named ^ set(listed)
-    assert text_of("Makefile").count("\n") < 220, "what builders do not need goes to tests/rules.mk"
+    assert text_of("Makefile").count("\n") < 220, "targets for tests only belong in tests/rules.mk"
 
 
 @test
 def a_gpu_that_is_not_listed_has_something_to_start_with():
-    """Machine code for all, PTX of the oldest and of the newest."""
+    """Machine code for all architectures, PTX for the oldest and the newest."""
     with tempfile.TemporaryDirectory() as work:
         nvcc = script(work + "/nvcc", "case $* in --list-gpu-arch) printf 'compute_%s\\n' 75 80 90 100;; esac\n")
         words = "-n", "DEPS=true", "CUDA=1", "NVCC=" + nvcc, work + "/build/moe-cuda.o"
@@ -190,7 +190,7 @@ def a_gpu_that_is_not_listed_has_something_to_start_with():
 
 
 def ran(terminal, *suites):
-    """What tests/run prints of two suites at a time, and its status."""
+    """Return the output and status of tests/run with two suites at a time."""
     command = [sys.executable, ROOT + "/tests/run", "-j", "2", *suites]
     if not terminal:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""make install into an empty prefix, and everything that it puts there, used from another folder.
+"""make install into an empty prefix, and every installed file used from another folder.
 
 Usage: tests/python tests/install/test_install.py
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN and BUILD say where the build is. The examples of
-tools/text/examples are compiled with what pkg-config says.
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN and BUILD are the folders of the
+build. The examples of tools/text/examples are compiled with the flags of pkg-config.
 """
 import glob
 import os
@@ -28,7 +28,7 @@ test = Suite()
 
 
 def run(*command, data="", status=0, cwd=WORK, **more):
-    """A program far from the repository and without its environment."""
+    """Run a program outside the repository, without its environment."""
     clean = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG", "TMPDIR", "ASAN_OPTIONS", "LSAN_OPTIONS")}
     env = {**clean, "PATH": PREFIX + "/bin:" + os.environ["PATH"], "PKG_CONFIG_PATH": PREFIX + "/lib/pkgconfig", **more}
     done = subprocess.run(command, input=data.encode(), cwd=cwd, env=env, stdout=subprocess.PIPE,
@@ -39,7 +39,7 @@ def run(*command, data="", status=0, cwd=WORK, **more):
 
 
 def served(**more):
-    """The model that moe-server says it serves where none is named."""
+    """Return the model that moe-server serves by default."""
     env = {**os.environ, "PATH": PREFIX + "/bin:" + os.environ["PATH"], **more}
     if "MOE_MODEL" not in more:
         env.pop("MOE_MODEL", None)
@@ -50,7 +50,7 @@ def served(**more):
 
 
 def make(target, prefix, **variables):
-    """`-o all`: what is built is not looked at again, as other flags may have made it."""
+    """Run make without rebuilding (`-o all`), as the build may have used other flags."""
     return run("make", "-s", "-o", "all", target, "PREFIX=" + prefix, "BIN=" + BIN, "BUILD=" + BUILD,
                *(f"{k}={v}" for k, v in variables.items()), cwd=ROOT)
 
@@ -70,13 +70,13 @@ def is_sanitized():
 
 
 def compiled(source, package, static=False):
-    """The path of an example that was compiled with the words of pkg-config."""
+    """Compile an example with the flags of pkg-config; return its path."""
     if not shutil.which("pkg-config"):
         raise Skip("no pkg-config here")
     plus = source.endswith(".cc")
     out = os.path.join(WORK, source + (".static" if static else ""))
     words = run("pkg-config", "--cflags", "--libs", *(["--static"] if static else []), package).split()
-    if static:  # the archives of moe, not its shared libraries
+    if static:  # moe's archives instead of its shared libraries
         words = [f"{PREFIX}/lib/lib{w[2:]}.a" if w in ("-lmoe", "-lmoetext") else w for w in words]
     sanitize = ["-fsanitize=address,undefined"] if is_sanitized() else []
     compiler = os.environ.get("CXX" if plus else "CC") or ("c++" if plus else "cc")
@@ -85,7 +85,7 @@ def compiled(source, package, static=False):
     return out
 
 
-# ---- What is there --------------------------------------------------------------------------------------------------
+# ---- Files ----------------------------------------------------------------------------------------------------------
 
 
 @test
@@ -180,7 +180,7 @@ def moe_translate_finds_its_model_and_takes_words():
 
 @test
 def everything_that_translates_finds_the_same_model():
-    """moe-translate's test is above, that of a program with the library inside it below."""
+    """See above for moe-translate, and below for a program linked with the library."""
     installed = PREFIX + "/share/moe/en-de-fr-es.bin"
     named = os.path.join(ROOT, "models/en-de-fr-es.bin")
     assert served() == installed and served(MOE_MODEL=named) == named
@@ -227,7 +227,7 @@ def the_example_with_text_prints_the_translations():
     assert run(compiled("text.c", "moetext")) == GERMAN
     static = compiled("text.c", "moetext", static=True)
     assert run(static, MOE_MODEL=PREFIX + "/share/moe/en-de-fr-es.bin") == GERMAN
-    assert run(static) == GERMAN  # it lies elsewhere than the model, which is found beside the programs of PATH
+    assert run(static) == GERMAN  # outside the prefix; the model is found next to the programs in PATH
     if NOWHERE_ELSE:
         for nowhere in "", "bin:./bin", PREFIX + "/no/bin":
             assert "MOE_MODEL" in run(static, status=1, cwd=PREFIX, PATH=nowhere), nowhere
@@ -295,7 +295,7 @@ def there_is_a_manual_page_for_every_program():
         assert page.count(".SH") >= 3 and "--help" in page.replace("\\-", "-"), program
 
 
-# ---- Again and away -------------------------------------------------------------------------------------------------
+# ---- Again, uninstall -----------------------------------------------------------------------------------------------
 
 
 @test
@@ -309,7 +309,7 @@ def uninstalling_removes_that_and_nothing_else():
         open(f"{other}/{name}", "w").close()
     os.makedirs(other + "/include")
     before = everything()
-    for _ in range(2):  # the second one goes over the first
+    for _ in range(2):  # the second replaces the first
         make("install", other)
     make("uninstall", other)
     assert everything() == before, set(everything()) ^ set(before)
