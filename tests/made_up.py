@@ -10,7 +10,7 @@ import numpy as np
 def write(path, answers, **more):
     """A model file that keeps nothing but the last token of a prompt. "!" ends the prompts of those whose signs were
     lost. more: metadata, such as wordings."""
-    stand_ins, texts = byte_bpe.STAND_INS, sorted(set(answers.values()))
+    stand_ins, texts = byte_bpe.BYTE_CHARS, sorted(set(answers.values()))
     tokens = {b: stand_ins[b] for b in range(256)}
     tokens.update({256 + i: "".join(stand_ins[b] for b in x.encode()) for i, x in enumerate(texts) if x})
     width = end = 256 + len(texts)

@@ -176,7 +176,7 @@ def ranks():
     import byte_bpe
     with open(TOKENISER, encoding="utf-8") as file:
         vocabulary = json.load(file)["tokenizers"]["C"]["model"]["vocab"]
-    bytes_of = {text: byte for byte, text in byte_bpe.STAND_INS.items()}
+    bytes_of = {text: byte for byte, text in byte_bpe.BYTE_CHARS.items()}
     return {bytes(bytes_of[c] for c in text): i for text, i in vocabulary.items()}
 
 

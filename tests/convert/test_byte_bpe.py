@@ -36,7 +36,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 
 def tokeniser():
     """tokenizer.json with the merges he, the, and "Ġ the"."""
-    vocabulary = {text: i for i, text in enumerate([*sorted(byte_bpe.STAND_INS.values()), "he", "the", "Ġthe"])}
+    vocabulary = {text: i for i, text in enumerate([*sorted(byte_bpe.BYTE_CHARS.values()), "he", "the", "Ġthe"])}
     return {"version": "1.0", "truncation": None, "padding": None,
             "added_tokens": [{"id": 300, "content": "<｜end｜>", "special": True, "normalized": False, "lstrip": False,
                               "rstrip": False, "single_word": False},
@@ -140,51 +140,55 @@ def changed(path, value):
 def other_tokenisers_are_refused_by_name():
     split = ("pre_tokenizer", "pretokenizers", 0)
     for path, value, said in (
-            (("model", "type"), "Unigram", "its model is 'Unigram'"), (("model",), None, "its model is None"),
-            (("model", "dropout"), 0.1, "dropout of its model is 0.1"),
+            (("model", "type"), "Unigram", "type Unigram is"), (("model",), None, "type none is"),
+            (("model", "dropout"), 0.1, "dropout of the model is not supported: 0.1"),
             (("model", "byte_fallback"), True, "byte_fallback"), (("model", "ignore_merges"), True, "ignore_merges"),
             (("model", "continuing_subword_prefix"), "##", "continuing_subword_prefix"),
             (("model", "end_of_word_suffix"), "</w>", "end_of_word_suffix"),
             (("normalizer",), {"type": "Lowercase"}, "'Lowercase'"),
             (("normalizer", "normalizers", 0, "type"), "NFKC", "'NFKC'"),
-            (("normalizer",), {"type": "Sequence", "normalizers": 3}, "sequence of 3"),
-            (("pre_tokenizer",), None, "does not end with ByteLevel"),
-            (("pre_tokenizer", "pretokenizers"), [DIGITS], "does not end with ByteLevel"),
-            (("pre_tokenizer", "pretokenizers"), [BYTES, DIGITS], "goes on behind ByteLevel"),
-            (split, {"type": "Metaspace"}, "'Metaspace'"), (split, 3, "pre-tokeniser is 3"),
-            ((*split, "behavior"), "Removed", "behavior of its Split is 'Removed'"),
-            ((*split, "invert"), True, "invert"), ((*split, "pattern"), {"String": "a"}, "only a Regex"),
+            (("normalizer",), {"type": "Sequence", "normalizers": 3}, "unexpected normalizers of the normaliser: 3"),
+            (("pre_tokenizer",), None, "must end with ByteLevel"),
+            (("pre_tokenizer", "pretokenizers"), [DIGITS], "must end with ByteLevel"),
+            (("pre_tokenizer", "pretokenizers"), [BYTES, DIGITS], "steps after ByteLevel"),
+            (split, {"type": "Metaspace"}, "'Metaspace'"), (split, 3, "unexpected pre-tokeniser 3"),
+            ((*split, "behavior"), "Removed", "behavior of the Split is not supported: 'Removed'"),
+            ((*split, "invert"), True, "invert"), ((*split, "pattern"), {"String": "a"}, "only a Regex is"),
             ((*split, "pattern", "Regex"), "a" * 5000, "'s expression"),
             ((*split, "pattern", "Regex"), "", "'s expression"),
-            ((*split, "pattern", "Regex"), r"\w+", "may mean something else"),
-            ((*split, "pattern", "Regex"), r"[a[b]]", "may mean something else"),
-            ((*split, "pattern", "Regex"), r"(?<=a)b", "may mean something else"),
-            ((*split, "pattern", "Regex"), "^a", "may mean something else"),
-            ((*split, "pattern", "Regex"), "a{1,2}+", "may mean something else"),
+            ((*split, "pattern", "Regex"), r"\w+", "differently"),
+            ((*split, "pattern", "Regex"), r"[a[b]]", "differently"),
+            ((*split, "pattern", "Regex"), r"(?<=a)b", "differently"),
+            ((*split, "pattern", "Regex"), "^a", "differently"),
+            ((*split, "pattern", "Regex"), "a{1,2}+", "differently"),
             (("pre_tokenizer", "pretokenizers"), [DIGITS] * 17 + [BYTES], "17 expressions"),
             (("pre_tokenizer", "pretokenizers", 1, "add_prefix_space"), True, "add_prefix_space"),
             (("post_processor",), {"type": "TemplateProcessing"}, "'TemplateProcessing'"),
             (("decoder",), {"type": "Metaspace"}, "'Metaspace'"), (("decoder",), None, "'none'"),
-            (("model", "vocab"), [], "no object of ids"), (("model", "vocab", "he"), "1", "no object of ids"),
-            (("model", "vocab", "he"), 7, "stands for two tokens"), (("model", "vocab", "he"), -1, "no token, an id"),
-            (("model", "vocab", "he"), 1 << 20, "does not fit"), (("model", "vocab", ""), 299, "'s token ''"),
+            (("model", "vocab"), [], "must map tokens to ids"),
+            (("model", "vocab", "he"), "1", "must map tokens to ids"),
+            (("model", "vocab", "he"), 7, "two tokens with the same id"),
+            (("model", "vocab", "he"), -1, "no tokens, an id outside"),
+            (("model", "vocab", "he"), 1 << 20, "exceeds the model's vocabulary"),
+            (("model", "vocab", ""), 299, "'s token ''"),
             (("model", "vocab", "x" * 1025), 299, "'s token 'xxx"),
-            (("model", "merges"), {}, "no list"), (("model", "merges", 0), "h e e", "'h e e' is no pair"),
-            (("model", "merges", 0), ["h", 3], "is no pair"), (("model", "merges", 0), 3, "3 is no pair"),
-            (("model", "merges", 0), "h q", "'hq' is no token"), (("model", "merges", 0), "xx e", "'xx' is no token"),
-            (("added_tokens",), 3, "added_tokens is 3"), (("added_tokens", 0), 3, "added token is 3"),
-            (("added_tokens", 0, "lstrip"), True, "lstrip of its added token"),
+            (("model", "merges"), {}, "must be a list"), (("model", "merges", 0), "h e e", "'h e e' is not a pair"),
+            (("model", "merges", 0), ["h", 3], "is not a pair"), (("model", "merges", 0), 3, "3 is not a pair"),
+            (("model", "merges", 0), "h q", "'hq' is not a token"),
+            (("model", "merges", 0), "xx e", "'xx' is not a token"),
+            (("added_tokens",), 3, "added_tokens 3"), (("added_tokens", 0), 3, "added token 3"),
+            (("added_tokens", 0, "lstrip"), True, "lstrip of the added token"),
             (("added_tokens", 0, "single_word"), True, "single_word"),
-            (("added_tokens", 0, "id"), 301, "'<think>' has"),
-            (("added_tokens", 0, "content"), "<think>", "stands twice"), (("added_tokens", 0, "content"), "", "''"),
-            (("added_tokens", 0, "content"), "he", "otherwise"), (("added_tokens", 0, "id"), 3, "otherwise"),
-            (("added_tokens", 0, "id"), 400, "it has the id 400, the model 400 tokens")):
+            (("added_tokens", 0, "id"), 301, "'<think>' with"),
+            (("added_tokens", 0, "content"), "<think>", "duplicate"), (("added_tokens", 0, "content"), "", "''"),
+            (("added_tokens", 0, "content"), "he", "contradicts"), (("added_tokens", 0, "id"), 3, "contradicts"),
+            (("added_tokens", 0, "id"), 400, "id 400 exceeds the model's vocabulary of 400")):
         found = complaint(changed(path, value))
         assert found and said in found, (path, value, found)
     without = tokeniser()
     del without["model"]["vocab"]["Ġ"]
     assert "no token for the byte 20" in complaint(without)
-    for more, said in (({"300": {"content": "<think>"}}, "tokenizer.json says 301"), (3, "added_tokens_decoder is 3"),
+    for more, said in (({"300": {"content": "<think>"}}, "301 in tokenizer.json"), (3, "added_tokens_decoder 3"),
                        ({"x": {}}, "added_tokens_decoder"), ({"305": {"content": "<b>", "rstrip": True}}, "rstrip")):
         found = complaint(tokeniser(), tokenizer_config={"added_tokens_decoder": more})
         assert found and said in found, (more, found)
@@ -238,10 +242,10 @@ def bytes_without_a_token_are_left_out():
     """As `tokenizers` 0.22.2 does it."""
     values = tokeniser()
     for byte in 4, 0xf1:
-        del values["model"]["vocab"][byte_bpe.STAND_INS[byte]]
+        del values["model"]["vocab"][byte_bpe.BYTE_CHARS[byte]]
     with folder_of(values) as folder:
         blob = byte_bpe.tokenizer_blob(folder)
-    id_of, rest = values["model"]["vocab"], byte_bpe.STAND_INS[0x80]
+    id_of, rest = values["model"]["vocab"], byte_bpe.BYTE_CHARS[0x80]
     cases = {"h\4e": ["he"], "\4": [], "t\4h\4e\4": ["the"], "x\U00040000y": ["x", rest, rest, rest, "y"]}
     agree(blob, list(cases), [[id_of[x] for x in ids] for ids in cases.values()], True)
 
@@ -264,7 +268,7 @@ def ranks_of_tiktoken_are_merges():
         abc = base64.b64encode(b"qzjx") + b" %d" % len(rows)  # nothing makes it
         for lines, said in ((rows[:-1] + [b"x"], "line 420 is not"), (rows[:-1] + [b"%% 419"], "line 420 is not"),
                             (rows + rows[:1], "line 421 has"), (rows[1:], "ranks are not"), ([], "line 1 is not"),
-                            (rows + [abc], "'qzjx' is not what merges")):
+                            (rows + [abc], "the token 'qzjx'")):
             try:
                 assert not blob(lines), said
             except byte_bpe.FormatError as error:
@@ -272,7 +276,7 @@ def ranks_of_tiktoken_are_merges():
         try:
             assert not blob(rows, 500)
         except byte_bpe.FormatError as error:
-            assert "it has the id 629, the model 500 tokens" in str(error), error
+            assert "id 629 exceeds the model's vocabulary of 500" in str(error), error
 
 
 @numpy_test

@@ -428,26 +428,26 @@ def rebuilt(count, shape, stride):
 
 PICKLES = {  # name -> instructions, and a word of the complaint
     "a place in its memory that would take 8 GB": (b"]r\xff\xff\xff\x3f", "no state_dict"),
-    "a text of 4 GB": (b"X\xff\xff\xff\xff", "cut off"),
-    "bytes of 2^63": (b"\x8e" + b"\xff" * 8, "cut off"),
+    "a text of 4 GB": (b"X\xff\xff\xff\xff", "truncated"),
+    "bytes of 2^63": (b"\x8e" + b"\xff" * 8, "truncated"),
     "an integer of 2 GB": (b"\x8b\xff\xff\xff\x7f", "an integer of 2147483647 bytes"),
     "an integer of 5,000 digits": (b"\x8b\x00\x10\0\0" + b"\x7f" * 4096, "an integer of 4096 bytes"),
     "lists 300,000 deep": (b"]" * 300000 + b"a" * 299999, "no state_dict"),
     "tuples 300,000 deep": (b")" + b"\x85" * 300000, "no state_dict"),
-    "tuples 300,000 deep as a key": (b"})" + b"\x85" * 300000 + b"Ns", "key is no text"),
+    "tuples 300,000 deep as a key": (b"})" + b"\x85" * 300000 + b"Ns", "key must be a string"),
     "a list in itself as a configuration": (b"}X\x06\0\0\0format]q\0h\0as", "state_dict"),
-    "300,000 marks": (b"(" * 300000, "its stack is empty"),
+    "300,000 marks": (b"(" * 300000, "the stack is empty"),
     "five million objects": (b"N" * 5000000, "far more memory"),
     "ever the same list copied": (b"(" + b"ctorch\nSize\nq\1" + b"](" + b"K\1" * 60000 + b"eq\0"
                                   + b"h\1h\0\x85R" * 60000 + b"t", "far more memory"),
     "a tensor of 4 GB of one number": (rebuilt(1, [1 << 30], [0]), "strides"),
     "a tensor of more than 2^64 bytes": (rebuilt(1, [1 << 40, 1 << 40], [0, 0]), "strides"),
     "a tensor of nothing, but wide": (rebuilt(1, [0, 1 << 61, 1 << 61], [1, 1, 1]), "no state_dict"),
-    "a tensor of ninety dimensions": (rebuilt(1, [1] * 90, [1] * 90), "impossible shape"),
-    "a negative stride": (rebuilt(1, [1, 1], [2, -1]), "impossible shape"),
+    "a tensor of ninety dimensions": (rebuilt(1, [1] * 90, [1] * 90), "invalid shape"),
+    "a negative stride": (rebuilt(1, [1, 1], [2, -1]), "invalid shape"),
     "a storage that is not there": (rebuilt(1 << 40, [1], [1]), "its tensors need"),
-    "code to run": (b"cposix\nsystem\nX\x02\0\0\0ls\x85R", "nothing was run"),
-    "a name with a line end and an escape": (b"\x8c\x04a\n\x1bb\x8c\x01c\x93", "asks for a\ufffd\ufffdb.c")}
+    "code to run": (b"cposix\nsystem\nX\x02\0\0\0ls\x85R", "nothing was executed"),
+    "a name with a line end and an escape": (b"\x8c\x04a\n\x1bb\x8c\x01c\x93", "refers to a\ufffd\ufffdb.c")}
 
 
 @numpy_test
@@ -643,10 +643,11 @@ def changed_json(folder, name, **values):
 def values_that_the_engine_does_not_take_are_refused():
     with tempfile.TemporaryDirectory() as folder:
         for key, value, said in (
-                ("embed_scale", 1e300, "embedding.scale: 1e+300 is not from"), ("bos", 1 << 40, "token.bos"),
-                ("embed_scale", [1], "is no float"), ("d_model", 1 << 62, "model.width"), ("arch", ["x"], "arch is"),
-                ("never_generated", [[1]], "is no int"), ("languages", {"en": -4}, "no token ids"),
-                ("encoder", [5], "is no dict"), ("encoder", {}, "is no list")):
+                ("embed_scale", 1e300, "embedding.scale: 1e+300 is not in"), ("bos", 1 << 40, "token.bos"),
+                ("embed_scale", [1], "expected float"), ("d_model", 1 << 62, "model.width"),
+                ("arch", ["x"], "arch ['x'] is"), ("never_generated", [[1]], "expected int"),
+                ("languages", {"en": -4}, "invalid token ids"),
+                ("encoder", [5], "expected dict"), ("encoder", {}, "expected list")):
             checkpoint = gnmt_checkpoints.random_moe(np.random.default_rng(1), 4, 9)
             checkpoint["config"][key] = value
             gnmt_checkpoints.write_torch(folder + "/m.pt", checkpoint)
@@ -660,7 +661,7 @@ def values_that_the_engine_does_not_take_are_refused():
             ("nllb", "config.json", {"scale_embedding": [[[]]]}, "scale_embedding is [[[]]]"),
             ("nllb", "config.json", {"x" * 300: float("nan")}, "not JSON"),
             ("nllb", "config.json", {"architectures": ["x" * 5000]}, "architectures"),
-            ("marian", "vocab.json", {"\ud800": 30}, "no Unicode")):
+            ("marian", "vocab.json", {"\ud800": 30}, "invalid Unicode")):
         with tempfile.TemporaryDirectory() as folder:
             command = hf(family, "safetensors")(folder)
             changed_json(folder, name, **values)
@@ -676,7 +677,7 @@ def weights_that_overflow_are_refused():
             w[name][0] = 3e38  # their sum is what the file would hold
         checkpoint = gnmt_checkpoints.nvidia_checkpoint(w, 4, 2, list("abcdefg"), [])
         gnmt_checkpoints.write_torch(folder + "/m.pt", checkpoint)
-        assert "tensor decoder.0.bias holds values that are not finite" in refused([folder + "/m.pt", "--from",
+        assert "tensor decoder.0.bias contains values that are not finite" in refused([folder + "/m.pt", "--from",
                                                                                     "nvidia-gnmt"])
 
 
@@ -691,13 +692,13 @@ def outputs_are_written_where_they_should_be_and_nowhere_else():
         assert os.path.islink(folder + "/link") and read_bytes(folder + "/target")[:8] == b"MOEMODEL"
         os.mkfifo(folder + "/fifo")
         complaint, _ = convert_here([*command, "-o", folder + "/fifo"])
-        assert "no regular file" in complaint and sorted(os.listdir(folder)) == ["c", "fifo", "link", "target"]
+        assert "not a regular file" in complaint and sorted(os.listdir(folder)) == ["c", "fifo", "link", "target"]
         # what stands under the name of a conversion that is to go on, and is none of ours, is not lost
         os.makedirs(folder + "/h")
         command = [*hf("nllb", "safetensors")(folder + "/h"), "--resume", "-o", folder + "/out"]
         write_bytes(folder + "/out.partial", b"a letter")
         complaint, _ = convert_here(command)
-        assert "of another conversion" in complaint and read_bytes(folder + "/out.partial") == b"a letter", complaint
+        assert "belongs to a conversion" in complaint and read_bytes(folder + "/out.partial") == b"a letter", complaint
         os.unlink(folder + "/out.partial")
         os.symlink(folder + "/target", folder + "/out.partial")
         complaint, _ = convert_here(command)

@@ -523,7 +523,7 @@ def a_disk_without_room_is_noticed_before():
         make.make(at, "llama")
         with mock.patch("shutil.disk_usage", lambda folder: room(5000)):
             complaint = convert(at, at + "/converted")
-        assert complaint and "5,000 are free there" in complaint, complaint
+        assert complaint and "only 5,000 are free" in complaint, complaint
         assert not [x for x in os.listdir(at) if x.startswith("converted")]
 
 

@@ -126,7 +126,7 @@ def other_spellings_give_the_same_file():
             assert "missing" in complaint, complaint
             os.rename(f"{at}/{pieces[1]}", f"{at}/z.gguf")
             complaint, _ = convert("--from", "gguf", f"{at}/z.gguf", "-o", at + "/out")
-            assert "pieces" in complaint, complaint
+            assert "parts" in complaint, complaint
 
 
 @gguf_test
@@ -147,7 +147,8 @@ def quantised_numbers_are_those_of_the_package():
                 assert convert("--from", "hf", at + "/hf", "-o", at + "/a", *options)[0] is None
                 complaint, said = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b", *options)
                 assert complaint is None, (family, kind, complaint)
-                assert ("lost twice" in said) == (kind[0] == "Q" and "q4" in options and "num_experts" in config), said
+                lossy = kind[0] == "Q" and "q4" in options and "num_experts" in config
+                assert ("loses precision twice" in said) == lossy, said
                 assert_same(read(at + "/b"), read(at + "/a"), ["token.ends"])
 
 
@@ -193,9 +194,9 @@ def tokenisers_are_those_of_tokenizer_json():
 @gguf_test
 def other_tokenisers_are_refused_by_name():
     cases = [({"tokenizer__ggml__model": "llama"}, "'llama'"), ({"tokenizer__ggml__pre": "llama-bpe"}, "'llama-bpe'"),
-             ({"tokenizer__ggml__pre": None}, "pre is None"), ({"tokenizer__ggml__merges": ["a"]}, "is no pair"),
-             ({"tokenizer__ggml__merges": None}, "merges are no list"),
-             ({"tokenizer__ggml__tokens": ["a"] * 449}, "does not fit"),
+             ({"tokenizer__ggml__pre": None}, "pre None is"), ({"tokenizer__ggml__merges": ["a"]}, "is not a pair"),
+             ({"tokenizer__ggml__merges": None}, "merges must be a list"),
+             ({"tokenizer__ggml__tokens": ["a"] * 449}, "at most 448 tokens"),
              ({"tokenizer__ggml__tokens": ["a", "b"]}, "token_type"),
              ({"tokenizer__ggml__eos_token_id": 448}, "eos_token_id is 448"),
              ({"tokenizer__ggml__bos_token_id": "x"}, "bos_token_id is 'x'"),
@@ -246,7 +247,7 @@ def what_is_not_known_is_refused_by_name():
              ("qwen3_moe", {"qwen3moe__expert_gating_func": 2}, "expert_gating_func is 2"),
              ("qwen3_moe", {"qwen3moe__expert_used_count": 9}, "num_experts_per_tok"),
              ("qwen3_moe", {"qwen3moe__attention__sliding_window": 64}, "sliding_window is 64"),
-             ("qwen3_moe", {"split__count": 3}, "pieces")]
+             ("qwen3_moe", {"split__count": 3}, "parts")]
     for family, more, wanted in cases:
         with folder() as at:
             config, arrays = made(at + "/hf", family)

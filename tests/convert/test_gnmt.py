@@ -303,18 +303,18 @@ def wrong_missing_and_extra_tensors_are_refused_by_name():
                      "decoder.embedder.weight",
                      "decoder.classifier.classifier.bias"):
             less = {k: v for k, v in m.weights.items() if k != name}
-            for kind, weights in (("missing", less), ("should be", {**m.weights, name: m.weights[name][..., :-1]})):
+            for kind, weights in (("missing", less), ("expected", {**m.weights, name: m.weights[name][..., :-1]})):
                 make.write_torch(path, {**m.checkpoint, "state_dict": weights})
                 refused(folder, path, "nvidia-gnmt", name, kind)
         make.write_torch(path, {**m.checkpoint,
                                 "state_dict": {**m.weights, "decoder.extra.weight": np.zeros((2, 3), np.float32)}})
-        refused(folder, path, "nvidia-gnmt", "decoder.extra.weight [2, 3]", "not part")
+        refused(folder, path, "nvidia-gnmt", "decoder.extra.weight [2, 3]", "unexpected tensor")
         nan = {k: v.copy() for k, v in m.weights.items()}
         nan["decoder.rnn_layers.0.weight_ih_l0"][1, 2] = np.nan
         make.write_torch(path, {**m.checkpoint, "state_dict": nan})
         refused(folder, path, "nvidia-gnmt", "decoder.rnn_layers.0.weight_ih_l0", "not finite")
         make.write_torch(path, {**m.checkpoint, "model_config": {"hidden_size": 1024}})
-        refused(folder, path, "nvidia-gnmt", "hidden_size 1024")
+        refused(folder, path, "nvidia-gnmt", "hidden_size is 1024")
         for what in ({"state_dict": {"a": 1}}, [1, 2], {"weights": {}}):
             make.write_torch(path, what)
             refused(folder, path, "nvidia-gnmt", "not a checkpoint of NVIDIA")
@@ -327,14 +327,14 @@ def wrong_missing_and_extra_tensors_are_refused_by_name():
         for name in (scope + "memory_layer/kernel", scope + "multi_rnn_cell/cell_1/basic_lstm_cell/bias",
                      "embeddings/decoder/embedding_decoder"):
             less = {k: v for k, v in m.weights.items() if k != name}
-            for kind, weights in (("missing", less), ("should be", {**m.weights, name: m.weights[name][:-1]})):
+            for kind, weights in (("missing", less), ("expected", {**m.weights, name: m.weights[name][:-1]})):
                 make.write_bundle(path, weights)
                 refused(folder, path, "tf-gnmt", name.split("/")[-2] if "cell" in name else name.split("/")[-1], kind)
         make.write_bundle(path, {**m.weights, "dynamic_seq2seq/more/bias": np.zeros(4, np.float32)})
-        refused(folder, path, "tf-gnmt", "more/bias [4]", "not part")
+        refused(folder, path, "tf-gnmt", "more/bias [4]", "unexpected tensor")
         make.write_bundle(path,
                           {**m.weights, "build_network/decoder/memory_layer/kernel": np.zeros((2, 2), np.float32)})
-        refused(folder, path, "tf-gnmt", "memory_layer/kernel", "twice")
+        refused(folder, path, "tf-gnmt", "memory_layer/kernel", "duplicate")
 
 
 @numpy_test

@@ -199,9 +199,9 @@ def the_heads_that_align_are_found_and_written():
         for wrong in "0:1", "4:4", "4", "4:", "x:1", "9:0":
             assert "align" in convert_quietly(model, "-o", other + "2", "--align", wrong), wrong
         ours = os.path.join(ROOT, "models", "en-de-fr-es.bin")
-        assert "attention of its own" in convert_quietly(ours, "-o", other + "2", "--align", "0:0")
+        assert "has GNMT attention" in convert_quietly(ours, "-o", other + "2", "--align", "0:0")
         language_model = os.path.join(ROOT, "models", "lm-en.bin")
-        assert "has none" in convert_quietly(language_model, "-o", other + "2", "--align", "0:0")
+        assert "has no encoder" in convert_quietly(language_model, "-o", other + "2", "--align", "0:0")
         assert not os.path.exists(other + "2")
 
 
@@ -304,15 +304,15 @@ def what_is_not_supported_is_refused_by_name():
             assert complaint and name in complaint and not os.path.exists(model), (key, complaint)
     with folder() as at:
         make.make(at, "before", version="12")
-        assert "version is" in convert(at, os.path.join(at, "converted"))
+        assert "version '12' is" in convert(at, os.path.join(at, "converted"))
         for key, value in ("depth", 5), ("activation", "tanh"), ("nogate", "y"):
             make.make(at, "average", **{"transformer-aan-" + key: value})
             assert "transformer-aan-" + key in convert(at, os.path.join(at, "converted"))
         make.make(at, "post")
         for text, name in ("word-penalty: 0.5\n", "word-penalty"), ("beam-size: 0\n", "beam-size"), \
-                ("new-option: 1\n", "new-option"), ("models:\n  - a.npz\n  - b.npz\n", "several models"), \
+                ("new-option: 1\n", "new-option"), ("models:\n  - a.npz\n  - b.npz\n", "ensembles"), \
                 ("vocabs:\n  - vocab.yml\n  - v.yml\n", "v.yml is missing"), ("a: &x 1\n", "line 1"), \
-                ("a: 1\na: 2\n", "twice"), ("models:\n- {}\n", "line 2"), ("a: |\n  x\n", "line 1"):
+                ("a: 1\na: 2\n", "duplicate"), ("models:\n- {}\n", "line 2"), ("a: |\n  x\n", "line 1"):
             with open(os.path.join(at, "decoder.yml"), "w", encoding="utf-8") as file:
                 file.write(text)
             complaint = convert(at, os.path.join(at, "converted"))
@@ -383,7 +383,7 @@ def damaged_files_are_refused_and_nothing_is_written():
         count = struct.unpack_from("<Q", whole, 8)[0]
         for n in (0, 15, 63, 100, 32 * count, len(whole) // 2, len(whole) - 1):
             refused(at, whole[:n], "cut.bin")
-        refused(at, whole + b"\0", "long.bin", "behind its last item")
+        refused(at, whole + b"\0", "long.bin", "after the last item")
         for i in range(0, 16 + 32 * count, 5):  # every field of the header, with values that lengths must not have
             for value in (0xff, 0x7f, 0):
                 data = bytearray(whole)
@@ -394,7 +394,7 @@ def damaged_files_are_refused_and_nothing_is_written():
                 complaint = convert(os.path.join(at, "odd.bin"), model)
                 assert complaint and "\n" not in complaint, (i, value)
         first = 16 + 32 * count
-        refused(at, whole[:first] + b"\xff" + whole[first + 1:], "name.bin", "is no text")
+        refused(at, whole[:first] + b"\xff" + whole[first + 1:], "name.bin", "invalid name")
         multiplier = whole.index(struct.pack("<f", 127 / np.abs(make.weights("student", make.settings("student"))[
             "decoder_l1_context_Wk"]).max()))
         refused(at, whole[:multiplier] + struct.pack("<f", float("nan")) + whole[multiplier + 4:], "nan.bin",
@@ -404,8 +404,8 @@ def damaged_files_are_refused_and_nothing_is_written():
         refused(at, gzip.compress(bytes(100 << 20)), "bomb.bin.gz", "too many for a model")
         text = make.as_yaml(make.settings("student")).encode() + b"\0"
         arrays = make.weights("student", make.settings("student"))
-        refused(at, make.as_bin(arrays, text + bytes(marian.LARGEST_YAML)), "text.bin", "special:model.yml is no text")
-        for value, word in ("[1]", "version is ['1']"), ('"\\uD800"', "line"), ('"\\UFFFFFFFF"', "line"), \
+        refused(at, make.as_bin(arrays, text + bytes(marian.LARGEST_YAML)), "text.bin", "special:model.yml is not text")
+        for value, word in ("[1]", "version ['1']"), ('"\\uD800"', "line"), ('"\\UFFFFFFFF"', "line"), \
                 ("a" * 5000, "line"), ("&a [*a, *a]", "line"), ("{a: b}", "line"):
             changed = make.as_yaml(make.settings("student", version=value)).encode()
             refused(at, make.as_bin(arrays, changed), "odd.bin", "special:model.yml", word)
@@ -447,7 +447,7 @@ def archives_that_lie_are_refused():
         refused(at, archive(lambda n, a: a * np.float32("nan") if n == "decoder_l1_ffn_W1" else a), "n.npz",
                 "decoder_l1_ffn_W1", "finite")
         refused(at, archive(lambda n, a: np.zeros((1 << 12, 1 << 12), "f4") if n == "Wemb" else a,
-                            zipfile.ZIP_DEFLATED), "bomb.npz", "times as long")
+                            zipfile.ZIP_DEFLATED), "bomb.npz", "times its size")
         whole = archive(lambda n, a: a)
         head = b"'descr': '<f4', 'fortran_order': False, 'shape': (64, 32), }" + b" " * 10
         assert whole.count(head) == 1
@@ -456,7 +456,7 @@ def archives_that_lie_are_refused():
             refused(at, mended(whole, head, odd.ljust(len(head))), "head.npz", "Wemb")
         held = io.BytesIO()
         with zipfile.ZipFile(held, "w") as out:
-            for i in range(marian.MOST_ITEMS + 1):
+            for i in range(marian.MAX_ITEMS + 1):
                 out.writestr(f"{i}", b"")
         refused(at, held.getvalue(), "many.npz", "more than 65536 items")
         for n in (0, 10, len(whole) // 2, len(whole) - 1):
@@ -469,10 +469,10 @@ def damaged_vocabularies_are_refused():
     with folder() as at:
         make.make(at, "post")
         path = os.path.join(at, "vocab.yml")
-        for text, word in (make.vocabulary(make.TOKENS + 1), "below 64"), ("</s>: 0\nw: 2\n", "<unk>"), \
-                ("</s>: 0\n<unk>: 1\na: 1\n", "two pieces"), ("a: b: 0\n", "line 1"), ('"a\n', "line 1"), \
+        for text, word in (make.vocabulary(make.TOKENS + 1), "has 64 tokens"), ("</s>: 0\nw: 2\n", "<unk>"), \
+                ("</s>: 0\n<unk>: 1\na: 1\n", "duplicate id 1"), ("a: b: 0\n", "line 1"), ('"a\n', "line 1"), \
                 ("</s>: 0\n<unk>: 1\na: -1\n", "-1"), ('"\\q": 0\n', "line 1"), ("a: [1, 2\n", "line 1"), \
-                ("? a\n", "line"), ("</s>: 0\n</s>: 1\n", "twice"), ("- a\n", "line 1"):
+                ("? a\n", "line"), ("</s>: 0\n</s>: 1\n", "duplicate"), ("- a\n", "line 1"):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
             complaint = convert(at, os.path.join(at, "converted"))
@@ -480,7 +480,7 @@ def damaged_vocabularies_are_refused():
         with gzip.open(os.path.join(at, "vocab.json.gz"), "wt") as file:
             file.write('{"</s>": 0, "<unk>": 1, "a": 99}')
         os.unlink(path)
-        assert "'a' has the id 99" in convert(at, os.path.join(at, "converted"))
+        assert "id 99 of 'a'" in convert(at, os.path.join(at, "converted"))
         os.rename(os.path.join(at, "vocab.json.gz"), os.path.join(at, "vocab.spm"))
         assert "SentencePiece" in convert(at, os.path.join(at, "converted"))
         write_spm(os.path.join(at, "vocab.spm"), make.TOKENS - 1)

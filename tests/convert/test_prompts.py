@@ -121,7 +121,7 @@ def templates_that_do_not_show_the_turn_once_are_refused():
     for template, part in [("{{ bos_token }}", "0 times"), ("", "0 times"),
                            ("{{ messages[0].content }}{{ messages[0].content }}", "2 times"),
                            ("{{ messages[0].content | upper }}", "0 times"),
-                           ("{{ messages[0].content }}{{ messages[0].content | length }}", "depends on"),
+                           ("{{ messages[0].content }}{{ messages[0].content | length }}", "depend on"),
                            ("{{ 'x' * 20000 }}{{ messages[0].content }}", "16384 bytes")]:
         said = complaint(template)
         assert part in said, (template, said)

@@ -86,7 +86,7 @@ def converted(kind):
     with contextlib.redirect_stderr(said):
         complaint = convert_quietly("--from", "gguf", file(), "-o", model, "--type", kind)
     assert complaint is None, complaint
-    assert ("lost twice" in said.getvalue()) == (kind == "q4"), said.getvalue()
+    assert ("loses precision twice" in said.getvalue()) == (kind == "q4"), said.getvalue()
     return model
 
 

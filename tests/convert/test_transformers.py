@@ -348,12 +348,13 @@ def fairseqs_files_that_do_not_fit_are_refused():
     attempt("rank-1.pt is missing", change=lambda files: {p: x for p, x in files.items() if "rank-1" not in p})
     attempt("rank-0.pt is missing", change=lambda files: {p: x for p, x in files.items() if "shared" in p})
     attempt("expert_2.fc1.weight is missing", change=at("rank-2.pt", drop(inner)))
-    attempt(f"tensor {inner} is [96, 63]", change=at("rank-3.pt", lambda t: {**t, inner: t[inner][:, 1:]}))
-    attempt("is none of an expert", change=at("rank-1.pt", lambda t: {**t, "decoder.layer_norm.bias": t[inner]}))
+    attempt(f"tensor {inner} has shape [96, 63]", change=at("rank-3.pt", lambda t: {**t, inner: t[inner][:, 1:]}))
+    attempt("does not belong to an expert",
+            change=at("rank-1.pt", lambda t: {**t, "decoder.layer_norm.bias": t[inner]}))
     source = "encoder.embed_tokens.weight"
-    attempt("should be one, but differ", change=at("shared.pt", lambda t: {**t, source: t[source] * 2}))
+    attempt("should be tied, but differ", change=at("shared.pt", lambda t: {**t, source: t[source] * 2}))
     attempt("decoder.embed_tokens.weight is missing", change=at("shared.pt", drop("decoder.embed_tokens.weight")))
-    attempt("not a checkpoint of fairseq", change=lambda files: {p: [] for p in files})
+    attempt("not a fairseq checkpoint", change=lambda files: {p: [] for p in files})
 
 
 @numpy_test
@@ -409,9 +410,9 @@ def settings_that_are_not_supported_are_refused_by_name():
             ("nllb-moe", {"moe_eval_capacity_token_fraction": 0.25}, "moe_eval_capacity_token_fraction is 0.25"),
             ("nllb-moe", {"second_expert_policy": "sampling"}, "second_expert_policy is 'sampling'"),
             ("nllb-moe", {"router_bias": True}, "router_bias"), ("nllb-moe", {"num_experts": 1}, "num_experts"),
-            ("nllb", {"model_type": "t5"}, "model_type is 't5'"),
-                                   ("nllb", {"architectures": ["T5"]}, "architectures is ['T5']"),
-            ("nllb", {"activation_function": "gelu_new"}, "activation_function is 'gelu_new'"),
+            ("nllb", {"model_type": "t5"}, "model_type 't5' is"),
+                                   ("nllb", {"architectures": ["T5"]}, "architectures ['T5'] is"),
+            ("nllb", {"activation_function": "gelu_new"}, "activation_function 'gelu_new' is"),
             ("nllb", {"encoder_attention_heads": 5}, "encoder_attention_heads 5"),
                                    ("nllb", {"d_model": None}, "d_model is missing"),
             ("nllb", {"d_model": "64"}, "d_model is '64'"), ("nllb", {"vocab_size": 10 ** 12}, "vocab_size"),
@@ -443,20 +444,20 @@ def tensors_that_do_not_fit_are_refused_by_name():
     fc1, shared = "model.encoder.layers.1.fc1.weight", "model.shared.weight"
     for change, said in (
             (without(fc1), "tensor encoder.layers.1.fc1.weight is missing"),
-                         (with_tensor(fc1, (96, 63)), f"tensor {fc1} is [96, 63]"),
-            (with_tensor("model.extra", (3,)), "tensor model.extra [3] is not part"),
+                         (with_tensor(fc1, (96, 63)), f"tensor {fc1} has shape [96, 63]"),
+            (with_tensor("model.extra", (3,)), "unexpected tensor model.extra [3]"),
                          (without(shared), "shared.weight is missing"),
-            (with_tensor("lm_head.weight", (200, 64)), "lm_head.weight should be one, but differ"),
+            (with_tensor("lm_head.weight", (200, 64)), "lm_head.weight should be tied, but differ"),
             (with_tensor("encoder.layers.1.fc1.weight", (96, 64)), "with and without a prefix"),
             (with_tensor(fc1, (96, 64), np.full((96, 64), np.nan, np.float32)),
-             f"tensor {fc1} holds values that are not finite")):
+             f"tensor {fc1} contains values that are not finite")):
         for layout in ("safetensors", "bin"):
             with broken("nllb", layout, change=change) as folder:
                 assert said in refused(folder), (said, layout, refused(folder))
                 assert said in refused(folder, "--resume"), (said, layout)
     for layout in ("safetensors", "bin"):
         with broken("nllb", layout, "f64") as folder:
-            assert "model.shared.weight holds F64 numbers" in refused(folder), refused(folder)
+            assert "number format F64 of tensor model.shared.weight" in refused(folder), refused(folder)
     def with_others(tensors):
         same = {name: tensors[shared] for name in ("lm_head.weight", "model.encoder.embed_tokens.weight")}
         return with_tensor("model.encoder.embed_positions.weights", (9, 64))({**tensors, **same})
@@ -503,7 +504,7 @@ def broken_files_are_refused():
             with open(os.path.join(folder, name), "wb") as file:
                 file.write(whole)
         os.unlink(os.path.join(folder, "model.safetensors"))
-        assert "no model.safetensors and no pytorch_model.bin" in refused(folder)
+        assert "neither model.safetensors nor pytorch_model.bin" in refused(folder)
     assert "not a folder" in (convert_quietly("--from", "hf", "/nowhere", "-o", "/nowhere.bin") or "")
 
 
@@ -633,10 +634,10 @@ def what_was_killed_anywhere_goes_on_to_the_same_bytes():
         # another checkpoint, other options: not mixed into what is there
         os.unlink(out)
         assert killed_at(100, command)
-        assert "of another conversion" in (convert_quietly(*command, "--name", "other") or "")
+        assert "belongs to a conversion" in (convert_quietly(*command, "--name", "other") or "")
         path = os.path.join(folder, "config.json")
         os.utime(path, (1, 1))
-        assert "of another conversion" in (convert_quietly(*command) or "")
+        assert "belongs to a conversion" in (convert_quietly(*command) or "")
 
 
 @numpy_test

@@ -305,7 +305,7 @@ def without_dictionaries_there_is_nothing():
     with tempfile.TemporaryDirectory() as root:
         assert dictionaries.dictionary_tables(corpus(), set(), 10, 1, root, said.append) == {}
     assert said == ["dictionaries: 0 entries of trans-de-en, 0 of 0 other dictionaries; tools/install-deps --train "
-                    "installs what is missing"], said
+                    "installs missing ones"], said
 
 
 if __name__ == "__main__":

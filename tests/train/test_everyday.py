@@ -117,10 +117,10 @@ def the_same_seed_gives_the_same_table():
 
 
 @test
-def the_phrasebook_is_kept_apart():
+def the_phrasebook_is_excluded():
     tested = everyday.phrasebook()
     assert len(tested) == 600
-    apart = everyday.everyday_table(seed=1, kept_apart=tested)
+    apart = everyday.everyday_table(seed=1, excluded=tested)
     bare = {everyday.plain(text) for text in tested}
     assert not [text for column in apart.values() for text in column if everyday.plain(text) in bare]
     dropped = len(TABLE["en"]) - len(apart["en"])

@@ -934,7 +934,7 @@ def a_context_for_more_layers_computes_the_same_and_learns():
     deeper = train.deepen(reading, decoder=1)["weights"]
     assert deeper["decoder.3.w_x"].shape == (40, 24) and not deeper["decoder.3.w_proj"].any()
     for config in {**file["config"], "decoder": file["config"]["decoder"][:2]}, {"decoder": []}:
-        refused(lambda config=config: train.attend({**file, "config": config}), "no LSTM layer above")
+        refused(lambda config=config: train.attend({**file, "config": config}), "requires an LSTM layer above")
 
 
 @test
@@ -954,12 +954,12 @@ def more_layers_compute_the_same_and_learn():
             assert not weight.any() and weight.grad.any(), name
         elif new and name.endswith("w_x"):
             assert weight.any()
-    refused(lambda: train.deepen(file, encoder=-1), "less than 0")
+    refused(lambda: train.deepen(file, encoder=-1), "is negative")
     for layers in [], file["config"]["decoder"][:2], file["config"]["decoder"][:1]:
         config = {**file["config"], "decoder": layers}
-        refused(lambda: train.deepen({**file, "config": config}, decoder=1), "last layer is no LSTM with a residual")
+        refused(lambda: train.deepen({**file, "config": config}, decoder=1), "last layer is not an LSTM")
     config = {**file["config"], "encoder": file["config"]["encoder"][1:]}
-    refused(lambda: train.deepen({**file, "config": config}, encoder=1), "first layer is no bidirectional LSTM")
+    refused(lambda: train.deepen({**file, "config": config}, encoder=1), "first layer is not a bidirectional LSTM")
 
 
 @test
@@ -1088,17 +1088,18 @@ def layers_that_cannot_be_are_refused_by_the_name_of_the_field():
             "gate.hidden": {"gate.hidden": -1}, "expert": {"expert": "conv"},
             "activation": {"activation": "none"}, "experts": {"experts": 0}, "output": {"output": "tanh"}}.items():
         refused(lambda settings=settings: described(**settings), f"encoder.2.{key}:")
-    refused(lambda: described(k=13), "encoder.2.k: 13 is not from 1 to 12")
-    refused(lambda: described(groups=3, k=5), "encoder.2.k: 5 is not from 1 to 4")
-    refused(lambda: described(groups=2, k=3, experts=6), "encoder.2.parent.k: 3 is not from 1 to 2")
+    refused(lambda: described(k=13), "encoder.2.k: 13 is not in range 1 to 12")
+    refused(lambda: described(groups=3, k=5), "encoder.2.k: 5 is not in range 1 to 4")
+    refused(lambda: described(groups=2, k=3, experts=6), "encoder.2.parent.k: 3 is not in range 1 to 2")
 
 
 @test
 def trainers_make_no_layers_that_no_file_may_have():
-    for change, words in (({"groups": 4}, "groups: 4 groups do not divide 6"), ({"k": 0}, "k: 0 is not from 1 to 6"),
-                          ({"groups": 2, "k": 4}, "k: 4 is not from 1 to 3"),
-                          ({"groups": 2, "k": 3}, "parent.k: 3 is not from 1 to 2"),
-                          ({"expert_hidden": 0}, "hidden: 0 is not from 1"),
+    for change, words in (({"groups": 4}, "groups: 4 groups do not divide 6"),
+                          ({"k": 0}, "k: 0 is not in range 1 to 6"),
+                          ({"groups": 2, "k": 4}, "k: 4 is not in range 1 to 3"),
+                          ({"groups": 2, "k": 3}, "parent.k: 3 is not in range 1 to 2"),
+                          ({"expert_hidden": 0}, "hidden: 0 is not in range 1"),
                           ({"hidden": 1 << 21}, "hidden: 2097152 is not")):
         options = lm_options(**{"gate": "noisy", "groups": 0, **change})
         refused(lambda options=options: lm.make_config(options, 40), words)

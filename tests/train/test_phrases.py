@@ -120,12 +120,12 @@ def all_pairs_with_the_pivot_make_one_table():
 @numpy_test
 def no_more_pairs_than_the_limit_are_aligned():
     lefts, rights = made_up(600, 60, 4)
-    most, phrases.MOST_PAIRS = phrases.MOST_PAIRS, 200
+    most, phrases.MAX_PAIRS = phrases.MAX_PAIRS, 200
     try:
         said = []
         table = phrases.phrase_table({"books": {"en": lefts, "de": rights}}, "en", 1, said.append)
     finally:
-        phrases.MOST_PAIRS = most
+        phrases.MAX_PAIRS = most
     assert said[0] == "phrases: aligning 200 of 600 pairs of en and de" and table["en"], said
 
 

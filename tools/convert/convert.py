@@ -1,37 +1,38 @@
 #!/usr/bin/env python3
-"""Checkpoint -> model file. Checkpoints of the trainer are described here, those of other programs (--from) in gnmt.py.
+"""Convert a checkpoint to a model file. Checkpoints of other programs (--from) are read by gnmt.py, hf.py, fairseq.py,
+marian.py, decoder.py and gguf_file.py; this module reads those of this project's trainer.
 
-A checkpoint of the trainer, "moe-checkpoint-1", is what `torch.save` makes of {"format", "config", "weights"}. The
-config is plain values:
+A checkpoint of the trainer, "moe-checkpoint-1", is written by `torch.save` from {"format", "config", "weights"}. The
+config holds plain values:
 
-    arch "gnmt-moe" | vocab_size | d_model | embed_scale | shared_embedding | pad unk bos eos (optional but bos, eos)
+    arch "gnmt-moe" | vocab_size | d_model | embed_scale | shared_embedding | pad unk bos eos (required: bos, eos)
     languages {code: tag} | never_generated [ids] | gate_order "i f g o"
-    output_weight (True: own output matrix) | output_bias (True: a bias on the logits)        both False by default
+    output_weight (True: separate output matrix) | output_bias (True: bias on the logits)     both False by default
     encoder, decoder: lists of layers
-      type "lstm" | "lstmp" | "bi-lstm" | "bi-lstmp": hidden, proj (with p), residual (False, True, "embedding part"),
-        forget_bias (0), merge ("concat" | "sum"), input ("embedding, context": the first decoder layer's way to say
+      type "lstm" | "lstmp" | "bi-lstm" | "bi-lstmp": hidden, proj (lstmp), residual (False, True, "embedding part"),
+        forget_bias (0), merge ("concat" | "sum"), input ("embedding, context": in the first decoder layer, the same as
         context "previous"), context ("none" | "previous" | "current")
       type "moe": experts, k, hidden, gate ("softmax" | "sigmoid" | "topk" | "noisy top-k" | "threshold" |
         "batchwise/threshold"), empty ("top1" | "zero"), activation "relu", output ("sigmoid" | "none"), scale (1),
-        residual; two levels: groups, and parent_gate, parent_k, parent_empty where they differ; gate_hidden (units of
-        an MLP gate), gate_relu (rectified logits), gate_bias (every gate's maps have biases); expert ("mlp" |
-        "linear": then activation "none" too), expert_bias (of linear experts)
+        residual; for two levels: groups, and parent_gate, parent_k, parent_empty if they differ; gate_hidden (units of
+        an MLP gate), gate_relu (rectified logits), gate_bias (biases in all maps of the gate); expert ("mlp" |
+        "linear": requires activation "none"), expert_bias (for linear experts)
     attention: type ("additive" | "product"), size, query ("state" | "output", see below), layer (0),
       start ("query" | "zero"), bias (False)
 
     arch "moe-lm": the same without languages, shared_embedding, encoder and attention
     arch "deep-moe": inputs | classes | class_names | output_bias | network: a list of layers of type "moe"
 
-Any other top-level value is information about training and is kept as `training.NAME`; an unknown key in a layer is
-refused. The whole config is kept as `training.config` (JSON), so that --back makes a checkpoint of a model file and
-training can go on. Weights are named as in the model file but for: gate.weight, gate.noise, parent.weight, parent.noise
-[d, n], gate.hidden.weight [d, units], experts.w_up [n, d, h], experts.w_down [n, h, d] (all [in, out]). A "noisy top-k"
-gate has gate.noise, which goes into the file: noise (eq 4) is for training, but can be asked for at inference.
+Other top-level values describe the training and become `training.NAME`; unknown keys in a layer are rejected. The whole
+config is stored as `training.config` (JSON), so that --back can turn a model file into a checkpoint and training can
+continue. Weights have the names of the model file except gate.weight, gate.noise, parent.weight, parent.noise [d, n],
+gate.hidden.weight [d, units], experts.w_up [n, d, h] and experts.w_down [n, h, d] (all [in, out]). A "noisy top-k" gate
+has gate.noise, which is stored too: noise (eq 4) is meant for training, but can be enabled at inference.
 
-The query that checkpoints of the first kind call "output of decoder.0 at the previous step" is the recurrent state,
-before the residual: teacher-forced loss on 720 Tatoeba dev pairs 1.794 nats; with the residual added it would be 1.920.
+The query named "output of decoder.0 at the previous step" in early checkpoints is the recurrent state, before the
+residual: teacher-forced loss on 720 Tatoeba dev pairs is 1.794 nats; with the residual added it would be 1.920.
 """
-import needs  # first: it tells what is missing
+import needs  # must be first: reports missing modules
 import argparse
 import collections
 import concurrent.futures
@@ -62,10 +63,10 @@ from moefile import LARGEST_TEXT, FormatError, read_bounded
 QUERY = {"state": "state", "output": "output", "output of decoder.0 at the previous step, zero at first": "state"}
 GATE = {"softmax": "softmax", "sigmoid": "sigmoid", "topk": "topk", "noisy top-k": "topk", "threshold": "threshold",
         "batchwise/threshold": "threshold"}
-WORDS = {"lstm": ("type", "input"), "moe": ("type", "gate_bias", "expert_bias"),  # of configs alone
+WORDS = {"lstm": ("type", "input"), "moe": ("type", "gate_bias", "expert_bias"),  # valid in configs only
          "gnmt-attention": ("type", "bias")}
-MIXTURE = "experts", "k", "hidden", "gate", "empty", "output", "scale", "activation", "residual"  # are always written
-LEVELS = "groups", "parent.gate", "parent.k", "parent.empty"  # of a hierarchy
+MIXTURE = "experts", "k", "hidden", "gate", "empty", "output", "scale", "activation", "residual"  # always written
+LEVELS = "groups", "parent.gate", "parent.k", "parent.empty"  # only for a hierarchy
 KNOWN = {"arch", "vocab_size", "d_model", "embed_scale", "shared_embedding", "pad", "unk", "bos", "eos", "languages",
          "never_generated", "gate_order", "output_weight", "output_bias", "encoder", "decoder", "attention",
          "inputs", "classes", "class_names", "network"}
@@ -77,42 +78,42 @@ TRANSPOSED = tuple(f".{x}.{y}" for x in ("gate", "parent") for y in ("weight", "
 
 def choose(name, value, table):
     if not isinstance(value, (str, bool, int)) or value not in table:
-        raise FormatError(f"config: {name} is {short(value)}, this program knows {', '.join(map(repr, table))}")
+        raise FormatError(f"config: {name} {short(value)} is not supported: expected {', '.join(map(repr, table))}")
     return table[value]
 
 
 def value_of(config, key, kind, default=None):
-    """A value of a config, which is untrusted input; `default` None: required."""
+    """Return a value of a config, which is untrusted input; required if `default` is None."""
     value = config.get(key, default)
     if value is None:
         raise FormatError(f"config: key {key!r} is missing")
     if kind is float and type(value) is int and abs(value) < 1 << 53:
         value = float(value)
     if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
-        raise FormatError(f"config: {key} is {short(value)}, which is no {kind.__name__}")
+        raise FormatError(f"config: {key} is {short(value)}, expected {kind.__name__}")
     return value
 
 
 def list_of(config, key, kind, default=None):
-    """The same of a list of values of a kind."""
+    """Return a list of values of one type."""
     values = value_of(config, key, list, default)
     for value in values:
         if type(value) is not kind:
-            raise FormatError(f"config: {key} holds {short(value)}, which is no {kind.__name__}")
+            raise FormatError(f"config: {key} contains {short(value)}, expected {kind.__name__}")
     return values
 
 
 def settings_of(name, kind, layer):
-    """The settings that a layer of a config has under the keys of the file, of those that it may have."""
+    """Return a layer's settings under their keys in the model file; reject unknown ones."""
     rows = {row.field: row.key for row in moefile.LAYERS[kind] if row.key != "kind"}
     for word in layer:
         if word not in rows and word not in WORDS[kind]:
-            raise FormatError(f"config: {name} has an unknown key {short(word)}")
+            raise FormatError(f"config: unknown key {short(word)} in {name}")
     return {key: layer[field] for field, key in rows.items() if field in layer}
 
 
 def with_defaults(kind, keys, settings):
-    """The settings under some keys, in their order, each with its default where it is not there."""
+    """Return the settings of the given keys, in order, with defaults for missing ones."""
     found = {}
     for key in keys:
         row = moefile.key_of(kind, key)
@@ -138,7 +139,7 @@ def lstm_meta(name, layer):
     given = settings_of(name, "lstm", layer)
     two = choose(name + " type", layer.get("type"), {"lstm": 0, "lstmp": 0, "bi-lstm": 1, "bi-lstmp": 1})
     settings = with_defaults("lstm", ("hidden", "proj"), given)
-    moefile.layer_meta(name, "lstm", **settings)  # or what is compared here may be no numbers
+    moefile.layer_meta(name, "lstm", **settings)  # validates the types before the comparison
     if layer["type"].endswith("p") != (settings["proj"] > 0):
         raise FormatError(f"config: {name} is {layer['type']!r} with proj {short(settings['proj'])}")
     if two:
@@ -152,7 +153,7 @@ def lstm_meta(name, layer):
 
 
 def config_meta(config):
-    """A checkpoint's configuration as metadata of a model file, without the other general and tokenizer keys."""
+    """Return a checkpoint's configuration as metadata: general.architecture, but no other general.* key."""
     arch = config.get("arch")
     choose("arch", arch, SIDES)
     meta = {"general.architecture": arch, **(classifier_meta if arch == "deep-moe" else token_meta)(config)}
@@ -164,13 +165,13 @@ def config_meta(config):
         meta.update(attention_meta(config))
     for key, value in config.items():
         if not isinstance(key, str):
-            raise FormatError(f"config: {short(key)} is no key")
+            raise FormatError(f"config: invalid key {short(key)}")
         if key not in KNOWN and isinstance(value, (int, float, str)):
             meta["training." + key.lower()] = int(value) if isinstance(value, bool) else value
     try:
         meta["training.config"] = json.dumps(config)
     except (TypeError, ValueError, RecursionError):
-        raise FormatError("config: it holds something else than numbers, texts, lists and dictionaries") from None
+        raise FormatError("config: only numbers, texts, lists and dictionaries are supported") from None
     return meta
 
 
@@ -197,12 +198,12 @@ def token_meta(config):
 
 def ids_of(ids, key):
     if not all(type(x) is int and 0 <= x < moefile.MAX_VOCABULARY for x in ids):
-        raise FormatError(f"config: {key} holds {short(ids)}, which are no token ids")
+        raise FormatError(f"config: {key}: invalid token ids {short(ids)}")
     return np.array(ids, np.int64)
 
 
 def attention_meta(config):
-    """Attention and what the decoder does by default."""
+    """Return the metadata of the attention and the decoding defaults."""
     a = value_of(config, "attention", dict)
     given = {"kind": a["type"], **settings_of("attention", "gnmt-attention", a)}
     settings = with_defaults("gnmt-attention", ("kind", "size", "layer", "query", "start"), given)
@@ -216,7 +217,7 @@ def attention_meta(config):
 # ---- Weights ---------------------------------------------------------------------------------------------------------
 
 def optional_tensors(config):
-    """Names of the tensors that a config asks for and another could do without."""
+    """Return the names of the tensors whose presence depends on the config."""
     names = {name for name, key in (("output.weight", "output_weight"), ("output.bias", "output_bias"))
              if config.get(key)}
     for side in SIDES[config["arch"]]:
@@ -234,12 +235,12 @@ def optional_tensors(config):
 
 
 def checkpoint_weights(config, m, weights):
-    """The checkpoint's tensors under the model file's names and shapes, as float32 arrays; experts as pairs."""
+    """Return the checkpoint's tensors with the model file's names and shapes, as float32 arrays; experts as pairs."""
     present, translation = optional_tensors(config), m.architecture == "gnmt-moe"
     if translation and not config.get("shared_embedding", True):
         present.add("source.embedding.weight")
     elif "source.embedding.weight" in weights:
-        raise FormatError("tensor source.embedding.weight is there, the config says shared_embedding")
+        raise FormatError("unexpected tensor source.embedding.weight: the config says shared_embedding")
     if translation and config["attention"].get("bias"):
         present.add("attention.bias")
     expected, sources = moefile.shapes(m, present), {}
@@ -251,14 +252,14 @@ def checkpoint_weights(config, m, weights):
             sources[name] = dims[::-1] if name.endswith(TRANSPOSED) else dims
     for name, dims in sources.items():
         if name not in weights:
-            raise FormatError(f"tensor {name} is missing: the config calls for {list(dims)}")
+            raise FormatError(f"tensor {name} is missing: the config requires shape {list(dims)}")
         if tuple(weights[name].shape) != dims:
-            raise FormatError(f"tensor {name} is {list(weights[name].shape)}: the config calls for {list(dims)}")
+            raise FormatError(f"tensor {name} has shape {list(weights[name].shape)}: the config requires {list(dims)}")
         if not np.isfinite(weights[name]).all():
-            raise FormatError(f"tensor {name} {list(dims)} holds values that are not finite")
+            raise FormatError(f"tensor {name} {list(dims)} contains values that are not finite")
     for name in weights:
         if name not in sources:
-            raise FormatError(f"tensor {name} {list(weights[name].shape)} is not part of what the config describes")
+            raise FormatError(f"unexpected tensor {name} {list(weights[name].shape)}: not described by the config")
 
     out = {}
     for name, (layout, _, _) in expected.items():
@@ -270,14 +271,14 @@ def checkpoint_weights(config, m, weights):
 
 
 def read_checkpoint(path, extra=None):
-    """(description, metadata, weights by name) of a checkpoint; `extra`: metadata that goes first."""
+    """Return (description, metadata, weights by name) of a checkpoint; the metadata starts with `extra`."""
     checkpoint = torchfile.load(path)
     if not isinstance(checkpoint, dict) or checkpoint.get("format") != "moe-checkpoint-1":
         raise FormatError('not a checkpoint of format "moe-checkpoint-1"')
     config, weights = checkpoint.get("config"), checkpoint.get("weights")
     if not isinstance(config, dict) or not isinstance(weights, dict) or not all(
             isinstance(x, torchfile.Tensor) for x in weights.values()):
-        raise FormatError("it has no config, or its weights are no tensors")
+        raise FormatError("the config is missing, or weights are not tensors")
     read = gnmt.reader(weights)
     weights = {name: read(name) for name in weights}
     meta = {**(extra or general("", "", "", "")), **checked_meta(config)}
@@ -293,18 +294,18 @@ def checked_meta(config):
 
 
 def back(args):
-    """A model file as a checkpoint to go on training from; its weights are those of the file, dequantised."""
+    """Write a model file's (dequantised) weights as a checkpoint from which training can continue."""
     import torch
     m, meta, weights = moefile.read_model(args.input)
     if m.architecture == "transformer":
-        raise FormatError("it is a Transformer, which this project's trainer does not train")
+        raise FormatError("Transformers are not supported by this project's trainer")
     if "training.config" not in meta:
-        raise FormatError("it has no training.config: it was converted by an older convert.py")
+        raise FormatError("training.config is missing: the file was converted by an older convert.py")
     try:
         config, out = json.loads(meta["training.config"]), {}
         assert isinstance(config, dict)
     except (TypeError, ValueError, RecursionError, AssertionError):
-        raise FormatError("its training.config is no JSON object") from None
+        raise FormatError("training.config is not a JSON object") from None
     checked_meta(config)
     for name, array in weights.items():
         if isinstance(array, tuple):
@@ -312,13 +313,13 @@ def back(args):
         else:
             out[name] = array.T if name.endswith(TRANSPOSED) else array
     for name in optional_tensors(config) - set(out):
-        if name.endswith(".noise"):  # a file of an older convert.py: start the noise at zero, as training does
+        if name.endswith(".noise"):  # missing in files of older versions: start at zero, as training does
             out[name] = np.zeros_like(out[name[:-len("noise")] + "weight"])
     out = {name: np.array(array, np.float32) for name, array in out.items()}
     checkpoint_weights(config, m, out)
     out = {name: torch.from_numpy(array) for name, array in out.items()}
     if args.spm and not isinstance(meta.get("tokenizer.model"), bytes):
-        raise FormatError("it holds no SentencePiece model for --spm")
+        raise FormatError("the file has no SentencePiece model to write to --spm")
     with contextlib.ExitStack() as files:
         if args.spm:
             files.enter_context(moefile.new_file(args.spm)).write(meta["tokenizer.model"])
@@ -335,8 +336,7 @@ def general(name, description, licence, attribution):
 
 
 def parse_meta(meta, setting):
-    """KEY=VALUE as (key, value): of the kind that the key has in `meta`, else the first of INT, REAL, TEXT that
-    fits."""
+    """Parse KEY=VALUE. The value has the type of `meta[key]`, else the first of int, float and str that fits."""
     key, equals, text = setting.partition("=")
     if not equals or not moefile.KEY.match(key):
         raise FormatError(f"--meta {setting}: expected KEY=VALUE")
@@ -347,14 +347,14 @@ def parse_meta(meta, setting):
                 return key, kind(text)
         except ValueError:
             continue
-    raise FormatError(f"--meta {setting}: {key} cannot be set to this")
+    raise FormatError(f"--meta {setting}: invalid value for {key}")
 
 
 CARRIED = re.compile(r"general\.(name|description|licence|attribution)|decode\..*|tokenizer\..*")
 
 
 def carried(args):
-    """Metadata that --like takes over from a model file: what the command line says itself stays out."""
+    """Return the metadata that --like copies from a model file, except for keys given on the command line."""
     if not args.like:
         return {}
     meta = moefile.read_meta(args.like)
@@ -363,7 +363,7 @@ def carried(args):
 
 
 def default_name(path):
-    """What a checkpoint is called: a folder by all of its name, "Hy-MT2-1.8B", a file or prefix without its ending."""
+    """Return a folder's full name ("Hy-MT2-1.8B"), or a file's or prefix's name without its extension."""
     name = gnmt.default_name(os.path.abspath(path))
     return name if os.path.isdir(path) else os.path.splitext(name)[0]
 
@@ -389,7 +389,7 @@ def convert(args):
     if args.spm:
         data, pieces = hf_tokens.read_pieces(args.spm)
         if len(pieces) != m.vocabulary:
-            raise FormatError(f"{args.spm} has {len(pieces)} pieces, the model {m.vocabulary}")
+            raise FormatError(f"{args.spm} has {len(pieces)} pieces, but the model has {m.vocabulary} tokens")
         meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": data})
     if m.architecture != "deep-moe":
         meta.setdefault("tokenizer.kind", "none")
@@ -400,10 +400,10 @@ def convert(args):
     m.shortlist = meta.get("shortlist.entries", 0)
     (kind, experts), tensors = number_formats(args), {}
     expected = moefile.shapes(m, weights)
-    for tensor in expected:  # one at a time: a checkpoint may be as large as this machine's memory
+    for tensor in expected:  # one at a time: a checkpoint may be as large as the memory
         array = weights[tensor]()
         if not all(np.isfinite(x).all() for x in (array if isinstance(array, tuple) else (array,))):
-            raise FormatError(f"tensor {tensor} holds values that are not finite")
+            raise FormatError(f"tensor {tensor} contains values that are not finite")
         try:
             chosen = experts if expected[tensor][0] != moefile.MATRIX else kind
             tensors[tensor] = moefile.Tensor.encode(array, moefile.F32 if expected[tensor][2] else chosen)
@@ -415,7 +415,7 @@ def convert(args):
 
 
 def listed(path, meta):
-    """The vectors of a shortlist, as functions by name; its numbers go into the metadata."""
+    """Return the vectors of a shortlist, as functions by name; add its sizes to the metadata."""
     if not path:
         return {}
     tensors = {}
@@ -424,7 +424,7 @@ def listed(path, meta):
 
 
 def aligner(setting):
-    """LAYER:HEAD,... as metadata; nothing of None."""
+    """Return LAYER:HEAD,... as metadata; {} if it is None."""
     if setting is None:
         return {}
     if not re.fullmatch("[0-9]{1,4}:[0-9]{1,2}(,[0-9]{1,2})*", setting):
@@ -435,12 +435,12 @@ def aligner(setting):
 
 def check_aligner(args, m):
     if args.align and not getattr(m, "align", None):
-        raise FormatError("--align is for Transformers with an encoder: this model has " +
-                          ("an attention of its own" if getattr(m, "attention", None) else "none"))
+        raise FormatError("--align requires a Transformer with an encoder: this model has " +
+                          ("GNMT attention" if getattr(m, "attention", None) else "no encoder"))
 
 
 def add_to_copy(args):
-    """Copies a model file with a shortlist, or with other heads that align."""
+    """Copy a model file, adding a shortlist or replacing the alignment heads."""
     meta, tensors = moefile.read(args.input)
     moefile.check_model(meta, tensors)
     if args.shortlist:
@@ -453,7 +453,7 @@ def add_to_copy(args):
 
 
 def is_model_file(path):
-    """Whether a model file is there; a checkpoint may be a folder, or a prefix of files."""
+    """Return True if the path is a model file; a checkpoint may also be a folder or a prefix of files."""
     if not os.path.isfile(path):
         return False
     with moefile.open_regular(path) as file:
@@ -461,7 +461,7 @@ def is_model_file(path):
 
 
 def expert_pieces(up, down, kind):
-    """The slabs of experts given as lists of Rows, one after the other; several are at work at once."""
+    """Yield the encoded slabs of experts, which are given as lists of Rows; a few are encoded in parallel."""
     width, hidden = down[0].shape
     start, stride = moefile.slab_layout(kind, hidden, width, up[0].shape[0] // hidden)
     workers, waiting = min(4, os.cpu_count() or 1), collections.deque()
@@ -479,7 +479,7 @@ def expert_pieces(up, down, kind):
 
 
 def progress_line(began):
-    """Says on a terminal, or now and then elsewhere, how far writing is."""
+    """Return a function that reports progress: often on a terminal, every 30 s elsewhere."""
     last = [time.monotonic()]
 
     def show(done, total, name):
@@ -494,13 +494,13 @@ def progress_line(began):
 
 
 def number_formats(args, matrices="f32", experts=None):
-    """Those of matrices and of experts; `matrices` and `experts`: where the command line says nothing."""
+    """Return the number formats of matrices and experts; the parameters are the defaults without options."""
     names = args.type or matrices, args.experts or args.type or experts or matrices
     return [moefile.TYPES[name] for name in names]
 
 
 def convert_transformer(args, meta):
-    """A folder of Hugging Face's layout or of Marian's files, or fairseq's files, or GGUF, tensor by tensor."""
+    """Convert a checkpoint in Hugging Face's, Marian's, fairseq's or GGUF format, tensor by tensor."""
     began, say = time.monotonic(), lambda message: print(message, file=sys.stderr)
     if args.layout == "fairseq":
         found, formats = fairseq.read_fairseq(args.input, args.spm, say), number_formats(args)
@@ -529,7 +529,7 @@ def convert_transformer(args, meta):
             tensors[name] = moefile.F32, layout, dims, lambda name=name: [moefile.encode_vector(lists[name]())]
             continue
         if rows is None:
-            raise FormatError(f"tensor {name} is missing, which the settings call for")
+            raise FormatError(f"tensor {name} is missing: the configuration requires it")
         if layout != moefile.MATRIX:
             kind = formats[1]
             pieces = lambda rows=rows, kind=kind: expert_pieces(*rows, kind)
@@ -544,13 +544,13 @@ def convert_transformer(args, meta):
                 lambda rows=rows: map(moefile.encode_vector, rows.blocks()))
         tensors[name] = kind, layout, dims, pieces
     if getattr(found, "quantised", ()) and moefile.Q4 in [t[0] for t in tensors.values()]:
-        say(f"{', '.join(found.quantised)} becomes Q4, on another grid: what was lost before is lost twice; with "
-            "--type q8b or q4m hardly anything is")
+        say(f"requantising {', '.join(found.quantised)} to Q4 loses precision twice, as the grids differ; --type q8b "
+            "or q4m loses hardly any")
     if found.tensors:
-        raise FormatError(f"tensor {next(iter(found.tensors))} has no place in the model file")
+        raise FormatError(f"tensor {next(iter(found.tensors))} is not supported by the model file")
     journal = None
     if args.resume:
-        own = os.path.basename(moefile.written_file(args.output))  # which may lie among the checkpoint's files
+        own = os.path.basename(moefile.written_file(args.output))  # may be in the checkpoint's folder
         own = own, own + ".partial", own + ".partial.log", own + ".partial.log.new"
         about = repr((sorted(meta.items(), key=lambda x: x[0]), [(n, t[:3]) for n, t in tensors.items()],
                       [x for x in found.identity if x[0] not in own]))
@@ -560,18 +560,19 @@ def convert_transformer(args, meta):
 
 
 def translate_ids(program, model, language, sources):
-    """Translations (ids) of sources (ids) by a program called as `PROGRAM -m MODEL [-t LANGUAGE] --ids`."""
+    """Translate lists of ids by running `PROGRAM -m MODEL [-t LANGUAGE] --ids`."""
     command = [program, "-m", model, *(["-t", language] if language else []), "--ids"]
     text = "".join(" ".join(map(str, ids)) + "\n" for ids in sources)
     result = subprocess.run(command, input=text, stdout=subprocess.PIPE, encoding="utf-8")
     lines = result.stdout.splitlines()
     if result.returncode or len(lines) != len(sources):
-        raise FormatError(f"{' '.join(command)}: status {result.returncode}, {len(lines)} lines for {len(sources)}")
+        raise FormatError(f"{' '.join(command)}: exit status {result.returncode}, {len(lines)} lines instead of "
+                          f"{len(sources)}")
     return [[int(x) for x in line.split()] for line in lines]
 
 
 def add_golden(args):
-    """Copies a model file with golden sentences: their translations by this very file at its decode defaults."""
+    """Copy a model file and add golden sentences, translated by the input file with its decoding defaults."""
     meta, tensors = moefile.read(args.input)
     m = moefile.check_model(meta, tensors)
     if meta.get("tokenizer.kind") != "sentencepiece":
@@ -580,15 +581,15 @@ def add_golden(args):
     try:
         pieces = sentencepiece.SentencePieceProcessor(model_proto=meta["tokenizer.model"])
     except RuntimeError:
-        raise FormatError("its tokenizer.model is no SentencePiece model, or damaged") from None
+        raise FormatError("tokenizer.model is not a SentencePiece model, or is damaged") from None
     with open(args.golden, encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file]
     if any(len(row) != 3 for row in rows):
-        raise FormatError(f"{args.golden}: expected source language, target language and text on every line")
+        raise FormatError(f"{args.golden}: expected source language, target language and text in every line")
     sources, targets = [pieces.encode(row[2]) for row in rows], [None] * len(rows)
     for language in sorted({row[1] for row in rows}):
         if m.languages and language not in m.languages:
-            raise FormatError(f"{args.golden}: the model does not have the language {language!r}")
+            raise FormatError(f"{args.golden}: model has no language {language!r}")
         which = [i for i, row in enumerate(rows) if row[1] == language]
         done = translate_ids(args.translate, args.input, language if m.languages else None, [sources[i] for i in which])
         for i, ids in zip(which, done):
@@ -603,90 +604,85 @@ def add_golden(args):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(
-        description="Converts a checkpoint into a model file; or, with --golden, copies a model file and puts golden "
-                    "sentences into it; or, with --back, makes a checkpoint of a model file. Nothing is written unless "
-                    "all is well.",
-        epilog="Exit status: 0 done, 1 refused (one line on standard error says why), 2 wrong arguments.")
+        description="Convert a checkpoint to a model file. With --golden, copy a model file and add golden sentences; "
+                    "with --back, turn a model file into a checkpoint. No partial file is ever written.",
+        epilog="Exit status: 0 success, 1 error (one line on standard error), 2 invalid arguments.")
     parser.add_argument("input", metavar="CHECKPOINT",
                         help="checkpoint to convert; with --golden or --back: model file")
     parser.add_argument("-o", dest="output", metavar="OUT", required=True, help="file to write")
     parser.add_argument("--back", action="store_true",
-                        help="write a checkpoint (train.py --init takes it), and the vocabulary to "
-                        "the file that --spm names")
+                        help="write a checkpoint for train.py --init, and the vocabulary to the file given by --spm")
     group = parser.add_argument_group("converting")
     layouts = ["moe", *gnmt.READERS, "hf", "fairseq", "marian", "gguf"]
     group.add_argument("--from", dest="layout", choices=layouts, default="moe",
-                       help="the program that wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch "
-                            "GNMT, tensorflow/nmt or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as "
-                            "translate.ckpt-340000), or Hugging Face (hf: CHECKPOINT is the folder of an NLLB, "
-                            "NLLB-MoE, M2M-100, Marian, Hunyuan, Qwen3-MoE or Llama model), or fairseq (CHECKPOINT is "
-                            "the PREFIX of PREFIX-shared.pt and PREFIX-rank-0.pt, ... of NLLB-MoE, or one file of a "
-                            "dense NLLB or M2M-100), or Marian (marian: CHECKPOINT is the folder of a model of "
-                            "Firefox, Bergamot or OPUS-MT, or its .bin or .npz), or llama.cpp (gguf: CHECKPOINT is a "
-                            "GGUF file of Hunyuan's models, Qwen3's mixtures or Llama's kind, or a piece of one) "
-                            "(default: moe)")
+                       help="format of the checkpoint: this project's trainer (moe), NVIDIA's PyTorch GNMT "
+                            "(nvidia-gnmt), tensorflow/nmt or MLPerf (tf-gnmt: CHECKPOINT is the prefix, e.g. "
+                            "translate.ckpt-340000), Hugging Face (hf: the folder of an NLLB, NLLB-MoE, M2M-100, "
+                            "Marian, Hunyuan, Qwen3-MoE or Llama model), fairseq (the PREFIX of PREFIX-shared.pt and "
+                            "PREFIX-rank-0.pt, ... of NLLB-MoE, or the file of a dense NLLB or M2M-100), Marian "
+                            "(marian: the folder of a Firefox, Bergamot or OPUS-MT model, or its .bin or .npz), or "
+                            "llama.cpp (gguf: a GGUF file, or any part of a split one, of a Hunyuan, Qwen3-MoE or "
+                            "Llama model) (default: moe)")
     group.add_argument("--preset", choices=list(gnmt.PRESETS),
-                       help="decode defaults to write into the file (default: those "
-                       "of the program that wrote the checkpoint)")
-    group.add_argument("--spm", metavar="FILE", help="SentencePiece model to put into the file (none: token ids only); "
-                       "with fairseq NLLB's")
+                       help="decoding defaults to store (default: those of the program that wrote the checkpoint)")
+    group.add_argument("--spm", metavar="FILE", help="SentencePiece model to store (default: token ids only); with "
+                       "fairseq, NLLB's")
     group.add_argument("--type", choices=list(moefile.TYPES),
-                       help="number format of matrices and experts; gates and vectors stay f32 (default: f32; of "
-                       "decoder-only models q8b, and q4 for experts)")
+                       help="number format of matrices and experts; gates and vectors are always f32 (default: f32; "
+                       "for decoder-only models q8b, with q4 experts)")
     group.add_argument("--experts", choices=list(moefile.TYPES),
                        help="number format of experts, if different")
     group.add_argument("--resume", action="store_true",
-                       help="hf, fairseq, gguf: continue a stopped conversion with the same command; its finished part "
-                       "stays beside OUT")
-    group.add_argument("--name", metavar="TEXT", help="general.name (default: the name of the checkpoint's folder or "
-                       "file)")
+                       help="hf, fairseq, gguf: continue a stopped conversion with the same command; unfinished "
+                       "files are kept next to OUT")
+    group.add_argument("--name", metavar="TEXT", help="general.name (default: name of the checkpoint)")
     group.add_argument("--description", metavar="TEXT", default="", help="general.description (default: empty)")
     group.add_argument("--licence", metavar="FILE", help="text for general.licence (default: empty)")
     group.add_argument("--attribution", metavar="FILE", help="text for general.attribution (default: empty)")
     group.add_argument("--like", metavar="MODEL",
-                       help="take over name, licence, attribution, decoding defaults and tokeniser of the model file "
-                       "that was trained on, where no other option says otherwise (moe)")
+                       help="copy name, licence, attribution, decoding defaults and tokeniser from the model file that "
+                       "training started from; other options take precedence (moe)")
     group.add_argument("--shortlist", metavar="FILE",
-                       help="lexical shortlist, so that a translation uses only tokens that its source makes likely: "
-                       "Marian's lex.*.bin, or text, a line for each pair of tokens: target source probability; "
-                       "perhaps compressed by gzip or zstd. With a model file as CHECKPOINT, a copy of it gets the "
-                       "list")
+                       help="lexical shortlist, which restricts translations to tokens that the source makes likely: "
+                       "Marian's lex.*.bin, or text with lines of target, source, probability; may be compressed by "
+                       "gzip or zstd. If CHECKPOINT is a model file, add the list to a copy of it")
     group.add_argument("--align", metavar="LAYER:HEADS",
-                       help="the heads of a Transformer whose mean links words, such as 4:0 or 16:3,7: the number "
-                       "that moe-info gives a decoder layer with attention to the source, and heads from 0. "
-                       "tests/bench/heads.py measures which ones align best. With a model file as CHECKPOINT, a copy "
-                       "of it gets them")
+                       help="attention heads of a Transformer whose mean aligns words, e.g. 4:0 or 16:3,7: a decoder "
+                       "layer with cross-attention as numbered by moe-info, and its heads from 0; "
+                       "tests/bench/heads.py measures which heads align best. If CHECKPOINT is a model file, set them "
+                       "in a copy of it")
     group.add_argument("--prompts", metavar="NAME",
-                       help="of a decoder-only model: the wordings that it is asked with, a row of prompts.json, or "
-                            "none: each line is a whole prompt (default: by the model's kind and the folder's name)")
+                       help="prompts of a decoder-only model: a row of prompts.json, or none to treat each line as a "
+                            "whole prompt (default: chosen by model type and folder name)")
     group.add_argument("--meta", metavar="KEY=VALUE", action="append", default=[],
-                       help="set a metadata number or text, e.g. decode.beam=8; may be repeated")
-    group = parser.add_argument_group("converting tf-gnmt, whose checkpoints do not say")
-    group.add_argument("--vocab", metavar="FILE", help="vocabulary, a piece per line")
-    group.add_argument("--bpe", metavar="FILE", help="BPE codes of subword-nmt")
-    group.add_argument("--languages", metavar="CODE", nargs=2, help="source and target language, for Moses")
+                       help="set a metadata number or text, e.g. decode.beam=8; repeatable")
+    group = parser.add_argument_group("converting tf-gnmt, whose checkpoints lack this information")
+    group.add_argument("--vocab", metavar="FILE", help="vocabulary, one piece per line")
+    group.add_argument("--bpe", metavar="FILE", help="subword-nmt's BPE codes")
+    group.add_argument("--languages", metavar="CODE", nargs=2, help="source and target language for Moses")
     group.add_argument("--tf-architecture", choices=["gnmt_v2", "gnmt"], default="gnmt_v2",
-                       help="upper layers read the current step's context, or the previous one's (default: gnmt_v2)")
+                       help="upper layers use the context of the current (gnmt_v2) or the previous step (gnmt) "
+                       "(default: gnmt_v2)")
     group.add_argument("--tf-forget-bias", metavar="X", type=float, default=1.0,
                        help="added to the forget gates (default: 1)")
     group.add_argument("--tf-zero-state", action="store_true",
-                       help="the decoder starts from zeros (pass_hidden_state was false)")
+                       help="start the decoder from zeros (pass_hidden_state was false)")
     group = parser.add_argument_group("golden sentences")
     group.add_argument("--golden", metavar="FILE",
-                       help="sentences: source language, target language, text, tab-separated")
+                       help="tab-separated sentences: source language, target language, text")
     group.add_argument("--translate", metavar="PROGRAM", default="./moe-translate",
-                       help="translates with the model file (default: ./moe-translate)")
+                       help="program that translates them (default: ./moe-translate)")
     return parser.parse_args()
 
 
 def fail(message):
-    """Ends with one line. It may quote a checkpoint, which must not reach a terminal with more than text."""
+    """Exit with a one-line message, replacing unprintable characters: it may quote a checkpoint."""
     sys.exit("convert.py: " + "".join(x if x.isprintable() else "\N{REPLACEMENT CHARACTER}" for x in message))
 
 
 def main():
     args = parse_arguments()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # nothing partial stays behind then, as after an error
+    for number in (signal.SIGTERM, signal.SIGHUP):  # remove partial files, as after an error
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         tensors = (back(args) if args.back else add_golden(args) if args.golden
@@ -695,7 +691,7 @@ def main():
     except KeyboardInterrupt:
         sys.exit(130)
     except MemoryError:
-        fail(f"{args.input}: it needs more memory than there is")
+        fail(f"{args.input}: out of memory")
     except (FormatError, OSError, UnicodeError) as error:
         where = "" if isinstance(error, OSError) else f"{args.input}: "
         fail(f"{where}{error}")

@@ -1,11 +1,11 @@
-"""Decoder-only models of Hugging Face's layout as metadata and weights of a model file: Hunyuan's for translation
-(Hy-MT2, HY-MT1.5, Hunyuan-MT), Qwen3's mixtures, and Llama's kind.
+"""Read decoder-only models in Hugging Face's layout: Hunyuan's translation models (Hy-MT2, HY-MT1.5, Hunyuan-MT), Qwen3
+mixtures, and the Llama family.
 
-    found = read_decoder(folder, say, row)     `found` as hf.read_hf's; row: of prompts.json, None: the one that fits
+    found = read_decoder(folder, say, row)     `found` as from hf.read_hf; row: of prompts.json, None: choose one
 
-A folder holds config.json, generation_config.json and safetensors, whole or in shards with an index. Both spellings of
-names are read: one tensor per expert and matrix, as published, or those of all experts in two tensors. What a
-configuration asks for and the engine lacks is refused by name.
+A folder contains config.json, generation_config.json and safetensors, whole or in shards with an index. Tensors may be
+one per expert and matrix, as published, or two for all experts together. Options of a configuration that the engine
+does not support are rejected by name.
 """
 import os
 import re
@@ -23,9 +23,9 @@ from moefile import FormatError
 FAMILIES = {"hy_v3": "HYV3ForCausalLM", "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
             "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
             "llama": "LlamaForCausalLM"}
-MOST_PLACES = 1 << 15  # rows of the table of positions; published contexts are longer than translations need
+MAX_POSITIONS = 1 << 15  # rows of the position table: translations need less than the published contexts
 DEFAULT_LIMIT = 512
-# Keys that have one value, the first, in all models that are known, or a name for the same.
+# Keys with a single supported value; further entries are synonyms of it.
 ONLY = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "qk_norm": (True,),
         "use_qk_norm": (True,), "use_cla": (False,), "n_group": (None, 1), "topk_group": (None, 1),
         "group_limited_greedy": (None, False), "use_sliding_window": (False,), "norm_type": ("rms",),
@@ -44,13 +44,13 @@ SECOND = (("mlp.router.gate.", "mlp.gate."), ("mlp.gate.wg.", "mlp.gate."),
 # ---- config.json -----------------------------------------------------------------------------------------------------
 
 def is_decoder(folder):
-    """Whether config.json names one of these models; hf.py says what is wrong with others."""
+    """Return True if config.json names one of these models; hf.py reports errors of others."""
     path = os.path.join(folder, "config.json")
     return os.path.isfile(path) and read_json(path).get("model_type") in list(FAMILIES)
 
 
 def first_of(c, keys, kind, default=None, **limits):
-    """The value of a key with several names; FormatError where two differ."""
+    """Return the value of a key that has several names; raise FormatError if they disagree."""
     found = {key: c.get(key, kind, **limits) for key in keys if c.values.get(key) is not None}
     if len(set(found.values())) > 1:
         raise FormatError(f"{c.path}: {' and '.join(f'{key} {value}' for key, value in found.items())} differ")
@@ -58,8 +58,8 @@ def first_of(c, keys, kind, default=None, **limits):
 
 
 def read_frequencies(c, m):
-    """Of the angles, one for each pair of columns. Hunyuan's alpha belongs to their base at every length; Llama 3.1
-    has the slow ones slower, from its `rope_scaling`."""
+    """Return the rotary frequencies, one per pair of columns. Hunyuan's alpha scales their base at every length; Llama
+    3.1's `rope_scaling` lowers the slow ones."""
     new, old = c.values.get("rope_parameters"), c.values.get("rope_scaling")
     for key, value in (("rope_parameters", new), ("rope_scaling", old)):
         if value is not None and not isinstance(value, dict):
@@ -85,8 +85,8 @@ def read_frequencies(c, m):
 
 
 def slower(c, frequencies):
-    """Those with fewer than `low_freq_factor` turns in the length that the model was first trained on are divided by
-    `factor`, those with more than `high_freq_factor` stay, and between them it goes over evenly."""
+    """Divide frequencies with fewer than `low_freq_factor` turns within the original training length by `factor`; keep
+    those with more than `high_freq_factor`, and interpolate linearly between them."""
     factor, low = c.get("factor", float, least=1.0, most=1e6), c.get("low_freq_factor", float, least=1e-3, most=1e6)
     high = c.get("high_freq_factor", float, least=1e-3, most=1e6)
     turns = c.get("original_max_position_embeddings", int, least=1, most=1 << 24) * frequencies / (2 * np.pi)
@@ -97,7 +97,7 @@ def slower(c, frequencies):
 
 
 def sparse_layers(c, m):
-    """Which layers are mixtures."""
+    """Return a list that tells which layers are mixtures."""
     layers = range(m.layers)
     if m.family in DENSE:
         return [False for _ in layers]
@@ -107,7 +107,7 @@ def sparse_layers(c, m):
             first = c.get("first_k_dense_replace", int, 1, least=0)
             return [i >= first for i in layers]
         if not isinstance(kinds, list) or len(kinds) != m.layers or any(x not in ("sparse", "dense") for x in kinds):
-            raise FormatError(f"{c.path}: mlp_layer_types is {short(kinds)}: not 'sparse' or 'dense' for each layer")
+            raise FormatError(f"{c.path}: mlp_layer_types is {short(kinds)}, expected 'sparse' or 'dense' per layer")
         return [kind == "sparse" for kind in kinds]
     dense, step = c.values.get("mlp_only_layers") or [], c.get("decoder_sparse_step", int, 1, least=1)
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
@@ -116,7 +116,7 @@ def sparse_layers(c, m):
 
 
 def same_in_all(c, key, kind, m, **limits):
-    """A number; Hunyuan's mixtures may have a list of it, one for each layer."""
+    """Return a number; Hunyuan's mixtures may list it per layer, in which case all must be equal."""
     value = c.values.get(key)
     if isinstance(value, list) and len(value) >= m.layers and all(x == value[0] for x in value):
         return hf.Config(c.path, {key: value[0]}).get(key, kind, **limits)
@@ -145,7 +145,7 @@ def read_config(c):
     family = c.get("model_type", str)
     given = c.values.get("architectures") or [FAMILIES[family]]
     if given != [FAMILIES[family]]:
-        raise FormatError(f"{c.path}: architectures is {short(given)}, this program knows {FAMILIES[family]}")
+        raise FormatError(f"{c.path}: architectures {short(given)} is not supported: expected {FAMILIES[family]}")
     for key, values in {**ONLY, **DENSE.get(family, {})}.items():
         c.only(key, *values)
     m = types.SimpleNamespace(family=family, width=c.get("hidden_size", int, least=1, most=1 << 20),
@@ -160,11 +160,11 @@ def read_config(c):
         raise FormatError(f"{c.path}: num_key_value_heads {m.keys} does not divide num_attention_heads {m.heads}")
     m.head = first_of(c, ("head_dim", "attention_head_dim"), int, m.width // m.heads, least=2, most=1 << 16)
     if m.head % 2:
-        raise FormatError(f"{c.path}: head_dim is {m.head}, an odd number")
+        raise FormatError(f"{c.path}: head_dim {m.head} is odd")
     m.frequencies = read_frequencies(c, m)
     m.tied = c.get("tie_word_embeddings", bool, family.startswith("hunyuan"))
     m.context = c.get("max_position_embeddings", int, least=4, most=1 << 24)
-    m.places = min(m.context, MOST_PLACES)
+    m.places = min(m.context, MAX_POSITIONS)
     m.sparse = sparse_layers(c, m)
     if any(m.sparse):
         read_mixture(c, m)
@@ -173,18 +173,18 @@ def read_config(c):
     return m
 
 
-# generation_config.json may ask for sampling, which is not what this engine does by itself: its settings are kept for
-# those who ask for it. Key: what it is, its least and most. Without one the engine has none, unlike transformers.
+# Sampling settings of generation_config.json are stored, but used only on request. Key: type, minimum, maximum. Missing
+# settings stay off, unlike in transformers.
 ACCEPTED = "do_sample", "repetition_penalty"
 SAMPLING = {"temperature": (float, 0.0, 100.0), "top_k": (int, -1, 1 << 30), "top_p": (float, 0.0, 1.0),
             "min_p": (float, 0.0, 1.0), "repetition_penalty": (float, 0.0, 100.0)}
 
 
 def sampling_meta(c):
-    """sample.*: what the authors recommend."""
+    """Return the recommended sampling settings as sample.*."""
     found = {key: c.get(key, kind, least=least, most=most) for key, (kind, least, most) in SAMPLING.items()
              if c.values.get(key) is not None}
-    return {f"sample.{key}": max(value, 0) for key, value in found.items()}  # a top_k of -1 is none
+    return {f"sample.{key}": max(value, 0) for key, value in found.items()}  # top_k -1 means no limit
 
 
 def decode_meta(c, m, config):
@@ -194,8 +194,8 @@ def decode_meta(c, m, config):
     ends = c.values.get("eos_token_id", config.values.get("eos_token_id"))
     ends = ends if isinstance(ends, list) else [ends]
     if not ends or not all(type(x) is int and 0 <= x < m.vocabulary for x in ends) or len(ends) > moefile.MAX_ENDS:
-        raise FormatError(f"{c.path}: eos_token_id is {short(ends)}: no tokens of the vocabulary, at most "
-                          f"{moefile.MAX_ENDS}")
+        raise FormatError(f"{c.path}: eos_token_id is {short(ends)}: expected 1 to {moefile.MAX_ENDS} tokens of the "
+                          "vocabulary")
     ends = list(dict.fromkeys(ends))
     limit = min(DEFAULT_LIMIT, m.places // 2)
     meta = {"token.bos": m.bos, "token.eos": ends[0], "decode.rules": "hf",
@@ -214,35 +214,35 @@ def decode_meta(c, m, config):
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 def rotary_table(frequencies, first, count):
-    """Cosines, then sines, of positions times frequencies, made in float64."""
+    """Return the cosines, then the sines, of positions times frequencies, computed in float64."""
     angle = np.arange(first, first + count)[:, None] * frequencies
     return np.concatenate([np.cos(angle), np.sin(angle)], 1).astype(np.float32)
 
 
-def one_spelling(stored, m, say):
-    """Tensors by the names of transformers; layers behind the last one, which predict further tokens, are left out."""
+def canonical_names(stored, m, say):
+    """Return tensors with the names of transformers; drop layers after the last one, which predict further tokens."""
     out, skipped = {}, set()
     for name, t in stored.items():
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         if layer and int(layer[1]) >= m.layers:
             skipped.add(int(layer[1]))
             continue
-        short_name = name
+        canonical = name
         for published, own in SECOND:
-            short_name = short_name.replace(published, own)
-        if short_name in out:
-            raise FormatError(f"tensors {name} and {out[short_name].name} are the same one in two spellings")
+            canonical = canonical.replace(published, own)
+        if canonical in out:
+            raise FormatError(f"tensors {name} and {out[canonical].name} are the same tensor under two names")
         if name.endswith(("weight_scale", "weight_scale_inv", "input_scale")):
             raise FormatError(f"tensor {name}: weights in FP8 are not supported")
-        out[short_name] = t
+        out[canonical] = t
     for layer in sorted(skipped):
-        say(f"layer {layer} is left out: it predicts further tokens")
+        say(f"skipping layer {layer}, which predicts further tokens")
     return out
 
 
 class Builder(hf.Builder):
     def matrix(self, name, *sources):
-        """Matrices on top of each other: (name, rows), of the same number of columns."""
+        """Stack matrices with the same number of columns, given as (name, rows, columns)."""
         self.put(name + ".weight", *(self.take(source + ".weight", *shape) for source, *shape in sources))
 
     def weight(self, name, source, *shape):
@@ -250,7 +250,7 @@ class Builder(hf.Builder):
 
 
 def put_experts(b, m, name, source):
-    """The slabs: gate on top of up, then down."""
+    """Add the experts: gate and up stacked, then down."""
     d, f, n = m.width, m.hidden, m.experts
     if source + "gate_up_proj" in b.stored:
         both, down = b.take(source + "gate_up_proj", n, 2 * f, d), b.take(source + "down_proj", n, d, f)
@@ -312,18 +312,18 @@ def put_embeddings(b, m, say):
 
 
 def tokens_meta(folder, m, say, row=None):
-    """Metadata of the tokeniser that a folder holds, and of its prompts."""
+    """Return the metadata of a folder's tokeniser and prompts."""
     wanted = "tokenizer.json", "hy.tiktoken"
     if any(os.path.exists(os.path.join(folder, name)) for name in wanted):
         name = os.path.basename(os.path.abspath(folder))
         return {**byte_bpe.tokenizer_meta(folder, m.vocabulary),
                 **prompts.prompt_meta(folder, m.family, name, say, row)}
-    say(f"no tokeniser: {folder} has no {' and no '.join(wanted)}. The model will take token ids only")
+    say(f"no tokeniser: {folder} has neither {' nor '.join(wanted)}. The model will accept token ids only")
     return {"tokenizer.kind": "none"}
 
 
 def read_decoder(folder, say=lambda message: None, row=None):
-    """Metadata and tensors of a checkpoint."""
+    """Return the metadata and tensors of a checkpoint."""
     path = os.path.join(folder, "config.json")
     config = hf.Config(path, read_json(path))
     m, generation = read_config(config), config
@@ -335,11 +335,11 @@ def read_decoder(folder, say=lambda message: None, row=None):
 
 
 def build(m, config, generation, stored, tokens, files, say):
-    """Metadata and tensors of what a configuration describes; `stored`: by one of the published spellings."""
+    """Return the metadata and tensors of a configuration; `stored` has one of the published naming schemes."""
     decode = decode_meta(generation, m, config)
     if m.places < m.context:
-        say(f"positions end at {m.places}, of {m.context} that the model knows")
-    b = Builder(one_spelling(stored, m, say))
+        say(f"limiting positions to {m.places} of the model's {m.context}")
+    b = Builder(canonical_names(stored, m, say))
     put_embeddings(b, m, say)
     for i in range(m.layers):
         put_layer(b, m, i)
@@ -347,7 +347,7 @@ def build(m, config, generation, stored, tokens, files, say):
     b.weight(name + ".norm", "model.norm", m.width)
     for name, t in b.stored.items():
         if name not in b.taken and not name.endswith("rotary_emb.inv_freq"):
-            raise FormatError(f"tensor {t.name} {list(t.shape)} is not part of what the configuration describes")
+            raise FormatError(f"unexpected tensor {t.name} {list(t.shape)}: not described by the configuration")
     meta = {"general.architecture": "decoder", "vocab.size": m.vocabulary, "model.width": m.width,
             "rotary.positions": m.places, "activation.block": 64, **tokens}
     return types.SimpleNamespace(meta={**meta, **decode, **b.meta}, tensors=b.tensors, identity=hf.identity(files))

@@ -1,11 +1,11 @@
-"""Checkpoints of fairseq as Hugging Face's layout would have them: the original NLLB-MoE-54B, and dense NLLB or M2M-100
-in one file.
+"""Read fairseq's checkpoints as if they were in Hugging Face's layout: the original NLLB-MoE-54B, and dense NLLB or
+M2M-100 in one file.
 
-    PREFIX-shared.pt       what all ranks share
-    PREFIX-rank-0.pt ...   the experts of each rank, numbered from 0 in each: those of rank 1 follow those of rank 0
+    PREFIX-shared.pt       weights shared by all ranks
+    PREFIX-rank-0.pt ...   experts of each rank, numbered from 0 in each file; rank 1's follow rank 0's
 
-A file is {"model": state_dict, "cfg": {"model": settings}} or {"model": ..., "args": settings}. Only what shapes do not
-say is taken from the settings. Classes of fairseq that stand beside them are objects without methods here.
+A file is {"model": state_dict, "cfg": {"model": settings}} or {"model": ..., "args": settings}. Shapes come from the
+tensors, everything else from the settings. Instances of fairseq's classes are read as objects without methods.
 """
 import os
 import re
@@ -15,14 +15,14 @@ import hf_tokens
 import torchfile
 from moefile import FormatError
 
-CLASSES = "fairseq", "omegaconf", "numpy", "_codecs"  # modules that training's records name
-NAMES = (  # of fairseq, and of NllbMoe in transformers
+CLASSES = "fairseq", "omegaconf", "numpy", "_codecs"  # modules referenced by training records
+NAMES = (  # fairseq's names -> those of NllbMoe in transformers
     (re.compile(r"\.moe_layer\.gate\.wg\."), ".ffn.router.classifier."),
     (re.compile(r"\.encoder_attn(\.|_layer_norm\.)"), r".cross_attention\1"),
     (re.compile(r"\.final_layer_norm\."), ".ff_layer_norm."),
     (re.compile(r"(layers\.[0-9]+)\.(fc[12])\."), r"\1.ffn.\2."))
 EXPERT = re.compile(r"(.*\.layers\.[0-9]+)\.moe_layer\.experts\.([0-9]{1,6})\.(.*)")
-# name, values that are supported; the first stands for a setting that is not there
+# Name and supported values; the first is the default.
 FIXED = (("activation_fn", "relu"), ("encoder_normalize_before", True), ("decoder_normalize_before", True),
          ("encoder_learned_pos", False), ("decoder_learned_pos", False), ("layernorm_embedding", False),
          ("no_token_positional_embeddings", False), ("moe_second_expert_policy", "all"), ("moe_top1_expert", False),
@@ -30,7 +30,7 @@ FIXED = (("activation_fn", "relu"), ("encoder_normalize_before", True), ("decode
 
 
 def files_of(path):
-    """The files of a checkpoint, given by its prefix or by one of them: shared weights first, then ranks from 0."""
+    """Return the files of a checkpoint, given its prefix or one of them: shared weights first, then ranks from 0."""
     prefix = re.sub(r"(-shared|-rank-[0-9]+)?(\.pt)?\Z", "", path)
     shared = prefix + "-shared.pt"
     if not os.path.exists(shared):
@@ -43,18 +43,18 @@ def files_of(path):
         if not os.path.exists(name):
             raise FormatError(f"{name} is missing: there are ranks up to {count - 1}")
     if not out:
-        raise FormatError(f"{prefix}-rank-0.pt is missing beside {shared}")
+        raise FormatError(f"{prefix}-rank-0.pt is missing: {shared} needs it")
     return [shared, *out]
 
 
 def load(path):
-    """(settings or None, tensors by name) of a file."""
+    """Return (settings or None, tensors by name) of a file."""
     try:
         checkpoint = torchfile.load(path, CLASSES)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
-        raise FormatError(f"{path}: not a checkpoint of fairseq: it has no state_dict under \"model\"")
+        raise FormatError(f"{path}: not a fairseq checkpoint: it has no state_dict under \"model\"")
     cfg = checkpoint.get("cfg")
     settings = cfg.get("model") if isinstance(cfg, (dict, torchfile.Object)) else checkpoint.get("args")
     if isinstance(settings, torchfile.Object):
@@ -63,7 +63,7 @@ def load(path):
 
 
 def renamed(tensors, mixture):
-    """Tensors of one file under the names of transformers; experts keep their numbers."""
+    """Return a file's tensors with the names of transformers; experts keep their numbers."""
     out = {}
     for name, t in tensors.items():
         if name == "decoder.output_projection.weight":
@@ -75,7 +75,7 @@ def renamed(tensors, mixture):
 
 
 def read_files(paths):
-    """(settings, tensors by their names in transformers, number of experts)."""
+    """Return (settings, tensors by their names in transformers, number of experts)."""
     settings, tensors, experts = None, {}, 0
     found = [load(path) for path in paths]
     mixture = any(EXPERT.fullmatch(name) for _, these in found for name in these)
@@ -88,28 +88,28 @@ def read_files(paths):
                 here = max(here, number + 1)
                 name = f"{expert[1]}.ffn.experts.expert_{experts + number}.{expert[3]}"
             elif len(paths) > 1 and path != paths[0]:
-                raise FormatError(f"{path}: tensor {name} is none of an expert: it should be in {paths[0]}")
+                raise FormatError(f"{path}: tensor {name} does not belong to an expert: it should be in {paths[0]}")
             tensors[name] = t
         experts += here
     if not isinstance(settings, dict):
-        raise FormatError(f"{paths[0]}: it has no settings: neither \"cfg\" nor \"args\" says how many heads there are")
+        raise FormatError(f"{paths[0]}: settings are missing: neither \"cfg\" nor \"args\" gives the number of heads")
     return settings, tensors, experts
 
 
 def layers_of(tensors, side, inside=""):
-    """Numbers of the layers of a side that have tensors named so."""
+    """Return the numbers of a side's layers that have matching tensors."""
     found = (re.match(rf"{side}\.layers\.([0-9]{{1,6}})\.{inside}", name) for name in tensors)
     return sorted({int(x[1]) for x in found if x})
 
 
 def config_of(path, settings, tensors, experts):
-    """What config.json would say."""
+    """Return the equivalent of config.json."""
     given = hf.Config(path, settings)
     for key, *values in FIXED:
         given.only(key, *values)
     embedding = tensors.get("decoder.embed_tokens.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise FormatError(f"{path}: tensor decoder.embed_tokens.weight is missing, or no matrix")
+        raise FormatError(f"{path}: tensor decoder.embed_tokens.weight is missing or not a matrix")
     out = {"model_type": "nllb-moe" if experts else "m2m_100", "activation_function": "relu",
            "vocab_size": embedding.shape[0], "d_model": embedding.shape[1], "pad_token_id": 1, "eos_token_id": 2,
            "decoder_start_token_id": 2, "scale_embedding": not given.get("no_scale_embedding", bool, False),
@@ -118,7 +118,7 @@ def config_of(path, settings, tensors, experts):
     for side in ("encoder", "decoder"):
         inner = [t for name, t in tensors.items() if name.startswith(side + ".layers.") and name.endswith("fc1.weight")]
         if not inner:
-            raise FormatError(f"{path}: there is no tensor {side}.layers.0.fc1.weight")
+            raise FormatError(f"{path}: tensor {side}.layers.0.fc1.weight is missing")
         out.update({side + "_layers": len(layers_of(tensors, side)), side + "_ffn_dim": inner[0].shape[0],
                     side + "_attention_heads": given.get(side + "_attention_heads", int)})
         if experts:
@@ -131,7 +131,7 @@ def config_of(path, settings, tensors, experts):
 
 
 def read_fairseq(path, spm=None, say=lambda message: None):
-    """Metadata and tensors of a checkpoint, as hf.read_hf gives them; spm: NLLB's SentencePiece model."""
+    """Return the metadata and tensors of a checkpoint, like hf.read_hf; `spm` is NLLB's SentencePiece model."""
     paths = files_of(path)
     settings, tensors, experts = read_files(paths)
     config = config_of(os.path.basename(paths[0]), settings, tensors, experts)
@@ -139,5 +139,5 @@ def read_fairseq(path, spm=None, say=lambda message: None):
     m = hf.read_config(config)
     tokens = {"tokenizer.kind": "sentencepiece", **hf_tokens.nllb_meta(None, m, spm)} if spm else hf_tokens.NO_TOKENS
     if not spm:
-        say("no tokeniser: without --spm the model will take token ids only")
+        say("no tokeniser: without --spm the model will accept token ids only")
     return hf.build(m, tensors, generation, tokens, paths, say)

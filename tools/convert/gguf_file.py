@@ -1,10 +1,10 @@
-"""GGUF files, which llama.cpp runs, as metadata and weights of a model file: Hunyuan's, Qwen3's mixtures, Llama's kind.
+"""Read GGUF files, the format of llama.cpp: Hunyuan's models, Qwen3 mixtures, and the Llama family.
 
-    found = read_gguf(path, say)     `found` as hf.read_hf's; of a file in pieces, any of them is the path
+    found = read_gguf(path, say)     `found` as from hf.read_hf; the path may be any part of a split file
 
-The header is read here, so that a damaged one takes no more memory than a small multiple of itself; numbers that are
-quantised become float32 by the package `gguf`, block by block. Everything else is decoder.py's: names become those of
-transformers, and the keys those of config.json.
+This module parses the header itself, so that a damaged one needs at most a small multiple of its size in memory; the
+`gguf` package dequantises numbers to float32, block by block. decoder.py does the rest: tensors get the names of
+transformers, and keys those of config.json.
 """
 import math
 import os
@@ -23,10 +23,10 @@ from hf_json import short
 from moefile import FormatError, open_regular
 
 MAGIC, ALIGNMENT = b"GGUF", 32
-MOST_KEYS, MOST_TENSORS, MOST_PIECES, LONGEST_NAME = 4096, 1 << 16, 1000, 1024
+MAX_KEYS, MAX_TENSORS, MAX_PARTS, MAX_NAME = 4096, 1 << 16, 1000, 1024
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-PLAIN = {0: "F32", 1: "F16", 30: "BF16"}  # need no package
+PLAIN = {0: "F32", 1: "F16", 30: "BF16"}  # readable without the package
 
 FAMILIES = {"hy_v3": "hy_v3", "hunyuan-dense": "hunyuan_v1_dense", "hunyuan-moe": "hunyuan_v1_moe",
             "qwen3moe": "qwen3_moe", "llama": "llama"}
@@ -38,20 +38,20 @@ INSIDE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"
           **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
           **{f"ffn_{x}_shexp": f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")}}
 
-# Of tokenizer.ggml.pre: the expressions of the splits, and whether texts become NFC (llm.md, section 4).
+# By tokenizer.ggml.pre: expressions of the splits, and whether texts are normalised to NFC (llm.md, section 4).
 PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 DEEPSEEK = (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
             PUNCTUATION + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|"
             r"\s+(?!\S)|\s+")
 PRE = {"hunyuan-dense": (DEEPSEEK, False), "hunyuan": ((byte_bpe.HY,), True), "qwen2": ((byte_bpe.HY,), True),
        "smollm": ((r"\p{N}", byte_bpe.GPT2), False), "gpt-2": ((byte_bpe.GPT2,), False)}
-NORMAL, CONTROL, USER, UNUSED = 1, 3, 4, 5  # kinds of tokens
+NORMAL, CONTROL, USER, UNUSED = 1, 3, 4, 5  # token types
 
 
 # ---- The file --------------------------------------------------------------------------------------------------------
 
 class Header:
-    """Reads forward through a file, never past its end."""
+    """Reads a file sequentially, never past its end."""
 
     def __init__(self, path):
         self.path, self.file = path, open_regular(path)
@@ -63,7 +63,7 @@ class Header:
     def take(self, count, what):
         data = self.file.read(count) if count <= self.size else b""
         if len(data) < count:
-            self.fail(f"it ends within {what}: damaged or cut off")
+            self.fail(f"file ends within {what}: truncated or damaged")
         return data
 
     def number(self, form, what):
@@ -72,17 +72,17 @@ class Header:
     def text(self, what, longest=1 << 26):
         length = self.number("Q", what)
         if length > longest:
-            self.fail(f"{what} is of {length} bytes: damaged")
+            self.fail(f"{what} has {length} bytes: damaged")
         try:
             return self.take(length, what).decode()
         except UnicodeDecodeError:
             self.fail(f"{what} is not UTF-8")
 
     def numbers(self, kind, count, what):
-        """An array, as a list where it is short."""
+        """Read an array of numbers."""
         dtype = np.dtype("<" + NUMBERS[kind])
         if count > (self.size - self.file.tell()) // dtype.itemsize:
-            self.fail(f"it ends within {what}: damaged or cut off")
+            self.fail(f"file ends within {what}: truncated or damaged")
         return np.frombuffer(self.take(count * dtype.itemsize, what), dtype)
 
     def value(self, key):
@@ -91,19 +91,19 @@ class Header:
             return self.text(key)
         if kind in NUMBERS:
             value = self.number(NUMBERS[kind], key)
-            return float(str(np.float32(value))) if kind == 6 else value  # the shortest number that it may be
+            return float(str(np.float32(value))) if kind == 6 else value  # the shortest decimal that gives this float32
         if kind != ARRAY:
-            self.fail(f"{key} is of kind {kind}, which is not known: damaged")
+            self.fail(f"{key} has the unknown type {kind}: damaged")
         kind, count = self.number("I", key), self.number("Q", key)
         if kind in NUMBERS:
             return self.numbers(kind, count, key)
         if kind != STRING or count > (self.size - self.file.tell()) // 8:
-            self.fail(f"{key} is an array of {count} values of kind {kind}: damaged, or not known")
+            self.fail(f"{key} is an array of {count} values of type {kind}: damaged or not supported")
         return [self.text(key) for _ in range(count)]
 
 
 class Blocks(hf.Stored):
-    """A tensor whose rows are blocks of the package `gguf`, or plain numbers."""
+    """A tensor whose rows are quantised blocks of the `gguf` package, or plain numbers."""
 
     def __init__(self, name, shape, kind, path, at, block):
         super().__init__(name, shape, kind, path, lambda: hf.open_at(path, at), (path, at))
@@ -129,17 +129,17 @@ class Blocks(hf.Stored):
 
 
 def package_of(kind):
-    """The package `gguf`, which a file of plain numbers does without."""
+    """Import the `gguf` package, which files of plain numbers do not need."""
     try:
         import gguf
     except ImportError:
-        raise FormatError(f"it holds {kind} numbers, which Python's package gguf reads: pip install gguf==0.19.0, or "
-                          "tools/install-deps --convert and .venv/bin/python") from None
+        raise FormatError(f"it holds {kind} numbers, which require Python's package gguf: pip install gguf==0.19.0, or "
+                          "run tools/install-deps --convert and use .venv/bin/python") from None
     return gguf
 
 
 def kind_of(number):
-    """(name, (numbers of a block, bytes of a block)) of a kind of numbers; None: not known."""
+    """Return (name, (numbers per block, bytes per block)) of a number format; None if unknown."""
     if number in PLAIN:
         return PLAIN[number], (1, hf.SIZES[PLAIN[number]])
     package = package_of(f"quantised (kind {number})")
@@ -151,23 +151,23 @@ def kind_of(number):
 
 
 def open_gguf(path):
-    """(values by key, tensors by name) of one file; every length and offset of its header is looked at."""
+    """Return (values by key, tensors by name) of one file, checking every length and offset of the header."""
     h = Header(path)
     with h.file:
-        if h.take(4, "its first bytes") != MAGIC:
+        if h.take(4, "the magic number") != MAGIC:
             h.fail("not a GGUF file")
-        version = h.number("I", "its version")
+        version = h.number("I", "the version")
         if version not in (2, 3):
-            h.fail(f"version {version & 0xffff or version >> 16 & 0xffff} of GGUF"
-                   f"{' or of another byte order' if version & 0xffff == 0 else ''}: only 2 and 3 are supported")
-        count, keys = h.number("Q", "its numbers"), h.number("Q", "its numbers")
-        if count > MOST_TENSORS or keys > MOST_KEYS:
-            h.fail(f"{count} tensors and {keys} keys: damaged, or more than {MOST_TENSORS} and {MOST_KEYS}")
+            h.fail(f"GGUF version {version & 0xffff or version >> 16 & 0xffff} is not supported"
+                   f"{' (big-endian)' if version & 0xffff == 0 else ''}: only 2 and 3 are")
+        count, keys = h.number("Q", "the counts"), h.number("Q", "the counts")
+        if count > MAX_TENSORS or keys > MAX_KEYS:
+            h.fail(f"{count} tensors and {keys} keys: damaged, or above the limits of {MAX_TENSORS} and {MAX_KEYS}")
         values, stored = {}, {}
         for i in range(keys):
-            key = h.text(f"key {i + 1}", LONGEST_NAME)
+            key = h.text(f"key {i + 1}", MAX_NAME)
             if key in values:
-                h.fail(f"the key {short(key)} stands twice")
+                h.fail(f"duplicate key {short(key)}")
             values[key] = h.value(short(key))
         entries = [tensor_entry(h, i) for i in range(count)]
         alignment = values.get("general.alignment", ALIGNMENT)
@@ -178,13 +178,13 @@ def open_gguf(path):
     for name, shape, number, offset in entries:
         kind = kind_of(number)
         if kind is None:
-            h.fail(f"tensor {name} is of kind {number}, which is not known")
+            h.fail(f"tensor {name} has the unknown number format {number}")
         kind, block = kind
         if shape[-1] % block[0]:
-            h.fail(f"tensor {name} {list(shape)}: its rows are no whole blocks of {block[0]} numbers ({kind})")
+            h.fail(f"tensor {name} {list(shape)}: row length is not a multiple of {block[0]}, the block size of {kind}")
         size = math.prod(shape) // block[0] * block[1]
         if name in stored or offset != expected or offset + size > h.size - start:
-            h.fail(f"tensor {name} does not fit its place in the file: damaged or cut off")
+            h.fail(f"tensor {name} has an invalid offset or size: truncated or damaged")
         expected = moefile.round_up(offset + size, alignment)
         stored[name] = Blocks(name, shape, kind, path, start + offset, block if dequantised(kind) else None)
     return values, stored
@@ -195,54 +195,54 @@ def dequantised(kind):
 
 
 def tensor_entry(h, i):
-    """(name, shape, kind, offset): the first dimension, as the file has it, is the fastest."""
-    name = h.text(f"the name of tensor {i + 1}", LONGEST_NAME)
+    """Read (name, shape, number format, offset); the file lists the fastest dimension first."""
+    name = h.text(f"the name of tensor {i + 1}", MAX_NAME)
     dimensions = h.number("I", f"tensor {name}")
     if not 1 <= dimensions <= 4:
         h.fail(f"tensor {name} has {dimensions} dimensions: damaged")
     shape = tuple(h.number("Q", f"tensor {name}") for _ in range(dimensions))[::-1]
     if not all(0 < n < hf.LARGEST_DIMENSION for n in shape) or math.prod(shape) >= hf.LARGEST_DIMENSION:
-        h.fail(f"tensor {name} is {short(list(shape))}: damaged")
+        h.fail(f"tensor {name} has shape {short(list(shape))}: damaged")
     return name, shape, h.number("I", f"tensor {name}"), h.number("Q", f"tensor {name}")
 
 
-PIECE = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf\Z", re.S)
+PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf\Z", re.S)
 
 
-def open_pieces(path):
-    """(values of the first piece, tensors of all pieces, paths)."""
+def open_parts(path):
+    """Return (values of the first part, tensors of all parts, paths)."""
     values, stored = open_gguf(path)
-    count, found = values.get("split.count", 1), PIECE.match(path)
-    if type(count) is not int or count > MOST_PIECES:
+    count, found = values.get("split.count", 1), PART.match(path)
+    if type(count) is not int or count > MAX_PARTS:
         raise FormatError(f"{path}: split.count is {short(count)}, which is not supported")
     if count <= 1:
         return values, stored, [path]
     if not found or int(found[3]) != count:
-        raise FormatError(f"{path}: it is one of {count} pieces, whose names end with -00001-of-{count:05d}.gguf")
+        raise FormatError(f"{path}: names of its {count} parts must end with -00001-of-{count:05d}.gguf and so on")
     paths, all_tensors = [f"{found[1]}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)], {}
     for i, piece in enumerate(paths):
         if not os.path.exists(piece):
-            raise FormatError(f"piece {piece} is missing: {path} is one of {count}")
+            raise FormatError(f"{piece} is missing: {path} is one of {count} parts")
         some, tensors = open_gguf(piece)
         values = some if i == 0 else values
         if some.get("split.no") != i or some.get("split.count") != count:
-            raise FormatError(f"{piece}: split.no and split.count are {short(some.get('split.no'))} and "
-                              f"{short(some.get('split.count'))}, its name says {i} and {count}")
+                raise FormatError(f"{piece}: split.no {short(some.get('split.no'))} and split.count "
+                                  f"{short(some.get('split.count'))} contradict the name, which says {i} and {count}")
         for name, tensor in tensors.items():
             if name in all_tensors:
-                raise FormatError(f"tensor {name} is in {all_tensors[name].file} and in {piece}")
+                raise FormatError(f"tensor {name} is in both {all_tensors[name].file} and {piece}")
             all_tensors[name] = tensor
     wanted = values.get("split.tensors.count", len(all_tensors))
     if wanted != len(all_tensors):
-        raise FormatError(f"{path}: split.tensors.count is {short(wanted)}, the pieces hold {len(all_tensors)}")
+        raise FormatError(f"{path}: split.tensors.count is {short(wanted)}, but the parts hold {len(all_tensors)}")
     return values, all_tensors, paths
 
 
-# ---- Names and keys as transformers has them -------------------------------------------------------------------------
+# ---- Names and keys of transformers ----------------------------------------------------------------------------------
 
-class Turned(hf.Stored):
-    """Query or key rows of a `llama` file: there the two halves of a head's rows take turns, for angles by neighbours;
-    here they lie behind each other."""
+class Interleaved(hf.Stored):
+    """Query or key rows of a `llama` file, which interleaves the two halves of each head: rotary pairs are adjacent
+    there. Restores the order of transformers, half after half."""
 
     def __init__(self, t, head):
         super().__init__(t.name, t.shape, t.kind, t.file, t.open, t.place)
@@ -256,13 +256,13 @@ class Turned(hf.Stored):
             yield block.reshape(-1, self.head // 2, 2, block.shape[1]).swapaxes(1, 2).reshape(block.shape)
 
 
-def with_names(stored, m, path):
-    """Tensors by the names of transformers."""
+def transformers_names(stored, m, path):
+    """Return tensors with the names of transformers."""
     out = {}
 
     def put(name, t):
         if name in out:
-            raise FormatError(f"{path}: tensors {out[name].name} and {t.name} are the same one")
+            raise FormatError(f"{path}: tensors {out[name].name} and {t.name} are the same tensor")
         out[name] = t
     for name, t in stored.items():
         found = re.fullmatch(r"blk\.([0-9]{1,4})\.([a-z_]+?)(\.weight|\.bias)?", name)
@@ -277,7 +277,7 @@ def with_names(stored, m, path):
             put(at + "mlp.e_score_correction_bias", t)
         elif experts and end == ".weight":
             if len(t.shape) != 3 or t.shape[0] != getattr(m, "experts", 0):
-                raise FormatError(f"{path}: tensor {name} {list(t.shape)} is no matrix for each of "
+                raise FormatError(f"{path}: tensor {name} {list(t.shape)} does not have one matrix for each of "
                                   f"{getattr(m, 'experts', 0)} experts")
             if f"blk.{found[1]}.ffn_gate_up_exps.weight" in stored:
                 put(f"{at}mlp.experts.{experts[1]}_proj", t)
@@ -290,14 +290,14 @@ def with_names(stored, m, path):
 
 
 class Keys(hf.Config):
-    """Keys of the file's architecture, in messages by their whole names."""
+    """Keys of the file's architecture; messages give their full names."""
 
     def __init__(self, path, architecture, values):
         super().__init__(path, {key: value for key, value in values.items() if not isinstance(value, list)})
         self.architecture = architecture
 
     def of(self, key, kind, default=None, **limits):
-        """A number; where there is one for each layer they have to be equal."""
+        """Return a value; if it is given per layer, all must be equal."""
         key = f"{self.architecture}.{key}"
         value = self.values.get(key)
         if isinstance(value, np.ndarray):
@@ -308,7 +308,7 @@ class Keys(hf.Config):
 
 
 def config_of(k, family, stored):
-    """config.json of the same model."""
+    """Return the equivalent of config.json."""
     size = lambda key, default=None: k.of(key, int, default, least=1, most=1 << 24)
     layers = size("block_count") - k.of("nextn_predict_layers", int, 0, least=0, most=64)
     heads = k.of("attention.head_count", int, least=1, most=1 << 16)
@@ -318,8 +318,8 @@ def config_of(k, family, stored):
         raise FormatError(f"{k.path}: tensor token_embd.weight is missing")
     for key, wanted in ("attention.value_length", head), ("rope.dimension_count", head):
         if k.of(key, int, wanted) != wanted:
-            raise FormatError(f"{k.path}: {k.architecture}.{key} is {k.of(key, int)}: only {wanted}, the size of a "
-                              "head, is supported")
+            raise FormatError(f"{k.path}: {k.architecture}.{key} is {k.of(key, int)}: only the head size {wanted} is "
+                              "supported")
     scaling = k.of("rope.scaling.type", str, "none")
     if scaling != "none" and not (scaling == "linear" and k.of("rope.scaling.factor", float, 1.0) == 1.0):
         raise FormatError(f"{k.path}: {k.architecture}.rope.scaling.type is {short(scaling)}: only 'none' is supported")
@@ -340,10 +340,10 @@ def config_of(k, family, stored):
 
 
 def mixture_of(k, family, c, sparse, stored):
-    """Adds what belongs to mixtures."""
+    """Add the settings of mixtures to `c`."""
     if family in decoder.DENSE:
-        raise FormatError(f"{k.path}: it has experts, which are not supported in a model of {k.architecture!r}")
-    gate = 2 if family == "hy_v3" else 1  # sigmoids, a softmax
+        raise FormatError(f"{k.path}: experts are not supported in {k.architecture!r} models")
+    gate = 2 if family == "hy_v3" else 1  # sigmoid, softmax
     if k.of("expert_gating_func", int, gate) != gate:
         raise FormatError(f"{k.path}: {k.architecture}.expert_gating_func is {k.of('expert_gating_func', int)}: only "
                           f"{gate} is supported with this architecture")
@@ -356,7 +356,7 @@ def mixture_of(k, family, c, sparse, stored):
     one = c["intermediate_size"] if family == "hunyuan_v1_moe" else hidden
     shared, rest = divmod(sum(shared), one)
     if rest:
-        raise FormatError(f"{k.path}: its shared units are no multiple of {one}, which is not supported")
+        raise FormatError(f"{k.path}: the number of shared units is not a multiple of {one}")
     c["num_experts"] = k.of("expert_count", int, least=2)
     if family == "hunyuan_v1_moe":
         c.update(moe_topk=used, moe_intermediate_size=hidden)
@@ -372,14 +372,14 @@ def mixture_of(k, family, c, sparse, stored):
 # ---- The tokeniser ---------------------------------------------------------------------------------------------------
 
 def token_of(k, values, name, count):
-    """An id that a key gives, or None."""
+    """Return the id that a key gives; None if the key is missing."""
     key = f"tokenizer.ggml.{name}_token_id"
     return k.get(key, int, least=0, most=count - 1) if values.get(key) is not None else None
 
 
 def ends_of(k, values, count, say):
-    """Ids of the tokens that end an answer: of the text and of a turn. Files of Hunyuan's 7B name an end that is an
-    ordinary piece of text, beside one of a turn that is right."""
+    """Return the ids that end an answer: end of text and end of turn. Files of Hunyuan's 7B name an ordinary token as
+    an end besides the right one; it is skipped."""
     kinds, found = values.get("tokenizer.ggml.token_type"), []
     for name in "eos", "eot", "eom":
         token = token_of(k, values, name, count)
@@ -387,18 +387,16 @@ def ends_of(k, values, count, say):
             found.append(token)
     plain = [x for x in found if isinstance(kinds, np.ndarray) and x < len(kinds) and kinds[x] == NORMAL]
     if plain and len(plain) < len(found):
-        say(f"token {plain[0]} is named as an end, but is a piece of text: it does not end an answer")
+        say(f"ignoring end token {plain[0]}, which is an ordinary piece of text")
         return [x for x in found if x not in plain]
     return found
 
 
 def prompt_meta(path, values, texts, family, say, wanted):
-    """Metadata of the prompts of a file; wanted: as prompts.prompt_meta's."""
+    """Return the metadata of a file's prompts; `wanted` as in prompts.prompt_meta."""
     template, name = values.get("tokenizer.chat_template"), values.get("general.name")
     if wanted == "none" or template is None:
-        say(f"no prompt: {'--prompts none' if wanted == 'none' else f'{path} has no tokenizer.chat_template'}. Each "
-            "line that is translated must be a whole prompt")
-        return {}
+        return prompts.no_prompt(say, wanted, f"{path} has no tokenizer.chat_template")
     if not isinstance(template, str) or len(template) > prompts.LARGEST_TEMPLATE:
         raise FormatError(f"{path}: tokenizer.chat_template is {short(template)}, which is not supported")
     known = {}
@@ -411,22 +409,22 @@ def prompt_meta(path, values, texts, family, say, wanted):
 
 
 def tokeniser_meta(path, values, m, say, wanted):
-    """Metadata of the tokeniser in a file, and of its prompts."""
+    """Return the metadata of a file's tokeniser and prompts."""
     read = byte_bpe.Reader(path)
     kind, pre, texts, kinds = (values.get("tokenizer.ggml." + x) for x in ("model", "pre", "tokens", "token_type"))
     if kind is None or texts is None:
-        say(f"no tokeniser: {path} has no tokenizer.ggml.model and tokens. The model will take token ids only")
+        say(f"no tokeniser: {path} has no tokenizer.ggml.model or tokens. The model will accept token ids only")
         return {"tokenizer.kind": "none"}
     if kind != "gpt2":
-        read.fail(f"tokenizer.ggml.model is {short(kind)}: only 'gpt2', BPE over bytes, is supported")
+        read.fail(f"tokenizer.ggml.model {short(kind)} is not supported: only 'gpt2', byte-level BPE, is")
     if not isinstance(pre, str) or pre not in PRE:
-        read.fail(f"tokenizer.ggml.pre is {short(pre)}, this program knows {', '.join(map(repr, PRE))}")
+        read.fail(f"tokenizer.ggml.pre {short(pre)} is not supported: expected {', '.join(map(repr, PRE))}")
     if not isinstance(texts, list) or len(texts) > m.vocabulary:
-        read.fail(f"tokenizer.ggml.tokens does not fit: it is no list of at most {m.vocabulary} tokens")
+        read.fail(f"tokenizer.ggml.tokens must be a list of at most {m.vocabulary} tokens")
     if kinds is None:
         kinds = np.full(len(texts), NORMAL)
     if not isinstance(kinds, np.ndarray) or len(kinds) != len(texts):
-        read.fail("tokenizer.ggml.token_type is no list of as many kinds as there are tokens")
+        read.fail("tokenizer.ggml.token_type must list the type of every token")
     merges = read.merges({"merges": values.get("tokenizer.ggml.merges")})
     tokens = {i: text for i, text in enumerate(texts) if kinds[i] not in (CONTROL, USER, UNUSED)}
     added = [byte_bpe.Added(i, text, bool(kinds[i] == CONTROL)) for i, text in enumerate(texts)
@@ -440,43 +438,43 @@ def tokeniser_meta(path, values, m, say, wanted):
             **prompt_meta(path, values, texts, m.family, say, wanted)}
 
 
-# ---- All of it -------------------------------------------------------------------------------------------------------
+# ---- The model -------------------------------------------------------------------------------------------------------
 
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
             "penalty_repeat": "repetition_penalty"}
 
 
 def generation_of(values, ends):
-    """generation_config.json of the same model."""
+    """Return the equivalent of generation_config.json."""
     found = {name: values[f"general.sampling.{key}"] for key, name in SAMPLING.items()
              if isinstance(values.get(f"general.sampling.{key}"), (int, float))}
     return {**found, "eos_token_id": ends}
 
 
 def read_gguf(path, say=lambda message: None, row=None):
-    """Metadata and tensors of a file; row: of prompts.json."""
-    values, stored, paths = open_pieces(path)
+    """Return the metadata and tensors of a file; `row` is a row of prompts.json."""
+    values, stored, paths = open_parts(path)
     architecture = values.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in FAMILIES:
-        raise FormatError(f"{path}: general.architecture is {short(architecture)}, this program knows "
+        raise FormatError(f"{path}: general.architecture {short(architecture)} is not supported: expected "
                           f"{', '.join(map(repr, FAMILIES))}")
     family, k = FAMILIES[architecture], Keys(path, architecture, values)
     config = hf.Config(path, config_of(k, family, stored))
     m = decoder.read_config(config)
     bos = token_of(k, values, "bos", m.vocabulary)
     m.bos = m.bos if bos is None else bos
-    named = with_names(stored, m, path)
+    named = transformers_names(stored, m, path)
     if architecture == "llama":
         for name, t in named.items():
             if re.search(r"\.self_attn\.[qk]_proj\.weight\Z", name) and len(t.shape) == 2 and t.shape[0] % m.head == 0:
-                named[name] = Turned(t, m.head)
+                named[name] = Interleaved(t, m.head)
     factors = named.pop("rope_freqs.weight", None)
     if factors is not None:
         if factors.shape != (m.head // 2,) or not factors.known():
-            raise FormatError(f"{path}: tensor rope_freqs.weight {list(factors.shape)} is not of half a head")
+            raise FormatError(f"{path}: tensor rope_freqs.weight {list(factors.shape)} is not half a head")
         m.frequencies = m.frequencies / np.concatenate(list(factors.read(m.head))).astype(np.float64)
         if not (np.isfinite(m.frequencies) & (m.frequencies >= 0)).all():
-            raise FormatError(f"{path}: tensor rope_freqs.weight holds factors that are no factors")
+            raise FormatError(f"{path}: tensor rope_freqs.weight contains invalid factors")
     pad = token_of(k, values, "padding", m.vocabulary)
     if pad is not None:
         config.values["pad_token_id"] = pad

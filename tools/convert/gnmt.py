@@ -1,12 +1,12 @@
-"""Checkpoints of GNMT models made by other programs, as metadata and weights of a model file.
+"""Read checkpoints of GNMT models made by other programs.
 
-    nvidia-gnmt  PyTorch GNMT v2 of NVIDIA's DeepLearningExamples: a file of torch.save
-    tf-gnmt      tensorflow/nmt with attention architecture "gnmt_v2" or "gnmt", MLPerf's included: a bundle,
+    nvidia-gnmt  PyTorch GNMT v2 from NVIDIA's DeepLearningExamples: a file of torch.save
+    tf-gnmt      tensorflow/nmt with attention architecture "gnmt_v2" or "gnmt", including MLPerf's: a bundle,
                  PREFIX.index
 
-Both are LSTM encoder-decoders with additive attention and without experts; what tells them apart is metadata here. Gate
-orders become i f g o, biases of one cell are added, and the normalised attention vector is multiplied out. Nothing is
-looked at before the names and shapes of all tensors are known to be right.
+Both are LSTM encoder-decoders with additive attention and without experts; metadata expresses their differences. Gate
+orders become i f g o, the two biases of a cell are added, and the normalised attention vector is multiplied out. Names
+and shapes of all tensors are checked before any data is read.
 """
 import os
 
@@ -17,7 +17,7 @@ import tfbundle
 import torchfile
 from moefile import LARGEST_TEXT, FormatError, read_bounded
 
-PRESETS = {  # moe_session_params_preset in moe.c has the same
+PRESETS = {  # the same as in moe_session_params_preset in moe.c
     "paper": (8, 0.2, 0.2, 3.0, 2.0, 0), "nvidia": (5, 0.6, 0.1, 0.0, 0.0, 79),
     "tf": (10, 1.0, 0.0, 0.0, 2.0, 0), "mlperf": (10, 1.0, 0.0, 0.0, 2.0, 0)}
 
@@ -29,30 +29,30 @@ def preset_meta(name):
             "decode.max_len_offset": offset}
 
 
-# ---- What both have in common ----------------------------------------------------------------------------------------
+# ---- Shared by both --------------------------------------------------------------------------------------------------
 
 def check_tensors(tensors, expected):
-    """Refuses missing tensors, tensors of other shapes, and extra ones, by name."""
+    """Reject missing tensors, unexpected shapes and extra tensors, by name."""
     for name, shape in expected.items():
         if name not in tensors:
-            raise FormatError(f"tensor {name} is missing: it should be {list(shape)}")
+            raise FormatError(f"tensor {name} is missing: expected shape {list(shape)}")
         if tuple(tensors[name].shape) != tuple(shape):
-            raise FormatError(f"tensor {name} is {list(tensors[name].shape)}: it should be {list(shape)}")
+            raise FormatError(f"tensor {name} has shape {list(tensors[name].shape)}: expected {list(shape)}")
     for name in tensors:
         if name not in expected:
-            raise FormatError(f"tensor {name} {list(tensors[name].shape)} is not part of this kind of model")
+            raise FormatError(f"unexpected tensor {name} {list(tensors[name].shape)}")
 
 
 def reader(tensors):
-    """A function that reads a tensor by name as finite float32."""
+    """Return a function that reads a tensor by name as finite float32."""
     def read(name):
         array = tensors[name].array()
         if array.dtype.kind != "f":
-            raise FormatError(f"tensor {name} holds {array.dtype} numbers")
+            raise FormatError(f"tensor {name} has the unsupported type {array.dtype}")
         with np.errstate(over="ignore"):
             array = array.astype(np.float32)
         if not np.isfinite(array).all():
-            raise FormatError(f"tensor {name} holds values that are not finite")
+            raise FormatError(f"tensor {name} contains values that are not finite")
         return array
     return read
 
@@ -62,7 +62,7 @@ def lstm_meta(name, hidden, **more):
 
 
 def model_meta(vocabulary, hidden, encoder, decoder):
-    """Metadata but for layers, tokens and decoding."""
+    """Return the metadata except layers, tokens and decoding."""
     return {"vocab.size": vocabulary, "model.width": hidden, "embedding.scale": 1.0, "source.tag": 0,
             "encoder.layers": encoder, "decoder.layers": decoder,
             **moefile.layer_meta("attention", "gnmt-attention", kind="additive", size=hidden, layer=0, query="state",
@@ -70,33 +70,33 @@ def model_meta(vocabulary, hidden, encoder, decoder):
 
 
 def attention_vector(v, gain):
-    """gain * v / ||v||, in float64."""
+    """Return gain * v / ||v||, computed in float64."""
     v = v.astype(np.float64)
     norm = np.sqrt((v * v).sum())
     if norm == 0:
-        raise FormatError("the attention vector is zero: it has no direction")
+        raise FormatError("the attention vector is zero")
     with np.errstate(over="ignore"):
         return (v / norm * float(gain)).astype(np.float32)
 
 
 def vocabulary_meta(pieces, size, where):
-    """The list of pieces; every one once, but for "", which stands for none."""
+    """Return the metadata of a list of unique pieces; "" marks an unused id and may repeat."""
     if len(pieces) != size:
-        raise FormatError(f"{where} has {len(pieces)} pieces, the model {size}")
+        raise FormatError(f"{where} has {len(pieces)} pieces, but the model has {size} tokens")
     if len(pieces) > moefile.MAX_TEXTS:
-        raise FormatError(f"{where} has {len(pieces)} pieces, a model file lists at most {moefile.MAX_TEXTS}")
+        raise FormatError(f"{where} has {len(pieces)} pieces; the limit of a model file is {moefile.MAX_TEXTS}")
     seen = set()
     for piece in pieces:
         if not isinstance(piece, str) or piece in seen:
-            raise FormatError(f"{where}: {piece!r} is no piece, or stands there twice")
+            raise FormatError(f"{where}: invalid or duplicate piece {piece!r}")
         seen.update([piece] if piece else [])
     return {"vocabulary.pieces": pieces}
 
 
 def bpe_meta(merges, version, separator, languages):
-    """Merges as "left right", best first; languages: (source, target) for Moses, or None."""
+    """Return the metadata of merges ("left right", best first); languages: (source, target) for Moses, or None."""
     if len(merges) > moefile.MAX_TEXTS:
-        raise FormatError(f"{len(merges)} BPE merges, a model file lists at most {moefile.MAX_TEXTS}")
+        raise FormatError(f"{len(merges)} BPE merges; the limit of a model file is {moefile.MAX_TEXTS}")
     meta = {"tokenizer.kind": "bpe", "tokenizer.merges": merges, "tokenizer.bpe_version": version,
             "tokenizer.separator": separator}
     if languages:
@@ -109,21 +109,21 @@ def read_lines(path):
 
 
 def bpe_file_meta(path, languages):
-    """The codes file of subword-nmt: perhaps "#version: 0.2", then a merge per line."""
+    """Read subword-nmt's codes: an optional line "#version: 0.2", then one merge per line."""
     lines = [line.strip("\r ") for line in read_lines(path)]
     while lines and not lines[-1]:
         lines.pop()
     version = lines.pop(0).split()[-1] if lines and lines[0].startswith("#version:") else "0.1"
     for number, line in enumerate(lines, 1):
         if len(line.split(" ")) != 2:
-            raise FormatError(f"{path}: merge {number} is not two pieces: {line!r}")
+            raise FormatError(f"{path}: merge {number} must be two pieces: {line!r}")
     return bpe_meta(lines, version, "@@", languages)
 
 
 # ---- NVIDIA ----------------------------------------------------------------------------------------------------------
 
 def nvidia_shapes(hidden, vocabulary, layers):
-    """The state_dict, both embedders and the _reverse cell included."""
+    """Return the expected state_dict, including both embedders and the _reverse cell."""
     h, out = hidden, {"encoder.embedder.weight": (vocabulary, hidden), "decoder.embedder.weight": (vocabulary, hidden)}
 
     def lstm(prefix, width, suffix=""):
@@ -145,51 +145,51 @@ def nvidia_shapes(hidden, vocabulary, layers):
 
 
 def nvidia_tokenizer_meta(tokenizer, size):
-    """The tokenizer's state: pieces, merges, languages. A checkpoint without one gives ids only."""
+    """Return the metadata of the tokenizer's pieces, merges and languages; without one, ids only."""
     if not isinstance(tokenizer, dict):
         return {"tokenizer.kind": "none"}
     names, bpe = tokenizer.get("idx2tok"), tokenizer.get("bpe")
     if not isinstance(names, dict) or not all(type(i) is int and 0 <= i < size for i in names):
-        raise FormatError(f"its tokenizer's idx2tok is no dictionary of ids below {size}")
-    meta = vocabulary_meta([names.get(i, "") for i in range(size)], size, "its tokenizer")
+        raise FormatError(f"the tokenizer's idx2tok must be a dictionary of ids below {size}")
+    meta = vocabulary_meta([names.get(i, "") for i in range(size)], size, "the tokenizer")
     bpe = bpe if isinstance(bpe, torchfile.Object) else torchfile.Object()
     codes, version = bpe.get("bpe_codes"), bpe.get("version")
     if not isinstance(codes, dict) or version not in ((0, 1), (0, 2)):
-        raise FormatError("its tokenizer's BPE has no merges, or an unknown version")
+        raise FormatError("the tokenizer's BPE has no merges or an unknown version")
     if bpe.get("vocab") or bpe.get("glossaries"):
-        raise FormatError("its tokenizer's BPE has a vocabulary filter or glossaries, which are not supported")
+        raise FormatError("vocabulary filters and glossaries of the tokenizer's BPE are not supported")
     if not all(isinstance(pair, tuple) and len(pair) == 2
                and all(isinstance(x, str) and x and " " not in x for x in pair)
                and type(rank) is int for pair, rank in codes.items()):
-        raise FormatError("its tokenizer's BPE merges are no pairs of pieces with ranks")
+        raise FormatError("the tokenizer's BPE merges must be pairs of pieces with ranks")
     languages, separator = tokenizer.get("lang"), tokenizer.get("separator", "@@")
     if languages is not None:
         languages = [languages.get(x) for x in ("src", "tgt")] if isinstance(languages, dict) else [None]
         if not all(isinstance(x, str) for x in languages):
-            raise FormatError("its tokenizer's lang names no source and target language")
+            raise FormatError("the tokenizer's lang does not name a source and a target language")
     if not isinstance(separator, str):
-        raise FormatError("its tokenizer's separator is no text")
+        raise FormatError("the tokenizer's separator is not text")
     merges = [" ".join(pair) for pair in sorted(codes, key=codes.get)]
     return {**meta, **bpe_meta(merges, "%d.%d" % version, separator, languages)}
 
 
 def same(a, b):
-    """1 if two tensors are one, or hold the same numbers."""
+    """Return True if two tensors share their storage or have equal values."""
     places = [(id(x.storage), x.offset, x.shape, x.stride) for x in (a, b)]
     return places[0] == places[1] or np.array_equal(a.array(), b.array())
 
 
 def read_nvidia(path, options):
-    """(metadata, functions that give the weights, by name)."""
+    """Return (metadata, functions that return the weights, by name)."""
     checkpoint = torchfile.load(path)
     tensors = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
     if not isinstance(tensors, dict) or not all(isinstance(t, torchfile.Tensor) for t in tensors.values()):
-        raise FormatError("it has no state_dict of tensors: not a checkpoint of NVIDIA's GNMT")
+        raise FormatError("not a checkpoint of NVIDIA's GNMT: it has no state_dict of tensors")
     if tensors and all(name.startswith("module.") for name in tensors):  # saved from inside DistributedDataParallel
         tensors = {name[len("module."):]: t for name, t in tensors.items()}
     for name in ("encoder.embedder.weight", "decoder.embedder.weight"):
         if name not in tensors or len(tensors[name].shape) != 2:
-            raise FormatError(f"tensor {name} is missing, or no matrix: not a checkpoint of NVIDIA's GNMT")
+            raise FormatError(f"not a checkpoint of NVIDIA's GNMT: tensor {name} is missing or not a matrix")
     size, hidden = tensors["encoder.embedder.weight"].shape
     config = checkpoint.get("model_config")
     config = config if isinstance(config, dict) else {}
@@ -197,7 +197,7 @@ def read_nvidia(path, options):
     layers = config.get("num_layers", layers)
     for key, found in (("hidden_size", hidden), ("vocab_size", size)):
         if config.get(key, found) != found:
-            raise FormatError(f"model_config says {key} {config[key]!r}, tensor encoder.embedder.weight says {found}")
+            raise FormatError(f"{key} is {config[key]!r} in model_config, but {found} in encoder.embedder.weight")
     if type(layers) is not int or not 2 <= layers <= moefile.MAX_LAYERS:
         raise FormatError(f"{layers!r} layers: expected 2 to {moefile.MAX_LAYERS}")
     check_tensors(tensors, nvidia_shapes(hidden, size, layers))
@@ -237,20 +237,19 @@ def read_nvidia(path, options):
     put("output.bias", "decoder.classifier.classifier.bias")
     meta.update(preset_meta(options.preset or "nvidia"))
     if options.vocab or options.bpe:
-        raise FormatError("--vocab and --bpe are for tf-gnmt: this checkpoint has its tokenizer inside")
+        raise FormatError("--vocab and --bpe are for tf-gnmt: this checkpoint contains its tokenizer")
     return {**meta, **nvidia_tokenizer_meta(checkpoint.get("tokenizer"), size)}, weights
 
 
 # ---- TensorFlow ------------------------------------------------------------------------------------------------------
 
-# an optimizer's, beside each tensor
+# an optimizer's state for each tensor
 TF_TRAINING = ("/Adam", "/Adam_1", "/Momentum", "/Adagrad", "/RMSProp", "/RMSProp_1")
 TF_COUNTERS = ("global_step", "beta1_power", "beta2_power", "learning_rate", "Variable")
 
 
 def tf_name(name):
-    """A name without what differs between builds: the outer scope, the embeddings' scopes, a lone layer's missing
-    index."""
+    """Normalise what differs between builds: outer scope, scopes of embeddings, and a lone layer's missing index."""
     last = name.split("/")[-1]
     if last in ("embedding_encoder", "embedding_decoder", "embedding_share"):
         return last
@@ -261,8 +260,8 @@ def tf_name(name):
 
 
 def tf_shapes(hidden, vocabulary, encoder, decoder, shared, normalised):
-    """Kernels are [in + hidden, 4 hidden]. encoder, decoder: layers of each side, the bidirectional one counted
-    once."""
+    """Return the expected tensors; kernels are [in + hidden, 4 hidden]. encoder, decoder: number of layers, with the
+    bidirectional one counted once."""
     h = hidden
     out = {name: (vocabulary, h)
            for name in (["embedding_share"] if shared else ["embedding_encoder", "embedding_decoder"])}
@@ -288,13 +287,13 @@ def tf_shapes(hidden, vocabulary, encoder, decoder, shared, normalised):
 
 
 def tf_cell(kernel, bias, width):
-    """(w_x, w_r, bias): columns i j f o, x first, become rows i f g o."""
+    """Return (w_x, w_r, bias): columns i j f o, input first, become rows i f g o."""
     w = kernel.T.reshape(4, -1, kernel.shape[0])[[0, 2, 1, 3]].reshape(-1, kernel.shape[0])
     return w[:, :width], w[:, width:], bias.reshape(4, -1)[[0, 2, 1, 3]].reshape(-1)
 
 
 def tf_vocabulary_meta(path, size):
-    """A piece per line; TensorFlow's program puts <unk> <s> </s> in front of a file that does not begin with them."""
+    """Read a piece per line; like tensorflow/nmt, prepend <unk> <s> </s> unless the file starts with them."""
     pieces = [line.strip() for line in read_lines(path)]
     while pieces and not pieces[-1]:
         pieces.pop()
@@ -303,17 +302,17 @@ def tf_vocabulary_meta(path, size):
 
 
 def read_tf(prefix, options):
-    """(metadata, functions that give the weights, by name)."""
+    """Return (metadata, functions that return the weights, by name)."""
     tensors = {}
     for name, tensor in tfbundle.open_bundle(prefix).items():
         if name.endswith(TF_TRAINING) or name in TF_COUNTERS:
             continue
         if tf_name(name) in tensors:
-            raise FormatError(f"tensor {name} is there twice, under two scopes")
+            raise FormatError(f"duplicate tensor {name}, in two scopes")
         tensors[tf_name(name)] = tensor
     kernel = tensors.get("decoder/output_projection/kernel")
     if kernel is None or len(kernel.shape) != 2:
-        raise FormatError("tensor decoder/output_projection/kernel is missing, or no matrix: not tensorflow/nmt's")
+        raise FormatError("not a tensorflow/nmt checkpoint: decoder/output_projection/kernel is not a matrix")
     hidden, size = kernel.shape
     encoder = 1 + sum(n.startswith("encoder/rnn/multi_rnn_cell/") and n.endswith("/kernel") for n in tensors)
     decoder = sum(n.startswith("decoder/multi_rnn_cell/") and n.endswith("basic_lstm_cell/kernel") for n in tensors)
@@ -329,13 +328,13 @@ def read_tf(prefix, options):
     meta.update({"token.unk": 0, "token.bos": 1, "token.eos": 2, "source.bos": 0, "source.eos": 0,
                  "decoder.init": "zero" if options.tf_zero_state else "encoder"})
     if not options.tf_zero_state and encoder != decoder:
-        raise FormatError(f"{encoder} encoder and {decoder} decoder layers: states are passed one to one (or "
-                          f"--tf-zero-state)")
+        raise FormatError(f"passing states requires as many decoder as encoder layers, not {decoder} and {encoder}; or "
+                          "use --tf-zero-state")
     weights, kept = {}, {}
 
     def cell(name, prefix, width):
         def part(i):
-            if kept.get("name") != prefix:  # a kernel is read once for its parts, which follow each other
+            if kept.get("name") != prefix:  # read a kernel once for its consecutive parts
                 kernel, bias = (read(f"{prefix}/basic_lstm_cell/{x}") for x in ("kernel", "bias"))
                 kept.update(name=prefix, parts=tf_cell(kernel, bias, width))
             return kept["parts"][i]
@@ -378,7 +377,7 @@ def read_tf(prefix, options):
         meta.update(tf_vocabulary_meta(options.vocab, size))
     if options.bpe:
         if not options.vocab:
-            raise FormatError("--bpe without --vocab: merges alone make no vocabulary")
+            raise FormatError("--bpe requires --vocab")
         meta.update(bpe_file_meta(options.bpe, options.languages))
     return meta, weights
 

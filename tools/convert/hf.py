@@ -1,10 +1,8 @@
-"""Checkpoints in Hugging Face's layout as metadata and weights of a model file: M2M-100 and dense NLLB, NLLB-MoE,
-Marian (OPUS-MT).
+"""Read checkpoints in Hugging Face's layout: M2M-100 and dense NLLB, NLLB-MoE, Marian (OPUS-MT).
 
-A folder with config.json, perhaps generation_config.json and tokeniser files, and model.safetensors or
-pytorch_model.bin, in one piece or in shards with an index. Neither transformers nor PyTorch is needed. All names, types
-and shapes are known to be right before the first number is read; then tensors come in blocks of rows, so that memory is
-that of a block.
+A folder contains config.json, optionally generation_config.json and tokeniser files, and model.safetensors or
+pytorch_model.bin, whole or in shards with an index. Neither transformers nor PyTorch is needed. All names, types and
+shapes are checked before any data is read; then tensors are read in blocks of rows, which bounds memory.
 
     found = read_hf(folder)
     found.meta              metadata
@@ -26,7 +24,7 @@ import torchfile
 from hf_json import parse_json, read_json, short
 from moefile import FormatError, open_regular
 
-BLOCK = 1 << 24  # numbers at a time, about
+BLOCK = 1 << 24  # approximate numbers per block
 LARGEST_HEADER, LARGEST_DIMENSION = 1 << 25, 1 << 40
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
@@ -37,13 +35,13 @@ SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8,
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 class Rows:
-    """A matrix [n, k] or vector [n] whose rows come in blocks."""
+    """A matrix [n, k] or vector [n] that is read in blocks of rows."""
 
     def __init__(self, shape, parts):
         self.shape, self.parts = tuple(shape), parts
 
     def blocks(self):
-        """Float32 arrays, each but the last a multiple of 16 rows: those of all parts behind each other."""
+        """Yield the rows of all parts in order, as float32 arrays; all but the last have a multiple of 16 rows."""
         width = int(np.prod(self.shape[1:], dtype=np.int64))
         want, held = max(16, BLOCK // max(width, 1) // 16 * 16), []
         for part in self.parts:
@@ -62,39 +60,39 @@ class Rows:
 
 
 class Stored:
-    """A tensor of a checkpoint: name, shape, kind ("F32", ...), the file it lies in, and `place`, equal for equal
-    places."""
+    """A tensor of a checkpoint: name, shape, kind ("F32", ...), its file, and `place`, which is equal for tensors that
+    share their bytes."""
 
     def __init__(self, name, shape, kind, file, open, place):
         self.name, self.shape, self.kind, self.file, self.open, self.place = name, tuple(shape), kind, file, open, place
 
     def known(self):
-        """Whether its numbers can be read."""
+        """Return True if this number format can be read."""
         return self.kind in DTYPES
 
     def row_bytes(self):
         return math.prod(self.shape[1:]) * np.dtype(DTYPES[self.kind]).itemsize
 
     def numbers(self, data):
-        """Those of whole rows, as float32."""
+        """Decode the bytes of whole rows to float32."""
         x = np.frombuffer(data, DTYPES[self.kind])
         return (x.astype(np.uint32) << 16).view(np.float32) if self.kind == "BF16" else x.astype(np.float32, copy=False)
 
     def read(self, rows):
-        """Its rows as float32, `rows` at a time."""
+        """Yield its rows as float32, `rows` at a time."""
         with self.open() as file:
             for at in range(0, self.shape[0], rows):
                 count = min(rows, self.shape[0] - at)
                 data = file.read(count * self.row_bytes())
                 if len(data) < count * self.row_bytes():
-                    raise FormatError(f"{self.file}: tensor {self.name} is cut off")
+                    raise FormatError(f"{self.file}: tensor {self.name} is truncated")
                 x = self.numbers(data)
                 if not np.isfinite(x).all():
-                    raise FormatError(f"tensor {self.name} holds values that are not finite")
+                    raise FormatError(f"tensor {self.name} contains values that are not finite")
                 yield x.reshape(count, *self.shape[1:])
 
     def part(self, index, begin, end):
-        """Rows [begin, end) of the index-th matrix of a tensor [n, rows, cols]."""
+        """Return rows [begin, end) of the index-th matrix of a tensor [n, rows, cols]."""
         inner = copy.copy(self)
         inner.shape, inner.place = (end - begin, *self.shape[2:]), (self.place, index, begin)
 
@@ -113,20 +111,19 @@ def open_at(path, offset):
 
 
 def read_safetensors(path):
-    """Stored tensors by name. Every length and offset of the header is looked at."""
+    """Return the stored tensors by name, checking every length and offset of the header."""
     with open_regular(path) as file:
         size, start = os.fstat(file.fileno()).st_size, file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= min(LARGEST_HEADER, size - 8):
-            raise FormatError(f"{path}: not a safetensors file, or cut off")
+            raise FormatError(f"{path}: not a safetensors file, or truncated")
         try:
             header = parse_json(file.read(length), lambda pairs: pairs)
         except ValueError:
-            raise FormatError(f"{path}: its header is not JSON, or of far more values than its size lets expect") \
-                from None
+            raise FormatError(f"{path}: the header is not JSON, or has too many values for its size") from None
     if not isinstance(header, list) or not all(isinstance(x, tuple) for x in header) \
             or len({name for name, _ in header}) != len(header):
-        raise FormatError(f"{path}: its header is no object, or names a tensor twice")
+        raise FormatError(f"{path}: the header is not an object, or has duplicate tensors")
     out, spans = {}, []
     for name, about in header:
         if name == "__metadata__":
@@ -134,30 +131,30 @@ def read_safetensors(path):
         about = dict(about) if isinstance(about, list) and all(isinstance(x, tuple) for x in about) else {}
         kind, shape, place = about.get("dtype"), about.get("shape"), about.get("data_offsets")
         if not (isinstance(shape, list) and isinstance(place, list) and len(place) == 2
-                and len(shape) <= torchfile.MOST_DIMENSIONS
+                and len(shape) <= torchfile.MAX_DIMENSIONS
                 and all(type(x) is int and 0 <= x < LARGEST_DIMENSION for x in shape + place)):
-            raise FormatError(f"{path}: tensor {name} has no dtype, shape and data_offsets")
+            raise FormatError(f"{path}: tensor {name} lacks a valid dtype, shape or data_offsets")
         if not isinstance(kind, str) or kind not in SIZES:
-            raise FormatError(f"{path}: tensor {name} holds {short(kind)} numbers, which are not known")
+            raise FormatError(f"{path}: tensor {name} has the unknown number format {short(kind)}")
         begin, end = place
         if end - begin != math.prod(shape) * SIZES[kind] or end > size - 8 - length:
-            raise FormatError(f"{path}: tensor {name} does not fit its place in the file: damaged or cut off")
+            raise FormatError(f"{path}: tensor {name} has an invalid offset or size: truncated or damaged")
         spans.append((begin, end, name))
         out[name] = Stored(name, shape, kind, path, lambda at=8 + length + begin: open_at(path, at), (path, begin, end))
     at = 0
     for begin, end, name in sorted(spans):
         if begin != at:
-            raise FormatError(f"{path}: tensor {name} overlaps another, or there is a hole before it")
+            raise FormatError(f"{path}: tensor {name} overlaps another, or follows a gap")
         at = end
     return out
 
 
-MOST_NAMES = 8  # that the same bytes may have: an embedding has four
+MAX_NAMES = 8  # for the same bytes: an embedding has four
 TORCH_KINDS = {"<f4": "F32", "<f2": "F16", "<f8": "F64", torchfile.BFLOAT16: "BF16"}
 
 
 def read_torch(path):
-    """The same of a file of torch.save."""
+    """Return the stored tensors of a file of torch.save, by name."""
     try:
         checkpoint = torchfile.load(path)
     except FormatError as error:
@@ -168,19 +165,19 @@ def read_torch(path):
 
 
 def stored_tensors(path, state):
-    """Stored tensors of a state_dict."""
+    """Return the stored tensors of a state_dict."""
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise FormatError(f"{path}: no state_dict of tensors")
     out = {}
     for name, t in state.items():
         if not isinstance(t, torchfile.Tensor):
-            raise FormatError(f"{path}: {name} is no tensor")
+            raise FormatError(f"{path}: {name} is not a tensor")
         kind = TORCH_KINDS.get(t.storage.kind, "I64")
         if kind in DTYPES and not t.contiguous():
-            raise FormatError(f"{path}: tensor {name} is a transposed or cut view, which is not supported")
+            raise FormatError(f"{path}: tensor {name} is a transposed or partial view, which is not supported")
         out[name] = Stored(name, t.shape, kind, path, t.open, (path, t.storage.key, t.offset, t.shape))
-    if sum(math.prod(t.shape) for t in out.values()) > MOST_NAMES * os.path.getsize(path):
-        raise FormatError(f"{path}: its tensors share their bytes, and are far larger than it is")
+    if sum(math.prod(t.shape) for t in out.values()) > MAX_NAMES * os.path.getsize(path):
+        raise FormatError(f"{path}: the tensors share bytes and are far larger than the file")
     return out
 
 
@@ -188,7 +185,7 @@ KINDS = (("model.safetensors", read_safetensors), ("pytorch_model.bin", read_tor
 
 
 def open_checkpoint(folder):
-    """Stored tensors by name, of one file or of shards."""
+    """Return the stored tensors of one file or of all shards, by name."""
     for name, read in KINDS:
         path = os.path.join(folder, name)
         if os.path.exists(path):
@@ -204,17 +201,17 @@ def open_checkpoint(folder):
         for tensor, file in weight_map.items():
             if file not in shards:
                 if not os.path.exists(os.path.join(folder, file)):
-                    raise FormatError(f"shard {file} is missing: {os.path.basename(index)} says that it holds {tensor}")
+                    raise FormatError(f"shard {file} is missing: {os.path.basename(index)} lists {tensor} in it")
                 shards[file] = read(os.path.join(folder, file))
             if tensor not in shards[file]:
-                raise FormatError(f"tensor {tensor} is not in {file}, where {os.path.basename(index)} says it is")
+                raise FormatError(f"tensor {tensor} is not in {file}, despite {os.path.basename(index)}")
             out[tensor] = shards[file][tensor]
         for file, tensors in shards.items():
             for tensor in tensors:
                 if weight_map.get(tensor) != file:
                     raise FormatError(f"tensor {tensor} of {file} is not in {os.path.basename(index)}")
         return out
-    raise FormatError(f"{folder} holds no {' and no '.join(name for name, _ in KINDS)}, with an index or without")
+    raise FormatError(f"{folder} contains neither {' nor '.join(name for name, _ in KINDS)}, whole or with an index")
 
 
 # ---- config.json -----------------------------------------------------------------------------------------------------
@@ -227,13 +224,13 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"
 
 
 class Config:
-    """config.json (or generation_config.json), read with type and default."""
+    """config.json or generation_config.json, read with type checks and defaults."""
 
     def __init__(self, path, values):
         self.path, self.values = os.path.basename(path), values
 
     def get(self, key, kind, default=None, least=None, most=None):
-        """`default` None: required."""
+        """Return the value of a key; required if `default` is None."""
         value = self.values.get(key)
         if value is None:
             value = default
@@ -246,23 +243,23 @@ class Config:
         return value
 
     def only(self, key, *values):
-        """Refuses what is there and none of these; the first is the default."""
+        """Reject values other than these, of which the first is the default."""
         if self.values.get(key) is not None and self.values[key] not in values:
             raise FormatError(f"{self.path}: {key} is {short(self.values[key])}: only "
                               f"{' or '.join(map(repr, values))} is supported")
 
 
 def read_config(c):
-    """What a checkpoint is, as a namespace."""
+    """Return the checkpoint's configuration as a namespace."""
     model_type = c.get("model_type", str)
     if model_type not in FAMILIES:
         raise FormatError(
-            f"{c.path}: model_type is {short(model_type)}, this program knows {', '.join(map(repr, FAMILIES))}")
+            f"{c.path}: model_type {short(model_type)} is not supported: expected {', '.join(map(repr, FAMILIES))}")
     family, architectures = FAMILIES[model_type]
     given = c.values.get("architectures") or [architectures[0]]
     if not isinstance(given, list) or len(given) != 1 or given[0] not in architectures:
-        raise FormatError(f"{c.path}: architectures is {short(given)}, this program knows "
-                          f"{' and '.join(architectures)}")
+        raise FormatError(f"{c.path}: architectures {short(given)} is not supported: expected "
+                          f"{' or '.join(architectures)}")
     m = types.SimpleNamespace(family=family, width=c.get("d_model", int, least=4, most=1 << 20), sides={}, shared=True,
                               vocabulary=c.get("vocab_size", int, least=4, most=1 << 24), experts=0)
     m.source_vocabulary = m.vocabulary
@@ -279,7 +276,7 @@ def read_config(c):
                                               ffn=c.get(side + "_ffn_dim", int, least=1, most=1 << 24), step=0)
     activation = c.get("activation_function", str)
     if activation not in ACTIVATIONS:
-        raise FormatError(f"{c.path}: activation_function is {short(activation)}, this program knows "
+        raise FormatError(f"{c.path}: activation_function {short(activation)} is not supported: expected "
                           f"{', '.join(ACTIVATIONS)}")
     m.activation = ACTIVATIONS[activation]
     m.scale = math.sqrt(m.width) if c.get("scale_embedding", bool, False) else 1.0
@@ -305,7 +302,7 @@ def read_mixture(c, m):
     for side, about in m.sides.items():
         about.step = c.get(side + "_sparse_step", int, 4, least=0)
     c.only("second_expert_policy", "all")
-    c.only("moe_eval_capacity_token_fraction", 1.0)  # with less, tokens of a batch compete
+    c.only("moe_eval_capacity_token_fraction", 1.0)  # below 1, tokens of a batch compete
     c.only("router_bias", False)
     if m.activation != "relu":
         raise FormatError(f"{c.path}: experts with activation_function {m.activation!r} are not supported")
@@ -325,7 +322,7 @@ GENERATION = {"do_sample": (False, None), "num_beam_groups": (1, None), "no_repe
 
 
 def decode_meta(c, m):
-    """decode.*: what `generate` does by itself with this checkpoint. What the engine cannot do is refused."""
+    """Return decode.*: the defaults of `generate` for this checkpoint. Reject what the engine does not support."""
     for key, values in GENERATION.items():
         c.only(key, *values)
     for key, wanted in (("decoder_start_token_id", m.start), ("eos_token_id", m.eos)):
@@ -343,7 +340,7 @@ def decode_meta(c, m):
     words = c.values.get("bad_words_ids") or []
     if not isinstance(words, list) or not all(isinstance(w, list) and len(w) == 1 and type(w[0]) is int
                                               and 0 <= w[0] < m.vocabulary for w in words):
-        raise FormatError(f"{c.path}: bad_words_ids holds something else than single tokens")
+        raise FormatError(f"{c.path}: bad_words_ids must contain single tokens only")
     if words:
         key = "token.never" if c.get("renormalize_logits", bool, False) else "token.suppressed"
         meta[key] = np.array(sorted({w[0] for w in words}), np.int64)
@@ -357,9 +354,9 @@ TIED = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.we
 
 
 def m2m_positions(first, count, width):
-    """Rows first + 2, first + 3, ... of M2M-100's table (transformer.md, section 1): float32, each operation rounded
-    once. PyTorch's exp is off by one step in some frequencies, and its table by 1.5e-5 at most in 1026 rows of width
-    1024 (torch 2.13.0 on x86-64)."""
+    """Return rows first + 2, first + 3, ... of M2M-100's table (transformer.md, section 1) in float32, with each
+    operation rounded once. PyTorch's exp is off by one ulp for some frequencies, and its table by at most 1.5e-5 in
+    1026 rows of width 1024 (torch 2.13.0 on x86-64)."""
     half = width // 2
     step = np.float32(math.log(10000) / (half - 1))
     frequency = np.exp((np.arange(half, dtype=np.float32) * -step).astype(np.float64)).astype(np.float32)
@@ -368,13 +365,13 @@ def m2m_positions(first, count, width):
 
 
 def marian_positions(first, count, width):
-    """Sines, then cosines, of p / 10000^(2i / width), made in float64."""
+    """Return the sines, then the cosines, of p / 10000^(2i / width), computed in float64."""
     angle = np.arange(first, first + count)[:, None] / np.power(10000, 2 * np.arange((width + 1) // 2) / width)
     return np.concatenate([np.sin(angle), np.cos(angle[:, :width // 2])], 1).astype(np.float32)
 
 
 class Builder:
-    """Takes tensors of a checkpoint by name and shape, and puts them under names of the model file."""
+    """Takes tensors of a checkpoint by name and shape, and adds them under names of the model file."""
 
     def __init__(self, stored):
         self.stored, self.taken, self.meta, self.tensors = stored, set(), {}, {}
@@ -382,11 +379,11 @@ class Builder:
     def take(self, name, *shape):
         t = self.stored.get(name)
         if t is None:
-            raise FormatError(f"tensor {name} is missing: the configuration calls for {list(shape)}")
+            raise FormatError(f"tensor {name} is missing: the configuration requires shape {list(shape)}")
         if not t.known():
-            raise FormatError(f"tensor {t.name} holds {t.kind} numbers, which are not supported: F32, F16 and BF16 are")
+            raise FormatError(f"number format {t.kind} of tensor {t.name} is not supported: F32, F16 and BF16 are")
         if t.shape != shape:
-            raise FormatError(f"tensor {t.name} is {list(t.shape)}: the configuration calls for {list(shape)}")
+            raise FormatError(f"tensor {t.name} has shape {list(t.shape)}: the configuration requires {list(shape)}")
         self.taken.add(name)
         return t
 
@@ -394,7 +391,7 @@ class Builder:
         self.tensors[name] = Rows((sum(t.shape[0] for t in stored), *stored[0].shape[1:]), [t.read for t in stored])
 
     def linear(self, name, rows, cols, *sources):
-        """Weight and bias; several sources lie on top of each other."""
+        """Add weight and bias; several sources are stacked."""
         self.put(name + ".weight", *(self.take(s + ".weight", rows // len(sources), cols) for s in sources))
         self.put(name + ".bias", *(self.take(s + ".bias", rows // len(sources)) for s in sources))
 
@@ -403,7 +400,7 @@ class Builder:
             self.put(name + ".norm" + part, self.take(source + part, width))
 
     def layer(self, side, kind, **settings):
-        """The name of the next sub-layer of a side."""
+        """Add a sub-layer to a side and return its name."""
         name = f"{side}.{self.meta.get(side + '.layers', 0)}"
         self.meta[side + ".layers"] = self.meta.get(side + ".layers", 0) + 1
         self.meta.update(moefile.layer_meta(name, kind, **settings))
@@ -460,7 +457,7 @@ def put_side(b, m, side):
 
 
 def put_tied(b, m, name, names, vocabulary, say):
-    """One of several tensors that should be equal, and are."""
+    """Add one of several tied tensors, after checking that they are equal."""
     there = [x for x in names if x in b.stored]
     found = [b.take(x, vocabulary, m.width) for x in there or names[:1]]
     for other in found[1:]:
@@ -471,7 +468,7 @@ def put_tied(b, m, name, names, vocabulary, say):
         rows = max(1, BLOCK // m.width)
         if other.kind != found[0].kind or not all(np.array_equal(x, y)
                                                   for x, y in zip(found[0].read(rows), other.read(rows))):
-            raise FormatError(f"tensors {found[0].name} and {other.name} should be one, but differ")
+            raise FormatError(f"tensors {found[0].name} and {other.name} should be tied, but differ")
     b.put(name, found[0])
 
 
@@ -493,30 +490,30 @@ def put_embeddings(b, m, say):
 
 
 def identity(paths):
-    """What tells one checkpoint from another without reading it: files, sizes, times."""
+    """Identify a checkpoint without reading it: names, sizes and times of its files."""
     about = [(os.path.basename(path), os.stat(path)) for path in paths]
     return sorted((name, x.st_size, x.st_mtime_ns) for name, x in about)
 
 
 def without_prefix(stored):
-    """Both kinds of names are one: those of NllbMoeModel have no "model."."""
+    """Unify both naming schemes: NllbMoeModel lacks the prefix "model."."""
     out = {}
     for name, t in stored.items():
         short = name[len("model."):] if name.startswith("model.") else name
         if short in out:
-            raise FormatError(f"tensors {name} and {out[short].name} are the same one, with and without a prefix")
+            raise FormatError(f"tensors {name} and {out[short].name} are the same tensor, with and without a prefix")
         out[short] = t
     return out
 
 
 def read_hf(folder, say=lambda message: None):
-    """Metadata and tensors of a checkpoint."""
+    """Return the metadata and tensors of a checkpoint."""
     if not os.path.isdir(folder):
-        raise FormatError("not a folder: --from hf wants the one that holds config.json")
+        raise FormatError("not a folder: --from hf requires the folder with config.json")
     path = os.path.join(folder, "config.json")
     config = Config(path, read_json(path))
     m = read_config(config)
-    generation = config  # as HF does where there is no generation_config.json
+    generation = config  # as in transformers if generation_config.json is missing
     path = os.path.join(folder, "generation_config.json")
     if os.path.exists(path):
         generation = Config(path, read_json(path))
@@ -525,7 +522,7 @@ def read_hf(folder, say=lambda message: None):
 
 
 def build(m, stored, generation, tokens, files, say):
-    """Metadata and tensors of what config.json describes; `stored`: by the names of transformers."""
+    """Return the metadata and tensors of a configuration; `stored` has the names of transformers."""
     decode, b = decode_meta(generation, m), Builder(without_prefix(stored))
     meta = {"vocab.size": m.vocabulary, "model.width": m.width, "embedding.scale": m.scale, "token.bos": m.start,
             "token.eos": m.eos, "token.pad": m.pad, "source.bos": 0, "source.eos": 1, "limit.source": m.positions,
@@ -535,6 +532,6 @@ def build(m, stored, generation, tokens, files, say):
         put_side(b, m, side)
     for name, t in b.stored.items():
         if name not in b.taken and not IGNORED.match(name):
-            raise FormatError(f"tensor {t.name} {list(t.shape)} is not part of what the configuration describes")
+            raise FormatError(f"unexpected tensor {t.name} {list(t.shape)}: not described by the configuration")
     return types.SimpleNamespace(meta={**meta, **b.meta, **decode, **tokens}, tensors=b.tensors,
                                  identity=identity(files))

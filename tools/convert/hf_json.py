@@ -1,4 +1,4 @@
-"""JSON of a checkpoint's folder, which is untrusted input."""
+"""Parse JSON files of a checkpoint, which are untrusted input."""
 import json
 import math
 import reprlib
@@ -6,14 +6,14 @@ import reprlib
 from moefile import FormatError, read_bounded
 
 LARGEST_JSON = 1 << 26
-# Values, and objects and lists, that any JSON may hold, and one more of them for so many of its bytes: an empty list
-# of 3 bytes takes 64 of memory, a key with its value 250.
+# Allowance of values, and of objects and lists, plus one per this many bytes: an empty list of 3 bytes needs 64 in
+# memory, a key with its value 250.
 FREE, VALUE_BYTES, CONTAINER_BYTES = 1 << 16, 6, 16
 LONGEST_NUMBER = 40
 
 
 def short(value):
-    """A value of a checkpoint in a message: of one line, and short whatever it is."""
+    """Format a value of a checkpoint for a message, on one short line."""
     try:
         return reprlib.repr(value)
     except (RecursionError, ValueError):
@@ -21,7 +21,7 @@ def short(value):
 
 
 def number(kind):
-    """A function that reads a number of JSON, or raises ValueError: JSON knows no infinity and no NaN."""
+    """Return a function that parses a number, or raises ValueError: JSON has no infinity or NaN."""
     def read(text):
         value = kind(text) if len(text) <= LONGEST_NUMBER else math.inf
         if not math.isfinite(value):
@@ -31,8 +31,8 @@ def number(kind):
 
 
 def parse_json(data, pairs_hook):
-    """Raises ValueError for what is not JSON, or far larger in memory than it is. Signs within texts count too: what
-    is written by programs stays far below."""
+    """Parse JSON; raise ValueError if it is invalid, or far larger in memory than as text. The count includes brackets
+    and commas within strings; regular files remain far below the limit."""
     containers = data.count(b"[") + data.count(b"{")
     if containers > FREE + len(data) // CONTAINER_BYTES \
             or containers + data.count(b",") > FREE + len(data) // VALUE_BYTES:
@@ -45,22 +45,22 @@ def parse_json(data, pairs_hook):
 
 
 def read_json(path):
-    """An object of JSON, its keys told apart."""
-    return object_of(read_bounded(path, LARGEST_JSON, "a file of JSON"), path)
+    """Read a JSON object with unique keys."""
+    return object_of(read_bounded(path, LARGEST_JSON, "a JSON file"), path)
 
 
 def object_of(data, path):
     def unique(pairs):
         out = dict(pairs)
         if len(out) != len(pairs):
-            raise FormatError(f"{path}: a key stands twice")
+            raise FormatError(f"{path}: duplicate key")
         return out
     try:
         out = parse_json(data, unique)
     except FormatError:
         raise
     except ValueError:
-        raise FormatError(f"{path}: not JSON, or of far more values than its size lets expect") from None
+        raise FormatError(f"{path}: not JSON, or too many values for its size") from None
     if not isinstance(out, dict):
-        raise FormatError(f"{path}: not an object of JSON")
+        raise FormatError(f"{path}: not a JSON object")
     return out

@@ -1,14 +1,14 @@
-"""The tokeniser of a checkpoint in Hugging Face's layout as metadata (transformer.md, section 5).
+"""Read the tokeniser of a checkpoint in Hugging Face's layout (transformer.md, section 5).
 
     read_tokens(folder, m)    m: family, vocabulary, eos, pad as hf.py read them from config.json
 
-NLLB    sentencepiece.bpe.model: id = piece + 1, but for <s> <pad> </s> <unk> 0 to 3; language codes follow
-M2M-100 sentencepiece.bpe.model gives pieces as text, vocab.json their ids; language codes __xx__ follow
-Marian  source.spm cuts, target.spm joins, vocab.json gives ids to the pieces of both, or, with separate_vocabs, to
-        those of sources, and target_vocab.json to those of targets; languages are entries >>xx<<
+NLLB    sentencepiece.bpe.model: id = piece + 1 except <s> <pad> </s> <unk>, 0 to 3; language codes follow
+M2M-100 sentencepiece.bpe.model splits texts, vocab.json maps pieces to ids; language codes __xx__ follow
+Marian  source.spm splits, target.spm joins, vocab.json maps the pieces of both to ids; with separate_vocabs only those
+        of sources, and target_vocab.json those of targets; languages are entries >>xx<<
 
-Without such files a model file takes ids only, which is said. What would cut texts in another way than these files
-alone say is refused by name: legacy_behaviour of NLLB, plain added tokens, sampling.
+Without these files a model file accepts ids only, and a note says so. Settings that would split texts differently than
+the engine does are rejected by name: NLLB's legacy_behaviour, plain added tokens, sampling.
 """
 import os
 import re
@@ -16,14 +16,15 @@ import re
 import numpy as np
 
 import moefile
+import tfbundle
 from hf_json import read_json, short
 from moefile import FormatError
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 NO_TOKENS = {"tokenizer.kind": "none", "source.tag": 0}
-LARGEST_MODEL = 32 << 20  # SPM_MAX_MODEL in spm.h: what is written here opens there
-MOST_PIECES = 1 << 20
-# In the order of their ids, for checkpoints whose files do not name them: facts of fairseq's dictionaries.
+LARGEST_MODEL = 32 << 20  # SPM_MAX_MODEL in spm.h
+MAX_PIECES = 1 << 20
+# In id order, for checkpoints whose files do not list them: facts of fairseq's dictionaries.
 NLLB_CODES = """
 ace_Arab ace_Latn acm_Arab acq_Arab aeb_Arab afr_Latn ajp_Arab aka_Latn amh_Ethi apc_Arab arb_Arab ars_Arab ary_Arab
 arz_Arab asm_Beng ast_Latn awa_Deva ayr_Latn azb_Arab azj_Latn bak_Cyrl bam_Latn ban_Latn bel_Cyrl bem_Latn ben_Beng
@@ -49,90 +50,63 @@ sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
 """.split()
 
 
-def varint(data, at):
-    value, shift = 0, 0
-    while shift < 64:
-        value |= (data[at] & 127) << shift
-        at += 1
-        if data[at - 1] < 128:
-            return value, at
-        shift += 7
-    raise IndexError
-
-
-def fields(data):
-    """(number, value) of a protocol buffer's fields; what is no integer and no bytes is passed over."""
-    at = 0
-    while at < len(data):
-        key, at = varint(data, at)
-        if key & 7 == 0:
-            value, at = varint(data, at)
-            yield key >> 3, value
-        elif key & 7 == 2:
-            size, at = varint(data, at)
-            if size > len(data) - at:
-                raise IndexError
-            yield key >> 3, data[at:at + size]
-            at += size
-        else:
-            at += {1: 8, 5: 4}[key & 7]
-
-
 def parse_pieces(data, path):
-    """[(piece, type)] of a SentencePiece model."""
+    """Return [(piece, type)] of a SentencePiece model."""
     pieces = []
     try:
-        for number, value in fields(data):
+        for number, value in tfbundle.fields(data):
             if number == 1 and isinstance(value, bytes):
-                about = dict(fields(value))
+                about = dict(tfbundle.fields(value))
                 pieces.append((about[1].decode(), about.get(3, NORMAL)))
-                if len(pieces) > MOST_PIECES:
-                    raise FormatError(f"{path}: more than {MOST_PIECES} pieces")
-    except (IndexError, KeyError, AttributeError, UnicodeDecodeError):
+                if len(pieces) > MAX_PIECES:
+                    break
+    except (FormatError, KeyError, AttributeError, UnicodeDecodeError):
         raise FormatError(f"{path}: not a SentencePiece model, or damaged") from None
+    if len(pieces) > MAX_PIECES:
+        raise FormatError(f"{path}: more than {MAX_PIECES} pieces")
     if not pieces:
         raise FormatError(f"{path}: not a SentencePiece model: it has no pieces")
     return pieces
 
 
 def read_pieces(path):
-    """(the bytes of a SentencePiece model, [(piece, type)])."""
+    """Return (bytes of a SentencePiece model, [(piece, type)])."""
     data = moefile.read_bounded(path, LARGEST_MODEL, "a SentencePiece model")
     return data, parse_pieces(data, path)
 
 
 def read_vocabulary(path, size, **wanted):
-    """vocab.json: {piece: id}, every id once and inside the model's vocabulary; wanted: of some pieces the ids."""
+    """Read {piece: id} from vocab.json; ids must be unique and within the vocabulary, those in `wanted` as given."""
     vocabulary = read_json(path)
     ids = list(vocabulary.values())
     if not all(type(i) is int and 0 <= i < size for i in ids):
-        raise FormatError(f"{path}: it does not fit the model's vocabulary of {size}: ids are integers below that")
+        raise FormatError(f"{path}: ids must be integers below {size}, the model's vocabulary")
     if len(set(ids)) != len(ids):
-        raise FormatError(f"{path}: an id stands for two pieces")
+        raise FormatError(f"{path}: two pieces have the same id")
     for piece, i in wanted.items():
         if vocabulary.get(piece) != i:
-            raise FormatError(f"{path}: {piece} is {vocabulary.get(piece)}, config.json says {i}")
+            raise FormatError(f"{path}: {piece} is {vocabulary.get(piece)}, but {i} in config.json")
     for piece in ("</s>", "<unk>"):
         if piece not in vocabulary:
-            raise FormatError(f"{path}: it has no {piece}")
+            raise FormatError(f"{path}: {piece} is missing")
     return vocabulary
 
 
 def names_of(vocabulary, size, path):
-    """The piece of every id; "": none."""
+    """Return the piece of every id; "" if unused."""
     if size > moefile.MAX_TEXTS:
-        raise FormatError(f"{path}: {size} tokens are more than the {moefile.MAX_TEXTS} texts of a model file")
+        raise FormatError(f"{path}: {size} tokens; the limit of a model file is {moefile.MAX_TEXTS}")
     names = {i: piece for piece, i in vocabulary.items()}
     return [names.get(i, "") for i in range(size)]
 
 
 def sources_meta(m, end):
-    """Where sources have token ids of their own."""
+    """Return the metadata of separate source ids."""
     return {"source.vocab.size": m.source_vocabulary, "source.token.eos": end}
 
 
 def named_codes(folder, pattern):
-    """{code: id or None}: the language codes that a tokeniser's files name, in their order."""
+    """Return {code: id or None} of the language codes that a tokeniser's files list, in order."""
     found = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json") if folder else ():
         path = os.path.join(folder, name)
@@ -156,12 +130,12 @@ def named_codes(folder, pattern):
 
 
 def languages_meta(folder, m, pattern, first, table):
-    """Language codes with their ids, `first` and the following unless a file says otherwise."""
+    """Return language codes and ids; ids are numbered from `first` unless a file gives them."""
     found = named_codes(folder, pattern) or dict.fromkeys(table)
     tags = [first + i if tag is None else tag for i, tag in enumerate(found.values())]
     if max(tags) >= m.vocabulary or len(set(tags)) != len(tags):
-        raise FormatError(f"the tokeniser does not fit: {len(tags)} language codes from {min(tags)} to {max(tags)}, "
-                          f"the model has {m.vocabulary} tokens")
+        raise FormatError(f"tokeniser does not match the model of {m.vocabulary} tokens: {len(tags)} language codes "
+                          f"from {min(tags)} to {max(tags)}")
     return {"languages.codes": list(found), "languages.tags": np.array(tags, np.int64), "source.tag": 2,
             "target.tag": 1}
 
@@ -169,12 +143,12 @@ def languages_meta(folder, m, pattern, first, table):
 def nllb_meta(folder, m, path):
     data, pieces = read_pieces(path)
     if [kind for _, kind in pieces[:3]] != [UNKNOWN, CONTROL, CONTROL] or (m.eos, m.pad) != (2, 1):
-        raise FormatError(f"{path}: not NLLB's: it does not begin with <unk> <s> </s>, or config.json has another </s> "
+        raise FormatError(f"{path}: not NLLB's: it does not start with <unk> <s> </s>, or config.json has another </s> "
                           f"or <pad>")
     ids = np.arange(1, len(pieces) + 1, dtype=np.int64)
     ids[:3] = 3, 0, 2
     if len(pieces) >= m.vocabulary:
-        raise FormatError(f"{path}: it does not fit: {len(pieces)} pieces, the model has {m.vocabulary} tokens")
+        raise FormatError(f"{path}: {len(pieces)} pieces do not fit the model's {m.vocabulary} tokens")
     return {"tokenizer.model": data, "tokenizer.ids": ids, "token.unk": 3,
             **languages_meta(folder, m, re.compile("([a-z]{3}_[A-Z][a-z]{3})"), len(pieces) + 1, NLLB_CODES)}
 
@@ -199,15 +173,15 @@ def marian_meta(folder, m):
     if separate not in (None, False, True):
         raise FormatError(f"{about}: separate_vocabs is {short(separate)}")
     if separate and m.shared:
-        raise FormatError(f"{about}: separate_vocabs, but config.json says that sources and targets share an embedding")
+        raise FormatError(f"{about}: separate_vocabs contradicts config.json: sources and targets share an embedding")
     if separate:
         sources = read_vocabulary(path, m.source_vocabulary)
         path = os.path.join(folder, "target_vocab.json")
         vocabulary = read_vocabulary(path, m.vocabulary, **{"</s>": m.eos})
     else:
         if m.source_vocabulary != m.vocabulary:
-            raise FormatError(f"{path}: it does not fit: sources have {m.source_vocabulary} tokens, targets "
-                              f"{m.vocabulary}, and tokenizer_config.json does not say separate_vocabs")
+            raise FormatError(f"{path}: sources have {m.source_vocabulary} tokens, targets {m.vocabulary}: "
+                              "tokenizer_config.json should set separate_vocabs")
         sources = vocabulary = read_vocabulary(path, m.vocabulary, **{"</s>": m.eos, "<pad>": m.pad})
     meta.update({"vocabulary.pieces": names_of(vocabulary, m.vocabulary, path), "token.unk": vocabulary["<unk>"],
                  "source.tag": 0})
@@ -221,7 +195,7 @@ def marian_meta(folder, m):
     if codes:
         meta.update({"languages.codes": list(codes), "languages.tags": np.array(list(codes.values()), np.int64),
                      "source.tag": 1})
-    for side, key in ("sources", "source_lang"), ("targets", "target_lang"):  # for pivots
+    for side, key in ("sources", "source_lang"), ("targets", "target_lang"):  # for pivot translation
         code = said.get(key)
         is_code = isinstance(code, str) and re.fullmatch("[a-z]{2,3}(_[A-Z][a-z]{3})?", code)
         if is_code and not (codes and side == "targets"):
@@ -230,11 +204,11 @@ def marian_meta(folder, m):
 
 
 ORDINARY = re.compile("<s>|</s>|<unk>|<pad>|<mask>|<special[0-9]*>|madeupword[0-9]+|__[a-z]{2,3}__|"
-                      "[a-z]{3}_[A-Z][a-z]{3}|>>[^<>]+<<")  # tokens that no text is cut at
+                      "[a-z]{3}_[A-Z][a-z]{3}|>>[^<>]+<<")  # tokens that do not split texts
 
 
 def added_tokens(path, values):
-    """Contents of the tokens that a file of a tokeniser adds to those of its SentencePiece model."""
+    """Return the tokens that a tokeniser file adds to those of the SentencePiece model."""
     if os.path.basename(path) == "added_tokens.json":
         return list(values)
     found = []
@@ -245,33 +219,33 @@ def added_tokens(path, values):
     return [token for token in found if isinstance(token, str)]
 
 
-def refuse_other_cuts(folder):
-    """Refuses what makes transformers cut texts, or put them together, in another way than the engine does."""
+def reject_other_splits(folder):
+    """Reject settings with which transformers would split or join texts differently than the engine."""
     for name in "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json":
         path = os.path.join(folder, name)
         values = read_json(path) if os.path.exists(path) else {}
         for token in added_tokens(path, values):
             if not ORDINARY.fullmatch(token):
-                raise FormatError(f"{path}: the added token {short(token)} is not supported: texts would be cut at it")
+                raise FormatError(f"{path}: added token {short(token)} is not supported: it would split texts")
         if name != "tokenizer_config.json":
             continue
         for key, fine in (("legacy_behaviour", (None, False)), ("sp_model_kwargs", (None, {})),
                           ("do_lower_case", (None, False))):
             if values.get(key) not in fine:
                 raise FormatError(f"{path}: {key} is {short(values[key])}, which is not supported"
-                                  + (": sources as tokens, </s>, language; if the model was trained with the language "
-                                     "first, set it to false" if key == "legacy_behaviour" else ""))
+                                  + (": sources must be tokens, </s>, language; if the model was trained with the "
+                                     "language first, set it to false" if key == "legacy_behaviour" else ""))
 
 
 def ids_only(folder, m, wanted, say):
-    """Metadata of a model whose tokeniser is not there."""
+    """Return the metadata of a model without a tokeniser."""
     other = "; tokenizer.json is not read" * os.path.exists(os.path.join(folder, "tokenizer.json"))
-    say(f"no tokeniser: {folder} has no {' and no '.join(wanted)}{other}. The model will take token ids only")
+    say(f"no tokeniser: {folder} has neither {' nor '.join(wanted)}{other}. The model will accept token ids only")
     return {**NO_TOKENS, **(sources_meta(m, m.eos) if m.source_vocabulary != m.vocabulary else {})}
 
 
 def read_tokens(folder, m, say=lambda message: None):
-    """Metadata of the tokeniser that a folder holds."""
+    """Return the metadata of a folder's tokeniser."""
     there = {name for name in ("source.spm", "target.spm", "vocab.json", "sentencepiece.bpe.model")
              if os.path.exists(os.path.join(folder, name))}
     if m.family == "marian":
@@ -282,8 +256,8 @@ def read_tokens(folder, m, say=lambda message: None):
     if missing == wanted:
         return ids_only(folder, m, wanted, say)
     if missing:
-        raise FormatError(f"{missing[0]} is missing beside {', '.join(sorted(there))}")
-    refuse_other_cuts(folder)
+        raise FormatError(f"{missing[0]} is missing: {folder} has only {', '.join(sorted(there))}")
+    reject_other_splits(folder)
     path = os.path.join(folder, "sentencepiece.bpe.model")
     meta = marian_meta(folder, m) if m.family == "marian" else (m2m_meta if len(wanted) > 1
                                                                 else nllb_meta)(folder, m, path)

@@ -1,15 +1,14 @@
-"""Marian's own model files as metadata and weights of a model file: Firefox's and Bergamot's students (.bin), OPUS-MT
-(.npz).
+"""Read Marian's own model files: Firefox's and Bergamot's students (.bin), OPUS-MT (.npz).
 
-    found = read_marian(path, licence, say)     a folder, or a model file in it; `found` as hf.read_hf's
+    found = read_marian(path, licence, say)     a folder, or a model file in it; `found` as from hf.read_hf
 
-The folder holds the model, perhaps a decoder's settings (decoder.yml, config*.yml), and the vocabularies; any of them
-may be compressed (.gz, .zst), as Firefox serves them. The model says in its `special:model.yml` what it is. Marian's
-matrices are [in, out], but those of intgemm8 and intgemm16 lie transposed in the file, and so are codes as Q8 has them:
-with --type q8 they are carried over exactly, with one scale for all rows.
+The folder contains the model, optionally decoder settings (decoder.yml, config*.yml), and the vocabularies; any of them
+may be compressed (.gz, .zst), as Firefox serves them. The model describes itself in its `special:model.yml`. Marian's
+matrices are [in, out], but those of intgemm8 and intgemm16 are stored transposed, which is the layout of Q8: with
+--type q8 the codes are copied exactly, with one scale for all rows.
 
-All names, types, shapes and lengths are looked at before the first number is read; then one tensor is in memory at a
-time. What a model asks for and the engine lacks is refused by name, and so is what this program does not know.
+All names, types, shapes and lengths are checked before any data is read; then one tensor at a time is in memory.
+Unknown options, and options that the engine does not support, are rejected by name.
 """
 import hashlib
 import io
@@ -20,7 +19,6 @@ import re
 import struct
 import types
 import zipfile
-import zlib
 
 import numpy as np
 
@@ -28,15 +26,16 @@ import hf
 import hf_tokens
 import moefile
 import packed
+import torchfile
 from hf_json import object_of, short
 from moefile import FormatError, open_regular
 
 FLOAT, CODES8, CODES16, BYTES = 0x404, 0x4101, 0x4102, 0x101
 TYPES = {FLOAT: "float32", CODES8: "intgemm8", CODES16: "intgemm16", BYTES: "int8"}
-MOST_ITEMS, LONGEST_NAME, MOST_DIMENSIONS = 1 << 16, 256, 4
-LARGEST_YAML, MOST_LINES, LONGEST_LINE = 1 << 24, 1 << 18, 4096  # of which characters; 65,536 tokens are 131,072 lines
+MAX_ITEMS, LONGEST_NAME, MAX_DIMENSIONS = 1 << 16, 256, 4
+LARGEST_YAML, MAX_LINES, LONGEST_LINE = 1 << 24, 1 << 18, 4096  # bytes, lines, characters; 131,072 lines: 65,536 tokens
 LARGEST_MODEL, SETTINGS = 1 << 36, "special:model.yml"
-SOURCES, TARGETS = 512, 1024  # tokens, where positions are not trained: Marian's table has no end
+SOURCES, TARGETS = 512, 1024  # tokens, if positions are not trained: Marian's table is unlimited
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
@@ -49,62 +48,62 @@ def read_text(path, most=LARGEST_YAML, what="a text"):
 
 
 class Item:
-    """A tensor as stored: name, shape, kind (a name of TYPES), load() -> (numbers in the file's order, multiplier)."""
+    """A tensor as stored: name, shape, kind (a name of TYPES), load() -> (numbers in file order, multiplier)."""
 
     def __init__(self, name, shape, kind, load):
         self.name, self.shape, self.kind, self.load = name, shape, kind, load
 
 
 def read_bin(file, path):
-    """(items by name, text of the settings) of a .bin."""
+    """Return (items by name, text of the settings) of a .bin."""
     size = os.fstat(file.fileno()).st_size
     if size < 64:
-        raise FormatError(f"{path}: not a .bin of Marian, or cut off")
+        raise FormatError(f"{path}: not a Marian .bin, or truncated")
     data, at = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), 0
 
     def take(form):
         nonlocal at
         if struct.calcsize(form) > size - at:
-            raise FormatError(f"{path}: cut off in its header")
+            raise FormatError(f"{path}: truncated header")
         values = struct.unpack_from(form, data, at)
         at += struct.calcsize(form)
         return values
 
     version, count = take("<QQ")
-    if version != 1 or not 1 <= count <= MOST_ITEMS:
-        raise FormatError(f"{path}: not a .bin of Marian of version 1 (version {version}, {count} items)")
+    if version != 1 or not 1 <= count <= MAX_ITEMS:
+        raise FormatError(f"{path}: not a Marian .bin of version 1 (version {version}, {count} items)")
     heads = [take("<4Q") for _ in range(count)]
     names, shapes = [], []
     for length, kind, rank, _ in heads:
-        if not 2 <= length <= LONGEST_NAME or rank > MOST_DIMENSIONS:
+        if not 2 <= length <= LONGEST_NAME or rank > MAX_DIMENSIONS:
             raise FormatError(f"{path}: an item has a name of {length} bytes and {rank} dimensions: damaged")
         name = take(f"<{length}s")[0]
         if name[-1] or not name[:-1].isascii() or not name[:-1].decode().isprintable():
-            raise FormatError(f"{path}: the name {short(name)} is no text: damaged")
+            raise FormatError(f"{path}: invalid name {short(name)}: damaged")
         names.append(name[:-1].decode())
     for name, (_, _, rank, _) in zip(names, heads):
         shapes.append(take(f"<{rank}i"))
         if not all(0 < n < hf.LARGEST_DIMENSION for n in shapes[-1]):
             raise FormatError(f"{path}: {name} has shape {list(shapes[-1])}: damaged")
     if len(set(names)) != len(names):
-        raise FormatError(f"{path}: a name stands twice")
+        raise FormatError(f"{path}: duplicate name")
     pad, = take("<Q")
     if pad > size - at or (at + pad) % 256:
-        raise FormatError(f"{path}: its data begin at {at + pad}, which is not on 256 bytes: damaged")
+        raise FormatError(f"{path}: the data at {at + pad} is not aligned to 256 bytes: damaged")
     at += pad
     items, settings = {}, None
     for name, (_, kind, _, length), shape in zip(names, heads, shapes):
         if length > size - at:
-            raise FormatError(f"{path}: {name} is cut off")
+            raise FormatError(f"{path}: {name} is truncated")
         elements = math.prod(shape)
         if name == SETTINGS:
             if kind != BYTES or length != elements or length > LARGEST_YAML:
-                raise FormatError(f"{path}: {name} is no text")
+                raise FormatError(f"{path}: {name} is not text")
             settings = data[at:at + length]
         else:
             if kind not in TYPES or kind == BYTES:
-                raise FormatError(f"{path}: {name} is of type {kind:#x}: only {TYPES[FLOAT]}, {TYPES[CODES8]} and "
-                                  f"{TYPES[CODES16]} are supported, and not what is packed for one processor")
+                raise FormatError(f"{path}: type {kind:#x} of {name} is not supported: only {TYPES[FLOAT]}, "
+                                  f"{TYPES[CODES8]} and {TYPES[CODES16]} are, not formats packed for one processor")
             wanted = {FLOAT: 4 * elements, CODES8: elements + 4, CODES16: 2 * elements + 4}[kind]
             if not wanted <= length < wanted + 256:
                 raise FormatError(f"{path}: {name} {list(shape)} has {length} bytes, not {wanted} and padding: damaged")
@@ -112,7 +111,7 @@ def read_bin(file, path):
                 items[name] = Item(name, shape, TYPES[kind], loader(data, at, elements, kind, f"{path}: {name}"))
         at += length
     if at != size:
-        raise FormatError(f"{path}: {size - at} bytes behind its last item: damaged")
+        raise FormatError(f"{path}: {size - at} bytes after the last item: damaged")
     return items, settings
 
 
@@ -124,57 +123,42 @@ def loader(data, at, elements, kind, where):
         multiplier = struct.unpack_from("<f", data, at + codes.nbytes)[0]
         fine = codes.min() > np.iinfo(codes.dtype).min and math.isfinite(multiplier) and multiplier > 1e-30
         if not fine:
-            raise FormatError(f"{where}: its multiplier is {multiplier}, or a code is out of range: damaged")
+            raise FormatError(f"{where}: invalid multiplier {multiplier}, or code out of range: damaged")
         return codes, multiplier
     return load
 
 
 def read_npz(file, path):
-    """The same of a .npz."""
+    """Return the same of a .npz."""
     items, settings, size = {}, None, os.fstat(file.fileno()).st_size
     heads = re.finditer(rb"PK\x01\x02", mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else ()
-    if any(i == MOST_ITEMS for i, _ in enumerate(heads)):  # ZipFile would make an object of each
-        raise FormatError(f"{path}: it holds more than {MOST_ITEMS} items")
+    if any(i == MAX_ITEMS for i, _ in enumerate(heads)):  # ZipFile would create an object for each
+        raise FormatError(f"{path}: more than {MAX_ITEMS} items")
     try:
         archive = zipfile.ZipFile(file)
         entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError):
         raise FormatError(f"{path}: not a .npz, or damaged") from None
     if sum(e.file_size for e in entries) > packed.EXPANSION * size:
-        raise FormatError(f"{path}: unpacked it becomes more than {packed.EXPANSION} times as long")
+        raise FormatError(f"{path}: decompresses to more than {packed.EXPANSION} times its size")
     for entry in entries:
         name = entry.filename.removesuffix(".npy")
         where = f"{path}: {short(name)}"
         if name in items or name == SETTINGS and settings is not None:
-            raise FormatError(f"{where} stands twice")
-        with reading(where), archive.open(entry) as member:
+            raise FormatError(f"duplicate item {where}")
+        with torchfile.reading(where), archive.open(entry) as member:
             shape, dtype, at = npy_header(member, where)
             if entry.file_size != at + math.prod(shape) * dtype.itemsize:
-                raise FormatError(f"{where} {list(shape)} does not fit its length: damaged")
+                raise FormatError(f"{where} {list(shape)} does not match its length: damaged")
             if name == SETTINGS:
                 if dtype.itemsize != 1 or entry.file_size > LARGEST_YAML:
-                    raise FormatError(f"{where} is no text")
+                    raise FormatError(f"{where} is not text")
                 settings = member.read()
                 continue
         if dtype != "<f4":
-            raise FormatError(f"{where} holds {dtype} numbers: only float32 is supported")
+            raise FormatError(f"type {dtype} of {where} is not supported: only float32 is")
         items[name] = Item(name, shape, "float32", member_loader(archive, entry, at, math.prod(shape), where))
     return items, settings
-
-
-class reading:
-    """What goes wrong in an archive's member, as one complaint."""
-
-    def __init__(self, where):
-        self.where = where
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if kind and issubclass(kind, (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError,
-                                      struct.error, OSError)):
-            raise FormatError(f"{self.where} is damaged, encrypted or packed in an unknown way") from None
 
 
 NPY = re.compile(rb"\{'descr': '(<[fiu][248]|[<|][iu]1)', 'fortran_order': (True|False), "
@@ -182,39 +166,39 @@ NPY = re.compile(rb"\{'descr': '(<[fiu][248]|[<|][iu]1)', 'fortran_order': (True
 
 
 def npy_header(member, where):
-    """(shape, dtype, where the numbers begin) of a .npy."""
+    """Return (shape, dtype, start of the numbers) of a .npy."""
     start = member.read(8)
     wide = start[:6] == b"\x93NUMPY" and start[6:7] in (b"\2", b"\3")
     length = member.read(4 if wide else 2)
     if start[:6] != b"\x93NUMPY" or start[6] not in (1, 2, 3) or len(length) != (4 if wide else 2):
-        raise FormatError(f"{where} is no array of NumPy")
+        raise FormatError(f"{where} is not a NumPy array")
     length = int.from_bytes(length, "little")
     text = member.read(min(length, 4096))
     match = NPY.match(text)
     if len(text) != length or not match:
-        raise FormatError(f"{where} is no array of numbers: {short(text)}")
+        raise FormatError(f"{where} is not an array of numbers: {short(text)}")
     if match[2] == b"True":
-        raise FormatError(f"{where} is in Fortran's order, which is not supported")
+        raise FormatError(f"{where} is in Fortran order, which is not supported")
     shape = tuple(int(n) for n in match[3].replace(b",", b" ").split())
-    if len(shape) > MOST_DIMENSIONS:
+    if len(shape) > MAX_DIMENSIONS:
         raise FormatError(f"{where} has {len(shape)} dimensions")
     return shape, np.dtype(match[1].decode()), 8 + (4 if wide else 2) + length
 
 
 def member_loader(archive, entry, at, elements, where):
     def load():
-        with reading(where), archive.open(entry) as member:
+        with torchfile.reading(where), archive.open(entry) as member:
             member.read(at)
             data = member.read(4 * elements + 1)
         if len(data) != 4 * elements:
-            raise FormatError(f"{where} does not fit its length: damaged")
+            raise FormatError(f"{where} does not match its length: damaged")
         return np.frombuffer(data, "<f4"), None
     return load
 
 
 # ---- YAML ------------------------------------------------------------------------------------------------------------
-# What Marian's programs write of it, and no more: a mapping of texts to texts or lists of texts. What a text means is
-# decided where it is used: a reader of all of YAML 1.1 takes pieces such as `y`, `null` or `1.0` for something else.
+# The subset that Marian's programs write: a mapping of strings to strings or lists of strings. Callers interpret the
+# strings: a YAML 1.1 parser would take pieces such as `y`, `null` or `1.0` for other types.
 
 REST = r"(?:[^#:\s]|:(?=\S)|(?<=\S)#|[ \t]+(?=[^\s#]))*"
 PLAIN = rf"[^\s\-?:,\[\]{{}}#&*!|>'\"%@`]{REST}|[\-?:](?=\S){REST}"
@@ -238,7 +222,7 @@ def unescaped(text):
 
 
 def scalar(text):
-    """(value, the rest of a line)."""
+    """Return (value, rest of the line)."""
     match = SCALAR.match(text)
     if not match:
         raise ValueError
@@ -250,7 +234,7 @@ def scalar(text):
 
 
 def value_of(text):
-    """A text or a list of texts, and nothing but a comment behind it; None: there is none on this line."""
+    """Parse a string or a list of strings, optionally followed by a comment; None if the line has no value."""
     text = text.strip()
     if not text or text[0] == "#":
         return None
@@ -274,13 +258,13 @@ def value_of(text):
 
 
 def parse_yaml(text, where):
-    """A mapping, as a list of (key, value) in its order."""
-    out, items, asked = [], None, None  # items: of the list that is being read; asked: a key that a `?` begins
+    """Return a mapping as a list of (key, value), in order."""
+    out, items, asked = [], None, None  # items: the list being read; asked: a key started by `?`
     number, line = 0, ""
     try:
         for number, line in enumerate(io.StringIO(text.removesuffix("\0").removeprefix("\ufeff"), newline="\n"), 1):
             line = line.removesuffix("\n").removesuffix("\r")
-            if len(line) > LONGEST_LINE or number > MOST_LINES:
+            if len(line) > LONGEST_LINE or number > MAX_LINES:
                 raise ValueError
             bare = line.strip(" ")
             if not bare or bare[0] == "#" or line in ("---", "...") or line.startswith("%"):
@@ -308,14 +292,14 @@ def parse_yaml(text, where):
         if asked is not None:
             raise ValueError
     except ValueError:
-        raise FormatError(f"{where}: line {number} is not what Marian writes: {short(line)}") from None
+        raise FormatError(f"{where}: line {number} is not valid in Marian's YAML: {short(line)}") from None
     if len({key for key, _ in out}) != len(out):
-        raise FormatError(f"{where}: a key stands twice")
+        raise FormatError(f"{where}: duplicate key")
     return out
 
 
 class Options:
-    """Options of a .yml, read with type and default; what is never asked for is refused at the end."""
+    """Options of a .yml, read with type checks and defaults; options that are never read are rejected at the end."""
 
     def __init__(self, text, where):
         self.where, self.values = where, dict(parse_yaml(text, where))
@@ -330,8 +314,8 @@ class Options:
 
     def refuse(self, key):
         value = self.values.get(key)
-        raise FormatError(f"{self.where}: {key} is {'missing' if value is None else short(value)}, which is not "
-                          f"supported")
+        raise FormatError(f"{self.where}: {key} is missing" if value is None else
+                          f"{self.where}: {key} {short(value)} is not supported")
 
     def texts(self, key):
         self.asked.add(key)
@@ -352,7 +336,7 @@ class Options:
         return self.one_of(key, "true" if default else "false", "true", "false") == "true"
 
     def one_of(self, key, *values):
-        """The first is the default; others than these are refused."""
+        """Return the value of a key, one of `values`, of which the first is the default."""
         if self.text(key, values[0]) not in values:
             self.refuse(key)
         return self.values.get(key, values[0])
@@ -363,12 +347,12 @@ class Options:
     def end(self):
         for key in self.values:
             if key not in self.asked:
-                raise FormatError(f"{self.where}: {key} is {short(self.values[key])}: this option is not known")
+                raise FormatError(f"{self.where}: unknown option {key} with value {short(self.values[key])}")
 
 
-# ---- What a model is -------------------------------------------------------------------------------------------------
+# ---- Settings --------------------------------------------------------------------------------------------------------
 
-MEAN_NOTHING = (r"version|dim-rnn|enc-cell|enc-type|skip|(enc|dec)-cell(-(base|high))?-depth|factors-dim-emb|lemma-.*|"
+NO_EFFECT = (r"version|dim-rnn|enc-cell|enc-type|skip|(enc|dec)-cell(-(base|high))?-depth|factors-dim-emb|lemma-.*|"
                 r"transformer-(aan-.*|dim-aan|depth-scaling)|bert-.*|ulr-.*|char-.*|"
                 r"tied-embeddings.*|dim-vocabs")
 DEFAULTS = {"ulr": "false", "transformer-pool": "false", "input-types": [], "factors-combine": "sum",
@@ -379,7 +363,7 @@ DEFAULTS = {"ulr": "false", "transformer-pool": "false", "input-types": [], "fac
 
 
 def read_model(o):
-    """What the settings describe, as a namespace."""
+    """Return the described model as a namespace."""
     o.one_of("type", "transformer")
     for key, value in DEFAULTS.items():
         o.asked.add(key)
@@ -408,9 +392,9 @@ def read_model(o):
     ops = [o.text(f"transformer-{x}", default).replace("d", "") for x, default in
            (("preprocess", ""), ("postprocess", "dan"), ("postprocess-top", ""), ("postprocess-emb", "d"))]
     if ops[:2] not in (["", "an"], ["n", "a"]) or not {*ops[2:]} <= {"", "n"}:
-        raise FormatError(f"{o.where}: transformer-preprocess, -postprocess, -postprocess-top and -postprocess-emb are "
-                          f"{', '.join(repr(x) for x in ops)} (without d): only norms before all layers or after all, "
-                          f"at the top and of embeddings are supported")
+        raise FormatError(f"{o.where}: transformer-preprocess, -postprocess, -postprocess-top and -postprocess-emb "
+                          f"{', '.join(repr(x) for x in ops)} (without d) are not supported: norms must precede or "
+                          f"follow all layers, optionally at the top and after embeddings")
     aligns = o.text("transformer-guided-alignment-layer", "last")
     if aligns != "last" and not (re.fullmatch("[0-9]{1,3}", aligns) and 1 <= int(aligns) <= m.layers["decoder"]):
         o.refuse("transformer-guided-alignment-layer")
@@ -418,9 +402,9 @@ def read_model(o):
     m.before, m.top, m.first = (x == "n" for x in (ops[0], *ops[2:]))
     version = re.match(r"v(\d+)\.(\d+)\.(\d+)", o.text("version", ""))
     if m.before and not version:
-        raise FormatError(f"{o.where}: version is {short(o.values.get('version', ''))}: with transformer-preprocess n "
-                          f"it has to say whether keys are normalised, as since v1.10.28")
-    m.raw = int(m.before and tuple(map(int, version.groups())) < (1, 10, 28))  # keys and values are made without norm
+        raise FormatError(f"{o.where}: version {short(o.values.get('version', ''))} is not valid, but needed with "
+                          f"transformer-preprocess n: keys are normalised since v1.10.28")
+    m.raw = int(m.before and tuple(map(int, version.groups())) < (1, 10, 28))  # keys and values of unnormalised inputs
     tied = o.texts("transformer-tied-layers")
     if not all(re.fullmatch("[0-9]{1,3}", x) and 1 <= int(x) <= m.layers["decoder"] for x in tied) \
             or tied and len(tied) != m.layers["decoder"]:
@@ -430,7 +414,7 @@ def read_model(o):
     m.trained = o.flag("transformer-train-position-embeddings")
     m.all_tied, m.source_tied, m.output_tied = (o.flag("tied-embeddings" + x) for x in ("-all", "-src", ""))
     m.version = o.text("version", "").strip()
-    o.ignore(MEAN_NOTHING)
+    o.ignore(NO_EFFECT)
     o.end()
     return m
 
@@ -444,10 +428,10 @@ DECODER_IGNORED = (r"relative-paths|models|vocabs|mini-batch.*|maxi-batch.*|work
 
 
 def decoder_meta(o, say):
-    """decode.*, and whether <unk> is allowed; o: None where there is no file that says it."""
+    """Return decode.*, and whether <unk> is allowed; `o` is None without a settings file."""
     meta = {"decode.rules": "marian", "decode.length_constant": 0.0, "decode.max_len_offset": 0}
     if o is None:
-        say("no decoder.yml and no config*.yml: beam 1, normalize 1 and factor 2 as in Firefox")
+        say("no decoder.yml or config*.yml: using beam 1, normalize 1 and factor 2, as in Firefox")
         return {**meta, "decode.beam": 1, "decode.length_penalty": 1.0, "decode.max_len_factor": 2.0}, False
     meta.update({"decode.beam": o.number("beam-size", "12", 1, moefile.MAX_BEAM),
                  "decode.length_penalty": o.number("normalize", "0", 0, 100, float),
@@ -455,7 +439,7 @@ def decoder_meta(o, say):
     if o.number("word-penalty", "0", -1e6, 1e6, float):
         o.refuse("word-penalty")
     if o.texts("weights") not in ([], ["1"], ["1.0"]) or len(o.texts("models")) > 1:
-        raise FormatError(f"{o.where}: several models at once are not supported")
+        raise FormatError(f"{o.where}: ensembles are not supported")
     unknown = o.flag("allow-unk")
     o.ignore(DECODER_IGNORED)
     o.end()
@@ -471,7 +455,7 @@ class Part:
         self.shape, self.item, self.as_shown = shape, item, stored_as_shown
 
     def codes(self):
-        """(int8 [out, in], scale); None: it has none."""
+        """Return (int8 [out, in], scale)."""
         if self.item is None:
             return np.zeros(self.shape, np.int8), np.float32(0)
         codes, multiplier = self.item.load()
@@ -484,7 +468,7 @@ class Part:
         if multiplier is not None:
             return x.reshape(self.shape).astype(np.float32) * (np.float32(1) / np.float32(multiplier))
         if not np.isfinite(x).all():
-            raise FormatError(f"tensor {self.item.name} holds values that are not finite")
+            raise FormatError(f"tensor {self.item.name} contains values that are not finite")
         return x.reshape(self.shape) if self.as_shown or len(self.shape) < 2 else x.reshape(self.shape[::-1]).T
 
     def read(self, rows):
@@ -493,7 +477,7 @@ class Part:
 
 
 class Rows(hf.Rows):
-    """hf.Rows that may have codes of Q8."""
+    """hf.Rows that may have Q8 codes."""
 
     def __init__(self, parts):
         super().__init__((sum(p.shape[0] for p in parts), *parts[0].shape[1:]), [p.read for p in parts])
@@ -502,24 +486,24 @@ class Rows(hf.Rows):
         self.all_parts = parts
 
     def codes(self):
-        """(int8 [n, k], scales float32 [n])."""
+        """Return (int8 [n, k], scales float32 [n])."""
         found = [p.codes() for p in self.all_parts]
         return (np.concatenate([codes for codes, _ in found]),
                 np.concatenate([np.full(len(codes), scale, np.float32) for codes, scale in found]))
 
 
 class Builder(hf.Builder):
-    """Takes items by name and shape ([in, out], as Marian has it)."""
+    """Takes items by name and shape, which is [in, out] in Marian."""
 
     def take(self, name, *shape, as_shown=False):
         item = self.stored.get(name)
         if item is None:
-            raise FormatError(f"tensor {name} is missing: the settings call for {list(shape)}")
+            raise FormatError(f"tensor {name} is missing: the settings require shape {list(shape)}")
         vector = len(shape) == 1
         if item.shape != ((1, *shape) if vector else shape):
-            raise FormatError(f"tensor {name} is {list(item.shape)}: the settings call for {list(shape)}")
+            raise FormatError(f"tensor {name} has shape {list(item.shape)}: the settings require {list(shape)}")
         if item.kind != "float32" and (vector or not re.search("_W.?$|Wemb$", name) or name.endswith("_Wt")):
-            raise FormatError(f"tensor {name} holds {item.kind} numbers, which is not supported")
+            raise FormatError(f"number format {item.kind} of tensor {name} is not supported")
         self.taken.add(name)
         return Part(shape if vector or as_shown else shape[::-1], item, as_shown)
 
@@ -527,7 +511,7 @@ class Builder(hf.Builder):
         self.tensors[name] = Rows(parts)
 
     def linear(self, name, rows, cols, *sources, bias=True):
-        """Sources are (name of the weight, name of the bias)."""
+        """Add weight and bias; sources are (name of the weight, name of the bias)."""
         self.put(name + ".weight", *(self.take(w, cols, rows // len(sources)) for w, _ in sources))
         if bias:
             self.put(name + ".bias", *(self.take(b, rows // len(sources)) for _, b in sources))
@@ -587,7 +571,7 @@ def put_side(b, m, side):
             put_attention(b, m, side, source + "self", "attention")
         if side == "decoder":
             name = put_attention(b, m, side, source + "context", "cross")
-            if i + 1 == m.aligns:  # Marian shows head 0 of this layer, which guided alignment trains
+            if i + 1 == m.aligns:  # Marian aligns by head 0 of this layer, trained by guided alignment
                 b.meta.update({"align.layer": int(name.removeprefix("decoder.")), "align.heads": 1})
         name = b.sublayer(m, side, "ffn", source + "ffn", "_ffn", hidden=m.ffn[side], activation=m.activation)
         b.linear(name + ".up", m.ffn[side], d, (source + "ffn_W1", source + "ffn_b1"))
@@ -597,14 +581,13 @@ def put_side(b, m, side):
 
 
 def put_embeddings(b, m, where):
-    """Embeddings, positions and the output's matrix. Behind the targets' tokens comes the one that translations begin
-    with: a row of zeros."""
+    """Add embeddings, positions and the output matrix. The start token, a row of zeros, follows the target tokens."""
     d, shared = m.width, m.all_tied or m.source_tied
     names = ["Wemb"] if shared else ["encoder_Wemb", "decoder_Wemb"]
     sizes = [b.stored[n].shape[0] if n in b.stored and len(b.stored[n].shape) == 2 else 0 for n in names]
     m.source_vocabulary, m.targets, m.shared = sizes[0], sizes[-1], shared
     if not all(4 <= n < moefile.MAX_VOCABULARY for n in sizes):
-        raise FormatError(f"{where}: tensor {' or '.join(names)} is missing, or no table of tokens")
+        raise FormatError(f"{where}: tensor {' or '.join(names)} is missing or not a table of tokens")
     start = Part((1, d))
     if not shared:
         b.put("source.embedding.weight", b.take("encoder_Wemb", sizes[0], d, as_shown=True))
@@ -624,14 +607,14 @@ def put_embeddings(b, m, where):
         return
     m.positions = b.stored["Wpos"].shape[0] if "Wpos" in b.stored and b.stored["Wpos"].shape else 0
     if not 2 <= m.positions <= moefile.LONGEST:
-        raise FormatError(f"{where}: tensor Wpos is missing, or no table of positions")
+        raise FormatError(f"{where}: tensor Wpos is missing or not a table of positions")
     b.put("positions.weight", b.take("Wpos", m.positions, d, as_shown=True))
 
 
 # ---- Vocabularies ----------------------------------------------------------------------------------------------------
 
 def yml_vocabulary(path, size):
-    """{piece: id} of a vocab.yml or .json."""
+    """Return {piece: id} of a vocab.yml or .json."""
     if re.search(r"\.json(\.gz|\.zst)?\Z", path):
         pairs = list(object_of(packed.read(path, LARGEST_YAML, "a vocabulary"), path).items())
     else:
@@ -641,43 +624,43 @@ def yml_vocabulary(path, size):
         if isinstance(i, str) and re.fullmatch("[0-9]{1,9}", i):
             i = int(i)
         if type(i) is not int or not 0 <= i < size:
-            raise FormatError(f"{path}: {short(piece)} has the id {short(i)}: ids are below {size}, the model's tokens")
+            raise FormatError(f"{path}: id {short(i)} of {short(piece)} is not valid: the model has {size} tokens")
         if i in seen:
-            raise FormatError(f"{path}: the id {i} stands for two pieces")
+            raise FormatError(f"{path}: duplicate id {i}")
         seen.add(i)
-        if i < 2 and piece in (("", "eos", "</s>"), ("", "UNK", "unk", "<unk>"))[i]:  # Nematus' names too
+        if i < 2 and piece in (("", "eos", "</s>"), ("", "UNK", "unk", "<unk>"))[i]:  # including Nematus' names
             piece = ("</s>", "<unk>")[i]
         out[piece] = i
     for piece in ("</s>", "<unk>"):
         if piece not in out:
-            raise FormatError(f"{path}: it has no {piece}")
+            raise FormatError(f"{path}: {piece} is missing")
     return out
 
 
 def read_spm(path):
-    """(bytes, pieces) of a SentencePiece model."""
+    """Return (bytes, pieces) of a SentencePiece model."""
     data = packed.read(path, hf_tokens.LARGEST_MODEL, "a SentencePiece model")
     return data, hf_tokens.parse_pieces(data, path)
 
 
 def spm_ids(path, pieces, size):
     if len(pieces) != size:
-        raise FormatError(f"{path}: it does not fit: {len(pieces)} pieces, the model has {size} tokens")
+        raise FormatError(f"{path}: {len(pieces)} pieces do not match the model's {size} tokens")
     ids = {piece: i for i, (piece, _) in enumerate(pieces)}
     if len(ids) != size or "</s>" not in ids or not any(kind == hf_tokens.UNKNOWN for _, kind in pieces):
-        raise FormatError(f"{path}: a piece stands twice, or it has no </s> or no unknown piece")
+        raise FormatError(f"{path}: duplicate pieces, or </s> or the unknown piece is missing")
     ids.setdefault("<unk>", next(i for i, (_, kind) in enumerate(pieces) if kind == hf_tokens.UNKNOWN))
     return ids
 
 
-PAIR = re.compile(r"(?:(?:src|trg)?vocab|lex\..*)\.([a-z]{2})([a-z]{2})\.")  # of Firefox's names: vocab.enpt.spm
+PAIR = re.compile(r"(?:(?:src|trg)?vocab|lex\..*)\.([a-z]{2})([a-z]{2})\.")  # Firefox's names, e.g. vocab.enpt.spm
 
 
 def tokens_meta(m, folder, paths, say):
-    """tokenizer.*, vocabulary.*, the special tokens and the languages; paths: of the vocabularies of both sides."""
+    """Return tokenizer.*, vocabulary.*, special tokens and languages; paths: the vocabularies of both sides."""
     sizes = m.source_vocabulary, m.targets
     if m.shared and paths[0] != paths[1]:
-        raise FormatError(f"{paths[1]}: the model's sides share an embedding, but not the vocabulary")
+        raise FormatError(f"{paths[1]}: source and target share an embedding, but not a vocabulary")
     if all(re.search(r"\.spm(\.gz|\.zst)?\Z", p) for p in paths):
         models = [read_spm(p) for p in paths]
         ids = [spm_ids(p, pieces, size) for p, (_, pieces), size in zip(paths, models, sizes)]
@@ -685,9 +668,9 @@ def tokens_meta(m, folder, paths, say):
         ids = [yml_vocabulary(p, size) for p, size in zip(paths, sizes)]
         cuts = [find(folder, rf"{x}\.spm") for x in ("source", "target")]
         if not all(cuts):
-            other = "".join(f"; {x} wants Moses' tokenisation, which is not supported"
+            other = "".join(f"; {x} requires Moses' tokenisation, which is not supported"
                             for x in sorted(os.listdir(folder)) if x.endswith(".bpe"))
-            say(f"no tokeniser: {folder} has no source.spm and no target.spm{other}. The model will take token ids "
+            say(f"no tokeniser: {folder} has neither source.spm nor target.spm{other}. The model will accept token ids "
                 f"only")
         models = [read_spm(p) for p in cuts] if all(cuts) else None
     source, target = ids
@@ -708,7 +691,7 @@ def tokens_meta(m, folder, paths, say):
         meta.update({"languages.codes": list(codes), "languages.tags": np.array(list(codes.values()), np.int64),
                      "source.tag": 1})
     pairs = {x.groups() for name in os.listdir(folder) if (x := PAIR.match(name))}
-    if len(pairs) == 1 and not codes:  # for pivots
+    if len(pairs) == 1 and not codes:  # for pivot translation
         source, target = pairs.pop()
         meta.update({"languages.sources": [source], "languages.targets": [target]})
     return meta
@@ -717,48 +700,48 @@ def tokens_meta(m, folder, paths, say):
 # ---- Folders ---------------------------------------------------------------------------------------------------------
 
 def find(folder, pattern, but=r"\Z."):
-    """The one file of a folder with such a name, compressed or not; None: there is none."""
+    """Return the only file of a folder with a matching name, compressed or not; None if there is none."""
     found = sorted(x for x in os.listdir(folder) if re.fullmatch(rf"(?:{pattern})(\.gz|\.zst)?", x)
                    and not re.search(but, x))
     if len(found) > 1:
-        raise FormatError(f"{folder} holds {' and '.join(found)}: leave one, or name the model's file")
+        raise FormatError(f"{folder} contains {' and '.join(found)}: keep one, or name the model file")
     return os.path.join(folder, found[0]) if found else None
 
 
 def named(folder, name):
-    """A file that a .yml names: it lies in the folder, perhaps compressed."""
+    """Return the path of a file named in a .yml, possibly compressed, in the folder."""
     path = os.path.join(folder, os.path.basename(name))
     there = [path + x for x in ("", ".gz", ".zst") if os.path.exists(path + x)]
     if not there:
-        raise FormatError(f"{path} is missing, which the decoder's settings name")
+        raise FormatError(f"{path} is missing, but named in the decoder's settings")
     return there[0]
 
 
 def find_shortlist(folder, o, say):
-    """The file of the model's lexical shortlist; None: it has none."""
+    """Return the path of the model's lexical shortlist; None if it has none."""
     if o is None:
         return find(folder, r"lex\..*\.bin")
     for name in o.texts("shortlist")[:1]:
         try:
             return named(folder, name)
         except FormatError as error:
-            say(f"{error}: all tokens are looked at")
+            say(f"{error}: continuing without a shortlist")
     return None
 
 
 def read_licence(folder, licence, say):
-    """general.licence: as given, or what the folder has."""
+    """Return general.licence: as given, else from the folder."""
     if licence:
         return licence
     path = find(folder, "LICEN[CS]E(\\.txt|\\.md)?")
     if path:
         return read_text(path).replace("\r\n", "\n")
-    say("its licence is not known: look for it where the model came from, and name a file of it with --licence")
-    return "Unknown: the files that this model was converted from do not say it."
+    say("unknown licence: look for it at the model's source, and pass it with --licence")
+    return "Unknown: the converted files do not state it."
 
 
 def read_marian(given, licence="", say=lambda message: None):
-    """Metadata and tensors of a model."""
+    """Return the metadata and tensors of a model."""
     folder = given if os.path.isdir(given) else os.path.dirname(given) or "."
     config = find(folder, r"decoder\.yml") or find(folder, r"config.*\.yml")
     o = Options(read_text(config), config) if config else None
@@ -771,18 +754,18 @@ def read_marian(given, licence="", say=lambda message: None):
     else:
         path = find(folder, r".*\.(npz|bin)", r"optimizer\.npz|s2t\.bin|^lex\.")
         if not path:
-            raise FormatError(f"{folder} holds no model of Marian: no .npz and no .bin")
+            raise FormatError(f"{folder} contains no Marian model (.npz or .bin)")
     if o and o.texts("vocabs"):
         vocabs = [named(folder, x) for x in o.texts("vocabs")]
     else:
         one = find(folder, r"vocab.*\.spm|.*vocab\.(yml|json)", "^(src|trg)vocab")
         vocabs = [one, one] if one else [find(folder, rf"{x}vocab.*\.(spm|yml|json)") for x in ("src", "trg")]
     if len(vocabs) != 2 or not all(vocabs):
-        raise FormatError(f"{folder}: {sum(map(bool, vocabs))} vocabularies, of the two that are needed")
+        raise FormatError(f"{folder}: found {sum(map(bool, vocabs))} vocabularies, expected two")
     file = packed.unpacked(path, LARGEST_MODEL, "a model")
     items, settings = (read_npz if re.search(r"\.npz(\.gz|\.zst)?\Z", path) else read_bin)(file, path)
     if settings is None:
-        raise FormatError(f"{path}: it has no {SETTINGS}, which says what it is")
+        raise FormatError(f"{path}: {SETTINGS}, the model's description, is missing")
     try:
         settings = Options(bytes(settings).decode(), f"{os.path.basename(path)}: {SETTINGS}")
     except UnicodeDecodeError:
@@ -793,7 +776,7 @@ def read_marian(given, licence="", say=lambda message: None):
         put_side(b, m, side)
     for name, item in items.items():
         if name not in b.taken:
-            raise FormatError(f"tensor {name} {list(item.shape)} is not part of what the settings describe")
+            raise FormatError(f"unexpected tensor {name} {list(item.shape)}: not described by the settings")
     tokens = tokens_meta(m, folder, vocabs, say)
     with open_regular(path) as stored:
         digest = hashlib.file_digest(stored, "sha256").hexdigest()

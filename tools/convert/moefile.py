@@ -1,12 +1,12 @@
-"""The model file of moe: reading, writing, number formats, and what a model must hold.
+"""The model file: reading, writing, number formats, and the contents of a model.
 
     meta, tensors = read(path)              # metadata as Python values, tensors by name
     tensors["encoder.1.w_x"].array()        # dequantised float32 [out, in]
     tensors["encoder.2.experts"].array()    # (up [E, hidden, width], down [E, width, hidden])
-    write_model(path, meta, tensors)        # whole or not at all
+    write_model(path, meta, tensors)        # atomically
 
-The same container holds test data: any metadata, any tensors. `describe` and `shapes` say what makes it a model.
-Everything in a file is checked; what does not fit raises FormatError with the place in its message.
+The container also holds test data, with any metadata and tensors; `describe` and `shapes` define models. Reading checks
+everything and raises FormatError with the position of an error.
 """
 import contextlib
 import fcntl
@@ -22,39 +22,39 @@ import zlib
 
 import numpy as np
 
-MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # what is written here, as by moe.c; version 1 can be read too
+MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # version written, as by moe.c; version 1 can be read too
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
 F32, F16, BF16, Q8, Q4, Q4M, Q8B = range(7)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4, "q4m": Q4M, "q8b": Q8B}
 SIDES = {Q8: 0, Q4: 2, Q4M: 6, Q8B: 2}  # of quantised formats: bytes beside the codes, for 64 columns of a row
-MATRIX, EXPERTS, GATED = 0, 1, 2  # matrices that lie on each other in front of a slab's down matrix: of gated ones two
+MATRIX, EXPERTS, GATED = 0, 1, 2  # matrices stacked before a slab's down matrix: two if gated
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
 LARGEST_TEXT = 1 << 26  # bytes of a vocabulary, a list of merges or a licence
-MAX_LAYERS, MAX_TEXTS = 256, 65536  # as in moe.c, like what follows
+MAX_LAYERS, MAX_TEXTS = 256, 65536  # as in moe.c, like the next line
 MAX_VOCABULARY, MAX_BEAM, LONGEST = (2**31 - 1) // 2, 64, 1 << 16
 Q4_GROUP = 32
 
 
 class FormatError(ValueError):
-    """The file, or what was to become one, breaks a rule of the format."""
+    """The file, or data to be written to one, violates the format."""
 
 
 def open_regular(path):
-    """A regular file, or a link to one, opened for reading its bytes. A pipe would be waited for, and a device such as
-    /dev/zero has no end: both are refused."""
+    """Open a regular file, or a link to one, for reading. Others are rejected: a pipe might block, and a device such as
+    /dev/zero never ends."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise FormatError(f"{path}: not a regular file, nothing else is read")
+        raise FormatError(f"{path}: not a regular file")
     return open(descriptor, "rb")
 
 
 def read_bounded(path, most, what):
-    """The bytes of a regular file of at most `most`; what: its kind, for the message."""
+    """Read a regular file of at most `most` bytes; what: its type, for the message."""
     with open_regular(path) as file:
         data = file.read(most + 1)
         if len(data) > most:
-            raise FormatError(f"{path}: {os.fstat(file.fileno()).st_size} bytes, {what} has at most {most}")
+            raise FormatError(f"{path}: {os.fstat(file.fileno()).st_size} bytes, the limit of {what} is {most}")
     return data
 
 
@@ -62,10 +62,10 @@ def round_up(value, multiple):
     return -(-value // multiple) * multiple
 
 
-# ---- Number formats: a matrix [n, k] as bytes ------------------------------------------------------------------------
+# ---- Number formats of matrices [n, k] -------------------------------------------------------------------------------
 
 def q8_quantise(w):
-    """Codes int8 [n, k] and scales float32 [n] of a float32 matrix [n, k]; one scale per row."""
+    """Return codes int8 [n, k] and scales float32 [n], one per row, of a float32 matrix [n, k]."""
     w = np.asarray(w, np.float32)
     amax = np.abs(w).max(1, initial=np.float32(0))
     some = amax > 0
@@ -80,8 +80,8 @@ def q8_quantise(w):
 
 
 def squared_error(difference):
-    """Sums of squares [groups] of numbers [32, groups], which are overwritten. Rows are added in their order, as
-    moe.c adds floats."""
+    """Return the sums of squares [groups] of numbers [32, groups], which are overwritten. Rows are added in order, like
+    in moe.c."""
     np.multiply(difference, difference, out=difference)
     error = difference[0].copy()
     for row in difference[1:]:
@@ -90,9 +90,9 @@ def squared_error(difference):
 
 
 def q4_group_codes(u):
-    """Codes int8 [32, groups] and subs int8 [groups] of numbers u [32, groups] in units of their rows' scales: of the
-    subs around the one that makes the largest number a -8, the one with the least sum of squared errors, as
-    moe_quantise_group in moe.c."""
+    """Return codes int8 [32, groups] and subs int8 [groups] of numbers u [32, groups], given in units of their rows'
+    scales. Of the subs near the one that maps the largest number to -8, choose the one with the least squared error,
+    like moe_quantise_group in moe.c."""
     square = u * u
     extreme = np.take_along_axis(u, square.argmax(0)[None], 0)[0]
     around = np.rint(extreme * np.float32(-0.125))
@@ -112,8 +112,8 @@ def q4_group_codes(u):
 
 
 def q4_quantise(w):
-    """Codes int8 [n, columns], subs int8 [n, columns / 32] and scales float32 [n] of a float32 matrix [n, k], columns
-    padded to 64."""
+    """Return codes int8 [n, columns], subs int8 [n, columns / 32] and scales float32 [n] of a float32 matrix [n, k],
+    with columns padded to a multiple of 64."""
     n, k = w.shape
     columns = q8_padded(n, k)[1]
     scale = np.abs(w).max(1, initial=np.float32(0)) / np.float32(120)
@@ -122,7 +122,7 @@ def q4_quantise(w):
     np.divide(w, scale[:, None], out=u[:, :k], where=scale[:, None] > 0)
     u = u.reshape(-1, Q4_GROUP).T
     codes, subs = np.empty(u.shape, np.int8), np.empty(u.shape[1], np.int8)
-    for at in range(0, u.shape[1], 2048):  # what is at work stays in the cache
+    for at in range(0, u.shape[1], 2048):  # in chunks that fit the cache
         codes[:, at:at + 2048], subs[at:at + 2048] = q4_group_codes(np.ascontiguousarray(u[:, at:at + 2048]))
     codes, subs = codes.T.reshape(n, columns), subs.reshape(n, -1)
     subs[:, -(-k // Q4_GROUP):] = 0
@@ -131,8 +131,8 @@ def q4_quantise(w):
 
 
 def group_steps(u):
-    """(steps, least numbers) of groups u [32, groups]: of the grid of at most 16 levels that the numbers of a group lie
-    on, else of 16 levels from end to end; as moe_group_step in moe.c."""
+    """Return (steps, minima) of groups u [32, groups]: of the grid of at most 16 levels that a group's numbers lie on,
+    else of 16 levels spanning its range; like moe_group_step in moe.c."""
     u = np.sort(u, axis=0)
     low, extent, between = u[0], u[-1] - u[0], np.diff(u, axis=0)
     gap = np.where(between > extent * np.float32(0.03125), between, extent).min(0)
@@ -145,8 +145,8 @@ def group_steps(u):
 
 
 def q4m_blocks(u):
-    """Codes int8 [64, blocks] and sides int8 [6, blocks] of numbers u [64, blocks] in units of their rows' scales; as
-    moe_quantise_row_q4m in moe.c."""
+    """Return codes int8 [64, blocks] and sides int8 [6, blocks] of numbers u [64, blocks], given in units of their
+    rows' scales; like moe_quantise_row_q4m in moe.c."""
     one, blocks = np.float32(1), u.shape[1]
     halves = u.reshape(2, 32, blocks)
     steps, lows = (np.stack(x) for x in zip(*map(group_steps, halves)))
@@ -169,7 +169,7 @@ def q4m_blocks(u):
 
 
 def q4m_quantise(w):
-    """Codes int8 [n, columns], sides int8 [n, columns / 64, 6] and scales float32 [n] of a float32 matrix [n, k]."""
+    """Return codes int8 [n, columns], sides int8 [n, columns / 64, 6] and scales float32 [n] of a matrix [n, k]."""
     n, k = w.shape
     columns = q8_padded(n, k)[1]
     scale = np.abs(w).max(1, initial=np.float32(0)) / np.float32(16)
@@ -178,14 +178,14 @@ def q4m_quantise(w):
     np.divide(w, scale[:, None], out=u[:, :k], where=scale[:, None] > 0)
     u = u.reshape(-1, 64).T
     codes, sides = np.empty(u.shape, np.int8), np.empty((6, u.shape[1]), np.int8)
-    for at in range(0, u.shape[1], 1024):  # what is at work stays in the cache
+    for at in range(0, u.shape[1], 1024):  # in chunks that fit the cache
         codes[:, at:at + 1024], sides[:, at:at + 1024] = q4m_blocks(np.ascontiguousarray(u[:, at:at + 1024]))
     return codes.T.reshape(n, columns), sides.T.reshape(n, -1, 6), scale
 
 
 def q8b_quantise(w):
-    """Codes int8 [n, columns], parts F16 [n, columns / 64] and scales float32 [n], powers of two, of a float32 matrix
-    [n, k]; as moe_quantise_row_q8b in moe.c."""
+    """Return codes int8 [n, columns], parts F16 [n, columns / 64] and scales float32 [n], powers of two, of a float32
+    matrix [n, k]; like moe_quantise_row_q8b in moe.c."""
     n, k = w.shape
     columns, most = q8_padded(n, k)[1], np.float32(127)
     scale = ((np.abs(w).max(1, initial=np.float32(0)) / most).view(np.uint32) & 0x7f800000).view(np.float32)
@@ -204,12 +204,12 @@ def q8_padded(n, k):
 
 
 def blob_bytes(type, n, k):
-    """Bytes of a matrix [n, k] in a number format."""
+    """Return the size of a matrix [n, k] in a number format, in bytes."""
     return sum(blob_regions(type, n, k))
 
 
 def encode_blob(w, type):
-    """The bytes of a float32 matrix [n, k], or of a vector [n] (F32 only)."""
+    """Encode a float32 matrix [n, k], or a vector [n] (F32 only)."""
     w = np.ascontiguousarray(w, np.float32)
     if type == F32:
         return w.astype("<f4").tobytes()
@@ -249,7 +249,7 @@ def encode_blob(w, type):
 
 
 def int8_codes(codes, sides):
-    """What stands for weights in products, int32 [rows, columns]: codes times subs and, of Q4M, middles added."""
+    """Return the weights used in products, int32 [rows, columns]: codes times subs, plus middles in Q4M."""
     groups = codes.reshape(len(codes), -1, 2, 32) * sides[:, :, :2, None].astype(np.int32)
     if sides.shape[2] > 2:
         groups += sides[:, :, 2:4, None]
@@ -257,7 +257,7 @@ def int8_codes(codes, sides):
 
 
 def encode_codes(given, scales, parts=None):
-    """The bytes in Q8 of codes int8 [n, k] with scales float32 [n]; in Q8B, with parts F16 [n, columns / 64]."""
+    """Encode codes int8 [n, k] with scales float32 [n] as Q8; with parts F16 [n, columns / 64], as Q8B."""
     n, k = given.shape
     rows, columns = q8_padded(n, k)
     codes, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, "<f4")
@@ -271,18 +271,18 @@ def encode_codes(given, scales, parts=None):
 
 
 def side_bytes(sides):
-    """Of sides int8 [rows, columns / 64, sides]: 16 rows lie beside each other."""
+    """Encode sides int8 [rows, columns / 64, sides], interleaving 16 rows."""
     return sides.reshape(len(sides) // 16, 16, -1).transpose(0, 2, 1).tobytes()
 
 
 def read_sides(data, rows, blocks, sides, at):
-    """What side_bytes has written."""
+    """Decode the output of side_bytes."""
     found = np.frombuffer(data, np.int8, rows * blocks * sides, at).reshape(rows // 16, -1, 16)
     return found.transpose(0, 2, 1).reshape(rows, blocks, sides)
 
 
 def parts_of(sides):
-    """Parts float32 [rows, columns / 64], the last two of the sides."""
+    """Return the parts float32 [rows, columns / 64], stored in the last two sides."""
     parts = np.ascontiguousarray(sides[:, :, -2:]).view("<f2")[:, :, 0].astype(np.float32)
     if not (np.isfinite(parts).all() and (parts >= 0).all()):
         raise FormatError("a part of a scale is negative or not finite")
@@ -290,7 +290,7 @@ def parts_of(sides):
 
 
 def blob_regions(type, n, k):
-    """Bytes of the parts of a blob. Each holds what belongs to the rows 16 by 16 (or one by one), in their order."""
+    """Return the sizes of a blob's regions. Each has its rows in order, in groups of 16 (or one by one)."""
     if type not in SIDES:
         return [n * k * (4 if type == F32 else 2)]
     rows, columns = q8_padded(n, k)
@@ -299,13 +299,13 @@ def blob_regions(type, n, k):
 
 
 def encode_blocks(blocks, type, n, k):
-    """encode_blob for a matrix that comes as consecutive blocks of rows, each but the last a multiple of 16 of them:
-    yields bytes. What lies behind the codes is kept until the end."""
+    """Yield the bytes of encode_blob for a matrix given as consecutive blocks of rows, all but the last a multiple of
+    16. Regions after the codes are buffered until the end."""
     behind, done = [], 0
     for block in blocks:
         done += len(block)
         if len(block) % 16 and done < n or done > n or block.shape[1:] != (k,):
-            raise FormatError(f"a block of {len(block)} rows does not fit a matrix of {n}")
+            raise FormatError(f"unexpected block of {len(block)} rows in a matrix of {n}")
         data, at = encode_blob(block, type), 0
         parts = blob_regions(type, *block.shape)
         for i, size in enumerate(parts):
@@ -316,7 +316,7 @@ def encode_blocks(blocks, type, n, k):
                 behind[i - 1].append(data[at:at + size])
             at += size
     if done != n:
-        raise FormatError(f"{done} rows of {n}")
+        raise FormatError(f"{done} rows, expected {n}")
     for part in behind:
         yield b"".join(part)
 
@@ -326,7 +326,7 @@ def encode_vector(x):
 
 
 def decode_blob(data, type, n, k):
-    """The float32 matrix [n, k] that the bytes stand for."""
+    """Decode a float32 matrix [n, k]."""
     if type == F32:
         return np.frombuffer(data, "<f4").astype(np.float32).reshape(n, k)
     if type == F16:
@@ -338,7 +338,7 @@ def decode_blob(data, type, n, k):
     scale = np.frombuffer(data, "<f4", rows, at)
     sums = np.frombuffer(data, "<i4", rows, at + 4 * rows)
     if (codes.sum(1, dtype=np.int32) != sums).any():
-        raise FormatError("codes do not fit their sums")
+        raise FormatError("codes do not match their sums")
     if codes[n:].any() or (type != Q4M and codes[:, k:].any()) or scale[n:].any():
         raise FormatError("padding is not zero")
     if not (np.isfinite(scale).all() and (scale >= 0).all()):
@@ -348,7 +348,7 @@ def decode_blob(data, type, n, k):
 
 
 def q8_codes(data, rows, columns, sides):
-    """(int8 [rows, columns], of Q8B parts [rows, columns / 64], bytes read): 16 rows times 4 columns lie together."""
+    """Return (int8 [rows, columns], parts [rows, columns / 64] of Q8B, bytes read); tiles are 16 x 4."""
     tiles = np.frombuffer(data, np.int8, rows * columns).reshape(rows // 16, columns // 4, 16, 4)
     codes = tiles.transpose(0, 2, 1, 3).reshape(rows, columns)
     if (codes == -128).any():
@@ -358,7 +358,7 @@ def q8_codes(data, rows, columns, sides):
 
 
 def q4_codes(data, rows, columns, sides):
-    """The same of Q4 and Q4M, which has parts. A byte holds columns 8g + i (low nibble) and 8g + 4 + i."""
+    """Return the same of Q4, or Q4M with parts. A byte holds columns 8g + i (low nibble) and 8g + 4 + i."""
     pairs = np.frombuffer(data, np.uint8, rows * columns // 2).reshape(rows // 16, columns // 8, 16, 4)
     nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).astype(np.int32) - 8  # [rows/16, columns/8, 2, 16, 4]
     codes = nibbles.transpose(0, 3, 1, 2, 4).reshape(rows, columns)
@@ -375,32 +375,32 @@ def q4_codes(data, rows, columns, sides):
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 def slab_layout(type, hidden, width, layout=EXPERTS):
-    """Of one expert's slab: (where down begins, stride)."""
+    """Return (offset of the down matrix, stride) of an expert's slab."""
     down = round_up(blob_bytes(type, layout * hidden, width), 64)
     return down, round_up(down + blob_bytes(type, width, hidden), EXPERT_ALIGN)
 
 
 def tensor_bytes(type, layout, dims):
-    """Bytes of a tensor, or FormatError where type, layout and dims do not go together."""
+    """Return the size of a tensor in bytes; raise FormatError if type, layout and dims do not match."""
     if layout != MATRIX and len(dims) == 3:
         return dims[0] * slab_layout(type, dims[1], dims[2], layout)[1]
     if layout == MATRIX and len(dims) == 2:
         return blob_bytes(type, *dims)
     if layout == MATRIX and len(dims) == 1 and type == F32:
         return 4 * dims[0]
-    raise FormatError(f"no such tensor: type {type}, layout {layout}, {len(dims)} dimensions")
+    raise FormatError(f"unsupported tensor: type {type}, layout {layout}, {len(dims)} dimensions")
 
 
 class Tensor:
-    """One tensor as stored: type, layout, dims and bytes."""
+    """A tensor as stored: type, layout, dims and bytes."""
 
     def __init__(self, type, layout, dims, data):
         self.type, self.layout, self.dims, self.data = type, layout, tuple(dims), data
 
     @staticmethod
     def encode(array, type=F32):
-        """From a vector (always F32), a matrix, or a pair (up [E, hidden, width], down [E, width, hidden]), or of gated
-        experts (gate on up [E, 2 hidden, width], down)."""
+        """Encode a vector (always F32), a matrix, or experts: a pair (up [E, hidden, width], down [E, width, hidden]),
+        or if gated (gate stacked on up [E, 2 hidden, width], down)."""
         if not isinstance(array, tuple):
             array = np.asarray(array)
             if array.ndim == 1:
@@ -410,7 +410,7 @@ class Tensor:
         experts, width, hidden = down.shape
         layout = GATED if up.shape[1] == 2 * hidden else EXPERTS
         if up.shape != (experts, layout * hidden, width):
-            raise FormatError(f"expert shapes {up.shape} and {down.shape} do not go together")
+            raise FormatError(f"expert shapes {up.shape} and {down.shape} do not match")
         start, stride = slab_layout(type, hidden, width, layout)
         data = bytearray(experts * stride)
         for e in range(experts):
@@ -420,7 +420,7 @@ class Tensor:
         return Tensor(type, layout, (experts, hidden, width), bytes(data))
 
     def array(self):
-        """Dequantised float32; experts as the pair that `encode` takes."""
+        """Return dequantised float32; experts as a pair, like the argument of `encode`."""
         if len(self.dims) == 1:
             return decode_blob(self.data, F32, 1, self.dims[0])[0]
         if self.layout == MATRIX:
@@ -439,8 +439,8 @@ class Tensor:
 
 
 # ---- Metadata --------------------------------------------------------------------------------------------------------
-# int, float, str and bytes are scalars; numpy int64 and float64 arrays (or lists of numbers) are INTS and REALS, a list
-# of str is TEXTS. An empty list is TEXTS.
+# Scalars are int, float, str and bytes; int64 and float64 arrays of NumPy (or lists of numbers) are INTS and REALS, a
+# list of str is TEXTS, as is an empty list.
 
 KEY = re.compile(r"[a-z0-9._-]{1,255}\Z")
 
@@ -453,16 +453,16 @@ def utf8(text):
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise FormatError(f"a text is no Unicode: {text[:40]!r}") from None
+        raise FormatError(f"invalid Unicode text: {text[:40]!r}") from None
 
 
 def pack_value(value):
-    """(kind, bytes) of a metadata value."""
+    """Return (kind, bytes) of a metadata value."""
     if isinstance(value, (bool, np.bool_)):
-        raise FormatError("a metadata value is a bool")
+        raise FormatError("a metadata value cannot be a bool")
     if isinstance(value, (int, np.integer)):
         if not -2**63 <= value < 2**63:
-            raise FormatError("a metadata value is an integer of more than 64 bits")
+            raise FormatError("a metadata integer exceeds 64 bits")
         return INT, struct.pack("<q", value)
     if isinstance(value, (float, np.floating)):
         return REAL, struct.pack("<d", value)
@@ -479,18 +479,18 @@ def pack_value(value):
         return INTS, struct.pack("<Q", len(array)) + array.astype("<i8").tobytes()
     if array.ndim == 1 and array.dtype.kind == "f":
         return REALS, struct.pack("<Q", len(array)) + array.astype("<f8").tobytes()
-    raise FormatError(f"no metadata kind for {type(value).__name__}")
+    raise FormatError(f"a metadata value cannot be a {type(value).__name__}")
 
 
 class Cursor:
-    """Reads forward through bytes and never past their end."""
+    """Reads bytes sequentially, never past their end."""
 
     def __init__(self, data, at):
         self.data, self.at = data, at
 
     def take(self, count):
         if count > len(self.data) - self.at:
-            raise FormatError(f"header ends early at byte {self.at}")
+            raise FormatError(f"header truncated at byte {self.at}")
         self.at += count
         return self.data[self.at - count:self.at]
 
@@ -513,11 +513,11 @@ def decode_text(data, where):
 
 
 def unpack_entry(cursor):
-    """(key, value) of the metadata entry at the cursor."""
+    """Read the metadata entry at the cursor: (key, value)."""
     kind, length = cursor.unpack("II")
     key = decode_text(cursor.take(length), "metadata key")
     if not KEY.match(key):
-        raise FormatError(f"bad metadata key {key!r}")
+        raise FormatError(f"invalid metadata key {key!r}")
     cursor.align()
     if kind == INT:
         value = cursor.unpack("q")[0]
@@ -545,17 +545,17 @@ def unpack_entry(cursor):
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 def pieces_of(layout, dims):
-    """How many checksums a tensor has: one, experts one for each slab, so that they are checked as they are used."""
+    """Return a tensor's number of checksums: one per slab of experts, checked on first use, otherwise one."""
     return dims[0] if layout != MATRIX else 1
 
 
 def pack_header(meta, tensors, checksums):
-    """(the header's bytes, each tensor's offset, bytes in all) of a file; tensors: name -> (type, layout, dims);
-    checksums: of each its pieces' (slabs of experts, else one)."""
+    """Return (header bytes, offset of each tensor, file size). tensors: name -> (type, layout, dims); checksums: a list
+    for each, with one per slab of experts, otherwise one."""
     head = b""
     for key, value in meta.items():
         if not KEY.match(key):
-            raise FormatError(f"bad metadata key {key!r}")
+            raise FormatError(f"invalid metadata key {key!r}")
         kind, data = pack_value(value)
         head += pad8(struct.pack("<II", kind, len(key)) + key.encode()) + pad8(data)
     entry_bytes = sum(round_up(16 + 8 * len(dims) + 24 + len(name.encode()), 8)
@@ -579,10 +579,10 @@ def pack_header(meta, tensors, checksums):
 
 
 def written_file(path):
-    """Where to write what is to be found under a path: through symbolic links, and not in place of a device."""
+    """Resolve symbolic links in the path of a file to write; reject devices and the like."""
     path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isfile(path):
-        raise FormatError(f"{path} is there, and no regular file")
+        raise FormatError(f"{path} exists and is not a regular file")
     return path
 
 
@@ -594,7 +594,7 @@ def finish_file(file, temporary, path):
 
 @contextlib.contextmanager
 def new_file(path):
-    """A file to write, which appears whole under its name or not at all."""
+    """Open a file for writing, which appears under its name only when complete."""
     path = written_file(path)
     temporary = f"{path}.{secrets.token_hex(6)}.tmp"
     try:
@@ -608,8 +608,8 @@ def new_file(path):
 
 
 class Journal:
-    """What an interrupted write_pieces has finished: FILE.partial holds the bytes, FILE.partial.log a line per tensor,
-    behind one that says what is being written."""
+    """Progress of an interrupted write_pieces: FILE.partial has the bytes, FILE.partial.log a line that identifies the
+    conversion, then a line per finished tensor."""
 
     def __init__(self, path, about):
         path = written_file(path)
@@ -618,7 +618,7 @@ class Journal:
 
     @contextlib.contextmanager
     def open(self, path):
-        """FILE.partial to go on with; it is locked, and follows no link."""
+        """Open FILE.partial to continue, locked and without following links."""
         descriptor = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         with open(descriptor, "r+b") as file:
             try:
@@ -636,17 +636,17 @@ class Journal:
                 raise
 
     def read(self, size):
-        """What is finished; begins anew where there is nothing yet."""
+        """Read the finished tensors; start a new log if there are none."""
         lines = []
         if os.path.exists(self.path):
             with open(self.path, encoding="ascii", errors="replace") as file:
                 lines = file.readlines()
         if size and lines[:1] != [self.first]:
-            raise FormatError(f"{self.partial} is of another conversion: of another checkpoint, or with other options; "
-                              f"remove it, and begin anew")
-        for line in lines[1:] if size else ():  # killed behind the renaming, it left its lines without the bytes
+            raise FormatError(f"{self.partial} belongs to a conversion of another checkpoint or with other options: "
+                              f"remove it to start again")
+        for line in lines[1:] if size else ():  # size 0: killed after renaming the partial file, with the log left
             if not re.fullmatch("[0-9]{1,10}( [0-9a-f]{8})+\n", line):
-                break  # what was being written as the machine stopped, and what follows
+                break  # incomplete when the machine stopped; ignore the rest
             index, *sums = line.split()
             self.done[int(index)] = [int(x, 16) for x in sums]
         with open(self.path + ".new", "w", encoding="ascii") as file:
@@ -665,37 +665,37 @@ class Journal:
 
 
 def write_tensor(file, size, count, pieces, moved):
-    """The checksums of a tensor of `size` bytes, written where the file stands: `count`, of as many equal parts."""
+    """Write a tensor of `size` bytes at the file position; return the checksums of its `count` equal parts."""
     sums, part, done = [0] * count, size // count, 0
     for piece in pieces():
         if len(piece) > size - done:
-            raise FormatError("its bytes do not fit its shape")
+            raise FormatError("data size does not match the shape")
         piece, at = memoryview(piece), 0
-        while at < len(piece):  # up to the end of the part that it stands in
+        while at < len(piece):  # up to the end of the current part
             stop = min(len(piece), at + part - done % part)
             sums[done // part] = zlib.crc32(piece[at:stop], sums[done // part])
             at, done = stop, done + stop - at
         file.write(piece)
         moved(done)
     if done != size:
-        raise FormatError("its bytes do not fit its shape")
+        raise FormatError("data size does not match the shape")
     return sums
 
 
 def check_disk(path, size, journal):
-    """Refuses what has no room, before hours of work; what an interrupted one has written is there already."""
+    """Fail early if the disk is too small, counting the bytes that an interrupted conversion has written."""
     path = written_file(path)
     there = os.stat(journal.partial).st_blocks * 512 if journal and os.path.exists(journal.partial) else 0
     free = shutil.disk_usage(os.path.dirname(path)).free
     if size - there > free:
-        raise FormatError(f"{path} takes {size:,} bytes, of which {size - there:,} are to be written, and {free:,} are "
-                          "free there")
+        raise FormatError(f"{path} needs {size:,} bytes, of which {size - there:,} are not yet written, but only "
+                          f"{free:,} are free on the disk")
 
 
 def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, name: None):
-    """Writes a file whose tensors come piece by piece: name -> (type, layout, dims, function that yields bytes). The
-    file appears whole under its name or not at all; with a Journal what was interrupted stays beside it, and is gone on
-    with by the next call."""
+    """Write a file whose tensors are produced in pieces: name -> (type, layout, dims, function that yields bytes). The
+    file appears under its name only when complete; with a Journal, an interrupted one is kept and continued by the next
+    call."""
     specs, checksums = {name: t[:3] for name, t in tensors.items()}, []
     counts = [pieces_of(*t[1:3]) for t in tensors.values()]
     _, offsets, end = pack_header(meta, specs, [[0] * count for count in counts])
@@ -722,24 +722,23 @@ def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, n
 
 
 def write_model(path, meta, tensors):
-    """Writes metadata and tensors (name -> Tensor) in their order. The file appears whole under its name or not at
-    all."""
+    """Write metadata and tensors (name -> Tensor) in order. The file appears under its name only when complete."""
     write_pieces(path, meta, {name: (t.type, t.layout, t.dims, lambda t=t: [t.data]) for name, t in tensors.items()})
 
 
 def read_header(file):
-    """(metadata by key, cursor behind them, number of tensors, bytes in all) of an open file."""
+    """Read the header of an open file: (metadata by key, cursor after it, number of tensors, file size)."""
     size = os.fstat(file.fileno()).st_size
     start = file.read(HEADER)
     if len(start) < HEADER or start[:8] != MAGIC:
         raise FormatError("not a model file")
     version, crc, header_bytes, file_bytes, n_meta, n_tensors = struct.unpack_from("<IIQQII", start, 8)
     if version not in (1, 2):
-        raise FormatError(f"version {version}, this program reads 1 and 2")
+        raise FormatError(f"version {version} is not supported: only 1 and 2 are")
     if file_bytes != size:
-        raise FormatError(f"{size} bytes long, its header says {file_bytes}")
+        raise FormatError(f"file has {size} bytes, but {file_bytes} according to the header")
     if not HEADER <= header_bytes <= file_bytes or header_bytes % 8:
-        raise FormatError(f"impossible header size {header_bytes}")
+        raise FormatError(f"invalid header size {header_bytes}")
     data = start + file.read(header_bytes - HEADER)
     if zlib.crc32(data[16:]) != crc:
         raise FormatError("header checksum differs")
@@ -750,19 +749,19 @@ def read_header(file):
     for _ in range(n_meta):
         key, value = unpack_entry(cursor)
         if key in meta:
-            raise FormatError(f"metadata key {key} twice")
+            raise FormatError(f"duplicate metadata key {key}")
         meta[key] = value
     return meta, cursor, n_tensors, file_bytes
 
 
 def read_meta(path):
-    """The metadata of a file by key; its tensors are not looked at."""
+    """Return the metadata of a file by key, without checking its tensors."""
     with open_regular(path) as file:
         return read_header(file)[0]
 
 
 def read(path):
-    """(metadata by key, Tensors by name) of a file, every rule of the container and every checksum checked."""
+    """Return (metadata by key, Tensors by name) of a file, checking all rules of the container and all checksums."""
     with open_regular(path) as file:
         meta, cursor, n_tensors, file_bytes = read_header(file)
         file.seek(0)
@@ -778,14 +777,14 @@ def read(path):
         name = decode_text(cursor.take(name_length), "tensor name")
         cursor.align()
         if name in tensors or not name or zero:
-            raise FormatError(f"bad directory entry of tensor {name!r}")
-        slabs = b""  # checksums of them, in version 2
+            raise FormatError(f"invalid directory entry of tensor {name!r}")
+        slabs = b""  # their checksums, in version 2
         if cursor.version > 1 and layout != MATRIX:
             slabs = cursor.take(4 * dims[0])
             cursor.align()
         expected = round_up(end, EXPERT_ALIGN if layout != MATRIX else TENSOR_ALIGN)
         if 0 in dims or size != tensor_bytes(kind, layout, dims) or offset != expected or size > file_bytes - offset:
-            raise FormatError(f"{name}: wrong shape, size or place")
+            raise FormatError(f"{name}: invalid shape, size or offset")
         if any(data[end:offset]):
             raise FormatError(f"gap before {name} is not zero")
         end = offset + size
@@ -797,20 +796,20 @@ def read(path):
             if zlib.crc32(data[begin:begin + stride]) != int.from_bytes(slabs[4 * i:4 * i + 4], "little"):
                 raise FormatError(f"{name}: checksum of expert {i} differs")
     if cursor.at != header_bytes or end != file_bytes:
-        raise FormatError("bytes left over")
+        raise FormatError("trailing bytes")
     return meta, tensors
 
 
-# ---- What makes it a model -------------------------------------------------------------------------------------------
+# ---- Descriptions of models ------------------------------------------------------------------------------------------
 
 class Entries:
-    """Metadata under a prefix, read with type, default and permitted values."""
+    """Metadata with a common prefix, read with type checks, defaults and permitted values."""
 
     def __init__(self, meta, prefix=""):
         self.meta, self.prefix = meta, prefix
 
     def get(self, key, default=None, values=None, kind=None):
-        """The value of a key; `default` None: required. Its type is `kind`, else the default's, else str."""
+        """Return the value of a key, required if `default` is None, of type `kind`, else the default's, or str."""
         name, want = self.prefix + key, kind or (str if default is None else type(default))
         value = self.meta.get(name, default)
         if value is None:
@@ -818,48 +817,47 @@ class Entries:
         if want is float and type(value) is int:
             value = float(value)
         if not isinstance(value, want) or isinstance(value, bool):
-            raise FormatError(f"{name}: wrong kind")
+            raise FormatError(f"{name}: invalid type")
         if values is not None and value not in values:
             raise FormatError(f"{name}: unknown value {value!r}")
         return value
 
     def within(self, key, least, most, default=None):
-        """A number from `least` to `most`, of the type of `least`."""
+        """Return a number from `least` to `most`, of the type of `least`."""
         value = self.get(key, default, kind=type(least))
         if not least <= value <= most:
-            raise FormatError(f"{self.prefix}{key}: {value} is not from {least} to {most}")
+            raise FormatError(f"{self.prefix}{key}: {value} is not in range {least} to {most}")
         return value
 
     def tokens(self, key, vocabulary):
-        """A list of token ids, perhaps empty."""
+        """Return a list of token ids, which may be empty."""
         value = self.meta.get(self.prefix + key, ())
         if not isinstance(value, (list, tuple, np.ndarray)) or not all(isinstance(x, (int, np.integer))
                                                                        for x in value):
-            raise FormatError(f"{self.prefix}{key}: no list of token ids")
+            raise FormatError(f"{self.prefix}{key}: not a list of token ids")
         if len(value) and not 0 <= min(value) <= max(value) < vocabulary:
             raise FormatError(f"{self.prefix}{key}: a token id is outside the vocabulary")
         return [int(x) for x in value]
 
     def texts(self, key, count=None):
-        """A list of texts, perhaps empty, else of `count`."""
+        """Return a list of texts, which has `count` elements or none."""
         value = self.get(key, [])
         if count is not None and len(value) not in (0, count) or not all(isinstance(x, str) for x in value):
-            raise FormatError(f"{self.prefix}{key}: no list of {count} texts")
+            raise FormatError(f"{self.prefix}{key}: not a list of {count} texts")
         return value
 
 
 # ---- Layers ----------------------------------------------------------------------------------------------------------
-# moe_keys of moe.c, room Layers, in Python: how the settings of a layer are called, what they may be, and what they are
-# where a file does not say. tests/convert/test_keys.py compares the two tables. Converters and trainers write, and
-# everything reads, by this one.
+# The Python counterpart of moe_keys in moe.c, section Layers: names, ranges and defaults of the settings of a layer.
+# tests/convert/test_keys.py compares the two tables. All converters, trainers and readers use this one.
 
 WIDEST = 1 << 20
 
 
 class Key(typing.NamedTuple):
-    """A setting of a layer, which the file has under NAME.KEY. kind "count" and "flag": INT; "real": REAL or INT; all
-    three from `low` to `high`; "name": TEXT, one of `names`. A missing key takes the value of the key that it
-    `inherits`, else the default; without either it is required."""
+    """A setting of a layer, stored under NAME.KEY. Kinds "count" and "flag": INT; "real": REAL or INT; these range from
+    `low` to `high`; "name": TEXT, one of `names`. A missing key takes the value of the key that it `inherits`, else the
+    default; without either it is required."""
     key: str
     kind: str
     low: float = 0
@@ -870,7 +868,7 @@ class Key(typing.NamedTuple):
 
     @property
     def field(self):
-        """What the key is called in a namespace, and in the config of a checkpoint."""
+        """Its name in a namespace, and in the config of a checkpoint."""
         return self.key.replace(".", "_")
 
 
@@ -896,7 +894,7 @@ HEADS = (count_key("heads", 1), flag_key("raw", 0), count_key("kv_heads", 1, inh
          count_key("head.size", 0, 0), flag_key("rotary", 0), name_key("head.norm", "none before after", "none"),
          flag_key("residual", 1), *NORM)
 GATES, EMPTY = "softmax topk threshold sigmoid", "top1 zero"
-DENSE = "softmax", "sigmoid"  # gates that select everybody
+DENSE = "softmax", "sigmoid"  # gates that select all experts
 LAYERS = {
     "lstm": (count_key("hidden", 1), flag_key("residual", 0), count_key("proj", 0, 0),
              real_key("forget_bias", -100, 100, 0.0), flag_key("bidirectional", 0),
@@ -919,34 +917,34 @@ LAYERS = {
     "gnmt-attention": (name_key("kind", "additive product"), count_key("size", 1), count_key("layer", 0, 0),
                        name_key("query", "state output"), name_key("start", "query zero", "query")),
 }
-KINDS = tuple(kind for kind in LAYERS if kind != "gnmt-attention")  # of the layers of a side
+KINDS = tuple(kind for kind in LAYERS if kind != "gnmt-attention")  # kinds of layers in encoders and decoders
 
 
 def key_of(kind, key):
-    """A row of the table."""
+    """Return the row of a key."""
     for row in LAYERS[kind]:
         if row.key == key:
             return row
-    raise FormatError(f"a layer of kind {kind} knows no key {key}")
+    raise FormatError(f"a layer of kind {kind} has no key {key}")
 
 
 def setting(name, row, value):
-    """The value of a setting as a number or text of its kind, or FormatError."""
+    """Check and return the value of a setting as a float, int or str."""
     whole = isinstance(value, (int, np.integer)) and (row.kind == "flag" or not isinstance(value, bool))
     if not (isinstance(value, str) if row.kind == "name"
             else whole or row.kind == "real" and isinstance(value, (float, np.floating))):
-        raise FormatError(f"{name}: wrong kind")
+        raise FormatError(f"{name}: invalid type")
     if row.kind == "name":
         if value not in row.names:
             raise FormatError(f"{name}: unknown value {value!r}")
         return value
     if not row.low <= value <= row.high:
-        raise FormatError(f"{name}: {value} is not from {row.low} to {row.high}")
+        raise FormatError(f"{name}: {value} is not in range {row.low} to {row.high}")
     return float(value) if row.kind == "real" else int(value)
 
 
 def layer_meta(name, kind, /, **settings):
-    """Metadata of a layer, in the order of the settings; all but GNMT's attention have their kind in front."""
+    """Return the metadata of a layer, in the order of the settings, preceded by its kind (except GNMT's attention)."""
     meta = {} if kind == "gnmt-attention" else {name + ".kind": kind}
     for key, value in settings.items():
         meta[f"{name}.{key}"] = setting(f"{name}.{key}", key_of(kind, key), value)
@@ -954,7 +952,7 @@ def layer_meta(name, kind, /, **settings):
 
 
 def read_layer(e, kind):
-    """The settings of a layer, whose keys begin with the prefix of `e`, as a namespace, dots as underscores."""
+    """Return the settings of a layer with the prefix of `e` as a namespace; dots become underscores."""
     found = {}
     for row in LAYERS[kind]:
         name = e.prefix + row.key
@@ -968,25 +966,25 @@ def read_layer(e, kind):
 
 
 def check_level(e, prefix, level, n):
-    """How many of n experts or groups one level of gates wants."""
+    """Check the number of experts or groups that a level of gates selects from n."""
     least = int(level.gate not in DENSE)
     if (least or e.prefix + prefix + "k" in e.meta) and not least <= level.k <= n:
-        raise FormatError(f"{e.prefix}{prefix}k: {level.k} is not from {least} to {n}")
+        raise FormatError(f"{e.prefix}{prefix}k: {level.k} is not in range {least} to {n}")
 
 
 def describe_mixture(e):
-    """A MoE layer as a namespace. `parent` is the level over the groups, or None where there is one level only."""
+    """Return a mixture as a namespace; `parent` is the level over groups, None with a single level."""
     x = read_layer(e, "moe")
     if x.groups and x.experts % x.groups:
         raise FormatError(f"{e.prefix}groups: {x.groups} groups do not divide {x.experts} experts")
     if x.expert != "linear" and x.activation != "relu":
-        raise FormatError(f"{e.prefix}activation: {x.activation!r} in experts with a hidden layer")
+        raise FormatError(f"{e.prefix}activation: {x.activation!r} is not supported in experts with a hidden layer")
     if x.weights != "chosen" and (x.gate != "topk" or x.groups):
-        raise FormatError(f"{e.prefix}weights: {x.weights!r}, where there is no top-k gate on one level")
+        raise FormatError(f"{e.prefix}weights: {x.weights!r} requires a top-k gate with one level")
     if x.shared and x.expert == "linear":
-        raise FormatError(f"{e.prefix}shared: {x.shared} beside linear experts")
+        raise FormatError(f"{e.prefix}shared: {x.shared} is not supported with linear experts")
     if x.expert == "linear" and x.hidden > (2**31 - 1) // x.experts:
-        raise FormatError(f"{e.prefix}hidden: {x.hidden} is too much for {x.experts} experts")
+        raise FormatError(f"{e.prefix}hidden: {x.hidden} is too large for {x.experts} experts")
     x.parent = types.SimpleNamespace(gate=x.parent_gate, k=x.parent_k, empty=x.parent_empty) if x.groups else None
     del x.parent_gate, x.parent_k, x.parent_empty
     check_level(e, "", x, x.experts // (x.groups or 1))
@@ -996,30 +994,30 @@ def describe_mixture(e):
 
 
 def describe_layer(meta, side, index):
-    """A layer of a side as a namespace."""
+    """Return a layer of an encoder, decoder or network as a namespace."""
     e, architecture = Entries(meta, f"{side}.{index}."), meta["general.architecture"]
     x = e.get("kind", values=("moe",) if side == "network" else KINDS)
     x = describe_mixture(e) if x == "moe" else read_layer(e, x)
     if x.kind == "lstm" and x.bidirectional and side != "encoder":
-        raise FormatError(f"{e.prefix}bidirectional: what comes later is not known in a decoder")
+        raise FormatError(f"{e.prefix}bidirectional: not supported in a decoder, which cannot read later tokens")
     if x.kind == "lstm" and x.context != "none" and (side != "decoder" or architecture in ("moe-lm", "decoder")):
-        raise FormatError(f"{e.prefix}context: {x.context!r}, where there is nothing to attend to")
+        raise FormatError(f"{e.prefix}context: {x.context!r} without an encoder to attend to")
     if x.kind in ("ssru", "average") and side != "decoder":
-        raise FormatError(f"{e.prefix}kind: {x.kind!r} in an encoder")
+        raise FormatError(f"{e.prefix}kind: {x.kind!r} is not supported in an encoder")
     if x.kind == "cross" and (side != "decoder" or architecture in ("moe-lm", "decoder")):
-        raise FormatError(f"{e.prefix}kind: 'cross', where there is nothing to attend to")
+        raise FormatError(f"{e.prefix}kind: 'cross' without an encoder to attend to")
     if x.kind in ("attention", "cross"):
         if not x.head_size and meta["model.width"] % x.heads:
-            raise FormatError(f"{e.prefix}heads: they do not divide the width")
+            raise FormatError(f"{e.prefix}heads: {x.heads} do not divide the width")
         if x.heads % x.kv_heads:
             raise FormatError(f"{e.prefix}kv_heads: {x.kv_heads} do not divide {x.heads} heads")
         if x.kind == "cross" and (x.rotary or x.head_norm != "none"):
-            raise FormatError(f"{e.prefix}rotary, {e.prefix}head.norm: they have no meaning between two sentences")
+            raise FormatError(f"{e.prefix}rotary, {e.prefix}head.norm: not supported in cross-attention")
         if x.rotary and architecture != "decoder":
-            raise FormatError(f"{e.prefix}rotary: only architecture 'decoder' has a table of rotary positions")
+            raise FormatError(f"{e.prefix}rotary: only supported in architecture 'decoder'")
         x.head_size = x.head_size or meta["model.width"] // x.heads
     if getattr(x, "raw", 0) and (x.kind == "cross" or x.norm != "before"):
-        raise FormatError(f"{e.prefix}raw: no norm comes before keys and values")
+        raise FormatError(f"{e.prefix}raw: only supported in self-attention with norm 'before'")
     if x.kind == "norm":
         x.norm, x.residual = "before", 0
     return x
@@ -1033,7 +1031,7 @@ def describe_side(meta, side):
 # ---- Models ----------------------------------------------------------------------------------------------------------
 
 def describe_tokens(e):
-    """What models over tokens have in common: vocabulary, embedding, special tokens."""
+    """Return what all models over tokens share: vocabulary, embedding, special tokens."""
     if e.get("tokenizer.kind", "none", ("sentencepiece", "byte-bpe", "bpe", "none")) in ("sentencepiece", "byte-bpe"):
         e.get("tokenizer.model", b"")
     m = types.SimpleNamespace(vocabulary=e.within("vocab.size", 2, MAX_VOCABULARY),
@@ -1048,7 +1046,7 @@ def describe_tokens(e):
 
 
 def describe_sources(e, m):
-    """Sources may have token ids of their own; languages' tags are ids of sources."""
+    """Read the settings of sources, which may have separate token ids; language tags are source ids."""
     m.separate = "source.vocab.size" in e.meta
     m.source_vocabulary = e.within("source.vocab.size", 2, MAX_VOCABULARY, m.vocabulary)
     m.source_end = e.within("source.token.eos", 0, m.source_vocabulary - 1, None if m.separate else m.eos)
@@ -1056,26 +1054,26 @@ def describe_sources(e, m):
     m.source_bos, m.source_eos = e.get("source.bos", 0, (0, 1)), e.get("source.eos", 1, (0, 1))
     e.texts("source.pieces", m.source_vocabulary)
     if m.separate and (m.source_bos or e.get("target.tag", 0)):
-        raise FormatError("source.bos and target.tag must be 0 where sources have token ids of their own")
+        raise FormatError("source.bos and target.tag must be 0 if sources have separate token ids")
     codes, tags = e.texts("languages.codes"), e.tokens("languages.tags", m.source_vocabulary)
     if len(codes) != len(tags) or len(set(codes)) != len(codes):
-        raise FormatError("languages.codes and languages.tags do not go together")
+        raise FormatError("languages.codes and languages.tags do not match")
     m.languages = dict(zip(codes, tags))
     describe_shortlist(e, m)
 
 
 def describe_shortlist(e, m):
-    """shortlist.py; entries 0: the model has none."""
+    """Read the settings of shortlist.py; shortlist 0 means none."""
     m.shortlist = e.within("shortlist.entries", 1, (1 << 24) - 1) if "shortlist.entries" in e.meta else 0
     if m.shortlist:
         e.within("shortlist.first", 0, m.vocabulary, 0)
         e.within("shortlist.multiple", 1, 1024, 1)
         if e.get("shortlist.shared", 0, (0, 1)) and m.separate:
-            raise FormatError("shortlist.shared must be 0 where sources have token ids of their own")
+            raise FormatError("shortlist.shared must be 0 if sources have separate token ids")
 
 
 def describe_limits(e, m):
-    """How long sources and targets may be, what a search does by default."""
+    """Read the limits of source and target lengths, and the defaults of search and sampling."""
     m.limit_source, m.limit_target = (e.within(f"limit.{x}", 2, LONGEST, 512) for x in ("source", "target"))
     m.length_constant, m.prune = e.within("decode.length_constant", 0.0, 1e6, 5.0), e.within("decode.prune", 0.0, 1e6,
                                                                                              0.0)
@@ -1089,22 +1087,22 @@ def describe_limits(e, m):
 
 
 def describe_attention(meta, m):
-    """The decoder's attention: None where its layers attend to the source themselves, and no key of it is there."""
+    """Return GNMT's attention; None if the decoder has cross-attention layers instead."""
     if "attention.kind" not in meta and any(x.kind == "cross" for x in m.decoder):
         if any(x.kind == "lstm" and x.context != "none" for x in m.decoder):
-            raise FormatError("a layer reads the context of an attention, but attention.kind is missing")
+            raise FormatError("attention.kind is missing: a layer reads its context")
         return None
     a = read_layer(Entries(meta, "attention."), "gnmt-attention")
     if a.layer >= len(m.decoder) or m.decoder[a.layer].kind != "lstm":
-        raise FormatError(f"attention.layer: decoder.{a.layer} is no lstm layer")
+        raise FormatError(f"attention.layer: decoder.{a.layer} is not an lstm layer")
     for i, x in enumerate(m.decoder):
         if x.kind == "lstm" and x.context == "current" and i <= a.layer:
-            raise FormatError(f"decoder.{i}.context: the current context is known after layer {a.layer} only")
+            raise FormatError(f"decoder.{i}.context: the current context is only available after layer {a.layer}")
     return a
 
 
 def describe_aligner(e, m):
-    """(layer of the decoder, heads), whose mean is the attention that a Transformer shows; None: it shows none."""
+    """Return (decoder layer, heads) whose mean is a Transformer's word alignment; None if there is none."""
     if m.attention or "align.layer" not in e.meta:
         return None
     layer = e.within("align.layer", 0, len(m.decoder) - 1)
@@ -1115,7 +1113,7 @@ def describe_aligner(e, m):
 
 
 def describe_sides(meta, e, m):
-    """An encoder, and a decoder that attends to it."""
+    """Read an encoder and the decoder that attends to it."""
     m.source_tag = e.get("source.tag", int(bool(m.languages)), (0, 1, 2))
     m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
     m.attention = describe_attention(meta, m)
@@ -1123,11 +1121,11 @@ def describe_sides(meta, e, m):
     m.init = e.get("decoder.init", "zero", ("zero", "encoder"))
     sides = [[(x.hidden, x.proj) for x in side if x.kind == "lstm"] for side in (m.encoder, m.decoder)]
     if m.init == "encoder" and sides[0] != sides[1]:
-        raise FormatError('decoder.init is "encoder", but the sides have not the same lstm layers')
+        raise FormatError('decoder.init is "encoder", but the lstm layers of encoder and decoder differ')
 
 
 def describe_translation(meta):
-    """"gnmt-moe": the search is the paper's where the file says nothing."""
+    """Read architecture "gnmt-moe"; the default search is the paper's."""
     e = Entries(meta)
     m = describe_tokens(e)
     describe_sources(e, m)
@@ -1139,23 +1137,29 @@ def describe_translation(meta):
     return m
 
 
+def describe_hf_search(e, m, max_new):
+    """Read the settings of Hugging Face's or Marian's search, with their default limit of new tokens."""
+    m.rules, m.beam = e.get("decode.rules", "hf", ("hf", "marian")), e.within("decode.beam", 1, MAX_BEAM, 1)
+    m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 1.0)
+    m.early_stopping, m.force_end = (e.get("decode." + x, 0, (0, 1)) for x in ("early_stopping", "force_end"))
+    m.max_new = e.within("decode.max_new", 1, LONGEST, max_new)
+    m.suppressed = e.tokens("token.suppressed", m.vocabulary)
+
+
 def describe_transformer(meta):
-    """"transformer": the search is Hugging Face's where the file says nothing."""
+    """Read architecture "transformer"; the default search is Hugging Face's."""
     e = Entries(meta)
     m = describe_tokens(e)
     describe_sources(e, m)
     describe_limits(e, m)
     m.target_tag = e.get("target.tag", 0, (0, 1))
     describe_sides(meta, e, m)
-    m.rules, m.beam = e.get("decode.rules", "hf", ("hf", "marian")), e.within("decode.beam", 1, MAX_BEAM, 1)
-    m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 1.0)
-    m.early_stopping, m.force_end = (e.get("decode." + x, 0, (0, 1)) for x in ("early_stopping", "force_end"))
-    m.max_new, m.suppressed = e.within("decode.max_new", 1, LONGEST, 200), e.tokens("token.suppressed", m.vocabulary)
+    describe_hf_search(e, m, 200)
     return m
 
 
 def describe_language_model(meta):
-    """"moe-lm": a decoder without anything to attend to."""
+    """Read architecture "moe-lm", a decoder without encoder."""
     m = describe_tokens(Entries(meta))
     m.languages, m.decoder = {}, describe_side(meta, "decoder")
     return m
@@ -1165,7 +1169,7 @@ MAX_ENDS = 8
 
 
 def describe_decoder(meta):
-    """"decoder": a decoder without anything to attend to, which translates: a source is the beginning of its target."""
+    """Read architecture "decoder", a decoder-only model that translates: the source is a prefix of the target."""
     e = Entries(meta)
     m = describe_tokens(e)
     describe_limits(e, m)
@@ -1173,24 +1177,20 @@ def describe_decoder(meta):
     m.source_vocabulary, m.separate = m.vocabulary, False
     m.ends = [m.eos, *e.tokens("token.ends", m.vocabulary)]
     if len(m.ends) > MAX_ENDS:
-        raise FormatError(f"token.ends: {len(m.ends) - 1} tokens, allowed are {MAX_ENDS - 1}")
+        raise FormatError(f"token.ends: {len(m.ends) - 1} tokens; the limit is {MAX_ENDS - 1}")
     m.rotary = {x.head_size for x in m.decoder if x.kind == "attention" and x.rotary}
     if len(m.rotary) > 1 or any(size % 2 for size in m.rotary):
-        raise FormatError(f"head.size: {sorted(m.rotary)}, where one even number is wanted with rotary positions")
+        raise FormatError(f"head.size: {sorted(m.rotary)}, expected a single even number with rotary positions")
     m.places = e.within("rotary.positions", 2, 1 << 24) if m.rotary else 0
     if m.rotary and m.limit_source + m.limit_target > m.places:
-        raise FormatError(f"limit.source and limit.target are {m.limit_source + m.limit_target} together: there are "
-                          f"{m.places} positions")
-    m.rules, m.beam = e.get("decode.rules", "hf", ("hf", "marian")), e.within("decode.beam", 1, MAX_BEAM, 1)
-    m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 1.0)
-    m.early_stopping, m.force_end = (e.get("decode." + x, 0, (0, 1)) for x in ("early_stopping", "force_end"))
-    m.max_new, m.suppressed = e.within("decode.max_new", 1, LONGEST, 512), e.tokens("token.suppressed", m.vocabulary)
+        raise FormatError(f"limit.source and limit.target add up to {m.limit_source + m.limit_target}, but there are "
+                          f"only {m.places} positions")
+    describe_hf_search(e, m, 512)
     return m
 
 
 def describe_classifier(meta):
-    """"deep-moe": MoE layers one after the other (Eigen et al. 2013), then a linear layer and a softmax over
-    classes."""
+    """Read architecture "deep-moe": a stack of MoE layers (Eigen et al. 2013), a linear layer and a softmax."""
     e = Entries(meta)
     m = types.SimpleNamespace(vocabulary=e.within("vocab.size", 2, MAX_VOCABULARY),
                               width=e.within("model.width", 1, WIDEST), languages={})
@@ -1203,7 +1203,7 @@ ARCHITECTURES = {"gnmt-moe": describe_translation, "transformer": describe_trans
 
 
 def describe(meta):
-    """The model that metadata describes, defaults filled in, values checked: a namespace."""
+    """Return the model described by metadata as a namespace, with defaults filled in and values checked."""
     e = Entries(meta)
     architecture = e.get("general.architecture", values=tuple(ARCHITECTURES))
     for key in ("name", "description", "licence", "attribution"):
@@ -1215,7 +1215,7 @@ def describe(meta):
 
 
 def products(x, width, memory):
-    """(part, rows, columns) of the matrices that a layer has, but for LSTM cells and mixtures."""
+    """Return (part, rows, columns) of a layer's matrices, except those of LSTM cells and mixtures."""
     gates = [(".input", width, width), (".forget", width, width)]
     if x.kind in ("attention", "cross"):
         queries, keys = x.heads * x.head_size, 2 * x.kv_heads * x.head_size
@@ -1233,10 +1233,8 @@ def products(x, width, memory):
 
 
 def shapes(m, present=()):
-    """The tensors of a described model in file order: name -> (layout, dims, always F32).
-
-    `present`: names in the file; they choose between shared and separate embeddings and bring in the optional tensors.
-    """
+    """Return the tensors of a described model in file order: name -> (layout, dims, always F32). `present`: names in
+    the file, which select shared or separate embeddings and include the optional tensors."""
     out = {}
 
     def add(name, *dims, layout=MATRIX, f32=False):
@@ -1284,7 +1282,7 @@ def shapes(m, present=()):
         return x.hidden
 
     def add_layer(name, x, width):
-        """Returns the width that leaves it."""
+        """Add a layer and return its output width."""
         if x.kind == "lstm":
             return add_lstm(name, x, width + (m.width if x.context != "none" else 0))
         if x.norm != "none":
@@ -1307,15 +1305,15 @@ def shapes(m, present=()):
         return after
 
     def add_side(side, layers):
-        """Returns the width that leaves it."""
+        """Add a stack of layers and return its output width."""
         width = m.width
         for i, x in enumerate(layers):
             name = f"{side}.{i}"
             if x.kind != "lstm" and side != "network" and width != m.width:
-                raise FormatError(f"{name}: it reads width {width}, the model has {m.width}")
+                raise FormatError(f"{name}: input width is {width}, but the model's is {m.width}")
             after = add_layer(name, x, width)
             if x.residual and after != width:
-                raise FormatError(f"{name}: residual between widths {width} and {after}")
+                raise FormatError(f"{name}: residual requires equal widths, not {width} and {after}")
             width = after
             if side == "decoder" and getattr(m, "attention", None) and i == m.attention.layer:
                 query = (x.proj or x.hidden) if m.attention.query == "state" else width
@@ -1325,7 +1323,7 @@ def shapes(m, present=()):
                 if m.attention.kind == "additive":
                     add_if_present("attention.bias", m.attention.size)
         if side != "network" and width != m.width:
-            raise FormatError(f"{side}: its output has width {width}, the model has {m.width}")
+            raise FormatError(f"{side}: output width is {width}, but the model's is {m.width}")
         return width
 
     if m.architecture == "deep-moe":
@@ -1352,7 +1350,7 @@ def shapes(m, present=()):
 
 
 def check_model(meta, tensors):
-    """The description of a model whose tensors fit it; FormatError otherwise."""
+    """Return the description of a model after checking its tensors against it."""
     m = describe(meta)
     expected = shapes(m, tensors)
     for name, (layout, dims, f32) in expected.items():
@@ -1362,14 +1360,14 @@ def check_model(meta, tensors):
         if t.layout != layout or t.dims != dims or f32 and t.type != F32:
             raise FormatError(f"tensor {name} has shape {t.dims}, expected {dims}")
         if name.endswith(".threshold") and not np.isfinite(t.array()).all():
-            raise FormatError(f"tensor {name} holds values that are not finite")
+            raise FormatError(f"tensor {name} contains values that are not finite")
     for name in tensors:
         if name not in expected:
-            raise FormatError(f"tensor {name} is not part of this model")
+            raise FormatError(f"unexpected tensor {name}")
     return m
 
 
 def read_model(path):
-    """(description, metadata, dequantised weights by name) of a model file."""
+    """Return (description, metadata, dequantised weights by name) of a model file."""
     meta, tensors = read(path)
     return check_model(meta, tensors), meta, {name: t.array() for name, t in tensors.items()}

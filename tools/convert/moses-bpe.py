@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Cuts text into the pieces of a GNMT model, and joins pieces to text: Moses
-tokenisation and BPE, with the merges that the model file holds.
+"""Split text into the pieces of a GNMT model, or join pieces to text: Moses
+tokenisation and BPE, with the merges stored in the model file.
 
     tools/convert/moses-bpe.py -m gnmt.bin encode < text.en | \\
         ./moe-translate -m gnmt.bin --pretokenized | \\
         tools/convert/moses-bpe.py -m gnmt.bin decode
 
-It needs sacremoses and subword-nmt, which NVIDIA's GNMT uses too:
+Requires sacremoses and subword-nmt, which NVIDIA's GNMT uses too:
 pip install sacremoses subword-nmt
 """
-import needs  # first: it tells what is missing
+import needs  # must be first: reports missing modules
 import argparse
 import io
 import signal
@@ -22,15 +22,15 @@ SPECIAL = ("token.pad", "token.unk", "token.bos", "token.eos")
 
 
 def languages_of(meta, given):
-    """(source, target) for Moses: what is given, else what the file says."""
+    """Return (source, target) for Moses: as given, else from the file."""
     found = given or [meta.get("tokenizer.source_language"), meta.get("tokenizer.target_language")]
     if not all(found):
-        raise FormatError("the file does not say which languages it translates: use --languages")
+        raise FormatError("the file does not name its languages: use --languages")
     return found
 
 
 def encoder(meta, language):
-    """A function from a line of text to its pieces, joined by spaces."""
+    """Return a function that splits a line of text into pieces joined by spaces."""
     from sacremoses import MosesTokenizer
     from subword_nmt.apply_bpe import BPE
     codes = "\n".join(["#version: " + meta["tokenizer.bpe_version"], *meta["tokenizer.merges"]])
@@ -39,7 +39,7 @@ def encoder(meta, language):
 
 
 def decoder(meta, language):
-    """A function from pieces joined by spaces to a line of text. Special tokens but for the unknown one say nothing."""
+    """Return a function that joins pieces to a line of text, dropping special tokens except the unknown one."""
     from sacremoses import MosesDetokenizer
     moses, separator, pieces = MosesDetokenizer(lang=language), meta["tokenizer.separator"], meta.get(
         "vocabulary.pieces", [])
@@ -55,7 +55,7 @@ def decoder(meta, language):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["encode", "decode"],
-                        help="text to pieces, or pieces to text; a line out for each line in")
+                        help="split text into pieces, or join pieces to text, line by line")
     parser.add_argument("-m", dest="model", metavar="FILE", required=True, help="model file with BPE merges")
     parser.add_argument("--languages", metavar="CODE", nargs=2, help="source and target language (default: the file's)")
     return parser.parse_args()
@@ -63,11 +63,11 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as other filters: end quietly when nobody reads
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # like other filters, end quietly if the output is closed
     try:
         meta = moefile.read_meta(args.model)
         if meta.get("tokenizer.kind") != "bpe":
-            raise FormatError("it holds no BPE merges")
+            raise FormatError("the file has no BPE merges")
         source, target = languages_of(meta, args.languages)
         change = encoder(meta, source) if args.what == "encode" else decoder(meta, target)
     except (FormatError, OSError) as error:

@@ -1,5 +1,5 @@
-"""Imported first by the scripts of tools/: where a module of Python is missing, they go on with .venv's interpreter, or
-say what to do about it."""
+"""Imported first by the scripts of tools/: if a Python module is missing, restart with .venv's interpreter, or tell how
+to install it."""
 import os
 import sys
 
@@ -16,8 +16,8 @@ def hook(kind, error, trace):
         os.execv(python, [python, *sys.argv])
     script = os.path.realpath(sys.argv[0])
     purpose = "convert" if os.path.dirname(script) == os.path.join(TOOLS, "convert") else "train"
-    print(f"{os.path.basename(script)}: Python's module {error.name} is missing here; tools/install-deps --{purpose} "
-          "makes an environment that has it", file=sys.stderr)
+    print(f"{os.path.basename(script)}: missing Python module {error.name}; tools/install-deps --{purpose} creates an "
+          "environment that has it", file=sys.stderr)
 
 
 sys.excepthook = hook

@@ -1,9 +1,9 @@
-"""Files of a checkpoint that may be compressed, which are untrusted input.
+"""Read files of a checkpoint that may be compressed, which are untrusted input.
 
-    file = packed.unpacked(path, most, what)        a file of bytes that can be mapped
-    data = packed.read(path, most, what)            the same as bytes; at most `most` of them, unpacked
+    file = packed.unpacked(path, most, what)        a binary file that can be mapped
+    data = packed.read(path, most, what)            its bytes, at most `most` of them when decompressed
 
-What a file begins with says how it is compressed, or else its name.
+The magic number determines the compression, or else the file name.
 """
 import gzip
 import os
@@ -13,13 +13,13 @@ import zlib
 
 from moefile import FormatError, open_regular
 
-EXPANSION, ALWAYS = 16, 1 << 20  # a file may become so many times as long, and this much in any case
+EXPANSION, ALWAYS = 16, 1 << 20  # limits of decompressed size: a factor, and an allowance for small files
 KINDS = (b"\x1f\x8b", ".gz"), (b"\x28\xb5\x2f\xfd", ".zst")
 ZSTD = "zstd", "-dcq", "--memory=128MB"
 
 
 def unpacked(path, most, what):
-    """The file, or a compressed one's contents, in a file without a name. what: a file of its kind, for messages."""
+    """Open a file, decompressed into an unnamed temporary one if need be. what: its type, for messages."""
     packed = open_regular(path)
     begin = os.pread(packed.fileno(), 4, 0)
     kind = next((name for magic, name in KINDS if begin.startswith(magic) or path.endswith(name)), None)
@@ -35,7 +35,7 @@ def copied(source, path, most, what):
     try:
         while block := source.read(1 << 20):
             if out.tell() + len(block) > most:
-                raise FormatError(f"{path}: unpacked it has more than {most} bytes, too many for {what}")
+                raise FormatError(f"{path}: more than {most} bytes when decompressed, too many for {what}")
             out.write(block)
     except BaseException:
         out.close()
@@ -49,19 +49,19 @@ def unzipped(packed, path, most, what):
         with gzip.GzipFile(fileobj=packed) as source:
             return copied(source, path, most, what)
     except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise FormatError(f"{path}: not of gzip, damaged or cut off") from None
+        raise FormatError(f"{path}: not a gzip file, truncated or damaged") from None
 
 
 def unpacked_zstd(packed, path, most, what):
     try:
         process = subprocess.Popen(ZSTD, stdin=packed, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     except FileNotFoundError:
-        raise FormatError(f"{path}: the program zstd, which reads it, is missing here") from None
+        raise FormatError(f"{path}: cannot decompress: the program zstd is not installed") from None
     try:
         out = copied(process.stdout, path, most, what)
         if process.wait():
             out.close()
-            raise FormatError(f"{path}: not of zstd, damaged or cut off")
+            raise FormatError(f"{path}: not a zstd file, truncated or damaged")
         return out
     finally:
         process.kill()

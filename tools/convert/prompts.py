@@ -1,18 +1,18 @@
-"""How a decoder-only model is asked for a translation, as metadata of a model file.
+"""Prompts of decoder-only models as metadata of a model file.
 
     prompt_meta(folder, family, name, say)     of a folder in Hugging Face's layout
-    meta_of(template, tokens, family, name)    of a template and of the special tokens that it knows by name
+    meta_of(template, tokens, family, name)    of a template, given its named special tokens
 
-    prompt.prefix, prompt.suffix   what the checkpoint's chat template puts around one turn of the user: texts in which
-                                   special tokens are tokens
-    prompt.system.prefix, .suffix  the same around a text of the system, in the place of prompt.prefix
-    prompt.answer.prefix, .suffix  the same around an answer between two turns of the user. A template that cannot do
-                                   that, or not always in the same way, has none of these
-    prompt.name                    the row of prompts.json that the wordings are of
+    prompt.prefix, prompt.suffix   text that the checkpoint's chat template adds around a user turn; special tokens in
+                                   it are parsed as tokens
+    prompt.system.prefix, .suffix  the same around a system message, which replaces prompt.prefix
+    prompt.answer.prefix, .suffix  the same around an answer between two user turns; missing if the template does not
+                                   support that, or not uniformly
+    prompt.name                    row of prompts.json that supplied the wordings
     prompt.KIND.LANGUAGE           wordings: plain, terms, context, style, delimiters, structured; en, zh
-    prompt.chinese                 languages for which Chinese wordings are taken, on either side
-    languages.codes, .tags         the languages, and their numbers: they are no tokens
-    languages.english, .chinese    what wordings call them
+    prompt.chinese                 languages, on either side, that use the Chinese wordings
+    languages.codes, .tags         the languages and their indices, which are not tokens
+    languages.english, .chinese    their names in wordings
 """
 import json
 import os
@@ -26,7 +26,7 @@ from moefile import FormatError, read_bounded
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LARGEST_TEMPLATE, LONGEST_PIECE = 1 << 18, 1 << 14
-PATIENCE = 60  # seconds of the clock; template.py ends itself after 2 of the processor
+PATIENCE = 60  # wall-clock seconds; template.py limits itself to 2 s of processor time
 MARKS = "\ue000{}\ue001", "\ue002another one, {}, which is longer\ue003"
 TALKS = "u", "su", "uauau", "suau"  # system, user, assistant
 ROLES = {"s": "system", "u": "user", "a": "assistant"}
@@ -38,7 +38,7 @@ def data():
 
 
 def render(template, values, where):
-    """What a template makes of each of TALKS, with both marks."""
+    """Render each of TALKS with both sets of marks."""
     talks = [[{"role": ROLES[role], "content": mark.format(i)} for i, role in enumerate(talk)]
              for talk in TALKS for mark in MARKS]
     request = json.dumps({"template": template, "values": values, "talks": talks, "needed": len(MARKS)})
@@ -47,9 +47,9 @@ def render(template, values, where):
                                 capture_output=True, timeout=PATIENCE)
         answer = json.loads(result.stdout)
     except (subprocess.TimeoutExpired, ValueError):
-        raise FormatError(f"{where}: the chat template takes more than 2 seconds, or more than 256 MB") from None
+        raise FormatError(f"{where}: the chat template requires more than 2 seconds or 256 MB") from None
     if answer.get("missing"):
-        raise FormatError(f"{answer['error']} (Debian: python3-jinja2); --prompts none does without a prompt")
+        raise FormatError(f"{answer['error']} (Debian: python3-jinja2); or use --prompts none")
     if "error" in answer:
         raise FormatError(f"{where}: the chat template cannot be rendered: {answer['error']}")
     return answer["texts"]
@@ -64,7 +64,7 @@ def fits(pieces):
 
 
 def between(text, mark, n):
-    """What stands before, between and behind n messages; None: that is not each of them once, in their order."""
+    """Return the text before, between and after n messages; None unless each occurs once, in order."""
     pieces = []
     for i in range(n):
         if text is None or text.count(mark.format(i)) != 1:
@@ -75,23 +75,23 @@ def between(text, mark, n):
 
 
 def cut(template, values, where):
-    """{prefix, suffix: what stands around the user's turn; system.prefix, ...: see above}."""
+    """Return {prefix, suffix} around a user turn, and those of system and answer if the template supports them."""
     texts = render(template, values, where)
     for text, mark in zip(texts, MARKS):
         times = text.count(mark.format(0))
         if times != 1:
-            raise FormatError(f"{where}: the chat template shows what the user says {times} times, not once")
+            raise FormatError(f"{where}: the chat template repeats the user's message {times} times, expected once")
     cuts = []
     for i, talk in enumerate(TALKS):
         both = [between(text, mark, len(talk)) for text, mark in zip(texts[2 * i:2 * i + 2], MARKS)]
         cuts.append(both[0] if both[0] == both[1] and both[0] is not None and fits(both[0]) else None)
         if not i and both[0] != both[1]:
-            raise FormatError(f"{where}: the chat template depends on what the user says, which is not supported")
+            raise FormatError(f"{where}: chat templates that depend on the user's message are not supported")
         if not i and surrogates("".join(both[0])):
-            raise FormatError(f"{where}: the chat template writes a lone surrogate, which is no character")
+            raise FormatError(f"{where}: the chat template writes a lone surrogate")
     if cuts[0] is None:
-        raise FormatError(f"{where}: the chat template writes more than {LONGEST_PIECE} bytes around what the user "
-                          "says, or a NUL byte")
+        raise FormatError(f"{where}: the chat template writes a NUL byte, or more than {LONGEST_PIECE} bytes around "
+                          "the user's message")
     (prefix, suffix), found = cuts[0], {}
     system = cuts[1][:2] if cuts[1] and cuts[1][2] == suffix else None
     answer = cuts[2][1:3] if cuts[2] else None
@@ -106,11 +106,11 @@ def cut(template, values, where):
 
 
 def row_for(rows, family, name, wanted):
-    """The wordings for a model."""
+    """Return the row of wordings for a model."""
     if wanted:
         found = [row for row in rows if row["name"] == wanted]
         if not found:
-            raise FormatError(f"--prompts {wanted}: known are {', '.join(row['name'] for row in rows)} and none")
+            raise FormatError(f"--prompts {wanted}: expected {', '.join(row['name'] for row in rows)} or none")
         return found[0]
     fits = lambda row: (not row["families"] or family in row["families"]) and (
         not row["words"] or any(word in name.lower() for word in row["words"]))
@@ -129,15 +129,15 @@ def meta_of(template, tokens, family, name, where, wanted=None):
 
 
 def template_of(path, about, folder):
-    """(a folder's template, where it stands); (None, None): it has none."""
+    """Return (template, path) of a folder; (None, None) if it has no template."""
     alone = os.path.join(folder, "chat_template.jinja")
     if os.path.exists(alone):
         try:
             return read_bounded(alone, LARGEST_TEMPLATE, "a chat template").decode(), alone
         except UnicodeDecodeError:
-            raise FormatError(f"{alone}: it is no UTF-8") from None
+            raise FormatError(f"{alone}: not UTF-8") from None
     found = about.get("chat_template")
-    if isinstance(found, list):  # of several: [{name, template}]
+    if isinstance(found, list):  # several templates: [{name, template}]
         named = {x.get("name"): x.get("template") for x in found if isinstance(x, dict)}
         found = named.get("default")
     if found is not None and (not isinstance(found, str) or len(found) > LARGEST_TEMPLATE):
@@ -146,7 +146,7 @@ def template_of(path, about, folder):
 
 
 def tokens_of(about):
-    """{name of a special token: its text}."""
+    """Return {name of a special token: its text}."""
     found = {}
     for key in TOKENS:
         value = about.get(key)
@@ -156,13 +156,16 @@ def tokens_of(about):
     return found
 
 
+def no_prompt(say, wanted, missing):
+    say(f"no prompt: {'--prompts none' if wanted == 'none' else missing}. Each input line must be a whole prompt")
+    return {}
+
+
 def prompt_meta(folder, family, name, say, wanted=None):
-    """Metadata of the prompts of a folder; wanted: a row of prompts.json, "none": no prompt."""
+    """Return the metadata of a folder's prompts; wanted: a row of prompts.json, or "none"."""
     path = os.path.join(folder, "tokenizer_config.json")
     about = read_json(path) if os.path.exists(path) else {}
     template, where = template_of(path, about, folder) if wanted != "none" else (None, None)
     if template is None:
-        say(f"no prompt: {'--prompts none' if wanted == 'none' else f'{folder} has no chat template'}. Each line that "
-            "is translated must be a whole prompt")
-        return {}
+        return no_prompt(say, wanted, f"{folder} has no chat template")
     return meta_of(template, tokens_of(about), family, name, where, wanted)

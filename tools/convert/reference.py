@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The model of moe in plain PyTorch: the readable oracle that the C engine is compared with.
+"""The model in plain PyTorch: a readable oracle for testing the C engine.
 
 Shapes are written [rows, columns]; weights are [out, in], a linear layer is y = x W^T. One sentence at a time: T source
-tokens, B hypotheses of its beam, d the model's width, n experts. float32 by default, float64 with --float64. Quantised
-files are dequantised when read: activations are never quantised here.
+tokens, B hypotheses in the beam, d the model's width, n experts. float32 by default, float64 with --float64. Quantised
+files are dequantised on reading; activations are never quantised.
 
-Equations "eq N" and "App. X" are those of Shazeer et al. 2017 (arXiv 1701.06538), "GNMT" is Wu et al. 2016 (arXiv
-1609.08144), "Deep MoE" is Eigen et al. 2013 (arXiv 1312.4314).
-What the papers leave open is a field of the model file (see moefile.describe).
+"eq N" and "App. X" refer to Shazeer et al. 2017 (arXiv 1701.06538), "GNMT" to Wu et al. 2016 (arXiv 1609.08144), "Deep
+MoE" to Eigen et al. 2013 (arXiv 1312.4314). Where the papers leave a choice, the model file decides
+(moefile.describe).
 
     import reference
     model = reference.load("model.bin")
@@ -35,17 +35,17 @@ def linear(x, w, bias=None):
 
 
 def embed(ids, w, scale):
-    """Rows of the embedding matrix times a constant. ids: integers, w [V, d] -> [len(ids), d]."""
+    """Return scaled rows of the embedding matrix. ids: integers, w [V, d] -> [len(ids), d]."""
     return w[torch.as_tensor(ids, dtype=torch.long)] * scale
 
 
 def lstm_step(zx, r, c, w, forget_bias=0.0):
-    """One step of an LSTM, with projection if w has one (App. E: 2048 hidden units projected to 512).
+    """Run one step of an LSTM, with projection if w has one (App. E: 2048 hidden units projected to 512).
 
-        i, f, g, o = zx + r W_r^T            zx = x W_x^T + bias, computed for all steps at once by the caller
+        i, f, g, o = zx + r W_r^T            zx = x W_x^T + bias, computed by the caller for all steps at once
         c' = sigmoid(f + forget_bias) * c + sigmoid(i) * tanh(g)
         r' = (sigmoid(o) * tanh(c')) W_proj^T
-    zx [rows, 4H], r [rows, P], c [rows, H]; w has w_r [4H, P] and perhaps w_proj [P, H] -> r', c'.
+    zx [rows, 4H], r [rows, P], c [rows, H]; w has w_r [4H, P] and optionally w_proj [P, H] -> r', c'.
     """
     i, f, g, o = (zx + r @ w["w_r"].T).chunk(4, dim=1)
     c = torch.sigmoid(f + forget_bias) * c + torch.sigmoid(i) * torch.tanh(g)
@@ -54,17 +54,15 @@ def lstm_step(zx, r, c, w, forget_bias=0.0):
 
 
 def lstm_start(w, rows):
-    """The zero state (r, c) of an LSTM."""
+    """Return the zero state (r, c) of an LSTM."""
     like = w["w_r"]
     proj = like.shape[1]
     return like.new_zeros(rows, proj), like.new_zeros(rows, like.shape[0] // 4)
 
 
 def lstm_layer(x, w, forget_bias=0.0, backward=False, ends=None):
-    """An LSTM over the T tokens of one sentence, from the first or from the last. x [T, in] -> [T, P].
-
-    The state (r, c) in which it ends is appended to the list `ends`.
-    """
+    """Run an LSTM over the T tokens of a sentence, forward or backward, and append its final state (r, c) to `ends`.
+    x [T, in] -> [T, P]."""
     zx = linear(x, w["w_x"], w["bias"])
     r, c = lstm_start(w, 1)
     out = [None] * len(x)
@@ -77,17 +75,15 @@ def lstm_layer(x, w, forget_bias=0.0, backward=False, ends=None):
 
 
 def bidirectional(x, forward, backward, merge, forget_bias=0.0, ends=None):
-    """Both directions over one sentence, concatenated (forward first) or summed. x [T, in] -> [T, 2P] or [T, P].
-
-    `ends` gets the backward direction's last state.
-    """
+    """Run both directions over a sentence; concatenate (forward first) or sum them. `ends` gets the final state of the
+    backward direction. x [T, in] -> [T, 2P] or [T, P]."""
     a = lstm_layer(x, forward, forget_bias)
     b = lstm_layer(x, backward, forget_bias, backward=True, ends=ends)
     return torch.cat([a, b], dim=1) if merge == "concat" else a + b
 
 
 # ---- Ops: gates ------------------------------------------------------------------------------------------------------
-# A gate gives a dense matrix [rows, n] of weights, zero where an expert is not selected. A mask is a boolean [rows, n].
+# A gate returns a dense matrix [rows, n] of weights, zero for unselected experts. A mask is a boolean [rows, n].
 
 
 def sigmoid_gate(logits):
@@ -101,32 +97,29 @@ def softmax_gate(logits):
 
 
 def topk_mask(logits, k):
-    """eq 5 and 17: the k largest of each row; of equal ones the lower index."""
+    """eq 5 and 17: the k largest logits of each row; ties go to the lower index."""
     order = torch.sort(logits, dim=1, descending=True, stable=True).indices[:, :k]
     return torch.zeros_like(logits, dtype=torch.bool).scatter(1, order, True)
 
 
 def batchwise_mask(p, m):
-    """eq 18 (App. F): for each expert the m rows with the largest p; of equal ones the lower row. It depends on the
-    batch."""
+    """eq 18 (App. F): for each expert the m rows with the largest p; ties go to the lower row. Depends on the batch."""
     return topk_mask(p.T.contiguous(), m).T
 
 
 def batchwise_count(k, rows, n):
-    """The m = k |X| / n of App. F, in whole rows and at least one."""
+    """Return m = k |X| / n of App. F, rounded down, at least 1."""
     return max(1, k * rows // n)
 
 
 def threshold_mask(p, threshold):
-    """eq 19: the experts whose probability is strictly over their threshold; a row may have none."""
+    """eq 19: the experts whose probability exceeds their threshold; a row may have none."""
     return p > threshold
 
 
 def masked_gate(logits, mask, empty="top1"):
-    """eq 16: softmax restricted to the mask (the same number as p_i / sum of the selected p).
-
-    Rows without any selected expert: "top1" gives weight 1 to the largest logit, "zero" gives no weight at all.
-    """
+    """eq 16: softmax restricted to the mask (equal to p_i / sum of the selected p). In rows without a selected expert,
+    "top1" gives weight 1 to the largest logit, "zero" leaves all weights 0."""
     none = ~mask.any(dim=1)
     if empty == "top1":
         mask = mask | (topk_mask(logits, 1) & none[:, None])
@@ -141,13 +134,12 @@ def topk_gate(logits, k):
 
 
 def noisy_logits(logits, f, w_noise, normal):
-    """eq 4: H(x) = logits + normal * softplus(f W_noise^T). f [rows, F], w_noise [n, F], normal [rows, n]: standard
-    normal."""
+    """eq 4: H(x) = logits + normal * softplus(f W_noise^T). f [rows, F], w_noise [n, F], normal [rows, n]."""
     return logits + normal * torch.nn.functional.softplus(f @ w_noise.T)
 
 
 def noisy_topk_gate(x, w_gate, w_noise, k, normal):
-    """eq 3 to 5: noise of learned size is added before the choice. normal [rows, n]: standard normal numbers."""
+    """eq 3 to 5: add noise of learned size before the selection. normal [rows, n]: standard normal numbers."""
     return topk_gate(noisy_logits(x @ w_gate.T, x, w_noise, normal), k)
 
 
@@ -157,13 +149,12 @@ def batchwise_gate(logits, m, empty="top1"):
 
 
 def threshold_gate(logits, threshold, empty="top1"):
-    """eq 15, 16 and 19: what replaces the batchwise mask at inference."""
+    """eq 15, 16 and 19: replaces the batchwise mask at inference."""
     return masked_gate(logits, threshold_mask(softmax_gate(logits), threshold), empty)
 
 
 def level_gate(logits, level, threshold=None, batchwise=False):
-    """The gate of one level over its n logits as the model file states it; batchwise: eq 18 instead, over these
-    rows."""
+    """Apply the gate of one level to its n logits as the model file specifies; batchwise: eq 18 over these rows."""
     if batchwise:
         return batchwise_gate(logits, batchwise_count(level.k, *logits.shape), level.empty)
     if level.gate == "softmax":
@@ -176,11 +167,10 @@ def level_gate(logits, level, threshold=None, batchwise=False):
 
 
 def two_level_gate(parent, logits, level, threshold=None, batchwise=False):
-    """eq 12: the weight of expert j in group i is Gp_i * G_ij. parent [rows, a] of weights Gp, logits [rows, a b], the
-    b of group i together -> (weights, probabilities) [rows, a b], both zero in groups that a row's parent did not
-    select.
+    """eq 12: the weight of expert j in group i is Gp_i * G_ij. parent [rows, a] of weights Gp, logits [rows, a b], b
+    per group -> (weights, probabilities) [rows, a b], both zero in groups that a row's parent did not select.
 
-    A gate inside a group sees only the rows X(i) that the parent sends there; so its batchwise mask is over those.
+    A gate within a group only sees the rows X(i) that the parent sends there, so its batchwise mask covers those.
     """
     g, p = torch.zeros_like(logits), torch.zeros_like(logits)
     b = logits.shape[1] // parent.shape[1]
@@ -194,15 +184,14 @@ def two_level_gate(parent, logits, level, threshold=None, batchwise=False):
 
 
 def gate_features(x, layer, w):
-    """What the gates read: x, or with an MLP gate (Deep MoE, section 3) relu(W_h x + b_h). [rows, D] -> [rows, F]."""
+    """Return the gates' input: x, or of an MLP gate (Deep MoE, section 3) relu(W_h x + b_h). [rows, D] -> [rows, F]."""
     if not layer.gate_hidden:
         return x
     return torch.relu(linear(x, w["gate.hidden.weight"], w.get("gate.hidden.bias")))
 
 
 def gate_logits(f, layer, w, name, normal=None):
-    """The logits of the gate ("gate") or parent gate ("parent"): linear, rectified where the layer says so, then eq
-    4."""
+    """Return the logits of "gate" or "parent": linear, rectified if the layer says so, then eq 4."""
     logits = linear(f, w[name + ".weight"], w.get(name + ".bias"))
     if layer.gate_relu:
         logits = torch.relu(logits)
@@ -210,12 +199,10 @@ def gate_logits(f, layer, w, name, normal=None):
 
 
 def moe_gate(x, layer, w, normal=None, batchwise=False):
-    """The gate of a MoE layer, of one or two levels: a dict of "gate" [rows, E], the weights; "gate.probabilities"
-    [rows, E], the softmax before the mask; with two levels also "parent" and "parent.probabilities" [rows, a].
-
-    normal: dict of standard normal numbers "gate" [rows, E] and "parent" [rows, a] for the noise of eq 4; None: no
-    noise.
-    """
+    """Apply the gate of a MoE layer, of one or two levels. Return a dict of "gate" [rows, E], the weights;
+    "gate.probabilities" [rows, E], the softmax before the mask; with two levels also "parent" and
+    "parent.probabilities" [rows, a]. normal: dict of standard normal numbers "gate" [rows, E] and "parent" [rows, a]
+    for the noise of eq 4; None disables noise."""
     f = gate_features(x, layer, w)
     logits = gate_logits(f, layer, w, "gate", normal)
     if not layer.groups:
@@ -236,13 +223,13 @@ def mlp_expert(x, up, down):
 
 
 def linear_expert(x, w, bias=None, activation="relu"):
-    """Deep MoE, section 3: a single linear map with rectification (or without). x [rows, d], w [h, d] -> [rows, h]."""
+    """Deep MoE, section 3: a linear map with or without rectification. x [rows, d], w [h, d] -> [rows, h]."""
     y = linear(x, w, bias)
     return torch.relu(y) if activation == "relu" else y
 
 
 def expert_functions(layer, w):
-    """(experts as functions of rows, columns that they give)."""
+    """Return (experts as functions of rows, their output width)."""
     if layer.expert == "mlp":
         up, down = w["experts"]
         return [lambda x, i=i: mlp_expert(x, up[i], down[i]) for i in range(layer.experts)], up.shape[2]
@@ -252,8 +239,7 @@ def expert_functions(layer, w):
 
 
 def mixture(x, g, experts, columns, scale=1.0):
-    """eq 1: y = sum_i g_i scale E_i(x), in expert order, computed where g_i is not zero. g [rows, n] -> [rows,
-    columns]."""
+    """eq 1: y = sum_i g_i scale E_i(x), in expert order, where g_i is not zero. g [rows, n] -> [rows, columns]."""
     y = x.new_zeros(len(x), columns)
     for i in g.any(dim=0).nonzero().flatten().tolist():
         rows = g[:, i].nonzero().flatten()
@@ -262,16 +248,15 @@ def mixture(x, g, experts, columns, scale=1.0):
 
 
 def layer_norm(x, layer, w):
-    """Ba et al. 2016 (arXiv 1607.06450), over the columns of each row; "rms": Zhang, Sennrich 2019 (arXiv
-    1910.07467)."""
+    """Ba et al. 2016 (arXiv 1607.06450), over each row; "rms": Zhang, Sennrich 2019 (arXiv 1910.07467)."""
     if layer.norm_kind == "rms":
         return x / (x.square().mean(1, keepdim=True) + layer.epsilon).sqrt() * w["norm.weight"]
     return torch.nn.functional.layer_norm(x, x.shape[1:], w["norm.weight"], w["norm.bias"], layer.epsilon)
 
 
 def moe_layer(x, layer, w, normal=None, batchwise=False):
-    """(y, what moe_gate gives): the gate, the experts, a sigmoid over their sum (App. C, E), the residual; a norm of
-    what they read, or of the result, where the layer says so."""
+    """Return (y, result of moe_gate): gate, experts, sigmoid of their sum (App. C, E), residual, and a norm of the
+    input or the result, as configured."""
     inputs = layer_norm(x, layer, w) if layer.norm == "before" else x
     gates = moe_gate(inputs, layer, w, normal, batchwise)
     y = mixture(inputs, gates["gate"], *expert_functions(layer, w), layer.scale)
@@ -282,8 +267,8 @@ def moe_layer(x, layer, w, normal=None, batchwise=False):
 
 
 def any_layer(x, layer, w):
-    """A layer that is no mixture, and attends to nothing, for the rows of a sentence: with its norm and its residual.
-    SSRU: Kim et al. 2019 (D19-5632); average attention: Zhang et al. 2018 (arXiv 1805.00631), as Marian has it."""
+    """Apply a layer that is neither a mixture nor cross-attention to the rows of a sentence, with norm and residual.
+    SSRU: Kim et al. 2019 (D19-5632); average attention: Zhang et al. 2018 (arXiv 1805.00631), as in Marian."""
     def product(y, part):
         return linear(y, w[part + ".weight"], w.get(part + ".bias"))
 
@@ -320,7 +305,7 @@ def any_layer(x, layer, w):
 
 
 def attention(memory, keys, query, w, kind):
-    """(context [B, d], weights [B, T]) for queries [B, P] over one sentence's memory [T, d].
+    """Return (context [B, d], weights [B, T]) of queries [B, P] over a sentence's memory [T, d].
 
     keys [T, a]: memory W_key^T
     additive: score_t = v . tanh(key_t + q W_query^T + bias)
@@ -338,7 +323,7 @@ def attention(memory, keys, query, w, kind):
 
 
 def log_softmax(logits, never=()):
-    """Log-probabilities over vocabulary or classes; the ids in `never` are masked out first. [B, V] -> [B, V]."""
+    """Return log-probabilities over vocabulary or classes, with the ids in `never` masked. [B, V] -> [B, V]."""
     logits = logits.clone()
     logits[:, list(never)] = -math.inf
     return torch.log_softmax(logits, dim=1)
@@ -348,7 +333,7 @@ def log_softmax(logits, never=()):
 
 
 class Model:
-    """A described model (moefile.describe) with its weights, and what can be computed with it."""
+    """A model described by moefile.describe, with its weights."""
 
     def __init__(self, description, meta, weights, dtype=torch.float32):
         def tensor(value):
@@ -361,12 +346,12 @@ class Model:
         self.languages = description.languages
         self.current = self.m.architecture == "gnmt-moe" and any(
             x.kind == "lstm" and x.context == "current" for x in self.m.decoder)
-        self.batchwise = False  # True: eq 18 over the rows that are computed together, instead of the layers' own gates
-        self.ends = []  # the states in which the encoder's LSTM layers ended last time
-        self.trace = None  # a dict: name -> list of tensors, filled while computing
+        self.batchwise = False  # True: gate by eq 18 over the rows of a batch
+        self.ends = []  # final states of the encoder's LSTM layers
+        self.trace = None  # if a dict: records name -> list of tensors
 
     def part(self, prefix):
-        """Weights under a prefix, by the rest of their names."""
+        """Return the weights with a prefix, by the rest of their names."""
         return {k[len(prefix) + 1:]: v for k, v in self.w.items() if k.startswith(prefix + ".")}
 
     def note(self, name, value):
@@ -374,7 +359,7 @@ class Model:
             self.trace.setdefault(name, []).append(value)
 
     def moe(self, name, x, layer, part):
-        """A MoE layer of the model; its gates go to the trace as NAME.gate, NAME.parent, ..."""
+        """Apply a MoE layer; record its gates in the trace as NAME.gate, NAME.parent, ..."""
         x, gates = moe_layer(x, layer, part, batchwise=self.batchwise)
         for key, value in gates.items():
             self.note(f"{name}.{key}", value)
@@ -383,14 +368,14 @@ class Model:
     # -- Encoder
 
     def source_ids(self, pieces, tag=None):
-        """The encoder's tokens: tag, begin, pieces, end, as the model wants them."""
+        """Return the encoder's tokens: tag, begin, pieces, end, as the model requires."""
         m = self.m
         if m.source_tag and tag is None:
-            raise ValueError("this model needs a target language")
+            raise ValueError("the model requires a target language")
         return [tag] * m.source_tag + [m.bos] * m.source_bos + list(pieces) + [m.source_end] * m.source_eos
 
     def encode(self, ids):
-        """The encoder over one sentence's tokens: ids [T] -> memory [T, d]."""
+        """Encode the tokens of a sentence: ids [T] -> memory [T, d]."""
         w = self.w.get("embedding.weight", self.w.get("source.embedding.weight"))
         x = embed(ids, w, self.m.scale)
         self.ends = []
@@ -411,7 +396,7 @@ class Model:
     # -- Decoder
 
     def start(self, memory):
-        """The decoder's state before its first step, for one hypothesis; memory: what `encode` gave last."""
+        """Return the decoder's initial state for one hypothesis; memory: the last result of `encode`."""
         m, s = self.m, types.SimpleNamespace()
         s.memory, s.keys, s.attention = memory, memory @ self.w["attention.w_key"].T, self.part("attention")
         s.first = True
@@ -429,14 +414,14 @@ class Model:
         return s
 
     def attend(self, s):
-        """Context and attention weights of the state's query."""
+        """Compute context and attention weights for the state's query."""
         s.context, s.weights = attention(s.memory, s.keys, s.query, s.attention, self.m.attention.kind)
 
     def step(self, s, tokens):
-        """Logits [B, V] after the previous tokens [B]; changes the state, whose rows are those of the tokens.
+        """Return logits [B, V] after the previous tokens [B], and advance the state, which has a row per token.
 
-        Without a layer of context "current" the context is computed here, first, from the previous step's query. With
-        one, it is computed after the attention's layer; layers of context "previous" then read the previous step's.
+        If no layer has context "current", the context is computed first, from the previous step's query. Otherwise it
+        is computed after the attention's layer; layers with context "previous" then use the previous step's.
         """
         m = self.m
         if not self.current and not (s.first and m.attention.start == "zero"):
@@ -465,7 +450,7 @@ class Model:
         return logits
 
     def select(self, s, rows):
-        """The state with the given rows, in this order; rows may repeat."""
+        """Keep the given rows of the state, in this order; rows may repeat."""
         rows = torch.as_tensor(rows, dtype=torch.long)
         s.lstm = [x and (x[0][rows], x[1][rows]) for x in s.lstm]
         s.query, s.context, s.weights = s.query[rows], s.context[rows], s.weights[rows]
@@ -473,23 +458,20 @@ class Model:
     # -- Scoring
 
     def forced_logits(self, source, target):
-        """Logits [len(target) + 1, V] with the target given: row t predicts target[t], the last row the end.
-
-        source: the encoder's tokens; target: pieces.
-        """
+        """Return logits [len(target) + 1, V] of a given target: row t predicts target[t], the last row the end.
+        source: the encoder's tokens; target: pieces."""
         s = self.start(self.encode(source))
         return torch.cat([self.step(s, [token]) for token in [self.m.bos, *target]])
 
     def score(self, pieces, target, tag=None):
-        """Log-probabilities [len(target) + 1] of a target's pieces and of the end."""
+        """Return the log-probabilities [len(target) + 1] of a target's pieces and of the end."""
         logp = log_softmax(self.forced_logits(self.source_ids(pieces, tag), target), self.m.never)
         return logp[torch.arange(len(target) + 1), torch.tensor([*target, self.m.eos])]
 
     # -- Language model, classifier
 
     def language_logits(self, pieces):
-        """Logits [len(pieces) + 1, V] of a "moe-lm": row t, which has read BOS and t pieces, predicts the next or the
-        end."""
+        """Return logits [len(pieces) + 1, V] of a "moe-lm": row t, after BOS and t pieces, predicts the next token."""
         x = embed([self.m.bos, *pieces], self.w["embedding.weight"], self.m.scale)
         for i, layer in enumerate(self.m.decoder):
             name = f"decoder.{i}"
@@ -503,13 +485,12 @@ class Model:
         return logits
 
     def language_score(self, pieces):
-        """Log-probabilities [len(pieces) + 1] of a text's pieces and of the end, each given those before it."""
+        """Return the log-probabilities [len(pieces) + 1] of a text's pieces and of the end, given their prefixes."""
         logp = log_softmax(self.language_logits(pieces), self.m.never)
         return logp[torch.arange(len(pieces) + 1), torch.tensor([*pieces, self.m.eos])]
 
     def classify(self, x):
-        """Log-probabilities [rows, classes] of a "deep-moe": x [rows, inputs] through its mixtures, a linear layer,
-        softmax."""
+        """Return log-probabilities [rows, classes] of a "deep-moe" for x [rows, inputs]."""
         for i, layer in enumerate(self.m.network):
             name = f"network.{i}"
             x = self.moe(name, x, layer, self.part(name))
@@ -522,13 +503,13 @@ class Model:
     def translate(self, pieces, tag=None, beam=None, nbest=1, length_penalty=None, length_constant=None,
                   coverage_penalty=None, prune=None, max_len_factor=None, max_len_offset=None, rerank=None,
                   source_tag=None):
-        """The `nbest` best hypotheses of a sentence, best first (fewer if fewer were found). None: the model's default;
-        of the source's tag, that it is to be found out."""
+        """Return the `nbest` best hypotheses, best first, or fewer. None means the model's default; a source_tag of
+        None is determined by reranking."""
         m = self.m
         if m.architecture != "gnmt-moe":
-            raise ValueError(f"a model of architecture {m.architecture} does not translate: use --score")
+            raise ValueError(f"models of architecture {m.architecture} cannot translate: use --score")
         if m.rules != "paper":
-            raise ValueError(f"only the paper's rules are known here, the model wants {m.rules}: see "
+            raise ValueError(f"decoding rules {m.rules} are not supported, only the paper's: see "
                              f"tests/convert/gnmt_numpy.py")
         beam, alpha, constant, beta, prune, factor, offset, rerank = (
             default if given is None else given for given, default in (
@@ -540,7 +521,7 @@ class Model:
             return self.reranked(pieces, found, rerank, source_tag, alpha, constant)[:nbest]
         source = self.source_ids(pieces, tag)
         if len(source) > m.limit_source:
-            raise ValueError(f"source of {len(source)} tokens, the model's limit is {m.limit_source}")
+            raise ValueError(f"the source has {len(source)} tokens; the model's limit is {m.limit_source}")
         limit = min(m.limit_target, math.floor(factor * len(pieces)) + offset)
         s = self.start(self.encode(source))
         live = [Hypothesis([], [], 0.0, torch.zeros(len(source), dtype=self.dtype))]
@@ -571,14 +552,13 @@ class Model:
                 done += ranked(live)
             elif alpha >= 0 and len(done) >= nbest:
                 if done[0].score >= live[0].logprob / length_penalty_of(limit, alpha, constant):
-                    break  # nothing live can do better
+                    break  # no live hypothesis can improve on this
             self.select(s, parents)
         return done[:nbest]
 
-
     def reranked(self, pieces, hypotheses, weight, tag, alpha, constant):
-        """By score + weight * log P(source | hypothesis) / length penalty of the source: the noisy channel. `tag`: of
-        the source's language; None: of the language in which the best hypothesis makes the source most probable."""
+        """Rerank by score + weight * log P(source | hypothesis) / length penalty of the source (noisy channel). `tag`
+        is the source language; None: the one in which the best hypothesis makes the source most probable."""
         m = self.m
         longest = max(len(self.source_ids(h.ids, 0)) for h in hypotheses)
         if len(pieces) + 1 > m.limit_target or longest > m.limit_source or {m.eos, *m.never} & set(pieces):
@@ -593,7 +573,7 @@ class Model:
 
 
 class Hypothesis:
-    """A target so far. ids: the tokens without the end; logprobs: of every token, the end's too."""
+    """A partial or finished target. ids: tokens without the end; logprobs: of all tokens, including the end."""
 
     def __init__(self, ids, logprobs, logprob, coverage):
         self.ids, self.logprobs, self.logprob, self.coverage = ids, logprobs, logprob, coverage
@@ -615,13 +595,11 @@ def length_penalty_of(length, alpha, constant=5.0):
 
 
 def candidates(total, count, prune):
-    """The `count` best (row, token, log-probability) of [B, V], by (value desc, row asc, token asc), pruned.
-
-    2 * beam of them are enough: each of at most `beam` rows has one end token.
-    """
+    """Yield the `count` best (row, token, log-probability) of [B, V], by (value desc, row asc, token asc), pruned.
+    2 * beam of them suffice: each of at most `beam` rows has one end token."""
     flat, width = total.flatten(), total.shape[1]
     if torch.isnan(flat).any():
-        raise ValueError("not a number among the log-probabilities: broken weights")
+        raise ValueError("NaN in log-probabilities: damaged weights")
     count = min(count, len(flat))
     least = torch.topk(flat, count).values[-1]
     where = (flat >= least).nonzero().flatten()
@@ -635,14 +613,13 @@ def candidates(total, count, prune):
 
 
 def ranked(hypotheses, prune=0.0):
-    """By score, of equal ones the first in the list; those worse than the best by more than `prune` (if not 0) are
-    dropped."""
+    """Sort by score, stably; drop those that are more than `prune` (if not 0) worse than the best."""
     ordered = sorted(hypotheses, key=lambda h: -h.score)
     return [h for h in ordered if prune <= 0 or h.score >= ordered[0].score - prune]
 
 
 def load(path, dtype=torch.float32):
-    """A Model from a model file or from a checkpoint."""
+    """Return the Model of a model file or a checkpoint."""
     with open(path, "rb") as file:
         is_model = file.read(8) == moefile.MAGIC
     if is_model:
@@ -656,41 +633,41 @@ def load(path, dtype=torch.float32):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(
-        description="Translates or scores the lines of standard input with the reference model: slow, plain, exact. A "
-                    "language model scores lines of text, a classifier lines of numbers.",
-        epilog="Output: one translation per line (a blank line for a blank line); with --nbest N up to N translations, "
-               "separated by TABs; with --json one object per line: translation, score, ids, token_logprobs, nbest; "
-               "with --score, and of a language model, log-probability TAB number of tokens, the end counted; of a "
-               "classifier the log-probabilities of the classes.")
+        description="Translate or score the lines of standard input with the reference model, slowly and exactly. "
+                    "Language models score lines of text, classifiers lines of numbers.",
+        epilog="Output: a translation per line, blank for blank lines; with --nbest N up to N translations, separated "
+               "by TABs; with --json an object per line: translation, score, ids, token_logprobs, nbest; with --score, "
+               "and from language models, log-probability TAB number of tokens including the end; from classifiers the "
+               "log-probabilities of the classes.")
     parser.add_argument("-m", dest="model", metavar="FILE", required=True, help="model file or training checkpoint")
     parser.add_argument("-t", dest="language", metavar="LANG", help="target language, if the model has languages")
     parser.add_argument("--ids", action="store_true",
-                        help="lines are token ids (pieces only) separated by spaces, in and out")
+                        help="read and write token ids (pieces only) separated by spaces")
     parser.add_argument("--score", action="store_true",
-                        help="lines are source TAB target: print the target's log-probability")
-    parser.add_argument("--spm", metavar="FILE", help="SentencePiece model (default: the one in the model file)")
-    parser.add_argument("--beam", type=int, metavar="N", help="beam size; 1 is greedy (default: the model's)")
-    parser.add_argument("--nbest", type=int, metavar="N", help="print the N best hypotheses, N at most the beam")
+                        help="read lines of source TAB target; print the target's log-probability")
+    parser.add_argument("--spm", metavar="FILE", help="SentencePiece model (default: from the model file)")
+    parser.add_argument("--beam", type=int, metavar="N", help="beam size; 1 means greedy search (default: the model's)")
+    parser.add_argument("--nbest", type=int, metavar="N", help="print the N best hypotheses (N <= beam size)")
     parser.add_argument("--json", action="store_true", help="one JSON object per line, with scores")
-    for name, text in (("length-penalty", "alpha of GNMT eq 14"), ("length-constant", "the 5 in its length penalty"),
+    for name, text in (("length-penalty", "alpha of GNMT eq 14"), ("length-constant", "the constant 5 of GNMT eq 14"),
                        ("coverage-penalty", "beta of GNMT eq 14"), ("prune", "log-probability margin; 0: no pruning"),
-                       ("rerank", "weight of log P(source | translation) in the score; 0: none"),
-                       ("max-len-factor", "target tokens per source piece, at most")):
+                       ("rerank", "weight of log P(source | translation) in the score"),
+                       ("max-len-factor", "maximum number of target tokens per source piece")):
         parser.add_argument("--" + name, type=float, metavar="X", help=text + " (default: the model's)")
-    parser.add_argument("--max-len-offset", type=int, metavar="N", help="and this many more (default: the model's)")
+    parser.add_argument("--max-len-offset", type=int, metavar="N", help="added to the limit (default: the model's)")
     parser.add_argument("--dump", metavar="FILE.npz",
-                        help="also write, for line I, LINE-I.NAME: encoder.output [T, d]; encoder.N.gate and "
-                             "decoder.N.gate [tokens, n], zero where not selected; decoder.attention [tokens, T]; "
-                             "decoder.logits [tokens, V]; source, target: the ids. The decoder's are those of the best "
+                        help="write, for line I, LINE-I.NAME: encoder.output [T, d]; encoder.N.gate and decoder.N.gate "
+                             "[tokens, n], zero if not selected; decoder.attention [tokens, T]; decoder.logits "
+                             "[tokens, V]; source, target: the ids. Decoder values are those of the best "
                              "translation, or of the given target")
     parser.add_argument("--float64", action="store_true", help="compute in float64 instead of float32")
     parser.add_argument("--threads", type=int, metavar="N", default=1,
-                        help="threads (default: 1; a second one seldom helps)")
+                        help="number of threads (default: 1; more seldom help)")
     return parser.parse_args()
 
 
 def dump_forced(model, out, prefix, source, target):
-    """Everything worth comparing about one sentence with its target given, into the dict `out`."""
+    """Add all values of one sentence with a given target to the dict `out`."""
     model.trace = {}
     model.forced_logits(source, target)
     for name, values in model.trace.items():
@@ -700,7 +677,7 @@ def dump_forced(model, out, prefix, source, target):
 
 
 def score_lines(model, encode):
-    """Of every line of standard input: log-probability TAB number of tokens, the end counted."""
+    """Print log-probability TAB number of tokens, including the end, for every line of standard input."""
     for number, line in enumerate(sys.stdin, 1):
         pieces = encode(line.rstrip("\r\n"))
         try:
@@ -711,18 +688,18 @@ def score_lines(model, encode):
 
 
 def classify_lines(model):
-    """Of every line of standard input, the inputs separated by spaces: the log-probabilities of the classes."""
+    """Print the log-probabilities of the classes for every line of standard input, space-separated inputs."""
     for number, line in enumerate(sys.stdin, 1):
         x = [float(value) for value in line.split()]
         if len(x) != model.m.width:
-            sys.exit(f"reference.py: line {number}: {len(x)} numbers, the model reads {model.m.width}")
+            sys.exit(f"reference.py: line {number}: {len(x)} numbers, but the model has {model.m.width} inputs")
         logprobs = model.classify(torch.tensor([x], dtype=model.dtype))[0]
         print(" ".join(f"{value:.7g}" for value in logprobs.tolist()), flush=True)
 
 
 def main():
     args = parse_arguments()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as other filters: end quietly when nobody reads
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # like other filters, end quietly if the output is closed
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     try:
@@ -730,12 +707,13 @@ def main():
     except (ValueError, OSError) as error:
         sys.exit(f"reference.py: {error}")
     if args.language and args.language not in model.languages:
-        sys.exit(f"reference.py: the model knows the languages {' '.join(model.languages) or '(none)'}")
+        sys.exit(f"reference.py: model has no language '{args.language}'; available: "
+                 f"{', '.join(model.languages) or 'none'}")
     if model.m.architecture == "deep-moe":
         return classify_lines(model)
     tag = model.languages.get(args.language)
     if model.m.architecture == "gnmt-moe" and model.m.source_tag and tag is None:
-        sys.exit(f"reference.py: -t is one of {' '.join(model.languages)}")
+        sys.exit(f"reference.py: -t must be one of {', '.join(model.languages)}")
     if args.ids:
         encode = lambda text: [int(x) for x in text.split()]
         decode = lambda ids: " ".join(map(str, ids))
@@ -746,13 +724,13 @@ def main():
         elif "tokenizer.model" in model.meta:
             pieces = sentencepiece.SentencePieceProcessor(model_proto=model.meta["tokenizer.model"])
         else:
-            sys.exit("reference.py: the model has no tokenizer: use --ids or --spm")
+            sys.exit("reference.py: the model has no tokeniser: use --ids or --spm")
         encode, decode = pieces.encode, pieces.decode
     if model.m.architecture == "moe-lm":
         return score_lines(model, encode)
     beam = args.beam or model.m.beam
     if args.nbest is not None and not 1 <= args.nbest <= beam:
-        sys.exit(f"reference.py: --nbest is from 1 to the beam, {beam}")
+        sys.exit(f"reference.py: --nbest must be 1 to {beam}, the beam size")
     options = dict(beam=beam, nbest=args.nbest or 1, length_penalty=args.length_penalty, prune=args.prune,
                    length_constant=args.length_constant, coverage_penalty=args.coverage_penalty,
                    max_len_factor=args.max_len_factor, max_len_offset=args.max_len_offset, rerank=args.rerank)
@@ -760,7 +738,7 @@ def main():
     for number, line in enumerate(sys.stdin, 1):
         source, _, target = line.rstrip("\r\n").partition("\t" if args.score else "\n")
         source, target = encode(source), encode(target)
-        if not source:  # as moe-translate: a blank line for a blank line
+        if not source:  # blank lines remain blank, as in moe-translate
             print(flush=True)
             continue
         try:

@@ -1,16 +1,16 @@
-"""Lexical shortlists: of every source token the tokens that its translations may have.
+"""Lexical shortlists: for every source token, the target tokens that its translations may contain.
 
-    lists = read(path, meta)            a file of either form; meta: of the model, for the ids of pieces
-    put(meta, tensors, lists)           into a model's metadata and tensors (moefile.Tensor)
+    lists = read(path, meta)            read a file; meta: of the model, to map pieces to ids
+    put(meta, tensors, lists)           add them to a model's metadata and tensors (moefile.Tensor)
 
-A model file has them as vectors, `shortlist.offsets` [source vocabulary + 1] and `shortlist.ids`, whole numbers below
-2^24, which float32 holds exactly: the list of source token s is ids[offsets[s] .. offsets[s + 1]), ascending. Metadata:
-`shortlist.entries`, the length of ids; `shortlist.first`: tokens below it are in every set; `shortlist.shared`: 1 puts
-the source's own ids into its set; `shortlist.multiple`: more tokens from `first` on fill the set up to a multiple.
+A model file stores them as vectors, `shortlist.offsets` [source vocabulary + 1] and `shortlist.ids`, integers below
+2^24, which float32 represents exactly: the list of source token s is ids[offsets[s] .. offsets[s + 1]), ascending.
+Metadata: `shortlist.entries`, length of ids; `shortlist.first`: smaller ids are in every set; `shortlist.shared`: 1
+adds the source's own ids to its set; `shortlist.multiple`: ids from `first` on pad the set to a multiple.
 
-Forms of a file, each perhaps compressed by gzip or zstd: Marian's binary one (lex.50.50.xxyy.s2t.bin: u64 magic,
-checksum, first, best, number of offsets, number of ids; u64 offsets; u32 ids) and text, a line for each pair of tokens:
-target source probability. Tokens are pieces of the model's vocabulary, or ids if it has none.
+File formats, possibly compressed by gzip or zstd: Marian's binary one (lex.50.50.xxyy.s2t.bin: u64 magic, checksum,
+first, best, number of offsets, number of ids; u64 offsets; u32 ids) and text with lines "target source probability".
+Tokens are pieces of the model's vocabulary, or ids if it has none.
 """
 import collections
 import io
@@ -24,50 +24,50 @@ from moefile import FormatError
 
 MAGIC, HEADER = 0xF11A48D5013417F5, 48
 LARGEST = 1 << 28  # bytes of a file
-MOST = 1 << 24  # ids in all, and ids: float32 holds whole numbers up to here
-MULTIPLE = 8  # as Marian does
-MUCH = 4  # times the best targets of a token are kept while a text is read
+MOST = 1 << 24  # limit of ids and of their number: float32 represents integers up to here
+MULTIPLE = 8  # as in Marian
+MUCH = 4  # candidates kept per token while reading a text, as a multiple of `best`
 
 Lists = collections.namedtuple("Lists", "first offsets ids")
 
 
 def checksum(words):
-    """Marian's hash of 64-bit words."""
+    """Compute Marian's hash of 64-bit words."""
     h, low = 0, (1 << 64) - 1
-    for at in range(0, len(words), 1 << 16):  # as numbers of Python they take five times the memory
+    for at in range(0, len(words), 1 << 16):  # Python's integers need five times the memory
         for word in words[at:at + (1 << 16)].tolist():
             h ^= (word + 0x9E3779B9 + (h << 6) + (h >> 2)) & low
     return h
 
 
 def parse_binary(data, path="shortlist"):
-    """Lists from the bytes of a binary file, which may be damaged."""
+    """Parse a binary file, which may be damaged."""
     if len(data) < HEADER:
         raise FormatError(f"{path}: the shortlist ends within its header")
     magic, stored, first, best, n_offsets, n_ids = np.frombuffer(data, "<u8", 6).tolist()
     if magic != MAGIC:
         raise FormatError(f"{path}: not a binary shortlist")
     if len(data) != HEADER + 8 * n_offsets + 4 * n_ids:
-        raise FormatError(f"{path}: the shortlist has {len(data)} bytes, its header says {n_offsets} offsets and "
+        raise FormatError(f"{path}: the shortlist has {len(data)} bytes, which contradicts its {n_offsets} offsets and "
                           f"{n_ids} ids")
     if n_ids >= MOST or first >= MOST:
-        raise FormatError(f"{path}: the shortlist has {n_ids} ids, and its first {first} tokens: more than {MOST}")
+        raise FormatError(f"{path}: {n_ids} ids or {first} first tokens of the shortlist exceed the limit of {MOST}")
     if checksum(np.frombuffer(data, "<u8", (len(data) - 16) // 8, 16)) != stored:
         raise FormatError(f"{path}: the shortlist's checksum differs")
     offsets = np.frombuffer(data, "<u8", n_offsets, HEADER)
     if (offsets > n_ids).any():
-        raise FormatError(f"{path}: the shortlist has an offset behind its ids")
+        raise FormatError(f"{path}: an offset of the shortlist is out of range")
     return Lists(first, offsets.astype(np.int64), np.frombuffer(data, "<u4", n_ids, HEADER + 8 * n_offsets).astype(
         np.int64))
 
 
 def numbers_of(pieces):
-    """{piece: id}; "" is none, and of equal ones the first counts."""
+    """Return {piece: id}, without unused ids (""); the first of equal pieces counts."""
     return {piece: i for i, piece in reversed(list(enumerate(pieces))) if piece}
 
 
 def vocabularies(meta):
-    """({piece: id} of sources, the same of targets) of a model; None: it has ids only."""
+    """Return {piece: id} of a model's sources and targets; (None, None) if it has ids only."""
     targets = numbers_of(meta.get("vocabulary.pieces", ()))
     if not targets and isinstance(meta.get("tokenizer.model"), bytes):
         pieces = [piece for piece, _ in hf_tokens.parse_pieces(meta["tokenizer.model"], "tokenizer.model")]
@@ -78,7 +78,7 @@ def vocabularies(meta):
 
 
 def fields_of(line):
-    """(target, source, probability) of a line of text."""
+    """Parse a line of text into (target, source, probability)."""
     target, source, weight = line.split("\t" if "\t" in line else " ")
     weight = float(weight)
     if not 0 <= weight <= 1:
@@ -87,7 +87,7 @@ def fields_of(line):
 
 
 def parse_text(data, path, meta, first, best):
-    """The `best` targets of every source token, of a text whose tokens the model knows; other lines are passed over."""
+    """Return the `best` targets of every source token; ignore lines with unknown tokens."""
     size = meta.get("source.vocab.size", meta["vocab.size"])
     sources, targets = vocabularies(meta)
     found = collections.defaultdict(dict)
@@ -96,7 +96,7 @@ def parse_text(data, path, meta, first, best):
         return known.get(token, -1) if known is not None else int(token) if token.isascii() and token.isdigit() else -1
 
     def chosen(of):
-        """Of {target: weight} the best."""
+        """Return the best of {target: weight}."""
         return sorted(of, key=lambda i: (-of[i], i))[:best]
     for at, line in enumerate(io.BytesIO(data), 1):
         if not line.strip():
@@ -107,57 +107,57 @@ def parse_text(data, path, meta, first, best):
         except UnicodeDecodeError:
             raise FormatError(f"{path}: neither a binary shortlist nor UTF-8 text (line {at})") from None
         except ValueError:
-            raise FormatError(f"{path}: line {at} is not: target source probability") from None
+            raise FormatError(f"{path}: line {at} does not consist of target, source and probability") from None
         if 0 <= source < size and 0 <= target < meta["vocab.size"]:
             of = found[source]
             of[target] = max(weight, of.get(target, 0))
-            if len(of) > MUCH * best:  # those that are not among the best now will not be among them later
+            if len(of) > MUCH * best:  # targets outside the best cannot return
                 found[source] = {i: of[i] for i in chosen(of)}
     if not found:
-        raise FormatError(f"{path}: no line has two tokens of the model's vocabulary")
+        raise FormatError(f"{path}: no line consists of two tokens of the model's vocabulary")
     lists = [sorted(chosen(found.get(s, {}))) for s in range(size)]
     return Lists(min(first, meta["vocab.size"]), np.cumsum([0] + [len(x) for x in lists]),
                  np.array([i for x in lists for i in x], np.int64))
 
 
 def read(path, meta, first=50, best=50):
-    """Lists of a file; of a text `first` and `best` are chosen here."""
+    """Read a file; `first` and `best` apply to text only."""
     data = packed.read(path, LARGEST, "a shortlist")
     binary = data[:8] == MAGIC.to_bytes(8, "little")
     lists = parse_binary(data, path) if binary else parse_text(data, path, meta, first, best)
-    if len(lists.offsets) == meta.get("source.vocab.size", meta["vocab.size"]):  # a token was appended for the start
+    if len(lists.offsets) == meta.get("source.vocab.size", meta["vocab.size"]):  # a start token was appended
         lists = lists._replace(offsets=np.append(lists.offsets, len(lists.ids)))
     check(lists, meta, path)
     return lists
 
 
 def check(lists, meta, path):
-    """Refuses lists that do not fit a model, or that the engine would refuse."""
+    """Reject lists that do not match the model, or that the engine would reject."""
     size, last = meta.get("source.vocab.size", meta["vocab.size"]), meta["vocab.size"] - 1
     first, offsets, ids = lists
     if len(offsets) != size + 1:
-        raise FormatError(f"{path}: the shortlist has {len(offsets) - 1} source tokens, the model {size}")
+        raise FormatError(f"{path}: the shortlist has {len(offsets) - 1} source tokens, but the model has {size}")
     if not len(ids) or len(ids) >= MOST:
-        raise FormatError(f"{path}: the shortlist has {len(ids)} ids, not 1 to {MOST - 1}")
+        raise FormatError(f"{path}: the shortlist has {len(ids)} ids, expected 1 to {MOST - 1}")
     if not 0 <= first <= last + 1:
-        raise FormatError(f"{path}: the shortlist's first {first} tokens are not in a vocabulary of {last + 1}")
+        raise FormatError(f"{path}: the shortlist's first {first} tokens exceed the vocabulary of {last + 1}")
     if offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
         raise FormatError(f"{path}: the shortlist's offsets do not ascend from 0 to {len(ids)}")
     begins = np.zeros(len(ids), bool)
     begins[offsets[:-1][offsets[:-1] < len(ids)]] = True
     if ids.min() < 0 or ids.max() > last or (~begins[1:] & (np.diff(ids) <= 0)).any():
-        raise FormatError(f"{path}: the shortlist's ids do not ascend, or are not from 0 to {last}")
+        raise FormatError(f"{path}: the shortlist's ids do not ascend, or are not within 0 to {last}")
 
 
 def specs(lists):
-    """(metadata, vectors by name) of lists."""
+    """Return (metadata, vectors by name) of lists."""
     return ({"shortlist.entries": len(lists.ids), "shortlist.first": int(lists.first)},
             {"shortlist.offsets": lists.offsets.astype(np.float32), "shortlist.ids": lists.ids.astype(np.float32)})
 
 
 def put(meta, tensors, lists, shared=None, multiple=MULTIPLE):
-    """Puts lists into a model's metadata and tensors, in place of others. shared: of a vocabulary that both sides have
-    by default."""
+    """Add lists to a model's metadata and tensors, replacing others. shared: defaults to whether both sides share a
+    vocabulary."""
     entries, vectors = specs(lists)
     shared = "source.vocab.size" not in meta if shared is None else shared
     meta.update({**entries, "shortlist.shared": int(shared), "shortlist.multiple": multiple})

@@ -1,9 +1,9 @@
-"""Renders a chat template, in a process of its own: python3 template.py < REQUEST
+"""Render a chat template in a separate process: python3 template.py < REQUEST
 
-REQUEST is JSON: {template, values, talks, needed}. The template is rendered with each list of messages; printed is
-JSON: {texts} or {error}. The first `needed` must go; the text of another one that does not is null. The process may
-take 2 s of processor time and 256 MB; the template reads no file, sees no clock and has no other template: it is
-untrusted.
+REQUEST is JSON: {template, values, talks, needed}. The template is rendered with each list of messages; the output
+is JSON: {texts} or {error}. The first `needed` must succeed; texts of others are null on failure. The process is
+limited to 2 s of processor time and 256 MB; the template is untrusted and has no access to files, the clock or other
+templates.
 """
 import json
 import sys
@@ -21,7 +21,7 @@ def limit():
     for what, most in (resource.RLIMIT_AS, BYTES), (resource.RLIMIT_CPU, seconds):
         try:
             resource.setrlimit(what, (most, most))
-        except (ValueError, OSError):  # a lower one is there already; macOS knows no limit of addresses
+        except (ValueError, OSError):  # a lower limit is set; macOS has no RLIMIT_AS
             pass
 
 
@@ -53,7 +53,7 @@ def write(template, messages, values):
         parts.append(part)
         length += len(part)
         if length > LONGEST:
-            refuse(f"it writes more than {LONGEST} characters")
+            refuse(f"the output exceeds {LONGEST} characters")
     return "".join(parts)
 
 
@@ -62,10 +62,10 @@ def main():
     try:
         answer = {"texts": render(request)}
     except ModuleNotFoundError:
-        answer = {"error": "Python's module jinja2 is missing here, with which templates are rendered", "missing": True}
+        answer = {"error": "rendering chat templates requires Python's module jinja2", "missing": True}
     except MemoryError:
-        answer = {"error": f"it takes more than {BYTES >> 20} MB"}
-    except Exception as error:  # whatever a template raises
+        answer = {"error": f"it requires more than {BYTES >> 20} MB"}
+    except Exception as error:  # a template may raise anything
         at = getattr(error, "lineno", None)
         answer = {"error": (f"line {at}: " if at else "") + f"{error}"[:300].replace("\n", " ")}
     print(json.dumps(answer))

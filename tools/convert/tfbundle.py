@@ -1,15 +1,14 @@
-"""Reads TensorFlow checkpoints (the bundle format, TensorFlow 1 and 2) without TensorFlow.
+"""Read TensorFlow checkpoints (the bundle format of TensorFlow 1 and 2) without TensorFlow.
 
     tensors = tfbundle.open_bundle("translate.ckpt-340000")   # by name; .shape, .dtype, .array()
 
-PREFIX.index is a sorted table in LevelDB's format from tensor names to records; PREFIX.data-00000-of-00001 and so on
-hold the bytes. The file is untrusted input: every length is checked before use, and every block and tensor against its
-CRC-32C.
+PREFIX.index is a sorted table in LevelDB's format that maps tensor names to records; PREFIX.data-00000-of-00001 and so
+on contain the data. The input is untrusted: lengths are checked before use, blocks and tensors against their CRC-32C.
 
-  table:  blocks, each followed by a compression byte (0: none) and a masked CRC; at the end of the file 48 bytes: two
-          handles (offset and size of the meta-index and of the index block, as varints), zeros, the magic number
-  block:  entries, then u32 restart offsets and their number; an entry is the varints shared, fresh, value length, the
-          fresh part of the key, whose shared part is the beginning of the key before it, and the value
+  table:  blocks, each followed by a compression byte (0: none) and a masked CRC; the last 48 bytes of the file are two
+          handles (offset and size of the meta-index and of the index block, as varints), zeros and the magic number
+  block:  entries, then u32 restart offsets and their number; an entry is the varints shared, fresh and value length,
+          `fresh` bytes of the key, which follow the first `shared` bytes of the previous key, and the value
   index:  last key of a block -> its handle
   records (Protocol Buffers): "" -> header { 1 shards, 2 endianness },
           name -> { 1 type, 2 shape { 2 dimension { 1 size } }, 3 shard, 4 offset, 5 bytes, 6 CRC (fixed32), 7 slices }
@@ -24,11 +23,11 @@ from moefile import FormatError, open_regular
 TABLE_MAGIC = 0xDB4775248B80FB57
 TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 10: "?", 14: "bfloat16", 19: "<f2"}
 LARGEST_INDEX = 1 << 26
-LONGEST_NAME, MOST_DIMENSIONS = 4096, 8
+MAX_NAME, MAX_DIMENSIONS = 4096, 8
 
 # ---- CRC-32C ---------------------------------------------------------------------------------------------------------
-# Table-driven, two bytes at a time, in many lanes at once: lane i checks the i-th piece of the data. The pieces' sums
-# are then joined two by two; appending n bytes to what a CRC covers is a linear map of its 32 bits.
+# Table-driven, two bytes at a time, in many lanes in parallel: lane i checks the i-th part of the data. The CRCs of the
+# parts are then merged pairwise; appending n bytes is a linear map of the CRC's 32 bits.
 
 
 def byte_table():
@@ -39,16 +38,16 @@ def byte_table():
 
 
 BYTE = byte_table()
-LOW = np.arange(65536, dtype=np.uint32)   # the CRC after the two low bytes of a word ...
+LOW = np.arange(65536, dtype=np.uint32)   # CRC after the two low bytes of a word ...
 for _ in range(4):
-    LOW = BYTE[LOW & 255] ^ (LOW >> 8)    # ... and two bytes more
+    LOW = BYTE[LOW & 255] ^ (LOW >> 8)    # ... and after two more bytes
 HIGH = np.arange(65536, dtype=np.uint32)
 for _ in range(2):
     HIGH = BYTE[HIGH & 255] ^ (HIGH >> 8)
 
 
 def zeros_map(count):
-    """Columns of the map that appending `count` zero bytes is."""
+    """Return the columns of the linear map that appends `count` zero bytes."""
     columns = np.uint32(1) << np.arange(32, dtype=np.uint32)
     step = BYTE[columns & 255] ^ (columns >> 8)  # one byte
     while count:
@@ -75,7 +74,7 @@ def crc32c(data):
         words = np.frombuffer(data, "<u4", lanes * length // 4).reshape(lanes, length // 4)
         sums = np.zeros(lanes, np.uint32)
         sums[0] = crc
-        for first in range(0, length // 4, 256):  # transposed in strips, so that a step reads its lanes side by side
+        for first in range(0, length // 4, 256):  # transposed in strips for contiguous lanes
             for word in np.ascontiguousarray(words[:, first:first + 256].T):
                 sums = sums ^ word
                 sums = LOW[sums & 0xFFFF] ^ HIGH[sums >> 16]
@@ -89,25 +88,25 @@ def crc32c(data):
 
 
 def masked(crc):
-    """As stored: rotated and shifted, since a CRC over a CRC is weak."""
+    """Return the CRC as stored: rotated and offset, since a CRC over a CRC is weak."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 # ---- Varints and records ---------------------------------------------------------------------------------------------
 
 def varint(data, at):
-    """(value, where it ends)."""
+    """Return (value, end position)."""
     value = shift = 0
     while at < len(data) and shift < 64:
         value |= (data[at] & 127) << shift
         at, shift = at + 1, shift + 7
         if data[at - 1] < 128:
             return value, at
-    raise FormatError("a damaged number in the index")
+    raise FormatError("damaged number in the index")
 
 
 def fields(data):
-    """(number, value) of a record's fields; bytes for strings and messages."""
+    """Yield (number, value) of a record's fields; bytes for strings, messages and fixed-size numbers."""
     at = 0
     while at < len(data):
         key, at = varint(data, at)
@@ -116,47 +115,47 @@ def fields(data):
         elif key & 7 in (1, 2, 5):
             size, at = (8, at) if key & 7 == 1 else (4, at) if key & 7 == 5 else varint(data, at)
             if size > len(data) - at:
-                raise FormatError("a damaged record in the index")
+                raise FormatError("damaged record in the index")
             value = data[at:at + size]
             at += size
         else:
-            raise FormatError("a damaged record in the index")
+            raise FormatError("damaged record in the index")
         yield key >> 3, value
 
 
 def number(value, name):
     if not isinstance(value, int):
-        raise FormatError(f"the record of {name} is damaged")
+        raise FormatError(f"damaged record of {name}")
     return value
 
 
 # ---- The index -------------------------------------------------------------------------------------------------------
 
 def place(handle):
-    """Offset and size."""
+    """Return (offset, size)."""
     offset, at = varint(handle, 0)
     return offset, varint(handle, at)[0]
 
 
 def block(data, offset, size):
-    """Keys and values of a block."""
+    """Yield the keys and values of a block."""
     if offset > len(data) or size + 5 > len(data) - offset or size < 4:
-        raise FormatError("the index is damaged or cut off: a block lies outside of it")
+        raise FormatError("the index is truncated or damaged: block out of range")
     whole = data[offset:offset + size + 1]
     if masked(crc32c(whole)) != struct.unpack_from("<I", data, offset + size + 1)[0]:
-        raise FormatError("the index is damaged: a block's checksum is wrong")
+        raise FormatError("the index is damaged: block checksum mismatch")
     if whole[-1] != 0:
-        raise FormatError("a compressed index, which TensorFlow does not write for checkpoints")
+        raise FormatError("compressed indexes are not supported")
     restarts = struct.unpack_from("<I", whole, size - 4)[0]
     if restarts > (size - 4) // 4:
-        raise FormatError("the index is damaged: too many restarts")
+        raise FormatError("the index is damaged: too many restart offsets")
     whole, at, key = whole[:size - 4 - 4 * restarts], 0, b""
     while at < len(whole):
         shared, at = varint(whole, at)
         fresh, at = varint(whole, at)
         length, at = varint(whole, at)
-        if shared > len(key) or fresh + length > len(whole) - at or shared + fresh > LONGEST_NAME:
-            raise FormatError("the index is damaged: an entry runs past its block, or its name is too long")
+        if shared > len(key) or fresh + length > len(whole) - at or shared + fresh > MAX_NAME:
+            raise FormatError("the index is damaged: an entry exceeds its block, or its name is too long")
         key = key[:shared] + whole[at:at + fresh]
         at += fresh
         yield key, whole[at:at + length]
@@ -164,35 +163,35 @@ def block(data, offset, size):
 
 
 def table(path):
-    """Records by key."""
+    """Return the records by key."""
     size = os.path.getsize(path)
     if not 48 <= size <= LARGEST_INDEX:
-        raise FormatError(f"{path} is no index: {size} bytes")
+        raise FormatError(f"{path}: not an index: {size} bytes")
     with open_regular(path) as file:
         data = file.read(size)
     if len(data) < size:
-        raise FormatError(f"{path} became shorter while it was read")
+        raise FormatError(f"{path}: truncated while reading")
     if struct.unpack_from("<Q", data, size - 8)[0] != TABLE_MAGIC:
-        raise FormatError(f"{path} is no index, or is cut off: its magic number is missing")
+        raise FormatError(f"{path}: not an index, or truncated: no magic number")
     handles, records, end, names = data[size - 48:size - 8], {}, 0, 0
     _, at = varint(handles, 0)
     _, at = varint(handles, at)
     for _, handle in block(data, *place(handles[at:])):
         offset, length = place(handle)
         if offset < end:
-            raise FormatError(f"{path} is damaged: a block overlaps the one before it")
+            raise FormatError(f"{path} is damaged: a block overlaps the previous one")
         end = offset + length
         for key, value in block(data, offset, length):
             records[key], names = value, names + len(key)
-            if names > 16 * size + (1 << 20):  # beginnings that names share are stored once
-                raise FormatError(f"{path} is damaged: its names are far longer than it is")
+            if names > 16 * size + (1 << 20):  # shared prefixes are stored once
+                raise FormatError(f"{path} is damaged: the names are far longer than the file")
     return records
 
 
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 class Tensor:
-    """A tensor in a data file; `array` reads it and compares the checksum. bfloat16 becomes float32."""
+    """A tensor in a data file; `array` reads it and verifies the checksum. bfloat16 becomes float32."""
 
     def __init__(self, name, path, dtype, shape, offset, crc):
         self.name, self.path, self.dtype, self.shape, self.offset, self.crc = name, path, dtype, shape, offset, crc
@@ -204,35 +203,35 @@ class Tensor:
             file.seek(self.offset)
             data = file.read(count * dtype.itemsize)
         if len(data) < count * dtype.itemsize:
-            raise FormatError(f"tensor {self.name} lies outside {os.path.basename(self.path)}: cut off")
+            raise FormatError(f"tensor {self.name} exceeds {os.path.basename(self.path)}: truncated")
         if masked(crc32c(data)) != self.crc:
-            raise FormatError(f"tensor {self.name}: its checksum is wrong, {os.path.basename(self.path)} is damaged")
+            raise FormatError(f"tensor {self.name}: checksum mismatch, {os.path.basename(self.path)} is damaged")
         array = np.frombuffer(data, dtype).reshape(self.shape)
         return (array.astype(np.uint32) << 16).view(np.float32) if self.dtype == "bfloat16" else array
 
 
 def read_shape(data, name):
     if not isinstance(data, bytes):
-        raise FormatError(f"the record of {name} is damaged")
+        raise FormatError(f"damaged record of {name}")
     shape = []
     for field, dimension in fields(data):
         if field == 2 and isinstance(dimension, bytes):
             shape.append(next((number(value, name) for key, value in fields(dimension) if key == 1), 0))
         elif field == 3:
             raise FormatError(f"tensor {name} has no shape")
-    if len(shape) > MOST_DIMENSIONS or max(shape, default=0) >= 1 << 40:
-        raise FormatError(f"tensor {name} has an impossible shape")
+    if len(shape) > MAX_DIMENSIONS or max(shape, default=0) >= 1 << 40:
+        raise FormatError(f"tensor {name} has an invalid shape")
     return tuple(shape)
 
 
 def open_bundle(prefix):
-    """Tensors by name. Names and places are read now, numbers on demand."""
+    """Return the tensors by name. The index is read now, data on demand."""
     prefix = prefix[:-len(".index")] if prefix.endswith(".index") else prefix
     records = table(prefix + ".index")
     header = dict(fields(records.pop(b"", b"")))
     shards = number(header.get(1, 0), "the header")
     if not 1 <= shards <= 99999 or header.get(2, 0) != 0:
-        raise FormatError(f"{prefix}.index has no header, or its numbers are big-endian")
+        raise FormatError(f"{prefix}.index has no header, or is big-endian")
     tensors, spans = {}, []
     for key, record in records.items():
         name = key.decode("utf-8", "backslashreplace")
@@ -241,20 +240,20 @@ def open_bundle(prefix):
             raise FormatError(f"tensor {name} is stored in slices: save it whole")
         shape, kind = read_shape(f.get(2, b""), name), TYPES.get(f.get(1))
         if kind is None:
-            raise FormatError(f"tensor {name} has type {f.get(1)}, which is no number format")
+            raise FormatError(f"tensor {name} has the unsupported type {f.get(1)}")
         shard, offset, size = (number(f.get(i, 0), name) for i in (3, 4, 5))
         path = f"{prefix}.data-{shard:05d}-of-{shards:05d}"
         wanted = int(np.prod(shape, dtype=object)) * (2 if kind == "bfloat16" else np.dtype(kind).itemsize)
         if shard >= shards or size != wanted or not isinstance(f.get(6, b""), bytes) or len(f.get(6, b"")) != 4:
-            raise FormatError(f"the record of tensor {name} is damaged")
+            raise FormatError(f"damaged record of tensor {name}")
         if not os.path.exists(path):
             raise FormatError(f"{path} is missing")
         if offset > os.path.getsize(path) or size > os.path.getsize(path) - offset:
-            raise FormatError(f"tensor {name} lies outside {os.path.basename(path)}: cut off")
+            raise FormatError(f"tensor {name} exceeds {os.path.basename(path)}: truncated")
         spans.append((shard, offset, offset + size, name))
         tensors[name] = Tensor(name, path, kind, shape, offset, struct.unpack("<I", f[6])[0])
     spans.sort()
     for before, after in zip(spans, spans[1:]):
         if after[0] == before[0] and after[1] < before[2]:
-            raise FormatError(f"the records of tensors {before[3]} and {after[3]} name the same bytes: damaged")
+            raise FormatError(f"damaged: tensors {before[3]} and {after[3]} overlap")
     return tensors

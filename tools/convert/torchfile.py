@@ -1,15 +1,16 @@
-"""Reads what torch.save wrote, without PyTorch and without running anything that is in it.
+"""Read files of torch.save without PyTorch, and without executing anything in them.
 
-    checkpoint = torchfile.load("model.pt")      # dicts, lists, strings, numbers; a Tensor where a tensor was
-    checkpoint["state_dict"]["bias"].array()     # a NumPy array, read from the file now
+    checkpoint = torchfile.load("model.pt")      # dicts, lists, strings, numbers; tensors as Tensor
+    checkpoint["state_dict"]["bias"].array()     # read the data as a NumPy array
 
-A checkpoint is untrusted input. A pickle is a program for a small machine with a stack; the machine here knows the
-instructions of protocols 2 to 5 and calls nothing by name: KNOWN lists the names that may stand in a checkpoint, and
-each has a stand-in from this file that holds what it is given and does nothing. Another name is refused, and named.
-What is read stays within a fixed multiple of the file's size: numbers of objects, lengths, storages, shapes and strides
-are compared with the bytes that are there before anything is made of them.
+A checkpoint is untrusted input. A pickle is a program for a stack machine; the interpreter here implements the
+instructions of protocols 2 to 5 and calls nothing by name: MAKERS and NAMES list the permitted names, each mapped to a
+placeholder in this file that only stores its arguments. Other names are rejected, and named. Memory remains within a
+fixed multiple of the file's size: numbers of objects, lengths, storages, shapes and strides are checked against the
+available bytes before anything is created from them.
 
-Both containers are read: the zip archive of PyTorch 1.6 and later, and the row of pickles and raw storages of before.
+Both containers are supported: the zip archive of PyTorch 1.6 and later, and the earlier sequence of pickles and raw
+storages.
 """
 import contextlib
 import io
@@ -17,36 +18,37 @@ import os
 import struct
 import sys
 import zipfile
+import zlib
 
 import numpy as np
 
 from moefile import FormatError, open_regular
 
 LARGEST_PICKLE = 1 << 26  # bytes
-FREE_MEMORY, MULTIPLE = 1 << 25, 8  # bytes that a pickle's objects may take: these, and so many for each of its file's
-PAIR, ELEMENT, INSTANCE = 120, 64, 400  # bytes of a dictionary's entry, a set's, and of an object with attributes
-MOST_DIMENSIONS = 8
-LARGEST_INTEGER = 16      # bytes
+FREE_MEMORY, MULTIPLE = 1 << 25, 8  # bytes allowed for a pickle's objects: a base, plus a multiple of the file size
+PAIR, ELEMENT, INSTANCE = 120, 64, 400  # bytes of a dictionary entry, a set element and an object with attributes
+MAX_DIMENSIONS = 8
+LARGEST_INTEGER = 16  # bytes
 LONGEST_NAME = 1000
-LONGEST_KEY = 8           # parts of a dictionary's key
+LONGEST_KEY = 8  # elements of a tuple used as a dictionary key
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-BFLOAT16 = "bfloat16"  # NumPy has none
+BFLOAT16 = "bfloat16"  # unknown to NumPy
 STORAGES = {"FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2", "BFloat16Storage": BFLOAT16,
             "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1", "ByteStorage": "u1",
             "BoolStorage": "?"}
 
 
-# ---- Stand-ins -------------------------------------------------------------------------------------------------------
+# ---- Placeholders ----------------------------------------------------------------------------------------------------
 
 class Name:
-    """A name that is referred to and never called, such as a dtype."""
+    """A name that is referenced but never called, such as a dtype."""
 
     def __init__(self, name):
         self.name = name
 
 
 class Object:
-    """An instance of a known class: its attributes, none of its methods."""
+    """An instance of a permitted class: its attributes, without methods."""
 
     def __init__(self, *arguments):
         self.arguments, self.attributes = arguments, {}
@@ -56,24 +58,24 @@ class Object:
 
 
 class Tensor:
-    """A tensor's place in a storage; `array` reads it."""
+    """A tensor's position in a storage; `array` reads it."""
 
     def __init__(self, storage, offset, shape, stride):
         if not isinstance(storage, Storage) or not isinstance(shape, tuple) or not isinstance(stride, tuple) \
-                or not len(shape) == len(stride) <= MOST_DIMENSIONS \
+                or not len(shape) == len(stride) <= MAX_DIMENSIONS \
                 or not all(type(x) is int and 0 <= x < 1 << 62 for x in (offset, *shape, *stride)):
-            raise FormatError("a tensor without a storage, or with an impossible shape")
+            raise FormatError("a tensor without a storage, or with an invalid shape")
         self.storage, self.offset, self.shape, self.stride = storage, offset, shape, stride
         count, last = 1, offset + sum((n - 1) * step for n, step in zip(shape, stride))
         for n in shape:
             count *= n
-        # a stride of 0 makes many numbers of one: no checkpoint needs that
+        # a stride of 0 could expand one number to many; no checkpoint needs it
         if count > storage.count or count and last >= storage.count:
-            raise FormatError(f"a tensor {list(shape)} with strides {list(stride)} reaches past the end of its storage "
-                              f"of {storage.count} numbers")
+            raise FormatError(f"a tensor {list(shape)} with strides {list(stride)} exceeds its storage of "
+                              f"{storage.count} numbers")
 
     def contiguous(self):
-        """Whether its numbers lie one behind the other, the last dimension fastest."""
+        """Return True if its numbers are contiguous in row-major order."""
         wanted = 1
         for n, step in zip(self.shape[::-1], self.stride[::-1]):
             if n != 1 and step != wanted:
@@ -82,13 +84,13 @@ class Tensor:
         return True
 
     def open(self):
-        """A file that is read from where a contiguous tensor begins."""
+        """Open the file at the start of a contiguous tensor."""
         file = self.storage.source.open(self.storage.key)
         file.seek(self.offset * self.storage.itemsize(), os.SEEK_CUR)
         return file
 
     def array(self):
-        """Its numbers; bfloat16 as float32."""
+        """Return its numbers; bfloat16 as float32."""
         data = self.storage.read()
         if 0 in self.shape:
             return np.zeros(self.shape, data.dtype)
@@ -99,12 +101,12 @@ class Tensor:
 
 
 def make_dict(*arguments):
-    """OrderedDict and defaultdict: a dict. Attributes (the _metadata of a state_dict) are not looked at."""
+    """Convert OrderedDict and defaultdict to dict; ignore attributes such as the _metadata of a state_dict."""
     out = {}
     for argument in arguments:
         for pair in argument.items() if isinstance(argument, dict) else argument if isinstance(argument, list) else ():
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise FormatError("a dictionary of something else than pairs")
+                raise FormatError("a dictionary must consist of pairs")
             out[checked_key(pair[0])] = pair[1]
     return out
 
@@ -132,38 +134,38 @@ NAMES = {(module, name) for module in ("torch", "torch.cuda") for name in STORAG
 
 
 class Maker:
-    """A known class or function of another program, and what stands in for what it gives."""
+    """A permitted class or function, with its placeholder."""
 
     def __init__(self, name, make):
         self.name, self.make = name, make
 
 
 def known(module, name, more):
-    """The stand-in for a name; `more`: beginnings of modules whose classes may stand in the checkpoint too."""
+    """Return the placeholder of a name; `more`: prefixes of modules whose classes are permitted too."""
     if (module, name) in MAKERS:
         return Maker(name, MAKERS[module, name])
     if (module, name) in NAMES:
         return Name(name)
     if any(module == x or module.startswith(x + ".") for x in more) and "." not in name:
         return Maker(name, Object)
-    raise FormatError(f"its pickle asks for {module[:100]}.{name[:100]}, which has no place in a checkpoint: nothing "
-                      f"was run")
+    raise FormatError(f"the pickle refers to {module[:100]}.{name[:100]}, which is not permitted in a checkpoint: "
+                      "nothing was executed")
 
 
 def checked_key(key):
-    """Keys are flat: hashing deeply nested tuples would exhaust the stack."""
+    """Reject nested keys: hashing deeply nested tuples would exhaust the stack."""
     if isinstance(key, tuple) and len(key) > LONGEST_KEY:
-        raise FormatError(f"a dictionary's key of {len(key)} parts")
+        raise FormatError(f"a dictionary key of {len(key)} elements")
     for x in key if isinstance(key, tuple) else (key,):
         if x is not None and not isinstance(x, (str, bytes, int, float)):
-            raise FormatError("a dictionary's key is no text and no number")
+            raise FormatError("a dictionary key must be a string or a number")
     return key
 
 
 # ---- Pickles ---------------------------------------------------------------------------------------------------------
 
 class Bytes:
-    """A file from where it stands, of which `left` bytes may be read."""
+    """A file, read from its current position, with a limit of `left` bytes."""
 
     def __init__(self, file, left):
         self.file, self.left, self.at = file, left, 0
@@ -175,7 +177,7 @@ class Bytes:
     def take(self, size):
         data = self.count(self.file.read(size) if size <= self.left else b"")
         if len(data) < size:
-            raise FormatError(f"{size} bytes are wanted, which are not there: it is cut off, or too large")
+            raise FormatError(f"cannot read {size} bytes: truncated or too large")
         return data
 
     def number(self, size, signed=False):
@@ -184,13 +186,13 @@ class Bytes:
     def line(self):
         data = self.count(self.file.readline(min(self.left, LONGEST_NAME)))
         if not data.endswith(b"\n"):
-            raise FormatError("a name does not end")
+            raise FormatError("unterminated name")
         return data[:-1]
 
 
 class Machine:
-    """Runs a pickle: `load` gives its object. storage: makes a Storage of what a persistent id says. What an
-    instruction makes is paid from a budget of memory, which nothing refills: a byte makes an empty set of 216."""
+    """Runs a pickle: `load` returns its object. storage: creates a Storage for a persistent id. Created objects are
+    charged to a memory budget that is never refilled: one byte can create an empty set of 216."""
 
     def __init__(self, file, size, storage, more):
         self.bytes, self.storage, self.more = Bytes(file, LARGEST_PICKLE), storage, more
@@ -204,16 +206,16 @@ class Machine:
                 STEPS[code](self)
             return self.pop()
         except FormatError as error:
-            raise FormatError(f"its pickle is broken, or not one of a checkpoint, at byte {self.bytes.at}: "
+            raise FormatError(f"the pickle is damaged, or does not contain a checkpoint, at byte {self.bytes.at}: "
                               f"{error}") from None
 
     def pay(self, size):
         self.budget -= size
         if self.budget < 0:
-            raise FormatError("its objects take far more memory than the file has bytes")
+            raise FormatError("its objects need far more memory than the size of the file allows")
 
     def push(self, x, known=False):
-        """known: the object is there already."""
+        """known: the object exists already."""
         self.pay(8 if known else 8 + sys.getsizeof(x))
         self.stack.append(x)
 
@@ -223,19 +225,19 @@ class Machine:
 
     def pop(self):
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
-            raise FormatError("its stack is empty")
+            raise FormatError("the stack is empty")
         return self.stack.pop()
 
     def top(self, *kinds):
-        """What the next instruction changes."""
+        """Return the top of the stack, which the next instruction modifies."""
         if not self.stack or not isinstance(self.stack[-1], kinds):
-            raise FormatError("an instruction does not fit what is on the stack")
+            raise FormatError("invalid instruction for the top of the stack")
         return self.stack[-1]
 
     def marked(self):
-        """What lies above the last mark, which goes."""
+        """Pop the items above the last mark, and the mark."""
         if not self.marks:
-            raise FormatError("there is no mark")
+            raise FormatError("missing mark")
         at = self.marks.pop()
         items, self.stack[at:] = self.stack[at:], []
         return items
@@ -243,16 +245,16 @@ class Machine:
     def protocol(self):
         version = self.bytes.number(1)
         if not 2 <= version <= 5:
-            raise FormatError(f"protocol {version}, this program reads 2 to 5")
+            raise FormatError(f"protocol {version} is not supported: only 2 to 5 are")
 
     def text(self, width, strict):
-        """`width`: bytes of its length; not strict: a string of Python 2, which may hold bytes."""
+        """Push a string; `width`: bytes of its length; not strict: a Python 2 string, which may contain bytes."""
         data = self.bytes.take(self.bytes.number(width))
         try:
             self.push(data.decode())
         except UnicodeDecodeError:
             if strict:
-                raise FormatError("a text is not UTF-8") from None
+                raise FormatError("a string is not UTF-8") from None
             self.push(data)
 
     def long(self, width):
@@ -270,7 +272,7 @@ class Machine:
 
     def get(self, key):
         if key not in self.memo:
-            raise FormatError(f"place {key} of its memory is empty")
+            raise FormatError(f"memo entry {key} is missing")
         self.push(self.memo[key], known=True)
 
     def append(self, items):
@@ -300,19 +302,19 @@ class Machine:
         except UnicodeDecodeError:
             raise FormatError("a name is not UTF-8") from None
         if not isinstance(module, str) or not isinstance(name, str):
-            raise FormatError("a name is no text")
+            raise FormatError("a name is not a string")
         self.pay(INSTANCE)
         self.push(known(module, name, self.more))
 
     def reduce(self):
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, Maker) or not isinstance(arguments, tuple):
-            raise FormatError("something is called that is no class")
+            raise FormatError("call of something that is not a permitted class")
         self.pay(INSTANCE + PAIR * sum(len(x) for x in arguments if isinstance(x, (dict, list, tuple))))
         try:
             self.push(function.make(*arguments))
         except TypeError:
-            raise FormatError(f"{function.name} of {len(arguments)} arguments") from None
+            raise FormatError(f"invalid arguments of {function.name}") from None
 
     def build(self):
         state, target = self.pop(), self.top(dict, Object)
@@ -323,17 +325,17 @@ class Machine:
     def persistent(self):
         about = self.pop()
         if not isinstance(about, tuple) or len(about) < 5 or about[0] != "storage" or not isinstance(about[1], Name):
-            raise FormatError("it refers to something that is no storage")
+            raise FormatError("invalid storage reference")
         kind, key, count = STORAGES.get(about[1].name), about[2], about[4]
         if self.storage is None or kind is None or not isinstance(key, str) or type(count) is not int or count < 0:
-            raise FormatError("it refers to an impossible storage")
+            raise FormatError("invalid storage")
         if len(about) > 5 and about[5] is not None:
-            raise FormatError("it holds views of storages, as PyTorch before 0.4 wrote them")
+            raise FormatError("views of storages, as written by PyTorch before 0.4, are not supported")
         self.pay(INSTANCE)
         self.push(self.storage(key, kind, count))
 
 
-STEPS = {  # what an instruction does; "mark" and "stop" have no better names
+STEPS = {  # implementations of the instructions, by opcode
     b"\x80": Machine.protocol, b"\x95": lambda m: m.bytes.take(8),
     b"N": lambda m: m.push(None), b"\x88": lambda m: m.push(True), b"\x89": lambda m: m.push(False),
     b"K": lambda m: m.push(m.bytes.number(1)), b"M": lambda m: m.push(m.bytes.number(2)),
@@ -362,14 +364,14 @@ STEPS = {  # what an instruction does; "mark" and "stop" have no better names
 
 
 def unpickle(file, size, storage=None, more=()):
-    """The next object of a file of pickles; size: bytes of the checkpoint."""
+    """Return the next object of a file of pickles; size: bytes of the checkpoint."""
     return Machine(file, size, storage, more).load()
 
 
 # ---- Containers ------------------------------------------------------------------------------------------------------
 
 class Storage:
-    """A row of numbers in the file, read when asked for."""
+    """An array of numbers in the file, read on demand."""
 
     def __init__(self, source, key, kind, count):
         self.source, self.key, self.kind, self.count = source, key, kind, count
@@ -386,7 +388,7 @@ class Storage:
 
 
 class Source:
-    """What both containers share: storages by key, and the bytes of the one that was read last."""
+    """Base of both containers: storages by key, and the bytes of the most recent one."""
 
     def __init__(self, path, more):
         self.path, self.more, self.size = path, more, os.path.getsize(path)
@@ -395,34 +397,35 @@ class Source:
     def storage(self, key, kind, count):
         found = self.storages.setdefault(key, Storage(self, key, kind, count))
         if (found.kind, found.count) != (kind, count):
-            raise FormatError(f"storage {key[:100]} is described in two ways")
+            raise FormatError(f"storage {key[:100]} has conflicting descriptions")
         if found.bytes() > self.room(key):
-            raise FormatError(f"storage {key[:100]} has {self.room(key)} bytes, its tensors need {found.bytes()}: cut "
-                              f"off")
+            raise FormatError(f"storage {key[:100]} has {self.room(key)} bytes, but its tensors need {found.bytes()}: "
+                              f"truncated")
         return found
 
     def read(self, key, size):
         if self.last[0] != key:
             self.last = key, self.fetch(key)
         if len(self.last[1]) < size:
-            raise FormatError(f"storage {key[:100]} has {len(self.last[1])} bytes, its tensors need {size}: cut off")
+            raise FormatError(f"storage {key[:100]} has {len(self.last[1])} bytes, but its tensors need {size}: "
+                              f"truncated")
         return self.last[1]
 
 
 @contextlib.contextmanager
 def reading(what):
-    """What zipfile raises for damaged archives becomes one kind of error."""
+    """Turn zipfile's various errors for damaged archives into FormatError."""
     try:
         yield
     except FormatError:
         raise
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError, OverflowError, RuntimeError, ValueError,
-            struct.error):
-        raise FormatError(f"{what} is damaged or cut off") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, OverflowError, RuntimeError,
+            ValueError, struct.error):
+        raise FormatError(f"{what} is truncated, damaged or not supported") from None
 
 
 class Entry:
-    """An entry of an archive as a file; reading to its end compares its checksum."""
+    """An entry of an archive as a file; reading to its end verifies its checksum."""
 
     def __init__(self, file, key):
         self.file, self.key = file, key
@@ -451,18 +454,18 @@ class ZipSource(Source):
             self.zip = zipfile.ZipFile(path)
         pickles = [name for name in self.zip.namelist() if name.split("/")[1:] == ["data.pkl"]]
         if len(pickles) != 1:
-            raise FormatError("a zip archive, but not one of torch.save: it has no data.pkl")
+            raise FormatError("a zip archive, but not of torch.save: it has no data.pkl")
         self.prefix = pickles[0][:-len("data.pkl")]
 
     def entry(self, name):
         try:
             about = self.zip.getinfo(self.prefix + name)
         except KeyError:
-            raise FormatError(f"its archive has no {name[:100]}") from None
+            raise FormatError(f"the archive has no {name[:100]}") from None
         if about.compress_type != zipfile.ZIP_STORED or about.file_size != about.compress_size:
-            raise FormatError(f"{name[:100]} is compressed: torch.save does not do that")
+            raise FormatError(f"{name[:100]} is compressed, which is not supported")
         if not 0 <= about.header_offset <= self.size - about.file_size:
-            raise FormatError(f"{name[:100]} lies outside of its archive: cut off")
+            raise FormatError(f"{name[:100]} exceeds the archive: truncated")
         return about
 
     def room(self, key):
@@ -480,18 +483,18 @@ class ZipSource(Source):
         if self.prefix + "byteorder" in self.zip.namelist():
             with reading("byteorder"):
                 if self.zip.read(self.entry("byteorder")) != b"little":
-                    raise FormatError("its numbers are big-endian")
+                    raise FormatError("big-endian numbers are not supported")
         about = self.entry("data.pkl")
         if about.file_size > LARGEST_PICKLE:
-            raise FormatError(f"its pickle has {about.file_size} bytes, at most {LARGEST_PICKLE} are read")
+            raise FormatError(f"the pickle has {about.file_size} bytes; the limit is {LARGEST_PICKLE}")
         with reading("data.pkl"):
             data = self.zip.read(about)
         return unpickle(io.BytesIO(data), self.size, self.storage, self.more)
 
 
 class LegacySource(Source):
-    """Before: pickles of a magic number, the protocol, the machine, the checkpoint and the storages' keys; then, in the
-    order of the keys, each storage's length as an int64 and its numbers."""
+    """Earlier versions: pickles of a magic number, the protocol, the machine, the checkpoint and the storage keys; then
+    each storage's length as an int64 and its numbers, in the order of the keys."""
 
     def load(self):
         with open_regular(self.path) as file:
@@ -499,19 +502,18 @@ class LegacySource(Source):
                 raise FormatError("not a file of torch.save")
             machine = unpickle(file, self.size)
             if not isinstance(machine, dict) or machine.get("little_endian") is not True:
-                raise FormatError("its numbers are big-endian")
+                raise FormatError("big-endian numbers are not supported")
             checkpoint = unpickle(file, self.size, self.storage, self.more)
             keys = unpickle(file, self.size)
             if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) \
                     or sorted(keys) != sorted(self.storages):
-                raise FormatError("its list of storages is not that of its tensors")
+                raise FormatError("the list of storages does not match the tensors")
             self.places, at = {}, file.tell()
             for key in keys:
                 storage, head = self.storages[key], file.read(8)
                 if len(head) < 8 or struct.unpack("<q", head)[0] != storage.count \
                         or storage.bytes() > self.size - at - 8:
-                    raise FormatError(f"storage {key[:100]} has another length than its tensors say: damaged or cut "
-                                      f"off")
+                    raise FormatError(f"storage {key[:100]} has another length than its tensors: truncated or damaged")
                 self.places[key] = at + 8, storage.bytes()
                 at = file.seek(at + 8 + storage.bytes())
         return checkpoint
@@ -530,8 +532,8 @@ class LegacySource(Source):
 
 
 def load(path, more=()):
-    """The checkpoint in a file of torch.save; FormatError where there is none, or one that is not only data. more:
-    modules whose classes may stand in it too, as objects without methods."""
+    """Load the checkpoint in a file of torch.save; raise FormatError if it is invalid or not just data. more: modules
+    whose classes are permitted too, as objects without methods."""
     with open_regular(path) as file:
         start = file.read(4)
     if start != b"PK\3\4" and start[:1] != b"\x80":

@@ -1,9 +1,8 @@
-"""English translated by a model, as training text to translate from.
+"""Back-translated English as training text (Sennrich et al. 2016).
 
-The corpus has much English that one language or another has no translation of: Europarl beside French, books beside
-Spanish. A model translates it into what is missing, and a pair of the two teaches the next model to write what people
-wrote (back-translation, Sennrich et al. 2016). What the model made is only ever the source. The pairs of which the same
-model finds the English the least probable, given what it made of it, are left out.
+Much of the corpus's English lacks a translation into some language: Europarl paired with French, books with Spanish. A
+model translates it, and the pairs teach the next model to write what people wrote: machine translations only serve as
+sources. Pairs in which the same model finds the English least probable, given its translation, are dropped.
 """
 import os
 import random
@@ -12,15 +11,14 @@ import subprocess
 
 SOURCES = ("europarl.en-fr", "europarl_more", "books", "wikipedia")
 LANGUAGES = ("de", "fr", "es")
-LONGEST, SHORTEST = 260, 30  # characters of an English sentence
-# share of the translations that is used, those from which the English is the most probable
+LONGEST, SHORTEST = 260, 30  # characters per English sentence
+# fraction of translations used: those that make the English most probable
 LIKELY = 0.75
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../moe-translate")
 
 
 def usable(tables, language):
-    """Rows of cells, language -> cell, that have a whole sentence in English, some translation, but none into
-    `language`."""
+    """Yield rows, language -> cell, with a full English sentence and some translation, but none into `language`."""
     for columns in (tables[name] for name in SOURCES if name in tables):
         others = [x for x in columns if x not in ("en", language)]
         made = columns.get(language, [""] * len(columns["en"]))
@@ -31,7 +29,7 @@ def usable(tables, language):
 
 
 def lines_of(program, model, language, lines, *more):
-    """What moe-translate answers to these lines: as many. An empty answer to what it cannot do."""
+    """Translate lines with moe-translate; lines that it cannot translate give ""."""
     run = subprocess.run([program, "-m", model, "-t", language, "--split", "0", "--no-protect", *more],
                          input="".join(line + "\n" for line in lines), stdout=subprocess.PIPE, encoding="utf-8")
     if run.returncode not in (0, 1):  # 1: some lines could not be translated
@@ -40,8 +38,8 @@ def lines_of(program, model, language, lines, *more):
 
 
 def back_tables(tables, model, rows, seed, program=PROGRAM, log=print):
-    """The tables "back.de", "back.fr" and "back.es", each of up to `rows` rows of which one language is made by the
-    model file `model`."""
+    """Return the tables "back.de", "back.fr" and "back.es", each of up to `rows` rows in which the model file `model`
+    translated one language."""
     found = {}
     for language in LANGUAGES:
         chosen = list(usable(tables, language))

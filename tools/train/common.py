@@ -1,4 +1,4 @@
-"""Imported first by the scripts here: modules of tools/convert are found too, and needs.py tells what is missing."""
+"""Imported first by the scripts here: adds tools/convert to sys.path; needs.py reports missing modules."""
 import pathlib
 import sys
 

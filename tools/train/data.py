@@ -1,18 +1,17 @@
-"""Training data for moe: reading the corpus, the vocabulary, the mix of sources, batches.
+"""Training data: reading the corpus, the vocabulary, the mix of sources, batches.
 
 The corpus is a folder of `train/*.tsv.xz` and `dev/*.tsv.xz` files: a header row of language codes, then one row per
-unit and one column per language; any two non-empty cells of a row are a pair, usable in both directions.
+unit and one column per language; any two non-empty cells of a row form a pair, usable in both directions.
 
-`prepare` turns it into a cache: a SentencePiece model trained on a balanced sample and, for every file and language,
-the pieces of all cells as one flat uint16 array with offsets. Beside the files it makes two tables of noise out of
-Tatoeba, so that ordinary input works, one of everyday sentences as people type them, one of phrases around the rarer
-words, one of rows with other names, four of what the installed dictionaries have, and one of Spanish that a program
-made of French.
+`prepare` converts it to a cache: a SentencePiece model trained on a balanced sample and, for every file and language,
+the pieces of all cells as one flat uint16 array with offsets. It adds generated tables: two of noise from Tatoeba, for
+robustness; one each of everyday sentences as people type them, of phrases with rarer words, and of rows with other
+names; four from the installed dictionaries; and one of Spanish translated from French by a program.
 
-`Mixture` draws pairs from that cache by shares of target tokens, each source shuffled without replacement, and cuts
-them into batches of sentences of like length.
+`Mixture` samples pairs from the cache by shares of target tokens, shuffling each source without replacement, and cuts
+them into batches of sentences of similar length.
 """
-import common  # first: it finds modules, and tells what is missing
+import common  # must be first: extends sys.path, reports missing modules
 import glob
 import json
 import lzma
@@ -32,10 +31,10 @@ import pivot
 
 LANGUAGES = ("en", "de", "fr", "es")
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
-TAG = {language: 4 + i for i, language in enumerate(LANGUAGES)}  # the first source token names the target language
+TAG = {language: 4 + i for i, language in enumerate(LANGUAGES)}  # first source token: the target language
 DIRECTIONS = tuple((a, b) for a in LANGUAGES for b in LANGUAGES if a != b)
 
-# Shares of target tokens: file -> (directions with English, directions without). They are normalised over what exists.
+# Shares of target tokens: file -> (directions with English, directions without). Normalised over existing files.
 SHARES = {
     "tatoeba.en-de": (0.100, 0), "tatoeba.en-fr": (0.085, 0), "tatoeba.en-es": (0.075, 0),
     "tatoeba_pivot.de-fr": (0, 0.022), "tatoeba_pivot.de-es": (0, 0.022), "tatoeba_pivot.fr-es": (0, 0.022),
@@ -47,7 +46,7 @@ SHARES = {
     "picard": (0.0005, 0), "cryptpad": (0.0005, 0),
     "everyday.en-de": (0.048, 0), "everyday.en-fr": (0.042, 0), "everyday.en-es": (0.042, 0),
     "everyday.de-fr": (0, 0.020), "everyday.de-es": (0, 0.020), "everyday.fr-es": (0, 0.020), "phrases": (0.008, 0.008),
-    # Made here: see everyday.py (everyday.written), pivot.py, backtranslation.py (back.*), dictionaries.py, phrases.py
+    # Generated: see everyday.py (everyday.written), pivot.py, backtranslation.py (back.*), dictionaries.py, phrases.py
     # (aligned), names.py, noise_tables and typed_table.
     "everyday.written": (0.045, 0.045),
     "pivot": (0.040, 0.012), "back.de": (0.160, 0.020), "back.fr": (0.060, 0.008), "back.es": (0.035, 0.004),
@@ -56,15 +55,14 @@ SHARES = {
     "same": (0.004, 0.004),
 }
 
-# The language that a program wrote; the file has it as the source alone, as other files have the other pairs:
-# file -> language.
+# Machine-translated columns, which are used as sources only: file -> language.
 MADE = {"pivot": "es", "back.de": "de", "back.fr": "fr", "back.es": "es"}
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 def read_table(path):
-    """The columns of one corpus file: language -> list of cells (empty string: no translation)."""
+    """Return the columns of a corpus file: language -> list of cells ("": no translation)."""
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
         header = file.readline().rstrip("\n").split("\t")
         rows = [line.rstrip("\n").split("\t") for line in file]
@@ -73,7 +71,7 @@ def read_table(path):
 
 
 def read_dev(corpus, name, source, target, limit):
-    """The first `limit` pairs of a dev file in one direction: (source texts, target texts)."""
+    """Return the first `limit` pairs of a dev file in one direction: (source texts, target texts)."""
     table = read_table(os.path.join(corpus, "dev", name + ".tsv.xz"))
     pairs = [(a, b) for a, b in zip(table[source], table[target]) if a and b][:limit]
     return [a for a, _ in pairs], [b for _, b in pairs]
@@ -131,12 +129,12 @@ def some_markup(r, cells):
 
 
 def copied(r):
-    """Something that is the same in all languages."""
+    """Return something that is the same in all languages."""
     return r.choice((an_address, a_number, a_number, an_emoji, lambda r: foreign_words(r, 1)))(r)
 
 
 def noisy_row(r, cells, more):
-    """Cells of one row, which mean the same, with the same noise in each. `more()`: cells of another row."""
+    """Add the same noise to all cells of a row, which mean the same. `more()` returns the cells of another row."""
     roll = r.random()
     if roll < 0.20:
         return [cell.upper() for cell in cells]
@@ -165,9 +163,9 @@ def noisy_row(r, cells, more):
 
 
 def noise_tables(tables, rows, seed):
-    """Two tables made of short plain sentences. "noise": capitals, no capitals, things that are copied (numbers,
-    addresses, emoji, unknown scripts, markup), several sentences in a row, nothing but such things. "same": sentences
-    that are in the target language already, which stay as they are."""
+    """Make two tables from short plain sentences. "noise": capitals, lower case, copied items (numbers, addresses,
+    emoji, unknown scripts, markup), several sentences, nothing but such items. "same": sentences that are in the target
+    language already and must not change."""
     r = random.Random(seed)
     noise, same = {language: [] for language in LANGUAGES}, {language: [] for language in LANGUAGES}
     sources = [table for name, table in sorted(tables.items()) if name.startswith("tatoeba")]
@@ -189,17 +187,17 @@ def noise_tables(tables, rows, seed):
 
 
 def as_typed(r, cells):
-    """Cells of one row, which mean the same, without capitals, without the stop at the end, or without both."""
+    """Remove capitals, final punctuation, or both, from all cells of a row."""
     how = r.randrange(3)
     if how != 1:
         cells = [cell.lower() for cell in cells]
-    if how != 0:  # Spanish has a sign at the beginning too
+    if how != 0:  # Spanish has an initial mark, too
         cells = [re.sub(r"^[¿¡]|\s*[.,:;!?]+$", "", cell) for cell in cells]
     return cells
 
 
 def typed_table(tables, seed):
-    """Everyday sentences as many people type them."""
+    """Return everyday sentences as many people type them."""
     r, typed = random.Random(seed), {language: [] for language in LANGUAGES}
     for name, table in sorted(tables.items()):
         if name.startswith("everyday.") or name == "phrases":
@@ -213,7 +211,7 @@ def typed_table(tables, seed):
 # ---- Vocabulary and cache --------------------------------------------------------------------------------------------
 
 def train_vocabulary(tables, path, size, sentences_per_language, seed):
-    """Trains the shared unigram vocabulary on the same number of sentences of each language, drawn by the shares."""
+    """Train the shared unigram vocabulary on as many sentences of each language, sampled by the shares."""
     generator = np.random.default_rng(seed)
     sample = []
     for language in LANGUAGES:
@@ -232,7 +230,7 @@ def train_vocabulary(tables, path, size, sentences_per_language, seed):
 
 
 def write_cache(cache, tables, pieces, corpus, log=print):
-    """Writes the pieces of all tables, and last of all that the cache is complete."""
+    """Write the pieces of all tables, and finally a file that marks the cache as complete."""
     for name, table in tables.items():
         log(f"encoding {name}")
         arrays = {}
@@ -246,11 +244,8 @@ def write_cache(cache, tables, pieces, corpus, log=print):
 
 
 def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print, back=None):
-    """Makes the cache unless it is complete; returns the path of the SentencePiece model.
-
-    `vocabulary`: an existing SentencePiece model to use instead of training one.
-    `back`: a model file that translates English back into what rows lack.
-    """
+    """Create the cache unless it is complete; return the path of the SentencePiece model. `vocabulary`: an existing
+    SentencePiece model to use instead of training one; `back`: a model file for back-translation."""
     done, model = os.path.join(cache, "done.json"), os.path.join(cache, "spm.model")
     if os.path.exists(done):
         return model
@@ -261,7 +256,7 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print, back=Non
         name = os.path.basename(path)[:-len(".tsv.xz")]
         if name in SHARES:
             tables[name] = read_table(path)
-    tables["everyday.written"] = everyday.everyday_table(seed=1, kept_apart=everyday.phrasebook())
+    tables["everyday.written"] = everyday.everyday_table(seed=1, excluded=everyday.phrasebook())
     if vocabulary:
         with open(vocabulary, "rb") as source, open(model, "wb") as target:
             target.write(source.read())
@@ -283,9 +278,8 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print, back=Non
 # ---- The mix ---------------------------------------------------------------------------------------------------------
 
 class Source:
-    """All usable pairs of one file, with or without English, in shuffled epochs without replacement. The pairs of
-    "same" are those of a sentence with itself. What a program wrote is the source alone, and all sources where there
-    is any."""
+    """All usable pairs of one file, with or without English, in shuffled epochs without replacement. "same" pairs
+    sentences with themselves. Machine-translated text is used as the source, exclusively if the file has any."""
 
     def __init__(self, name, arrays, english, max_pieces, max_ratio, seed):
         self.name, self.arrays, self.seed = name, arrays, seed
@@ -313,7 +307,7 @@ class Source:
         self.order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.pairs)).astype(np.int32)
 
     def take(self, tokens):
-        """Indices of the next pairs, about `tokens` target tokens of them."""
+        """Return the indices of the next pairs, with about `tokens` target tokens."""
         taken = []
         while tokens > 0:
             ahead = self.order[self.position:self.position + int(tokens) // 2 + 1]
@@ -333,9 +327,9 @@ class Source:
 
 
 class Mixture:
-    """Endless batches: a pool of pairs drawn by the shares, sorted by length, cut by token count, in random order."""
+    """Endless batches: a pool of pairs sampled by the shares, sorted by length, cut by token count, in random order."""
 
-    POOL = 150_000  # target tokens drawn and sorted at a time
+    POOL = 150_000  # target tokens sampled and sorted at a time
 
     def __init__(self, cache, max_pieces=60, max_ratio=2.5, seed=1):
         self.seed, self.pools, self.used = seed, 0, 0
@@ -355,7 +349,7 @@ class Mixture:
         self.batches = []
 
     def fill(self, batch_tokens, longest):
-        """Draws the next pool. `longest`: pairs with more pieces than this are put aside (short sentences first)."""
+        """Sample the next pool. `longest`: skip pairs with more pieces (to train on short sentences first)."""
         self.before = {"pools": self.pools, "credit": self.credit.tolist(), "batch_tokens": batch_tokens,
                        "longest": longest, "positions": [(s.epoch, s.position) for s in self.sources]}
         self.credit += self.shares * self.POOL
@@ -375,7 +369,7 @@ class Mixture:
         self.pools, self.used = self.pools + 1, 0
 
     def next(self, batch_tokens, longest):
-        """The next batch: a list of (source ids, target ids), source = tag, pieces, eos; target = pieces, eos."""
+        """Return the next batch: (source ids, target ids) pairs; source = tag, pieces, eos; target = pieces, eos."""
         if self.used >= len(self.batches):
             self.fill(batch_tokens, longest)
         batch = []
@@ -400,6 +394,6 @@ class Mixture:
         self.used = state["used"]
 
     def report(self):
-        """One line per source: share, pairs, mean target length."""
+        """Return one line per source: share, pairs, mean target length."""
         return [f"{s.name:22s} share {share:.3f}  pairs {len(s.pairs):8d}  "
                 f"mean target tokens {s.lengths[:, 1].mean():.1f}" for s, share in zip(self.sources, self.shares)]

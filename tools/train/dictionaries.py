@@ -1,12 +1,11 @@
-"""Words of dictionaries as training text.
+"""Dictionary words as training text.
 
-What a small corpus lacks most is words. Free dictionaries have them, and Debian has such dictionaries
-(`tools/install-deps --train` installs them): Ding's of German and English (package trans-de-en), those of WikDict and
-FreeDict for German, French and Spanish and for French and English (packages dict-freedict-*). `dictionary_tables`
-makes four tables of them: "dictionaries", words and short phrases as they stand there, German nouns mostly with
-something around them; "bridged", French and Spanish words with the English ones that have the same German ones;
-"nouns", sentences of the corpus in which one or two nouns are others; and "verbs", German and English ones in which
-verbs or adjectives are others.
+A small corpus mostly lacks words. Debian packages free dictionaries (`tools/install-deps --train` installs them):
+Ding's German-English one (trans-de-en), and WikDict's and FreeDict's for German, French and Spanish and for French and
+English (dict-freedict-*). `dictionary_tables` makes four tables from them: "dictionaries", words and short phrases as
+given, German nouns mostly with some context; "bridged", French and Spanish words with English ones that share their
+German translations; "nouns", sentences of the corpus with one or two nouns replaced; and "verbs", German and English
+ones with replaced verbs or adjectives.
 """
 import gzip
 import math
@@ -17,24 +16,24 @@ from collections import Counter
 
 DING = "usr/share/trans/de-en"
 DICTD = "usr/share/dictd/freedict-{}.index"
-# FreeDict's of English and German are Ding's, and in those of English and Spanish words run together.
+# Not used: FreeDict's English-German is Ding's, and its English-Spanish merges adjacent words.
 PAIRS = ("deu-fra", "deu-spa", "eng-fra", "fra-deu", "fra-eng", "fra-spa", "spa-deu")
 CODES = {"eng": "en", "deu": "de", "fra": "fr", "spa": "es"}
 WORD = re.compile(r"\w+")
-LIKELY = 0.3          # share of what leads from one word over German to any that leads to the other, and back
-COMMON = 10           # occurrences in the corpus of every word of one cell, from which a row is used
-MOST_WORDS = 9        # of a cell
-MOST_SYNONYMS = 3     # of an entry that are used
-BARE = 0.4            # share of German nouns with nothing around them
+LIKELY = 0.3          # minimum probability of bridging from one word to the other via German, and back
+COMMON = 10           # a row needs one cell whose words all occur this often in the corpus
+MAX_WORDS = 9         # per cell
+MAX_SYNONYMS = 3      # used per entry
+BARE = 0.4            # fraction of German nouns without context
 SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web")  # whose words are replaced
 LONGEST = 250         # characters of a sentence whose words are replaced
-MOST_PAIRS = 60_000   # of a file whose words are replaced
+MAX_PAIRS = 60_000    # per file, whose words are replaced
 GRAMMAR = set("""all any another both each either every few half last less little many more most much next no one only
               other own same several some such that this very what which whole be is was been have has had do does did
               done will would can could may might must shall should let want wants wanted need needs needed""".split())
 ENDINGS = ("al", "ant", "bar", "ell", "ent", "haft", "ig", "isch", "iv", "lich", "los", "sam", "voll", "är", "ös")
-VERB_PLACES = (0, 2, 3, 4)  # of infinitive, past participle, present and past in an entry of a verb
-ATTESTED = 0.7        # share of words in the place of others that the corpus has too
+VERB_PLACES = (0, 2, 3, 4)  # infinitive, past participle, present and past in the entry of a verb
+ATTESTED = 0.7        # fraction of replacements that occur in the corpus
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -47,22 +46,22 @@ DIGITS = {c: i for i, c in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnop
 
 
 def plain(term):
-    """A term without grammar, labels and explanations; "" if it is no plain one."""
+    """Strip grammar, labels and explanations from a term; return "" if it is not a plain one."""
     term = re.sub(r" \d$", "", " ".join(ASIDE.sub(" ", term).split()).strip(" ,.;:-"))
     term = re.sub(r"\b(etw|jdn|jdm|jds|jd|sth|sb)\b\.?", lambda match: SHORT[match[1]], term)
     usable = re.fullmatch(r"[\w'’.,!?%& -]+",
-                          term) and len(term.split()) <= MOST_WORDS and not re.search(r"\.\.|\bso\.", term)
+                          term) and len(term.split()) <= MAX_WORDS and not re.search(r"\.\.|\bso\.", term)
     return term if usable else ""
 
 
 def synonyms(part):
-    """The terms of a part of an entry, as they are written; a semicolon inside brackets separates nothing."""
-    return re.split(r";(?![^(\[{]*[)\]}])", part)[:MOST_SYNONYMS]
+    """Split a part of an entry into terms; semicolons within brackets do not separate."""
+    return re.split(r";(?![^(\[{]*[)\]}])", part)[:MAX_SYNONYMS]
 
 
 def ding_lines(path):
-    """(German parts, English parts) of the usable lines of Ding's file: `Wort {n}; Synonym {n} [label] | Wörter {pl} ::
-    word; synonym | words`."""
+    """Yield (German parts, English parts) of the usable lines of Ding's file: `Wort {n}; Synonym {n} [label] | Wörter
+    {pl} :: word; synonym | words`."""
     with open(path, encoding="utf-8") as file:
         for line in file:
             left, _, right = line.partition(" :: ")
@@ -72,14 +71,14 @@ def ding_lines(path):
 
 
 def meanings_of(part, meaning):
-    """[(German term as it is written, plain English one)] of a part of an entry and what it means."""
+    """Return [(German term as written, plain English one)] of a part of an entry and its translation."""
     germans, englishes = synonyms(part), [plain(x) for x in synonyms(meaning)]
     return [(x, englishes[0]) for x in germans] + [(germans[0], x) for x in englishes[1:]]
 
 
 def ding_entries(path):
-    """(German, English, gender, countable) of Ding's file. Of what are no nouns of one word the gender is None. Present
-    participles are left out, which it has of every verb."""
+    """Yield (German, English, gender, countable) of Ding's file; the gender is None except for nouns of one word. Skip
+    present participles, which it has for every verb."""
     for left, right in ding_lines(path):
         countable = any("{pl}" in part for part in left[1:])
         for part, meaning in zip(left, right):
@@ -90,10 +89,10 @@ def ding_entries(path):
 
 
 def ding_forms(path):
-    """(German, English, kind) of the adjectives and verbs of Ding's file that are one word in both languages, in all
-    forms that say what they are: an adjective by its ending, a verb by its place in an entry, which has infinitive,
-    present participle, past participle, present and past in this order. Adjectives without an ending are only those
-    that are no participles by the look of them, apart from those that English has as adverbs."""
+    """Yield (German, English, kind) of Ding's adjectives and verbs that are one word in both languages, in all
+    inflected forms. The kind is the ending of an adjective, or the position of a verb form in its entry, which has
+    infinitive, present participle, past participle, present and past. Uninflected adjectives must not look like
+    participles, and those that are adverbs in English are separate."""
     for left, right in ding_lines(path):
         used = re.search(r"\{(adj|v[it])\}", left[0])
         verb = used and used[1] != "adj"
@@ -116,7 +115,7 @@ def ding_forms(path):
 
 
 def articles(index):
-    """The articles of a dictionary in dictd's format as lists of lines; where one is, its index says in base 64."""
+    """Yield the articles of a dictd dictionary as lists of lines; the index gives their positions in base 64."""
     def number(text):
         value = 0
         for c in text:
@@ -131,8 +130,8 @@ def articles(index):
 
 
 def dictd_rows(index):
-    """(row, gender) of a dictionary in dictd's format: the first line of an article is the word with its grammar, the
-    second what it means in its first sense. The gender is "m", "f" or None. Names that stay the same are left out."""
+    """Yield (row, gender) of a dictd dictionary: the first line of an article is the word with its grammar, the second
+    its first sense. The gender is "m", "f" or None. Names that do not change are skipped."""
     pair = [CODES[x] for x in index[:-len(".index")].split("-")[-2:]]
     for lines in articles(index):
         if len(lines) < 2:
@@ -146,7 +145,7 @@ def dictd_rows(index):
 
 # ---- Words -----------------------------------------------------------------------------------------------------------
 
-# What can stand around a German noun without changing it, by gender: before any, and before what can be counted.
+# Contexts that leave a German noun unchanged, by gender: for all nouns, and for countable ones.
 AROUND = {
     "m": ([("der", "the"), ("dieser", "this"), ("kein", "no")], [("ein", "a"), ("jeder", "every")]),
     "f": ([("die", "the"), ("mit der", "with the"), ("für die", "for the"), ("in der", "in the"), ("der", "of the"),
@@ -163,12 +162,12 @@ AROUND = {
 
 
 def article(noun):
-    """a or an."""
+    """Return "a" or "an"."""
     return "an" if noun[0] in "aeiouAEIOU" else "a"
 
 
 def in_use(r, german, english, gender, countable):
-    """A German noun and what it means, with something around them or not."""
+    """Return a German noun and its translation, possibly with a context."""
     always, counted = AROUND[gender]
     if r.random() < BARE or len(english.split()) > 3 or english.startswith(("the ", "a ", "an ")):
         return german, english
@@ -177,7 +176,7 @@ def in_use(r, german, english, gender, countable):
 
 
 def occurrences(tables):
-    """How often each word is in a corpus: language -> Counter of words in small letters, of those that it lacks too."""
+    """Count the words of a corpus: language -> Counter of lower-case words, which also returns 0 for missing ones."""
     count = {language: Counter() for language in CODES.values()}
     for table in tables.values():
         for language, cells in table.items():
@@ -186,12 +185,12 @@ def occurrences(tables):
 
 
 def rarest(count, cell):
-    """How often the rarest word of a cell occurs. `count`: of its language."""
+    """Return the number of occurrences of a cell's rarest word; `count` is that of its language."""
     return min((count[word] for word in WORD.findall(cell.lower())), default=0)
 
 
 def table_of(rows, count, known):
-    """The distinct ones of rows as a table. A row is used if all words of a cell are common and no cell is `known`."""
+    """Return the distinct rows as a table. A row needs one cell of common words, and no `known` cell."""
     table, seen = {language: [] for language in count}, set()
     for row in rows:
         cells = tuple(row.get(language, "") for language in table)
@@ -204,8 +203,8 @@ def table_of(rows, count, known):
 
 
 def likely(meanings, count):
-    """German word -> {what it means: how likely}, after how common that is, as far as that says something. `meanings`:
-    German word -> cells, `count`: of their language."""
+    """Return German word -> {translation: probability}, estimated from its frequency. `meanings`: German word -> cells;
+    `count`: of their language."""
     chances = {}
     for german, cells in meanings.items():
         weights = {cell: 0.1 + math.log1p(rarest(count, cell)) for cell in sorted(cells)}
@@ -215,8 +214,8 @@ def likely(meanings, count):
 
 
 def bridged(english, others, adverbs):
-    """[(English, other)] of words that lead to each other over German more than to any else. `english`, `others`: what
-    `likely` gives; `adverbs`: how other adverbs end, which English has in -ly."""
+    """Return [(English, other)] of words that are each other's most probable translation via German. `english`,
+    `others`: results of `likely`; `adverbs`: the suffix of adverbs, which end in -ly in English."""
     both, from_english, from_other = Counter(), Counter(), Counter()
     for german in sorted(set(english) & set(others)):
         for a, p in english[german].items():
@@ -234,13 +233,13 @@ def bridged(english, others, adverbs):
     return [(a, b) for (side, a), (_, b) in sorted(best.items()) if side == 0 and best.get((1, b)) == (a, b)]
 
 
-# ---- Sentences with other words --------------------------------------------------------------------------------------
+# ---- Sentences with replaced words -----------------------------------------------------------------------------------
 
-# They come as (word, English words, kind). Those of one kind can take each other's place, whatever is around them.
+# Given as (word, English words, kind). Words of one kind can replace each other in any context.
 
 def german_nouns(entries):
-    """The kind is the gender, in the plural with the last letter, for some have no n that the dative could add.
-    Masculine ones that change in the singular have the kind None."""
+    """The kind is the gender, and in the plural the last letter, as some lack the -n that the dative adds. Masculine
+    nouns that change in the singular have the kind None."""
     for german, english, gender, _ in entries:
         if gender:
             weak = gender == "m" and german.endswith(("e", "ent", "ist", "ant"))
@@ -248,9 +247,9 @@ def german_nouns(entries):
 
 
 def romance_nouns(pairs, genders, unsure, language):
-    """Nouns of French or Spanish and their regular plurals. The kind is gender and number, of those that begin so that
-    no word before them is shortened. `pairs`: [(English, other)], `genders`: other -> genders that dictionaries give,
-    `unsure`: English words that may be no nouns."""
+    """Yield French or Spanish nouns and their regular plurals. The kind is gender and number, unless the initial letter
+    shortens a preceding word. `pairs`: [(English, other)]; `genders`: other -> genders in dictionaries; `unsure`:
+    English words that may not be nouns."""
     for english, other in pairs:
         gender, usual = genders.get(other, ()), re.fullmatch(r"[^\W\d_A-Z]+ [^A-Z]+", f"{other} {english}")
         if len(gender) == 1 and usual and english not in unsure and not re.search("^to |[^su]s$", english):
@@ -263,15 +262,14 @@ def romance_nouns(pairs, genders, unsure, language):
 
 
 def place_of(english):
-    """Finds words where they are not part of others, with the article before them: (a or A, or None)."""
+    """Return a pattern that finds words, with a preceding article as a group (a or A, or None)."""
     return re.compile(rf"(?<![\w-])(?:([Aa])n? )?{re.escape(english)}(?![\w-])")
 
 
 class Words:
-    """Words of one language of which each is of one kind. `meanings`: word -> (kind, English words); `pool`: kind
-    -> [(word, English words)], those whose English words are common; `attested`: those of them that the corpus has.
-    `count`: of that language; `unsure`: English words that may be of other kinds, and so are not taken for one of
-    these in a sentence."""
+    """Words of one language with a single kind each. `meanings`: word -> (kind, English words); `pool`: kind -> [(word,
+    English words)] with common English words; `attested`: those that occur in the corpus. `count`: of that language;
+    `unsure`: English words that may be of other kinds, and are never replaced."""
 
     def __init__(self, words, count, english_count, unsure=()):
         found, self.meanings, self.pool, self.attested, self.unsure = {}, {}, {}, {}, unsure
@@ -287,7 +285,7 @@ class Words:
                         group.setdefault(kind, []).append((word, meanings[0]))
 
     def places(self, sentence, english):
-        """Words of a sentence that one place of the English one translates: [(kind, word, English words)]."""
+        """Return [(kind, word, English words)] of words with a unique translation in the English sentence."""
         words, places = WORD.findall(sentence), []
         for word in words:
             kind, meanings = self.meanings.get(word, (None, ()))
@@ -298,7 +296,7 @@ class Words:
         return places
 
     def replaced(self, r, sentence, english, places):
-        """The sentences with other words in one or two of the places."""
+        """Replace words in one or two of the places in both sentences."""
         for kind, word, meaning in r.sample(places, min(len(places), r.randint(1, 2))):
             other, means = r.choice((self.attested if r.random() < ATTESTED else self.pool)[kind])
             sentence = re.sub(rf"(?<!\w){word}(?!\w)", other, sentence)
@@ -308,13 +306,13 @@ class Words:
 
 
 def rows_with(r, words, language, tables, rows):
-    """About `rows` rows of a language and English, sentences of the corpus in which words are others (data augmentation
-    for rare words, Fadaee, Bisazza and Monz 2017). Files give by the square root of what they have."""
+    """Yield about `rows` rows of a language and English: sentences of the corpus with replaced words (data augmentation
+    for rare words, Fadaee, Bisazza and Monz 2017). Files contribute by the square root of their size."""
     found = []
     for name, columns in sorted(tables.items()):
         if name.startswith(SOURCES) and {language, "en"} <= set(columns):
             pairs = [(a, b) for a, b in zip(columns[language], columns["en"]) if a and b and len(a) <= LONGEST]
-            found.append([(a, b, places) for a, b in r.sample(pairs, min(len(pairs), MOST_PAIRS))
+            found.append([(a, b, places) for a, b in r.sample(pairs, min(len(pairs), MAX_PAIRS))
                           if (places := words.places(a, b))])
     weight = sum(len(usable) ** 0.5 for usable in found)
     for usable in found:
@@ -325,15 +323,15 @@ def rows_with(r, words, language, tables, rows):
 # ---- Tables ----------------------------------------------------------------------------------------------------------
 
 def dictionary_tables(tables, known, rows, seed, root="/", log=print):
-    """The tables "dictionaries", "bridged", "nouns" and "verbs" of the dictionaries installed below `root`, language ->
-    cells; none without any. `rows`: of nouns and of verbs of German, about; of French and Spanish half as many.
-    `known`: a set of sentences that are for testing, and so must not be learned."""
+    """Return the tables "dictionaries", "bridged", "nouns" and "verbs" of the dictionaries installed below `root`; {}
+    without any. `rows`: approximate rows of German nouns and of verbs; half of it for French and Spanish nouns.
+    `known`: test sentences, which must not be learned."""
     r, ding = random.Random(seed), os.path.join(root, DING)
     indices = [path for x in PAIRS if os.path.exists(path := os.path.join(root, DICTD.format(x)))]
     entries, forms = (list(f(ding)) if os.path.exists(ding) else [] for f in (ding_entries, ding_forms))
     others = [row for index in indices for row in dictd_rows(index)]
     log(f"dictionaries: {len(entries)} entries of trans-de-en, {len(others)} of {len(indices)} other dictionaries"
-        + ("" if entries and others else "; tools/install-deps --train installs what is missing"))
+        + ("" if entries and others else "; tools/install-deps --train installs missing ones"))
     if not entries and not others:
         return {}
     count, german, genders = occurrences(tables), {"en": {}, "fr": {}, "es": {}}, {}

@@ -1,30 +1,30 @@
 #!/usr/bin/env python3
-"""Measures model files on the test sets, or on the dev sets. It prints the tables
-of the card, or writes them into it.
+"""Measure model files on the test or dev sets; print the tables of the model
+card, or write them into it.
 
-Every sentence goes through ./moe-translate as a user would run it; scores are
-sacreBLEU's BLEU and chrF with the signature printed.
+Every sentence is translated by ./moe-translate; scores are sacreBLEU's BLEU and
+chrF, with the signature.
 
     tatoeba       six language pairs, 2,000 sentences each, both directions
     newstest2014  de-en and fr-en, both directions
     flores200     FLORES-200 devtest, all twelve directions
-    tatoeba-dev   English with each other language, both directions: what to
-                  choose between models by
+    tatoeba-dev   English with each other language, both directions, for
+                  choosing between models
     newstest2012  all twelve directions, for the same purpose
-    words         which words of newstest2012 a model finds: of the words that a
-                  reference has and its source has not, by how often they occur
-                  in the training text; and of the names that both have
-    phrasebook    how many of 150 everyday phrases become an answer that
-                  tests/train/phrasebook.tsv accepts, in each of the twelve
-                  directions; capitals and signs do not count
-    common        the same of the hundred sentences that the training text has
-                  most often in each direction, with its translations of them
-    balance       how evenly the experts of every mixture are used, targets
-                  given, in three domains and all of them together
+    words         words of newstest2012 that a model finds: those of a reference
+                  that its source lacks, by frequency in the training text, and
+                  names that occur in both
+    phrasebook    fraction of 150 everyday phrases whose translation is accepted
+                  by tests/train/phrasebook.tsv, in each of the twelve
+                  directions, ignoring capitals and punctuation
+    common        the same for the hundred most frequent sentences of the
+                  training text in each direction, and their translations there
+    balance       how evenly the experts of every mixture are used with given
+                  targets, in three domains and overall
 
-Several models stand side by side. Behind each table is how probable it is that
-chance alone sets another one's BLEU as far from the first one's (approximate
-randomisation).
+Several models are shown in adjacent columns. Each table is followed by the
+probability that chance alone explains the difference of a model's BLEU from the
+first one's (approximate randomisation).
 
     tools/train/evaluate.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus --card models/README.md --part quality
@@ -35,10 +35,10 @@ randomisation).
     tools/train/evaluate.py -m models/en-de-fr-es.bin --sets balance \\
         --card models/README.md --part balance
 
---card FILE replaces what stands between the lines "<!-- PART -->" and
+--card FILE replaces the text between the lines "<!-- PART -->" and
 "<!-- end of PART -->" of that file.
 """
-import common  # first: it finds modules, and tells what is missing
+import common  # must be first: extends sys.path, reports missing modules
 import argparse
 import itertools
 import json
@@ -68,21 +68,21 @@ FILES = TEST_FILES | {
     "tatoeba-dev": [f"dev/tatoeba.{pair}.tsv.xz" for pair in ("en-de", "en-es", "en-fr")],
     "newstest2012": ["dev/wmt_newstest2012.tsv.xz"],
 }
-WORDS, WORDS_DIRECTIONS = "words", "de-en,fr-en,es-en,en-de,en-es"  # the set of word_table, on newstest2012
-PHRASES, COMMON = "phrasebook", "common"  # the sets of phrase_table
+WORDS, WORDS_DIRECTIONS = "words", "de-en,fr-en,es-en,en-de,en-es"  # for word_table, on newstest2012
+PHRASES, COMMON = "phrasebook", "common"  # for phrase_table
 COMMON_FILES, COMMON_ROWS, COMMON_LONGEST = ("everyday.*", "tatoeba*", "phrases.*"), 100, 6  # words
-# The set of balance_table, on so many sentences of each direction and domain, of at most so many characters.
+# For balance_table: number of sentences per direction and domain, and their maximum length in characters.
 BALANCE = "balance"
 BALANCE_ROWS, BALANCE_LONGEST = 100, 250
 DOMAINS = {"Tatoeba": FILES["tatoeba"],
-           "Europarl": ["train/europarl_more.tsv.xz"],  # the only one in all directions; its text is training text
+           "Europarl": ["train/europarl_more.tsv.xz"],  # the only one with all directions; training text
            "newstest2012": FILES["newstest2012"]}
-OFTEN = (30, 300, 3000)  # occurrences in the training text that words are grouped by
+OFTEN = (30, 300, 3000)  # groups of words by occurrences in the training text
 NAME = re.compile(r"(?<=[\w,;:)»”\"] )[A-ZÀ-ÖØ-Þ]\w{2,}")  # not the first word of a sentence
 
 
 def read_columns(path):
-    """Language -> list of sentences."""
+    """Return language -> list of sentences."""
     with lzma.open(path, "rt", encoding="utf-8") as file:
         header, *rows = [line.rstrip("\n").split("\t") for line in file]
     return {language: [row[i] for row in rows] for i, language in enumerate(header)}
@@ -109,8 +109,8 @@ def translate(arguments, model, source, target, sentences):
                             encoding="utf-8")
     lines = result.stdout.split("\n")[:-1]
     if result.returncode > 1 or len(lines) != len(sentences):
-        sys.exit(f"evaluate.py: {' '.join(command)} gave {len(lines)} lines for {len(sentences)}, status "
-                 f"{result.returncode}")
+        sys.exit(f"evaluate.py: {' '.join(command)}: exit status {result.returncode}, {len(lines)} lines instead of "
+                 f"{len(sentences)}")
     return lines
 
 
@@ -119,7 +119,7 @@ def mean(values):
 
 
 def table(arguments, name, models):
-    """The lines of the table of one test set; `models`: label -> file."""
+    """Return (lines of the table of one test set, signatures); `models`: label -> file."""
     bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
     wanted = set(arguments.directions.split(",")) if arguments.directions else None
     digits, scores, chances = 1 if len(models) == 1 else 2, {}, []
@@ -156,14 +156,14 @@ def table(arguments, name, models):
         if some:
             row(f"mean, directions {title} ({len(some)})", [mean(x) for x in zip(*some)])
     if chances:
-        out += ["", f"By chance alone as far from {next(iter(models))} in BLEU: {'; '.join(chances)}."]
+        out += ["", f"Probability that chance explains the BLEU difference from {next(iter(models))}: "
+                f"{'; '.join(chances)}."]
     return out, f"BLEU: `{bleu.get_signature()}`; chrF:\n`{chrf.get_signature()}`"
 
 
 def found_words(source, reference, translation, count, german):
-    """(group, found) of words of a reference: of those that its source has not, group is how often they occur; of names
-    that both have it is the last. In German, which writes nouns as it writes names, all words count, else those in
-    small letters."""
+    """Yield (group, found) for words of a reference: those that its source lacks, grouped by frequency, and names that
+    occur in both, the last group. In German, which capitalises nouns, all words count, otherwise lower-case ones."""
     ours, theirs = set(WORD.findall(translation)), set(WORD.findall(reference))
     small, known = {word.lower() for word in ours}, {word.lower() for word in WORD.findall(source)}
     for word in {word.lower() for word in theirs} if german else {word for word in theirs if word.islower()}:
@@ -174,7 +174,7 @@ def found_words(source, reference, translation, count, german):
 
 
 def word_table(arguments, models):
-    """The lines of the table of words that are found, in percent, out of so many; `models`: label -> file."""
+    """Return the table of words found, in percent of their number; `models`: label -> file."""
     count = occurrences({path.name: {language: cells for language, cells in read_columns(path).items()
                                      if language in LANGUAGES}
                          for path in sorted((arguments.corpus / "train").glob("*.tsv.xz"))})
@@ -196,12 +196,12 @@ def word_table(arguments, models):
 
 
 def plain(text):
-    """A phrase without what does not count: capitals, signs, kinds of apostrophes and spaces."""
+    """Normalise a phrase: ignore capitals, punctuation, kinds of apostrophes and spaces."""
     return " ".join(re.sub(r"[^\w']", " ", unicodedata.normalize("NFKC", text).replace("’", "'").lower()).split())
 
 
 def alternatives(text):
-    """All that a cell accepts: `a|b` is a or b, `x{a/b} y` is xa y or xb y."""
+    """Yield all texts that a cell accepts: `a|b` is a or b, `x{a/b} y` is xa y or xb y."""
     for part in text.split("|"):
         pieces = re.split(r"\{([^}]*)\}", part)
         for choice in itertools.product(*(piece.split("/") if i % 2 else [piece] for i, piece in enumerate(pieces))):
@@ -209,7 +209,7 @@ def alternatives(text):
 
 
 def phrasebook(arguments):
-    """(source, target) -> (texts, sets of accepted answers)"""
+    """Return (source, target) -> (texts, sets of accepted translations)."""
     phrases = {}  # language -> the same
     for line in arguments.phrasebook.read_text(encoding="utf-8").splitlines()[1:]:
         _, language, text, accepted = line.split("\t")
@@ -221,7 +221,7 @@ def phrasebook(arguments):
 
 
 def commonest(arguments):
-    """The same of the sentences that the corpus has most often, with the translations that it has."""
+    """Return the same for the corpus's most frequent sentences and their translations there."""
     found = {}  # (source, target) -> plain source -> (source, translations)
     for path in sorted(path for name in COMMON_FILES for path in (arguments.corpus / "train").glob(name)):
         columns = read_columns(path)
@@ -238,7 +238,7 @@ def commonest(arguments):
 
 
 def phrase_table(arguments, models, name):
-    """The lines of the table of phrases that are accepted, in percent; `models`: label -> file."""
+    """Return the table of accepted phrases, in percent; `models`: label -> file."""
     phrases = {PHRASES: phrasebook, COMMON: commonest}[name](arguments)
     heads = ["accepted, %"] if len(models) == 1 else list(models)
     out = [f"| {name} | " + " | ".join(heads) + " |", "|---" * (len(models) + 1) + "|"]
@@ -255,7 +255,7 @@ def phrase_table(arguments, models, name):
             shares.append(100 * sum(right) / len(right))
             if arguments.save:
                 arguments.save.mkdir(parents=True, exist_ok=True)
-                rows = (f"{'accepted' if x else 'refused'}\t{a}\t{b}\n" for x, a, b in zip(right, texts, lines))
+                rows = (f"{'accepted' if x else 'rejected'}\t{a}\t{b}\n" for x, a, b in zip(right, texts, lines))
                 (arguments.save / f"{label}.{name}.{source}-{target}").write_text("".join(rows), encoding="utf-8")
         means.append(shares)
         out.append(f"| {source}-{target} | " + " | ".join(f"{x:.1f}" for x in shares) + " |")
@@ -263,7 +263,7 @@ def phrase_table(arguments, models, name):
 
 
 class Balance:
-    """What a mixture of n experts did with tokens."""
+    """Statistics of a mixture of n experts over tokens."""
 
     def __init__(self, n):
         self.tokens, self.empty, self.load, self.importance = 0, 0, [0] * n, [0.0] * n
@@ -284,19 +284,19 @@ class Balance:
 
 
 def routing(arguments, model, source, target, rows):
-    """(header, entries) of the routing of pairs of sentences."""
+    """Return (header, entries) of the routing of pairs of sentences."""
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as file:
         command = [arguments.translate, "-m", model, "-s", source, "-t", target, "--score", "-q",
                    "--routing", file.name]
         subprocess.run(command, input="".join(f"{a}\t{b}\n" for a, b in rows), stdout=subprocess.DEVNULL,
                        text=True, encoding="utf-8", check=True)
-        with open(file.name, encoding="utf-8") as lines:  # it may be another file of that name by now
+        with open(file.name, encoding="utf-8") as lines:  # reopen: the file may have been replaced
             header, *entries = map(json.loads, lines)
     return header, entries
 
 
 def balance_table(arguments, models):
-    """The lines of the table of how evenly experts are used, all directions together; `models`: label -> file."""
+    """Return the table of expert balance over all directions; `models`: label -> file."""
     out = ["| mixture | text | experts per token | empty masks, % | CV(load) | largest / mean load | dead "
            "| CV(weights) |", "|---" * 8 + "|"]
     for label, path in models.items():
@@ -329,19 +329,19 @@ def main():
     parser.add_argument("--corpus", type=pathlib.Path, default=pathlib.Path("../shared/corpus"),
                         help="default: %(default)s")
     parser.add_argument("--sets", default=",".join(TEST_FILES),
-                        help="comma-separated, of those above (default: %(default)s)")
-    parser.add_argument("--directions", help=f"comma-separated, for instance en-de,fr-en (default: all; words: "
+                        help="comma-separated list of sets (default: %(default)s)")
+    parser.add_argument("--directions", help=f"comma-separated list, e.g. en-de,fr-en (default: all; words: "
                                              f"{WORDS_DIRECTIONS})")
-    parser.add_argument("--limit", type=int, help="only the first so many sentences of each direction")
-    parser.add_argument("--beam", type=int, help="default: the model's")
-    parser.add_argument("--rerank", type=float, help="default: the model's")
-    parser.add_argument("--threads", type=int, help="default: all processors")
+    parser.add_argument("--limit", type=int, help="number of sentences per direction")
+    parser.add_argument("--beam", type=int, help="beam size (default: the model's)")
+    parser.add_argument("--rerank", type=float, help="weight of reranking (default: the model's)")
+    parser.add_argument("--threads", type=int, help="number of threads (default: all processors)")
     parser.add_argument("--translate", default="./moe-translate", help="program to run (default: %(default)s)")
     parser.add_argument("--phrasebook", type=pathlib.Path, default=pathlib.Path("tests/train/phrasebook.tsv"),
                         help="default: %(default)s")
     parser.add_argument("--save", type=pathlib.Path, help="folder for the translations")
     parser.add_argument("--card", type=pathlib.Path, help="file to write the tables into")
-    parser.add_argument("--part", default="quality", help="place in the card (default: %(default)s)")
+    parser.add_argument("--part", default="quality", help="section of the card (default: %(default)s)")
     arguments = parser.parse_args()
     models = dict(x.split("=", 1) if "=" in x else (pathlib.Path(x).stem, x) for x in arguments.model)
     text, signature = "", ""
@@ -355,7 +355,7 @@ def main():
         elif name in FILES:
             lines, signature = table(arguments, name, models)
         else:
-            parser.error(f"no test set is called {name}; known: {', '.join([*FILES, WORDS, PHRASES, COMMON, BALANCE])}")
+            parser.error(f"unknown test set {name}; available: {', '.join([*FILES, WORDS, PHRASES, COMMON, BALANCE])}")
         text += "\n" + "\n".join(lines) + "\n"
         print("\n" + "\n".join(lines), flush=True)
     text += f"\n{signature}\n" if signature else ""

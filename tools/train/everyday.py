@@ -1,12 +1,12 @@
 """Everyday phrases: greetings, directions, restaurant, doctor, times, letters.
 
-The corpus has few of them, because people's collections of sentences hold what is worth collecting. everyday.tsv has
-patterns in four languages and words to put into them: "Where is {the place}?" with "station Bahnhof m gare f ...".
+They are rare in the corpus, as people collect remarkable sentences. everyday.tsv has patterns in four languages and
+words to fill in: "Where is {the place}?" with "station Bahnhof m gare f ...".
 
-In a pattern {place} is the word alone, and a form before it makes the language's own article or adjective of it:
-{the place}, {der place}, {dem place}, {le place}, {du place}, {el place}. An adjective stands without its noun:
-{cerrado place} is "cerrado" or "cerrada". {day2} is another day than {day}. {time}, {hour}, {number} and their like are
-made here. Sections begin with "=": a slot's name, "WORD" before it where the words have no gender; then "SAY".
+In a pattern {place} is the bare word; a preceding form yields the language's article or adjective with it: {the place},
+{der place}, {dem place}, {le place}, {du place}, {el place}. Adjectives appear without the noun: {cerrado place} is
+"cerrado" or "cerrada". {day2} is a different day than {day}. {time}, {hour}, {number} and similar are generated.
+Sections start with "=": the name of a slot, preceded by "WORD" if its words have no gender; finally "SAY".
 """
 import pathlib
 import random
@@ -14,9 +14,9 @@ import re
 
 LANGUAGES = ("en", "de", "fr", "es")
 FILE = pathlib.Path(__file__).with_name("everyday.tsv")
-PHRASEBOOK = pathlib.Path(__file__).parents[2] / "tests/train/phrasebook.tsv"  # what a model is tested with
-MOST = 60    # sentences of one pattern
-FIXED = 8    # times that a pattern without slots stands there
+PHRASEBOOK = pathlib.Path(__file__).parents[2] / "tests/train/phrasebook.tsv"  # for testing models
+LIMIT = 60   # sentences per pattern
+REPEATS = 8  # repetitions of a pattern without slots
 VOWEL = re.compile(r"[aeiouyhâàéèêîôœAEIOUÉÎ]")
 MARK = re.compile(r"\{(?:([^{}]+) )?(\w+?)(\d?)\}")
 
@@ -33,7 +33,7 @@ FRENCH_ELIDED = {"le": "l'", "mon": "mon ", "du": "de l'", "de": "d'"}
 SPANISH = {"el": ("el", "la"), "un": ("un", "una"), "mi": ("mi", "mi"), "su": ("su", "su"),
            "el próximo": ("el próximo", "la próxima")}
 
-CONTRACTIONS = {  # what a language writes in one word
+CONTRACTIONS = {  # contractions of each language
     "de": ((r"\b([Zz])u dem\b", r"\1um"), (r"\b([Zz])u der\b", r"\1ur"), (r"\b([Ii])n dem\b", r"\1m"),
            (r"\b([Bb])ei dem\b", r"\1eim")),
     "fr": ((r"\bà le\b", "au"), (r"\bÀ le\b", "Au"), (r"\bà les\b", "aux"), (r"\bde le\b", "du"),
@@ -62,7 +62,7 @@ TWENTIES = ("veinte veintiuno veintidós veintitrés veinticuatro veinticinco ve
 
 
 def spelled(language, n):
-    """0 to 99 in words."""
+    """Spell out 0 to 99."""
     ten, one = divmod(n, 10)
     if n < 20:
         return ONES[language][n]
@@ -82,7 +82,7 @@ def spelled(language, n):
 
 
 def clock(hour):
-    """A full hour as it stands in a time, by language: "three", "drei", "trois heures", "las tres"."""
+    """Return a full hour as part of a time, by language: "three", "drei", "trois heures", "las tres"."""
     return {"en": ONES["en"][hour], "de": ONES["de"][hour],
             "fr": {1: "une heure", 12: "midi"}.get(hour, ONES["fr"][hour] + " heures"),
             "es": "la una" if hour == 1 else "las " + ONES["es"][hour]}
@@ -109,7 +109,7 @@ def a_time(r):
 
 
 def a_number(r, low, high):
-    """Not one that ends in 1, which follows the gender of what is counted."""
+    """Return a number that does not end in 1, which would agree with the gender of the noun."""
     n = r.choice([n for n in range(low, high + 1) if n % 10 != 1])
     in_digits = n > 12 and r.random() < 0.5
     return {language: str(n) if in_digits else spelled(language, n) for language in LANGUAGES}
@@ -137,7 +137,7 @@ def adjective(language, word, gender):
 
 
 def formed(language, form, word):
-    """A word, which is a text and perhaps a gender, in a form; None: the word alone."""
+    """Return a word (text, gender) in a form; None: the bare word."""
     noun, gender = word
     if form is None:
         return noun
@@ -165,7 +165,7 @@ def finished(language, sentence):
 # ---- The table -------------------------------------------------------------------------------------------------------
 
 def read(path=FILE):
-    """(slots: name -> list of {language: (text, gender)}, patterns: list of {language: text})."""
+    """Return (slots: name -> list of {language: (text, gender)}, patterns: list of {language: text})."""
     slots, patterns, section, gendered = {}, [], None, False
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -183,7 +183,7 @@ def read(path=FILE):
 
 
 def fill(r, slots, pattern):
-    """One sentence of a pattern: {language: text}."""
+    """Return one sentence of a pattern: {language: text}."""
     chosen = {}
     for name, number in sorted({mark[1:] for text in pattern.values() for mark in MARK.findall(text)}):
         if name in MADE:
@@ -196,16 +196,16 @@ def fill(r, slots, pattern):
             for language, text in pattern.items()}
 
 
-def everyday_table(seed, kept_apart=()):
-    """Language -> sentences. A row with a sentence of `kept_apart` is left out; signs and capitals do not count."""
+def everyday_table(seed, excluded=()):
+    """Return language -> sentences, without rows that match `excluded`, ignoring punctuation and capitals."""
     r, (slots, patterns) = random.Random(seed), read()
-    bare = {plain(text) for text in kept_apart}
+    bare = {plain(text) for text in excluded}
     table = {language: [] for language in LANGUAGES}
     for pattern in patterns:
         if any(MARK.search(text) for text in pattern.values()):
-            rows = list(dict.fromkeys(tuple(fill(r, slots, pattern).values()) for _ in range(2 * MOST)))[:MOST]
+            rows = list(dict.fromkeys(tuple(fill(r, slots, pattern).values()) for _ in range(2 * LIMIT)))[:LIMIT]
         else:
-            rows = [tuple(pattern.values())] * FIXED
+            rows = [tuple(pattern.values())] * REPEATS
         for row in rows:
             if not any(plain(text) in bare for text in row):
                 for language, text in zip(LANGUAGES, row):
@@ -214,7 +214,7 @@ def everyday_table(seed, kept_apart=()):
 
 
 def phrasebook(path=PHRASEBOOK):
-    """The phrases that a model is tested with, in all languages; none where the tests are not there."""
+    """Return the phrases for testing models, in all languages; [] if the tests are missing."""
     if not path.exists():
         return []
     return [line.split("\t")[2] for line in path.read_text(encoding="utf-8").splitlines()[1:]]
@@ -225,6 +225,6 @@ def plain(text):
 
 
 if __name__ == "__main__":
-    made = everyday_table(seed=1, kept_apart=phrasebook())
+    made = everyday_table(seed=1, excluded=phrasebook())
     for sentences in zip(*(made[language] for language in LANGUAGES)):
         print("\t".join(sentences))

@@ -1,20 +1,19 @@
-"""Running text whose names and numbers are others.
+"""Running text with replaced names and numbers.
 
-A name is to be copied, and there are more of them in the world than in any corpus: what a model learns of the few it
-sees often is their spelling, not to copy. So where a name or a number is the same in all languages of a row, another
-takes its place in all of them: one of the corpus, or one that is made up letter by letter after those. `name_table`
-makes such rows.
+Names should be copied, and the world has more of them than any corpus: from a few frequent ones a model learns their
+spelling instead of copying. So `name_table` takes rows in which a name or number is the same in all languages and
+replaces it in all of them, by a name of the corpus or by one generated letter by letter from those.
 """
 import random
 import re
 from collections import Counter
 
 SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web", "bible")
-LONGEST = 250      # characters of a cell
-COMMON = 50        # occurrences in small letters from which a capitalised word is no name
-MADE_UP = 0.5      # share of names that no corpus has
-TWO = 0.3          # share of places where two names stand for one
-ORDER = 3          # letters that the next one of a made-up name follows
+LONGEST = 250      # characters per cell
+COMMON = 50        # lower-case occurrences from which a capitalised word is not a name
+MADE_UP = 0.5      # fraction of generated names
+TWO = 0.3          # fraction of replacements by two names
+ORDER = 3          # letters of context of a generated name
 INITIALS = "AABCDEEFGHIIJKLMNOOPQRSTUUVWXYZ"
 
 BEFORE, AFTER = r"(?<![\w.,:/-])", r"(?![\w:/]|[.,]\d)"
@@ -23,8 +22,8 @@ NUMBER = re.compile(BEFORE + r"\d{1,4}(?!-)" + AFTER)
 
 
 class Names:
-    """Names to put in the place of others. `known`: those of the corpus; `follows`: ORDER letters -> the letters that
-    follow them in known names, as often as they do; an empty one is the end."""
+    """Replacement names. `known`: those of the corpus; `follows`: ORDER letters -> letters that follow them in known
+    names, with repetitions; "" marks the end."""
 
     def __init__(self, known):
         self.known, self.follows = sorted(known), {}
@@ -47,8 +46,7 @@ class Names:
         return name
 
     def instead(self, r, word):
-        """What takes the place of a name, an abbreviation or a number; years become years, and what is more than one
-        stays so."""
+        """Return a replacement of a name, an abbreviation or a number; years remain years, plurals remain plural."""
         if word.isdigit():
             return str(r.randint(1800, 2030) if len(word) == 4 and word[0] in "12" else r.randint(2, 10 ** len(word)))
         if word.isupper():
@@ -57,8 +55,8 @@ class Names:
 
 
 def named_rows(columns, small):
-    """Rows of one file that can be used: ({language: cell}, names and numbers that all its cells have). `small`:
-    occurrences of words in small letters."""
+    """Yield usable rows of a file: ({language: cell}, names and numbers that occur in all cells). `small`: occurrences
+    of words in lower case."""
     for cells in zip(*columns.values()):
         cells = {language: cell for language, cell in zip(columns, cells) if cell}
         if len(cells) < 2 or max(map(len, cells.values())) > LONGEST:
@@ -72,8 +70,8 @@ def named_rows(columns, small):
 
 
 def name_table(tables, rows, seed):
-    """About `rows` rows with other names, as one table: language -> cells. Files give by the square root of what they
-    have."""
+    """Return about `rows` rows with replaced names as one table, language -> cells. Files contribute by the square root
+    of their size."""
     r = random.Random(seed)
     table = {language: [] for columns in tables.values() for language in columns}
     small = Counter(word for columns in tables.values() for cells in columns.values() for cell in cells

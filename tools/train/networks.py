@@ -1,7 +1,7 @@
-"""Networks that are compared: each is trained with several seeds, some at a time, each in a process of its own.
+"""Trains networks for comparison: several seeds of each, some in parallel, every one in a separate process.
 
-Every network has a folder NAME-seed-N in --out with what its trainer writes, what it says (log) and, when it is trained
-and measured, its result (test.json). The same command goes on where it was stopped, and trains nothing twice.
+Every network has a folder NAME-seed-N in --out with the files of its trainer, its output (log) and finally its result
+(test.json). The same command continues after an interruption, and never trains a network twice.
 """
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ STUDENT = 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262
 
 
 def interval(values):
-    """Mean and half the width of its 95 % confidence interval; one value has none."""
+    """Return the mean and half the width of its 95 % confidence interval, which is NaN for a single value."""
     n = len(values)
     half = STUDENT[min(n - 2, len(STUDENT) - 1)] * statistics.stdev(values) / n ** 0.5 if n > 1 else float("nan")
     return statistics.mean(values), half
@@ -31,9 +31,9 @@ class Networks:
                   "save_every")
 
     def __init__(self, o, options, measure, shown):
-        """`options(name, seed, folder)`: what trains a network, an argparse.Namespace. `measure(options)`, in a process
-        of its own: trains it and gives the result, a dictionary with "minutes"; None when it was stopped. `shown`: the
-        number of the result that is told at once."""
+        """`options(name, seed, folder)` returns an argparse.Namespace. `measure(options)` trains a network in a
+        separate process and returns the result, a dictionary with "minutes"; None if interrupted. `shown`: key of the
+        result to report immediately."""
         self.o, self.measure, self.shown, self.stopped, self.running = o, measure, shown, False, {}
         self.each = []  # (name, options)
         for name in o.networks:
@@ -42,7 +42,7 @@ class Networks:
 
     @staticmethod
     def result(options):
-        """What came out for a network; None before it is trained."""
+        """Return a network's result; None before it is trained."""
         try:
             with open(os.path.join(options.out, "test.json"), encoding="utf-8") as file:
                 return json.load(file)
@@ -50,7 +50,7 @@ class Networks:
             return None
 
     def results(self):
-        """Network -> (options, results of its seeds)."""
+        """Return network -> (options, results of its seeds)."""
         found = {}
         for name, options in self.each:
             found.setdefault(name, (options, []))[1].append(self.result(options))
@@ -59,10 +59,10 @@ class Networks:
     def stop(self, *_):
         self.stopped = True
         for process in list(self.running):
-            process.terminate()  # it saves
+            process.terminate()  # makes it save
 
     def same_as_before(self):
-        """Ends the program where --out has networks of other options."""
+        """Exit if --out has networks with other options."""
         path = os.path.join(self.o.out, "options.json")
         ours = {key: value for key, value in vars(self.o).items() if key not in self.MAY_CHANGE}
         if os.path.exists(path):
@@ -70,7 +70,7 @@ class Networks:
                 theirs = json.load(file)
             other = [f"--{key.replace('_', '-')} {value}" for key, value in theirs.items() if ours.get(key) != value]
             if other:
-                raise SystemExit(f"{self.o.out} was begun with {' '.join(other)}: give the same, or another --out")
+                raise SystemExit(f"{self.o.out} was created with {' '.join(other)}: use the same or another --out")
         with open(path, "w", encoding="utf-8") as file:
             json.dump(ours, file, indent=1)
 
@@ -82,7 +82,7 @@ class Networks:
         self.running[process] = name, options
 
     def train(self):
-        """Trains what is not trained yet. A network that fails stops the others."""
+        """Train all networks that are not trained yet; stop if one fails."""
         waiting, failed, shown = [x for x in self.each if not self.result(x[1])], [], time.time()
         done = len(self.each) - len(waiting)
         signal.signal(signal.SIGTERM, self.stop)
@@ -102,24 +102,24 @@ class Networks:
                     failed.append(os.path.join(options.out, "log"))
                     self.stop()
             if self.stopped:
-                self.stop()  # what was about to start
+                self.stop()  # processes started meanwhile
             elif time.time() - shown > (1 if sys.stderr.isatty() else 60):
                 shown = time.time()
                 progress(" | ".join(f"{name}, seed {options.seed}: {last_line(options)}"[:90]
                                     for name, options in self.running.values()))
         if failed:
-            raise SystemExit(f"a network could not be trained: {failed[0]} says why. The others are saved")
+            raise SystemExit(f"training failed, see {failed[0]}; the others were saved")
         if self.stopped:
-            raise SystemExit("stopped: saved, can go on")
+            raise SystemExit("stopped: saved, can be continued")
 
 
 def last_line(options):
-    """Of what a network's trainer has said."""
-    return (pathlib.Path(options.out, "log").read_text(encoding="utf-8").splitlines() or ["begins"])[-1]
+    """Return the last line of a network's log."""
+    return (pathlib.Path(options.out, "log").read_text(encoding="utf-8").splitlines() or ["starting"])[-1]
 
 
 def train_one(measure, options):
-    """Trains and measures one network, in a process of its own."""
+    """Train and measure one network, with its output redirected to its log."""
     said = os.open(os.path.join(options.out, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(said, sys.stdout.fileno())
     os.dup2(said, sys.stderr.fileno())

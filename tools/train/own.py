@@ -1,10 +1,11 @@
-"""A corpus of one's own: any languages, any file names, any size.
+"""The user's own corpus: any languages, file names and size.
 
-    read_corpus(path, languages)      (rows by file: {name: [{language: text}]}, what was ignored and why)
-    Corpus(path, languages, dev)      the same with a dev set that is given or split off
+    read_corpus(path, languages)      (rows by file: {name: [{language: text}]}, {ignored file: reason})
+    Corpus(path, languages, dev)      the same with a dev set, given or held out
 
-A file, or a folder with files, of these kinds (.xz too): `.tsv` with language codes in its first row, or in its name
-(`mine.en-de.tsv`); PO files that name their language; TMX; two text files of as many lines (`mine.en`, `mine.de`).
+The path is a file, or a folder with files, of these types (.xz too): `.tsv` with language codes in its first row or in
+its name (`mine.en-de.tsv`); PO files that name their language; TMX; two text files with equal numbers of lines
+(`mine.en`, `mine.de`).
 """
 import collections
 import lzma
@@ -16,7 +17,7 @@ import data
 
 CODE = re.compile("[a-z]{2,3}([-_@][A-Za-z0-9]{2,8})*")
 BETWEEN = re.compile(r".*?([a-z]{2,3}(?:_[A-Za-z]{2,4})?)-([a-z]{2,3}(?:_[A-Za-z]{2,4})?)")
-MOST_DEV = 200
+MAX_DEV = 200
 
 
 def open_text(path):
@@ -33,7 +34,7 @@ def read_tsv(path, name, languages):
     elif languages or named:
         codes = languages or list(named.groups())
     else:
-        raise ValueError("it names no languages: not in its first row, and not in its name, as mine.en-de.tsv would")
+        raise ValueError("no languages in the first row or in the file name, e.g. mine.en-de.tsv")
     return [{code: cell.strip() for code, cell in zip(codes, row)} for row in rows]
 
 
@@ -41,16 +42,16 @@ def read_po(path, name, languages):
     try:
         import polib
     except ImportError:
-        raise ValueError("PO files are read by polib: pip install polib") from None
+        raise ValueError("PO files require polib: pip install polib") from None
     try:
         po = polib.pofile(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"it is no PO file: {error}") from None
+        raise ValueError(f"not a PO file: {error}") from None
     target = po.metadata.get("Language") or os.path.splitext(name)[0].rpartition(".")[2]
     target = languages[1] if languages else target.split("_")[0]
     source = languages[0] if languages else "en"
     if not CODE.fullmatch(target) or target == source:
-        raise ValueError("its header names no language: say --languages SOURCE,TARGET")
+        raise ValueError("no language in the header: use --languages SOURCE,TARGET")
     return [{source: " ".join(x.msgid.split()), target: " ".join(x.msgstr.split())} for x in po.translated_entries()
             if not x.msgid_plural]
 
@@ -65,7 +66,7 @@ def read_tmx(path, name, languages):
                 rows.append({code: " ".join(text.split()) for code, text in texts.items() if code})
                 unit.clear()
     except xml.ParseError as error:
-        raise ValueError(f"it is no XML: {error}") from None
+        raise ValueError(f"not XML: {error}") from None
     return rows
 
 
@@ -78,9 +79,9 @@ def read_lines(path):
 
 
 def read_corpus(path, languages=None):
-    """(rows by file, {file: why it was ignored})."""
+    """Return (rows by file, {ignored file: reason})."""
     if not os.path.exists(path):
-        raise SystemExit(f"{path}: there is no such file or folder")
+        raise SystemExit(f"{path}: no such file or directory")
     names = sorted(os.listdir(path)) if os.path.isdir(path) else [""]
     rows, ignored, parallel = {}, {}, collections.defaultdict(dict)
     for name in names:
@@ -102,13 +103,13 @@ def read_corpus(path, languages=None):
         if len(texts) > 1 and len(lengths) == 1:
             rows[stem] = [dict(zip(texts, cells)) for cells in zip(*texts.values())]
         else:
-            why = f"not as many lines: {lengths}" if len(lengths) > 1 else "no file of another language beside it"
+            why = f"numbers of lines differ: {lengths}" if len(lengths) > 1 else "no matching file in another language"
             ignored.update({name: why for name, _ in sides.values()})
     return {name: [r for r in found if sum(map(bool, r.values())) > 1] for name, found in rows.items()}, ignored
 
 
 class Corpus:
-    """Training rows and dev rows; no dev text is in the training rows."""
+    """Training and dev rows; training rows contain no dev text."""
 
     def __init__(self, path, languages=None, dev=None, log=print):
         inside = os.path.join(path, "train")
@@ -116,33 +117,33 @@ class Corpus:
         rows, ignored = read_corpus(folder, languages)
         for name, why in ignored.items():
             if not (folder == path and name in ("dev", "test")):
-                log(f"ignored: {name}: {why}")
+                log(f"ignoring {name}: {why}")
         beside = os.path.join(path, "dev")
         dev = dev or (beside if os.path.isdir(beside) else None)
         unique = list({tuple(sorted(row.items())): row for found in rows.values() for row in found}.values())
         if dev:
             held, ignored = read_corpus(dev, languages)
             for name, why in ignored.items():
-                log(f"ignored: {name}: {why}")
+                log(f"ignoring {name}: {why}")
             self.dev = [row for found in held.values() for row in found][:1000]
         else:
-            step = max(10, len(unique) // MOST_DEV)
+            step = max(10, len(unique) // MAX_DEV)
             self.dev = unique[step // 2::step]
         texts = {text for row in self.dev for text in row.values() if text}
         self.rows = {name: [row for row in found if not texts & set(row.values())] for name, found in rows.items()}
         self.rows = {name: found for name, found in self.rows.items() if found}
         if not self.rows or not self.dev:
-            raise SystemExit(f"{path}: {len(unique)} pairs of texts were found; at least 20 are needed")
+            raise SystemExit(f"{path}: found {len(unique)} pairs of texts; at least 20 are required")
         self.languages = sorted({code for found in [*self.rows.values(), self.dev] for row in found for code in row})
         log(f"{sum(map(len, self.rows.values()))} rows to train on, {len(self.dev)} held out, languages "
             + ", ".join(self.languages))
 
     def use(self, tags=None):
-        """Makes its languages and files those of data.py; tags: those that a model has."""
+        """Register the languages and files in data.py; tags: those of the model."""
         for code in self.languages:
             if tags is not None and code not in tags:
-                raise SystemExit(f"the corpus has {code}, the model knows {', '.join(tags)} only: name the languages "
-                                 "by --languages, or train from scratch")
+                raise SystemExit(f"the corpus has {code}, but the model only has {', '.join(tags)}: select languages "
+                                 "with --languages, or train from scratch")
         tags = tags or {code: 4 + i for i, code in enumerate(self.languages)}
         data.LANGUAGES = tuple(tags)
         data.TAG.clear()
@@ -155,7 +156,7 @@ class Corpus:
                 for name, rows in zip(self.names, self.rows.values())}
 
     def sets(self):
-        """(name, source, target, texts, references) of every direction of the dev set."""
+        """Return (name, source, target, texts, references) of every direction of the dev set."""
         out = []
         for a in data.LANGUAGES:
             for b in data.LANGUAGES:
@@ -166,7 +167,7 @@ class Corpus:
 
 
 def train_vocabulary(tables, path, largest):
-    """A vocabulary as large as the text carries."""
+    """Train a vocabulary as large as the text supports."""
     import sentencepiece
     texts = [cell for table in tables.values() for cells in table.values() for cell in cells if cell]
     signs = len(set("".join(texts)))
@@ -179,11 +180,11 @@ def train_vocabulary(tables, path, largest):
             pad_id=data.PAD, unk_id=data.UNK, bos_id=data.BOS, eos_id=data.EOS,
             control_symbols=[f"<2{code}>" for code in data.LANGUAGES], minloglevel=2)
     except RuntimeError as error:
-        raise SystemExit(f"no vocabulary can be made of this text: {' '.join(str(error).split())}") from None
+        raise SystemExit(f"cannot train a vocabulary: {' '.join(str(error).split())}") from None
 
 
 def prepare(corpus, cache, largest, vocabulary, log=print):
-    """Makes the cache; returns the path of the SentencePiece model."""
+    """Create the cache; return the path of the SentencePiece model."""
     import sentencepiece
     os.makedirs(cache, exist_ok=True)
     model, tables = os.path.join(cache, "spm.model"), corpus.tables()

@@ -1,12 +1,12 @@
 """Phrase pairs around the rarer words of the corpus.
 
-A word that occurs some hundred times is one token in thirty of the sentences that teach it, and a small model reads too
-few of them to learn it. Short phrases cut out around such words teach it in a quarter of the tokens. `phrase_table`
-makes them.
+A word with some hundred occurrences is one token in thirty of the sentences that contain it, which a small model reads
+too few of to learn it. Short phrases around such words teach it with a quarter of the tokens; `phrase_table` extracts
+them.
 
 Words are aligned by IBM model 1 with a preference for the diagonal (Dyer, Chahuneau and Smith 2013), trained in both
-directions by expectation maximisation; a link is what both directions agree on. Phrases are those of phrase-based
-translation (Koehn, Och and Marcu 2003): no word inside is linked to one outside.
+directions by expectation maximisation; links are those of both directions. Phrases are those of phrase-based
+translation (Koehn, Och and Marcu 2003): no word inside is linked to a word outside.
 """
 import re
 
@@ -14,20 +14,20 @@ import numpy as np
 
 WORD = re.compile(r"\w+")
 SOURCES = ("tatoeba.", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web", "apps", "bible")
-MOST_PAIRS = 400_000  # of two languages that are aligned
-LONGEST = 32          # words of a sentence that is aligned
-ROUNDS = 4            # of expectation maximisation
-NULL, TENSION = 0.08, 6.0  # probability of no source word; how sharply the diagonal is preferred
-# product of the two directions' posteriors from which words are linked, and phrases cut around them
+MAX_PAIRS = 400_000  # pairs to align, per pair of languages
+LONGEST = 32          # words per sentence
+ROUNDS = 4            # iterations of expectation maximisation
+NULL, TENSION = 0.08, 6.0  # probability of no source word; strength of the diagonal
+# minimum product of both directions' posteriors for links, and for links to extract phrases around
 LINK, ANCHOR = 0.2, 0.4
-RAREST, COMMONEST = 4, 6000  # occurrences of the rarer word of a link that phrases are cut around
+RAREST, COMMONEST = 4, 6000  # occurrences of the rarer word of such a link
 
 
 # ---- Alignment -------------------------------------------------------------------------------------------------------
 
 class Side:
-    """The sentences of one language as word numbers from 1: `ids` [words] from `starts` [sentences] on, `lengths`
-    [sentences]; `count` [vocabulary + 1] occurrences of each."""
+    """Sentences of one language as word numbers from 1: `ids` [words], `starts` and `lengths` [sentences], and `count`
+    [vocabulary + 1], their occurrences."""
 
     def __init__(self, cells):
         numbers, ids, lengths = {}, [], []
@@ -40,13 +40,12 @@ class Side:
         self.count = np.bincount(self.ids, minlength=len(numbers) + 1)
 
     def rows(self, rows, length):
-        """[rows, length]: the words of sentences that have this length."""
+        """Return the words of sentences of this length: [rows, length]."""
         return self.ids[self.starts[rows][:, None] + np.arange(length)]
 
 
 def chunks(left, right):
-    """Sentence pairs that can be aligned, in pieces of equal lengths on each side: (pair numbers, left [b, n], right
-    [b, m])."""
+    """Yield chunks of sentence pairs with equal lengths on each side: (pair numbers, left [b, n], right [b, m])."""
     usable = np.nonzero((np.minimum(left.lengths, right.lengths) > 0)
                         & (np.maximum(left.lengths, right.lengths) <= LONGEST))[0]
     key = left.lengths[usable] * (LONGEST + 1) + right.lengths[usable]
@@ -61,12 +60,12 @@ def chunks(left, right):
 
 
 class Table:
-    """t(target word | source word) of one direction, in hashed counts. Source word 0 is the empty one."""
+    """t(target word | source word) of one direction, as hashed counts. Source word 0 is the empty word."""
 
     def __init__(self, source, pairs, reverse):
-        """`pairs()` yields what `chunks` does; `reverse`: the source is the right one. `source`: its Side."""
+        """`source`: its Side; `pairs()` yields `chunks`; `reverse`: the source is the right side."""
         cells = sum(a.size * b.shape[1] for _, a, b in pairs())
-        self.bits = min(27, max(10, (4 * cells).bit_length()))  # what collides is noise: the table needs not be exact
+        self.bits = min(27, max(10, (4 * cells).bit_length()))  # collisions are noise: the table need not be exact
         self.counts = self.totals = None
         for _ in range(ROUNDS):
             counts, totals = np.zeros(1 << self.bits, np.float32), np.zeros(len(source.count), np.float32)
@@ -77,8 +76,8 @@ class Table:
             self.counts, self.totals = counts, np.maximum(totals, 1e-6)
 
     def expected(self, source, target):
-        """For words [b, n] and [b, m] the posterior [b, n + 1, m] of each source position (first: none) for each target
-        position, the slots [b, n + 1, m] of the word pairs, and the source words [b, n + 1]."""
+        """Return, for words [b, n] and [b, m], the posterior [b, n + 1, m] of each source position (first: none) for
+        each target position, the slots [b, n + 1, m] of the word pairs, and the source words [b, n + 1]."""
         n, m = source.shape[1], target.shape[1]
         source = np.concatenate([np.zeros((len(source), 1), np.int64), source], 1)
         mixed = (source.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))[:, :, None] + \
@@ -93,8 +92,7 @@ class Table:
 
 
 def agreement(left, right):
-    """Of two Sides yields (pair numbers, left words [b, n], right words [b, m], product of both directions' posteriors
-    [b, n, m])."""
+    """Yield (pair numbers, left words [b, n], right words [b, m], product of both directions' posteriors [b, n, m])."""
     def pairs():
         return chunks(left, right)
     forward, backward = Table(left, pairs, False), Table(right, pairs, True)
@@ -105,8 +103,8 @@ def agreement(left, right):
 # ---- Phrases ---------------------------------------------------------------------------------------------------------
 
 def cut(links, i, j, generator):
-    """Bounds (first and last left word, first and last right word) of a phrase pair that holds the left word i and the
-    right word j, of at most seven left words, a random size and place; None if there is none. `links`: [n, m]."""
+    """Return the bounds (first and last left word, first and last right word) of a phrase pair of random size and
+    position that contains left word i and right word j, with at most seven left words; None if impossible."""
     n = len(links)
     for size in range(int(generator.integers(2, 8)), 1, -1):
         starts = np.arange(max(0, i - size + 1), min(i, n - size) + 1)
@@ -121,13 +119,13 @@ def cut(links, i, j, generator):
 
 
 def span(cell, first, last):
-    """The text from one word to another."""
+    """Return the text from the first to the last word."""
     words = list(WORD.finditer(cell))
     return cell[words[first].start():words[last].end()]
 
 
 def phrase_pairs(lefts, rights, seed):
-    """Distinct phrase pairs of parallel sentences, sorted: 2 sqrt(f) around a word that occurs f times, about."""
+    """Return distinct phrase pairs of parallel sentences, sorted: about 2 sqrt(f) around a word with f occurrences."""
     generator, found = np.random.default_rng(seed), set()
     left, right = Side(lefts), Side(rights)
     for rows, a, b, both in agreement(left, right):
@@ -142,7 +140,7 @@ def phrase_pairs(lefts, rights, seed):
 
 
 def phrase_table(tables, pivot, seed, log=print):
-    """The phrases of every language with `pivot`, as one table: language -> cells, of which two in a row are not
+    """Return the phrases of every language paired with `pivot` as one table: language -> cells, two per row not
     empty."""
     table = {language: [] for table in tables.values() for language in table}
     for language in sorted(set(table) - {pivot}):
@@ -150,7 +148,7 @@ def phrase_table(tables, pivot, seed, log=print):
                  and {pivot, language} <= set(columns) for a, b in zip(columns[pivot], columns[language]) if a and b]
         if not pairs:
             continue
-        chosen = np.random.default_rng([seed, 1]).permutation(len(pairs))[:MOST_PAIRS]
+        chosen = np.random.default_rng([seed, 1]).permutation(len(pairs))[:MAX_PAIRS]
         log(f"phrases: aligning {len(chosen)} of {len(pairs)} pairs of {pivot} and {language}")
         found = phrase_pairs(*zip(*(pairs[at] for at in np.sort(chosen))), [seed, 2])
         log(f"phrases: {len(found)} in {pivot} and {language}")

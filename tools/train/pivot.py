@@ -1,11 +1,10 @@
-"""Spanish made of French, as training text to translate from.
+"""Spanish translated from French, as training text.
 
-The corpus has ten times as much French as Spanish beside its English. Apertium translates between those two with a
-dictionary and rules (Forcada et al. 2011; Debian: apertium and apertium-fr-es, which `tools/install-deps --train`
-installs), better than a small model does. So the French of Europarl becomes Spanish too, and what Apertium lacks words
-for, or makes the least likely Spanish of, is left out. `pivot_table` makes rows of English, French and Spanish. The
-Spanish is a machine's: it is only ever the source (back-translation, Sennrich et al. 2016), so that what is learned to
-be written is what people wrote.
+The corpus has ten times as much French as Spanish paired with English. Apertium translates between the two with a
+dictionary and rules (Forcada et al. 2011; Debian: apertium and apertium-fr-es, installed by `tools/install-deps
+--train`), better than a small model. `pivot_table` translates the French of Europarl and adds the Spanish to rows of
+English and French, dropping translations with unknown words and the least probable ones. Machine-translated text only
+serves as source (back-translation, Sennrich et al. 2016), so that the model learns to write what people wrote.
 """
 import os
 import random
@@ -17,17 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 SOURCES = ("europarl.en-fr",)
 MODE = "fr-es"
-LONGEST, SHORTEST = 250, 30  # characters of a French sentence
-CHUNK = 2000                 # sentences that Apertium is given at a time
-# share of the translations that is used, those with the smallest share of new pairs of words
+LONGEST, SHORTEST = 250, 30  # characters per French sentence
+CHUNK = 2000                 # sentences per call of Apertium
+# fraction of translations used: those with the fewest unseen word pairs
 LIKELY = 0.7
 
 WORDS = re.compile(r"\w+|[^\w\s]")
-UNKNOWN = re.compile(r"\*(?=\w)")  # how Apertium marks a word it does not know, which it leaves as it is
+UNKNOWN = re.compile(r"\*(?=\w)")  # Apertium's mark of unknown, untranslated words
 
 
 def translated(sentences, program):
-    """Their translations, one for each, or none for all where Apertium did not keep the lines apart."""
+    """Translate sentences; return "" for all if Apertium did not preserve the lines."""
     run = subprocess.run([program, MODE], input="".join(sentence + "\n" for sentence in sentences),
                          stdout=subprocess.PIPE,
                          encoding="utf-8", errors="replace")
@@ -36,8 +35,8 @@ def translated(sentences, program):
 
 
 def tidied(spanish, french):
-    """A translation with single spaces and the first letter as the French one, names that were left as they are
-    unmarked; "" if another word is unknown or half of it is missing."""
+    """Normalise spaces and the initial letter of a translation, and unmark untranslated names; return "" if another
+    word is unknown or the length implausible."""
     if any(not spanish[x.end()].isupper() for x in UNKNOWN.finditer(spanish)):
         return ""
     spanish = re.sub(r" ([,.;:?!])", r"\1", " ".join(UNKNOWN.sub("", spanish).split()))
@@ -52,14 +51,14 @@ def pairs(sentence):
 
 
 def pivot_table(tables, rows, seed, program="apertium", log=print):
-    """The table "pivot" made of up to `rows` rows, language -> cells; none without Apertium. Which pairs of Spanish
-    words are known is learned from all tables."""
+    """Return the table "pivot" of up to `rows` rows, language -> cells; {} without Apertium. The known pairs of Spanish
+    words are those of all tables."""
     usable = [(a, b) for columns in (tables[name] for name in SOURCES if name in tables)
               for a, b in zip(columns["en"], columns["fr"])
               if a and SHORTEST <= len(b) <= LONGEST and re.search(r"\w[.?!]$", b)]
     if not usable or not shutil.which(program) or MODE not in subprocess.run([program, "-l"], capture_output=True,
                                                                              text=True).stdout.split():
-        log("pivot: no Spanish is made of French" + "; tools/install-deps --train installs Apertium" * bool(usable))
+        log("pivot: no Spanish from French" + "; tools/install-deps --train installs Apertium" * bool(usable))
         return {}
     usable = random.Random(seed).sample(usable, min(rows, len(usable)))
     chunks = [usable[at:at + CHUNK] for at in range(0, len(usable), CHUNK)]
@@ -73,5 +72,5 @@ def pivot_table(tables, rows, seed, program="apertium", log=print):
                 new = [not seen[pair] for pair in pairs(cell)]
                 found.append((sum(new) / len(new), english, french, cell))
     found = sorted(found)[:round(LIKELY * len(found))]
-    log(f"pivot: {len(found)} rows of Spanish made of French, of {len(usable)} translated")
+    log(f"pivot: kept {len(found)} of {len(usable)} sentences translated from French to Spanish")
     return {"pivot": dict(zip(("en", "fr", "es"), map(list, zip(*(row[1:] for row in found)))))} if found else {}

@@ -1,18 +1,18 @@
-"""What is measured, as a card shows it: tables between two lines of a Markdown file, and plots as SVG."""
+"""Writes measurements into model cards: tables between two lines of a Markdown file, and plots as SVG."""
 import math
 import sys
 
 
 def write_card(path, part, text):
-    """Replaces what stands between the lines `<!-- part -->` and `<!-- end of part -->` of a file."""
+    """Replace the text between the lines `<!-- part -->` and `<!-- end of part -->` of a file."""
     card, begin, end = path.read_text(encoding="utf-8"), f"<!-- {part} -->\n", f"<!-- end of {part} -->"
     if card.count(begin) != 1 or card.count(end) != 1:
-        sys.exit(f"{path} has no lines {begin.strip()} and {end}, or several")
+        sys.exit(f"{path} must contain the lines {begin.strip()} and {end} exactly once")
     path.write_text(card[:card.index(begin) + len(begin)] + text + card[card.index(end):], encoding="utf-8")
 
 
 def table(rows):
-    """The lines of a table in Markdown; each row: column -> cell."""
+    """Return the lines of a Markdown table; each row: column -> cell."""
     return [f"| {' | '.join(rows[0])} |", "|---" * len(rows[0]) + "|", *(f"| {' | '.join(x.values())} |" for x in rows)]
 
 
@@ -21,8 +21,8 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 60, 20, 20, 50
 
 
 def plot(series, x_title, y_title):
-    """An SVG picture of `series`: name -> list of (x, values of y). x, above 0, has a logarithmic axis. Every value is
-    a point; a line joins the means of the values at each x."""
+    """Return an SVG plot of `series`: name -> list of (x, values of y). x > 0 has a logarithmic axis. Every value is a
+    point; a line joins the means at each x."""
     every = [(x, y) for points in series.values() for x, values in points for y in values]
     xs = sorted({x for x, _ in every})
     low, high = min(y for _, y in every), max(y for _, y in every)

@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
-"""Makes frames of speech for train-digits.py, as in section 4.2 of Deep MoE (Eigen
-et al. 2013, arXiv 1312.4314): 11 frames at distances of 10 ms, each with 40
-frequency bands, and one of 40 phonemes.
+"""Generate frames of speech for train-digits.py, as in section 4.2 of Deep MoE
+(Eigen et al. 2013, arXiv 1312.4314): 11 frames, 10 ms apart, of 40 frequency
+bands each, and one of 40 phonemes.
 
-The paper's recordings were never published. Here espeak-ng reads sentences, and
-says itself which phoneme begins when. A frame is the logarithm of the power in
-40 mel bands over a window of 25 ms; every band is moved and scaled to mean 1/2
-and standard deviation 1/6, and cut off and rounded to a byte. The class of 11
-frames is the phoneme that sounds in the middle of the sixth; those that are not
-among the 40 commonest are left out. Pauses are one phoneme.
+The paper's recordings were never published. Here espeak-ng reads sentences and
+reports when each phoneme begins. A frame is the log power in 40 mel bands over a
+window of 25 ms; every band is normalised to mean 1/2 and standard deviation 1/6,
+clipped and rounded to a byte. The class of 11 frames is the phoneme in the
+middle of the sixth; phonemes beyond the 40 most frequent ones are skipped.
+Pauses count as one phoneme.
 
-TEXT is a table as tools/train/data.py reads; --column of it is read out, each
-sentence by one of the --voices in turn. One sentence of ten is for testing.
+TEXT is a table in the format of tools/train/data.py; the sentences of its
+--column are read by the --voices in turn. One sentence in ten is for testing.
 
-Files in --out: train-images-idx3-ubyte [N, 11, 40], train-labels-idx1-ubyte,
-and the same of test, in the IDX format of MNIST, which moe-classify reads;
+Files in --out: train-images-idx3-ubyte [N, 11, 40], train-labels-idx1-ubyte, and
+the same for test, in MNIST's IDX format, which moe-classify reads;
 test-voices-idx1-ubyte; phonemes.txt, the names of the classes.
 """
-import common  # first: it finds modules, and tells what is missing
+import common  # must be first: extends sys.path, reports missing modules
 import argparse
 import collections
 import ctypes
@@ -50,16 +50,16 @@ class Espeak:
         try:
             self.library = ctypes.CDLL(ctypes.util.find_library("espeak-ng") or "libespeak-ng.so.1")
         except OSError:
-            raise SystemExit("espeak-ng is missing here: tools/install-deps --train installs it") from None
+            raise SystemExit("espeak-ng is missing: tools/install-deps --train installs it") from None
         self.rate = self.library.espeak_Initialize(self.SYNCHRONOUS, 0, None, self.EVENTS)
         if self.rate <= 0:
-            raise SystemExit("espeak-ng does not begin: is its folder espeak-ng-data installed?")
+            raise SystemExit("cannot initialise espeak-ng: is espeak-ng-data installed?")
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(Event))
         self.callback = kind(self.take)
         self.library.espeak_SetSynthCallback(self.callback)
 
     def take(self, wave, count, events):
-        """Called by espeak with a piece of sound and what happens in it."""
+        """Called by espeak with a chunk of sound and its events."""
         i = 0
         while events[i].type != self.END:
             if events[i].type == self.PHONEME:
@@ -70,7 +70,7 @@ class Espeak:
         return 0
 
     def say(self, text, voice):
-        """(samples in -1 .. 1, [(second where it begins, phoneme)])."""
+        """Return (samples in -1 .. 1, [(start in seconds, phoneme)])."""
         if self.library.espeak_SetVoiceByName(voice.encode()):
             raise SystemExit(f"espeak-ng has no voice {voice}; espeak-ng --voices lists them")
         self.wave, self.begins, bytes_of = [np.zeros(0)], [], text.encode()
@@ -85,8 +85,8 @@ def mel(frequency):
 
 
 def mel_filters(rate, size, low=64.0, high=8000.0):
-    """Triangles [BANDS, size / 2 + 1] over the frequencies of a Fourier transform of `size` samples: corners are
-    equally far apart in mel, and each triangle goes from the middle of the one before to that of the one after."""
+    """Return triangular filters [BANDS, size / 2 + 1] over the frequencies of a Fourier transform of `size` samples:
+    corners are equidistant in mel, and each triangle spans the centres of its neighbours."""
     corners = 700 * np.expm1(np.linspace(mel(low), mel(high), BANDS + 2) / 1127)
     frequency = np.arange(size // 2 + 1) * rate / size
     left, middle, right = (corners[i:i + BANDS, None] for i in range(3))
@@ -94,7 +94,7 @@ def mel_filters(rate, size, low=64.0, high=8000.0):
 
 
 def log_mel(wave, rate):
-    """The logarithms of the power in each band, of a window every 10 ms: [frames, BANDS]."""
+    """Return the log power in each band, for a window every 10 ms: [frames, BANDS]."""
     length, count = round(WINDOW * rate), max(0, int((len(wave) / rate - WINDOW) / STEP) + 1)
     size = 1 << (length - 1).bit_length()
     begin = np.round(np.arange(count) * STEP * rate).astype(int)
@@ -103,7 +103,7 @@ def log_mel(wave, rate):
 
 
 def phoneme_of_frames(begins, count):
-    """What sounds in the middle of each of so many frames; pauses have many names."""
+    """Return the phoneme in the middle of each frame; pauses have many names."""
     middle = np.arange(count) * STEP + WINDOW / 2
     at = np.searchsorted([second for second, _ in begins], middle, side="right") - 1
     names = [PAUSE if name.startswith("_") else name for _, name in begins]
@@ -111,7 +111,7 @@ def phoneme_of_frames(begins, count):
 
 
 def with_context(frames):
-    """[frames, BANDS] -> [frames - CONTEXT + 1, CONTEXT, BANDS], a window over frames."""
+    """Return sliding windows over frames: [frames, BANDS] -> [frames - CONTEXT + 1, CONTEXT, BANDS]."""
     return np.lib.stride_tricks.sliding_window_view(frames, CONTEXT, 0).transpose(0, 2, 1)
 
 
@@ -139,7 +139,7 @@ def make(o):
     held_out = len(spoken) // 10
     parts = {"test": spoken[:held_out], "train": spoken[held_out:]}
     if not held_out:
-        raise SystemExit(f"{o.text} has {len(spoken)} sentences to read; at least ten are needed")
+        raise SystemExit(f"{o.text} has {len(spoken)} usable sentences; at least ten are required")
     seen = np.concatenate([frames for frames, _, _ in parts["train"]])
     mean, deviation = seen.mean(0), seen.std(0)
     common = collections.Counter(name for _, names, _ in parts["train"] for name in names).most_common(PHONEMES)
@@ -165,13 +165,13 @@ def make(o):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", required=True, help="table with sentences, .tsv.xz")
-    parser.add_argument("--out", required=True, help="folder for the files that it writes")
-    parser.add_argument("--column", default="en", help="language of the table (default: en)")
+    parser.add_argument("--text", required=True, help="table of sentences, .tsv.xz")
+    parser.add_argument("--out", required=True, help="output folder")
+    parser.add_argument("--column", default="en", help="column of the table (default: en)")
     parser.add_argument("--voices", nargs="+", default=VOICES, help="names of espeak-ng's voices (default: six)")
-    parser.add_argument("--sentences", type=int, default=1800, help="how many to read (default: 1800)")
-    parser.add_argument("--frames", type=int, default=150000, help="at most so many for training (default: 150000)")
-    parser.add_argument("--test-frames", type=int, default=20000, help="and for testing (default: 20000)")
+    parser.add_argument("--sentences", type=int, default=1800, help="number of sentences (default: 1800)")
+    parser.add_argument("--frames", type=int, default=150000, help="maximum of training frames (default: 150000)")
+    parser.add_argument("--test-frames", type=int, default=20000, help="maximum of test frames (default: 20000)")
     make(parser.parse_args())
 
 

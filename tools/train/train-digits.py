@@ -1,41 +1,39 @@
 #!/usr/bin/env python3
-"""Trains Deep MoE (Eigen et al. 2013, arXiv 1312.4314) on jittered MNIST, or on
-frames of speech, for moe, with PyTorch on the CPU.
+"""Train Deep MoE (Eigen et al. 2013, arXiv 1312.4314) on jittered MNIST, or on
+frames of speech, with PyTorch on the CPU.
 
     train-digits.py train --data DIR --out DIR ...
-        trains one network; prints its errors and what its gates follow
+        train one network; print its errors and what its gates depend on
     train-digits.py table --data DIR --out DIR ...
-        makes the comparison of the paper's Table 1; goes on where it stopped
+        reproduce the comparison of the paper's Table 1; resumable
 
-Data (section 4.1): every digit of 28 x 28 pixels lies up to four pixels from
-the middle of an image of 36 x 36; all 81 offsets are equally probable. DIR has
-the 10,000 images of MNIST's test set. The first 8,000 are for training, where
-every epoch draws new offsets. The last 2,000 are for testing, each at one
-random offset, which --seed does not change. Or (section 4.2) DIR has frames of
-speech that speech.py made, with phonemes for classes; the paper's shape is then
+Data (section 4.1): every digit of 28 x 28 pixels is placed up to four pixels
+from the centre of an image of 36 x 36, at one of 81 equally probable offsets.
+DIR has the 10,000 images of MNIST's test set: 8,000 for training, with new
+offsets in every epoch, and the last 2,000 for testing, each at one random offset
+that does not depend on --seed. Or (section 4.2) DIR has frames of speech from
+speech.py, with phonemes as classes; the paper's shape is then
     --experts 4 16 --hidden 128 128 --gate-hidden 64 64
 
-The network: mixtures of linear experts with rectification, one after the other,
-then a linear layer and softmax. A gate is softmax(B max(0, A x + a) + b), with
-few hidden units. Training is stochastic gradient descent, at first with the
-constraint that the running totals of the experts stay near each other
-(gating.RunningTotals), then for --fine-tune epochs without the constraint. With
---losses the losses of Bengio et al. 2015 balance the gates instead. Theirs are
-sigmoids, as with --gate sigmoid; L_e of a softmax is always 0. --network says
-what the second layer is:
+The network is a stack of mixtures of rectified linear experts, a linear layer
+and softmax. A gate is softmax(B max(0, A x + a) + b), with few hidden units.
+Training is stochastic gradient descent, at first with the constraint that the
+experts' running totals remain close (gating.RunningTotals), then without it for
+--fine-tune epochs. With --losses, those of Bengio et al. 2015 balance the gates
+instead; they assume sigmoids, as with --gate sigmoid: L_e of a softmax is always
+0. --network selects the second layer:
     mixture      four experts, the paper's model
     single       one expert of the same size
-    concat       one expert of the size of the four together: the best that the
-                 mixture can reach
-    dense        no mixture in either layer: as many parameters as `mixture`
-                 has, a second layer of the same size
+    concat       one expert of the size of all four: the mixture's upper bound
+    dense        no mixture in either layer: as many parameters as `mixture`,
+                 with a second layer of the same size
     one-layer    no second layer
 
-Files in --out: model.pt (layout "moe-checkpoint-1", which convert.py reads) and
+Files in --out: model.pt (layout "moe-checkpoint-1", for convert.py) and
 report.json. `table` writes table.json and, for every network, a checkpoint
 NETWORK-HIDDEN-HIDDEN-GATE-GATE-SEED.pt.
 """
-import common  # first: it finds modules, and tells what is missing
+import common  # must be first: extends sys.path, reports missing modules
 import argparse
 import gzip
 import json
@@ -58,7 +56,7 @@ NETWORKS = ("mixture", "single", "concat", "dense", "one-layer")
 # ---- Data ------------------------------------------------------------------------------------------------------------
 
 def read_idx(path):
-    """An array of bytes in MNIST's IDX format."""
+    """Read an array of bytes in MNIST's IDX format."""
     with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
         data = file.read()
     dims = [int.from_bytes(data[4 + 4 * i:8 + 4 * i], "big") for i in range(data[3])]
@@ -66,14 +64,14 @@ def read_idx(path):
 
 
 def read_digits(folder):
-    """(images [10000, 28, 28] in 0 .. 1, classes [10000])."""
+    """Return (images [10000, 28, 28] in 0 .. 1, classes [10000])."""
     images = read_idx(os.path.join(folder, "t10k-images-idx3-ubyte.gz"))
     classes = read_idx(os.path.join(folder, "t10k-labels-idx1-ubyte.gz"))
     return torch.from_numpy(images.astype(np.float32) / 255), torch.from_numpy(classes.astype(np.int64))
 
 
 def jitter(digits, random):
-    """(images [rows, 37 * 37], offsets [rows, 2]): every digit at a random offset (down, right)."""
+    """Place every digit at a random offset (down, right): (images [rows, 37 * 37], offsets [rows, 2])."""
     at = torch.from_numpy(random.integers(0, OFFSETS, (len(digits), 2)))
     pixel = torch.arange(DIGIT)
     rows, columns = at[:, :1] + pixel, at[:, 1:] + pixel
@@ -94,12 +92,12 @@ class Digits:
         return jitter(self.digits[which], random)[0], self.classes[which]
 
     def epoch(self, random):
-        """(images, classes) to train on."""
+        """Return (images, classes) to train on."""
         return self.part(slice(TRAIN), random)
 
     def observed(self, draws=10):
-        """(images, factor, classes) to see what gates follow: test digits at `draws` random offsets each. The factor is
-        one of 25 cells of 2 x 2 offsets, smaller at the edge."""
+        """Yield (images, factor, classes) for analysing gates: test digits at `draws` random offsets each. The factor
+        is one of 25 cells of 2 x 2 offsets, smaller at the edge."""
         random = np.random.default_rng(3)
         for _ in range(draws):
             images, at = jitter(self.digits[TRAIN:], random)
@@ -107,7 +105,7 @@ class Digits:
 
 
 class Frames:
-    """Frames of speech, as speech.py makes them. The factor beside the class is the voice."""
+    """Frames of speech from speech.py. The factor in addition to the class is the voice."""
     factor = "voice"
 
     def __init__(self, folder):
@@ -133,7 +131,7 @@ def read_data(folder):
 # ---- Network ---------------------------------------------------------------------------------------------------------
 
 def make_config(o, data=Digits):
-    """The config of a network: what the checkpoint carries and the network is built from."""
+    """Return the config of a network, which the checkpoint stores and the network is built from."""
     def layer(experts, hidden, gate_hidden):
         kind = "sigmoid" if o.gate == "sigmoid" and experts > 1 else "dense"
         mixture = gating.mixture_config(kind, experts=experts, hidden=hidden, expert="linear", output="none",
@@ -149,7 +147,7 @@ def make_config(o, data=Digits):
 
 
 def weight_shapes(config):
-    """name -> (shape, standard deviation at the start). Matrices are [in, out] for gates, [out, in] elsewhere, as in
+    """Return name -> (shape, initial standard deviation). Matrices are [in, out] for gates, otherwise [out, in], as in
     all checkpoints."""
     shapes, width = {}, config["inputs"]
     for i, x in enumerate(config["network"]):
@@ -169,14 +167,14 @@ def weight_shapes(config):
 
 
 def parameters(config):
-    """Parameters of a network; the gate of a single expert is none."""
+    """Return the number of parameters of a network, without the unused gates of single experts."""
     shapes = weight_shapes(config)
     single = {f"network.{i}.gate.weight" for i, x in enumerate(config["network"]) if x["experts"] == 1}
     return sum(math.prod(shape) for name, (shape, _) in shapes.items() if name not in single)
 
 
 def dense_units(config, mixtures):
-    """First-layer units of a network without mixtures that has as many parameters, gates counted, as these mixtures."""
+    """Return the first-layer units with which a dense network has as many parameters as these mixtures with gates."""
     second, classes = mixtures[1]["hidden"], config["classes"]
     rest = second + second * classes + classes
     return round((parameters({**config, "network": mixtures}) - rest) / (config["inputs"] + 1 + second))
@@ -188,13 +186,13 @@ class Network:
         self.config = config
         self.weights = {name: (torch.randn(shape, generator=random) * deviation).requires_grad_()
                         for name, (shape, deviation) in weight_shapes(config).items()}
-        self.totals = None  # of every layer, while the constraint is on
+        self.totals = None  # of every layer, while the constraint applies
 
     def constrain(self, margin):
         self.totals = [gating.RunningTotals(x["experts"], margin) for x in self.config["network"]]
 
     def forward(self, x):
-        """(logits [rows, classes], gates of every layer [rows, experts])."""
+        """Return (logits [rows, classes], gates of every layer [rows, experts])."""
         w, gates = self.weights, []
         for i, layer in enumerate(self.config["network"]):
             name, experts = f"network.{i}", layer["experts"]
@@ -214,7 +212,7 @@ class Network:
 
     @torch.no_grad()
     def errors(self, images, classes):
-        """Share of wrong answers, and mean loss in nats."""
+        """Return the error rate, and the mean loss in nats."""
         logits = torch.cat([self.forward(x)[0] for x in images.split(4096)])
         return float((logits.argmax(1) != classes).float().mean()), float(F.cross_entropy(logits, classes))
 
@@ -224,7 +222,7 @@ class Network:
 
 
 def balance_loss(gates, weights):
-    """The losses of Bengio et al. 2015 (L_b, L_e, L_v), weighted, of all mixtures' gates; they aim at equal shares."""
+    """Return the weighted losses of Bengio et al. 2015 (L_b, L_e, L_v) of all mixtures' gates, for equal shares."""
     total = 0.0
     for g in gates:
         if g.shape[1] > 1:
@@ -234,11 +232,11 @@ def balance_loss(gates, weights):
     return total
 
 
-# ---- What gates follow -----------------------------------------------------------------------------------------------
+# ---- Analysis of gates -----------------------------------------------------------------------------------------------
 
 def mutual_information(gates, labels):
-    """I(expert; label) in bits, the expert drawn by the gate: gates [rows, n] of weights, labels [rows] of small
-    integers."""
+    """Return I(expert; label) in bits, with the expert sampled by the gate: gates [rows, n] of weights, labels
+    [rows]."""
     joint = torch.zeros(int(labels.max()) + 1, gates.shape[1], dtype=torch.float64)
     joint.index_add_(0, labels, gates.double() / len(gates))
     independent = joint.sum(1, keepdim=True) * joint.sum(0, keepdim=True)
@@ -246,16 +244,14 @@ def mutual_information(gates, labels):
 
 
 def combinations(first, second):
-    """How often the gates of two mixtures [rows, n], [rows, m] send an example to each pair of experts: shares
-    [n, m]."""
+    """Return how often the gates of two mixtures [rows, n], [rows, m] choose each pair of experts: shares [n, m]."""
     return first.double().t() @ second.double() / len(first)
 
 
 @torch.no_grad()
 def gate_report(network, data):
-    """For every mixture: information about class and the other factor of the data, and the balance of its experts; for
-    the second one, how often each expert of the first comes before each of its own. Weights are shares here: those of
-    sigmoids are divided by their sum."""
+    """Return, for every mixture, the information about class and the data's other factor, and the balance of its
+    experts; for the second one, also the shares of all pairs of experts of both. Weights are normalised to shares."""
     images, factor, label = zip(*data.observed())
     gates = [network.forward(x)[1] for x in images]
     factor, label, report, before = torch.cat(factor), torch.cat(label), [], None
@@ -278,7 +274,7 @@ def gate_report(network, data):
 # ---- Training --------------------------------------------------------------------------------------------------------
 
 def train(o, log):
-    """(network, report) of one run."""
+    """Train one network; return (network, report)."""
     data = read_data(o.data)
     config = make_config(o, data)
     network = Network(config, o.seed)
@@ -344,11 +340,11 @@ def train_one(o):
               f"class {gate['class_bits']:.3f} bits, of {gate['expert_bits']:.3f}; CV(importance) "
               f"{gate['cv_importance']:.3f}")
         for row in gate.get("combinations", ()):
-            print("  with an expert of the layer before: " + " ".join(f"{100 * x:5.1f} %" for x in row))
+            print("  with an expert of the previous layer: " + " ".join(f"{100 * x:5.1f} %" for x in row))
 
 
 def table(o):
-    """Sizes as the paper varies them: units of both layers between 20 and 100, 50 or 20 hidden units in the gates."""
+    """Train the sizes of the paper's table: 20 to 100 units in both layers, 50 or 20 hidden units in the gates."""
     os.makedirs(o.out, exist_ok=True)
     path = os.path.join(o.out, "table.json")
     done = json.load(open(path)) if os.path.exists(path) else []
@@ -381,33 +377,33 @@ def arguments():
     for name, text in (("train", "train one network"), ("table", "train the networks of Table 1")):
         p = commands.add_parser(name, help=text, description=text,
                                 formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        p.add_argument("--data", required=True, help="folder with MNIST's t10k files, or that speech.py made")
-        p.add_argument("--out", required=True, help="folder for the files that it writes")
+        p.add_argument("--data", required=True, help="folder with MNIST's t10k files, or from speech.py")
+        p.add_argument("--out", required=True, help="output folder")
         p.add_argument("--experts", type=int, nargs=2, default=[4, 4], help="experts of both layers")
         if name == "train":
-            p.add_argument("--network", choices=NETWORKS, default="mixture", help="what to train")
-            p.add_argument("--hidden", type=int, nargs=2, default=[50, 20], help="units of an expert of both layers")
+            p.add_argument("--network", choices=NETWORKS, default="mixture", help="network to train")
+            p.add_argument("--hidden", type=int, nargs=2, default=[50, 20], help="units per expert in both layers")
             p.add_argument("--gate-hidden", type=int, nargs=2, default=[20, 20], help="hidden units of the gates")
-            p.add_argument("--seed", type=int, default=1, help="of weights, offsets and order")
+            p.add_argument("--seed", type=int, default=1, help="random seed of weights, offsets and order")
         else:
             p.add_argument("--seeds", type=int, nargs="+", default=[1],
-                           help="every network is trained with each of these")
+                           help="random seeds, one network each")
         p.add_argument("--epochs", type=int, default=60, help="epochs with the balancing constraint")
-        p.add_argument("--fine-tune", type=int, default=30, help="epochs without it afterwards")
-        p.add_argument("--gate", choices=("softmax", "sigmoid"), default="softmax", help="sigmoids need --losses")
+        p.add_argument("--fine-tune", type=int, default=30, help="subsequent epochs without it")
+        p.add_argument("--gate", choices=("softmax", "sigmoid"), default="softmax", help="sigmoid requires --losses")
         p.add_argument("--losses", type=float, nargs=3, metavar=("B", "E", "V"),
-                       help="instead of the constraint the losses "
-                       "of Bengio et al. 2015 with these weights: mean activation, activation per example, variance")
-        p.add_argument("--margin", type=float, default=100, help="of the constraint, in examples over the mean")
+                       help="use the losses of Bengio et al. 2015 instead of the constraint, with weights of mean "
+                            "activation, activation per example and variance")
+        p.add_argument("--margin", type=float, default=100, help="margin of the constraint, in examples above the mean")
         p.add_argument("--batch", type=int, default=50, help="examples per step")
         p.add_argument("--rate", type=float, default=0.02, help="learning rate")
-        p.add_argument("--momentum", type=float, default=0.9, help="of stochastic gradient descent")
-        p.add_argument("--weight-decay", type=float, default=0.0, help="of all weights")
+        p.add_argument("--momentum", type=float, default=0.9, help="momentum of stochastic gradient descent")
+        p.add_argument("--weight-decay", type=float, default=0.0, help="decay of all weights")
         p.add_argument("--threads", type=int, default=1, help="CPU threads")
     o = parser.parse_args()
     if o.gate == "sigmoid" and not o.losses:
-        parser.error("--gate sigmoid: the constraint is for weights that add up to 1; balance these by --losses, say "
-                     "0.1 0.1 0.1")
+        parser.error("--gate sigmoid is not supported with the constraint, which assumes weights that add up to 1: use "
+                     "--losses, e.g. 0.1 0.1 0.1")
     return o
 
 

@@ -1,14 +1,14 @@
 /* Fused elementwise kernels of tools/train/train.py, which compiles this file at first use and calls it through ctypes.
 
    All arrays are dense row-major float32. Sequences are packed: the rows of step 0 of all sentences, then those of step
-   1, and so on, sentences by falling length, so that step t holds the first count(t) sentences and nothing is padding.
- */
+   1, and so on, sentences in order of descending length, so that step t has the first count(t) sentences and there is
+   no padding. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Elementary functions: branch-free, so that loops over them become vector code
+/* ---- Elementary functions: branch-free, for vectorisation
  * ------------------------------------ */
 
 static inline float fast_exp(float x) /* relative error about 1e-7 */
@@ -37,7 +37,7 @@ static inline float tanh_(float x) { return 2.0f / (1.0f + fast_exp(-2.0f * x)) 
  * ------------------------------------------------------------------------------------ */
 
 /* z [n, 4H] holds the products without the bias and receives the activations; c, h [n, H] are written.
-   previous [p, H]: cell state of the step before, for the first p rows; the other rows start at zero. */
+   previous [p, H]: cell state of the previous step for the first p rows; other rows start at zero. */
 void cell_forward(float *z, const float *bias, const float *previous, float *c, float *h, int64_t n, int64_t p,
                   int64_t H) {
 #pragma omp parallel for schedule(static)
@@ -81,9 +81,9 @@ void cell_backward(float *z, const float *previous, const float *c, const float 
 /* ---- Attention of one decoder step over the packed source
  * ---------------------------------------------------- */
 
-/* Target row r looks at sentence column[r] of the source, which has length[r] positions; position s lies in row
-   offset[s] + column[r] of key [*, a] and memory [*, d]. p [n, S] receives the probabilities; row r of the context goes
-   to context + r * stride. A score is the sum of v tanh(key + query) or, with `product`, of v key tanh(query). */
+/* Target row r attends to sentence column[r] of the source, which has length[r] positions; position s is row offset[s]
+   + column[r] of key [*, a] and memory [*, d]. p [n, S] receives the probabilities, context + r * stride row r of the
+   context. A score is the sum of v tanh(key + query) or, with `product`, of v key tanh(query). */
 void attention_forward(const float *query, const float *key, const float *memory, const float *v, const int32_t *column,
                        const int32_t *length, const int32_t *offset, float *p, float *context, int64_t n, int64_t S,
                        int64_t a, int64_t d, int64_t stride, int64_t product) {
@@ -122,7 +122,7 @@ void attention_forward(const float *query, const float *key, const float *memory
 }
 
 /* dcontext: gradient, row r at dcontext + r * stride. dquery [n, a] is written; dkey, dmemory and dv [threads, a] are
-   added to (each thread its own row of dv; a source sentence belongs to one target row, so nothing else is shared). */
+   accumulated (with a row of dv per thread; nothing else is shared, as each source sentence has one target row). */
 void attention_backward(const float *dcontext, const float *query, const float *key, const float *memory,
                         const float *v, const int32_t *column, const int32_t *length, const int32_t *offset,
                         const float *p, float *dquery, float *dkey, float *dmemory, float *dv, int64_t n, int64_t S,
@@ -157,7 +157,7 @@ void attention_backward(const float *dcontext, const float *query, const float *
 #pragma omp simd
                     for (int64_t j = 0; j < a; j++) {
                         dk[j] += ds * v[j] * t_q[j];
-                        dq[j] += ds * k[j]; /* so far of v tanh(query) */
+                        dq[j] += ds * k[j]; /* gradient of v tanh(query), for now */
                     }
                     continue;
                 }
@@ -271,7 +271,7 @@ void relu_backward(const float *y, float *dx, int64_t n) {
 /* ---- Products in bfloat16
  * --------------------------------------------------------------------------------------------- */
 
-/* Whether this machine has the products and layers below: without AVX-512 BF16 they cannot be. */
+/* Return 1 if the products and layers below are available, which require AVX-512 BF16. */
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 
@@ -284,12 +284,11 @@ int has_products(void) { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP
 int has_products(void) { return 1; }
 #endif
 
-/* A factor of a product is packed as panels of 32 columns (of the second) or rows (of the first), in a panel for each
-   pair of values along the summed dimension 32 words, one per column, of two bfloat16; with AMX, the first factor as
-   tiles (below). Rounding happens here, on the way from float32, so that no copy in bfloat16 is ever made; sums and
-   results are float32. */
+/* Factors are packed into panels of 32 rows (first factor) or columns (second factor). For each pair of values along
+   the summed dimension a panel has 32 words of two bfloat16 each; with AMX, the first factor is packed into tiles
+   (below). Packing rounds from float32, without an intermediate copy in bfloat16; sums and results are float32. */
 #ifdef __AMX_BF16__
-enum { PANEL = 32, DEPTH = 32 }; /* DEPTH: the summed dimension is padded with zeros to a multiple of it */
+enum { PANEL = 32, DEPTH = 32 }; /* DEPTH: the summed dimension is zero-padded to a multiple of it */
 #else
 enum { PANEL = 32, DEPTH = 2, ROWS = 12 };
 #endif
@@ -326,7 +325,7 @@ static inline void transpose16(__m512i x[16]) {
     memcpy(x, y, sizeof y);
 }
 
-/* Sixteen rows of x, 32 values of each: words[i] has those of row i. */
+/* Load 32 values of each of sixteen rows of x: words[i] has those of row i. */
 static inline void take_rows(__m512i words[16], const float *x, int64_t row, int64_t rows, int64_t K) {
     __mmask16 low = first(K), high = first(K - 16);
 #pragma GCC unroll 16
@@ -337,7 +336,7 @@ static inline void take_rows(__m512i words[16], const float *x, int64_t row, int
     }
 }
 
-/* Two values of each of sixteen rows that lie next to each other, the second value `column` behind the first. */
+/* Load two values of each of sixteen adjacent rows, `column` apart. */
 static inline __m512i take_pair(const float *x, int64_t column, int64_t rows, int64_t K) {
     __m512 even = _mm512_maskz_loadu_ps(K > 0 ? first(rows) : 0, x);
     __m512 odd = _mm512_maskz_loadu_ps(K > 1 ? first(rows) : 0, x + column);
@@ -346,7 +345,7 @@ static inline __m512i take_pair(const float *x, int64_t column, int64_t rows, in
     return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
-/* Packs x of [rows, K], element (r, k) at x[r * row + k * column], where one of the strides is 1. */
+/* Pack x [rows, K], with element (r, k) at x[r * row + k * column]; one of the strides is 1. */
 static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
     int64_t pairs = padded(K) / 2;
     if (column == 1) {
@@ -360,7 +359,7 @@ static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int6
             }
         return;
     }
-    for (int64_t top = 0; top < rows; top += 128) { /* long pieces of the rows of memory, but not all panels at once */
+    for (int64_t top = 0; top < rows; top += 128) { /* long runs of memory, but a limited number of panels */
         int64_t bottom = top + 128 < rows ? top + 128 : rows;
         for (int64_t k = 0; k < 2 * pairs; k += 2)
             for (int64_t r = top; r < bottom; r += 16)
@@ -370,8 +369,7 @@ static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int6
 }
 
 #ifdef __AMX_BF16__
-/* The first factor: tiles of 16 rows and 32 values each (a row is 64 bytes), those of the same rows one after another.
- */
+/* Pack the first factor into tiles of 16 rows and 32 values (64 bytes per row); tiles of the same rows are adjacent. */
 static void pack_first(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
     int64_t tiles = padded(K) / DEPTH;
     for (int64_t top = 0; top < rows; top += 128) {
@@ -391,7 +389,7 @@ static void pack_first(uint32_t *to, const float *x, int64_t row, int64_t column
     }
 }
 
-/* c [rows, columns], at most [32, 32], of one block: two rows of tiles times a panel. */
+/* Compute a block c [rows, columns], at most [32, 32]: two rows of tiles times a panel. */
 static void block(const uint32_t *a, const uint32_t *b, float *c, int64_t stride, int64_t tiles, int64_t rows,
                   int64_t columns, int add) {
     float part[32 * 32] __attribute__((aligned(64)));
@@ -438,7 +436,7 @@ static void block(const uint32_t *a, const uint32_t *b, float *c, int64_t stride
         }
 }
 
-/* c [M, N] (+)= a b, both packed; row r of c at c + r * stride. */
+/* c [M, N] (+)= a b, both packed; row r of c is at c + r * stride. */
 static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t stride, int64_t M, int64_t N, int64_t K,
                      int add) {
     static const struct {
@@ -461,7 +459,7 @@ static void pack_first(uint32_t *to, const float *x, int64_t row, int64_t column
     pack(to, x, row, column, rows, K);
 }
 
-/* c [rows, 32] of one block: `rows` rows of a panel of the first factor times a panel of the second. */
+/* Compute a block c [rows, 32]: `rows` rows of a panel of the first factor times a panel of the second. */
 static inline __attribute__((always_inline)) void block(const int rows, const uint32_t *a, const uint32_t *b, float *c,
                                                         int64_t stride, int64_t pairs, __mmask16 left, __mmask16 right,
                                                         int add) {
@@ -469,7 +467,7 @@ static inline __attribute__((always_inline)) void block(const int rows, const ui
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
         sum[r][0] = sum[r][1] = _mm512_setzero_ps();
-        __builtin_prefetch(c + r * stride, 1); /* c comes from memory while the sums are made */
+        __builtin_prefetch(c + r * stride, 1); /* fetch c during the summation */
         __builtin_prefetch(c + r * stride + 16, 1);
     }
     for (int64_t k = 0; k < pairs; k++, a += PANEL, b += PANEL) {
@@ -492,7 +490,7 @@ static inline __attribute__((always_inline)) void block(const int rows, const ui
     }
 }
 
-/* c [M, N] (+)= a b, both packed; row r of c at c + r * stride. */
+/* c [M, N] (+)= a b, both packed; row r of c is at c + r * stride. */
 static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t stride, int64_t M, int64_t N, int64_t K,
                      int add) {
     int64_t pairs = (K + 1) / 2;
@@ -524,16 +522,15 @@ static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t str
 }
 #endif
 
-/* For Python: a factor packed once for many products, the second or the first of them, and how many words that takes.
- */
+/* For Python: the size of a packed factor in words, and packing of a first or second factor for many products. */
 int64_t factor_words(int64_t rows, int64_t K) { return packed_words(rows, K); }
 
 void factor(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K, int64_t second) {
     (second ? pack : pack_first)(to, x, row, column, rows, K);
 }
 
-/* c [M, N] (+)= a b; strides of rows and columns of a and b, in each pair one is 1, or both are 0 for a packed factor;
-   row r of c at c + r * stride. */
+/* c [M, N] (+)= a b. Of the row and column strides of a and b one is 1, or both are 0 for a packed factor; row r of c
+   is at c + r * stride. */
 void product(const float *a, const float *b, float *c, int64_t a_row, int64_t a_column, int64_t b_row, int64_t b_column,
              int64_t stride, int64_t M, int64_t N, int64_t K, int64_t add) {
     uint32_t *scratch = room(packed_words(M, K) + packed_words(N, K)), *second = scratch + packed_words(M, K);
@@ -553,9 +550,9 @@ static void times(const float *a, const uint32_t *b, float *c, int64_t M, int64_
 /* ---- Layers with bfloat16 products
  * ------------------------------------------------------------------------------------ */
 
-/* All steps in one call, so that the threads of the trainer do not wait for each other in Python. */
+/* All steps run in one call, so that the trainer's threads do not wait for each other in Python. */
 
-/* A step of `steps`: first row, rows, first row of the step before, its rows that go on. Weights are as in the
+/* A step: first row, rows, first row of the previous step, number of its rows that continue. Weights are as in the
    checkpoint; z holds the products of the input. */
 struct step {
     int64_t at, n, last, rows;
@@ -583,7 +580,7 @@ void lstm_forward(float *z, const float *bias, const float *w_r, const float *w_
     free(scratch);
 }
 
-/* z: activations in, gradient of the products out; dy receives also what comes back through the recurrence. */
+/* z: activations in, gradient of the products out; dy also accumulates the gradients of the recurrence. */
 void lstm_backward(float *z, const float *w_r, const float *w_proj, const float *c, float *dy, const struct step *steps,
                    int64_t count, int64_t H, int64_t P) {
     int64_t n = widest(steps, count), words = packed_words(n, 4 * H > P ? 4 * H : P);
@@ -603,9 +600,8 @@ void lstm_backward(float *z, const float *w_r, const float *w_proj, const float 
     free(carry);
 }
 
-/* The layer with attention: w = [context part of w_x, w_r] [4H, d + P]. s [*, d + P] holds what it reads beside its
-   input, the context and the output of the step before; of the first step the caller has written it. q and context: the
-   query that a row's output is, and what is attended to with it. */
+/* The layer with attention: w = [context part of w_x, w_r] [4H, d + P]. s [*, d + P] holds context and output of the
+   previous step; the caller sets those of the first step. q and context: a row's query and its attention. */
 void attentive_forward(float *z, const float *bias, const float *w, const float *w_proj, const float *w_query, float *c,
                        float *h, float *y, float *s, float *q, float *context, const float *key, const float *memory,
                        const float *v, const int32_t *column, const int32_t *length, const int32_t *offset, float *p,
@@ -633,8 +629,8 @@ void attentive_forward(float *z, const float *bias, const float *w, const float 
     free(scratch);
 }
 
-/* z: activations in, gradient of the products out; dy and dcontext receive also what comes back through the
-   recurrence, dfirst [n, d] the gradient of the first step's context. */
+/* z: activations in, gradient of the products out; dy and dcontext also accumulate the gradients of the
+   recurrence; dfirst [n, d] is that of the first step's context. */
 void attentive_backward(float *z, const float *w, const float *w_proj, const float *w_query, const float *c, float *dy,
                         float *dcontext, float *dfirst, const float *q, float *dq, const float *key, float *dkey,
                         const float *memory, float *dmemory, const float *v, float *dv, const int32_t *column,
@@ -681,7 +677,7 @@ void experts_forward(const float *taken, const float *w_up, const float *w_down,
     }
 }
 
-/* dv [*, d] in, dtaken out; the gradients of the weights are added to. */
+/* dv [*, d] in, dtaken out; weight gradients are accumulated. */
 void experts_backward(const float *taken, const float *w_up, const float *w_down, const float *u, const float *dv,
                       float *dtaken, float *dw_up, float *dw_down, const int64_t *counts, int64_t experts, int64_t d,
                       int64_t h) {
@@ -702,7 +698,7 @@ void experts_backward(const float *taken, const float *w_up, const float *w_down
 /* ---- Products of Muon in float32
  * -------------------------------------------------------------------------------------- */
 
-/* c [n, n] = a^T b for dense a and b [K, n] of which it is known that c is symmetric: half of it is computed. n: a
+/* c [n, n] = a^T b for dense a and b [K, n] whose product is symmetric, so that only half of it is computed; n is a
    multiple of 32. */
 void symmetric(const float *a, const float *b, float *c, int64_t n, int64_t K) {
     for (int64_t i = 0; i < n; i += 8)
@@ -752,7 +748,7 @@ double sum_of_squares(const float *x, int64_t n) {
     return sum;
 }
 
-/* One step of Adam over n values; the gradient is scaled by `clip` and left at zero. c1, c2: 1 - beta^t. */
+/* One step of Adam over n values, with the gradient scaled by `clip`, then zeroed. c1, c2: 1 - beta^t. */
 void adam(float *w, float *g, float *m, float *v, int64_t n, float rate, float b1, float b2, float eps, float c1,
           float c2, float clip) {
     float step = rate / c1, root = 1.0f / sqrtf(c2);

@@ -1,43 +1,40 @@
 #!/usr/bin/env python3
-"""Trains a mixture-of-experts language model for moe, with PyTorch, on the CPU or
-on one CUDA device. The fast layers are those of train.py.
+"""Train a mixture-of-experts language model with PyTorch, on the CPU or on one
+CUDA device, using the fast layers of train.py.
 
     train-lm.py train --corpus DIR --out DIR ...
-        trains, or goes on where the checkpoint in --out stopped
+        train, or continue from the checkpoint in --out
     train-lm.py evaluate --corpus DIR --out DIR
-        gives perplexity and balance of model.pt on the dev texts
+        report perplexity and balance of model.pt on the dev texts
     train-lm.py curve --corpus DIR --out DIR ...
-        trains networks of equal operations per token and different numbers of
-        experts, and shows the perplexity of each: a table and a plot
+        train networks with equal operations per token and different numbers of
+        experts, and report the perplexity of each in a table and a plot
 
-The model is that of "Outrageously Large Neural Networks" (Shazeer et al. 2017,
-appendix C) in small: embedding, LSTM with projection, MoE with a sigmoid over
-its output, LSTM. All have residuals; the output matrix is the embedding. Gates
-are noisy top-k with importance and load losses (section 2.1, appendix A), or
-strictly balanced (appendix F). --groups makes two levels of either (appendix
-B). The trainer reads the English of the corpus, one sentence at a time, as
-SentencePiece pieces.
+The model is a small version of that of "Outrageously Large Neural Networks"
+(Shazeer et al. 2017, appendix C): embedding, LSTM with projection, MoE with a
+sigmoid over its output, LSTM. All have residual connections; the output matrix is
+the embedding. Gates are noisy top-k with importance and load losses (section
+2.1, appendix A), or strictly balanced (appendix F), with --groups in two levels
+(appendix B). Training text is the English of the corpus, one sentence at a time,
+as SentencePiece pieces.
 
 Files in --out
-    lines.npz        the corpus as pieces; made when missing, with the
-                     vocabulary
+    lines.npz        the corpus as pieces; created with the vocabulary if missing
     model-spm.model  the SentencePiece vocabulary
-    resume.pt        everything that training needs to go on
-    model.pt         inference checkpoint, layout "moe-checkpoint-1", which
-                     convert.py reads
+    resume.pt        state of the training
+    model.pt         inference checkpoint ("moe-checkpoint-1") for convert.py
     curve.csv        one row per evaluation
 
 The networks of `curve` share vocabulary and lines and have a folder each in
---out, NETWORK-seed-N, with the other files, what the trainer says (log) and,
-when it is trained, its result on text that nothing was trained or chosen on
-(test.json). The same command goes on where it was stopped.
+--out, NETWORK-seed-N, with the other files, the output of the trainer (log) and
+finally the result on text not used for training or model selection (test.json).
+The same command continues after an interruption.
 
-The learning rate follows the tokens, not the time: warm-up, constant, then
-linear to zero at the end of --tokens. So two runs have seen the same at the
-same rate, whatever else the machine did. SIGTERM or SIGINT makes the trainer
-save and stop.
+The learning rate follows the tokens, not the time: warm-up, constant, then linear
+to zero at the end of --tokens, so that runs are comparable whatever the load of
+the machine. SIGTERM or SIGINT makes the trainer save and stop.
 """
-import common  # first: it finds modules, and tells what is missing
+import common  # must be first: extends sys.path, reports missing modules
 import argparse
 import csv
 import functools
@@ -65,7 +62,7 @@ import torch
 # ---- Data ------------------------------------------------------------------------------------------------------------
 
 def english(path, limit):
-    """The first `limit` English cells of a corpus file."""
+    """Return the first `limit` English cells of a corpus file."""
     cells = []
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
         column = file.readline().rstrip("\n").split("\t").index("en")
@@ -79,7 +76,7 @@ def english(path, limit):
 
 
 def prepare(corpus, folder, vocabulary_size, limit):
-    """(vocabulary, pieces of all training lines as one array, offsets); made when missing."""
+    """Return (vocabulary, pieces of all training lines as one array, offsets), creating them if missing."""
     import sentencepiece
     cache, model = os.path.join(folder, "lines.npz"), os.path.join(folder, "model-spm.model")
     if not os.path.exists(cache):
@@ -107,8 +104,8 @@ def prepare(corpus, folder, vocabulary_size, limit):
 
 
 class Lines:
-    """Batches of lines of like length, about `tokens` tokens each (the ends counted), shuffled anew in every epoch. The
-    last `held_out` lines are in none."""
+    """Batches of lines of similar length, about `tokens` tokens each including ends, reshuffled in every epoch. The
+    last `held_out` lines are excluded."""
 
     def __init__(self, pieces, offsets, tokens, longest, seed, held_out=0):
         self.pieces, self.offsets, self.tokens, self.seed = pieces, offsets, tokens, seed
@@ -123,7 +120,7 @@ class Lines:
         random = np.random.default_rng([self.seed, self.epoch])
         order = random.permutation(self.usable)
         self.batches = []
-        for pool in np.split(order, range(20_000, len(order), 20_000)):  # sorted in parts, so that batches stay varied
+        for pool in np.split(order, range(20_000, len(order), 20_000)):  # sorted in parts, to keep batches diverse
             pool = pool[np.argsort(self.length[pool], kind="stable")]
             total = np.cumsum(self.length[pool])
             self.batches += np.split(pool, np.searchsorted(total, np.arange(self.tokens, total[-1], self.tokens)))
@@ -164,8 +161,8 @@ def make_config(o, vocabulary):
 
 
 def operations(config):
-    """Multiply-adds per token at inference: the paper's ops/timestep (App. C) in its parts, and the softmax, which it
-    leaves out."""
+    """Return the multiply-adds per token at inference: the parts of the paper's ops/timestep (App. C), and the softmax,
+    which is not part of those."""
     d, count = config["d_model"], dict.fromkeys(("LSTM", "experts", "gate"), 0)
     for layer in config["decoder"]:
         hidden = layer["hidden"]
@@ -179,12 +176,12 @@ def operations(config):
 
 
 class LanguageModel(train.Model):
-    """A decoder without anything to attend to."""
+    """A decoder without encoder."""
 
     w_importance = w_load = 0.1
 
     def loss(self, batch, smoothing=0.0):
-        """Mean loss per token in nats, with the balance losses when training."""
+        """Return the mean loss per token in nats, in training with the balance losses."""
         self.balance_loss = torch.zeros((), device=self.device)
         x = self.embed(batch.into)
         for i, layer in enumerate(self.config["decoder"]):
@@ -197,7 +194,7 @@ class LanguageModel(train.Model):
 # ---- Evaluation ------------------------------------------------------------------------------------------------------
 
 class Evaluation:
-    """Perplexity and balance of the experts, as at inference: no noise, thresholds for balanced gates."""
+    """Perplexity and balance of the experts as at inference: no noise, thresholds for balanced gates."""
 
     DEV = (("tatoeba", "dev/tatoeba.en-de", 1000), ("europarl", "dev/europarl.en-fr", 300),
            ("news", "dev/wmt_newstest2012", 300))
@@ -290,7 +287,7 @@ class Trainer:
             factor = train.schedule(self.step, self.tokens / end, o.warmup, o.decay_from)
             batch = Batch(self.lines.next(), o.device)
             model.training, model.dropout, model.seed = True, o.dropout, hash((self.step, 0)) & 0xffffffff
-            torch.manual_seed(o.seed * 1_000_003 + self.step)  # of the noise: the same after a resume
+            torch.manual_seed(o.seed * 1_000_003 + self.step)  # noise: the same after a resume
             loss = model.loss(batch)
             loss.backward()
             self.optimizer.step(o.rate * factor, o.muon_rate * factor, o.threshold_rate * max(0.1, factor), o.clip,
@@ -298,7 +295,7 @@ class Trainer:
             self.step, self.tokens = self.step + 1, self.tokens + len(batch.out)
             losses = losses[-99:] + [float(loss.detach())]
             if not math.isfinite(losses[-1]):
-                raise SystemExit(f"loss {losses[-1]} at step {self.step}: not saved")
+                raise SystemExit(f"loss is {losses[-1]} at step {self.step}; not saved")
             now = time.time()
             self.elapsed, before = self.elapsed + now - before, now
             if now - shown > (1 if sys.stderr.isatty() else 30):
@@ -315,16 +312,16 @@ class Trainer:
         self.save()
         if not self.stopped:
             self.evaluate(sum(losses) / max(1, len(losses)))
-        log("stopped: saved, can go on" if self.stopped else "finished")
+        log("stopped: saved, can be continued" if self.stopped else "finished")
 
 
 # ---- Perplexity by the number of experts -----------------------------------------------------------------------------
 
-K, GROUPS = 4, 16  # experts per token (2 groups, 2 in each), groups where there are enough experts: App. C
+K, GROUPS = 4, 16  # experts per token (2 groups, 2 in each), maximum number of groups: App. C
 
 
 def network_options(o, name, seed, folder):
-    """What trains a network: `dense`, so many experts, or so many in groups: `256-h`."""
+    """Return the options of a network: `dense`, a number of experts, or with two levels of gates, e.g. `256-h`."""
     experts, groups = 1 if name == "dense" else int(name.removesuffix("-h")), 0
     if name.endswith("-h"):
         groups = min(GROUPS, math.isqrt(experts))
@@ -332,12 +329,12 @@ def network_options(o, name, seed, folder):
         **vars(o), "seed": seed, "out": folder, "data": o.out, "threads": 1,
         "gate": "dense" if name == "dense" else "noisy", "experts": experts, "groups": groups,
         "k": math.isqrt(K) if groups else K})
-    make_config(options, o.vocabulary)  # or ends the program, before anything is trained
+    make_config(options, o.vocabulary)  # exits early if invalid
     return options
 
 
 def measure(o):
-    """Trains one network of the curve; its result on text that nothing was trained or chosen on."""
+    """Train one network of the curve; return its result on text not used for training or model selection."""
     torch.set_num_threads(o.threads)
     train.use(train.CpuKernels if o.device == "cpu" else train.TorchKernels, o.precision)
     trainer = Trainer(o)
@@ -351,7 +348,7 @@ def measure(o):
 
 
 def curve_table(results):
-    """(Lines of the table, a row for each network; what the plot shows)."""
+    """Return (lines of the table, a row per network; points of the plot)."""
     points, rows = {}, []
     for name, (options, found) in results.items():
         def mean(key, digits=1, found=found):
@@ -388,16 +385,16 @@ def curve(o):
 # ---- Command line ----------------------------------------------------------------------------------------------------
 
 def training(p):
-    """The options of training that networks of a curve share."""
-    p.add_argument("--vocabulary", type=int, default=4000, help="pieces")
-    p.add_argument("--limit", type=int, default=60_000, help="lines taken of a corpus file, at most")
-    p.add_argument("--width", type=int, default=128, help="of embedding and layers")
-    p.add_argument("--hidden", type=int, default=256, help="cells of an LSTM")
-    p.add_argument("--expert-hidden", type=int, default=128, help="hidden units of an expert")
+    """Add the options that networks of a curve share."""
+    p.add_argument("--vocabulary", type=int, default=4000, help="size of the vocabulary")
+    p.add_argument("--limit", type=int, default=60_000, help="maximum number of lines per corpus file")
+    p.add_argument("--width", type=int, default=128, help="width of embedding and layers")
+    p.add_argument("--hidden", type=int, default=256, help="cells per LSTM")
+    p.add_argument("--expert-hidden", type=int, default=128, help="hidden units per expert")
     p.add_argument("--w-importance", type=float, default=0.1, help="weight of the importance loss")
     p.add_argument("--w-load", type=float, default=0.1, help="weight of the load loss (noisy)")
     p.add_argument("--tokens", type=float, default=20,
-                   help="million tokens in all, over all resumes: end of the schedule")
+                   help="total million tokens, including resumed runs: end of the schedule")
     p.add_argument("--batch-tokens", type=int, default=2000, help="tokens per batch")
     p.add_argument("--longest", type=int, default=60, help="drop lines with more pieces")
     p.add_argument("--optimizer", choices=("adam", "muon"), default="muon", help="muon: for the matrices of the LSTMs")
@@ -405,22 +402,22 @@ def training(p):
     p.add_argument("--muon-rate", type=float, default=0.01, help="learning rate of Muon")
     p.add_argument("--threshold-rate", type=float, default=0.05, help="learning rate of the gate thresholds (balanced)")
     p.add_argument("--warmup", type=int, default=100, help="steps of linear warm-up")
-    p.add_argument("--decay-from", type=float, default=0.3, help="share of the tokens after which the rate falls, to 0")
-    p.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient")
-    p.add_argument("--dropout", type=float, default=0.05, help="on the output of embedding and layers")
-    p.add_argument("--evaluate-every", type=float, default=5, help="million tokens")
-    p.add_argument("--save-every", type=float, default=5, help="minutes")
+    p.add_argument("--decay-from", type=float, default=0.3, help="share of the tokens after which the rate falls to 0")
+    p.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
+    p.add_argument("--dropout", type=float, default=0.05, help="dropout after embedding and layers")
+    p.add_argument("--evaluate-every", type=float, default=5, help="million tokens between evaluations")
+    p.add_argument("--save-every", type=float, default=5, help="minutes between saves")
 
 
 def network(name):
-    """The name of a network of the curve, as an option's type."""
+    """Parse the name of a network of the curve."""
     if name != "dense" and not 1 < int(name.removesuffix("-h")):
         raise ValueError(name)
     return name
 
 
 CURVE = {"precision": "bf16", "width": 64, "hidden": 64, "expert_hidden": 256, "batch_tokens": 4096, "tokens": 12,
-         "rate": 3e-3, "evaluate_every": 2}  # networks in which most operations are the experts'
+         "rate": 3e-3, "evaluate_every": 2}  # networks dominated by the operations of experts
 
 
 def arguments():
@@ -431,34 +428,34 @@ def arguments():
         p = commands.add_parser(name, help=text, description=text,
                                 formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         p.add_argument("--corpus", required=True, help="folder with train/ and dev/")
-        p.add_argument("--out", required=True, help="folder of the files above")
+        p.add_argument("--out", required=True, help="folder of the files listed above")
         p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute")
-        p.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of matrix products")
-        p.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads (curve: of one network each)")
+        p.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="precision of matrix products")
+        p.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads (curve: one network each)")
         return p
 
-    p = command("train", "train, or go on from resume.pt in --out")
+    p = command("train", "train, or continue from resume.pt in --out")
     training(p)
-    p.add_argument("--data", help="folder of lines.npz and vocabulary, for runs that share them (default: --out)")
-    p.add_argument("--experts", type=int, default=32, help="experts")
+    p.add_argument("--data", help="folder of shared lines.npz and vocabulary (default: --out)")
+    p.add_argument("--experts", type=int, default=32, help="number of experts")
     p.add_argument("--gate", choices=("noisy", "balanced", "dense"), default="noisy",
                    help="noisy top-k, strictly balanced, or one expert as wide as k of them")
-    p.add_argument("--groups", type=int, default=0, help="two levels of gates: groups of experts; 0: one level")
-    p.add_argument("--k", type=int, default=4, help="experts per token; with --groups: of each level")
-    p.add_argument("--seed", type=int, default=1, help="of weights, data order, dropout and noise")
-    p.add_argument("--held-out", type=int, default=0, help="lines of the corpus to leave out")
+    p.add_argument("--groups", type=int, default=0, help="groups of experts, for two levels of gates; 0: one level")
+    p.add_argument("--k", type=int, default=4, help="experts per token; with --groups, per level")
+    p.add_argument("--seed", type=int, default=1, help="random seed of weights, data order, dropout and noise")
+    p.add_argument("--held-out", type=int, default=0, help="number of lines to exclude")
 
-    p = command("curve", "train networks of equal operations and different numbers of experts; show their perplexity")
+    p = command("curve", "train networks with equal operations and different numbers of experts; report perplexity")
     training(p)
     p.set_defaults(**CURVE)
     p.add_argument("--networks", nargs="+", default=["dense", "4", "32", "256", "256-h", "1024-h"],
-                   type=network, metavar="NETWORK", help="dense, or how many experts; with -h: two levels of gates")
-    p.add_argument("--seeds", nargs="+", type=int, default=[1, 2], help="one network each")
-    p.add_argument("--held-out", type=int, default=4000, help="lines of the corpus to leave out and measure on")
-    p.add_argument("--card", help="file to write the table into, and the plot beside it (default: plot in --out)")
-    p.add_argument("--part", default="equal-operations", help="place in the card, and name of the plot")
+                   type=network, metavar="NETWORK", help="dense, or a number of experts; -h: two levels of gates")
+    p.add_argument("--seeds", nargs="+", type=int, default=[1, 2], help="random seeds, one network each")
+    p.add_argument("--held-out", type=int, default=4000, help="number of lines to hold out for testing")
+    p.add_argument("--card", help="file to write the table into, with the plot next to it (default: plot in --out)")
+    p.add_argument("--part", default="equal-operations", help="section of the card, and name of the plot")
 
-    command("evaluate", "perplexity and balance of model.pt in --out")
+    command("evaluate", "report perplexity and balance of model.pt in --out")
     return parser.parse_args()
 
 

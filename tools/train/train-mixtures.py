@@ -1,24 +1,23 @@
 #!/usr/bin/env python3
-"""Does a mixture pay in translation? Trains one network with a dense layer, with
-noisy mixtures and with strictly balanced ones, several seeds each, and compares
-loss and BLEU.
+"""Compare mixtures with dense layers in translation: train networks with a dense
+layer, with noisy and with strictly balanced mixtures, several seeds each, and
+tabulate loss and BLEU.
 
-The networks are those of train.py --recipe mixture, in which the experts are
-half of the work. They differ in both mixtures alone: 32 experts of 1,024 units,
-4 of them for a token, or one dense layer of 4,096 units, which has the same
-operations. All networks of a seed see the same batches.
+The networks are those of train.py --recipe mixture, in which experts are half of
+the work. They only differ in both mixtures: 32 experts of 1,024 units, 4 per
+token, or one dense layer of 4,096 units, with as many operations. All networks
+of a seed see the same batches.
 
-Dev loss (nats per token) and greedy BLEU are of the Tatoeba dev sets in the six
-directions with English and of three directions of newstest2012, with thresholds
-as at inference. Behind "+-" is half of the 95 % confidence interval of the mean
-over the seeds. The last columns compare with the first network of the list seed
-by seed.
+Dev loss (nats per token) and greedy BLEU cover the Tatoeba dev sets in the six
+directions with English and three directions of newstest2012, with inference
+thresholds. "±" gives half of the 95 % confidence interval of the mean over the
+seeds. The last columns compare with the first network, seed by seed.
 
 Every network has a folder NETWORK-seed-N in --out with the files of train.py,
-what the trainer says (log) and its result (test.json). SIGTERM or SIGINT saves
-and stops; the same command goes on.
+the output of the trainer (log) and the result (test.json). SIGTERM or SIGINT
+saves and stops; the same command continues.
 """
-import common  # first: it finds modules, and tells what is missing
+import common  # must be first: extends sys.path, reports missing modules
 import argparse
 import functools
 import os
@@ -35,7 +34,7 @@ MIXTURES = "encoder.2", "decoder.1"
 
 
 def operations(config):
-    """Multiply-adds of one source and one target token at inference; those of attention and gates are left out."""
+    """Return the multiply-adds of a source and a target token at inference, without attention and gates."""
     d, count = config["d_model"], dict.fromkeys(("LSTM", "experts", "softmax"), 0)
     for i, layer in [(i, layer) for side in ("encoder", "decoder") for i, layer in enumerate(config[side])]:
         hidden = layer["hidden"]
@@ -52,7 +51,7 @@ def cache_of(o):
 
 
 def network_options(o, name, seed, folder):
-    """What trains a network: train.py's options."""
+    """Return train.py's options for a network."""
     words = ["train", "--corpus", o.corpus, "--out", folder, "--cache", cache_of(o),
              "--recipe", "mixture", "--gate", name, "--seed", str(seed), "--tokens", str(o.tokens),
              "--device", o.device, "--precision", o.precision, "--threads", "1",
@@ -63,7 +62,7 @@ def network_options(o, name, seed, folder):
 
 
 def measure(o):
-    """Trains one network; its losses, BLEU and balance at the end."""
+    """Train one network; return its final losses, BLEU and balance."""
     torch.set_num_threads(1)
     train.keep_memory()
     train.use(train.CpuKernels if o.device == "cpu" else train.TorchKernels, o.precision)
@@ -85,13 +84,13 @@ def measure(o):
 
 
 def shown(values, digits):
-    """"mean +- half of the interval\""""
+    """Format the mean and half of the confidence interval."""
     mean, half = interval(values)
     return f"{mean:.{digits}f}" + (f" ± {half:.{digits}f}" if len(values) > 1 else "")
 
 
 def table(results):
-    """The lines of the table, a row for each network."""
+    """Return the lines of the table, a row per network."""
     rows, first = [], next(iter(results.values()))[1]
     for name, (_, found) in results.items():
         def values(key, found=found):
@@ -120,30 +119,30 @@ def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--corpus", required=True, help="folder with train/ and dev/")
     p.add_argument("--out", required=True, help="folder of the networks' folders")
-    p.add_argument("--cache", help="tokenised corpus, made when missing (default: data in --out)")
-    p.add_argument("--spm", help="SentencePiece model to use when that is made")
+    p.add_argument("--cache", help="tokenised corpus, created if missing (default: data in --out)")
+    p.add_argument("--spm", help="SentencePiece model to use for the cache")
     p.add_argument("--networks", nargs="+", default=["dense", "noisy", "balanced"],
                    choices=("dense", "noisy", "balanced"), metavar="NETWORK",
                    help="dense, noisy, balanced (default: all)")
     p.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="one network each (default: 1 2 3)")
-    p.add_argument("--tokens", type=float, default=10, help="million target tokens for a network (default: 10)")
-    p.add_argument("--batch-tokens", type=int, default=3000, help="tokens per batch at first (default: 3000)")
-    p.add_argument("--rate", type=float, default=2e-3, help="of Adam (default: 0.002)")
-    p.add_argument("--muon-rate", type=float, default=0.01, help="of Muon (default: 0.01)")
-    p.add_argument("--dev-sentences", type=int, default=500, help="of each Tatoeba dev set (default: 500)")
-    p.add_argument("--news-sentences", type=int, default=200, help="of newstest2012 (default: 200)")
+    p.add_argument("--tokens", type=float, default=10, help="million target tokens per network (default: 10)")
+    p.add_argument("--batch-tokens", type=int, default=3000, help="initial tokens per batch (default: 3000)")
+    p.add_argument("--rate", type=float, default=2e-3, help="learning rate of Adam (default: 0.002)")
+    p.add_argument("--muon-rate", type=float, default=0.01, help="learning rate of Muon (default: 0.01)")
+    p.add_argument("--dev-sentences", type=int, default=500, help="sentences of each Tatoeba dev set (default: 500)")
+    p.add_argument("--news-sentences", type=int, default=200, help="sentences of newstest2012 (default: 200)")
     p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default: cpu)")
-    p.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of products (default: bf16)")
-    p.add_argument("--threads", type=int, default=os.cpu_count(), help="networks trained at a time")
+    p.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="precision (default: bf16)")
+    p.add_argument("--threads", type=int, default=os.cpu_count(), help="networks to train in parallel")
     p.add_argument("--card", type=pathlib.Path, help="file to write the table into")
-    p.add_argument("--part", default="mixtures", help="place in the card (default: mixtures)")
+    p.add_argument("--part", default="mixtures", help="section of the card (default: mixtures)")
     return p.parse_args()
 
 
 def main():
     o = arguments()
     os.makedirs(o.out, exist_ok=True)
-    train.data.prepare(o.corpus, cache_of(o), train.RECIPES["mixture"][0], o.spm, train.log)  # once, for all of them
+    train.data.prepare(o.corpus, cache_of(o), train.RECIPES["mixture"][0], o.spm, train.log)  # shared by all networks
     networks = Networks(o, functools.partial(network_options, o), measure, "dev_loss")
     networks.same_as_before()
     networks.train()

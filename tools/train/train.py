@@ -1,65 +1,61 @@
 #!/usr/bin/env python3
-"""Trains a GNMT-MoE translation model for moe, with PyTorch, on the CPU or on one
-CUDA device.
+"""Train a GNMT-MoE translation model with PyTorch, on the CPU or on one CUDA
+device.
 
     train.py prepare --corpus DIR --cache DIR
-        makes vocabulary and tokenised corpus (train does it too when missing)
+        create the vocabulary and the tokenised corpus (train does so if missing)
     train.py train --corpus DIR --out DIR ...
-        trains, or goes on where the checkpoint in --out stopped
+        train, or continue from the checkpoint in --out
     train.py finetune -m MODEL.bin --corpus MY -o MINE.bin
-        goes on with a model file on text of one's own (own.py), 3 minutes
+        train a model file further on your own text (own.py), 3 minutes
     train.py check
-        compares every hand-written backward pass with autograd
+        compare all hand-written backward passes with autograd
     train.py evaluate --corpus DIR --model FILE ...
-        dev loss, greedy BLEU and gate statistics of an inference checkpoint
+        report dev loss, greedy BLEU and gate statistics of a checkpoint
     train.py average FILE=WEIGHT ... -o FILE
-        weighted mean of inference checkpoints of one model's runs
+        average the checkpoints of several runs of one model
     train.py grow FILE [--hidden N] [--context] [--encoder N] [--decoder N]
         -o FILE
-        a model with wider experts, a context for more layers, or more layers,
-        which computes what it did until it is trained
+        add hidden units, context inputs or layers without changing the output
     train.py revive --out DIR --cache DIR
-        gives experts that nothing uses half of the work of busy ones (a stopped
-        run)
+        give unused experts half of the work of busy ones (in a stopped run)
 
-The model is the one of "Outrageously Large Neural Networks" (Shazeer et al.
-2017, appendix E), sized by a recipe: LSTM layers with projection, a
-bidirectional bottom layer, one MoE layer in the encoder and one in the decoder,
-attention (additive or appendix G's) of the decoder's first layer, whose context
-the layers above it read too, as in GNMT; tied embeddings. Gates are strictly
-balanced (appendix F: batchwise mask in training, learned thresholds at
-inference) or noisy top-k (section 2.1) with importance and load losses, of one
-level, or with --groups of two (appendix B). They are in gating.py.
+The model is that of "Outrageously Large Neural Networks" (Shazeer et al. 2017,
+appendix E), sized by a recipe: LSTM layers with projection, a bidirectional
+bottom layer, one MoE layer in the encoder and one in the decoder, and attention
+(additive or appendix G's) from the first decoder layer, whose context the upper
+layers read too, as in GNMT; tied embeddings. Gates are strictly balanced
+(appendix F: batchwise mask in training, learned thresholds at inference) or
+noisy top-k (section 2.1) with importance and load losses, of one level, or with
+--groups of two (appendix B); see gating.py.
 
 Files in --out
-    resume.pt        everything that training needs to go on: weights,
-                     optimizer, average, position in the data, elapsed time
-    model.pt         inference checkpoint, layout "moe-checkpoint-1", averaged
-                     weights, what convert.py reads
-    model-spm.model  the SentencePiece vocabulary that belongs to it
+    resume.pt        state of the training: weights, optimizer, average, position
+                     in the data, elapsed time
+    model.pt         inference checkpoint ("moe-checkpoint-1", averaged weights)
+                     for convert.py
+    model-spm.model  its SentencePiece vocabulary
     curve.csv        one row per evaluation
-    minutes          if present: overrides --minutes while training runs
+    minutes          optional: overrides --minutes while training runs
     pid              of the running trainer; SIGTERM or SIGINT makes it save and
                      stop, SIGSTOP and SIGCONT pause it
 
-The learning rate follows elapsed training time, not steps: warm-up, constant,
-then linear to zero at the end of --minutes. A step counts 10 s at most, so that
-a paused trainer does not use up its schedule. With --tokens the rate follows
-the tokens instead, so that models can be compared that saw the same batches.
+The learning rate follows elapsed training time: warm-up, constant, then linear
+to zero at the end of --minutes. A step counts as at most 10 s, so that pauses do
+not use up the schedule. With --tokens it follows the number of tokens instead,
+which makes models comparable that saw the same batches.
 
-How it is made fast on a CPU: sequences are packed (nothing is padding), each
-LSTM layer does its input product for all steps at once and only the recurrent
-product per step, experts run one dense product each over the tokens sorted by
-expert, and what is left is fused in train-kernels.c. Every thread has a replica
-of the model and a part of the batch; they meet at the mixtures, where each
-computes some of the experts for the rows of all. Products go through
-torch.mm, except with bf16 where the CPU has AVX-512 BF16 or AMX: there whole
-layers run in train-kernels.c. On CUDA the same functions use plain torch
-operations. With glibc 6 % of the time went into malloc's lists:
-LD_PRELOAD=libtcmalloc_minimal.so.4 (Debian: libtcmalloc-minimal4) saves it, and
-half the memory.
+Speed on a CPU: sequences are packed without padding; each LSTM layer computes
+its input product for all steps at once and only the recurrent product per step;
+experts process the tokens, sorted by expert, in one dense product each; the rest
+is fused in train-kernels.c. Every thread has a replica of the model and a part
+of the batch; they meet at the mixtures, where each computes some of the experts
+for all rows. Products use torch.mm, except bf16 on CPUs with AVX-512 BF16 or
+AMX, where train-kernels.c runs whole layers. CUDA uses plain torch operations.
+glibc's malloc takes 6 % of the time: LD_PRELOAD=libtcmalloc_minimal.so.4
+(Debian: libtcmalloc-minimal4) avoids that, and halves the memory.
 """
-import common  # first: it finds modules, and tells what is missing
+import common  # must be first: extends sys.path, reports missing modules
 import argparse
 import copy
 import csv
@@ -144,19 +140,19 @@ class CpuKernels:
                                        ctypes.c_uint32(int(rate * 2**32)), 1.0 / (1.0 - rate)))
         return y
 
-    # Products in bfloat16 and the layers made of them; only where has_products.
+    # Products in bfloat16, and layers that use them; require has_products.
 
     @staticmethod
     def _strided(x):
-        """x, or a copy, with strides as the kernels can take them: one is 1, none is 0."""
+        """Return x, or a copy, with strides that the kernels support: one is 1, none is 0."""
         return x if 1 in x.stride() and 0 not in x.stride() else x.contiguous()
 
     def factor(self, x, right):
-        """x packed as the left or right factor of products."""
+        """Pack x as the left or right factor of products."""
         x = self._strided(x)
         row, column, rows, K = (*x.stride()[::-1], *x.shape[::-1]) if right else (*x.stride(), *x.shape)
         words = torch.empty(self.c.factor_words(*self._args(rows, K)) + 16, dtype=torch.int32)
-        words = words[-words.data_ptr() // 4 % 16:]  # at a multiple of 64 bytes
+        words = words[-words.data_ptr() // 4 % 16:]  # aligned to 64 bytes
         self.c.factor(*self._args(words, x, row, column, rows, K, int(right)))
         return Factor(words, x.shape)
 
@@ -168,7 +164,7 @@ class CpuKernels:
         return out
 
     def symmetric(self, a, b):
-        """a^T b, known to be symmetric, in float32"""
+        """Return a^T b, known to be symmetric, in float32."""
         c = torch.empty(a.shape[1], a.shape[1])
         self.c.symmetric(*self._args(a, b, c, a.shape[1], len(a)))
         return c
@@ -229,7 +225,7 @@ class CpuKernels:
 
 
 class TorchKernels:
-    """The same operations in plain torch, for CUDA and as the reference of `check`."""
+    """The same operations in plain torch, for CUDA and as a reference for `check`."""
 
     has_products = False
 
@@ -324,7 +320,7 @@ class TorchKernels:
 
 kernels = TorchKernels()
 half = False  # products in bfloat16
-fused = False  # by the C kernels, which then do whole layers
+fused = False  # whole layers run in the C kernels
 
 
 def use(kind, precision):
@@ -335,24 +331,24 @@ def use(kind, precision):
 
 
 class Factor:
-    """A factor as the C kernels take it."""
+    """A packed factor for the C kernels."""
 
     def __init__(self, words, shape):
         self.words, self.shape = words, shape
 
 
 def left(a):
-    """A left factor prepared for many products."""
+    """Prepare a left factor for many products."""
     return kernels.factor(a, False) if fused else a.bfloat16() if half else a
 
 
 def right(b):
-    """A right factor prepared for many products."""
+    """Prepare a right factor for many products."""
     return kernels.factor(b, True) if fused else b.bfloat16() if half else b
 
 
 def mm(a, b, out=None):
-    """a @ b in the precision of products, float32 result."""
+    """Return a @ b, computed in the product precision, as float32."""
     if fused:
         return kernels.product(a, b, torch.empty(a.shape[0], b.shape[1]) if out is None else out, False)
     if half:
@@ -371,16 +367,16 @@ def mm_add(a, b, out):
 # ---- Packed sequences ------------------------------------------------------------------------------------------------
 
 class Packed:
-    """The shape of packed sequences: step t holds rows offset[t] .. offset[t] + count[t], one per longer sentence."""
+    """Layout of packed sequences: step t has rows offset[t] .. offset[t] + count[t], one per remaining sentence."""
 
     def __init__(self, lengths):
-        self.lengths = np.asarray(lengths)  # falling
+        self.lengths = np.asarray(lengths)  # descending
         self.count = [int(x) for x in (self.lengths[:, None] > np.arange(self.lengths[0])).sum(0)]
         self.offset = [0, *np.cumsum(self.count)[:-1].tolist()]
         self.rows = int(self.lengths.sum())
 
     def steps(self, reverse=False):
-        """(first row, rows, first row of the step before, its rows that go on) in order of time."""
+        """Return (first row, rows, first row of the previous step, number of its rows that continue), in time order."""
         order = range(len(self.count))[::-1] if reverse else range(len(self.count))
         last, result = None, []
         for t in order:
@@ -391,14 +387,14 @@ class Packed:
         return result
 
     def pack(self, sequences):
-        """Sequences (in the order of lengths) as one packed array."""
+        """Pack sequences, given in the order of lengths, into one array."""
         flat = np.concatenate(sequences)
         start = np.concatenate([[0], np.cumsum(self.lengths)[:-1]])
         return flat[np.concatenate([start[:n] + t for t, n in enumerate(self.count)])]
 
 
 class Place:
-    """Where each target row finds its source: column and length of the sentence, offsets of the source's steps."""
+    """Maps target rows to their sources: column and length of each sentence, offsets of the source's steps."""
 
     def __init__(self, column, source, device):
         self.column = torch.as_tensor(np.asarray(column, np.int32), device=device)
@@ -408,7 +404,7 @@ class Place:
 
 
 class Batch:
-    """Packed source and target of a list of (source ids, target ids)."""
+    """Packed sources and targets of a list of (source ids, target ids)."""
 
     def __init__(self, pairs, device):
         order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]))
@@ -429,42 +425,42 @@ class Batch:
 # ---- Replicas --------------------------------------------------------------------------------------------------------
 
 class Meeting:
-    """Where replicas of a model, each in its own thread with its part of a batch, meet for what needs all of it."""
+    """Lets replicas of a model, each in a thread with its part of a batch, exchange values."""
 
     def __init__(self, members):
         self.members, self.given, self.barrier = members, [None] * members, Barrier(members)
 
     def exchange(self, number, value):
-        """Gives the value of one replica; returns those of all. Every replica has to come."""
+        """Contribute one replica's value; return those of all. Every replica must call this."""
         if self.members == 1:
             return [value]
         self.given[number] = value
-        self.barrier.wait()  # all have given
+        self.barrier.wait()  # all values are there
         given = list(self.given)
-        self.barrier.wait()  # all have taken
+        self.barrier.wait()  # all have copied them
         return given
 
 
 class Owners:
-    """Which replica computes which experts, for the rows of all of them (section 3.1): an expert's products are larger,
-    and its weights are read and their gradient is made once. counts[e]: rows that this replica has for expert e."""
+    """Assigns experts to replicas, each of which processes the rows of all (section 3.1): products are larger, and each
+    expert's weights are read and its gradient computed only once. counts[e]: this replica's rows for expert e."""
 
     def __init__(self, meeting, number, counts):
         self.meeting, self.number, n = meeting, number, len(counts)
         self.counts = meeting.exchange(number, counts)
         self.own = slice(n * number // meeting.members, n * (number + 1) // meeting.members)
         self.experts = range(self.own.start, self.own.stop)
-        self.taken = [sum(counts[e] for counts in self.counts) for e in self.experts]  # rows for each of its own
+        self.taken = [sum(counts[e] for counts in self.counts) for e in self.experts]  # rows for each owned expert
 
     def gather(self, rows):
-        """The rows of all replicas for this one's experts, by expert, from this one's rows, sorted by expert."""
+        """Collect all replicas' rows for this replica's experts, ordered by expert; `rows` are its own, sorted."""
         if self.meeting.members == 1:
             return rows
         given = self.meeting.exchange(self.number, rows.split(self.counts[self.number]))
         return torch.cat([parts[e] for e in self.experts for parts in given])
 
     def scatter(self, rows):
-        """The way back: what the experts of all replicas made of this one's rows, from what its own made of all."""
+        """Undo gather: return the experts' results for this replica's rows, given its own experts' for all."""
         if self.meeting.members == 1:
             return rows
         parts = rows.split([counts[e] for e in self.experts for counts in self.counts])
@@ -474,7 +470,7 @@ class Owners:
 
 # ---- Layers with hand-written backward passes ------------------------------------------------------------------------
 
-# The gradients of weights are added to their .grad right here: autograd would do it in one more pass over memory.
+# Weight gradients are added to .grad directly: autograd would need another pass over memory.
 
 class Lstm(torch.autograd.Function):
     """LSTM layer with projection over packed rows."""
@@ -526,7 +522,7 @@ class Lstm(torch.autograd.Function):
 
 
 class FirstContext(torch.autograd.Function):
-    """What every target sentence attends to with a query of zeros [sentences, d], before it has an output."""
+    """Attention of every target sentence before its first output, with a zero query [sentences, d]."""
 
     @staticmethod
     def forward(ctx, memory, key, v, place, product):
@@ -549,9 +545,9 @@ class FirstContext(torch.autograd.Function):
 
 
 class AttentiveLstm(torch.autograd.Function):
-    """The bottom decoder layer: an LSTM that reads [embedding, context]. The context of a row is the attention over
-    memory with the layer's output as the query, additive or, with `product`, App. G's. The layer itself reads that of
-    the step before, and `first` [sentences, d] where there was none. Gives outputs and contexts of all rows."""
+    """The bottom decoder layer: an LSTM over [embedding, context]. The context of a row is the attention over memory
+    with the layer's output as the query, additive or, with `product`, App. G's. The layer reads the previous step's
+    context, initially `first` [sentences, d]. Returns outputs and contexts of all rows."""
 
     @staticmethod
     def forward(ctx, x, first, memory, key, w_x, w_r, bias, w_proj, w_query, v, packed, place, product):
@@ -559,7 +555,7 @@ class AttentiveLstm(torch.autograd.Function):
         z = mm(x, w_x[:, :d].t())
         w = torch.cat((w_x[:, d:], w_r), 1)
         c, h, y = x.new_empty(len(x), H), x.new_empty(len(x), H), x.new_empty(len(x), P)
-        s = x.new_empty(len(x), m + P)  # context and output of the step before
+        s = x.new_empty(len(x), m + P)  # context and output of the previous step
         s[:len(first), :m], s[:len(first), m:] = first, 0.0
         q, context = x.new_empty(len(x), len(w_query)), x.new_empty(len(x), m)
         p = x.new_empty(len(x), place.positions)
@@ -619,8 +615,8 @@ class AttentiveLstm(torch.autograd.Function):
 
 
 class Experts(torch.autograd.Function):
-    """The sum over (row, expert) of weight * w_down(relu(w_up(x[row]))); lists sorted by expert, counts[e] of each.
-    The experts are shared out among the replicas that meet."""
+    """Sum of weight * w_down(relu(w_up(x[row]))) over (row, expert) pairs, sorted by expert, counts[e] for each.
+    Meeting replicas share the experts."""
 
     @staticmethod
     def forward(ctx, x, weight, row, counts, w_up, w_down, meeting, number):
@@ -666,8 +662,8 @@ class Experts(torch.autograd.Function):
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Mean plain cross-entropy of x @ weight^T, with the gradient of the label-smoothed one. Gradients are made in the
-    forward pass, some rows at a time, so that the [rows, vocabulary] matrix never exists as a whole."""
+    """Mean plain cross-entropy of x @ weight^T, with the gradient of the label-smoothed one. The forward pass computes
+    the gradients in chunks of rows, so that the [rows, vocabulary] matrix never exists as a whole."""
 
     @staticmethod
     def forward(ctx, x, weight, target, smoothing):
@@ -722,17 +718,17 @@ class DropoutAdd(torch.autograd.Function):
 
 # ---- Model -----------------------------------------------------------------------------------------------------------
 
-# Vocabulary, width, cells of an LSTM layer, experts, how many of them for a token, hidden units of an expert
+# Vocabulary, width, LSTM cells per layer, experts, experts per token, hidden units per expert
 RECIPES = {"cpu": (8000, 256, 512, 32, 2, 512), "gpu": (16000, 512, 1024, 32, 4, 1024),
            "mixture": (8000, 128, 128, 32, 4, 1024)}
 
 
 def make_config(recipe, vocabulary, gate, k=None, groups=0, attention="additive"):
-    """The config of a recipe: what the checkpoint carries and the model is built from."""
+    """Return the config of a recipe, which the checkpoint stores and the model is built from."""
     _, d, H, experts, default_k, units = RECIPES[recipe]
     k = (2 if groups else default_k) if k is None else k
     if gate == "dense" and groups:
-        raise SystemExit("--gate dense has one expert: no --groups")
+        raise SystemExit("--gate dense has a single expert: --groups is not supported")
     if gate == "dense":  # one expert as wide as k of them (the paper's MoE-1-Wide)
         moe = gating.mixture_config(gate, experts=1, k=1, hidden=k * units)
     else:
@@ -749,7 +745,7 @@ def make_config(recipe, vocabulary, gate, k=None, groups=0, attention="additive"
 
 
 def context_of(layer):
-    """Which context a layer reads beside its input; "input" is how old configs say it."""
+    """Return the context that a layer reads in addition to its input; old configs say "input"."""
     return "previous" if layer.get("input") == "embedding, context" else layer.get("context", "none")
 
 
@@ -758,7 +754,7 @@ def reads_context(layer):
 
 
 def weight_shapes(config):
-    """name -> (shape, standard deviation at the start) in the order of the checkpoint layout."""
+    """Return name -> (shape, initial standard deviation), in the order of the checkpoint."""
     d, shapes = config["d_model"], {}
 
     def lstm(name, inputs, hidden, proj):
@@ -785,7 +781,7 @@ def weight_shapes(config):
 
     shapes["embedding.weight"] = (config["vocab_size"], d), 0.5 / config["embed_scale"]
     for side in "encoder", "decoder":
-        for i, layer in enumerate(config.get(side, [])):  # a language model has no encoder and no attention
+        for i, layer in enumerate(config.get(side, [])):  # language models have neither encoder nor attention
             name, inputs = f"{side}.{i}", 2 * d if reads_context(layer) else d
             if layer["type"] == "moe":
                 moe(name, layer)
@@ -805,7 +801,7 @@ def weight_shapes(config):
 
 
 def orthogonalised(name, shape):
-    """Whether Muon takes this weight: the matrices of LSTM and attention. Everything else goes to Adam."""
+    """Return True if Muon optimises this weight: the matrices of LSTM and attention. Adam handles the rest."""
     return len(shape) == 2 and not name.startswith("embedding") and not of_gate(name)
 
 
@@ -817,18 +813,18 @@ ALONE = Meeting(1), 0
 
 
 class Model:
-    """All weights lie in one flat tensor: Adam's part, Muon's part, the thresholds. `weights` holds views by name."""
+    """A model whose weights share one flat tensor: Adam's part, Muon's part, thresholds. `weights`: views by name."""
 
-    w_importance = w_load = 0.01  # weights of the losses of eq 7 and 11: appendix E's
+    w_importance = w_load = 0.01  # weights of the losses of eq 7 and 11, from appendix E
 
     def __init__(self, config, device="cpu", seed=1, share=None):
-        """`share`: a model whose weights this one uses too, with gradients of its own (for another thread)."""
+        """`share`: a model whose weights this one shares, with separate gradients (for another thread)."""
         self.config, self.device = config, device
         self.product = config.get("attention", {}).get("type") == "product"
         for i, layer in enumerate(config["decoder"] if "attention" in config else []):
             if context_of(layer) not in (("none", "current") if i else ("previous",)):
-                raise SystemExit(f"decoder.{i} reads the context {context_of(layer)!r}: here the first layer reads the "
-                                 "previous one, and those above it the current one or none")
+                raise SystemExit(f"decoder.{i} reads the context {context_of(layer)!r}: the first layer must read the "
+                                 "previous one, upper layers the current one or none")
         shapes = weight_shapes(config)
         names = sorted(shapes, key=lambda x: (x.endswith(".threshold"), orthogonalised(x, shapes[x][0])))  # stable
         size = {x: math.prod(shapes[x][0]) for x in names}
@@ -856,7 +852,7 @@ class Model:
         self.seed = 0
         self.dropout = 0.0
         self.training, self.gate_statistics, self.balance_loss = False, None, None
-        self.meeting, self.number = ALONE  # with the other replicas in training, as number so and so
+        self.meeting, self.number = ALONE  # of replicas in training, and this one's number
 
     def load(self, weights):
         with torch.no_grad():
@@ -876,18 +872,18 @@ class Model:
         return Lstm.apply(x, *(w[name + part] for part in (".w_x", ".w_r", ".bias", ".w_proj")), packed, reverse)
 
     def _all_rows(self, own):
-        """(The rows of all replicas, which of them are this one's)."""
+        """Return (rows of all replicas, slice of this one's)."""
         given = self.meeting.exchange(self.number, own.detach())
         before = sum(len(x) for x in given[:self.number])
         return torch.cat(given), slice(before, before + len(own))
 
     def _total(self, own):
-        """The sum over all replicas. The others' parts are constants here: the gradients add up to the whole's."""
+        """Return the sum over all replicas. The others' parts are constants: gradients add up to the total's."""
         given = self.meeting.exchange(self.number, own.detach())
         return sum(given[:self.number] + given[self.number + 1:], own)
 
     def _balanced(self, name, x, k, *pairs):
-        """Appendix F: (Gate, softmax) of one level. pairs: row, group, number of groups, for the level inside them."""
+        """Appendix F: (Gate, softmax) of one level. pairs: row, group, number of groups, for the inner level."""
         p, threshold = x @ self.weights[name + ".weight"], self.weights[name + ".threshold"]
         p = (gating.of_pairs(p, *pairs) if pairs else p).softmax(1)
         with torch.no_grad():
@@ -899,13 +895,13 @@ class Model:
                     mask, m = gating.batchwise_mask(rows, k)
                     gradient = gating.threshold_gradient(rows, threshold, m) / len(rows)
                 mask = mask[own]
-                threshold.grad += gradient / self.meeting.members  # eq 20 is no part of the loss: its gradient is known
+                threshold.grad += gradient / self.meeting.members  # the gradient of eq 20, which is not in the loss
             else:
                 mask = gating.threshold_mask(p, threshold.view(pairs[2], -1)[pairs[1]] if pairs else threshold)
         return gating.masked(p, mask), p
 
     def _noisy(self, name, x, k, *pairs):
-        """Section 2.1, eq 3-5: (Gate, chance of every expert to be selected) of one level."""
+        """Section 2.1, eq 3-5: (Gate, probability of every expert to be selected) of one level."""
         def logits(part):
             values = x @ self.weights[name + part]
             return gating.of_pairs(values, *pairs) if pairs else values
@@ -915,7 +911,7 @@ class Model:
         return gating.noisy_topk(clean, F.softplus(logits(".noise")), k, torch.randn_like(clean))
 
     def _gate(self, name, layer, x):
-        """The Gate of a MoE layer, of one level or two (appendix B); when training, adds the losses that balance it."""
+        """Return the Gate of a MoE layer with one or two levels (appendix B); in training, add its balance losses."""
         if layer["gate"] == "softmax":
             return gating.dense(x @ self.weights[name + ".gate.weight"])
         noisy, groups, k = layer["gate"] == "noisy top-k", layer.get("groups"), layer["k"]
@@ -939,8 +935,8 @@ class Model:
             above = self._importance(name + ".parent", parent, parent.weights if noisy else above)
             if not noisy and self.training:
                 loss = self.w_importance * gating.importance_loss(self._total(above))
-        # Balanced gates are level by count; what they are level in here is the softmax before the mask (eq 6 and 13 of
-        # it), for where a few experts have most of that, the others are given tokens that hardly ask for them.
+        # Balanced gates have equal counts. Their loss balances the softmax before the mask (as in eq 6 and 13): if few
+        # experts dominate it, the others receive tokens with low probability.
         importance = self._importance(name + ".gate", gate, shares)
         if self.training:
             loss = loss + self.w_importance * gating.importance_loss(self._total(importance))
@@ -948,7 +944,7 @@ class Model:
         return gate
 
     def _importance(self, name, gate, shares):
-        """eq 6 of what a gate gives every expert, noted with the gate's other statistics where they are wanted."""
+        """Compute eq 6 for a gate; record it with the gate's other statistics if requested."""
         importance = gating.importance(shares)
         if self.gate_statistics is not None:
             found = gate.mask.sum(0), gate.empty.sum(), len(shares), importance
@@ -958,9 +954,9 @@ class Model:
     def _moe(self, name, layer, x):
         g, mask, _ = self._gate(name, layer, x)
         row, expert = mask.nonzero(as_tuple=True)
-        expert, order = expert.sort(stable=True)  # of many experts faster than to look through mask.t()
+        expert, order = expert.sort(stable=True)  # faster than mask.t() with many experts
         row, counts = row[order], expert.bincount(minlength=mask.shape[1]).tolist()
-        # not where there are fewer experts than replicas, as in a dense layer
+        # not if there are fewer experts than replicas, as in a dense layer
         meets = self.training and len(counts) >= self.meeting.members
         y = Experts.apply(x, g[row, expert], row, counts, self.weights[name + ".experts.w_up"],
                           self.weights[name + ".experts.w_down"], *((self.meeting, self.number) if meets else ALONE))
@@ -980,13 +976,13 @@ class Model:
         return x, self.keys(x)
 
     def keys(self, memory):
-        """What queries meet: memory W^T, or its tanh (App. G), once for a sentence."""
+        """Return the attention keys of a sentence: memory W^T, or its tanh (App. G)."""
         w = self.weights["attention.w_key"]
         key = F.linear(memory.bfloat16(), w.bfloat16()).float() if half else F.linear(memory, w)
         return key.tanh() if self.product else key
 
     def first_context(self, memory, key, place):
-        """What sentences attend to before they have an output: nothing, or what a query of zeros asks for."""
+        """Return the context before the first output: zeros, or the attention with a zero query."""
         if self.config["attention"].get("start") == "zero":
             return memory.new_zeros(len(place.column), memory.shape[1])
         return FirstContext.apply(memory, key, self.weights["attention.v"], place, self.product)
@@ -1008,9 +1004,9 @@ class Model:
         return x
 
     def loss(self, batch, smoothing, share=1.0):
-        """Mean loss per target token: to train on when training (label smoothing, balance losses), in nats. `share`:
-        what part of a batch this is, in another replica's company. Its loss counts with that share, and so does the
-        value of the balance losses, which are of the whole batch; their gradient is of this part only as it is."""
+        """Return the mean loss per target token in nats; in training with label smoothing and balance losses. `share`:
+        the fraction of the batch that this replica has. The loss and the value of the balance losses, which are those
+        of the whole batch, are scaled by it; the gradient of the latter covers this part only and is not."""
         self.balance_loss = torch.zeros((), device=self.device)
         ids = torch.cat((batch.source_ids, batch.target_in))
         source, target = self.embed(ids).split((batch.source.rows, batch.target.rows))
@@ -1019,11 +1015,11 @@ class Model:
         loss = CrossEntropy.apply(y, self.weights["embedding.weight"], batch.target_out, smoothing)
         return loss * share + self.balance_loss - (1 - share) * self.balance_loss.detach()
 
-    # -- greedy translation, for the evaluation while training
+    # -- greedy translation, for evaluation during training
 
     @torch.no_grad()
     def greedy(self, sources, limit=80):
-        """Greedy translations (lists of ids, without eos) of lists of source ids, step by step for all at once."""
+        """Return greedy translations (lists of ids, without eos) of lists of source ids, all in parallel."""
         order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
         packed = Packed([len(sources[i]) for i in order])
         ids = torch.as_tensor(packed.pack([np.asarray(sources[i]) for i in order]).astype(np.int64), device=self.device)
@@ -1076,7 +1072,7 @@ def write_atomically(value, path):
 
 
 def inference_checkpoint(config, weights, **more):
-    """Layout "moe-checkpoint-1": bfloat16, gates, thresholds and attention.v in float32."""
+    """Return a "moe-checkpoint-1": bfloat16, but gates, thresholds and attention.v in float32."""
     def stored(name, weight):
         exact = of_gate(name) or name == "attention.v"
         return weight.detach().to("cpu", torch.float32 if exact else torch.bfloat16).clone()
@@ -1092,16 +1088,15 @@ def read_inference(path):
 
 
 def average(files, shares, first=()):
-    """The weighted mean of inference checkpoints (Wortsman et al. 2022, "Model soups"): runs that went on from each
-    other err in different directions. What the checkpoints say of their training becomes the largest of it; all else
-    must agree. `first`: what the names of weights begin with that are the first checkpoint's alone, as those of a
-    mixture whose experts were revived."""
+    """Return the weighted mean of inference checkpoints (Wortsman et al. 2022, "Model soups"): runs that continue each
+    other err in different directions. Training statistics become the maximum; all else must agree. `first`: prefixes
+    of weights to take from the first checkpoint alone, e.g. of a mixture with revived experts."""
     about = ("target_tokens_seen", "training_minutes")
     configs = [file["config"] for file in files]
     if any({**x, **dict.fromkeys(about)} != {**configs[0], **dict.fromkeys(about)} for x in configs):
-        raise SystemExit("these are not checkpoints of one model: their configurations differ")
+        raise SystemExit("cannot average: the configurations differ")
     if not sum(shares) > 0:
-        raise SystemExit("the weights of the models have to add up to more than 0")
+        raise SystemExit("the weights must add up to more than 0")
     weights = {name: weight if name.startswith(tuple(first)) else
                sum(share / sum(shares) * file["weights"][name].float() for file, share in zip(files, shares))
                for name, weight in files[0]["weights"].items()}
@@ -1109,19 +1104,19 @@ def average(files, shares, first=()):
 
 
 def widen(file, hidden, seed=1):
-    """An inference checkpoint whose experts have `hidden` units each. What they compute stays the same: the rows of
-    w_down that belong to new units are 0. Those of w_up are random, so that new units learn different things."""
+    """Return a checkpoint whose experts have `hidden` units each, without changing the output: new rows of w_down are
+    0, those of w_up random, so that new units learn different things."""
     generator = torch.Generator().manual_seed(seed)
     config, weights = copy.deepcopy(file["config"]), dict(file["weights"])
     mixtures = [(f"{side}.{i}.experts.", layer) for side in ("encoder", "decoder")
                 for i, layer in enumerate(config.get(side, [])) if layer["type"] == "moe"]
     if not mixtures:
-        raise SystemExit("there is no mixture between an encoder's or decoder's layers")
+        raise SystemExit("the model has no mixtures")
     for name, layer in mixtures:
         up, down = weights[name + "w_up"].float(), weights[name + "w_down"].float()
         n, d, old = up.shape
         if hidden <= old:
-            raise SystemExit(f"experts have {old} hidden units already: --hidden has to be more")
+            raise SystemExit(f"--hidden must be more than the present {old} units")
         weights[name + "w_up"] = torch.cat([up, torch.randn(n, d, hidden - old, generator=generator) * up.std()], 2)
         weights[name + "w_down"] = torch.cat([down, torch.zeros(n, hidden - old, down.shape[2])], 1)
         layer["hidden"] = hidden
@@ -1129,20 +1124,20 @@ def widen(file, hidden, seed=1):
 
 
 def deepen(file, seed=1, **more):
-    """An inference checkpoint with more LSTM layers on top of its sides, `encoder=` and `decoder=` so many: in the
-    encoder bidirectional ones like its first, as in RNMT+ (Chen et al. 2018), in the decoder such as its last. What the
-    model computes stays the same: their input passes them (residual), and their w_proj is 0. The rest of their weights
-    is random, as in a new model."""
+    """Return a checkpoint with N more LSTM layers on top of a side (`encoder=N`, `decoder=N`): in the encoder
+    bidirectional ones like its first, as in RNMT+ (Chen et al. 2018), in the decoder copies of its last. The output
+    does not change: their w_proj is 0 and they have residual connections. Other weights are random, as in a new
+    model."""
     config = copy.deepcopy(file["config"])
     for side, count in more.items():
-        which, kind, words = {"encoder": (0, "bi-lstmp", "first layer is no bidirectional"),
-                              "decoder": (-1, "lstmp", "last layer is no")}[side]
+        which, kind, words = {"encoder": (0, "bi-lstmp", "first layer is not a bidirectional"),
+                              "decoder": (-1, "lstmp", "last layer is not an")}[side]
         layers = config.get(side, [])
         if count < 0:
-            raise SystemExit(f"--{side} is a number of layers to add, and {count} is less than 0")
+            raise SystemExit(f"--{side} {count} is negative: expected a number of layers to add")
         if count and not (layers and layers[which]["type"] == kind and layers[which]["residual"] is True
                           and context_of(layers[which]) != "previous"):
-            raise SystemExit(f"the {side}'s {words} LSTM with a residual connection, which --{side} repeats")
+            raise SystemExit(f"the {side}'s {words} LSTM with a residual connection, as required by --{side}")
         layers += [dict(layers[which]) for _ in range(count)]
     weights = {name: torch.zeros_like(weight) if name.endswith(".w_proj") else weight
                for name, weight in Model(config, seed=seed).weights.items()}
@@ -1150,18 +1145,18 @@ def deepen(file, seed=1, **more):
 
 
 def attend(file):
-    """An inference checkpoint whose decoder's LSTM layers above the first read what its output attends to (Wu et al.
-    2016, section 3; "gnmt_v2" of tensorflow/nmt), where before only the first layer read it, a step later. What the
-    model computes stays the same: the new columns of their w_x are 0."""
+    """Return a checkpoint in which upper LSTM layers of the decoder read the first layer's current context (Wu et al.
+    2016, section 3; "gnmt_v2" of tensorflow/nmt), which before only the first layer read, a step later. The output
+    does not change: the new columns of w_x are 0."""
     config, weights = copy.deepcopy(file["config"]), dict(file["weights"])
     above = [(i, layer) for i, layer in enumerate(config.get("decoder", [])) if i and layer["type"] == "lstmp"]
     if "attention" not in config or not above:
-        raise SystemExit("there is no LSTM layer above the attention's, which --context is for")
+        raise SystemExit("--context requires an LSTM layer above that of the attention")
     for i, layer in above:
         name = f"decoder.{i}.w_x"
         if not reads_context(layer):
             weights[name] = F.pad(weights[name], (0, config["d_model"]))
-        config["decoder"][i] = {**layer, "context": "current"}  # a config may have one layer in several places
+        config["decoder"][i] = {**layer, "context": "current"}  # a config may share one layer object
     return inference_checkpoint(config, weights)
 
 
@@ -1176,7 +1171,7 @@ def load_inference(path, device="cpu"):
 
 @torch.no_grad()
 def summed_loss(model, batches):
-    """(Summed loss without label smoothing, target tokens) of lists of pairs of ids."""
+    """Return (summed loss without label smoothing, target tokens) of lists of pairs of ids."""
     loss, tokens = 0.0, 0
     for pairs in batches:
         batch = Batch(pairs, model.device)
@@ -1186,14 +1181,14 @@ def summed_loss(model, batches):
 
 
 def mix_loss(model, cache, longest=80):
-    """Loss on text of the training mix, always the same, as at inference."""
+    """Return the inference loss on a fixed sample of the training mix."""
     mixture = data.Mixture(cache, longest, seed=99)
     loss, tokens = summed_loss(model, (mixture.next(2500, longest) for _ in range(16)))
     return round(loss / tokens, 4)
 
 
 class Evaluation:
-    """Dev loss, greedy BLEU and gate statistics, with thresholds as at inference and without label smoothing."""
+    """Measures dev loss, greedy BLEU and gate statistics, with inference thresholds and without label smoothing."""
 
     SETS = [("tatoeba.en-" + x, *pair) for x in ("de", "fr", "es") for pair in (("en", x), (x, "en"))]
     NEWS = [("wmt_newstest2012", *pair) for pair in (("fr", "en"), ("de", "fr"), ("es", "de"))]
@@ -1209,7 +1204,7 @@ class Evaluation:
                         ["bleu." + x[0] for x in self.sets])
 
     def run(self, replicas, pool):
-        """The row of curve.csv. The sets are shared out among the replicas of the model."""
+        """Return a row of curve.csv; the replicas of the model share the sets."""
         row, sums, gates = {}, {}, {}
 
         def part(i):
@@ -1233,7 +1228,7 @@ class Evaluation:
         return row
 
     def _one(self, model, name, target, sources, references):
-        """(name, loss column, summed loss, tokens, BLEU, gate statistics) of one set."""
+        """Return (name, loss column, summed loss, tokens, BLEU, gate statistics) of one set."""
         from sacrebleu.metrics import BLEU
         a = [[TAG[target], *x, EOS] for x in self.pieces.encode(sources)]
         b = [[*x, EOS] for x in self.pieces.encode(references)]
@@ -1241,7 +1236,7 @@ class Evaluation:
         model.training, model.gate_statistics = False, {}
         loss, tokens = summed_loss(model, ([(np.array(a[i]), np.array(b[i])) for i in order[at:at + 100]]
                                            for at in range(0, len(order), 100)))
-        # not of greedy: finished sentences run on in it
+        # before greedy, which continues finished sentences
         statistics, model.gate_statistics = model.gate_statistics, None
         texts = self.pieces.decode(model.greedy(a))
         return (name, "news_loss" if name.startswith("news") else "dev_loss", loss, tokens,
@@ -1251,7 +1246,7 @@ class Evaluation:
 # ---- Training --------------------------------------------------------------------------------------------------------
 
 class Optimizer:
-    """Adam, or Adam with Muon (momentum, orthogonalised by Newton-Schulz steps) for matrices of LSTM and attention."""
+    """Adam, or Adam with Muon (momentum, orthogonalised by Newton-Schulz) for the matrices of LSTM and attention."""
 
     def __init__(self, model, kind, betas=(0.9, 0.98)):
         self.model, self.kind, self.betas, self.steps = model, kind, betas, 0
@@ -1266,7 +1261,7 @@ class Optimizer:
         self.v = torch.zeros_like(model.flat[:self.adam_end])
 
     def step(self, rate, muon_rate, threshold_rate, clip, pool):
-        """One update; returns the norm of the gradient before clipping. Gradients are left at zero."""
+        """Apply one update and zero the gradients; return the gradient norm before clipping."""
         self.steps += 1
         b1, b2 = self.betas
         w, g, end = self.model.flat, self.model.grad, self.adam_end
@@ -1286,7 +1281,7 @@ class Optimizer:
         weight, g, m = self.model.weights[name], self.model.grad[a:b], self.m[a:b]
         m.mul_(momentum).add_(g, alpha=scale)
         update = g.mul_(scale).add_(m, alpha=momentum).view_as(weight)
-        # The input matrix of the attentive layer is two: embedding and context.
+        # the attentive layer's input matrix consists of two: embedding and context
         parts = max(1, weight.shape[1] // self.model.config["d_model"])
         for block, u in zip(weight.detach().chunk(parts, 1), update.chunk(parts, 1)):
             block.add_(orthogonal(u), alpha=-rate * max(1.0, u.shape[0] / u.shape[1]) ** 0.5)
@@ -1304,9 +1299,9 @@ class Optimizer:
 
 
 def orthogonal(g, steps=5):
-    """Nearly the nearest orthogonal matrix: Newton-Schulz with the quintic of Muon. Every iterate is a polynomial of
-    the small Gram matrix times g, so the iteration runs on that polynomial and touches g only at both ends. Powers of
-    the Gram matrix need float32, whatever the precision of the model's products."""
+    """Approximate the nearest orthogonal matrix: Newton-Schulz with the quintic of Muon. Every iterate is a polynomial
+    of the small Gram matrix times g, so the iteration computes that polynomial and uses g only at both ends. Powers of
+    the Gram matrix need float32, whatever the product precision."""
     tall = g.shape[0] > g.shape[1]
     g = g / (g.norm() + 1e-7)
     product = kernels.symmetric if kernels.has_products and min(g.shape) % 32 == 0 else lambda a, b: a.t() @ b
@@ -1322,14 +1317,14 @@ def orthogonal(g, steps=5):
 
 
 def schedule(step, fraction, warmup, decay_from):
-    """Factor of the learning rate: linear warm-up over steps, but a tenth of the time at most, constant, linear to zero
-    over time from decay_from on."""
-    warm = max((step + 1) / warmup, fraction / 0.1)  # a short run would end before it is warm
+    """Return the factor of the learning rate: linear warm-up over steps or a tenth of the time, whichever is shorter;
+    constant; linear to zero from decay_from on."""
+    warm = max((step + 1) / warmup, fraction / 0.1)  # short runs would end during warm-up
     return min(1.0, warm) * max(0.0, min(1.0, (1.0 - fraction) / (1.0 - decay_from)))
 
 
 def own_corpus(options):
-    """The corpus of somebody's own, its languages in use, or None where the folder has the files that data.py knows."""
+    """Return the user's own corpus in the languages in use; None if the folder has the files that data.py knows."""
     done = os.path.join(options.cache or os.path.join(options.out, "data"), "done.json")
     if os.path.exists(done):
         with open(done, encoding="utf-8") as file:
@@ -1339,10 +1334,10 @@ def own_corpus(options):
     names = [x[:-len(".tsv.xz")] for x in os.listdir(folder) if x.endswith(".tsv.xz")] if os.path.isdir(folder) else []
     if set(names) & set(data.SHARES):
         for name in sorted(set(names) - set(data.SHARES)):
-            log(f"ignored: train/{name}.tsv.xz: data.py has no share for it")
+            log(f"ignoring train/{name}.tsv.xz, which has no share in data.py")
         return None
     if not os.path.exists(options.corpus):
-        raise SystemExit(f"{options.corpus}: there is no such file or folder")
+        raise SystemExit(f"{options.corpus}: no such file or directory")
     corpus = own.Corpus(options.corpus, options.languages.split(",") if options.languages else None, options.dev, log)
     corpus.use(read_inference(options.init)["config"]["languages"] if options.init else None)
     options.short_minutes = 0
@@ -1350,7 +1345,7 @@ def own_corpus(options):
 
 
 def converter(*command):
-    """Runs convert.py; its line ends this program where it refuses."""
+    """Run convert.py; exit with its message if it fails."""
     path = os.path.join(os.path.dirname(os.path.realpath(moefile.__file__)), "convert.py")
     done = subprocess.run([sys.executable, path, *command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
                           text=True)
@@ -1359,7 +1354,7 @@ def converter(*command):
 
 
 def finetune(o):
-    """Goes on with a model file: its vocabulary, its languages, its weights dequantised."""
+    """Train a model file further, with its vocabulary, languages and dequantised weights."""
     started = f"{o.output}.training"
     os.makedirs(started, exist_ok=True)
     o.init, o.spm, o.out = os.path.join(started, "start.pt"), os.path.join(started, "spm.model"), started
@@ -1369,14 +1364,14 @@ def finetune(o):
     before = trainer.evaluate(0.0) if not trainer.step else None
     trainer.run()
     if trainer.stopped:
-        raise SystemExit(f"stopped: the same command goes on from {started}")
+        raise SystemExit(f"stopped: the same command continues from {started}")
     licence = ["--licence", o.licence] if o.licence else []
     converter(trainer.model_path, "--like", o.model, "--spm", o.spm, *licence, "--type", "q8", "--experts", "q4",
               "-o", o.output)
     for key, value in (before or {}).items():
         if key.startswith("bleu."):
             print(f"{key[5:]}: held-out BLEU {value} before, {trainer.measured[key]} after")
-    print(f"{o.output} is written")
+    print(f"wrote {o.output}")
 
 
 class Trainer:
@@ -1392,7 +1387,7 @@ class Trainer:
                                                        options.spm, log)
         shutil.copyfile(vocabulary, os.path.join(self.out, "model-spm.model"))
         if options.spm and not filecmp.cmp(options.spm, vocabulary, shallow=False):
-            raise SystemExit(f"{cache} was made with another vocabulary than {options.spm}")
+            raise SystemExit(f"{cache} was created with a different vocabulary than {options.spm}")
         import sentencepiece
         self.pieces = sentencepiece.SentencePieceProcessor(model_file=vocabulary)
         size = self.pieces.vocab_size()
@@ -1401,11 +1396,11 @@ class Trainer:
             config = resume["config"]
         elif options.init:
             start = read_inference(options.init)
-            config = start["config"]  # and so what it says of its training, which is added to
+            config = start["config"]  # including its training statistics, which accumulate
         else:
             config = make_config(options.recipe, size, options.gate, options.k, options.groups, options.attention)
         if config["vocab_size"] != size:
-            raise SystemExit(f"the vocabulary has {size} pieces, the model {config['vocab_size']}")
+            raise SystemExit(f"the vocabulary has {size} pieces, but the model has {config['vocab_size']}")
         self.model = Model(config, options.device, options.seed)
         if start:
             self.model.load(start["weights"])
@@ -1420,8 +1415,8 @@ class Trainer:
             self.mixture.restore(resume["mixture"])
             self.elapsed, self.tokens, self.step = resume["elapsed"], resume["tokens"], resume["step"]
             self.since_evaluation = resume["since_evaluation"]
-        # One replica and thread per core, each with its share of the batch and one-thread products: in this way the
-        # threads meet once a step, not in every product, which also suffers less from other load on the machine.
+        # One replica and thread per core, each with its share of the batch and single-threaded products: threads meet
+        # once per step instead of in every product, which also makes them less sensitive to other load.
         workers = options.threads if options.device == "cpu" else 1
         self.replicas = [self.model] + [Model(config, options.device, share=self.model) for _ in range(workers - 1)]
         balanced = any(x.get("gate") == "batchwise/threshold" for x in config["encoder"])
@@ -1432,10 +1427,10 @@ class Trainer:
         self.evaluation = Evaluation(corpus or options.corpus, self.pieces, options.dev_sentences,
                                      options.news_sentences)
         self.losses = []
-        gc.freeze()  # what exists now stays: the collector need not look through it in every step
+        gc.freeze()  # long-lived: exclude from collections in every step
 
     def _one_thread_products(self):
-        together = Barrier(len(self.replicas))  # so that every worker takes one
+        together = Barrier(len(self.replicas))  # lets every worker run one
 
         def limit(_):
             together.wait()
@@ -1457,7 +1452,7 @@ class Trainer:
         write_atomically(inference_checkpoint(before, averaged, **about), self.model_path)
 
     def evaluate(self, rate):
-        """Measures the averaged weights and adds to curve.csv; returns the row."""
+        """Measure the averaged weights; append a row to curve.csv and return it."""
         weights = self.model.flat.clone()
         self.model.flat.copy_(self.average)
         row = self.evaluation.run(self.replicas, self.pool)
@@ -1471,7 +1466,7 @@ class Trainer:
             with open(path, newline="") as file:
                 columns = next(csv.reader(file))
         with open(path, "a", newline="") as file:
-            # a file of an older trainer has fewer columns
+            # files of older versions have fewer columns
             writer = csv.DictWriter(file, columns, extrasaction="ignore")
             if not file.tell():
                 writer.writeheader()
@@ -1494,7 +1489,7 @@ class Trainer:
         self.stopped = True
 
     def gradients(self, pairs):
-        """The gradients of a batch, split among the replicas, in self.model.grad; returns mean loss and tokens."""
+        """Compute a batch's gradients, split among the replicas, into self.model.grad; return mean loss and tokens."""
         tokens = sum(len(target) for _, target in pairs)
         meeting = Meeting(min(len(self.replicas), len(pairs)))
 
@@ -1507,13 +1502,13 @@ class Trainer:
                 loss = model.loss(batch, self.o.smoothing, batch.target.rows / tokens)
                 loss.backward()
             except BaseException:
-                meeting.barrier.abort()  # the others do not wait for this one
+                meeting.barrier.abort()  # do not let the others wait for this one
                 raise
             return float(loss.detach())
         parts = [self.pool.submit(part, i) for i in range(meeting.members)]
         wait(parts)
         errors = [x.exception() for x in parts if x.exception()]
-        if errors:  # the one that broke the meeting up
+        if errors:  # prefer the error that aborted the barrier
             raise min(errors, key=lambda error: isinstance(error, BrokenBarrierError))
         loss = sum(x.result() for x in parts)
         for other in self.replicas[1:]:
@@ -1546,10 +1541,10 @@ class Trainer:
             self.step += 1
             self.tokens += tokens
             if self.step % 4 == 0:
-                # the average follows the weights at 1 / (a share of the steps so far), at most 1 / ema
+                # averages over a tenth of the steps so far, at most `ema`
                 kernels.average(self.average, model.flat, min(1.0, 4 * max(1 / o.ema, 10 / self.step)))
             if not math.isfinite(loss):
-                raise SystemExit(f"loss {loss} at step {self.step}: not saved")
+                raise SystemExit(f"loss is {loss} at step {self.step}; not saved")
             self.losses = self.losses[-49:] + [loss]
             now = time.time()
             self.elapsed += min(now - before, 10.0)
@@ -1574,18 +1569,18 @@ class Trainer:
         self.save()
         if not self.stopped:
             self.measured = self.evaluate(0.0)
-        log("stopped: saved, can go on" if self.stopped else "finished")
+        log("stopped: saved, can be continued" if self.stopped else "finished")
 
 
-# ---- Experts that nothing uses ---------------------------------------------------------------------------------------
+# ---- Unused experts --------------------------------------------------------------------------------------------------
 
-REVIVED = 0.3  # share of the mean importance under which an expert is given other work
-APART = 0.7    # standard deviation of what sets the logits of the two halves of an expert's work apart
+REVIVED = 0.3  # experts below this share of the mean importance are revived
+APART = 0.7    # standard deviation of the logit offsets that separate the two halves of an expert's work
 
 
 @torch.no_grad()
 def gate_inputs(model, mixture, batches):
-    """Name of a balanced gate of one level -> (x, softmax) of all rows of some batches."""
+    """Return (x, softmax) of all rows of some batches for every balanced single-level gate, by name."""
     found, level = {}, model._balanced
 
     def watched(name, x, k, *pairs):
@@ -1601,19 +1596,19 @@ def gate_inputs(model, mixture, batches):
 
 
 def halves(x, p, expert):
-    """What sets two halves of an expert's work apart: a direction in x [rows, d] in which the rows that it has most of
-    (p [rows, n]) differ most, added to its gate's column for one half and taken from it for the other."""
+    """Return a vector that splits an expert's work: along the direction in x [rows, d] in which its most probable rows
+    (p [rows, n]) vary most. It is added to the gate's column of one half and subtracted for the other."""
     rows = x[p[:, expert].topk(max(2, len(x) // p.shape[1])).indices]
     mean = F.normalize(rows.mean(0), dim=0)
-    rows = rows - (rows @ mean)[:, None] * mean  # a direction in which the mean row lies on neither side
+    rows = rows - (rows @ mean)[:, None] * mean  # directions orthogonal to the mean row
     direction = torch.linalg.svd(rows, full_matrices=False).Vh[0]
     return APART * direction / (rows @ direction).std()
 
 
 @torch.no_grad()
 def revive(out, cache, batches=16):
-    """Of a stopped run: every expert with next to no importance, whose gate the losses cannot reach (their gradient is
-    proportional to the softmax), becomes a copy of one of the busiest, and the two get half of its work each."""
+    """Replace experts with almost no importance, whose gates the losses cannot reach (gradients are proportional to the
+    softmax), by copies of the busiest ones, each with half of the work. Applies to a stopped run."""
     path = os.path.join(out, "resume.pt")
     resume = torch.load(path, weights_only=True)
     model = Model(resume["config"])
@@ -1630,7 +1625,7 @@ def revive(out, cache, batches=16):
                 w[name + ".weight"][:, expert] = w[name + ".weight"][:, busy] - apart
                 w[name + ".weight"][:, busy] += apart
                 threshold = w[name + ".threshold"]
-                # the softmax has the same logit twice now
+                # the softmax now has this logit twice
                 threshold[[expert, busy]] = threshold[busy] / (1 + threshold[busy])
                 for key in layer + ".experts.w_up", layer + ".experts.w_down":
                     w[key][expert] = w[key][busy]
@@ -1639,20 +1634,20 @@ def revive(out, cache, batches=16):
                     part = state[slice(*model.span[key])].view(model.weights[key].shape)
                     part = part.t() if key == name + ".weight" else part
                     part[expert] = part[busy]
-            log(f"{name}: expert {expert} with {share[expert]:.3f} of the mean importance gets half of the work of "
-                f"{busy} with {share[busy]:.2f}")
+            log(f"{name}: expert {expert} with {share[expert]:.3f} of the mean importance takes over half of the work "
+                f"of expert {busy} with {share[busy]:.2f}")
     write_atomically(resume, path)
 
 
 # ---- Self-check ------------------------------------------------------------------------------------------------------
 
 def check():
-    """Every hand-written backward pass (and C kernel) against autograd on plain torch code; raises if one is wrong."""
+    """Compare all hand-written backward passes and C kernels with autograd on plain torch code; raise on errors."""
     torch.manual_seed(0)
 
     def close(what, got, want, tolerance=3e-2 if half else 2e-4):
         got, want = got.detach(), want.detach()
-        error = float((got - want).abs().max() / want.abs().max().clamp(min=1e-2))  # zeros: gradients are added to ones
+        error = float((got - want).abs().max() / want.abs().max().clamp(min=1e-2))  # min: gradients may be 0
         print(f"{what:40s} relative error {error:.1e}")
         assert error < tolerance, what
 
@@ -1662,12 +1657,12 @@ def check():
         close(name, got, want)
         d = torch.randn_like(want)
         for x in inputs:
-            x.grad = torch.ones_like(x)  # to see that it is added to
+            x.grad = torch.ones_like(x)  # gradients must be added to it
         got.backward(d)
         for i, (x, b) in enumerate(zip(inputs, torch.autograd.grad(want, inputs, d))):
             close(f"{name} gradient {i}", x.grad - 1, b)
 
-    def random(*shape):  # so that sums over the last dimension have variance 1
+    def random(*shape):  # sums over the last dimension have variance 1
         return torch.randn(shape) / shape[-1] ** 0.5
 
     def cell(z, c):
@@ -1822,45 +1817,44 @@ def arguments(argv=None):
         p.add_argument("--corpus", required=True, help="folder with train/ and dev/")
         p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute")
         p.add_argument("--precision", choices=("fp32", "bf16"), default="fp32",
-                       help="of matrix products; weights, cell state, gates, softmax and losses stay float32")
+                       help="precision of matrix products; weights, cell states, gates, softmax and losses are float32")
         p.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads")
         p.add_argument("--dev-sentences", type=int, default=150, help="Tatoeba dev sentences per direction")
         p.add_argument("--news-sentences", type=int, default=30, help="newstest2012 sentences per direction")
 
     def training(p, minutes, muon_rate, rate, dropout):
         place(p)
-        p.add_argument("--languages", metavar="A,B", help="codes of the columns, if no file has them (own corpora)")
-        p.add_argument("--dev", help="file or folder to measure on (own corpora; default: rows that are held out)")
+        p.add_argument("--languages", metavar="A,B", help="codes of the columns, if files have no header")
+        p.add_argument("--dev", help="file or folder with dev data (own corpora; default: held-out rows)")
         options(p, minutes, muon_rate, rate, dropout)
 
     def train_only(p):
         p.add_argument("--out", required=True, help="folder for resume.pt, model.pt, curve.csv")
-        p.add_argument("--cache", help="folder of the tokenised corpus, made when missing (default: data in --out)")
+        p.add_argument("--cache", help="folder of the tokenised corpus, created if missing (default: data in --out)")
         p.add_argument("--spm",
-                       help="existing SentencePiece model to use instead of training one when the cache is made")
-        p.add_argument("--init", help="start from the weights of this moe-checkpoint-1 file (needs its vocabulary)")
+                       help="existing SentencePiece model to use instead of training one for the cache")
+        p.add_argument("--init", help="start from the weights of this moe-checkpoint-1 file (requires its vocabulary)")
 
     def options(p, minutes, muon_rate, rate, dropout):
         p.add_argument("--recipe", choices=tuple(RECIPES), default="cpu",
                        help="cpu: d 256, LSTM 512, 32 experts of 512, k 2, 8,000 pieces; "
                             "gpu: d 512, LSTM 1024, 32 experts of 1024, k 4, 16,000 pieces; "
-                            "mixture: d 128, LSTM 128, 32 experts of 1024, k 4, 8,000 pieces: most work is the "
-                            "experts'")
+                            "mixture: d 128, LSTM 128, 32 experts of 1024, k 4, 8,000 pieces, mostly experts")
         p.add_argument("--gate", choices=("balanced", "noisy", "dense"), default="balanced",
-                       help="strictly balanced with thresholds, noisy top-k, or one expert with the multiply-adds of "
-                            "k for comparison")
+                       help="strictly balanced with thresholds, noisy top-k, or for comparison a single expert with as "
+                            "many multiply-adds as k")
         p.add_argument("--k", type=int,
-                       help="experts per token (default: of the recipe); with --groups: of each level (2)")
+                       help="experts per token (default: from the recipe); with --groups, per level (default: 2)")
         p.add_argument("--groups", type=int, default=0,
-                       help="two levels of gates (appendix B): groups of experts; 0: one level")
+                       help="groups of experts, for two levels of gates (appendix B); 0: one level")
         p.add_argument("--attention", choices=moefile.key_of("gnmt-attention", "kind").names, default="additive",
-                       help="additive as GNMT's, or the product of appendix G, which is one product of matrices")
+                       help="additive as in GNMT, or appendix G's, which is one matrix product")
         p.add_argument("--minutes", type=float, default=minutes,
-                       help="training time in all, over all resumes: end of the schedule")
-        p.add_argument("--tokens", type=float, help="train for so many million target tokens instead of --minutes")
+                       help="total training time, including resumed runs: end of the schedule")
+        p.add_argument("--tokens", type=float, help="train for this many million target tokens instead of --minutes")
         p.add_argument("--batch-tokens", type=float, default=2000,
-                       help="tokens per batch, mean of source and target, at first")
-        p.add_argument("--batch-growth", type=float, default=1.4, help="factor that the batch reaches at half time")
+                       help="initial tokens per batch, mean of source and target")
+        p.add_argument("--batch-growth", type=float, default=1.4, help="growth factor of batches until half time")
         p.add_argument("--importance", type=float,
                        help="weight of the importance loss (default: 0.1 for balanced gates, 0.01 for noisy ones)")
         p.add_argument("--optimizer", choices=("adam", "muon"), default="muon",
@@ -1870,75 +1864,75 @@ def arguments(argv=None):
         p.add_argument("--threshold-rate", type=float, default=0.05, help="learning rate of the gate thresholds")
         p.add_argument("--warmup", type=int, default=150, help="steps of linear warm-up")
         p.add_argument("--decay-from", type=float, default=0.2,
-                       help="share of the time after which the rate falls, to 0")
-        p.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient")
-        p.add_argument("--dropout", type=float, default=dropout, help="on the output of embedding, LSTM and MoE layers")
+                       help="share of the time after which the rate falls to 0")
+        p.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
+        p.add_argument("--dropout", type=float, default=dropout, help="dropout after embedding, LSTM and MoE layers")
         p.add_argument("--smoothing", type=float, default=0.1, help="label smoothing")
         p.add_argument("--ema", type=float, default=500, help="steps over which the saved weights are averaged")
         p.add_argument("--longest", type=int, default=60, help="drop pairs with more pieces on a side")
-        p.add_argument("--short-minutes", type=float, default=5, help="minutes at the start with short sentences only")
-        p.add_argument("--short-pieces", type=int, default=20, help="longest sentence in those minutes")
-        p.add_argument("--evaluate-every", type=float, default=15, help="minutes")
-        p.add_argument("--save-every", type=float, default=5, help="minutes")
-        p.add_argument("--seed", type=int, default=1, help="of weights, data order and dropout")
+        p.add_argument("--short-minutes", type=float, default=5, help="initial minutes with short sentences only")
+        p.add_argument("--short-pieces", type=int, default=20, help="limit of pieces in those minutes")
+        p.add_argument("--evaluate-every", type=float, default=15, help="minutes between evaluations")
+        p.add_argument("--save-every", type=float, default=5, help="minutes between saves")
+        p.add_argument("--seed", type=int, default=1, help="random seed of weights, data order and dropout")
 
-    p = command("train", "train, or go on from resume.pt in --out")
+    p = command("train", "train, or continue from resume.pt in --out")
     train_only(p)
     training(p, 145, 0.01, 2e-3, 0.05)
 
-    p = command("finetune", "go on with a model file on text of one's own")
-    p.add_argument("-m", "--model", required=True, metavar="FILE", help="model file to begin with")
+    p = command("finetune", "train a model file further on your own text")
+    p.add_argument("-m", "--model", required=True, metavar="FILE", help="model file to start from")
     p.add_argument("-o", "--output", required=True, metavar="FILE",
-                   help="model file to write; a stopped command continues from FILE.training beside it")
-    p.add_argument("--licence", metavar="FILE", help="licence to write into it (default: that of the model)")
+                   help="model file to write; a stopped command continues from FILE.training next to it")
+    p.add_argument("--licence", metavar="FILE", help="licence to store (default: the model's)")
     training(p, 3, 0.002, 5e-4, 0.1)
-    p.set_defaults(warmup=20, batch_tokens=1000)  # there are few steps
+    p.set_defaults(warmup=20, batch_tokens=1000)  # few steps
 
     p = command("evaluate", "dev loss, BLEU and gate statistics of an inference checkpoint")
     place(p)
     p.add_argument("--model", required=True, help="moe-checkpoint-1 file")
     p.add_argument("--spm", required=True, help="its SentencePiece model")
-    p.add_argument("--cache", help="folder of the tokenised corpus: the loss on 40,000 tokens of the training mix too")
+    p.add_argument("--cache", help="folder of the tokenised corpus; adds the loss on 40,000 tokens of the training mix")
 
     p = command("average", "weighted mean of inference checkpoints")
     p.add_argument("models", nargs="+", metavar="FILE=WEIGHT",
                    help="moe-checkpoint-1 files; weights are divided by their sum")
     p.add_argument("--first", nargs="+", default=[], metavar="PREFIX",
-                   help="weights whose names begin so are the first model's")
+                   help="take weights with these prefixes from the first model")
     p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
 
-    p = command("grow", "wider experts or more layers: the model computes what it did until it is trained")
+    p = command("grow", "add hidden units, context inputs or layers without changing the output")
     p.add_argument("model", metavar="FILE", help="moe-checkpoint-1 file")
-    p.add_argument("--hidden", type=int, help="hidden units of an expert")
+    p.add_argument("--hidden", type=int, help="hidden units per expert")
     p.add_argument("--context", action="store_true",
-                   help="the decoder's LSTM layers above the first read what its output attends to")
+                   help="let upper LSTM layers of the decoder read the attention's context")
     p.add_argument("--encoder", type=int, default=0, metavar="N",
                    help="bidirectional LSTM layers to add on top of the encoder")
     p.add_argument("--decoder", type=int, default=0, metavar="N", help="LSTM layers to add on top of the decoder")
     p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
 
-    p = command("revive", "give experts that nothing uses half of the work of busy ones, in a stopped run")
+    p = command("revive", "give unused experts half of the work of busy ones, in a stopped run")
     p.add_argument("--out", required=True, help="folder of the run's resume.pt")
     p.add_argument("--cache", required=True, help="folder of the tokenised corpus")
 
-    p = command("prepare", "make vocabulary and tokenised corpus")
+    p = command("prepare", "create the vocabulary and the tokenised corpus")
     p.add_argument("--corpus", required=True, help="folder with train/")
-    p.add_argument("--cache", required=True, help="folder to make")
+    p.add_argument("--cache", required=True, help="folder to create")
     p.add_argument("--pieces", type=int, default=8000, help="size of the vocabulary")
     p.add_argument("--spm", help="existing SentencePiece model to use instead of training one")
-    p.add_argument("--back", metavar="FILE", help="model file that translates English back into German, French and "
-                   "Spanish, where the corpus lacks them (half an hour on two cores)")
+    p.add_argument("--back", metavar="FILE", help="model file that translates English to German, French and Spanish "
+                   "where the corpus lacks them (half an hour on two cores)")
 
-    command("check", "compare every hand-written backward pass with autograd")
+    command("check", "compare all hand-written backward passes with autograd")
     return parser.parse_args(argv)
 
 
 def keep_memory():
-    """Makes the C library keep memory that is freed."""
+    """Make the C library keep freed memory."""
     libc = ctypes.CDLL(None)
-    libc.mallopt(-4, 0)  # M_MMAP_MAX: large tensors come from the heap,
-    libc.mallopt(-8, 1)  # M_ARENA_MAX: all threads share it,
-    libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: which is kept, so that its pages are faulted in once
+    libc.mallopt(-4, 0)  # M_MMAP_MAX: allocate large tensors from the heap
+    libc.mallopt(-8, 1)  # M_ARENA_MAX: shared by all threads
+    libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: never shrunk, so that pages fault only once
 
 
 def main():
@@ -1951,7 +1945,7 @@ def main():
         return
     if o.command == "grow":
         if o.hidden is None and not o.encoder and not o.decoder and not o.context:
-            raise SystemExit("say what shall grow: --hidden, --context, --encoder or --decoder")
+            raise SystemExit("missing option: --hidden, --context, --encoder or --decoder")
         file = read_inference(o.model)
         if o.hidden is not None:
             file = widen(file, o.hidden)
@@ -1965,17 +1959,17 @@ def main():
         try:
             files, shares = zip(*((x, float(share)) for x, _, share in (x.rpartition("=") for x in o.models)))
         except ValueError:
-            raise SystemExit("every model is given as FILE=WEIGHT, for example run1/model.pt=0.7") from None
+            raise SystemExit("models must be given as FILE=WEIGHT, e.g. run1/model.pt=0.7") from None
         write_atomically(average([read_inference(x) for x in files], shares, o.first), o.out)
         return
     keep_memory()
     if o.command == "check":
-        for name, kind in ("C kernels", CpuKernels), ("plain torch, as on CUDA", TorchKernels):
+        for name, kind in ("C kernels", CpuKernels), ("plain torch", TorchKernels):
             for precision in "fp32", "bf16":
                 print(f"{name}, {precision}")
                 use(kind, precision)
                 check()
-        print("all good")
+        print("no errors")
         return
     torch.set_num_threads(o.threads)
     use(CpuKernels if o.device == "cpu" else TorchKernels, o.precision)
