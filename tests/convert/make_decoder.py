@@ -1,4 +1,4 @@
-"""Makes small checkpoints of decoder-only models from seeds, in Hugging Face's layout."""
+"""Create small checkpoints of decoder-only models in Hugging Face's layout from seeds."""
 import base64
 import json
 import math
@@ -33,7 +33,7 @@ ENDS = {"hy_v3": [2], "hunyuan_v1_dense": [2], "qwen3_moe": [2, 3, 4], "llama": 
 
 
 def bf16(x):
-    """float32 rounded to the nearest BF16."""
+    """Round float32 to the nearest BF16."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     return ((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000).view(np.float32)
 
@@ -45,7 +45,7 @@ def is_sparse(c, i):
 
 
 def shapes(c):
-    """Published names -> shapes."""
+    """Return published names -> shapes."""
     d, h, queries, keys = c["hidden_size"], c["head_dim"], c["num_attention_heads"], c["num_key_value_heads"]
     out = {"model.embed_tokens.weight": (c["vocab_size"], d), "model.norm.weight": (d,)}
     if not c["tie_word_embeddings"]:
@@ -88,12 +88,12 @@ def arrays_of(c, seed):
     head = out.get("lm_head.weight", out["model.embed_tokens.weight"])
     if c["tie_word_embeddings"]:
         head[:] = bf16(0.5 * head)
-    head[ENDS[c["model_type"]]] = bf16(1.5 * head[ENDS[c["model_type"]]])  # so that some translations end
+    head[ENDS[c["model_type"]]] = bf16(1.5 * head[ENDS[c["model_type"]]])  # makes some translations end
     return out
 
 
 def fused(c, arrays):
-    """The same in the second spelling."""
+    """Return the same with the second naming scheme."""
     out = {}
     for name, x in arrays.items():
         for published, second in (("mlp.router.gate.", "mlp.gate."), ("mlp.shared_mlp.", "mlp.shared_experts."),
@@ -111,7 +111,7 @@ def fused(c, arrays):
 
 
 def write_safetensors(path, arrays, exact=False):
-    """In BF16, or in F32 (exact), as biases are."""
+    """Write BF16, or F32 for biases (exact: for everything)."""
     header, data = {}, []
     at = 0
     for name, x in arrays.items():
@@ -134,7 +134,7 @@ def write_config(folder, config, generation=None):
 
 
 def write_zeros(folder, config):
-    """A checkpoint of any size that takes no room on most disks."""
+    """Write a checkpoint of any size that occupies little disk, as most file systems support holes."""
     header, at = {}, 0
     for name, shape in shapes(config).items():
         end = at + 2 * math.prod(shape)
@@ -163,7 +163,7 @@ TOKENISER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 
 
 def write_tokeniser(folder, kind="A"):
-    """The small tokeniser of tests/golden, of which ids go up to 424; what `tokenizers` makes of texts with it."""
+    """Write the small tokeniser of tests/golden, with ids up to 424; return the expected results of `tokenizers`."""
     with open(TOKENISER, encoding="utf-8") as file:
         golden = json.load(file)
     with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as file:
@@ -172,7 +172,7 @@ def write_tokeniser(folder, kind="A"):
 
 
 def ranks():
-    """The tokeniser "C" of tests/golden in the form of tiktoken: {token: rank}."""
+    """Return the tokeniser "C" of tests/golden in tiktoken's form: {token: rank}."""
     import byte_bpe
     with open(TOKENISER, encoding="utf-8") as file:
         vocabulary = json.load(file)["tokenizers"]["C"]["model"]["vocab"]
@@ -186,7 +186,7 @@ def write_ranks(folder):
 
 
 def make(folder, family, seed=5, second=False, shards=1, **changes):
-    """Writes a checkpoint; (its config, its arrays in the published spelling, float64)."""
+    """Write a checkpoint; return its config and arrays with the published names, in float64."""
     config = {**CONFIGS[family], **changes}
     arrays = arrays_of(config, seed)
     ends = ENDS[family]
@@ -196,6 +196,6 @@ def make(folder, family, seed=5, second=False, shards=1, **changes):
 
 
 def prompt(i):
-    """Prompts of 1 to 40 tokens; end tokens may stand in them."""
+    """Return prompts of 1 to 40 tokens, which may contain end tokens."""
     rng = np.random.default_rng(1000 + i)
     return [1, *map(int, rng.integers(0, V, rng.integers(0, 12) if i else 39))]

@@ -1,6 +1,6 @@
-"""Writes checkpoints of make_decoder.py as GGUF, by the package `gguf` and as llama.cpp's converter names things.
+"""Write checkpoints of make_decoder.py as GGUF with the package `gguf`, using the names of llama.cpp's converter.
 
-    write(path, config, arrays, ...)         a file, or pieces
+    write(path, config, arrays, ...)         a file, possibly split
     keys_of(config)                          [(key, value)]
 """
 import json
@@ -26,7 +26,7 @@ EXPERT = re.compile(r"(.*\.)mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def keys_of(c):
-    """(key without the architecture, value)"""
+    """Return {key without the architecture: value}."""
     theta = c.get("rope_theta") or c.get("rope_parameters", {}).get("rope_theta", 1e4)
     alpha = (c.get("rope_scaling") or {}).get("alpha", 1)
     keys = {"block_count": c["num_hidden_layers"], "context_length": c["max_position_embeddings"],
@@ -45,13 +45,13 @@ def keys_of(c):
     return keys
 
 
-def turned(x, heads):
-    """As llama.cpp's converter does with queries and keys of `llama`."""
+def interleaved(x, heads):
+    """Interleave query and key rows like llama.cpp's converter does for `llama`."""
     return x.reshape(heads, 2, -1, x.shape[1]).swapaxes(1, 2).reshape(x.shape)
 
 
 def arrays_of(c, arrays, fused=False):
-    """Tensors by llama.cpp's names; fused: gates and ups of experts in one."""
+    """Return tensors with llama.cpp's names; fused: merge gates and ups of experts."""
     out, experts = {}, {}
     for name, x in arrays.items():
         expert = EXPERT.fullmatch(name)
@@ -59,7 +59,7 @@ def arrays_of(c, arrays, fused=False):
             experts.setdefault((expert[1], expert[3]), []).append(x)
             continue
         heads = {"q_proj": c["num_attention_heads"], "k_proj": c["num_key_value_heads"]}.get(name.split(".")[-2])
-        x = turned(x, heads) if heads and c["model_type"] == "llama" else x
+        x = interleaved(x, heads) if heads and c["model_type"] == "llama" else x
         for a, b in NAMES:
             name = name.replace(a, b)
         out[name] = x
@@ -74,7 +74,7 @@ def arrays_of(c, arrays, fused=False):
 
 
 def tokens_of(family, size):
-    """(tokens, kinds, merges) of the small tokeniser of tests/golden that the family has."""
+    """Return (tokens, types, merges) of the family's small tokeniser in tests/golden."""
     with open(TOKENISER, encoding="utf-8") as file:
         values = json.load(file)["tokenizers"][TOKENISERS[family]]
     texts, kinds = [f"[PAD{i}]" for i in range(size)], [5] * size
@@ -87,14 +87,14 @@ def tokens_of(family, size):
 
 
 def quantised(x, kind):
-    """(bytes as the package has them, the numbers that they stand for); kind: a name of GGMLQuantizationType."""
+    """Return (quantised bytes, the numbers that they represent); kind: a name of GGMLQuantizationType."""
     data = gguf.quants.quantize(np.ascontiguousarray(x, np.float32), gguf.GGMLQuantizationType[kind])
     return data, gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]).astype(np.float32)
 
 
 def write(path, c, arrays, kinds=None, fused=False, pieces=0, tokens=False, change=None, **more):
-    """kinds: name of a tensor -> its kind, F32 where there is none; pieces: so many tensors in each; change: of the
-    tensors, before they are written; more: keys, dots as two underscores, None: left out."""
+    """kinds: name of a tensor -> its format, default F32; pieces: tensors per part; change: modifies the tensors; more:
+    keys, with dots as two underscores; None removes a key."""
     w = gguf.GGUFWriter(path, ARCHITECTURES[c["model_type"]], split_max_tensors=pieces)
     keys = {f"{w.arch}.{key}": value for key, value in keys_of(c).items()}
     keys.update({"tokenizer.ggml.bos_token_id": c["bos_token_id"], "tokenizer.ggml.eos_token_id": c["eos_token_id"]})

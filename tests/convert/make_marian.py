@@ -1,6 +1,6 @@
-"""Random checkpoints in Marian's own layouts, made of a seed: what tests/convert/test_marian.py converts.
+"""Create random checkpoints in Marian's own formats from seeds, for tests/convert/test_marian.py.
 
-    make(folder, kind, layout)    writes model.npz or model.bin, and vocabularies; returns {name: array}, as .npz has it
+    make(folder, kind, layout)    writes model.npz or model.bin, and vocabularies; returns {name: array} as in .npz
 """
 import os
 import struct
@@ -44,7 +44,7 @@ KINDS = {
                      "transformer-aan-activation": "gelu", "transformer-ffn-activation": "gelu",
                      "transformer-postprocess-top": '""', "version": "v1.12.0"},
 }
-SIZES = {"two": (60, 52), "untied": (60, 52)}  # of the vocabularies
+SIZES = {"two": (60, 52), "untied": (60, 52)}  # vocabularies
 TOKENS, POSITIONS = 64, 40
 
 
@@ -58,7 +58,7 @@ def as_yaml(values):
 
 
 def shapes(kind, s):
-    """{name: shape} in Marian's order [in, out]."""
+    """Return {name: shape} in Marian's order [in, out]."""
     d, f, out = s["dim-emb"], s["transformer-dim-ffn"], {}
     sources, targets = SIZES.get(kind, (TOKENS, TOKENS))
 
@@ -128,13 +128,13 @@ def weights(kind, s, seed=1):
         else:
             x = x / np.float32(2)
         if name == "decoder_ff_logit_out_b":
-            x[0, 0] += 1  # that some translations end
+            x[0, 0] += 1  # makes some translations end
         out[name] = x.astype(np.float32)
     return out
 
 
 def stored(name, array, form):
-    """(type, bytes) of an item of a .bin."""
+    """Return (type, bytes) of an item of a .bin."""
     if form == "float32" or not (name[-3:-1] == "_W" or name.endswith("_W") or "Wemb" in name or name[-4:-2] == "_W"):
         return "float32", array.astype("<f4").tobytes()
     largest = 127 if form == "intgemm8" else 1024 * np.abs(array).max()
@@ -144,7 +144,7 @@ def stored(name, array, form):
 
 
 def as_bin(arrays, text, form="float32", alphas=()):
-    """The bytes of a .bin."""
+    """Return the bytes of a .bin."""
     items = [(name, a.shape, *stored(name, a, form)) for name, a in sorted(arrays.items())]
     items += [(name + "_QuantMultA", (1, 1), "float32", struct.pack("<f", 9.5)) for name in alphas]
     data = [bytes_ + bytes(-len(bytes_) % 256) for _, _, _, bytes_ in items]
@@ -167,7 +167,7 @@ def write_npz(path, arrays, text):
 
 
 def vocabulary(size):
-    """A vocab.yml whose pieces a reader of YAML 1.1 takes for other things than texts."""
+    """Return a vocab.yml with pieces that a YAML 1.1 parser would not read as strings."""
     odd = ["y", "'null'", '"~"', '"\\u2581a"', "1.0", '"\\""', "'it''s'", "'>>fra<<'", '"#"', "a:b", '"- x"', "no"]
     return "</s>: 0\n<unk>: 1\n" + "".join(
         f"? {odd[i - 2]}\n: {i}\n" if i == 4 else f"{odd[i - 2] if i - 2 < len(odd) else f'w{i}'}: {i}\n"
@@ -190,7 +190,7 @@ def make(folder, kind, layout="npz", seed=1, **changes):
 
 
 def case(kind, number):
-    """A source of 1 to 9 tokens, its </s> included; the first of two targets of 1 to 6."""
+    """Return a source of 1 to 9 tokens including </s>, and the first of two targets of 1 to 6."""
     size = SIZES.get(kind, (TOKENS, TOKENS))
     x = (uniform(f"{kind} {number}", 16, 0) + 1) / 2
     n, m = 1 + int(x[0] * 8), 1 + int(x[1] * 6)

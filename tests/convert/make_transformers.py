@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
-"""Makes random Transformer checkpoints in Hugging Face's layout, without
-transformers or PyTorch, and says what transformer_numpy.py makes of them.
+"""Create random Transformer checkpoints in Hugging Face's layout, without
+transformers or PyTorch, and the expected results by transformer_numpy.py.
 
     tests/python tests/convert/make_transformers.py FAMILY FOLDER \\
         [--layout NAME] [--dtype f32|f16|bf16] [--sparse] [KEY=VALUE ...]
-            one checkpoint
+            create a checkpoint
     tests/python tests/convert/make_transformers.py --golden
-            tests/golden/transformers.json anew
+            update tests/golden/transformers.json
 
 FAMILY is nllb-moe, nllb, marian (base: swish) or marian-big (relu, </s> not 0).
-KEY=VALUE changes config.json ("d_model=1024"), which is how a checkpoint of a
-published shape is made: --shape nllb-600m and the like. Weights are a function
-of tensor name, place and seed alone (integers and one multiplication: the same
-on every machine), so that only expectations are stored. Files are written
-tensor by tensor.
+KEY=VALUE changes config.json ("d_model=1024"); --shape nllb-600m and the like
+select a published shape. Weights only depend on tensor name, position and seed
+(integers and one multiplication, equal on every machine), so that only expected
+results are stored. Files are written tensor by tensor.
 """
 import argparse
 import json
@@ -27,7 +26,7 @@ import numpy as np
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GOLDEN = os.path.join(ROOT, "tests", "golden", "transformers.json")
 
-LANGUAGES = range(190, 196)  # ids of language tokens in the small M2M-like checkpoints
+LANGUAGES = range(190, 196)  # ids of language tokens in small M2M-like checkpoints
 M2M = {"architectures": ["M2M100ForConditionalGeneration"], "model_type": "m2m_100", "activation_function": "relu",
        "bos_token_id": 0,
        "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "scale_embedding": True,
@@ -66,7 +65,7 @@ FAMILIES = {  # config.json, generation_config.json
                    {"bad_words_ids": [[200]], "decoder_start_token_id": 200, "eos_token_id": 77,
                     "forced_eos_token_id": 77,
                     "max_length": 25, "num_beams": 4, "pad_token_id": 200, "early_stopping": True})}
-# whose outputs vary, and of which about half end before the limit
+# seeds with varied outputs, about half of which end before the limit
 SEEDS = {"nllb-moe": 3, "nllb": 3, "marian": 20, "marian-big": 9}
 
 
@@ -90,7 +89,7 @@ SHAPES = {  # transformer.md, section 3
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 def uniform(name, count, seed, first=0):
-    """count float32 numbers in [-1, 1), from place `first` on: the upper 24 bits of splitmix64 of a counter."""
+    """Return count float32 numbers in [-1, 1), from position `first`: the upper 24 bits of splitmix64 of a counter."""
     with np.errstate(over="ignore"):
         z = (np.arange(first, first + count, dtype=np.uint64)
              + np.uint64((zlib.crc32(name.encode()) << 20) + (seed << 56)))
@@ -102,7 +101,7 @@ def uniform(name, count, seed, first=0):
 
 
 def shapes(c):
-    """The state dict, without the prefix, as HF saves it: name -> shape."""
+    """Return the state dict's shapes as saved by HF, without the prefix: name -> shape."""
     d, out = c["d_model"], {}
     mixture, marian = c["model_type"] == "nllb-moe", c["model_type"] == "marian"
 
@@ -141,7 +140,7 @@ def shapes(c):
 
 
 def tensor(name, shape, c, seed):
-    """A tensor of a checkpoint. The amplitudes make outputs peaked and varied, and let most sentences end."""
+    """Return a tensor of a checkpoint, with amplitudes that make outputs peaked and varied and most sentences end."""
     d, last = c["d_model"], name.split(".")[-2:][0]
     x = uniform(name, int(np.prod(shape)), seed).reshape(shape)
     marian = c["model_type"] == "marian"
@@ -155,7 +154,7 @@ def tensor(name, shape, c, seed):
     elif last.endswith("norm"):
         x = x * np.float32(0.2) + np.float32(name.endswith("weight"))
         if name in ("decoder.layer_norm.weight", f"decoder.layers.{c['decoder_layers'] - 1}.final_layer_norm.weight"):
-            # or a token would repeat itself
+            # prevents repeated tokens
             x *= np.where(uniform(name, len(x), seed, len(x)) < 0, np.float32(-1), np.float32(1))
             x *= np.float32(2 if marian else 4)
     elif name.endswith("bias"):
@@ -165,7 +164,7 @@ def tensor(name, shape, c, seed):
         if marian and last in ("out_proj", "fc2"):
             gain *= 0.5
         x *= np.float32(gain * shape[1] ** -0.5)
-        # what an activation gives is positive on the average: that must not become the same vector for every token
+        # activations have positive means, which must not turn into the same vector for all tokens
         if last == "fc2":
             x[:, 1::2] = -x[:, ::2]
     return x
@@ -195,7 +194,7 @@ def encode(array, dtype):
 
 
 def write_safetensors(path, tensors, read, dtype):
-    """tensors: name -> shape; read(name): its numbers."""
+    """tensors: name -> shape; read(name) returns its numbers."""
     head, at = {"__metadata__": {"format": "pt"}}, 0
     kind, size = KINDS[dtype]
     for name, shape in tensors.items():
@@ -218,8 +217,8 @@ def write_bin(path, tensors, read, dtype, legacy):
 def write(folder, config, generation, seed=1, layout="safetensors", dtype="f32", prefix=None,
           change=lambda tensors: tensors,
           shards=3):
-    """A checkpoint's folder. layout: safetensors, bin (zip), legacy (before PyTorch 1.6), or any of them with
-    "-sharded". `change` is given name -> (shape, function) and returns what is to be written."""
+    """Write a checkpoint's folder. layout: safetensors, bin (zip), legacy (before PyTorch 1.6), or any of them with
+    "-sharded". `change` maps name -> (shape, function) to the tensors to write."""
     os.makedirs(folder, exist_ok=True)
     if prefix is None:
         prefix = "" if config["architectures"] == ["NllbMoeModel"] else "model."
@@ -256,13 +255,13 @@ def write(folder, config, generation, seed=1, layout="safetensors", dtype="f32",
 
 
 def make(folder, family, seed=None, layout="safetensors", dtype="f32", **changes):
-    """The checkpoint of a family with changes to its config."""
+    """Write the checkpoint of a family with changes to its config."""
     write(folder, *configs(family, **changes), seed=SEEDS[family] if seed is None else seed, layout=layout, dtype=dtype)
 
 
 def write_sparse(folder, config, generation, seed=1, shards=20):
-    """The same in shards of bfloat16 of which each tensor has its first row only; the rest are zeros, as holes in the
-    files: a checkpoint of any size in little room."""
+    """Write the same in shards of bfloat16 in which only the first row of each tensor is stored; the rest are zeros, as
+    holes in the files, so that a checkpoint of any size needs little disk."""
     os.makedirs(folder, exist_ok=True)
     prefix = "" if config["architectures"] == ["NllbMoeModel"] else "model."
     names, weight_map = list(shapes(config).items()), {}
@@ -290,14 +289,14 @@ def write_sparse(folder, config, generation, seed=1, shards=20):
 
 
 def first_row(name, shape, seed):
-    """What a tensor of write_sparse begins with."""
+    """Return the stored first row of a tensor of write_sparse."""
     return uniform(name, shape[-1], seed) * np.float32(shape[-1] ** -0.5)
 
 
 # ---- fairseq ---------------------------------------------------------------------------------------------------------
 
 def fairseq_name(name):
-    """What fairseq calls a tensor; experts have their numbers in the whole."""
+    """Return fairseq's name of a tensor; experts are numbered globally."""
     last = name.split(".")[-2:]
     if name == "shared.weight":
         return "decoder.embed_tokens.weight"
@@ -313,8 +312,8 @@ def fairseq_name(name):
 
 
 def write_fairseq(prefix, config, seed=1, per_rank=1, legacy=False, settings=None, change=lambda files: files):
-    """The same weights in fairseq's layout: PREFIX-shared.pt and PREFIX-rank-K.pt, or PREFIX.pt for a dense model.
-    change: is given {file: {tensor: array}} and returns what is to be written."""
+    """Write the same weights in fairseq's layout: PREFIX-shared.pt and PREFIX-rank-K.pt, or PREFIX.pt for a dense
+    model. `change` maps {file: {tensor: array}} to the files to write."""
     from gnmt_checkpoints import Call, write_torch
     args = {"activation_fn": "relu", "encoder_normalize_before": True, "decoder_normalize_before": True,
             "max_source_positions": config["max_position_embeddings"], "moe_eom": config.get("moe_token_dropout", 0.0),
@@ -347,11 +346,11 @@ def write_fairseq(prefix, config, seed=1, per_rank=1, legacy=False, settings=Non
             "extra_state": {"metrics": [(0, "loss", "AverageMeter", {"val": 1.5, "sum": 3})]}}, legacy)
 
 
-# ---- Expectations ----------------------------------------------------------------------------------------------------
+# ---- Expected results ------------------------------------------------------------------------------------------------
 
 def case(family, i, config=None):
-    """(source, forced token or -1, target) of the i-th random sentence: ids as the encoder reads and the decoder writes
-    them. config: another one than the family's."""
+    """Return (source, forced token or -1, target) of the i-th random sentence, as ids of encoder and decoder. config:
+    overrides the family's."""
     config, r = config or configs(family)[0], (uniform(f"case {family}", 64, 1, 64 * i) + 1) / 2
     special = {config["eos_token_id"], config["pad_token_id"], 0, 1, 2, 3, *LANGUAGES}
 
@@ -369,7 +368,7 @@ BEAMS, CASES, MARGIN = (2, 4, 5), 40, 1e-4
 
 
 def expect(model, family, i):
-    """What the reading makes of a sentence, and the smallest margin of a choice. "beams": by width, "e" for
+    """Return the reference's results for a sentence, and the smallest margin of a choice. "beams": by width, "e" for
     early_stopping."""
     source, force, target = case(family, i)
     greedy, beams = model.greedy(source, force=force), {}
@@ -425,7 +424,7 @@ def main():
     parser.add_argument("--dtype", choices=list(KINDS), default="f32")
     parser.add_argument("--shape", metavar="NAME", choices=list(SHAPES), help=", ".join(SHAPES))
     parser.add_argument("--sparse", action="store_true",
-                        help="shards whose tensors are zeros but for their first rows, with holes for the zeros")
+                        help="store only the first rows of tensors, with holes for the rest")
     parser.add_argument("--seed", type=int)
     parser.add_argument("arguments", nargs="*", metavar="FAMILY FOLDER KEY=VALUE")
     args = parser.parse_args()

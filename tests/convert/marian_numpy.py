@@ -1,7 +1,7 @@
-"""A plain reading of Marian's models and of its search in float64: what tests compare the engine with.
+"""Marian's models and its search in plain NumPy, float64: the reference for tests of the engine.
 
-Its formulas are those of marian.md (sections 3, 4, 6 and 7), in Marian's own names and order of matrices. Nothing here
-is of tools/convert/marian.py: models come as {name: array}, as .npz files hold them, or from `read_bin` below.
+The formulas are those of marian.md (sections 3, 4, 6 and 7), with Marian's own names and matrix orders. Nothing here
+depends on tools/convert/marian.py: models come as {name: array}, as in .npz files, or from `read_bin` below.
 """
 import math
 import struct
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def read_bin(path):
-    """{name: float64 array [in, out]} and the settings of a .bin."""
+    """Return {name: float64 array [in, out]} and the settings of a .bin."""
     with open(path, "rb") as file:
         data = file.read()
     count = struct.unpack_from("<Q", data, 8)[0]
@@ -45,7 +45,7 @@ def read_npz(path):
 
 
 def read_lists(path):
-    """(first, [ids of each source token]) of a lex.*.s2t.bin: section 6."""
+    """Return (first, [ids of each source token]) of a lex.*.s2t.bin: section 6."""
     with open(path, "rb") as file:
         data = file.read()
     _, _, first, _, n, count = struct.unpack_from("<6Q", data)
@@ -55,7 +55,7 @@ def read_lists(path):
 
 
 def listed(first, rows, source, size):
-    """The tokens that a sentence may use, ascending, of a vocabulary that both sides share."""
+    """Return the tokens that a sentence may use, ascending, with a vocabulary shared by both sides."""
     found, more = {*range(first), *source, *(i for t in source for i in rows[t])}, first
     while len(found) % 8 and more < size:
         found.add(more)
@@ -64,7 +64,7 @@ def listed(first, rows, source, size):
 
 
 def settings_of(weights):
-    """The few settings that the reading needs."""
+    """Return the few settings that the reference needs."""
     text = weights["special:model.yml"].rstrip(b"\0").decode()
     out, key = {}, None
     for line in text.splitlines():
@@ -94,7 +94,7 @@ ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "swish": lambda x: x * sigmoi
 
 
 class Marian:
-    used = None  # the tokens that a translation may use, if not all
+    used = None  # if not None: the tokens that a translation may use
 
     def __init__(self, weights):
         self.w, s = weights, settings_of(weights)
@@ -106,7 +106,7 @@ class Marian:
         self.before, self.first, self.last = (s["transformer-" + x].replace("d", "") == "n" for x in (
             "preprocess", "postprocess-emb", "postprocess-top"))
         version = [int(x) for x in s["version"].split()[0].lstrip("v").split(".")]
-        self.raw = self.before and version < [1, 10, 28]  # of attention to oneself only queries are normalised
+        self.raw = self.before and version < [1, 10, 28]  # self-attention normalises queries only
         self.activation, self.average_activation = (ACTIVATIONS[s[f"transformer-{x}-activation"]] for x in (
             "ffn", "aan"))
         self.depth, self.gated = int(s["transformer-aan-depth"]), s["transformer-aan-nogate"] != "true"
@@ -120,7 +120,7 @@ class Marian:
         self.bias = weights["decoder_ff_logit_out_b"][0] if "decoder_ff_logit_out_b" in weights else 0.0
 
     def embed(self, rows, first=0):
-        """Rows of embeddings with their positions."""
+        """Return embeddings with their positions."""
         if "Wpos" in self.w:
             return rows + self.w["Wpos"][np.minimum(np.arange(first, first + len(rows)), len(self.w["Wpos"]) - 1)]
         k = self.width // 2
@@ -136,14 +136,14 @@ class Marian:
         return norm(x, *(self.w[f"{prefix}_ln_{word}{suffix}"] for word in ("scale", "bias")))
 
     def sublayer(self, x, prefix, f):
-        """With its norm and residual."""
+        """Apply a sublayer with its norm and residual."""
         return x + f(self.normed(x, prefix, "_pre")) if self.before else self.normed(x + f(x), prefix)
 
     def self_attend(self, prefix, x, causal=False):
         return self.sublayer(x, prefix + "_Wo", lambda y: self.attend(prefix, y, x if self.raw else y, causal))
 
     def average(self, prefix, x):
-        """Its norm is of the mean, and its gate reads x itself."""
+        """Apply average attention: its norm applies to the mean, its gate reads x itself."""
         y = np.cumsum(x, 0) / np.arange(1, len(x) + 1)[:, None]
         if self.before:
             y = self.normed(y, prefix + "_ffn", "_pre")
@@ -193,7 +193,7 @@ class Marian:
         return self.top("encoder", x)
 
     def logprobs(self, memory, target):
-        """[len(target) + 1, V]: of what follows each beginning of a target."""
+        """Return [len(target) + 1, V]: predictions after each prefix of a target."""
         x = self.embed(np.concatenate([np.zeros((1, self.width)), self.targets[np.array(target, int)]]))
         x = self.bottom("decoder", x)
         for i in self.decoder:
@@ -216,12 +216,12 @@ class Marian:
             np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
 
     def score(self, source, target):
-        """Log-probabilities of a target's tokens."""
+        """Return the log-probabilities of a target's tokens."""
         logp = self.logprobs(self.encode(source), target[:-1])
         return [logp[t, x] for t, x in enumerate(target)]
 
     def search(self, source, beam, normalize, factor, eos=0, unk=1):
-        """[(ids, score)], best first: Marian's beam search. Sources with their </s>."""
+        """Return [(ids, score)], best first, of Marian's beam search. Sources include </s>."""
         memory, live, done, t = self.encode(source), [((), 0.0)], [], 0
         while live:
             t += 1

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Which characters two versions of PCRE2 class differently: they decide where a byte-level BPE cuts a text.
+"""Report which characters two versions of PCRE2 classify differently, which affects where byte-level BPE splits text.
 
 Usage: tests/python tests/convert/pcre2_classes.py LIBRARY OTHER     two files libpcre2-8.so
 
-Prints, for each class that expressions of tokenisers name, how many characters either version has alone, and which of
-these are older than Unicode 14.
+For each class in expressions of tokenisers, prints how many characters only one version contains, and which of these
+are older than Unicode 14.
 """
 import ctypes
 import sys

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""tokenizer.json of decoder-only models as bytes of a model file: what is in
-them, what is refused by name, and the ids and texts that tools/text/bpe.c
-makes with them, which are those of Hugging Face's `tokenizers`
-(tests/golden/byte-bpe.json; long_byte_bpe.py asks the package itself).
+"""tokenizer.json of decoder-only models packed for a model file: contents,
+rejection of unsupported tokenisers by name, and the ids and texts of
+tools/text/bpe.c, which must match Hugging Face's `tokenizers`
+(tests/golden/byte-bpe.json; long_byte_bpe.py runs the package itself).
 
 Usage: tests/python tests/convert/test_byte_bpe.py [--only NAME]
 """
@@ -22,7 +22,7 @@ from suite import Skip, Suite
 try:
     import byte_bpe
     import make_decoder
-except ImportError:  # NumPy, which moefile.py wants
+except ImportError:  # moefile.py requires NumPy
     byte_bpe = None
 test = Suite()
 numpy_test = test.needs(byte_bpe, "NumPy")
@@ -35,7 +35,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 
 
 def tokeniser():
-    """tokenizer.json with the merges he, the, and "Ġ the"."""
+    """Return a tokenizer.json with the merges he, the, and "Ġ the"."""
     vocabulary = {text: i for i, text in enumerate([*sorted(byte_bpe.BYTE_CHARS.values()), "he", "the", "Ġthe"])}
     return {"version": "1.0", "truncation": None, "padding": None,
             "added_tokens": [{"id": 300, "content": "<｜end｜>", "special": True, "normalized": False, "lstrip": False,
@@ -58,7 +58,7 @@ def folder_of(values, **more):
 
 
 def unpack(data):
-    """(NFC, expressions, [token], [merge of ids], [(id, flags, content)]): pack() the other way round."""
+    """Undo pack(): return (NFC, expressions, [token], [merge of ids], [(id, flags, content)])."""
     at = 32
 
     def take(form):
@@ -93,7 +93,7 @@ def complaint(values, vocabulary=400, **more):
 
 
 @numpy_test
-def the_bytes_hold_the_tokeniser():
+def packed_tokenisers_are_complete():
     values = tokeniser()
     with folder_of(values) as folder:
         meta = byte_bpe.tokenizer_meta(folder, 302)
@@ -107,18 +107,18 @@ def the_bytes_hold_the_tokeniser():
 
 
 @numpy_test
-def parts_with_other_spellings_are_read():
+def alternative_spellings_are_supported():
     values = tokeniser()
     values["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
         {"type": "Digits", "individual_digits": True}, {**BYTES, "use_regex": True}]}
     values["normalizer"] = {"type": "Sequence", "normalizers": []}
     del values["model"]["vocab"]["Ġthe"]
-    values["model"]["vocab"]["Ġthe"] = 270  # ids between are no tokens
-    values["model"]["merges"] = ["Ġ the", *values["model"]["merges"]]  # of two equal merges the later counts
+    values["model"]["vocab"]["Ġthe"] = 270  # ids in between are unused
+    values["model"]["merges"] = ["Ġ the", *values["model"]["merges"]]  # the last of equal merges counts
     more = {"added_tokens_decoder": {"300": values["added_tokens"][0], "302": {"content": "<b>", "special": True}}}
     with folder_of(values, tokenizer_config=more) as folder:
         nfc, expressions, tokens, merges, added = unpack(byte_bpe.tokenizer_blob(folder))
-    space = r"\t-\r\x{85}\p{Z}"  # PCRE2's own \s has U+180E
+    space = r"\t-\r\x{85}\p{Z}"  # PCRE2's own \s includes U+180E
     assert (nfc, expressions[0]) == (0, r"\p{N}") and len(expressions) == 2
     assert expressions[1].endswith(rf"[^{space}\p{{L}}\p{{N}}]+|[{space}]+(?![^{space}])|[{space}]+"), expressions[1]
     assert len(tokens) == 271 and tokens[258:270] == [""] * 12 and tokens[270] == "Ġthe"
@@ -137,7 +137,7 @@ def changed(path, value):
 
 
 @numpy_test
-def other_tokenisers_are_refused_by_name():
+def unsupported_tokenisers_are_rejected_by_name():
     split = ("pre_tokenizer", "pretokenizers", 0)
     for path, value, said in (
             (("model", "type"), "Unigram", "type Unigram is"), (("model",), None, "type none is"),
@@ -195,10 +195,10 @@ def other_tokenisers_are_refused_by_name():
     assert complaint(tokeniser()) is None
 
 
-# ---- Texts, by the engine's own tokeniser ----------------------------------------------------------------------------
+# ---- Texts, with the engine's tokeniser ------------------------------------------------------------------------------
 
 def cut(blob, texts, added):
-    """[(ids, the text that they give)] of bytes."""
+    """Return [(ids, decoded text)] with a packed tokeniser."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(blob)
         file.flush()
@@ -216,7 +216,7 @@ def cut(blob, texts, added):
 
 
 def agree(blob, texts, wanted, added):
-    """The ids are those that are wanted; the texts that they give."""
+    """Check the ids; return the texts that they decode to."""
     found = cut(blob, [x.encode() for x in texts], added)
     for text, ids, (ours, _) in zip(texts, wanted, found, strict=True):
         assert ours == ids, (text, ids, ours)
@@ -224,7 +224,7 @@ def agree(blob, texts, wanted, added):
 
 
 @numpy_test
-def ids_and_texts_are_those_of_the_published_package():
+def ids_and_texts_match_the_published_package():
     with open(os.path.join(ROOT, "tests", "golden", "byte-bpe.json"), encoding="utf-8") as file:
         golden = json.load(file)
     for kind, values in golden["tokenizers"].items():
@@ -238,8 +238,8 @@ def ids_and_texts_are_those_of_the_published_package():
 
 
 @numpy_test
-def bytes_without_a_token_are_left_out():
-    """As `tokenizers` 0.22.2 does it."""
+def bytes_without_a_token_are_dropped():
+    """Same as `tokenizers` 0.22.2."""
     values = tokeniser()
     for byte in 4, 0xf1:
         del values["model"]["vocab"][byte_bpe.BYTE_CHARS[byte]]
@@ -251,7 +251,7 @@ def bytes_without_a_token_are_left_out():
 
 
 @numpy_test
-def ranks_of_tiktoken_are_merges():
+def tiktoken_ranks_become_merges():
     with open(os.path.join(ROOT, "tests", "golden", "byte-bpe.json"), encoding="utf-8") as file:
         golden = json.load(file)
     tokens = make_decoder.ranks()
@@ -265,7 +265,7 @@ def ranks_of_tiktoken_are_merges():
         agree(blob(rows), [x["text"] for x in cases], [x.get("plain", x["ids"]) for x in cases], False)
         added = unpack(blob(rows))[4]
         assert added[1] == (len(tokens) + 1, 1, "<|startoftext|>") and added[-1][2] == "<|extra_204|>", added
-        abc = base64.b64encode(b"qzjx") + b" %d" % len(rows)  # nothing makes it
+        abc = base64.b64encode(b"qzjx") + b" %d" % len(rows)  # not produced by merges
         for lines, said in ((rows[:-1] + [b"x"], "line 420 is not"), (rows[:-1] + [b"%% 419"], "line 420 is not"),
                             (rows + rows[:1], "line 421 has"), (rows[1:], "ranks are not"), ([], "line 1 is not"),
                             (rows + [abc], "the token 'qzjx'")):
@@ -292,7 +292,7 @@ def cases_of_shared_checkpoints_agree():
             x["decoded"] for x in strings]
         agree(blob, [x["text"] for x in cases["chat"]], [x["ids"] for x in cases["chat"]], True)
         plain = [x for x in strings if "think>" not in x["text"] and "reasoning_mode" not in x["text"]]
-        assert len(plain) > 50  # the package cuts the others out of any text
+        assert len(plain) > 50  # the package parses the others in any text
         agree(blob, [x["text"] for x in plain], [x.get("ids_as_text", x["ids"]) for x in plain], False)
         found = cut(blob, [bytes.fromhex(x["bytes_hex"]) for x in cases["invalid"]], False)
         assert [ids for ids, _ in found] == [x["ids_if_replaced_by_U_FFFD"] for x in cases["invalid"]]
@@ -300,7 +300,7 @@ def cases_of_shared_checkpoints_agree():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="tests whose name contains this")
+    parser.add_argument("--only", default="", help="run the tests whose names contain this")
     return test.run(parser.parse_args().only)
 
 

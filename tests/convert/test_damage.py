@@ -383,7 +383,7 @@ def in_a_process(*how):
 
 
 @numpy_test
-def damaged_checkpoints_are_refused_or_become_files_that_open():
+def damaged_checkpoints_are_rejected_or_become_valid_files():
     wrong = []
     for kind in KINDS:
         *found, end = in_a_process("--work", kind, "--seed", str(arguments.seed), "--cases", str(arguments.cases))
@@ -451,7 +451,7 @@ PICKLES = {  # name -> instructions, and a word of the complaint
 
 
 @numpy_test
-def pickles_take_no_more_than_their_file_does():
+def pickles_need_no_more_memory_than_their_file():
     """In a process of their own: some of these ended Python's unpickler, or took gigabytes."""
     found = in_a_process("--pickles")
     assert len(found) == 2 * len(PICKLES), f"ended after {found[-1]['name']}"
@@ -582,7 +582,7 @@ ENDLESS = {"config.json": ("marian", "safetensors"), "vocab.json": ("marian", "s
 
 
 @numpy_test
-def devices_and_pipes_are_refused_by_name():
+def devices_and_pipes_are_rejected_by_name():
     """/dev/zero has no end, and a pipe is waited for; a link to a file is a file."""
     ways = [lambda path: os.symlink("/dev/zero", path), os.mkfifo]
     for name, kind in ENDLESS.items():
@@ -611,7 +611,7 @@ def refused(command, out="model.bin"):
 
 
 @numpy_test
-def a_key_that_shares_its_beginning_is_not_copied_without_end():
+def keys_with_long_shared_prefixes_are_rejected():
     with tempfile.TemporaryDirectory() as folder:
         command = tensorflow(folder)
         data = bytearray()  # 80,000 keys, each a byte longer than the one before it
@@ -640,7 +640,7 @@ def changed_json(folder, name, **values):
 
 
 @numpy_test
-def values_that_the_engine_does_not_take_are_refused():
+def values_outside_the_engines_limits_are_rejected():
     with tempfile.TemporaryDirectory() as folder:
         for key, value, said in (
                 ("embed_scale", 1e300, "embedding.scale: 1e+300 is not in"), ("bos", 1 << 40, "token.bos"),
@@ -682,7 +682,7 @@ def weights_that_overflow_are_refused():
 
 
 @numpy_test
-def outputs_are_written_where_they_should_be_and_nowhere_else():
+def only_regular_outputs_are_written():
     with tempfile.TemporaryDirectory() as folder:
         os.makedirs(folder + "/c")
         command = trainer(False)(folder + "/c")

@@ -65,7 +65,7 @@ def translate(model, lines, *options, program=TRANSLATE):
     return [json.loads(x) for x in result.lines]
 
 
-EXACT = "--kv-bits", "32"  # keys and values are what the readings below have
+EXACT = "--kv-bits", "32"  # keys and values are what the references below have
 
 
 def limits(limit):
@@ -103,17 +103,17 @@ TARGETS = [5 + 7 * i % 80 for i in range(6)]
 
 
 @numpy_test
-def scores_are_those_of_the_reading():
+def scores_match_the_reference():
     for family in FAMILIES:
         with converted(family) as (model, config, arrays):
-            reading = decoder_numpy.Decoder(config, arrays)
+            reference = decoder_numpy.Decoder(config, arrays)
             sources = [make.prompt(i) for i in range(PROMPTS)]
             for got, source in zip(scores(model, [(s, TARGETS) for s in sources]), sources, strict=True):
-                assert close(got, reading.score(source, TARGETS + [2])), (family, source)
+                assert close(got, reference.score(source, TARGETS + [2])), (family, source)
 
 
 @numpy_test
-def a_wrong_reading_is_seen():
+def wrong_formulas_are_detected():
     """The tests above would fail with any of these formulas."""
     wrong = {"hy_v3": ("side", "neighbours", "spread", "exchanged", "bias ignored", "bias in the weights", "scale",
                        "shared"),
@@ -126,34 +126,34 @@ def a_wrong_reading_is_seen():
         right, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
         wanted = [right.score(s, TARGETS) for s in sources]
         for mistake in mistakes:
-            reading = decoder_numpy.Decoder(config, arrays, (mistake,))
-            off = sum(not close(reading.score(s, TARGETS), x) for s, x in zip(sources, wanted))
+            reference = decoder_numpy.Decoder(config, arrays, (mistake,))
+            off = sum(not close(reference.score(s, TARGETS), x) for s, x in zip(sources, wanted))
             assert off > PROMPTS // 2, (family, mistake, off)
 
 
 @numpy_test
-def slower_angles_of_llama_3_are_those_of_the_reading():
+def llama_3_frequencies_match_the_reference():
     with converted("llama", rope_parameters=make.LLAMA_3) as (model, config, arrays):
-        reading, other = (decoder_numpy.Decoder(config, arrays, wrong) for wrong in ((), ("llama3",)))
-        slower = reading.frequency / other.frequency
+        reference, other = (decoder_numpy.Decoder(config, arrays, wrong) for wrong in ((), ("llama3",)))
+        slower = reference.frequency / other.frequency
         assert slower[0] == 1 and np.isclose(slower[-1], 1 / 8) and any(0.2 < x < 0.9 for x in slower), slower
         source = make.prompt(0)
         found, = scores(model, [(source, TARGETS)])
-        assert close(found, reading.score(source, TARGETS + [2]))
+        assert close(found, reference.score(source, TARGETS + [2]))
         assert not close(found, other.score(source, TARGETS + [2]))
 
 
 @numpy_test
-def searches_find_what_the_reading_finds():
+def searches_match_the_reference():
     for family in FAMILIES:
         with converted(family) as (model, config, arrays):
             sure, ended = 0, 0
             for beam, early in (1, 0), (4, 0), (4, 1):
                 sources = [make.prompt(i) for i in range(PROMPTS)]
                 for got, source in zip(searches(model, sources, beam, early), sources, strict=True):
-                    reading = decoder_numpy.Decoder(config, arrays)
-                    wanted = reading.search(source, beam, LIMIT, make.ENDS[family], early)
-                    if reading.margin < 1e-4:
+                    reference = decoder_numpy.Decoder(config, arrays)
+                    wanted = reference.search(source, beam, LIMIT, make.ENDS[family], early)
+                    if reference.margin < 1e-4:
                         continue
                     assert_found(got, wanted, (family, beam, early, source))
                     sure, ended = sure + 1, ended + sum(end for _, _, end in wanted)
@@ -161,28 +161,28 @@ def searches_find_what_the_reading_finds():
 
 
 @numpy_test
-def a_repetition_penalty_is_that_of_the_reading():
+def repetition_penalties_match_the_reference():
     """On logits in greedy search, on log-probabilities with a beam; those that are reported are without it."""
     for family in FAMILIES:
         with converted(family) as (model, config, arrays):
-            reading, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
+            reference, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
             sure, moved = 0, 0
             for penalty in 1.05, 1.5, 0.8:
                 options = f"--repetition-penalty={penalty}",
                 greedy = translate(model, [line(s) for s in sources], "--beam", "1", *limits(LIMIT), *options, *EXACT)
                 for got, source in zip(greedy, sources, strict=True):
-                    reading.margin = np.inf
-                    ids, logprobs = reading.greedy(source, LIMIT, make.ENDS[family], penalty)
-                    if reading.margin < 1e-4:
+                    reference.margin = np.inf
+                    ids, logprobs = reference.greedy(source, LIMIT, make.ENDS[family], penalty)
+                    if reference.margin < 1e-4:
                         continue
                     assert got["ids"] + [ids[-1]] * got["finished"] == ids, (family, penalty, source, got, ids)
                     assert close(got["token_logprobs"], logprobs), (family, penalty, source)
-                    sure, moved = sure + 1, moved + (ids != reading.greedy(source, LIMIT, make.ENDS[family])[0])
+                    sure, moved = sure + 1, moved + (ids != reference.greedy(source, LIMIT, make.ENDS[family])[0])
                 beam = searches(model, sources[:8], 4, 0, LIMIT, *options)
                 for got, source in zip(beam, sources, strict=False):
-                    reading.margin = np.inf
-                    wanted = reading.search(source, 4, LIMIT, make.ENDS[family], 0, penalty)
-                    if reading.margin >= 1e-4:
+                    reference.margin = np.inf
+                    wanted = reference.search(source, 4, LIMIT, make.ENDS[family], 0, penalty)
+                    if reference.margin >= 1e-4:
                         assert_found(got, wanted, (family, penalty, source))
                         sure += 1
             assert sure > 2 * PROMPTS and moved > PROMPTS // 2, (family, sure, moved)
@@ -201,18 +201,18 @@ def draws(seed, how):
 
 
 @numpy_test
-def draws_are_those_of_the_reading():
+def samples_match_the_reference():
     """Token by token for many seeds, but where a draw hung on the last digits. One vocabulary has several chunks."""
     for family in FAMILIES:
         with converted(family, **({"vocab_size": 2500} if family == "llama" else {})) as (model, config, arrays):
-            reading, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
+            reference, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
             sure, others = 0, set()
             for seed, how in enumerate(DRAWS if family == "llama" else 2 * DRAWS):
                 found = translate(model, [line(s) for s in sources], *limits(LIMIT), *draws(seed, how), *EXACT)
                 for got, source in zip(found, sources, strict=True):
-                    reading.margin = np.inf
-                    ids, logprobs = reading.sample(source, LIMIT, make.ENDS[family], seed, **how)
-                    if reading.margin < 1e-5:
+                    reference.margin = np.inf
+                    ids, logprobs = reference.sample(source, LIMIT, make.ENDS[family], seed, **how)
+                    if reference.margin < 1e-5:
                         continue
                     assert got["ids"] + ids[-1:] * got["finished"] == ids, (family, seed, how, source, got, ids)
                     assert close(got["token_logprobs"], logprobs), (family, seed, how, source)
@@ -222,7 +222,7 @@ def draws_are_those_of_the_reading():
 
 
 @numpy_test
-def draws_are_asked_for():
+def sampling_must_be_requested():
     """One of the most probable token is greedy search; so is no temperature. A beam is refused by name."""
     with converted("qwen3_moe") as (model, _, _):
         lines = [line(make.prompt(i)) for i in range(PROMPTS)]
@@ -249,7 +249,7 @@ def loop(ids, source, given=0):
 
 
 @numpy_test
-def a_loop_is_stopped_and_tried_again_with_a_penalty():
+def loops_are_retried_with_a_penalty():
     """It goes on where it began to repeat itself, twice; then it ends there, which is said. The prompt is not
     penalised. Large embeddings, which are the output too, make a model repeat tokens."""
     limit, seen, true = 220, collections.Counter(), make.arrays_of
@@ -259,22 +259,22 @@ def a_loop_is_stopped_and_tried_again_with_a_penalty():
         return {**arrays, "model.embed_tokens.weight": make.bf16(4 * arrays["model.embed_tokens.weight"])}
     with mock.patch.object(make, "arrays_of", repeating), \
             converted("llama", max_position_embeddings=512) as (model, config, arrays):
-        reading, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(8)]
+        reference, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(8)]
         options = "--beam", "1", "--min-target", str(limit - 5), *limits(limit), *EXACT
         free = translate(model, [line(s) for s in sources], *options, "--stop-loops=0")
         found = translate(model, [line(s) for s in sources], *options)
         for got, plain, source in zip(found, free, sources, strict=True):
-            wanted, tries, given, reading.margin = plain["ids"], 0, 0, np.inf
+            wanted, tries, given, reference.margin = plain["ids"], 0, 0, np.inf
             run = next((n for n in range(1, limit) if loop(wanted[:n], source)), None)
             wanted = wanted[:run]
             while run := loop(wanted, source, given) if len(wanted) < limit else 0:
                 wanted, given = wanted[:-run], len(wanted) - run
                 if tries == 2:
                     break
-                wanted, _ = reading.greedy(source, limit, make.ENDS["llama"], (1.1, 1.3)[tries], len(source),
+                wanted, _ = reference.greedy(source, limit, make.ENDS["llama"], (1.1, 1.3)[tries], len(source),
                                            lambda ids: loop(ids, source, given), limit - 5, wanted)
                 tries += 1
-            if reading.margin < 1e-4:
+            if reference.margin < 1e-4:
                 continue
             assert got["ids"] == wanted[:len(wanted) - (wanted[-1] in make.ENDS["llama"])], (source, got, wanted)
             assert got.get("looped", False) == bool(run) == ("repeats itself" in str(got)), (got, run)
@@ -284,7 +284,7 @@ def a_loop_is_stopped_and_tried_again_with_a_penalty():
 
 
 @numpy_test
-def what_the_authors_recommend_is_in_the_file():
+def recommended_sampling_settings_are_stored():
     """Used by those who ask for draws, unless they say otherwise; shown by moe-info."""
     with converted("llama") as (model, _, _):
         lines = [line(make.prompt(i)) for i in range(PROMPTS)]
@@ -315,16 +315,16 @@ def routed(model, sources):
 
 
 @numpy_test
-def experts_are_those_of_the_reading():
+def experts_match_the_reference():
     for family in "hy_v3", "qwen3_moe":
         with converted(family) as (model, config, arrays):
             sources = [make.prompt(i) for i in range(8)]
             found = routed(model, sources)
             for number, source in enumerate(sources, 1):
-                reading = decoder_numpy.Decoder(config, arrays)
-                reading.logprobs(source)
+                reference = decoder_numpy.Decoder(config, arrays)
+                reference.logprobs(source)
                 layers = sorted({layer for _, layer, _ in found})
-                for layer, rows in zip(layers, reading.experts, strict=True):
+                for layer, rows in zip(layers, reference.experts, strict=True):
                     for position, wanted in enumerate(rows):
                         got = found[number, layer, position]
                         scale = config.get("router_scaling_factor", 1.0)
@@ -333,29 +333,29 @@ def experts_are_those_of_the_reading():
 
 
 @numpy_test
-def kept_keys_and_values_are_those_of_the_reading():
-    """In F16 and Q8 the scores are much nearer to what a reading with the same rounding gives than to any other. (A
+def cached_keys_and_values_match_the_reference():
+    """In F16 and Q8 the scores are much nearer to what a reference with the same rounding gives than to any other. (A
     number between two that can be kept goes to either: not all are equal.)"""
     pairs = [(make.prompt(i), TARGETS) for i in range(PROMPTS)]
     for family in FAMILIES:
         with converted(family) as (model, config, arrays):
-            def distance(found, *reading):
-                return np.mean([np.abs(np.subtract(got, wanted)).mean() for got, wanted in zip(found, reading)])
+            def distance(found, *reference):
+                return np.mean([np.abs(np.subtract(got, wanted)).mean() for got, wanted in zip(found, reference)])
 
-            def reading(bits, *wrong):
+            def reference(bits, *wrong):
                 return [decoder_numpy.Decoder(config, arrays, wrong, bits).score(s, t + [2]) for s, t in pairs]
-            right = {bits: reading(bits) for bits in (8, 16, 32)}
+            right = {bits: reference(bits) for bits in (8, 16, 32)}
             for bits in 8, 16:
                 found = scores(model, pairs, exact=("--kv-bits", str(bits)))
-                others = [right[x] for x in right if x != bits] + [reading(bits, "own")]
+                others = [right[x] for x in right if x != bits] + [reference(bits, "own")]
                 if bits == 8:
-                    others.append(reading(bits, "one scale"))
+                    others.append(reference(bits, "one scale"))
                 off = distance(found, *right[bits])
                 assert off < 0.2 * min(distance(found, *x) for x in others), (family, bits, off)
 
 
 @numpy_test
-def bytes_do_not_depend_on_batch_threads_instructions_or_device():
+def results_do_not_depend_on_batch_threads_instructions_or_device():
     for family in FAMILIES:
         for kind, bits, search in ("f32", "16", ()), ("q8", "8", ("--repetition-penalty=1.3",)), ("q4", "32", ()), \
                 ("f32", "16", ("--beam", "1", "--repetition-penalty=1.3")), \
@@ -404,7 +404,7 @@ def scales_by_block_give_the_same_bytes_everywhere():
 
 
 @numpy_test
-def a_limited_context_changes_no_bytes():
+def a_limited_context_does_not_change_results():
     """1 MB has room for 1,808 tokens: 32 sentences of four hypotheses wait for each other, the least that is too large
     is refused."""
     with converted("hy_v3", "--type", "q8") as (model, _, _):
@@ -430,7 +430,7 @@ def rows_run(stderr):
 
 
 @numpy_test
-def shared_beginnings_change_no_bytes():
+def shared_prefixes_do_not_change_results():
     """Prompts that have 0 to 50 tokens in common, and whole ones again and again: what one computes another does not,
     in any order, with keys and values of each kind, beside sentences that give theirs back, and with a beam. What
     stands behind another beginning is not the same. A program with a single line has nobody to share with."""
@@ -457,7 +457,7 @@ def shared_beginnings_change_no_bytes():
 
 
 @numpy_test
-def both_spellings_and_shards_make_one_file():
+def both_naming_schemes_and_shards_give_the_same_file():
     with tempfile.TemporaryDirectory() as at:
         files = []
         for n, (second, shards) in enumerate(((False, 1), (True, 1), (True, 3))):
@@ -484,7 +484,7 @@ def with_tokeniser(family, *options, **changes):
 
 
 @numpy_test
-def a_file_has_the_tokeniser_of_its_folder():
+def model_files_contain_the_tokeniser_of_the_folder():
     with with_tokeniser("hunyuan_v1_dense") as (model, cases):
         cases = [c for c in cases if c["text"].strip() and not set("\n\r\0") & set(c["text"]) and len(c["ids"]) < 60]
         texts = run([TRANSLATE, "-m", model, "--json", *limits(LIMIT)], [c["text"] for c in cases]).lines
@@ -496,7 +496,7 @@ def a_file_has_the_tokeniser_of_its_folder():
 
 
 @numpy_test
-def a_tokeniser_that_does_not_fit_is_refused():
+def mismatched_tokenisers_are_rejected():
     with tempfile.TemporaryDirectory() as at:
         make.make(at, "hy_v3", vocab_size=424)
         make.write_tokeniser(at)
@@ -505,7 +505,7 @@ def a_tokeniser_that_does_not_fit_is_refused():
 
 
 @numpy_test
-def matrices_are_q8b_and_experts_q4_unless_said_otherwise():
+def defaults_are_q8b_for_matrices_and_q4_for_experts():
     for options, wanted in (((), (moefile.Q8B, moefile.Q4)), (("--type", "f16"), (moefile.F16, moefile.F16)),
                             (("--experts", "q8"), (moefile.Q8B, moefile.Q8))):
         with tempfile.TemporaryDirectory() as at, contextlib.redirect_stderr(io.StringIO()):
@@ -517,7 +517,7 @@ def matrices_are_q8b_and_experts_q4_unless_said_otherwise():
 
 
 @numpy_test
-def a_disk_without_room_is_noticed_before():
+def a_full_disk_is_detected_in_advance():
     room = collections.namedtuple("Room", "free")
     with tempfile.TemporaryDirectory() as at:
         make.make(at, "llama")
@@ -528,7 +528,7 @@ def a_disk_without_room_is_noticed_before():
 
 
 @numpy_test
-def a_conversion_that_was_stopped_goes_on():
+def interrupted_conversions_can_be_resumed():
     for family, shards in ("hy_v3", 1), ("qwen3_moe", 2):
         with tempfile.TemporaryDirectory() as at:
             make.make(at, family, shards=shards)
@@ -560,7 +560,7 @@ def a_conversion_that_was_stopped_goes_on():
 
 
 @numpy_test
-def large_matrices_go_by_rows():
+def large_matrices_are_converted_in_blocks():
     """Hy-MT2-30B-A3B's embedding, whose numbers take 990 MB: the whole conversion stays below that."""
     if not os.path.exists("/proc/self/status"):
         raise Skip("no /proc here")
@@ -582,7 +582,7 @@ def large_matrices_go_by_rows():
 # ---- What is refused -------------------------------------------------------------------------------------------------
 
 @numpy_test
-def what_is_not_known_is_refused_by_name():
+def unknown_settings_are_rejected_by_name():
     cases = [("hy_v3", {"hidden_act": "gelu"}), ("hy_v3", {"qk_norm": False}), ("hy_v3", {"route_norm": False}),
              ("hy_v3", {"n_group": 4}), ("hy_v3", {"quantization_config": {"bits": 8}}),
              ("hunyuan_v1_dense", {"use_cla": True}), ("hunyuan_v1_dense", {"norm_type": "layer"}),
@@ -612,7 +612,7 @@ def what_is_not_known_is_refused_by_name():
 
 
 @numpy_test
-def tensors_that_lack_or_are_too_many_are_refused():
+def missing_and_extra_tensors_are_rejected():
     for family in FAMILIES:
         config = make.CONFIGS[family]
         arrays = make.arrays_of(config, 1)
@@ -629,7 +629,7 @@ def tensors_that_lack_or_are_too_many_are_refused():
 
 
 @numpy_test
-def a_tied_output_must_be_the_embedding_and_later_layers_are_left_out():
+def tied_outputs_must_equal_the_embedding_and_later_layers_are_skipped():
     config = make.CONFIGS["hunyuan_v1_dense"]
     arrays = make.arrays_of(config, 1)
     embedding = arrays["model.embed_tokens.weight"]
@@ -644,7 +644,7 @@ def a_tied_output_must_be_the_embedding_and_later_layers_are_left_out():
 
 
 @numpy_test
-def positions_and_prompts_beyond_the_limits_are_refused():
+def positions_and_prompts_beyond_the_limits_are_rejected():
     with converted("hunyuan_v1_dense") as (model, config, _):
         assert moefile.read_meta(model)["rotary.positions"] == config["max_position_embeddings"]
         long = run([TRANSLATE, "-m", model, "--ids"], [line([1] * 65), line([1, 5])], status=1)
@@ -659,7 +659,7 @@ def positions_and_prompts_beyond_the_limits_are_refused():
 
 
 @numpy_test
-def model_files_that_do_not_hang_together_are_refused():
+def inconsistent_model_files_are_rejected():
     changes = [{"decoder.2.kv_heads": 3}, {"decoder.2.head.size": 13}, {"decoder.2.heads": 5},
                {"decoder.2.kind": "cross"}, {"decoder.3.weights": "sigmoids"},
                {"decoder.3.gate": "softmax"}, {"decoder.3.expert": "mlp"},
@@ -718,7 +718,7 @@ def assert_first_draws(model, cases, end, seeds=150):
 
 
 @numpy_test
-def shared_checkpoints_give_what_transformers_gives():
+def shared_checkpoints_match_transformers():
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/llm here")
     for name, expected in ("hy-v3", "hy-v3"), ("hy-v3-fused", "hy-v3"), ("hunyuan-dense",) * 2, ("qwen3-moe",) * 2:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The model file as Python writes it: version 2, with a checksum of every expert, the bytes that moe.c writes.
+"""The model file written by Python: version 2, with a checksum per expert, byte for byte the same as moe.c's.
 
-Usage: tests/python tests/convert/test_file.py [WORD]      with WORD only the tests whose names have it
+Usage: tests/python tests/convert/test_file.py [WORD]      WORD: run the tests whose names contain it
 
-tests/golden/model-tensors.json has what the tensors of the shipped models were in file version 1, from which
-`moe-quantize` wrote them again: type and bytes of each as SHA-256.
+tests/golden/model-tensors.json lists type and SHA-256 of each tensor of the shipped models in file version 1, from
+which `moe-quantize` converted them.
 """
 import hashlib
 import json
@@ -62,7 +62,7 @@ def a_damaged_expert_is_named():
         moefile.write_model(path, meta, tensors)
         data = bytearray(bytes_of(path))
         name, t = next((name, t) for name, t in tensors.items() if t.layout == moefile.EXPERTS)
-        at = bytes(data).index(t.data) + len(t.data) // t.dims[0] * 2  # the third expert's first byte
+        at = bytes(data).index(t.data) + len(t.data) // t.dims[0] * 2  # first byte of the third expert
         data[at] ^= 1
         with open(path, "wb") as file:
             file.write(data)
@@ -76,7 +76,7 @@ def a_damaged_expert_is_named():
 
 
 @numpy_test
-def shipped_models_are_version_2_with_the_weights_that_they_had():
+def shipped_models_have_version_2_and_the_original_weights():
     with open(os.path.join(GOLDEN, "model-tensors.json"), encoding="utf-8") as file:
         known = json.load(file)
     shipped = sorted(name for name in os.listdir(MODELS) if name.endswith(".bin"))
@@ -90,7 +90,7 @@ def shipped_models_are_version_2_with_the_weights_that_they_had():
 
 
 @numpy_test
-def with_the_types_that_it_has_a_file_is_copied():
+def requantising_to_the_same_types_copies_the_file():
     with tempfile.TemporaryDirectory() as folder:
         copy = os.path.join(folder, "copy")
         for name, types in TYPES.items():
@@ -99,7 +99,7 @@ def with_the_types_that_it_has_a_file_is_copied():
 
 
 @numpy_test
-def what_was_trained_further_keeps_licence_and_defaults():
+def finetuned_models_keep_licence_and_defaults():
     try:
         import torch  # noqa: F401
     except ImportError:

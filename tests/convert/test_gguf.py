@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""GGUF files: they become the model files of the same weights in Hugging Face's
-layout, byte for byte; damaged and other ones are refused.
+"""GGUF files: they give the same model files as the same weights in Hugging Face's
+layout, byte for byte; damaged and unsupported files are rejected.
 
 Usage: tests/python tests/convert/test_gguf.py [--only NAME]
 
-The files are made by make_gguf.py, with the package's own writer. Prints
-`ok NAME` or `FAIL NAME` per test.
+make_gguf.py creates the files with the package's writer. Prints `ok NAME` or
+`FAIL NAME` per test.
 """
 import argparse
 import contextlib
@@ -36,7 +36,7 @@ FAMILIES = "hy_v3", "hunyuan_v1_dense", "qwen3_moe", "llama"
 
 
 def convert(*command):
-    """(its complaint or None, what it said)"""
+    """Return (error message or None, notes)."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         complaint = convert_quietly(*command)
@@ -44,7 +44,7 @@ def convert(*command):
 
 
 def made(folder, family, vocabulary=None, **changes):
-    """(config, arrays) of a checkpoint whose numbers of RoPE are the same in both kinds of file."""
+    """Return (config, arrays) of a checkpoint with the same RoPE settings in both formats."""
     if family == "hunyuan_v1_dense":
         changes = {"rope_theta": 11158840.0, "rope_scaling": None, **changes}
     config, arrays = make.make(folder, family, vocab_size=vocabulary or make.V, **changes)
@@ -52,7 +52,7 @@ def made(folder, family, vocabulary=None, **changes):
 
 
 def read(path):
-    """(metadata without what names the checkpoint, or is recommended for draws, bytes of tensors by name)"""
+    """Return (metadata except names and sampling recommendations, bytes of tensors by name)."""
     meta, tensors = moefile.read(path)
     meta = {key: value for key, value in meta.items() if not key.startswith(("general.", "sample."))}
     return meta, {name: (t.type, t.dims, t.data) for name, t in tensors.items()}
@@ -74,7 +74,7 @@ def folder():
 
 
 @gguf_test
-def the_file_is_that_of_the_same_weights_in_hugging_faces_layout():
+def the_file_equals_that_of_hugging_faces_layout():
     for family in FAMILIES:
         for options in ("--type", "f32"), ("--type", "f16"), ():
             with folder() as at:
@@ -87,7 +87,7 @@ def the_file_is_that_of_the_same_weights_in_hugging_faces_layout():
 
 
 @gguf_test
-def what_is_recommended_for_draws_is_kept():
+def recommended_sampling_settings_are_stored():
     with folder() as at:
         config, arrays = made(at + "/hf", "qwen3_moe")
         keys = {"temp": 0.75, "top_k": 20, "top_p": 0.5, "min_p": 0.25, "penalty_repeat": 1.5, "mirostat": 2}
@@ -102,8 +102,8 @@ def what_is_recommended_for_draws_is_kept():
 
 
 @gguf_test
-def other_spellings_give_the_same_file():
-    """Gates and ups in one tensor, the bias without ".bias", pieces."""
+def alternative_spellings_give_the_same_file():
+    """Gates and ups in one tensor, a bias without ".bias", split files."""
     for family in "hy_v3", "qwen3_moe":
         rename = lambda tensors: {name.replace("exp_probs_b.bias", "exp_probs_b"): x for name, x in tensors.items()}
         with folder() as at:
@@ -130,7 +130,7 @@ def other_spellings_give_the_same_file():
 
 
 @gguf_test
-def quantised_numbers_are_those_of_the_package():
+def quantised_numbers_match_the_package():
     wide = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96, "moe_intermediate_size": 32,
             "num_attention_heads": 4}
     for family, kind in (("hy_v3", "Q4_0"), ("qwen3_moe", "Q8_0"), ("llama", "Q4_1"), ("hunyuan_v1_dense", "BF16"),
@@ -154,13 +154,13 @@ def quantised_numbers_are_those_of_the_package():
 
 @gguf_test
 def blocks_of_256_are_read():
-    """Row by row, and parts of experts."""
+    """Row by row, and for parts of experts."""
     r = np.random.default_rng(3)
     with folder() as at:
         for kind, size in ("Q4_K", 144), ("Q6_K", 210):
             data = r.integers(0, 255, (3, 4, 2 * size)).astype(np.uint8)
             halves = data.reshape(-1, size)
-            for place in ((0, 2) if kind == "Q4_K" else (208,)):  # scales: halves that are numbers
+            for place in ((0, 2) if kind == "Q4_K" else (208,)):  # scales: finite half floats
                 halves[:, place:place + 2] = r.uniform(-1, 1, len(halves)).astype("<f2").view(np.uint8).reshape(-1, 2)
             w = gguf.GGUFWriter(at + "/x.gguf", "llama")
             w.add_tensor("t", data, raw_dtype=gguf.GGMLQuantizationType[kind])
@@ -174,7 +174,7 @@ def blocks_of_256_are_read():
 # ---- Tokens ----------------------------------------------------------------------------------------------------------
 
 @gguf_test
-def tokenisers_are_those_of_tokenizer_json():
+def tokenisers_match_tokenizer_json():
     for family in FAMILIES:
         with folder() as at:
             config, arrays = made(at + "/hf", family, 448)
@@ -192,7 +192,7 @@ def tokenisers_are_those_of_tokenizer_json():
 
 
 @gguf_test
-def other_tokenisers_are_refused_by_name():
+def unsupported_tokenisers_are_rejected_by_name():
     cases = [({"tokenizer__ggml__model": "llama"}, "'llama'"), ({"tokenizer__ggml__pre": "llama-bpe"}, "'llama-bpe'"),
              ({"tokenizer__ggml__pre": None}, "pre None is"), ({"tokenizer__ggml__merges": ["a"]}, "is not a pair"),
              ({"tokenizer__ggml__merges": None}, "merges must be a list"),
@@ -212,7 +212,7 @@ def other_tokenisers_are_refused_by_name():
 
 
 @gguf_test
-def an_answer_ends_at_the_end_of_a_turn_too():
+def answers_also_end_at_the_end_of_a_turn():
     with folder() as at:
         config, arrays = made(at + "/hf", "hunyuan_v1_dense", 448)
         texts, kinds, _ = make_gguf.tokens_of("hunyuan_v1_dense", 448)
@@ -227,15 +227,15 @@ def an_answer_ends_at_the_end_of_a_turn_too():
             assert [meta["token.eos"], *meta.get("token.ends", ())] == wanted, (eos, eot, texts[eos])
 
 
-# ---- What is refused -------------------------------------------------------------------------------------------------
+# ---- Rejected files --------------------------------------------------------------------------------------------------
 
 @gguf_test
-def what_is_not_known_is_refused_by_name():
+def unknown_settings_are_rejected_by_name():
     cases = [("llama", {"general__architecture": "gemma"}, "'gemma'"),
              ("llama", {"llama__rope__scaling__type": "yarn"}, "'yarn'"),
              ("llama", {"llama__attention__value_length": 10}, "value_length is 10"),
              ("llama", {"llama__rope__dimension_count": 6}, "dimension_count is 6"),
-             ("llama", {"llama__expert_count": 8}, None),  # without tensors of experts it means nothing
+             ("llama", {"llama__expert_count": 8}, None),  # no effect without tensors of experts
              ("llama", {"llama__block_count": 4}, "tensor model.layers.3"),
              ("llama", {"llama__block_count": None}, "block_count is missing"),
              ("llama", {"llama__attention__head_count_kv": [2, 3, 2]}, "differs between layers"),
@@ -259,7 +259,7 @@ def what_is_not_known_is_refused_by_name():
 
 
 @gguf_test
-def tensors_that_lack_or_are_too_many_are_refused():
+def missing_and_extra_tensors_are_rejected():
     for family in FAMILIES:
         config, arrays = make.CONFIGS[family], make.arrays_of(make.CONFIGS[family], 1)
         names = list(make_gguf.arrays_of(config, arrays))
@@ -270,12 +270,12 @@ def tensors_that_lack_or_are_too_many_are_refused():
                     make_gguf.write(at + "/x.gguf", config, arrays, change=change)
                     complaint, _ = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
                     if complaint is None and name in ("output.weight", "token_embd.weight"):
-                        continue  # tied, as nothing else says; a smaller vocabulary
+                        continue  # valid: tied output, smaller vocabulary
                     assert complaint and ("tensor " in complaint or "differs" in complaint), (family, name, complaint)
 
 
 @gguf_test
-def a_tensor_of_more_experts_than_there_are_takes_no_memory():
+def tensors_of_too_many_experts_take_no_memory():
     many = np.zeros((1 << 16, 1, 1), np.float32)
     with folder() as at:
         for family in "qwen3_moe", "llama":
@@ -286,7 +286,7 @@ def a_tensor_of_more_experts_than_there_are_takes_no_memory():
 
 
 @gguf_test
-def slower_angles_are_divided_by_their_factors():
+def rotary_frequencies_are_divided_by_their_factors():
     with folder() as at:
         config, arrays = made(at + "/hf", "llama")
         factors = np.array([1, 1, 2, 4, 8, 8], np.float32)
@@ -304,7 +304,7 @@ def slower_angles_are_divided_by_their_factors():
 
 @gguf_test
 def damaged_files_are_refused_by_name():
-    """Cut anywhere, any byte of the header, and counts that nothing could hold."""
+    """Truncation anywhere, changes of any header byte, and impossible counts."""
     with folder() as at:
         path, r = at + "/x.gguf", np.random.default_rng(11)
         config, arrays = made(at + "/hf", "qwen3_moe", 448)
@@ -327,7 +327,7 @@ def damaged_files_are_refused_by_name():
             assert complaint is None or "x.gguf" in complaint and "\n" not in complaint, complaint
             if complaint is None:
                 os.unlink(at + "/b")
-            assert i >= 30 or complaint, "a file that was cut"
+            assert i >= 30 or complaint, "truncated file"
         for version in b"\1\0\0\0", b"\0\0\0\3", b"\4\0\0\0":
             with open(path, "wb") as file:
                 file.write(data[:4] + version + data[8:])

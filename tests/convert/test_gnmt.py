@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""GNMT checkpoints of other programs: converted, scored and searched as those
-programs would.
+"""GNMT checkpoints of other programs: converted, scored and searched like those
+programs.
 
 Usage: tests/python tests/convert/test_gnmt.py [--cases N] [--seed N] [--write]
 
-Without NumPy (it is no dependency of the tests) only the stored models of
-tests/golden/gnmt-* are checked, against numbers that
-tests/convert/gnmt_numpy.py gave. With it, random checkpoints are written by
-hand in each layout, converted by tools/convert/convert.py and compared with
-gnmt_numpy.py in float64; and broken ones are refused. --cases: sentences per
-layout (MOE_TEST_GNMT, else 12; a full run takes 60). --write: make the stored
-models anew. Prints `ok NAME` or `FAIL NAME` per test.
+Without NumPy (not a dependency of the tests) this only checks the stored models
+of tests/golden/gnmt-* against results of tests/convert/gnmt_numpy.py. With it,
+random checkpoints are written in each layout, converted by
+tools/convert/convert.py and compared with gnmt_numpy.py in float64; broken ones
+must be rejected. --cases: sentences per layout (MOE_TEST_GNMT, else 12; a full
+run takes 60). --write: update the stored models. Prints `ok NAME` or `FAIL NAME`
+per test.
 """
 import argparse
 import json
@@ -26,7 +26,7 @@ from suite import Suite
 
 GOLDEN = os.path.join(ROOT, "tests", "golden")
 TOLERANCE = 2e-5  # of a token's log-probability
-TIE = 5e-5        # a choice whose margin is smaller in float64 may fall otherwise in float32
+TIE = 5e-5        # choices with a smaller margin in float64 may differ in float32
 BEAMS = 1, 2, 5, 10
 try:
     import numpy as np
@@ -46,12 +46,12 @@ def text(ids):
 
 
 def search(model, sources, *options):
-    """The best hypotheses as objects."""
+    """Return the best hypotheses as objects."""
     return [json.loads(x) for x in run([TRANSLATE, "-m", model, "--ids", "--json", *options], map(text, sources)).lines]
 
 
 def score(model, pairs, *options):
-    """Token log-probabilities of targets."""
+    """Return the token log-probabilities of targets."""
     lines = [f"{text(s)}\t{text(t)}" for s, t in pairs]
     command = [TRANSLATE, "-m", model, "--ids", "--json", "--score", *options]
     return [json.loads(x)["token_logprobs"] for x in run(command, lines).lines]
@@ -65,14 +65,14 @@ def stored():
 
 
 @test
-def stored_models_score_as_numpy_does():
+def stored_models_score_like_numpy():
     for name, model in stored().items():
         for got, wanted in zip(score(os.path.join(GOLDEN, name), model["pairs"]), model["logprobs"]):
             assert len(got) == len(wanted) and max(abs(a - b) for a, b in zip(got, wanted)) < TOLERANCE, name
 
 
 @test
-def stored_models_are_searched_as_numpy_does():
+def stored_models_search_like_numpy():
     for name, model in stored().items():
         for run_ in model["searches"]:
             found = search(os.path.join(GOLDEN, name), [s for s, _ in model["pairs"]], *run_["options"])
@@ -80,7 +80,7 @@ def stored_models_are_searched_as_numpy_does():
 
 
 @test
-def every_rule_gives_the_same_bytes_for_any_batch_threads_order_and_kernels():
+def every_rule_is_deterministic_for_any_batch_threads_order_and_kernels():
     version = run([TRANSLATE, "--version"]).stdout
     kernels = re.search(r"kernels: ([^)]*)\)", version).group(1).split()
     for name, model in stored().items():
@@ -102,7 +102,7 @@ def every_rule_gives_the_same_bytes_for_any_batch_threads_order_and_kernels():
 
 
 @test
-def presets_are_refused_or_changed_by_options():
+def options_change_presets_or_are_rejected():
     model = os.path.join(GOLDEN, "gnmt-nvidia.bin")
     wrong = run([TRANSLATE, "-m", model, "--ids", "--preset", "nonsense"], status=2).stderr
     assert "invalid value 'nonsense' for --preset" in wrong, wrong
@@ -119,7 +119,7 @@ def presets_are_refused_or_changed_by_options():
 
 
 @test
-def pieces_go_in_and_out():
+def pieces_can_be_input_and_output():
     model = os.path.join(GOLDEN, "gnmt-nvidia.bin")
     pieces, source = stored()["gnmt-nvidia.bin"]["pieces"], stored()["gnmt-nvidia.bin"]["pairs"][3][0]
     words = " ".join(pieces[i] for i in source)
@@ -136,7 +136,7 @@ def pieces_go_in_and_out():
 
 
 @test
-def pieces_of_a_sentencepiece_model_go_in_and_out():
+def sentencepiece_pieces_can_be_input_and_output():
     model = os.path.join(ROOT, "models", "en-de-fr-es.bin")
     if os.path.exists(model):
         command = [TRANSLATE, "-m", model, "-t", "de"]
@@ -151,7 +151,7 @@ def pieces_of_a_sentencepiece_model_go_in_and_out():
 # ---- Random checkpoints ----------------------------------------------------------------------------------------------
 
 class Random:
-    """A random checkpoint with its model file and its reading in NumPy."""
+    """A random checkpoint with its model file and its NumPy reference."""
 
     def __init__(self, layout, seed, folder, small=False):
         r = np.random.default_rng(seed)
@@ -186,14 +186,14 @@ class Random:
         assert complaint is None, complaint
 
     def cases(self, count, seed, longest=40):
-        """Pairs of source and target pieces, 1 to `longest` long."""
+        """Return pairs of source and target pieces, 1 to `longest` long."""
         r = np.random.default_rng(seed + 1000)
         lengths = [(1, longest), (longest, 1), *r.integers(1, longest + 1, (count, 2)).tolist()][:count]
         return [tuple(r.integers(6, self.size, n).tolist() for n in pair) for pair in lengths]
 
 
 class Tally:
-    """Cases that are the same, that differ at a tie, and that differ."""
+    """Counts cases that are identical, differ at a tie, or differ."""
 
     def __init__(self, what):
         self.what, self.same, self.ties, self.wrong, self.ended = what, 0, 0, [], 0
@@ -216,7 +216,7 @@ class Tally:
 
 
 def parity(layout, preset, searches, folder):
-    """Compare `--cases` sentences in up to six models; searches: option -> how gnmt_numpy does it, for every beam."""
+    """Compare `--cases` sentences in up to six models; searches: option -> the search of gnmt_numpy, for every beam."""
     models = min(6, arguments.cases)
     worst, tallies = 0.0, {}
     for i in range(models):
@@ -240,7 +240,7 @@ def parity(layout, preset, searches, folder):
 
 
 @numpy_test
-def nvidia_checkpoints_are_as_numpy_reads_them():
+def nvidia_checkpoints_match_numpy():
     with tempfile.TemporaryDirectory() as folder:
         parity("nvidia", "preset nvidia", {
             "": lambda n, s, b: n.nvidia(s, b),
@@ -248,7 +248,7 @@ def nvidia_checkpoints_are_as_numpy_reads_them():
 
 
 @numpy_test
-def tensorflow_checkpoints_are_as_numpy_reads_them():
+def tensorflow_checkpoints_match_numpy():
     with tempfile.TemporaryDirectory() as folder:
         parity("tf", "preset tf", {
             "": lambda n, s, b: n.tf(s, b),
@@ -256,15 +256,15 @@ def tensorflow_checkpoints_are_as_numpy_reads_them():
 
 
 @numpy_test
-def checkpoints_of_the_trainer_are_as_numpy_reads_them():
+def checkpoints_of_the_trainer_match_numpy():
     with tempfile.TemporaryDirectory() as folder:
         parity("moe", "the file's settings", {
             "": lambda n, s, b: n.paper(s, b, alpha=0.6, beta=0, prune=0, offset=10)}, folder)
 
 
 @numpy_test
-def nvidias_coverage_bug_is_there_with_its_preset_and_not_with_the_papers():
-    """With a coverage penalty of 1 the bug decides some translations: ours are those of the bug, all of them."""
+def nvidias_coverage_bug_is_part_of_its_preset_only():
+    """With a coverage penalty of 1 the bug changes some translations: they must be those with the bug."""
     matters = 0
     with tempfile.TemporaryDirectory() as folder:
         for i in range(4):
@@ -279,14 +279,14 @@ def nvidias_coverage_bug_is_there_with_its_preset_and_not_with_the_papers():
                 assert a["ids"] == with_bug or margin < TIE, (a["ids"], with_bug)
                 ids, margin, _ = m.numpy.paper(source, 8, beta=1)
                 assert b["ids"] == ids or margin < TIE, (b["ids"], ids)
-    print(f"    the bug decides {matters} of 32 translations")
+    print(f"    the bug changes {matters} of 32 translations")
     assert matters >= 2
 
 
 # ---- Bad checkpoints -------------------------------------------------------------------------------------------------
 
 def refused(folder, path, layout, *words):
-    """convert.py complains in one line with these words and writes nothing."""
+    """Check that convert.py prints one line with these words and writes nothing."""
     out = os.path.join(folder, "out")
     os.makedirs(out, exist_ok=True)
     complaint, printed = convert_here(path, "-o", os.path.join(out, "model.bin"), "--from", layout)
@@ -376,7 +376,7 @@ def truncated_and_damaged_files_are_refused():
                 with open(bad, "wb") as file:
                     file.write(whole[:cut])
                 refused(folder, bad, "nvidia-gnmt")
-            # either refused or, in padding or in a legacy weight, unnoticed
+            # rejected, or unnoticed in padding or in a legacy weight
             for at in r.integers(0, len(whole), 20).tolist():
                 with open(bad, "wb") as file:
                     file.write(whole[:at] + bytes([whole[at] ^ 1 << int(r.integers(8))]) + whole[at + 1:])
@@ -434,7 +434,7 @@ def vocabularies_are_checked_and_stored():
 
 
 @numpy_test
-def what_torch_saves_is_read():
+def files_saved_by_torch_are_supported():
     try:
         import argparse as known
 
@@ -444,7 +444,7 @@ def what_torch_saves_is_read():
         return
     with tempfile.TemporaryDirectory() as folder:
         m = Random("nvidia", 3, folder)
-        layer = torch.nn.LSTM(m.weights["encoder.embedder.weight"].shape[1], 4)  # its weights may share one storage
+        layer = torch.nn.LSTM(m.weights["encoder.embedder.weight"].shape[1], 4)  # weights may share a storage
         weights = {k: torch.from_numpy(v.copy()) for k, v in m.weights.items()}
         name = "decoder.att_rnn.attn.linear_q.weight"
         weights[name] = torch.nn.Parameter(weights[name].t().contiguous().t())  # not contiguous, and a Parameter
@@ -459,7 +459,7 @@ def what_torch_saves_is_read():
 
 
 @numpy_test
-def raw_text_goes_through_moses_and_bpe():
+def raw_text_is_processed_by_moses_and_bpe():
     try:
         import sacremoses  # noqa: F401
         import subword_nmt  # noqa: F401
@@ -477,17 +477,17 @@ def raw_text_goes_through_moses_and_bpe():
         out = run([*command, "encode"], ["the cat's, the cat.", "", "Hallo"]).lines
         assert out == ["the c@@ at &@@ a@@ p@@ o@@ s@@ ;@@ s , the c@@ at .", "", "H@@ al@@ lo"], out
         back = run([*command, "decode"], ["the c@@ at &apos;s , the <s> c@@ at .", "", "H@@ al@@ lo c@@"]).lines
-        assert back == ["the cat 's, the cat.", "", "Hallo c"], back  # as Moses joins German
+        assert back == ["the cat 's, the cat.", "", "Hallo c"], back  # Moses joins German like this
 
 
 # ---- Writing the stored models ---------------------------------------------------------------------------------------
 
 def expected(m, pairs, layout):
-    """What a model computes for pairs, or None where that hangs on a tie, nothing ever ends, or the rules all agree."""
+    """Return a model's results for pairs; None if they depend on a tie, no translation ends, or all rules agree."""
     searches, ended, rules = [], 0, {}
     if sum(m.numpy.tf(s, 1)[2] for s, _ in pairs) < len(pairs) / 3:
         return None
-    # previous contexts: what a step looks at and what it reads are not one, so coverage says nothing
+    # with previous contexts, a step's attention is not its input, so coverage is meaningless
     for beam in BEAMS:
         for preset, how in (("nvidia", lambda s: m.numpy.nvidia(s, beam)), ("tf", lambda s: m.numpy.tf(s, beam)),
                             ("mlperf", lambda s: m.numpy.tf(s, beam, count_end=True)),
@@ -532,7 +532,7 @@ def main():
     parser.add_argument("--cases", type=int, default=int(os.environ.get("MOE_TEST_GNMT", "12")))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--only", default="", help="tests whose name contains this")
+    parser.add_argument("--only", default="", help="run the tests whose names contain this")
     arguments = parser.parse_args()
     if arguments.write:
         return write_stored()

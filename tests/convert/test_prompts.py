@@ -60,7 +60,7 @@ def complaint(template):
 
 
 @template_test
-def templates_are_cut_where_the_user_speaks():
+def templates_are_split_at_the_users_message():
     assert cut("{{ bos_token }}{{ messages[0].content }}<e>") == ("<s>", "<e>")
     assert cut(REASONS, "hy_v3") == ("<s><mode>no_think<user>", "<assistant><think></think>")
     assert cut(CHATML, "qwen3_moe") == ("<|im_start|>user\n",
@@ -75,7 +75,7 @@ def talks(template, family="hunyuan_v1_dense"):
 
 
 @template_test
-def templates_have_places_for_the_system_and_for_answers_or_none():
+def templates_may_support_system_messages_and_answers():
     """What is put together of the pieces is what the template writes of a whole conversation."""
     user, end = "<|im_start|>user\n", "<|im_end|>\n"
     assert talks(CHATML) == {"system.prefix": "<|im_start|>system\n", "system.suffix": end + user,
@@ -99,7 +99,7 @@ def templates_have_places_for_the_system_and_for_answers_or_none():
 
 
 @template_test
-def templates_that_do_harm_are_refused_by_name():
+def harmful_templates_are_rejected_by_name():
     for template, part in [
             ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "2 seconds"),
             ("{% set x = namespace(a='x' * 1000000) %}{% for i in range(20) %}{% set x.a = x.a + x.a %}{% endfor %}",
@@ -117,7 +117,7 @@ def templates_that_do_harm_are_refused_by_name():
 
 
 @template_test
-def templates_that_do_not_show_the_turn_once_are_refused():
+def templates_must_show_the_turn_exactly_once():
     for template, part in [("{{ bos_token }}", "0 times"), ("", "0 times"),
                            ("{{ messages[0].content }}{{ messages[0].content }}", "2 times"),
                            ("{{ messages[0].content | upper }}", "0 times"),
@@ -142,7 +142,7 @@ def meta(family="hy_v3", name="x", wanted=None, said=lambda x: None, **files):
 
 
 @template_test
-def a_template_stands_in_one_of_three_places():
+def templates_are_found_in_three_places():
     about = {"bos_token": {"content": "<s>"}, "eos_token": None,
              "chat_template": "A{{ bos_token + messages[0].content }}"}
     assert meta(config=about)["prompt.prefix"] == "A<s>"
@@ -160,7 +160,7 @@ def a_template_stands_in_one_of_three_places():
 
 
 @template_test
-def wordings_and_languages_are_those_of_the_family():
+def wordings_and_languages_match_the_family():
     template = {"jinja": b"{{ messages[0].content }}"}
     rows = {"hy_v3": {"Hy-MT2-30B-A3B": "hy_mt2"}, "qwen3_moe": {"Hy-MT2": "general"},
             "hunyuan_v1_dense": {"Hy-MT2-7B": "hy_mt2", "HY-MT1.5-7B": "hy_mt1_5", "Hunyuan-MT-7B": "hy_mt1_5"}}
@@ -185,7 +185,7 @@ def wordings_and_languages_are_those_of_the_family():
 
 
 @template_test
-def wordings_are_the_published_ones():
+def wordings_match_the_published_ones():
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/llm here")
     with open(os.path.join(SHARED, "prompts.json"), encoding="utf-8") as file:
@@ -198,7 +198,7 @@ def wordings_are_the_published_ones():
 
 
 @template_test
-def shared_templates_give_what_transformers_gives():
+def shared_templates_match_transformers():
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/llm here")
     families = {"hy-v3": "hy_v3", "hunyuan-dense": "hunyuan_v1_dense", "qwen3-moe": "qwen3_moe"}

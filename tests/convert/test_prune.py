@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-prune: models with some of their experts, against readings whose
+"""moe-prune: models with some of their experts, against references whose
 routers have only the rows that stay.
 
 Usage: tests/python tests/convert/test_prune.py [--only NAME]
@@ -69,11 +69,11 @@ def chosen(sizes, experts, seed=1):
     return kept, ids
 
 
-def cut_transformer(reading, kept):
+def cut_transformer(reference, kept):
     """Only these rows of each router, and their experts under new names."""
     at = iter(kept)
     for side in "encoder", "decoder":
-        for w in reading.layers(side):
+        for w in reference.layers(side):
             if "router" not in w["ffn"]:
                 continue
             router, experts, some = w["ffn"]["router"]["classifier"], w["ffn"]["experts"], next(at)
@@ -81,7 +81,7 @@ def cut_transformer(reading, kept):
             names = [f"expert_{e}" for e in some] + ["expert_0"] * (len(experts) - len(some))  # more are never asked
             w["ffn"]["experts"] = {f"expert_{i}": experts[name] for i, name in enumerate(names)}
     assert next(at, None) is None
-    return reading
+    return reference
 
 
 def cut_decoder(config, arrays, kept):
@@ -106,7 +106,7 @@ def cut_decoder(config, arrays, kept):
 
 @contextlib.contextmanager
 def of_transformer(*options, **changes):
-    """(a model file, a reading of its checkpoint, the folder) of NLLB-MoE."""
+    """(a model file, a reference of its checkpoint, the folder) of NLLB-MoE."""
     with tempfile.TemporaryDirectory() as folder:
         make_transformers.make(folder, "nllb-moe", **changes)
         model = os.path.join(folder, "model.bin")
@@ -136,13 +136,13 @@ def close(found, wanted, family):
 
 # ---- Cut by a list ---------------------------------------------------------------------------------------------------
 
-def compare_transformer(model, reading, cases=range(10)):
+def compare_transformer(model, reference, cases=range(10)):
     """Scores, experts, and what a search finds: how many searches did not hang by a hair."""
     certain, routing = 0, model + ".routing"
     for i in cases:
         source, force, target = make_transformers.case("nllb-moe", i)
-        logp = reading.score(source, target)
-        routes = [best for _, best in reading.experts]
+        logp = reference.score(source, target)
+        routes = [best for _, best in reference.experts]
         got, = translate(model, [f"{line(source)}\t{line(target)}"], "--score", "--routing", routing)
         assert close(got["token_logprobs"], [logp[t, x] for t, x in enumerate(target)], "nllb-moe"), i
         with open(routing, encoding="utf-8") as file:
@@ -151,7 +151,7 @@ def compare_transformer(model, reading, cases=range(10)):
         for layer, best in zip(layers, routes, strict=True):
             found = [row["experts"] for row in rows if row["layer"] == layer]
             assert found[:len(best)] == [sorted(map(int, pair)) for pair in best], (i, layer)
-        best = reading.beam(source, 3, force=force)
+        best = reference.beam(source, 3, force=force)
         got, = translate(model, [line(source)], "--beam", "3", "--nbest", "3",
                          *(["--force", str(force)] if force >= 0 else []))
         if best[0].margin > make_transformers.MARGIN:
@@ -162,20 +162,20 @@ def compare_transformer(model, reading, cases=range(10)):
 
 
 @numpy_test
-def a_transformer_cut_by_a_list_is_the_reading_with_these_rows():
-    with of_transformer() as (model, reading, folder):
+def a_transformer_pruned_by_a_list_matches_the_reference():
+    with of_transformer() as (model, reference, folder):
         kept, ids = chosen((3, 2, 5, 8), 8)
         said = prune(model, model + ".cut", "--experts", write_list(folder, ids + ids[:2]))
         assert "18 of 32 experts" in said and "3 of 8 experts" in said, said
-        assert compare_transformer(model + ".cut", cut_transformer(reading, kept)) >= 6
+        assert compare_transformer(model + ".cut", cut_transformer(reference, kept)) >= 6
 
 
 @numpy_test
-def a_list_for_a_pair_of_a_model_of_128_experts_is_read():
+def published_lists_of_128_experts_are_supported():
     """The published form: 36 of 128 experts in each of 6 mixtures for a source language, 12 for a target language."""
     changes = {"num_experts": 128, "d_model": 16, "encoder_layers": 24, "decoder_layers": 24, "encoder_sparse_step": 4,
                "decoder_sparse_step": 4, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    with of_transformer(**changes) as (model, reading, folder):
+    with of_transformer(**changes) as (model, reference, folder):
         german, english = (chosen((36,) * 6 + (12,) * 6, 128, seed) for seed in (2, 3))
         lists = {"deu_Latn": sorted(german[1]), "eng_Latn": english[1], "fra_Latn": []}
         by_language = write_list(folder, lists)
@@ -187,12 +187,12 @@ def a_list_for_a_pair_of_a_model_of_128_experts_is_read():
         prune(model, model + ".same", "--experts", by_pair, "--pair", "eng_Latn-deu_Latn", "-q")
         tensors = [moefile.read(model + end)[1] for end in (".cut", ".same")]
         assert all(tensors[0][name].data == x.data for name, x in tensors[1].items())
-        cut_transformer(reading, kept)
+        cut_transformer(reference, kept)
         for i in range(3):
             source, _, target = make_transformers.case("nllb-moe", i)
-            logp = reading.score(source, target)
+            logp = reference.score(source, target)
             got, = translate(model + ".cut", [f"{line(source)}\t{line(target)}"], "--score")
-            # 48 layers in F32: the whole model is up to 2.3e-5 from the reading
+            # 48 layers in F32: the whole model is up to 2.3e-5 from the reference
             assert np.allclose(got["token_logprobs"], [logp[t, x] for t, x in enumerate(target)], rtol=0, atol=1e-4), i
         both = prune(model, model + ".both", "--experts", by_language, "--languages", "eng_Latn,deu_Latn")
         wanted = sum(len(set(a) | set(b)) for a, b in zip(german[0], english[0]))
@@ -204,12 +204,12 @@ def a_list_for_a_pair_of_a_model_of_128_experts_is_read():
 
 
 @numpy_test
-def decoders_cut_by_half_are_the_reading_with_these_rows():
+def decoders_pruned_by_half_match_the_reference():
     for family in "hy_v3", "qwen3_moe":
         with of_decoder(family) as (model, config, arrays, folder):
             kept, ids = chosen((4, 4), 8, 5)
             prune(model, model + ".cut", "--experts", write_list(folder, ids))
-            reading = decoder_numpy.Decoder(config, cut_decoder(config, arrays, kept))
+            reference = decoder_numpy.Decoder(config, cut_decoder(config, arrays, kept))
             whole = decoder_numpy.Decoder(config, arrays)
             sources, target, certain, moved = [make_decoder.prompt(i) for i in range(12)], [5, 12, 19, 26, 33], 0, 0
             scored = translate(model + ".cut", [f"{line(s)}\t{line(target)}" for s in sources], "--score",
@@ -217,19 +217,19 @@ def decoders_cut_by_half_are_the_reading_with_these_rows():
             found = translate(model + ".cut", [line(s) for s in sources], "--beam", "1", "--max-len-factor", "0",
                               "--max-len-offset", "8", "--kv-bits", "32", "--repetition-penalty", "1", raw="--ids")
             for source, got, best in zip(sources, scored, found, strict=True):
-                wanted = reading.score(source, target + [2])
+                wanted = reference.score(source, target + [2])
                 assert close(got["token_logprobs"], wanted, family), (family, source)
                 moved += not close(wanted, whole.score(source, target + [2]), family)
-                reading.margin = np.inf
-                ids, _ = reading.greedy(source, 8, make_decoder.ENDS[family])
-                if reading.margin > 1e-4:
+                reference.margin = np.inf
+                ids, _ = reference.greedy(source, 8, make_decoder.ENDS[family])
+                if reference.margin > 1e-4:
                     certain += 1
                     assert best["ids"] + [ids[-1]] * best["finished"] == ids, (family, source)
             assert certain > 4 and moved == 12, (family, certain, moved)
 
 
 @numpy_test
-def a_bias_of_the_choice_stays_or_is_0_as_the_table_says():
+def the_choice_bias_is_kept_or_zeroed():
     with of_decoder("hy_v3") as (model, config, arrays, folder):
         kept, ids = chosen((4, 4), 8, 5)
         listed, routing = write_list(folder, ids), model + ".routing"
@@ -239,16 +239,16 @@ def a_bias_of_the_choice_stays_or_is_0_as_the_table_says():
             about = json.loads(run([INFO, "--json", model + ".cut"]).stdout)["metadata"]["prune.by"]
             assert about == "list experts.json" + ", without the choice bias" * (not sign), about
             some = {name: x * sign if name.endswith("expert_bias") else x for name, x in arrays.items()}
-            reading, other = (decoder_numpy.Decoder(config, cut_decoder(config, x, kept)) for x in (some, arrays))
+            reference, other = (decoder_numpy.Decoder(config, cut_decoder(config, x, kept)) for x in (some, arrays))
             moved = 0
             for i in range(12):
                 source, target = make_decoder.prompt(i), [5, 12, 19, 26, 33]
                 got, = translate(model + ".cut", [f"{line(source)}\t{line(target)}"], "--score", "--kv-bits", "32",
                                  "--routing", routing, raw="--ids")
-                assert close(got["token_logprobs"], reading.score(source, target + [2]), "hy_v3"), (options, i)
+                assert close(got["token_logprobs"], reference.score(source, target + [2]), "hy_v3"), (options, i)
                 with open(routing, encoding="utf-8") as file:
                     rows = [json.loads(x)["experts"] for x in list(file)[1:]]
-                wanted = [[e for e, _ in pairs] for layer in reading.experts for pairs in layer]
+                wanted = [[e for e, _ in pairs] for layer in reference.experts for pairs in layer]
                 assert rows == wanted, (options, i)
                 other.score(source, target + [2])
                 moved += wanted != [[e for e, _ in pairs] for layer in other.experts for pairs in layer]
@@ -275,7 +275,7 @@ def kept_of(path):
 
 
 @numpy_test
-def lines_of_a_sample_are_given_in_their_source_language():
+def sample_lines_use_their_source_language():
     """NLLB's encoder reads the source's tag, its decoder begins with the target's: each counts for its language."""
     class Weighed(transformer_numpy.Transformer):
         def route(self, name, w, x):
@@ -290,17 +290,17 @@ def lines_of_a_sample_are_given_in_their_source_language():
     lines = [(*directions[i % 3], texts[i], texts[-1 - i]) for i in range(24)]
     with test_hf_tokens.checkpoint("nllb", family="nllb-moe", changes={"num_experts": 16}) as c:
         model = test_hf_tokens.converted(c)
-        folder, reading = os.path.dirname(model), Weighed(c.folder)
+        folder, reference = os.path.dirname(model), Weighed(c.folder)
 
         def ranks(tag=str, sides=(0, 1)):
             """The best experts of each mixture by language, where sources have the tag of tag(source), and encoders
             and decoders count for these sides."""
             uses = {}
             for source, target, text, translation in lines:
-                reading.weights = []
-                reading.score([c.languages[tag(source)], *c.encode(text), c.end],
+                reference.weights = []
+                reference.score([c.languages[tag(source)], *c.encode(text), c.end],
                               [c.languages[target], *c.encode(translation), c.end])
-                for (name, best), weights in zip(reading.experts, reading.weights, strict=True):
+                for (name, best), weights in zip(reference.experts, reference.weights, strict=True):
                     language = (source, target)[sides[not name.startswith("enc")]]
                     use = uses.setdefault(name, {}).setdefault(language, np.zeros((2, 16)))
                     for expert, weight in zip(best[:, 0], weights, strict=True):
@@ -340,7 +340,7 @@ class Measured(decoder_numpy.Decoder if np else object):
 
 
 @test.needs(np and os.path.exists(test_prompted.LINES), "NumPy, or bpe_lines")
-def lines_of_a_sample_become_prompts_in_the_models_own_words():
+def sample_lines_become_prompts_with_the_models_wording():
     texts = [x for x in test_prompted.HOSTILE if "\t" not in x]
     with tempfile.TemporaryDirectory() as folder:
         config, arrays = make_decoder.make(folder, "hy_v3", vocab_size=448, max_position_embeddings=4096)
@@ -355,10 +355,10 @@ def lines_of_a_sample_become_prompts_in_the_models_own_words():
             file.writelines("\t".join(x) + "\n" for x in lines)
 
         def ranks(ask):
-            reading, uses = Measured(config, arrays), {}
+            reference, uses = Measured(config, arrays), {}
             for source, target, text, translation in lines:
-                reading.sums = uses.setdefault(target, {})
-                reading.logits(ask(source, target, text) + test_prompted.encode(translation))
+                reference.sums = uses.setdefault(target, {})
+                reference.logits(ask(source, target, text) + test_prompted.encode(translation))
             best = [[np.argsort(-x[0])[:3].tolist() for x in sums.values()] for sums in uses.values()]
             return [sorted({e for of in mixture for e in of}) for mixture in zip(*best)]
 
@@ -374,21 +374,21 @@ def lines_of_a_sample_become_prompts_in_the_models_own_words():
 
 
 @numpy_test
-def experts_of_a_decoder_are_ranked_as_the_reading_says():
+def ranking_of_a_decoders_experts_matches_the_reference():
     """Sum of weights; mean of weight times norm of the output. Prompts count, and given answers."""
     pairs = [(make_decoder.prompt(i), [5 + 7 * i % 80, 12, 40 + i]) for i in range(8)]
     for family in "hy_v3", "qwen3_moe":
         with of_decoder(family) as (model, config, arrays, folder):
-            reading, sample = Measured(config, arrays), os.path.join(folder, "sample.tsv")
-            reading.sums = {}
+            reference, sample = Measured(config, arrays), os.path.join(folder, "sample.tsv")
+            reference.sums = {}
             with open(sample, "w", encoding="utf-8") as file:
                 file.writelines(f"a\tb\t{line(s)}\t{line(t)}\n" for s, t in pairs)
             for source, target in pairs:
-                reading.logits(source + target)
+                reference.logits(source + target)
             differ = 0
             for options in (), ("--rank", "output"):
                 prune(model, model + ".cut", "--sample", sample, "--keep", "50%", "--ids", *options)
-                for found, sums in zip(kept_of(model + ".cut"), reading.sums.values(), strict=True):
+                for found, sums in zip(kept_of(model + ".cut"), reference.sums.values(), strict=True):
                     ranks = sums[1] / np.maximum(sums[2], 1) if options else sums[0]
                     best = sorted(np.argsort(-ranks)[:4].tolist())
                     assert found == best, (family, options, ranks)
@@ -397,7 +397,7 @@ def experts_of_a_decoder_are_ranked_as_the_reading_says():
 
 
 @numpy_test
-def weights_stay_as_they_are_to_the_byte():
+def weights_are_copied_byte_for_byte():
     """Quantised ones too: slabs of the experts that stay, and all that belongs to no expert."""
     with of_transformer("--type", "q8", "--experts", "q4") as (model, _, folder):
         kept, ids = chosen((3, 2, 5, 8), 8)
@@ -420,7 +420,7 @@ def weights_stay_as_they_are_to_the_byte():
 
 
 @numpy_test
-def bytes_depend_neither_on_the_batch_nor_on_threads():
+def pruning_does_not_depend_on_batch_and_threads():
     with of_transformer("--type", "q8", "--experts", "q4") as (model, _, folder):
         prune(model, model + ".cut", "--experts", write_list(folder, chosen((3, 4, 5, 3), 8)[1]))
         lines = [line(make_transformers.case("nllb-moe", i)[0]) for i in range(24)]
@@ -431,7 +431,7 @@ def bytes_depend_neither_on_the_batch_nor_on_threads():
 
 
 @numpy_test
-def a_cut_model_whose_experts_are_read_as_needed_has_the_same_bytes():
+def a_pruned_model_gives_the_same_bytes_with_streamed_experts():
     sources = [line(make_transformers.case("nllb-moe", i)[0]) for i in range(16)]
     prompts = [line(make_decoder.prompt(i)) for i in range(12)]
     for kind, sizes, most in (("nllb-moe", (3, 4, 5, 3), 15), ("hy_v3", (4, 5), 9)):
@@ -464,7 +464,7 @@ def every_expert(path):
 
 
 @test
-def a_cut_model_has_the_languages_that_it_was_cut_for():
+def a_pruned_model_supports_the_languages_it_was_pruned_for():
     with tempfile.TemporaryDirectory() as folder:
         out, ids = folder + "/cut.bin", every_expert(SHIPPED)
         said = prune(SHIPPED, out, "--experts", write_list(folder, ids[:-4]), "--pair", "en-de", "--pair", "en-fr")
@@ -483,7 +483,7 @@ def a_cut_model_has_the_languages_that_it_was_cut_for():
 
 
 @test
-def reranking_is_off_where_the_other_direction_is_gone():
+def reranking_is_off_without_the_reverse_direction():
     with tempfile.TemporaryDirectory() as folder:
         path = write_list(folder, every_expert(SHIPPED))
         before = json.loads(run([INFO, "--json", SHIPPED]).stdout)["metadata"]["decode.rerank"]
@@ -497,7 +497,7 @@ def reranking_is_off_where_the_other_direction_is_gone():
 # ---- What is refused -------------------------------------------------------------------------------------------------
 
 @test
-def what_cannot_be_cut_is_refused_by_name():
+def unsupported_pruning_is_rejected_by_name():
     with tempfile.TemporaryDirectory() as folder:
         out, ids = folder + "/out.bin", every_expert(SHIPPED)
         lists = {"good": ids, "beyond": [0, len(ids)], "below": [-1, *ids], "half": [0.5], "words": ["1"],
@@ -530,7 +530,7 @@ def what_cannot_be_cut_is_refused_by_name():
 
 
 @test
-def a_full_disk_leaves_nothing():
+def a_full_disk_leaves_no_files():
     with tempfile.TemporaryDirectory() as folder:
         path, before = write_list(folder, every_expert(SHIPPED)), resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
@@ -543,7 +543,7 @@ def a_full_disk_leaves_nothing():
 
 
 @test
-def a_damaged_expert_that_stays_is_found_and_one_that_goes_does_no_harm():
+def damage_is_detected_in_kept_experts_only():
     with tempfile.TemporaryDirectory() as folder:
         model, ids = folder + "/model.bin", every_expert(SHIPPED)
         run([QUANTIZE, SHIPPED, model, "q8", "--experts", "q4"])  # of version 2, with checksums of slabs

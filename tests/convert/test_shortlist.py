@@ -61,7 +61,7 @@ def rows_of(lists):
 
 
 @numpy_test
-def binary_files_are_read_compressed_or_not():
+def binary_files_may_be_compressed():
     with tempfile.TemporaryDirectory() as folder:
         path, random = os.path.join(folder, "lex.bin"), Random(40)
         write_binary(path, random)
@@ -120,9 +120,9 @@ def damages(folder):
     yield "too many for a shortlist", put(gzip.compress(bytes(100 << 20), 1))
     yield "16777216 first tokens", put(data[:16] + (1 << 24).to_bytes(8, "little") + data[24:])
     yield "UTF-8", put(b"a b \xff\n")
-    yield "line 2 is not", put(b"1 2 0.5\n1 2\n")
+    yield "line 2 does not", put(b"1 2 0.5\n1 2\n")
     for weight in b"-0.5", b"x", b"nan", b"1.5":
-        yield "line 2 is not", put(b"1 2 0.5\n1 2 " + weight + b"\n")
+        yield "line 2 does not", put(b"1 2 0.5\n1 2 " + weight + b"\n")
     yield "no line consists of two tokens", put(b"1 99 0.5\n")
     yield "not a regular file", "/dev/zero"
     for rows, first, words in (([[1]] * 39 + [[2, 1]], 5, "do not ascend"), ([[1]] * 39 + [[40]], 5, "within 0 to 39"),
@@ -147,7 +147,7 @@ def damaged_files_are_refused_by_name():
 
 
 @numpy_test
-def a_copy_of_a_model_file_gets_a_list():
+def lists_are_added_to_a_copy_of_a_model_file():
     with tempfile.TemporaryDirectory() as folder:
         path, out = os.path.join(folder, "lex.bin"), os.path.join(folder, "model.bin")
         meta, tensors = moefile.read(BASE)
@@ -173,7 +173,7 @@ CONFIG = make.configs("marian", vocab_size=SIZE, decoder_vocab_size=SIZE, pad_to
 
 
 class Listed:
-    """The reading, of which a sentence uses its set, and what it is given besides."""
+    """The reference, of which a sentence uses its set, and what it is given besides."""
 
     def __init__(self, folder, random):
         self.model, self.random, self.used = transformer_numpy.Transformer(folder), random, None
@@ -194,7 +194,7 @@ class Listed:
 
 @contextlib.contextmanager
 def listed(*options):
-    """(model file, reading with its lists) of a random Transformer; lists are short and long, sets beyond a chunk of
+    """(model file, reference with its lists) of a random Transformer; lists are short and long, sets beyond a chunk of
     the output layer too."""
     with tempfile.TemporaryDirectory() as folder:
         make.write(folder, *CONFIG, seed=20)
@@ -216,14 +216,14 @@ def cases(count):
 
 
 @numpy_test
-def translations_are_those_of_the_reading():
+def translations_match_the_reference():
     sentences, compared, sizes = cases(30), 0, []
-    with listed() as (model, reading):
+    with listed() as (model, reference):
         for beam in 1, 4:
             found = translate(model, [make.text(source) for source, _, _ in sentences], "--beam", str(beam))
             for (source, _, _), (ids, score, _) in zip(sentences, found):
-                sizes.append(reading.use(source))
-                best = reading.model.greedy(source) if beam == 1 else reading.model.beam(source, beam)[0]
+                sizes.append(reference.use(source))
+                best = reference.model.greedy(source) if beam == 1 else reference.model.beam(source, beam)[0]
                 if best.margin > MARGIN:
                     compared += 1
                     assert ids == best.ids and abs(score - best.score) < TOLERANCE, (beam, source, ids, best)
@@ -233,7 +233,7 @@ def translations_are_those_of_the_reading():
 
 
 @numpy_test
-def a_broken_list_in_a_model_file_is_refused():
+def damaged_lists_in_model_files_are_rejected():
     """Numbers are looked at in blocks: a bad one stands in one, between two, and behind the last."""
     with listed() as (model, _):
         meta, tensors = moefile.read(model)
@@ -247,22 +247,22 @@ def a_broken_list_in_a_model_file_is_refused():
 
 
 @numpy_test
-def scores_and_prefixes_add_their_tokens_to_the_set():
+def given_tokens_are_added_to_the_set():
     sentences, outside = cases(30), 0
-    with listed() as (model, reading):
+    with listed() as (model, reference):
         pairs = [f"{make.text(source)}\t{make.text(target)}" for source, _, target in sentences]
         for (source, _, target), (_, _, logprobs) in zip(sentences, translate(model, pairs, "--score")):
-            reading.use(source)
-            outside += bool(set(target) - set(reading.used))
-            reading.use(source, target)
-            wanted = reading.model.score(source, target, [PAD])
+            reference.use(source)
+            outside += bool(set(target) - set(reference.used))
+            reference.use(source, target)
+            wanted = reference.model.score(source, target, [PAD])
             for t, token in enumerate(target):
                 assert abs(logprobs[t] - wanted[t, token]) < TOLERANCE, (source, target, t)
         begun = [f"{make.text(source)}\t{make.text(target[:-1])}" for source, _, target in sentences]
         for (source, _, target), (ids, _, logprobs) in zip(sentences, translate(model, begun, "--prefix", "--beam",
                                                                                 "1")):
-            reading.use(source, target[:-1])
-            wanted = reading.model.score(source, ids, [PAD])
+            reference.use(source, target[:-1])
+            wanted = reference.model.score(source, ids, [PAD])
             assert ids[:len(target) - 1] == target[:-1]
             for t, token in enumerate(ids[:23]):  # the 24th is a forced end
                 assert abs(logprobs[t] - wanted[t, token]) < TOLERANCE, (source, target, t)
@@ -270,7 +270,7 @@ def scores_and_prefixes_add_their_tokens_to_the_set():
 
 
 @numpy_test
-def every_format_gives_the_same_bytes_for_any_batch_threads_order_and_kernels():
+def every_format_is_deterministic_for_any_batch_threads_order_and_kernels():
     kernels = re.search(r"kernels: ([^)]*)\)", run([TRANSLATE, "--version"]).stdout).group(1).split()
     emulated = os.path.join(BIN, "build", "moe-translate-emulated")
     lines = [make.text(source) for source, _, _ in cases(20)]
@@ -294,7 +294,7 @@ def every_format_gives_the_same_bytes_for_any_batch_threads_order_and_kernels():
 
 
 @numpy_test
-def a_list_of_our_own_making_keeps_the_translations():
+def lists_from_moe_align_keep_the_translations():
     model = os.path.join(ROOT, "models", "en-de-fr-es.bin")
     with open(os.path.join(ROOT, "tests", "train", "phrasebook.tsv"), encoding="utf-8") as file:
         texts = [line.split("\t")[0] for line in file][1:]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Published weights: SmolLM2-135M-Instruct as a GGUF file, converted. Perplexity
-and greedy tokens are those of a float32 reading of the file, ids those of
+and greedy tokens are those of a float32 reference of the file, ids those of
 `tokenizers`; moe-server answers a chat.
 
 Usage: tests/python tests/convert/test_smollm2.py [--only NAME] [--figures]
@@ -90,9 +90,10 @@ def converted(kind):
     return model
 
 
-# ---- The reading -----------------------------------------------------------------------------------------------------
+# ---- The reference
+# -----------------------------------------------------------------------------------------------------
 
-class Reading(decoder_numpy.Decoder if gguf else object):
+class Reference(decoder_numpy.Decoder if gguf else object):
     """Of the file itself, in float32: queries and keys lie there for angles by neighbours, and are turned so."""
 
     def __init__(self):
@@ -117,7 +118,7 @@ class Reading(decoder_numpy.Decoder if gguf else object):
         return super().turn(x).astype(np.float32)
 
 
-reading = functools.cache(Reading)
+reference = functools.cache(Reference)
 
 
 @functools.cache
@@ -162,7 +163,7 @@ def perplexity(logprobs):
 
 @functools.cache
 def wanted_perplexity():
-    return perplexity([reading().logprobs(ids)[np.arange(LENGTH - 1), ids[1:]] for ids in pieces()])
+    return perplexity([reference().logprobs(ids)[np.arange(LENGTH - 1), ids[1:]] for ids in pieces()])
 
 
 def numbers(ids):
@@ -192,25 +193,25 @@ def found_perplexity(kind, *options, first=PIECES):
 
 
 @real_test
-def perplexity_in_f32_is_that_of_the_reading():
+def perplexity_in_f32_matches_the_reference():
     wanted, found = wanted_perplexity(), found_perplexity("f32")
-    print(f"    perplexity: the reading {wanted:.4f}, f32 {found:.4f}")
+    print(f"    perplexity: the reference {wanted:.4f}, f32 {found:.4f}")
     assert abs(found / wanted - 1) < 1e-3, (wanted, found)
 
 
 @real_test
-def eight_bits_are_close_with_a_scale_for_each_block_and_off_with_one_for_a_row():
+def eight_bits_need_a_scale_per_block():
     """The largest input of a row is ten times the others: a scale for all of them loses. Weights lose half as much with
     a scale for each block."""
     wanted, blocks, found, rows = wanted_perplexity(), *map(found_perplexity, ("q8b", "q8", "q8 rows"))
-    print(f"    perplexity: the reading {wanted:.4f}, q8b {blocks:.4f}, q8 {found:.4f}, a scale for a row {rows:.4f}")
+    print(f"    perplexity: the reference {wanted:.4f}, q8b {blocks:.4f}, q8 {found:.4f}, a scale for a row {rows:.4f}")
     most = 0.005 if os.path.exists(CORPUS) else 0.013
     assert abs(blocks / wanted - 1) < most and abs(found / wanted - 1) < most + 0.004, (wanted, blocks, found)
     assert 1.02 * found < rows < 1.1 * wanted, (wanted, found, rows)
 
 
 @real_test
-def q4m_keeps_the_codes_that_the_layers_of_the_file_have():
+def q4m_keeps_the_codes_of_the_files_layers():
     q8 = perplexity(scores("q8", PIECES)[:4])
     found, q4 = (found_perplexity(kind, first=4) for kind in ("q4m layers", "q4 layers"))
     print(f"    perplexity: layers in q8 {q8:.4f}, q4m {found:.4f}, q4 {q4:.4f}")
@@ -218,14 +219,14 @@ def q4m_keeps_the_codes_that_the_layers_of_the_file_have():
 
 
 @real_test
-def greedy_tokens_are_those_of_the_reading():
+def greedy_tokens_match_the_reference():
     """Token by token, behind what the engine has given so far."""
     sources = [prompt_of(text) for text in PROMPTS]
     rows = answers("f32", [numbers(ids) for ids in sources], *GREEDY)
     sure = 0
     for source, row in zip(sources, rows, strict=True):
         answer = row["ids"] + [2] * row["finished"]
-        logprobs = reading().logprobs(source + answer[:-1])[len(source) - 1:]
+        logprobs = reference().logprobs(source + answer[:-1])[len(source) - 1:]
         order = np.argsort(-logprobs, axis=1)[:, :2]
         margins = logprobs[np.arange(len(answer)), order[:, 0]] - logprobs[np.arange(len(answer)), order[:, 1]]
         for token, best, margin in zip(answer, order[:, 0], margins, strict=True):
@@ -235,7 +236,7 @@ def greedy_tokens_are_those_of_the_reading():
 
 
 @real_test
-def a_chat_with_the_server_is_the_same_plain_and_as_a_stream():
+def server_chats_are_the_same_with_and_without_streaming():
     """The template is the file's; the text is that of the ids which moe-translate gives."""
     source = prompt_of(PROMPTS[0])
     (row,) = answers("q8", [numbers(source)], *GREEDY)
@@ -254,7 +255,7 @@ def a_chat_with_the_server_is_the_same_plain_and_as_a_stream():
 
 
 @real_test
-def ids_and_texts_are_those_of_the_package():
+def ids_and_texts_match_the_package():
     meta = moefile.read_meta(converted("q8"))
     texts = [line for line in news() if line][:6000]
     for path in sorted(glob.glob(os.path.join(CORPUS, "*", "*.tsv.xz"))):
@@ -269,7 +270,7 @@ def ids_and_texts_are_those_of_the_package():
 
 
 def figures():
-    print(f"the reading {wanted_perplexity():.3f}")
+    print(f"the reference {wanted_perplexity():.3f}")
     for kind in "f32", "f16", "q8b", "q8", "q8 rows", "q4m layers", "q4 layers", "q4m", "q4":
         print(f"{kind} {found_perplexity(kind):.3f}, {os.path.getsize(converted(kind))} bytes", flush=True)
     for bits in "32", "16", "8":

@@ -6,7 +6,7 @@ Usage: tests/python tests/convert/test_transformers.py [--only NAME]
 
 Expectations are tests/golden/transformers.json, which make_transformers.py
 made with transformer_numpy.py in float64; the checkpoints themselves are made
-again from their seeds. Three tests compare the reading with transformers
+again from their seeds. Three tests compare the reference with transformers
 4.57.6 (5.x computes NLLB-MoE wrongly), which tools/install-deps --test
 installs. Prints `ok NAME` or `FAIL NAME` per test.
 """
@@ -66,10 +66,11 @@ def checkpoint(family, **how):
         yield folder
 
 
-# ---- The reading itself ----------------------------------------------------------------------------------------------
+# ---- The reference itself
+# ----------------------------------------------------------------------------------------------
 
 @numpy_test
-def the_reading_gives_what_is_stored():
+def the_reference_matches_the_stored_results():
     for family, cases in stored().items():
         with checkpoint(family) as folder:
             model = transformer_numpy.Transformer(folder)
@@ -85,7 +86,7 @@ def the_reading_gives_what_is_stored():
 
 
 @numpy_test
-def steps_with_a_cache_are_what_a_whole_target_gives():
+def cached_steps_match_a_whole_target():
     for family in make.FAMILIES:
         with checkpoint(family) as folder:
             model = transformer_numpy.Transformer(folder)
@@ -112,7 +113,7 @@ def translate(model, lines, *options):
 
 
 @numpy_test
-def targets_cost_what_the_reading_says():
+def scores_match_the_reference():
     for family, cases in stored().items():
         with converted(family) as model:
             found = translate(model, [f"{c['source']}\t{c['target']}" for c in cases], "--score")
@@ -123,7 +124,7 @@ def targets_cost_what_the_reading_says():
 
 
 @numpy_test
-def tokens_go_to_the_experts_that_the_reading_says():
+def expert_selection_matches_the_reference():
     cases = stored()["nllb-moe"]
     with converted("nllb-moe") as model:
         routing = model + ".routing"
@@ -152,7 +153,7 @@ def by_force(cases):
 
 
 @numpy_test
-def searches_find_what_the_reading_finds():
+def searches_match_the_reference():
     for family, cases in stored().items():
         with converted(family) as model:
             for force, same in by_force(cases):
@@ -170,13 +171,13 @@ def searches_find_what_the_reading_finds():
 
 
 @numpy_test
-def beam_1_finds_what_greedy_search_finds():
+def beam_1_is_greedy_search():
     """As in transformers, where num_beams 1 is greedy search whatever early_stopping says; all 40 cases."""
     for family, cases in stored().items():
         with converted(family) as model, checkpoint(family) as folder:
-            reading = transformer_numpy.Transformer(folder)
+            reference = transformer_numpy.Transformer(folder)
             for case in cases[:8]:
-                best = reading.beam(ids(case["source"]), 1, force=case["force"], early_stopping=True)[0]
+                best = reference.beam(ids(case["source"]), 1, force=case["force"], early_stopping=True)[0]
                 assert make.text(best.ids) == case["greedy"][0], (family, case["source"])
             for force, same in by_force(cases):
                 options, lines = ["--force", str(force)] if force >= 0 else [], [c["source"] for c in same]
@@ -188,7 +189,7 @@ def beam_1_finds_what_greedy_search_finds():
 
 
 @numpy_test
-def defaults_are_those_of_the_checkpoint():
+def defaults_come_from_the_checkpoint():
     for family, cases in stored().items():
         generation = make.FAMILIES[family][1]
         n, early = generation.get("num_beams", 1), generation.get("early_stopping", False)
@@ -201,18 +202,18 @@ def defaults_are_those_of_the_checkpoint():
 
 
 def compare(folder, family, cases, **given):
-    """The engine against the reading on a checkpoint: how many of the cases did not hang by a hair."""
-    model, reading, certain = folder + ".bin", transformer_numpy.Transformer(folder), 0
+    """The engine against the reference on a checkpoint: how many of the cases did not hang by a hair."""
+    model, reference, certain = folder + ".bin", transformer_numpy.Transformer(folder), 0
     complaint = convert_quietly("--from", "hf", folder, "-o", model)
     assert complaint is None, complaint
     penalty = ["--length-penalty", str(given["length_penalty"])] if "length_penalty" in given else []
     for i in cases:
-        source, force, target = make.case(family, i, reading.config)
-        o = reading.options({})
-        logp = reading.score(source, target, o["bad_words"] if o["renormalize"] else ())
+        source, force, target = make.case(family, i, reference.config)
+        o = reference.options({})
+        logp = reference.score(source, target, o["bad_words"] if o["renormalize"] else ())
         found = translate(model, [f"{make.text(source)}\t{make.text(target)}"], "--score")[0]["token_logprobs"]
         assert max(abs(x - logp[t, target[t]]) for t, x in enumerate(found)) < TOLERANCE, (family, i)
-        best = reading.beam(source, 3, force=force, **given)
+        best = reference.beam(source, 3, force=force, **given)
         found = translate(model, [make.text(source)], "--beam", "3", "--nbest", "3",
                           *(["--force", str(force)] if force >= 0 else []), *penalty)
         if best[0].margin > make.MARGIN:
@@ -223,7 +224,7 @@ def compare(folder, family, cases, **given):
 
 
 @numpy_test
-def suppressed_tokens_keep_their_share_of_the_softmax_or_not():
+def suppressed_tokens_may_keep_their_share_of_the_softmax():
     for family in ("marian-big", "marian"):  # without renormalize_logits, and with it
         def likely(tensors):
             shape, bias = tensors["final_logits_bias"]
@@ -231,14 +232,14 @@ def suppressed_tokens_keep_their_share_of_the_softmax_or_not():
             return {**tensors, "final_logits_bias": (shape, lambda: np.where(pad, np.float32(7), bias()))}
         with broken(family, change=likely) as folder:
             assert compare(folder, family, range(6)) >= 4, family
-            reading = transformer_numpy.Transformer(folder)
+            reference = transformer_numpy.Transformer(folder)
             source = make.case(family, 3)[0]
-            other = not reading.options({})["renormalize"]
-            assert reading.beam(source, 3)[0].score != reading.beam(source, 3, renormalize=other)[0].score
+            other = not reference.options({})["renormalize"]
+            assert reference.beam(source, 3)[0].score != reference.beam(source, 3, renormalize=other)[0].score
 
 
 @numpy_test
-def other_settings_are_read_too():
+def other_settings_are_supported():
     for family, settings, given in (
             ("nllb",
              {"activation_function": "gelu", "scale_embedding": False, "encoder_ffn_dim": 72,
@@ -305,7 +306,7 @@ def fairseqs_files_give_the_same_model_file():
 
 
 @numpy_test
-def fairseqs_tokeniser_comes_as_a_file():
+def fairseqs_tokeniser_is_a_separate_file():
     import test_hf_tokens
     spm = test_hf_tokens.Unigram(test_hf_tokens.lines(), 420)
     size = len(spm.pieces) + 1 + 202 + 3
@@ -324,7 +325,7 @@ def fairseqs_tokeniser_comes_as_a_file():
 
 
 @numpy_test
-def fairseqs_files_that_do_not_fit_are_refused():
+def mismatched_fairseq_files_are_rejected():
     def attempt(said, **how):
         with tempfile.TemporaryDirectory() as folder:
             config = make.configs("nllb-moe", encoder_layers=2, decoder_layers=2, num_experts=4)[0]
@@ -371,7 +372,7 @@ def half_precision_is_read():
 
 
 @numpy_test
-def types_are_those_of_the_library():
+def types_match_the_library():
     """--type and --experts give what moe-quantize makes of the F32 file, byte for byte."""
     with converted("nllb-moe") as plain:
         for kind, experts in (("q8", "q4"), ("q4", "q4m"), ("q4m", "q4"), ("f16", "q8b"),
@@ -405,7 +406,7 @@ def broken(family, layout="safetensors", dtype="f32", change=lambda tensors: ten
 
 
 @numpy_test
-def settings_that_are_not_supported_are_refused_by_name():
+def unsupported_settings_are_rejected_by_name():
     for family, settings, said in (
             ("nllb-moe", {"moe_eval_capacity_token_fraction": 0.25}, "moe_eval_capacity_token_fraction is 0.25"),
             ("nllb-moe", {"second_expert_policy": "sampling"}, "second_expert_policy is 'sampling'"),
@@ -440,7 +441,7 @@ def with_tensor(name, shape, value=None):
 
 
 @numpy_test
-def tensors_that_do_not_fit_are_refused_by_name():
+def mismatched_tensors_are_rejected_by_name():
     fc1, shared = "model.encoder.layers.1.fc1.weight", "model.shared.weight"
     for change, said in (
             (without(fc1), "tensor encoder.layers.1.fc1.weight is missing"),
@@ -471,7 +472,7 @@ def tensors_that_do_not_fit_are_refused_by_name():
 
 
 @numpy_test
-def broken_files_are_refused():
+def broken_files_are_rejected():
     def change_json(path, change):
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
@@ -509,7 +510,7 @@ def broken_files_are_refused():
 
 
 @numpy_test
-def damaged_safetensors_are_refused_or_read_as_before():
+def damaged_safetensors_are_rejected_or_unaffected():
     with broken("nllb") as folder:
         path = os.path.join(folder, "model.safetensors")
         whole = bytes_of(path)
@@ -550,7 +551,7 @@ def damaged_safetensors_are_refused_or_read_as_before():
 
 
 @numpy_test
-def what_was_interrupted_goes_on():
+def interrupted_conversions_can_be_resumed():
     with broken("nllb-moe") as folder:
         out = folder + ".bin"
         assert convert_quietly("--from", "hf", folder, "-o", out, "--type", "q8") is None
@@ -607,7 +608,7 @@ def killed_at(count, command):
 
 
 @numpy_test
-def what_was_killed_anywhere_goes_on_to_the_same_bytes():
+def conversions_killed_anywhere_resume_to_the_same_bytes():
     how = {"encoder_layers": 2, "decoder_layers": 2, "num_experts": 3}
     # a process that is killed loses nothing that it has written: without waiting for the disk the test is quick
     with mock.patch("os.fsync", lambda file: None), broken("nllb-moe", "bin-sharded", **how) as folder:
@@ -641,7 +642,7 @@ def what_was_killed_anywhere_goes_on_to_the_same_bytes():
 
 
 @numpy_test
-def a_signal_leaves_nothing_behind_without_resume():
+def a_signal_leaves_no_files_without_resume():
     with tempfile.TemporaryDirectory() as folder:
         make.make(folder + "/model", "nllb-moe", encoder_ffn_dim=30000, decoder_ffn_dim=30000)
         command = [sys.executable, convert.__file__, "--from", "hf", folder + "/model", "-o", folder + "/out.bin",
@@ -659,7 +660,7 @@ def a_signal_leaves_nothing_behind_without_resume():
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
 def oracle(folder, family):
-    """The model of transformers in float64, and the reading with its table of positions."""
+    """The model of transformers in float64, and the reference with its table of positions."""
     torch.set_num_threads(1)
     # NllbMoe's causal mask overflows otherwise
     torch.set_default_dtype(torch.float64 if family == "nllb-moe" else torch.float32)
@@ -671,10 +672,10 @@ def oracle(folder, family):
     for module in model.modules():
         if type(module).__name__ == "NllbMoeTop2Router":
             module.dtype = torch.float64
-    reading, table = transformer_numpy.Transformer(folder), model.model.encoder.embed_positions
-    if not reading.marian:
-        reading.positions = table.weights[2:2 + len(reading.positions)].double().numpy()
-    return model, reading
+    reference, table = transformer_numpy.Transformer(folder), model.model.encoder.embed_positions
+    if not reference.marian:
+        reference.positions = table.weights[2:2 + len(reference.positions)].double().numpy()
+    return model, reference
 
 
 def inputs(source):
@@ -682,11 +683,11 @@ def inputs(source):
 
 
 @oracle_test
-def transformers_scores_as_the_reading_does():
+def the_reference_scores_like_transformers():
     worst, routed = {}, 0
     for family in make.FAMILIES:
         with checkpoint(family) as folder:
-            model, reading = oracle(folder, family)
+            model, reference = oracle(folder, family)
         chosen = []
         for module in model.modules():
             if type(module).__name__ == "NllbMoeTop2Router":
@@ -696,10 +697,10 @@ def transformers_scores_as_the_reading_does():
             chosen.clear()
             with torch.no_grad():
                 logits = model(**inputs(source),
-                               decoder_input_ids=torch.tensor([[reading.start, *target[:-1]]])).logits[0]
+                               decoder_input_ids=torch.tensor([[reference.start, *target[:-1]]])).logits[0]
             there = torch.log_softmax(logits.double(), -1).numpy()
-            worst[family] = max(worst.get(family, 0), np.abs(there - reading.score(source, target)).max())
-            wanted = [np.sort(best, 1).tolist() for _, best in reading.experts]
+            worst[family] = max(worst.get(family, 0), np.abs(there - reference.score(source, target)).max())
+            wanted = [np.sort(best, 1).tolist() for _, best in reference.experts]
             assert [x.tolist() for x in chosen] == wanted, (family, i)
             routed += sum(len(x) for x in chosen)
     print("log-probabilities differ by", {k: float(f"{v:.1e}") for k, v in worst.items()}, "-", routed,
@@ -708,15 +709,15 @@ def transformers_scores_as_the_reading_does():
 
 
 @oracle_test
-def transformers_searches_as_the_reading_does():
+def the_reference_searches_like_transformers():
     for family in make.FAMILIES:
         with checkpoint(family) as folder:
-            model, reading = oracle(folder, family)
+            model, reference = oracle(folder, family)
         for case in stored()[family]:
             source, force = ids(case["source"]), case["force"]
             given = {**inputs(source), "forced_bos_token_id": force if force >= 0 else None,
                      "use_model_defaults": False}
-            config = {k: v for k, v in reading.generation.items() if k not in ("num_beams", "early_stopping")}
+            config = {k: v for k, v in reference.generation.items() if k not in ("num_beams", "early_stopping")}
 
             def generate(n, early):
                 settings = transformers.GenerationConfig(
@@ -727,7 +728,7 @@ def transformers_searches_as_the_reading_does():
 
             def tokens(row):
                 row = row.tolist()[1:]
-                end = row.index(reading.eos) + 1 if reading.eos in row else len(row)
+                end = row.index(reference.eos) + 1 if reference.eos in row else len(row)
                 return make.text(row[:end])
             assert tokens(generate(1, False).sequences[0]) == case["greedy"][0], (family, source)
             for n in make.BEAMS:
@@ -739,19 +740,19 @@ def transformers_searches_as_the_reading_does():
 
 
 @oracle_test
-def transformers_has_separate_vocabularies_as_the_reading_does():
-    """Of one size: 4.57.6 does not load others, which the engine is compared with the reading alone for."""
+def the_reference_matches_transformers_with_separate_vocabularies():
+    """Of one size: 4.57.6 does not load others, which the engine is compared with the reference alone for."""
     for family, settings in (("marian", {"tie_word_embeddings": False}), ("marian", {}), ("marian-big", {})):
         with broken(family, share_encoder_decoder_embeddings=False, **settings) as folder:
-            model, reading = oracle(folder, family)
+            model, reference = oracle(folder, family)
             for i in range(12):
-                source, _, target = make.case(family, i, reading.config)
+                source, _, target = make.case(family, i, reference.config)
                 with torch.no_grad():
-                    start = torch.tensor([[reading.start, *target[:-1]]])
+                    start = torch.tensor([[reference.start, *target[:-1]]])
                     logits = model(**inputs(source), decoder_input_ids=start).logits[0]
                 there = torch.log_softmax(logits.double(), -1).numpy()
-                assert there.shape == (len(target), reading.vocabulary)
-                assert np.abs(there - reading.score(source, target)).max() < 2e-12, (family, settings, i)
+                assert there.shape == (len(target), reference.vocabulary)
+                assert np.abs(there - reference.score(source, target)).max() < 2e-12, (family, settings, i)
             # saved again, without what is tied and stored once
             with warnings.catch_warnings(action="ignore"):
                 model.float().save_pretrained(folder + "/again")

@@ -47,7 +47,7 @@ def made(tables, likely=1.0, rows=100, status=1):
 
 
 @test
-def what_a_row_lacks_is_translated_from_its_english():
+def missing_cells_are_translated_from_english():
     another, third = "Another " + WHOLE, "A third " + WHOLE
     found = made({"books": {"en": [WHOLE, "Too short."], "es": ["Español.", "Corto."]},
                   "europarl.en-fr": {"en": [another, "Alone " + WHOLE], "fr": ["Français.", ""]},
@@ -70,7 +70,7 @@ def only_whole_sentences_of_fitting_length_are_used():
 
 
 @test
-def what_cannot_be_translated_and_what_is_unlikely_is_left_out():
+def failed_and_improbable_translations_are_dropped():
     likely = "A likely " + WHOLE[:-1] * 4 + "."
     cells = ["An unscored " + WHOLE, WHOLE, "An unusable " + WHOLE, "An unlikely " + WHOLE, likely]
     table = made({"books": {"en": cells, "es": ["x"] * 5}}, likely=2 / 3)["back.fr"]

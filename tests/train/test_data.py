@@ -41,7 +41,7 @@ def the_table_of_them_has_a_row_for_every_row():
 
 
 @test
-def everything_that_is_made_has_a_share():
+def all_generated_tables_have_a_share():
     assert {
     "noise",
     "same",

@@ -241,7 +241,7 @@ def nouns_change_alike_in_both_languages():
 
 
 @test
-def forms_say_what_they_are():
+def inflected_forms_are_labelled():
     with tempfile.TemporaryDirectory() as root:
         path = os.path.join(root, "de-en")
         with open(path, "w", encoding="utf-8") as file:
@@ -300,7 +300,7 @@ def the_tables_have_verbs_and_french_that_english_explains():
 
 
 @test
-def without_dictionaries_there_is_nothing():
+def the_result_is_empty_without_dictionaries():
     said = []
     with tempfile.TemporaryDirectory() as root:
         assert dictionaries.dictionary_tables(corpus(), set(), 10, 1, root, said.append) == {}

@@ -76,7 +76,7 @@ def numbers_are_spelled():
 
 
 @test
-def times_are_those_of_each_language():
+def times_follow_each_languages_conventions():
     seen = {tuple(everyday.a_time(random.Random(seed))[language] for language in LANGUAGES) for seed in range(3000)}
     assert ("half past seven", "halb acht", "sept heures et demie", "las siete y media") in seen
     assert ("a quarter to one", "Viertel vor eins", "une heure moins le quart", "la una menos cuarto") in seen
@@ -86,7 +86,7 @@ def times_are_those_of_each_language():
 
 
 @test
-def spanish_has_one_hour_in_the_singular():
+def spanish_uses_the_singular_for_one_oclock():
     assert {row[3] for row in ROWS if row[0] == "It's one o'clock."} == {"Es la una."}
     assert not [row for row in ROWS if "Son la una" in row[3]]
 

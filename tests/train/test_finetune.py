@@ -55,7 +55,7 @@ def losses(folder):
 
 
 @torch_test
-def a_model_file_goes_on_where_it_was_and_gets_better():
+def finetuning_improves_a_model_file():
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         corpus, run, model, mine = folder / "mine.tsv", folder / "run", folder / "model.bin", folder / "mine.bin"

@@ -233,7 +233,7 @@ def two_levels_of_balanced_gates_are_the_references():
 
 
 @test
-def groups_without_rows_are_no_trouble():
+def groups_without_rows_are_supported():
     mask, gradient = gating.batchwise_groups(torch.zeros(0, 3), torch.zeros(6), torch.zeros(0, dtype=torch.long), 2, 1)
     assert mask.shape == (0, 3) and not gradient.any()
     p = probabilities()[:5, :3]
@@ -457,7 +457,7 @@ def logprobs_of(oracle, source, target):
 
 
 @test
-def translation_models_of_one_and_two_levels_are_read_as_they_were_trained():
+def translation_models_of_one_and_two_levels_convert_as_trained():
     for gate in ("noisy", "balanced"):
         for groups in (0, 2):
             model = filled(train.Model(small(train.make_config("cpu", 40, gate, 2, groups))))
@@ -765,7 +765,7 @@ def compared_with_the_reference(model):
 
 
 @test
-def gradients_are_those_of_the_reference():
+def gradients_match_the_reference():
     for _, _, model in every_gate():
         compared_with_the_reference(model)
 
@@ -823,7 +823,7 @@ def hand_written_backward_passes_are_right():
 
 
 @test
-def experts_that_nothing_uses_get_half_of_the_work_of_busy_ones():
+def unused_experts_take_over_half_of_the_work_of_busy_ones():
     random = np.random.default_rng(3)
     pairs = [([4, *random.integers(8, 40, 9).tolist(), 3], [*random.integers(8, 40, 7).tolist(), 3]) for _ in range(40)]
     model = filled(train.Model(small(train.make_config("cpu", 40, "balanced", 2))))
@@ -963,7 +963,7 @@ def more_layers_compute_the_same_and_learn():
 
 
 @test
-def language_models_are_read_as_they_were_trained():
+def language_models_convert_as_trained():
     for _, _, model in every_language_model():
         loss = float(model.loss(lm_batch()).detach())
         with tempfile.TemporaryDirectory() as folder:

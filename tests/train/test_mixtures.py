@@ -106,7 +106,7 @@ def networks_are_trained_measured_and_compared():
 
 
 @test
-def operations_are_those_of_the_layers():
+def operations_match_the_layers():
     trainer = module()
     for gate, k in (("dense", 1), ("noisy", 4)):
         config = train.make_config("mixture", 500, gate)

@@ -64,7 +64,7 @@ def names_and_numbers_change_alike_in_all_cells():
 
 
 @test
-def what_is_no_name_stays():
+def other_words_are_kept():
     small = names.Counter()
     usable = dict(en="Anna has 1 dog and 2,500 cats at www.Anna.org.",
                   de="Anna hat 1 Hund und 2.500 Katzen auf www.Anna.org.")
@@ -77,7 +77,7 @@ def what_is_no_name_stays():
 
 
 @test
-def without_names_there_is_an_empty_table():
+def the_table_is_empty_without_names():
     assert names.name_table({}, 100, 1) == {}
     assert names.name_table({"books": {"en": ["one"], "de": ["eins"]}}, 100, 1) == {"en": [], "de": []}
     assert names.Names(["Ab"]).draw(random.Random(1)) == "Ab"  # nothing longer is to be had

@@ -43,7 +43,7 @@ def every_kind_of_file_is_read():
 
 
 @test
-def what_is_ignored_is_said_with_its_reason():
+def ignored_files_are_reported_with_the_reason():
     files = {"notes.txt": "x\n", "pairs.tsv": "House and home\tCasa\n", "a.en": "1\n2\n", "a.de": "1\n", "b.fr": "1\n",
              "broken.tmx": "<tmx>", "good.tsv": "en\tnl\n" + "".join(f"word {i}\twoord {i}\n" for i in range(40))}
     said = []

@@ -67,7 +67,7 @@ def rows_are_tidied_and_belong_together():
 
 
 @test
-def what_has_unknown_words_or_lacks_half_is_left_out():
+def translations_with_unknown_words_or_missing_halves_are_dropped():
     assert not made([FRENCH.replace("grande", "vert")])
     assert not made([FRENCH], more=" | sed 's/ .*//'")
     assert not made([FRENCH, FRENCH], more=" | head -n 1")  # which line it is cannot be told
@@ -82,7 +82,7 @@ def the_likelier_spanish_is_kept():
 
 
 @test
-def without_the_program_or_the_text_there_is_no_table():
+def the_table_requires_the_program_and_the_text():
     told = []
     tables = {pivot.SOURCES[0]: {"en": ["English"], "fr": [FRENCH]}}
     assert pivot.pivot_table(tables, 10, 1, "/nowhere/apertium", told.append) == {} and "install-deps" in told[0]
@@ -91,7 +91,7 @@ def without_the_program_or_the_text_there_is_no_table():
 
 
 @data_test
-def what_a_program_wrote_is_the_source_alone():
+def machine_translated_text_is_used_as_source_only():
     arrays = {x: y for language in ("en", "fr", "es") for x, y in ((language, np.arange(6, dtype=np.uint16)),
                                                                     (language + "_offsets", np.array([0, 3, 6])))}
     for english in True, False:

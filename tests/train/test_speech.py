@@ -59,7 +59,7 @@ def tones_are_loudest_in_the_band_around_them():
 
 
 @test
-def a_frame_has_the_phoneme_of_its_middle_and_five_neighbours_on_each_side():
+def frames_have_the_middle_phoneme_and_five_neighbours_on_each_side():
     begins = [(0.02, "_:"), (0.04, "S"), (0.0775, "i:"), (0.3, "_")]
     names = speech.phoneme_of_frames(begins, 8)  # middles at 12.5, 22.5, ... ms
     assert names == ["_", "_", "_", "S", "S", "S", "S", "i:"], names
@@ -94,7 +94,7 @@ TEXT = ["She sees the sea.", "Where is my book?", "We go home now.", "He has two
 
 
 @test
-def the_papers_shape_goes_from_sentences_to_the_engine():
+def the_papers_shape_runs_from_sentences_to_the_engine():
     spec = importlib.util.spec_from_file_location("digits", os.path.join(ROOT, "tools", "train", "train-digits.py"))
     digits = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(digits)
