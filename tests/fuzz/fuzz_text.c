@@ -6,8 +6,9 @@
 #define _GNU_SOURCE
 
 #include "moe.h"
-#include "tools/text/strategy.h"
+#include "tools/text/open.h"
 #include "tools/text/spm.h"
+#include "tools/text/strategy.h"
 
 #include "tests/engine/model_writer.h"
 #include "tests/fuzz/fuzz.h"

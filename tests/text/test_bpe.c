@@ -10,7 +10,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/bpe.h"
-#include "tools/text/text.h"
+#include "tools/text/open.h"
 
 #include <errno.h>
 #include <setjmp.h>

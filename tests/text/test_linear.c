@@ -25,6 +25,7 @@
 #include "tools/text/glossary.h"
 #include "tools/text/json.h"
 #include "tools/text/lost.h"
+#include "tools/text/open.h"
 #include "tools/text/prompt.h"
 #include "tools/text/protect.h"
 #include "tools/text/sentences.h"

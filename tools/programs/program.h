@@ -15,6 +15,7 @@
 #include "tools/programs/output.h"
 #include "tools/programs/routing.h"
 #include "tools/text/moetext.h"
+#include "tools/text/open.h"
 #include "tools/text/settings.h"
 #include "tools/text/stream.h"
 

@@ -1,6 +1,5 @@
 /* messages.c - messages.h says what this is and has the contracts. */
 #include "tools/text/messages.h"
-#include "tools/text/spans.h"
 
 #include <string.h>
 
@@ -99,22 +98,6 @@ int text_message_is(const char *data, size_t length) {
     return found;
 }
 
-/* Whether a sign behind an apostrophe makes a quotation of it. */
-static int is_quoted(char c, text_message_text kind) {
-    return c == '{' || c == '}' || (c == '#' && kind == TEXT_MESSAGE_PLURAL);
-}
-
-size_t text_message_quote(const char *s, size_t n, text_message_text kind) {
-    if (n > 1 && s[1] == '\'') return 2;
-    if (n < 2 || !is_quoted(s[1], kind)) return 1;
-    for (size_t at = 2; at < n; at++) {
-        if (s[at] != '\'') continue;
-        if (at + 1 == n || s[at + 1] != '\'') return at + 1;
-        at++;
-    }
-    return 0;
-}
-
 /* What must be the same in a text and its translation. */
 typedef struct signature {
     size_t open, close, numbers, quotations;
@@ -160,7 +143,8 @@ int text_message_mend(text_message_text kind, const char *source, size_t length,
             text_append(&mended, s + at, 1);
             if (s[at] != '\'') continue;
             if (at + 1 < n && s[at + 1] == '\'') text_append(&mended, s + ++at, 1);
-            else if (wanted.doubled || at + 1 == n || is_quoted(s[at + 1], kind)) text_append(&mended, "'", 1);
+            else if (wanted.doubled || at + 1 == n || text_message_quote(s + at, n - at, kind) != 1)
+                text_append(&mended, "'", 1);
         }
         out->length = begin;
         text_append(out, mended.data, mended.length);

@@ -8,6 +8,7 @@
 #define TEXT_MESSAGES_H
 
 #include "tools/text/bytes.h"
+#include "tools/text/spans.h"
 
 /* Where a walk over a line is; all zero at its beginning. */
 typedef struct text_message {
@@ -27,16 +28,7 @@ text_message_kind text_message_next(text_message *message, const char *data, siz
 /* Whether a whole line has a message, and pieces up to its end. */
 int text_message_is(const char *data, size_t length);
 
-/* How a text of a message is to be taken. */
-typedef enum text_message_text {
-    TEXT_MESSAGE_NONE, /* it is of no message */
-    TEXT_MESSAGE_PLAIN,
-    TEXT_MESSAGE_PLURAL /* of a branch of a plural */
-} text_message_text;
-
 text_message_text text_message_of(const text_message *message); /* the text at hand */
-/* The bytes of what the apostrophe at s[0] begins: itself, two, or a quotation; 0: that is not closed. */
-size_t text_message_quote(const char *s, size_t n, text_message_text kind);
 /* A text as the model is to read it: with one apostrophe for two. */
 void text_message_show(text_message_text kind, const char *data, size_t length, text_bytes *out);
 /* Double the apostrophes that would quote in a translation, which is out[begin .. length), what its source does not, or

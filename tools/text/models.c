@@ -8,6 +8,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/models.h"
+#include "tools/text/open.h"
 #include "tools/text/text.h"
 
 #include <dirent.h>

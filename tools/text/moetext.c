@@ -13,6 +13,7 @@
 #include "tools/text/detect.h"
 #include "tools/text/memory.h"
 #include "tools/text/moetext.h"
+#include "tools/text/open.h"
 #include "tools/text/protect.h"
 #include "tools/text/settings.h"
 #include "tools/text/several.h"

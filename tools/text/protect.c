@@ -360,7 +360,7 @@ static int show(const text_rules *r, text_guard *g) {
     int number = largest_taken(g), language = 0, failed = 0;
     size_t bytes, word = 0, run = 0; /* of those that were looked at: the end of a word, of a run without spaces */
     text_scan scan = text_scan_begin(text, g->text.length);
-    scan.message = (int)g->message;
+    scan.message = g->message;
     for (size_t at = 0; at < g->text.length; at += bytes) {
         text_span_kind kind = text_span_next(&scan, at, &bytes);
         if (!r->spans) kind = TEXT_SPAN_NONE, bytes = character_bytes(text, g->text.length, at);

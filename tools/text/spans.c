@@ -14,7 +14,6 @@
  *   7. All
  */
 #include "tools/text/spans.h"
-#include "tools/text/messages.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -710,12 +709,27 @@ static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
     return TEXT_SPAN_WORD;
 }
 
+/* Whether a sign behind an apostrophe makes a quotation of it. */
+static int is_quoted(char c, text_message_text kind) {
+    return c == '{' || c == '}' || (c == '#' && kind == TEXT_MESSAGE_PLURAL);
+}
+
+size_t text_message_quote(const char *s, size_t n, text_message_text kind) {
+    if (n > 1 && s[1] == '\'') return 2;
+    if (n < 2 || !is_quoted(s[1], kind)) return 1;
+    for (size_t at = 2; at < n; at++) {
+        if (s[at] != '\'') continue;
+        if (at + 1 == n || s[at + 1] != '\'') return at + 1;
+        at++;
+    }
+    return 0;
+}
+
 /* What a text of an ICU message has beside its placeholders: # of a plural, and '{quotations}'. */
 static size_t of_message(const text_scan *t, size_t at) {
     const char c = t->data[at];
     if (c == '#' && t->message == TEXT_MESSAGE_PLURAL) return glued(t, at + 1) - at;
-    const size_t bytes =
-        c == '\'' ? text_message_quote(t->data + at, t->length - at, (text_message_text)t->message) : 0;
+    const size_t bytes = c == '\'' ? text_message_quote(t->data + at, t->length - at, t->message) : 0;
     return bytes > 2 ? bytes : 0;
 }
 

@@ -14,13 +14,20 @@ typedef enum text_span_kind {
     TEXT_SPAN_HYPHEN  /* a soft one: a translated word is hyphenated elsewhere */
 } text_span_kind;
 
+/* How a text of a message is to be taken. */
+typedef enum text_message_text {
+    TEXT_MESSAGE_NONE, /* it is of no message */
+    TEXT_MESSAGE_PLAIN,
+    TEXT_MESSAGE_PLURAL /* of a branch of a plural */
+} text_message_text;
+
 /* A walk over valid UTF-8, from its beginning to its end. */
 typedef struct text_scan {
     const char *data;
     size_t length;
     size_t closer; /* where a placeholder closes the one that was met as an opening; SIZE_MAX: nowhere */
     size_t quiet;  /* no path and no word with something glued to it begins before */
-    int message;   /* a text of an ICU message: text_message_text of messages.h */
+    text_message_text message;
 } text_scan;
 
 text_scan text_scan_begin(const char *data, size_t length);
@@ -32,6 +39,8 @@ text_span_kind text_span_next(text_scan *scan, size_t at, size_t *bytes);
 /* The name in a tag: "a" of <a href="x"> and of </a>; empty for what is no tag. */
 size_t text_tag_name(const char *tag, size_t length, const char **name);
 
+/* The bytes of what the apostrophe at s[0] begins: itself, two, or a quotation; 0: that is not closed. */
+size_t text_message_quote(const char *s, size_t n, text_message_text kind);
 /* The bytes of {n, plural, or {g, select, or {n, selectordinal, if they begin a text; else 0. */
 size_t text_message_begin(const char *data, size_t length, int *plural);
 /* Whether a text has an ICU message in it: {n, plural, ..., {g, select, ... or {n, selectordinal, ... The walk above

@@ -1,0 +1,290 @@
+/* open.c - see open.h. */
+#define _POSIX_C_SOURCE 200809L
+
+#include "tools/text/open.h"
+#include "tools/text/prompt.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t meta_int(const moe_model *model, const char *key, int64_t otherwise) {
+    ptrdiff_t i = moe_model_meta_find(model, key);
+    return i < 0 ? otherwise : moe_model_meta_int(model, (size_t)i, 0);
+}
+
+/* What format.md says the session adds to a source, or to what a language model scores. */
+static size_t source_extra(const moe_model *model) {
+    int languages = moe_model_language_count(model) > 0;
+    if (moe_model_get_kind(model) == MOE_MODEL_LANGUAGE) return 1;
+    return (size_t)(meta_int(model, "source.tag", languages) != 0) + (size_t)(meta_int(model, "source.bos", 0) != 0) +
+           (size_t)(meta_int(model, "source.eos", 1) != 0);
+}
+
+static int span_is(moe_span s, const char *text) {
+    return s.length == strlen(text) && memcmp(s.data, text, s.length) == 0;
+}
+
+/* A model without a list of pieces has an empty vocabulary of `size` tokens. */
+static moe_status open_list(const text_front *front, const char *key, int32_t size, text_vocabulary *v,
+                            moe_error *error) {
+    ptrdiff_t list = moe_model_meta_find(front->model, key);
+    if (list < 0) return MOE_OK;
+    v->count = moe_model_meta_length(front->model, (size_t)list);
+    if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_TEXTS || v->count != (size_t)size)
+        return text_fail(error, MOE_ERROR_FORMAT, key, "it is not a list of %d texts, one for each token", (int)size);
+    v->pieces = malloc(v->count * sizeof *v->pieces);
+    if (!v->pieces) return text_out_of_memory(error);
+    moe_model_meta_texts(front->model, (size_t)list, v->pieces, v->count);
+    for (size_t i = 0; i < v->count; i++) {
+        const moe_span s = v->pieces[i];
+        if (s.length && text_vocabulary_find(v, s.data, s.length) < 0 &&
+            !text_index_add(&v->index, text_hash(s.data, s.length), i))
+            return text_out_of_memory(error);
+    }
+    return MOE_OK;
+}
+
+/* The lists of pieces of targets, and of sources where they have token ids of their own. */
+static moe_status open_vocabulary(text_front *front, moe_error *error) {
+    const moe_model *m = front->model;
+    moe_status status = open_list(front, "vocabulary.pieces", moe_model_vocabulary(m), &front->vocabulary, error);
+    if (!status && moe_model_meta_find(m, "source.vocab.size") >= 0)
+        status = open_list(front, "source.pieces", moe_model_source_vocabulary(m), &front->sources, error);
+    if (!status && moe_model_meta_find(m, "source.vocab.size") >= 0 && front->vocabulary.count && !front->sources.count)
+        return text_fail(error, MOE_ERROR_FORMAT, "source.pieces",
+                         "sources have token ids of their own, without texts");
+    return status;
+}
+
+/* The model's ids of SentencePiece's pieces, where the file lists them. */
+static moe_status open_map(text_front *front, moe_error *error) {
+    const ptrdiff_t list = moe_model_meta_find(front->model, "tokenizer.ids");
+    const int32_t vocabulary = moe_model_vocabulary(front->model), size = spm_size(front->tokeniser);
+    if (list < 0) return MOE_OK;
+    if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_INTS ||
+        moe_model_meta_length(front->model, (size_t)list) != (size_t)size)
+        return text_fail(error, MOE_ERROR_FORMAT, "tokenizer.ids", "it is not a list of %d ids, one for each piece",
+                         (int)size);
+    front->map.ids = malloc((size_t)size * sizeof(int32_t));
+    front->map.pieces = malloc((size_t)vocabulary * sizeof(int32_t));
+    if (!front->map.ids || !front->map.pieces) return text_out_of_memory(error);
+    for (int32_t i = 0; i < vocabulary; i++) front->map.pieces[i] = -1;
+    for (int32_t i = 0; i < size; i++) {
+        const int64_t id = moe_model_meta_int(front->model, (size_t)list, (size_t)i);
+        if (id < -1 || id >= vocabulary)
+            return text_fail(error, MOE_ERROR_FORMAT, "tokenizer.ids", "piece %d has an id outside the vocabulary",
+                             (int)i);
+        front->map.ids[i] = (int32_t)id;
+        if (id >= 0 && front->map.pieces[id] < 0) front->map.pieces[id] = i;
+    }
+    return MOE_OK;
+}
+
+static moe_span tokeniser_bytes(const moe_model *m, const char *key) {
+    const ptrdiff_t at = moe_model_meta_find(m, key);
+    return at < 0 ? (moe_span){ NULL, 0 } : moe_model_meta_text(m, (size_t)at, 0);
+}
+
+/* Why a tokeniser could not be made; errno says whether memory ran out. */
+static moe_status not_made(const char *key, const char *why, moe_error *error) {
+    return text_fail(error, errno == ENOMEM ? MOE_ERROR_MEMORY : MOE_ERROR_FORMAT, key, "%s", why);
+}
+
+/* A SentencePiece model that the file has under a key. */
+static moe_status open_spm(const text_front *front, const char *key, spm **out, moe_error *error) {
+    const moe_span bytes = tokeniser_bytes(front->model, key);
+    char why[200] = "";
+    *out = spm_new(bytes.data, bytes.length, why, sizeof why);
+    return *out ? MOE_OK : not_made(key, why, error);
+}
+
+static moe_status open_bpe(text_front *front, moe_error *error) {
+    const moe_span bytes = tokeniser_bytes(front->model, "tokenizer.model");
+    char why[200] = "";
+    front->unknown = front->target_unknown = -1; /* bytes are tokens: nothing is unknown */
+    front->bpe = bpe_new(bytes.data, bytes.length, why, sizeof why);
+    if (!front->bpe) return not_made("tokenizer.model", why, error);
+    if (bpe_size(front->bpe) <= moe_model_vocabulary(front->model))
+        return text_prompt_new(front, &front->prompt, error);
+    return text_fail(error, MOE_ERROR_FORMAT, "tokenizer.model",
+                     "the tokeniser has ids up to %d, the model only %d tokens", (int)bpe_size(front->bpe) - 1,
+                     (int)moe_model_vocabulary(front->model));
+}
+
+moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error) {
+    if (level == TEXT_IDS_ONLY) return MOE_OK;
+    ptrdiff_t kind = moe_model_meta_find(front->model, "tokenizer.kind");
+    ptrdiff_t bytes = moe_model_meta_find(front->model, "tokenizer.model");
+    moe_span name = { "none", 4 };
+    const int64_t unknown = meta_int(front->model, "token.unk", -1),
+                  of_sources = meta_int(front->model, "source.token.unk", unknown);
+    front->unknown =
+        of_sources >= 0 && of_sources < moe_model_source_vocabulary(front->model) ? (int32_t)of_sources : -1;
+    front->target_unknown = unknown >= 0 && unknown < moe_model_vocabulary(front->model) ? (int32_t)unknown : -1;
+    if (kind >= 0) name = moe_model_meta_text(front->model, (size_t)kind, 0);
+    front->special[0] = (int32_t)meta_int(front->model, "token.bos", -1);
+    front->special[1] = (int32_t)meta_int(front->model, "token.eos", -1);
+    front->special[2] = (int32_t)meta_int(front->model, "token.pad", -1);
+    if (span_is(name, "byte-bpe")) return open_bpe(front, error);
+    if (!span_is(name, "sentencepiece") || bytes < 0) {
+        moe_status status = open_vocabulary(front, error);
+        if (status || level == TEXT_IF_THERE || (level == TEXT_PIECES && front->vocabulary.count)) return status;
+        return text_fail(error, MOE_ERROR_UNSUPPORTED, "tokenizer.kind",
+                         front->vocabulary.count
+                             ? "this model cuts text with Moses and BPE: let tools/convert/moses-bpe.py do that "
+                               "and use --pretokenized"
+                             : "this model holds no tokeniser: use --ids and give token ids");
+    }
+    moe_status status = open_spm(front, "tokenizer.model", &front->tokeniser, error);
+    if (!status && moe_model_meta_find(front->model, "tokenizer.target_model") >= 0)
+        status = open_spm(front, "tokenizer.target_model", &front->joiner, error);
+    if (!status) status = open_vocabulary(front, error);
+    if (!status) status = open_map(front, error);
+    if (status || front->vocabulary.count || front->map.ids) return status;
+    if (spm_size(front->tokeniser) > moe_model_vocabulary(front->model))
+        return text_fail(error, MOE_ERROR_FORMAT, "tokenizer.model",
+                         "the tokeniser has %d pieces, the model only %d tokens", (int)spm_size(front->tokeniser),
+                         (int)moe_model_vocabulary(front->model));
+    front->unknown = front->target_unknown = spm_unk(front->tokeniser);
+    return MOE_OK;
+}
+
+struct text_loading {
+    pthread_t thread;
+    text_front *front;
+    text_level level;
+    moe_status status;
+    moe_error error;
+};
+
+static void *load_tokeniser(void *user) {
+    struct text_loading *l = user;
+    l->status = text_open_tokeniser(l->front, l->level, &l->error);
+    return NULL;
+}
+
+moe_status text_begin_tokeniser(text_front *front, text_level level, moe_error *error) {
+    struct text_loading *l = level == TEXT_IDS_ONLY ? NULL : calloc(1, sizeof *l);
+    pthread_attr_t stack;
+    if (!l || pthread_attr_init(&stack)) {
+        free(l);
+        return text_open_tokeniser(front, level, error);
+    }
+    l->front = front;
+    l->level = level;
+    pthread_attr_setstacksize(&stack, 4 << 20); /* SentencePiece takes some for every byte of the longest piece */
+    if (pthread_create(&l->thread, &stack, load_tokeniser, l)) free(l);
+    else front->loading = l;
+    pthread_attr_destroy(&stack);
+    return front->loading ? MOE_OK : text_open_tokeniser(front, level, error);
+}
+
+moe_status text_wait_tokeniser(text_front *front, moe_error *error) {
+    struct text_loading *l = front->loading;
+    if (!l) return MOE_OK;
+    pthread_join(l->thread, NULL);
+    const moe_status status = l->status;
+    if (status && error) *error = l->error;
+    free(l);
+    front->loading = NULL;
+    return status;
+}
+
+const char *text_file_error(const char *file, const moe_error *error, char *out, size_t size) {
+    if (error->code == MOE_ERROR_IO) snprintf(out, size, "%s", error->message);
+    else snprintf(out, size, "%s: %s%s%s", file, error->where, error->where[0] ? ": " : "", error->message);
+    return out;
+}
+
+/* Files of other programs' models: parts of their names, the layout of convert.py and its options, whether a folder is
+ * one model. */
+static const struct {
+    const char *part, *layout, *type;
+    int folder;
+} foreign[] = { { ".npz", "marian", " --type q8", 0 },
+                { ".intgemm", "marian", " --type q8", 0 },
+                { "lex.", "marian", " --type q8", 1 },
+                { "chat_template.", "hf", "", 1 }, /* a decoder alone: the converter's own choice is better */
+                { ".safetensors", "hf", " --type q8 --experts q4", 1 },
+                { "pytorch_model", "hf", " --type q8 --experts q4", 1 },
+                { ".gguf", "gguf", "", 0 } };
+enum { FOREIGN = sizeof foreign / sizeof *foreign, GGUF = FOREIGN - 1 };
+
+static size_t foreign_of(const char *name) {
+    size_t i = 0;
+    while (i < FOREIGN && !strstr(name, foreign[i].part)) i++;
+    return i;
+}
+
+/* The first of them that a folder has; *name becomes that of the first file in GGUF. */
+static size_t foreign_in(DIR *dir, text_bytes *name) {
+    size_t found = FOREIGN;
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        const size_t i = foreign_of(entry->d_name);
+        if (i < found) found = i;
+        if (i != GGUF || (name->length && strcmp(entry->d_name, name->data) > 0)) continue;
+        text_clear(name);
+        text_append_string(name, entry->d_name);
+    }
+    return found;
+}
+
+void text_say_how_to_convert(const char *path, moe_error *error) {
+    const char *slash = strrchr(path, '/');
+    size_t length = strlen(path), found = FOREIGN;
+    DIR *dir = error ? opendir(path) : NULL;
+    text_bytes name = { 0 };
+    if (dir) {
+        found = foreign_in(dir, &name);
+        closedir(dir);
+    } else if (error && error->code == MOE_ERROR_FORMAT) {
+        found = foreign_of(slash ? slash + 1 : path);
+        if (found < FOREIGN && foreign[found].folder) {
+            if (!slash) path = ".";
+            length = slash && slash > path ? (size_t)(slash - path) : 1;
+        }
+    }
+    if (found < FOREIGN) {
+        static const char form[] = "; convert it first: tools/convert/convert.py --from %s %.*s%s%s -o model.bin%s";
+        const char *file = found == GGUF && name.length ? name.data : "",
+                   *joint = *file && path[length - 1] != '/' ? "/" : "", *type = foreign[found].type;
+        char hint[sizeof error->message];
+        const size_t said = strlen(error->message);
+        if (said + strlen(form) + length + name.length + strlen(type) >= sizeof hint)
+            path = "PATH", length = 4, file = joint = "";
+        snprintf(hint, sizeof hint, form, foreign[found].layout, (int)length, path, joint, file, type);
+        snprintf(error->message + said, sizeof error->message - said, "%s", hint);
+    }
+    text_bytes_free(&name);
+}
+
+moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
+                     moe_error *error) {
+    *front = (text_front){ .unknown = -1, .target_unknown = -1 };
+    moe_status status = moe_model_open(path, params, &front->model, error);
+    if (status) return text_say_how_to_convert(path, error), status;
+    front->source_extra = source_extra(front->model);
+    status = text_open_tokeniser(front, level, error);
+    if (status) text_close(front);
+    return status;
+}
+
+void text_close(text_front *front) {
+    text_wait_tokeniser(front, NULL);
+    spm_free(front->tokeniser);
+    spm_free(front->joiner);
+    text_prompt_free(front->prompt);
+    bpe_free(front->bpe);
+    free(front->map.ids);
+    free(front->map.pieces);
+    free(front->vocabulary.pieces);
+    text_index_free(&front->vocabulary.index);
+    free(front->sources.pieces);
+    text_index_free(&front->sources.index);
+    moe_model_close(front->model);
+    *front = (text_front){ 0 };
+}
