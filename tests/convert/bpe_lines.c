@@ -1,9 +1,9 @@
-/* bpe_lines.c - texts through tools/text/bpe.h, for tests/convert/test_byte_bpe.py and long_byte_bpe.py.
+/* bpe_lines.c - run tools/text/bpe.h on texts, for tests/convert/test_byte_bpe.py and long_byte_bpe.py.
  *
- *     bpe_lines FILE TEXT|ADDED    FILE: the bytes of a tokeniser
+ *     bpe_lines FILE TEXT|ADDED    FILE: a packed tokeniser
  *
- * Standard input: of each text a u32 of bytes and these. Standard output: of each a u32 of ids, these (int32), then a
- * u32 of bytes and these: the ids as text, put together one by one. A u32 is in the machine's order. */
+ * Standard input: each text as a u32 length and its bytes. Standard output for each: a u32 count and the ids (int32),
+ * then a u32 length and the bytes of the text decoded id by id. u32 has the machine's byte order. */
 #include "tools/text/bpe.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* The table of the keys of layers as the engine has it, for test_keys.py: a line for each kind of layer, then one for
- * each key: layer, key, kind, range or names, default ("required", or "as KEY"), between tabs. */
+/* Print the engine's table of layer keys for test_keys.py: a line per kind of layer, followed by a line per key with
+ * tab-separated layer, key, kind, range or names, and default (or "required", or "as KEY"). */
 #include "../../moe.c"
 
 static void print_default(const moe_layer_type *type, const moe_key *k) {

@@ -101,7 +101,7 @@ def corpus_lines_are_split_like_the_package():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="tests whose name contains this")
+    parser.add_argument("--only", default="", help="run tests with matching names")
     parser.add_argument("--lines", type=int, default=20000)
     parser.add_argument("--seed", type=int, default=47)
     parser.parse_args(namespace=settings)

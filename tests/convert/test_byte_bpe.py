@@ -300,7 +300,7 @@ def cases_of_shared_checkpoints_agree():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="run the tests whose names contain this")
+    parser.add_argument("--only", default="", help="run tests with matching names")
     return test.run(parser.parse_args().only)
 
 

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Damaged checkpoints: refused in one line, or converted into a file that
-moe-info accepts; in bounded memory, and with nothing left behind.
+"""Damaged checkpoints: rejected in one line, or converted to a file that
+moe-info accepts, with bounded memory and without leftover files.
 
 Usage: tests/python tests/convert/test_damage.py [--cases N] [--seed N]
            [--show N] [--only NAME]
 
 Small checkpoints of every kind are damaged at random: bytes are flipped, cut
-off, moved, doubled; numbers become large ones; values of JSON, of pickles and
-of TensorFlow's records become others while checksums stay right. --cases:
-damaged files of each kind (MOE_TEST_DAMAGE, else 25; thousands are for by
-hand). Each finding of such runs is a test of its own too. Prints `ok NAME` or
-`FAIL NAME` per test.
+off, moved or duplicated, numbers replaced by large ones, values of JSON, pickles
+and TensorFlow records changed with valid checksums. --cases: damaged files of
+each kind (MOE_TEST_DAMAGE, else 25; use thousands for manual runs). Findings of
+such runs have separate tests. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import contextlib
@@ -49,7 +48,7 @@ except ImportError:
     np = None
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 INFO = os.path.join(ROOT, os.environ.get("BIN", "."), "moe-info")
-MEMORY, SECONDS = 256 << 20, 10  # that a case may add to what the program takes anyway, and that it may compute
+MEMORY, SECONDS = 256 << 20, 10  # additional memory, and processor time, of a case
 test = Suite()
 numpy_test = test.needs(np, "NumPy")
 arguments = None
@@ -75,14 +74,14 @@ def read_bytes(path):
 
 
 def small_model(pieces):
-    """A SentencePiece model of these pieces."""
+    """Return a SentencePiece model of these pieces."""
     kinds, proto = {"<unk>": 2, "<s>": 3, "</s>": 3}, test_hf_tokens.proto
     return b"".join(proto((1, proto((1, x), (2, -1.0 * i), (3, kinds.get(x, 1)))))
                     for i, x in enumerate(pieces)) + proto((3, proto((1, "identity"), (3, 1))))
 
 
 def separate(folder):
-    """Marian, sources with ids of their own."""
+    """Write a Marian checkpoint with separate source ids."""
     command = hf("marian", "safetensors")(folder)
     make_transformers.make(folder, "marian", **{**TINY["marian"], "vocab_size": 50},
                            share_encoder_decoder_embeddings=False)
@@ -142,7 +141,7 @@ def trainer(legacy):
 
 
 def model_file(folder):
-    """Not a checkpoint, but read by the same programs: `read` in place of options."""
+    """Not a checkpoint, but read by the same programs: `read` replaces the options."""
     command = [*hf("nllb-moe", "safetensors")(folder), "--type", "q4", "-o", folder + "/m.bin"]
     assert convert_here(command) == (None, None)
     for name in os.listdir(folder):
@@ -168,7 +167,7 @@ VALUES = [None, True, False, 0, 1, -1, 2, 7, 1 << 20, 1 << 31, 1 << 63, 1 << 64,
 
 
 def damage_bytes(r, data):
-    """Some bytes are others, more, fewer, or elsewhere."""
+    """Change, insert, remove or move some bytes."""
     data = bytearray(data)
     for _ in range(r.choice((1, 1, 1, 2, 4))):
         if not data:
@@ -197,7 +196,7 @@ def damage_bytes(r, data):
 
 
 def damage_value(r, value, depth=0):
-    """A value of JSON or of a pickle with something else somewhere in it."""
+    """Change something within a value of JSON or of a pickle."""
     if isinstance(value, (dict, list, tuple)) and value and (depth < 1 or r.random() < 0.8):
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         key = r.choice(keys)
@@ -216,7 +215,7 @@ def damage_value(r, value, depth=0):
 
 
 def damage_pickle(r, data):
-    """Instructions that are cut, doubled, or strange."""
+    """Cut, duplicate or insert instructions."""
     if r.random() < 0.5:
         return damage_bytes(r, data)
     strange = [b"j\0\0\0\x20", b"r\xff\xff\xff\x7f", b"\x8b\xff\xff\xff\x7f", b"X\xff\xff\xff\xff", b"(", b"1", b"0",
@@ -228,7 +227,7 @@ def damage_pickle(r, data):
 
 
 def damage_zip(r, path):
-    """An archive whose checksums are right, with another pickle or other entries in it."""
+    """Change the pickle or other entries of an archive, with valid checksums."""
     with zipfile.ZipFile(path) as z:
         entries = {name: z.read(name) for name in z.namelist()}
     name = next(x for x in entries if x.endswith("data.pkl")) if r.random() < 0.8 else r.choice(list(entries))
@@ -240,7 +239,7 @@ def damage_zip(r, path):
 
 
 def damage_header(r, path):
-    """safetensors whose header is well-formed."""
+    """Change the header of a safetensors file, keeping it well-formed."""
     data = read_bytes(path)
     length = struct.unpack("<Q", data[:8])[0]
     head = json.dumps(damage_value(r, json.loads(data[8:8 + length]), r.choice((0, 0, 1)))).encode()
@@ -248,7 +247,7 @@ def damage_header(r, path):
 
 
 def damage_bundle(r, folder):
-    """An index whose checksums are right, of records that are not."""
+    """Damage records of an index, with valid checksums."""
     def change(records):
         records = list(records)
         for _ in range(r.choice((1, 1, 3))):
@@ -261,7 +260,7 @@ def damage_bundle(r, folder):
 
 
 def damage_objects(r, folder, legacy):
-    """A checkpoint of the trainer whose config or shapes are others."""
+    """Change config or shapes of a trainer's checkpoint."""
     checkpoint = gnmt_checkpoints.random_moe(np.random.default_rng(1), 4, 9)
     if r.random() < 0.8:
         checkpoint["config"] = damage_value(r, checkpoint["config"])
@@ -273,12 +272,12 @@ def damage_objects(r, folder, legacy):
                                   x[:0], np.full_like(x, np.inf), x.astype(np.int64), 5, None))
     try:
         gnmt_checkpoints.write_torch(folder + "/m.pt", checkpoint, legacy)
-    except (UnicodeEncodeError, KeyError, struct.error, OverflowError):  # what the writer does not know
+    except (UnicodeEncodeError, KeyError, struct.error, OverflowError):  # not supported by the writer
         write_bytes(folder + "/m.pt", b"")
 
 
 def damage(r, kind, folder):
-    """One damaged file in the folder of a checkpoint."""
+    """Damage one file in the folder of a checkpoint."""
     files = sorted(os.listdir(folder))
     path = os.path.join(folder, r.choice(files))
     if kind == "model file" and r.random() < 0.7:
@@ -305,7 +304,7 @@ def damage(r, kind, folder):
 # ---- One case --------------------------------------------------------------------------------------------------------
 
 def convert_here(command):
-    """convert.py in this process: (its complaint or None, a traceback or None)."""
+    """Run convert.py in this process: return (its error message or None, a traceback or None)."""
     argv, printed = sys.argv, io.StringIO()
     sys.argv = ["convert.py", *command]
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
@@ -315,7 +314,7 @@ def convert_here(command):
         return None, None
     except SystemExit as stop:
         return str(stop.code), None
-    except BaseException:  # noqa: BLE001 - that there is none is what is tested
+    except BaseException:  # noqa: BLE001 - there should be none
         return None, traceback.format_exc()
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -323,7 +322,7 @@ def convert_here(command):
 
 
 def verdict(command, out):
-    """What is wrong with how a checkpoint was converted; "": nothing."""
+    """Return the fault of a conversion, or "".""" 
     if command[0] == "read":
         with contextlib.suppress(moefile.FormatError):
             moefile.read_model(command[1])
@@ -335,9 +334,9 @@ def verdict(command, out):
     if complaint is not None:
         if "\n" in complaint or not complaint.startswith("convert.py: ") or len(complaint) > 2000:
             return f"complaint {complaint!r}"
-        return f"refused ({complaint}), but {left} is left" if left else ""
+        return f"rejected ({complaint}), but left {left}" if left else ""
     if left != ["model.bin"]:
-        return f"converted, but {left} is there"
+        return f"converted, but left {left}"
     done = subprocess.run([INFO, out + "/model.bin"], capture_output=True, encoding="utf-8", errors="replace")
     return f"moe-info: status {done.returncode}: {done.stderr}" if done.returncode else ""
 
@@ -349,7 +348,7 @@ def limit_memory():
 
 
 def work(kind, first, count):
-    """Cases of a kind in this process, memory limited: prints a line of JSON per finding, and how they ended."""
+    """Run cases of a kind in this process with limited memory; print a line of JSON per finding, and a summary."""
     refused = 0
     with tempfile.TemporaryDirectory() as scratch:
         whole, there, out = (os.path.join(scratch, x) for x in ("whole", "there", "out"))
@@ -375,7 +374,7 @@ def work(kind, first, count):
 
 
 def in_a_process(*how):
-    """Lines of JSON that this script prints when it is called so, threads' memory not reserved ahead."""
+    """Run this script with arguments in a subprocess without preallocated arenas; return its lines of JSON."""
     done = subprocess.run([sys.executable, os.path.abspath(__file__), *how], capture_output=True, encoding="utf-8",
                           env={**os.environ, "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}, timeout=600)
     assert not done.returncode, f"status {done.returncode}: {done.stderr[-3000:]}"
@@ -387,18 +386,18 @@ def damaged_checkpoints_are_rejected_or_become_valid_files():
     wrong = []
     for kind in KINDS:
         *found, end = in_a_process("--work", kind, "--seed", str(arguments.seed), "--cases", str(arguments.cases))
-        print(f"    {kind}: {end['cases']} damaged, {end['refused']} refused, {len(found)} wrong")
-        assert arguments.cases < 20 or 0 < end["refused"], "no damage was seen"
+        print(f"    {kind}: {end['cases']} damaged, {end['refused']} rejected, {len(found)} wrong")
+        assert arguments.cases < 20 or 0 < end["refused"], "no damage was detected"
         wrong += found
     for x in wrong[:arguments.show]:
         print(f"    {x['kind']}, seed {x['seed']}:\n{x['wrong']}")
     assert not wrong
 
 
-# ---- What such runs found, and what was measured before them ---------------------------------------------------------
+# ---- Findings of such runs, and earlier measurements -----------------------------------------------------------------
 
 def pickled(path, code, entries=(), legacy=False):
-    """A file of torch.save around a pickle of these instructions."""
+    """Write a file of torch.save around a pickle of these instructions."""
     code = b"\x80\x02" + code + b"."
     if legacy:
         head = (torchfile.LEGACY_MAGIC, torchfile.LEGACY_PROTOCOL, {"little_endian": True})
@@ -413,21 +412,21 @@ def pickled(path, code, entries=(), legacy=False):
 
 
 def storage(count, kind="FloatStorage"):
-    """The instructions for a reference to storage "0"."""
+    """Return the instructions for a reference to storage "0"."""
     return (b"(X\x07\0\0\0storagectorch\n" + kind.encode() + b"\nX\x01\0\0\x000X\x03\0\0\0cpu\x8a\x08"
             + struct.pack("<q", count) + b"tQ")
 
 
 def rebuilt(count, shape, stride):
-    """The instructions for a tensor."""
+    """Return the instructions for a tensor."""
     def numbers(values):
         return b"(" + b"".join(b"\x8a\x08" + struct.pack("<q", x) for x in values) + b"t"
     return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage(count) + b"K\0" + numbers(shape) + numbers(
         stride) + b"\x89}tR"
 
 
-PICKLES = {  # name -> instructions, and a word of the complaint
-    "a place in its memory that would take 8 GB": (b"]r\xff\xff\xff\x3f", "no state_dict"),
+PICKLES = {  # name -> instructions, and part of the error message
+    "a memo index that would need 8 GB": (b"]r\xff\xff\xff\x3f", "no state_dict"),
     "a text of 4 GB": (b"X\xff\xff\xff\xff", "truncated"),
     "bytes of 2^63": (b"\x8e" + b"\xff" * 8, "truncated"),
     "an integer of 2 GB": (b"\x8b\xff\xff\xff\x7f", "an integer of 2147483647 bytes"),
@@ -438,27 +437,27 @@ PICKLES = {  # name -> instructions, and a word of the complaint
     "a list in itself as a configuration": (b"}X\x06\0\0\0format]q\0h\0as", "state_dict"),
     "300,000 marks": (b"(" * 300000, "the stack is empty"),
     "five million objects": (b"N" * 5000000, "far more memory"),
-    "ever the same list copied": (b"(" + b"ctorch\nSize\nq\1" + b"](" + b"K\1" * 60000 + b"eq\0"
+    "the same list copied repeatedly": (b"(" + b"ctorch\nSize\nq\1" + b"](" + b"K\1" * 60000 + b"eq\0"
                                   + b"h\1h\0\x85R" * 60000 + b"t", "far more memory"),
     "a tensor of 4 GB of one number": (rebuilt(1, [1 << 30], [0]), "strides"),
     "a tensor of more than 2^64 bytes": (rebuilt(1, [1 << 40, 1 << 40], [0, 0]), "strides"),
-    "a tensor of nothing, but wide": (rebuilt(1, [0, 1 << 61, 1 << 61], [1, 1, 1]), "no state_dict"),
+    "an empty tensor with large dimensions": (rebuilt(1, [0, 1 << 61, 1 << 61], [1, 1, 1]), "no state_dict"),
     "a tensor of ninety dimensions": (rebuilt(1, [1] * 90, [1] * 90), "invalid shape"),
     "a negative stride": (rebuilt(1, [1, 1], [2, -1]), "invalid shape"),
-    "a storage that is not there": (rebuilt(1 << 40, [1], [1]), "its tensors need"),
+    "a missing storage": (rebuilt(1 << 40, [1], [1]), "its tensors need"),
     "code to run": (b"cposix\nsystem\nX\x02\0\0\0ls\x85R", "nothing was executed"),
     "a name with a line end and an escape": (b"\x8c\x04a\n\x1bb\x8c\x01c\x93", "refers to a\ufffd\ufffdb.c")}
 
 
 @numpy_test
 def pickles_need_no_more_memory_than_their_file():
-    """In a process of their own: some of these ended Python's unpickler, or took gigabytes."""
+    """In a separate process: some of these crashed Python's unpickler, or needed gigabytes."""
     found = in_a_process("--pickles")
     assert len(found) == 2 * len(PICKLES), f"ended after {found[-1]['name']}"
     for end in found:
         said, legacy = PICKLES[end["name"]][1], end["legacy"]
         assert not end["trace"] and "\n" not in end["complaint"] and len(end["complaint"]) < 500, end
-        # without a tensor the old container has a storage too many
+        # without tensors the legacy container has an extra storage
         wanted = (said, "list of storages", "its tensors need") if legacy else (said,)
         assert any(x in end["complaint"] for x in wanted) and end["left"] == ["m.pt"], end
 
@@ -476,7 +475,7 @@ def try_pickles():
 
 
 def config_of(text):
-    """A checkpoint whose config.json repeats a text up to three megabytes."""
+    """Make a checkpoint with a config.json that repeats a text up to three megabytes."""
     def make(folder):
         command = hf("marian", "safetensors")(folder)
         write_bytes(folder + "/config.json", b'{"a": [' + (3 << 20) // len(text) * text + b"0]}")
@@ -485,7 +484,7 @@ def config_of(text):
 
 
 def marian_with(name, data):
-    """A folder of Marian's files of which one has other contents."""
+    """Make a folder of Marian's files, one of them with other contents."""
     def make(folder):
         arrays = make_marian.make(folder, "student", "float32")
         text = arrays.pop("special:model.yml")
@@ -504,7 +503,7 @@ def repeated(line):
 
 
 def header_of(text):
-    """A checkpoint whose safetensors header does."""
+    """Make a checkpoint with a safetensors header that repeats a text."""
     def make(folder):
         command = hf("marian", "safetensors")(folder)
         data = b'{"a": [' + (3 << 20) // len(text) * text + b"0]}"
@@ -514,7 +513,7 @@ def header_of(text):
 
 
 def pickle_of(code, legacy):
-    """A checkpoint whose pickle repeats instructions up to three megabytes."""
+    """Make a checkpoint with a pickle that repeats instructions up to three megabytes."""
     def make(folder):
         pickled(folder + "/m.pt", (3 << 20) // len(code) * code + b"N", [("0", bytes(4))], legacy)
         return [folder + "/m.pt", "--from", "nvidia-gnmt"], 3 << 20
@@ -538,12 +537,12 @@ SWELLING = {"lists in config.json": config_of(b"[],"), "objects in config.json":
                                   ("memory", b"N\x94"), ("large numbers", b"\x8a\x08aaaaaaaa"), ("tuples", b"N\x85"),
                                   ("entries", b"}K\x01Ns"), ("objects", b"cargparse\nNamespace\n)R"))
                for legacy in (False, True)}}
-MULTIPLE, FREE = 16, 80 << 20  # of a file's size that reading it may take, and what it may take whatever the size is
+MULTIPLE, FREE = 16, 80 << 20  # memory limit for reading a file: a multiple of its size, and an allowance
 
 
 @numpy_test
 def memory_is_a_small_multiple_of_the_file():
-    """A byte of a pickle makes an empty set of 216 bytes, three of JSON a list of 64."""
+    """One byte of a pickle can create an empty set of 216 bytes, three of JSON a list of 64."""
     for end in in_a_process("--swelling"):
         assert not end["trace"] and end["complaint"] and end["taken"] < FREE + MULTIPLE * end["size"], end
         SWELLING.pop(end["name"])
@@ -551,7 +550,7 @@ def memory_is_a_small_multiple_of_the_file():
 
 
 def try_swelling():
-    """Each in a process of its own, as the most memory that a process ever took does not go down."""
+    """Run each case in a separate process, as a process's peak memory never decreases."""
     for name, make in SWELLING.items():
         with tempfile.TemporaryDirectory() as folder:
             command, size = make(folder)
@@ -566,7 +565,7 @@ def try_swelling():
 
 
 def own(folder):
-    """Files of a Marian's student, all that its reader looks for."""
+    """Write a Marian student with all files that its reader looks for."""
     make_marian.make(folder, "student", "intgemm8")
     write_bytes(folder + "/decoder.yml", b"models:\n  - model.bin\nvocabs:\n  - vocab.yml\n  - vocab.yml\n"
                 b"shortlist:\n  - lex.bin\n")
@@ -583,7 +582,7 @@ ENDLESS = {"config.json": ("marian", "safetensors"), "vocab.json": ("marian", "s
 
 @numpy_test
 def devices_and_pipes_are_rejected_by_name():
-    """/dev/zero has no end, and a pipe is waited for; a link to a file is a file."""
+    """/dev/zero never ends, and a pipe might block; a link to a file is a file."""
     ways = [lambda path: os.symlink("/dev/zero", path), os.mkfifo]
     for name, kind in ENDLESS.items():
         ways.reverse()
@@ -602,7 +601,7 @@ def devices_and_pipes_are_rejected_by_name():
 
 
 def refused(command, out="model.bin"):
-    """The complaint of one line about a checkpoint of which nothing is written."""
+    """Check that a checkpoint is rejected in one line without output; return the message."""
     with tempfile.TemporaryDirectory() as folder:
         complaint, trace = convert_here([*command, "-o", os.path.join(folder, out)])
         assert complaint is not None and "\n" not in complaint, trace or complaint
@@ -614,13 +613,13 @@ def refused(command, out="model.bin"):
 def keys_with_long_shared_prefixes_are_rejected():
     with tempfile.TemporaryDirectory() as folder:
         command = tensorflow(folder)
-        data = bytearray()  # 80,000 keys, each a byte longer than the one before it
+        data = bytearray()  # 80,000 keys, each a byte longer than the previous one
         for i in range(80000):
             data += gnmt_checkpoints.varint(i) + b"\1\0k"
         block = bytes(data) + struct.pack("<II", 0, 1) + b"\0"
         block += struct.pack("<I", gnmt_checkpoints.masked_crc(block))
         handle = gnmt_checkpoints.varint(0) + gnmt_checkpoints.varint(len(block) - 5)
-        for handles in (1, 5000):  # and a block that is named again and again
+        for handles in (1, 5000):  # and repeated references to a block
             index = b"".join(b"\0\1" + bytes([len(handle)]) + b"k" + handle for _ in range(handles))
             index += struct.pack("<II", 0, 1) + b"\0"
             index += struct.pack("<I", gnmt_checkpoints.masked_crc(index))
@@ -674,7 +673,7 @@ def weights_that_overflow_are_refused():
         w = gnmt_checkpoints.random_nvidia(np.random.default_rng(1), 4, 7, 2)
         names = [f"decoder.att_rnn.rnn.bias_{x}_l0" for x in ("ih", "hh")]
         for name in names:
-            w[name][0] = 3e38  # their sum is what the file would hold
+            w[name][0] = 3e38  # the file would contain their sum
         checkpoint = gnmt_checkpoints.nvidia_checkpoint(w, 4, 2, list("abcdefg"), [])
         gnmt_checkpoints.write_torch(folder + "/m.pt", checkpoint)
         assert "tensor decoder.0.bias contains values that are not finite" in refused([folder + "/m.pt", "--from",
@@ -693,7 +692,7 @@ def only_regular_outputs_are_written():
         os.mkfifo(folder + "/fifo")
         complaint, _ = convert_here([*command, "-o", folder + "/fifo"])
         assert "not a regular file" in complaint and sorted(os.listdir(folder)) == ["c", "fifo", "link", "target"]
-        # what stands under the name of a conversion that is to go on, and is none of ours, is not lost
+        # foreign files with the name of a partial conversion are preserved
         os.makedirs(folder + "/h")
         command = [*hf("nllb", "safetensors")(folder + "/h"), "--resume", "-o", folder + "/out"]
         write_bytes(folder + "/out.partial", b"a letter")
@@ -706,7 +705,7 @@ def only_regular_outputs_are_written():
 
 
 def convert_alone(*command):
-    """convert.py in this process, memory limited: prints how it ended."""
+    """Run convert.py in this process with limited memory; print the result."""
     limit_memory()
     began = time.process_time()
     complaint, trace = convert_here(list(command))
@@ -718,12 +717,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=int(os.environ.get("MOE_TEST_DAMAGE", "25")))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--show", type=int, default=20, help="findings to print (20)")
-    parser.add_argument("--only", default="", help="tests whose name contains this")
+    parser.add_argument("--show", type=int, default=20, help="number of findings to print (20)")
+    parser.add_argument("--only", default="", help="run tests with matching names")
     parser.add_argument("--work", metavar="KIND", choices=list(KINDS) if np else [],
-                        help="cases of this kind in this process")
+                        help="run cases of this kind in this process")
     alone = {"--convert": convert_alone, "--pickles": try_pickles, "--swelling": try_swelling}
-    if sys.argv[1:] and sys.argv[1] in alone:  # by this script itself
+    if sys.argv[1:] and sys.argv[1] in alone:  # called by this script
         return alone[sys.argv[1]](*sys.argv[2:])
     arguments = parser.parse_args()
     if arguments.work:

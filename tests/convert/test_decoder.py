@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Decoder-only models: converted, scored and searched as transformers would.
+"""Decoder-only models: converted, scored and searched like transformers.
 
 Usage: tests/python tests/convert/test_decoder.py [--only NAME]
 
-Expectations come from decoder_numpy.py in float64; the checkpoints are made
-from their seeds by make_decoder.py. Where ../shared/llm is, its checkpoints
-are compared with its values too. Prints `ok NAME` or `FAIL NAME` per test.
+Expected results come from decoder_numpy.py in float64, checkpoints from
+make_decoder.py with fixed seeds. Checkpoints of ../shared/llm, if available, are
+compared with its values too. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import collections
@@ -51,7 +51,7 @@ def convert(source, model, *options):
 
 @contextlib.contextmanager
 def converted(family, *options, **changes):
-    """(a model file, the config and arrays of its checkpoint)."""
+    """Yield (model file, config and arrays of its checkpoint)."""
     with tempfile.TemporaryDirectory() as at:
         config, arrays = make.make(at, family, **changes)
         model = os.path.join(at, "converted")
@@ -65,7 +65,7 @@ def translate(model, lines, *options, program=TRANSLATE):
     return [json.loads(x) for x in result.lines]
 
 
-EXACT = "--kv-bits", "32"  # keys and values are what the references below have
+EXACT = "--kv-bits", "32"  # unrounded keys and values, as in the references
 
 
 def limits(limit):
@@ -73,14 +73,14 @@ def limits(limit):
 
 
 def searches(model, sources, beam, early, limit=LIMIT, *options):
-    """[[(ids without end, score, finished)]] of every source."""
+    """Return [[(ids without end, score, finished)]] of every source."""
     found = translate(model, [line(s) for s in sources], "--beam", str(beam), "--nbest", str(beam),
                       f"--early-stopping={early}", *limits(limit), *EXACT, *options)
     return [[(h["ids"], h["score"], h["finished"]) for h in x.get("nbest", [x])] for x in found]
 
 
 def scores(model, pairs, *options, exact=EXACT):
-    """Log-probabilities of targets with their end."""
+    """Return the log-probabilities of targets including their end."""
     lines = [f"{line(s)}\t{line(t)}" for s, t in pairs]
     return [x["token_logprobs"] for x in translate(model, lines, "--score", *exact, *options)]
 
@@ -90,7 +90,7 @@ def close(found, wanted):
 
 
 def assert_found(found, wanted, where):
-    """`wanted`: (ids with their end, score, finished)."""
+    """`wanted`: (ids including the end, score, finished)."""
     wanted = [(ids[:-1] if ended else ids, score, ended) for ids, score, ended in wanted]
     assert [(ids, ended) for ids, _, ended in found] == [(ids, ended) for ids, _, ended in wanted], (where, found,
                                                                                                    wanted)
@@ -114,7 +114,7 @@ def scores_match_the_reference():
 
 @numpy_test
 def wrong_formulas_are_detected():
-    """The tests above would fail with any of these formulas."""
+    """The tests above would fail with any of these errors."""
     wrong = {"hy_v3": ("side", "neighbours", "spread", "exchanged", "bias ignored", "bias in the weights", "scale",
                        "shared"),
              "hunyuan_v1_dense": ("side", "neighbours", "spread", "exchanged", "alpha"),
@@ -162,7 +162,7 @@ def searches_match_the_reference():
 
 @numpy_test
 def repetition_penalties_match_the_reference():
-    """On logits in greedy search, on log-probabilities with a beam; those that are reported are without it."""
+    """On logits in greedy search, on log-probabilities with a beam; reported log-probabilities exclude it."""
     for family in FAMILIES:
         with converted(family) as (model, config, arrays):
             reference, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
@@ -188,12 +188,13 @@ def repetition_penalties_match_the_reference():
             assert sure > 2 * PROMPTS and moved > PROMPTS // 2, (family, sure, moved)
 
 
-DRAWS = ({}, {"temperature": 0.7}, {"top_k": 3}, {"temperature": 1.5, "top_p": 0.6}, {"min_p": 0.3}, {"penalty": 1.3},
-         {"temperature": 0.7, "top_k": 20, "top_p": 0.6, "penalty": 1.05}, {"top_k": 9, "top_p": 0.9, "min_p": 0.1})
+SAMPLING = ({}, {"temperature": 0.7}, {"top_k": 3}, {"temperature": 1.5, "top_p": 0.6}, {"min_p": 0.3},
+            {"penalty": 1.3}, {"temperature": 0.7, "top_k": 20, "top_p": 0.6, "penalty": 1.05},
+            {"top_k": 9, "top_p": 0.9, "min_p": 0.1})
 
 
-def draws(seed, how):
-    """Options of moe-translate: the model's own recommendations are none of these."""
+def sampling_options(seed, how):
+    """Return options of moe-translate that override the model's recommendations."""
     told = {"sample": 1, "temperature": 1, "top_k": 0, "top_p": 1, "repetition_penalty": 1, "seed": seed,
             **{key: value for key, value in how.items() if key != "penalty"}}
     told["repetition_penalty"] = how.get("penalty", 1)
@@ -202,13 +203,14 @@ def draws(seed, how):
 
 @numpy_test
 def samples_match_the_reference():
-    """Token by token for many seeds, but where a draw hung on the last digits. One vocabulary has several chunks."""
+    """Compares tokens for many seeds, except if the last digits decide. One vocabulary has several chunks."""
     for family in FAMILIES:
         with converted(family, **({"vocab_size": 2500} if family == "llama" else {})) as (model, config, arrays):
             reference, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
             sure, others = 0, set()
-            for seed, how in enumerate(DRAWS if family == "llama" else 2 * DRAWS):
-                found = translate(model, [line(s) for s in sources], *limits(LIMIT), *draws(seed, how), *EXACT)
+            for seed, how in enumerate(SAMPLING if family == "llama" else 2 * SAMPLING):
+                options = *limits(LIMIT), *sampling_options(seed, how), *EXACT
+                found = translate(model, [line(s) for s in sources], *options)
                 for got, source in zip(found, sources, strict=True):
                     reference.margin = np.inf
                     ids, logprobs = reference.sample(source, LIMIT, make.ENDS[family], seed, **how)
@@ -223,7 +225,7 @@ def samples_match_the_reference():
 
 @numpy_test
 def sampling_must_be_requested():
-    """One of the most probable token is greedy search; so is no temperature. A beam is refused by name."""
+    """Sampling the most probable token only, or without temperature, is greedy search. A beam is rejected by name."""
     with converted("qwen3_moe") as (model, _, _):
         lines = [line(make.prompt(i)) for i in range(PROMPTS)]
         greedy = run([TRANSLATE, "-m", model, "--ids", "--json", "--beam", "1", *limits(LIMIT)], lines).stdout
@@ -237,7 +239,7 @@ def sampling_must_be_requested():
 
 
 def loop(ids, source, given=0):
-    """The tokens at the end that repeat those before them; 0: it is no loop. The first `given` are none of it."""
+    """Return the length of a loop at the end of the ids; 0 if there is none. The first `given` ids are exempt."""
     most = max((len(run) for p in range(1, 129) for run in "".join(
         "x" if a == b else " " for a, b in zip(source, source[p:])).split()), default=0)
     for p in range(1, 129):
@@ -250,8 +252,8 @@ def loop(ids, source, given=0):
 
 @numpy_test
 def loops_are_retried_with_a_penalty():
-    """It goes on where it began to repeat itself, twice; then it ends there, which is said. The prompt is not
-    penalised. Large embeddings, which are the output too, make a model repeat tokens."""
+    """Translation resumes at the start of the repetition, twice; then it ends there, which is reported. The prompt is
+    not penalised. Large embeddings, which are also the output, make a model repeat tokens."""
     limit, seen, true = 220, collections.Counter(), make.arrays_of
 
     def repeating(*about):
@@ -285,7 +287,7 @@ def loops_are_retried_with_a_penalty():
 
 @numpy_test
 def recommended_sampling_settings_are_stored():
-    """Used by those who ask for draws, unless they say otherwise; shown by moe-info."""
+    """They apply if sampling is requested, unless overridden; moe-info shows them."""
     with converted("llama") as (model, _, _):
         lines = [line(make.prompt(i)) for i in range(PROMPTS)]
         meta = moefile.read_meta(model)
@@ -305,7 +307,7 @@ def recommended_sampling_settings_are_stored():
 
 
 def routed(model, sources):
-    """{(line, layer, position): [(expert, weight)]}"""
+    """Return {(line, layer, position): [(expert, weight)]}."""
     with tempfile.TemporaryDirectory() as at:
         path = os.path.join(at, "routing")
         translate(model, [line(s) for s in sources], "--routing", path, *limits(2), "--beam", "1", *EXACT)
@@ -334,8 +336,8 @@ def experts_match_the_reference():
 
 @numpy_test
 def cached_keys_and_values_match_the_reference():
-    """In F16 and Q8 the scores are much nearer to what a reference with the same rounding gives than to any other. (A
-    number between two that can be kept goes to either: not all are equal.)"""
+    """In F16 and Q8 the scores are much closer to a reference with the same rounding than to any other. (Values halfway
+    between two codes may be rounded either way, so not all are equal.)"""
     pairs = [(make.prompt(i), TARGETS) for i in range(PROMPTS)]
     for family in FAMILIES:
         with converted(family) as (model, config, arrays):
@@ -381,7 +383,7 @@ def results_do_not_depend_on_batch_threads_instructions_or_device():
 
 @numpy_test
 def scales_by_block_give_the_same_bytes_everywhere():
-    """Rows of several blocks, beyond 512 columns too, the last one not whole. Without the key a row has one scale."""
+    """Rows of several blocks, beyond 512 columns, the last one partial. Without the key a row has one scale."""
     sizes = {"hidden_size": 200, "moe_intermediate_size": 600, "intermediate_size": 136}
     pairs = [(make.prompt(i), TARGETS) for i in range(7)]
     texts = [f"{line(s)}\t{line(t)}" for s, t in pairs]
@@ -405,8 +407,8 @@ def scales_by_block_give_the_same_bytes_everywhere():
 
 @numpy_test
 def a_limited_context_does_not_change_results():
-    """1 MB has room for 1,808 tokens: 32 sentences of four hypotheses wait for each other, the least that is too large
-    is refused."""
+    """1 MB holds 1,808 tokens: 32 sentences of four hypotheses wait for each other, and the smallest request that
+    cannot fit is rejected."""
     with converted("hy_v3", "--type", "q8") as (model, _, _):
         sources = [line(range(5, 5 + 3 * i % 60)) for i in range(1, 60)]
         for search in ("--beam", "8"), ("--temperature=1.1", "--seed=3", "--top-p=0.95"):
@@ -424,16 +426,16 @@ def a_limited_context_does_not_change_results():
 
 
 def rows_run(stderr):
-    """Rows of all runs of the decoder, as --stats tells them."""
+    """Return the rows of all decoder steps, from --stats."""
     steps, rows = re.search(r"decoder steps +(\d+), ([\d.]+) rows each", stderr).groups()
     return int(steps) * float(rows)
 
 
 @numpy_test
 def shared_prefixes_do_not_change_results():
-    """Prompts that have 0 to 50 tokens in common, and whole ones again and again: what one computes another does not,
-    in any order, with keys and values of each kind, beside sentences that give theirs back, and with a beam. What
-    stands behind another beginning is not the same. A program with a single line has nobody to share with."""
+    """Prompts with 0 to 50 tokens in common, and repeated ones, share computation in any order, with keys and values of
+    each kind, next to sentences that release theirs, and with a beam. The same tokens after another prefix are not
+    shared. A run with a single line has nothing to share."""
     long, other = [5 + 7 * i % 80 for i in range(60)], [6 + 11 * i % 80 for i in range(60)]
     sources = [(beginning[:n] + [5 + n, 9, 5 + n]) for n in (0, 14, 15, 16, 17, 31, 32, 33, 42, 47)
                for beginning in (long, other)]
@@ -474,7 +476,7 @@ def both_naming_schemes_and_shards_give_the_same_file():
 
 @contextlib.contextmanager
 def with_tokeniser(family, *options, **changes):
-    """(a model file that has a tokeniser, what `tokenizers` makes of texts with it)."""
+    """Yield (model file with a tokeniser, results of `tokenizers` for texts)."""
     with tempfile.TemporaryDirectory() as at:
         make.make(at, family, vocab_size=448, **changes)
         cases, model = make.write_tokeniser(at), os.path.join(at, "converted")
@@ -561,7 +563,7 @@ def interrupted_conversions_can_be_resumed():
 
 @numpy_test
 def large_matrices_are_converted_in_blocks():
-    """Hy-MT2-30B-A3B's embedding, whose numbers take 990 MB: the whole conversion stays below that."""
+    """Hy-MT2-30B-A3B's embedding needs 990 MB in float32: the whole conversion needs less."""
     if not os.path.exists("/proc/self/status"):
         raise Skip("no /proc here")
     config = {**make.CONFIGS["llama"], "vocab_size": 120832, "hidden_size": 2048, "num_hidden_layers": 1}
@@ -579,7 +581,7 @@ def large_matrices_are_converted_in_blocks():
         assert 20 << 10 < peak < 800 << 10, f"{peak >> 10} MB"
 
 
-# ---- What is refused -------------------------------------------------------------------------------------------------
+# ---- Rejected checkpoints --------------------------------------------------------------------------------------------
 
 @numpy_test
 def unknown_settings_are_rejected_by_name():
@@ -622,7 +624,7 @@ def missing_and_extra_tensors_are_rejected():
                 with tempfile.TemporaryDirectory() as at:
                     make.write(at, config, broken)
                     complaint = convert(at, os.path.join(at, "converted"))
-                    if complaint is None:  # lm_head is optional where it is tied; the name has no "model."
+                    if complaint is None:  # lm_head is optional if tied; the name has no "model."
                         assert broken.keys() == arrays.keys() and broken[name].shape == arrays[name].shape, name
                         continue
                     assert "tensor " in complaint, (name, complaint)
@@ -690,7 +692,7 @@ def inconsistent_model_files_are_rejected():
 # ---- ../shared/llm ---------------------------------------------------------------------------------------------------
 
 def assert_experts(model, cases, scale):
-    """Those that the last token of a prompt is sent to."""
+    """Compare the experts of the last token of a prompt."""
     cases = [c for c in cases if "experts" in c]
     found = routed(model, [c["source"] for c in cases])
     for number, case in enumerate(cases, 1):
@@ -701,13 +703,13 @@ def assert_experts(model, cases, scale):
             assert close([scale * w for _, w in got], [w for _, w in wanted]), case["source"]
 
 
-def assert_first_draws(model, cases, end, seeds=150):
-    """Of the tokens that are left, each as often as is probable (five deviations)."""
+def assert_first_samples(model, cases, end, seeds=150):
+    """Check that remaining tokens are sampled in proportion to their probability (five standard deviations)."""
     cases = [c for c in cases if "sampling_first" in c]
     counts = [collections.Counter() for _ in cases]
     how = {"temperature": 0.7, "top_k": 20, "top_p": 0.6, "penalty": 1.05}
     for seed in range(seeds):
-        found = translate(model, [line(c["source"]) for c in cases], *limits(1), *draws(seed, how), *EXACT)
+        found = translate(model, [line(c["source"]) for c in cases], *limits(1), *sampling_options(seed, how), *EXACT)
         for got, count in zip(found, counts, strict=True):
             count[got["ids"][0] if got["ids"] else end] += 1
     for case, count in zip(cases, counts):
@@ -730,7 +732,7 @@ def shared_checkpoints_match_transformers():
         with tempfile.TemporaryDirectory() as at:
             model = os.path.join(at, "converted")
             assert convert(os.path.join(SHARED, name), model) is None, name
-            assert_first_draws(model, cases, about["eos"][0])
+            assert_first_samples(model, cases, about["eos"][0])
             if any("experts" in c for c in cases):
                 assert_experts(model, cases, scale)
             for got, case in zip(scores(model, [(c["source"], c["target"][:-1]) for c in cases]), cases, strict=True):
@@ -753,5 +755,5 @@ def shared_checkpoints_match_transformers():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="NAME", help="run the tests whose names contain this")
+    parser.add_argument("--only", default="", metavar="NAME", help="run tests with matching names")
     sys.exit(test.run(parser.parse_args().only))

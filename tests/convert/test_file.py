@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The model file written by Python: version 2, with a checksum per expert, byte for byte the same as moe.c's.
 
-Usage: tests/python tests/convert/test_file.py [WORD]      WORD: run the tests whose names contain it
+Usage: tests/python tests/convert/test_file.py [WORD]      WORD: run tests with matching names
 
 tests/golden/model-tensors.json lists type and SHA-256 of each tensor of the shipped models in file version 1, from
 which `moe-quantize` converted them.

@@ -348,5 +348,5 @@ def plain_numbers_need_no_package():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="NAME", help="run the tests whose names contain this")
+    parser.add_argument("--only", default="", metavar="NAME", help="run tests with matching names")
     sys.exit(test.run(parser.parse_args().only))

@@ -532,7 +532,7 @@ def main():
     parser.add_argument("--cases", type=int, default=int(os.environ.get("MOE_TEST_GNMT", "12")))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--only", default="", help="run the tests whose names contain this")
+    parser.add_argument("--only", default="", help="run tests with matching names")
     arguments = parser.parse_args()
     if arguments.write:
         return write_stored()

@@ -574,7 +574,7 @@ def the_rules_split_like_transformers():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="run the tests whose names contain this")
+    parser.add_argument("--only", default="", help="run tests with matching names")
     return test.run(parser.parse_args().only)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The keys of layers: tools/convert/moefile.py and moe.c must agree.
 
-Usage: tests/python tests/convert/test_keys.py [WORD]      WORD: run the tests whose names contain it
+Usage: tests/python tests/convert/test_keys.py [WORD]      WORD: run tests with matching names
 
 Compares the tables row by row; then the verdicts on files in which one key is missing, out of range, or of another
 type: both must accept or reject the file. Compiles keys.c, which includes moe.c, and runs moe-info. Norms, which no

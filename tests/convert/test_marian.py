@@ -488,5 +488,5 @@ def damaged_vocabularies_are_refused():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="NAME", help="run the tests whose names contain this")
+    parser.add_argument("--only", default="", metavar="NAME", help="run tests with matching names")
     sys.exit(test.run(parser.parse_args().only))

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""moe-prune: models with some of their experts, against references whose
-routers have only the rows that stay.
+"""moe-prune: models with some of their experts, compared with references with
+only the remaining rows of the routers.
 
 Usage: tests/python tests/convert/test_prune.py [--only NAME]
 
-Readings are transformer_numpy.py and decoder_numpy.py in float64, whose
-weights are cut here; checkpoints are made from their seeds. Prints `ok NAME`
-or `FAIL NAME` per test.
+References are transformer_numpy.py and decoder_numpy.py in float64, pruned here;
+checkpoints are made from fixed seeds. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import contextlib
@@ -61,7 +60,7 @@ def write_list(folder, listed, name="experts.json"):
 
 
 def chosen(sizes, experts, seed=1):
-    """For each mixture the experts that stay, ascending; and their numbers through all mixtures, in any order."""
+    """Return the experts to keep for each mixture, ascending; and their global numbers, in any order."""
     r = random.Random(seed)
     kept = [sorted(r.sample(range(experts), n)) for n in sizes]
     ids = [m * experts + e for m, some in enumerate(kept) for e in some]
@@ -70,7 +69,7 @@ def chosen(sizes, experts, seed=1):
 
 
 def cut_transformer(reference, kept):
-    """Only these rows of each router, and their experts under new names."""
+    """Keep only these rows of each router, and their experts under new names."""
     at = iter(kept)
     for side in "encoder", "decoder":
         for w in reference.layers(side):
@@ -78,14 +77,14 @@ def cut_transformer(reference, kept):
                 continue
             router, experts, some = w["ffn"]["router"]["classifier"], w["ffn"]["experts"], next(at)
             router["weight"] = router["weight"][some]
-            names = [f"expert_{e}" for e in some] + ["expert_0"] * (len(experts) - len(some))  # more are never asked
+            names = [f"expert_{e}" for e in some] + ["expert_0"] * (len(experts) - len(some))  # never selected
             w["ffn"]["experts"] = {f"expert_{i}": experts[name] for i, name in enumerate(names)}
     assert next(at, None) is None
     return reference
 
 
 def cut_decoder(config, arrays, kept):
-    """The same of a decoder's arrays."""
+    """Do the same with a decoder's arrays."""
     out, layers = {}, [i for i in range(config["num_hidden_layers"]) if make_decoder.is_sparse(config, i)]
     some_of = {f"model.layers.{i}.mlp.": some for i, some in zip(layers, kept, strict=True)}
     for name, x in arrays.items():
@@ -106,7 +105,7 @@ def cut_decoder(config, arrays, kept):
 
 @contextlib.contextmanager
 def of_transformer(*options, **changes):
-    """(a model file, a reference of its checkpoint, the folder) of NLLB-MoE."""
+    """Yield (model file, reference of its checkpoint, folder) of NLLB-MoE."""
     with tempfile.TemporaryDirectory() as folder:
         make_transformers.make(folder, "nllb-moe", **changes)
         model = os.path.join(folder, "model.bin")
@@ -117,7 +116,7 @@ def of_transformer(*options, **changes):
 
 @contextlib.contextmanager
 def of_decoder(family, *options):
-    """(a model file, config and arrays of its checkpoint, the folder)."""
+    """Yield (model file, config and arrays of its checkpoint, folder)."""
     with tempfile.TemporaryDirectory() as folder:
         config, arrays = make_decoder.make(folder, family)
         model = os.path.join(folder, "model.bin")
@@ -137,7 +136,7 @@ def close(found, wanted, family):
 # ---- Cut by a list ---------------------------------------------------------------------------------------------------
 
 def compare_transformer(model, reference, cases=range(10)):
-    """Scores, experts, and what a search finds: how many searches did not hang by a hair."""
+    """Compare scores, experts and search results; return the number of searches without a close decision."""
     certain, routing = 0, model + ".routing"
     for i in cases:
         source, force, target = make_transformers.case("nllb-moe", i)
@@ -172,7 +171,7 @@ def a_transformer_pruned_by_a_list_matches_the_reference():
 
 @numpy_test
 def published_lists_of_128_experts_are_supported():
-    """The published form: 36 of 128 experts in each of 6 mixtures for a source language, 12 for a target language."""
+    """The published format: 36 of 128 experts in each of 6 mixtures for a source language, 12 for a target language."""
     changes = {"num_experts": 128, "d_model": 16, "encoder_layers": 24, "decoder_layers": 24, "encoder_sparse_step": 4,
                "decoder_sparse_step": 4, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     with of_transformer(**changes) as (model, reference, folder):
@@ -266,7 +265,7 @@ def the_choice_bias_is_kept_or_zeroed():
 
 
 def kept_of(path):
-    """Experts by mixture, as the file says it."""
+    """Return the experts by mixture from the metadata of a file."""
     out = []
     for said in json.loads(run([INFO, "--json", path]).stdout)["metadata"]["prune.kept"]:
         spans = [x.split("-") for x in said.split(": ")[2].split()]
@@ -276,7 +275,7 @@ def kept_of(path):
 
 @numpy_test
 def sample_lines_use_their_source_language():
-    """NLLB's encoder reads the source's tag, its decoder begins with the target's: each counts for its language."""
+    """NLLB's encoder reads the source's tag, its decoder starts with the target's: each counts for its language."""
     class Weighed(transformer_numpy.Transformer):
         def route(self, name, w, x):
             y = super().route(name, w, x)
@@ -293,8 +292,8 @@ def sample_lines_use_their_source_language():
         folder, reference = os.path.dirname(model), Weighed(c.folder)
 
         def ranks(tag=str, sides=(0, 1)):
-            """The best experts of each mixture by language, where sources have the tag of tag(source), and encoders
-            and decoders count for these sides."""
+            """Return the best experts of each mixture by language, for source tags tag(source), counting encoders and
+            decoders for these sides."""
             uses = {}
             for source, target, text, translation in lines:
                 reference.weights = []
@@ -319,7 +318,7 @@ def sample_lines_use_their_source_language():
         wanted = ranks()
         assert kept_of(model + ".cut") == wanted, (kept_of(model + ".cut"), wanted)
         wrong = [ranks(*x) == wanted for x in ((lambda source: "fra_Latn",), (str, (1, 1)), (str, (0, 0)))]
-        assert not any(wrong), ("the test cannot tell one language from the other", wrong)
+        assert not any(wrong), ("the test does not distinguish the languages", wrong)
         about = json.loads(run([INFO, "--json", model + ".cut"]).stdout)["metadata"]
         assert about["prune.directions"] == ["-".join(x) for x in directions], about
         bad = run([TRANSLATE, "-m", model + ".cut", "-s", "fra_Latn", "-t", "deu_Latn"], ["x"], status=2).stderr
@@ -327,7 +326,7 @@ def sample_lines_use_their_source_language():
 
 
 class Measured(decoder_numpy.Decoder if np else object):
-    """Sums of weights, and of weights times sizes of outputs, and counts, of each expert in each mixture."""
+    """Records sums of weights, of weights times norms of outputs, and counts, for each expert in each mixture."""
 
     def mixture(self, z, at):
         y = super().mixture(z, at)
@@ -375,7 +374,7 @@ def sample_lines_become_prompts_with_the_models_wording():
 
 @numpy_test
 def ranking_of_a_decoders_experts_matches_the_reference():
-    """Sum of weights; mean of weight times norm of the output. Prompts count, and given answers."""
+    """By sum of weights, or mean of weight times norm of the output, over prompts and given answers."""
     pairs = [(make_decoder.prompt(i), [5 + 7 * i % 80, 12, 40 + i]) for i in range(8)]
     for family in "hy_v3", "qwen3_moe":
         with of_decoder(family) as (model, config, arrays, folder):
@@ -393,12 +392,12 @@ def ranking_of_a_decoders_experts_matches_the_reference():
                     best = sorted(np.argsort(-ranks)[:4].tolist())
                     assert found == best, (family, options, ranks)
                     differ += best != sorted(np.argsort(-sums[0])[:4].tolist())
-            assert differ, "the test cannot tell one from the other"
+            assert differ, "the test does not distinguish them"
 
 
 @numpy_test
 def weights_are_copied_byte_for_byte():
-    """Quantised ones too: slabs of the experts that stay, and all that belongs to no expert."""
+    """Including quantised ones: slabs of the kept experts, and everything outside of experts."""
     with of_transformer("--type", "q8", "--experts", "q4") as (model, _, folder):
         kept, ids = chosen((3, 2, 5, 8), 8)
         prune(model, model + ".cut", "--experts", write_list(folder, ids))
@@ -494,7 +493,7 @@ def reranking_is_off_without_the_reverse_direction():
             assert about["metadata"]["decode.rerank"] == wanted, (options, about["metadata"]["decode.rerank"])
 
 
-# ---- What is refused -------------------------------------------------------------------------------------------------
+# ---- Rejected requests -----------------------------------------------------------------------------------------------
 
 @test
 def unsupported_pruning_is_rejected_by_name():
@@ -546,7 +545,7 @@ def a_full_disk_leaves_no_files():
 def damage_is_detected_in_kept_experts_only():
     with tempfile.TemporaryDirectory() as folder:
         model, ids = folder + "/model.bin", every_expert(SHIPPED)
-        run([QUANTIZE, SHIPPED, model, "q8", "--experts", "q4"])  # of version 2, with checksums of slabs
+        run([QUANTIZE, SHIPPED, model, "q8", "--experts", "q4"])  # version 2, with checksums of slabs
         tensor = next(x for x in json.loads(run([INFO, "--json", model]).stdout)["tensors"] if x["experts"])
         with open(model, "r+b") as file:
             file.seek(tensor["offset"] + tensor["bytes"] // 32 * 5)  # expert 5
@@ -561,5 +560,5 @@ def damage_is_detected_in_kept_experts_only():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="NAME", help="tests whose names contain NAME")
+    parser.add_argument("--only", default="", metavar="NAME", help="run tests with matching names")
     sys.exit(test.run(parser.parse_args().only))

