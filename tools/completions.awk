@@ -1,21 +1,23 @@
-# Completions of a shell for a program, made of its --help:
+# Generate shell completions for a program from its --help:
 #     moe-translate --help | awk -v shell=bash -v program=moe-translate -f tools/completions.awk
-# shell: bash, zsh or fish. An option is a line such as "  -m, --model FILE   the model (default: ...)"; its description
-# goes on in the lines below and is used up to its first sentence, bracket or semicolon.
+# shell: bash, zsh or fish. An option is a line such as "  -m, --model FILE   model file (default: ...)". Its
+# description continues in the following lines and is used up to its first sentence, bracket or semicolon.
 
 /^  (-[a-zA-Z]|    --[a-zA-Z])/ {
     n++
     short[n] = long[n] = value[n] = ""
-    for (i = 1; i <= NF && ($i ~ /^-/ || $i ~ /^[A-Z][A-Z0-9|:.]*$/); i++) {
-        word = $i
-        sub(/,$/, "", word)
-        if (word ~ /^--/) long[n] = word
-        else if (word ~ /^-/) short[n] = word
-        else value[n] = word
+    head = $0
+    sub(/^ +/, "", head)
+    rest = sub(/  +/, "\t", head) ? substr(head, index(head, "\t") + 1) : ""
+    sub(/\t.*/, "", head)
+    words = split(head, word, /,? /)
+    for (i = 1; i <= words; i++) {
+        if (word[i] ~ /^--/) long[n] = word[i]
+        else if (word[i] ~ /^-/) short[n] = word[i]
+        else value[n] = word[i]
     }
-    if (sub(/\[=.*/, "", long[n])) value[n] = "" # it may have a value, and need not
-    text[n] = ""
-    for (; i <= NF; i++) add($i)
+    if (sub(/\[=.*/, "", long[n])) value[n] = "" # its value is optional
+    text[n] = rest
     open = 1
     next
 }
@@ -27,7 +29,7 @@
 
 function add(word) { text[n] = text[n] (text[n] ? " " : "") word }
 function quoted(s) { gsub(/'/, "'\\''", s); return "'" s "'" }
-function is_file(i) { return value[i] ~ /FILE|MODEL/ || short[i] ~ /^-[imo]$/ }
+function is_file(i) { return value[i] ~ /FILE|MODEL|DIR/ || short[i] ~ /^-[imo]$/ }
 function names(i, between) { return short[i] (short[i] && long[i] ? between : "") long[i] }
 
 function bash(    i, all, files, others, f) {
@@ -61,6 +63,7 @@ function zsh(    i, told, line) {
     for (i = 1; i <= n; i++) {
         told = text[i]
         gsub(/[\[\]:\\]/, "\\\\&", told)
+        gsub(/:/, "\\:", value[i])
         told = "[" told "]" (value[i] ? ":" value[i] ":" (is_file(i) ? "_files" : "") : "")
         line = short[i] (short[i] && value[i] ? "+" : "") # FILE may follow at once
         if (line && long[i]) line = line ","
@@ -83,7 +86,7 @@ function fish(    i, line) {
 
 END {
     for (i = 1; i <= n; i++) {
-        sub(/[.;] .*/, "", text[i])
+        sub(/(\. [A-Z]|;).*/, "", text[i])
         sub(/ \(.*/, "", text[i])
         sub(/[.:]$/, "", text[i])
     }

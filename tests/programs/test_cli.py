@@ -92,13 +92,6 @@ def an_option_is_given_once():
     assert translate("a\n", "-q", "-q").lines, "a flag may be repeated"
     score = [os.path.join(BIN, "moe-score"), "-m", "a", "-m", "b"]
     assert "--model is given twice" in run(score).complaint
-    for name, option, value, others in (("make-random", "-o", "/dev/null", ["--preset", "lm-4"]),
-                                        ("make-random", "--seed", "1", ["--preset", "lm-4", "-o", "/dev/null"]),
-                                        ("bench", "--rows", "1", ["--layer", "lstm", "--reps", "1"])):
-        result = run([os.path.join(BIN, "moe-" + name), *others, option, value, option, value])
-        long = "--output" if option == "-o" else option
-        assert result.returncode == 2, result
-        assert f"moe-{name}: {long} is given twice" in result.complaint, result.complaint
 
 
 @test

@@ -283,6 +283,11 @@ int option_parse(const option_program *program, int argc, char **argv, void *opt
     int status = -1;
     collect(&t, program);
     describe(&t, known, letters);
+#ifdef __APPLE__
+    optreset = 1, optind = 1;
+#else
+    optind = 0; /* may have been called before */
+#endif
     opterr = 0;
     for (int c; status < 0 && (c = getopt_long(argc, argv, letters, known, NULL)) != -1;)
         status = c == '?' || c == ':' ? bad_option(&t, c, argv[optind - 1]) : take_option(&t, c, options);
