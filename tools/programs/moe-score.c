@@ -176,7 +176,7 @@ static void app_totals(const program_flow *flow, const moe_stats *s, double elap
 /* ==== 5. Main =========================================================================================== */
 
 int main(int argc, char **argv) {
-    program_common o;
+    program_common o = program_common_none();
     int status = program_begin("moe-score");
     if (status < 0) status = option_parse(&program, argc, argv, &o);
     if (status >= 0) return status;
