@@ -41,6 +41,7 @@
  *   37. Sessions: running      the run of a graph, alone or with other ranks
  *   38. Reranking              translations that wait for the score of their source
  *   39. Sessions: translating  the queue, continuous batching, the public calls
+ *   40. Sessions: classifying  rows of numbers, a batch at a time
  *
  * Read these sections first. One sentence calls 204 functions (2,100 lines), nearly all of them here, in this order:
  *   Sessions: translating  moe_translate_ids, moe_refill, moe_admit; moe_encode; moe_step until moe_deliver
@@ -11892,12 +11893,19 @@ static int moe_pull_sentence(void *user, int wait, moe_request *q) {
 static void moe_take_sentence(void *user, const moe_result *result) {
     moe_sentence *one = user;
     const moe_hypothesis *best = result->hypotheses;
-    if (!result->status) *one->n_out = best->n_ids;
     if (result->status) one->status = moe_fail(one->error, result->status, "translate", "%s", result->message);
-    else if (best->n_ids > one->capacity)
+    if (result->status) return;
+    *one->n_out = best->n_ids;
+    if (best->n_ids > one->capacity)
         one->status = moe_fail(one->error, MOE_ERROR_LIMIT, "capacity",
                                "the translation has %zu tokens, the capacity is %zu", best->n_ids, one->capacity);
-    else if (best->n_ids) memcpy(one->out, best->ids, best->n_ids * sizeof *one->out);
+    if (best->n_ids > one->capacity) return;
+    if (best->n_ids) memcpy(one->out, best->ids, best->n_ids * sizeof *one->out);
+    if (one->n && !best->finished) /* an empty source has an empty translation */
+        one->status = moe_fail(one->error, MOE_ERROR_LIMIT, best->looped ? "stop_loops" : "max_target",
+                               best->looped ? "incomplete translation: it repeats itself after %zu tokens"
+                                            : "incomplete translation: cut at the length limit after %zu tokens",
+                               best->n_ids);
 }
 
 moe_status moe_translate_ids(moe_session *s, const int32_t *source, size_t n, int32_t *out, size_t capacity,
@@ -11907,7 +11915,8 @@ moe_status moe_translate_ids(moe_session *s, const int32_t *source, size_t n, in
     return one.status;
 }
 
-/* ---- Classifying ---- */
+/* ==== 40. Sessions: classifying ===============================================================================
+ * Owns the classification of rows of numbers, a batch at a time. */
 
 static moe_status moe_classify_all(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
                                    moe_error *error) {

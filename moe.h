@@ -510,8 +510,10 @@ void moe_session_uncancel(moe_session *session); /* forget a cancel that came to
 moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error);
 
 /* Translate one sentence, the pieces of text source [n], with the session's defaults. The ids of the best translation
- * are written to out [capacity], and their number to *n_out. Errors: those of moe_translate, and the status of the
- * sentence; MOE_ERROR_LIMIT if `capacity` is too small, with the number of ids in *n_out. */
+ * are written to out [capacity], and their number to *n_out. Errors: those of moe_translate, the status of the
+ * sentence, and MOE_ERROR_LIMIT, which sets *n_out too: to more than `capacity` if `out` is too small and nothing was
+ * written; else `out` has an incomplete translation, cut at the length limit or, with stop_loops, where it repeats
+ * itself. */
 moe_status moe_translate_ids(moe_session *session, const int32_t *source, size_t n, int32_t *out, size_t capacity,
                              size_t *n_out, moe_error *error);
 

@@ -56,12 +56,13 @@ static void the_number_of_the_version_is_that_of_its_name(void **state) {
 
 /* ---- The simple call ---- */
 
-static const int32_t source[] = { 7, 9, 11, 8 };
+static const int32_t source[] = { 7, 9, 11, 8, 12, 13 };
 
 typedef struct seen {
     int sent;
-    int32_t ids[20];
+    int32_t ids[100];
     size_t n;
+    int finished, looped;
 } seen;
 
 static int pull(void *user, int wait, moe_request *r) {
@@ -75,6 +76,7 @@ static void done(void *user, const moe_result *r) {
     seen *x = user;
     assert_int_equal(r->status, MOE_OK);
     x->n = r->hypotheses[0].n_ids;
+    x->finished = r->hypotheses[0].finished, x->looped = r->hypotheses[0].looped;
     memcpy(x->ids, r->hypotheses[0].ids, x->n * sizeof *x->ids);
 }
 
@@ -123,6 +125,42 @@ static void the_simple_call_says_why_it_fails(void **state) {
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, 20, &n, &e), MOE_ERROR_CANCELLED);
     assert_int_equal(n, 77);
     moe_session_free(s);
+    moe_model_close(f->model);
+    drop(f);
+}
+
+/* Only a finished translation is a success. The tokens of a cut one are written too. */
+static void the_simple_call_never_hides_a_cut(void **state) {
+    static const struct {
+        int min_target, max_target, stop_loops;
+        const char *where;
+    } cases[] = { { 5, 20, 0, "" },
+                  { 4, 4, 0, "max_target" },
+                  { 90, 95, 0, "max_target" },
+                  { 90, 95, 1, "stop_loops" } };
+    fixture *f = open_model();
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const moe_status wanted = *cases[i].where ? MOE_ERROR_LIMIT : MOE_OK;
+        moe_session_params p = moe_session_params_default(f->model);
+        moe_session *s = NULL;
+        moe_error e = { MOE_OK, "", "" };
+        seen x = { 0 };
+        int32_t ids[100];
+        size_t n = 0;
+        p.threads = p.batch = p.beam = p.nbest = 1;
+        p.max_source = 20, p.max_len_factor = 100, p.target_tag = MW_TAG_DE;
+        p.min_target = cases[i].min_target, p.max_target = cases[i].max_target, p.stop_loops = cases[i].stop_loops;
+        assert_int_equal(moe_session_new(f->model, &p, &s, NULL), MOE_OK);
+        assert_int_equal(moe_translate(s, pull, done, &x, NULL), MOE_OK);
+        assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, COUNT(ids), &n, &e), wanted);
+        assert_string_equal(e.where, cases[i].where);
+        assert_true(n == x.n && n > 3 && !x.finished == !!wanted && x.looped == !strcmp(e.where, "stop_loops"));
+        assert_memory_equal(ids, x.ids, n * sizeof *ids);
+        assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, n - 1, &n, &e), MOE_ERROR_LIMIT);
+        assert_string_equal(e.where, "capacity");
+        moe_session_free(s);
+    }
     moe_model_close(f->model);
     drop(f);
 }
@@ -397,6 +435,7 @@ int main(void) {
         cmocka_unit_test(the_number_of_the_version_is_that_of_its_name),
         cmocka_unit_test(the_simple_call_gives_what_the_other_gives),
         cmocka_unit_test(the_simple_call_says_why_it_fails),
+        cmocka_unit_test(the_simple_call_never_hides_a_cut),
         cmocka_unit_test(a_late_cancel_can_be_taken_back),
         cmocka_unit_test(a_model_stays_until_its_last_session_is_freed),
         cmocka_unit_test(parameters_list_themselves_with_their_limits),
