@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/backtranslation.py: what is translated back by a program that stands in for moe-translate, and what is
-kept of it.
+"""tools/train/backtranslation.py: which text is back-translated, by a placeholder for moe-translate, and which results
+are kept.
 
 Usage: tests/python tests/train/test_backtranslation.py
 
@@ -66,7 +66,7 @@ def missing_cells_are_translated_from_english():
 def only_whole_sentences_of_fitting_length_are_used():
     cells = [WHOLE[:-1], "A" + "a" * back.LONGEST + ".", "a" * (back.SHORTEST - 2) + ".", "", WHOLE]
     assert made({"books": {"en": cells, "es": ["x"] * 5}})["back.de"]["en"] == [WHOLE]
-    assert made({"apps": {"en": cells, "es": ["x"] * 5}}) == {}  # not one of the sources
+    assert made({"apps": {"en": cells, "es": ["x"] * 5}}) == {}  # not a source
 
 
 @test
@@ -86,7 +86,7 @@ def a_program_that_fails_is_an_error():
     except SystemExit as error:
         assert "exit status 3" in str(error)
     else:
-        raise AssertionError("nothing was said")
+        raise AssertionError("no error was reported")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""tools/train/train-lm.py curve, on a corpus of made-up lines: networks of equal operations per token are trained, also
-when it is stopped in between, and none twice; and tools/train/report.py, which draws what came out.
+"""tools/train/train-lm.py curve, on a generated corpus: networks with equal operations per token are trained once, even
+if interrupted; and tools/train/report.py, which plots the results.
 
-Usage: tests/python tests/train/test_curve.py [WORD]      with WORD only the tests whose names have it
+Usage: tests/python tests/train/test_curve.py [WORD]      WORD: run tests with matching names
 
-Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. It needs PyTorch, NumPy and
-SentencePiece: tools/install-deps --test puts them into .venv.
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Requires PyTorch, NumPy and
+SentencePiece, which tools/install-deps --test installs into .venv.
 """
 import importlib.util
 import json
@@ -35,7 +35,7 @@ test = Suite()
 
 
 def write_corpus(folder):
-    """Made-up lines where the trainer looks for text."""
+    """Write generated lines where the trainer looks for text."""
     chance = random.Random(1)
     words = ["".join(chance.choice("abcdefgh") for _ in range(chance.randint(2, 6))) for _ in range(200)]
     for name in ("train/wikipedia", "dev/tatoeba.en-de", "dev/europarl.en-fr", "dev/wmt_newstest2012",
@@ -54,13 +54,13 @@ def curve(folder, out, *more, **settings):
 
 
 def ended(process):
-    """(exit status, standard output, standard error)"""
+    """Return (exit status, standard output, standard error)."""
     out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
 def rows(table):
-    """Network -> (column -> cell) of a table in Markdown."""
+    """Return network -> (column -> cell) of a Markdown table."""
     head, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().split("\n")]
     return {row[0]: dict(zip(head, row, strict=True)) for row in body}
 
@@ -71,7 +71,7 @@ def written(path):
 
 
 def stopped_while_training(process, log):
-    """Ends the process once the trainer of a network has begun."""
+    """Terminate the process once the trainer of a network has started."""
     until = time.monotonic() + 300
     while not (log.exists() and "M weights" in written(log)):
         assert process.poll() is None and time.monotonic() < until, ended(process)
@@ -94,12 +94,12 @@ def networks_are_trained_once_and_to_the_same_end_when_stopped_in_between():
         assert status == 1 and not out and "can be continued" in err, (status, out, err)
         seen = torch.load(networks["4"] / "resume.pt", weights_only=True)["tokens"]
         assert 0 < seen < TOKENS and not (networks["4"] / "test.json").exists(), seen
-        assert not networks["16-h"].exists(), "another one was begun"
+        assert not networks["16-h"].exists(), "another network was started"
         first = written(networks["dense"] / "log")
 
         status, out, err = ended(curve(*begin, "--card", card, "--part", "x"))
         assert status == 0, err
-        assert written(networks["dense"] / "log") == first, "a finished one was trained again"
+        assert written(networks["dense"] / "log") == first, "a finished network was trained again"
         assert f"from {seen / 1e6:.2f} of" in written(networks["4"] / "log")
         table, results = rows(out), {x: json.loads(written(path / "test.json")) for x, path in networks.items()}
         assert table.keys() == networks.keys()
@@ -119,12 +119,12 @@ def networks_are_trained_once_and_to_the_same_end_when_stopped_in_between():
         status, again, err = ended(curve(*begin))
         assert status == 0 and again == out and logs == {x: written(path / "log") for x, path in networks.items()}, err
         status, _, err = ended(curve(*begin, "--rate", "0.5"))
-        assert status == 1 and "was begun with --rate 0.003" in err, err
+        assert status == 1 and "was created with --rate 0.003" in err, err
 
         status, out, err = ended(curve(folder, "whole", "--networks", "4", "--seeds", "1"))
         assert status == 0, err
         for column in ("perplexity", "CV(load)", "mix"):
-            assert rows(out)["4"][column] == table["4"][column], f"{column}: it matters that it was stopped"
+            assert rows(out)["4"][column] == table["4"][column], f"{column} depends on the interruption"
 
 
 @test

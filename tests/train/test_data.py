@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""tools/train/data.py: what it makes of everyday sentences.
+"""tools/train/data.py: its treatment of everyday sentences.
 
 Usage: tests/python tests/train/test_data.py
 
-Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. It needs NumPy and SentencePiece:
-tools/install-deps --test puts them into .venv.
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Requires NumPy and SentencePiece,
+which tools/install-deps --test installs into .venv.
 """
 import random
 import sys
@@ -26,7 +26,7 @@ def everyday_sentences_are_typed_in_three_ways_alike_in_all_languages():
 
 
 @test
-def the_table_of_them_has_a_row_for_every_row():
+def the_typed_table_has_a_row_for_every_row():
     tables = {
     "everyday.en-de": {
         "en": [

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/dictionaries.py: what it reads in the formats of Ding and dictd, what it puts around German nouns, which
-rows it leaves out, and sentences whose words change alike in both languages.
+"""tools/train/dictionaries.py: reading Ding's and dictd's formats, contexts of German nouns, skipped rows, and
+sentences with words replaced in both languages.
 
 Usage: tests/python tests/train/test_dictionaries.py
 
@@ -55,7 +55,7 @@ SPANISH = {"Licht": "Licht\nluz", "finden": "finden\nencontrar 2"}
 
 
 def installed(root, name=None, dictionary=()):
-    """Writes Ding's file, or a dictionary in dictd's format."""
+    """Write Ding's file, or a dictionary in dictd's format."""
     if not name:
         os.makedirs(os.path.join(root, "usr/share/trans"))
         with open(os.path.join(root, dictionaries.DING), "w", encoding="utf-8") as file:
@@ -78,7 +78,7 @@ def installed(root, name=None, dictionary=()):
 
 
 def corpus():
-    """Enough of all the words."""
+    """Return a corpus with enough occurrences of all words."""
     english = ("station stop halt light eye eyes black found to find something help somebody student ribbon volume "
                "stations ribbons")
     return {"tatoeba.en-de": {"en": ["The light of my eye is a light thing.", "An eye sees."] + [english] * 12,
@@ -89,7 +89,7 @@ def corpus():
 
 
 @test
-def entries_are_read_as_ding_writes_them():
+def ding_entries_are_parsed():
     with tempfile.TemporaryDirectory() as root:
         installed(root)
         entries = list(dictionaries.ding_entries(os.path.join(root, dictionaries.DING)))
@@ -106,7 +106,7 @@ def entries_are_read_as_ding_writes_them():
 
 
 @test
-def articles_are_read_as_dictd_does():
+def dictd_articles_are_parsed():
     with tempfile.TemporaryDirectory() as root:
         long = {f"Wort{i}": f"Wort{i}\nmot{'x' * i}" for i in range(200)}  # offsets of three digits
         installed(root, "deu-fra", {**FRENCH, **long})
@@ -121,7 +121,7 @@ def articles_are_read_as_dictd_does():
 
 
 @test
-def words_are_bridged_that_lead_to_each_other():
+def words_with_common_translations_are_bridged():
     count = dictionaries.Counter({"light": 50, "lumière": 50})
     english = dictionaries.likely({"Licht": {"light", "luminary"}, "leicht": {"light", "easily"}, "Auge": {"eye"},
                                    "Band": {"ribbon", "volume"}}, count)
@@ -130,10 +130,10 @@ def words_are_bridged_that_lead_to_each_other():
     assert (english["Licht"]["light"] > 0.9 and abs(sum(english["Licht"].values()) - 1) < 1e-9
             and english["Auge"] == {"eye": 1})
     pairs = dictionaries.bridged(english, french, "ment")
-    # light is lumière more than facile; ribbon and volume lead to ruban alike, and the first has it; the others are too
-    # unlikely
+    # light is lumière rather than facile; ribbon and volume both lead to ruban, and the first one gets it; the others
+    # are too improbable
     assert pairs == [("eye", "œil"), ("light", "lumière"), ("ribbon", "ruban")], pairs
-    assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facile": 1}}, "ment") == []  # an adverb and none
+    assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facile": 1}}, "ment") == []  # an adverb and an adjective
     assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facilement": 1}}, "ment") == [("easily", "facilement")]
     assert dictionaries.bridged({"x": {"a": 0.1, "b": 0.9}}, {"x": {"c": 0.1, "d": 0.9}}, "ment") == [("b", "d")]
 
@@ -174,12 +174,12 @@ def articles_agree_with_the_noun():
 
 
 @test
-def rows_are_distinct_and_of_common_words_and_not_for_testing():
+def rows_are_distinct_and_common_and_not_in_the_test_set():
     with tempfile.TemporaryDirectory() as root:
         installed(root)
         installed(root, "deu-fra", FRENCH)
         installed(root, "deu-spa", SPANISH)
-        installed(root, "deu-ita", {"Licht": "Licht\nluce"})  # no language of the corpus
+        installed(root, "deu-ita", {"Licht": "Licht\nluce"})  # not a language of the corpus
         installed(root, "fra-deu", GENDERS)
         said = []
         made, again, other = (dictionaries.dictionary_tables(corpus(), {"to find something", "luz"}, 50, seed, root,
@@ -201,7 +201,7 @@ def rows_are_distinct_and_of_common_words_and_not_for_testing():
     assert rows["bridged"] == [{"en": "eye", "fr": "œil"}, {"en": "light", "fr": "lumière"},
                                {"en": "station", "fr": "gare"}], rows["bridged"]
     words = {cell for x in rows.values() for row in x for cell in row.values()}
-    # for testing; `encontrar` and `finden` are not common
+    # test sentences; `encontrar` and `finden` are not common
     assert not words & {"luz", "to find something", "encontrar"}, words
     assert {row["fr"] for row in rows["nouns"] if "fr" in row} == {"La gare est ici.", "La lumière est ici."}
 
@@ -223,7 +223,7 @@ def nouns_change_alike_in_both_languages():
         entries = list(dictionaries.ding_entries(os.path.join(root, dictionaries.DING)))
     count = dictionaries.occurrences(corpus())
     nouns = dictionaries.Words(dictionaries.german_nouns(entries), count["de"], count["en"], {"halt"})
-    assert "Student" not in nouns.meanings and "Band" not in nouns.meanings  # weak; of two genders
+    assert "Student" not in nouns.meanings and "Band" not in nouns.meanings  # weak; two genders
     assert (nouns.meanings["Bahnhof"] == ("m", ["station", "stop", "halt"])
             and nouns.meanings["Augen"] == ("pln", ["eyes"]))
     assert nouns.attested == {"n": [("Auge", "eye"), ("Licht", "light")], "m": [("Bahnhof", "station")]}, nouns.attested
@@ -231,8 +231,8 @@ def nouns_change_alike_in_both_languages():
     places = nouns.places(german, english)
     assert places == [("n", "Licht", "light"), ("n", "Auge", "eye")], places
     assert nouns.places("Ein Licht und noch ein Licht", "a light") == [] == nouns.places("Ein Licht", "light, light")
-    assert nouns.places("Der Bahnhof", "the stop or station") == []  # which?
-    # no noun, perhaps
+    assert nouns.places("Der Bahnhof", "the stop or station") == []  # ambiguous
+    # may not be a noun
     assert nouns.places("Der Bahnhof", "the station") and nouns.places("Der Bahnhof", "we halt") == []
     r = random.Random(2)
     seen = {nouns.replaced(r, german, english, [place]) for place in places for _ in range(50)}
@@ -282,7 +282,7 @@ def verbs_change_alike_in_both_languages():
 
 
 @test
-def the_tables_have_verbs_and_french_that_english_explains():
+def tables_include_verbs_and_english_french_dictionaries():
     with tempfile.TemporaryDirectory() as root:
         installed(root)
         with open(os.path.join(root, dictionaries.DING), "a", encoding="utf-8") as file:
@@ -290,7 +290,7 @@ def the_tables_have_verbs_and_french_that_english_explains():
         installed(root, "eng-fra", {"light": "light /laɪt/\nlumière"})
         installed(root, "eng-spa", {"light": "light\nluz"})
         tables = corpus()
-        tables["books"] = {"en": ["They buy and buy."] * 12, "de": ["Sie kaufen und kaufen."] * 12}  # which one?
+        tables["books"] = {"en": ["They buy and buy."] * 12, "de": ["Sie kaufen und kaufen."] * 12}  # ambiguous
         tables["wikipedia"] = {"en": ["We buy it, see."] * 12, "de": ["Wir kaufen es."] * 12}
         made = dictionaries.dictionary_tables(tables, set(), 10, 1, root, len)
     rows = set(zip(made["verbs"]["de"], made["verbs"]["en"]))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/everyday.py: every language's own forms, numbers and times; the same seed gives the same table; what a
-model is tested with is left out.
+"""tools/train/everyday.py: forms, numbers and times of every language; the same seed gives the same table; test phrases
+are excluded.
 
 Usage: tests/python tests/train/test_everyday.py
 
@@ -33,7 +33,7 @@ WORDS = """=\tplace
 
 
 def said(*patterns, seed=1):
-    """The sentences that patterns, each a row of four, become with WORDS."""
+    """Return the sentences of patterns, each a row of four, with WORDS."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "words.tsv"
         path.write_text(WORDS + "".join("\t" + "\t".join(row) + "\n" for row in patterns), encoding="utf-8")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""tools/train/train.py on text of one's own, from text to model file: a small model is trained from scratch on some
-phrases, and finetune goes on with its file.
+"""tools/train/train.py on the user's own text, from text to model file: a small model is trained from scratch on some
+phrases, then fine-tuned from its file.
 
 Usage: tests/python tests/train/test_finetune.py
 
-Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. It needs PyTorch: tools/install-deps
---test-long puts it into .venv.
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Requires PyTorch, which
+tools/install-deps --test-long installs into .venv.
 """
 import collections
 import csv
@@ -41,7 +41,7 @@ def tool(path, *command):
 
 
 def write_phrases(path):
-    """The phrasebook's English and German."""
+    """Write the phrasebook's English and German."""
     rows = collections.defaultdict(dict)
     with open(ROOT / "tests" / "train" / "phrasebook.tsv", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
@@ -66,7 +66,7 @@ def finetuning_improves_a_model_file():
              folder / "licence.txt", "--type", "f32", "-o", model)
         said = tool("train/train.py", "finetune", "-m", model, "--corpus", corpus, "-o", mine, *OPTIONS, "0.02")
         trained, (before, after) = losses(run)[-1], losses(folder / "mine.bin.training")
-        assert abs(before - trained) < 0.02, (trained, before)  # the weights came through the model file
+        assert abs(before - trained) < 0.02, (trained, before)  # the weights survived the model file
         assert after < before - 0.1, (before, after)
         for pair in "en-de", "de-en":
             assert re.search(rf"^{pair}: held-out BLEU [\d.]+ before, [\d.]+ after$", said, re.MULTILINE), said
@@ -77,11 +77,11 @@ def finetuning_improves_a_model_file():
 
 
 @torch_test
-def a_short_run_gets_warm():
+def short_runs_finish_their_warm_up():
     import train
     assert train.schedule(0, 0.0, 150, 0.2) == 1 / 150
     assert train.schedule(149, 0.01, 150, 0.2) == 1.0
-    assert train.schedule(5, 0.1, 150, 0.2) == 1.0, "60 steps in all: after a tenth of them"
+    assert train.schedule(5, 0.1, 150, 0.2) == 1.0, "60 steps in total: warm after a tenth"
     assert 0.49 < train.schedule(5, 0.05, 150, 0.2) < 0.51
 
 

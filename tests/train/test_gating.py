@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""tools/train/gating.py, the gates and losses of training: against their definitions, written out one element at a
-time; against tools/convert/reference.py to 1e-5; and the gradient of every loss against finite differences in float64.
+"""tools/train/gating.py, gates and losses for training, compared with element-by-element definitions, with
+tools/convert/reference.py to 1e-5, and the gradient of every loss with finite differences in float64.
 
-Usage: tests/python tests/train/test_gating.py [WORD]      with WORD only the tests whose names have it
+Usage: tests/python tests/train/test_gating.py [WORD]      WORD: run tests with matching names
 
-Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. It needs PyTorch, NumPy and
-SentencePiece: tools/install-deps --test puts them into .venv. What hangs on a choice (masks) is held fixed while
-differences are taken.
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Requires PyTorch, NumPy and
+SentencePiece, which tools/install-deps --test installs into .venv. Finite differences keep discrete choices (masks)
+fixed.
 """
 import ast
 import contextlib
@@ -61,7 +61,7 @@ def variance(values):
 
 
 def differentiable(function, *inputs):
-    """torch.autograd.gradcheck: every partial derivative against central differences."""
+    """Compare all partial derivatives with central differences (torch.autograd.gradcheck)."""
     assert torch.autograd.gradcheck(function, [x.detach().clone().requires_grad_() for x in inputs], atol=1e-7)
 
 
@@ -107,7 +107,7 @@ def noisy_topk_gates_add_noise_of_learned_size_before_the_choice():
 
 
 @test
-def chance_is_the_share_of_new_noise_that_selects_an_expert():
+def chance_is_the_probability_of_selection_with_new_noise():
     clean, deviation, z = logits(), normal(ROWS, N, seed=2).exp(), normal(ROWS, N, seed=3)
     _, chance = gating.noisy_topk(clean, deviation, K, z)
     noisy = clean + z * deviation
@@ -118,7 +118,7 @@ def chance_is_the_share_of_new_noise_that_selects_an_expert():
             close(chance[r, i], value)
             draws = clean[r, i] + deviation[r, i] * normal(20_000, seed=r * N + i)  # eq 8
             close(chance[r, i], (draws > kth).double().mean(), 0.02)
-    assert gating.noisy_topk(clean, deviation, N, z)[1].eq(1).all()  # nobody is left out
+    assert gating.noisy_topk(clean, deviation, N, z)[1].eq(1).all()  # all are selected
 
 
 @test
@@ -131,16 +131,16 @@ def batchwise_masks_take_the_m_largest_of_every_column():
             best = sorted(range(ROWS), key=lambda r: -p[r, i].item())[:m]
             assert mask[:, i].nonzero().flatten().tolist() == sorted(best)
         assert torch.equal(mask, ref.batchwise_mask(p, m))
-    assert gating.batchwise_mask(p[:4], 1)[1] == 1  # m is one at least
+    assert gating.batchwise_mask(p[:4], 1)[1] == 1  # m is at least one
 
 
 @test
-def balanced_gates_are_the_references():
+def balanced_gates_match_the_reference():
     for policy in ("top1", "zero"):
         for k in (1, 2):
             mask, m = gating.batchwise_mask(probabilities(), k)
             gate = gating.masked(probabilities(), mask, policy)
-            assert k == 2 or gate.empty.any(), "no empty row"
+            assert k == 2 or gate.empty.any(), "no empty mask"
             close(gate.weights, ref.batchwise_gate(logits(), m, policy))
             assert torch.equal(gate.mask, gate.weights > 0)
             single = gating.masked(probabilities().float(), mask, policy)
@@ -186,7 +186,7 @@ def levels(x, w):
 
 
 @test
-def two_levels_of_topk_are_the_references():
+def two_levels_of_topk_match_the_reference():
     x, w = normal(ROWS, 10), weights_of()
     above, below = levels(x, w)
     parent = gating.topk(above, 2)
@@ -199,7 +199,7 @@ def two_levels_of_topk_are_the_references():
 
 
 @test
-def two_levels_of_noisy_topk_are_the_references():
+def two_levels_of_noisy_topk_match_the_reference():
     x, w = normal(ROWS, 10), weights_of()
     above, below = levels(x, w)
     z = {"gate": normal(ROWS, GROUPS * INSIDE, seed=7), "parent": normal(ROWS, GROUPS, seed=8)}
@@ -213,7 +213,7 @@ def two_levels_of_noisy_topk_are_the_references():
 
 
 @test
-def two_levels_of_balanced_gates_are_the_references():
+def two_levels_of_balanced_gates_match_the_reference():
     x, w = normal(ROWS, 10), weights_of()
     above, below = levels(x, w)
     threshold = torch.full((GROUPS * INSIDE,), 0.3, dtype=torch.float64)
@@ -225,8 +225,8 @@ def two_levels_of_balanced_gates_are_the_references():
         gate = gating.two_level(parent, gating.masked(p, mask, policy), row, group)
         wanted = ref.moe_gate(x, layer_of(gate="threshold", k=1, empty=policy, **{"parent.k": 2}), w, batchwise=True)
         close(gate.weights, wanted["gate"])
-        assert gate.empty.any(), "no empty row"
-        for i in range(GROUPS):  # of eq 20 over the rows X(i)
+        assert gate.empty.any(), "no empty mask"
+        for i in range(GROUPS):  # eq 20 over the rows X(i)
             own = p[group == i]
             m = max(1, len(own) // INSIDE)
             close(gradient.view(GROUPS, -1)[i], (m - (own > 0.3).sum(0)) / len(own))
@@ -244,7 +244,7 @@ def groups_without_rows_are_supported():
 # ---- Losses ----------------------------------------------------------------------------------------------------------
 
 @test
-def importance_loss_is_its_definition():
+def importance_loss_matches_its_definition():
     weights = gating.topk(logits(), K).weights
     sums = [sum(weights[r, i].item() for r in range(ROWS)) for i in range(N)]
     close(gating.importance(weights), sums)
@@ -253,7 +253,7 @@ def importance_loss_is_its_definition():
 
 
 @test
-def load_loss_is_its_definition():
+def load_loss_matches_its_definition():
     _, chance = gating.noisy_topk(logits(), normal(ROWS, N, seed=2).exp(), K, normal(ROWS, N, seed=3))
     sums = [sum(chance[r, i].item() for r in range(ROWS)) for i in range(N)]
     close(gating.load(chance), sums)
@@ -274,7 +274,7 @@ def load_of_two_levels(above_chance, chance, group):
 
 
 @test
-def load_of_two_levels_is_its_definition():
+def load_of_two_levels_matches_its_definition():
     above, below = levels(normal(ROWS, 10), weights_of())
     gate, above_chance, chance, row, group = two_noisy_levels(above, below)
     got = load_of_two_levels(above_chance, chance, group).view(GROUPS, INSIDE)
@@ -310,7 +310,7 @@ def gradients_of_the_losses_of_two_levels():
 
 
 @test
-def threshold_loss_is_its_definition_and_smallest_where_the_masks_agree():
+def threshold_loss_matches_its_definition_and_is_minimal_if_masks_agree():
     p = probabilities()
     mask, m = gating.batchwise_mask(p, 2)
     threshold = normal(N, seed=4).mul(0.02).add(1 / N)
@@ -336,11 +336,11 @@ def gradient_of_the_threshold_loss():
 
 
 @test
-def losses_of_bengio_are_their_definitions():
+def losses_of_bengio_match_their_definitions():
     p, target = probabilities(), 0.2
     column = [[p[r, i].item() for r in range(ROWS)] for i in range(N)]
     close(gating.mean_activation_loss(p, target), sum(abs(sum(c) / ROWS - target) for c in column))
-    activations = logits().sigmoid()  # some rows' mean is over the target, some under it
+    activations = logits().sigmoid()  # some rows' means are above the target, some below
     wanted = sum(abs(sum(row) / N - 0.5) for row in activations.tolist()) / ROWS
     close(gating.example_activation_loss(activations, 0.5), wanted)
     close(gating.variance_loss(p), -sum(variance(c) for c in column))
@@ -354,7 +354,7 @@ def gradients_of_the_losses_of_bengio():
 
 
 @test
-def running_totals_hold_back_experts_that_are_ahead():
+def running_totals_limit_busy_experts():
     constraint, total = gating.RunningTotals(3, margin=2.0), [0.0] * 3
     held_back = 0
     for step in range(20):
@@ -368,7 +368,7 @@ def running_totals_hold_back_experts_that_are_ahead():
             close(gate.weights[r], [p[r, i].item() / rest if allowed[i] else 0.0 for i in range(3)])
         total = [t + w for t, w in zip(total, gate.weights.sum(0).tolist())]
     assert held_back > 5
-    assert max(total) - sum(total) / 3 <= 2.0 + 4, "a batch of 4 can give so much to those that are left"
+    assert max(total) - sum(total) / 3 <= 2.0 + 4, "the bound for a batch of 4"
 
 
 @test
@@ -381,7 +381,7 @@ def statistics_of_balance():
 # ---- Trainers --------------------------------------------------------------------------------------------------------
 
 def program(name):
-    """A trainer whose file name is no module name."""
+    """Import a trainer whose file name is not a module name."""
     path = os.path.join(ROOT, "tools", "train", name + ".py")
     spec = importlib.util.spec_from_file_location(name.replace("-", "_"), path)
     module = importlib.util.module_from_spec(spec)
@@ -402,15 +402,15 @@ def lm_options(**more):
 
 
 def every_language_model():
-    """(kind of gate, groups, a small model with it) for gates of one level and of two."""
+    """Yield (kind of gate, groups, a small model) for gates with one and two levels."""
     for gate in ("noisy", "balanced"):
         for groups in (0, 2):
             yield gate, groups, filled(lm.LanguageModel(lm.make_config(lm_options(gate=gate, groups=groups), 40)))
 
 
 def converted(checkpoint, folder):
-    """The reference's model of a checkpoint, by way of a model file, which --back turns into the same checkpoint
-    again."""
+    """Return the reference model of a checkpoint, converted to a model file, which --back must convert to the same
+    checkpoint."""
     path = lambda name: os.path.join(folder, name)
     torch.save(checkpoint, path("model.pt"))
     settings = {"licence": "", "attribution": "", "spm": "", "preset": None, "type": "f32", "meta": [],
@@ -424,7 +424,7 @@ def converted(checkpoint, folder):
 
 
 def small(config):
-    """A config of the trainer in small, with gates that are not all alike."""
+    """Return a small config of the trainer with different gates."""
     config["d_model"], config["vocab_size"] = 12, 40
     config["attention"]["size"] = 12
     for layer in config["encoder"] + config["decoder"]:
@@ -436,7 +436,7 @@ def small(config):
 
 
 def filled(model):
-    """The model with random gates: some trainers begin with zeros."""
+    """Randomise a model's gates, as some trainers initialise them with zeros."""
     with torch.no_grad():
         for name, weight in model.weights.items():
             if name.endswith(".threshold"):
@@ -452,7 +452,7 @@ def checkpoint_of(model):
 
 
 def logprobs_of(oracle, source, target):
-    """By the reference's model, of a target that ends with its end token."""
+    """Return the reference's log-probabilities of a target including its end token."""
     return torch.log_softmax(oracle.forced_logits(source, target[:-1]), 1)[torch.arange(len(target)), target]
 
 
@@ -468,7 +468,7 @@ def translation_models_of_one_and_two_levels_convert_as_trained():
                 oracle = converted(checkpoint_of(model), folder)
             close(loss, -torch.cat([logprobs_of(oracle, *pair) for pair in ids]).mean(), 1e-5)
             model.training = True
-            model.loss(batch, 0.1).backward()  # every weight has its part in it, thresholds too
+            model.loss(batch, 0.1).backward()  # depends on all weights, including thresholds
             for name, weight in model.weights.items():
                 assert weight.grad.any() or name.endswith(".threshold"), f"{gate}, {groups}: no gradient of {name}"
 
@@ -478,9 +478,9 @@ IDS = [([4, 9, 20, 31, 3], [8, 12, 33, 3]), ([5, 30, 3], [22, 3]), ([6, 11, 13, 
 
 
 def gradients(config, replicas, pairs=IDS):
-    """(loss, gradient) of a batch by the trainer, split among so many replicas."""
+    """Return (loss, gradient) of a batch, split among replicas."""
     model = filled(train.Model(config))
-    model.w_importance = model.w_load = 3.0  # so that it shows
+    model.w_importance = model.w_load = 3.0  # makes it visible
     others = [train.Model(config, share=model) for _ in range(replicas - 1)]
     for other in others:
         other.w_importance, other.w_load = model.w_importance, model.w_load
@@ -491,7 +491,7 @@ def gradients(config, replicas, pairs=IDS):
 
 
 class FixedNoise:
-    """Noise that is a function of the logits, so that it is the same in whichever replica a row is."""
+    """Noise that is a function of the logits, so that it does not depend on a row's replica."""
 
     def __enter__(self):
         self.before, torch.randn_like = torch.randn_like, lambda x: (37 * x).sin()
@@ -507,7 +507,7 @@ def replicas_give_the_gradient_of_the_whole_batch():
             config = small(train.make_config("cpu", 40, gate, 2, groups))
             with FixedNoise():
                 loss, whole = gradients(config, 1)
-                for replicas in (2, 3, 7):  # more than there are pairs too
+                for replicas in (2, 3, 7):  # including more than there are pairs
                     other, parts = gradients(config, replicas)
                     close(loss, other, 1e-5)
                     for name, weight in whole.items():
@@ -535,7 +535,7 @@ def an_expert_sees_the_rows_of_all_replicas():
 
 
 @test
-def an_error_in_one_replica_ends_the_step():
+def errors_in_one_replica_abort_the_step():
     config = small(train.make_config("cpu", 40, "balanced", 2))
     try:
         gradients(config, 3, [*IDS[:2], ([4, 99, 3], [8, 3])])  # there is no piece 99
@@ -550,14 +550,14 @@ def batch_of(pairs=IDS):
 
 
 def every_gate():
-    """(kind of gate, groups, a small model with it) for gates of one level and of two."""
+    """Yield (kind of gate, groups, a small model) for gates with one and two levels."""
     for gate in ("noisy", "balanced"):
         for groups in (0, 2):
             yield gate, groups, filled(train.Model(small(train.make_config("cpu", 40, gate, 2, groups))))
 
 
 def balanced_levels(model, x):
-    """What the trainer's balanced gates do with rows x: (weights' name, Gate, softmax, row groups or None) of every
+    """Yield (weights' name, Gate, softmax, row groups or None) of the trainer's balanced gates for rows x, for every
     level."""
     k = model.config["encoder"][2]["k"]
     if not model.config["encoder"][2].get("groups"):
@@ -578,13 +578,13 @@ def masks_of_training_have_m_rows_in_every_column():
             for _, gates, p, group in balanced_levels(model, x):
                 for i in range(1 if group is None else 2):
                     own = slice(None) if group is None else group == i
-                    chosen = gates.mask[own] & ~gates.empty[own][:, None]  # not what the policy for empty rows gave
+                    chosen = gates.mask[own] & ~gates.empty[own][:, None]  # without the policy for empty masks
                     m = max(1, 2 * len(chosen) // p.shape[1])
-                    assert chosen.sum(0).tolist() == [m] * p.shape[1], f"{chosen.sum(0).tolist()}: not {m} each"
+                    assert chosen.sum(0).tolist() == [m] * p.shape[1], f"{chosen.sum(0).tolist()}, expected {m} each"
 
 
 @test
-def thresholds_are_pulled_by_the_count_less_m_and_learned():
+def thresholds_follow_the_count_minus_m_and_are_learned():
     x = normal(90, 12, dtype=torch.float32)
     for gate, groups, model in every_gate():
         if gate == "noisy":
@@ -603,10 +603,10 @@ def thresholds_are_pulled_by_the_count_less_m_and_learned():
                     assert max(map(abs, found)) < 0.05, f"{name} of {groups} groups is not learned: {found}"
                     continue
                 if step == 0:
-                    assert max(map(abs, found)) > 0.1, f"{name}: nothing to learn"
+                    assert max(map(abs, found)) > 0.1, f"{name}: no difference to learn"
             before = model.flat.clone()
             optimizer.step(0.0, 0.0, 0.02, 1.0, ThreadPoolExecutor(1))
-            moved = (model.flat - before)[optimizer.end:]  # up where too many pass, down where too few do
+            moved = (model.flat - before)[optimizer.end:]  # up if too many pass, down if too few
             found = torch.cat([model.weights[name].grad for name in model.weights if name.endswith(".threshold")])
             assert not found.any() and (step or moved.any())
             if step == 0:
@@ -620,7 +620,7 @@ def thresholds_are_pulled_by_the_count_less_m_and_learned():
 
 
 class Watched:
-    """Notes what the gates of a model's mixtures read and gave: lists of (name, x, Gate)."""
+    """Records inputs and outputs of the gates of a model's mixtures: lists of (name, x, Gate)."""
 
     def __init__(self, model):
         self.gates, gate = [], model._gate
@@ -637,11 +637,11 @@ def cv_squared(sums):
 
 
 def balance_of(model, name, x, gate):
-    """(importance loss, load loss) of a mixture by eq 6-11, 13 and 14, one element at a time."""
+    """Return (importance loss, load loss) of a mixture by eq 6-11, 13 and 14, one element at a time."""
     w, groups, k = {key: value.detach() for key, value in model.weights.items()}, 2, 2
     column = lambda values: [sum(row[i] for row in values.tolist()) for i in range(values.shape[1])]
     two = name + ".parent.weight" in w
-    if name + ".gate.noise" not in w:  # of the softmax before the mask
+    if name + ".gate.noise" not in w:  # softmax before the mask
         if not two:
             return cv_squared(column((x @ w[name + ".gate.weight"]).softmax(1))), 0.0
         above = (x @ w[name + ".parent.weight"]).softmax(1)
@@ -685,17 +685,17 @@ def loss_less_cross_entropy_is_the_weighted_squares_of_variation():
         model.w_importance = 0.0
         plain = float(model.loss(batch, 0.0).detach())
         model.w_importance = 9.0
-        close(float(model.loss(batch, 0.0).detach()), plain)  # no loss of balance but in training
+        close(float(model.loss(batch, 0.0).detach()), plain)  # balance losses in training only
 
 
 @test
-def noisy_gates_begin_at_zero_and_balanced_ones_apart():
+def noisy_gates_start_at_zero_and_balanced_ones_at_random():
     for groups in (0, 2):
         noisy, balanced = (train.Model(small(train.make_config("cpu", 40, gate, 2, groups)))
                            for gate in ("noisy", "balanced"))
         for model in (noisy, balanced):
             for name, weight in model.weights.items():
-                if name.endswith(".bias"):  # of an LSTM: forget gates begin open
+                if name.endswith(".bias"):  # LSTM: forget gates start open
                     h = len(weight) // 4
                     assert (weight[h:2 * h] == 1).all() and not weight[:h].any() and not weight[2 * h:].any()
                 elif name.endswith(".threshold"):
@@ -725,11 +725,11 @@ def dropout_is_on_the_output_of_embedding_and_every_layer():
     try:
         model.dropout = 0.25
         model.loss(batch_of(), 0.0)
-        assert not calls  # not in an evaluation
+        assert not calls  # not in evaluation
         model.training = True
         model.loss(batch_of(), 0.0)
         layers = len(model.config["encoder"]) + len(model.config["decoder"])
-        # one call for both embeddings; then what a residual gets
+        # one call for both embeddings, then one per residual
         assert [x for x, _, _ in calls] == [False] + [True] * layers
         assert len({seed for _, seed, _ in calls}) == 1 + layers and {rate for _, _, rate in calls} == {0.25}
     finally:
@@ -737,7 +737,7 @@ def dropout_is_on_the_output_of_embedding_and_every_layer():
 
 
 def compared_with_the_reference(model):
-    """The reference's model of a trainer's model, whose loss and gradients it has."""
+    """Return the reference model of a trainer's model after comparing loss and gradients."""
     with tempfile.TemporaryDirectory() as folder:
         oracle = converted(checkpoint_of(model), folder)
     for value in oracle.w.values():
@@ -771,7 +771,7 @@ def gradients_match_the_reference():
 
 
 def attentive(model):
-    """The model with attention that matters."""
+    """Return the model with attention weights that matter."""
     with torch.no_grad():
         model.weights["attention.w_key"].mul_(2)
         model.weights["attention.v"].mul_(5)
@@ -787,7 +787,7 @@ def greedy_as(oracle, model):
 
 
 @test
-def contexts_of_upper_layers_are_the_references():
+def contexts_of_upper_layers_match_the_reference():
     config, losses = small(train.make_config("cpu", 40, "balanced", 2)), []
     for start in "query", "zero":
         config["attention"]["start"] = start
@@ -800,7 +800,7 @@ def contexts_of_upper_layers_are_the_references():
 
 
 @test
-def product_attention_is_the_references():
+def product_attention_matches_the_reference():
     model = attentive(filled(train.Model(small(train.make_config("cpu", 40, "balanced", 2, attention="product")))))
     oracle = compared_with_the_reference(model)
     assert oracle.meta["attention.kind"] == "product"
@@ -809,9 +809,9 @@ def product_attention_is_the_references():
 
 
 @test
-def hand_written_backward_passes_are_right():
+def hand_written_backward_passes_are_correct():
     if sys.platform == "darwin":
-        raise Skip("the C kernels want gcc with OpenMP")
+        raise Skip("the C kernels require gcc with OpenMP")
     try:
         for kind in (train.CpuKernels, train.TorchKernels):
             for precision in ("fp32", "bf16"):
@@ -829,7 +829,7 @@ def unused_experts_take_over_half_of_the_work_of_busy_ones():
     model = filled(train.Model(small(train.make_config("cpu", 40, "balanced", 2))))
     name, idle = "encoder.2.gate", 4
     x = train.gate_inputs(model, types.SimpleNamespace(next=lambda *_: pairs), 1)[name][0]
-    with torch.no_grad():  # a column that every row is far from
+    with torch.no_grad():  # a column far from all rows
         model.weights[name + ".weight"][:, idle] = torch.linalg.lstsq(x, torch.full((len(x), 1), -80.0)).solution[:, 0]
         model.weights[name + ".threshold"].fill_(0.05)
     before, mixture = model.flat.clone(), train.data.Mixture
@@ -859,7 +859,7 @@ def unused_experts_take_over_half_of_the_work_of_busy_ones():
         name + ".weight", name + ".threshold", "encoder.2.experts.w_up", "encoder.2.experts.w_down"}
     a, b = model.span["encoder.2.experts.w_up"]
     v = resume["optimizer"]["v"][a:b].view(model.weights["encoder.2.experts.w_up"].shape)
-    assert torch.equal(v[idle], v[busy]) and len({float(x.sum()) for x in v}) == 5  # all others have their own
+    assert torch.equal(v[idle], v[busy]) and len({float(x.sum()) for x in v}) == 5  # all others differ
 
 
 @test
@@ -883,7 +883,7 @@ def checkpoints_of_one_model_are_averaged():
 
 
 def losses_of(*files):
-    """(Models of inference checkpoints, their losses on the same batch)."""
+    """Return (models of inference checkpoints, their losses on the same batch)."""
     models = []
     for x in files:
         models.append(train.Model(x["config"]))
@@ -910,10 +910,10 @@ def wider_experts_compute_the_same_and_learn():
 
 
 @test
-def a_context_for_more_layers_computes_the_same_and_learns():
+def added_contexts_compute_the_same_and_learn():
     config = small(train.make_config("cpu", 40, "balanced"))
     del config["decoder"][2]["context"]
-    config["decoder"][0].update(context="none", input="embedding, context")  # as old configs say it
+    config["decoder"][0].update(context="none", input="embedding, context")  # as in old configs
     trained = filled(train.Model(config, seed=1))
     file = train.inference_checkpoint(trained.config, trained.weights)
     reading = train.attend(file)
@@ -968,12 +968,12 @@ def language_models_convert_as_trained():
         loss = float(model.loss(lm_batch()).detach())
         with tempfile.TemporaryDirectory() as folder:
             oracle = converted(checkpoint_of(model), folder)
-        oracle.m.never = []  # the training loss knows no forbidden tokens
+        oracle.m.never = []  # the training loss has no forbidden tokens
         close(loss, -torch.cat([oracle.language_score(x) for x in TEXTS]).mean(), 1e-5)
 
 
 @test
-def deep_moe_is_read_as_it_was_trained():
+def deep_moe_converts_as_trained():
     digits = program("train-digits")
     for kind, gate in [(x, "softmax") for x in digits.NETWORKS] + [("mixture", "sigmoid"), ("single", "sigmoid")]:
         options = types.SimpleNamespace(experts=[3, 2], hidden=[5, 4], gate_hidden=[6, 7], network=kind, gate=gate)
@@ -985,7 +985,7 @@ def deep_moe_is_read_as_it_was_trained():
 
 
 def digits_in(folder, count):
-    """A folder with so many made-up digits in MNIST's format."""
+    """Create a folder with generated digits in MNIST's format."""
     random = np.random.default_rng(1)
     for name, array in (("t10k-images-idx3-ubyte", random.integers(0, 256, (count, 28, 28), np.uint8)),
                         ("t10k-labels-idx1-ubyte", random.integers(0, 10, count, np.uint8))):
@@ -995,7 +995,7 @@ def digits_in(folder, count):
 
 
 @test
-def deep_moe_is_held_back_at_first_and_free_in_the_end():
+def deep_moe_is_constrained_at_first_only():
     digits = program("train-digits")
     digits.TRAIN = 30
     forward, phases = digits.Network.forward, []
@@ -1010,13 +1010,13 @@ def deep_moe_is_held_back_at_first_and_free_in_the_end():
     with tempfile.TemporaryDirectory() as folder:
         digits_in(folder, 40)
         digits.train(types.SimpleNamespace(data=folder, losses=None, **options), lambda text: None)
-        assert [bool(x) for x in phases] == [True] * 6 + [False] * 3  # three batches an epoch
-        assert len({x[0][0] for x in phases[:6]}) == 1 and {x[0][1] for x in phases[:6]} == {4.0}  # totals run on
-        close([x[1][2] for x in phases[:6]], [0, 10, 20, 30, 40, 50], 1e-4)  # of all gates of every example so far
+        assert [bool(x) for x in phases] == [True] * 6 + [False] * 3  # three batches per epoch
+        assert len({x[0][0] for x in phases[:6]}) == 1 and {x[0][1] for x in phases[:6]} == {4.0}  # totals continue
+        close([x[1][2] for x in phases[:6]], [0, 10, 20, 30, 40, 50], 1e-4)  # all gates of all examples so far
         phases.clear()
         digits.train(types.SimpleNamespace(data=folder, losses=[0.1, 0.2, 0.3], **options), lambda text: None)
-        assert phases == [None] * 9  # the losses of Bengio et al. instead
-    g = [probabilities(), torch.ones(ROWS, 1)]  # a single expert has no balance
+        assert phases == [None] * 9  # losses of Bengio et al. instead
+    g = [probabilities(), torch.ones(ROWS, 1)]  # balance ignores single experts
     close(digits.balance_loss(g, (0.1, 0.2, 0.3)), 0.1 * gating.mean_activation_loss(g[0], 1 / N) +
           0.2 * gating.example_activation_loss(g[0], 1 / N) + 0.3 * gating.variance_loss(g[0]))
 
@@ -1050,10 +1050,10 @@ def combinations_count_pairs_of_experts():
 
 
 @test
-def mutual_information_is_its_definition():
+def mutual_information_matches_its_definition():
     information = program("train-digits").mutual_information
     labels = torch.tensor([0, 1, 2, 3] * 5)
-    close(information(torch.eye(4)[labels], labels), 2.0)  # one expert for each label
+    close(information(torch.eye(4)[labels], labels), 2.0)  # one expert per label
     close(information(torch.full((20, 4), 0.25), labels), 0.0)
     halves = torch.eye(2)[labels // 2] * 0.8 + 0.1  # a binary channel with error rate 0.1
     close(information(halves, labels), 1 + 0.9 * math.log2(0.9) + 0.1 * math.log2(0.1), 1e-6)
@@ -1071,7 +1071,7 @@ def files_are_read_and_written_without_pytorch():
 
 
 @test
-def layers_that_cannot_be_are_refused_by_the_name_of_the_field():
+def invalid_layers_are_rejected_by_field_name():
     def described(**settings):
         given = {"kind": "moe", "experts": 12, "hidden": 4, "gate": "topk", "k": 2, **settings}
         meta = {f"encoder.2.{key}": value for key, value in given.items()}
@@ -1094,7 +1094,7 @@ def layers_that_cannot_be_are_refused_by_the_name_of_the_field():
 
 
 @test
-def trainers_make_no_layers_that_no_file_may_have():
+def trainers_reject_layers_unsupported_by_model_files():
     for change, words in (({"groups": 4}, "groups: 4 groups do not divide 6"),
                           ({"k": 0}, "k: 0 is not in range 1 to 6"),
                           ({"groups": 2, "k": 4}, "k: 4 is not in range 1 to 3"),
@@ -1111,7 +1111,7 @@ def trainers_make_no_layers_that_no_file_may_have():
 
 
 @test
-def thresholds_that_are_missing_or_no_numbers_are_refused():
+def missing_or_invalid_thresholds_are_rejected():
     meta, tensors = moefile.read(os.path.join(ROOT, "tests", "golden", "model-hierarchy-threshold.bin"))
     for name in ("encoder.1.gate.threshold", "decoder.1.parent.threshold"):
         refused(lambda name=name: moefile.check_model(meta, {k: v for k, v in tensors.items() if k != name}), name)
@@ -1126,9 +1126,9 @@ def refused(function, words):
     try:
         function()
     except (moefile.FormatError, SystemExit) as error:
-        assert words in str(error), f"{error}: does not say {words}"
+        assert words in str(error), f"{error}: expected {words}"
         return
-    raise AssertionError(f"not refused: {words}")
+    raise AssertionError(f"not rejected: {words}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""tools/train/train-mixtures.py on a corpus of made-up sentences: networks of equal operations and seeds are trained,
-measured and compared; and train.py, of whose runs these are.
+"""tools/train/train-mixtures.py on a generated corpus: networks with equal operations and seeds are trained, measured
+and compared; and train.py, which runs them.
 
-Usage: tests/python tests/train/test_mixtures.py [WORD]      with WORD only the tests whose names have it
+Usage: tests/python tests/train/test_mixtures.py [WORD]      WORD: run tests with matching names
 
-Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. It needs PyTorch, NumPy and
-SentencePiece: tools/install-deps --test puts them into .venv.
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Requires PyTorch, NumPy and
+SentencePiece, which tools/install-deps --test installs into .venv.
 """
 import importlib.util
 import json
@@ -43,7 +43,7 @@ def sentences(chance, words, count):
 
 
 def write_corpus(folder):
-    """Dev files, and a cache of sentences whose translation is the same words in capitals or backwards."""
+    """Write dev files, and a cache of sentences with translations into capitals or reversed words."""
     chance = random.Random(1)
     words = ["".join(chance.choice("abcdefgh") for _ in range(chance.randint(2, 6))) for _ in range(100)]
 
@@ -83,7 +83,7 @@ def networks_are_trained_measured_and_compared():
         lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in result.stdout.strip().split("\n")]
         rows = {row[0]: dict(zip(lines[0], row, strict=True)) for row in lines[2:]}
         assert list(rows) == ["dense", "noisy", "balanced"]
-        # 4 of 1,024 units are what 4,096 are, in two layers of width 128
+        # 4 experts of 1,024 units equal 4,096 units, in two layers of width 128
         assert {row["experts, k"] for row in rows.values()} == {f"{2 * 4 * 2 * 128 * 1024 / 1e3:.0f}"}, rows
         assert len({row["LSTM, k"] for row in rows.values()}) == 1
         found = {x: [json.loads((folder / "out" / f"{x}-seed-{seed}" / "test.json").read_text(encoding="utf-8"))
@@ -102,7 +102,7 @@ def networks_are_trained_measured_and_compared():
         assert again.returncode == 0 and again.stdout == result.stdout and len(before) == 6
         assert before == {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("test.json")}
         other = compared(folder, "--rate", "0.001")
-        assert other.returncode == 1 and "was begun with" in other.stderr, other
+        assert other.returncode == 1 and "was created with" in other.stderr, other
 
 
 @test

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""tools/train/own.py: a corpus of one's own is read whatever it is called, and what is ignored is said.
+"""tools/train/own.py: reads the user's own corpus whatever its file names, and reports ignored files.
 
 Usage: tests/python tests/train/test_own.py
 
-Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. It needs NumPy and SentencePiece:
-tools/install-deps --test puts them into .venv.
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Requires NumPy and SentencePiece,
+which tools/install-deps --test installs into .venv.
 """
 import os
 import sys
@@ -30,7 +30,7 @@ def folder_of(files):
 
 
 @test
-def every_kind_of_file_is_read():
+def all_file_types_are_supported():
     files = {"some.tsv": "en\tnl\nhouse\thuis\nkey\t\n", "mine.en-it.tsv": "house\tcasa\n", "app.po": PO, "a.tmx": TMX,
              "book.en": "one\ntwo\n", "book.pt": "um\ndois\n"}
     with folder_of(files) as folder:
@@ -49,19 +49,19 @@ def ignored_files_are_reported_with_the_reason():
     said = []
     with folder_of(files) as folder:
         corpus = own.Corpus(folder, log=said.append)
-    for name, why in (("notes.txt", "not .tsv"), ("pairs.tsv", "names no languages"), ("a.en", "not as many lines"),
-                      ("b.fr", "no file of another language"), ("broken.tmx", "no XML")):
-        assert any(x.startswith(f"ignored: {name}: ") and why in x for x in said), (name, said)
+    for name, why in (("notes.txt", "not .tsv"), ("pairs.tsv", "no languages"), ("a.en", "numbers of lines differ"),
+                      ("b.fr", "no matching file"), ("broken.tmx", "not XML")):
+        assert any(x.startswith(f"ignoring {name}: ") and why in x for x in said), (name, said)
     held = {x["en"] for x in corpus.dev}
     assert len(held) == 4 and len(corpus.rows["good.tsv"]) == 36
     assert not held & {row["en"] for row in corpus.rows["good.tsv"]}
 
 
 @test
-def languages_can_be_given_and_too_little_is_one_line():
+def languages_can_be_given_and_small_corpora_are_rejected():
     with folder_of({"pairs.tsv": "house\thuis\n"}) as folder:
         assert own.read_corpus(folder, ["en", "nl"])[0] == {"pairs.tsv": [{"en": "house", "nl": "huis"}]}
-        for path, said in ((folder, "at least 20 are needed"), (folder + "/none", "no such file")):
+        for path, said in ((folder, "at least 20 are required"), (folder + "/none", "no such file")):
             try:
                 own.Corpus(path, ["en", "nl"], log=lambda text: None)
                 raise AssertionError(path)
@@ -70,7 +70,7 @@ def languages_can_be_given_and_too_little_is_one_line():
 
 
 @test
-def the_vocabulary_is_as_large_as_the_text_carries():
+def the_vocabulary_is_as_large_as_the_text_supports():
     before = data.LANGUAGES, dict(data.TAG)
     rows = "en\tit\n" + "".join(f"the house number {i}\tla casa numero {i}\n" for i in range(60))
     try:
@@ -84,9 +84,9 @@ def the_vocabulary_is_as_large_as_the_text_carries():
             assert source[0] in (4, 5) and source[-1] == target[-1] == data.EOS
             try:
                 corpus.use({"de": 4, "fr": 5})
-                raise AssertionError("a model without these languages")
+                raise AssertionError("accepted a model without these languages")
             except SystemExit as stop:
-                assert "the corpus has en, the model knows de, fr only" in str(stop), stop
+                assert "the corpus has en, but the model only has de, fr" in str(stop), stop
     finally:
         data.LANGUAGES = before[0]
         data.TAG.clear()

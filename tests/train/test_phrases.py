@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""tools/train/phrases.py: the alignment finds the dictionary of a made-up language in which words change places,
-phrases are cut so that no word inside is linked to one outside, and the same seed gives the same table.
+"""tools/train/phrases.py: the alignment recovers the dictionary of a generated language with reordered words, no word
+of a phrase is linked to one outside, and the same seed gives the same table.
 
 Usage: tests/python tests/train/test_phrases.py
 
-Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Without NumPy, which is no dependency
-of the tests, it skips what needs it.
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Without NumPy (not a dependency of the
+tests) most tests are skipped.
 """
 import ast
 import os
@@ -26,7 +26,7 @@ numpy_test = test.needs(np, "NumPy")
 
 
 def made_up(sentences, words, seed):
-    """Parallel sentences: word w12 is v12, neighbours change places, now and then a word has no translation."""
+    """Return parallel sentences: word w12 becomes v12, neighbours swap, and some words have no translation."""
     r = random.Random(seed)
     lefts, rights = [], []
     for _ in range(sentences):
@@ -45,7 +45,7 @@ def numbers(text):
 
 
 def constant(file, name):
-    """The value of a module's constant, without importing what the module does."""
+    """Return the value of a module's constant without importing the module."""
     with open(os.path.join(ROOT, "tools", "train", file), encoding="utf-8") as text:
         tree = ast.parse(text.read())
     return next(ast.literal_eval(node.value) for node in tree.body
@@ -53,7 +53,7 @@ def constant(file, name):
 
 
 @test
-def the_sources_are_files_of_the_mix():
+def sources_are_files_of_the_mix():
     shares = constant("data.py", "SHARES")
     assert all(shares[x][0] > 0 for x in ("phrases", "names", "noise", "dictionaries", "bridged", "nouns", "pivot"))
     for prefix in sum((constant(x, "SOURCES") for x in ("phrases.py", "names.py", "dictionaries.py", "pivot.py")), ()):
@@ -78,7 +78,7 @@ def phrases_are_parallel_and_distinct():
     lefts, rights = made_up(3000, 300, 2)
     found = phrases.phrase_pairs(lefts, rights, 5)
     assert len(found) > 1000 and len(set(found)) == len(found)
-    # What is in only one of the two was dropped when the sentence was made, or is a wrong link.
+    # Words on one side only were dropped when the sentence was generated, or are wrongly linked.
     same = sum(set(numbers(a)) >= set(numbers(b)) for a, b in found)
     assert same > 0.97 * len(found), (same, len(found))
     assert all(any(a in x and b in y for x, y in zip(lefts, rights)) for a, b in found[:100])
@@ -99,7 +99,7 @@ def no_word_of_a_phrase_is_linked_to_one_outside():
             assert a <= i <= b and c <= j <= d
             assert links[a:b + 1].sum() == links[:, c:d + 1].sum() == links[a:b + 1, c:d + 1].sum()
     many = np.zeros((2, 2), bool)
-    many[0] = True  # one word that is two, beside one without a translation
+    many[0] = True  # one word that becomes two, next to one without a translation
     assert phrases.cut(many, 0, 0, generator) is None
 
 
@@ -112,7 +112,7 @@ def all_pairs_with_the_pivot_make_one_table():
     table = phrases.phrase_table(tables, "en", 1, said.append)
     assert sorted(table) == ["de", "en", "es", "fr"] and len({len(cells) for cells in table.values()}) == 1
     assert len(table["en"]) > 100 and all(table["en"]) and all(table["de"])
-    assert not any(table["fr"]) and not any(table["es"])  # no pairs; not one of the sources
+    assert not any(table["fr"]) and not any(table["es"])  # no pairs; not a source
     assert [line.split()[:2] for line in said] == [["phrases:", "aligning"], ["phrases:", str(len(table["en"]))]], said
     assert phrases.phrase_table({}, "en", 1, said.append) == {}
 

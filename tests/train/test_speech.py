@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""tools/train/speech.py: frames and phonemes of what espeak-ng says; and the speech shape of Deep MoE on them, from
-the trainer by way of a model file to moe-classify.
+"""tools/train/speech.py: frames and phonemes from espeak-ng; and the speech shape of Deep MoE on them, from the trainer
+through a model file to moe-classify.
 
 Usage: tests/python tests/train/test_speech.py
 
-Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. tools/install-deps --test installs
-what it needs. BIN says where the programs are.
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. tools/install-deps --test installs the
+requirements. BIN is the folder of the programs.
 """
 import importlib.util
 import json
@@ -32,7 +32,7 @@ test = Suite()
 
 
 @test
-def filters_are_triangles_equally_far_apart_in_mel():
+def filters_are_equidistant_triangles_in_mel():
     rate, size = 22050, 1024
     filters = speech.mel_filters(rate, size)
     low, high = (1127 * math.log(1 + f / 700) for f in (64, 8000))
@@ -71,7 +71,7 @@ def frames_have_the_middle_phoneme_and_five_neighbours_on_each_side():
 
 
 @test
-def espeak_says_when_which_phoneme_begins():
+def espeak_reports_the_start_of_phonemes():
     espeak = speech.Espeak()
     wave, begins = espeak.say("She sees.", "en-us+f2")
     heard = [name for _, name in begins if not name.startswith("_")]
@@ -79,7 +79,7 @@ def espeak_says_when_which_phoneme_begins():
     frames = speech.log_mel(wave, espeak.rate)
     names = np.array(speech.phoneme_of_frames(begins, len(frames)))
     slope = frames[:, 30:].mean(1) - frames[:, :10].mean(1)
-    assert slope[names == "s"].mean() > 3 + slope[names == "i:"].mean()  # hissing is high
+    assert slope[names == "s"].mean() > 3 + slope[names == "i:"].mean()  # sibilants are high
     assert frames[names == "_"].mean() < frames[names != "_"].mean() - 3
     assert len(espeak.say("She sees.", "en-us+m1")[0]) != len(wave)
     try:

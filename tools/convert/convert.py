@@ -217,7 +217,7 @@ def attention_meta(config):
 # ---- Weights ---------------------------------------------------------------------------------------------------------
 
 def optional_tensors(config):
-    """Return the names of the tensors whose presence depends on the config."""
+    """Return the names of the tensors that depend on options of the config."""
     names = {name for name, key in (("output.weight", "output_weight"), ("output.bias", "output_bias"))
              if config.get(key)}
     for side in SIDES[config["arch"]]:
@@ -424,7 +424,7 @@ def listed(path, meta):
 
 
 def aligner(setting):
-    """Return LAYER:HEAD,... as metadata; {} if it is None."""
+    """Parse LAYER:HEAD,... into metadata; None gives {}."""
     if setting is None:
         return {}
     if not re.fullmatch("[0-9]{1,4}:[0-9]{1,2}(,[0-9]{1,2})*", setting):
@@ -647,8 +647,8 @@ def parse_arguments():
                        "Marian's lex.*.bin, or text with lines of target, source, probability; may be compressed by "
                        "gzip or zstd. If CHECKPOINT is a model file, add the list to a copy of it")
     group.add_argument("--align", metavar="LAYER:HEADS",
-                       help="attention heads of a Transformer whose mean aligns words, e.g. 4:0 or 16:3,7: a decoder "
-                       "layer with cross-attention as numbered by moe-info, and its heads from 0; "
+                       help="attention heads of a Transformer that align words by their mean, e.g. 4:0 or 16:3,7: a "
+                       "decoder layer with cross-attention as numbered by moe-info, and its heads from 0; "
                        "tests/bench/heads.py measures which heads align best. If CHECKPOINT is a model file, set them "
                        "in a copy of it")
     group.add_argument("--prompts", metavar="NAME",
@@ -656,7 +656,7 @@ def parse_arguments():
                             "whole prompt (default: chosen by model type and folder name)")
     group.add_argument("--meta", metavar="KEY=VALUE", action="append", default=[],
                        help="set a metadata number or text, e.g. decode.beam=8; repeatable")
-    group = parser.add_argument_group("converting tf-gnmt, whose checkpoints lack this information")
+    group = parser.add_argument_group("converting tf-gnmt (not stored in checkpoints)")
     group.add_argument("--vocab", metavar="FILE", help="vocabulary, one piece per line")
     group.add_argument("--bpe", metavar="FILE", help="subword-nmt's BPE codes")
     group.add_argument("--languages", metavar="CODE", nargs=2, help="source and target language for Moses")

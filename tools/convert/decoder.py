@@ -174,7 +174,7 @@ def read_config(c):
 
 
 # Sampling settings of generation_config.json are stored, but used only on request. Key: type, minimum, maximum. Missing
-# settings stay off, unlike in transformers.
+# settings are off, unlike in transformers.
 ACCEPTED = "do_sample", "repetition_penalty"
 SAMPLING = {"temperature": (float, 0.0, 100.0), "top_k": (int, -1, 1 << 30), "top_p": (float, 0.0, 1.0),
             "min_p": (float, 0.0, 1.0), "repetition_penalty": (float, 0.0, 100.0)}

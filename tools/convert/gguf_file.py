@@ -103,7 +103,7 @@ class Header:
 
 
 class Blocks(hf.Stored):
-    """A tensor whose rows are quantised blocks of the `gguf` package, or plain numbers."""
+    """A tensor with rows of quantised blocks for the `gguf` package, or of plain numbers."""
 
     def __init__(self, name, shape, kind, path, at, block):
         super().__init__(name, shape, kind, path, lambda: hf.open_at(path, at), (path, at))
@@ -379,7 +379,7 @@ def token_of(k, values, name, count):
 
 def ends_of(k, values, count, say):
     """Return the ids that end an answer: end of text and end of turn. Files of Hunyuan's 7B name an ordinary token as
-    an end besides the right one; it is skipped."""
+    an end in addition to the right one; it is skipped."""
     kinds, found = values.get("tokenizer.ggml.token_type"), []
     for name in "eos", "eot", "eom":
         token = token_of(k, values, name, count)

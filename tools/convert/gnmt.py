@@ -328,7 +328,7 @@ def read_tf(prefix, options):
     meta.update({"token.unk": 0, "token.bos": 1, "token.eos": 2, "source.bos": 0, "source.eos": 0,
                  "decoder.init": "zero" if options.tf_zero_state else "encoder"})
     if not options.tf_zero_state and encoder != decoder:
-        raise FormatError(f"passing states requires as many decoder as encoder layers, not {decoder} and {encoder}; or "
+        raise FormatError(f"{encoder} encoder and {decoder} decoder layers: passing states requires equal numbers; or "
                           "use --tf-zero-state")
     weights, kept = {}, {}
 

@@ -24,7 +24,7 @@ NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 NO_TOKENS = {"tokenizer.kind": "none", "source.tag": 0}
 LARGEST_MODEL = 32 << 20  # SPM_MAX_MODEL in spm.h
 MAX_PIECES = 1 << 20
-# In id order, for checkpoints whose files do not list them: facts of fairseq's dictionaries.
+# In id order, for checkpoints without a list in their files: facts of fairseq's dictionaries.
 NLLB_CODES = """
 ace_Arab ace_Latn acm_Arab acq_Arab aeb_Arab afr_Latn ajp_Arab aka_Latn amh_Ethi apc_Arab arb_Arab ars_Arab ary_Arab
 arz_Arab asm_Beng ast_Latn awa_Deva ayr_Latn azb_Arab azj_Latn bak_Cyrl bam_Latn ban_Latn bel_Cyrl bem_Latn ben_Beng

@@ -700,7 +700,7 @@ def tokens_meta(m, folder, paths, say):
 # ---- Folders ---------------------------------------------------------------------------------------------------------
 
 def find(folder, pattern, but=r"\Z."):
-    """Return the only file of a folder with a matching name, compressed or not; None if there is none."""
+    """Return the only file of a folder with a matching name, compressed or not; None if missing."""
     found = sorted(x for x in os.listdir(folder) if re.fullmatch(rf"(?:{pattern})(\.gz|\.zst)?", x)
                    and not re.search(but, x))
     if len(found) > 1:
@@ -718,7 +718,7 @@ def named(folder, name):
 
 
 def find_shortlist(folder, o, say):
-    """Return the path of the model's lexical shortlist; None if it has none."""
+    """Return the path of the model's lexical shortlist; None if missing."""
     if o is None:
         return find(folder, r"lex\..*\.bin")
     for name in o.texts("shortlist")[:1]:

@@ -26,7 +26,7 @@ MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # version written, as by moe.c; ver
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
 F32, F16, BF16, Q8, Q4, Q4M, Q8B = range(7)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4, "q4m": Q4M, "q8b": Q8B}
-SIDES = {Q8: 0, Q4: 2, Q4M: 6, Q8B: 2}  # of quantised formats: bytes beside the codes, for 64 columns of a row
+SIDES = {Q8: 0, Q4: 2, Q4M: 6, Q8B: 2}  # of quantised formats: bytes in addition to the codes, per 64 columns of a row
 MATRIX, EXPERTS, GATED = 0, 1, 2  # matrices stacked before a slab's down matrix: two if gated
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
 LARGEST_TEXT = 1 << 26  # bytes of a vocabulary, a list of merges or a licence
@@ -636,7 +636,7 @@ class Journal:
                 raise
 
     def read(self, size):
-        """Read the finished tensors; start a new log if there are none."""
+        """Read the finished tensors; without any, start a new log."""
         lines = []
         if os.path.exists(self.path):
             with open(self.path, encoding="ascii", errors="replace") as file:
@@ -693,7 +693,7 @@ def check_disk(path, size, journal):
 
 
 def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, name: None):
-    """Write a file whose tensors are produced in pieces: name -> (type, layout, dims, function that yields bytes). The
+    """Write a file with tensors produced in pieces: name -> (type, layout, dims, function that yields bytes). The
     file appears under its name only when complete; with a Journal, an interrupted one is kept and continued by the next
     call."""
     specs, checksums = {name: t[:3] for name, t in tensors.items()}, []
@@ -1102,7 +1102,7 @@ def describe_attention(meta, m):
 
 
 def describe_aligner(e, m):
-    """Return (decoder layer, heads) whose mean is a Transformer's word alignment; None if there is none."""
+    """Return (decoder layer, heads) for a Transformer's word alignment, which uses their mean; None if missing."""
     if m.attention or "align.layer" not in e.meta:
         return None
     layer = e.within("align.layer", 0, len(m.decoder) - 1)
