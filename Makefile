@@ -123,9 +123,10 @@ $(BUILD)/routing-html.inc $(BUILD)/server-html.inc $(BUILD)/spec-json.inc: | $(B
 	  sed -e 's/[\\"?]/\\&/g' -e 's/^/    "/' -e 's/$$/\\n",/' $<; echo '};'; } > $@.new
 	@mv $@.new $@
 
-$(BUILD)/moe-routing.o $(BUILD)/api.o: C_FLAGS += -I$(BUILD)
+$(BUILD)/moe-routing.o $(BUILD)/status.o $(BUILD)/libre.o: C_FLAGS += -I$(BUILD)
 $(BUILD)/moe-routing.o: $(BUILD)/routing-html.inc
-$(BUILD)/api.o: $(BUILD)/server-html.inc $(BUILD)/spec-json.inc
+$(BUILD)/status.o: $(BUILD)/server-html.inc
+$(BUILD)/libre.o: $(BUILD)/spec-json.inc
 
 # Programs are linked again when the build with and the build without CUDA take turns.
 $(BUILD)/.objects: FORCE
@@ -177,7 +178,7 @@ $(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -o $@
 
 # The files of moe-server, except its main.
-SERVER_OBJECTS = $(patsubst %,$(BUILD)/%.o,http address log requests reading api deepl openai stops files experts)
+SERVER_OBJECTS = $(patsubst tools/server/%.c,$(BUILD)/%.o,$(filter-out %/moe-server.c,$(wildcard tools/server/*.c)))
 $(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
 

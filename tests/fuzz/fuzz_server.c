@@ -160,9 +160,10 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 
 /* ---- A client ---- */
 
-static server fuzzed = { .lock = PTHREAD_MUTEX_INITIALIZER,
+static server fuzzed = { .interfaces = interfaces,
+                         .lock = PTHREAD_MUTEX_INITIALIZER,
                          .filled = PTHREAD_COND_INITIALIZER,
-                         .doors = PTHREAD_MUTEX_INITIALIZER,
+                         .connections_lock = PTHREAD_MUTEX_INITIALIZER,
                          .detecting = PTHREAD_MUTEX_INITIALIZER };
 static struct MHD_Daemon *fuzzed_daemon;
 static pthread_t fuzzed_decoder;

@@ -220,7 +220,7 @@ def a_request_brings_its_glossary():
             ({"": "x"}, "glossary, term 1"),
             ({"dog": "Hund", "x": "a\nb"}, "glossary, term 2"),
             ({"x": "y" * 201}, "200 bytes"),
-            ({"x": 1}, "no text"),
+            ({"x": 1}, "must be texts"),
             (["x"], "object of terms"),
             ("x\ty", "object of terms"),
         ):

@@ -1,10 +1,9 @@
-/* deepl.c - the interfaces of DeepL and of immersive-translate: other names for what LibreTranslate's has.
+/* deepl.c - DeepL's interface.
  *
  * Contents
- *   1. Languages    as DeepL writes them
- *   2. Parameters   and those that would change a translation in a way that is not to be had
+ *   1. Languages    DeepL's codes
+ *   2. Parameters   supported and refused
  *   3. Answers
- *   4. Immersive
  */
 #include "tools/server/server.h"
 
@@ -14,7 +13,7 @@
 
 static const struct {
     const char *code, *name;
-    const char *as_target[4]; /* code and name of each that there is in its place; NULL: itself */
+    const char *as_target[4]; /* code and name of each variant as a target; NULL: itself */
 } languages[] = {
     { "AR", "Arabic", { NULL } },
     { "BG", "Bulgarian", { NULL } },
@@ -53,19 +52,19 @@ static const struct {
 };
 enum { N_LANGUAGES = sizeof languages / sizeof *languages };
 
-/* The number of each of them in the model. */
+/* Find the number of each language in the model. */
 static void find_languages(const server *s, ptrdiff_t found[N_LANGUAGES]) {
     for (size_t i = 0; i < N_LANGUAGES; i++) found[i] = moetext_model_language_find(s->model, languages[i].code);
 }
 
-/* The row of a language of the model, or N_LANGUAGES. */
+/* Find the row of a model's language, or N_LANGUAGES. */
 static size_t row_of(const ptrdiff_t found[N_LANGUAGES], ptrdiff_t language) {
     size_t i = 0;
     while (i < N_LANGUAGES && found[i] != language) i++;
     return i;
 }
 
-/* The code of a language of the model: DeepL's, or the model's in capitals. */
+/* Write DeepL's code of a model's language, or the model's own in capitals. */
 static void put_code(const server *s, const ptrdiff_t found[N_LANGUAGES], json *j, const char *key,
                      ptrdiff_t language) {
     const char *code = language < 0 ? NULL : moetext_model_language(s->model, (size_t)language);
@@ -86,7 +85,7 @@ static void put_language(json *j, const char *code, const char *name, int as_tar
     json_close(j, '}');
 }
 
-/* Whether there is a language to translate into it from, or from it into. */
+/* Return 1 if the model translates from a language, or into it as a target. */
 static int has_ways(const server *s, size_t language, int as_target) {
     const size_t n = moetext_model_language_count(s->model);
     for (size_t i = 0; i < n; i++)
@@ -94,45 +93,44 @@ static int has_ways(const server *s, size_t language, int as_target) {
     return 0;
 }
 
-enum MHD_Result deepl_languages(server *s, ask *a) {
+static enum MHD_Result send_languages(server *s, request *req) {
     ptrdiff_t found[N_LANGUAGES];
     text_bytes out = { 0 };
     json j = { .out = &out };
     find_languages(s, found);
     json_open(&j, NULL, '[');
     for (size_t i = 0; i < moetext_model_language_count(s->model); i++) {
-        if (!has_ways(s, i, a->targets)) continue;
+        if (!has_ways(s, i, req->targets)) continue;
         const size_t row = row_of(found, (ptrdiff_t)i);
-        const char *const *targets = row < N_LANGUAGES && a->targets ? languages[row].as_target : NULL;
+        const char *const *targets = row < N_LANGUAGES && req->targets ? languages[row].as_target : NULL;
         const char *code = moetext_model_language(s->model, i);
-        if (row == N_LANGUAGES) put_language(&j, code, code, a->targets);
-        else if (!targets || !targets[0]) put_language(&j, languages[row].code, languages[row].name, a->targets);
+        if (row == N_LANGUAGES) put_language(&j, code, code, req->targets);
+        else if (!targets || !targets[0]) put_language(&j, languages[row].code, languages[row].name, req->targets);
         else
             for (size_t k = 0; k < 4 && targets[k]; k += 2) put_language(&j, targets[k], targets[k + 1], 1);
     }
     json_close(&j, ']');
-    text_append_string(&out, "\n");
-    return send_bytes(s, a, MHD_HTTP_OK, "application/json", &out);
+    return send_json(s, req, &out);
 }
 
 /* ==== 2. Parameters ===================================================================================== */
 
-/* What would make other translations and cannot be done is refused; what does not change them is passed over. */
+/* Refuse unsupported parameters that would change translations; others are ignored. */
 static const struct {
     const char *name;
-    const char *values; /* that are taken, a space before and behind each; NULL: none but an empty one */
+    const char *values; /* accepted values, each between spaces; NULL: only an empty one */
     const char *message;
 } parameters[] = {
     { "tag_handling", " html xml ", "Value for '%s' not supported: html and xml are." },
     { "split_sentences", " 0 1 nonewlines true false ", "Value for '%s' not supported." },
     { "formality", " default prefer_more prefer_less ", "'%s' is not supported for given 'target_lang'." },
     { "type", " source target ", "Value for '%s' not supported: source and target are." },
-    { "glossary_id", NULL, "'%s' is not supported: no glossaries are kept here." },
-    { "glossary_ids", NULL, "'%s' is not supported: no glossaries are kept here." },
+    { "glossary_id", NULL, "'%s' is not supported: the server stores no glossaries." },
+    { "glossary_ids", NULL, "'%s' is not supported: the server stores no glossaries." },
     { "style_id", NULL, "'%s' is not supported." },
     { "custom_instructions", NULL, "'%s' is not supported." },
     { "translation_memory_id", NULL, "'%s' is not supported." },
-    { "ignore_tags", NULL, "'%s' is not supported: say translate=\"no\" in the tags." },
+    { "ignore_tags", NULL, "'%s' is not supported: use translate=\"no\" in the tags." },
 };
 
 static int is_listed(const char *values, const char *value) {
@@ -141,90 +139,77 @@ static int is_listed(const char *values, const char *value) {
     return !*value || (values && !strchr(value, ' ') && strstr(values, spaced));
 }
 
-static void take_deepl(ask *a, const char *name, const char *value, size_t length, refusal *r) {
+static void take_deepl(request *req, const char *name, const char *value, size_t length, refusal *r) {
     char word[40];
     take_word(word, sizeof word, value, length);
     for (size_t i = 0; i < sizeof parameters / sizeof *parameters; i++)
         if (strcmp(name, parameters[i].name) == 0 && !is_listed(parameters[i].values, word))
-            refuse(r, MHD_HTTP_BAD_REQUEST, parameters[i].message, name);
-    if (strcmp(name, "auth_key") == 0) take_word(a->key, sizeof a->key, value, length);
-    else if (strcmp(name, "tag_handling") == 0) a->html = strcmp(word, "xml") == 0 ? HTML_XML : *word != 0;
-    else if (strcmp(name, "type") == 0) a->targets = strcmp(word, "target") == 0;
-    else if (strcmp(name, "show_billed_characters") == 0) a->billed = *word == 't' || *word == '1';
+            refuse(r, MHD_HTTP_BAD_REQUEST, parameters[i].message, name); /* NOLINT: constant formats */
+    if (strcmp(name, "auth_key") == 0) take_word(req->key, sizeof req->key, value, length);
+    else if (strcmp(name, "tag_handling") == 0)
+        req->markup = strcmp(word, "xml") == 0 ? MARKUP_XML : *word ? MARKUP_HTML : MARKUP_NONE;
+    else if (strcmp(name, "type") == 0) req->targets = strcmp(word, "target") == 0;
+    else if (strcmp(name, "show_billed_characters") == 0) req->billed = *word == 't' || *word == '1';
 }
 
 /* ==== 3. Answers ======================================================================================== */
 
-enum { QUOTA_EXCEEDED = 456 }; /* DeepL's own */
+enum { QUOTA_EXCEEDED = 456 }; /* DeepL's own status */
 
-/* What each text was asked as. */
-static const char *source_text(const ask *a, size_t i, size_t *length) {
-    *length = a->html ? a->pages[i].length : a->items[i].length;
-    return a->html ? a->pages[i].text : a->items[i].text;
+/* Text or document `i` as it was sent. */
+static const char *source_text(const request *req, size_t i, size_t *length) {
+    *length = req->markup ? req->pages[i].length : req->items[i].length;
+    return req->markup ? req->pages[i].text : req->items[i].text;
 }
 
-static enum MHD_Result send_list(server *s, ask *a) {
-    const int deepl = api_routes[a->route].speaks == &deepl_texts;
+static enum MHD_Result send_list(server *s, request *req) {
     ptrdiff_t found[N_LANGUAGES];
     text_bytes out = { 0 };
     json j = { .out = &out };
     find_languages(s, found);
     json_open(&j, NULL, '{');
     json_open(&j, "translations", '[');
-    for (size_t i = 0; i < ask_count(a); i++) {
-        float confidence;
+    for (size_t i = 0; i < request_count(req); i++) {
         size_t length;
-        const char *source = source_text(a, i, &length);
-        const ptrdiff_t language =
-            a->source[0] ? moetext_model_language_find(s->model, a->source) : ask_detect(s, a, i, &confidence);
+        const char *source = source_text(req, i, &length);
         json_open(&j, NULL, '{');
-        if (deepl) put_code(s, found, &j, "detected_source_language", language);
-        else
-            json_text(&j, "detected_source_lang",
-                      language < 0 ? "en" : moetext_model_language(s->model, (size_t)language));
-        put_text(a, &j, "text", i, 0);
-        if (a->billed) json_whole(&j, "billed_characters", (int64_t)text_utf8_count(source, length));
+        put_code(s, found, &j, "detected_source_language", request_source(s, req, i));
+        put_text(req, &j, "text", i, 0);
+        if (req->billed) json_whole(&j, "billed_characters", (int64_t)text_utf8_count(source, length));
         json_close(&j, '}');
     }
     json_close(&j, ']');
     json_close(&j, '}');
-    text_append_string(&out, "\n");
-    return send_bytes(s, a, MHD_HTTP_OK, "application/json", &out);
+    return send_json(s, req, &out);
 }
 
-const dialect deepl_texts = { .texts = "text",
-                              .source = "source_lang",
-                              .target = "target_lang",
-                              .error = "message",
-                              .beyond = QUOTA_EXCEEDED,
-                              .take = take_deepl,
-                              .send = send_list };
-const dialect deepl_parameters = { .error = "message", .beyond = QUOTA_EXCEEDED, .take = take_deepl };
-
-enum MHD_Result deepl_usage(server *s, ask *a) {
+static enum MHD_Result send_usage(server *s, request *req) {
     text_bytes out = { 0 };
     json j = { .out = &out };
     uint64_t count, limit;
-    quota_of(s, a, &count, &limit);
+    quota_of(s, req, &count, &limit);
     json_open(&j, NULL, '{');
     json_whole(&j, "character_count", (int64_t)count);
     json_whole(&j, "character_limit", (int64_t)limit);
     json_close(&j, '}');
-    text_append_string(&out, "\n");
-    return send_bytes(s, a, MHD_HTTP_OK, "application/json", &out);
+    return send_json(s, req, &out);
 }
 
-/* ==== 4. Immersive ====================================================================================== */
+static const dialect deepl = { .texts = "text",
+                               .source = "source_lang",
+                               .target = "target_lang",
+                               .error = "message",
+                               .quota = QUOTA_EXCEEDED,
+                               .take = take_deepl,
+                               .send = send_list,
+                               TRANSLATES };
+static const dialect parameters_alone = { .error = "message", .quota = QUOTA_EXCEEDED, .take = take_deepl };
 
-static void take_immersive(ask *a, const char *name, const char *value, size_t length, refusal *r) {
-    (void)r;
-    if (strcmp(name, "token") == 0) take_word(a->key, sizeof a->key, value, length);
-}
-
-const dialect immersive_texts = { .texts = "text_list",
-                                  .source = "source_lang",
-                                  .target = "target_lang",
-                                  .error = "error",
-                                  .beyond = MHD_HTTP_TOO_MANY_REQUESTS,
-                                  .take = take_immersive,
-                                  .send = send_list };
+const route deepl_routes[] = {
+    { "POST", "/v2/translate", NEEDS_BODY | NEEDS_KEY, answer_translate, &deepl },
+    { "GET", "/v2/languages", NEEDS_BODY | NEEDS_KEY, send_languages, &parameters_alone },
+    { "POST", "/v2/languages", NEEDS_BODY | NEEDS_KEY, send_languages, &parameters_alone },
+    { "GET", "/v2/usage", NEEDS_BODY | NEEDS_KEY, send_usage, &parameters_alone },
+    { "POST", "/v2/usage", NEEDS_BODY | NEEDS_KEY, send_usage, &parameters_alone },
+    { 0 },
+};

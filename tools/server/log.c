@@ -1,5 +1,4 @@
-/* log.c - a line of JSON for each request, when it ends: what programs that read logs take by its names. No text that
- * is translated, no key and nothing behind the ? of an address is in it. */
+/* log.c - a line of JSON for each request that ended. It contains no texts, no keys and no query strings. */
 #define _GNU_SOURCE      /* strerror and O_CLOEXEC on Linux */
 #define _DARWIN_C_SOURCE /* and on macOS                    */
 
@@ -24,7 +23,7 @@ int log_open(server *s) {
         return EXIT_INPUT_OUTPUT;
     }
     if (!s->log) s->log = file;
-    else { /* the descriptor stays: threads write to it meanwhile */
+    else { /* keep the descriptor: threads are writing to it */
         if (dup2(file, s->log) < 0) program_complain("--log %s: %s", s->options.log, strerror(errno));
         close(file);
     }
@@ -43,33 +42,33 @@ static void put_time(json *j) {
     json_text(j, "time", text);
 }
 
-static void put_line(const ask *a, unsigned cut, json *j) {
-    char client[ADDRESS_TEXT];
-    address_write(&a->client, client);
-    const unsigned status = a->status ? a->status : cut;
-    const char *path = a->path ? a->path : "";
+static void put_line(const request *req, unsigned cut, json *j) {
+    char text[ADDRESS_TEXT];
+    address_write(&req->address, text);
+    const unsigned status = req->status ? req->status : cut;
+    const char *path = req->path ? req->path : "";
     json_open(j, NULL, '{');
     put_time(j);
-    json_text(j, "client", client);
-    json_clean(j, "method", a->method, strlen(a->method));
+    json_text(j, "client", text);
+    json_clean(j, "method", req->method, strlen(req->method));
     json_clean(j, "path", path, strlen(path));
     json_whole(j, "status", (int64_t)status);
     if (cut && cut != status) json_whole(j, "cut", (int64_t)cut);
-    json_whole(j, "in", (int64_t)a->read);
-    json_whole(j, "out", strcmp(a->method, "HEAD") == 0 ? 0 : (int64_t)a->sent);
-    json_fixed(j, "ms", 1000 * (program_seconds() - a->begin), 1);
-    json_whole(j, "texts", (int64_t)(a->html ? a->n_pages : a->n_items));
+    json_whole(j, "in", (int64_t)req->read);
+    json_whole(j, "out", strcmp(req->method, "HEAD") == 0 ? 0 : (int64_t)req->sent);
+    json_fixed(j, "ms", 1000 * (program_seconds() - req->begin), 1);
+    json_whole(j, "texts", (int64_t)(req->markup ? req->n_pages : req->n_items));
     json_close(j, '}');
     text_append(j->out, "\n", 1);
 }
 
-void log_write(server *s, const ask *a, unsigned cut) {
+void log_write(server *s, const request *req, unsigned cut) {
     if (!s->log) return;
     text_bytes line = { 0 };
     json j = { .out = &line };
     if (atomic_exchange(&s->log_torn, 0)) text_append(&line, "\n", 1);
-    put_line(a, cut, &j);
-    /* One write: lines of several threads do not mix. Where it fails, requests are answered all the same. */
+    put_line(req, cut, &j);
+    /* One write, so lines of several threads do not mix. Requests are answered even if it fails. */
     if (line.failed || write(s->log, line.data, line.length) != (ssize_t)line.length) {
         s->log_torn = 1;
         if (!atomic_exchange(&s->log_failed, 1))

@@ -204,7 +204,7 @@ static void keep_room(server *s) {
     if (text_settings_parse(&wishes, s->options.settings.data, &error)) return;
     text_settings_apply(&wishes, &p);
     s->max_prompt = (size_t)p.max_source;
-    s->draws = p.sample && p.beam == 1;
+    s->samples = p.sample && p.beam == 1;
     s->sampling = p;
     if (p.temperature == 0 && engine) /* unless an answer asks for draws, and then as the model's authors recommend */
         s->sampling.sample = 0, s->sampling.temperature = moe_session_params_default(engine).temperature;
@@ -390,10 +390,14 @@ static int serve(server *s) {
     return s->broken ? EXIT_MODEL : EXIT_DONE;
 }
 
+#define ROUTES_OF(name) name##_routes,
+static const route *const interfaces[] = { INTERFACES(ROUTES_OF) NULL };
+
 int main(int argc, char **argv) {
-    server s = { .lock = PTHREAD_MUTEX_INITIALIZER,
+    server s = { .interfaces = interfaces,
+                 .lock = PTHREAD_MUTEX_INITIALIZER,
                  .filled = PTHREAD_COND_INITIALIZER,
-                 .doors = PTHREAD_MUTEX_INITIALIZER,
+                 .connections_lock = PTHREAD_MUTEX_INITIALIZER,
                  .detecting = PTHREAD_MUTEX_INITIALIZER };
     give_memory_back();
     int status = program_begin("moe-server");

@@ -1,12 +1,12 @@
-/* openai.c - the interface of OpenAI's chat: messages, answered by a model that is asked in words.
+/* openai.c - OpenAI's chat interface: messages, answered by a prompted model.
  *
  * Contents
  *   1. Request    messages and parameters
- *   2. Answer     as it grows, in the decoder's thread
- *   3. Replies    whole, as events, errors
+ *   2. Answer     in the decoder's thread: events as it grows
+ *   3. Replies    whole answers, errors
  *   4. Models
  *
- * A message is the model's own: nothing of it is kept, split or tried again, unlike a text of /translate.
+ * Unlike a text of /translate, a message is neither protected, split nor retried.
  */
 #include "tools/server/server.h"
 #include "tools/server/stops.h"
@@ -20,24 +20,25 @@
 enum { MOST_MESSAGES = 1000 };
 
 struct chat {
-    moetext_message *messages; /* [n] their texts lie in that of the ask's item */
+    moetext_message *messages; /* [n] their texts are parts of the item's text */
     size_t n;
     int32_t *ids; /* [n_ids] the prompt */
     size_t n_ids, limit;
     stops stops;
-    int usage;                   /* a stream ends with it */
-    moe_session_params sampling; /* by which it is drawn, */
-    uint64_t sampled;            /* where it asks for that: a bit for each parameter, by its number */
+    int usage;                   /* 1: a stream ends with token counts */
+    moe_session_params sampling; /* sampling parameters */
+    uint64_t sampled;            /* bit i: the request sets parameter i */
     time_t created;
     uint64_t number;
-    const char *code; /* of an error; NULL: it has none */
+    const char *code; /* of an error, or NULL */
 
-    /* the decoder's; that of the item is the text of the answer */
-    size_t tokens, said; /* bytes of the answer that are among the events */
-    const char *finish;  /* why it ended; NULL: it goes on */
+    /* Owned by the decoder's thread; item.answer is the answer so far */
+    size_t tokens, sent; /* sent: bytes of the answer in events */
+    const char *finish;  /* why it ended, or NULL */
 };
 
-void chat_free(chat *c) {
+static void chat_free(request *req) {
+    chat *c = req->chat;
     if (!c) return;
     for (size_t i = 0; i < c->stops.n; i++) free(c->stops.texts[i]);
     free(c->messages);
@@ -47,7 +48,7 @@ void chat_free(chat *c) {
 
 /* ==== 1. Request ======================================================================================== */
 
-/* A role by its name; -1: it is none that speaks here. */
+/* Return the role of a message, or -1 if it is unknown. */
 static int role_of(const cJSON *message) {
     static const struct {
         const char *name;
@@ -62,7 +63,7 @@ static int role_of(const cJSON *message) {
     return -1;
 }
 
-/* The text of a message: one, or parts of it. 0: it is, or has, something else. */
+/* Append the text of a message: a string or a list of text parts. Return 0 if it is anything else. */
 static int add_content(const cJSON *message, text_bytes *out) {
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(message, "content"), *part;
     if (cJSON_IsString(content)) return text_append_string(out, content->valuestring), 1;
@@ -76,19 +77,17 @@ static int add_content(const cJSON *message, text_bytes *out) {
     return 1;
 }
 
-static void no_memory(refusal *r) { refuse(r, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory%s", ""); }
-
-static void take_messages(ask *a, const cJSON *messages, refusal *r) {
-    chat *c = a->chat;
+static void take_messages(request *req, const cJSON *messages, refusal *r) {
+    chat *c = req->chat;
     const cJSON *message;
     text_bytes all = { 0 };
     const int n = cJSON_IsArray(messages) ? cJSON_GetArraySize(messages) : 0;
     if (n < 1 || n > MOST_MESSAGES) {
-        refuse(r, MHD_HTTP_BAD_REQUEST, "messages is a list of 1 to 1000 messages%s", "");
+        refuse(r, MHD_HTTP_BAD_REQUEST, "messages must be a list of 1 to 1000 messages");
         return;
     }
     if (!(c->messages = calloc((size_t)n, sizeof *c->messages))) {
-        no_memory(r);
+        refuse_memory(r);
         return;
     }
     text_append(&all, "", 0);
@@ -96,23 +95,23 @@ static void take_messages(ask *a, const cJSON *messages, refusal *r) {
         const int role = role_of(message);
         const size_t begin = all.length;
         if (role < 0)
-            refuse(r, MHD_HTTP_BAD_REQUEST, "the role of a message is system, developer, user or assistant%s", "");
+            refuse(r, MHD_HTTP_BAD_REQUEST, "the role of a message must be system, developer, user or assistant");
         else if (!add_content(message, &all))
-            refuse(r, MHD_HTTP_BAD_REQUEST, "the content of a message is a text, or a list of parts that are%s", "");
+            refuse(r, MHD_HTTP_BAD_REQUEST, "the content of a message must be a text or a list of texts");
         if (r->status) break;
         c->messages[c->n++] = (moetext_message){ .role = (moetext_role)role, .length = all.length - begin };
     }
-    if (!r->status && (all.failed || !add_text(a, all.data, all.length))) no_memory(r);
+    if (!r->status && (all.failed || !add_text(req, all.data, all.length))) refuse_memory(r);
     for (size_t i = 0, at = 0; !r->status && i < c->n; at += c->messages[i++].length)
-        c->messages[i].text = a->items[0].text + at;
+        c->messages[i].text = req->items[0].text + at;
     text_bytes_free(&all);
 }
 
 static void take_stop(chat *c, const cJSON *stop, refusal *r) {
     const size_t length = cJSON_IsString(stop) ? strlen(stop->valuestring) : 0;
     if (!length || length > STOPS_LONGEST || c->stops.n == STOPS_MOST)
-        refuse(r, MHD_HTTP_BAD_REQUEST, "stop is a text of 1 to 256 bytes, or a list of up to 16%s", "");
-    else if (!(c->stops.texts[c->stops.n] = text_copy(stop->valuestring, length))) no_memory(r);
+        refuse(r, MHD_HTTP_BAD_REQUEST, "stop must be a text of 1 to 256 bytes, or a list of up to 16");
+    else if (!(c->stops.texts[c->stops.n] = text_copy(stop->valuestring, length))) refuse_memory(r);
     else c->stops.n++;
     if (length > c->stops.longest) c->stops.longest = length;
 }
@@ -122,7 +121,7 @@ static int is_false(const cJSON *x) {
            ((cJSON_IsArray(x) || cJSON_IsObject(x)) && !x->child);
 }
 
-/* What would make another answer and cannot be had. What is not known is passed over. */
+/* Refuse unsupported parameters that would change the answer; unknown ones are ignored. */
 static void refuse_others(const cJSON *all, refusal *r) {
     static const char *const names[] = { "tools",      "functions",        "logprobs",          "top_logprobs",
                                          "logit_bias", "presence_penalty", "frequency_penalty", "audio",
@@ -134,12 +133,12 @@ static void refuse_others(const cJSON *all, refusal *r) {
         if (!is_false(cJSON_GetObjectItemCaseSensitive(all, names[i])))
             refuse(r, MHD_HTTP_BAD_REQUEST, "%s is not supported", names[i]);
     if (!r->status && n && !cJSON_IsNull(n) && !(cJSON_IsNumber(n) && n->valuedouble == 1))
-        refuse(r, MHD_HTTP_BAD_REQUEST, "%s is not supported but for 1: a request has one answer", "n");
+        refuse(r, MHD_HTTP_BAD_REQUEST, "n must be 1: other values are not supported");
     if (!r->status && cJSON_IsObject(format) && !(cJSON_IsString(type) && strcmp(type->valuestring, "text") == 0))
-        refuse(r, MHD_HTTP_BAD_REQUEST, "%s is not supported but for text", "response_format");
+        refuse(r, MHD_HTTP_BAD_REQUEST, "response_format must be text: other formats are not supported");
 }
 
-/* A whole number from 1 on, of the first of two names that is there. */
+/* Read the limit of tokens from the first of two parameters that is present. */
 static size_t take_limit(const cJSON *all, refusal *r) {
     static const char *const names[] = { "max_completion_tokens", "max_tokens" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -147,18 +146,17 @@ static size_t take_limit(const cJSON *all, refusal *r) {
         if (!limit || cJSON_IsNull(limit)) continue;
         if (!cJSON_IsNumber(limit) || !(limit->valuedouble >= 1) || limit->valuedouble > 1e9 ||
             (double)(size_t)limit->valuedouble < limit->valuedouble)
-            refuse(r, MHD_HTTP_BAD_REQUEST, "%s is a whole number from 1 on", names[i]);
+            refuse(r, MHD_HTTP_BAD_REQUEST, "%s must be a whole number from 1", names[i]);
         else return (size_t)limit->valuedouble;
         break;
     }
     return 0;
 }
 
-/* How an answer is drawn: parameters of the search by their own names. */
+/* Read sampling parameters, by their own names. */
 static void take_sampling(chat *c, const cJSON *all, refusal *r) {
     static const char *const names[] = { "temperature", "top_p", "top_k", "min_p", "seed" };
     const moe_param *param;
-    char why[96];
     c->sampling.size = sizeof c->sampling;
     for (size_t i = 0; (param = moe_param_at(i)) && !r->status; i++)
         for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
@@ -169,19 +167,18 @@ static void take_sampling(chat *c, const cJSON *all, refusal *r) {
             if (cJSON_IsNumber(number) && (param->real || floor(number->valuedouble) == number->valuedouble) &&
                 moe_param_set(&c->sampling, i, number->valuedouble))
                 break;
-            snprintf(why, sizeof why, "%s is a %s, %s", param->name, param->real ? "number" : "whole number",
-                     param->values);
-            refuse(r, MHD_HTTP_BAD_REQUEST, "%s", why);
+            refuse(r, MHD_HTTP_BAD_REQUEST, "%s must be a %s, %s", param->name, param->real ? "number" : "whole number",
+                   param->values);
             break;
         }
 }
 
-static void chat_read(ask *a, const cJSON *all, refusal *r) {
+static void chat_read(request *req, const cJSON *all, refusal *r) {
     const cJSON *stop = cJSON_GetObjectItemCaseSensitive(all, "stop"), *one,
-                *wishes = cJSON_GetObjectItemCaseSensitive(all, "stream_options");
-    chat *c = a->chat = calloc(1, sizeof *c);
+                *stream_options = cJSON_GetObjectItemCaseSensitive(all, "stream_options");
+    chat *c = req->chat = calloc(1, sizeof *c);
     if (!c) {
-        no_memory(r);
+        refuse_memory(r);
         return;
     }
     c->created = time(NULL);
@@ -192,69 +189,67 @@ static void chat_read(ask *a, const cJSON *all, refusal *r) {
             if (!r->status) take_stop(c, one, r);
         }
     else if (!r->status && stop && !cJSON_IsNull(stop)) take_stop(c, stop, r);
-    a->stream = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(all, "stream"));
-    c->usage = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(wishes, "include_usage"));
-    if (!r->status) take_messages(a, cJSON_GetObjectItemCaseSensitive(all, "messages"), r);
+    req->stream = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(all, "stream"));
+    c->usage = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(stream_options, "include_usage"));
+    if (!r->status) take_messages(req, cJSON_GetObjectItemCaseSensitive(all, "messages"), r);
 }
 
-/* The server's own parameters, with those that are asked for. */
+/* Combine the server's sampling parameters with those of the request. */
 static void check_sampling(const server *s, chat *c, refusal *r) {
-    const moe_session_params wishes = c->sampling;
+    const moe_session_params wanted = c->sampling;
     c->sampling = s->sampling;
     c->sampling.sample = 1;
     for (size_t i = 0; moe_param_at(i); i++)
-        if (c->sampled >> i & 1) moe_param_set(&c->sampling, i, moe_param_get(&wishes, i));
-    if (s->draws) return;
+        if (c->sampled >> i & 1) moe_param_set(&c->sampling, i, moe_param_get(&wanted, i));
+    if (s->samples) return;
     if (c->sampled && c->sampling.temperature > 0)
-        refuse(r, MHD_HTTP_BAD_REQUEST, "this server draws no tokens (it has a beam, or sample=0): %s can only be 0",
-               "temperature");
+        refuse(r, MHD_HTTP_BAD_REQUEST,
+               "temperature must be 0: this server does not sample (beam search, or sample=0)");
     c->sampled = 0;
 }
 
-/* The prompt, or why there is none. */
-static void chat_check(server *s, ask *a, refusal *r) {
-    chat *c = a->chat;
+/* Make the prompt. */
+static void chat_check(server *s, request *req, refusal *r) {
+    chat *c = req->chat;
     moe_error error = { 0 };
     c->number = __atomic_add_fetch(&s->n_answers, 1, __ATOMIC_RELAXED);
     const size_t most = s->max_prompt ? s->max_prompt : 1;
-    char beyond[96];
     if (s->answers) check_sampling(s, c, r);
     if (r->status) return;
     if (!(c->ids = malloc(most * sizeof *c->ids))) {
-        no_memory(r);
+        refuse_memory(r);
         return;
     }
     const moe_status status = moetext_model_prompt(s->model, c->messages, c->n, c->ids, most, &c->n_ids, &error);
-    if (status == MOE_ERROR_MEMORY) no_memory(r);
+    if (status == MOE_ERROR_MEMORY) refuse_memory(r);
     else if (status == MOE_ERROR_UNSUPPORTED && !s->answers)
-        refuse(r, MHD_HTTP_BAD_REQUEST,
-               "this model only translates: POST /translate does that; it does not answer messages%s", "");
+        refuse(r, MHD_HTTP_BAD_REQUEST, "this model does not answer messages, it only translates: use POST /translate");
     else if (status) refuse(r, MHD_HTTP_BAD_REQUEST, "%s", error.message);
     else if (c->n_ids > most) {
-        snprintf(beyond, sizeof beyond, "%zu tokens, and at most %zu fit", c->n_ids, most);
-        refuse(r, MHD_HTTP_BAD_REQUEST, "with their template the messages have %s", beyond);
+        refuse(r, MHD_HTTP_BAD_REQUEST, "the messages and their template have %zu tokens; the limit is %zu", c->n_ids,
+               most);
         c->code = "context_length_exceeded";
     }
 }
 
 /* ==== 2. Answer ========================================================================================= */
 
-void chat_ask(const text_item *item, moetext_request *request) {
-    const chat *c = item->of->chat;
-    request->task = MOETEXT_ANSWER;
-    request->ids = c->ids, request->n_ids = c->n_ids;
-    request->limit = c->limit;
-    request->partial = chat_partial;
-    if (c->sampled) request->sampling = &c->sampling;
+static void chat_begin(server *s, text_item *item, moetext_request *next) {
+    const chat *c = item->request->chat;
+    (void)s;
+    next->task = MOETEXT_ANSWER;
+    next->ids = c->ids, next->n_ids = c->n_ids;
+    next->limit = c->limit;
+    if (c->sampled) next->sampling = &c->sampling;
 }
 
-/* More of an answer; it may end there. */
+/* Append to the answer; a stop sequence ends it. */
 static void chat_add(text_item *item, const char *text, size_t length) {
-    chat *c = item->of->chat;
+    chat *c = item->request->chat;
     if (stops_add(&c->stops, &item->answer, text, length)) c->finish = "stop";
 }
 
-/* The name of the model, its own or that of its file. */
+/* The name of the model, or of its file. */
 static const char *model_name(const server *s) {
     const char *name = moetext_model_meta(s->model, "general.name"), *slash = strrchr(s->options.model, '/');
     return *name ? name : slash ? slash + 1 : s->options.model;
@@ -283,11 +278,11 @@ static void put_finish(const char *finish, json *j) {
     else json_null(j, "finish_reason");
 }
 
-/* An event with more of the answer, [length]; NULL: with none of it. `usage`: with that alone. */
-static void write_event(const server *s, ask *a, const char *text, size_t length, const char *finish, int usage) {
-    chat *c = a->chat;
-    json j = { .out = &a->lines };
-    text_append_string(&a->lines, "data: ");
+/* Write an event with text of the answer (NULL: none), or with `usage` one of token counts alone. */
+static void write_event(const server *s, request *req, const char *text, size_t length, const char *finish, int usage) {
+    chat *c = req->chat;
+    json j = { .out = &req->lines };
+    text_append_string(&req->lines, "data: ");
     json_open(&j, NULL, '{');
     put_head(s, c, &j, "chat.completion.chunk");
     json_open(&j, "choices", '[');
@@ -295,7 +290,7 @@ static void write_event(const server *s, ask *a, const char *text, size_t length
         json_open(&j, NULL, '{');
         json_whole(&j, "index", 0);
         json_open(&j, "delta", '{');
-        if (!a->said) json_text(&j, "role", "assistant");
+        if (!req->started) json_text(&j, "role", "assistant");
         if (text) json_string(&j, "content", text, length);
         json_close(&j, '}');
         put_finish(finish, &j);
@@ -305,44 +300,45 @@ static void write_event(const server *s, ask *a, const char *text, size_t length
     if (usage) put_usage(c, &j);
     else if (c->usage) json_null(&j, "usage");
     json_close(&j, '}');
-    text_append_string(&a->lines, "\n\n");
-    a->said = 1;
+    text_append_string(&req->lines, "\n\n");
+    req->started = 1;
 }
 
-/* An event with what may be said of the answer, if there is something new. */
-static void say_more(const server *s, ask *a, size_t end) {
-    const text_bytes *answer = &a->items[0].answer;
-    chat *c = a->chat;
-    if (end <= c->said) return;
-    write_event(s, a, answer->data + c->said, end - c->said, NULL, 0);
-    c->said = end;
+/* Write an event with the answer up to `end`, if any of that is new. */
+static void send_more(const server *s, request *req, size_t end) {
+    const text_bytes *answer = &req->items[0].answer;
+    chat *c = req->chat;
+    if (end <= c->sent) return;
+    write_event(s, req, answer->data + c->sent, end - c->sent, NULL, 0);
+    c->sent = end;
 }
 
-void chat_partial(void *closure, const moetext_partial *partial) {
+static void chat_partial(void *closure, const moetext_partial *partial) {
     server *s = closure;
     text_item *item = partial->user;
-    ask *a = item->of;
-    chat *c = a->chat;
+    request *req = item->request;
+    chat *c = req->chat;
     if (c->finish) return;
     chat_add(item, partial->text, partial->length);
     c->tokens = partial->n_ids;
-    if (c->finish) __atomic_store_n(&a->dropped, 1, __ATOMIC_RELAXED); /* the rest is not wanted */
+    if (c->finish) __atomic_store_n(&req->dropped, 1, __ATOMIC_RELAXED); /* ignore the rest */
     pthread_mutex_lock(&s->lock);
-    if (a->stream && a->connection && a->state == ASK_WAITING) {
-        say_more(s, a, item->answer.length - (c->finish ? 0 : stops_held(&c->stops, &item->answer)));
-        if (a->said) ask_wake(a);
+    if (req->stream && req->connection && req->state == REQUEST_WAITING) {
+        send_more(s, req, item->answer.length - (c->finish ? 0 : stops_held(&c->stops, &item->answer)));
+        if (req->started) request_wake(req);
     }
     pthread_mutex_unlock(&s->lock);
 }
 
-void chat_done(text_item *item, const moetext_result *result) {
-    chat *c = item->of->chat;
+static int chat_done(server *s, text_item *item, const moetext_result *result) {
+    chat *c = item->request->chat;
     const moetext_hypothesis *best = result->n_hypotheses ? result->hypotheses : NULL;
     const size_t known = item->answer.length;
-    if (c->finish) item->status = MOE_OK; /* it was stopped */
+    (void)s;
+    if (c->finish) item->status = MOE_OK; /* cancelled at a stop sequence */
     else if (result->status || !best || best->length < known) {
         text_clear(&item->answer);
-        text_append_string(&item->answer, result->status ? result->message : "there is no answer");
+        text_append_string(&item->answer, result->status ? result->message : "no answer");
         if (!item->status) item->status = MOE_ERROR_NUMERIC;
     } else {
         c->tokens = best->n_logprobs;
@@ -350,31 +346,16 @@ void chat_done(text_item *item, const moetext_result *result) {
         if (!c->finish) c->finish = best->finished ? "stop" : "length";
     }
     text_append(&item->answer, "", 0);
+    return 1;
 }
 
-void chat_end(const server *s, ask *a) {
-    const text_item *item = &a->items[0];
-    if (item->status && !a->said) return; /* it is no stream yet */
-    if (item->status) {                   /* what failed does not end like what is whole */
-        a->cut = is_theirs(item) ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_INTERNAL_SERVER_ERROR;
-        chat_error(a, item->answer.data ? item->answer.data : "out of memory", a->cut);
-        return;
-    }
-    say_more(s, a, item->answer.length);
-    write_event(s, a, NULL, 0, a->chat->finish, 0);
-    if (a->chat->usage) write_event(s, a, NULL, 0, NULL, 1);
-    text_append_string(&a->lines, "data: [DONE]\n\n");
-}
-
-/* ==== 3. Replies ======================================================================================== */
-
-/* {"error": {...}} into an object that is open. */
-static void put_error(const ask *a, json *j, const char *message, unsigned status) {
+/* {"error": {...}} into an open object. */
+static void put_error(const request *req, json *j, const char *message, unsigned status) {
     const char *type = status == MHD_HTTP_UNAUTHORIZED        ? "authentication_error"
                        : status == MHD_HTTP_TOO_MANY_REQUESTS ? "rate_limit_error"
                        : status < 500                         ? "invalid_request_error"
                                                               : "server_error";
-    const char *code = a->chat && a->chat->code          ? a->chat->code
+    const char *code = req->chat && req->chat->code      ? req->chat->code
                        : status == MHD_HTTP_UNAUTHORIZED ? "invalid_api_key"
                                                          : NULL;
     json_open(j, "error", '{');
@@ -386,21 +367,41 @@ static void put_error(const ask *a, json *j, const char *message, unsigned statu
     json_close(j, '}');
 }
 
-void chat_error(ask *a, const char *message, unsigned status) {
-    json j = { .out = &a->lines };
-    text_append_string(&a->lines, "data: ");
+static void write_error(request *req, const char *message, unsigned status) {
+    json j = { .out = &req->lines };
+    text_append_string(&req->lines, "data: ");
     json_open(&j, NULL, '{');
-    put_error(a, &j, message, status);
+    put_error(req, &j, message, status);
     json_close(&j, '}');
-    text_append_string(&a->lines, "\n\n");
+    text_append_string(&req->lines, "\n\n");
 }
 
-static enum MHD_Result send_answer(server *s, ask *a) {
-    const text_bytes *answer = &a->items[0].answer;
+/* Write the last events of a stream. A failed stream must not end like a complete one. */
+static void chat_end(server *s, request *req, const text_item *item) {
+    if (!item) {
+        write_error(req, requests_why(req), req->cut);
+        return;
+    }
+    if (item->status && !req->started) return; /* answered with a status of its own */
+    if (item->status) {
+        req->cut = is_client_error(item) ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_INTERNAL_SERVER_ERROR;
+        write_error(req, item->answer.data ? item->answer.data : "out of memory", req->cut);
+        return;
+    }
+    send_more(s, req, item->answer.length);
+    write_event(s, req, NULL, 0, req->chat->finish, 0);
+    if (req->chat->usage) write_event(s, req, NULL, 0, NULL, 1);
+    text_append_string(&req->lines, "data: [DONE]\n\n");
+}
+
+/* ==== 3. Replies ======================================================================================== */
+
+static enum MHD_Result send_answer(server *s, request *req) {
+    const text_bytes *answer = &req->items[0].answer;
     text_bytes out = { 0 };
     json j = { .out = &out };
     json_open(&j, NULL, '{');
-    put_head(s, a->chat, &j, "chat.completion");
+    put_head(s, req->chat, &j, "chat.completion");
     json_open(&j, "choices", '[');
     json_open(&j, NULL, '{');
     json_whole(&j, "index", 0);
@@ -409,22 +410,27 @@ static enum MHD_Result send_answer(server *s, ask *a) {
     json_string(&j, "content", answer->data, answer->length);
     json_null(&j, "refusal");
     json_close(&j, '}');
-    put_finish(a->chat->finish, &j);
+    put_finish(req->chat->finish, &j);
     json_close(&j, '}');
     json_close(&j, ']');
-    put_usage(a->chat, &j);
+    put_usage(req->chat, &j);
     json_close(&j, '}');
-    text_append_string(&out, "\n");
-    return send_bytes(s, a, MHD_HTTP_OK, "application/json", &out);
+    return send_json(s, req, &out);
 }
 
-const dialect openai_chat = { .texts = "messages",
-                              .beyond = MHD_HTTP_TOO_MANY_REQUESTS,
-                              .check = chat_check,
-                              .send = send_answer,
-                              .read = chat_read,
-                              .put_error = put_error };
-const dialect openai_models = { .put_error = put_error };
+static const dialect completions = { .texts = "messages",
+                                     .denied = MHD_HTTP_UNAUTHORIZED,
+                                     .stream_type = "text/event-stream",
+                                     .read = chat_read,
+                                     .check = chat_check,
+                                     .begin = chat_begin,
+                                     .partial = chat_partial,
+                                     .done = chat_done,
+                                     .end = chat_end,
+                                     .send = send_answer,
+                                     .put_error = put_error,
+                                     .free = chat_free };
+static const dialect models = { .denied = MHD_HTTP_UNAUTHORIZED, .put_error = put_error };
 
 /* ==== 4. Models ========================================================================================= */
 
@@ -437,7 +443,7 @@ static void put_model(const server *s, json *j, const char *key) {
     json_close(j, '}');
 }
 
-enum MHD_Result openai_list(server *s, ask *a) {
+static enum MHD_Result send_models(server *s, request *req) {
     text_bytes out = { 0 };
     json j = { .out = &out };
     json_open(&j, NULL, '{');
@@ -446,16 +452,22 @@ enum MHD_Result openai_list(server *s, ask *a) {
     if (s->answers) put_model(s, &j, NULL);
     json_close(&j, ']');
     json_close(&j, '}');
-    text_append_string(&out, "\n");
-    return send_bytes(s, a, MHD_HTTP_OK, "application/json", &out);
+    return send_json(s, req, &out);
 }
 
-enum MHD_Result openai_model(server *s, ask *a) {
+static enum MHD_Result send_model(server *s, request *req) {
     text_bytes out = { 0 };
     json j = { .out = &out };
-    if (!s->answers || strcmp(a->fetched, model_name(s)) != 0)
-        return send_error(s, a, MHD_HTTP_NOT_FOUND, "there is no such model: GET /v1/models lists those that answer");
+    if (!s->answers || strcmp(req->fetched, model_name(s)) != 0)
+        return send_error(s, req, MHD_HTTP_NOT_FOUND,
+                          "model not found: GET /v1/models lists those that answer messages");
     put_model(s, &j, NULL);
-    text_append_string(&out, "\n");
-    return send_bytes(s, a, MHD_HTTP_OK, "application/json", &out);
+    return send_json(s, req, &out);
 }
+
+const route openai_routes[] = {
+    { "POST", "/v1/chat/completions", NEEDS_BODY | NEEDS_KEY, answer_translate, &completions },
+    { "GET", "/v1/models", NEEDS_KEY, send_models, &models },
+    { "GET", "/v1/models/", NEEDS_KEY, send_model, &models },
+    { 0 },
+};

@@ -1,28 +1,35 @@
-/* server.h - the files of moe-server, and their common structs.
+/* server.h - the files of moe-server and their common structs.
  *
- *   moe-server.c   options, the model, main
- *   http.c         connections: limits, keys, what is sent
+ *   moe-server.c   options, models, main
+ *   libre.c        LibreTranslate: /translate, /detect, /languages and others
+ *   files.c        LibreTranslate: translated files
+ *   deepl.c        DeepL
+ *   immersive.c    immersive-translate
+ *   openai.c       OpenAI: chat completions by decoder-only models
+ *   status.c       web page, health, metrics
+ *   translate.c    what the interfaces share: checks, languages, HTML, streams, answers
+ *   http.c         connections: limits, keys, replies
+ *   reading.c      parse requests: JSON, forms and multipart
+ *   requests.c     queue the texts of all requests; the decoder's thread
+ *   log.c          one line per request
+ *   experts.c      the experts that tokens used
  *   address.c      addresses of clients, trusted proxies
- *   log.c          a line for each request
- *   requests.c     the texts of all requests, and the thread that translates them
- *   reading.c      parsing requests: JSON, forms and multipart
- *   api.c          the answers of all addresses; their table is api_routes
- *   deepl.c        the interfaces of DeepL and of immersive-translate
- *   openai.c       the interface of OpenAI's chat, for models that answer messages
- *   stops.c        texts at which an answer stops
- *   files.c        files that are translated, and kept until they are fetched
+ *   stops.c        stop sequences
  *
- * Threads. libmicrohttpd has threads that read and write; the decoder's thread runs one moetext_translate for as long
- * as the server lives. A request is parsed, its texts wait in its client's ring, and its connection is suspended. The
- * decoder takes a sentence of each client in turn whenever a slot is free, so that texts of all clients share its
- * batches. The last result of a request resumes its connection, of a stream the first one that is no error.
- * `server.lock` guards the rings, all asks in state ASK_WAITING, and the figures.
+ * A file calls only files that follow it in this list. An interface is a file with a table of routes and a `dialect`;
+ * INTERFACES names it.
+ *
+ * Threads. libmicrohttpd has threads that read and write; the decoder's thread runs one moetext_translate until the
+ * server ends. A request is parsed, its texts are queued for its client, and its connection is suspended. Whenever a
+ * slot is free, the decoder takes a sentence from the next client, so texts of all clients share its batches. The last
+ * result of a request resumes its connection; for a stream, the first successful one does. `server.lock` guards the
+ * queues, all requests in state REQUEST_WAITING, and the statistics.
  */
 #ifndef SERVER_SERVER_H
 #define SERVER_SERVER_H
 
 #include "moe.h"
-#include "tools/programs/program.h"
+#include "tools/programs/program.h" /* messages and exit statuses */
 #include "tools/server/address.h"
 #include "tools/server/experts.h"
 #include "tools/text/bytes.h"
@@ -39,352 +46,356 @@
 
 typedef struct options {
     const char *model, *host, *keys, *origin, *log;
-    const char *path;    /* of a Unix domain socket, in the place of host and port; NULL: none */
-    const char **models; /* [n_models] of -m and --models */
+    const char *path;    /* Unix domain socket that replaces host and port, or NULL */
+    const char **models; /* [n_models] arguments of -m and --models */
     size_t n_models;
-    int several;         /* they are a translator of several */
-    text_bytes settings; /* of libmoetext */
-    network *proxies;    /* [n_proxies] whose X-Forwarded-For is believed */
+    int several;         /* 1: open them as one model */
+    text_bytes settings; /* options of libmoetext */
+    network *proxies;    /* [n_proxies] trusted to set X-Forwarded-For */
     size_t n_proxies;
     int port, max_body, max_texts, max_queue, max_client, max_client_texts, timeout, grace, rate, quiet;
     int max_connections, max_address, max_bodies, read_timeout;
 } options;
 
-/* ---- Asks ----------------------------------------------------------------------------------------------
- * An ask lives from its first header until its connection is done with it and none of its texts is with the decoder. */
+/* ---- Requests ------------------------------------------------------------------------------------------
+ * A request lives from its first header until its connection is closed or reused and the decoder holds none of its
+ * texts. */
 
-typedef enum ask_state {
-    ASK_READING, /* its body comes in                                                */
-    ASK_WAITING, /* its texts are with the decoder, its connection may be suspended */
-    ASK_DONE     /* its answer can be sent                                           */
-} ask_state;
+typedef struct request request;
+typedef struct route route;
+typedef struct chat chat; /* of openai.c */
 
-enum { CLIENT_GONE = 499 }; /* why an ask was cut: its client is gone */
+typedef enum request_state {
+    REQUEST_READING, /* receiving its body                                              */
+    REQUEST_WAITING, /* its texts are queued or decoding; its connection may be suspended */
+    REQUEST_DONE     /* its answer can be sent                                          */
+} request_state;
 
-enum { FETCHED = 160, KEPT_FILES = 100 }; /* bytes of a translated file's name; how many are kept */
+enum { CLIENT_GONE = 499 };               /* request.cut: the client closed the connection */
+enum { FETCHED = 160, KEPT_FILES = 100 }; /* bytes of a translated file's name; number of files kept */
 
-enum { HTML_XML = 2 }; /* ask.html of XML */
-
-typedef struct ask ask;
-typedef struct chat chat; /* what an ask for an answer to messages has beside; its one item has the answer */
-
-typedef struct guest { /* a client: an API key or an address. One lives while the decoder has texts to come from it */
-    struct guest *next, *before; /* in a ring */
-    size_t known;                /* number of the key, from 1; 0: it is told by its address */
+typedef struct client {             /* an API key or an address, while requests of it wait */
+    struct client *next, *previous; /* ring of all clients */
+    size_t key;                     /* number of the key from 1; 0: identified by its address */
     uint64_t address;
-    ask *turn;           /* in the ring of its asks, whose turn is next */
-    size_t texts, bytes; /* of its asks in state ASK_WAITING */
-} guest;
+    request *turn;       /* in the ring of its requests: the next one */
+    size_t texts, bytes; /* of its requests in state REQUEST_WAITING */
+} client;
 
-typedef struct text_item { /* one text of an ask */
-    ask *of;
-    struct text_item *next; /* of those that are tried again */
-    void *place;            /* the translator's: moetext_request */
+typedef struct text_item { /* one text of a request */
+    request *request;
+    struct text_item *next; /* in request.retries */
+    void *place;            /* moetext_request.place */
     char *text;             /* [length] */
     size_t length;
-    int taken; /* the decoder has it */
     moe_status status;
-    text_bytes answer;  /* its translation, or the message that says why there is none */
+    text_bytes answer;  /* its translation, or the error message */
     text_bytes *others; /* [n_others] other translations */
     size_t n_others;
-    text_bytes details; /* a JSON object */
-    text_bytes experts; /* the same */
-    size_t page;        /* of an ask for HTML: the document that it is a segment of */
-    int pieces;         /* the same: its text is the segment's texts, a line each, since as a whole it lost something */
-    const char *source; /* the language that it was found to be in; NULL: none was looked for */
+    text_bytes details, experts; /* JSON objects */
+    size_t page;                 /* HTML: index of its document */
+    int pieces;         /* HTML: 1 if its text is the pieces of a segment whose markup was lost, one per line */
+    const char *source; /* detected language, or NULL */
 } text_item;
 
-typedef struct page { /* a document of an ask for HTML */
+typedef struct page { /* a document of HTML or XML; its segments are items of the request */
     moetext_html *document;
-    char *text; /* [length] that it lies in */
+    char *text; /* [length] */
     size_t length;
-    size_t first;      /* item of its first segment */
+    size_t first;      /* index of its first segment */
     size_t unfinished; /* segments */
 } page;
 
-struct ask {
-    struct MHD_Connection *connection; /* NULL: it is gone */
+typedef enum markup { MARKUP_NONE, MARKUP_HTML, MARKUP_XML } markup;
+
+struct request {
+    struct MHD_Connection *connection; /* NULL after it was closed */
     struct MHD_PostProcessor *form;
-    ask *next, *before; /* all asks in state ASK_WAITING; or those that are left */
-    ask_state state;
-    int route, suspended;
-    address client;      /* the client; a trusted proxy names its own client */
-    const char *allow;   /* methods of a path that was asked for with another */
-    const char *refused; /* why nothing but the headers is read, and the connection closed */
-    unsigned cut;        /* the HTTP status that says why its texts were never finished; 0: they were */
+    request *next, *previous; /* in server.waiting or server.orphans */
+    request_state state;
+    const route *route; /* NULL if the path is unknown, or its methods, `allow`, are others */
+    int suspended;
+    address address;     /* of the client: if a trusted proxy sent the request, the one it names */
+    const char *allow;   /* methods allowed for the path */
+    const char *refused; /* why the request is refused after its headers and the connection closed */
+    unsigned cut;        /* HTTP status that says why its texts were not finished, or 0 */
     int is_counted;      /* in server.under_way */
-    int socket;          /* of the connection, while it waits */
+    int socket;          /* of the connection, while the request waits */
     text_bytes body;
-    int too_large, too_many; /* body: this one is; all are together */
-    size_t counted;          /* of server.body_bytes */
+    int too_large, too_many; /* body: exceeds its own limit, or that of all bodies */
+    size_t counted;          /* bytes of it in server.body_bytes */
     double begin;
 
     /* For the log */
     char *path, method[16];
-    unsigned status;   /* that was sent; 0: none yet */
+    unsigned status;   /* sent to the client, or 0 */
     size_t read, sent; /* bytes of the bodies */
 
-    /* What is asked for */
+    /* Texts */
     text_item *items;
-    size_t n_items, n_done, n_taken;
-    size_t n_begun, n_queued;      /* items that the decoder has got, in order; that it is still to get */
-    size_t bytes;                  /* of all that was sent to be translated */
-    guest *of;                     /* NULL: the decoder has nothing to get from it */
-    ask *turn_after, *turn_before; /* in the ring of the client */
-    text_item *again, *open;       /* that are tried again; of which the decoder may have to get more parts */
-    int dropped;                   /* 1: no client waits any more; atomic, since the decoder reads it too */
+    size_t n_items, n_done, n_taken;    /* n_taken: held by the decoder */
+    size_t n_begun, n_queued;           /* items taken at least once, in order; items still to take */
+    size_t bytes;                       /* size of everything to translate */
+    client *client;                     /* NULL if nothing is queued */
+    request *next_turn, *previous_turn; /* in the ring of the client */
+    text_item *retries, *open;          /* items to decode again; the item of which the decoder takes more parts */
+    int dropped;                        /* 1: no result is needed any more; atomic */
     char source[36], target[36], key[132];
-    uint64_t characters; /* that were counted */
-    size_t known;        /* number of the key, from 1; 0: there are none */
-    text_bytes terms;    /* of a glossary: each, and its translation, ended by NULs */
+    size_t key_number;   /* from 1; 0: no API keys are needed */
+    uint64_t characters; /* counted against the quota */
+    text_bytes terms;    /* of a glossary: each source and target, ended by NUL */
     size_t n_terms;
-    moetext_glossary *glossary; /* NULL: none of its own */
-    text_bytes context;         /* what stands before the texts */
-    int is_list, alternatives, details, experts, stream, html;
-    page *pages; /* [n_pages] of an ask for HTML, whose items are segments of them */
+    moetext_glossary *glossary; /* NULL: the translator's */
+    text_bytes context;         /* text that precedes the texts */
+    page *pages;                /* [n_pages] of HTML and XML */
     size_t n_pages;
-    chat *chat;            /* NULL: it is none of openai.c */
-    int billed;            /* how many characters each text has is asked for */
-    int targets;           /* languages as targets */
-    text_bytes file;       /* the name of a file that is to be translated */
-    char fetched[FETCHED]; /* what of the address names one that was */
+    int is_list, stream;
+    markup markup;
 
-    text_bytes lines;  /* of a stream: what is finished and may not be sent yet, */
-    size_t lines_from; /* from this byte of all on */
-    int said;          /* it has had something that is no error */
+    /* Parameters of single interfaces */
+    int alternatives, details, experts; /* LibreTranslate */
+    int billed, targets;                /* DeepL: report characters; list target languages */
+    text_bytes file;                    /* name of an uploaded file */
+    char fetched[FETCHED];              /* rest of the path after a route that ends in '/' */
+    chat *chat;                         /* OpenAI */
+
+    text_bytes lines; /* output of a stream, from byte lines_from */
+    size_t lines_from;
+    int started; /* 1: the stream contains a result, not only an error */
 };
 
-enum { RATES = 512, RATE_WAYS = 8 }; /* places for addresses whose requests are counted, and addresses in each */
-
-typedef struct rate {
-    uint64_t key;
-    int n; /* requests in this minute; 0: free */
-} rate;
-
-typedef struct visitor { /* a connection */
-    struct visitor *next, *before;
-    uint64_t peer, client; /* keys of its address: a trusted proxy has none, but its clients have while they ask */
-    MHD_socket socket;
-    double until; /* when its request must be here, or its answer taken; 0: its request is here, its answer is not */
-    size_t body;  /* memory that its body takes */
-    int slow;     /* it was closed for that */
-} visitor;
-
-typedef struct api_key {
-    text_bytes text;
-    uint64_t characters, limit; /* that were asked for with it, and may be; 0: any number */
-} api_key;
-
-typedef struct shared_data { /* of a file: it is freed with its last holder */
-    struct server *of;
-    size_t holders; /* its place among the files, and answers that are being sent */
-    text_bytes bytes;
-} shared_data;
-
-typedef struct kept_file { /* all zero: none */
-    char name[FETCHED];
-    shared_data *data;
-    uint64_t owner; /* number of a key, or an address */
-    double since;
-} kept_file;
-
-typedef struct server {
-    options options;
-    moetext_model *model;
-    moetext *translator;
-    experts *experts;            /* the decoder's; NULL: not needed yet, or see no_experts */
-    int no_experts;              /* they cannot be seen */
-    int aligned;                 /* its results have links between words */
-    int answers;                 /* the model answers messages, */
-    size_t max_prompt;           /* of so many tokens at most, */
-    moe_session_params sampling; /* drawn like this, */
-    int draws;                   /* or as they ask for */
-    uint64_t n_answers;          /* that were begun; atomic */
-    time_t began;
-    text_detector *detector; /* NULL: languages cannot be told */
-    pthread_mutex_t detecting;
-    int64_t minute; /* that `rates` is of */
-    rate rates[RATES][RATE_WAYS];
-    uint64_t salt; /* of this process */
-    dev_t device;  /* of the file of options.path */
-    ino_t inode;
-    api_key *keys; /* [n_keys] */
-    size_t n_keys;
-    uint64_t characters; /* that were asked for; guarded by `lock`, as are those of each key */
-
-    kept_file files[KEPT_FILES]; /* that were translated; guarded by `lock` */
-    size_t file_bytes;           /* of all data that is held, whether it is still one of the files or not */
-
-    pthread_mutex_t doors; /* of the visitors; nothing else is locked meanwhile */
-    visitor *visitors;
-    size_t body_bytes; /* of requests that are coming in */
-
-    int log;                          /* descriptor of the log; 0: there is none */
-    _Atomic int log_torn, log_failed; /* its last line has no end; lines are missing, which was said */
-
-    pthread_mutex_t lock;
-    pthread_cond_t filled; /* there is a text, or `ending` is set */
-    guest *guests;         /* in the ring, whose turn is next */
-    size_t busy;           /* sentences in the batch, from which on clients who have some there wait (0: never), */
-    size_t calm;           /* until there are no more than this */
-    int holding;           /* they do */
-    size_t n_queued;       /* texts that the decoder has not begun */
-    int decoded;           /* its thread has ended */
-    ask *waiting;
-    size_t under_way; /* requests to translate that are not yet answered to their last byte */
-    ask *left;        /* asks of clients that are gone, while the decoder has texts of theirs */
-    int ending;       /* no new requests */
-    int ended;        /* and those under way are cut */
-    int broken;       /* the translator failed */
-
-    uint64_t n_left, trimmed_at; /* requests that have ended; when memory was given back last, */
-    double trimmed;              /* at that time; */
-    int trims;                   /* how often that is still to be done */
-
-    /* Figures, for /metrics */
-    uint64_t requests[6], texts, failed_texts, bytes_in, bytes_out; /* requests by hundreds of their status */
-    uint64_t seconds_below[8], seconds_count;
-    double seconds_sum;
-    moe_stats stats;
-} server;
-
-/* What is wrong with a request: its status, and the message; status 0: nothing. */
+/* Why a request is refused. status 0: it is accepted. */
 typedef struct refusal {
     unsigned status;
     char message[160];
 } refusal;
 
+/* ---- Server -------------------------------------------------------------------------------------------- */
+
+enum { RATES = 512, RATE_WAYS = 8 }; /* sets of counters, and counters per set */
+
+typedef struct rate { /* requests of an address in this minute */
+    uint64_t key;
+    int n; /* 0: free */
+} rate;
+
+typedef struct http_connection {
+    struct http_connection *next, *previous;
+    uint64_t peer, client; /* address keys. A trusted proxy counts for the client of its request, and else for nobody */
+    MHD_socket socket;
+    double until; /* deadline for the request or for taking the answer; 0: neither, the answer is being computed */
+    size_t body;  /* bytes of the body being received */
+    int slow;     /* 1: closed after its deadline */
+} http_connection;
+
+typedef struct api_key {
+    text_bytes text;
+    uint64_t characters, limit; /* used, and allowed (0: unlimited) */
+} api_key;
+
+typedef struct shared_data { /* of a file; freed with its last holder */
+    struct server *server;
+    size_t holders; /* its slot, and answers being sent */
+    text_bytes bytes;
+} shared_data;
+
+typedef struct kept_file { /* all zero: free */
+    char name[FETCHED];
+    shared_data *data;
+    uint64_t owner; /* number of a key, or key of an address */
+    double since;
+} kept_file;
+
+typedef struct server {
+    options options;
+    const route *const *interfaces; /* tables, ended by NULL */
+    moetext_model *model;
+    moetext *translator;
+    experts *experts;            /* the decoder's; NULL until needed */
+    int no_experts;              /* 1: they cannot be observed */
+    int aligned;                 /* 1: results contain word links */
+    int answers;                 /* 1: the model answers chat messages */
+    size_t max_prompt;           /* tokens of such messages */
+    moe_session_params sampling; /* defaults for them */
+    int samples;                 /* 1: requests may set other sampling parameters */
+    uint64_t n_answers;          /* atomic */
+    time_t began;
+    text_detector *detector; /* NULL: languages cannot be detected */
+    pthread_mutex_t detecting;
+    int64_t minute; /* of `rates` */
+    rate rates[RATES][RATE_WAYS];
+    uint64_t salt; /* random, per process */
+    dev_t device;  /* of the file options.path */
+    ino_t inode;
+    api_key *keys; /* [n_keys] */
+    size_t n_keys;
+    uint64_t characters; /* used by all; guarded by `lock`, as are those of each key */
+
+    kept_file files[KEPT_FILES]; /* guarded by `lock` */
+    size_t file_bytes;           /* of all data with holders */
+
+    pthread_mutex_t connections_lock; /* guards the next two; no other lock is taken while it is held */
+    http_connection *connections;
+    size_t body_bytes; /* of bodies being received */
+
+    int log;                          /* descriptor, or 0 */
+    _Atomic int log_torn, log_failed; /* the last line is incomplete; lines are missing and an error was reported */
+
+    pthread_mutex_t lock;
+    pthread_cond_t filled; /* a text was queued, or `ending` set */
+    client *clients;       /* in the ring: the next one */
+    size_t busy,
+        calm;        /* sentences in the batch at which clients with some in it must wait (0: never), until this few */
+    int holding;     /* 1: they wait */
+    size_t n_queued; /* texts not yet taken by the decoder */
+    int decoded;     /* the decoder's thread has ended */
+    request *waiting;
+    size_t under_way; /* requests not yet answered to the last byte */
+    request *orphans; /* without connection, but with texts held by the decoder */
+    int ending;       /* accept no new requests */
+    int ended;        /* requests under way have been cut */
+    int broken;       /* the translator failed */
+
+    uint64_t n_left, trimmed_at; /* requests that ended; the same when memory was last returned to the system, */
+    double trimmed;              /* the time of that, */
+    int trims;                   /* and how often to repeat it */
+
+    /* Statistics, for /metrics */
+    uint64_t requests[6], texts, failed_texts, bytes_in, bytes_out; /* requests by the first digit of their status */
+    uint64_t seconds_below[8], seconds_count;
+    double seconds_sum;
+    moe_stats stats;
+} server;
+
+/* ---- Interfaces ---------------------------------------------------------------------------------------- */
+
+/* Names and forms of one interface. TRANSLATES sets the functions of one that translates texts. */
+typedef struct dialect {
+    const char *texts, *source, *target; /* names of parameters, or NULL */
+    const char *error;                   /* member with the error message */
+    unsigned quota, denied;              /* statuses for a spent quota (0: 429) and a wrong key (0: 403) */
+    const char *stream_type;             /* Content-Type of streams */
+    void (*read)(request *req, const cJSON *all, refusal *r); /* parse the whole JSON body; NULL: use `take` */
+    void (*take)(request *req, const char *name, const char *value, size_t length, refusal *r); /* one parameter */
+    void (*check)(server *s, request *req, refusal *r);               /* after parsing; may be NULL */
+    void (*begin)(server *s, text_item *item, moetext_request *next); /* fill what the decoder is to do (lock held) */
+    moetext_partial_fn partial;                                       /* may be NULL */
+    int (*done)(server *s, text_item *item,
+                const moetext_result *result);                   /* store a result; 0: the item was requeued */
+    void (*end)(server *s, request *req, const text_item *item); /* add a finished item to a stream, or with item NULL
+                                                                    the reason of request.cut (lock held) */
+    enum MHD_Result (*send)(server *s, request *req);            /* answer when all items are done */
+    void (*put_error)(const request *req, json *j, const char *message, unsigned status); /* NULL: `error` alone */
+    void (*free)(request *req);                                                           /* may be NULL */
+} dialect;
+
+enum { NEEDS_BODY = 1, NEEDS_KEY = 2, ALWAYS = 4 }; /* ALWAYS: exempt from limits per client */
+
+struct route {                 /* a table of them ends with a NULL method */
+    const char *method, *path; /* a path that ends in '/' matches everything below it */
+    int flags;
+    enum MHD_Result (*answer)(server *s, request *req); /* called again when a waiting request is done */
+    const dialect *dialect;                             /* NULL if no body is read */
+};
+
+#define INTERFACES(X) X(libre) X(file) X(deepl) X(immersive) X(openai) X(status)
+#define DECLARE_ROUTES(name) extern const route name##_routes[];
+INTERFACES(DECLARE_ROUTES)
+
+extern const char *const file_endings[]; /* that files.c translates, ended by NULL */
+void files_drop_old(server *s);
+void files_free(server *s);
+
+/* ---- translate.c --------------------------------------------------------------------------------------- */
+
+#define TRANSLATES \
+    .stream_type = "application/x-ndjson", .begin = translation_begin, .done = translation_done, .end = translation_end
+void translation_begin(server *s, text_item *item, moetext_request *next);
+int translation_done(server *s, text_item *item, const moetext_result *result);
+void translation_end(server *s, request *req, const text_item *item);
+
+/* Check a request, queue its texts, and let its dialect send the answer when they are done. */
+enum MHD_Result answer_translate(server *s, request *req);
+size_t request_count(const request *req); /* number of texts or documents */
+/* The translation of text or document `i`, or alternative k from 1. Valid until the next call with this document. NULL:
+ * out of memory. */
+const char *request_text(const request *req, size_t i, size_t k, size_t *length);
+/* Append request_text as a string. */
+void put_text(const request *req, json *j, const char *key, size_t i, size_t k);
+/* Detect the language of text or document `i`: -1 if unknown. *confidence: 0 to 1. */
+ptrdiff_t request_language(server *s, const request *req, size_t i, float *confidence);
+/* The same for its stated language, if there is one. */
+ptrdiff_t request_source(server *s, const request *req, size_t i);
+/* Return 1 if an item failed because of the client's text. */
+int is_client_error(const text_item *item);
+
 /* ---- http.c -------------------------------------------------------------------------------------------- */
 
-/* Opens the port, or the socket. NULL: it was said why it cannot be had. */
+/* Listen at the port or socket. NULL after an error message. */
 struct MHD_Daemon *http_listen(server *s);
-/* The socket's file goes, unless another server has put its own there. */
+/* Remove the socket's file unless another server has replaced it. */
 void http_unlink(const server *s);
-/* Connections are closed whose request has been coming in, or whose answer has been going out, for too long. */
+/* Close connections that exceeded the time to send a request or to take an answer. */
 void http_end_slow(server *s);
-/* An answer of so many bytes is there as a whole: its client must take it in time. */
-void http_answered(server *s, const ask *a, size_t bytes);
-/* How many characters were asked for with the ask's key, and how many may be. */
-void quota_of(server *s, const ask *a, uint64_t *characters, uint64_t *limit);
-/* Counts those of an ask. 0: there would be too many. */
-int quota_take(server *s, ask *a);
-void quota_give_back(server *s, ask *a); /* it was refused for another reason */
-/* A key a line, of --api-keys; -1, or a complaint and the exit status. */
+/* Set the client's deadline for taking a complete answer of so many bytes. */
+void http_answered(server *s, const request *req, size_t bytes);
+/* Characters used with the request's key, and their limit. */
+void quota_of(server *s, const request *req, uint64_t *characters, uint64_t *limit);
+/* Count the characters of a request. Return 0 if they exceed the limit. */
+int quota_take(server *s, request *req);
+void quota_give_back(server *s, request *req);
+/* Read the file of --api-keys. Return -1, or an exit status after an error message. */
 int http_read_keys(server *s);
-enum MHD_Result send_response(server *s, ask *a, unsigned status, const char *type, struct MHD_Response *r);
-/* Takes over what `bytes` holds. */
-enum MHD_Result send_bytes(server *s, ask *a, unsigned status, const char *type, text_bytes *bytes);
-enum MHD_Result send_error(server *s, ask *a, unsigned status, const char *message);
+enum MHD_Result send_response(server *s, request *req, unsigned status, const char *type, struct MHD_Response *r);
+/* Send bytes and free them. */
+enum MHD_Result send_bytes(server *s, request *req, unsigned status, const char *type, text_bytes *bytes);
+/* Send JSON with status 200, after adding a line break. */
+enum MHD_Result send_json(server *s, request *req, text_bytes *bytes);
+enum MHD_Result send_error(server *s, request *req, unsigned status, const char *message);
 
-/* ---- log.c --------------------------------------------------------------------------------------------- */
+/* ---- reading.c ----------------------------------------------------------------------------------------- */
 
-/* Opens the file of --log, or opens it anew. -1, or a complaint and the exit status. */
-int log_open(server *s);
-/* A line for a request that has ended; `cut`: the status that says why its answer is not whole, 0 where it is. */
-void log_write(server *s, const ask *a, unsigned cut);
+void refuse(refusal *r, unsigned status, const char *format, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 3, 4)))
+#endif
+    ;
+void refuse_memory(refusal *r);
+/* Copy a short parameter, cut if it is too long: then it equals no valid value. */
+void take_word(char *out, size_t size, const char *value, size_t length);
+/* Add a text to a request. Return 0 without memory. */
+int add_text(request *req, const char *text, size_t length);
+void items_free(text_item *items, size_t n);
+/* Parse the body: texts and parameters. More than max_texts texts are refused before they are stored. */
+void read_body(request *req, size_t max_texts, refusal *r);
 
 /* ---- requests.c ---------------------------------------------------------------------------------------- */
 
 /* The decoder's thread; `closure` is the server. */
 void *requests_decode(void *closure);
-/* Answer asks that have waited too long with a timeout, and drop asks of clients that are gone. */
+/* Cut requests that exceed the timeout, and those of closed connections. */
 void requests_look(server *s);
-/* No new requests from here on. */
+/* Accept no new requests. */
 void requests_end(server *s);
-/* Those under way are cut: the number of them. */
+/* Cut all requests under way and return their number. */
 size_t requests_cut(server *s);
 size_t requests_under_way(server *s);
-/* Why an ask was cut, in words. */
-const char *requests_why(const ask *a);
-/* With the lock held: let the connection of a request go on, if it waits. */
-void ask_wake(ask *a);
-/* Hand the texts of a request to the decoder and let its connection wait. */
-void requests_enqueue(server *s, ask *a, refusal *r);
-/* The connection is done with a request, or gone. */
-void requests_leave(server *s, ask *a);
-void items_free(text_item *items, size_t n);
-/* The answer of text or document `i`: its translation, or alternative k from 1. Valid until the next call with this
- * document. NULL: out of memory. */
-const char *ask_text(const ask *a, size_t i, size_t k, size_t *length);
-/* A finished document of a stream. */
-void write_page_line(ask *a, size_t index);
+/* The reason of request.cut in words. */
+const char *requests_why(const request *req);
+/* Resume the connection of a request (lock held). */
+void request_wake(request *req);
+/* Queue the texts of a request and suspend its connection. */
+void requests_enqueue(server *s, request *req, refusal *r);
+/* Queue an item again with another text, which it takes over. Return 0 if the request has ended. */
+int requests_retry(server *s, text_item *item, char *text, size_t length);
+/* The connection has finished a request or was closed. */
+void requests_leave(server *s, request *req);
 
-/* ---- reading.c ----------------------------------------------------------------------------------------- */
+/* ---- log.c --------------------------------------------------------------------------------------------- */
 
-void refuse(refusal *r, unsigned status, const char *format, const char *what);
-/* A short parameter; one that is too long is cut, and then equals no valid value. */
-void take_word(char *out, size_t size, const char *value, size_t length);
-/* Adds a text to an ask. 0: out of memory. */
-int add_text(ask *a, const char *text, size_t length);
-/* What the body of a request says becomes the ask's texts and parameters. */
-void read_body(ask *a, size_t max_texts, refusal *r); /* more texts: refused before they are kept */
-
-/* ---- api.c --------------------------------------------------------------------------------------------- */
-
-/* The forms of requests and answers of one interface. */
-typedef struct dialect {
-    const char *texts, *source, *target; /* names of parameters; NULL: there is none */
-    const char *error;                   /* the member with the error */
-    unsigned beyond;                     /* the status where the quota of a key is spent */
-    void (*take)(ask *a, const char *name, const char *value, size_t length, refusal *r); /* other parameters */
-    void (*check)(server *s, ask *a, refusal *r);       /* all is read; NULL: there is nothing to be looked at */
-    enum MHD_Result (*send)(server *s, ask *a);         /* all that was asked for is translated */
-    void (*read)(ask *a, const cJSON *all, refusal *r); /* the JSON of a body, in the place of `take` */
-    void (*put_error)(const ask *a, json *j, const char *message, unsigned status); /* in the place of `error` */
-} dialect;
-
-enum { NEEDS_BODY = 1, NEEDS_KEY = 2, ALWAYS = 4 }; /* ALWAYS: limits of its client do not count */
-
-typedef struct route {
-    const char *method, *path; /* a path that ends in / is a folder: what stands behind it is ask.fetched */
-    int flags;
-    enum MHD_Result (*answer)(server *s, ask *a); /* again when an ask that waited is done */
-    const dialect *speaks;                        /* where a body is read */
-} route;
-
-extern const route api_routes[];
-extern const size_t api_route_count;
-
-/* Whether an item failed because of what was asked. */
-int is_theirs(const text_item *item);
-/* The name of the member with the error of an ask. */
-const char *api_error_name(const ask *a);
-size_t ask_count(const ask *a); /* number of texts or documents */
-/* Append ask_text as a string. */
-void put_text(const ask *a, json *j, const char *key, size_t i, size_t k);
-/* The language that one seems to be in, or -1; and how sure that is, 0 to 1. */
-ptrdiff_t ask_detect(server *s, const ask *a, size_t i, float *confidence);
-/* The languages that a request names are checked, its texts are translated, and then its dialect sends them. */
-enum MHD_Result answer_translate(server *s, ask *a);
-/* A language in words. */
-const char *language_name(const char *code);
-
-/* ---- deepl.c ------------------------------------------------------------------------------------------- */
-
-extern const dialect deepl_texts, deepl_parameters, immersive_texts;
-enum MHD_Result deepl_languages(server *s, ask *a);
-enum MHD_Result deepl_usage(server *s, ask *a);
-
-/* ---- openai.c ------------------------------------------------------------------------------------------ */
-
-extern const dialect openai_chat, openai_models;
-enum MHD_Result openai_list(server *s, ask *a);
-enum MHD_Result openai_model(server *s, ask *a);
-void chat_free(chat *c); /* NULL is fine */
-/* In the decoder's thread: what it is asked; that it has more, or all, of an answer. */
-void chat_ask(const text_item *item, moetext_request *request);
-void chat_partial(void *closure, const moetext_partial *partial);
-void chat_done(text_item *item, const moetext_result *result);
-/* With the lock held: the last events of a stream; or that it failed. */
-void chat_end(const server *s, ask *a);
-void chat_error(ask *a, const char *message, unsigned status);
-
-/* ---- files.c ------------------------------------------------------------------------------------------- */
-
-extern const dialect file_texts;
-extern const char *const file_endings[]; /* NULL behind the last */
-enum MHD_Result answer_file(server *s, ask *a);
-void files_drop_old(server *s);
-void files_free(server *s);
+/* Open or reopen the file of --log. Return -1, or an exit status after an error message. */
+int log_open(server *s);
+/* Write the line of a request that ended. cut: the status that says why its answer is incomplete, or 0. */
+void log_write(server *s, const request *req, unsigned cut);
 
 #endif

@@ -1,0 +1,416 @@
+/* translate.c - what all interfaces share that translate texts.
+ *
+ * Contents
+ *   1. Texts       texts and documents of a request, and their languages
+ *   2. Decoder     what the decoder is to do, and its results
+ *   3. Streams     a line for each result
+ *   4. Requests    checks, documents, languages, answers
+ */
+#include "tools/server/server.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ==== 1. Texts ========================================================================================== */
+
+size_t request_count(const request *req) { return req->markup ? req->n_pages : req->n_items; }
+
+/* Alternative k of a document consists of alternative k of each segment that has one; 0: the best translation. */
+typedef struct choice {
+    const request *request;
+    size_t first, k;
+} choice;
+
+static const char *chosen(void *user, size_t segment, size_t *length) {
+    const choice *c = user;
+    const text_item *item = &c->request->items[c->first + segment];
+    const size_t k = c->k < item->n_others ? c->k : item->n_others;
+    const text_bytes *text = k ? &item->others[k - 1] : &item->answer;
+    *length = text->length;
+    return text->data ? text->data : "";
+}
+
+const char *request_text(const request *req, size_t i, size_t k, size_t *length) {
+    choice c = { req, req->markup ? req->pages[i].first : i, k };
+    return req->markup ? moetext_html_write(req->pages[i].document, chosen, &c, length) : chosen(&c, 0, length);
+}
+
+void put_text(const request *req, json *j, const char *key, size_t i, size_t k) {
+    size_t length;
+    const char *text = request_text(req, i, k, &length);
+    json_string(j, key, text ? text : "", text ? length : 0);
+    j->out->failed |= !text;
+}
+
+/* The items of text or document `i`. */
+static text_item *items_of(const request *req, size_t i, size_t *n) {
+    *n = req->markup ? moetext_html_count(req->pages[i].document) : 1;
+    return req->items + (req->markup ? req->pages[i].first : i);
+}
+
+ptrdiff_t request_language(server *s, const request *req, size_t i, float *confidence) {
+    text_bytes text = { 0 };
+    size_t n;
+    const text_item *items = items_of(req, i, &n);
+    for (size_t k = 0; k < n && text.length < 1000; k++) {
+        if (k) text_append(&text, " ", 1);
+        text_append(&text, items[k].text, items[k].length);
+    }
+    *confidence = 0;
+    pthread_mutex_lock(&s->detecting);
+    const ptrdiff_t language = s->detector ? text_detect(s->detector, text.data, text.length, confidence) : -1;
+    pthread_mutex_unlock(&s->detecting);
+    text_bytes_free(&text);
+    return language;
+}
+
+ptrdiff_t request_source(server *s, const request *req, size_t i) {
+    float confidence;
+    return req->source[0] ? moetext_model_language_find(s->model, req->source)
+                          : request_language(s, req, i, &confidence);
+}
+
+/* ==== 2. Decoder ======================================================================================== */
+
+void translation_begin(server *s, text_item *item, moetext_request *next) {
+    const request *req = item->request;
+    next->text = item->text, next->length = item->length;
+    next->source = req->source[0] ? req->source : item->source;
+    next->target = req->target;
+    next->glossary = req->glossary;
+    if (moetext_takes_context(s->translator))
+        next->context = req->context.data, next->context_length = req->context.length;
+}
+
+/* The document of an item, or NULL, and the number of its segment. */
+static moetext_html *document_of(const text_item *item, size_t *segment) {
+    const page *p = item->request->markup ? &item->request->pages[item->page] : NULL;
+    *segment = p ? (size_t)(item - item->request->items) - p->first : 0;
+    return p ? p->document : NULL;
+}
+
+/* Append a translation, with its markup if it is a segment. Return 0 if the markup cannot be placed. */
+static int write_translation(const text_item *item, const moetext_hypothesis *h, text_bytes *out) {
+    size_t segment, length = h->length;
+    moetext_html *document = document_of(item, &segment);
+    const char *text = h->text;
+    if (document && item->pieces) text = moetext_html_place_pieces(document, segment, h->text, h->length, &length);
+    else if (document) text = moetext_html_place(document, segment, h->text, h->length, h->links, h->n_links, &length);
+    text_append(out, text ? text : "", text ? length : 0); /* an empty text is an answer too */
+    return text != NULL;
+}
+
+/* Queue the pieces of a segment. Return 0 if the request has ended: the segment remains untranslated. */
+static int try_pieces(server *s, text_item *item) {
+    size_t segment, length;
+    moetext_html *document = document_of(item, &segment);
+    const char *pieces = moetext_html_pieces(document, segment, &length);
+    char *text = pieces && length ? text_copy(pieces, length) : NULL;
+    item->pieces = 1;
+    if (text && requests_retry(s, item, text, length)) return 1;
+    free(text);
+    text_append(&item->answer, "", 0);
+    const char *original = moetext_html_place_pieces(document, segment, "", 0, &length);
+    text_append(&item->answer, original ? original : "", original ? length : 0);
+    item->answer.failed |= !original;
+    return 0;
+}
+
+static void write_others(text_item *item, const moetext_result *result) {
+    const size_t wanted = (size_t)item->request->alternatives, all = result->n_hypotheses - 1;
+    const size_t n = wanted < all ? wanted : all;
+    item->others = n ? calloc(n, sizeof *item->others) : NULL;
+    if (n && !item->others) item->status = MOE_ERROR_MEMORY;
+    for (; item->others && item->n_others < n; item->n_others++) {
+        text_bytes *other = &item->others[item->n_others];
+        if (!write_translation(item, &result->hypotheses[item->n_others + 1], other)) /* then repeat the best one */
+            text_append(other, item->answer.data, item->answer.length);
+        if (other->failed) item->status = MOE_ERROR_MEMORY;
+    }
+}
+
+/* Counts the characters before a byte of UTF-8 without scanning the whole text each time. */
+typedef struct ruler {
+    const char *text;
+    uint32_t *marks; /* characters before every 64th byte; NULL without memory */
+} ruler;
+
+static ruler ruler_of(const char *text, size_t length) {
+    ruler r = { text, malloc((length / 64 + 1) * sizeof *r.marks) };
+    uint32_t n = 0;
+    for (size_t i = 0; r.marks && i <= length / 64; i++) {
+        r.marks[i] = n;
+        if (i < length / 64) n += (uint32_t)text_utf8_count(text + 64 * i, 64);
+    }
+    return r;
+}
+
+static int64_t characters(const ruler *r, size_t at) {
+    return r->marks[at / 64] + (int64_t)text_utf8_count(r->text + at / 64 * 64, at % 64);
+}
+
+/* {"score": ..., "alignment": [[begin, end, begin, end], ...]}: characters of source and translation. */
+static void write_details(text_item *item, const moetext_hypothesis *best) {
+    json j = { .out = &item->details };
+    const ruler source = ruler_of(item->text, item->length), target = ruler_of(best->text, best->length);
+    const int known = source.marks && target.marks;
+    item->details.failed |= !known;
+    json_open(&j, NULL, '{');
+    json_float(&j, "score", best->score);
+    json_open(&j, "alignment", '[');
+    for (size_t i = 0; known && i < best->n_links; i++) {
+        const moetext_link *link = &best->links[i];
+        json_open(&j, NULL, '[');
+        json_whole(&j, NULL, characters(&source, link->source_begin));
+        json_whole(&j, NULL, characters(&source, link->source_end));
+        json_whole(&j, NULL, characters(&target, link->target_begin));
+        json_whole(&j, NULL, characters(&target, link->target_end));
+        json_close(&j, ']');
+    }
+    json_close(&j, ']');
+    json_close(&j, '}');
+    free(source.marks), free(target.marks);
+}
+
+enum { MOST_OBSERVED = 32 }; /* parts of a text whose experts are observed, one after the other, while others wait */
+
+/* null if the experts cannot be observed. */
+static void write_experts(server *s, text_item *item, const moetext_result *result) {
+    moe_error error = { 0 };
+    const request *req = item->request;
+    if (!moetext_model_engine(s->model)) s->no_experts = 1; /* several models */
+    if (!s->experts && !s->no_experts)
+        s->no_experts = experts_open(s->model, s->options.settings.data, &s->experts, &error) != MOE_OK;
+    if (s->no_experts || result->n_parts > MOST_OBSERVED ||
+        experts_write(s->experts, req->source[0] ? req->source : item->source, req->target, result, &item->experts,
+                      &error))
+        text_append_string(&item->experts, "null");
+}
+
+int translation_done(server *s, text_item *item, const moetext_result *result) {
+    const request *req = item->request;
+    if (result->status || !result->n_hypotheses) {
+        text_append_string(&item->answer, result->status ? result->message : "");
+        return 1;
+    }
+    const moetext_hypothesis *best = &result->hypotheses[0];
+    if (!write_translation(item, best, &item->answer) && try_pieces(s, item)) return 0;
+    if (req->alternatives) write_others(item, result);
+    if (req->details) write_details(item, best);
+    if (req->experts) write_experts(s, item, result);
+    return 1;
+}
+
+/* ==== 3. Streams ======================================================================================== */
+
+/* {"index": 3, "translatedText": "..."}, or with "error". */
+static void write_line(request *req, int64_t index, const char *key, const char *text, size_t length) {
+    json j = { .out = &req->lines };
+    json_open(&j, NULL, '{');
+    if (index >= 0) json_whole(&j, "index", index);
+    json_string(&j, key, text, length);
+    json_close(&j, '}');
+    text_append(&req->lines, "\n", 1);
+}
+
+static void write_finished(request *req, size_t index) {
+    size_t length;
+    const char *text = request_text(req, index, 0, &length);
+    req->started = 1;
+    if (text) write_line(req, (int64_t)index, "translatedText", text, length);
+    else req->lines.failed = 1;
+}
+
+/* A document is finished with its last segment, or with the first one that failed. */
+void translation_end(server *s, request *req, const text_item *item) {
+    page *p = item && req->markup ? &req->pages[item->page] : NULL;
+    (void)s;
+    if (!item) write_line(req, -1, "error", requests_why(req), strlen(requests_why(req)));
+    const size_t index = p ? item->page : item ? (size_t)(item - req->items) : 0;
+    if (item && item->status && (!p || p->unfinished))
+        write_line(req, (int64_t)index, "error", item->answer.data ? item->answer.data : "", item->answer.length);
+    else if (item && !item->status && (!p || p->unfinished == 1)) write_finished(req, index);
+    if (p) p->unfinished = item->status || !p->unfinished ? 0 : p->unfinished - 1;
+}
+
+/* Copy the bytes of a stream from `position` on, or suspend the connection until there are some. Sent bytes are dropped
+ * once they are the larger part: moving the rest for each block would be quadratic, with the lock held. */
+static ssize_t stream_lines(void *closure, uint64_t position, char *out, size_t capacity) {
+    request *req = ((void **)closure)[0];
+    server *s = ((void **)closure)[1];
+    pthread_mutex_lock(&s->lock);
+    size_t from = (size_t)position - req->lines_from;
+    if (from > req->lines.length - from) {
+        memmove(req->lines.data, req->lines.data + from, req->lines.length -= from);
+        req->lines_from += from, from = 0;
+    }
+    const size_t n = req->lines.length - from < capacity ? req->lines.length - from : capacity;
+    ssize_t result = (ssize_t)n;
+    if (n) {
+        memcpy(out, req->lines.data + from, n);
+        req->sent = (size_t)position + n;
+    } else if (req->state == REQUEST_DONE) { /* a cut stream must not end like a complete one */
+        result = req->cut || req->lines.failed ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
+    } else {
+        req->suspended = 1;
+        MHD_suspend_connection(req->connection);
+    }
+    const size_t whole = req->state == REQUEST_DONE ? req->lines_from + req->lines.length : 0;
+    pthread_mutex_unlock(&s->lock);
+    if (whole) http_answered(s, req, whole);
+    return result;
+}
+
+static enum MHD_Result send_stream(server *s, request *req) {
+    void **closure = malloc(2 * sizeof *closure);
+    if (!closure) return MHD_NO;
+    closure[0] = req, closure[1] = s;
+    struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 4096, stream_lines, closure, free);
+    if (r) MHD_add_response_header(r, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
+    return send_response(s, req, MHD_HTTP_OK, req->route->dialect->stream_type, r);
+}
+
+/* ==== 4. Requests ======================================================================================= */
+
+/* Return 1 if texts in one language can be translated into another one, or the languages are the same. */
+static int leads(const server *s, const char *source, const char *target) {
+    const ptrdiff_t from = moetext_model_language_find(s->model, source);
+    const ptrdiff_t to = moetext_model_language_find(s->model, target);
+    return from == to || moetext_model_hops(s->model, (size_t)from, (size_t)to);
+}
+
+static void check_languages(server *s, const request *req, const dialect *d, refusal *r) {
+    const int known = moetext_model_language_count(s->model) > 0;
+    if (!req->target[0]) refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: missing %s parameter", d->target);
+    else if (known && moetext_model_language_find(s->model, req->target) < 0)
+        refuse(r, MHD_HTTP_BAD_REQUEST, "%s is not supported", req->target);
+    else if (known && req->source[0] && moetext_model_language_find(s->model, req->source) < 0)
+        refuse(r, MHD_HTTP_BAD_REQUEST, "%s is not supported", req->source);
+    else if (!req->source[0] && moetext_model_needs_source(s->model) && !s->detector)
+        refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: missing %s parameter", d->source);
+    else if (known && req->source[0] && !leads(s, req->source, req->target))
+        refuse(r, MHD_HTTP_BAD_REQUEST, "%s to %s is not supported: /languages has the targets of each language",
+               req->source, req->target);
+}
+
+/* Make a glossary of the terms of a request. */
+static void open_glossary(const server *s, request *req, refusal *r) {
+    moe_error error = { 0 };
+    const char **terms = req->n_terms ? calloc(2 * req->n_terms, sizeof *terms) : NULL;
+    const char *at = req->terms.data;
+    if (!req->n_terms) return;
+    for (size_t i = 0; terms && i < 2 * req->n_terms; i++, at += strlen(at) + 1)
+        terms[i % 2 * req->n_terms + i / 2] = at;
+    const moe_status status =
+        terms ? moetext_glossary_new(s->translator, terms, terms + req->n_terms, req->n_terms, &req->glossary, &error)
+              : MOE_ERROR_MEMORY;
+    free(terms);
+    if (status == MOE_ERROR_MEMORY) refuse_memory(r);
+    else if (status) refuse(r, MHD_HTTP_BAD_REQUEST, "%s: %s", error.where, error.message);
+}
+
+/* Replace the texts, which are documents, by their segments. */
+static void cut_pages(const server *s, request *req, refusal *r) {
+    text_item *texts = req->items;
+    const size_t n = req->n_items;
+    const moetext_html_options o = { .tags = s->aligned ? MOETEXT_TAGS_LINKED : MOETEXT_TAGS_SPLIT,
+                                     .xml = req->markup == MARKUP_XML,
+                                     .source = req->source,
+                                     .target = req->target };
+    req->items = NULL, req->n_items = 0;
+    req->pages = calloc(n + 1, sizeof *req->pages);
+    int failed = !req->pages;
+    for (size_t i = 0; i < n && !failed; i++) {
+        page *p = &req->pages[req->n_pages++];
+        p->first = req->n_items;
+        p->text = texts[i].text, texts[i].text = NULL;
+        p->length = texts[i].length;
+        failed = moetext_html_new(p->text, p->length, &o, &p->document, NULL) != MOE_OK;
+        p->unfinished = failed ? 0 : moetext_html_count(p->document);
+        for (size_t k = 0; k < p->unfinished && !failed; k++) {
+            size_t length;
+            const char *source = moetext_html_source(p->document, k, &length);
+            failed = !add_text(req, source, length);
+            if (!failed) req->items[req->n_items - 1].page = i;
+        }
+        if (!failed && !p->unfinished && req->stream) write_finished(req, i);
+    }
+    items_free(texts, n);
+    if (failed) refuse_memory(r);
+}
+
+/* Detect the language of each text if the model needs it. A text without letters gets any language. */
+static void find_sources(server *s, request *req) {
+    if (req->source[0] || !moetext_model_needs_source(s->model)) return;
+    for (size_t i = 0; i < request_count(req); i++) {
+        size_t n;
+        text_item *items = items_of(req, i, &n);
+        const ptrdiff_t language = request_source(s, req, i);
+        const char *code = language >= 0                    ? moetext_model_language(s->model, (size_t)language)
+                           : moetext_model_engine(s->model) ? moetext_model_language(s->model, 0)
+                                                            : req->target;
+        for (size_t k = 0; k < n; k++) items[k].source = code;
+    }
+}
+
+int is_client_error(const text_item *item) {
+    return item->status == MOE_ERROR_ARGUMENT || item->status == MOE_ERROR_LIMIT;
+}
+
+static enum MHD_Result send_failure(server *s, request *req, const text_item *item) {
+    text_bytes message = { 0 };
+    if (req->is_list)
+        text_printf(&message, "%s[%zu]: ", req->route->dialect->texts,
+                    req->markup ? item->page : (size_t)(item - req->items));
+    text_append(&message, item->answer.data ? item->answer.data : "", item->answer.length);
+    const enum MHD_Result result =
+        send_error(s, req, is_client_error(item) ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_INTERNAL_SERVER_ERROR,
+                   message.data ? message.data : "out of memory");
+    text_bytes_free(&message);
+    return result;
+}
+
+static enum MHD_Result send_finished(server *s, request *req) {
+    for (size_t i = 0; i < req->n_items; i++)
+        if (req->items[i].status != MOE_OK) {
+            quota_give_back(s, req);
+            return send_failure(s, req, &req->items[i]);
+        }
+    return req->route->dialect->send(s, req);
+}
+
+/* Return 1 if a stream can start. A failure before that is answered with a status of its own. */
+static int is_started(server *s, const request *req) {
+    pthread_mutex_lock(&s->lock);
+    const int started = req->stream && req->started;
+    pthread_mutex_unlock(&s->lock);
+    return started;
+}
+
+enum MHD_Result answer_translate(server *s, request *req) {
+    const dialect *d = req->route->dialect;
+    refusal r = { 0 };
+    if (req->state == REQUEST_DONE && req->cut == CLIENT_GONE) return MHD_NO;
+    if (is_started(s, req)) return send_stream(s, req);
+    if (req->state == REQUEST_WAITING) return MHD_YES;
+    if (req->state == REQUEST_DONE && !req->cut) return send_finished(s, req);
+    if (req->state == REQUEST_DONE) { /* after a timeout the partial work counts */
+        if (req->cut != MHD_HTTP_GATEWAY_TIMEOUT) quota_give_back(s, req);
+        return send_error(s, req, req->cut, requests_why(req));
+    }
+    if (strcmp(req->source, "auto") == 0) req->source[0] = 0;
+    if (d->check) d->check(s, req, &r);
+    if (!r.status && d->target) check_languages(s, req, d, &r);
+    if (!r.status) open_glossary(s, req, &r);
+    if (!r.status && !quota_take(s, req))
+        refuse(&r, d->quota ? d->quota : MHD_HTTP_TOO_MANY_REQUESTS, "the key's character limit is exhausted");
+    if (!r.status && req->markup) cut_pages(s, req, &r);
+    if (!r.status) find_sources(s, req);
+    if (!r.status) requests_enqueue(s, req, &r);
+    if (r.status) {
+        quota_give_back(s, req);
+        return send_error(s, req, r.status, r.message);
+    }
+    /* A queued request may already be answered or cut; libmicrohttpd will call again. */
+    return req->n_items ? MHD_YES : req->stream ? send_stream(s, req) : send_finished(s, req);
+}
