@@ -244,8 +244,11 @@ def immersive_translate_is_answered():
         kept = "<b0></b0> Good morning <b1></b1> my friend {0} and {1}"
         (got,) = server.ask("/imme", {**body, "text_list": [kept]})[1]["translations"]
         assert all(got["text"].count(x) == 1 for x in ("<b0></b0>", "<b1></b1>", "{0}", "{1}")), got
-        for wrong, word in (({"target_lang": "xx"}, "xx is not supported"), ({"text_list": [1]}, "text_list must contain"),
-                            ({"text_list": None}, "missing text_list")):  # fmt: skip
+        for wrong, word in (
+            ({"target_lang": "xx"}, "xx is not supported"),
+            ({"text_list": [1]}, "text_list must contain"),
+            ({"text_list": None}, "missing text_list"),
+        ):
             status, answer = server.ask("/imme", {**body, **wrong})
             assert status == 400 and word in answer["error"], answer
     with keys_of("right") as keys, serving("--api-keys", keys) as server:

@@ -509,7 +509,7 @@ def keys_rates_and_queues():
         assert [server.ask("/health")[0] for _ in range(5)] == [200] * 5  # whoever watches it is never refused
     with serving("--max-queue", "10") as server:
         status, answer = server.translate(["It rains."] * 11)  # which will never do, however often it is tried
-        assert status == 413 and "11 texts are more than 10" in answer["error"], answer
+        assert status == 413 and "11 texts are more than the queue of 10" in answer["error"], answer
         status, answer = server.translate("<p>It rains.</p>" * 11, format="html")
         assert status == 413 and server.translate(["It rains."] * 5)[0] == 200
         refused = 0
@@ -531,11 +531,11 @@ def a_file_of_keys_is_read_as_a_whole_or_not_at_all():
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "keys"
         for data, word in (
-            (b"one\ntwo\0three\n", "line 2: there is a NUL"),
-            (b"\0", "line 1: there is a NUL"),
+            (b"one\ntwo\0three\n", "line 2: contains a NUL"),
+            (b"\0", "line 1: contains a NUL"),
             (b"one\n" + b"a" * 132, "line 2: a key longer than 131 bytes"),
-            (b"a\t" + b"0" * 300 + b"1x\n", "line 1: behind the TAB"),
-            (b"\n\n", "no key in it"),
+            (b"a\t" + b"0" * 300 + b"1x\n", "line 1: expected KEY TAB LIMIT"),
+            (b"\n\n", "contains no keys"),
         ):
             path.write_bytes(data)
             done = refused_start("--api-keys", path)
@@ -580,7 +580,7 @@ def figure(server, name):
 
 
 def post(server, body, source="127.0.0.1"):
-    """A connection on which a request was sent; the server closes it behind the answer."""
+    """A connection on which a request was sent; the server closes it after the answer."""
     data = json.dumps(body).encode()
     raw = socket.create_connection(("127.0.0.1", server.port), 60, (source, 0))
     head = "POST /translate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
