@@ -62,7 +62,7 @@ $(BUILD)/%-counted.o: %.c tests/text/counted.h $(BUILD)/.flags | $(BUILD)/.deps-
 	$(CC) $(C_FLAGS) -U_FORTIFY_SOURCE -fsanitize-coverage=trace-pc -include tests/text/counted.h -c $< -o $@
 
 $(BUILD)/test_linear: $(patsubst %,$(BUILD)/%-counted.o,spans sentences messages lost words protect html bytes \
-    json text glossary address stops bpe prompt doubt align)
+    json text glossary address stops bpe prompt suspicion align)
 # The same as they are, for tests/bench/growth.py.
 $(BUILD)/test_linear-plain: $(addprefix $(BUILD)/,test_linear.o address.o stops.o libtext.a) $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -lcmocka -o $@

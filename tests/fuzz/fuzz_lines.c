@@ -142,19 +142,19 @@ static void check_sentences(const char *data, size_t length) {
     if (!calm) abort();
     memcpy(calm, data, length);
     memcpy(loud, data, length);
-    text_calm(calm, length);
-    text_shout(loud, length);
+    text_lower_case(calm, length);
+    text_upper_case(loud, length);
     FUZZ_CHECK(text_utf8_valid(calm, length) == length && text_utf8_valid(loud, length) == length, "no UTF-8 any more");
     memcpy(again, calm, length);
-    text_shout(again, length);
+    text_upper_case(again, length);
     FUZZ_CHECK(memcmp(again, loud, length) == 0, "what is calm has other letters");
     memcpy(again, loud, length);
-    text_shout(again, length);
+    text_upper_case(again, length);
     FUZZ_CHECK(memcmp(again, loud, length) == 0, "what is loud is not loud");
     memcpy(again, data, length);
-    text_shout(again, length);
-    text_calm(again, length);
-    FUZZ_CHECK(!text_is_shouted(again, length), "a calm text is shouted");
+    text_upper_case(again, length);
+    text_lower_case(again, length);
+    FUZZ_CHECK(!text_is_capitals(again, length), "a calm text is shouted");
     free(calm);
 }
 

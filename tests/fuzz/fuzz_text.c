@@ -282,7 +282,7 @@ static void use_front(const text_front *front, const uint8_t *data, size_t size,
         text_options options = { .ids = !pieces && !texts ? 1 : fuzz_one_in(r, 5),
                                  .pretokenized = !texts || fuzz_one_in(r, 5),
                                  .truncate = fuzz_one_in(r, 2),
-                                 .calm = fuzz_one_in(r, 2),
+                                 .lower_case = fuzz_one_in(r, 2),
                                  .pairs = fuzz_one_in(r, 4) ? "--score" : NULL,
                                  .max_source = 1 + fuzz_below(r, 20),
                                  .max_target = 1 + fuzz_below(r, 20) };

@@ -30,7 +30,7 @@ static void every_reason_leads_to_its_steps(void **state) {
           { TEXT_REBIND_TERMS, TEXT_ACCEPT },
           NULL },
         { TEXT_UNFIT,
-          { .step = TEXT_NAME_TERMS, .terms = TEXT_TERMS_NAMED },
+          { .step = TEXT_REPLACE_TERMS, .terms = TEXT_TERMS_REPLACED },
           { TEXT_REBIND_TERMS, TEXT_ACCEPT },
           NULL },
         { TEXT_UNFIT, { .step = TEXT_PLACEHOLDERS, .placeholders = 1 }, { TEXT_KEEP_SOURCE }, "stays as it is" },
@@ -39,8 +39,8 @@ static void every_reason_leads_to_its_steps(void **state) {
         { TEXT_LOOPED, { .resumed = TEXT_RESUMES }, { TEXT_ACCEPT }, "repeats itself" },
         { TEXT_PHRASE_DONE, { .phrases = TEXT_MAX_PHRASES - 2 }, { TEXT_PHRASE, TEXT_PHRASE, TEXT_ACCEPT }, NULL },
         { TEXT_TERM_MISSING, { 0 }, { TEXT_BIND_TERMS, TEXT_ACCEPT }, NULL },
-        { TEXT_TERM_DOUBLED, { .terms = TEXT_TERMS_BOUND }, { TEXT_NAME_TERMS, TEXT_ACCEPT }, NULL },
-        { TEXT_TERM_WORSE, { .terms = TEXT_TERMS_NAMED }, { TEXT_REBIND_TERMS, TEXT_ACCEPT }, NULL },
+        { TEXT_TERM_DOUBLED, { .terms = TEXT_TERMS_BOUND }, { TEXT_REPLACE_TERMS, TEXT_ACCEPT }, NULL },
+        { TEXT_TERM_WORSE, { .terms = TEXT_TERMS_REPLACED }, { TEXT_REBIND_TERMS, TEXT_ACCEPT }, NULL },
         { TEXT_PLACEHOLDER_LOST, { 0 }, { TEXT_PLACEHOLDERS, TEXT_KEEP_SOURCE }, "stays as it is" },
         { TEXT_SIGN_LOST, { 0 }, { TEXT_KEEP_SOURCE }, "stays as it is" },
         { TEXT_PART_LOST, { 0 }, { TEXT_HALVE }, NULL },
@@ -50,7 +50,7 @@ static void every_reason_leads_to_its_steps(void **state) {
         { TEXT_EMPTY, { 0 }, { TEXT_FAIL }, "answered nothing" },
         { TEXT_SHORT, { 0 }, { TEXT_ACCEPT }, NULL },
         { TEXT_SHORT, { .variants = TEXT_CLOSED }, { TEXT_VARY, TEXT_BEST, TEXT_ACCEPT }, NULL },
-        { TEXT_SHORT, { .variants = TEXT_SMALL }, { TEXT_VARY, TEXT_VARY, TEXT_BEST, TEXT_ACCEPT }, NULL },
+        { TEXT_SHORT, { .variants = TEXT_LOWERED }, { TEXT_VARY, TEXT_VARY, TEXT_BEST, TEXT_ACCEPT }, NULL },
     };
     unsigned seen = 0;
     (void)state;
@@ -80,7 +80,7 @@ static void reasons_have_an_order(void **state) {
                   { TEXT_EMPTY | TEXT_SHORT, TEXT_FAIL } };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_int_equal(next((text_attempt){ .variants = TEXT_SMALL }, cases[i].reasons).step, cases[i].step);
+        assert_int_equal(next((text_attempt){ .variants = TEXT_LOWERED }, cases[i].reasons).step, cases[i].step);
 }
 
 /* Whole lives of a text: verdicts, steps, and what is in force at the end. */
@@ -92,13 +92,13 @@ static void attempts_end_as_they_should(void **state) {
         int placeholders, bound;
     } cases[] = {
         { { TEXT_TERM_MISSING, TEXT_TERM_DOUBLED, TEXT_TERM_WORSE, 0 },
-          { TEXT_BIND_TERMS, TEXT_NAME_TERMS, TEXT_REBIND_TERMS, TEXT_ACCEPT },
-          TEXT_TERMS_LAST,
+          { TEXT_BIND_TERMS, TEXT_REPLACE_TERMS, TEXT_REBIND_TERMS, TEXT_ACCEPT },
+          TEXT_TERMS_REBOUND,
           0,
           0 },
         { { TEXT_TERM_MISSING, TEXT_TERM_DOUBLED, TEXT_UNFIT, 0 },
-          { TEXT_BIND_TERMS, TEXT_NAME_TERMS, TEXT_REBIND_TERMS, TEXT_ACCEPT },
-          TEXT_TERMS_LAST,
+          { TEXT_BIND_TERMS, TEXT_REPLACE_TERMS, TEXT_REBIND_TERMS, TEXT_ACCEPT },
+          TEXT_TERMS_REBOUND,
           0,
           0 },
         { { TEXT_PLACEHOLDER_LOST, TEXT_TERM_MISSING, TEXT_PLACEHOLDER_LOST },
@@ -142,25 +142,29 @@ static void the_best_variant_wins(void **state) {
         text_verdict verdicts[3];
         text_variant best;
     } cases[] = {
-        { { { TEXT_SHORT, 0, -3, 0 }, { TEXT_SHORT, 1, -2, 0 }, { TEXT_SHORT, 1, -1, 0 } }, TEXT_SMALL },
+        { { { TEXT_SHORT, 0, -3, 0 }, { TEXT_SHORT, 1, -2, 0 }, { TEXT_SHORT, 1, -1, 0 } }, TEXT_LOWERED },
         { { { TEXT_SHORT, 0, -3, 0 }, { TEXT_SHORT, 1, -2, 0 }, { TEXT_SHORT, 0, -1, 0 } }, TEXT_CLOSED },
         { { { TEXT_SHORT, 0, -3, 0 }, { TEXT_SHORT, 0, -2, 0 }, { TEXT_SHORT, 1, -4, 0 } }, TEXT_UNCHANGED },
-        { { { TEXT_SHORT, 0, -3, 0 }, { TEXT_UNFIT, 0, 0, 0 }, { TEXT_SHORT, 1, -2, 0 } }, TEXT_SMALL },
+        { { { TEXT_SHORT, 0, -3, 0 }, { TEXT_UNFIT, 0, 0, 0 }, { TEXT_SHORT, 1, -2, 0 } }, TEXT_LOWERED },
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        text_attempt a = { .variants = TEXT_SMALL };
+        text_attempt a = { .variants = TEXT_LOWERED };
         for (size_t k = 0; k < 3; k++) a = text_attempt_next(a, &cases[i].verdicts[k]);
-        assert_int_equal(a.step, cases[i].best == TEXT_SMALL ? TEXT_ACCEPT : TEXT_BEST);
+        assert_int_equal(a.step, cases[i].best == TEXT_LOWERED ? TEXT_ACCEPT : TEXT_BEST);
         assert_int_equal(a.variant, cases[i].best);
     }
     /* Once something else was tried, variants are not. */
-    const text_attempt bound = next((text_attempt){ .variants = TEXT_SMALL }, TEXT_TERM_MISSING);
+    const text_attempt bound = next((text_attempt){ .variants = TEXT_LOWERED }, TEXT_TERM_MISSING);
     assert_int_equal(next(bound, TEXT_SHORT).step, TEXT_ACCEPT);
 }
 
 static void halves_begin_anew(void **state) {
-    const text_attempt before = { .terms = TEXT_TERMS_LAST, .placeholders = 1, .bound = 1, .resumed = 2, .variant = 2 };
+    const text_attempt before = { .terms = TEXT_TERMS_REBOUND,
+                                  .placeholders = 1,
+                                  .bound = 1,
+                                  .resumed = 2,
+                                  .variant = 2 };
     const text_attempt a = text_attempt_next(before, &(text_verdict){ .reasons = TEXT_PART_LOST, .half = 7 });
     (void)state;
     assert_int_equal(a.step, TEXT_HALVE);
@@ -170,8 +174,8 @@ static void halves_begin_anew(void **state) {
 
 /* What may still be tried: each step that is not final takes some of it. */
 static int left_to_try(const text_attempt *a) {
-    const int other = TEXT_MAX_PHRASES - a->phrases + (int)(TEXT_TERMS_LAST - a->terms) + !a->placeholders + !a->bound +
-                      (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
+    const int other = TEXT_MAX_PHRASES - a->phrases + (int)(TEXT_TERMS_REBOUND - a->terms) + !a->placeholders +
+                      !a->bound + (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
     return (TEXT_RESUMES + 1) * other + TEXT_RESUMES - a->resumed;
 }
 
@@ -189,9 +193,8 @@ static void takes_something(text_attempt a) {
 
 /* So no sequence of verdicts goes on for ever, whatever was tried before; halves are shorter. */
 static void no_attempt_goes_on_for_ever(void **state) {
-    static const int most[] = {
-        TEXT_HALVE, 2, TEXT_RESUMES, TEXT_TERMS_LAST, 1, TEXT_SMALL, TEXT_SMALL, TEXT_SMALL, 2
-    };
+    static const int most[] = { TEXT_HALVE,   2, TEXT_RESUMES, TEXT_TERMS_REBOUND, 1, TEXT_LOWERED, TEXT_LOWERED,
+                                TEXT_LOWERED, 2 };
     enum { MEMBERS = sizeof most / sizeof *most };
     int m[MEMBERS] = { 0 };
     (void)state;

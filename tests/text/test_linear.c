@@ -21,7 +21,7 @@
 #include "tools/server/stops.h"
 #include "tools/text/align.h"
 #include "tools/text/bpe.h"
-#include "tools/text/doubt.h"
+#include "tools/text/suspicion.h"
 #include "tools/text/glossary.h"
 #include "tools/text/json.h"
 #include "tools/text/lost.h"
@@ -449,7 +449,7 @@ static void look_for_messages(const char *data, size_t length) {
 static void show_messages(const char *data, size_t length) {
     text_bytes out = { 0 };
     text_message_show(TEXT_MESSAGE_PLURAL, data, length, &out);
-    (void)text_message_mend(TEXT_MESSAGE_PLURAL, data, length, 0, &out);
+    (void)text_message_repair(TEXT_MESSAGE_PLURAL, data, length, 0, &out);
     text_bytes_free(&out);
 }
 
@@ -471,15 +471,16 @@ static void look_for_names(const char *data, size_t length) {
     assert_int_not_equal(text_names_kept(source, target), TEXT_NAMES_MEMORY);
 }
 
-static text_doubts doubts;
+static text_suspicions doubts;
 
 static void look_at_answers(const char *data, size_t length) {
     const moe_span source = { data, length / 2 }, target = { data + length / 2, length - length / 2 };
-    (void)text_prompt_speaks(data, length);
-    (void)text_prompt_lost(source, target);
+    (void)text_has_language(data, length);
+    (void)text_prompt_missing(source, target);
     moe_span number;
-    assert_int_equal(text_prompt_lost_number(source, target, &number, NULL), MOE_OK);
-    (void)text_doubt(&doubts, (moe_span){ "de", 2 }, (moe_span){ data, length }, source, 0); /* not the text itself */
+    assert_int_equal(text_prompt_missing_number(source, target, &number, NULL), MOE_OK);
+    (void)text_suspicious_reason(&doubts, (moe_span){ "de", 2 }, (moe_span){ data, length }, source,
+                                 0); /* not the text itself */
 }
 
 static void look_for_loops(const char *data, size_t length) {
@@ -533,7 +534,7 @@ static void name_terms(const char *data, size_t length) {
     text_rules *with;
     moe_error e;
     assert_int_equal(text_rules_with(rules, terms, terms, sizeof terms / sizeof *terms, &with, &e), MOE_OK);
-    bind_with(with, TEXT_TERMS_NAMED, data, length);
+    bind_with(with, TEXT_TERMS_REPLACED, data, length);
     text_rules_free(with);
 }
 
@@ -548,9 +549,9 @@ static void change_case(const char *data, size_t length) {
     char *copy = malloc(length + 1);
     assert_non_null(copy);
     memcpy(copy, data, length + 1);
-    if (text_is_shouted(copy, length)) text_calm(copy, length);
-    text_calm(copy, length);
-    text_shout(copy, length);
+    if (text_is_capitals(copy, length)) text_lower_case(copy, length);
+    text_lower_case(copy, length);
+    text_upper_case(copy, length);
     assert_int_equal(strlen(copy), length);
     free(copy);
 }
@@ -739,7 +740,7 @@ SCANNER(xml_of_markup, grow, cut_xml, markup)
 
 /* Steps of a prompt with so many lines before the text, or so many terms, of which few have room. */
 static unsigned long long shorten(const text_front *asked, size_t lines, size_t terms) {
-    static const text_wishes wishes = { .context = 1 };
+    static const text_prompt_options wishes = { .context = 1 };
     text_bytes context = { 0 }, text = { 0 }, list = { 0 };
     text_glossary *glossary = NULL;
     text_ids ids = { 0 };
@@ -753,10 +754,10 @@ static unsigned long long shorten(const text_front *asked, size_t lines, size_t 
     }
     text_append(&text, "he", 2);
     assert_int_equal(text_glossary_read(asked, "x.tsv", list.data, list.length, &glossary, &e), MOE_OK);
-    const text_asked q = { .text = { text.data, text.length },
-                           .context = { context.data, context.length },
-                           .source = -1,
-                           .glossary = glossary };
+    const text_prompt_request q = { .text = { text.data, text.length },
+                                    .context = { context.data, context.length },
+                                    .source = -1,
+                                    .glossary = glossary };
     counted_steps = 0;
     const size_t room = text.length + 200;
     assert_int_equal(text_prompt_ids(asked, &wishes, &q, room, &ids, &left, &e), MOE_OK);
@@ -798,7 +799,7 @@ static void languages(void **state) {
 static void answers(void **state) {
     (void)state;
     grow(look_at_answers, texts, sizeof texts / sizeof *texts);
-    text_doubts_free(&doubts);
+    text_suspicions_free(&doubts);
 }
 
 /* An answer, some bytes at a time. The texts to stop at are beginnings of it with another end: none comes. */

@@ -14,7 +14,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/detect.h"
-#include "tools/text/doubt.h"
+#include "tools/text/suspicion.h"
 #include "tools/text/strategy.h"
 #include "tools/text/json.h"
 #include "tools/text/lost.h"
@@ -452,20 +452,21 @@ static void capitals_come_and_go(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         const size_t n = strlen(texts[i].shouted);
-        assert_true(text_is_shouted(texts[i].shouted, n));
+        assert_true(text_is_capitals(texts[i].shouted, n));
         memcpy(line, texts[i].shouted, n + 1);
-        text_calm(line, n);
+        text_lower_case(line, n);
         assert_string_equal(line, texts[i].calm);
-        assert_false(text_is_shouted(line, n));
-        text_shout(line, n);
+        assert_false(text_is_capitals(line, n));
+        text_upper_case(line, n);
         assert_string_equal(line, texts[i].shouted);
     }
-    for (size_t i = 0; i < sizeof quiet / sizeof *quiet; i++) assert_false(text_is_shouted(quiet[i], strlen(quiet[i])));
+    for (size_t i = 0; i < sizeof quiet / sizeof *quiet; i++)
+        assert_false(text_is_capitals(quiet[i], strlen(quiet[i])));
     memcpy(line,
            "Stra\xC3\x9F"
            "e \xC3\xBF",
            10);
-    text_shout(line, 10);
+    text_upper_case(line, 10);
     assert_memory_equal(line, "STRASSE \xC5\xB8", 10);
 }
 
@@ -751,8 +752,11 @@ static void with_guard(spm *tokeniser, void (*test)(guarded *)) {
     guarded g = { .tokeniser = tokeniser };
     g.front = (text_front){ .tokeniser = g.tokeniser, .special = { -1, -1, -1 }, .unknown = 0, .target_unknown = 0 };
     assert_int_equal(text_rules_new(&g.front, 1, NULL, &g.rules, &e), MOE_OK);
-    g.options =
-        (text_options){ .rules = g.rules, .calm = 1, .max_source = 200, .max_target = 200, .strategy = &text_guarded };
+    g.options = (text_options){ .rules = g.rules,
+                                .lower_case = 1,
+                                .max_source = 200,
+                                .max_target = 200,
+                                .strategy = &text_guarded };
     test(&g);
     text_job_free(&g.job);
     text_rules_free(g.rules);
@@ -1051,7 +1055,7 @@ static void apostrophes_do_not_break_messages(void **state) {
         text_append_string(&out, "'before ");
         text_append_string(&out, cases[i].written);
         const int sound =
-            text_message_mend(cases[i].kind, cases[i].source, strlen(cases[i].source), strlen("'before "), &out);
+            text_message_repair(cases[i].kind, cases[i].source, strlen(cases[i].source), strlen("'before "), &out);
         assert_int_equal(sound, cases[i].becomes != NULL);
         if (sound) assert_string_equal(out.data + strlen("'before "), cases[i].becomes);
         text_bytes_free(&out);
@@ -1122,7 +1126,7 @@ static void answers_in_words_lack_signs(void **state) {
                   { "a {x}", "", "{x}" } };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const moe_span lost = text_prompt_lost(span(cases[i].source), span(cases[i].target));
+        const moe_span lost = text_prompt_missing(span(cases[i].source), span(cases[i].target));
         assert_int_equal(lost.length, strlen(cases[i].lost));
         assert_memory_equal(lost.data, cases[i].lost, lost.length);
     }
@@ -1153,7 +1157,7 @@ static void answers_in_words_lack_numbers(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         moe_span lost;
-        assert_int_equal(text_prompt_lost_number(span(cases[i].source), span(cases[i].target), &lost, NULL), MOE_OK);
+        assert_int_equal(text_prompt_missing_number(span(cases[i].source), span(cases[i].target), &lost, NULL), MOE_OK);
         if (lost.length != strlen(cases[i].lost) || memcmp(lost.data, cases[i].lost, lost.length) != 0)
             fail_msg("%s: %s lacks '%.*s'", cases[i].source, cases[i].target, (int)lost.length, lost.data);
     }
@@ -1225,23 +1229,24 @@ static void answers_in_words_are_doubted(void **state) {
           "another language" },
         { "en", "Berlin, Hamburg, München", "Berlin, Hamburg, München", NULL },
     };
-    text_doubts doubts = { 0 };
+    text_suspicions doubts = { 0 };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *why = text_doubt(&doubts, span(cases[i].language), span(cases[i].source), span(cases[i].target), 0);
+        const char *why =
+            text_suspicious_reason(&doubts, span(cases[i].language), span(cases[i].source), span(cases[i].target), 0);
         if (!cases[i].part != !why || (why && !strstr(why, cases[i].part)))
             fail_msg("%s, %s: %s", cases[i].language, cases[i].target, why ? why : "no doubt");
     }
     const moe_span fine = span("Das alte Haus am Fluss hat einen Garten mit vielen Apfelbäumen.");
-    assert_non_null(strstr(text_doubt(&doubts, span("de"), span(text), fine, 1), "several lines"));
-    text_doubts_free(&doubts);
+    assert_non_null(strstr(text_suspicious_reason(&doubts, span("de"), span(text), fine, 1), "several lines"));
+    text_suspicions_free(&doubts);
 }
 
 /* MOE_TEST_PAIRS=FILE, lines of language TAB source TAB human translation: what is doubted of them is printed. */
 static void human_translations_are_not_doubted(void **state) {
     const char *path = getenv("MOE_TEST_PAIRS");
     FILE *file = path ? fopen(path, "rb") : NULL;
-    text_doubts doubts = { 0 };
+    text_suspicions doubts = { 0 };
     char line[1 << 14], *fields[3];
     size_t n = 0, doubted = 0, numbers = 0;
     (void)state;
@@ -1249,24 +1254,24 @@ static void human_translations_are_not_doubted(void **state) {
     while (fgets(line, sizeof line, file)) {
         fields[0] = strtok(line, "\t"), fields[1] = strtok(NULL, "\t"), fields[2] = strtok(NULL, "\n");
         if (!fields[2]) continue;
-        const char *why = text_doubt(&doubts, span(fields[0]), span(fields[1]), span(fields[2]), 0);
+        const char *why = text_suspicious_reason(&doubts, span(fields[0]), span(fields[1]), span(fields[2]), 0);
         if (why) print_message("%s: %s: %s = %s\n", why, fields[0], fields[1], fields[2]);
         moe_span number;
-        assert_int_equal(text_prompt_lost_number(span(fields[1]), span(fields[2]), &number, NULL), MOE_OK);
+        assert_int_equal(text_prompt_missing_number(span(fields[1]), span(fields[2]), &number, NULL), MOE_OK);
         n++, doubted += why != NULL, numbers += number.length > 0;
     }
     print_message("%zu of %zu are doubted, %zu lack a number\n", doubted, n, numbers);
     fclose(file);
-    text_doubts_free(&doubts);
+    text_suspicions_free(&doubts);
     assert_true(n > 100 && doubted * 1000 < n);
 }
 
 static void texts_of_signs_alone_say_nothing(void **state) {
     (void)state;
-    assert_false(text_prompt_speaks("12 <br/> {name} https://example.org", 35));
-    assert_false(text_prompt_speaks("", 0));
-    assert_true(text_prompt_speaks("12 <br/> a", 10));
-    assert_true(text_prompt_speaks("\xE8\x80\x81", 3));
+    assert_false(text_has_language("12 <br/> {name} https://example.org", 35));
+    assert_false(text_has_language("", 0));
+    assert_true(text_has_language("12 <br/> a", 10));
+    assert_true(text_has_language("\xE8\x80\x81", 3));
 }
 
 /* Languages of models that have both writings of Chinese, or one of them. */

@@ -43,7 +43,7 @@ typedef struct options {
     int nbest;   /* -1: not given */
     int score, prefix, self_test, paragraphs, no_protect;
     text_rules *rules; /* NULL: nothing is kept */
-    text_wishes wishes;
+    text_prompt_options wishes;
     int raw, force; /* force: -1 if not given */
     int32_t end;    /* the model's end token, for --raw-ids */
     int longest;    /* target that it can write at all; 0: it does not say */
@@ -279,7 +279,7 @@ static moe_status json_line(const text_front *front, const options *o, text_job 
         json_text(&j, "translation", job->verbatim ? job->source.data : "");
     }
     if (job->failed) json_text(&j, "error", job->note);
-    else if (job->cut || job->divided) json_text(&j, job->cut ? "cut" : "note", job->note);
+    else if (job->cut || job->noted) json_text(&j, job->cut ? "cut" : "note", job->note);
     json_close(&j, '}');
     if (status) job->output.length = length;
     return status;
@@ -359,7 +359,7 @@ static void app_see(program_flow *flow, text_job *job, const moe_result *result)
     const moe_hypothesis *best = &result->hypotheses[0];
     if (!best->finished && !job->cut && !a->options->score) { /* cut text is never passed off as whole */
         job->cut = 1;
-        const size_t said = job->divided ? strlen(job->note) : 0;
+        const size_t said = job->noted ? strlen(job->note) : 0;
         snprintf(job->note + said, sizeof job->note - said, "%sthe translation was cut after %zu tokens",
                  said ? "; " : "", best->n_ids);
     }
@@ -742,9 +742,9 @@ static int run(const options *o, const text_front *front, moe_session *session, 
                                             .pairs = o->score    ? "--score"
                                                      : o->prefix ? "--prefix"
                                                                  : NULL,
-                                            .brief = brief,
-                                            .wishes = &o->wishes,
-                                            .calm = !c->ids && !c->pretokenized && !o->score && !o->prefix,
+                                            .variants = brief,
+                                            .prompt = &o->wishes,
+                                            .lower_case = !c->ids && !c->pretokenized && !o->score && !o->prefix,
                                             .max_source = (size_t)params->max_source,
                                             .max_target = (size_t)params->max_target + (size_t)(o->raw != 0) };
     int status = -1;
@@ -831,7 +831,7 @@ static int check_ranks(const options *o) {
     const char *what = o->several                                                        ? "several models"
                        : o->paragraphs                                                   ? "--paragraphs"
                        : o->self_test                                                    ? "--self-test"
-                       : text_settings_wishes(&o->common.settings).context               ? "--context"
+                       : text_settings_prompt(&o->common.settings).context               ? "--context"
                        : c->routing                                                      ? "--routing"
                        : c->stats                                                        ? "--stats"
                        : c->dry_run                                                      ? "--dry-run"
@@ -869,7 +869,7 @@ static int translate(options *o, int ranks) {
     const moe_session_params later = scoring_params(o, &params);
     if (!status) status = program_session(c, &front, &params, c->routing ? &later : NULL, "a translation", &session);
     if (status < 0 && kept) status = open_rules(o, &front);
-    o->wishes = text_settings_wishes(&o->common.settings);
+    o->wishes = text_settings_prompt(&o->common.settings);
     moe_error e;
     if (status < 0 && text_prompt_check(&front, &o->wishes, c->ids || c->pretokenized, &e))
         status = e.code == MOE_ERROR_MEMORY ? (program_complain("%s", e.message), EXIT_MODEL)

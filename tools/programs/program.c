@@ -619,7 +619,7 @@ static void drain(program_flow *f) {
     text_bytes *block = &f->block;
     size_t whole = 0; /* bytes of whole lines */
     for (text_job *job; !f->stream.trouble.code && (job = text_queue_first(&f->queue)); text_queue_remove(&f->queue)) {
-        if (job->failed || ((job->cut || job->divided) && !f->options->quiet))
+        if (job->failed || ((job->cut || job->noted) && !f->options->quiet))
             program_complain("line %llu: %s", (unsigned long long)job->line, job->note);
         if (block->length > whole && job->output.length) text_stream_join(&f->before, block);
         text_append(block, job->output.data, job->output.length);
@@ -842,7 +842,7 @@ static void several_done(void *user, const moetext_result *result) {
     text_job *job = result->user;
     if (program_signal || f->out.error || f->stream.trouble.code) return;
     job->failed = result->status != MOE_OK;
-    job->divided = !job->failed && *result->message;
+    job->noted = !job->failed && *result->message;
     snprintf(job->note, sizeof job->note, "%s", result->message);
     if (result->n_hypotheses) {
         const moetext_hypothesis *best = &result->hypotheses[0];

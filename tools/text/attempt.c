@@ -13,9 +13,9 @@ static const struct {
     { TEXT_PHRASE_DONE, 0, TEXT_PHRASE, NULL },
     { TEXT_LOOPED, 0, TEXT_RESUME, NULL },
     { TEXT_TERM_MISSING, 0, TEXT_BIND_TERMS, NULL },
-    { TEXT_TERM_DOUBLED, 0, TEXT_NAME_TERMS, NULL },
+    { TEXT_TERM_DOUBLED, 0, TEXT_REPLACE_TERMS, NULL },
     { TEXT_TERM_WORSE, 0, TEXT_REBIND_TERMS, NULL },
-    { TEXT_UNFIT, 1u << TEXT_BIND_TERMS | 1u << TEXT_NAME_TERMS, TEXT_REBIND_TERMS, NULL },
+    { TEXT_UNFIT, 1u << TEXT_BIND_TERMS | 1u << TEXT_REPLACE_TERMS, TEXT_REBIND_TERMS, NULL },
     { TEXT_PLACEHOLDER_LOST, 0, TEXT_PLACEHOLDERS, NULL },
     { TEXT_UNFIT, 1u << TEXT_PLACEHOLDERS, TEXT_KEEP_SOURCE, KEPT },
     { TEXT_PLACEHOLDER_LOST | TEXT_SIGN_LOST, 0, TEXT_KEEP_SOURCE, KEPT },
@@ -35,8 +35,8 @@ static int may_take(const text_attempt *a, text_step step) {
     case TEXT_PHRASE: return a->phrases < TEXT_MAX_PHRASES;
     case TEXT_RESUME: return a->resumed < TEXT_RESUMES;
     case TEXT_BIND_TERMS: return a->terms < TEXT_TERMS_BOUND;
-    case TEXT_NAME_TERMS: return a->terms < TEXT_TERMS_NAMED;
-    case TEXT_REBIND_TERMS: return a->terms < TEXT_TERMS_LAST;
+    case TEXT_REPLACE_TERMS: return a->terms < TEXT_TERMS_REPLACED;
+    case TEXT_REBIND_TERMS: return a->terms < TEXT_TERMS_REBOUND;
     case TEXT_PLACEHOLDERS: return !a->placeholders;
     case TEXT_VARY: return a->variant < a->variants;
     case TEXT_BEST: return a->variants && a->variant != a->best;
@@ -54,8 +54,8 @@ static text_attempt take(text_attempt a, text_step step) {
     switch (step) {
     case TEXT_PHRASE: a.phrases++; break;
     case TEXT_BIND_TERMS: a.terms = TEXT_TERMS_BOUND; break;
-    case TEXT_NAME_TERMS: a.terms = TEXT_TERMS_NAMED; break;
-    case TEXT_REBIND_TERMS: a.terms = TEXT_TERMS_LAST; break;
+    case TEXT_REPLACE_TERMS: a.terms = TEXT_TERMS_REPLACED; break;
+    case TEXT_REBIND_TERMS: a.terms = TEXT_TERMS_REBOUND; break;
     case TEXT_PLACEHOLDERS: a.placeholders = 1; break;
     case TEXT_VARY: a.variant++; break;
     case TEXT_BEST: a.variant = a.best, a.variants = TEXT_UNCHANGED; break;

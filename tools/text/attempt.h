@@ -14,19 +14,19 @@ enum {
 };
 
 typedef enum text_step {
-    TEXT_FIRST,        /* nothing was tried before */
-    TEXT_PHRASE,       /* translate the next phrase between a pair of tags, or the text after the last one */
-    TEXT_RESUME,       /* continue before the repetition, with a repetition penalty */
-    TEXT_BIND_TERMS,   /* constrain the search to the terms of the glossary */
-    TEXT_NAME_TERMS,   /* replace the terms by placeholders */
-    TEXT_REBIND_TERMS, /* constraints again: they were better than placeholders, which may not fit */
-    TEXT_PLACEHOLDERS, /* use the other placeholders */
-    TEXT_VARY,         /* try the next variant of a short text */
-    TEXT_BEST,         /* return to the variant with the best score */
-    TEXT_BIND_SIGNS,   /* prompted: constrain the answer to the signs it lacked, and ask with the strict wording */
-    TEXT_BIND_NUMBERS, /* prompted: constrain the answer to the numbers it lacked */
-    TEXT_HALVE,        /* translate both halves instead */
-    TEXT_ACCEPT,       /* final, as are those that follow */
+    TEXT_FIRST,         /* nothing was tried before */
+    TEXT_PHRASE,        /* translate the next phrase between a pair of tags, or the text after the last one */
+    TEXT_RESUME,        /* continue before the repetition, with a repetition penalty */
+    TEXT_BIND_TERMS,    /* constrain the search to the terms of the glossary */
+    TEXT_REPLACE_TERMS, /* replace the terms by placeholders */
+    TEXT_REBIND_TERMS,  /* constraints again: they were better than placeholders, which may not fit */
+    TEXT_PLACEHOLDERS,  /* use the other placeholders */
+    TEXT_VARY,          /* try the next variant of a short text */
+    TEXT_BEST,          /* return to the variant with the best score */
+    TEXT_BIND_SIGNS,    /* prompted: constrain the answer to the signs it lacked, and ask with the strict wording */
+    TEXT_BIND_NUMBERS,  /* prompted: constrain the answer to the numbers it lacked */
+    TEXT_HALVE,         /* translate both halves instead */
+    TEXT_ACCEPT,        /* final, as are those that follow */
     TEXT_KEEP_SOURCE,
     TEXT_FAIL
 } text_step;

@@ -437,7 +437,7 @@ static size_t last_here(const way *w, const utf8proc_int32_t *c, size_t n, size_
     return 0;
 }
 
-int text_term_is_shouted(const text_term *t, const char *text, size_t length) {
+int text_term_is_capitals(const text_term *t, const char *text, size_t length) {
     utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
     const size_t n = characters(text, length, c);
     size_t raised = 0;
@@ -448,7 +448,7 @@ int text_term_is_shouted(const text_term *t, const char *text, size_t length) {
     return raised > 0;
 }
 
-void text_term_calm(const text_term *t, const char *text, size_t length, text_bytes *out) {
+void text_term_lower_case(const text_term *t, const char *text, size_t length, text_bytes *out) {
     utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
     utf8proc_uint8_t bytes[4];
     const size_t n = characters(text, length, c);

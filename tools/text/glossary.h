@@ -45,9 +45,9 @@ const text_term *text_glossary_find(const text_glossary *glossary, const char *t
 int text_term_ends(const text_term *term, const char *ending, size_t length);
 
 /* Whether a text that is the term is in capitals where the term is not. */
-int text_term_is_shouted(const text_term *term, const char *text, size_t length);
+int text_term_is_capitals(const text_term *term, const char *text, size_t length);
 /* Append that text with the capitals of the term alone. */
-void text_term_calm(const text_term *term, const char *text, size_t length, text_bytes *out);
+void text_term_lower_case(const text_term *term, const char *text, size_t length, text_bytes *out);
 
 /* The bytes of the word, or of the sign, at text[at]. */
 size_t text_word_length(const char *text, size_t length, size_t at);

@@ -17,10 +17,10 @@ static moe_status prepare_phrase(const text_front *front, text_job *job, moe_err
     moe_status status = MOE_OK;
     job->phrase_ids.length = 0;
     if (!is_guarded(job)) return MOE_OK;
-    const moe_span words = text_guard_aside(job->guard, (size_t)job->attempt.phrases, &source, &small);
+    const moe_span words = text_guard_phrase(job->guard, (size_t)job->attempt.phrases, &source, &small);
     if (!words.length) return MOE_OK;
     text_append(&text, words.data, words.length);
-    text_apply_variant(small ? TEXT_SMALL : TEXT_UNCHANGED, &text);
+    text_apply_variant(small ? TEXT_LOWERED : TEXT_UNCHANGED, &text);
     status =
         text.failed ? text_out_of_memory(error) : text_encode(front, text.data, text.length, &job->phrase_ids, error);
     if (!status && job->phrase_ids.length > room(front, &job->options)) job->phrase_ids.length = 0;
@@ -40,13 +40,13 @@ static moe_status prepare(const text_front *front, text_job *job, moe_span sourc
                                   (text_message_text)job->message, a->terms, &job->guard, &shown, error);
     if (status) return status;
     text_append(&text, shown.data, shown.length);
-    job->shouted = o->calm && !text.failed && (job->loud || text_is_shouted(text.data, text.length));
-    if (job->shouted) text_calm(text.data, text.length);
-    if (a->step == TEXT_FIRST && o->brief && !job->shouted && !text.failed)
-        a->variants = (text_variant)text_is_brief(text.data, text.length);
+    job->capitals = o->lower_case && !text.failed && (job->of_capitals || text_is_capitals(text.data, text.length));
+    if (job->capitals) text_lower_case(text.data, text.length);
+    if (a->step == TEXT_FIRST && o->variants && !job->capitals && !text.failed)
+        a->variants = (text_variant)text_is_short(text.data, text.length);
     text_apply_variant(a->variant, &text);
-    if ((job->shouted || a->variant) && !text.failed && text_guard_used(job->guard))
-        text_guard_recall(job->guard, text.data);
+    if ((job->capitals || a->variant) && !text.failed && text_guard_used(job->guard))
+        text_guard_put_placeholders(job->guard, text.data);
     status = text.failed ? text_out_of_memory(error) : text_job_encode(front, job, &text, error);
     if (!status && !job->failed && text_guard_used(job->guard))
         status = text_guard_bind(o->rules, job->guard, text.data, text.length, &job->source_ids, o->max_target, error);
@@ -56,11 +56,11 @@ static moe_status prepare(const text_front *front, text_job *job, moe_span sourc
 
 static moe_status request(const text_front *front, text_job *job, moe_request *r, moe_error *error) {
     (void)front, (void)error;
-    job->partial.final = !(job->dividable || job->attempt.variants || job->message || job->shouted ||
+    job->partial.final = !(job->divisible || job->attempt.variants || job->message || job->capitals ||
                            job->attempt.variant || text_guard_used(job->guard));
     if (job->phrase_ids.length)
         r->source = job->phrase_ids.data, r->n_source = job->phrase_ids.length, r->partial = NULL;
-    else text_guard_ask(job->guard, r);
+    else text_guard_constrain(job->guard, r);
     return MOE_OK;
 }
 
@@ -75,10 +75,11 @@ static moe_status write_text(const text_front *front, const text_job *job, int s
     else if (o->ids) text_append_ids(out, h->ids, h->n_ids);
     else status = text_decode(front, h->ids, h->n_ids, out, error);
     if (!status && !guarded) text_undo_variant(job->attempt.variant, out, begin);
-    if (!status && !out->failed && shout && !guarded) text_shout(out->data + begin, out->length - begin);
-    *sound = status || !guarded || text_guard_sound(job->guard);
+    if (!status && !out->failed && shout && !guarded) text_upper_case(out->data + begin, out->length - begin);
+    *sound = status || !guarded || text_guard_is_intact(job->guard);
     if (!status && job->message)
-        *sound &= text_message_mend((text_message_text)job->message, job->source.data, job->source.length, begin, out);
+        *sound &=
+            text_message_repair((text_message_text)job->message, job->source.data, job->source.length, begin, out);
     return status || !out->failed ? status : text_out_of_memory(error);
 }
 
@@ -92,9 +93,9 @@ static moe_status judge_phrase(const text_front *front, text_job *job, const moe
     text_bytes text = { 0 };
     size_t source;
     int small;
-    text_guard_aside(job->guard, (size_t)job->attempt.phrases, &source, &small);
+    text_guard_phrase(job->guard, (size_t)job->attempt.phrases, &source, &small);
     moe_status status = text_decode(front, h->ids, h->n_ids, &text, error);
-    if (!status && (text.failed || !text_guard_know(job->guard, source, text.data ? text.data : "", text.length)))
+    if (!status && (text.failed || !text_guard_add_phrase(job->guard, source, text.data ? text.data : "", text.length)))
         status = text_out_of_memory(error);
     text_bytes_free(&text);
     return status;
@@ -140,14 +141,14 @@ static moe_status judge_variant(const text_front *front, text_job *job, const mo
     return status;
 }
 
-static moe_status judge(const text_front *front, text_doubts *doubts, text_job *job, const moe_result *result,
+static moe_status judge(const text_front *front, text_suspicions *doubts, text_job *job, const moe_result *result,
                         text_verdict *v, moe_error *error) {
     const moe_hypothesis *h = result->hypotheses;
     const text_attempt *a = &job->attempt;
     moe_status status = MOE_OK;
     (void)doubts;
     if (result->status) { /* no translation has all that it must have */
-        if (result->status == MOE_ERROR_NUMERIC && text_guard_binds(job->guard))
+        if (result->status == MOE_ERROR_NUMERIC && text_guard_has_constraints(job->guard))
             v->reasons = a->variant ? TEXT_SHORT : lost_placeholder(job), v->score = -FLT_MAX;
         return MOE_OK;
     }

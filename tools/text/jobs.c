@@ -22,7 +22,7 @@ static int is_blank(char c) { return c == ' ' || c == '\t'; }
 
 void text_job_note(text_job *job, int *flag, const char *format, ...) {
     const int first = !job->cut && !job->failed;
-    const size_t said = job->divided ? strlen(job->note) : 0;
+    const size_t said = job->noted ? strlen(job->note) : 0;
     *flag = 1;
     if (job->failed && !job->status) job->status = MOE_ERROR_ARGUMENT;
     if (!first) return;
@@ -143,7 +143,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     int open = 0;
     text_append(&job->source, "", 0); /* data is never NULL */
     if (line->kept || (text_keeps_spans(options) && text_has_message(job->source.data, job->source.length, &open)))
-        text_job_note(job, &job->divided,
+        text_job_note(job, &job->noted,
                       "an ICU message ({n, plural, ...}) stays as it is: its branches are not translated");
     job->verbatim = open |= line->kept;
     if (open) return MOE_OK;
@@ -165,14 +165,15 @@ moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypot
                          moe_error *error) {
     text_bytes written = { 0 };
     const moe_span source = { job->source.data, job->source.length };
-    if (!job->dividable || job->cut) return MOE_OK;
+    if (!job->divisible || job->cut) return MOE_OK;
     if (h->looped && text_sentence(source.data, source.length) == source.length) return MOE_OK;
     moe_status status = text_job_write(front, job, h, &written, error);
     const moe_span target = { written.data, written.length };
     const text_names names = status ? TEXT_NO_NAMES : text_names_kept(source, target);
     if (names == TEXT_NAMES_MEMORY) status = text_out_of_memory(error);
-    if (job->names && (names == TEXT_NAMES_LOST || names == TEXT_NAMES_COUNT)) job->names = 2; /* so are its halves */
-    if (!status && (!h->finished || names == TEXT_NAMES_COUNT || (job->names == 2 && names != TEXT_NAMES) ||
+    if (job->name_list && (names == TEXT_NAMES_LOST || names == TEXT_NAMES_COUNT))
+        job->name_list = 2; /* so are its halves */
+    if (!status && (!h->finished || names == TEXT_NAMES_COUNT || (job->name_list == 2 && names != TEXT_NAMES) ||
                     text_loops(source, target) || !text_signs_kept(source, target))) {
         v->half = text_half(source.data, source.length, job->options.rules != NULL);
         v->reasons |= v->half ? TEXT_PART_LOST : TEXT_WORD_LOST;
@@ -189,7 +190,7 @@ static moe_status prepare_attempt(const text_front *front, text_job *job, int *f
     return status;
 }
 
-moe_status text_job_next(const text_front *front, text_doubts *doubts, text_job *job, const moe_result *result,
+moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_job *job, const moe_result *result,
                          moe_error *error) {
     static const text_verdict unfit = { .reasons = TEXT_UNFIT };
     text_attempt *a = &job->attempt;
@@ -246,11 +247,11 @@ moe_status text_job_divide(const text_front *front, text_job *job, text_job *sec
     second->options = job->options;
     second->attempt = job->attempt;
     second->tag = job->tag, second->tagged = job->tagged;
-    second->names = job->names;
+    second->name_list = job->name_list;
     second->message = job->message;
     second->joined = job->joined, job->joined = 0;
-    second->dividable = 1;
-    second->loud = job->loud |= job->shouted;
+    second->divisible = 1;
+    second->of_capitals = job->of_capitals |= job->capitals;
     text_guard_clear(job->guard); /* of another text */
     text_append(&second->context, job->context.data, job->context.length);
     moe_status status =
@@ -264,7 +265,7 @@ moe_status text_job_write(const text_front *front, const text_job *job, const mo
     const size_t begin = out->length;
     int sound = 0;
     if (!text_job_keeps_source(job)) {
-        const moe_status status = job->options.strategy->write(front, job, job->shouted, h, out, &sound, error);
+        const moe_status status = job->options.strategy->write(front, job, job->capitals, h, out, &sound, error);
         if (status || sound) return status;
     }
     out->length = begin; /* it stays, or is one of several */
@@ -292,7 +293,7 @@ size_t text_job_show(const text_front *front, const text_job *job, text_bytes *o
     const size_t at = out->length;
     if (job->partial.text.failed || text_job_keeps_source(job)) return 0;
     job->options.strategy->show(front, job, out);
-    if (job->shouted && !out->failed) text_shout(out->data + at, out->length - at);
+    if (job->capitals && !out->failed) text_upper_case(out->data + at, out->length - at);
     return job->partial.final ? out->length - at : 0;
 }
 
@@ -407,11 +408,11 @@ static int next_field(moe_span *rest, moe_span *field) {
 /* The ids of a source; of a model that is asked in words, of the prompt. */
 static moe_status parse_source(const text_front *front, const text_options *options, moe_span source, text_pair *p,
                                moe_error *error) {
-    const text_asked asked = { .text = source, .source = p->source_tag, .target = p->tag };
+    const text_prompt_request asked = { .text = source, .source = p->source_tag, .target = p->tag };
     size_t left;
     if (!front->prompt || options->ids || options->pretokenized)
         return parse_text(front, options, source.data, source.length, &p->source, error);
-    return text_prompt_ids(front, options->wishes, &asked, SIZE_MAX, &p->source, &left, error);
+    return text_prompt_ids(front, options->prompt, &asked, SIZE_MAX, &p->source, &left, error);
 }
 
 static moe_status read_pair(const text_front *front, const text_options *options, moe_span rest, int targets_wanted,

@@ -12,7 +12,7 @@
 
 #include "moe.h"
 #include "tools/text/attempt.h"
-#include "tools/text/doubt.h"
+#include "tools/text/suspicion.h"
 #include "tools/text/prompt.h"
 #include "tools/text/protect.h"
 #include "tools/text/text.h"
@@ -29,9 +29,9 @@ typedef struct text_options {
     const char *pairs;              /* lines are source TAB target, as this option asks for; NULL: they are not */
     int truncate;                   /* cut what cannot be used whole, and say so, rather than refuse it    */
     const struct text_rules *rules; /* what is kept as it is (protect.h); NULL: nothing */
-    int brief;                      /* short texts without a sign at their end are tried in each text_variant */
-    int calm; /* what is written in capitals is encoded as in small letters: few models have learned those */
-    const struct text_wishes *wishes; /* of a model that is asked in words; NULL: none */
+    int variants;                   /* short texts without a sign at their end are tried in each text_variant */
+    int lower_case; /* what is written in capitals is encoded as in small letters: few models have learned those */
+    const struct text_prompt_options *prompt; /* of a model that is asked in words; NULL: none */
     size_t max_source; /* tokens, source_extra included: moe_session_params; of a language model its max_target */
     size_t max_target; /* tokens, end included                                                */
     const struct text_strategy *strategy; /* how texts are translated (strategy.h); text_stream_run sets it */
@@ -53,11 +53,11 @@ typedef struct text_job {
     text_bytes shown;          /* prompted: the text, without white space at both ends */
     text_bytes output;         /* the caller's, without line break */
     text_ids source_ids, target_ids;
-    text_ids prompt;          /* prompted: what the model is given; length 0: source_ids */
-    text_ids phrase_ids;      /* guarded: a phrase that is translated separately; length 0: none */
-    text_ids resumed_ids;     /* TEXT_RESUME: what the model wrote before the repetition */
-    struct text_guard *guard; /* guarded: what is kept of it (protect.h); NULL: nothing ever was */
-    struct text_bound *bound; /* prompted: what the second answer must have (prompt.h); NULL: nothing ever was */
+    text_ids prompt;                /* prompted: what the model is given; length 0: source_ids */
+    text_ids phrase_ids;            /* guarded: a phrase that is translated separately; length 0: none */
+    text_ids resumed_ids;           /* TEXT_RESUME: what the model wrote before the repetition */
+    struct text_guard *guard;       /* guarded: what is kept of it (protect.h); NULL: nothing ever was */
+    struct text_constraints *bound; /* prompted: what the second answer must have (prompt.h); NULL: nothing ever was */
     text_partial partial;
 
     struct text_job *next;  /* the queue's */
@@ -66,15 +66,15 @@ typedef struct text_job {
     text_options options;   /* when it was prepared */
     text_attempt attempt;   /* what is tried, or how it ended */
     int32_t language, from; /* prompted: of the request */
-    int shouted;            /* it was in capitals, so should its translation be */
-    int loud;               /* it is a part of what was in capitals */
-    int dividable;          /* it may be halved if it cannot be translated as a whole */
-    int names;              /* it is of a long list of names: 1, those that are lost are looked for; 2, all stay */
+    int capitals;           /* it was in capitals, so should its translation be */
+    int of_capitals;        /* it is a part of what was in capitals */
+    int divisible;          /* it may be halved if it cannot be translated as a whole */
+    int name_list;          /* it is of a long list of names: 1, those that are lost are looked for; 2, all stay */
     int message;            /* text_message_text of messages.h: it is of a line with an ICU message */
     int blank;              /* nothing to translate: the output is empty, or the white space where it is kept */
     int verbatim;           /* the source is the output: it is no language */
     int cut;                /* `note` says what was cut */
-    int divided;            /* `note` says that a sentence goes in parts, or that a message stays */
+    int noted;              /* `note` says that a sentence goes in parts, or that a message stays */
     int failed;             /* `note` says why there is no output */
     moe_status status;      /* why it failed */
     char note[256];
@@ -107,7 +107,7 @@ moe_status text_job_encode(const text_front *front, text_job *job, const text_by
 moe_status text_job_request(const text_front *front, text_job *job, moe_request *request, moe_error *error);
 /* Judge a result and prepare the next attempt. If its step is final, the job is done; otherwise it is to be requested
  * again, after TEXT_HALVE as two jobs (text_job_divide). Errors: MOE_ERROR_MEMORY and those of the tokeniser. */
-moe_status text_job_next(const text_front *front, text_doubts *doubts, text_job *job, const moe_result *result,
+moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_job *job, const moe_result *result,
                          moe_error *error);
 /* Both halves of a job, ready to be requested. Errors: MOE_ERROR_MEMORY. */
 moe_status text_job_divide(const text_front *front, text_job *job, text_job *second, moe_error *error);

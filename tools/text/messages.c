@@ -132,7 +132,7 @@ void text_message_show(text_message_text kind, const char *data, size_t length, 
     text_append(out, data + done, length - done);
 }
 
-int text_message_mend(text_message_text kind, const char *source, size_t length, size_t begin, text_bytes *out) {
+int text_message_repair(text_message_text kind, const char *source, size_t length, size_t begin, text_bytes *out) {
     const signature wanted = sign(kind, source, length);
     if (wanted.broken || out->failed) return 0;
     if (!wanted.quotations && out->length > begin && memchr(out->data + begin, '\'', out->length - begin)) {

@@ -33,6 +33,6 @@ text_message_text text_message_of(const text_message *message); /* the text at h
 void text_message_show(text_message_text kind, const char *data, size_t length, text_bytes *out);
 /* Double the apostrophes that would quote in a translation, which is out[begin .. length), what its source does not, or
  * all where the source has them so. Returns whether its braces and numbers are those of the source then. */
-int text_message_mend(text_message_text kind, const char *source, size_t length, size_t begin, text_bytes *out);
+int text_message_repair(text_message_text kind, const char *source, size_t length, size_t begin, text_bytes *out);
 
 #endif

@@ -445,12 +445,12 @@ struct moetext {
     const moetext_model *model;
     text_settings settings;
     moe_session *session;
-    text_wishes wishes, in_context; /* in_context: of texts that bring one */
-    moe_error no_context;           /* code set: why texts may bring none */
-    text_rules *rules;              /* NULL: nothing is kept */
-    int32_t source_tag, target_tag; /* of texts that name no languages; -1: none */
-    int auto_source;                /* theirs is to be found out */
-    text_detector *detector;        /* NULL: nothing was to be found out yet */
+    text_prompt_options wishes, in_context; /* in_context: of texts that bring one */
+    moe_error no_context;                   /* code set: why texts may bring none */
+    text_rules *rules;                      /* NULL: nothing is kept */
+    int32_t source_tag, target_tag;         /* of texts that name no languages; -1: none */
+    int auto_source;                        /* theirs is to be found out */
+    text_detector *detector;                /* NULL: nothing was to be found out yet */
     size_t split;
     atomic_int cancelled;
     moetext_pull_fn pull;
@@ -672,11 +672,11 @@ static moe_status keep_link(void *user, size_t source, size_t target, moe_error 
 
 /* What the model read of a job's text, in the same bytes but for a sign at its end: *read becomes a copy. */
 static moe_status read_again(moetext *t, const text_job *job, moe_span *read, moe_error *error) {
-    if (!job->shouted && !job->attempt.variant) return MOE_OK;
+    if (!job->capitals && !job->attempt.variant) return MOE_OK;
     while (job->attempt.variant && read->length && strchr(" \t", read->data[read->length - 1])) read->length--;
     text_clear(&t->read);
     text_append(&t->read, read->data, read->length);
-    if (job->shouted && !t->read.failed) text_calm(t->read.data, t->read.length);
+    if (job->capitals && !t->read.failed) text_lower_case(t->read.data, t->read.length);
     text_apply_variant(job->attempt.variant, &t->read);
     if (t->read.failed) return text_out_of_memory(error);
     *read = (moe_span){ t->read.data, t->read.length };
@@ -917,7 +917,7 @@ static void describe_part(unit *u, const part *p) {
     const text_job *job = &p->job;
     const int failed = job->failed && !u->status;
     if (failed) u->status = job->status;
-    if (failed || ((job->cut || job->divided) && !u->noted)) {
+    if (failed || ((job->cut || job->noted) && !u->noted)) {
         u->noted = u->parts;
         memcpy(u->note, job->note, sizeof u->note);
     }
@@ -1154,10 +1154,10 @@ static int stream_turn(text_stream *stream, int wait) {
     stream->at = &t->unit->cursor;
     stream->split = plain ? t->split : 0;
     stream->options.pairs = plain ? NULL : "given";
-    stream->options.wishes = u->request.context_length ? &t->in_context : &t->wishes;
+    stream->options.prompt = u->request.context_length ? &t->in_context : &t->wishes;
     stream->options.rules = !plain ? NULL : u->request.glossary ? u->request.glossary->rules : t->rules;
-    stream->options.brief = plain && t->brief;
-    stream->options.calm = plain && t->model->form == TEXT_FORM_TEXT && t->settings.capitals != 0;
+    stream->options.variants = plain && t->brief;
+    stream->options.lower_case = plain && t->model->form == TEXT_FORM_TEXT && t->settings.capitals != 0;
     return MOE_PULL_REQUEST;
 }
 
@@ -1572,7 +1572,7 @@ static void set_stream(moetext *t, const moe_session_params *p) {
                                         .ids = t->model->form == TEXT_FORM_IDS,
                                         .pretokenized = t->model->form == TEXT_FORM_PIECES,
                                         .truncate = t->settings.truncate > 0,
-                                        .wishes = &t->wishes,
+                                        .prompt = &t->wishes,
                                         .max_source = (size_t)p->max_source,
                                         .max_target = (size_t)p->max_target };
     t->most_parts = 16 * (size_t)p->batch + 256;
@@ -1604,7 +1604,7 @@ moe_status text_leg_new(const moetext_model *m, const text_settings *settings, t
     if (!status) status = option_tag(m, "target", t->settings.target, 1, &t->target_tag, error);
     moe_session_params params = moe_session_params_default(m->front.model);
     text_settings_apply(&t->settings, &params);
-    t->wishes = text_settings_wishes(&t->settings);
+    t->wishes = text_settings_prompt(&t->settings);
     if (!status) status = text_prompt_check(&m->front, &t->wishes, m->form != TEXT_FORM_TEXT, error);
     t->in_context = t->wishes;
     if (!t->in_context.context) t->in_context.context = TEXT_PROMPT_CONTEXT;

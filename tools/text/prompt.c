@@ -124,10 +124,10 @@ static moe_status take_names(const moe_model *m, text_prompt *p, moe_error *erro
     return MOE_OK;
 }
 
-static moe_status measure(const text_front *front, const text_prompt *p, const text_wishes *w, size_t *extra,
+static moe_status measure(const text_front *front, const text_prompt *p, const text_prompt_options *w, size_t *extra,
                           moe_error *error);
 
-static const text_wishes nothing = { 0 };
+static const text_prompt_options nothing = { 0 };
 
 moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error *error) {
     *out = NULL;
@@ -197,7 +197,7 @@ static int add_term(found_terms *found, moe_span source, const char *target) {
     return text_index_add(&found->index, hash, found->n++);
 }
 
-static moe_status find_terms(const text_asked *a, found_terms *found, moe_error *error) {
+static moe_status find_terms(const text_prompt_request *a, found_terms *found, moe_error *error) {
     size_t bytes, word = 0;
     int inflected;
     for (size_t at = 0; a->glossary && at < a->text.length; at += bytes) {
@@ -304,7 +304,7 @@ static int is_chinese(moe_span text) {
 
 static int knows(const text_prompt *p, int32_t language) { return language >= 0 && (size_t)language < p->languages; }
 
-static wording_language language_for(const text_prompt *p, const text_asked *a) {
+static wording_language language_for(const text_prompt *p, const text_prompt_request *a) {
     const int chinese = p->chinese[a->target] || (knows(p, a->source) ? p->chinese[a->source] : is_chinese(a->text));
     return chinese ? CHINESE : ENGLISH;
 }
@@ -320,7 +320,7 @@ static kind kind_called(const char *wording) {
 static int given(const char *s) { return s && *s; }
 
 /* The wording for what is wished; `strictly`: for what must keep its signs, where there is one. */
-static moe_span wording_for(const text_prompt *p, const text_wishes *w, int strictly, int context,
+static moe_span wording_for(const text_prompt *p, const text_prompt_options *w, int strictly, int context,
                             wording_language *language) {
     const kind own = given(w->wording) ? kind_called(w->wording) : KINDS;
     const int delimiters = strictly && p->wordings[DELIMITERS][ENGLISH].length;
@@ -336,7 +336,7 @@ static moe_span wording_for(const text_prompt *p, const text_wishes *w, int stri
 }
 
 /* What stands for the marks of a wording, but for context, terms and the text. */
-static values values_of(const text_wishes *w, moe_span target) {
+static values values_of(const text_prompt_options *w, moe_span target) {
     values v = blank;
     const char *format = given(w->wording) && kind_called(w->wording) != KINDS ? strchr(w->wording, ':') : NULL;
     v.target = target;
@@ -345,8 +345,8 @@ static values values_of(const text_wishes *w, moe_span target) {
     return v;
 }
 
-static moe_status put_turn(const text_prompt *p, const text_wishes *w, const text_asked *a, moe_span context,
-                           found_terms *terms, turn *out, moe_error *error) {
+static moe_status put_turn(const text_prompt *p, const text_prompt_options *w, const text_prompt_request *a,
+                           moe_span context, found_terms *terms, turn *out, moe_error *error) {
     wording_language language = language_for(p, a), of_terms = language;
     const int strictly = a->strictly && p->wordings[DELIMITERS][ENGLISH].length, own = given(w->wording);
     const moe_span before = terms->n ? wording_of(p, TERMS, &of_terms) : (moe_span){ NULL, 0 };
@@ -404,8 +404,8 @@ static moe_status shorten(const text_front *front, const turn *said, size_t over
     return failed ? text_spm_failed(failed, "text", why, error) : MOE_OK;
 }
 
-moe_status text_prompt_ids(const text_front *front, const text_wishes *wishes, const text_asked *asked, size_t room,
-                           text_ids *out, size_t *left, moe_error *error) {
+moe_status text_prompt_ids(const text_front *front, const text_prompt_options *wishes, const text_prompt_request *asked,
+                           size_t room, text_ids *out, size_t *left, moe_error *error) {
     const text_prompt *p = front->prompt;
     found_terms terms = { .n = 0 };
     turn said = { .context = SIZE_MAX };
@@ -471,7 +471,7 @@ moe_status text_prompt_answer(const text_front *front, const moetext_message *m,
 }
 
 /* The tokens around a text: of the longest name, in both languages, and where signs were lost. */
-static moe_status measure(const text_front *front, const text_prompt *p, const text_wishes *w, size_t *extra,
+static moe_status measure(const text_front *front, const text_prompt *p, const text_prompt_options *w, size_t *extra,
                           moe_error *error) {
     turn said = { .context = SIZE_MAX };
     text_ids ids = { 0 };
@@ -504,7 +504,7 @@ static int lacks(const text_prompt *p, kind called, moe_span own, const char *ma
     return lacking;
 }
 
-moe_status text_prompt_check(const text_front *front, text_wishes *w, int plain, moe_error *error) {
+moe_status text_prompt_check(const text_front *front, text_prompt_options *w, int plain, moe_error *error) {
     const text_prompt *p = front->prompt;
     const int style = given(w->style), own = given(w->wording), wished = style || own || w->context;
     const char *name = own ? "prompt" : style ? "style" : "context";
@@ -534,7 +534,7 @@ moe_status text_prompt_check(const text_front *front, text_wishes *w, int plain,
 
 /* ---- 3. Looking ---------------------------------------------------------------------------------------- */
 
-int text_prompt_speaks(const char *data, size_t length) {
+int text_has_language(const char *data, size_t length) {
     text_scan scan = text_scan_begin(data, length);
     size_t bytes;
     for (size_t at = 0; at < length; at += bytes) {
@@ -568,7 +568,7 @@ static int is_nested(moe_span s) {
     return !n;
 }
 
-moe_span text_prompt_lost(moe_span source, moe_span target) {
+moe_span text_prompt_missing(moe_span source, moe_span target) {
     text_scan scan = text_scan_begin(source.data, source.length);
     moe_span looked_at[MOST_LOOKED_AT], markup = { source.data, 0 };
     size_t bytes, n = 0;
@@ -668,7 +668,7 @@ static void put_numbers(moe_span s, text_bytes *out) {
     }
 }
 
-moe_status text_prompt_lost_number(moe_span source, moe_span target, moe_span *lost, moe_error *error) {
+moe_status text_prompt_missing_number(moe_span source, moe_span target, moe_span *lost, moe_error *error) {
     text_scan scan = text_scan_begin(source.data, source.length);
     text_bytes there = { 0 }, digits = { 0 };
     moe_span number;
@@ -686,7 +686,7 @@ moe_status text_prompt_lost_number(moe_span source, moe_span target, moe_span *l
 
 /* One more span that must be there; a space before it is a part of its first token. */
 static moe_status bind_span(const text_front *front, moe_span source, moe_span span, int spaced, size_t room,
-                            text_bound *bound, moe_error *error) {
+                            text_constraints *bound, moe_error *error) {
     const size_t begin = (size_t)(span.data - source.data);
     text_bytes text = { 0 };
     text_ids ids = { 0 };
@@ -704,8 +704,8 @@ static moe_status bind_span(const text_front *front, moe_span source, moe_span s
     return status;
 }
 
-moe_status text_prompt_bind(const text_front *front, moe_span source, moe_span target, size_t room, text_bound *bound,
-                            moe_error *error) {
+moe_status text_prompt_bind(const text_front *front, moe_span source, moe_span target, size_t room,
+                            text_constraints *bound, moe_error *error) {
     text_scan scan = text_scan_begin(source.data, source.length);
     text_bytes there = { 0 }, digits = { 0 };
     moe_status status = MOE_OK;

@@ -10,7 +10,7 @@
 static int is_blank(char c) { return c == ' ' || c == '\t'; }
 
 static size_t room(const text_front *front, const text_options *options) {
-    const size_t extra = options->wishes ? options->wishes->extra : text_prompt_extra(front->prompt);
+    const size_t extra = options->prompt ? options->prompt->extra : text_prompt_extra(front->prompt);
     return options->max_source > extra ? options->max_source - extra : 0;
 }
 
@@ -24,7 +24,7 @@ static moe_status prepare(const text_front *front, text_job *job, moe_span sourc
     text_append(&job->shown, source.data, source.length);
     text_append(&job->shown, "", 0);
     if (job->shown.failed) return text_out_of_memory(error);
-    if (text_keeps_spans(o) && !o->pairs && source.length && !text_prompt_speaks(source.data, source.length))
+    if (text_keeps_spans(o) && !o->pairs && source.length && !text_has_language(source.data, source.length))
         job->verbatim = 1;
     return text_job_encode(front, job, &job->shown, error);
 }
@@ -32,13 +32,13 @@ static moe_status prepare(const text_front *front, text_job *job, moe_span sourc
 static moe_status prompt_of(const text_front *front, const text_job *job, int strictly, text_ids *ids, size_t *left,
                             moe_error *error) {
     const text_options *o = &job->options;
-    const text_asked asked = { .text = { job->shown.data, job->shown.length },
-                               .context = { job->context.data, job->context.length },
-                               .source = job->from,
-                               .target = job->language,
-                               .glossary = o->rules ? text_rules_glossary(o->rules) : NULL,
-                               .strictly = strictly };
-    return text_prompt_ids(front, o->wishes, &asked, o->max_source, ids, left, error);
+    const text_prompt_request asked = { .text = { job->shown.data, job->shown.length },
+                                        .context = { job->context.data, job->context.length },
+                                        .source = job->from,
+                                        .target = job->language,
+                                        .glossary = o->rules ? text_rules_glossary(o->rules) : NULL,
+                                        .strictly = strictly };
+    return text_prompt_ids(front, o->prompt, &asked, o->max_source, ids, left, error);
 }
 
 /* Whether nothing that an answer may lack is in the text. */
@@ -46,18 +46,18 @@ static int keeps_nothing(const text_job *job) {
     const moe_span source = { job->source.data, job->source.length }, nothing = { "", 0 };
     moe_span number = { NULL, 0 };
     if (job->options.pairs || !text_keeps_spans(&job->options)) return 1;
-    return !text_prompt_lost(source, nothing).length && !text_prompt_lost_number(source, nothing, &number, NULL) &&
-           !number.length;
+    return !text_prompt_missing(source, nothing).length &&
+           !text_prompt_missing_number(source, nothing, &number, NULL) && !number.length;
 }
 
 static moe_status request(const text_front *front, text_job *job, moe_request *r, moe_error *error) {
     const int bound = job->attempt.bound;
     size_t left = 0;
-    if (r->partial) job->partial.final = !job->dividable && !job->message && keeps_nothing(job);
+    if (r->partial) job->partial.final = !job->divisible && !job->message && keeps_nothing(job);
     job->language = r->target_tag, job->from = r->source_tag;
     const moe_status status = prompt_of(front, job, bound == 1, &job->prompt, &left, error);
     if (!status && left && !bound)
-        text_job_note(job, &job->divided, "terms of the glossary that have no place in the prompt: %zu", left);
+        text_job_note(job, &job->noted, "terms of the glossary that have no place in the prompt: %zu", left);
     r->source = job->prompt.data;
     r->n_source = job->prompt.length;
     r->constraints = bound ? job->bound->each : NULL;
@@ -104,7 +104,7 @@ static moe_status write_text(const text_front *front, const text_job *job, int s
     text_append(out, end ? answer.data + begin : "", end - begin);
     if (keeps) text_append(out, after.data, after.length);
     if (!status && job->message)
-        *sound = text_message_mend((text_message_text)job->message, job->source.data, job->source.length, at, out);
+        *sound = text_message_repair((text_message_text)job->message, job->source.data, job->source.length, at, out);
     text_bytes_free(&answer);
     return status || !out->failed ? status : text_out_of_memory(error);
 }
@@ -116,20 +116,21 @@ static int is_nothing(moe_span text) {
 }
 
 /* Note what may be wrong with an answer. */
-static void note_doubts(const text_front *front, text_doubts *doubts, text_job *job, const moe_hypothesis *h,
+static void note_doubts(const text_front *front, text_suspicions *doubts, text_job *job, const moe_hypothesis *h,
                         moe_span target, moe_span number) {
     const moe_span source = { job->source.data, job->source.length }, none = { "", 0 };
     const int lines = !job->message && text_decodes_lines(front, h->ids, h->n_ids);
     const char *why =
-        text_doubt(doubts, job->language < 0 ? none : moe_model_language(front->model, (size_t)job->language), source,
-                   target, lines);
-    if (why) text_job_note(job, &job->divided, "doubtful: %s", why);
+        text_suspicious_reason(doubts,
+                               job->language < 0 ? none : moe_model_language(front->model, (size_t)job->language),
+                               source, target, lines);
+    if (why) text_job_note(job, &job->noted, "doubtful: %s", why);
     else if (number.length)
-        text_job_note(job, &job->divided, "doubtful: it lacks the number %.*s",
+        text_job_note(job, &job->noted, "doubtful: it lacks the number %.*s",
                       (int)text_utf8_cut(number.data, number.length, 40), number.data);
 }
 
-static moe_status judge_answer(const text_front *front, text_doubts *doubts, text_job *job, const moe_hypothesis *h,
+static moe_status judge_answer(const text_front *front, text_suspicions *doubts, text_job *job, const moe_hypothesis *h,
                                text_verdict *v, moe_error *error) {
     text_bytes written = { 0 };
     moe_span number = { NULL, 0 };
@@ -138,8 +139,8 @@ static moe_status judge_answer(const text_front *front, text_doubts *doubts, tex
     const moe_span source = { job->source.data, job->source.length },
                    target = { written.data ? written.data : "", written.length };
     const int keeps = text_keeps_spans(&job->options),
-              lost = keeps && (!sound || text_prompt_lost(source, target).length);
-    if (!status && keeps) status = text_prompt_lost_number(source, target, &number, error);
+              lost = keeps && (!sound || text_prompt_missing(source, target).length);
+    if (!status && keeps) status = text_prompt_missing_number(source, target, &number, error);
     if (!status && !job->attempt.bound && (lost || number.length)) status = bind(front, job, target, lost, &can, error);
     if (can) v->reasons |= lost ? TEXT_SIGN_MISSING : TEXT_NUMBER_MISSING;
     else if (lost) v->reasons |= TEXT_SIGN_LOST;
@@ -149,7 +150,7 @@ static moe_status judge_answer(const text_front *front, text_doubts *doubts, tex
     return status;
 }
 
-static moe_status judge(const text_front *front, text_doubts *doubts, text_job *job, const moe_result *result,
+static moe_status judge(const text_front *front, text_suspicions *doubts, text_job *job, const moe_result *result,
                         text_verdict *v, moe_error *error) {
     const moe_hypothesis *h = result->hypotheses;
     const int refused = result->status == MOE_ERROR_NUMERIC || result->status == MOE_ERROR_ARGUMENT ||
@@ -187,8 +188,8 @@ static moe_status request_answer(const text_front *front, text_job *job, moe_req
     return MOE_OK;
 }
 
-static moe_status judge_nothing(const text_front *front, text_doubts *doubts, text_job *job, const moe_result *result,
-                                text_verdict *v, moe_error *error) {
+static moe_status judge_nothing(const text_front *front, text_suspicions *doubts, text_job *job,
+                                const moe_result *result, text_verdict *v, moe_error *error) {
     (void)front, (void)doubts, (void)job, (void)error;
     if (!result->status && result->n_hypotheses && result->hypotheses->looped) v->reasons = TEXT_LOOPED;
     return MOE_OK;

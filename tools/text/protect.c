@@ -341,8 +341,8 @@ static void show_kept(text_guard *g, kept *k, int *number) {
     const char last = g->shown.length ? g->shown.data[g->shown.length - 1] : ' ';
     if (k->kind == TEXT_SPAN_WORD) {
         show_word(g, k, number);
-    } else if (k->term && g->calm && text_term_is_shouted(k->term, text + k->source, k->length)) {
-        text_term_calm(k->term, text + k->source, k->length, &g->shown);
+    } else if (k->term && g->calm && text_term_is_capitals(k->term, text + k->source, k->length)) {
+        text_term_lower_case(k->term, text + k->source, k->length, &g->shown);
         k->shown = g->shown.length - k->at;
     } else if (k->kind == TEXT_SPAN_NUMBER || k->term) {
         text_append(&g->shown, text + k->source, k->length);
@@ -366,7 +366,7 @@ static int show(const text_rules *r, text_guard *g) {
         if (!r->spans) kind = TEXT_SPAN_NONE, bytes = character_bytes(text, g->text.length, at);
         int inflected = 0;
         const text_term *term = term_at(r, g, at, kind, &bytes, &inflected);
-        if (term) kind = g->terms == TEXT_TERMS_NAMED ? TEXT_SPAN_WORD : TEXT_SPAN_NONE;
+        if (term) kind = g->terms == TEXT_TERMS_REPLACED ? TEXT_SPAN_WORD : TEXT_SPAN_NONE;
         if (kind == TEXT_SPAN_HYPHEN) {
             g->used = 1;
             continue;
@@ -399,10 +399,10 @@ static int show(const text_rules *r, text_guard *g) {
 /* Terms in capitals, in a text that is not, are shown as the glossary has them: few models have learned capitals. */
 static int show_calm(const text_rules *r, text_guard *g) {
     int shouted = 0, language = show(r, g);
-    if (language < 0 || text_is_shouted(g->shown.data, g->shown.length)) return language;
+    if (language < 0 || text_is_capitals(g->shown.data, g->shown.length)) return language;
     for (size_t i = 0; i < g->n && !shouted; i++) {
         const kept *k = &g->kept[i];
-        shouted = k->term && text_term_is_shouted(k->term, g->text.data + k->source, k->length);
+        shouted = k->term && text_term_is_capitals(k->term, g->text.data + k->source, k->length);
     }
     if (!shouted) return language;
     g->calm = 1;
@@ -472,7 +472,7 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
     return MOE_OK;
 }
 
-void text_guard_recall(const text_guard *g, char *calm) {
+void text_guard_put_placeholders(const text_guard *g, char *calm) {
     for (size_t i = 0; !g->verbatim && i < g->n; i++)
         if (g->kept[i].shown && (!g->kept[i].term || g->kept[i].kind == TEXT_SPAN_WORD))
             memcpy(calm + g->kept[i].at, g->shown.data + g->kept[i].at, g->kept[i].shown);
@@ -533,7 +533,7 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
         if (k->kind == TEXT_SPAN_NUMBER && !(k->at == 0 || is_space(encoded[k->at - 1]))) continue;
         /* A model with the piece "2008." writes that. It would write no sign after 2008, were it bound to that. */
         if (k->runs_on && !k->term && !g->attempt) continue;
-        if (k->term && g->terms != TEXT_TERMS_NAMED) {
+        if (k->term && g->terms != TEXT_TERMS_REPLACED) {
             if (g->terms != TEXT_TERMS_FREE) status = add_constraint(g, k, &k->term->ids, error);
             continue;
         }
@@ -544,13 +544,13 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
     return status;
 }
 
-void text_guard_ask(const text_guard *g, moe_request *request) {
+void text_guard_constrain(const text_guard *g, moe_request *request) {
     if (!text_guard_used(g) || g->verbatim) return;
     request->constraints = g->constraints;
     request->n_constraints = g->n_constraints;
 }
 
-int text_guard_binds(const text_guard *g) { return text_guard_used(g) && !g->verbatim && g->n_constraints; }
+int text_guard_has_constraints(const text_guard *g) { return text_guard_used(g) && !g->verbatim && g->n_constraints; }
 
 /* ==== 4. Placing ======================================================================================== */
 
@@ -727,7 +727,7 @@ static moe_span words_between(const text_guard *g, size_t i) {
     return (moe_span){ g->shown.data + begin, end - begin };
 }
 
-moe_span text_guard_aside(const text_guard *g, size_t n, size_t *source, int *small) {
+moe_span text_guard_phrase(const text_guard *g, size_t n, size_t *source, int *small) {
     moe_span words = { "", 0 };
     size_t pairs = 0;
     *small = 0;
@@ -738,7 +738,7 @@ moe_span text_guard_aside(const text_guard *g, size_t n, size_t *source, int *sm
         pairs++;
         *source = g->kept[i].source;
         if (n-- == 0) return words;
-        if (text_is_brief(words.data, words.length) < 2) continue;
+        if (text_is_short(words.data, words.length) < 2) continue;
         *small = 1;
         if (n-- == 0) return words;
         *small = 0;
@@ -746,7 +746,7 @@ moe_span text_guard_aside(const text_guard *g, size_t n, size_t *source, int *sm
     return (moe_span){ "", 0 };
 }
 
-int text_guard_know(text_guard *g, size_t source, const char *text, size_t length) {
+int text_guard_add_phrase(text_guard *g, size_t source, const char *text, size_t length) {
     aside *larger = text_grown(g->aside, &g->aside_capacity, g->n_asides + 1, sizeof *larger);
     if (!larger) return 0;
     g->aside = larger;
@@ -763,7 +763,7 @@ static int likeness(moe_span a, moe_span b) {
     const size_t longer = most(a.length, b.length);
     if (bytes != character_bytes(b.data, b.length, 0) || bytes >= sizeof first[0]) return 0;
     memcpy(first[0], a.data, bytes), memcpy(first[1], b.data, bytes);
-    text_calm_first(first[0], bytes), text_calm_first(first[1], bytes);
+    text_lower_first(first[0], bytes), text_lower_first(first[1], bytes);
     if (memcmp(first[0], first[1], bytes) != 0) return 0;
     for (same = bytes; same < least(a.length, b.length) && a.data[same] == b.data[same]; same++) {}
     return same == longer ? 3 : same >= 4 && 3 * same >= 2 * longer ? 2 : 0;
@@ -969,7 +969,7 @@ static int stands_at(const text_bytes *t, size_t at, const kept *k) {
     char first[4];
     const size_t bytes = character_bytes(target, length, 0), last = text_utf8_cut(target, length, length - 1);
     memcpy(first, target, bytes);
-    text_shout(first, bytes);
+    text_upper_case(first, bytes);
     if (at + length > t->length || memcmp(t->data + at + bytes, target + bytes, length - bytes) != 0 ||
         (memcmp(t->data + at, target, bytes) != 0 &&
          (memcmp(t->data + at, first, bytes) != 0 || !begins_sentence(t, at))))
@@ -1003,9 +1003,9 @@ static void raise_first(text_guard *g, const kept *k) {
     if (from == g->shown.length || !can_rise(k->term) || !stands_at(t, at, k)) return;
     const size_t bytes = character_bytes(g->shown.data, g->shown.length, from);
     memcpy(small, g->shown.data + from, bytes);
-    text_calm_first(small, bytes);
+    text_lower_first(small, bytes);
     if (memcmp(small, g->shown.data + from, bytes) == 0) return;
-    text_shout(t->data + at, character_bytes(t->data, t->length, at));
+    text_upper_case(t->data + at, character_bytes(t->data, t->length, at));
 }
 
 /* The search wrote a term's tokens. Where they became a part of a longer word, the term takes its place. */
@@ -1106,7 +1106,7 @@ static void put_term(const text_term *term, int begins, text_bytes *out) {
     const size_t begin = out->length;
     text_append_string(out, term->target);
     if (out->failed || !begins || !can_rise(term)) return;
-    text_shout(out->data + begin, character_bytes(out->data, out->length, begin));
+    text_upper_case(out->data + begin, character_bytes(out->data, out->length, begin));
 }
 
 /* Append what is kept. It has the white space around it that it had in the text. Returns whether a space that follows
@@ -1308,7 +1308,7 @@ moe_status text_guard_next_terms(text_guard *g, const moe_hypothesis *h, int sou
     const text_bytes *t = &g->translation;
     size_t words;
     *next = g->terms;
-    if (g->verbatim || (!sound && g->terms != TEXT_TERMS_NAMED)) return MOE_OK;
+    if (g->verbatim || (!sound && g->terms != TEXT_TERMS_REPLACED)) return MOE_OK;
     if (g->terms == TEXT_TERMS_FREE) {
         text_clear(&g->old);
         text_clear(&g->free);
@@ -1316,14 +1316,14 @@ moe_status text_guard_next_terms(text_guard *g, const moe_hypothesis *h, int sou
         if (missing_terms(g, h, &words)) *next = TEXT_TERMS_BOUND;
         g->enough = count_words(t->data, t->length) + words;
     } else if (g->terms == TEXT_TERMS_BOUND) {
-        if (is_doubtful(g, h)) *next = TEXT_TERMS_NAMED;
-    } else if (g->terms == TEXT_TERMS_NAMED) {
-        if (!sound || !names_stand(g) || cost_of(g, h) >= g->cost) *next = TEXT_TERMS_LAST;
+        if (is_doubtful(g, h)) *next = TEXT_TERMS_REPLACED;
+    } else if (g->terms == TEXT_TERMS_REPLACED) {
+        if (!sound || !names_stand(g) || cost_of(g, h) >= g->cost) *next = TEXT_TERMS_REBOUND;
     }
     return g->old.failed || g->free.failed ? text_out_of_memory(error) : MOE_OK;
 }
 
-int text_guard_sound(const text_guard *g) {
+int text_guard_is_intact(const text_guard *g) {
     const text_bytes *t = &g->translation;
     size_t words = 0;
     if (!text_guard_used(g) || g->verbatim) return 1;
@@ -1375,7 +1375,7 @@ moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypo
         for (size_t j = 0; j < g->n_places; j++)
             g->places[j] = (uint32_t)least(g->places[j] - least(g->places[j], lost), t->length);
         g->shouted = shout;
-        if (shout) text_shout(t->data, t->length);
+        if (shout) text_upper_case(t->data, t->length);
         status = find_edits(g, h, error);
         if (!status) apply_edits(g, out);
     }

@@ -36,10 +36,10 @@ const char *text_rules_target(const text_rules *rules, size_t i);         /* of 
 
 /* What becomes of the terms in a text: each try has its own. */
 typedef enum text_terms {
-    TEXT_TERMS_FREE,  /* nothing: the model may write them by itself */
-    TEXT_TERMS_BOUND, /* constraints: these have each term, but the model's own word may stand beside it */
-    TEXT_TERMS_NAMED, /* stand-ins take their places: the model does not see the words that it would translate */
-    TEXT_TERMS_LAST   /* constraints, as those were better than stand-ins */
+    TEXT_TERMS_FREE,     /* nothing: the model may write them by itself */
+    TEXT_TERMS_BOUND,    /* constraints: these have each term, but the model's own word may stand beside it */
+    TEXT_TERMS_REPLACED, /* stand-ins take their places: the model does not see the words that it would translate */
+    TEXT_TERMS_REBOUND   /* constraints, as those were better than stand-ins */
 } text_terms;
 
 /* *guard: NULL, or one that is used again. `attempt`: 0, or 1 for other
@@ -50,20 +50,20 @@ moe_status text_guard_begin(const text_rules *rules, const char *text, size_t le
                             text_message_text message, text_terms terms, text_guard **guard, moe_span *shown,
                             moe_error *error);
 /* `calm`: the shown text in small letters, in which stand-ins get back theirs. */
-void text_guard_recall(const text_guard *guard, char *calm);
+void text_guard_put_placeholders(const text_guard *guard, char *calm);
 /* `encoded` [length]: what `ids` are the tokens of, at the offsets of the shown text. `room`: all constraints have
  * fewer tokens; some may be left out. */
 moe_status text_guard_bind(const text_rules *rules, text_guard *guard, const char *encoded, size_t length,
                            const text_ids *ids, size_t room, moe_error *error);
 /* The constraints of a request, which must not outlive them. */
-void text_guard_ask(const text_guard *guard, moe_request *request);
-int text_guard_binds(const text_guard *guard); /* whether there are any */
+void text_guard_constrain(const text_guard *guard, moe_request *request);
+int text_guard_has_constraints(const text_guard *guard); /* whether there are any */
 /* Append the translation that a hypothesis of the shown text, in this manner, is. `shout`: in capitals, but for what is
  * kept. */
 moe_status text_guard_restore(const text_rules *rules, text_guard *guard, const moe_hypothesis *h, text_variant manner,
                               int shout, text_bytes *out, moe_error *error);
 /* Whether the translation that was restored last has each stand-in once, no part of one, and no broken character. */
-int text_guard_sound(const text_guard *guard);
+int text_guard_is_intact(const text_guard *guard);
 void text_guard_clear(text_guard *guard); /* of a job that is used again; NULL is fine */
 /* What is to be tried after the translation that was restored last, of this hypothesis; the same once more: nothing, it
  * is the one. Where a term does not stand in the FREE one as a word of its own, BOUND comes; where that looks as if a
@@ -75,9 +75,9 @@ moe_status text_guard_next_terms(text_guard *guard, const moe_hypothesis *h, int
 int text_guard_lacks_term(text_guard *guard);
 /* What pairs of tags stand around is asked for by itself, so that it is found in the translation: the words of question
  * n, and where in the text their pair is; `*small`: with a small first letter. Length 0: there are no more. */
-moe_span text_guard_aside(const text_guard *guard, size_t n, size_t *source, int *small);
+moe_span text_guard_phrase(const text_guard *guard, size_t n, size_t *source, int *small);
 /* The answer: their translation. 0: no memory. */
-int text_guard_know(text_guard *guard, size_t source, const char *text, size_t length);
+int text_guard_add_phrase(text_guard *guard, size_t source, const char *text, size_t length);
 int text_guard_used(const text_guard *guard); /* 0: NULL, or nothing is kept */
 /* Bytes of white space before the text, if all of it but the white space at both ends was shown; else SIZE_MAX. */
 size_t text_guard_plain(const text_guard *guard);

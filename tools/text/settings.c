@@ -276,6 +276,8 @@ void text_settings_apply(const text_settings *s, moe_session_params *p) {
     if (s->noise >= 0) p->noise = 1, p->noise_seed = (uint64_t)s->noise;
 }
 
-text_wishes text_settings_wishes(const text_settings *s) {
-    return (text_wishes){ .style = s->style, .wording = s->prompt, .context = s->context > 0 ? (size_t)s->context : 0 };
+text_prompt_options text_settings_prompt(const text_settings *s) {
+    return (text_prompt_options){ .style = s->style,
+                                  .wording = s->prompt,
+                                  .context = s->context > 0 ? (size_t)s->context : 0 };
 }

@@ -30,7 +30,8 @@ typedef struct text_settings {
 } text_settings;
 
 text_settings text_settings_none(void);
-struct text_wishes text_settings_wishes(const text_settings *settings); /* prompt.h; its words are the settings' */
+struct text_prompt_options text_settings_prompt(
+    const text_settings *settings); /* prompt.h; its words are the settings' */
 
 /* Row number `i` of the options, from 0. Returns 0 after the last. */
 int text_settings_row(size_t i, option_row *row);

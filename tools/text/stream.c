@@ -110,7 +110,7 @@ static void begin_sentence(text_stream *s, text_cursor *c, const text_line *line
         c->sentence = next;
     }
     c->divided = c->sentences && is_too_long(s, line->data, c->sentence);
-    c->told = 0;
+    c->reported = 0;
 }
 
 /* The next piece of a text with messages: 1, a part of the frame, which stays as it is; 0: the text to translate. */
@@ -145,7 +145,7 @@ static moe_span last_lines(const text_bytes *t, size_t lines) {
 
 /* The earlier lines that a new one is shown; it is an earlier one then. */
 static void look_back(text_stream *s, const text_line *line) {
-    const size_t lines = s->options.wishes && s->options.strategy->prompts ? s->options.wishes->context : 0;
+    const size_t lines = s->options.prompt && s->options.strategy->prompts ? s->options.prompt->context : 0;
     char why[64];
     text_clear(&s->context);
     if (!lines || text_stream_is_blank(line->data, line->length)) return;
@@ -232,8 +232,8 @@ static int ask(text_stream *s, text_job *job, moe_request *request) {
 
 /* What is said of a sentence that is cut, once. */
 static void tell_divided(text_stream *s, text_job *job) {
-    if (s->at->told++ || job->failed || job->cut || job->divided) return;
-    job->divided = 1;
+    if (s->at->reported++ || job->failed || job->cut || job->noted) return;
+    job->noted = 1;
     snprintf(job->note, sizeof job->note,
              "a sentence is longer than the %zu tokens that the model reads at once: translated in parts", room_of(s));
 }
@@ -254,9 +254,9 @@ static int prepare_part(text_stream *s, const text_line *line, moe_span gap, tex
         if (line->prompt) options.strategy = &text_answered;
         if (text_job_prepare(s->front, &options, line, job, &s->trouble)) return 0;
     }
-    job->dividable =
+    job->divisible =
         s->split && text_cuts(s->front) && !s->options.ids && !s->options.pretokenized && !s->options.pairs;
-    job->names = c->divided;
+    job->name_list = c->divided;
     text_append(&job->context, s->context.data, s->context.length);
     if (job->gap.failed || job->source.failed || job->context.failed) no_memory(s);
     if (s->trouble.code) return 0;
@@ -366,7 +366,7 @@ static void stream_done(void *user, const moe_result *result) {
     }
 }
 
-void text_stream_free(text_stream *s) { text_doubts_free(&s->doubts); }
+void text_stream_free(text_stream *s) { text_suspicions_free(&s->doubts); }
 
 moe_status text_stream_run(text_stream *s, moe_session *session, moe_error *error) {
     s->at = &s->own;

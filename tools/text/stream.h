@@ -15,15 +15,15 @@
 
 /* How far a text is that goes in parts. All zero: at its beginning, or at none. */
 typedef struct text_cursor {
-    text_line rest;       /* of a text that is split; it lies where `next` has it */
-    int framed;           /* it has ICU messages: it goes in their pieces */
-    text_message message; /* where in it */
-    size_t piece;         /* bytes of it up to the end of the piece at hand */
-    size_t cell;          /* the same of the cell */
-    int sentences;        /* its sentences go one by one */
-    size_t sentence;      /* bytes up to the end of the sentence at hand */
-    int divided, told;    /* which is longer than the model reads: it goes in parts; that was said */
-    int verbatim;         /* the part at hand is no language */
+    text_line rest;        /* of a text that is split; it lies where `next` has it */
+    int framed;            /* it has ICU messages: it goes in their pieces */
+    text_message message;  /* where in it */
+    size_t piece;          /* bytes of it up to the end of the piece at hand */
+    size_t cell;           /* the same of the cell */
+    int sentences;         /* its sentences go one by one */
+    size_t sentence;       /* bytes up to the end of the sentence at hand */
+    int divided, reported; /* which is longer than the model reads: it goes in parts; that was said */
+    int verbatim;          /* the part at hand is no language */
 } text_cursor;
 
 typedef struct text_stream text_stream;
@@ -61,7 +61,7 @@ struct text_stream {
     text_job *retries;               /* jobs that wait for another request */
     size_t asked;                    /* jobs under way */
     int ended;                       /* no texts are left */
-    text_doubts doubts;              /* all zero before the first run */
+    text_suspicions doubts;          /* all zero before the first run */
 };
 
 int text_stream_is_blank(const char *data, size_t length); /* of a line: white space alone */

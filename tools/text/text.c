@@ -97,7 +97,7 @@ static int make_small(char *at, int32_t c, size_t bytes) {
     return swap_case(at, c, bytes, utf8proc_tolower, utf8proc_toupper);
 }
 
-int text_is_shouted(const char *data, size_t length) {
+int text_is_capitals(const char *data, size_t length) {
     size_t words = 0, letters = 0; /* letters of the word at hand */
     for (size_t at = 0, bytes; at < length; at += bytes) {
         const int32_t c = character(data, length, at, &bytes);
@@ -108,7 +108,7 @@ int text_is_shouted(const char *data, size_t length) {
     return words >= 3;
 }
 
-void text_calm(char *data, size_t length) {
+void text_lower_case(char *data, size_t length) {
     for (size_t begin = 0, end; begin < length; begin = end) {
         int first = 1;
         end = begin + text_sentence(data + begin, length - begin);
@@ -119,13 +119,13 @@ void text_calm(char *data, size_t length) {
     }
 }
 
-void text_calm_first(char *data, size_t length) {
+void text_lower_first(char *data, size_t length) {
     size_t bytes;
     const int32_t c = length ? character(data, length, 0, &bytes) : 0;
     if (c) make_small(data, c, bytes);
 }
 
-void text_shout(char *data, size_t length) {
+void text_upper_case(char *data, size_t length) {
     enum { SHARP_S = 0xDF };
     for (size_t at = 0, bytes; at < length; at += bytes) {
         const int32_t c = character(data, length, at, &bytes);
@@ -136,7 +136,7 @@ void text_shout(char *data, size_t length) {
 
 enum { BRIEF_WORDS = 5, BRIEF_BYTES = 100 };
 
-int text_is_brief(const char *data, size_t length) {
+int text_is_short(const char *data, size_t length) {
     size_t words = 1, at = 0, bytes = 1, second;
     int32_t c = 0;
     if (!length || length > BRIEF_BYTES) return 0;
@@ -155,7 +155,7 @@ int text_is_brief(const char *data, size_t length) {
 
 void text_apply_variant(text_variant manner, text_bytes *text) {
     if (manner == TEXT_CLOSED) text_append(text, ".", 1);
-    if (manner == TEXT_SMALL && !text->failed) text_calm_first(text->data, text->length);
+    if (manner == TEXT_LOWERED && !text->failed) text_lower_first(text->data, text->length);
 }
 
 /* Whether s[length] ends with these bytes. */
@@ -165,9 +165,9 @@ size_t text_undo_variant(text_variant manner, text_bytes *out, size_t begin) {
     size_t bytes, lost = 0;
     if (out->failed || out->length == begin) return 0;
     char *text = out->data + begin;
-    if (manner == TEXT_SMALL) {
+    if (manner == TEXT_LOWERED) {
         character(text, out->length - begin, 0, &bytes);
-        text_shout(text, bytes);
+        text_upper_case(text, bytes);
     }
     for (size_t i = 0; manner == TEXT_CLOSED && i < sizeof signs / sizeof *signs; i++) {
         if (!text_ends_with(text, out->length - begin, signs[i])) continue;

@@ -47,22 +47,22 @@ size_t text_composed(const char *data, size_t length, int32_t *out, size_t room)
 int text_is_unspaced(const char *data, size_t length, size_t at);
 
 /* Whether valid UTF-8 is in capitals: three words or more of two letters or more, and no small letter. */
-int text_is_shouted(const char *data, size_t length);
+int text_is_capitals(const char *data, size_t length);
 /* Valid UTF-8 in small letters, but for those that begin a sentence; in capitals. In place: a letter of which the other
  * case takes more or fewer bytes stays what it is. */
-void text_calm(char *data, size_t length);
-void text_calm_first(char *data, size_t length); /* the first letter alone */
-void text_shout(char *data, size_t length);
+void text_lower_case(char *data, size_t length);
+void text_lower_first(char *data, size_t length); /* the first letter alone */
+void text_upper_case(char *data, size_t length);
 
 /* How a short text without a sign at its end is written for the model: few models have learned those. */
 typedef enum text_variant {
     TEXT_UNCHANGED,
     TEXT_CLOSED, /* with a full stop, which the translation loses again */
-    TEXT_SMALL   /* its first letter small; that of the translation is a capital then */
+    TEXT_LOWERED /* its first letter small; that of the translation is a capital then */
 } text_variant;
 
 /* Whether a text is one: five words at most, a letter at its end. 2: it begins with the one capital of its word. */
-int text_is_brief(const char *data, size_t length);
+int text_is_short(const char *data, size_t length);
 void text_apply_variant(text_variant manner, text_bytes *text);
 /* The translation out[begin ..) as the text has it. Returns the bytes that it lost at its beginning. */
 size_t text_undo_variant(text_variant manner, text_bytes *out, size_t begin);

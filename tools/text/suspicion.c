@@ -4,7 +4,7 @@
  *   2. Phrases    by which an answer speaks of itself
  *   3. Looking
  */
-#include "tools/text/doubt.h"
+#include "tools/text/suspicion.h"
 #include "tools/text/bytes.h"
 #include "tools/text/words.h"
 
@@ -284,13 +284,13 @@ static const char *phrase_of(const char *source, const char *target) {
 
 /* ---- 3. Looking ---------------------------------------------------------------------------------------- */
 
-void text_doubts_free(text_doubts *d) {
+void text_suspicions_free(text_suspicions *d) {
     text_words_close(d->words);
-    *d = (text_doubts){ NULL, 0 };
+    *d = (text_suspicions){ NULL, 0 };
 }
 
 /* Whether a text is in another language than `language`, of those that have lists of words. */
-static int is_foreign(text_doubts *d, moe_span language, moe_span target) {
+static int is_foreign(text_suspicions *d, moe_span language, moe_span target) {
     static const char *const known[] = { "de", "en", "es", "fr" };
     ptrdiff_t wanted = -1;
     float confidence;
@@ -315,7 +315,8 @@ static int ends_of(moe_span in, moe_span of) {
                                      memcmp(in.data + in.length - of.length, of.data, of.length) == 0);
 }
 
-const char *text_doubt(text_doubts *doubts, moe_span language, moe_span source, moe_span target, int lines) {
+const char *text_suspicious_reason(text_suspicions *doubts, moe_span language, moe_span source, moe_span target,
+                                   int lines) {
     source = trimmed(source), target = trimmed(target);
     const writing from = look(source), to = look(target);
     text_bytes small[2] = { { 0 }, { 0 } };

@@ -9,16 +9,17 @@
 #include "moe.h"
 
 /* Tells languages; one thread at a time may look. All zero: it has not looked yet. */
-typedef struct text_doubts {
+typedef struct text_suspicions {
     struct text_words *words;
     int failed; /* no memory for them: languages are not told apart by words */
-} text_doubts;
+} text_suspicions;
 
-void text_doubts_free(text_doubts *doubts);
+void text_suspicions_free(text_suspicions *doubts);
 
 /* Why an answer may be none, or NULL: it refuses, speaks of the translation or explains it, is the text or begins or
  * ends with it, is not written as its language is, is in another one that `doubts` (NULL: none) knows, is far longer or
  * shorter than the text, has several lines (`lines`). `language`: its code as the file has it; length 0: none. */
-const char *text_doubt(text_doubts *doubts, moe_span language, moe_span source, moe_span target, int lines);
+const char *text_suspicious_reason(text_suspicions *doubts, moe_span language, moe_span source, moe_span target,
+                                   int lines);
 
 #endif
