@@ -6,19 +6,19 @@
  *   3. Launchers          one function per op, the run of a graph, the table for moe.c
  *
  * The same bytes as on the processor. Float code uses moe_mul, moe_add, moe_sub and moe_div, which round once each and
- * never fuse; the plain operators of code shared with the processor round once each only by -fmad=false, for which
- * there is no pragma. Sums run over 16 lanes (lane l takes elements l, l+16, ... ascending) joined by one fixed tree;
- * adding a product of zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers,
- * exact in any order: cuBLAS computes them for many rows, a kernel over dp4a for few.
+ * are never fused. The plain operators of code shared with the processor round once each only with -fmad=false, for
+ * which there is no pragma. Sums run over 16 lanes (lane l takes elements l, l+16, ... ascending), joined by one fixed
+ * tree; adding a product of zeros leaves a lane unchanged, so tiles are padded with zeros. Quantised products are
+ * integers, exact in any order: cuBLAS computes them for many rows, a dp4a kernel for few.
  *
- * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 and Q4M expanded to
- * int8; if not all experts fit, missing ones are uploaded when they are needed. States and hypotheses live there too:
- * the ids of a sentence (inputs of a classifier's step) are uploaded, its results (a classifier's best classes) are
- * downloaded when it is done, and each step in between downloads the number of rows of the next one. Beam search is the
- * code of the processor, one thread per sentence.
+ * Weights are stored on the device as row-major codes [rows padded to 16, columns padded to 64], with Q4 and Q4M
+ * expanded to int8; if not all experts fit, missing ones are uploaded on demand. States and hypotheses are stored there
+ * too: the ids of a sentence (inputs of a classifier's step) are uploaded, its results (a classifier's best classes)
+ * are downloaded when it is done, and each step in between downloads the number of rows of the next one. Beam search
+ * uses the code of the processor, one thread per sentence.
  *
- * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda/cuda_emu.h, which runs every kernel on the
- * processor: so kernels are launched by MOE_LAUNCH only, use no warp primitives, and every thread of a block reaches
+ * Built by nvcc with -fmad=false, and by a C++ compiler with tests/cuda/cuda_emu.h, which runs every kernel on the
+ * processor. So kernels are launched only by MOE_LAUNCH, use no warp primitives, and every thread of a block reaches
  * every barrier.
  */
 #include <float.h>
@@ -50,48 +50,47 @@ extern "C" {
 }
 
 /* ==== 1. Checks and memory ====================================================================================
- * Owns failures and every byte of memory. Invariant: the first failure sticks; after it only functions that free are
- * called, and everything allocated is in the device's list. */
+ * Failures and all memory. Invariant: the first failure is kept; after it only functions that free memory are called,
+ * and all allocations are in the device's list. */
 
 enum {
-    MOE_BUCKETS = 64, /* row counts for which a decoder step is kept as a CUDA graph */
-    MOE_TRANSIT = 8,  /* most transit bays of experts                 */
-    MOE_UP = 11       /* integers per row that are uploaded with a frame                   */
+    MOE_BUCKETS = 64, /* row counts for which the CUDA graph of a decoder step is cached */
+    MOE_TRANSIT = 8,  /* maximum transit bays of experts */
+    MOE_UP = 11       /* integers per row in the upload of a frame */
 };
 #ifndef MOE_CUDA_EMULATOR                      /* with small limits, which small tests exceed */
-static const size_t MOE_STAGE_BYTES = 8 << 20; /* of each of the two upload buffers of weights; multiple of 64     */
-static const size_t MOE_WORKSPACE = 32 << 20;  /* scratch of cuBLAS, which then never allocates */
-static const size_t MOE_FEW_ROWS = 32;         /* most rows (of an expert, on average) for dp4a; above them cuBLAS   */
-static const size_t MOE_PAIRS = 1 << 14;       /* (row, expert) pairs handled at once, unless one row selects more */
-static const size_t MOE_SUMS = 1 << 24; /* integers between a product and its last step, unless 32 rows have more  */
-static const size_t MOE_HEAD = 4096;    /* words that a step downloads at once; more results are fetched after them */
-static const size_t MOE_MARGIN =
-    512 << 20; /* free memory that is left to the driver and to traces; at most an eighth of it    */
+static const size_t MOE_STAGE_BYTES = 8 << 20; /* of each of the two upload buffers for weights; multiple of 64 */
+static const size_t MOE_WORKSPACE = 32 << 20;  /* scratch for cuBLAS, which then never allocates */
+static const size_t MOE_FEW_ROWS = 32;         /* maximum rows (of an expert: on average) for dp4a instead of cuBLAS */
+static const size_t MOE_PAIRS = 1 << 14; /* (row, expert) pairs processed at once, unless a single row selects more */
+static const size_t MOE_SUMS = 1 << 24;  /* integers between a product and its last step, unless 32 rows need more */
+static const size_t MOE_HEAD = 4096;     /* words of results in a step's first download; more are fetched separately */
+static const size_t MOE_MARGIN = 512 << 20; /* free memory left to the driver and to traces, up to an eighth of it */
 #endif
 
-/* A matrix on the device, or the matrix of the first of many experts. */
+/* A matrix on the device, or the first expert's matrix of many. */
 typedef struct moe_weights {
-    moe_type type; /* Q8 for quantised ones without parts, Q8B with them */
+    moe_type type; /* quantised: Q8 without parts, Q8B with parts */
     int rows, cols;
-    int rows_padded;     /* of the rows of a matrix: 16 for codes   */
-    size_t stride;       /* from row to row: bytes of codes, numbers */
-    size_t step;         /* from expert to expert: bytes, of data and of scales */
-    const void *data;    /* NULL: no such matrix */
-    const float *scales; /* [rows_padded], behind the codes; then of Q8B parts [rows_padded, stride / 64] */
+    int rows_padded;     /* number of rows; codes: padded to 16 */
+    size_t stride;       /* between rows: bytes of codes, or numbers */
+    size_t step;         /* bytes between experts, for data and scales */
+    const void *data;    /* NULL if missing */
+    const float *scales; /* [rows_padded], after the codes; Q8B: followed by parts [rows_padded, stride / 64] */
 } moe_weights;
 
-/* The parts of a node on the device. */
+/* The weights of a node on the device. */
 typedef struct moe_bound {
     moe_weights w, w_r, w_proj, up, down;
-    const float *bias, *threshold, *v, *weight; /* weight, bias: of a norm; of the norms of queries and of keys; weight:
-                                                 * what a gate adds for its choice */
-    const float *positions;                     /* of an embedding; the table by which queries and keys are turned */
-    const float *up_bias, *down_bias;           /* of the first expert, as up and down are */
+    const float *bias, *threshold, *v, *weight; /* weight, bias: of a norm, or of query and key norms; weight: a gate's
+                                                 * selection bias */
+    const float *positions;                     /* of an embedding; the table of rotary positions */
+    const float *up_bias, *down_bias;           /* of the first expert, like up and down */
     const int32_t *never;
     moe_cache_layer layer; /* of experts */
 } moe_bound;
 
-/* Weights that are already on the device: nodes share matrices. */
+/* Weights that are already on the device, since nodes share matrices. */
 typedef struct moe_known {
     const void *host;
     moe_weights weights;
@@ -101,62 +100,62 @@ typedef struct moe_known {
 typedef struct moe_begun {
     size_t slot;
     moe_task task;
-    size_t first, demand_tokens; /* position of its target in the upload; its constraints and their tokens follow, */
+    size_t first, demand_tokens; /* offset of its target in the upload, followed by its constraints, their tokens */
     size_t listed;               /* and the tokens of its list */
 } moe_begun;
 
-/* The numbers of a step's rows, [rows] each. */
+/* The integers of a step's rows, [rows] each. */
 struct moe_step_rows {
     int32_t *ids, *parents, *segment, *length, *want, *hold;
-    int32_t *destination; /* of rows carried by source or by token, -1: none */
+    int32_t *destination; /* index among the rows carried by source or token; -1 if none */
     int32_t *last, *sentence, *positions, *first;
-    int32_t *chain; /* [rows, max_target] of the decoder, NULL if no rows are carried by token */
+    int32_t *chain; /* [rows, max_target] for the decoder; NULL if no rows are carried by token */
 };
 
 /* The search on the device. */
 typedef struct moe_searching : moe_step_rows {
     moe_search search;
-    int slots;      /* 0: the device does not search */
-    int rows;       /* capacity: parents from here on are no rows */
-    moe_slot *slot; /* [slots], and what they point to: */
+    int slots;      /* 0 if the device does not search */
+    int rows;       /* capacity: larger parents are not rows */
+    moe_slot *slot; /* [slots], pointing to: */
     moe_token *tokens;
     moe_live *live, *finished, *next; /* next: [slots, beam] scratch */
     int32_t *target;
     moe_demand *demands; /* [slots, max_constraints] */
     int32_t *demand_ids; /* [slots, max_target] */
     int32_t *listed;     /* [slots, search.listed] */
-    int32_t *starts;     /* [rows, max_constraints], and the decoder's outputs for them: */
+    int32_t *starts;     /* [rows, max_constraints], and the decoder's outputs for these: */
     float *start_logprobs;
     uint32_t *used;     /* [rows, search.used_words] */
-    moe_beam answer;    /* but for the coverage: */
-    float *coverage[2]; /* [rows, max_source] after the step before is in number *turn; by place it stays */
+    moe_beam answer;    /* except for coverage: */
+    float *coverage[2]; /* [rows, max_source]; number *turn is that of the previous step; by slot both are the same */
     const float *attention;
     int32_t *turn;
-    int32_t *done;    /* [slots] 0, or begin of a slot's results */
-    int32_t *results; /* MOE_RESULTS words: live hypotheses, slots that are done, words in all, given tokens ahead */
+    int32_t *done;    /* [slots] 0, or the offset of a slot's results */
+    int32_t *results; /* MOE_RESULTS words: live hypotheses, finished slots, total words, given tokens ahead */
 } moe_searching;
 
 enum { MOE_RESULTS = 4, MOE_DEMAND_WORDS = sizeof(moe_demand) / sizeof(int32_t) };
 
-/* From the selections of rows to the pairs of experts. */
+/* Maps the selections of rows to pairs sorted by expert. */
 typedef struct moe_routes {
     moe_selections chosen;
     int n, row0, rows;           /* experts; current rows */
-    int *row_first;              /* [rows] number of pairs of the rows before it */
-    int *place;                  /* [pairs] row by row: the pair's place among the sorted ones */
+    int *row_first;              /* [rows] number of pairs of preceding rows */
+    int *place;                  /* [pairs] by row: index of the pair among the sorted ones */
     int *count, *first;          /* [2 E], [E + 1] pairs of an expert, sorted by expert */
     int *totals;                 /* pairs, tiles */
-    uint64_t *stats;             /* pairs and visits (moe_stats) of all runs */
+    uint64_t *stats;             /* pairs and visits (see moe_stats) of all runs */
     int4 *tiles;                 /* expert, first pair, pairs */
     int *pair_row, *pair_expert; /* [pairs] */
-    const int *bays;             /* [n] bays of experts, which pair_expert then contains; or NULL */
+    const int *bays;             /* [n] bays of experts, which pair_expert then holds; or NULL */
 } moe_routes;
 
 /* Outputs of chunks of the vocabulary. */
 struct moe_chunks {
     float *max, *sum, *logits; /* [rows, chunks], [rows, chunks, top] */
     int *ids;
-    float *plain; /* [slots, vocabulary] of rows whose token is drawn, as moe_output_work has them; or NULL */
+    float *plain; /* [slots, vocabulary] for rows with a sampled token, as in moe_output_work; or NULL */
     uint32_t *weights;
 };
 
@@ -166,13 +165,13 @@ struct moe_device : moe_step_rows {
     void *log_user;
     int index;
     char name[128];
-    size_t budget, used; /* after binding the budget is 0: memory of a trace is extra */
+    size_t budget, used; /* the budget is 0 after binding: traces may allocate more */
     size_t wanted;       /* bytes that are needed */
-    int lacking;         /* 1: the budget was too small */
+    int lacking;         /* 1 if the budget was too small */
     moe_status status;   /* the first failure */
     moe_error error;
     cudaStream_t stream;
-    cublasHandle_t cublas; /* NULL: it cannot be used here */
+    cublasHandle_t cublas; /* NULL if cuBLAS is not usable */
     void **blocks;         /* device memory */
     size_t n_blocks, block_capacity;
     void *pinned;
@@ -181,54 +180,55 @@ struct moe_device : moe_step_rows {
     char *landing[2]; /* on the device */
     cudaEvent_t landed[2];
     int next_stage;
-    size_t uploaded, announced, bound_bytes; /* the last: uploads for binding */
-    int8_t *subs;                            /* of Q4 and what lies with them, for one matrix */
+    size_t uploaded, announced, bound_bytes; /* the last: uploads during binding */
+    int8_t *subs;                            /* sides of one Q4 or Q4M matrix */
     moe_known *known;
     size_t n_known, known_capacity;
     /* graphs */
     moe_graph graphs[2];
     moe_bound *bound[2]; /* [count] */
     size_t rows;         /* the larger capacity */
-    size_t experts;      /* of all layers       */
-    /* If not all fit, some are in bays, which the cache assigns, and the others are fetched from the mapped file when
-     * a layer needs them. A bay may have any expert of any layer, so one cache serves all graphs and memory is not
-     * fragmented; experts of one model hardly differ in size. All of it is allocated when graphs are bound. */
-    moe_cache cache; /* bays 0: all are on the device */
+    size_t experts;      /* in all layers */
+    /* If not all experts fit, the cache assigns bays, and missing experts are fetched from the mapped file when a layer
+     * needs them. A bay can hold any expert of any layer, so one cache serves all graphs without fragmentation; the
+     * experts of a model hardly differ in size. All bays are allocated when graphs are bound. */
+    moe_cache cache; /* bays 0 if all experts are on the device */
     struct {
         char *slabs; /* [bays, bay_bytes] on the device */
         size_t bay_bytes;
-        size_t bytes; /* of host memory: of the cache, and behind it of the run of a layer, with as many experts: */
-        int *order, *place, *first; /* experts with pairs in the order of work, their bays, [+ 1] first pairs */
+        size_t bytes; /* bytes of host memory for the cache and, after it, for a run of a layer with up to this many
+                         experts: */
+        int *order, *place, *first; /* experts with pairs in processing order, their bays, [+ 1] first pairs */
         int4 *tiles;                /* pinned: experts of a run */
-        int *plan;                  /* behind them: [2, experts of a layer] first pairs, bays */
+        int *plan;                  /* after them: [2, experts of a layer] first pairs, bays */
     } fetching;
     cudaGraphExec_t steps[MOE_BUCKETS];
     int no_graphs;
-    /* a frame: pinned on the host, one block to upload and one to download */
-    int32_t *up_host, *up; /* moe_step_rows but for the chain */
+    /* A frame: pinned on the host, one block to upload and one to download. */
+    int32_t *up_host, *up; /* moe_step_rows except the chain */
     int32_t *chain_host;   /* only if the device does not search */
     char *down_host, *down;
     size_t down_bytes;
-    float *top_logprobs, *want_logprob; /* in `down`; behind them: */
+    float *top_logprobs, *want_logprob; /* in `down`, followed by: */
     int32_t *top_ids;
-    float *attention;            /* [rows, max_source], stays on the device */
-    float *inputs_host, *inputs; /* [rows, input_cols] of a graph that begins with numbers */
+    float *attention;            /* [rows, max_source], never downloaded */
+    float *inputs_host, *inputs; /* [rows, input_cols] of a graph with numeric inputs */
     size_t input_cols;
-    /* the search, and sentences that begin with the next step: pinned on the host */
+    /* The search, and sentences that start with the next step: pinned on the host. */
     moe_searching searching;
     struct {
         void *pinned;
         moe_begun *begun_host, *begun;   /* [slots] */
-        int32_t *targets_host, *targets; /* of each slot as many as there can be: see moe_begun */
+        int32_t *targets_host, *targets; /* maximum size for every slot: see moe_begun */
         int32_t *results_host;
-        size_t n, n_targets; /* begun, tokens of their targets */
-        size_t live, ahead;  /* hypotheses of the next step, and given tokens after them: as many rows as fit */
+        size_t n, n_targets; /* sentences to start; length of targets */
+        size_t live, ahead;  /* hypotheses of the next step; given tokens after them that fit */
         size_t words;        /* capacity for results */
-        int fresh;           /* slots are to be emptied first */
+        int fresh;           /* 1 if the slots must be cleared first */
     } sentences;
-    int *live;        /* on the device: rows of the frame, followed by fillers */
-    size_t live_rows; /* what it says */
-    /* scratch, all for the largest need of any node */
+    int *live;        /* on the device: number of rows of the frame; the others are fillers */
+    size_t live_rows; /* its current value */
+    /* Scratch, each sized for the node with the largest need. */
     int32_t *sums;
     size_t n_sums;
     struct {
@@ -236,26 +236,28 @@ struct moe_device : moe_step_rows {
         int8_t *r_codes, *h_codes;
     } lstm;
     struct moe_mixing : moe_routes {
-        int8_t *inputs, *codes; /* [pairs] code rows of the inputs, of the hidden units  */
+        int8_t *inputs, *codes; /* [pairs] rows of codes of the inputs, of the hidden units */
         float *input_scales, *code_scales;
         float *units, *out; /* [pairs, hidden], [pairs, D]                           */
-        int *host;          /* pinned: first, or the number of experts of a row      */
+        int *host;          /* pinned: `first`, or the number of experts of each row */
     } moe;
     moe_chunks output;
 };
 
 static size_t moe_longest(const moe_graph *g) { return moe_max(g->max_source, g->max_target); }
-static_assert(MOE_TYPE_COUNT == 7, "a new number format: moe_quantised, moe_weight, moe_lift_matrix, moe_data_bytes");
+static_assert(MOE_TYPE_COUNT == 7,
+              "add a new number format to moe_quantised, moe_weight, moe_lift_matrix, moe_data_bytes");
 static int moe_quantised(moe_type type) { return type >= MOE_TYPE_Q8; }
 
-/* What to do about a CUDA error. */
+/* Return advice on a CUDA error. */
 static const char *moe_advice(cudaError_t code) {
     switch (code) {
-    case cudaErrorNoDevice: return "is a GPU visible here (nvidia-smi, CUDA_VISIBLE_DEVICES)? --device cpu needs none";
+    case cudaErrorNoDevice:
+        return "check that a GPU is visible (nvidia-smi, CUDA_VISIBLE_DEVICES), or use --device cpu";
     case cudaErrorInsufficientDriver: return "install or update the NVIDIA driver, or use --device cpu";
-    case cudaErrorMemoryAllocation: return "take a smaller batch, beam or model, or --device cpu";
-    case cudaErrorNoKernelImageForDevice: return "this build has no code for this GPU: build with CUDA_ARCH set to it";
-    default: return "look at nvidia-smi and the system's log; a new process may work, --device cpu does";
+    case cudaErrorMemoryAllocation: return "use a smaller batch, beam or model, or --device cpu";
+    case cudaErrorNoKernelImageForDevice: return "this build has no code for this GPU: set CUDA_ARCH and rebuild";
+    default: return "see nvidia-smi and the system log; try a new process, or use --device cpu";
     }
 }
 
@@ -266,7 +268,7 @@ static moe_status moe_code(cudaError_t code) {
                : MOE_ERROR_DEVICE;
 }
 
-/* 1: no failure so far, this call included. */
+/* Record a failure. Returns 1 if there has been none so far, including this call. */
 static int moe_check(moe_device *d, cudaError_t code, const char *what) {
     if (d->status == MOE_OK && code != cudaSuccess)
         d->status = moe_fail(&d->error, moe_code(code), what, "cuda:%d: %s: %s; %s", d->index, what,
@@ -283,12 +285,12 @@ static int moe_check_blas(moe_device *d, cublasStatus_t code, const char *what) 
     return d->status == MOE_OK;
 }
 
-/* a * b, or a failure and 0. A few results can be added without overflow. */
+/* Return a * b; 0 and a failure if that is too large. A few results can be added without overflow. */
 static size_t moe_times(moe_device *d, size_t a, size_t b) {
     if (!b || a <= SIZE_MAX / 32 / b) return a * b;
     if (d->status == MOE_OK)
         d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, "device",
-                             "these parameters ask for more memory than can be addressed");
+                             "these parameters need more memory than can be addressed");
     return 0;
 }
 
@@ -298,39 +300,39 @@ static int moe_send(moe_device *d, void *to, const void *from, size_t bytes) {
     return MOE_CUDA_TRY(d, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, d->stream));
 }
 
-/* Read from the device at once. */
+/* Download synchronously. */
 static int moe_receive(moe_device *d, void *to, const void *from, size_t bytes) {
     MOE_CUDA_TRY(d, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, d->stream));
     return MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
 }
 
-/* The first failure. */
+/* Report the first failure, if any. */
 static moe_status moe_outcome(const moe_device *d, moe_error *error) {
     if (d->status != MOE_OK && error) *error = d->error;
     return d->status;
 }
 
-/* Host memory of the session's allocator; NULL after a failure, except of the budget: needed memory is still counted
- * then. */
+/* Allocate zeroed host memory with the session's allocator. Returns NULL after a failure, but not after exceeding the
+ * budget, when needed memory is still counted. */
 static void *moe_host(moe_device *d, size_t bytes, const char *what) {
     void *memory =
         d->status == MOE_OK || d->lacking ? d->allocator.allocate(d->allocator.user, bytes ? bytes : 1) : NULL;
     if (memory) memset(memory, 0, bytes);
-    else if (d->status == MOE_OK) d->status = moe_fail(&d->error, MOE_ERROR_MEMORY, what, "no memory for %s", what);
+    else if (d->status == MOE_OK) d->status = moe_fail(&d->error, MOE_ERROR_MEMORY, what, "out of memory for %s", what);
     return memory;
 }
 
-/* Fail: there is less memory than needed; `all`, if not 0: the memory that is needed for all experts. */
+/* Fail because memory is too small; `all`, if not 0, is the memory needed for all experts. */
 static void moe_lack(moe_device *d, size_t least, size_t all, size_t limit, const char *what) {
     char rest[64] = "";
     if (all) snprintf(rest, sizeof rest, " (%zu MB to hold all experts)", (all >> 20) + 1);
     d->status =
-        moe_fail(&d->error, MOE_ERROR_MEMORY, what, "cuda:%d: %zu MB are needed at least%s, %zu MB are %s%s", d->index,
+        moe_fail(&d->error, MOE_ERROR_MEMORY, what, "cuda:%d: needs at least %zu MB%s, but %zu MB are %s%s", d->index,
                  (least >> 20) + 1, rest, limit >> 20, limit == d->budget ? "allowed; allow more, or " : "free; ",
                  moe_advice(cudaErrorMemoryAllocation));
 }
 
-/* count * size bytes of device memory; NULL after a failure. */
+/* Allocate count * size bytes of device memory; returns NULL after a failure. */
 static void *moe_acquire(moe_device *d, size_t count, size_t size, const char *what) {
     size_t bytes, available = 0, total = 0;
     void *memory = NULL;
@@ -338,15 +340,14 @@ static void *moe_acquire(moe_device *d, size_t count, size_t size, const char *w
     if (count > SIZE_MAX / 2 / size) {
         if (d->status == MOE_OK)
             d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what,
-                                 "these parameters ask for more memory than can be addressed");
+                                 "these parameters need more memory than can be addressed");
         return NULL;
     }
     bytes = count > 0 ? count * size : 1;
     d->wanted += bytes < SIZE_MAX - d->wanted ? bytes : SIZE_MAX - d->wanted;
     if (d->status != MOE_OK) return NULL;
     if (d->n_blocks == d->block_capacity) {
-        d->status =
-            moe_fail(&d->error, MOE_ERROR_ARGUMENT, what, "the model has too many tensors for the device's list");
+        d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what, "the model has too many tensors for this device");
         return NULL;
     }
     if (d->budget && bytes > d->budget - d->used) {
@@ -356,11 +357,11 @@ static void *moe_acquire(moe_device *d, size_t count, size_t size, const char *w
     }
     code = cudaMalloc(&memory, bytes);
     if (code != cudaSuccess) {
-        cudaGetLastError(); /* it is reported here */
+        cudaGetLastError(); /* clear the error, which is reported here */
         cudaMemGetInfo(&available, &total);
         d->status =
             moe_fail(&d->error, moe_code(code), what,
-                     "cuda:%d: %s: %zu MB more are needed for %s, %zu of %zu MB are free; %s", d->index,
+                     "cuda:%d: %s: %zu MB more needed for %s; %zu of %zu MB are free; %s", d->index,
                      cudaGetErrorString(code), (bytes >> 20) + 1, what, available >> 20, total >> 20, moe_advice(code));
         return NULL;
     }
@@ -369,7 +370,7 @@ static void *moe_acquire(moe_device *d, size_t count, size_t size, const char *w
     return memory;
 }
 
-/* Return memory that is not used any more. */
+/* Release device memory. */
 static void moe_give(moe_device *d, void *memory, size_t bytes) {
     size_t i = d->n_blocks;
     while (d->blocks[--i] != memory) {}
@@ -384,12 +385,12 @@ static void moe_announce(moe_device *d) {
     char message[128];
     if (!d->log || d->uploaded - d->announced < (size_t)1 << 30) return;
     d->announced = d->uploaded;
-    snprintf(message, sizeof message, "%zu MB of weights are on cuda:%d", d->uploaded >> 20, d->index);
+    snprintf(message, sizeof message, "uploaded %zu MB of weights to cuda:%d", d->uploaded >> 20, d->index);
     d->log(d->log_user, message);
 }
 
-/* Copy up to MOE_STAGE_BYTES into a pinned buffer and start the upload: to `to`, or to a staging place, which is
- * returned. */
+/* Copy up to MOE_STAGE_BYTES to a pinned buffer and start the upload to `to` or, if that is NULL, to a staging buffer,
+ * which is returned. */
 static char *moe_lift(moe_device *d, const void *from, size_t bytes, void *to) {
     const int i = d->next_stage;
     if (!MOE_CUDA_TRY(d, cudaEventSynchronize(d->landed[i]))) return NULL;
@@ -414,9 +415,9 @@ static void *moe_upload(moe_device *d, const void *from, size_t bytes, const cha
     return to;
 }
 
-/* ---- Slots of experts ---- */
+/* ---- Bays of experts ---- */
 
-/* Bays of `bay_bytes`, as many as fit; layers of up to `most` experts run up to `tiles` tiles. */
+/* Allocate as many bays of `bay_bytes` as fit; layers of up to `most` experts run up to `tiles` tiles. */
 static void moe_take_bays(moe_device *d, size_t bay_bytes, size_t room, size_t most, size_t tiles) {
     const size_t bays = moe_min(room / bay_bytes, d->experts);
     const size_t bytes = moe_cache_bytes(d->experts, bays); /* no overflow: all these bytes exist in a file */
@@ -436,13 +437,13 @@ static void moe_take_bays(moe_device *d, size_t bay_bytes, size_t room, size_t m
 }
 
 /* ==== 2. Kernels ==============================================================================================
- * Owns the arithmetic. Invariant: a kernel writes the outputs of a row from that row's inputs only, and gives the bits
- * of the portable kernel of moe.c that its comment names. */
+ * The arithmetic. Invariant: a kernel computes the outputs of a row only from that row's inputs, and returns the same
+ * bits as the portable kernel of moe.c named in its comment. */
 
 enum {
-    MOE_BLOCK = 128,    /* threads of a block, unless a kernel differs */
-    MOE_OFFSETS = 1024, /* experts of a block that counts their pairs */
-    MOE_TILE = 8        /* most rows of a tile of a product */
+    MOE_BLOCK = 128,    /* threads per block unless a kernel differs */
+    MOE_OFFSETS = 1024, /* experts per block when counting pairs */
+    MOE_TILE = 8        /* maximum rows of a product's tile */
 };
 
 MOE_DEVICE float moe_mul(float a, float b) { return __fmul_rn(a, b); }
@@ -451,18 +452,17 @@ MOE_DEVICE float moe_sub(float a, float b) { return __fsub_rn(a, b); }
 MOE_DEVICE float moe_div(float a, float b) { return __fdiv_rn(a, b); }
 MOE_DEVICE float moe_infinity(void) { return __uint_as_float(0x7f800000u); }
 
-/* Number `at` of a float matrix. */
+/* Return number `at` of a float matrix. */
 MOE_DEVICE float moe_weight(const void *w, moe_type type, size_t at) {
     if (type == MOE_TYPE_F32) return ((const float *)w)[at];
     if (type == MOE_TYPE_F16) return moe_f16_to_f32(((const uint16_t *)w)[at]);
     return __uint_as_float((uint32_t)((const uint16_t *)w)[at] << 16);
 }
 
-/* ---- Joint work of all threads of a block of MOE_BLOCK; all of them call, all get the result ---- */
+/* ---- Collective work of all threads of a block of MOE_BLOCK; all call it, all get the result ---- */
 
-/* The best value, then the lowest index; -infinity with INT_MAX stands for none. Two barriers are enough: no thread
- * writes `all` again before all threads have passed the second one, nor `few` before all have reached the next first
- * one. */
+/* Find the best value, ties by lower index; -infinity with INT_MAX means none. Two barriers suffice: no thread writes
+ * `all` again before all have passed the second one, nor `few` before all have reached the next first one. */
 MOE_DEVICE void moe_block_best(float *value, int *index) {
     __shared__ float all[MOE_BLOCK], few[16];
     __shared__ int all_index[MOE_BLOCK], few_index[16];
@@ -487,7 +487,7 @@ MOE_DEVICE void moe_block_best(float *value, int *index) {
     *index = at;
 }
 
-/* The maximum, of which NaN is never one; +0 of both zeros: moe_max_portable. */
+/* Return the maximum, ignoring NaN; +0 for both zeros: moe_max_portable. */
 MOE_DEVICE float moe_block_max(const float *x, int n) {
     float best = -moe_infinity();
     int unused = 0;
@@ -496,7 +496,7 @@ MOE_DEVICE float moe_block_max(const float *x, int n) {
     return moe_add(best, 0.0f);
 }
 
-/* The sum of x[n] in lane order; x was written before a barrier. */
+/* Sum x[n] in lane order; x was written before a barrier. */
 MOE_DEVICE float moe_block_sum(const float *x, int n) {
     __shared__ float lanes[MOE_LANES];
     const int t = (int)threadIdx.x;
@@ -522,7 +522,7 @@ MOE_DEVICE void moe_block_softmax(const float *x, int n, float *p) {
     __syncthreads();
 }
 
-/* The sum over the threads before this one, and *total. */
+/* Return the sum over the preceding threads, and the *total. */
 MOE_DEVICE int moe_block_before(int mine, int *total) {
     __shared__ int counts[MOE_BLOCK];
     const int t = (int)threadIdx.x;
@@ -538,7 +538,7 @@ MOE_DEVICE int moe_block_before(int mine, int *total) {
     return before;
 }
 
-/* The first of n things of the thread t: each thread has as many, up to those of the next one. */
+/* Return the first of n items of thread t; items are split evenly. */
 MOE_DEVICE int moe_share(int n, int t) {
     const int at = t * ((n + MOE_BLOCK - 1) / MOE_BLOCK);
     return at < n ? at : n;
@@ -546,7 +546,7 @@ MOE_DEVICE int moe_share(int n, int t) {
 
 /* ---- Weights ---- */
 
-/* An expert's weights, their scales. */
+/* Return an expert's weights, scales, parts. */
 MOE_DEVICE const char *moe_expert_data(const moe_weights *w, int expert) {
     return (const char *)w->data + (size_t)expert * w->step;
 }
@@ -558,7 +558,7 @@ MOE_DEVICE const float *moe_expert_parts(const moe_weights *w, int expert) {
     return moe_expert_scales(w, expert) + w->rows_padded;
 }
 
-/* Units of four codes from Q8's interleave [n/16][k/4][16][4] to rows. */
+/* Reorder units of four codes from the Q8 layout [n/16][k/4][16][4] to rows. */
 __global__ void moe_k_unpack_q8(const uint32_t *from, size_t first_unit, size_t units, size_t cols_padded, int8_t *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, unit = first_unit + i, groups = cols_padded / 4;
     if (i < units) {
@@ -567,7 +567,8 @@ __global__ void moe_k_unpack_q8(const uint32_t *from, size_t first_unit, size_t 
     }
 }
 
-/* Bytes of two codes from Q4's [n/16][k/8][16][4], times subs; `sides` lie beside 64 columns: of Q4M middles too. */
+/* Expand bytes of two codes from the Q4 layout [n/16][k/8][16][4], using the `sides` per 64 columns: subs and, for Q4M,
+ * mids. */
 __global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t bytes, size_t cols_padded,
                                 const int8_t *subs, size_t sides, int8_t *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = first_byte + i, units = cols_padded / 8;
@@ -581,7 +582,7 @@ __global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t b
     }
 }
 
-/* Parts [rows, cols_padded / 64]: the last two of so many sides. */
+/* Convert parts to floats [rows, cols_padded / 64]; they are the last two of `sides` sides. */
 __global__ void moe_k_unpack_parts(const int8_t *from, size_t sides, size_t n, size_t cols_padded, float *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, units = cols_padded / 64;
     if (i < n) {
@@ -597,7 +598,7 @@ __global__ void moe_k_set(int *to, int value) {
     if (threadIdx.x == 0) *to = value;
 }
 
-/* `rows` [position, columns] is added, if it is not NULL. */
+/* Embed ids, adding `rows` [position, columns] unless it is NULL. */
 __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor, const float *rows,
                             const int32_t *positions, float *y, size_t y_stride) {
     const size_t row = blockIdx.x, id = (size_t)ids[row];
@@ -614,17 +615,17 @@ __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor,
     }
 }
 
-/* Where the scales of a row's blocks of 64 codes are, from its codes on: moe_scales_at. */
+/* Return the offset of the scales of a row's blocks of 64 codes: moe_scales_at. */
 MOE_DEVICE size_t moe_scales_at(size_t cols_padded) { return cols_padded / 16 * 17; }
 
-/* moe_quantise_portable, moe_quantise_blocks, without the sums: of `span` columns, 64 if `scales` is NULL. `count` on
- * the device, if it is not NULL, is the number of rows. */
+/* moe_quantise_portable, moe_quantise_blocks without the sums: `span` columns at a time, 64 if `scales` is NULL.
+ * `count` on the device, unless NULL, is the number of rows. */
 __global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int padded, int span, int8_t *q,
                                size_t q_stride, float *scales, const int *count) {
     const size_t parts = (size_t)(padded / span), row = blockIdx.x / parts, part = blockIdx.x % parts;
     float largest = 0.0f, broken = 0.0f, inverse;
     int unused = 0;
-    if (count && (int)row >= *count) return; /* the whole block */
+    if (count && (int)row >= *count) return; /* uniform in the block */
     x += row * x_stride + part * (size_t)span;
     q += row * q_stride;
     scales = scales ? scales + row : (float *)(void *)(q + moe_scales_at((size_t)padded)) + part;
@@ -666,7 +667,7 @@ __global__ void moe_k_concat(const float *a, size_t a_stride, int a_cols, const 
         y[row * y_stride + c] = c < n ? a[row * a_stride + c] : b[row * b_stride + c - n];
 }
 
-/* moe_compute_ssru_row: a block per row, which computes the rows that go on from it. */
+/* moe_compute_ssru_row: a block per row, which also computes the rows that continue from it. */
 __global__ void moe_k_ssru(const float *u, size_t u_stride, const float *f, size_t f_stride, const float *before,
                            size_t before_stride, const int32_t *parents, int cols, float *y, size_t y_stride) {
     if (parents[blockIdx.x] == MOE_ROW_ABOVE) return;
@@ -758,14 +759,14 @@ __global__ void moe_k_turn(moe_turn_op o, const float *query_norm, const float *
         for (size_t i = threadIdx.x; i < o.width && x != y; i += MOE_BLOCK) y[i] = x[i];
 }
 
-/* moe_gate_units: a block per row of the first *count. */
+/* moe_gate_units: one block per row, *count rows. */
 __global__ void moe_k_gate_units(float *x, size_t stride, int n, const int *count) {
     if (count && (int)blockIdx.x >= *count) return;
     x += blockIdx.x * stride;
     for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK) x[i] = moe_mul(moe_unaryf(MOE_UNARY_SWISH, x[i]), x[n + i]);
 }
 
-/* Row r of y = row from[r] of x, zeros for -1; from NULL: row r. */
+/* Row r of y = row from[r] of x, zeros for -1; row r if from is NULL. */
 __global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *from, int cols, float *y,
                              size_t y_stride) {
     const size_t row = blockIdx.x;
@@ -774,7 +775,7 @@ __global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *fro
         y[row * y_stride + c] = parent < 0 ? 0.0f : x[(size_t)parent * x_stride + c];
 }
 
-/* Row to[r] of y = row from[r] of x; NULL: row r; to[r] < 0: not copied. */
+/* Row to[r] of y = row from[r] of x; row r if NULL; not copied if to[r] < 0. */
 __global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *from, const int32_t *to, int cols,
                               float *y, size_t y_stride) {
     const size_t row = blockIdx.x, source = from ? (size_t)from[row] : row, at = to ? (size_t)to[row] : row;
@@ -782,7 +783,7 @@ __global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *fr
         y[at * y_stride + c] = x[source * x_stride + c];
 }
 
-/* Row to[r] of kept rows = row r of x, a group in a thread; to[r] < 0: it is not kept. */
+/* Store row r of x as carried row to[r], one group per thread; skipped if to[r] < 0. */
 __global__ void moe_k_keep(const float *x, size_t x_stride, const int32_t *to, moe_keep keep, char *y) {
     const size_t row = blockIdx.x;
     for (size_t group = threadIdx.x; group < keep.cols / keep.group && to[row] >= 0; group += MOE_BLOCK)
@@ -806,25 +807,25 @@ __global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_
 
 /* ---- Products ---- */
 
-/* y[r][j] = [relu](dot(x[r], w[j]) + addend). Either plain: tiles of MOE_TILE rows; or of experts: *n_tiles tiles have
- * expert (or its bay), first pair and pairs, a pair's input is row x_rows[pair] and its output row `pair`. */
+/* y[r][j] = [relu](dot(x[r], w[j]) + addend). Plain: tiles of MOE_TILE rows. Experts: *n_tiles tiles consist of expert
+ * (or its bay), first pair and number of pairs; the input of a pair is row x_rows[pair] and its output row `pair`. */
 typedef struct moe_products {
     moe_weights w;
     const void *x;               /* codes or floats */
     size_t x_stride;             /* bytes or floats */
-    const float *x_scales;       /* NULL: every 64 codes of a row have their own */
+    const float *x_scales;       /* NULL if every 64 codes of a row have their own */
     int rows;                    /* plain */
-    const int *x_rows, *n_tiles; /* experts; x_rows may be NULL: row `pair` */
+    const int *x_rows, *n_tiles; /* experts; x_rows may be NULL: input row `pair` */
     const int4 *tiles;
-    int tiles_at_most;       /* n_tiles NULL: exactly this number */
-    const float *bias, *add; /* bias: of the first expert, the others follow like their weights */
+    int tiles_at_most;       /* exact if n_tiles is NULL */
+    const float *bias, *add; /* bias: of the first expert; the others follow like their weights */
     size_t add_stride;
     int relu;
     float *y;
     size_t y_stride;
 } moe_products;
 
-/* The tile of a block: x expert, y first row or pair, z rows; z 0: none. */
+/* Return the tile of a block: x expert, y first row or pair, z rows; z is 0 if there is none. */
 MOE_DEVICE int4 moe_tile_of(const moe_products *p) {
     const int tile = (int)(blockIdx.x % (unsigned)p->tiles_at_most);
     const int row = tile * MOE_TILE;
@@ -846,7 +847,7 @@ MOE_DEVICE void moe_finish(const moe_products *p, int expert, size_t row, size_t
 
 enum { MOE_WARPS = MOE_BLOCK / 32, MOE_WARP_OUTPUTS = 4 };
 
-/* The rows of codes of a tile; the last one stands for those that are missing. */
+/* Find the rows of codes of a tile; the last one replaces missing ones. */
 MOE_DEVICE void moe_tile_rows(const moe_products *p, int4 tile, const int8_t *x[MOE_TILE]) {
     MOE_UNROLL
     for (int r = 0; r < MOE_TILE; r++) {
@@ -855,7 +856,7 @@ MOE_DEVICE void moe_tile_rows(const moe_products *p, int4 tile, const int8_t *x[
     }
 }
 
-/* Products of 16 columns from k on. */
+/* Add the products of 16 columns from k on. */
 MOE_DEVICE void moe_multiply_codes(const moe_products *p, const int8_t *w, const int8_t *const x[MOE_TILE], size_t k,
                                    int acc[MOE_TILE][MOE_WARP_OUTPUTS]) {
     int4 v[MOE_WARP_OUTPUTS];
@@ -870,10 +871,9 @@ MOE_DEVICE void moe_multiply_codes(const moe_products *p, const int8_t *w, const
     }
 }
 
-/* Codes. A warp computes 4 outputs for the rows of a tile, each of its threads every 32nd 16 bytes of the columns; then
- * thread t adds up the sums of result t: at the end or, where sums are by block, after each 512 columns, in the order
- * of the blocks. Blocks of the same outputs are neighbours, so that their weights are read from memory once.
- */
+/* Codes. A warp computes 4 outputs for the rows of a tile; each of its threads takes every 32nd 16 bytes of the
+ * columns. Then thread t adds up the sums of result t: at the end or, for sums by block, after each 512 columns, in the
+ * order of the blocks. Blocks of the same outputs are adjacent, so that their weights are read from memory once. */
 __global__ void moe_k_products(moe_products p) {
     enum { OUTPUTS = MOE_WARP_OUTPUTS, SPAN = 512, THREADS = 64 / 16 };
     __shared__ int sums[MOE_WARPS][32][MOE_TILE * OUTPUTS + 1];
@@ -921,7 +921,7 @@ __global__ void moe_k_products(moe_products p) {
                             : moe_mul((float)sum, moe_mul(p.x_scales[x_row], moe_expert_scales(&p.w, tile.x)[j])));
 }
 
-/* Floats: a block computes 32 outputs for the rows of a tile, 64 columns at a time; a thread one output and two
+/* Floats: a block computes 32 outputs for the rows of a tile, 64 columns at a time; a thread, one output of two
  * rows. */
 __global__ void moe_k_float_products(moe_products p) {
     enum { OUTPUTS = 32, COLUMNS = 64, ROWS = MOE_TILE / 4 };
@@ -931,7 +931,7 @@ __global__ void moe_k_float_products(moe_products p) {
     const int first = (int)(blockIdx.x / (unsigned)p.tiles_at_most) * OUTPUTS;
     const void *weights = moe_expert_data(&p.w, tile.x);
     float lanes[ROWS][MOE_LANES];
-    if (tile.z == 0) return; /* the whole block */
+    if (tile.z == 0) return; /* uniform in the block */
     MOE_UNROLL
     for (int r = 0; r < ROWS; r++) MOE_UNROLL
     for (int l = 0; l < MOE_LANES; l++) lanes[r][l] = 0.0f;
@@ -962,8 +962,8 @@ __global__ void moe_k_float_products(moe_products p) {
                        moe_join_lanes(lanes[r]));
 }
 
-/* Integer sums from cuBLAS to outputs; sums [rows, w.rows_padded] begin at row (or pair) `row0`, experts[pair] or NULL.
- */
+/* Convert integer sums of cuBLAS to outputs; sums [rows, w.rows_padded] start at row (or pair) `row0`; experts[pair] or
+ * NULL. */
 __global__ void moe_k_finish(moe_products p, const int32_t *sums, int row0, const int *experts) {
     const size_t at = blockIdx.x, row = at + (size_t)row0;
     const int expert = experts ? experts[row] : 0;
@@ -981,8 +981,8 @@ typedef struct moe_attending : moe_step_rows {
     size_t query_stride;
     int size, width;
     int product, start_zero;
-    int begins;          /* parents from here on, and below 0: the sentence begins */
-    const float *before; /* contexts of rows that do not begin, or NULL */
+    int begins;          /* parents < 0 or >= this: the sentence starts */
+    const float *before; /* contexts of other rows, or NULL */
     size_t before_stride;
     float *scores; /* [rows, max_source] */
     size_t max_source;
@@ -990,7 +990,7 @@ typedef struct moe_attending : moe_step_rows {
     size_t y_stride;
 } moe_attending;
 
-/* moe_compute_attention_row: 16 threads, the lanes, per position; then the softmax; then a thread per column. */
+/* moe_compute_attention_row: 16 threads, the lanes, per position; softmax; then a thread per column. */
 __global__ void moe_k_attention(moe_attending a) {
     __shared__ float lanes[MOE_BLOCK / MOE_LANES][MOE_LANES];
     const size_t row = blockIdx.x, size = (size_t)a.size, width = (size_t)a.width;
@@ -998,7 +998,7 @@ __global__ void moe_k_attention(moe_attending a) {
     const float *query = a.query + row * a.query_stride, *keys = a.keys + (size_t)a.segment[row] * size;
     const float *values = a.values + (size_t)a.segment[row] * width;
     float *scores = a.scores + row * a.max_source;
-    const int begins = a.parents[row] < 0 || a.parents[row] >= a.begins; /* equal in the whole block */
+    const int begins = a.parents[row] < 0 || a.parents[row] >= a.begins; /* uniform in the block */
     if (a.before && !begins) {
         for (size_t c = (size_t)t; c < width; c += MOE_BLOCK)
             a.y[row * a.y_stride + c] = a.before[row * a.before_stride + c];
@@ -1029,19 +1029,19 @@ __global__ void moe_k_attention(moe_attending a) {
     }
 }
 
-/* Rows of keys and values: of a sentence packed by time step, of a hypothesis' tokens, or of a source. */
+/* Rows of keys and values of a sentence packed by time step, of a hypothesis's tokens, or of a source. */
 typedef struct moe_heads_args {
     const float *query;
-    const char *rows; /* keys, `cols` numbers further values */
+    const char *rows; /* keys, followed by values after `cols` numbers */
     moe_keep keep;
-    size_t query_stride, stride; /* of rows: in bytes */
+    size_t query_stride, stride; /* stride of rows in bytes */
     int heads, share, width, cols;
     float scale;
     const int32_t *positions, *segment, *length;
-    const int32_t *first; /* row first[p] + i is sentence i's at position p; or NULL: */
-    const int32_t *chain; /* [rows, chain_stride], or NULL: rows segment, segment + 1, ... */
+    const int32_t *first; /* row first[p] + i is position p of sentence i; or NULL, then: */
+    const int32_t *chain; /* [rows, chain_stride]; or NULL: rows segment, segment + 1, ... */
     size_t chain_stride;
-    const int *live; /* rows from here on are fillers without attention */
+    const int *live; /* later rows are fillers without attention */
     int row0;
     float *scores; /* [current rows, heads, longest] */
     size_t longest;
@@ -1061,8 +1061,8 @@ MOE_DEVICE const void *moe_heads_row(const moe_heads_args *a, size_t row, int n)
     return a->rows + at * a->stride;
 }
 
-/* moe_compute_heads_row: a block per head of a row. 16 threads, the lanes, per position; then the softmax; then a
- * thread per column. */
+/* moe_compute_heads_row: a block per head of a row. 16 threads, the lanes, per position; softmax; then a thread per
+ * column. */
 __global__ void moe_k_heads(moe_heads_args a) {
     enum { AT_ONCE = 32, GROUPS = MOE_BLOCK / MOE_LANES };
     __shared__ float lanes[AT_ONCE][MOE_LANES + 1];
@@ -1093,7 +1093,7 @@ __global__ void moe_k_heads(moe_heads_args a) {
     }
 }
 
-/* moe_mean_of_heads: a block per row, from the scores that moe_k_heads left. */
+/* moe_mean_of_heads: a block per row, using the scores left by moe_k_heads. */
 __global__ void moe_k_mean_of_heads(moe_heads_args a, uint64_t shown, float *mean, size_t mean_stride) {
     const size_t row = blockIdx.x + (size_t)a.row0;
     const float *scores = a.scores + (size_t)blockIdx.x * (size_t)a.heads * a.longest;
@@ -1111,23 +1111,22 @@ __global__ void moe_k_mean_of_heads(moe_heads_args a, uint64_t shown, float *mea
 /* ---- Gates and experts ---- */
 
 typedef struct moe_gate_args {
-    const float *logits; /* row i: of all experts for row i, or of the groups that row row0 + i selected, one after the
-                          * other */
+    const float *logits; /* row i: of all experts for row i; or, concatenated, of the groups selected by row row0 + i */
     size_t stride, row0;
     int level, k;
     moe_gate gate;
     int empty_zero;
     moe_gate_weights weights;
     const float *choice;            /* [level] or NULL */
-    float *ranks;                   /* [current rows, level] scratch, NULL with MOE_WEIGHTS_CHOSEN */
+    float *ranks;                   /* [current rows, level] scratch; NULL for MOE_WEIGHTS_CHOSEN */
     const float *threshold;         /* [experts] */
-    moe_selections chosen, parents; /* parents.words NULL: one level */
-    const int *live;                /* rows from here on are fillers, which select no experts */
-    float *p;                       /* [rows, experts] zeros at first, then the probabilities; NULL: not needed */
+    moe_selections chosen, parents; /* parents.words NULL without groups */
+    const int *live;                /* later rows are fillers, which select no experts */
+    float *p;                       /* [rows, experts] zeroed, receives the probabilities; NULL if not needed */
     size_t experts;
 } moe_gate_args;
 
-/* Logits of the groups that rows selected. */
+/* Logits of the groups that rows have selected. */
 typedef struct moe_group_products {
     moe_weights w; /* F32 */
     const float *bias;
@@ -1139,7 +1138,7 @@ typedef struct moe_group_products {
     float *y; /* [current rows, parents.capacity, level] */
 } moe_group_products;
 
-enum { MOE_GROUP_TILE = 64 }; /* logits of a block */
+enum { MOE_GROUP_TILE = 64 }; /* logits per block */
 
 /* moe_gate_product: 16 threads, the lanes, per logit. */
 __global__ void moe_k_group_products(moe_group_products a) {
@@ -1152,7 +1151,7 @@ __global__ void moe_k_group_products(moe_group_products a) {
     const int begin = (int)tile * MOE_GROUP_TILE,
               end = begin + MOE_GROUP_TILE < a.level ? begin + MOE_GROUP_TILE : a.level;
     const float *x = a.x + row * a.x_stride;
-    if (slot >= *groups.count) return; /* the whole block */
+    if (slot >= *groups.count) return; /* uniform in the block */
     for (int first = begin; first < end; first += AT_ONCE) {
         const int j = first + group;
         const size_t expert = (size_t)groups.experts[slot] * (size_t)a.level + (size_t)j;
@@ -1169,8 +1168,8 @@ __global__ void moe_k_group_products(moe_group_products a) {
     }
 }
 
-/* Element i is selected if x[i] > threshold[i]; without thresholds, if i <= sure, or x[i] > bound, or x[i] == bound and
- * i <= last. */
+/* Element i is selected if x[i] > threshold[i]; without thresholds if i <= sure, x[i] > bound, or x[i] == bound and i
+ * <= last. */
 typedef struct moe_choice {
     const float *x, *threshold;
     float bound;
@@ -1182,17 +1181,17 @@ MOE_DEVICE int moe_is_chosen(const moe_choice *c, int i) {
     return i <= c->sure || c->x[i] > c->bound || (c->x[i] == c->bound && i <= c->last);
 }
 
-/* The k best of x[n], ties by lower index. As in moe_select_topk a NaN among the first k is selected, and so are the
- * elements before it; any other NaN is never selected. */
+/* Choose the k best of x[n], ties by lower index. As in moe_select_topk, a NaN among the first k is selected with all
+ * elements before it; other NaNs are never selected. */
 MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
     float none = 0.0f;
-    int behind = INT_MAX; /* the last NaN, from k backwards */
+    int behind = INT_MAX; /* the last NaN among the first k */
     moe_choice c = { x, NULL, moe_infinity(), -1, -1 };
     for (int i = (int)threadIdx.x; i < k; i += MOE_BLOCK)
         if (!(x[i] == x[i])) behind = k - i;
     moe_block_best(&none, &behind);
     if (behind != INT_MAX) c.sure = k - behind;
-    for (int found = c.sure + 1; found < k; found++) { /* the best one after the last one */
+    for (int found = c.sure + 1; found < k; found++) { /* the next best one */
         float best = -moe_infinity();
         int index = INT_MAX;
         for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK)
@@ -1206,8 +1205,8 @@ MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
     return c;
 }
 
-/* moe_gate_append: write the selected experts of a group, whose first expert is `first`, to `experts` and `weights`,
- * which have capacity for the whole group. `p` may be `weights`, or NULL. Returns their number. */
+/* moe_gate_append: write the selected experts of a group, starting at expert `first`, to `experts` and `weights`, which
+ * have room for the whole group. `p` may be `weights` or NULL. Returns their number. */
 MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, size_t first, const float *factor,
                                 float *p, uint32_t *experts, float *weights, int *empty) {
     const int t = (int)threadIdx.x, n = a->level, begin = moe_share(n, t), end = moe_share(n, t + 1);
@@ -1257,7 +1256,7 @@ __global__ void moe_k_gate(moe_gate_args a) {
     float *p = a.p ? a.p + row * a.experts : NULL;
     const int by_threshold = a.gate == MOE_GATE_THRESHOLD;
     int count = 0, empty = 0;
-    if (row >= (size_t)*a.live) { /* the whole block */
+    if (row >= (size_t)*a.live) { /* uniform in the block */
         if (threadIdx.x == 0) *y.count = *y.empty = 0;
         return;
     }
@@ -1285,20 +1284,20 @@ __global__ void moe_k_gate(moe_gate_args a) {
     }
 }
 
-/* The number of rows that select an expert; `count` was zero. */
+/* Count the rows that select each expert; `count` is zeroed. */
 __global__ void moe_k_count(moe_routes a) {
     const moe_selection s = moe_selection_at(&a.chosen, blockIdx.x + (size_t)a.row0);
     for (uint32_t i = threadIdx.x; i < *s.count; i += MOE_BLOCK) atomicAdd(&a.count[s.experts[i]], 1);
 }
 
-/* The number of experts that a row selects. */
+/* Store the number of experts that each row selects. */
 __global__ void moe_k_selected(moe_selections chosen, size_t rows, int *selected) {
     const size_t row = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (row < rows) selected[row] = (int)*moe_selection_at(&chosen, row).count;
 }
 
-/* A block per MOE_OFFSETS experts, which counts the pairs of experts before them itself: the first pair of each expert,
- * and tiles of its pairs. The first block: the first pair of each row. */
+/* A block per MOE_OFFSETS experts, which itself counts the pairs of preceding experts: computes the first pair and the
+ * tiles of each expert. The first block also computes the first pair of each row. */
 __global__ void moe_k_offsets(moe_routes a) {
     const int t = (int)threadIdx.x, first = (int)blockIdx.x * MOE_OFFSETS;
     const int last = a.n - first < MOE_OFFSETS ? a.n : first + MOE_OFFSETS, rows = blockIdx.x == 0 ? a.rows : 0;
@@ -1344,14 +1343,14 @@ __global__ void moe_k_offsets(moe_routes a) {
     }
 }
 
-/* The place for an expert's next pair is its first place. */
+/* Initialise each expert's cursor to its first pair. */
 __global__ void moe_k_cursors(moe_routes a) {
     const int e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (e < a.n) a.count[e] = a.first[e];
 }
 
-/* Place the pairs of a row. The order of an expert's rows may differ from run to run, without effect: each row is
- * multiplied separately. */
+/* Place the pairs of a row. The order of an expert's rows may vary between runs, without effect: each row is multiplied
+ * separately. */
 __global__ void moe_k_place(moe_routes a) {
     const size_t row = blockIdx.x + (size_t)a.row0;
     const moe_selection s = moe_selection_at(&a.chosen, row);
@@ -1363,7 +1362,7 @@ __global__ void moe_k_place(moe_routes a) {
     }
 }
 
-/* Code rows of the pairs one after the other, for cuBLAS. */
+/* Gather the code rows of pairs for cuBLAS. */
 __global__ void moe_k_collect(const int8_t *x, const float *scales, size_t stride, int bytes, const int *pair_row,
                               int8_t *y, float *y_scales) {
     const size_t pair = blockIdx.x, row = (size_t)pair_row[pair];
@@ -1372,8 +1371,8 @@ __global__ void moe_k_collect(const int8_t *x, const float *scales, size_t strid
     if (threadIdx.x == 0) y_scales[pair] = scales[row];
 }
 
-/* moe_combine_task, moe_compute_mix_row: y = scale * sum over the row's experts in index order. `x` has a row for every
- * pair, or, without sorting, the outputs of all experts in every row. */
+/* moe_combine_task, moe_compute_mix_row: y = scale * sum over the row's experts in index order. `x` has a row per pair
+ * or, without sorting, the outputs of all experts in each row. */
 __global__ void moe_k_combine(moe_routes a, const float *x, size_t x_stride, int cols, float scale, float *y,
                               size_t y_stride) {
     const size_t row = blockIdx.x + (size_t)a.row0;
@@ -1392,7 +1391,7 @@ __global__ void moe_k_combine(moe_routes a, const float *x, size_t x_stride, int
 /* ---- Output ---- */
 
 typedef struct moe_outputs : moe_chunks {
-    moe_products p;      /* its y: logits of the current rows, or NULL: */
+    moe_products p;      /* its y: logits of the current rows, or NULL, then: */
     const int32_t *sums; /* [rows, w.rows_padded] from cuBLAS           */
     int row0, chunks, top;
     const int32_t *never;
@@ -1405,8 +1404,8 @@ typedef struct moe_outputs : moe_chunks {
     size_t n_starts;
     const int32_t *starts; /* [rows, n_starts] */
     float *start_logprobs;
-    const moe_slot *slot; /* of a row: slot[sentence[row]]; or NULL */
-    int listed, kinds;    /* 1: sentences may have lists; 2: tokens that a hypothesis has are listed apart */
+    const moe_slot *slot; /* slot[sentence[row]] for a row; or NULL */
+    int listed, kinds;    /* 1: sentences may have lists; 2: separate lists for tokens already used */
     const uint32_t *used; /* [rows, used_words] */
     size_t used_words;
     float *top_weighed; /* [rows, top] or NULL */
@@ -1418,7 +1417,7 @@ MOE_DEVICE const moe_list *moe_row_list(const moe_outputs *a, size_t row) {
     return a->listed && a->slot[a->sentence[row]].list.n ? &a->slot[a->sentence[row]].list : NULL;
 }
 
-/* moe_is_drawn: of the last row of its slot. Fillers have a slot that is not theirs. */
+/* moe_is_drawn: the last row of its slot. Fillers refer to a slot that is not theirs. */
 MOE_DEVICE int moe_row_is_drawn(const moe_outputs *a, size_t row) {
     const moe_slot *slot = &a->slot[a->sentence[row]];
     return a->want[row] == -1 && slot->active && slot->task.drawing.temperature != 0.0f &&
@@ -1431,7 +1430,7 @@ MOE_DEVICE float *moe_block_logit(const moe_list *list, float *y, int column, in
     return at < (size_t)n ? y + at : NULL;
 }
 
-/* The logit of token j for row `at` of the current ones, which is `row` of all. */
+/* Return the logit of token j for current row `at`, which is `row` overall. */
 MOE_DEVICE float moe_logit(const moe_outputs *a, size_t at, size_t row, size_t j) {
     if (!a->sums) return a->p.y[at * a->p.y_stride + j];
     return moe_add(moe_mul((float)a->sums[at * (size_t)a->p.w.rows_padded + j],
@@ -1439,7 +1438,7 @@ MOE_DEVICE float moe_logit(const moe_outputs *a, size_t at, size_t row, size_t j
                    a->p.bias ? a->p.bias[j] : 0.0f);
 }
 
-/* moe_forbid of never[first, end). */
+/* moe_forbid for never[first, end). */
 MOE_DEVICE void moe_block_forbid(const moe_outputs *a, int first, int end, const moe_list *list, float *y, int column,
                                  int n) {
     for (int i = first + (int)threadIdx.x; i < end; i += MOE_BLOCK) {
@@ -1448,7 +1447,7 @@ MOE_DEVICE void moe_block_forbid(const moe_outputs *a, int first, int end, const
     }
 }
 
-/* moe_output_task for one row and one chunk of the vocabulary, or of the list of its sentence. */
+/* moe_output_task for one row and one chunk of the vocabulary, or of its sentence's list. */
 __global__ void moe_k_output(moe_outputs a) {
     __shared__ float y[MOE_OUTPUT_CHUNK], e[MOE_OUTPUT_CHUNK];
     const int t = (int)threadIdx.x, chunk = (int)blockIdx.x % a.chunks, column = chunk * MOE_OUTPUT_CHUNK;
@@ -1492,12 +1491,11 @@ __global__ void moe_k_output(moe_outputs a) {
         a.plain[to] = y[i];
         a.weights[to] = moe_to_bits(has ? moe_penalised(y[i], a.slot[a.sentence[row]].task.penalty) : y[i]);
     }
-    for (int i = 0; i < a.top * (used ? 2 : 1);
-         i++) { /* the best one after the last one, larger first, then lower ids */
+    for (int i = 0; i < a.top * (used ? 2 : 1); i++) { /* the next best one, ties by lower id */
         const size_t to = place * (size_t)(a.kinds * a.top) + (size_t)i;
         float best = -moe_infinity();
         int index = INT_MAX;
-        if (i == a.top) last = moe_infinity(), last_index = -1; /* from here on of those that are used */
+        if (i == a.top) last = moe_infinity(), last_index = -1; /* continue with used tokens */
         for (int c = t; c < n; c += MOE_BLOCK) {
             if (!(y[c] < last || (y[c] == last && c > last_index)) || !(y[c] > best)) continue;
             if (used && moe_bit(used, list ? list->ids[column + c] : column + c) != (i >= a.top)) continue;
@@ -1532,7 +1530,7 @@ __global__ void moe_k_join(moe_outputs a) {
     if (t != 0) return; /* no barrier follows */
     log_sum = sum >= 1.0f && sum <= FLT_MAX ? moe_logf(sum) : __uint_as_float(0x7fc00000u);
     if (a.want[row] >= 0) {
-        /* a list may lack it: an end that is never chosen */
+        /* A list may lack it if it is an end that is never chosen. */
         const float want = moe_list_place(list, a.want[row]) == SIZE_MAX ? -moe_infinity() : a.want_logprob[row];
         a.want_logprob[row] = moe_sub(moe_sub(want, max), log_sum);
         return;
@@ -1570,7 +1568,7 @@ MOE_DEVICE moe_stop moe_block_walk(const uint32_t *weights, int n, int counts_th
     return at;
 }
 
-/* moe_draw for the slot of the block, which has a row as `a` does, and what moe_output_join does with it. */
+/* moe_draw for the slot of the block, which has a row as in `a`, and the corresponding part of moe_output_join. */
 __global__ void moe_k_draw(moe_outputs a) {
     __shared__ unsigned long long all, firm;
     const moe_slot *slot = &a.slot[blockIdx.x];
@@ -1592,7 +1590,7 @@ __global__ void moe_k_draw(moe_outputs a) {
     }
     __syncthreads();
     uint64_t sum = all;
-    if (!sum) return; /* all threads */
+    if (!sum) return; /* uniform in the block */
     if (d->top_k && d->top_k < (size_t)n) {
         at = moe_block_walk(weights, n, 1, d->top_k - 1);
         sum = moe_sum_of_first(&at, d->top_k);
@@ -1619,7 +1617,7 @@ __global__ void moe_k_draw(moe_outputs a) {
 
 /* ---- The search: a thread per slot, except where slots are counted ---- */
 
-/* All slots are free. */
+/* Clear all slots. */
 __global__ void moe_k_slots(moe_searching a) {
     const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x, beam = (size_t)a.search.beam;
     if (at == 0) *a.turn = 0;
@@ -1669,7 +1667,7 @@ MOE_DEVICE void moe_fill_slot_row(const moe_searching *a, const moe_slot *slot, 
     a->destination[row] = moe_token_place(slot, live->last);
 }
 
-/* moe_fill_frame, in one block. Rows beyond the live ones begin a sentence without source tokens. */
+/* moe_fill_frame in one block. Filler rows after the live ones start a sentence without source tokens. */
 __global__ void moe_k_fill(moe_searching a, int rows) {
     const int t = (int)threadIdx.x, begin = moe_share(a.slots, t), end = moe_share(a.slots, t + 1);
     const int room = (int)a.search.ahead;
@@ -1704,12 +1702,12 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
     }
 }
 
-/* A block per slot: the bits of the tokens of its hypotheses. */
+/* A block per slot: set the bits of the tokens of its hypotheses. */
 __global__ void moe_k_used(moe_searching a) {
     const moe_slot *slot = &a.slot[blockIdx.x];
     for (size_t h = 0; slot->active && h < slot->n_live; h++) {
         const moe_live *live = &slot->live[h];
-        const size_t row = live->row + slot->ahead; /* with given tokens only the row of the last one may choose */
+        const size_t row = live->row + slot->ahead; /* after given tokens only the last row may choose */
         uint32_t *used = a.used + row * a.search.used_words;
         if (live->ended || a.want[row] >= 0 || slot->task.penalty == 1.0f) continue;
         for (size_t i = threadIdx.x; i < a.search.used_words; i += blockDim.x) used[i] = 0;
@@ -1718,7 +1716,7 @@ __global__ void moe_k_used(moe_searching a) {
     }
 }
 
-/* A block per slot, a thread per hypothesis whose row is known, or per given token: the places of its tokens. */
+/* A block per slot, a thread per hypothesis with a known row, or per given token: list the indices of its tokens. */
 __global__ void moe_k_chain(moe_searching a) {
     const moe_slot *slot = &a.slot[blockIdx.x];
     for (size_t i = 1 + threadIdx.x; slot->active && i <= slot->ahead; i += blockDim.x)
@@ -1740,7 +1738,7 @@ __global__ void moe_k_coverage(moe_searching a) {
         sum[i] = moe_add(old ? old[i] : 0.0f, a.attention[row * stride + (size_t)i]);
 }
 
-/* moe_add_coverage by place */
+/* moe_add_coverage by slot */
 __global__ void moe_k_place_coverage(moe_searching a) {
     const size_t beam = (size_t)a.search.beam, h = blockIdx.x % beam, stride = a.answer.attention_stride;
     const moe_slot *slot = &a.slot[blockIdx.x / beam];
@@ -1760,7 +1758,7 @@ __global__ void moe_k_search(moe_searching a) {
     a.done[at] = moe_slot_steps(&a.search, &a.slot[at], at, &answer, a.next + at * (size_t)a.search.beam);
 }
 
-/* One block: rows of the next step, and places for the results of this one. */
+/* One block: count the rows of the next step and assign offsets to the results of this one. */
 __global__ void moe_k_report(moe_searching a) {
     const int t = (int)threadIdx.x, begin = moe_share(a.slots, t), end = moe_share(a.slots, t + 1);
     int rows = 0, given = 0, done = 0, words = 0, all_words;
@@ -1800,11 +1798,11 @@ __global__ void moe_k_results(moe_searching a) {
 }
 
 /* ==== 3. Launchers ============================================================================================
- * Owns the order of work. Invariant: the kernels that a launcher starts depend only on the number of rows, so that a
- * step can be kept as a CUDA graph, except if moe_waits says that it reads numbers from the device first. All work goes
- * through one stream: data is overwritten only after the kernels launched before have used it. */
+ * The order of work. Invariant: a launcher's kernels depend only on the number of rows, so a step can be cached as a
+ * CUDA graph, unless moe_waits says that it reads numbers from the device first. All work uses a single stream, so data
+ * is overwritten only after earlier kernels have used it. */
 
-/* Bytes of a row of codes that is no node's, with its scales by block. */
+/* Return the bytes of a row of codes outside nodes, including its scales by block. */
 static size_t moe_code_stride(size_t cols) {
     const size_t padded = moe_round_up(cols, 64);
     return padded + moe_round_up(padded / 8, 64);
@@ -1812,8 +1810,8 @@ static size_t moe_code_stride(size_t cols) {
 
 /* ---- Weights ---- */
 
-/* Bytes on the device of a matrix's numbers or codes; scales follow the codes, and an expert's next matrix follows
- * both. */
+/* Return the bytes of a matrix's numbers or codes on the device; scales follow the codes, and an expert's next matrix
+ * follows both. */
 static size_t moe_data_bytes(const moe_matrix *m) {
     return moe_quantised(m->type) ? moe_round_up(m->rows, 16) * m->cols_padded
                                   : m->rows * m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
@@ -1823,7 +1821,7 @@ static size_t moe_scale_bytes(const moe_matrix *m) {
     return moe_quantised(m->type) ? moe_round_up(m->rows, 16) * (1 + parts) * sizeof(float) : 0;
 }
 static size_t moe_both_bytes(const moe_matrix *m) { return moe_round_up(moe_data_bytes(m) + moe_scale_bytes(m), 64); }
-/* The same with its bias, and both matrices of an expert with theirs. */
+/* The same including the bias; both matrices of an expert with theirs. */
 static size_t moe_biased_bytes(const moe_matrix *m, const float *bias) {
     return moe_both_bytes(m) + (bias ? moe_round_up(m->rows * sizeof *bias, 64) : 0);
 }
@@ -1831,7 +1829,7 @@ static size_t moe_expert_bytes(const moe_experts *e) {
     return moe_biased_bytes(&e->up, e->up_bias) + moe_biased_bytes(&e->down, e->down_bias);
 }
 
-/* The matrix that is, or will be, at `at`. */
+/* Describe the matrix that is, or will be, at `at`. */
 static moe_weights moe_weights_at(const moe_matrix *m, const char *at, size_t step) {
     moe_weights w;
     memset(&w, 0, sizeof w);
@@ -1873,7 +1871,7 @@ static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
                    (float *)(void *)(to + codes + rows * sizeof(float)));
 }
 
-/* Expert `e` of a node as two matrices, each with its bias, one after the other. */
+/* Upload expert `e` of a node: two matrices, each followed by its bias. */
 static void moe_lift_expert(moe_device *d, const moe_node *n, size_t e, char *to) {
     for (int i = 0; i < 2; i++) {
         const float *bias = i ? n->experts->down_bias : n->experts->up_bias;
@@ -1891,14 +1889,14 @@ typedef struct moe_launch {
     moe_bound *b;
     const moe_frame *f;
     size_t rows;
-    int traced; /* 1: a trace reads all logits */
+    int traced; /* 1 if a trace reads all logits */
     float *y;
     const float *x0, *x1;
 } moe_launch;
 
 /* ---- Products ---- */
 
-/* In the column order of cuBLAS: sums [n, rows] = w [k, n]^T x [k, rows]. */
+/* In column-major order, as cuBLAS expects: sums [n, rows] = w [k, n]^T x [k, rows]. */
 static cublasStatus_t moe_call_gemm(const moe_device *d, const void *w, int n, int k, const int8_t *x, size_t x_stride,
                                     int rows, int32_t *sums) {
     const int32_t one = 1, zero = 0;
@@ -1914,14 +1912,14 @@ static void moe_gemm(moe_device *d, const moe_weights *w, int expert, const int8
                        "cublasGemmEx");
 }
 
-/* Whether cuBLAS computes a product of so many rows. It has no sums by block. */
+/* Return 1 if cuBLAS computes a product with this many rows. It cannot sum by block. */
 static int moe_by_gemm(const moe_device *d, moe_type type, size_t rows) {
     return d->cublas && !d->graphs[1].blocks && (type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4) && rows > MOE_FEW_ROWS;
 }
 
-/* cuBLAS on this stream, tried with a product of ones; NULL and the reason if it cannot be used. This is not a failure:
- * the kernel for few rows then computes all products. cuBLAS lacks int8 on some GPUs, and may be missing for a new
- * one. */
+/* Set up cuBLAS on this stream and test it with a product of ones. Returns NULL, or the reason why it cannot be used.
+ * That is not a failure: the kernel for few rows then computes all products. cuBLAS lacks int8 on some GPUs and may not
+ * yet support new ones. */
 static const char *moe_start_blas(moe_device *d) {
     enum { N = 16, K = 64, ROWS = 48 };
     int8_t *ones = NULL;
@@ -1945,7 +1943,8 @@ static const char *moe_start_blas(moe_device *d) {
     if (d->status == MOE_OK && code == CUBLAS_STATUS_SUCCESS) code = moe_call_gemm(d, ones, N, K, ones, K, ROWS, sums);
     if (code == CUBLAS_STATUS_SUCCESS)
         MOE_CUDA_TRY(d, cudaMemcpyAsync(got, sums, bytes, cudaMemcpyDeviceToHost, d->stream));
-    if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) cudaStreamSynchronize(d->stream); /* before memory goes */
+    if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream)))
+        cudaStreamSynchronize(d->stream); /* before memory is freed */
     for (int i = 0; d->status == MOE_OK && code == CUBLAS_STATUS_SUCCESS && i < ROWS * N; i++) wrong |= got[i] != K;
     if (ones) cudaFree(ones);
     if (sums) cudaFree(sums);
@@ -1956,7 +1955,7 @@ static const char *moe_start_blas(moe_device *d) {
     return wrong ? "its sums are wrong" : cublasGetStatusString(code);
 }
 
-/* The kernel for all tiles of p. */
+/* Launch the kernel for all tiles of p. */
 static void moe_tiles(moe_device *d, const moe_products *p) {
     const size_t tiles = (size_t)p->tiles_at_most;
     if (moe_quantised(p->w.type))
@@ -1964,7 +1963,7 @@ static void moe_tiles(moe_device *d, const moe_products *p) {
     else MOE_LAUNCH(d, moe_k_float_products, tiles * moe_divide_up((size_t)p->w.rows, 32), MOE_BLOCK, *p);
 }
 
-/* Rows of codes or floats, as the matrix needs them. */
+/* Describe a product of rows of codes or floats, as the matrix requires. */
 static moe_products moe_products_at(const moe_weights *w, const void *x, size_t x_stride, const float *scales,
                                     size_t rows) {
     moe_products p;
@@ -1981,14 +1980,14 @@ static moe_products moe_products_of(const moe_weights *w, const moe_node *x, siz
     return moe_products_at(w, x->data, x->stride, x->scales, rows);
 }
 
-/* The same for rows that are no node's, which have codes if a quantised matrix reads them. */
+/* The same for rows outside nodes, which have codes if a quantised matrix reads them. */
 static moe_products moe_products_between(const moe_weights *w, const float *x, size_t cols, const int8_t *codes,
                                          const float *scales, size_t rows) {
     return moe_quantised(w->type) ? moe_products_at(w, codes, moe_code_stride(cols), scales, rows)
                                   : moe_products_at(w, x, cols, scales, rows);
 }
 
-/* y = p; of `add`, if it is not NULL, the rows are added. */
+/* y = p, plus the rows of `add` unless it is NULL. */
 static void moe_multiply_rows(moe_device *d, moe_products p, const float *add, size_t add_stride, float *y,
                               size_t y_stride) {
     const size_t slice = d->n_sums / (size_t)p.w.rows_padded;
@@ -2048,7 +2047,7 @@ static void moe_launch_lstm_layer(moe_device *d, const moe_launch *l) {
     const int codes = moe_quantised(b->w_r.type), h_codes = moe_quantised(b->w_proj.type),
               projects = n->lstm.cell->w_proj.rows > 0;
     float *c = d->lstm.c, *h = d->lstm.h;
-    /* every sentence starts from a zero state */
+    /* Every sentence starts from a zero state. */
     MOE_CUDA_TRY(d, cudaMemsetAsync(c, 0, l->g->sentences * hidden * sizeof *c, d->stream));
     if (codes) {
         MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r_codes, 0, l->g->sentences * r_stride, d->stream));
@@ -2074,7 +2073,7 @@ static void moe_launch_lstm_layer(moe_device *d, const moe_launch *l) {
             MOE_LAUNCH(d, moe_k_scatter, live, MOE_BLOCK, out, n->stride, (const int32_t *)NULL, (const int32_t *)NULL,
                        (int)state, d->lstm.r, state);
     }
-    if (n->lstm.last_r && f->steps) { /* backward a sentence ends at its first token, and these are the first rows */
+    if (n->lstm.last_r && f->steps) { /* backward a sentence ends at its first token, i.e. in the first rows */
         MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, (const float *)n->data, n->stride,
                    n->lstm.backward ? NULL : d->last, d->sentence, (int)state, n->lstm.last_r, state);
         MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, c, hidden, (const int32_t *)NULL, d->sentence, (int)hidden,
@@ -2108,7 +2107,7 @@ static void moe_launch_attention(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_attention, l->rows, MOE_BLOCK, a);
 }
 
-/* Some rows at a time; their scores use the memory of other nodes' sums. */
+/* Compute some rows at a time; their scores use the memory of other nodes' sums. */
 static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     const moe_node *n = l->n, *x = l->s0;
     const size_t width = n->cols / n->heads.heads;
@@ -2134,7 +2133,7 @@ static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     a.chain = n->heads.rows && n->heads.within ? d->chain : NULL;
     a.chain_stride = l->g->max_target;
     a.live = d->live;
-    a.scores = (float *)(void *)d->sums; /* as large as integers; a row's always fit */
+    a.scores = (float *)(void *)d->sums; /* same size as integers; one row always fits */
     a.longest = moe_longest(l->g);
     a.y = l->y;
     a.y_stride = n->stride;
@@ -2156,7 +2155,7 @@ static moe_selections moe_selections_of(const moe_node *gate) {
     return s;
 }
 
-/* `p` [rows, experts] receives the probabilities; NULL: not needed. */
+/* `p` [rows, experts] receives the probabilities; NULL if not needed. */
 static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, float *p) {
     const moe_node *x = n->src[0];
     moe_gate_args a;
@@ -2180,7 +2179,7 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
     if (n->gate.grouped) {
         a.parents = g.parents = moe_selections_of(n->src[1]);
         a.stride = g.parents.capacity * n->gate.gating->level;
-        a.logits = g.y = (float *)(void *)d->sums; /* as large as integers; a row of all experts always fits */
+        a.logits = g.y = (float *)(void *)d->sums; /* same size as integers; a row of all experts always fits */
         slice = d->n_sums / a.stride;
         g.w = b->w;
         g.bias = b->bias;
@@ -2203,37 +2202,38 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
     }
 }
 
-/* The approximate mean number of experts that the rows of a gate select. */
+/* Return the approximate mean number of experts per row. */
 static size_t moe_wanted(const moe_node *gate) {
     const size_t own =
         moe_gate_is_dense(gate->gate.kind) || !gate->gate.gating->k ? gate->gate.gating->level : gate->gate.gating->k;
     return gate->gate.grouped ? own * moe_wanted(gate->src[1]) : own;
 }
 
-/* Whether the number of selections differs from row to row, up to the gate's capacity. */
+/* Return 1 if the number of selections varies between rows, up to the gate's capacity. */
 static int moe_open(const moe_node *gate) {
     return gate->gate.kind == MOE_GATE_THRESHOLD || (gate->gate.grouped && moe_open(gate->src[1]));
 }
 
-/* Pairs handled at once: the most that the rows can select, at most MOE_PAIRS, and at least the most of one row. */
+/* Return the maximum number of pairs processed at once: what the rows can select, limited to MOE_PAIRS or the maximum
+ * of one row. */
 static size_t moe_pairs(const moe_node *n, size_t rows) {
     const size_t most = n->src[1]->gate.capacity, limit = moe_max(MOE_PAIRS, most);
     return rows < limit / most ? rows * most : limit;
 }
 
-/* Experts that are on the device at the same time, and their pairs, one after the other. */
+/* Experts that are on the device at the same time, and their consecutive pairs. */
 typedef struct moe_group {
-    size_t begin, pairs; /* where they begin; how many at most, */
-    const int *count;    /* and how many if not NULL            */
-    size_t tile, tiles;  /* likewise                            */
+    size_t begin, pairs; /* first pair; maximum number, */
+    const int *count;    /* actual number unless NULL */
+    size_t tile, tiles;  /* likewise */
     const int *n_tiles;
     /* on the host, only for cuBLAS: */
     size_t experts;
     const int *first; /* [experts + 1] pairs */
-    const int *bays;  /* [experts] or NULL: each its own */
+    const int *bays;  /* [experts]; NULL if each has its own */
 } moe_group;
 
-/* A product of each expert over its pairs by cuBLAS. */
+/* Compute a product of each expert over its pairs with cuBLAS. */
 static void moe_expert_gemms(moe_device *d, moe_products p, const int8_t *x, const moe_group *g) {
     const int slice = (int)(d->n_sums / (size_t)p.w.rows_padded), pairs = g->first[g->experts], *first = g->first;
     size_t e = 0;
@@ -2250,33 +2250,33 @@ static void moe_expert_gemms(moe_device *d, moe_products p, const int8_t *x, con
     }
 }
 
-/* Read ints from the device at once: the only place where a step waits in the middle. */
+/* Download ints synchronously: the only place where a step waits halfway. */
 static void moe_fetch_ints(moe_device *d, const int *from, size_t n) {
     moe_receive(d, d->moe.host, from, n * sizeof *from);
 }
 
-/* Whether cuBLAS computes an expert layer: many rows per expert. */
+/* Return 1 if cuBLAS computes an expert layer, i.e. there are many rows per expert. */
 static int moe_experts_by_gemm(const moe_device *d, const moe_node *n, size_t rows) {
     return moe_by_gemm(d, n->experts->up.type, moe_divide_up(rows * moe_wanted(n->src[1]), n->experts->count));
 }
 
-/* Whether the rows' selections may exceed the capacity, so that they must be counted. */
+/* Return 1 if the rows' selections may exceed the capacity and must be counted. */
 static int moe_must_count(const moe_node *n, size_t rows) {
     return moe_open(n->src[1]) && rows * n->src[1]->gate.capacity > moe_pairs(n, rows);
 }
 
-/* Whether the launches of a node depend on numbers on the device. */
+/* Return 1 if the launches of a node depend on numbers on the device. */
 static int moe_waits(const moe_device *d, const moe_node *n, size_t rows) {
     return n->op == MOE_OP_EXPERTS && (d->cache.bays || moe_experts_by_gemm(d, n, rows) || moe_must_count(n, rows));
 }
 
-/* The experts with pairs, in the cache's order of work, each with a bay, also written to the device; *hits of them are
+/* Plan the experts with pairs in the cache's processing order and assign bays, also on the device; *hits of them are
  * resident. Returns their number. */
 static size_t moe_plan_experts(moe_device *d, size_t n, moe_cache_layer *layer, moe_routes *a, size_t *hits) {
     int *start = d->fetching.plan, *bays = start + n, *order = d->fetching.order, pair = 0;
     int4 *tiles = d->fetching.tiles;
     size_t wanted = 0, n_tiles = 0;
-    moe_fetch_ints(d, a->first, n + 1); /* so the plan of the run before is uploaded */
+    moe_fetch_ints(d, a->first, n + 1); /* synchronous, so the previous run's plan has been uploaded */
     if (d->status != MOE_OK) return 0;
     memset(start, 0, 2 * n * sizeof *start);
     for (size_t e = 0; e < n; e++)
@@ -2299,7 +2299,7 @@ static size_t moe_plan_experts(moe_device *d, size_t n, moe_cache_layer *layer, 
     return wanted;
 }
 
-/* Both products of a group. */
+/* Compute both products of a group. */
 static void moe_run_group(moe_device *d, moe_products up, moe_products down, const moe_group *g, int by_gemm) {
     const size_t above = (size_t)up.w.rows, hidden = (size_t)down.w.cols, unit_stride = moe_code_stride(hidden);
     float *units = d->moe.units + g->begin * above;
@@ -2318,8 +2318,8 @@ static void moe_run_group(moe_device *d, moe_products up, moe_products down, con
     else moe_tiles(d, &down);
 }
 
-/* Group after group: first the resident experts, so that the GPU has work while the host copies, then the others, as
- * many at a time as have distinct bays, after their upload. Groups before have used the experts that they replace. */
+/* Run group by group: first the resident experts, so that the GPU is busy while the host copies, then the others after
+ * their upload, as many as have distinct bays. Earlier groups have already used the experts that they replace. */
 static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products *up, const moe_products *down,
                            size_t experts, size_t hits, int by_gemm) {
     moe_group g;
@@ -2341,7 +2341,7 @@ static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products 
     }
 }
 
-/* The current rows, which select no more pairs than fit. */
+/* Run the current rows, which select no more pairs than fit. */
 static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, moe_routes a, size_t pairs,
                                 int by_gemm) {
     const moe_node *x = n->src[0];
@@ -2390,8 +2390,8 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, 
                n->experts->scale, (float *)n->data, n->stride);
 }
 
-/* A row may select any number of experts under a threshold, so rows go in chunks whose pairs fit; chunks change no bit.
- */
+/* With a threshold a row may select any number of experts, so rows are processed in chunks whose pairs fit, which does
+ * not affect the results. */
 static void moe_run_experts(moe_device *d, const moe_node *n, moe_bound *b, size_t rows) {
     const size_t most = n->src[1]->gate.capacity, capacity = moe_pairs(n, d->rows);
     const int by_gemm = moe_experts_by_gemm(d, n, rows), look = moe_must_count(n, rows);
@@ -2400,7 +2400,7 @@ static void moe_run_experts(moe_device *d, const moe_node *n, moe_bound *b, size
     a.n = (int)n->experts->count;
     for (size_t row = 0, next; row < rows && d->status == MOE_OK; row = next) {
         size_t pairs = 0;
-        if (look) { /* again for every chunk: the kernels in between overwrite the counts, here and on the host */
+        if (look) { /* per chunk: the kernels in between overwrite the counts, here and on the host */
             MOE_LAUNCH(d, moe_k_selected, moe_divide_up(rows, MOE_BLOCK), MOE_BLOCK, a.chosen, rows, a.row_first);
             moe_fetch_ints(d, a.row_first, rows);
             if (d->status != MOE_OK) return;
@@ -2468,7 +2468,7 @@ static void moe_launch_output(moe_device *d, const moe_launch *l) {
         } else {
             a.p.x = (const char *)a.p.x + row * a.p.x_stride * (moe_quantised(b->w.type) ? 1 : sizeof(float));
             if (a.p.x_scales) a.p.x_scales += row;
-            a.p.y = (float *)(void *)d->sums; /* logits are as large as sums */
+            a.p.y = (float *)(void *)d->sums; /* logits have the size of sums */
             a.p.y_stride = (size_t)b->w.rows_padded;
             a.p.tiles_at_most = (int)moe_divide_up(some, MOE_TILE);
             moe_tiles(d, &a.p);
@@ -2482,7 +2482,7 @@ static void moe_launch_output(moe_device *d, const moe_launch *l) {
 
 /* ---- The run of a graph ---- */
 
-/* Launchers of short ops: MOE_OPS has one for each op. */
+/* Launchers of short ops; MOE_OPS lists one for each op. */
 static void moe_launch_input(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_gather, l->rows, MOE_BLOCK, (const float *)d->inputs, d->input_cols, (const int32_t *)NULL,
                (int)l->n->cols, l->y, l->n->stride);
@@ -2555,7 +2555,7 @@ static void moe_run_nodes(moe_device *d, int which, const moe_frame *f, size_t r
     for (size_t i = 0; i < d->graphs[which].count; i++) moe_run_node(d, which, i, f, rows, 0);
 }
 
-/* Read rows of 32-bit words from the device into host memory, at once. */
+/* Download rows of 32-bit words synchronously. */
 static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t stride, size_t cols, size_t rows) {
     MOE_CUDA_TRY(d, cudaMemcpy2DAsync(to, stride * 4, from, stride * 4, cols * 4, rows, cudaMemcpyDeviceToHost,
                                       d->stream));
@@ -2563,9 +2563,7 @@ static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t str
         cudaStreamSynchronize(d->stream); /* the caller releases `to` */
 }
 
-/* A trace gets a gate as on the processor: weights, 0 for experts that are not selected, then probabilities
- * (moe_trace_gate).
- */
+/* Trace a gate like the processor: weights, 0 for unselected experts, then probabilities (moe_trace_gate). */
 static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, moe_trace_fn trace,
                                 void *user) {
     const size_t bytes = rows * n->cols * sizeof(float), words = rows * n->stride * sizeof(uint32_t);
@@ -2586,10 +2584,10 @@ static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_boun
     if (d->status == MOE_OK) trace(user, name, dense, rows, n->cols, n->cols);
     if (chosen) d->allocator.release(d->allocator.user, chosen, words);
     if (dense) d->allocator.release(d->allocator.user, dense, bytes);
-    if (d->status == MOE_OK) moe_give(d, p, bytes); /* else closing does */
+    if (d->status == MOE_OK) moe_give(d, p, bytes); /* else closing frees it */
 }
 
-/* Node by node, with a trace of every node. */
+/* Run node by node and trace each one. */
 static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t rows, moe_trace_fn trace, void *user) {
     const moe_graph *g = &d->graphs[which];
     for (size_t i = 0; i < g->count && d->status == MOE_OK; i++) {
@@ -2603,7 +2601,8 @@ static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t 
         if (n->op == MOE_OP_QUANTISE || n->op == MOE_OP_STORE) continue;
         float *copy = (float *)moe_host(d, bytes, "a trace");
         if (!copy) return;
-        if (n->stride) moe_fetch_rows(d, copy, n->data, n->stride, n->cols, rows); /* a view's last row ends early */
+        if (n->stride)
+            moe_fetch_rows(d, copy, n->data, n->stride, n->cols, rows); /* the last row of a view is shorter */
         if (d->status == MOE_OK) trace(user, n->name, copy, n->stride ? rows : 0, n->cols, n->stride);
         d->allocator.release(d->allocator.user, copy, bytes ? bytes : 1);
     }
@@ -2611,7 +2610,7 @@ static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t 
 
 /* ---- The search ---- */
 
-/* Empty slots, and put new sentences into theirs. Not kept as a CUDA graph: their number changes. */
+/* Clear slots and start new sentences. Not cached as a CUDA graph, because their number varies. */
 static void moe_lift_sentences(moe_device *d) {
     const size_t n = d->sentences.n, bytes = d->sentences.n_targets * sizeof(int32_t);
     const moe_begun *up = d->sentences.begun_host;
@@ -2636,7 +2635,7 @@ static void moe_run_search(moe_device *d, size_t rows) {
     if (a->coverage[0] && a->search.rules.by_place)
         MOE_LAUNCH(d, moe_k_place_coverage, slots * (size_t)a->search.beam, MOE_BLOCK, *a);
     else if (a->coverage[0]) MOE_LAUNCH(d, moe_k_coverage, rows, MOE_BLOCK, *a);
-    MOE_LAUNCH(d, moe_k_search, moe_divide_up(slots, 32), 32, *a); /* small blocks: many multiprocessors */
+    MOE_LAUNCH(d, moe_k_search, moe_divide_up(slots, 32), 32, *a); /* small blocks use many multiprocessors */
     MOE_LAUNCH(d, moe_k_report, 1, MOE_BLOCK, *a);
     MOE_LAUNCH(d, moe_k_results, slots, 32, *a);
 }
@@ -2647,14 +2646,14 @@ static void moe_run_fill(moe_device *d, size_t rows) {
     if (d->searching.used) MOE_LAUNCH(d, moe_k_used, d->searching.slots, MOE_BLOCK, d->searching);
 }
 
-/* The decoder, and the search around it if the device searches. */
+/* Run the decoder, and the search before and after it if the device searches. */
 static void moe_run_decoder(moe_device *d, const moe_frame *f, size_t rows) {
     if (d->searching.slots) moe_run_fill(d, rows);
     moe_run_nodes(d, 1, f, rows);
     if (d->searching.slots) moe_run_search(d, rows);
 }
 
-/* Download the head of the results, and the rest if there is more. */
+/* Download the head of the results, and the rest if it is longer. */
 static void moe_fetch_results(moe_device *d, moe_device_results *out) {
     const size_t head = moe_min(MOE_HEAD, d->sentences.words);
     int32_t *to = d->sentences.results_host;
@@ -2667,8 +2666,8 @@ static void moe_fetch_results(moe_device *d, moe_device_results *out) {
     out->results = to + MOE_RESULTS;
 }
 
-/* Step graphs are kept for few row counts; `rows` is rounded up to one of them. Rows beyond the live ones begin a
- * sentence without source tokens: they cost time and change nothing. */
+/* Round `rows` up to one of the few row counts with cached step graphs. Filler rows start a sentence without source
+ * tokens: they cost time but have no effect. */
 static size_t moe_bucket(size_t rows, size_t capacity, size_t *index) {
     const size_t step = moe_divide_up(capacity, MOE_BUCKETS - 4), unit = step < 16 ? 16 : step;
     size_t bucket = 4;
@@ -2681,7 +2680,7 @@ static size_t moe_bucket(size_t rows, size_t capacity, size_t *index) {
     return bucket < capacity ? bucket : capacity;
 }
 
-/* Make the graph of a step, or log once that steps are launched kernel by kernel. */
+/* Create the graph of a step, or log once that steps are launched kernel by kernel. */
 static int moe_capture(moe_device *d, const moe_frame *f, size_t rows, cudaGraphExec_t *exec) {
     cudaGraph_t graph = NULL;
     moe_error why = d->error;
@@ -2695,7 +2694,7 @@ static int moe_capture(moe_device *d, const moe_frame *f, size_t rows, cudaGraph
     }
     if (code == cudaSuccess && d->status == MOE_OK) return 1;
     cudaGetLastError();
-    if (d->log) d->log(d->log_user, "CUDA graphs cannot be made here: steps are launched kernel by kernel");
+    if (d->log) d->log(d->log_user, "CUDA graphs are not available: steps are launched kernel by kernel");
     if (d->log && d->status != MOE_OK) d->log(d->log_user, why.message);
     *exec = NULL;
     d->no_graphs = 1;
@@ -2716,7 +2715,7 @@ static void moe_run_step(moe_device *d, const moe_frame *f, size_t rows) {
     if (d->status == MOE_OK) moe_run_decoder(d, f, rows);
 }
 
-/* Uploads for packed sentences: places of rows, ends of sentences, slots. */
+/* Prepare uploads for packed sentences: indices of rows, ends of sentences, slots. */
 static void moe_lift_packed(moe_device *d, const moe_packed *p) {
     const size_t n = d->rows;
     int32_t *length = d->up_host + (d->length - d->up), *last = d->up_host + (d->last - d->up);
@@ -2730,7 +2729,7 @@ static void moe_lift_packed(moe_device *d, const moe_packed *p) {
     for (size_t at = 0; at < p->steps; at++) first[at] = (int32_t)p->first[at];
 }
 
-/* Uploads for a decoder's tokens, if the device does not search. */
+/* Prepare uploads for a decoder's tokens, if the device does not search. */
 static void moe_lift_chain(moe_device *d, const moe_frame *f) {
     const size_t stride = d->graphs[1].max_target, n = d->graphs[1].rows * stride;
     int32_t *destination = d->up_host + (d->destination - d->up);
@@ -2744,7 +2743,7 @@ static void moe_lift_chain(moe_device *d, const moe_frame *f) {
     moe_send(d, d->chain, d->chain_host, n * sizeof *d->chain);
 }
 
-/* Fill the upload. Rows from f->rows on are fillers. */
+/* Fill the upload buffer. Rows from f->rows on are fillers. */
 static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
     const size_t n = d->rows;
     int32_t *ids = d->up_host, *parents = ids + n, *segment = parents + n, *length = segment + n;
@@ -2785,7 +2784,7 @@ static void moe_fetch_frame(moe_device *d, const moe_frame *f, size_t top) {
     }
 }
 
-/* Rows from here on are fillers. */
+/* Set the number of rows that are not fillers. */
 static void moe_set_live(moe_device *d, size_t rows) {
     if (rows != d->live_rows) MOE_LAUNCH(d, moe_k_set, 1, MOE_BLOCK, d->live, (int)rows);
     d->live_rows = rows;
@@ -2794,7 +2793,7 @@ static void moe_set_live(moe_device *d, size_t rows) {
 static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, moe_trace_fn trace, void *trace_user,
                                  moe_error *error) {
     size_t rows = f->rows, index;
-    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* of this thread */
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* for this thread */
     if (which && !trace) rows = moe_bucket(f->rows, d->graphs[1].rows, &index);
     if (d->status == MOE_OK) moe_lift_frame(d, f, rows);
     moe_set_live(d, f->rows);
@@ -2809,7 +2808,7 @@ static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, m
 static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot) {
     const moe_task *task = &slot->task;
     const size_t first = d->sentences.n_targets;
-    const moe_demand *last = slot->demands + task->n_demands; /* behind the last */
+    const moe_demand *last = slot->demands + task->n_demands; /* end of the constraints */
     const moe_begun begun = { at, *task, first, task->n_demands ? last[-1].first + last[-1].n : 0, slot->list.n };
     int32_t *to = d->sentences.targets_host + first;
     d->sentences.begun_host[d->sentences.n++] = begun;
@@ -2829,10 +2828,10 @@ static void moe_device_forget(moe_device *d) {
 
 static moe_status moe_device_step(moe_device *d, moe_trace_fn trace, void *trace_user, moe_device_results *out,
                                   moe_error *error) {
-    moe_frame none; /* its rows are made here */
+    moe_frame none; /* its rows are filled on the device */
     size_t rows, index;
     memset(&none, 0, sizeof none);
-    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* of this thread */
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* for this thread */
     if (d->status == MOE_OK) moe_lift_sentences(d);
     out->rows = rows = d->sentences.live + moe_min(d->searching.search.ahead, d->sentences.ahead);
     moe_set_live(d, rows);
@@ -2896,15 +2895,14 @@ static void moe_device_start(moe_device *d) {
     snprintf(d->name, sizeof d->name, "cuda:%d %.100s", d->index, properties.name);
     if (properties.major * 10 + properties.minor < 75) {
         d->status = moe_fail(&d->error, MOE_ERROR_UNSUPPORTED, "device",
-                             "%s has compute capability %d.%d, 7.5 is the least; use --device cpu", d->name,
+                             "%s has compute capability %d.%d, but 7.5 is required; use --device cpu", d->name,
                              properties.major, properties.minor);
         return;
     }
     MOE_CUDA_TRY(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
     why = d->status == MOE_OK ? moe_start_blas(d) : NULL;
     if (!why || d->status != MOE_OK || !d->log) return;
-    snprintf(message, sizeof message, "cuda:%d: cuBLAS cannot be used, kernels of this library take its place: %s",
-             d->index, why);
+    snprintf(message, sizeof message, "cuda:%d: cuBLAS is not usable, using built-in kernels: %s", d->index, why);
     d->log(d->log_user, message);
 }
 
@@ -2917,10 +2915,10 @@ static moe_status moe_device_open(const moe_device_params *params, moe_device **
         return why.code;
     }
     if (params->index >= devices)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "there is no cuda:%d: %d GPU%s here, counted from 0",
-                        params->index, devices, devices > 1 ? "s are" : " is");
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "no device cuda:%d: found %d GPU%s, counted from 0",
+                        params->index, devices, devices > 1 ? "s" : "");
     d = (moe_device *)params->allocator.allocate(params->allocator.user, sizeof *d);
-    if (!d) return moe_fail(error, MOE_ERROR_MEMORY, "device", "no memory for the description of a device");
+    if (!d) return moe_fail(error, MOE_ERROR_MEMORY, "device", "out of memory for the device description");
     memset(d, 0, sizeof *d);
     d->allocator = params->allocator;
     d->log = params->log;
@@ -2946,10 +2944,10 @@ static moe_status moe_device_allocate(moe_device *d, size_t bytes, const char *w
     if (memory) MOE_CUDA_TRY(d, cudaMemsetAsync(memory, 0, bytes, d->stream));
     if (memory) MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
     *out = memory;
-    return d->lacking ? MOE_OK : moe_outcome(d, error); /* binding reports the memory that is needed in all */
+    return d->lacking ? MOE_OK : moe_outcome(d, error); /* binding reports the total memory needed */
 }
 
-/* A matrix, once: nodes share some. */
+/* Upload a matrix once; nodes share some. */
 static moe_weights moe_upload_matrix(moe_device *d, const moe_matrix *m, const char *what) {
     moe_weights w;
     char *to;
@@ -2959,7 +2957,7 @@ static moe_weights moe_upload_matrix(moe_device *d, const moe_matrix *m, const c
     if (to) moe_lift_matrix(d, m, to);
     if (to) moe_announce(d);
     w = moe_weights_at(m, to, 0);
-    if (d->known && d->n_known < d->known_capacity) { /* after a failure too, so that nothing is counted twice */
+    if (d->known && d->n_known < d->known_capacity) { /* even after a failure, so that nothing is counted twice */
         d->known[d->n_known].host = m->data;
         d->known[d->n_known++].weights = w;
     }
@@ -2970,7 +2968,7 @@ static const float *moe_upload_vector(moe_device *d, const float *v, size_t n, c
     return v ? (const float *)moe_upload(d, v, n * sizeof *v, what) : NULL;
 }
 
-/* The matrix that a node multiplies with or reads rows of, and its *bias; NULL: it has none, or several. */
+/* Return the matrix that a node multiplies with or reads rows of, and its *bias; NULL if there is none, or several. */
 static const moe_matrix *moe_matrix_of(const moe_node *n, const float **bias) {
     switch (n->op) {
     case MOE_OP_EMBED: return n->embed.table;
@@ -2982,7 +2980,7 @@ static const moe_matrix *moe_matrix_of(const moe_node *n, const float **bias) {
     }
 }
 
-/* Everything but experts. */
+/* Upload the weights of a node, except experts. */
 static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b) {
     const float *bias = NULL;
     const moe_matrix *w = moe_matrix_of(n, &bias);
@@ -3057,7 +3055,7 @@ static void moe_need_node(moe_needs *need, const moe_node *n, const moe_graph *g
 }
 
 static void moe_take_scratch(moe_device *d, const moe_needs *need) {
-    const char *what = "scratch", *frame = "what goes up and down in a step";
+    const char *what = "scratch", *frame = "uploads and downloads of a step";
     const size_t rows = d->rows, top = d->graphs[1].top, kinds = 1 + d->graphs[1].penalised, up = MOE_UP * rows;
     const size_t attention = moe_times(d, d->graphs[1].rows, d->graphs[1].max_source);
     const size_t host_ints = moe_max(need->experts + 1, moe_max(rows, 4)), inputs = rows * need->input_cols;
@@ -3099,8 +3097,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->output.logits = (float *)moe_acquire(d, d->graphs[1].rows * need->chunks * kinds * top, sizeof(float), what);
     d->output.ids = (int *)moe_acquire(d, d->graphs[1].rows * need->chunks * kinds * top, sizeof(int), what);
     d->attention = (float *)moe_acquire(d, attention, sizeof *d->attention, what);
-    /* one block to upload, one to download, and their pinned twins; results of the search have their own
-     */
+    /* One block to upload, one to download, and their pinned twins; results of the search have their own. */
     d->down_bytes = d->graphs[1].rows * (2 * top + 1) * sizeof(float);
     d->up = (int32_t *)moe_acquire(d, up, sizeof *d->up, frame);
     d->down = (char *)moe_acquire(d, d->down_bytes, 1, frame);
@@ -3123,7 +3120,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->top_ids = (int32_t *)(void *)(d->want_logprob + d->graphs[1].rows);
 }
 
-/* Slots, the memory that they point to, and uploads and downloads of sentences. The rest of the scratch must exist. */
+/* Allocate slots, their memory, and buffers for uploading and downloading sentences, after the other scratch. */
 static void moe_take_search(moe_device *d) {
     moe_searching *a = &d->searching;
     const char *what = "hypotheses";
@@ -3142,9 +3139,8 @@ static void moe_take_search(moe_device *d) {
     const size_t target_bytes = moe_times(d, targets, sizeof *d->sentences.targets);
     const size_t bytes = begun_bytes + target_bytes + moe_times(d, words, sizeof *a->results);
     if (d->status == MOE_OK && words > INT_MAX)
-        d->status =
-            moe_fail(&d->error, MOE_ERROR_ARGUMENT, what,
-                     "the results of so many sentences are too large: take a smaller batch, nbest or max_target");
+        d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what,
+                             "the results of the sentences are too large: reduce batch, nbest or max_target");
     a->rows = (int)g->rows;
     a->slot = (moe_slot *)moe_acquire(d, slots, sizeof *a->slot, what);
     a->tokens =
@@ -3191,7 +3187,7 @@ static void moe_take_search(moe_device *d) {
     d->sentences.fresh = 1;
 }
 
-/* The matrices and biases of the first expert. */
+/* Describe the matrices and biases of the first expert. */
 static void moe_bind_slabs(const moe_experts *e, const char *slabs, size_t step, moe_bound *b) {
     const char *down = slabs + moe_biased_bytes(&e->up, e->up_bias);
     b->up = moe_weights_at(&e->up, slabs, step);
@@ -3200,7 +3196,7 @@ static void moe_bind_slabs(const moe_experts *e, const char *slabs, size_t step,
     if (e->down_bias) b->down_bias = (const float *)(const void *)(down + moe_both_bytes(&e->down));
 }
 
-/* Experts, after everything else has its memory: all of them, or slots. */
+/* Place the experts, after everything else has been allocated: all of them, or bays. */
 static void moe_place_experts(moe_device *d, const moe_needs *need) {
     const size_t fixed = d->wanted;
     size_t all = 0, largest = 0, everything, available = 0, total = 0, room;
@@ -3224,9 +3220,8 @@ static void moe_place_experts(moe_device *d, const moe_needs *need) {
     if (room < largest) moe_lack(d, fixed + largest, everything, d->used + room, "experts");
     else if (room < all) moe_take_bays(d, largest, room, need->experts, need->tiles);
     if (d->cache.bays && d->log) {
-        snprintf(message, sizeof message,
-                 "%zu of %zu experts fit on cuda:%d at a time, the others are fetched as needed", d->cache.bays,
-                 d->experts, d->index);
+        snprintf(message, sizeof message, "%zu of %zu experts fit on cuda:%d, the others are fetched on demand",
+                 d->cache.bays, d->experts, d->index);
         d->log(d->log_user, message);
     }
     for (int which = 0; which < 2; which++)
@@ -3250,11 +3245,11 @@ static void moe_bind_graphs(moe_device *d, const moe_needs *need) {
     d->subs = (int8_t *)moe_acquire(d, need->subs, 1, "Q4 groups");
     for (int i = 0; i < 2; i++) {
         MOE_CUDA_TRY(d, cudaMallocHost((void **)&d->stage[i], MOE_STAGE_BYTES));
-        d->landing[i] = (char *)moe_acquire(d, 1, MOE_STAGE_BYTES, "weights on their way");
+        d->landing[i] = (char *)moe_acquire(d, 1, MOE_STAGE_BYTES, "weight uploads");
         MOE_CUDA_TRY(d, cudaEventCreateWithFlags(&d->landed[i], cudaEventDisableTiming));
         MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
     }
-    for (int which = 0; which < 2; which++) /* to the end even after a failure, to count the needed memory */
+    for (int which = 0; which < 2; which++) /* to the end even after a failure, to count the memory needed */
         for (size_t i = 0; i < d->graphs[which].count && d->bound[which]; i++)
             moe_bind_node(d, &d->graphs[which].nodes[i], &d->bound[which][i]);
     moe_place_experts(d, need);
@@ -3304,7 +3299,7 @@ static const char *moe_device_describe(const moe_device *d, uint64_t *bytes) {
 
 static void moe_device_stats(moe_device *d, moe_stats *s) {
     uint64_t counted[2] = { 0, 0 };
-    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* of this thread */
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* for this thread */
     if (d->status == MOE_OK) moe_fetch_ints(d, (const int *)(const void *)d->moe.stats, 4);
     if (d->status == MOE_OK) memcpy(counted, d->moe.host, sizeof counted);
     s->expert_pairs = counted[0];

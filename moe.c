@@ -99,11 +99,11 @@
 #define MOE_HOST 0
 #else
 #define MOE_HOST 1
-#define MOE_SHARED static inline MOE_UNUSED /* a device alone uses some of it */
+#define MOE_SHARED static inline MOE_UNUSED /* a device uses only part of it */
 #endif
 
 /* ==== 1. Platform =============================================================================================
- * Owns every question about the compiler, the processor and the operating system. */
+ * The only section that asks about the compiler, the processor or the operating system. */
 
 #if defined(__GNUC__) || defined(__clang__)
 #define MOE_INLINE static inline __attribute__((always_inline))
@@ -157,14 +157,14 @@
 #error "moe.c maps little-endian files: big-endian machines are not supported"
 #endif
 
-/* a * b + c must round twice. The pragma is the C standard's; gcc has only the option. */
+/* a * b + c must round twice. The pragma is standard C; gcc supports only the option. */
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #elif defined(__GNUC__)
 #pragma GCC optimize("-ffp-contract=off")
 #endif
 
-/* MOE_PORTABLE: the portable kernels alone, which compile in a fifth of the time. */
+/* MOE_PORTABLE builds only the portable kernels, which compile five times faster. */
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && !defined(MOE_PORTABLE)
 #define MOE_X86 1
 #include <cpuid.h>
@@ -173,7 +173,7 @@
 #define MOE_X86 0
 #endif
 
-/* gcc 10 is the first version with i8mm. */
+/* i8mm needs gcc 10. */
 #if defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__)) && !defined(MOE_PORTABLE) && \
     (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 10))
 #define MOE_ARM 1
@@ -194,7 +194,7 @@
 #define MOE_MTIME(file) ((file).st_mtim)
 #endif
 
-/* Reads that leave the page cache alone; 0: by F_NOCACHE, or not at all. Without _GNU_SOURCE glibc shows one name. */
+/* Flag for reads that bypass the page cache, or 0. glibc without _GNU_SOURCE has only the second name. */
 #if defined(O_DIRECT)
 #define MOE_O_DIRECT O_DIRECT
 #elif defined(__O_DIRECT)
@@ -205,7 +205,7 @@
 
 #define MOE_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* Tell the processor that this thread only waits. */
+/* Hint to the processor that this thread is spinning. */
 MOE_INLINE void moe_pause(void) {
 #if MOE_X86
     _mm_pause();
@@ -220,7 +220,7 @@ static uint64_t moe_nanoseconds(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Bytes of a core's first-level data cache; 0: unknown. */
+/* Return the size of the first-level data cache in bytes; 0 if unknown. */
 static size_t moe_l1_bytes(void) {
 #if defined(_SC_LEVEL1_DCACHE_SIZE)
     const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
@@ -239,7 +239,7 @@ MOE_SHARED size_t moe_divide_up(size_t n, size_t by) { return (n + by - 1) / by;
 
 #if MOE_HOST
 
-/* Read `bytes` bytes of a file; fewer, *got, where it ends. Returns 0 or the number of the error. */
+/* Read `bytes` bytes of a file, or fewer (*got) at its end. Returns 0 or errno. */
 static int moe_read_at(int fd, char *data, size_t bytes, uint64_t from, size_t *got) {
     for (*got = 0; *got < bytes;) {
         const ssize_t n = pread(fd, data + *got, moe_min(bytes - *got, (size_t)1 << 30), (off_t)(from + *got));
@@ -254,8 +254,8 @@ static int moe_read_at(int fd, char *data, size_t bytes, uint64_t from, size_t *
 #endif /* MOE_HOST */
 
 /* ==== 2. Errors ===============================================================================================
- * Owns the way a failure reaches the caller. Invariant: a function that returns another status than MOE_OK has
- * filled the error with a message that names the culprit, and the first failure wins. */
+ * How failures reach the caller. Invariants: a function that does not return MOE_OK has filled in the error, with a
+ * message that names the culprit; the first failure wins. */
 
 MOE_PRINTF(4, 5)
 static moe_status moe_fail(moe_error *error, moe_status code, const char *where, const char *format, ...) {
@@ -287,7 +287,7 @@ const char *moe_status_name(moe_status status) {
         if (moe_try_status != MOE_OK) return moe_try_status; \
     } while (0)
 
-/* Products of sizes from a file: 0 and *out untouched on overflow. */
+/* Multiply sizes from a file. Returns 0 and leaves *out unchanged on overflow. */
 static int moe_multiply(uint64_t a, uint64_t b, uint64_t *out) {
     if (b && a > UINT64_MAX / b) return 0;
     *out = a * b;
@@ -295,8 +295,7 @@ static int moe_multiply(uint64_t a, uint64_t b, uint64_t *out) {
 }
 
 /* ==== 3. Memory ===============================================================================================
- * Owns every allocation. Invariant: memory that is allocated here is released with its exact size, and nothing is
- * allocated between moe_session_new and moe_session_free. */
+ * All allocation. Invariants: memory is released with its exact size; sessions never allocate after moe_session_new. */
 
 static void *moe_default_allocate(void *user, size_t bytes) {
     (void)user;
@@ -322,8 +321,8 @@ static void moe_release(const moe_allocator *a, void *memory, size_t bytes) {
     if (memory) a->release(a->user, memory, bytes ? bytes : 1);
 }
 
-/* Copy a struct of the caller, `size` bytes by the caller's header, to this version's struct. Missing members become 0;
- * members that this version does not have must be 0. */
+/* Copy a caller's struct, of `size` bytes in the caller's header, to this version's struct. Missing members become
+ * 0; members unknown to this version must be 0. */
 enum { MOE_LARGEST_STRUCT = 4096 };
 static moe_status moe_take_struct(void *own, size_t own_size, const void *given, size_t size, const char *name,
                                   moe_error *error) {
@@ -343,8 +342,7 @@ static void moe_give_struct(void *out, size_t size, const void *own, size_t own_
     memcpy(out, own, moe_min(size, own_size));
 }
 
-/* A layout hands out consecutive 64-byte aligned pieces of one block. With base NULL it only measures, so the
- * same code first sizes a block and then carves it. */
+/* Carves consecutive 64-byte aligned pieces from one block, or only measures it if base is NULL. */
 typedef struct moe_layout {
     char *base;
     size_t used;
@@ -365,8 +363,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 /* ==== 4. System memory ========================================================================================
  * Owns everything that depends on how the system manages memory: huge pages, limits, available memory. */
 
-/* Advise huge pages for untouched memory. A read that bypasses the page cache is then 1.5 times as fast, since its
- * target is contiguous. */
+/* Advise huge pages for untouched memory. Direct I/O then pins one piece instead of hundreds: 1.5 times as fast. */
 static void moe_wish_huge_pages(char *memory, size_t bytes) {
 #if defined(MADV_HUGEPAGE)
     enum { HUGE_PAGE = 1 << 21 };
@@ -429,55 +426,55 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
 #endif /* MOE_HOST */
 
 /* ==== 5. Graph data ===========================================================================================
- * Owns the nodes of a graph for the processor and a device: numbers, matrices and addresses, without layers or models.
- * Invariant: a row of a node is computed from the same row of its sources, so that any rows may run together. */
+ * The nodes of a graph, for the processor and for devices: numbers, matrices and addresses, but no layers or models.
+ * Invariant: a row of a node depends only on the same row of its sources, so any rows can run together. */
 
-/* Every op: its name, how it runs (see Plan and run) and, for ops that run row by row, products per column. The
- * enum, the table and the launchers of a device are made from this list. */
+/* Every op: its name, how it runs (see "Plan and run") and, for ops that run row by row, products per column. The enum,
+ * the op table and the device launchers are generated from this list. */
 #define MOE_OPS(X)                                                                                           \
     X(INPUT, input, ROWS, 1)         /* rows of the frame's inputs */                                        \
     X(EMBED, embed, ROWS, 1)         /* ids -> rows of an embedding, times scale */                          \
-    X(QUANTISE, quantise, ROWS, 1)   /* rows -> int8 codes and a scale per row, or for 64 columns */         \
+    X(QUANTISE, quantise, ROWS, 1)   /* rows -> int8 codes and a scale per row or 64 columns */              \
     X(LINEAR, linear, WHOLE, 0)      /* x -> w x + bias, or w x + another node's row */                      \
-    X(POINTWISE, pointwise, ROWS, 1) /* a + b or a b, element by element */                                  \
+    X(POINTWISE, pointwise, ROWS, 1) /* elementwise a + b or a b */                                          \
     X(CONCAT, concat, ROWS, 1)                                                                               \
     X(UNARY, unary, ROWS, 16)                 /* an activation */                                            \
     X(NORM, norm, ROWS, 4)                    /* layer norm, RMS norm */                                     \
-    X(TURN, turn, ROWS, 8)                    /* queries and keys, normed, turned by their positions */      \
-    X(VIEW, view, NOTHING, 0)                 /* some columns of another node */                             \
-    X(GATHER, gather, ROWS, 1)                /* carried rows -> the parents', zero for a new sentence */    \
+    X(TURN, turn, ROWS, 8)                    /* queries and keys -> normalised, with rotary positions */    \
+    X(VIEW, view, NOTHING, 0)                 /* a range of another node's columns */                        \
+    X(GATHER, gather, ROWS, 1)                /* carried rows of the parents; zero for a new sentence */     \
     X(STORE, store, ROWS, 1)                  /* rows -> carried rows */                                     \
-    X(LSTM_STEP, lstm_step, SCRATCH, 0)       /* x, r, c -> [h | c]: products with both matrices, cell */    \
+    X(LSTM_STEP, lstm_step, SCRATCH, 0)       /* x, r, c -> [h | c]: both matrix products and the cell */    \
     X(LSTM_LAYER, lstm_layer, SCRATCH, 0)     /* input products of packed sentences -> outputs */            \
     X(SSRU, ssru, ROWS, 4)                    /* inputs, forget gates, c -> [y | c] */                       \
-    X(AVERAGE, average, ROWS, 4)              /* inputs, their sum before -> [mean | sum] */                 \
+    X(AVERAGE, average, ROWS, 4)              /* inputs, previous sum -> [mean | sum] */                     \
     X(ATTENTION, attention, SCRATCHED, 16384) /* projected query -> context (GNMT) */                        \
-    X(HEADS, heads, SCRATCH, 0)               /* queries, keys and values -> contexts of several heads */    \
+    X(HEADS, heads, SCRATCH, 0)               /* queries, keys and values -> contexts of all heads */        \
     X(GATE, gate, SCRATCH, 0)                 /* logits, or features and a gate over groups -> selections */ \
     X(EXPERTS, experts, SCRATCH, 0)           /* x, selections -> sum of weighted expert outputs */          \
-    X(MIX, mix, ROWS, 16)                     /* outputs of all experts side by side -> the same sum */      \
+    X(MIX, mix, ROWS, 16)                     /* concatenated outputs of all experts -> the same sum */      \
     X(OUTPUT, output, SCRATCH, 0)             /* logits, best tokens and their log-probabilities */
 
 #define MOE_OP_VALUE(NAME, name, how, cost) MOE_OP_##NAME,
 typedef enum moe_op { MOE_OPS(MOE_OP_VALUE) MOE_OP_COUNT } moe_op;
 
-/* RELU to SWISH can be chosen in a file: moe_ffn_activations has their names. SWISH to SIGMOID have vector code. So a
- * new one for files stands between GELU and SWISH, or behind SWISH if it has vector code. */
+/* Files can choose RELU to SWISH (names: moe_ffn_activations). SWISH to SIGMOID have vector code. Add a new activation
+ * for files between GELU and SWISH, or after SWISH if it has vector code. */
 typedef enum moe_unary { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH, MOE_UNARY_SIGMOID } moe_unary;
 
-/* A weight matrix [rows, cols] = [out, in] where its bytes lie in host memory, as Number formats says. */
+/* A weight matrix [rows, cols] = [out, in] in host memory; see "Number formats" for its bytes. */
 typedef struct moe_matrix {
     moe_type type;
     size_t rows, cols;
     size_t cols_padded;  /* quantised: multiple of 64; else cols */
     const void *data;    /* quantised: the codes */
-    const int8_t *subs;  /* what lies beside the codes, or NULL: of Q4 and Q4M subs first */
-    const int8_t *parts; /* Q4M, Q8B, or NULL: see moe_part */
+    const int8_t *subs;  /* the data after the codes, or NULL; Q4 and Q4M: subs first */
+    const int8_t *parts; /* Q4M and Q8B: see moe_part; else NULL */
     const float *scales; /* quantised: [rows padded to 16] */
-    size_t bits, sides;  /* of a number or code; bytes of subs and what lies with them, for 64 columns of a row */
+    size_t bits, sides;  /* per number or code; bytes of subs and parts per row and 64 columns */
 } moe_matrix;
 
-/* The matrix of the same shape `bytes` further on, of another expert. */
+/* Return the matrix of the same shape `bytes` further on, i.e. of another expert. */
 MOE_SHARED moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
     moe_matrix moved = *m;
     moved.data = (const char *)m->data + bytes;
@@ -487,16 +484,16 @@ MOE_SHARED moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
     return moved;
 }
 
-/* The tokens that a sentence may use (its shortlist), and their rows of the output layer. */
+/* The tokens that a sentence may use (its shortlist) and their rows of the output layer. */
 typedef struct moe_list {
-    size_t n;     /* 0: it has no list, and may use all */
+    size_t n;     /* 0 without a list: all tokens are allowed */
     int32_t *ids; /* [n] ascending */
-    moe_matrix w; /* [n, D]; rows 0: they were not gathered */
+    moe_matrix w; /* [n, D]; rows 0 if not gathered */
     float *bias;  /* [n] or NULL */
     size_t capacity;
 } moe_list;
 
-/* The place of a token among the logits of a row, of a list or (NULL) of all tokens. SIZE_MAX: it has none there. */
+/* Return the index of a token's logit in a row with this list (NULL: all tokens); SIZE_MAX if it has none. */
 MOE_SHARED size_t moe_list_place(const moe_list *list, int32_t id) {
     size_t low = 0, high = list ? list->n : 0;
     while (low < high) {
@@ -515,44 +512,44 @@ typedef struct moe_cell {
     float forget_bias;
 } moe_cell;
 
-/* What the weights of the experts are that a top-k gate chose. */
+/* How a top-k gate weights the experts that it selects. */
 typedef enum moe_gate_weights {
-    MOE_WEIGHTS_CHOSEN, /* softmax over the logits of the chosen ones */
-    MOE_WEIGHTS_ALL,    /* softmax over the logits of all */
-    MOE_WEIGHTS_SIGMOID /* sigmoids over the sum of those of the chosen ones */
+    MOE_WEIGHTS_CHOSEN, /* softmax over the logits of the selected experts */
+    MOE_WEIGHTS_ALL,    /* softmax over the logits of all experts */
+    MOE_WEIGHTS_SIGMOID /* sigmoids, normalised over the selected experts */
 } moe_gate_weights;
 
-/* One level of gates: `level` experts (or groups) compete. The weights of all of them are rows of one matrix. */
+/* One level of gates, on which `level` experts (or groups) compete. Their weights are the rows of one matrix. */
 typedef struct moe_gating {
     moe_gate kind;
     size_t level, k;
     int empty_zero;           /* 1: an empty mask selects nothing; 0: it selects the best expert */
-    int relu;                 /* of the logits (Eigen et al.) */
-    moe_matrix weight, noise; /* [n, F] F32; noise: rows 0 without */
+    int relu;                 /* applied to the logits (Eigen et al.) */
+    moe_matrix weight, noise; /* [n, F] F32; rows 0 without noise */
     const float *bias;        /* [n] or NULL */
     const float *threshold;   /* [n], threshold gates */
     moe_gate_weights weights; /* top-k gates */
-    const float *choice;      /* [n] added to sigmoids for the choice only; or NULL */
+    const float *choice;      /* [n] added to sigmoids for selection only, or NULL */
 } moe_gating;
 
-/* Whether a gate selects all experts. */
 MOE_SHARED int moe_gate_is_dense(moe_gate kind) { return kind == MOE_GATE_SOFTMAX || kind == MOE_GATE_SIGMOID; }
 
-/* Experts w_down relu(w_up x [+ bias]) [+ bias], or w_down (swish(w_gate x) * w_up x): a row of slabs. */
+/* Experts w_down relu(w_up x [+ bias]) [+ bias] or w_down (swish(w_gate x) * w_up x), stored as consecutive slabs. */
 typedef struct moe_experts {
     size_t count, hidden;
-    int gated;           /* `up` is [2 hidden, width], the gate's rows first */
-    float scale;         /* of their weighted sum */
-    moe_matrix up, down; /* [hidden, width], [width, hidden] of expert 0; the others follow every `stride` bytes */
+    int gated;   /* `up` is [2 hidden, width], gate rows first */
+    float scale; /* of the weighted sum */
+    moe_matrix up,
+        down; /* [hidden, width], [width, hidden] of expert 0; the others follow at multiples of `stride` bytes */
     size_t stride;
     const float *up_bias, *down_bias; /* [count, hidden], [count, width], or NULL */
-    const float *load;                /* [count] how often rows asked for each of them, at least 0; or NULL */
-    const struct moe_file *file;      /* file and number of its tensor that contain them; NULL: none */
+    const float *load;                /* [count] how often rows select each expert, at least 0; or NULL */
+    const struct moe_file *file;      /* file and tensor that contain the experts; NULL if none */
     size_t tensor;
 } moe_experts;
 
-/* A row of selections, as MOE_OP_GATE makes it, is `stride` words of 32 bits: how many experts, 1 if a mask was empty,
- * then uint32 experts [capacity] ascending and float weights [capacity]. */
+/* A row of selections, as MOE_OP_GATE writes it, has `stride` 32-bit words: number of experts, 1 if the mask was empty,
+ * uint32 experts [capacity] ascending, float weights [capacity]. */
 typedef struct moe_selections {
     uint32_t *words; /* [rows, stride] */
     size_t stride, capacity;
@@ -573,105 +570,105 @@ MOE_SHARED moe_selection moe_selection_at(const moe_selections *all, size_t row)
     return s;
 }
 
-enum { MOE_MAX_ENDS = 8 };   /* tokens of a model that end a translation */
-enum { MOE_ROW_ABOVE = -2 }; /* as a row's parent: the row above it, of the same run */
-enum { MOE_UNASKED = -2 };   /* as a row's token to score: nobody asks for its logits */
+enum { MOE_MAX_ENDS = 8 };   /* end tokens of a model */
+enum { MOE_ROW_ABOVE = -2 }; /* parent of a row: the row above it in the same run */
+enum { MOE_UNASKED = -2 };   /* token to score of a row: its logits are not needed */
 
-/* Rows that outlive a run of their graph: the key by which they are found again. */
+/* Rows that outlive a run of their graph, by the key that finds them again. */
 typedef enum moe_carry {
-    MOE_BY_PARENT, /* row r is of row r of the last step; rows whose parent is r read it    */
-    MOE_BY_SOURCE, /* one row per source token; all rows of its sentence read it          */
-    MOE_BY_TOKEN,  /* one row per generated token; the rows that descend from it read it: no copies when beams change */
+    MOE_BY_PARENT, /* row r belongs to row r of the previous step; read by rows with parent r */
+    MOE_BY_SOURCE, /* one row per source token, read by all rows of its sentence */
+    MOE_BY_TOKEN,  /* one row per generated token, read by its descendants: no copies when beams change */
     MOE_CARRY_COUNT
 } moe_carry;
 
-enum { MOE_PAGE = 16 }; /* rows carried by token that a sentence is given at a time */
+enum { MOE_PAGE = 16 }; /* rows carried by token are allocated to sentences in pages of this size */
 
-enum { MOE_OUTPUT_CHUNK = 1024 }; /* tokens in a chunk; the softmax over the vocabulary is joined from chunks */
+enum { MOE_OUTPUT_CHUNK = 1024 }; /* tokens per chunk; the softmax over the vocabulary is combined from chunks */
 
 typedef struct moe_embed_op {
     const moe_matrix *table;
-    const moe_matrix *positions; /* F32: the row of the token's position is added; NULL: none */
-    float scale;                 /* of the table's row */
+    const moe_matrix *positions; /* F32: the position's row is added; NULL if none */
+    float scale;                 /* of the table's rows */
 } moe_embed_op;
 
 typedef struct moe_linear_op {
     const moe_matrix *w;
-    const float *bias; /* [w->rows] or NULL; src[1], if there is one, is added instead */
+    const float *bias; /* [w->rows] or NULL; unused if src[1] is added */
     int relu;
 } moe_linear_op;
 
 typedef struct moe_norm_op {
-    const float *weight, *bias; /* [cols]; bias: or NULL */
+    const float *weight, *bias; /* [cols]; bias may be NULL */
     float epsilon;
-    int rms; /* the mean stays, and divides nothing (Zhang, Sennrich 2019, arXiv 1910.07467) */
+    int rms; /* no mean is subtracted (Zhang, Sennrich 2019, arXiv 1910.07467) */
 } moe_norm_op;
 
-/* Rotary positions (Su et al. 2021, arXiv 2104.09864) by halves: of the columns x_i, x_{i + width / 2} of a head and
- * the row's position p, x_i cos a_pi - x_{i + width / 2} sin a_pi and x_{i + width / 2} cos a_pi + x_i sin a_pi. src[0]
- * has queries, keys and values, of which values stay. An RMS norm of each head comes before or behind. */
+/* Rotary positions (Su et al. 2021, arXiv 2104.09864) by halves: columns x_i, x_{i + width / 2} of a head at position p
+ * become x_i cos a_pi - x_{i + width / 2} sin a_pi and x_{i + width / 2} cos a_pi + x_i sin a_pi. src[0] holds queries,
+ * keys and values; values are unchanged. Each head may have an RMS norm before or after. */
 typedef struct moe_turn_op {
     size_t queries, keys, width;        /* heads; columns of a head */
-    const moe_matrix *table;            /* [positions, width] F32: cosines, sines; NULL: they are not turned */
-    const float *query_norm, *key_norm; /* [width] or NULL: there is no norm */
+    const moe_matrix *table;            /* [positions, width] F32: cosines, sines; NULL without rotation */
+    const float *query_norm, *key_norm; /* [width], or NULL without a norm */
     float epsilon;
     int norm_last;
 } moe_turn_op;
 
-/* How carried rows are kept: F32, F16, or Q8 with a scale for each `group` numbers. */
+/* Number format of carried rows: F32, F16, or Q8 with a scale for every `group` numbers. */
 typedef struct moe_keep {
     moe_type type;
-    size_t cols, group; /* numbers in a row, in a group */
+    size_t cols, group; /* numbers per row, per group */
 } moe_keep;
 
 typedef struct moe_carried_op {
     moe_carry by;
-    moe_keep keep; /* F32, but for rows carried by token */
-    float *rows;   /* or other numbers, without gaps */
+    moe_keep keep; /* F32 except for rows carried by token */
+    float *rows;   /* or numbers of another format, contiguous */
 } moe_carried_op;
 
 typedef struct moe_lstm_op {
     const moe_cell *cell;
     int backward;           /* lstm_layer */
-    float *last_r, *last_c; /* lstm_layer: [slots, P], [slots, H] states after every sentence, or NULL */
+    float *last_r, *last_c; /* lstm_layer: [slots, P], [slots, H] final states of the sentences, or NULL */
 } moe_lstm_op;
 
 typedef struct moe_attention_op {
-    int product, start_zero;    /* Appendix G instead of additive; the first context is zero */
+    int product, start_zero;    /* product (Appendix G) instead of additive; zero first context */
     const float *v;             /* [src[0]->cols] */
     const float *keys, *values; /* [tokens, src[0]->cols], [tokens, cols] */
 } moe_attention_op;
 
-/* softmax(q k / sqrt(width of a head)) v for every head, whose columns lie side by side (Vaswani et al. 2017, arXiv
- * 1706.03762). `share` neighbours have the same key and value (Ainslie et al. 2023, arXiv 2305.13245). src[0] begins
- * with the queries. Keys and values lie side by side, 2 cols / share numbers in a row: carried by source or by token,
- * or, in the encoder, in src[0] after the queries. */
+/* softmax(q k / sqrt(head width)) v for every head; heads are adjacent columns (Vaswani et al. 2017, arXiv 1706.03762).
+ * `share` adjacent heads share one key and value (Ainslie et al. 2023, arXiv 2305.13245). src[0] starts with the
+ * queries. A row has all keys, then all values, 2 cols / share numbers: carried by source or token or, in the
+ * encoder, in src[0] after the queries. */
 typedef struct moe_heads_op {
     size_t heads, share;
-    int within;        /* a row attends to its own sentence: to all of it, in the decoder to its tokens so far */
-    moe_keep keep;     /* of the carried rows: */
-    const float *rows; /* or other numbers; NULL: src[0] has keys and values */
-    uint64_t shown;    /* bits: heads whose mean a frame's attention receives; 0: it is not of this node */
+    int within;        /* a row attends to its own sentence: the decoder to the tokens so far, the encoder to all */
+    moe_keep keep;     /* format of the carried rows */
+    const float *rows; /* NULL if src[0] holds keys and values */
+    uint64_t shown; /* bit mask of the heads averaged into the frame's attention; 0 if this node does not report it */
 } moe_heads_op;
 
 typedef struct moe_gate_op {
     const moe_gating *gating;
-    moe_gate kind;     /* of the session, which may differ from the file's */
-    int grouped;       /* src are features and selections of groups; else logits and perhaps logits of noise */
-    size_t capacity;   /* experts that a row can select */
-    const char *layer; /* the layer whose experts it chooses; NULL: it chooses groups */
+    moe_gate kind;     /* set by the session; may differ from the file's */
+    int grouped;       /* src: features and selections of groups; else logits and optional noise logits */
+    size_t capacity;   /* maximum experts per row */
+    const char *layer; /* layer of the selected experts; NULL if groups are selected */
 } moe_gate_op;
 
 typedef struct moe_output_op {
     const moe_matrix *w;
     const float *bias;    /* [vocabulary] or NULL */
-    const int32_t *never; /* [n_never] tokens that are never generated; the first n_suppressed keep their share of */
-    size_t n_never;       /* probability anyway                                                           */
+    const int32_t *never; /* [n_never] tokens that are never generated; the first n_suppressed still count in the */
+    size_t n_never;       /* softmax */
     size_t n_suppressed;
     int32_t eos;
 } moe_output_op;
 
-/* Scratch of ops on the processor, besides that of each thread. */
+/* Scratch memory of ops on the processor, except per-thread scratch. */
 
 typedef struct moe_lstm_work {
     float *c, *h, *r; /* [sentences, H], [sentences, H], [sentences, P] */
@@ -679,74 +676,74 @@ typedef struct moe_lstm_work {
     float *r_scales, *h_scales;
 } moe_lstm_work;
 
-/* Per thread, for each row of a task: the rows that it attends to, and their scores. */
+/* Per thread, for each row of a task: the rows that it attends to and their scores. */
 typedef struct moe_heads_work {
     const float **seen; /* [threads, MOE_HEADS_ROWS, longest] */
     float *scores;      /* [threads, MOE_HEADS_ROWS, heads, longest] */
-    float *unpacked;    /* [threads, MOE_HEADS_ROWS, MOE_HEADS_BLOCK, unpacked_stride] keys or values that are no F32 */
+    float *unpacked; /* [threads, MOE_HEADS_ROWS, MOE_HEADS_BLOCK, unpacked_stride] keys or values converted to F32 */
     size_t longest, unpacked_stride;
 } moe_heads_work;
 
-/* Dense matrices for batchwise gates and for a trace, [rows, experts] or NULL. */
+/* Dense matrices [rows, experts] for batchwise gates and traces, or NULL. */
 typedef struct moe_gate_work {
     float *probabilities, *dense;
-    char *mask; /* of a batchwise gate */
+    char *mask; /* for a batchwise gate */
 } moe_gate_work;
 
 typedef struct moe_expert_work {
-    size_t *first;      /* [E + 2] first pair of every expert                     */
-    uint32_t *pair_row; /* [pairs] row of a pair, pairs sorted by expert          */
-    uint32_t *row_pair; /* [pairs] pairs of a row in expert order                 */
-    size_t *row_first;  /* [rows] first of them                                   */
-    int32_t *visit;     /* [visits] experts with pairs, in the order of work      */
+    size_t *first;      /* [E + 2] first pair of each expert */
+    uint32_t *pair_row; /* [pairs] row of each pair, pairs sorted by expert */
+    uint32_t *row_pair; /* [pairs] pairs of each row in expert order */
+    size_t *row_first;  /* [rows] first entry of a row in row_pair */
+    int32_t *visit;     /* [visits] experts with pairs, in processing order */
     uint32_t *task;     /* [tasks, 3] visit, first pair, pairs                    */
     float *out;         /* [pairs, stride]                                        */
     size_t stride;      /* at least D                                             */
-    float *sizes;       /* [rows, E] of a trace: norms of these; else NULL        */
-    /* Of ranks: pairs go to the rank of their expert, and outputs come back. The experts of a rank lie side by side, so
-     * that first and visit are by place. */
-    uint32_t *place, *expert;      /* [E] the place of an expert, and the expert of a place; NULL: they are the same */
-    size_t each, input_bytes;      /* most experts of a rank, and 1; a row of inputs, its scale included */
-    uint32_t *to, *from;           /* [ranks, each] pairs by expert; in the last place: whether another chunk follows */
+    float *sizes;       /* [rows, E] for a trace: norms of `out`; else NULL */
+    /* With ranks, pairs are sent to their expert's rank and outputs sent back. A rank's experts have consecutive
+     * places, which index `first` and `visit`. */
+    uint32_t *place, *expert;      /* [E] place of an expert, expert of a place; NULL if they are equal */
+    size_t each, input_bytes;      /* maximum experts per rank, plus 1; bytes of a row of inputs with its scale */
+    uint32_t *to, *from;           /* [ranks, each] pairs per expert; last: 1 if another chunk follows */
     size_t *to_bytes, *from_bytes; /* [ranks]                                                     */
     char *sent, *taken;            /* [pairs, input_bytes], [ranks * pairs, input_bytes]          */
     float *back;                   /* [ranks * pairs, D] outputs in the order of `taken`          */
-    size_t *taken_first;           /* [E + 2] these three are first, pair_row and task of `taken` */
+    size_t *taken_first;           /* [E + 2] like `first`, pair_row and task, but for `taken` */
     uint32_t *taken_row;           /* [ranks * pairs]                                             */
-    int takes;                     /* 1: in their places; inputs are in `taken`, outputs go to `back` */
+    int takes;                     /* 1 while the previous three are used: inputs from `taken`, outputs to `back` */
 } moe_expert_work;
 
-/* Results of every chunk of the vocabulary for every row. Chunks are joined in index order. */
+/* Results per row and vocabulary chunk. Chunks are combined in index order. */
 typedef struct moe_output_work {
     size_t chunks;
-    size_t *first;    /* [groups, 2] first rows of groups, and ends: at most MOE_OUTPUT_ROWS with the same list */
+    size_t *first;    /* [groups, 2] first and end row of groups: at most MOE_OUTPUT_ROWS rows with the same list */
     float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
-    float *logits;    /* [rows, chunks, kinds, top] the best of the chunk, descending, -infinity: none */
-    int32_t *ids;     /* the same shape: their columns */
-    float *seen;      /* [threads, rows, top] the largest logits that a thread has computed      */
-    /* of rows whose token is drawn: */
-    size_t *drawn;     /* [rows] the place of a row among them */
+    float *logits;    /* [rows, chunks, kinds, top] best of the chunk, descending; -infinity if missing */
+    int32_t *ids;     /* same shape: columns of the logits */
+    float *seen;      /* [threads, rows, top] largest logits that the thread has computed */
+    /* for rows with a sampled token: */
+    size_t *drawn;     /* [rows] index of the row among the sampled ones */
     float *plain;      /* [sentences, vocabulary] logits */
-    uint32_t *weights; /* [sentences, vocabulary] the bits of logits with penalties, then weights */
+    uint32_t *weights; /* [sentences, vocabulary] bits of the penalised logits, later weights */
 } moe_output_work;
 
-/* A node and the rows that it makes. Weights are in host memory. Data, scales and carried rows, which the session
- * placed, are in the device's memory if a device runs the graph. */
+/* A node and the rows that it computes. Weights are in host memory. Data, scales and carried rows, which the session
+ * places, are in device memory if a device runs the graph. */
 typedef struct moe_node moe_node;
 struct moe_node {
     moe_op op;
     char name[48];
     moe_node *src[3];
-    size_t cols;   /* numbers in a row */
-    size_t stride; /* distance of two rows in numbers (of codes: in bytes); 0: the rows need not be there */
+    size_t cols;   /* numbers per row */
+    size_t stride; /* distance between rows in numbers (codes: bytes); 0 if rows need not be stored */
     void *data;    /* [rows, stride] */
-    float *scales; /* quantise: [rows]; NULL: in the rows, behind codes and their sums */
+    float *scales; /* quantise: [rows]; NULL if stored in the rows, after the codes and their sums */
     union {        /* by op */
         moe_embed_op embed;
         moe_linear_op linear;
         moe_unary unary;
         int product;   /* pointwise: a b instead of a + b */
-        size_t column; /* view: first of the columns */
+        size_t column; /* view: first column */
         moe_norm_op norm;
         moe_turn_op turn;
         moe_carried_op carried; /* gather, store */
@@ -759,8 +756,8 @@ struct moe_node {
         moe_output_op output;
     };
     /* the plan */
-    moe_node *codes;   /* the quantised form of this node, if some node reads it */
-    size_t work_bytes; /* scratch that lives during this node only: */
+    moe_node *codes;   /* quantised form of this node if a node reads it */
+    size_t work_bytes; /* scratch that lives while this node runs: */
     union {
         moe_lstm_work lstm;
         moe_heads_work heads;
@@ -772,146 +769,144 @@ struct moe_node {
     size_t thread_floats;
     size_t last; /* the last node that reads this one */
     size_t offset, work_offset;
-    moe_node *above; /* while planning: the next higher node in the arena */
+    moe_node *above; /* while planning: next higher node in the arena */
 };
 
 typedef struct moe_graph {
-    moe_node *nodes;                                        /* in the order in which they run */
-    size_t count, capacity;                                 /* nodes  */
+    moe_node *nodes;                                        /* in execution order */
+    size_t count, capacity;                                 /* nodes */
     size_t rows;                                            /* capacity in rows */
-    size_t threads, sentences, max_source, max_target, top; /* the size of scratch depends on these */
-    size_t penalised; /* 1: tokens that a hypothesis has are among its best with a penalty */
-    int draws;        /* 1: tokens of rows may be drawn */
-    int traced;       /* 1: a trace function reads every node */
-    int routed;       /* 1: a routing function reads every selection */
-    int mixes;        /* 1: a row's selection depends on the other rows of its run */
-    int gating;       /* 1 + the kind of all gates; 0: that of the file */
-    int noise;        /* on logits of gates, drawn from noise_seed and the row's key */
+    size_t threads, sentences, max_source, max_target, top; /* determine the size of scratch */
+    size_t penalised; /* 1 if tokens that a hypothesis already contains are penalised */
+    int draws;        /* 1 if tokens may be sampled */
+    int traced;       /* 1 if a trace function reads every node */
+    int routed;       /* 1 if a routing function reads every selection */
+    int mixes;        /* 1 if a row's selection depends on the other rows of its run */
+    int gating;       /* 1 + kind of all gates; 0 uses the file's kinds */
+    int noise;        /* on gate logits, from noise_seed and the row's key */
     uint64_t noise_seed;
-    int blocks;                                                 /* activations have a scale for every 64 columns */
-    int on_device;                                              /* a device has its own scratch */
-    moe_stats *stats;                                           /* counters of experts, or NULL */
-    void (*watch)(void *watcher, const moe_node *t, int after); /* on the processor, before and after a node; or NULL */
+    int blocks;       /* activations have a scale per 64 columns */
+    int on_device;    /* a device, which has its own scratch, runs the graph */
+    moe_stats *stats; /* expert counters, or NULL */
+    void (*watch)(void *watcher, const moe_node *t,
+                  int after); /* called before and after each node on the processor; or NULL */
     void *watcher;
-    struct moe_damage *damage; /* where a run reports a damaged slab, or NULL */
-    struct moe_bank *bank;     /* of a streamed file, where its experts are; or NULL */
-    struct moe_ranks *ranks;   /* that share the experts; or NULL */
-    size_t bytes;              /* of the planned arena */
+    struct moe_damage *damage; /* receives the first damaged slab of a run; or NULL */
+    struct moe_bank *bank;     /* experts of a streamed file, or NULL */
+    struct moe_ranks *ranks;   /* ranks that share the experts, or NULL */
+    size_t bytes;              /* size of the planned arena */
     int overflow;
 } moe_graph;
 
 /* ==== 6. Frames ===============================================================================================
- * Owns the arguments of one run of a graph. Invariant: all of them are in host memory. */
+ * The arguments of one run of a graph. Invariant: all of them are in host memory. */
 
 enum { MOE_ENCODER, MOE_DECODER, MOE_GRAPHS }; /* the graph of a classifier counts as a decoder */
 
-/* The rows of the encoder: sentences sorted by falling length, packed by time step. */
+/* Rows of the encoder: sentences sorted by descending length, packed by time step. */
 typedef struct moe_packed {
     size_t steps;        /* longest sentence */
     size_t *live;        /* [steps] sentences that reach step t */
-    size_t *first;       /* [steps] row of the first of them */
-    size_t *destination; /* [rows] place among the rows carried by source */
-    size_t *sentence;    /* [live[0]] slot of each */
+    size_t *first;       /* [steps] first row of step t */
+    size_t *destination; /* [rows] index among the rows carried by source */
+    size_t *sentence;    /* [live[0]] slot of each sentence */
 } moe_packed;
 
-/* The rows of the decoder: hypotheses. Classifiers use want, top_ids and top_logprobs only. */
+/* Rows of the decoder: hypotheses. Classifiers use only want, top_ids and top_logprobs. */
 typedef struct moe_beam {
-    int32_t *parents; /* row of the step before; -1, or a row past the graph's: sentence begins; MOE_ROW_ABOVE */
-    size_t *segment, *length; /* source sentence among the rows carried by source */
-    const moe_list **lists;   /* of its tokens; NULL: no row has one */
+    int32_t *parents; /* row in the previous step; -1 or beyond the graph's rows: a sentence starts; MOE_ROW_ABOVE */
+    size_t *segment, *length; /* the sentence's range of rows carried by source */
+    const moe_list **lists;   /* shortlist of each row; NULL if no row has one */
 
-    /* [rows, max_target] places of a row's tokens so far, among the rows carried by token; NULL if none are. A row at
-     * position t has t + 1 places; the last one is its own. */
+    /* [rows, max_target] indices of a row's tokens among the rows carried by token; NULL if there are none. A row at
+     * position t has t + 1 indices; the last one is its own. */
     int32_t *chain;
 
-    float *attention; /* [rows, max_source] weights, or NULL if they are not needed; a device keeps its own */
-    float *coverage;  /* of the search: sums of `attention`, or by place: [slots, beam, max_source]; may be NULL */
-    size_t attention_stride; /* of both, for the search */
+    float *attention; /* [rows, max_source] weights, or NULL if not needed; a device has its own */
+    float *coverage;  /* for the search: sums of `attention`, or [slots, beam, max_source] by slot; may be NULL */
+    size_t attention_stride; /* of both */
     int32_t *want;           /* token to score; -1: find the best tokens; MOE_UNASKED */
     float *want_logprob;
-    char *hold; /* 1: the translation is too short to end here; NULL: none is too short */
-    uint32_t
-        *used; /* [rows, moe_bit_words] a bit for each token that a row's hypothesis has; NULL: none is penalised */
-    float *penalty;               /* of these tokens */
-    struct moe_lot *lots;         /* [rows] how the token of a row is drawn (Elementary functions); NULL: none is */
-    size_t n_starts, most_starts; /* most_starts: of any row in this run */
-    int32_t *starts; /* [rows, n_starts] more tokens to score, the first most_starts of each row, -1: none */
+    char *hold;     /* 1 if the translation is too short to end here; NULL if none is */
+    uint32_t *used; /* [rows, moe_bit_words] a bit for each token of the row's hypothesis; NULL without penalties */
+    float *penalty; /* [rows] for these tokens */
+    struct moe_lot *lots;         /* [rows] how to sample the row's token; NULL if none is sampled */
+    size_t n_starts, most_starts; /* most_starts: maximum of all rows in this run */
+    int32_t *starts;              /* [rows, n_starts] more tokens to score, most_starts per row; -1 if unused */
     float *start_logprobs;
     size_t top;
-    int32_t *top_ids;    /* [rows, top], best first, ties by lower id; before them the token that was drawn */
-    float *top_logprobs; /* [rows, top]; NaN in a broken row */
-    float *top_weighed;  /* [rows, top] the same with penalties, which the search adds up; NULL: it takes those above */
+    int32_t *top_ids;    /* [rows, top], best first, ties by lower id; preceded by the sampled token, if any */
+    float *top_logprobs; /* [rows, top]; NaN if the row is not finite */
+    float *top_weighed;  /* [rows, top] penalised, for the search; NULL: it uses top_logprobs */
 } moe_beam;
 
 typedef struct moe_frame {
     size_t rows;
     int32_t *ids;        /* [rows] */
-    int32_t *positions;  /* [rows] of the tokens in their sentences */
-    const float *inputs; /* [rows, columns of the input] */
-    uint64_t *keys;      /* [rows] keys from which the noise of a row is drawn; NULL without noise */
-    moe_packed packed;   /* of the encoder's graph */
-    moe_beam beam;       /* of the decoder's, all [rows] */
+    int32_t *positions;  /* [rows] token positions within their sentences */
+    const float *inputs; /* [rows, input columns] */
+    uint64_t *keys;      /* [rows] seeds of each row's noise; NULL without noise */
+    moe_packed packed;   /* encoder */
+    moe_beam beam;       /* decoder, all [rows] */
 } moe_frame;
 
 /* ==== 7. Devices ==============================================================================================
- * Owns the interface between a session and a device. The session plans. The device owns two blocks of memory, in which
- * the plan places carried rows and activations; it also owns the weights and its scratch. Order of calls: count, open,
- * allocate (carried rows, activations), bind, run..., close. For translations and scores the device also searches: run
- * computes the encoder, then begin... and step follow. Invariant: only ids are uploaded, and only finished sentences
- * are downloaded. */
+ * The interface between a session and a device. The session plans. The device owns the weights, its scratch and two
+ * blocks of memory, in which the plan places carried rows and activations. Order of calls: count, open, allocate
+ * (carried rows, activations), bind, run..., close. For translations and scores the device also searches: after run has
+ * computed the encoder, call begin... and step. Invariant: only ids are uploaded and only finished sentences are
+ * downloaded. */
 
 typedef struct moe_device moe_device;
-typedef struct moe_search moe_search; /* see Beam search */
+typedef struct moe_search moe_search; /* see "Beam search" */
 typedef struct moe_slot moe_slot;
 
-/* The outcome of a step of a device that searches. */
 typedef struct moe_device_results {
-    size_t rows;            /* rows of the step */
-    size_t done;            /* finished sentences, in the order of their slots */
-    const int32_t *results; /* of them, by moe_write_result; valid until the next step */
+    size_t rows;            /* rows in the step */
+    size_t done;            /* finished sentences, ordered by slot */
+    const int32_t *results; /* written by moe_write_result; valid until the next step */
 } moe_device_results;
 
 typedef struct moe_device_params {
     moe_allocator allocator; /* for host memory */
-    int index;               /* which of the devices */
-    size_t memory;  /* bytes that may be used; 0: all that is free. Experts that do not fit are fetched as needed */
-    moe_log_fn log; /* may be NULL */
+    int index;               /* of the device */
+    size_t memory;           /* limit in bytes; 0: all free memory. Experts that do not fit are fetched on demand */
+    moe_log_fn log;          /* may be NULL */
     void *log_user;
 } moe_device_params;
 
 typedef struct moe_device_api {
     const char *name; /* "cuda" */
-    /* The number of devices; `error` gives the reason if there are none. */
+    /* Return the number of devices; if there are none, `error` gives the reason. */
     int (*count)(moe_error *error);
     moe_status (*open)(const moe_device_params *params, moe_device **out, moe_error *error);
-    /* Zeroed device memory, valid as long as the device. NULL without an error if params->memory is too small: bind
-     * then fails, with the size of all memory that is needed. */
+    /* Allocate zeroed memory that is valid as long as the device. Sets *out to NULL and succeeds if params->memory is
+     * too small: bind then fails and reports the memory that would be enough. */
     moe_status (*allocate)(moe_device *device, size_t bytes, const char *what, void **out, moe_error *error);
-    /* Upload the weights of the graphs and allocate everything else. Graphs and weights must stay at their addresses.
-     * With `search` (copied) the device searches, one slot per sentence of the decoder; NULL: run gets frames. */
+    /* Upload the weights of the graphs and allocate everything else. Graphs and weights must not move. With `search`
+     * (copied) the device searches, one slot per sentence of the decoder; if it is NULL, run receives frames. */
     moe_status (*bind)(moe_device *device, const moe_graph graphs[MOE_GRAPHS], const moe_search *search,
                        moe_error *error);
-    /* Run graph `which` and fill the outputs that the frame names. A trace function gets every node, which is slow. */
+    /* Run graph `which` and fill the frame's outputs. A trace function receives every node, which is slow. */
     moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
                       moe_error *error);
-    /* Begin the sentence of the free slot `at`: its numbers, target and constraints in `slot` are copied, and uploaded
-     * with the next step. */
+    /* Start the sentence of free slot `at`, copied from `slot` and uploaded with the next step. */
     void (*begin)(moe_device *device, size_t at, const moe_slot *slot);
     void (*forget)(moe_device *device); /* all sentences */
-    /* A decoder step for every sentence under way; there is at least one. */
+    /* Run one decoder step for all active sentences, at least one. */
     moe_status (*step)(moe_device *device, moe_trace_fn trace, void *trace_user, moe_device_results *out,
                        moe_error *error);
     const char *(*describe)(const moe_device *device, uint64_t *bytes); /* "cuda:0 NVIDIA H200", memory held */
-    /* Fill in the fields of moe_stats that begin with expert; counters of the device itself are 0 after a failure. */
+    /* Fill the fields of moe_stats that start with expert. The device's own counters are 0 after a failure. */
     void (*stats)(moe_device *device, moe_stats *stats);
-    void (*close)(moe_device *device); /* NULL is fine */
+    void (*close)(moe_device *device); /* NULL is allowed */
 } moe_device_api;
 
 const moe_device_api *moe_cuda(void); /* in moe-cuda.cu */
 
 /* ==== 8. Elementary functions =================================================================================
- * Owns the one definition of exp, log, tanh, sigmoid, gelu, softplus and of noise. Invariant: Kernels: shared repeats
- * exp, tanh and sigmoid operation by operation; the others are defined only here. Errors are below 2e-7 absolute for
+ * The only definitions of exp, log, tanh, sigmoid, gelu, softplus and of noise. Invariant: "Kernels: shared" repeats
+ * exp, tanh and sigmoid operation by operation; the others have no second version. Errors are below 2e-7 absolute for
  * tanh and sigmoid, 3e-7 relative for exp and log (tests/engine/test_kernels.c). */
 
 MOE_SHARED float moe_from_bits(uint32_t bits) {
@@ -947,8 +942,7 @@ MOE_SHARED uint16_t moe_f32_to_f16(float f) {
     return (uint16_t)(sign | (magnitude >> 13));
 }
 
-/* Round to nearest even for |x| < 2^22, the same on every machine: adding 1.5 * 2^23 leaves the integer in the low
- * mantissa bits. */
+/* Round to nearest even for |x| < 2^22: adding 1.5 * 2^23 leaves the integer in the low mantissa bits. */
 #define MOE_ROUND_MAGIC 12582912.0f
 MOE_SHARED int32_t moe_round(float x) { return (int32_t)(moe_to_bits(x + MOE_ROUND_MAGIC) - 0x4b400000u); }
 
@@ -963,7 +957,7 @@ MOE_SHARED int32_t moe_round(float x) { return (int32_t)(moe_to_bits(x + MOE_ROU
 #define MOE_EXP_5 8.36323574e-3f
 #define MOE_EXP_6 1.39337336e-3f
 
-/* Comparisons are ordered so that NaN goes through: (limit > x ? limit : x) gives the same as maxps(limit, x). */
+/* Comparisons are ordered to propagate NaN: (limit > x ? limit : x) equals maxps(limit, x). */
 MOE_SHARED float moe_expf(float x) {
     float clamped = MOE_EXP_LOW > x ? MOE_EXP_LOW : x, t, n, r, y;
     clamped = MOE_EXP_HIGH < clamped ? MOE_EXP_HIGH : clamped;
@@ -977,7 +971,8 @@ MOE_SHARED float moe_expf(float x) {
     y = y * r + MOE_EXP_2;
     y = y * (r * r) + r;
     y = y + 1.0f;
-    y = y * moe_from_bits((moe_to_bits(t) << 23) + 0x3f800000u); /* times 2^n; a NaN stays one, whatever its payload */
+    y = y *
+        moe_from_bits((moe_to_bits(t) << 23) + 0x3f800000u); /* times 2^n; a NaN remains NaN, whatever its payload */
     return x < MOE_EXP_LOW ? 0.0f : y;
 }
 
@@ -989,7 +984,7 @@ MOE_SHARED float moe_tanhf(float x) {
     return moe_from_bits(moe_to_bits((1.0f - t) / (1.0f + t)) | sign);
 }
 
-/* Natural logarithm of a positive normal number; -infinity for 0. */
+/* Return the natural logarithm of a positive normal number; -infinity for 0. */
 MOE_SHARED float moe_logf(float x) {
     uint32_t bits = moe_to_bits(x);
     int32_t exponent;
@@ -1004,12 +999,12 @@ MOE_SHARED float moe_logf(float x) {
     return (float)exponent * MOE_LN2_HIGH + ((float)exponent * MOE_LN2_LOW + z);
 }
 
-/* NaN goes through, as it does through maxps(0, x). */
+/* Propagates NaN, as maxps(0, x) does. */
 MOE_SHARED float moe_reluf(float x) { return 0.0f > x ? 0.0f : x; }
 
 enum { MOE_LANES = 16 };
 
-/* The fixed tree: 16 lanes to one. */
+/* Add 16 lanes by a fixed tree. */
 MOE_SHARED float moe_join_lanes(const float lane[MOE_LANES]) {
     float t[8];
     for (int i = 0; i < 8; i++) t[i] = lane[i] + lane[i + 8];
@@ -1018,8 +1013,7 @@ MOE_SHARED float moe_join_lanes(const float lane[MOE_LANES]) {
     return t[0] + t[1];
 }
 
-/* x times the normal distribution's function, whose erf is that of Abramowitz and Stegun 7.1.26 (error below 1.5e-7).
- */
+/* x times the normal distribution function, with erf by Abramowitz and Stegun 7.1.26 (error below 1.5e-7). */
 MOE_SHARED float moe_geluf(float x) {
     const float z = moe_from_bits(moe_to_bits(x * 0.707106781f) & 0x7fffffffu), t = 1.0f / (1.0f + 0.3275911f * z);
     const float tail =
@@ -1039,7 +1033,7 @@ MOE_SHARED float moe_unaryf(moe_unary what, float x) {
     return moe_sigmoidf(x);
 }
 
-/* Insert v with its id into the descending list of at most `top`; equal values keep their order. */
+/* Insert v and its id into a descending list of up to `top` entries; equal values keep their order. */
 MOE_SHARED void moe_keep_best(float *best, int32_t *ids, size_t top, float v, int32_t id) {
     size_t at = top - 1;
     if (!(v > best[at])) return;
@@ -1051,22 +1045,20 @@ MOE_SHARED void moe_keep_best(float *best, int32_t *ids, size_t top, float v, in
     ids[at] = id;
 }
 
-/* A set of numbers below n is as many words of bits. */
 MOE_SHARED size_t moe_bit_words(size_t n) { return n / 32 + 1; }
 MOE_SHARED int moe_bit(const uint32_t *set, int32_t i) { return set[i / 32] >> i % 32 & 1; }
 
-/* How the best tokens of a row are ordered. */
 typedef struct moe_weighing {
-    size_t kinds;    /* 2: those that the hypothesis has already have lists of their own... */
-    float penalty;   /* ...and this penalty */
-    int by_logprobs; /* on log-probabilities; 0: on logits */
+    size_t kinds;    /* 2: separate lists for tokens that the hypothesis already contains... */
+    float penalty;   /* ...which have this penalty */
+    int by_logprobs; /* 0: on logits */
 } moe_weighing;
 
 /* Hugging Face's repetition penalty. */
 MOE_SHARED float moe_penalised(float v, float penalty) { return v > 0.0f ? v / penalty : v * penalty; }
 
-/* The best of a row, from the lists of its chunks [chunks, kinds, top]: their log-probabilities, what these are with
- * penalties (if not NULL), and their columns, -1: none. */
+/* Find the best tokens of a row from its chunks' lists [chunks, kinds, top]. Returns log-probabilities, penalised
+ * log-probabilities (unless NULL) and columns, -1 where there are fewer tokens. */
 MOE_SHARED void moe_join_best(const moe_weighing *by, const float *logits, const int32_t *columns, size_t chunks,
                               size_t top, float max, float log_sum, float *logprobs, float *weighed, int32_t *best) {
     float values[MOE_MAX_BEAM + MOE_MAX_ENDS];
@@ -1087,7 +1079,7 @@ MOE_SHARED void moe_join_best(const moe_weighing *by, const float *logits, const
     }
 }
 
-/* splitmix64's scrambler. */
+/* The mixing function of splitmix64. */
 MOE_SHARED uint64_t moe_hash(uint64_t z) {
     z += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -1095,39 +1087,38 @@ MOE_SHARED uint64_t moe_hash(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-/* How a token is drawn from logits with penalties. They are divided by the temperature; then only the most probable
- * tokens stay, ties by lower id: top_k of them (0: all), those that are needed to reach top_p of their probability, and
- * those with min_p of the best one's. Probabilities are whole numbers, weights, so that every sum of them is exact. */
+/* Sampling. Penalised logits are divided by the temperature; then only the most probable tokens are kept, ties by lower
+ * id: the top_k best (0: all), those needed to reach top_p of their probability, and those with at least min_p of the
+ * best token's. Probabilities are integers (weights), so all sums are exact. */
 typedef struct moe_drawing {
-    float temperature; /* 0: none is drawn */
+    float temperature; /* 0 disables sampling */
     size_t top_k;
     float top_p, min_p;
     uint64_t seed;
 } moe_drawing;
 
-/* What a row's token is drawn by. */
 typedef struct moe_lot {
-    const moe_drawing *how; /* NULL: the best token is taken */
+    const moe_drawing *how; /* NULL takes the best token */
     uint64_t number;
 } moe_lot;
 
-#define MOE_WEIGHT_MOST 0x1p30f /* the best token's */
+#define MOE_WEIGHT_MOST 0x1p30f /* weight of the best token */
 
 MOE_SHARED uint32_t moe_weight_of(const moe_drawing *d, float logit, float best) {
     const float p = moe_expf((logit - best) / d->temperature);
     return p > 0.0f ? (uint32_t)(p * MOE_WEIGHT_MOST) : 0;
 }
 
-/* A walk over weights, larger first, that stops at one: */
+/* A walk over the weights in descending order that stops at one of them. */
 typedef struct moe_stop {
     uint32_t weight;
-    uint64_t count, sum; /* of those that are larger */
+    uint64_t count, sum; /* of the larger weights */
 } moe_stop;
 
 enum { MOE_DIGITS = 256 }; /* the walk finds its weight digit by digit */
 
-/* The next digit, by number and sum of the weights with each digit that agree in those above: the walk stops where it
- * has more than `target` weights, or a larger sum. */
+/* Find the next digit from the counts and sums of weights by digit that match in the higher digits. The walk stops at
+ * the weight where the count, or the sum, exceeds `target`. */
 MOE_SHARED void moe_walk_on(moe_stop *at, const unsigned long long *counts, const unsigned long long *sums,
                             int counts_them, uint64_t target) {
     uint32_t digit = MOE_DIGITS - 1;
@@ -1136,10 +1127,10 @@ MOE_SHARED void moe_walk_on(moe_stop *at, const unsigned long long *counts, cons
     at->weight = at->weight * MOE_DIGITS + digit;
 }
 
-/* Sum of the first top_k weights, of which the walk stops at the last. */
+/* Return the sum of the n largest weights; the walk has stopped at the last of them. */
 MOE_SHARED uint64_t moe_sum_of_first(const moe_stop *at, size_t n) { return at->sum + (n - at->count) * at->weight; }
 
-/* The largest sum of weights before the last one that top_p needs, and the sum up to the one where the walk stops. */
+/* Return the largest sum before the last weight needed for top_p; the sum up to the weight where the walk stops. */
 MOE_SHARED uint64_t moe_sum_short_of(const moe_drawing *d, uint64_t sum) {
     const double least = (double)d->top_p * (double)sum;
     const uint64_t whole = (uint64_t)least;
@@ -1149,12 +1140,12 @@ MOE_SHARED uint64_t moe_sum_up_to(const moe_stop *at, uint64_t target) {
     return at->sum + ((target - at->sum) / at->weight + 1) * at->weight;
 }
 
-/* The whole number below `sum` that random bits stand for: a share, so that it hardly moves with the sum. */
+/* Map random bits to an integer below `sum`, proportionally, so that it hardly moves with the sum. */
 MOE_SHARED uint64_t moe_share_of(uint64_t bits, uint64_t sum) {
     return (uint64_t)((double)(bits >> 11) * 0x1p-53 * (double)sum);
 }
 
-/* Put a drawn token before the best ones, [top]. */
+/* Move a sampled token to the front of the best ones, [top]. */
 MOE_SHARED void moe_put_first(int32_t id, float logprob, size_t top, int32_t *ids, float *logprobs) {
     size_t at = 0;
     while (at + 1 < top && ids[at] != id) at++;
@@ -1164,7 +1155,7 @@ MOE_SHARED void moe_put_first(int32_t id, float logprob, size_t top, int32_t *id
 }
 
 /* Noise: a standard normal number from a row's key, a gate's name and an expert. Quantiles by Wichura's PPND7 (AS 241,
- * Applied Statistics 37, 1988), whose far tails 24 bits never reach. */
+ * Applied Statistics 37, 1988), without the far tails, which 24 bits never reach. */
 MOE_SHARED float moe_normal(uint64_t key, size_t expert) {
     const uint32_t bits = (uint32_t)(moe_hash(key + expert) >> 41);
     const double u = ((double)bits + 0.5) / 8388608.0, q = u - 0.5;
@@ -1178,7 +1169,7 @@ MOE_SHARED float moe_normal(uint64_t key, size_t expert) {
     return (float)(q < 0 ? -r : r);
 }
 
-/* The largest magnitude of a row, and whether all of it is finite. */
+/* Return the largest magnitude of a row; *finite tells whether all numbers are finite. */
 MOE_SHARED float moe_largest(const float *x, size_t n, int *finite) {
     float amax = 0.0f;
     *finite = 1;
@@ -1190,8 +1181,7 @@ MOE_SHARED float moe_largest(const float *x, size_t n, int *finite) {
     return amax;
 }
 
-/* Quantise numbers to codes; returns their scale. With infinity or NaN among them it is NaN, so that the damage stays
- * visible. */
+/* Quantise numbers to codes and return their scale: NaN if a number is not finite, so the damage stays visible. */
 MOE_SHARED float moe_quantise_numbers(const float *x, size_t n, int8_t *q) {
     int finite;
     const float amax = moe_largest(x, n, &finite);
@@ -1208,7 +1198,7 @@ MOE_SHARED float moe_quantise_numbers(const float *x, size_t n, int8_t *q) {
     return amax / 127.0f;
 }
 
-/* Kept rows. Those of Q8 begin with the scales of their groups. */
+/* Carried rows in their number format. Q8 rows start with the scales of their groups. */
 
 MOE_SHARED size_t moe_keep_scales(const moe_keep *k) { return k->type == MOE_TYPE_Q8 ? k->cols / k->group : 0; }
 
@@ -1217,7 +1207,6 @@ MOE_SHARED size_t moe_keep_bytes(const moe_keep *k) {
     return moe_round_up(moe_keep_scales(k) * sizeof(float) + k->cols * one, sizeof(float));
 }
 
-/* Put a group, numbers x[group], in its place in a row. */
 MOE_SHARED void moe_keep_group(const moe_keep *k, const float *x, size_t group, void *row) {
     const size_t at = group * k->group;
     float *floats = (float *)row;
@@ -1227,7 +1216,6 @@ MOE_SHARED void moe_keep_group(const moe_keep *k, const float *x, size_t group, 
     if (k->type == MOE_TYPE_F32) memcpy(floats + at, x, k->group * sizeof *x);
 }
 
-/* A number of a kept row. */
 MOE_SHARED float moe_kept(const moe_keep *k, const void *row, size_t col) {
     const float *floats = (const float *)row;
     if (k->type == MOE_TYPE_F32) return floats[col];
@@ -1235,34 +1223,33 @@ MOE_SHARED float moe_kept(const moe_keep *k, const void *row, size_t col) {
     return (float)((const int8_t *)(floats + moe_keep_scales(k)))[col] * floats[col / k->group];
 }
 
-/* log(1 + exp(x)) */
 MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf(1.0f + moe_expf(x > 0.0f ? -x : x)); }
 
 #if MOE_HOST
 
 /* ==== 9. Number formats =======================================================================================
- * Owns the meaning of the bytes of a weight. Invariant: moe_matrix_row and moe_pack_row are exact inverses for all
- * numbers that the format can hold, on every machine.
+ * The meaning of a weight's bytes. Invariant: moe_matrix_row and moe_pack_row are exact inverses for all numbers that a
+ * format can represent, on every machine.
  *
- * Q8, matrix [n, k]: codes int8 in [-127, 127] laid out [n/16][k/4][16][4] with n padded to 16 and k to 64, so that 16
- * outputs times 4 inputs are one AMX tile row, one AVX-512 register, two AVX2 or four NEON registers, straight from the
- * mapped file. After the codes: float scale[n], int32 sum of codes[n] (for unsigned-activation kernels).
+ * Q8, matrix [n, k]: int8 codes in [-127, 127], laid out [n/16][k/4][16][4] with n padded to 16 and k to 64. 16 outputs
+ * times 4 inputs are one AMX tile row, one AVX-512 register, two AVX2 or four NEON registers, straight from the mapped
+ * file. After the codes: float scale[n], int32 sum of codes[n] (for kernels with unsigned activations).
  *
- * Q4: a number is code * sub * scale[row] with a 4-bit code in [-8, 7] and an integer sub in [-15, 15] for every 32
- * columns of a row, so code * sub is an int8 and the arithmetic is Q8's. Codes lie [n/16][k/8][16][4], one byte for two
- * of them: the low nibble is code + 8 of column 8g + i, the high one that of column 8g + 4 + i, so that a mask and a
- * shift give two units of Q8's interleave. After them int8 sub [n/16][k/32][16], then scales and sums as in Q8.
+ * Q4: a number is code * sub * scale[row], with a 4-bit code in [-8, 7] and an integer sub in [-15, 15] per row and 32
+ * columns, so code * sub is an int8 and the arithmetic is that of Q8. Codes are [n/16][k/8][16][4], two per byte: the
+ * low nibble is code + 8 of column 8g + i, the high one of column 8g + 4 + i, so a mask and a shift give two units of
+ * the Q8 layout. Then int8 sub [n/16][k/32][16], scales and sums as in Q8.
  *
- * Q4M, Q4 with a middle: a number is (code * sub + mid) * part * scale[row], with a sub in [1, 16] and a mid for every
- * 32 columns, such that code * sub + mid is an int8 in [-127, 127], and an F16 part for every 64 columns. It holds
- * numbers that had a scale and a minimum for 32 columns before (GGUF's Q4_1, Q4_K) with the codes that they had. Codes
- * lie as in Q4; after them, for every 64 columns of 16 rows, 16 bytes each of: two subs, two mids, low and high bytes
- * of the part. Sums of 64 columns become floats, times their part and the scale of the row's activations, whether these
- * have a scale for a row or for a block.
+ * Q4M, Q4 with a minimum: a number is (code * sub + mid) * part * scale[row], with a sub in [1, 16] and a mid per 32
+ * columns such that code * sub + mid is an int8 in [-127, 127], and an F16 part per 64 columns. It represents GGUF's
+ * Q4_1 and Q4_K, which have a scale and a minimum per 32 columns, with their original codes. Codes are laid out as in
+ * Q4; after them, for every 64 columns of 16 rows, 16 bytes each of: two subs, two mids, low and high byte of the part.
+ * Sums over 64 columns are converted to floats and multiplied by the part and the scale of the activations, per row or
+ * per block.
  *
- * Q8B, Q8 by blocks: a number is code * part * scale[row], with an F16 part for every 64 columns. Codes lie as in Q8;
- * after them, for every 64 columns of 16 rows, 16 low and 16 high bytes of the part. Its products are those of Q8 with
- * the parts of Q4M: kernels look at the bits of a code. */
+ * Q8B, Q8 by blocks: a number is code * part * scale[row], with an F16 part per 64 columns. Codes are laid out as in
+ * Q8; after them, for every 64 columns of 16 rows, 16 low and 16 high bytes of the part. Its products are those of Q8
+ * with the parts of Q4M: kernels look at the bits per code. */
 
 enum {
     MOE_Q8_ROWS = 16,
@@ -1272,28 +1259,28 @@ enum {
     MOE_Q8_WIDEST = 131072
 }; /* 127 * 127 * 131072 < 2^31 */
 
-/* The place of a word in a list that NULL ends; -1: it is not there. */
+/* Return the index of a word in a NULL-terminated list; -1 if it is missing. */
 static int moe_find_word(const char *const *words, const char *word) {
     int i = 0;
     while (words[i] && strcmp(words[i], word) != 0) i++;
     return words[i] ? i : -1;
 }
 
-/* What there is to know of a format. On the processor a quantised format without tuned products is expanded to Q8. A
- * format of floats needs its conversion in the kernels, and a place before Q8. On a GPU a quantised format needs an
- * unpack kernel; an assertion about MOE_TYPE_COUNT in moe-cuda.cu lists the places there. */
+/* A number format. The processor expands quantised formats without tuned products to Q8. Float formats must be
+ * converted in the kernels and precede Q8. On a GPU a quantised format needs an unpack kernel; the assertion on
+ * MOE_TYPE_COUNT in moe-cuda.cu lists the places. */
 typedef struct moe_format {
     const char *name;
     size_t bits, sides;                                       /* as in moe_matrix */
-    int parts;                                                /* the last two of the sides are a part */
-    float largest;                                            /* in magnitude that does not round to infinity */
+    int parts;                                                /* 1 if the last two sides are a part */
+    float largest;                                            /* largest magnitude that does not round to infinity */
     void (*row)(const moe_matrix *m, size_t row, float *out); /* out[cols] */
-    void (*put)(void *data, size_t at, float x);              /* a format of floats */
+    void (*put)(void *data, size_t at, float x);              /* float formats */
     /* Quantised formats: products take quantised rows, and a weight is code * scale[row]. */
     int32_t (*code)(const moe_matrix *m, size_t row, size_t col); /* an int8 */
-    /* Codes of columns [k0, k1), multiples of 32, of a block of 16 rows as Q8 lays them: out[k / 4][16][4]. */
+    /* Expand columns [k0, k1), multiples of 32, of a block of 16 rows to the Q8 layout, out[k / 4][16][4]. */
     void (*expand)(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out);
-    /* codes[cols_padded] and sides[cols_padded / 64 * sides] of a row, returns its scale; puts a code into zeroed
+    /* Quantise a row to codes[cols_padded], sides[cols_padded / 64 * sides] and a scale; store a code in zeroed
      * bytes. */
     float (*quantise)(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides);
     void (*put_code)(void *data, size_t cols_padded, size_t row, size_t col, int code);
@@ -1314,7 +1301,6 @@ int moe_type_parse(const char *name, moe_type *out) {
     return 0;
 }
 
-/* Whether products with matrices of this type take quantised rows. */
 static int moe_type_quantised(moe_type type) { return moe_formats[type].code != NULL; }
 
 static uint16_t moe_f32_to_bf16(float f) {
@@ -1323,7 +1309,6 @@ static uint16_t moe_f32_to_bf16(float f) {
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/* Bytes of a matrix blob; 0 on overflow. */
 static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
     const size_t bits = moe_formats[type].bits, sides = moe_formats[type].sides;
     uint64_t bytes;
@@ -1337,7 +1322,7 @@ static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
     return moe_multiply(bytes, bits / 8, &bytes) ? bytes : 0;
 }
 
-/* The caller has checked that the blob is moe_matrix_bytes long. */
+/* Describe a blob, which the caller has checked to be moe_matrix_bytes long. */
 static moe_matrix moe_matrix_view(moe_type type, size_t rows, size_t cols, const void *blob) {
     const size_t bits = moe_formats[type].bits, sides = moe_formats[type].sides;
     moe_matrix m = { type, rows, cols, cols, blob, NULL, NULL, NULL, bits, sides };
@@ -1353,7 +1338,7 @@ static moe_matrix moe_matrix_view(moe_type type, size_t rows, size_t cols, const
     return m;
 }
 
-/* Rows [first, first + count) of a matrix, cut at its end; `first` is a multiple of 16. */
+/* Return rows [first, first + count) of a matrix, clipped to its end; `first` is a multiple of 16. */
 static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t count) {
     moe_matrix part = *m;
     part.rows = moe_min(count, m->rows - first);
@@ -1364,7 +1349,7 @@ static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t coun
     return part;
 }
 
-/* A row of a matrix becomes row `at` of another one of the same format and columns. */
+/* Copy a row of a matrix to row `at` of another with the same format and columns. */
 static void moe_copy_row(const moe_matrix *from, size_t row, const moe_matrix *to, size_t at) {
     const size_t bytes = from->cols * from->bits / 8, pieces = from->cols_padded * from->bits / 32,
                  subs = from->subs ? from->cols_padded / 64 * from->sides : 0;
@@ -1373,7 +1358,7 @@ static void moe_copy_row(const moe_matrix *from, size_t row, const moe_matrix *t
         memcpy(data + at * bytes, (const char *)from->data + row * bytes, bytes);
         return;
     }
-    for (size_t i = 0; i < pieces; i++) /* 16 rows lie side by side */
+    for (size_t i = 0; i < pieces; i++) /* 16 rows are interleaved */
         memcpy(data + (at / 16 * pieces + i) * 64 + at % 16 * 4,
                (const char *)from->data + (row / 16 * pieces + i) * 64 + row % 16 * 4, 4);
     for (size_t i = 0; i < subs; i++)
@@ -1386,37 +1371,35 @@ MOE_INLINE size_t moe_q8_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 4) + col / 4) * 64 + row % 16 * 4 + col % 4;
 }
 
-/* Of the first side of a row's 64 columns; the next one is 16 bytes on. */
+/* Return the index of the first side of a row's 64 columns; the next side is 16 bytes further on. */
 MOE_INLINE size_t moe_side_index(size_t cols_padded, size_t sides, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 64) + col / 64) * sides * 16 + row % 16;
 }
-/* The part of an output's 64 columns, whose low byte is at `low`. */
+/* Return the part of an output's 64 columns, given the address of its low byte. */
 MOE_INLINE float moe_part(const int8_t *low) {
     return moe_f16_to_f32((uint16_t)((uint8_t)low[0] | (uint8_t)low[16] << 8));
 }
 
-/* The byte of a code; it is the high nibble if column / 4 is odd. */
+/* Return the index of a code's byte; the code is the high nibble if column / 4 is odd. */
 MOE_INLINE size_t moe_q4_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 8) + col / 8) * 64 + row % 16 * 4 + col % 4;
 }
 
-/* The int8 that stands for a weight in products of a quantised matrix. */
 MOE_INLINE int32_t moe_matrix_code(const moe_matrix *m, size_t row, size_t col) {
     return moe_formats[m->type].code(m, row, col);
 }
 
-/* Row `row` as floats: out[cols]. */
 static void moe_matrix_row(const moe_matrix *m, size_t row, float *out) { moe_formats[m->type].row(m, row, out); }
 
-/* A row to codes q[cols_padded], padding zero; returns its scale. */
+/* Quantise a row to q[cols_padded], with zero padding; returns its scale. */
 static float moe_quantise_row_q8(const float *x, size_t cols, size_t cols_padded, int8_t *q, int8_t *subs) {
     (void)subs;
     memset(q + cols, 0, cols_padded - cols);
     return moe_quantise_numbers(x, cols, q);
 }
 
-/* Bytes of a quantised row of activations: int8 codes [cols padded to 64], then an int16 sum of every 32 codes, for
- * kernels with an unsigned operand, then a float scale of every 64 codes, unless the row has one scale; padded to a
+/* Return the bytes of a quantised row of activations: int8 codes [cols padded to 64], an int16 sum of every 32 codes
+ * for kernels with an unsigned operand, and a float scale of every 64 codes unless the row has one scale; padded to a
  * cache line. */
 MOE_INLINE size_t moe_code_bytes(size_t cols) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
@@ -1426,7 +1409,7 @@ MOE_INLINE int16_t *moe_code_sums(int8_t *codes, size_t cols_padded) {
     return (int16_t *)(void *)(codes + cols_padded);
 }
 
-/* The scalar definition of quantising a row of activations: q[moe_code_bytes(cols)]. */
+/* The scalar definition of quantising a row of activations to q[moe_code_bytes(cols)]. */
 static float moe_quantise_portable(const float *x, size_t cols, int8_t *q) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS), bytes = moe_code_bytes(cols);
     const float scale = moe_quantise_row_q8(x, cols, padded, q, NULL);
@@ -1436,7 +1419,7 @@ static float moe_quantise_portable(const float *x, size_t cols, int8_t *q) {
     return scale;
 }
 
-/* The same with a scale for every 64 columns, by the `quantise` of an instruction set. */
+/* Quantise a row with a scale for every 64 columns, using an instruction set's `quantise`. */
 static void moe_quantise_blocks(float (*quantise)(const float *, size_t, int8_t *), const float *x, size_t cols,
                                 int8_t *q) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
@@ -1450,8 +1433,8 @@ static void moe_quantise_blocks(float (*quantise)(const float *, size_t, int8_t 
     }
 }
 
-/* The best 4-bit form of one group u[n], in units of the row's scale: fills codes[n] and returns the sub. It tries subs
- * near the one that makes the largest number a -8. The least sum of squared errors wins, the first of equal ones. */
+/* Find the best 4-bit form of a group u[n], in units of the row's scale. Fills codes[n] and returns the sub. Tries subs
+ * near the one that maps the largest magnitude to -8; the smallest squared error wins, the first among equals. */
 static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     float extreme = 0.0f, best_error = FLT_MAX;
     int best = 0, around;
@@ -1482,8 +1465,8 @@ static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     return best;
 }
 
-/* codes[cols_padded] in [-8, 7] and subs[cols_padded / 32] of a row; returns its scale: NaN as with
- * moe_quantise_row_q8. The largest number of a row becomes -8 * 15. */
+/* Quantise a row to codes[cols_padded] in [-8, 7] and subs[cols_padded / 32]; returns its scale, NaN as in
+ * moe_quantise_row_q8. The largest magnitude maps to 8 * 15. */
 static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs) {
     int finite;
     const float scale = moe_largest(x, cols, &finite) / 120.0f;
@@ -1499,8 +1482,9 @@ static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded
     return scale;
 }
 
-/* The step between the levels of a group u[32] and its least number. Where the numbers lie on a grid of at most 16
- * levels it is that one, as after another format's four bits; else there are 16 levels from end to end. */
+/* Return the step between the levels of a group u[32], and its minimum in *low. If the numbers lie on a grid of at most
+ * 16 levels, as those that had four bits in another format, the step is that of the grid; otherwise 16 levels span the
+ * range. */
 static float moe_group_step(const float *u, float *low) {
     float sorted[MOE_Q4_GROUP], range, gap, levels;
     int on_grid;
@@ -1513,7 +1497,7 @@ static float moe_group_step(const float *u, float *low) {
     if (range == 0.0f) return 0.0f;
     for (size_t i = 1; i < MOE_Q4_GROUP; i++) {
         const float between = sorted[i] - sorted[i - 1];
-        if (between > range * 0.03125f && between < gap) gap = between; /* equal ones were rounded apart */
+        if (between > range * 0.03125f && between < gap) gap = between; /* smaller gaps are rounding errors */
     }
     levels = (float)moe_round(range / gap);
     on_grid = levels <= 15.0f;
@@ -1524,8 +1508,8 @@ static float moe_group_step(const float *u, float *low) {
     return range / (on_grid ? levels : 15.0f);
 }
 
-/* The form of 64 numbers u, in units of the row's scale, with a `part`: codes[64], two subs and two mids; returns the
- * sum of squared errors. */
+/* Quantise 64 numbers u, in units of the row's scale, to codes[64], two subs and two mids; returns the squared
+ * error. */
 static float moe_quantise_pair(const float *u, const float step[2], const float low[2], float part, int8_t *codes,
                                int8_t *sides) {
     float error = 0.0f;
@@ -1548,8 +1532,9 @@ static float moe_quantise_pair(const float *u, const float step[2], const float 
     return error;
 }
 
-/* codes[cols_padded] and sides[cols_padded / 64 * 6] of a row; returns its scale: NaN as with moe_quantise_row_q8. Of
- * parts that make the larger sub 16 to 8 the first with the least error is chosen; padding counts as zeros. */
+/* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * 6]; returns its scale, NaN as in
+ * moe_quantise_row_q8. Tries the parts that make the larger sub 16 to 8; the first with the smallest error wins.
+ * Padding counts as zeros. */
 static float moe_quantise_row_q4m(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides) {
     int finite;
     const float scale = moe_largest(x, cols, &finite) / 16.0f;
@@ -1579,8 +1564,9 @@ static float moe_quantise_row_q4m(const float *x, size_t cols, size_t cols_padde
     return scale;
 }
 
-/* codes[cols_padded] and a part for every 64 columns of a row; returns its scale: NaN as with moe_quantise_row_q8. The
- * scale is a power of two: parts are exact where blocks had F16 scales before, as in GGUF's Q8_0. */
+/* Quantise a row to codes[cols_padded] and a part for every 64 columns; returns its scale, NaN as in
+ * moe_quantise_row_q8. The scale is a power of two, so F16 block scales of other formats, such as GGUF's Q8_0, remain
+ * exact. */
 static float moe_quantise_row_q8b(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *parts) {
     int finite;
     const float scale = moe_from_bits(moe_to_bits(moe_largest(x, cols, &finite) / 127.0f) & 0x7f800000u);
@@ -1600,8 +1586,7 @@ static float moe_quantise_row_q8b(const float *x, size_t cols, size_t cols_padde
     return scale;
 }
 
-/* Whether a row can be stored: its numbers are finite in the type. A quantised row is always finite: its largest number
- * determines its scale. */
+/* Return 1 if the type can represent a row. Quantised rows need only be finite: they have a scale. */
 static int moe_row_fits(moe_type type, size_t cols, const float *x) {
     const float largest = moe_formats[type].largest;
     for (size_t c = 0; c < cols; c++)
@@ -1609,7 +1594,7 @@ static int moe_row_fits(moe_type type, size_t cols, const float *x) {
     return 1;
 }
 
-/* Write row `row` of a matrix blob of `type`; scratch [2 * cols padded to 64] for quantised types. */
+/* Write row `row` of a matrix blob of `type`; quantised types need scratch [2 * cols padded to 64]. */
 static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
                          int8_t *scratch) {
     const moe_format *format = &moe_formats[type];
@@ -1670,7 +1655,7 @@ static void moe_put_q4(void *data, size_t cols_padded, size_t row, size_t col, i
     *byte = (uint8_t)(*byte | (code + 8) << (col / 4 % 2 * 4));
 }
 
-/* `row` and `expand` from `code`. */
+/* Define `row` and `expand` in terms of `code`. */
 #define MOE_FROM_CODE(format)                                                                                \
     static void moe_row_##format(const moe_matrix *m, size_t row, float *out) {                              \
         const int8_t *part = m->parts ? m->parts + moe_side_index(m->cols_padded, m->sides, row, 0) : NULL;  \
@@ -1693,7 +1678,7 @@ MOE_FROM_CODE(q4m)
 #define MOE_QUANTISED(codes, name)                                                                      \
     .largest = FLT_MAX, .row = moe_row_##codes, .code = moe_code_##codes, .expand = moe_expand_##codes, \
     .quantise = moe_quantise_row_##name, .put_code = moe_put_##codes
-_Static_assert(MOE_TYPE_COUNT == 7, "a new format of floats needs its conversion in all sections of kernels");
+_Static_assert(MOE_TYPE_COUNT == 7, "add conversions of a new float format to the kernels of each instruction set");
 static const moe_format moe_formats[MOE_TYPE_COUNT] = {
     [MOE_TYPE_F32] = { "f32", 32, .largest = FLT_MAX, .row = moe_row_f32, .put = moe_put_f32 },
     [MOE_TYPE_F16] = { "f16", 16, .largest = 65519.996f, .row = moe_row_f16, .put = moe_put_f16 },
@@ -1705,42 +1690,40 @@ static const moe_format moe_formats[MOE_TYPE_COUNT] = {
 };
 
 /* ==== 10. Kernels: portable ===================================================================================
- * Owns the meaning of every hot loop. Invariant: kernels of every instruction set give the same bits for the same
- * arguments. */
+ * The definition of every hot loop. Invariant: the kernels of all instruction sets return the same bits. */
 
 /* y[r][j] = [relu](dot(x[r], w[j]) + addend), where the addend is bias[j] or add[r][j] (at most one is set). Outputs
- * are computed in blocks of 16. For a quantised matrix the input is codes and scales, else floats. */
+ * are computed in blocks of 16. Quantised matrices take codes and scales, others floats. */
 typedef struct moe_linear {
     const moe_matrix *w;
     const float *x; /* [rows, x_stride] */
     size_t x_stride;
     const int8_t *codes; /* [rows, moe_code_bytes(w->cols)] */
-    const float *scales; /* [rows]; NULL: every 64 codes have their own, behind the sums of codes */
+    const float *scales; /* [rows]; NULL if every 64 codes have their own, after the sums of codes */
     const float *bias;   /* [w->rows] or NULL */
     const float *add;    /* [rows, add_stride] or NULL */
     size_t add_stride;
     int relu;
     float *y; /* [rows, y_stride] */
     size_t y_stride;
-    const void *next; /* a hint, or NULL: the weights that are needed after these */
-    /* Of some columns of a block of 16 outputs: */
-    int32_t *carry; /* [rows][16], sums so far; NULL: w is whole, or these: */
-    float *floats;  /* the same where codes have scales by block */
-    size_t sums_at,
-        scales_at; /* where the sums and scales of these columns' codes are, from `codes` on; 0: w is whole */
-    int more;      /* columns follow */
+    const void *next; /* prefetch hint, or NULL: the weights that are needed next */
+    /* for a range of columns of one block of 16 outputs: */
+    int32_t *carry;            /* [rows][16] sums so far; NULL if w is whole or `floats` is used */
+    float *floats;             /* the same if codes have scales by block */
+    size_t sums_at, scales_at; /* offsets from `codes` to the sums and scales of these columns; 0 if w is whole */
+    int more;                  /* 1 if columns follow */
 } moe_linear;
 
-/* For every head: scores = softmax(query . key * scale), y = sum of scores[i] value[i], one row after the other. A call
- * can do a part of this, and for rows [first, n) only: it goes on from the call for those before. */
+/* For every head: scores = softmax(query . key * scale), y = sum of scores[i] value[i], in row order. A call can do
+ * some of these parts, and only for rows [first, n), continuing a call for the preceding rows. */
 enum { MOE_HEADS_SCORES = 1, MOE_HEADS_SOFTMAX = 2, MOE_HEADS_BLEND = 4, MOE_HEADS_ALL = 7 };
 typedef struct moe_heads {
     const float *query;       /* [heads, width] */
     const float *const *rows; /* [n] rows of keys and values, [heads / share, width] each */
-    size_t values;            /* where values begin in a row */
+    size_t values;            /* offset of the values in a row */
     size_t n, heads, share, width;
     float scale;
-    float *scores; /* [heads, stride]; stride: a multiple of 16 */
+    float *scores; /* [heads, stride]; stride is a multiple of 16 */
     size_t stride;
     float *y; /* [heads, width] */
     size_t first;
@@ -1750,10 +1733,9 @@ typedef struct moe_heads {
 typedef struct moe_kernels moe_kernels;
 struct moe_kernels {
     const char *name;
-    int (*available)(void);   /* 1 if this machine and its system have the instruction set */
-    const moe_kernels *small; /* replacement for cores with a small first-level cache; NULL: none */
-    /* Rows [row0, row1) and 16-output blocks [block0, block1) of a linear; each instruction set cuts them into tiles in
-     * its own way. */
+    int (*available)(void);   /* 1 if the processor and the operating system support the instruction set */
+    const moe_kernels *small; /* replacement for cores with a small first-level cache, or NULL */
+    /* Rows [row0, row1) and 16-output blocks [block0, block1) of a linear. Instruction sets choose their own tiles. */
     void (*linear)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
     /* moe_quantise_portable. */
     float (*quantise)(const float *x, size_t cols, int8_t *q);
@@ -1766,15 +1748,15 @@ struct moe_kernels {
     void (*axpy)(float a, const float *x, size_t n, float *y); /* y += a x */
     /* y = (x - mean) / sqrt(variance + epsilon) * weight + bias */
     void (*norm)(const moe_norm_op *norm, const float *x, size_t n, float *y);
-    void (*heads)(const moe_heads *h, size_t rows); /* of a few rows, which often read the same keys */
-    /* Numbers [at, at + n) of a row that is kept as F16 or Q8: whole groups. */
+    void (*heads)(const moe_heads *h, size_t rows); /* up to a few rows, which often read the same keys */
+    /* Convert numbers [at, at + n), whole groups, of a row stored as F16 or Q8. */
     void (*unpack)(const moe_keep *keep, const void *row, size_t at, size_t n, float *y);
     float (*max)(const float *x, size_t n); /* -infinity for n = 0 */
-    /* y[i] = exp(x[i] - shift), returns the sum in lane order; y may be x or NULL. */
+    /* y[i] = exp(x[i] - shift); returns the sum in lane order. y may be x or NULL. */
     float (*exp_sum)(const float *x, size_t n, float shift, float *y);
 };
 
-enum { MOE_SMALL_L1 = 32 << 10 }; /* bytes that a small first-level cache has at most */
+enum { MOE_SMALL_L1 = 32 << 10 }; /* largest first-level cache, in bytes, that counts as small */
 
 static float moe_dot_portable(const float *a, const float *b, size_t n) {
     float lane[MOE_LANES] = { 0 };
@@ -1791,7 +1773,7 @@ MOE_INLINE void moe_linear_put(const moe_linear *l, size_t row, size_t j, float 
     l->y[row * l->y_stride + j] = l->relu ? moe_reluf(y) : y;
 }
 
-/* Sums of a tile, [rows][16], of some columns, added to those of the columns before; NULL while columns follow. */
+/* Add the sums of a tile, [rows][16], to those of the preceding columns. Returns NULL while columns follow. */
 static const int32_t *moe_sums_so_far(const moe_linear *l, size_t row, size_t rows, const int32_t *sums) {
     int32_t *carry = l->carry + row * 16;
     for (size_t i = 0; i < rows * 16; i++) carry[i] = (int32_t)((uint32_t)carry[i] + (uint32_t)sums[i]);
@@ -1803,17 +1785,16 @@ MOE_INLINE size_t moe_scales_at(const moe_linear *l) {
     return l->scales_at ? l->scales_at : l->w->cols_padded + l->w->cols_padded / MOE_CODE_GROUP * sizeof(int16_t);
 }
 
-/* A scale of 64 codes. */
 MOE_INLINE float moe_block_scale(const int8_t *at) {
     float scale;
     memcpy(&scale, at, sizeof scale);
     return scale;
 }
 
-/* Whether sums are of 64 columns at a time: codes have scales by block, or weights have parts. */
+/* Return 1 if sums span 64 columns: activations have scales by block, or weights have parts. */
 MOE_INLINE int moe_by_block(const moe_linear *l) { return !l->scales || l->w->parts; }
 
-/* Sums of a tile, [rows][16], of 64 columns, to floats, which are added to those of the columns before. */
+/* Convert the sums of a tile, [rows][16], over 64 columns to floats and add them to those of the preceding columns. */
 static void moe_add_block(const moe_linear *l, size_t row, size_t rows, const int32_t *sums) {
     const size_t stride = moe_code_bytes(l->w->cols);
     const int8_t *scales = l->codes + row * stride + moe_scales_at(l), *parts = l->w->parts;
@@ -1825,7 +1806,7 @@ static void moe_add_block(const moe_linear *l, size_t row, size_t rows, const in
     }
 }
 
-/* Sums of a tile, [rows][blocks][16], to outputs: integers or, of sums by block, floats. */
+/* Convert the sums of a tile, [rows][blocks][16], to outputs. Sums are integers or, by block, floats. */
 static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
                                 const void *sums) {
     const int32_t *integers;
@@ -1839,7 +1820,7 @@ static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, s
                                            : (float)integers[i] * (l->scales[r] * l->w->scales[j]));
 }
 
-/* Sums of a tile, [rows][16], to outputs by `finish`, or, of 64 columns, to sums of floats. */
+/* Pass the sums of a tile, [rows][16], to `finish` or, if they span 64 columns, add them to the float sums. */
 MOE_INLINE void moe_finish_sums(const moe_linear *l, size_t row, size_t block, size_t rows, const int32_t *sums,
                                 void (*finish)(const moe_linear *, size_t, size_t, size_t, size_t, const void *)) {
     const int by_block = moe_by_block(l);
@@ -1848,7 +1829,7 @@ MOE_INLINE void moe_finish_sums(const moe_linear *l, size_t row, size_t block, s
     else if (!l->more) finish(l, row, block, rows, 1, l->floats + row * 16);
 }
 
-/* 128 * sum of a row of codes, to be taken off where 128 was added to each weight. */
+/* Return 128 * sum of a row of codes, the correction for weights to which 128 was added. */
 MOE_INLINE int32_t moe_taken(const moe_linear *l, size_t row) {
     const int8_t *codes = l->codes + row * moe_code_bytes(l->w->cols);
     const int16_t *sums = (const int16_t *)(const void *)(codes + moe_sums_at(l));
@@ -1859,7 +1840,7 @@ MOE_INLINE int32_t moe_taken(const moe_linear *l, size_t row) {
 
 typedef void (*moe_linear_fn)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
 
-/* A linear of some rows of a block of 16 outputs `w`, which will be cut into columns. */
+/* Restrict a linear to rows from `row` on and one block of 16 outputs, `w`, to be split by columns. */
 static moe_linear moe_linear_cut(const moe_linear *l, size_t row, size_t block, moe_matrix *w) {
     moe_linear part = *l;
     *w = moe_matrix_part(l->w, block * 16, 16);
@@ -1875,8 +1856,8 @@ static moe_linear moe_linear_cut(const moe_linear *l, size_t row, size_t block, 
 
 enum { MOE_CUT_ROWS = 64 };
 
-/* A linear of any quantised format by the Q8 kernel `q8`: so many columns of a block at a time are expanded to Q8, to
- * stay in L1 for so many rows. */
+/* Compute a linear of any quantised format with the Q8 kernel `q8`: expand COLS columns of a block to Q8, which fit in
+ * L1, and use them for MOE_CUT_ROWS rows. */
 static void moe_linear_expanded(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                                 moe_linear_fn q8) {
     enum { COLS = 1024 };
@@ -1905,7 +1886,7 @@ static void moe_linear_expanded(const moe_linear *l, size_t row0, size_t row1, s
         }
 }
 
-/* A linear by `products`, which know no sums by block: 64 columns of 16 outputs at a time, if there are such. */
+/* Compute a linear with `products`, which cannot sum by block; if needed, by 64 columns of 16 outputs at a time. */
 static void moe_linear_blocks(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                               moe_linear_fn products) {
     float floats[MOE_CUT_ROWS * 16];
@@ -1932,8 +1913,8 @@ static void moe_linear_blocks(const moe_linear *l, size_t row0, size_t row1, siz
         }
 }
 
-/* The linear of an instruction set: `products` for codes of 8 bits and formats up to `last`; `rest` is the suffix of
- * other kernels. */
+/* Define an instruction set's linear: `products` for 8-bit codes and formats up to `last`, else kernels named
+ * `rest`. */
 #define MOE_LINEAR_OF(name, rest, last, products)                                                                 \
     static void moe_linear_##name(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {  \
         const moe_type type = l->w->type;                                                                         \
@@ -1999,8 +1980,8 @@ static void moe_axpy_portable(float a, const float *x, size_t n, float *y) {
     for (size_t i = 0; i < n; i++) y[i] = y[i] + a * x[i];
 }
 
-/* The sum of x[i] - shift, or of its square, in lane order. This and the next are plain C that compilers turn into good
- * vector code: the sections below compile them again for their instruction sets. */
+/* Sum x[i] - shift, or its square, in lane order. This and moe_norm_row are plain C that compilers vectorise well: the
+ * sections below compile them again for their instruction sets. */
 MOE_INLINE float moe_centred_sum(const float *x, size_t n, float shift, int squared) {
     float lane[MOE_LANES] = { 0 };
     const size_t whole = n / MOE_LANES * MOE_LANES;
@@ -2029,17 +2010,17 @@ static void moe_norm_portable(const moe_norm_op *norm, const float *x, size_t n,
     moe_norm_row(norm, x, n, y);
 }
 
-/* y += weights[i] (rows[i] + at), one row after the other. */
+/* y += weights[i] (rows[i] + at), in row order. */
 static void moe_blend_portable(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
                                float *y) {
     for (size_t i = 0; i < n; i++) moe_axpy_portable(weights[i], rows[i] + at, width, y);
 }
 
-/* NaN never wins a maximum: moe_topk looks for it in the sum of exponentials. */
+/* NaN never wins a maximum; moe_topk detects it in the sum of exponentials. */
 static float moe_max_portable(const float *x, size_t n) {
     float best = moe_from_bits(0xff800000u);
     for (size_t i = 0; i < n; i++) best = x[i] > best ? x[i] : best;
-    return best + 0.0f; /* of +0 and -0 always +0 */
+    return best + 0.0f; /* +0 if the maximum is -0 */
 }
 
 static float moe_exp_sum_portable(const float *x, size_t n, float shift, float *y) {
@@ -2052,7 +2033,7 @@ static float moe_exp_sum_portable(const float *x, size_t n, float shift, float *
     return moe_join_lanes(lane);
 }
 
-/* Heads from the other kernels of an instruction set. */
+/* Heads built from the other kernels of an instruction set. */
 MOE_INLINE void moe_heads_by(const moe_heads *h, size_t rows, float (*dot)(const float *, const float *, size_t),
                              float (*max)(const float *, size_t),
                              float (*exp_sum)(const float *, size_t, float, float *),
@@ -2075,7 +2056,7 @@ static void moe_heads_portable(const moe_heads *h, size_t rows) {
     moe_heads_by(h, rows, moe_dot_portable, moe_max_portable, moe_exp_sum_portable, moe_blend_portable);
 }
 
-/* Of groups of Q8. Compiled again by the sections below. */
+/* Unpack groups of Q8. The sections below compile it again. */
 MOE_INLINE void moe_unpack_codes(const moe_keep *keep, const void *row, size_t at, size_t n, float *y) {
     const float *scales = row;
     const int8_t *codes = (const int8_t *)(scales + moe_keep_scales(keep));
@@ -2089,7 +2070,7 @@ static void moe_unpack_portable(const moe_keep *keep, const void *row, size_t at
 
 static int moe_portable_available(void) { return 1; }
 
-/* A row of the table in Dispatch: `rest` is the suffix of all kernels but the linear. */
+/* Kernels of an instruction set, for the table in "Dispatch"; `rest` is the suffix of all but the linear. */
 #define MOE_PASTE(a, b) a##b
 #define MOE_NAME(name, isa) MOE_PASTE(name, isa)
 #define MOE_KERNELS_OF(isa, products, rest)                                                                            \
@@ -2101,39 +2082,38 @@ static int moe_portable_available(void) { return 1; }
 
 static const moe_kernels moe_kernels_portable = { MOE_KERNELS_OF(portable, moe_linear_portable, portable) };
 
-/* Four codes, for every lane. */
+/* Load four codes, to be broadcast to every lane. */
 MOE_INLINE int32_t moe_four(const int8_t *codes) {
     int32_t four;
     memcpy(&four, codes, 4);
     return four;
 }
 
-/* The sum of a group of codes, which the quantiser wrote behind the codes. */
+/* Load the sum of a group of codes, which the quantiser has written after the codes. */
 MOE_INLINE int32_t moe_code_sum(const int8_t *at) {
     int16_t sum;
     memcpy(&sum, at, 2);
     return sum;
 }
 
-/* Where output `at` of some blocks is: `unit` bytes for each, 16 in a block. */
+/* Return the offset of output `at`, given the bytes per block of 16 outputs and per output. */
 MOE_INLINE size_t moe_register_at(int at, size_t block_bytes, size_t unit) {
     return (size_t)at / 16 * block_bytes + (size_t)at % 16 * unit;
 }
 
-/* Where some rows of a tile are in their columns: codes, sums and scales of the rows, codes and sides of the weights.
- */
+/* Addresses of the current columns of a tile: codes, sums and scales of the rows, codes and sides of the weights. */
 typedef struct moe_columns {
     const int8_t *x, *x_sums, *x_scales, *sub, *part;
     const char *w;
 } moe_columns;
 typedef void (*moe_columns_fn)(const moe_linear *l, size_t row, const moe_columns *c, float *floats);
 
-/* Some rows of a tile of a quantised matrix: see Kernels: shared. */
+/* A tile of a quantised matrix: see "Kernels: shared". */
 typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
                             const char *next, int ask);
 
-/* Without this gcc keeps the sums of a tile in memory. The second one is for a loop whose length is constant in some
- * inlined copies only: clang unrolls these without a pragma, and with one warns about the others. */
+/* Without full unrolling gcc keeps the sums of a tile in memory. The second macro is for loops with a length that is
+ * constant only in some inlined copies: clang unrolls these without a pragma, and warns about the others with one. */
 #if defined(__clang__)
 #define MOE_UNROLL_FOR _Pragma("clang loop unroll(full)") for
 #define MOE_UNROLL_IF_KNOWN_FOR for
@@ -2146,15 +2126,15 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
 #endif /* MOE_ISA */
 
 /* ==== 11. Kernels: shared =====================================================================================
- * Owns the kernels that have the same text for several instruction sets. Rooms 11, 12 and 14 include this file for this
- * section only. They define MOE_ISA, the suffix of every name here, and registers with some operations. Invariant: the
- * order of all sums and roundings of floats is that of Kernels: portable.
+ * Kernels that share their source among several instruction sets. "Kernels: AVX2", "Kernels: AVX-512" and "Kernels:
+ * NEON" include this file for this section only, after defining MOE_ISA, the suffix of every name here, and register
+ * types with their operations. Invariant: float sums and roundings have the order of "Kernels: portable".
  *
- * Floats: moe_lanes_ISA is 16 floats in registers, with moe_lanes_OPERATION_ISA:
+ * Floats: moe_lanes_ISA is 16 floats in registers, with operations moe_lanes_OPERATION_ISA:
  *
- *   of(x)              16 times x                       load(x, n)      the first n of 16 floats, then zeros
+ *   of(x)              16 copies of x                  load(x, n)      the first n of 16 floats, then zeros
  *   add sub mul div    lane by lane                     store(y, v, n)  the first n lanes
- *   and or xor         of bits                          max_bits        of bits as integers
+ *   and or xor         bitwise                          max_bits        of the bits as integers
  *   max min            a > b ? a : b, a < b ? a : b     of_ints(x)      16 integers
  *   halves(type, x)    16 numbers of F16 or BF16
  *   scaled(x, y, t, n) y times 2^n, 0 where x < MOE_EXP_LOW; t is n + MOE_ROUND_MAGIC
@@ -2162,25 +2142,25 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
  *   largest(v), largest_bits(v)  the largest lane       code_sums(q, to)  two sums of 32 codes
  *   max_few(x, n)      of fewer than 16 floats          put(l, row, j, v, n)  n joined rows of v, as moe_linear_put
  *
- * and MOE_ISA_OUTPUTS, the outputs of a tile of a float matrix: put has so many rows at most. MOE_ISA_FETCH(type, w)
+ * and MOE_ISA_OUTPUTS, the outputs of a tile of a float matrix and the maximum n of put. MOE_ISA_FETCH(type, w)
  * prefetches.
  *
- * Quantised tiles of x86: moe_ints_BITS is a register of MOE_ISA_BITS, the sums of 8 or 16 outputs, with
- * moe_ints_OPERATION_BITS: of(x), load(x), store(x, v), add(a, b), nibbles(v, shift), factor(subs), the subs of its
- * outputs in the low half of each lane, middles(mids), the mids in the high half, part(low), the parts of its outputs,
- * add_block(y, v, scale), which adds v times a scale to floats, or add_part(y, v, scale, part). moe_OPERATION_ISA:
+ * Quantised tiles of x86: moe_ints_BITS is a register of MOE_ISA_BITS, the sums of 8 or 16 outputs, with operations
+ * moe_ints_OPERATION_BITS: of(x), load(x), store(x, v), add(a, b), nibbles(v, shift), factor(subs) (the outputs' subs
+ * in the low half of each lane), middles(mids) (mids in the high half), part(low) (the outputs' parts), add_block(y, v,
+ * scale) (add v times a scale to floats), add_part(y, v, scale, part). moe_OPERATION_ISA:
  *
- *   line_of(w)              a register of Q8 weights as `product` takes them; their type is moe_line_ISA
- *   product(sum, line, x)   adds the products of four columns; x has four codes in every lane
- *   start(start, r, v)      what the sums of row r, register v begin with, if they are `started`
- *   part_of(x_sum)          what a group's part begins with: nibbles are code + 8, so 8 * sum(x) has to come off
- *   product_q4(part, n, x)  as product, of nibbles
- *   times_sub(sum, part, x_sum, factor, mids)  adds part times sub and, of Q4M, x_sum times mid
+ *   line_of(w)              a register of Q8 weights as `product` takes them, of type moe_line_ISA
+ *   product(sum, line, x)   adds the products of four columns; every lane of x has four codes
+ *   start(start, r, v)      initial sums of row r, register v, if `started`
+ *   part_of(x_sum)          initial sums of a group: nibbles are code + 8, so 8 * sum(x) must be subtracted
+ *   product_q4(part, n, x)  like product, for nibbles
+ *   times_sub(sum, part, x_sum, factor, mids)  adds part times sub and, for Q4M, x_sum times mid
  *
- * and MOE_ISA_TILES(X), a list of X(format, rows, blocks); MOE_ISA_ROWS, the most rows of a tile of Q8 (else 4);
- * MOE_ISA_LINES(rows), the lines of weights that a tile of few rows takes at once; MOE_ISA_VNNI, whether products are
- * of unsigned by signed bytes: each weight is made unsigned by adding 128, and start[r] is 128 * sum(codes of row r),
- * which is taken off. Else start[16] is moe_negative_avx2 of a block, or NULL. */
+ * and MOE_ISA_TILES(X), a list of X(format, rows, blocks); MOE_ISA_ROWS, the maximum rows of a Q8 tile (default 4);
+ * MOE_ISA_LINES(rows), the lines of weights per step of a tile with few rows; MOE_ISA_VNNI, 1 if products are unsigned
+ * by signed bytes: 128 is added to each weight, and start[r], 128 * sum(codes of row r), is subtracted. Otherwise
+ * start[16] is moe_negative_avx2 of a block, or NULL. */
 
 #ifdef MOE_ISA
 #define K(name) MOE_NAME(moe_##name##_, MOE_ISA)
@@ -2188,7 +2168,7 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
 #define V MOE_NAME(moe_lanes_, MOE_ISA)
 
 #ifdef MOE_ISA_OUTPUTS
-/* moe_expf for x <= MOE_EXP_HIGH and NaN: `scaled` makes the zeros, so nothing need be clamped below. */
+/* moe_expf for x <= MOE_EXP_HIGH and NaN: `scaled` returns the zeros, so no lower clamp is needed. */
 MOE_ISA_INLINE V K(exp_below)(V x) {
     const V magic = L(of)(MOE_ROUND_MAGIC), t = L(add)(L(mul)(x, L(of)(MOE_LOG2E)), magic), n = L(sub)(t, magic);
     V r = L(sub)(x, L(mul)(n, L(of)(MOE_LN2_HIGH))), y;
@@ -2280,7 +2260,7 @@ MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y)
         if (y) L(store)(y + k, e, 16);
         sum = L(add)(sum, e);
     }
-    if (k < n) { /* lanes past the end hold exp(-shift), a finite number: they must not count */
+    if (k < n) { /* lanes beyond the end hold exp(-shift), a finite number, and must not count */
         e = K(exp)(L(sub)(L(load)(x + k, n - k), by));
         if (y) L(store)(y + k, e, n - k);
         sum = L(add)(sum, L(mul)(e, L(load)(ones, n - k)));
@@ -2288,7 +2268,7 @@ MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y)
     return L(join)(sum);
 }
 
-/* A largest number does not depend on the order, so some registers hide the latency, and the last 16 may overlap. */
+/* A maximum does not depend on the order, so several registers hide the latency and the last 16 may overlap. */
 MOE_ISA_STATIC float K(max)(const float *x, size_t n) {
     const V lowest = L(of)(moe_from_bits(0xff800000u));
     V best[4] = { lowest, lowest, lowest, lowest };
@@ -2307,7 +2287,7 @@ MOE_ISA_STATIC void K(norm)(const moe_norm_op *norm, const float *x, size_t n, f
     moe_norm_row(norm, x, n, y);
 }
 
-/* Magnitudes are compared as integers: infinities and NaNs are above all numbers. */
+/* Magnitudes are compared as integers: infinities and NaNs exceed all numbers. */
 MOE_ISA_STATIC float K(quantise)(const float *x, size_t cols, int8_t *q) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS), whole = cols / 16 * 16;
     const V magnitude = L(of)(moe_from_bits(0x7fffffffu));
@@ -2329,7 +2309,7 @@ MOE_ISA_STATIC float K(quantise)(const float *x, size_t cols, int8_t *q) {
     return amax / 127.0f;
 }
 
-/* `sum`: integers, or floats of sums by block. */
+/* `sum` holds integers or, by block, floats. */
 MOE_ISA_INLINE void K(finish_block)(const moe_linear *l, size_t row, size_t rows, size_t j, const size_t n,
                                     const void *sum, size_t stride) {
     const V zero = L(of)(0.0f), scales = L(load)(l->w->scales + j, 16), bias = l->bias ? L(load)(l->bias + j, n) : zero;
@@ -2345,8 +2325,7 @@ MOE_ISA_INLINE void K(finish_block)(const moe_linear *l, size_t row, size_t rows
     }
 }
 
-/* Sums of a tile, [rows][blocks][16], to outputs. In a function of its own, or gcc keeps sums in memory while they
- * grow. */
+/* Convert the sums of a tile, [rows][blocks][16], to outputs. Not inlined: gcc would keep the sums in memory. */
 __attribute__((noinline)) MOE_ISA_STATIC void K(finish)(const moe_linear *l, size_t row, size_t block, size_t rows,
                                                         size_t blocks, const void *sums) {
     if (l->carry && !(sums = moe_sums_so_far(l, row, rows, sums))) return;
@@ -2364,7 +2343,7 @@ MOE_ISA_INLINE V K(weights)(moe_type type, const char *w, size_t n) {
     return L(halves)(type, n < MOE_LANES ? memcpy(tail, w, n * sizeof *tail) : (const void *)w);
 }
 
-/* n columns of a tile of a float matrix, from column k on. */
+/* Add n columns of a tile of a float matrix, from column k on. */
 MOE_ISA_INLINE void K(float_step)(const moe_linear *l, const float *x, const char *w, size_t k, size_t n,
                                   V sum[4][MOE_ISA_OUTPUTS], const moe_type type, const int rows, const int outputs,
                                   const int fetch) {
@@ -2380,7 +2359,7 @@ MOE_ISA_INLINE void K(float_step)(const moe_linear *l, const float *x, const cha
     }
 }
 
-/* Some outputs of a float matrix for up to 4 input rows; `fetch`: prefetch the next tile's weights as well. */
+/* Compute some outputs of a float matrix for up to 4 input rows; `fetch` also prefetches the next tile's weights. */
 MOE_ISA_INLINE void K(float_tile)(const moe_linear *l, size_t row, size_t j, const moe_type type, const int rows,
                                   const int outputs, const int fetch) {
     const size_t cols = l->w->cols, whole = cols / 16 * 16;
@@ -2427,12 +2406,12 @@ MOE_ISA_STATIC void K(unpack)(const moe_keep *keep, const void *row, size_t at, 
     if (c < n) L(store)(y + c, K(weights)(MOE_TYPE_F16, x + c * sizeof(uint16_t), n - c), n - c);
 }
 
-/* Kernels: AVX-512 has heads of its own. */
+/* "Kernels: AVX-512" has its own heads. */
 #ifndef MOE_ISA_HEADS
 MOE_ISA_STATIC void K(blend)(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
                              float *y) {
     size_t c = 0;
-    for (; c + 32 <= width; c += 32) { /* so many columns stay in registers */
+    for (; c + 32 <= width; c += 32) { /* these columns fit the registers */
         V low = L(load)(y + c, 16), high = L(load)(y + c + 16, 16);
         for (size_t i = 0; i < n; i++) {
             const V weight = L(of)(weights[i]);
@@ -2457,19 +2436,19 @@ MOE_ISA_STATIC void K(heads)(const moe_heads *h, size_t rows) {
 #define Q MOE_NAME(moe_ints_, MOE_ISA_BITS)
 #define F MOE_NAME(moe_floats_, MOE_ISA_BITS)
 #define MOE_WIDTH (MOE_ISA_BITS / 32)
-/* A sum stays in its register: gcc 12 would store it at every step of a loop that is within another. */
+/* Keep a sum in its register: gcc 12 would store it at every step of a nested loop. */
 #define MOE_HOLD(sum) __asm__("" : "+v"(sum))
-/* Few rows are limited by memory, which is fastest if read in order: block by block, each line 6 KB ahead. Registers of
- * 8 outputs always read so. */
+/* Few rows are limited by memory, which is fastest if read in order: block by block, prefetching each line 6 KB ahead.
+ * Registers of 8 outputs always read this way. */
 #define MOE_FEW(type, rows) (MOE_WIDTH == 8 || (rows) <= ((type) == MOE_TYPE_Q8 ? 4 : 2))
 
-/* Prefetch step i's lines from `next` on: `ask` lines into the first-level cache, or -ask lines into the second. */
+/* Prefetch the lines of step i from `next` on: `ask` lines into the first-level cache, or -ask into the second. */
 MOE_ISA_INLINE void K(ask)(const char *next, size_t i, const int ask) {
     MOE_UNROLL_FOR (int n = 0; n < ask; n++) __builtin_prefetch(next + (i * (size_t)ask + (size_t)n) * 64);
     MOE_UNROLL_FOR (int n = 0; n < -ask; n++) __builtin_prefetch(next + (i * (size_t)-ask + (size_t)n) * 64, 0, 2);
 }
 
-/* Prefetch the steps of 64 columns at once; returns where those of the next ones begin. */
+/* Prefetch all steps of 64 columns; returns the address for the next ones. */
 MOE_ISA_INLINE const char *K(ask_block)(const char *next, size_t steps, int ask) {
     const size_t lines = steps * (size_t)abs(ask);
     for (size_t i = 0; i < lines && ask > 0; i++) __builtin_prefetch(next + i * 64);
@@ -2477,7 +2456,7 @@ MOE_ISA_INLINE const char *K(ask_block)(const char *next, size_t steps, int ask)
     return next + lines * 64;
 }
 
-/* A line of 16 outputs x 4 columns, for sums from `at` on. Not a loop over lines: clang would keep sums in memory. */
+/* Add a line of 16 outputs x 4 columns to the sums from `at` on. Not a loop: clang would keep the sums in memory. */
 MOE_ISA_INLINE void K(q8_line)(const moe_matrix *m, const int8_t *x, const char *w, Q sum[8][8], const int at,
                                const int rows, const int wide, const int started) {
     const size_t code_bytes = moe_code_bytes(m->cols);
@@ -2494,8 +2473,8 @@ MOE_ISA_INLINE void K(q8_line)(const moe_matrix *m, const int8_t *x, const char 
     }
 }
 
-/* A tile of a Q8 matrix: `rows` rows of codes at x by `wide` registers of outputs, all sums in registers. Few rows have
- * too few sums to keep the processor busy, so they take some lines of 16 outputs x 4 columns at once. */
+/* A tile of a Q8 matrix: `rows` rows of codes at x by `wide` registers of outputs, with all sums in registers. Few rows
+ * have too few sums to keep the processor busy, so they process several lines of 16 outputs x 4 columns at once. */
 MOE_ISA_INLINE void K(q8_sums)(const moe_matrix *m, const int8_t *x, const char *w, size_t cols, Q sum[8][8],
                                const int rows, const int wide, const int lines, const int started, const char *next,
                                const int ask) {
@@ -2509,9 +2488,9 @@ MOE_ISA_INLINE void K(q8_sums)(const moe_matrix *m, const int8_t *x, const char 
     }
 }
 
-/* The same for Q4, group by group. Nibbles are code + 8, unsigned as they are; 8 * sum(x) is taken off the part of a
- * group, which leaves sum(code * x), and 16 bits hold it (8 * 127 * 32 = 32512) when it is multiplied by the sub.
- * `apart`: low and high nibbles have parts of their own, so that few products wait for the one before. */
+/* The same for Q4, group by group. Nibbles are code + 8 and already unsigned; subtracting 8 * sum(x) from a group's
+ * part leaves sum(code * x), which fits 16 bits (8 * 127 * 32 = 32512) when it is multiplied by the sub. `apart`: low
+ * and high nibbles have separate parts, so that fewer products wait for the previous one. */
 MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_t *x_sums, const char *w,
                                const int8_t *sub, size_t cols, Q sum[8][8], const int rows, const int wide,
                                const int apart, const int mids, const char *next, const int ask) {
@@ -2554,7 +2533,7 @@ MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_
     }
 }
 
-/* Prefetch the output lines of a tile: they arrive before its sums are done. */
+/* Prefetch the output lines of a tile, which arrive before its sums are complete. */
 MOE_ISA_INLINE void K(expect)(const moe_linear *l, size_t row, size_t block, const int rows, const int blocks) {
     MOE_UNROLL_FOR (int r = 0; r < rows; r++)
         MOE_UNROLL_FOR (int b = 0; b < blocks; b++) {
@@ -2564,7 +2543,6 @@ MOE_ISA_INLINE void K(expect)(const moe_linear *l, size_t row, size_t block, con
         }
 }
 
-/* moe_taken of 64 columns. */
 MOE_ISA_INLINE const int32_t *K(taken)(const int8_t *sums, size_t code_bytes, const int rows, int32_t taken[8]) {
     MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
         const int8_t *two = sums + (size_t)r * code_bytes;
@@ -2573,7 +2551,7 @@ MOE_ISA_INLINE const int32_t *K(taken)(const int8_t *sums, size_t code_bytes, co
     return taken;
 }
 
-/* A tile's sums, of registers of outputs from `first` on, to integers [rows][blocks][16], or `blocked` to floats. */
+/* Store a tile's sums, from register `first` on, as integers [rows][blocks][16] or, if `blocked`, as floats. */
 MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_columns *c, size_t side_bytes, Q sum[8][8],
                                 int32_t *sums, float *floats, int first, const int rows, const int blocks,
                                 const int wide, const int lines, const int blocked, const int parts) {
@@ -2596,7 +2574,7 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_colum
     }
 }
 
-/* Loops that prefetch nothing have no instruction for it, and cases that cannot be no loop. */
+/* Each case compiles a loop for its number of prefetches; cases that cannot occur are empty. */
 #define MOE_ASK(n)                                                                                          \
     case n:                                                                                                 \
         if (few || blocked ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                             \
@@ -2604,18 +2582,18 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_colum
         else K(q4_sums)(m, c->x, c->x_sums, c->w, c->sub, span, sum, rows, wide, apart, mids, next, n);     \
         break;
 
-/* Bytes of the sides of 64 columns of a block: of codes of 8 bits known by the matrix alone, which may be an expanded
- * one. */
+/* Bytes of the sides of 64 columns of a block. For 8-bit codes only the matrix knows, which may be an expanded one. */
 #define MOE_SIDES(type) ((type) == MOE_TYPE_Q8 ? m->sides * 16 : (type) == MOE_TYPE_Q4 ? 32 : 96)
 
-/* Several rows of Q4 have too many sums and parts for 16 registers: these are so many at a time. */
+/* Registers of outputs that are summed at once: several rows of Q4 have too many sums and parts for 16 registers. */
 #define MOE_TOGETHER(type, rows, registers) ((type) == MOE_TYPE_Q8 || MOE_WIDTH == 16 || (rows) == 1 ? (registers) : 1)
 
-/* Whether sums of 64 columns have a function of their own: in a loop within another one gcc 12 stores those of several
- * rows of Q8 at every step, which takes twice the time. Those of Q4 are faster in one. */
+/* Whether sums of 64 columns are computed in a separate function: inside a nested loop gcc 12 stores those of several
+ * rows of Q8 at every step, which doubles the time. Q4 is faster inline. */
 #define MOE_APART(type, rows) ((type) == MOE_TYPE_Q8 && (rows) > (MOE_WIDTH == 8 ? 1 : 3))
 
-/* A tile's sums of all columns, or `blocked` of the next 64: constant, since a loop of one turn costs few rows 3 %. */
+/* Compute a tile's sums over all columns or, if `blocked`, the next 64. The distinction is constant, because a loop
+ * with a single iteration costs few rows 3 %. */
 MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t row, const moe_columns *c,
                                const char *next, int ask, int32_t *sums, float *floats, int first, const moe_type type,
                                const int rows, const int blocks, const int started, const int blocked) {
@@ -2630,7 +2608,7 @@ MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t
     MOE_UNROLL_FOR (int r = 0; r < rows; r++)
         MOE_UNROLL_FOR (int v = 0; v < wide * lines; v++)
             sum[r][v] = started && v < wide ? K(start)(start, r, v) : I(of)(0);
-    if (MOE_APART(type, rows)) __asm__("" : "+r"(span)); /* in a loop of known length gcc 12 stores all sums */
+    if (MOE_APART(type, rows)) __asm__("" : "+r"(span)); /* if the length is known, gcc 12 stores all sums */
     if (few) next = c->w + MOE_AHEAD, ask = first ? 0 : lines;
     switch (few || !blocked ? ask : 0) {
         MOE_ASK(0)
@@ -2647,8 +2625,8 @@ MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t
 }
 #undef MOE_ASK
 
-/* Tiles from codes to outputs, of `blocks` blocks, for few rows one after the other up to block1. `next`, `ask`: what
- * to prefetch meanwhile; few rows see to that themselves. `apart`: the function for 64 columns, see MOE_APART. */
+/* Compute tiles of `blocks` blocks from codes to outputs; for few rows all tiles up to block1. `next` and `ask` say
+ * what to prefetch; few rows choose that themselves. `apart`: the function for 64 columns, see MOE_APART. */
 MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
                             const char *next, int ask, const moe_type type, const int rows, const int blocks,
                             const int started, const int blocked, moe_columns_fn apart) {
@@ -2705,12 +2683,12 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
 MOE_ISA_TILES(MOE_TILE)
 static const moe_tile_fn K(tiles)[3][8][3] = { MOE_ISA_TILES(MOE_TILE_AT) };
 
-/* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut
- * evenly, so that no tile has a single row. Each cut prefetches its part of the next tile: if the first one prefetched
- * all, it would wait for memory, which would be idle during the others. A single cut has tiles of which a first-level
- * cache holds two; four rows read a matrix that no second-level cache holds as few rows do. A `small` first-level cache
- * is kept for the current tile if it cannot hold both. Beyond block1 only the caller's hint is prefetched: another
- * thread may work on the rest. */
+/* Blocks in the outer loop, rows in the inner one: a tile's weights are loaded from memory once and stay in L1 or L2
+ * for all rows. Rows are cut evenly, so no tile has a single row. Each cut prefetches its part of the next tile: if the
+ * first cut prefetched everything it would wait for memory, which would idle during the others. With a single cut, two
+ * tiles fit the first-level cache; four rows read a matrix larger than the second-level cache like few rows do. A
+ * `small` first-level cache is reserved for the current tile if it cannot hold both. Beyond block1 only the caller's
+ * hint is prefetched: another thread may compute the rest. */
 MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                                  int small) {
     enum { ROWS = 64, TILE = 20 << 10, LARGE = 8 << 20 }; /* bytes */
@@ -2735,9 +2713,9 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
             const char *next = l->next;
             int far;
             blocks = moe_min(widest, block1 - block);
-            if (block1 - block == 4) blocks = moe_min(widest, 2); /* no single one at the end if that can be */
+            if (block1 - block == 4) blocks = moe_min(widest, 2); /* avoid a single block at the end */
             if (block + blocks < block1) next = (const char *)l->w->data + (block + blocks) * block_bytes;
-            each = next ? moe_divide_up(blocks, cuts) : 0; /* blocks that a cut prefetches */
+            each = next ? moe_divide_up(blocks, cuts) : 0; /* blocks prefetched by each cut */
             far = small && 2 * blocks * block_bytes > MOE_SMALL_L1;
             if (negative) moe_negative_avx2(l->w, block, start);
             for (size_t cut = 0; cut < cuts; cut++) {
@@ -2780,9 +2758,8 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
 #if MOE_HOST
 
 /* ==== 12. Kernels: AVX2 =======================================================================================
- * Owns 256-bit x86: two instruction sets, which differ in the quantised linears. Invariant: two registers hold the 16
- * lanes, [0..7] and [8..15]; tails are done by loading into a zeroed buffer, since adding a product of zeros to a lane
- * leaves it as it was. */
+ * 256-bit x86: two instruction sets with different quantised linears. Invariant: two registers hold the 16 lanes,
+ * [0..7] and [8..15]. Tails are loaded into a zeroed buffer: adding a product of zeros leaves a lane unchanged. */
 
 #if MOE_X86
 #define MOE_AVX2_TARGET "avx2,f16c"
@@ -2872,14 +2849,13 @@ MOE_AVX2_INLINE void moe_lanes_codes_avx2(moe_lanes_avx2 v, int8_t *q) {
 MOE_AVX2_INLINE void moe_lanes_code_sums_avx2(const int8_t *q, int16_t sums[2]) {
     for (size_t i = 0; i < 2; i++) {
         const __m256i codes = _mm256_xor_si256(_mm256_loadu_si256((const void *)(q + 32 * i)), _mm256_set1_epi8(-128));
-        const __m256i eights = _mm256_sad_epu8(codes, _mm256_setzero_si256()); /* of code + 128 */
+        const __m256i eights = _mm256_sad_epu8(codes, _mm256_setzero_si256()); /* sums of code + 128 */
         const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(eights), _mm256_extracti128_si256(eights, 1));
         sums[i] = (int16_t)(_mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0x4e))) - 32 * 128);
     }
 }
 
-/* Distance of prefetching: weights are read in order and prefetched so many bytes ahead. Prefetching past their end
- * does no harm. Measured on Zen 5 with weights in L2, L3 and DRAM. */
+/* Prefetch distance in bytes, measured on Zen 5 with weights in L2, L3 and DRAM. Beyond the weights it is harmless. */
 enum { MOE_AHEAD = 6144 };
 
 /* ---- Quantised tiles ---- */
@@ -2908,12 +2884,12 @@ MOE_AVX2_INLINE __m256 moe_ints_part_256(const int8_t *low) {
 #define moe_ints_factor_256(subs)                                                                            \
     _mm256_and_si256(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(subs))), _mm256_set1_epi32(0xffff))
 
-/* maddubs multiplies |w| (unsigned) by x with w's sign; within [-128, 127] its 16-bit sums cannot saturate (2 * 127 *
- * 128 = 32512), so everything is exact.
+/* maddubs multiplies |w| (unsigned) by x with the sign of w. Within [-128, 127] its 16-bit sums cannot saturate (2 *
+ * 127 * 128 = 32512), so everything is exact.
  *
- * vpsignb gives x the sign, which seems to use a port that multiplies (without it Zen 4 is a fifth faster). Where sums
- * are `started`, x is only inverted where w is negative, which gives -x - 1 and omits sum |w| of the negative w: with
- * these sums of the block's 16 outputs they start. */
+ * vpsignb applies the sign to x, but seems to occupy a multiplier port (without it Zen 4 is 20 % faster). If sums are
+ * `started`, x is only inverted where w is negative. That gives -x - 1 and lacks sum |w| over the negative w, which is
+ * the starting value of the block's 16 sums. */
 MOE_AVX2_INLINE moe_line_avx2 moe_line_of_avx2(const char *w, const int started) {
     const __m256i v = moe_ints_load_256(w);
     return (moe_line_avx2){ _mm256_abs_epi8(v), started ? _mm256_cmpgt_epi8(_mm256_setzero_si256(), v) : v };
@@ -2924,7 +2900,7 @@ MOE_AVX2_INLINE __m256i moe_product_avx2(__m256i sum, moe_line_avx2 w, __m256i f
 }
 #define moe_start_avx2(start, r, v) moe_ints_load_256((start) + 8 * (v))
 
-/* The part of a block's sums that inverted codes omit: sum |w| of the negative w. */
+/* Compute what inverted codes omit from the sums of a block: sum |w| over the negative w. */
 MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_t start[16]) {
     const char *w = (const char *)m->data + block * (m->cols_padded / 4) * 64;
     const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1);
@@ -2942,7 +2918,7 @@ MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_
 #define moe_part_of_avx2(x_sum) _mm256_setzero_si256()
 MOE_AVX2_INLINE __m256i moe_product_q4_avx2(__m256i part, __m256i nibbles, __m256i four) {
     part = _mm256_add_epi16(part, _mm256_maddubs_epi16(nibbles, four));
-    __asm__("" : "+x"(part)); /* or gcc sums all products of a group in the end and spills them */
+    __asm__("" : "+x"(part)); /* else gcc adds all products of a group at the end and spills them */
     return part;
 }
 MOE_AVX2_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_sum, __m256i sub, const int mids) {
@@ -2956,8 +2932,8 @@ MOE_AVX2_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_
 #define MOE_ISA_STATIC MOE_AVX2 static
 #define MOE_ISA_INLINE MOE_AVX2_INLINE
 #define MOE_ISA_OUTPUTS 1
-#define MOE_ISA_FETCH(type, w)                                                                            \
-    if ((type) == MOE_TYPE_F32) _mm_prefetch(w, _MM_HINT_T0) /* the others wait for conversion instead */
+#define MOE_ISA_FETCH(type, w)                                                                                 \
+    if ((type) == MOE_TYPE_F32) _mm_prefetch(w, _MM_HINT_T0) /* other types wait for the conversion instead */
 #define MOE_ISA_BITS 256
 #define MOE_ISA_VNNI 0
 #define MOE_ISA_LINES(rows) 1
@@ -2969,17 +2945,16 @@ MOE_AVX2_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_
 static int moe_avx2_available(void) {
     unsigned eax, ebx, ecx, edx;
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") /* asks the system too (xgetbv) */
-           && __get_cpuid(1, &eax, &ebx, &ecx, &edx) &&
-           (ecx >> 29 & 1); /* F16C, which older compilers cannot ask for */
+    return __builtin_cpu_supports("avx2")                                /* checks the operating system too (xgetbv) */
+           && __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx >> 29 & 1); /* F16C, which older compilers cannot query */
 }
 
 MOE_LINEAR_OF(avx2, avx2, Q4M, moe_quantised_avx2(l, row0, row1, block0, block1, 0))
 static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_OF(avx2, moe_linear_avx2, avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
- * vpdpbusd as in Kernels: AVX-512: weights are made unsigned by adding 128 to each, the codes of a row are the signed
- * side. tests/engine/isa_emu.h compiles these kernels with an emulation of the instruction in AVX2. */
+ * vpdpbusd as in "Kernels: AVX-512": 128 is added to each weight to make it unsigned, and the codes of a row are the
+ * signed operand. tests/engine/isa_emu.h compiles these kernels with an emulation of the instruction in AVX2. */
 
 #ifndef MOE_DPBUSD
 #define MOE_AVXVNNI_TARGET MOE_AVX2_TARGET ",avxvnni"
@@ -2998,7 +2973,7 @@ typedef __m256i moe_line_avxvnni;
 MOE_AVXVNNI_INLINE __m256i moe_product_avxvnni(__m256i sum, __m256i line, __m256i four, const int started) {
     (void)started;
     sum = MOE_DPBUSD(sum, line, four);
-    __asm__("" : "+x"(sum)); /* or gcc copies sums around and spills a line */
+    __asm__("" : "+x"(sum)); /* else gcc copies sums around and spills a line */
     return sum;
 }
 #define moe_start_avxvnni(start, r, v) _mm256_set1_epi32(-(start)[r])
@@ -3026,19 +3001,18 @@ static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_OF(avxvnni, moe_lin
 #endif /* MOE_X86 */
 
 /* ==== 13. Kernels: AVX-512 ====================================================================================
- * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes; tails are loaded and stored under a mask,
- * which touches no memory outside it and fills with zeros: adding a product of zeros to a lane leaves it as it was.
+ * 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes. Tails are loaded and stored under a mask, which
+ * touches no other memory and fills with zeros: adding a product of zeros leaves a lane unchanged.
  *
- * vpdpbusd multiplies unsigned by signed bytes and adds four products to an int32, modulo 2^32, without saturating. The
- * codes of a row are the signed side, four of them in every lane; a line of weights (16 outputs x 4 columns) is made
- * unsigned by adding 128 to each, so 128 * sum(codes of the row) is taken off in the end. */
+ * vpdpbusd multiplies unsigned by signed bytes and adds four products to an int32, modulo 2^32, without saturation. The
+ * codes of a row are the signed operand, four of them in every lane. 128 is added to each weight of a line (16 outputs
+ * x 4 columns) to make it unsigned, so 128 * sum(codes of the row) is subtracted at the end. */
 
 #if MOE_X86
 #define MOE_AVX512_TARGET MOE_AVX2_TARGET ",avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prfchw"
 #define MOE_AVX512 __attribute__((target(MOE_AVX512_TARGET)))
 #define MOE_AVX512_INLINE static inline __attribute__((always_inline, target(MOE_AVX512_TARGET)))
 
-/* The first n lanes. */
 MOE_AVX512_INLINE __mmask16 moe_mask_avx512(size_t n) { return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u); }
 
 /* ---- The 16 lanes: one register ---- */
@@ -3091,7 +3065,7 @@ MOE_AVX512_INLINE float moe_lanes_join_avx512(__m512 v) {
     return moe_lanes_join_avx2((moe_lanes_avx2){ _mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1) });
 }
 
-/* Four times 16 lanes to one, each by the fixed tree. */
+/* Join the lanes of four registers, each by the fixed tree. */
 MOE_AVX512_INLINE __m128 moe_join_four_avx512(const __m512 v[4]) {
     const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
     const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xee));
@@ -3151,7 +3125,7 @@ MOE_AVX512_INLINE __m512i moe_times_sub_avx512(__m512i sum, __m512i part, int32_
 #define MOE_ISA_VNNI 1
 #define MOE_ISA_LINES(rows) ((rows) <= 4 ? 4 : 1)
 #define MOE_ISA_ROWS 8
-/* Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two an output. */
+/* Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 needs two per output. */
 #define MOE_WIDE(X, type, rows) X(type, rows, 1) X(type, rows, 2) X(type, rows, 3)
 #define MOE_WIDE_Q8(X) MOE_WIDE(X, Q8, 4) MOE_WIDE(X, Q8, 5) MOE_WIDE(X, Q8, 6) MOE_WIDE(X, Q8, 7) MOE_WIDE(X, Q8, 8)
 #define MOE_WIDE_Q4(X, type) X(type, 1, 1) MOE_WIDE(X, type, 2) MOE_WIDE(X, type, 3) MOE_WIDE(X, type, 4)
@@ -3162,14 +3136,14 @@ MOE_AVX512_INLINE __m512i moe_times_sub_avx512(__m512i sum, __m512i part, int32_
 MOE_LINEAR_OF(avx512, avx512, Q4M, moe_quantised_avx512(l, row0, row1, block0, block1, 0))
 MOE_LINEAR_OF(small_avx512, avx512, Q4M, moe_quantised_avx512(l, row0, row1, block0, block1, 1))
 
-/* Scores of four rows from row i on: so many are read in one go. */
+/* Compute the scores of four rows from row i on, which are read together. */
 MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const size_t width) {
     const __mmask8 mask = (__mmask8)moe_mask_avx512(moe_min(4, h->n - i));
     const size_t heads = h->heads, stride = h->stride, share = h->share;
     const __m128 scale = _mm_set1_ps(h->scale);
     const float *query = h->query, *row[4];
     float *scores = h->scores + i;
-    size_t left = share; /* heads of this key */
+    size_t left = share; /* heads left with this key */
     MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) row[u] = h->rows[moe_min(i + u, h->n - 1)];
     for (size_t head = 0; head < heads; head++, scores += stride) {
         __m512 lanes[4] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
@@ -3186,7 +3160,7 @@ MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const siz
     }
 }
 
-/* Adds rows [i, end) to `pieces` times 64 columns, or what is left of a head, from column `at` on. */
+/* Blend rows [i, end) into `pieces` times 64 columns, or the rest of a head, from column `at` on. */
 MOE_AVX512_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end, size_t at, size_t left,
                                         const size_t pieces) {
     const size_t width = h->width, first = h->values + at / width / h->share * width + at % width;
@@ -3202,7 +3176,7 @@ MOE_AVX512_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end
     }
     for (; i < end; i++) {
         const float *value = rows[i] + first;
-        __asm__("" : "+r"(value)); /* one address, not one for each of the 16 loads */
+        __asm__("" : "+r"(value)); /* one address instead of one per load */
         MOE_UNROLL_FOR (size_t u = 0; u < pieces; u++) {
             const __m512 weight = _mm512_set1_ps(p[u][i]);
             MOE_UNROLL_FOR (size_t b = 0; b < 4; b++)
@@ -3222,7 +3196,7 @@ MOE_AVX512 static void moe_softmax_avx512(float *p, size_t n) {
     for (size_t i = 0; i < n; i += 16) _mm512_storeu_ps(p + i, _mm512_div_ps(_mm512_loadu_ps(p + i), sum));
 }
 
-/* The next row finds in L1 what a row has read: 4 keys, or a quarter of the columns of 32 values. */
+/* Work in blocks that the next row finds in L1: 4 keys, or a quarter of the columns of 32 values. */
 MOE_AVX512 static void moe_heads_avx512(const moe_heads *h, size_t rows) {
     enum { BLOCK = 8 };
     const size_t width = h->width, cols = h->heads * width, first = h->first;
@@ -3257,19 +3231,18 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, m
 #endif /* MOE_X86 */
 
 /* ==== 14. Kernels: AMX ========================================================================================
- * Owns the int8 tiles of x86; everything else is from Kernels: AVX-512. Invariant: tiles are configured while a linear
- * runs and at no other time.
+ * The int8 tiles of x86; the rest is shared with AVX-512. Invariant: tiles are configured only while a linear runs.
  *
- * A tile is 16 rows of 64 bytes. A holds 64 columns of up to 16 code rows, B 64 columns of a block of 16 outputs, which
- * is how Q8 lies in the file (1024 bytes in a row), C the 16 x 16 sums. By the manual a product takes 16 cycles and its
- * sum is ready after 52, a tile is loaded from L1 in 8: so four C are filled in turns, 2 A x 2 B or, up to 16 rows, 1 A
- * x 4 B. For 64 columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a
- * cycle, VNNI has 128. Compared with Kernels: AVX-512, a product of 512 x 2048 in cache is 1.5 times as fast at 5
- * rows, 2.8 times at 32; of Q4 with scales by block, 768 x 2048, 1.1 times at 12, 1.7 at 32. Prefetch hints
- * like those of Kernels: AVX-512 gained nothing here.
+ * A tile is 16 rows of 64 bytes. A holds 64 columns of up to 16 code rows; B holds 64 columns of a block of 16 outputs,
+ * which is the layout of Q8 in the file (1024 contiguous bytes); C holds the 16 x 16 sums. According to the manual a
+ * product takes 16 cycles with a latency of 52, and a tile load from L1 takes 8. So four C are filled in turn: 2 A x 2
+ * B or, for up to 16 rows, 1 A x 4 B. For 64 columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of
+ * loads: 1024 multiplications per cycle, against 128 with VNNI. Compared with AVX-512, a product of 512 x 2048 in cache
+ * is 1.5 times as fast with 5 rows and 2.8 times with 32; Q4 with scales by block, 768 x 2048, 1.1 times with 12 and
+ * 1.7 times with 32. Prefetching as AVX-512 does gained nothing.
  *
- * Vectors are the compiler's own, not intrinsics: tests/engine/isa_emu.h compiles this section with tiles in plain C
- * (MOE_TILE_*) for machines that need not even have AVX-512. */
+ * Vectors are the compiler's own instead of intrinsics: tests/engine/isa_emu.h compiles this section with tiles in
+ * plain C (MOE_TILE_*) for machines without AMX and even without AVX-512. */
 
 #if MOE_X86 && (defined(MOE_TILE_LOADCONFIG) ||                                                        \
                 (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)))
@@ -3285,15 +3258,15 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, m
 #define MOE_TILE_LOADD(tile, base, stride) _tile_loadd(tile, base, stride)
 #define MOE_TILE_STORED(tile, base, stride) _tile_stored(tile, base, stride)
 #define MOE_TILE_DPBSSD(c, a, b) _tile_dpbssd(c, a, b)
-/* 16 int8 to int32, of which gcc 12 makes scalar code if it is written as __builtin_convertvector. */
+/* Convert 16 int8 to int32; gcc 12 compiles __builtin_convertvector to scalar code. */
 #define MOE_AMX_WIDEN(to, from) ((to) = (moe_i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(from))))
 #define MOE_AMX_PARTS(to, low) ((to) = (moe_f32x16)moe_ints_part_512(low))
 
-/* The processor has tiles, the system saves them (XCR0), and this process may use them: Linux requires a request, since
- * 8 KB more may not fit a signal stack of the program. Requesting twice is harmless. */
+/* Return 1 if the processor has tiles, the system saves them (XCR0), and this process may use them. Linux requires a
+ * request, because 8 KB more may not fit a program's signal stack. A second request is harmless. */
 static int moe_amx_available(void) {
     unsigned eax, ebx, ecx, edx, low, high;
-    long answer = 158; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); libc has no name for it under POSIX */
+    long answer = 158; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); libc does not declare it under POSIX */
     if (!moe_avx512vnni_available() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
     if (!(edx >> 24 & 1) || !(edx >> 25 & 1)) return 0; /* AMX-TILE, AMX-INT8 */
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -3303,29 +3276,28 @@ static int moe_amx_available(void) {
 }
 #endif
 
-typedef uint8_t moe_u8x64 __attribute__((vector_size(64), may_alias)); /* so that it is stored without memcpy, of */
-                                                                       /* which _FORTIFY_SOURCE=3 makes a call    */
+typedef uint8_t moe_u8x64 __attribute__((vector_size(64), may_alias)); /* stored directly: _FORTIFY_SOURCE=3 turns */
+                                                                       /* memcpy into a call */
 typedef uint16_t moe_u16x32 __attribute__((vector_size(64)));
 typedef uint32_t moe_u32x16 __attribute__((vector_size(64)));
 typedef int32_t moe_i32x16 __attribute__((vector_size(64)));
 typedef float moe_f32x16 __attribute__((vector_size(64), may_alias));
 
 enum {
-    MOE_AMX_ROWS = 5,       /* fewer are faster without tiles: a B tile is then loaded for too few products */
-    MOE_AMX_ROWS_Q4 = 9,    /* what is expanded first */
+    MOE_AMX_ROWS = 5,       /* fewer rows are faster without tiles: a B tile is loaded for too few products */
+    MOE_AMX_ROWS_Q4 = 9,    /* for formats that are expanded first */
     MOE_AMX_BUFFER = 65536, /* bytes of expanded Q4 on the stack: two blocks of 2048 columns, read from L2 at worst */
 };
 
-/* As ldtilecfg reads it. */
 typedef struct moe_tile_config {
     uint8_t palette, start_row, reserved[14];
     uint16_t colsb[16];
     uint8_t rows[16];
 } moe_tile_config;
 
-/* Tiles 0 to 3 are C, 4 is A. 5 is another A if a panel is two row tiles high, else B as 6 and 7 are. Configuring costs
- * some hundred cycles, and while tiles are configured every task switch saves 8 KB and a core cannot sleep deeply:
- * hence once for a linear, whose tasks are large, and not for as long as a thread lives. */
+/* Tiles 0 to 3 are C, 4 is A. 5 is a second A if a panel is two row tiles high, otherwise B, like 6 and 7. Configuring
+ * costs some hundred cycles, and while tiles are configured every task switch saves 8 KB and the core cannot sleep
+ * deeply. So configure once per linear, since its tasks are large, and not for the life of a thread. */
 MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
     moe_tile_config config = { .palette = 1 };
     for (int t = 0; t < 8; t++) {
@@ -3336,9 +3308,9 @@ MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
     MOE_TILE_LOADCONFIG(&config);
 }
 
-/* Columns [k0, k1) of a block of a Q4 or Q4M matrix in the form of Q8, to `out`, aligned to 64. There is no product of
- * bytes, but a nibble n times |sub| stays below 256, so one 16-bit product computes two: (n - 8) s is n s - 8 s, and
- * (15 - n) |s| - 7 |s| where s is negative. The middle goes into what is taken off. */
+/* Expand columns [k0, k1) of a block of a Q4 or Q4M matrix to Q8 in `out`, aligned to 64. There is no byte product, but
+ * a nibble n times |sub| is below 256, so one 16-bit product computes two: (n - 8) s is n s - 8 s, and (15 - n) |s| - 7
+ * |s| if s is negative. The mid is folded into the subtrahend. */
 MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
     const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
     const int8_t *side = m->subs + (block * m->cols_padded + k0) / 64 * m->sides * 16;
@@ -3385,7 +3357,7 @@ MOE_AMX_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *
     }
 }
 
-/* Two row tiles x up to two blocks. */
+/* Add the products of `k` columns to C: two row tiles x up to two blocks. */
 MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stride, const int8_t *b, size_t b_next,
                                 size_t blocks, size_t k) {
     for (; k; k -= 64, a += 64, a1 += 64, b += 1024) {
@@ -3402,15 +3374,15 @@ MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stri
     }
 }
 
-/* By which sums of 64 columns are multiplied: scales of two row tiles, `stride` bytes from row to row, and parts of the
- * weights or NULL, `part_step` bytes from block to block. */
+/* Factors of sums over 64 columns: scales of two row tiles, `stride` bytes apart per row, and parts of the weights,
+ * `part_step` bytes apart per block, or NULL. */
 typedef struct moe_amx_scales {
     const void *at[2];
     size_t stride, part_step;
     const int8_t *parts;
 } moe_amx_scales;
 
-/* For columns from k on; the tiles' rows begin at row0 and row1. */
+/* Return the factors for columns from k on; the tiles' rows start at row0 and row1. */
 static moe_amx_scales moe_amx_scales_of(const moe_linear *l, size_t row0, size_t row1, size_t block, size_t k) {
     const moe_matrix *w = l->w;
     const size_t stride = moe_code_bytes(w->cols), side_bytes = w->sides * 16;
@@ -3424,8 +3396,7 @@ static moe_amx_scales moe_amx_scales_of(const moe_linear *l, size_t row0, size_t
     return s;
 }
 
-/* The sums of C, of 64 columns, are added to floats by their scales, of `high` times `height` rows of codes; C begins
- * again. */
+/* Scale the sums of C over 64 columns, add them to floats, and clear C; `high` times `height` rows of codes. */
 MOE_AMX_INLINE void moe_amx_add_block(moe_amx_scales scales, size_t height, size_t high, size_t tiles,
                                       float floats[4][16 * 16]) {
     int32_t sums[4][16 * 16] __attribute__((aligned(64)));
@@ -3453,9 +3424,9 @@ MOE_AMX_INLINE void moe_amx_add_block(moe_amx_scales scales, size_t height, size
     }
 }
 
-/* Row tiles have equal height, so that one configuration is enough; the last ones may begin early and repeat finished
- * rows. More than 16 rows make an even number of lower tiles, since a product should take as many cycles as A has rows.
- * A panel of blocks stays in a near cache for all row tiles: Q8 in L1 or L2, Q4 expanded once if it fits. */
+/* All row tiles have equal height, so one configuration suffices; the last ones may start early and repeat finished
+ * rows. More than 16 rows use an even number of lower tiles, since a product takes as many cycles as A has rows. A
+ * panel of blocks stays in a near cache for all row tiles: Q8 in L1 or L2, Q4 expanded once if it fits. */
 MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size_t rows, size_t block0, size_t block1) {
     const moe_matrix *w = l->w;
     const size_t k = w->cols_padded, stride = moe_code_bytes(w->cols);
@@ -3486,10 +3457,7 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
                     if (w->type == MOE_TYPE_Q4 || w->type == MOE_TYPE_Q4M) moe_amx_expand(w, block + i, k0, k0 + n, to);
                     else moe_formats[w->type].expand(w, block + i, k0, k0 + n, to);
                 }
-                __asm__ volatile(""
-                                 :
-                                 : "r"(b)
-                                 : "memory"); /* gcc 12 does not see that tile loads read what was stored */
+                __asm__ volatile("" : : "r"(b) : "memory"); /* gcc 12 does not know that tile loads read these stores */
                 for (size_t at = 0, some = by_block ? MOE_Q8_COLS : n; at < n; at += some) {
                     if (high == 1) moe_amx_one(a + k0 + at, stride, b + at * 16, span * 16, blocks, some);
                     else moe_amx_two(a + k0 + at, a1 + k0 + at, stride, b + at * 16, span * 16, blocks, some);
@@ -3497,7 +3465,7 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
                         moe_amx_add_block(moe_amx_scales_of(l, begin0, begin1, block, k0 + at), height, high,
                                           high * blocks, floats);
                 }
-                __asm__ volatile("" : : "r"(b) : "memory"); /* before it is overwritten */
+                __asm__ volatile("" : : "r"(b) : "memory"); /* before b is overwritten */
             }
             MOE_TILE_STORED(0, sums[0], 64);
             MOE_TILE_STORED(1, sums[1], 64);
@@ -3529,14 +3497,12 @@ static const moe_kernels moe_kernels_amx = { MOE_KERNELS_OF(amx, moe_linear_amx,
 #endif
 
 /* ==== 15. Kernels: NEON =======================================================================================
- * Owns AArch64. Invariant: four registers hold the 16 lanes; tails are done by loading into a zeroed buffer, since
- * adding a product of zeros to a lane leaves it as it was. Three instruction sets, which differ in the quantised
- * linears only: "neon" is every AArch64 machine, "dotprod" has sdot (4 products into each 32-bit sum), "i8mm" has smmla
- * (8 products into each). */
+ * AArch64. Invariant: four registers hold the 16 lanes; tails are loaded into a zeroed buffer, since adding a product
+ * of zeros leaves a lane unchanged. Three instruction sets differ only in the quantised linears: "neon" runs on every
+ * AArch64 machine, "dotprod" has sdot (4 products per 32-bit sum), "i8mm" has smmla (8 products per sum). */
 
 #if MOE_ARM
-/* gcc declares sdot and smmla under an architecture, clang names features and declares them from version 16 on; before,
- * the assembler has them. */
+/* gcc declares sdot and smmla for an architecture, clang for features, but only from version 16 on. */
 #if defined(__clang__)
 #define MOE_DOTPROD __attribute__((target("dotprod")))
 #define MOE_I8MM __attribute__((target("dotprod,i8mm")))
@@ -3574,7 +3540,7 @@ MOE_FOUR_NEON(and, MOE_BITS_NEON(vandq_u32))
 MOE_FOUR_NEON(or, MOE_BITS_NEON(vorrq_u32))
 MOE_FOUR_NEON(xor, MOE_BITS_NEON(veorq_u32))
 MOE_FOUR_NEON(max_bits, MOE_BITS_NEON(vmaxq_u32))
-/* Comparisons, not fmax and fmin: those let NaN win, and 0 over -0. */
+/* Comparisons instead of fmax and fmin, which propagate NaN and order 0 above -0. */
 MOE_FOUR_NEON(max, vbslq_f32(vcgtq_f32(a.val[i], b.val[i]), a.val[i], b.val[i]))
 MOE_FOUR_NEON(min, vbslq_f32(vcltq_f32(a.val[i], b.val[i]), a.val[i], b.val[i]))
 MOE_INLINE moe_lanes_neon moe_lanes_of_neon(float x) {
@@ -3632,7 +3598,7 @@ MOE_INLINE float moe_lanes_largest_bits_neon(moe_lanes_neon v) {
     for (size_t i = 1; i < 4; i++) best = vmaxq_u32(best, vreinterpretq_u32_f32(v.val[i]));
     return moe_from_bits(vmaxvq_u32(best));
 }
-/* Within 2^22, the conversion rounds as moe_round does. */
+/* Within 2^22 the conversion rounds like moe_round. */
 MOE_INLINE void moe_lanes_codes_neon(moe_lanes_neon v, int8_t *q) {
     int16x8_t low = vqmovn_high_s32(vqmovn_s32(vcvtnq_s32_f32(v.val[0])), vcvtnq_s32_f32(v.val[1]));
     int16x8_t high = vqmovn_high_s32(vqmovn_s32(vcvtnq_s32_f32(v.val[2])), vcvtnq_s32_f32(v.val[3]));
@@ -3646,14 +3612,14 @@ MOE_INLINE void moe_lanes_code_sums_neon(const int8_t *q, int16_t sums[2]) {
 #define MOE_ISA_STATIC static
 #define MOE_ISA_INLINE MOE_INLINE
 #define MOE_ISA_OUTPUTS 1
-#define MOE_ISA_FETCH(type, w) (void)(w) /* measured on no machine */
+#define MOE_ISA_FETCH(type, w) (void)(w) /* never measured */
 #include "moe.c"
 
-/* The codes of 4 columns, four times. */
+/* Broadcast the codes of 4 columns to four lanes. */
 #define moe_four_neon(codes) vreinterpretq_s8_s32(vdupq_n_s32(moe_four(codes)))
 
-/* One block of 16 outputs of a Q8 matrix against up to 2 input rows. Two products fit 16 bits (2 * 127 * 127 = 32258),
- * so two lines are multiplied before a pair of neighbours is added to a 32-bit sum. */
+/* One block of 16 outputs of a Q8 matrix for up to 2 input rows. Two products fit 16 bits (2 * 127 * 127 = 32258), so
+ * two lines are multiplied before pairs are added to 32-bit sums. */
 MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
@@ -3667,7 +3633,7 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
             x0[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * 4);
             x1[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * 4 + 4);
         }
-#pragma GCC unroll 4 /* clang keeps sums in memory else */
+#pragma GCC unroll 4 /* else clang keeps the sums in memory */
         for (size_t q = 0; q < 4; q++) {
             const int8x16_t w0 = vld1q_s8(w + g * 64 + 16 * q), w1 = vld1q_s8(w + g * 64 + 64 + 16 * q);
 #pragma GCC unroll 2
@@ -3685,9 +3651,9 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
     moe_finish_sums(l, row, block, rows, sums, moe_finish_neon);
 }
 
-/* The same for Q4. Nibbles are code + 8, so 8 * sum(x) has to come off. A group's sum of x times code lies within 32 *
- * 8 * 127 = 32512: 16 bits hold it, and wrapping around on the way there does no harm. Sums over groups are unsigned,
- * since in a file with wild subs they may wrap around too. */
+/* The same for Q4. Nibbles are code + 8, so 8 * sum(x) is subtracted. A group's sum of x times code is at most 32 * 8 *
+ * 127 = 32512 and fits 16 bits; intermediate wrap-around is harmless. Sums over groups are unsigned because a file with
+ * extreme subs may wrap them too. */
 MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
@@ -3743,7 +3709,7 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
         if (l->w->bits == 8) moe_q8_rows_##isa(l, r, block, n); \
         else moe_q4_rows_##isa(l, r, block, n);
 
-/* Outputs outside, rows inside: a block of weights is read once from memory and stays in L1 for all rows. */
+/* Outputs in the outer loop, rows in the inner one: a block of weights is read once and stays in L1 for all rows. */
 static void moe_quantised_neon(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     for (size_t block = block0; block < block1; block++) {
         size_t r = row0;
@@ -3753,8 +3719,8 @@ static void moe_quantised_neon(const moe_linear *l, size_t row0, size_t row1, si
 }
 MOE_LINEAR_OF(neon, neon, Q4, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_neon))
 
-/* With sdot: one block of 16 outputs of a Q8 matrix against up to 4 input rows, 16 columns at a time. Few rows spread
- * the lines over several sums, which would else wait for each other. */
+/* With sdot: one block of 16 outputs of a Q8 matrix for up to 4 input rows, 16 columns at a time. Few rows spread the
+ * lines over several independent sums. */
 MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols), chains = 4 / rows;
@@ -3782,8 +3748,7 @@ MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, siz
     moe_finish_sums(l, row, block, rows, sums, moe_finish_neon);
 }
 
-/* The same for Q4, outputs 4 * quad .. of a block; see moe_q4_rows_neon. A single row keeps the sums of high nibbles
- * apart. */
+/* The same for Q4 and outputs from 4 * quad on; a single row has separate sums for high nibbles. */
 MOE_DOTPROD_INLINE void moe_q4_sums_dotprod(const moe_linear *l, size_t row, size_t block, size_t quad,
                                             const size_t rows, const size_t quads, int32_t *sums) {
     const moe_matrix *m = l->w;
@@ -3830,7 +3795,7 @@ MOE_DOTPROD_INLINE void moe_q4_sums_dotprod(const moe_linear *l, size_t row, siz
         for (size_t q = 0; q < quads; q++) vst1q_s32(sums + 16 * r + 4 * (quad + q), vreinterpretq_s32_u32(sum[r][q]));
 }
 
-/* Four rows share half a block at a time, so that their sums and parts fit the registers. */
+/* Four rows process half a block at a time, so that their sums and parts fit the registers. */
 MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     int32_t sums[4 * 16];
     MOE_UNROLL_FOR (size_t quad = 0; quad < 4; quad += rows == 4 ? 2 : 4)
@@ -3849,12 +3814,11 @@ MOE_DOTPROD static void moe_quantised_dotprod(const moe_linear *l, size_t row0, 
 }
 MOE_LINEAR_OF(dotprod, neon, Q4, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_dotprod))
 
-/* smmla takes two rows and two outputs of 8 columns each. Of a block of weights, so many columns at a time are put in
- * that order (two neighbouring lines zipped; Q4 multiplied out to int8), for up to so many rows: 8 KiB that stay in L1.
- */
+/* smmla takes two rows and two outputs of 8 columns each. MOE_PANEL_COLS columns of a block of weights are arranged in
+ * that order (two adjacent lines zipped; Q4 expanded to int8) and used for up to MOE_PANEL_ROWS rows: 8 KiB in L1. */
 enum { MOE_PANEL_COLS = 512, MOE_PANEL_ROWS = 64 };
 
-/* Columns [col, col + cols) of a block: panel [cols / 8][16][8]. */
+/* Arrange columns [col, col + cols) of a block as panel[cols / 8][16][8]. */
 MOE_INLINE void moe_panel_q8(const moe_matrix *m, size_t block, size_t col, size_t cols, int8_t *panel) {
     const int8_t *w = (const int8_t *)m->data + moe_q8_index(m->cols_padded, block * 16, col);
     for (; cols; cols -= 8, w += 128, panel += 128)
@@ -3914,7 +3878,7 @@ MOE_I8MM_INLINE void moe_tile_i8mm(const int8_t *codes, size_t code_bytes, const
         }
 }
 
-/* A block against `rows` input rows: a multiple of 8, at most MOE_PANEL_ROWS. */
+/* Multiply a block by `rows` input rows, a multiple of 8 up to MOE_PANEL_ROWS. */
 MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows, size_t block) {
     const moe_matrix *m = l->w;
     const size_t code_bytes = moe_code_bytes(m->cols);
@@ -3934,7 +3898,7 @@ MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows
     moe_finish_sums(l, row, block, rows, sum, moe_finish_neon);
 }
 
-/* smmla takes the rows by eights. Up to 7 that are left go to sdot, which wastes no half of a pair of rows. */
+/* smmla takes rows in groups of 8. The remaining rows, up to 7, use sdot, which does not waste half a pair. */
 static void moe_quantised_i8mm(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     const size_t rest = row1 - (row1 - row0) % 8;
     for (size_t block = block0; block < block1; block++)
@@ -3965,7 +3929,7 @@ static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_OF(i8mm, moe_linear_i8
 #endif /* MOE_ARM */
 
 /* ==== 16. Dispatch ============================================================================================
- * Owns the choice of an instruction set. Invariant: the choice is made once per session and changes speed only. */
+ * The choice of an instruction set. Invariant: it is made once per session and affects only speed. */
 
 #if MOE_AMX
 #define MOE_ISAS(X) X(portable) X(avx2) X(avxvnni) X(avx512vnni) X(amx) /* worst first */
@@ -3988,12 +3952,12 @@ int moe_isa_available(const char *name) {
     return 0;
 }
 
-/* The kernels of an instruction set, or their replacement for a first-level cache of `l1` bytes; 0: unknown. */
+/* Return an instruction set's kernels, or their replacement for a first-level cache of `l1` bytes (0: unknown). */
 static const moe_kernels *moe_kernels_for(const moe_kernels *isa, size_t l1) {
     return isa->small && l1 && l1 <= MOE_SMALL_L1 ? isa->small : isa;
 }
 
-/* The kernels for `name`, or the best ones of this machine for NULL, "" and "auto". */
+/* Return the kernels called `name`, or the best ones of this machine for NULL, "" and "auto". */
 static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, moe_error *error) {
     int automatic = !name || !*name || strcmp(name, "auto") == 0;
     for (size_t i = MOE_COUNT(moe_isas); i-- > 0;) {
@@ -4005,18 +3969,15 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
         }
         if (!automatic)
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "isa",
-                            "this machine cannot run the '%s' kernels; leave the "
-                            "choice to the program or ask for 'portable'",
-                            name);
+                            "this machine cannot run the '%s' kernels; use 'auto' or 'portable'", name);
     }
-    return moe_fail(error, MOE_ERROR_ARGUMENT, "isa", "no kernels are called '%s'; this build has: %s", name,
-                    moe_isa_names());
+    return moe_fail(error, MOE_ERROR_ARGUMENT, "isa", "unknown kernels '%s'; available: %s", name, moe_isa_names());
 }
 
 /* ==== 17. Threads =============================================================================================
- * Owns the worker threads of a session. Invariant: a job's tasks are claimed one by one from one atomic word
- * (generation, tasks left), so that a worker which wakes late finds nothing and the caller never waits for it. A
- * cancelled session ends after the current task. */
+ * The worker threads of a session. Invariant: the tasks of a job are claimed one by one from one atomic word
+ * (generation, tasks left), so a worker that wakes late finds nothing and the caller never waits for it. A cancelled
+ * session stops after the current task. */
 
 typedef void (*moe_task_fn)(void *arg, size_t task, size_t thread);
 
@@ -4024,14 +3985,14 @@ enum { MOE_SPINS = 4000 }; /* about 40 us of spinning before a worker sleeps: th
 
 typedef struct moe_pool {
     pthread_t threads[MOE_MAX_THREADS];
-    size_t count; /* threads, the caller's included */
+    size_t count; /* threads, including the caller's */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
     atomic_uint_least64_t claim; /* generation << 32 | tasks left */
     atomic_size_t finished;
     atomic_size_t sleepers;
     atomic_int stop;
-    atomic_int cancelled; /* tasks are skipped from here on: check this before reading their outputs */
+    atomic_int cancelled; /* remaining tasks are skipped: check this before reading their outputs */
     atomic_size_t next_id;
     moe_task_fn fn; /* these three are stable while a task of the generation is claimed */
     void *arg;
@@ -4043,7 +4004,6 @@ static int moe_pool_cancelled(const moe_pool *pool) {
     return atomic_load_explicit(&pool->cancelled, memory_order_relaxed);
 }
 
-/* Claim and run tasks of generation `generation` until none is left. */
 static void moe_pool_work(moe_pool *pool, uint64_t generation, size_t thread) {
     uint_least64_t word = atomic_load_explicit(&pool->claim, memory_order_acquire);
     while (word >> 32 == generation && (word & 0xffffffffu)) {
@@ -4079,7 +4039,7 @@ static void *moe_pool_thread(void *user) {
     return NULL;
 }
 
-/* Run fn(arg, task, thread) for every task; returns when all are done. Called by the session's thread only. */
+/* Run fn(arg, task, thread) for every task and return when all are done. Only the session's thread calls this. */
 static void moe_pool_run(moe_pool *pool, size_t tasks, moe_task_fn fn, void *arg) {
     uint64_t generation;
     if (pool->count <= 1 || tasks <= 1) {
@@ -4115,13 +4075,14 @@ static void moe_pool_free(moe_pool *pool, size_t started) {
     pool->locks = 0;
 }
 
-/* `pool` is zeroed memory at its final address. */
+/* Start a pool in `pool`, zeroed memory at its final address. */
 static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *error) {
     int code;
-    if (pthread_mutex_init(&pool->mutex, NULL)) return moe_fail(error, MOE_ERROR_MEMORY, "threads", "no mutex left");
+    if (pthread_mutex_init(&pool->mutex, NULL))
+        return moe_fail(error, MOE_ERROR_MEMORY, "threads", "cannot create a mutex");
     if (pthread_cond_init(&pool->wake, NULL)) {
         pthread_mutex_destroy(&pool->mutex);
-        return moe_fail(error, MOE_ERROR_MEMORY, "threads", "no condition variable left");
+        return moe_fail(error, MOE_ERROR_MEMORY, "threads", "cannot create a condition variable");
     }
     pool->locks = 1;
     pool->count = threads;
@@ -4136,8 +4097,8 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
 }
 
 /* ==== 18. Model file: reader ==================================================================================
- * Owns the bytes of a model. Invariant: after moe_file_parse every pointer that this section returns is inside the
- * mapping or the copy of the header, is aligned for its type, and every count has been multiplied out without overflow.
+ * The bytes of a model. Invariant: after moe_file_parse every pointer that this section returns points into the mapping
+ * or the copy of the header and is aligned for its type, and all products of counts are checked for overflow.
  *
  * Versions 1 and 2, little-endian:
  *   moe_header
@@ -4145,13 +4106,13 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
  *     INT i64 | REAL f64 | TEXT, BYTES u64 length, bytes | INTS, REALS u64 n, n values | TEXTS u64 n, n times (u64
  *     length, bytes, pad to 8)
  *   tensor directory entries, each padded to 8: u32 type, u32 layout (0 matrix or vector, 1 experts, 2 gated experts),
- *     u32 dimensions, u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name; of experts in
- *     version 2 pad to 8, dims[0] times u32 CRC-32 of a slab, and the CRC-32 before is that of these
+ *     u32 dimensions, u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name; experts in
+ *     version 2: pad to 8, dims[0] times u32 CRC-32 of a slab, and the first CRC-32 covers these
  *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap; less than 4096 zero
- *     bytes before each, nothing behind.
+ *     bytes before each, nothing after the last.
  * An experts tensor [E, hidden, width] is E slabs of equal stride (a multiple of 4096): the up matrix [hidden, width],
- * padded to 64, then the down matrix [width, hidden]; so one expert is one read. In layout 2 the experts are gated: the
- * first matrix is [2 hidden, width], the gate's rows above those of the up matrix. */
+ * padded to 64, and the down matrix [width, hidden]; so one expert is one read. In layout 2 the experts are gated: the
+ * first matrix is [2 hidden, width], the gate's rows followed by those of the up matrix. */
 
 enum { MOE_ALIGN = 64, MOE_SLAB_ALIGN = 4096 };
 static const char moe_magic[8] = { 'M', 'O', 'E', 'M', 'O', 'D', 'E', 'L' };
@@ -4163,40 +4124,41 @@ typedef struct moe_header {
     uint32_t n_meta, n_tensors;
     uint64_t reserved[3]; /* 0 */
 } moe_header;
-_Static_assert(sizeof(moe_header) == 64, "the header is read and written as it lies in the file");
+_Static_assert(sizeof(moe_header) == 64, "the header in memory equals the header in the file");
 
 typedef struct moe_meta {
     moe_span key;
     moe_meta_kind kind;
-    size_t count;     /* elements of a list, 1 for a scalar */
-    const char *data; /* first value; of texts and BYTES the length before it */
-    uint32_t *texts;  /* TEXTS: [count] positions of the lengths after `data`; else NULL */
-    moe_span entry;   /* the whole entry as it lies in the file */
+    size_t count;     /* list elements; 1 for a scalar */
+    const char *data; /* first value; for texts and BYTES the preceding length */
+    uint32_t *texts;  /* TEXTS: [count] offsets of the lengths from `data`; else NULL */
+    moe_span entry;   /* the whole entry in the file */
 } moe_meta;
 
 typedef struct moe_file {
     const char *data;
-    size_t bytes, held; /* of the file; of them, those that are in memory: of a streamed file all but its experts */
-    int fd, direct;     /* of a streamed file, else -1; its slabs are read around the page cache */
+    size_t bytes, held; /* size of the file; bytes in memory, i.e. without the experts of a streamed file */
+    int fd, direct;     /* streamed files: descriptor, 1 if slabs are read around the page cache; else -1, 0 */
     uint32_t version;
-    moe_layout block; /* memory of the header and of all that is as long as it says */
-    char *header; /* [header_bytes] a copy: checked bytes stay the same even if another process writes to the file */
+    moe_layout block; /* memory of the header and of arrays sized by it */
+    char *header;     /* [header_bytes] a copy, which remains valid even if another process writes to the file */
     size_t header_bytes;
     moe_meta *meta;
     size_t n_meta;
     moe_tensor_info *tensors;
     size_t n_tensors;
-    const moe_span **keys, **names; /* [n_meta], [n_tensors] those of metadata and tensors, sorted */
-    size_t *moved;                  /* [n_tensors] bytes that are missing in memory before each */
-    /* A piece is compared with a checksum as a whole: a tensor, or a slab if the file has checksums of slabs. */
-    size_t *pieces; /* [n_tensors] the first one of each */
+    const moe_span **keys, **names; /* [n_meta], [n_tensors] sorted names of metadata and tensors */
+    size_t *moved;                  /* [n_tensors] bytes not in memory before each tensor */
+    /* A piece is verified as a whole: a tensor, or a slab if the file has checksums of slabs. */
+    size_t *pieces; /* [n_tensors] first piece of each tensor */
     size_t n_pieces;
-    atomic_uchar *checked; /* [n_pieces] 1: verified; NULL: never verified */
+    atomic_uchar *checked; /* [n_pieces] 1 if verified; NULL if checksums are never verified */
 } moe_file;
 
 /* ---- Checksums ----
- * CRC-32 (IEEE) three ways, all with the register as it is, not inverted: portable; and where the processor multiplies
- * without carries or has the instruction, ten times as fast, so that a model can be verified at every opening. */
+ * Three implementations of CRC-32 (IEEE), all on the raw, not inverted register: a portable one, and two for processors
+ * with carry-less multiplication or a CRC instruction, which are ten times as fast, so a model can be verified whenever
+ * it is opened. */
 
 static uint32_t moe_crc_bits(uint32_t crc, const uint8_t *p, size_t bytes) {
     for (; bytes; bytes--) {
@@ -4215,14 +4177,14 @@ static uint32_t moe_crc_portable(uint32_t crc, const uint8_t *p, size_t bytes) {
 }
 
 #if MOE_X86
-/* a times x^n for the two halves of a, carried to the position of the bytes of b: `by` holds x^(n + 32) and x^(n - 32)
- * modulo the polynomial, bits reversed. */
+/* Multiply both halves of a by x^n, to reach the position of b, and add b; `by` holds x^(n + 32) and x^(n - 32) modulo
+ * the polynomial, bits reversed. */
 __attribute__((target("pclmul"))) MOE_INLINE __m128i moe_crc_fold(__m128i a, __m128i by, __m128i b) {
     return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(a, by, 0x00), _mm_clmulepi64_si128(a, by, 0x11)), b);
 }
 
-/* Gopal et al. 2009, "Fast CRC computation for generic polynomials using PCLMULQDQ": 64 bytes a step, until 16 bytes
- * are left that stand for all before them. At least 64 bytes. */
+/* Gopal et al. 2009, "Fast CRC computation for generic polynomials using PCLMULQDQ": fold 64 bytes per step, down to 16
+ * bytes that are equivalent to all before them. Needs at least 64 bytes. */
 __attribute__((target("pclmul"))) static uint32_t moe_crc_clmul(uint32_t crc, const uint8_t *p, size_t bytes) {
     const __m128i by_64 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4), by_16 = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
     uint8_t last[16];
@@ -4248,7 +4210,7 @@ static uint32_t moe_crc_arm(uint32_t crc, const uint8_t *p, size_t bytes) {
 }
 #endif
 
-/* CRC-32 (IEEE) of `bytes` more bytes; start with crc 0. */
+/* Return the CRC-32 (IEEE) after `bytes` more bytes; start with crc 0. */
 static uint32_t moe_crc32(uint32_t crc, const void *data, size_t bytes) {
 #if MOE_X86
     if (bytes >= 64 && __builtin_cpu_supports("pclmul")) return ~moe_crc_clmul(~crc, data, bytes);
@@ -4263,7 +4225,7 @@ static uint32_t moe_crc32(uint32_t crc, const void *data, size_t bytes) {
 
 /* ---- Reading ---- */
 
-/* Reads forward through [at, end); after the first failure everything reads as zero. */
+/* Reads forward through [at, end); after a failure all reads return zero. */
 typedef struct moe_cursor {
     const char *data;
     size_t at, end;
@@ -4330,7 +4292,6 @@ static int moe_utf8_valid(const char *text, size_t length) {
     return 1;
 }
 
-/* A text with its length before it and its padding behind it. */
 static void moe_take_text(moe_cursor *c) {
     const moe_span text = moe_take_span(c, moe_take_u64(c));
     if (!c->failed && !moe_utf8_valid(text.data, text.length)) c->failed = 1;
@@ -4346,7 +4307,7 @@ static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, const moe_allocator
     m->key = moe_take_span(c, moe_take_u32(c));
     moe_take_padding(c);
     if (c->failed || !moe_name_valid(m->key) || m->kind < MOE_META_INT || m->kind > MOE_META_TEXTS)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "broken metadata entry");
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "invalid metadata entry");
     if (m->kind >= MOE_META_INTS) n = moe_take_u64(c);
     m->count = (size_t)n;
     m->data = c->data + c->at;
@@ -4357,7 +4318,7 @@ static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, const moe_allocator
     } else if (m->kind == MOE_META_TEXTS) {
         if (n > MOE_MAX_TEXTS) c->failed = 1;
         else if (!(m->texts = moe_allocate_zeroed(a, m->count * sizeof *m->texts)))
-            return moe_fail(error, MOE_ERROR_MEMORY, where, "no memory for %zu texts", m->count);
+            return moe_fail(error, MOE_ERROR_MEMORY, where, "out of memory for %zu texts", m->count);
         for (size_t i = 0; i < m->count && !c->failed; i++) {
             m->texts[i] = (uint32_t)(c->data + c->at - m->data);
             moe_take_text(c);
@@ -4367,13 +4328,13 @@ static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, const moe_allocator
     }
     moe_take_padding(c);
     if (c->failed)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "metadata '%.*s' runs past the header or is no UTF-8",
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "metadata '%.*s' exceeds the header or is not valid UTF-8",
                         (int)m->key.length, m->key.data);
     m->entry = (moe_span){ c->data + begin, c->at - begin };
     return MOE_OK;
 }
 
-/* Stride of one expert slab of this layout and where its down matrix begins; 0 on overflow. */
+/* Return the stride of one expert slab of this layout and the offset of its down matrix; 0 on overflow. */
 static uint64_t moe_slab_bytes(moe_type type, int layout, uint64_t hidden, uint64_t width, uint64_t *down) {
     uint64_t up = moe_matrix_bytes(type, (uint64_t)layout * hidden, width), low = moe_matrix_bytes(type, width, hidden);
     if (!up || !low || up > UINT64_MAX / 4 || low > UINT64_MAX / 4) return 0;
@@ -4381,7 +4342,7 @@ static uint64_t moe_slab_bytes(moe_type type, int layout, uint64_t hidden, uint6
     return (*down + low + MOE_SLAB_ALIGN - 1) / MOE_SLAB_ALIGN * MOE_SLAB_ALIGN;
 }
 
-/* The matrix of a tensor whose bytes begin at `data`; of an expert the up or the down matrix. */
+/* Return the matrix of a tensor with its bytes at `data`; for experts, the up or down matrix of one expert. */
 static moe_matrix moe_tensor_matrix(const moe_tensor_info *t, const char *data, size_t expert, int down) {
     const size_t rows = t->n_dims > 1 ? (size_t)t->dims[t->n_dims - 2] : 1, cols = (size_t)t->dims[t->n_dims - 1];
     uint64_t below = 0;
@@ -4390,7 +4351,7 @@ static moe_matrix moe_tensor_matrix(const moe_tensor_info *t, const char *data, 
     return down ? moe_matrix_view(t->type, cols, rows, data + below) : moe_matrix_view(t->type, above, cols, data);
 }
 
-/* Bytes that a tensor of this shape must have; 0 if the shape is impossible. */
+/* Return the size in bytes of a tensor of this shape; 0 if the shape is impossible. */
 static uint64_t moe_tensor_bytes(const moe_tensor_info *t) {
     uint64_t bytes, down;
     if (!t->experts) return moe_matrix_bytes(t->type, t->n_dims > 1 ? t->dims[0] : 1, t->dims[t->n_dims - 1]);
@@ -4398,7 +4359,7 @@ static uint64_t moe_tensor_bytes(const moe_tensor_info *t) {
     return bytes && moe_multiply(bytes, t->dims[0], &bytes) ? bytes : 0;
 }
 
-/* The number of experts of a tensor, or 1; the number of pieces that have checksums. */
+/* Return the number of experts of a tensor, or 1; the number of pieces that have checksums. */
 static size_t moe_experts_of(const moe_tensor_info *t) { return t->experts ? (size_t)t->dims[0] : 1; }
 static size_t moe_pieces_of(const moe_tensor_info *t) { return t->slabs ? (size_t)t->dims[0] : 1; }
 
@@ -4407,7 +4368,7 @@ static moe_status moe_parse_slabs(moe_cursor *c, moe_tensor_info *t, const char 
     t->slabs = (const uint32_t *)(const void *)moe_take(c, bytes);
     moe_take_padding(c);
     if (c->failed || moe_crc32(0, t->slabs, bytes) != t->checksum)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "the checksums of its slabs are cut off or damaged");
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "its slab checksums are truncated or damaged");
     return MOE_OK;
 }
 
@@ -4421,7 +4382,7 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     t->n_dims = moe_take_u32(c);
     name_length = moe_take_u32(c);
     if (c->failed || t->n_dims < 1 || t->n_dims > 3)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "broken tensor entry: %u dimensions", t->n_dims);
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "invalid tensor entry: %u dimensions", t->n_dims);
     for (uint32_t i = 0; i < t->n_dims; i++) t->dims[i] = moe_take_u64(c);
     t->offset = moe_take_u64(c);
     t->bytes = moe_take_u64(c);
@@ -4430,23 +4391,23 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     t->name = moe_take_span(c, name_length);
     moe_take_padding(c);
     if (c->failed || zero || !moe_name_valid(t->name))
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "broken tensor entry: the name or the padding is wrong");
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "invalid tensor entry: bad name or padding");
     snprintf(where, sizeof where, "tensor %.*s", (int)t->name.length, t->name.data);
     if (!moe_type_known((uint32_t)t->type))
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, where, "number format %u is unknown to this version", t->type);
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, where, "unknown number format %u", t->type);
     t->experts = (int)layout;
     if (layout > 2 || (layout > 0) != (t->n_dims == 3) || (t->n_dims == 1 && t->type != MOE_TYPE_F32))
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "layout %u, type %s and %u dimensions do not go together",
-                        layout, moe_type_name(t->type), t->n_dims);
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "layout %u, type %s and %u dimensions do not match", layout,
+                        moe_type_name(t->type), t->n_dims);
     t->parameters = 1 + layout; /* matrices */
     for (uint32_t i = 0; i < t->n_dims; i++)
         if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_multiply(t->parameters, t->dims[i], &t->parameters))
             return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is %" PRIu64, i, t->dims[i]);
     if (moe_type_quantised(t->type) && (t->dims[1] > MOE_Q8_WIDEST || (t->experts && t->dims[2] > MOE_Q8_WIDEST)))
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "its rows are too long for %s: at most %d columns",
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "rows are too long for %s, which allows %d columns",
                         moe_type_name(t->type), MOE_Q8_WIDEST);
     if (moe_tensor_bytes(t) != t->bytes)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "%" PRIu64 " bytes stored, its shape needs %" PRIu64, t->bytes,
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "%" PRIu64 " bytes, but its shape needs %" PRIu64, t->bytes,
                         moe_tensor_bytes(t));
     if (t->offset % (t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN) || t->offset < *data_end || t->offset > f->bytes ||
         t->bytes > f->bytes - t->offset)
@@ -4455,12 +4416,12 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
                         " bytes: outside the file (%zu bytes), misaligned or overlapping",
                         t->offset, t->bytes, f->bytes);
     if (t->offset - *data_end >= MOE_SLAB_ALIGN)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "a gap of %" PRIu64 " bytes lies before it",
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "preceded by a gap of %" PRIu64 " bytes",
                         t->offset - *data_end);
     for (uint64_t at = *data_end; at < t->offset && at < f->held; at++)
         if (f->data[at])
             return moe_fail(error, MOE_ERROR_FORMAT, where,
-                            "byte %" PRIu64 ", in the gap before it, is not zero: damaged", at);
+                            "the preceding gap is not zero at byte %" PRIu64 ": damaged file", at);
     *data_end = t->offset + t->bytes;
     return f->version > 1 && t->experts ? moe_parse_slabs(c, t, where, error) : MOE_OK;
 }
@@ -4478,18 +4439,18 @@ static int moe_compare_spans(const void *a, const void *b) {
     return order ? order : (x->length > y->length) - (x->length < y->length);
 }
 
-/* Sort `count` names that lie `stride` bytes apart. All are different. */
+/* Sort `count` names that are `stride` bytes apart; fail on duplicates. */
 static moe_status moe_sort_names(const void *first, size_t count, size_t stride, const char *what, const moe_span **out,
                                  moe_error *error) {
     for (size_t i = 0; i < count; i++) out[i] = (const moe_span *)(const void *)((const char *)first + i * stride);
     if (count) qsort(out, count, sizeof *out, moe_compare_spans);
     for (size_t i = 1; i < count; i++)
         if (moe_compare_spans(&out[i - 1], &out[i]) == 0)
-            return moe_fail(error, MOE_ERROR_FORMAT, what, "'%.*s' stands twice", (int)out[i]->length, out[i]->data);
+            return moe_fail(error, MOE_ERROR_FORMAT, what, "duplicate name '%.*s'", (int)out[i]->length, out[i]->data);
     return MOE_OK;
 }
 
-/* The name among those that moe_sort_names has sorted, or NULL. */
+/* Find a name in the output of moe_sort_names; NULL if it is missing. */
 static const void *moe_find_name(const moe_span *const *names, size_t count, const char *name) {
     const moe_span wanted = { name, strlen(name) }, *key = &wanted;
     const moe_span *const *found = count ? bsearch(&key, names, count, sizeof *names, moe_compare_spans) : NULL;
@@ -4506,27 +4467,26 @@ static void moe_carve_file(moe_file *f, moe_layout *at) {
     f->moved = moe_carve(at, f->n_tensors, sizeof *f->moved);
 }
 
-/* Copy the header and check its fixed part. */
 static moe_status moe_parse_header(moe_file *f, const moe_allocator *a, moe_error *error) {
     const size_t bytes = f->bytes;
     moe_layout measured = { NULL, 0, 0 };
     moe_header h;
     if (bytes < sizeof h)
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "only %zu bytes: not a model file, or cut off", bytes);
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "only %zu bytes: not a model file, or truncated", bytes);
     memcpy(&h, f->data, sizeof h);
     if (memcmp(h.magic, moe_magic, sizeof moe_magic) != 0)
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "not a moe model file (no MOEMODEL at its start)");
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "not a moe model file: it does not start with MOEMODEL");
     if (h.version < 1 || h.version > MOE_FILE_VERSION)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 8",
-                        "file version %u, this program reads versions 1 to %d", h.version, MOE_FILE_VERSION);
+                        "file version %u is not supported; this program reads 1 to %d", h.version, MOE_FILE_VERSION);
     if (h.file_bytes != bytes)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 24",
-                        "the file has %zu bytes, its header says %" PRIu64 ": cut off or damaged", bytes, h.file_bytes);
+                        "the file has %zu bytes instead of %" PRIu64 ": truncated or damaged", bytes, h.file_bytes);
     if (h.header_bytes < sizeof h || h.header_bytes > bytes || h.header_bytes % 8)
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 16", "impossible header size %" PRIu64, h.header_bytes);
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 16", "invalid header size %" PRIu64, h.header_bytes);
     if (h.header_bytes > moe_min(MOE_MAX_HEADER, f->held))
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 16", "a header of %" PRIu64 " bytes, at most %d are read",
-                        h.header_bytes, MOE_MAX_HEADER);
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 16",
+                        "header of %" PRIu64 " bytes is too large; the limit is %d", h.header_bytes, MOE_MAX_HEADER);
     /* An entry has at least 24 bytes, so the counts cannot need more memory than the file's own size. */
     if (moe_max(h.n_meta, h.n_tensors) > moe_min(MOE_MAX_ENTRIES, (size_t)h.header_bytes / 24))
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 32",
@@ -4538,19 +4498,19 @@ static moe_status moe_parse_header(moe_file *f, const moe_allocator *a, moe_erro
     moe_carve_file(f, &measured);
     f->block.base = moe_allocate_zeroed(a, measured.used);
     if (!f->block.base)
-        return moe_fail(error, MOE_ERROR_MEMORY, "header", "no memory for a header of %zu bytes", f->header_bytes);
+        return moe_fail(error, MOE_ERROR_MEMORY, "header", "out of memory for a header of %zu bytes", f->header_bytes);
     moe_carve_file(f, &f->block);
     memcpy(f->header, &h, sizeof h);
     memcpy(f->header + sizeof h, f->data + sizeof h, f->header_bytes - sizeof h);
     if (moe_crc32(0, f->header + 16, f->header_bytes - 16) != h.checksum)
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 12", "the header's checksum is wrong: the file is damaged");
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 12", "wrong header checksum: the file is damaged");
     if (h.reserved[0] || h.reserved[1] || h.reserved[2])
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are in use");
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are not zero");
     return MOE_OK;
 }
 
-/* Check a file of `bytes` bytes, of which data [held] are there, at least the header: all but the tensors' numbers. The
- * caller frees the file, on failure too. */
+/* Parse and check a file of `bytes` bytes except the numbers of its tensors. data[held] is available and includes the
+ * header. The caller frees the file, even on failure. */
 static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, size_t held, const moe_allocator *a,
                                  moe_error *error) {
     uint64_t data_end;
@@ -4565,22 +4525,21 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, si
         f->n_pieces += moe_pieces_of(&f->tensors[i]);
     }
     if (c.at != c.end)
-        return moe_fail(error, MOE_ERROR_FORMAT, "header", "%zu bytes too many after the tensor directory",
+        return moe_fail(error, MOE_ERROR_FORMAT, "header", "%zu unexpected bytes after the tensor directory",
                         c.end - c.at);
     if (data_end != f->bytes)
-        return moe_fail(error, MOE_ERROR_FORMAT, "end of file", "%" PRIu64 " bytes behind the last tensor",
+        return moe_fail(error, MOE_ERROR_FORMAT, "end of file", "%" PRIu64 " unexpected bytes after the last tensor",
                         f->bytes - data_end);
     MOE_TRY(moe_sort_names(f->meta, f->n_meta, sizeof *f->meta, "metadata", f->keys, error));
     return moe_sort_names(f->tensors, f->n_tensors, sizeof *f->tensors, "tensor directory", f->names, error);
 }
 
-/* The bytes of a tensor, unless they are streamed. */
 static const char *moe_tensor_data(const moe_file *f, const moe_tensor_info *t) {
     return f->data + (t->offset - f->moved[t - f->tensors]);
 }
 
-/* Where the first of n numbers that is not finite, or below `least`, stands; n if there is none. Blocks are looked at
- * as a whole: all numbers of a file are, before its first translation. */
+/* Return the index of the first of n numbers that is not finite or is below `least`; n if there is none. Checks whole
+ * blocks first, because all numbers of a file are checked before its first translation. */
 static size_t moe_find_broken(const float *v, size_t n, float least) {
     enum { BLOCK = 256 };
     size_t at = 0;
@@ -4592,17 +4551,17 @@ static size_t moe_find_broken(const float *v, size_t n, float least) {
     return at;
 }
 
-/* A row of a matrix whose scale, or a part of it, is not a number >= 0; the number of rows if there is none. */
+/* Return the first row with an invalid scale or part (not a number >= 0); the number of rows if all are valid. */
 static size_t moe_broken_scale(const moe_matrix *m) {
     const size_t row = m->scales ? moe_find_broken(m->scales, m->rows, 0) : m->rows, blocks = m->cols_padded / 64;
     for (size_t i = 0; m->parts && i < moe_divide_up(row, 16) * blocks; i++)
-        for (size_t r = 0; r < 16; r++) /* the high byte is below that of infinity, without a sign */
+        for (size_t r = 0; r < 16; r++) /* valid high bytes are below that of infinity and have no sign */
             if ((uint8_t)m->parts[i * m->sides * 16 + 16 + r] >= 0x7c && i / blocks * 16 + r < row)
                 return i / blocks * 16 + r;
     return row;
 }
 
-/* Verify a piece of a tensor, whose bytes are data: of experts also their scales, which binding does not read. */
+/* Verify a piece of a tensor, given its bytes. For experts this includes scales, which binding does not read. */
 static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t, size_t piece, const char *data,
                                     moe_error *error) {
     const size_t bytes = (size_t)t->bytes / moe_pieces_of(t),
@@ -4613,40 +4572,37 @@ static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t,
     if (t->slabs) snprintf(expert, sizeof expert, "expert %zu of ", piece);
     if (moe_crc32(0, data, bytes) != (t->slabs ? t->slabs[piece] : t->checksum))
         return moe_fail(error, MOE_ERROR_FORMAT, where,
-                        "the checksum of %s%.*s is wrong: the file is damaged, get it again", expert, length,
+                        "wrong checksum of %s%.*s: the file is damaged, download it again", expert, length,
                         t->name.data);
     for (size_t i = piece * slabs; i < (piece + 1) * slabs; i++)
         for (int down = 0; down < 2; down++) {
             const moe_matrix m = moe_tensor_matrix(t, data, i - piece * slabs, down);
             if (moe_broken_scale(&m) < m.rows)
-                return moe_fail(error, MOE_ERROR_FORMAT, where, "a scale of expert %zu of %.*s is not a number >= 0", i,
-                                length, t->name.data);
+                return moe_fail(error, MOE_ERROR_FORMAT, where, "invalid scale in expert %zu of %.*s", i, length,
+                                t->name.data);
         }
     if (f->checked) atomic_store_explicit(&f->checked[f->pieces[t - f->tensors] + piece], 1, memory_order_relaxed);
     return MOE_OK;
 }
 
-/* The same of a piece that is in memory. */
 static moe_status moe_compare_held(const moe_file *f, const moe_tensor_info *t, size_t piece, moe_error *error) {
     return moe_compare_piece(f, t, piece, moe_tensor_data(f, t) + piece * ((size_t)t->bytes / moe_pieces_of(t)), error);
 }
 
-/* 1 + the piece that a run of a graph found damaged; 0: none. */
+/* 1 + the piece that a run of a graph found damaged; 0 if none. */
 typedef struct moe_damage {
     atomic_size_t piece;
 } moe_damage;
 
-/* Whether a piece was verified. */
 static int moe_piece_checked(const moe_file *f, const moe_tensor_info *t, size_t slab) {
     return f->checked && atomic_load_explicit(&f->checked[f->pieces[t - f->tensors] + slab], memory_order_relaxed);
 }
 
-/* Verify a piece that is in memory unless it was verified before. */
+/* Verify a piece that is in memory, unless it has been verified already. */
 static moe_status moe_check_piece(const moe_file *f, const moe_tensor_info *t, size_t piece, moe_error *error) {
     return moe_piece_checked(f, t, piece) ? MOE_OK : moe_compare_held(f, t, piece, error);
 }
 
-/* Verify the pieces of a tensor that are not yet verified. */
 static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, moe_damage *damage, moe_error *error) {
     for (size_t i = 0; i < moe_pieces_of(t); i++) {
         if (moe_check_piece(f, t, i, error) == MOE_OK) continue;
@@ -4656,7 +4612,7 @@ static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, 
     return MOE_OK;
 }
 
-/* The error for a piece that was found damaged since the last call, if any. */
+/* Report the piece found damaged since the last call, if any. */
 static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_error *error) {
     const size_t found = atomic_exchange(&damage->piece, 0), piece = found - 1;
     const moe_tensor_info *t = f->tensors + f->n_tensors;
@@ -4664,21 +4620,20 @@ static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_e
     do t--;
     while (f->pieces[t - f->tensors] > piece);
     MOE_TRY(moe_compare_held(f, t, piece - f->pieces[t - f->tensors], error));
-    return moe_fail(error, MOE_ERROR_IO, "model", "the model's file changes while it is in use");
+    return moe_fail(error, MOE_ERROR_IO, "model", "the model file changed while in use");
 }
 
 /* ---- Streamed files ---- */
 
-/* Read a slab of a streamed file, to memory aligned to MOE_SLAB_ALIGN. */
+/* Read a slab of a streamed file into memory aligned to MOE_SLAB_ALIGN. */
 static int moe_read_slab(const moe_file *f, char *slab, size_t bytes, uint64_t from, size_t *got) {
     const int code = moe_read_at(f->fd, slab, bytes, from, got);
 #if defined(POSIX_FADV_DONTNEED)
-    if (!f->direct) posix_fadvise(f->fd, (off_t)from, (off_t)bytes, POSIX_FADV_DONTNEED); /* a wish */
+    if (!f->direct) posix_fadvise(f->fd, (off_t)from, (off_t)bytes, POSIX_FADV_DONTNEED); /* best effort */
 #endif
     return code;
 }
 
-/* Read the slab of an expert of a streamed file. */
 static moe_status moe_read_expert(const moe_file *f, const moe_tensor_info *t, size_t expert, char *slab,
                                   moe_error *error) {
     static const char ending[] = ".experts";
@@ -4693,12 +4648,11 @@ static moe_status moe_read_expert(const moe_file *f, const moe_tensor_info *t, s
              expert);
     if (code) return moe_fail(error, MOE_ERROR_IO, where, "%s: %s", where, strerror(code));
     if (got == bytes) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_IO, where, "%s: the file ends at byte %" PRIu64 ": it was cut off", where,
-                    from + got);
+    return moe_fail(error, MOE_ERROR_IO, where, "%s: the file is truncated at byte %" PRIu64, where, from + got);
 }
 
-/* From here on reads go around the page cache, if the system does so, and does it well: the block at `from` must be
- * the one that is read without (FUSE was seen to return other bytes). */
+/* Switch to reads around the page cache if the system supports them properly: the block at `from` must equal the one
+ * read normally (FUSE has been seen to return other bytes). */
 static void moe_read_directly(moe_file *f, uint64_t from) {
     char room[3 * MOE_SLAB_ALIGN], *direct = room + (MOE_SLAB_ALIGN - (uintptr_t)room % MOE_SLAB_ALIGN);
     char *block = direct + MOE_SLAB_ALIGN;
@@ -4715,7 +4669,7 @@ static void moe_read_directly(moe_file *f, uint64_t from) {
     if (!f->direct) fcntl(f->fd, F_SETFL, flags);
 }
 
-/* Of a file of which the header was read, map memory and read all into it but the slabs of experts. */
+/* After the header has been read, map memory for a file and read everything except the slabs of experts. */
 static moe_status moe_file_stream(moe_file *f, int fd, moe_error *error) {
     const moe_tensor_info *experts = NULL;
     uint64_t missing = f->n_tensors ? f->tensors[0].offset / MOE_SLAB_ALIGN * MOE_SLAB_ALIGN : 0, at = missing;
@@ -4726,14 +4680,14 @@ static moe_status moe_file_stream(moe_file *f, int fd, moe_error *error) {
         if (!t->experts) continue;
         if (!t->slabs && f->checked)
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "stream",
-                            "a file of version 1 has no checksums of experts: write it again, with moe-quantize");
+                            "file version 1 has no expert checksums; rewrite the file with moe-quantize");
         missing += t->bytes;
         experts = t;
     }
     f->held = moe_max(1, f->bytes - (size_t)missing);
     data = mmap(NULL, f->held, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED)
-        return moe_fail(error, MOE_ERROR_MEMORY, "stream", "no memory for the %zu MB of the model that are no experts",
+        return moe_fail(error, MOE_ERROR_MEMORY, "stream", "out of memory: cannot load %zu MB of non-expert weights",
                         f->held >> 20);
     f->data = data;
     f->fd = fd;
@@ -4747,7 +4701,7 @@ static moe_status moe_file_stream(moe_file *f, int fd, moe_error *error) {
         const int code = bytes ? moe_read_slab(f, data, bytes, at, &got) : 0;
         if (code || got < bytes)
             return moe_fail(error, MOE_ERROR_IO, "stream", "cannot read the file: %s",
-                            code ? strerror(code) : "it became shorter");
+                            code ? strerror(code) : "it has become shorter");
         data += bytes;
         if (!last) at = end + f->tensors[i].bytes;
     }
@@ -4787,24 +4741,23 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
 }
 
 /* ==== 19. Model file: writer ==================================================================================
- * Owns the way of bytes into a new file. Invariant: a file appears under its name whole or not at all, and an older
- * file of that name is never damaged. */
+ * Writing model files. Invariant: files appear completely or not at all, and existing files are never damaged. */
 
 /* ---- A file that appears whole or not at all ----
- * It is written under a temporary name in the folder of its target, and renamed to the target when it is done. */
+ * It is written under a temporary name in the target's folder and renamed when it is complete. */
 
 enum { MOE_PATH_BYTES = 4096, MOE_WRITE_BYTES = 1 << 24 };
 
 typedef struct moe_output {
-    const char *path;                                       /* as the caller gave it */
-    int fd;                                                 /* -1: not open */
-    uint64_t at;                                            /* where the next bytes go */
-    sigset_t held;                                          /* signals that are blocked until the file is done */
-    char target[MOE_PATH_BYTES], temporary[MOE_PATH_BYTES]; /* `path` with symbolic links resolved; "": not there */
+    const char *path;                                       /* as given by the caller */
+    int fd;                                                 /* -1 if not open */
+    uint64_t at;                                            /* offset of the next write */
+    sigset_t held;                                          /* signals blocked until the file is complete */
+    char target[MOE_PATH_BYTES], temporary[MOE_PATH_BYTES]; /* `path` with links resolved; "" if not created */
 } moe_output;
 
-/* Resolve o->path, which the system has looked up, if its last part is a symbolic link; its target need not exist, and
- * the system follows links of folders. 0: failed, with errno. */
+/* Resolve o->path, which exists or can be created, if its last component is a symbolic link. The target need not exist;
+ * the system follows links to folders. Returns 0 on failure, with errno. */
 static int moe_follow_links(moe_output *o) {
     char link[MOE_PATH_BYTES];
     ssize_t length;
@@ -4817,13 +4770,13 @@ static int moe_follow_links(moe_output *o) {
         memcpy(o->target + folder, link, (size_t)length);
         o->target[folder + (size_t)length] = 0;
     }
-    return errno == EINVAL || errno == ENOENT; /* not a link, or it does not exist */
+    return errno == EINVAL || errno == ENOENT; /* not a link, or missing */
 }
 
 static const int moe_ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
 
-/* Block signals that would end the process, and so leave the temporary file behind, in this thread. Signals that the
- * program handles, ignores or blocks are not changed. */
+/* Block signals in this thread that would end the process and leave the temporary file behind. Signals that the program
+ * handles, ignores or blocks are unchanged. */
 static void moe_hold_signals(sigset_t *held) {
     struct sigaction action;
     sigset_t blocked;
@@ -4845,8 +4798,7 @@ static int moe_signal_waits(const sigset_t *held) {
     return 0;
 }
 
-/* Create the temporary file beside the target, with the permissions of the file that it replaces (`old`), if any. 0:
- * failed, with errno. */
+/* Create the temporary file, with the permissions of the file it replaces (`old`), if any. 0 on failure, with errno. */
 static int moe_create_temporary(moe_output *o, const struct stat *old) {
     const char *slash = strrchr(o->target, '/');
     const int folder = slash ? (int)(slash + 1 - o->target) : 0;
@@ -4860,13 +4812,13 @@ static int moe_create_temporary(moe_output *o, const struct stat *old) {
             o->fd = open(o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, old ? 0600 : 0666);
     }
     if (o->fd < 0 || !old) return o->fd >= 0;
-    /* If the owner cannot be changed, the new file must not keep bits that grant its owner's rights. */
+    /* If the owner cannot be changed, drop the bits that grant the owner's rights. */
     return fchmod(o->fd, old->st_mode & (fchown(o->fd, old->st_uid, old->st_gid) == 0 ? 07777 : 0777)) == 0;
 }
 
 static moe_status moe_output_fail(const moe_output *o, int number, moe_error *error) {
     if (number == EINTR)
-        return moe_fail(error, MOE_ERROR_CANCELLED, "write", "writing %.160s was stopped by a signal", o->path);
+        return moe_fail(error, MOE_ERROR_CANCELLED, "write", "writing %.160s was interrupted by a signal", o->path);
     return moe_fail(error, MOE_ERROR_IO, "write", "cannot write %.160s: %s", o->path, strerror(number));
 }
 
@@ -4880,7 +4832,7 @@ static moe_status moe_output_write(moe_output *o, const void *data, size_t bytes
     return MOE_OK;
 }
 
-/* Signals that end a program are blocked here; no other signal is a reason to stop. Some file systems cannot sync. */
+/* Ending signals are blocked here, and other signals do not interrupt the sync. Some file systems do not support it. */
 static int moe_sync(int fd) {
     int result;
     do result = fsync(fd);
@@ -4888,18 +4840,17 @@ static int moe_sync(int fd) {
     return result == 0 || errno == EINVAL || errno == ENOTSUP;
 }
 
-/* A name is safe when its folder is on disk; the file exists in any case. */
+/* Sync the folder, which makes the name durable. Best effort: the file exists in any case. */
 static void moe_sync_folder(char *path) {
     char *slash = strrchr(path, '/');
     int fd;
-    if (slash) slash[slash == path] = 0; /* "/" stays */
+    if (slash) slash[slash == path] = 0; /* keep "/" */
     fd = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return;
     moe_sync(fd);
     close(fd);
 }
 
-/* Give the file its name if `status` is MOE_OK, else remove it. */
 static moe_status moe_output_end(moe_output *o, moe_status status, moe_error *error) {
     if (o->fd >= 0) {
         if (status == MOE_OK && !moe_sync(o->fd)) status = moe_output_fail(o, errno, error);
@@ -4912,7 +4863,6 @@ static moe_status moe_output_end(moe_output *o, moe_status status, moe_error *er
     return status;
 }
 
-/* Begin a file of this many bytes. */
 static moe_status moe_output_begin(moe_output *o, const char *path, uint64_t bytes, moe_error *error) {
     struct stat old;
     struct rlimit limit;
@@ -4921,9 +4871,8 @@ static moe_status moe_output_begin(moe_output *o, const char *path, uint64_t byt
     o->fd = -1;
     if (!exists && (errno != ENOENT || !path[0])) return moe_output_fail(o, errno, error);
     if (exists && !S_ISREG(old.st_mode))
-        return moe_fail(error, MOE_ERROR_IO, "write", "%.160s is not a file; models are written to regular files only",
-                        path);
-    /* Beyond this limit the system would send SIGXFSZ, which ends a process. */
+        return moe_fail(error, MOE_ERROR_IO, "write", "%.160s is not a regular file", path);
+    /* Exceeding this limit would raise SIGXFSZ, which ends the process. */
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur)
         return moe_output_fail(o, EFBIG, error);
     if (!moe_follow_links(o) || (exists && faccessat(AT_FDCWD, o->target, W_OK, AT_EACCESS) != 0))
@@ -4934,42 +4883,43 @@ static moe_status moe_output_begin(moe_output *o, const char *path, uint64_t byt
 }
 
 /* ---- A model ----
- * One way for both writers: moe_model_save takes rows from an old file, moe_model_write from a function. Tensors go to
- * disk piece by piece (a slab, a matrix), so memory is that of one piece; the header, which holds their checksums,
- * comes last. */
+ * Shared by both writers: moe_model_save takes rows from an existing file, moe_model_write from a function. Tensors are
+ * written piece by piece (a slab or matrix), so only one piece is in memory; the header, which contains their
+ * checksums, is written last. */
 
-/* A tensor of the new file, and where its numbers come from; both NULL: from s->fill. */
+/* A tensor of the new file and the source of its numbers: `old`, `vector` or, if both are NULL, s->fill. */
 typedef struct moe_save_tensor {
     moe_tensor_info info;
     const moe_tensor_info *old;
     const float *vector;
-    const uint32_t *rows; /* the rows, or experts, of `old` that it has; NULL: all */
-    uint32_t *sums;       /* [experts] checksums of slabs, in s->header */
+    const uint32_t *rows; /* rows, or experts, of `old` to keep; NULL keeps all */
+    uint32_t *sums;       /* [experts] slab checksums in s->header */
 } moe_save_tensor;
 
 typedef struct moe_save {
     const moe_file *old;    /* or NULL */
-    int same_type;          /* no tensor of `old` changes its numbers */
+    int same_type;          /* 1 if no tensor of `old` changes its numbers */
     moe_write_params given; /* its tensors are those below */
     moe_save_tensor *tensors;
     size_t n_tensors;
     uint64_t file_bytes;
     size_t header_bytes;
     char *header, *piece;
-    float *row; /* a row of floats; behind it its codes and subs */
+    float *row; /* a row of floats, followed by its codes and sides */
     moe_output out;
     moe_error *error;
 } moe_save;
 
-/* Whether a file has a tensor whose name is the first `length` bytes of another and `part`. */
+/* Return 1 if a file has the tensor named by the first `length` bytes of `layer` followed by `part`. */
 static int moe_has_part(const moe_file *f, const char *layer, size_t length, const char *part) {
     char name[96];
     snprintf(name, sizeof name, "%.*s%s", (int)moe_min(length, 64), layer, part);
     return moe_find_tensor(f, name) != NULL;
 }
 
-/* Matrices change type; vectors, positions and gates do not: rounding gates would move tokens to other experts. The
- * gate of a feed-forward layer, which has a matrix `down` and no experts, chooses nothing. */
+/* Return the type that a tensor is saved in. Matrices are converted; vectors, positions and gates are not, because
+ * rounding a gate would change the selection. The "gate" of a feed-forward layer, which has a `down` matrix and no
+ * experts, selects nothing and is converted. */
 static moe_type moe_save_type(const moe_file *f, const moe_tensor_info *t, const moe_save_params *params) {
     static const char *const parts[] = { ".gate.", ".parent.", "positions.", "rotary." };
     const char *name = t->name.data;
@@ -4985,8 +4935,8 @@ static moe_type moe_save_type(const moe_file *f, const moe_tensor_info *t, const
     return params->type;
 }
 
-/* Whether an old entry goes into the new file. Golden translations and measured quality do not if numbers change, and
- * entries of the caller replace old ones. */
+/* Return 1 if an old entry is copied to the new file. Golden translations and measured quality are dropped if numbers
+ * change, and the caller's entries replace old ones. */
 static int moe_save_meta(const moe_save *s, const moe_meta *m) {
     for (size_t i = 0; i < s->given.n_entries; i++)
         if (moe_span_is(m->key, s->given.entries[i].key)) return 0;
@@ -4994,7 +4944,6 @@ static int moe_save_meta(const moe_save *s, const moe_meta *m) {
                              (m->key.length > 8 && memcmp(m->key.data, "quality.", 8) == 0));
 }
 
-/* Writes at `*at` unless `out` is NULL, and advances. */
 static void moe_put(char *out, size_t *at, const void *data, size_t bytes) {
     if (out && bytes) memcpy(out + *at, data, bytes);
     *at += bytes;
@@ -5020,8 +4969,7 @@ static void moe_put_entry(char *out, size_t *at, const moe_meta_entry *e) {
     }
 }
 
-/* The header of the new file into `out`, which is zeroed at first, but for the checksums of slabs; or only its size
- * with `out` NULL. */
+/* Write the header of the new file, except slab checksums, to zeroed `out`, or only return its size if that is NULL. */
 static size_t moe_save_header(const moe_save *s, char *out) {
     moe_header h = { .version = MOE_FILE_VERSION, .file_bytes = s->file_bytes, .n_tensors = (uint32_t)s->n_tensors };
     size_t at = sizeof h, n_old = s->old ? s->old->n_meta : 0;
@@ -5059,7 +5007,7 @@ static size_t moe_save_header(const moe_save *s, char *out) {
     return at;
 }
 
-/* Some rows of a matrix, or numbers of a vector, of the old file as they are into s->piece, which is zeroed. */
+/* Copy some rows of an old matrix, or numbers of an old vector, to s->piece, which is zeroed. */
 static void moe_save_rows(moe_save *s, const moe_save_tensor *x) {
     const moe_tensor_info *t = x->old;
     const size_t n = (size_t)x->info.dims[0], cols = t->n_dims > 1 ? (size_t)t->dims[1] : 1;
@@ -5073,7 +5021,7 @@ static void moe_save_rows(moe_save *s, const moe_save_tensor *x) {
     }
 }
 
-/* A matrix of piece `piece` of a tensor into s->piece, which is zeroed; of an expert the up or the down matrix. */
+/* Write a matrix of piece `piece` of a tensor to s->piece, which is zeroed; for experts, the up or down matrix. */
 static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int down) {
     const moe_tensor_info *t = &s->tensors[index].info, *old = s->tensors[index].old;
     const moe_matrix to = moe_tensor_matrix(t, s->piece, 0, down);
@@ -5083,7 +5031,7 @@ static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int d
         if (old) moe_matrix_row(&from, r, s->row);
         else s->given.fill(s->given.user, index, piece, down ? (size_t)t->experts * to.cols + r : r, s->row, to.cols);
         if (!moe_row_fits(t->type, to.cols, s->row))
-            return moe_fail(s->error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s",
+            return moe_fail(s->error, MOE_ERROR_ARGUMENT, "save", "tensor %.*s has a number that is not finite in %s",
                             (int)t->name.length, t->name.data, moe_type_name(t->type));
         moe_pack_row(t->type, to.rows, to.cols, r, s->row, out, (int8_t *)(void *)(s->row + to.cols));
     }
@@ -5093,10 +5041,10 @@ static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int d
 static moe_status moe_save_tensor_at(moe_save *s, size_t index) {
     moe_save_tensor *x = &s->tensors[index];
     const size_t n = moe_experts_of(&x->info), bytes = (size_t)(x->info.bytes / n);
-    const char *whole = (const char *)x->vector; /* bytes that go into the file as they are */
+    const char *whole = (const char *)x->vector; /* bytes to copy unchanged */
     const uint32_t *experts = x->info.experts ? x->rows : NULL;
     if (x->old) {
-        /* It gets a new checksum, so damage must be found now. */
+        /* Find damage now, because the tensor gets a new checksum. */
         if (!experts || !x->old->slabs) MOE_TRY(moe_check_tensor(s->old, x->old, NULL, s->error));
         if (x->old->type == x->info.type) whole = moe_tensor_data(s->old, x->old);
     }
@@ -5125,7 +5073,7 @@ static moe_status moe_save_all(moe_save *s) {
     return moe_output_write(&s->out, s->header, s->header_bytes, s->error);
 }
 
-/* Write the file whose tensors have names, types and shapes. It is written when the reader accepts its header, in which
+/* Write a file, given the names, types and shapes of its tensors, after the reader has accepted its header, in which
  * the checksums are still those of zeros. */
 static moe_status moe_save_run(moe_save *s, const char *path) {
     const moe_allocator *a = &s->given.allocator;
@@ -5135,7 +5083,7 @@ static moe_status moe_save_run(moe_save *s, const char *path) {
     for (size_t i = 0; i < s->given.n_entries; i++) /* the reader checks the rest */
         if (!s->given.entries[i].key || s->given.entries[i].kind < MOE_META_INT ||
             (s->given.entries[i].kind > MOE_META_TEXT && s->given.entries[i].kind != MOE_META_TEXTS))
-            return moe_fail(s->error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or a wrong kind",
+            return moe_fail(s->error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or an invalid kind",
                             i);
     s->file_bytes = s->header_bytes = moe_save_header(s, NULL);
     for (size_t i = 0; i < s->n_tensors; i++) {
@@ -5160,8 +5108,8 @@ static moe_status moe_save_run(moe_save *s, const char *path) {
         s->row = moe_allocate_zeroed(a, row_bytes);
     }
     if (status == MOE_OK && !(s->piece && s->row))
-        status =
-            moe_fail(s->error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor", piece_bytes);
+        status = moe_fail(s->error, MOE_ERROR_MEMORY, "save", "out of memory: converting a tensor needs %zu bytes",
+                          piece_bytes);
     if (status == MOE_OK) status = moe_output_begin(&s->out, path, s->file_bytes, s->error);
     if (status == MOE_OK) status = moe_output_end(&s->out, moe_save_all(s), s->error);
     moe_release(a, s->header, s->header_bytes);
@@ -5170,7 +5118,7 @@ static moe_status moe_save_run(moe_save *s, const char *path) {
     return status;
 }
 
-/* A vector of the caller into s->tensors; one of an old vector's name replaces it. */
+/* Add a vector of the caller to s->tensors, replacing an old vector of the same name. */
 static int moe_save_vector(moe_save *s, const moe_vector_entry *v) {
     const moe_tensor_info *old = v->name ? moe_find_tensor(s->old, v->name) : NULL;
     moe_save_tensor *x = &s->tensors[old ? (size_t)(old - s->old->tensors) : s->n_tensors++];
@@ -5182,7 +5130,7 @@ static int moe_save_vector(moe_save *s, const moe_vector_entry *v) {
     return moe_name_valid(x->info.name);
 }
 
-/* A tensor of the old file with some of its rows, in the type that they have. */
+/* Keep only some rows of a tensor of the old file, in its type. */
 static int moe_save_some(moe_save *s, const moe_rows_entry *e) {
     const moe_tensor_info *old = e->name ? moe_find_tensor(s->old, e->name) : NULL;
     moe_save_tensor *x = old ? &s->tensors[old - s->old->tensors] : NULL;
@@ -5207,10 +5155,10 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
     for (int i = 0; i < 2; i++) {
         const moe_type type = i ? params->experts : params->type;
         if (!moe_type_known((uint32_t)type) && type != MOE_TYPE_KEEP)
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "unknown number format");
     }
     s.tensors = moe_allocate_zeroed(a, bytes);
-    if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory for the tensor directory");
+    if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "out of memory for the tensor directory");
     for (size_t i = 0; i < f->n_tensors; i++) {
         s.tensors[i] = (moe_save_tensor){ .info = f->tensors[i], .old = &f->tensors[i] };
         s.tensors[i].info.type = moe_save_type(f, &f->tensors[i], params);
@@ -5218,10 +5166,10 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
     }
     for (size_t i = 0; i < params->n_vectors && status == MOE_OK; i++)
         if (!moe_save_vector(&s, &params->vectors[i]))
-            status = moe_fail(error, MOE_ERROR_ARGUMENT, "vectors", "vector %zu has a wrong name, or no numbers", i);
+            status = moe_fail(error, MOE_ERROR_ARGUMENT, "vectors", "vector %zu has an invalid name or no numbers", i);
     for (size_t i = 0; i < params->n_rows && status == MOE_OK; i++)
         if (!moe_save_some(&s, &params->rows[i]))
-            status = moe_fail(error, MOE_ERROR_ARGUMENT, "rows", "entry %zu has a wrong name or wrong rows", i);
+            status = moe_fail(error, MOE_ERROR_ARGUMENT, "rows", "entry %zu has an invalid name or invalid rows", i);
     if (status == MOE_OK) status = moe_save_run(&s, path);
     moe_release(a, s.tensors, bytes);
     return status;
@@ -5235,7 +5183,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
     s.given.allocator = moe_allocator_or_default(&s.given.allocator);
     bytes = s.given.n_tensors * sizeof *s.tensors;
     s.tensors = moe_allocate_zeroed(&s.given.allocator, bytes);
-    if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "write", "no memory for the tensor directory");
+    if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "write", "out of memory for the tensor directory");
     for (; s.n_tensors < s.given.n_tensors && status == MOE_OK; s.n_tensors++) { /* the reader checks the rest */
         const moe_tensor_spec *spec = &s.given.tensors[s.n_tensors];
         moe_tensor_info *t = &s.tensors[s.n_tensors].info;
@@ -5246,7 +5194,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
                                 .experts = spec->n_dims == 3 ? 1 + (s.given.gated != 0) : 0 };
         if (known) memcpy(t->dims, spec->dims, spec->n_dims * sizeof *t->dims);
         if (!known || !moe_name_valid(t->name) || !moe_tensor_bytes(t))
-            status = moe_fail(error, MOE_ERROR_ARGUMENT, "tensors", "tensor %zu has a wrong name, type or shape",
+            status = moe_fail(error, MOE_ERROR_ARGUMENT, "tensors", "tensor %zu has an invalid name, type or shape",
                               s.n_tensors);
     }
     if (status == MOE_OK) status = moe_save_run(&s, path);
@@ -5257,39 +5205,37 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
 #endif /* MOE_HOST */
 
 /* ==== 20. Expert cache ========================================================================================
- * Owns which experts are kept in a memory that cannot hold all experts of a session: numbers only, the caller moves the
- * bytes. Invariant: which experts are kept depends on the runs of layers so far, and on nothing else. A bay of that
- * memory holds any one expert.
+ * Which experts are resident in a memory too small for all experts of a session. It handles only numbers; the caller
+ * moves the bytes. Invariant: residency depends only on the runs of layers so far. A bay of the memory holds one
+ * expert.
  *
  * A run of a layer passes the experts that it needs to moe_cache_plan, which returns the resident ones and their bays.
- * Missing experts get bays in the order of fetching: a few bays are for transit, used in turn. A missing expert with
- * a higher value than the resident of the lowest value becomes a resident in its transit bay, and the bay of that
- * resident becomes a transit bay. The value of an expert: the runs of its layer so far, times its frequency in them, a
- * decaying mean: f <- 0.97 f + 0.03 [needed]. On a tie the resident stays, and the need of the run itself counts only
- * afterwards, since residents of other layers may have one coming. Otherwise experts used in rotation would evict each
- * other every time, as LRU does. */
+ * Missing experts get bays in the order of fetching: a few transit bays are used in turn. A missing expert with a
+ * higher value than the lowest of a resident becomes a resident in its transit bay, and the evicted resident's bay
+ * becomes a transit bay. The value of an expert is the number of runs of its layer so far times its frequency in them,
+ * a decaying mean: f <- 0.97 f + 0.03 [needed]. Ties keep the resident, and the current run's needs count only
+ * afterwards, because residents of other layers may be needed next. Otherwise experts used in rotation would always
+ * evict each other, as with LRU. */
 
-/* A layer of experts; the caller stores it. */
 typedef struct moe_cache_layer {
     size_t first, count; /* its experts have the numbers first, first + 1, ... */
     uint64_t runs;
 } moe_cache_layer;
 
 typedef struct moe_cache {
-    size_t bays;            /* 0: there is no cache, all experts are resident */
-    size_t transit;         /* the number of transit bays, at least 1; 0: each expert has the bay of its number */
+    size_t bays;            /* 0 without a cache: all experts are resident */
+    size_t transit;         /* number of transit bays, at least 1; 0 if each expert has its own bay */
     size_t turn;            /* the next transit bay */
-    int32_t *bay;           /* [experts] bay of an expert, -1: none */
+    int32_t *bay;           /* [experts] bay of each expert, or -1 */
     float *frequency;       /* [experts] */
-    int32_t *expert;        /* [bays] the expert in it, -1: none */
-    float *value;           /* [bays] value of a resident */
-    int32_t *order;         /* [bays] first transit bays, then bays of residents: while a run is planned, a heap */
-    uint64_t hits, fetches; /* experts that runs needed: resident ones, missing ones */
+    int32_t *expert;        /* [bays] expert in each bay, or -1 */
+    float *value;           /* [bays] value of the resident */
+    int32_t *order;         /* [bays] transit bays, then bays of residents, which are a heap during planning */
+    uint64_t hits, fetches; /* needed experts that were resident, and missing */
 } moe_cache;
 
 MOE_SHARED size_t moe_cache_bytes(size_t experts, size_t bays) { return (2 * experts + 3 * bays) * sizeof(int32_t); }
 
-/* An empty cache in moe_cache_bytes of memory. */
 MOE_SHARED void moe_cache_begin(moe_cache *c, void *memory, size_t experts, size_t bays, size_t transit) {
     c->bays = bays;
     c->transit = transit;
@@ -5304,12 +5250,11 @@ MOE_SHARED void moe_cache_begin(moe_cache *c, void *memory, size_t experts, size
     for (size_t i = 0; i < bays; i++) c->expert[i] = -1, c->value[i] = -1.0f, c->order[i] = (int32_t)i;
 }
 
-/* Whether bay a goes before bay b: its resident has a lower value. */
+/* Return 1 if the resident of bay a has a lower value than that of bay b. */
 MOE_SHARED int moe_cache_before(const moe_cache *c, int32_t a, int32_t b) {
     return c->value[a] < c->value[b] || (c->value[a] == c->value[b] && a < b);
 }
 
-/* Move entry `at` of the heap down to its place. */
 MOE_SHARED void moe_cache_sink(const moe_cache *c, size_t at) {
     int32_t *heap = c->order + c->transit;
     const size_t n = c->bays - c->transit;
@@ -5326,8 +5271,7 @@ MOE_SHARED void moe_cache_heap(const moe_cache *c) {
     for (size_t i = (c->bays - c->transit) / 2; i-- > 0;) moe_cache_sink(c, i);
 }
 
-/* Find a bay for the missing expert `number`. Experts of the same run have the value FLT_MAX meanwhile, and so
- * stay. */
+/* Find a bay for the missing expert `number`, without evicting the current run's experts: they have FLT_MAX. */
 MOE_SHARED int32_t moe_cache_place(moe_cache *c, size_t number, float value) {
     int32_t *transit = &c->order[c->turn], *least = &c->order[c->transit];
     if (!c->transit) return c->bay[number] = (int32_t)number;
@@ -5345,10 +5289,9 @@ MOE_SHARED int32_t moe_cache_place(moe_cache *c, size_t number, float value) {
     return bay;
 }
 
-/* A run of a layer needs its experts wanted[n]. Sort them, resident ones first, then missing ones, and write their bays
- * to place[n]. Any `transit` consecutive missing experts get distinct bays; after that, bays are reused. A resident one
- * may be in a transit bay: it is used before the missing one that gets this bay. Returns the number of resident ones.
- */
+/* Plan a run of a layer that needs the experts wanted[n]: sort them, resident ones first, and write their bays to
+ * place[n]. Any `transit` consecutive missing experts have distinct bays; later ones reuse bays. A resident expert may
+ * be in a transit bay and is used before the missing one that gets this bay. Returns the number of resident experts. */
 MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *wanted, size_t n, int32_t *place) {
     float *frequency = c->frequency + layer->first;
     const int32_t *bay = c->bay + layer->first;
@@ -5378,9 +5321,9 @@ MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *
     return here;
 }
 
-/* A bay for the next expert of a layer that is missing and was needed by nearly all of its runs, to be fetched ahead of
- * its next run: its number in the layer; -1: there is none. Where experts are missing the disk has enough to do: at .6
- * of the runs more was read in vain, and nothing came sooner. */
+/* Choose an expert to prefetch for the layer's next run: the next missing one that nearly all its runs needed. Returns
+ * its number in the layer and its bay, or -1 if there is none. If experts are missing the disk is busy: a threshold of
+ * .6 only fetched more in vain and nothing earlier. */
 MOE_SHARED int32_t moe_cache_ahead(moe_cache *c, const moe_cache_layer *layer, int32_t *place) {
     for (size_t e = 0; e < layer->count; e++) {
         const size_t number = layer->first + e;
@@ -5393,7 +5336,6 @@ MOE_SHARED int32_t moe_cache_ahead(moe_cache *c, const moe_cache_layer *layer, i
     return -1;
 }
 
-/* An expert that was to be fetched is not there after all. */
 MOE_SHARED void moe_cache_forget(moe_cache *c, size_t number) {
     const int32_t bay = c->bay[number];
     if (bay < 0) return;
@@ -5404,16 +5346,15 @@ MOE_SHARED void moe_cache_forget(moe_cache *c, size_t number) {
 #if MOE_HOST
 
 /* ==== 21. Expert bank =========================================================================================
- * Owns the experts of a streamed file: a session's slots, and the threads that read whole slabs into them. Invariant:
- * bytes of experts are in slots only, and all that touches a slot does so in one order, that of the plans. Who waits
- * for an expert waits only for what comes before it, so nobody waits for ever, not even with two slots.
+ * The experts of a streamed file: a session's slots and the threads that read whole slabs into them. Invariant: expert
+ * data exists only in slots, and all operations on a slot run in the order of the plans. A waiter depends only on
+ * earlier operations on its slot, so there is no deadlock, even with two slots.
  *
- * A run of a layer is planned before it is computed (Expert cache decides which stay). Missing experts, in the order in
- * which they are read, are spread among those present: after all of these, readers would wait for a free slot until
- * their computation ends. Whatever touches a slot, a read or a visit by tasks, has a number there, and begins when as
- * many are done. After planning, experts that nearly every run of the next layer uses are prefetched. A read that fails
- * ends the run and drops the rest of the plan; the session can go on.
- */
+ * A run of a layer is planned before it is computed ("Expert cache" decides residency). Missing experts are
+ * interleaved, in reading order, with the resident ones: after all of these, readers would wait for a slot until the
+ * residents are computed. Each operation on a slot, a read or a visit by tasks, has a number and starts when that many
+ * have finished. After planning, experts that nearly every run of the next layer uses are prefetched. A failed read
+ * ends the run; planned but unread experts are then forgotten, and the session remains usable. */
 
 enum { MOE_READERS = 2 };
 
@@ -5424,37 +5365,37 @@ typedef struct moe_bank_layer {
 
 typedef struct moe_bank_read {
     const moe_bank_layer *layer;
-    size_t expert, slot; /* the expert's number in its layer */
-    unsigned number;     /* of this read in the slot */
+    size_t expert, slot; /* number of the expert in its layer */
+    unsigned number;     /* of this read, in the order of the slot */
     int done;
 } moe_bank_read;
 
 typedef struct moe_bank_visit {
     size_t slot;
-    unsigned number;    /* of this visit in the slot */
-    atomic_size_t left; /* tasks */
+    unsigned number;    /* of this visit, in the order of the slot */
+    atomic_size_t left; /* unfinished tasks */
 } moe_bank_visit;
 
 typedef struct moe_bank {
-    const moe_file *file;     /* NULL: the experts are in memory, and there is no bank */
+    const moe_file *file;     /* NULL without a bank: all experts are in memory */
     moe_bank_layer *layers;   /* [n_layers] */
-    size_t n_layers, decoder; /* the decoder's first one; its last one comes before it */
-    size_t experts, longest;  /* of all layers, of any layer */
+    size_t n_layers, decoder; /* index of the decoder's first layer, which follows its last layer */
+    size_t experts, longest;  /* experts of all layers; maximum of a layer */
     size_t slots, slot_bytes, most_ahead;
     moe_cache cache;
     char *memory;           /* [slots, slot_bytes] aligned to MOE_SLAB_ALIGN */
-    unsigned *planned;      /* [slots] reads and visits of it so far */
-    atomic_uint *done;      /* [slots] of these */
-    char *early;            /* [slots] what is in it was read ahead and has had no visit */
+    unsigned *planned;      /* [slots] operations planned so far */
+    atomic_uint *done;      /* [slots] operations finished */
+    char *early;            /* [slots] 1 if the expert was prefetched and has not been visited */
     int32_t *place, *order; /* [longest] */
-    moe_bank_visit *visits; /* [longest] of the run under way */
-    atomic_size_t open;     /* of them, those that are not done */
-    moe_bank_read *reads;   /* [capacity] a ring; the next one to be claimed, the next one to be issued: */
+    moe_bank_visit *visits; /* [longest] of the current run */
+    atomic_size_t open;     /* unfinished visits */
+    moe_bank_read *reads;   /* [capacity] a ring buffer; the next reads to be claimed, issued: */
     size_t capacity, claimed, issued;
-    size_t busy;       /* readers that have claimed one */
-    int stop, abandon; /* readers end; they give up what they have claimed */
+    size_t busy;       /* readers that have claimed a read */
+    int stop, abandon; /* tell readers to end; to give up claimed reads */
     atomic_int failed;
-    moe_error error; /* the first one since it was reported */
+    moe_error error; /* the first one since the last report */
     pthread_t threads[MOE_READERS];
     size_t n_threads;
     int locks; /* mutex and cond are initialised */
@@ -5466,7 +5407,7 @@ typedef struct moe_bank {
 
 /* ---- Making ---- */
 
-/* Count the experts of the graphs, and find how many slots fit the budget. */
+/* Count the experts of the graphs and the slots that fit the budget. */
 static moe_status moe_bank_measure(moe_bank *b, const moe_graph *graphs, size_t budget, moe_error *error) {
     b->n_layers = b->experts = b->longest = b->slot_bytes = b->decoder = 0;
     for (int g = 0; g < MOE_GRAPHS; g++) {
@@ -5482,16 +5423,14 @@ static moe_status moe_bank_measure(moe_bank *b, const moe_graph *graphs, size_t 
     const size_t least = moe_min(2, b->experts);
     if (!b->experts)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "expert_memory",
-                        "expert_memory must be 0: the model has no experts that could be streamed");
+                        "expert_memory must be 0: the model has no experts");
     b->slots = moe_min(b->experts, budget / b->slot_bytes);
     if (b->slots >= least) return MOE_OK;
-    return moe_fail(
-        error, MOE_ERROR_MEMORY, "expert_memory",
-        "expert_memory is %zu bytes; %zu experts at a time are the least, %zu bytes; all %zu take %zu bytes", budget,
-        least, least * b->slot_bytes, b->experts, b->experts * b->slot_bytes);
+    return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory",
+                    "expert_memory of %zu bytes is too small: %zu experts need %zu bytes; all %zu need %zu bytes",
+                    budget, least, least * b->slot_bytes, b->experts, b->experts * b->slot_bytes);
 }
 
-/* Carve a bank that was measured. */
 static void moe_bank_layout(moe_bank *b, const moe_graph *graphs, size_t threads, moe_layout *at) {
     const size_t most = 4 + threads, transit = b->slots < b->experts ? moe_max(2, moe_min(most, b->slots / 8)) : 0;
     size_t n = 0, first = 0;
@@ -5529,15 +5468,14 @@ static void moe_bank_layout(moe_bank *b, const moe_graph *graphs, size_t threads
 
 static int moe_bank_failed(const moe_bank *b) { return b && atomic_load(&b->failed); }
 
-/* Whether it is the turn of number `number` in a slot. */
 static int moe_bank_turn(const moe_bank *b, size_t slot, unsigned number) {
     return atomic_load_explicit(&b->done[slot], memory_order_acquire) == number;
 }
 
-/* With a slot for each expert the readers end when all are there. */
+/* If each expert has a slot, the readers end when all experts are loaded. */
 static int moe_bank_complete(const moe_bank *b) { return !b->cache.transit && atomic_load(&b->fetches) == b->experts; }
 
-/* A read that was claimed. Called with the mutex locked. */
+/* Execute a claimed read. Called with the mutex locked. */
 static void moe_bank_serve(moe_bank *b, moe_bank_read *r) {
     const size_t expert = r->expert;
     const moe_file *f = b->file;
@@ -5592,19 +5530,19 @@ static void moe_bank_close(moe_bank *b) {
     b->locks = 0;
 }
 
-/* Start the readers. After a failure the bank must be closed too. */
+/* Start the readers. The bank must be closed even after a failure. */
 static moe_status moe_bank_open(moe_bank *b, moe_error *error) {
     if (pthread_mutex_init(&b->mutex, NULL))
-        return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory", "no mutex left for the reading of experts");
+        return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory", "cannot create a mutex");
     if (pthread_cond_init(&b->changed, NULL)) {
         pthread_mutex_destroy(&b->mutex);
-        return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory", "no condition variable left");
+        return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory", "cannot create a condition variable");
     }
     b->locks = 1;
     for (; b->n_threads < MOE_READERS; b->n_threads++) {
         const int code = pthread_create(&b->threads[b->n_threads], NULL, moe_bank_reader, b);
         if (code)
-            return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory", "cannot start a thread that reads experts: %s",
+            return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory", "cannot start an expert reader thread: %s",
                             strerror(code));
     }
     return MOE_OK;
@@ -5618,7 +5556,7 @@ static void moe_bank_issue(moe_bank *b, const moe_bank_layer *layer, int32_t exp
     b->ahead += (uint64_t)early;
 }
 
-/* Sort experts by falling rows, first[e + 1] - first[e], and where these are equal by number (Shell 1959). */
+/* Sort experts by descending number of rows, first[e + 1] - first[e], then by number (Shell 1959). */
 static void moe_bank_sort(int32_t *experts, size_t n, const size_t *first) {
     for (size_t gap = n / 2; gap; gap /= 2)
         for (size_t i = gap; i < n; i++) {
@@ -5641,8 +5579,8 @@ static void moe_bank_swap(const moe_bank *b, int32_t *experts, size_t i, size_t 
     experts[j] = e, b->place[j] = slot;
 }
 
-/* Of n experts that a cache had before a run was planned, those that are still being read come last, and those whose
- * slot is for a missing one of the run come first. Counts the latter, and returns how many are there. */
+/* Partition n experts that were resident before a run was planned: first those in a slot that a missing one will reuse
+ * (counted in *leaving), last those still being read. Returns how many are loaded. */
 static size_t moe_bank_part(const moe_bank *b, const moe_bank_layer *layer, int32_t *experts, size_t n,
                             size_t *leaving) {
     for (size_t i = 0; i < n;) {
@@ -5656,8 +5594,8 @@ static size_t moe_bank_part(const moe_bank *b, const moe_bank_layer *layer, int3
     return n;
 }
 
-/* Plan a run of a layer that needs the experts wanted[n], and put them into the order of work: tasks of visit i are of
- * wanted[i]. first: of all experts of the layer. With `last` the next run is of the next layer. */
+/* Plan a run of a layer that needs the experts wanted[n], and sort them into the order of work: visit i is wanted[i].
+ * `first` covers all experts of the layer. `last`: the next run is of the next layer. */
 static void moe_bank_plan(moe_bank *b, const moe_experts *experts, int32_t *wanted, size_t n, const size_t *first,
                           int last) {
     moe_bank_layer *layer = b->layers;
@@ -5691,7 +5629,7 @@ static void moe_bank_plan(moe_bank *b, const moe_experts *experts, int32_t *want
     pthread_mutex_unlock(&b->mutex);
 }
 
-/* The slab of a visit, as soon as it is there. NULL: the run has failed, or is cancelled. */
+/* Wait for the slab of a visit. Returns NULL if the run has failed or is cancelled. */
 static const char *moe_bank_wait(moe_bank *b, size_t visit, const moe_pool *pool) {
     const moe_bank_visit *v = &b->visits[visit];
     if (!moe_bank_turn(b, v->slot, v->number)) {
@@ -5706,7 +5644,7 @@ static const char *moe_bank_wait(moe_bank *b, size_t visit, const moe_pool *pool
     return b->memory + v->slot * b->slot_bytes;
 }
 
-/* One task of a visit is done; with the last one the slot is free for what comes next. */
+/* Finish a task of a visit; after the last one the slot's next operation can start. */
 static void moe_bank_done(moe_bank *b, size_t visit) {
     moe_bank_visit *v = &b->visits[visit];
     if (atomic_fetch_sub(&v->left, 1) > 1) return;
@@ -5717,7 +5655,7 @@ static void moe_bank_done(moe_bank *b, size_t visit) {
     pthread_mutex_unlock(&b->mutex);
 }
 
-/* Behind the tasks of a run that ended early: nothing is under way, and what was not read is not there. */
+/* Clean up after a run that ended early: wait for reads in progress and forget unread experts. */
 static void moe_bank_settle(moe_bank *b) {
     pthread_mutex_lock(&b->mutex);
     b->abandon = 1;
@@ -5746,7 +5684,6 @@ static void moe_bank_stats(const moe_bank *b, moe_stats *stats) {
     stats->expert_ahead_used = b->ahead_used;
 }
 
-/* The first failure since the last call, if there was one. */
 static moe_status moe_bank_status(moe_bank *b, moe_error *error) {
     if (!atomic_load(&b->failed)) return MOE_OK;
     moe_bank_settle(b);
@@ -5757,44 +5694,43 @@ static moe_status moe_bank_status(moe_bank *b, moe_error *error) {
 }
 
 /* ==== 22. Graph ===============================================================================================
- * Owns the common parts of ops: adding a node to a graph, computing its rows on all threads. Every node of a graph has
- * the same number of rows. A graph is built and planned once for a capacity and run with the current number of rows.
+ * What all ops share: adding a node to a graph and computing its rows on all threads. All nodes of a graph have the
+ * same number of rows. A graph is built and planned once for a capacity and run with the current number of rows.
  *
- * An op is one line of MOE_OPS and the structs of its parameters and its scratch (Graph data), one paragraph in the
- * sections that follow (builder, scratch, compute function), and one launcher in moe-cuda.cu. If it has a matrix or
- * scratch memory, its cases in moe_matrix_of, moe_bind_node and moe_need_node of moe-cuda.cu too.
- */
+ * An op is a line of MOE_OPS with structs for its parameters and scratch (see "Graph data"), a paragraph in one of the
+ * next sections (builder, scratch, compute function) and a launcher in moe-cuda.cu. If it has a matrix or scratch
+ * memory, add its cases to moe_matrix_of, moe_bind_node and moe_need_node there. */
 
 typedef struct moe_run {
     const moe_kernels *kernels;
     moe_pool *pool;
     const moe_graph *graph;
     const moe_frame *frame;
-    size_t thread; /* that computes a row */
+    size_t thread; /* the thread that computes the current row */
 } moe_run;
 
-/* Distance of two rows of an activation in floats: whole cache lines, but no high power of two, since the rows of a
- * tile would then share a few sets of the cache. */
+/* Return the distance between rows of activations in floats: whole cache lines, but not a high power of two, because
+ * the rows of a tile would then share a few sets of the cache. */
 static size_t moe_row_stride(size_t cols) {
     const size_t stride = moe_round_up(cols, 16);
     return stride % 256 ? stride : stride + 16;
 }
 
-/* A node reads x as its source number `s`. */
+/* Make x source number `s` of a node. */
 static void moe_add_source(const moe_graph *g, moe_node *t, size_t s, moe_node *x) {
     for (moe_node *read = x; read; read = read->op == MOE_OP_VIEW ? read->src[0] : NULL)
         read->last = moe_max(read->last, (size_t)(t - g->nodes));
-    t->src[s] = x; /* behind the loop: in a graph that is full, x may be t */
+    t->src[s] = x; /* after the loop: if the graph is full, x may be t */
 }
 
-/* A node that reads a and b, unless they are NULL. */
+/* Add a node with sources a and b, which may be NULL. */
 static moe_node *moe_add_node(moe_graph *g, moe_op op, moe_node *a, moe_node *b, size_t cols, const char *name) {
     moe_node *t = &g->nodes[g->count < g->capacity ? g->count : g->capacity - 1];
     *t = (moe_node){ .op = op, .cols = cols, .stride = moe_row_stride(cols), .last = g->count };
     snprintf(t->name, sizeof t->name, "%s", name);
     moe_add_source(g, t, 0, a);
     moe_add_source(g, t, 1, b);
-    if (g->count >= g->capacity) g->overflow = 1; /* then the planner refuses the graph */
+    if (g->count >= g->capacity) g->overflow = 1; /* the planner then rejects the graph */
     else g->count++;
     return t;
 }
@@ -5803,7 +5739,6 @@ static int moe_is_codes(const moe_node *t) { return t->op == MOE_OP_QUANTISE; }
 
 static float *moe_row_of(const moe_node *t, size_t row) { return (float *)t->data + row * t->stride; }
 
-/* Scratch of each thread. */
 static void moe_carve_threads(const moe_graph *g, moe_node *t, moe_layout *at, size_t floats) {
     t->thread_floats = floats;
     t->thread = moe_carve(at, g->threads * floats, sizeof(float));
@@ -5829,7 +5764,7 @@ static void moe_row_task(void *arg, size_t task, size_t thread) {
     for (size_t r = first; r < moe_min(job->end, first + job->rows_per_task); r++) job->row(&run, job->t, r);
 }
 
-/* Row by row, in as many tasks as pay off at `cost` products per row. */
+/* Compute rows one by one, in tasks large enough to be worthwhile at `cost` products per row. */
 static void moe_for_rows(const moe_run *run, const moe_node *t, size_t rows, size_t cost, moe_row_fn row) {
     moe_job job = { run, t, 0, rows, moe_max(1, 16384 / moe_max(cost, 1)), row };
     moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_row_task, &job);
@@ -5841,9 +5776,8 @@ static void moe_softmax(const moe_kernels *kernels, const float *x, size_t n, fl
 }
 
 /* ==== 23. Ops: rows ===========================================================================================
- * Owns the ops that make a row from the same row of other nodes. Invariant: here and in the sections below, the compute
- * function of an op writes its node, its scratch and outputs of the frame only, and splits only outputs over threads.
- */
+ * Ops that compute a row from the same row of other nodes. Invariant for this and the next sections: an op's compute
+ * function writes only its node, its scratch and outputs of the frame, and threads split outputs only. */
 
 static moe_node *moe_op_input(moe_graph *g, size_t cols, const char *name) {
     return moe_add_node(g, MOE_OP_INPUT, NULL, NULL, cols, name);
@@ -5870,7 +5804,7 @@ static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t 
     for (size_t c = 0; c < t->cols; c++) y[c] = y[c] + position[c];
 }
 
-/* The quantised form of x, made once for all its readers. */
+/* Return the quantised form of x, which all its readers share. */
 static moe_node *moe_op_quantise(moe_graph *g, moe_node *x) {
     if (!x->codes) {
         x->codes = moe_add_node(g, MOE_OP_QUANTISE, x, NULL, x->cols, "");
@@ -5890,12 +5824,12 @@ static void moe_compute_quantise_row(const moe_run *run, const moe_node *t, size
                      t->scales ? t->scales + row : NULL);
 }
 
-/* The operand of a product with w: x, or its quantised form. */
+/* Return the operand of a product with w: x or its quantised form. */
 static moe_node *moe_op_factor(moe_graph *g, const moe_matrix *w, moe_node *x) {
     return moe_type_quantised(w->type) ? moe_op_quantise(g, x) : x;
 }
 
-/* y = w x + bias (may be NULL), or w x + add where `add` is a node. */
+/* y = w x + bias (may be NULL), or w x + `add` if that is a node. */
 static moe_node *moe_op_linear(moe_graph *g, const moe_matrix *w, moe_node *x, const float *bias, moe_node *add,
                                const char *name) {
     moe_node *input = moe_op_factor(g, w, x), *t = moe_add_node(g, MOE_OP_LINEAR, input, add, w->rows, name);
@@ -5917,9 +5851,9 @@ static void moe_linear_task(void *arg, size_t task, size_t thread) {
                          moe_min(job->blocks, block + job->blocks_per_task));
 }
 
-/* A linear over `rows` rows on all threads. Tasks are cut along the outputs, in fours of blocks, so that a task reads
- * its weights once for all rows; a few per thread balance threads that are delayed by other work. Rows are cut too only
- * if there are too few blocks. The calling thread computes small products alone. */
+/* Compute a linear over `rows` rows on all threads. Tasks split the outputs, by four blocks, so that each reads its
+ * weights once for all rows; several tasks per thread balance threads delayed by other work. Rows are split only if
+ * there are too few blocks. The calling thread computes small products alone. */
 static void moe_linear_run(const moe_run *run, const moe_linear *l, size_t rows) {
     enum { LEAST = 1 << 16, PER_THREAD = 4, BLOCKS = 4, ROWS = 32 };
     const size_t blocks = moe_divide_up(l->w->rows, 16), cost = rows * blocks * 16 * l->w->cols;
@@ -5933,13 +5867,13 @@ static void moe_linear_run(const moe_run *run, const moe_linear *l, size_t rows)
     moe_pool_run(run->pool, moe_divide_up(blocks, job.blocks_per_task) * job.row_tasks, moe_linear_task, &job);
 }
 
-/* y = w x: of `codes` with `scales` if w is quantised, else of `x`. */
+/* y = w x, from `codes` with `scales` if w is quantised, otherwise from `x`. */
 static moe_linear moe_linear_of(const moe_matrix *w, const float *x, size_t x_stride, const int8_t *codes,
                                 const float *scales, float *y, size_t y_stride) {
     return (moe_linear){ w, x, x_stride, codes, scales, .y = y, .y_stride = y_stride };
 }
 
-/* The same, of the rows of a node from `row` on. */
+/* The same for the rows of a node from `row` on. */
 static moe_linear moe_linear_from(const moe_matrix *w, const moe_node *x, size_t row, float *y, size_t y_stride) {
     if (!moe_is_codes(x)) return moe_linear_of(w, moe_row_of(x, row), x->stride, NULL, NULL, y, y_stride);
     return moe_linear_of(w, NULL, 0, (const int8_t *)x->data + row * x->stride, x->scales ? x->scales + row : NULL, y,
@@ -5957,7 +5891,6 @@ static void moe_compute_linear(const moe_run *run, const moe_node *t) {
     moe_linear_run(run, &l, run->frame->rows);
 }
 
-/* a + b or, if `product`, a b, element by element. */
 static moe_node *moe_op_pointwise(moe_graph *g, moe_node *a, moe_node *b, int product, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_POINTWISE, a, b, a->cols, name);
     t->product = product;
@@ -6002,8 +5935,7 @@ static moe_node *moe_op_view(moe_graph *g, moe_node *x, size_t column, size_t co
     return t;
 }
 
-/* Ba et al. 2016 (arXiv 1607.06450): (x - mean) / sqrt(variance + epsilon) * weight + bias, of each row; an RMS norm
- * takes 0 for the mean. */
+/* Ba et al. 2016 (arXiv 1607.06450): (x - mean) / sqrt(variance + epsilon) * weight + bias; mean 0 for an RMS norm. */
 static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_NORM, x, NULL, x->cols, name);
     t->norm = *norm;
@@ -6044,10 +5976,9 @@ static void moe_compute_turn_row(const moe_run *run, const moe_node *t, size_t r
 }
 
 /* ==== 24. Ops: carried rows ===================================================================================
- * Owns the ops that read and write carried rows, which outlive a run (moe_carry lists the kinds). Invariant: in a graph
- * all gathers from some rows come before the stores to them, so that no second buffer is needed. */
+ * Ops that read and write carried rows, which outlive a run (moe_carry lists the kinds). Invariant: all gathers precede
+ * the stores to the same rows, so no second buffer is needed. */
 
-/* Rows carried by parent. */
 static moe_node *moe_op_gather(moe_graph *g, float *rows, size_t cols, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_GATHER, NULL, NULL, cols, name);
     t->carried = (moe_carried_op){ MOE_BY_PARENT, { MOE_TYPE_F32, cols, cols }, rows };
@@ -6070,28 +6001,28 @@ static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t 
     const moe_frame *f = run->frame;
     size_t to = row;
     if (t->carried.by == MOE_BY_SOURCE) to = f->packed.destination[row];
-    if (t->carried.by == MOE_BY_TOKEN) /* the last place of its chain */
+    if (t->carried.by == MOE_BY_TOKEN) /* the last index of its chain */
         to = (size_t)f->beam.chain[row * run->graph->max_target + (size_t)f->positions[row]];
     moe_keep keep = t->carried.keep;
     const float *x = moe_row_of(t->src[0], row);
     char *kept = (char *)(void *)t->carried.rows + to * moe_keep_bytes(&keep);
-    if (keep.type != MOE_TYPE_Q8) keep.group = keep.cols; /* without scales of groups: at once */
+    if (keep.type != MOE_TYPE_Q8) keep.group = keep.cols; /* no group scales: store at once */
     for (size_t group = 0; group < keep.cols / keep.group; group++, x += keep.group)
         moe_keep_group(&keep, x, group, kept);
 }
 
 /* ==== 25. Ops: recurrences ====================================================================================
- * Owns LSTM cells: a step of them for the rows of a beam, a whole layer of them for packed sentences. Invariant: z, the
- * sums of the four gates, stays in a thread's cache from the products to the cell. */
+ * LSTM cells: one step for the rows of a beam, or a whole layer for packed sentences. Invariant: z, the sums of the
+ * four gates, stays in a thread's cache from the products to the cell. */
 
-/* Floats in which a thread keeps z, the sums of the four gates, of as many rows and units as its cache holds; of one
- * row at least, for which gates that are no whole blocks of 16 outputs are not cut. */
+/* Return the floats of a thread's buffer for z, the sums of the four gates, for as many rows and units as fit its
+ * cache; at least one row. Gates are not split unless they are whole blocks of 16 outputs. */
 static size_t moe_cell_floats(size_t rows, size_t hidden) {
     enum { FLOATS = 1 << 15 };
     return moe_max(moe_row_stride(4 * (hidden % 16 ? hidden : 16)), moe_min(FLOATS, rows * moe_row_stride(4 * hidden)));
 }
 
-/* [h | c] of one step: z = w_x x + bias + w_r r, which no other node reads, and the cell. */
+/* [h | c] of one step: the cell on z = w_x x + bias + w_r r, which no other node reads. */
 static moe_node *moe_op_lstm_step(moe_graph *g, const moe_cell *cell, moe_node *x, moe_node *r, moe_node *c,
                                   const char *name) {
     moe_node *x_input = moe_op_factor(g, &cell->w_x, x), *r_input = moe_op_factor(g, &cell->w_r, r);
@@ -6105,24 +6036,22 @@ static void moe_lstm_step_scratch(const moe_graph *g, moe_node *t, moe_layout *a
     moe_carve_threads(g, t, at, moe_cell_floats(g->rows, t->lstm.cell->hidden));
 }
 
-/* Rows of floats. */
 typedef struct moe_strided {
     float *at;
     size_t stride;
 } moe_strided;
 
-/* One step of LSTM cells for some rows. Cut along the units, and rows where they are many, so that z stays in a
- * thread's cache from the products to the cell. */
+/* One step of LSTM cells for several rows, split by units and rows so that z stays in a thread's cache. */
 typedef struct moe_cells {
     const moe_run *run;
     const moe_node *t;
-    const moe_linear *x;        /* w_x x + bias; NULL where r adds that */
+    const moe_linear *x;        /* w_x x + bias; NULL if r adds these */
     const moe_linear *r;        /* w_r r */
     moe_strided c_in, h, c_out; /* c_out may be c_in */
     size_t rows, unit_tasks, row_tasks;
 } moe_cells;
 
-/* Outputs [first, first + count) of a linear for `rows` rows from row0 on, into y; `onto`: added to what y holds. */
+/* Compute outputs [first, first + count) of a linear for `rows` rows from row0 on, into y or, if `onto`, added to y. */
 static void moe_linear_piece(const moe_kernels *kernels, const moe_linear *l, size_t row0, size_t rows, size_t first,
                              size_t count, int onto, float *y, size_t y_stride, const void *next) {
     const moe_matrix w = moe_matrix_part(l->w, first, count);
@@ -6169,7 +6098,7 @@ static void moe_cells_run(moe_cells *job) {
         LEAST = 1 << 16,
         PER_THREAD = 4,
         UNITS = 192
-    }; /* few rows at a time with many units are better than many rows with few units */
+    }; /* few rows with many units are better than many rows with few units */
     const size_t hidden = job->t->lstm.cell->hidden, rows = job->rows,
                  cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
     const size_t threads = job->run->pool->count,
@@ -6217,7 +6146,7 @@ static void moe_lstm_layer_scratch(const moe_graph *g, moe_node *t, moe_layout *
     moe_carve_threads(g, t, at, moe_cell_floats(n, hidden));
 }
 
-/* Rows as a product with w reads them: codes, or floats without gaps. */
+/* Convert rows to the operand of a product with w: codes or contiguous floats. */
 static void moe_recode(const moe_run *run, const moe_matrix *w, float *x, size_t stride, size_t rows, int8_t *codes,
                        float *scales, float *floats) {
     moe_node from = { .data = x, .stride = stride };
@@ -6265,8 +6194,8 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
     }
 }
 
-/* Kim et al. 2019 (D19-5632): c' = f c + (1 - f) u, y = relu(c'). c is the gathered row of the step before. Rows of
- * given tokens, which follow the row that their sentence begins with, go on from each other: no product reads c. */
+/* Kim et al. 2019 (D19-5632): c' = f c + (1 - f) u, y = relu(c'). c is the gathered row of the previous step. Rows of
+ * given tokens, which follow their sentence's first row, continue from each other, since no product reads c. */
 static moe_node *moe_op_ssru(moe_graph *g, moe_node *u, moe_node *f, moe_node *c, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_SSRU, u, f, 2 * u->cols, name);
     moe_add_source(g, t, 2, c);
@@ -6277,7 +6206,7 @@ static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t r
     const int32_t *parents = run->frame->beam.parents;
     const float *c = moe_row_of(t->src[2], row);
     const size_t n = t->cols / 2;
-    if (parents[row] == MOE_ROW_ABOVE) return; /* that row does it */
+    if (parents[row] == MOE_ROW_ABOVE) return; /* computed with that row */
     do {
         const float *u = moe_row_of(t->src[0], row), *f = moe_row_of(t->src[1], row);
         float *y = moe_row_of(t, row);
@@ -6289,7 +6218,7 @@ static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t r
     } while (++row < run->frame->rows && parents[row] == MOE_ROW_ABOVE);
 }
 
-/* The mean of a sentence's rows so far. `sum`, of those before, is carried and goes on as an SSRU's c does. */
+/* The mean of a sentence's rows so far. The previous `sum` is carried and continues like the c of an SSRU. */
 static moe_node *moe_op_average(moe_graph *g, moe_node *x, moe_node *sum, const char *name) {
     return moe_add_node(g, MOE_OP_AVERAGE, x, sum, 2 * x->cols, name);
 }
@@ -6298,7 +6227,7 @@ static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_
     const int32_t *parents = run->frame->beam.parents;
     const float *sum = moe_row_of(t->src[1], row);
     const size_t n = t->cols / 2;
-    if (parents[row] == MOE_ROW_ABOVE) return; /* that row does it */
+    if (parents[row] == MOE_ROW_ABOVE) return; /* computed with that row */
     do {
         const float *x = moe_row_of(t->src[0], row), count = (float)(run->frame->positions[row] + 1);
         float *y = moe_row_of(t, row);
@@ -6311,10 +6240,10 @@ static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_
 }
 
 /* ==== 26. Ops: attention ======================================================================================
- * Owns the context that a row of the decoder reads from its source sentence. */
+ * The context that a row of the decoder reads from its source sentence. */
 
-/* `keys` and `values` [tokens, size], [tokens, width] are carried by source. If `before` is given, only rows that begin
- * a sentence compute attention; all others copy their row of `before`. */
+/* `keys` and `values` [tokens, size], [tokens, width] are carried by source. With `before`, only the first row of a
+ * sentence computes attention; all others copy their row of `before`. */
 static moe_node *moe_op_attention(moe_graph *g, const moe_attention_op *attention, moe_node *query, moe_node *before,
                                   size_t width, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_ATTENTION, query, before, width, name);
@@ -6326,7 +6255,6 @@ static void moe_attention_scratch(const moe_graph *g, moe_node *t, moe_layout *a
     moe_carve_threads(g, t, at, moe_round_up(g->max_source + t->src[0]->cols, 16)); /* scores, then the query */
 }
 
-/* 1 if the row is a sentence's first. */
 static int moe_row_begins(const int32_t *parents, size_t row, size_t rows) {
     return parents[row] < 0 || (size_t)parents[row] >= rows;
 }
@@ -6369,7 +6297,7 @@ static moe_node *moe_op_heads(moe_graph *g, size_t heads, size_t share, int with
     return t;
 }
 
-enum { MOE_HEADS_ROWS = 4 };   /* of a task; rows of one sentence read the same keys and values */
+enum { MOE_HEADS_ROWS = 4 };   /* rows per task; rows of one sentence read the same keys and values */
 enum { MOE_HEADS_BLOCK = 16 }; /* keys or values of a row that are unpacked at a time */
 
 static void moe_heads_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
@@ -6381,7 +6309,7 @@ static void moe_heads_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     w->unpacked = moe_carve(at, g->threads * MOE_HEADS_ROWS * MOE_HEADS_BLOCK * w->unpacked_stride, sizeof(float));
 }
 
-/* The rows of keys and values that a row attends to, in the order of their tokens. Returns their number. */
+/* List the rows of keys and values that a row attends to, in token order. Returns their number. */
 static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, const float **seen) {
     const moe_frame *f = run->frame;
     const moe_beam *b = &f->beam;
@@ -6399,8 +6327,8 @@ static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, 
     return n;
 }
 
-/* Scores, or sums of values, of rows from `row` on, where these are not F32: a block of them at a time is unpacked,
- * once for all rows that see what the first one sees. */
+/* Compute scores, or sums of values, of rows from `row` on if the format is not F32: unpack one block at a time for all
+ * rows that attend to the same rows as the first one. */
 static void moe_heads_unpacked(const moe_run *run, const moe_node *t, moe_heads *h, size_t rows, size_t row, int part,
                                size_t thread) {
     const moe_heads_work *w = &t->work.heads;
@@ -6429,7 +6357,6 @@ static void moe_heads_unpacked(const moe_run *run, const moe_node *t, moe_heads 
     for (size_t r = 0; r < rows; r++) h[r].n = n[r], h[r].first = 0, h[r].parts = MOE_HEADS_SOFTMAX;
 }
 
-/* The mean of the weights of the heads in `shown`. */
 static void moe_mean_of_heads(const moe_heads *h, uint64_t shown, float *mean) {
     float n = 0.0f;
     memset(mean, 0, h->n * sizeof *mean);
@@ -6441,7 +6368,7 @@ static void moe_mean_of_heads(const moe_heads *h, uint64_t shown, float *mean) {
     for (size_t i = 0; i < h->n; i++) mean[i] /= n;
 }
 
-/* In the encoder a task is some positions of a sentence; their rows are not adjacent. */
+/* In the encoder a task is several positions of one sentence, whose rows are not adjacent. */
 static void moe_heads_task(void *arg, size_t task, size_t thread) {
     const moe_job *job = arg;
     const moe_run *run = job->run;
@@ -6491,11 +6418,11 @@ static void moe_compute_heads(const moe_run *run, const moe_node *t) {
 }
 
 /* ==== 27. Ops: gates ==========================================================================================
- * Owns which experts a row is sent to. Invariant: a row's selections are ascending, and never more than the gate's
- * capacity. No row depends on another, except in batchwise gates, which are for analysis. */
+ * The selection of experts. Invariant: a row's selections are ascending and do not exceed the gate's capacity. Rows are
+ * independent, except in batchwise gates, which are for analysis. */
 
-/* A gate over all experts or groups: x are its logits, `second` the logits of the noise or NULL. A gate inside groups
- * (`grouped`): x are the features that gates read, `second` the selections of groups. `layer`: see moe_gate_op. */
+/* A gate over all experts or groups: x has its logits, `second` the logits of the noise (or NULL). A gate inside groups
+ * (`grouped`): x has the features that gates read, `second` the selections of groups. `layer`: see moe_gate_op. */
 static moe_node *moe_op_gate(moe_graph *g, const moe_gating *gating, moe_node *x, moe_node *second, int grouped,
                              const char *layer, const char *name) {
     const size_t groups = grouped ? second->cols : 1;
@@ -6514,7 +6441,7 @@ static moe_selection moe_selection_of(const moe_node *gate, size_t row) {
     return moe_selection_at(&all, row);
 }
 
-/* Per thread logits, noise, probabilities, or the best rows of an expert. */
+/* Per thread: logits, noise, probabilities; or the best rows of an expert. */
 static void moe_gate_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     const int batchwise = t->gate.kind == MOE_GATE_BATCHWISE;
     const size_t dense = g->rows * t->cols, floats = 3 * moe_round_up(t->gate.gating->level, 16);
@@ -6524,7 +6451,7 @@ static void moe_gate_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     if (batchwise) t->work.gate.mask = moe_carve(at, dense, 1);
 }
 
-/* Rows [first, first + n) of a F32 matrix times one row of features. */
+/* Multiply rows [first, first + n) of an F32 matrix by one row of features. */
 static void moe_gate_product(const moe_run *run, const moe_matrix *w, const float *bias, size_t first, size_t n,
                              int relu, const float *x, float *y) {
     const moe_matrix part = moe_matrix_view(MOE_TYPE_F32, n, w->cols, (const float *)w->data + first * w->cols);
@@ -6534,8 +6461,7 @@ static void moe_gate_product(const moe_run *run, const moe_matrix *w, const floa
     run->kernels->linear(&l, 0, 1, 0, moe_divide_up(n, 16));
 }
 
-/* The logits of one group (or of all experts) for one row: in `scratch` [2 * level], or in src[0] if they need no
- * change. */
+/* Return the logits of one group (or of all experts) for a row, in `scratch` [2 * level] or unchanged in src[0]. */
 static const float *moe_gate_logits(const moe_run *run, const moe_node *t, size_t row, size_t group, float *scratch) {
     const moe_gating *gating = t->gate.gating;
     const size_t n = gating->level, first = group * n;
@@ -6553,7 +6479,7 @@ static const float *moe_gate_logits(const moe_run *run, const moe_node *t, size_
     return scratch;
 }
 
-/* The k largest logits, ties by lower index, ascending. */
+/* Select the k largest logits, ties by lower index; ascending. */
 static size_t moe_select_topk(const float *logits, size_t n, size_t k, uint32_t *chosen) {
     size_t count = 0;
     for (size_t i = 0; i < n; i++) {
@@ -6573,8 +6499,7 @@ static size_t moe_select_topk(const float *logits, size_t n, size_t k, uint32_t 
     return count;
 }
 
-/* Select among n logits with probabilities p: by eq 19, by the mask of eq 18, or, if these select nothing, by the
- * policy. */
+/* Select among n experts by their probabilities p (eq 19), by the mask of eq 18 or, if nothing passes, by policy. */
 static size_t moe_select_masked(const moe_gating *gating, const float *p, const float *threshold, const char *mask,
                                 uint32_t *chosen, uint32_t *empty) {
     size_t count = 0, best = 0;
@@ -6588,7 +6513,7 @@ static size_t moe_select_masked(const moe_gating *gating, const float *p, const 
     return !gating->empty_zero;
 }
 
-/* What a top-k gate gives weights by, in p [n], and what it chooses by, in `ranks` [n] or the same. */
+/* Compute what a top-k gate derives weights from, p [n], and return what it ranks by: `ranks` [n], p or the logits. */
 static const float *moe_gate_ranks(const moe_kernels *kernels, const moe_gating *gating, const float *logits, float *p,
                                    float *ranks) {
     const size_t n = gating->level;
@@ -6599,8 +6524,8 @@ static const float *moe_gate_ranks(const moe_kernels *kernels, const moe_gating 
     return ranks;
 }
 
-/* Select among the experts of one group (or all) and append them with their weights: softmax over the selected logits
- * (eq 3, and eq 16, which is the same number) or their sigmoids, times the group's own weight (eq 12). */
+/* Select experts of one group (or all) and append them with their weights: softmax over the selected logits (eq 3 and
+ * eq 16, which are equal) or their sigmoids, times the weight of the group (eq 12). */
 static void moe_gate_append(const moe_run *run, const moe_node *t, size_t row, size_t group, const float *factor) {
     const moe_kernels *kernels = run->kernels;
     const moe_gate_work *work = &t->work.gate;
@@ -6650,7 +6575,6 @@ static void moe_compute_gate_row(const moe_run *run, const moe_node *t, size_t r
     for (size_t j = 0; j < *s.count; j++) work->dense[row * t->cols + s.experts[j]] = s.weights[j];
 }
 
-/* Whether an expert competes in a row: its group, if it has one, is selected. */
 static int moe_gate_competes(const moe_node *t, size_t row, size_t expert) {
     moe_selection groups;
     if (!t->gate.grouped) return 1;
@@ -6677,7 +6601,7 @@ static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
     for (size_t i = 0; i < m && best[i] >= 0.0f; i++) work->mask[(size_t)rows[i] * t->cols + expert] = 1;
 }
 
-/* A batchwise gate computes the probabilities of all rows, then the mask by columns, then the selections by rows. */
+/* A batchwise gate computes all probabilities by rows, the mask by columns, and the selections by rows. */
 static void moe_compute_gate(const moe_run *run, const moe_node *t) {
     const size_t cost =
         t->gate.grouped ? t->src[1]->gate.gating->level * t->gate.gating->level : 16 * t->gate.gating->level;
@@ -6698,21 +6622,21 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
 }
 
 /* ==== 28. Ops: experts ========================================================================================
- * Owns the computation of experts. Invariant: in any order of work, the outputs of a row's experts are added in the
- * order of their numbers. Two functions turn an expert's number into its bytes. For the processor moe_experts_slab
- * returns an address at each use, of a streamed file with the help of Expert bank. For a GPU moe_lift_expert in
- * moe-cuda.cu uploads the expert once, or whenever it is missing (Expert cache decides which stay). The pairs of
- * moe_compute_pairs are sorted by expert, and depend neither on each other nor on where they are computed: with ranks
- * on the rank that has the expert, which returns each output before any is added. */
+ * The computation of experts. Invariant: in any order of work, the outputs of a row's experts are added in the order of
+ * their numbers. Two functions locate the bytes of an expert: on the processor, moe_experts_slab returns an address at
+ * each use, for streamed files via "Expert bank"; on a GPU, moe_lift_expert in moe-cuda.cu uploads it once, or whenever
+ * it is missing ("Expert cache" decides residency). moe_compute_pairs takes pairs sorted by expert, which depend
+ * neither on each other nor on where they are computed: with ranks that is the rank of the expert, and all outputs
+ * return before any are added. */
 
-enum { MOE_EXPERT_TILE = 64 }; /* most rows of one expert task */
+enum { MOE_EXPERT_TILE = 64 }; /* maximum rows of an expert task */
 
-/* Processes, or sessions, that run the same graphs at the same time and share the experts. */
+/* Processes or sessions that run the same graphs simultaneously and share the experts. */
 typedef struct moe_ranks {
     moe_wire wire;
-    moe_status status; /* of the wire: after a failure it is not used any more */
+    moe_status status; /* of the wire, which is not used after a failure */
     moe_error error;
-    int told; /* all ranks know of the failure that is being returned */
+    int told; /* all ranks know the failure that is being returned */
 } moe_ranks;
 
 #define MOE_WIRE(ranks, call, ...)                                                                               \
@@ -6721,21 +6645,21 @@ typedef struct moe_ranks {
 
 static size_t moe_rank_count(const moe_graph *g) { return g->ranks ? (size_t)g->ranks->wire.ranks : 1; }
 
-/* The place of the first expert that a rank has; it reads no other. */
+/* Return the place of the first expert of a rank, which reads no others. */
 static size_t moe_rank_first(const moe_ranks *r, size_t rank, size_t experts) {
     return rank * experts / (size_t)r->wire.ranks;
 }
 
 static size_t moe_place_of(const moe_expert_work *w, uint32_t expert) { return w->place ? w->place[expert] : expert; }
 
-/* The larger load first, of the same the one with the smaller number. */
+/* Order by descending load, then by number. */
 static int moe_compare_loads(const void *a, const void *b) {
     const float *x = *(const float *const *)a, *y = *(const float *const *)b;
     return *x != *y ? (*x < *y) - (*x > *y) : (x > y) - (x < y);
 }
 
-/* Carve who has which experts of a mixture: each rank as many. The busiest come first, each goes to the rank that has
- * the least to do so far: where one had all the busy ones, the others would wait for it. */
+/* Assign experts to ranks, equally many each: busiest first, to the rank with the least load so far. If one rank had
+ * all busy experts the others would wait for it. */
 static void moe_place_experts(const moe_ranks *r, moe_node *t, moe_layout *at) {
     double sum[MOE_MAX_RANKS] = { 0 };
     size_t next[MOE_MAX_RANKS], ranks = (size_t)r->wire.ranks, n = t->experts->count;
@@ -6755,7 +6679,7 @@ static void moe_place_experts(const moe_ranks *r, moe_node *t, moe_layout *at) {
     }
 }
 
-/* A run that is cancelled, or has no slab or a damaged one, fails. */
+/* Return 1 if a run is cancelled, or if a slab is missing or damaged. */
 static int moe_run_failed(const moe_run *run) {
     const moe_graph *g = run->graph;
     return moe_pool_cancelled(run->pool) || (g->damage && atomic_load(&g->damage->piece)) || moe_bank_failed(g->bank);
@@ -6768,8 +6692,7 @@ static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_no
     return t;
 }
 
-/* Whether the slab of an expert may be read: verify it unless it was verified before. The session reports a damaged
- * slab after the run. */
+/* Verify the slab of an expert if necessary; returns 0 if it is damaged, which the session reports after the run. */
 static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert) {
     const moe_tensor_info *t;
     size_t slab;
@@ -6781,7 +6704,7 @@ static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert
     return 0;
 }
 
-/* The two matrices of an expert that visit number `visit` of a run needs. 0: they cannot be had, and the run ends. */
+/* Find the two matrices of the expert of a visit. Returns 0 if they are not available, which ends the run. */
 static int moe_experts_slab(const moe_run *run, const moe_experts *e, size_t visit, size_t expert, moe_matrix *up,
                             moe_matrix *down) {
     if (run->graph->bank) {
@@ -6797,8 +6720,8 @@ static int moe_experts_slab(const moe_run *run, const moe_experts *e, size_t vis
     return 1;
 }
 
-/* The number of (expert, row) pairs that run at once: the expected number with a reserve, at most 2^14 of all ranks,
- * and at least as many as one row may select. */
+/* Return the (expert, row) pairs per chunk: twice the expected number, up to 2^14 over all ranks, or one row's
+ * maximum. */
 static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
     size_t wanted = 2 * gate->gate.gating->k;
     if (gate->gate.grouped) wanted *= gate->src[1]->gate.gating->k;
@@ -6807,17 +6730,15 @@ static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
                    gate->gate.capacity);
 }
 
-/* A row of inputs in a tile: floats or codes. */
 static size_t moe_expert_input_floats(const moe_experts *e) {
     return moe_max(moe_row_stride(e->up.cols), moe_code_bytes(e->up.cols) / sizeof(float));
 }
 
-/* The bytes of such a row without its scale. */
 static size_t moe_expert_input_bytes(const moe_node *t) {
     return moe_is_codes(t->src[0]) ? t->src[0]->stride : t->cols * sizeof(float);
 }
 
-/* What the exchange with other ranks takes: any of them may get all pairs of all ranks. */
+/* Carve buffers for the exchange with other ranks: any rank may receive all pairs of all ranks. */
 static void moe_ranks_scratch(const moe_graph *g, const moe_node *t, moe_expert_work *w, size_t pairs, moe_layout *at) {
     const size_t ranks = moe_rank_count(g), count = t->experts->count;
     w->each = moe_divide_up(count, ranks) + 1;
@@ -6848,13 +6769,13 @@ static void moe_experts_scratch(const moe_graph *g, moe_node *t, moe_layout *at)
     w->out = moe_carve(at, pairs * w->stride, sizeof *w->out);
     if (g->traced) w->sizes = moe_carve(at, g->rows * e->count, sizeof *w->sizes);
     if (g->ranks) moe_ranks_scratch(g, t, w, pairs, at);
-    /* of a tile: inputs, hidden units, these as codes, two scales a row, of ranks outputs */
+    /* For a tile: inputs, hidden units, their codes, two scales per row and, with ranks, outputs. */
     moe_carve_threads(g, t, at,
                       MOE_EXPERT_TILE *
                           (moe_expert_input_floats(e) + unit_stride + unit_floats + 2 + (g->ranks ? out_stride : 0)));
 }
 
-/* The inputs of a row, and its scale unless it lies among the codes. */
+/* Copy the inputs of a row, and its scale unless that is stored with the codes. */
 static void moe_expert_input(const moe_node *t, size_t row, void *to, float *scale) {
     const moe_node *x = t->src[0];
     const moe_expert_work *w = &t->work.experts;
@@ -6875,7 +6796,7 @@ static void moe_gate_units(const moe_kernels *kernels, float *x, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = x[i] * x[n + i];
 }
 
-/* One expert on up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x), or gated. */
+/* Compute one expert for up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x), or gated. */
 static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const moe_job *job = arg;
     const moe_expert_work *work = &job->t->work.experts;
@@ -6916,7 +6837,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     if (job->run->graph->bank) moe_bank_done(job->run->graph->bank, visit);
 }
 
-/* y = scale * sum over the row's experts in index order (eq 1): of rows out[places[j]]. */
+/* y = scale * sum over the row's experts in index order (eq 1), reading rows out[places[j]]. */
 static void moe_weigh(const moe_run *run, const moe_node *t, size_t row, float scale, const float *out, size_t stride,
                       const uint32_t *places) {
     const moe_selection s = moe_selection_of(t->src[1], row);
@@ -6927,7 +6848,7 @@ static void moe_weigh(const moe_run *run, const moe_node *t, size_t row, float s
         for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * scale;
 }
 
-/* The norm of each output that a row gets, 0 of other experts. */
+/* Compute the norm of each output that a row receives; 0 for other experts. */
 static void moe_measure_row(const moe_node *t, size_t row, float *sizes) {
     const moe_expert_work *w = &t->work.experts;
     const moe_selection s = moe_selection_of(t->src[1], row);
@@ -6946,8 +6867,8 @@ static void moe_combine_row(const moe_run *run, const moe_node *t, size_t row) {
     moe_weigh(run, t, row, t->experts->scale, w->out, w->stride, w->row_pair + w->row_first[row]);
 }
 
-/* Sort the (row, expert) pairs of the rows from job->first on by expert, as many rows as fit the plan, up to job->end.
- * Returns the pairs: a token may select any number of experts. */
+/* Sort the (row, expert) pairs of the rows from job->first on by expert, up to job->end or the plan's capacity, since a
+ * token may select any number of experts. Returns the number of pairs. */
 static size_t moe_sort_pairs(const moe_run *run, const moe_node *t, moe_job *job) {
     const moe_node *gate = t->src[1];
     const moe_expert_work *w = &t->work.experts;
@@ -6965,7 +6886,7 @@ static size_t moe_sort_pairs(const moe_run *run, const moe_node *t, moe_job *job
     for (size_t r = job->first, pair = 0; r < job->end; r++) {
         const moe_selection s = moe_selection_of(gate, r);
         for (size_t j = 0; j < *s.count; j++) {
-            size_t *next = &w->first[moe_place_of(w, s.experts[j]) + 1]; /* ends behind the last pair of the expert */
+            size_t *next = &w->first[moe_place_of(w, s.experts[j]) + 1]; /* becomes the end of the expert's pairs */
             w->pair_row[*next] = (uint32_t)r;
             w->row_pair[pair++] = (uint32_t)(*next)++;
         }
@@ -6973,8 +6894,8 @@ static size_t moe_sort_pairs(const moe_run *run, const moe_node *t, moe_job *job
     return pairs;
 }
 
-/* Compute sorted pairs from the slabs of their experts, in tasks from one queue. Behind those that compute a bank has
- * one for each thread but one, which sleeps until the last expert is there. Returns the number of experts. */
+/* Compute sorted pairs with their experts' slabs, in tasks from one queue. With a bank there are extra tasks at the
+ * end, one per thread but one, which sleep until the last expert is loaded. Returns the number of experts. */
 static size_t moe_compute_pairs(moe_job *job) {
     const moe_expert_work *w = &job->t->work.experts;
     moe_bank *bank = job->run->graph->bank;
@@ -7003,8 +6924,7 @@ static size_t moe_compute_pairs(moe_job *job) {
 
 /* ---- Ranks ---- */
 
-/* Tell each rank how many pairs there are for its experts, and learn the same. Returns whether any rank has more rows
- * than those of these pairs. */
+/* Exchange the numbers of pairs per expert with all ranks. Returns 1 if any rank has more rows. */
 static int moe_count_pairs(moe_ranks *r, const moe_node *t, int more) {
     const moe_expert_work *w = &t->work.experts;
     const size_t ranks = (size_t)r->wire.ranks, n = t->experts->count;
@@ -7021,7 +6941,7 @@ static int moe_count_pairs(moe_ranks *r, const moe_node *t, int more) {
     return more;
 }
 
-/* Send the inputs of pairs to the ranks of their experts, or outputs home: `bytes` a pair. */
+/* Send the inputs of pairs to the ranks of their experts, or outputs back (`home`), `bytes` per pair. */
 static void moe_swap_pairs(moe_ranks *r, const moe_expert_work *w, int home, const void *send, void *take,
                            size_t bytes) {
     for (size_t rank = 0; rank < (size_t)r->wire.ranks; rank++) {
@@ -7034,8 +6954,7 @@ static void moe_swap_pairs(moe_ranks *r, const moe_expert_work *w, int home, con
     MOE_WIRE(r, swap, send, home ? w->from_bytes : w->to_bytes, take, home ? w->to_bytes : w->from_bytes);
 }
 
-/* Sort the pairs that came, which are in the order of ranks, by expert, as moe_sort_pairs does. Returns their number.
- */
+/* Sort the received pairs, which are in the order of ranks, by expert, as moe_sort_pairs does. Returns their number. */
 static size_t moe_sort_taken(const moe_ranks *r, const moe_node *t) {
     const moe_expert_work *w = &t->work.experts;
     const size_t n = t->experts->count, own = moe_rank_first(r, (size_t)r->wire.rank, n);
@@ -7061,8 +6980,8 @@ static void moe_send_pair(const moe_run *run, const moe_node *t, size_t pair) {
     memcpy(to + bytes, &scale, w->input_bytes - bytes);
 }
 
-/* Sort, send, compute what came, send it back, and combine, until no rank has rows left. A rank without rows takes
- * part, and so does one whose run has failed: its outputs are of no use, and all ranks hear of it behind the run. */
+/* Sort, send, compute, send back and combine until no rank has rows left. A rank without rows takes part, and so does
+ * one after a failure: its outputs are useless, and all ranks learn of it after the run. */
 static void moe_share_experts(const moe_run *run, const moe_node *t) {
     moe_ranks *r = run->graph->ranks;
     const moe_expert_work *w = &t->work.experts;
@@ -7088,7 +7007,7 @@ static void moe_share_experts(const moe_run *run, const moe_node *t) {
     }
 }
 
-/* Sort, compute and combine, in chunks of rows, which do not change a bit. */
+/* Sort, compute and combine in chunks of rows, which do not affect the results. */
 static void moe_compute_experts(const moe_run *run, const moe_node *t) {
     moe_job job = { run, t, 0, 0, 1, moe_combine_row };
     if (run->graph->ranks) moe_share_experts(run, t);
@@ -7110,7 +7029,7 @@ static void moe_trace_sizes(const moe_run *run, const moe_node *t, moe_trace_fn 
     trace(trace_user, name, t->work.experts.sizes, run->frame->rows, n, n);
 }
 
-/* The same sum for linear experts: x contains the outputs of all experts side by side. */
+/* The same sum for linear experts: x has the concatenated outputs of all experts. */
 static moe_node *moe_op_mix(moe_graph *g, size_t cols, float scale, moe_node *x, moe_node *gate, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_MIX, x, gate, cols, name);
     t->scale = scale;
@@ -7122,10 +7041,10 @@ static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t ro
 }
 
 /* ==== 29. Ops: output =========================================================================================
- * Owns the output layer and its results for the search: the best tokens of a row and their log-probabilities. The
- * [rows, vocabulary] matrix of logits exists only if it is traced. */
+ * The output layer and its results for the search: the best tokens of a row and their log-probabilities. The [rows,
+ * vocabulary] matrix of logits exists only for traces. */
 
-enum { MOE_OUTPUT_ROWS = 64 }; /* rows of a task, which computes MOE_OUTPUT_CHUNK tokens for them */
+enum { MOE_OUTPUT_ROWS = 64 }; /* rows per task, which covers MOE_OUTPUT_CHUNK tokens */
 
 static void moe_op_output(moe_graph *g, const moe_output_op *output, moe_node *x) {
     moe_node *t =
@@ -7153,15 +7072,14 @@ static void moe_output_scratch(const moe_graph *g, moe_node *t, moe_layout *at) 
 
 enum { MOE_OUTPUT_BLOCK = 64 };
 
-/* Make a logit, where there is one, that of a token which cannot be chosen. */
 static void moe_forbid(float *logit) {
     if (logit) *logit = moe_from_bits(0xff800000u);
 }
 
-/* The `top` largest of x[n] with their ids, descending, except those that cannot be among the best of the row. `seen`
- * [top] contains the largest numbers of this row in this thread so far; x is added to it. A number that is left out has
- * `top` larger ones in the row, so the best of the row do not depend on the distribution over threads. No number of x
- * is larger than `largest`. */
+/* Find the `top` largest of x[n] with their ids, descending, except those that cannot be among the best of the row.
+ * `seen` [top] has the largest numbers of this row in this thread so far and is updated with x. A number is omitted
+ * only if the row has `top` larger ones, so the row's best do not depend on the distribution over threads. `largest` is
+ * an upper bound of x. */
 static void moe_find_best(const moe_kernels *kernels, const float *x, size_t n, float largest, size_t top,
                           int32_t first_id, float *seen, float *best, int32_t *ids) {
     int32_t unused[MOE_MAX_BEAM + MOE_MAX_ENDS];
@@ -7177,8 +7095,7 @@ static void moe_find_best(const moe_kernels *kernels, const float *x, size_t n, 
     }
 }
 
-/* The same of the tokens whose bit is set, which are taken out of x. `list`: the ids of x, or NULL: from first_id on.
- */
+/* The same for the tokens in `used`, which are removed from x. `list`: ids of x; if NULL they start at first_id. */
 static void moe_take_used(const uint32_t *used, const int32_t *list, float *x, size_t n, size_t top, int32_t first_id,
                           float *best, int32_t *ids) {
     for (size_t i = 0; i < top; i++) best[i] = moe_from_bits(0xff800000u), ids[i] = -1;
@@ -7195,7 +7112,7 @@ typedef struct moe_output_job {
     size_t groups;
 } moe_output_job;
 
-/* Logits of a row: of n tokens from a column on, of all tokens or of a list. */
+/* Logits of a row: n tokens from a column on, of all tokens or of a list. */
 typedef struct moe_logits {
     const moe_list *list; /* NULL: all */
     size_t column, n;
@@ -7206,13 +7123,13 @@ static const moe_list *moe_list_of(const moe_beam *f, size_t row) {
     return f->lists && f->lists[row]->n ? f->lists[row] : NULL;
 }
 
-/* The logit of a token; NULL: it is none of these. */
+/* Return the logit of a token, or NULL if it is not in this range. */
 static float *moe_logit_of(const moe_logits *l, int32_t id) {
     const size_t at = moe_list_place(l->list, id) - l->column;
     return at < l->n ? l->y + at : NULL;
 }
 
-/* Compute logits of some rows. A list whose rows were not gathered takes them from the blocks of the whole matrix. */
+/* Compute logits of some rows. A list without gathered rows uses blocks of the whole matrix. */
 static void moe_output_logits(const moe_run *run, const moe_node *t, size_t row0, size_t rows, const moe_logits *out,
                               size_t stride) {
     const moe_list *list = out->list;
@@ -7240,7 +7157,6 @@ static int moe_is_drawn(const moe_run *run, size_t row) {
     return f->lots && f->lots[row].how && f->want[row] == -1;
 }
 
-/* Keep logits of a row, from which its token is drawn. */
 static void moe_keep_logits(const moe_run *run, const moe_node *t, size_t row, const moe_logits *l) {
     const moe_beam *f = &run->frame->beam;
     const size_t at = t->work.output.drawn[row] * t->cols + l->column;
@@ -7268,7 +7184,7 @@ static moe_stop moe_walk(const uint32_t *weights, size_t n, int counts_them, uin
     return at;
 }
 
-/* Draw one of n tokens whose logits' bits become weights; n: there is none, they are not-a-number. */
+/* Sample one of n tokens, converting the bits of their logits to weights. Returns n if the logits are NaN. */
 static size_t moe_draw(const moe_drawing *d, uint32_t *weights, size_t n, uint64_t number) {
     float best = moe_from_bits(0xff800000u);
     uint64_t sum = 0, firm = 0;
@@ -7296,7 +7212,7 @@ static size_t moe_draw(const moe_drawing *d, uint32_t *weights, size_t n, uint64
         if (weights[i] == at.weight && !number--) return i;
 }
 
-/* One chunk of the vocabulary, or of a list, for a group of rows: logits, the best of them, the sum of exponentials. */
+/* Compute a chunk of the vocabulary, or of a list, for a group of rows: logits, best ones, sum of exponentials. */
 static void moe_output_task(void *arg, size_t task, size_t thread) {
     const moe_output_job *job = arg;
     const moe_node *t = job->t;
@@ -7320,14 +7236,14 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
         float *logit;
         for (size_t i = 0; t->stride && i < l.n; i++)
             moe_row_of(t, row)[l.list ? (size_t)l.list->ids[l.column + i] : l.column + i] = l.y[i];
-        for (size_t i = o->n_suppressed; i < o->n_never && !l.list; i++) /* no list has them */
+        for (size_t i = o->n_suppressed; i < o->n_never && !l.list; i++) /* lists do not contain them */
             moe_forbid(moe_logit_of(&l, o->never[i]));
         work->max[at] = kernels->max(l.y, l.n);
         work->sum[at] = kernels->exp_sum(l.y, l.n, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
         if ((logit = moe_logit_of(&l, f->want[row])) != NULL) f->want_logprob[row] = *logit;
         for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++)
             if ((logit = moe_logit_of(&l, f->starts[i])) != NULL) f->start_logprobs[i] = *logit;
-        for (size_t i = 0; i < o->n_suppressed; i++) /* these keep their probability, and can be asked for */
+        for (size_t i = 0; i < o->n_suppressed; i++) /* these count in the softmax, and can be scored */
             moe_forbid(moe_logit_of(&l, o->never[i]));
         if (f->hold && f->hold[row]) moe_forbid(moe_logit_of(&l, o->eos));
         if (moe_is_drawn(job->run, row)) moe_keep_logits(job->run, t, row, &l);
@@ -7340,12 +7256,11 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     }
 }
 
-/* Whether nobody asks for a row's logits. */
 static int moe_unasked(const moe_run *run, const moe_node *t, size_t row) {
     return !t->stride && run->frame->beam.want[row] == MOE_UNASKED;
 }
 
-/* Join the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
+/* Combine the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
 static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
     const moe_output_work *work = &t->work.output;
     const moe_beam *f = &run->frame->beam;
@@ -7358,7 +7273,7 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
     for (size_t c = first; c < end; c++) max = work->max[c] > max ? work->max[c] : max;
     for (size_t c = first; c < end; c++) sum = sum + work->sum[c] * moe_expf(work->max[c] - max);
     log_sum = moe_logf(sum);
-    if (!(sum >= 1.0f && sum <= FLT_MAX)) log_sum = moe_from_bits(0x7fc00000u); /* the best token alone gives 1 */
+    if (!(sum >= 1.0f && sum <= FLT_MAX)) log_sum = moe_from_bits(0x7fc00000u); /* the best token alone contributes 1 */
     if (f->want[row] >= 0) {
         f->want_logprob[row] = (f->want_logprob[row] - max) - log_sum;
         return;
@@ -7398,22 +7313,23 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
         last[1] = row + 1;
         chunks = moe_max(chunks, list ? moe_divide_up(list->n, MOE_OUTPUT_CHUNK) : work->chunks);
         for (size_t i = 0; list && t->stride && i < t->cols; i++) moe_row_of(t, row)[i] = moe_from_bits(0xff800000u);
-        if (f->want[row] >= 0) moe_forbid(&f->want_logprob[row]); /* a list may lack it: an end that is never chosen */
+        if (f->want[row] >= 0)
+            moe_forbid(&f->want_logprob[row]); /* a list may lack it if it is an end that is never chosen */
     }
     moe_pool_run(run->pool, chunks * job.groups, moe_output_task, &job);
     moe_for_rows(run, t, rows, 512 * chunks, moe_output_join);
 }
 
 /* ==== 30. Plan and run ========================================================================================
- * Owns the table of ops, the places of nodes in memory, and the run of a graph. Invariant: after moe_graph_plan no
- * other node uses the place of a node's rows between the node itself and its last reader. */
+ * The table of ops, the memory plan and the run of a graph. Invariant: after moe_graph_plan no other node uses the
+ * memory of a node's rows from the node itself to its last reader. */
 
 typedef struct moe_op_row {
     const char *name;
-    void (*scratch)(const moe_graph *g, moe_node *t, moe_layout *at); /* carves its scratch; NULL: none */
+    void (*scratch)(const moe_graph *g, moe_node *t, moe_layout *at); /* carves its scratch; may be NULL */
     void (*compute)(const moe_run *run, const moe_node *t);
     moe_row_fn row; /* instead of compute */
-    size_t cost;    /* of a row: products a column */
+    size_t cost;    /* products per column of a row */
 } moe_op_row;
 
 #define MOE_OP_ROWS(name, cost) { #name, NULL, NULL, moe_compute_##name##_row, cost }
@@ -7430,8 +7346,8 @@ static size_t moe_node_bytes(const moe_graph *g, const moe_node *t) {
     return moe_round_up(g->rows * t->stride * sizeof(float), 64);
 }
 
-/* The lowest place for `bytes` between the live nodes, which are linked from the lowest on; *below, unless NULL: the
- * link before this place. */
+/* Find the lowest gap of `bytes` between live nodes, a list in ascending order, and the link before it (may be
+ * NULL). */
 static size_t moe_find_gap(const moe_graph *g, moe_node **lowest, size_t bytes, moe_node ***below) {
     size_t at = 0;
     for (; *lowest && (*lowest)->offset - at < bytes; lowest = &(*lowest)->above)
@@ -7444,8 +7360,7 @@ static void moe_carve_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     if (moe_ops[t->op].scratch && !g->on_device) moe_ops[t->op].scratch(g, t, at);
 }
 
-/* Give every node its offset in the arena, and the graph its `bytes`, the size of the arena. One pass over the nodes
- * keeps the live ones in the order of their places. */
+/* Assign arena offsets to all nodes and compute `bytes`, in one pass with a list of live nodes sorted by offset. */
 static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
     moe_node *lowest = NULL, **link;
     if (g->overflow || g->rows > (SIZE_MAX >> 24))
@@ -7466,7 +7381,7 @@ static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
         }
         moe_carve_scratch(g, t, &work);
         if (work.overflow)
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "%s needs more scratch than can be addressed", t->name);
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "scratch memory of %s is too large", t->name);
         t->work_bytes = work.used;
         if (!work.used) continue;
         t->work_offset = moe_find_gap(g, &lowest, work.used, NULL);
@@ -7475,7 +7390,6 @@ static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
     return MOE_OK;
 }
 
-/* Give every node its address. */
 static void moe_graph_place(moe_graph *g, char *arena) {
     for (size_t i = 0; i < g->count; i++) {
         moe_node *t = &g->nodes[i];
@@ -7487,8 +7401,7 @@ static void moe_graph_place(moe_graph *g, char *arena) {
     }
 }
 
-/* A run that fails ends early: no node reads unfinished rows of another one. With ranks it still meets the others, as
- * one without rows does. */
+/* Run a graph. A failed run ends early, but with ranks it still takes part in the exchanges. */
 static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_user) {
     const moe_ranks *ranks = run->graph->ranks;
     for (size_t i = 0; i < run->graph->count; i++) {
@@ -7511,19 +7424,19 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
 }
 
 /* ==== 31. Layers ==============================================================================================
- * Owns what a file says of a layer, its weights, the rows that it carries and its nodes in a graph. Invariant: a bound
- * layer's shapes agree, its ids are in range, and its small tensors contain finite numbers; no code below looks up a
- * name again.
+ * The settings of a layer in the file, its weights, its carried rows and its nodes in a graph. Invariant: the shapes of
+ * a bound layer match, its ids are in range, and its small tensors are finite; the code below never looks up names
+ * again.
  *
- * A kind of layer is a struct in the union of moe_layer, a part of the next section (keys, binding, nodes, a
- * moe_layer_type) and a line of moe_layer_types. Rows that it carries from run to run are declared in its row; sessions
- * lay them out. tools/convert/ has its keys and shapes (moefile.py) and its formulas (reference.py) too. */
+ * A kind of layer is a struct in the union of moe_layer, a part of the next section (keys, binding, nodes and a
+ * moe_layer_type) and a line of moe_layer_types. That type declares the rows carried from run to run; sessions allocate
+ * them. tools/convert/ also has its keys and shapes (moefile.py) and its formulas (reference.py). */
 
 enum { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT, MOE_CONTEXTS };
 enum { MOE_NORM_NONE, MOE_NORM_BEFORE, MOE_NORM_AFTER };
 enum { MOE_EXPERT_MLP, MOE_EXPERT_LINEAR, MOE_EXPERT_GATED };
 
-/* Where a layer is: bits, of which a kind allows some. In the decoder it runs step by step, and may carry rows. */
+/* Where a layer is: bits, of which each kind allows some. Decoder layers run step by step and may carry rows. */
 enum { MOE_IN_ENCODER = 1, MOE_IN_DECODER = 2, MOE_IN_SIDES = 3, MOE_IN_NETWORK = 4 };
 
 typedef struct moe_layer moe_layer;
@@ -7531,7 +7444,6 @@ typedef struct moe_layer_type moe_layer_type;
 typedef struct moe_reader moe_reader;
 typedef struct moe_builder moe_builder;
 
-/* w x + bias */
 typedef struct moe_affine {
     moe_matrix w;
     const float *bias; /* or NULL */
@@ -7540,65 +7452,63 @@ typedef struct moe_affine {
 typedef struct moe_lstm_layer {
     size_t proj;
     int bidirectional, merge_sum; /* encoder */
-    int context;                  /* decoder: which context it reads beside its input */
-    const moe_layer *begins;      /* encoder: the decoder's layer that begins with this one's last state, or NULL */
+    int context;                  /* decoder: the context appended to its input */
+    const moe_layer *begins;      /* encoder: the decoder layer initialised with this layer's last state, or NULL */
     moe_cell cell[2];             /* forward, backward */
 } moe_lstm_layer;
 
 typedef struct moe_ffn_layer {
     moe_unary activation;
-    int gated;                 /* down(f(gate x) * up x) (Shazeer 2020, arXiv 2002.05202), else down(f(up x)) */
+    int gated;                 /* down(f(gate x) * up x) (Shazeer 2020, arXiv 2002.05202) instead of down(f(up x)) */
     moe_affine up, gate, down; /* [hidden, D] twice, [D, hidden] */
 } moe_ffn_layer;
 
 typedef struct moe_mixture_layer {
-    size_t groups;           /* of a hierarchy (App. B), else 0 */
-    moe_gating parent, gate; /* over the groups; over the experts of a group or over all */
-    size_t units;            /* of an MLP gate: gates read relu(features x + bias); 0: they read x */
-    int relu_logits;         /* of both levels (Eigen et al.) */
-    int kind;                /* of experts: MOE_EXPERT_... */
-    int no_relu;             /* linear experts: W x + b, else relu(W x + b); all of them lie one below the other in */
-                             /* `stack`                                                                             */
-    int sigmoid;             /* of the weighted sum */
-    moe_experts experts;     /* experts with a hidden layer */
+    size_t groups;              /* number of groups in a hierarchy (App. B), else 0 */
+    moe_gating parent, gate;    /* over the groups; over all experts, or those of a group */
+    size_t units;               /* MLP gates read relu(features x + bias); 0 if gates read x */
+    int relu_logits;            /* on both levels (Eigen et al.) */
+    int kind;                   /* MOE_EXPERT_... */
+    int no_relu;                /* linear experts: W x + b instead of relu(W x + b), all stacked in `stack` */
+    int sigmoid;                /* applied to the weighted sum */
+    moe_experts experts;        /* experts with a hidden layer */
     moe_affine features, stack; /* [units, D] F32, [count * hidden, D] */
-    size_t shared_hidden;       /* of a gated feed-forward that all rows go through as well; 0: none */
+    size_t shared_hidden;       /* hidden units of a gated feed-forward for all rows in addition; 0 if none */
     moe_ffn_layer shared;
 } moe_mixture_layer;
 
-/* The decoder's attention to its source (GNMT). Another layer makes its query, and other layers read its context. */
+/* The decoder's attention to its source (GNMT). Another layer computes the query, and layers read the context. */
 typedef struct moe_attention_layer {
     int product;                  /* Appendix G instead of additive */
     size_t size;                  /* A */
-    size_t layer;                 /* number of the layer that makes the query */
-    const moe_layer *asks;        /* this layer */
-    int query_output, start_zero; /* the query is the layer's output, else its state; the first context is zero */
+    size_t layer;                 /* index of the layer that computes the query */
+    const moe_layer *asks;        /* that layer */
+    int query_output, start_zero; /* the query is the layer's output instead of its state; the first context is zero */
     moe_matrix w_key, w_query;    /* [A, memory width], [A, query width] */
     const float *v, *bias;        /* [A] */
-    int current;                  /* some layer reads the context of this step */
-    size_t query_cols;            /* of the carried query, 0: it is not carried */
+    int current;                  /* 1 if a layer reads the context of the current step */
+    size_t query_cols;            /* of the carried query; 0 if not carried */
     size_t context_cols;          /* of the carried context */
 } moe_attention_layer;
 
 typedef struct moe_heads_layer {
-    size_t heads, kv_heads, size; /* heads of queries, of keys and values; columns of a head */
-    size_t kv_cols;               /* columns of a row of keys and values */
+    size_t heads, kv_heads, size; /* query heads, heads of keys and values; columns of a head */
+    size_t kv_cols;               /* columns in a row of keys and values */
     uint64_t shown;               /* see moe_heads_op */
-    int raw;                      /* self: a norm before is of the queries alone */
-    int rotary, norm;             /* MOE_NORM_..., of queries and keys beside the rotation */
+    int raw;                      /* self-attention: norm "before" applies only to the queries */
+    int rotary, norm;             /* norm: MOE_NORM_..., of queries and keys, relative to the rotation */
     moe_turn_op turn;
-    /* with n = heads size and kv_cols: q is [n + kv_cols, D], queries, keys, values; of "cross", or raw, [n, D],
-     * and kv [kv_cols, D]; out [D, n] */
+    /* With n = heads size: q [n + kv_cols, D] for queries, keys and values; for "cross" or raw, q [n, D] and kv
+     * [kv_cols, D]; out [D, n]. */
     moe_affine q, kv, out;
 } moe_heads_layer;
 
-/* Inputs and forget gates, [D, D] */
 typedef struct moe_ssru_layer {
     moe_affine input, forget;
 } moe_ssru_layer;
 
-/* y = the mean of x so far, depth - 1 products with activation, one back to D columns if theirs are others; gated:
- * sigmoid(input x) x + sigmoid(forget y) y, else y */
+/* y = the mean of x so far, then depth - 1 products with activation, then one back to D columns if theirs differ; if
+ * gated sigmoid(input x) x + sigmoid(forget y) y, otherwise y */
 enum { MOE_AVERAGE_DEPTH = 4 };
 typedef struct moe_average_layer {
     size_t depth;
@@ -7612,12 +7522,12 @@ struct moe_layer {
     const moe_layer_type *type;
     char name[32];  /* "encoder.0" */
     int place;      /* MOE_IN_... */
-    size_t in, out; /* columns of its input, without context, and of its output */
-    size_t context; /* columns of what it may attend to, 0: nothing */
-    size_t hidden;  /* LSTM: H per direction; MoE: hidden units of an expert, or outputs where it has none */
+    size_t in, out; /* columns of the input, without context, and of the output */
+    size_t context; /* columns that it can attend to; 0 if none */
+    size_t hidden;  /* LSTM: H per direction; MoE: hidden units of an expert, or outputs if it has no hidden layer */
     int residual;
-    int norm_place;   /* f(norm(x)), or norm(x + f(x)); a layer of kind "norm" has it before */
-    int norms_inside; /* before means: where its own nodes have it */
+    int norm_place;   /* f(norm(x)) or norm(x + f(x)); a "norm" layer has it before */
+    int norms_inside; /* 1 if its own nodes apply the norm "before" */
     moe_norm_op norm; /* if it has a norm */
     union {
         moe_lstm_layer lstm;
@@ -7630,9 +7540,9 @@ struct moe_layer {
     };
 };
 
-/* A setting of a layer, in the file under "NAME.key": an INT that is a count (size_t) or a flag (int), a REAL (float),
- * or a TEXT out of `names`, kept as its index (int). A missing key takes the value `fallback`; if that is below `low`,
- * the key is required; with `inherits`, it takes the value of the field there, which was read before. */
+/* A setting of a layer, "NAME.key" in the file: an INT that is a count (size_t) or flag (int), a REAL (float), or a
+ * TEXT from `names`, stored as its index (int). The default is `fallback`; if that is below `low`, the key is required;
+ * with `inherits`, the default is the value of another field, which has been read earlier. */
 typedef enum moe_key_kind { MOE_KEY_COUNT, MOE_KEY_FLAG, MOE_KEY_REAL, MOE_KEY_NAME } moe_key_kind;
 
 typedef struct moe_key {
@@ -7645,26 +7555,26 @@ typedef struct moe_key {
 
 enum { MOE_WIDEST = 1 << 20, MOE_CARRIES = 4 };
 
-/* Rows that a layer of the decoder carries from run to run: how they are found again, and the member of moe_layer that
- * says how many columns they have, 0: there are none. */
+/* Rows that a decoder layer carries from run to run: the key to find them, and the member of moe_layer with their
+ * number of columns, 0 if there are none. */
 typedef struct moe_carries {
     const char *name;
     moe_carry by;
     size_t cols_at;
-    int above; /* by parent: given tokens share a run, as the nodes handle MOE_ROW_ABOVE; 0: they run one by one */
+    int above; /* by parent: given tokens share a run, because the nodes support MOE_ROW_ABOVE; 0: one run per token */
 } moe_carries;
 
 struct moe_layer_type {
     const char *name; /* in files */
-    int places;       /* where it may stand in a list of layers */
+    int places;       /* allowed MOE_IN_... positions */
     const moe_key *keys;
     size_t n_keys;
     moe_carries carries[MOE_CARRIES];
-    /* Binds its weights and sets its output's columns. */
+    /* Bind the weights and set the columns of the output. */
     void (*bind)(moe_reader *r, moe_layer *layer);
-    /* Its output for x, without norm and residual. */
+    /* Build the output for x, without norm and residual. */
     moe_node *(*build)(moe_builder *b, const moe_layer *layer, moe_node *x);
-    /* Stores what it carries by source, made from the encoder's output x. */
+    /* Store rows carried by source, computed from the encoder's output x. */
     void (*keep_source)(moe_builder *b, const moe_layer *layer, moe_node *x);
 };
 
@@ -7680,7 +7590,7 @@ struct moe_layer_type {
         MOE_NAME_KEY("norm.kind", moe_norm_kinds, 0, norm.rms)
 #define MOE_NORM_KEYS MOE_NAME_KEY("norm", moe_norm_places, MOE_NORM_NONE, norm_place), MOE_ANY_NORM_KEYS
 
-/* The row of a kind that has moe_KIND_keys, moe_bind_KIND and moe_build_KIND, and carries what is listed. */
+/* Define a kind that has moe_KIND_keys, moe_bind_KIND and moe_build_KIND, and carries the listed rows. */
 #define MOE_LAYER_TYPE(name, places, kind, keep_source, ...) \
     { name,                                                  \
       places,                                                \
@@ -7695,14 +7605,14 @@ static const char *const moe_norm_kinds[] = { "layer", "rms", NULL };
 
 /* ---- Reading ---- */
 
-/* Reads metadata with types, ranges and defaults, and tensors; the first failure sticks. */
+/* Reads metadata with types, ranges and defaults, and tensors; keeps the first failure. */
 struct moe_reader {
     const moe_file *file;
     moe_status status;
     moe_error *error;
-    char key[64];             /* what was read last */
-    int tensor;               /* it is a tensor */
-    const moe_matrix *rotary; /* the model's table of rotary positions; rows 0: it has none */
+    char key[64];             /* the last key or tensor read */
+    int tensor;               /* 1 if that is a tensor */
+    const moe_matrix *rotary; /* the model's table of rotary positions; rows 0 if none */
 };
 
 MOE_PRINTF(2, 3)
@@ -7715,7 +7625,7 @@ static const moe_meta *moe_read(moe_reader *r, const char *format, ...) {
     return r->status == MOE_OK ? moe_find_meta(r->file, r->key) : NULL;
 }
 
-/* Refuse what was read last. */
+/* Reject the last key or tensor read. */
 MOE_PRINTF(2, 3)
 static void moe_reader_fail(moe_reader *r, const char *format, ...) {
     char message[192], where[96];
@@ -7729,33 +7639,32 @@ static void moe_reader_fail(moe_reader *r, const char *format, ...) {
         moe_fail(r->error, MOE_ERROR_FORMAT, where, r->tensor ? "tensor %s %s" : "metadata '%s' %s", r->key, message);
 }
 
-/* A real, or only an integer; `fallback` below `low` means that the key is required. */
+/* Return a real, or only an integer; a `fallback` below `low` makes the key required. */
 static double moe_read_number(moe_reader *r, const moe_meta *m, int real, double low, double high, double fallback) {
     const double v = m ? moe_meta_real(m, 0) : fallback;
     if (!m && fallback < low) moe_reader_fail(r, "is missing");
     else if (m && m->kind != MOE_META_INT && !(real && m->kind == MOE_META_REAL))
         moe_reader_fail(r, real ? "is not a number" : "is not an integer");
-    else if (m && !(v >= low && v <= high)) moe_reader_fail(r, "is %.10g, allowed are %.10g to %.10g", v, low, high);
+    else if (m && !(v >= low && v <= high)) moe_reader_fail(r, "is %.10g, but must be %.10g to %.10g", v, low, high);
     return r->status == MOE_OK ? v : 0;
 }
 
 static int64_t moe_read_int(moe_reader *r, const moe_meta *m, int64_t low, int64_t high, int64_t fallback) {
-    const int64_t v = m ? moe_meta_int(m, 0) : fallback; /* exact, where a double is not */
+    const int64_t v = m ? moe_meta_int(m, 0) : fallback; /* exact, unlike a double */
     moe_read_number(r, m, 0, (double)low, (double)high, (double)fallback);
-    if (m && (v < low || v > high)) moe_reader_fail(r, "is not one of the numbers that are allowed");
+    if (m && (v < low || v > high)) moe_reader_fail(r, "is out of range");
     return r->status == MOE_OK ? v : 0;
 }
 
-/* Index of the text among `names` (NULL-ended); `fallback` -1: required. */
+/* Return the index of a text in `names` (NULL-terminated); `fallback` -1 makes it required. */
 static int moe_read_choice(moe_reader *r, const moe_meta *m, const char *const *names, int fallback) {
     if (!m && fallback >= 0) return fallback;
     for (int i = 0; m && m->kind == MOE_META_TEXT && names[i]; i++)
         if (moe_span_is(moe_meta_text(m, 0), names[i])) return i;
-    moe_reader_fail(r, m ? "has a value that this version does not know" : "is missing");
+    moe_reader_fail(r, m ? "has an unknown value" : "is missing");
     return 0;
 }
 
-/* All keys of a layer after its kind. */
 static void moe_read_keys(moe_reader *r, moe_layer *layer) {
     for (size_t i = 0; i < layer->type->n_keys && r->status == MOE_OK; i++) {
         const moe_key *k = &layer->type->keys[i];
@@ -7774,11 +7683,10 @@ static void moe_read_keys(moe_reader *r, moe_layer *layer) {
     }
 }
 
-/* Refuse a layer because the value of a key conflicts with others. */
+/* Reject a layer because a key conflicts with others. */
 #define MOE_REFUSE(r, layer, part, ...) (moe_read(r, "%s.%s", (layer)->name, part), moe_reader_fail(r, __VA_ARGS__))
 
-/* The tensor of this name, with its `n_dims` (3: experts) and dims as the layer list needs them; else it is refused.
- * NULL: refused, or optional and not there. */
+/* Find a tensor with the required dimensions (n_dims 3: experts). NULL if rejected, or optional and missing. */
 static const moe_tensor_info *moe_find_bound(moe_reader *r, uint32_t n_dims, const uint64_t *dims, int optional,
                                              const char *format, const char *name) {
     const moe_tensor_info *t;
@@ -7793,11 +7701,12 @@ static const moe_tensor_info *moe_find_bound(moe_reader *r, uint32_t n_dims, con
         snprintf(found + strlen(found), sizeof found - strlen(found), "%s%" PRIu64, i ? ", " : "", t->dims[i]);
     for (uint32_t i = 0; i < n_dims; i++)
         snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), "%s%" PRIu64, i ? ", " : "", dims[i]);
-    moe_reader_fail(r, "is %s[%s], the layer list needs %s[%s]", t->experts ? "experts " : "", found, experts, wanted);
+    moe_reader_fail(r, "is %s[%s], but the layer list needs %s[%s]", t->experts ? "experts " : "", found, experts,
+                    wanted);
     return NULL;
 }
 
-/* Bind a matrix. A missing optional tensor leaves rows 0. */
+/* Bind a matrix. A missing optional tensor sets rows to 0. */
 static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
                             const char *name) {
     const moe_tensor_info *t = moe_find_bound(r, 2, (const uint64_t[]){ rows, cols }, optional, format, name);
@@ -7805,13 +7714,13 @@ static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t 
     if (!t) return;
     *out = moe_tensor_matrix(t, moe_tensor_data(r->file, t), 0, 0);
     const size_t broken = moe_broken_scale(out);
-    if (broken < rows) moe_reader_fail(r, "has a scale that is not a number >= 0: that of row %zu", broken);
+    if (broken < rows) moe_reader_fail(r, "has an invalid scale in row %zu", broken);
 }
 
-/* Refuse the tensor that was found last if one of its n numbers is not finite. */
+/* Reject the last tensor read if one of its n numbers is not finite. */
 static void moe_check_finite(moe_reader *r, const float *v, size_t n) {
     const size_t broken = r->status == MOE_OK ? moe_find_broken(v, n, -FLT_MAX) : n;
-    if (broken < n) moe_reader_fail(r, "has element %zu, not a finite number", broken);
+    if (broken < n) moe_reader_fail(r, "is not finite at element %zu", broken);
 }
 
 static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const char *format, const char *name) {
@@ -7821,7 +7730,7 @@ static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const
     return r->status == MOE_OK ? v : NULL;
 }
 
-/* A matrix that is never quantised and holds finite numbers only, because it decides routing. */
+/* Bind a matrix that must be F32 and finite, because it decides routing. */
 static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
                            const char *name) {
     moe_bind_matrix(r, out, rows, cols, optional, format, name);
@@ -7829,7 +7738,7 @@ static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t c
     moe_check_finite(r, out->data, out->rows * out->cols);
 }
 
-/* w [rows, cols] and its bias, if there is one: NAME.part.weight, NAME.part.bias. */
+/* Bind w [rows, cols] and its optional bias: NAME.part.weight, NAME.part.bias. */
 static void moe_bind_affine(moe_reader *r, const moe_layer *layer, moe_affine *out, size_t rows, size_t cols,
                             const char *part) {
     char name[64];
@@ -7840,24 +7749,23 @@ static void moe_bind_affine(moe_reader *r, const moe_layer *layer, moe_affine *o
 
 /* ---- Building ---- */
 
-/* Rows that a layer carries: where they lie, and the node that makes them. Before the layer this node gathers the rows
- * of the step before, if they are carried by parent. */
+/* Rows that a layer carries: their address and the node that computes them. For rows carried by parent, that is
+ * initially the node that gathers the rows of the previous step. */
 typedef struct moe_carried {
-    float *rows; /* NULL: only measured */
+    float *rows; /* NULL while measuring */
     moe_node *node;
 } moe_carried;
 
 /* A graph under construction. */
 struct moe_builder {
     moe_graph *g;
-    const moe_layer *layers;             /* all of the model */
-    moe_type keep;                       /* type of rows that are carried by token */
+    const moe_layer *layers;             /* all layers of the model */
+    moe_type keep;                       /* type of rows carried by token */
     moe_carried (*carried)[MOE_CARRIES]; /* [layers] */
-    size_t first;                        /* the encoder's last states: place among rows carried by parent, 0: none */
-    moe_node *contexts[MOE_CONTEXTS];    /* of GNMT's attention: none, of the last step, of this step */
+    size_t first; /* first index of the encoder's final states among rows carried by parent; 0 if none */
+    moe_node *contexts[MOE_CONTEXTS]; /* GNMT attention: none, previous step, this step */
 };
 
-/* The name of a node: name of its layer, dot, own name. */
 typedef struct moe_name {
     char text[48];
 } moe_name;
@@ -7879,14 +7787,14 @@ static moe_node *moe_build_normed(moe_builder *b, const moe_layer *layer, moe_no
     return moe_op_norm(b->g, &layer->norm, x, MOE_PART("norm"));
 }
 
-/* Columns of the k-th rows that a layer carries; 0: there are none. */
+/* Return the columns of the k-th rows that a layer carries; 0 if there are none. */
 static size_t moe_carried_cols(const moe_layer *layer, size_t k) {
     const size_t at = layer->type->carries[k].cols_at;
     if (!at || layer->place != MOE_IN_DECODER) return 0;
     return *(const size_t *)(const void *)((const char *)layer + at);
 }
 
-/* How they are kept: by token as `type`, in groups of a head; else as F32. */
+/* Return their format: rows carried by token have `type`, in groups of a head; others F32. */
 static moe_keep moe_keep_of(const moe_layer *layer, size_t k, moe_type type) {
     const size_t cols = moe_carried_cols(layer, k);
     if (layer->type->carries[k].by != MOE_BY_TOKEN) return (moe_keep){ MOE_TYPE_F32, cols, cols };
@@ -7897,7 +7805,7 @@ static moe_carried *moe_carried_of(const moe_builder *b, const moe_layer *layer)
     return b->carried[layer - b->layers];
 }
 
-/* Gather what a layer carries by parent. In a step this comes before all stores. */
+/* Gather the rows that a layer carries by parent, before any stores of the step. */
 static void moe_build_gathers(moe_builder *b, const moe_layer *layer) {
     for (size_t k = 0; k < MOE_CARRIES; k++) {
         const moe_carries *c = &layer->type->carries[k];
@@ -7908,7 +7816,7 @@ static void moe_build_gathers(moe_builder *b, const moe_layer *layer) {
     }
 }
 
-/* Carry x as the layer's k-th rows, if it carries them. */
+/* Store x as the layer's k-th carried rows, if it has them. */
 static void moe_build_store(moe_builder *b, const moe_layer *layer, size_t k, moe_node *x) {
     const moe_carries *c = &layer->type->carries[k];
     moe_carried *carried = &moe_carried_of(b, layer)[k];
@@ -7918,8 +7826,8 @@ static void moe_build_store(moe_builder *b, const moe_layer *layer, size_t k, mo
 }
 
 /* ==== 32. Kinds of layers =====================================================================================
- * Owns what is special to each kind: keys, weights, carried rows, nodes. Invariant: nothing outside of a kind's part
- * of this section depends on which kinds there are, but for GNMT's attention, which the decoder's LSTM reads. */
+ * Each kind's keys, weights, carried rows and nodes. Invariant: the rest of the file does not depend on which kinds
+ * exist, except for GNMT's attention, which the decoder's LSTM reads. */
 
 /* ---- LSTM ---- */
 
@@ -7940,9 +7848,9 @@ static void moe_bind_lstm(moe_reader *r, moe_layer *layer) {
     moe_lstm_layer *l = &layer->lstm;
     const size_t hidden = layer->hidden, state = l->proj ? l->proj : hidden;
     if (l->context != MOE_CONTEXT_NONE && !layer->context)
-        MOE_REFUSE(r, layer, "context", "must be \"none\": there is nothing to attend to");
+        MOE_REFUSE(r, layer, "context", "must be \"none\" without attention");
     if (l->bidirectional && layer->place == MOE_IN_DECODER)
-        MOE_REFUSE(r, layer, "bidirectional", "must be 0: what comes later is not known yet");
+        MOE_REFUSE(r, layer, "bidirectional", "must be 0 in a decoder");
     for (int d = 0; d <= l->bidirectional && r->status == MOE_OK; d++) {
         moe_cell *c = &l->cell[d];
         char prefix[64];
@@ -7956,8 +7864,7 @@ static void moe_bind_lstm(moe_reader *r, moe_layer *layer) {
     layer->out = l->bidirectional && !l->merge_sum ? 2 * state : state;
 }
 
-/* A layer over packed sentences, in one direction or both. The states after the last token go to the decoder's first
- * states. */
+/* A layer over packed sentences, in one or both directions. The states after the last token initialise the decoder. */
 static moe_node *moe_build_lstm_layer(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_lstm_layer *l = &layer->lstm;
     moe_node *y[2] = { NULL, NULL };
@@ -7975,7 +7882,6 @@ static moe_node *moe_build_lstm_layer(moe_builder *b, const moe_layer *layer, mo
     return moe_op_concat(b->g, y[0], y[1], MOE_PART("merged"));
 }
 
-/* A step of a layer in the decoder. */
 static moe_node *moe_build_lstm(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_cell *cell = &layer->lstm.cell[0];
     const moe_carried *state;
@@ -7996,9 +7902,9 @@ static const moe_layer_type moe_lstm_type =
                    NULL, [MOE_LSTM_R] = { "r", MOE_BY_PARENT, MOE_AT(lstm.cell[0].state), 0 },
                    [MOE_LSTM_C] = { "c", MOE_BY_PARENT, MOE_AT(hidden), 0 });
 
-/* ---- Hidden units: of feed-forward layers, and `shared` ones beside a mixture ---- */
+/* ---- Hidden units: feed-forward layers and the `shared` units of a mixture ---- */
 
-/* The activation of a product, which may be a part of it. */
+/* Apply an activation to a product, fused with it if possible. */
 static moe_node *moe_build_active(moe_builder *b, const moe_layer *layer, moe_unary activation, moe_node *product,
                                   const char *part) {
     if (activation != MOE_UNARY_RELU) return moe_op_unary(b->g, activation, product, MOE_PART(part));
@@ -8032,7 +7938,7 @@ static const char *const moe_activations[] = { "relu", "none", NULL };
 static const char *const moe_expert_kinds[] = { "mlp", "linear", "gated", NULL };
 static const char *const moe_weights[] = { "chosen", "all", "sigmoid", NULL };
 _Static_assert(sizeof(moe_gate) == sizeof(int) && sizeof(moe_gate_weights) == sizeof(int),
-               "a key's name is kept as an int");
+               "names of keys are stored as int");
 static const moe_key moe_mixture_keys[] = {
     MOE_COUNT_KEY("hidden", 1, 0, hidden),
     MOE_FLAG_KEY("residual", 1, residual),
@@ -8056,7 +7962,7 @@ static const moe_key moe_mixture_keys[] = {
     MOE_NORM_KEYS,
 };
 
-/* One level of gates: `n` experts or groups in all, of which `level` compete at a time. `part`: "gate", "parent". */
+/* Bind one level of gates: `n` experts or groups, of which `level` compete at a time. `part`: "gate", "parent". */
 static void moe_bind_gating(moe_reader *r, const moe_layer *layer, moe_gating *g, size_t n, size_t level,
                             const char *part) {
     const size_t in = layer->mixture.units ? layer->mixture.units : layer->in;
@@ -8085,29 +7991,29 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
     e->hidden = layer->hidden;
     e->stride = (size_t)t->bytes / e->count;
     e->gated = x->kind == MOE_EXPERT_GATED;
-    if (t->experts != 1 + e->gated) moe_reader_fail(r, "has no layout of its kind of experts");
+    if (t->experts != 1 + e->gated) moe_reader_fail(r, "has the wrong layout for these experts");
     e->up = moe_tensor_matrix(t, slab, 0, 0);
     e->down = moe_tensor_matrix(t, slab, 0, 1);
     e->up_bias = moe_bind_vector(r, e->count * layer->hidden, 1, "%s.experts.up_bias", layer->name);
-    if (e->up_bias && e->gated) moe_reader_fail(r, "is there: gated experts have none");
+    if (e->up_bias && e->gated) moe_reader_fail(r, "is not allowed for gated experts");
     e->down_bias = moe_bind_vector(r, e->count * layer->in, 1, "%s.experts.down_bias", layer->name);
     e->load = moe_bind_vector(r, e->count, 1, "%s.experts.load", layer->name);
     for (size_t i = 0; e->load && i < e->count; i++)
-        if (e->load[i] < 0) moe_reader_fail(r, "has element %zu, which is negative", i);
+        if (e->load[i] < 0) moe_reader_fail(r, "is negative at element %zu", i);
 }
 
 static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
     moe_mixture_layer *x = &layer->mixture;
     const size_t n = x->experts.count;
     if (x->groups && n % x->groups)
-        MOE_REFUSE(r, layer, "groups", "is %zu, allowed are numbers that divide %zu experts", x->groups, n);
+        MOE_REFUSE(r, layer, "groups", "is %zu, which does not divide %zu experts", x->groups, n);
     const int linear = x->kind == MOE_EXPERT_LINEAR, topk = x->gate.kind == MOE_GATE_TOPK && !x->groups;
-    if (x->no_relu && !linear) MOE_REFUSE(r, layer, "activation", "must be \"relu\" in experts with a hidden layer");
+    if (x->no_relu && !linear) MOE_REFUSE(r, layer, "activation", "must be \"relu\" for experts with a hidden layer");
     if (x->gate.weights && !topk)
-        MOE_REFUSE(r, layer, "weights", "must be \"chosen\" but in a top-k gate on one level");
-    if (x->shared_hidden && linear) MOE_REFUSE(r, layer, "shared", "must be 0 beside linear experts");
+        MOE_REFUSE(r, layer, "weights", "must be \"chosen\", except for a top-k gate without groups");
+    if (x->shared_hidden && linear) MOE_REFUSE(r, layer, "shared", "must be 0 with linear experts");
     if (r->status == MOE_OK && linear && layer->hidden > (size_t)INT32_MAX / n)
-        MOE_REFUSE(r, layer, "hidden", "is %zu: too much for %zu experts", layer->hidden, n);
+        MOE_REFUSE(r, layer, "hidden", "is %zu, too large for %zu experts", layer->hidden, n);
     if (r->status != MOE_OK) return;
     if (x->units) {
         moe_bind_exact(r, &x->features.w, x->units, layer->in, 0, "%s.gate.hidden.weight", layer->name);
@@ -8127,7 +8033,7 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
     moe_bind_affine(r, layer, &x->stack, n * layer->hidden, layer->in, "experts");
 }
 
-/* A gate over all experts, or over groups (`parent`): its logits, and those of the noise if it is on. */
+/* Build a gate over all experts, or over groups (`parent`): its logits and, if enabled, those of the noise. */
 static moe_node *moe_build_flat_gate(moe_builder *b, const moe_layer *layer, int parent, moe_node *x) {
     const moe_gating *gating = parent ? &layer->mixture.parent : &layer->mixture.gate;
     moe_node *logits =
@@ -8140,8 +8046,7 @@ static moe_node *moe_build_flat_gate(moe_builder *b, const moe_layer *layer, int
                        MOE_PART(parent ? "parent" : "gate"));
 }
 
-/* The selections for x: by one gate, or by a gate over groups and gates inside them (eq 12). A gate reads x or the
- * hidden units of an MLP. */
+/* Build the selections for x (or an MLP's hidden units): one gate, or gates over and inside groups (eq 12). */
 static moe_node *moe_build_gate(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_mixture_layer *m = &layer->mixture;
     if (m->units) {
@@ -8172,7 +8077,7 @@ static moe_node *moe_build_mixture(moe_builder *b, const moe_layer *layer, moe_n
 static const moe_layer_type moe_mixture_type =
     MOE_LAYER_TYPE("moe", MOE_IN_SIDES | MOE_IN_NETWORK, mixture, NULL, { 0 });
 
-/* ---- Attention of several heads: to a row's own sentence, or to the source ---- */
+/* ---- Multi-head attention: to a row's own sentence, or to the source ---- */
 
 static const moe_key moe_heads_keys[] = {
     MOE_COUNT_KEY("heads", 1, 0, heads.heads),
@@ -8185,10 +8090,9 @@ static const moe_key moe_heads_keys[] = {
     MOE_NORM_KEYS,
 };
 
-/* The two kinds differ in where their keys and values come from: a row of their own input, or the source. */
+/* Return 1 if keys and values come from the source instead of the layer's own input. */
 static int moe_is_cross(const moe_layer *layer) { return layer->type->keep_source != NULL; }
 
-/* What is done with queries and keys before they meet. */
 static void moe_bind_turn(moe_reader *r, moe_layer *layer) {
     moe_heads_layer *h = &layer->heads;
     h->turn = (moe_turn_op){ .queries = h->heads,
@@ -8198,7 +8102,7 @@ static void moe_bind_turn(moe_reader *r, moe_layer *layer) {
                              .epsilon = layer->norm.epsilon,
                              .norm_last = h->norm == MOE_NORM_AFTER };
     if (h->rotary && (r->rotary->cols != h->size || h->size % 2))
-        MOE_REFUSE(r, layer, "rotary", "must be 0: no rotary.weight has %zu columns, an even number", h->size);
+        MOE_REFUSE(r, layer, "rotary", "must be 0: rotary.weight must have %zu columns, an even number", h->size);
     if (!h->norm) return;
     h->turn.query_norm = moe_bind_vector(r, h->size, 0, "%s.q_norm.weight", layer->name);
     h->turn.key_norm = moe_bind_vector(r, h->size, 0, "%s.k_norm.weight", layer->name);
@@ -8212,12 +8116,11 @@ static void moe_bind_heads(moe_reader *r, moe_layer *layer) {
         MOE_REFUSE(r, layer, "heads", "is %zu, which does not divide %zu columns", h->heads, d);
     if (h->heads % h->kv_heads)
         MOE_REFUSE(r, layer, "kv_heads", "is %zu, which does not divide %zu heads", h->kv_heads, h->heads);
-    if (cross && !layer->context)
-        MOE_REFUSE(r, layer, "kind", "must not be \"cross\" in an encoder: there is nothing to attend to");
+    if (cross && !layer->context) MOE_REFUSE(r, layer, "kind", "must not be \"cross\" in an encoder");
     if (h->raw && (cross || layer->norm_place != MOE_NORM_BEFORE))
-        MOE_REFUSE(r, layer, "raw", "must be 0: no norm comes before keys and values");
+        MOE_REFUSE(r, layer, "raw", "must be 0 without a norm before self-attention");
     if (cross && (h->rotary || h->norm))
-        MOE_REFUSE(r, layer, h->rotary ? "rotary" : "head.norm", "has no meaning between two sentences");
+        MOE_REFUSE(r, layer, h->rotary ? "rotary" : "head.norm", "is not supported for cross-attention");
     if (r->status != MOE_OK) return;
     layer->norms_inside = h->raw;
     if (!h->size) h->size = d / h->heads;
@@ -8259,7 +8162,7 @@ static const moe_layer_type moe_cross_type = MOE_LAYER_TYPE("cross", MOE_IN_SIDE
 
 static const char *const
     moe_ffn_activations[] = { [MOE_UNARY_RELU] = "relu", [MOE_UNARY_GELU] = "gelu", [MOE_UNARY_SWISH] = "swish", NULL };
-_Static_assert(sizeof(moe_unary) == sizeof(int), "a key's name is kept as an int");
+_Static_assert(sizeof(moe_unary) == sizeof(int), "names of keys are stored as int");
 static const moe_key moe_ffn_keys[] = {
     MOE_COUNT_KEY("hidden", 1, 0, hidden),
     MOE_NAME_KEY("activation", moe_ffn_activations, -1, ffn.activation),
@@ -8354,7 +8257,7 @@ static moe_node *moe_build_norm(moe_builder *b, const moe_layer *layer, moe_node
 
 static const moe_layer_type moe_norm_type = MOE_LAYER_TYPE("norm", MOE_IN_SIDES, norm, NULL, { 0 });
 
-/* ---- GNMT's attention: no member of a list of layers, between two of which it runs ---- */
+/* ---- GNMT's attention, which is not in the list of layers but runs between two of them ---- */
 
 static const char *const moe_scores[] = { "additive", "product", NULL };
 static const char *const moe_queries[] = { "state", "output", NULL };
@@ -8368,12 +8271,12 @@ static const moe_key moe_attention_keys[] = {
 };
 enum { MOE_ATTENTION_KEYS, MOE_ATTENTION_VALUES, MOE_ATTENTION_QUERY, MOE_ATTENTION_CONTEXT };
 
-/* The layers of the decoder, which lie before it, must be bound.
+/* Bind the attention after the decoder's layers, which precede it in the array.
  *
- * GNMT attends with the bottom layer's output of the step before. If no layer reads the current context, it is computed
- * at the start of the step from the carried query. Else it is computed right after the layer that asks, and carried if
- * a layer reads the previous one. A new sentence has no carried context. Unless the model starts with zeros, it
- * computes one from the initial query. */
+ * GNMT attends with the bottom layer's output of the previous step. If no layer reads the current context, the context
+ * is computed at the start of the step from the carried query. Otherwise it is computed right after the layer that
+ * makes the query, and carried if a layer reads the previous one. A new sentence has no carried context; unless the
+ * model starts with zeros it computes one from the initial query. */
 static void moe_bind_attention(moe_reader *r, moe_layer *layer) {
     moe_attention_layer *a = &layer->attention;
     const moe_layer *decoder = a->asks - a->layer;
@@ -8384,7 +8287,8 @@ static void moe_bind_attention(moe_reader *r, moe_layer *layer) {
         previous |= context == MOE_CONTEXT_PREVIOUS;
         a->current |= context == MOE_CONTEXT_CURRENT;
         if (context == MOE_CONTEXT_CURRENT && reads <= a->asks)
-            MOE_REFUSE(r, reads, "context", "must not be \"current\": layer %zu makes the query only later", a->layer);
+            MOE_REFUSE(r, reads, "context", "must not be \"current\": layer %zu, which makes the query, runs later",
+                       a->layer);
     }
     if (r->status != MOE_OK) return;
     if (a->asks->type != &moe_lstm_type) MOE_REFUSE(r, layer, "layer", "is %zu, which is not an lstm layer", a->layer);
@@ -8417,7 +8321,7 @@ static moe_node *moe_build_context(moe_builder *b, const moe_layer *layer, moe_n
     return moe_op_attention(b->g, &op, query, before, layer->out, before ? "decoder.first_context" : "decoder.context");
 }
 
-/* Before the layers of a step: the context of the step before. */
+/* Before the layers of a step: build the context of the previous step. */
 static void moe_build_previous(moe_builder *b, const moe_layer *layer) {
     const moe_attention_layer *a = &layer->attention;
     const moe_carried *carried = moe_carried_of(b, layer);
@@ -8430,7 +8334,7 @@ static void moe_build_previous(moe_builder *b, const moe_layer *layer) {
                                                           before);
 }
 
-/* Behind the layer that asks, whose output is x: the context of this step, and what the next one needs. */
+/* After the layer that makes the query, with output x: build the context and store what the next step needs. */
 static moe_node *moe_build_attention(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_attention_layer *a = &layer->attention;
     if (a->current) {
@@ -8455,16 +8359,15 @@ static const moe_layer_type *const moe_layer_types[] = { &moe_lstm_type,  &moe_m
                                                          &moe_cross_type, &moe_ffn_type,     &moe_norm_type,
                                                          &moe_ssru_type,  &moe_average_type, &moe_attention_type };
 
-/* Read layer `index` of a side and bind its weights. */
 static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, int place, size_t in,
                            size_t context) {
     snprintf(layer->name, sizeof layer->name, "%s.%zu", side, index);
     const moe_meta *kind = moe_read(r, "%s.kind", layer->name);
     for (size_t i = 0; kind && kind->kind == MOE_META_TEXT && i < MOE_COUNT(moe_layer_types); i++)
         if (moe_span_is(moe_meta_text(kind, 0), moe_layer_types[i]->name)) layer->type = moe_layer_types[i];
-    if (!layer->type) moe_reader_fail(r, kind ? "has a value that this version does not know" : "is missing");
+    if (!layer->type) moe_reader_fail(r, kind ? "has an unknown value" : "is missing");
     else if (!(layer->type->places & place))
-        moe_reader_fail(r, "is \"%s\", which no %s may have", layer->type->name, side);
+        moe_reader_fail(r, "is \"%s\", which is not supported in %s", layer->type->name, side);
     if (r->status != MOE_OK) return;
     layer->place = place;
     layer->in = layer->out = in;
@@ -8478,10 +8381,9 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
         if (!layer->norm.rms) layer->norm.bias = moe_bind_vector(r, n, 0, "%s.norm.bias", layer->name);
     }
     if (layer->residual && layer->out != in)
-        MOE_REFUSE(r, layer, "residual", "must be 0: %zu columns of input, %zu of output", in, layer->out);
+        MOE_REFUSE(r, layer, "residual", "must be 0: the input has %zu columns, the output %zu", in, layer->out);
 }
 
-/* A layer with its norm and its residual. */
 static moe_node *moe_build_layer(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const int before = layer->norm_place == MOE_NORM_BEFORE && !layer->norms_inside;
     moe_node *y = layer->type->build(b, layer, before ? moe_build_normed(b, layer, x) : x);
@@ -8490,62 +8392,62 @@ static moe_node *moe_build_layer(moe_builder *b, const moe_layer *layer, moe_nod
 }
 
 /* ==== 33. Models ==============================================================================================
- * Owns the model that a file's metadata describes, its graphs, and the calls of a program for it: open, close, save,
- * query. Invariant: an open model never changes. */
+ * The model described by a file's metadata, its graphs, and the public calls for it: open, close, save, query.
+ * Invariant: an open model never changes. */
 
 static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", "hf", "marian", NULL };
 static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", NULL };
 
-/* Of every source token the tokens that its translations may have: ids[offsets[s] .. offsets[s + 1]), all of them whole
- * numbers, which F32 holds up to 2^24. A sentence may use those of its tokens, and the first ones of the vocabulary. */
+/* For every source token the tokens that its translations may use: ids[offsets[s] .. offsets[s + 1]), stored as F32,
+ * which is exact up to 2^24. A sentence may use those of all its tokens and the first ones of the vocabulary. */
 typedef struct moe_shortlist {
-    const float *offsets, *ids; /* [source vocabulary + 1], [n]; NULL: there is none */
+    const float *offsets, *ids; /* [source vocabulary + 1], [n]; NULL without a shortlist */
     size_t first;
-    size_t multiple; /* more from `first` on, up to a multiple of this */
-    int shared;      /* 1: and the tokens of the source itself */
+    size_t multiple; /* more tokens from `first` on, up to a multiple of this */
+    int shared;      /* 1: also the tokens of the source itself */
 } moe_shortlist;
 
 struct moe_model {
-    moe_model *self;       /* this model without const, for its count of holders */
+    moe_model *self;       /* the model without const, to count its holders */
     atomic_size_t holders; /* sessions, plus 1 until the caller closes it */
     moe_allocator allocator;
     moe_file file;
-    int mapped;         /* the model must unmap what it has of the file */
-    int fd;             /* of a file that is mapped or streamed; -1: none */
+    int mapped;         /* 1 if the model must unmap the file's data */
+    int fd;             /* of a mapped or streamed file, else -1 */
     struct stat opened; /* status of the file at opening */
     moe_model_kind kind;
     int32_t vocabulary, bos, eos;
-    int32_t ends[MOE_MAX_ENDS]; /* [n_ends] tokens that end a translation, eos first */
+    int32_t ends[MOE_MAX_ENDS]; /* [n_ends] end tokens, eos first */
     size_t n_ends;
-    int prompted;                          /* it has no encoder: a source is the beginning of its target */
-    int32_t source_vocabulary, source_end; /* of sources, whose tokens may have ids of their own */
-    int separate;                          /* 1: sources have ids of their own, and language tags are source ids */
+    int prompted;                          /* no encoder: the source starts the target */
+    int32_t source_vocabulary, source_end; /* of sources, which may have their own vocabulary */
+    int separate;                          /* 1: sources have their own ids, used for language tags too */
     int source_tag, source_bos, source_eos;
     int32_t *never; /* [n_never] tokens that are never generated, suppressed ones first (moe_output_op) */
     size_t n_never, n_suppressed;
     const moe_meta *languages; /* TEXTS or NULL */
     const moe_meta *tags;      /* INTS */
     size_t width;              /* D */
-    int blocks;                /* activations of quantised products have a scale for every 64 columns, else one */
+    int blocks;                /* activations of quantised products have a scale per 64 columns instead of one */
     float embedding_scale;
-    moe_matrix source_embedding, target_embedding, output; /* [V, D]; the first [source_vocabulary, D] */
+    moe_matrix source_embedding, target_embedding, output; /* [V, D], except source: [source_vocabulary, D] */
     const float *output_bias;                              /* [V] or NULL */
     moe_shortlist shortlist;
-    moe_layer *layers; /* [n_layers] of "encoder", then of "decoder" or "network"; GNMT's attention comes last */
+    moe_layer *layers; /* [n_layers] of "encoder", then of "decoder" or "network"; last GNMT's attention */
     size_t n_layers;
-    moe_layer *decoder; /* among them */
+    moe_layer *decoder; /* its first layer */
     size_t n_encoder, n_decoder;
-    const moe_layer *attention; /* GNMT's; NULL: none */
-    int shows;                  /* attention weights: GNMT's, or those of heads that align */
-    moe_matrix positions;       /* [positions, D] F32; rows 0: none */
-    moe_matrix rotary;          /* [positions, width of a head] F32; rows 0: none */
-    int forced_tag;             /* a translation's first token is the target language's tag */
+    const moe_layer *attention; /* GNMT's, or NULL */
+    int shows;                  /* can report attention weights: GNMT's, or those of aligning heads */
+    moe_matrix positions;       /* [positions, D] F32; rows 0 if none */
+    moe_matrix rotary;          /* [positions, head width] F32; rows 0 if none */
+    int forced_tag;             /* translations start with the target language's tag */
     size_t memory_width;        /* columns of the encoder's output */
-    int decoder_from_encoder;   /* the decoder begins with the encoder's last states, else with zeros */
+    int decoder_from_encoder;   /* the decoder starts with the encoder's final states instead of zeros */
     moe_rules rules;
 };
 
-/* The layers of a side, in order. Returns the columns of the last one's output. */
+/* Read the layers of a side, in order. Returns the output columns of the last one. */
 static size_t moe_read_layers(moe_reader *r, const moe_model *m, moe_layer *layers, size_t n, const char *side,
                               int place, size_t context) {
     size_t width = m->width;
@@ -8560,13 +8462,12 @@ static int32_t moe_read_token(moe_reader *r, const moe_model *m, const char *key
     return (int32_t)moe_read_int(r, moe_read(r, "%s", key), required ? 0 : -1, m->vocabulary - 1, -1);
 }
 
-/* A list of token ids below `vocabulary`. */
 static const moe_meta *moe_read_tokens(moe_reader *r, const char *key, int32_t vocabulary) {
     const moe_meta *m = moe_read(r, "%s", key);
     if (m && m->kind != MOE_META_INTS) moe_reader_fail(r, "is not a list of integers");
     for (size_t i = 0; m && r->status == MOE_OK && i < m->count; i++)
         if (moe_meta_int(m, i) < 0 || moe_meta_int(m, i) >= vocabulary)
-            moe_reader_fail(r, "names token %lld, the vocabulary ends at %d", (long long)moe_meta_int(m, i),
+            moe_reader_fail(r, "contains token %lld, but the largest is %d", (long long)moe_meta_int(m, i),
                             (int)vocabulary - 1);
     return r->status == MOE_OK ? m : NULL;
 }
@@ -8587,8 +8488,8 @@ static void moe_bind_embeddings(moe_reader *r, moe_model *m) {
         moe_bind_exact(r, &m->rotary, (size_t)t->dims[0], (size_t)t->dims[1], 1, "%s", "rotary.weight");
 }
 
-/* The n-th LSTM layer of the decoder begins with the last state of the n-th of the encoder: at its last token, or, if
- * it reads both ways, at its first, where the backward direction ends. */
+/* Initialise the n-th LSTM layer of the decoder with the final state of the n-th one of the encoder: at the last token
+ * or, for a bidirectional layer, at the first, where the backward direction ends. */
 static void moe_pair_states(moe_reader *r, moe_model *m) {
     size_t e = 0, d = 0;
     moe_read(r, "decoder.init");
@@ -8599,19 +8500,18 @@ static void moe_pair_states(moe_reader *r, moe_model *m) {
         m->layers[e].lstm.begins = &m->decoder[d];
         if (m->layers[e].hidden != m->decoder[d].hidden ||
             m->layers[e].lstm.cell[0].state != m->decoder[d].lstm.cell[0].state)
-            moe_reader_fail(r, "is \"encoder\", but %s and %s have states of other sizes", m->layers[e].name,
+            moe_reader_fail(r, "is \"encoder\", but the states of %s and %s differ in size", m->layers[e].name,
                             m->decoder[d].name);
     }
     if (e < m->n_encoder || d < m->n_decoder)
-        moe_reader_fail(r, "is \"encoder\", but the sides differ in their number of lstm layers");
+        moe_reader_fail(r, "is \"encoder\", but encoder and decoder differ in the number of lstm layers");
 }
 
-/* Logits from the last layer's `width` columns; without a matrix of its own the output layer shares the target
- * embedding. */
+/* Bind the output layer, which has `width` input columns; without its own matrix it shares the target embedding. */
 static void moe_bind_output(moe_reader *r, moe_model *m, size_t width) {
     if (width != m->width && m->kind != MOE_MODEL_CLASSIFIER) {
         moe_read(r, "model.width");
-        moe_reader_fail(r, "is %zu, the last decoder layer puts out %zu columns", m->width, width);
+        moe_reader_fail(r, "is %zu, but the last decoder layer has %zu output columns", m->width, width);
     }
     moe_bind_matrix(r, &m->output, (size_t)m->vocabulary, width, m->kind != MOE_MODEL_CLASSIFIER, "%s",
                     "output.weight");
@@ -8619,7 +8519,6 @@ static void moe_bind_output(moe_reader *r, moe_model *m, size_t width) {
     m->output_bias = moe_bind_vector(r, (size_t)m->vocabulary, 1, "%s", "output.bias");
 }
 
-/* Memory for the layers, and for an attention. */
 static void moe_take_layers(moe_reader *r, moe_model *m, size_t n_encoder, size_t n_decoder) {
     if (r->status != MOE_OK) return;
     m->n_encoder = n_encoder;
@@ -8627,27 +8526,27 @@ static void moe_take_layers(moe_reader *r, moe_model *m, size_t n_encoder, size_
     m->n_layers = n_encoder + n_decoder;
     m->layers = moe_allocate_zeroed(&m->allocator, (m->n_layers + 1) * sizeof *m->layers);
     if (m->layers) m->decoder = m->layers + n_encoder;
-    else r->status = moe_fail(r->error, MOE_ERROR_MEMORY, "model", "no memory for %zu layers", m->n_layers);
+    else r->status = moe_fail(r->error, MOE_ERROR_MEMORY, "model", "out of memory for %zu layers", m->n_layers);
 }
 
 static size_t moe_read_layer_count(moe_reader *r, const char *side) {
     return (size_t)moe_read_int(r, moe_read(r, "%s.layers", side), 1, MOE_MAX_LAYERS, 0);
 }
 
-/* Layers without attention: a language model's, a classifier's. */
+/* Bind layers without attention: a language model's, a classifier's. */
 static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side, int place) {
     moe_take_layers(r, m, 0, moe_read_layer_count(r, side));
     moe_bind_output(r, m, moe_read_layers(r, m, m->decoder, m->n_decoder, side, place, 0));
 }
 
-/* Format of sources and targets of a translation model: tags, begin and end tokens, rules. */
+/* Read the format of sources and targets: tags, begin and end tokens. */
 static void moe_read_format(moe_reader *r, moe_model *m, moe_rules rules) {
     static const char *const inits[] = { "zero", "encoder", NULL };
     m->source_tag = (int)moe_read_int(r, moe_read(r, "source.tag"), 0, 2, m->languages != NULL);
     m->source_bos = (int)moe_read_int(r, moe_read(r, "source.bos"), 0, !m->separate, 0);
     m->source_eos = (int)moe_read_int(r, moe_read(r, "source.eos"), 0, 1, 1);
     m->forced_tag = (int)moe_read_int(r, moe_read(r, "target.tag"), 0, 1, 0);
-    if (m->forced_tag && m->separate) moe_reader_fail(r, "must be 0 where the languages' tags are ids of sources");
+    if (m->forced_tag && m->separate) moe_reader_fail(r, "must be 0 if language tags are source ids");
     m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
     m->rules = (moe_rules)moe_read_choice(r, moe_read(r, "decode.rules"), moe_rules_names, (int)rules);
     m->source_end = (int32_t)moe_read_int(r, moe_read(r, "source.token.eos"), 0, m->source_vocabulary - 1,
@@ -8655,22 +8554,20 @@ static void moe_read_format(moe_reader *r, moe_model *m, moe_rules rules) {
     moe_bind_embeddings(r, m);
 }
 
-/* The heads that align source and target, bits of a number, if the file names some: a Transformer shows the mean of
- * their weights. */
+/* Read the heads that align source and target, if given: a Transformer reports the mean of their weights. */
 static void moe_read_aligner(moe_reader *r, moe_model *m) {
     const moe_meta *given = moe_read(r, "align.layer");
     moe_layer *layer = &m->decoder[moe_read_int(r, given, 0, (int64_t)m->n_decoder - 1, 0)];
     if (!given) return;
     if (layer->type != &moe_cross_type)
-        moe_reader_fail(r, "names %s, which does not attend to the source", layer->name);
+        moe_reader_fail(r, "refers to %s, which does not attend to the source", layer->name);
     if (r->status != MOE_OK) return;
     layer->heads.shown = (uint64_t)moe_read_int(r, moe_read(r, "align.heads"), 1,
                                                 (int64_t)(~(uint64_t)0 >> (64 - moe_min(layer->heads.heads, 62))), 0);
     m->shows = 1;
 }
 
-/* Encoder and decoder. The decoder has GNMT's attention if its keys are there, or if no layer attends to the source
- * otherwise. */
+/* Bind encoder and decoder, with GNMT's attention if its keys exist or no layer attends to the source. */
 static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
     const size_t n_encoder = moe_read_layer_count(r, "encoder"), n_decoder = moe_read_layer_count(r, "decoder");
     moe_layer *last;
@@ -8694,7 +8591,7 @@ static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
     last->context = m->memory_width;
     moe_read_keys(r, last);
     if (last->attention.layer >= n_decoder)
-        MOE_REFUSE(r, last, "layer", "is %zu, allowed are 0 to %zu", last->attention.layer, n_decoder - 1);
+        MOE_REFUSE(r, last, "layer", "is %zu, but must be 0 to %zu", last->attention.layer, n_decoder - 1);
     if (r->status != MOE_OK) return;
     last->attention.asks = &m->decoder[last->attention.layer];
     moe_bind_attention(r, last);
@@ -8702,7 +8599,7 @@ static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
     m->shows = 1;
 }
 
-/* A decoder alone, whose target goes on where the source ends. */
+/* Bind a decoder-only model: the target continues the source. */
 static void moe_bind_prompted(moe_reader *r, moe_model *m) {
     m->prompted = 1;
     m->source_end = m->eos;
@@ -8715,7 +8612,7 @@ static void moe_read_ends(moe_reader *r, moe_model *m) {
     const moe_meta *more = moe_read_tokens(r, "token.ends", m->vocabulary);
     m->ends[m->n_ends++] = m->eos;
     if (more && more->count >= MOE_MAX_ENDS)
-        moe_reader_fail(r, "has %zu tokens, allowed are %d", more->count, MOE_MAX_ENDS - 1);
+        moe_reader_fail(r, "has %zu tokens, but at most %d are supported", more->count, MOE_MAX_ENDS - 1);
     for (size_t i = 0; more && r->status == MOE_OK && i < more->count; i++) {
         int known = 0;
         m->ends[m->n_ends] = (int32_t)moe_meta_int(more, i);
@@ -8732,7 +8629,8 @@ static void moe_read_never(moe_reader *r, moe_model *m) {
     if (r->status != MOE_OK || !m->n_never) return;
     m->never = moe_allocate_zeroed(&m->allocator, m->n_never * sizeof *m->never);
     if (!m->never) {
-        r->status = moe_fail(r->error, MOE_ERROR_MEMORY, "model", "no memory for the tokens that are never generated");
+        r->status =
+            moe_fail(r->error, MOE_ERROR_MEMORY, "model", "out of memory for the tokens that are never generated");
         return;
     }
     for (size_t i = 0; i < m->n_never; i++)
@@ -8740,11 +8638,10 @@ static void moe_read_never(moe_reader *r, moe_model *m) {
             (int32_t)(i < m->n_suppressed ? moe_meta_int(suppressed, i) : moe_meta_int(never, i - m->n_suppressed));
 }
 
-/* Whether n numbers are whole and below `end`, of at most 2^30; in blocks without branches, as there can be millions.
- */
+/* Return 1 if n numbers are integers below `end`, at most 2^30; branch-free, as there may be millions. */
 static int moe_are_whole(const float *v, size_t n, size_t end) {
     enum { BLOCK = 256 };
-    const float most = (float)end, exact = 1 << 23; /* from there on all are whole; below, adding it rounds */
+    const float most = (float)end, exact = 1 << 23; /* all larger numbers are integers; adding it rounds smaller ones */
     size_t at = 0;
     int fine = 1;
     for (; at + BLOCK <= n; at += BLOCK)
@@ -8754,7 +8651,7 @@ static int moe_are_whole(const float *v, size_t n, size_t end) {
     return fine;
 }
 
-/* Nothing else looks at the numbers of a shortlist before they are used. */
+/* Bind and check the shortlist; its numbers are not checked again before use. */
 static void moe_bind_shortlist(moe_reader *r, moe_model *m) {
     const size_t tokens = (size_t)m->source_vocabulary, vocabulary = (size_t)m->vocabulary, most = (1 << 24) - 1;
     const size_t n = (size_t)moe_read_int(r, moe_read(r, "shortlist.entries"), 0, most, 0);
@@ -8774,7 +8671,7 @@ static void moe_bind_shortlist(moe_reader *r, moe_model *m) {
         for (size_t i = (size_t)offsets[t] + 1; i < end; i++) fine &= ids[i - 1] < ids[i];
     }
     s->ids = ids;
-    if (!fine) moe_reader_fail(r, "is broken: it or shortlist.offsets does not ascend, or leaves the vocabulary");
+    if (!fine) moe_reader_fail(r, "is invalid: it or shortlist.offsets is not ascending or exceeds the vocabulary");
 }
 
 static moe_status moe_bind(moe_model *m, moe_error *error) {
@@ -8808,7 +8705,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     m->tags = moe_read_tokens(&r, "languages.tags", m->source_vocabulary);
     m->languages = moe_read(&r, "languages.codes");
     if (m->languages && (m->languages->kind != MOE_META_TEXTS || !m->tags || m->tags->count != m->languages->count))
-        moe_reader_fail(&r, "is not a list of as many texts as languages.tags has ids");
+        moe_reader_fail(&r, "is not a list of texts as long as languages.tags");
     if (!m->languages) m->tags = NULL;
     if (m->kind == MOE_MODEL_LANGUAGE) {
         moe_bind_embeddings(&r, m);
@@ -8822,7 +8719,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     return r.status;
 }
 
-/* Whether some layer carries rows that are found by `by`, and in a run go on from each other or do not. */
+/* Return 1 if a layer carries rows with key `by` and does, or does not, support MOE_ROW_ABOVE. */
 static int moe_model_carries(const moe_model *m, moe_carry by, int above) {
     for (size_t i = 0; i < m->n_layers; i++)
         for (size_t k = 0; k < MOE_CARRIES; k++) {
@@ -8832,12 +8729,11 @@ static int moe_model_carries(const moe_model *m, moe_carry by, int above) {
     return 0;
 }
 
-/* The number of tokens that the session adds to a source. */
 static size_t moe_source_extra(const moe_model *m) {
     return (size_t)(m->source_tag != 0) + (size_t)m->source_bos + (size_t)m->source_eos;
 }
 
-/* Suppressed tokens are not chosen, but may be given. */
+/* Return 1 if a token must not occur at all. Suppressed tokens are never generated, but may be given. */
 static int moe_is_never(const moe_model *m, int32_t id) {
     for (size_t i = m->n_suppressed; i < m->n_never; i++)
         if (m->never[i] == id) return 1;
@@ -8846,8 +8742,8 @@ static int moe_is_never(const moe_model *m, int32_t id) {
 
 /* ---- Opening and closing ---- */
 
-/* If another process writes to a mapped file, its pages are no longer the checked ones, and pages past its new end are
- * gone. This detects such a change, unless it happens while a step runs. */
+/* Detect that another process has written to a mapped file: its pages may then be unchecked or, beyond its new end,
+ * missing. Changes during a step go undetected. */
 static moe_status moe_check_unchanged(const moe_model *m, moe_error *error) {
     const struct stat *then = &m->opened;
     struct stat now;
@@ -8856,16 +8752,15 @@ static moe_status moe_check_unchanged(const moe_model *m, moe_error *error) {
          MOE_MTIME(now).tv_nsec == MOE_MTIME(*then).tv_nsec))
         return MOE_OK;
     return moe_fail(error, MOE_ERROR_IO, "model",
-                    "the model's file was written to or cut off while it was in use: open it again, and replace "
-                    "such files by renaming");
+                    "the model file was modified or truncated while in use: reopen it, and replace such files by "
+                    "renaming");
 }
 
-/* Verify the experts of a streamed file, one after the other. */
 static moe_status moe_verify_streamed(const moe_model *m, const moe_tensor_info *t, moe_error *error) {
     const size_t room = (size_t)(t->bytes / t->dims[0]) + MOE_SLAB_ALIGN;
     char *memory = m->allocator.allocate(m->allocator.user, room);
     moe_status status = MOE_OK;
-    if (!memory) return moe_fail(error, MOE_ERROR_MEMORY, "verify", "no memory for an expert of %zu bytes", room);
+    if (!memory) return moe_fail(error, MOE_ERROR_MEMORY, "verify", "out of memory for an expert of %zu bytes", room);
     char *slab = memory + (MOE_SLAB_ALIGN - (uintptr_t)memory % MOE_SLAB_ALIGN) % MOE_SLAB_ALIGN;
     for (size_t i = 0; i < t->dims[0] && !status; i++) {
         if (moe_piece_checked(&m->file, t, i)) continue;
@@ -8886,14 +8781,14 @@ moe_status moe_model_verify(const moe_model *m, moe_error *error) {
     return MOE_OK;
 }
 
-/* A model of a file of which data [held] are in memory. If that is its header only, the rest is read from fd. */
+/* Create a model from a file of which data[held] is in memory. If that is only the header, the rest is read from fd. */
 static moe_status moe_model_create(const void *data, size_t bytes, size_t held, int fd, const moe_model_params *params,
                                    moe_model **out, moe_error *error) {
     moe_allocator a = moe_allocator_or_default(&params->allocator);
     const int verify = params->verify;
     moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
     moe_status status;
-    if (!m) return moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory for a model");
+    if (!m) return moe_fail(error, MOE_ERROR_MEMORY, "model", "out of memory for the model");
     m->self = m;
     m->holders = 1;
     m->allocator = a;
@@ -8901,7 +8796,8 @@ static moe_status moe_model_create(const void *data, size_t bytes, size_t held, 
     status = moe_file_parse(&m->file, data, bytes, held, &a, error);
     if (status == MOE_OK && verify >= 0) {
         m->file.checked = moe_allocate_zeroed(&a, m->file.n_pieces * sizeof *m->file.checked);
-        if (!m->file.checked) status = moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory to verify the tensors");
+        if (!m->file.checked)
+            status = moe_fail(error, MOE_ERROR_MEMORY, "model", "out of memory for verifying tensors");
     }
     if (status == MOE_OK && fd >= 0) status = moe_file_stream(&m->file, fd, error);
     if (m->file.fd >= 0) m->mapped = 1;
@@ -8909,7 +8805,7 @@ static moe_status moe_model_create(const void *data, size_t bytes, size_t held, 
         status = moe_model_verify(m, error);
     if (status == MOE_OK) status = moe_bind(m, error);
     if (status != MOE_OK) {
-        moe_model_close(m); /* the caller unmaps what it mapped */
+        moe_model_close(m); /* the caller unmaps its own mapping */
         return status;
     }
     *out = m;
@@ -8921,13 +8817,12 @@ moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe
     moe_model_params params;
     MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_model_params", error));
     if (!data || (uintptr_t)data % MOE_ALIGN)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "data", "the model's bytes must be aligned to %d", MOE_ALIGN);
-    if (params.stream)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "stream", "stream must be 0: the model's bytes are in memory");
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "data", "the model data must be aligned to %d bytes", MOE_ALIGN);
+    if (params.stream) return moe_fail(error, MOE_ERROR_ARGUMENT, "stream", "stream must be 0 for a model in memory");
     return moe_model_create(data, bytes, bytes, -1, &params, out, error);
 }
 
-/* Anonymous mapped memory with the contents of a file, or MAP_FAILED. */
+/* Return anonymous mapped memory with the contents of a file, or MAP_FAILED. */
 static void *moe_read_file(int fd, size_t bytes) {
     char *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) return data;
@@ -8936,14 +8831,14 @@ static void *moe_read_file(int fd, size_t bytes) {
     const int code = moe_read_at(fd, data, bytes, 0, &got);
     if (code || got < bytes) {
         munmap(data, bytes);
-        errno = code ? code : EIO; /* it became shorter */
+        errno = code ? code : EIO; /* the file has become shorter */
         return MAP_FAILED;
     }
     mprotect(data, bytes, PROT_READ);
     return data;
 }
 
-/* The same of all but the experts: the header says where they are. */
+/* Open a streamed model: read everything except the experts, which the header locates. */
 static moe_status moe_model_stream(int fd, size_t bytes, const moe_model_params *params, moe_model **out,
                                    moe_error *error) {
     const moe_allocator a = moe_allocator_or_default(&params->allocator);
@@ -8952,10 +8847,10 @@ static moe_status moe_model_stream(int fd, size_t bytes, const moe_model_params 
     int code = moe_read_at(fd, (char *)&h, sizeof h, 0, &got);
     held = moe_min(bytes, moe_max(sizeof h, moe_min(MOE_MAX_HEADER, (size_t)h.header_bytes)));
     char *header = a.allocate(a.user, held);
-    if (!header) return moe_fail(error, MOE_ERROR_MEMORY, "header", "no memory for a header of %zu bytes", held);
+    if (!header) return moe_fail(error, MOE_ERROR_MEMORY, "header", "out of memory for a header of %zu bytes", held);
     if (!code) code = moe_read_at(fd, header, held, 0, &got);
     const moe_status status = code || got < held ? moe_fail(error, MOE_ERROR_IO, "header", "cannot read the file: %s",
-                                                            code ? strerror(code) : "it became shorter")
+                                                            code ? strerror(code) : "it has become shorter")
                                                  : moe_model_create(header, bytes, held, fd, params, out, error);
     moe_release(&a, header, held);
     return status;
@@ -8971,10 +8866,10 @@ moe_status moe_model_open_sized(const char *path, const moe_model_params *given,
     int fd;
     MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_model_params", error));
     const int copied = params.copy && !params.stream;
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for the writer of a pipe */
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for the writer of a FIFO */
     if (fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        status = moe_fail(error, MOE_ERROR_IO, "open", "%s is not a file", path);
+        status = moe_fail(error, MOE_ERROR_IO, "open", "%s is not a regular file", path);
     } else if (info.st_size <= 0 || (uint64_t)info.st_size > SIZE_MAX / 2) {
         status = moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "%s is empty or too large to map", path);
     } else if (params.stream) {
@@ -9015,12 +8910,11 @@ moe_status moe_model_save_sized(const moe_model *m, const char *path, const moe_
     MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_save_params", error));
     MOE_TRY(moe_check_unchanged(m, error));
     if (m->file.fd >= 0)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "stream",
-                        "a model whose experts are streamed cannot be saved: open it without stream");
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "stream", "cannot save a streamed model: open it without stream");
     return moe_file_save(&m->file, &m->allocator, path, &params, error);
 }
 
-/* ---- Looking at a model ---- */
+/* ---- Querying a model ---- */
 
 moe_model_kind moe_model_get_kind(const moe_model *m) { return m->kind; }
 size_t moe_model_width(const moe_model *m) { return m->width; }
@@ -9054,7 +8948,6 @@ moe_setting moe_model_layer_setting(const moe_model *m, size_t index, size_t i) 
     return (moe_setting){ k->key, k->kind == MOE_KEY_NAME ? k->names[*(const int *)at] : NULL, *(const int *)at };
 }
 
-/* The index-th mixture, encoder first; NULL past the last. */
 static const moe_layer *moe_find_mixture(const moe_model *m, size_t index) {
     for (size_t i = 0; i < m->n_layers; i++)
         if (m->layers[i].type == &moe_mixture_type && index-- == 0) return &m->layers[i];
@@ -9090,7 +8983,6 @@ ptrdiff_t moe_model_meta_find(const moe_model *m, const char *key) {
     return found ? found - m->file.meta : -1;
 }
 
-/* An entry, or out of range one without elements. */
 static const moe_meta *moe_meta_at(const moe_model *m, size_t i) {
     static const moe_meta none = { .key = { "", 0 }, .kind = MOE_META_BYTES };
     return i < m->file.n_meta ? &m->file.meta[i] : &none;
@@ -9131,7 +9023,7 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
     return -1;
 }
 
-/* ---- Encoder and decoder: the layer list alone decides which nodes they have ---- */
+/* ---- Encoder and decoder: the layer list alone determines their nodes ---- */
 
 static moe_node *moe_build_embedding(moe_graph *g, const moe_model *m, const moe_matrix *table, const char *name) {
     moe_node *x = moe_op_embed(g, table, m->embedding_scale, name);
@@ -9146,7 +9038,7 @@ static void moe_build_encoder(moe_builder *b, const moe_model *m) {
         if (m->layers[i].type->keep_source) m->layers[i].type->keep_source(b, &m->layers[i], x);
 }
 
-/* One step for every live hypothesis, or a network for every row of inputs. */
+/* Build one step for all live hypotheses, or a network for rows of inputs. */
 static void moe_build_decoder(moe_builder *b, const moe_model *m) {
     const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
     moe_node *x = m->kind == MOE_MODEL_CLASSIFIER
@@ -9164,40 +9056,40 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
 #endif /* MOE_HOST */
 
 /* ==== 34. Beam search =========================================================================================
- * Owns the hypotheses of one sentence. Invariant: a sentence's outcome depends on its own rows only, ties are broken by
- * rank, and the search touches nothing but what the slot points to. So any batch gives the same result, on any machine.
- * Every product and sum is rounded by itself.
+ * The hypotheses of one sentence. Invariants: the outcome of a sentence depends only on its own rows, ties are
+ * broken by rank, and the search accesses only what the slot points to, so results are the same in any batch and on
+ * any machine. Each product and sum is rounded separately.
  *
- * A step orders the candidates of all live hypotheses by falling log-probability (ties: better-ranked hypothesis, then
- * better token) and walks down. An end token among the first `beam` candidates finishes a hypothesis; other tokens make
- * live ones, until there are `beam`. The walk ends at a candidate that is worse than the best one by more than the
- * pruning margin; finished hypotheses whose scores are so much worse than the best are dropped (GNMT section 7). The
- * sentence is done when `beam` hypotheses have finished, when none is live, at the length limit (which keeps the live
- * ones as unfinished, behind all finished ones), or when nbest have finished and no live one can beat the best.
+ * A step sorts the candidates of all live hypotheses by descending log-probability (ties: better-ranked hypothesis,
+ * then better token) and walks down. An end token among the first `beam` candidates finishes a hypothesis; other
+ * tokens continue hypotheses, until `beam` of them are live. The walk ends at a candidate worse than the best one by
+ * more than the pruning margin; finished hypotheses with scores beyond that margin are dropped (GNMT section 7).
+ * The sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (live ones
+ * are then kept as unfinished, after all finished ones), or nbest have finished and no live one can beat the best.
  *
- * If the beginning of the translation is given, one hypothesis follows it first; these steps count. Many of them can
- * share a run of a decoder that carries no rows by parent.
+ * If the start of the translation is given, a single hypothesis follows it first; these steps count. Several of them
+ * can share a run if the decoder carries no rows by parent.
  *
- * That is MOE_RULES_PAPER. The differences of the other rules are members of moe_rule_set. Hypotheses are dropped in
- * moe_search_step (finished ones leave the beam; width and margin), in moe_insert (width: of the beam of moe_beam_step,
- * where finished ones stay, and through moe_add_finished of every list of finished ones), and in moe_end_step (finished
+ * That is MOE_RULES_PAPER; moe_rule_set describes how other rules differ. Hypotheses are dropped in moe_search_step
+ * (finished ones leave the beam; width and margin), in moe_insert (width: of the beam in moe_beam_step, where
+ * finished ones remain, and, via moe_add_finished, of every list of finished ones), and in moe_end_step (finished
  * ones; margin). */
 
-/* Rules of the search. All but `unseen` are 0 or 1. */
+/* Rules of the search. All members except `unseen` are 0 or 1. */
 typedef struct moe_rule_set {
-    int prunes, reranks, constrains, covers, penalises; /* 1: the parameters for this may be other than 0 */
-    int by_place;                                       /* coverage is kept per place in the beam; 0: per hypothesis */
-    float unseen;      /* least coverage of a source token; 0: there is no penalty for tokens without attention */
-    int counts_begin;  /* the length that divides a score includes the begin token */
-    int counts_end;    /* and the end token */
-    int stay;          /* finished hypotheses stay in the beam (moe_beam_step); 0: they leave it (moe_search_step) */
-    int divides;       /* with `stay`: length penalties order the beam; 0: they divide the scores of a finished one */
-    int counts_later;  /* and the length includes the end token from the step after it on */
-    int cut_competes;  /* cut hypotheses are ordered by score among finished ones; 0: they come last */
-    int cuts_at_limit; /* the `beam` best candidates of the last step are results; 0: hypotheses are, after this step */
+    int prunes, reranks, constrains, covers, penalises; /* the corresponding parameters may be nonzero */
+    int by_place;     /* coverage is stored per slot of the beam instead of per hypothesis */
+    float unseen;     /* minimum coverage of a source token; 0: unattended tokens are not penalised */
+    int counts_begin; /* the length that divides a score includes the begin token */
+    int counts_end;   /* and the end token */
+    int stay;    /* finished hypotheses remain in the beam (moe_beam_step) instead of leaving it (moe_search_step) */
+    int divides; /* with `stay`: length penalties affect the beam's order; 0: only finished scores */
+    int counts_later;  /* and the length includes the end token from the next step on */
+    int cut_competes;  /* cut hypotheses are ranked among finished ones by score; 0: they come last */
+    int cuts_at_limit; /* results of the last step are its `beam` best candidates, not the hypotheses after it */
     int waits;         /* the search ends when no live hypothesis can beat the last of `beam` finished ones */
-    int shrinks;       /* a step takes as many of its best candidates as the beam has places without a finished one */
-    int counts_source; /* the length limit counts all tokens of the source, tag and end included */
+    int shrinks;       /* a step takes one candidate per beam slot without a finished hypothesis */
+    int counts_source; /* the length limit counts all source tokens, including tag and end */
 } moe_rule_set;
 
 #if MOE_HOST
@@ -9235,113 +9127,111 @@ static const moe_rule_set moe_rule_sets[] = {
 #endif
 
 typedef struct moe_token {
-    int32_t id, parent; /* parent: index of the token before, -1 at the beginning */
-    int32_t source;     /* the token of the request with the largest attention weight; -1: none */
+    int32_t id, parent; /* parent: index of the previous token, -1 at the start */
+    int32_t source;     /* request token with the largest attention weight; -1 if none */
     float logprob;
 } moe_token;
 
-/* A moe_constraint of a sentence. */
 typedef struct moe_demand {
-    size_t first, n;      /* its tokens among the slot's: from first on */
-    size_t begin, length; /* of the source, tag and begin included */
+    size_t first, n;      /* range of its tokens in the slot's demand_ids */
+    size_t begin, length; /* range in the source, including tag and begin token */
     int once;
 } moe_demand;
 
 /* A hypothesis: a live one, or a result, which has its end token or was cut. */
 typedef struct moe_live {
     float logprob;
-    float weighed; /* the same with penalties: scores are made of it */
-    int32_t last;  /* index of its last token, -1 at the beginning */
-    size_t row;    /* its row in this step; SIZE_MAX before the first */
-    float rank;    /* orders the beam; of a result: its score */
-    float latest;  /* log-probability of its last token, the end counted */
+    float weighed; /* logprob with penalties, which scores use */
+    int32_t last;  /* index of its last token, -1 at the start */
+    size_t row;    /* its row in this step; SIZE_MAX before the first step */
+    float rank;    /* orders the beam; for a result: its score */
+    float latest;  /* log-probability of the last token, possibly the end */
     int32_t id;    /* that token */
-    int ended;     /* it has its end token, and no row from now on */
-    int looped;    /* it was cut where it began to repeat itself */
+    int ended;     /* it has its end token and no more rows */
+    int looped;    /* it was cut where it started to repeat itself */
     size_t tokens; /* without the end token */
     /* with constraints only */
-    uint64_t met;  /* bit c: it contains constraint c */
-    size_t inside; /* 1 + the constraint whose tokens it is in; 0: none */
-    size_t since;  /* tokens after the last constraint that was met: the next one is among them */
+    uint64_t met;  /* bit c is set if it contains constraint c */
+    size_t inside; /* 1 + the constraint that it is inside of; 0 if none */
+    size_t since;  /* tokens after the last constraint met, among which is the next one */
 } moe_live;
 
-/* Settings of the search, equal for all sentences of a session. */
+/* Settings of the search, shared by all sentences of a session. */
 struct moe_search {
     int beam, nbest;
     float alpha, constant, beta, prune;
     moe_rule_set rules;
-    int32_t eos, ends[MOE_MAX_ENDS]; /* the end token; [n_ends] all of them, it is the first */
+    int32_t eos, ends[MOE_MAX_ENDS]; /* the end token; [n_ends] all of them, starting with eos */
     int n_ends;
     int early_stopping; /* with rules that wait: only until `beam` hypotheses have finished */
-    int force_end;      /* with rules that cut at the limit: the last step adds end tokens at no cost */
+    int force_end;      /* with rules that cut at the limit: append end tokens in the last step at no cost */
     size_t min_target, max_constraints;
-    size_t max_target; /* steps of a sentence at most: also over the source, where it begins the target: */
-    size_t max_prompt; /* so many */
-    size_t ahead;      /* rows of a step for given tokens after the next one; 0: the decoder goes token by token */
-    int looks;         /* 1: hypotheses include the source token of each token */
-    size_t listed;     /* tokens that a sentence's list can have; 0: there are no lists */
-    size_t used_words; /* for the tokens that a hypothesis has; 0: the search does not penalise */
-    int draws;         /* 1: tokens of sentences may be drawn */
+    size_t max_target; /* maximum steps of a sentence, including the source if it starts the target, */
+    size_t max_prompt; /* which has at most max_prompt tokens */
+    size_t ahead;      /* rows per step for given tokens after the next one; 0: one token per step */
+    int looks;         /* 1: hypotheses record the source token of each token */
+    size_t listed;     /* maximum tokens in a sentence's list; 0 without lists */
+    size_t used_words; /* words of a set of used tokens; 0 without penalties */
+    int draws;         /* 1 if tokens may be sampled */
     int stops_loops;
 };
 
 /* A sentence as the session passes it to the search, or to a device that searches. */
 typedef struct moe_task {
-    size_t segment, length; /* its tokens among the rows carried by source */
-    size_t limit;           /* longest target, end included */
-    size_t place;           /* of its first row among those carried by token, if it has no pages */
-    int32_t first;          /* parent of its first row: states that the encoder wrote for its slot; -1: none */
-    int32_t begin;          /* the token before its first one */
-    size_t n_target;        /* tokens to be scored; without scoring, the given beginning */
-    size_t prompt;          /* the first of these tokens that are no part of the translation */
-    size_t free;            /* the first of these tokens whose log-probability counts as 0 */
-    float penalty;          /* of tokens that the hypothesis has, if the search penalises; 1: none */
-    size_t spared;          /* the first of its tokens that have none, the begin token counted */
-    size_t repeats;         /* of its source's tokens: moe_most_repeats */
-    uint64_t key;           /* of its source, for noise and draws */
+    size_t segment, length; /* its range of rows carried by source */
+    size_t limit;           /* maximum target length, including the end */
+    size_t place;           /* index of its first row carried by token, if it has no pages */
+    int32_t first;          /* parent of its first row: states from the encoder; -1 if none */
+    int32_t begin;          /* the token that precedes the first one */
+    size_t n_target;        /* tokens to score; otherwise given tokens at the start */
+    size_t prompt;          /* leading tokens of these that are not part of the translation */
+    size_t free;            /* leading tokens of these with a log-probability that counts as 0 */
+    float penalty;          /* repetition penalty; 1 if none */
+    size_t spared;          /* leading tokens exempt from it, including the begin token */
+    size_t repeats;         /* moe_most_repeats of the source */
+    uint64_t key;           /* of its source, for noise and sampling */
     moe_drawing drawing;
     int scoring;
-    size_t lead, n_source; /* tokens that the session puts before the request's tokens; request's tokens */
+    size_t lead, n_source; /* tokens that the session prepends; tokens of the request */
     size_t n_demands;
 } moe_task;
 
 enum { MOE_LOOP_WIDEST = 128 };
 
-/* One sentence under translation. If a device searches, the session has a slot too, without hypotheses. */
+/* One sentence being translated. If a device searches, the session also has a slot, but without hypotheses. */
 struct moe_slot {
     int active;
     moe_task task;
-    size_t steps;      /* decoder steps made */
-    size_t ahead;      /* and steps that this run makes in addition to the next one */
+    size_t steps;      /* decoder steps so far */
+    size_t ahead;      /* extra steps in the current run, after the next one */
     moe_token *tokens; /* [moe_most_tokens] */
     size_t n_tokens;
-    moe_live *live; /* [beam] best first */
+    moe_live *live; /* [beam], best first */
     size_t n_live;
     moe_live *finished; /* [beam] results, best first */
     size_t n_finished;
-    moe_list list;            /* of its tokens */
-    int32_t *pages;           /* numbers of its pages of rows carried by token; NULL: the rows follow task.place */
-    size_t n_pages, n_filled; /* n_filled: of these, the first ones, whose rows are all stored */
-    int waits;                /* for pages: it has none, and no row in a step */
-    uint64_t age;             /* its place among all sentences so far */
-    uint64_t gave;            /* how many sentences were done when it gave its pages back; UINT64_MAX: it never did */
-    size_t reported;          /* steps that it had made then: they are computed again, not reported again */
-    int32_t *target;          /* [max_target], of which the task has n_target */
-    moe_demand *demands;      /* [max_constraints], of which the task has n_demands */
-    int32_t *demand_ids;      /* [max_target] their tokens */
-    size_t shown;             /* index of the first token of the result */
-    uint32_t repeats[MOE_LOOP_WIDEST]; /* by period, from 1 on: tokens at the end that equal those a period before */
-    int broken;                        /* 1: an answer was not-a-number */
+    moe_list list;            /* the sentence's shortlist */
+    int32_t *pages;           /* indices of its pages of rows carried by token; NULL if its rows start at task.place */
+    size_t n_pages, n_filled; /* n_filled: leading pages with all rows stored */
+    int waits;                /* 1 while it waits for pages: it has none, and no row in a step */
+    uint64_t age;             /* sequence number of the sentence */
+    uint64_t gave;            /* number of sentences done when it gave up its pages; UINT64_MAX if it never did */
+    size_t reported;          /* steps at that time, which are recomputed but not reported again */
+    int32_t *target;          /* [max_target], n_target used */
+    moe_demand *demands;      /* [max_constraints], n_demands used */
+    int32_t *demand_ids;      /* [max_target] tokens of the constraints */
+    size_t shown;             /* index of the result's first token */
+    uint32_t repeats[MOE_LOOP_WIDEST]; /* by period - 1: tokens at the end that equal those one period earlier */
+    int broken;                        /* 1 if a log-probability was NaN */
 };
 
-/* The input of the decoder for a live hypothesis. */
 typedef struct moe_row {
     int32_t id, parent;
-    int32_t want; /* the token to score; -1: find the best tokens; MOE_UNASKED */
-    int hold;     /* too short to end here */
+    int32_t want; /* token to score; -1: find the best tokens; MOE_UNASKED */
+    int hold;     /* 1 if too short to end here */
 } moe_row;
 
-/* Tokens of a sentence at most: a prompt has one hypothesis. */
+/* Return the maximum number of tokens of a sentence; a prompt has one hypothesis. */
 MOE_SHARED size_t moe_most_tokens(const moe_search *s, size_t beam) {
     return s->max_prompt + (s->max_target - s->max_prompt) * beam;
 }
@@ -9352,7 +9242,7 @@ MOE_SHARED int moe_is_end(const moe_search *s, int32_t id) {
     return is;
 }
 
-/* Begin the sentence of a slot; its segment, length, limit and target are set. */
+/* Start the sentence of a slot, after segment, length, limit and target are set. */
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
@@ -9363,14 +9253,13 @@ MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     slot->n_live = 1;
 }
 
-/* The number of rows of the next step for this slot. */
 MOE_SHARED size_t moe_slot_rows(const moe_slot *slot) {
     size_t rows = 0;
     for (size_t h = 0; slot->active && h < slot->n_live; h++) rows += (size_t)!slot->live[h].ended;
     return rows;
 }
 
-/* The input for `position` of a hypothesis, counted in steps. */
+/* Return the input of a hypothesis at `position`, counted in steps. */
 MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const moe_live *live, size_t position) {
     moe_row row;
     row.id = live->last < 0 ? slot->task.begin : slot->tokens[live->last].id;
@@ -9384,7 +9273,7 @@ MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
     return row;
 }
 
-/* The number by which the token at `position` is drawn: of its sentence and place in the translation alone. */
+/* Return the random number for sampling the token at `position` of this sentence. */
 MOE_SHARED uint64_t moe_draw_number(const moe_slot *slot, size_t position) {
     return moe_hash(moe_hash(slot->task.key + slot->task.drawing.seed) + (position - slot->task.prompt));
 }
@@ -9395,38 +9284,38 @@ MOE_SHARED moe_lot moe_lot_of(const moe_slot *slot, size_t position) {
     return lot;
 }
 
-/* The place of token `last` among the rows carried by token; the begin token, -1, comes first. */
+/* Return the index of token `last` among the rows carried by token; -1 is the begin token, the first one. */
 MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) {
     if (!slot->pages) return (int32_t)slot->task.place + last + 1;
     return slot->pages[(last + 1) / MOE_PAGE] * MOE_PAGE + (last + 1) % MOE_PAGE;
 }
 
-/* The places of the `n` tokens of a hypothesis that ends with token `last`, the begin token first. */
+/* List the indices of the last `n` tokens up to `last`, starting with the begin token. */
 MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, size_t n, int32_t *chain) {
     for (; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1) chain[n] = moe_token_place(slot, last);
 }
 
-/* The bits of the tokens up to `last`, the begin token's too, but for those that are spared. */
+/* Set the bits of the tokens up to `last`, including the begin token, except for exempt ones. */
 MOE_SHARED void moe_fill_used(const moe_slot *slot, int32_t last, uint32_t *used) {
     if (!slot->task.spared) used[slot->task.begin / 32] |= 1u << slot->task.begin % 32;
     for (; last >= 0 && last + 1 >= (int32_t)slot->task.spared; last = slot->tokens[last].parent)
         used[slot->tokens[last].id / 32] |= 1u << slot->tokens[last].id % 32;
 }
 
-/* Whether all places of the beam are still one hypothesis: at the beginning, and while it follows a given target. */
+/* Return 1 while the whole beam is one hypothesis: at the start and along a given target. */
 MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->task.n_target; }
 
-/* The number of steps after a slot's next one that fit in the same run, because their tokens are given. Those of a
- * translation with constraints do not: each may be a part of one. */
+/* Return how many steps after a slot's next one fit in the same run because their tokens are given. Not those of a
+ * translation with constraints, since each may be part of one. */
 MOE_SHARED size_t moe_slot_given(const moe_slot *slot) {
     const size_t before = slot->task.prompt ? slot->task.prompt - 1 : 0;
     const size_t end = slot->task.n_demands ? before : slot->task.n_target;
     return slot->active && slot->steps < end ? end - slot->steps : 0;
 }
 
-/* Append the next given token, not yet scored, to a slot's hypothesis; `live` is a copy of it. */
+/* Append the next given token, not yet scored, to a slot's hypothesis; `live` is a copy of that. */
 MOE_SHARED void moe_give_token(moe_slot *slot, moe_live *live) {
-    const int32_t at = live->last + 1; /* given tokens are stored in their order */
+    const int32_t at = live->last + 1; /* given tokens are stored in order */
     const moe_token token = { slot->target[at], live->last, -1, 0.0f };
     slot->tokens[at] = token;
     live->last = at;
@@ -9455,7 +9344,7 @@ MOE_SHARED float moe_score(const moe_search *s, const moe_slot *slot, const moe_
            moe_coverage_penalty(s, coverage, slot->task.length);
 }
 
-/* Insert a hypothesis into a list of the best `beam`, best first, after equally good ones. */
+/* Insert a hypothesis into a list of the `beam` best ones, best first, after those of equal rank. */
 MOE_SHARED void moe_insert(const moe_search *s, moe_live *list, size_t *n, const moe_live *h) {
     const size_t beam = (size_t)s->beam;
     size_t at = *n;
@@ -9469,14 +9358,13 @@ MOE_SHARED void moe_insert(const moe_search *s, moe_live *list, size_t *n, const
     *n += (size_t)(*n < beam);
 }
 
-/* A hypothesis becomes a result: finished, or cut. `place`: its row, or its place in all beams, if these are covered.
- */
+/* Turn a hypothesis into a finished or cut result. `place`: its row, or its index if coverage is per slot. */
 MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, const moe_beam *a, moe_live live, size_t place) {
     live.rank = moe_score(s, slot, &live, a->coverage ? a->coverage + place * a->attention_stride : NULL);
     moe_insert(s, slot->finished, &slot->n_finished, &live);
 }
 
-/* The token of the request with a row's largest attention weight. */
+/* Return the request token with a row's largest attention weight; -1 if not needed. */
 MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, const moe_beam *a, size_t row) {
     size_t best = 0;
     if (!s->looks || !slot->task.length) return -1;
@@ -9487,7 +9375,7 @@ MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, cons
                                                                                    : -1;
 }
 
-/* The beam is next[n_next] now. Returns 1 when the sentence is done. */
+/* Replace the beam by next[n_next]. Returns 1 if the sentence is done. */
 MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_beam *a, const moe_live *next,
                             size_t n_next) {
     const size_t beam = (size_t)s->beam;
@@ -9503,7 +9391,7 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_beam 
         for (const moe_live *l = slot->live; l < slot->live + n_next; l++) moe_add_finished(s, slot, a, *l, l->row);
         return 1;
     }
-    if (s->rules.waits) { /* compared at its present length */
+    if (s->rules.waits) { /* compared at their current length */
         best = slot->live[0].weighed / moe_length_penalty(s, slot->steps - slot->task.prompt);
         return slot->n_finished == beam && (s->early_stopping || best <= slot->finished[beam - 1].rank);
     }
@@ -9514,31 +9402,31 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_beam 
 }
 
 /* ---- Constraints ----
- * The probability w that a constraint comes next is a row's attention on the source tokens of the constraint. So the
+ * The probability w that a constraint is next is a row's attention on the constraint's source tokens. So the
  * candidates of a hypothesis are a mixture, as in a pointer network (See et al. 2017, arXiv 1704.04368): with
- * probability w the constraint's next token, else the decoder's tokens. This orders the beam. Scores use the decoder's
- * own log-probabilities, since all finished hypotheses contain the same constraints. A hypothesis that begins a
- * constraint goes on to its end. A hypothesis whose best token is the end, or whose remaining length just suffices,
- * begins the constraints that it lacks. Tokens that the decoder chose without the constraint count as well. */
+ * probability w the constraint's next token, otherwise the decoder's tokens. This orders the beam. Scores use the
+ * decoder's own log-probabilities, since all finished hypotheses contain the same constraints. A hypothesis that starts
+ * a constraint continues to its end. If its best token is the end, or the remaining length just suffices, it starts the
+ * constraints that it lacks. Constraint tokens that the decoder chose by itself count as well. */
 
-/* Without attention: a first token this improbable at most, in nats, begins its constraint at no cost. */
+/* Without attention: the first token of a constraint costs nothing unless it is more improbable than this, in nats. */
 #define MOE_PATIENCE 6.0f
 
-/* Whether the `n` tokens up to `last` are the first n of a constraint. */
+/* Return 1 if the `n` tokens up to `last` are the first n of a constraint. */
 MOE_SHARED int moe_ends_in_demand(const moe_slot *slot, const moe_demand *b, size_t n, int32_t last) {
     for (; n > 0 && last >= 0; last = slot->tokens[last].parent)
         if (slot->tokens[last].id != slot->demand_ids[b->first + --n]) return 0;
     return n == 0;
 }
 
-/* The number of first tokens of constraint `b`, not all, at the end of a hypothesis. */
+/* Return how many first tokens of constraint `b`, but not all, end a hypothesis. */
 MOE_SHARED size_t moe_demand_begun(const moe_slot *slot, const moe_demand *b, const moe_live *live) {
     size_t n = b->n - 1 < live->since ? b->n - 1 : live->since;
     while (n && !moe_ends_in_demand(slot, b, n, live->last)) n--;
     return n;
 }
 
-/* Whether constraint number `c` may come next. */
+/* Return 1 if constraint number `c` may come next. */
 MOE_SHARED int moe_demand_is_open(const moe_live *live, size_t c) {
     return live->inside ? c + 1 == live->inside : !(live->met >> c & 1);
 }
@@ -9547,14 +9435,14 @@ MOE_SHARED int32_t moe_demand_next(const moe_slot *slot, size_t c, const moe_liv
     return slot->demand_ids[slot->demands[c].first + moe_demand_begun(slot, &slot->demands[c], live)];
 }
 
-/* For each constraint of a row its next token: starts [max_constraints], -1: none. */
+/* Fill in the next token of each constraint of a row: starts [max_constraints], -1 if none. */
 MOE_SHARED void moe_fill_starts(const moe_search *s, const moe_slot *slot, const moe_live *live, int32_t *starts) {
     const size_t n = slot->task.scoring || slot->steps < slot->task.n_target ? 0 : slot->task.n_demands;
     for (size_t c = 0; c < s->max_constraints; c++)
         starts[c] = c < n && moe_demand_is_open(live, c) ? moe_demand_next(slot, c, live) : -1;
 }
 
-/* Check whether the last token of a hypothesis completes a constraint: the longest one, the first of equal length. */
+/* Record whether a hypothesis's last token completes a constraint: the longest one, the first among equals. */
 MOE_SHARED void moe_demand_advance(const moe_slot *slot, moe_live *live) {
     size_t best = slot->task.n_demands;
     live->since++;
@@ -9569,19 +9457,19 @@ MOE_SHARED void moe_demand_advance(const moe_slot *slot, moe_live *live) {
     live->inside = live->since = 0;
 }
 
-/* What the search adds to the rank of a hypothesis for one of the best tokens. */
+/* Return what one of the best tokens adds to the rank of a hypothesis. */
 MOE_SHARED float moe_weight_at(const moe_beam *a, size_t at) {
     return a->top_weighed ? a->top_weighed[at] : a->top_logprobs[at];
 }
 
-/* What orders it: a drawn token, which comes first, stands for the best one. So draws do not move constraints. */
+/* Return what orders it: the best token for the sampled one, which is first, so sampling does not move constraints. */
 MOE_SHARED float moe_order_at(const moe_slot *slot, const moe_beam *a, size_t row, size_t taken) {
     const float *own = a->top_logprobs + row * a->top;
     if (slot->task.drawing.temperature == 0.0f || taken || a->top < 2) return moe_weight_at(a, row * a->top + taken);
     return own[1] > own[0] ? own[1] : own[0];
 }
 
-/* A hypothesis with its next token, or with its end. */
+/* Return a hypothesis extended by a token, or by its end. */
 MOE_SHARED moe_live moe_continue(const moe_live *from, int32_t id, float logprob, float weighed, int ends) {
     moe_live live = *from;
     live.id = id;
@@ -9593,7 +9481,6 @@ MOE_SHARED moe_live moe_continue(const moe_live *from, int32_t id, float logprob
     return live;
 }
 
-/* Store this token, which is not its end. */
 MOE_SHARED void moe_add_token(const moe_search *s, moe_slot *slot, const moe_beam *a, moe_live *live) {
     const moe_token token = { live->id, live->last, moe_looked_at(s, slot, a, live->row), live->latest };
     live->last = (int32_t)slot->n_tokens;
@@ -9601,32 +9488,30 @@ MOE_SHARED void moe_add_token(const moe_search *s, moe_slot *slot, const moe_bea
     moe_demand_advance(slot, live);
 }
 
-/* Whether token `id` after a hypothesis would repeat a constraint that must appear only once. */
+/* Return 1 if token `id` after a hypothesis would repeat a constraint that may appear only once. */
 MOE_SHARED int moe_demand_repeats(const moe_slot *slot, const moe_live *live, int32_t id) {
     int repeats = 0;
     for (size_t c = 0; c < slot->task.n_demands; c++) {
         const moe_demand *b = &slot->demands[c];
         if (id != slot->demand_ids[b->first + b->n - 1] || !moe_ends_in_demand(slot, b, b->n - 1, live->last)) continue;
-        if (!(live->met >> c & 1)) return 0; /* another one like it */
+        if (!(live->met >> c & 1)) return 0; /* it completes another, equal constraint */
         repeats |= b->once;
     }
     return repeats;
 }
 
-/* The continuations of a hypothesis in this step. */
 typedef struct moe_next {
-    size_t bound;  /* the constraint that may come next; n_demands: all are met */
+    size_t bound;  /* the constraint that may come next; n_demands if all are met */
     int32_t id;    /* its next token */
     float logprob; /* of that token */
-    float rank;    /* this is added to the rank of that token */
-    float stay;    /* this is added to the rank of all other tokens, with their log-probabilities */
-    int commits;   /* the hypothesis goes on to the end of the constraint */
-    int repeats;   /* each of the best tokens would repeat a constraint: repeating one is better than no token */
-    int begun;     /* that candidate is taken */
-    size_t taken;  /* of the best tokens of the row; all of them if none is allowed */
+    float rank;    /* added to the rank of that token */
+    float stay;    /* added to the rank of all other tokens, with their log-probabilities */
+    int commits;   /* the hypothesis continues to the end of the constraint */
+    int repeats;   /* all of the best tokens would repeat a constraint, which is then better than no token */
+    int begun;     /* that candidate has been taken */
+    size_t taken;  /* number of the row's best tokens taken; all if none is allowed */
 } moe_next;
 
-/* Constraint c as the next one. */
 MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot, const moe_beam *a,
                                       const moe_live *live, size_t c) {
     const moe_demand *b = &slot->demands[c];
@@ -9670,7 +9555,7 @@ MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const 
     return best;
 }
 
-/* Skip the tokens of the row that are not allowed for a hypothesis. Returns 1 if one is left. */
+/* Skip tokens of the row that a hypothesis may not use. Returns 1 if one is left. */
 MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const moe_beam *a, const moe_live *live,
                              moe_next *c) {
     for (; c->taken < a->top; c->taken++) {
@@ -9681,7 +9566,7 @@ MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const mo
     return 0;
 }
 
-/* Extend a hypothesis by its constraint's next token, or by the best token that is left. */
+/* Extend a hypothesis by its constraint's next token, or by the best token left. */
 MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const moe_beam *a, const moe_live *from,
                                       moe_next *c, int begins, float rank) {
     const size_t at = from->row * a->top + c->taken;
@@ -9697,8 +9582,8 @@ MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const
     return live;
 }
 
-/* Use the decoder's outputs for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done.
- * Ranks order the candidates: without constraints they are log-probabilities. */
+/* Process the decoder's outputs for the rows of one slot; `next` [beam] is scratch. Returns 1 if the sentence is done.
+ * Candidates are ordered by rank, which without constraints is the log-probability. */
 MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_beam *a, moe_live *next) {
     const size_t beam = (size_t)s->beam - (s->rules.shrinks ? slot->n_finished : 0);
     moe_next choices[MOE_MAX_BEAM];
@@ -9715,12 +9600,12 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
     for (size_t h = 0; h < slot->n_live; h++) choices[h] = moe_choose(s, slot, a, &slot->live[h]);
     for (size_t position = 0; n_next < beam && position < most; position++) {
         size_t best = slot->n_live;
-        int begins = 0; /* the best candidate is a constraint's token */
+        int begins = 0; /* the best candidate is a token of a constraint */
         float best_rank = 0.0f;
         for (size_t h = 0; h < slot->n_live; h++) {
             moe_next *c = &choices[h];
             const moe_live *l = &slot->live[h];
-            for (int own = 1; own >= 0; own--) { /* 1: its constraint's token */
+            for (int own = 1; own >= 0; own--) { /* 1: the token of its constraint */
                 if (own ? c->begun || c->bound == slot->task.n_demands : !moe_next_left(s, slot, a, l, c)) continue;
                 const float logprob = own ? c->logprob : a->top_logprobs[l->row * a->top + c->taken];
                 const float rank = l->rank + (own ? c->rank : moe_order_at(slot, a, l->row, c->taken) + c->stay);
@@ -9739,17 +9624,16 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
     return moe_end_step(s, slot, a, next, n_next);
 }
 
-/* ---- Rules by which finished hypotheses stay in the beam ---- */
+/* ---- Rules that keep finished hypotheses in the beam ---- */
 
-/* The number that orders the beam: log-probability, or log-probability over length penalty. `before`: the hypothesis
- * ended in an earlier step. */
+/* Return the rank: log-probability [over length penalty]. `before`: the hypothesis ended in an earlier step. */
 MOE_SHARED float moe_rank(const moe_search *s, float logprob, size_t tokens, int before) {
     if (!s->rules.divides) return logprob;
     return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules.counts_later));
 }
 
-/* moe_search_step for these rules, for slot number `at`: finished hypotheses stay as they are; the best of them and of
- * all continuations make the next beam. Ending a hypothesis never improves its rank over another token of equal
+/* moe_search_step for these rules, for slot number `at`: finished hypotheses are kept; the best of them and of all
+ * continuations form the next beam. Ending a hypothesis never improves its rank over another token of equal
  * log-probability, so the row's `top` best tokens suffice. */
 MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
     size_t n = 0, ended = 0;
@@ -9780,14 +9664,14 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
     const int cut = slot->steps >= slot->task.limit;
     if (ended < n && !cut) return 0;
     for (size_t h = 0; h < n; h++) {
-        /* a beam that is cut keeps its order */
+        /* a cut beam keeps its order */
         if (s->rules.divides || cut) moe_insert(s, slot->finished, &slot->n_finished, &slot->live[h]);
         else moe_add_finished(s, slot, a, slot->live[h], at * (size_t)s->beam + h);
     }
     return 1;
 }
 
-/* The same for one live hypothesis that follows given tokens and, if they are scored, the end token after them. */
+/* The same for a single hypothesis that follows given tokens and, if they are scored, the end token after them. */
 MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a) {
     moe_live *live = &slot->live[0];
     const size_t position = slot->steps++, place = s->rules.by_place ? at * (size_t)s->beam : live->row;
@@ -9799,18 +9683,18 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, co
     if (slot->broken) return 1;
     if (ends) moe_add_finished(s, slot, a, *live, place);
     else moe_add_token(s, slot, a, live);
-    if (position < slot->task.prompt) live->tokens = live->since = 0, live->met = 0; /* it is no translation */
+    if (position < slot->task.prompt) live->tokens = live->since = 0, live->met = 0; /* not part of the translation */
     return ends;
 }
 
 /* ---- Loops ----
- * Small models may write the same again and again. With a beam of 1 a translation is cut where the last tokens that it
- * wrote itself equal those a period of at most MOE_LOOP_WIDEST before: MOE_LOOP_LEAST of them, three periods at least,
- * and more than twice as many as do so in its source. What is left ends with one period. */
+ * Small models may repeat themselves endlessly. With a beam of 1 a translation is cut when its last generated tokens
+ * equal those one period, at most MOE_LOOP_WIDEST, earlier: at least MOE_LOOP_LEAST tokens, at least three periods, and
+ * more than twice the number in the source. One period is kept. */
 
 enum { MOE_LOOP_LEAST = 60 };
 
-/* The most ids in a row that equal those a period before. */
+/* Return the longest run of ids that equal those one period earlier. */
 MOE_SHARED size_t moe_most_repeats(const int32_t *ids, size_t n) {
     size_t most = 0;
     for (size_t period = 1; period <= MOE_LOOP_WIDEST; period++)
@@ -9821,9 +9705,9 @@ MOE_SHARED size_t moe_most_repeats(const int32_t *ids, size_t n) {
     return most;
 }
 
-/* Count the token that the only hypothesis has just got. Returns how many tokens at its end are a loop; 0: none. */
+/* Count the newest token of the only hypothesis. Returns how many tokens at its end form a loop; 0 if none. */
 MOE_SHARED size_t moe_count_repeats(moe_slot *slot, const moe_live *live) {
-    const moe_token *token = &slot->tokens[live->last]; /* a single hypothesis has its tokens in order */
+    const moe_token *token = &slot->tokens[live->last]; /* a single hypothesis has contiguous tokens */
     size_t loop = 0;
     for (size_t period = MOE_LOOP_WIDEST; period > 0; period--) {
         uint32_t *run = &slot->repeats[period - 1];
@@ -9833,7 +9717,7 @@ MOE_SHARED size_t moe_count_repeats(moe_slot *slot, const moe_live *live) {
     return loop;
 }
 
-/* Cut the only hypothesis, which has a new token, if it loops. Returns 1 if it does: it is the result. */
+/* Cut the only hypothesis, which has a new token, if it loops. Returns 1 if so: it is the result. */
 MOE_SHARED int moe_cut_loop(const moe_search *s, moe_slot *slot, const moe_beam *a) {
     moe_live *live = &slot->live[0];
     const size_t run = s->stops_loops ? moe_count_repeats(slot, live) : 0;
@@ -9850,7 +9734,7 @@ MOE_SHARED int moe_cut_loop(const moe_search *s, moe_slot *slot, const moe_beam 
     return 1;
 }
 
-/* The step of slot number `at` by its rules. Returns 1 when the sentence is done; the slot is then not active. */
+/* Step slot number `at` by its rules. Returns 1 if the sentence is done, which deactivates the slot. */
 MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
     const int given = slot->task.scoring || slot->steps < slot->task.n_target;
     int done = given           ? moe_score_step(s, slot, at, a)
@@ -9861,7 +9745,7 @@ MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, con
     return done;
 }
 
-/* The same for all steps of the slot that the decoder has made in one run. */
+/* Do the same for all steps of the slot in one run of the decoder. */
 MOE_SHARED int moe_slot_steps(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
     int done = slot->active && moe_slot_step(s, slot, at, a, next);
     for (; slot->active && slot->ahead; slot->ahead--) {
@@ -9871,15 +9755,15 @@ MOE_SHARED int moe_slot_steps(const moe_search *s, moe_slot *slot, size_t at, co
     return done;
 }
 
-/* The number of hypotheses of a sentence's result, the first ones of `finished`. 0: it is broken. */
+/* Return the number of result hypotheses, the first ones of `finished`; 0 if the sentence is broken. */
 MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
     if (slot->broken) return 0;
     return slot->n_finished < (size_t)s->nbest ? slot->n_finished : (size_t)s->nbest;
 }
 
-/* Results of a sentence as 32-bit words, which a device downloads: slot, number of hypotheses (0: broken). For each
- * hypothesis: n_ids, finished, logprob and score (floats), looped, ids [n_ids], logprobs [n_ids + finished] (floats),
- * with search.looks sources [n_ids]. The words before those of hypothesis h: */
+/* Results of a sentence as 32-bit words for download from a device: slot, number of hypotheses (0 if broken). For each
+ * hypothesis: n_ids, finished, logprob and score (floats), looped, ids [n_ids], logprobs [n_ids + finished] (floats)
+ * and, with search.looks, sources [n_ids]. moe_result_words counts the words before hypothesis h. */
 enum { MOE_HEAD_WORDS = 5 };
 MOE_SHARED size_t moe_result_words(const moe_search *s, const moe_slot *slot, size_t h) {
     size_t words = 2;
@@ -9888,7 +9772,6 @@ MOE_SHARED size_t moe_result_words(const moe_search *s, const moe_slot *slot, si
     return words;
 }
 
-/* As many as a sentence can have. */
 MOE_SHARED size_t moe_most_words(const moe_search *s) {
     return 2 + (size_t)s->nbest * (MOE_HEAD_WORDS + 1 + (size_t)(2 + s->looks) * s->max_target);
 }
@@ -9920,30 +9803,30 @@ MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size
 #if MOE_HOST
 
 /* ==== 35. Session parameters ==================================================================================
- * Owns the parameters of a session: one row for each number, with its limits, default, presets and help. Invariant: no
- * other place lists them. A new decoding option is the last member of moe_session_params, a row here, before the hidden
- * ones, and a member of moe_search (Beam search), which moe_search_of sets and the step functions of Beam search
- * read, on a GPU too. Where only some rules have it, the row says MOE_ONLY, with a member of moe_rule_set.
- * Programs, libmoetext and Python take it from here. New rules of search have a name and a column of presets here. */
+ * The parameters of a session: one row per number, with limits, default, presets and help; nothing else lists them. To
+ * add a decoding option, append it to moe_session_params, add a row here, before the hidden ones, and a member of
+ * moe_search, which moe_search_of sets and the step functions of "Beam search" read, on a GPU too. If only some rules
+ * support it, use MOE_ONLY with a member of moe_rule_set. Programs, libmoetext and Python read this table. New search
+ * rules need a name and a column of presets. */
 
 enum { MOE_RULE_SETS = MOE_RULES_MARIAN + 1 };
 
 typedef struct moe_param_row {
     moe_param shown; /* option NULL: not an option of programs */
-    size_t at;       /* in moe_session_params */
-    double fallback; /* its default if the file has none: */
-    const char *key; /* metadata, at most `stated` */
+    size_t at;       /* offset in moe_session_params */
+    double fallback; /* default if the file lacks */
+    const char *key; /* this metadata key, with maximum `stated` */
     double stated;
-    const char *what;      /* NULL: for all rules; else 0 with rules that do not have this, */
-    size_t allowed;        /* where the member of moe_rule_set is 0 */
+    const char *what;      /* NULL if all rules support it; else it must be 0 if the member of */
+    size_t allowed;        /* moe_rule_set at this offset is 0 */
     const double *presets; /* [MOE_RULE_SETS] */
 } moe_param_row;
 
 #define MOE_PARAM(member, least, most, real, ...)                                                    \
     .shown = { #member, __VA_ARGS__, least, most, real }, .at = offsetof(moe_session_params, member)
 #define MOE_HIDDEN NULL, NULL, NULL
-#define MOE_BYTES 2     /* moe_param.real of a size_t: */
-#define MOE_AUTO 0x1p64 /* the value of SIZE_MAX */
+#define MOE_BYTES 2     /* moe_param.real of a size_t */
+#define MOE_AUTO 0x1p64 /* represents SIZE_MAX */
 #define MOE_DEFAULT(metadata, most, otherwise) .fallback = (otherwise), .key = (metadata), .stated = (most)
 #define MOE_ONLY(member, name) .allowed = offsetof(moe_rule_set, member), .what = (name)
 #define MOE_PRESETS(paper, nvidia, tf, mlperf, hf, marian)                \
@@ -9960,60 +9843,60 @@ static const moe_param_row moe_param_rows[] = {
                 "weight of the input's probability given the translation; 0 is fast (default: the model's)"),
       MOE_DEFAULT("decode.rerank", 100, 0), MOE_ONLY(reranks, "reranking"), MOE_PRESETS(0, 0, 0, 0, 0, 0) },
     { MOE_PARAM(length_penalty, 0, 100, 1, "length-penalty", "0 to 100",
-                "alpha of the GNMT length penalty; 0 is none (default: the model's)"),
+                "alpha of the GNMT length penalty; 0 disables (default: the model's)"),
       MOE_DEFAULT("decode.length_penalty", 100, 0.6), MOE_PRESETS(0.2, 0.6, 1, 1, 1, 0) },
     { MOE_PARAM(length_constant, 0, 1e6, 1, "length-constant", "0 to 1000000",
                 "constant c of the length penalty, 5 in GNMT (default: the model's)"),
       MOE_DEFAULT("decode.length_constant", 1e6, 5), MOE_PRESETS(5, 5, 5, 5, 0, 0) },
     { MOE_PARAM(coverage_penalty, 0, 100, 1, "coverage-penalty", "0 to 100",
-                "beta of the GNMT coverage penalty; 0 is none (default: the model's)"),
+                "beta of the GNMT coverage penalty; 0 disables (default: the model's)"),
       MOE_DEFAULT("decode.coverage_penalty", 100, 0), MOE_ONLY(covers, "coverage"), MOE_PRESETS(0.2, 0.1, 0, 0, 0, 0) },
     { MOE_PARAM(prune, 0, 1e6, 1, "prune", "0 to 1000000",
-                "drop hypotheses that are worse than the best one by this log-probability; 0: never"),
+                "drop hypotheses worse than the best by this log-probability; 0 disables"),
       MOE_DEFAULT("decode.prune", 1e6, 0), MOE_ONLY(prunes, "pruning"), MOE_PRESETS(3, 0, 0, 0, 0, 0) },
     { MOE_PARAM(early_stopping, 0, 1, 0, "early-stopping", "0 or 1",
-                "with hf rules: stop once as many hypotheses as the beam have ended (default: the model's)"),
+                "stop when the beam is full of finished hypotheses, hf rules only (default: the model's)"),
       MOE_DEFAULT("decode.early_stopping", 1, 0) },
     { MOE_PARAM(min_target, 0, 1 << 20, 0, "min-target", "0 to 1048576",
-                "least length of a translation in tokens, its end not counted (default: 0)") },
+                "minimum length in tokens, excluding the end token (default: 0)") },
     { MOE_PARAM(max_len_factor, 0, 1e6, 1, "max-len-factor", "0 to 1000000",
-                "longest translation in tokens per source token (default: the model's)"),
+                "maximum length in tokens per source token (default: the model's)"),
       MOE_DEFAULT("decode.max_len_factor", 1e6, 2), MOE_PRESETS(2, 0, 2, 2, 0, 3) },
     { MOE_PARAM(max_len_offset, 0, 1 << 20, 0, "max-len-offset", "0 to 1048576",
-                "tokens that are added to this limit (default: the model's)"),
+                "tokens added to this limit (default: the model's)"),
       MOE_DEFAULT("decode.max_len_offset", 1 << 16, 10), MOE_PRESETS(0, 79 /* 80 with begin */, 0, 0, 200, 0) },
     { MOE_PARAM(shortlist, 0, 1, 0, "shortlist", "0 or 1",
-                "0: a translation may use all tokens, not only those of the model's shortlist (default: 1)"),
+                "restrict translations to the model's shortlist; 0 allows all tokens (default: 1)"),
       .fallback = 1 },
     { MOE_PARAM(repetition_penalty, 0, 100, 1, "repetition-penalty", "0 to 100",
-                "above 1: tokens that are there already become less probable; 0 or 1: none (default)"),
+                "above 1 makes repeated tokens less likely; 0 or 1 disables (default)"),
       MOE_ONLY(penalises, "repetition penalty") },
     { MOE_PARAM(stop_loops, 0, 1, 0, "stop-loops", "0 or 1",
-                "1: with a beam of 1 a translation that repeats itself ends (default: 1 without an encoder, else 0)") },
+                "end translations that repeat themselves; needs a beam of 1 (default: 1 without an encoder)") },
     { MOE_PARAM(sample, 0, 1, 0, "sample", "0 or 1",
-                "1: tokens are drawn, by the model's settings where none are given; needs a beam of 1 (default: 0)") },
+                "sample tokens, with the model's settings by default; needs a beam of 1 (default: 0)") },
     { MOE_PARAM(temperature, 0, 100, 1, "temperature", "0 to 100",
-                "of draws: below 1 more, above 1 less of what is probable; 0: none (default: the model's)"),
+                "sampling temperature: lower is more conservative; 0 disables (default: the model's)"),
       MOE_DEFAULT("sample.temperature", 100, 1) },
     { MOE_PARAM(top_k, 0, 1 << 30, 0, "top-k", "0 to 1073741824",
-                "draw from so many of the most probable tokens; 0: from all (default: the model's)"),
+                "sample from the N most probable tokens; 0 disables (default: the model's)"),
       MOE_DEFAULT("sample.top_k", 1 << 30, 0) },
     { MOE_PARAM(top_p, 0, 1, 1, "top-p", "0 to 1",
-                "draw from the most probable tokens that have this probability together (default: the model's)"),
+                "sample from the most probable tokens that add up to this (default: the model's)"),
       MOE_DEFAULT("sample.top_p", 1, 1) },
     { MOE_PARAM(min_p, 0, 1, 1, "min-p", "0 to 1",
-                "draw from tokens with this share of the most probable one's probability (default: the model's)"),
+                "sample from tokens at least this likely relative to the best (default: the model's)"),
       MOE_DEFAULT("sample.min_p", 1, 0) },
     { MOE_PARAM(seed, 0, INT32_MAX, 0, "seed", "0 to 2147483647",
-                "another one draws other tokens; the same text has the same translation (default: 0)") },
+                "random seed: same seed and text, same translation (default: 0)") },
     { MOE_PARAM(kv_bits, 0, 32, 0, "kv-bits", "8, 16 or 32",
-                "bits of a kept key or value of a model without an encoder; others have 32 (default: 16)") },
+                "bits per cached key or value in decoder-only models; others use 32 (default: 16)") },
     { MOE_PARAM(piece, 0, 1 << 16, 0, "piece", "0 to 65536",
-                "rows of a step for prompts and other given tokens; 0: 512, with an encoder 32 a sentence") },
+                "rows per step for prompts and other given tokens; 0: 512, or 32 per sentence with an encoder") },
     { MOE_PARAM(context_memory, 0, 1 << 20, 0, "context-memory", "0 to 1048576",
-                "MB for keys and values of all sentences under way; 0: as much as they can need") },
+                "MB for cached keys and values of all sentences; 0: the maximum they can need") },
     { MOE_PARAM(expert_memory, 0, MOE_AUTO, MOE_BYTES, "expert-memory", "a size such as 8G, or auto",
-                "memory for experts, which are read from the file as needed (default: all of it is mapped)") },
+                "memory for experts, which are read from the file on demand (default: map the whole file)") },
     { MOE_PARAM(max_constraints, 0, MOE_MAX_CONSTRAINTS, 0, MOE_HIDDEN), MOE_ONLY(constrains, "constraints") },
     { MOE_PARAM(threads, 0, MOE_MAX_THREADS, 0, MOE_HIDDEN) },
     { MOE_PARAM(batch, 1, 1 << 16, 0, MOE_HIDDEN), .fallback = 32 },
@@ -10041,7 +9924,7 @@ const moe_param *moe_param_at(size_t i) {
     return i < MOE_COUNT(moe_param_rows) && moe_param_rows[i].shown.option ? &moe_param_rows[i].shown : NULL;
 }
 
-/* Whether the caller's struct, which may be shorter or of version 0.1, has the number at offset `at`. */
+/* Return 1 if the caller's struct, which may be shorter or of version 0.1, includes the number at offset `at`. */
 static int moe_param_in(const moe_session_params *p, size_t at) {
     const size_t bytes = at >= offsetof(moe_session_params, expert_memory) ? sizeof(size_t) : sizeof(int);
     return p->size <= MOE_LARGEST_STRUCT && at + bytes <= p->size;
@@ -10075,12 +9958,11 @@ static double moe_meta_number(const moe_model *m, const char *key, double low, d
     return v >= low && v <= high ? v : fallback;
 }
 
-/* Whether the model also translates in the other direction. */
+/* Return 1 if the model can also translate in the opposite direction. */
 static int moe_can_rerank(const moe_model *m) {
     return m->source_tag == 1 && !m->separate && moe_model_language_count(m) > 1;
 }
 
-/* The defaults for a model, all but the size. */
 static moe_session_params moe_default_params(const moe_model *m) {
     moe_session_params p;
     memset(&p, 0, sizeof p);
@@ -10108,15 +9990,15 @@ void moe_session_params_init(moe_session_params *out, size_t size, const moe_mod
     if (size <= MOE_LARGEST_STRUCT) moe_give_struct(out, size, &p, sizeof p);
 }
 
-/* Copy the parameters of a caller, whose struct may be shorter. */
+/* Copy a caller's parameters, possibly from a shorter struct. */
 static moe_status moe_take_params(const moe_model *m, const moe_session_params *given, moe_session_params *out,
                                   moe_error *error) {
     moe_session_params known;
     *out = moe_default_params(m);
     if (!given) return MOE_OK;
     if (given->size < sizeof given->size)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "moe_session_params", "size is %zu: moe_session_params_init sets it",
-                        given->size);
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "moe_session_params",
+                        "size is %zu; call moe_session_params_init first", given->size);
     MOE_TRY(moe_take_struct(&known, sizeof known, given, given->size, "moe_session_params", error));
     memcpy(out, &known, moe_min(given->size, sizeof known));
     return MOE_OK;
@@ -10126,51 +10008,49 @@ static moe_status moe_check_number(const char *name, double value, double least,
                                    moe_error *error) {
     if (value >= least && value <= most) return MOE_OK;
     return moe_fail(error, MOE_ERROR_ARGUMENT, name,
-                    real ? "%s is %g, allowed are %g to %g" : "%s is %.0f, allowed are %.0f to %.0f", name, value,
+                    real ? "%s is %g, but must be %g to %g" : "%s is %.0f, but must be %.0f to %.0f", name, value,
                     least, most);
 }
 
-/* Whether every mixture can have the gates and the noise that the parameters name. */
 static moe_status moe_check_gates(const moe_model *m, const moe_session_params *p, int *gating, moe_error *error) {
     const moe_layer *layer;
     moe_gate kind = MOE_GATE_SOFTMAX;
     if (p->gating && !moe_gate_parse(p->gating, &kind))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "gating",
-                        "no gate is called '%s'; there are softmax, topk, threshold, sigmoid and batchwise", p->gating);
+                        "unknown gate '%s'; available: softmax, topk, threshold, sigmoid, batchwise", p->gating);
     *gating = p->gating ? 1 + (int)kind : 0;
     for (size_t i = 0; (layer = moe_find_mixture(m, i)); i++)
         for (int parent = 0; parent <= (layer->mixture.groups > 0); parent++) {
             const moe_gating *g = parent ? &layer->mixture.parent : &layer->mixture.gate;
             if (kind == MOE_GATE_THRESHOLD && !g->threshold)
                 return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating",
-                                "%s has no thresholds; moe-calibrate can find some", layer->name);
+                                "%s has no thresholds; create them with moe-calibrate", layer->name);
             if ((kind == MOE_GATE_TOPK || kind == MOE_GATE_BATCHWISE) && !g->k)
-                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating", "%s has no number of experts to select (k)",
-                                layer->name);
+                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating",
+                                "%s does not set the number of experts to select (k)", layer->name);
             if (p->noise && !g->noise.rows)
                 return moe_fail(error, MOE_ERROR_UNSUPPORTED, "noise",
-                                "%s has no weights for noise: it was not trained with noisy top-k", layer->name);
+                                "%s has no noise weights: it was not trained with noisy top-k", layer->name);
         }
     return MOE_OK;
 }
 
-/* Whether a number is within its limits, and allowed by the rules. */
 static moe_status moe_check_param(const moe_param_row *row, const moe_session_params *p, moe_error *error) {
     const moe_param *shown = &row->shown;
     const double value = moe_param_value(row, p);
     const void *allowed = (const char *)&moe_rule_sets[p->rules] + row->allowed;
     MOE_TRY(moe_check_number(shown->name, value, shown->least, shown->most, shown->real, error));
     if (value == 0 || !row->what || *(const int *)allowed) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_ARGUMENT, shown->name, "the %s rules have no %s: %s must be 0",
+    return moe_fail(error, MOE_ERROR_ARGUMENT, shown->name, "the %s rules do not support %s: %s must be 0",
                     moe_rules_name(p->rules), row->what, shown->name);
 }
 
-/* Whether the parameters of a request's own, sample to min_p, are within their limits. */
+/* Check the limits of a request's own sampling parameters, sample to min_p. */
 static moe_status moe_check_sampling(const moe_session_params *p, int draws, moe_error *error) {
     const size_t first = offsetof(moe_session_params, sample), last = offsetof(moe_session_params, min_p);
     if (!draws || !moe_param_in(p, last))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "sampling",
-                        "sampling of its own needs a session with sample 1, and parameters that have it");
+                        "a request's own sampling needs a session with sample 1, and parameters that include min_p");
     for (const moe_param_row *row = moe_param_rows; row < moe_param_rows + MOE_COUNT(moe_param_rows); row++)
         if (row->at >= first && row->at <= last)
             MOE_TRY(moe_check_number(row->shown.name, moe_param_value(row, p), row->shown.least, row->shown.most,
@@ -10187,48 +10067,47 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (p->temperature == 0.0f && p->beam > 1) p->sample = 0;
     if (p->sample && p->temperature != 0.0f && p->repetition_penalty == 0.0f && moe_rule_sets[p->rules].penalises)
         p->repetition_penalty = (float)moe_meta_number(m, "sample.repetition_penalty", 0, 100, 0);
-    if (p->repetition_penalty == 1.0f) p->repetition_penalty = 0; /* none, with all rules */
+    if (p->repetition_penalty == 1.0f) p->repetition_penalty = 0; /* disabled, with all rules */
     if (p->beam != 1 || !moe_rule_sets[p->rules].penalises) p->stop_loops = 0;
     if (p->rerank > 0.0f && !moe_can_rerank(m))
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "rerank",
-                        "rerank must be 0: the model has no tags of several languages, with which it could "
-                        "translate back");
+        return moe_fail(
+            error, MOE_ERROR_UNSUPPORTED, "rerank",
+            "rerank must be 0: the model cannot translate back, because it lacks tags of several languages");
     for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++) MOE_TRY(moe_check_param(&moe_param_rows[i], p, error));
     if (p->shortlist && !m->shortlist.ids)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "shortlist", "shortlist must be 0: the model has none");
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "shortlist", "shortlist must be 0: the model has no shortlist");
     if (!p->kv_bits) p->kv_bits = m->prompted ? 16 : 32;
     if (p->kv_bits % 8 || p->kv_bits == 24)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "kv_bits", "kv_bits is %d, allowed are 8, 16 and 32", p->kv_bits);
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "kv_bits", "kv_bits is %d, but must be 8, 16 or 32", p->kv_bits);
     if (p->kv_bits != 32 && !m->prompted)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "kv_bits",
-                        "kv_bits must be 32: the model has an encoder, or no attention to its own tokens");
+                        "kv_bits must be 32, except for decoder-only models with attention");
     MOE_TRY(moe_check_number("min_target", p->min_target, 0, p->max_target, 0, error));
     MOE_TRY(moe_check_number("target_tag", p->target_tag, -1, m->source_vocabulary - 1, 0, error));
     MOE_TRY(moe_check_number("source_tag", p->source_tag, -1, m->source_vocabulary - 1, 0, error));
     MOE_TRY(moe_check_number("nbest", p->nbest, 1, p->beam, 0, error));
     if (p->sample && p->beam > 1)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "sample",
-                        "sample must be 0 with a beam of %d: draws give one translation, with a beam of 1", p->beam);
+                        "sample must be 0 with a beam of %d: sampling needs a beam of 1", p->beam);
     if (m->kind == MOE_MODEL_TRANSLATION && !m->shows && (p->attention || p->coverage_penalty != 0.0f))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
-                        m->prompted ? "the model has no encoder, whose words could be linked with those that it writes"
-                                    : "a Transformer has many attentions: its file does not say which heads align "
-                                      "(align.heads)");
+                        m->prompted ? "the model has no encoder, and no attention to align words with"
+                                    : "the model does not specify which attention heads align words (align.heads)");
     if (m->n_ends > 1 && p->min_target)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "min_target",
-                        "min_target must be 0: the model has several end tokens");
+                        "min_target must be 0 for a model with several end tokens");
     const size_t source = (size_t)p->max_source, target = (size_t)p->max_target,
                  longest = m->prompted ? source + target : moe_max(source, target);
     const size_t places =
         moe_min(m->positions.rows ? m->positions.rows : SIZE_MAX, m->rotary.rows ? m->rotary.rows : SIZE_MAX);
     if (longest > places)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "max_source",
-                        "max_source and max_target can be %zu %s: the model's positions end there", places,
-                        m->prompted ? "together" : "at most");
+                        "max_source and max_target can be at most %zu %s: the model has no more positions", places,
+                        m->prompted ? "together" : "each");
     if (m->kind != MOE_MODEL_TRANSLATION) {
         if (p->attention)
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "attention",
-                            "this model does not translate: it has no attention");
+                            "this model does not translate and has no attention");
         p->max_source = 2;
         p->coverage_penalty = 0;
     }
@@ -10242,100 +10121,98 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
 }
 
 /* ==== 36. Sessions: making ====================================================================================
- * Owns a session's one block of memory. Three steps: plan, place, bind. Invariant: the same code measures and places.
- */
+ * A session's single block of memory: plan, place, bind. Invariant: the same code measures and places. */
 
-/* A translation that waits to be reranked (see Reranking). */
+/* A translation waiting to be reranked (see "Reranking"). */
 typedef struct moe_waiting {
-    moe_request request; /* the caller's; source_tag -1: to be detected; its source is a copy: */
-    int32_t *source;     /* [n_source] without tag and end */
+    moe_request request; /* the caller's; source_tag -1: to be detected; its source is copied to */
+    int32_t *source;     /* [n_source], without tag and end */
     int used;
     moe_status status; /* of the first question that failed */
     char message[128];
-    uint64_t arrival;           /* 0: the sentence is still being translated */
+    uint64_t arrival;           /* 0 while the sentence is being translated */
     size_t n;                   /* hypotheses */
-    size_t asked, answered;     /* questions of this round: first the languages, then the hypotheses, best first */
-    size_t language;            /* the most probable so far */
-    float best;                 /* score of a reranked hypothesis so far */
-    moe_hypothesis *hypotheses; /* [n] in */
+    size_t asked, answered;     /* questions of this round: first about languages, then about hypotheses, best first */
+    size_t language;            /* the most probable language so far */
+    float best;                 /* best score of a reranked hypothesis so far */
+    moe_hypothesis *hypotheses; /* [n], with arrays in */
     int32_t *words;             /* [moe_most_words] */
 } moe_waiting;
 
-/* What a slot works on. */
 typedef struct moe_ticket {
-    moe_request request;  /* its arrays are gone */
-    moe_waiting *waiting; /* NULL: it is not reranked */
-    size_t question;      /* of `waiting`; SIZE_MAX: the translation itself */
-    size_t staged;        /* place of the first of its ids among those that are staged */
-    int32_t told;         /* index of the last token of the slot that the caller knows, or is not told of */
+    moe_request request;  /* its arrays may be gone */
+    moe_waiting *waiting; /* NULL if not reranked */
+    size_t question;      /* of `waiting`; SIZE_MAX for the translation itself */
+    size_t staged;        /* index of its first id among the staged ones */
+    int32_t told;         /* index of the last token reported to the caller or skipped */
 } moe_ticket;
 
-/* Of the rows carried by token: a sentence's, or shared by sentences that begin with the same tokens. */
+/* A page of rows carried by token, which belongs to one sentence or is shared by sentences with the same start. */
 typedef struct moe_page {
-    size_t users;            /* sentences that have it */
-    uint64_t serial, before; /* of this page as a beginning, 0: it is none; of the page before it, 0: it is the first */
+    size_t users; /* sentences that use it */
+    uint64_t serial,
+        before; /* ids of this page as part of a shared start, 0 if none, and of the previous page, 0 if first */
     int32_t ids[MOE_PAGE];
-    int filled; /* all rows are stored */
+    int filled; /* 1 if all rows are stored */
 } moe_page;
 
 struct moe_session {
     const moe_model *model;
     moe_allocator allocator;
-    size_t bytes; /* of this struct and of the nodes behind it */
+    size_t bytes; /* size of this struct and the nodes after it */
     moe_session_params params;
     moe_search search;
     const moe_kernels *kernels;
-    const moe_device_api *api; /* of the device that runs the graphs; NULL: the processor does */
+    const moe_device_api *api; /* of the device that runs the graphs; NULL for the processor */
     moe_device *device;
     int device_index;     /* which of several */
-    int device_automatic; /* 1: the caller named none */
+    int device_automatic; /* 1 if the caller named no device */
     moe_pool pool;
-    char *block; /* contains all arrays; on a device not the carried rows and the arena of activations: */
+    char *block; /* all arrays, except a device's carried rows and activations: */
     size_t block_bytes, carried_bytes, arena_bytes;
     void *device_carried, *device_arena;
     moe_graph graphs[MOE_GRAPHS];
     moe_carried (*carried)[MOE_CARRIES]; /* [layers of the model] */
     moe_type keep;                       /* type of rows carried by token */
     size_t carried_rows[MOE_CARRY_COUNT];
-    moe_damage damage; /* damage that the session found in its model */
-    moe_bank bank;     /* of experts, if it streams them */
-    moe_ranks ranks;   /* that share its experts, if it has a wire */
+    moe_damage damage; /* damage that the session has found in its model */
+    moe_bank bank;     /* streamed experts, if any */
+    moe_ranks ranks;   /* ranks that share the experts, if there is a wire */
     size_t rows, encode_tokens;
-    size_t n_slots;      /* batch, and slots of one hypothesis for the session's own requests, which are scored */
-    moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
+    size_t n_slots;      /* batch, plus slots with one hypothesis for reranking questions */
+    moe_slot *slots;     /* [n_slots]; without hypotheses if a device searches */
     moe_ticket *tickets; /* [n_slots] */
-    size_t n_waiting;    /* 0: results go to the caller as they are */
+    size_t n_waiting;    /* 0 without reranking: results go to the caller directly */
     moe_waiting *waiting;
     uint64_t arrivals;
-    size_t token_rows;      /* carried by token, of a slot: for its longest translations; 0: none are */
-    size_t n_pages, n_free; /* of these rows, unless a device has them */
+    size_t token_rows;      /* rows carried by token per slot, for its longest translations; 0 if none */
+    size_t n_pages, n_free; /* pages of these rows, unless a device manages them */
     moe_page *pages;        /* [n_pages] */
     int32_t *free_pages;    /* [n_free] */
-    int shares;             /* sentences that begin alike share the pages of their beginning: */
-    int32_t *beginnings;    /* [n_pages] the last page whose tokens have this hash */
+    int shares;             /* 1 if sentences with the same start share its pages: */
+    int32_t *beginnings;    /* [n_pages] hash table: the latest page with these tokens */
     size_t n_idle;
-    int32_t *idle_pages;   /* [n_idle] beginnings of sentences that are done, the one not used for longest first */
-    uint64_t serials;      /* given to beginnings so far */
+    int32_t *idle_pages;   /* [n_idle] unused pages of shared starts, least recently used first */
+    uint64_t serials;      /* serials assigned so far */
     uint64_t begun, ended; /* sentences so far */
-    size_t *active;        /* [n_active] slots in the order of their segments: `length` rows carried by source each */
+    size_t *active;        /* [n_active] slots in the order of their segments of `length` rows carried by source */
     size_t n_active;
-    /* the group of sentences that is being encoded */
-    int32_t *staged;              /* [encode_tokens] their ids, one after the other */
-    uint32_t *listed;             /* a bit for each token of the list that is being made */
-    moe_frame frames[MOE_GRAPHS]; /* on a device, the decoder's frame has the fields of classifiers only */
-    float *coverage_next;         /* of the next step; by place the same memory */
+    /* the sentences being encoded */
+    int32_t *staged;              /* [encode_tokens] their ids, concatenated */
+    uint32_t *listed;             /* a bit for each token of the list being built */
+    moe_frame frames[MOE_GRAPHS]; /* on a device, the decoder's frame only has the fields of classifiers */
+    float *coverage_next;         /* of the next step; by slot, the same memory as `coverage` */
     moe_live *next;
     /* results */
     moe_hypothesis *hypotheses; /* [nbest of the search] */
     int32_t *results;           /* the words of one sentence */
     moe_stats stats;
-    /* the caller of moe_translate */
+    /* set by moe_translate */
     moe_pull_fn pull;
     moe_done_fn done;
     void *user;
 };
 
-/* Find the device of a name: NULL for the processor. */
 static moe_status moe_choose_device(moe_session *s, const char *name, moe_error *error) {
     const moe_device_api *api = NULL;
     char *end = NULL;
@@ -10347,21 +10224,19 @@ static moe_status moe_choose_device(moe_session *s, const char *name, moe_error 
     if (s->device_automatic) s->api = api;
     if (s->device_automatic || strcmp(name, "cpu") == 0) return MOE_OK;
     if (strncmp(name, "cuda", 4) != 0 || (name[4] && name[4] != ':'))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "no device is called '%s'; there are cpu, cuda and cuda:N",
-                        name);
-    if (name[4]) n = strtol(name + 5, &end, 10); /* with overflow LONG_MAX */
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "unknown device '%s'; available: cpu, cuda, cuda:N", name);
+    if (name[4]) n = strtol(name + 5, &end, 10); /* LONG_MAX on overflow */
     if (name[4] && (name[5] < '0' || name[5] > '9' || *end || n > 4096))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "'%s' should be cuda: and a number", name);
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "invalid device '%s': expected cuda: and a number", name);
     if (!api)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device",
-                        "this build has no CUDA: build it with make CUDA=1, or use the device cpu");
+                        "this build has no CUDA support; build with make CUDA=1 or use device cpu");
     s->api = api;
     s->device_index = (int)n;
     return MOE_OK;
 }
 
-/* Carve the rows that layers carry; with a device, out of its memory, which is zeroed. First states that the encoder
- * does not write are zeros. */
+/* Carve the rows that layers carry, in zeroed device memory if there is a device. Initial states default to zero. */
 static void moe_carried_layout(moe_session *s, moe_layout *at) {
     for (size_t i = 0; i < s->model->n_layers; i++)
         for (size_t k = 0; k < MOE_CARRIES; k++) {
@@ -10376,10 +10251,10 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
         }
 }
 
-/* Most idle pages: a small part of all, since they are memory that no other page leaves untouched. */
+/* Return the maximum number of idle pages, a small fraction, because no other memory is touched without need. */
 static size_t moe_most_idle(const moe_session *s) { return moe_divide_up(s->n_pages, 8); }
 
-/* Pages of rows carried by token, all of them free. */
+/* Carve the pages of rows carried by token, all free. */
 static void moe_pages_layout(moe_session *s, moe_layout *at) {
     s->pages = moe_carve(at, s->n_pages, sizeof *s->pages);
     s->free_pages = moe_carve(at, s->n_pages, sizeof *s->free_pages);
@@ -10397,7 +10272,7 @@ static void moe_pages_layout(moe_session *s, moe_layout *at) {
     }
 }
 
-/* Carve the arguments and results of a decoder step beside the graph's nodes, and the results of sentences. */
+/* Carve the arguments and results of a decoder step, apart from the graph's nodes, and the results of sentences. */
 static void moe_frame_layout(moe_session *s, moe_layout *at) {
     const size_t max_source = (size_t)s->params.max_source, max_target = s->search.max_target;
     const size_t beam = (size_t)s->params.beam;
@@ -10412,7 +10287,8 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     e->packed.live = moe_carve(at, max_source, sizeof(size_t));
     e->packed.first = moe_carve(at, max_source, sizeof(size_t));
     if (!classifies)
-        e->positions = d->positions = moe_carve(at, most, sizeof *d->positions); /* the graphs take turns */
+        e->positions = d->positions =
+            moe_carve(at, most, sizeof *d->positions); /* the graphs never run at the same time */
     if (here && s->params.noise) e->keys = d->keys = moe_carve(at, most, sizeof *d->keys);
     if (here || classifies) {
         b->want = moe_carve(at, rows, sizeof *b->want);
@@ -10451,7 +10327,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     moe_pages_layout(s, at);
 }
 
-enum { MOE_GATHERED = 4096 }; /* most rows of the output layer that are gathered for a sentence */
+enum { MOE_GATHERED = 4096 }; /* maximum rows of the output layer gathered for a sentence */
 
 static void moe_list_layout(const moe_session *s, int gathers, moe_list *list, moe_layout *at) {
     const moe_matrix *w = &s->model->output;
@@ -10462,7 +10338,7 @@ static void moe_list_layout(const moe_session *s, int gathers, moe_list *list, m
     if (s->model->output_bias) list->bias = moe_carve(at, rows, sizeof *list->bias);
 }
 
-/* Carve the places of experts of ranks; or the slots of those that are streamed, behind all else. */
+/* Carve the places of experts on ranks, or the slots of streamed experts, which come last. */
 static moe_status moe_experts_layout(moe_session *s, moe_layout *at, moe_error *error) {
     const size_t asked = s->params.expert_memory;
     for (int g = 0; g < MOE_GRAPHS && s->params.wire; g++)
@@ -10476,7 +10352,7 @@ static moe_status moe_experts_layout(moe_session *s, moe_layout *at, moe_error *
     return MOE_OK;
 }
 
-/* Carve the session's memory and build the graphs on it. Before memory is allocated this only measures. */
+/* Carve the session's memory and build the graphs in it. Only measures until memory has been allocated. */
 static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     const moe_model *m = s->model;
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, slots = s->n_slots,
@@ -10521,7 +10397,7 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     moe_frame_layout(s, at);
     if (at->overflow || carried->overflow)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "session",
-                        "these parameters ask for more memory than can be addressed");
+                        "these parameters need more memory than can be addressed");
     s->arena_bytes = 0;
     for (int g = 0; g < MOE_GRAPHS; g++) {
         builder.g = &s->graphs[g];
@@ -10529,7 +10405,7 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
         if (g == MOE_DECODER) moe_build_decoder(&builder, m);
         else if (m->n_encoder) moe_build_encoder(&builder, m);
         MOE_TRY(moe_graph_plan(builder.g, error));
-        s->arena_bytes = moe_max(s->arena_bytes, builder.g->bytes); /* they take turns */
+        s->arena_bytes = moe_max(s->arena_bytes, builder.g->bytes); /* the graphs never run at the same time */
     }
     if (!s->api) arena = moe_carve(at, s->arena_bytes, 1);
     MOE_TRY(moe_experts_layout(s, at, error));
@@ -10538,9 +10414,8 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     return MOE_OK;
 }
 
-/* ---- Plan: settle what the parameters ask for ---- */
+/* ---- Plan: resolve the parameters ---- */
 
-/* No more pages than fit in context_memory. */
 static moe_status moe_limit_pages(moe_session *s, moe_error *error) {
     size_t bytes = 0;
     for (const moe_layer *layer = s->model->layers; layer < s->model->layers + s->model->n_layers; layer++)
@@ -10550,13 +10425,13 @@ static moe_status moe_limit_pages(moe_session *s, moe_error *error) {
         }
     if (!bytes)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "context_memory",
-                        "context_memory must be 0: the model keeps no keys and values of the tokens that it writes");
+                        "context_memory must be 0: the model has no cached keys and values");
     const uint64_t most = ((uint64_t)s->params.context_memory << 20) / bytes;
     s->n_pages = moe_max(1, most < s->n_pages ? (size_t)most : s->n_pages);
     return MOE_OK;
 }
 
-/* The number of rows of each kind, the rows that are kept, and the tokens that end a translation. */
+/* Determine the number of rows of each kind, the stored rows, and the end tokens. */
 static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam,
                  max_source = (size_t)s->params.max_source;
@@ -10564,29 +10439,28 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     const int bits = s->params.kv_bits;
     memcpy(s->search.ends, s->model->ends, sizeof s->search.ends);
     s->keep = bits == 32 ? MOE_TYPE_F32 : bits == 16 ? MOE_TYPE_F16 : MOE_TYPE_Q8;
-    if (s->model->prompted) s->search.max_prompt = max_source - 1; /* a prompt's first token begins the target */
+    if (s->model->prompted) s->search.max_prompt = max_source - 1; /* a prompt's first token starts the target */
     s->search.max_target += s->search.max_prompt;
     s->n_slots = batch;
     s->rows = s->model->kind == MOE_MODEL_TRANSLATION ? batch * beam : batch;
     if (s->params.rerank > 0.0f && beam > 1) {
         s->search.nbest = s->params.beam;
         s->n_waiting = 2 * batch;
-        /* questions have one row each: enough to fill a step, or all questions of one sentence */
+        /* Questions have one row each: enough to fill a step, or all questions of one sentence. */
         s->n_slots += moe_max(beam, 4 * batch);
         s->rows += moe_max(beam, 4 * batch);
     }
     s->rows += s->search.ahead;
-    /* Every run of an encoder that streams its experts reads nearly all of them. */
+    /* An encoder with streamed experts reads nearly all of them in every run. */
     s->encode_tokens = max_source + moe_min(s->api || s->bank.file ? 4096 : 1024, 32 * s->n_slots);
-    /* Every hypothesis and token of a step may last to the end. Memory that no sentence needs is never touched. */
+    /* All hypotheses and tokens of a step may last to the end. Memory that no sentence needs is never touched. */
     if (moe_model_carries(s->model, MOE_BY_TOKEN, 0)) s->token_rows = moe_most_tokens(&s->search, beam) + 1;
     if (moe_round_up(s->token_rows, MOE_PAGE) > INT32_MAX / s->n_slots)
-        return moe_fail(
-            error, MOE_ERROR_ARGUMENT, "batch",
-            "a batch of %d, a beam of %d and max_target %d are too many: their product must stay below 2^31",
-            s->params.batch, s->params.beam, s->params.max_target);
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "batch",
+                        "batch %d, beam %d and max_target %d are too large: their product must be below 2^31",
+                        s->params.batch, s->params.beam, s->params.max_target);
     s->carried_rows[MOE_BY_PARENT] = s->rows + (s->model->decoder_from_encoder ? s->n_slots : 0);
-    /* A request is pulled before its length is known, so capacity for a longest one is always free. */
+    /* A request is pulled before its length is known, so capacity for the longest one is always free. */
     s->carried_rows[MOE_BY_SOURCE] = max_source + tokens + 32 * (s->n_slots - batch);
     s->carried_rows[MOE_BY_TOKEN] = s->token_rows * s->n_slots;
     if (!s->api) s->n_pages = moe_divide_up(s->token_rows, MOE_PAGE) * s->n_slots;
@@ -10595,10 +10469,9 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     return MOE_OK;
 }
 
-/* How the sentences of a session are searched; their memory is set later. */
+/* Return the search settings of a session; its memory is set later. */
 static moe_search moe_search_of(const moe_model *m, const moe_session_params *p) {
-    /* Given tokens run together unless some layer's product reads the state that the token before leaves, or coverage
-     * is summed from token to token. */
+    /* Given tokens run together unless a product reads the previous state, or coverage is accumulated per token. */
     const int together =
         m->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(m, MOE_BY_PARENT, 0) && p->coverage_penalty == 0.0f;
     const int penalised = p->repetition_penalty != 0.0f || p->stop_loops;
@@ -10629,18 +10502,18 @@ static moe_status moe_check_wire(const moe_wire *w, moe_error *error) {
     if (w->ranks >= 1 && w->ranks <= MOE_MAX_RANKS && w->rank >= 0 && w->rank < w->ranks && w->agree && w->counts &&
         w->swap)
         return MOE_OK;
-    return moe_fail(error, MOE_ERROR_ARGUMENT, "wire", "it needs three functions, and a rank of at most %d from 0 on",
-                    MOE_MAX_RANKS);
+    return moe_fail(error, MOE_ERROR_ARGUMENT, "wire",
+                    "it needs three functions and a rank from 0, with at most %d ranks", MOE_MAX_RANKS);
 }
 
-/* A session without memory. *out must be freed after a failure too. */
+/* Create a session without memory. *out must be freed even after a failure. */
 static moe_status moe_session_plan(const moe_model *m, const moe_session_params *params, moe_session **out,
                                    moe_error *error) {
-    const size_t nodes = 64 + 24 * (m->n_encoder + m->n_decoder); /* more than either graph can have */
+    const size_t nodes = 64 + 24 * (m->n_encoder + m->n_decoder); /* more than any graph needs */
     const size_t node_bytes = nodes * sizeof(moe_node), carried_bytes = m->n_layers * sizeof *(*out)->carried,
                  bytes = sizeof **out + MOE_GRAPHS * node_bytes + carried_bytes;
     moe_session *s = *out = moe_allocate_zeroed(&m->allocator, bytes);
-    if (!s) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session");
+    if (!s) return moe_fail(error, MOE_ERROR_MEMORY, "session", "out of memory for a session");
     moe_session_params *p = &s->params;
     int gating = 0;
     s->model = m;
@@ -10657,10 +10530,9 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     if (m->file.fd >= 0) s->bank.file = &m->file;
     else if (p->expert_memory)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "expert_memory",
-                        "expert_memory must be 0: the model was not opened with moe_model_params.stream");
+                        "expert_memory must be 0 unless the model was opened with moe_model_params.stream");
     if (p->wire && s->bank.file)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "wire",
-                        "ranks share the experts of a mapped file: do without moe_model_params.stream");
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "wire", "a wire is not supported with moe_model_params.stream");
     if (p->wire) MOE_TRY(moe_check_wire(p->wire, error));
     if (p->wire) s->ranks.wire = *p->wire;
     MOE_TRY(moe_settle_rows(s, error));
@@ -10698,18 +10570,18 @@ static void moe_log(const moe_session *s, const char *format, ...) {
     s->params.log(s->params.log_user, message);
 }
 
-/* ---- Place: measure the memory, allocate it, lay it out ---- */
+/* ---- Place: measure and allocate the memory, and carve it ---- */
 
 static moe_status moe_session_place(moe_session *s, moe_error *error) {
     const moe_device_params device = { s->allocator, s->device_index, s->params.device_memory, s->params.log,
                                        s->params.log_user };
     MOE_TRY(moe_session_layout(s, error));
     s->block =
-        s->allocator.allocate(s->allocator.user, s->block_bytes); /* not zeroed: pages are touched when they are used */
+        s->allocator.allocate(s->allocator.user, s->block_bytes); /* not zeroed: pages are touched on first use */
     if (!s->block)
         return moe_fail(error, MOE_ERROR_MEMORY, "session",
-                        "no memory for a session: %zu MB are needed, ask for a smaller batch, beam or max_source%s",
-                        s->block_bytes >> 20, s->bank.file ? ", or for less expert_memory" : "");
+                        "out of memory: the session needs %zu MB; reduce batch, beam or max_source%s",
+                        s->block_bytes >> 20, s->bank.file ? ", or expert_memory" : "");
     if (s->api) {
         MOE_TRY(s->api->open(&device, &s->device, error));
         MOE_TRY(s->api->allocate(s->device, s->carried_bytes, "keys, values and states", &s->device_carried, error));
@@ -10728,7 +10600,7 @@ static void moe_verify_task(void *user, size_t task, size_t thread) {
     if (s->api || !t->slabs) moe_check_tensor(&s->model->file, t, &s->damage, NULL);
 }
 
-/* Whether keys and values of a prompt depend on its tokens alone, and nobody asks what else its rows compute. */
+/* Return 1 if keys and values of a prompt depend only on its tokens and no other outputs of its rows are needed. */
 static int moe_may_share(const moe_session *s) {
     const moe_graph *g = &s->graphs[MOE_DECODER];
     return s->n_pages && s->model->prompted && !moe_model_carries(s->model, MOE_BY_PARENT, 0) &&
@@ -10736,7 +10608,7 @@ static int moe_may_share(const moe_session *s) {
            !s->params.attention;
 }
 
-/* Upload the weights, start the threads, verify the tensors that must be verified now and are not yet. */
+/* Upload the weights, start the threads, and verify tensors that must be verified now. */
 static moe_status moe_session_bind(moe_session *s, moe_error *error) {
     const moe_file *f = &s->model->file;
     const moe_search *search = s->model->kind == MOE_MODEL_CLASSIFIER ? NULL : &s->search;
@@ -10755,7 +10627,7 @@ static moe_status moe_session_bind(moe_session *s, moe_error *error) {
     s->stats.isa = s->kernels->name;
     s->stats.device = s->api ? s->api->describe(s->device, &s->stats.device_bytes) : "cpu";
     if (s->api)
-        moe_log(s, "%s, %d sentences x beam %d, %llu MB of its memory", s->stats.device, s->params.batch,
+        moe_log(s, "%s, %d sentences x beam %d, %llu MB of device memory", s->stats.device, s->params.batch,
                 s->params.beam, (unsigned long long)(s->stats.device_bytes >> 20));
     else
         moe_log(s, "%s kernels, %d threads, %d sentences x beam %d, %llu KB of memory", s->kernels->name,
@@ -10763,11 +10635,10 @@ static moe_status moe_session_bind(moe_session *s, moe_error *error) {
     if (s->bank.file)
         moe_log(s, "%zu of %zu experts fit %zu MB, the others are read %s the page cache", s->bank.slots,
                 s->bank.experts, (s->bank.slots * s->bank.slot_bytes) >> 20,
-                f->direct ? "around" : "through, since the file system has no way around,");
+                f->direct ? "around" : "through (direct I/O is not supported)");
     return MOE_OK;
 }
 
-/* Refuse features that exist on the processor only. */
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     const char *what = s->graphs[MOE_DECODER].routed                             ? "routing"
                        : s->params.context_memory                                ? "context_memory"
@@ -10777,18 +10648,18 @@ static moe_status moe_check_device(const moe_session *s, moe_error *error) {
                        : s->graphs[MOE_DECODER].noise                            ? "noise"
                        : s->graphs[MOE_DECODER].gating == 1 + MOE_GATE_BATCHWISE ? "batchwise gating"
                                                                                  : NULL;
-    return what ? moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "%s works on the device cpu only", what) : MOE_OK;
+    return what ? moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "%s is only supported on device cpu", what) : MOE_OK;
 }
 
-/* What went wrong with the model's bytes in a run of a graph. */
+/* Report problems with the model's data in a run of a graph. */
 static moe_status moe_session_failure(moe_session *s, moe_error *error) {
     MOE_TRY(moe_report_damage(&s->model->file, &s->damage, error));
     if (!s->bank.file) return MOE_OK;
     MOE_TRY(moe_bank_status(&s->bank, error));
-    return moe_check_unchanged(s->model, error); /* while it was read */
+    return moe_check_unchanged(s->model, error); /* it may have changed while it was read */
 }
 
-/* A session that no other rank knows of yet. */
+/* Create a session that is not yet known to other ranks. */
 static moe_status moe_session_make(const moe_model *model, const moe_session_params *params, moe_session **out,
                                    moe_error *error) {
     moe_session *s = NULL;
@@ -10796,7 +10667,7 @@ static moe_status moe_session_make(const moe_model *model, const moe_session_par
     moe_error why = { MOE_OK, "", "" };
     moe_status status = moe_session_plan(model, params, &s, error);
     const int on_device = status == MOE_OK && s->api, tries = on_device && s->device_automatic;
-    moe_error *told = tries ? &why : error; /* else without an alternative */
+    moe_error *told = tries ? &why : error; /* with the processor as fallback the error is only logged */
     if (on_device) status = moe_check_device(s, told);
     if (status == MOE_OK && tries && s->api->count(told) < 1) status = MOE_ERROR_UNSUPPORTED;
     if (status == MOE_OK) status = moe_session_place(s, told);
@@ -10804,7 +10675,7 @@ static moe_status moe_session_make(const moe_model *model, const moe_session_par
     if (status == MOE_OK) *out = s;
     if (status == MOE_OK) return MOE_OK;
     if (tries) {
-        moe_log(s, "the processor takes over from %s: %s", s->api->name, why.message);
+        moe_log(s, "using the processor instead of %s: %s", s->api->name, why.message);
         on_cpu = s->params;
         on_cpu.size = sizeof on_cpu;
         on_cpu.device = "cpu";
@@ -10841,19 +10712,18 @@ void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) 
 }
 
 /* ==== 37. Sessions: running ===================================================================================
- * Owns the runs of a session's graphs and the protocol of ranks: which sessions take part, which graph runs next, when
- * a call ends. Invariant: all ranks run the same graphs in the same order, and all report a failure of one. */
+ * The runs of a session's graphs and the protocol of ranks: which sessions take part, which graph runs next, when a
+ * call ends. Invariant: all ranks run the same graphs in the same order, and all report the failure of one. */
 
 /* ---- Run ---- */
 
-/* Stop if moe_session_cancel set the flag, and clear the flag. */
+/* If moe_session_cancel has set the flag, clear it and fail. */
 static moe_status moe_heed(moe_session *s, moe_error *error) {
     if (!moe_pool_cancelled(&s->pool)) return MOE_OK;
     atomic_store(&s->pool.cancelled, 0);
     return moe_fail(error, MOE_ERROR_CANCELLED, "session", "cancelled");
 }
 
-/* Run one of the two graphs on a frame, on the session's device. */
 static moe_status moe_run_frame(moe_session *s, int which, const moe_frame *frame, moe_error *error) {
     const moe_run run = { s->kernels, &s->pool, &s->graphs[which], frame, 0 };
     if (s->api) return s->api->run(s->device, which, run.frame, s->params.trace, s->params.trace_user, error);
@@ -10864,8 +10734,7 @@ static moe_status moe_run_frame(moe_session *s, int which, const moe_frame *fram
 
 /* ---- Ranks ---- */
 
-/* Learn what all ranks do: what the one that wants the first of the graphs wants. If some have failed, all do, with the
- * error of one of them. */
+/* Agree on the next graph, the first that any rank wants to run. If ranks have failed, all fail with one's error. */
 static moe_status moe_agree(moe_ranks *r, int *which, moe_status status, moe_error *error) {
     enum { FAILED = 65536, WORDS = sizeof(moe_error) / sizeof(uint32_t) };
     int64_t wanted[] = { MOE_GRAPHS - *which, status ? (int64_t)status * FAILED + r->wire.rank : 0 }, text[WORDS];
@@ -10885,7 +10754,7 @@ static moe_status moe_agree(moe_ranks *r, int *which, moe_status status, moe_err
     return moe_fail(error, (moe_status)(wanted[1] / FAILED), told.where, "rank %d: %s", failed, told.message);
 }
 
-/* What the exchange of experts depends on: all ranks need the same. */
+/* Compute a checksum of everything that the exchange of experts depends on, which must be equal on all ranks. */
 static moe_status moe_ranks_shape(const moe_session *s, uint32_t *shape, moe_error *error) {
     *shape = (uint32_t)s->ranks.wire.ranks;
     for (int which = 0; which < MOE_GRAPHS; which++)
@@ -10896,7 +10765,7 @@ static moe_status moe_ranks_shape(const moe_session *s, uint32_t *shape, moe_err
                            pairs = moe_expert_pairs(&s->graphs[which], t->src[1]) * (uint64_t)s->ranks.wire.ranks,
                            numbers[] = { row, pairs, t->experts->count };
             if (pairs * row > INT32_MAX)
-                return moe_fail(error, MOE_ERROR_ARGUMENT, "wire", "%s exchanges 2 GB: ask for a smaller batch",
+                return moe_fail(error, MOE_ERROR_ARGUMENT, "wire", "%s exchanges more than 2 GB; reduce the batch",
                                 t->name);
             *shape = moe_crc32(*shape, numbers, sizeof numbers);
             if (t->work.experts.place) *shape = moe_crc32(*shape, t->work.experts.place, 4 * t->experts->count);
@@ -10904,14 +10773,14 @@ static moe_status moe_ranks_shape(const moe_session *s, uint32_t *shape, moe_err
     return MOE_OK;
 }
 
-/* What ranks say and when. In all protocols a moe_ranks_alike of one number is the first. */
+/* Version of the messages between ranks. All versions start with moe_ranks_alike of one number. */
 enum { MOE_WIRE_PROTOCOL = 2 };
 #ifndef MOE_SOURCE
-#define MOE_SOURCE 0 /* checksum of moe.c and moe.h, which the Makefile gives */
+#define MOE_SOURCE 0 /* checksum of moe.c and moe.h, set by the Makefile */
 #endif
 
-/* What ranks need in common to give the bytes of one process: messages, source, and what the compiler made of the
- * arithmetic, which is the same for all compilers and instruction sets but with options such as -ffast-math. */
+/* Return a checksum of what ranks need in common to compute the same bytes as one process: protocol, source, and
+ * compiled arithmetic, which differs only with options such as -ffast-math. */
 static uint32_t moe_identity(void) {
     const uint32_t numbers[] = { MOE_WIRE_PROTOCOL, MOE_VERSION_NUMBER, MOE_SOURCE };
     float x[99], y[99];
@@ -10921,7 +10790,7 @@ static uint32_t moe_identity(void) {
     return moe_crc32(moe_crc32(0, numbers, sizeof numbers), y, sizeof y);
 }
 
-/* Whether numbers of all ranks, of 32 bits, are the same; the first that is not is refused with its words. */
+/* Check that 32-bit numbers are the same on all ranks; the first that differs fails with its message. */
 static moe_status moe_ranks_alike(moe_ranks *r, const uint32_t *own, size_t n, const char *const *words,
                                   moe_error *error) {
     int64_t values[4];
@@ -10932,10 +10801,10 @@ static moe_status moe_ranks_alike(moe_ranks *r, const uint32_t *own, size_t n, c
     return MOE_OK;
 }
 
-/* A session of one rank becomes one of all ranks if all could make theirs, of the same build, file and shape. */
+/* Turn a session of one rank into one of all ranks if all have created theirs, with the same build, file and shape. */
 static moe_status moe_join_ranks(moe_ranks *r, const moe_session *s, moe_status status, moe_error *error) {
-    static const char *const words[] = { "the ranks run different builds of moe: all need the same",
-                                         "the ranks have different model files: all need the same",
+    static const char *const words[] = { "the ranks run different builds of moe: use the same build",
+                                         "the ranks have different model files: use the same file",
                                          "the ranks' sessions differ in batch, beam, gating or longest source" };
     uint32_t identity = moe_identity(), own[2] = { 0 };
     MOE_TRY(moe_ranks_alike(r, &identity, 1, words, error));
@@ -10945,8 +10814,8 @@ static moe_status moe_join_ranks(moe_ranks *r, const moe_session *s, moe_status 
     return moe_ranks_alike(r, own, 2, words + 1, error);
 }
 
-/* Run what ranks agree on until it is `which`, or, if that is MOE_GRAPHS, until no rank wants to run anything: without
- * rows where this rank wants something else. Behind a run all hear whether it failed on one. */
+/* Run the graphs that ranks agree on until it is `which` or, if that is MOE_GRAPHS, until no rank wants to run any;
+ * without rows if this rank wants another one. After each run all ranks learn whether one has failed. */
 static moe_status moe_run_ranks(moe_session *s, int which, moe_status status, moe_error *error) {
     const moe_frame none = { .rows = 0 };
     for (int now = which;; now = which) {
@@ -10965,7 +10834,7 @@ static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
     return moe_run_frame(s, which, &s->frames[which], error);
 }
 
-/* The end of a call: of ranks all end theirs together, or with the failure of one, which they may know already. */
+/* End a call on all ranks together, or with the failure of one, which they may already know. */
 static moe_status moe_end_call(moe_session *s, moe_status status, moe_error *why, moe_error *error) {
     if (!s->ranks.told) status = moe_run_ranks(s, MOE_GRAPHS, status, why);
     s->ranks.told = 0;
@@ -10990,18 +10859,17 @@ moe_status moe_session_new(const moe_model *model, const moe_session_params *par
 }
 
 /* ==== 38. Reranking ===========================================================================================
- * Owns what stands between the engine and the caller of moe_translate: translations that wait to be reranked. Each
- * needs the log-probability of its source given each hypothesis. A question is the computation of one of these: the
- * engine pulls it like a request of the caller, and this section swallows its result. Invariant: the outcome depends on
- * the sentence alone. Questions begin before new sentences, so that places for twice the sentences of a batch are
- * always enough. */
+ * The layer between engine and caller of moe_translate that reranks translations. It needs the log-probability of the
+ * source given each hypothesis; a question is the computation of one. The engine pulls questions like requests of the
+ * caller, and this section consumes their results. Invariant: the outcome depends only on the sentence. Questions start
+ * before new sentences, so room for two batches of sentences is always sufficient. */
 
-/* Whether a translation may contain a token, which need not be one. */
+/* Return 1 if a translation may contain a token; its id may be invalid. */
 static int moe_can_generate(const moe_model *m, int32_t id) {
     return id >= 0 && id < m->vocabulary && id != m->eos && !moe_is_never(m, id);
 }
 
-/* Take place `w` for a request of the caller, which may be broken; NULL if its source cannot be a target. */
+/* Use entry `w` for a request, which may be invalid; returns NULL if its source cannot be a target. */
 static moe_waiting *moe_rerank_begin(const moe_session *s, moe_waiting *w, const moe_request *q) {
     if (!s->n_waiting || (q->target ? !q->prefix : !q->n_source)) return NULL;
     if (q->n_source > (size_t)s->params.max_source) return NULL;
@@ -11016,7 +10884,7 @@ static moe_waiting *moe_rerank_begin(const moe_session *s, moe_waiting *w, const
     return w;
 }
 
-/* The hypotheses of a sentence's result; their arrays are in `words`. Returns the words after them. */
+/* Read the hypotheses of a sentence's result, with arrays in `words`. Returns the following words. */
 static const int32_t *moe_read_result(const moe_session *s, const int32_t *words, moe_hypothesis *out) {
     const size_t n = (size_t)words[1], shown = s->slots[words[0]].shown;
     words += 2;
@@ -11037,7 +10905,7 @@ static const int32_t *moe_read_result(const moe_session *s, const int32_t *words
     return words;
 }
 
-/* Store a translation's result. 0: one of its hypotheses cannot be a source, so the sentence is not reranked. */
+/* Store a translation's result. Returns 0 if a hypothesis cannot be a source, so the sentence is not reranked. */
 static int moe_rerank_keep(moe_session *s, moe_waiting *w, const int32_t *words) {
     const int32_t *end = moe_read_result(s, words, w->hypotheses);
     w->n = (size_t)words[1];
@@ -11050,19 +10918,19 @@ static int moe_rerank_keep(moe_session *s, moe_waiting *w, const int32_t *words)
     return 1;
 }
 
-/* The number of questions of this round: the source in every language given the best hypothesis; or, in its language,
- * given each hypothesis that can still win. Scores only fall, so hypotheses below the best reranked one cannot win. If
- * there are several results, each needs its score. */
+/* Return the number of questions in this round: about the source in every language given the best hypothesis; or, in
+ * its language, given each hypothesis that can still win. Scores only decrease, so hypotheses below the best reranked
+ * one cannot win. If several results are wanted, each needs its score. */
 static size_t moe_rerank_questions(const moe_session *s, const moe_waiting *w) {
     size_t n = 1;
     if (w->request.source_tag < 0) return s->model->tags->count;
     if (!w->answered) return 1;
     if (s->params.nbest > 1) return w->n;
     while (n < w->n && w->hypotheses[n].finished == w->hypotheses[0].finished && w->hypotheses[n].score >= w->best) n++;
-    return moe_max(n, w->asked); /* the best score may have risen since they began */
+    return moe_max(n, w->asked); /* the best score may have risen since they started */
 }
 
-/* The next question of the oldest sentence that has one. */
+/* Ask the next question of the oldest sentence that has one. */
 static int moe_rerank_ask(moe_session *s, moe_ticket *ticket) {
     moe_waiting *w = NULL;
     for (moe_waiting *at = s->waiting; at < s->waiting + s->n_waiting; at++) {
@@ -11089,8 +10957,7 @@ static float moe_rerank_score(const moe_session *s, const moe_waiting *w, const 
     return h->score + s->params.rerank * (h->reverse / moe_length_penalty(&s->search, w->request.n_source + 1));
 }
 
-/* The result of a question; results come in any order. Returns 1 after the last one: the reranked hypotheses are then
- * in their new order. */
+/* Process the answer to a question, in any order. Returns 1 after the last one, with the hypotheses reordered. */
 static int moe_rerank_answer(const moe_session *s, const moe_ticket *ticket, const moe_result *result) {
     moe_waiting *w = ticket->waiting;
     const size_t which = ticket->question;
@@ -11114,7 +10981,7 @@ static int moe_rerank_answer(const moe_session *s, const moe_ticket *ticket, con
     if (w->answered < moe_rerank_questions(s, w) && !w->status) return 0;
     if (w->answered < w->asked) return 0;
     w->n = w->asked;
-    for (size_t i = 0; i < w->n; i++) { /* finished before cut, by score; equal ones keep the order of the search */
+    for (size_t i = 0; i < w->n; i++) { /* finished before cut, by score; ties keep the order of the search */
         moe_hypothesis better = w->hypotheses[i], *to = &w->hypotheses[i];
         better.score = moe_rerank_score(s, w, &better);
         for (; to > w->hypotheses && better.finished == to[-1].finished && better.score > to[-1].score; to--)
@@ -11124,7 +10991,7 @@ static int moe_rerank_answer(const moe_session *s, const moe_ticket *ticket, con
     return 1;
 }
 
-/* The next request for slot `at`: of the caller, or, in a slot behind those of the batch, a question that is due. */
+/* Pull the next request for slot `at`: the caller's or, in a slot after the batch, a pending question. */
 static int moe_pull(moe_session *s, size_t at, int wait) {
     moe_ticket *ticket = &s->tickets[at];
     moe_waiting *w = s->waiting;
@@ -11139,7 +11006,7 @@ static int moe_pull(moe_session *s, size_t at, int wait) {
     return answer;
 }
 
-/* Hand over the result of the request in slot `at`, or store it, if it has `words`, until it can be reranked. */
+/* Deliver the result of the request in slot `at` or, if it has `words` and must be reranked, store it. */
 static void moe_hand_over(moe_session *s, size_t at, moe_result result, const int32_t *words) {
     const moe_ticket *ticket = &s->tickets[at];
     moe_waiting *w = ticket->waiting;
@@ -11157,17 +11024,14 @@ static void moe_hand_over(moe_session *s, size_t at, moe_result result, const in
     if (w) w->used = 0;
 }
 
-/* Hand over a request that ends without hypotheses. */
 static void moe_refuse(moe_session *s, size_t at, moe_status status, const char *message) {
     moe_hand_over(s, at, (moe_result){ s->tickets[at].request.user, status, message, 0, NULL }, NULL);
 }
 
 /* ==== 39. Sessions: translating ===============================================================================
- * Owns the queue of requests and the loop. Invariant: rows of a step are the live hypotheses of the active slots in
- * slot order; a finished sentence's slot and its rows that are carried by source are free for the next request at once.
- */
+ * The queue of requests and the main loop. Invariant: the rows of a step are the live hypotheses of active slots in
+ * slot order; a finished sentence's slot and its rows carried by source are immediately free for the next request. */
 
-/* Report the experts of row `row` to the caller, in every mixture of graph `which`. */
 static void moe_report_row(const moe_session *s, int which, size_t row, void *user, size_t position) {
     const moe_graph *g = &s->graphs[which];
     const int32_t token = s->frames[which].ids ? s->frames[which].ids[row] : -1;
@@ -11183,7 +11047,7 @@ static void moe_report_row(const moe_session *s, int which, size_t row, void *us
 
 /* ---- Admitting and encoding ---- */
 
-/* First fit for a segment of `need` rows; SIZE_MAX if there is no such gap. */
+/* Find the first gap of `need` rows for a segment; SIZE_MAX if there is none. */
 static size_t moe_find_segment(const moe_session *s, size_t need) {
     const size_t rows = s->carried_rows[MOE_BY_SOURCE];
     size_t at = 0;
@@ -11195,7 +11059,7 @@ static size_t moe_find_segment(const moe_session *s, size_t need) {
     return need <= rows && at <= rows - need ? at : SIZE_MAX;
 }
 
-/* Give a slot the first fit, which exists. */
+/* Assign the first gap, which exists, to a slot. */
 static void moe_activate(moe_session *s, size_t at, size_t length) {
     moe_slot *slot = &s->slots[at];
     size_t i = s->n_active;
@@ -11220,8 +11084,7 @@ static void moe_free_page(moe_session *s, int32_t page) {
     s->free_pages[s->n_free++] = page;
 }
 
-/* Whether a sentence has pages for its first `rows` rows; those that lack are taken, as long as there are some: free
- * ones, then idle ones. */
+/* Allocate free or idle pages for a sentence's first `rows` rows. Returns 0 if there are too few. */
 static int moe_take_pages(moe_session *s, moe_slot *slot, size_t rows) {
     while (slot->pages && slot->n_pages * MOE_PAGE < rows) {
         if (!s->n_free && !s->n_idle) return 0;
@@ -11232,13 +11095,13 @@ static int moe_take_pages(moe_session *s, moe_slot *slot, size_t rows) {
     return 1;
 }
 
-/* What runs have stored completely may be shared. */
+/* Mark pages with all rows stored: they can be shared. */
 static void moe_mark_filled(moe_session *s, moe_slot *slot) {
     for (; slot->n_filled < moe_min(slot->n_pages, slot->steps / MOE_PAGE); slot->n_filled++)
         s->pages[slot->pages[slot->n_filled]].filled = 1;
 }
 
-/* Beginnings become idle, the first page as the last one. */
+/* Release a sentence's pages. Those of a shared start become idle, last page first: the first one lives longest. */
 static void moe_give_pages(moe_session *s, moe_slot *slot) {
     moe_mark_filled(s, slot);
     while (slot->n_pages) {
@@ -11255,7 +11118,7 @@ static void moe_give_pages(moe_session *s, moe_slot *slot) {
     slot->n_filled = 0;
 }
 
-/* The oldest sentence that waits for pages, or does not, and is younger than `age`; NULL: there is none. */
+/* Return the oldest sentence that waits for pages (or does not) and is younger than `age`; NULL if there is none. */
 static moe_slot *moe_oldest(const moe_session *s, int waits, uint64_t age) {
     moe_slot *oldest = NULL;
     for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++)
@@ -11264,10 +11127,10 @@ static moe_slot *moe_oldest(const moe_session *s, int waits, uint64_t age) {
     return oldest;
 }
 
-/* What a sentence needs for its next step, or to begin. */
+/* Return the rows that a sentence needs for its next step, or to start. */
 static size_t moe_rows_needed(const moe_slot *slot) { return 1 + (slot->waits ? slot->task.n_target : slot->n_tokens); }
 
-/* Where the table of beginnings has a sentence's page that follows the beginning `before`; `ids` become its tokens. */
+/* Return the hash table entry for a sentence's page that follows the start `before`; `ids` receives its tokens. */
 static int32_t *moe_find_beginning(const moe_session *s, const moe_slot *slot, size_t page, uint64_t before,
                                    int32_t *ids) {
     uint64_t key = before;
@@ -11278,7 +11141,7 @@ static int32_t *moe_find_beginning(const moe_session *s, const moe_slot *slot, s
     return &s->beginnings[key % s->n_pages];
 }
 
-/* Give a beginning one more user; it is idle no more. */
+/* Add a user to a shared page, which is then no longer idle. */
 static void moe_share_page(moe_session *s, int32_t page) {
     size_t at = 0;
     if (s->pages[page].users++) return;
@@ -11286,9 +11149,9 @@ static void moe_share_page(moe_session *s, int32_t page) {
     moe_take_idle(s, at);
 }
 
-/* Begin a sentence that waits, for which there are pages: the first ones are shared with sentences that begin with the
- * same tokens, as far as nobody asks for the rows; its search goes on behind them. While another sentence still fills
- * such a page, this one waits. */
+/* Start a waiting sentence, for which there are pages. It shares the first ones with sentences that start with the same
+ * tokens, as far as no outputs of these rows are needed, and its search continues after them. It keeps waiting while
+ * another sentence fills such a page. */
 static void moe_begin_pages(moe_session *s, size_t at) {
     moe_slot *slot = &s->slots[at];
     const size_t alike = s->shares ? slot->task.free / MOE_PAGE : 0, rows = moe_rows_needed(slot);
@@ -11318,7 +11181,7 @@ static void moe_begin_pages(moe_session *s, size_t at) {
     slot->waits = 0;
 }
 
-/* 1 if there are pages for all sentences, which then have them. */
+/* Return 1 if there are enough pages for all sentences, and assign them. */
 static int moe_all_have_pages(moe_session *s) {
     size_t pages = 0;
     for (const moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
@@ -11335,10 +11198,10 @@ static int moe_all_have_pages(moe_session *s) {
     return 1;
 }
 
-/* Pages for the next step of all sentences that have some, the oldest first: where none is free, the youngest gives its
- * pages back, waits, and is computed again from its beginning. Then those that wait begin, the oldest first, if there
- * are pages for what they are given; one that gave its pages back also waits until another sentence is done. A single
- * sentence always finds enough: moe_must_decode refuses those that may need more pages than there are. */
+/* Assign pages for the next step of all running sentences, oldest first. If pages run out, the youngest sentence
+ * releases its pages, waits, and is recomputed from its start. Then waiting sentences start, oldest first, if there are
+ * pages for their given tokens; one that has released its pages also waits until another sentence is done. A single
+ * sentence always has enough: moe_must_decode rejects those that may need more than there are. */
 static void moe_share_pages(moe_session *s) {
     moe_slot *slot;
     int some = 0;
@@ -11371,39 +11234,38 @@ static void moe_deactivate(moe_session *s, size_t at) {
     s->slots[at].active = 0;
 }
 
-/* Whether the caller dropped a request. Another thread may set the flag. */
+/* Return 1 if the caller has dropped a request. Another thread may set the flag. */
 static int moe_is_dropped(const int *dropped) { return dropped && __atomic_load_n(dropped, __ATOMIC_RELAXED); }
 
 static const char moe_dropped_text[] = "dropped by the caller";
 
 #define MOE_BAD(why, ...) moe_fail(why, MOE_ERROR_ARGUMENT, "request", __VA_ARGS__)
 
-/* Whether a request's constraints can be kept. */
 static moe_status moe_check_constraints(const moe_session *s, const moe_request *q, size_t n_target, moe_error *why) {
     const moe_model *m = s->model;
     const size_t most = s->search.max_constraints, max_target = (size_t)s->params.max_target;
     size_t tokens = 0;
-    if (q->n_constraints > most) return MOE_BAD(why, "%zu constraints, max_constraints is %zu", q->n_constraints, most);
+    if (q->n_constraints > most)
+        return MOE_BAD(why, "%zu constraints exceed max_constraints, %zu", q->n_constraints, most);
     for (size_t c = 0; c < q->n_constraints; c++) {
         const moe_constraint *k = &q->constraints[c];
         if (!k->n_ids || k->first > q->n_source || k->n_source > q->n_source - k->first)
-            return MOE_BAD(why, "constraint %zu has no tokens, or lies outside the source", c);
+            return MOE_BAD(why, "constraint %zu has no tokens or exceeds the source", c);
         tokens += moe_min(k->n_ids, max_target);
         for (size_t i = 0; i < k->n_ids; i++)
             if (!moe_can_generate(m, k->ids[i]) || moe_is_end(&s->search, k->ids[i]))
                 return MOE_BAD(why, "token %d of a constraint cannot be generated by this model", (int)k->ids[i]);
     }
     if (n_target + tokens + 1 > max_target && q->n_constraints)
-        return MOE_BAD(why, "the constraints have %zu tokens, too many for the limit of %zu", tokens, max_target);
+        return MOE_BAD(why, "the constraints have %zu tokens, which exceeds the limit of %zu", tokens, max_target);
     return MOE_OK;
 }
 
-/* The token that a translation begins with; -1: none. */
+/* Return the token that a translation must start with, or -1. */
 static int32_t moe_forced_token(const moe_model *m, const moe_request *q) {
     return q->force >= 0 || !m->forced_tag ? q->force : q->target_tag;
 }
 
-/* Whether a request can be served. */
 static moe_status moe_check_request(const moe_session *s, const moe_request *q, moe_error *why) {
     const moe_model *m = s->model;
     const size_t extra = q->raw ? 0 : moe_source_extra(m), max_source = (size_t)s->params.max_source,
@@ -11434,7 +11296,7 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
         return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu target tokens, the limit is %zu", n_target + 1,
                         max_target);
     if (q->repetition_penalty != 0.0f && !s->search.used_words)
-        return MOE_BAD(why, "a repetition_penalty of its own needs a session that has one, or stop_loops");
+        return MOE_BAD(why, "a request's own repetition_penalty needs a session with repetition_penalty or stop_loops");
     MOE_TRY(moe_check_number("repetition_penalty", (double)q->repetition_penalty, 0, 100, 1, why));
     if (q->sampling) MOE_TRY(moe_check_sampling(q->sampling, s->search.draws, why));
     if (m->kind == MOE_MODEL_LANGUAGE && (!q->target || q->prefix || q->n_source))
@@ -11442,7 +11304,7 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
     return MOE_OK;
 }
 
-/* The longest target of a request with `n` source tokens, those that the session adds included. */
+/* Return the maximum target length of a request with `n` source tokens, including those that the session adds. */
 static size_t moe_limit(const moe_session *s, const moe_request *q, size_t n) {
     const int counts_source = s->search.rules.counts_source;
     const size_t most = (size_t)s->params.max_target, offset = (size_t)s->params.max_len_offset;
@@ -11451,7 +11313,7 @@ static size_t moe_limit(const moe_session *s, const moe_request *q, size_t n) {
     return moe_min(q->limit ? moe_min(q->limit, most) : most, (limit < (double)most ? (size_t)limit : most) + offset);
 }
 
-/* Whether a request that can be served will find enough pages once it is alone. */
+/* Check that a valid request has enough pages if it runs alone. */
 static moe_status moe_check_pages(const moe_session *s, const moe_request *q, moe_error *why) {
     const size_t n = q->n_source + (q->raw ? 0 : moe_source_extra(s->model)), prompt = s->model->prompted ? n - 1 : 0;
     const size_t given = (q->target ? q->n_target : 0) + (moe_forced_token(s->model, q) >= 0);
@@ -11461,10 +11323,11 @@ static moe_status moe_check_pages(const moe_session *s, const moe_request *q, mo
     if (!q->target || q->prefix) rows += (limit - given) * (size_t)s->params.beam;
     if (!s->n_pages || rows <= s->n_pages * MOE_PAGE) return MOE_OK;
     return moe_fail(why, MOE_ERROR_LIMIT, "request",
-                    "it may need keys and values of %zu tokens, context_memory holds %zu", rows, s->n_pages * MOE_PAGE);
+                    "it may need keys and values for %zu tokens, but context_memory holds %zu", rows,
+                    s->n_pages * MOE_PAGE);
 }
 
-/* 1 if the request for slot `at` must be decoded; else its result is handed over. */
+/* Return 1 if the request for slot `at` must be decoded; otherwise deliver its result. */
 static int moe_must_decode(moe_session *s, size_t at) {
     const moe_request *q = &s->tickets[at].request;
     const moe_hypothesis nothing = { .ids = NULL };
@@ -11478,7 +11341,8 @@ static int moe_must_decode(moe_session *s, size_t at) {
         moe_refuse(s, at, why.code, why.message);
         return 0;
     }
-    moe_hand_over(s, at, (moe_result){ q->user, MOE_OK, "", 1, &nothing }, NULL); /* of nothing: an empty one */
+    moe_hand_over(s, at, (moe_result){ q->user, MOE_OK, "", 1, &nothing },
+                  NULL); /* an empty source has an empty translation */
     return 0;
 }
 
@@ -11494,15 +11358,14 @@ static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
     slot->task.limit = moe_max(slot->task.limit, slot->task.n_target + tokens + 1);
 }
 
-/* 1 if the list did not have the token. */
 static size_t moe_list_add(uint32_t *listed, int32_t id) {
     const uint32_t bit = 1u << id % 32, had = listed[id / 32] & bit;
     listed[id / 32] |= bit;
     return !had;
 }
 
-/* The list of the sentence in a slot: a function of its source's ids, of the tokens that the request gives, and of the
- * model. Sentences that are only scored have one run for many tokens: rows are not gathered for them. */
+/* Build the shortlist of the sentence in a slot, a function of the source ids, the given tokens and the model. Rows are
+ * not gathered for sentences that are only scored, since one run computes many of their tokens. */
 static void moe_make_list(moe_session *s, moe_slot *slot, const int32_t *source) {
     const moe_model *m = s->model;
     const moe_shortlist *lists = &m->shortlist;
@@ -11541,7 +11404,7 @@ static void moe_gather_task(void *user, size_t task, size_t thread) {
     }
 }
 
-/* Begin the checked request of slot `at`; its ids go after the `staged` ones. Returns their number. */
+/* Start the valid request of slot `at`; its ids are appended to the `staged` ones. Returns their number. */
 static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     const moe_model *m = s->model;
     const moe_request *q = &s->tickets[at].request;
@@ -11593,7 +11456,6 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     return n;
 }
 
-/* Encode the staged sentences: packed by time step. */
 static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
     moe_frame *f = &s->frames[MOE_ENCODER];
     moe_packed *p = &f->packed;
@@ -11628,14 +11490,14 @@ static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
     return n;
 }
 
-/* Admit requests as far as free slots, staging memory and attention memory allow: if `own`, the session's own ones,
- * then, if `more`, the caller's. *last: the last answer for the caller. */
+/* Admit requests while slots, staging memory and attention memory are free: the session's own if `own`, then the
+ * caller's if `more`. *last: the caller's last answer. */
 static moe_status moe_refill(moe_session *s, int own, int more, int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
     size_t *sentence = s->frames[MOE_ENCODER].packed.sentence, group = 0, staged = 0;
     for (size_t i = 0; i < s->n_slots; i++) {
         size_t place = group;
-        const size_t at = (batch + i) % s->n_slots; /* slots behind the batch first */
+        const size_t at = (batch + i) % s->n_slots; /* slots after the batch first */
         int *wanted = at < batch ? &more : &own, answer;
         if (s->slots[at].active || !*wanted) continue;
         if (staged + max_source > s->encode_tokens || moe_find_segment(s, max_source) == SIZE_MAX) break;
@@ -11646,7 +11508,7 @@ static moe_status moe_refill(moe_session *s, int own, int more, int *last, moe_e
         if (!*wanted) continue;
         staged += moe_admit(s, at, staged);
         for (; place > 0 && s->slots[sentence[place - 1]].task.length < s->slots[at].task.length; place--)
-            sentence[place] = sentence[place - 1]; /* by falling length */
+            sentence[place] = sentence[place - 1]; /* by descending length */
         sentence[place] = at;
         group++;
     }
@@ -11655,7 +11517,7 @@ static moe_status moe_refill(moe_session *s, int own, int more, int *last, moe_e
 
 /* ---- Decoding ---- */
 
-/* Free the slots of dropped requests. A GPU finishes its requests. */
+/* Free the slots of dropped requests. A GPU completes its requests. */
 static void moe_drop_unwanted(moe_session *s) {
     for (size_t at = 0; at < s->n_slots; at++) {
         if (!s->slots[at].active || !moe_is_dropped(s->tickets[at].request.dropped)) continue;
@@ -11664,7 +11526,6 @@ static void moe_drop_unwanted(moe_session *s) {
     }
 }
 
-/* Fill row `row` for `position` of a hypothesis. */
 static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *live, size_t position, size_t row) {
     const moe_row asked = moe_live_row(&s->search, slot, live, position);
     moe_frame *f = &s->frames[MOE_DECODER];
@@ -11693,7 +11554,7 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
     if (b->starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
 }
 
-/* One row for every live hypothesis, and after it rows of given tokens as long as rows are free. Keys and values of all
+/* Fill one row for each live hypothesis, followed by rows of given tokens while rows are free. Keys and values of all
  * rows are stored before any row attends to them. */
 static void moe_fill_frame(moe_session *s) {
     size_t rows = 0, spare = s->search.ahead, *starts = &s->frames[MOE_DECODER].beam.most_starts;
@@ -11716,8 +11577,9 @@ static void moe_fill_frame(moe_session *s) {
     s->frames[MOE_DECODER].rows = rows;
 }
 
-/* coverage of a row = that of its parent + this step's attention. By place, it is kept per place in the beam and does
- * not move with the hypotheses. The place of a finished one adds nothing; while there is one, all places add its. */
+/* coverage of a row = coverage of its parent + attention of this step. By slot, coverage belongs to the slot of the
+ * beam and does not move with hypotheses. The slot of a finished hypothesis adds nothing; while there is only one
+ * hypothesis, all slots add its attention. */
 static void moe_add_coverage(moe_session *s) {
     moe_beam *b = &s->frames[MOE_DECODER].beam;
     const size_t stride = b->attention_stride, beam = (size_t)s->params.beam;
@@ -11739,18 +11601,17 @@ static void moe_add_coverage(moe_session *s) {
     s->coverage_next = old;
 }
 
-/* Hand over the result of a slot that is done, and free it. Returns the words after it. */
+/* Deliver the result of a finished slot and free it. Returns the following words. */
 static const int32_t *moe_deliver(moe_session *s, const int32_t *words) {
     const size_t at = (size_t)words[0], n = (size_t)words[1];
     const int32_t *end = moe_read_result(s, words, s->hypotheses);
     moe_deactivate(s, at);
     if (n) moe_hand_over(s, at, (moe_result){ s->tickets[at].request.user, MOE_OK, "", n, s->hypotheses }, words);
-    else moe_refuse(s, at, MOE_ERROR_NUMERIC, "the network's output is not a number: the model's weights are broken");
+    else moe_refuse(s, at, MOE_ERROR_NUMERIC, "the network's output is NaN: the model's weights are invalid");
     return end;
 }
 
-/* The index of the last token that all hypotheses of a slot have in common; -1: there is none. A token comes after
- * those before it. */
+/* Return the index of the last token shared by all hypotheses of a slot, or -1. Indices increase along a hypothesis. */
 static int32_t moe_common_token(const moe_slot *slot) {
     int32_t common = slot->live[0].last;
     for (size_t h = 1; h < slot->n_live + slot->n_finished; h++) {
@@ -11763,7 +11624,7 @@ static int32_t moe_common_token(const moe_slot *slot) {
     return common;
 }
 
-/* Tell the caller what is new of the translation in slot `at`. One that is computed again is the same. */
+/* Report new tokens of the translation in slot `at` to the caller. A recomputed translation is the same. */
 static void moe_tell(moe_session *s, size_t at) {
     const moe_slot *slot = &s->slots[at];
     moe_ticket *ticket = &s->tickets[at];
@@ -11771,7 +11632,7 @@ static void moe_tell(moe_session *s, size_t at) {
     size_t n = 0;
     if (!slot->active || slot->task.scoring || !ticket->request.partial) return;
     int32_t last = moe_common_token(slot);
-    uint32_t may_go = 0; /* of its last tokens, if it loops */
+    uint32_t may_go = 0; /* last tokens that may be cut as a loop */
     for (size_t i = 0; i < MOE_LOOP_WIDEST; i++) may_go = slot->repeats[i] > may_go ? slot->repeats[i] : may_go;
     last -= (int32_t)may_go;
     for (int32_t i = last; i > told; i = slot->tokens[i].parent) n++;
@@ -11781,7 +11642,6 @@ static void moe_tell(moe_session *s, size_t at) {
     ticket->request.partial(s->user, ticket->request.user, s->results, n);
 }
 
-/* Report routing and attention of a row of slot `at` to the caller. */
 static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     const moe_slot *slot = &s->slots[at];
     const moe_frame *d = &s->frames[MOE_DECODER];
@@ -11795,7 +11655,7 @@ static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     if (weights && position >= slot->shown) s->params.attention(s->params.attention_user, &attention);
 }
 
-/* A step of the decoder and of the search. A device stores the hypotheses and searches itself. */
+/* Run one step of decoder and search. A device stores the hypotheses and searches by itself. */
 static moe_status moe_step(moe_session *s, moe_error *error) {
     const moe_frame *d = &s->frames[MOE_DECODER];
     moe_device_results step = { 0, 0, NULL };
@@ -11837,13 +11697,13 @@ static moe_status moe_translate_all(moe_session *s, moe_pull_fn pull, moe_done_f
     moe_status status = MOE_OK;
     int answer = MOE_PULL_REQUEST, beginning = 1;
     if (s->model->kind == MOE_MODEL_CLASSIFIER)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "translate", "this model is a classifier: it does not translate");
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "translate", "this model is a classifier and cannot translate");
     s->pull = pull;
     s->done = done;
     s->user = user;
     while (status == MOE_OK) {
         if (!s->api) moe_drop_unwanted(s);
-        /* The encoder runs on groups of sentences; a large batch begins with several groups, one after the other. */
+        /* The encoder runs on groups of sentences; a large batch starts with several groups. */
         const size_t free = moe_free_slots(s, 0, batch);
         const int own = behind && moe_free_slots(s, batch, s->n_slots) >= behind / 4;
         const int more = answer != MOE_PULL_END && free >= (beginning ? 1 : moe_max(1, few));
@@ -11851,7 +11711,7 @@ static moe_status moe_translate_all(moe_session *s, moe_pull_fn pull, moe_done_f
         if (own || more) {
             status = moe_refill(s, own, more, &answer, error);
             if (answer == MOE_PULL_CANCEL)
-                status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
+                status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "cancelled by the caller");
         }
         if (status == MOE_OK) status = moe_heed(s, error);
         if (status != MOE_OK) break;
@@ -11871,7 +11731,6 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
     return moe_end_call(s, moe_translate_all(s, pull, done, user, &why), &why, error);
 }
 
-/* The sentence of moe_translate_ids. */
 typedef struct moe_sentence {
     const int32_t *source;
     size_t n;
@@ -11898,7 +11757,7 @@ static void moe_take_sentence(void *user, const moe_result *result) {
     *one->n_out = best->n_ids;
     if (best->n_ids > one->capacity)
         one->status = moe_fail(one->error, MOE_ERROR_LIMIT, "capacity",
-                               "the translation has %zu tokens, the capacity is %zu", best->n_ids, one->capacity);
+                               "the translation has %zu tokens, but the capacity is %zu", best->n_ids, one->capacity);
     if (best->n_ids > one->capacity) return;
     if (best->n_ids) memcpy(one->out, best->ids, best->n_ids * sizeof *one->out);
     if (one->n && !best->finished) /* an empty source has an empty translation */
@@ -11925,7 +11784,7 @@ static moe_status moe_classify_all(moe_session *s, const float *inputs, size_t r
     moe_frame *f = &s->frames[MOE_DECODER];
     const moe_beam *b = &f->beam;
     if (s->model->kind != MOE_MODEL_CLASSIFIER)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "classify", "this model is no classifier");
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "classify", "this model is not a classifier");
     for (size_t row0 = 0; row0 < rows; row0 += batch) {
         const size_t n = moe_min(batch, rows - row0);
         f->rows = n;
@@ -11942,7 +11801,7 @@ static moe_status moe_classify_all(moe_session *s, const float *inputs, size_t r
             if (s->params.routing) moe_report_row(s, MOE_DECODER, r, NULL, row0 + r);
             if (!(b->top_logprobs[r * top] <= 0.0f))
                 return moe_fail(error, MOE_ERROR_NUMERIC, "classify",
-                                "row %zu gives not-a-number: its inputs or the model's weights are broken", row0 + r);
+                                "row %zu yields NaN: its inputs or the model's weights are invalid", row0 + r);
             for (size_t i = 0; i < nbest; i++) {
                 classes[(row0 + r) * nbest + i] = i < top ? b->top_ids[r * top + i] : -1;
                 logprobs[(row0 + r) * nbest + i] = i < top ? b->top_logprobs[r * top + i] : moe_from_bits(0xff800000u);

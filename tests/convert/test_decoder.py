@@ -420,7 +420,7 @@ def a_limited_context_does_not_change_results():
         options = ("--ids", "--json", "--kv-bits", "32", *limits(64))
         large = run([TRANSLATE, "-m", model, *options, "--beam", "29", "--context-memory", "1"],
                     [line([5, 6]), line([5])], status=1)
-        assert "of 1858 tokens, context_memory holds 1808" in large.stderr, large.stderr
+        assert "for 1858 tokens, but context_memory holds 1808" in large.stderr, large.stderr
         fits = run([TRANSLATE, "-m", model, *options, "--beam", "28", "--context-memory", "1"], [line([5, 6])])
         assert len(fits.lines) == 1
 
@@ -654,7 +654,7 @@ def positions_and_prompts_beyond_the_limits_are_rejected():
         more = run([TRANSLATE, "-m", model, "--ids", "--max-len", "100"], [line([1, 5])], status=2)
         assert "128 together" in more.stderr, more.stderr
         bits = run([TRANSLATE, "-m", model, "--ids", "--kv-bits", "24"], [line([1, 5])], status=2)
-        assert "kv_bits is 24, allowed are 8, 16 and 32" in bits.stderr, bits.stderr
+        assert "kv_bits is 24, but must be 8, 16 or 32" in bits.stderr, bits.stderr
     recurrent = os.path.join(ROOT, "models", "en-de-fr-es.bin")
     other = run([TRANSLATE, "-m", recurrent, "-t", "de", "--kv-bits", "16"], ["a"], status=2)
     assert "kv_bits must be 32" in other.stderr, other.stderr

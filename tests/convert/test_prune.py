@@ -445,7 +445,7 @@ def a_pruned_model_gives_the_same_bytes_with_streamed_experts():
                 mapped = run(command, lines).stdout
                 assert mapped != run([TRANSLATE, "-m", model, "--json", *raw], lines).stdout
                 least = run([*command, "--expert-memory", "1K"], lines, status=3).stderr
-                sizes_of = re.search(r" 2 experts .* ([0-9]+) bytes; all .* ([0-9]+) bytes", least)
+                sizes_of = re.search(r" 2 experts need ([0-9]+) bytes; all [0-9]+ need ([0-9]+) bytes", least)
                 least, full = map(int, sizes_of.groups())
                 for memory, batch, threads in (least, 1, 1), (least * 2, 7, 3), (full, 32, 2):
                     got = run([*command, "--stats", "--expert-memory", f"{memory // 1024}K", "--batch", str(batch),

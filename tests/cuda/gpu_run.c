@@ -155,7 +155,7 @@ int main(int argc, char **argv) {
     if (argc > 7 && strcmp(argv[7], "trace") == 0) p.trace = trace;
     else if (argc > 7) p.device_memory = 1; /* the error says how much it has to be */
     if (p.device_memory && moe_session_new(m, &p, &s, &e)) {
-        if (sscanf(e.message, "cuda:%*d: %zu MB are needed at least", &least) != 1)
+        if (sscanf(e.message, "cuda:%*d: needs at least %zu MB", &least) != 1)
             return fprintf(stderr, "%s\n", e.message), 3;
         p.device_memory = least << 20;
     }

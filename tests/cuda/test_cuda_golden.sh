@@ -12,10 +12,10 @@ said=$(echo | "$program" -m "$model" -t de --stats -v 2>&1)
 case $said in *"cuda:0 emulated"*"device           cuda:0 emulated"*"device memory"*) status=0 ;; *) status=1 ;; esac
 verdict "--verbose and --stats name the GPU" $status
 said=$(echo | "$program" -m "$model" -t de --device cuda --gpu-memory 1 2>&1)
-test $? = 3 && case $said in *" MB are needed at least"*"1 MB are allowed"*"--device cpu"*) true ;; *) false ;; esac
+test $? = 3 && case $said in *"needs at least "*" MB"*"1 MB are allowed"*"--device cpu"*) true ;; *) false ;; esac
 verdict "--gpu-memory that is too small is an error with advice" $?
 enough=$("$program" -m "$model" --self-test --device cuda --batch 16 --gpu-memory 1 2>&1 |
-    sed -n 's/.* \([0-9]*\) MB are needed at least.*/\1/p')
+    sed -n 's/.* needs at least \([0-9]*\) MB.*/\1/p')
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 printf '%s\n' 'Good morning.' 'Where is my book?' 'She has been reading since this morning.' >"$work/in"
@@ -34,5 +34,5 @@ said=$(echo 'Good morning.' | "$program" -m "$model" -t de --device cuda --stats
 case $said in *"experts fetched"*) status=1 ;; *"experts held     64 of 64"*) status=0 ;; *) status=1 ;; esac
 verdict "nothing is fetched where all experts fit" $status
 said=$(echo | "${BIN:-.}/moe-translate" -m "$model" -t de --device tpu 2>&1)
-test $? = 2 && case $said in *"no device is called 'tpu'"*) true ;; *) false ;; esac
+test $? = 2 && case $said in *"unknown device 'tpu'"*) true ;; *) false ;; esac
 verdict "an unknown device is a usage error" $?

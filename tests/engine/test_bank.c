@@ -362,8 +362,8 @@ static void too_little_memory_is_refused_with_numbers(void **state) {
     size_t bytes;
     moe_session *s;
     (void)state;
-    snprintf(least, sizeof least, "2 experts at a time are the least, %d bytes", 2 * SLAB);
-    snprintf(all, sizeof all, "all %zu take %zu bytes", n, n * SLAB);
+    snprintf(least, sizeof least, "too small: 2 experts need %d bytes", 2 * SLAB);
+    snprintf(all, sizeof all, "all %zu need %zu bytes", n, n * SLAB);
     for (size_t i = 0; i < MOE_COUNT(few); i++) {
         const moe_session_params p = params_of(m, 1, 1, few[i]);
         assert_int_equal(moe_session_bytes(m, &p, &bytes, &e), MOE_ERROR_MEMORY);
@@ -473,7 +473,7 @@ static void a_read_that_fails_is_named_and_the_session_goes_on(void **state) {
             no_oddities();
             CHECK(status == (reads < n ? MOE_OK : MOE_ERROR_IO), "read %d: status %d", n, status);
             if (status) {
-                const char *why = n % 2 ? strerror(EIO) : "the file ends at byte";
+                const char *why = n % 2 ? strerror(EIO) : "the file is truncated at byte";
                 CHECK(strstr(e.message, "coder.1 expert ") == e.message + 2 && strstr(e.message, why) &&
                           strncmp(e.message, e.where, strlen(e.where)) == 0,
                       "read %d: %s: %s", n, e.where, e.message);

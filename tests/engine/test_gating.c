@@ -496,22 +496,22 @@ static void impossible_gates_are_refused_by_their_field(void **state) {
                       deep[] = GOLDEN "deep.bin";
     (void)state;
     refuse_entry(hierarchy, "encoder.1.groups", NULL, 5, "divide");
-    refuse_entry(hierarchy, "encoder.1.groups", NULL, 13, "allowed");
-    refuse_entry(hierarchy, "encoder.1.groups", NULL, -1, "allowed");
-    refuse_entry(hierarchy, "encoder.1.k", NULL, 0, "allowed");
-    refuse_entry(hierarchy, "encoder.1.k", NULL, 5, "allowed");        /* of 4 in a group */
-    refuse_entry(hierarchy, "encoder.1.parent.k", NULL, 4, "allowed"); /* of 3 groups */
-    refuse_entry(hierarchy, "encoder.1.parent.k", NULL, 0, "allowed");
-    refuse_entry(hierarchy, "encoder.1.gate", "noisy", 0, "does not know");
-    refuse_entry(hierarchy, "encoder.1.gate", "batchwise", 0, "does not know");
-    refuse_entry(hierarchy, "encoder.1.parent.gate", "expert choice", 0, "does not know");
-    refuse_entry(hierarchy, "encoder.1.parent.empty", "random", 0, "does not know");
-    refuse_entry(hierarchy, "encoder.1.gate.relu", NULL, 2, "allowed");
-    refuse_entry(hierarchy, "encoder.1.expert", "quadratic", 0, "does not know");
+    refuse_entry(hierarchy, "encoder.1.groups", NULL, 13, "must be");
+    refuse_entry(hierarchy, "encoder.1.groups", NULL, -1, "must be");
+    refuse_entry(hierarchy, "encoder.1.k", NULL, 0, "must be");
+    refuse_entry(hierarchy, "encoder.1.k", NULL, 5, "must be");        /* of 4 in a group */
+    refuse_entry(hierarchy, "encoder.1.parent.k", NULL, 4, "must be"); /* of 3 groups */
+    refuse_entry(hierarchy, "encoder.1.parent.k", NULL, 0, "must be");
+    refuse_entry(hierarchy, "encoder.1.gate", "noisy", 0, "unknown value");
+    refuse_entry(hierarchy, "encoder.1.gate", "batchwise", 0, "unknown value");
+    refuse_entry(hierarchy, "encoder.1.parent.gate", "expert choice", 0, "unknown value");
+    refuse_entry(hierarchy, "encoder.1.parent.empty", "random", 0, "unknown value");
+    refuse_entry(hierarchy, "encoder.1.gate.relu", NULL, 2, "must be");
+    refuse_entry(hierarchy, "encoder.1.expert", "quadratic", 0, "unknown value");
     refuse_entry(hierarchy, "encoder.1.activation", "none", 0, "relu");
     refuse_entry(language, "decoder.0.context", "previous", 0, "none");
-    refuse_entry(deep, "network.0.kind", "lstm", 0, "no network may have");
-    refuse_entry(deep, "network.layers", NULL, 0, "allowed");
+    refuse_entry(deep, "network.0.kind", "lstm", 0, "not supported in network");
+    refuse_entry(deep, "network.layers", NULL, 0, "must be");
 }
 
 /* Missing tensors and thresholds that are no numbers. */
@@ -539,7 +539,7 @@ static void missing_and_broken_thresholds_are_refused_by_name(void **state) {
     v[0].n = 12;
     t[2] = moe_from_bits(0x7fc00000u);
     assert_null(saved_with(m, &gate, 1, v, 2, MOE_ERROR_FORMAT, &e));
-    assert_non_null(strstr(e.message, "not a finite number"));
+    assert_non_null(strstr(e.message, "is not finite"));
     for (size_t i = 0; i < MOE_COUNT(others); i++) {
         const moe_meta_entry other = { .key = others[i].key, .kind = MOE_META_INT, .integer = others[i].value };
         assert_null(saved_with(m, &other, 1, NULL, 0, MOE_ERROR_FORMAT, &e));

@@ -534,7 +534,7 @@ static void busy_experts_are_spread(void **state) {
 }
 
 static void loads_that_are_none_are_refused(void **state) {
-    static const char *const words[] = { "element 2, which is negative", "element 2, not a finite number",
+    static const char *const words[] = { "is negative at element 2", "is not finite at element 2",
                                          "decoder.1.experts.load" };
     (void)state;
     for (int way = 0; way < 3; way++) {
@@ -643,7 +643,7 @@ static void an_error_of_one_rank_is_an_error_of_all(void **state) {
         char words[64] = "rank 1: ";
         moe_status status = MOE_ERROR_CANCELLED;
         if (way < 2) p->feed.cancel_at = 9;
-        if (way == 0) snprintf(words, sizeof words, "rank 1: stopped by the caller");
+        if (way == 0) snprintf(words, sizeof words, "rank 1: cancelled by the caller");
         if (way == 1) p->feed.session = (moe_session *)1; /* until it is made */
         if (way == 2) {                                   /* a slab that only this rank reads */
             moe_model *model = NULL;

@@ -2110,7 +2110,7 @@ static void the_first_broken_number_is_named(void **state) {
         mw_shortlist(m, MW_VOCABULARY, offsets, ids, ALL, 4);
         mw_image image = mw_build(m);
         const moe_status status = moe_model_open_memory(image.data, image.bytes, NULL, &model, &e);
-        snprintf(wanted, sizeof wanted, "has element %zu, not a finite number", places[i]);
+        snprintf(wanted, sizeof wanted, "is not finite at element %zu", places[i]);
         if (places[i] == ALL) assert_int_equal(status, MOE_OK);
         else assert_non_null(strstr(e.message, wanted));
         moe_model_close(model);

@@ -422,12 +422,12 @@ static void mm_repair_key(mw_model *m, const char *key, const char *message, uin
         if (strstr(key, ".kind") || strstr(key, "architecture"))
             mw_text(m, key, mm_words[fuzz_below(r, MM_END_OF_KINDS)]);
         else mm_repair_missing_key(m, key, r);
-    } else if (strncmp(message, "has a value", 11) == 0 || strncmp(message, "is not one of", 13) == 0) {
+    } else if (strncmp(message, "has an unknown value", 20) == 0 || strncmp(message, "is out of range", 15) == 0) {
         mw_text(m, key, mm_words[fuzz_below(r, MOE_COUNT(mm_words))]);
-    } else if (sscanf(message, "is %*d, allowed are %lld to %lld", &low, &high) == 2) {
+    } else if (sscanf(message, "is %*d, but must be %lld to %lld", &low, &high) == 2) {
         mw_int(m, key,
                high < low ? low : low + (long long)fuzz_below(r, (size_t)(high - low < 20 ? high - low + 1 : 20)));
-    } else if (sscanf(message, "is %*f, allowed are %lf to %lf", &least, &most) == 2) {
+    } else if (sscanf(message, "is %*f, but must be %lf to %lf", &least, &most) == 2) {
         mw_real(m, key, least + (most - least) / 2);
     } else if (sscanf(message, "must be \"%31[a-z0-9]\"", word) == 1) {
         mw_text(m, key, word);
@@ -445,7 +445,7 @@ static void mm_repair_key(mw_model *m, const char *key, const char *message, uin
 /* Change what the error complains of. 0: nobody knows how. */
 static int mm_repair(mw_model *m, const moe_error *e, uint64_t *r) {
     char name[64] = "", key[64] = "";
-    const char *needs = strstr(e->message, ", the layer list needs ");
+    const char *needs = strstr(e->message, ", but the layer list needs ");
     size_t d[3] = { 1, 1, 1 };
     mw_tensor *t;
     int at = 0;

@@ -205,10 +205,10 @@ def what_lies_in_a_folder_is_refused_by_name_and_at_once():
 
     def many():
         small_models.write(path, {**meta, "languages.sources": codes, "languages.targets": ["en"]}, tensors)
-    for make, word in ((lambda: os.mkfifo(path), "not a file"), (path.mkdir, "not a file"), (path.touch, "empty"),
-                       (lambda: path.symlink_to("/dev/zero"), "not a file"),
+    for make, word in ((lambda: os.mkfifo(path), "not a regular file"), (path.mkdir, "not a regular file"),
+                       (path.touch, "empty"), (lambda: path.symlink_to("/dev/zero"), "not a regular file"),
                        (lambda: path.symlink_to("x.bin"), "x.bin: "),  # systems say it in other words
-                       (lambda: path.symlink_to("none"), "No such file"), (cut, "cut off"),
+                       (lambda: path.symlink_to("none"), "No such file"), (cut, "truncated"),
                        (many, "more than 1024 languages")):
         make()
         status, out, said = translate("a", "--models", folder, "-s", "en", "-t", "de")
