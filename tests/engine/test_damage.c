@@ -239,7 +239,7 @@ static void a_damaged_slab_is_named_when_a_row_goes_to_it_and_never_used(void **
                             unused++;
                         } else {
                             assert_int_equal(o.status, MOE_ERROR_FORMAT);
-                            snprintf(name, sizeof name, "expert %zu of %s ", x, t->name);
+                            snprintf(name, sizeof name, "expert %zu of %s: ", x, t->name);
                             CHECK(strstr(o.error.message, name), "'%s' does not say %s", o.error.message, name);
                             o = translate_with(session, n); /* and again */
                             assert_int_equal(o.status, MOE_ERROR_FORMAT);
