@@ -1,6 +1,5 @@
-/* cmocka.h - as much of cmocka as tests/engine/test_kernels.c needs, for `make test-arm`: Debian has no cmocka for a
- * cross compiler short of adding a foreign architecture to the machine. Prints TAP; a failed assertion ends its test by
- * a long jump. */
+/* cmocka.h - the subset of cmocka that tests/engine/test_kernels.c uses, for `make test-arm`, because Debian's
+ * cross-compiler has no cmocka unless a foreign architecture is added. Prints TAP; failed assertions longjmp. */
 #ifndef MOE_CROSS_CMOCKA_H
 #define MOE_CROSS_CMOCKA_H
 

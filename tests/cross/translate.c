@@ -1,10 +1,9 @@
-/* translate.c - translate fixed sequences of ids and print ids and scores as bits, for tests/cross/translations.py to
- * compare between processors.
+/* translate.c - prints translations of fixed token sequences, with scores in hexadecimal, for translations.py.
  *
- *     translate ISA BATCH THREADS MODEL[=TYPE]...
+ * Usage: translate ISA BATCH THREADS MODEL[=TYPE]...
  *
- * ISA as in moe.h, "auto" too; with =TYPE, the model is first saved in that type. The first line names the kernels in
- * use. */
+ * ISA is as in moe.h, including "auto". With =TYPE, first converts the model to that number format. The first line of
+ * output names the kernels used. */
 #define _POSIX_C_SOURCE 200809L
 #include "moe.h"
 
@@ -19,7 +18,7 @@ typedef struct job {
     int32_t ids[SENTENCES][LONGEST];
     size_t length[SENTENCES], next;
     char text[SENTENCES][TEXT];
-    const char *isa; /* the kernels of the last session */
+    const char *isa; /* kernels of the last session */
 } job;
 
 static void put(char *text, const char *format, unsigned value) {
@@ -106,7 +105,7 @@ static int run(const char *isa, int batch, int threads, char *path, job *j) {
         moe_status status;
         const int file = mkstemp(saved);
         if (!moe_type_parse(type, &params.type) || file < 0)
-            return printf("no type '%s', or no file in /tmp\n", type), 1;
+            return printf("invalid type '%s', or cannot create a file in /tmp\n", type), 1;
         close(file);
         params.experts = params.type;
         status = moe_model_save(model, saved, &params, &error);

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Whole models give the same bytes on AArch64, on every level of its kernels, as on this machine.
+"""Translations by all AArch64 kernels are identical to those of this machine.
 
-Usage: tests/cross/translations.py HOST ARM     tests/cross/translate.c, built for this machine and for AArch64
+Usage: tests/cross/translations.py HOST ARM
 
-Every run has another batch size and another number of threads, so that these are compared too.
+HOST and ARM are tests/cross/translate.c compiled for this machine and for AArch64. Runs also differ in batch size and
+number of threads.
 """
 import concurrent.futures
 import os
 import subprocess
 import sys
 
-SHIPPED = "models/en-de-fr-es.bin"  # Q8, its experts Q4
+SHIPPED = "models/en-de-fr-es.bin"  # Q8 with Q4 experts
 SMALL = ["tests/golden/model-base.bin=" + t for t in ("q8", "q4", "f32", "f16", "bf16")]
-# processor, kernels asked for, those that must come, batch, threads, models
+# processor, requested kernels, expected kernels, batch, threads, models
 RUNS = [
     ("max", "portable", "portable", 7, 1, SMALL),
     ("max", "neon", "neon", 64, 4, SMALL + [SHIPPED]),
@@ -34,7 +35,7 @@ def verdict(name, problem):
 
 
 def translate(command, isa, batch, threads, models):
-    """(kernels, lines of each model, what went wrong)"""
+    """Return (kernels, lines by model, error message)."""
     run = subprocess.run(command + [isa, str(batch), str(threads)] + models, capture_output=True, text=True)
     lines = run.stdout.splitlines()
     kernels = lines.pop(0).replace("kernels: ", "") if lines else ""
@@ -47,12 +48,12 @@ _, reference, broken = translate([host], "portable", 1, 1, SMALL + [SHIPPED])
 verdict("portable kernels translate here",
         broken or next((m + ": no output" for m in reference if len(reference[m]) < 48), ""))
 _, others, broken = translate([host], "auto", 64, 4, SMALL + [SHIPPED])
-verdict("the best kernels here give the same bytes", broken or ("other bytes" if others != reference else ""))
+verdict("the default kernels here give the same output", broken or ("output differs" if others != reference else ""))
 with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     emulated = list(pool.map(lambda x: translate(["qemu-aarch64", "-cpu", x[0], arm], x[1], *x[3:]), RUNS))
 for (cpu, isa, expected, batch, threads, models), (kernels, got, broken) in zip(RUNS, emulated):
     name = "%s, %s kernels, batch %d, %d threads" % (cpu, expected, batch, threads)
-    verdict(name + ": chosen", broken or ("got '%s'" % kernels if kernels != expected else ""))
+    verdict(name + ": selected", broken or ("got '%s'" % kernels if kernels != expected else ""))
     for m in models:
         wrong = sum(a != b for a, b in zip(got[m], reference[m])) + abs(len(got[m]) - len(reference[m]))
         verdict("%s: %s" % (name, m), "%d lines differ" % wrong if wrong else "")

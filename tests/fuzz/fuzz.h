@@ -1,4 +1,4 @@
-/* fuzz.h - what the targets of libFuzzer share: checks that end the run, random choices, a folder for files. */
+/* fuzz.h - shared by the fuzz targets: assertions, random numbers, a temporary folder. */
 #ifndef FUZZ_H
 #define FUZZ_H
 
@@ -16,12 +16,12 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 size_t LLVMFuzzerCustomCrossOver(const uint8_t *data1, size_t size1, const uint8_t *data2, size_t size2, uint8_t *out,
                                  size_t max_out, unsigned seed);
 
-/* Where findings are told: standard error, before libFuzzer's -close_fd_mask closes it to the programs under test. */
+/* A copy of standard error for findings, because -close_fd_mask closes the original. */
 static int fuzz_out = STDERR_FILENO;
 
 __attribute__((constructor)) static void fuzz_keep_stderr(void) { fuzz_out = dup(STDERR_FILENO); }
 
-/* A finding: tell what was wrong; then libFuzzer keeps the input. */
+/* Report a finding and abort, so that libFuzzer keeps the input. */
 #define FUZZ_CHECK(condition, ...)                                    \
     do {                                                              \
         if (!(condition)) {                                           \
@@ -32,7 +32,7 @@ __attribute__((constructor)) static void fuzz_keep_stderr(void) { fuzz_out = dup
         }                                                             \
     } while (0)
 
-/* ---- Random choices, from a seed that the input gives ---- */
+/* ---- Random numbers ---- */
 
 static inline uint64_t fuzz_next(uint64_t *state) {
     uint64_t z = (*state += 0x9e3779b97f4a7c15u);
@@ -49,8 +49,7 @@ static inline uint64_t fuzz_hash(uint64_t hash, const void *data, size_t bytes) 
     return hash;
 }
 
-/* A text of at most `most` bytes: fewer than `parts` parts, some of the n words, some of the input. Returns its bytes.
- */
+/* Write a random text of at most `most` bytes: fewer than `parts` words or pieces of the input. Returns its length. */
 static inline size_t fuzz_text(const char *const *words, size_t n, size_t parts, const uint8_t *data, size_t size,
                                uint64_t *r, char *out, size_t most) {
     size_t bytes = 0;
@@ -69,13 +68,13 @@ static inline size_t fuzz_text(const char *const *words, size_t n, size_t parts,
     return bytes;
 }
 
-/* Read every byte, so that a sanitizer sees what lies outside. */
+/* Read every byte, for the sanitizers. */
 static inline void fuzz_read(const void *data, size_t bytes) {
     const volatile unsigned char *p = data;
     for (size_t i = 0; i < bytes; i++) (void)p[i];
 }
 
-/* A word for an argv, whose strings nobody changes. */
+/* Cast away const for argv; callers do not modify the string. */
 static inline char *fuzz_word(const char *word) {
     union {
         const char *in;
@@ -84,9 +83,9 @@ static inline char *fuzz_word(const char *word) {
     return u.out;
 }
 
-/* ---- Mutating ---- */
+/* ---- Mutation ---- */
 
-/* Replace bytes [from, to) by `n` others. Returns the new size, or the old one where there is no room. */
+/* Replace bytes [from, to) by `n` others if they fit into `most`. Returns the new size. */
 static inline size_t fuzz_splice(uint8_t *data, size_t size, size_t most, size_t from, size_t to, const void *with,
                                  size_t n) {
     if (size - (to - from) + n > most) return size;
@@ -95,14 +94,14 @@ static inline size_t fuzz_splice(uint8_t *data, size_t size, size_t most, size_t
     return size - (to - from) + n;
 }
 
-/* ---- Files: in memory where the system has such a place ---- */
+/* ---- Files, in memory if possible ---- */
 
 static char fuzz_folder[64];
 
 static inline void fuzz_remove_folder(void) {
     char command[96];
     snprintf(command, sizeof command, "rm -rf '%s'", fuzz_folder);
-    if (fuzz_folder[0] && system(command) != 0) fprintf(stderr, "%s stays\n", fuzz_folder);
+    if (fuzz_folder[0] && system(command) != 0) fprintf(stderr, "cannot remove %s\n", fuzz_folder);
 }
 
 static inline void fuzz_make_folder(void) {
@@ -112,7 +111,7 @@ static inline void fuzz_make_folder(void) {
     atexit(fuzz_remove_folder);
 }
 
-/* The name of a file in the folder; good until the eighth call after this one. */
+/* Return the path of a file in the folder, valid for the next seven calls. */
 static inline const char *fuzz_path(const char *name) {
     static char paths[8][256];
     static unsigned next;

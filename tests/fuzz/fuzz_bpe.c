@@ -1,8 +1,8 @@
-/* fuzz_bpe.c - byte-level BPE tokenisers as a model file keeps them. An input is the bytes of one; what is encoded
- * follows from them.
+/* fuzz_bpe.c - byte-level BPE tokenisers in the format of model files. The input is a tokeniser; texts to encode are
+ * derived from its bytes.
  *
- * What must hold: a refusal has one line of reasons; ids are in range and begin in order; ids give valid UTF-8, the
- * same at once and one by one; without a normaliser they give the text back, if each of its bytes must have a token. */
+ * Checks: errors have a one-line message; ids are in range, their positions ascending; decoding gives valid UTF-8, the
+ * same for all ids at once and one at a time; without a normaliser it restores texts of bytes that have tokens. */
 #define _GNU_SOURCE
 
 #include "tools/text/bpe.h"
@@ -17,7 +17,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     return 0;
 }
 
-/* A whole tokeniser with one thing of it changed, or any bytes of the one that is there. */
+/* Make a valid tokeniser with a few random changes, or mutate bytes. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed) {
     static const char *const expressions[] = { "\\p{N}{1,3}", "a+b?",         "(?i:'s|'t)|\\p{L}+",
                                                "[^a]*?b",     "(a|b)(?!\\1)", "\\s+(?!\\S)",
@@ -39,7 +39,6 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
     return size;
 }
 
-/* Words, and what the input itself has. */
 static size_t some_text(const uint8_t *data, size_t size, uint64_t *r, char *out) {
     static const char *const words[] = {
         "the",  " the",      "abab",     "<end>",     "<end>er",          "1234",
@@ -49,7 +48,7 @@ static size_t some_text(const uint8_t *data, size_t size, uint64_t *r, char *out
     return fuzz_text(words, sizeof words / sizeof *words, 20, data, size, r, out, MOST_TEXT);
 }
 
-/* Whether each byte of a text has a token in every tokeniser: see bpe.h. */
+/* Whether every tokeniser has tokens for all bytes of a text (see bpe.h). */
 static int is_spelt(const char *text, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const unsigned char byte = (unsigned char)text[i];
@@ -69,7 +68,7 @@ static void use(const bpe *t, const uint8_t *data, size_t size, int composed, ui
         const int added = fuzz_one_in(r, 2);
         bpe_stream a = { 0 }, b = { 0 };
         if (bpe_encode(t, text, n, added, &ids, &capacity, &count, &begins, why, sizeof why)) {
-            FUZZ_CHECK(why[0] && !strchr(why, '\n'), "refused without a good reason");
+            FUZZ_CHECK(why[0] && !strchr(why, '\n'), "failed without a valid message");
             continue;
         }
         text_clear(&once), text_clear(&bit);
@@ -77,21 +76,23 @@ static void use(const bpe *t, const uint8_t *data, size_t size, int composed, ui
             FUZZ_CHECK(ids[i] >= 0 && ids[i] < bpe_size(t), "id %d of %d", (int)ids[i], (int)bpe_size(t));
             FUZZ_CHECK(!i || begins.data[i] > begins.data[i - 1], "token %zu begins at %u", i, begins.data[i]);
             bpe_decode(t, &b, &ids[i], 1, &bit);
-            FUZZ_CHECK(text_utf8_valid(bit.data, bit.length) == bit.length, "half a character");
+            FUZZ_CHECK(text_utf8_valid(bit.data, bit.length) == bit.length, "decoding splits a character");
         }
         bpe_decode(t, &a, ids, count, &once);
         bpe_decode_end(&a, &once);
         bpe_decode_end(&b, &bit);
-        FUZZ_CHECK(once.length == bit.length && memcmp(once.data, bit.data, bit.length) == 0, "a stream is different");
+        FUZZ_CHECK(once.length == bit.length && memcmp(once.data, bit.data, bit.length) == 0,
+                   "streamed decoding differs");
         if (!composed && !added && text_utf8_valid(text, n) == n && is_spelt(text, n))
-            FUZZ_CHECK(once.length == n && memcmp(once.data, text, n) == 0, "%zu bytes become %zu", n, once.length);
+            FUZZ_CHECK(once.length == n && memcmp(once.data, text, n) == 0, "%zu bytes encoded, %zu decoded", n,
+                       once.length);
     }
     for (int32_t id = -2; id < bpe_size(t) + 2; id++) {
         size_t length;
         const char *piece = bpe_piece(t, id, &length);
         fuzz_read(piece, length);
         bpe_is_special(t, id), bpe_continues(t, id);
-        FUZZ_CHECK(bpe_token_bytes(t, id) <= length, "id %d has more bytes than its text", (int)id);
+        FUZZ_CHECK(bpe_token_bytes(t, id) <= length, "the length of id %d exceeds its piece", (int)id);
     }
     free(ids), free(begins.data);
     text_bytes_free(&once), text_bytes_free(&bit);
@@ -101,7 +102,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint64_t r = fuzz_hash(size, data, size);
     char why[200] = "";
     bpe *t = bpe_new(data, size, why, sizeof why);
-    FUZZ_CHECK(t || (why[0] && !strchr(why, '\n')), "refused without a good reason");
+    FUZZ_CHECK(t || (why[0] && !strchr(why, '\n')), "failed without a valid message");
     if (t) use(t, data, size, data[12] == 1, &r);
     bpe_free(t);
     return 0;

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Damaged checkpoints for tools/convert/convert.py.
+"""Run tools/convert/convert.py on damaged checkpoints.
 
 Usage: tests/python tests/fuzz/fuzz_convert.py TARGET SECONDS [SEED]
        tests/python tests/fuzz/fuzz_convert.py --again FOLDER
 
-Small checkpoints of every kind that convert.py reads are damaged as bytes, and as what they are: JSON values, the
-header of safetensors, the pickle inside a zip file, blocks of a TensorFlow index, checksums mended. Every conversion
-must end with status 0 and a file that moe-info opens, or with status 1, one line on standard error and no file. It may
-take 10 seconds and 768 MB of address space beyond what the program itself has.
+Takes a small checkpoint of every kind that convert.py reads and damages its bytes or its structure: JSON values,
+safetensors headers, the pickle in a zip file, blocks of a TensorFlow index, with valid checksums. A conversion must
+either succeed with a file that moe-info opens, or exit with status 1, one line on standard error and no file. Limits:
+10 seconds, and 768 MB of address space in addition to the program's own.
 
-TARGET `convert` does so with the checkpoints of other programs, `decoder` with folders of decoder-only models
-(settings, tokenizer.json or hy.tiktoken, chat template), `gguf` with GGUF files; those of marian_damage.py damage what
-one reader of Marian's files reads. But for `convert` of other layouts than Hugging Face's the complaint has to name a
-file, or a tensor of the model. A complaint that memory ran out is a finding: none of these files is large.
+Targets: `convert` (checkpoints of other programs), `decoder` (folders of decoder-only models: settings, tokenizer.json
+or hy.tiktoken, chat template), `gguf`, and those in marian_damage.py, one for each reader of Marian's files. Error
+messages must name a file or a tensor, except for the layouts under `convert` that are not from Hugging Face. Running
+out of memory is a finding because all files are small.
 
-A finding is shown once for each place in the source; its checkpoint stays in build/fuzz/crashes/TARGET-SEED-N.
+Prints a finding once for each place in the source and keeps its checkpoint in build/fuzz/crashes/TARGET-SEED-N.
 """
 import glob
 import io
@@ -48,21 +48,21 @@ import test_hf_tokens  # noqa: E402
 from marian_damage import NUMBERS, damage_bytes  # noqa: E402
 
 INFO = os.path.join(ROOT, os.environ.get("BIN", "."), "moe-info")
-MEGABYTES, PATIENCE = 768, 10
+MEGABYTES, SECONDS = 768, 10
 FOUND = "build/fuzz/crashes"
 VALUES = (None, True, False, 0, 1, -1, 2, 3, 1.5, -0.5, 1e300, 1e-300, float("nan"), float("inf"), 1 << 31, 1 << 40,
           1 << 62, 1 << 80, "", "0", "none", "relu", "gelu", "\0", "é" * 3, "a" * 3000, "\ud800", [], [1], [[]], {},
           {"a": 1}, [0] * 50, "model.safetensors", "../x", "/etc/hostname")
 
 
-# ---- Checkpoints that are whole ----
+# ---- Undamaged checkpoints ----
 
-def sound(target, folder):
-    """name -> arguments of convert.py, in which {} stands for the folder"""
+def undamaged(target, folder):
+    """Map names to arguments of convert.py; {} stands for the folder."""
     if target == "gguf":
-        return sound_gguf(folder)
+        return undamaged_gguf(folder)
     if target == "decoder":
-        return sound_decoder(folder)
+        return undamaged_decoder(folder)
     if target != "convert":
         for name in marian_damage.CASES[target]:
             os.makedirs(f"{folder}/{name}")
@@ -98,8 +98,8 @@ def sound(target, folder):
     return cases
 
 
-def sound_gguf(folder):
-    """Of each family, with a tokeniser, in one file or in pieces."""
+def undamaged_gguf(folder):
+    """Make a GGUF file with a tokeniser for each family; one of them is split."""
     cases = {}
     for family in make_gguf.ARCHITECTURES:
         at, config = f"{folder}/{family}", {**make_decoder.CONFIGS[family], "vocab_size": 448}
@@ -117,13 +117,13 @@ TEMPLATE = """{% set about = messages[0].content if messages[0].role == 'system'
 {%- if message.role == 'user' %}{{ '<|User|>' + message.content | trim }}{% else %}{{ message['content'] }}{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|Assistant|>' }}{% endif %}"""
-HARM = ("{% for i in range(10 ** 9) %}{% endfor %}", "{{ 'x' * 10 ** 9 }}", "{% include '/etc/hostname' %}",
+MALICIOUS = ("{% for i in range(10 ** 9) %}{% endfor %}", "{{ 'x' * 10 ** 9 }}", "{% include '/etc/hostname' %}",
         "{{ ''.__class__.__mro__ }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ raise_exception('no') }}",
         "{% set x = [0] %}{% for i in range(99) %}{% set x = x + x %}{% endfor %}", "{{", "{% if %}", "\x00", "\ud800")
 
 
-def sound_decoder(folder):
-    """Of each family, with a tokeniser in either form, and a template in a file of its own or in the settings."""
+def undamaged_decoder(folder):
+    """Make a folder for each family, with both forms of tokenisers and templates."""
     cases = {}
     for number, family in enumerate(make_decoder.CONFIGS):
         at = f"{folder}/{family}"
@@ -146,14 +146,14 @@ def sound_decoder(folder):
 # ---- Damage ----
 
 def damage_template(r, data):
-    """Something harmful somewhere, or a damaged text."""
+    """Insert malicious or invalid template code."""
     text = data.decode("utf-8", "replace")
     at = r.choice([x.end() for x in re.finditer("[%}]}|^", text)])
-    return (text[:at] + r.choice(HARM) + text[at:]).encode("utf-8", "surrogatepass")
+    return (text[:at] + r.choice(MALICIOUS) + text[at:]).encode("utf-8", "surrogatepass")
 
 
 def damage_ranks(r, data):
-    """A line of hy.tiktoken missing, moved, doubled, or another number or token in it."""
+    """Remove, move, duplicate or change a line of hy.tiktoken."""
     lines = data.split(b"\n")
     at, to, kind = r.randrange(len(lines)), r.randrange(len(lines)), r.randrange(5)
     if kind == 0:
@@ -170,7 +170,7 @@ def damage_ranks(r, data):
 
 
 def damage_gguf(r, data):
-    """Numbers and texts of the header, the rest of the file left or moved."""
+    """Change, remove or insert bytes in the header."""
     data, end = bytearray(data), max(data.rfind(b"blk."), 16)
     for _ in range(r.choice((1, 1, 2, 4))):
         at, kind = r.randrange(end), r.randrange(4)
@@ -187,7 +187,7 @@ def damage_gguf(r, data):
 
 
 def damage_value(r, value):
-    """Another value somewhere inside."""
+    """Return the JSON value with one random change inside."""
     if isinstance(value, dict) and value and r.random() < 0.9:
         key = r.choice(list(value))
         value = dict(value)
@@ -225,7 +225,7 @@ def damage_safetensors(r, data):
 
 
 def damage_zip(r, data):
-    """One member damaged, the zip file itself whole; now and then others are missing, doubled or deflated."""
+    """Damage one member of a valid zip file; rarely drop or compress others."""
     out = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
@@ -237,13 +237,13 @@ def damage_zip(r, data):
                     continue
                 new.writestr(name, damage_bytes(r, content) if name == chosen else content,
                              zipfile.ZIP_DEFLATED if r.random() < 0.02 else zipfile.ZIP_STORED)
-    except Exception:  # it was damaged before
+    except Exception:  # damaged earlier
         return damage_bytes(r, data)
     return out.getvalue()
 
 
 def damage_index(r, data):
-    """A block of the table, its checksum mended; the blocks that the index block names lie one behind the other."""
+    """Damage a block of the table and correct its checksum. Blocks are contiguous."""
     data, ends = bytearray(data), [x.end() for x in re.finditer(rb"\x01\0\0\0\0", data)]
     if not ends:
         return damage_bytes(r, data)
@@ -257,7 +257,7 @@ def damage_index(r, data):
 
 
 def damage(r, target, folder):
-    """Damages one file, sometimes two; says what it did."""
+    """Damage one or two files; return a description."""
     if target not in ("convert", "decoder", "gguf"):
         return marian_damage.damage(r, target, folder)
     said = []
@@ -300,7 +300,7 @@ def address_space():
 
 
 def child(arguments, complaints):
-    """In a process of its own; does not return."""
+    """Run convert.py in this (forked) process; does not return."""
     limit = address_space() + (MEGABYTES << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -316,7 +316,7 @@ def child(arguments, complaints):
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:  # as Python itself would end
+    except BaseException:  # like Python itself
         import traceback
         traceback.print_exc()
         status = 1
@@ -325,15 +325,15 @@ def child(arguments, complaints):
 
 
 def wait_for(process):
-    """Its status, None if it took too long."""
+    """Return the exit status and resource usage, or None after the time limit."""
     begin = time.monotonic()
-    while time.monotonic() - begin < PATIENCE * 6:  # of wall-clock time: the processor is not ours alone
+    while time.monotonic() - begin < SECONDS * 6:  # wall-clock time, as processors are shared
         done, status, used = os.wait4(process, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status), used
         with open(f"/proc/{process}/stat") as file:
             ticks = file.read().rsplit(")", 1)[1].split()[11:13]
-        if sum(map(int, ticks)) > PATIENCE * os.sysconf("SC_CLK_TCK"):
+        if sum(map(int, ticks)) > SECONDS * os.sysconf("SC_CLK_TCK"):
             break
         time.sleep(0.002)
     os.kill(process, signal.SIGKILL)
@@ -341,15 +341,14 @@ def wait_for(process):
     return None, None
 
 
-# What is said and is no complaint.
-NOTES = re.compile(r"^(no (tokeniser|prompt): .*|token .* is named as an end, but .*|layer .* is left out: .*|"
-                   r"positions end at .*|.* becomes Q4, on another grid: .*|its licence is not known: .*|"
-                   r"no decoder\.yml and .*|.* is missing, which the decoder's settings name: all tokens are looked at)"
-                   r"\n", re.M)
+# Notes that are not errors
+NOTES = re.compile(r"^(no (tokeniser|prompt): .*|ignoring end token .*|skipping layer .*|limiting positions to .*|"
+                   r"requantising .*|unknown licence: .*|no decoder\.yml or .*|"
+                   r".*: continuing without a shortlist)\n", re.M)
 
 
 def judge(folder, arguments):
-    """(what is wrong or None, the complaint)"""
+    """Convert; return a finding or None, and the error message."""
     out, complaints = folder + ".out", folder + ".stderr"
     shutil.rmtree(out, ignore_errors=True)
     os.makedirs(out)
@@ -361,7 +360,7 @@ def judge(folder, arguments):
         said = NOTES.sub("", file.read())
     left = os.listdir(out)
     if status is None:
-        return f"it ran longer than {PATIENCE} s", said
+        return f"no result after {SECONDS} s", said
     if "Traceback" in said:
         frames = re.findall(r'File "[^"]*/([^/"]+)", line (\d+), in (\S+)', said)
         ours = [x for x in frames if os.path.exists(f"{ROOT}/tools/convert/{x[0]}")]
@@ -369,46 +368,46 @@ def judge(folder, arguments):
         return "traceback: %s:%s %s: %s" % (*last, said.strip().split("\n")[-1][:160]), said
     if status == 0:
         if left != ["model.bin"]:
-            return f"status 0, and {left} in the folder", said
+            return f"status 0, but the folder contains {left}", said
         info = subprocess.run([INFO, "--check", out + "/model.bin"], capture_output=True, text=True, errors="replace")
-        return (None if info.returncode == 0 else "moe-info refuses the file: "
+        return (None if info.returncode == 0 else "moe-info rejects the file: "
                 + re.sub(r"^.*model.bin: ", "", info.stderr.strip())), said
     if status != 1:
         return f"status {status}", said
     if left:
-        return f"status 1, but {sorted(re.sub('[0-9]+', 'N', x) for x in left)} stays behind", said
+        return f"status 1, but {sorted(re.sub('[0-9]+', 'N', x) for x in left)} left over", said
     if said.count("\n") != 1 or not said.strip():
-        return f"{said.count(chr(10))} lines of complaint", said
-    if "more memory than there is" in said:
-        return "memory ran out", said
+        return f"{said.count(chr(10))} lines on standard error", said
+    if "out of memory" in said:
+        return "out of memory", said
     named = said.replace(f"convert.py: {folder}: ", "").replace(f"convert.py: {folder}/model", "")
     if "gguf" in arguments and not re.search(r"x\S*\.gguf|tensor |model\.layers", said):
-        return "no file is named: " + said.strip(), said
+        return "the message names no file: " + said.strip(), said
     if "hf" in arguments and not re.search(re.escape(folder) + r"\b|tensor |model\.|lm_head", said):
-        return "no file is named: " + said.strip(), said
+        return "the message names no file: " + said.strip(), said
     if "marian" in arguments and not re.search(re.escape(folder) + r"\b|model\.(bin|npz)|tensor ", named):
-        return "no file is named: " + named.strip(), said
+        return "the message names no file: " + named.strip(), said
     return None, said
 
 
-# ---- Many ----
+# ---- Campaigns ----
 
 def campaign(target, seconds, seed):
     begin, found, outcomes, runs = time.monotonic(), {}, {}, 0
     os.makedirs(FOUND, exist_ok=True)
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=place) as folder:
-        cases = sound(target, folder + "/sound")
+        cases = undamaged(target, folder + "/undamaged")
         for name, arguments in cases.items():
-            wrong, said = judge(shutil.copytree(f"{folder}/sound/{name}", f"{folder}/whole-{name}"), arguments)
+            wrong, said = judge(shutil.copytree(f"{folder}/undamaged/{name}", f"{folder}/copy-{name}"), arguments)
             if wrong or said:
-                print(f"{name}: the whole checkpoint: {wrong}\n{said}")
+                print(f"{name}: the undamaged checkpoint fails: {wrong}\n{said}")
                 return 1
         while time.monotonic() - begin < seconds:
             r = random.Random(f"{seed} {runs}")
             name = r.choice(list(cases))
             shutil.rmtree(folder + "/now", ignore_errors=True)
-            shutil.copytree(f"{folder}/sound/{name}", folder + "/now")
+            shutil.copytree(f"{folder}/undamaged/{name}", folder + "/now")
             how = damage(r, target, folder + "/now")
             wrong, said = judge(folder + "/now", cases[name])
             runs += 1
@@ -432,7 +431,7 @@ def campaign(target, seconds, seed):
 
 
 def special(folder, names):
-    """Pipes, which cannot be copied."""
+    """Ignore pipes, which copytree cannot copy."""
     return [x for x in names if stat.S_ISFIFO(os.lstat(os.path.join(folder, x)).st_mode)]
 
 
@@ -442,7 +441,7 @@ def again(folder):
     with tempfile.TemporaryDirectory() as place:
         copy = shutil.copytree(folder, place + "/now", symlinks=True, ignore=shutil.ignore_patterns("arguments.json"))
         wrong, said = judge(copy, arguments)
-    print(f"{wrong or 'all is well'}\n{said}")
+    print(f"{wrong or 'no finding'}\n{said}")
     return int(bool(wrong))
 
 
@@ -452,7 +451,7 @@ def main():
         return again(sys.argv[2])
     targets = ["convert", "decoder", "gguf", *marian_damage.CASES]
     if len(sys.argv) not in (3, 4) or sys.argv[1] not in targets or not sys.argv[2].isdigit():
-        print(__doc__, f"The targets: {' '.join(targets)}", sep="\n", file=sys.stderr)
+        print(__doc__, f"Targets: {' '.join(targets)}", sep="\n", file=sys.stderr)
         return 2
     return campaign(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else int(time.time()))
 

@@ -1,5 +1,5 @@
-/* fuzz_idx.c - moe-classify on images, labels and rows of numbers. An input is the file to classify; its last bytes are
- * the file with the labels where the first one says so. */
+/* fuzz_idx.c - moe-classify on images, labels and rows of numbers. The input is the file to classify; its last bytes
+ * may serve as the file of labels. */
 #define main moe_classify_main
 #include "tools/programs/moe-classify.c"
 #undef main

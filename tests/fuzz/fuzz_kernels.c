@@ -1,8 +1,8 @@
-/* fuzz_kernels.c - the kernels as a release has them, every instruction set of this machine against portable, on shapes
- * and bytes that the input gives. No sanitizer stands between: buffers end at pages that nobody may touch.
+/* fuzz_kernels.c - the kernels as compiled for a release: compares every instruction set of this machine with the
+ * portable kernels, on shapes and numbers from the input. Buffers end at inaccessible pages instead of sanitizers.
  *
- * libFuzzer is told of every new combination of kernel, instruction set and kind of shape (extra counters), since code
- * without instrumentation tells it nothing. Weights are packed ones; hostile ones are run for memory errors alone. */
+ * The code is not instrumented; extra counters tell libFuzzer about new combinations of kernel, instruction set and
+ * size. Weights are packed normally; invalid ones are only tested for memory errors. */
 #include "moe.c"
 
 #include "tests/engine/model_writer.h"
@@ -16,12 +16,12 @@ typedef struct bytes {
     const uint8_t *data;
     size_t size, at;
     uint64_t random;
-    int kind;     /* of numbers */
-    char **areas; /* [AREAS], AREA_BYTES each between two pages without rights */
+    int kind;     /* kind of random numbers: see number() */
+    char **areas; /* [AREAS] of AREA_BYTES, each between inaccessible pages */
     size_t taken;
 } bytes;
 
-/* ---- What the input says ---- */
+/* ---- Values from the input ---- */
 
 static size_t take(bytes *b, size_t below) {
     size_t v = 0;
@@ -29,7 +29,7 @@ static size_t take(bytes *b, size_t below) {
     return v % below;
 }
 
-/* Mostly what a network holds; zeros and subnormals, huge ones, infinities; or the input's bytes as they are. */
+/* Kinds: 0 typical of networks, 1 large, 2 with infinities and NaNs, 3 raw bytes of the input. */
 static float number(bytes *b) {
     static const uint32_t odd[] = { 0,           0x80000000u, 1,           0x807fffffu, 0x00800000u, 0x7f7fffffu,
                                     0xff7fffffu, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u, 0xffffffffu };
@@ -42,11 +42,11 @@ static float number(bytes *b) {
     return moe_from_bits(raw);
 }
 
-/* `size` bytes that end, padded to `align`, where nothing may be touched. What lies before them is the guard. */
+/* Return `size` bytes, padded to `align`, that end at an inaccessible page and follow guard values. */
 static void *room_for(bytes *b, size_t size, size_t align) {
     char *area = b->areas[b->taken % AREAS];
     const size_t padded = moe_round_up(size ? size : 1, align);
-    if (b->taken++ >= AREAS || padded + PAGE > AREA_BYTES) abort(); /* a mistake of this target */
+    if (b->taken++ >= AREAS || padded + PAGE > AREA_BYTES) abort(); /* a bug in this file */
     for (size_t i = 0; i < PAGE / 4; i++) {
         const uint32_t guard = GUARD;
         memcpy(area + AREA_BYTES - padded - PAGE + 4 * i, &guard, 4);
@@ -67,11 +67,11 @@ static float *guarded(bytes *b, size_t n) {
     return y;
 }
 
-/* ---- Comparing ---- */
+/* ---- Comparison ---- */
 
 static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u; }
 
-/* Two NaNs are equal whatever their payload: the results of a request with a NaN in it are refused. */
+/* NaNs are equal regardless of their payload: requests with NaNs in results fail. */
 static void same(const moe_kernels *isa, const char *kernel, const float *a, const float *b, size_t n, size_t before) {
     for (size_t i = 0; i < n; i++)
         FUZZ_CHECK(moe_to_bits(a[i]) == moe_to_bits(b[i]) || (is_nan(a[i]) && is_nan(b[i])),
@@ -101,17 +101,17 @@ static void note(const moe_kernels *isa, size_t op, size_t a, size_t b) {
 
 /* ---- Linear ---- */
 
-static void fill_blob(bytes *b, moe_type type, size_t out, size_t in, char *blob, int hostile) {
+static void fill_blob(bytes *b, moe_type type, size_t out, size_t in, char *blob, int invalid) {
     float *row = mw_zeros(in * sizeof *row);
     int8_t *scratch = mw_zeros(3 * moe_round_up(in, MOE_Q8_COLS));
     const int kind = b->kind;
-    if (moe_type_quantised(type)) b->kind = 0; /* a row that is not finite cannot be stored */
+    if (moe_type_quantised(type)) b->kind = 0; /* quantised rows must be finite */
     for (size_t r = 0; r < out; r++) {
         for (size_t c = 0; c < in; c++) row[c] = number(b);
         moe_pack_row(type, out, in, r, row, blob, scratch);
     }
     b->kind = kind;
-    for (size_t n = 0; hostile && n < 64; n++)
+    for (size_t n = 0; invalid && n < 64; n++)
         blob[fuzz_below(&b->random, (size_t)moe_matrix_bytes(type, out, in))] = (char)fuzz_next(&b->random);
     free(row);
     free(scratch);
@@ -123,7 +123,7 @@ static void try_linear(bytes *b, const moe_kernels *isa) {
     const size_t x_stride = in + take(b, 3), y_stride = out + take(b, 4), add_stride = out + take(b, 3);
     const size_t row0 = take(b, rows), row1 = row0 + 1 + take(b, rows - row0), blocks = moe_divide_up(out, 16);
     const size_t block0 = take(b, blocks), block1 = block0 + 1 + take(b, blocks - block0), addend = take(b, 3);
-    const int quantised = moe_type_quantised(type), hostile = quantised && take(b, 8) == 0;
+    const int quantised = moe_type_quantised(type), invalid = quantised && take(b, 8) == 0;
     const size_t n = (rows - 1) * y_stride + out;
     char *blob = room_for(b, (size_t)moe_matrix_bytes(type, out, in), 64);
     moe_matrix matrix = moe_matrix_view(type, out, in, blob);
@@ -131,7 +131,7 @@ static void try_linear(bytes *b, const moe_kernels *isa) {
     const float *x = floats(b, (rows - 1) * x_stride + in);
     float *y[2];
     note(isa, 100 + (size_t)type * 4 + addend, in, out * 1000 + rows);
-    fill_blob(b, type, out, in, blob, hostile);
+    fill_blob(b, type, out, in, blob, invalid);
     if (quantised) {
         float *scales = room_for(b, rows * sizeof *scales, 4);
         int8_t *codes = room_for(b, rows * moe_code_bytes(in), 64);
@@ -155,9 +155,9 @@ static void try_linear(bytes *b, const moe_kernels *isa) {
         const size_t r = i / y_stride, j = i % y_stride;
         const int wanted = r >= row0 && r < row1 && j < out && j >= block0 * 16 && j < block1 * 16;
         FUZZ_CHECK(wanted || (moe_to_bits(y[0][i]) == GUARD && moe_to_bits(y[1][i]) == GUARD),
-                   "%s %s wrote outside, at row %zu column %zu", isa->name, moe_type_name(type), r, j);
+                   "%s %s wrote outside its result, at row %zu column %zu", isa->name, moe_type_name(type), r, j);
     }
-    if (!hostile) same(isa, moe_type_name(type), y[0], y[1], n, PAGE / 4);
+    if (!invalid) same(isa, moe_type_name(type), y[0], y[1], n, PAGE / 4);
 }
 
 /* ---- The other kernels ---- */
@@ -170,7 +170,7 @@ static void try_quantise(bytes *b, const moe_kernels *isa, size_t n) {
         q[i] = room_for(b, moe_code_bytes(n), 64);
         scale[i] = (i ? isa : &moe_kernels_portable)->quantise(x, n, q[i]);
     }
-    FUZZ_CHECK(memcmp(q[0], q[1], moe_code_bytes(n)) == 0, "%s quantises %zu numbers otherwise", isa->name, n);
+    FUZZ_CHECK(memcmp(q[0], q[1], moe_code_bytes(n)) == 0, "%s quantises %zu numbers differently", isa->name, n);
     same(isa, "scale", &scale[0], &scale[1], 1, 0);
 }
 
@@ -187,7 +187,7 @@ static void try_cell(bytes *b, const moe_kernels *isa, size_t n) {
     same(isa, "lstm_cell c", c_out[0], c_out[1], n, 0);
 }
 
-/* A few rows at once, whose keys and values are some of the same; heads may share theirs. */
+/* Several queries with partly the same keys and values, which heads may share. */
 static void try_heads(bytes *b, const moe_kernels *isa, size_t n) {
     enum { ROWS = 4, PLACES = 12, STRIDE = 16 };
     const size_t width = 1 + n % 130, share = 1 + take(b, 3), keys = 1 + take(b, 5), heads = keys * share;

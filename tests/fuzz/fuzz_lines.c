@@ -1,8 +1,8 @@
-/* fuzz_lines.c - lines as they come in: text_reader_next against a plain reading of the same bytes, whatever pieces a
- * pipe delivers them in; sentences and capitals on what is valid UTF-8.
+/* fuzz_lines.c - text_reader_next, reading from a pipe in random chunks, against a simple line reader; sentence
+ * splitting and capitals on valid UTF-8.
  *
- * A byte 0xF5, which no UTF-8 has, repeats the byte behind it many times, so that a short input can hold lines that are
- * too long. */
+ * To represent overlong lines in short inputs, a byte 0xF5 (invalid in UTF-8) is a run: the next byte selects the
+ * length, the one after that is repeated. */
 #define _GNU_SOURCE /* pipe2 */
 
 #include "moe.h"
@@ -13,7 +13,7 @@
 
 #include <fcntl.h>
 
-enum { REPEAT = 0xF5, MOST = 5 << 20, JUDGED = 1 << 14 }; /* JUDGED: bytes whose sentences are looked at */
+enum { REPEAT = 0xF5, MOST = 5 << 20, JUDGED = 1 << 14 }; /* JUDGED: bytes checked for sentences */
 
 typedef struct text {
     char *data;
@@ -28,7 +28,7 @@ static text expand(const uint8_t *data, size_t size) {
     if (!t.data) abort();
     for (size_t i = 0; i < size; i++) {
         size_t n = 1;
-        if (data[i] == REPEAT && i + 2 < size) { /* a line that is too long takes its time: not in every input */
+        if (data[i] == REPEAT && i + 2 < size) { /* overlong lines are slow: not in every input */
             n = times[data[i + 1] % (size % 8 ? 6 : sizeof times / sizeof *times)];
             i += 2;
         }
@@ -47,7 +47,7 @@ typedef struct expected {
     uint64_t number;
 } expected;
 
-/* The next line as the contract describes it: 1, or 0 at the end. */
+/* Read the next line according to the contract. Returns 0 at the end. */
 static int next_line(expected *e, text_line *line) {
     if (e->at == e->length) return 0;
     const char *begin = e->data + e->at, *end = memchr(begin, '\n', e->length - e->at);
@@ -72,19 +72,18 @@ static void check_line(const text_line *got, expected *e) {
                (unsigned long long)got->number, got->too_long, got->kept);
     FUZZ_CHECK(got->length == want.length, "line %llu: %zu bytes, not %zu", (unsigned long long)want.number,
                got->length, want.length);
-    FUZZ_CHECK(memcmp(got->data, want.data, got->length) == 0, "line %llu has other bytes",
-               (unsigned long long)want.number);
+    FUZZ_CHECK(memcmp(got->data, want.data, got->length) == 0, "line %llu differs", (unsigned long long)want.number);
 }
 
 static void check_usable(const text_line *line) {
     char why[80] = "?";
     const size_t n = text_line_usable(line, why, sizeof why);
-    FUZZ_CHECK(n <= line->length && (n < line->length || !why[0] || line->too_long), "usable are %zu of %zu: %s", n,
+    FUZZ_CHECK(n <= line->length && (n < line->length || !why[0] || line->too_long), "%zu of %zu bytes usable: %s", n,
                line->length, why);
-    FUZZ_CHECK(!memchr(line->data, 0, n) && text_utf8_valid(line->data, n) == n, "what is usable is not");
+    FUZZ_CHECK(!memchr(line->data, 0, n) && text_utf8_valid(line->data, n) == n, "the usable part is invalid");
 }
 
-/* Through a pipe in pieces, with signals that say stop or do not. */
+/* Read from a pipe that delivers random chunks. */
 static void read_lines(const text *t, uint64_t *r) {
     int ends[2];
     text_reader reader;
@@ -109,10 +108,10 @@ static void read_lines(const text *t, uint64_t *r) {
             check_line(&line, &e);
             check_usable(&line);
         }
-        FUZZ_CHECK(got == TEXT_READ_LATER || got == TEXT_READ_END, "the reader says %d", (int)got);
-        FUZZ_CHECK(!wait || got == TEXT_READ_END, "the reader waits at the end");
+        FUZZ_CHECK(got == TEXT_READ_LATER || got == TEXT_READ_END, "unexpected reader status %d", (int)got);
+        FUZZ_CHECK(!wait || got == TEXT_READ_END, "the reader does not end");
     }
-    FUZZ_CHECK(!next_line(&e, &line), "a line is missing behind %llu", (unsigned long long)e.number);
+    FUZZ_CHECK(!next_line(&e, &line), "no line after %llu", (unsigned long long)e.number);
     text_reader_free(&reader);
     close(ends[0]);
 }
@@ -120,42 +119,44 @@ static void read_lines(const text *t, uint64_t *r) {
 /* ---- Cells, sentences, halves and capitals ---- */
 
 static void check_sentences(const char *data, size_t length) {
-    char *calm, *again, *loud;
+    char *lower, *again, *upper;
     size_t at = 0;
     if (length > JUDGED) length = text_utf8_cut(data, length, JUDGED);
     while (at < length) {
         const size_t n = text_sentence(data + at, length - at);
-        FUZZ_CHECK(n && n <= length - at, "a sentence of %zu of %zu bytes", n, length - at);
-        FUZZ_CHECK(text_utf8_valid(data + at, n) == n, "a sentence ends inside a letter");
+        FUZZ_CHECK(n && n <= length - at, "sentence length %zu of %zu bytes", n, length - at);
+        FUZZ_CHECK(text_utf8_valid(data + at, n) == n, "a sentence ends inside a character");
         at += n;
     }
     for (at = 0; at < length;) {
         int separates;
         const size_t n = text_cell(data + at, length - at, 1, &separates);
-        FUZZ_CHECK(n && n <= length - at, "a cell of %zu of %zu bytes", n, length - at);
-        FUZZ_CHECK(text_utf8_valid(data + at, n) == n, "a cell ends inside a letter");
+        FUZZ_CHECK(n && n <= length - at, "cell length %zu of %zu bytes", n, length - at);
+        FUZZ_CHECK(text_utf8_valid(data + at, n) == n, "a cell ends inside a character");
         at += n;
     }
     at = text_half(data, length, 1);
-    FUZZ_CHECK(at <= length && text_before_mark(data, at) <= at && (!at || at < length), "halves of %zu bytes", length);
-    calm = malloc(3 * length + 3), again = calm + length + 1, loud = again + length + 1;
-    if (!calm) abort();
-    memcpy(calm, data, length);
-    memcpy(loud, data, length);
-    text_lower_case(calm, length);
-    text_upper_case(loud, length);
-    FUZZ_CHECK(text_utf8_valid(calm, length) == length && text_utf8_valid(loud, length) == length, "no UTF-8 any more");
-    memcpy(again, calm, length);
+    FUZZ_CHECK(at <= length && text_before_mark(data, at) <= at && (!at || at < length), "halving %zu bytes failed",
+               length);
+    lower = malloc(3 * length + 3), again = lower + length + 1, upper = again + length + 1;
+    if (!lower) abort();
+    memcpy(lower, data, length);
+    memcpy(upper, data, length);
+    text_lower_case(lower, length);
+    text_upper_case(upper, length);
+    FUZZ_CHECK(text_utf8_valid(lower, length) == length && text_utf8_valid(upper, length) == length,
+               "changing capitals gives invalid UTF-8");
+    memcpy(again, lower, length);
     text_upper_case(again, length);
-    FUZZ_CHECK(memcmp(again, loud, length) == 0, "what is calm has other letters");
-    memcpy(again, loud, length);
+    FUZZ_CHECK(memcmp(again, upper, length) == 0, "lower-casing changed other letters");
+    memcpy(again, upper, length);
     text_upper_case(again, length);
-    FUZZ_CHECK(memcmp(again, loud, length) == 0, "what is loud is not loud");
+    FUZZ_CHECK(memcmp(again, upper, length) == 0, "text_upper_case is not idempotent");
     memcpy(again, data, length);
     text_upper_case(again, length);
     text_lower_case(again, length);
-    FUZZ_CHECK(!text_is_capitals(again, length), "a calm text is shouted");
-    free(calm);
+    FUZZ_CHECK(!text_is_capitals(again, length), "lower-case text is still in capitals");
+    free(lower);
 }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {

@@ -1,9 +1,9 @@
-/* fuzz_model.c - model bytes. Whatever opens is looked at, translates, scores or classifies a little, and is saved.
+/* fuzz_model.c - opens the input as a model file; inspects, runs and saves it.
  *
- * What must hold beside "no sanitizer complains": a failure has a status, a message and leaves nothing allocated; an
- * open model's memory does not exceed its file's by much; every request comes back once; ids and log-probabilities are
- * in range; a session has the bytes that moe_session_bytes said; the results are the same with other kernels, threads
- * and batches; what the writer writes opens. How a model is used follows from its bytes, so an input tells it all. */
+ * Checks, in addition to those of sanitizers: failures have a status and a message and leak nothing; opening a model
+ * allocates little more than its file size; every request returns once; ids and log-probabilities are in range; session
+ * sizes equal moe_session_bytes; results do not depend on kernels, threads and batches; written files open. Everything
+ * random is derived from the input. */
 #include "moe.c"
 
 #define MW_CRC(p, n) moe_crc32(0, p, n)
@@ -14,7 +14,7 @@
 
 enum { REQUESTS = 5, SESSION_BYTES = 1 << 25 };
 
-/* ---- Mutating ---- */
+/* ---- Mutation ---- */
 
 static size_t give_image(mw_model *m, mw_image image, uint8_t *out, size_t max_size) {
     const size_t bytes = image.bytes <= max_size ? image.bytes : 0;
@@ -24,7 +24,7 @@ static size_t give_image(mw_model *m, mw_image image, uint8_t *out, size_t max_s
     return bytes;
 }
 
-/* Bytes of the header changed as bytes, with the checksum mended. */
+/* Change bytes of the header; mostly correct the checksum. */
 static void damage_header(mw_image image, uint64_t *r) {
     const size_t header = (size_t)mw_get64(image.data + 16);
     for (size_t n = 1 + fuzz_below(r, 3); n && header > 16; n--) {
@@ -48,7 +48,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
     return bytes ? bytes : LLVMFuzzerMutate(data, size, max_size);
 }
 
-/* Layers and tensors of the second model in the first one, then repaired. */
+/* Copy layers and tensors of the second model into the first one, then repair it. */
 size_t LLVMFuzzerCustomCrossOver(const uint8_t *data1, size_t size1, const uint8_t *data2, size_t size2, uint8_t *out,
                                  size_t max_out, unsigned seed) {
     uint64_t r = seed;
@@ -73,18 +73,18 @@ size_t LLVMFuzzerCustomCrossOver(const uint8_t *data1, size_t size1, const uint8
     return bytes;
 }
 
-/* ---- Looking ---- */
+/* ---- Inspection ---- */
 
 static void check_error(moe_status status, const moe_error *e) {
-    FUZZ_CHECK(status == e->code, "status %d, but the error has %d", (int)status, (int)e->code);
-    FUZZ_CHECK(status != MOE_ERROR_MEMORY, "memory ran out: %s", e->message);
-    FUZZ_CHECK(e->message[0] && e->where[0] && !strchr(e->message, '\n'), "a failure without a good message");
+    FUZZ_CHECK(status == e->code, "status %d, but error code %d", (int)status, (int)e->code);
+    FUZZ_CHECK(status != MOE_ERROR_MEMORY, "out of memory: %s", e->message);
+    FUZZ_CHECK(e->message[0] && e->where[0] && !strchr(e->message, '\n'), "failed without a valid message");
     FUZZ_CHECK(moe_utf8_valid(e->message, strnlen(e->message, sizeof e->message - 4)) || strchr(e->message, '%'),
-               "a message that is no UTF-8: %s", e->message);
+               "a message is invalid UTF-8: %s", e->message);
 }
 
-/* Everything there is to read, and what lies just behind its end. */
-static void look(const moe_model *model) {
+/* Read all properties, including indices past the end. */
+static void inspect(const moe_model *model) {
     static const size_t behind[] = { 0, 1, SIZE_MAX / 2, SIZE_MAX };
     moe_span texts[20];
     double sum = 0;
@@ -112,15 +112,16 @@ static void look(const moe_model *model) {
     }
     for (size_t i = 0; i < n_tensors; i++) {
         const moe_tensor_info t = moe_model_tensor(model, i);
-        FUZZ_CHECK(t.offset + t.bytes <= moe_model_file_bytes(model) && t.parameters, "tensor %zu lies outside", i);
+        FUZZ_CHECK(t.offset + t.bytes <= moe_model_file_bytes(model) && t.parameters, "tensor %zu is outside the file",
+                   i);
     }
     for (size_t i = 0; i < MOE_COUNT(behind); i++) {
         FUZZ_CHECK(!moe_model_layer(model, n_layers + behind[i] >= n_layers ? n_layers + behind[i] : SIZE_MAX).name,
-                   "a layer behind the last one");
-        FUZZ_CHECK(!moe_model_layer_setting(model, SIZE_MAX - behind[i] / 4, 0).key, "a setting of no layer");
-        FUZZ_CHECK(!moe_model_mixture(model, SIZE_MAX - behind[i] / 4).layer, "a mixture behind the last one");
-        FUZZ_CHECK(!moe_model_tensor(model, SIZE_MAX - behind[i] / 4).bytes, "a tensor behind the last one");
-        FUZZ_CHECK(!moe_model_meta_text(model, SIZE_MAX - behind[i] / 4, 0).length, "a text behind the last one");
+                   "layer past the end");
+        FUZZ_CHECK(!moe_model_layer_setting(model, SIZE_MAX - behind[i] / 4, 0).key, "setting past the end");
+        FUZZ_CHECK(!moe_model_mixture(model, SIZE_MAX - behind[i] / 4).layer, "mixture past the end");
+        FUZZ_CHECK(!moe_model_tensor(model, SIZE_MAX - behind[i] / 4).bytes, "tensor past the end");
+        FUZZ_CHECK(!moe_model_meta_text(model, SIZE_MAX - behind[i] / 4, 0).length, "text past the end");
         sum += (double)moe_model_language(model, behind[i]).length;
     }
     for (size_t i = 0; i < moe_model_language_count(model) && i < 20; i++) {
@@ -132,19 +133,19 @@ static void look(const moe_model *model) {
     sum += moe_model_meta_find(model, "vocab.size") < 0;
     fuzz_read(&sum, sizeof sum);
     FUZZ_CHECK(moe_model_vocabulary(model) > 1 && moe_model_width(model) > 0 && moe_model_get_kind(model) <= 2,
-               "an impossible model");
+               "invalid properties of a model");
 }
 
-/* ---- Translating ---- */
+/* ---- Translation ---- */
 
 typedef struct plan {
     const moe_model *model;
     moe_session_params params;
     moe_request requests[REQUESTS];
     int32_t ids[REQUESTS][2][8];
-    size_t n, stop_after; /* stop_after: results, behind which the caller wants no more; 0: never */
-    int damaged;          /* the model may be, so that errors say so */
-    int how;              /* 0: by the pull function, 1: by moe_session_cancel */
+    size_t n, stop_after; /* stop_after: cancel after that many results; 0: never */
+    int damaged;          /* the model may be damaged: format errors are allowed */
+    int how;              /* cancel by 0: the pull function, 1: moe_session_cancel */
 } plan;
 
 typedef struct outcome {
@@ -173,20 +174,20 @@ static void done(void *user, const moe_result *r) {
     const size_t i = (size_t)((int *)r->user - o->seen);
     const moe_session_params *p = &o->plan->params;
     const int32_t vocabulary = moe_model_vocabulary(o->plan->model);
-    FUZZ_CHECK(i < o->sent && !o->seen[i]++, "request %zu came back twice or was never sent", i);
+    FUZZ_CHECK(i < o->sent && !o->seen[i]++, "request %zu returned twice or was never sent", i);
     FUZZ_CHECK((r->status == MOE_OK) == (r->n_hypotheses > 0) && !r->message[0] == !r->status,
                "status %d, '%s', %zu hypotheses", (int)r->status, r->message, r->n_hypotheses);
-    FUZZ_CHECK(r->n_hypotheses <= (size_t)p->nbest, "%zu hypotheses of %d", r->n_hypotheses, p->nbest);
+    FUZZ_CHECK(r->n_hypotheses <= (size_t)p->nbest, "%zu hypotheses, limit %d", r->n_hypotheses, p->nbest);
     uint64_t hash = fuzz_hash(14695981039346656037u, &r->status, sizeof r->status);
     for (size_t h = 0; h < r->n_hypotheses; h++) {
         const moe_hypothesis *y = &r->hypotheses[h];
         const size_t n = y->n_ids + (size_t)(y->finished != 0);
-        FUZZ_CHECK(n <= (size_t)p->max_target, "%zu tokens, %d are allowed", n, p->max_target);
+        FUZZ_CHECK(n <= (size_t)p->max_target, "%zu tokens, limit %d", n, p->max_target);
         for (size_t k = 0; k < y->n_ids; k++)
             FUZZ_CHECK(y->ids[k] >= 0 && y->ids[k] < vocabulary, "token %d of %d", (int)y->ids[k], (int)vocabulary);
         for (size_t k = 0; y->token_logprobs && k < n; k++)
             FUZZ_CHECK(y->token_logprobs[k] <= 0, "log-probability %g", (double)y->token_logprobs[k]);
-        FUZZ_CHECK(y->logprob <= 0, "log-probability %g of a hypothesis", (double)y->logprob);
+        FUZZ_CHECK(y->logprob <= 0, "hypothesis with log-probability %g", (double)y->logprob);
         hash = fuzz_hash(hash, y->ids, y->n_ids * sizeof *y->ids);
         if (y->token_logprobs) hash = fuzz_hash(hash, y->token_logprobs, n * sizeof *y->token_logprobs);
         hash = fuzz_hash(fuzz_hash(hash, &y->logprob, 4), &y->score, 4);
@@ -213,7 +214,7 @@ static void see_values(void *user, const char *name, const float *data, size_t r
     ((outcome *)user)->routed += name[0] != 0;
 }
 
-/* Sizes are small; the rest is anything, now and then what must be refused. */
+/* Choose small sizes and otherwise random settings, sometimes invalid ones. */
 static void plan_session(plan *p, uint64_t *r) {
     static const char *const gatings[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", "none" };
     moe_session_params *s = &p->params;
@@ -263,7 +264,7 @@ static void plan_requests(plan *p, uint64_t *r) {
     }
 }
 
-/* 1 if the session could be made. */
+/* Returns 1 if the session was created. */
 static int run_plan(const plan *p, const moe_session_params *params, outcome *o) {
     moe_session_params s = *params;
     moe_session *session = NULL;
@@ -275,12 +276,12 @@ static int run_plan(const plan *p, const moe_session_params *params, outcome *o)
     status = moe_session_bytes(p->model, &s, &bytes, &e);
     if (status == MOE_OK && bytes > SESSION_BYTES) return 0;
     const moe_status made = moe_session_new(p->model, &s, &session, &e);
-    FUZZ_CHECK(made == status || (p->damaged && made == MOE_ERROR_FORMAT), "%zu bytes are said, then: %s", bytes,
-               e.message);
+    FUZZ_CHECK(made == status || (p->damaged && made == MOE_ERROR_FORMAT),
+               "moe_session_bytes: %zu, moe_session_new: %s", bytes, e.message);
     status = made;
     if (status != MOE_OK) check_error(status, &e);
     if (status != MOE_OK) return 0;
-    FUZZ_CHECK(moe_session_stats(session).bytes == bytes, "%zu bytes are said, %llu taken", bytes,
+    FUZZ_CHECK(moe_session_stats(session).bytes == bytes, "moe_session_bytes: %zu, used: %llu", bytes,
                (unsigned long long)moe_session_stats(session).bytes);
     o->session = session;
     if (moe_model_get_kind(p->model) == MOE_MODEL_CLASSIFIER) {
@@ -303,14 +304,14 @@ static int run_plan(const plan *p, const moe_session_params *params, outcome *o)
         FUZZ_CHECK(o->status == MOE_OK || (o->status == MOE_ERROR_CANCELLED && p->stop_after) ||
                        (o->status == MOE_ERROR_FORMAT && p->damaged),
                    "translating: %s", e.message);
-        FUZZ_CHECK(o->status || o->done == p->n, "%zu of %zu requests came back", o->done, p->n);
+        FUZZ_CHECK(o->status || o->done == p->n, "%zu of %zu requests returned", o->done, p->n);
         FUZZ_CHECK(moe_classify(session, NULL, 0, NULL, NULL, &e) == MOE_ERROR_ARGUMENT, "a translator classifies");
     }
     moe_session_free(session);
     return 1;
 }
 
-/* ---- The same bytes everywhere ---- */
+/* ---- Independence of kernels, threads and batches ---- */
 
 static int matrix_is_sound(const moe_matrix *m) {
     const int32_t *sums = (const int32_t *)(const void *)(m->scales + moe_round_up(m->rows, MOE_Q8_ROWS));
@@ -326,7 +327,7 @@ static int matrix_is_sound(const moe_matrix *m) {
     return 1;
 }
 
-/* Whether the quantised matrices are such as a writer makes. Of others the kernels promise no more than to survive. */
+/* Whether the quantised matrices are valid. With invalid ones kernels must not crash, but results may differ. */
 static int is_sound(const moe_model *model) {
     for (size_t i = 0; i < model->file.n_tensors; i++) {
         const moe_tensor_info *t = &model->file.tensors[i];
@@ -366,9 +367,9 @@ static void use(const moe_model *model, uint64_t *r) {
     if (!run_plan(&p, &other, &again)) return;
     FUZZ_CHECK(first.status == again.status, "status %d, then %d", (int)first.status, (int)again.status);
     for (size_t i = 0; i < REQUESTS; i++)
-        FUZZ_CHECK(first.hash[i] == again.hash[i], "request %zu has another result with %s, %d threads, batch %d", i,
-                   other.isa ? other.isa : "the best kernels", other.threads, other.batch);
-    FUZZ_CHECK(first.routed == again.routed || p.params.trace, "other rows were reported");
+        FUZZ_CHECK(first.hash[i] == again.hash[i], "request %zu: different result with %s, %d threads, batch %d", i,
+                   other.isa ? other.isa : "default kernels", other.threads, other.batch);
+    FUZZ_CHECK(first.routed == again.routed || p.params.trace, "routing reported different rows");
 }
 
 static int was_verified(const moe_file *f, const moe_tensor_info *t) {
@@ -377,13 +378,13 @@ static int was_verified(const moe_file *f, const moe_tensor_info *t) {
     return 1;
 }
 
-/* A model that is damaged after it was opened, in what nobody has compared yet: the result of before, or an error. */
+/* Damage an unverified tensor of an open model: the result must not change, or the run must fail. */
 static void use_damaged(unsigned char *image, size_t size, uint64_t *r) {
     plan p = { .damaged = 1 };
     outcome whole, o;
     moe_model *model[2] = { NULL, NULL };
     for (int i = 0; i < 2; i++) {
-        const moe_model_params params = { .verify = 1 + i }; /* at opening, before use */
+        const moe_model_params params = { .verify = 1 + i }; /* on opening, on first use */
         if (moe_model_open_memory(image, size, &params, &model[i], NULL) != MOE_OK) return;
     }
     p.model = model[0];
@@ -396,16 +397,16 @@ static void use_damaged(unsigned char *image, size_t size, uint64_t *r) {
         image[t->offset + fuzz_below(r, (size_t)t->bytes)] ^= (unsigned char)(1u << fuzz_below(r, 8));
         p.model = model[1];
         if (run_plan(&p, &p.params, &o) && whole.status == MOE_OK && o.status == MOE_OK)
-            FUZZ_CHECK(memcmp(o.hash, whole.hash, sizeof o.hash) == 0, "damage in %.*s went into a result",
+            FUZZ_CHECK(memcmp(o.hash, whole.hash, sizeof o.hash) == 0, "damage in %.*s changed a result",
                        (int)t->name.length, t->name.data);
     }
     moe_model_close(model[1]);
     moe_model_close(model[0]);
 }
 
-/* ---- Saving ---- */
+/* ---- Writing ---- */
 
-/* Where a file may be wanted: new, there already, behind links, where nothing can be, too long. */
+/* Return a path: new, existing, a link, not writable or too long. */
 static const char *some_path(uint64_t *r) {
     static char name[5000];
     switch (fuzz_below(r, 12)) {
@@ -442,9 +443,9 @@ static void save(const moe_model *model, int verified, uint64_t *r) {
         check_error(status, &e);
         return;
     }
-    /* A vector of another size need not go with the layers, nor are scales refused before they are verified. */
+    /* Vectors may not fit the layers, and unverified scales may be invalid. */
     FUZZ_CHECK(moe_model_open(path, &again, &saved, &e) == MOE_OK || params.n_vectors || !verified,
-               "what was saved does not open: %s", e.message);
+               "cannot open the saved file: %s", e.message);
     moe_model_close(saved);
 }
 
@@ -452,7 +453,7 @@ static void fill_row(void *user, size_t tensor, size_t piece, size_t row, float 
     for (size_t i = 0; i < cols; i++) out[i] = fuzz_one_in(user, 500) ? mm_float(user) : (float)(tensor + piece + row);
 }
 
-/* A file from nothing, of tensors that go together or do not. */
+/* Write a new file of random tensors, not always valid. */
 static void write_new(uint64_t *r) {
     static const char *const names[] = { "a", "b.c", "", "A", "experts", "x" };
     moe_tensor_spec specs[4];
@@ -490,12 +491,12 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     if (symlink("loop", fuzz_path("loop")) != 0 || symlink("saved.bin", fuzz_path("link")) != 0 ||
         symlink(fuzz_path("link"), fuzz_path("far")) != 0 || mkfifo(fuzz_path("pipe"), 0600) != 0)
         abort();
-    mw_int(m, "decoder.0.hidden", 24); /* the mutator knows nothing without the messages of moe.c */
+    mw_int(m, "decoder.0.hidden", 24); /* test that mm_open repairs these */
     mw_drop_tensor(m, "decoder.1.experts");
     mw_drop(m, "attention.kind");
     image = mm_open(m, &r);
     FUZZ_CHECK(moe_model_open_memory(image.data, image.bytes, NULL, &model, NULL) == MOE_OK,
-               "model_mutator.h does not know moe.c's messages any more");
+               "update the messages of moe.c in model_mutator.h");
     moe_model_close(model);
     free(image.data);
     mw_free(m);
@@ -513,7 +514,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     moe_error e = { MOE_OK, "", "" };
     moe_status status;
     void *image = NULL;
-    FUZZ_CHECK(moe_crc32(0, data, size) == ~moe_crc_portable(~0u, data, size), "two checksums of %zu bytes", size);
+    FUZZ_CHECK(moe_crc32(0, data, size) == ~moe_crc_portable(~0u, data, size), "different checksums of %zu bytes",
+               size);
     if (posix_memalign(&image, MOE_ALIGN, size ? size : 1) != 0) abort();
     if (size) memcpy(image, data, size);
     if (fuzz_one_in(&r, 8)) {
@@ -524,7 +526,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     FUZZ_CHECK(heap.peak <= 16 * size + (1 << 20), "%zu bytes allocated to open %zu", heap.peak, size);
     if (status == MOE_OK) {
-        look(model);
+        inspect(model);
         for (int i = 0; i < 3; i++) use(model, &r);
         if (fuzz_one_in(&r, 4)) save(model, verify >= 0, &r);
         if (fuzz_one_in(&r, 64)) write_new(&r);

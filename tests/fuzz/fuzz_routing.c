@@ -1,11 +1,11 @@
-/* fuzz_routing.c - moe-routing on any file: its own main, with the options that the input's bytes choose. */
+/* fuzz_routing.c - runs moe-routing's main on the input, with options derived from its bytes. */
 #define main moe_routing_main
 #include "tools/programs/moe-routing.c"
 #undef main
 
 #include "tests/fuzz/fuzz.h"
 
-/* ---- Mutating: lines, and the numbers and words in them ---- */
+/* ---- Mutation of lines and values ---- */
 
 static size_t line_at(const uint8_t *data, size_t size, size_t number, size_t *begin) {
     size_t at = 0, lines = 0;
@@ -35,7 +35,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
         if (end - other > sizeof copy) return LLVMFuzzerMutate(data, size, max_size);
         memcpy(copy, data + other, end - other);
         return fuzz_splice(data, size, max_size, from, from, copy, end - other);
-    default: /* a value: what stands between a colon, a comma or a bracket and the next of them */
+    default: /* replace a value, which ends at a comma, bracket or line break */
         for (size_t skip = fuzz_below(&r, 20); from < to; from++)
             if (strchr(":,[", data[from]) && !skip--) break;
         if (from >= to) return LLVMFuzzerMutate(data, size, max_size);
@@ -80,6 +80,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     optind = 0;
     status = fuzz_one_in(&r, 3) ? moe_routing_main(5, summary) : moe_routing_main(12, whole);
     FUZZ_CHECK(status == EXIT_DONE || status == EXIT_MODEL, "status %d", status);
-    FUZZ_CHECK(status == EXIT_DONE || access(fuzz_path("page.html"), F_OK) != 0, "a page of a file that was refused");
+    FUZZ_CHECK(status == EXIT_DONE || access(fuzz_path("page.html"), F_OK) != 0, "wrote a page despite the error");
     return 0;
 }

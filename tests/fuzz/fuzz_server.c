@@ -1,8 +1,8 @@
-/* fuzz_server.c - moe-server and what a client sends: its own daemon and decoder, in this process. An input is all that
- * comes over one connection, which the client then shuts for writing.
+/* fuzz_server.c - moe-server's daemon and decoder in this process. The input is everything that a client sends over one
+ * connection before it closes the sending side.
  *
- * What must hold: every reply has a status that the server means to give; a JSON reply can be read; a request that
- * asks for one thing always gets the same bytes, whatever came before it. */
+ * Checks: replies have one of the server's statuses; JSON replies are valid; the reply to a fixed request never
+ * changes. */
 #define main moe_server_main
 #include "tools/server/moe-server.c"
 #undef main
@@ -15,21 +15,21 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-enum { QUIET = 20, PATIENCE = 15000, REPLIES = 8 << 20 }; /* ms without a byte; bytes of all replies to an input */
+enum { QUIET = 20, PATIENCE = 15000, REPLIES = 8 << 20 }; /* milliseconds without data; bytes of all replies */
 
 static const char morning[] = "POST /translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
                               "Content-Length: 60\r\n\r\n"
                               "{\"q\":\"Good morning! How are you?\",\"source\":\"en\",\"target\":\"de\"}";
 
-/* ---- Mutating: a request line, a header or a value for another; then the length of the body is mended ---- */
+/* ---- Mutation of request lines, headers and values, with a valid length of the body ---- */
 
 static size_t find(const uint8_t *data, size_t size, size_t from, const char *word) {
     const void *at = from < size ? memmem(data + from, size - from, word, strlen(word)) : NULL;
     return at ? (size_t)((const uint8_t *)at - data) : size;
 }
 
-/* The last Content-Length says how many bytes follow the end of its head. */
-static size_t mend_length(uint8_t *data, size_t size, size_t most) {
+/* Correct the last Content-Length. */
+static size_t fix_length(uint8_t *data, size_t size, size_t most) {
     static const char name[] = "Content-Length: ";
     size_t at = size, body;
     char number[24];
@@ -41,7 +41,7 @@ static size_t mend_length(uint8_t *data, size_t size, size_t most) {
     return fuzz_splice(data, size, most, at, find(data, size, at, "\r\n"), number, strlen(number));
 }
 
-/* [*from, *to): the value behind the separator that the `skip`th of its kind is. 0: there is none. */
+/* Find the value [*from, *to) after the `skip`th separator. Returns 0 if there is no separator. */
 static int value_at(const uint8_t *data, size_t size, size_t skip, const char *begin, const char *end, size_t *from,
                     size_t *to) {
     size_t at = 0, n = 0;
@@ -134,20 +134,20 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
     const char *value = values[fuzz_below(&r, sizeof values / sizeof *values)];
     switch (fuzz_below(&r, 6)) {
     case 0: size = LLVMFuzzerMutate(data, size, max_size); break;
-    case 1: /* in the body alone */
+    case 1: /* only the body */
         from = find(data, size, 0, "\r\n\r\n");
         if (from + 4 < size) size = from + 4 + LLVMFuzzerMutate(data + from + 4, size - from - 4, max_size - from - 4);
         break;
     case 2:
-    case 3: /* a value of JSON */
+    case 3: /* a JSON value */
         if (value_at(data, size, (size_t)fuzz_next(&r), ":,[", ",]}\r", &from, &to))
             size = fuzz_splice(data, size, max_size, from, to, value, strlen(value));
         break;
-    case 4: /* a word of the head or of a form */
+    case 4: /* a word of the header or a form */
         if (value_at(data, size, (size_t)fuzz_next(&r), " \n&=\"", " \r&=\"", &from, &to))
             size = fuzz_splice(data, size, max_size, from, fuzz_one_in(&r, 3) ? from : to, word, strlen(word));
         break;
-    default: /* a piece again */
+    default: /* duplicate a piece */
         from = fuzz_below(&r, size + 1), to = from + fuzz_below(&r, size - from + 1);
         if (to - from <= 2048) {
             char piece[2048];
@@ -155,7 +155,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
             size = fuzz_splice(data, size, max_size, to, to, piece, to - from);
         }
     }
-    return fuzz_below(&r, 8) ? mend_length(data, size, max_size) : size;
+    return fuzz_below(&r, 8) ? fix_length(data, size, max_size) : size;
 }
 
 /* ---- A client ---- */
@@ -175,25 +175,26 @@ static int is_translating(void) {
     return busy;
 }
 
-/* Send everything, receive everything. Unless the request is whole, libmicrohttpd may wait for the rest of it. */
+/* Send all data and receive all replies. libmicrohttpd may wait for the rest of an incomplete request (whole: 0). */
 static void exchange(const void *data, size_t size, int whole, text_bytes *replies) {
     const struct sockaddr_in from = { .sin_family = AF_INET };
     int ends[2];
     replies->length = 0;
-    FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, "no socket: %s", strerror(errno));
+    FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, "cannot create sockets: %s",
+               strerror(errno));
     FUZZ_CHECK(MHD_add_connection(fuzzed_daemon, ends[1], (const struct sockaddr *)&from, sizeof from) == MHD_YES,
-               "the daemon takes no connection: %s", strerror(errno));
+               "cannot add connection: %s", strerror(errno));
     if (!size) shutdown(ends[0], SHUT_WR);
     for (size_t sent = 0, waited = 0; sent <= size;) {
         struct pollfd wait = { ends[0], (short)(POLLIN | (sent < size ? POLLOUT : 0)), 0 };
         if (!poll(&wait, 1, QUIET)) {
-            FUZZ_CHECK((waited += QUIET) < PATIENCE, "no byte of a reply comes");
+            FUZZ_CHECK((waited += QUIET) < PATIENCE, "no reply");
             if (!whole && sent == size && !is_translating()) break;
             continue;
         }
         waited = 0;
         if (wait.revents & (POLLIN | POLLHUP | POLLERR)) {
-            FUZZ_CHECK(text_room(replies, 65536) && replies->length < REPLIES, "replies do not end");
+            FUZZ_CHECK(text_room(replies, 65536) && replies->length < REPLIES, "replies are too long");
             const ssize_t got = recv(ends[0], replies->data + replies->length, 65536, 0);
             if (got <= 0) break;
             replies->length += (size_t)got;
@@ -208,27 +209,27 @@ static void exchange(const void *data, size_t size, int whole, text_bytes *repli
     text_append(replies, "", 0);
 }
 
-/* One reply of HTTP/1.1 at `at`: where the next one begins. */
+/* Check the HTTP/1.1 reply at `at`. Returns the end of the reply. */
 static size_t check_reply(const text_bytes *all, size_t at) {
     static const int meant[] = { 100, 200, 204, 400, 403, 404, 405, 411, 413, 414, 415, 429, 431, 501, 505 };
     const uint8_t *data = (const uint8_t *)all->data;
     const size_t head = find(data, all->length, at, "\r\n\r\n") + 4;
     int status = 0, known = 0;
-    FUZZ_CHECK(sscanf(all->data + at, "HTTP/1.%*1[01] %d ", &status) == 1, "no reply: %.40s", all->data + at);
+    FUZZ_CHECK(sscanf(all->data + at, "HTTP/1.%*1[01] %d ", &status) == 1, "invalid reply: %.40s", all->data + at);
     for (size_t i = 0; i < sizeof meant / sizeof *meant; i++) known |= status == meant[i];
     FUZZ_CHECK(known && head <= all->length, "status %d", status);
     if (status == 100 || status == 204) return head;
     const size_t length_at = find(data, head, at, "Content-Length: ");
-    if (length_at == head) return all->length; /* a stream, or the last one */
+    if (length_at == head) return all->length; /* streamed, or the last reply */
     const size_t length = (size_t)strtoul(all->data + length_at + 16, NULL, 10);
-    if (length > all->length - head) return all->length; /* of HEAD, or the connection is gone */
+    if (length > all->length - head) return all->length; /* reply to HEAD, or closed connection */
     if (find(data, head, at, "Content-Type: application/json") < head && data[head] != 'H') {
         cJSON *reply = cJSON_ParseWithLength(all->data + head, length);
-        FUZZ_CHECK(reply, "JSON that cannot be read: %.*s", (int)length, all->data + head);
+        FUZZ_CHECK(reply, "invalid JSON: %.*s", (int)length, all->data + head);
         cJSON_Delete(reply);
         return head + length;
     }
-    return memcmp(data + head, "HTTP/", length < 5 ? length : 5) == 0 && length ? head : head + length; /* of HEAD */
+    return memcmp(data + head, "HTTP/", length < 5 ? length : 5) == 0 && length ? head : head + length; /* HEAD */
 }
 
 /* ---- One input ---- */
@@ -276,6 +277,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     exchange(morning, sizeof morning - 1, 1, &again);
     const size_t body = find((const uint8_t *)first.data, first.length, 0, "\r\n\r\n");
     FUZZ_CHECK(again.length == first.length && memcmp(again.data + body, first.data + body, first.length - body) == 0,
-               "once %s, now %s", first.data, again.data);
+               "the reply was %s, now is %s", first.data, again.data);
     return 0;
 }

@@ -1,8 +1,8 @@
-/* fuzz_text.c - SentencePiece models, and the vocabularies and maps of model files around them. An input is the bytes
- * of a .model file; what is encoded, and how a model file uses it, follows from these bytes.
+/* fuzz_text.c - SentencePiece models, alone and in model files with vocabularies and id maps. The input is a
+ * SentencePiece .model file; texts and metadata are derived from its bytes.
  *
- * What must hold: a refusal has one line of reasons; ids are in range; what was encoded is decoded; a text holds no
- * line break and no TAB; whatever a line is, preparing it fails by a note. */
+ * Checks: errors have a one-line message; ids are in range; encoded texts can be decoded; output contains no line
+ * breaks or TABs; lines that cannot be prepared have a note. */
 #define _GNU_SOURCE
 
 #include "moe.h"
@@ -15,14 +15,14 @@
 
 enum { MOST_TOKENS = 4000, DEEPEST = 3 };
 
-/* ---- Mutating: protocol buffers, field by field ---- */
+/* ---- Mutation of protocol buffers by field ---- */
 
 typedef struct field {
-    size_t at, body, end; /* key, contents of a length-delimited field, what follows */
+    size_t at, body, end; /* start of the key and of the contents; end */
     unsigned wire;
 } field;
 
-/* The number at *at, which moves behind it; at `size` where there is none. */
+/* Read the number at *at and advance. Sets *at to `size` if the number is incomplete. */
 static uint64_t varint(const uint8_t *data, size_t size, size_t *at) {
     uint64_t v = 0;
     for (unsigned shift = 0; *at < size && shift < 64; shift += 7) {
@@ -34,7 +34,7 @@ static uint64_t varint(const uint8_t *data, size_t size, size_t *at) {
     return 0;
 }
 
-/* The fields of a message; 0 if it is none. */
+/* Find the fields of a message. Returns their number, 0 if the message is invalid. */
 static size_t split(const uint8_t *data, size_t size, field *fields, size_t most) {
     size_t n = 0;
     for (size_t at = 0; at < size && n < most; n++) {
@@ -64,7 +64,7 @@ static size_t put_varint(uint8_t *out, uint64_t v) {
     return n;
 }
 
-/* A piece as field 1 of the model: text, score, type. */
+/* Write a random piece (field 1 of the model): text, score, type. */
 static size_t some_piece(uint8_t *out, uint64_t *r) {
     static const char *const texts[] = { "a",
                                          "\xE2\x96\x81",
@@ -96,7 +96,7 @@ static size_t some_piece(uint8_t *out, uint64_t *r) {
 
 static size_t mutate_message(uint8_t *data, size_t size, size_t most, int depth, uint64_t *r);
 
-/* A length-delimited field's contents: as a message or as bytes. */
+/* Mutate the contents of a length-delimited field, as a message or as bytes. */
 static size_t mutate_body(uint8_t *data, size_t size, size_t most, const field *f, int depth, uint64_t *r) {
     const size_t length = f->end - f->body, room = length + 64;
     uint8_t *body = malloc(room + 16), head[16];
@@ -107,7 +107,7 @@ static size_t mutate_body(uint8_t *data, size_t size, size_t most, const field *
     if (depth < DEEPEST && split(body, length, inner, 4) && fuzz_below(r, 4))
         n = mutate_message(body, length, room, depth + 1, r);
     else n = LLVMFuzzerMutate(body, length, room);
-    varint(data, size, &key); /* behind the key */
+    varint(data, size, &key); /* skip the key */
     const size_t head_bytes = put_varint(head, n);
     if (size - (f->end - key) + head_bytes + n <= most) {
         size = fuzz_splice(data, size, most, key, f->end, body, n);
@@ -156,7 +156,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 
 /* ---- Texts ---- */
 
-/* Words of several scripts, and what the input's own pieces may be made of. */
+/* Random text of words in several scripts and pieces of the input. */
 static size_t some_text(const uint8_t *data, size_t size, uint64_t *r, char *out, size_t most) {
     static const char *const words[] = { "where",        " ",   "Bahnhof",      "caf\xC3\xA9",
                                          "\xE2\x96\x81", "ABC", "\xEF\xBC\xA1", "\xF0\x9F\x98\x80",
@@ -165,7 +165,7 @@ static size_t some_text(const uint8_t *data, size_t size, uint64_t *r, char *out
     return fuzz_text(words, sizeof words / sizeof *words, 12, data, size, r, out, most);
 }
 
-static void check_line(const char *why) { FUZZ_CHECK(why[0] && !strchr(why, '\n'), "refused without a good reason"); }
+static void check_line(const char *why) { FUZZ_CHECK(why[0] && !strchr(why, '\n'), "failed without a valid message"); }
 
 /* ---- The tokeniser itself ---- */
 
@@ -178,8 +178,8 @@ static void use_tokeniser(const spm *t, const uint8_t *data, size_t size, uint64
         const int32_t id = odd[i];
         const char *piece = spm_piece(t, id);
         FUZZ_CHECK((id >= 0 && id < n_pieces) || (!piece[0] && !spm_is_unknown(t, id) && !spm_is_control(t, id)),
-                   "id %d of %d is something", (int)id, (int)n_pieces);
-        FUZZ_CHECK(spm_id(t, piece) < n_pieces, "a piece has an id that is too large");
+                   "out-of-range id %d of %d has properties", (int)id, (int)n_pieces);
+        FUZZ_CHECK(spm_id(t, piece) < n_pieces, "the id of a piece is too large");
         if (spm_decode(t, &id, 1, &back, &space, &length, why, sizeof why)) check_line(why);
         else
             FUZZ_CHECK(id >= 0 && id < n_pieces && strlen(back) <= length, "id %d of %d was decoded", (int)id,
@@ -193,12 +193,11 @@ static void use_tokeniser(const spm *t, const uint8_t *data, size_t size, uint64
         }
         for (size_t i = 0; i < count; i++)
             FUZZ_CHECK(ids[i] >= 0 && ids[i] < n_pieces, "id %d of %d", (int)ids[i], (int)n_pieces);
-        FUZZ_CHECK(spm_decode(t, ids, count, &back, &space, &length, why, sizeof why) == 0, "encoded, not decoded: %s",
-                   why);
-        FUZZ_CHECK(spm_encode_pieces(t, text, n, &pieces, &room, &bytes, why, sizeof why) == 0, "encoded once: %s",
-                   why);
-        FUZZ_CHECK(spm_decode_pieces(t, pieces, bytes, &back, &space, &length, why, sizeof why) == 0, "pieces: %s",
-                   why);
+        FUZZ_CHECK(spm_decode(t, ids, count, &back, &space, &length, why, sizeof why) == 0, "cannot decode: %s", why);
+        FUZZ_CHECK(spm_encode_pieces(t, text, n, &pieces, &room, &bytes, why, sizeof why) == 0,
+                   "cannot encode as pieces: %s", why);
+        FUZZ_CHECK(spm_decode_pieces(t, pieces, bytes, &back, &space, &length, why, sizeof why) == 0,
+                   "cannot decode pieces: %s", why);
     }
     FUZZ_CHECK(spm_unk(t) < n_pieces && spm_bos(t) < n_pieces && spm_eos(t) < n_pieces, "special ids are too large");
     free(ids), free(pieces), free(back);
@@ -206,7 +205,7 @@ static void use_tokeniser(const spm *t, const uint8_t *data, size_t size, uint64
 
 /* ---- In a model file ---- */
 
-/* The smallest language model there is, with what text.c reads: pieces cut out of the input, ids of any kind. */
+/* Make a minimal language model with the tokeniser and random vocabularies and ids. */
 static mw_image wrap(const uint8_t *data, size_t size, int32_t n_pieces, uint64_t *r) {
     mw_model *m = mw_zeros(sizeof *m);
     const size_t vocabulary = n_pieces > 1 && n_pieces < MOST_TOKENS ? (size_t)n_pieces + fuzz_below(r, 3) : 8;
@@ -263,8 +262,7 @@ static void check_ids(const text_front *front, const text_ids *ids) {
 }
 
 static void check_text(const text_bytes *t) {
-    for (size_t i = 0; i < t->length; i++)
-        FUZZ_CHECK(!strchr("\n\r\t", t->data[i]), "byte %d in a text that goes out", t->data[i]);
+    for (size_t i = 0; i < t->length; i++) FUZZ_CHECK(!strchr("\n\r\t", t->data[i]), "byte %d in output", t->data[i]);
 }
 
 static void use_front(const text_front *front, const uint8_t *data, size_t size, uint64_t *r) {
@@ -291,7 +289,7 @@ static void use_front(const text_front *front, const uint8_t *data, size_t size,
         check_status(text_job_prepare(front, &options, &line, &job, &e), &e);
         if (!job.failed) check_ids(front, &job.source_ids), check_ids(front, &job.target_ids);
         FUZZ_CHECK(!job.failed || job.note[0], "a line failed without a note");
-        FUZZ_CHECK(job.failed || job.source_ids.length <= options.max_source, "%zu ids, %zu are allowed",
+        FUZZ_CHECK(job.failed || job.source_ids.length <= options.max_source, "%zu ids, limit %zu",
                    job.source_ids.length, options.max_source);
         text_bytes_free(&job.source), text_bytes_free(&job.target), text_bytes_free(&job.output);
         text_ids_free(&job.source_ids), text_ids_free(&job.target_ids);

@@ -1,7 +1,7 @@
-"""Damage to Marian's files as what they are: fuzz_convert.py's targets marian-* and shortlist.
+"""Damage the structure of Marian's files, for fuzz_convert.py's targets marian-* and shortlist.
 
-    CASES[target]                 {name: make(folder) -> arguments of convert.py}
-    damage(r, target, folder)     damages the files that the target's reader reads; says what it did
+    CASES[target]               {name: make(folder) -> arguments of convert.py}
+    damage(r, target, folder)   damage files that the target's reader reads; return a description
 """
 import gzip
 import io
@@ -20,7 +20,7 @@ import make_marian
 import shortlist
 import test_marian
 
-warnings.filterwarnings("ignore", "Duplicate name")  # zipfile's, of what is done on purpose
+warnings.filterwarnings("ignore", "Duplicate name")  # intended
 NUMBERS = (0, 1, 2, 3, 7, 8, 16, 32, 63, 64, 65, 127, 128, 255, 256, 4096, 65535, 65536, 1 << 20, 1 << 24, 1 << 29,
            (1 << 30) + 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, (1 << 62) + 1, (1 << 63) - 1,
            1 << 63, (1 << 64) - 1)
@@ -34,7 +34,7 @@ PIECES = ("</s>", "<unk>", "", "a", ">>fra<<", ">>x y<<", ">><<", ">>" + "a" * 5
           "\n", " ", "é")
 
 
-# ---- Files that are whole ----
+# ---- Undamaged files ----
 
 def write(path, data):
     with open(path, "wb") as file:
@@ -42,7 +42,7 @@ def write(path, data):
 
 
 def lists(size, r):
-    """The bytes of a binary shortlist."""
+    """Return a random binary shortlist for `size` tokens."""
     rows = [sorted(r.sample(range(size), r.randrange(8))) for _ in range(size)]
     offsets = np.cumsum([0] + [len(x) for x in rows])
     return sealed(np.array([5, 50, len(offsets), offsets[-1]], "<u8").tobytes() + offsets.astype("<u8").tobytes()
@@ -55,10 +55,10 @@ def sealed(body):
 
 
 def folder(kind, layout, *options, spms=(), lex=None, decoder=True):
-    """A function that makes a folder as Marian's programs or Firefox have it."""
+    """Return a function that makes a folder like those of Marian or Firefox."""
     def make(at):
         make_marian.make(at, kind, layout)
-        write(at + "/LICENSE", b"Anybody may do anything.")
+        write(at + "/LICENSE", b"Do what you like with it.")
         size = make_marian.TOKENS
         for name in spms:
             test_marian.write_spm(f"{at}/{name}", size)
@@ -120,7 +120,7 @@ def damage_bytes(r, data):
     for _ in range(r.choice((1, 1, 2, 5))):
         at, kind = r.randrange(len(data) + 1), r.randrange(8)
         if r.random() < 0.5:
-            at = min(at, r.randrange(600))  # the beginning says what follows
+            at = min(at, r.randrange(600))  # headers are more interesting
         if kind == 0:
             del data[at:]
         elif kind == 1:
@@ -140,7 +140,7 @@ def number(r, old=0):
 
 
 def damage_bin(r, data):
-    """Fields of the header, items, multipliers; the rest of the file is moved where it belongs, or not."""
+    """Damage header fields, items or multipliers; mostly fix the padding."""
     try:
         count = struct.unpack_from("<Q", data, 8)[0]
         heads = [list(struct.unpack_from("<4Q", data, 16 + 32 * i)) for i in range(count)]
@@ -201,7 +201,7 @@ def damage_bin(r, data):
 
 
 def damage_array(r, data):
-    """The head of a .npy, its length mended or not."""
+    """Damage the header of a .npy file; mostly correct its length."""
     if data[:6] != b"\x93NUMPY" or len(data) < 12:
         return damage_bytes(r, data)
     size = struct.unpack_from("<H", data, 8)[0]
@@ -229,7 +229,7 @@ def damage_array(r, data):
 
 
 def damage_npz(r, data):
-    """A member, with the archive whole around it; or what the archive says of its members."""
+    """Damage a member of a valid archive, or the archive's headers."""
     if r.random() < 0.3:
         heads = [x.start() for x in re.finditer(b"PK\1\2|PK\3\4|PK\5\6", data)]
         if not heads:
@@ -257,7 +257,7 @@ def damage_npz(r, data):
                 if name == chosen and what > 3:
                     content = damage_array(r, content)
                 new.writestr(name, content, packed)
-    except Exception:  # noqa: BLE001 - it was damaged before
+    except Exception:  # noqa: BLE001 - damaged earlier
         return damage_bytes(r, data)
     return held.getvalue()
 
@@ -294,7 +294,7 @@ def damage_yml(r, data):
 
 
 def damage_settings(r, data):
-    """The .yml inside a model, which goes on to be whole."""
+    """Damage the YAML settings inside an otherwise intact model."""
     if data[:2] == b"PK":
         with zipfile.ZipFile(io.BytesIO(data)) as old:
             arrays = {name: old.read(name) for name in old.namelist()}
@@ -309,7 +309,7 @@ def damage_settings(r, data):
                 new.writestr(name, content)
         return held.getvalue()
     count = struct.unpack_from("<Q", data, 8)[0]
-    old = struct.unpack_from("<4Q", data, 16 + 32 * (count - 1))[3]  # make_marian writes it behind all others
+    old = struct.unpack_from("<4Q", data, 16 + 32 * (count - 1))[3]  # make_marian writes it last
     text = damage_yml(r, data[len(data) - old:])
     name = data.index(b"special:model.yml\0") + len("special:model.yml\0")
     pads = sum(struct.unpack_from("<4Q", data, 16 + 32 * i)[2] for i in range(count - 1))
@@ -320,7 +320,7 @@ def damage_settings(r, data):
 
 
 def damage_spm(r, data, depth=0):
-    """A field of a protocol buffer; one of those within it."""
+    """Damage a field of a protocol buffer, or of a message in it."""
     try:
         fields, at = [], 0
         while at < len(data):
@@ -333,7 +333,7 @@ def damage_spm(r, data, depth=0):
                 at += size
             else:
                 at = varint(data, at)[1] if kind == 0 else at + {1: 8, 5: 4}[kind]
-                fields.append([key, data[begin:at]])  # with its key
+                fields.append([key, data[begin:at]])  # including the key
         i = r.randrange(len(fields))
     except (IndexError, KeyError, ValueError):
         return damage_bytes(r, data)
@@ -380,7 +380,7 @@ def as_varint(value):
 
 
 def damage_lists(r, data):
-    """Numbers of a binary list, its checksum mended; or lines of a text."""
+    """Damage numbers of a binary list (mostly with a valid checksum), or lines of text."""
     if data[:8] != struct.pack("<Q", shortlist.MAGIC):
         lines = data.split(b"\n")
         for _ in range(r.choice((1, 1, 3))):
@@ -409,7 +409,7 @@ WAYS = {"marian-bin": damage_bin, "marian-npz": damage_npz, "marian-spm": damage
 
 
 def pack(r, path):
-    """The same file compressed, or a bomb, or one that is cut or changed behind that."""
+    """Compress the file, sometimes as a bomb or damaged afterwards."""
     kind = r.choice((".gz", ".zst"))
     with open(path, "rb") as file:
         data = file.read()
@@ -426,7 +426,7 @@ def pack(r, path):
 
 
 def replace(r, path):
-    """Something else than a file."""
+    """Replace the file by something that is not a regular file."""
     os.unlink(path)
     what = r.randrange(6)
     if what == 0:
@@ -439,7 +439,7 @@ def replace(r, path):
         os.mkfifo(path)
     elif what == 4:
         os.mkdir(path)
-    return ("a device", "a link to itself", "a link to nothing", "a pipe", "a folder", "nothing")[what]
+    return ("a device", "a link to itself", "a dangling link", "a pipe", "a folder", "deleted")[what]
 
 
 def damage(r, target, at):
@@ -461,11 +461,11 @@ def damage(r, target, at):
         try:
             if r.random() < 0.9:
                 write(path, way(r, data))
-        except Exception:  # noqa: BLE001 - it was damaged before
+        except Exception:  # noqa: BLE001 - damaged earlier
             write(path, damage_bytes(r, data))
         said.append(f"{way.__name__} {name}")
         if r.random() < 0.2:
             said.append("packed " + os.path.basename(pack(r, path)))
         elif r.random() < 0.03:
-            said.append(f"{name} is {replace(r, path)}")
+            said.append(f"{name} now {replace(r, path)}")
     return ", ".join(said)

@@ -1,14 +1,14 @@
-/* model_mutator.h - changes a model file as a file, not as bytes: metadata, layers and tensors, checksums mended. Then
- * it asks moe.c what is wrong and repairs that, message by message, so that most changed models still open and the
- * engine computes with shapes that nobody wrote down. It stands behind moe.c and model_writer.h in one object. */
+/* model_mutator.h - changes metadata, layers and tensors of model files, with valid checksums. Then it tries to open
+ * the model and repairs what moe.c's error messages report, so that most mutated models open, with unusual shapes.
+ * Include it after moe.c and model_writer.h. */
 #ifndef MODEL_MUTATOR_H
 #define MODEL_MUTATOR_H
 
 enum { MM_REPAIRS = 60, MM_TENSOR_BYTES = 1 << 16, MM_MOST_TOKENS = 1 << 11 };
 
-/* ---- A file taken apart ---- */
+/* ---- Decoding ---- */
 
-/* What follows a key, without the last padding; 0: it is cut off. */
+/* Return the bytes of a value, without padding; 0 if it is incomplete. */
 static size_t mm_value_bytes(uint32_t kind, const uint8_t *p, size_t left) {
     const uint64_t n = left >= 8 ? mw_get64(p) : 0;
     size_t at = 8;
@@ -59,7 +59,7 @@ static int mm_decode_tensor(mw_model *m, const uint8_t *data, size_t size, size_
     return *at <= header;
 }
 
-/* As much of the file as hangs together; NULL if that is nothing. */
+/* Decode as much of the file as possible. Returns NULL without metadata. */
 static mw_model *mm_decode(const uint8_t *data, size_t size) {
     const size_t header = size >= 64 && mw_get64(data + 16) <= size ? (size_t)mw_get64(data + 16) : 0;
     mw_model *m = mw_zeros(sizeof *m);
@@ -74,7 +74,7 @@ static mw_model *mm_decode(const uint8_t *data, size_t size) {
 
 /* ---- Values ---- */
 
-enum { MM_KINDS = 4, MM_END_OF_KINDS = 12 }; /* of mm_words: architectures, kinds of layers */
+enum { MM_KINDS = 4, MM_END_OF_KINDS = 12 }; /* ranges of mm_words: architectures, kinds of layers */
 static const char *const mm_words[] = {
     "gnmt-moe", "moe-lm",   "deep-moe",  "transformer", "lstm",    "moe",     "attention", "cross", "ffn",
     "norm",     "ssru",     "average",   "rms",         "layer",   "none",    "before",    "after", "relu",
@@ -152,7 +152,7 @@ static float mm_float(uint64_t *r) {
     return fuzz_one_in(r, 2) ? moe_from_bits(odd[fuzz_below(r, MOE_COUNT(odd))]) : mw_uniform(r, -9, 9);
 }
 
-/* A setting that fits its key, where moe.c knows the key of a layer. */
+/* Set a layer's setting to a value of the right type. */
 static void mm_set_setting(mw_model *m, const char *name, const moe_key *k, uint64_t *r) {
     size_t words = 0;
     char key[64];
@@ -163,7 +163,7 @@ static void mm_set_setting(mw_model *m, const char *name, const moe_key *k, uint
     else mw_int(m, key, (int64_t)fuzz_below(r, k->kind == MOE_KEY_FLAG ? 2 : 20));
 }
 
-/* The name of a layer of the model; where there is none "decoder.0". */
+/* Choose a layer's name; "decoder.0" without layers. */
 static void mm_layer_name(const mw_model *m, uint64_t *r, char *name, size_t size) {
     size_t n = 0;
     snprintf(name, size, "decoder.0");
@@ -246,7 +246,7 @@ static void mm_pack(uint32_t type, size_t rows, size_t cols, unsigned char *out,
     free(scratch);
 }
 
-/* New data for a tensor whose type and shape are set. 0: they are impossible or too large. */
+/* Fill a tensor with random data. Returns 0 if its type or shape is invalid or too large. */
 static int mm_fill(mw_tensor *t, uint64_t *r) {
     const uint64_t bytes = mm_tensor_bytes(t);
     if (!bytes || bytes > MM_TENSOR_BYTES) return 0;
@@ -266,7 +266,7 @@ static int mm_fill(mw_tensor *t, uint64_t *r) {
     return 1;
 }
 
-/* A tensor of this name and shape, the one that is there or a new one. */
+/* Set the shape of a tensor; add it if missing. */
 static int mm_shape(mw_model *m, const char *name, uint32_t n_dims, const size_t *dims, uint64_t *r) {
     mw_tensor *t = mw_find_tensor(m, name);
     const int exact = n_dims == 1 || strstr(name, "gate.") || strstr(name, "parent.") || strstr(name, "positions.");
@@ -324,7 +324,7 @@ static size_t mm_tokens(mw_model *m, const char *key, size_t otherwise) {
     return n > 0 && n <= MM_MOST_TOKENS ? (size_t)n : otherwise;
 }
 
-/* Lists that fit the model; now and then all tokens, or nearly none. */
+/* Add a random shortlist that fits the model. */
 static void mm_put_lists(mw_model *m, uint64_t *r) {
     static float offsets[MM_MOST_TOKENS + 1], ids[4 * MM_MOST_TOKENS];
     const size_t targets = mm_tokens(m, "vocab.size", 0), sources = mm_tokens(m, "source.vocab.size", targets);
@@ -345,7 +345,7 @@ static void mm_put_lists(mw_model *m, uint64_t *r) {
     else mw_drop(m, "shortlist.shared");
 }
 
-/* A number of them is another one: a token, its neighbour, one behind the last, none at all. */
+/* Change a number of the shortlist: off by one, past the end or not an integer. */
 static void mm_mutate_lists(mw_model *m, uint64_t *r) {
     mw_tensor *t = mw_find_tensor(m, fuzz_one_in(r, 2) ? "shortlist.ids" : "shortlist.offsets");
     if (!t || t->bytes < 8 || fuzz_one_in(r, 4)) {
@@ -367,7 +367,7 @@ static void mm_mutate_lists(mw_model *m, uint64_t *r) {
 
 /* ---- Layers ---- */
 
-/* One layer more, or one less, or another kind of layer. */
+/* Add or remove a layer or change its kind. */
 static void mm_mutate_layers(mw_model *m, uint64_t *r) {
     static const char *const sides[] = { "encoder.layers", "decoder.layers", "network.layers" };
     const char *side = sides[fuzz_below(r, 3)];
@@ -410,7 +410,7 @@ static void mm_repair_missing_key(mw_model *m, const char *key, uint64_t *r) {
     mw_int(m, key, (int64_t)fuzz_below(r, 4) + 1);
 }
 
-/* `message` begins behind "metadata 'KEY' ". */
+/* `message` follows "metadata 'KEY' ". */
 static void mm_repair_key(mw_model *m, const char *key, const char *message, uint64_t *r) {
     long long low, high;
     double least, most;
@@ -442,7 +442,7 @@ static void mm_repair_key(mw_model *m, const char *key, const char *message, uin
     }
 }
 
-/* Change what the error complains of. 0: nobody knows how. */
+/* Repair the reported error. Returns 0 if the error is unknown. */
 static int mm_repair(mw_model *m, const moe_error *e, uint64_t *r) {
     char name[64] = "", key[64] = "";
     const char *needs = strstr(e->message, ", but the layer list needs ");
@@ -468,7 +468,7 @@ static int mm_repair(mw_model *m, const moe_error *e, uint64_t *r) {
     return 1;
 }
 
-/* Repair until the model opens or nobody knows how. Returns its image. */
+/* Repair errors until the model opens or an error is unknown. Returns the image. */
 static mw_image mm_open(mw_model *m, uint64_t *r) {
     const moe_model_params params = { .verify = 1 };
     mw_image image = mw_build(m);

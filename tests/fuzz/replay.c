@@ -1,4 +1,4 @@
-/* replay.c - runs a fuzz target on the files of a folder, without libFuzzer: for `make fuzz-coverage`. */
+/* replay.c - runs a fuzz target on all files in folders, without libFuzzer; for `make fuzz-coverage`. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <dirent.h>
@@ -10,7 +10,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 
-size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size) { /* nothing is mutated here */
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size) { /* unused */
     (void)data, (void)max_size;
     return size;
 }
@@ -34,6 +34,6 @@ int main(int argc, char **argv) {
         }
         if (folder) closedir(folder);
     }
-    printf(files ? "ok %zu inputs\n" : "FAIL %zu inputs: make fuzz-model SECONDS=N finds some\n", files);
+    printf(files ? "ok %zu inputs\n" : "FAIL %zu inputs: run make fuzz-model SECONDS=N first\n", files);
     return !files;
 }

@@ -1,4 +1,4 @@
-/* seeds.c - writes the models that fuzz_model begins with into a folder: every small kind in every number format. */
+/* seeds.c - writes the initial inputs of fuzz_model: small models of every kind, in all number formats. */
 #define _POSIX_C_SOURCE 200809L /* posix_memalign */
 
 #include "moe.h"

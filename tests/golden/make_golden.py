@@ -1,17 +1,13 @@
-"""Writes tests/golden: inputs, weights and expected outputs, computed by tools/convert/reference.py in float64.
+"""Write tests/golden: inputs, weights and expected outputs, computed by tools/convert/reference.py in float64.
 
-    ops.bin                 one entry of the TEXTS `cases` per op: its tensors are CASE.NAME (f32), its integers and
-                            constants metadata CASE.NAME, CASE.op names the op. What follows which op: see the functions
-                            below. The TEXTS `gating.cases` list the cases of the gating family (gating_cases) in the
-                            same manner.
-    model-NAME.bin          small random models, one for each set of choices that a model file can state
-    model-NAME.expect.bin   what such a model computes: see `expect` (translation), `expect_language` and
-                            `expect_classes`
+    ops.bin                 cases named in the TEXTS `cases` and `gating.cases`: CASE.op is the op, tensors (f32) are
+                            CASE.NAME, integers and constants metadata CASE.NAME. See the functions below for the names.
+    model-NAME.bin          small random models with different architectures
+    model-NAME.expect.bin   their results: see `expect` (translation), `expect_language` and `expect_classes`
 
-All of them are in the container format of tools/convert/moefile.py. Weights are random but seeded: the same bytes every
-time. Models are drawn until their output is worth testing (varied tokens, most sentences end) and safe to compare (no
-choice of the beam hangs on the fifth digit). Ragged sizes (41, 20, 13, ...) are meant: they find kernels that need
-multiples of 16.
+All are model files (tools/convert/moefile.py). Random numbers are seeded, so files are reproducible. Seeds are tried
+until a model's output is worth testing (varied tokens, most sentences end) and safe to compare (small numerical errors
+change no decision). Odd sizes (41, 20, 13, ...) detect kernels that need multiples of 16.
 """
 import argparse
 import os
@@ -29,14 +25,14 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 class Cases:
-    """Collects the entries of ops.bin. Inputs are float32 numbers, expected outputs their float64 results."""
+    """Collect the entries of ops.bin: inputs in float32, expected outputs computed from them in float64."""
 
     def __init__(self):
         self.random = np.random.default_rng(1)
         self.meta, self.tensors = {"cases": [], "gating.cases": []}, {}
 
     def normal(self, *shape, scale=1.0):
-        """float64 tensor of normal numbers that float32 can hold."""
+        """Return normal random numbers, rounded to float32, as a float64 tensor."""
         return torch.from_numpy((self.random.standard_normal(shape) * scale).astype(np.float32)).double()
 
     def add(self, case, op, group="cases", settings={}, **values):
@@ -65,12 +61,12 @@ class Cases:
 
 
 def packed(x, lengths):
-    """The sentences of a packed matrix."""
+    """Split a packed matrix into sentences."""
     return torch.split(x, lengths)
 
 
 def linear_cases(c):
-    """linear: x [rows, k], w [n, k], bias [n] (perhaps) -> y. embedding: w, ids, scale -> y."""
+    """linear: x [rows, k], w [n, k], optional bias [n] -> y. embedding: w, ids, scale -> y."""
     for case, rows, n, k, with_bias in (("linear", 5, 19, 37, True), ("linear.row", 1, 64, 128, False),
                                         ("linear.wide", 3, 66, 200, True)):
         x, w = c.normal(rows, k), c.normal(n, k, scale=k ** -0.5)
@@ -81,7 +77,7 @@ def linear_cases(c):
 
 
 def lstm_cases(c):
-    """lstm-step: x, r, c, w_x, w_r, bias, w_proj (perhaps), forget_bias -> r_out, c_out.
+    """lstm-step: x, r, c, w_x, w_r, bias, optional w_proj, forget_bias -> r_out, c_out.
     lstm-layer: x packed, lengths, weights -> forward, backward. bidirectional: fwd.*, bwd.*, merge -> y."""
     for case, hidden, proj, forget in (("lstm-step.proj", 22, 13, 0.0), ("lstm-step.plain", 21, 0, 0.0),
                                        ("lstm-step.forget", 16, 16, 1.0)):
@@ -103,8 +99,8 @@ def lstm_cases(c):
 
 
 def attention_cases(c):
-    """attention: memory packed, lengths, query [B, P], sentence [B] (which sentence a query looks at), w_key, w_query,
-    v, bias (perhaps), kind -> context [B, d], weights: those of each query, one after the other."""
+    """attention: memory packed, lengths, query [B, P], sentence [B] (the sentence of each query), w_key, w_query, v,
+    optional bias, kind -> context [B, d], weights of all queries."""
     lengths, sentence = [7, 1, 12], [0, 0, 1, 2, 2, 2, 0]
     for case, kind, with_bias in (("attention.additive", "additive", False), ("attention.bias", "additive", True),
                                   ("attention.product", "product", False)):
@@ -122,7 +118,7 @@ def attention_cases(c):
 
 
 def threshold_between(p, share):
-    """Per-expert thresholds that `share` of the rows pass, each halfway between two of the probabilities."""
+    """Return a threshold per expert that a fraction `share` of rows exceed, halfway between two probabilities."""
     ordered = torch.sort(p, dim=0, descending=True).values
     m = max(1, round(share * len(p)))
     return ((ordered[m - 1] + ordered[m]) / 2).float().double()
@@ -130,7 +126,7 @@ def threshold_between(p, share):
 
 def gate_cases(c):
     """gate: x [rows, d], weight [n, d], gate, k, threshold [n], empty -> g [rows, n], zero where not selected.
-    gate "noisy" has noise [n, d] and normal [rows, n]; "batchwise" has m, the rows per expert."""
+    Gate "noisy" also has noise [n, d] and normal [rows, n], "batchwise" m (rows per expert)."""
     x, w = c.normal(9, 20), c.normal(11, 20, scale=0.4)
     logits = x @ w.T
     p = ref.softmax_gate(logits)
@@ -138,14 +134,14 @@ def gate_cases(c):
     c.add("gate.sigmoid", "gate", x=x, weight=w, gate="sigmoid", g=ref.sigmoid_gate(logits))
     for k in (1, 3, 11):
         c.add(f"gate.topk-{k}", "gate", x=x, weight=w, gate="topk", k=k, g=ref.topk_gate(logits, k))
-    same = [0, 1, 0, 3, 1, 5, 0, 1, 5, 3, 0]  # equal weights, equal logits: the lower index wins
+    same = [0, 1, 0, 3, 1, 5, 0, 1, 5, 3, 0]  # with equal logits, the lower index wins
     c.add("gate.topk-ties", "gate", x=x, weight=w[same], gate="topk", k=4, g=ref.topk_gate(logits[:, same], 4))
     threshold = threshold_between(p, 0.1)
-    assert not (p > threshold).any(dim=1).all(), "no empty row"
+    assert not (p > threshold).any(dim=1).all(), "no row without experts"
     for empty in ("top1", "zero"):
         c.add("gate.threshold-" + empty, "gate", x=x, weight=w, gate="threshold", threshold=threshold, empty=empty,
               g=ref.threshold_gate(logits, threshold, empty))
-    none = torch.zeros(11).double()  # every expert for every row: more than any k
+    none = torch.zeros(11).double()  # selects all experts in all rows
     c.add("gate.threshold-all", "gate", x=x, weight=w, gate="threshold", threshold=none, empty="top1",
           g=ref.threshold_gate(logits, none))
     c.add("gate.batchwise", "gate", x=x, weight=w, gate="batchwise", m=3, empty="top1", g=ref.batchwise_gate(logits, 3))
@@ -156,7 +152,7 @@ def gate_cases(c):
 
 def expert_cases(c):
     """experts: x, g [rows, n], experts, scale -> y.
-    moe: x, gate.weight, gate.threshold, experts and the layer's settings -> g, y."""
+    moe: x, gate.weight, gate.threshold, experts, settings of the layer -> g, y."""
     x, w = c.normal(9, 20), c.normal(4, 20, scale=0.4)
     both = c.normal(4, 23, 20, scale=0.3), c.normal(4, 20, 23, scale=0.3)
     g = ref.topk_gate(x @ w.T, 2)
@@ -177,13 +173,13 @@ def expert_cases(c):
 
 
 def moe_settings(**settings):
-    """A described MoE layer."""
+    """Return the description of a mixture layer."""
     return moefile.describe_mixture(moefile.Entries(settings))
 
 
 def gate_weights(c, layer, width, bias=False, noise=False, seen=None):
-    """Random weights of a layer's gates. Thresholds let a quarter of the rows `seen` pass, so that some masks are empty
-    and some hold more than one."""
+    """Return random weights of a layer's gates. A quarter of the rows `seen` exceed a threshold, so that some rows have
+    no experts and some have several."""
     features, w = layer.gate_hidden or width, {}
     if layer.gate_hidden:
         w["gate.hidden.weight"], w["gate.hidden.bias"] = c.normal(features, width, scale=0.3), c.normal(features)
@@ -204,13 +200,13 @@ def gate_weights(c, layer, width, bias=False, noise=False, seen=None):
 
 
 def gating_cases(c):
-    """The gates and experts of MoE layers as files state them (`gating.cases`); settings are metadata CASE.KEY with the
-    keys of a layer, weights tensors CASE.NAME with the names of a layer's tensors.
+    """Gates and experts of mixture layers (`gating.cases`). Settings are metadata CASE.KEY with a layer's keys, weights
+    tensors CASE.NAME with its tensor names.
     routing: x [rows, D] -> wanted.gate, wanted.gate.probabilities [rows, E] and, with groups, wanted.parent,
-    wanted.parent.probabilities [rows, a], as the engine's trace calls them. `batchwise` 1: eq 18 over the rows of x
-    instead of the gates in the settings. normal.gate [rows, E] and normal.parent [rows, a], if there: noise of eq 4,
-    with gate.noise, parent.noise.
-    layer: x -> wanted.gate [rows, E], y [rows, columns]: a whole layer."""
+    wanted.parent.probabilities [rows, a], named as in the engine's trace. batchwise 1 replaces the gates by equation 18
+    over all rows. Optional normal.gate [rows, E] and normal.parent [rows, a] are the random numbers of equation 4, for
+    gate.noise and parent.noise.
+    layer: x -> wanted.gate [rows, E], y [rows, columns]: a complete layer."""
     rows, width = 13, 20
     x = c.normal(rows, width)
 
@@ -224,17 +220,17 @@ def gating_cases(c):
         gates = ref.moe_gate(x, layer, w, normal, bool(batchwise))
         near = ref.moe_gate(x + 1e-4 * c.normal(rows, width), layer, w, normal, bool(batchwise))
         assert all(torch.equal(gates[k] != 0, near[k] != 0)
-                   for k in gates), f"{case}: a choice hangs on the fourth digit"
+                   for k in gates), f"{case}: a choice depends on the fourth digit"
         c.add("routing." + case, "routing", "gating.cases", settings, x=x, batchwise=batchwise, **w,
               **{"normal." + k: v for k, v in (normal or {}).items()}, **{"wanted." + k: v for k, v in gates.items()})
-        if has_empty:  # masks of every level
+        if has_empty:  # rows without experts, on all levels
             layer = moe_settings(**{**settings, "empty": "zero", "parent.empty": "zero"})
             zero = ref.moe_gate(x, layer, w, normal, bool(batchwise))
-            assert not zero["gate"].any(dim=1).all(), f"routing.{case}: no empty row"
+            assert not zero["gate"].any(dim=1).all(), f"routing.{case}: no row without experts"
             if layer.groups:
                 groups = zero["gate"].reshape(rows, layer.groups, -1).any(dim=2)
-                assert not zero["parent"].any(dim=1).all(), f"routing.{case}: no empty parent mask"
-                assert (zero["parent"].bool() & ~groups).any(), f"routing.{case}: no empty mask in a group"
+                assert not zero["parent"].any(dim=1).all(), f"routing.{case}: no row without groups"
+                assert (zero["parent"].bool() & ~groups).any(), f"routing.{case}: no group without experts"
 
     two = dict(groups=3, k=2)
     routing("bias", gate="topk", k=3, bias=True)
@@ -245,7 +241,7 @@ def gating_cases(c):
     routing("noisy-threshold", gate="threshold", k=3, noise=True)
     for empty in ("top1", "zero"):
         routing("batchwise-" + empty, 1, gate="topk", k=1, empty=empty, has_empty=True)
-    routing("batchwise-softmax", 1, gate="softmax", k=0)  # m is 1 at least
+    routing("batchwise-softmax", 1, gate="softmax", k=0)  # m is at least 1
     routing("two.softmax", gate="softmax", groups=3)
     routing("two.topk", gate="topk", **two)
     routing("two.topk-one-group", gate="topk", groups=1, k=2, **{"parent.k": 1})
@@ -281,7 +277,7 @@ def gating_cases(c):
         c.add("layer." + case, "layer", "gating.cases", settings, x=x, **w, **{"wanted.gate": gates["gate"]}, y=y)
 
     layer("linear", bias=True, experts=4, hidden=23, expert="linear", gate="softmax", output="none", residual=0,
-          **{"gate.hidden": 7, "gate.relu": 1})  # a layer of Deep MoE
+          **{"gate.hidden": 7, "gate.relu": 1})  # as in Deep MoE
     layer("linear-none", experts=6, hidden=20, expert="linear", activation="none", gate="topk", k=2, residual=1,
           scale=0.5)
     layer("linear-one", bias=True, experts=5, hidden=1, expert="linear", gate="topk", k=1, output="none", residual=0)
@@ -291,13 +287,14 @@ def gating_cases(c):
 
 
 def output_cases(c):
-    """log-softmax: logits [rows, V], never -> logp (-inf at never). top: the k best of each row: ids [rows * k],
-    values. score: logprob, length, alpha, constant, beta, coverage [positions] -> penalty, score (GNMT eq 14)."""
+    """log-softmax: logits [rows, V], never -> logp (-inf at never). top: logp, k -> ids [rows * k], values (the k best
+    of each row). score: logprob, length, alpha, constant, beta, coverage [positions] -> penalty, score (equation 14 of
+    the GNMT paper)."""
     logits, never = c.normal(4, 333, scale=3), [0, 5, 332]
     logp = ref.log_softmax(logits, never)
     c.add("log-softmax", "log-softmax", logits=logits, never=never, logp=logp)
     tied = logits.clone()
-    tied[:, 100:200] = tied[:, 200:300]  # pairs of equal logits: the lower id first
+    tied[:, 100:200] = tied[:, 200:300]  # equal logits: lower ids come first
     tied = ref.log_softmax(tied, never)
     best = [list(ref.candidates(row[None], 8, 0.0)) for row in tied]
     c.add("top", "top", logp=tied, k=8, ids=[x[1] for row in best for x in row],
@@ -314,8 +311,8 @@ def output_cases(c):
 
 
 def layer_cases(c):
-    """layer of any kind but the mixture: settings and weights are metadata and tensors CASE.KEY, as a file has those of
-    a layer, x [rows, D] packed, lengths -> y: with norm and residual."""
+    """any-layer: a layer of any kind except mixture. x [rows, D] packed, lengths, settings and weights as in
+    gating_cases -> y, including norm and residual."""
     def layer(case, columns=20, tensors=(), **settings):
         meta = {"general.architecture": "transformer", "model.width": columns}
         x = moefile.describe_layer({**meta, **{"decoder.0." + k: v for k, v in settings.items()}}, "decoder", 0)
@@ -374,50 +371,50 @@ def two_level(experts, groups, k, hidden, gate, **more):
 
 # name -> (encoder, decoder, other metadata, optional tensors)
 MODELS = {
-    # What the trainer makes: two directions, projections, strictly balanced gates, everything shared.
+    # As made by the trainer: bidirectional, projections, strictly balanced gates, shared embeddings.
     "base": ([lstm(14, 10, bidirectional=1), lstm(24, 20), moe(6, 2, 12, "threshold"), lstm(24, 20)],
              [lstm(24, 20, context="previous"), moe(6, 2, 12, "threshold"), lstm(24, 20)],
              {**LANGUAGES, "attention.query": "state"}, ()),
-    # The paper's layers without projection, top-k gates; nothing shared, no languages, begin instead of tag.
+    # The paper's layers without projection, top-k gates; separate embeddings, a start token instead of languages.
     "untied": ([lstm(20), moe(5, 3, 9, "topk"), lstm(20)],
                [lstm(20, context="previous"), moe(5, 3, 9, "topk", activation="relu"), lstm(20)],
                {"source.bos": 1, "attention.query": "output", "attention.start": "zero"},
                ("source.embedding.weight", "target.embedding.weight", "output.weight", "output.bias")),
-    # Summed directions, App. G attention, the current context above the first layer, dense gates with scaled experts.
+    # Summed directions, attention of appendix G, current context in the last layer, dense gates, scaled experts.
     "product": ([lstm(16, 20, bidirectional=1, merge="sum", forget_bias=1.0), moe(4, 0, 8, "softmax", scale=0.5)],
                 [lstm(22, 20, forget_bias=1.0), moe(4, 0, 8, "softmax", scale=0.5), lstm(22, 20, context="current")],
                 {**LANGUAGES, "attention.kind": "product", "attention.query": "output"}, ("output.bias",)),
-    # Gates that may select nobody, experts without sigmoid or residual, both contexts in one decoder.
+    # Gates that may select no expert, experts without sigmoid and residual, both contexts in one decoder.
     "zero": ([lstm(20), moe(6, 1, 12, "threshold", empty="zero", output="none")],
              [lstm(20, context="previous"), moe(6, 1, 12, "threshold", empty="zero"), lstm(20, context="current")],
              {**LANGUAGES, "attention.query": "state", "attention.start": "zero"}, ()),
-    # Both contexts, the first previous one of a query that is only a bias; a direction back on top of the encoder.
+    # Both contexts, the initial one from a query that is only the bias; bidirectional top layer of the encoder.
     "both": ([lstm(20), moe(6, 2, 12, "threshold"), lstm(20, bidirectional=1, merge="sum")],
              [lstm(20, context="previous"), moe(6, 2, 12, "threshold"), lstm(20, context="current")],
              {**LANGUAGES, "attention.query": "output", "decoder.init": "encoder"}, ("attention.bias",)),
-    # The first previous context of the state that the encoder ended with.
+    # The initial context comes from the final state of the encoder.
     "begun": ([lstm(24, 20), lstm(20)], [lstm(24, 20, context="previous"), lstm(20, context="current")],
               {**LANGUAGES, "attention.kind": "product", "attention.query": "state", "decoder.init": "encoder"}, ()),
-    # GNMT without experts: wide bottom layer without residual, no context at the bottom, bias in the attention.
+    # GNMT without experts: bidirectional first layer, no residual or context at first, attention with bias.
     "gnmt": ([lstm(17, residual=0, bidirectional=1), lstm(20, residual=0), lstm(20)],
              [lstm(20, residual=0), lstm(20, residual=0, context="current"), lstm(20, context="current")],
              {"source.bos": 1, "attention.query": "state"}, ("attention.bias", "output.weight", "output.bias")),
-    # Wu et al.'s GNMT: eight layers on each side, the bottom one of the encoder in both directions, the previous
-    # context at every layer of the decoder, residuals from the third layers on; nothing shared.
+    # GNMT by Wu et al.: eight layers on each side, bidirectional first layer, previous context in all decoder layers,
+    # residuals from the third layer on, separate embeddings.
     "gnmt-8": ([lstm(20, residual=0, bidirectional=1), lstm(20, residual=0)] + [lstm(20)] * 6,
                [lstm(20, residual=0, context="previous")] * 2 + [lstm(20, context="previous")] * 6,
                {"source.bos": 1, "attention.query": "state"},
                ("source.embedding.weight", "target.embedding.weight", "output.weight")),
-    # Experts first, attention on the second LSTM, one expert per token, no end token in the source, wide state.
+    # Experts first, attention by the second LSTM, one expert per token, no end token in the source.
     "second": ([moe(4, 1, 10, "topk"), lstm(15, 9, residual=0), lstm(23, 20, residual=0)],
                [lstm(20, context="previous"), moe(4, 1, 10, "topk", output="none", residual=0, scale=2.0),
                 lstm(20, 0, context="previous", forget_bias=0.5)],
                {**LANGUAGES, "source.eos": 0, "attention.layer": 2, "attention.query": "output"}, ()),
-    # Two levels of gates as in the paper's large models: k = 2 x 2.
+    # Two levels of gates as in the paper's large models, k = 2 x 2.
     "hierarchy-topk": ([lstm(20), two_level(12, 3, 2, 9, "topk"), lstm(20)],
                        [lstm(20, context="previous"), two_level(12, 4, 2, 9, "topk"), lstm(20)],
                        {**LANGUAGES, "attention.query": "state"}, ("decoder.1.gate.noise", "decoder.1.parent.noise")),
-    # Two levels that may select nobody, each with its own policy; biases; another k above than below.
+    # Two levels with thresholds, different policies for empty selections and different k; biases.
     "hierarchy-threshold": ([lstm(20), two_level(8, 2, 1, 9, "threshold", **{"parent.empty": "zero"}), lstm(20)],
                             [lstm(20, context="previous"),
                              two_level(12, 3, 2, 9, "threshold", empty="zero", **{"parent.k": 1,
@@ -428,7 +425,7 @@ MODELS = {
 
 # name -> (decoder, optional tensors)
 LANGUAGE_MODELS = {
-    # App. C: LSTM, MoE, LSTM; tied.
+    # Appendix C: LSTM, MoE, LSTM; tied embeddings.
     "language": ([lstm(24, 20), moe(7, 2, 12, "topk"), lstm(24, 20)], ("decoder.1.gate.noise",)),
     "language-hierarchy": ([lstm(20, forget_bias=1.0), two_level(12, 3, 2, 9, "topk", **{"parent.k": 1}),
                             two_level(12, 4, 1, 9, "threshold", **{"gate.hidden": 6}), lstm(20)],
@@ -437,7 +434,7 @@ LANGUAGE_MODELS = {
 
 
 def deep(experts, hidden, **more):
-    """A layer of Eigen et al.: linear experts with rectification, a dense gate of two rectified linear maps."""
+    """A layer by Eigen et al.: linear experts with ReLU, dense gates of two linear maps with ReLU."""
     return moe(experts, 0, hidden, "softmax", expert="linear", output="none", residual=0,
                **{"gate.hidden": 6, "gate.relu": 1},
                **more)
@@ -448,8 +445,8 @@ CLASSIFIERS = {
     "deep": ([deep(4, 23), deep(3, 17)],
              tuple(f"network.{i}.{x}.bias" for i in (0, 1) for x in ("gate.hidden", "gate", "experts"))
              + ("output.bias",)),
-    # No biases; mixtures of chosen experts, whose widths grow and shrink; a scale; the last layer with residual and
-    # sigmoid.
+    # Sparse mixtures without biases, of increasing and decreasing widths; one with a scale; the last one with residual
+    # and sigmoid.
     "deep-sparse": ([moe(6, 2, 31, "topk", expert="linear", output="none", residual=0, groups=3, **{"parent.k": 1}),
                      moe(5, 1, 20, "threshold", expert="linear", activation="none", output="none", residual=0,
                          scale=0.5),
@@ -457,14 +454,14 @@ CLASSIFIERS = {
 }
 INPUTS, CLASSES = 33, 7
 
-# name -> settings of a translation; everything else is at the model's defaults
+# name -> translation settings other than DEFAULTS
 RUNS = {
     "greedy": dict(beam=1), "beam": dict(beam=4, nbest=4), "plain": dict(beam=4, nbest=2, length_penalty=0.0),
     "coverage": dict(beam=5, nbest=5, length_penalty=0.2, coverage_penalty=0.2, prune=3.0),
     "constant": dict(beam=3, nbest=3, length_penalty=1.0, length_constant=0.0),
     "short": dict(beam=4, nbest=4, max_len_factor=0.5, max_len_offset=2), "wide": dict(beam=12, nbest=3),
 }
-RERANKED = {"reranked": dict(beam=4, nbest=4, rerank=0.6)}  # of models with languages
+RERANKED = {"reranked": dict(beam=4, nbest=4, rerank=0.6)}  # needs a model with languages
 DEFAULTS = dict(beam=4, nbest=1, length_penalty=0.6, length_constant=5.0, coverage_penalty=0.0, prune=0.0,
                 max_len_factor=2.0,
                 max_len_offset=10, rerank=0.0)
@@ -488,7 +485,7 @@ def side_meta(side, layers):
 
 
 def model_meta(name):
-    """(metadata, optional tensors) of any of the models."""
+    """Return a model's metadata and the names of its optional tensors."""
     if name in LANGUAGE_MODELS:
         decoder, optional = LANGUAGE_MODELS[name]
         return {**general_meta("moe-lm", name), **token_meta([0, 2]), "tokenizer.kind": "none",
@@ -505,10 +502,9 @@ def model_meta(name):
 
 
 def random_model(name, seed):
-    """(metadata, weights) of a model whose output is far from constant.
+    """Return metadata and weights of a model with varied output.
 
-    Embeddings are multiplied by -2: with a positive number and residuals a random model repeats the token that it
-    reads.
+    The scale of embeddings is -2, because with a positive one and residuals a random model repeats its input token.
     """
     meta, optional = model_meta(name)
     m, weights = moefile.describe(meta), {}
@@ -523,7 +519,7 @@ def random_model(name, seed):
         scale = {"bias": 0.3, "v": 1.5, "threshold": 0.05}.get(kind) or {"w_x": 3.0, "w_r": 1.5, "w_proj": 2.5}.get(
             kind, 1.5) * dims[-1] ** -0.5
         w = random.standard_normal(dims) * scale
-        if kind == "threshold":  # some rows select nobody
+        if kind == "threshold":  # some rows have no experts
             groups = meta.get(".".join(tensor.split(".")[:2]) + ".groups", 0)
             over = dims[0] // groups if groups and tensor.endswith("gate.threshold") else dims[0]
             w = (1.1 if groups else 1.6) / over + w
@@ -537,7 +533,7 @@ def random_model(name, seed):
 
 
 def sentences(meta, seed):
-    """Sources and targets (ids) and a tag for each source."""
+    """Return random sources, targets and a tag for each source."""
     random = np.random.default_rng([7, seed])
     sources = [random.integers(6, V, n).tolist() for n in LENGTHS]
     targets = [random.integers(6, V, n).tolist() for n in (3, 0, 6, 4, 1, 12)]
@@ -555,14 +551,14 @@ def translate_all(model, sources, tags, run):
 
 
 def perturbed(weights, seed):
-    """The weights with a relative error of 1e-5: what is the same with them is safe to compare."""
+    """Return the weights with relative errors of 1e-5, to find results that are safe to compare."""
     random = np.random.default_rng(seed)
     change = lambda w: (w * (1 + 1e-5 * random.standard_normal(w.shape))).astype(np.float32)
     return {k: tuple(map(change, w)) if isinstance(w, tuple) else change(w) for k, w in weights.items()}
 
 
 def worth_testing(found):
-    """Whether translations are varied, end mostly and not at once."""
+    """Whether translations are varied, and some end but not immediately."""
     best = [hypotheses[0] for hypotheses in found]
     tokens = {x for h in best for x in h.ids}
     ended = [h for h in best if h.finished and len(h.ids) >= 2]
@@ -570,7 +566,7 @@ def worth_testing(found):
 
 
 def draw(name):
-    """The first seed's model that is worth testing and safe to compare: (seed, metadata, weights, results by run)."""
+    """Return (seed, metadata, weights, results by run) for the first seed that is worth testing and safe to compare."""
     for seed in range(1, 1000):
         meta, weights = random_model(name, seed)
         m = moefile.describe(meta)
@@ -586,7 +582,7 @@ def draw(name):
         if all(ids({run: translate_all(other, sources, tags, run) for run in results}) == ids(results)
                for other in others):
             return seed, meta, weights, results
-    raise RuntimeError(f"no seed will do for model {name}")
+    raise RuntimeError(f"no suitable seed found for model {name}")
 
 
 def two_levels(m):
@@ -594,8 +590,7 @@ def two_levels(m):
 
 
 def traces(model, seed):
-    """What the gates of a translation model with two levels do for each sentence, its target given: I.LAYER.gate and so
-    on."""
+    """Return gates of a translation model with two levels for each sentence and target, as I.LAYER.gate etc."""
     if not two_levels(model.m):
         return {}
     out = {}
@@ -613,7 +608,7 @@ def same_choices(a, b):
 
 
 def traced(model, compute):
-    """(result, gates by name) of a computation of a model."""
+    """Return the result of compute(model) and gates by name."""
     model.trace = {}
     result = compute(model)
     trace, model.trace = {key: torch.cat(values).numpy() for key, values in model.trace.items()}, None
@@ -621,8 +616,8 @@ def traced(model, compute):
 
 
 def draw_safe(name, compute):
-    """(seed, metadata, weights, model) of the first seed whose gates choose the same with slightly other weights and
-    sometimes more than one expert."""
+    """Return (seed, metadata, weights, model) for the first seed where gates are stable under small changes of weights
+    and some select several experts."""
     for seed in range(1, 1000):
         meta, weights = random_model(name, seed)
         m = moefile.describe(meta)
@@ -631,23 +626,22 @@ def draw_safe(name, compute):
         many = [(value != 0).sum(axis=1) for key, value in found.items() if key.endswith(".gate")]
         if same_choices(found, near) and all(x.max() > 1 for x in many):
             return seed, meta, weights, model
-    raise RuntimeError(f"no seed will do for model {name}")
+    raise RuntimeError(f"no suitable seed found for model {name}")
 
 
 def language_sentences(seed):
-    """Texts (ids) for a language model."""
+    """Return random texts for a language model."""
     random = np.random.default_rng([8, seed])
     return [random.integers(4, V, n).tolist() for n in (1, 5, 0, 12, 20)]
 
 
 def expect_language(seed, model):
-    """(metadata, tensors) of a language model's expectation file.
+    """Return metadata and tensors of the expected results of a language model.
 
-    texts: TEXTS of ids (pieces), one for each line I
-    forced.I [len(text) + 1, V]: logits; logprobs: REALS, of all tokens (the ends counted) of all texts one after the
-    other
-    trace.I.LAYER.gate and so on, as in translation models with two levels of gates: what the gates of a layer do
-    [tokens, E]
+    texts: TEXTS of ids, one for each text I
+    forced.I [len(text) + 1, V]: logits
+    logprobs: REALS of all tokens, including ends, of all texts
+    trace.I.LAYER.gate [tokens, E] etc.: gates, as for translation models
     """
     tensors, logprobs, texts = {}, [], language_sentences(seed)
     for i, text in enumerate(texts):
@@ -659,15 +653,15 @@ def expect_language(seed, model):
 
 
 def class_inputs(seed):
-    """Inputs [rows, INPUTS] of a classifier, of numbers that float32 can hold."""
+    """Return random inputs [rows, INPUTS] of a classifier, rounded to float32."""
     random = np.random.default_rng([9, seed])
     return torch.from_numpy(random.standard_normal((11, INPUTS)).astype(np.float32)).double()
 
 
 def expect_classes(seed, model):
-    """(metadata, tensors) of a classifier's expectation file.
+    """Return metadata and tensors of the expected results of a classifier.
 
-    x [rows, inputs]; logits, logprobs [rows, classes]; trace.LAYER.gate and so on [rows, E]
+    x [rows, inputs]; logits, logprobs [rows, classes]; trace.LAYER.gate [rows, E] etc.
     """
     x = class_inputs(seed)
     logprobs, trace = traced(model, lambda m: m.classify(x))
@@ -684,15 +678,15 @@ def joined(ids):
 
 
 def expect(seed, meta, weights, results):
-    """(metadata, tensors) of an expectation file.
+    """Return metadata and tensors of the expected results of a translation model.
 
-    sources, targets: TEXTS of ids (pieces), tags: INTS (-1: none), one for each sentence I
-    encoder.I [tokens, d]; forced.I [len(target) + 1, V]: logits of target I given; forced.logprob: REALS, its score
-    runs: TEXTS; for each RUN its settings as metadata RUN.beam, RUN.nbest, RUN.length_penalty, ...; then, for all
-    hypotheses of all sentences in order: RUN.sentence, RUN.finished INTS; RUN.ids TEXTS; RUN.score, RUN.logprob,
-    RUN.reverse REALS; RUN.token_logprobs: REALS, of all their tokens (ends counted where finished) one after the other
-    With two levels of gates also trace.I.LAYER.gate, .gate.probabilities [tokens, E], .parent, .parent.probabilities
-    [tokens, a]: what the gates of encoder and decoder layers do with target I given.
+    sources, targets: TEXTS of ids; tags: INTS, -1 for none; one for each sentence I
+    encoder.I [tokens, d]; forced.I [len(target) + 1, V]: logits for target I; forced.logprob: REALS, scores of targets
+    runs: TEXTS. Settings of RUN: RUN.beam, RUN.nbest, RUN.length_penalty, ... Its hypotheses of all sentences in order:
+    RUN.sentence, RUN.finished INTS; RUN.ids TEXTS; RUN.score, RUN.logprob, RUN.reverse REALS; RUN.token_logprobs REALS
+    of all tokens, including ends of finished hypotheses
+    With two levels of gates: trace.I.LAYER.gate, .gate.probabilities [tokens, E], .parent, .parent.probabilities
+    [tokens, a], for source and target I
     """
     model = ref.Model(moefile.describe(meta), meta, weights, torch.float64)
     sources, targets, tags = sentences(meta, seed)
@@ -730,9 +724,9 @@ def write_pair(folder, name, meta, weights, expected):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Writes the expected outputs that tests compare the engine with.")
+    parser = argparse.ArgumentParser(description="Write the reference data for tests of the engine.")
     parser.add_argument("-o", dest="folder", default=os.path.join(ROOT, "tests", "golden"), metavar="FOLDER",
-                        help="where to (default: tests/golden)")
+                        help="output folder (default: tests/golden)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -747,7 +741,7 @@ def main():
         write_pair(args.folder, name, meta, weights, expect(seed, meta, weights, results))
         best = [hypotheses[0] for hypotheses in results["beam"]]
         ended = sum(h.finished for h in best)
-        print(f"model-{name}.bin: seed {seed}, {ended} of {len(best)} end; {joined(best[3].ids)}", flush=True)
+        print(f"model-{name}.bin: seed {seed}, {ended} of {len(best)} sentences end; {joined(best[3].ids)}", flush=True)
     for name in LANGUAGE_MODELS:
         seed, meta, weights, model = draw_safe(name, lambda m, seed: [m.language_logits(x)
                                                                       for x in language_sentences(seed)])

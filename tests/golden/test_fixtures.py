@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""tests/golden, which the engine is compared with, is what tools/convert/reference.py computes today: every op, and
-what every model does.
+"""tests/golden matches what tools/convert/reference.py computes.
 
-Usage: tests/python tests/golden/test_fixtures.py [WORD]      with WORD only the tests whose names have it
+Usage: tests/python tests/golden/test_fixtures.py [WORD]
 
-The files are recomputed by make_golden.py's functions from the weights and seeds that lie there and compared to 1e-6;
-integers and texts must be the same. Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
-It needs PyTorch: tools/install-deps --test puts it into .venv.
+Recomputes the files by make_golden.py's functions from the stored weights and seeds; numbers may differ by 1e-6,
+integers and texts not at all. With WORD, only runs tests with this word in their names. Prints `ok NAME` or `FAIL NAME`
+per test and `N passed, N failed`. Needs PyTorch (tools/install-deps --test).
 """
 import os
 import sys
@@ -26,12 +25,12 @@ test = Suite()
 
 
 def same(path, meta, tensors):
-    """Whether a file has this in it."""
-    with tempfile.TemporaryDirectory() as folder:  # so that both have been packed
+    """Compare a file in tests/golden with metadata and tensors."""
+    with tempfile.TemporaryDirectory() as folder:  # so that both are packed
         moefile.write_model(os.path.join(folder, "new"), meta, tensors)
         meta, tensors = moefile.read(os.path.join(folder, "new"))
     there, arrays = moefile.read(os.path.join(FOLDER, path))
-    assert list(there) == list(meta) and list(arrays) == list(tensors), f"{path} has other entries"
+    assert list(there) == list(meta) and list(arrays) == list(tensors), f"{path}: different entries"
     for key, value in meta.items():
         if isinstance(value, np.ndarray) and value.dtype.kind == "f" or isinstance(value, float):
             assert np.allclose(there[key], value, rtol=0, atol=1e-6), f"{path}: {key}"
@@ -43,7 +42,7 @@ def same(path, meta, tensors):
 
 
 def model_of(name):
-    """(seed, metadata, weights, model) of a file in tests/golden."""
+    """Return seed, metadata, weights and model of a file in tests/golden."""
     meta, tensors = moefile.read(os.path.join(FOLDER, f"model-{name}.bin"))
     weights = {key: tensor.array() for key, tensor in tensors.items()}
     seed = moefile.read(os.path.join(FOLDER, f"model-{name}.expect.bin"))[0]["seed"]
@@ -51,7 +50,7 @@ def model_of(name):
 
 
 @test
-def ops_are_what_the_reference_computes():
+def ops_match_the_reference():
     cases = golden.Cases()
     for add in golden.OPS:
         add(cases)
@@ -59,7 +58,7 @@ def ops_are_what_the_reference_computes():
 
 
 @test
-def translations_are_what_the_reference_computes():
+def translations_match_the_reference():
     for name in golden.MODELS:
         seed, meta, weights, model = model_of(name)
         sources, _, tags = golden.sentences(meta, seed)
@@ -68,7 +67,7 @@ def translations_are_what_the_reference_computes():
 
 
 @test
-def language_models_and_classifiers_are_what_the_reference_computes():
+def language_models_and_classifiers_match_the_reference():
     for names, expect in ((golden.LANGUAGE_MODELS, golden.expect_language),
                           (golden.CLASSIFIERS, golden.expect_classes)):
         for name in names:
