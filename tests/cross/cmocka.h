@@ -41,10 +41,12 @@ __attribute__((noreturn, format(printf, 3, 4))) static inline void cross_fail(co
 #define assert_memory_equal(a, b, n) cross_check(memcmp(a, b, n) == 0)
 
 #define cmocka_unit_test(f) { #f, f }
-#define cmocka_run_group_tests_name(group, tests, setup, teardown) cross_run(tests, sizeof(tests) / sizeof((tests)[0]))
+typedef int (*CMFixtureFunction)(void **state);
 
-static inline int cross_run(const struct CMUnitTest *tests, size_t n) {
+static inline int _cmocka_run_group_tests(const char *group, const struct CMUnitTest *tests, size_t n,
+                                          CMFixtureFunction before, CMFixtureFunction after) {
     volatile int failed = 0;
+    (void)group, (void)before, (void)after;
     printf("1..%zu\n", n);
     for (volatile size_t i = 0; i < n; i++) {
         void *state = NULL;

@@ -5,9 +5,7 @@
 #include "cuda_emu.h"
 #include "tests/engine/model_writer.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u; }
 static int same(float a, float b) { return moe_to_bits(a) == moe_to_bits(b) || (is_nan(a) && is_nan(b)); }
@@ -213,13 +211,12 @@ static void rows_of_ids(int32_t *ids, size_t rows, size_t n, uint64_t *random) {
     for (size_t i = 0; i < rows; i++) ids[i] = (int32_t)mw_below(random, n);
 }
 
-static void products_and_rows_equal_the_cpu(void **state) {
+TEST(products_and_rows_equal_the_cpu) {
     static const moe_type types[] = { MOE_TYPE_Q8,  MOE_TYPE_Q4,  MOE_TYPE_Q4M, MOE_TYPE_Q8B,
                                       MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_BF16 };
     static const size_t shapes[][3] = { { 1, 1, 1 },    { 2, 17, 16 },   { 7, 64, 33 },  { 8, 63, 100 },
                                         { 9, 130, 15 }, { 16, 513, 48 }, { 33, 31, 70 }, { 45, 200, 64 } };
     uint64_t random = 5;
-    (void)state;
     defaults();
     for (size_t t = 0; t < MOE_COUNT(types); t++)
         for (size_t s = 0; s < MOE_COUNT(shapes); s++) {
@@ -254,12 +251,11 @@ static void build_step(moe_graph *g, void *user, void *states) {
     moe_op_store(g, moe_op_view(g, both, hidden, hidden, "c_next"), MOE_BY_PARENT, c_state, "store_c");
 }
 
-static void states_and_steps_equal_the_cpu(void **state) {
+TEST(states_and_steps_equal_the_cpu) {
     static const moe_type types[] = {
         MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_F32, MOE_TYPE_BF16
     };
     uint64_t random = 6;
-    (void)state;
     defaults();
     for (size_t s = 0; s < 8; s++) {
         const size_t rows = 5, hidden = s < 4 ? 1 + 71 * s : 16 * (s - 3), width = 24 + 31 * s;
@@ -316,7 +312,7 @@ static void build_mixture(moe_graph *g, void *user, void *states) {
     moe_op_experts(g, &m->experts, x, moe_op_gate(g, &m->gate, logits, NULL, 0, NULL, "gate"), "experts");
 }
 
-static void mixtures_equal_the_cpu(void **state) {
+TEST(mixtures_equal_the_cpu) {
     static const moe_type types[] = {
         MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_F32, MOE_TYPE_BF16
     };
@@ -326,7 +322,6 @@ static void mixtures_equal_the_cpu(void **state) {
         { 40, 6, 2, 33, 24 }, { 7, 300, 5, 4, 8 }, { 36, 3, 3, 65, 64 },
     };
     uint64_t random = 7;
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(types) * MOE_COUNT(shapes) * 4; i++) {
         const size_t *shape = shapes[i / 4 % MOE_COUNT(shapes)], rows = shape[0], n = shape[1], hidden = shape[3],
                      width = shape[4], vocabulary = 13;
@@ -400,7 +395,7 @@ static void build_hierarchy(moe_graph *g, void *user, void *states) {
     moe_op_mix(g, e->hidden, e->scale, moe_op_linear(g, &h->stack, x, h->stack_bias, NULL, "stack"), gate, "mix");
 }
 
-static void two_levels_equal_the_cpu(void **state) {
+TEST(two_levels_equal_the_cpu) {
     static const size_t shapes[][8] = {
         /* rows, groups, of them wanted, experts of a group, of them wanted, units, hidden, width */
         { 1, 1, 1, 1, 1, 0, 3, 5 },
@@ -409,7 +404,6 @@ static void two_levels_equal_the_cpu(void **state) {
         { 40, 130, 4, 3, 1, 40, 1, 6 },
     };
     uint64_t random = 17;
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(shapes) * 16; i++) {
         const size_t *shape = shapes[i / 16], rows = shape[0], groups = shape[1], each = shape[3], n = groups * each;
         const size_t units = shape[5], hidden = shape[6], width = shape[7], in = units ? units : width, vocabulary = 6;
@@ -476,7 +470,7 @@ static void build_many(moe_graph *g, void *user, void *states) {
     moe_op_experts(g, &h->experts, x, moe_op_gate(g, &h->gate, x, gate, 1, NULL, "gate"), "experts");
 }
 
-static void many_experts_take_little_memory(void **state) {
+TEST(many_experts_take_little_memory) {
     enum { GROUPS = 512, EACH = 256, EXPERTS = GROUPS * EACH, WIDTH = 3, ROWS = 3, CAPACITY = 2048, IDS = 4 };
     uint64_t random = 18;
     float *logits = numbers(&random, IDS * GROUPS, 0), *weight = numbers(&random, EXPERTS * WIDTH, 0),
@@ -490,7 +484,6 @@ static void many_experts_take_little_memory(void **state) {
                 .user = &h,
                 .frame = { .rows = ROWS, .ids = ids, .inputs = inputs },
                 .most_bytes = (size_t)CAPACITY * EXPERTS * sizeof(float) / 16 };
-    (void)state;
     defaults();
     emu_sums = 1 << 20;
     h.logits = pack(MOE_TYPE_F32, IDS, GROUPS, logits, &blobs[0]);
@@ -520,9 +513,8 @@ static void build_attention(moe_graph *g, void *user, void *states) {
                      a->before.rows ? moe_op_embed(g, &a->before, 1.0f, "before") : NULL, a->width, "context");
 }
 
-static void attention_equals_the_cpu(void **state) {
+TEST(attention_equals_the_cpu) {
     uint64_t random = 8;
-    (void)state;
     defaults();
     for (int i = 0; i < 8; i++) {
         enum { ROWS = 6, TOKENS = 200, LONGEST_SOURCE = 150 };
@@ -572,13 +564,12 @@ static void build_heads(moe_graph *g, void *user, void *states) {
     moe_op_heads(g, h->heads, 1, h->within, h->packed ? NULL : states, x, h->cols, "heads");
 }
 
-static void heads_equal_the_cpu(void **state) {
+TEST(heads_equal_the_cpu) {
     enum { ROWS = 6, TOKENS = 300, LONGEST_SENTENCE = 150, IDS = 90 };
     static const size_t shapes[][2] = { { 1, 1 }, { 1, 20 }, { 3, 33 }, { 2, 64 }, { 4, 280 } }; /* heads, columns */
     static int32_t positions[ROWS] = { 0, LONGEST_SENTENCE - 1, 2, 31, 32, 140 };
     size_t segment[ROWS] = { 0, 7, 49, 0, 100, 299 }, length[ROWS] = { 7, 42, LONGEST_SENTENCE, 1, 33, 1 };
     uint64_t random = 28;
-    (void)state;
     for (size_t i = 0; i < 3 * 2 * MOE_COUNT(shapes); i++) {
         const size_t cols = shapes[i / 6][1], kind = i % 3;
         const int packed = kind == 0, within = kind < 2;
@@ -635,10 +626,9 @@ static void build_output(moe_graph *g, void *user, void *states) {
     moe_op_output(g, &c->op, moe_op_embed(g, &c->x, 1.0f, "x"));
 }
 
-static void outputs_equal_the_cpu(void **state) {
+TEST(outputs_equal_the_cpu) {
     static const size_t vocabularies[] = { 3, 1023, 1024, 1025, 2600 };
     uint64_t random = 9;
-    (void)state;
     for (size_t i = 0; i < 2 * MOE_COUNT(vocabularies); i++) {
         enum { ROWS = 10, TABLE = 10 };
         const size_t n = vocabularies[i / 2], cols = 20, top = moe_min(n, i % 2 ? 5 : 65);
@@ -904,9 +894,8 @@ static void assert_models_agree(const moe_model *model, int batch, int beam, flo
     free(assert_sides_agree(model, &p, what));
 }
 
-static void models_give_the_bytes_of_the_cpu(void **state) {
+TEST(models_give_the_bytes_of_the_cpu) {
     static const int batches[] = { 1, 3, 8 }, beams[] = { 1, 4 };
-    (void)state;
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         fixture f32 = open_model(mw_small(variant, MW_F32, 11)), others[3];
         static const char *const names[] = { "f32", "q8", "q4", "bf16" }, *const runs[] = { "03", "01235", "145", "2" };
@@ -932,8 +921,7 @@ static void models_give_the_bytes_of_the_cpu(void **state) {
 }
 
 /* Scales by block, which cuBLAS does not know: its products stay with the kernel. */
-static void models_with_scales_by_block_give_the_bytes_of_the_cpu(void **state) {
-    (void)state;
+TEST(models_with_scales_by_block_give_the_bytes_of_the_cpu) {
     for (int which = 0; which < 3; which++) {
         mw_model *m =
             which ? mw_transformer(which == 1 ? MW_NLLB : MW_STUDENT, MW_F32, 11) : mw_small(MW_GNMT, MW_F32, 11);
@@ -957,10 +945,9 @@ static void keep_line(void *user, const char *message) { snprintf(user, 256, "%s
 
 /* Where cuBLAS does not start, does not know int8 or gives wrong sums the device's own kernels take all products, and
  * the log says so once. */
-static void a_device_without_cublas_gives_the_same_bytes(void **state) {
+TEST(a_device_without_cublas_gives_the_same_bytes) {
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
     static const char *const reasons[] = { "NOT_INITIALIZED", "NOT_SUPPORTED", "sums are wrong" };
-    (void)state;
     for (int refused = 0; refused <= 3; refused++) {
         moe_session_params p = params_for(f.model, "cuda", 8, 4);
         moe_error e = { MOE_OK, "", "" };
@@ -993,12 +980,11 @@ static void a_device_without_cublas_gives_the_same_bytes(void **state) {
 }
 
 /* What is forced, hidden, suppressed and cut is the same too; experts that do not fit are fetched with their biases. */
-static void transformers_give_the_bytes_of_the_cpu(void **state) {
+TEST(transformers_give_the_bytes_of_the_cpu) {
     static const moe_type types[] = {
         MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_BF16
     };
     size_t finished = 0, cut = 0, hidden = 0;
-    (void)state;
     for (int variant = 0; variant < MW_TRANSFORMERS; variant++) {
         fixture f32 = open_model(mw_transformer(variant, MW_F32, 11));
         for (size_t t = 0; t < MOE_COUNT(types); t++) {
@@ -1034,9 +1020,8 @@ static void transformers_give_the_bytes_of_the_cpu(void **state) {
 }
 
 /* Their weights decide where constraints begin and what coverage costs; some rows at a time, or all. */
-static void heads_that_align_give_the_bytes_of_the_cpu(void **state) {
+TEST(heads_that_align_give_the_bytes_of_the_cpu) {
     static const int variants[] = { MW_NLLB, MW_STUDENT };
-    (void)state;
     for (size_t k = 0; k < 4 * MOE_COUNT(variants); k++) {
         fixture f = open_model(mw_transformer(variants[k / 4], MW_F32, 11));
         moe_session_params p = params_for(f.model, "cpu", k % 2 ? 5 : 1, 1 + 3 * (int)(k / 2 % 2));
@@ -1059,9 +1044,8 @@ static void heads_that_align_give_the_bytes_of_the_cpu(void **state) {
 
 /* The rows of a sentence's list, in batches of other sentences; an end in no list scores as one that is never
  * chosen. */
-static void lists_give_the_bytes_of_the_cpu(void **state) {
+TEST(lists_give_the_bytes_of_the_cpu) {
     const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
-    (void)state;
     for (size_t k = 0; k < 4; k++) {
         mw_model *m = mw_small(MW_GNMT, k % 2 ? MW_Q8 : MW_F32, 11);
         mw_random_shortlist(m);
@@ -1075,9 +1059,8 @@ static void lists_give_the_bytes_of_the_cpu(void **state) {
 }
 
 /* Drawn tokens, by every rule, with lists, constraints and penalties. */
-static void draws_are_those_of_the_cpu(void **state) {
+TEST(draws_are_those_of_the_cpu) {
     size_t different = 0;
-    (void)state;
     for (size_t k = 0; k < 4 * MOE_RULE_SETS; k++) {
         mw_model *m = mw_small(k % 3 ? MW_GNMT : MW_FROM_ENCODER, k % 2 ? MW_Q8 : MW_F32, 11);
         if (k % 4 == 1) mw_random_shortlist(m);
@@ -1106,11 +1089,10 @@ static void draws_are_those_of_the_cpu(void **state) {
 
 /* Every rule with every beam; of penalty, pruning, number of results and least length every three together, and nothing
  * else with pruning where rules do not know it; batches and limits take turns. */
-static void searches_give_the_bytes_of_the_cpu(void **state) {
+TEST(searches_give_the_bytes_of_the_cpu) {
     static const int batches[] = { 1, 3, 8 }, beams[] = { 1, 2, 5 };
     fixture models[] = { open_model(mw_small(MW_GNMT, MW_F32, 11)), open_model(mw_small(MW_FROM_ENCODER, MW_F32, 12)) };
     size_t finished[MOE_RULE_SETS] = { 0 }, cut[MOE_RULE_SETS] = { 0 }, several = 0;
-    (void)state;
     defaults();
     for (int i = 0; i < 2; i++) /* so that not all are cut */
         mw_put32(models[i].image.data + mw_find_tensor(models[i].m, "output.bias")->offset + 4 * MW_EOS,
@@ -1151,11 +1133,10 @@ static void searches_give_the_bytes_of_the_cpu(void **state) {
 }
 
 /* Hypotheses go down, questions about them up. */
-static void reranking_gives_the_bytes_of_the_cpu(void **state) {
+TEST(reranking_gives_the_bytes_of_the_cpu) {
     static const int batches[] = { 1, 3, 8 };
     fixture f = open_model(mw_small(MW_GNMT, MW_F32, 11));
     size_t reranked = 0;
-    (void)state;
     defaults();
     for (int k = 0; k < 12; k++) {
         moe_session_params p = params_for(f.model, "cpu", batches[k % 3], k % 2 ? 4 : 2);
@@ -1175,9 +1156,8 @@ static void reranking_gives_the_bytes_of_the_cpu(void **state) {
 }
 
 /* A language model only scores; rules differ in what a score is. */
-static void language_models_score_by_all_rules(void **state) {
+TEST(language_models_score_by_all_rules) {
     fixture f = open_model(mw_language_model(MW_F32, 13));
-    (void)state;
     defaults();
     for (int rules = 0; rules < 4; rules++) {
         moe_session_params p = params_for(f.model, "cpu", 1 + 2 * rules, 1 + rules);
@@ -1188,10 +1168,9 @@ static void language_models_score_by_all_rules(void **state) {
 }
 
 /* Not-a-number in one embedding: the sentences with it are broken and no others, on both sides. */
-static void broken_sentences_are_those_of_the_cpu(void **state) {
+TEST(broken_sentences_are_those_of_the_cpu) {
     fixture f = open_model(mw_small(MW_PRODUCT, MW_F32, 11));
     const mw_tensor *table = mw_find_tensor(f.m, "source.embedding.weight");
-    (void)state;
     defaults();
     mw_put32(f.image.data + table->offset + 4 * (11 * MW_WIDTH + 3), 0x7fc00000u);
     mw_put32(f.image.data + table->offset + 4 * (12 * MW_WIDTH + 3), 0x7fc00000u);
@@ -1215,9 +1194,8 @@ static void broken_sentences_are_those_of_the_cpu(void **state) {
 }
 
 /* What was under way when a caller stopped is forgotten: the next call on the session gives what a new session does. */
-static void cancelled_sentences_are_forgotten(void **state) {
+TEST(cancelled_sentences_are_forgotten) {
     fixture f = open_model(mw_small(MW_FROM_ENCODER, MW_F32, 11));
-    (void)state;
     defaults();
     for (int cancelled = 1; cancelled < SENTENCES; cancelled++) {
         moe_session_params p = params_for(f.model, "cuda", 3, 2);
@@ -1242,12 +1220,11 @@ static void cancelled_sentences_are_forgotten(void **state) {
 
 /* Frames, hypotheses and results are the device's: what the host has does not grow with beam, and hardly with targets.
  */
-static void sessions_keep_little_on_the_host(void **state) {
+TEST(sessions_keep_little_on_the_host) {
     fixture f = open_model(mw_small(MW_GNMT, MW_F32, 11));
     moe_session_params p = params_for(f.model, "cuda", 64, 1);
     size_t narrow = 0, wide = 0, cpu = 0;
     moe_error e = { MOE_OK, "", "" };
-    (void)state;
     defaults();
     p.coverage_penalty = 0.2f;
     CHECK(moe_session_bytes(f.model, &p, &narrow, &e) == MOE_OK, "%s", e.message);
@@ -1306,7 +1283,7 @@ static mw_model *family(int which) {
 }
 
 /* Two-level gates, MLP gates and linear experts; models without encoder; gates of another kind than the file's. */
-static void gating_gives_the_bytes_of_the_cpu(void **state) {
+TEST(gating_gives_the_bytes_of_the_cpu) {
     static const char *const models[] = { "two levels", "language model", "classifier" }, *const gatings[] = {
         NULL, "softmax", "topk"
     };
@@ -1314,7 +1291,6 @@ static void gating_gives_the_bytes_of_the_cpu(void **state) {
         MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_BF16
     };
     static const int batches[] = { 1, 3, 8 };
-    (void)state;
     for (int which = 0; which < 3; which++) {
         fixture f32 = open_model(family(which));
         for (size_t t = 0; t < MOE_COUNT(types); t++) {
@@ -1361,8 +1337,7 @@ static void write_line(void *user, const char *name, const float *data, size_t r
     l->line[l->n++].sum = sum;
 }
 
-static void traces_show_what_the_cpu_shows(void **state) {
-    (void)state;
+TEST(traces_show_what_the_cpu_shows) {
     for (int which = 0; which < 4; which++) {
         fixture f = open_model(which < 3 ? family(which) : mw_transformer(MW_NLLB, MW_F32, 11));
         moe_session_params p = params_for(f.model, "cpu", 2, 2);
@@ -1496,10 +1471,9 @@ static void simulate(void *user, const char *name, const float *data, size_t row
     }
 }
 
-static void fetches_are_those_of_a_simulation(void **state) {
+TEST(fetches_are_those_of_a_simulation) {
     static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4 };
     size_t replaced = 0;
-    (void)state;
     for (int which = 0; which < 3; which++) { /* flat, two levels, both sides with experts of one shape */
         fixture f32 = open_model(which == 1 ? mw_hierarchical(MW_F32, 11)
                                             : mw_small(which ? MW_CARRIED_QUERY : MW_GNMT, MW_F32, 11));
@@ -1543,12 +1517,11 @@ static void fetches_are_those_of_a_simulation(void **state) {
 }
 
 /* Any number of bays, batches, chunks of rows, cuBLAS and kernels: the same bytes. */
-static void fetching_gives_the_bytes_of_the_cpu(void **state) {
+TEST(fetching_gives_the_bytes_of_the_cpu) {
     static const moe_type types[] = {
         MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_Q4, MOE_TYPE_F16
     };
     static const int batches[] = { 1, 8, 3 };
-    (void)state;
     for (int which = 0; which < 5; which++) {
         fixture f32 = open_model(which < 2   ? mw_small(which ? MW_BOTH_CONTEXTS : MW_GNMT, MW_F32, 11)
                                  : which < 4 ? family(which == 3 ? 2 : 0)
@@ -1603,13 +1576,12 @@ static moe_status swap_alone(void *user, const void *send, const size_t *send_by
     return MOE_OK;
 }
 
-static void ranks_are_refused_and_the_processor_takes_over(void **state) {
+TEST(ranks_are_refused_and_the_processor_takes_over) {
     const moe_wire wire = { NULL, 0, 1, agree_alone, count_alone, swap_alone };
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
     moe_session_params p = params_for(f.model, "cuda", 4, 2);
     moe_session *s = NULL;
     moe_error e = { MOE_OK, "", "" };
-    (void)state;
     defaults();
     p.wire = &wire;
     CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "a wire between ranks"),
@@ -1622,14 +1594,13 @@ static void ranks_are_refused_and_the_processor_takes_over(void **state) {
 }
 
 /* What a message says is needed is enough, and no less is; without a budget what is free decides. */
-static void memory_that_is_needed_is_named(void **state) {
+TEST(memory_that_is_needed_is_named) {
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
     moe_session_params p = params_for(f.model, "cuda", 200, 2); /* some megabytes of states */
     moe_session *s = NULL;
     moe_error e = { MOE_OK, "", "" };
     sizes size;
     size_t least;
-    (void)state;
     defaults();
     size = measure(f.model, p);
     least = (budget(&size, 1) >> 20) + 1;
@@ -1721,7 +1692,7 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
 }
 
 /* With all experts on the device, and with two of them. */
-static void failures_leave_nothing_behind(void **state) {
+TEST(failures_leave_nothing_behind) {
     static const struct {
         int code, stay;
     } failures[] = { { EMU_OUT_OF_MEMORY, 0 }, { EMU_LOST, 1 }, { EMU_OLD_DRIVER, 0 } };
@@ -1729,7 +1700,6 @@ static void failures_leave_nothing_behind(void **state) {
     moe_session_params p = params_for(f.model, "cuda", 3, 2);
     feed *wanted;
     sizes size;
-    (void)state;
     defaults();
     p.coverage_penalty = 0.2f;
     size = measure(f.model, p);
@@ -1743,9 +1713,8 @@ static void failures_leave_nothing_behind(void **state) {
 }
 
 /* Every single call of a short translation and a score. */
-static void no_failure_of_a_step_is_missed(void **state) {
+TEST(no_failure_of_a_step_is_missed) {
     fixture f = open_model(mw_small(MW_PRODUCT, MW_Q8, 11));
-    (void)state;
     for (int rules = 0; rules < 2; rules++) {
         moe_session_params p = params_for(f.model, "cuda", 2, 2);
         moe_error e = { MOE_OK, "", "" };
@@ -1772,10 +1741,9 @@ static void look(void *user, const char *name, const float *data, size_t rows, s
 }
 
 /* The same of a classifier, with a trace and without; on the host too, as its allocator sees it. */
-static void classifiers_leave_nothing_behind(void **state) {
+TEST(classifiers_leave_nothing_behind) {
     mw_model *m = mw_classifier(MW_Q8, 11);
     mw_image image = mw_build(m);
-    (void)state;
     for (int traced = 0; traced < 2; traced++)
         for (int host = 0; host < 2; host++) {
             size_t reached = 1, worked = 0;
@@ -1827,11 +1795,10 @@ static moe_status try_device(const fixture *f, const char *device, size_t memory
     return MOE_OK;
 }
 
-static void devices_are_chosen_as_asked(void **state) {
+TEST(devices_are_chosen_as_asked) {
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
     moe_error e = { MOE_OK, "", "" };
     char name[64] = "";
-    (void)state;
     defaults();
     unsetenv("MOE_DEVICE");
     CHECK(try_device(&f, NULL, 0, &e, name) == MOE_OK && strcmp(name, "cuda:0 emulated") == 0, "automatic: %s", name);
@@ -1874,39 +1841,6 @@ static void devices_are_chosen_as_asked(void **state) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_and_rows_equal_the_cpu),
-        cmocka_unit_test(states_and_steps_equal_the_cpu),
-        cmocka_unit_test(mixtures_equal_the_cpu),
-        cmocka_unit_test(two_levels_equal_the_cpu),
-        cmocka_unit_test(many_experts_take_little_memory),
-        cmocka_unit_test(attention_equals_the_cpu),
-        cmocka_unit_test(heads_equal_the_cpu),
-        cmocka_unit_test(outputs_equal_the_cpu),
-        cmocka_unit_test(models_give_the_bytes_of_the_cpu),
-        cmocka_unit_test(draws_are_those_of_the_cpu),
-        cmocka_unit_test(models_with_scales_by_block_give_the_bytes_of_the_cpu),
-        cmocka_unit_test(a_device_without_cublas_gives_the_same_bytes),
-        cmocka_unit_test(transformers_give_the_bytes_of_the_cpu),
-        cmocka_unit_test(heads_that_align_give_the_bytes_of_the_cpu),
-        cmocka_unit_test(lists_give_the_bytes_of_the_cpu),
-        cmocka_unit_test(gating_gives_the_bytes_of_the_cpu),
-        cmocka_unit_test(searches_give_the_bytes_of_the_cpu),
-        cmocka_unit_test(reranking_gives_the_bytes_of_the_cpu),
-        cmocka_unit_test(language_models_score_by_all_rules),
-        cmocka_unit_test(broken_sentences_are_those_of_the_cpu),
-        cmocka_unit_test(cancelled_sentences_are_forgotten),
-        cmocka_unit_test(sessions_keep_little_on_the_host),
-        cmocka_unit_test(traces_show_what_the_cpu_shows),
-        cmocka_unit_test(fetches_are_those_of_a_simulation),
-        cmocka_unit_test(fetching_gives_the_bytes_of_the_cpu),
-        cmocka_unit_test(ranks_are_refused_and_the_processor_takes_over),
-        cmocka_unit_test(memory_that_is_needed_is_named),
-        cmocka_unit_test(failures_leave_nothing_behind),
-        cmocka_unit_test(no_failure_of_a_step_is_missed),
-        cmocka_unit_test(classifiers_leave_nothing_behind),
-        cmocka_unit_test(devices_are_chosen_as_asked),
-    };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -230,10 +230,9 @@ static moe_model *streamed(const on_disk *d) { return open_file(d->path, (moe_mo
 
 /* ---- Tests ---- */
 
-static void the_bytes_are_those_of_the_mapped_file(void **state) {
+TEST(the_bytes_are_those_of_the_mapped_file) {
     static const uint32_t types[] = { MW_F32, MW_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B };
     static const int threads[] = { 1, 2, 8 }, batches[] = { 1, 8, 32 };
-    (void)state;
     for (int kind = 0; kind < KINDS; kind++)
         for (size_t t = 0; t < MOE_COUNT(types); t++) {
             const on_disk d = write_kind(kind, types[t]);
@@ -270,14 +269,13 @@ static void the_bytes_are_those_of_the_mapped_file(void **state) {
 }
 
 /* One level and two, dense gates, thresholds, experts of one matrix. */
-static void classes_are_those_of_the_mapped_file(void **state) {
+TEST(classes_are_those_of_the_mapped_file) {
     enum { ROWS = 50 };
     static const uint32_t types[] = { MW_F32, MW_Q8 };
     float inputs[ROWS * MW_INPUTS], wanted[ROWS], logprobs[ROWS];
     int32_t right[ROWS], classes[ROWS];
     uint64_t random = 5;
     moe_error e = { MOE_OK, "", "" };
-    (void)state;
     for (size_t i = 0; i < ROWS * MW_INPUTS; i++) inputs[i] = mw_uniform(&random, -1, 1);
     for (size_t t = 0; t < MOE_COUNT(types); t++) {
         const on_disk d = write_image(mw_classifier(types[t], 3));
@@ -304,11 +302,10 @@ static void classes_are_those_of_the_mapped_file(void **state) {
     }
 }
 
-static void a_model_without_its_experts_is_small(void **state) {
+TEST(a_model_without_its_experts_is_small) {
     const on_disk d = write_kind(WIDE, MW_F32);
     moe_model *m = streamed(&d);
     size_t experts = 0;
-    (void)state;
     for (size_t i = 0; i < moe_model_tensor_count(m); i++)
         if (moe_model_tensor(m, i).experts) experts += (size_t)moe_model_tensor(m, i).bytes;
     const uint64_t held = moe_model_held_bytes(m), all = moe_model_file_bytes(m);
@@ -321,7 +318,7 @@ static void a_model_without_its_experts_is_small(void **state) {
     unlink(d.path);
 }
 
-static void the_session_takes_what_was_said(void **state) {
+TEST(the_session_takes_what_was_said) {
     const on_disk d = write_kind(WIDE, MW_Q8);
     mw_heap heap = { 0 };
     moe_model *m =
@@ -329,7 +326,6 @@ static void the_session_takes_what_was_said(void **state) {
                   (moe_model_params){ { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, &heap }, .stream = 1 });
     const size_t before = heap.bytes;
     size_t last = 0;
-    (void)state;
     for (size_t slots = 2; slots <= 52; slots += 10) {
         const moe_session_params p = params_of(m, 2, 8, slots * SLAB);
         size_t bytes;
@@ -353,7 +349,7 @@ static void the_session_takes_what_was_said(void **state) {
     unlink(d.path);
 }
 
-static void too_little_memory_is_refused_with_numbers(void **state) {
+TEST(too_little_memory_is_refused_with_numbers) {
     const on_disk d = write_kind(WIDE, MW_F32);
     moe_model *m = streamed(&d);
     const size_t few[] = { 0, 1, SLAB, 2 * SLAB - 1 }, n = experts_of(m);
@@ -361,7 +357,6 @@ static void too_little_memory_is_refused_with_numbers(void **state) {
     moe_error e;
     size_t bytes;
     moe_session *s;
-    (void)state;
     snprintf(least, sizeof least, "too small: 2 experts need %d bytes", 2 * SLAB);
     snprintf(all, sizeof all, "all %zu need %zu bytes", n, n * SLAB);
     for (size_t i = 0; i < MOE_COUNT(few); i++) {
@@ -393,12 +388,11 @@ static void too_little_memory_is_refused_with_numbers(void **state) {
     unlink(d.path);
 }
 
-static void streams_refuse_what_they_cannot_do(void **state) {
+TEST(streams_refuse_what_they_cannot_do) {
     const on_disk d = write_kind(GNMT, MW_F32);
     mw_model *old = model_of(GNMT, MW_F32);
     moe_model *m = streamed(&d), *other = NULL;
     moe_error e;
-    (void)state;
     assert_int_equal(moe_model_save(m, "/tmp/nothing", &(moe_save_params){ .n_entries = 0 }, &e),
                      MOE_ERROR_UNSUPPORTED);
     assert_int_equal(access("/tmp/nothing", F_OK), -1);
@@ -423,10 +417,9 @@ static void streams_refuse_what_they_cannot_do(void **state) {
 
 static void no_oddities(void) { memset(&odd, 0, sizeof odd); }
 
-static void reads_may_be_short_slow_and_interrupted(void **state) {
+TEST(reads_may_be_short_slow_and_interrupted) {
     const on_disk d = write_kind(WIDE, MW_Q8);
     heard wanted[SENTENCES];
-    (void)state;
     mapped(&d, wanted);
     for (int i = 0; i < 5; i++) {
         no_oddities();
@@ -453,10 +446,9 @@ static void reads_may_be_short_slow_and_interrupted(void **state) {
     unlink(d.path);
 }
 
-static void a_read_that_fails_is_named_and_the_session_goes_on(void **state) {
+TEST(a_read_that_fails_is_named_and_the_session_goes_on) {
     const on_disk d = write_kind(WIDE, MW_F32);
     heard wanted[SENTENCES], out[SENTENCES];
-    (void)state;
     mapped(&d, wanted);
     moe_model *m = streamed(&d);
     for (int threads = 1; threads <= 4; threads += 3) {
@@ -489,8 +481,7 @@ static void a_read_that_fails_is_named_and_the_session_goes_on(void **state) {
     unlink(d.path);
 }
 
-static void a_file_that_changes_is_noticed(void **state) {
-    (void)state;
+TEST(a_file_that_changes_is_noticed) {
     for (int cut = 0; cut < 2; cut++) {
         const on_disk d = write_kind(WIDE, MW_F32);
         moe_model *m = streamed(&d);
@@ -508,12 +499,11 @@ static void a_file_that_changes_is_noticed(void **state) {
     }
 }
 
-static void a_damaged_expert_is_named(void **state) {
+TEST(a_damaged_expert_is_named) {
     const on_disk d = write_kind(WIDE, MW_F32);
     moe_model *m = streamed(&d), *none = NULL;
     moe_error e = { MOE_OK, "", "" };
     size_t at = 0;
-    (void)state;
     for (size_t i = 0; i < moe_model_tensor_count(m); i++)
         if (moe_model_tensor(m, i).experts && moe_model_tensor(m, i).dims[0] == 48)
             at = (size_t)moe_model_tensor(m, i).offset;
@@ -541,10 +531,9 @@ static void a_damaged_expert_is_named(void **state) {
 static moe_session *to_cancel;
 static void cancel_it(void) { moe_session_cancel(to_cancel); }
 
-static void a_session_can_be_cancelled_while_it_waits(void **state) {
+TEST(a_session_can_be_cancelled_while_it_waits) {
     const on_disk d = write_kind(WIDE, MW_F32);
     heard wanted[SENTENCES], out[SENTENCES];
-    (void)state;
     mapped(&d, wanted);
     moe_model *m = streamed(&d);
     const moe_session_params p = params_of(m, 3, 4, 4 * SLAB);
@@ -565,9 +554,8 @@ static void a_session_can_be_cancelled_while_it_waits(void **state) {
     unlink(d.path);
 }
 
-static void what_fails_to_be_allocated_is_said(void **state) {
+TEST(what_fails_to_be_allocated_is_said) {
     const on_disk d = write_kind(GNMT, MW_Q8);
-    (void)state;
     for (size_t n = 1;; n++) {
         mw_heap heap = { .fail_at = n };
         moe_model *m = NULL;
@@ -615,11 +603,10 @@ static moe_stats second_pass(const on_disk *d, size_t slots, int batch) {
     return after;
 }
 
-static void more_memory_means_fewer_reads(void **state) {
+TEST(more_memory_means_fewer_reads) {
     static const size_t slots[] = { 2, 6, 12, 24, 36, 48, 52 };
     const on_disk d = write_kind(WIDE, MW_F32);
     uint64_t last = UINT64_MAX;
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(slots); i++) {
         const moe_stats s = second_pass(&d, slots[i], 8);
         CHECK(s.expert_fetch_bytes < last || !last, "%zu slots: %llu bytes, with fewer slots %llu", slots[i],
@@ -640,7 +627,7 @@ static uint64_t read_from_disk(void) {
     return bytes;
 }
 
-static void nothing_is_read_after_the_first_pass(void **state) {
+TEST(nothing_is_read_after_the_first_pass) {
     const on_disk d = write_kind(DENSE, MW_F32);
     moe_model *m = streamed(&d);
     const moe_session_params p = params_of(m, 2, 8, 64 * SLAB);
@@ -648,7 +635,6 @@ static void nothing_is_read_after_the_first_pass(void **state) {
     moe_session *s = session_of(m, &p);
     heard out[SENTENCES];
     moe_error e;
-    (void)state;
     assert_int_equal(translate(s, out, &e), MOE_OK);
     const uint64_t first = read_from_disk();
     for (int i = 0; i < 3; i++) assert_int_equal(translate(s, out, &e), MOE_OK);
@@ -661,10 +647,9 @@ static void nothing_is_read_after_the_first_pass(void **state) {
     unlink(d.path);
 }
 
-static void a_scan_of_all_experts_finds_those_that_are_held(void **state) {
+TEST(a_scan_of_all_experts_finds_those_that_are_held) {
     static const size_t slots[] = { 16, 32, 48, 60 };
     const on_disk d = write_kind(DENSE, MW_F32); /* every run visits 60, of 64 experts */
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(slots); i++) {
         const moe_stats s = second_pass(&d, slots[i], 32);
         const double hits = (double)s.expert_hits / (double)s.expert_visits;
@@ -717,9 +702,8 @@ static int capped_child(const char *path, size_t budget, const heard *wanted) {
     return memcmp(out, wanted, sizeof out) == 0 ? 0 : 10;
 }
 
-static void a_model_four_times_the_limit_translates(void **state) {
+TEST(a_model_four_times_the_limit_translates) {
     enum { EXPERTS = 1200, HIDDEN = 2048 };
-    (void)state;
     if (!CAPPED || mw_slow()) return;
     mw_model *m = mw_small(MW_GNMT, MW_F32, 7);
     replace_mixture(m, EXPERTS, 2, HIDDEN, "topk");
@@ -735,24 +719,6 @@ static void a_model_four_times_the_limit_translates(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_bytes_are_those_of_the_mapped_file),
-        cmocka_unit_test(classes_are_those_of_the_mapped_file),
-        cmocka_unit_test(a_model_without_its_experts_is_small),
-        cmocka_unit_test(the_session_takes_what_was_said),
-        cmocka_unit_test(too_little_memory_is_refused_with_numbers),
-        cmocka_unit_test(streams_refuse_what_they_cannot_do),
-        cmocka_unit_test(reads_may_be_short_slow_and_interrupted),
-        cmocka_unit_test(a_read_that_fails_is_named_and_the_session_goes_on),
-        cmocka_unit_test(a_file_that_changes_is_noticed),
-        cmocka_unit_test(a_damaged_expert_is_named),
-        cmocka_unit_test(a_session_can_be_cancelled_while_it_waits),
-        cmocka_unit_test(what_fails_to_be_allocated_is_said),
-        cmocka_unit_test(more_memory_means_fewer_reads),
-        cmocka_unit_test(nothing_is_read_after_the_first_pass),
-        cmocka_unit_test(a_scan_of_all_experts_finds_those_that_are_held),
-        cmocka_unit_test(a_model_four_times_the_limit_translates),
-    };
     cmocka_set_message_output(CM_OUTPUT_TAP);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

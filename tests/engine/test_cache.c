@@ -3,9 +3,7 @@
 
 #include "model_writer.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 enum { LAYERS = 12, EACH = 32, EXPERTS = LAYERS * EACH };
 
@@ -45,9 +43,8 @@ static void expect(bank *b, size_t layer, const char *wanted, size_t here, const
 }
 
 /* Bays 0 to 2, one of them for transit: by hand. */
-static void the_policy_is_what_is_written(void **state) {
+TEST(the_policy_is_what_is_written) {
     static bank b;
-    (void)state;
     begin(&b, 3, 1);
     expect(&b, 0, "0123", 0, "0123", "0122"); /* 0 and 1 stay; all are worth as much, so 2 and 3 pass through bay 2 */
     expect(&b, 0, "134", 2, "134", "122");    /* 3 is still in transit; 4 follows it, and was worth nothing yet */
@@ -64,9 +61,8 @@ static void the_policy_is_what_is_written(void **state) {
 }
 
 /* Number 0 of layer 1 is wanted whenever that layer runs, as number 0 of layer 0; but this one runs every time. */
-static void a_layer_that_runs_more_often_is_worth_more(void **state) {
+TEST(a_layer_that_runs_more_often_is_worth_more) {
     static bank b;
-    (void)state;
     for (size_t first = 0; first < 2; first++) {
         begin(&b, 2, 1);
         for (size_t run = 0; run < 100; run++) {
@@ -82,10 +78,9 @@ static void a_layer_that_runs_more_often_is_worth_more(void **state) {
 
 /* Cycles of all layers that want everything: who is there hits, and nobody of the others ever gets in. Where the one
  * leaves that was used longest ago, nobody hits at all. */
-static void a_repeated_scan_hits_what_is_held(void **state) {
+TEST(a_repeated_scan_hits_what_is_held) {
     static const size_t bays[] = { 20, 33, 64, 100, 200, 383, 384 };
     static bank b;
-    (void)state;
     for (size_t s = 0; s < MOE_COUNT(bays); s++) {
         const size_t transit = moe_max(1, bays[s] / 16);
         char resident[2][EXPERTS] = { { 0 } };
@@ -108,11 +103,10 @@ static void a_repeated_scan_hits_what_is_held(void **state) {
 
 /* The same where every 28th cycle, as when sentences begin, lacks some experts: those that are held are not driven out
  * by experts of layers that ran before theirs. */
-static void a_scan_with_gaps_hits_what_is_held(void **state) {
+TEST(a_scan_with_gaps_hits_what_is_held) {
     static bank b;
     uint64_t random = 5;
     size_t hits = 0;
-    (void)state;
     begin(&b, 100, 6);
     for (size_t cycle = 0; cycle < 600; cycle++)
         for (size_t l = 0; l < LAYERS; l++) {
@@ -126,11 +120,10 @@ static void a_scan_with_gaps_hits_what_is_held(void **state) {
 }
 
 /* Eight experts of a layer get most visits: they stay. Then eight others do. */
-static void popular_experts_stay(void **state) {
+TEST(popular_experts_stay) {
     enum { POPULAR = 8, RUNNING = 4 };
     static bank b;
     uint64_t random = 7;
-    (void)state;
     begin(&b, POPULAR * RUNNING + 2, 2);
     for (size_t phase = 0; phase < 2; phase++)
         for (size_t run = 0; run < 300; run++) {
@@ -177,11 +170,10 @@ static int32_t naive_bay(naive *m, const bank *b, size_t expert) {
     return bay;
 }
 
-static void random_runs_are_those_of_tables(void **state) {
+TEST(random_runs_are_those_of_tables) {
     static bank b;
     static naive m;
     uint64_t random = 3;
-    (void)state;
     for (size_t round = 0; round < 40; round++) {
         const size_t bays = 1 + mw_below(&random, round % 4 ? 24 : 100), transit = 1 + mw_below(&random, bays);
         const size_t layers = 1 + mw_below(&random, 5);
@@ -220,14 +212,4 @@ static void random_runs_are_those_of_tables(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_policy_is_what_is_written),
-        cmocka_unit_test(a_layer_that_runs_more_often_is_worth_more),
-        cmocka_unit_test(a_repeated_scan_hits_what_is_held),
-        cmocka_unit_test(a_scan_with_gaps_hits_what_is_held),
-        cmocka_unit_test(popular_experts_stay),
-        cmocka_unit_test(random_runs_are_those_of_tables),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests(NULL, NULL); }

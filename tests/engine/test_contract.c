@@ -6,9 +6,7 @@
 #include "model_writer.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -46,9 +44,8 @@ static moe_session *session_of(const fixture *f) {
     return s;
 }
 
-static void the_number_of_the_version_is_that_of_its_name(void **state) {
+TEST(the_number_of_the_version_is_that_of_its_name) {
     int major = -1, minor = -1, patch = -1;
-    (void)state;
     assert_int_equal(sscanf(MOE_VERSION, "%d.%d.%d", &major, &minor, &patch), 3);
     assert_int_equal(MOE_VERSION_NUMBER, major * 1000000 + minor * 1000 + patch);
     assert_int_equal(moe_version_number(), MOE_VERSION_NUMBER);
@@ -80,14 +77,13 @@ static void done(void *user, const moe_result *r) {
     memcpy(x->ids, r->hypotheses[0].ids, x->n * sizeof *x->ids);
 }
 
-static void the_simple_call_gives_what_the_other_gives(void **state) {
+TEST(the_simple_call_gives_what_the_other_gives) {
     fixture *f = open_model();
     moe_session *s = session_of(f);
     seen x = { 0 };
     int32_t ids[20], few[20];
     size_t n = 99;
     moe_error e = { MOE_OK, "", "" };
-    (void)state;
     assert_int_equal(moe_translate(s, pull, done, &x, NULL), MOE_OK);
     assert_true(x.n > 2);
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, 20, &n, &e), MOE_OK);
@@ -107,14 +103,13 @@ static void the_simple_call_gives_what_the_other_gives(void **state) {
     drop(f);
 }
 
-static void the_simple_call_says_why_it_fails(void **state) {
+TEST(the_simple_call_says_why_it_fails) {
     fixture *f = open_model();
     moe_session *s = session_of(f);
     const int32_t unknown[] = { MW_VOCABULARY };
     int32_t ids[20], longest[21];
     size_t n = 77;
     moe_error e = { MOE_OK, "", "" };
-    (void)state;
     for (size_t i = 0; i < COUNT(longest); i++) longest[i] = 7;
     assert_int_equal(moe_translate_ids(s, unknown, 1, ids, 20, &n, &e), MOE_ERROR_ARGUMENT);
     assert_non_null(strstr(e.message, "outside the vocabulary"));
@@ -130,7 +125,7 @@ static void the_simple_call_says_why_it_fails(void **state) {
 }
 
 /* Only a finished translation is a success. The tokens of a cut one are written too. */
-static void the_simple_call_never_hides_a_cut(void **state) {
+TEST(the_simple_call_never_hides_a_cut) {
     static const struct {
         int min_target, max_target, stop_loops;
         const char *where;
@@ -139,7 +134,6 @@ static void the_simple_call_never_hides_a_cut(void **state) {
                   { 90, 95, 0, "max_target" },
                   { 90, 95, 1, "stop_loops" } };
     fixture *f = open_model();
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         const moe_status wanted = *cases[i].where ? MOE_ERROR_LIMIT : MOE_OK;
         moe_session_params p = moe_session_params_default(f->model);
@@ -165,12 +159,11 @@ static void the_simple_call_never_hides_a_cut(void **state) {
     drop(f);
 }
 
-static void a_late_cancel_can_be_taken_back(void **state) {
+TEST(a_late_cancel_can_be_taken_back) {
     fixture *f = open_model();
     moe_session *s = session_of(f);
     int32_t ids[20];
     size_t n;
-    (void)state;
     moe_session_cancel(s);
     moe_session_uncancel(s);
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, 20, &n, NULL), MOE_OK);
@@ -183,13 +176,12 @@ static void a_late_cancel_can_be_taken_back(void **state) {
 
 /* ---- Lifetimes ---- */
 
-static void a_model_stays_until_its_last_session_is_freed(void **state) {
+TEST(a_model_stays_until_its_last_session_is_freed) {
     fixture *f = open_model();
     moe_session *one = session_of(f), *other = session_of(f), *failed = NULL;
     moe_session_params p = moe_session_params_default(f->model);
     int32_t before[20], after[20];
     size_t n, m;
-    (void)state;
     f->heap.fail_at = f->heap.calls + 2; /* a session that cannot be made holds nothing */
     assert_int_equal(moe_session_new(f->model, &p, &failed, NULL), MOE_ERROR_MEMORY);
     assert_int_equal(moe_translate_ids(one, source, COUNT(source), before, 20, &n, NULL), MOE_OK);
@@ -219,11 +211,10 @@ static size_t number_of(const char *name) {
     return i;
 }
 
-static void parameters_list_themselves_with_their_limits(void **state) {
+TEST(parameters_list_themselves_with_their_limits) {
     fixture *f = open_model();
     const moe_session_params good = moe_session_params_default(f->model);
     size_t n = 0, bytes;
-    (void)state;
     for (const moe_param *x; (x = moe_param_at(n)); n++) {
         moe_session_params p = good;
         moe_error e = { MOE_OK, "", "" };
@@ -249,11 +240,10 @@ static void parameters_list_themselves_with_their_limits(void **state) {
     drop(f);
 }
 
-static void a_parameter_by_number_is_the_member_of_its_name(void **state) {
+TEST(a_parameter_by_number_is_the_member_of_its_name) {
     fixture *f = open_model();
     moe_session_params p = moe_session_params_default(f->model);
     older_params old = { .size = sizeof old };
-    (void)state;
     assert_int_equal(moe_param_set(&p, number_of("beam"), 3), 1);
     assert_int_equal(p.beam, 3);
     assert_int_equal(moe_param_set(&p, number_of("min_target"), 7), 1);
@@ -291,7 +281,7 @@ static void assert_untouched(const unsigned char *guard) {
     for (size_t i = 0; i < GUARD; i++) assert_int_equal(guard[i], 0x55);
 }
 
-static void an_older_program_works_and_is_not_overwritten(void **state) {
+TEST(an_older_program_works_and_is_not_overwritten) {
     fixture *f = open_model();
     union {
         older_params p;
@@ -301,7 +291,6 @@ static void an_older_program_works_and_is_not_overwritten(void **state) {
     moe_session *s = NULL;
     int32_t ids[20], same[20];
     size_t n, m, bytes = 0;
-    (void)state;
     assert_int_equal(now.size, sizeof now);
     assert_int_equal(offsetof(older_params, beam), offsetof(moe_session_params, beam));
     memset(&old, 0x55, sizeof old);
@@ -327,12 +316,11 @@ static void an_older_program_works_and_is_not_overwritten(void **state) {
     drop(f);
 }
 
-static void a_newer_program_is_refused_where_it_sets_what_is_not_known(void **state) {
+TEST(a_newer_program_is_refused_where_it_sets_what_is_not_known) {
     fixture *f = open_model();
     newer_params p;
     moe_session *s = NULL;
     moe_error e = { MOE_OK, "", "" };
-    (void)state;
     memset(&p, 0x55, sizeof p);
     moe_session_params_init(&p.known, sizeof p, f->model);
     for (size_t i = 0; i < COUNT(p.more); i++) assert_int_equal(p.more[i], 0);
@@ -349,14 +337,13 @@ static void a_newer_program_is_refused_where_it_sets_what_is_not_known(void **st
     drop(f);
 }
 
-static void a_program_of_version_0_1_is_refused(void **state) {
+TEST(a_program_of_version_0_1_is_refused) {
     fixture *f = open_model();
     first_params p = { .threads = 1, .batch = 1, .max_source = 20, .max_target = 20, .beam = 4, .nbest = 1 },
                  before = p;
     moe_session_params empty = { 0 };
     moe_session *s = NULL;
     moe_error e = { MOE_OK, "", "" };
-    (void)state;
     assert_int_equal(moe_session_new(f->model, (moe_session_params *)(void *)&p, &s, &e), MOE_ERROR_ARGUMENT);
     assert_string_equal(e.where, "moe_session_params");
     moe_session_params_preset((moe_session_params *)(void *)&p, "tf");
@@ -367,7 +354,7 @@ static void a_program_of_version_0_1_is_refused(void **state) {
 }
 
 /* What fills a struct of the caller's writes as far as that goes, with zeros where the library knows less. */
-static void answers_are_as_long_as_the_caller_says(void **state) {
+TEST(answers_are_as_long_as_the_caller_says) {
     fixture *f = open_model();
     moe_session *s = session_of(f);
     const moe_stats stats = moe_session_stats(s);
@@ -381,7 +368,6 @@ static void answers_are_as_long_as_the_caller_says(void **state) {
                   { &tensor, sizeof tensor },
                   { &mixture, sizeof mixture },
                   { &layer, sizeof layer } };
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++)
         for (size_t size = 8; size <= cases[i].size + 16; size += 8) {
             unsigned char out[512];
@@ -400,7 +386,7 @@ static void answers_are_as_long_as_the_caller_says(void **state) {
     drop(f);
 }
 
-static void parameters_of_models_are_read_as_far_as_they_go(void **state) {
+TEST(parameters_of_models_are_read_as_far_as_they_go) {
     fixture *f = open_model();
     struct {
         moe_model_params known;
@@ -413,7 +399,6 @@ static void parameters_of_models_are_read_as_far_as_they_go(void **state) {
     } write = { .more = 1 };
     moe_model *m = NULL;
     moe_error e = { MOE_OK, "", "" };
-    (void)state;
     assert_int_equal(moe_model_open_memory_sized(f->image.data, f->image.bytes, &newer.known, sizeof newer, &m, &e),
                      MOE_OK);
     moe_model_close(m);
@@ -430,21 +415,4 @@ static void parameters_of_models_are_read_as_far_as_they_go(void **state) {
     drop(f);
 }
 
-int main(void) {
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_number_of_the_version_is_that_of_its_name),
-        cmocka_unit_test(the_simple_call_gives_what_the_other_gives),
-        cmocka_unit_test(the_simple_call_says_why_it_fails),
-        cmocka_unit_test(the_simple_call_never_hides_a_cut),
-        cmocka_unit_test(a_late_cancel_can_be_taken_back),
-        cmocka_unit_test(a_model_stays_until_its_last_session_is_freed),
-        cmocka_unit_test(parameters_list_themselves_with_their_limits),
-        cmocka_unit_test(a_parameter_by_number_is_the_member_of_its_name),
-        cmocka_unit_test(an_older_program_works_and_is_not_overwritten),
-        cmocka_unit_test(a_newer_program_is_refused_where_it_sets_what_is_not_known),
-        cmocka_unit_test(a_program_of_version_0_1_is_refused),
-        cmocka_unit_test(answers_are_as_long_as_the_caller_says),
-        cmocka_unit_test(parameters_of_models_are_read_as_far_as_they_go),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests(NULL, NULL); }

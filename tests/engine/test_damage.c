@@ -12,14 +12,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 /* ---- Helpers ---- */
 
@@ -144,8 +142,7 @@ enum { AT_OPENING = 1, BEFORE_USE = 2, NEVER = -1 };
 
 /* ---- Damage, compared before the first use ---- */
 
-static void opening_reads_no_tensor_where_use_is_to_compare_them(void **state) {
-    (void)state;
+TEST(opening_reads_no_tensor_where_use_is_to_compare_them) {
     for (uint32_t version = 1; version <= 2; version++) {
         mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
         mw_image image;
@@ -172,8 +169,7 @@ static void opening_reads_no_tensor_where_use_is_to_compare_them(void **state) {
 }
 
 /* Tensors that every run reads are compared when a session is made; of version 1 that is all of them. */
-static void a_session_is_not_made_of_damaged_tensors(void **state) {
-    (void)state;
+TEST(a_session_is_not_made_of_damaged_tensors) {
     for (uint32_t version = 1; version <= 2; version++)
         for (int threads = 1; threads <= 3; threads += 2) {
             mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -201,9 +197,8 @@ static void a_session_is_not_made_of_damaged_tensors(void **state) {
         }
 }
 
-static void a_damaged_slab_is_named_when_a_row_goes_to_it_and_never_used(void **state) {
+TEST(a_damaged_slab_is_named_when_a_row_goes_to_it_and_never_used) {
     size_t refused = 0, unused = 0;
-    (void)state;
     for (uint32_t type = 0; type < 4; type += 3)
         for (int threads = 1; threads <= 3; threads += 2) {
             mw_model *m = mw_small(MW_GNMT, type, 1);
@@ -261,13 +256,12 @@ static void a_damaged_slab_is_named_when_a_row_goes_to_it_and_never_used(void **
     assert_true(refused > 20 && unused > 0);
 }
 
-static void a_scale_of_an_expert_that_is_no_number_is_damage(void **state) {
+TEST(a_scale_of_an_expert_that_is_no_number_is_damage) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     const float wrong = -1;
     mw_image image;
     moe_model *model;
     outcome o;
-    (void)state;
     for (size_t i = 0; i < m->n_tensors; i++) {
         mw_tensor *t = &m->tensors[i];
         const size_t rows = (size_t)t->dims[1], cols = (size_t)t->dims[2];
@@ -285,12 +279,11 @@ static void a_scale_of_an_expert_that_is_no_number_is_damage(void **state) {
 }
 
 /* Steady state does not read twice: what was right once is not compared again. */
-static void what_was_right_is_not_compared_again(void **state) {
+TEST(what_was_right_is_not_compared_again) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     mw_image image = mw_build(m);
     moe_model *model = open_as(image, BEFORE_USE);
     outcome first, o;
-    (void)state;
     first = translate(model, SENTENCES, 2);
     o = translate(model, SENTENCES, 2);
     assert_same(&first, &o);
@@ -316,12 +309,11 @@ static void what_was_right_is_not_compared_again(void **state) {
     mw_free(m);
 }
 
-static void slab_checksums_that_do_not_fit_their_own_are_refused(void **state) {
+TEST(slab_checksums_that_do_not_fit_their_own_are_refused) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     mw_image image = mw_build(m);
     moe_model *model = NULL;
     moe_error e;
-    (void)state;
     for (size_t i = 0; i < m->n_tensors; i++) {
         const mw_tensor *t = &m->tensors[i];
         if (!t->layout) continue;
@@ -351,7 +343,7 @@ static void *work_in_thread(void *user) {
 }
 
 /* Each of them compares whatever it comes to first. */
-static void threads_share_a_model_that_is_compared_as_they_use_it(void **state) {
+TEST(threads_share_a_model_that_is_compared_as_they_use_it) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     mw_image image = mw_build(m);
     moe_model *model = open_as(image, BEFORE_USE);
@@ -359,7 +351,6 @@ static void threads_share_a_model_that_is_compared_as_they_use_it(void **state) 
     pthread_t threads[4];
     moe_model *checked = open_as(image, AT_OPENING);
     const outcome wanted = translate(checked, SENTENCES, 1);
-    (void)state;
     for (size_t i = 0; i < 4; i++) {
         workers[i].model = model;
         assert_int_equal(pthread_create(&threads[i], NULL, work_in_thread, &workers[i]), 0);
@@ -376,7 +367,7 @@ static void threads_share_a_model_that_is_compared_as_they_use_it(void **state) 
 }
 
 /* A child has the model of its parent, and makes sessions of its own. */
-static void a_child_process_uses_the_model_of_its_parent(void **state) {
+TEST(a_child_process_uses_the_model_of_its_parent) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     mw_image image = mw_build(m);
     moe_model *model;
@@ -386,7 +377,6 @@ static void a_child_process_uses_the_model_of_its_parent(void **state) {
     outcome wanted, o;
     int result = 0;
     pid_t child;
-    (void)state;
     write_file(in_directory("model.bin"), image.data, image.bytes);
     model = open_path(in_directory("model.bin"), BEFORE_USE, 0);
     p = parameters(model, 3);
@@ -432,11 +422,10 @@ static void change_file(const char *path, change what, mw_image image) {
 
 /* Who writes to a model that is in use does harm: the next step is an error, not a signal. Renaming and removing do
  * none, and none of it reaches a copy. */
-static void a_mapped_file_that_changes_is_an_error_and_a_copy_is_none_the_worse(void **state) {
+TEST(a_mapped_file_that_changes_is_an_error_and_a_copy_is_none_the_worse) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     mw_image image = mw_build(m);
     const char *path = "model.bin";
-    (void)state;
     for (int what = 0; what < CHANGES; what++)
         for (int copy = 0; copy < 2; copy++) {
             const int harm = !copy && what != REPLACED && what != REMOVED;
@@ -519,22 +508,20 @@ static double look_at_languages(size_t n) {
     return least;
 }
 
-static void looking_at_all_languages_takes_linear_time(void **state) {
+TEST(looking_at_all_languages_takes_linear_time) {
     const double few = look_at_languages(4096), many = look_at_languages(65536);
-    (void)state;
     print_message("# 65,536 languages: %.1f ms\n", 1e3 * many);
     CHECK(many < 64 * few, "16 times the languages take %.0f times as long", many / few); /* squared: 256 times */
 }
 
 /* Fields of the fixed header beyond what moe.h states. */
-static void headers_beyond_the_limits_are_refused(void **state) {
+TEST(headers_beyond_the_limits_are_refused) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     mw_image image = mw_build(m);
     moe_model *model = NULL;
     moe_error e;
     const uint64_t beyond = (uint64_t)MOE_MAX_HEADER + 8;
     int fd = open(in_directory("header.bin"), O_RDWR | O_CREAT | O_TRUNC, 0600);
-    (void)state;
     assert_true(fd >= 0);
     mw_put64(image.data + 16, beyond);
     mw_put64(image.data + 24, beyond);
@@ -562,7 +549,7 @@ static void headers_beyond_the_limits_are_refused(void **state) {
 }
 
 /* A tensor of 5 GB, nearly all of it a hole in the file, lies before all others. */
-static void offsets_beyond_4_gigabytes_are_read(void **state) {
+TEST(offsets_beyond_4_gigabytes_are_read) {
     const uint64_t rows = (uint64_t)5 << 18, bytes = rows * 4096; /* f32 [rows, 1024] */
     mw_model *plain = mw_small(MW_GNMT, MW_Q8, 1), *m = mw_small(MW_GNMT, MW_Q8, 1);
     mw_image image = mw_build(plain), small;
@@ -571,7 +558,6 @@ static void offsets_beyond_4_gigabytes_are_read(void **state) {
     mw_tensor *spare;
     outcome o;
     int fd = open(in_directory("large.bin"), O_RDWR | O_CREAT | O_TRUNC, 0600);
-    (void)state;
     assert_true(fd >= 0);
     moe_model_close(model);
     free(image.data);
@@ -606,32 +592,14 @@ static void offsets_beyond_4_gigabytes_are_read(void **state) {
     mw_free(plain);
 }
 
-static int make_directory(void **state) {
-    (void)state;
+FIXTURE(make_directory) {
     snprintf(directory, sizeof directory, "/tmp/moe-damage-XXXXXX");
     return mkdtemp(directory) ? 0 : -1;
 }
 
-static int remove_directory(void **state) {
-    (void)state;
+FIXTURE(remove_directory) {
     unlink(in_directory("model.bin"));
     return rmdir(directory);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(opening_reads_no_tensor_where_use_is_to_compare_them),
-        cmocka_unit_test(a_session_is_not_made_of_damaged_tensors),
-        cmocka_unit_test(a_damaged_slab_is_named_when_a_row_goes_to_it_and_never_used),
-        cmocka_unit_test(a_scale_of_an_expert_that_is_no_number_is_damage),
-        cmocka_unit_test(what_was_right_is_not_compared_again),
-        cmocka_unit_test(slab_checksums_that_do_not_fit_their_own_are_refused),
-        cmocka_unit_test(threads_share_a_model_that_is_compared_as_they_use_it),
-        cmocka_unit_test(a_child_process_uses_the_model_of_its_parent),
-        cmocka_unit_test(a_mapped_file_that_changes_is_an_error_and_a_copy_is_none_the_worse),
-        cmocka_unit_test(looking_at_all_languages_takes_linear_time),
-        cmocka_unit_test(headers_beyond_the_limits_are_refused),
-        cmocka_unit_test(offsets_beyond_4_gigabytes_are_read),
-    };
-    return cmocka_run_group_tests_name("damage", tests, make_directory, remove_directory);
-}
+int main(void) { return run_all_tests(make_directory, remove_directory); }

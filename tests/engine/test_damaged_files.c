@@ -12,12 +12,10 @@
 
 #include "model_writer.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 static const char *const names[] = { "translation", "transformer", "language", "classifier" };
 enum { KINDS = sizeof names / sizeof *names, REQUESTS = 5, LONGEST = 40, ROWS = 4, BEFORE_USE = 2 };
@@ -217,7 +215,7 @@ static void judge(const char *path, size_t number, int verify, int same, const o
     if (heap.peak > sum->most) sum->most = heap.peak;
 }
 
-static void damaged_files_are_refused_or_give_what_the_whole_file_gives(void **state) {
+TEST(damaged_files_are_refused_or_give_what_the_whole_file_gives) {
     const size_t files = mw_rounds(number_from("MOE_DAMAGED_FILES", 2000)), first = number_from("MOE_DAMAGED_FIRST", 0);
     char path[] = "/tmp/moe-damaged-XXXXXX", name[64];
     static outcome wanted[KINDS];
@@ -227,7 +225,6 @@ static void damaged_files_are_refused_or_give_what_the_whole_file_gives(void **s
     unsigned char *damaged;
     struct rusage usage;
     const int fd = mkstemp(path);
-    (void)state;
     assert_true(fd >= 0);
     close(fd);
     for (size_t k = 0; k < KINDS; k++) {
@@ -262,9 +259,4 @@ static void damaged_files_are_refused_or_give_what_the_whole_file_gives(void **s
     unlink(path);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(damaged_files_are_refused_or_give_what_the_whole_file_gives),
-    };
-    return cmocka_run_group_tests_name("damaged files", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests(NULL, NULL); }

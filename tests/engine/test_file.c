@@ -123,8 +123,7 @@ static void refuse_model(mw_model *m, const char *culprit, const char *companion
 
 /* ---- A good file ---- */
 
-static void every_small_model_opens_in_every_type(void **state) {
-    (void)state;
+TEST(every_small_model_opens_in_every_type) {
     for (int variant = 0; variant < MW_VARIANTS; variant++)
         for (uint32_t type = 0; type < 8; type++) {
             mw_model *m = mw_small(variant, type % 4, 3);
@@ -150,7 +149,7 @@ static void every_small_model_opens_in_every_type(void **state) {
     moe_model_close(NULL);
 }
 
-static void metadata_reads_back_and_never_out_of_range(void **state) {
+TEST(metadata_reads_back_and_never_out_of_range) {
     static const int64_t ints[] = { -1, INT64_MIN, INT64_MAX };
     static const double reals[] = { 0.5, -1e300 };
     static const char *const texts[] = { "", "eight by", "\xc3\xa9t\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "end" };
@@ -158,7 +157,6 @@ static void metadata_reads_back_and_never_out_of_range(void **state) {
     fixture f;
     moe_model *model;
     size_t i;
-    (void)state;
     mw_ints(m, "info.ints", ints, 3);
     mw_blob(m, "info.bytes", MW_BYTES, "\xff\0\x80", 3);
     mw_texts(m, "info.texts", texts, 4);
@@ -208,10 +206,9 @@ static void metadata_reads_back_and_never_out_of_range(void **state) {
     drop(&f);
 }
 
-static void languages_and_tags_are_found(void **state) {
+TEST(languages_and_tags_are_found) {
     fixture f = small();
     moe_model *model = open_image(f.image);
-    (void)state;
     assert_int_equal(moe_model_language_count(model), 2);
     assert_memory_equal(moe_model_language(model, 1).data, "de", 2);
     assert_int_equal(moe_model_language(model, 2).length, 0);
@@ -231,7 +228,7 @@ static void languages_and_tags_are_found(void **state) {
     drop(&f);
 }
 
-static void layers_and_lists_of_texts_are_told_as_the_file_has_them(void **state) {
+TEST(layers_and_lists_of_texts_are_told_as_the_file_has_them) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     static const char *const texts[] = { "one", "", "three" };
     fixture f;
@@ -239,7 +236,6 @@ static void layers_and_lists_of_texts_are_told_as_the_file_has_them(void **state
     moe_span found[4];
     size_t settings = 0, hidden = 0, words = 0;
     ptrdiff_t list;
-    (void)state;
     mw_texts(m, "general.list", texts, 3);
     f = build(m);
     model = open_image(f.image);
@@ -269,10 +265,9 @@ static void layers_and_lists_of_texts_are_told_as_the_file_has_them(void **state
     drop(&f);
 }
 
-static void directory_says_what_lies_where(void **state) {
+TEST(directory_says_what_lies_where) {
     fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));
     moe_model *model = open_image(f.image);
-    (void)state;
     for (size_t i = 0; i < f.m->n_tensors; i++) {
         const mw_tensor *t = &f.m->tensors[i];
         const moe_tensor_info info = moe_model_tensor(model, i);
@@ -299,8 +294,7 @@ static void directory_says_what_lies_where(void **state) {
     drop(&f);
 }
 
-static void crc32_is_the_usual_one(void **state) {
-    (void)state;
+TEST(crc32_is_the_usual_one) {
     assert_int_equal(moe_crc32(0, "123456789", 9), 0xcbf43926u);
     assert_int_equal(moe_crc32(moe_crc32(0, "1234", 4), "56789", 5), 0xcbf43926u);
     assert_int_equal(moe_crc32(0, "", 0), 0);
@@ -327,16 +321,14 @@ static void refuse_claimed_length(const fixture *f, size_t n, size_t header, con
     free(image.data);
 }
 
-static void truncated_at_every_byte_of_the_first_200(void **state) {
+TEST(truncated_at_every_byte_of_the_first_200) {
     fixture f = small();
-    (void)state;
     for (size_t n = 0; n < 200; n++) refuse_length(&f, n, n < 64 ? "offset 0" : "offset 24");
     drop(&f);
 }
 
-static void truncated_with_a_header_that_fits(void **state) {
+TEST(truncated_with_a_header_that_fits) {
     fixture f = small();
-    (void)state;
     for (size_t n = 64; n < f.image.bytes; n += n < 400 ? 1 : n < f.m->header_bytes + 64 ? 8 : 509) {
         refuse_claimed_length(&f, n, 0, n < f.m->header_bytes ? "offset 16" : "tensor ");
         if (n < f.m->header_bytes && n % 8 == 0) refuse_claimed_length(&f, n, n, "");
@@ -344,10 +336,9 @@ static void truncated_with_a_header_that_fits(void **state) {
     drop(&f);
 }
 
-static void truncated_at_every_section_boundary(void **state) {
+TEST(truncated_at_every_section_boundary) {
     fixture f = small();
     size_t cuts[512], n = 0;
-    (void)state;
     for (size_t i = 0; i < f.m->n_meta; i++) cuts[n++] = f.m->meta[i].at;
     for (size_t i = 0; i < f.m->n_tensors; i++) {
         cuts[n++] = f.m->tensors[i].at;
@@ -364,25 +355,22 @@ static void truncated_at_every_section_boundary(void **state) {
 
 /* ---- Header ---- */
 
-static void foreign_file_is_named_so(void **state) {
+TEST(foreign_file_is_named_so) {
     fixture f = small();
-    (void)state;
     for (size_t i = 0; i < 8; i++) break_byte(&f, i, '?', MOE_ERROR_FORMAT, "offset 0");
     drop(&f);
 }
 
-static void other_version_is_unsupported(void **state) {
+TEST(other_version_is_unsupported) {
     fixture f = small();
-    (void)state;
     break32(&f, 8, 0, MOE_ERROR_UNSUPPORTED, "offset 8");
     break32(&f, 8, 3, MOE_ERROR_UNSUPPORTED, "version 3");
     break32(&f, 8, UINT32_MAX, MOE_ERROR_UNSUPPORTED, "offset 8");
     drop(&f);
 }
 
-static void flipped_bit_anywhere_in_the_header_is_noticed(void **state) {
+TEST(flipped_bit_anywhere_in_the_header_is_noticed) {
     fixture f = small();
-    (void)state;
     for (size_t at = 0; at < f.m->header_bytes; at++) {
         f.image.data[at] ^= (unsigned char)(1u << at % 8);
         {
@@ -397,10 +385,9 @@ static void flipped_bit_anywhere_in_the_header_is_noticed(void **state) {
     drop(&f);
 }
 
-static void impossible_header_size_is_refused(void **state) {
+TEST(impossible_header_size_is_refused) {
     fixture f = small();
     static const uint64_t sizes[] = { 0, 8, 16, 56, UINT64_MAX, UINT64_MAX - 7, (uint64_t)1 << 63, (uint64_t)1 << 32 };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(sizes); i++) break64(&f, 16, sizes[i], MOE_ERROR_FORMAT, "offset 16");
     break64(&f, 16, f.m->header_bytes + 4, MOE_ERROR_FORMAT, "offset 16");
     break64(&f, 16, f.image.bytes + 8, MOE_ERROR_FORMAT, "offset 16");
@@ -410,9 +397,8 @@ static void impossible_header_size_is_refused(void **state) {
     drop(&f);
 }
 
-static void other_file_size_than_announced_is_refused(void **state) {
+TEST(other_file_size_than_announced_is_refused) {
     fixture f = small();
-    (void)state;
     break64(&f, 24, f.image.bytes + 1, MOE_ERROR_FORMAT, "offset 24");
     break64(&f, 24, f.image.bytes - 1, MOE_ERROR_FORMAT, "offset 24");
     break64(&f, 24, UINT64_MAX, MOE_ERROR_FORMAT, "offset 24");
@@ -420,16 +406,14 @@ static void other_file_size_than_announced_is_refused(void **state) {
     drop(&f);
 }
 
-static void reserved_header_bytes_are_refused(void **state) {
+TEST(reserved_header_bytes_are_refused) {
     fixture f = small();
-    (void)state;
     for (size_t at = 40; at < 64; at++) break_byte(&f, at, 1, MOE_ERROR_UNSUPPORTED, "offset 40");
     drop(&f);
 }
 
-static void counts_that_do_not_fit_are_refused(void **state) {
+TEST(counts_that_do_not_fit_are_refused) {
     fixture f = small();
-    (void)state;
     for (size_t at = 32; at <= 36; at += 4) {
         break32(&f, at, UINT32_MAX, MOE_ERROR_FORMAT, "offset 32");
         break32(&f, at, (uint32_t)(f.m->header_bytes / 24) + 1, MOE_ERROR_FORMAT, "offset 32");
@@ -440,24 +424,21 @@ static void counts_that_do_not_fit_are_refused(void **state) {
     drop(&f);
 }
 
-static void bytes_behind_the_last_tensor_are_refused(void **state) {
+TEST(bytes_behind_the_last_tensor_are_refused) {
     fixture f = small();
-    (void)state;
     refuse_length(&f, f.image.bytes + 64, "offset 24");
     refuse_claimed_length(&f, f.image.bytes + 64, 0, "end of file");
     drop(&f);
 }
 
-static void spare_bytes_behind_the_directory_are_refused(void **state) {
+TEST(spare_bytes_behind_the_directory_are_refused) {
     fixture f = small();
-    (void)state;
     break32(&f, 36, (uint32_t)f.m->n_tensors - 1, MOE_ERROR_FORMAT, "header");
     drop(&f);
 }
 
-static void a_file_without_anything_is_refused(void **state) {
+TEST(a_file_without_anything_is_refused) {
     mw_image image = mw_allocate_image(64);
-    (void)state;
     memcpy(image.data, "MOEMODEL", 8);
     mw_put32(image.data + 8, 1);
     mw_put64(image.data + 16, 64);
@@ -467,11 +448,10 @@ static void a_file_without_anything_is_refused(void **state) {
     free(image.data);
 }
 
-static void misaligned_memory_is_an_argument_error(void **state) {
+TEST(misaligned_memory_is_an_argument_error) {
     fixture f = small();
     moe_model *model = NULL;
     moe_error e;
-    (void)state;
     assert_int_equal(moe_model_open_memory(f.image.data + 8, f.image.bytes - 8, NULL, &model, &e), MOE_ERROR_ARGUMENT);
     assert_int_equal(moe_model_open_memory(NULL, 100, NULL, &model, &e), MOE_ERROR_ARGUMENT);
     assert_string_equal(e.where, "data");
@@ -481,9 +461,8 @@ static void misaligned_memory_is_an_argument_error(void **state) {
 
 /* ---- Metadata ---- */
 
-static void unknown_metadata_kind_is_refused_at_its_offset(void **state) {
+TEST(unknown_metadata_kind_is_refused_at_its_offset) {
     fixture f = small();
-    (void)state;
     for (size_t i = 0; i < f.m->n_meta; i += 7) {
         break32(&f, f.m->meta[i].at, 0, MOE_ERROR_FORMAT, offset_where(f.m->meta[i].at));
         break32(&f, f.m->meta[i].at, 8, MOE_ERROR_FORMAT, offset_where(f.m->meta[i].at));
@@ -492,29 +471,26 @@ static void unknown_metadata_kind_is_refused_at_its_offset(void **state) {
     drop(&f);
 }
 
-static void impossible_key_length_is_refused_at_its_offset(void **state) {
+TEST(impossible_key_length_is_refused_at_its_offset) {
     static const uint32_t lengths[] = { 0, 256, 65536, 0x7fffffffu, UINT32_MAX };
     fixture f = small();
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(lengths); i++)
         break32(&f, f.m->meta[3].at + 4, lengths[i], MOE_ERROR_FORMAT, offset_where(f.m->meta[3].at));
     drop(&f);
 }
 
-static void foreign_characters_in_keys_are_refused(void **state) {
+TEST(foreign_characters_in_keys_are_refused) {
     static const unsigned char bad[] = { 'A', 'Z', ' ', '/', ':', '`', '{', 0, 0x80, 0xff, '\n', '%' };
     fixture f = small();
-    (void)state;
     for (size_t i = 0; i < sizeof bad; i++)
         break_byte(&f, f.m->meta[2].at + 9, bad[i], MOE_ERROR_FORMAT, offset_where(f.m->meta[2].at));
     drop(&f);
 }
 
-static void used_padding_in_metadata_is_refused(void **state) {
+TEST(used_padding_in_metadata_is_refused) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     fixture f;
     const mw_meta *e;
-    (void)state;
     mw_text(m, "general.name", "12345");
     f = build(m);
     e = mw_find_meta(m, "general.name");
@@ -523,17 +499,16 @@ static void used_padding_in_metadata_is_refused(void **state) {
     drop(&f);
 }
 
-static void duplicate_keys_are_refused_by_name(void **state) {
+TEST(duplicate_keys_are_refused_by_name) {
     fixture f = small();
     const mw_meta *a = mw_find_meta(f.m, "token.bos"), *b = mw_find_meta(f.m, "token.eos");
-    (void)state;
     memcpy(f.image.data + b->at + 8, a->key, strlen(a->key));
     mw_seal(f.image);
     refuse_format(f.image, "token.bos");
     drop(&f);
 }
 
-static void broken_utf8_is_refused_by_key(void **state) {
+TEST(broken_utf8_is_refused_by_key) {
     static const char *const broken[] = { "\x80",
                                           "\xc0\x80",
                                           "\xc1\xbf",
@@ -565,7 +540,6 @@ static void broken_utf8_is_refused_by_key(void **state) {
                                         "\xef\xbf\xbf",
                                         "\xf0\x90\x80\x80",
                                         "\xf4\x8f\xbf\xbf" };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(broken); i++) {
         const char *texts[2] = { "fine", broken[i] };
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -579,7 +553,7 @@ static void broken_utf8_is_refused_by_key(void **state) {
     assert_true(moe_utf8_valid("a\0b", 3));
 }
 
-static void text_lengths_that_overflow_are_refused_by_key(void **state) {
+TEST(text_lengths_that_overflow_are_refused_by_key) {
     static const uint64_t lengths[] = { UINT64_MAX,        UINT64_MAX - 7, (uint64_t)1 << 63,
                                         (uint64_t)1 << 32, 1 << 20,        INT64_MAX };
     static const char *const keys[] = { "general.name", "languages.codes", "languages.tags", "info.bytes",
@@ -587,7 +561,6 @@ static void text_lengths_that_overflow_are_refused_by_key(void **state) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     const uint64_t zero = 0;
     fixture f;
-    (void)state;
     mw_blob(m, "info.bytes", MW_BYTES, "abc", 3);
     mw_set(m, "info.reals", MW_REALS, &zero, 8);
     f = build(m);
@@ -604,11 +577,10 @@ static void text_lengths_that_overflow_are_refused_by_key(void **state) {
     drop(&f);
 }
 
-static void a_text_in_a_list_that_overflows_is_refused_by_key(void **state) {
+TEST(a_text_in_a_list_that_overflows_is_refused_by_key) {
     static const uint64_t lengths[] = { UINT64_MAX, UINT64_MAX - 7, (uint64_t)1 << 63, 1 << 20 };
     fixture f = small();
     const mw_meta *e = mw_find_meta(f.m, "languages.codes");
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(lengths); i++) {
         break64(&f, mw_at_value(e) + 8, lengths[i], MOE_ERROR_FORMAT, "languages.codes");
         break64(&f, mw_at_value(e) + 24, lengths[i], MOE_ERROR_FORMAT, "languages.codes");
@@ -617,11 +589,10 @@ static void a_text_in_a_list_that_overflows_is_refused_by_key(void **state) {
     drop(&f);
 }
 
-static void a_long_list_of_texts_is_limited(void **state) { /* reading element i walks the list */
+TEST(a_long_list_of_texts_is_limited) { /* reading element i walks the list */
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     const char **texts = mw_zeros(65537 * sizeof *texts);
     fixture f;
-    (void)state;
     for (size_t i = 0; i < 65537; i++) texts[i] = "";
     mw_texts(m, "info.many", texts, 65536);
     f = build(m);
@@ -634,9 +605,8 @@ static void a_long_list_of_texts_is_limited(void **state) { /* reading element i
 
 /* ---- Tensor directory ---- */
 
-static void unknown_number_format_is_unsupported_and_names_the_tensor(void **state) {
+TEST(unknown_number_format_is_unsupported_and_names_the_tensor) {
     fixture f = small();
-    (void)state;
     for (size_t i = 0; i < f.m->n_tensors; i += 3) {
         break32(&f, f.m->tensors[i].at, MOE_TYPE_COUNT, MOE_ERROR_UNSUPPORTED, tensor_where(&f.m->tensors[i]));
         break32(&f, f.m->tensors[i].at, 16, MOE_ERROR_UNSUPPORTED, tensor_where(&f.m->tensors[i]));
@@ -645,12 +615,11 @@ static void unknown_number_format_is_unsupported_and_names_the_tensor(void **sta
     drop(&f);
 }
 
-static void impossible_layout_names_the_tensor(void **state) {
+TEST(impossible_layout_names_the_tensor) {
     fixture f = small();
     const mw_tensor *matrix = mw_find_tensor(f.m, "embedding.weight"),
                     *experts = mw_find_tensor(f.m, "encoder.1.experts");
     const mw_tensor *vector = mw_find_tensor(f.m, "attention.v");
-    (void)state;
     break32(&f, matrix->at + 4, 1, MOE_ERROR_FORMAT, tensor_where(matrix));
     break32(&f, matrix->at + 4, 2, MOE_ERROR_FORMAT, tensor_where(matrix));
     break32(&f, experts->at + 4, 0, MOE_ERROR_FORMAT, tensor_where(experts));
@@ -660,22 +629,20 @@ static void impossible_layout_names_the_tensor(void **state) {
     drop(&f);
 }
 
-static void impossible_number_of_dimensions_is_refused_at_its_offset(void **state) {
+TEST(impossible_number_of_dimensions_is_refused_at_its_offset) {
     static const uint32_t counts[] = { 0, 4, 5, 255, UINT32_MAX };
     fixture f = small();
     const mw_tensor *t = &f.m->tensors[2];
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(counts); i++)
         break32(&f, t->at + 8, counts[i], MOE_ERROR_FORMAT, offset_where(t->at));
     drop(&f);
 }
 
-static void impossible_tensor_name_is_refused_at_its_offset(void **state) {
+TEST(impossible_tensor_name_is_refused_at_its_offset) {
     static const uint32_t lengths[] = { 0, 256, 1 << 20, UINT32_MAX };
     static const unsigned char bad[] = { 'A', ' ', '/', 0, 0x80, 0xff, '%' };
     fixture f = small();
     const mw_tensor *t = &f.m->tensors[4];
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(lengths); i++)
         break32(&f, t->at + 12, lengths[i], MOE_ERROR_FORMAT, offset_where(t->at));
     for (size_t i = 0; i < sizeof bad; i++)
@@ -683,18 +650,16 @@ static void impossible_tensor_name_is_refused_at_its_offset(void **state) {
     drop(&f);
 }
 
-static void reserved_word_of_a_tensor_entry_is_refused(void **state) {
+TEST(reserved_word_of_a_tensor_entry_is_refused) {
     fixture f = small();
     const mw_tensor *t = &f.m->tensors[1];
-    (void)state;
     break32(&f, mw_at_bytes(t) + 12, 1, MOE_ERROR_FORMAT, offset_where(t->at));
     drop(&f);
 }
 
-static void impossible_dimensions_name_the_tensor(void **state) {
+TEST(impossible_dimensions_name_the_tensor) {
     static const uint64_t dims[] = { 0, (uint64_t)1 << 31, (uint64_t)1 << 32, (uint64_t)1 << 62, UINT64_MAX };
     fixture f = small();
-    (void)state;
     for (size_t i = 0; i < f.m->n_tensors; i += 2)
         for (size_t d = 0; d < f.m->tensors[i].n_dims; d++)
             for (size_t k = 0; k < MOE_COUNT(dims); k++)
@@ -703,12 +668,11 @@ static void impossible_dimensions_name_the_tensor(void **state) {
 }
 
 /* Every dimension is allowed, but the product wraps around to the number of bytes that is stored, or to nothing. */
-static void dimensions_whose_product_overflows_name_the_tensor(void **state) {
+TEST(dimensions_whose_product_overflows_name_the_tensor) {
     for (uint32_t type = 0; type < 4; type++) {
         fixture f = build(mw_small(MW_GNMT, type, 1));
         const mw_tensor *matrix = mw_find_tensor(f.m, "embedding.weight"),
                         *experts = mw_find_tensor(f.m, "encoder.1.experts");
-        (void)state;
         for (uint64_t v = (uint64_t)1 << 30; v <= INT32_MAX; v += 0x3fffffff) {
             mw_put64(f.image.data + matrix->at + 16, v);
             break64(&f, matrix->at + 24, v, MOE_ERROR_FORMAT, tensor_where(matrix));
@@ -725,11 +689,10 @@ static void dimensions_whose_product_overflows_name_the_tensor(void **state) {
     }
 }
 
-static void misaligned_tensors_are_named(void **state) {
+TEST(misaligned_tensors_are_named) {
     fixture f = small();
     const mw_tensor *matrix = mw_find_tensor(f.m, "embedding.weight"),
                     *experts = mw_find_tensor(f.m, "encoder.1.experts");
-    (void)state;
     for (size_t by = 1; by < 64; by *= 2)
         break64(&f, mw_at_offset(matrix), matrix->offset + by, MOE_ERROR_FORMAT, tensor_where(matrix));
     break64(&f, mw_at_offset(experts), experts->offset + 64, MOE_ERROR_FORMAT, tensor_where(experts));
@@ -737,9 +700,8 @@ static void misaligned_tensors_are_named(void **state) {
     drop(&f);
 }
 
-static void overlapping_tensors_are_named(void **state) {
+TEST(overlapping_tensors_are_named) {
     fixture f = small();
-    (void)state;
     for (size_t i = 1; i < f.m->n_tensors; i++) {
         const mw_tensor *t = &f.m->tensors[i];
         break64(&f, mw_at_offset(t), f.m->tensors[i - 1].offset, MOE_ERROR_FORMAT, tensor_where(t));
@@ -752,9 +714,8 @@ static void overlapping_tensors_are_named(void **state) {
     drop(&f);
 }
 
-static void tensors_outside_the_file_are_named(void **state) {
+TEST(tensors_outside_the_file_are_named) {
     fixture f = small();
-    (void)state;
     for (size_t i = 0; i < f.m->n_tensors; i += 3) {
         const mw_tensor *t = &f.m->tensors[i];
         break64(&f, mw_at_offset(t), mw_up(f.image.bytes, 4096), MOE_ERROR_FORMAT, tensor_where(t));
@@ -767,10 +728,9 @@ static void tensors_outside_the_file_are_named(void **state) {
 }
 
 /* (2^26 - 1) experts of (2^26 + 1) * 4096 bytes are 2^64 - 4096: from there on, offset + bytes is a small number. */
-static void an_end_that_wraps_around_names_the_tensor(void **state) {
+TEST(an_end_that_wraps_around_names_the_tensor) {
     fixture f = small();
     const mw_tensor *t = mw_find_tensor(f.m, "encoder.1.experts");
-    (void)state;
     mw_put64(f.image.data + t->at + 16, ((uint64_t)1 << 26) - 1);
     mw_put64(f.image.data + t->at + 24, ((uint64_t)1 << 26) + 1);
     mw_put64(f.image.data + t->at + 32, 512);
@@ -780,9 +740,8 @@ static void an_end_that_wraps_around_names_the_tensor(void **state) {
     drop(&f);
 }
 
-static void other_bytes_than_the_shape_needs_name_the_tensor(void **state) {
+TEST(other_bytes_than_the_shape_needs_name_the_tensor) {
     fixture f = small();
-    (void)state;
     for (size_t i = 0; i < f.m->n_tensors; i++) {
         const mw_tensor *t = &f.m->tensors[i];
         break64(&f, mw_at_bytes(t), t->bytes + 64, MOE_ERROR_FORMAT, tensor_where(t));
@@ -793,10 +752,9 @@ static void other_bytes_than_the_shape_needs_name_the_tensor(void **state) {
     drop(&f);
 }
 
-static void duplicate_tensors_are_refused_by_name(void **state) {
+TEST(duplicate_tensors_are_refused_by_name) {
     fixture f = small();
     const mw_tensor *a = mw_find_tensor(f.m, "encoder.0.fwd.w_r"), *b = mw_find_tensor(f.m, "encoder.0.bwd.w_r");
-    (void)state;
     memcpy(f.image.data + mw_at_name(b), a->name, strlen(a->name));
     mw_seal(f.image);
     refuse_format(f.image, "encoder.0.fwd.w_r");
@@ -805,8 +763,7 @@ static void duplicate_tensors_are_refused_by_name(void **state) {
 
 /* ---- What the metadata describes ---- */
 
-static void every_missing_tensor_is_named(void **state) {
-    (void)state;
+TEST(every_missing_tensor_is_named) {
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         mw_model *m = mw_small(variant, MW_F32, 1);
         const size_t n = m->n_tensors;
@@ -827,8 +784,7 @@ static void every_missing_tensor_is_named(void **state) {
     }
 }
 
-static void every_wrong_shape_names_the_tensor_and_both_shapes(void **state) {
-    (void)state;
+TEST(every_wrong_shape_names_the_tensor_and_both_shapes) {
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         mw_model *m = mw_small(variant, MW_F32, 1);
         const size_t n = m->n_tensors;
@@ -873,14 +829,13 @@ static void every_wrong_shape_names_the_tensor_and_both_shapes(void **state) {
     }
 }
 
-static void every_missing_required_key_is_named(void **state) {
+TEST(every_missing_required_key_is_named) {
     static const char *const keys[] = {
         "general.architecture", "vocab.size",       "model.width",     "token.bos",         "token.eos",
         "encoder.layers",       "decoder.layers",   "attention.kind",  "attention.size",    "attention.query",
         "encoder.0.kind",       "encoder.0.hidden", "encoder.1.kind",  "encoder.1.experts", "encoder.1.gate",
         "encoder.1.k",          "encoder.1.hidden", "decoder.2.hidden"
     };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(keys); i++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
         mw_drop(m, keys[i]);
@@ -888,14 +843,13 @@ static void every_missing_required_key_is_named(void **state) {
     }
 }
 
-static void words_that_nobody_knows_are_refused_by_key(void **state) {
+TEST(words_that_nobody_knows_are_refused_by_key) {
     static const char *const keys[] = { "general.architecture", "encoder.0.kind",       "encoder.1.kind",
                                         "encoder.0.merge",      "encoder.1.gate",       "encoder.1.empty",
                                         "encoder.1.output",     "encoder.1.activation", "decoder.0.context",
                                         "attention.kind",       "attention.query",      "attention.start",
                                         "decoder.init" };
     static const char *const words[] = { "", "LSTM", "lst", "lstmm", "something else" };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(keys); i++) {
         mw_model *m;
         for (size_t w = 0; w < MOE_COUNT(words); w++) {
@@ -909,7 +863,7 @@ static void words_that_nobody_knows_are_refused_by_key(void **state) {
     }
 }
 
-static void numbers_out_of_range_are_refused_by_key(void **state) {
+TEST(numbers_out_of_range_are_refused_by_key) {
     static const struct {
         const char *key;
         int64_t value;
@@ -964,7 +918,6 @@ static void numbers_out_of_range_are_refused_by_key(void **state) {
                   { "attention.layer", -1 },
                   { "attention.layer", 3 },
                   { "attention.layer", INT64_MAX } };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(cases); i++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
         mw_int(m, cases[i].key, cases[i].value);
@@ -977,10 +930,9 @@ static void numbers_out_of_range_are_refused_by_key(void **state) {
     }
 }
 
-static void reals_out_of_range_are_refused_by_key(void **state) {
+TEST(reals_out_of_range_are_refused_by_key) {
     static const char *const keys[] = { "embedding.scale", "decoder.0.forget_bias", "decoder.1.scale" };
     static const double values[] = { (double)NAN, (double)INFINITY, -(double)INFINITY, 1e300, -1e300 };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(keys); i++) {
         mw_model *m;
         for (size_t v = 0; v < MOE_COUNT(values); v++) {
@@ -994,9 +946,8 @@ static void reals_out_of_range_are_refused_by_key(void **state) {
     }
 }
 
-static void hidden_sizes_that_the_tensors_do_not_have_name_a_tensor(void **state) {
+TEST(hidden_sizes_that_the_tensors_do_not_have_name_a_tensor) {
     static const int64_t sizes[] = { 1, 13, 1 << 20 };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(sizes); i++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
         mw_int(m, "encoder.0.hidden", sizes[i]);
@@ -1013,13 +964,12 @@ static void hidden_sizes_that_the_tensors_do_not_have_name_a_tensor(void **state
     }
 }
 
-static void token_lists_out_of_range_are_refused_by_key(void **state) {
+TEST(token_lists_out_of_range_are_refused_by_key) {
     static const int64_t lists[][2] = { { MW_VOCABULARY, 4 },
                                         { 4, -1 },
                                         { INT64_MAX, 4 },
                                         { 4, INT64_MIN },
                                         { (int64_t)1 << 32, 4 } };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(lists); i++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
         mw_ints(m, "languages.tags", lists[i], 2);
@@ -1038,11 +988,10 @@ static void token_lists_out_of_range_are_refused_by_key(void **state) {
     }
 }
 
-static void languages_and_tags_must_agree(void **state) {
+TEST(languages_and_tags_must_agree) {
     static const int64_t tags[] = { 4, 5, 6 };
     static const char *const codes[] = { "en", "de", "fr" };
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
-    (void)state;
     mw_ints(m, "languages.tags", tags, 3);
     refuse_model(m, "languages.codes", "languages.tags");
     m = mw_small(MW_GNMT, MW_F32, 1);
@@ -1056,15 +1005,14 @@ static void languages_and_tags_must_agree(void **state) {
     refuse_model(m, "languages.codes", NULL);
 }
 
-static void attention_layer_must_be_an_lstm(void **state) {
+TEST(attention_layer_must_be_an_lstm) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
-    (void)state;
     mw_int(m, "attention.layer", 1);
     refuse_model(m, "attention.layer", "lstm");
 }
 
 /* The heads that a Transformer shows: of a layer that attends to the source, and heads that it has. */
-static void heads_that_align_must_be_there(void **state) {
+TEST(heads_that_align_must_be_there) {
     static const struct {
         int64_t layer, heads;
         const char *key, *needs;
@@ -1076,7 +1024,6 @@ static void heads_that_align_must_be_there(void **state) {
                   { 1, 4, "align.heads", "must be 1 to 3" },
                   { 1, -1, "align.heads", "must be" },
                   { 1, INT64_MAX, "align.heads", NULL } };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(cases); i++) {
         mw_model *m = mw_transformer(MW_MARIAN, MW_F32, 1);
         mw_int(m, "align.layer", cases[i].layer);
@@ -1086,9 +1033,8 @@ static void heads_that_align_must_be_there(void **state) {
 }
 
 /* GNMT's attention is no layer of a list, and a classifier has mixtures alone. */
-static void layers_where_none_may_be_are_refused(void **state) {
+TEST(layers_where_none_may_be_are_refused) {
     static const char *const others[] = { "gnmt-attention", "lstm", "ffn", "norm", "attention" };
-    (void)state;
     for (int variant = 0; variant <= MW_TRANSFORMERS; variant++) {
         mw_model *m = variant == MW_TRANSFORMERS ? mw_small(MW_GNMT, MW_F32, 1) : mw_transformer(variant, MW_F32, 1);
         mw_text(m, "encoder.1.kind", "gnmt-attention");
@@ -1102,8 +1048,7 @@ static void layers_where_none_may_be_are_refused(void **state) {
 }
 
 /* A decoder whose other layers attend to the source may have an LSTM, but no context for it. */
-static void a_context_without_its_attention_is_refused(void **state) {
-    (void)state;
+TEST(a_context_without_its_attention_is_refused) {
     for (int context = 0; context < 2; context++) {
         mw_model *m = mw_transformer(MW_STUDENT, MW_F32, 1);
         mw_int(m, "decoder.layers", 5);
@@ -1119,9 +1064,8 @@ static void a_context_without_its_attention_is_refused(void **state) {
     }
 }
 
-static void current_context_before_the_attention_layer_is_refused(void **state) {
+TEST(current_context_before_the_attention_layer_is_refused) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
-    (void)state;
     mw_text(m, "decoder.0.context", "current");
     refuse_model(m, "decoder.0.context", "current");
     m = mw_small(MW_PRODUCT, MW_F32, 1);
@@ -1129,16 +1073,14 @@ static void current_context_before_the_attention_layer_is_refused(void **state) 
     refuse_model(m, "decoder.1.context", NULL);
 }
 
-static void residual_over_different_widths_names_the_layer(void **state) {
+TEST(residual_over_different_widths_names_the_layer) {
     mw_model *m = mw_small(MW_BOTH_CONTEXTS, MW_F32, 1);
-    (void)state;
     mw_int(m, "encoder.0.residual", 1);
     refuse_model(m, "encoder.0.residual", "22");
 }
 
-static void decoder_must_end_with_the_models_width(void **state) {
+TEST(decoder_must_end_with_the_models_width) {
     mw_model *m = mw_small(MW_CARRIED_QUERY, MW_F32, 1);
-    (void)state;
     mw_drop_tensor(m, "decoder.1.w_x");
     mw_drop_tensor(m, "decoder.1.w_r");
     mw_drop_tensor(m, "decoder.1.bias");
@@ -1147,13 +1089,12 @@ static void decoder_must_end_with_the_models_width(void **state) {
     refuse_model(m, "model.width", "24");
 }
 
-static void numbers_that_are_none_in_vectors_name_the_tensor(void **state) {
+TEST(numbers_that_are_none_in_vectors_name_the_tensor) {
     static const char *const vectors[] = { "encoder.0.fwd.bias", "encoder.1.gate.threshold",
                                            "attention.v",        "attention.bias",
                                            "output.bias",        "decoder.0.bias" };
     static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0x7f800001u, 0xffffffffu };
     fixture f = small();
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(vectors); i++)
         for (size_t b = 0; b < MOE_COUNT(bad); b++) {
             const mw_tensor *t = mw_find_tensor(f.m, vectors[i]);
@@ -1163,10 +1104,9 @@ static void numbers_that_are_none_in_vectors_name_the_tensor(void **state) {
     drop(&f);
 }
 
-static void broken_q8_scales_name_the_tensor(void **state) {
+TEST(broken_q8_scales_name_the_tensor) {
     static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xbf800000u, 0xff800000u, 0x7f800001u };
     fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));
-    (void)state;
     for (size_t i = 0; i < f.m->n_tensors; i++) {
         const mw_tensor *t = &f.m->tensors[i];
         if (t->type != MW_Q8 || t->layout) continue;
@@ -1180,11 +1120,10 @@ static void broken_q8_scales_name_the_tensor(void **state) {
 }
 
 /* With "zero" for the empty mask, a NaN in a gate would select nobody and go unseen. */
-static void numbers_that_are_none_in_gates_name_the_tensor(void **state) {
+TEST(numbers_that_are_none_in_gates_name_the_tensor) {
     static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0x7f800001u };
     fixture f = small();
     const mw_tensor *t = mw_find_tensor(f.m, "encoder.1.gate.weight");
-    (void)state;
     for (size_t b = 0; b < MOE_COUNT(bad); b++) {
         break32(&f, t->offset, bad[b], MOE_ERROR_FORMAT, "encoder.1.gate.weight");
         break32(&f, t->offset + t->bytes - 4, bad[b], MOE_ERROR_FORMAT, "encoder.1.gate.weight");
@@ -1193,17 +1132,15 @@ static void numbers_that_are_none_in_gates_name_the_tensor(void **state) {
 }
 
 /* 127 * 127 * 133200 > 2^31: the integer sum of such a row would overflow. */
-static void q8_rows_too_long_for_a_32_bit_sum_name_the_tensor(void **state) {
+TEST(q8_rows_too_long_for_a_32_bit_sum_name_the_tensor) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
-    (void)state;
     mw_drop_tensor(m, "decoder.1.gate.weight");
     mw_drop_tensor(m, "decoder.1.experts");
     mw_moe(m, "decoder.1.", 1, 1, 133200, "topk");
     refuse_model(m, "decoder.1.experts", NULL);
 }
 
-static void quantised_gates_are_refused_by_name(void **state) {
-    (void)state;
+TEST(quantised_gates_are_refused_by_name) {
     for (uint32_t type = 1; type < 4; type++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
         mw_drop_tensor(m, "encoder.1.gate.weight");
@@ -1212,9 +1149,8 @@ static void quantised_gates_are_refused_by_name(void **state) {
     }
 }
 
-static void experts_stored_as_a_matrix_are_refused_by_name(void **state) {
+TEST(experts_stored_as_a_matrix_are_refused_by_name) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
-    (void)state;
     mw_drop_tensor(m, "encoder.1.experts");
     mw_random_matrix(m, "encoder.1.experts", MW_F32, 4 * 20, MW_WIDTH, 1);
     refuse_model(m, "encoder.1.experts", NULL);
@@ -1235,15 +1171,13 @@ static const char *in_directory(const char *name) {
     return path[next++ % 4];
 }
 
-static int make_directory(void **state) {
-    (void)state;
+FIXTURE(make_directory) {
     snprintf(directory, sizeof directory, "/tmp/moe-test-file-XXXXXX");
     return mkdtemp(directory) ? 0 : -1;
 }
 
-static int remove_directory(void **state) {
+FIXTURE(remove_directory) {
     static const char *const names[] = { "model.bin", "saved.bin", "again.bin", "empty.bin", "short.bin", "kept.bin" };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(names); i++) remove(in_directory(names[i]));
     return rmdir(directory); /* fails if something was left: a partial file, say */
 }
@@ -1289,24 +1223,19 @@ static void refuse_path(const char *path, moe_status want) {
     assert_int_equal(moe_model_open(path, NULL, &model, NULL), want);
 }
 
-static void missing_file_is_an_io_error_that_names_it(void **state) {
-    (void)state;
+TEST(missing_file_is_an_io_error_that_names_it) {
     refuse_path(in_directory("there is no such file"), MOE_ERROR_IO);
     refuse_path("", MOE_ERROR_IO);
 }
 
-static void directory_instead_of_a_file_is_an_io_error(void **state) {
-    (void)state;
-    refuse_path(directory, MOE_ERROR_IO);
-}
+TEST(directory_instead_of_a_file_is_an_io_error) { refuse_path(directory, MOE_ERROR_IO); }
 
 static volatile sig_atomic_t alarms;
 static void count_alarm(int number) { (void)number, alarms++; }
 
 /* open() of a pipe without a writer waits for ever. */
-static void a_pipe_instead_of_a_file_is_not_waited_for(void **state) {
+TEST(a_pipe_instead_of_a_file_is_not_waited_for) {
     struct sigaction action, old;
-    (void)state;
     memset(&action, 0, sizeof action);
     action.sa_handler = count_alarm; /* without SA_RESTART: it interrupts open() */
     assert_int_equal(mkfifo(in_directory("pipe"), 0600), 0);
@@ -1324,21 +1253,19 @@ static void a_pipe_instead_of_a_file_is_not_waited_for(void **state) {
     assert_int_equal(alarms, 0);
 }
 
-static void empty_and_tiny_files_are_no_models(void **state) {
-    (void)state;
+TEST(empty_and_tiny_files_are_no_models) {
     write_file(in_directory("empty.bin"), "", 0);
     refuse_path(in_directory("empty.bin"), MOE_ERROR_FORMAT);
     write_file(in_directory("short.bin"), "MOEMODEL", 8);
     refuse_path(in_directory("short.bin"), MOE_ERROR_FORMAT);
 }
 
-static void file_on_disk_opens_like_one_in_memory(void **state) {
+TEST(file_on_disk_opens_like_one_in_memory) {
     fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));
     mw_heap heap;
     moe_model_params params = hooked(&heap, 1);
     moe_model *model = NULL;
     moe_error e;
-    (void)state;
     write_file(in_directory("model.bin"), f.image.data, f.image.bytes);
     for (int round = 0; round < 50; round++) { /* mappings and descriptors are given back, on success and failure */
         assert_int_equal(moe_model_open(in_directory("model.bin"), &params, &model, &e), MOE_OK);
@@ -1361,8 +1288,7 @@ static void file_on_disk_opens_like_one_in_memory(void **state) {
 
 /* ---- Verifying ---- */
 
-static void verify_finds_and_names_a_flipped_byte_in_every_tensor(void **state) {
-    (void)state;
+TEST(verify_finds_and_names_a_flipped_byte_in_every_tensor) {
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         fixture f = build(mw_small(variant, MW_Q8, 1));
         for (size_t i = 0; i < f.m->n_tensors; i++) {
@@ -1383,17 +1309,15 @@ static void verify_finds_and_names_a_flipped_byte_in_every_tensor(void **state) 
     }
 }
 
-static void without_verify_the_contents_are_not_read(void **state) {
+TEST(without_verify_the_contents_are_not_read) {
     fixture f = small();
-    (void)state;
     f.image.data[mw_find_tensor(f.m, "embedding.weight")->offset + 2] ^= 1;
     moe_model_close(open_image(f.image));
     drop(&f);
 }
 
 /* By default a file of up to MOE_VERIFY_BYTES is read, a larger one is not. */
-static void large_files_are_verified_only_on_demand(void **state) {
-    (void)state;
+TEST(large_files_are_verified_only_on_demand) {
     for (int over = 0; over < 2; over++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
         fixture f = build(m);
@@ -1418,9 +1342,8 @@ static void large_files_are_verified_only_on_demand(void **state) {
 }
 
 /* They are in no checksum. */
-static void gaps_must_be_zero(void **state) {
+TEST(gaps_must_be_zero) {
     size_t gaps = 0;
-    (void)state;
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         fixture f = build(mw_small(variant, MW_Q8, 1));
         size_t end = f.m->header_bytes;
@@ -1438,11 +1361,10 @@ static void gaps_must_be_zero(void **state) {
     assert_true(gaps > 20);
 }
 
-static void a_gap_is_smaller_than_the_largest_alignment(void **state) {
+TEST(a_gap_is_smaller_than_the_largest_alignment) {
     fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));
     const mw_tensor *t = &f.m->tensors[f.m->n_tensors - 1];
     mw_image image = mw_allocate_image(f.image.bytes + 4096);
-    (void)state;
     memset(image.data, 0, image.bytes);
     memcpy(image.data, f.image.data, t->offset);
     memcpy(image.data + t->offset + 4096, f.image.data + t->offset, t->bytes);
@@ -1455,9 +1377,8 @@ static void a_gap_is_smaller_than_the_largest_alignment(void **state) {
 }
 
 /* Binding does not read them, as that would touch every expert. */
-static void broken_scales_of_experts_are_found_by_verifying(void **state) {
+TEST(broken_scales_of_experts_are_found_by_verifying) {
     static const float wrong[] = { NAN, INFINITY, -1.0f };
-    (void)state;
     for (size_t k = 0; k < 6; k++) {
         mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
         const mw_tensor *t = &m->tensors[0];
@@ -1479,9 +1400,8 @@ static void broken_scales_of_experts_are_found_by_verifying(void **state) {
 
 /* ---- Memory ---- */
 
-static void open_survives_the_failure_of_every_allocation(void **state) {
+TEST(open_survives_the_failure_of_every_allocation) {
     fixture f = small();
-    (void)state;
     for (size_t n = 1; n < 100; n++) {
         mw_heap heap;
         moe_model_params params = hooked(&heap, 1);
@@ -1593,13 +1513,12 @@ static void add_golden(mw_model *m) {
 }
 
 /* A tensor that no layer reads, named as the last matrix of a feed-forward layer, makes no such gate of a mixture's. */
-static void saving_keeps_gates_of_mixtures_whatever_else_the_file_has(void **state) {
+TEST(saving_keeps_gates_of_mixtures_whatever_else_the_file_has) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     moe_model *model, *saved = NULL;
     moe_model_params params = { 0 };
     moe_error e = { MOE_OK, "", "" };
     fixture f;
-    (void)state;
     mw_random_matrix(m, "encoder.1.down.weight", MW_F32, MW_WIDTH, MW_WIDTH, 1);
     f = build(m);
     model = open_image(f.image);
@@ -1611,8 +1530,7 @@ static void saving_keeps_gates_of_mixtures_whatever_else_the_file_has(void **sta
 }
 
 /* Every conversion between the four types, byte for byte. */
-static void saving_converts_as_the_format_says(void **state) {
-    (void)state;
+TEST(saving_converts_as_the_format_says) {
     for (int variant = 0; variant < MW_VARIANTS; variant++)
         for (uint32_t from = 0; from < 4; from++)
             for (uint32_t to = 0; to < 4; to++) {
@@ -1662,8 +1580,7 @@ static void saving_converts_as_the_format_says(void **state) {
             }
 }
 
-static void saving_in_the_same_type_copies_the_file(void **state) {
-    (void)state;
+TEST(saving_in_the_same_type_copies_the_file) {
     for (uint32_t type = 0; type < 4; type++) {
         mw_model *m = mw_small(MW_GNMT, type, 2);
         fixture f;
@@ -1682,8 +1599,7 @@ static void saving_in_the_same_type_copies_the_file(void **state) {
     }
 }
 
-static void wide_formats_lose_nothing_of_narrow_ones(void **state) { /* f16 -> f32 -> f16, q8 -> f32 -> q8 codes */
-    (void)state;
+TEST(wide_formats_lose_nothing_of_narrow_ones) { /* f16 -> f32 -> f16, q8 -> f32 -> q8 codes */
     for (uint32_t type = MW_F16; type <= MW_BF16; type++) {
         fixture f = build(mw_small(MW_GNMT, type, 2));
         moe_model *model = open_image(f.image), *wide = NULL;
@@ -1702,11 +1618,10 @@ static void wide_formats_lose_nothing_of_narrow_ones(void **state) { /* f16 -> f
     }
 }
 
-static void a_model_can_be_saved_over_its_own_file(void **state) {
+TEST(a_model_can_be_saved_over_its_own_file) {
     fixture f = small();
     moe_model *model = NULL;
     moe_error e;
-    (void)state;
     write_file(in_directory("model.bin"), f.image.data, f.image.bytes);
     assert_int_equal(moe_model_open(in_directory("model.bin"), NULL, &model, &e), MOE_OK);
     save_as(model, in_directory("model.bin"), MW_Q8);
@@ -1725,7 +1640,7 @@ static void no_rows(void *user, size_t tensor, size_t piece, size_t row, float *
 }
 
 /* A file from nothing: what cannot be a tensor or an entry is refused before a row is asked for. */
-static void writing_impossible_tensors_is_refused_and_leaves_nothing(void **state) {
+TEST(writing_impossible_tensors_is_refused_and_leaves_nothing) {
     static const moe_tensor_spec wrong[] = {
         { "Upper", MOE_TYPE_F32, 1, { 4 } },
         { "", MOE_TYPE_F32, 1, { 4 } },
@@ -1740,7 +1655,6 @@ static void writing_impossible_tensors_is_refused_and_leaves_nothing(void **stat
     const char *path = in_directory("written.bin");
     size_t rows = 0;
     moe_error e;
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(wrong); i++) {
         moe_write_params p = { .tensors = &wrong[i], .n_tensors = 1, .fill = no_rows, .user = &rows };
         assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
@@ -1777,11 +1691,10 @@ static void numbered_rows(void *user, size_t tensor, size_t piece, size_t row, f
 }
 
 /* Gate, up and down matrix of an expert lie in this order; the gate's rows are there only where experts are gated. */
-static void experts_are_written_gated_or_not(void **state) {
+TEST(experts_are_written_gated_or_not) {
     enum { N = 3, HIDDEN = 5, WIDTH = 7 };
     static const moe_tensor_spec experts = { "experts", MOE_TYPE_F32, 3, { N, HIDDEN, WIDTH } };
     const char *path = in_directory("written.bin");
-    (void)state;
     for (int gated = 0; gated < 2; gated++) {
         const moe_write_params p = { .tensors = &experts, .n_tensors = 1, .fill = numbered_rows, .gated = gated };
         const size_t above = (size_t)(1 + gated) * HIDDEN * WIDTH, stride = 4096 / sizeof(float);
@@ -1803,7 +1716,7 @@ static void experts_are_written_gated_or_not(void **state) {
 }
 
 /* In f32 it is a number, in the coarser type it would be infinite. */
-static void a_number_that_the_type_cannot_hold_is_refused(void **state) {
+TEST(a_number_that_the_type_cannot_hold_is_refused) {
     const struct {
         moe_type type;
         float number;
@@ -1811,7 +1724,6 @@ static void a_number_that_the_type_cannot_hold_is_refused(void **state) {
     } cases[] = { { MOE_TYPE_F16, 65519.996f, 1 }, { MOE_TYPE_F16, 65520.0f, 0 }, { MOE_TYPE_F16, -1e6f, 0 },
                   { MOE_TYPE_BF16, 1e38f, 1 },     { MOE_TYPE_BF16, FLT_MAX, 0 }, { MOE_TYPE_Q8, 1e38f, 1 },
                   { MOE_TYPE_Q4, 1e6f, 1 },        { MOE_TYPE_Q8B, FLT_MAX, 1 } };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(cases); i++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
         const mw_tensor *t;
@@ -1840,14 +1752,13 @@ static void a_number_that_the_type_cannot_hold_is_refused(void **state) {
     }
 }
 
-static void saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothing(void **state) {
+TEST(saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothing) {
     fixture f = small();
     mw_heap heap;
     moe_model_params params = hooked(&heap, 0);
     moe_model *model = NULL;
     moe_error e;
     size_t before;
-    (void)state;
     assert_int_equal(moe_model_open_memory(f.image.data, f.image.bytes, &params, &model, &e), MOE_OK);
     before = heap.bytes;
     assert_int_equal(moe_model_save(model, in_directory("no/such/place.bin"),
@@ -1875,14 +1786,13 @@ static void saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothin
 
 /* A disk that fills up at any point: the old file stays, no temporary one does, and the library does not die of the
  * signal that a limit on file sizes sends, nor leave it to its caller. */
-static void a_full_disk_leaves_the_old_file_and_nothing_else(void **state) {
+TEST(a_full_disk_leaves_the_old_file_and_nothing_else) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     moe_error e;
     struct rlimit old, limit;
     size_t whole, before;
     sigset_t waiting;
-    (void)state;
     save_as(model, in_directory("kept.bin"), MW_F16);
     {
         mw_image image = read_file(in_directory("kept.bin"));
@@ -1932,12 +1842,11 @@ static void is_model(const char *path, moe_type type) {
     moe_model_close(model);
 }
 
-static void a_symbolic_link_stays_one_and_its_target_is_replaced(void **state) {
+TEST(a_symbolic_link_stays_one_and_its_target_is_replaced) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     moe_error e;
     const moe_save_params p = to_type(MOE_TYPE_Q8);
-    (void)state;
     assert_int_equal(mkdir(in_directory("folder"), 0777), 0);
     assert_int_equal(symlink("folder/link.bin", in_directory("link.bin")), 0); /* of a link, of a new file */
     assert_int_equal(symlink("target.bin", in_directory("folder/link.bin")), 0);
@@ -1962,11 +1871,10 @@ static void a_symbolic_link_stays_one_and_its_target_is_replaced(void **state) {
 }
 
 /* Neither a file of the name that temporary files once had, nor what a link of that name leads to. */
-static void files_of_the_user_beside_the_target_stay(void **state) {
+TEST(files_of_the_user_beside_the_target_stay) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     mw_image image;
-    (void)state;
     for (int link = 0; link < 2; link++) {
         write_file(in_directory(link ? "kept.bin" : "saved.bin.partial"), "mine", 4);
         if (link) assert_int_equal(symlink("kept.bin", in_directory("saved.bin.partial")), 0);
@@ -1981,11 +1889,10 @@ static void files_of_the_user_beside_the_target_stay(void **state) {
     drop(&f);
 }
 
-static void permissions_are_those_of_the_old_file_or_of_the_mask(void **state) {
+TEST(permissions_are_those_of_the_old_file_or_of_the_mask) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     const mode_t mask = umask(027);
-    (void)state;
     remove(in_directory("saved.bin"));
     save_as(model, in_directory("saved.bin"), MW_Q8);
     assert_int_equal(mode_of(in_directory("saved.bin")) & 07777, 0640);
@@ -1999,12 +1906,11 @@ static void permissions_are_those_of_the_old_file_or_of_the_mask(void **state) {
 }
 
 /* What a user may not write he may not replace either. Root may everything, so somebody else tries. */
-static void a_file_that_is_write_protected_stays(void **state) {
+TEST(a_file_that_is_write_protected_stays) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     int child, result = 0;
     mw_image image;
-    (void)state;
     write_file(in_directory("kept.bin"), "mine", 4);
     assert_int_equal(chmod(in_directory("kept.bin"), 0444), 0);
     assert_int_equal(chmod(directory, 0777), 0);
@@ -2026,11 +1932,10 @@ static void a_file_that_is_write_protected_stays(void **state) {
 }
 
 /* Temporary names are short, whatever the file is called. */
-static void a_file_may_have_the_longest_name(void **state) {
+TEST(a_file_may_have_the_longest_name) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     char name[256], path[512];
-    (void)state;
     memset(name, 'n', 255);
     name[255] = 0;
     snprintf(path, sizeof path, "%s/%s", directory, name);
@@ -2052,14 +1957,13 @@ static const char *device(const char *name) {
     return path;
 }
 
-static void models_are_written_to_files_only(void **state) {
+TEST(models_are_written_to_files_only) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     const moe_save_params p = to_type(MOE_TYPE_Q8);
     const char *null = device("null");
     moe_error e;
     size_t before;
-    (void)state;
     assert_int_equal(mkfifo(in_directory("pipe"), 0666), 0);
     before = files_in_directory();
     assert_int_equal(moe_model_save(model, in_directory("pipe"), &p, &e), MOE_ERROR_IO); /* at once: nobody reads it */
@@ -2085,13 +1989,12 @@ static void models_are_written_to_files_only(void **state) {
 }
 
 /* Each finds a whole model under the name at any time, and nothing is left in the end. */
-static void two_writers_of_one_file_do_no_harm(void **state) {
+TEST(two_writers_of_one_file_do_no_harm) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     int child[2], result, rounds = 60;
     moe_error e;
     size_t opened = 0, before;
-    (void)state;
     remove(in_directory("saved.bin"));
     before = files_in_directory();
     for (int i = 0; i < 2; i++) {
@@ -2144,9 +2047,8 @@ static moe_status write_and_signal(int number) {
 }
 
 /* A process that is told to end while it writes ends so, without a temporary file; one that has a handler goes on. */
-static void a_signal_in_the_middle_leaves_nothing(void **state) {
+TEST(a_signal_in_the_middle_leaves_nothing) {
     static const int numbers[] = { SIGHUP, SIGINT, SIGTERM };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(numbers); i++) {
         const size_t before = files_in_directory();
         struct sigaction action = { .sa_handler = on_signal }, old;
@@ -2173,14 +2075,13 @@ static void a_signal_in_the_middle_leaves_nothing(void **state) {
     }
 }
 
-static void saving_survives_the_failure_of_every_allocation(void **state) {
+TEST(saving_survives_the_failure_of_every_allocation) {
     fixture f = small();
     mw_heap heap;
     moe_model_params params = hooked(&heap, 0);
     moe_model *model = NULL;
     moe_error e;
     size_t before, before_files;
-    (void)state;
     assert_int_equal(moe_model_open_memory(f.image.data, f.image.bytes, &params, &model, &e), MOE_OK);
     before = heap.bytes;
     remove(in_directory("again.bin"));
@@ -2210,9 +2111,8 @@ static void saving_survives_the_failure_of_every_allocation(void **state) {
 }
 
 /* A checksum that was wrong must not become right in a new file. */
-static void saving_does_not_heal_a_damaged_tensor(void **state) {
+TEST(saving_does_not_heal_a_damaged_tensor) {
     static const char *const names[] = { "encoder.1.gate.weight", "encoder.0.fwd.w_x", "encoder.1.experts" };
-    (void)state;
     for (uint32_t version = 1; version <= 2; version++)
         for (size_t i = 0; i < MOE_COUNT(names); i++)
             for (uint32_t type = 0; type < 4; type += 3) { /* copied, converted */
@@ -2285,7 +2185,7 @@ static void use_model(const moe_model *model) {
     moe_session_free(session);
 }
 
-static void random_damage_never_crashes(void **state) {
+TEST(random_damage_never_crashes) {
     static const uint64_t odd[] = { 0,
                                     1,
                                     2,
@@ -2311,7 +2211,6 @@ static void random_damage_never_crashes(void **state) {
     uint64_t random = 2024;
     size_t opened = 0, tried = 0;
     mw_heap heap;
-    (void)state;
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         mw_model *m = mw_small(variant, variant % 2 ? MW_F32 : MW_Q8, 5);
         fixture f;
@@ -2360,105 +2259,4 @@ static void random_damage_never_crashes(void **state) {
     assert_true(opened > 0 && opened < tried);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_small_model_opens_in_every_type),
-        cmocka_unit_test(metadata_reads_back_and_never_out_of_range),
-        cmocka_unit_test(languages_and_tags_are_found),
-        cmocka_unit_test(layers_and_lists_of_texts_are_told_as_the_file_has_them),
-        cmocka_unit_test(directory_says_what_lies_where),
-        cmocka_unit_test(crc32_is_the_usual_one),
-        cmocka_unit_test(truncated_at_every_byte_of_the_first_200),
-        cmocka_unit_test(truncated_with_a_header_that_fits),
-        cmocka_unit_test(truncated_at_every_section_boundary),
-        cmocka_unit_test(foreign_file_is_named_so),
-        cmocka_unit_test(other_version_is_unsupported),
-        cmocka_unit_test(flipped_bit_anywhere_in_the_header_is_noticed),
-        cmocka_unit_test(impossible_header_size_is_refused),
-        cmocka_unit_test(other_file_size_than_announced_is_refused),
-        cmocka_unit_test(reserved_header_bytes_are_refused),
-        cmocka_unit_test(counts_that_do_not_fit_are_refused),
-        cmocka_unit_test(bytes_behind_the_last_tensor_are_refused),
-        cmocka_unit_test(spare_bytes_behind_the_directory_are_refused),
-        cmocka_unit_test(a_file_without_anything_is_refused),
-        cmocka_unit_test(misaligned_memory_is_an_argument_error),
-        cmocka_unit_test(unknown_metadata_kind_is_refused_at_its_offset),
-        cmocka_unit_test(impossible_key_length_is_refused_at_its_offset),
-        cmocka_unit_test(foreign_characters_in_keys_are_refused),
-        cmocka_unit_test(used_padding_in_metadata_is_refused),
-        cmocka_unit_test(duplicate_keys_are_refused_by_name),
-        cmocka_unit_test(broken_utf8_is_refused_by_key),
-        cmocka_unit_test(text_lengths_that_overflow_are_refused_by_key),
-        cmocka_unit_test(a_text_in_a_list_that_overflows_is_refused_by_key),
-        cmocka_unit_test(a_long_list_of_texts_is_limited),
-        cmocka_unit_test(unknown_number_format_is_unsupported_and_names_the_tensor),
-        cmocka_unit_test(impossible_layout_names_the_tensor),
-        cmocka_unit_test(impossible_number_of_dimensions_is_refused_at_its_offset),
-        cmocka_unit_test(impossible_tensor_name_is_refused_at_its_offset),
-        cmocka_unit_test(reserved_word_of_a_tensor_entry_is_refused),
-        cmocka_unit_test(impossible_dimensions_name_the_tensor),
-        cmocka_unit_test(dimensions_whose_product_overflows_name_the_tensor),
-        cmocka_unit_test(misaligned_tensors_are_named),
-        cmocka_unit_test(overlapping_tensors_are_named),
-        cmocka_unit_test(tensors_outside_the_file_are_named),
-        cmocka_unit_test(an_end_that_wraps_around_names_the_tensor),
-        cmocka_unit_test(other_bytes_than_the_shape_needs_name_the_tensor),
-        cmocka_unit_test(duplicate_tensors_are_refused_by_name),
-        cmocka_unit_test(every_missing_tensor_is_named),
-        cmocka_unit_test(every_wrong_shape_names_the_tensor_and_both_shapes),
-        cmocka_unit_test(every_missing_required_key_is_named),
-        cmocka_unit_test(words_that_nobody_knows_are_refused_by_key),
-        cmocka_unit_test(numbers_out_of_range_are_refused_by_key),
-        cmocka_unit_test(reals_out_of_range_are_refused_by_key),
-        cmocka_unit_test(hidden_sizes_that_the_tensors_do_not_have_name_a_tensor),
-        cmocka_unit_test(token_lists_out_of_range_are_refused_by_key),
-        cmocka_unit_test(languages_and_tags_must_agree),
-        cmocka_unit_test(attention_layer_must_be_an_lstm),
-        cmocka_unit_test(heads_that_align_must_be_there),
-        cmocka_unit_test(layers_where_none_may_be_are_refused),
-        cmocka_unit_test(a_context_without_its_attention_is_refused),
-        cmocka_unit_test(current_context_before_the_attention_layer_is_refused),
-        cmocka_unit_test(residual_over_different_widths_names_the_layer),
-        cmocka_unit_test(decoder_must_end_with_the_models_width),
-        cmocka_unit_test(numbers_that_are_none_in_vectors_name_the_tensor),
-        cmocka_unit_test(broken_q8_scales_name_the_tensor),
-        cmocka_unit_test(numbers_that_are_none_in_gates_name_the_tensor),
-        cmocka_unit_test(q8_rows_too_long_for_a_32_bit_sum_name_the_tensor),
-        cmocka_unit_test(quantised_gates_are_refused_by_name),
-        cmocka_unit_test(experts_stored_as_a_matrix_are_refused_by_name),
-        cmocka_unit_test(missing_file_is_an_io_error_that_names_it),
-        cmocka_unit_test(directory_instead_of_a_file_is_an_io_error),
-        cmocka_unit_test(a_pipe_instead_of_a_file_is_not_waited_for),
-        cmocka_unit_test(empty_and_tiny_files_are_no_models),
-        cmocka_unit_test(file_on_disk_opens_like_one_in_memory),
-        cmocka_unit_test(verify_finds_and_names_a_flipped_byte_in_every_tensor),
-        cmocka_unit_test(without_verify_the_contents_are_not_read),
-        cmocka_unit_test(large_files_are_verified_only_on_demand),
-        cmocka_unit_test(gaps_must_be_zero),
-        cmocka_unit_test(a_gap_is_smaller_than_the_largest_alignment),
-        cmocka_unit_test(broken_scales_of_experts_are_found_by_verifying),
-        cmocka_unit_test(open_survives_the_failure_of_every_allocation),
-        cmocka_unit_test(saving_converts_as_the_format_says),
-        cmocka_unit_test(saving_keeps_gates_of_mixtures_whatever_else_the_file_has),
-        cmocka_unit_test(saving_in_the_same_type_copies_the_file),
-        cmocka_unit_test(wide_formats_lose_nothing_of_narrow_ones),
-        cmocka_unit_test(a_model_can_be_saved_over_its_own_file),
-        cmocka_unit_test(writing_impossible_tensors_is_refused_and_leaves_nothing),
-        cmocka_unit_test(experts_are_written_gated_or_not),
-        cmocka_unit_test(a_number_that_the_type_cannot_hold_is_refused),
-        cmocka_unit_test(saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothing),
-        cmocka_unit_test(a_full_disk_leaves_the_old_file_and_nothing_else),
-        cmocka_unit_test(a_symbolic_link_stays_one_and_its_target_is_replaced),
-        cmocka_unit_test(files_of_the_user_beside_the_target_stay),
-        cmocka_unit_test(permissions_are_those_of_the_old_file_or_of_the_mask),
-        cmocka_unit_test(a_file_that_is_write_protected_stays),
-        cmocka_unit_test(a_file_may_have_the_longest_name),
-        cmocka_unit_test(models_are_written_to_files_only),
-        cmocka_unit_test(two_writers_of_one_file_do_no_harm),
-        cmocka_unit_test(a_signal_in_the_middle_leaves_nothing),
-        cmocka_unit_test(saving_survives_the_failure_of_every_allocation),
-        cmocka_unit_test(saving_does_not_heal_a_damaged_tensor),
-        cmocka_unit_test(random_damage_never_crashes),
-    };
-    return cmocka_run_group_tests_name("file", tests, make_directory, remove_directory);
-}
+int main(void) { return run_all_tests(make_directory, remove_directory); }

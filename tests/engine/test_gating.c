@@ -2,9 +2,7 @@
  * without an encoder, and headers that state what no gate can do. The values of gates are in test_golden.c. */
 #include "moe.c"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 #include "tests/engine/model_writer.h"
 
@@ -189,15 +187,13 @@ static void compare_everywhere(const char *path, int noise) {
     moe_model_close(m);
 }
 
-static void neighbours_do_not_change_a_bit(void **state) {
-    (void)state;
+TEST(neighbours_do_not_change_a_bit) {
     for (size_t i = 0; i < MOE_COUNT(translators); i++) compare_everywhere(translators[i], 0);
     for (size_t i = 0; i < MOE_COUNT(language_models); i++) compare_everywhere(language_models[i], 0);
 }
 
-static void routes_are_lists_in_order_that_add_up_to_one(void **state) {
+TEST(routes_are_lists_in_order_that_add_up_to_one) {
     size_t empty = 0, several = 0;
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(translators) + MOE_COUNT(language_models); i++) {
         moe_model *m =
             open_model(i < MOE_COUNT(translators) ? translators[i] : language_models[i - MOE_COUNT(translators)]);
@@ -244,11 +240,10 @@ static void routes_are_lists_in_order_that_add_up_to_one(void **state) {
 /* The normal distribution function. */
 static double phi(double x) { return 0.5 * erfc(-x / sqrt(2.0)); }
 
-static void noise_is_normal(void **state) {
+TEST(noise_is_normal) {
     const size_t n = 200000;
     double sum = 0, squares = 0, fourth = 0, worst = 0;
     size_t below[7] = { 0 };
-    (void)state;
     for (size_t i = 0; i < n; i++) {
         const uint64_t key = moe_hash(i / 50);
         const double x = (double)moe_normal(key, i % 50),
@@ -268,12 +263,11 @@ static void noise_is_normal(void **state) {
 }
 
 /* With noise the promise holds all the same: it hangs on the seed and the tokens so far. */
-static void noise_is_seeded_and_blind_to_neighbours(void **state) {
+TEST(noise_is_seeded_and_blind_to_neighbours) {
     moe_model *m = open_model(GOLDEN "language.bin");
     script *quiet = new_script(m, 5), *noisy = new_script(m, 5), *other = new_script(m, 5);
     moe_session_params p = params_for(m);
     size_t differ = 0;
-    (void)state;
     compare_everywhere(GOLDEN "language.bin", 1);
     run(m, &p, quiet);
     p.noise = 1;
@@ -308,10 +302,9 @@ static void never_called(void *user, const moe_attention *attention) {
     fail_msg("a classifier has attention");
 }
 
-static void overrides_that_a_model_cannot_follow_are_refused(void **state) {
+TEST(overrides_that_a_model_cannot_follow_are_refused) {
     moe_model *m = open_model(GOLDEN "hierarchy-topk.bin"), *deep = open_model(GOLDEN "deep.bin");
     moe_session_params p = params_for(m);
-    (void)state;
     p.gating = "threshold";
     refuse_session(m, &p, MOE_ERROR_UNSUPPORTED, "gating", "encoder.1");
     p.gating = "random";
@@ -330,11 +323,10 @@ static void overrides_that_a_model_cannot_follow_are_refused(void **state) {
 }
 
 /* Stating the file's own gates changes nothing; other gates do. */
-static void an_override_stands_for_the_file(void **state) {
+TEST(an_override_stands_for_the_file) {
     moe_model *m = open_model(GOLDEN "hierarchy-threshold.bin");
     script *s = new_script(m, 5), *t = new_script(m, 5);
     moe_session_params p = params_for(m);
-    (void)state;
     run(m, &p, s);
     p.gating = "threshold";
     run(m, &p, t);
@@ -380,12 +372,11 @@ static void count_columns(void *user, const char *name, const float *data, size_
     c->gates++;
 }
 
-static void batchwise_gives_every_expert_as_many_rows(void **state) {
+TEST(batchwise_gives_every_expert_as_many_rows) {
     moe_model *m = open_model(GOLDEN "base.bin");
     script *s = new_script(m, 5), *t = new_script(m, 5);
     moe_session_params p = params_for(m);
     columns seen = { m, 0 };
-    (void)state;
     p.gating = "batchwise";
     p.batch = 8;
     run(m, &p, s);
@@ -431,7 +422,7 @@ static moe_meta_entry text_entry(const char *key, const char *text) {
     return (moe_meta_entry){ .key = key, .kind = MOE_META_TEXT, .text = { text, strlen(text) } };
 }
 
-static void thresholds_can_be_added_and_replaced(void **state) {
+TEST(thresholds_can_be_added_and_replaced) {
     moe_model *m = open_model(GOLDEN "language.bin"), *calibrated, *again;
     const moe_mixture mixture = moe_model_mixture(m, 0);
     float t[16], *low = t;
@@ -440,7 +431,6 @@ static void thresholds_can_be_added_and_replaced(void **state) {
     script *s = new_script(m, 5);
     moe_session_params p = params_for(m);
     moe_error e;
-    (void)state;
     assert_true(mixture.experts <= 16 && mixture.gate == MOE_GATE_TOPK);
     for (size_t i = 0; i < 16; i++) t[i] = 0.99f;
     calibrated = saved_with(m, &gate, 1, &v, 1, MOE_OK, &e);
@@ -458,13 +448,12 @@ static void thresholds_can_be_added_and_replaced(void **state) {
     moe_model_close(m), moe_model_close(calibrated), moe_model_close(again);
 }
 
-static void vectors_that_do_not_fit_are_refused(void **state) {
+TEST(vectors_that_do_not_fit_are_refused) {
     moe_model *m = open_model(GOLDEN "language.bin");
     const float t[8] = { 0 };
     const moe_vector_entry bad[][2] = { { { NULL, t, 8 } },         { { "decoder.1.gate.threshold", NULL, 8 } },
                                         { { "x", t, 0 } },          { { "embedding.weight", t, 8 } },
                                         { { "Not A Name", t, 8 } }, { { "x", t, 8 }, { "x", t, 8 } } };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(bad); i++) {
         const moe_save_params p = { .type = MOE_TYPE_F32,
                                     .experts = MOE_TYPE_F32,
@@ -491,10 +480,9 @@ static void refuse_entry(const char *path, const char *key, const char *text, in
     moe_model_close(m);
 }
 
-static void impossible_gates_are_refused_by_their_field(void **state) {
+TEST(impossible_gates_are_refused_by_their_field) {
     static const char hierarchy[] = GOLDEN "hierarchy-topk.bin", language[] = GOLDEN "language.bin",
                       deep[] = GOLDEN "deep.bin";
-    (void)state;
     refuse_entry(hierarchy, "encoder.1.groups", NULL, 5, "divide");
     refuse_entry(hierarchy, "encoder.1.groups", NULL, 13, "must be");
     refuse_entry(hierarchy, "encoder.1.groups", NULL, -1, "must be");
@@ -515,7 +503,7 @@ static void impossible_gates_are_refused_by_their_field(void **state) {
 }
 
 /* Missing tensors and thresholds that are no numbers. */
-static void missing_and_broken_thresholds_are_refused_by_name(void **state) {
+TEST(missing_and_broken_thresholds_are_refused_by_name) {
     moe_model *m = open_model(GOLDEN "hierarchy-topk.bin");
     moe_meta_entry gate = text_entry("encoder.1.gate", "threshold");
     float t[12] = { 0 };
@@ -527,7 +515,6 @@ static void missing_and_broken_thresholds_are_refused_by_name(void **state) {
     } others[] = { { "encoder.1.gate.hidden", 7, "encoder.1.gate.hidden.weight" },
                    { "encoder.1.groups", 6, "encoder.1.parent.weight" } };
     moe_error e = { MOE_OK, "", "" };
-    (void)state;
     assert_null(saved_with(m, &gate, 1, NULL, 0, MOE_ERROR_FORMAT, &e));
     assert_non_null(strstr(e.message, "encoder.1.gate.threshold is missing"));
     assert_null(saved_with(m, &gate, 1, v, 1, MOE_ERROR_FORMAT, &e)); /* the parent's kind comes from the child's */
@@ -550,7 +537,7 @@ static void missing_and_broken_thresholds_are_refused_by_name(void **state) {
 
 /* ---- Models without an encoder ---- */
 
-static void a_language_model_scores_and_does_not_translate(void **state) {
+TEST(a_language_model_scores_and_does_not_translate) {
     moe_model *m = open_model(GOLDEN "language.bin");
     const moe_session_params p = params_for(m);
     moe_session *session = new_session(m, &p);
@@ -558,7 +545,6 @@ static void a_language_model_scores_and_does_not_translate(void **state) {
     moe_error e = { MOE_OK, "", "" };
     int32_t class_of;
     float logprob, x[64] = { 0 };
-    (void)state;
     run(m, &p, s);
     for (size_t i = 0; i < SENTENCES; i++) {
         float sum = 0;
@@ -591,22 +577,20 @@ static int pull_what_is_refused(void *user, int wait, moe_request *r) {
     return MOE_PULL_REQUEST;
 }
 
-static void a_language_model_takes_no_source_and_goes_on_from_nothing(void **state) {
+TEST(a_language_model_takes_no_source_and_goes_on_from_nothing) {
     moe_model *m = open_model(GOLDEN "language.bin");
     const moe_session_params p = params_for(m);
     moe_session *session = new_session(m, &p);
     moe_error e;
     size_t count = 0;
-    (void)state;
     assert_int_equal(moe_translate(session, pull_what_is_refused, refused, &count, &e), MOE_OK);
     assert_int_equal(count, 2);
     moe_session_free(session);
     moe_model_close(m);
 }
 
-static void classes_do_not_depend_on_batch_threads_or_room(void **state) {
+TEST(classes_do_not_depend_on_batch_threads_or_room) {
     enum { ROWS = 41 };
-    (void)state;
     for (size_t c = 0; c < MOE_COUNT(classifiers); c++) {
         moe_model *m = open_model(classifiers[c]);
         const size_t width = moe_model_width(m);
@@ -645,22 +629,4 @@ static void classes_do_not_depend_on_batch_threads_or_room(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(neighbours_do_not_change_a_bit),
-        cmocka_unit_test(routes_are_lists_in_order_that_add_up_to_one),
-        cmocka_unit_test(noise_is_normal),
-        cmocka_unit_test(noise_is_seeded_and_blind_to_neighbours),
-        cmocka_unit_test(overrides_that_a_model_cannot_follow_are_refused),
-        cmocka_unit_test(an_override_stands_for_the_file),
-        cmocka_unit_test(batchwise_gives_every_expert_as_many_rows),
-        cmocka_unit_test(thresholds_can_be_added_and_replaced),
-        cmocka_unit_test(vectors_that_do_not_fit_are_refused),
-        cmocka_unit_test(impossible_gates_are_refused_by_their_field),
-        cmocka_unit_test(missing_and_broken_thresholds_are_refused_by_name),
-        cmocka_unit_test(a_language_model_scores_and_does_not_translate),
-        cmocka_unit_test(a_language_model_takes_no_source_and_goes_on_from_nothing),
-        cmocka_unit_test(classes_do_not_depend_on_batch_threads_or_room),
-    };
-    return cmocka_run_group_tests_name("gating", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests(NULL, NULL); }

@@ -6,10 +6,8 @@
  * ones: tests/engine/parity.py holds those to 1e-4); selected experts and translations must be the same. */
 #include "moe.c"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 #define GOLDEN "tests/golden/"
 
@@ -776,14 +774,13 @@ static void check_top(const golden *g, const char *name, const moe_kernels *kern
 }
 
 /* Suppressed tokens keep their probability and hide no other token, though theirs are the largest logits of a block. */
-static void suppressed_tokens_hide_no_others(void **state) {
+TEST(suppressed_tokens_hide_no_others) {
     static const int32_t never[] = { 10, 20 }, best[] = { 200, 130, 70 };
     static float logits[300];
     static const float values[] = { 3.0f, 2.0f, 1.0f };
     int32_t want = -1, ids[3];
     float logprobs[3];
     double sum = exp(9) + exp(8) + 295;
-    (void)state;
     logits[10] = 9, logits[20] = 8;
     for (int i = 0; i < 3; i++) logits[best[i]] = values[i], sum += exp((double)values[i]);
     for (size_t set = 0; set < MOE_COUNT(moe_isas); set++) {
@@ -853,8 +850,8 @@ static void check_cases(const char *list, size_t least) {
     close_golden(&g);
 }
 
-static void test_ops(void **state) { (void)state, check_cases("cases", 30); }
-static void test_gating(void **state) { (void)state, check_cases("gating.cases", 30); }
+TEST(test_ops) { check_cases("cases", 30); }
+TEST(test_gating) { check_cases("gating.cases", 30); }
 
 /* ---- Whole models ---- */
 
@@ -1170,42 +1167,20 @@ static void check_classifier(const char *name) {
     close_golden(&expect);
 }
 
-static void test_model_base(void **state) { (void)state, check_model("base", 0); }
-static void test_model_untied(void **state) { (void)state, check_model("untied", 0); }
-static void test_model_product(void **state) { (void)state, check_model("product", 0); }
-static void test_model_zero(void **state) { (void)state, check_model("zero", 0); }
-static void test_model_both(void **state) { (void)state, check_model("both", 0); }
-static void test_model_begun(void **state) { (void)state, check_model("begun", 0); }
-static void test_model_gnmt(void **state) { (void)state, check_model("gnmt", 0); }
-static void test_model_gnmt_8(void **state) { (void)state, check_model("gnmt-8", 0); }
-static void test_model_second(void **state) { (void)state, check_model("second", 0); }
-static void test_hierarchy_topk(void **state) { (void)state, check_model("hierarchy-topk", 1); }
-static void test_hierarchy_threshold(void **state) { (void)state, check_model("hierarchy-threshold", 1); }
-static void test_language(void **state) { (void)state, check_language("language"); }
-static void test_language_hierarchy(void **state) { (void)state, check_language("language-hierarchy"); }
-static void test_deep(void **state) { (void)state, check_classifier("deep"); }
-static void test_deep_sparse(void **state) { (void)state, check_classifier("deep-sparse"); }
+TEST(test_model_base) { check_model("base", 0); }
+TEST(test_model_untied) { check_model("untied", 0); }
+TEST(test_model_product) { check_model("product", 0); }
+TEST(test_model_zero) { check_model("zero", 0); }
+TEST(test_model_both) { check_model("both", 0); }
+TEST(test_model_begun) { check_model("begun", 0); }
+TEST(test_model_gnmt) { check_model("gnmt", 0); }
+TEST(test_model_gnmt_8) { check_model("gnmt-8", 0); }
+TEST(test_model_second) { check_model("second", 0); }
+TEST(test_hierarchy_topk) { check_model("hierarchy-topk", 1); }
+TEST(test_hierarchy_threshold) { check_model("hierarchy-threshold", 1); }
+TEST(test_language) { check_language("language"); }
+TEST(test_language_hierarchy) { check_language("language-hierarchy"); }
+TEST(test_deep) { check_classifier("deep"); }
+TEST(test_deep_sparse) { check_classifier("deep-sparse"); }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ops),
-        cmocka_unit_test(suppressed_tokens_hide_no_others),
-        cmocka_unit_test(test_model_base),
-        cmocka_unit_test(test_model_untied),
-        cmocka_unit_test(test_model_product),
-        cmocka_unit_test(test_model_zero),
-        cmocka_unit_test(test_model_both),
-        cmocka_unit_test(test_model_begun),
-        cmocka_unit_test(test_model_gnmt),
-        cmocka_unit_test(test_model_gnmt_8),
-        cmocka_unit_test(test_model_second),
-        cmocka_unit_test(test_gating),
-        cmocka_unit_test(test_hierarchy_topk),
-        cmocka_unit_test(test_hierarchy_threshold),
-        cmocka_unit_test(test_language),
-        cmocka_unit_test(test_language_hierarchy),
-        cmocka_unit_test(test_deep),
-        cmocka_unit_test(test_deep_sparse),
-    };
-    return cmocka_run_group_tests_name("golden values of reference.py", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests(NULL, NULL); }

@@ -5,9 +5,7 @@
 
 #include "model_writer.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 /* ---- Helpers ---- */
 
@@ -77,8 +75,7 @@ static double half_value(uint16_t h, int mantissa_bits) {
     return h & 0x8000 ? -v : v;
 }
 
-static void f16_every_pattern_has_its_value_and_comes_back(void **state) {
-    (void)state;
+TEST(f16_every_pattern_has_its_value_and_comes_back) {
     for (uint32_t h = 0; h < 65536; h++) {
         const double want = half_value((uint16_t)h, 10);
         const float got = moe_f16_to_f32((uint16_t)h);
@@ -93,8 +90,7 @@ static void f16_every_pattern_has_its_value_and_comes_back(void **state) {
     }
 }
 
-static void bf16_every_pattern_has_its_value_and_comes_back(void **state) {
-    (void)state;
+TEST(bf16_every_pattern_has_its_value_and_comes_back) {
     for (uint32_t h = 0; h < 65536; h++) {
         const double want = half_value((uint16_t)h, 7);
         const float got = moe_bf16_to_f32((uint16_t)h);
@@ -127,8 +123,7 @@ static void rounds_midpoints_to_even(uint16_t (*to)(float), int mantissa_bits) {
     }
 }
 
-static void f16_rounds_half_to_even(void **state) {
-    (void)state;
+TEST(f16_rounds_half_to_even) {
     rounds_midpoints_to_even(moe_f32_to_f16, 10);
     assert_int_equal(moe_f32_to_f16(65519.996f), 0x7bff);
     assert_int_equal(moe_f32_to_f16(65520.0f), 0x7c00);
@@ -141,8 +136,7 @@ static void f16_rounds_half_to_even(void **state) {
     assert_int_equal(moe_f32_to_f16(moe_from_bits(1)), 0);
 }
 
-static void bf16_rounds_half_to_even(void **state) {
-    (void)state;
+TEST(bf16_rounds_half_to_even) {
     rounds_midpoints_to_even(moe_f32_to_bf16, 7);
     assert_int_equal(moe_f32_to_bf16(FLT_MAX), 0x7f80);
     assert_int_equal(moe_f32_to_bf16(-INFINITY), 0xff80);
@@ -150,9 +144,8 @@ static void bf16_rounds_half_to_even(void **state) {
                 0x7f80); /* a low payload must not become infinity */
 }
 
-static void halves_agree_with_the_slow_conversion(void **state) {
+TEST(halves_agree_with_the_slow_conversion) {
     uint64_t random = 5;
-    (void)state;
     for (size_t i = 0; i < mw_rounds(200000); i++) {
         float f = moe_from_bits((uint32_t)mw_next(&random));
         if (is_nan(f)) continue;
@@ -165,11 +158,10 @@ static void halves_agree_with_the_slow_conversion(void **state) {
     }
 }
 
-static void packed_rows_lie_where_the_format_says(void **state) {
+TEST(packed_rows_lie_where_the_format_says) {
     static const size_t shapes[][2] = { { 1, 1 }, { 3, 70 }, { 16, 64 }, { 17, 65 }, { 33, 5 }, { 40, 130 } };
     static const uint32_t types[] = { MW_F32, MW_F16, MW_BF16, MW_Q8 };
     uint64_t random = 9;
-    (void)state;
     for (size_t s = 0; s < MOE_COUNT(shapes); s++)
         for (size_t k = 0; k < MOE_COUNT(types); k++) {
             const size_t rows = shapes[s][0], cols = shapes[s][1], bytes = mw_matrix_bytes(types[k], rows, cols);
@@ -202,8 +194,7 @@ static void packed_rows_lie_where_the_format_says(void **state) {
         }
 }
 
-static void matrix_sizes_do_not_wrap_around(void **state) {
-    (void)state;
+TEST(matrix_sizes_do_not_wrap_around) {
     assert_int_equal(moe_matrix_bytes(MOE_TYPE_F32, UINT64_MAX, 2), 0);
     assert_int_equal(moe_matrix_bytes(MOE_TYPE_F32, (uint64_t)1 << 62, 1), 0);
     assert_int_equal(moe_matrix_bytes(MOE_TYPE_F16, (uint64_t)1 << 32, (uint64_t)1 << 31), 0);
@@ -219,9 +210,8 @@ static void matrix_sizes_do_not_wrap_around(void **state) {
     }
 }
 
-static void type_names_parse_back(void **state) {
+TEST(type_names_parse_back) {
     moe_type t;
-    (void)state;
     for (uint32_t k = 0; k < 4; k++) {
         assert_true(moe_type_parse(moe_type_name((moe_type)k), &t));
         assert_int_equal(t, k);
@@ -237,12 +227,11 @@ static void type_names_parse_back(void **state) {
 
 /* ---- Quantising ---- */
 
-static void quantise_rounds_half_to_even_within_127(void **state) {
+TEST(quantise_rounds_half_to_even_within_127) {
     int8_t q[128];
     float x[16] = { 127,     0.5f,   1.5f, 2.5f,        -0.5f, -1.5f, -2.5f, 126.5f,
                     -126.5f, 125.5f, -127, 0.49999997f, -0.0f, 3.5f,  4.5f,  -3.5f };
     static const int want[16] = { 127, 0, 2, 2, 0, -2, -2, 126, -126, 126, -127, 0, 0, 4, 4, -4 };
-    (void)state;
     for (size_t r = 0; r < MOE_COUNT(moe_isas); r++) {
         if (!moe_isa_available(moe_isas[r]->name)) continue;
         memset(q, 99, sizeof q);
@@ -255,9 +244,8 @@ static void quantise_rounds_half_to_even_within_127(void **state) {
     }
 }
 
-static void quantise_codes_are_the_nearest_ones(void **state) {
+TEST(quantise_codes_are_the_nearest_ones) {
     uint64_t random = 3;
-    (void)state;
     for (size_t round = 0; round < mw_rounds(400); round++) {
         const size_t n = width_at(mw_below(&random, WIDTHS)), padded = mw_up(n, 64);
         int sum = 0;
@@ -277,11 +265,10 @@ static void quantise_codes_are_the_nearest_ones(void **state) {
     }
 }
 
-static void quantise_keeps_damage_visible(void **state) {
+TEST(quantise_keeps_damage_visible) {
     static const uint32_t damage[] = { 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xffffffffu };
     int8_t q[192];
     float x[70];
-    (void)state;
     for (size_t r = 0; r < MOE_COUNT(moe_isas); r++) {
         if (!moe_isa_available(moe_isas[r]->name)) continue;
         for (size_t n = 1; n <= 70; n++)
@@ -300,9 +287,8 @@ static void quantise_keeps_damage_visible(void **state) {
     }
 }
 
-static void quantise_is_the_same_on_every_isa(void **state) {
+TEST(quantise_is_the_same_on_every_isa) {
     uint64_t random = 4;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
@@ -321,10 +307,9 @@ static void quantise_is_the_same_on_every_isa(void **state) {
 
 /* ---- Elementary functions ---- */
 
-static void exp_is_within_3e_7_relative(void **state) {
+TEST(exp_is_within_3e_7_relative) {
     double worst = 0;
     const double step = 174.0 / (double)mw_rounds(3000000);
-    (void)state;
     for (double at = -87; at <= 87; at += step) {
         const float x = (float)at;
         const double want = exp((double)x), error = fabs((double)moe_expf(x) - want) / want;
@@ -336,8 +321,7 @@ static void exp_is_within_3e_7_relative(void **state) {
     print_message("# exp: worst relative error %.3g\n", worst);
 }
 
-static void exp_ends_are_as_documented(void **state) {
-    (void)state;
+TEST(exp_ends_are_as_documented) {
     assert_true(moe_to_bits(moe_expf(-INFINITY)) == 0);
     assert_true(moe_to_bits(moe_expf(-FLT_MAX)) == 0);
     assert_true(moe_to_bits(moe_expf(moe_from_bits(moe_to_bits(-87.0f) + 1))) == 0);
@@ -348,10 +332,9 @@ static void exp_ends_are_as_documented(void **state) {
     assert_true(moe_expf(moe_from_bits(1)) == 1.0f);
 }
 
-static void log_is_within_3e_7_relative(void **state) {
+TEST(log_is_within_3e_7_relative) {
     double worst = 0;
     const uint32_t step = 1 + 0x7f000000u / (uint32_t)mw_rounds(3000000);
-    (void)state;
     for (uint32_t bits = 0x00800000u; bits < 0x7f800000u; bits += step) {
         const float x = moe_from_bits(bits);
         const double want = log((double)x),
@@ -372,10 +355,9 @@ static void log_is_within_3e_7_relative(void **state) {
     print_message("# log: worst relative error %.3g\n", worst);
 }
 
-static void tanh_and_sigmoid_are_within_2e_7_absolute(void **state) {
+TEST(tanh_and_sigmoid_are_within_2e_7_absolute) {
     double worst_tanh = 0, worst_sigmoid = 0;
     const double step = 200.0 / (double)mw_rounds(3000000);
-    (void)state;
     for (double at = -100; at <= 100; at += step) {
         const float x = (float)at;
         const double t = fabs((double)moe_tanhf(x) - tanh((double)x)),
@@ -395,8 +377,7 @@ static void tanh_and_sigmoid_are_within_2e_7_absolute(void **state) {
 }
 
 /* A NaN that turns into a number inside exp would hide broken weights from MOE_ERROR_NUMERIC. */
-static void no_function_swallows_a_nan_whatever_its_payload(void **state) {
-    (void)state;
+TEST(no_function_swallows_a_nan_whatever_its_payload) {
     for (uint32_t payload = 0; payload < 0x400; payload++)
         for (uint32_t sign = 0; sign < 2; sign++)
             for (uint32_t quiet = 0; quiet < 2; quiet++) {
@@ -420,9 +401,8 @@ static void no_function_swallows_a_nan_whatever_its_payload(void **state) {
             }
 }
 
-static void rounding_is_to_even_in_the_whole_range(void **state) {
+TEST(rounding_is_to_even_in_the_whole_range) {
     uint64_t random = 11;
-    (void)state;
     for (int32_t i = -4000; i <= 4000; i++)
         for (int q = 0; q < 8; q++) {
             const float x = (float)i + (float)q / 8;
@@ -436,9 +416,8 @@ static void rounding_is_to_even_in_the_whole_range(void **state) {
 
 /* ---- Portable kernels against their definitions ---- */
 
-static void portable_sums_run_over_16_lanes_in_the_fixed_tree(void **state) {
+TEST(portable_sums_run_over_16_lanes_in_the_fixed_tree) {
     uint64_t random = 21;
-    (void)state;
     for (size_t w = 0; w < WIDTHS; w++) {
         const size_t n = width_at(w);
         float *a = numbers(&random, n, PLAIN), *b = numbers(&random, n, PLAIN), lane[16] = { 0 };
@@ -458,9 +437,8 @@ static void portable_sums_run_over_16_lanes_in_the_fixed_tree(void **state) {
     }
 }
 
-static void portable_lstm_cell_follows_its_formula_in_gate_order_ifgo(void **state) {
+TEST(portable_lstm_cell_follows_its_formula_in_gate_order_ifgo) {
     uint64_t random = 22;
-    (void)state;
     for (size_t n = 1; n <= 40; n++) {
         float *z = numbers(&random, 4 * n, PLAIN), *c = numbers(&random, n, PLAIN), *h = mw_zeros(n * 4),
               *out = mw_zeros(n * 4);
@@ -477,9 +455,8 @@ static void portable_lstm_cell_follows_its_formula_in_gate_order_ifgo(void **sta
     }
 }
 
-static void portable_scores_and_softmax_sums_follow_their_formulas(void **state) {
+TEST(portable_scores_and_softmax_sums_follow_their_formulas) {
     uint64_t random = 23;
-    (void)state;
     for (size_t n = 1; n <= 70; n++) {
         float *key = numbers(&random, n, PLAIN), *query = numbers(&random, n, PLAIN), *v = numbers(&random, n, PLAIN),
               *e = mw_zeros(n * 4);
@@ -503,9 +480,8 @@ static void portable_scores_and_softmax_sums_follow_their_formulas(void **state)
 
 /* ---- Rooms against portable ---- */
 
-static void dot_is_the_same_on_every_isa(void **state) {
+TEST(dot_is_the_same_on_every_isa) {
     uint64_t random = 31;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
@@ -518,9 +494,8 @@ static void dot_is_the_same_on_every_isa(void **state) {
             }
 }
 
-static void axpy_is_the_same_on_every_isa(void **state) {
+TEST(axpy_is_the_same_on_every_isa) {
     uint64_t random = 32;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
@@ -557,11 +532,10 @@ static void heads_in_blocks(const moe_kernels *isa, moe_heads *h, size_t rows, s
 }
 
 /* A kept row is the same everywhere, and what it holds is the nearest that its type can hold. */
-static void kept_rows_are_the_same_on_every_isa(void **state) {
+TEST(kept_rows_are_the_same_on_every_isa) {
     static const size_t widths[] = { 1, 7, 16, 20, 64, 128, 130 };
     static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_Q8 };
     uint64_t random = 133;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t round = 0; round < MOE_COUNT(widths) * KINDS * MOE_COUNT(types) * 2; round++) {
             const size_t width = widths[round % MOE_COUNT(widths)], groups = 1 + mw_below(&random, 6);
@@ -594,11 +568,10 @@ static void kept_rows_are_the_same_on_every_isa(void **state) {
 }
 
 /* One to four rows at a time, of which some look at the same keys and values, which lie anywhere. */
-static void heads_are_the_same_on_every_isa(void **state) {
+TEST(heads_are_the_same_on_every_isa) {
     enum { ROWS = 4, LONGEST = 40, STRIDE = 48, PLACES = 60 };
     static const size_t widths[] = { 1, 7, 16, 20, 32, 64, 100, 128, 130 };
     uint64_t random = 131;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t round = 0; round < MOE_COUNT(widths) * KINDS * 6; round++) {
             const size_t width = widths[round % MOE_COUNT(widths)], share = mw_below(&random, 2) ? 1 : 1 + round % 4;
@@ -641,9 +614,8 @@ static void heads_are_the_same_on_every_isa(void **state) {
         }
 }
 
-static void norm_is_the_same_on_every_isa(void **state) {
+TEST(norm_is_the_same_on_every_isa) {
     uint64_t random = 132;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
@@ -660,9 +632,8 @@ static void norm_is_the_same_on_every_isa(void **state) {
             }
 }
 
-static void max_is_the_same_on_every_isa(void **state) {
+TEST(max_is_the_same_on_every_isa) {
     uint64_t random = 33;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++) {
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
@@ -678,9 +649,8 @@ static void max_is_the_same_on_every_isa(void **state) {
 }
 
 /* max and max - max reach log-probabilities: the sign of a zero must not depend on the instruction set. */
-static void max_of_mixed_zeros_has_the_same_sign_on_every_isa(void **state) {
+TEST(max_of_mixed_zeros_has_the_same_sign_on_every_isa) {
     uint64_t random = 34;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t n = 1; n <= 70; n++)
             for (int round = 0; round < 20; round++) {
@@ -695,8 +665,7 @@ static void max_of_mixed_zeros_has_the_same_sign_on_every_isa(void **state) {
             }
 }
 
-static void max_ignores_nan_on_every_isa(void **state) {
-    (void)state;
+TEST(max_ignores_nan_on_every_isa) {
     for (size_t r = 0; r < MOE_COUNT(moe_isas); r++)
         if (moe_isa_available(moe_isas[r]->name))
             for (size_t n = 1; n <= 40; n++)
@@ -710,9 +679,8 @@ static void max_ignores_nan_on_every_isa(void **state) {
                 }
 }
 
-static void exp_sum_is_the_same_on_every_isa(void **state) {
+TEST(exp_sum_is_the_same_on_every_isa) {
     uint64_t random = 35;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
@@ -735,11 +703,10 @@ static void exp_sum_is_the_same_on_every_isa(void **state) {
             }
 }
 
-static void unary_is_the_same_on_every_isa(void **state) {
+TEST(unary_is_the_same_on_every_isa) {
     static const moe_unary what[] = { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH,
                                       MOE_UNARY_SIGMOID };
     uint64_t random = 36;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t u = 0; u < MOE_COUNT(what); u++)
             for (size_t w = 0; w < WIDTHS; w++)
@@ -759,11 +726,10 @@ static void unary_is_the_same_on_every_isa(void **state) {
 }
 
 /* Every 8191st float of all there are, through every vector function. */
-static void unary_is_the_same_over_all_exponents(void **state) {
+TEST(unary_is_the_same_over_all_exponents) {
     const uint32_t step = 8191 * (uint32_t)(!mw_slow() ? 1 : 20);
     float x[64], y0[64], y1[64];
     uint64_t bits = 0;
-    (void)state;
     while (bits < UINT32_MAX) {
         for (int i = 0; i < 64; i++, bits += step) x[i] = moe_from_bits((uint32_t)bits);
         for (size_t isa = 0; isa_at(isa); isa++)
@@ -777,9 +743,8 @@ static void unary_is_the_same_over_all_exponents(void **state) {
     }
 }
 
-static void score_additive_is_the_same_on_every_isa(void **state) {
+TEST(score_additive_is_the_same_on_every_isa) {
     uint64_t random = 37;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
@@ -794,9 +759,8 @@ static void score_additive_is_the_same_on_every_isa(void **state) {
             }
 }
 
-static void lstm_cell_is_the_same_on_every_isa_also_in_place(void **state) {
+TEST(lstm_cell_is_the_same_on_every_isa_also_in_place) {
     uint64_t random = 38;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
@@ -925,20 +889,19 @@ static void linear_on_isas(moe_type type, uint64_t seed) {
                 }
 }
 
-static void linear_f32_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_F32, 41); }
-static void linear_f16_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_F16, 42); }
-static void linear_bf16_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_BF16, 43); }
-static void linear_q8_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_Q8, 44); }
-static void linear_q4_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_Q4, 48); }
-static void linear_q4m_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_Q4M, 60); }
-static void linear_q8b_is_the_same_on_every_isa(void **state) { (void)state, linear_on_isas(MOE_TYPE_Q8B, 63); }
+TEST(linear_f32_is_the_same_on_every_isa) { linear_on_isas(MOE_TYPE_F32, 41); }
+TEST(linear_f16_is_the_same_on_every_isa) { linear_on_isas(MOE_TYPE_F16, 42); }
+TEST(linear_bf16_is_the_same_on_every_isa) { linear_on_isas(MOE_TYPE_BF16, 43); }
+TEST(linear_q8_is_the_same_on_every_isa) { linear_on_isas(MOE_TYPE_Q8, 44); }
+TEST(linear_q4_is_the_same_on_every_isa) { linear_on_isas(MOE_TYPE_Q4, 48); }
+TEST(linear_q4m_is_the_same_on_every_isa) { linear_on_isas(MOE_TYPE_Q4M, 60); }
+TEST(linear_q8b_is_the_same_on_every_isa) { linear_on_isas(MOE_TYPE_Q8B, 63); }
 
 /* Where rows are cut into tiles every count is another case, and so is a Q4 matrix too wide for a buffer. */
-static void linear_quantised_is_the_same_at_every_row_count_and_width(void **state) {
+TEST(linear_quantised_is_the_same_at_every_row_count_and_width) {
     static const size_t ins[] = { 1, 33, 63, 65, 127, 191, 511 }, wide[] = { 1023, 1089, 2111, 4160 },
                         heights[] = { 1, 5, 16, 17, 33, 67 };
     uint64_t random = 52;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (uint32_t any = MOE_TYPE_Q8; any < MOE_TYPE_COUNT; any++) {
             const moe_type type = (moe_type)any;
@@ -956,10 +919,9 @@ static void linear_quantised_is_the_same_at_every_row_count_and_width(void **sta
 }
 
 /* Four rows read a matrix that no cache holds in another order. */
-static void linear_q8_of_a_large_matrix_is_the_same_on_every_isa(void **state) {
+TEST(linear_q8_of_a_large_matrix_is_the_same_on_every_isa) {
     const size_t in = 2110, out = 4090, rows = 4;
     uint64_t random = 61;
-    (void)state;
     if (mw_slow()) return;
     for (int addend = 0; addend < 3; addend++) {
         linear_case c = make_linear(&random, addend % 2 ? MOE_TYPE_Q8B : MOE_TYPE_Q8, rows, in, out, addend, MIXED);
@@ -979,9 +941,8 @@ static void linear_by_expansion(const moe_linear *l, size_t row0, size_t row1, s
 }
 
 /* A format without kernels of its own is expanded to Q8 for each instruction set: so are those that have some. */
-static void linear_of_expanded_codes_is_the_same_on_every_isa(void **state) {
+TEST(linear_of_expanded_codes_is_the_same_on_every_isa) {
     uint64_t random = 55;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++)
             for (size_t round = 0; round < mw_rounds(100); round++) {
@@ -998,9 +959,8 @@ static void linear_of_expanded_codes_is_the_same_on_every_isa(void **state) {
             }
 }
 
-static void expanded_codes_are_those_of_the_matrix(void **state) {
+TEST(expanded_codes_are_those_of_the_matrix) {
     uint64_t random = 56;
-    (void)state;
     for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++)
         for (size_t round = 0; round < mw_rounds(100); round++) {
             const size_t in = 1 + mw_below(&random, 300), out = 1 + mw_below(&random, 60), block = (out - 1) / 16;
@@ -1023,9 +983,8 @@ MOE_AMX_TARGET static void expand(const moe_matrix *m, size_t block, size_t k0, 
 }
 
 /* What Kernels: AMX does besides its tiles is AVX-512 here where the machine has that, and plain C under emulation. */
-static void amx_expands_and_finishes_as_portable_does(void **state) {
+TEST(amx_expands_and_finishes_as_portable_does) {
     uint64_t random = 54;
-    (void)state;
 #ifndef ISA_EMU_H
     if (!moe_avx512vnni_available()) skip();
 #endif
@@ -1071,9 +1030,8 @@ static void amx_expands_and_finishes_as_portable_does(void **state) {
 #endif
 
 #ifdef ISA_EMU_H /* Makefile: test_kernels-emulated */
-static void amx_linear_configures_once_multiplies_no_more_than_it_must_and_releases(void **state) {
+TEST(amx_linear_configures_once_multiplies_no_more_than_it_must_and_releases) {
     uint64_t random = 53;
-    (void)state;
     for (size_t rows = 1; rows <= 67; rows++)
         for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++) {
             const size_t in = 1 + mw_below(&random, 200), out = 1 + mw_below(&random, 150),
@@ -1099,7 +1057,7 @@ static void set_tile(moe_tile_config *config, int t, size_t rows, size_t colsb) 
 }
 
 /* The emulation is only worth something if it refuses what a processor refuses, and multiplies as a processor does. */
-static void amx_emulation_faults_and_multiplies_as_the_manual_says(void **state) {
+TEST(amx_emulation_faults_and_multiplies_as_the_manual_says) {
     static const struct {
         int tile;
         size_t rows, colsb;
@@ -1107,7 +1065,6 @@ static void amx_emulation_faults_and_multiplies_as_the_manual_says(void **state)
     moe_tile_config config = { .palette = 1 };
     uint8_t bytes[16 * 64], back[16 * 64];
     int32_t sum;
-    (void)state;
 #define FAULTS(statement)                                              \
     do {                                                               \
         const size_t faults_before = amx.faults;                       \
@@ -1167,9 +1124,8 @@ static void amx_emulation_faults_and_multiplies_as_the_manual_says(void **state)
 #endif
 
 /* Q4 as the head of section Number formats describes it, read back by hand. */
-static void q4_lies_where_its_description_says(void **state) {
+TEST(q4_lies_where_its_description_says) {
     uint64_t random = 49;
-    (void)state;
     for (size_t round = 0; round < mw_rounds(60); round++) {
         const size_t out = 1 + mw_below(&random, 40), in = 1 + mw_below(&random, 150), rows = mw_up(out, 16),
                      cols = mw_up(in, 64);
@@ -1217,9 +1173,8 @@ static float part_of(const moe_matrix *m, size_t row, size_t col) {
 }
 
 /* Q4M as the same head describes it, read back by hand. */
-static void q4m_lies_where_its_description_says(void **state) {
+TEST(q4m_lies_where_its_description_says) {
     uint64_t random = 61;
-    (void)state;
     for (size_t round = 0; round < mw_rounds(60); round++) {
         const size_t out = 1 + mw_below(&random, 40), in = 1 + mw_below(&random, 150), rows = mw_up(out, 16),
                      cols = mw_up(in, 64), sides = cols / 64 * 6;
@@ -1265,11 +1220,10 @@ static void q4m_lies_where_its_description_says(void **state) {
 
 /* Numbers that had a scale and a minimum for 32 columns keep their codes, also where not all of these occur: errors are
  * below half a step, and their squares a tenth of those of numbers that are rounded to such steps. */
-static void q4m_keeps_the_codes_of_a_scale_and_a_minimum(void **state) {
+TEST(q4m_keeps_the_codes_of_a_scale_and_a_minimum) {
     uint64_t random = 62;
     double squares = 0;
     const size_t rounds = 200;
-    (void)state;
     for (size_t round = 0; round < rounds; round++) {
         float w[64], back[64], step[2], low = 0;
         int8_t scratch[128];
@@ -1296,9 +1250,8 @@ static void q4m_keeps_the_codes_of_a_scale_and_a_minimum(void **state) {
 }
 
 /* Q8B as the same head describes it, read back by hand. */
-static void q8b_lies_where_its_description_says(void **state) {
+TEST(q8b_lies_where_its_description_says) {
     uint64_t random = 64;
-    (void)state;
     for (size_t round = 0; round < mw_rounds(60); round++) {
         const size_t out = 1 + mw_below(&random, 40), in = 1 + mw_below(&random, 150), rows = mw_up(out, 16),
                      cols = mw_up(in, 64);
@@ -1340,10 +1293,9 @@ static void q8b_lies_where_its_description_says(void **state) {
 /* Numbers that were codes times an F16 scale before come back as they were, in every block but the last, whose second
  * half had a smaller scale; there they are within half a step. Blocks of zeros, and ones too small for a part, are
  * zeros. */
-static void q8b_keeps_the_codes_of_an_f16_scale(void **state) {
+TEST(q8b_keeps_the_codes_of_an_f16_scale) {
     enum { COLS = 5 * 64 };
     uint64_t random = 65;
-    (void)state;
     for (size_t round = 0; round < 200; round++) {
         float w[COLS], back[COLS], step = 0;
         int8_t scratch[2 * COLS];
@@ -1368,9 +1320,8 @@ static void q8b_keeps_the_codes_of_an_f16_scale(void **state) {
 }
 
 /* Subs that no quantiser makes, as a hostile file may hold: the numbers are garbage, sanitizers see nothing. */
-static void linear_q4_survives_hostile_subs(void **state) {
+TEST(linear_q4_survives_hostile_subs) {
     uint64_t random = 50;
-    (void)state;
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
         for (size_t rows = 1; rows < 40; rows += 12) {
             const moe_type type = rows % 24 == 1 ? MOE_TYPE_Q4 : MOE_TYPE_Q4M;
@@ -1386,9 +1337,8 @@ static void linear_q4_survives_hostile_subs(void **state) {
         }
 }
 
-static void linear_writes_only_its_rows_and_blocks(void **state) {
+TEST(linear_writes_only_its_rows_and_blocks) {
     uint64_t random = 45;
-    (void)state;
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
         for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
             for (size_t round = 0; round < mw_rounds(100); round++) {
@@ -1404,9 +1354,8 @@ static void linear_writes_only_its_rows_and_blocks(void **state) {
 }
 
 /* The oracle itself against exact arithmetic. */
-static void portable_linear_computes_wx_plus_addend(void **state) {
+TEST(portable_linear_computes_wx_plus_addend) {
     uint64_t random = 46;
-    (void)state;
     for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
         for (size_t round = 0; round < mw_rounds(150); round++) {
             const size_t rows = 1 + mw_below(&random, 9), in = 1 + mw_below(&random, 200),
@@ -1445,9 +1394,8 @@ static void portable_linear_computes_wx_plus_addend(void **state) {
 
 /* Scales by block as moe_linear describes them, computed by hand: a block is quantised as if it were a row, its sum is
  * exact, and floats are added from the first block on. */
-static void linear_adds_blocks_from_the_first_one_on(void **state) {
+TEST(linear_adds_blocks_from_the_first_one_on) {
     uint64_t random = 58;
-    (void)state;
     for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++)
         for (size_t round = 0; round < mw_rounds(60); round++) {
             const size_t in = 1 + mw_below(&random, 400), out = 1 + mw_below(&random, 40), rows = 3;
@@ -1477,9 +1425,8 @@ static void linear_adds_blocks_from_the_first_one_on(void **state) {
         }
 }
 
-static void quantise_blocks_is_the_same_on_every_isa(void **state) {
+TEST(quantise_blocks_is_the_same_on_every_isa) {
     uint64_t random = 59;
-    (void)state;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
@@ -1495,9 +1442,8 @@ static void quantise_blocks_is_the_same_on_every_isa(void **state) {
 }
 
 /* The extremes of the integer path: every product at its limit, -128 included, which only a strange file can hold. */
-static void linear_q8_never_saturates(void **state) {
+TEST(linear_q8_never_saturates) {
     static const int8_t extremes[] = { -128, -127, 127, 0 };
-    (void)state;
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
         for (size_t a = 0; a < MOE_COUNT(extremes); a++)
             for (int b = -127; b <= 127; b += 254) {
@@ -1518,9 +1464,8 @@ static void linear_q8_never_saturates(void **state) {
 }
 
 /* A row's result must not depend on the rows beside it (batches) nor on how a job is cut (threads). */
-static void linear_rows_do_not_depend_on_their_neighbours(void **state) {
+TEST(linear_rows_do_not_depend_on_their_neighbours) {
     uint64_t random = 47;
-    (void)state;
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
         for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
             for (size_t round = 0; round < mw_rounds(30); round++) {
@@ -1540,11 +1485,10 @@ static void linear_rows_do_not_depend_on_their_neighbours(void **state) {
             }
 }
 
-static void isas_are_listed_named_and_chosen(void **state) {
+TEST(isas_are_listed_named_and_chosen) {
     const moe_kernels *k = NULL;
     moe_error e;
     char names[64] = "";
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(moe_isas); i++) {
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? " " : "", moe_isas[i]->name);
         assert_ptr_equal(moe_kernels_for(moe_isas[i], 0), moe_isas[i]);
@@ -1597,10 +1541,9 @@ static void stop_pool(moe_pool *pool) {
     free(pool);
 }
 
-static void pool_runs_every_task_exactly_once(void **state) {
+TEST(pool_runs_every_task_exactly_once) {
     uint64_t random = 51;
     static pool_check check;
-    (void)state;
     for (size_t threads = 1; threads <= 8; threads++) {
         moe_pool *pool = start_pool(threads);
         check.threads = threads;
@@ -1623,9 +1566,8 @@ static void pool_task_sum(void *arg, size_t task, size_t thread) {
 }
 
 /* Late wakers must neither run a finished job's tasks nor the next job's with the old function. */
-static void pool_survives_thousands_of_tiny_jobs(void **state) {
+TEST(pool_survives_thousands_of_tiny_jobs) {
     const size_t jobs = mw_rounds(20000);
-    (void)state;
     for (size_t threads = 2; threads <= 8; threads += 3) {
         moe_pool *pool = start_pool(threads);
         atomic_size_t sums[2];
@@ -1640,10 +1582,9 @@ static void pool_survives_thousands_of_tiny_jobs(void **state) {
     }
 }
 
-static void pool_wakes_sleepers_and_stops_while_they_sleep(void **state) {
+TEST(pool_wakes_sleepers_and_stops_while_they_sleep) {
     static pool_check check;
     const struct timespec pause = { 0, 2000000 };
-    (void)state;
     for (size_t threads = 2; threads <= 8; threads += 2) {
         moe_pool *pool = start_pool(threads);
         check.threads = threads;
@@ -1802,9 +1743,8 @@ static void check_plan(const moe_graph *g) {
     free(pieces);
 }
 
-static void planner_never_overlaps_what_lives_at_the_same_time(void **state) {
+TEST(planner_never_overlaps_what_lives_at_the_same_time) {
     uint64_t random = 61;
-    (void)state;
     for (size_t round = 0; round < mw_rounds(400); round++) {
         graph_case *c = random_graph(&random, 1 + mw_below(&random, 20), 10 + mw_below(&random, 120), 0);
         moe_error e;
@@ -1814,14 +1754,13 @@ static void planner_never_overlaps_what_lives_at_the_same_time(void **state) {
     }
 }
 
-static void planner_reuses_memory_of_the_dead(void **state) {
+TEST(planner_reuses_memory_of_the_dead) {
     static moe_node nodes[64];
     float row[16] = { 0 };
     moe_matrix m = moe_matrix_view(MOE_TYPE_F32, 16, 16, row);
     moe_graph g = { .nodes = nodes, .capacity = 64, .rows = 10, .threads = 1 };
     moe_node *t = moe_op_embed(&g, &m, 1, "embed"), *first = t;
     moe_error e;
-    (void)state;
     for (int i = 0; i < 30; i++) t = moe_op_unary(&g, MOE_UNARY_TANH, t, "unary");
     assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
     assert_int_equal(g.bytes, 2 * 640); /* a chain needs two */
@@ -1834,7 +1773,7 @@ static void planner_reuses_memory_of_the_dead(void **state) {
 
 /* A chain that nobody looks back along: the work for a node must not grow with the nodes before it. A planner that
  * visits all of them again for each would need 10^10 visits here, or 10^15. */
-static void planner_takes_long_chains_in_its_stride(void **state) {
+TEST(planner_takes_long_chains_in_its_stride) {
     enum { SCRATCHED = 1600, LONG = 100000, BYTES = 640 };
     float row[16 * 16] = { 0 };
     const moe_attention_op attention = { .v = row };
@@ -1842,7 +1781,6 @@ static void planner_takes_long_chains_in_its_stride(void **state) {
     moe_graph g = { .nodes = mw_zeros(LONG * sizeof(moe_node)), .rows = 10, .threads = 2, .max_source = 100 };
     moe_node *t;
     moe_error e;
-    (void)state;
     g.capacity = LONG;
     t = moe_op_embed(&g, &m, 1, "embed");
     while (g.count < SCRATCHED) t = moe_op_attention(&g, &attention, t, NULL, 16, "attention");
@@ -1859,13 +1797,12 @@ static void planner_takes_long_chains_in_its_stride(void **state) {
     free(g.nodes);
 }
 
-static void planner_refuses_a_graph_that_outgrew_its_nodes(void **state) {
+TEST(planner_refuses_a_graph_that_outgrew_its_nodes) {
     moe_node nodes[4];
     moe_matrix m = { .type = MOE_TYPE_F32, .rows = 16, .cols = 16, .cols_padded = 16 };
     moe_graph g = { .nodes = nodes, .capacity = 4, .rows = 10, .threads = 1 };
     moe_node *t = moe_op_embed(&g, &m, 1, "embed");
     moe_error e;
-    (void)state;
     for (int i = 0; i < 4; i++) t = moe_op_unary(&g, MOE_UNARY_TANH, t, "unary");
     for (int i = 0; i < 4; i++) t = moe_op_view(&g, t, 0, 8, "view"); /* of itself: there is no room for another */
     assert_int_equal(moe_graph_plan(&g, &e), MOE_ERROR_ARGUMENT);
@@ -1891,9 +1828,8 @@ static void trace_into(void *user, const char *name, const float *data, size_t r
 }
 
 /* The same graph in the planned arena and with memory of its own for every tensor. */
-static void planned_graphs_compute_what_unplanned_ones_do(void **state) {
+TEST(planned_graphs_compute_what_unplanned_ones_do) {
     uint64_t random = 62;
-    (void)state;
     for (size_t round = 0; round < mw_rounds(200); round++) {
         const size_t rows = 1 + mw_below(&random, 12);
         graph_case *c = random_graph(&random, rows, 10 + mw_below(&random, 100), 1);
@@ -1935,8 +1871,7 @@ static void planned_graphs_compute_what_unplanned_ones_do(void **state) {
     }
 }
 
-static void every_op_has_a_name_and_is_computed(void **state) {
-    (void)state;
+TEST(every_op_has_a_name_and_is_computed) {
     for (size_t op = 0; op < MOE_OP_COUNT; op++) {
         CHECK(moe_ops[op].name && *moe_ops[op].name, "op %zu has no name", op);
         CHECK(!moe_ops[op].compute != !moe_ops[op].row || op == MOE_OP_VIEW, "op %s is not computed", moe_ops[op].name);
@@ -1975,13 +1910,12 @@ static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsign
 
 /* Cells of a width that is cut into pieces of units and of one that cannot be, for few rows and for so many that rows
  * are cut too: products and cells of whole matrices by the portable kernels say what must come out. */
-static void lstm_steps_equal_their_parts_however_they_are_cut(void **state) {
+TEST(lstm_steps_equal_their_parts_however_they_are_cut) {
     static const uint32_t types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
     static const size_t shapes[][4] = { { 1, 8, 16, 3 },     { 3, 40, 24, 24 },    { 1, 64, 512, 64 },
                                         { 70, 33, 208, 96 }, { 300, 16, 160, 32 }, { 90, 20, 107, 50 },
                                         { 17, 70, 336, 40 } }; /* rows, inputs, units, columns of r */
     uint64_t random = 63;
-    (void)state;
     for (size_t s = 0; s < MOE_COUNT(shapes) * MOE_COUNT(types); s++) {
         const size_t *shape = shapes[s / MOE_COUNT(types)], rows = shape[0], width = shape[1], hidden = shape[2],
                      cols = shape[3];
@@ -2113,10 +2047,9 @@ static void gate_trace(void *user, const char *name, const float *data, size_t r
     }
 }
 
-static void gates_select_and_weigh_as_the_equations_say(void **state) {
+TEST(gates_select_and_weigh_as_the_equations_say) {
     uint64_t random = 71;
     moe_pool *pool = start_pool(2);
-    (void)state;
     for (size_t round = 0; round < mw_rounds(200); round++) {
         const size_t n = 1 + mw_below(&random, 9), k = 1 + mw_below(&random, n), rows = 1 + mw_below(&random, 9);
         const moe_gate kind = (moe_gate)(round % MOE_GATE_BATCHWISE);
@@ -2180,9 +2113,8 @@ static void gates_select_and_weigh_as_the_equations_say(void **state) {
 }
 
 /* Threshold gates may select far more experts than planned for: rows then go in chunks, and nothing may change. */
-static void experts_give_the_same_bits_in_chunks_batches_threads_and_isas(void **state) {
+TEST(experts_give_the_same_bits_in_chunks_batches_threads_and_isas) {
     uint64_t random = 72;
-    (void)state;
     for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
         for (size_t round = 0; round < mw_rounds(25); round++) {
             const size_t rows = 40, n = 2 + mw_below(&random, 12), hidden = 1 + mw_below(&random, 40),
@@ -2219,10 +2151,9 @@ static void experts_give_the_same_bits_in_chunks_batches_threads_and_isas(void *
         }
 }
 
-static void every_way_to_a_checksum_gives_the_same(void **state) {
+TEST(every_way_to_a_checksum_gives_the_same) {
     uint8_t bytes[5000];
     uint64_t random = 7;
-    (void)state;
     for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)mw_next(&random);
     for (size_t n = 0; n < sizeof bytes - 16; n += n < 400 ? 1 : 97)
         for (size_t from = 0; from < 16; from += 5) {
@@ -2238,86 +2169,4 @@ static void every_way_to_a_checksum_gives_the_same(void **state) {
         }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(f16_every_pattern_has_its_value_and_comes_back),
-        cmocka_unit_test(bf16_every_pattern_has_its_value_and_comes_back),
-        cmocka_unit_test(f16_rounds_half_to_even),
-        cmocka_unit_test(bf16_rounds_half_to_even),
-        cmocka_unit_test(halves_agree_with_the_slow_conversion),
-        cmocka_unit_test(packed_rows_lie_where_the_format_says),
-        cmocka_unit_test(matrix_sizes_do_not_wrap_around),
-        cmocka_unit_test(type_names_parse_back),
-        cmocka_unit_test(quantise_rounds_half_to_even_within_127),
-        cmocka_unit_test(quantise_codes_are_the_nearest_ones),
-        cmocka_unit_test(quantise_keeps_damage_visible),
-        cmocka_unit_test(quantise_is_the_same_on_every_isa),
-        cmocka_unit_test(exp_is_within_3e_7_relative),
-        cmocka_unit_test(exp_ends_are_as_documented),
-        cmocka_unit_test(log_is_within_3e_7_relative),
-        cmocka_unit_test(tanh_and_sigmoid_are_within_2e_7_absolute),
-        cmocka_unit_test(no_function_swallows_a_nan_whatever_its_payload),
-        cmocka_unit_test(rounding_is_to_even_in_the_whole_range),
-        cmocka_unit_test(portable_sums_run_over_16_lanes_in_the_fixed_tree),
-        cmocka_unit_test(portable_lstm_cell_follows_its_formula_in_gate_order_ifgo),
-        cmocka_unit_test(portable_scores_and_softmax_sums_follow_their_formulas),
-        cmocka_unit_test(dot_is_the_same_on_every_isa),
-        cmocka_unit_test(axpy_is_the_same_on_every_isa),
-        cmocka_unit_test(heads_are_the_same_on_every_isa),
-        cmocka_unit_test(kept_rows_are_the_same_on_every_isa),
-        cmocka_unit_test(norm_is_the_same_on_every_isa),
-        cmocka_unit_test(max_is_the_same_on_every_isa),
-        cmocka_unit_test(max_of_mixed_zeros_has_the_same_sign_on_every_isa),
-        cmocka_unit_test(max_ignores_nan_on_every_isa),
-        cmocka_unit_test(exp_sum_is_the_same_on_every_isa),
-        cmocka_unit_test(unary_is_the_same_on_every_isa),
-        cmocka_unit_test(unary_is_the_same_over_all_exponents),
-        cmocka_unit_test(score_additive_is_the_same_on_every_isa),
-        cmocka_unit_test(lstm_cell_is_the_same_on_every_isa_also_in_place),
-        cmocka_unit_test(linear_f32_is_the_same_on_every_isa),
-        cmocka_unit_test(linear_f16_is_the_same_on_every_isa),
-        cmocka_unit_test(linear_bf16_is_the_same_on_every_isa),
-        cmocka_unit_test(linear_q8_is_the_same_on_every_isa),
-        cmocka_unit_test(linear_q4_is_the_same_on_every_isa),
-        cmocka_unit_test(linear_q4m_is_the_same_on_every_isa),
-        cmocka_unit_test(linear_q8b_is_the_same_on_every_isa),
-        cmocka_unit_test(linear_quantised_is_the_same_at_every_row_count_and_width),
-        cmocka_unit_test(linear_q8_of_a_large_matrix_is_the_same_on_every_isa),
-        cmocka_unit_test(linear_of_expanded_codes_is_the_same_on_every_isa),
-        cmocka_unit_test(expanded_codes_are_those_of_the_matrix),
-#if MOE_AMX
-        cmocka_unit_test(amx_expands_and_finishes_as_portable_does),
-#endif
-#ifdef ISA_EMU_H
-        cmocka_unit_test(amx_linear_configures_once_multiplies_no_more_than_it_must_and_releases),
-        cmocka_unit_test(amx_emulation_faults_and_multiplies_as_the_manual_says),
-#endif
-        cmocka_unit_test(q4_lies_where_its_description_says),
-        cmocka_unit_test(q4m_lies_where_its_description_says),
-        cmocka_unit_test(q4m_keeps_the_codes_of_a_scale_and_a_minimum),
-        cmocka_unit_test(q8b_lies_where_its_description_says),
-        cmocka_unit_test(q8b_keeps_the_codes_of_an_f16_scale),
-        cmocka_unit_test(linear_q4_survives_hostile_subs),
-        cmocka_unit_test(linear_writes_only_its_rows_and_blocks),
-        cmocka_unit_test(portable_linear_computes_wx_plus_addend),
-        cmocka_unit_test(linear_adds_blocks_from_the_first_one_on),
-        cmocka_unit_test(quantise_blocks_is_the_same_on_every_isa),
-        cmocka_unit_test(linear_q8_never_saturates),
-        cmocka_unit_test(linear_rows_do_not_depend_on_their_neighbours),
-        cmocka_unit_test(isas_are_listed_named_and_chosen),
-        cmocka_unit_test(pool_runs_every_task_exactly_once),
-        cmocka_unit_test(pool_survives_thousands_of_tiny_jobs),
-        cmocka_unit_test(pool_wakes_sleepers_and_stops_while_they_sleep),
-        cmocka_unit_test(planner_never_overlaps_what_lives_at_the_same_time),
-        cmocka_unit_test(planner_reuses_memory_of_the_dead),
-        cmocka_unit_test(planner_takes_long_chains_in_its_stride),
-        cmocka_unit_test(planner_refuses_a_graph_that_outgrew_its_nodes),
-        cmocka_unit_test(planned_graphs_compute_what_unplanned_ones_do),
-        cmocka_unit_test(every_op_has_a_name_and_is_computed),
-        cmocka_unit_test(lstm_steps_equal_their_parts_however_they_are_cut),
-        cmocka_unit_test(gates_select_and_weigh_as_the_equations_say),
-        cmocka_unit_test(experts_give_the_same_bits_in_chunks_batches_threads_and_isas),
-        cmocka_unit_test(every_way_to_a_checksum_gives_the_same),
-    };
-    return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);
-}
+int main(void) { return run_all_tests(NULL, NULL); }

@@ -438,10 +438,9 @@ static void one_like_alone(mw_image image, int kind, int ranks, int batch, int b
     drop(r);
 }
 
-static void ranks_give_the_bytes_of_one_process(void **state) {
+TEST(ranks_give_the_bytes_of_one_process) {
     static const int numbers[] = { 1, 2, 3, 4, 7 },
                      types[] = { MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B };
-    (void)state;
     for (int kind = 0; kind < KINDS; kind++)
         for (size_t type = 0; type < MOE_COUNT(types); type++) {
             const mw_image image = image_of(kind, types[type]);
@@ -491,11 +490,10 @@ static double busiest(mw_image image, int kind, int ranks) {
 
 /* Of 24 experts that are asked for the more the smaller their number is, in a file without loads the first rank has the
  * busy ones. */
-static void busy_experts_are_spread(void **state) {
+TEST(busy_experts_are_spread) {
     enum { EXPERTS = 24 };
     counted counts = { .n = 0 };
     double before = 0;
-    (void)state;
     for (int with = 0; with < 2; with++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 7);
         mw_drop_tensor(m, "decoder.1.gate.weight");
@@ -533,10 +531,9 @@ static void busy_experts_are_spread(void **state) {
     }
 }
 
-static void loads_that_are_none_are_refused(void **state) {
+TEST(loads_that_are_none_are_refused) {
     static const char *const words[] = { "is negative at element 2", "is not finite at element 2",
                                          "decoder.1.experts.load" };
-    (void)state;
     for (int way = 0; way < 3; way++) {
         mw_model *m = model_of(GNMT, MW_F32);
         const size_t n = mw_find_tensor(m, "decoder.1.experts")->dims[0];
@@ -581,7 +578,7 @@ static void *classify(void *arg) {
     return NULL;
 }
 
-static void ranks_classify(void **state) {
+TEST(ranks_classify) {
     enum { ROWS = 30, RANKS = 3 };
     mw_model *m = mw_classifier(MW_F32, 3);
     const mw_image image = mw_build(m);
@@ -590,7 +587,6 @@ static void ranks_classify(void **state) {
     uint64_t random = 5;
     run *r = mw_zeros(sizeof *r);
     classifying c[RANKS], one = { .image = image, .rows = ROWS, .inputs = inputs, .classes = classes[0] };
-    (void)state;
     mw_free(m);
     one.logprobs = logprobs[0];
     for (size_t i = 0; i < ROWS * MW_INPUTS; i++) inputs[i] = mw_uniform(&random, -1, 1);
@@ -631,11 +627,10 @@ static void expect(const run *r, int time, moe_status status, const char *words)
     }
 }
 
-static void an_error_of_one_rank_is_an_error_of_all(void **state) {
+TEST(an_error_of_one_rank_is_an_error_of_all) {
     const mw_image image = image_of(NLLB, MOE_TYPE_Q8);
     heard expected[SENTENCES];
     moe_stats stats;
-    (void)state;
     alone(image, NLLB, 4, 2, expected, &stats);
     for (int way = 0; way < 3; way++) {
         run *r = prepare(image, NLLB, 3, 4, 2, 2);
@@ -668,10 +663,9 @@ static void an_error_of_one_rank_is_an_error_of_all(void **state) {
     free(image.data);
 }
 
-static void ranks_that_do_not_fit_are_refused(void **state) {
+TEST(ranks_that_do_not_fit_are_refused) {
     const mw_image image = image_of(GNMT, MOE_TYPE_F32);
     mw_model *m = model_of(GNMT, MW_F32);
-    (void)state;
     mw_text(m, "general.name", "another model");
     const mw_image other = mw_build(m);
     mw_free(m);
@@ -696,9 +690,8 @@ static void ranks_that_do_not_fit_are_refused(void **state) {
     free(image.data);
 }
 
-static void a_wire_that_fails_ends_all(void **state) {
+TEST(a_wire_that_fails_ends_all) {
     const mw_image image = image_of(GNMT, MOE_TYPE_F32);
-    (void)state;
     for (int at = 1; at < 200; at = at < 30 ? at + 1 : at + 17) {
         run *r = prepare(image, GNMT, 3, 4, 2, 1);
         r->world.fail_at = at;
@@ -711,14 +704,13 @@ static void a_wire_that_fails_ends_all(void **state) {
     free(image.data);
 }
 
-static void broken_wires_and_other_memory_are_refused(void **state) {
+TEST(broken_wires_and_other_memory_are_refused) {
     const mw_image image = image_of(GNMT, MOE_TYPE_F32);
     world w = { .ranks = 2, .strange = -1 };
     rank r = { .w = &w };
     const moe_wire good = wire_of(&r);
     moe_model *model = NULL;
     moe_error e;
-    (void)state;
     OK(moe_model_open_memory(image.data, image.bytes, NULL, &model, NULL));
     for (int way = 0; way < 7; way++) {
         moe_wire wire = good;
@@ -762,16 +754,4 @@ static void broken_wires_and_other_memory_are_refused(void **state) {
     free(image.data);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_give_the_bytes_of_one_process),
-        cmocka_unit_test(busy_experts_are_spread),
-        cmocka_unit_test(loads_that_are_none_are_refused),
-        cmocka_unit_test(ranks_classify),
-        cmocka_unit_test(an_error_of_one_rank_is_an_error_of_all),
-        cmocka_unit_test(ranks_that_do_not_fit_are_refused),
-        cmocka_unit_test(a_wire_that_fails_ends_all),
-        cmocka_unit_test(broken_wires_and_other_memory_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests(NULL, NULL); }

@@ -6,9 +6,7 @@
  */
 #include "moe.c"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 #include "tests/engine/model_writer.h"
 
@@ -367,9 +365,8 @@ static void compare(const task *t, uint64_t number, size_t *kept) {
     }
 }
 
-static void the_search_is_that_of_the_reference(void **state) {
+TEST(the_search_is_that_of_the_reference) {
     size_t kept = 0;
-    (void)state;
     for (uint64_t number = 0; number < 20000; number++) {
         const task t = random_task(number);
         compare(&t, number, &kept);
@@ -397,12 +394,11 @@ static size_t loop_naively(const int32_t *prompt, size_t n_prompt, const int32_t
 }
 
 /* Written token by token: where a loop is seen first, and what is left of the translation. */
-static void loops_are_those_of_the_reference(void **state) {
+TEST(loops_are_those_of_the_reference) {
     enum { TEXT = 700, PROMPT = 90 };
     static moe_token tokens[PROMPT + TEXT];
     int32_t ids[TEXT], prompt[PROMPT];
     size_t loops = 0, others = 0;
-    (void)state;
     for (uint64_t number = 0; number < 600; number++) {
         uint64_t r = number;
         const size_t unit = 1 + mw_below(&r, mw_below(&r, 2) ? 4 : 140), begin = mw_below(&r, 100),
@@ -502,10 +498,9 @@ static void random_logits(uint64_t *r, float *logits, size_t n) {
     }
 }
 
-static void draws_are_those_of_the_reference(void **state) {
+TEST(draws_are_those_of_the_reference) {
     static float logits[MOST];
     static uint32_t weights[MOST];
-    (void)state;
     for (uint64_t number = 0; number < 4000; number++) {
         uint64_t r = number;
         const size_t n = 1 + mw_below(&r, number % 10 ? 60 : MOST - 1);
@@ -525,7 +520,7 @@ static void draws_are_those_of_the_reference(void **state) {
 
 /* How often a token is drawn fits its probability: chi square beyond its 0.9999 quantile would be chance once in
  * 10,000, and seeds are fixed. The seeds and steps of one sentence are numbers as good as any. */
-static void draws_have_their_chances(void **state) {
+TEST(draws_have_their_chances) {
     static const moe_drawing drawings[] = { { 1, 0, 1, 0, 0 },
                                             { 0.7f, 0, 1, 0, 0 },
                                             { 1, 5, 1, 0, 0 },
@@ -536,7 +531,6 @@ static void draws_have_their_chances(void **state) {
     uint32_t weights[N];
     weighed kept[N];
     uint64_t sum, r = 3;
-    (void)state;
     for (size_t i = 0; i < N; i++) logits[i] = (float)(3 * uniform(&r));
     for (size_t k = 0; k < MOE_COUNT(drawings); k++) {
         size_t counts[N] = { 0 };
@@ -560,10 +554,4 @@ static void draws_have_their_chances(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(the_search_is_that_of_the_reference),
-                                        cmocka_unit_test(loops_are_those_of_the_reference),
-                                        cmocka_unit_test(draws_are_those_of_the_reference),
-                                        cmocka_unit_test(draws_have_their_chances) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests(NULL, NULL); }

@@ -347,8 +347,7 @@ static size_t forced(size_t i) { return settings[i].variant == NLLB; }
 
 static size_t settings_in_use(void) { return !mw_slow() ? MOE_COUNT(settings) : 4; }
 
-static int make_baselines(void **state) {
-    (void)state;
+FIXTURE(make_baselines) {
     sentences = random_asks(11, SENTENCES);
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p;
@@ -359,8 +358,7 @@ static int make_baselines(void **state) {
     return 0;
 }
 
-static int drop_baselines(void **state) {
-    (void)state;
+FIXTURE(drop_baselines) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         drop(models[i]);
         free(baselines[i]);
@@ -399,10 +397,9 @@ static void compare_setting(size_t i, const moe_session_params *p, const size_t 
 }
 
 /* The promise would be kept easily if nothing happened. */
-static void baselines_are_lively(void **state) {
+TEST(baselines_are_lively) {
     const size_t least = mw_slow() ? 3 : 20;
     size_t finished = 0, cut = 0, several = 0, long_ones = 0, different = 0;
-    (void)state;
     for (size_t i = 0; i < settings_in_use(); i++)
         for (size_t k = 0; k < SENTENCES; k++) {
             const heard *h = &baselines[i][k];
@@ -421,9 +418,8 @@ static void baselines_are_lively(void **state) {
     assert_true(finished > least && cut > least && several > least && long_ones > least && different > least);
 }
 
-static void batch_does_not_change_a_bit(void **state) {
+TEST(batch_does_not_change_a_bit) {
     static const int batches[] = { 2, 7, 32 };
-    (void)state;
     for (size_t i = 0; i < settings_in_use(); i++)
         for (size_t b = 0; b < MOE_COUNT(batches); b++) {
             moe_session_params p = setting_params(i);
@@ -434,8 +430,7 @@ static void batch_does_not_change_a_bit(void **state) {
         }
 }
 
-static void threads_do_not_change_a_bit(void **state) {
-    (void)state;
+TEST(threads_do_not_change_a_bit) {
     for (size_t i = 0; i < settings_in_use(); i++)
         for (int threads = 2; threads <= 3; threads++) {
             moe_session_params p = setting_params(i);
@@ -447,8 +442,7 @@ static void threads_do_not_change_a_bit(void **state) {
         }
 }
 
-static void instruction_sets_do_not_change_a_bit(void **state) {
-    (void)state;
+TEST(instruction_sets_do_not_change_a_bit) {
     for (size_t i = 0; i < settings_in_use(); i++)
         for (size_t isa = 1; isa < MOE_COUNT(moe_isas); isa++) {
             moe_session_params p = setting_params(i);
@@ -460,10 +454,9 @@ static void instruction_sets_do_not_change_a_bit(void **state) {
         }
 }
 
-static void order_and_pauses_do_not_change_a_bit(void **state) {
+TEST(order_and_pauses_do_not_change_a_bit) {
     uint64_t random = 5;
     size_t order[SENTENCES];
-    (void)state;
     for (size_t i = 0; i < settings_in_use(); i++)
         for (int round = 0; round < 3; round++) {
             moe_session_params p = setting_params(i);
@@ -481,8 +474,7 @@ static void order_and_pauses_do_not_change_a_bit(void **state) {
 }
 
 /* Lines translated with room for longer ones, in a larger session, are the same lines. */
-static void limits_of_the_session_do_not_change_a_bit(void **state) {
-    (void)state;
+TEST(limits_of_the_session_do_not_change_a_bit) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         p.max_source = 47;
@@ -509,8 +501,7 @@ static void *translate_in_thread(void *user) {
     return out;
 }
 
-static void two_sessions_of_one_model_run_in_two_threads(void **state) {
-    (void)state;
+TEST(two_sessions_of_one_model_run_in_two_threads) {
     for (size_t i = 0; i < settings_in_use(); i += 3) {
         /* the counting allocator is not made for threads: a model with the default one */
         moe_model *counted = models[i]->model, *plain = NULL;
@@ -538,8 +529,7 @@ static float length_penalty(const moe_session_params *p, size_t tokens) {
                       (double)p->length_penalty);
 }
 
-static void hypotheses_add_up_and_stand_in_order(void **state) {
-    (void)state;
+TEST(hypotheses_add_up_and_stand_in_order) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         const moe_session_params p = setting_params(i);
         for (size_t k = 0; k < SENTENCES; k++) {
@@ -586,8 +576,7 @@ static void hypotheses_add_up_and_stand_in_order(void **state) {
     }
 }
 
-static void asking_for_more_hypotheses_keeps_the_best(void **state) {
-    (void)state;
+TEST(asking_for_more_hypotheses_keeps_the_best) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         heard *one;
@@ -604,8 +593,7 @@ static void asking_for_more_hypotheses_keeps_the_best(void **state) {
 }
 
 /* Every target that a beam came back with, scored on its own and among others: the same bits. */
-static void scoring_gives_the_bits_that_translating_gave(void **state) {
-    (void)state;
+TEST(scoring_gives_the_bits_that_translating_gave) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         ask *asks = mw_zeros(SENTENCES * 8 * sizeof *asks);
@@ -652,8 +640,7 @@ static void scoring_gives_the_bits_that_translating_gave(void **state) {
 
 /* A greedy search that begins as it ended goes the same way; one that begins otherwise begins so, at the cost that
  * scoring gives. */
-static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
-    (void)state;
+TEST(a_translation_goes_on_from_how_it_has_to_begin) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         ask *asks = copied_sentences();
@@ -694,12 +681,11 @@ static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
     }
 }
 
-static void scoring_and_translating_share_a_batch(void **state) {
+TEST(scoring_and_translating_share_a_batch) {
     fixture *f = models[1];
     moe_session_params p = setting_params(1);
     ask *asks = copied_sentences();
     heard *out;
-    (void)state;
     p.batch = 8;
     for (size_t k = 0; k < SENTENCES; k++) {
         const heard_hypothesis *y = &baselines[1][k].hypotheses[0];
@@ -780,9 +766,8 @@ static void sum_attention(void *user, const moe_attention *a) {
 /* Sentences that find no room for their keys and values wait, or give their rows back and are computed again: each
  * gives what it gives with room, and reports its routing and attention once. One that is dropped, and a run that is
  * cancelled, give their rows back too. */
-static void a_limited_context_changes_no_sentence(void **state) {
+TEST(a_limited_context_changes_no_sentence) {
     enum { N = 20 };
-    (void)state;
     for (int i = 0; i < 2; i++) {
         fixture *f = small(NLLB, MW_Q8);
         moe_session_params p = params_for(f->model);
@@ -831,8 +816,7 @@ static void a_limited_context_changes_no_sentence(void **state) {
 
 /* With a beam of one every token is said at once, with others those in which all hypotheses agree; a limit of the
  * request ends it. */
-static void tokens_are_said_before_the_result(void **state) {
-    (void)state;
+TEST(tokens_are_said_before_the_result) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         size_t said = 0, all = 0;
@@ -868,9 +852,8 @@ static void tokens_are_said_before_the_result(void **state) {
 /* Prompts of which many have a whole page in common: each gives what it gives in a session of its own, and with a batch
  * the page is computed once. What a session has of sentences that are done gives way where memory is short, and a trace
  * sees every row. */
-static void prompts_that_begin_alike_share_it(void **state) {
+TEST(prompts_that_begin_alike_share_it) {
     enum { N = 40, LENGTH = 20 };
-    (void)state;
     for (int i = 0; i < 3; i++) {
         fixture *f = open_model(mw_decoder(i ? MW_Q8 : MW_F32, 3));
         moe_session_params p = params_for(f->model);
@@ -911,9 +894,8 @@ static void prompts_that_begin_alike_share_it(void **state) {
 
 /* A recurrent decoder without a product that reads its state, or one of averages, scores what it wrote in a run or two,
  * to the same bits. */
-static void given_tokens_of_a_student_run_together(void **state) {
+TEST(given_tokens_of_a_student_run_together) {
     enum { TOKENS = LONGEST - 2, N = 3 };
-    (void)state;
     for (int i = 0; i < 4; i++) {
         fixture *f = small(i / 2 ? AVERAGE : STUDENT, i % 2 ? MW_Q8 : MW_F32);
         moe_session_params p = params_for(f->model);
@@ -944,13 +926,12 @@ static void given_tokens_of_a_student_run_together(void **state) {
 }
 
 /* What a raw request has the decoder begin with is read from tables of the vocabulary's size. */
-static void a_raw_request_forces_no_token_outside_the_vocabulary(void **state) {
+TEST(a_raw_request_forces_no_token_outside_the_vocabulary) {
     static const int32_t tags[] = { MW_VOCABULARY, INT32_MAX, INT32_MIN, -2, MW_VOCABULARY - 1, -1 };
     fixture *f = small(NLLB, MW_F32);
     moe_session_params p = params_for(f->model);
     ask asks[MOE_COUNT(tags)] = { { .n_source = 0 } };
     heard *out;
-    (void)state;
     p.source_tag = MW_TAG_DE;
     for (size_t k = 0; k < MOE_COUNT(tags); k++)
         asks[k] = (ask){ .source = { 9, 17, 8 }, .n_source = 3, .raw = 1, .tag = tags[k] };
@@ -967,7 +948,7 @@ static void a_raw_request_forces_no_token_outside_the_vocabulary(void **state) {
 
 /* Token by token, as greedy search has to, or as many at once as a session of `batch` has room for beside one row for
  * each sentence: 32 a sentence. */
-static void given_tokens_of_a_transformer_run_together(void **state) {
+TEST(given_tokens_of_a_transformer_run_together) {
     enum { TOKENS = LONGEST - 2, GIVEN = 17 };
     fixture *f = small(NLLB, MW_Q8);
     moe_session_params p = params_for(f->model);
@@ -975,7 +956,6 @@ static void given_tokens_of_a_transformer_run_together(void **state) {
     seen_routing slowly, seen;
     moe_stats stats;
     heard *free_one, *out;
-    (void)state;
     poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* it never ends by itself */
     p.beam = 1;
     p.max_target = p.max_len_offset = TOKENS + 1; /* the forced tag and these */
@@ -1065,9 +1045,8 @@ static int rerank_by_hand(const fixture *f, const moe_session_params *p, const a
     return memcmp(translated->hypotheses[0].ids, before.hypotheses[0].ids, sizeof before.hypotheses[0].ids) != 0;
 }
 
-static void reranking_is_what_scoring_the_other_way_says(void **state) {
+TEST(reranking_is_what_scoring_the_other_way_says) {
     size_t changed = 0, both[2] = { 0, 0 };
-    (void)state;
     for (size_t i = RERANKED; i < settings_in_use(); i++)
         for (int32_t tag = -1; tag <= MW_TAG_DE; tag += tag < 0 ? MW_TAG_EN + 1 : 1) {
             moe_session_params p = setting_params(i), plain;
@@ -1103,12 +1082,11 @@ static void reranking_is_what_scoring_the_other_way_says(void **state) {
 }
 
 /* A request's own tag, and one that is none. */
-static void a_request_can_say_what_language_it_is_in(void **state) {
+TEST(a_request_can_say_what_language_it_is_in) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(21, 12);
     heard *german, out[12];
-    (void)state;
     p.beam = 4, p.rerank = 1, p.max_source = 48, p.batch = 3;
     p.source_tag = MW_TAG_DE;
     german = translate(f, &p, asks, 12);
@@ -1125,13 +1103,12 @@ static void a_request_can_say_what_language_it_is_in(void **state) {
 }
 
 /* Sources that cannot be a target and translations that cannot be a source: nothing is reranked. */
-static void what_does_not_fit_stays_as_it_was(void **state) {
+TEST(what_does_not_fit_stays_as_it_was) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(22, 24);
     heard *plain, *out;
     size_t reranked = 0, kept = 0;
-    (void)state;
     p.beam = p.nbest = 4, p.batch = 5, p.max_source = 24, p.max_target = 20;
     asks[1].source[0] = 1; /* unknown: is never generated */
     asks[3].source[0] = MW_EOS;
@@ -1163,7 +1140,7 @@ static void count_routing(void *user, const moe_routing *r) {
 }
 
 /* Routing and statistics are about what the caller asked. */
-static void questions_are_not_shown(void **state) {
+TEST(questions_are_not_shown) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(23, SENTENCES);
@@ -1172,7 +1149,6 @@ static void questions_are_not_shown(void **state) {
     moe_stats stats;
     uint64_t source = 0, target = 0;
     moe_session *s;
-    (void)state;
     p.beam = 4, p.batch = 4, p.rerank = 0.5f, p.max_source = 48;
     p.routing = count_routing, p.routing_user = &counted;
     s = new_session(f, &p);
@@ -1194,12 +1170,11 @@ static void questions_are_not_shown(void **state) {
 
 static void refuse_params(const moe_model *model, const moe_session_params *p, const char *name, moe_status want);
 
-static void only_models_that_translate_back_rerank(void **state) {
+TEST(only_models_that_translate_back_rerank) {
     fixture *one_way = small(MW_PRODUCT, MW_F32), *both_ways = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(one_way->model);
     heard *plain, *out;
     ask *asks = random_asks(24, 8);
-    (void)state;
     p.rerank = 0.5f;
     refuse_params(one_way->model, &p, "rerank", MOE_ERROR_UNSUPPORTED);
     p = params_for(both_ways->model);
@@ -1372,8 +1347,7 @@ static size_t compare_with_the_rules(fixture *f, int variant) {
     return hypotheses;
 }
 
-static void beam_search_follows_the_written_rules(void **state) {
-    (void)state;
+TEST(beam_search_follows_the_written_rules) {
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         fixture *f = small(variant, MW_F32);
         assert_true(compare_with_the_rules(f, variant) >= 7);
@@ -1382,12 +1356,11 @@ static void beam_search_follows_the_written_rules(void **state) {
 }
 
 /* Tokens 6 and 7, 8 and 9, ... are twins with the same weights: every second candidate is a tie. */
-static void ties_go_to_the_better_rank_and_the_lower_token(void **state) {
+TEST(ties_go_to_the_better_rank_and_the_lower_token) {
     static const char *const tensors[] = { "source.embedding.weight", "target.embedding.weight", "output.weight",
                                            "output.bias" };
     mw_model *m = mw_small(MW_PRODUCT, MW_F32, 7);
     fixture *f;
-    (void)state;
     for (size_t t = 0; t < MOE_COUNT(tensors); t++) {
         mw_tensor *tensor = mw_find_tensor(m, tensors[t]);
         const size_t row = tensor->bytes / MW_VOCABULARY;
@@ -1398,8 +1371,7 @@ static void ties_go_to_the_better_rank_and_the_lower_token(void **state) {
     drop(f);
 }
 
-static void a_wide_pruning_margin_changes_nothing(void **state) {
-    (void)state;
+TEST(a_wide_pruning_margin_changes_nothing) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         heard *out;
@@ -1412,8 +1384,7 @@ static void a_wide_pruning_margin_changes_nothing(void **state) {
     }
 }
 
-static void pruned_hypotheses_are_within_the_margin(void **state) {
-    (void)state;
+TEST(pruned_hypotheses_are_within_the_margin) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         heard *out;
@@ -1459,7 +1430,7 @@ static size_t count_of(const heard_hypothesis *h, const int32_t *ids, size_t n) 
 }
 
 /* Every hypothesis of every request has all constraints; of scores and log-probabilities holds what always does. */
-static void constraints_are_kept_whatever_the_search(void **state) {
+TEST(constraints_are_kept_whatever_the_search) {
     static const struct {
         int variant, beam, nbest, rules, max_target;
         float prune, coverage, rerank;
@@ -1473,7 +1444,6 @@ static void constraints_are_kept_whatever_the_search(void **state) {
     };
     enum { N = 40 };
     size_t constraints = 0, repeated = 0;
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(cases); i++) {
         fixture *f = small(cases[i].variant, MW_F32);
         moe_session_params p = params_for(f->model);
@@ -1502,11 +1472,10 @@ static void constraints_are_kept_whatever_the_search(void **state) {
 }
 
 /* Greedy search that is given all tokens before its second constraint goes on with that, as it did. */
-static void a_constraint_begins_behind_given_tokens(void **state) {
+TEST(a_constraint_begins_behind_given_tokens) {
     static const int variants[] = { MW_GNMT, NLLB, MARIAN };
     size_t given = 0;
     enum { N = 12 };
-    (void)state;
     for (size_t v = 0; v < MOE_COUNT(variants); v++) {
         fixture *f = small(variants[v], MW_F32);
         moe_session_params p = params_for(f->model);
@@ -1544,10 +1513,9 @@ static void a_constraint_begins_behind_given_tokens(void **state) {
     CHECK(given > 15, "%zu requests were given tokens", given);
 }
 
-static void constrained_results_are_the_same_bytes_in_any_batch(void **state) {
+TEST(constrained_results_are_the_same_bytes_in_any_batch) {
     enum { N = 30 };
     static const int variants[] = { MW_GNMT, MW_GNMT, NLLB, STUDENT };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(variants); i++) {
         const int reranked = i == 1;
         fixture *f = small(variants[i], MW_Q8);
@@ -1575,9 +1543,8 @@ static void constrained_results_are_the_same_bytes_in_any_batch(void **state) {
 }
 
 /* Of a model without an encoder: what stands in a prompt is no part of the translation. The prompt runs in pieces. */
-static void constraints_stand_behind_the_prompt(void **state) {
+TEST(constraints_stand_behind_the_prompt) {
     enum { N = 40 };
-    (void)state;
     for (int i = 0; i < 4; i++) {
         fixture *f = open_model(mw_decoder(i ? MW_Q8 : MW_F32, 3));
         moe_session_params p = params_for(f->model);
@@ -1633,13 +1600,12 @@ static void constraints_stand_behind_the_prompt(void **state) {
 }
 
 /* Room for constraints changes no bit of a request that has none. */
-static void a_request_without_constraints_is_searched_as_ever(void **state) {
+TEST(a_request_without_constraints_is_searched_as_ever) {
     enum { N = 30 };
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(23, N);
     heard *with, *without;
-    (void)state;
     p.beam = 4, p.nbest = 4;
     without = translate(f, &p, asks, N);
     p.max_constraints = MOE_MAX_CONSTRAINTS;
@@ -1654,12 +1620,11 @@ static void a_request_without_constraints_is_searched_as_ever(void **state) {
     drop(f);
 }
 
-static void constraints_that_cannot_be_kept_are_refused(void **state) {
+TEST(constraints_that_cannot_be_kept_are_refused) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = constrained_asks(3, 6);
     heard *got;
-    (void)state;
     p.max_constraints = 2, p.max_target = 8;
     for (size_t i = 0; i < 6; i++) {
         asks[i].prefix = 0, asks[i].n_constraints = 1, asks[i].n_source = 5;
@@ -1721,14 +1686,13 @@ static void watch_attention(void *user, const moe_attention *a) {
 }
 
 /* A Transformer's coverage is that of all tokens so far, whether they were found or given. */
-static void given_tokens_are_covered(void **state) {
+TEST(given_tokens_are_covered) {
     enum { N = 8 };
     fixture *f = small(NLLB, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(46, N);
     heard *found, *led;
     size_t several = 0;
-    (void)state;
     p.source_tag = MW_TAG_DE;
     p.rules = MOE_RULES_PAPER;
     p.beam = 1;
@@ -1752,7 +1716,7 @@ static void given_tokens_are_covered(void **state) {
     drop(f);
 }
 
-static void coverage_penalty_is_that_of_eq_14(void **state) {
+TEST(coverage_penalty_is_that_of_eq_14) {
     fixture *f = small(MW_GNMT, MW_F32);
     ask *asks = random_asks(44, 6);
     attention_log log;
@@ -1761,7 +1725,6 @@ static void coverage_penalty_is_that_of_eq_14(void **state) {
     moe_session_params p = params_for(f->model);
     moe_session *s;
     float v[12];
-    (void)state;
     memcpy(v, mw_find_tensor(f->m, "attention.v")->data, sizeof v);
     p.coverage_penalty = 0.4f;
     p.trace = keep_attention;
@@ -1807,8 +1770,7 @@ static void coverage_penalty_is_that_of_eq_14(void **state) {
 }
 
 /* Scored in batches and by threads: the same weights as one by one. */
-static void attention_is_the_same_bytes_in_any_batch(void **state) {
-    (void)state;
+TEST(attention_is_the_same_bytes_in_any_batch) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         attention_shown *shown[2];
         ask *asks;
@@ -1857,7 +1819,7 @@ static void keep_heads(void *user, const char *name, const float *data, size_t r
 }
 
 /* The mean of the heads that align.heads names, 0 and 3. Nothing is said of the forced tag. */
-static void a_transformer_shows_the_heads_that_align(void **state) {
+TEST(a_transformer_shows_the_heads_that_align) {
     enum { HEADS = 4, HEAD = MW_WIDTH / HEADS };
     fixture *f = small(NLLB, MW_F32);
     ask *asks = random_asks(45, 6);
@@ -1866,7 +1828,6 @@ static void a_transformer_shows_the_heads_that_align(void **state) {
     attention_watch watch = { NULL, &shown };
     moe_session_params p = params_for(f->model);
     moe_session *s;
-    (void)state;
     p.trace = keep_heads, p.trace_user = &log;
     p.attention = watch_attention, p.attention_user = &watch;
     p.source_tag = MW_TAG_DE;
@@ -1905,7 +1866,7 @@ static void a_transformer_shows_the_heads_that_align(void **state) {
 }
 
 /* A raw request brings tag and end with it, so it hears of their weights too. */
-static void attention_on_a_raw_request_covers_all_of_its_tokens(void **state) {
+TEST(attention_on_a_raw_request_covers_all_of_its_tokens) {
     fixture *f = small(MW_GNMT, MW_F32);
     ask asks[2] = { { .source = { 9, 17, 8 }, .n_source = 3, .target = { 11, 12 }, .n_target = 2, .scoring = 1 },
                     { .source = { MW_TAG_EN, 9, 17, 8, MW_EOS },
@@ -1919,7 +1880,6 @@ static void attention_on_a_raw_request_covers_all_of_its_tokens(void **state) {
     attention_watch watch = { out, shown };
     moe_session_params p = params_for(f->model);
     moe_session *s;
-    (void)state;
     p.attention = watch_attention;
     p.attention_user = &watch;
     s = new_session(f, &p);
@@ -1959,13 +1919,12 @@ static void list_by_hand(mw_model *m, const ask *a, int32_t tag, char listed[MW_
 }
 
 /* A softmax over a list is one from which all other tokens are kept by "token.never". */
-static void a_list_leaves_out_all_other_tokens(void **state) {
+TEST(a_list_leaves_out_all_other_tokens) {
     enum { N = 40 };
     fixture *f = small(MW_GNMT | LISTED, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = constrained_asks(23, N);
     size_t smaller = 0, outside = 0;
-    (void)state;
     p.beam = p.nbest = 4, p.max_constraints = 3, p.max_target = 30;
     for (size_t k = 0; k < N; k++) asks[k].scoring = k % 5 == 0, asks[k].n_target = k % 5 ? asks[k].n_target : 3;
     for (size_t k = 0; k < N; k += 5) give_target(asks, k, 3), asks[k].prefix = 0, asks[k].n_constraints = 0;
@@ -2007,9 +1966,8 @@ static void a_list_leaves_out_all_other_tokens(void **state) {
 }
 
 /* The list of a sentence lacks an end that is never chosen: its score is not what another sentence left there. */
-static void an_end_that_is_never_chosen_scores_minus_infinity(void **state) {
+TEST(an_end_that_is_never_chosen_scores_minus_infinity) {
     const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
-    (void)state;
     for (int variant = MW_GNMT; variant <= (MW_GNMT | LISTED); variant += LISTED) {
         mw_model *m = small_model(variant, MW_Q8);
         mw_ints(m, "token.never", never, 5);
@@ -2029,13 +1987,12 @@ static void an_end_that_is_never_chosen_scores_minus_infinity(void **state) {
     }
 }
 
-static void without_its_list_a_model_is_as_ever(void **state) {
+TEST(without_its_list_a_model_is_as_ever) {
     fixture *listed = small(MW_GNMT | LISTED, MW_Q8), *plain = small(MW_GNMT, MW_Q8);
     moe_session_params p = params_for(listed->model), q = params_for(plain->model);
     ask *asks = random_asks(3, 20);
     moe_session *s = NULL;
     moe_error e = { MOE_OK, "", "" };
-    (void)state;
     assert_int_equal(p.shortlist, 1);
     assert_int_equal(q.shortlist, 0);
     p.shortlist = 0;
@@ -2048,7 +2005,7 @@ static void without_its_list_a_model_is_as_ever(void **state) {
     drop(listed), drop(plain);
 }
 
-static void broken_lists_are_refused(void **state) {
+TEST(broken_lists_are_refused) {
     static const struct {
         const char *tensor, *where;
         size_t at;
@@ -2070,7 +2027,6 @@ static void broken_lists_are_refused(void **state) {
     } keys[] = { { "shortlist.first", -1 },   { "shortlist.first", MW_VOCABULARY + 1 },
                  { "shortlist.multiple", 0 }, { "shortlist.multiple", 2000 },
                  { "shortlist.shared", 2 },   { "shortlist.entries", 1 << 24 } };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(errors) + MOE_COUNT(keys) + 1; i++) {
         float offsets[MW_VOCABULARY + 1];
         const float ids[] = { 3, 8, 11, 2 }; /* of the first token three, of all others none but the second */
@@ -2095,10 +2051,9 @@ static void broken_lists_are_refused(void **state) {
 }
 
 /* Numbers are looked at in blocks: the first broken one is named, wherever it stands in its block. */
-static void the_first_broken_number_is_named(void **state) {
+TEST(the_first_broken_number_is_named) {
     enum { ALL = 15 * MW_VOCABULARY };
     static const size_t places[] = { 0, 255, 256, 300, 511, 512, ALL - 1, ALL };
-    (void)state;
     for (size_t i = 0; i < MOE_COUNT(places); i++) {
         float offsets[MW_VOCABULARY + 1], ids[ALL];
         char wanted[80];
@@ -2121,7 +2076,7 @@ static void the_first_broken_number_is_named(void **state) {
 
 /* ---- Limits ---- */
 
-static void target_is_cut_at_the_length_limit(void **state) {
+TEST(target_is_cut_at_the_length_limit) {
     static const struct {
         float factor;
         int offset, max_target;
@@ -2130,7 +2085,6 @@ static void target_is_cut_at_the_length_limit(void **state) {
                   { 1e6f, 5, 7, 7 }, { 1, 1 << 20, 9, 9 }, { 0, 2, 2, 2 } };
     fixture *f = small(MW_GNMT, MW_F32);
     ask *asks = random_asks(6, 12);
-    (void)state;
     for (size_t k = 0; k < 12; k++) asks[k].n_source = 5, asks[k].n_target = moe_min(1, asks[k].n_target);
     for (size_t c = 0; c < MOE_COUNT(cases); c++)
         for (int beam = 1; beam <= 4; beam += 3) {
@@ -2156,11 +2110,10 @@ static void target_is_cut_at_the_length_limit(void **state) {
     drop(f);
 }
 
-static void no_translation_is_shorter_than_the_least_length(void **state) {
+TEST(no_translation_is_shorter_than_the_least_length) {
     fixture *f = small(MW_GNMT, MW_F32);
     ask *asks = random_asks(6, 12);
     size_t shorter = 0;
-    (void)state;
     for (int beam = 1; beam <= 4; beam += 3)
         for (int least = 0; least <= 9; least += 3) {
             moe_session_params p = params_for(f->model);
@@ -2184,8 +2137,7 @@ static void no_translation_is_shorter_than_the_least_length(void **state) {
 }
 
 /* A token has the probability that scoring gives it, whether the end token was allowed beside it or not. */
-static void a_least_length_changes_no_probability(void **state) {
-    (void)state;
+TEST(a_least_length_changes_no_probability) {
     for (int suppressed = 0; suppressed < 2; suppressed++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
         const int64_t never[] = { 9, 11 };
@@ -2216,8 +2168,7 @@ static void a_least_length_changes_no_probability(void **state) {
     }
 }
 
-static void sources_up_to_max_source_are_served_and_longer_ones_refused(void **state) {
-    (void)state;
+TEST(sources_up_to_max_source_are_served_and_longer_ones_refused) {
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         fixture *f = small(variant, MW_Q8);
         ask asks[30];
@@ -2258,12 +2209,11 @@ static void sources_up_to_max_source_are_served_and_longer_ones_refused(void **s
     }
 }
 
-static void targets_up_to_max_target_are_taken_and_longer_ones_refused(void **state) {
+TEST(targets_up_to_max_target_are_taken_and_longer_ones_refused) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(9, 3);
     heard *out;
-    (void)state;
     p.max_target = 12;
     for (int scoring = 0; scoring <= 1; scoring++) {
         for (size_t k = 0; k < 3; k++) {
@@ -2285,12 +2235,11 @@ static void targets_up_to_max_target_are_taken_and_longer_ones_refused(void **st
 
 /* ---- Requests ---- */
 
-static void broken_requests_come_back_alone_and_the_others_go_on(void **state) {
+TEST(broken_requests_come_back_alone_and_the_others_go_on) {
     fixture *f = models[1];
     ask *asks = copied_sentences();
     moe_session_params p = setting_params(1);
     heard *out;
-    (void)state;
     asks[1].source[0] = -1;
     asks[3].source[asks[3].n_source - 1] = MW_VOCABULARY;
     asks[4].n_source = LONGEST;
@@ -2340,12 +2289,11 @@ static void broken_requests_come_back_alone_and_the_others_go_on(void **state) {
     free(asks);
 }
 
-static void a_request_without_any_tag_is_refused_where_the_model_needs_one(void **state) {
+TEST(a_request_without_any_tag_is_refused_where_the_model_needs_one) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(3, 2);
     heard *out;
-    (void)state;
     p.target_tag = -1;
     asks[0].tag = MW_TAG_DE;
     asks[1].tag = 0;
@@ -2367,13 +2315,12 @@ static void a_request_without_any_tag_is_refused_where_the_model_needs_one(void 
     drop(f);
 }
 
-static void the_tag_chooses_the_language(void **state) {
+TEST(the_tag_chooses_the_language) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(3, 10);
     heard *a, *b, *c;
     size_t different = 0;
-    (void)state;
     for (size_t k = 0; k < 10; k++) asks[k].tag = MW_TAG_DE;
     a = translate(f, &p, asks, 10);
     for (size_t k = 0; k < 10; k++) asks[k].tag = 0;
@@ -2387,8 +2334,7 @@ static void the_tag_chooses_the_language(void **state) {
     drop(f);
 }
 
-static void an_empty_source_gives_an_empty_translation(void **state) {
-    (void)state;
+TEST(an_empty_source_gives_an_empty_translation) {
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         fixture *f = small(variant, MW_F32);
         moe_session_params p = params_for(f->model);
@@ -2410,8 +2356,7 @@ static void an_empty_source_gives_an_empty_translation(void **state) {
     }
 }
 
-static void an_empty_source_and_an_empty_target_can_be_scored(void **state) {
-    (void)state;
+TEST(an_empty_source_and_an_empty_target_can_be_scored) {
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         fixture *f = small(variant, MW_F32);
         moe_session_params p = params_for(f->model);
@@ -2433,13 +2378,12 @@ static void an_empty_source_and_an_empty_target_can_be_scored(void **state) {
     }
 }
 
-static void no_requests_at_all_is_fine(void **state) {
+TEST(no_requests_at_all_is_fine) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     moe_session *s = new_session(f, &p);
     request_feed feed = { .n = 0 };
     moe_error e;
-    (void)state;
     assert_int_equal(moe_translate(s, pull, done, &feed, &e), MOE_OK);
     assert_int_equal(moe_translate(s, pull, done, &feed, NULL), MOE_OK);
     moe_session_free(s);
@@ -2447,8 +2391,7 @@ static void no_requests_at_all_is_fine(void **state) {
     drop(f);
 }
 
-static void a_cancelled_session_can_be_used_again(void **state) {
-    (void)state;
+TEST(a_cancelled_session_can_be_used_again) {
     for (size_t i = 0; i < settings_in_use(); i += 3)
         for (size_t after = 1; after < 20; after += 3) {
             moe_session_params p = setting_params(i);
@@ -2494,8 +2437,7 @@ static void cancel_after_node(void *user, const char *name, const float *data, s
     if (c->seen++ == c->after) moe_session_cancel(c->session);
 }
 
-static void a_call_ends_in_the_middle_of_a_graph(void **state) {
-    (void)state;
+TEST(a_call_ends_in_the_middle_of_a_graph) {
     for (size_t i = 0; i < settings_in_use(); i += 4)
         for (size_t after = 0; after < 400; after = after * 3 / 2 + 1) {
             moe_session_params p = setting_params(i);
@@ -2534,8 +2476,7 @@ static void *cancel_later(void *user) {
     return NULL;
 }
 
-static void another_thread_can_cancel_at_any_moment(void **state) {
-    (void)state;
+TEST(another_thread_can_cancel_at_any_moment) {
     size_t cancelled = 0;
     for (size_t i = 1; i < settings_in_use(); i += 6) {
         moe_session_params p = setting_params(i);
@@ -2583,13 +2524,12 @@ static int slow_pull(void *user, int wait, moe_request *r) {
     return pull(&s->feed, wait, r);
 }
 
-static void work_goes_on_while_the_caller_has_nothing(void **state) {
+TEST(work_goes_on_while_the_caller_has_nothing) {
     moe_session_params p = setting_params(1);
     moe_session *s;
     heard out[3];
     slow_feed slow = { .feed = { .asks = sentences, .n = 3, .heard = out } };
     moe_error e;
-    (void)state;
     memset(out, 0, sizeof out);
     p.batch = 4;
     s = new_session(models[1], &p);
@@ -2617,12 +2557,11 @@ static void refuse_params(const moe_model *model, const moe_session_params *p, c
     assert_int_equal(moe_session_new(model, p, &s, NULL), want);
 }
 
-static void impossible_parameters_are_refused_by_name(void **state) {
+TEST(impossible_parameters_are_refused_by_name) {
     fixture *f = small(MW_GNMT, MW_F32);
     const moe_session_params good = params_for(f->model);
     moe_session_params p;
     const float bad[] = { -1, NAN, INFINITY, -INFINITY, 1e9f };
-    (void)state;
 #define REFUSE(field, value) (p = good, p.field = (value), refuse_params(f->model, &p, #field, MOE_ERROR_ARGUMENT))
     REFUSE(threads, -1);
     REFUSE(threads, MOE_MAX_THREADS + 1);
@@ -2676,12 +2615,11 @@ static void impossible_parameters_are_refused_by_name(void **state) {
 }
 
 /* The rules of other programs lack what the paper's have; their presets do not ask for it. */
-static void rules_refuse_what_they_do_not_know(void **state) {
+TEST(rules_refuse_what_they_do_not_know) {
     static const char *const known[] = { "paper", "nvidia", "tf", "mlperf", "hf", "marian" };
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     moe_session *s;
-    (void)state;
     assert_int_equal(moe_session_params_preset(&p, "none"), 0);
     assert_int_equal(moe_session_params_preset(&p, NULL), 0);
     for (size_t i = 0; i < MOE_COUNT(known); i++) {
@@ -2711,12 +2649,11 @@ static void rules_refuse_what_they_do_not_know(void **state) {
     drop(f);
 }
 
-static void parameters_at_their_limits_work(void **state) {
+TEST(parameters_at_their_limits_work) {
     fixture *f = small(MW_GNMT, MW_Q8);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(2, 3);
     heard *out;
-    (void)state;
     p.beam = MOE_MAX_BEAM; /* more than there are tokens */
     p.nbest = MOST;
     p.batch = 2;
@@ -2735,11 +2672,10 @@ static void parameters_at_their_limits_work(void **state) {
     drop(f);
 }
 
-static void defaults_come_from_the_file(void **state) {
+TEST(defaults_come_from_the_file) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     fixture *f;
     moe_session_params p;
-    (void)state;
     mw_int(m, "decode.beam", 3);
     mw_real(m, "decode.length_penalty", 0.25);
     mw_int(m, "decode.length_constant", 4); /* an integer where a real is meant */
@@ -2786,7 +2722,7 @@ static void defaults_come_from_the_file(void **state) {
 }
 
 /* What a model's authors recommend of a penalty goes with drawing alone, and gives way to what is said. */
-static void a_recommended_penalty_goes_with_draws(void **state) {
+TEST(a_recommended_penalty_goes_with_draws) {
     enum { N = 12, CASES = 4 };
     static const struct {
         int sample, top_k; /* 1: the best token is drawn */
@@ -2794,7 +2730,6 @@ static void a_recommended_penalty_goes_with_draws(void **state) {
     } cases[CASES] = { { 0, 0, 0, 1 }, { 1, 1, 0, 3 }, { 1, 1, 1, 1 }, { 1, 1, 2, 2 } };
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     ask *asks = random_asks(3, N);
-    (void)state;
     mw_real(m, "sample.repetition_penalty", 3);
     fixture *f = open_model(m);
     heard *greedy[4] = { NULL };
@@ -2815,7 +2750,7 @@ static void a_recommended_penalty_goes_with_draws(void **state) {
 }
 
 /* Each gives what a session with these settings gives, in any company; without a session for draws they are refused. */
-static void requests_are_drawn_by_settings_of_their_own(void **state) {
+TEST(requests_are_drawn_by_settings_of_their_own) {
     enum { N = 24, WAYS = 5 };
     static const struct {
         float temperature, top_p, min_p;
@@ -2830,7 +2765,6 @@ static void requests_are_drawn_by_settings_of_their_own(void **state) {
     moe_session_params p = params_for(f->model), own[WAYS];
     heard *alone[WAYS], *found = mw_zeros(N * sizeof *found);
     size_t different = 0;
-    (void)state;
     p.beam = p.nbest = 1;
     for (size_t i = 0; i < WAYS; i++) {
         own[i] = p;
@@ -2870,14 +2804,13 @@ static void requests_are_drawn_by_settings_of_their_own(void **state) {
     drop(f);
 }
 
-static void odd_defaults_in_the_file_still_make_a_session(void **state) {
+TEST(odd_defaults_in_the_file_still_make_a_session) {
     static const double odd[] = { (double)NAN, (double)INFINITY, -1, 1e300, 0 };
     static const char *const keys[] = {
         "decode.beam",  "decode.length_penalty", "decode.length_constant", "decode.coverage_penalty",
         "decode.prune", "decode.rerank",         "decode.max_len_factor",  "decode.max_len_offset",
         "limit.source", "limit.target"
     };
-    (void)state;
     for (size_t k = 0; k < MOE_COUNT(keys); k++)
         for (size_t i = 0; i < MOE_COUNT(odd); i++) {
             mw_model *m = mw_small(MW_PRODUCT, MW_F32, 1);
@@ -2903,12 +2836,11 @@ static void odd_defaults_in_the_file_still_make_a_session(void **state) {
         }
 }
 
-static void isa_is_chosen_by_parameter_then_environment(void **state) {
+TEST(isa_is_chosen_by_parameter_then_environment) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     moe_session *s;
     char *old = getenv("MOE_ISA"), saved[64];
-    (void)state;
     snprintf(saved, sizeof saved, "%s", old ? old : "");
     assert_int_equal(setenv("MOE_ISA", "portable", 1), 0);
     p.isa = NULL;
@@ -2937,10 +2869,9 @@ static void keep_log(void *user, const char *message) {
     log_calls++;
     snprintf(logged, sizeof logged, "%s", message);
 }
-static void log_tells_one_line_about_the_session(void **state) {
+TEST(log_tells_one_line_about_the_session) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
-    (void)state;
     p.log = keep_log;
     p.log_user = &log_calls;
     moe_session_free(new_session(f, &p));
@@ -2952,8 +2883,7 @@ static void log_tells_one_line_about_the_session(void **state) {
 
 /* ---- Memory ---- */
 
-static void translating_allocates_nothing(void **state) {
-    (void)state;
+TEST(translating_allocates_nothing) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         moe_session *s;
@@ -2976,9 +2906,8 @@ static void translating_allocates_nothing(void **state) {
     }
 }
 
-static void session_bytes_is_what_is_allocated(void **state) {
+TEST(session_bytes_is_what_is_allocated) {
     uint64_t random = 12;
-    (void)state;
     for (int variant = 0; variant < MW_VARIANTS; variant++)
         for (uint32_t type = 0; type < 4; type += 3) {
             fixture *f = small(variant, type);
@@ -3010,14 +2939,13 @@ static void session_bytes_is_what_is_allocated(void **state) {
 
 /* A dense gate selects every expert for every row; what its rows need at once stays small, and the bytes are the same.
  */
-static void a_dense_gate_takes_its_rows_in_chunks(void **state) {
+TEST(a_dense_gate_takes_its_rows_in_chunks) {
     mw_model *m = mw_small(MW_PRODUCT, MW_Q8, 3);
     ask *asks = random_asks(7, 12);
     heard *alone, *together;
     fixture *f;
     moe_session_params p;
     size_t dense = 0, sparse = 0;
-    (void)state;
     mw_int(m, "decoder.layers", 3);
     mw_mixture(m, "decoder.2.", MW_WIDTH, 1000, 2, "topk", 0, 0, "", 0, 0, 4);
     f = open_model(m);
@@ -3036,12 +2964,11 @@ static void a_dense_gate_takes_its_rows_in_chunks(void **state) {
     drop(f);
 }
 
-static void session_bytes_does_not_allocate_what_it_counts(void **state) {
+TEST(session_bytes_does_not_allocate_what_it_counts) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     size_t bytes = 0;
     moe_error e;
-    (void)state;
     p.batch = 256, p.beam = 8, p.max_source = 1000, p.max_target = 1000;
     p.coverage_penalty = 0.1f;
     f->heap.peak = f->heap.bytes;
@@ -3051,8 +2978,7 @@ static void session_bytes_does_not_allocate_what_it_counts(void **state) {
     drop(f);
 }
 
-static void session_new_survives_the_failure_of_every_allocation(void **state) {
-    (void)state;
+TEST(session_new_survives_the_failure_of_every_allocation) {
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         fixture *f = small(variant, MW_Q8);
         moe_session_params p = params_for(f->model);
@@ -3097,13 +3023,12 @@ static void session_new_survives_the_failure_of_every_allocation(void **state) {
     }
 }
 
-static void absurd_sessions_are_refused_not_attempted(void **state) {
+TEST(absurd_sessions_are_refused_not_attempted) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     moe_session *s = NULL;
     moe_error e;
     moe_status status;
-    (void)state;
     f->heap.calls = 0;
     f->heap.fail_at = 1; /* nobody shall really try */
     p.batch = 1 << 16, p.beam = MOE_MAX_BEAM, p.max_source = 1 << 20, p.max_target = 1 << 20;
@@ -3117,13 +3042,12 @@ static void absurd_sessions_are_refused_not_attempted(void **state) {
 }
 
 /* Keys and values of all tokens of all hypotheses have places that are counted in 32 bits. */
-static void more_tokens_than_places_are_refused(void **state) {
+TEST(more_tokens_than_places_are_refused) {
     mw_model *m = mw_transformer(MW_MARIAN, MW_F32, 7);
     fixture *f;
     moe_session_params p;
     size_t bytes;
     moe_error e;
-    (void)state;
     mw_drop_tensor(m, "positions.weight");
     mw_random_matrix(m, "positions.weight", MW_F32, 512, MW_WIDTH, 0.8f);
     f = open_model(m);
@@ -3162,14 +3086,13 @@ static void keep_names(void *user, const char *name, const float *data, size_t r
     if (i == log->n && i < 256) snprintf(log->names[log->n++], 48, "%s", name);
 }
 
-static void trace_sees_every_node_by_name(void **state) {
+TEST(trace_sees_every_node_by_name) {
     static const char *const names[] = { "encoder.embedding", "encoder.0.fwd",         "encoder.0.bwd",
                                          "encoder.0.merged",  "encoder.1.gate.logits", "encoder.1.gate",
                                          "encoder.1.experts", "encoder.1.output",      "encoder.2.output",
                                          "encoder.keys",      "decoder.embedding",     "decoder.query",
                                          "decoder.context",   "decoder.0.r_next",      "decoder.1.gate",
                                          "decoder.1.experts", "decoder.2.output",      "decoder.logits" };
-    (void)state;
     for (uint32_t type = 0; type < 4; type += 3) {
         fixture *f = small(MW_GNMT, type);
         moe_session_params p = params_for(f->model);
@@ -3192,7 +3115,7 @@ static void trace_sees_every_node_by_name(void **state) {
     }
 }
 
-static void statistics_count_what_happened(void **state) {
+TEST(statistics_count_what_happened) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(15, 8);
@@ -3200,7 +3123,6 @@ static void statistics_count_what_happened(void **state) {
     moe_session *s;
     moe_stats stats;
     uint64_t source = 0, target = 0;
-    (void)state;
     asks[3].source[0] = -1; /* does not count */
     p.batch = 3;
     s = new_session(f, &p);
@@ -3229,13 +3151,12 @@ static void statistics_count_what_happened(void **state) {
 static const uint32_t not_numbers[] = { 0x7fc00000u, 0xffc00000u, 0x7fc00001u, 0x7f800001u,
                                         0x7fffffffu, 0xffffffffu, 0xff923456u };
 
-static void a_nan_in_a_question_is_numeric(void **state) {
+TEST(a_nan_in_a_question_is_numeric) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(25, 12);
     heard *plain, out[12];
     moe_session *s;
-    (void)state;
     for (size_t k = 0; k < 12; k++) asks[k].tag = 0; /* into English: only questions ask for German */
     p.beam = 4, p.batch = 3, p.max_source = 48;
     poke(f, "embedding.weight", MW_TAG_DE * MW_WIDTH + 3, not_numbers[0]);
@@ -3256,8 +3177,7 @@ static void a_nan_in_a_question_is_numeric(void **state) {
 }
 
 /* Only sentences with the damaged piece in them suffer. */
-static void a_nan_in_one_embedding_breaks_only_the_sentences_with_it(void **state) {
-    (void)state;
+TEST(a_nan_in_one_embedding_breaks_only_the_sentences_with_it) {
     for (size_t b = 0; b < MOE_COUNT(not_numbers); b++)
         for (int beam = 1; beam <= 4; beam += 3) {
             fixture *f = small(MW_PRODUCT, MW_F32);
@@ -3294,11 +3214,10 @@ static void a_nan_in_one_embedding_breaks_only_the_sentences_with_it(void **stat
         }
 }
 
-static void a_nan_in_any_matrix_is_numeric_never_a_translation(void **state) {
+TEST(a_nan_in_any_matrix_is_numeric_never_a_translation) {
     static const char *const tensors[] = { "encoder.0.fwd.w_x", "encoder.0.bwd.w_r", "encoder.0.fwd.w_proj",
                                            "encoder.2.w_x",     "decoder.0.w_x",     "decoder.2.w_x",
                                            "attention.w_key",   "attention.w_query", "output.weight" };
-    (void)state;
     for (size_t t = 0; t < MOE_COUNT(tensors); t++)
         for (size_t b = 0; b < MOE_COUNT(not_numbers); b++) {
             const int tied =
@@ -3323,9 +3242,8 @@ static void a_nan_in_any_matrix_is_numeric_never_a_translation(void **state) {
         }
 }
 
-static void infinite_and_huge_weights_do_not_crash(void **state) {
+TEST(infinite_and_huge_weights_do_not_crash) {
     static const uint32_t large[] = { 0x7f800000u, 0xff800000u, 0x7f7fffffu, 0xff7fffffu, 0x7e000000u };
-    (void)state;
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         mw_model *probe = mw_small(variant, MW_F32, 7);
         for (size_t t = 0; t < probe->n_tensors; t++) {
@@ -3357,13 +3275,12 @@ static void infinite_and_huge_weights_do_not_crash(void **state) {
 }
 
 /* Q8 scales of matrices are checked when the file is opened; those of experts lie all over the file. */
-static void a_nan_scale_of_a_q8_expert_is_numeric(void **state) {
+TEST(a_nan_scale_of_a_q8_expert_is_numeric) {
     fixture *f = small(MW_GNMT, MW_Q8);
     const mw_tensor *t = mw_find_tensor(f->m, "encoder.1.experts");
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(19, 4);
     heard *out;
-    (void)state;
     for (size_t e = 0; e < 4; e++) {
         const size_t slab = t->offset + e * mw_slab_stride(MW_Q8, 20, MW_WIDTH);
         mw_put32(f->image.data + slab + mw_slab_down(MW_Q8, 20, MW_WIDTH) + mw_up(MW_WIDTH, 16) * 64, 0x7fc00000u);
@@ -3374,14 +3291,13 @@ static void a_nan_scale_of_a_q8_expert_is_numeric(void **state) {
     drop(f);
 }
 
-static void a_model_that_may_generate_nothing_is_numeric(void **state) {
+TEST(a_model_that_may_generate_nothing_is_numeric) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 7);
     int64_t all[MW_VOCABULARY];
     fixture *f;
     moe_session_params p;
     ask *asks = random_asks(20, 2);
     heard *out;
-    (void)state;
     for (int i = 0; i < MW_VOCABULARY; i++) all[i] = i;
     mw_ints(m, "token.never", all, MW_VOCABULARY);
     f = open_model(m);
@@ -3408,90 +3324,4 @@ static void a_model_that_may_generate_nothing_is_numeric(void **state) {
     drop(f);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(baselines_are_lively),
-        cmocka_unit_test(batch_does_not_change_a_bit),
-        cmocka_unit_test(threads_do_not_change_a_bit),
-        cmocka_unit_test(instruction_sets_do_not_change_a_bit),
-        cmocka_unit_test(order_and_pauses_do_not_change_a_bit),
-        cmocka_unit_test(limits_of_the_session_do_not_change_a_bit),
-        cmocka_unit_test(two_sessions_of_one_model_run_in_two_threads),
-        cmocka_unit_test(tokens_are_said_before_the_result),
-        cmocka_unit_test(hypotheses_add_up_and_stand_in_order),
-        cmocka_unit_test(asking_for_more_hypotheses_keeps_the_best),
-        cmocka_unit_test(scoring_gives_the_bits_that_translating_gave),
-        cmocka_unit_test(a_translation_goes_on_from_how_it_has_to_begin),
-        cmocka_unit_test(scoring_and_translating_share_a_batch),
-        cmocka_unit_test(given_tokens_of_a_transformer_run_together),
-        cmocka_unit_test(a_limited_context_changes_no_sentence),
-        cmocka_unit_test(prompts_that_begin_alike_share_it),
-        cmocka_unit_test(given_tokens_of_a_student_run_together),
-        cmocka_unit_test(reranking_is_what_scoring_the_other_way_says),
-        cmocka_unit_test(a_request_can_say_what_language_it_is_in),
-        cmocka_unit_test(what_does_not_fit_stays_as_it_was),
-        cmocka_unit_test(questions_are_not_shown),
-        cmocka_unit_test(only_models_that_translate_back_rerank),
-        cmocka_unit_test(a_nan_in_a_question_is_numeric),
-        cmocka_unit_test(beam_search_follows_the_written_rules),
-        cmocka_unit_test(ties_go_to_the_better_rank_and_the_lower_token),
-        cmocka_unit_test(a_wide_pruning_margin_changes_nothing),
-        cmocka_unit_test(pruned_hypotheses_are_within_the_margin),
-        cmocka_unit_test(constraints_are_kept_whatever_the_search),
-        cmocka_unit_test(a_constraint_begins_behind_given_tokens),
-        cmocka_unit_test(constrained_results_are_the_same_bytes_in_any_batch),
-        cmocka_unit_test(constraints_stand_behind_the_prompt),
-        cmocka_unit_test(a_request_without_constraints_is_searched_as_ever),
-        cmocka_unit_test(constraints_that_cannot_be_kept_are_refused),
-        cmocka_unit_test(coverage_penalty_is_that_of_eq_14),
-        cmocka_unit_test(given_tokens_are_covered),
-        cmocka_unit_test(attention_is_the_same_bytes_in_any_batch),
-        cmocka_unit_test(a_transformer_shows_the_heads_that_align),
-        cmocka_unit_test(attention_on_a_raw_request_covers_all_of_its_tokens),
-        cmocka_unit_test(target_is_cut_at_the_length_limit),
-        cmocka_unit_test(no_translation_is_shorter_than_the_least_length),
-        cmocka_unit_test(a_least_length_changes_no_probability),
-        cmocka_unit_test(sources_up_to_max_source_are_served_and_longer_ones_refused),
-        cmocka_unit_test(targets_up_to_max_target_are_taken_and_longer_ones_refused),
-        cmocka_unit_test(broken_requests_come_back_alone_and_the_others_go_on),
-        cmocka_unit_test(a_request_without_any_tag_is_refused_where_the_model_needs_one),
-        cmocka_unit_test(a_raw_request_forces_no_token_outside_the_vocabulary),
-        cmocka_unit_test(the_tag_chooses_the_language),
-        cmocka_unit_test(an_empty_source_gives_an_empty_translation),
-        cmocka_unit_test(an_empty_source_and_an_empty_target_can_be_scored),
-        cmocka_unit_test(no_requests_at_all_is_fine),
-        cmocka_unit_test(a_cancelled_session_can_be_used_again),
-        cmocka_unit_test(a_call_ends_in_the_middle_of_a_graph),
-        cmocka_unit_test(another_thread_can_cancel_at_any_moment),
-        cmocka_unit_test(work_goes_on_while_the_caller_has_nothing),
-        cmocka_unit_test(a_list_leaves_out_all_other_tokens),
-        cmocka_unit_test(an_end_that_is_never_chosen_scores_minus_infinity),
-        cmocka_unit_test(without_its_list_a_model_is_as_ever),
-        cmocka_unit_test(broken_lists_are_refused),
-        cmocka_unit_test(the_first_broken_number_is_named),
-        cmocka_unit_test(impossible_parameters_are_refused_by_name),
-        cmocka_unit_test(rules_refuse_what_they_do_not_know),
-        cmocka_unit_test(parameters_at_their_limits_work),
-        cmocka_unit_test(defaults_come_from_the_file),
-        cmocka_unit_test(a_recommended_penalty_goes_with_draws),
-        cmocka_unit_test(requests_are_drawn_by_settings_of_their_own),
-        cmocka_unit_test(odd_defaults_in_the_file_still_make_a_session),
-        cmocka_unit_test(isa_is_chosen_by_parameter_then_environment),
-        cmocka_unit_test(log_tells_one_line_about_the_session),
-        cmocka_unit_test(translating_allocates_nothing),
-        cmocka_unit_test(session_bytes_is_what_is_allocated),
-        cmocka_unit_test(session_bytes_does_not_allocate_what_it_counts),
-        cmocka_unit_test(a_dense_gate_takes_its_rows_in_chunks),
-        cmocka_unit_test(session_new_survives_the_failure_of_every_allocation),
-        cmocka_unit_test(absurd_sessions_are_refused_not_attempted),
-        cmocka_unit_test(more_tokens_than_places_are_refused),
-        cmocka_unit_test(trace_sees_every_node_by_name),
-        cmocka_unit_test(statistics_count_what_happened),
-        cmocka_unit_test(a_nan_in_one_embedding_breaks_only_the_sentences_with_it),
-        cmocka_unit_test(a_nan_in_any_matrix_is_numeric_never_a_translation),
-        cmocka_unit_test(infinite_and_huge_weights_do_not_crash),
-        cmocka_unit_test(a_nan_scale_of_a_q8_expert_is_numeric),
-        cmocka_unit_test(a_model_that_may_generate_nothing_is_numeric),
-    };
-    return cmocka_run_group_tests_name("session", tests, make_baselines, drop_baselines);
-}
+int main(void) { return run_all_tests(make_baselines, drop_baselines); }

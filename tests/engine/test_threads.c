@@ -8,11 +8,9 @@
 #include "model_writer.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <time.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 enum { THREADS = 8, SENTENCES = 12, LONGEST = 40, KINDS = 4 };
 
@@ -92,10 +90,9 @@ static moe_session *session_of(const fixture *f, int threads, int batch) {
     return moe_session_new(f->model, &p, &s, NULL) == MOE_OK ? s : NULL;
 }
 
-static int make_fixtures(void **state) {
+FIXTURE(make_fixtures) {
     mw_model *models[KINDS] = { mw_small(MW_GNMT, MW_Q8, 3), mw_transformer(MW_NLLB, MW_F32, 3),
                                 mw_language_model(MW_F16, 3), mw_hierarchical(MW_F32, 3) };
-    (void)state;
     for (int i = 0; i < KINDS; i++) {
         fixture *f = &fixtures[i];
         feed x = { .f = f, .results = f->expected };
@@ -110,8 +107,7 @@ static int make_fixtures(void **state) {
     return 0;
 }
 
-static int drop_fixtures(void **state) {
-    (void)state;
+FIXTURE(drop_fixtures) {
     for (int i = 0; i < KINDS; i++) {
         moe_model_close(fixtures[i].model);
         free(fixtures[i].image.data);
@@ -162,10 +158,7 @@ static void *use_shared_models(void *arg) {
     return NULL;
 }
 
-static void eight_threads_share_models(void **state) {
-    (void)state;
-    assert_int_equal(in_threads(use_shared_models, 4), 0);
-}
+TEST(eight_threads_share_models) { assert_int_equal(in_threads(use_shared_models, 4), 0); }
 
 /* Each thread opens, saves and closes a model of its own over the same bytes. */
 static void *open_and_close(void *arg) {
@@ -186,14 +179,10 @@ static void *open_and_close(void *arg) {
     return NULL;
 }
 
-static void models_open_and_close_side_by_side(void **state) {
-    (void)state;
-    assert_int_equal(in_threads(open_and_close, 4), 0);
-}
+TEST(models_open_and_close_side_by_side) { assert_int_equal(in_threads(open_and_close, 4), 0); }
 
 /* One session computes with eight threads; every thread count and batch gives the same. */
-static void one_session_with_eight_threads(void **state) {
-    (void)state;
+TEST(one_session_with_eight_threads) {
     for (int i = 0; i < KINDS; i++)
         for (int threads = THREADS; threads > 1; threads -= 3) {
             moe_session *s = session_of(&fixtures[i], threads, threads);
@@ -210,9 +199,8 @@ static void *translate_once(void *arg) {
     return NULL;
 }
 
-static void a_session_may_go_from_thread_to_thread(void **state) {
+TEST(a_session_may_go_from_thread_to_thread) {
     moe_session *s = session_of(&fixtures[0], 3, 4);
-    (void)state;
     assert_non_null(s);
     for (int i = 0; i < THREADS; i++) {
         job j = { .session = s };
@@ -238,13 +226,12 @@ static void *cancel_now_and_then(void *arg) {
 
 /* Several threads cancel one session over and over. A call is whole, with all its results, or it says that it was
  * cancelled, and what it delivered before is as ever. */
-static void a_session_is_cancelled_from_other_threads(void **state) {
+TEST(a_session_is_cancelled_from_other_threads) {
     moe_session *s = session_of(&fixtures[0], 3, 4);
     atomic_int running = 1;
     pthread_t threads[3];
     job jobs[3];
     size_t whole = 0, cancelled = 0;
-    (void)state;
     assert_non_null(s);
     for (int i = 0; i < 3; i++) {
         jobs[i] = (job){ .number = i, .running = &running, .session = s };
@@ -272,11 +259,10 @@ static void a_session_is_cancelled_from_other_threads(void **state) {
 }
 
 /* From inside a call: the call that is running ends, later ones do not. */
-static void a_result_may_cancel_its_own_session(void **state) {
+TEST(a_result_may_cancel_its_own_session) {
     moe_session *s = session_of(&fixtures[1], THREADS, 2);
     result results[SENTENCES];
     feed x = { .f = &fixtures[1], .results = results, .cancelled = s };
-    (void)state;
     assert_non_null(s);
     memset(results, 0, sizeof results);
     assert_int_equal(moe_translate(s, pull, done, &x, NULL), MOE_ERROR_CANCELLED);
@@ -285,14 +271,4 @@ static void a_result_may_cancel_its_own_session(void **state) {
     moe_session_free(s);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(eight_threads_share_models),
-        cmocka_unit_test(models_open_and_close_side_by_side),
-        cmocka_unit_test(one_session_with_eight_threads),
-        cmocka_unit_test(a_session_may_go_from_thread_to_thread),
-        cmocka_unit_test(a_session_is_cancelled_from_other_threads),
-        cmocka_unit_test(a_result_may_cancel_its_own_session),
-    };
-    return cmocka_run_group_tests_name("threads", tests, make_fixtures, drop_fixtures);
-}
+int main(void) { return run_all_tests(make_fixtures, drop_fixtures); }

@@ -30,8 +30,6 @@ static inline void *direct_realloc(void *p, size_t n) {
 
 #include "model_writer.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 #endif /* WATCHED_H */

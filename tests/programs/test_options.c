@@ -5,15 +5,13 @@
 #include "tools/text/settings.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "tests/test.h"
 
 typedef struct options {
     text_settings settings;
@@ -80,9 +78,8 @@ static int run(const char *line, int stream, options *o) {
     return status;
 }
 
-static void rows_set_members_of_every_kind(void **state) {
+TEST(rows_set_members_of_every_kind) {
     options o;
-    (void)state;
     assert_int_equal(run("-w x --path=- --size 2K --number 9 --colour blue --call-w=1 --call-w=2 a --beam 4 --noise "
                          "9223372036854775807 --early-stopping --truncate=0 --expert-memory auto b",
                          2, &o),
@@ -103,7 +100,7 @@ static void rows_set_members_of_every_kind(void **state) {
     assert_int_equal(run("-w x --call-with-a-long-name stop a", 2, &o), 7);
 }
 
-static void wrong_command_lines_are_refused(void **state) {
+TEST(wrong_command_lines_are_refused) {
     static const char *const cases[][2] = {
         { "a", "missing --word WORD" },
         { "-w x", "missing argument: [OPTION]... A [B]" },
@@ -131,7 +128,6 @@ static void wrong_command_lines_are_refused(void **state) {
         { "-w x --number \033 a", "invalid value '\xEF\xBF\xBD'" },
     };
     options o;
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_int_equal(run(cases[i][0], 2, &o), 2);
         if (!strstr(said, cases[i][1]) || strncmp(said, "test: ", 6) != 0) fail_msg("%s: %s", cases[i][0], said);
@@ -139,7 +135,7 @@ static void wrong_command_lines_are_refused(void **state) {
     }
 }
 
-static void help_is_printed_by_groups(void **state) {
+TEST(help_is_printed_by_groups) {
     static const char *const parts[] = {
         "Usage: test [OPTION]... A [B]\n       test --help\nAbout.\n\nInput and output:\n",
         "  -p, --path FILE           a path: with more words than fit into one line of\n"
@@ -153,7 +149,6 @@ static void help_is_printed_by_groups(void **state) {
     };
     options o;
     const char *at = said;
-    (void)state;
     assert_int_equal(run("--help", 1, &o), 0);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         const char *found = strstr(at, parts[i]);
@@ -165,11 +160,4 @@ static void help_is_printed_by_groups(void **state) {
     assert_string_equal(said, "test " MOE_VERSION "\n");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_set_members_of_every_kind),
-        cmocka_unit_test(wrong_command_lines_are_refused),
-        cmocka_unit_test(help_is_printed_by_groups),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests(NULL, NULL); }

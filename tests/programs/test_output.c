@@ -9,9 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "tests/test.h"
 
 static char directory[64];
 
@@ -32,16 +30,12 @@ static const char *in_directory(const char *name) {
     return path[next++ % 4];
 }
 
-static int make_directory(void **state) {
-    (void)state;
+FIXTURE(make_directory) {
     snprintf(directory, sizeof directory, "/tmp/moe-test-output-XXXXXX");
     return mkdtemp(directory) ? 0 : -1;
 }
 
-static int remove_directory(void **state) {
-    (void)state;
-    return rmdir(directory); /* fails if something was left */
-}
+FIXTURE(remove_directory) { return rmdir(directory); /* fails if something was left */ }
 
 static size_t files_in_directory(void) {
     DIR *dir = opendir(directory);
@@ -72,9 +66,8 @@ static output_file *begin(const char *path, const char *text) {
 }
 
 /* A new file, one that replaces an old one, and one behind a link: only closing with 1 changes what has the name. */
-static void a_file_appears_whole_or_not_at_all(void **state) {
+TEST(a_file_appears_whole_or_not_at_all) {
     struct stat info;
-    (void)state;
     for (int link = 0; link < 2; link++) {
         const char *path = in_directory(link ? "link" : "file");
         if (link) assert_int_equal(symlink("target", path), 0);
@@ -95,10 +88,9 @@ static void a_file_appears_whole_or_not_at_all(void **state) {
     remove(in_directory("file")), remove(in_directory("link")), remove(in_directory("target"));
 }
 
-static void the_permissions_of_an_old_file_stay(void **state) {
+TEST(the_permissions_of_an_old_file_stay) {
     struct stat info;
     const char *path = in_directory("file");
-    (void)state;
     assert_int_equal(output_close(begin(path, "first"), 1, NULL), MOE_OK);
     assert_int_equal(chmod(path, 0604), 0);
     assert_int_equal(output_close(begin(path, "second"), 1, NULL), MOE_OK);
@@ -107,12 +99,11 @@ static void the_permissions_of_an_old_file_stay(void **state) {
     remove(path);
 }
 
-static void what_cannot_be_written_is_named(void **state) {
+TEST(what_cannot_be_written_is_named) {
     const char *const paths[] = { in_directory("no/such/place"), directory, "" };
     struct rlimit old, limit;
     output_file *out;
     moe_error e;
-    (void)state;
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         assert_int_equal(output_open(paths[i], &out, &e), MOE_ERROR_IO);
         assert_non_null(strstr(e.message, paths[i]));
@@ -130,10 +121,9 @@ static void what_cannot_be_written_is_named(void **state) {
 }
 
 /* As /dev/stdout may be: it is written through its descriptor. */
-static void a_file_whose_name_is_gone_is_written(void **state) {
+TEST(a_file_whose_name_is_gone_is_written) {
     char path[64];
     const int fd = open(in_directory("gone"), O_RDWR | O_CREAT, 0666);
-    (void)state;
     assert_true(fd >= 0);
     assert_int_equal(remove(in_directory("gone")), 0);
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
@@ -162,11 +152,10 @@ static const char *device(const char *name) {
     return path;
 }
 
-static void devices_are_written_as_what_they_are(void **state) {
+TEST(devices_are_written_as_what_they_are) {
     const char *full = device("full");
     output_file *out = NULL;
     moe_error e;
-    (void)state;
     assert_int_equal(output_open(full, &out, &e), MOE_OK);
     assert_null(output_temporary(out));
     assert_int_equal(output_write(out, "text", 4, &e), MOE_ERROR_IO);
@@ -182,7 +171,7 @@ static void devices_are_written_as_what_they_are(void **state) {
 static void on_alarm(int number) { (void)number; }
 
 /* Through a pipe that takes a little at a time, with a clock that interrupts the writer. */
-static void a_pipe_gets_every_byte_though_writes_are_short_and_interrupted(void **state) {
+TEST(a_pipe_gets_every_byte_though_writes_are_short_and_interrupted) {
     const struct itimerval soon = { { 0, 500 }, { 0, 500 } }, never = { { 0, 0 }, { 0, 0 } };
     struct sigaction action = { .sa_handler = on_alarm }, old; /* no SA_RESTART */
     const size_t bytes = 1 << 20;
@@ -190,7 +179,6 @@ static void a_pipe_gets_every_byte_though_writes_are_short_and_interrupted(void 
     output_file *out = NULL;
     moe_error e;
     int child, result = 0;
-    (void)state;
     assert_non_null(sent);
     for (size_t i = 0; i < bytes; i++) sent[i] = (unsigned char)(i * 31 >> 3);
     assert_int_equal(mkfifo(in_directory("pipe"), 0666), 0);
@@ -222,9 +210,8 @@ static void a_pipe_gets_every_byte_though_writes_are_short_and_interrupted(void 
 }
 
 /* Whichever is closed first, the other one holds signals back until it is closed too. */
-static void two_outputs_of_a_thread_hold_signals_until_both_are_closed(void **state) {
+TEST(two_outputs_of_a_thread_hold_signals_until_both_are_closed) {
     const size_t before = files_in_directory();
-    (void)state;
     for (int first = 0; first < 2; first++) {
         int result = 0, child = fork();
         if (child == 0) {
@@ -246,15 +233,4 @@ static void two_outputs_of_a_thread_hold_signals_until_both_are_closed(void **st
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_file_appears_whole_or_not_at_all),
-        cmocka_unit_test(the_permissions_of_an_old_file_stay),
-        cmocka_unit_test(what_cannot_be_written_is_named),
-        cmocka_unit_test(a_file_whose_name_is_gone_is_written),
-        cmocka_unit_test(devices_are_written_as_what_they_are),
-        cmocka_unit_test(a_pipe_gets_every_byte_though_writes_are_short_and_interrupted),
-        cmocka_unit_test(two_outputs_of_a_thread_hold_signals_until_both_are_closed),
-    };
-    return cmocka_run_group_tests_name("output", tests, make_directory, remove_directory);
-}
+int main(void) { return run_all_tests(make_directory, remove_directory); }

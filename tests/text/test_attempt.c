@@ -1,13 +1,11 @@
 /* test_attempt.c - attempt.h without a model: the step after each verdict. */
 #include "tools/text/attempt.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/test.h"
 
 static text_attempt next(text_attempt a, unsigned reasons) {
     return text_attempt_next(a, &(text_verdict){ .reasons = reasons });
@@ -16,7 +14,7 @@ static text_attempt next(text_attempt a, unsigned reasons) {
 static int is_final(text_step step) { return step >= TEXT_ACCEPT; }
 
 /* Each reason alone: its steps until nothing is left to try. */
-static void every_reason_leads_to_its_steps(void **state) {
+TEST(every_reason_leads_to_its_steps) {
     static const struct {
         unsigned reason;
         text_attempt first;
@@ -53,7 +51,6 @@ static void every_reason_leads_to_its_steps(void **state) {
         { TEXT_SHORT, { .variants = TEXT_LOWERED }, { TEXT_VARY, TEXT_VARY, TEXT_BEST, TEXT_ACCEPT }, NULL },
     };
     unsigned seen = 0;
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         text_attempt a = cases[i].first;
         seen |= cases[i].reason;
@@ -68,7 +65,7 @@ static void every_reason_leads_to_its_steps(void **state) {
 }
 
 /* Of several reasons the first row of the table decides. */
-static void reasons_have_an_order(void **state) {
+TEST(reasons_have_an_order) {
     static const struct {
         unsigned reasons;
         text_step step;
@@ -78,13 +75,12 @@ static void reasons_have_an_order(void **state) {
                   { TEXT_PLACEHOLDER_LOST | TEXT_PART_LOST, TEXT_PLACEHOLDERS },
                   { TEXT_PART_LOST | TEXT_SIGN_MISSING, TEXT_HALVE },
                   { TEXT_EMPTY | TEXT_SHORT, TEXT_FAIL } };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_int_equal(next((text_attempt){ .variants = TEXT_LOWERED }, cases[i].reasons).step, cases[i].step);
 }
 
 /* Whole lives of a text: verdicts, steps, and what is in force at the end. */
-static void attempts_end_as_they_should(void **state) {
+TEST(attempts_end_as_they_should) {
     static const struct {
         unsigned reasons[8];
         text_step steps[8];
@@ -123,7 +119,6 @@ static void attempts_end_as_they_should(void **state) {
           1 },
         { { TEXT_NUMBER_MISSING, 0 }, { TEXT_BIND_NUMBERS, TEXT_ACCEPT }, TEXT_TERMS_FREE, 0, 2 },
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         text_attempt a = { 0 };
         for (size_t k = 0; a.step != TEXT_HALVE && !is_final(a.step); k++) {
@@ -137,7 +132,7 @@ static void attempts_end_as_they_should(void **state) {
 }
 
 /* The variant with the best score of those that fit wins; the text as it is always fits. */
-static void the_best_variant_wins(void **state) {
+TEST(the_best_variant_wins) {
     static const struct {
         text_verdict verdicts[3];
         text_variant best;
@@ -147,7 +142,6 @@ static void the_best_variant_wins(void **state) {
         { { { TEXT_SHORT, 0, -3, 0 }, { TEXT_SHORT, 0, -2, 0 }, { TEXT_SHORT, 1, -4, 0 } }, TEXT_UNCHANGED },
         { { { TEXT_SHORT, 0, -3, 0 }, { TEXT_UNFIT, 0, 0, 0 }, { TEXT_SHORT, 1, -2, 0 } }, TEXT_LOWERED },
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         text_attempt a = { .variants = TEXT_LOWERED };
         for (size_t k = 0; k < 3; k++) a = text_attempt_next(a, &cases[i].verdicts[k]);
@@ -159,14 +153,13 @@ static void the_best_variant_wins(void **state) {
     assert_int_equal(next(bound, TEXT_SHORT).step, TEXT_ACCEPT);
 }
 
-static void halves_begin_anew(void **state) {
+TEST(halves_begin_anew) {
     const text_attempt before = { .terms = TEXT_TERMS_REBOUND,
                                   .placeholders = 1,
                                   .bound = 1,
                                   .resumed = 2,
                                   .variant = 2 };
     const text_attempt a = text_attempt_next(before, &(text_verdict){ .reasons = TEXT_PART_LOST, .half = 7 });
-    (void)state;
     assert_int_equal(a.step, TEXT_HALVE);
     assert_int_equal(a.half, 7);
     assert_int_equal((int)a.terms + a.placeholders + a.bound + a.resumed + (int)a.variant, 0);
@@ -192,12 +185,11 @@ static void takes_something(text_attempt a) {
 }
 
 /* So no sequence of verdicts goes on for ever, whatever was tried before; halves are shorter. */
-static void no_attempt_goes_on_for_ever(void **state) {
+TEST(no_attempt_goes_on_for_ever) {
     static const int most[] = { TEXT_HALVE,   2, TEXT_RESUMES, TEXT_TERMS_REBOUND, 1, TEXT_LOWERED, TEXT_LOWERED,
                                 TEXT_LOWERED, 2 };
     enum { MEMBERS = sizeof most / sizeof *most };
     int m[MEMBERS] = { 0 };
-    (void)state;
     for (size_t i = 0; i < MEMBERS;) {
         if (m[6] <= m[5] && m[7] <= m[5])
             takes_something((text_attempt){ .step = (text_step)m[0],
@@ -214,14 +206,4 @@ static void no_attempt_goes_on_for_ever(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_reason_leads_to_its_steps),
-        cmocka_unit_test(reasons_have_an_order),
-        cmocka_unit_test(attempts_end_as_they_should),
-        cmocka_unit_test(the_best_variant_wins),
-        cmocka_unit_test(halves_begin_anew),
-        cmocka_unit_test(no_attempt_goes_on_for_ever),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests(NULL, NULL); }

@@ -13,8 +13,6 @@
 #include "tools/text/open.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -22,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "tests/test.h"
 
 #include "tests/engine/model_writer.h"
 #include "tests/text/small_bpe.h"
@@ -68,10 +66,9 @@ static void cuts_to(const bpe *t, const char *text, size_t length, int added, co
 
 static void cut_is(const bpe *t, const char *text, const char *wanted) { cuts_to(t, text, strlen(text), 0, wanted); }
 
-static void texts_become_ids(void **state) {
+TEST(texts_become_ids) {
     const recipe r = usual();
     made m = make(&r);
-    (void)state;
     assert_int_equal(bpe_size(m.t), IDS);
     cut_is(m.t, "", "");
     cut_is(m.t, "the", "257@0");
@@ -83,10 +80,9 @@ static void texts_become_ids(void **state) {
     unmake(&m);
 }
 
-static void the_lowest_rank_is_joined_first(void **state) {
+TEST(the_lowest_rank_is_joined_first) {
     recipe r = usual();
     made m = make(&r);
-    (void)state;
     cut_is(m.t, "ababab", "260@0 259@4"); /* the leftmost of equal ones */
     unmake(&m);
     const uint32_t last[2][3] = { { AB, AB, ABAB }, { 'a', 'b', AB } }; /* the other way round */
@@ -96,9 +92,8 @@ static void the_lowest_rank_is_joined_first(void **state) {
     unmake(&m);
 }
 
-static void bytes_without_a_token_are_left_out(void **state) {
+TEST(bytes_without_a_token_are_left_out) {
     recipe r = usual();
-    (void)state;
     r.without = 4;
     r.expressions[1] = "[^ ]+| +";
     made m = make(&r);
@@ -108,20 +103,18 @@ static void bytes_without_a_token_are_left_out(void **state) {
     unmake(&m);
 }
 
-static void what_is_no_utf8_is_replaced(void **state) {
+TEST(what_is_no_utf8_is_replaced) {
     const recipe r = usual();
     made m = make(&r);
-    (void)state;
     cut_is(m.t, "a\xFFz", "97@0 239@1 191@2 189@3 122@4");
     cut_is(m.t, "\xE4\xBD", "239@0 191@1 189@2");
     cut_is(m.t, "\xED\xA0\x80", "239@0 191@1 189@2 239@3 191@4 189@5 239@6 191@7 189@8");
     unmake(&m);
 }
 
-static void added_tokens_are_found_where_they_may_be(void **state) {
+TEST(added_tokens_are_found_where_they_may_be) {
     recipe r = usual();
     made m = make(&r);
-    (void)state;
     cut_is(m.t, "<end>", "60@0 101@1 110@2 100@3 62@4"); /* a user's text */
     cuts_to(m.t, "the<end>the", 11, 1, "257@0 261@3 257@8");
     cuts_to(m.t, "<end>er<end>e<en", 16, 1, "262@0 261@7 101@12 60@13 101@14 110@15"); /* the longest */
@@ -135,22 +128,20 @@ static void added_tokens_are_found_where_they_may_be(void **state) {
     unmake(&m);
 }
 
-static void texts_are_composed(void **state) {
+TEST(texts_are_composed) {
     recipe r = usual();
     r.nfc = 1;
     made m = make(&r);
-    (void)state;
     cut_is(m.t, "e\xCC\x81", "195@0 169@1");
     cut_is(m.t, "a\xCC\x81\xCC\xA3", "225@0 186@1 161@2 204@3 129@4"); /* the mark below comes first */
     cut_is(m.t, "\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8", "234@0 176@1 129@2");
     unmake(&m);
 }
 
-static void ids_are_written_and_found(void **state) {
+TEST(ids_are_written_and_found) {
     const recipe r = usual();
     made m = make(&r);
     size_t length;
-    (void)state;
     for (int32_t id = -1; id <= IDS; id++) {
         const char *piece = bpe_piece(m.t, id, &length);
         assert_int_equal(piece != NULL, id >= 0 && id < IDS);
@@ -172,13 +163,12 @@ static void ids_are_written_and_found(void **state) {
 
 /* Every text of up to four bytes of a choice, byte by byte, against what Python's decode("utf-8", "replace") gives by
  * its rule: what text_utf8_valid takes stays, and of the rest the longest beginning of a character is one U+FFFD. */
-static void streams_hold_back_what_is_not_whole(void **state) {
+TEST(streams_hold_back_what_is_not_whole) {
     static const unsigned char choice[] = { 'a', 0x80, 0xA0, 0xBF, 0xC2, 0xE0, 0xE4, 0xED, 0xF0, 0xF4, 0xFF };
     enum { N = sizeof choice };
     const recipe r = usual();
     made m = make(&r);
     text_bytes out = { 0 }, wanted = { 0 };
-    (void)state;
     for (size_t k = 0; k < N * N * N * N; k++) {
         const unsigned char b[6] = { choice[k % N], choice[k / N % N], choice[k / N / N % N], choice[k / N / N / N] };
         bpe_stream stream = { 0 };
@@ -214,13 +204,12 @@ static void streams_hold_back_what_is_not_whole(void **state) {
     unmake(&m);
 }
 
-static void streams_give_what_one_call_gives(void **state) {
+TEST(streams_give_what_one_call_gives) {
     static const int32_t ids[] = { 0xF0, 0x9F, 0x98, 0x80, SPACE_THE, END, 0xC3, THE, -1, IDS, 0xC3, 0xA9, 0xE4 };
     const recipe r = usual();
     made m = make(&r);
     text_bytes once = { 0 }, bit = { 0 };
     bpe_stream a = { 0 }, b = { 0 };
-    (void)state;
     bpe_decode(m.t, &a, ids, sizeof ids / sizeof *ids, &once);
     bpe_decode_end(&a, &once);
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) bpe_decode(m.t, &b, &ids[i], 1, &bit);
@@ -234,13 +223,12 @@ static void streams_give_what_one_call_gives(void **state) {
 
 /* ==== 4. Long texts ===================================================================================== */
 
-static void long_pieces_are_cut(void **state) {
+TEST(long_pieces_are_cut) {
     enum { LONG = 1 << 20 };
     recipe r = usual();
     char *text = malloc(LONG), why[200] = "";
     int32_t *ids = NULL;
     size_t capacity = 0, count;
-    (void)state;
     assert_non_null(text);
     r.nfc = 1;
     made m = make(&r);
@@ -262,12 +250,11 @@ static void long_pieces_are_cut(void **state) {
     unmake(&m);
 }
 
-static void expressions_without_end_are_stopped(void **state) {
+TEST(expressions_without_end_are_stopped) {
     recipe r = usual();
     char why[200] = "", text[64];
     int32_t *ids = NULL;
     size_t capacity = 0, count;
-    (void)state;
     r.expressions[0] = "(?:a|aa|a.)+[cd]"; /* as many ways as there are sums */
     made m = make(&r);
     memset(text, 'a', sizeof text);
@@ -297,8 +284,7 @@ static void recipe_is_refused(const recipe *r, const char *said) {
     text_bytes_free(&b);
 }
 
-static void other_files_are_refused(void **state) {
-    (void)state;
+TEST(other_files_are_refused) {
     recipe r = usual();
 #define REFUSED(change, said)        \
     do {                             \
@@ -332,11 +318,10 @@ static void other_files_are_refused(void **state) {
 #undef REFUSED
 }
 
-static void damaged_files_are_refused_or_used(void **state) {
+TEST(damaged_files_are_refused_or_used) {
     const recipe r = usual();
     text_bytes b = made_of(&r);
     uint64_t random = 47;
-    (void)state;
     for (size_t n = 0; n < b.length; n++) { /* cut anywhere */
         text_bytes cut = { .data = b.data, .length = n };
         refused(&cut, "the tokeniser");
@@ -408,7 +393,7 @@ static text_front opened(const text_bytes *b, int64_t vocabulary, const char *sa
     return front;
 }
 
-static void a_front_reads_and_writes_with_it(void **state) {
+TEST(a_front_reads_and_writes_with_it) {
     static const int32_t given[] = { THE, END, SPACE_THE, THINK, 0, 0xC3, '\n', 0xC3, 0xA9 };
     const recipe r = usual();
     text_bytes b = made_of(&r), out = { 0 };
@@ -417,7 +402,6 @@ static void a_front_reads_and_writes_with_it(void **state) {
     moe_error e;
     uint32_t *begins = NULL;
     size_t capacity = 0, count;
-    (void)state;
     assert_true(text_cuts(&front));
     assert_int_equal(text_encode(&front, "the <end> the", 13, &ids, &e), MOE_OK);
     assert_int_equal(ids.length, 8); /* none of them is the added token */
@@ -451,22 +435,4 @@ static void a_front_reads_and_writes_with_it(void **state) {
     text_bytes_free(&b);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts_become_ids),
-        cmocka_unit_test(the_lowest_rank_is_joined_first),
-        cmocka_unit_test(bytes_without_a_token_are_left_out),
-        cmocka_unit_test(what_is_no_utf8_is_replaced),
-        cmocka_unit_test(added_tokens_are_found_where_they_may_be),
-        cmocka_unit_test(texts_are_composed),
-        cmocka_unit_test(ids_are_written_and_found),
-        cmocka_unit_test(streams_hold_back_what_is_not_whole),
-        cmocka_unit_test(streams_give_what_one_call_gives),
-        cmocka_unit_test(long_pieces_are_cut),
-        cmocka_unit_test(expressions_without_end_are_stopped),
-        cmocka_unit_test(other_files_are_refused),
-        cmocka_unit_test(damaged_files_are_refused_or_used),
-        cmocka_unit_test(a_front_reads_and_writes_with_it),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests(NULL, NULL); }

@@ -6,8 +6,6 @@
 #include "tools/text/glossary.h"
 #include "tools/text/spans.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -15,7 +13,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-#include <cmocka.h>
+#include "tests/test.h"
 
 #include "tests/text/letters.h"
 
@@ -25,14 +23,12 @@ void __sanitizer_cov_trace_pc(void) { counted_steps++; }
 
 static text_front front;
 
-static int open_front(void **state) {
-    (void)state;
+FIXTURE(open_front) {
     front = (text_front){ .tokeniser = letters(), .special = { -1, -1, -1 } };
     return 0;
 }
 
-static int close_front(void **state) {
-    (void)state;
+FIXTURE(close_front) {
     spm_free(front.tokeniser);
     return 0;
 }
@@ -170,11 +166,10 @@ static void write_text(char *out, const char *const *sources, size_t n) {
     }
 }
 
-static void the_same_terms_are_found_as_one_by_one(void **state) {
+TEST(the_same_terms_are_found_as_one_by_one) {
     enum { TERMS = 60 };
     const int rounds = getenv("VALGRIND") ? 40 : 2000;
     long all = 0, others = 0;
-    (void)state;
     for (int round = 0; round < rounds; round++) {
         char terms[TERMS][100], text[800];
         const char *sources[TERMS];
@@ -205,7 +200,7 @@ static void the_same_terms_are_found_as_one_by_one(void **state) {
 }
 
 /* The rules one by one. */
-static void terms_are_found_by_their_rules(void **state) {
+TEST(terms_are_found_by_their_rules) {
     static const struct {
         const char *terms[4], *text;
         long found;
@@ -236,7 +231,6 @@ static void terms_are_found_by_their_rules(void **state) {
         { { "dog's", "dog" }, "dog's", 0, 5, 0 },
         { { "the dog" }, "the dog\xE2\x80\x99s", 0, 7, 0 }, /* ' is a sign, no letter of the word */
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t n = 0, bytes = 0;
         int inflected = 0;
@@ -297,11 +291,10 @@ static unsigned long long steps_of(const text_glossary *g, const char *unit) {
     return counted_steps;
 }
 
-static void many_terms_take_no_more_steps_than_one(void **state) {
+TEST(many_terms_take_no_more_steps_than_one) {
     char *terms = malloc(sizes[SIZES - 1] * TERM);
     const char **sources = malloc(sizes[SIZES - 1] * sizeof *sources);
     const size_t n_sizes = getenv("VALGRIND") ? 2 : SIZES;
-    (void)state;
     assert_true(terms && sources);
     for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
         unsigned long long steps[SIZES] = { 0 }, built[SIZES] = { 0 };
@@ -330,12 +323,11 @@ static void many_terms_take_no_more_steps_than_one(void **state) {
 }
 
 /* Long terms that differ at their ends alone; those of a file may be all equal. */
-static void long_beginnings_are_looked_at_once(void **state) {
+TEST(long_beginnings_are_looked_at_once) {
     enum { N = 1000 };
     char (*terms)[200] = malloc(sizeof *terms * 4 * N);
     const char **sources = malloc(sizeof *sources * 4 * N);
     unsigned long long built[3] = { 0 };
-    (void)state;
     assert_true(terms && sources);
     for (size_t i = 0; i < 4 * N; i++) {
         memset(terms[i], 'a', sizeof terms[i]);
@@ -353,12 +345,4 @@ static void long_beginnings_are_looked_at_once(void **state) {
     free(terms);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_same_terms_are_found_as_one_by_one),
-        cmocka_unit_test(terms_are_found_by_their_rules),
-        cmocka_unit_test(many_terms_take_no_more_steps_than_one),
-        cmocka_unit_test(long_beginnings_are_looked_at_once),
-    };
-    return cmocka_run_group_tests(tests, open_front, close_front);
-}
+int main(void) { return run_all_tests(open_front, close_front); }

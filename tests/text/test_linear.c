@@ -32,15 +32,13 @@
 #include "tools/text/spans.h"
 #include "tools/text/words.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/test.h"
 
 #include "tests/text/small_asked.h"
 
@@ -708,11 +706,8 @@ static void with_tokeniser(void (*scan)(const char *, size_t), const char *const
     text_close(&front);
 }
 
-#define SCANNER(name, run, scan, units)                 \
-    static void name(void **state) {                    \
-        (void)state;                                    \
-        run(scan, units, sizeof units / sizeof *units); \
-    }
+#define SCANNER(name, run, scan, units)                            \
+    TEST(name) { run(scan, units, sizeof units / sizeof *units); }
 SCANNER(spans, grow, walk, texts)
 SCANNER(sentences, grow, cut_sentences, texts)
 SCANNER(clauses, grow, cut_clauses, texts)
@@ -771,11 +766,10 @@ static unsigned long long shorten(const text_front *asked, size_t lines, size_t 
     return steps;
 }
 
-static void prompts(void **state) {
+TEST(prompts) {
     static const char path[] = "build/test-linear-asked.bin";
     text_front asked;
     moe_error e;
-    (void)state;
     write_asked(path);
     assert_int_equal(text_open(path, TEXT_REQUIRED, NULL, &asked, &e), MOE_OK);
     const unsigned long long lines = shorten(&asked, 1000, 0), more_lines = shorten(&asked, 2000, 0),
@@ -787,17 +781,15 @@ static void prompts(void **state) {
     remove(path);
 }
 
-static void languages(void **state) {
+TEST(languages) {
     static const char *const names[] = { "de", "en", "es", "fr" };
-    (void)state;
     words = text_words_open(names, 4);
     assert_non_null(words);
     grow(detect, texts, sizeof texts / sizeof *texts);
     text_words_close(words);
 }
 
-static void answers(void **state) {
-    (void)state;
+TEST(answers) {
     grow(look_at_answers, texts, sizeof texts / sizeof *texts);
     text_suspicions_free(&doubts);
 }
@@ -820,9 +812,8 @@ static void look_for_stops(const char *data, size_t length) {
     text_bytes_free(&answer);
 }
 
-static void stop_texts(void **state) {
+TEST(stop_texts) {
     static const char *const units[] = { "a", "ab", "aab", "a ", "\n", "\xC3\xA9" }; /* all texts take minutes */
-    (void)state;
     grow(look_for_stops, units, sizeof units / sizeof *units);
 }
 
@@ -841,11 +832,10 @@ static void encode(const char *data, size_t length) {
     text_bytes_free(&out);
 }
 
-static void tokens(void **state) {
+TEST(tokens) {
     static const char *const units[] = { "a",         "ab",       "the",      "the ", "<end>", "<end>er",
                                          "<",         "<en",      "\xCC\x81", "1",    "\xFF",  "\xCC\x81\xCC\xA3",
                                          "e\xCC\x81", "\xF0\x9F", " ",        "\n" };
-    (void)state;
     for (int whole = 0; whole < 2; whole++) { /* a text in one piece, and cut */
         recipe r = usual();
         r.nfc = 1;
@@ -866,8 +856,7 @@ static void squared(const char *data, size_t length) {
     for (size_t i = 0; i < length; i += 64) counted_steps += length - i + (size_t)(data[i] == 0);
 }
 
-static void a_square_is_seen(void **state) {
-    (void)state;
+TEST(a_square_is_seen) {
     char *longer = calloc(2, 65536);
     assert_non_null(longer);
     counted_steps = 0;
@@ -881,17 +870,5 @@ static void a_square_is_seen(void **state) {
 
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* such as "html*" */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(spans),           cmocka_unit_test(sentences),     cmocka_unit_test(clauses),
-        cmocka_unit_test(halves),          cmocka_unit_test(messages),      cmocka_unit_test(messages_shown),
-        cmocka_unit_test(message_lines),   cmocka_unit_test(names),         cmocka_unit_test(answers),
-        cmocka_unit_test(links),           cmocka_unit_test(loops),         cmocka_unit_test(languages),
-        cmocka_unit_test(guards),          cmocka_unit_test(constraints),   cmocka_unit_test(terms),
-        cmocka_unit_test(glossaries),      cmocka_unit_test(cases),         cmocka_unit_test(lines),
-        cmocka_unit_test(json_strings),    cmocka_unit_test(html_of_texts), cmocka_unit_test(html_of_markup),
-        cmocka_unit_test(html_of_numbers), cmocka_unit_test(xml_of_markup), cmocka_unit_test(addresses),
-        cmocka_unit_test(stop_texts),      cmocka_unit_test(prompts),       cmocka_unit_test(tokens),
-        cmocka_unit_test(cells),           cmocka_unit_test(signs),         cmocka_unit_test(a_square_is_seen),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -11,14 +11,12 @@
 #include "tools/text/detect.h"
 #include "tools/text/moetext.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/test.h"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
@@ -264,9 +262,8 @@ static void run_case(const request_case *c) {
     moetext_model_close(model);
 }
 
-static void every_allocation_of_a_request_may_fail(void **state) {
+TEST(every_allocation_of_a_request_may_fail) {
     FILE *file = fopen(glossary_file, "w");
-    (void)state;
     assert_non_null(file);
     fputs("hound\tJagdhund\nAcme\n", file);
     assert_int_equal(fclose(file), 0);
@@ -279,13 +276,12 @@ static void every_allocation_of_a_request_may_fail(void **state) {
 }
 
 /* What finds out the language of a text. */
-static void every_allocation_of_a_detector_may_fail(void **state) {
+TEST(every_allocation_of_a_detector_may_fail) {
     static const char *const codes[] = { "de", "en", "es", "fr" };
     static const char text[] = "Der Hund ist im Haus.";
     const long long before = blocks;
     long long hits = 1;
     float confidence;
-    (void)state;
     for (long long n = 1; hits; n++) {
         text_detector *d = NULL;
         moe_error e = { .code = MOE_OK };
@@ -305,12 +301,11 @@ static void every_allocation_of_a_detector_may_fail(void **state) {
 }
 
 /* A request's own glossary. */
-static void every_allocation_of_a_glossary_may_fail(void **state) {
+TEST(every_allocation_of_a_glossary_may_fail) {
     static const char *const sources[] = { "hound", "hound dog", "Acme", "acme", "h", "hound" };
     static const char *const translations[] = { "Jagdhund", "Hund", "Acme", "Spitze", "H", "Bracke" };
     moetext_model *model;
     moe_error e = { .code = MOE_OK };
-    (void)state;
     if (moetext_model_open("models/en-de-fr-es.bin", NULL, &model, &e)) fail_msg("%s", e.message);
     moetext *t = translator(model, FAST "beam=1;rerank=0");
     const long long before = blocks;
@@ -336,12 +331,7 @@ static void every_allocation_of_a_glossary_may_fail(void **state) {
 
 int main(void) {
     if (getenv("VALGRIND")) return 0; /* it has a malloc of its own */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_allocation_of_a_detector_may_fail),
-        cmocka_unit_test(every_allocation_of_a_glossary_may_fail),
-        cmocka_unit_test(every_allocation_of_a_request_may_fail),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }
 
 #else /* there is no other malloc behind this one */

@@ -15,8 +15,6 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,22 +22,20 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "tests/test.h"
 
 #define FAST "beam=2;rerank=0;threads=2"
 
 static moetext_model *model;
 
-static int open_model(void **state) {
+FIXTURE(open_model) {
     moe_error e;
-    (void)state;
     if (!moetext_model_open("models/en-de-fr-es.bin", NULL, &model, &e)) return 0;
     fprintf(stderr, "%s\n", e.message);
     return -1;
 }
 
-static int close_model(void **state) {
-    (void)state;
+FIXTURE(close_model) {
     moetext_model_close(model);
     return 0;
 }
@@ -133,9 +129,8 @@ static heard say(moetext *t, const char *text) {
 
 /* ==== 1. Options ======================================================================================== */
 
-static void options_list_themselves(void **state) {
+TEST(options_list_themselves) {
     size_t n = 0;
-    (void)state;
     for (moetext_option_info o; (o = moetext_option(n)).name; n++) {
         assert_true(*o.values && *o.help && strlen(o.help) < 100 && !strchr(o.help, '\n'));
         for (size_t i = 0; i < n; i++) assert_string_not_equal(moetext_option(i).name, o.name);
@@ -145,9 +140,8 @@ static void options_list_themselves(void **state) {
 }
 
 /* What the engine's table has is an option here, without a line of this library's. */
-static void every_parameter_of_the_engine_is_an_option(void **state) {
+TEST(every_parameter_of_the_engine_is_an_option) {
     size_t found = 0, n = 0;
-    (void)state;
     for (const moe_param *p; (p = moe_param_at(n)); n++)
         for (size_t i = 0; moetext_option(i).name; i++)
             found += strcmp(moetext_option(i).name, p->option) == 0 && strcmp(moetext_option(i).values, p->values) == 0;
@@ -155,7 +149,7 @@ static void every_parameter_of_the_engine_is_an_option(void **state) {
     assert_int_equal(found, n);
 }
 
-static void a_bad_option_is_named(void **state) {
+TEST(a_bad_option_is_named) {
     static const char *const bad[][2] = {
         { "bem=3", "bem" },
         { "beam=0", "beam" },
@@ -183,7 +177,6 @@ static void a_bad_option_is_named(void **state) {
         { "=4", "" },
         { "form=ids", "form" },
     };
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         moetext *t = NULL;
         moe_error e = { .code = MOE_OK };
@@ -197,8 +190,7 @@ static void a_bad_option_is_named(void **state) {
     }
 }
 
-static void options_may_be_written_loosely(void **state) {
-    (void)state;
+TEST(options_may_be_written_loosely) {
     moetext *a = translator(" target = de ;; beam=2 ; rerank=0;threads=1;copy=1;max_len=40; "),
             *b = translator("threads=1;target=de;beam=2;rerank=0;max-len=40");
     assert_string_equal(say(a, "Good morning!").texts[0], say(b, "Good morning!").texts[0]);
@@ -208,9 +200,8 @@ static void options_may_be_written_loosely(void **state) {
 
 /* ==== 2. Models ========================================================================================= */
 
-static void a_model_tells_what_it_knows(void **state) {
+TEST(a_model_tells_what_it_knows) {
     size_t length;
-    (void)state;
     assert_int_equal(moetext_model_language_count(model), 4);
     assert_string_equal(moetext_model_language(model, 1), "de");
     assert_null(moetext_model_language(model, 4));
@@ -236,13 +227,12 @@ static void a_model_tells_what_it_knows(void **state) {
     assert_true(*moetext_tokeniser_version());
 }
 
-static void texts_are_cut_into_ids_and_back(void **state) {
+TEST(texts_are_cut_into_ids_and_back) {
     static const char text[] = "Good morning, my friend.";
     int32_t ids[64];
     char back[64];
     size_t n = 0, length = 0;
     moe_error e;
-    (void)state;
     assert_int_equal(moetext_model_encode(model, text, sizeof text - 1, 0, ids, 2, &n, &e), MOE_OK);
     assert_int_equal(n, 7);
     assert_int_equal(moetext_model_encode(model, text, sizeof text - 1, 1, ids, 64, &n, &e), MOE_OK);
@@ -288,10 +278,9 @@ static void texts_are_cut_into_ids_and_back(void **state) {
     moetext_model_close(other);
 }
 
-static void other_models_are_refused(void **state) {
+TEST(other_models_are_refused) {
     moetext_model *m = NULL;
     moe_error e;
-    (void)state;
     assert_int_equal(moetext_model_open("models/lm-en.bin", NULL, &m, &e), MOE_ERROR_UNSUPPORTED);
     assert_int_equal(moetext_model_open("models/digits.bin", NULL, &m, &e), MOE_ERROR_UNSUPPORTED);
     assert_int_equal(moetext_model_open("no/such/file", NULL, &m, &e), MOE_ERROR_IO);
@@ -322,9 +311,8 @@ static moe_error refused(const char *path, int several) {
     return e;
 }
 
-static void a_model_of_another_program_says_how_to_convert_it(void **state) {
+TEST(a_model_of_another_program_says_how_to_convert_it) {
     char folder[] = "/tmp/moetext-XXXXXX", path[300], wanted[512];
-    (void)state;
     assert_non_null(mkdtemp(folder));
     static const char *const names[][3] = { { "model.npz", "marian", " --type q8" },
                                             { "model.intgemm8.bin", "marian", " --type q8" },
@@ -365,12 +353,11 @@ static void a_model_of_another_program_says_how_to_convert_it(void **state) {
     rmdir(folder);
 }
 
-static void a_model_without_a_tokeniser_takes_ids(void **state) {
+TEST(a_model_without_a_tokeniser_takes_ids) {
     moetext_model *m;
     moetext *t;
     moetext_rows rows;
     static const char *const texts[] = { "5 6 7", "5 six" };
-    (void)state;
     assert_int_equal(moetext_model_open("tests/golden/model-base.bin", "form=ids", &m, NULL), MOE_OK);
     assert_int_equal(moetext_new(m, "form=ids;threads=1", &t, NULL), MOE_OK);
     assert_int_equal(moetext_translate_strings(t, texts, 2, NULL, moetext_model_language(m, 0), &rows, NULL), MOE_OK);
@@ -382,7 +369,7 @@ static void a_model_without_a_tokeniser_takes_ids(void **state) {
 }
 
 /* Of the folder only one file translates. */
-static void a_folder_of_models_is_one_model(void **state) {
+TEST(a_folder_of_models_is_one_model) {
     static const char *const folder[] = { "models" }, *const other[] = { "models/lm-en.bin" };
     static const char *const text[] = { "Where is my book?", "", "Good morning. It rains." };
     moetext_model *several = NULL;
@@ -390,7 +377,6 @@ static void a_folder_of_models_is_one_model(void **state) {
     moetext_rows rows, alone;
     moe_error e;
     size_t length = 7;
-    (void)state;
     assert_int_equal(moetext_models_open(folder, 1, "models-memory=1G", &several, &e), MOE_OK);
     assert_int_equal(moetext_model_language_count(several), 4);
     assert_true(moetext_model_engine(several) == NULL);
@@ -429,9 +415,8 @@ static const char *const sentences[] = { "Where is my book?", "Thank you!", "She
                                          "I have lost my keys." };
 enum { SENTENCES = sizeof sentences / sizeof *sentences };
 
-static void lines_of_a_text_stay_lines(void **state) {
+TEST(lines_of_a_text_stay_lines) {
     char text[512], expected[2048];
-    (void)state;
     moetext *t = translator(FAST ";target=de");
     heard alone[SENTENCES];
     for (size_t i = 0; i < SENTENCES; i++) alone[i] = say(t, sentences[i]);
@@ -446,9 +431,8 @@ static void lines_of_a_text_stay_lines(void **state) {
     moetext_free(t);
 }
 
-static void long_lines_go_sentence_by_sentence(void **state) {
+TEST(long_lines_go_sentence_by_sentence) {
     char text[512] = "", expected[2048] = "";
-    (void)state;
     moetext *t = translator(FAST ";target=de;split=30"), *whole = translator(FAST ";target=de;split=0");
     for (size_t i = 0; i < SENTENCES; i++) {
         snprintf(text + strlen(text), sizeof text - strlen(text), i ? "  %s" : "%s", sentences[i]);
@@ -466,10 +450,9 @@ static void long_lines_go_sentence_by_sentence(void **state) {
     moetext_free(whole);
 }
 
-static void what_is_longer_than_the_model_reads_goes_in_parts(void **state) {
+TEST(what_is_longer_than_the_model_reads_goes_in_parts) {
     enum { RUN = 20000 };
     static char text[RUN + 3000];
-    (void)state;
     moetext *t = translator(FAST ";target=de;max-len=60");
     memset(text, 'Q', RUN);
     for (int i = 0; i < 20; i++) strcat(text, i ? ", and the house is very old" : " The house is red");
@@ -484,8 +467,7 @@ static void what_is_longer_than_the_model_reads_goes_in_parts(void **state) {
     moetext_free(t);
 }
 
-static void capitals_come_out_in_capitals(void **state) {
-    (void)state;
+TEST(capitals_come_out_in_capitals) {
     moetext *t = translator(FAST ";target=de"), *plain = translator(FAST ";target=de;capitals=0");
     assert_string_equal(say(t, "WHERE IS MY BOOK?").texts[0], "WO IST MEIN BUCH?");
     assert_string_not_equal(say(plain, "WHERE IS MY BOOK?").texts[0], "WO IST MEIN BUCH?");
@@ -493,9 +475,8 @@ static void capitals_come_out_in_capitals(void **state) {
     moetext_free(plain);
 }
 
-static void nothing_is_translated_into_nothing(void **state) {
+TEST(nothing_is_translated_into_nothing) {
     static const char *const blank[] = { "", " ", "\t \t", "\n\n", " \r\n " };
-    (void)state;
     moetext *t = translator(FAST ";target=de");
     for (size_t i = 0; i < sizeof blank / sizeof *blank; i++) {
         heard h = say(t, blank[i]);
@@ -515,9 +496,8 @@ static void nothing_is_translated_into_nothing(void **state) {
     moetext_free(t);
 }
 
-static void what_cannot_be_used_has_a_status_of_its_own(void **state) {
+TEST(what_cannot_be_used_has_a_status_of_its_own) {
     static char words[4000];
-    (void)state;
     for (size_t i = 0; i + 5 < sizeof words; i += 5) memcpy(words + i, "word ", 5);
     const moetext_request requests[] = {
         text_of(sentences[0]),
@@ -558,10 +538,9 @@ static void what_cannot_be_used_has_a_status_of_its_own(void **state) {
     moetext_free(t);
 }
 
-static void a_language_must_be_said(void **state) {
+TEST(a_language_must_be_said) {
     moetext_rows rows;
     moe_error e;
-    (void)state;
     moetext *t = translator(FAST);
     const moetext_request requests[] = { { .text = "Hello", .length = 5 },
                                          { .text = "Hello", .length = 5, .target = "fr" } };
@@ -577,8 +556,7 @@ static void a_language_must_be_said(void **state) {
 
 /* ==== 4. Results ======================================================================================== */
 
-static void hypotheses_have_scores_and_tokens(void **state) {
-    (void)state;
+TEST(hypotheses_have_scores_and_tokens) {
     moetext *t = translator("beam=4;nbest=3;rerank=0;threads=2;target=de;split=0");
     for (size_t i = 0; i < SENTENCES; i++) {
         heard h = say(t, sentences[i]);
@@ -601,8 +579,7 @@ static void hypotheses_have_scores_and_tokens(void **state) {
     moetext_free(t);
 }
 
-static void a_translation_begins_as_it_was_told(void **state) {
-    (void)state;
+TEST(a_translation_begins_as_it_was_told) {
     moetext *t = translator(FAST ";target=de");
     const moetext_request request = { .text = "She is reading a book.",
                                       .length = 22,
@@ -617,8 +594,7 @@ static void a_translation_begins_as_it_was_told(void **state) {
 }
 
 /* Each text has its own glossary, whatever is translated beside it and however often it is tried. */
-static void a_text_brings_its_glossary(void **state) {
-    (void)state;
+TEST(a_text_brings_its_glossary) {
     static const char *const sources[] = { "book", "#1" }, *const translations[] = { "Schinken", "Nummer eins" };
     static const char text[] = "Where is my book?\nThe book is here. The book is old.", path[] = "build/terms.tsv";
     FILE *file = fopen(path, "w");
@@ -649,10 +625,9 @@ static void a_text_brings_its_glossary(void **state) {
     moetext_free(with_file);
 }
 
-static void bad_terms_are_named(void **state) {
+TEST(bad_terms_are_named) {
     static const char *const bad[][2] = { { "", "x" },     { "x", " " },    { "a\nb", "x" },
                                           { "x", "a\nb" }, { "\xff", "x" }, { "x", "\xff" } };
-    (void)state;
     moetext *t = translator(FAST ";target=de");
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const char *sources[] = { "dog", bad[i][0] }, *translations[] = { "Hund", bad[i][1] };
@@ -697,11 +672,10 @@ static int has_link(const char *text, const heard *h, const char *source, const 
 }
 
 /* The same mechanism as moe-translate's, which tests/programs/test_keeping.py measures. */
-static void what_is_not_language_is_kept(void **state) {
+TEST(what_is_not_language_is_kept) {
     static const char text[] = "  Hello {name}, open <b>the house</b> at 12:30!\n\tWhere is %s?";
     char path[] = "/tmp/moetext-XXXXXX", options[256];
     const int fd = mkstemp(path);
-    (void)state;
     assert_true(fd >= 0 && write(fd, "house\tGebaeude\n", 15) == 15);
     close(fd);
     snprintf(options, sizeof options, FAST ";target=de;glossary=%s", path);
@@ -726,9 +700,8 @@ static void what_is_not_language_is_kept(void **state) {
     moetext_free(messages);
 }
 
-static void words_are_linked(void **state) {
+TEST(words_are_linked) {
     static const char text[] = "Where is my book? WHERE IS MY BOOK?\n\n  I have lost my keys.  She is reading a book.";
-    (void)state;
     moetext *one = translator(FAST ";target=de;source=en;alignment=1;split=20;batch=1"),
             *many = translator(FAST ";target=de;alignment=1;split=20;source=en;nbest=2"),
             *none = translator(FAST ";target=de;split=20");
@@ -755,11 +728,10 @@ static void words_are_linked(void **state) {
 }
 
 /* Not even of another kind: what was kept of the one before is none of a prefix's business. */
-static void links_do_not_depend_on_the_text_before(void **state) {
+TEST(links_do_not_depend_on_the_text_before) {
     moetext *used = translator(FAST ";target=de;alignment=1"), *fresh = translator(FAST ";target=de;alignment=1");
     moetext_request request = text_of("The dog is big.");
     heard a, b;
-    (void)state;
     request.task = MOETEXT_PREFIX;
     request.given = "Der";
     request.given_length = 3;
@@ -775,12 +747,11 @@ static void links_do_not_depend_on_the_text_before(void **state) {
 
 /* ==== 5. Rows =========================================================================================== */
 
-static void rows_are_what_texts_are(void **state) {
+TEST(rows_are_what_texts_are) {
     static const char bytes[] = "Where is my book?Thank you!caf\xe9She is reading a book.";
     static const int64_t offsets[] = { 0, 17, 27, 27, 31, 53 };
     static const uint8_t all = 0x1F, some = 0x1D;
     moetext_rows rows;
-    (void)state;
     moetext *t = translator(FAST ";target=de;batch=2");
     char *expected[5];
     expected[0] = strdup(say(t, sentences[0]).texts[0]);
@@ -838,8 +809,7 @@ static void count_done(void *user, const moetext_result *result) {
     c->done++;
 }
 
-static void what_is_under_way_is_counted(void **state) {
-    (void)state;
+TEST(what_is_under_way_is_counted) {
     counter c = { .t = translator("target=de;beam=2;batch=8") };
     for (int i = 0; i < 2; i++) {
         c.given = c.done = c.most = 0;
@@ -851,10 +821,9 @@ static void what_is_under_way_is_counted(void **state) {
     moetext_free(c.t);
 }
 
-static void rows_do_not_depend_on_batch_or_threads(void **state) {
+TEST(rows_do_not_depend_on_batch_or_threads) {
     const char *texts[64];
     moetext_rows a, b;
-    (void)state;
     moetext *s = translator("target=fr;beam=3;batch=32;threads=2"),
             *t = translator("target=fr;beam=3;batch=3;threads=1");
     for (size_t i = 0; i < 64; i++) texts[i] = sentences[i * i % SENTENCES];
@@ -870,11 +839,10 @@ static void rows_do_not_depend_on_batch_or_threads(void **state) {
     moetext_free(t);
 }
 
-static void experts_are_read_as_they_are_needed(void **state) {
+TEST(experts_are_read_as_they_are_needed) {
     static const char *const sizes[] = { "600K", "8M", "auto" };
     moetext_rows wanted, rows;
     moe_error e = { .code = MOE_OK };
-    (void)state;
     moetext *mapped = translator(FAST ";target=de");
     assert_int_equal(moetext_translate_strings(mapped, sentences, SENTENCES, NULL, NULL, &wanted, NULL), MOE_OK);
     assert_int_equal(moetext_stats(mapped).experts, 0);
@@ -911,13 +879,12 @@ static void *cancel_soon(void *user) {
     return NULL;
 }
 
-static void a_translator_can_be_cancelled_and_used_again(void **state) {
+TEST(a_translator_can_be_cancelled_and_used_again) {
     enum { N = 2000 };
     static const char *texts[N];
     moetext_rows rows;
     moe_error e;
     pthread_t thread;
-    (void)state;
     moetext *t = translator("target=de;source=en;batch=8;threads=2;alignment=1");
     heard before = say(t, sentences[0]);
     for (size_t i = 0; i < N; i++) texts[i] = sentences[i % SENTENCES];
@@ -956,11 +923,10 @@ static int pull_then_cancel(void *user, int wait, moetext_request *request) {
     return f->next < 3 ? pull(user, wait, request) : MOE_PULL_CANCEL;
 }
 
-static void callbacks_can_cancel(void **state) {
+TEST(callbacks_can_cancel) {
     moetext_request requests[SENTENCES];
     heard h[SENTENCES];
     static feed f;
-    (void)state;
     moetext *t = translator(FAST ";target=de;batch=1");
     for (size_t i = 0; i < SENTENCES; i++) requests[i] = text_of(sentences[i]);
     f = (feed){ .requests = requests, .n = SENTENCES, .heard = h, .cancel = t };
@@ -1067,10 +1033,9 @@ static const char *const turn_texts[TURNS] = {
     "rain, and then they went home, because it was late and the night was cold and dark."
 };
 
-static void texts_in_turns_are_what_they_are_alone(void **state) {
+TEST(texts_in_turns_are_what_they_are_alone) {
     static const char *const options[] = { FAST ";target=de;nbest=2;split=20;batch=4",
                                            "beam=3;rerank=1;threads=1;target=fr;nbest=3;alignment=1;split=20;batch=2" };
-    (void)state;
     for (size_t o = 0; o < 2; o++) {
         moetext *t = translator(options[o]);
         guest *alone = invite(turn_texts, TURNS), *together = invite(turn_texts, TURNS);
@@ -1103,11 +1068,10 @@ static uint64_t steps_of(moetext *t, party *p) {
 }
 
 /* Text 0 is dropped when text 1 is there: one of many parts, and one that is in the batch as a whole. */
-static void a_dropped_text_stops_at_the_next_step(void **state) {
+TEST(a_dropped_text_stops_at_the_next_step) {
     static const char *const pairs[][2] = { { many, "Where is my book?" }, { turn_texts[4], "Yes." } };
     static const char *const options[] = { FAST ";target=de;split=20;batch=4",
                                            "beam=4;rerank=1;threads=1;target=de;nbest=2;split=20;batch=4" };
-    (void)state;
     for (size_t o = 0; o < 2; o++) {
         moetext *t = translator(options[o]);
         for (size_t i = 0; i < 2; i++) {
@@ -1133,9 +1097,8 @@ static void a_dropped_text_stops_at_the_next_step(void **state) {
     }
 }
 
-static void what_is_open_at_the_end_is_dropped(void **state) {
+TEST(what_is_open_at_the_end_is_dropped) {
     guest *g = invite(turn_texts, TURNS);
-    (void)state;
     moetext *t = translator(FAST ";target=de;split=20;batch=4");
     party p = { .guests = g, .n = TURNS, .end_after = TURNS + 2 };
     assert_int_equal(moetext_translate(t, pull_in_turns, keep_all, &p, NULL), MOE_OK);
@@ -1147,10 +1110,9 @@ static void what_is_open_at_the_end_is_dropped(void **state) {
 }
 
 /* Only so many parts of a text are taken before one in front of them is finished. */
-static void blank_lines_wait_for_the_sentence_before_them(void **state) {
+TEST(blank_lines_wait_for_the_sentence_before_them) {
     enum { LINES = 20000 };
     char *text = malloc(LINES + 64);
-    (void)state;
     assert_non_null(text);
     strcpy(text, "Where is my book?");
     memset(text + strlen(text), '\n', LINES);
@@ -1177,10 +1139,9 @@ static void *translate_in_thread(void *user) {
     return result;
 }
 
-static void threads_share_a_model(void **state) {
+TEST(threads_share_a_model) {
     pthread_t threads[4];
     char *alone = translate_in_thread(NULL);
-    (void)state;
     assert_non_null(alone);
     for (size_t i = 0; i < 4; i++) assert_int_equal(pthread_create(&threads[i], NULL, translate_in_thread, NULL), 0);
     for (size_t i = 0; i < 4; i++) {
@@ -1193,9 +1154,8 @@ static void threads_share_a_model(void **state) {
     free(alone);
 }
 
-static void a_child_makes_its_own_translator(void **state) {
+TEST(a_child_makes_its_own_translator) {
     int status;
-    (void)state;
     moetext *t = translator(FAST ";target=de"); /* its threads are not the child's */
     heard h = say(t, sentences[0]);
     const pid_t child = fork();
@@ -1213,44 +1173,4 @@ static void a_child_makes_its_own_translator(void **state) {
     moetext_free(t);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(options_list_themselves),
-        cmocka_unit_test(every_parameter_of_the_engine_is_an_option),
-        cmocka_unit_test(a_bad_option_is_named),
-        cmocka_unit_test(options_may_be_written_loosely),
-        cmocka_unit_test(a_model_tells_what_it_knows),
-        cmocka_unit_test(texts_are_cut_into_ids_and_back),
-        cmocka_unit_test(other_models_are_refused),
-        cmocka_unit_test(a_model_of_another_program_says_how_to_convert_it),
-        cmocka_unit_test(a_model_without_a_tokeniser_takes_ids),
-        cmocka_unit_test(a_folder_of_models_is_one_model),
-        cmocka_unit_test(lines_of_a_text_stay_lines),
-        cmocka_unit_test(long_lines_go_sentence_by_sentence),
-        cmocka_unit_test(what_is_longer_than_the_model_reads_goes_in_parts),
-        cmocka_unit_test(capitals_come_out_in_capitals),
-        cmocka_unit_test(nothing_is_translated_into_nothing),
-        cmocka_unit_test(what_cannot_be_used_has_a_status_of_its_own),
-        cmocka_unit_test(a_language_must_be_said),
-        cmocka_unit_test(hypotheses_have_scores_and_tokens),
-        cmocka_unit_test(a_translation_begins_as_it_was_told),
-        cmocka_unit_test(a_text_brings_its_glossary),
-        cmocka_unit_test(bad_terms_are_named),
-        cmocka_unit_test(what_is_not_language_is_kept),
-        cmocka_unit_test(words_are_linked),
-        cmocka_unit_test(links_do_not_depend_on_the_text_before),
-        cmocka_unit_test(rows_are_what_texts_are),
-        cmocka_unit_test(what_is_under_way_is_counted),
-        cmocka_unit_test(rows_do_not_depend_on_batch_or_threads),
-        cmocka_unit_test(experts_are_read_as_they_are_needed),
-        cmocka_unit_test(a_translator_can_be_cancelled_and_used_again),
-        cmocka_unit_test(callbacks_can_cancel),
-        cmocka_unit_test(texts_in_turns_are_what_they_are_alone),
-        cmocka_unit_test(a_dropped_text_stops_at_the_next_step),
-        cmocka_unit_test(what_is_open_at_the_end_is_dropped),
-        cmocka_unit_test(blank_lines_wait_for_the_sentence_before_them),
-        cmocka_unit_test(threads_share_a_model),
-        cmocka_unit_test(a_child_makes_its_own_translator),
-    };
-    return cmocka_run_group_tests_name("moetext", tests, open_model, close_model);
-}
+int main(void) { return run_all_tests(open_model, close_model); }

@@ -27,8 +27,6 @@
 #include "tools/text/words.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -37,7 +35,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "tests/test.h"
 
 #include "tests/text/letters.h"
 
@@ -51,8 +49,7 @@ static size_t encode_utf8(uint32_t c, char out[4]) {
     return n;
 }
 
-static void every_character_is_valid(void **state) {
-    (void)state;
+TEST(every_character_is_valid) {
     for (uint32_t c = 0; c < 0x110400; c++) {
         char s[4];
         size_t n = encode_utf8(c, s), valid = text_utf8_valid(s, n);
@@ -64,8 +61,7 @@ static void every_character_is_valid(void **state) {
 
 /* Every seventh string of three bytes against a decoder that is written the other way round: decode, encode, compare.
  */
-static void short_strings_agree_with_a_plain_decoder(void **state) {
-    (void)state;
+TEST(short_strings_agree_with_a_plain_decoder) {
     for (uint32_t bits = 0; bits < 1u << 24; bits += 7) {
         char s[3] = { (char)(bits & 0xFF), (char)(bits >> 8), (char)(bits >> 16) };
         size_t at = 0;
@@ -83,16 +79,14 @@ static void short_strings_agree_with_a_plain_decoder(void **state) {
     }
 }
 
-static void cuts_fall_between_characters(void **state) {
-    (void)state;
+TEST(cuts_fall_between_characters) {
     const char *s = "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80";
     static const size_t cut[] = { 0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10, 10 };
     for (size_t limit = 0; limit < 12; limit++) assert_int_equal(text_utf8_cut(s, 10, limit), cut[limit]);
 }
 
 /* A model file must not be able to send control sequences to a terminal. */
-static void cleaned_text_holds_no_controls(void **state) {
-    (void)state;
+TEST(cleaned_text_holds_no_controls) {
     const char dirty[] = "a\x1b[2Jb\0c\xC2\x9B"
                          "d\xFF\ne\x7F\xC3\xA9";
     text_bytes out = { 0 };
@@ -105,8 +99,7 @@ static void cleaned_text_holds_no_controls(void **state) {
 
 /* Nor turn what stands behind its own text: only U+2028 .. U+202E and U+2066 .. U+2069 of U+2000 .. U+20FF are taken.
  */
-static void cleaned_text_turns_no_direction(void **state) {
-    (void)state;
+TEST(cleaned_text_turns_no_direction) {
     for (unsigned c = 0x2000; c < 0x2100; c++) {
         const int harm = (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
         char text[8] = "a", wanted[8] = "a\xEF\xBF\xBDz";
@@ -118,8 +111,7 @@ static void cleaned_text_turns_no_direction(void **state) {
     }
 }
 
-static void floats_read_back(void **state) {
-    (void)state;
+TEST(floats_read_back) {
     for (uint32_t bits = 1; bits < 0x7F800000u; bits += 65521) {
         float value;
         memcpy(&value, &bits, 4);
@@ -132,8 +124,7 @@ static void floats_read_back(void **state) {
 
 /* ==== 2. JSON =========================================================================================== */
 
-static void strings_are_escaped_as_far_as_they_must(void **state) {
-    (void)state;
+TEST(strings_are_escaped_as_far_as_they_must) {
     static const char text[] = "a\"\\\b\f\n\r\t\x01\x7F<&'>\xC3\xA9\xE2\x80\xA7\xE2\x80\xA8\xE2\x80\xA9";
     text_bytes out = { 0 };
     json j = { .out = &out };
@@ -182,8 +173,7 @@ static void put_everything(json *j) {
     json_close(j, '}');
 }
 
-static void values_stand_apart_in_both_layouts(void **state) {
-    (void)state;
+TEST(values_stand_apart_in_both_layouts) {
     text_bytes out = { 0 };
     json j = { .out = &out };
     put_everything(&j);
@@ -212,9 +202,8 @@ static void values_stand_apart_in_both_layouts(void **state) {
 
 /* ==== 3. Index ========================================================================================== */
 
-static void entries_are_found_by_their_hash(void **state) {
+TEST(entries_are_found_by_their_hash) {
     enum { ENTRIES = 5000, HASHES = 1700 }; /* about three entries share a hash */
-    (void)state;
     text_index index = { 0 };
     size_t at = 0;
     assert_int_equal(text_index_next(&index, 0, &at), TEXT_NONE);
@@ -267,8 +256,7 @@ static void read_back(const char *data, size_t length, size_t step, text_bytes *
     close(ends[0]);
 }
 
-static void lines_survive_any_cutting(void **state) {
-    (void)state;
+TEST(lines_survive_any_cutting) {
     const char in[] = "\xEF\xBB\xBFone\r\n\ntwo\n\r\nth\rree\n\xEF\xBB\xBF"
                       "four\nNUL \0 inside\nlast";
     const char wanted[] = "one||two||th\rree|\xEF\xBB\xBF"
@@ -282,8 +270,7 @@ static void lines_survive_any_cutting(void **state) {
     }
 }
 
-static void long_lines_are_kept_to_the_limit(void **state) {
-    (void)state;
+TEST(long_lines_are_kept_to_the_limit) {
     for (int over = -1; over <= 2; over++) {
         for (int crlf = 0; crlf < 2; crlf++) {
             text_bytes in = { 0 }, out = { 0 };
@@ -305,8 +292,7 @@ static void long_lines_are_kept_to_the_limit(void **state) {
     }
 }
 
-static void an_endless_line_needs_little_memory(void **state) {
-    (void)state;
+TEST(an_endless_line_needs_little_memory) {
     text_bytes in = { 0 }, out = { 0 };
     size_t n = (size_t)5 * TEXT_MAX_LINE;
     char *line = malloc(n);
@@ -323,7 +309,7 @@ static void an_endless_line_needs_little_memory(void **state) {
 
 /* ==== 5. Sentences ====================================================================================== */
 
-static void sentences_end_where_readers_see_it(void **state) {
+TEST(sentences_end_where_readers_see_it) {
     static const char *const texts[] = {
         /* | where one ends */
         "Hello.| How are you?| Fine!",
@@ -357,7 +343,6 @@ static void sentences_end_where_readers_see_it(void **state) {
         "My ex.| Bob",
         "One.| Two.| Three.| Four.| Five.| Six.",
     };
-    (void)state;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         text_bytes plain = { 0 }, got = { 0 };
         for (const char *c = texts[i]; *c; c++)
@@ -391,7 +376,7 @@ static void parts_of(const char *text, size_t limit, text_bytes *out) {
     }
 }
 
-static void long_sentences_are_cut_at_clauses_then_words(void **state) {
+TEST(long_sentences_are_cut_at_clauses_then_words) {
     static const struct {
         const char *text;
         size_t limit;
@@ -407,7 +392,6 @@ static void long_sentences_are_cut_at_clauses_then_words(void **state) {
     };
     text_bytes got = { 0 };
     char run[701] = "say ";
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         parts_of(cases[i].text, cases[i].limit, &got);
         assert_string_equal(got.data, cases[i].parts);
@@ -425,7 +409,7 @@ static void long_sentences_are_cut_at_clauses_then_words(void **state) {
     text_bytes_free(&got);
 }
 
-static void capitals_come_and_go(void **state) {
+TEST(capitals_come_and_go) {
     static const struct {
         const char *shouted, *calm;
     } texts[] = {
@@ -449,7 +433,6 @@ static void capitals_come_and_go(void **state) {
                                          "12 34 56 78",
                                          "NATO" };
     char line[64];
-    (void)state;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         const size_t n = strlen(texts[i].shouted);
         assert_true(text_is_capitals(texts[i].shouted, n));
@@ -472,8 +455,7 @@ static void capitals_come_and_go(void **state) {
 
 /* ==== 6. The queue ====================================================================================== */
 
-static void jobs_leave_in_order_whatever_finishes_first(void **state) {
-    (void)state;
+TEST(jobs_leave_in_order_whatever_finishes_first) {
     enum { N = 50 };
     text_queue queue = { 0 };
     text_job *jobs[N];
@@ -514,8 +496,7 @@ static void refused(const void *bytes, size_t size, const char *why) {
 
 #define REFUSED(literal, why) refused(literal, sizeof(literal) - 1, why)
 
-static void damaged_tokenisers_are_refused(void **state) {
-    (void)state;
+TEST(damaged_tokenisers_are_refused) {
     REFUSED("", "empty");
     REFUSED("garbage that is no protocol buffer", "not a SentencePiece model");
     REFUSED("\x0A\xFF\xFF\xFF\xFF\x0F", "cut short");                       /* a length beyond the end       */
@@ -534,8 +515,7 @@ static void damaged_tokenisers_are_refused(void **state) {
 }
 
 /* The character map's trie may not lead back to where it was: the library's walk would not end its matches in 32. */
-static void a_trie_with_a_circle_is_refused(void **state) {
-    (void)state;
+TEST(a_trie_with_a_circle_is_refused) {
     enum { UNITS = 512 };
     char model[9 + 3 + 3 + 4 + 4 * UNITS + 1];
     const size_t map = 4 + 4 * UNITS + 1;
@@ -571,8 +551,7 @@ static size_t detected(text_detector *detector, const char *const *texts, size_t
     return right;
 }
 
-static void a_few_words_tell_their_language(void **state) {
-    (void)state;
+TEST(a_few_words_tell_their_language) {
     static const char *const texts[4][16] = {
         { "Hello", "hello", "HELLO", "Thanks", "Yes", "Good morning.", "I am hungry", "Where is it", "the old house",
           "Close the window", "She speaks slowly", "two red apples", "Nobody knows why", "How much money",
@@ -593,8 +572,7 @@ static void a_few_words_tell_their_language(void **state) {
     text_detector_close(detector);
 }
 
-static void what_is_in_no_language_has_no_confidence(void **state) {
-    (void)state;
+TEST(what_is_in_no_language_has_no_confidence) {
     static const char *const texts[] = {
         "xqzt", "asdf", "Przepraszam bardzo", "\xD0\x9F\xD1\x80\xD0\xB8\xD0\xB2", "lorem ipsum", "\xFF\xFEzzkq"
     };
@@ -618,8 +596,7 @@ static void what_is_in_no_language_has_no_confidence(void **state) {
 }
 
 /* Another program, in Python, computed these: listed words and others, of one language or several. */
-static void probabilities_are_those_of_another_program(void **state) {
-    (void)state;
+TEST(probabilities_are_those_of_another_program) {
     static const struct {
         const char *text;
         ptrdiff_t language;
@@ -643,8 +620,7 @@ static void probabilities_are_those_of_another_program(void **state) {
 
 /* Codes of checkpoints; and languages some of which only fingerprints are known of. */
 /* However they are written; not their parts, not names, not what is too long for any list. */
-static void frequent_words_are_no_names(void **state) {
-    (void)state;
+TEST(frequent_words_are_no_names) {
     static const char *const words[] = { "ça",
                                          "Ça",
                                          "ÇA",
@@ -674,8 +650,7 @@ static void frequent_words_are_no_names(void **state) {
     for (size_t n = 0; n <= sizeof longest; n += 38) assert_false(text_word_is_common(longest, n));
 }
 
-static void other_languages_are_told_too(void **state) {
-    (void)state;
+TEST(other_languages_are_told_too) {
     static const char *const codes[] = { "fra_Latn", "deu_Latn", "ita", "por_Latn", "nl" };
     static const char *const more[] = { "pol_Latn", "deu_Latn", "ukr_Cyrl", "ace_Arab" };
     static const char *const texts[] = { "Bonne nuit", "Gute Nacht", "Buona notte", "Boa noite", "Goede nacht" };
@@ -837,15 +812,9 @@ static void only_what_is_new_is_a_loss(guarded *g) {
     assert_int_equal(again(g, "Guten X 1 \xEF\xBF\xBD"), 0); /* nothing is kept of it */
 }
 
-static void stand_ins_that_do_not_come_through(void **state) {
-    (void)state;
-    with_guard(letters(), stand_ins_are_checked);
-}
+TEST(stand_ins_that_do_not_come_through) { with_guard(letters(), stand_ins_are_checked); }
 
-static void what_was_there_is_no_stand_in(void **state) {
-    (void)state;
-    with_guard(letters(), only_what_is_new_is_a_loss);
-}
+TEST(what_was_there_is_no_stand_in) { with_guard(letters(), only_what_is_new_is_a_loss); }
 
 /* Firefox's vocabularies have no '~'. As a token that a constraint forces it would be the unknown one. */
 static void what_has_no_piece_is_kept(guarded *g) {
@@ -855,16 +824,13 @@ static void what_has_no_piece_is_kept(guarded *g) {
     comes_out(g, "Es kostet X1 jetzt", "Es kostet ~500 jetzt");
 }
 
-static void signs_that_the_vocabulary_lacks_are_kept(void **state) {
-    (void)state;
-    with_guard(letters_without('~'), what_has_no_piece_is_kept);
-}
+TEST(signs_that_the_vocabulary_lacks_are_kept) { with_guard(letters_without('~'), what_has_no_piece_is_kept); }
 
 /* ==== 10. Loops ======================================================================================== */
 
 static moe_span span(const char *text) { return (moe_span){ text, strlen(text) }; }
 
-static void loops_are_told_from_repetitions_of_the_source(void **state) {
+TEST(loops_are_told_from_repetitions_of_the_source) {
     static const struct {
         int loops;
         const char *source, *target;
@@ -894,13 +860,12 @@ static void loops_are_told_from_repetitions_of_the_source(void **state) {
           "Leute am Meer und die der Leute am Meer und die der Leute am Meer und die der Leute" },
         { 0, "ha ha ha ha ha ha ha ha", "\u54C8\u54C8\u54C8\u54C8\u54C8\u54C8\u54C8\u54C8" },
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (text_loops(span(cases[i].source), span(cases[i].target)) != cases[i].loops)
             fail_msg("%s: %s", cases[i].source, cases[i].target);
 }
 
-static void names_of_a_list_are_missed(void **state) {
+TEST(names_of_a_list_are_missed) {
     static const struct {
         text_names answer;
         const char *source, *target;
@@ -919,13 +884,12 @@ static void names_of_a_list_are_missed(void **state) {
         { TEXT_NO_NAMES, "", "" },
         { TEXT_NO_NAMES, ", ;", "," },
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (text_names_kept(span(cases[i].source), span(cases[i].target)) != cases[i].answer)
             fail_msg("%s: %s", cases[i].source, cases[i].target);
 }
 
-static void halves_are_cut_where_clauses_are(void **state) {
+TEST(halves_are_cut_where_clauses_are) {
     static const struct {
         const char *text;
         size_t half;
@@ -940,14 +904,13 @@ static void halves_are_cut_where_clauses_are(void **state) {
         { "   ", 0 },
         { "x <a href=\"y z\">w</a>", 2 },
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const size_t half = text_half(cases[i].text, strlen(cases[i].text), 1);
         if (half != cases[i].half) fail_msg("%s: %zu", cases[i].text, half);
     }
 }
 
-static void halves_are_cut_at_signs_first(void **state) {
+TEST(halves_are_cut_at_signs_first) {
     static const struct {
         const char *text;
         size_t half;
@@ -958,7 +921,6 @@ static void halves_are_cut_at_signs_first(void **state) {
         { "> one, two three", 7 },
         { "one, two three >", 5 },
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const size_t half = text_half(cases[i].text, strlen(cases[i].text), 1);
         if (half != cases[i].half) fail_msg("%s: %zu", cases[i].text, half);
@@ -970,7 +932,7 @@ static void halves_are_cut_at_signs_first(void **state) {
 }
 
 /* A row is marked here: "^" ends a cell, "=" the signs before one. */
-static void cells_end_at_tabs_and_at_signs_of_no_sentence(void **state) {
+TEST(cells_end_at_tabs_and_at_signs_of_no_sentence) {
     static const struct {
         const char *text, *cells;
         int spans;
@@ -988,7 +950,6 @@ static void cells_end_at_tabs_and_at_signs_of_no_sentence(void **state) {
         { "a | b\tc", "a | b\t^c^", 0 },
         { "|", "|=", 1 },
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         text_bytes got = { 0 };
         int separates;
@@ -1003,7 +964,7 @@ static void cells_end_at_tabs_and_at_signs_of_no_sentence(void **state) {
     }
 }
 
-static void signs_between_words_are_missed(void **state) {
+TEST(signs_between_words_are_missed) {
     static const struct {
         const char *source, *target;
         int kept;
@@ -1020,7 +981,6 @@ static void signs_between_words_are_missed(void **state) {
         { "see {a > b} here", "sieh hier", 1 },
         { "", "", 1 },
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const moe_span source = { cases[i].source, strlen(cases[i].source) };
         const moe_span target = { cases[i].target, strlen(cases[i].target) };
@@ -1029,7 +989,7 @@ static void signs_between_words_are_missed(void **state) {
 }
 
 /* What a model could write for a text of a message, and what becomes of it; NULL: the source stays. */
-static void apostrophes_do_not_break_messages(void **state) {
+TEST(apostrophes_do_not_break_messages) {
     static const struct {
         const char *source, *written, *becomes;
         text_message_text kind;
@@ -1049,7 +1009,6 @@ static void apostrophes_do_not_break_messages(void **state) {
         { "a", "{a", NULL, TEXT_MESSAGE_PLAIN },
         { "a '{b", "a '{b", NULL, TEXT_MESSAGE_PLAIN },
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         text_bytes out = { 0 };
         text_append_string(&out, "'before ");
@@ -1062,7 +1021,7 @@ static void apostrophes_do_not_break_messages(void **state) {
     }
 }
 
-static void messages_go_over_lines(void **state) {
+TEST(messages_go_over_lines) {
     static const struct {
         const char *text, *lines;
         int open;
@@ -1082,7 +1041,6 @@ static void messages_go_over_lines(void **state) {
         { "{n, plural,\nother {'{ a}}\nb", "{n, plural,\nother {'{ a}}\nb", 1 },
         { "{n, plural, {\n", "{n, plural, {", 1 },
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *text = cases[i].text;
         int open;
@@ -1092,10 +1050,9 @@ static void messages_go_over_lines(void **state) {
     }
 }
 
-static void messages_are_looked_at_once(void **state) {
+TEST(messages_are_looked_at_once) {
     enum { LONG = 1 << 20 };
     char *line = malloc(LONG);
-    (void)state;
     assert_non_null(line);
     static const char *const units[] = { "{", "'{", "{n, plural, a {b} ", "{n, plural, a {", "} {n, select, a {b}} ",
                                          "x " };
@@ -1108,7 +1065,7 @@ static void messages_are_looked_at_once(void **state) {
     free(line);
 }
 
-static void answers_in_words_lack_signs(void **state) {
+TEST(answers_in_words_lack_signs) {
     static const struct {
         const char *source, *target, *lost;
     } cases[] = { { "Hello {name}, <b>all</b>", "Hallo {name}, <b>alle</b>", "" },
@@ -1124,7 +1081,6 @@ static void answers_in_words_lack_signs(void **state) {
                   { "%s of 12", "%s von 12", "" },
                   { "", "", "" },
                   { "a {x}", "", "{x}" } };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const moe_span lost = text_prompt_missing(span(cases[i].source), span(cases[i].target));
         assert_int_equal(lost.length, strlen(cases[i].lost));
@@ -1133,7 +1089,7 @@ static void answers_in_words_lack_signs(void **state) {
 }
 
 /* Answers that are made up. */
-static void answers_in_words_lack_numbers(void **state) {
+TEST(answers_in_words_lack_numbers) {
     static const struct {
         const char *source, *target, *lost;
     } cases[] = { { "in 1984", "im Jahr 1984", "" },
@@ -1154,7 +1110,6 @@ static void answers_in_words_lack_numbers(void **state) {
                   { "see https://example.org/1234", "nichts", "" },
                   { "first 1984, then 365", "erst 1984, dann", "365" },
                   { "", "", "" } };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         moe_span lost;
         assert_int_equal(text_prompt_missing_number(span(cases[i].source), span(cases[i].target), &lost, NULL), MOE_OK);
@@ -1163,7 +1118,7 @@ static void answers_in_words_lack_numbers(void **state) {
     }
 }
 
-static void answers_in_words_are_doubted(void **state) {
+TEST(answers_in_words_are_doubted) {
     static const char text[] = "The old house near the river has a garden with many apple trees.";
     static const struct {
         const char *language, *source, *target, *part; /* NULL: fine */
@@ -1230,7 +1185,6 @@ static void answers_in_words_are_doubted(void **state) {
         { "en", "Berlin, Hamburg, München", "Berlin, Hamburg, München", NULL },
     };
     text_suspicions doubts = { 0 };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *why =
             text_suspicious_reason(&doubts, span(cases[i].language), span(cases[i].source), span(cases[i].target), 0);
@@ -1243,13 +1197,12 @@ static void answers_in_words_are_doubted(void **state) {
 }
 
 /* MOE_TEST_PAIRS=FILE, lines of language TAB source TAB human translation: what is doubted of them is printed. */
-static void human_translations_are_not_doubted(void **state) {
+TEST(human_translations_are_not_doubted) {
     const char *path = getenv("MOE_TEST_PAIRS");
     FILE *file = path ? fopen(path, "rb") : NULL;
     text_suspicions doubts = { 0 };
     char line[1 << 14], *fields[3];
     size_t n = 0, doubted = 0, numbers = 0;
-    (void)state;
     if (!file) skip();
     while (fgets(line, sizeof line, file)) {
         fields[0] = strtok(line, "\t"), fields[1] = strtok(NULL, "\t"), fields[2] = strtok(NULL, "\n");
@@ -1266,8 +1219,7 @@ static void human_translations_are_not_doubted(void **state) {
     assert_true(n > 100 && doubted * 1000 < n);
 }
 
-static void texts_of_signs_alone_say_nothing(void **state) {
-    (void)state;
+TEST(texts_of_signs_alone_say_nothing) {
     assert_false(text_has_language("12 <br/> {name} https://example.org", 35));
     assert_false(text_has_language("", 0));
     assert_true(text_has_language("12 <br/> a", 10));
@@ -1275,7 +1227,7 @@ static void texts_of_signs_alone_say_nothing(void **state) {
 }
 
 /* Languages of models that have both writings of Chinese, or one of them. */
-static void languages_are_found_in_their_script(void **state) {
+TEST(languages_are_found_in_their_script) {
     static const char *const hy[] = { "zh", "en", "zh-Hant", "yue", "sr" }, *const nllb[] = { "zho_Hans", "zho_Hant",
                                                                                               "yue_Hant", "kas_Arab",
                                                                                               "kas_Deva", "srp_Cyrl" },
@@ -1335,7 +1287,6 @@ static void languages_are_found_in_their_script(void **state) {
         { m2m, 2, "zh-yue", NULL },
         { nllb, 2, "yue", NULL },
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const ptrdiff_t found = text_language_among(cases[i].codes, cases[i].n, cases[i].asked, 1);
         const char *code = found < 0 ? "none" : cases[i].codes[found];
@@ -1346,49 +1297,4 @@ static void languages_are_found_in_their_script(void **state) {
     assert_int_equal(text_language_among(hy, 5, "zh-Hant-TW", 0), 2);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(languages_are_found_in_their_script),
-        cmocka_unit_test(every_character_is_valid),
-        cmocka_unit_test(short_strings_agree_with_a_plain_decoder),
-        cmocka_unit_test(cuts_fall_between_characters),
-        cmocka_unit_test(cleaned_text_holds_no_controls),
-        cmocka_unit_test(cleaned_text_turns_no_direction),
-        cmocka_unit_test(floats_read_back),
-        cmocka_unit_test(strings_are_escaped_as_far_as_they_must),
-        cmocka_unit_test(values_stand_apart_in_both_layouts),
-        cmocka_unit_test(entries_are_found_by_their_hash),
-        cmocka_unit_test(lines_survive_any_cutting),
-        cmocka_unit_test(long_lines_are_kept_to_the_limit),
-        cmocka_unit_test(an_endless_line_needs_little_memory),
-        cmocka_unit_test(sentences_end_where_readers_see_it),
-        cmocka_unit_test(long_sentences_are_cut_at_clauses_then_words),
-        cmocka_unit_test(loops_are_told_from_repetitions_of_the_source),
-        cmocka_unit_test(names_of_a_list_are_missed),
-        cmocka_unit_test(halves_are_cut_where_clauses_are),
-        cmocka_unit_test(halves_are_cut_at_signs_first),
-        cmocka_unit_test(cells_end_at_tabs_and_at_signs_of_no_sentence),
-        cmocka_unit_test(signs_between_words_are_missed),
-        cmocka_unit_test(capitals_come_and_go),
-        cmocka_unit_test(jobs_leave_in_order_whatever_finishes_first),
-        cmocka_unit_test(damaged_tokenisers_are_refused),
-        cmocka_unit_test(a_trie_with_a_circle_is_refused),
-        cmocka_unit_test(a_few_words_tell_their_language),
-        cmocka_unit_test(what_is_in_no_language_has_no_confidence),
-        cmocka_unit_test(probabilities_are_those_of_another_program),
-        cmocka_unit_test(frequent_words_are_no_names),
-        cmocka_unit_test(other_languages_are_told_too),
-        cmocka_unit_test(stand_ins_that_do_not_come_through),
-        cmocka_unit_test(what_was_there_is_no_stand_in),
-        cmocka_unit_test(signs_that_the_vocabulary_lacks_are_kept),
-        cmocka_unit_test(apostrophes_do_not_break_messages),
-        cmocka_unit_test(messages_go_over_lines),
-        cmocka_unit_test(messages_are_looked_at_once),
-        cmocka_unit_test(answers_in_words_lack_signs),
-        cmocka_unit_test(answers_in_words_lack_numbers),
-        cmocka_unit_test(answers_in_words_are_doubted),
-        cmocka_unit_test(human_translations_are_not_doubted),
-        cmocka_unit_test(texts_of_signs_alone_say_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_all_tests(NULL, NULL); }
