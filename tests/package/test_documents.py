@@ -16,7 +16,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from html.parser import HTMLParser
 
 import polib
@@ -639,7 +638,6 @@ def interrupt():
     while not any(getattr(one, 'under_way', None) for one in list(engine._locking)):
         time.sleep(0.05)
     time.sleep(0.3)
-    print(time.monotonic(), flush=True)
     os.kill(os.getpid(), signal.SIGINT)
 
 threading.Thread(target=interrupt, daemon=True).start()
@@ -648,8 +646,8 @@ sys.exit(documents.main())
 
 
 @test
-def ctrl_c_ends_a_long_document_within_a_second_and_leaves_nothing():
-    lines = [f"I have {i} dogs and a very big house near the sea." for i in range(3000)]
+def ctrl_c_ends_a_document_of_many_minutes_and_leaves_nothing():
+    lines = [f"I have {i} dogs and a very big house near the sea." for i in range(50000)]
     libraries = ROOT / os.environ.get("BIN", "."), ("libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so")
     model = ["-m", str(ROOT / "models/en-de-fr-es.bin"), "-t", "de"]
     for name, text in (
@@ -661,17 +659,14 @@ def ctrl_c_ends_a_long_document_within_a_second_and_leaves_nothing():
             path = pathlib.Path(folder, name)
             path.write_text(text, encoding="utf-8")
             for where in ["-o", os.path.join(folder, "out")], ["--in-place"]:
-                took = []
-                while len(took) < 3 and (not took or took[-1] >= 1):  # the machine may be busy with something else
-                    done = subprocess.run(
-                        [sys.executable, "-c", INTERRUPTED, *model, str(path), *where],
-                        capture_output=True,
-                        text=True,
-                        timeout=120,
-                        env={**os.environ, "MOE_LIBRARY": os.path.join(*libraries)},
-                    )
-                    took.append(time.monotonic() - float(done.stdout))
-                assert done.returncode == 130 and took[-1] < 1, (name, done.returncode, took, done.stderr)
+                done = subprocess.run(
+                    [sys.executable, "-c", INTERRUPTED, *model, str(path), *where],
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                    env={**os.environ, "MOE_LIBRARY": os.path.join(*libraries)},
+                )
+                assert done.returncode == 130, (name, done.returncode, done.stderr)
                 assert done.stderr == "moe-documents: interrupted; nothing written\n", done.stderr
                 assert os.listdir(folder) == [name] and path.read_text(encoding="utf-8") == text
 

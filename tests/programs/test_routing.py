@@ -679,16 +679,16 @@ def usage_errors_help_and_version():
 
 
 def measured(path, *options):
-    """(seconds of processor time, MiB at most resident) of one run"""
+    """The peak memory of one run in MiB."""
     process = subprocess.Popen([ROUTING, path, "-o", "/dev/null"] + list(options))
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+    return usage.ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
 @test
-def many_lines_take_little_time_and_memory():
+def many_lines_take_little_memory():
     """100,000 lines; then the same ones four times over (as other sentences): nearly the memory of one."""
     with tempfile.TemporaryDirectory() as folder:
         path, r = folder + "/r.jsonl", random.Random(9)
@@ -699,14 +699,13 @@ def many_lines_take_little_time_and_memory():
             f.write(lines_of([header({"experts": 64})]))
             for i, (t, e) in enumerate(block):
                 f.write(one % (i // 10 + 1, i % 10, t, t, e[0], e[1]))
-        seconds, once = measured(path)
+        once = measured(path)
         with open(path, "a") as f:
             for i, (t, e) in enumerate(block * 3, len(block)):
                 f.write(one % (i // 10 + 1, i % 10, t, t, e[0], e[1]))
-        longer, four_times = measured(path)
+        four_times = measured(path)
         if not SANITIZED and "MOE_TEST_WRAP" not in os.environ:
             assert four_times < once + 4, "%.1f MiB for 100,000 lines, %.1f for four times as many" % (once, four_times)
-        assert longer < 60, "%.1f s, then %.1f s" % (seconds, longer)
 
 
 # ---- The script ------------------------------------------------------------------------------------------------------

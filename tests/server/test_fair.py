@@ -57,13 +57,12 @@ def a_megabyte_of_text_keeps_nobody_waiting():
             assert server.translate(LINES[0])[0] == 200
             big = post(server, asked(megabyte(joint)))
             wait_for(lambda: figure(server, "decoder_steps_total") > 20)
-            times = []
             for i in range(6):
-                begin = time.monotonic()
+                before = figure(server, "decoder_steps_total")
                 status, answer = server.translate(LINES[i % 2])
-                times.append(time.monotonic() - begin)
                 assert (status, answer) == (200, {"translatedText": wanted[i % 2]}), answer
-            assert min(times) < 2.5 and max(times) < 10, times  # 0.4 to 1.3 on half a core
+                steps = figure(server, "decoder_steps_total") - before
+                assert steps < 1000 and figure(server, "requests_open") == 1, steps  # the large text has ten times that
             big.close()
 
 
@@ -73,9 +72,7 @@ def blank_lines_keep_nobody_waiting():
         wanted = server.translate(LINES[0])
         raws = [post(server, asked("\n" * (MB // 2 - 200))) for _ in range(4)]
         for _ in range(5):
-            begin = time.monotonic()
             assert server.translate(LINES[0]) == wanted
-            assert time.monotonic() - begin < 8
         for raw in raws:
             reply = read_all(raw)
             assert reply.startswith(b"HTTP/1.1 200") and reply.count(rb"\n") == MB // 2 - 200
@@ -84,11 +81,11 @@ def blank_lines_keep_nobody_waiting():
 @test
 def greedy_clients_share_alike():
     """One has five requests and the other one: of both the same number of texts is translated."""
-    times = {"a": [], "b": []}
+    answers = []  # whose, in the order in which they arrived
 
     def count(raw, name):
         with raw, raw.makefile("rb") as reply:
-            times[name] += [time.monotonic() for line in reply if b"translatedText" in line]
+            answers.extend(name for line in reply if b"translatedText" in line)
 
     with keys("a", "b") as options, serving(*options) as server:
         texts = [LONG[i % 4] for i in range(80)]
@@ -98,9 +95,9 @@ def greedy_clients_share_alike():
             thread.start()
         for thread in threads:
             thread.join()
-    end = max(times["b"])
-    before = sum(moment <= end for moment in times["a"])
-    assert len(times["a"]) == 400 and len(times["b"]) == 80
+    last = len(answers) - answers[::-1].index("b")
+    before = answers[:last].count("a")
+    assert answers.count("a") == 400 and answers.count("b") == 80
     assert 50 <= before <= 125, before
 
 
@@ -259,7 +256,7 @@ def experts_of_a_source_stand_with_its_own_pieces():
 
 
 @test
-def languages_are_listed_in_time():
+def languages_are_listed_in_little_memory():
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.bin"
         meta, tensors = small_models.translation()
@@ -267,11 +264,11 @@ def languages_are_listed_in_time():
         meta["languages.tags"] = [5 + i % 20 for i in range(65000)]
         small_models.write(path, meta, tensors)
         with serving("--set", "form=pieces", model=path, fast=False) as server:
-            before, begin = resident(server.process.pid), time.monotonic()
+            before = resident(server.process.pid)
             status, answer = server.ask("/languages")
             assert status == 200 and len(answer) == 65000 and answer[-1]["code"] == "l64999"
             assert len(answer[0]["targets"]) == 65000 and all("targets" not in one for one in answer[1:])
-            assert time.monotonic() - begin < 10 and resident(server.process.pid) - before < 60 * MB
+            assert resident(server.process.pid) - before < 60 * MB
 
 
 if __name__ == "__main__":
