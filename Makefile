@@ -1,20 +1,20 @@
 # moe - inference for Mixture-of-Experts translation models
 #
 # make                 build the programs ./moe-*, libmoe and libmoetext (static and shared)
-# make deps            install the libraries that it needs where they are missing (tools/install-deps)
-# make demo            both, then translate a few sentences with the model in models/ (MODEL=FILE: another)
-# make install         install all of it, a model and completions under PREFIX=/usr/local; LIBDIR=, DESTDIR=;
-#                      UNITDIR=/etc/systemd/system: a unit of moe-server for systemd too
-# make uninstall       remove what make install put there
-# make wheel           a wheel of the Python package in build/wheel, with all libraries in it (Linux)
-# make clean           remove what was built
-# make CUDA=1          the programs use a GPU where there is one (needs nvcc; variables: tools/cuda.mk)
-# make MPI=1           mpirun -n 4 ./moe-translate ...: processes that share a model's experts (needs OpenMPI)
+# make deps            install missing packages (tools/install-deps)
+# make demo            build, then translate a few sentences with the model in models/; MODEL=FILE: another model
+# make install         install programs, libraries, a model and completions in PREFIX=/usr/local; LIBDIR=, DESTDIR=;
+#                      UNITDIR=/etc/systemd/system: also a systemd unit of moe-server
+# make uninstall       remove what make install installed
+# make wheel           build a wheel of the Python package with all libraries in build/wheel (Linux)
+# make clean           remove what make built
+# make CUDA=1          programs that can use a GPU (requires nvcc; variables: tools/cuda.mk)
+# make MPI=1           programs that can share a model's experts: mpirun -n 4 ./moe-translate ... (requires OpenMPI)
 #
-# Variables: CC, CXX, CFLAGS, LDFLAGS as usual; HARDEN= for no hardening; WERROR=-Werror makes errors of warnings, as CI
-# does; BUILD (objects) and BIN (programs) let variants such as `make asan` live beside the normal build; JOBS (as many
-# as there are cores): how many compilers, suites or fuzz targets run at a time; DEPS=true: nothing is looked for.
-# What is missing is said, with the command that installs it; demo and test install it, as root or with sudo.
+# Variables: CC, CXX, CFLAGS, LDFLAGS; HARDEN= disables hardening; WERROR=-Werror turns warnings into errors (set in
+# CI); BUILD (objects) and BIN (programs) keep variants such as `make asan` apart; JOBS is the number of compilers,
+# suites or fuzz targets that run at a time (default: all cores); DEPS=true skips the check for packages.
+# A missing package is printed with the command that installs it; demo and test install it, as root or with sudo.
 
 PREFIX ?= /usr/local
 BUILD  ?= build
@@ -25,7 +25,7 @@ OBJCOPY ?= objcopy
 WERROR ?= $(if $(CI),-Werror)
 DEPS   ?= tools/install-deps$(if $(filter deps demo test,$(MAKECMDGOALS)),, --say)
 
-# `make` alone compiles on all cores. A make below another one shares its jobs; make 3.81 would not take it from here.
+# Compile on all cores. A recursive make shares the jobs of its parent; make 3.81 ignores MAKEFLAGS set here.
 ifeq ($(MAKELEVEL)$(findstring output-sync,$(.FEATURES)),0output-sync)
 MAKEFLAGS += -j$(JOBS)
 endif
@@ -34,12 +34,12 @@ ifeq ($(origin CXX),default)
 CXX := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),g++)
 endif
 
-# A baseline build: no -march=native, moe.c picks its kernels when it runs. -ffp-contract=off because a fused
-# multiply-add in one build and not in another would give other bytes. -g1: with -g moe.c takes half as long again.
+# No -march=native: moe.c selects its kernels at run time. -ffp-contract=off, because fused multiply-adds would make the
+# output depend on the compiler. -g1, because -g takes 1.5 times as long to compile moe.c.
 CFLAGS  ?= -g1 -O2
 WARN     = -Wall -Wextra -Wpedantic -Wconversion -Wshadow
-# -fPIC and hidden names: the same objects make the programs and the shared libraries, which export what moe.h and
-# moetext.h declare and nothing else.
+# -fPIC and hidden symbols: programs and shared libraries use the same objects, and the libraries export only what moe.h
+# and moetext.h declare.
 COMMON   = $(WARN) $(WERROR) -I. $(SYSTEM) $(CFLAGS) $(HARDEN) -ffp-contract=off -fPIC -fvisibility=hidden -pthread \
 	   -MMD -MP $(EXTRA)
 C_FLAGS  = -std=c11 $(COMMON) $(SPEED)
@@ -47,17 +47,17 @@ CXX_FLAGS = -std=c++17 $(COMMON)
 LINK     = $(CXX) $(EXTRA) $(LDFLAGS) $(HARDEN_LINK) -pthread $(filter %.o,$^) $(filter %.a,$^)
 TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lpcre2-8 -lexttextcat-2.0 -lutf8proc -lm $(CUDA_LIBS)
 
-# HARDEN and HARDEN_LINK, Homebrew, the names and flags of shared libraries; the build with MPI=1.
+# HARDEN and HARDEN_LINK, Homebrew, names and flags of shared libraries; MPI=1.
 include tools/platform.mk tools/mpi.mk
 
 MOE_OBJECTS = $(BUILD)/moe.o
 include $(if $(filter-out 0,$(CUDA)),tools/cuda.mk)
 
-# Libraries: libmoe is the engine, libmoetext the engine with text in and out.
+# libmoe is the engine; libmoetext adds text input and output.
 LIBRARY  = $(BIN)/libmoe.a
 TEXT_LIBRARY = $(BIN)/libmoetext.a
 VERSION := $(shell sed -n 's/^\#define MOE_VERSION "\(.*\)"/\1/p' moe.h)
-# Until 1.0 any minor version may change structs: 0.MINOR is the number of the shared libraries, from 1 on MAJOR alone.
+# Until 1.0 every minor version may change structs, so the soname has 0.MINOR, later MAJOR.
 SONUMBER = $(patsubst 0,0.$(word 2,$(subst ., ,$(VERSION))),$(firstword $(subst ., ,$(VERSION))))
 SHARED_LIBRARIES = $(foreach l,libmoe libmoetext,$(BIN)/$(call shared_name,$(l)))
 TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate prune routing align)
@@ -76,23 +76,23 @@ note = @mkdir -p $(@D); echo '$(subst ','\'',$(1))' | cmp -s - $@ || echo '$(sub
 deps:
 	@CC="$(CC)" CXX="$(CXX)" $(DEPS)
 
-# Once, before the first compilation: is all there? See tools/install-deps --help.
+# Check the compilers and libraries once, before the first compilation.
 $(BUILD)/.compilers: FORCE
 	$(call note,$(CC) $(CXX))
 
-# One at a time: apt-get and pip stop where another one is at work.
+# apt-get and pip cannot run twice at a time.
 LOCKED = $(if $(shell command -v flock),flock $(BUILD)/.lock)
 $(BUILD)/.deps-%: tools/install-deps $(BUILD)/.compilers
 	@mkdir -p $(BUILD)
 	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" $(LOCKED) $(DEPS) $(filter-out --build,--$*)
 	@touch $@
 
-# Where sources are; -MMD notes which headers each of them reads.
+# -MMD writes each object's headers to a .d file.
 vpath %.c . tools/programs tools/server tools/text
 vpath %.cc tools/text
 -include $(wildcard $(BUILD)/*.d)
 
-# Objects that other flags made are made again.
+# Recompile everything when the flags change.
 $(BUILD)/.flags: FORCE | $(BUILD)/.deps-build
 	$(call note,$(CC) $(CXX) $(WARN) $(SYSTEM) $(CFLAGS) $(HARDEN) $(EXTRA))
 
@@ -107,13 +107,13 @@ $(BUILD)/moe.o $(BUILD)/moe-with-cuda.o: SPEED = $(if $(findstring -O,$(EXTRA)),
 $(BUILD)/moe-with-cuda.o: moe.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -DMOE_CUDA -c $< -o $@
 
-# The version of SentencePiece is in no header of it.
+# SentencePiece's headers do not contain its version.
 SPM_VERSION = $(or $(shell pkg-config --modversion sentencepiece 2>/dev/null || \
 	cat /usr/lib/*/pkgconfig/sentencepiece.pc /usr/lib/pkgconfig/sentencepiece.pc 2>/dev/null | \
 	sed -n 's/^Version: *//p'),unknown)
 $(BUILD)/spm.o: CXX_FLAGS += -DSPM_LIBRARY_VERSION='"$(firstword $(SPM_VERSION))"'
 
-# A page as lines of C strings, so that its program stays one file. \? because ?? begins a trigraph.
+# A page as C strings, so that its program needs no other file. \? because ?? starts a trigraph.
 $(BUILD)/routing-html.inc: tools/programs/routing.html
 $(BUILD)/server-html.inc: tools/server/server.html
 $(BUILD)/spec-json.inc: tools/server/spec.json
@@ -128,7 +128,7 @@ $(BUILD)/moe-routing.o: $(BUILD)/routing-html.inc
 $(BUILD)/status.o: $(BUILD)/server-html.inc
 $(BUILD)/libre.o: $(BUILD)/spec-json.inc
 
-# Programs are linked again when the build with and the build without CUDA take turns.
+# Relink when CUDA=1 is added or removed.
 $(BUILD)/.objects: FORCE
 	$(call note,$(MOE_OBJECTS))
 
@@ -140,7 +140,7 @@ TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o several.o models.o places.o setti
 	words.o stream.o guarded.o prompted.o jobs.o attempt.o open.o text.o sentences.o lost.o spans.o messages.o \
 	glossary.o protect.o prompt.o suspicion.o rows.o spm.o bpe.o bytes.o)
 
-# One object, whose own names a host program cannot see. Link with $(LD), not $(CC): EXTRA may name sanitizers.
+# One object whose internal symbols are local. $(LD), not $(CC): EXTRA may contain sanitizers.
 $(BUILD)/libmoetext.o: $(TEXT_OBJECTS)
 ifeq ($(shell uname -s),Darwin)
 	$(LD) -r -exported_symbol '_moetext_*' $^ -o $@
@@ -153,7 +153,7 @@ $(TEXT_LIBRARY): $(BUILD)/libmoetext.o $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(filter %.o,$^)
 
-# The templates of C++ are not hidden by -fvisibility.
+# -fvisibility does not hide C++ templates.
 $(BUILD)/exports: | $(BUILD)/.deps-build
 	echo '{ global: moe*; local: *; };' > $@
 
@@ -168,7 +168,7 @@ $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.
 	    -lutf8proc -lm $(CUDA_LIBS) -o $@
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
-# What a program with text in and out is made of beside its own object.
+# Objects that programs for text share.
 $(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o options.o output.o routing.o json.o measure.o passes.o \
 	calibration.o ranking.o) $(TEXT_OBJECTS)
 	rm -f $@
@@ -184,7 +184,7 @@ $(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(BUILD)/libtext.a $(
 
 # ---- Use -----------------------------------------------------------------------------------------------------
 
-# The comment at the top of this file, and that of tests/rules.mk.
+# Print the first comments of this file and tests/rules.mk.
 help:
 	@for file in Makefile $(wildcard tests/rules.mk); do sed -n -e '/^#/!q' -e 's/^# \{0,1\}//p' $$file; echo; done
 
@@ -195,7 +195,7 @@ install: all
 	@PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' UNITDIR='$(UNITDIR)' DESTDIR='$(DESTDIR)' BIN='$(BIN)' \
 	    PROGRAMS='$(notdir $(PROGRAMS))' CUDA_LIBS='$(CUDA_LIBS)' tools/install install
 
-# A wheel for any Python 3 of any Linux that has the C library of this one or a newer one, with all libraries in it.
+# A wheel with all libraries, for any Python 3 and any Linux whose C library is not older than this one.
 wheel: $(BUILD)/.deps-wheel $(BIN)/$(call shared_name,libmoetext)
 	rm -rf $(BUILD)/wheel tools/python/build
 	.venv/bin/pip wheel --quiet --no-deps --wheel-dir $(BUILD)/wheel/plain ./tools/python

@@ -1,49 +1,53 @@
-# make test            install what the tests need, build and run them
-# make test-long       the others: long ones, and those that need PyTorch or transformers
+# make test            install what the tests need, build and run the short suites
+# make test-long       run the suites that take minutes or need PyTorch
+# make test-all        run all parts of tests/gate that .ci/run leaves out, before an issue is closed
 # make test-fresh      make demo and make test on a new Debian: SUITE=bookworm or trixie (as root)
-# make test-spark      the Python package on a Spark of this machine, a worker killed (needs 600 MB)
-# make test-mpi        moe-translate as 2 to 4 processes that share experts, one of them killed (needs OpenMPI)
-# make test-arm        compile for AArch64 and run kernels and whole models under qemu (SLOW= for all rounds)
+# make test-transformers   compare converted models with PyTorch and transformers
+# make test-spark      test the Python package in a local Spark, with a killed worker (600 MB)
+# make test-mpi        test moe-translate as 2 to 4 processes, with a killed one (requires OpenMPI)
+# make test-arm        compile for AArch64; run kernels and whole models under qemu (SLOW=: all rounds)
 # make bench           build moe-bench and moe-make-random, which measure speed (tests/bench/README.md)
-# make check           quick checks of the source: exported names, tables of contents, layout
+# make check           check the C sources: exported names, tables of contents, layout
 # make asan            run the C suites with the address and undefined-behaviour sanitizers
 # make tsan            run the tests of threads with the thread sanitizer
-# make valgrind        run the C suites under valgrind (VALGRIND_SUITES=... some of them)
-# make coverage        say which lines of moe.c its tests reach; fails below 96 %
-# make tidy            look for mistakes with clang-tidy, as .clang-tidy says
-# make fuzz SECONDS=N  run every fuzz target for N seconds; make fuzz-NAME one of them: tests/fuzz/README.md
-# make fuzz-coverage   say which lines of moe.c the inputs reach that make fuzz-model found
-# tests/cuda/gpu-check     on a machine with a GPU: bytes, races and speed of the CUDA build in one table
+# make valgrind        run the C suites under valgrind (VALGRIND_SUITES=...: some of them)
+# make coverage        print which lines of moe.c its tests reach; fails below 96 %
+# make tidy            run clang-tidy with .clang-tidy
+# make fuzz SECONDS=N  run every fuzz target for N seconds; make fuzz-NAME: one target (tests/fuzz/README.md)
+# make fuzz-coverage   print which lines of moe.c the inputs of make fuzz-model reach
+# tests/gate           run parts of both gates by name (tests/gate --help)
+# tests/cuda/gpu-check     on a machine with a GPU: a table of bytes, races and speed of the CUDA build
 
-.PHONY: bench test test-long test-fresh test-arm test-spark test-mpi check asan tsan valgrind c-suites coverage tidy \
+.PHONY: bench test test-all test-transformers test-long test-fresh test-arm test-spark test-mpi check asan tsan valgrind c-suites coverage tidy \
 	fuzz fuzz-coverage
 
 vpath %.c tests/engine tests/text tests/convert tests/programs tests/cuda tests/cross tests/fuzz tests/bench
 
-# tests/*/test_*.c are cmocka programs. One that includes moe.c has the library inside it and takes nothing from
-# libmoe.a; one that does not links with it. tests/*/test_*.py and .sh print ok and FAIL lines.
+# tests/*/test_*.c are cmocka programs. Those that include moe.c take nothing from libmoe.a. tests/*/test_*.py and .sh
+# print ok and FAIL lines.
 TEST_SOURCES = $(notdir $(wildcard tests/*/test_*.c))
 TEST_PROGRAMS = $(TEST_SOURCES:%.c=$(BUILD)/%) $(EMULATED_PROGRAMS)
 TEST_SCRIPTS = $(filter-out tests/package/test_spark.py tests/programs/test_ranks.py,\
 	$(wildcard tests/*/test_*.py tests/*/test_*.sh))
 
-# Hardly a machine has AMX, and many lack AVX-VNNI: these have both as emulations.
+# These emulate AMX and AVX-VNNI, which few machines have.
 EMULATED_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine 2>/dev/null || uname -m)),\
 	$(BUILD)/test_kernels-emulated $(BUILD)/test_session-emulated)
 
 $(BUILD)/%-emulated.o: %.c $(BUILD)/.flags | $(BUILD)/.deps-test
 	$(CC) $(C_FLAGS) -include tests/engine/isa_emu.h -c $< -o $@
 
-# moe-cuda.cu on the processor: tests/cuda/cuda_emu.h is all of CUDA that it sees.
+# moe-cuda.cu for the CPU: tests/cuda/cuda_emu.h replaces CUDA.
 $(BUILD)/cuda_emu.o: moe-cuda.cu $(BUILD)/.flags | $(BUILD)/.deps-test
 	$(CXX) $(CXX_FLAGS) -DMOE_CUDA_EMULATOR -include tests/cuda/cuda_emu.h -x c++ -c $< -o $@
 
 $(BUILD)/test_cuda.o $(BUILD)/emulated-moe.o: C_FLAGS += -DMOE_CUDA
 $(BUILD)/test_cuda: $(BUILD)/cuda_emu.o
 
-# These have moe.c inside them for sections other than the kernels, which take most of the time to compile.
-PORTABLE = bank_reads test_bank test_cache test_cuda test_ranks test_search emulated-moe
-$(PORTABLE:%=$(BUILD)/%.o): C_FLAGS += -DMOE_PORTABLE
+# Suites that include moe.c and do not compare kernels, which take most of the time to compile.
+PORTABLE = bank_reads test_bank test_cache test_cuda test_file test_gating test_golden test_ranks test_search \
+	emulated-moe
+$(patsubst %,$(BUILD)/%.o,$(filter-out $(FULL),$(PORTABLE))): C_FLAGS += -DMOE_PORTABLE
 
 $(TEST_PROGRAMS:%=%.o): | $(BUILD)/.deps-test
 
@@ -57,22 +61,22 @@ $(addprefix $(BUILD)/,emulated-moe.o moe-plain.o moe-engine.o): moe.c $(BUILD)/.
 $(BUILD)/moe-translate-emulated: $(addprefix $(BUILD)/,moe-translate.o emulated-moe.o cuda_emu.o libtext.a)
 	$(LINK) $(TEXT_LIBS) -o $@
 
-# The scanners of text with their steps counted.
+# Text scanners that count their steps.
 $(BUILD)/%-counted.o: %.c tests/text/counted.h $(BUILD)/.flags | $(BUILD)/.deps-test
 	$(CC) $(C_FLAGS) -U_FORTIFY_SOURCE -fsanitize-coverage=trace-pc -include tests/text/counted.h -c $< -o $@
 
 $(BUILD)/test_linear: $(patsubst %,$(BUILD)/%-counted.o,spans sentences messages lost words protect html bytes \
     json text glossary address stops bpe prompt suspicion align)
-# The same as they are, for tests/bench/growth.py.
+# The same without counting, for tests/bench/growth.py.
 $(BUILD)/test_linear-plain: $(addprefix $(BUILD)/,test_linear.o address.o stops.o libtext.a) $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -lcmocka -o $@
 $(BUILD)/test_glossary: $(patsubst %,$(BUILD)/%-counted.o,glossary spans bytes)
 
-# Put before programs by tests/programs/test_io.py.
+# tests/programs/test_io.py preloads it.
 $(BUILD)/short_io.so: tests/programs/short_io.c | $(BUILD)/.deps-test
 	$(CC) -std=c11 $(WARN) $(WERROR) -O1 -fPIC -shared $< -ldl -o $@
 
-# Put before moe-server by tests/server/test_service.py.
+# tests/server/test_service.py preloads it into moe-server.
 $(BUILD)/stuck.so: tests/server/stuck.c | $(BUILD)/.deps-test
 	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) $(WERROR) -O1 -fPIC -shared $< -o $@
 
@@ -99,40 +103,47 @@ $(BUILD)/bank_reads: $(BUILD)/bank_reads.o
 $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
-# What needs PyTorch or transformers, or takes minutes, waits for test-long; test_cuda_golden.sh is the emulated GPU's
-# short part. In both the longest begin first, so that no core is idle at the end.
+# Suites that take minutes or need PyTorch. test_kernels-emulated repeats test_kernels; test_cuda_golden.sh is a short
+# test_cuda. The longest suites start first, so that no core is idle at the end.
+TRANSFORMERS_SUITES = $(addprefix tests/,convert/test_decoder.py convert/test_transformers.py \
+	convert/test_hf_tokens.py golden/test_fixtures.py)
 LONG_SUITES = tests/convert/test_smollm2.py tests/server/test_fair.py $(BUILD)/test_linear $(BUILD)/test_cuda \
-	$(BUILD)/test_memory tests/convert/test_decoder.py tests/package/long_formats.py \
-	tests/convert/test_transformers.py tests/server/test_abuse.py tests/package/test_linear.py \
-	tests/package/long_documents.py tests/train/test_gating.py tests/train/test_curve.py \
-	tests/train/test_mixtures.py tests/train/test_speech.py tests/train/test_finetune.py \
-	tests/convert/test_hf_tokens.py tests/convert/long_byte_bpe.py tests/convert/test_marian_real.py \
-	tests/golden/test_fixtures.py tests/convert/test_keys.py tests/train/test_mutations.py \
-	tests/server/test_page.py tests/programs/test_robustness.py tests/bench/test_belady.py \
-	tests/bench/test_limited.py
+	$(BUILD)/test_memory $(TRANSFORMERS_SUITES) tests/package/long_formats.py tests/server/test_abuse.py \
+	tests/package/test_linear.py tests/package/long_documents.py tests/train/test_gating.py \
+	tests/train/test_curve.py tests/train/test_mixtures.py tests/train/test_speech.py \
+	tests/train/test_finetune.py tests/convert/long_byte_bpe.py tests/convert/test_marian_real.py \
+	tests/convert/test_keys.py tests/server/test_page.py tests/programs/test_robustness.py \
+	tests/bench/test_belady.py tests/bench/test_bench.py tests/bench/test_limited.py \
+	$(if $(EMULATED_PROGRAMS),$(BUILD)/test_kernels $(BUILD)/test_session)
 FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py server/test_server.py \
 	programs/test_cli_gating.py convert/test_damage.py convert/test_gnmt.py \
 	programs/test_allocations.py package/test_translator.py) \
 	$(addprefix $(BUILD)/,test_session test_session-emulated test_kernels-emulated test_kernels)
 SUITES = $(filter-out $(LONG_SUITES),$(TEST_PROGRAMS) $(TEST_SCRIPTS))
-# Fuzz targets run elsewhere, but what they use changes here: the compiler only reads them.
-FUZZ_READ = $(patsubst tests/fuzz/%.c,$(BUILD)/%.read,$(wildcard tests/fuzz/fuzz_*.c))
-$(FUZZ_READ): $(BUILD)/%.read: %.c $(BUILD)/.flags | $(BUILD)/.deps-build
+# Programs that other targets build: make test only checks that they compile.
+CHECKED = $(patsubst %.c,$(BUILD)/%.read,$(notdir $(wildcard tests/fuzz/fuzz_*.c tests/bench/moe-bench.c)))
+$(CHECKED): $(BUILD)/%.read: %.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -fsyntax-only -MT $@ -MF $@.d $<
 	@touch $@
 
-NEEDED_BY_TESTS = all $(BENCH_PROGRAMS) $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines short_io.so stuck.so \
-	test_file test_damage test_output) # the last three for test_io.py
+NEEDED_BY_TESTS = all $(BIN)/moe-make-random $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines short_io.so stuck.so \
+	test_file test_damage test_output) # test_io.py runs the last three
 RUN_SUITES = BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS)
 
-test: $(BUILD)/.deps-test $(NEEDED_BY_TESTS) $(FUZZ_READ) $(filter $(BUILD)/%,$(SUITES))
+test: $(BUILD)/.deps-test $(NEEDED_BY_TESTS) $(CHECKED) $(filter $(BUILD)/%,$(SUITES))
 	@$(RUN_SUITES) tests/check-source $(filter $(SUITES),$(FIRST_SUITES)) $(filter-out $(FIRST_SUITES),$(SUITES))
 	@echo 'Left for make test-long: $(notdir $(LONG_SUITES))'
 
-test-long: $(BUILD)/.deps-test-long $(NEEDED_BY_TESTS) $(BUILD)/bank_reads $(filter $(BUILD)/%,$(LONG_SUITES))
+test-long: $(BUILD)/.deps-test-long $(NEEDED_BY_TESTS) bench $(BUILD)/bank_reads $(filter $(BUILD)/%,$(LONG_SUITES))
 	@MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) $(LONG_SUITES)
 
-# COMMANDS: what is run there, in quotes.
+test-transformers: $(BUILD)/.deps-test-transformers $(NEEDED_BY_TESTS)
+	@MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) $(TRANSFORMERS_SUITES)
+
+test-all:
+	@tests/gate all
+
+# COMMANDS: quoted commands to run there.
 SUITE ?= bookworm
 test-fresh: $(BUILD)/.deps-fresh
 	@tests/fresh $(SUITE) $(COMMANDS)
@@ -140,12 +151,11 @@ test-fresh: $(BUILD)/.deps-fresh
 check: $(BUILD)/moe.o
 	@BUILD="$(BUILD)" python3 tests/check-source
 
-# PySpark is large: `make test` does without.
+# PySpark is too large for make test.
 test-spark: $(BUILD)/.deps-test $(BUILD)/.deps-spark all
 	@BIN="$(BIN)" python3 tests/run tests/package/test_spark.py
 
-# Programs of their own, since not every machine has an MPI. Beside them ranks whose engine has the portable kernels and
-# was optimised less, and ranks of another engine or another program.
+# Programs with MPI; also ranks with an -O1 engine and portable kernels, with another engine, and with another program.
 MPI_PROGRAMS = $(addprefix $(BUILD)/moe-translate,-plain -engine -program)
 $(BUILD)/moe-plain.o $(BUILD)/moe-engine.o: SPEED = -O1
 $(BUILD)/moe-plain.o: C_FLAGS += -DMOE_PORTABLE -DMOE_SOURCE=$(MOE_SOURCE)
@@ -164,20 +174,19 @@ test-mpi: $(BUILD)/.deps-test $(BUILD)/.deps-mpi $(BUILD)/moe.o
 	    $(addprefix build/mpi/moe-,translate translate-plain translate-engine translate-program calibrate)
 	@MPI_BIN=build/mpi python3 tests/run tests/programs/test_ranks.py
 
-# All C suites, and what programs do with small models. LEAVE_OUT=test_cuda saves many minutes.
+# All C suites, and programs with small models. LEAVE_OUT=test_cuda saves many minutes.
 ASAN_SCRIPTS = $(addprefix tests/programs/test_,versions.py routing.py several.py)
 asan:
 	@$(MAKE) --no-print-directory BUILD=build/asan BIN=build/asan \
-	    PORTABLE="$(PORTABLE) test_file test_gating test_golden" \
 	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' c-suites
 
-# test_linear counts, which sanitizers change nothing of; test_memory has an allocator of its own, as they have.
+# Sanitizers do not affect the counts of test_linear. test_memory has its own allocator, like the sanitizers.
 C_SUITES = $(filter-out %/test_linear %/test_memory $(LEAVE_OUT:%=$(BUILD)/%),$(TEST_PROGRAMS))
 c-suites: $(BUILD)/.deps-test $(PROGRAMS) $(C_SUITES)
 	@BIN="$(BIN)" BUILD="$(BUILD)" MOE_TEST_TIMEOUT=1800 python3 tests/run -j $(JOBS) $(C_SUITES) $(ASAN_SCRIPTS)
 
-# Threads that share a model, and sessions with threads of their own. No kernel knows of threads. Fewer sizes of
-# budgets and ranks, as under valgrind, unless SLOW is empty.
+# Threads that share a model, sessions with threads. Kernels do not use threads. SLOW=: all sizes of budgets and ranks,
+# instead of the few that run under valgrind.
 tsan: $(BUILD)/.deps-test
 	@$(MAKE) --no-print-directory BUILD=build/tsan BIN=build/tsan PORTABLE="$(PORTABLE) moe" \
 	    EXTRA='-O1 -fsanitize=thread -fno-omit-frame-pointer' build/tsan/test_threads build/tsan/test_bank \
@@ -185,8 +194,8 @@ tsan: $(BUILD)/.deps-test
 	@VALGRIND=$(SLOW) TSAN_OPTIONS=halt_on_error=1 python3 tests/run -j $(JOBS) build/tsan/test_bank \
 	    build/tsan/test_ranks "env VALGRIND= build/tsan/test_threads"
 
-# Lines of moe.c that its tests reach. -O1: at -O0 kernels take minutes.
-# test_session-emulated reaches none that the others do not, nor does test_kernels where it runs emulated, too.
+# -O1, because kernels take minutes at -O0. test_session-emulated and test_kernels reach no other lines than
+# test_session and test_kernels-emulated.
 COVERAGE = $(filter-out %/test_cuda %/test_session-emulated $(if $(EMULATED_PROGRAMS),%/test_kernels),\
 	$(patsubst tests/engine/%.c,build/coverage/%,$(wildcard tests/engine/test_*.c)) \
 	$(EMULATED_PROGRAMS:$(BUILD)/%=build/coverage/%))
@@ -194,22 +203,21 @@ coverage: $(BUILD)/.deps-test
 	@$(MAKE) --no-print-directory BUILD=build/coverage BIN=build/coverage EXTRA='-O1 --coverage' $(COVERAGE)
 	@JOBS=$(JOBS) tests/coverage build/coverage $(COVERAGE)
 
-# valgrind knows no instruction set beyond AVX2, and nothing of the fibres in tests/cuda/cuda_emu.h.
+# valgrind supports nothing beyond AVX2, nor the fibres of tests/cuda/cuda_emu.h.
 VALGRIND_SUITES ?= $(patsubst $(BUILD)/%,%,$(filter-out %/test_cuda %/test_linear,$(TEST_PROGRAMS)))
 valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind $(VALGRIND_SUITES:%=$(BUILD)/%)
 	@BIN="$(BIN)" BUILD="$(BUILD)" VALGRIND=1 MOE_TEST_WRAP="valgrind -q --error-exitcode=99 \
 	    --child-silent-after-fork=yes --leak-check=full \
 	    --errors-for-leak-kinds=definite,indirect,possible" python3 tests/run -j $(JOBS) $(VALGRIND_SUITES:%=$(BUILD)/%)
 
-# What a compiler does not see: .clang-tidy says what is looked for.
 TIDY ?= $(firstword $(shell command -v clang-tidy-14) clang-tidy)
 tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD)/server-html.inc $(BUILD)/spec-json.inc
 	@printf '%s\n' "moe.c --checks=-clang-analyzer-core.*" $(wildcard tools/*/*.c) tests/bench/moe-make-random.c | \
 	    xargs -P $(JOBS) -L 1 sh -c '$(TIDY) --quiet "$$@" -- -std=c11 -I. -I$(BUILD) $(SYSTEM) 2>/dev/null' tidy
 
 # ---- Fuzzing: tests/fuzz/README.md ----
-# clang's libFuzzer; a second make builds what it instruments. The kernels are those of a release, by $(CC), and so is
-# the engine below the text programs, which `model` has to itself.
+# clang's libFuzzer. A second make builds the instrumented objects. Kernels, and the engine of all targets but `model`,
+# are $(CC)'s normal build.
 FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
 FUZZ_PYTHON = convert decoder gguf marian-bin marian-npz marian-yml marian-spm shortlist
 FUZZ_TARGETS = model kernels kernels-emulated text bpe lines routing idx server $(FUZZ_PYTHON)
@@ -218,7 +226,7 @@ FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=po
 	-fno-sanitize-recover=all -Wno-pass-failed
 FUZZ_LINK = $(CXX) $(EXTRA) -fsanitize=fuzzer -pthread $(filter %.o,$^) $(filter %.a,$^)
 
-# All of them are built first, then JOBS at a time run.
+# Build all targets, then run JOBS at a time.
 FUZZ_SANITIZED = model text bpe lines routing idx server
 fuzz: $(addprefix build/fuzz/,$(filter-out $(FUZZ_SANITIZED),$(FUZZ_TARGETS))) $(BUILD)/moe.o
 	+@$(call make_fuzz,$(FUZZ_SANITIZED:%=build/fuzz/fuzz_%))
@@ -259,7 +267,7 @@ $(BUILD)/fuzz_routing.o $(BUILD)/fuzz_routing.read: $(BUILD)/routing-html.inc
 $(BUILD)/seeds: $(BUILD)/seeds.o $(LIBRARY)
 	$(LINK) -lm -o $@
 
-# What the inputs reach that fuzz-model has kept so far, in the sections that read the file.
+# Lines that the inputs kept by fuzz-model reach, in the sections that read model files.
 fuzz-coverage:
 	@$(MAKE) --no-print-directory BUILD=build/fuzz-coverage EXTRA='-O1 --coverage' build/fuzz-coverage/replay
 	@tests/coverage --least 95 --sections 'Model file: reader,Layers,Kinds of layers' build/fuzz-coverage \
@@ -268,10 +276,9 @@ fuzz-coverage:
 $(BUILD)/replay: $(BUILD)/replay.o $(BUILD)/fuzz_model.o
 	$(LINK) -lm -o $@
 
-# AArch64 on another machine: kernels against portable on a processor with everything, one without matrix products and
-# one without dot products, then whole models against this machine. One baseline build for all of them.
-# tests/cross/cmocka.h stands in for cmocka, and programs are static, so that a cross compiler and qemu are all it
-# takes. qemu is slow: fewer rounds, as under valgrind, unless SLOW is empty.
+# Kernels on emulated processors with and without matrix and dot products against portable kernels, then whole models
+# against this machine. tests/cross/cmocka.h replaces cmocka, and programs are static, so a cross compiler and qemu are
+# enough. qemu is slow: SLOW= runs all rounds, instead of the few that run under valgrind.
 ARM_CC ?= aarch64-linux-gnu-gcc
 SLOW   ?= 1
 

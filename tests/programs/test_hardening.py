@@ -11,8 +11,7 @@ from suite import Suite
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
-PROGRAMS = ("translate", "score", "classify", "info", "quantize", "calibrate", "prune", "routing", "align",
-            "make-random", "bench")
+PROGRAMS = ("translate", "score", "classify", "info", "quantize", "calibrate", "prune", "routing", "align")
 test = Suite()
 elf_test = test.needs(shutil.which("readelf") and sys.platform == "linux" or None, "readelf")
 

@@ -60,7 +60,7 @@ def add(path, function):
     test(function)
 
 
-programs = sources("t*/*/moe-*.c")
+programs = sources("tools/*/moe-*.c")
 scripts = [x for folder in ("tools", "tests") for x in sources(folder + "/**/*.py")
            if "ArgumentParser(" in text_of(x) and not x.endswith("/test_help.py")
            and not x.startswith("tools/python/")]  # modules of a package: no scripts

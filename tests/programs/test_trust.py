@@ -21,7 +21,7 @@ from suite import Skip, Suite
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
 MODEL, DIGITS, LM = (f"{ROOT}/models/{x}.bin" for x in ("en-de-fr-es", "digits", "lm-en"))
-PROGRAMS = sorted(os.path.basename(x)[:-2] for x in glob.glob(ROOT + "/t*/*/moe-*.c"))
+PROGRAMS = sorted(os.path.basename(x)[:-2] for x in glob.glob(ROOT + "/tools/*/moe-*.c"))
 SANITIZED = "asan" in BIN  # shadow memory does not fit below a limit on addresses
 test = Suite()
 
@@ -63,9 +63,7 @@ def nothing_is_printed_to_a_full_disk_in_silence():
                                                                          "Hello\tHallo\n"),
             "score": (["-m", LM], "Hello\n"), "classify": (["-m", DIGITS], row), "info": ([MODEL], ""),
             "routing": (["-", "-o", "-"], ROUTING), "quantize": None, "calibrate": None, "prune": None,
-            "make-random": None,
-            "server": None, "bench": (["--layer", "lstm", "--rows", "1", "--reps", "1", "--width", "16",
-                                       "--hidden", "16"], "")}
+            "server": None}
     assert sorted(work) == [x.removeprefix("moe-") for x in PROGRAMS], PROGRAMS
     more = [("translate", ["-m", MODEL, "--self-test"]), ("routing", ["--json", "-"])]
     more += [("info", [option, MODEL]) for option in ("--json", "--tensors", "--attribution")]
