@@ -1,4 +1,4 @@
-/* address.c - see address.h. */
+/* address.c - parse and compare addresses. */
 #define _DEFAULT_SOURCE  /* in_addr on Linux */
 #define _DARWIN_C_SOURCE /* and on macOS     */
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const unsigned char four[12] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff }; /* how IPv4 begins in IPv6 */
+static const unsigned char four[12] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff }; /* prefix of IPv4 in IPv6 */
 
 static int is_four(const address *a) { return memcmp(a->bytes, four, sizeof four) == 0; }
 
@@ -22,7 +22,7 @@ static address from_four(const void *bytes) {
 
 uint64_t address_key(const address *a) {
     uint64_t key = 0;
-    const unsigned char *at = is_four(a) ? a->bytes + 8 : a->bytes; /* 0000:ffff:..., which no IPv6 begins with */
+    const unsigned char *at = is_four(a) ? a->bytes + 8 : a->bytes; /* 0000:ffff:... is never IPv6 */
     for (int i = 0; i < 8; i++) key = key << 8 | at[i];
     return key;
 }
@@ -36,14 +36,14 @@ address address_of(const struct sockaddr *from) {
     return a;
 }
 
-/* Whether a port, and nothing else, is in these bytes. */
+/* Return 1 if a text is a port number. */
 static int is_port(const char *text, size_t length) {
     size_t digits = 0;
     while (digits < length && text[digits] >= '0' && text[digits] <= '9') digits++;
     return digits == length && length > 0 && length <= 5;
 }
 
-/* Without a port or brackets. */
+/* Parse an address without port or brackets. */
 static int read_plain(const char *text, size_t length, address *out) {
     char plain[ADDRESS_TEXT];
     struct in_addr bytes;
@@ -113,7 +113,7 @@ address address_forwarded(const network *trusted, size_t n, const address *peer,
         length = begin ? begin - 1 : 0;
         while (begin < end && is_blank(list[end - 1])) end--;
         while (begin < end && is_blank(list[begin])) begin++;
-        if (begin == end) continue; /* lists of HTTP may have empty places */
+        if (begin == end) continue; /* HTTP allows empty list elements */
         address before;
         if (!address_read(list + begin, end - begin, &before)) break;
         client = before;

@@ -1,36 +1,59 @@
 #include "tools/server/experts.h"
-#include "tools/programs/routing.h"
 #include "tools/text/json.h"
 #include "tools/text/settings.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+typedef struct routed {            /* a token in a mixture */
+    size_t layer, position, at, n; /* experts and weights [at .. at + n) */
+    int32_t token;
+} routed;
+
 struct experts {
     const moetext_model *model;
     moe_session *session;
-    routing_file layers; /* it only knows their names: nothing is written */
-    routing_sentence *sentence;
-    size_t n_encoder; /* mixtures that the source goes through */
+    size_t n_layers, n_encoder; /* mixtures of the model; those of its encoder */
+    routed *tokens;             /* [n_tokens] of the part being scored */
+    uint32_t *experts;
+    float *weights;
+    size_t n_tokens, n, token_capacity, expert_capacity, weight_capacity;
+    int failed;
 
-    moe_request request; /* the part at hand; its source NULL: it was taken */
+    moe_request request; /* the part to score; source NULL after it was pulled */
     moe_status status;
-    char message[128];
 };
 
-static void keep(void *user, const moe_routing *routing) {
+static const char *layer_name(const experts *x, size_t i) {
+    return moe_model_mixture(moetext_model_engine(x->model), i).layer;
+}
+
+static void keep(void *user, const moe_routing *r) {
     experts *x = user;
-    routing_keep(x->sentence, routing);
+    size_t layer = 0;
+    while (layer < x->n_layers && strcmp(layer_name(x, layer), r->layer) != 0) layer++;
+    routed *tokens = text_grown(x->tokens, &x->token_capacity, x->n_tokens + 1, sizeof *tokens);
+    uint32_t *numbers = text_grown(x->experts, &x->expert_capacity, x->n + r->n, sizeof *numbers);
+    float *weights = text_grown(x->weights, &x->weight_capacity, x->n + r->n, sizeof *weights);
+    if (tokens) x->tokens = tokens;
+    if (numbers) x->experts = numbers;
+    if (weights) x->weights = weights;
+    x->failed |= !tokens || !numbers || !weights;
+    if (x->failed) return;
+    x->tokens[x->n_tokens++] = (routed){ layer, r->position, x->n, r->n, r->token };
+    if (r->n) memcpy(x->experts + x->n, r->experts, r->n * sizeof *r->experts);
+    if (r->n) memcpy(x->weights + x->n, r->weights, r->n * sizeof *r->weights);
+    x->n += r->n;
 }
 
 static moe_status make_session(experts *x, const char *settings, moe_error *error) {
     const moe_model *engine = moetext_model_engine(x->model);
-    text_settings wishes = text_settings_none();
+    text_settings wanted = text_settings_none();
     moe_session_params p = moe_session_params_default(engine);
-    moe_status status = text_settings_parse(&wishes, settings, error);
+    moe_status status = text_settings_parse(&wanted, settings, error);
     if (status) return status;
-    text_settings_apply(&wishes, &p);
-    /* One sentence, scored as moe-translate --routing does it. */
+    text_settings_apply(&wanted, &p);
+    /* One sentence, scored as moe-translate --routing does. */
     p.threads = p.batch = p.beam = p.nbest = 1;
     p.batch_tokens = p.min_target = 0;
     p.device = "cpu";
@@ -38,28 +61,22 @@ static moe_status make_session(experts *x, const char *settings, moe_error *erro
     p.prune = p.coverage_penalty = p.rerank = 0;
     p.routing = keep;
     p.routing_user = x;
-    p.max_target++; /* for the end of what was cut */
+    p.max_target++; /* room for the end of a cut translation */
     status = moe_session_new(engine, &p, &x->session, error);
-    p.max_target--; /* some models cannot write more */
+    p.max_target--; /* some models have no room for it */
     return status == MOE_ERROR_ARGUMENT ? moe_session_new(engine, &p, &x->session, error) : status;
 }
 
 moe_status experts_open(const moetext_model *model, const char *settings, experts **out, moe_error *error) {
-    const moe_model *engine = moetext_model_engine(model);
-    const size_t n = moe_model_mixture_count(engine);
-    experts *x = calloc(1, sizeof *x);
-    if (x) x->layers.layers = calloc(n + 1, sizeof *x->layers.layers);
-    moe_status status = !x || !x->layers.layers ? MOE_ERROR_MEMORY : n ? MOE_OK : MOE_ERROR_UNSUPPORTED;
-    if (status && error) {
-        *error = (moe_error){ .code = status };
-        snprintf(error->message, sizeof error->message, "%s", n ? "out of memory" : "no layer has experts");
+    const size_t n = moe_model_mixture_count(moetext_model_engine(model));
+    experts *x = n ? calloc(1, sizeof *x) : NULL;
+    if (!x) {
+        if (error) *error = (moe_error){ .code = n ? MOE_ERROR_MEMORY : MOE_ERROR_UNSUPPORTED };
+        return n ? MOE_ERROR_MEMORY : MOE_ERROR_UNSUPPORTED;
     }
-    for (size_t i = 0; !status && i < n; i++) {
-        x->layers.layers[i] = moe_model_mixture(engine, i).layer;
-        x->n_encoder += strncmp(x->layers.layers[i], "encoder.", 8) == 0;
-    }
-    if (x) x->model = model, x->layers.n_layers = n;
-    if (!status) status = make_session(x, settings, error);
+    x->model = model, x->n_layers = n;
+    for (size_t i = 0; i < n; i++) x->n_encoder += strncmp(layer_name(x, i), "encoder.", 8) == 0;
+    const moe_status status = make_session(x, settings, error);
     if (!status) return *out = x, MOE_OK;
     experts_close(x);
     return status;
@@ -68,7 +85,7 @@ moe_status experts_open(const moetext_model *model, const char *settings, expert
 void experts_close(experts *x) {
     if (!x) return;
     moe_session_free(x->session);
-    routing_close(&x->layers, 0, NULL);
+    free(x->tokens), free(x->experts), free(x->weights);
     free(x);
 }
 
@@ -87,7 +104,6 @@ static int pull(void *user, int wait, moe_request *request) {
 static void done(void *user, const moe_result *result) {
     experts *x = user;
     x->status = result->status;
-    snprintf(x->message, sizeof x->message, "%.120s", result->status ? result->message : "");
 }
 
 static int32_t tag_of(const experts *x, const char *code) {
@@ -97,17 +113,16 @@ static int32_t tag_of(const experts *x, const char *code) {
 }
 
 static int by_position_and_layer(const void *a, const void *b) {
-    const routing_entry *x = a, *y = b;
+    const routed *x = a, *y = b;
     if (x->position != y->position) return x->position < y->position ? -1 : 1;
     return x->layer < y->layer ? -1 : x->layer > y->layer;
 }
 
-/* Tokens of one side of a part. `written` [n]: those that the steps of a decoder wrote; NULL: an encoder's. */
+/* Write the tokens of one side of a part. written: [n] tokens that the decoder's steps wrote; NULL: the encoder's. */
 static void put_tokens(const experts *x, json *j, const int32_t *written, size_t n) {
-    const routing_sentence *s = x->sentence;
     size_t position = SIZE_MAX;
-    for (size_t i = 0; i < s->n_entries; i++) {
-        const routing_entry *e = &s->entries[i];
+    for (size_t i = 0; i < x->n_tokens; i++) {
+        const routed *e = &x->tokens[i];
         if ((e->layer < x->n_encoder) != !written || (written && e->position >= n)) continue;
         if (e->position != position) {
             if (position != SIZE_MAX) json_close(j, ']'), json_close(j, '}');
@@ -122,8 +137,8 @@ static void put_tokens(const experts *x, json *j, const int32_t *written, size_t
         json_open(j, NULL, '[');
         for (size_t k = e->at; k < e->at + e->n; k++) {
             json_open(j, NULL, '[');
-            json_whole(j, NULL, s->experts[k]);
-            json_digits(j, NULL, s->weights[k], 4);
+            json_whole(j, NULL, x->experts[k]);
+            json_digits(j, NULL, x->weights[k], 4);
             json_close(j, ']');
         }
         json_close(j, ']');
@@ -152,7 +167,7 @@ moe_status experts_write(experts *x, const char *source, const char *target, con
     moe_status status = MOE_OK;
     for (int side = 0; side < 2; side++) {
         json_open(&j[side], NULL, '{');
-        put_layers(x, &j[side], side ? x->n_encoder : 0, side ? x->layers.n_layers : x->n_encoder);
+        put_layers(x, &j[side], side ? x->n_encoder : 0, side ? x->n_layers : x->n_encoder);
     }
     for (size_t i = 0; i < result->n_parts && result->n_hypotheses && !status; i++) {
         const size_t from = i ? result->part_ends[i - 1] : 0, begin = i ? h->part_ends[i - 1] : 0;
@@ -164,13 +179,11 @@ moe_status experts_write(experts *x, const char *source, const char *target, con
                                     .n_target = n,
                                     .source_tag = tag_of(x, source),
                                     .target_tag = tag_of(x, target) };
-        x->sentence = routing_begin(&x->layers, 1);
-        status = x->sentence ? moe_translate(x->session, pull, done, x, error) : MOE_ERROR_MEMORY;
-        if (!status) status = x->sentence->failed ? MOE_ERROR_MEMORY : x->status;
-        if (!status && x->sentence->n_entries)
-            qsort(x->sentence->entries, x->sentence->n_entries, sizeof *x->sentence->entries, by_position_and_layer);
+        x->n_tokens = x->n = 0, x->failed = 0;
+        status = moe_translate(x->session, pull, done, x, error);
+        if (!status) status = x->failed ? MOE_ERROR_MEMORY : x->status;
+        if (!status && x->n_tokens) qsort(x->tokens, x->n_tokens, sizeof *x->tokens, by_position_and_layer);
         if (!status) put_tokens(x, &j[0], NULL, 0), put_tokens(x, &j[1], h->ids + begin, n);
-        if (x->sentence) x->sentence->next = x->layers.spare, x->layers.spare = x->sentence;
     }
     for (int side = 0; side < 2; side++) json_close(&j[side], ']'), json_close(&j[side], '}');
     if (!status && (sides[0].failed || sides[1].failed)) status = MOE_ERROR_MEMORY;

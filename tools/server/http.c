@@ -117,7 +117,7 @@ static size_t find_key(const server *s, const char *given) {
     return number;
 }
 
-#define UNLIMITED UINT64_C(1000000000000) /* characters: the limit to report if there is none */
+#define UNLIMITED UINT64_C(1000000000000) /* characters: reported as the limit of unlimited keys */
 
 void quota_of(server *s, const request *req, uint64_t *characters, uint64_t *limit) {
     pthread_mutex_lock(&s->lock);
@@ -148,7 +148,7 @@ void quota_give_back(server *s, request *req) {
     req->characters = 0;
 }
 
-/* Parse "KEY" or "KEY TAB LIMIT" into *key, whose text is set. Return 0 if the limit is invalid. */
+/* Parse "KEY" or "KEY TAB LIMIT" into *key, which contains the line. Return 0 if the limit is invalid. */
 static int read_limit(const char *line, size_t length, api_key *key) {
     const char *tab = memchr(line, '\t', length);
     char *end;
@@ -443,7 +443,7 @@ static void take_authorization(request *req) {
     }
 }
 
-/* Answer a request whose body is complete. */
+/* Answer a complete request. */
 static enum MHD_Result answer_whole(server *s, request *req) {
     const route *to = req->route;
     refusal r = { 0 };

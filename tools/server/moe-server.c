@@ -1,9 +1,8 @@
-/* moe-server - translation over HTTP, with LibreTranslate's interface.
- * server.h says which file has what.
+/* moe-server - translation over HTTP. server.h lists the files.
  *
  * Contents
  *   1. Options    the command line
- *   2. Main       the model; serve until a signal
+ *   2. Main       open models, serve until a signal
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -193,24 +192,24 @@ static int is_given(const options *o, const char *name) {
     return 0;
 }
 
-/* Who has texts in the batch already leaves a quarter of it to those who have none: else they would wait until as many
- * of the others' sentences, which began together, end together, and what is asked to rerank those. */
-static void keep_room(server *s) {
+/* Reserve a quarter of the batch for clients without texts in it. Otherwise they would wait until enough sentences of
+ * others, which started together, end together, including reranking. */
+static void reserve_slots(server *s) {
     const moe_model *engine = moetext_model_engine(s->model);
-    text_settings wishes = text_settings_none();
-    moe_session_params p = { .batch = 32 }; /* of several models, none of which may be open */
+    text_settings wanted = text_settings_none();
+    moe_session_params p = { .batch = 32 }; /* with several models, of which none may be open */
     moe_error error;
     if (engine) p = moe_session_params_default(engine);
-    if (text_settings_parse(&wishes, s->options.settings.data, &error)) return;
-    text_settings_apply(&wishes, &p);
+    if (text_settings_parse(&wanted, s->options.settings.data, &error)) return;
+    text_settings_apply(&wanted, &p);
     s->max_prompt = (size_t)p.max_source;
     s->samples = p.sample && p.beam == 1;
     s->sampling = p;
-    if (p.temperature == 0 && engine) /* unless an answer asks for draws, and then as the model's authors recommend */
+    if (p.temperature == 0 && engine) /* greedy by default; sampling starts from the model's recommended values */
         s->sampling.sample = 0, s->sampling.temperature = moe_session_params_default(engine).temperature;
     if (p.batch < 4) return;
     s->busy = (size_t)p.batch * 3 / 4;
-    s->calm = s->busy - (size_t)p.batch / 4; /* the encoder takes sentences in groups */
+    s->calm = s->busy - (size_t)p.batch / 4; /* the encoder works on groups of sentences */
 }
 
 static int answers_messages(const moetext_model *model) {
@@ -219,7 +218,7 @@ static int answers_messages(const moetext_model *model) {
     return moetext_model_prompt(model, &hello, 1, NULL, 0, &n, NULL) == MOE_OK;
 }
 
-/* The translator, by default with what the page shows: other translations, and which words belong together. */
+/* Open the models and the translator, by default with alternatives and word links, which the web page shows. */
 static int open_translator(server *s) {
     moe_error error = { 0 };
     const options *o = &s->options;
@@ -229,25 +228,25 @@ static int open_translator(server *s) {
         return error.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
     }
     static const char *const extras[] = {
-        /* what a narrow beam or a model without attention has, as much as goes */
+        /* the most that the beam and the model support */
         ";nbest=3;alignment=1", ";nbest=2;alignment=1", ";alignment=1", ";nbest=3", ";nbest=2", ""
     };
-    static const char *const draws[] = { "sample", "temperature", "top_k", "top_p", "min_p", "seed" };
+    static const char *const sampling[] = { "sample", "temperature", "top_k", "top_p", "min_p", "seed" };
     const size_t n = sizeof extras / sizeof *extras;
     int sampled = 0;
-    s->answers = answers_messages(s->model); /* which are greedy, as moe-translate is with such a model */
-    for (size_t i = 0; i < sizeof draws / sizeof *draws; i++) sampled |= is_given(&s->options, draws[i]);
+    s->answers = answers_messages(s->model); /* greedily, like moe-translate */
+    for (size_t i = 0; i < sizeof sampling / sizeof *sampling; i++) sampled |= is_given(&s->options, sampling[i]);
     if (s->answers && !sampled) text_append_string(&s->options.settings, ";sample=1;temperature=0");
     size_t length = s->options.settings.length;
-    const int asked = s->answers || is_given(&s->options, "nbest") || is_given(&s->options, "alignment");
-    for (size_t i = asked ? n - 1 : 0; i < n; i++) {
+    const int chosen = s->answers || is_given(&s->options, "nbest") || is_given(&s->options, "alignment");
+    for (size_t i = chosen ? n - 1 : 0; i < n; i++) {
         s->options.settings.length = length;
         text_append_string(&s->options.settings, extras[i]);
         if (s->options.settings.failed) break;
         if (moetext_new(s->model, s->options.settings.data, &s->translator, &error)) continue;
         s->began = time(NULL);
         s->aligned = strstr(s->options.settings.data, "alignment=1") != NULL;
-        keep_room(s);
+        reserve_slots(s);
         return -1;
     }
     program_complain("%s%s%s", error.where, error.where[0] ? ": " : "",
@@ -261,7 +260,7 @@ static void open_detector(server *s) {
     for (size_t i = 0; codes && i < n; i++) codes[i] = moetext_model_language(s->model, i);
     moe_error error = { 0 };
     if (codes && text_detector_open(codes, n, &s->detector, &error) && !s->options.quiet)
-        program_complain("languages cannot be detected: %s", error.message);
+        program_complain("language detection is not available: %s", error.message);
     free(codes);
 }
 
@@ -272,7 +271,7 @@ static int has_failed(server *s) {
     return failed;
 }
 
-/* Whatever a thread is stuck in, the end comes when it was promised. */
+/* Exit in time even if a thread is stuck. */
 static void end_now(int number) {
     (void)number;
     _exit(EXIT_DONE);
@@ -283,25 +282,25 @@ static void end_failed(int number) {
     _exit(EXIT_MODEL);
 }
 
-static volatile sig_atomic_t hung_up; /* global: a signal handler can reach nothing else */
+static volatile sig_atomic_t hung_up; /* global, for the signal handler */
 
 static void on_hangup(int number) { hung_up = number; }
 
-/* Programs that move logs away say so by SIGHUP. Where there is no file, it ends the server as it ends any program. */
+/* Let SIGHUP reopen the log after rotation. Without a log file SIGHUP ends the server, as by default. */
 static void handle_hangup(const options *o) {
-    struct sigaction anew = { .sa_flags = SA_RESTART };
-    anew.sa_handler = on_hangup;
-    if (o->log && strcmp(o->log, "-") != 0) sigaction(SIGHUP, &anew, NULL);
+    struct sigaction action = { .sa_flags = SA_RESTART };
+    action.sa_handler = on_hangup;
+    if (o->log && strcmp(o->log, "-") != 0) sigaction(SIGHUP, &action, NULL);
 }
 
-/* Says to systemd, or what else started this and set NOTIFY_SOCKET, how far it is (sd_notify(3)). */
+/* Report the state to systemd, or to another supervisor that set NOTIFY_SOCKET (sd_notify(3)). */
 static void notify(const char *state) {
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un to = { .sun_family = AF_UNIX };
     const size_t length = path ? strlen(path) : 0;
     if (!length || length >= sizeof to.sun_path) return;
     memcpy(to.sun_path, path, length);
-    if (path[0] == '@') to.sun_path[0] = 0; /* a name without a file */
+    if (path[0] == '@') to.sun_path[0] = 0; /* an abstract name */
     const int out = socket(AF_UNIX, SOCK_DGRAM, 0);
     const socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length);
     if (out < 0 || sendto(out, state, strlen(state), 0, (const struct sockaddr *)(const void *)&to, size) < 0)
@@ -309,18 +308,18 @@ static void notify(const char *state) {
     if (out >= 0) close(out);
 }
 
-/* What requests took goes back to the system when they are gone. glibc learns otherwise: after the first large body
- * that is freed it has others among the small blocks, and keeps what is below the last of those. */
-static void give_memory_back(void) {
+/* Return the memory of finished requests to the system. By default glibc raises its thresholds after the first large
+ * block is freed, then keeps large blocks among small ones. */
+static void limit_retained_memory(void) {
 #ifdef __GLIBC__
     mallopt(M_MMAP_THRESHOLD, 128 << 10);
     mallopt(M_TRIM_THRESHOLD, 128 << 10);
 #endif
 }
 
-/* And so does what is free between blocks that stay, of which every thread has its own: 20 MB after a minute of abuse.
- * Now and then while there are requests, and some times after the last one, whose memory may go later than it. */
-static void give_gaps_back(server *s) {
+/* Also return free memory between blocks in use, of which every thread has its own: 20 MB after a minute of abuse.
+ * Repeat this now and then while there are requests, and a few times after the last one, which may free more. */
+static void trim_memory(server *s) {
 #ifdef __GLIBC__
     const double now = program_seconds();
     if (now - s->trimmed < 2) return;
@@ -335,18 +334,18 @@ static void give_gaps_back(server *s) {
 #endif
 }
 
-/* What is to be done at every tick. */
-static void look(server *s) {
+/* Called every tick. */
+static void on_tick(server *s) {
     requests_look(s);
     files_drop_old(s);
     http_end_slow(s);
-    give_gaps_back(s);
+    trim_memory(s);
     if (hung_up) hung_up = 0, log_open(s);
 }
 
-static void say_where(const server *s, struct MHD_Daemon *daemon) {
+static void print_address(const server *s, struct MHD_Daemon *daemon) {
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_BIND_PORT);
-    const int six = strchr(s->options.host, ':') != NULL; /* an address of IPv6 */
+    const int six = strchr(s->options.host, ':') != NULL; /* IPv6 */
     if (!s->options.quiet && s->options.path)
         fprintf(stderr, "moe-server: %s at unix:%s\n", s->options.model, s->options.path);
     else if (!s->options.quiet)
@@ -355,7 +354,7 @@ static void say_where(const server *s, struct MHD_Daemon *daemon) {
     notify("READY=1");
 }
 
-/* Serve until a signal; then answer what is under way, for some seconds. */
+/* Serve until a signal, then answer the requests under way within the grace time. */
 static int serve(server *s) {
     pthread_t decoder;
     struct MHD_Daemon *daemon = http_listen(s);
@@ -363,27 +362,27 @@ static int serve(server *s) {
     if (pthread_create(&decoder, NULL, requests_decode, s)) {
         MHD_stop_daemon(daemon);
         http_unlink(s);
-        program_complain("no thread could be started");
+        program_complain("cannot start a thread");
         return EXIT_MODEL;
     }
-    say_where(s, daemon);
+    print_address(s, daemon);
     const struct timespec tick = { .tv_nsec = 50000000 };
-    while (!program_signal && !has_failed(s)) nanosleep(&tick, NULL), look(s);
+    while (!program_signal && !has_failed(s)) nanosleep(&tick, NULL), on_tick(s);
     const int grace = has_failed(s) ? 0 : s->options.grace;
     signal(SIGALRM, has_failed(s) ? end_failed : end_now);
     alarm((unsigned)grace + 1);
     const MHD_socket listening = MHD_quiesce_daemon(daemon);
-    if (listening != MHD_INVALID_SOCKET) shutdown(listening, SHUT_RD); /* closed last: threads still look at it */
+    if (listening != MHD_INVALID_SOCKET) shutdown(listening, SHUT_RD); /* closed last: threads still poll it */
     http_unlink(s);
     notify("STOPPING=1");
     requests_end(s);
     const double end = program_seconds() + grace;
-    while (requests_under_way(s) && program_seconds() < end && !has_failed(s)) nanosleep(&tick, NULL), look(s);
+    while (requests_under_way(s) && program_seconds() < end && !has_failed(s)) nanosleep(&tick, NULL), on_tick(s);
     const size_t cut = requests_cut(s);
     if (cut && !has_failed(s)) program_complain("%zu requests were not finished within %d seconds", cut, grace);
     moetext_cancel(s->translator);
     pthread_join(decoder, NULL);
-    for (int i = 0; i < 10 && requests_under_way(s); i++) nanosleep(&tick, NULL); /* answers that are being sent */
+    for (int i = 0; i < 10 && requests_under_way(s); i++) nanosleep(&tick, NULL); /* answers being sent */
     nanosleep(&tick, NULL);
     MHD_stop_daemon(daemon);
     if (listening != MHD_INVALID_SOCKET) close(listening);
@@ -399,7 +398,7 @@ int main(int argc, char **argv) {
                  .filled = PTHREAD_COND_INITIALIZER,
                  .connections_lock = PTHREAD_MUTEX_INITIALIZER,
                  .detecting = PTHREAD_MUTEX_INITIALIZER };
-    give_memory_back();
+    limit_retained_memory();
     int status = program_begin("moe-server");
     if (status < 0) status = read_options(&s.options, argc, argv);
     if (status < 0) status = http_read_keys(&s);

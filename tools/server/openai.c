@@ -278,7 +278,7 @@ static void put_finish(const char *finish, json *j) {
     else json_null(j, "finish_reason");
 }
 
-/* Write an event with text of the answer (NULL: none), or with `usage` one of token counts alone. */
+/* Write an event with text of the answer, which may be NULL, or with token counts alone (`usage`). */
 static void write_event(const server *s, request *req, const char *text, size_t length, const char *finish, int usage) {
     chat *c = req->chat;
     json j = { .out = &req->lines };

@@ -65,7 +65,7 @@ static void turns_leave(server *s, request *req) {
     free(c);
 }
 
-/* End the wait of a request, whose texts are all done or will never be (lock held). */
+/* Mark a request as done: its texts are finished or will never be (lock held). */
 static void request_finish(server *s, request *req) {
     if (req->state != REQUEST_WAITING) return;
     req->state = REQUEST_DONE;
@@ -249,9 +249,9 @@ size_t requests_under_way(server *s) {
 }
 
 /* ==== 2. Turns ==========================================================================================
- * Clients take turns, and each turn goes to the next request of the client: one part of a text, a sentence or line. So
- * every client gets its share of the batch whatever the others send, and every request a share of that. Translations do
- * not depend on it. */
+ * Clients take turns. A turn is one part of a text, a sentence or line, of the client's next request. So every client
+ * gets its share of the batch whatever the others send, and every request a share of that. Translations do not depend
+ * on it. */
 
 /* The next text of a request (lock held): the open one, a retry, or a new one. */
 static text_item *next_item(server *s, request *req) {

@@ -94,8 +94,8 @@ typedef struct text_item { /* one text of a request */
     size_t n_others;
     text_bytes details, experts; /* JSON objects */
     size_t page;                 /* HTML: index of its document */
-    int pieces;         /* HTML: 1 if its text is the pieces of a segment whose markup was lost, one per line */
-    const char *source; /* detected language, or NULL */
+    int pieces;                  /* HTML: 1 if its text is the pieces of a segment that lost its markup, one per line */
+    const char *source;          /* detected language, or NULL */
 } text_item;
 
 typedef struct page { /* a document of HTML or XML; its segments are items of the request */
@@ -337,7 +337,7 @@ struct MHD_Daemon *http_listen(server *s);
 void http_unlink(const server *s);
 /* Close connections that exceeded the time to send a request or to take an answer. */
 void http_end_slow(server *s);
-/* Set the client's deadline for taking a complete answer of so many bytes. */
+/* Set the client's deadline for taking an answer of `bytes`, now complete. */
 void http_answered(server *s, const request *req, size_t bytes);
 /* Characters used with the request's key, and their limit. */
 void quota_of(server *s, const request *req, uint64_t *characters, uint64_t *limit);

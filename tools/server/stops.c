@@ -1,11 +1,11 @@
-/* stops.c - texts at which an answer stops. What is added costs steps for itself and STOPS_LONGEST bytes before it. */
+/* stops.c - find stop sequences. Appending costs time for the new bytes and STOPS_LONGEST previous ones. */
 #define _GNU_SOURCE /* memmem */
 
 #include "tools/server/stops.h"
 
 #include <string.h>
 
-/* The first of the texts, from byte `from` on; the end: there is none. */
+/* Find the first stop sequence from byte `from`; the end of the answer if it contains none. */
 static size_t find(const stops *s, const text_bytes *answer, size_t from) {
     size_t first = answer->length;
     for (size_t i = 0; i < s->n; i++) {

@@ -1,4 +1,4 @@
-/* stops.h - texts at which an answer stops, looked for while it grows. */
+/* stops.h - stop sequences: find them while an answer grows. */
 #ifndef SERVER_STOPS_H
 #define SERVER_STOPS_H
 
@@ -6,16 +6,16 @@
 
 #include <stddef.h>
 
-enum { STOPS_MOST = 16, STOPS_LONGEST = 256 }; /* texts; bytes of one */
+enum { STOPS_MOST = 16, STOPS_LONGEST = 256 }; /* number of texts; bytes of each */
 
 typedef struct stops {
-    char *texts[STOPS_MOST]; /* [n] none is empty; the owner frees them */
+    char *texts[STOPS_MOST]; /* [n] not empty; freed by the owner */
     size_t n, longest;
 } stops;
 
-/* Append more of an answer. 1: it has one of the texts now, and ends before the first of them. */
+/* Append to an answer. Return 1 if it contained one of the texts: it now ends before the first of them. */
 int stops_add(const stops *s, text_bytes *answer, const char *more, size_t length);
-/* The bytes at the end of an answer that may begin one of the texts. */
+/* The length of the end of an answer that may be the start of one of the texts. */
 size_t stops_held(const stops *s, const text_bytes *answer);
 
 #endif

@@ -172,7 +172,7 @@ static void write_details(text_item *item, const moetext_hypothesis *best) {
     free(source.marks), free(target.marks);
 }
 
-enum { MOST_OBSERVED = 32 }; /* parts of a text whose experts are observed, one after the other, while others wait */
+enum { MOST_OBSERVED = 32 }; /* parts of a text: observing experts scores each again, which delays other texts */
 
 /* null if the experts cannot be observed. */
 static void write_experts(server *s, text_item *item, const moetext_result *result) {
