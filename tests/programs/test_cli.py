@@ -365,7 +365,7 @@ def a_lexicon_forgets_rare_pairs_when_it_is_full():
     rare = [f"{x}\tGuten Morgen" for x in many_lines(40)]
     lines = align(rare + ["Where is my book?\tWo ist mein Buch?"] * 60, "--lexicon")[0]
     few, complaint = align(rare + ["Where is my book?\tWo ist mein Buch?"] * 60, "--lexicon", "--pairs", "64")
-    assert len(few) <= 64 < len(lines) and re.search("seen up to [1-9][0-9]* times were forgotten", complaint)
+    assert len(few) <= 64 < len(lines) and re.search("seen up to [1-9][0-9]* times were dropped", complaint)
     assert "▁Buch ▁book" in {line.rpartition(" ")[0] for line in few}, few
 
 

@@ -415,7 +415,7 @@ def bad_samples_are_refused():
                 ((*keep, "x"), 2, "--keep"), (("--sample", good), 2, "--keep"), (("--keep", "5"), 2, "--sample"),
                 ((*keep, "25%", "--ratio", "3"), 2, "--ratio"), ((*keep, "25%", "--ratio", "3:0"), 2, "--ratio"),
                 ((*keep, "25%", "--rank", "size"), 2, "--rank"), ((*keep, "25%", "--experts", good), 2, "--experts"),
-                ((*keep, "25%", "--pair", "fr-de"), 3, "no line for these directions"),
+                ((*keep, "25%", "--pair", "fr-de"), 3, "no line has one of these directions"),
                 (("--sample", file_of(folder, "bad", "one\ttwo\n"), "--keep", "25%"), 3, "line 1"),
                 (("--sample", file_of(folder, "it", "en\tit\tYes.\tSi.\n"), "--keep", "25%"), 3, "'it'"),
                 (("--sample", folder + "/none", "--keep", "25%"), 4, "none"),

@@ -381,10 +381,10 @@ def generated_languages_agree_with_an_independent_computation():
 def files_of_different_models_are_refused():
     first = [header({}, {"layer": "b", "experts": 6, "groups": 3}), row(1, 0, "x", [0, 2], [0.5, 0.5])]
     layers = first[0]["layers"]
-    for change, words in (({"model": "n"}, "model: is 'n'"), ({"layers": layers[:1]}, "layers: there are 1, and 2"),
-                          ({"layers": layers[::-1]}, "layers: 'b' is another"), ({"source": 5}, "source"),
+    for change, words in (({"model": "n"}, "model: is 'n'"), ({"layers": layers[:1]}, "layers: 1, but 2"),
+                          ({"layers": layers[::-1]}, "layers: 'b' differs"), ({"source": 5}, "source"),
                           ({"target": None}, "target"), ({"target": "x" * 1025}, "target"),
-                          *(({"layers": [layers[0], dict(layers[1], **x)]}, "layers: 'b' is another")
+                          *(({"layers": [layers[0], dict(layers[1], **x)]}, "layers: 'b' differs")
                             for x in ({"experts": 9}, {"groups": 2}, {"k": 3}, {"gate": "threshold"}))):
         bad = of_files([first, [dict(first[0], **change)] + first[1:]], "--json", status=3)
         assert "1.jsonl: line 1: " in bad and words in bad, (change, bad)
@@ -513,7 +513,7 @@ def broken():
                                                                  for i in range(513)]}]), 1, "layers"
     yield "model no text", lines_of([{"model": 1, "layers": h["layers"]}]), 1, "model"
     yield "model very long", lines_of([dict(h, model="x" * 1025)]), 1, "model"
-    yield "layer twice", lines_of([header({}, {})]), 1, "layer: 'a' is there twice"
+    yield "layer twice", lines_of([header({}, {})]), 1, "layer: 'a' appears twice"
     for field, values in (("layer", ("", 3, None, "x" * 1025)), ("experts", (0, -1, 1.5, "4", None, 1 << 25, 1e300)),
                           ("groups", (3, -1, 5, 0.5, True)), ("k", (-1, 5, "2", None)),
                           ("gate", ("best", 1, None, "softmax\u001b[31m"))):
@@ -522,7 +522,7 @@ def broken():
         yield "header without " + field, lines_of([{"model": "m",
                                                     "layers": [without(h["layers"][0], field)]}]), 1, field
     yield "experts of all layers", lines_of([header({"experts": 1 << 24, "k": 1}, {"layer": "b"})]), 1, "experts"
-    yield "a field twice", lines_of([h]) + '{"line":1,"line":1}\n', 2, "line: is there twice"
+    yield "a field twice", lines_of([h]) + '{"line":1,"line":1}\n', 2, "line: appears twice"
 
     head = lines_of([h, good])
     for field, values in (("line", (0, -1, 1.5, "1", None, 1e300, 1 << 60)), ("layer", ("c", "", 1, None)),

@@ -1,7 +1,7 @@
 /* calibration.c - calibration.h says what this is and has the contracts.
  *
  * Contents
- *   1. Levels     every gate with its new thresholds, and the largest probabilities that decide them
+ *   1. Levels     gates, new thresholds and the largest probabilities
  *   2. Mixtures   selections before and after
  *   3. Passes     the text through the model
  *   4. Saving     OUT
@@ -32,19 +32,19 @@ static int level_allocate(level *l) {
     return l->rows && l->seen && l->first && l->count && l->threshold;
 }
 
-/* How many of `rows` rows an expert should get. */
+/* Return the number of rows an expert should get, out of `rows`. */
 static uint64_t places(const level *l, uint64_t rows) {
     uint64_t m = l->k * rows / l->compete;
     return m ? m : 1;
 }
 
-/* Ready for a pass over l->rows. */
+/* Prepare a pass over l->rows. */
 static int level_begin(level *l) {
     size_t total = 0;
     for (size_t i = 0; i < l->n; i++) {
         l->first[i] = total;
         uint64_t rows = l->rows[i / l->compete], m = places(l, rows);
-        total += (size_t)(m < rows ? m + 1 : 0); /* else all of them are selected, and nothing has to be kept */
+        total += (size_t)(m < rows ? m + 1 : 0); /* else all are selected and none is kept */
     }
     l->first[l->n] = total;
     memset(l->count, 0, l->n * sizeof *l->count);
@@ -73,7 +73,7 @@ static void keep(level *l, size_t i, float p) {
     heap[at] = p;
 }
 
-/* Probabilities of one row: of each block 0 everywhere, or a softmax, of which some are not 0. */
+/* Add the probabilities of one row. Each block is all 0, or a softmax. */
 static void level_see(level *l, const float *p) {
     for (size_t b = 0; b < l->blocks; b++) {
         const float *q = p + b * l->compete;
@@ -85,8 +85,8 @@ static void level_see(level *l, const float *p) {
     }
 }
 
-/* Set the thresholds that the pass found. An expert that never competed keeps its own, or gets the mean of the others'
- * known so far. */
+/* Set the thresholds of the pass. An expert that never competed keeps its threshold, or gets the mean of those known so
+ * far. */
 static void level_end(level *l) {
     double sum = 0;
     size_t known = 0;
@@ -104,7 +104,7 @@ static void level_end(level *l) {
     }
 }
 
-/* The thresholds that the file has: a vector of floats where its directory says. */
+/* Read the thresholds in the file, a vector of floats. */
 static moe_status read_old(int file, const moe_model *m, level *l, moe_error *e) {
     char name[64];
     snprintf(name, sizeof name, "%s.threshold", l->name);
@@ -137,7 +137,7 @@ static int picks_add(picks *p, const moe_routing *r) {
     return 1;
 }
 
-/* How many experts of the next token are in both; both lists ascend. */
+/* Count the experts of the next token that are in both ascending lists. */
 static uint64_t picks_same(picks *p, const moe_routing *r) {
     uint64_t same = 0;
     if (p->read >= p->length) return 0;
@@ -177,7 +177,7 @@ static void see_trace(void *user, const char *name, const float *data, size_t ro
     }
 }
 
-/* Fill in a level and the number that it wants. */
+/* Describe a gate and the number of experts that it selects. */
 static moe_status add_level(calibration *c, int file, const calibrated *x, const char *part, size_t n, size_t compete,
                             size_t k, level **out, moe_error *e) {
     level *l = &c->levels[c->n_levels++];
@@ -188,8 +188,7 @@ static moe_status add_level(calibration *c, int file, const calibrated *x, const
     if (!k && c->k < 0) {
         e->code = MOE_ERROR_ARGUMENT;
         snprintf(e->where, sizeof e->where, "%s", l->name);
-        snprintf(e->message, sizeof e->message,
-                 "a softmax gate that does not say how many experts are wanted; say it with --k");
+        snprintf(e->message, sizeof e->message, "a softmax gate does not define the number of experts: use --k");
         return e->code;
     }
     if (!k) l->k = (size_t)c->k;
@@ -216,7 +215,7 @@ int calibration_shares(const moe_model *m, const moe_mixture *x) {
 
 moe_status calibration_find(calibration *c, int file, moe_error *e) {
     size_t n = moe_model_mixture_count(c->model);
-    if (!n) return text_fail(e, MOE_ERROR_ARGUMENT, "", "it has no mixtures, so there is nothing to calibrate");
+    if (!n) return text_fail(e, MOE_ERROR_ARGUMENT, "", "the model has no mixtures to calibrate");
     c->mixtures = calloc(n, sizeof *c->mixtures);
     c->levels = calloc(2 * n, sizeof *c->levels);
     if (!c->mixtures || !c->levels) return text_out_of_memory(e);
@@ -237,7 +236,7 @@ moe_status calibration_find(calibration *c, int file, moe_error *e) {
     for (size_t i = 0; i < c->n_mixtures && c->loads; i++)
         shared += (size_t)calibration_shares(c->model, &c->mixtures[i].about);
     if (!status && c->loads && !shared)
-        status = text_fail(e, MOE_ERROR_ARGUMENT, "", "--loads: no expert of it has matrices of its own to share out");
+        status = text_fail(e, MOE_ERROR_ARGUMENT, "", "--loads: the model has no experts with separate matrices");
     return status;
 }
 
@@ -251,7 +250,7 @@ void calibration_free(calibration *c) {
 
 /* ==== 3. Passes ========================================================================================= */
 
-/* All lines through a model. */
+/* Run all lines through a model. */
 static moe_status run(calibration *c, const moe_model *model, const char *verb, int look, moe_error *e) {
     c->text.routing = see_routing;
     c->text.trace = look && c->n_levels ? see_trace : NULL;
@@ -259,7 +258,7 @@ static moe_status run(calibration *c, const moe_model *model, const char *verb, 
     return passes_run(&c->text, model, verb, e);
 }
 
-/* How many rows a pass will have, from the lengths of the lines; 0 where a parent gate decides. */
+/* Set the number of rows of a pass from the lengths of the lines; 0 if a parent gate decides. */
 static void assume_rows(calibration *c, size_t source_extra) {
     uint64_t encoder = 0, decoder = 0;
     for (size_t i = 0; i < c->text.sample.count; i++) {
@@ -272,7 +271,7 @@ static void assume_rows(calibration *c, size_t source_extra) {
             c->levels[i].rows[0] = strncmp(c->levels[i].name, "encoder.", 8) == 0 ? encoder : decoder;
 }
 
-/* Run the pass that collects; once more if the number of rows was not the assumed one, which is known then. */
+/* Run the collecting pass; repeat it if the assumed number of rows was wrong. */
 static moe_status collect(calibration *c, moe_error *e) {
     for (int again = 1; again;) {
         for (size_t i = 0; i < c->n_levels; i++)
@@ -312,7 +311,7 @@ moe_status calibration_compare(calibration *c, const moe_model *out, moe_error *
 
 /* ==== 4. Saving ========================================================================================= */
 
-/* The loads of all mixtures whose experts can be shared out. */
+/* Record the loads of mixtures with experts that can be distributed. */
 static moe_status save_loads(const calibration *c, const char *path, moe_error *e) {
     size_t experts = 0, at = 0, n = 0;
     for (size_t i = 0; i < c->n_mixtures; i++) experts += c->mixtures[i].about.experts;

@@ -12,7 +12,7 @@
 
 /* The outcome of a pair of the sample. */
 typedef struct verdict {
-    int left_out;      /* too long, or the target holds a piece that the model cannot generate */
+    int left_out;      /* too long, or the model cannot generate a piece of the target */
     double logprob[2]; /* of the target by IN and OUT */
     text_ids output[2];
 } verdict;
@@ -20,7 +20,7 @@ typedef struct verdict {
 typedef struct sample {
     text_sample text;
     verdict *verdicts; /* [text.count] */
-    int translates;    /* 1: the model translates. 0: a language model, which scores only */
+    int translates;    /* 0: a language model, which only scores */
 } sample;
 
 static moe_status read_sample(const char *path, int ids, const text_front *front, sample *s, moe_error *e) {
@@ -29,7 +29,7 @@ static moe_status read_sample(const char *path, int ids, const text_front *front
     s->translates = moe_model_get_kind(front->model) == MOE_MODEL_TRANSLATION;
     s->verdicts = calloc(s->text.count, sizeof *s->verdicts);
     if (s->verdicts) return MOE_OK;
-    *e = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "no memory for the sample" };
+    *e = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory for the sample" };
     return e->code;
 }
 
@@ -80,14 +80,14 @@ static void done(void *user, const moe_result *result) {
         return;
     }
     if (result->status || !result->n_hypotheses) {
-        w->complaint = "the network's output is not a number: the model's weights are broken";
+        w->complaint = "the network's output is not a number: the model's weights are damaged";
         return;
     }
     const moe_hypothesis *h = &result->hypotheses[0];
     if (w->scoring) {
         p->logprob[w->which] = (double)h->logprob;
     } else if (text_ids_set(&p->output[w->which], h->ids, h->n_ids, &e)) {
-        w->complaint = "no memory for the translations";
+        w->complaint = "out of memory for the translations";
     }
 }
 
@@ -161,12 +161,12 @@ moe_status measure_loss(const text_front *in, const char *out, const char *sampl
                                     .experts = MOE_TYPE_KEEP,
                                     .entries = entries,
                                     .n_entries = sizeof entries / sizeof *entries -
-                                                 !s.translates }; /* the last is about translations */
+                                                 !s.translates }; /* the last entry is about translations */
         status = moe_model_save(after, out, &p, e);
         fprintf(stderr, "%s: %.4f nats per token before, %.4f after", base, before_sum / tokens, after_sum / tokens);
         if (s.translates) fprintf(stderr, "; %.1f %% of %.0f translations the same", 100 * same / count, count);
         if (count < (double)s.text.count)
-            fprintf(stderr, "; %.0f lines left out that the model cannot score", (double)s.text.count - count);
+            fprintf(stderr, "; %.0f lines skipped that the model cannot score", (double)s.text.count - count);
         fputc('\n', stderr);
     }
     moe_model_close(after);

@@ -1,13 +1,13 @@
-/* measure.h - what a model has lost against the one that it was made of: moe-quantize, moe-prune. */
+/* measure.h - the quality loss of a model against its original; for moe-quantize and moe-prune. */
 #ifndef MEASURE_H
 #define MEASURE_H
 
 #include "tools/text/text.h"
 
-/* Compare the model file `out` with `in` on a sample (text_sample_read, every line with its target), whose texts in's
- * tokeniser reads: print the loss of each and the share of equal translations to standard error, and write them into
- * OUT, where moe-info shows them. Errors: those of sessions, text_sample_read and moe_model_save; MOE_ERROR_ARGUMENT
- * (no line can be scored), MOE_ERROR_NUMERIC. */
+/* Compare the model file `out` with `in` on a sample (text_sample_read, every line with its target), tokenised by `in`.
+ * Print the losses and the share of equal translations to standard error, and store them in OUT for moe-info. Errors:
+ * those of sessions, text_sample_read and moe_model_save; MOE_ERROR_ARGUMENT (no line can be scored),
+ * MOE_ERROR_NUMERIC. */
 moe_status measure_loss(const text_front *in, const char *out, const char *sample, int ids, moe_error *error);
 
 #endif

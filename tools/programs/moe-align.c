@@ -1,11 +1,11 @@
-/* moe-align - link the words of parallel text that belong together.
+/* moe-align - align the words of parallel text.
  *
  * Contents
  *   1. Options   the command line
  *   2. Pairs     a line as words and ids
- *   3. Looking   the attention of a model that translates both ways
- *   4. Links     which words belong together
- *   5. Lexicon   which tokens stand for which, over all lines
+ *   3. Looking   the attention of a model that translates in both directions
+ *   4. Links     alignment of words
+ *   5. Lexicon   translations of tokens, counted over all lines
  *   6. Lines     in, through the model, out
  *   7. Main
  */
@@ -28,7 +28,7 @@ typedef struct options {
     program_common common;
     const char *source, *target;
     float share;
-    int lexicon, pairs; /* pairs: most token pairs that are counted */
+    int lexicon, pairs; /* pairs: maximum number of counted token pairs */
 } options;
 
 static const option_row own_rows[] = {
@@ -85,7 +85,7 @@ static const option_program program = {
     .version = program_version,
 };
 
-/* -1: go on; else the exit status. */
+/* Returns -1 or an exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     *o = (options){ .common = program_common_none(), .share = 0.7f };
     int status = option_parse(&program, argc, argv, o);
@@ -101,7 +101,7 @@ static int parse_options(int argc, char **argv, options *o) {
 /* One side of a line. */
 typedef struct side {
     text_ids ids;
-    text_ids word; /* [ids] which word each belongs to */
+    text_ids word; /* [ids] index of the word of each id */
     size_t words;
 } side;
 
@@ -110,10 +110,10 @@ typedef struct pair {
     side sides[2]; /* source, translation */
     struct look {
         struct pair *pair;
-        float *weights; /* [ids of the side that is written, ids of the side that is looked at] */
+        float *weights; /* [ids of the generated side, ids of the other side] */
         size_t capacity;
-    } looks[2];  /* at the source, at the translation */
-    int waiting; /* requests under way */
+    } looks[2];  /* attention to the source, to the translation */
+    int waiting; /* requests in progress */
     int failed;
     char note[256];
 } pair;
@@ -123,8 +123,8 @@ static void refuse(pair *p, const char *why) {
     p->failed = 1;
 }
 
-/* The words of `text`, each as ids: pieces never reach over a space. For a lexicon all of it is one word, as it is for
- * moe-translate. More ids than `most` are refused. */
+/* Split `text` into words and their ids; pieces never cross a space. For a lexicon the whole text is one word, as in
+ * moe-translate. More than `most` ids are an error. */
 static moe_status read_side(const text_front *front, const options *all, const char *text, size_t length, size_t most,
                             side *s, pair *p, moe_error *error) {
     const program_common *o = &all->common;
@@ -155,7 +155,7 @@ static moe_status read_side(const text_front *front, const options *all, const c
     return status;
 }
 
-/* Errors: MOE_ERROR_MEMORY; a line that is no pair fails for itself. */
+/* Error: MOE_ERROR_MEMORY; an invalid line only fails itself. */
 static moe_status read_pair(const text_front *front, const options *o, const text_line *line, size_t most, pair *p,
                             moe_error *error) {
     const char *tab = memchr(line->data, '\t', line->length);
@@ -166,7 +166,7 @@ static moe_status read_pair(const text_front *front, const options *o, const tex
     for (int i = 0; i < 2; i++) p->sides[i].ids.length = p->sides[i].word.length = p->sides[i].words = 0;
     text_line_usable(line, why, sizeof why);
     if (*why) refuse(p, why);
-    else if (!tab && line->length) refuse(p, "it is not source TAB translation: there is no TAB");
+    else if (!tab && line->length) refuse(p, "expected source TAB translation: missing TAB");
     if (p->failed || !tab) return MOE_OK;
     moe_status status = read_side(front, o, line->data, source, most, &p->sides[0], p, error);
     const text_front targets = text_front_of_targets(front);
@@ -175,18 +175,18 @@ static moe_status read_pair(const text_front *front, const options *o, const tex
 
 /* ==== 3. Looking ======================================================================================== */
 
-enum { LINES = 256 }; /* most lines that go through the model together */
+enum { LINES = 256 }; /* maximum number of lines in one run of the model */
 
-/* How often a token of a source and one of a target stand for each other. */
+/* Number of times that a source token and a target token were aligned. */
 typedef struct met {
-    uint64_t count; /* 0: a free place */
+    uint64_t count; /* 0 if the slot is free */
     int32_t source, target;
 } met;
 
 typedef struct lexicon {
-    met *places;       /* found by a hash of both tokens; at most half of them are taken */
+    met *places;       /* hash table, at most half full */
     size_t size, used; /* size: a power of two, or 0 */
-    uint64_t *totals;  /* [source tokens] what was forgotten included */
+    uint64_t *totals;  /* [source tokens] including dropped pairs */
     uint64_t forgotten;
 } lexicon;
 
@@ -194,16 +194,16 @@ typedef struct app {
     const options *options;
     text_front front;
     moe_session *session;
-    int32_t tags[2]; /* of the languages; -1: the model knows none */
-    int directions;  /* 2: the model translates back too */
-    size_t most;     /* tokens of a side that can be a source and a target */
+    int32_t tags[2]; /* language tags; -1 if the model has none */
+    int directions;  /* 2 if the model also translates back */
+    size_t most;     /* maximum number of tokens of a side, as source and as target */
     pair pairs[LINES];
-    size_t n, next; /* pairs; requests made of them */
+    size_t n, next; /* number of pairs; next request */
     text_aligner aligner;
     lexicon lexicon;
     text_bytes block;
     program_output out;
-    output_file *whole; /* the file for a lexicon; NULL: standard output */
+    output_file *whole; /* file for a lexicon; NULL for standard output */
     program_progress progress;
     moe_error trouble;
 } app;
@@ -217,7 +217,7 @@ static moe_status grow(float **numbers, size_t *capacity, size_t n, moe_error *e
     return MOE_OK;
 }
 
-/* Of every pair the translation given the source, then the source given the translation. */
+/* Request the translation given the source, then the source given the translation. */
 static int pull(void *user, int wait, moe_request *request) {
     app *a = user;
     (void)wait;
@@ -230,7 +230,7 @@ static int pull(void *user, int wait, moe_request *request) {
         if (grow(&p->looks[at].weights, &p->looks[at].capacity, read->ids.length * written->ids.length, &a->trouble))
             return MOE_PULL_CANCEL;
         p->looks[at].pair = p;
-        request->source = read->ids.data; /* the session has set the other fields; force is not 0 */
+        request->source = read->ids.data; /* the session has set the defaults of the other members */
         request->n_source = read->ids.length;
         request->target = written->ids.data;
         request->n_target = written->ids.length;
@@ -248,7 +248,7 @@ static void look(void *user, const moe_attention *attention) {
     const struct look *l = attention->user;
     const size_t written = l->pair->sides[l == &l->pair->looks[0]].ids.length;
     (void)user;
-    if (attention->position < written) /* the end belongs to no word */
+    if (attention->position < written) /* the end token is not part of a word */
         memcpy(l->weights + attention->position * attention->n, attention->weights,
                attention->n * sizeof *attention->weights);
 }
@@ -289,8 +289,8 @@ static moe_status link_words(app *a, const pair *p, text_bytes *out, moe_error *
 
 /* ==== 5. Lexicon ======================================================================================== */
 
-/* A target token hands out UNIT shares to the source tokens that it looks at; fewer than LEAST are not worth a pair. */
-enum { UNIT = 64, LEAST = UNIT / 8, LISTED = 100 /* targets of a source token that are written */ };
+/* A target token distributes UNIT shares over the source tokens it attends to; fewer than LEAST are ignored. */
+enum { UNIT = 64, LEAST = UNIT / 8, LISTED = 100 /* maximum number of targets per source token */ };
 
 static met *place_of(const lexicon *l, int32_t source, int32_t target) {
     const uint64_t key = ((uint64_t)(uint32_t)source << 32 | (uint32_t)target) * 0x9E3779B97F4A7C15u;
@@ -300,7 +300,7 @@ static met *place_of(const lexicon *l, int32_t source, int32_t target) {
     return &l->places[at];
 }
 
-/* Places for twice as many pairs; with `most` of them the rarer half is forgotten instead. */
+/* Double the capacity; at `most` pairs drop the rarer half instead. */
 static moe_status make_room(lexicon *l, size_t most, moe_error *error) {
     lexicon grown = { .size = !l->size ? 1 << 12 : l->used >= most ? l->size : 2 * l->size, .totals = l->totals };
     uint64_t over = 0;
@@ -332,8 +332,8 @@ static moe_status count(lexicon *l, size_t most, int32_t source, int32_t target,
     return MOE_OK;
 }
 
-/* Each target token counts for those source tokens that it looks at, and that look at it where the model knows both
- * directions; for the first of those it looks at most in any case. */
+/* Count each target token for the source tokens it attends to (mutually, if the model has both directions), and always
+ * for the first of those with the largest weight. */
 static moe_status count_tokens(app *a, const pair *p, moe_error *error) {
     const text_ids *source = &p->sides[0].ids, *target = &p->sides[1].ids;
     moe_status status = MOE_OK;
@@ -355,7 +355,7 @@ static moe_status count_tokens(app *a, const pair *p, moe_error *error) {
     return status;
 }
 
-/* By source token; of each the most frequent target first. */
+/* Order by source token, then by descending count. */
 static int by_source(const void *x, const void *y) {
     const met *a = x, *b = y;
     if (a->source != b->source) return a->source < b->source ? -1 : 1;
@@ -363,7 +363,7 @@ static int by_source(const void *x, const void *y) {
     return (a->target > b->target) - (a->target < b->target);
 }
 
-/* The name of a token, an id where the model has no names. 0: the file cannot name it. */
+/* Write the name of a token, or its id if the model has no names. Returns 0 if the format cannot express it. */
 static int append_token(const app *a, moe_span piece, int32_t id, text_bytes *out) {
     if (!a->front.tokeniser && !a->front.vocabulary.count) return text_printf(out, "%d", (int)id), 1;
     if (!piece.data || !piece.length || text_utf8_valid(piece.data, piece.length) < piece.length) return 0;
@@ -384,7 +384,7 @@ static void append_met(const app *a, const text_front *targets, const met *m, te
     if (!named && !out->failed) out->length = begin;
 }
 
-/* The block to the file or standard output: -1, or a complaint and the exit status. */
+/* Write the block. Returns -1, or an exit status after a message. */
 static int put_block(app *a) {
     moe_error e;
     if (a->block.failed) return program_complain("out of memory"), EXIT_MODEL;
@@ -396,7 +396,7 @@ static int put_block(app *a) {
     return -1;
 }
 
-/* -1, or the exit status. */
+/* Returns -1 or an exit status. */
 static int write_lexicon(app *a) {
     enum { BLOCK = 1 << 16 };
     const text_front targets = text_front_of_targets(&a->front);
@@ -404,7 +404,7 @@ static int write_lexicon(app *a) {
     size_t n = 0, listed = 0;
     for (size_t i = 0; i < l->size; i++)
         if (l->places[i].count) l->places[n++] = l->places[i];
-    if (!n) return program_complain("no line has tokens of both languages: there is no lexicon"), EXIT_INPUT_OUTPUT;
+    if (!n) return program_complain("cannot make a lexicon: no line has tokens of both languages"), EXIT_INPUT_OUTPUT;
     qsort(l->places, n, sizeof *l->places, by_source);
     a->block.length = 0;
     for (size_t i = 0; i < n; i++) {
@@ -415,14 +415,14 @@ static int write_lexicon(app *a) {
         if (program_signal) return program_stopped(&a->options->common, &a->out);
     }
     if (l->forgotten && !a->options->common.quiet)
-        program_complain("pairs seen up to %llu times were forgotten; --pairs allows more",
+        program_complain("pairs seen up to %llu times were dropped; --pairs allows more",
                          (unsigned long long)(l->forgotten / UNIT));
     return -1;
 }
 
 /* ==== 6. Lines ========================================================================================== */
 
-/* Read the lines that are available now: at least one, at most LINES. */
+/* Read the lines available now: at least one, at most LINES. */
 static text_read read_lines(app *a, text_reader *reader) {
     text_read state = TEXT_READ_LINE;
     text_line line;
@@ -434,7 +434,7 @@ static text_read read_lines(app *a, text_reader *reader) {
     return state;
 }
 
-/* Up to the first line that is not finished: a signal may have come. */
+/* Write lines up to the first unfinished one, which a signal may have caused. */
 static void write_lines(app *a) {
     a->block.length = 0;
     for (size_t k = 0; k < a->n && !a->trouble.code; k++) {
@@ -452,7 +452,7 @@ static void write_lines(app *a) {
     program_progress_show(&a->progress);
 }
 
-/* The exit status. */
+/* Returns the exit status. */
 static int align(app *a, int in) {
     const program_common *o = &a->options->common;
     text_reader reader;
@@ -489,7 +489,7 @@ static int align(app *a, int in) {
 
 /* ==== 7. Main =========================================================================================== */
 
-/* The tags of the languages, where the model has some. */
+/* Set the language tags, if the model has any. */
 static int choose_languages(app *a) {
     const char *const codes[2] = { a->options->source, a->options->target };
     moe_error e;
@@ -512,7 +512,8 @@ int main(int argc, char **argv) {
     if (status >= 0) return status;
 
     a.options = &o;
-    const text_level level = o.lexicon && o.common.ids ? TEXT_IF_THERE : program_level(&o.common); /* it names tokens */
+    const text_level level =
+        o.lexicon && o.common.ids ? TEXT_IF_THERE : program_level(&o.common); /* the lexicon names tokens */
     status = program_open(&o.common, MOE_MODEL_TRANSLATION, level, &a.front);
     if (status >= 0) return status;
     program_handle_signals();

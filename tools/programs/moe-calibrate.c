@@ -1,5 +1,4 @@
-/* moe-calibrate - thresholds for the gates of a model, from a text: see usage() below, or --help; calibration.h has the
- * formula.
+/* moe-calibrate - thresholds for the gates of a model, from a text; calibration.h has the formula.
  *
  * Contents
  *   1. Options   the command line
@@ -25,7 +24,7 @@
 typedef struct options {
     program_common common;
     const char *text;
-    int k; /* -1: not given */
+    int k; /* -1 if not given */
     int loads;
 } options;
 
@@ -82,7 +81,7 @@ static const option_program program = {
     .version = program_version,
 };
 
-/* -1: go on; else the exit status. */
+/* Returns -1 or an exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     *o = (options){ .common = program_common_none(), .k = -1 };
     const int status = option_parse(&program, argc, argv, o);
@@ -111,7 +110,7 @@ static void print_level(const level *l) {
         if (l->old) change += fabs((double)l->threshold[i] - (double)l->old[i]);
     }
     printf("%-18s thresholds %.4g to %.4g, mean %.4g", l->name, (double)low, (double)high, sum / (double)l->n);
-    if (l->old) printf("; mean absolute difference to those before %.4g", change / (double)l->n);
+    if (l->old) printf("; mean absolute change %.4g", change / (double)l->n);
     if (l->unseen) printf("; %zu of %zu never competed", l->unseen, l->n);
     putchar('\n');
 }
@@ -119,8 +118,8 @@ static void print_level(const level *l) {
 static void print_table(const calibration *c) {
     const size_t left_out = passes_left_out(&c->text);
     printf("%zu lines", c->text.sample.count - left_out);
-    if (left_out) printf(", %zu more left out that the model cannot score", left_out);
-    printf("; before -> after\n\n%-12s %9s %7s %18s %20s %18s %12s\n", "mixture", "tokens", "wanted", "experts a token",
+    if (left_out) printf(", %zu more skipped that the model cannot score", left_out);
+    printf("; before -> after\n\n%-12s %9s %7s %18s %20s %18s %12s\n", "mixture", "tokens", "wanted", "experts/token",
            "empty masks %", "CV(load)", "same pairs");
     for (size_t i = 0; i < c->n_mixtures; i++) {
         const calibrated *x = &c->mixtures[i];
@@ -134,7 +133,7 @@ static void print_table(const calibration *c) {
     for (size_t i = 0; i < c->n_levels; i++) print_level(&c->levels[i]);
 }
 
-/* How unequal the loads are. */
+/* Print the imbalance of the loads. */
 static void print_loads(const calibration *c) {
     printf("%-12s %9s %9s %20s %10s\n", "mixture", "experts", "tokens", "busiest / mean load", "no token");
     for (size_t i = 0; i < c->n_mixtures; i++) {
@@ -154,7 +153,7 @@ static void print_loads(const calibration *c) {
 
 /* ==== 3. Main =========================================================================================== */
 
-/* Run OUT over the same text. */
+/* Run OUT on the same text. */
 static moe_status measure_out(const options *o, calibration *c, moe_error *e) {
     moe_model *after;
     moe_status status = moe_model_open(o->common.output, &(moe_model_params){ .copy = o->common.no_mmap }, &after, e);
@@ -167,7 +166,7 @@ static moe_status measure_out(const options *o, calibration *c, moe_error *e) {
 static moe_status find(const options *o, calibration *c, moe_error *e) {
     const int file = open(o->common.model, O_RDONLY | O_CLOEXEC);
     if (file < 0) {
-        *e = (moe_error){ .code = MOE_ERROR_IO, .message = "IN cannot be opened again" };
+        *e = (moe_error){ .code = MOE_ERROR_IO, .message = "cannot open IN again" };
         return e->code;
     }
     const moe_status status = calibration_find(c, file, e);
@@ -181,7 +180,7 @@ int main(int argc, char **argv) {
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
 
-    /* The weights are about to be saved under fresh checksums, so damage must be found now or never. */
+    /* Saving makes fresh checksums, so detect damage now. */
     const moe_model_params params = { .verify = o.common.no_verify ? -1 : 1, .copy = o.common.no_mmap };
     text_front front;
     moe_error e = { .code = MOE_OK };
@@ -196,7 +195,7 @@ int main(int argc, char **argv) {
     moe_status got = MOE_OK;
     status = EXIT_DONE;
     if (moe_model_get_kind(front.model) == MOE_MODEL_CLASSIFIER) {
-        program_complain("%s is a classifier, which reads no text: moe-calibrate cannot measure it", file);
+        program_complain("%s is a classifier, which does not read text", file);
         status = EXIT_USAGE;
     } else {
         got = text_open_tokeniser(&front, program_level(&o.common), &e);
@@ -207,7 +206,7 @@ int main(int argc, char **argv) {
     if (!got && !status) file = o.common.output, got = calibration_save(&c, o.common.output, &e);
     if (!got && !status && !o.loads) got = measure_out(&o, &c, &e);
     if (got) status = program_file_error(file, &e);
-    if (got == MOE_ERROR_ARGUMENT && file == o.common.model) status = EXIT_USAGE; /* nothing is wrong with it */
+    if (got == MOE_ERROR_ARGUMENT && file == o.common.model) status = EXIT_USAGE; /* the model itself is fine */
     if (!status && !o.common.quiet) (o.loads ? print_loads : print_table)(&c);
     if (!status) status = program_printed();
     calibration_free(&c);

@@ -1,13 +1,13 @@
-/* moe-classify - tell the classes of images or rows of numbers.
+/* moe-classify - classify images or rows of numbers.
  *
  * Contents
  *   1. Options    the command line
- *   2. Rows       a batch of rows that were read and not yet written
+ *   2. Rows       a batch of rows, read but not yet written
  *   3. Lines      a result as text, as JSON
  *   4. Batches    classifying, writing
  *   5. Images     IDX files, placed in the model's input
  *   6. Numbers    rows of text
- *   7. Labels     the right answers
+ *   7. Labels     correct classes
  *   8. Main
  */
 
@@ -37,7 +37,7 @@ typedef struct options {
     program_common common;
     const char *labels;
     char **files;           /* [n_files] */
-    int n_files, top, x, y; /* x, y -1: not given */
+    int n_files, top, x, y; /* x, y: -1 if not given */
 } options;
 
 static int take_offset(void *user, const option_row *row, const char *text) {
@@ -74,7 +74,7 @@ static const option_program program = {
     .about =
         "Print the most probable class of each row of FILEs or standard input: CLASS TAB PROBABILITY.\n"
         "\n"
-        "A FILE contains images in the IDX format of MNIST (decompress .gz files with gzip -dc), whose pixels are "
+        "A FILE contains images in the IDX format of MNIST (decompress .gz files with gzip -dc); pixels are "
         "scaled to 0 .. 1; or text, one row of numbers per line, separated by spaces, TABs or commas. Each row gives "
         "one line of output, in the same order.",
     OPTION_LISTS(all_rows),
@@ -88,7 +88,7 @@ static const option_program program = {
     .version = program_version,
 };
 
-/* -1: go on; else the exit status. */
+/* Returns -1 or an exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     program_common *common = &o->common;
     *o = (options){ .common = program_common_none(), .top = 1, .x = -1, .y = -1 };
@@ -111,10 +111,10 @@ enum { NO_LABEL = -1 };
 
 typedef struct row {
     uint64_t number;        /* from 1, over all files */
-    int classified, failed; /* neither: an empty line */
-    size_t input;           /* index of its numbers in `inputs`, if it is to be classified */
+    int classified, failed; /* both 0 for an empty line */
+    size_t input;           /* index of its numbers in `inputs`, if any */
     routing_sentence *routing;
-    char note[200]; /* if it failed */
+    char note[200]; /* reason of a failure */
 } row;
 
 typedef struct app {
@@ -124,19 +124,19 @@ typedef struct app {
     size_t width, classes, top, batch;
     ptrdiff_t names;                      /* metadata entry, or -1 */
     row *rows;                            /* [batch] */
-    float *inputs;                        /* [batch, width] of the rows that are to be classified */
+    float *inputs;                        /* [batch, width] rows to classify */
     row **owners;                         /* [batch] the rows of these inputs */
     int32_t *best;                        /* [batch, top] */
     float *logprobs;                      /* [batch, top] */
-    size_t n_rows, n_inputs, first_input; /* first_input: of the call under way */
+    size_t n_rows, n_inputs, first_input; /* first_input: of the current call */
     text_bytes block;
     program_output out;
     routing_file routing;
     unsigned char *labels; /* [n_labels] or NULL */
     size_t n_labels;
     uint64_t seen, failed, labelled, right;
-    const char *file; /* that is read */
-    int status;       /* -1: go on */
+    const char *file; /* current input */
+    int status;       /* -1 or an exit status */
 } app;
 
 static int app_allocate(app *a) {
@@ -169,7 +169,7 @@ static row *add_row(app *a) {
     return r;
 }
 
-/* The place for the numbers of a new row. It counts as an input after add_input. */
+/* Return the buffer for the numbers of a new row; add_input makes it an input. */
 static float *next_input(app *a) { return a->inputs + a->n_inputs * a->width; }
 
 static void add_input(app *a, row *r) {
@@ -252,7 +252,7 @@ static void see_routing(void *user, const moe_routing *routing) {
     if (r->routing) routing_keep(r->routing, &one);
 }
 
-/* Inputs first .. first + n - 1. A row that gives not-a-number spoils its call, so then they come one by one. */
+/* Classify inputs first .. first + n - 1. A row that gives not-a-number spoils its call, so repeat row by row. */
 static void classify(app *a, size_t first, size_t n) {
     moe_error e;
     a->first_input = first;
@@ -264,7 +264,7 @@ static void classify(app *a, size_t first, size_t n) {
         for (size_t i = 0; i < n; i++) classify(a, first + i, 1);
     } else if (status == MOE_ERROR_NUMERIC) {
         if (a->owners[first]->routing) a->owners[first]->routing->n_entries = 0;
-        fail_row(a->owners[first], "gives not-a-number: its numbers are too large, or the model's weights are broken");
+        fail_row(a->owners[first], "gives not-a-number: its numbers are too large, or the model's weights are damaged");
     } else if (status == MOE_ERROR_CANCELLED) {
         stop(a, program_stopped(&a->options->common, &a->out));
     } else if (status) {
@@ -280,7 +280,7 @@ static void count_label(app *a, const row *r) {
     a->right += (uint64_t)(a->best[r->input * a->top] == label);
 }
 
-/* Classify and write everything that was read. */
+/* Classify and write all rows read. */
 static void flush_rows(app *a) {
     const program_common *o = &a->options->common;
     moe_error e;
@@ -323,12 +323,12 @@ PROGRAM_PRINTF(2, 3) static void input_error(app *a, const char *format, ...) {
     stop(a, EXIT_INPUT_OUTPUT);
 }
 
-/* Up to n bytes, fewer at the end of the file, after an error or when a signal came. */
+/* Read up to n bytes; fewer at the end of the file, after an error or a signal. */
 static size_t read_bytes(app *a, int fd, unsigned char *out, size_t n) {
     size_t got = 0;
     while (got < n && !program_signal) {
         struct pollfd ready = { .fd = fd, .events = POLLIN };
-        if (poll(&ready, 1, 200) <= 0) continue; /* wake now and then for a signal */
+        if (poll(&ready, 1, 200) <= 0) continue; /* wake regularly for signals */
         ssize_t more = read(fd, out + got, n - got);
         if (more < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (more < 0) input_error(a, "%s", strerror(errno));
@@ -344,7 +344,7 @@ static size_t big_endian(const unsigned char *p) {
 
 typedef struct placement {
     size_t rows, cols; /* of an image */
-    size_t side, x, y; /* columns of the model's input, and where the image begins */
+    size_t side, x, y; /* width of the model's input; position of the image */
 } placement;
 
 static size_t square_side(size_t n) {
@@ -353,7 +353,7 @@ static size_t square_side(size_t n) {
     return side * side == n ? side : 0;
 }
 
-/* Find the place of images of this size in the input; 0 with a complaint if they do not fit. */
+/* Place images of this size in the input. Returns 0 after a message if they do not fit. */
 static int place(app *a, placement *p) {
     const options *o = a->options;
     p->side = square_side(a->width);
@@ -380,7 +380,7 @@ static int place(app *a, placement *p) {
     return 0;
 }
 
-/* An IDX file behind its magic number. */
+/* Read an IDX file after its magic number. */
 static void read_images(app *a, int fd) {
     unsigned char head[12], more;
     if (read_bytes(a, fd, head, sizeof head) != sizeof head) {
@@ -413,7 +413,7 @@ static void read_images(app *a, int fd) {
     }
     if (a->status < 0 && !program_signal && read_bytes(a, fd, &more, 1)) {
         flush_rows(a);
-        input_error(a, "goes on after the %zu images that it should hold", count);
+        input_error(a, "contains data after its %zu images", count);
     }
     free(pixels);
 }
@@ -455,7 +455,7 @@ static void parse_row(app *a, row *r, const text_line *line) {
         n++;
     }
     if (n == a->width) add_input(a, r);
-    else if (n) fail_row(r, "it has %zu numbers, the model reads %zu", n, a->width);
+    else if (n) fail_row(r, "%zu numbers, but the model reads %zu", n, a->width);
 }
 
 static void read_numbers(app *a, int fd, const unsigned char *begun, size_t n_begun) {
@@ -486,16 +486,15 @@ static void read_input(app *a, int fd) {
     if (program_signal || a->status >= 0) return;
     if (n == 4 && big_endian(head) == 0x00000803) read_images(a, fd);
     else if (n >= 2 && head[0] == 0x1F && head[1] == 0x8B)
-        input_error(a, "it is compressed: gzip -dc %s | moe-classify ...", a->options->n_files ? a->file : "FILE");
-    else if (n && head[0] == 0)
-        input_error(a, "it is neither text nor an IDX file of images (bytes, three dimensions)");
+        input_error(a, "compressed: use gzip -dc %s | moe-classify ...", a->options->n_files ? a->file : "FILE");
+    else if (n && head[0] == 0) input_error(a, "neither text nor an IDX file of images (bytes, three dimensions)");
     else read_numbers(a, fd, head, n);
     if (!program_signal) flush_rows(a);
 }
 
 /* ==== 7. Labels ========================================================================================= */
 
-/* Up to `count` labels. Memory grows with what the file holds, not with what it says. 0: there is none. */
+/* Read up to `count` labels. Memory grows with the bytes read, not with the header. Returns 0 on failure. */
 static int read_all_labels(app *a, int fd, size_t count) {
     size_t room = 0, got = 1;
     for (a->n_labels = 0; got && (a->n_labels < count || !room); a->n_labels += got) {
@@ -522,12 +521,12 @@ static void read_labels(app *a) {
     }
     if (read_bytes(a, fd, head, sizeof head) != sizeof head || big_endian(head) != 0x00000801) {
         if (a->status < 0)
-            input_error(a, head[0] == 0x1F ? "it is compressed: gzip -dc it first"
-                                           : "it is not an IDX file of labels (bytes, one dimension)");
+            input_error(a, head[0] == 0x1F ? "compressed: run gzip -dc first"
+                                           : "not an IDX file of labels (bytes, one dimension)");
     } else {
         const size_t count = big_endian(head + 4);
         if (read_all_labels(a, fd, count) && !program_signal && (a->n_labels != count || read_bytes(a, fd, &more, 1)))
-            input_error(a, "it does not hold %zu labels", count);
+            input_error(a, "fewer than %zu labels", count);
         for (size_t i = 0; i < a->n_labels && a->status < 0; i++)
             if (a->labels[i] >= a->classes) {
                 program_complain("%s: label %zu is %d, but the model has %zu classes", file, i + 1, a->labels[i],
@@ -538,15 +537,14 @@ static void read_labels(app *a) {
     close(fd);
 }
 
-/* Tell the accuracy. As many rows as labels are needed. */
+/* Print the accuracy. The numbers of rows and labels must be equal. */
 static int report_labels(const app *a) {
     if (!a->labels) return EXIT_DONE;
     fprintf(stderr, "accuracy         %.4f (%llu of %llu)\n",
             a->labelled ? (double)a->right / (double)a->labelled : 0.0, (unsigned long long)a->right,
             (unsigned long long)a->labelled);
     if (a->seen == a->n_labels) return EXIT_DONE;
-    program_complain("%s: it has %zu labels for %llu rows", a->options->labels, a->n_labels,
-                     (unsigned long long)a->seen);
+    program_complain("%s: %zu labels for %llu rows", a->options->labels, a->n_labels, (unsigned long long)a->seen);
     return EXIT_SOME_LINES;
 }
 
@@ -563,7 +561,7 @@ static void report_stats(const app *a, double elapsed) {
     program_expert_stats(&s);
 }
 
-/* Inputs from first to last, `in` is the first one; the exit status. */
+/* Read all inputs, of which `in` is the first. Returns the exit status. */
 static int run(app *a, int in) {
     const options *o = a->options;
     double begin = program_seconds();

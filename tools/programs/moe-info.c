@@ -1,4 +1,4 @@
-/* moe-info - say what is in a model file.
+/* moe-info - print the contents of a model file.
  *
  * Contents
  *   1. Metadata   reading the key-value pairs
@@ -8,8 +8,7 @@
  *   5. JSON       the same, complete
  *   6. Main
  *
- * Everything printed comes from an untrusted file, so text goes through text_append_clean: no file can send control
- * sequences to a terminal.
+ * Model files are untrusted, so text_append_clean removes control sequences from printed text.
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -61,8 +60,8 @@ static int64_t get_int(const moe_model *m, const char *key, int64_t otherwise) {
     return i < 0 ? otherwise : moe_model_meta_int(m, (size_t)i, 0);
 }
 
-/* A text of the file in the caller's buffer, cleaned and cut to fit. Here and below *lost becomes 1 where memory ran
- * out and something is missing. */
+/* Copy a text of the file to the caller's buffer, cleaned and cut to fit. Here and below *lost becomes 1 if output is
+ * missing because memory ran out. */
 static const char *get_text(const moe_model *m, const char *key, const char *otherwise, char *out, size_t size,
                             int *lost) {
     ptrdiff_t i = moe_model_meta_find(m, key);
@@ -88,14 +87,13 @@ static int span_begins(moe_span s, const char *prefix) {
 /* ==== 2. Numbers ======================================================================================== */
 
 typedef struct count {
-    uint64_t parameters, active;    /* in all; used for one token              */
+    uint64_t parameters, active;    /* total; used for one token               */
     uint64_t expert_parameters;     /* of `parameters`                 */
     uint64_t bytes[MOE_TYPE_COUNT]; /* of tensors, by type */
     uint64_t tensors[MOE_TYPE_COUNT];
 } count;
 
-/* The mixture that a layer or a tensor of it ("encoder.2.experts") belongs to; without a layer: it is none of a
- * mixture. */
+/* Return the mixture of a layer or a tensor ("encoder.2.experts"); its layer is empty if none was found. */
 static moe_mixture mixture_of(const moe_model *m, moe_span name) {
     for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
         moe_mixture x = moe_model_mixture(m, i);
@@ -105,10 +103,10 @@ static moe_mixture mixture_of(const moe_model *m, moe_span name) {
     return (moe_mixture){ .layer = NULL };
 }
 
-/* To how many of `n` competing experts or groups a token goes; where a mask decides, on average. */
+/* Return the number of experts or groups, out of `n`, that a token uses; the average for threshold gates. */
 static size_t selected(moe_gate gate, size_t k, size_t n) { return program_gate_is_dense(gate) || !k ? n : k; }
 
-/* How many numbers of a tensor a token uses. Weights of noise do not count: they are for training. */
+/* Count the numbers of a tensor that a token uses, excluding noise weights, which only training uses. */
 static uint64_t used_of(const moe_model *m, const moe_tensor_info *t) {
     moe_mixture x = mixture_of(m, t->name);
     const char *part = x.layer ? t->name.data + strlen(x.layer) : "";
@@ -130,7 +128,7 @@ static int is_linear_experts(const moe_model *m, moe_span name) {
     return layer && span_begins((moe_span){ name.data + n, name.length - n }, ".experts.");
 }
 
-/* Bytes of all experts that can be read when they are needed, and of the largest one. */
+/* Get the bytes of all experts that can be read on demand, and of the largest one. */
 static uint64_t expert_bytes(const moe_model *m, uint64_t *largest) {
     uint64_t all = 0;
     *largest = 0;
@@ -170,7 +168,7 @@ static const char *human_count(uint64_t n, char out[32]) {
 
 /* ==== 3. Words ========================================================================================== */
 
-/* Which of the competing experts or groups are used; `empty`: what the policy does if none passes. */
+/* Describe which experts or groups are used; `empty` is the policy if none passes. */
 static void describe_level(moe_gate gate, size_t k, const char *empty, text_bytes *out) {
     if (program_gate_is_dense(gate)) text_printf(out, "all used (%s gate)", moe_gate_name(gate));
     else if (gate == MOE_GATE_TOPK) text_printf(out, "the best %zu used for each token", k);
@@ -179,7 +177,7 @@ static void describe_level(moe_gate gate, size_t k, const char *empty, text_byte
                     strcmp(empty, "zero") == 0 ? "none if none passes" : "the best if none passes");
 }
 
-/* What the file says of layer `at` under a key, or the default; `key` NULL: the layer knows no such key. */
+/* Return an attribute of layer `at`, or the default if it is absent. */
 static moe_setting setting(const moe_model *m, size_t at, const char *key) {
     for (size_t i = 0;; i++) {
         const moe_setting found = moe_model_layer_setting(m, at, i);
@@ -282,9 +280,9 @@ static void print_layers(const moe_model *m, int *lost) {
     }
 }
 
-enum { LONGEST_VALUE = 160 }; /* bytes of an entry that a page shows */
+enum { LONGEST_VALUE = 160 }; /* maximum number of bytes shown per entry */
 
-/* One metadata entry as text; bytes are shown as their number. */
+/* Append a metadata entry as text; of a byte array only its size. */
 static void append_value(const moe_model *m, size_t i, text_bytes *out) {
     size_t n = moe_model_meta_length(m, i);
     moe_meta_kind kind = moe_model_meta_kind(m, i);
@@ -306,7 +304,7 @@ static void append_value(const moe_model *m, size_t i, text_bytes *out) {
     text_append(out, "", 0);
 }
 
-/* A line of a page; a long value is cut where a character ends. */
+/* Print a line; a long value is cut between characters. */
 static void print_value(const char *label, int label_length, const text_bytes *value, int *lost) {
     size_t shown = value->length;
     if (value->failed) {
@@ -316,11 +314,11 @@ static void print_value(const char *label, int label_length, const text_bytes *v
     if (shown > LONGEST_VALUE)
         for (shown = LONGEST_VALUE; shown && ((unsigned char)value->data[shown] & 0xC0) == 0x80;) shown--;
     printf("  %-18.*s %.*s", label_length, label, (int)shown, value->data);
-    if (shown < value->length) printf(" ... (%zu bytes in all)", value->length);
+    if (shown < value->length) printf(" ... (%zu bytes in total)", value->length);
     putchar('\n');
 }
 
-/* Entries whose key begins with a prefix, without it. */
+/* Print the entries with a key prefix, without the prefix. */
 static void print_entries(const moe_model *m, const char *title, const char *prefix, int *lost) {
     int any = 0;
     for (size_t i = 0; i < moe_model_meta_count(m); i++) {
@@ -344,7 +342,7 @@ static void print_text(const moe_model *m, const char *label, const char *key, i
     text_bytes_free(&value);
 }
 
-/* A text entry with its lines. */
+/* Print a text entry line by line. */
 static void print_lines(const moe_model *m, const char *key, int *lost) {
     ptrdiff_t i = moe_model_meta_find(m, key);
     moe_span s = i < 0 ? (moe_span){ "", 0 } : moe_model_meta_text(m, (size_t)i, 0);
@@ -388,7 +386,7 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     count n = count_all(m);
     printf("%s: %s, file version %u\n", path, human_bytes(moe_model_file_bytes(m), c),
            (unsigned)moe_model_file_version(m));
-    if (checked) printf("Checksums of all %zu tensors are right.\n", moe_model_tensor_count(m));
+    if (checked) printf("Checksums of all %zu tensors are correct.\n", moe_model_tensor_count(m));
     printf("\nModel\n");
     print_text(m, "name", "general.name", lost);
     print_text(m, "description", "general.description", lost);
@@ -396,8 +394,8 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     print_text(m, "attribution", "general.attribution", lost);
     printf("  %-18s %s\n", "kind",
            moe_model_get_kind(m) == MOE_MODEL_TRANSLATION ? "translates: moe-translate"
-           : moe_model_get_kind(m) == MOE_MODEL_LANGUAGE  ? "says how probable a text is: moe-score"
-                                                          : "says what class a row of numbers is of: moe-classify");
+           : moe_model_get_kind(m) == MOE_MODEL_LANGUAGE  ? "language model: moe-score"
+                                                          : "classifier of rows of numbers: moe-classify");
     if (moe_model_get_kind(m) == MOE_MODEL_CLASSIFIER) {
         printf("  %-18s %zu\n  %-18s %d\n", "inputs", moe_model_width(m), "classes", (int)moe_model_vocabulary(m));
         print_text(m, "names", "classes.names", lost);
@@ -427,7 +425,7 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
                    : "with zeros");
 
     printf("\nSize\n");
-    printf("  %-18s %s in all, of them experts %s\n", "parameters", human_count(n.parameters, c),
+    printf("  %-18s %s in total, %s of them in experts\n", "parameters", human_count(n.parameters, c),
            human_count(n.expert_parameters, d));
     printf("  %-18s %s, with the average number of experts\n", "used per token", human_count(n.active, c));
     for (int type = 0; type < MOE_TYPE_COUNT; type++)
@@ -437,24 +435,24 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     uint64_t slab;
     const uint64_t experts = expert_bytes(m, &slab);
     if (experts)
-        printf("  %-18s %s; with --expert-memory %s or more of them, and %s of the rest, are in memory\n", "experts",
+        printf("  %-18s %s; with --expert-memory, %s or more of them and %s of the rest are in memory\n", "experts",
                human_bytes(experts, c), human_bytes(2 * slab, d), human_bytes(moe_model_file_bytes(m) - experts, rest));
     moe_session_params p = moe_session_params_default(m);
     size_t bytes = 0;
     moe_error e;
-    p.threads = 1; /* the same figure on every machine */
+    p.threads = 1; /* the same result on every machine */
     const moe_status sized = moe_session_bytes(m, &p, &bytes, &e);
     *lost |= sized == MOE_ERROR_MEMORY;
-    if (sized) printf("  %-18s cannot be said: %s\n", "a session", e.message);
+    if (sized) printf("  %-18s unknown: %s\n", "a session", e.message);
     else if (moe_model_get_kind(m) != MOE_MODEL_TRANSLATION)
-        printf("  %-18s %s beside the file: batch %d, 1 thread\n", "a session", human_bytes(bytes, c), p.batch);
+        printf("  %-18s %s in addition to the file: batch %d, 1 thread\n", "a session", human_bytes(bytes, c), p.batch);
     else
-        printf("  %-18s %s beside the file: batch %d, beam %d, %d source and %d target tokens, 1 thread\n", "a session",
-               human_bytes(bytes, c), p.batch, p.beam, p.max_source, p.max_target);
+        printf("  %-18s %s in addition to the file: batch %d, beam %d, %d source and %d target tokens, 1 thread\n",
+               "a session", human_bytes(bytes, c), p.batch, p.beam, p.max_source, p.max_target);
 
-    print_entries(m, "Experts that stay of a larger model", "prune.", lost);
-    print_entries(m, "Decoding, unless told otherwise", "decode.", lost);
-    print_entries(m, "Drawing tokens (--sample 1), unless told otherwise", "sample.", lost);
+    print_entries(m, "Experts kept of a larger model", "prune.", lost);
+    print_entries(m, "Decoding defaults", "decode.", lost);
+    print_entries(m, "Sampling defaults (--sample 1)", "sample.", lost);
     print_entries(m, "Training", "training.", lost);
     print_entries(m, "Data", "source.licences", lost);
     print_entries(m, "Quality of this file, as measured by its maker", "quality.", lost);
@@ -468,7 +466,7 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
 
 static void json_span(json *j, const char *key, moe_span s) { json_clean(j, key, s.data, s.length); }
 
-/* Seventeen digits say which double it is; fifteen will do where they are nearly the same. */
+/* Seventeen digits identify a double; fifteen suffice if the values are nearly the same. */
 static void json_real(json *j, const char *key, double value) {
     char digits[40];
     snprintf(digits, sizeof digits, "%.15g", value);
@@ -583,7 +581,7 @@ static void json_layers(json *j, const moe_model *m) {
     json_close(j, '}');
 }
 
-/* The weights by number format. */
+/* Weights by number format. */
 static void json_types(json *j, const count *n) {
     json_open(j, "types", '{');
     for (int type = 0; type < MOE_TYPE_COUNT; type++) {
@@ -656,7 +654,7 @@ int main(int argc, char **argv) {
     if (o.attribution) print_attribution(front.model, &lost);
     else if (o.json) status = print_json(&front, path, o.check);
     else print_pages(&front, path, o.tensors, o.check, &lost);
-    if (lost) program_complain("out of memory: what is printed is not complete"), status = EXIT_MODEL;
+    if (lost) program_complain("out of memory: the output is incomplete"), status = EXIT_MODEL;
     if (!status) status = program_printed();
     text_close(&front);
     return status;

@@ -1,17 +1,17 @@
-/* moe-prune - a model with some of its experts.
+/* moe-prune - remove experts from a model.
  *
  * Contents
  *   1. Options      the command line
- *   2. Plan         the experts that stay
- *   3. Directions   which languages the model is for
- *   4. Lists        which experts a file names
- *   5. Importance   which experts a text needs
- *   6. Cut          rows of routers, experts and metadata of OUT
+ *   2. Plan         the remaining experts
+ *   3. Directions   language pairs of OUT
+ *   4. Lists        experts listed in a file
+ *   5. Importance   experts important for a text
+ *   6. Cut          router rows, experts and metadata of OUT
  *   7. Main
  *
- * Cutting. The experts that go take their rows of the router with them (weights, noise, biases, thresholds), so that a
- * softmax runs over those that stay; all else stays as it is, byte for byte. With two levels a group whose experts all
- * go goes too.
+ * Pruning. The router rows (weights, noise, biases, thresholds) of the removed experts are removed as well, so a
+ * softmax runs over the remaining experts; everything else is unchanged, byte for byte. With two levels a group without
+ * experts is removed, too.
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -40,8 +40,8 @@ enum { MOST_PAIRS = 256, CODE = 32, LONGEST_LIST = 1 << 30 };
 typedef struct options {
     program_common common;
     const char *experts, *languages, *sample, *measure;
-    float keep, ratio[2]; /* share of the experts, 0: not given; of the encoder's to the decoder's */
-    int rank;             /* -1: not given */
+    float keep, ratio[2]; /* share of the experts, 0 if not given; encoder and decoder share */
+    int rank;             /* -1 if not given */
     int unbiased;
     const char *pairs[MOST_PAIRS];
     size_t n_pairs;
@@ -86,8 +86,8 @@ static const option_row own_rows[] = {
       OPTION_INT(common.settings.max_len, 4, 1 << 16) },
     { "experts", "FILE", "keep the experts listed in a JSON file", .group = CHOICE, OPTION_MEMBER(ROW_WORD, experts),
       .more = ": indices through all mixtures, encoder first (mixture x experts + expert). Or an object of such lists "
-              "by direction (\"eng_Latn-deu_Latn\"), or by language, whose encoder experts count for a source "
-              "language and whose decoder experts for a target language" },
+              "by direction (\"eng_Latn-deu_Latn\"), or by language: encoder experts count for a source "
+              "language, decoder experts for a target language" },
     { "sample", "FILE", "keep the experts most important for a text; a few hundred lines suffice", .group = CHOICE,
       OPTION_MEMBER(ROW_WORD, sample),
       .more = ". Lines: source language TAB target language TAB source TAB target; if the target is missing, IN "
@@ -99,7 +99,7 @@ static const option_row own_rows[] = {
       .kind = ROW_CALL, .take = take_ratio },
     { "rank", "NAME", "measure of importance: first, mass or output", .group = CHOICE, OPTION_INT(rank, 0, RANKS - 1),
       .names = rank_names, .values = "first, mass or output",
-      .more = ". first: share of tokens whose first choice is the expert, times e to its mean weight there "
+      .more = ". first: share of tokens that choose the expert first, times e to its mean weight there "
               "(Koishekenov et al. 2023). mass: sum of its weights. output: mean of weight times norm of the output "
               "over its tokens (Lasby et al. 2025), one line at a time. Default: mass for a decoder-only model, "
               "else first" },
@@ -107,7 +107,7 @@ static const option_row own_rows[] = {
       .kind = ROW_CALL, .take = take_pair, .repeated = 1 },
     { "languages", "A,B,...", "all directions between these languages", .group = CHOICE,
       OPTION_MEMBER(ROW_WORD, languages) },
-    { "no-choice-bias", NULL, "set the selection bias of sigmoid gates to 0, which balanced all experts of IN",
+    { "no-choice-bias", NULL, "set the choice bias of sigmoid gates to 0, which balanced all experts of IN",
       .group = CHANGES, OPTION_FLAG(unbiased) },
     { "measure", "FILE",
       "compare OUT with IN on a sample; print and store the loss and the share of equal translations", .group = CHANGES,
@@ -131,7 +131,7 @@ static const option_program program = {
         "\n"
         "The other experts and their router rows are removed; all other weights are unchanged. For a few languages "
         "a fraction of the experts does nearly all of the work, but translations change. OUT knows its languages "
-        "and rejects others; moe-info shows what was removed.",
+        "and rejects others; moe-info lists the remaining experts.",
     OPTION_LISTS(all_rows),
     .notes =
         "Several directions keep every expert that one of them needs. With --sample, gate thresholds are recomputed "
@@ -159,19 +159,19 @@ static int parse_options(int argc, char **argv, options *o) {
 
 /* ==== 2. Plan =========================================================================================== */
 
-/* The experts of a mixture that stay. */
+/* The remaining experts of a mixture. */
 typedef struct mixture {
     moe_mixture about;
-    size_t first;           /* the number of its first expert in a list */
+    size_t first;           /* index of its first expert in lists */
     char *stays;            /* [experts] */
-    uint32_t *kept, *group; /* [n] those that stay, ascending; [n_groups] the groups that do */
+    uint32_t *kept, *group; /* [n] remaining experts, [n_groups] remaining groups; ascending */
     size_t n, n_groups;
     int decodes;
 } mixture;
 
-/* A language that the model has, on one side. */
+/* A language of the model, on one side. */
 typedef struct language {
-    char code[CODE]; /* as the model spells it, or as it was given to a model without languages */
+    char code[CODE]; /* as the model spells it, or as given if the model has no languages */
 } language;
 
 typedef struct plan {
@@ -179,18 +179,18 @@ typedef struct plan {
     const moe_model *model;
     const text_front *front;
     mixture *mixtures;
-    size_t n_mixtures, experts, kept, encoders; /* of all mixtures; experts of the encoder */
-    int biased;                                 /* a gate has a choice bias */
+    size_t n_mixtures, experts, kept, encoders; /* of all mixtures; of the encoder */
+    int biased;                                 /* 1 if a gate has a choice bias */
     language (*pairs)[2];                       /* [n_pairs] */
     size_t n_pairs;
     passes text;     /* of --sample */
-    size_t unscored; /* its lines that the model cannot score */
-    text_bytes by;   /* what decided */
+    size_t unscored; /* lines that the model cannot score */
+    text_bytes by;   /* criterion, for metadata */
 } plan;
 
 static moe_status find_mixtures(plan *p, moe_error *e) {
     const size_t n = moe_model_mixture_count(p->model);
-    if (!n) return text_fail(e, MOE_ERROR_ARGUMENT, "", "it has no experts, so there is nothing to cut");
+    if (!n) return text_fail(e, MOE_ERROR_ARGUMENT, "", "the model has no experts");
     if (!(p->mixtures = calloc(n, sizeof *p->mixtures))) return text_out_of_memory(e);
     for (; p->n_mixtures < n; p->n_mixtures++) {
         mixture *x = &p->mixtures[p->n_mixtures];
@@ -207,7 +207,7 @@ static moe_status find_mixtures(plan *p, moe_error *e) {
     return MOE_OK;
 }
 
-/* Whether a gate has a bias that --no-choice-bias would set to 0. */
+/* Return 1 if a gate has a bias that --no-choice-bias would set to 0. */
 static moe_status find_bias(plan *p, moe_error *e) {
     static const char end[] = ".gate.choice";
     for (size_t i = 0; i < moe_model_tensor_count(p->model); i++) {
@@ -216,7 +216,7 @@ static moe_status find_bias(plan *p, moe_error *e) {
             name.length >= sizeof end && memcmp(name.data + name.length - (sizeof end - 1), end, sizeof end - 1) == 0;
     }
     if (p->biased || !p->options->unbiased) return MOE_OK;
-    return text_fail(e, MOE_ERROR_ARGUMENT, "", "--no-choice-bias: no gate of it has a choice bias");
+    return text_fail(e, MOE_ERROR_ARGUMENT, "", "--no-choice-bias: no gate of the model has a choice bias");
 }
 
 static void free_plan(plan *p) {
@@ -228,14 +228,14 @@ static void free_plan(plan *p) {
     text_bytes_free(&p->by);
 }
 
-/* Whether a gate that wants `k` can choose among `n`. */
+/* Check that a gate can select `k` of `n`. */
 static moe_status enough(const mixture *x, moe_gate gate, size_t k, size_t n, const char *what, moe_error *e) {
     if (n && (gate != MOE_GATE_TOPK || n >= k)) return MOE_OK;
-    return text_fail(e, MOE_ERROR_ARGUMENT, "", "%zu %s of %s would stay, but a token goes to %zu", n, what,
+    return text_fail(e, MOE_ERROR_ARGUMENT, "", "only %zu %s of %s would remain, but a token uses %zu", n, what,
                      x->about.layer, k ? k : 1);
 }
 
-/* List what stays of a mixture, and check that its gate can go on with it. */
+/* List the remaining experts of a mixture and check that its gate can use them. */
 static moe_status settle(plan *p, mixture *x, moe_error *e) {
     const moe_mixture *a = &x->about;
     const size_t each = a->groups ? a->experts / a->groups : a->experts;
@@ -249,10 +249,9 @@ static moe_status settle(plan *p, mixture *x, moe_error *e) {
         for (size_t i = 0; i < each; i++) n += (size_t)(x->stays[g * each + i] != 0);
         if (!n) continue;
         if (x->n_groups && n != in_group)
-            return text_fail(
-                e, MOE_ERROR_UNSUPPORTED, "",
-                "%zu experts of group %zu of %s would stay, but %zu of another: groups that stay must be equal", n, g,
-                a->layer, in_group);
+            return text_fail(e, MOE_ERROR_UNSUPPORTED, "",
+                             "%zu experts of group %zu of %s would remain, but %zu of another: groups must be equal", n,
+                             g, a->layer, in_group);
         in_group = n;
         x->group[x->n_groups++] = (uint32_t)g;
     }
@@ -263,13 +262,13 @@ static moe_status settle(plan *p, mixture *x, moe_error *e) {
 
 /* ==== 3. Directions ===================================================================================== */
 
-/* A code as the model spells it, or as it is given where the model has no languages. */
+/* Find a language code as the model spells it, or as given if the model has no languages. */
 static moe_status spell(const plan *p, const char *code, int target, language *out, moe_error *e) {
     const text_codes all = text_languages_of(p->model, target);
     if (!all.n) return snprintf(out->code, sizeof out->code, "%s", code), MOE_OK;
     const moe_span known = text_language_spelled(p->model, code, target);
     int32_t tag;
-    if (!known.data) return text_language(p->front, code, target, &tag, e); /* which says what the model has */
+    if (!known.data) return text_language(p->front, code, target, &tag, e); /* its message lists the languages */
     snprintf(out->code, sizeof out->code, "%.*s", (int)known.length, known.data);
     return MOE_OK;
 }
@@ -289,10 +288,10 @@ static moe_status add_pair(plan *p, const char *source, const char *target, moe_
     return MOE_OK;
 }
 
-/* "eng_Latn-deu_Latn"; a code may have a dash of its own. */
+/* Parse "eng_Latn-deu_Latn"; a code may contain a dash. */
 static moe_status add_named_pair(plan *p, const char *pair, moe_error *e) {
     moe_status status = MOE_ERROR_ARGUMENT;
-    text_fail(e, status, "", "'%.80s' is no pair of languages such as eng_Latn-deu_Latn", pair);
+    text_fail(e, status, "", "'%.80s' is not a pair of languages such as eng_Latn-deu_Latn", pair);
     for (const char *dash = strchr(pair, '-'); dash && status == MOE_ERROR_ARGUMENT; dash = strchr(dash + 1, '-')) {
         char source[CODE];
         if (dash == pair || !dash[1] || dash - pair >= CODE || strlen(dash + 1) >= CODE) continue;
@@ -309,7 +308,7 @@ static moe_status add_languages(plan *p, const char *list, moe_error *e) {
     for (const char *at = list; *at; at += *at == ',') {
         const size_t length = strcspn(at, ",");
         if (!length || length >= CODE || n == 64)
-            return text_fail(e, MOE_ERROR_ARGUMENT, "", "--languages expects codes with commas between, 64 at most");
+            return text_fail(e, MOE_ERROR_ARGUMENT, "", "--languages expects up to 64 codes separated by commas");
         snprintf(codes[n++], CODE, "%.*s", (int)length, at);
         at += length;
     }
@@ -330,18 +329,16 @@ static moe_status find_directions(plan *p, moe_error *e) {
 
 /* ==== 4. Lists ========================================================================================== */
 
-/* The experts of a list of numbers from `least` to below `most` stay; others are passed over, those of no mixture are
- * an error. */
+/* Keep the listed experts from `least` to below `most`. Others are ignored; those of no mixture are an error. */
 static moe_status keep_listed(plan *p, const cJSON *list, size_t least, size_t most, moe_error *e) {
     const cJSON *item;
-    if (!cJSON_IsArray(list)) return text_fail(e, MOE_ERROR_FORMAT, "", "expected a list of numbers of experts");
+    if (!cJSON_IsArray(list)) return text_fail(e, MOE_ERROR_FORMAT, "", "expected a list of expert indices");
     cJSON_ArrayForEach(item, list) {
         const double number = cJSON_IsNumber(item) ? item->valuedouble : -1;
         if (!(number >= 0 && number < (double)p->experts) || number != (double)(size_t)number) {
-            if (!cJSON_IsNumber(item))
-                return text_fail(e, MOE_ERROR_FORMAT, "", "expected a list of numbers of experts");
-            return text_fail(e, MOE_ERROR_FORMAT, "", "it names expert %.10g, but the model has those from 0 to %zu",
-                             number, p->experts - 1);
+            if (!cJSON_IsNumber(item)) return text_fail(e, MOE_ERROR_FORMAT, "", "expected a list of expert indices");
+            return text_fail(e, MOE_ERROR_FORMAT, "", "expert %.10g is out of range: the model has 0 to %zu", number,
+                             p->experts - 1);
         }
         const size_t id = (size_t)number;
         size_t i = 0;
@@ -351,7 +348,7 @@ static moe_status keep_listed(plan *p, const cJSON *list, size_t least, size_t m
     return MOE_OK;
 }
 
-/* The list of a language, by any spelling of its code; *out NULL: there is none. */
+/* Find the list of a language, by any spelling of its code; *out is NULL if not found. */
 static moe_status list_of(const cJSON *lists, const char *code, const cJSON **out, moe_error *e) {
     size_t n = 0;
     const cJSON *item;
@@ -373,7 +370,7 @@ static moe_status keep_of_pair(plan *p, const cJSON *lists, const language pair[
         const cJSON *list = NULL;
         moe_status status = list_of(lists, pair[side].code, &list, e);
         if (!status && !list)
-            status = text_fail(e, MOE_ERROR_ARGUMENT, "", "it has neither the pair %s nor the language %s", key,
+            status = text_fail(e, MOE_ERROR_ARGUMENT, "", "neither the pair %s nor the language %s is listed", key,
                                pair[side].code);
         if (!status) status = keep_listed(p, list, side ? p->encoders : 0, side ? p->experts : p->encoders, e);
         if (status) return status;
@@ -381,7 +378,7 @@ static moe_status keep_of_pair(plan *p, const cJSON *lists, const language pair[
     return MOE_OK;
 }
 
-/* All of a file; *out ends with a NUL. */
+/* Read a file; *out is NUL-terminated. */
 static moe_status read_file(const char *path, text_bytes *out, moe_error *e) {
     char block[1 << 16];
     FILE *in = fopen(path, "rb");
@@ -394,7 +391,7 @@ static moe_status read_file(const char *path, text_bytes *out, moe_error *e) {
     fclose(in);
     if (broken) return text_fail(e, MOE_ERROR_IO, "", "cannot read: %s", strerror(errno));
     if (out->failed) return text_out_of_memory(e);
-    return out->length > LONGEST_LIST ? text_fail(e, MOE_ERROR_FORMAT, "", "it is longer than 1 GiB") : MOE_OK;
+    return out->length > LONGEST_LIST ? text_fail(e, MOE_ERROR_FORMAT, "", "longer than 1 GiB") : MOE_OK;
 }
 
 static moe_status keep_by_list(plan *p, const char *path, moe_error *e) {
@@ -405,10 +402,9 @@ static moe_status keep_by_list(plan *p, const char *path, moe_error *e) {
     if (status) return status;
     if (cJSON_IsArray(lists)) status = keep_listed(p, lists, 0, p->experts, e);
     else if (!cJSON_IsObject(lists))
-        status = text_fail(e, MOE_ERROR_FORMAT, "", "it is no JSON list, and no object of lists");
+        status = text_fail(e, MOE_ERROR_FORMAT, "", "expected a JSON list or an object of lists");
     else if (!p->n_pairs)
-        status =
-            text_fail(e, MOE_ERROR_ARGUMENT, "", "it has lists for languages; say which with --pair or --languages");
+        status = text_fail(e, MOE_ERROR_ARGUMENT, "", "the file has lists by language: use --pair or --languages");
     for (size_t i = 0; i < p->n_pairs && cJSON_IsObject(lists) && !status; i++)
         status = keep_of_pair(p, lists, p->pairs[i], e);
     cJSON_Delete(lists);
@@ -420,7 +416,7 @@ static moe_status keep_by_list(plan *p, const char *path, moe_error *e) {
 
 /* ==== 5. Importance ===================================================================================== */
 
-/* What a mixture's experts did for each language, by its tag. */
+/* Use of a mixture's experts by each language, by tag. */
 typedef struct uses {
     expert_use *each; /* [n] */
     int32_t *tags;
@@ -430,7 +426,7 @@ typedef struct uses {
 typedef struct survey {
     plan *plan;
     uses *of;       /* [mixtures] */
-    float *weights; /* [rows, experts] of the gate that was traced last */
+    float *weights; /* [rows, experts] of the last traced gate */
 } survey;
 
 static void free_survey(survey *v) {
@@ -441,7 +437,7 @@ static void free_survey(survey *v) {
     free(v->of), free(v->weights);
 }
 
-/* The use by a language; NULL: no memory. */
+/* Return the use by a language; NULL if out of memory. */
 static expert_use *use_of(uses *all, int32_t tag, size_t experts) {
     for (size_t i = 0; i < all->n; i++)
         if (all->tags[i] == tag) return &all->each[i];
@@ -478,7 +474,7 @@ static void see_routing(void *user, const moe_routing *r) {
     u->weight[r->experts[best]] += (double)r->weights[best];
 }
 
-/* A gate's weights, then the sizes of what they weigh. */
+/* Trace a gate's weights, then the norms of the weighted outputs. */
 static void see_sizes(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
     survey *v = user;
     const text_pair *line = &v->plan->text.sample.pairs[v->plan->text.next - 1];
@@ -504,14 +500,14 @@ static void see_sizes(void *user, const char *name, const float *data, size_t ro
     }
 }
 
-/* How many experts of a mixture a gate needs at least: of each group, and groups. */
+/* Return the minimum number of experts (per group) and groups that a gate needs. */
 static size_t least_inside(const moe_mixture *a) { return a->gate == MOE_GATE_TOPK ? a->k : 1; }
 static size_t least_groups(const moe_mixture *a) {
     return a->groups && a->parent_gate == MOE_GATE_TOPK ? a->parent_k : 1;
 }
 
-/* Of the groups, sorted inside, the best `groups` with their best `inside` experts: how important all of these are.
- * They are marked in `stays`, unless it is NULL. */
+/* Return the importance of the best `groups` groups with their best `inside` experts each, and mark those in `stays`
+ * unless it is NULL. The experts of each group are sorted. */
 static double best_groups(const ranked_expert *all, const moe_mixture *a, size_t groups, size_t inside,
                           ranked_expert *order, char *stays) {
     const size_t of = a->groups ? a->groups : 1, each = a->experts / of;
@@ -531,8 +527,8 @@ static double best_groups(const ranked_expert *all, const moe_mixture *a, size_t
     return sum;
 }
 
-/* The n most important experts of a mixture stay, or with groups as many as that allows: whichever number of groups is
- * best, each with the same number of experts. */
+/* Keep the n most important experts of a mixture. With groups, keep at most n: the best number of groups, with the same
+ * number of experts each. */
 static moe_status keep_best(mixture *x, const expert_use *u, expert_rank by, size_t n, moe_error *e) {
     const moe_mixture *a = &x->about;
     const size_t of = a->groups ? a->groups : 1, each = a->experts / of;
@@ -556,7 +552,8 @@ static moe_status keep_best(mixture *x, const expert_use *u, expert_rank by, siz
     return MOE_OK;
 }
 
-/* How many experts of a mixture --keep and --ratio leave. A side that has all gives the rest to the other. */
+/* Return the number of experts of a mixture to keep by --keep and --ratio. A full side gives its surplus to the other.
+ */
 static size_t share_of(const plan *p, const mixture *x) {
     const double all = (double)p->experts, n[2] = { (double)p->encoders, all - (double)p->encoders };
     const float *ratio = p->options->ratio;
@@ -571,7 +568,7 @@ static size_t share_of(const plan *p, const mixture *x) {
     return some > least ? some : least;
 }
 
-/* The code of a language by its tag, or NULL. */
+/* Return the code of a language by its tag, or NULL. */
 static const char *code_of(const plan *p, int32_t tag, char out[CODE]) {
     for (size_t i = 0; i < moe_model_language_count(p->model); i++) {
         const moe_span code = moe_model_language(p->model, i);
@@ -582,7 +579,7 @@ static const char *code_of(const plan *p, int32_t tag, char out[CODE]) {
     return NULL;
 }
 
-/* Lines in other directions than the given ones are left out; without given ones those of the lines are taken. */
+/* Drop lines in other directions than the given ones; if none are given, take those of the lines. */
 static moe_status choose_lines(plan *p, moe_error *e) {
     const int given = p->n_pairs > 0;
     size_t left = 0;
@@ -602,7 +599,7 @@ static moe_status choose_lines(plan *p, moe_error *e) {
         p->text.left_out[i] |= at == p->n_pairs;
         left += (size_t)(p->text.left_out[i] != 0);
     }
-    return left == p->text.sample.count ? text_fail(e, MOE_ERROR_ARGUMENT, "", "it has no line for these directions")
+    return left == p->text.sample.count ? text_fail(e, MOE_ERROR_ARGUMENT, "", "no line has one of these directions")
                                         : MOE_OK;
 }
 
@@ -628,9 +625,8 @@ static moe_status keep_by_sample(plan *p, moe_error *e) {
     for (size_t m = 0; m < p->n_mixtures && !status; m++)
         for (size_t i = 0; i < v.of[m].n && !status; i++)
             if (by == RANK_OUTPUT && !measured(&v.of[m].each[i], &p->mixtures[m]))
-                status =
-                    text_fail(e, MOE_ERROR_UNSUPPORTED, "", "the outputs of %s cannot be measured; --rank mass can be",
-                              p->mixtures[m].about.layer);
+                status = text_fail(e, MOE_ERROR_UNSUPPORTED, "", "cannot measure the outputs of %s: use --rank mass",
+                                   p->mixtures[m].about.layer);
     for (size_t m = 0; m < p->n_mixtures && !status; m++)
         for (size_t i = 0; i < v.of[m].n && !status; i++)
             status = keep_best(&p->mixtures[m], &v.of[m].each[i], by, share_of(p, &p->mixtures[m]), e);
@@ -646,7 +642,7 @@ static moe_status keep_by_sample(plan *p, moe_error *e) {
 
 enum { KEY = 96 };
 
-/* What goes into OUT. Texts and keys are kept here until it is written. */
+/* The changes of OUT, with storage for texts and keys until it is written. */
 typedef struct cut {
     moe_meta_entry *entries;
     moe_rows_entry *rows;
@@ -677,7 +673,7 @@ static void put_text(cut *c, const char *key, moe_meta_kind kind, const text_byt
     c->entries[c->n_entries++] = (moe_meta_entry){ .key = key, .kind = kind, .text = { text->data, text->length } };
 }
 
-/* The sizes of a mixture. A gate that selects as many as pass says how many it wants: no more than there are. */
+/* Write the sizes of a mixture. A threshold gate's nominal k is limited to the remaining experts. */
 static void put_sizes(cut *c, const mixture *x) {
     const moe_mixture *a = &x->about;
     const size_t compete = a->groups ? x->n / x->n_groups : x->n;
@@ -686,10 +682,10 @@ static void put_sizes(cut *c, const mixture *x) {
     if (!a->groups) return;
     put_number(c, a->layer, "groups", x->n_groups);
     if (a->parent_k > x->n_groups) put_number(c, a->layer, "parent.k", x->n_groups);
-    else if (a->k > compete) put_number(c, a->layer, "parent.k", a->parent_k); /* whose default is k */
+    else if (a->k > compete) put_number(c, a->layer, "parent.k", a->parent_k); /* its default is k */
 }
 
-/* A tensor of a mixture, if it has something for each expert or group: of each the same number of rows. */
+/* Add a tensor of a mixture if it has the same number of rows for each expert or group. */
 static moe_status put_tensor(cut *c, const mixture *x, const moe_tensor_info *t, int unbiased, moe_error *e) {
     const size_t length = strlen(x->about.layer);
     char *name = c->names[c->n_rows + c->n_vectors];
@@ -715,7 +711,7 @@ static moe_status put_tensor(cut *c, const mixture *x, const moe_tensor_info *t,
     return MOE_OK;
 }
 
-/* "encoder.7: 36 of 128: 0 2-4 9 ...", a line for each mixture. */
+/* Append "encoder.7: 36 of 128: 0 2-4 9 ...", one line per mixture. */
 static void say_kept(const plan *p, text_bytes *out) {
     for (size_t m = 0; m < p->n_mixtures; m++) {
         const mixture *x = &p->mixtures[m];
@@ -727,7 +723,7 @@ static void say_kept(const plan *p, text_bytes *out) {
     }
 }
 
-/* The codes of one side, each once, one in each line. */
+/* Append the codes of one side, each once, one per line. */
 static void say_side(const plan *p, int side, text_bytes *out) {
     for (size_t i = 0; i < p->n_pairs; i++) {
         size_t before = 0;
@@ -736,7 +732,7 @@ static void say_side(const plan *p, int side, text_bytes *out) {
     }
 }
 
-/* Reranking asks the model for the other direction: is it in OUT? */
+/* Return 1 if OUT has the reverse directions, which reranking needs. */
 static int goes_back(const plan *p) {
     for (size_t i = 0; i < p->n_pairs; i++) {
         size_t back = 0;
@@ -803,7 +799,7 @@ static moe_status save(const plan *p, const char *path, moe_error *e) {
 
 /* ==== 7. Main =========================================================================================== */
 
-/* Thresholds for the experts that stay: of the text through the cut model, which is a file without a name meanwhile. */
+/* Compute thresholds by running the text through the pruned model, a temporary file that is already unlinked. */
 static moe_status calibrate(const plan *p, calibration *c, moe_error *e) {
     char path[4096];
     moe_model *model = NULL;
@@ -812,7 +808,7 @@ static moe_status calibrate(const plan *p, calibration *c, moe_error *e) {
     moe_status status = save(p, path, e);
     if (status) return status;
     const int file = open(path, O_RDONLY | O_CLOEXEC);
-    status = file < 0 ? text_fail(e, MOE_ERROR_IO, "", "the cut model cannot be opened: %s", strerror(errno))
+    status = file < 0 ? text_fail(e, MOE_ERROR_IO, "", "cannot open the pruned model: %s", strerror(errno))
                       : moe_model_open(path, &(moe_model_params){ .verify = -1 }, &model, e);
     unlink(path);
     c->model = model;
@@ -824,7 +820,7 @@ static moe_status calibrate(const plan *p, calibration *c, moe_error *e) {
     return status;
 }
 
-/* OUT, whose thresholds are those of IN where there is no text to find others with. */
+/* Write OUT, with the thresholds of IN if no text was given. */
 static moe_status write_out(plan *p, moe_error *e) {
     int masks = 0;
     for (size_t m = 0; m < p->n_mixtures; m++) {
@@ -840,7 +836,7 @@ static moe_status write_out(plan *p, moe_error *e) {
     return status;
 }
 
-/* The table. Opening OUT checks that it is a model. */
+/* Print the table. Opening OUT checks that it is a model. */
 static moe_status report(const plan *p, moe_error *e) {
     moe_model *out;
     const moe_status status = moe_model_open(p->options->common.output, NULL, &out, e);
@@ -855,9 +851,9 @@ static moe_status report(const plan *p, moe_error *e) {
             if (x->about.groups) printf(", %zu of %zu groups", x->n_groups, x->about.groups);
             putchar('\n');
         }
-        if (p->unscored) printf("%zu lines left out that the model cannot score\n", p->unscored);
-        if (p->biased) printf("the choice bias %s\n", p->options->unbiased ? "is 0" : "stays");
-        printf("%zu of %zu experts stay: %.1f MiB -> %.1f MiB\n", p->kept, p->experts,
+        if (p->unscored) printf("%zu lines skipped that the model cannot score\n", p->unscored);
+        if (p->biased) printf("the choice bias %s\n", p->options->unbiased ? "is 0" : "is unchanged");
+        printf("%zu of %zu experts kept: %.1f MiB -> %.1f MiB\n", p->kept, p->experts,
                (double)moe_model_file_bytes(p->model) / 1048576, (double)moe_model_file_bytes(out) / 1048576);
     }
     moe_model_close(out);
@@ -866,8 +862,7 @@ static moe_status report(const plan *p, moe_error *e) {
 
 static moe_status open_text(const options *o, text_front *front, moe_error *e) {
     if (moe_model_get_kind(front->model) == MOE_MODEL_CLASSIFIER)
-        return text_fail(e, MOE_ERROR_ARGUMENT, "",
-                         "it is a classifier, which reads no text: only --experts goes with it");
+        return text_fail(e, MOE_ERROR_ARGUMENT, "", "a classifier does not read text: use --experts only");
     return text_open_tokeniser(front, program_level(&o->common), e);
 }
 
@@ -882,7 +877,7 @@ int main(int argc, char **argv) {
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
 
-    /* The weights are about to be saved under fresh checksums, so damage must be found now or never. */
+    /* Saving makes fresh checksums, so detect damage now. */
     const moe_model_params params = { .verify = o.common.no_verify ? -1 : 2, .copy = o.common.no_mmap };
     text_front front;
     moe_error e = { .code = MOE_OK };
@@ -903,7 +898,7 @@ int main(int argc, char **argv) {
     if (!got && o.measure) file = o.measure, got = measure_loss(&front, o.common.output, o.measure, o.common.ids, &e);
     if (!got) file = o.common.output, got = report(&p, &e);
     status = got ? program_file_error(file, &e) : program_printed();
-    /* Nothing is wrong with model or list. */
+    /* Model and list are fine. */
     if (got == MOE_ERROR_ARGUMENT && file != o.sample && file != o.measure) status = EXIT_USAGE;
     free_plan(&p);
     text_close(&front);

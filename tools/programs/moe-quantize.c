@@ -1,5 +1,4 @@
-/* moe-quantize - write a model in other number formats, and measure what that costs.
- */
+/* moe-quantize - write a model in other number formats, and measure the loss. */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
@@ -54,7 +53,7 @@ static const option_program program = {
     .most = 3,
 };
 
-/* Bytes of a model file. Opening it checks that the written file can be read. */
+/* Get the size of a model file. Opening it checks that it is readable. */
 static moe_status size_of(const char *path, uint64_t *bytes, moe_error *e) {
     moe_model *m;
     moe_status status = moe_model_open(path, NULL, &m, e);
@@ -66,7 +65,7 @@ static moe_status size_of(const char *path, uint64_t *bytes, moe_error *e) {
 
 static int parse_type(const char *name, moe_type *type) {
     if (moe_type_parse(name, type)) return 1;
-    program_usage_error("'%s' is not a number format; there are f32, f16, bf16, q8, q8b, q4 and q4m", name);
+    program_usage_error("unknown number format '%s'; available: f32, f16, bf16, q8, q8b, q4, q4m", name);
     return 0;
 }
 
@@ -81,7 +80,7 @@ int main(int argc, char **argv) {
         !parse_type(o.experts ? o.experts : argv[optind + 2], &params.experts))
         return EXIT_USAGE;
     if ((begun = program_check_copy(in, out)) >= 0) return begun;
-    /* The weights are about to be rounded and saved under fresh checksums, so damage must be found now or never. */
+    /* Saving makes fresh checksums, so detect damage now. */
     text_front front;
     moe_error e;
     if (text_open(in, o.sample && !o.ids ? TEXT_REQUIRED : TEXT_IDS_ONLY, &(moe_model_params){ .verify = 1 }, &front,
@@ -89,7 +88,7 @@ int main(int argc, char **argv) {
         return program_file_error(in, &e), EXIT_MODEL;
     if (o.sample && moe_model_get_kind(front.model) == MOE_MODEL_CLASSIFIER) {
         text_close(&front);
-        return program_usage_error("%s is a classifier: --measure is for models that read text", in);
+        return program_usage_error("--measure requires a model that reads text; %s is a classifier", in);
     }
     uint64_t before = moe_model_file_bytes(front.model), after = 0;
     moe_status status = moe_model_save(front.model, out, &params, &e);

@@ -1,47 +1,52 @@
-/* moe-routing - make a web page that shows which experts the tokens went to.
+/* moe-routing - make a web page that shows the routing of tokens to experts.
  *
  * Contents
  *   1. Options     the command line
  *   2. State       counts and tokens, all of them in `routing`
- *   3. Counting    sentences come in, counts remain
+ *   3. Counting    sentences to counts
  *   4. Reading     JSON lines, every field checked
- *   5. Text out    JSON and HTML, with nothing in it that a browser could take for markup
- *   6. Summary     the numbers of a layer
- *   7. Languages   the experts that a language uses
- *   8. Tokens      the tokens that an expert prefers
- *   9. Page        tools/programs/routing.html with the data in it
+ *   5. Text out    JSON and HTML, escaped
+ *   6. Summary     statistics of a layer
+ *   7. Languages   experts used by a language
+ *   8. Tokens      tokens preferred by an expert
+ *   9. Page        tools/programs/routing.html with the data
  *  10. Main
  *
- * The input are files that --routing of moe-translate, moe-score or moe-classify wrote: a header, the same in all but
- * for the languages, then a line for every token and layer; layer by layer in a sentence, sentences in order. The
- * program holds one layer of one sentence, to know the words around a token; then it counts and forgets them. The
- * counts take 88 to 96 bytes for each pair of an expert and a distinct token that occurred. The sentences that the page
- * shows are kept too.
+ * The input files are written by --routing of moe-translate, moe-score or moe-classify: a header, which may differ only
+ * in the languages, then a line for every token and layer; layer by layer in a sentence, sentences in order. The
+ * program holds one layer of one sentence, for the context of a token, and the sentences that the page shows. Counts
+ * take 88 to 96 bytes for each pair of an expert and a distinct token.
  *
- * The page only draws. Every number in it was computed here and stands in it as JSON (<script id="data">):
+ * The page only draws. Its numbers are computed here and stored as JSON (<script id="data">):
  *
  *   title, model, made_by        texts
  *   sentences, tokens_routed     counts over the input
- *   rank                         by what moe-prune ranks the experts of such a model: first or mass (its --rank)
+ *   rank                         default ranking of moe-prune for the model: first or mass (its --rank)
  *   layers[]                     in the header's order
  *     layer, gate, experts, groups, k
  *     tokens, pairs              tokens seen; (token, expert) pairs
  *     experts_per_token          mean, with histogram [[experts, tokens], ...]
- *     empty, empty_share         tokens whose mask was empty
- *     load[], importance[]       by expert: tokens that it got, sum of its weights; group_load, group_importance: sums
- *     cv_load, cv_importance     population standard deviation / mean, over experts; null where there is nothing
+ *     empty, empty_share         tokens with an empty mask
+ *     load[], importance[]       by expert: number of tokens, sum of weights; group_load, group_importance: sums
+ *     cv_load, cv_importance     population standard deviation / mean, over experts; null without tokens
  *     max_over_mean_load         of experts
  *     dead                       experts without a token
  *     languages[]                of sources in an encoder, else of targets, as the headers have them:
  *       language, tokens
- *       experts[]                those with a weight, in the order in which moe-prune --sample would keep them:
- * [expert, its share of the weights, the share of all up to it] and not with --json: top, min_count               the
- * options layers[].preferred[]         for the experts with the largest loads, by number: expert weight[] tokens by the
- * largest weight that they got here: t (an index into `tokens`), n times here, w largest weight, sum of weights, and
- * where w was: line, before[], after[] lift[]                     tokens by lift: t, n, all (times in this layer), lift
- * = (n / load) / (all / tokens) text[]                       sentences: line, layers[] of { layer (index), tokens[] of
- *                                [t, empty, experts in all, expert, weight, expert, weight, ... largest first] }
- *   tokens[]                     [text or null, id or null]; both null: a classifier's input, which is no token
+ *       experts[]                those with a weight, in the order of moe-prune --sample: [expert, its share of the
+ *                                weights, cumulative share]
+ *
+ * Without --json also:
+ *
+ *   top, min_count               the options
+ *   layers[].preferred[]         the experts with the largest loads, by number:
+ *     expert
+ *     weight[]                   tokens by their largest weight: t (index into `tokens`), n (number of times),
+ *                                w (the weight), sum (of weights), and where w was: line, before[], after[]
+ *     lift[]                     tokens by lift: t, n, all (times in this layer), lift = (n / load) / (all / tokens)
+ *   text[]                       sentences: line, layers[] of { layer (index), tokens[] of [t, empty, number of
+ *                                experts, expert, weight, expert, weight, ... largest first] }
+ *   tokens[]                     [text or null, id or null]; both null for the input of a classifier
  */
 
 #include "moe.h"
@@ -116,7 +121,7 @@ static const option_program program = {
     .most = INT_MAX,
 };
 
-/* -1: go on; else the exit status. */
+/* Returns -1 or an exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     *o = (options){ .top = 12, .min_count = 5, .experts = 1024, .sentences = 500 };
     const int status = option_parse(&program, argc, argv, o);
@@ -141,29 +146,29 @@ enum {
 };
 
 #define NO_TOKEN UINT32_MAX
-static const int64_t max_whole = INT64_C(9007199254740991); /* what a JSON number holds exactly */
+static const int64_t max_whole = INT64_C(9007199254740991); /* the largest exact integer in JSON */
 
-/* A distinct token: id and text together, since the input could give one id two texts. */
+/* A distinct token: id and text together, since the input could use two texts for one id. */
 typedef struct token {
-    size_t text, length; /* in routing.texts; length 0: it has no text */
-    int64_t id;          /* -1: it has none */
-    uint32_t page;       /* its number in the page, NO_TOKEN: it is not in there */
+    size_t text, length; /* in routing.texts; length 0 without text */
+    int64_t id;          /* -1 if absent */
+    uint32_t page;       /* its index in the page, or NO_TOKEN */
 } token;
 
-/* A token that an expert got. */
+/* A token routed to an expert. */
 typedef struct pair {
     uint32_t expert, token;
     uint64_t count;
     double sum;                   /* of weights */
-    float best;                   /* the largest one, and where it was first */
-    uint32_t around[2 * CONTEXT]; /* tokens before and after, NO_TOKEN: the sentence has none there */
+    float best;                   /* the largest weight, first at `line` */
+    uint32_t around[2 * CONTEXT]; /* tokens before and after, or NO_TOKEN */
     int64_t line;
 } pair;
 
-/* What a layer's experts did for one language. */
+/* Use of a layer's experts by one language. */
 typedef struct use {
     uint64_t tokens;
-    expert_use experts; /* of which nothing is measured */
+    expert_use experts; /* without outputs */
 } use;
 
 typedef struct layer {
@@ -173,17 +178,17 @@ typedef struct layer {
     uint64_t tokens, empty;
     uint64_t *load;      /* [experts]     */
     double *importance;  /* [experts]     */
-    uint64_t *histogram; /* [experts + 1] tokens by how many experts they got */
+    uint64_t *histogram; /* [experts + 1] tokens by number of experts */
     use *uses;           /* [uses_capacity] by language */
     size_t uses_capacity;
-    uint64_t *seen; /* [seen_capacity] times that a token came here, by its number */
+    uint64_t *seen; /* [seen_capacity] occurrences of each token in this layer */
     size_t seen_capacity;
     pair *pairs;
     size_t n_pairs, pairs_capacity;
     text_index index; /* of pairs */
 } layer;
 
-/* One token in one layer, while its sentence is read; experts and weights lie at `first`. */
+/* One token in one layer while its sentence is read; its experts and weights start at `first`. */
 typedef struct row {
     uint32_t token;
     size_t first, n;
@@ -191,7 +196,7 @@ typedef struct row {
     int empty;
 } row;
 
-/* The same in a sentence that the page shows. */
+/* The same in a sentence shown by the page. */
 typedef struct shown_row {
     uint64_t sentence;
     int64_t line;
@@ -218,11 +223,11 @@ typedef struct routing {
 
     char **languages; /* [n_languages] */
     size_t n_languages, languages_capacity;
-    ptrdiff_t spoken[2]; /* of source and target in the file that is being read; -1: not known */
+    ptrdiff_t spoken[2]; /* source and target of the current file; -1 if unknown */
 
-    const char *input; /* the file that is being read */
-    size_t files;      /* that were read before */
-    int64_t line;      /* of the sentence that is being read; 0: none yet */
+    const char *input; /* current file */
+    size_t files;      /* number of files read before */
+    int64_t line;      /* line of the current sentence; 0 before the first */
     size_t current;    /* its layer */
     row *rows;
     uint32_t *experts;
@@ -234,8 +239,8 @@ typedef struct routing {
     shown_weight *shown_weights;
     size_t n_shown, shown_capacity, n_shown_weights, shown_weights_capacity;
 
-    uint64_t number;    /* of the line of the file, from 1 */
-    text_bytes trouble; /* what is wrong with it */
+    uint64_t number;    /* current line of the file, from 1 */
+    text_bytes trouble; /* error message */
 } routing;
 
 static int fail(routing *r, const char *format, ...)
@@ -244,7 +249,7 @@ static int fail(routing *r, const char *format, ...)
 #endif
     ;
 
-/* Always EXIT_MODEL, the status for a bad input. What the message quotes of the input must be quoted by `quoted`. */
+/* Set the message and return EXIT_MODEL. Quote parts of the input with `quoted`. */
 static int fail(routing *r, const char *format, ...) {
     char line[700];
     va_list arguments;
@@ -258,7 +263,7 @@ static int fail(routing *r, const char *format, ...) {
 
 static int no_memory(routing *r) { return fail(r, "out of memory"); }
 
-/* Text from the input, fit for a terminal, cut after 60 bytes or so. */
+/* Return text of the input, cleaned for a terminal and cut after about 60 bytes. */
 typedef struct quote {
     char text[80];
 } quote;
@@ -273,7 +278,7 @@ static quote quoted(const char *data) {
     return q;
 }
 
-/* Room for `need` elements; new ones are zero. */
+/* Make room for `need` elements; new ones are zeroed. */
 static int room(void *array, size_t *capacity, size_t need, size_t element) {
     void *old, *grown;
     if (need <= *capacity) return 1;
@@ -313,7 +318,7 @@ static uint32_t mix(uint64_t x) { /* the finaliser of splitmix64 */
     return (uint32_t)(x ^ (x >> 31));
 }
 
-/* The number of a token, a new one if need be; NO_TOKEN if memory ran out. */
+/* Return the index of a token, adding it if necessary; NO_TOKEN if out of memory. */
 static uint32_t intern(routing *r, int64_t id, const char *text, size_t length) {
     const uint32_t hash = mix((uint64_t)id + text_hash(text, length));
     const size_t begin = r->texts.length;
@@ -342,7 +347,7 @@ static pair *find_pair(layer *l, uint32_t expert, uint32_t token_number) {
     return &l->pairs[l->n_pairs++];
 }
 
-/* Count row i of the sentence at hand in the pairs of its layer. */
+/* Count row i of the current sentence in the pairs of its layer. */
 static int count_pairs(routing *r, layer *l, size_t i) {
     const row *w = &r->rows[i];
     if (!room(&l->seen, &l->seen_capacity, r->n_tokens, sizeof *l->seen)) return no_memory(r);
@@ -364,7 +369,7 @@ static int count_pairs(routing *r, layer *l, size_t i) {
     return 0;
 }
 
-/* Keep row i of the sentence at hand for the page: its experts with the largest weights, largest first. */
+/* Keep row i of the current sentence for the page, with its experts by descending weight. */
 static int keep_row(routing *r, size_t i) {
     const row *w = &r->rows[i];
     size_t kept = 0;
@@ -393,17 +398,17 @@ static int keep_row(routing *r, size_t i) {
     return 0;
 }
 
-/* Whether a layer reads the source, by its name. */
+/* Return 1 if a layer reads the source, by its name. */
 static int encodes(const layer *l) { return strncmp(l->name, "encoder.", 8) == 0; }
 
-/* The use of a layer by the language of the sentence at hand; NULL: memory ran out. */
+/* Return the use of a layer by the language of the current sentence; NULL if out of memory. */
 static use *use_at_hand(layer *l, size_t language) {
     if (!room(&l->uses, &l->uses_capacity, language + 1, sizeof *l->uses)) return NULL;
     use *u = &l->uses[language];
     return u->experts.first || expert_use_begin(&u->experts, (size_t)l->experts) ? u : NULL;
 }
 
-/* Count the sentence at hand for its language, as moe-prune does. */
+/* Count the current sentence for its language, as moe-prune does. */
 static int count_use(routing *r, layer *l) {
     const ptrdiff_t language = r->spoken[!encodes(l)];
     if (language < 0) return 0;
@@ -424,9 +429,9 @@ static int count_use(routing *r, layer *l) {
     return 0;
 }
 
-/* Count a layer of a sentence, which is complete. */
+/* Count a complete layer of a sentence. */
 static int count_rows(routing *r) {
-    if (!r->layers || !r->n_rows) return 0; /* the first of a file comes */
+    if (!r->layers || !r->n_rows) return 0; /* before the first sentence of a file */
     layer *l = &r->layers[r->current];
     int status = count_use(r, l);
     for (size_t i = 0; i < r->n_rows && !status; i++) {
@@ -447,13 +452,13 @@ static int count_rows(routing *r) {
 
 /* ==== 4. Reading ======================================================================================== */
 
-/* Find the named fields of an object, each at most once, and ignore others. found[i] is NULL where there is none. */
+/* Find the named fields of an object, each at most once, and ignore others. found[i] is NULL if absent. */
 static int fields(routing *r, const cJSON *object, const char *const names[], const cJSON *found[], size_t n) {
     for (size_t i = 0; i < n; i++) found[i] = NULL;
     for (const cJSON *c = object->child; c; c = c->next)
         for (size_t i = 0; i < n; i++) {
             if (!c->string || strcmp(c->string, names[i]) != 0) continue;
-            if (found[i]) return fail(r, "%s: is there twice", names[i]);
+            if (found[i]) return fail(r, "%s: appears twice", names[i]);
             found[i] = c;
         }
     return 0;
@@ -483,7 +488,7 @@ static const char *known_gate(const char *name) {
     return NULL;
 }
 
-/* A layer of the first file, its counts at 0. */
+/* Add a layer of the first file, with counts of 0. */
 static int add_layer(routing *r, const char *name, layer l) {
     const size_t n = (size_t)l.experts;
     layer *to = &r->layers[r->n_layers++];
@@ -497,8 +502,8 @@ static int add_layer(routing *r, const char *name, layer l) {
     return 0;
 }
 
-/* {"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}: layer `at`, of the first file a new one.
- * *total: experts so far. */
+/* Read {"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}, layer `at`, which the first file
+ * defines. *total is the number of experts so far. */
 static int read_layer(routing *r, const cJSON *from, size_t at, int64_t *total) {
     static const char *const names[] = { "layer", "experts", "groups", "k", "gate" };
     const cJSON *f[5];
@@ -513,7 +518,7 @@ static int read_layer(routing *r, const cJSON *from, size_t at, int64_t *total) 
         return status;
     if (!*name) return fail(r, "layer: is empty");
     for (size_t i = 0; i < at; i++)
-        if (strcmp(r->layers[i].name, name) == 0) return fail(r, "layer: '%s' is there twice", quoted(name).text);
+        if (strcmp(r->layers[i].name, name) == 0) return fail(r, "layer: '%s' appears twice", quoted(name).text);
     if (!(l.gate = known_gate(gate)))
         return fail(r, "gate: must be softmax, topk, threshold, sigmoid or batchwise, not '%s'", quoted(gate).text);
     if (l.groups && l.experts % l.groups)
@@ -523,11 +528,11 @@ static int read_layer(routing *r, const cJSON *from, size_t at, int64_t *total) 
     const layer *first = &r->layers[at];
     if (strcmp(name, first->name) != 0 || l.experts != first->experts || l.groups != first->groups || l.k != first->k ||
         l.gate != first->gate)
-        return fail(r, "layers: '%s' is another one than in the first file", quoted(name).text);
+        return fail(r, "layers: '%s' differs from the first file", quoted(name).text);
     return 0;
 }
 
-/* The language of one side of all sentences of a file: its number among those that were named, or -1. */
+/* Read the language of one side of a file: its index among the named ones, or -1. */
 static int read_language(routing *r, const char *key, const cJSON *from, ptrdiff_t *out) {
     const char *code = "";
     int status;
@@ -548,7 +553,7 @@ static int read_language(routing *r, const char *key, const cJSON *from, ptrdiff
     return 0;
 }
 
-/* Of a file behind the first: its model must be the same. */
+/* Read a header; later files must have the model of the first. */
 static int read_header(routing *r, const cJSON *from) {
     static const char *const names[] = { "model", "layers", "source", "target" };
     const cJSON *f[4];
@@ -557,13 +562,12 @@ static int read_header(routing *r, const cJSON *from) {
     size_t at = 0;
     int status;
     if ((status = fields(r, from, names, f, 4)) || (status = string(r, "model", f[0], &model))) return status;
-    if (!f[1]) return fail(r, "layers: is missing: this line is no header");
+    if (!f[1]) return fail(r, "layers: is missing: not a header");
     int n = cJSON_IsArray(f[1]) ? cJSON_GetArraySize(f[1]) : 0;
     if (n < 1 || n > MAX_LAYERS) return fail(r, "layers: must be a list of 1 to %d layers", MAX_LAYERS);
     if (r->files && strcmp(model, r->model) != 0)
-        return fail(r, "model: is '%s', and that of the first file '%s'", quoted(model).text, quoted(r->model).text);
-    if (r->files && (size_t)n != r->n_layers)
-        return fail(r, "layers: there are %d, and %zu in the first file", n, r->n_layers);
+        return fail(r, "model: is '%s', but '%s' in the first file", quoted(model).text, quoted(r->model).text);
+    if (r->files && (size_t)n != r->n_layers) return fail(r, "layers: %d, but %zu in the first file", n, r->n_layers);
     if (!r->files) {
         r->model = malloc(strlen(model) + 1);
         r->layers = calloc((size_t)n, sizeof *r->layers);
@@ -575,7 +579,7 @@ static int read_header(routing *r, const cJSON *from) {
     return status ? status : read_language(r, "target", f[3], &r->spoken[1]);
 }
 
-/* "experts":[3,17],"weights":[0.61,0.39] onto the end of r->experts and r->weights */
+/* Append "experts":[3,17],"weights":[0.61,0.39] to r->experts and r->weights. */
 static int read_weights(routing *r, const layer *l, const cJSON *experts, const cJSON *weights, size_t *n) {
     if (!experts) return fail(r, "experts: is missing");
     if (!weights) return fail(r, "weights: is missing");
@@ -588,9 +592,9 @@ static int read_weights(routing *r, const layer *l, const cJSON *experts, const 
         int status = whole(r, "experts", e, 0, l->experts - 1, &expert);
         if (status) return status;
         if (expert <= last)
-            return fail(r, "experts: must ascend, and %lld comes after %lld", (long long)expert, (long long)last);
-        if (!w) return fail(r, "weights: there are fewer than experts");
-        /* products of softmaxes: 1 at most, but for rounding */
+            return fail(r, "experts: must ascend, but %lld follows %lld", (long long)expert, (long long)last);
+        if (!w) return fail(r, "weights: fewer than experts");
+        /* products of softmaxes: at most 1, except for rounding */
         if (!cJSON_IsNumber(w) || !(w->valuedouble >= 0 && w->valuedouble <= 1.001))
             return fail(r, "weights: must be from 0 to 1");
         size_t at = r->n_weights + *n;
@@ -601,24 +605,23 @@ static int read_weights(routing *r, const layer *l, const cJSON *experts, const 
         r->weights[at] = w->valuedouble;
         last = expert;
     }
-    return w ? fail(r, "weights: there are more than experts") : 0;
+    return w ? fail(r, "weights: more than experts") : 0;
 }
 
-/* Sentences, layers in a sentence and positions in a layer come in order. */
+/* Check that sentences, layers in a sentence and positions in a layer are in order. */
 static int in_order(routing *r, int64_t line, size_t index, int64_t position) {
     if (line < r->line)
-        return fail(r, "line: %lld comes after %lld; sentences must be in order", (long long)line, (long long)r->line);
+        return fail(r, "line: %lld follows %lld; sentences must be in order", (long long)line, (long long)r->line);
     if (line == r->line && index < r->current)
-        return fail(r, "layer: '%s' comes after '%s' in a sentence; layers must be in the header's order",
+        return fail(r, "layer: '%s' follows '%s' in a sentence; layers must be in the header's order",
                     quoted(r->layers[index].name).text, quoted(r->layers[r->current].name).text);
     if (line == r->line && index == r->current && r->n_rows && position <= r->rows[r->n_rows - 1].position)
-        return fail(r, "position: %lld comes after %lld", (long long)position,
-                    (long long)r->rows[r->n_rows - 1].position);
+        return fail(r, "position: %lld follows %lld", (long long)position, (long long)r->rows[r->n_rows - 1].position);
     return 0;
 }
 
 static int find_layer(const routing *r, const char *name, size_t *index) {
-    if (strcmp(r->layers[*index].name, name) == 0) return 1; /* nearly always the one before */
+    if (strcmp(r->layers[*index].name, name) == 0) return 1; /* nearly always the previous one */
     for (*index = 0; *index < r->n_layers; ++*index)
         if (strcmp(r->layers[*index].name, name) == 0) return 1;
     return 0;
@@ -647,7 +650,7 @@ static int read_token(routing *r, const cJSON *from) {
         r->current = index;
     }
     if ((status = read_weights(r, &r->layers[index], f[5], f[6], &n))) return status;
-    if (!n && !cJSON_IsTrue(f[7])) return fail(r, "experts: there are none, though empty is false");
+    if (!n && !cJSON_IsTrue(f[7])) return fail(r, "experts: an empty list, though empty is false");
     uint32_t number = intern(r, id, text, strlen(text));
     if (number == NO_TOKEN || !room(&r->rows, &r->rows_capacity, r->n_rows + 1, sizeof *r->rows)) return no_memory(r);
     r->rows[r->n_rows++] =
@@ -656,7 +659,7 @@ static int read_token(routing *r, const cJSON *from) {
     return 0;
 }
 
-/* cJSON would end a string at \u0000. */
+/* cJSON would truncate a string at \u0000. */
 static int has_nul(const char *data, size_t length) {
     for (size_t i = 0; i < length; i++) {
         if (!data[i]) return 1;
@@ -691,7 +694,7 @@ static int input_error(const routing *r) {
     return EXIT_INPUT_OUTPUT;
 }
 
-/* Read a file whole; gives the exit status. */
+/* Read a file. Returns the exit status. */
 static int read_all(routing *r, FILE *in) {
     static char block[1 << 16];
     text_bytes line = { 0 };
@@ -748,10 +751,10 @@ static void put_html(text_bytes *out, const char *data) {
 /* ==== 6. Summary ======================================================================================== */
 
 typedef struct spread {
-    double sum, cv, max_over_mean; /* the last two NaN where the sum is 0 */
+    double sum, cv, max_over_mean; /* the last two are NaN if the sum is 0 */
 } spread;
 
-/* Of n values: either counts or sums. */
+/* Summarise n counts or sums. */
 static spread spread_of(const uint64_t *counts, const double *sums, size_t n) {
     double sum = 0, squares = 0, most = 0;
     for (size_t i = 0; i < n; i++) sum += counts ? (double)counts[i] : sums ? sums[i] : 0;
@@ -765,7 +768,7 @@ static spread spread_of(const uint64_t *counts, const double *sums, size_t n) {
     return (spread){ sum, sqrt(squares / (double)n) / mean, most / mean };
 }
 
-enum { DIGITS = 12 }; /* of sums and of what is computed from them */
+enum { DIGITS = 12 }; /* of sums and values computed from them */
 
 static void put_groups(const layer *l, json *j) {
     size_t groups = (size_t)l->groups, each = groups ? (size_t)l->experts / groups : 0;
@@ -785,7 +788,7 @@ static void put_groups(const layer *l, json *j) {
     json_close(j, ']');
 }
 
-/* How many tokens got how many experts: pairs of the two. */
+/* Write pairs of a number of experts and the number of tokens with that many. */
 static void put_histogram(const layer *l, json *j) {
     json_open(j, "histogram", '[');
     for (size_t i = 0; i <= (size_t)l->experts; i++) {
@@ -798,7 +801,7 @@ static void put_histogram(const layer *l, json *j) {
     json_close(j, ']');
 }
 
-/* The members of a layer's object, which is open. */
+/* Write the members of a layer's open object. */
 static void put_layer(const layer *l, json *j) {
     size_t n = (size_t)l->experts;
     spread load = spread_of(l->load, NULL, n), importance = spread_of(NULL, l->importance, n);
@@ -830,14 +833,14 @@ static void put_layer(const layer *l, json *j) {
     put_groups(l, j);
 }
 
-/* What moe-prune goes by, unless it is told otherwise. */
+/* Return the default ranking of moe-prune. */
 static expert_rank rank_of(const routing *r) {
     int has_encoder = 0;
     for (size_t i = 0; i < r->n_layers; i++) has_encoder |= encodes(&r->layers[i]);
     return rank_default(has_encoder);
 }
 
-/* The beginning of --json's object and of the page's; the list of layers is left open. */
+/* Begin the object of --json and of the page; the list of layers remains open. */
 static void put_head(const routing *r, const char *title, json *j) {
     char made_by[64];
     uint64_t routed = 0;
@@ -881,7 +884,7 @@ static void put_use(const use *u, const char *language, size_t experts, expert_r
     json_close(j, '}');
 }
 
-/* The languages of a layer, in the order in which the files name them; gives the exit status. */
+/* Write the languages of a layer in the order of the files. Returns the exit status. */
 static int put_languages(const routing *r, const layer *l, json *j) {
     const size_t n = (size_t)l->experts;
     ranked_expert *order = malloc(n * sizeof *order);
@@ -914,7 +917,7 @@ static int put_summary(const routing *r, const char *title, text_bytes *out) {
 
 /* ==== 8. Tokens ========================================================================================= */
 
-/* Candidates for a list, the best first: by key, then by second, then in the order of their first appearance. */
+/* Order candidates: by key, then by second, both descending, then by first appearance. */
 typedef struct candidate {
     double key, second;
     const pair *pair;
@@ -944,7 +947,7 @@ static int by_load(const void *a, const void *b) {
     return x->expert < y->expert ? -1 : x->expert > y->expert;
 }
 
-/* A token's number in the page. They are given in the order in which the page names them; `order` remembers it. */
+/* Return a token's index in the page, assigned in the order of use, which `order` records. */
 static void put_token(routing *r, const char *key, uint32_t number, uint32_t *order, size_t *n_order, json *j) {
     token *t = &r->tokens[number];
     if (t->page == NO_TOKEN) {
@@ -961,7 +964,7 @@ static void put_around(routing *r, const char *key, const uint32_t *around, uint
     json_close(j, ']');
 }
 
-/* One expert; `p` are its n > 0 pairs, `c` has room for as many. */
+/* Write one expert with its n > 0 pairs `p`; `c` has room for n candidates. */
 static void put_expert(routing *r, const layer *l, const pair *p, size_t n, candidate *c, uint32_t *order,
                        size_t *n_order, json *j) {
     size_t top = (size_t)r->options->top, ranked = 0;
@@ -1003,7 +1006,7 @@ static void put_expert(routing *r, const layer *l, const pair *p, size_t n, cand
     json_close(j, '}');
 }
 
-/* The experts of a layer with the largest loads. The layer's index is gone afterwards: its pairs are sorted. */
+/* Write the experts of a layer with the largest loads. Sorts the pairs, which invalidates the layer's index. */
 static int put_preferred(routing *r, layer *l, uint32_t *order, size_t *n_order, json *j) {
     size_t n = (size_t)l->experts, listed = (size_t)r->options->experts < n ? (size_t)r->options->experts : n, most = 1;
     text_index_free(&l->index);
@@ -1047,13 +1050,13 @@ static void put_row(routing *r, const shown_row *s, uint32_t *order, size_t *n_o
 
 static void put_sentences(routing *r, uint32_t *order, size_t *n_order, json *j) {
     json_open(j, "text", '[');
-    for (size_t i = 0, end; i < r->n_shown; i = end) { /* a sentence */
+    for (size_t i = 0, end; i < r->n_shown; i = end) { /* sentences */
         const uint64_t sentence = r->shown[i].sentence;
         if (i) json_break(j);
         json_open(j, NULL, '{');
         json_whole(j, "line", r->shown[i].line);
         json_open(j, "layers", '[');
-        for (end = i; end < r->n_shown && r->shown[end].sentence == sentence;) { /* a layer of it */
+        for (end = i; end < r->n_shown && r->shown[end].sentence == sentence;) { /* its layers */
             const uint32_t number = r->shown[end].layer;
             json_open(j, NULL, '{');
             json_whole(j, "layer", number);
@@ -1069,7 +1072,7 @@ static void put_sentences(routing *r, uint32_t *order, size_t *n_order, json *j)
     json_close(j, ']');
 }
 
-/* The tokens by their numbers in the page: text and id, or null. */
+/* Write the tokens by their indices in the page: text and id, or null. */
 static void put_tokens(const routing *r, const uint32_t *order, size_t n_order, json *j) {
     json_open(j, "tokens", '[');
     for (size_t i = 0; i < n_order; i++) {
@@ -1113,7 +1116,7 @@ static int put_data(routing *r, const char *title, text_bytes *out) {
     return status;
 }
 
-/* tools/programs/routing.html with @TITLE@ and @DATA@ replaced. */
+/* Write tools/programs/routing.html with @TITLE@ and @DATA@ replaced. */
 static int put_page(routing *r, const char *title, text_bytes *out) {
     int status = 0;
     for (size_t i = 0; i < sizeof routing_html / sizeof *routing_html && !status; i++) {
@@ -1146,12 +1149,12 @@ static int write_stream(FILE *to, const text_bytes *page) {
     return fwrite(page->data, 1, page->length, to) == page->length && fflush(to) == 0;
 }
 
-/* -1, or the exit status: one of the files is the output. */
+/* Check that the output is not an input. Returns -1 or an exit status. */
 static int keep_inputs(const options *o) {
     for (size_t i = 0; i < o->n_inputs && strcmp(o->output, "-") != 0; i++)
         if (strcmp(o->inputs[i], "-") == 0 ? program_is_open_file(fileno(stdin), o->output)
                                            : program_same_file(o->inputs[i], o->output))
-            return program_usage_error("%s is the input, and would be overwritten", o->output);
+            return program_usage_error("%s is an input and would be overwritten", o->output);
     return -1;
 }
 

@@ -68,7 +68,7 @@ static void plain_line(text_job *job, const moe_hypothesis *h) {
     text_printf(&job->output, "\t%zu\t%.6g", tokens_of(h), perplexity(-(double)h->logprob, (double)tokens_of(h)));
 }
 
-/* The line for a job as JSON; h NULL where there is no result. */
+/* Write the line of a job as JSON; h is NULL without a result. */
 static void json_line(text_job *job, const moe_hypothesis *h) {
     json j = { .out = &job->output };
     json_open(&j, NULL, '{');

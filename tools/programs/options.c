@@ -253,7 +253,7 @@ static int has_arg(const option_row *row) {
     return row->optional ? optional_argument : row->argument ? required_argument : no_argument;
 }
 
-/* For getopt: long options whose values are FIRST + i, and letters. */
+/* Describe the rows for getopt: long options with values FIRST + i, and letters. */
 static void describe(const table *t, struct option *known, char *letters) {
     *letters++ = ':';
     for (size_t i = 0; i < t->n; i++) {

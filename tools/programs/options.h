@@ -6,9 +6,9 @@
 
 #include <getopt.h> /* optind */
 
-/* Rows of a program; `names` chooses some of them ("model input"), NULL takes all that have a group. `rows` end with a
- * row without a name; NULL: those of libmoetext. `base` is the offset of the struct that the rows' members are in. Of
- * rows with the same name the first one counts. */
+/* Rows of a program; `names` selects some of them ("model input"); NULL selects all with a group. `rows` end with
+ * a row without a name; NULL means the rows of libmoetext. `base` is the offset of the struct that the rows'
+ * members are in. Of rows with the same name the first one counts. */
 typedef struct option_list {
     const option_row *rows;
     size_t base;
@@ -26,13 +26,13 @@ typedef struct option_program {
     const char *examples;          /* may be NULL */
     const char *required;          /* names of options that must be given: "model output" */
     const char *const *exclusions; /* "ids json stats": the first option excludes the others; NULL-terminated */
-    int least, most;               /* number of arguments that are not options; most 0: none */
-    const char *(*version)(void);  /* text after the program's name; NULL: the engine's version */
+    int least, most;               /* number of arguments that are not options; most 0 allows none */
+    const char *(*version)(void);  /* text after the program's name; NULL for the engine's version */
 } option_program;
 
 #define OPTION_LISTS(array) .lists = (array), .n_lists = sizeof(array) / sizeof *(array)
 
-/* Members of rows whose struct is a program's `options`. */
+/* Members of rows for a struct named `options`. */
 #define OPTION_MEMBER(kind_, field) .kind = (kind_), .at = offsetof(options, field)
 #define OPTION_FLAG(field) OPTION_MEMBER(ROW_FLAG, field), .low = 1
 #define OPTION_INT(field, least, most_) OPTION_MEMBER(ROW_INT, field), .low = (least), .high = (most_)

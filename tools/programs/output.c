@@ -20,17 +20,17 @@
 enum { PATH_BYTES = 4096, WRITE_BYTES = 1 << 24 };
 
 struct output_file {
-    int fd;                     /* -1: not open */
-    int regular, failed;        /* failed: errno of the first write that did not succeed */
+    int fd;                     /* -1 if not open */
+    int regular, failed;        /* failed: errno of the first failed write */
     uint64_t at;                /* bytes written */
-    sigset_t held;              /* signals that this file holds back in its thread */
+    sigset_t held;              /* signals blocked for this file in its thread */
     char path[PATH_BYTES];      /* as the caller gave it */
-    char target[PATH_BYTES];    /* the same with symbolic links resolved */
-    char temporary[PATH_BYTES]; /* "": the target itself is written */
+    char target[PATH_BYTES];    /* with symbolic links resolved */
+    char temporary[PATH_BYTES]; /* "" if the target itself is written */
 };
 
-/* Resolve `path` if its last part is a symbolic link; its target need not exist, and the system follows links of
- * folders. 0: failed, with errno. */
+/* Resolve `path` if its last component is a symbolic link; the target need not exist. Returns 0 on failure, with
+ * errno. */
 static int follow_links(const char *path, char *out) {
     char link[PATH_BYTES];
     snprintf(out, PATH_BYTES, "%s", path);
@@ -54,11 +54,11 @@ static int follow_links(const char *path, char *out) {
 static const int ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
 enum { N_SIGNALS = sizeof ending_signals / sizeof *ending_signals };
 
-/* The number of open files of this thread that block each signal. */
+/* Number of open files of this thread that block each signal. */
 static _Thread_local int holders[N_SIGNALS];
 
-/* Block signals that would end the process, and so leave the temporary file behind, in this thread until all its
- * files are closed. Signals that the program handles, ignores or blocks are not changed. */
+/* Block signals that would end the process and leave the temporary file, in this thread until all its files are closed.
+ * Signals that the program handles, ignores or blocks are unchanged. */
 static void hold_signals(sigset_t *held) {
     sigset_t blocked;
     sigemptyset(held);
@@ -81,7 +81,7 @@ static void release_signals(sigset_t *held) {
     pthread_sigmask(SIG_UNBLOCK, held, NULL);
 }
 
-/* Whether a blocked signal is pending. */
+/* Return 1 if a blocked signal is pending. */
 static int signal_waits(const sigset_t *held) {
     sigset_t waiting;
     sigemptyset(&waiting);
@@ -91,8 +91,8 @@ static int signal_waits(const sigset_t *held) {
     return 0;
 }
 
-/* Create the temporary file beside the target, with the permissions of the file that it replaces (`old`), if any. 0:
- * failed, with errno. */
+/* Create the temporary file in the target's folder, with the permissions of the replaced file (`old`), if any. Returns
+ * 0 on failure, with errno. */
 static int create_temporary(output_file *f, const struct stat *old) {
     const char *slash = strrchr(f->target, '/');
     const int folder = slash ? (int)(slash + 1 - f->target) : 0;
@@ -124,14 +124,14 @@ static moe_status fail(const output_file *f, moe_error *error, int number) {
     return status;
 }
 
-/* 0: failed, with errno. */
+/* Open the file. Returns 0 on failure, with errno. */
 static int start(output_file *f) {
     struct stat there, target;
     const int exists = stat(f->path, &there) == 0;
     if (!exists && (errno != ENOENT || !f->path[0])) return 0;
     f->regular = !exists || S_ISREG(there.st_mode);
     if (f->regular && !follow_links(f->path, f->target)) return 0;
-    /* /dev/stdout may lead to a file whose name is gone. */
+    /* /dev/stdout may refer to a deleted file. */
     if (exists && (!f->regular || lstat(f->target, &target) != 0 || target.st_dev != there.st_dev ||
                    target.st_ino != there.st_ino)) {
         f->fd = open(f->path, O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC);
@@ -146,7 +146,7 @@ moe_status output_open(const char *path, output_file **out, moe_error *error) {
     output_file *f = calloc(1, sizeof *f);
     moe_status status;
     if (!f) {
-        if (error) *error = (moe_error){ MOE_ERROR_MEMORY, "no memory to write a file", "write" };
+        if (error) *error = (moe_error){ MOE_ERROR_MEMORY, "out of memory", "write" };
         return MOE_ERROR_MEMORY;
     }
     f->fd = -1;
@@ -164,7 +164,7 @@ moe_status output_open(const char *path, output_file **out, moe_error *error) {
 moe_status output_write(output_file *f, const void *data, size_t bytes, moe_error *error) {
     const char *p = data;
     struct rlimit limit;
-    /* Beyond this limit the system would send SIGXFSZ, which ends a process. */
+    /* Beyond this limit the system would send SIGXFSZ, which ends the process. */
     if (f->regular && getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
         (f->at > limit.rlim_cur || bytes > limit.rlim_cur - f->at))
         f->failed = EFBIG;
@@ -172,7 +172,7 @@ moe_status output_write(output_file *f, const void *data, size_t bytes, moe_erro
         const ssize_t n = write(f->fd, p, bytes < WRITE_BYTES ? bytes : WRITE_BYTES);
         if (n > 0) {
             p += n, bytes -= (size_t)n, f->at += (uint64_t)n;
-        } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) { /* a pipe that does not block */
+        } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) { /* a non-blocking pipe */
             struct pollfd writable = { .fd = f->fd, .events = POLLOUT };
             poll(&writable, 1, -1);
         } else if (n == 0 || errno != EINTR) {
@@ -185,18 +185,18 @@ moe_status output_write(output_file *f, const void *data, size_t bytes, moe_erro
 
 const char *output_temporary(const output_file *f) { return f->temporary[0] ? f->temporary : NULL; }
 
-/* A name is safe when its folder is on disk. Some file systems cannot sync a folder; the file exists in any case. */
+/* Sync the folder, so that the name is on disk. Some file systems cannot; the file exists in any case. */
 static void sync_folder(char *path) {
     char *slash = strrchr(path, '/');
     int fd;
-    if (slash) slash[slash == path] = 0; /* "/" stays */
+    if (slash) slash[slash == path] = 0; /* keep "/" */
     fd = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return;
     fsync(fd);
     close(fd);
 }
 
-/* Signals that end a program are blocked here; no other signal is a reason to stop. */
+/* Fatal signals are blocked here; no other signal stops the write. */
 static int sync_file(int fd) {
     int result;
     do result = fsync(fd);
@@ -208,7 +208,7 @@ moe_status output_close(output_file *f, int keep, moe_error *error) {
     moe_status status = MOE_OK;
     if (!f) return MOE_OK;
     if (keep && !f->failed && sync_file(f->fd) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS)
-        f->failed = errno; /* a pipe cannot */
+        f->failed = errno; /* pipes cannot be synced */
     if (f->fd >= 0 && close(f->fd) != 0 && errno != EINTR && !f->failed) f->failed = errno;
     if (keep && !f->failed && f->temporary[0] && rename(f->temporary, f->target) != 0) f->failed = errno;
     if (keep && f->failed) status = fail(f, error, f->failed);

@@ -1,13 +1,13 @@
-/* output.h - a file that a program writes, as safely as the library writes model files.
+/* output.h - files written as safely as the library writes model files.
  *
  *   - A new or a regular file is written under a temporary name in the same folder, ".moe-...". At the end it is
- *     flushed to the disk and renamed. So the file appears whole or not at all, and other writers of the same name do
- *     no harm. A symbolic link stays a link. A file that replaces another one takes over its permissions.
+ *     flushed to the disk and renamed. So the file appears complete or not at all, and concurrent writers of the
+ *     same name do no harm. Symbolic links are preserved. A file that replaces another takes over its permissions.
  *   - A device or a pipe is written directly.
  *   - A file beyond RLIMIT_FSIZE is an error, not a signal.
  *   - SIGHUP, SIGINT and SIGTERM, if they have their default action, are blocked in the calling thread until the file
- *     is closed. After such a signal the next write fails with MOE_ERROR_CANCELLED, and closing removes what was
- *     written before the signal ends the process. This fails if another thread receives the signal. Open, write and
+ *     is closed. After such a signal the next write fails with MOE_ERROR_CANCELLED, and closing removes the
+ *     file before the signal ends the process. This fails if another thread receives the signal. Open, write and
  *     close in one thread.
  * Errors: MOE_ERROR_IO, MOE_ERROR_MEMORY, MOE_ERROR_CANCELLED. Nothing here prints or exits.
  */
@@ -20,9 +20,9 @@ typedef struct output_file output_file;
 
 moe_status output_open(const char *path, output_file **out, moe_error *error);
 moe_status output_write(output_file *file, const void *data, size_t bytes, moe_error *error);
-/* Finish the file (keep 1) or remove it (keep 0). `file` is freed in any case; NULL is fine. */
+/* Finish the file (keep 1) or remove it (keep 0). Frees `file` in any case; NULL is allowed. */
 moe_status output_close(output_file *file, int keep, moe_error *error);
-/* The temporary name, which a signal handler may unlink; NULL if the file has none. */
+/* The temporary name, which a signal handler may unlink, or NULL. */
 const char *output_temporary(const output_file *file);
 
 #endif

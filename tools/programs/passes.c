@@ -50,7 +50,7 @@ moe_status passes_run(passes *p, const moe_model *model, const char *verb, moe_e
     if (!p->translating) {
         params.beam = params.nbest = 1;
         if (p->alone) params.batch = 1;
-        params.max_target++; /* a translation may have been cut where it was as long as can be */
+        params.max_target++; /* a translation may have been cut at the maximum length */
         params.rules = MOE_RULES_PAPER;
         params.prune = params.coverage_penalty = 0;
         params.routing = p->routing;
@@ -58,7 +58,7 @@ moe_status passes_run(passes *p, const moe_model *model, const char *verb, moe_e
         params.routing_user = params.trace_user = p->user;
     }
     moe_status status = moe_session_new(model, &params, &session, e);
-    if (status == MOE_ERROR_ARGUMENT && !p->translating) { /* the model's positions end there */
+    if (status == MOE_ERROR_ARGUMENT && !p->translating) { /* beyond the model's positions */
         params.max_target--;
         status = moe_session_new(model, &params, &session, e);
     }

@@ -15,10 +15,10 @@ static moe_status flush_text(routing_file *f, moe_error *error) {
     return status;
 }
 
-/* How many of `n` competing experts or groups are wanted, where the file says `k`. */
+/* Return the number of experts or groups selected out of `n`; `k` is that of the file. */
 static size_t wanted(size_t k, size_t n) { return k ? k : n; }
 
-/* A language as the model spells it: the one that is named, else the only one that the model has on this side. */
+/* Return a language as the model spells it: the given one, else the model's only one on this side. */
 static void append_language(json *j, const char *key, const moe_model *m, const char *named, int target) {
     const text_codes all = text_languages_of(m, target);
     const moe_span code = named        ? text_language_spelled(m, named, target)
@@ -88,7 +88,7 @@ routing_sentence *routing_begin(routing_file *f, uint64_t line) {
     return s;
 }
 
-/* Room for `need` elements. */
+/* Make room for `need` elements. */
 static int room_for(void *array, size_t *capacity, size_t need, size_t element) {
     void *old, *grown;
     size_t wanted_now = *capacity + *capacity / 2 + 64;
