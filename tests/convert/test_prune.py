@@ -510,8 +510,8 @@ def unsupported_pruning_is_rejected_by_name():
         pair = "--pair", "en-de"
         for name, options, status, words in (
                 ("beyond", (), 3, (f"expert {len(ids)}", f"0 to {len(ids) - 1}")), ("below", (), 3, ("expert -1",)),
-                ("half", (), 3, ("0.5",)), ("words", (), 3, ("list of numbers",)), ("number", (), 3, ("no JSON list",)),
-                ("none", (), 2, ("0 experts", "encoder.2")), ("deep", pair, 3, ("list of numbers",)),
+                ("half", (), 3, ("0.5",)), ("words", (), 3, ("expert indices",)), ("number", (), 3, ("JSON list",)),
+                ("none", (), 2, ("0 experts", "encoder.2")), ("deep", pair, 3, ("expert indices",)),
                 ("missing", ("--pair", "en-fr"), 2, ("en-fr", "language en")), ("missing", (), 2, ("--pair",)),
                 ("cut", (), 3, ("JSON",)), ("no", (), 3, ("JSON",)), ("more", (), 3, ("JSON",)),
                 ("empty", (), 3, ("JSON",)), ("good", ("--pair", "en-it"), 2, ("'it'", "it has: ")),

@@ -208,7 +208,7 @@ def calibrated_experts_get_equal_shares():
     with tempfile.TemporaryDirectory() as folder:
         out, path = folder + "/out.bin", folder + "/r"
         table = calibrate(MODEL, out, ["en\tde\t" + x for x in lines]).text
-        assert "encoder.2.gate" in table and "mean absolute difference" in table, table
+        assert "encoder.2.gate" in table and "mean absolute change" in table, table
         assert os.listdir(folder) == ["out.bin"]
         targets = translate("\n".join(lines) + "\n").lines
         result = run([TRANSLATE, "-m", out, "-t", "de", "--score", "--routing", path],
@@ -247,7 +247,7 @@ def loads_are_counts_of_the_routing():
         assert run([os.path.join(BIN, "moe-prune"), "-q", "-m", out, "-o", cut, "--experts", path]).returncode == 0
         kept = {"encoder.2": (3, 5, 8), "decoder.1": (7, 30, 31)}
         assert loads_of(cut) == {layer: [wanted[layer][e] for e in experts] for layer, experts in kept.items()}
-        assert "--k does not go" in calibrate(MODEL, out, pairs, "--loads", "--k", "2", status=2).complaint
+        assert "be combined with --k" in calibrate(MODEL, out, pairs, "--loads", "--k", "2", status=2).complaint
         model = folder + "/linear.bin"
         small_models.write(model, *small_models.language(linear=small_models.WIDTH))
         said = calibrate(model, out, ["4 5 6"], "--ids", "--loads", status=2).complaint
@@ -328,7 +328,7 @@ def calibrating_twice_changes_nothing_before_the_first_gate():
             small_models.write(model, *small_models.translation(groups=4, gate=gate, parent=gate, k=1))
             lines = ["a\tb\t%s\t%s" % (x, y) for x, y in zip(pieces, reversed(pieces))]
             first = calibrate(model, once, lines, "--pretokenized").text
-            assert ("mean absolute difference" in first) == (gate == "threshold"), first
+            assert ("mean absolute change" in first) == (gate == "threshold"), first
             meta = about(once)["metadata"]
             assert all(meta[s + ".1." + k] == "threshold" for s in ("encoder", "decoder")
                        for k in ("gate", "parent.gate")), meta

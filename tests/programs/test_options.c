@@ -114,7 +114,7 @@ TEST(wrong_command_lines_are_refused) {
         { "-w x --size 2X a", "invalid value '2X' for --size: expected a size such as 512M" },
         { "-w x --colour green a", "invalid value 'green' for --colour: expected red or blue" },
         { "-w x --beam 0 a", "value '0' of --beam is out of range: expected 1 to 64" },
-        { "-w x --noise -1 a", "value '-1' of --noise is out of range: expected 0 or more" },
+        { "-w x --noise -1 a", "value '-1' of --noise is out of range: expected a seed, 0 or more" },
         { "-w x --truncate=2 a", "value '2' of --truncate is out of range: expected 0 or 1" },
         { "-w x --expert-memory much a", "invalid value 'much' for --expert-memory" },
         { "-w x -f --share 1 a", "--flag cannot be combined with --share" },

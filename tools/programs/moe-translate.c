@@ -165,21 +165,21 @@ static int parse_options(int argc, char **argv, options *o) {
 }
 
 static void apply_options(const options *o, moe_session_params *p) {
-    program_common common = o->common;
     const text_settings *settings = &o->common.settings;
-    if (o->self_test) common.settings.max_len = -1;
+    const int max_source = p->max_source, max_target = p->max_target;
     if (settings->batch_tokens > 0) { /* short sentences have about eight tokens */
         p->batch_tokens = settings->batch_tokens;
         p->batch = settings->batch_tokens < 8          ? 1
                    : settings->batch_tokens / 8 > 4096 ? 4096
                                                        : settings->batch_tokens / 8;
     }
-    const int max_source = p->max_source;
-    program_apply(&common, p);
-    if (common.settings.max_len > 0 && p->rules == MOE_RULES_HF) { /* counts what is generated */
+    program_apply(&o->common, p);
+    if (o->self_test) {
+        p->max_source = max_source, p->max_target = max_target;
+    } else if (settings->max_len > 0 && p->rules == MOE_RULES_HF) { /* counts what is generated */
         p->max_source = max_source;
         p->max_len_factor = 0;
-        p->max_len_offset = common.settings.max_len;
+        p->max_len_offset = settings->max_len;
     }
     if (settings->device[0]) p->device = settings->device;
     if (settings->gpu_memory > 0) p->device_memory = text_mebibytes(settings->gpu_memory);

@@ -81,7 +81,7 @@ static const option_row table[] = {
       TEXT_OF(gating, "softmax, topk, threshold, sigmoid or batchwise"), .valid = is_gate },
     { "noise", "SEED", "add noise to the gate logits, as in training (default: no noise)",
       .more = ". It depends on SEED and the text, not on the batch", .group = GROUP_GATES, AT(noise), .kind = ROW_SEED,
-      .values = "0 or more" },
+      .values = "a seed, 0 or more" },
     { "isa", "NAME", "instruction set of the kernels (default: MOE_ISA, else the best one available)",
       .group = GROUP_SPEED, TEXT_OF(isa, "a name of moe_isa_names") },
     { "device", "NAME", "cpu, cuda or cuda:N (default: MOE_DEVICE, else a GPU if one works)", .group = GROUP_SPEED,
