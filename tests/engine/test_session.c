@@ -260,6 +260,16 @@ static void assert_same(const heard *a, const heard *b, size_t n, const char *wh
                      (double)a[i].hypotheses[0].score);
 }
 
+/* A test with a model `f` and parameters `p` for it. */
+#define MODEL_TEST(name, variant, type)                        \
+    static void name##_with(fixture *f, moe_session_params p); \
+    TEST(name) {                                               \
+        fixture *f = small(variant, type);                     \
+        name##_with(f, params_for(f->model));                  \
+        drop(f);                                               \
+    }                                                          \
+    static void name##_with(fixture *f, moe_session_params p)
+
 /* ---- The same bytes everywhere ---- */
 
 enum { SENTENCES = 26 };
@@ -926,10 +936,8 @@ TEST(given_tokens_of_a_student_run_together) {
 }
 
 /* What a raw request has the decoder begin with is read from tables of the vocabulary's size. */
-TEST(a_raw_request_forces_no_token_outside_the_vocabulary) {
+MODEL_TEST(a_raw_request_forces_no_token_outside_the_vocabulary, NLLB, MW_F32) {
     static const int32_t tags[] = { MW_VOCABULARY, INT32_MAX, INT32_MIN, -2, MW_VOCABULARY - 1, -1 };
-    fixture *f = small(NLLB, MW_F32);
-    moe_session_params p = params_for(f->model);
     ask asks[MOE_COUNT(tags)] = { { .n_source = 0 } };
     heard *out;
     p.source_tag = MW_TAG_DE;
@@ -943,15 +951,12 @@ TEST(a_raw_request_forces_no_token_outside_the_vocabulary) {
     }
     assert_int_equal(out[4].hypotheses[0].ids[0], MW_VOCABULARY - 1);
     free(out);
-    drop(f);
 }
 
 /* Token by token, as greedy search has to, or as many at once as a session of `batch` has room for beside one row for
  * each sentence: 32 a sentence. */
-TEST(given_tokens_of_a_transformer_run_together) {
+MODEL_TEST(given_tokens_of_a_transformer_run_together, NLLB, MW_Q8) {
     enum { TOKENS = LONGEST - 2, GIVEN = 17 };
-    fixture *f = small(NLLB, MW_Q8);
-    moe_session_params p = params_for(f->model);
     ask asked = { .source = { 9, 17, 8, 30, 12 }, .n_source = 5, .tag = MW_TAG_EN, .source_tag = MW_TAG_DE };
     seen_routing slowly, seen;
     moe_stats stats;
@@ -990,7 +995,6 @@ TEST(given_tokens_of_a_transformer_run_together) {
     assert_int_equal(stats.steps, TOKENS - GIVEN);
     assert_memory_equal(&seen, &slowly, sizeof seen);
     free(out), free(free_one);
-    drop(f);
 }
 
 /* ---- Reranking ---- */
@@ -1082,9 +1086,7 @@ TEST(reranking_is_what_scoring_the_other_way_says) {
 }
 
 /* A request's own tag, and one that is none. */
-TEST(a_request_can_say_what_language_it_is_in) {
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(a_request_can_say_what_language_it_is_in, MW_GNMT, MW_F32) {
     ask *asks = random_asks(21, 12);
     heard *german, out[12];
     p.beam = 4, p.rerank = 1, p.max_source = 48, p.batch = 3;
@@ -1099,13 +1101,10 @@ TEST(a_request_can_say_what_language_it_is_in) {
         else assert_memory_equal(&out[k], &german[k], sizeof out[k]);
     moe_session_free(s);
     free(german), free(asks);
-    drop(f);
 }
 
 /* Sources that cannot be a target and translations that cannot be a source: nothing is reranked. */
-TEST(what_does_not_fit_stays_as_it_was) {
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(what_does_not_fit_stays_as_it_was, MW_GNMT, MW_F32) {
     ask *asks = random_asks(22, 24);
     heard *plain, *out;
     size_t reranked = 0, kept = 0;
@@ -1124,7 +1123,6 @@ TEST(what_does_not_fit_stays_as_it_was) {
     }
     assert_true(reranked > 5 && kept > 2);
     free(plain), free(out), free(asks);
-    drop(f);
 }
 
 typedef struct routed_tokens {
@@ -1140,9 +1138,7 @@ static void count_routing(void *user, const moe_routing *r) {
 }
 
 /* Routing and statistics are about what the caller asked. */
-TEST(questions_are_not_shown) {
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(questions_are_not_shown, MW_GNMT, MW_F32) {
     ask *asks = random_asks(23, SENTENCES);
     heard *out = mw_zeros(SENTENCES * sizeof *out);
     routed_tokens counted = { .heard = out };
@@ -1165,7 +1161,6 @@ TEST(questions_are_not_shown) {
     assert_int_equal(stats.target_tokens, target);
     moe_session_free(s);
     free(out), free(asks);
-    drop(f);
 }
 
 static void refuse_params(const moe_model *model, const moe_session_params *p, const char *name, moe_status want);
@@ -1600,10 +1595,8 @@ TEST(constraints_stand_behind_the_prompt) {
 }
 
 /* Room for constraints changes no bit of a request that has none. */
-TEST(a_request_without_constraints_is_searched_as_ever) {
+MODEL_TEST(a_request_without_constraints_is_searched_as_ever, MW_GNMT, MW_F32) {
     enum { N = 30 };
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
     ask *asks = random_asks(23, N);
     heard *with, *without;
     p.beam = 4, p.nbest = 4;
@@ -1617,12 +1610,9 @@ TEST(a_request_without_constraints_is_searched_as_ever) {
     free(with);
     free(without);
     free(asks);
-    drop(f);
 }
 
-TEST(constraints_that_cannot_be_kept_are_refused) {
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(constraints_that_cannot_be_kept_are_refused, MW_GNMT, MW_F32) {
     ask *asks = constrained_asks(3, 6);
     heard *got;
     p.max_constraints = 2, p.max_target = 8;
@@ -1643,7 +1633,6 @@ TEST(constraints_that_cannot_be_kept_are_refused) {
     refuse_params(f->model, &p, "max_constraints", MOE_ERROR_ARGUMENT);
     free(got);
     free(asks);
-    drop(f);
 }
 
 /* Keys and queries from the trace, the rest in double: GNMT eq 14's coverage. */
@@ -1686,10 +1675,8 @@ static void watch_attention(void *user, const moe_attention *a) {
 }
 
 /* A Transformer's coverage is that of all tokens so far, whether they were found or given. */
-TEST(given_tokens_are_covered) {
+MODEL_TEST(given_tokens_are_covered, NLLB, MW_F32) {
     enum { N = 8 };
-    fixture *f = small(NLLB, MW_F32);
-    moe_session_params p = params_for(f->model);
     ask *asks = random_asks(46, N);
     heard *found, *led;
     size_t several = 0;
@@ -1713,16 +1700,13 @@ TEST(given_tokens_are_covered) {
     free(found);
     free(led);
     free(asks);
-    drop(f);
 }
 
-TEST(coverage_penalty_is_that_of_eq_14) {
-    fixture *f = small(MW_GNMT, MW_F32);
+MODEL_TEST(coverage_penalty_is_that_of_eq_14, MW_GNMT, MW_F32) {
     ask *asks = random_asks(44, 6);
     attention_log log;
     attention_shown shown;
     attention_watch watch = { NULL, &shown };
-    moe_session_params p = params_for(f->model);
     moe_session *s;
     float v[12];
     memcpy(v, mw_find_tensor(f->m, "attention.v")->data, sizeof v);
@@ -1766,7 +1750,6 @@ TEST(coverage_penalty_is_that_of_eq_14) {
     }
     moe_session_free(s);
     free(asks);
-    drop(f);
 }
 
 /* Scored in batches and by threads: the same weights as one by one. */
@@ -1819,14 +1802,12 @@ static void keep_heads(void *user, const char *name, const float *data, size_t r
 }
 
 /* The mean of the heads that align.heads names, 0 and 3. Nothing is said of the forced tag. */
-TEST(a_transformer_shows_the_heads_that_align) {
+MODEL_TEST(a_transformer_shows_the_heads_that_align, NLLB, MW_F32) {
     enum { HEADS = 4, HEAD = MW_WIDTH / HEADS };
-    fixture *f = small(NLLB, MW_F32);
     ask *asks = random_asks(45, 6);
     heads_log log;
     attention_shown shown;
     attention_watch watch = { NULL, &shown };
-    moe_session_params p = params_for(f->model);
     moe_session *s;
     p.trace = keep_heads, p.trace_user = &log;
     p.attention = watch_attention, p.attention_user = &watch;
@@ -1862,12 +1843,10 @@ TEST(a_transformer_shows_the_heads_that_align) {
     }
     moe_session_free(s);
     free(asks);
-    drop(f);
 }
 
 /* A raw request brings tag and end with it, so it hears of their weights too. */
-TEST(attention_on_a_raw_request_covers_all_of_its_tokens) {
-    fixture *f = small(MW_GNMT, MW_F32);
+MODEL_TEST(attention_on_a_raw_request_covers_all_of_its_tokens, MW_GNMT, MW_F32) {
     ask asks[2] = { { .source = { 9, 17, 8 }, .n_source = 3, .target = { 11, 12 }, .n_target = 2, .scoring = 1 },
                     { .source = { MW_TAG_EN, 9, 17, 8, MW_EOS },
                       .n_source = 5,
@@ -1878,7 +1857,6 @@ TEST(attention_on_a_raw_request_covers_all_of_its_tokens) {
     heard out[2];
     attention_shown shown[2] = { { .n = 0 } };
     attention_watch watch = { out, shown };
-    moe_session_params p = params_for(f->model);
     moe_session *s;
     p.attention = watch_attention;
     p.attention_user = &watch;
@@ -1894,7 +1872,6 @@ TEST(attention_on_a_raw_request_covers_all_of_its_tokens) {
         assert_memory_equal(shown[1].weights[t] + 1, shown[0].weights[t], 3 * sizeof(float));
     }
     moe_session_free(s);
-    drop(f);
 }
 
 /* ---- Shortlists ---- */
@@ -1919,10 +1896,8 @@ static void list_by_hand(mw_model *m, const ask *a, int32_t tag, char listed[MW_
 }
 
 /* A softmax over a list is one from which all other tokens are kept by "token.never". */
-TEST(a_list_leaves_out_all_other_tokens) {
+MODEL_TEST(a_list_leaves_out_all_other_tokens, MW_GNMT | LISTED, MW_F32) {
     enum { N = 40 };
-    fixture *f = small(MW_GNMT | LISTED, MW_F32);
-    moe_session_params p = params_for(f->model);
     ask *asks = constrained_asks(23, N);
     size_t smaller = 0, outside = 0;
     p.beam = p.nbest = 4, p.max_constraints = 3, p.max_target = 30;
@@ -1962,7 +1937,6 @@ TEST(a_list_leaves_out_all_other_tokens) {
     CHECK(smaller > 20 && outside > 10, "%zu lists are short, %zu requests have tokens outside", smaller, outside);
     free(asks);
     free(got);
-    drop(f);
 }
 
 /* The list of a sentence lacks an end that is never chosen: its score is not what another sentence left there. */
@@ -2209,9 +2183,7 @@ TEST(sources_up_to_max_source_are_served_and_longer_ones_refused) {
     }
 }
 
-TEST(targets_up_to_max_target_are_taken_and_longer_ones_refused) {
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(targets_up_to_max_target_are_taken_and_longer_ones_refused, MW_GNMT, MW_F32) {
     ask *asks = random_asks(9, 3);
     heard *out;
     p.max_target = 12;
@@ -2230,7 +2202,6 @@ TEST(targets_up_to_max_target_are_taken_and_longer_ones_refused) {
         free(out);
     }
     free(asks);
-    drop(f);
 }
 
 /* ---- Requests ---- */
@@ -2315,9 +2286,7 @@ TEST(a_request_without_any_tag_is_refused_where_the_model_needs_one) {
     drop(f);
 }
 
-TEST(the_tag_chooses_the_language) {
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(the_tag_chooses_the_language, MW_GNMT, MW_F32) {
     ask *asks = random_asks(3, 10);
     heard *a, *b, *c;
     size_t different = 0;
@@ -2331,7 +2300,6 @@ TEST(the_tag_chooses_the_language) {
     assert_true(different > 5);
     assert_same(a, c, 10, "where the tag stands");
     free(a), free(b), free(c), free(asks);
-    drop(f);
 }
 
 TEST(an_empty_source_gives_an_empty_translation) {
@@ -2378,9 +2346,7 @@ TEST(an_empty_source_and_an_empty_target_can_be_scored) {
     }
 }
 
-TEST(no_requests_at_all_is_fine) {
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(no_requests_at_all_is_fine, MW_GNMT, MW_F32) {
     moe_session *s = new_session(f, &p);
     request_feed feed = { .n = 0 };
     moe_error e;
@@ -2388,7 +2354,6 @@ TEST(no_requests_at_all_is_fine) {
     assert_int_equal(moe_translate(s, pull, done, &feed, NULL), MOE_OK);
     moe_session_free(s);
     moe_session_free(NULL);
-    drop(f);
 }
 
 TEST(a_cancelled_session_can_be_used_again) {
@@ -2615,10 +2580,8 @@ TEST(impossible_parameters_are_refused_by_name) {
 }
 
 /* The rules of other programs lack what the paper's have; their presets do not ask for it. */
-TEST(rules_refuse_what_they_do_not_know) {
+MODEL_TEST(rules_refuse_what_they_do_not_know, MW_GNMT, MW_F32) {
     static const char *const known[] = { "paper", "nvidia", "tf", "mlperf", "hf", "marian" };
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
     moe_session *s;
     assert_int_equal(moe_session_params_preset(&p, "none"), 0);
     assert_int_equal(moe_session_params_preset(&p, NULL), 0);
@@ -2646,12 +2609,9 @@ TEST(rules_refuse_what_they_do_not_know) {
         p.rerank = 0, p.coverage_penalty = 1;
         if (i >= 2) refuse_params(f->model, &p, "coverage_penalty", MOE_ERROR_ARGUMENT);
     }
-    drop(f);
 }
 
-TEST(parameters_at_their_limits_work) {
-    fixture *f = small(MW_GNMT, MW_Q8);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(parameters_at_their_limits_work, MW_GNMT, MW_Q8) {
     ask *asks = random_asks(2, 3);
     heard *out;
     p.beam = MOE_MAX_BEAM; /* more than there are tokens */
@@ -2669,7 +2629,6 @@ TEST(parameters_at_their_limits_work) {
     assert_int_equal(out[1].status, MOE_OK);
     free(out);
     free(asks);
-    drop(f);
 }
 
 TEST(defaults_come_from_the_file) {
@@ -2836,9 +2795,7 @@ TEST(odd_defaults_in_the_file_still_make_a_session) {
         }
 }
 
-TEST(isa_is_chosen_by_parameter_then_environment) {
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(isa_is_chosen_by_parameter_then_environment, MW_GNMT, MW_F32) {
     moe_session *s;
     char *old = getenv("MOE_ISA"), saved[64];
     snprintf(saved, sizeof saved, "%s", old ? old : "");
@@ -2858,7 +2815,6 @@ TEST(isa_is_chosen_by_parameter_then_environment) {
     moe_session_free(s);
     if (old) setenv("MOE_ISA", saved, 1);
     else unsetenv("MOE_ISA");
-    drop(f);
 }
 
 
@@ -2869,16 +2825,13 @@ static void keep_log(void *user, const char *message) {
     log_calls++;
     snprintf(logged, sizeof logged, "%s", message);
 }
-TEST(log_tells_one_line_about_the_session) {
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(log_tells_one_line_about_the_session, MW_GNMT, MW_F32) {
     p.log = keep_log;
     p.log_user = &log_calls;
     moe_session_free(new_session(f, &p));
     assert_true(log_calls >= 1);
     assert_non_null(strstr(logged, "portable"));
     assert_null(strchr(logged, '\n'));
-    drop(f);
 }
 
 /* ---- Memory ---- */
@@ -2964,9 +2917,7 @@ TEST(a_dense_gate_takes_its_rows_in_chunks) {
     drop(f);
 }
 
-TEST(session_bytes_does_not_allocate_what_it_counts) {
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(session_bytes_does_not_allocate_what_it_counts, MW_GNMT, MW_F32) {
     size_t bytes = 0;
     moe_error e;
     p.batch = 256, p.beam = 8, p.max_source = 1000, p.max_target = 1000;
@@ -2975,7 +2926,6 @@ TEST(session_bytes_does_not_allocate_what_it_counts) {
     assert_int_equal(moe_session_bytes(f->model, &p, &bytes, &e), MOE_OK);
     CHECK(f->heap.peak - f->heap.bytes < bytes / 4, "%zu bytes were allocated to find out about %zu",
           f->heap.peak - f->heap.bytes, bytes);
-    drop(f);
 }
 
 TEST(session_new_survives_the_failure_of_every_allocation) {
@@ -3023,9 +2973,7 @@ TEST(session_new_survives_the_failure_of_every_allocation) {
     }
 }
 
-TEST(absurd_sessions_are_refused_not_attempted) {
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(absurd_sessions_are_refused_not_attempted, MW_GNMT, MW_F32) {
     moe_session *s = NULL;
     moe_error e;
     moe_status status;
@@ -3038,7 +2986,6 @@ TEST(absurd_sessions_are_refused_not_attempted) {
     assert_null(s);
     assert_true(strlen(e.message) > 0);
     f->heap.fail_at = 0;
-    drop(f);
 }
 
 /* Keys and values of all tokens of all hypotheses have places that are counted in 32 bits. */
@@ -3115,9 +3062,7 @@ TEST(trace_sees_every_node_by_name) {
     }
 }
 
-TEST(statistics_count_what_happened) {
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(statistics_count_what_happened, MW_GNMT, MW_F32) {
     ask *asks = random_asks(15, 8);
     heard out[8];
     moe_session *s;
@@ -3143,7 +3088,6 @@ TEST(statistics_count_what_happened) {
     assert_true(stats.steps > 0 && stats.rows >= stats.steps);
     moe_session_free(s);
     free(asks);
-    drop(f);
 }
 
 /* ---- Broken weights ---- */
@@ -3151,9 +3095,7 @@ TEST(statistics_count_what_happened) {
 static const uint32_t not_numbers[] = { 0x7fc00000u, 0xffc00000u, 0x7fc00001u, 0x7f800001u,
                                         0x7fffffffu, 0xffffffffu, 0xff923456u };
 
-TEST(a_nan_in_a_question_is_numeric) {
-    fixture *f = small(MW_GNMT, MW_F32);
-    moe_session_params p = params_for(f->model);
+MODEL_TEST(a_nan_in_a_question_is_numeric, MW_GNMT, MW_F32) {
     ask *asks = random_asks(25, 12);
     heard *plain, out[12];
     moe_session *s;
@@ -3173,7 +3115,6 @@ TEST(a_nan_in_a_question_is_numeric) {
     }
     moe_session_free(s);
     free(plain), free(asks);
-    drop(f);
 }
 
 /* Only sentences with the damaged piece in them suffer. */
@@ -3275,10 +3216,8 @@ TEST(infinite_and_huge_weights_do_not_crash) {
 }
 
 /* Q8 scales of matrices are checked when the file is opened; those of experts lie all over the file. */
-TEST(a_nan_scale_of_a_q8_expert_is_numeric) {
-    fixture *f = small(MW_GNMT, MW_Q8);
+MODEL_TEST(a_nan_scale_of_a_q8_expert_is_numeric, MW_GNMT, MW_Q8) {
     const mw_tensor *t = mw_find_tensor(f->m, "encoder.1.experts");
-    moe_session_params p = params_for(f->model);
     ask *asks = random_asks(19, 4);
     heard *out;
     for (size_t e = 0; e < 4; e++) {
@@ -3288,7 +3227,6 @@ TEST(a_nan_scale_of_a_q8_expert_is_numeric) {
     out = translate(f, &p, asks, 4);
     for (size_t k = 0; k < 4; k++) assert_int_equal(out[k].status, MOE_ERROR_NUMERIC);
     free(out), free(asks);
-    drop(f);
 }
 
 TEST(a_model_that_may_generate_nothing_is_numeric) {
