@@ -1,19 +1,19 @@
-# The build with MPI=1: moe-translate knows tools/programs/ranks.c, and mpicc says how both are compiled and linked. The
-# Makefile includes this.
+# The build with MPI=1, which adds tools/programs/ranks.c to moe-translate, with the flags of mpicc. Included by the
+# Makefile.
 
-# Its object is made again when the build with and the build without MPI take turns.
+# Rebuild its object after a build with another MPI setting.
 $(BUILD)/.mpi: FORCE
 	$(call note,$(MPI))
 $(BUILD)/moe-translate.o: $(BUILD)/.mpi
 
-# Ranks of other sources are told by it. $(call checksum,FILES)
+# Identifies the source, so that ranks can detect different ones. $(call checksum,FILES)
 checksum = $(firstword $(shell cat $(1) | cksum))u
 $(BUILD)/moe.o $(BUILD)/moe-with-cuda.o: C_FLAGS += -DMOE_SOURCE=$(MOE_SOURCE)
 MOE_SOURCE = $(call checksum,moe.c moe.h)
 
 ifneq ($(filter-out 0,$(MPI)),)
 MPICC ?= mpicc
-# Lines are cut, read and written by more than the engine.
+# Output also depends on the code that reads, splits and writes lines.
 RANKS_SOURCE = $(call checksum,moe.c moe.h $(sort $(wildcard tools/text/*.[ch] tools/text/*.cc tools/programs/*.[ch])))
 $(BUILD)/.sources: FORCE
 	$(call note,$(RANKS_SOURCE) $(SPM_VERSION))

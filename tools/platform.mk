@@ -1,8 +1,8 @@
-# Where systems and compilers differ. The Makefile includes this.
+# Differences of systems and compilers. Included by the Makefile.
 
-# Hardening: fortified libc calls (level 3 if glibc has it), stack protector, PIE, RELRO. HARDEN= disables it, as the
-# sanitizers do, which check more. The level is tested once, in the first recipe that compiles, because there may be no
-# compiler yet when this file is read.
+# Hardening: fortified libc calls (level 3 if glibc has it), stack protector, PIE, RELRO. HARDEN= disables it, as do
+# sanitizers, which check more. The level is tested once, in the first recipe that compiles, because the compiler may
+# not be installed when make reads this file.
 ifeq ($(findstring sanitize,$(EXTRA)),)
 FORTIFY = $(eval FORTIFY := $(shell for level in 3 2; do \
     [ "$$(printf '\043include <string.h>\n' | $(CC) $(CFLAGS) -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$$level -E - 2>&1 \
@@ -13,14 +13,14 @@ HARDEN_LINK ?= $(if $(HARDEN),-pie -z relro -z now)
 endif
 endif
 
-# Homebrew keeps its headers and libraries where compilers do not look.
+# Compilers do not search Homebrew's folders by default.
 ifeq ($(shell uname -s),Darwin)
 BREW := $(shell brew --prefix 2>/dev/null || echo /opt/homebrew)
 SYSTEM = -isystem $(BREW)/include
 SYSTEM_LIBS = -L$(BREW)/lib
 endif
 
-# $(call shared_name,NAME,NUMBER): the file of a shared library. $(call SHARED,NAME): how it is linked.
+# $(call shared_name,NAME,NUMBER): the file name of a shared library. $(call SHARED,NAME): its linker flags.
 ifeq ($(shell uname -s),Darwin)
 shared_name = $(1)$(2:%=.%).dylib
 SHARED = -dynamiclib -install_name @rpath/$(call shared_name,$(1),$(SONUMBER)) -current_version $(VERSION) \

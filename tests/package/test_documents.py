@@ -667,7 +667,7 @@ def ctrl_c_ends_a_document_of_many_minutes_and_leaves_nothing():
                     env={**os.environ, "MOE_LIBRARY": os.path.join(*libraries)},
                 )
                 assert done.returncode == 130, (name, done.returncode, done.stderr)
-                assert done.stderr == "moe-documents: interrupted; nothing written\n", done.stderr
+                assert done.stderr == "moe-documents: interrupted, nothing written\n", done.stderr
                 assert os.listdir(folder) == [name] and path.read_text(encoding="utf-8") == text
 
 

@@ -20,7 +20,7 @@ DATA = {  # name next to the library (tools/text/places.h): possible install loc
 }
 
 
-SYSTEM = ("libc6", "libgcc-s1", "libstdc++6")  # packages whose libraries every Python system has
+SYSTEM = ("libc6", "libgcc-s1", "libstdc++6")  # packages on every system with Python
 
 
 def notices(built):

@@ -76,7 +76,7 @@ def text_parts(data):
 
 
 def format_of(path):
-    """Return the name of a file's format by its suffix; None if it is unknown."""
+    """Return the name of a file's format by its suffix, or None."""
     ending = os.path.splitext(path)[1].lower()
     return next((name for name, form in FORMATS.items() if ending in form.endings), None)
 
@@ -394,12 +394,12 @@ def failure(path, error, need):
     if isinstance(error, MemoryError):
         return 3, f"{path}: out of memory"
     if isinstance(error, OSError):
-        return 4, f"{error.filename or path}: {error.strerror or error}; nothing written"
+        return 4, f"{error.filename or path}: {error.strerror or error}, nothing written"
     if isinstance(error, RecursionError):
-        return 4, f"{path}: nested too deeply; nothing written"
+        return 4, f"{path}: nested too deeply, nothing written"
     if isinstance(error, (ValueError, AssertionError)):
-        return 4, f"{path}: {error}; nothing written"
-    return 4, f"{path}: cannot read as {need} ({type(error).__name__}: {error}); nothing written"
+        return 4, f"{path}: {error}, nothing written"
+    return 4, f"{path}: cannot read as {need} ({type(error).__name__}: {error}), nothing written"
 
 
 def main(arguments=None):
@@ -409,7 +409,7 @@ def main(arguments=None):
         say(str(error))
         return 3
     except KeyboardInterrupt:
-        say("interrupted; nothing written")
+        say("interrupted, nothing written")
         return 130
 
 

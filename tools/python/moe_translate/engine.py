@@ -170,7 +170,7 @@ class Glossary:
 
 
 class Engine:
-    """The library's translator. Holds `model`, whose library object must outlive it."""
+    """The library's translator. Holds `model`, because the library's model must outlive it."""
 
     def __init__(self, model, settings):
         self.model, self.handle, self.pid = model, ctypes.c_void_p(), os.getpid()
@@ -254,7 +254,7 @@ class Engine:
                 self.free()
 
     def _forked(self):
-        """Fail all calls in the child: nothing decodes them there."""
+        """Fail all calls in the child, where no thread decodes them."""
         self.state, calls, self.calls = threading.Condition(), self.calls, set()
         self.worker, self.under_way, self.waiting = None, {}, deque()
         for call in calls:

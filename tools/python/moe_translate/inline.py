@@ -1,9 +1,8 @@
-"""What stands inside a block of a document: texts and tags, cut into segments.
+"""The texts and tags inside a block of a document, cut into segments.
 
-A link or the like whose neighbours are not words is a segment of its own: rows of links and tables of contents are no
-sentences. What is a name, an address or a formula, markup and all, and what is marked as code, is a word that stays:
-the translator sees a stand-in, {1}. A pair of tags that holds words holds words in the translation, or the texts
-between the tags are translated one by one.
+A link whose neighbours are not words is a separate segment: rows of links and tables of contents are not sentences.
+Names, addresses and formulas, with their markup, and code are copied; the translator sees a placeholder, {1}. A pair of
+tags around words must enclose words in the translation, or the texts between the tags are translated separately.
 """
 
 import re
@@ -12,15 +11,15 @@ from dataclasses import dataclass
 from .segments import SPACE, WORD, Mark, Segment, loose, partners
 
 MOST_MARKS = 64  # in one segment
-NEAR = 16  # items that a name or a formula has at most
+NEAR = 16  # maximum items of a name or a formula
 SEEN = re.compile(r"<(?:/?x\d+|x\d+/)>|\{\d+\}")
 NAME = re.compile(r"(?:https?://|www\.)\S+|[@#][^\s@#]*[^\W_]\S*|[^\s@]+@[^\s@]+\.[^\s@]+")
-SYMBOL = re.compile(r"(?:[-+\u2212]?\d[\d.,]*|[^\W\d_]{1,2}|[)\]])$")  # what an exponent or an index stands at
+SYMBOL = re.compile(r"(?:[-+\u2212]?\d[\d.,]*|[^\W\d_]{1,2}|[)\]])$")  # the base of an exponent or index
 MORE_SYMBOL = re.compile(r"(?:[^\W\d_]{1,2}|\d+)(?![^\W_])")
 
 
 class Text(str):
-    """A text as a reader sees it, which knows the bytes that it is written with."""
+    """A decoded text that remembers its encoded form."""
 
     def __new__(cls, shown, raws=None):
         text = super().__new__(cls, shown)
@@ -37,7 +36,7 @@ class Text(str):
 
 @dataclass
 class Tag(Mark):
-    """A mark of a document. kind "word": a word that stays. name: of the element; link: it may stand alone."""
+    """A mark of a document. kind "word": copied as a word. name: the element's; link: may form a segment alone."""
 
     name: str = ""
     link: bool = False
@@ -48,7 +47,7 @@ def letters(item):
 
 
 class Sentence(Segment):
-    """A segment whose words that stay are {1}, {2}... for the translator."""
+    """A segment that shows copied words to the translator as {1}, {2}..."""
 
     def _names(self):
         taken = {int(n) for item in self.items if isinstance(item, str) for n in re.findall(r"\{(\d+)\}", item)}
@@ -73,7 +72,7 @@ class Sentence(Segment):
         names = {name: at for at, name in self._names().items()}
         out, stack, end, words = [], [], 0, (0, 0)
         held, opened, partner = [words], {}, {}
-        for at, item in enumerate(self.items):  # words before each item; the pairs
+        for at, item in enumerate(self.items):  # count words before each item; pair the marks
             held.append(counted(held[-1], item))
             if isinstance(item, Mark) and item.kind == "open":
                 stack.append(at)
@@ -82,7 +81,7 @@ class Sentence(Segment):
         for seen in SEEN.finditer(translation):
             if seen[0] not in names:
                 if seen[0][0] == "{":
-                    continue  # the text's own
+                    continue  # part of the text
                 return None
             at = names.pop(seen[0])
             mark, text = self.items[at], translation[end : seen.start()]
@@ -120,7 +119,7 @@ def has_word(item):
 
 
 def counted(sums, item):
-    """(texts with letters, those with letters or digits), and an item more: "released" may not become "09" in a tag."""
+    """Add an item to the counts (texts with letters, with letters or digits), so that no "09" replaces "released"."""
     return sums[0] + letters(item), sums[1] + has_word(item)
 
 
@@ -134,7 +133,7 @@ def raw_of(item, escape):
 
 
 def joined_texts(items):
-    """Neighbouring texts as one."""
+    """Join adjacent texts."""
     found, waiting = [], []
 
     def end():
@@ -160,9 +159,9 @@ def slice_of(text, begin, end):
 
 
 def collapsed(items, escape):
-    """Names, addresses and formulas as one word."""
+    """Collapse each name, address or formula into one word."""
     other, found, at = partners(items), [], 0
-    formulas = []  # (tag, its text in parts): a long one would be copied for each sign that it grows by
+    formulas = []  # (tag, its text in parts), joined at the end, so that long formulas take linear time
     while at < len(items):
         item, end = items[at], other.get(at, -1)
         if not isinstance(item, Mark) or item.kind != "open" or end - at > NEAR:
@@ -184,7 +183,7 @@ def collapsed(items, escape):
             start = near + run.start() if run else 0
             if run and start and (before[start - 1].isalnum()):
                 run = None
-            if run is None and not isinstance(before, Mark):  # a note at a word
+            if run is None and not isinstance(before, Mark):  # a footnote mark after a word
                 found.append(Tag(raw) if not WORD.search(text) else item)
                 at = end + 1 if not WORD.search(text) else at + 1
                 continue
@@ -213,19 +212,19 @@ def collapsed(items, escape):
 
 
 def glued(before):
-    """Whether something stands at this without a space."""
+    """Return whether no space separates `before` from the next item."""
     return before.name == "formula" if isinstance(before, Tag) else bool(before) and before[-1].isalnum()
 
 
 def outside(item, escape):
-    """The parts of a document that an item outside all segments is."""
+    """Return the parts of an item outside all segments."""
     if isinstance(item, Mark):
         return item.parts or [item.raw]
     return [raw_of(item, escape)]
 
 
 def cut(items, escape=str, check=None):
-    """The parts of a document that `items` are: strings and Segments."""
+    """Cut `items` into the parts of a document: strings and Segments."""
     items = collapsed(joined_texts(items), escape)
     other = partners(items)
     words = [0]  # before each item
@@ -253,8 +252,7 @@ def cut(items, escape=str, check=None):
 
 
 def divided(items, first, last, other, words):
-    """(first, last, whether it is a sentence) of the pieces of a range: elements that stand alone, and what is between
-    them."""
+    """Divide a range into (first, last, whether it is a sentence): separate elements, and the items between them."""
     nodes, at = [], first
     while at < last:
         end = other[at] + 1 if isinstance(items[at], Mark) and items[at].kind == "open" else at + 1
@@ -294,16 +292,16 @@ def sentence(items, escape, check):
 
 
 def trimmed(items, escape, check):
-    """White space at both ends stays outside the segment, as it is written."""
-    items, before, behind = list(items), [], []
+    """Exclude white space at both ends from the segment."""
+    items, before, after = list(items), [], []
     if isinstance(items[0], str):
         size = len(items[0]) - len(items[0].lstrip())
         before = [raw_of(slice_of(items[0], 0, size), escape)] if size else []
         items[0] = slice_of(items[0], size, len(items[0]))
     if items and isinstance(items[-1], str):
         size = len(items[-1].rstrip())
-        behind = [raw_of(slice_of(items[-1], size, len(items[-1])), escape)] if size < len(items[-1]) else []
+        after = [raw_of(slice_of(items[-1], size, len(items[-1])), escape)] if size < len(items[-1]) else []
         items[-1] = slice_of(items[-1], 0, size)
     if not any(isinstance(item, str) and WORD.search(item) for item in items):
-        return [*before, *(part for item in items for part in outside(item, escape)), *behind]
-    return [*before, Sentence(items, escape, check), *behind]
+        return [*before, *(part for item in items for part in outside(item, escape)), *after]
+    return [*before, Sentence(items, escape, check), *after]

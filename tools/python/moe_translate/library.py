@@ -227,7 +227,7 @@ def opened(path):
 
 
 def load():
-    """Load the first library that works. Raise ImportError with the reasons if there is none."""
+    """Load the first library that works. Raise ImportError with the reasons if all fail."""
     why = []
     for path in candidates():
         try:

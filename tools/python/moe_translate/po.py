@@ -154,7 +154,7 @@ def read(data):
 
 
 def header_line(data):
-    """Return the number of lines before the message with an empty msgid, or None if there is none."""
+    """Return the number of lines before the message with an empty msgid, or None."""
     match = re.search(r'^[ \t]*msgid[ \t]+""[ \t]*\r?\n[ \t]*msgstr', data, re.M)
     return len(LINE.findall(data[: match.start()])) if match else None
 

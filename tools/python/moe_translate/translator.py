@@ -117,7 +117,7 @@ def options() -> list[tuple[str, str, str]]:
 
 def default_model() -> str:
     """Return the path of the default model: $MOE_MODEL, else the installed model, else the repository's. Raises
-    MoeError if there is none."""
+    MoeError if none exists."""
     path, error = ctypes.create_string_buffer(8192), c.Error()
     code = lib().moetext_default_model(path, len(path), ctypes.byref(error))
     if code != c.OK:
@@ -131,7 +131,7 @@ def version() -> str:
 
 @contextlib.contextmanager
 def _glossary(terms):
-    """Yield the path of a file with these terms, or None if there are none."""
+    """Yield the path of a file with these terms, or None without terms."""
     if terms is None or isinstance(terms, (str, os.PathLike)):
         yield None if terms is None else os.fspath(terms)
         return
