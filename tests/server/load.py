@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Load on a server with LibreTranslate's interface: many clients, some of them broken, and an end under load.
+"""Load test for a server with LibreTranslate's API: many clients, some of them broken, and a shutdown under load.
 
 Usage: tests/server/load.py [OPTION]...
 
-  --clients N     that ask one text after the other (default: 64)
-  --seconds S     how long (default: 60)
+  --clients N     number of clients that send one text after the other (default: 64)
+  --seconds S     duration (default: 60)
   --set X=Y       a setting for moe-server, and an option for moe-translate; may be repeated
-  --url URL       load this server, which is not ended; its answers are not compared
+  --url URL       load this server, without comparing its answers or stopping it
   --plain         no broken clients
-  --growth MIB    of resident memory after the first quarter that is none (default: 4)
+  --growth MIB    tolerated growth of resident memory after the first quarter (default: 4)
 
-Starts moe-server on the model in models/ and asks for sentences from English into German, on connections that are kept.
-Every answer must be that of moe-translate, byte for byte. Meanwhile other clients send slowly, too much, no JSON, no
-UTF-8, or go away, and each must get the status it deserves. At the end SIGTERM comes while all clients wait: whoever
-has asked gets an answer. Resident memory must not grow after the first quarter.
+Starts moe-server on the bundled model and translates sentences from English to German, on persistent connections. Every
+answer must equal moe-translate's byte for byte. Meanwhile other clients send slowly, send too much or invalid data, or
+disconnect, and each must get the right status. Finally SIGTERM arrives while all clients wait: every request sent before
+it must be answered. Resident memory must not grow after the first quarter.
 
-Prints requests, times and memory; exit status 0 if all was as it should be.
+Prints requests, times and memory; exit status 0 if everything was correct.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Load:
         return connection
 
     def client(self, number):
-        """Asks until it is told to stop, or until the server is gone."""
+        """Send requests until stopped, or until the server closes."""
         texts, connection = list(self.wanted), None
         for i in itertools.count(number * 7):
             if self.stop:
@@ -84,7 +84,7 @@ class Load:
                 reply = connection.getresponse()
                 status, answer = reply.status, json.loads(reply.read())
             except (OSError, http.client.HTTPException) as error:
-                # A connection that the server closed before it read the request is no answer lost.
+                # If the server closed the connection before reading the request, nothing was lost.
                 closed = isinstance(error, http.client.RemoteDisconnected | ConnectionError)
                 if not self.ending or (sent and not closed):
                     self.complain(f"client {number}: {type(error).__name__} {error}")
@@ -100,7 +100,7 @@ class Load:
                 self.seconds.append(seconds)
 
     def warm_up(self):
-        """All texts at once: the memory of a full batch is not growth."""
+        """Send all texts at once, so that the memory of a full batch does not count as growth."""
         connection = self.connect()
         connection.request("POST", "/translate", body_of(2 * list(self.wanted)), JSON)
         if (status := connection.getresponse().status) != 200:
@@ -108,7 +108,7 @@ class Load:
         connection.close()
 
     def raw(self, data, pause=0.0, answered=True):
-        """What the server says to these bytes: a status, None where it says nothing."""
+        """Send bytes and return the status of the answer, or None."""
         with socket.create_connection((self.host, self.port), 60) as raw:
             for at in range(0, len(data), len(data) if not pause else 16):
                 raw.sendall(data[at : at + (len(data) if not pause else 16)])
@@ -119,7 +119,7 @@ class Load:
             return int(reply[1]) if reply else None
 
     def broken(self):
-        """Clients that do not behave, in turn."""
+        """Broken clients, one after the other."""
 
         def post(body, length=None):
             head = f"POST /translate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -141,7 +141,7 @@ class Load:
             try:
                 found = ask()
             except (ConnectionError, TimeoutError) as error:
-                found = type(error).__name__ if status != 413 else 413  # closed while too much was coming
+                found = type(error).__name__ if status != 413 else 413  # closed while receiving too much
             if found != status and not (isinstance(status, tuple) and found in (*status, "ConnectionResetError")):
                 if not self.ending:
                     self.complain(f"{name}: {found}, not {status}")
@@ -149,7 +149,7 @@ class Load:
 
 
 def resident(pid):
-    """MiB."""
+    """Resident memory in MiB."""
     found = re.search(r"VmRSS:\s*(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) / 1024
 
@@ -166,7 +166,7 @@ def start(settings):
 
 
 def translations(texts, settings):
-    """What moe-translate makes of them."""
+    """Their translations by moe-translate."""
     options = [f"--{setting}" for setting in settings]
     run = subprocess.run(
         [str(BIN / "moe-translate"), "-q", "-m", str(MODEL), "-s", "en", "-t", "de", *options],
@@ -227,7 +227,7 @@ def main():
         status = process.wait(200)
         process.stderr.close()
         print(f"resident MiB: {early:.1f} after a quarter, {late:.1f} at the end")
-        print(f"SIGTERM under load: exit status {status}, {load.refused} requests came too late and were told so")
+        print(f"SIGTERM under load: exit status {status}, {load.refused} later requests were refused")
         if status:
             load.complain(f"exit status {status}")
         if late > early + options.growth:

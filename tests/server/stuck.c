@@ -1,5 +1,5 @@
-/* stuck.c - preloaded into moe-server with LD_PRELOAD. The lower case of U+1E9E never returns, like a scanner whose
- * text takes hours. epoll removes a listening socket slowly, in libmicrohttpd's threads after the main thread. On
+/* stuck.c - preloaded into moe-server with LD_PRELOAD. The lower case of U+1E9E never returns, like a scanner that
+ * needs hours. epoll removes a listening socket slowly, in libmicrohttpd's threads after the main thread. On
  * exit, the file MOE_MOVED gets the number of bytes that memmove moved. */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""moe-server under a minute of abuse, a tenth of the size of tests/bench/abuse.py's, which also looks at times and
-memory: who behaves is answered as if nobody else were there.
+"""moe-server under a minute of abuse: regular clients get the same answers as alone. tests/bench/abuse.py is ten times
+as large and also measures times and memory.
 
 Usage: tests/python tests/server/test_abuse.py      (BIN: where the programs are)
 
@@ -17,8 +17,8 @@ SECONDS, SIZE = 60, 0.1
 
 
 @test
-def who_behaves_is_answered_under_abuse():
-    """Not how soon: other suites may run beside this one, so that an answer may take its time."""
+def regular_clients_are_answered_under_abuse():
+    """Without limits of time: other suites may run in parallel."""
     abuse = Abuse(SECONDS, SIZE, settings=("beam=2", "rerank=0"), options=("--timeout", "600"))
     try:
         assert len(abuse.seconds) > 3 and not abuse.wrong, (len(abuse.seconds), abuse.wrong[:5])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-server and other clients: DeepL's own, pointed at it, and what immersive-translate sends.
+"""moe-server and other clients: DeepL's own, and requests of immersive-translate.
 
 Usage: tests/python tests/server/test_deepl.py      (BIN: where the programs are)
 
@@ -19,7 +19,7 @@ from test_server import LINES, MANY, SLOW, moe_translate, serving
 try:
     import deepl
 
-    deepl.http_client.max_network_retries = 0  # else a 429 is asked again for half a minute
+    deepl.http_client.max_network_retries = 0  # otherwise it retries for half a minute after 429
 except ImportError:
     deepl = None
 
@@ -57,7 +57,7 @@ def keys_of(*lines):
 
 
 @test_client
-def deepls_own_client_is_answered():
+def deepls_own_client_works():
     with serving() as server:
         client, wanted = client_of(server), moe_translate(LINES, "de")
         results = client.translate_text(LINES, source_lang="EN", target_lang="DE")
@@ -74,9 +74,9 @@ def deepls_own_client_is_answered():
 
 
 @made_up_test
-def what_stands_before_is_shown_to_models_that_are_asked_in_words():
+def prompted_models_see_the_context():
     with tempfile.TemporaryDirectory() as folder:
-        # The wording ends with the context, whose last letter decides.
+        # The prompt ends with the context, and its last letter decides.
         path = made_up.write(
             folder + "/model", {"a": "Anna", "b": "Bert"},
             **{"prompt.context.en": "{target_lang}: {source_text} {background_text}"})  # fmt: skip
@@ -87,7 +87,7 @@ def what_stands_before_is_shown_to_models_that_are_asked_in_words():
                 body = {"text": ["the a", "the b"], "target_lang": "DE", **more}
                 found = [x["text"] for x in server.ask("/v2/translate", body)[1]["translations"]]
                 assert found == ([wanted] * 2 if given else ["Anna", "Bert"]), (given, found)
-            lines = ("x" * 90 + "\n") * 100 + "the b"  # more than a form is read at once
+            lines = ("x" * 90 + "\n") * 100 + "the b"  # larger than the buffer for forms
             form = urllib.parse.urlencode({"q": "the a", "source": "en", "target": "de", "context": lines})
             assert server.ask("/translate", form.encode(), FORM)[1] == {"translatedText": "Bert"}
             for bad, status in ((7, 400), (["b"], 400), ("b" * 70000, 413), ("a\0b", 400)):
@@ -95,12 +95,12 @@ def what_stands_before_is_shown_to_models_that_are_asked_in_words():
             form = urllib.parse.urlencode({"q": "the a", "target": "de", "context": b"\xff"})
             assert server.ask("/translate", form.encode(), FORM)[0] == 400
             assert server.translate("the a", context=None)[1] == {"translatedText": "Anna"}
-    with serving() as server:  # another model does not know it
+    with serving() as server:  # other models ignore it
         assert server.translate(LINES, context="a b")[1] == {"translatedText": moe_translate(LINES, "de")}
 
 
 @test_client
-def deepls_client_learns_languages_and_usage():
+def deepls_client_reads_languages_and_usage():
     with serving() as server:
         client = client_of(server)
         assert [(x.code, x.name) for x in client.get_source_languages()] == [
@@ -128,7 +128,7 @@ def markup_is_handled():
 
 
 @test_client
-def what_cannot_be_had_is_refused():
+def unsupported_parameters_are_refused():
     with serving() as server:
         client = client_of(server)
         for wrong, word in (
@@ -153,7 +153,7 @@ def what_cannot_be_had_is_refused():
 
 @test
 def forms_repeat_their_texts():
-    """As DeepL's documentation has it: curl -d text=... -d text=... -d target_lang=DE."""
+    """As in DeepL's documentation: curl -d text=... -d text=... -d target_lang=DE."""
     with serving() as server:
         wanted = moe_translate(LINES[:2], "de")
         form = [("text", LINES[0]), ("text", LINES[1]), ("source_lang", "EN"), ("target_lang", "DE")]
@@ -165,7 +165,7 @@ def forms_repeat_their_texts():
 
 
 @test_client
-def keys_are_looked_at_and_have_their_quota():
+def keys_and_quotas_are_checked():
     with keys_of("right", "small\t20") as keys, serving("--api-keys", keys) as server:
         for call in (
             lambda client: client.translate_text("It rains.", source_lang="EN", target_lang="DE"),
@@ -180,7 +180,7 @@ def keys_are_looked_at_and_have_their_quota():
         assert small.get_usage().character.limit == 20
         assert small.translate_text("It rains.", source_lang="EN", target_lang="DE").text == "Es regnet."
         assert small.translate_text("It snows.", source_lang="EN", target_lang="DE").text
-        for wrong in ({"target_lang": "XX"}, {"formality": "more"}):  # what is refused is not counted
+        for wrong in ({"target_lang": "XX"}, {"formality": "more"}):  # refused requests do not count
             with refused(deepl.DeepLException, "Bad request"):
                 small.translate_text("ab", **{"source_lang": "EN", "target_lang": "DE", **wrong})
         assert small.get_usage().character.count == 18
@@ -197,20 +197,20 @@ def keys_are_looked_at_and_have_their_quota():
 
 
 @test
-def what_is_not_translated_is_not_counted():
-    """But what took too long was translated in part."""
+def untranslated_texts_do_not_count():
+    """Except after a timeout, when some texts were translated."""
     options = ["--max-queue", "900", "--timeout", "2", "--set", "split=0", *SLOW]
     with keys_of("key") as keys, serving("--api-keys", keys, *options, fast=False) as server:
         def counted(q, wanted):
-            """How many characters more are, by a request with this answer."""
+            """The characters that a request with this status adds to the usage."""
             before = server.ask("/v2/usage", b"auth_key=key", FORM)[1]["character_count"]
             status, answer = server.translate(q, api_key="key")
             assert status == wanted, (status, answer)
             return server.ask("/v2/usage", b"auth_key=key", FORM)[1]["character_count"] - before
 
         assert counted("It rains.", 200) == 9
-        assert counted(["a"] * 901, 413) == 0  # it is counted before the queue is looked at
-        assert counted(["It rains.", "dog " * 600], 400) == 0  # more than the model reads at once
+        assert counted(["a"] * 901, 413) == 0  # counted before the queue is checked
+        assert counted(["It rains.", "dog " * 600], 400) == 0  # longer than the model's limit
         assert counted(MANY, 504) == sum(map(len, MANY))
 
 
@@ -223,7 +223,7 @@ def too_many_requests_are_429():
 
 
 @test
-def wrong_quotas_are_named():
+def invalid_quotas_are_reported():
     for line in ("\t20", "a\t", "a\t0", "a\t-1", "a\t20 b", "a\tmany"):
         with keys_of("right", line) as keys:
             try:
@@ -234,7 +234,7 @@ def wrong_quotas_are_named():
 
 
 @test
-def immersive_translate_is_answered():
+def immersive_translate_works():
     with serving() as server:
         wanted = moe_translate(LINES[:2], "de")
         body = {"source_lang": "auto", "target_lang": "de", "text_list": LINES[:2]}

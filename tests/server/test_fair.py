@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-server between clients: turns in the one batch, what one client may have waiting, what is dropped, and memory.
+"""moe-server between clients: turns in the batch, limits of waiting texts, dropped texts, memory.
 
 Usage: tests/python tests/server/test_fair.py      (BIN: where the programs are)
 
@@ -32,7 +32,7 @@ LONG = [
 
 
 def megabyte(joint):
-    """A megabyte of text, as a client of an hour's patience sends it."""
+    """A megabyte of text, sent with a timeout of an hour."""
     text = "".join(LONG[i % len(LONG)].rstrip() + joint for i in range(MB // 40))
     return text[: MB - 200]
 
@@ -50,7 +50,7 @@ def asked(q, **more):
 
 
 @test
-def a_megabyte_of_text_keeps_nobody_waiting():
+def a_megabyte_of_text_does_not_delay_others():
     wanted = moe_translate(LINES[:2], "de")
     for joint in (" ", "\n"):
         with serving("--max-body", "2048") as server:
@@ -62,12 +62,12 @@ def a_megabyte_of_text_keeps_nobody_waiting():
                 status, answer = server.translate(LINES[i % 2])
                 assert (status, answer) == (200, {"translatedText": wanted[i % 2]}), answer
                 steps = figure(server, "decoder_steps_total") - before
-                assert steps < 1000 and figure(server, "requests_open") == 1, steps  # the large text has ten times that
+                assert steps < 1000 and figure(server, "requests_open") == 1, steps  # the large text: ten times more
             big.close()
 
 
 @test
-def blank_lines_keep_nobody_waiting():
+def blank_lines_do_not_delay_others():
     with serving() as server:
         wanted = server.translate(LINES[0])
         raws = [post(server, asked("\n" * (MB // 2 - 200))) for _ in range(4)]
@@ -79,9 +79,9 @@ def blank_lines_keep_nobody_waiting():
 
 
 @test
-def greedy_clients_share_alike():
-    """One has five requests and the other one: of both the same number of texts is translated."""
-    answers = []  # whose, in the order in which they arrived
+def greedy_clients_get_equal_shares():
+    """One client sends five requests and the other one; the same number of texts is translated for both."""
+    answers = []  # the clients of the answers, in order of arrival
 
     def count(raw, name):
         with raw, raw.makefile("rb") as reply:
@@ -102,9 +102,9 @@ def greedy_clients_share_alike():
 
 
 @test
-def a_client_may_have_so_much_waiting():
+def waiting_texts_of_a_client_are_limited():
     with keys("a", "b") as options, serving(*options, "--max-client", "8", "--max-client-texts", "40") as server:
-        first = post(server, asked(LONG * 20, stream=True, api_key="a"))  # alone it may
+        first = post(server, asked(LONG * 20, stream=True, api_key="a"))  # accepted, since no other text waits
         wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
         status, answer = server.translate([LINES[0]] * 5, api_key="a")
         assert status == 429 and "80 of your texts are waiting, and 40 may: wait" in answer["error"], answer
@@ -118,7 +118,7 @@ def a_client_may_have_so_much_waiting():
         assert server.translate(LINES[0], api_key="b")[0] == 200
         big.close()
         wait_for(lambda: server.translate(LINES[0], api_key="a")[0] == 200)
-        page = f"<p>{''.join(LONG) * 30}</p>" + "<b></b>" * 1200  # its tags count: they took 12 MB for each of 1 MB
+        page = f"<p>{''.join(LONG) * 30}</p>" + "<b></b>" * 1200  # tags count: 1 MB of them took 12 MB
         big = post(server, asked(page, format="html", api_key="a"))
         wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
         status, answer = server.translate(LINES[0], api_key="a")
@@ -128,7 +128,7 @@ def a_client_may_have_so_much_waiting():
 
 
 def figure_of(server, key, name):
-    """A figure for one who has a key."""
+    """A metric, read with a key."""
     url = f"http://127.0.0.1:{server.port}/metrics"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
     with urllib.request.urlopen(request, timeout=60) as reply:
@@ -136,8 +136,8 @@ def figure_of(server, key, name):
 
 
 @test
-def nobody_s_text_is_translated_any_further():
-    """One text of many sentences: nothing of it is left in the batch soon after its client left, or was told 504."""
+def texts_of_ended_requests_leave_the_batch():
+    """The sentences of a long text leave the batch soon after the connection was closed or got 504."""
     for options in ([], ["--timeout", "4"]):
         with serving(*options) as server:
             raw = post(server, asked("".join(LONG) * 500))
@@ -167,7 +167,7 @@ def memory_is_a_small_multiple_of_the_text():
     texts = ["\n" * 500_000, short, short.replace(" ", "\n"), "Where is my book?" + "\n" * (MB - 300), "A" * (MB - 200),
              [""] * 900, "\t" * (MB - 200), "{a}" * (MB // 3 - 100)]
     with serving("--timeout", "6", "--max-body", "4096", "--max-memory", "1G") as server:
-        for _ in range(3):  # until every place of the batch was once taken by a long sentence
+        for _ in range(3):  # until every slot of the batch has held a long sentence
             server.translate("a. " * (MB // 3 - 100))
         before = resident(server.process.pid)
         for text in texts:
@@ -184,9 +184,9 @@ def memory_is_a_small_multiple_of_the_text():
 
 
 @test
-def one_sentence_does_not_wait_for_the_long_ones_of_others():
-    """In steps of the decoder, which do not depend on the machine: until a batch of long sentences ended, and all that
-    was asked to rerank them, were more than 170."""
+def a_sentence_does_not_wait_for_long_texts_of_others():
+    """Counted in decoder steps, which do not depend on the machine. Before, a sentence waited for a batch of long ones
+    and their reranking: more than 170 steps."""
     long = "The old man, who had lived near the river for many years with his wife and his three children, would like "
     long += "to buy a small house in the city, but he has not enough money and nobody wants to help him with that. "
     with serving(fast=False) as server, contextlib.ExitStack() as held:
@@ -202,8 +202,8 @@ def one_sentence_does_not_wait_for_the_long_ones_of_others():
 
 
 @test
-def gaps_between_what_stays_are_given_back():
-    """Texts of requests that are gone, with a file behind them that is kept for minutes."""
+def free_memory_between_blocks_is_returned():
+    """Texts of ended requests, followed by a file that is kept for minutes."""
     if sys.platform != "linux":
         raise Skip("malloc_trim is glibc's")
     with serving("--timeout", "600", "--set", "batch=1") as server:
@@ -214,7 +214,7 @@ def gaps_between_what_stays_are_given_back():
                 held.enter_context(post(server, asked([LONG[1] * 15] * 1000), f"127.0.0.{i + 3}"))
             wait_for(lambda: figure(server, "requests_open") == 9)
             most = resident(server.process.pid)
-            for _ in range(8):  # in the memory of either thread
+            for _ in range(8):  # in the arenas of both threads
                 parts = "".join(f'--xx\r\nContent-Disposition: form-data; name="{name}\r\n\r\n{value}\r\n'
                                 for name, value in (('file"; filename="a.html"', "<p>1</p>" * 99), ('source"', "en"),
                                                     ('target"', "de")))
@@ -226,8 +226,8 @@ def gaps_between_what_stays_are_given_back():
 
 
 @test
-def experts_of_long_texts_are_not_looked_at():
-    """That takes a step a token, in the decoder's thread."""
+def experts_of_long_texts_are_not_observed():
+    """Scoring again takes a step per token in the decoder's thread."""
     with serving() as server:
         for n, seen in ((20, True), (40, False)):
             status, answer = server.translate("One dog.\n" * n, experts=True)
@@ -235,8 +235,8 @@ def experts_of_long_texts_are_not_looked_at():
 
 
 @test
-def experts_of_a_source_stand_with_its_own_pieces():
-    """A model may have another vocabulary for sources."""
+def experts_of_a_source_use_its_own_pieces():
+    """A model can have a separate vocabulary for sources."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.bin"
         meta, tensors = small_models.translation()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-server and HTML: attributes that a reader sees, programs in pages, XML.
+"""moe-server and HTML: visible attributes, programs in pages, XML.
 
 Usage: tests/python tests/server/test_html.py      (BIN: where the programs are)
 
@@ -35,7 +35,7 @@ Keep this</textarea><svg><text title="Keep this">x</text></svg>
 
 
 class Tags(HTMLParser):
-    """Each tag and its attributes, in no order: those in a sentence go with its words."""
+    """Each tag and its attributes, sorted, because tags inside a sentence move with its words."""
 
     def __init__(self, data):
         super().__init__(convert_charrefs=True)
@@ -92,8 +92,8 @@ def attributes_are_translated():
 
 
 @test
-def attributes_come_out_as_texts_do():
-    """Of 60 made-up pages: each tag with each attribute once, translated as a text of its own."""
+def attributes_are_translated_like_texts():
+    """In 60 random pages each tag and attribute occurs once, translated like a separate text."""
     words = "the dog|a big house|my friend|Where is my book?|It's \"here\"|5 < 6 & more|Good morning".split("|")
     pages, texts = [], []
     for seed in range(60):
@@ -115,7 +115,7 @@ def attributes_come_out_as_texts_do():
 
 
 @test
-def the_language_of_a_page_is_the_new_one():
+def the_language_of_a_page_is_replaced():
     with serving() as server:
         for given, source, target, wanted in (
             ("<html lang='en'>", "en", "de", "<html lang='de'>"),
@@ -132,14 +132,14 @@ def the_language_of_a_page_is_the_new_one():
 
 
 @test
-def white_space_around_a_picture_stays():
+def white_space_around_a_picture_is_kept():
     with serving() as server:
         got = server.translate("<p>We see <img src=a> in the house.</p>", format="html")[1]["translatedText"]
         assert re.search(r"\w <img src=a> \w", got), got
 
 
 @test
-def xml_has_elements_of_any_name():
+def xml_elements_can_have_any_name():
     text = (
         '<doc><par name="The dog">The <i>dog</i> is here.</par><par>Press <x id="1"/> to open the house.</par>'
         '<![CDATA[The dog > here]]><title>A <y>book</y></title><script>Good morning</script><?go on > Good dog ?>'

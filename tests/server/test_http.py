@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-server and HTTP: what can be understood in two ways, connections that are held, other addresses.
+"""moe-server and HTTP: ambiguous requests, slow connections, limits per address.
 
 Usage: tests/python tests/server/test_http.py      (BIN: where the programs are)
 
@@ -31,7 +31,7 @@ CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
 
 
 def raw(server, data, address="127.0.0.1", limit=20):
-    """What comes back for these bytes until the server closes."""
+    """Send bytes and return everything until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port), limit, (address, 0)) as connection:
         connection.sendall(data)
         return connection.makefile("rb").read()
@@ -42,7 +42,7 @@ def status(reply):
 
 
 @test
-def requests_are_understood_in_one_way_only():
+def ambiguous_requests_are_refused():
     get = b"GET /health HTTP/1.1\r\n"
     with serving() as server:
         for good in (
@@ -75,14 +75,14 @@ def requests_are_understood_in_one_way_only():
             get + b" Host: y\r\nHost: x\r\n\r\n",
             b"GET /health HTTP/1.0\r\nHost: x\r\nHost: x\r\n\r\n",
         ):
-            # What follows is not taken for a request.
+            # The rest must not be parsed as a request.
             reply = raw(server, bad + get + b"Host: x\r\n\r\n")
             assert status(reply) == 400 and b" 200 " not in reply, (bad, reply)
 
 
 @test
-def no_line_end_hides_where_a_request_ends():
-    """Nor a NUL. libmicrohttpd 0.9.75 takes folded lines, lines that end in LF alone and half a value."""
+def invalid_line_ends_are_refused():
+    """So are NUL bytes. libmicrohttpd 0.9.75 accepts folded lines, lone LFs and cut values."""
     close, get = HEAD + b"Connection: close\r\n", b"GET /health HTTP/1.1\r\nHost: x\r\n"
     with serving() as server:
         for bad in (
@@ -117,8 +117,8 @@ def no_line_end_hides_where_a_request_ends():
 
 
 @test
-def what_is_only_long_or_slow_or_one_of_many_is_answered():
-    """Wherever libmicrohttpd has put the lines of a request: behind others, or in a buffer that grew meanwhile."""
+def long_slow_and_pipelined_requests_are_answered():
+    """Wherever libmicrohttpd stores the lines of a request: after others, or in a buffer that grew."""
     get, close = b"GET /health HTTP/1.1\r\nHost: x\r\n", b"Connection: close\r\n"
     many = b"".join(b"X-%d:%s%s\r\n" % (i, b" " * (i % 4), b"y" * (i * 7 % 90)) for i in range(200))
     cookies = b"Cookie: a=b; c=\"d e\"; f\r\nCookie: g=h\r\n"
@@ -145,7 +145,7 @@ def what_is_only_long_or_slow_or_one_of_many_is_answered():
 
 
 @test
-def other_methods_are_told_which():
+def other_methods_get_the_allowed_ones():
     with serving() as server:
         for path, method, allow in (
             ("translate", "GET", b"POST, OPTIONS"),
@@ -161,7 +161,7 @@ def other_methods_are_told_which():
 
 
 @test
-def an_extension_of_a_browser_may_ask_if_it_is_named():
+def a_named_browser_extension_may_send_requests():
     origin = "chrome-extension://abcdefgh"
     ask = "OPTIONS /translate HTTP/1.1\r\nHost: x\r\nOrigin: %s\r\nConnection: close\r\n\r\n" % origin
     for options, named in ([], False), (["--allow-origin", origin], True):
@@ -173,7 +173,7 @@ def an_extension_of_a_browser_may_ask_if_it_is_named():
 
 
 @test
-def one_address_locks_nobody_out():
+def one_address_does_not_lock_out_others():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     health = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -184,7 +184,7 @@ def one_address_locks_nobody_out():
 
 
 @test
-def what_drips_is_ended():
+def slow_requests_are_closed():
     slow = HEAD + b"Content-Length: 1000\r\n\r\n"
     with serving("--read-timeout", "1") as server:
         for begun in (b"GET /health HTTP/1.1\r\nHost: x\r\nX: ", slow):
@@ -199,8 +199,8 @@ def what_drips_is_ended():
 
 
 @test
-def an_answer_that_is_taken_in_drips_is_ended():
-    """It kept its memory for as long as its client liked, and every address may have a hundred connections."""
+def slow_readers_are_closed():
+    """Otherwise clients keep the memory of answers indefinitely, with a hundred connections per address."""
     asked = {"q": [f"<!-- {'x' * 8000} -->"] * 900, "source": "en", "target": "de", "format": "html"}
     with tempfile.NamedTemporaryFile() as log, serving(
         "--read-timeout", "1", "--max-body", "8192", "--log", log.name
@@ -208,7 +208,7 @@ def an_answer_that_is_taken_in_drips_is_ended():
         for stream in (False, True):
             body = json.dumps({**asked, "stream": stream}).encode()
             request = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-            assert raw(server, request).count(b"<!--") == 900  # who takes it gets it
+            assert raw(server, request).count(b"<!--") == 900  # a normal reader gets it
             os.truncate(log.name, 0)
             with socket.socket() as connection:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -223,8 +223,8 @@ def an_answer_that_is_taken_in_drips_is_ended():
 
 
 @test
-def bodies_on_their_way_are_bounded_together():
-    """And no address has more than is left for others."""
+def incoming_bodies_have_a_common_limit():
+    """And no address gets more than the free part."""
     padded = BODY + b" " * 170000
     request = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(padded) + padded
     with serving("--max-bodies", "1024") as server, contextlib.ExitStack() as held:
@@ -242,13 +242,13 @@ def bodies_on_their_way_are_bounded_together():
         held.close()
         time.sleep(0.5)
         assert status(raw(server, request)) == 200
-    with serving("--max-bodies", "300") as server:  # what will never do is not told to try again
+    with serving("--max-bodies", "300") as server:  # permanent, so not 503
         assert status(raw(server, request)) == 413
 
 
 @test
-def who_reads_slowly_gets_every_byte():
-    """Of a stream, in parts of any size, in chunks and without; and it is not moved about for each of them."""
+def a_slow_reader_gets_every_byte():
+    """Of a stream, read in parts of any size, chunked or not; and its buffer is not moved for each part."""
     texts = [f"<p><!-- {i} {'x' * (i % 4000)} --></p>" for i in range(900)]
     body = json.dumps({"q": texts, "source": "en", "target": "de", "format": "html", "stream": True}).encode()
     with serving("--max-body", "4096") as server:
@@ -284,7 +284,7 @@ def who_reads_slowly_gets_every_byte():
 
 
 @test
-def files_that_are_fetched_slowly_take_their_memory_once():
+def clients_share_the_memory_of_a_file():
     page = b"<pre>" + b"a" * 8000000 + b"</pre>"
     head = (b"POST /translate_file HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
             b"Content-Type: multipart/form-data; boundary=xx\r\n")
@@ -309,7 +309,7 @@ def files_that_are_fetched_slowly_take_their_memory_once():
             assert connection.recv(9) == b"HTTP/1.1 "
         assert resident(server.process.pid) - before < 30 << 20
         other = keep(server, "127.0.0.2", b"<p>1</p>")[1]
-        seen = [keep(server)[0] for _ in range(10)]  # its own make room for them, not the other's
+        seen = [keep(server)[0] for _ in range(10)]  # they replace its own files, not the other client's
         assert seen == [200] * 10, seen
         assert status(raw(server, get(other))) == 200, other
         assert status(raw(server, get(names[0]))) == 404
@@ -321,8 +321,8 @@ def files_that_are_fetched_slowly_take_their_memory_once():
 
 
 @test
-def memory_of_bodies_is_given_back():
-    """They lay among small blocks, as the C library saw fit, and 60 of them stayed: 21 MB."""
+def memory_of_bodies_is_returned():
+    """The C library had placed them among small blocks, and 60 of them remained: 21 MB."""
     with serving() as server:
         server.translate(["It rains."] * 100)
         before = resident(server.process.pid)
@@ -338,7 +338,7 @@ def memory_of_bodies_is_given_back():
 
 
 @test
-def figures_need_a_key_where_there_are_keys():
+def metrics_need_a_key():
     with tempfile.NamedTemporaryFile("w") as keys:
         keys.write("right\n")
         keys.flush()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-server and LibreTranslate: its own client, and each address that its API documents.
+"""moe-server and LibreTranslate: its own client, and every documented endpoint.
 
 Usage: tests/python tests/server/test_libretranslate.py      (BIN: where the programs are)
 
@@ -29,7 +29,7 @@ DETECTED = {"confidence": float, "language": str}
 
 
 def shape(answer, wanted):
-    """Whether JSON has a shape: a type, {member: shape}, [shape of each], or a value."""
+    """Return whether JSON has a shape: a type, {member: shape}, [shape of each], or a value."""
     if isinstance(wanted, dict):
         return isinstance(answer, dict) and answer.keys() == wanted.keys() and all(
             shape(answer[name], of) for name, of in wanted.items())
@@ -41,7 +41,7 @@ def shape(answer, wanted):
 
 
 def multipart(fields, file=None, data=b""):
-    """The body of a form with a file, and its type."""
+    """The body of a form with a file, and its content type."""
     out = b""
     for name, value in fields.items():
         out += f'--xx\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
@@ -52,7 +52,7 @@ def multipart(fields, file=None, data=b""):
 
 
 def fetch(url):
-    """(the bytes at an address, its headers)."""
+    """(bytes, headers) of a URL."""
     with urllib.request.urlopen(url, timeout=60) as reply:
         return reply.read(), reply.headers
 
@@ -62,8 +62,8 @@ def translate_file(server, name, data, **fields):
 
 
 @test
-def every_documented_address_has_its_shape():
-    """Its specification, version 1.9, endpoint by endpoint: request, status, shape of the answer."""
+def every_documented_endpoint_matches():
+    """The specification, version 1.9, by endpoint: request, status, shape of the answer."""
     text = {"q": "It rains.", "source": "en", "target": "de"}
     one, language = {"translatedText": str}, {"code": str, "name": str, "targets": [str]}
     settings = {
@@ -115,7 +115,7 @@ def every_documented_address_has_its_shape():
 
 
 @test
-def its_specification_names_what_is_answered():
+def the_specification_lists_all_routes():
     with serving() as server:
         status, spec = server.ask("/spec")
         assert status == 200 and spec["swagger"] == "2.0" and len(spec["paths"]) == 9
@@ -127,8 +127,8 @@ def its_specification_names_what_is_answered():
 
 
 @test
-def languages_of_a_list_are_one_list():
-    """Each once, the one that most is in first."""
+def detection_of_a_list_returns_one_list():
+    """Each language once, the one with the most text first."""
     with serving() as server:
         texts = ["Je ne sais pas où est mon livre.", "Where is my book?", "I have not seen the book since last year."]
         found = server.ask("/detect", {"q": texts})[1]
@@ -138,7 +138,7 @@ def languages_of_a_list_are_one_list():
 
 
 @test_client
-def its_own_client_is_answered():
+def its_own_client_works():
     with tempfile.NamedTemporaryFile("w") as keys, serving() as server:
         client = LibreTranslateAPI(f"http://127.0.0.1:{server.port}/")
         wanted = moe_translate(LINES, "de")
@@ -160,7 +160,7 @@ def its_own_client_is_answered():
                     raise AssertionError(f"the key {key} was taken")
 
 
-# What Mastodon 4 sends to the server that it is told to translate with: its texts are HTML, a list of them.
+# Requests of Mastodon 4: a list of HTML texts.
 POSTS = [
     '<p>Good morning, <span class="h-card" translate="no"><a href="https://example.social/@tom" class="u-url mention">'
     '@<span>tom</span></a></span>! Have you read <a href="https://example.org/a-long-path" target="_blank" '
@@ -191,7 +191,7 @@ def posts_of_mastodon_keep_their_markup():
 
 
 @test
-def a_request_brings_its_glossary():
+def a_request_can_have_a_glossary():
     terms = {"book": "Schinken", "#1": "Nummer eins"}
     text = "Where is my book? The book is old."
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file, serving() as server:
@@ -275,12 +275,12 @@ def files_that_cannot_be_translated_are_refused():
 
 
 @test
-def old_files_make_room_for_new_ones():
+def new_files_replace_old_ones():
     with serving("--max-body", "4096") as server:
         urls = [translate_file(server, f"{i}.txt", b"1")[1]["translatedFileUrl"] for i in range(101)]
         found = [server.ask("/" + url.split("/", 3)[3])[0] for url in urls]
         assert found == [404] + [200] * 100 and len(set(urls)) == 101
-        page = b"<pre>" + b"a" * 4000000 + b"</pre>"  # kept as it is: 64 MiB are 16 of them
+        page = b"<pre>" + b"a" * 4000000 + b"</pre>"  # not translated; 16 of them are 64 MiB
         pages = [translate_file(server, "a.html", page)[1]["translatedFileUrl"] for _ in range(17)]
         found = [server.ask("/" + url.split("/", 3)[3])[0] for url in pages]
         assert found == [404] + [200] * 16, found

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The page of moe-server in a browser: what a visitor types, sees and copies.
+"""The web page of moe-server in a browser: typing, reading and copying.
 
 Usage: tests/python tests/server/test_page.py      (BIN: where the programs are)
 
@@ -77,7 +77,7 @@ class Page:
         browser.call("Emulation.setFocusEmulationEnabled", self.session, enabled=True)
 
     def run(self, script):
-        """The value of an expression, which may be a promise."""
+        """The value of an expression or promise."""
         got = self.browser.call("Runtime.evaluate", self.session, expression=script, awaitPromise=True,
                                 returnByValue=True, userGesture=True)
         assert "exceptionDetails" not in got, (script, got["exceptionDetails"])
@@ -94,7 +94,7 @@ class Page:
         self.run(f"say(''); input.value = {json.dumps(text)}; input.oninput()")
 
     def translated(self, text):
-        """Types a text: what stands there as its translation."""
+        """Type a text and return the translation shown."""
         self.type(text)
         self.wait("plain && $('state').textContent.endsWith(' ms')")
         return self.run("out.textContent")
@@ -123,7 +123,7 @@ def page_of(browser, server, host="127.0.0.1", behind=""):
 
 
 class Pretender(http.server.BaseHTTPRequestHandler):
-    """Serves the page of a moe-server and what a test wants instead of translations."""
+    """Serve the page of a moe-server, with answers that the test chooses."""
 
     protocol_version = "HTTP/1.1"
 
@@ -139,7 +139,7 @@ class Pretender(http.server.BaseHTTPRequestHandler):
         if self.server.answer:
             self.send(*self.server.answer)
         else:
-            self.close_connection = True  # as a server that is gone
+            self.close_connection = True  # like a server that crashed
 
     def send(self, status, text):
         data = text.encode()
@@ -171,7 +171,7 @@ def a_text_is_translated_and_copied():
             for at, text, wanted in ((page, "It rains.", "Es regnet."),
                                      (plain, "Where is my book?\n\nIt rains.", "Wo ist mein Buch?\n\nEs regnet.")):
                 at.run("source.value = 'en'; target.value = 'de'")
-                assert at.translated(text) == wanted  # and nothing that is not seen behind it
+                assert at.translated(text) == wanted  # and nothing invisible
                 at.run("$('copy').click()")
                 at.wait("state.textContent === 'Copied.' && !state.className")
                 assert page.run("navigator.clipboard.readText()") == wanted
@@ -179,7 +179,7 @@ def a_text_is_translated_and_copied():
 
 
 @page_test
-def swap_knows_what_was_detected():
+def swap_uses_the_detected_language():
     with serving() as server, browsing() as browser, page_of(browser, server) as page:
         page.run("source.value = 'auto'; target.value = 'en'")
         german = "Wo ist mein Buch geblieben?"
@@ -196,7 +196,7 @@ def swap_knows_what_was_detected():
 
 
 @page_test
-def the_key_is_asked_for_and_kept():
+def the_page_asks_for_the_key_and_keeps_it():
     with tempfile.NamedTemporaryFile("w") as keys, browsing() as browser:
         keys.write("right\n")
         keys.flush()
@@ -207,7 +207,7 @@ def the_key_is_asked_for_and_kept():
             assert not page.run("$('keys').hidden")
             page.type("It rains.")
             assert page.wait("state.className && state.textContent").startswith("This server needs an API key")
-            assert page.run("document.activeElement.id") == "in"  # who still types goes on typing there
+            assert page.run("document.activeElement.id") == "in"  # the focus remains
             page.run("key.value = 'wrong'; key.onchange()")
             page.wait("state.textContent.includes('does not know this API key')")
             page.run("key.value = 'right'; key.onchange()")
@@ -220,7 +220,7 @@ def the_key_is_asked_for_and_kept():
 
 
 @page_test
-def failures_are_told_where_one_looks():
+def errors_are_shown_above_the_text():
     with serving() as real, pretending(real) as server, browsing() as browser, page_of(browser, server) as page:
         for answer, words in (
             ((413, '{"error":"the request is too large"}'), ("too much at once", "1048,000 characters", "a part")),
@@ -249,7 +249,7 @@ def failures_are_told_where_one_looks():
 
 
 @page_test
-def other_translations_are_no_walls():
+def long_alternatives_are_folded():
     first = "Der Hund sah das große Haus am Fluss. " * 40
     other = first[:760] + "Eine Katze sah es auch. " + first[760:]
     third = "Etwas ganz anderes steht hier. " * 40
@@ -272,7 +272,7 @@ def other_translations_are_no_walls():
 
 
 @page_test
-def what_is_written_from_the_right_stands_there():
+def right_to_left_text_is_right_aligned():
     with serving() as real, pretending(real) as server, browsing() as browser, page_of(browser, server) as page:
         direction = "x => getComputedStyle(x).direction"
         server.answer = 200, json.dumps({"translatedText": "أين كتابي؟", "alternatives": ["كتاب"]})
@@ -285,7 +285,7 @@ def what_is_written_from_the_right_stands_there():
 
 
 @page_test
-def words_that_belong_together_are_marked():
+def aligned_words_are_highlighted():
     with serving() as server, browsing() as browser, page_of(browser, server) as page:
         page.run("source.value = 'en'; target.value = 'de'")
         assert page.translated("Where is my book?") == "Wo ist mein Buch?"
@@ -293,9 +293,9 @@ def words_that_belong_together_are_marked():
         assert page.run("[...mirror.querySelectorAll('.on')].map(x => x.textContent)") == ["book?"]
         assert page.run("mirror.textContent") == "Where is my book?"
         page.run("$('experts').click()")
-        page.wait("!$('went').hidden && !!$('went').querySelector('.chip')")
+        page.wait("!$('routing').hidden && !!$('routing').querySelector('.chip')")
         page.type(" ")
-        page.wait("out.textContent === '' && $('went').hidden")
+        page.wait("out.textContent === '' && $('routing').hidden")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-server: LibreTranslate's interface, limits, many clients at once, an end that loses nothing.
+"""moe-server: LibreTranslate's API, limits, many clients at once, a clean end.
 
 Usage: tests/python tests/server/test_server.py      (BIN: where the programs are)
 
@@ -54,7 +54,7 @@ class Server:
         raise AssertionError("the server did not start")
 
     def ask(self, path, body=None, kind="application/json", method=None):
-        """(status, the JSON that comes back, or its text)."""
+        """(status, JSON or text of the answer)."""
         data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": kind} if data else {}, method=method
@@ -72,7 +72,7 @@ class Server:
         return self.ask("/translate", {"q": q, "source": "en", "target": target, **more})
 
     def stop(self, with_signal=signal.SIGTERM, limit=30):
-        """The exit status."""
+        """Stop the server and return its exit status."""
         self.process.send_signal(with_signal)
         status = self.process.wait(limit)
         self.process.stderr.close()
@@ -80,9 +80,9 @@ class Server:
 
 
 def resident(pid):
-    """Bytes of memory that a process holds."""
+    """Resident memory of a process in bytes."""
     status = pathlib.Path(f"/proc/{pid}/status")
-    if status.exists():  # a new Debian has no ps, macOS no /proc
+    if status.exists():  # Debian may lack ps, macOS lacks /proc
         return 1024 * int(re.search(r"VmRSS:\s*(\d+) kB", status.read_text())[1])
     return 1024 * int(subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], stdout=subprocess.PIPE, check=True).stdout)
 
@@ -118,7 +118,7 @@ def moe_translate(lines, target):
 
 
 @test
-def translations_are_those_of_moe_translate():
+def translations_equal_moe_translates():
     with serving() as server:
         for target in ("de", "fr"):
             wanted = moe_translate(LINES, target)
@@ -130,7 +130,7 @@ def translations_are_those_of_moe_translate():
 
 
 @test
-def forms_and_multipart_are_understood():
+def forms_and_multipart_are_parsed():
     wanted = moe_translate(LINES[:1], "de")[0]
     fields = {"q": LINES[0], "source": "en", "target": "de"}
     with serving() as server:
@@ -140,7 +140,7 @@ def forms_and_multipart_are_understood():
         assert server.ask("/translate", (parts + "--xx--\r\n").encode(), "multipart/form-data; boundary=xx")[1] == {
             "translatedText": wanted
         }
-        long = {**fields, "q": "It rains. " * 130}  # longer than the buffer of the form's reader
+        long = {**fields, "q": "It rains. " * 130}  # longer than the buffer for forms
         status, answer = server.ask(
             "/translate", urllib.parse.urlencode(long).encode(), "application/x-www-form-urlencoded"
         )
@@ -166,7 +166,7 @@ def alternatives_details_and_detected_languages():
 
 
 class Structure(HTMLParser):
-    """What of a document may not change: tags, attributes and comments, in their order; and texts that are kept."""
+    """The unchanging parts of a document: tags, attributes, comments and untranslated texts, in order."""
 
     def __init__(self, data):
         super().__init__(convert_charrefs=True)
@@ -191,7 +191,7 @@ class Structure(HTMLParser):
 
 
 def random_document(pick):
-    """HTML as people write it, inline tags nested, some of it broken."""
+    """Realistic HTML with nested inline tags, some of it broken."""
     words = "the dog saw a big house and it was &amp; old &uuml; in 5 &lt; 6 my <b friend".split()
 
     def sentence(depth=0):
@@ -251,14 +251,14 @@ def html_keeps_its_structure():
 
 
 @test
-def html_is_cut_as_documents_are():
+def html_cases_of_documents_hold():
     cases = json.loads((ROOT / "tests/package/html_cases.json").read_text())
     with serving() as server:
         answers = server.translate([given for given, _ in cases], format="html")[1]["translatedText"]
         for (given, wanted), answer in zip(cases, answers, strict=True):
             tags = r"</?[a-zA-Z][^<>]*>|<[!?][^<>]*>"
             assert sorted(re.findall(tags, answer)) == sorted(re.findall(tags, wanted)), (given, answer)
-            kept = r"<(code|kbd|a|sup|sub)\b[^<>]*>[^A-Z]*</\1>"  # what stays small in the documents' capitals
+            kept = r"<(code|kbd|a|sup|sub)\b[^<>]*>[^A-Z]*</\1>"  # untranslated words, in lower case
             assert all(found[0] in answer for found in re.finditer(kept, wanted)), (given, answer)
             links = [re.sub(r"<[^>]*>", "", found[1]) for found in re.finditer(r"<a\b[^>]*>(.*?)</a>", answer)]
             assert all(links), (given, answer)
@@ -312,7 +312,7 @@ def hostile_html_takes_no_time():
 
 
 @test
-def experts_are_those_of_the_routing():
+def experts_equal_the_routing():
     lines = ["Where is my book?", "It rains. " * 20]
     with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as log:
         run = [BIN / "moe-translate", "-q", "-m", MODEL, "-s", "en", "-t", "de", "--beam", "3", "--rerank", "0"]
@@ -334,7 +334,7 @@ def experts_are_those_of_the_routing():
         text = "".join(x["token"] for x in found["target"]["tokens"]).replace("\u2581", " ").strip()
         assert text == "Wo ist mein Buch?"
         parts = answer["experts"][1]
-        assert sum(x["token"] == "\u2581It" for x in parts["source"]["tokens"]) == 20  # of every sentence
+        assert sum(x["token"] == "\u2581It" for x in parts["source"]["tokens"]) == 20  # once per sentence
         text = "".join(x["token"] for x in parts["target"]["tokens"]).replace("\u2581", " ").strip()
         assert text == answer["translatedText"][1].strip()
         assert "experts" not in server.translate(lines[0])[1]
@@ -378,7 +378,7 @@ def addresses_of_libretranslate():
 
 
 @test
-def experts_are_read_as_they_are_needed():
+def experts_are_loaded_on_demand():
     with serving("--set", "expert-memory=8M") as server:
         assert server.translate(LINES)[1]["translatedText"] == moe_translate(LINES, "de")
         figures = dict(re.findall(r"^moe_(experts?_\w+|experts) ([\d.]+)$", server.ask("/metrics")[1], re.M))
@@ -389,7 +389,7 @@ def experts_are_read_as_they_are_needed():
 
 
 @test
-def mistakes_are_named():
+def invalid_requests_are_explained():
     with serving("--max-body", "16", "--max-texts", "3") as server:
         for body, status, word in (
             ({"q": "a", "target": "xx"}, 400, "xx is not supported"),
@@ -426,8 +426,8 @@ def mistakes_are_named():
 
 
 @test
-def parameters_may_stand_in_the_address():
-    """As LibreTranslate takes them; a format that is null or empty is text."""
+def parameters_can_be_in_the_url():
+    """As LibreTranslate accepts them; a null or empty format means text."""
     with serving() as server:
         wanted = server.translate("It rains.", target="de")[1]["translatedText"]
         at = "/translate?q=It+rains.&source=en&target=de"
@@ -451,7 +451,7 @@ def too_many_texts_take_no_memory():
         for _ in range(3):
             assert server.ask("/translate", body)[0] == 413
         nested = b'{"x":[' + (b"[" * 900 + b"]" * 900 + b",") * 550 + b'1],"q":"It rains.","source":"en","target":"de"}'
-        assert server.ask("/translate", nested)[0] == 413  # of a value a byte or two, and hardly a comma
+        assert server.ask("/translate", nested)[0] == 413  # one or two bytes per value, hardly any commas
         assert server.ask("/translate", b"q=&" * 340000 + b"target=de", "application/x-www-form-urlencoded")[0] == 413
         assert resident(server.process.pid) - before < 16 << 20
 
@@ -472,7 +472,7 @@ def broken_clients_do_no_harm():
                 with contextlib.suppress(OSError):
                     raw.sendall(data)
         body = json.dumps({"q": ["This is a long sentence about the weather."] * 200, "target": "de"}).encode()
-        for _ in range(5):  # gone while their texts are being translated
+        for _ in range(5):  # closed while their texts are being translated
             raw = socket.create_connection(("127.0.0.1", server.port), 5)
             raw.sendall(
                 b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -502,14 +502,14 @@ def keys_rates_and_queues():
     with serving("--rate", "3") as server:
         statuses = [server.ask("/languages")[0] for _ in range(8)]
         assert 429 in statuses and statuses[:2] == [200, 200]
-        assert [server.ask("/health")[0] for _ in range(5)] == [200] * 5  # whoever watches it is never refused
+        assert [server.ask("/health")[0] for _ in range(5)] == [200] * 5  # monitoring is never refused
     with serving("--max-queue", "10") as server:
-        status, answer = server.translate(["It rains."] * 11)  # which will never do, however often it is tried
+        status, answer = server.translate(["It rains."] * 11)  # permanent, so not 429
         assert status == 413 and "11 texts are more than the queue of 10" in answer["error"], answer
         status, answer = server.translate("<p>It rains.</p>" * 11, format="html")
         assert status == 413 and server.translate(["It rains."] * 5)[0] == 200
         refused = 0
-        for _ in range(20):  # until the decoder has not begun them before the others come
+        for _ in range(20):  # until the others arrive before the decoder takes them
             with contextlib.closing(post(server, {"q": MANY[:9], "source": "en", "target": "de"})):
                 wait_for(lambda: figure(server, "requests_open") == 1)
                 status = server.translate(["It rains."] * 10)[0]
@@ -522,8 +522,8 @@ def keys_rates_and_queues():
 
 
 @test
-def a_file_of_keys_is_read_as_a_whole_or_not_at_all():
-    """Of a key that there was no memory for an empty one was left, which is what who has none gives."""
+def a_key_file_is_read_completely_or_refused():
+    """Without memory a key became empty, which would admit requests without a key."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "keys"
         for data, word in (
@@ -551,7 +551,7 @@ def a_file_of_keys_is_read_as_a_whole_or_not_at_all():
             done = refused_start("--api-keys", path, model="/nowhere", env=environment)
             failed += ": out of memory" in done.stderr or "Cannot allocate" in done.stderr
             assert "/nowhere" in done.stderr or "memory" in done.stderr or "allocate" in done.stderr, (n, done)
-        assert failed >= 8, failed  # the file, its buffer, the line, and two for each key
+        assert failed >= 8, failed  # the file, its buffer, the line, two per key
 
 
 def refused_start(*options, model=MODEL, **named):
@@ -576,7 +576,7 @@ def figure(server, name):
 
 
 def post(server, body, source="127.0.0.1"):
-    """A connection on which a request was sent; the server closes it after the answer."""
+    """Send a request on a new connection, which the server closes after the answer."""
     data = json.dumps(body).encode()
     raw = socket.create_connection(("127.0.0.1", server.port), 60, (source, 0))
     head = "POST /translate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -597,7 +597,7 @@ def wait_for(what, seconds=30):
 
 
 @test
-def streams_that_are_cut_say_so():
+def cut_streams_contain_the_reason():
     body = {"q": MANY, "source": "en", "target": "de", "stream": True}
     for options, word in ((["--timeout", "1"], b"too long"), (["--grace", "0"], b"is ending")):
         with serving(*SLOW, *options, fast=False) as server:
@@ -609,7 +609,7 @@ def streams_that_are_cut_say_so():
             assert reply.startswith(b"HTTP/1.1 200") and reply.count(b"translatedText") < len(MANY)
             last = [line for line in reply.split(b"\n") if line.startswith(b"{")][-1]
             assert word in last and "error" in json.loads(last), last
-            assert not reply.endswith(b"\r\n0\r\n\r\n")  # the end of what is whole
+            assert not reply.endswith(b"\r\n0\r\n\r\n")  # the end of a complete stream
 
 
 @test
@@ -621,7 +621,7 @@ def a_translator_that_failed_is_status_3():
             server = Server(*FAST, fast=False, model=model)
             assert server.translate("It rains.")[0] == 200
             time.sleep(1.1)
-            model.touch()  # a mapped file that was written to is one that cannot be trusted any more
+            model.touch()  # a mapped file that changed is not trusted any more
             raw = post(server, {"q": MANY, "target": "de", "source": "en", "stream": stream})
             reply = read_all(raw)
             assert b"the translator failed" in reply and not reply.endswith(b"\r\n0\r\n\r\n"), reply
@@ -632,7 +632,7 @@ def a_translator_that_failed_is_status_3():
 
 
 @test
-def texts_of_clients_that_left_are_dropped():
+def texts_of_closed_connections_are_dropped():
     with serving(*SLOW, fast=False) as server:
         for stream in (False, True):
             raw = post(server, {"q": MANY, "source": "en", "target": "de", "stream": stream})
@@ -643,17 +643,17 @@ def texts_of_clients_that_left_are_dropped():
             done = figure(server, "texts_total")
             assert done < before + len(MANY) / 2
             assert server.translate("It rains.")[0] == 200
-            assert figure(server, "texts_total") <= done + 100  # what was in the batch
+            assert figure(server, "texts_total") <= done + 100  # the batch
 
 
 @test
-def the_end_comes_when_it_was_promised():
+def the_server_ends_within_the_grace_time():
     for grace, stuck in ((1, False), (1, True), (60, False)):
         server = Server(*SLOW, "--grace", str(grace), fast=False)
         raws = [post(server, {"q": MANY, "source": "en", "target": "de"}) for _ in range(3)]
         slow = socket.create_connection(("127.0.0.1", server.port), 60)
         slow.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
-        if stuck:  # a client that reads nothing of a large answer
+        if stuck:  # a client that does not read a large answer
             deaf = post(server, {"q": ["1" * 300] * 900, "source": "en", "target": "de", "stream": True})
         wait_for(lambda: figure(server, "requests_open") >= 3)
         begin = time.monotonic()
@@ -701,7 +701,7 @@ def many_clients_share_batches():
         assert not wrong, wrong[:3]
         figures = server.ask("/metrics")[1]
         rows, steps = (int(re.search(rf"moe_decoder_{what}_total (\d+)", figures)[1]) for what in ("rows", "steps"))
-        assert rows > 6 * steps, "clients were decoded one by one"  # 3 rows a text
+        assert rows > 6 * steps, "clients were decoded one by one"  # 3 rows per text
 
 
 @test
@@ -723,7 +723,7 @@ def ending_loses_nothing():
     for thread in threads:
         thread.start()
     while int(re.search(r"moe_requests_open (\d+)", server.ask("/metrics")[1])[1]) + len(answers) < 8:
-        time.sleep(0.02)  # until all have asked
+        time.sleep(0.02)  # until all requests are sent
     status = server.stop(limit=60)
     for thread in threads:
         thread.join()
@@ -755,7 +755,7 @@ def addresses_of_ipv6_have_brackets():
 
 
 @test
-def options_are_named_as_they_are_written():
+def errors_name_options_as_written():
     for options, why in (
         (["--port", "x"], "invalid value 'x' for --port"),
         (["--port", "1", "--port", "2"], "--port is given twice"),
@@ -766,7 +766,7 @@ def options_are_named_as_they_are_written():
 
 
 @test
-def a_taken_port_is_said():
+def a_used_port_is_reported():
     with serving() as server:
         other = subprocess.run(
             [str(BIN / "moe-server"), "-m", str(MODEL), "--port", str(server.port)],

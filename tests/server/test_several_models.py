@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-server with a folder of models: what it offers, pivots, memory that goes back.
+"""moe-server with a directory of models: languages, pivots, memory.
 
     tests/run tests/server/test_several_models.py
 """
@@ -25,7 +25,7 @@ def folder(*options):
 
 
 def opened(server):
-    """The model files that the process has open."""
+    """The model files that a process has open."""
     maps = pathlib.Path(f"/proc/{server.process.pid}/maps")
     if not maps.exists():
         raise Skip("no /proc here")
@@ -33,7 +33,7 @@ def opened(server):
 
 
 def held(server):
-    """MiB"""
+    """In MiB."""
     return resident(server.process.pid) / (1 << 20)
 
 
@@ -44,7 +44,7 @@ def alone(text, source, target):
 
 
 @test
-def languages_have_the_targets_that_models_and_pivots_give():
+def languages_list_targets_of_models_and_pivots():
     with folder() as server:
         targets = {x["code"]: x["targets"] for x in server.ask("/languages")[1]}
         assert {code: set(x) for code, x in targets.items()} == \
@@ -55,9 +55,9 @@ def languages_have_the_targets_that_models_and_pivots_give():
 
 
 @test
-def a_translation_is_what_two_commands_write():
+def a_pivot_translation_equals_two_commands():
     with folder() as server:
-        assert opened(server) == []  # nothing was asked for
+        assert opened(server) == []  # none needed yet
         status, answer = server.translate(LINES, "fr")
         wanted = alone(alone("\n".join(LINES) + "\n", "en", "de"), "de", "fr").splitlines()
         assert status == 200 and answer["translatedText"] == wanted, (answer, wanted)
@@ -70,7 +70,7 @@ def a_translation_is_what_two_commands_write():
 
 
 @test
-def what_no_models_lead_to_is_refused():
+def unreachable_targets_are_refused():
     with folder() as server:
         status, answer = server.translate("Good morning.", "es")
         assert status == 400 and "en to es is not supported" in answer["error"], answer
@@ -101,7 +101,7 @@ def html_keeps_its_tags():
 
 
 @test
-def a_glossary_of_a_request_gets_through():
+def a_glossary_applies_to_both_models():
     with folder() as server:
         for _ in range(2):
             status, answer = server.translate("Where is my book?", "fr", glossary={"book": "ouvrage"})
@@ -109,7 +109,7 @@ def a_glossary_of_a_request_gets_through():
 
 
 @test
-def memory_goes_back_under_the_limit():
+def models_are_closed_under_the_memory_limit():
     with folder("--models-memory", "70M", "--set", "batch=4") as server:
         assert server.translate("Good morning.", "de")[0] == 200
         one = held(server)
@@ -121,9 +121,9 @@ def memory_goes_back_under_the_limit():
                 assert status == 200 and answer["translatedText"], answer
         assert len(opened(server)) == 1 and "en-de" in opened(server), opened(server)
         time.sleep(3)
-        if "asan" not in str(BIN):  # which keeps what is freed
+        if "asan" not in str(BIN):  # which retains freed memory
             assert held(server) < one + 12, (one, held(server))
-    with folder("--set", "batch=4") as server:  # and stays without one
+    with folder("--set", "batch=4") as server:  # and remains without a limit
         for source, target in ("en", "de"), ("de", "fr"), ("fr", "es"):
             server.ask("/translate", {"q": "Tom", "source": source, "target": target})
         assert len(opened(server)) == 3 and held(server) > one + 30, (one, held(server))
@@ -153,7 +153,7 @@ def clients_of_several_directions_share_the_server():
 
 
 @test
-def it_ends_while_models_work():
+def it_ends_while_models_are_busy():
     with folder("--grace", "1") as server:
         found, texts = [], ["I do not know this man. " * 200] * 40
         thread = threading.Thread(target=lambda: found.append(server.translate(texts, "fr")))
@@ -177,7 +177,7 @@ def a_model_of_another_program_says_how_to_convert_it():
 
 @test
 def one_model_of_several_options_is_one_model():
-    """-m once is what it was."""
+    """A single -m works as before."""
     with serving() as server:
         targets = [x["targets"] for x in server.ask("/languages")[1]]
         assert targets == [["en", "de", "fr", "es"]] * 4 and MODEL.exists(), targets
