@@ -8415,7 +8415,7 @@ struct moe_model {
     int mapped;         /* 1 if the model must unmap the file's data */
     int fd;             /* of a mapped or streamed file, else -1 */
     struct stat opened; /* status of the file at opening */
-    moe_model_kind kind;
+    moe_kind kind;
     int32_t vocabulary, bos, eos;
     int32_t ends[MOE_MAX_ENDS]; /* [n_ends] end tokens, eos first */
     size_t n_ends;
@@ -8675,9 +8675,10 @@ static void moe_bind_shortlist(moe_reader *r, moe_model *m) {
 }
 
 static moe_status moe_bind(moe_model *m, moe_error *error) {
+    enum { GNMT, LANGUAGE, DEEP, TRANSFORMER, DECODER };
     static const char *const architectures[] = { "gnmt-moe", "moe-lm", "deep-moe", "transformer", "decoder", NULL };
-    static const moe_model_kind kinds[] = { MOE_MODEL_TRANSLATION, MOE_MODEL_LANGUAGE, MOE_MODEL_CLASSIFIER,
-                                            MOE_MODEL_TRANSLATION, MOE_MODEL_TRANSLATION };
+    static const moe_kind
+        kinds[] = { [LANGUAGE] = MOE_MODEL_LANGUAGE, [DEEP] = MOE_MODEL_CLASSIFIER, [DECODER] = MOE_MODEL_TRANSLATION };
     moe_reader r = { .file = &m->file, .error = error, .rotary = &m->rotary };
     const moe_meta *sources, *block;
     const int architecture = moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
@@ -8699,7 +8700,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     moe_read_token(&r, m, "token.unk", 0);
     moe_read_never(&r, m);
     moe_read_ends(&r, m);
-    sources = m->kind == MOE_MODEL_TRANSLATION && architecture != 4 ? moe_read(&r, "source.vocab.size") : NULL;
+    sources = m->kind == MOE_MODEL_TRANSLATION && architecture != DECODER ? moe_read(&r, "source.vocab.size") : NULL;
     m->separate = sources != NULL;
     if (sources) m->source_vocabulary = (int32_t)moe_read_int(&r, sources, 2, INT32_MAX / 2, 0);
     m->tags = moe_read_tokens(&r, "languages.tags", m->source_vocabulary);
@@ -8710,10 +8711,10 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     if (m->kind == MOE_MODEL_LANGUAGE) {
         moe_bind_embeddings(&r, m);
         moe_bind_stack(&r, m, "decoder", MOE_IN_DECODER);
-    } else if (architecture == 4) {
+    } else if (architecture == DECODER) {
         moe_bind_prompted(&r, m);
     } else {
-        moe_bind_translation(&r, m, architecture == 3 ? MOE_RULES_HF : MOE_RULES_PAPER);
+        moe_bind_translation(&r, m, architecture == TRANSFORMER ? MOE_RULES_HF : MOE_RULES_PAPER);
         moe_bind_shortlist(&r, m);
     }
     return r.status;
@@ -8916,7 +8917,7 @@ moe_status moe_model_save_sized(const moe_model *m, const char *path, const moe_
 
 /* ---- Querying a model ---- */
 
-moe_model_kind moe_model_get_kind(const moe_model *m) { return m->kind; }
+moe_kind moe_model_kind(const moe_model *m) { return m->kind; }
 size_t moe_model_width(const moe_model *m) { return m->width; }
 
 const char *moe_gate_name(moe_gate gate) { return (unsigned)gate <= MOE_GATE_BATCHWISE ? moe_gate_names[gate] : "?"; }
@@ -9010,6 +9011,8 @@ uint32_t moe_model_file_version(const moe_model *m) { return m->file.version; }
 int32_t moe_model_vocabulary(const moe_model *m) { return m->vocabulary; }
 int32_t moe_model_source_vocabulary(const moe_model *m) { return m->source_vocabulary; }
 int moe_model_prompted(const moe_model *m) { return m->prompted; }
+size_t moe_model_source_extra(const moe_model *m) { return m->kind == MOE_MODEL_LANGUAGE ? 1 : moe_source_extra(m); }
+int moe_model_needs_source(const moe_model *m) { return m->source_tag == 2; }
 size_t moe_model_language_count(const moe_model *m) { return m->languages ? m->languages->count : 0; }
 moe_span moe_model_language(const moe_model *m, size_t i) {
     return m->languages ? moe_meta_text(m->languages, i) : (moe_span){ "", 0 };
@@ -9941,8 +9944,6 @@ int moe_param_set(moe_session_params *p, size_t i, double value) {
     return 1;
 }
 
-const char *moe_rules_name(moe_rules rules) { return (unsigned)rules < MOE_RULE_SETS ? moe_rules_names[rules] : "?"; }
-
 int moe_session_params_preset(moe_session_params *p, const char *name) {
     const int rules = name ? moe_find_word(moe_rules_names, name) : -1;
     if (rules < 0) return 0;
@@ -10042,7 +10043,7 @@ static moe_status moe_check_param(const moe_param_row *row, const moe_session_pa
     MOE_TRY(moe_check_number(shown->name, value, shown->least, shown->most, shown->real, error));
     if (value == 0 || !row->what || *(const int *)allowed) return MOE_OK;
     return moe_fail(error, MOE_ERROR_ARGUMENT, shown->name, "the %s rules do not support %s: %s must be 0",
-                    moe_rules_name(p->rules), row->what, shown->name);
+                    moe_rules_names[p->rules], row->what, shown->name);
 }
 
 /* Check the limits of a request's own sampling parameters, sample to min_p. */
@@ -10949,7 +10950,7 @@ static int moe_rerank_ask(moe_session *s, moe_ticket *ticket) {
                        .n_target = w->request.n_source,
                        .force = -1,
                        .target_tag = tag < 0 ? (int32_t)moe_meta_int(s->model->tags, ticket->question) : tag,
-                       .dropped = w->request.dropped };
+                       .drop = w->request.drop };
     return MOE_PULL_REQUEST;
 }
 
@@ -11234,8 +11235,8 @@ static void moe_deactivate(moe_session *s, size_t at) {
     s->slots[at].active = 0;
 }
 
-/* Return 1 if the caller has dropped a request. Another thread may set the flag. */
-static int moe_is_dropped(const int *dropped) { return dropped && __atomic_load_n(dropped, __ATOMIC_RELAXED); }
+void moe_request_drop(moe_drop *drop) { __atomic_store_n(&drop->set, 1, __ATOMIC_RELAXED); }
+int moe_request_dropped(const moe_drop *drop) { return drop && __atomic_load_n(&drop->set, __ATOMIC_RELAXED); }
 
 static const char moe_dropped_text[] = "dropped by the caller";
 
@@ -11272,7 +11273,7 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
                  max_target = (size_t)s->params.max_target;
     const size_t n_target = (q->target ? q->n_target : 0) + (size_t)(m->forced_tag || q->force >= 0);
     const int needs_target = m->forced_tag || m->source_tag == 1;
-    if (moe_is_dropped(q->dropped)) return moe_fail(why, MOE_ERROR_CANCELLED, "request", "%s", moe_dropped_text);
+    if (moe_request_dropped(q->drop)) return moe_fail(why, MOE_ERROR_CANCELLED, "request", "%s", moe_dropped_text);
     for (size_t i = 0; i < q->n_source; i++)
         if (q->source[i] < 0 || q->source[i] >= m->source_vocabulary)
             return MOE_BAD(why, "source token %d is outside the vocabulary (0 to %d)", (int)q->source[i],
@@ -11520,7 +11521,7 @@ static moe_status moe_refill(moe_session *s, int own, int more, int *last, moe_e
 /* Free the slots of dropped requests. A GPU completes its requests. */
 static void moe_drop_unwanted(moe_session *s) {
     for (size_t at = 0; at < s->n_slots; at++) {
-        if (!s->slots[at].active || !moe_is_dropped(s->tickets[at].request.dropped)) continue;
+        if (!s->slots[at].active || !moe_request_dropped(s->tickets[at].request.drop)) continue;
         moe_deactivate(s, at);
         moe_refuse(s, at, MOE_ERROR_CANCELLED, moe_dropped_text);
     }

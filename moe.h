@@ -162,12 +162,12 @@ typedef struct moe_span {
 } moe_span;
 
 /* The task of a model. The file describes every kind by a list of layers; only input and output differ. */
-typedef enum moe_model_kind {
+typedef enum moe_kind {
     MOE_MODEL_TRANSLATION, /* tokens -> tokens: moe_translate                                              */
     MOE_MODEL_LANGUAGE,    /* previous tokens -> next token: moe_translate with a target and no source     */
     MOE_MODEL_CLASSIFIER   /* numbers -> a class: moe_classify                                               */
-} moe_model_kind;
-moe_model_kind moe_model_get_kind(const moe_model *model);
+} moe_kind;
+moe_kind moe_model_kind(const moe_model *model);
 size_t moe_model_width(const moe_model *model); /* columns of an embedding; of a classifier: its inputs */
 
 /* A layer: of the encoder, then of the decoder, then the attention of a GNMT model; or of a classifier's network. */
@@ -252,6 +252,8 @@ uint32_t moe_model_file_version(const moe_model *model);
 int32_t moe_model_vocabulary(const moe_model *model);        /* token ids are 0 .. vocabulary-1 */
 int32_t moe_model_source_vocabulary(const moe_model *model); /* of sources, which may have ids of their own */
 int moe_model_prompted(const moe_model *model); /* 1: no encoder. A source is a prompt, the beginning of its target */
+size_t moe_model_source_extra(const moe_model *model); /* tokens that a session adds to a source; or to a scored text */
+int moe_model_needs_source(const moe_model *model); /* 1: requests need a source_tag: sources have the language's tag */
 size_t moe_model_language_count(const moe_model *model);
 moe_span moe_model_language(const moe_model *model, size_t i); /* "en" */
 /* The token id, one of sources, that stands for a language, by code or number; -1 if the model does not have it. */
@@ -386,7 +388,6 @@ static inline moe_session_params moe_session_params_default(const moe_model *mod
 /* Set rules, beam, penalties, pruning and length limit to the values of "paper", "nvidia", "tf", "mlperf", "hf" or
  * "marian", and rerank to 0. Returns 1, or 0 for another name, which changes nothing. */
 int moe_session_params_preset(moe_session_params *params, const char *name);
-const char *moe_rules_name(moe_rules rules); /* "paper", ... "?" if unknown */
 /* A numeric parameter that users may set. Programs, libmoetext and Python have an option for each. */
 typedef struct moe_param {
     const char *name;   /* name of the member: "length_penalty" */
@@ -443,6 +444,13 @@ typedef struct moe_constraint {
     size_t n_ids, first, n_source; /* they translate source tokens first .. first+n_source-1; n_source 0: unknown */
     int once;                      /* 1: they appear nowhere else, if possible */
 } moe_constraint;
+/* Drops the requests that point to it. Zero at first; only these functions may access it. */
+typedef struct moe_drop {
+    int set;
+} moe_drop;
+void moe_request_drop(moe_drop *drop); /* from any thread or signal handler, before or after the request is pulled */
+int moe_request_dropped(const moe_drop *drop); /* 1 if it was called; NULL is fine */
+
 /* One sentence. Its ids are pieces of text only: the session adds the tag, begin and end tokens of the model's format.
  * Before the pull function is called, the session presets every field: tags to the session's defaults, force to
  * -1, the rest to 0. `source` and `target` must stay valid until the pull function is called again. */
@@ -462,9 +470,9 @@ typedef struct moe_request {
     int32_t target_tag; /* the language to translate into, by moe_model_language_tag */
     int32_t source_tag; /* the language of the source, for reranking and for models that read it (NLLB, M2M-100) */
     void *user;         /* handed back with the result */
-    /* NULL, or a flag, valid until the result, that any thread may set as an atomic: before the next step (on a GPU, if
-     * it has not begun) the request is dropped with MOE_ERROR_CANCELLED. */
-    const int *dropped;
+    /* NULL, or valid until the result: moe_request_drop drops the request with MOE_ERROR_CANCELLED before the next
+     * step, on a GPU only if it has not begun. */
+    const moe_drop *drop;
     size_t limit; /* most tokens of the translation, end included, where the session allows more; 0: the session's */
     /* NULL, or called with moe_translate's user and this request's, after each step that adds to the beginning that all
      * hypotheses have in common (with a beam of 1 all but what may be a loop): the next ids [n] of it. Not on a GPU. */

@@ -21,7 +21,7 @@
 
 typedef struct feed {
     size_t n, next, length, vocabulary;
-    moe_model_kind kind;
+    moe_kind kind;
     uint64_t random;
     int32_t *ids;   /* [2 * length] */
     char **answers; /* [n] a line each */
@@ -161,7 +161,7 @@ int main(int argc, char **argv) {
     }
     if (!s && moe_session_new(m, &p, &s, &e)) return fprintf(stderr, "%s\n", e.message), 3;
     opened = seconds();
-    f.kind = moe_model_get_kind(m);
+    f.kind = moe_model_kind(m);
     f.vocabulary = (size_t)moe_model_vocabulary(m);
     f.n = (size_t)atol(argv[3]);
     f.ids = calloc(2 * f.length, sizeof *f.ids);

@@ -818,7 +818,7 @@ static feed *make_feed(const moe_model *model) {
     f->random = 3;
     f->most = SENTENCES;
     f->scored = 3;
-    f->language = moe_model_get_kind(model) == MOE_MODEL_LANGUAGE;
+    f->language = moe_model_kind(model) == MOE_MODEL_LANGUAGE;
     f->forces = model->kind == MOE_MODEL_TRANSLATION && !model->attention;
     return f;
 }

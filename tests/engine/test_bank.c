@@ -176,7 +176,7 @@ static moe_session_params params_of(const moe_model *m, int threads, int batch, 
     moe_session_params p = moe_session_params_default(m);
     p.threads = threads;
     p.batch = batch;
-    p.beam = moe_model_get_kind(m) == MOE_MODEL_LANGUAGE ? 1 : 3;
+    p.beam = moe_model_kind(m) == MOE_MODEL_LANGUAGE ? 1 : 3;
     p.rerank = rerank;
     p.max_source = 20, p.max_target = 20;
     p.target_tag = MW_TAG_DE, p.source_tag = MW_TAG_EN;
@@ -193,7 +193,7 @@ static moe_session *session_of(const moe_model *m, const moe_session_params *p) 
 }
 
 static moe_status translate(moe_session *s, heard *out, moe_error *e) {
-    feed f = { .out = out, .scores = moe_model_get_kind(s->model) == MOE_MODEL_LANGUAGE };
+    feed f = { .out = out, .scores = moe_model_kind(s->model) == MOE_MODEL_LANGUAGE };
     memset(out, 0, SENTENCES * sizeof *out);
     return moe_translate(s, pull, done, &f, e);
 }

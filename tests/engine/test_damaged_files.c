@@ -46,7 +46,7 @@ static int pull(void *user, int wait, moe_request *r) {
     (void)wait;
     if (w->next == REQUESTS) return MOE_PULL_END;
     for (size_t k = 0; k < 8; k++) w->ids[k] = 6 + (int32_t)((7 * w->next + 5 * k) % 30);
-    if (moe_model_get_kind(w->model) == MOE_MODEL_LANGUAGE) r->target = w->ids, r->n_target = 1 + w->next;
+    if (moe_model_kind(w->model) == MOE_MODEL_LANGUAGE) r->target = w->ids, r->n_target = 1 + w->next;
     else r->source = w->ids, r->n_source = 1 + w->next;
     r->user = w->out->bytes[w->next++];
     return MOE_PULL_REQUEST;
@@ -69,7 +69,7 @@ static moe_status run(moe_session *session, const moe_model *model, outcome *o) 
     work w = { .model = model, .out = o };
     float inputs[ROWS * 64];
     moe_status status;
-    if (moe_model_get_kind(model) != MOE_MODEL_CLASSIFIER) return moe_translate(session, pull, done, &w, &o->error);
+    if (moe_model_kind(model) != MOE_MODEL_CLASSIFIER) return moe_translate(session, pull, done, &w, &o->error);
     CHECK(moe_model_width(model) <= 64, "wider than the test has inputs for");
     for (size_t i = 0; i < ROWS * moe_model_width(model); i++) inputs[i] = (float)(i % 7) / 4 - 1;
     status =
@@ -92,7 +92,7 @@ static void use_file(const char *path, int verify, int copy, mw_heap *heap, outc
     if (o->opened == MOE_OK) {
         p = moe_session_params_default(model);
         p.threads = 1, p.batch = 3, p.device = "cpu";
-        if (moe_model_get_kind(model) != MOE_MODEL_CLASSIFIER) p.max_source = 20, p.max_target = 20;
+        if (moe_model_kind(model) != MOE_MODEL_CLASSIFIER) p.max_source = 20, p.max_target = 20;
         if (moe_model_language_count(model)) p.target_tag = p.source_tag = MW_TAG_DE;
         o->made = moe_session_new(model, &p, &session, &o->error);
     }

@@ -73,7 +73,7 @@ static script *new_script(const moe_model *m, uint64_t seed) {
     assert_non_null(s);
     s->told = calloc(1, sizeof *s->told);
     assert_non_null(s->told);
-    s->scoring = moe_model_get_kind(m) == MOE_MODEL_LANGUAGE;
+    s->scoring = moe_model_kind(m) == MOE_MODEL_LANGUAGE;
     for (size_t i = 0; i < SENTENCES; i++) {
         s->n_source[i] = s->scoring ? 0 : 1 + i % (LONGEST - 1);
         s->n_target[i] = i % 11;

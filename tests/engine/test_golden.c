@@ -1108,7 +1108,7 @@ static void check_language(const char *name) {
     moe_model *model = open_model(name, &expect);
     const moe_meta *texts = moe_find_meta(&expect.file, "texts"), *logprobs = moe_find_meta(&expect.file, "logprobs");
     assert_true(texts && logprobs && texts->count >= 4);
-    assert_int_equal(moe_model_get_kind(model), MOE_MODEL_LANGUAGE);
+    assert_int_equal(moe_model_kind(model), MOE_MODEL_LANGUAGE);
     memset(&s, 0, sizeof s);
     s.expect = &expect;
     s.traced = 1;
@@ -1135,7 +1135,7 @@ static void check_classifier(const char *name) {
     moe_model *model = open_model(name, &expect);
     const part x = need_part(&expect, "x", NULL), logprobs = need_part(&expect, "logprobs", NULL);
     moe_error error;
-    assert_int_equal(moe_model_get_kind(model), MOE_MODEL_CLASSIFIER);
+    assert_int_equal(moe_model_kind(model), MOE_MODEL_CLASSIFIER);
     assert_int_equal(moe_model_width(model), x.cols);
     for (size_t isa = 0; isa < MOE_COUNT(moe_isas); isa++)
         for (int batch = 1; batch < 20; batch += 6) { /* portions of 1, 7, 13 */

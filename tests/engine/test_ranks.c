@@ -254,7 +254,7 @@ static int pull(void *user, int wait, moe_request *q) {
     if (f->next == SENTENCES) return MOE_PULL_END;
     const size_t i = f->next++, n = 1 + (i * 5 + i * i) % 14;
     for (size_t k = 0; k < n; k++) f->source[k] = 6 + (int32_t)((7 * i + 5 * k + i * k * k) % (MW_VOCABULARY - 6));
-    if (moe_model_get_kind(f->model) == MOE_MODEL_LANGUAGE) q->target = f->source, q->n_target = n;
+    if (moe_model_kind(f->model) == MOE_MODEL_LANGUAGE) q->target = f->source, q->n_target = n;
     else q->source = f->source, q->n_source = n;
     q->user = &f->heard[i];
     return MOE_PULL_REQUEST;

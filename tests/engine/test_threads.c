@@ -46,7 +46,7 @@ static int pull(void *user, int wait, moe_request *r) {
     (void)wait;
     if (i == SENTENCES) return MOE_PULL_END;
     for (size_t k = 0; k < 8; k++) x->source[i][k] = 6 + (int32_t)((7 * i + 5 * k + i * k) % (MW_VOCABULARY - 6));
-    if (moe_model_get_kind(x->f->model) == MOE_MODEL_LANGUAGE) r->target = x->source[i], r->n_target = 1 + i % 8;
+    if (moe_model_kind(x->f->model) == MOE_MODEL_LANGUAGE) r->target = x->source[i], r->n_target = 1 + i % 8;
     else r->source = x->source[i], r->n_source = 1 + i % 8;
     r->user = &x->results[x->next++];
     return MOE_PULL_REQUEST;

@@ -132,7 +132,7 @@ static void inspect(const moe_model *model) {
     }
     sum += moe_model_meta_find(model, "vocab.size") < 0;
     fuzz_read(&sum, sizeof sum);
-    FUZZ_CHECK(moe_model_vocabulary(model) > 1 && moe_model_width(model) > 0 && moe_model_get_kind(model) <= 2,
+    FUZZ_CHECK(moe_model_vocabulary(model) > 1 && moe_model_width(model) > 0 && moe_model_kind(model) <= 2,
                "invalid properties of a model");
 }
 
@@ -217,10 +217,11 @@ static void see_values(void *user, const char *name, const float *data, size_t r
 /* Choose small sizes and otherwise random settings, sometimes invalid ones. */
 static void plan_session(plan *p, uint64_t *r) {
     static const char *const gatings[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", "none" };
+    static const char *const presets[] = { "paper", "nvidia", "tf", "mlperf", "hf", "marian" };
     moe_session_params *s = &p->params;
     const int32_t vocabulary = moe_model_vocabulary(p->model);
     *s = moe_session_params_default(p->model);
-    if (fuzz_one_in(r, 3)) moe_session_params_preset(s, moe_rules_name((moe_rules)fuzz_below(r, 6)));
+    if (fuzz_one_in(r, 3)) moe_session_params_preset(s, presets[fuzz_below(r, 6)]);
     s->threads = 1, s->batch = 1 + (int)fuzz_below(r, 4), s->batch_tokens = (int)fuzz_below(r, 40);
     s->max_source = 2 + (int)fuzz_below(r, 10), s->max_target = 2 + (int)fuzz_below(r, 8);
     s->beam = 1 + (int)fuzz_below(r, 4), s->nbest = 1 + (int)fuzz_below(r, (size_t)s->beam);
@@ -246,7 +247,7 @@ static void plan_session(plan *p, uint64_t *r) {
 
 static void plan_requests(plan *p, uint64_t *r) {
     const size_t vocabulary = (size_t)moe_model_vocabulary(p->model);
-    const int language = moe_model_get_kind(p->model) == MOE_MODEL_LANGUAGE;
+    const int language = moe_model_kind(p->model) == MOE_MODEL_LANGUAGE;
     p->n = 1 + fuzz_below(r, REQUESTS);
     for (size_t i = 0; i < p->n; i++) {
         moe_request *q = &p->requests[i];
@@ -284,7 +285,7 @@ static int run_plan(const plan *p, const moe_session_params *params, outcome *o)
     FUZZ_CHECK(moe_session_stats(session).bytes == bytes, "moe_session_bytes: %zu, used: %llu", bytes,
                (unsigned long long)moe_session_stats(session).bytes);
     o->session = session;
-    if (moe_model_get_kind(p->model) == MOE_MODEL_CLASSIFIER) {
+    if (moe_model_kind(p->model) == MOE_MODEL_CLASSIFIER) {
         const size_t width = moe_model_width(p->model), rows = p->n;
         float *inputs = mw_zeros(rows * width * sizeof *inputs), logprobs[REQUESTS * 4] = { 0 };
         int32_t classes[REQUESTS * 4];

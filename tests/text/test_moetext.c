@@ -215,7 +215,7 @@ TEST(a_model_tells_what_it_knows) {
     assert_true(strstr(moetext_model_meta(model, "general.licence"), "CC") != NULL);
     assert_string_equal(moetext_model_meta(model, "no.such.key"), "");
     assert_string_equal(moetext_model_meta(model, "decode.beam"), ""); /* a number */
-    assert_int_equal(moe_model_get_kind(moetext_model_engine(model)), MOE_MODEL_TRANSLATION);
+    assert_int_equal(moe_model_kind(moetext_model_engine(model)), MOE_MODEL_TRANSLATION);
     assert_memory_equal(moetext_model_piece(model, 1964, &length),
                         "\xE2\x96\x81"
                         "G",
@@ -393,6 +393,7 @@ TEST(a_folder_of_models_is_one_model) {
     assert_int_equal(moetext_new(several, FAST ";target=xx", &both, &e), MOE_ERROR_ARGUMENT);
     assert_int_equal(moetext_new(several, FAST ";source=en;target=de", &both, &e), MOE_OK);
     assert_int_equal(moetext_translate_strings(both, text, 3, NULL, NULL, &rows, &e), MOE_OK);
+    moetext_model_close(several); /* its translator keeps it */
     moetext *one = translator(FAST ";source=en;target=de");
     assert_int_equal(moetext_translate_strings(one, text, 3, NULL, NULL, &alone, &e), MOE_OK);
     for (size_t i = 0; i < 3; i++) assert_string_equal(rows.strings[i], alone.strings[i]);
@@ -403,7 +404,6 @@ TEST(a_folder_of_models_is_one_model) {
     assert_int_equal(moetext_translate_strings(both, text, 3, NULL, NULL, &rows, &e), MOE_OK);
     moetext_free(both);
     moetext_free(one);
-    moetext_model_close(several);
     assert_int_equal(moetext_models_open(other, 1, NULL, &several, &e), MOE_ERROR_UNSUPPORTED);
     assert_int_equal(moetext_models_open(folder, 0, NULL, &several, &e), MOE_ERROR_ARGUMENT);
     assert_int_equal(moetext_models_open(folder, 1, "form=ids", &several, &e), MOE_ERROR_ARGUMENT);
@@ -855,6 +855,7 @@ TEST(experts_are_read_as_they_are_needed) {
         assert_int_equal(moetext_new(streamed, FAST ";target=de;expert-memory=1K", &t, &e), MOE_ERROR_MEMORY);
         assert_non_null(strstr(e.message, "is too small: 2 experts need"));
         assert_int_equal(moetext_new(streamed, options, &t, &e), MOE_OK);
+        moetext_model_close(streamed);
         assert_int_equal(moetext_translate_strings(t, sentences, SENTENCES, NULL, NULL, &rows, &e), MOE_OK);
         for (size_t k = 0; k < SENTENCES; k++) {
             assert_string_equal(rows.strings[k], wanted.strings[k]);
@@ -865,7 +866,6 @@ TEST(experts_are_read_as_they_are_needed) {
         assert_true(i == 2 ? stats.experts_held == 64 : stats.experts_held > 1 && stats.experts_held < 64);
         assert_true(stats.expert_fetches > 0 && stats.expert_fetch_bytes / stats.expert_fetches > 1024);
         moetext_free(t);
-        moetext_model_close(streamed);
     }
     moetext_free(mapped);
 }
@@ -911,7 +911,7 @@ TEST(a_translator_can_be_cancelled_and_used_again) {
     moetext_cancel(t); /* none is running */
     assert_int_equal(moetext_translate_strings(t, texts, 1, NULL, NULL, &rows, &e), MOE_ERROR_CANCELLED);
     moetext_cancel(t);
-    moetext_forgive(t);
+    moetext_uncancel(t);
     heard h = say(t, sentences[0]);
     assert_string_equal(h.texts[0], before.texts[0]);
     assert_int_equal(h.n_links, before.n_links);
@@ -949,7 +949,8 @@ typedef struct guest {
     const char *text;
     moetext_request request;
     void *place;
-    int dropped, begun, times;
+    moe_drop drop;
+    int begun, times;
     moe_status status;
     size_t came, parts, length, hypotheses; /* came: the how manieth */
     char bytes[1 << 16];
@@ -980,7 +981,7 @@ static int pull_in_turns(void *user, int wait, moetext_request *request) {
                                       .length = strlen(g->text),
                                       .user = g,
                                       .place = &g->place,
-                                      .dropped = &g->dropped };
+                                      .drop = &g->drop };
         p->pulled++;
         return MOE_PULL_REQUEST;
     }
@@ -1010,7 +1011,7 @@ static void keep_all(void *user, const moetext_result *r) {
         put(g, h->links, h->n_links * sizeof *h->links);
         put(g, h->part_ends, r->n_parts * sizeof *h->part_ends);
     }
-    if (p->last_straw == g) __atomic_store_n(&p->leave->dropped, 1, __ATOMIC_RELAXED);
+    if (p->last_straw == g) moe_request_drop(&p->leave->drop);
 }
 
 static guest *invite(const char *const *texts, size_t n) {
@@ -1085,7 +1086,7 @@ TEST(a_dropped_text_stops_at_the_next_step) {
             assert_int_equal(again[0].hypotheses, 0);
             assert_int_equal(again[1].length, g[1].length);
             assert_memory_equal(again[1].bytes, g[1].bytes, g[1].length);
-            first[0].dropped = 1; /* before it began */
+            moe_request_drop(&first[0].drop); /* before it began */
             assert_true(steps_of(t, &(party){ .guests = first, .n = 2 }) <= some);
             assert_int_equal(first[0].status, MOE_ERROR_CANCELLED);
             assert_memory_equal(first[1].bytes, g[1].bytes, g[1].length);

@@ -26,7 +26,7 @@ typedef struct sample {
 static moe_status read_sample(const char *path, int ids, const text_front *front, sample *s, moe_error *e) {
     moe_status status = text_sample_read(front, &(text_options){ .ids = ids }, path, 1, &s->text, e);
     if (status) return status;
-    s->translates = moe_model_get_kind(front->model) == MOE_MODEL_TRANSLATION;
+    s->translates = moe_model_kind(front->model) == MOE_MODEL_TRANSLATION;
     s->verdicts = calloc(s->text.count, sizeof *s->verdicts);
     if (s->verdicts) return MOE_OK;
     *e = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory for the sample" };

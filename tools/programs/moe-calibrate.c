@@ -194,7 +194,7 @@ int main(int argc, char **argv) {
     const char *file = o.common.model;
     moe_status got = MOE_OK;
     status = EXIT_DONE;
-    if (moe_model_get_kind(front.model) == MOE_MODEL_CLASSIFIER) {
+    if (moe_model_kind(front.model) == MOE_MODEL_CLASSIFIER) {
         program_complain("%s is a classifier, which does not read text", file);
         status = EXIT_USAGE;
     } else {

@@ -258,7 +258,7 @@ static const char *kind_of(const moe_model *m) {
     static const char *const names[] = { [MOE_MODEL_TRANSLATION] = "translation",
                                          [MOE_MODEL_LANGUAGE] = "language",
                                          [MOE_MODEL_CLASSIFIER] = "classifier" };
-    return names[moe_model_get_kind(m)];
+    return names[moe_model_kind(m)];
 }
 
 /* ==== 4. Pages ========================================================================================== */
@@ -393,10 +393,10 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     print_text(m, "licence", "general.licence", lost);
     print_text(m, "attribution", "general.attribution", lost);
     printf("  %-18s %s\n", "kind",
-           moe_model_get_kind(m) == MOE_MODEL_TRANSLATION ? "translates: moe-translate"
-           : moe_model_get_kind(m) == MOE_MODEL_LANGUAGE  ? "language model: moe-score"
-                                                          : "classifier of rows of numbers: moe-classify");
-    if (moe_model_get_kind(m) == MOE_MODEL_CLASSIFIER) {
+           moe_model_kind(m) == MOE_MODEL_TRANSLATION ? "translates: moe-translate"
+           : moe_model_kind(m) == MOE_MODEL_LANGUAGE  ? "language model: moe-score"
+                                                      : "classifier of rows of numbers: moe-classify");
+    if (moe_model_kind(m) == MOE_MODEL_CLASSIFIER) {
         printf("  %-18s %zu\n  %-18s %d\n", "inputs", moe_model_width(m), "classes", (int)moe_model_vocabulary(m));
         print_text(m, "names", "classes.names", lost);
     } else {
@@ -404,7 +404,7 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
         text_languages(front, &languages);
         if (languages.failed || languages.length)
             printf("  %-18s %s\n", "languages", languages.failed ? "?" : languages.data);
-        else if (moe_model_get_kind(m) == MOE_MODEL_TRANSLATION) printf("  %-18s one direction only\n", "languages");
+        else if (moe_model_kind(m) == MOE_MODEL_TRANSLATION) printf("  %-18s one direction only\n", "languages");
         *lost |= languages.failed;
         text_bytes_free(&languages);
         printf("  %-18s %d tokens, tokeniser: %s%s\n", "vocabulary", (int)moe_model_vocabulary(m),
@@ -415,7 +415,7 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     }
 
     printf("\nArchitecture: %s\n", get_text(m, "general.architecture", "?", a, sizeof a, lost));
-    if (moe_model_get_kind(m) != MOE_MODEL_CLASSIFIER)
+    if (moe_model_kind(m) != MOE_MODEL_CLASSIFIER)
         printf("  %-18s width %lld\n", "embedding", (long long)get_int(m, "model.width", 0));
     print_layers(m, lost);
     if (moe_model_meta_find(m, "decoder.init") >= 0 || moe_model_meta_find(m, "attention.kind") >= 0)
@@ -444,7 +444,7 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     const moe_status sized = moe_session_bytes(m, &p, &bytes, &e);
     *lost |= sized == MOE_ERROR_MEMORY;
     if (sized) printf("  %-18s unknown: %s\n", "a session", e.message);
-    else if (moe_model_get_kind(m) != MOE_MODEL_TRANSLATION)
+    else if (moe_model_kind(m) != MOE_MODEL_TRANSLATION)
         printf("  %-18s %s in addition to the file: batch %d, 1 thread\n", "a session", human_bytes(bytes, c), p.batch);
     else
         printf("  %-18s %s in addition to the file: batch %d, beam %d, %d source and %d target tokens, 1 thread\n",
@@ -608,7 +608,7 @@ static int print_json(const text_front *front, const char *path, int checked) {
     json_whole(&j, "file_version", moe_model_file_version(m));
     json_bool(&j, "checksums_verified", checked);
     json_text(&j, "kind", kind_of(m));
-    if (moe_model_get_kind(m) == MOE_MODEL_CLASSIFIER) {
+    if (moe_model_kind(m) == MOE_MODEL_CLASSIFIER) {
         json_whole(&j, "inputs", (int64_t)moe_model_width(m));
         json_whole(&j, "classes", moe_model_vocabulary(m));
     }

@@ -861,7 +861,7 @@ static moe_status report(const plan *p, moe_error *e) {
 }
 
 static moe_status open_text(const options *o, text_front *front, moe_error *e) {
-    if (moe_model_get_kind(front->model) == MOE_MODEL_CLASSIFIER)
+    if (moe_model_kind(front->model) == MOE_MODEL_CLASSIFIER)
         return text_fail(e, MOE_ERROR_ARGUMENT, "", "a classifier does not read text: use --experts only");
     return text_open_tokeniser(front, program_level(&o->common), e);
 }

@@ -86,7 +86,7 @@ int main(int argc, char **argv) {
     if (text_open(in, o.sample && !o.ids ? TEXT_REQUIRED : TEXT_IDS_ONLY, &(moe_model_params){ .verify = 1 }, &front,
                   &e))
         return program_file_error(in, &e), EXIT_MODEL;
-    if (o.sample && moe_model_get_kind(front.model) == MOE_MODEL_CLASSIFIER) {
+    if (o.sample && moe_model_kind(front.model) == MOE_MODEL_CLASSIFIER) {
         text_close(&front);
         return program_usage_error("--measure requires a model that reads text; %s is a classifier", in);
     }

@@ -748,7 +748,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
                                             .max_source = (size_t)params->max_source,
                                             .max_target = (size_t)params->max_target + (size_t)(o->raw != 0) };
     int status = -1;
-    if (is_auto(o) && meta_int(front->model, "source.tag") == 2) {
+    if (is_auto(o) && moe_model_needs_source(front->model)) {
         moe_error e;
         a.flow.stream.seen = app_seen;
         if (text_detector_of_model(front->model, &a.detector, &e))
@@ -766,7 +766,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
 
 /* The language tags that the options name. */
 static int choose_language(const options *o, const text_front *front, moe_session_params *params) {
-    const int source_too = meta_int(front->model, "source.tag") == 2;
+    const int source_too = moe_model_needs_source(front->model);
     const text_settings *settings = &o->common.settings;
     moe_error e;
     if (settings->source[0] && !is_auto(o) && text_language(front, settings->source, 0, &params->source_tag, &e))

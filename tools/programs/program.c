@@ -253,13 +253,13 @@ const char *program_version(void) {
     return text;
 }
 
-int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind) {
+int program_check_kind(const char *path, const moe_model *model, moe_kind kind) {
     static const char *const words[] = {
         [MOE_MODEL_TRANSLATION] = "a translation model; moe-translate reads it, and scores translations with --score",
         [MOE_MODEL_LANGUAGE] = "a language model; moe-score reads it",
         [MOE_MODEL_CLASSIFIER] = "a classifier; moe-classify reads it",
     };
-    moe_model_kind is = moe_model_get_kind(model);
+    moe_kind is = moe_model_kind(model);
     if (is == kind) return -1;
     program_complain("%s is %s", path, words[is]);
     return EXIT_USAGE;
@@ -299,7 +299,7 @@ int program_words(program_common *o, int count, char *const *words) {
     return -1;
 }
 
-int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front) {
+int program_open(const program_common *o, moe_kind kind, text_level level, text_front *front) {
     moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 2, .stream = o->stream };
     moe_error e;
     if (o->settings.max_memory) params.allocator = text_memory_allocator();

@@ -104,9 +104,9 @@ int program_default_model(const char **model);
 int program_words(program_common *o, int count, char *const *words);
 /* Open the model as the options say, and begin its tokeniser; -1, or a complaint and EXIT_MODEL, or EXIT_USAGE where it
  * is of another kind. */
-int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front);
+int program_open(const program_common *o, moe_kind kind, text_level level, text_front *front);
 /* -1 if the model is of this kind. Else a complaint, which names its kind and the program for it, and EXIT_USAGE. */
-int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind);
+int program_check_kind(const char *path, const moe_model *model, moe_kind kind);
 /* "say with WHAT; the languages of this model: de en"; gives EXIT_USAGE. */
 int program_ask_language(const text_front *front, const char *what);
 /* Whether a gate selects all experts. */

@@ -321,7 +321,7 @@ static void chat_partial(void *closure, const moetext_partial *partial) {
     if (c->finish) return;
     chat_add(item, partial->text, partial->length);
     c->tokens = partial->n_ids;
-    if (c->finish) __atomic_store_n(&req->dropped, 1, __ATOMIC_RELAXED); /* ignore the rest */
+    if (c->finish) moe_request_drop(&req->drop); /* ignore the rest */
     pthread_mutex_lock(&s->lock);
     if (req->stream && req->connection && req->state == REQUEST_WAITING) {
         send_more(s, req, item->answer.length - (c->finish ? 0 : stops_held(&c->stops, &item->answer)));

@@ -89,7 +89,7 @@ const char *requests_why(const request *req) {
 /* End a request before its texts are done (lock held). A stream reports the reason in its last line. */
 static void request_cut(server *s, request *req, unsigned why) {
     req->cut = why;
-    __atomic_store_n(&req->dropped, 1, __ATOMIC_RELAXED);
+    moe_request_drop(&req->drop);
     if (req->stream && why != CLIENT_GONE) req->route->dialect->end(s, req, NULL);
     request_finish(s, req);
 }
@@ -197,7 +197,7 @@ void requests_leave(server *s, request *req) {
     const int idle = !req->n_taken || s->decoded;
     if (idle) turns_leave(s, req);
     else request_link(&s->orphans, req);
-    __atomic_store_n(&req->dropped, 1, __ATOMIC_RELAXED);
+    moe_request_drop(&req->drop);
     pthread_mutex_unlock(&s->lock);
     if (idle) request_free(req); /* else item_finish frees it */
 }
@@ -315,7 +315,7 @@ static int pull_text(void *closure, int wait, moetext_request *next) {
     if (item) {
         const dialect *d = item->request->route->dialect;
         next->place = &item->place;
-        next->dropped = &item->request->dropped;
+        next->drop = &item->request->drop;
         next->user = item;
         next->partial = d->partial;
         d->begin(s, item, next);

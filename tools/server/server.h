@@ -139,7 +139,7 @@ struct request {
     client *client;                     /* NULL if nothing is queued */
     request *next_turn, *previous_turn; /* in the ring of the client */
     text_item *retries, *open;          /* items to decode again; the item of which the decoder takes more parts */
-    int dropped;                        /* 1: no result is needed any more; atomic */
+    moe_drop drop;                      /* no result is needed any more */
     char source[36], target[36], key[132];
     size_t key_number;   /* from 1; 0: no API keys are needed */
     uint64_t characters; /* counted against the quota */

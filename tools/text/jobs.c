@@ -421,7 +421,7 @@ static moe_status read_pair(const text_front *front, const text_options *options
     moe_span fields[3], *source = &fields[2];
     char code[32];
     moe_status status = MOE_OK;
-    if (moe_model_get_kind(front->model) == MOE_MODEL_LANGUAGE) {
+    if (moe_model_kind(front->model) == MOE_MODEL_LANGUAGE) {
         p->has_target = 1;
         return parse_text(&targets, options, rest.data, rest.length, &p->target, error);
     }
@@ -478,7 +478,7 @@ static int only_blanks(const text_line *line) {
 
 moe_status text_sample_read(const text_front *front, const text_options *options, const char *path, int targets_wanted,
                             text_sample *sample, moe_error *error) {
-    const int language = moe_model_get_kind(front->model) == MOE_MODEL_LANGUAGE;
+    const int language = moe_model_kind(front->model) == MOE_MODEL_LANGUAGE;
     text_reader reader;
     text_line line;
     text_read got = TEXT_READ_END;

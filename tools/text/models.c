@@ -130,7 +130,7 @@ static moe_status add_file(text_set *s, const char *path, int in_folder, moe_err
     s->files = larger;
     if (text_open(path, TEXT_IDS_ONLY, &look, &front, &e)) return of_file(path, &e, error);
     model_file f = { .path = text_copy(path, strlen(path)), .bytes = moe_model_file_bytes(front.model) };
-    const int translates = moe_model_get_kind(front.model) == MOE_MODEL_TRANSLATION;
+    const int translates = moe_model_kind(front.model) == MOE_MODEL_TRANSLATION;
     moe_status status = MOE_OK;
     if (!f.path) status = text_out_of_memory(&e);
     else if (!translates && !in_folder)

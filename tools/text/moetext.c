@@ -40,7 +40,9 @@ static moe_status append_floats(float **numbers, size_t *n, size_t *capacity, co
 /* ==== 1. Models ========================================================================================= */
 
 struct moetext_model {
-    text_set *set; /* NULL: it is one model; else of the others only the languages are set */
+    moetext_model *self; /* not const: translators count themselves */
+    atomic_int holders;  /* the user and translators; the last one closes it */
+    text_set *set;       /* NULL: it is one model; else of the others only the languages are set */
     text_front front;
     text_form form;
     size_t copied; /* bytes of the file in memory of its own */
@@ -109,6 +111,14 @@ static moe_status copy_texts(moetext_model *m, moe_error *error) {
     return MOE_OK;
 }
 
+static moetext_model *new_model(void) {
+    moetext_model *m = calloc(1, sizeof *m);
+    if (!m) return NULL;
+    m->self = m;
+    atomic_init(&m->holders, 1);
+    return m;
+}
+
 moe_status text_model_open(const char *path, const text_settings *settings, moetext_model **out, moe_error *error) {
     static const text_level levels
         [] = { [TEXT_FORM_TEXT] = TEXT_REQUIRED, [TEXT_FORM_PIECES] = TEXT_PIECES, [TEXT_FORM_IDS] = TEXT_IF_THERE };
@@ -120,11 +130,11 @@ moe_status text_model_open(const char *path, const text_settings *settings, moet
                                                 : settings->verify   ? 1
                                                                      : -1,
                                       .allocator = settings->max_memory ? text_memory_allocator() : none };
-    moetext_model *m = calloc(1, sizeof *m);
+    moetext_model *m = new_model();
     if (!m) return text_out_of_memory(error);
     m->form = settings->form < 0 ? TEXT_FORM_TEXT : (text_form)settings->form;
     moe_status status = text_open(path, TEXT_IDS_ONLY, &params, &m->front, &e);
-    if (!status && moe_model_get_kind(m->front.model) != MOE_MODEL_TRANSLATION)
+    if (!status && moe_model_kind(m->front.model) != MOE_MODEL_TRANSLATION)
         status = text_fail(&e, MOE_ERROR_UNSUPPORTED, "model", "this is no translation model");
     if (!status) status = text_open_tokeniser(&m->front, levels[m->form], &e);
     if (status == MOE_ERROR_UNSUPPORTED && strcmp(e.where, "tokenizer.kind") == 0)
@@ -165,7 +175,7 @@ moe_status text_models_open(const char *const *paths, size_t n, const text_setti
                             moe_error *error) {
     if (settings->form > 0)
         return text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: several models translate text alone");
-    moetext_model *m = calloc(1, sizeof *m);
+    moetext_model *m = new_model();
     if (!m) return text_out_of_memory(error);
     m->front = (text_front){ .unknown = -1, .target_unknown = -1 };
     moe_status status = text_set_open(paths, n, settings, &m->set, error);
@@ -183,7 +193,7 @@ moe_status moetext_models_open(const char *const *paths, size_t n, const char *o
 }
 
 void moetext_model_close(moetext_model *m) {
-    if (!m) return;
+    if (!m || atomic_fetch_sub(&m->holders, 1) > 1) return;
     text_set_close(m->set);
     for (size_t i = 0; i < m->n_languages; i++) free(m->languages[i]);
     if (m->front.model)
@@ -227,8 +237,7 @@ ptrdiff_t moetext_model_language_find(const moetext_model *m, const char *code) 
 
 int moetext_model_needs_source(const moetext_model *m) {
     if (m->set) return text_set_needs_source(m->set);
-    const ptrdiff_t i = moe_model_meta_find(m->front.model, "source.tag");
-    return i >= 0 && moe_model_meta_int(m->front.model, (size_t)i, 0) == 2;
+    return moe_model_needs_source(m->front.model);
 }
 
 const char *moetext_model_piece(const moetext_model *m, int32_t id, size_t *length) {
@@ -1064,7 +1073,6 @@ static void refuse(const moetext *t, const moetext_request *q, moe_status status
 /* ==== 5. Stream ========================================================================================= */
 
 /* Whether nobody wants a text any more. Another thread may say so. */
-static int is_dropped(const moetext_request *q) { return q->dropped && __atomic_load_n(q->dropped, __ATOMIC_RELAXED); }
 
 static moetext *translator_of(text_stream *stream) { return (moetext *)(void *)stream; }
 
@@ -1104,7 +1112,7 @@ static unit *begin_text(moetext *t, const moetext_request *q) {
     const int answers = q->task == MOETEXT_ANSWER;
     moe_error e;
     unit *u = NULL;
-    if (is_dropped(q)) refuse(t, q, MOE_ERROR_CANCELLED, "dropped by the caller");
+    if (moe_request_dropped(q->drop)) refuse(t, q, MOE_ERROR_CANCELLED, "dropped by the caller");
     else if (!answers && tags_of(t, q, &source_tag, &target_tag, &e)) refuse(t, q, e.code, e.message);
     else if ((unsigned)q->task > MOETEXT_ANSWER) refuse(t, q, MOE_ERROR_ARGUMENT, "this is no task");
     else if (answers && (!t->model->front.prompt || t->model->form != TEXT_FORM_TEXT || !q->ids))
@@ -1135,14 +1143,14 @@ static int next_text(moetext *t, int wait) {
         const int answer = t->pull(t->user, wait, &q);
         if (answer != MOE_PULL_REQUEST) return answer;
         t->unit = q.place && *q.place ? *q.place : begin_text(t, &q);
-        if (t->unit && is_dropped(&t->unit->request)) drop_text(t, t->unit);
+        if (t->unit && moe_request_dropped(t->unit->request.drop)) drop_text(t, t->unit);
     }
 }
 
 /* The text whose part is next: the one at hand up to its end, unless it takes turns with others. */
 static int stream_turn(text_stream *stream, int wait) {
     moetext *t = translator_of(stream);
-    if (t->unit && is_dropped(&t->unit->request)) drop_text(t, t->unit);
+    if (t->unit && moe_request_dropped(t->unit->request.drop)) drop_text(t, t->unit);
     else if (t->unit && t->unit->request.place) t->unit = NULL;
     const int answer = next_text(t, wait);
     if (answer != MOE_PULL_REQUEST) return answer;
@@ -1270,7 +1278,7 @@ static void stream_ask(text_stream *stream, text_job *job, moe_request *request)
     request->n_source = job->source_ids.length;
     request->source_tag = u->source_tag;
     request->target_tag = u->target_tag;
-    request->dropped = u->request.dropped;
+    request->drop = u->request.drop;
     if (u->request.partial) request->partial = text_stream_grow;
     if (u->request.task == MOETEXT_ANSWER) request->limit = u->request.limit, request->sampling = u->request.sampling;
     if (!u->request.task || u->request.task == MOETEXT_ANSWER) return;
@@ -1322,7 +1330,7 @@ moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn d
         if (status) unit_reuse(t, u);
         else refuse_unit(t, u, MOE_ERROR_CANCELLED, "dropped by the caller");
     }
-    if (status == MOE_ERROR_CANCELLED) moetext_forgive(t);
+    if (status == MOE_ERROR_CANCELLED) moetext_uncancel(t);
     return status;
 }
 
@@ -1594,6 +1602,7 @@ moe_status text_leg_new(const moetext_model *m, const text_settings *settings, t
     if (!t) return text_out_of_memory(error);
     moe_status status = MOE_OK;
     t->model = m;
+    atomic_fetch_add(&m->self->holders, 1);
     t->settings = *settings;
     atomic_init(&t->cancelled, 0);
     if (t->settings.form >= 0 && (text_form)t->settings.form != m->form)
@@ -1622,9 +1631,10 @@ moe_status text_translator_new(const moetext_model *m, const text_settings *sett
     moetext *t = calloc(1, sizeof *t);
     if (!t) return text_out_of_memory(error);
     t->model = m;
+    atomic_fetch_add(&m->self->holders, 1);
     t->settings = *settings;
     const moe_status status = text_several_new(m->set, settings, &t->several, error);
-    if (status) return free(t), status;
+    if (status) return moetext_free(t), status;
     *out = t;
     return MOE_OK;
 }
@@ -1666,6 +1676,7 @@ void moetext_free(moetext *t) {
     text_rules_free(t->rules);
     moe_session_free(t->session);
     moe_session_free(t->second);
+    moetext_model_close(t->model->self);
     free(t);
 }
 
@@ -1679,9 +1690,9 @@ void moetext_cancel(moetext *t) {
     if (t->second) moe_session_cancel(t->second);
 }
 
-void moetext_forgive(moetext *t) {
+void moetext_uncancel(moetext *t) {
     if (t->several) {
-        text_several_forgive(t->several);
+        text_several_uncancel(t->several);
         return;
     }
     atomic_store(&t->cancelled, 0);

@@ -7,7 +7,7 @@
  *
  * Objects and lifetimes
  *   moetext_model   a model file and its tokeniser. It never changes after it was opened. Any number of threads and
- *                   translators share it. Close it after its last translator was freed.
+ *                   translators share it. It may be closed while translators use it: the last of them frees it.
  *   moetext         a translator: the settings, threads and memory of a session. One thread at a time may use it; only
  *                   moetext_cancel may be called from anywhere. Separate translators are independent of each other.
  *   Text is UTF-8 without NUL bytes, given with its length. It may have several lines and any length.
@@ -77,7 +77,7 @@ moe_status moetext_default_model(char *path, size_t size, moe_error *error);
  * MOE_ERROR_ARGUMENT (options); MOE_ERROR_UNSUPPORTED (the model does not translate, or has no tokeniser and the
  * options do not contain form=ids or form=pieces). */
 moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error);
-void moetext_model_close(moetext_model *model); /* NULL is fine */
+void moetext_model_close(moetext_model *model); /* NULL is fine. Translators remain usable */
 
 /* Open `n` models as one: files, and folders, of which all translation models that end in .bin. A text goes through one
  * that translates from its language into the wanted one, the first of them; else through two with a language between
@@ -175,10 +175,10 @@ moe_status moetext_new(const moetext_model *model, const char *options, moetext 
 void moetext_free(moetext *translator); /* NULL is fine */
 
 /* Stop from another thread or from a signal handler: this only sets a flag. The running call, or else the next one,
- * returns MOE_ERROR_CANCELLED after the current decoder step and drops the texts under way. moetext_forgive clears the
+ * returns MOE_ERROR_CANCELLED after the current decoder step and drops the texts under way. moetext_uncancel clears the
  * flag. The translator can be used again. */
 void moetext_cancel(moetext *translator);
-void moetext_forgive(moetext *translator); /* call it in the thread that uses the translator, between two calls */
+void moetext_uncancel(moetext *translator); /* call it in the thread that uses the translator, between two calls */
 
 /* Statistics since the translator was made, without alignments. */
 void moetext_stats_sized(const moetext *translator, moe_stats *out, size_t size);
@@ -310,10 +310,10 @@ typedef struct moetext_request {
      */
     void **place;
 
-    /* A flag, or NULL. Any thread may set it to a value other than 0, as an atomic, if the result is not needed any
-     * more. The parts under way are then dropped before the decoder's next step, and the other parts when the request
-     * is given once more. The status of the text is MOE_ERROR_CANCELLED. */
-    const int *dropped;
+    /* NULL, or valid until the result: moe_request_drop drops the text. The parts under way are then dropped before the
+     * decoder's next step, and the other parts when the request is given once more. The status of the text is
+     * MOE_ERROR_CANCELLED. */
+    const moe_drop *drop;
 
     /* What stands before the text, in its language, [context_length]: it is not translated, but shown to a model that
      * is asked in words, with the text's own lines before each line. Of both the last lines are shown, as many as the

@@ -16,14 +16,6 @@ static int64_t meta_int(const moe_model *model, const char *key, int64_t otherwi
     return i < 0 ? otherwise : moe_model_meta_int(model, (size_t)i, 0);
 }
 
-/* What format.md says the session adds to a source, or to what a language model scores. */
-static size_t source_extra(const moe_model *model) {
-    int languages = moe_model_language_count(model) > 0;
-    if (moe_model_get_kind(model) == MOE_MODEL_LANGUAGE) return 1;
-    return (size_t)(meta_int(model, "source.tag", languages) != 0) + (size_t)(meta_int(model, "source.bos", 0) != 0) +
-           (size_t)(meta_int(model, "source.eos", 1) != 0);
-}
-
 static int span_is(moe_span s, const char *text) {
     return s.length == strlen(text) && memcmp(s.data, text, s.length) == 0;
 }
@@ -267,7 +259,7 @@ moe_status text_open(const char *path, text_level level, const moe_model_params 
     *front = (text_front){ .unknown = -1, .target_unknown = -1 };
     moe_status status = moe_model_open(path, params, &front->model, error);
     if (status) return text_say_how_to_convert(path, error), status;
-    front->source_extra = source_extra(front->model);
+    front->source_extra = moe_model_source_extra(front->model);
     status = text_open_tokeniser(front, level, error);
     if (status) text_close(front);
     return status;

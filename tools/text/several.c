@@ -348,14 +348,13 @@ static void deliver_same(const text_several *s, const moetext_request *q) {
     text_bytes_free(&copy);
 }
 
-static int is_dropped(const moetext_request *q) { return q->dropped && __atomic_load_n(q->dropped, __ATOMIC_RELAXED); }
 
 /* A text of the caller's joins those that wait for its first leg, or is done with. */
 static void begin_text(text_several *s, const moetext_request *q) {
     text_way way = { 0 };
     moe_error e;
     item *x = NULL;
-    if (is_dropped(q)) refuse(s, q, MOE_ERROR_CANCELLED, "dropped by the caller");
+    if (moe_request_dropped(q->drop)) refuse(s, q, MOE_ERROR_CANCELLED, "dropped by the caller");
     else if (q->task == MOETEXT_ANSWER) refuse(s, q, MOE_ERROR_UNSUPPORTED, "several models do not answer prompts");
     else if ((unsigned)q->task > MOETEXT_ANSWER) refuse(s, q, MOE_ERROR_ARGUMENT, "this is no task");
     else if (q->context_length) refuse(s, q, MOE_ERROR_UNSUPPORTED, "several models take no context of a text");
@@ -494,7 +493,7 @@ static moe_status fill(text_several *s, leg *l, item *x, moetext_request *q, moe
     q->glossary = glossary;
     q->user = x;
     q->place = &x->place;
-    q->dropped = x->request.dropped;
+    q->drop = x->request.drop;
     if (last && x->request.partial) q->partial = leg_partial;
     return status;
 }
@@ -529,7 +528,7 @@ static void leg_done(void *user, const moetext_result *result) {
 
 /* What a call from another thread, or a signal handler, would cancel: not freed while one is at it. */
 static void set_running(text_several *s, moetext *t) {
-    if (t) moetext_forgive(t);
+    if (t) moetext_uncancel(t);
     atomic_store(&s->running, t);
     while (!t && atomic_load(&s->cancelling)) sched_yield();
     if (t && atomic_load(&s->cancelled)) moetext_cancel(t);
@@ -579,7 +578,7 @@ moe_status text_several_translate(text_several *s, moetext_pull_fn pull, moetext
     for (size_t i = 0; i < s->n; i++) s->legs[i].fresh.first = NULL;
     if (status == MOE_ERROR_CANCELLED) {
         text_fail(error, status, "", "cancelled");
-        text_several_forgive(s);
+        text_several_uncancel(s);
     }
     return status;
 }
@@ -662,7 +661,7 @@ void text_several_cancel(text_several *s) {
     atomic_fetch_sub(&s->cancelling, 1);
 }
 
-void text_several_forgive(text_several *s) { atomic_store(&s->cancelled, 0); }
+void text_several_uncancel(text_several *s) { atomic_store(&s->cancelled, 0); }
 
 moe_stats text_several_stats(const text_several *s) {
     moe_stats sum = s->before;

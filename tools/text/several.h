@@ -22,7 +22,7 @@ moe_status text_several_translate(text_several *several, moetext_pull_fn pull, m
 /* MOE_OK if there is a way between the languages that a text names, or the options. */
 moe_status text_several_check(text_several *several, const char *source, const char *target, moe_error *error);
 void text_several_cancel(text_several *several);
-void text_several_forgive(text_several *several);
+void text_several_uncancel(text_several *several);
 moe_stats text_several_stats(const text_several *several);
 size_t text_several_under_way(const text_several *several);
 

@@ -94,7 +94,7 @@ class Call:
 
     def __init__(self, jobs, convert, notify, task=c.TRANSLATE, source=None, target=None, glossary=None):
         self.jobs, self.again, self.convert, self.notify = jobs, deque(), convert, notify
-        self.dropped = ctypes.c_int(0)  # 1: the library drops the texts in flight
+        self.drop = ctypes.c_int(0)  # a moe_drop
         self.task, self.source, self.target = task, language(source), language(target)
         self.glossary = glossary
         self.found, self.error, self.live, self.queued = {}, None, True, False
@@ -218,7 +218,7 @@ class Engine:
         """Drop a call and its texts in flight."""
         with self.state:
             call.live = False
-            call.dropped.value = 1
+            lib().moe_request_drop(ctypes.byref(call.drop))
             self.calls.discard(call)
             if self.under_way and not self.calls:
                 lib().moetext_cancel(self.handle)
@@ -324,7 +324,7 @@ class Engine:
         request.context, request.context_length = before
         request.given, request.given_length = given[0], given[1]
         request.task, request.source, request.target = call.task, call.source, call.target
-        request.dropped = ctypes.addressof(call.dropped)
+        request.drop = ctypes.addressof(call.drop)
         request.glossary = call.glossary and call.glossary.handle
         request.partial = ctypes.cast(self.partial, ctypes.c_void_p) if call.tell else None
         request.user = number = next(self.numbers)
