@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""moe-server under every known kind of abuse, with one well-behaved client, the canary.
+"""moe-server under every known kind of abuse, with one well-behaved client, the
+canary.
 
     tests/python tests/bench/abuse.py                  # ten minutes
     tests/python tests/bench/abuse.py --seconds 60 --size 0.1

@@ -4,16 +4,16 @@
     make build/bank_reads
     tests/python tests/bench/belady.py [--steps N] [--text FILE] [--target de]
 
-The engine's own plans (moe.c, Expert cache and Expert bank: the slots of the budget, transit
-slots and reading ahead included; `bank_reads` drives them), an LRU that takes
-hits first, and Belady's optimum, which knows the future and need not keep what
-it reads, over the same runs: sentences of 25 tokens, translations of 28, a beam
-of 4, batches refilled by halves. A share counts all reads, prefetched or not.
-Routing is uniform in the shapes of NLLB-MoE-54B and paper-2048, or in the first
-of these as in one direction of the shipped model: the frequency of each expert
-is measured with moe-translate --routing on the phrases of
-tests/train/phrasebook.tsv or the lines of --text, and each of its 32 experts
-represents 4 of the 128.
+The engine's own plans (moe.c, Expert cache and Expert bank: the slots of the
+budget, transit slots and reading ahead included; `bank_reads` drives them), an
+LRU that takes hits first, and Belady's optimum, which knows the future and need
+not keep what it reads, over the same runs: sentences of 25 tokens, translations
+of 28, a beam of 4, batches refilled by halves. A share counts all reads,
+prefetched or not. Routing is uniform in the shapes of NLLB-MoE-54B and
+paper-2048, or in the first of these as in one direction of the shipped model:
+the frequency of each expert is measured with moe-translate --routing on the
+phrases of tests/train/phrasebook.tsv or the lines of --text, and each of its 32
+experts represents 4 of the 128.
 
 If rows are independent, no algorithm without knowledge of the future beats a
 fixed set of the most frequent experts. Belady's share is far higher if experts

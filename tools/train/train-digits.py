@@ -10,9 +10,9 @@ frames of speech, with PyTorch on the CPU.
 Data (section 4.1): every digit of 28 x 28 pixels is placed up to four pixels
 from the centre of an image of 36 x 36, at one of 81 equally probable offsets.
 DIR has the 10,000 images of MNIST's test set: 8,000 for training, with new
-offsets in every epoch, and the last 2,000 for testing, each at one random offset
-that does not depend on --seed. Or (section 4.2) DIR has frames of speech from
-speech.py, with phonemes as classes; the paper's shape is then
+offsets in every epoch, and the last 2,000 for testing, each at one random
+offset that does not depend on --seed. Or (section 4.2) DIR has frames of speech
+from speech.py, with phonemes as classes; the paper's shape is then
     --experts 4 16 --hidden 128 128 --gate-hidden 64 64
 
 The network is a stack of mixtures of rectified linear experts, a linear layer
@@ -20,8 +20,8 @@ and softmax. A gate is softmax(B max(0, A x + a) + b), with few hidden units.
 Training is stochastic gradient descent, at first with the constraint that the
 experts' running totals remain close (gating.RunningTotals), then without it for
 --fine-tune epochs. With --losses, those of Bengio et al. 2015 balance the gates
-instead; they assume sigmoids, as with --gate sigmoid: L_e of a softmax is always
-0. --network selects the second layer:
+instead; they assume sigmoids, as with --gate sigmoid: L_e of a softmax is
+always 0. --network selects the second layer:
     mixture      four experts, the paper's model
     single       one expert of the same size
     concat       one expert of the size of all four: the mixture's upper bound

@@ -12,14 +12,14 @@ CUDA device, using the fast layers of train.py.
 
 The model is a small version of that of "Outrageously Large Neural Networks"
 (Shazeer et al. 2017, appendix C): embedding, LSTM with projection, MoE with a
-sigmoid over its output, LSTM. All have residual connections; the output matrix is
-the embedding. Gates are noisy top-k with importance and load losses (section
+sigmoid over its output, LSTM. All have residual connections; the output matrix
+is the embedding. Gates are noisy top-k with importance and load losses (section
 2.1, appendix A), or strictly balanced (appendix F), with --groups in two levels
-(appendix B). Training text is the English of the corpus, one sentence at a time,
-as SentencePiece pieces.
+(appendix B). Training text is the English of the corpus, one sentence at a
+time, as SentencePiece pieces.
 
 Files in --out
-    lines.npz        the corpus as pieces; created with the vocabulary if missing
+    lines.npz        the corpus as pieces; made with the vocabulary if missing
     model-spm.model  the SentencePiece vocabulary
     resume.pt        state of the training
     model.pt         inference checkpoint ("moe-checkpoint-1") for convert.py
@@ -30,9 +30,9 @@ The networks of `curve` share vocabulary and lines and have a folder each in
 finally the result on text not used for training or model selection (test.json).
 The same command continues after an interruption.
 
-The learning rate follows the tokens, not the time: warm-up, constant, then linear
-to zero at the end of --tokens, so that runs are comparable whatever the load of
-the machine. SIGTERM or SIGINT makes the trainer save and stop.
+The learning rate follows the tokens, not the time: warm-up, constant, then
+linear to zero at the end of --tokens, so that runs are comparable whatever the
+load of the machine. SIGTERM or SIGINT makes the trainer save and stop.
 """
 import common  # must be first: extends sys.path, reports missing modules
 import argparse

@@ -3,8 +3,8 @@
 layer, with noisy and with strictly balanced mixtures, several seeds each, and
 tabulate loss and BLEU.
 
-The networks are those of train.py --recipe mixture, in which experts are half of
-the work. They only differ in both mixtures: 32 experts of 1,024 units, 4 per
+The networks are those of train.py --recipe mixture, in which experts are half
+of the work. They only differ in both mixtures: 32 experts of 1,024 units, 4 per
 token, or one dense layer of 4,096 units, with as many operations. All networks
 of a seed see the same batches.
 

@@ -3,7 +3,7 @@
 device.
 
     train.py prepare --corpus DIR --cache DIR
-        create the vocabulary and the tokenised corpus (train does so if missing)
+        make the vocabulary and the tokenised corpus (train does if missing)
     train.py train --corpus DIR --out DIR ...
         train, or continue from the checkpoint in --out
     train.py finetune -m MODEL.bin --corpus MY -o MINE.bin
@@ -30,7 +30,7 @@ noisy top-k (section 2.1) with importance and load losses, of one level, or with
 --groups of two (appendix B); see gating.py.
 
 Files in --out
-    resume.pt        state of the training: weights, optimizer, average, position
+    resume.pt        training state: weights, optimizer, average, position
                      in the data, elapsed time
     model.pt         inference checkpoint ("moe-checkpoint-1", averaged weights)
                      for convert.py
@@ -41,19 +41,20 @@ Files in --out
                      stop, SIGSTOP and SIGCONT pause it
 
 The learning rate follows elapsed training time: warm-up, constant, then linear
-to zero at the end of --minutes. A step counts as at most 10 s, so that pauses do
-not use up the schedule. With --tokens it follows the number of tokens instead,
-which makes models comparable that saw the same batches.
+to zero at the end of --minutes. A step counts as at most 10 s, so that pauses
+do not use up the schedule. With --tokens it follows the number of tokens
+instead, which makes models comparable that saw the same batches.
 
 Speed on a CPU: sequences are packed without padding; each LSTM layer computes
 its input product for all steps at once and only the recurrent product per step;
-experts process the tokens, sorted by expert, in one dense product each; the rest
-is fused in train-kernels.c. Every thread has a replica of the model and a part
-of the batch; they meet at the mixtures, where each computes some of the experts
-for all rows. Products use torch.mm, except bf16 on CPUs with AVX-512 BF16 or
-AMX, where train-kernels.c runs whole layers. CUDA uses plain torch operations.
-glibc's malloc takes 6 % of the time: LD_PRELOAD=libtcmalloc_minimal.so.4
-(Debian: libtcmalloc-minimal4) avoids that, and halves the memory.
+experts process the tokens, sorted by expert, in one dense product each; the
+rest is fused in train-kernels.c. Every thread has a replica of the model and a
+part of the batch; they meet at the mixtures, where each computes some of the
+experts for all rows. Products use torch.mm, except bf16 on CPUs with AVX-512
+BF16 or AMX, where train-kernels.c runs whole layers. CUDA uses plain torch
+operations. glibc's malloc takes 6 % of the time:
+LD_PRELOAD=libtcmalloc_minimal.so.4 (Debian: libtcmalloc-minimal4) avoids that,
+and halves the memory.
 """
 import common  # must be first: extends sys.path, reports missing modules
 import argparse
