@@ -53,6 +53,17 @@ static int value_at(const uint8_t *data, size_t size, size_t skip, const char *b
     return 1;
 }
 
+/* The path of a route. */
+static const char *path_at(size_t number) {
+    size_t n = 0;
+    for (const route *const *table = interfaces; *table; table++)
+        for (const route *at = *table; at->method; at++) n++;
+    number %= n;
+    for (const route *const *table = interfaces;; table++)
+        for (const route *at = *table; at->method; at++)
+            if (!number--) return at->path;
+}
+
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed) {
     static const char *const values[] = { "0",
                                           "-1",
@@ -82,25 +93,9 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
                                          "GET",
                                          "HEAD",
                                          "OPTIONS",
-                                         "/translate",
-                                         "/detect",
-                                         "/languages",
-                                         "/health",
-                                         "/metrics",
-                                         "/translate_file",
-                                         "/download_file/x",
-                                         "/suggest",
-                                         "/spec",
-                                         "/v2/translate",
-                                         "/v2/languages?type=target",
-                                         "/v2/usage",
-                                         "/imme",
-                                         "/v1/chat/completions",
-                                         "/v1/models/x",
                                          "messages",
                                          "stop",
                                          "max_tokens",
-                                         "/",
                                          "chunked",
                                          "application/json",
                                          "multipart/form-data; boundary=b",
@@ -130,7 +125,8 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
                                          "\xC2" };
     uint64_t r = seed;
     size_t from, to;
-    const char *word = words[fuzz_below(&r, sizeof words / sizeof *words)];
+    const char *word =
+        fuzz_one_in(&r, 3) ? path_at((size_t)fuzz_next(&r)) : words[fuzz_below(&r, sizeof words / sizeof *words)];
     const char *value = values[fuzz_below(&r, sizeof values / sizeof *values)];
     switch (fuzz_below(&r, 6)) {
     case 0: size = LLVMFuzzerMutate(data, size, max_size); break;

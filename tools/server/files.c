@@ -138,10 +138,6 @@ static int make_name(const request *req, text_bytes *out) {
 
 /* ==== 3. Answers ======================================================================================== */
 
-static void take_nothing(request *req, const char *name, const char *value, size_t length, refusal *r) {
-    (void)req, (void)name, (void)value, (void)length, (void)r;
-}
-
 static void check_file(server *s, request *req, refusal *r) {
     const text_item *text = &req->items[0];
     const char *ending = ending_of(&req->file);
@@ -231,7 +227,6 @@ static const dialect file = { .texts = "file",
                               .source = "source",
                               .target = "target",
                               .error = "error",
-                              .take = take_nothing,
                               .check = check_file,
                               .send = send_address,
                               TRANSLATES };

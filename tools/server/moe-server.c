@@ -143,12 +143,10 @@ static const char *const exclusions[] = { "listen host port", NULL };
 static const option_program program = {
     .name = "moe-server",
     .usage = "[OPTION]...",
-    .about =
-        "Translate over HTTP, with LibreTranslate's API and a web page.\n"
-        "\n"
-        "POST /translate, /translate_file, /detect; GET /languages, /health, /metrics, /frontend/settings, /spec, "
-        "/; DeepL's /v2/translate, /v2/languages, /v2/usage; immersive-translate's /imme; with a decoder-only model "
-        "OpenAI's /v1/chat/completions and /v1/models. Texts of all clients are decoded together.",
+    .about = "Translate over HTTP, with LibreTranslate's API and a web page.\n"
+             "\n"
+             "GET /spec describes the API. Clients of DeepL, OpenAI (with a decoder-only model) and others work too: "
+             "tools/server/README.md lists all addresses. Texts of all clients are decoded together.",
     OPTION_LISTS(all_rows),
     .notes =
         "After SIGTERM or SIGINT the server accepts no connections or requests; requests in progress are answered for "

@@ -85,7 +85,7 @@ static void take_parameter(reader *read, const char *name, const char *value, si
     else if (d->texts && strcmp(name, "glossary") == 0)
         refuse(read->r, MHD_HTTP_BAD_REQUEST, "Invalid request: glossary must be a JSON object of terms");
     else if (is_context(read, name)) take_context(read, value, length);
-    else if (!read->r->status) d->take(req, name, value, length, read->r);
+    else if (!read->r->status && d->take) d->take(req, name, value, length, read->r);
 }
 
 static void too_many(reader *read) {

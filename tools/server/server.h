@@ -1,12 +1,7 @@
 /* server.h - the files of moe-server and their common structs.
  *
  *   moe-server.c   options, models, main
- *   libre.c        LibreTranslate: /translate, /detect, /languages and others
- *   files.c        LibreTranslate: translated files
- *   deepl.c        DeepL
- *   immersive.c    immersive-translate
- *   openai.c       OpenAI: chat completions by decoder-only models
- *   status.c       web page, health, metrics
+ *   libre.c ...    one file per interface, with a table of routes and a `dialect`: INTERFACES lists them
  *   translate.c    what the interfaces share: checks, languages, HTML, streams, answers
  *   http.c         connections: limits, keys, replies
  *   reading.c      parse requests: JSON, forms and multipart
@@ -16,8 +11,7 @@
  *   address.c      addresses of clients, trusted proxies
  *   stops.c        stop sequences
  *
- * A file calls only files that follow it in this list. An interface is a file with a table of routes and a `dialect`;
- * INTERFACES names it.
+ * A file calls only files that follow it in this list.
  *
  * Threads. libmicrohttpd has threads that read and write; the decoder's thread runs one moetext_translate until the
  * server ends. A request is parsed, its texts are queued for its client, and its connection is suspended. Whenever a
@@ -276,7 +270,8 @@ typedef struct dialect {
     unsigned quota, denied;              /* statuses for a spent quota (0: 429) and a wrong key (0: 403) */
     const char *stream_type;             /* Content-Type of streams */
     void (*read)(request *req, const cJSON *all, refusal *r); /* parse the whole JSON body; NULL: use `take` */
-    void (*take)(request *req, const char *name, const char *value, size_t length, refusal *r); /* one parameter */
+    void (*take)(request *req, const char *name, const char *value, size_t length,
+                 refusal *r);                                         /* another parameter; may be NULL */
     void (*check)(server *s, request *req, refusal *r);               /* after parsing; may be NULL */
     void (*begin)(server *s, text_item *item, moetext_request *next); /* fill what the decoder is to do (lock held) */
     moetext_partial_fn partial;                                       /* may be NULL */
