@@ -1,4 +1,5 @@
 /* fuzz_routing.c - runs moe-routing's main on the input, with options derived from its bytes. */
+#define _GNU_SOURCE /* mkdtemp, dprintf */
 #define main moe_routing_main
 #include "tools/programs/moe-routing.c"
 #undef main
