@@ -116,6 +116,11 @@ def models_and_other_files_are_read_and_written_whole():
 
 # ---- A full disk ----
 
+def large_input(name):
+    """Input whose output exceeds 4096 bytes."""
+    return COMMANDS[name][1] * (100 if name.startswith(AS_THEY_COME) else 1)
+
+
 def inside(folder, size, script):
     """Runs a shell script in a name space of its own, in which FOLDER is a file system of so many bytes."""
     return run(["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else []), "sh", "-c",
@@ -131,7 +136,7 @@ def a_full_disk_is_a_message_and_leaves_nothing():
             raise Skip("no file system can be mounted")
         for name in WRITERS:
             with open(f"{folder}/in", "wb") as file:
-                file.write(COMMANDS[name][1] * 100)
+                file.write(large_input(name))
             words = " ".join(command(name, folder, f"{disk}/out"))
             for before in ("", "old"):
                 keep = f"printf {before} > '{disk}/out'; " if before else ""
@@ -157,7 +162,7 @@ def a_file_may_not_grow_is_a_message():
             out = f"{folder}/out"
             if os.path.exists(out):
                 os.remove(out)
-            done = run(command(name, folder, out), COMMANDS[name][1] * 100,
+            done = run(command(name, folder, out), large_input(name),
                        prefix=["sh", "-c", "ulimit -f 1; exec \"$0\" \"$@\""])
             said = done.stderr.decode()
             assert (done.returncode, len(said.splitlines())) == (4, 1) and "File too large" in said, \
