@@ -1,16 +1,16 @@
 /* cuda_emu.h - the part of CUDA and cuBLAS that moe-cuda.cu uses, on the processor, for machines without a GPU.
  *
- * In front of moe-cuda.cu (`g++ -x c++ -include tests/cuda/cuda_emu.h -DMOE_CUDA_EMULATOR`) this file is all of CUDA;
- * from C it only declares the controls at its head.
+ * Included before moe-cuda.cu (`g++ -x c++ -include tests/cuda/cuda_emu.h -DMOE_CUDA_EMULATOR`), this file replaces
+ * CUDA; in C it only declares the controls below.
  *
  *   Kernels   The blocks of a launch run one after the other, the threads of a block in fibres that meet at
- *             __syncthreads. A fibre runs thread after thread until one waits, so a kernel without barriers is plain
- *             loops. A thread that ends while others wait is an error, as are blocks that are no multiple of a warp.
- *   Time      Nothing that is asynchronous happens before somebody waits for the stream or an event: a buffer that is
- *             reused or read too early is seen. Between begin and end of a capture work goes into a graph.
- *   Memory    Device memory comes from malloc, filled with a pattern, so that sanitizers see what leaves it; copies
- *             are checked against the blocks that exist.
- *   Failures  emu_fail(n, code, ...) makes the n-th call from now fail that can fail.
+ *             __syncthreads. A fibre runs thread after thread until one waits, so a kernel without barriers is a plain
+ *             loop. It is an error if a thread ends while others wait, or if a block is not a multiple of a warp.
+ *   Time      Asynchronous work is delayed until something waits for the stream or an event, so reusing or reading a
+ *             buffer too early is detected. Between begin and end of a capture work is added to a graph.
+ *   Memory    Device memory is allocated by malloc and filled with a pattern, so sanitizers detect overruns; copies
+ *             are checked against the existing blocks.
+ *   Failures  emu_fail(n, code, ...) makes the n-th call that can fail, from now on, do so.
  */
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
@@ -23,16 +23,17 @@ extern "C" {
 #endif
 enum { EMU_OUT_OF_MEMORY = 2, EMU_OLD_DRIVER = 35, EMU_NO_DEVICE = 100, EMU_LOST = 719, EMU_NO_IMAGE = 209 };
 
-void emu_reset(int devices);                   /* forget failures; so many GPUs                                       */
-void emu_fail(size_t nth, int code, int stay); /* the nth call (from 1) gives `code`; with `stay` all that follow too */
-void emu_refuse_blas(int what); /* 1: cuBLAS does not start, 2: refuses every product, 3: gives wrong sums; 0: none */
-size_t emu_calls(void);         /* calls that can fail, since emu_reset or emu_fail                    */
-size_t emu_live(void);          /* blocks, streams, events, handles, graphs that were not given back   */
+void emu_reset(int devices); /* clear failures; set the number of GPUs */
+void emu_fail(size_t nth, int code,
+              int stay);        /* the nth call (from 1) returns `code`; with `stay` so do all later ones */
+void emu_refuse_blas(int what); /* 1: cuBLAS does not start, 2: rejects all products, 3: returns wrong sums; 0: works */
+size_t emu_calls(void);         /* calls that can fail since emu_reset or emu_fail */
+size_t emu_live(void);          /* blocks, streams, events, handles, graphs not released */
 size_t emu_graph_launches(void);
-size_t emu_gemms(void);   /* products that cuBLAS made                                           */
-extern size_t emu_memory; /* bytes of the device                                                  */
+size_t emu_gemms(void);   /* products computed by cuBLAS */
+extern size_t emu_memory; /* bytes of device memory */
 extern size_t emu_few_rows, emu_pairs,
-    emu_sums; /* moe-cuda.cu's limits of the same names, small so that tests pass them */
+    emu_sums; /* moe-cuda.cu's limits of the same names, small enough for tests to exceed them */
 #ifdef __cplusplus
 }
 #endif
@@ -138,7 +139,7 @@ static emu_index threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emu {
 
-static std::recursive_mutex mutex; /* sessions of several threads share the emulated device */
+static std::recursive_mutex mutex; /* sessions in several threads share the emulated device */
 static int devices = 1;
 static size_t calls, fail_at, graph_launches, gemms;
 static int fail_code, fail_stay, blas_refuses;
@@ -160,7 +161,7 @@ template <typename T> static void drop(T *object) {
     abort();
 }
 
-/* Counts a call that can fail; the failure that is due, if any. */
+/* Count a call that can fail; returns the failure that is due, if any. */
 static cudaError_t due() {
     calls++;
     if (fail_at && (calls == fail_at || (fail_stay && calls > fail_at))) return last = (cudaError_t)fail_code;
@@ -196,14 +197,14 @@ static void drain(emu_stream *s) {
 
 /* ---- Fibres ---- */
 
-/* Save the registers that a function call keeps on this stack, its pointer at *from, and go on where another one
- * stopped. Not swapcontext: that asks the system for the signal mask, which is most of a test's time. */
+/* Save the callee-saved registers on this stack, with its pointer in *from, and resume another one. Not swapcontext,
+ * which queries the signal mask: that would take most of a test's time. */
 #if defined(__x86_64__)
 __asm__(".text\nemu_switch:\n"
         "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
         "movq %rsp, (%rdi)\nmovq %rsi, %rsp\n"
         "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
-enum { FRAME = 7, RETURN = 6, ABOVE = 33 }; /* words of a frame, where in it the address to go to is, words above it */
+enum { FRAME = 7, RETURN = 6, ABOVE = 33 }; /* words of a frame, index of the return address, words above the frame */
 #elif defined(__aarch64__)
 __asm__(".text\nemu_switch:\n"
         "sub sp, sp, #160\n"
@@ -225,7 +226,7 @@ struct fibre {
     void *at; /* its stack pointer */
     char *stack;
     unsigned thread;
-    void *fake; /* the address sanitizer's */
+    void *fake; /* for the address sanitizer */
 };
 
 enum { STACK = 256 << 10, MOST = 1024 };
@@ -270,7 +271,7 @@ static void to_main(fibre *f) {
     threadIdx.x = f->thread;
 }
 
-/* A fibre takes threads as long as there are some. */
+/* Run threads while there are any. */
 static void live() {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(NULL, &sched.main_stack, &sched.main_size);
@@ -288,7 +289,7 @@ static void live() {
 static fibre *make() {
     fibre *f = new fibre();
     f->stack = (char *)mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (f->stack == (char *)MAP_FAILED) stop("no memory for a fibre");
+    if (f->stack == (char *)MAP_FAILED) stop("out of memory for a fibre");
     void **words = (void **)(void *)(f->stack + STACK) - ABOVE - FRAME; /* `live` finds the stack as after a call */
     words[RETURN] = (void *)live;
     f->at = words;
@@ -310,7 +311,7 @@ static void run_block(const std::function<void()> &body, const char *name) {
         std::vector<fibre *> phase;
         phase.swap(sched.waiting);
         if (phase.size() != blockDim.x) {
-            fprintf(stderr, "cuda_emu: %s: %zu of %u threads wait at a barrier, the others are gone\n", name,
+            fprintf(stderr, "cuda_emu: %s: %zu of %u threads wait at a barrier, but the others have ended\n", name,
                     phase.size(), blockDim.x);
             abort();
         }
@@ -444,7 +445,7 @@ static inline cudaError_t emu_allocate(std::map<char *, size_t> *blocks, void **
 }
 static inline cudaError_t emu_free(std::map<char *, size_t> *blocks, void *p) {
     std::lock_guard<std::recursive_mutex> lock(emu::mutex);
-    if (!blocks->erase((char *)p)) emu::stop("a block is freed that does not exist");
+    if (!blocks->erase((char *)p)) emu::stop("freeing a block that does not exist");
     free(p);
     return cudaSuccess;
 }
@@ -586,8 +587,8 @@ static inline cublasStatus_t cublasSetWorkspace(cublasHandle_t h, void *p, size_
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* int8 products only, and what the real one refuses of them: other layouts than T x N, m or k that are no multiple of
- * 4, leading dimensions that are too small or no multiple of 4, pointers that are not aligned to 4 bytes. */
+/* Only int8 products, with the restrictions of the real function: layout T x N, m and k multiples of 4, sufficient
+ * leading dimensions that are multiples of 4, pointers aligned to 4 bytes. */
 static inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n,
                                           int k, const void *alpha, const void *a, cudaDataType_t ta_type, int lda,
                                           const void *b, cudaDataType_t tb_type, int ldb, const void *beta, void *c,

@@ -3,13 +3,13 @@
  *
  * Usage: gpu_run MODEL DEVICE SENTENCES LENGTH BATCH BEAM [trace | least]
  *        gpu_run write DIRECTORY     small models of the gating family, which moe-make-random does not make
- * Sentences have 1 to 2 * LENGTH - 1 tokens, the same ones in every run. A language model scores up to LENGTH tokens, a
- * classifier gets rows of numbers and gives its BEAM best classes. With `trace` a line for every tensor of every step:
- * its name, size and a sum of its bits; two devices are to be traced with the same BATCH. With `least` the session gets
- * no more of the GPU's memory than it says it needs: experts are fetched. */
+ * Sentences have 1 to 2 * LENGTH - 1 tokens, the same in every run. A language model scores up to LENGTH tokens; a
+ * classifier reads rows of numbers and prints its BEAM best classes. `trace` prints a line for every tensor of every
+ * step: its name, size and a checksum of its bits; use the same BATCH on both devices. `least` limits the session to
+ * the GPU memory that it reports as the minimum, so experts are fetched. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
-#define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
+#define _DEFAULT_SOURCE /* as in moe.c, which follows system headers here */
 #endif
 #include "moe.h"
 #include "tests/engine/model_writer.h"
@@ -59,7 +59,7 @@ static void done(void *user, const moe_result *r) {
     *(char **)r->user = line;
 }
 
-/* All rows at once: the session takes them in portions of its batch. */
+/* Pass all rows at once: the session splits them into batches. */
 static moe_status classify(moe_session *s, feed *f, size_t width, size_t best, moe_error *e) {
     float *inputs = calloc(f->n * width, sizeof *inputs), *logprobs = calloc(f->n * best, sizeof *logprobs);
     int32_t *classes = calloc(f->n * best, sizeof *classes);
@@ -148,12 +148,12 @@ int main(int argc, char **argv) {
     p.beam = p.nbest = atoi(argv[6]);
     p.max_source = (int)(2 * f.length + 4);
     p.max_target = (int)f.length + 8;
-    p.max_len_factor = 0; /* random weights would end at once */
+    p.max_len_factor = 0; /* random weights would end immediately */
     p.min_target = (int)f.length;
     p.max_len_offset = (int)f.length + 4;
     if (moe_model_language_count(m)) p.target_tag = moe_model_language_tag(m, "de");
     if (argc > 7 && strcmp(argv[7], "trace") == 0) p.trace = trace;
-    else if (argc > 7) p.device_memory = 1; /* the error says how much it has to be */
+    else if (argc > 7) p.device_memory = 1; /* the error reports the minimum */
     if (p.device_memory && moe_session_new(m, &p, &s, &e)) {
         if (sscanf(e.message, "cuda:%*d: needs at least %zu MB", &least) != 1)
             return fprintf(stderr, "%s\n", e.message), 3;
@@ -177,11 +177,11 @@ int main(int argc, char **argv) {
         free(f.answers[i]);
         f.answers[i] = NULL;
     }
-    fflush(stdout); /* the line that follows is the last one of a log of both */
+    fflush(stdout); /* the next line must be the last one of a joint log */
     if (p.device_memory)
-        fprintf(stderr, "%llu of %llu experts held, %llu fetched, %llu visits found theirs; ",
-                (unsigned long long)stats.experts_held, (unsigned long long)stats.experts,
-                (unsigned long long)stats.expert_fetches, (unsigned long long)stats.expert_hits);
+        fprintf(stderr, "%llu of %llu experts held, %llu fetched, %llu hits;  ", (unsigned long long)stats.experts_held,
+                (unsigned long long)stats.experts, (unsigned long long)stats.expert_fetches,
+                (unsigned long long)stats.expert_hits);
     fprintf(stderr,
             "%s: opened in %.2f s; %.3f s, %llu target tokens, %llu steps of %.1f rows, %.3f ms a step, "
             "%.0f target tokens/s\n",

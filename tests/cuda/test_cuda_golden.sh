@@ -1,5 +1,5 @@
 #!/bin/sh
-# The golden sentences of the shipped model through moe-cuda.cu on the emulated device, and what the program says about
+# The golden sentences of the bundled model with moe-cuda.cu on the emulated device, and the program's output about
 # devices.
 program=${BUILD:-build}/moe-translate-emulated
 model=models/en-de-fr-es.bin

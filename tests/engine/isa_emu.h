@@ -1,13 +1,12 @@
-/* isa_emu.h - instructions that moe.c uses and few machines have, by the pseudocode of Intel's manual (volume 2): the
- * tiles of AMX (palette 1) in plain C, and AVX-VNNI's vpdpbusd in AVX2.
- *
- * Included before moe.c (the Makefile says -include, and makes test_NAME-emulated of test_NAME so) it gives any x86-64
- * machine Kernels: AMX, and one with AVX2 that of AVX-VNNI. What a processor would refuse ends the program: it is a
- * mistake of the kernel, whatever numbers come out. */
+/* isa_emu.h - instructions that moe.c uses and few machines have, following the pseudocode of Intel's manual (volume
+ * 2): the tiles of AMX (palette 1) in plain C, and AVX-VNNI's vpdpbusd in AVX2. Included before moe.c (by -include
+ * in the Makefile, which builds test_NAME-emulated), it enables Kernels: AMX on any x86-64 machine and AVX-VNNI on
+ * machines with AVX2. Operations at which a processor would fault end the program: they are bugs in the kernel,
+ * whatever the results. */
 #ifndef ISA_EMU_H
 #define ISA_EMU_H
 
-/* What moe.c and the tests ask for before any system header. */
+/* As moe.c and the tests, before any system header. */
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
@@ -32,7 +31,7 @@ static inline int moe_avxvnni_available(void) {
     return __builtin_cpu_supports("avx2") != 0;
 }
 
-/* sum[n] += sum over i of u[4 n + i] * s[4 n + i], unsigned by signed; sums wrap. */
+/* sum[n] += sum over i of u[4 n + i] * s[4 n + i], unsigned by signed, modulo 2^32. */
 __attribute__((target("avx2"))) static inline __m256i avxvnni_dpbusd(__m256i sum, __m256i u, __m256i s) {
     const __m256i ones = _mm256_set1_epi16(1);
     const __m256i even =
@@ -43,7 +42,7 @@ __attribute__((target("avx2"))) static inline __m256i avxvnni_dpbusd(__m256i sum
 
 /* ---- AMX ---- */
 
-/* Apart from the tiles the section is compiled for the machine as it is, and the rest of its kernels are portable. */
+/* Apart from the tiles the section is compiled for the machine, and the rest of its kernels are portable. */
 #define MOE_AMX_TARGET
 #define MOE_AMX_INLINE static inline __attribute__((always_inline))
 #define MOE_AMX_REST portable
@@ -63,19 +62,19 @@ static inline int moe_amx_available(void) { return 1; }
 
 enum { AMX_TILES = 8, AMX_ROWS = 16, AMX_ROW_BYTES = 64 };
 
-/* Of a thread, as the registers are. */
+/* Per thread, like the registers. */
 typedef struct amx_state {
-    int palette; /* 0: not configured */
+    int palette; /* 0 if not configured */
     uint8_t rows[AMX_TILES], colsb[AMX_TILES];
     uint8_t tile[AMX_TILES][AMX_ROWS][AMX_ROW_BYTES];
     size_t configurations, products;
-    int expect_fault; /* a test of the emulator: count faults and go on */
+    int expect_fault; /* a test of the emulator: count faults and continue */
     size_t faults;
 } amx_state;
 
 static _Thread_local amx_state amx;
 
-/* Whether to go on without it. */
+/* Report a fault. Returns 1 if the test continues without the instruction. */
 static inline int amx_fault(const char *instruction, const char *why) {
     amx.faults++;
     if (amx.expect_fault) return 1;
@@ -94,23 +93,22 @@ static inline void amx_release(void) {
     memset(amx.tile, 0, sizeof amx.tile);
 }
 
-/* 64 bytes: palette, start row, 14 reserved, 16 x uint16 bytes of a row, 16 x uint8 rows; tiles 8 to 15 do not exist.
- */
+/* 64 bytes: palette, start row, 14 reserved, 16 x uint16 bytes per row, 16 x uint8 rows; tiles 8 to 15 do not exist. */
 static inline void amx_loadconfig(const void *config) {
     uint8_t bytes[64];
     uint16_t colsb[16];
     memcpy(bytes, config, sizeof bytes);
     memcpy(colsb, bytes + 16, sizeof colsb);
-    AMX_REFUSE(bytes[0] > 1, "ldtilecfg", "no such palette");
+    AMX_REFUSE(bytes[0] > 1, "ldtilecfg", "unknown palette");
     if (bytes[0] == 0) {
         amx_release();
         return;
     }
-    AMX_REFUSE(bytes[1] != 0, "ldtilecfg", "a start row that no interrupted load left");
+    AMX_REFUSE(bytes[1] != 0, "ldtilecfg", "nonzero start row");
     for (int i = 2; i < 16; i++) AMX_REFUSE(bytes[i], "ldtilecfg", "reserved bytes are not zero");
     for (int t = 0; t < 16; t++) {
         const int rows = bytes[48 + t];
-        AMX_REFUSE(t >= AMX_TILES && (rows || colsb[t]), "ldtilecfg", "a tile beyond the eighth");
+        AMX_REFUSE(t >= AMX_TILES && (rows || colsb[t]), "ldtilecfg", "more than eight tiles");
         AMX_REFUSE(rows > AMX_ROWS, "ldtilecfg", "more than 16 rows");
         AMX_REFUSE(colsb[t] > AMX_ROW_BYTES, "ldtilecfg", "rows of more than 64 bytes");
         AMX_REFUSE((rows == 0) != (colsb[t] == 0), "ldtilecfg", "rows without columns or columns without rows");
@@ -129,7 +127,7 @@ static inline void amx_zero(int t) {
     memset(amx.tile[t], 0, sizeof amx.tile[t]);
 }
 
-/* What a row or the tile has beyond its configuration becomes zero. */
+/* Rows and columns of the tile beyond its configuration become zero. */
 static inline void amx_loadd(int t, const void *base, size_t stride) {
     AMX_REFUSE(!amx_configured(t), "tileloadd", "tile is not configured");
     memset(amx.tile[t], 0, sizeof amx.tile[t]);
@@ -141,12 +139,12 @@ static inline void amx_stored(int t, void *base, size_t stride) {
     for (size_t r = 0; r < amx.rows[t]; r++) memcpy((char *)base + r * stride, amx.tile[t][r], amx.colsb[t]);
 }
 
-/* c[m][n] += sum over k and i of a[m][4 k + i] * b[k][4 n + i]; sums wrap. */
+/* c[m][n] += sum over k and i of a[m][4 k + i] * b[k][4 n + i], modulo 2^32. */
 static inline void amx_dpbssd(int c, int a, int b) {
     AMX_REFUSE(!amx_configured(a) || !amx_configured(b) || !amx_configured(c), "tdpbssd", "a tile is not configured");
-    AMX_REFUSE(a == b || a == c || b == c, "tdpbssd", "a tile is named twice");
+    AMX_REFUSE(a == b || a == c || b == c, "tdpbssd", "a tile is used twice");
     AMX_REFUSE(amx.colsb[a] % 4 || amx.colsb[b] % 4 || amx.colsb[c] % 4, "tdpbssd",
-               "rows that are no multiple of 4 bytes");
+               "row size is not a multiple of 4 bytes");
     AMX_REFUSE(amx.rows[a] != amx.rows[c], "tdpbssd", "A and C differ in rows");
     AMX_REFUSE(amx.colsb[a] / 4 != amx.rows[b], "tdpbssd", "the columns of A are not the rows of B");
     AMX_REFUSE(amx.colsb[b] != amx.colsb[c], "tdpbssd", "B and C differ in columns");

@@ -1,9 +1,9 @@
-/* model_writer.h - builds small model files in memory for the tests, from the description of the format and without
- * a line of moe.c's writer, so that an error there cannot hide itself. Also: random numbers, a counting allocator.
+/* model_writer.h - builds small model files in memory for the tests, from the description of the format and independent
+ * of moe.c's writer, so that errors there are detected. Also: random numbers, a counting allocator.
  *
- *     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);       a random encoder-decoder; change what you like:
+ *     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);       a random encoder-decoder, which can be modified:
  *     mw_int(m, "decode.beam", 2);                      set a key
- *     mw_image image = mw_build(m);                     image.data, image.bytes; m->tensors[i].at says where things lie
+ *     mw_image image = mw_build(m);                     image.data, image.bytes; offsets are in m->tensors[i].at
  */
 #ifndef MODEL_WRITER_H
 #define MODEL_WRITER_H
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of tests, which include cmocka.h: the message says what was found. */
+/* For tests, which include cmocka.h: fail with a message that describes the result. */
 #define CHECK(condition, ...)                    \
     do {                                         \
         if (!(condition)) fail_msg(__VA_ARGS__); \
@@ -41,7 +41,7 @@ static inline float mw_uniform(uint64_t *state, float low, float high) {
     return low + (high - low) * ((float)(mw_next(state) >> 40) / 16777216.0f);
 }
 
-/* Fewer rounds where every instruction costs fifty: the Makefile's `make valgrind` sets VALGRIND. */
+/* Use fewer rounds if every instruction costs fifty: `make valgrind` sets VALGRIND. */
 static inline int mw_slow(void) {
     const char *slow = getenv("VALGRIND");
     return slow && *slow;
@@ -51,10 +51,10 @@ static inline size_t mw_rounds(size_t n) { return mw_slow() ? n / 20 + 1 : n; }
 /* ---- Allocator that counts, checks sizes and fails on demand ---- */
 
 typedef struct mw_heap {
-    size_t calls;   /* allocations and reallocations asked for */
-    size_t fail_at; /* the call (from 1) that fails; 0: none   */
+    size_t calls;   /* calls to allocate and reallocate */
+    size_t fail_at; /* the call (from 1) that fails; 0 if none */
     size_t blocks, bytes, peak;
-    size_t wrong_sizes; /* releases with another size than was allocated */
+    size_t wrong_sizes; /* releases with a wrong size */
 } mw_heap;
 
 static inline void *mw_heap_allocate(void *user, size_t bytes) {
@@ -63,7 +63,7 @@ static inline void *mw_heap_allocate(void *user, size_t bytes) {
     if (++heap->calls == heap->fail_at) return NULL;
     p = malloc(bytes + 16);
     if (!p) return NULL;
-    memset(p, 0xa5, bytes + 16); /* nobody may count on zeros */
+    memset(p, 0xa5, bytes + 16); /* memory is not zeroed */
     memcpy(p, &bytes, sizeof bytes);
     heap->blocks++;
     heap->bytes += bytes;
@@ -91,12 +91,12 @@ static inline void *mw_heap_reallocate(void *user, void *old, size_t old_bytes, 
     return p;
 }
 
-/* ---- A model to be written ---- */
+/* ---- A model to write ---- */
 
 typedef struct mw_meta {
     char key[64];
     uint32_t kind;
-    unsigned char *value; /* what follows the key, lengths included, without the last padding */
+    unsigned char *value; /* data after the key, including lengths, without the final padding */
     size_t bytes;
     size_t at; /* offset of the entry in the image */
 } mw_meta;
@@ -118,8 +118,8 @@ typedef struct mw_model {
     size_t n_tensors;
     uint64_t random;
     uint32_t type;       /* of matrices */
-    uint32_t version;    /* of the file; 0: the newest */
-    size_t header_bytes; /* known once built */
+    uint32_t version;    /* of the file; 0 for the newest */
+    size_t header_bytes; /* set when it is built */
 } mw_model;
 
 typedef struct mw_image {
@@ -143,7 +143,7 @@ static inline mw_meta *mw_find_meta(mw_model *m, const char *key) {
     return NULL;
 }
 
-/* Set or replace. */
+/* Set or replace an entry. */
 static inline mw_meta *mw_set(mw_model *m, const char *key, uint32_t kind, const void *value, size_t bytes) {
     mw_meta *e = mw_find_meta(m, key);
     if (!e) e = &m->meta[m->n_meta++];
@@ -221,7 +221,7 @@ static inline void mw_drop_tensor(mw_model *m, const char *name) {
     memset(&m->tensors[--m->n_tensors], 0, sizeof *t);
 }
 
-/* The number that an F16 or BF16 stores for v, found by trying: slow and plain. */
+/* Return the F16 or BF16 bits for v, computed slowly and simply. */
 static inline uint16_t mw_half(float v, int bf16) {
     const int mantissa = bf16 ? 7 : 10, bias = bf16 ? 127 : 15;
     const double a = fabs((double)v);
@@ -242,12 +242,12 @@ static inline uint16_t mw_half(float v, int bf16) {
 static inline size_t mw_matrix_bytes(uint32_t type, size_t rows, size_t cols) {
     if (type == MW_Q8) return mw_up(rows, 16) * mw_up(cols, 64) + 8 * mw_up(rows, 16);
     if (type == 4) return mw_up(rows, 16) * (mw_up(cols, 64) / 2 + mw_up(cols, 64) / 32 + 8);     /* q4: sizes only */
-    if (type == 5) return mw_up(rows, 16) * (mw_up(cols, 64) / 2 + mw_up(cols, 64) / 64 * 6 + 8); /* q4m: the same */
-    if (type == 6) return mw_up(rows, 16) * (mw_up(cols, 64) + mw_up(cols, 64) / 32 + 8);         /* q8b: the same */
+    if (type == 5) return mw_up(rows, 16) * (mw_up(cols, 64) / 2 + mw_up(cols, 64) / 64 * 6 + 8); /* q4m: likewise */
+    if (type == 6) return mw_up(rows, 16) * (mw_up(cols, 64) + mw_up(cols, 64) / 32 + 8);         /* q8b: likewise */
     return rows * cols * (type == MW_F32 ? 4 : 2);
 }
 
-/* One matrix blob in the format's layout; out is zeroed. */
+/* Write one matrix blob in the format's layout; out is zeroed. */
 static inline void mw_pack(uint32_t type, size_t rows, size_t cols, const float *w, unsigned char *out) {
     if (type == MW_F32) {
         memcpy(out, w, rows * cols * 4);
@@ -356,7 +356,7 @@ static inline mw_tensor *mw_random_experts(mw_model *m, const char *name, uint32
 /* ---- Writing ---- */
 
 #ifndef MW_CRC
-#define MW_CRC mw_crc /* tests/fuzz has a quicker one */
+#define MW_CRC mw_crc /* tests/fuzz has a faster one */
 #endif
 
 static inline uint32_t mw_crc(const unsigned char *p, size_t n) {
@@ -384,7 +384,7 @@ static inline uint64_t mw_get64(const unsigned char *p) {
     return v;
 }
 
-/* Make the header's checksum right again, as far as the header's size makes sense. */
+/* Correct the header's checksum if the header's size is plausible. */
 static inline void mw_seal(mw_image image) {
     uint64_t n = image.bytes >= 24 ? mw_get64(image.data + 16) : 0;
     if (n >= 16 && n <= image.bytes) mw_put32(image.data + 12, MW_CRC(image.data + 16, (size_t)n - 16));
@@ -399,18 +399,18 @@ static inline mw_image mw_allocate_image(size_t bytes) {
     return image;
 }
 
-/* Offsets of the fields behind the dimensions of a tensor's directory entry. */
+/* Offsets of the fields after the dimensions of a tensor's directory entry. */
 static inline size_t mw_at_offset(const mw_tensor *t) { return t->at + 16 + 8 * t->n_dims; }
 static inline size_t mw_at_bytes(const mw_tensor *t) { return t->at + 24 + 8 * t->n_dims; }
 static inline size_t mw_at_name(const mw_tensor *t) { return t->at + 40 + 8 * t->n_dims; }
 static inline size_t mw_at_slabs(const mw_tensor *t) { return t->at + mw_up(40 + 8 * t->n_dims + strlen(t->name), 8); }
 
-/* Slabs that have checksums of their own. A damaged tensor may have more than bytes: none of them then. */
+/* Return the number of slabs with their own checksums; 0 if a damaged tensor is not a multiple. */
 static inline size_t mw_slabs(const mw_tensor *t, uint32_t version) {
     return version > 1 && t->layout && t->dims[0] <= t->bytes ? (size_t)t->dims[0] : 0;
 }
 
-/* The checksum of a tensor in its directory entry; where slabs have their own, those into `slabs` too. */
+/* Return the checksum of a tensor's directory entry; write those of its slabs, if any, to `slabs`. */
 static inline uint32_t mw_checksums(const mw_tensor *t, uint32_t version, unsigned char *slabs) {
     const size_t n = mw_slabs(t, version);
     for (size_t i = 0; i < n; i++) mw_put32(slabs + 4 * i, MW_CRC(t->data + i * (t->bytes / n), t->bytes / n));
@@ -475,10 +475,10 @@ static inline void mw_free(mw_model *m) {
     free(m);
 }
 
-/* Of an entry's value behind its key. */
+/* Return the offset of an entry's value, after its key. */
 static inline size_t mw_at_value(const mw_meta *e) { return e->at + mw_up(8 + strlen(e->key), 8); }
 
-/* A lexical shortlist: of source token t the tokens ids[offsets[t]] to ids[offsets[t + 1] - 1]. */
+/* Add a lexical shortlist: the tokens of source token t are ids[offsets[t]] to ids[offsets[t + 1] - 1]. */
 static inline void mw_shortlist(mw_model *m, size_t tokens, const float *offsets, const float *ids, size_t n,
                                 int first) {
     const float *const parts[] = { offsets, ids };
@@ -494,7 +494,7 @@ static inline void mw_shortlist(mw_model *m, size_t tokens, const float *offsets
     mw_int(m, "shortlist.multiple", 4);
 }
 
-/* With up to three random tokens of each. */
+/* Add a shortlist with up to three random tokens for each. */
 static inline void mw_random_shortlist(mw_model *m) {
     float offsets[MW_VOCABULARY + 1], ids[3 * MW_VOCABULARY];
     size_t n = 0;
@@ -572,8 +572,8 @@ static inline void mw_attention(mw_model *m, const char *kind, const char *query
     if (bias) mw_random_vector(m, "attention.bias", 12, -0.3f, 0.3f);
 }
 
-/* A model over tokens, without layers yet. Token ids: 0 pad, 1 unknown, 2 begin, 3 end, 4 and 5 the tags of
- * English and German where it has languages. */
+/* A model over tokens, without layers yet. Token ids: 0 pad, 1 unknown, 2 begin, 3 end, 4 and 5 the tags of English
+ * and German if it has languages. */
 static inline mw_model *mw_begin(const char *architecture, uint32_t type, uint64_t random) {
     mw_model *m = mw_zeros(sizeof *m);
     m->random = random;
@@ -695,8 +695,8 @@ static inline void mw_random_gate(mw_model *m, const char *prefix, const char *p
         mw_random_vector(m, mw_name(names, ".threshold"), n, 0.7f / (float)level, 1.5f / (float)level);
 }
 
-/* A mixture over `in` columns: of two levels where there are groups, with an MLP gate of `units`, 0: none; experts are
- * one matrix each, or have a hidden layer. Gates have biases. */
+/* A mixture over `in` columns: on two levels if it has groups, with an MLP gate if it has `units`; experts are a
+ * single matrix or have a hidden layer. Gates have biases. */
 static inline void mw_mixture(mw_model *m, const char *prefix, size_t in, size_t n, size_t k, const char *gate,
                               size_t groups, size_t parent_k, const char *parent, size_t units, int linear,
                               size_t hidden) {
@@ -727,7 +727,7 @@ static inline void mw_mixture(mw_model *m, const char *prefix, size_t in, size_t
     }
 }
 
-/* An encoder-decoder with mixtures of two levels on both sides. */
+/* An encoder-decoder with two-level mixtures on both sides. */
 static inline mw_model *mw_hierarchical(uint32_t type, uint64_t seed) {
     mw_model *m = mw_small(MW_PRODUCT, type, seed);
     mw_drop_tensor(m, "encoder.1.gate.weight");
@@ -783,7 +783,7 @@ static inline mw_model *mw_classifier(uint32_t type, uint64_t seed) {
 
 /* ---- Transformers ---- */
 
-/* A layer of any kind with its norm; `places` "before", "after", "none". */
+/* A layer of any kind with its norm; place: "before", "after", "none". */
 static inline void mw_sublayer(mw_model *m, const char *prefix, const char *kind, const char *place) {
     mw_text(m, mw_name(prefix, "kind"), kind);
     if (strcmp(kind, "norm") != 0) mw_int(m, mw_name(prefix, "residual"), 1);
@@ -799,7 +799,7 @@ static inline void mw_linear(mw_model *m, const char *prefix, const char *name, 
     if (bias) mw_random_vector(m, mw_name(names, ".bias"), out, -0.4f, 0.4f);
 }
 
-/* `kind` raw: attention whose norm is of the queries alone. */
+/* `kind` raw: attention with a norm only for the queries. */
 static inline void mw_heads(mw_model *m, const char *prefix, const char *kind, size_t heads, const char *place,
                             int bias) {
     const int raw = strcmp(kind, "raw") == 0, apart = raw || strcmp(kind, "cross") == 0;
@@ -849,10 +849,10 @@ static inline void mw_average(mw_model *m, const char *prefix, size_t hidden, si
     if (gated) mw_linear(m, prefix, "forget", MW_WIDTH, MW_WIDTH, 1);
 }
 
-/* Like NLLB-MoE: norms before, mixtures, forced tags; like Marian: norms after, swish, a suppressed token, a forced
- * end; neither: no biases, gelu, tokens that are never generated, early stopping. Like Marian's students: a recurrent
- * decoder, of which one layer has its norm before; and a gated feed-forward layer with an RMS norm. With average
- * attention: norms before, which keys and values of self-attention do not have. */
+/* Like NLLB-MoE: norms before, mixtures, forced tags. Like Marian: norms after, swish, a suppressed token, a forced
+ * end. Neither: no biases, gelu, tokens never generated, early stopping. Like Marian's students: a recurrent decoder
+ * with one layer that has its norm before, and a gated feed-forward layer with an RMS norm. With average attention:
+ * norms before, but not for keys and values of self-attention. */
 enum { MW_NLLB, MW_MARIAN, MW_PLAIN, MW_STUDENT, MW_AVERAGE, MW_TRANSFORMERS };
 
 static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed) {
@@ -912,7 +912,7 @@ static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed
     return m;
 }
 
-/* A decoder without an encoder. */
+/* A decoder-only model. */
 static inline mw_model *mw_decoder(uint32_t type, uint64_t seed) {
     mw_model *m = mw_begin("decoder", type, seed * 77 + 301);
     mw_real(m, "embedding.scale", 1);

@@ -1,7 +1,7 @@
 #!/bin/sh
-# README.md is right: its embedding examples are those of tools/text/examples, compile without warnings and print the
-# output shown, the one with ids by the README's own command (tests/install runs the other's). The demo and the commands
-# whose output README shows are run too. BIN is the folder of the programs.
+# Checks README.md: its embedding examples are those of tools/text/examples, compile without warnings and print the
+# output shown, the one with ids by the README's own command (tests/install runs the others). The demo and the commands
+# with output in the README are run too. BIN is the folder of the programs.
 set -u
 cc=${CC:-cc}
 bin=${BIN:-.}
@@ -18,15 +18,15 @@ check() { # NAME COMMAND...
     if "$@" > "$work/out" 2>&1; then echo "ok $name"; else echo "FAIL $name"; cat "$work/out"; fi
 }
 
-# What the README shows below the command that begins so, up to a blank line or the next command.
+# The README's output for the command that starts like this, up to a blank line or the next command.
 shown() {
     awk -v command="\$ $1" 'index($0, command) == 1 { inside = 1; next } /^\$|^$/ { inside = 0 } inside' "$work/console"
 }
 
-# The command of the README that begins so.
+# The README's command that starts like this.
 command() { sed -n "s|^\\\$ \\($1.*\\)|\\1|p" "$work/console"; }
 
-# Runs a command of the README and compares what it prints.
+# Runs a command of the README and compares its output.
 as_shown() { # BEGINNING
     line=$(command "$1")
     [ -n "$line" ] || { echo "$readme has no command $1"; return 1; }
